@@ -1,0 +1,1 @@
+"""Shells in the order data flows: they own state and obey the decisions of `rules`."""

@@ -1,0 +1,1 @@
+"""Nouns: Kubernetes objects, runtime records, messages between rooms, errors."""

@@ -1,0 +1,95 @@
+"""Records of what a runtime has: sandboxes, containers, images, as CRI describes them.
+
+Ids are the runtime's own; `api_container_id` makes the form the API shows (`containerd://id`).
+Times are aware UTC datetimes; None means that the thing has not happened (or is not known).
+"""
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+
+
+class ContainerState(StrEnum):
+    """Where a container stands, as the runtime sees it."""
+
+    CREATED = "created"
+    RUNNING = "running"
+    EXITED = "exited"
+    UNKNOWN = "unknown"
+
+
+class NetworkMode(StrEnum):
+    """Whose network namespace a sandbox uses."""
+
+    POD = "pod"
+    NODE = "node"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SandboxRecord:
+    """One sandbox: what a pod's containers share."""
+
+    id: str
+    ready: bool
+    attempt: int = 0
+    network: NetworkMode | None = None
+    ip: str | None = None  # None: no network information; "": no address
+    additional_ips: tuple[str, ...] = ()
+    created_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerRecord:
+    """One container, running or not; `restart_count` is the attempt number it was created with."""
+
+    id: str
+    name: str
+    state: ContainerState
+    image: str = ""
+    image_id: str = ""
+    spec_hash: str = ""  # of the container spec it was created from
+    restart_count: int = 0
+    created_at: datetime | None = None
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+    exit_code: int = 0
+    reason: str = ""
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodRecord:
+    """All that a runtime knows of one pod; both lists newest first."""
+
+    uid: str
+    name: str = ""
+    namespace: str = ""
+    ips: tuple[str, ...] = ()
+    sandboxes: tuple[SandboxRecord, ...] = ()
+    containers: tuple[ContainerRecord, ...] = ()
+
+    def container(self, name: str) -> ContainerRecord | None:
+        """The newest container of that name."""
+        return next((record for record in self.containers if record.name == name), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageRecord:
+    """One image on the node."""
+
+    id: str
+    tags: tuple[str, ...] = ()
+    digests: tuple[str, ...] = ()
+    size_bytes: int = 0
+    user: str = ""
+    pinned: bool = False
+
+
+def api_container_id(runtime_name: str, container_id: str) -> str:
+    """The id as the API shows it."""
+    return f"{runtime_name}://{container_id}"
+
+
+def bare_container_id(api_id: str) -> str:
+    """The runtime's own id from the one the API shows."""
+    return api_id.partition("://")[2] if "://" in api_id else api_id
