@@ -1,0 +1,62 @@
+# One door each. Every target sets up what it needs; `make help` lists them.
+
+PYTHON ?= $(shell for candidate in python3.11 python3.12 python3.13 python3; do \
+	if $$candidate -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then echo $$candidate; break; fi; done)
+VENV ?= .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help venv run test check format e2e bench mutants model clean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+
+venv: $(READY)  ## set up the virtual environment (every target does so by itself)
+
+$(READY): pyproject.toml
+	@if [ -z "$(PYTHON)" ]; then \
+		echo "podkeeper needs Python 3.11 or newer, and none was found."; \
+		echo "  Debian, Ubuntu: apt-get install python3 python3-venv    Fedora: dnf install python3.11"; \
+		echo "  or name one:    make $(or $(MAKECMDGOALS),venv) PYTHON=/path/to/python3.11"; exit 1; fi
+	@if ! $(PYTHON) -c 'import venv, ensurepip' >/dev/null 2>&1; then \
+		echo "$(PYTHON) has no venv module."; \
+		echo "  Debian, Ubuntu: apt-get install python3-venv    then call make again"; exit 1; fi
+	@echo "setting up $(VENV) with $(PYTHON) (once)"
+	@$(PYTHON) -m venv --clear $(VENV)
+	@if ! $(BIN)/python -m pip install --quiet --disable-pip-version-check --only-binary :all: --editable '.[dev]'; then \
+		echo "installing the dependencies failed: pip must reach a Python package index"; \
+		echo "  (behind a proxy or mirror: set HTTPS_PROXY or configure pip), then call make again"; exit 1; fi
+	@touch $@
+
+run: $(READY)  ## read the example pods and show every decision made about them
+	@$(BIN)/podkeeper plan examples
+
+check: $(READY)  ## format, lint, types, architecture: under a minute, offline
+	@$(BIN)/ruff format --check --quiet . || { echo "not formatted: run 'make format'"; exit 1; }
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/mypy
+	@$(BIN)/pytest tests/test_architecture.py
+
+format: $(READY)  ## put all code into the house's format
+	@$(BIN)/ruff check --quiet --fix --exit-zero .
+	@$(BIN)/ruff format .
+
+test: check  ## check plus all fast tests, the recorded traces among them
+	@$(BIN)/pytest -m "not slow" -n 2
+
+e2e: $(READY)  ## the slow tests against real things (kubectl); each says why when it is skipped
+	@$(BIN)/pytest -m slow -rs
+
+bench: $(READY)  ## measure the rules (figures and commands: docs/performance.md)
+	@$(BIN)/python -m bench.rules
+
+mutants: $(READY)  ## plant known small bugs one by one and show which test catches each
+	@$(BIN)/python -m tools.mutants
+
+model: $(READY)  ## regenerate src/podkeeper/model/k8s: make model DESCRIPTION=path/of/openapi.json.gz
+	@test -n "$(DESCRIPTION)" || { echo "say which: make model DESCRIPTION=path/of/kubernetes-openapi-v2.json.gz"; exit 1; }
+	@$(BIN)/python -m tools.generate_model $(DESCRIPTION)
+
+clean:  ## remove the virtual environment and caches
+	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

@@ -1,0 +1,1 @@
+"""Configuration, wiring and the command line: the only room that knows everything."""

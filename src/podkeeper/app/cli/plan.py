@@ -1,0 +1,79 @@
+"""`podkeeper plan PATH...`: show every decision that would be made about the pods in manifests.
+
+Nothing is run: this shows what the rules say. For each pod it tells who it is on this node, what the
+first pass of its worker would do, what the API would show meanwhile, and how long it may take to stop.
+"""
+
+import socket
+from datetime import UTC, datetime
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from podkeeper.app.cli.manifests import find
+from podkeeper.model.k8s.core import Pod
+from podkeeper.model.runtime import PodRecord
+from podkeeper.rules.grace import effective_grace
+from podkeeper.rules.plan import compute_pod_actions
+from podkeeper.rules.podstatus import NodeView, PodView, api_pod_status
+from podkeeper.rules.probe_flags import ProbeView
+
+
+@click.command()
+@click.argument("paths", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
+@click.option("--node-name", default=lambda: socket.gethostname().lower(), help="The node's name [this host's name].")
+def plan(paths: tuple[Path, ...], node_name: str) -> None:
+    """Show what would be decided about the pods in manifests (files or folders); nothing is run."""
+    found = find(paths, node_name)
+    for problem in found.problems:
+        click.echo(f"error: {problem}", err=True)
+    for warning in found.warnings:
+        click.echo(f"warning: {warning}", err=True)
+    console = Console(highlight=False)
+    for pod in found.pods:
+        console.print(_decisions_about(pod))
+    console.print(f"{len(found.pods)} pods planned, {len(found.problems)} problems. Nothing was run.")
+    console.print("Next: 'podkeeper validate PATH...' names every problem in manifests of your own.")
+    raise SystemExit(1 if found.problems else 0)
+
+
+def _decisions_about(pod: Pod) -> Table:
+    grace = effective_grace(None, spec_seconds=pod.spec.termination_grace_period_seconds)
+    table = Table(title=f"{pod.metadata.namespace}/{pod.metadata.name}", title_justify="left", title_style="bold")
+    table.add_column("decision", no_wrap=True)
+    table.add_column("outcome", overflow="fold")
+    table.add_row("identity", f"uid {pod.metadata.uid}, a static pod of {pod.spec.node_name}")
+    table.add_row("restart policy", pod.spec.restart_policy)
+    table.add_row("first pass", _first_pass(pod))
+    table.add_row("the API shows", _first_status(pod))
+    table.add_row("grace to stop", f"{grace.seconds} s")
+    return table
+
+
+def _nothing_yet(pod: Pod) -> PodRecord:
+    return PodRecord(uid=pod.metadata.uid or "")
+
+
+def _first_pass(pod: Pod) -> str:
+    actions = compute_pod_actions(pod, _nothing_yet(pod), {}, {})
+    inits = pod.spec.init_containers or ()
+    return ", ".join(
+        [
+            *(["create the sandbox"] if actions.create_sandbox else []),
+            *(f"start init container {inits[index].name}" for index in actions.init_containers_to_start),
+            *(f"start container {pod.spec.containers[index].name}" for index in actions.containers_to_start),
+        ]
+    )
+
+
+def _first_status(pod: Pod) -> str:
+    probes = ProbeView(agent_started=datetime.now(UTC))
+    status = api_pod_status(pod, PodView(record=_nothing_yet(pod), probes=probes), NodeView(runtime_name="process"))
+    waiting = [
+        f"{container.name} waits ({container.state.waiting.reason})"
+        for container in (*(status.init_container_statuses or ()), *(status.container_statuses or ()))
+        if container.state.waiting is not None
+    ]
+    return f"{status.phase}, QoS {status.qos_class}: " + ", ".join(waiting)

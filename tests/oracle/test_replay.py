@@ -1,0 +1,84 @@
+"""Everything recorded from the reference that lies in `tests/oracle/data` is replayed, and the replayer has teeth."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.oracle.__main__ import main
+from tests.oracle.replay import Part, Refused, read_recording, replay
+
+DATA = sorted((Path(__file__).parent / "data").glob("*.json.gz"))
+
+
+@pytest.mark.parametrize("path", DATA, ids=lambda path: path.name)
+def test_we_do_what_the_reference_was_recorded_doing(path: Path) -> None:
+    report = replay(read_recording(path))
+    assert not report.failures, report.failures[:3]
+    assert report.passed > 100
+
+
+def write(path: Path, document: object) -> Path:
+    path.write_text(json.dumps(document))
+    return path
+
+
+def test_a_wrong_answer_is_a_failure(tmp_path: Path) -> None:
+    row = {"in": {"containers": [], "initContainers": [], "pod_level_resources": None}, "out": "Wrong"}
+    report = replay({"component": "decisions", "set": "x", "tables": {"qos_class": [row]}})
+    assert (report.passed, len(report.failures)) == (0, 1)
+    assert "Wrong" in report.failures[0].differences[0]
+
+
+def test_an_unknown_table_or_component_is_a_failure_not_a_skip() -> None:
+    table = replay({"component": "decisions", "set": "x", "tables": {"no_such_table": [{"in": {}, "out": {}}]}})
+    script = replay({"component": "no_such_component", "set": "x", "scripts": [{"id": "s1", "steps": []}]})
+    nothing = replay({"component": "decisions", "set": "x", "tables": {}})
+    assert [len(report.failures) for report in (table, script, nothing)] == [1, 1, 1]
+
+
+def test_an_exception_of_ours_is_a_failure_of_that_case_only() -> None:
+    rows = [{"in": {}, "out": "BestEffort"}, {"in": {"containers": "nonsense"}, "out": "BestEffort"}]
+    report = replay({"component": "decisions", "set": "x", "tables": {"qos_class": rows}})
+    assert len(report.failures) >= 1
+
+
+def test_only_chooses_a_part() -> None:
+    document = {"component": "status", "set": "x", "tables": {"nope": [{"in": {}, "out": 1}]}, "scripts": []}
+    assert replay(document, Part.TABLES).failures[0].case == "status/nope[0]"
+    assert "no scripts" in replay(document, Part.SCRIPTS).failures[0].differences[0]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"not json",
+        gzip.compress(b"[]"),
+        b'{"component": 1}',
+        b'{"component": "podworkers", "set": "visible, older release"}',
+    ],
+    ids=["not json", "not a recording", "no component", "the older release"],
+)
+def test_what_is_not_a_recording_of_the_newer_release_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "file.json"
+    path.write_bytes(content)
+    with pytest.raises(Refused, match="cannot"):
+        read_recording(path)
+
+
+def test_the_command_ends_with_the_counts_and_tells_by_its_status(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad = write(
+        tmp_path / "bad.json", {"component": "decisions", "set": "x", "tables": {"nope": [{"in": {}, "out": 1}]}}
+    )
+    assert main([str(bad), str(tmp_path / "missing.json")]) == 1
+    assert capsys.readouterr().out.splitlines()[-1] == "0 passed, 2 failed"
+    good = {"in": {"current": 30, "deletion_grace_period_seconds": None, "override": None,
+                   "termination_grace_period_seconds": None}, "out": {"grace": 30, "shortened": False}}  # fmt: skip
+    path = write(
+        tmp_path / "good.json", {"component": "decisions", "set": "x", "tables": {"effective_grace_period": [good]}}
+    )
+    assert main(["--only", "tables", str(path)]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "1 passed, 0 failed"

@@ -1,0 +1,126 @@
+"""The import table of the house, executable: which room may know which.
+
+    app -> { engine, sources, runtimes, host, volumes, node, server, apiserver, client, journal }
+        -> { rules, ports } -> model
+
+A new arrow needs a new entry here and a reviewer who agrees. `docs/architecture.md` shows the same table
+(and a test keeps the two alike).
+"""
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import podkeeper
+
+ROOT = Path(podkeeper.__file__).parent
+DOCS = Path(__file__).parent.parent / "docs"
+
+EVERYTHING = frozenset({"*"})
+BASE = frozenset({"model", "rules", "ports"})
+MAY_IMPORT: dict[str, frozenset[str]] = {
+    "model": frozenset(),
+    "rules": frozenset({"model"}),
+    "ports": frozenset({"model"}),
+    "engine": BASE,
+    "sources": BASE | {"client"},
+    "runtimes": BASE,
+    "host": BASE,
+    "volumes": BASE,
+    "journal": BASE,
+    "client": BASE,
+    "node": BASE | {"client"},
+    "server": BASE,
+    "apiserver": BASE,
+    "testing": EVERYTHING,
+    "app": EVERYTHING,
+}
+IMPURE = frozenset({"asyncio", "logging", "os", "random", "socket", "sqlite3", "subprocess", "time"})
+
+
+def modules() -> Iterator[tuple[str, str, ast.Module]]:
+    """(room, dotted name inside the package, syntax tree) of every module."""
+    for path in sorted(ROOT.rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        room = parts[0] if len(parts) > 1 else ""
+        yield room, ".".join(parts), ast.parse(path.read_text())
+
+
+def imports(tree: ast.Module) -> Iterator[str]:
+    """Dotted names of everything a module imports."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute, so that this table can read them"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def arrows() -> Iterator[tuple[str, str, str]]:
+    """(module, its room, room it imports) for every arrow between rooms."""
+    for room, name, tree in modules():
+        for target in imports(tree):
+            if target.startswith("podkeeper.") and (other := target.split(".")[1]) != room:
+                yield name, room, other
+
+
+def test_every_room_is_in_the_table() -> None:
+    assert {room for room, _, _ in modules() if room} <= MAY_IMPORT.keys()
+
+
+def test_imports_follow_the_table() -> None:
+    wrong = [
+        f"{name} imports {other}"
+        for name, room, other in arrows()
+        if room and MAY_IMPORT[room] != EVERYTHING and other not in MAY_IMPORT[room] and other != "__version__"
+    ]
+    assert wrong == []
+
+
+def test_model_and_rules_are_pure() -> None:
+    wrong = [
+        f"{name} imports {target}"
+        for room, name, tree in modules()
+        if room in ("model", "rules")
+        for target in imports(tree)
+        if target.split(".")[0] in IMPURE
+    ]
+    assert wrong == []
+
+
+def test_model_and_rules_use_no_library_but_msgspec_and_only_the_manifest_reader_knows_yaml() -> None:
+    own = sys.stdlib_module_names | {"podkeeper", "msgspec"}
+    wrong = [
+        f"{name} imports {library}"
+        for room, name, tree in modules()
+        if room in ("model", "rules")
+        for library in {target.split(".")[0] for target in imports(tree)} - own
+        if not (library == "yaml" and name.startswith("model.manifest"))
+    ]
+    assert wrong == []
+
+
+def test_engine_files_do_not_import_each_other() -> None:
+    wrong = [
+        f"{name} imports {target}"
+        for room, name, tree in modules()
+        if room == "engine"
+        for target in imports(tree)
+        if target.startswith("podkeeper.engine.")
+    ]
+    assert wrong == []
+
+
+def test_every_module_says_what_the_room_is_for() -> None:
+    assert [name for _, name, tree in modules() if not ast.get_docstring(tree)] == []
+
+
+def test_the_architecture_page_shows_this_table() -> None:
+    page = (DOCS / "architecture.md").read_text()
+    missing = [
+        room
+        for room, allowed in MAY_IMPORT.items()
+        if f"| `{room}/` | {'everything' if allowed == EVERYTHING else ', '.join(sorted(allowed)) or '-'} |" not in page
+    ]
+    assert missing == []
