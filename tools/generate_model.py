@@ -250,7 +250,8 @@ def _first_sentence(text: str) -> str:
 def struct_text(name: str, definition: dict[str, Any]) -> str:
     """The source of one struct."""
     doc = textwrap.fill(_first_sentence(definition.get("description", _short(name))), 100, subsequent_indent="    ")
-    lines = [f"class {_short(name)}(Wire):", f'    """{doc}"""', ""]
+    # Inherited at run time; said again for type checkers, which know only what a class says of itself.
+    lines = [f"class {_short(name)}(Wire, frozen=True, kw_only=True):", f'    """{doc}"""', ""]
     fields = fields_of(name, definition)
     for field in fields:
         rename = "" if field.name == field.wire_name else f'name="{field.wire_name}"'

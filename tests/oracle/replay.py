@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -99,11 +100,11 @@ def replay(document: dict[str, Json], part: Part = Part.ALL) -> Report:
         for name, rows in document.get("tables", {}).items():
             for index, row in enumerate(rows):
                 title = _title(row["in"].get("title") if isinstance(row["in"], dict) else None)
-                report.add(f"{component}/{name}[{index}]{title}", lambda name=name, row=row: _row(component, name, row))
+                report.add(f"{component}/{name}[{index}]{title}", partial(_row, component, name, row))
     if part is not Part.TABLES:
-        for script in document.get("scripts", document.get("sequences", ())):
+        for script in document.get("scripts") or document.get("sequences") or ():
             case = f"{component}/{script.get('id', '?')}{_title(script.get('title'))}"
-            report.add(case, lambda script=script: _script(component, script))
+            report.add(case, partial(_script, component, script))
     if not report.passed and not report.failures:
         report.failures.append(Failure(component, (f"the file holds no {part} to replay",)))
     return report

@@ -6,7 +6,7 @@ from podkeeper.model.k8s import meta
 from podkeeper.model.wire import Filled, Int64, Time, Wire, fill, null
 
 
-class BoundObjectReference(Wire):
+class BoundObjectReference(Wire, frozen=True, kw_only=True):
     """BoundObjectReference is a reference to an object that a token is bound to."""
 
     api_version: str | None = field(default=None, name="apiVersion")
@@ -15,7 +15,7 @@ class BoundObjectReference(Wire):
     uid: str | None = None
 
 
-class UserInfo(Wire):
+class UserInfo(Wire, frozen=True, kw_only=True):
     """UserInfo holds the information about the user needed to implement the user.Info interface."""
 
     extra: dict[str, tuple[str, ...]] | None = None
@@ -24,7 +24,7 @@ class UserInfo(Wire):
     username: str | None = None
 
 
-class SelfSubjectReviewStatus(Wire):
+class SelfSubjectReviewStatus(Wire, frozen=True, kw_only=True):
     """SelfSubjectReviewStatus is filled by the kube-apiserver and sent back to a user."""
 
     user_info: Filled[UserInfo] = field(default_factory=UserInfo, name="userInfo")
@@ -34,7 +34,7 @@ class SelfSubjectReviewStatus(Wire):
             fill(self)
 
 
-class SelfSubjectReview(Wire):
+class SelfSubjectReview(Wire, frozen=True, kw_only=True):
     """SelfSubjectReview contains the user information that the kube-apiserver has about the user making
     this request."""
 
@@ -48,7 +48,7 @@ class SelfSubjectReview(Wire):
             fill(self)
 
 
-class TokenRequestSpec(Wire):
+class TokenRequestSpec(Wire, frozen=True, kw_only=True):
     """TokenRequestSpec contains client provided parameters of a token request."""
 
     audiences: tuple[str, ...] | None = None
@@ -56,7 +56,7 @@ class TokenRequestSpec(Wire):
     expiration_seconds: Int64 | None = field(default=None, name="expirationSeconds")
 
 
-class TokenRequestStatus(Wire):
+class TokenRequestStatus(Wire, frozen=True, kw_only=True):
     """TokenRequestStatus is the result of a token request."""
 
     expiration_timestamp: Time | None = field(default_factory=null, name="expirationTimestamp")
@@ -67,7 +67,7 @@ class TokenRequestStatus(Wire):
             fill(self)
 
 
-class TokenRequest(Wire):
+class TokenRequest(Wire, frozen=True, kw_only=True):
     """TokenRequest requests a token for a given service account."""
 
     api_version: str | None = field(default=None, name="apiVersion")
@@ -81,7 +81,7 @@ class TokenRequest(Wire):
             fill(self)
 
 
-class TokenReviewSpec(Wire):
+class TokenReviewSpec(Wire, frozen=True, kw_only=True):
     """TokenReviewSpec is a description of the token authentication request."""
 
     audiences: tuple[str, ...] | None = None
@@ -92,7 +92,7 @@ class TokenReviewSpec(Wire):
             fill(self)
 
 
-class TokenReviewStatus(Wire):
+class TokenReviewStatus(Wire, frozen=True, kw_only=True):
     """TokenReviewStatus is the result of the token authentication request."""
 
     audiences: tuple[str, ...] | None = None
@@ -105,7 +105,7 @@ class TokenReviewStatus(Wire):
             fill(self)
 
 
-class TokenReview(Wire):
+class TokenReview(Wire, frozen=True, kw_only=True):
     """TokenReview attempts to authenticate a token to a known user."""
 
     api_version: str | None = field(default=None, name="apiVersion")

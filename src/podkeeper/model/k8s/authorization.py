@@ -6,21 +6,21 @@ from podkeeper.model.k8s import meta
 from podkeeper.model.wire import Filled, Wire, empty_list, fill
 
 
-class FieldSelectorAttributes(Wire):
+class FieldSelectorAttributes(Wire, frozen=True, kw_only=True):
     """FieldSelectorAttributes indicates a field limited access."""
 
     raw_selector: str | None = field(default=None, name="rawSelector")
     requirements: tuple[meta.FieldSelectorRequirement, ...] | None = None
 
 
-class LabelSelectorAttributes(Wire):
+class LabelSelectorAttributes(Wire, frozen=True, kw_only=True):
     """LabelSelectorAttributes indicates a label limited access."""
 
     raw_selector: str | None = field(default=None, name="rawSelector")
     requirements: tuple[meta.LabelSelectorRequirement, ...] | None = None
 
 
-class NonResourceAttributes(Wire):
+class NonResourceAttributes(Wire, frozen=True, kw_only=True):
     """NonResourceAttributes includes the authorization attributes available for non-resource requests to
     the Authorizer interface."""
 
@@ -28,7 +28,7 @@ class NonResourceAttributes(Wire):
     verb: str | None = None
 
 
-class ResourceAttributes(Wire):
+class ResourceAttributes(Wire, frozen=True, kw_only=True):
     """ResourceAttributes includes the authorization attributes available for resource requests to the
     Authorizer interface."""
 
@@ -43,7 +43,7 @@ class ResourceAttributes(Wire):
     version: str | None = None
 
 
-class SubjectAccessReviewSpec(Wire):
+class SubjectAccessReviewSpec(Wire, frozen=True, kw_only=True):
     """SubjectAccessReviewSpec is a description of the access request."""
 
     extra: dict[str, tuple[str, ...]] | None = None
@@ -54,7 +54,7 @@ class SubjectAccessReviewSpec(Wire):
     user: str | None = None
 
 
-class SubjectAccessReviewStatus(Wire):
+class SubjectAccessReviewStatus(Wire, frozen=True, kw_only=True):
     """SubjectAccessReviewStatus."""
 
     allowed: Filled[bool] = field(default_factory=bool)
@@ -67,7 +67,7 @@ class SubjectAccessReviewStatus(Wire):
             fill(self)
 
 
-class LocalSubjectAccessReview(Wire):
+class LocalSubjectAccessReview(Wire, frozen=True, kw_only=True):
     """LocalSubjectAccessReview checks whether or not a user or group can perform an action in a given
     namespace."""
 
@@ -82,7 +82,7 @@ class LocalSubjectAccessReview(Wire):
             fill(self)
 
 
-class NonResourceRule(Wire):
+class NonResourceRule(Wire, frozen=True, kw_only=True):
     """NonResourceRule holds information that describes a rule for the non-resource."""
 
     non_resource_ur_ls: tuple[str, ...] | None = field(default=None, name="nonResourceURLs")
@@ -93,7 +93,7 @@ class NonResourceRule(Wire):
             fill(self)
 
 
-class ResourceRule(Wire):
+class ResourceRule(Wire, frozen=True, kw_only=True):
     """ResourceRule is the list of actions the subject is allowed to perform on resources."""
 
     api_groups: tuple[str, ...] | None = field(default=None, name="apiGroups")
@@ -106,14 +106,14 @@ class ResourceRule(Wire):
             fill(self)
 
 
-class SelfSubjectAccessReviewSpec(Wire):
+class SelfSubjectAccessReviewSpec(Wire, frozen=True, kw_only=True):
     """SelfSubjectAccessReviewSpec is a description of the access request."""
 
     non_resource_attributes: NonResourceAttributes | None = field(default=None, name="nonResourceAttributes")
     resource_attributes: ResourceAttributes | None = field(default=None, name="resourceAttributes")
 
 
-class SelfSubjectAccessReview(Wire):
+class SelfSubjectAccessReview(Wire, frozen=True, kw_only=True):
     """SelfSubjectAccessReview checks whether or the current user can perform an action."""
 
     api_version: str | None = field(default=None, name="apiVersion")
@@ -127,13 +127,13 @@ class SelfSubjectAccessReview(Wire):
             fill(self)
 
 
-class SelfSubjectRulesReviewSpec(Wire):
+class SelfSubjectRulesReviewSpec(Wire, frozen=True, kw_only=True):
     """SelfSubjectRulesReviewSpec defines the specification for SelfSubjectRulesReview."""
 
     namespace: str | None = None
 
 
-class SubjectRulesReviewStatus(Wire):
+class SubjectRulesReviewStatus(Wire, frozen=True, kw_only=True):
     """SubjectRulesReviewStatus contains the result of a rules check."""
 
     evaluation_error: str | None = field(default=None, name="evaluationError")
@@ -146,7 +146,7 @@ class SubjectRulesReviewStatus(Wire):
             fill(self)
 
 
-class SelfSubjectRulesReview(Wire):
+class SelfSubjectRulesReview(Wire, frozen=True, kw_only=True):
     """SelfSubjectRulesReview enumerates the set of actions the current user can perform within a
     namespace."""
 
@@ -161,7 +161,7 @@ class SelfSubjectRulesReview(Wire):
             fill(self)
 
 
-class SubjectAccessReview(Wire):
+class SubjectAccessReview(Wire, frozen=True, kw_only=True):
     """SubjectAccessReview checks whether or not a user or group can perform an action."""
 
     api_version: str | None = field(default=None, name="apiVersion")

@@ -6,7 +6,7 @@ from podkeeper.model.k8s import meta
 from podkeeper.model.wire import Base64, Filled, Int32, Time, Wire, empty_list, fill, null
 
 
-class CertificateSigningRequestSpec(Wire):
+class CertificateSigningRequestSpec(Wire, frozen=True, kw_only=True):
     """CertificateSigningRequestSpec contains the certificate request."""
 
     expiration_seconds: Int32 | None = field(default=None, name="expirationSeconds")
@@ -23,7 +23,7 @@ class CertificateSigningRequestSpec(Wire):
             fill(self)
 
 
-class CertificateSigningRequestCondition(Wire):
+class CertificateSigningRequestCondition(Wire, frozen=True, kw_only=True):
     """CertificateSigningRequestCondition describes a condition of a CertificateSigningRequest object."""
 
     last_transition_time: Time | None = field(default_factory=null, name="lastTransitionTime")
@@ -38,7 +38,7 @@ class CertificateSigningRequestCondition(Wire):
             fill(self)
 
 
-class CertificateSigningRequestStatus(Wire):
+class CertificateSigningRequestStatus(Wire, frozen=True, kw_only=True):
     """CertificateSigningRequestStatus contains conditions used to indicate approved/denied/failed status
     of the request, and the issued certificate."""
 
@@ -46,7 +46,7 @@ class CertificateSigningRequestStatus(Wire):
     conditions: tuple[CertificateSigningRequestCondition, ...] | None = None
 
 
-class CertificateSigningRequest(Wire):
+class CertificateSigningRequest(Wire, frozen=True, kw_only=True):
     """CertificateSigningRequest objects provide a mechanism to obtain x509 certificates by submitting a
     certificate signing request, and having it asynchronously approved and issued."""
 
@@ -61,7 +61,7 @@ class CertificateSigningRequest(Wire):
             fill(self)
 
 
-class CertificateSigningRequestList(Wire):
+class CertificateSigningRequestList(Wire, frozen=True, kw_only=True):
     """CertificateSigningRequestList is a collection of CertificateSigningRequest objects."""
 
     api_version: str | None = field(default=None, name="apiVersion")

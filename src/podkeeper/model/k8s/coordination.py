@@ -6,7 +6,7 @@ from podkeeper.model.k8s import meta
 from podkeeper.model.wire import Filled, Int32, MicroTime, Wire, empty_list, fill
 
 
-class LeaseSpec(Wire):
+class LeaseSpec(Wire, frozen=True, kw_only=True):
     """LeaseSpec is a specification of a Lease."""
 
     acquire_time: MicroTime | None = field(default=None, name="acquireTime")
@@ -18,7 +18,7 @@ class LeaseSpec(Wire):
     strategy: str | None = None
 
 
-class Lease(Wire):
+class Lease(Wire, frozen=True, kw_only=True):
     """Lease defines a lease concept."""
 
     api_version: str | None = field(default=None, name="apiVersion")
@@ -31,7 +31,7 @@ class Lease(Wire):
             fill(self)
 
 
-class LeaseList(Wire):
+class LeaseList(Wire, frozen=True, kw_only=True):
     """LeaseList is a list of Lease objects."""
 
     api_version: str | None = field(default=None, name="apiVersion")

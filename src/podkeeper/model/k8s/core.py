@@ -21,7 +21,7 @@ from podkeeper.model.wire import (
 )
 
 
-class NodeSelectorRequirement(Wire):
+class NodeSelectorRequirement(Wire, frozen=True, kw_only=True):
     """A node selector requirement is a selector that contains values, a key, and an operator that relates
     the key and values."""
 
@@ -34,14 +34,14 @@ class NodeSelectorRequirement(Wire):
             fill(self)
 
 
-class NodeSelectorTerm(Wire):
+class NodeSelectorTerm(Wire, frozen=True, kw_only=True):
     """A null or empty node selector term matches no objects."""
 
     match_expressions: tuple[NodeSelectorRequirement, ...] | None = field(default=None, name="matchExpressions")
     match_fields: tuple[NodeSelectorRequirement, ...] | None = field(default=None, name="matchFields")
 
 
-class PreferredSchedulingTerm(Wire):
+class PreferredSchedulingTerm(Wire, frozen=True, kw_only=True):
     """An empty preferred scheduling term matches all objects with implicit weight 0 (i.e."""
 
     preference: Filled[NodeSelectorTerm] = field(default_factory=NodeSelectorTerm)
@@ -52,7 +52,7 @@ class PreferredSchedulingTerm(Wire):
             fill(self)
 
 
-class NodeSelector(Wire):
+class NodeSelector(Wire, frozen=True, kw_only=True):
     """A node selector represents the union of the results of one or more label queries over a set of
     nodes; that is, it represents the OR of the selectors represented by the node selector terms."""
 
@@ -65,7 +65,7 @@ class NodeSelector(Wire):
             fill(self)
 
 
-class NodeAffinity(Wire):
+class NodeAffinity(Wire, frozen=True, kw_only=True):
     """Node affinity is a group of node affinity scheduling rules."""
 
     preferred_during_scheduling_ignored_during_execution: tuple[PreferredSchedulingTerm, ...] | None = field(
@@ -76,7 +76,7 @@ class NodeAffinity(Wire):
     )
 
 
-class PodAffinityTerm(Wire):
+class PodAffinityTerm(Wire, frozen=True, kw_only=True):
     """Defines a set of pods (namely those matching the labelSelector relative to the given namespace(s))
     that this pod should be co-located (affinity) or not co-located (anti-affinity) with, where co-
     located is defined as running on a node whose value of the label with key <topologyKey> matches
@@ -94,7 +94,7 @@ class PodAffinityTerm(Wire):
             fill(self)
 
 
-class WeightedPodAffinityTerm(Wire):
+class WeightedPodAffinityTerm(Wire, frozen=True, kw_only=True):
     """The weights of all of the matched WeightedPodAffinityTerm fields are added per-node to find the most
     preferred node(s)."""
 
@@ -106,7 +106,7 @@ class WeightedPodAffinityTerm(Wire):
             fill(self)
 
 
-class PodAffinity(Wire):
+class PodAffinity(Wire, frozen=True, kw_only=True):
     """Pod affinity is a group of inter pod affinity scheduling rules."""
 
     preferred_during_scheduling_ignored_during_execution: tuple[WeightedPodAffinityTerm, ...] | None = field(
@@ -117,7 +117,7 @@ class PodAffinity(Wire):
     )
 
 
-class PodAntiAffinity(Wire):
+class PodAntiAffinity(Wire, frozen=True, kw_only=True):
     """Pod anti affinity is a group of inter pod anti affinity scheduling rules."""
 
     preferred_during_scheduling_ignored_during_execution: tuple[WeightedPodAffinityTerm, ...] | None = field(
@@ -128,7 +128,7 @@ class PodAntiAffinity(Wire):
     )
 
 
-class Affinity(Wire):
+class Affinity(Wire, frozen=True, kw_only=True):
     """Affinity is a group of affinity scheduling rules."""
 
     node_affinity: NodeAffinity | None = field(default=None, name="nodeAffinity")
@@ -136,7 +136,7 @@ class Affinity(Wire):
     pod_anti_affinity: PodAntiAffinity | None = field(default=None, name="podAntiAffinity")
 
 
-class ConfigMapKeySelector(Wire):
+class ConfigMapKeySelector(Wire, frozen=True, kw_only=True):
     """Selects a key from a ConfigMap."""
 
     key: Filled[str] = field(default_factory=str)
@@ -148,7 +148,7 @@ class ConfigMapKeySelector(Wire):
             fill(self)
 
 
-class ObjectFieldSelector(Wire):
+class ObjectFieldSelector(Wire, frozen=True, kw_only=True):
     """ObjectFieldSelector selects an APIVersioned field of an object."""
 
     api_version: str | None = field(default=None, name="apiVersion")
@@ -159,7 +159,7 @@ class ObjectFieldSelector(Wire):
             fill(self)
 
 
-class FileKeySelector(Wire):
+class FileKeySelector(Wire, frozen=True, kw_only=True):
     """FileKeySelector selects a key of the env file."""
 
     key: Filled[str] = field(default_factory=str)
@@ -172,7 +172,7 @@ class FileKeySelector(Wire):
             fill(self)
 
 
-class ResourceFieldSelector(Wire):
+class ResourceFieldSelector(Wire, frozen=True, kw_only=True):
     """ResourceFieldSelector represents container resources (cpu, memory) and their output format."""
 
     container_name: str | None = field(default=None, name="containerName")
@@ -184,7 +184,7 @@ class ResourceFieldSelector(Wire):
             fill(self)
 
 
-class SecretKeySelector(Wire):
+class SecretKeySelector(Wire, frozen=True, kw_only=True):
     """SecretKeySelector selects a key of a Secret."""
 
     key: Filled[str] = field(default_factory=str)
@@ -196,7 +196,7 @@ class SecretKeySelector(Wire):
             fill(self)
 
 
-class EnvVarSource(Wire):
+class EnvVarSource(Wire, frozen=True, kw_only=True):
     """EnvVarSource represents a source for the value of an EnvVar."""
 
     config_map_key_ref: ConfigMapKeySelector | None = field(default=None, name="configMapKeyRef")
@@ -206,7 +206,7 @@ class EnvVarSource(Wire):
     secret_key_ref: SecretKeySelector | None = field(default=None, name="secretKeyRef")
 
 
-class EnvVar(Wire):
+class EnvVar(Wire, frozen=True, kw_only=True):
     """EnvVar represents an environment variable present in a Container."""
 
     name: Filled[str] = field(default_factory=str)
@@ -218,21 +218,21 @@ class EnvVar(Wire):
             fill(self)
 
 
-class ConfigMapEnvSource(Wire):
+class ConfigMapEnvSource(Wire, frozen=True, kw_only=True):
     """ConfigMapEnvSource selects a ConfigMap to populate the environment variables with."""
 
     name: str | None = None
     optional: bool | None = None
 
 
-class SecretEnvSource(Wire):
+class SecretEnvSource(Wire, frozen=True, kw_only=True):
     """SecretEnvSource selects a Secret to populate the environment variables with."""
 
     name: str | None = None
     optional: bool | None = None
 
 
-class EnvFromSource(Wire):
+class EnvFromSource(Wire, frozen=True, kw_only=True):
     """EnvFromSource represents the source of a set of ConfigMaps or Secrets."""
 
     config_map_ref: ConfigMapEnvSource | None = field(default=None, name="configMapRef")
@@ -240,13 +240,13 @@ class EnvFromSource(Wire):
     secret_ref: SecretEnvSource | None = field(default=None, name="secretRef")
 
 
-class ExecAction(Wire):
+class ExecAction(Wire, frozen=True, kw_only=True):
     """ExecAction describes a 'run in container' action."""
 
     command: tuple[str, ...] | None = None
 
 
-class HTTPHeader(Wire):
+class HTTPHeader(Wire, frozen=True, kw_only=True):
     """HTTPHeader describes a custom header to be used in HTTP probes."""
 
     name: Filled[str] = field(default_factory=str)
@@ -257,7 +257,7 @@ class HTTPHeader(Wire):
             fill(self)
 
 
-class HTTPGetAction(Wire):
+class HTTPGetAction(Wire, frozen=True, kw_only=True):
     """HTTPGetAction describes an action based on HTTP Get requests."""
 
     host: str | None = None
@@ -271,7 +271,7 @@ class HTTPGetAction(Wire):
             fill(self)
 
 
-class SleepAction(Wire):
+class SleepAction(Wire, frozen=True, kw_only=True):
     """SleepAction describes a 'sleep' action."""
 
     seconds: Filled[Int64] = field(default_factory=int)
@@ -281,7 +281,7 @@ class SleepAction(Wire):
             fill(self)
 
 
-class TCPSocketAction(Wire):
+class TCPSocketAction(Wire, frozen=True, kw_only=True):
     """TCPSocketAction describes an action based on opening a socket."""
 
     host: str | None = None
@@ -292,7 +292,7 @@ class TCPSocketAction(Wire):
             fill(self)
 
 
-class LifecycleHandler(Wire):
+class LifecycleHandler(Wire, frozen=True, kw_only=True):
     """LifecycleHandler defines a specific action that should be taken in a lifecycle hook."""
 
     exec: ExecAction | None = None
@@ -301,7 +301,7 @@ class LifecycleHandler(Wire):
     tcp_socket: TCPSocketAction | None = field(default=None, name="tcpSocket")
 
 
-class Lifecycle(Wire):
+class Lifecycle(Wire, frozen=True, kw_only=True):
     """Lifecycle describes actions that the management system should take in response to container
     lifecycle events."""
 
@@ -310,7 +310,7 @@ class Lifecycle(Wire):
     stop_signal: str | None = field(default=None, name="stopSignal")
 
 
-class GRPCAction(Wire):
+class GRPCAction(Wire, frozen=True, kw_only=True):
     """GRPCAction specifies an action involving a GRPC service."""
 
     port: Filled[Int32] = field(default_factory=int)
@@ -321,7 +321,7 @@ class GRPCAction(Wire):
             fill(self)
 
 
-class Probe(Wire):
+class Probe(Wire, frozen=True, kw_only=True):
     """Probe describes a health check to be performed against a container to determine whether it is alive
     or ready to receive traffic."""
 
@@ -337,7 +337,7 @@ class Probe(Wire):
     timeout_seconds: Int32 | None = field(default=None, name="timeoutSeconds")
 
 
-class ContainerPort(Wire):
+class ContainerPort(Wire, frozen=True, kw_only=True):
     """ContainerPort represents a network port in a single container."""
 
     container_port: Filled[Int32] = field(default_factory=int, name="containerPort")
@@ -351,7 +351,7 @@ class ContainerPort(Wire):
             fill(self)
 
 
-class ContainerResizePolicy(Wire):
+class ContainerResizePolicy(Wire, frozen=True, kw_only=True):
     """ContainerResizePolicy represents resource resize policy for the container."""
 
     resource_name: Filled[str] = field(default_factory=str, name="resourceName")
@@ -362,7 +362,7 @@ class ContainerResizePolicy(Wire):
             fill(self)
 
 
-class ResourceClaim(Wire):
+class ResourceClaim(Wire, frozen=True, kw_only=True):
     """ResourceClaim references one entry in PodSpec.ResourceClaims."""
 
     name: Filled[str] = field(default_factory=str)
@@ -373,7 +373,7 @@ class ResourceClaim(Wire):
             fill(self)
 
 
-class ResourceRequirements(Wire):
+class ResourceRequirements(Wire, frozen=True, kw_only=True):
     """ResourceRequirements describes the compute resource requirements."""
 
     claims: tuple[ResourceClaim, ...] | None = None
@@ -381,7 +381,7 @@ class ResourceRequirements(Wire):
     requests: dict[str, QuantityLike] | None = None
 
 
-class ContainerRestartRuleOnExitCodes(Wire):
+class ContainerRestartRuleOnExitCodes(Wire, frozen=True, kw_only=True):
     """ContainerRestartRuleOnExitCodes describes the condition for handling an exited container based on
     its exit codes."""
 
@@ -393,7 +393,7 @@ class ContainerRestartRuleOnExitCodes(Wire):
             fill(self)
 
 
-class ContainerRestartRule(Wire):
+class ContainerRestartRule(Wire, frozen=True, kw_only=True):
     """ContainerRestartRule describes how a container exit is handled."""
 
     action: Filled[str] = field(default_factory=str)
@@ -404,7 +404,7 @@ class ContainerRestartRule(Wire):
             fill(self)
 
 
-class AppArmorProfile(Wire):
+class AppArmorProfile(Wire, frozen=True, kw_only=True):
     """AppArmorProfile defines a pod or container's AppArmor settings."""
 
     localhost_profile: str | None = field(default=None, name="localhostProfile")
@@ -415,14 +415,14 @@ class AppArmorProfile(Wire):
             fill(self)
 
 
-class Capabilities(Wire):
+class Capabilities(Wire, frozen=True, kw_only=True):
     """Adds and removes POSIX capabilities from running containers."""
 
     add: tuple[str, ...] | None = None
     drop: tuple[str, ...] | None = None
 
 
-class SELinuxOptions(Wire):
+class SELinuxOptions(Wire, frozen=True, kw_only=True):
     """SELinuxOptions are the labels to be applied to the container."""
 
     level: str | None = None
@@ -431,7 +431,7 @@ class SELinuxOptions(Wire):
     user: str | None = None
 
 
-class SeccompProfile(Wire):
+class SeccompProfile(Wire, frozen=True, kw_only=True):
     """SeccompProfile defines a pod/container's seccomp profile settings."""
 
     localhost_profile: str | None = field(default=None, name="localhostProfile")
@@ -442,7 +442,7 @@ class SeccompProfile(Wire):
             fill(self)
 
 
-class WindowsSecurityContextOptions(Wire):
+class WindowsSecurityContextOptions(Wire, frozen=True, kw_only=True):
     """WindowsSecurityContextOptions contain Windows-specific options and credentials."""
 
     gmsa_credential_spec: str | None = field(default=None, name="gmsaCredentialSpec")
@@ -451,7 +451,7 @@ class WindowsSecurityContextOptions(Wire):
     run_as_user_name: str | None = field(default=None, name="runAsUserName")
 
 
-class SecurityContext(Wire):
+class SecurityContext(Wire, frozen=True, kw_only=True):
     """SecurityContext holds security configuration that will be applied to a container."""
 
     allow_privilege_escalation: bool | None = field(default=None, name="allowPrivilegeEscalation")
@@ -468,7 +468,7 @@ class SecurityContext(Wire):
     windows_options: WindowsSecurityContextOptions | None = field(default=None, name="windowsOptions")
 
 
-class VolumeDevice(Wire):
+class VolumeDevice(Wire, frozen=True, kw_only=True):
     """volumeDevice describes a mapping of a raw block device within a container."""
 
     device_path: Filled[str] = field(default_factory=str, name="devicePath")
@@ -479,7 +479,7 @@ class VolumeDevice(Wire):
             fill(self)
 
 
-class VolumeMount(Wire):
+class VolumeMount(Wire, frozen=True, kw_only=True):
     """VolumeMount describes a mounting of a Volume within a container."""
 
     mount_path: Filled[str] = field(default_factory=str, name="mountPath")
@@ -495,7 +495,7 @@ class VolumeMount(Wire):
             fill(self)
 
 
-class Container(Wire):
+class Container(Wire, frozen=True, kw_only=True):
     """A single application container that you want to run within a pod."""
 
     args: tuple[str, ...] | None = None
@@ -529,14 +529,14 @@ class Container(Wire):
             fill(self)
 
 
-class PodDNSConfigOption(Wire):
+class PodDNSConfigOption(Wire, frozen=True, kw_only=True):
     """PodDNSConfigOption defines DNS resolver options of a pod."""
 
     name: str | None = None
     value: str | None = None
 
 
-class PodDNSConfig(Wire):
+class PodDNSConfig(Wire, frozen=True, kw_only=True):
     """PodDNSConfig defines the DNS parameters of a pod in addition to those generated from DNSPolicy."""
 
     nameservers: tuple[str, ...] | None = None
@@ -544,7 +544,7 @@ class PodDNSConfig(Wire):
     searches: tuple[str, ...] | None = None
 
 
-class EphemeralContainer(Wire):
+class EphemeralContainer(Wire, frozen=True, kw_only=True):
     """An EphemeralContainer is a temporary container that you may add to an existing Pod for user-
     initiated activities such as debugging."""
 
@@ -580,7 +580,7 @@ class EphemeralContainer(Wire):
             fill(self)
 
 
-class HostAlias(Wire):
+class HostAlias(Wire, frozen=True, kw_only=True):
     """HostAlias holds the mapping between IP and hostnames that will be injected as an entry in the pod's
     hosts file."""
 
@@ -592,14 +592,14 @@ class HostAlias(Wire):
             fill(self)
 
 
-class LocalObjectReference(Wire):
+class LocalObjectReference(Wire, frozen=True, kw_only=True):
     """LocalObjectReference contains enough information to let you locate the referenced object inside the
     same namespace."""
 
     name: str | None = None
 
 
-class PodOS(Wire):
+class PodOS(Wire, frozen=True, kw_only=True):
     """PodOS defines the OS parameters of a pod."""
 
     name: Filled[str] = field(default_factory=str)
@@ -609,7 +609,7 @@ class PodOS(Wire):
             fill(self)
 
 
-class PodReadinessGate(Wire):
+class PodReadinessGate(Wire, frozen=True, kw_only=True):
     """PodReadinessGate contains the reference to a pod condition."""
 
     condition_type: Filled[str] = field(default_factory=str, name="conditionType")
@@ -619,7 +619,7 @@ class PodReadinessGate(Wire):
             fill(self)
 
 
-class PodResourceClaim(Wire):
+class PodResourceClaim(Wire, frozen=True, kw_only=True):
     """PodResourceClaim references exactly one ResourceClaim, either directly or by naming a
     ResourceClaimTemplate which is then turned into a ResourceClaim for the pod."""
 
@@ -632,7 +632,7 @@ class PodResourceClaim(Wire):
             fill(self)
 
 
-class PodSchedulingGate(Wire):
+class PodSchedulingGate(Wire, frozen=True, kw_only=True):
     """PodSchedulingGate is associated to a Pod to guard its scheduling."""
 
     name: Filled[str] = field(default_factory=str)
@@ -642,13 +642,13 @@ class PodSchedulingGate(Wire):
             fill(self)
 
 
-class PodSchedulingGroup(Wire):
+class PodSchedulingGroup(Wire, frozen=True, kw_only=True):
     """PodSchedulingGroup identifies the runtime scheduling group instance that a Pod belongs to."""
 
     pod_group_name: str | None = field(default=None, name="podGroupName")
 
 
-class Sysctl(Wire):
+class Sysctl(Wire, frozen=True, kw_only=True):
     """Sysctl defines a kernel parameter to be set."""
 
     name: Filled[str] = field(default_factory=str)
@@ -659,7 +659,7 @@ class Sysctl(Wire):
             fill(self)
 
 
-class PodSecurityContext(Wire):
+class PodSecurityContext(Wire, frozen=True, kw_only=True):
     """PodSecurityContext holds pod-level security attributes and common container settings."""
 
     app_armor_profile: AppArmorProfile | None = field(default=None, name="appArmorProfile")
@@ -677,7 +677,7 @@ class PodSecurityContext(Wire):
     windows_options: WindowsSecurityContextOptions | None = field(default=None, name="windowsOptions")
 
 
-class Toleration(Wire):
+class Toleration(Wire, frozen=True, kw_only=True):
     """The pod this Toleration is attached to tolerates any taint that matches the triple
     <key,value,effect> using the matching operator <operator>."""
 
@@ -688,7 +688,7 @@ class Toleration(Wire):
     value: str | None = None
 
 
-class TopologySpreadConstraint(Wire):
+class TopologySpreadConstraint(Wire, frozen=True, kw_only=True):
     """TopologySpreadConstraint specifies how to spread matching pods among the given topology."""
 
     label_selector: meta.LabelSelector | None = field(default=None, name="labelSelector")
@@ -705,7 +705,7 @@ class TopologySpreadConstraint(Wire):
             fill(self)
 
 
-class AWSElasticBlockStoreVolumeSource(Wire):
+class AWSElasticBlockStoreVolumeSource(Wire, frozen=True, kw_only=True):
     """Represents a Persistent Disk resource in AWS. An AWS EBS disk must exist before mounting to a
     container."""
 
@@ -719,7 +719,7 @@ class AWSElasticBlockStoreVolumeSource(Wire):
             fill(self)
 
 
-class AzureDiskVolumeSource(Wire):
+class AzureDiskVolumeSource(Wire, frozen=True, kw_only=True):
     """AzureDisk represents an Azure Data Disk mount on the host and bind mount to the pod."""
 
     caching_mode: str | None = field(default=None, name="cachingMode")
@@ -734,7 +734,7 @@ class AzureDiskVolumeSource(Wire):
             fill(self)
 
 
-class AzureFileVolumeSource(Wire):
+class AzureFileVolumeSource(Wire, frozen=True, kw_only=True):
     """AzureFile represents an Azure File Service mount on the host and bind mount to the pod."""
 
     read_only: bool | None = field(default=None, name="readOnly")
@@ -746,7 +746,7 @@ class AzureFileVolumeSource(Wire):
             fill(self)
 
 
-class CephFSVolumeSource(Wire):
+class CephFSVolumeSource(Wire, frozen=True, kw_only=True):
     """Represents a Ceph Filesystem mount that lasts the lifetime of a pod Cephfs volumes do not support
     ownership management or SELinux relabeling."""
 
@@ -762,7 +762,7 @@ class CephFSVolumeSource(Wire):
             fill(self)
 
 
-class CinderVolumeSource(Wire):
+class CinderVolumeSource(Wire, frozen=True, kw_only=True):
     """Represents a cinder volume resource in Openstack."""
 
     fs_type: str | None = field(default=None, name="fsType")
@@ -775,7 +775,7 @@ class CinderVolumeSource(Wire):
             fill(self)
 
 
-class KeyToPath(Wire):
+class KeyToPath(Wire, frozen=True, kw_only=True):
     """Maps a string key to a path within a volume."""
 
     key: Filled[str] = field(default_factory=str)
@@ -787,7 +787,7 @@ class KeyToPath(Wire):
             fill(self)
 
 
-class ConfigMapVolumeSource(Wire):
+class ConfigMapVolumeSource(Wire, frozen=True, kw_only=True):
     """Adapts a ConfigMap into a volume."""
 
     default_mode: Int32 | None = field(default=None, name="defaultMode")
@@ -796,7 +796,7 @@ class ConfigMapVolumeSource(Wire):
     optional: bool | None = None
 
 
-class CSIVolumeSource(Wire):
+class CSIVolumeSource(Wire, frozen=True, kw_only=True):
     """Represents a source location of a volume to mount, managed by an external CSI driver."""
 
     driver: Filled[str] = field(default_factory=str)
@@ -810,7 +810,7 @@ class CSIVolumeSource(Wire):
             fill(self)
 
 
-class DownwardAPIVolumeFile(Wire):
+class DownwardAPIVolumeFile(Wire, frozen=True, kw_only=True):
     """DownwardAPIVolumeFile represents information to create the file containing the pod field."""
 
     field_ref: ObjectFieldSelector | None = field(default=None, name="fieldRef")
@@ -823,21 +823,21 @@ class DownwardAPIVolumeFile(Wire):
             fill(self)
 
 
-class DownwardAPIVolumeSource(Wire):
+class DownwardAPIVolumeSource(Wire, frozen=True, kw_only=True):
     """DownwardAPIVolumeSource represents a volume containing downward API info."""
 
     default_mode: Int32 | None = field(default=None, name="defaultMode")
     items: tuple[DownwardAPIVolumeFile, ...] | None = None
 
 
-class EmptyDirVolumeSource(Wire):
+class EmptyDirVolumeSource(Wire, frozen=True, kw_only=True):
     """Represents an empty directory for a pod."""
 
     medium: str | None = None
     size_limit: QuantityLike | None = field(default=None, name="sizeLimit")
 
 
-class TypedLocalObjectReference(Wire):
+class TypedLocalObjectReference(Wire, frozen=True, kw_only=True):
     """TypedLocalObjectReference contains enough information to let you locate the typed referenced object
     inside the same namespace."""
 
@@ -850,7 +850,7 @@ class TypedLocalObjectReference(Wire):
             fill(self)
 
 
-class TypedObjectReference(Wire):
+class TypedObjectReference(Wire, frozen=True, kw_only=True):
     """TypedObjectReference contains enough information to let you locate the typed referenced object."""
 
     api_group: str | None = field(default=None, name="apiGroup")
@@ -863,14 +863,14 @@ class TypedObjectReference(Wire):
             fill(self)
 
 
-class VolumeResourceRequirements(Wire):
+class VolumeResourceRequirements(Wire, frozen=True, kw_only=True):
     """VolumeResourceRequirements describes the storage resource requirements for a volume."""
 
     limits: dict[str, QuantityLike] | None = None
     requests: dict[str, QuantityLike] | None = None
 
 
-class PersistentVolumeClaimSpec(Wire):
+class PersistentVolumeClaimSpec(Wire, frozen=True, kw_only=True):
     """PersistentVolumeClaimSpec describes the common attributes of storage devices and allows a Source for
     provider-specific attributes."""
 
@@ -889,7 +889,7 @@ class PersistentVolumeClaimSpec(Wire):
             fill(self)
 
 
-class PersistentVolumeClaimTemplate(Wire):
+class PersistentVolumeClaimTemplate(Wire, frozen=True, kw_only=True):
     """PersistentVolumeClaimTemplate is used to produce PersistentVolumeClaim objects as part of an
     EphemeralVolumeSource."""
 
@@ -901,13 +901,13 @@ class PersistentVolumeClaimTemplate(Wire):
             fill(self)
 
 
-class EphemeralVolumeSource(Wire):
+class EphemeralVolumeSource(Wire, frozen=True, kw_only=True):
     """Represents an ephemeral volume that is handled by a normal storage driver."""
 
     volume_claim_template: PersistentVolumeClaimTemplate | None = field(default=None, name="volumeClaimTemplate")
 
 
-class FCVolumeSource(Wire):
+class FCVolumeSource(Wire, frozen=True, kw_only=True):
     """Represents a Fibre Channel volume."""
 
     fs_type: str | None = field(default=None, name="fsType")
@@ -917,7 +917,7 @@ class FCVolumeSource(Wire):
     wwids: tuple[str, ...] | None = None
 
 
-class FlexVolumeSource(Wire):
+class FlexVolumeSource(Wire, frozen=True, kw_only=True):
     """FlexVolume represents a generic volume resource that is provisioned/attached using an exec based
     plugin."""
 
@@ -932,14 +932,14 @@ class FlexVolumeSource(Wire):
             fill(self)
 
 
-class FlockerVolumeSource(Wire):
+class FlockerVolumeSource(Wire, frozen=True, kw_only=True):
     """Represents a Flocker volume mounted by the Flocker agent."""
 
     dataset_name: str | None = field(default=None, name="datasetName")
     dataset_uuid: str | None = field(default=None, name="datasetUUID")
 
 
-class GCEPersistentDiskVolumeSource(Wire):
+class GCEPersistentDiskVolumeSource(Wire, frozen=True, kw_only=True):
     """Represents a Persistent Disk resource in Google Compute Engine."""
 
     fs_type: str | None = field(default=None, name="fsType")
@@ -952,7 +952,7 @@ class GCEPersistentDiskVolumeSource(Wire):
             fill(self)
 
 
-class GitRepoVolumeSource(Wire):
+class GitRepoVolumeSource(Wire, frozen=True, kw_only=True):
     """Represents a volume that is populated with the contents of a git repository."""
 
     directory: str | None = None
@@ -964,7 +964,7 @@ class GitRepoVolumeSource(Wire):
             fill(self)
 
 
-class GlusterfsVolumeSource(Wire):
+class GlusterfsVolumeSource(Wire, frozen=True, kw_only=True):
     """Represents a Glusterfs mount that lasts the lifetime of a pod."""
 
     endpoints: Filled[str] = field(default_factory=str)
@@ -976,7 +976,7 @@ class GlusterfsVolumeSource(Wire):
             fill(self)
 
 
-class HostPathVolumeSource(Wire):
+class HostPathVolumeSource(Wire, frozen=True, kw_only=True):
     """Represents a host path mapped into a pod."""
 
     path: Filled[str] = field(default_factory=str)
@@ -987,14 +987,14 @@ class HostPathVolumeSource(Wire):
             fill(self)
 
 
-class ImageVolumeSource(Wire):
+class ImageVolumeSource(Wire, frozen=True, kw_only=True):
     """ImageVolumeSource represents a image volume resource."""
 
     pull_policy: str | None = field(default=None, name="pullPolicy")
     reference: str | None = None
 
 
-class ISCSIVolumeSource(Wire):
+class ISCSIVolumeSource(Wire, frozen=True, kw_only=True):
     """Represents an ISCSI disk."""
 
     chap_auth_discovery: bool | None = field(default=None, name="chapAuthDiscovery")
@@ -1014,7 +1014,7 @@ class ISCSIVolumeSource(Wire):
             fill(self)
 
 
-class NFSVolumeSource(Wire):
+class NFSVolumeSource(Wire, frozen=True, kw_only=True):
     """Represents an NFS mount that lasts the lifetime of a pod."""
 
     path: Filled[str] = field(default_factory=str)
@@ -1026,7 +1026,7 @@ class NFSVolumeSource(Wire):
             fill(self)
 
 
-class PersistentVolumeClaimVolumeSource(Wire):
+class PersistentVolumeClaimVolumeSource(Wire, frozen=True, kw_only=True):
     """PersistentVolumeClaimVolumeSource references the user's PVC in the same namespace."""
 
     claim_name: Filled[str] = field(default_factory=str, name="claimName")
@@ -1037,7 +1037,7 @@ class PersistentVolumeClaimVolumeSource(Wire):
             fill(self)
 
 
-class PhotonPersistentDiskVolumeSource(Wire):
+class PhotonPersistentDiskVolumeSource(Wire, frozen=True, kw_only=True):
     """Represents a Photon Controller persistent disk resource."""
 
     fs_type: str | None = field(default=None, name="fsType")
@@ -1048,7 +1048,7 @@ class PhotonPersistentDiskVolumeSource(Wire):
             fill(self)
 
 
-class PortworxVolumeSource(Wire):
+class PortworxVolumeSource(Wire, frozen=True, kw_only=True):
     """PortworxVolumeSource represents a Portworx volume resource."""
 
     fs_type: str | None = field(default=None, name="fsType")
@@ -1060,7 +1060,7 @@ class PortworxVolumeSource(Wire):
             fill(self)
 
 
-class ClusterTrustBundleProjection(Wire):
+class ClusterTrustBundleProjection(Wire, frozen=True, kw_only=True):
     """ClusterTrustBundleProjection describes how to select a set of ClusterTrustBundle objects and project
     their contents into the pod filesystem."""
 
@@ -1075,7 +1075,7 @@ class ClusterTrustBundleProjection(Wire):
             fill(self)
 
 
-class ConfigMapProjection(Wire):
+class ConfigMapProjection(Wire, frozen=True, kw_only=True):
     """Adapts a ConfigMap into a projected volume."""
 
     items: tuple[KeyToPath, ...] | None = None
@@ -1083,13 +1083,13 @@ class ConfigMapProjection(Wire):
     optional: bool | None = None
 
 
-class DownwardAPIProjection(Wire):
+class DownwardAPIProjection(Wire, frozen=True, kw_only=True):
     """Represents downward API info for projecting into a projected volume."""
 
     items: tuple[DownwardAPIVolumeFile, ...] | None = None
 
 
-class PodCertificateProjection(Wire):
+class PodCertificateProjection(Wire, frozen=True, kw_only=True):
     """PodCertificateProjection provides a private key and X.509 certificate in the pod filesystem."""
 
     certificate_chain_path: str | None = field(default=None, name="certificateChainPath")
@@ -1105,7 +1105,7 @@ class PodCertificateProjection(Wire):
             fill(self)
 
 
-class SecretProjection(Wire):
+class SecretProjection(Wire, frozen=True, kw_only=True):
     """Adapts a secret into a projected volume."""
 
     items: tuple[KeyToPath, ...] | None = None
@@ -1113,7 +1113,7 @@ class SecretProjection(Wire):
     optional: bool | None = None
 
 
-class ServiceAccountTokenProjection(Wire):
+class ServiceAccountTokenProjection(Wire, frozen=True, kw_only=True):
     """ServiceAccountTokenProjection represents a projected service account token volume."""
 
     audience: str | None = None
@@ -1125,7 +1125,7 @@ class ServiceAccountTokenProjection(Wire):
             fill(self)
 
 
-class VolumeProjection(Wire):
+class VolumeProjection(Wire, frozen=True, kw_only=True):
     """Projection that may be projected along with other supported volume types."""
 
     cluster_trust_bundle: ClusterTrustBundleProjection | None = field(default=None, name="clusterTrustBundle")
@@ -1136,7 +1136,7 @@ class VolumeProjection(Wire):
     service_account_token: ServiceAccountTokenProjection | None = field(default=None, name="serviceAccountToken")
 
 
-class ProjectedVolumeSource(Wire):
+class ProjectedVolumeSource(Wire, frozen=True, kw_only=True):
     """Represents a projected volume source."""
 
     default_mode: Int32 | None = field(default=None, name="defaultMode")
@@ -1147,7 +1147,7 @@ class ProjectedVolumeSource(Wire):
             fill(self)
 
 
-class QuobyteVolumeSource(Wire):
+class QuobyteVolumeSource(Wire, frozen=True, kw_only=True):
     """Represents a Quobyte mount that lasts the lifetime of a pod."""
 
     group: str | None = None
@@ -1162,7 +1162,7 @@ class QuobyteVolumeSource(Wire):
             fill(self)
 
 
-class RBDVolumeSource(Wire):
+class RBDVolumeSource(Wire, frozen=True, kw_only=True):
     """Represents a Rados Block Device mount that lasts the lifetime of a pod."""
 
     fs_type: str | None = field(default=None, name="fsType")
@@ -1179,7 +1179,7 @@ class RBDVolumeSource(Wire):
             fill(self)
 
 
-class ScaleIOVolumeSource(Wire):
+class ScaleIOVolumeSource(Wire, frozen=True, kw_only=True):
     """ScaleIOVolumeSource represents a persistent ScaleIO volume."""
 
     fs_type: str | None = field(default=None, name="fsType")
@@ -1198,7 +1198,7 @@ class ScaleIOVolumeSource(Wire):
             fill(self)
 
 
-class SecretVolumeSource(Wire):
+class SecretVolumeSource(Wire, frozen=True, kw_only=True):
     """Adapts a Secret into a volume."""
 
     default_mode: Int32 | None = field(default=None, name="defaultMode")
@@ -1207,7 +1207,7 @@ class SecretVolumeSource(Wire):
     secret_name: str | None = field(default=None, name="secretName")
 
 
-class StorageOSVolumeSource(Wire):
+class StorageOSVolumeSource(Wire, frozen=True, kw_only=True):
     """Represents a StorageOS persistent volume resource."""
 
     fs_type: str | None = field(default=None, name="fsType")
@@ -1217,7 +1217,7 @@ class StorageOSVolumeSource(Wire):
     volume_namespace: str | None = field(default=None, name="volumeNamespace")
 
 
-class VsphereVirtualDiskVolumeSource(Wire):
+class VsphereVirtualDiskVolumeSource(Wire, frozen=True, kw_only=True):
     """Represents a vSphere volume resource."""
 
     fs_type: str | None = field(default=None, name="fsType")
@@ -1230,7 +1230,7 @@ class VsphereVirtualDiskVolumeSource(Wire):
             fill(self)
 
 
-class Volume(Wire):
+class Volume(Wire, frozen=True, kw_only=True):
     """Volume represents a named volume in a pod that may be accessed by any container in the pod."""
 
     aws_elastic_block_store: AWSElasticBlockStoreVolumeSource | None = field(default=None, name="awsElasticBlockStore")
@@ -1272,7 +1272,7 @@ class Volume(Wire):
             fill(self)
 
 
-class PodSpec(Wire):
+class PodSpec(Wire, frozen=True, kw_only=True):
     """PodSpec is a description of a pod."""
 
     active_deadline_seconds: Int64 | None = field(default=None, name="activeDeadlineSeconds")
@@ -1325,7 +1325,7 @@ class PodSpec(Wire):
             fill(self)
 
 
-class PodCondition(Wire):
+class PodCondition(Wire, frozen=True, kw_only=True):
     """PodCondition contains details for the current condition of this pod."""
 
     last_probe_time: Time | None = field(default_factory=null, name="lastProbeTime")
@@ -1341,7 +1341,7 @@ class PodCondition(Wire):
             fill(self)
 
 
-class ResourceHealth(Wire):
+class ResourceHealth(Wire, frozen=True, kw_only=True):
     """ResourceHealth represents the health of a resource."""
 
     health: str | None = None
@@ -1353,7 +1353,7 @@ class ResourceHealth(Wire):
             fill(self)
 
 
-class ResourceStatus(Wire):
+class ResourceStatus(Wire, frozen=True, kw_only=True):
     """ResourceStatus represents the status of a single resource allocated to a Pod."""
 
     name: Filled[str] = field(default_factory=str)
@@ -1364,13 +1364,13 @@ class ResourceStatus(Wire):
             fill(self)
 
 
-class ContainerStateRunning(Wire):
+class ContainerStateRunning(Wire, frozen=True, kw_only=True):
     """ContainerStateRunning is a running state of a container."""
 
     started_at: Time | None = field(default_factory=null, name="startedAt")
 
 
-class ContainerStateTerminated(Wire):
+class ContainerStateTerminated(Wire, frozen=True, kw_only=True):
     """ContainerStateTerminated is a terminated state of a container."""
 
     container_id: str | None = field(default=None, name="containerID")
@@ -1386,14 +1386,14 @@ class ContainerStateTerminated(Wire):
             fill(self)
 
 
-class ContainerStateWaiting(Wire):
+class ContainerStateWaiting(Wire, frozen=True, kw_only=True):
     """ContainerStateWaiting is a waiting state of a container."""
 
     message: str | None = None
     reason: str | None = None
 
 
-class ContainerState(Wire):
+class ContainerState(Wire, frozen=True, kw_only=True):
     """ContainerState holds a possible state of container."""
 
     running: ContainerStateRunning | None = None
@@ -1401,7 +1401,7 @@ class ContainerState(Wire):
     waiting: ContainerStateWaiting | None = None
 
 
-class LinuxContainerUser(Wire):
+class LinuxContainerUser(Wire, frozen=True, kw_only=True):
     """LinuxContainerUser represents user identity information in Linux containers."""
 
     gid: Filled[Int64] = field(default_factory=int)
@@ -1413,13 +1413,13 @@ class LinuxContainerUser(Wire):
             fill(self)
 
 
-class ContainerUser(Wire):
+class ContainerUser(Wire, frozen=True, kw_only=True):
     """ContainerUser represents user identity information."""
 
     linux: LinuxContainerUser | None = None
 
 
-class ImageVolumeStatus(Wire):
+class ImageVolumeStatus(Wire, frozen=True, kw_only=True):
     """ImageVolumeStatus represents the image-based volume status."""
 
     image_ref: Filled[str] = field(default_factory=str, name="imageRef")
@@ -1429,13 +1429,13 @@ class ImageVolumeStatus(Wire):
             fill(self)
 
 
-class VolumeStatus(Wire):
+class VolumeStatus(Wire, frozen=True, kw_only=True):
     """VolumeStatus represents the status of a mounted volume."""
 
     image: ImageVolumeStatus | None = None
 
 
-class VolumeMountStatus(Wire):
+class VolumeMountStatus(Wire, frozen=True, kw_only=True):
     """VolumeMountStatus shows status of volume mounts."""
 
     mount_path: Filled[str] = field(default_factory=str, name="mountPath")
@@ -1449,7 +1449,7 @@ class VolumeMountStatus(Wire):
             fill(self)
 
 
-class ContainerStatus(Wire):
+class ContainerStatus(Wire, frozen=True, kw_only=True):
     """ContainerStatus contains details for the current status of this container."""
 
     allocated_resources: dict[str, QuantityLike] | None = field(default=None, name="allocatedResources")
@@ -1481,7 +1481,7 @@ class ContainerStatus(Wire):
             fill(self)
 
 
-class ContainerExtendedResourceRequest(Wire):
+class ContainerExtendedResourceRequest(Wire, frozen=True, kw_only=True):
     """ContainerExtendedResourceRequest has the mapping of container name, extended resource name to the
     device request name."""
 
@@ -1494,7 +1494,7 @@ class ContainerExtendedResourceRequest(Wire):
             fill(self)
 
 
-class PodExtendedResourceClaimStatus(Wire):
+class PodExtendedResourceClaimStatus(Wire, frozen=True, kw_only=True):
     """PodExtendedResourceClaimStatus is stored in the PodStatus for the extended resource requests backed
     by DRA. It stores the generated name for the corresponding special ResourceClaim created by the
     scheduler."""
@@ -1509,7 +1509,7 @@ class PodExtendedResourceClaimStatus(Wire):
             fill(self)
 
 
-class HostIP(Wire):
+class HostIP(Wire, frozen=True, kw_only=True):
     """HostIP represents a single IP address allocated to the host."""
 
     ip: Filled[str] = field(default_factory=str)
@@ -1519,7 +1519,7 @@ class HostIP(Wire):
             fill(self)
 
 
-class NodeAllocatableResourceClaimStatus(Wire):
+class NodeAllocatableResourceClaimStatus(Wire, frozen=True, kw_only=True):
     """NodeAllocatableResourceClaimStatus describes the status of node allocatable resources allocated via
     DRA."""
 
@@ -1532,7 +1532,7 @@ class NodeAllocatableResourceClaimStatus(Wire):
             fill(self)
 
 
-class PodIP(Wire):
+class PodIP(Wire, frozen=True, kw_only=True):
     """PodIP represents a single IP address allocated to the pod."""
 
     ip: Filled[str] = field(default_factory=str)
@@ -1542,7 +1542,7 @@ class PodIP(Wire):
             fill(self)
 
 
-class PodResourceClaimStatus(Wire):
+class PodResourceClaimStatus(Wire, frozen=True, kw_only=True):
     """PodResourceClaimStatus is stored in the PodStatus for each PodResourceClaim which references a
     ResourceClaimTemplate."""
 
@@ -1554,7 +1554,7 @@ class PodResourceClaimStatus(Wire):
             fill(self)
 
 
-class PodStatus(Wire):
+class PodStatus(Wire, frozen=True, kw_only=True):
     """PodStatus represents information about the status of a pod."""
 
     allocated_resources: dict[str, QuantityLike] | None = field(default=None, name="allocatedResources")
@@ -1588,7 +1588,7 @@ class PodStatus(Wire):
     start_time: Time | None = field(default=None, name="startTime")
 
 
-class Pod(Wire):
+class Pod(Wire, frozen=True, kw_only=True):
     """Pod is a collection of containers that can run on a host."""
 
     api_version: str | None = field(default=None, name="apiVersion")
@@ -1602,7 +1602,7 @@ class Pod(Wire):
             fill(self)
 
 
-class ConfigMapNodeConfigSource(Wire):
+class ConfigMapNodeConfigSource(Wire, frozen=True, kw_only=True):
     """ConfigMapNodeConfigSource contains the information to reference a ConfigMap as a config source for
     the Node."""
 
@@ -1617,13 +1617,13 @@ class ConfigMapNodeConfigSource(Wire):
             fill(self)
 
 
-class NodeConfigSource(Wire):
+class NodeConfigSource(Wire, frozen=True, kw_only=True):
     """NodeConfigSource specifies a source of node configuration."""
 
     config_map: ConfigMapNodeConfigSource | None = field(default=None, name="configMap")
 
 
-class Taint(Wire):
+class Taint(Wire, frozen=True, kw_only=True):
     """The node this Taint is attached to has the 'effect' on any pod that does not tolerate the Taint."""
 
     effect: Filled[str] = field(default_factory=str)
@@ -1636,7 +1636,7 @@ class Taint(Wire):
             fill(self)
 
 
-class NodeSpec(Wire):
+class NodeSpec(Wire, frozen=True, kw_only=True):
     """NodeSpec describes the attributes that a node is created with."""
 
     config_source: NodeConfigSource | None = field(default=None, name="configSource")
@@ -1648,7 +1648,7 @@ class NodeSpec(Wire):
     unschedulable: bool | None = None
 
 
-class NodeAddress(Wire):
+class NodeAddress(Wire, frozen=True, kw_only=True):
     """NodeAddress contains information for the node's address."""
 
     address: Filled[str] = field(default_factory=str)
@@ -1659,7 +1659,7 @@ class NodeAddress(Wire):
             fill(self)
 
 
-class NodeCondition(Wire):
+class NodeCondition(Wire, frozen=True, kw_only=True):
     """NodeCondition contains condition information for a node."""
 
     last_heartbeat_time: Time | None = field(default_factory=null, name="lastHeartbeatTime")
@@ -1674,7 +1674,7 @@ class NodeCondition(Wire):
             fill(self)
 
 
-class NodeConfigStatus(Wire):
+class NodeConfigStatus(Wire, frozen=True, kw_only=True):
     """NodeConfigStatus describes the status of the config assigned by Node.Spec.ConfigSource."""
 
     active: NodeConfigSource | None = None
@@ -1683,7 +1683,7 @@ class NodeConfigStatus(Wire):
     last_known_good: NodeConfigSource | None = field(default=None, name="lastKnownGood")
 
 
-class DaemonEndpoint(Wire):
+class DaemonEndpoint(Wire, frozen=True, kw_only=True):
     """DaemonEndpoint contains information about a single Daemon endpoint."""
 
     port: Filled[Int32] = field(default_factory=int, name="Port")
@@ -1693,7 +1693,7 @@ class DaemonEndpoint(Wire):
             fill(self)
 
 
-class NodeDaemonEndpoints(Wire):
+class NodeDaemonEndpoints(Wire, frozen=True, kw_only=True):
     """NodeDaemonEndpoints lists ports opened by daemons running on the Node."""
 
     kubelet_endpoint: Filled[DaemonEndpoint] = field(default_factory=DaemonEndpoint, name="kubeletEndpoint")
@@ -1703,13 +1703,13 @@ class NodeDaemonEndpoints(Wire):
             fill(self)
 
 
-class NodeFeatures(Wire):
+class NodeFeatures(Wire, frozen=True, kw_only=True):
     """NodeFeatures describes the set of features implemented by the CRI implementation."""
 
     supplemental_groups_policy: bool | None = field(default=None, name="supplementalGroupsPolicy")
 
 
-class ContainerImage(Wire):
+class ContainerImage(Wire, frozen=True, kw_only=True):
     """Describe a container image."""
 
     names: Filled[tuple[str, ...]] = field(default_factory=empty_list)
@@ -1720,13 +1720,13 @@ class ContainerImage(Wire):
             fill(self)
 
 
-class NodeSwapStatus(Wire):
+class NodeSwapStatus(Wire, frozen=True, kw_only=True):
     """NodeSwapStatus represents swap memory information."""
 
     capacity: Int64 | None = None
 
 
-class NodeSystemInfo(Wire):
+class NodeSystemInfo(Wire, frozen=True, kw_only=True):
     """NodeSystemInfo is a set of ids/uuids to uniquely identify the node."""
 
     architecture: Filled[str] = field(default_factory=str)
@@ -1757,14 +1757,14 @@ class NodeSystemInfo(Wire):
             fill(self)
 
 
-class NodeRuntimeHandlerFeatures(Wire):
+class NodeRuntimeHandlerFeatures(Wire, frozen=True, kw_only=True):
     """NodeRuntimeHandlerFeatures is a set of features implemented by the runtime handler."""
 
     recursive_read_only_mounts: bool | None = field(default=None, name="recursiveReadOnlyMounts")
     user_namespaces: bool | None = field(default=None, name="userNamespaces")
 
 
-class NodeRuntimeHandler(Wire):
+class NodeRuntimeHandler(Wire, frozen=True, kw_only=True):
     """NodeRuntimeHandler is a set of runtime handler information."""
 
     features: NodeRuntimeHandlerFeatures | None = None
@@ -1775,7 +1775,7 @@ class NodeRuntimeHandler(Wire):
             fill(self)
 
 
-class AttachedVolume(Wire):
+class AttachedVolume(Wire, frozen=True, kw_only=True):
     """AttachedVolume describes a volume attached to a node."""
 
     device_path: Filled[str] = field(default_factory=str, name="devicePath")
@@ -1786,7 +1786,7 @@ class AttachedVolume(Wire):
             fill(self)
 
 
-class NodeStatus(Wire):
+class NodeStatus(Wire, frozen=True, kw_only=True):
     """NodeStatus is information about the current status of a node."""
 
     addresses: tuple[NodeAddress, ...] | None = None
@@ -1809,7 +1809,7 @@ class NodeStatus(Wire):
             fill(self)
 
 
-class Node(Wire):
+class Node(Wire, frozen=True, kw_only=True):
     """Node is a worker node in Kubernetes."""
 
     api_version: str | None = field(default=None, name="apiVersion")
@@ -1823,7 +1823,7 @@ class Node(Wire):
             fill(self)
 
 
-class ObjectReference(Wire):
+class ObjectReference(Wire, frozen=True, kw_only=True):
     """ObjectReference contains enough information to let you inspect or modify the referred object."""
 
     api_version: str | None = field(default=None, name="apiVersion")
@@ -1835,21 +1835,21 @@ class ObjectReference(Wire):
     uid: str | None = None
 
 
-class EventSeries(Wire):
+class EventSeries(Wire, frozen=True, kw_only=True):
     """EventSeries contain information on series of events, i.e."""
 
     count: Int32 | None = None
     last_observed_time: MicroTime | None = field(default_factory=null, name="lastObservedTime")
 
 
-class EventSource(Wire):
+class EventSource(Wire, frozen=True, kw_only=True):
     """EventSource contains information for an event."""
 
     component: str | None = None
     host: str | None = None
 
 
-class Event(Wire):
+class Event(Wire, frozen=True, kw_only=True):
     """Event is a report of an event somewhere in the cluster."""
 
     action: str | None = None
@@ -1881,7 +1881,7 @@ class Event(Wire):
             fill(self)
 
 
-class ConfigMap(Wire):
+class ConfigMap(Wire, frozen=True, kw_only=True):
     """ConfigMap holds configuration data for pods to consume."""
 
     api_version: str | None = field(default=None, name="apiVersion")
@@ -1896,7 +1896,7 @@ class ConfigMap(Wire):
             fill(self)
 
 
-class Secret(Wire):
+class Secret(Wire, frozen=True, kw_only=True):
     """Secret holds secret data of a certain type."""
 
     api_version: str | None = field(default=None, name="apiVersion")
@@ -1912,13 +1912,13 @@ class Secret(Wire):
             fill(self)
 
 
-class NamespaceSpec(Wire):
+class NamespaceSpec(Wire, frozen=True, kw_only=True):
     """NamespaceSpec describes the attributes on a Namespace."""
 
     finalizers: tuple[str, ...] | None = None
 
 
-class NamespaceCondition(Wire):
+class NamespaceCondition(Wire, frozen=True, kw_only=True):
     """NamespaceCondition contains details about state of namespace."""
 
     last_transition_time: Time | None = field(default_factory=null, name="lastTransitionTime")
@@ -1932,14 +1932,14 @@ class NamespaceCondition(Wire):
             fill(self)
 
 
-class NamespaceStatus(Wire):
+class NamespaceStatus(Wire, frozen=True, kw_only=True):
     """NamespaceStatus is information about the current status of a Namespace."""
 
     conditions: tuple[NamespaceCondition, ...] | None = None
     phase: str | None = None
 
 
-class Namespace(Wire):
+class Namespace(Wire, frozen=True, kw_only=True):
     """Namespace provides a scope for Names."""
 
     api_version: str | None = field(default=None, name="apiVersion")
@@ -1953,7 +1953,7 @@ class Namespace(Wire):
             fill(self)
 
 
-class ServiceAccount(Wire):
+class ServiceAccount(Wire, frozen=True, kw_only=True):
     """ServiceAccount binds together: * a name, understood by users, and perhaps by peripheral systems, for
     an identity * a principal that can be authenticated and authorized * a set of secrets."""
 
@@ -1969,7 +1969,7 @@ class ServiceAccount(Wire):
             fill(self)
 
 
-class ServicePort(Wire):
+class ServicePort(Wire, frozen=True, kw_only=True):
     """ServicePort contains information on service's port."""
 
     app_protocol: str | None = field(default=None, name="appProtocol")
@@ -1984,19 +1984,19 @@ class ServicePort(Wire):
             fill(self)
 
 
-class ClientIPConfig(Wire):
+class ClientIPConfig(Wire, frozen=True, kw_only=True):
     """ClientIPConfig represents the configurations of Client IP based session affinity."""
 
     timeout_seconds: Int32 | None = field(default=None, name="timeoutSeconds")
 
 
-class SessionAffinityConfig(Wire):
+class SessionAffinityConfig(Wire, frozen=True, kw_only=True):
     """SessionAffinityConfig represents the configurations of session affinity."""
 
     client_ip: ClientIPConfig | None = field(default=None, name="clientIP")
 
 
-class ServiceSpec(Wire):
+class ServiceSpec(Wire, frozen=True, kw_only=True):
     """ServiceSpec describes the attributes that a user creates on a service."""
 
     allocate_load_balancer_node_ports: bool | None = field(default=None, name="allocateLoadBalancerNodePorts")
@@ -2021,7 +2021,7 @@ class ServiceSpec(Wire):
     type: str | None = None
 
 
-class PortStatus(Wire):
+class PortStatus(Wire, frozen=True, kw_only=True):
     """PortStatus represents the error condition of a service port."""
 
     error: str | None = None
@@ -2033,7 +2033,7 @@ class PortStatus(Wire):
             fill(self)
 
 
-class LoadBalancerIngress(Wire):
+class LoadBalancerIngress(Wire, frozen=True, kw_only=True):
     """LoadBalancerIngress represents the status of a load-balancer ingress point: traffic intended for the
     service should be sent to an ingress point."""
 
@@ -2043,13 +2043,13 @@ class LoadBalancerIngress(Wire):
     ports: tuple[PortStatus, ...] | None = None
 
 
-class LoadBalancerStatus(Wire):
+class LoadBalancerStatus(Wire, frozen=True, kw_only=True):
     """LoadBalancerStatus represents the status of a load-balancer."""
 
     ingress: tuple[LoadBalancerIngress, ...] | None = None
 
 
-class ServiceStatus(Wire):
+class ServiceStatus(Wire, frozen=True, kw_only=True):
     """ServiceStatus represents the current status of a service."""
 
     conditions: tuple[meta.Condition, ...] | None = None
@@ -2060,7 +2060,7 @@ class ServiceStatus(Wire):
             fill(self)
 
 
-class Service(Wire):
+class Service(Wire, frozen=True, kw_only=True):
     """Service is a named abstraction of software service (for example, mysql) consisting of local port
     (for example 3306) that the proxy listens on, and the selector that determines which pods will
     answer requests sent through the proxy."""
@@ -2076,7 +2076,7 @@ class Service(Wire):
             fill(self)
 
 
-class AzureFilePersistentVolumeSource(Wire):
+class AzureFilePersistentVolumeSource(Wire, frozen=True, kw_only=True):
     """AzureFile represents an Azure File Service mount on the host and bind mount to the pod."""
 
     read_only: bool | None = field(default=None, name="readOnly")
@@ -2089,14 +2089,14 @@ class AzureFilePersistentVolumeSource(Wire):
             fill(self)
 
 
-class SecretReference(Wire):
+class SecretReference(Wire, frozen=True, kw_only=True):
     """SecretReference represents a Secret Reference."""
 
     name: str | None = None
     namespace: str | None = None
 
 
-class CephFSPersistentVolumeSource(Wire):
+class CephFSPersistentVolumeSource(Wire, frozen=True, kw_only=True):
     """Represents a Ceph Filesystem mount that lasts the lifetime of a pod Cephfs volumes do not support
     ownership management or SELinux relabeling."""
 
@@ -2112,7 +2112,7 @@ class CephFSPersistentVolumeSource(Wire):
             fill(self)
 
 
-class CinderPersistentVolumeSource(Wire):
+class CinderPersistentVolumeSource(Wire, frozen=True, kw_only=True):
     """Represents a cinder volume resource in Openstack."""
 
     fs_type: str | None = field(default=None, name="fsType")
@@ -2125,7 +2125,7 @@ class CinderPersistentVolumeSource(Wire):
             fill(self)
 
 
-class CSIPersistentVolumeSource(Wire):
+class CSIPersistentVolumeSource(Wire, frozen=True, kw_only=True):
     """Represents storage that is managed by an external CSI volume driver."""
 
     controller_expand_secret_ref: SecretReference | None = field(default=None, name="controllerExpandSecretRef")
@@ -2144,7 +2144,7 @@ class CSIPersistentVolumeSource(Wire):
             fill(self)
 
 
-class FlexPersistentVolumeSource(Wire):
+class FlexPersistentVolumeSource(Wire, frozen=True, kw_only=True):
     """FlexPersistentVolumeSource represents a generic persistent volume resource that is
     provisioned/attached using an exec based plugin."""
 
@@ -2159,7 +2159,7 @@ class FlexPersistentVolumeSource(Wire):
             fill(self)
 
 
-class GlusterfsPersistentVolumeSource(Wire):
+class GlusterfsPersistentVolumeSource(Wire, frozen=True, kw_only=True):
     """Represents a Glusterfs mount that lasts the lifetime of a pod."""
 
     endpoints: Filled[str] = field(default_factory=str)
@@ -2172,7 +2172,7 @@ class GlusterfsPersistentVolumeSource(Wire):
             fill(self)
 
 
-class ISCSIPersistentVolumeSource(Wire):
+class ISCSIPersistentVolumeSource(Wire, frozen=True, kw_only=True):
     """ISCSIPersistentVolumeSource represents an ISCSI disk."""
 
     chap_auth_discovery: bool | None = field(default=None, name="chapAuthDiscovery")
@@ -2192,7 +2192,7 @@ class ISCSIPersistentVolumeSource(Wire):
             fill(self)
 
 
-class LocalVolumeSource(Wire):
+class LocalVolumeSource(Wire, frozen=True, kw_only=True):
     """Local represents directly-attached storage with node affinity."""
 
     fs_type: str | None = field(default=None, name="fsType")
@@ -2203,13 +2203,13 @@ class LocalVolumeSource(Wire):
             fill(self)
 
 
-class VolumeNodeAffinity(Wire):
+class VolumeNodeAffinity(Wire, frozen=True, kw_only=True):
     """VolumeNodeAffinity defines constraints that limit what nodes this volume can be accessed from."""
 
     required: NodeSelector | None = None
 
 
-class RBDPersistentVolumeSource(Wire):
+class RBDPersistentVolumeSource(Wire, frozen=True, kw_only=True):
     """Represents a Rados Block Device mount that lasts the lifetime of a pod."""
 
     fs_type: str | None = field(default=None, name="fsType")
@@ -2226,7 +2226,7 @@ class RBDPersistentVolumeSource(Wire):
             fill(self)
 
 
-class ScaleIOPersistentVolumeSource(Wire):
+class ScaleIOPersistentVolumeSource(Wire, frozen=True, kw_only=True):
     """ScaleIOPersistentVolumeSource represents a persistent ScaleIO volume."""
 
     fs_type: str | None = field(default=None, name="fsType")
@@ -2245,7 +2245,7 @@ class ScaleIOPersistentVolumeSource(Wire):
             fill(self)
 
 
-class StorageOSPersistentVolumeSource(Wire):
+class StorageOSPersistentVolumeSource(Wire, frozen=True, kw_only=True):
     """Represents a StorageOS persistent volume resource."""
 
     fs_type: str | None = field(default=None, name="fsType")
@@ -2255,7 +2255,7 @@ class StorageOSPersistentVolumeSource(Wire):
     volume_namespace: str | None = field(default=None, name="volumeNamespace")
 
 
-class PersistentVolumeSpec(Wire):
+class PersistentVolumeSpec(Wire, frozen=True, kw_only=True):
     """PersistentVolumeSpec is the specification of a persistent volume."""
 
     access_modes: tuple[str, ...] | None = field(default=None, name="accessModes")
@@ -2291,7 +2291,7 @@ class PersistentVolumeSpec(Wire):
     vsphere_volume: VsphereVirtualDiskVolumeSource | None = field(default=None, name="vsphereVolume")
 
 
-class PersistentVolumeStatus(Wire):
+class PersistentVolumeStatus(Wire, frozen=True, kw_only=True):
     """PersistentVolumeStatus is the current status of a persistent volume."""
 
     last_phase_transition_time: Time | None = field(default=None, name="lastPhaseTransitionTime")
@@ -2300,7 +2300,7 @@ class PersistentVolumeStatus(Wire):
     reason: str | None = None
 
 
-class PersistentVolume(Wire):
+class PersistentVolume(Wire, frozen=True, kw_only=True):
     """PersistentVolume (PV) is a storage resource provisioned by an administrator."""
 
     api_version: str | None = field(default=None, name="apiVersion")
@@ -2314,7 +2314,7 @@ class PersistentVolume(Wire):
             fill(self)
 
 
-class PersistentVolumeClaimCondition(Wire):
+class PersistentVolumeClaimCondition(Wire, frozen=True, kw_only=True):
     """PersistentVolumeClaimCondition contains details about state of pvc."""
 
     last_probe_time: Time | None = field(default_factory=null, name="lastProbeTime")
@@ -2329,7 +2329,7 @@ class PersistentVolumeClaimCondition(Wire):
             fill(self)
 
 
-class ModifyVolumeStatus(Wire):
+class ModifyVolumeStatus(Wire, frozen=True, kw_only=True):
     """ModifyVolumeStatus represents the status object of ControllerModifyVolume operation."""
 
     status: Filled[str] = field(default_factory=str)
@@ -2340,7 +2340,7 @@ class ModifyVolumeStatus(Wire):
             fill(self)
 
 
-class PersistentVolumeClaimStatus(Wire):
+class PersistentVolumeClaimStatus(Wire, frozen=True, kw_only=True):
     """PersistentVolumeClaimStatus is the current status of a persistent volume claim."""
 
     access_modes: tuple[str, ...] | None = field(default=None, name="accessModes")
@@ -2353,7 +2353,7 @@ class PersistentVolumeClaimStatus(Wire):
     phase: str | None = None
 
 
-class PersistentVolumeClaim(Wire):
+class PersistentVolumeClaim(Wire, frozen=True, kw_only=True):
     """PersistentVolumeClaim is a user's request for and claim to a persistent volume."""
 
     api_version: str | None = field(default=None, name="apiVersion")
@@ -2367,7 +2367,7 @@ class PersistentVolumeClaim(Wire):
             fill(self)
 
 
-class PodList(Wire):
+class PodList(Wire, frozen=True, kw_only=True):
     """PodList is a list of Pods."""
 
     api_version: str | None = field(default=None, name="apiVersion")
@@ -2380,7 +2380,7 @@ class PodList(Wire):
             fill(self)
 
 
-class NodeList(Wire):
+class NodeList(Wire, frozen=True, kw_only=True):
     """NodeList is the whole list of all Nodes which have been registered with master."""
 
     api_version: str | None = field(default=None, name="apiVersion")
@@ -2393,7 +2393,7 @@ class NodeList(Wire):
             fill(self)
 
 
-class EventList(Wire):
+class EventList(Wire, frozen=True, kw_only=True):
     """EventList is a list of events."""
 
     api_version: str | None = field(default=None, name="apiVersion")
@@ -2406,7 +2406,7 @@ class EventList(Wire):
             fill(self)
 
 
-class ConfigMapList(Wire):
+class ConfigMapList(Wire, frozen=True, kw_only=True):
     """ConfigMapList is a resource containing a list of ConfigMap objects."""
 
     api_version: str | None = field(default=None, name="apiVersion")
@@ -2419,7 +2419,7 @@ class ConfigMapList(Wire):
             fill(self)
 
 
-class SecretList(Wire):
+class SecretList(Wire, frozen=True, kw_only=True):
     """SecretList is a list of Secret."""
 
     api_version: str | None = field(default=None, name="apiVersion")
@@ -2432,7 +2432,7 @@ class SecretList(Wire):
             fill(self)
 
 
-class NamespaceList(Wire):
+class NamespaceList(Wire, frozen=True, kw_only=True):
     """NamespaceList is a list of Namespaces."""
 
     api_version: str | None = field(default=None, name="apiVersion")
@@ -2445,7 +2445,7 @@ class NamespaceList(Wire):
             fill(self)
 
 
-class ServiceAccountList(Wire):
+class ServiceAccountList(Wire, frozen=True, kw_only=True):
     """ServiceAccountList is a list of ServiceAccount objects."""
 
     api_version: str | None = field(default=None, name="apiVersion")
@@ -2458,7 +2458,7 @@ class ServiceAccountList(Wire):
             fill(self)
 
 
-class ServiceList(Wire):
+class ServiceList(Wire, frozen=True, kw_only=True):
     """ServiceList holds a list of services."""
 
     api_version: str | None = field(default=None, name="apiVersion")
@@ -2471,7 +2471,7 @@ class ServiceList(Wire):
             fill(self)
 
 
-class PersistentVolumeList(Wire):
+class PersistentVolumeList(Wire, frozen=True, kw_only=True):
     """PersistentVolumeList is a list of PersistentVolume items."""
 
     api_version: str | None = field(default=None, name="apiVersion")
@@ -2484,7 +2484,7 @@ class PersistentVolumeList(Wire):
             fill(self)
 
 
-class PersistentVolumeClaimList(Wire):
+class PersistentVolumeClaimList(Wire, frozen=True, kw_only=True):
     """PersistentVolumeClaimList is a list of PersistentVolumeClaim items."""
 
     api_version: str | None = field(default=None, name="apiVersion")
@@ -2497,7 +2497,7 @@ class PersistentVolumeClaimList(Wire):
             fill(self)
 
 
-class TopologySelectorLabelRequirement(Wire):
+class TopologySelectorLabelRequirement(Wire, frozen=True, kw_only=True):
     """A topology selector requirement is a selector that matches given label."""
 
     key: Filled[str] = field(default_factory=str)
@@ -2508,7 +2508,7 @@ class TopologySelectorLabelRequirement(Wire):
             fill(self)
 
 
-class TopologySelectorTerm(Wire):
+class TopologySelectorTerm(Wire, frozen=True, kw_only=True):
     """A topology selector term represents the result of label queries."""
 
     match_label_expressions: tuple[TopologySelectorLabelRequirement, ...] | None = field(

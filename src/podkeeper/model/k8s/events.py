@@ -6,7 +6,7 @@ from podkeeper.model.k8s import core, meta
 from podkeeper.model.wire import Filled, Int32, MicroTime, Time, Wire, empty_list, fill, null
 
 
-class EventSeries(Wire):
+class EventSeries(Wire, frozen=True, kw_only=True):
     """EventSeries contain information on series of events, i.e."""
 
     count: Filled[Int32] = field(default_factory=int)
@@ -17,7 +17,7 @@ class EventSeries(Wire):
             fill(self)
 
 
-class Event(Wire):
+class Event(Wire, frozen=True, kw_only=True):
     """Event is a report of an event somewhere in the cluster."""
 
     action: str | None = None
@@ -48,7 +48,7 @@ class Event(Wire):
             fill(self)
 
 
-class EventList(Wire):
+class EventList(Wire, frozen=True, kw_only=True):
     """EventList is a list of Event objects."""
 
     api_version: str | None = field(default=None, name="apiVersion")

@@ -5,7 +5,7 @@ from msgspec import field
 from podkeeper.model.wire import Filled, Int32, Int64, JSONObject, Time, Wire, empty_list, empty_map, fill, null
 
 
-class ManagedFieldsEntry(Wire):
+class ManagedFieldsEntry(Wire, frozen=True, kw_only=True):
     """ManagedFieldsEntry is a workflow-id, a FieldSet and the group version of the resource that the
     fieldset applies to."""
 
@@ -18,7 +18,7 @@ class ManagedFieldsEntry(Wire):
     time: Time | None = None
 
 
-class OwnerReference(Wire):
+class OwnerReference(Wire, frozen=True, kw_only=True):
     """OwnerReference contains enough information to let you identify an owning object."""
 
     api_version: Filled[str] = field(default_factory=str, name="apiVersion")
@@ -33,7 +33,7 @@ class OwnerReference(Wire):
             fill(self)
 
 
-class ObjectMeta(Wire):
+class ObjectMeta(Wire, frozen=True, kw_only=True):
     """ObjectMeta is metadata that all persisted resources must have, which includes all objects users must
     create."""
 
@@ -54,7 +54,7 @@ class ObjectMeta(Wire):
     uid: str | None = None
 
 
-class LabelSelectorRequirement(Wire):
+class LabelSelectorRequirement(Wire, frozen=True, kw_only=True):
     """A label selector requirement is a selector that contains values, a key, and an operator that relates
     the key and values."""
 
@@ -67,14 +67,14 @@ class LabelSelectorRequirement(Wire):
             fill(self)
 
 
-class LabelSelector(Wire):
+class LabelSelector(Wire, frozen=True, kw_only=True):
     """A label selector is a label query over a set of resources."""
 
     match_expressions: tuple[LabelSelectorRequirement, ...] | None = field(default=None, name="matchExpressions")
     match_labels: dict[str, str] | None = field(default=None, name="matchLabels")
 
 
-class Condition(Wire):
+class Condition(Wire, frozen=True, kw_only=True):
     """Condition contains details for one aspect of the current state of this API Resource."""
 
     last_transition_time: Time | None = field(default_factory=null, name="lastTransitionTime")
@@ -89,7 +89,7 @@ class Condition(Wire):
             fill(self)
 
 
-class ShardInfo(Wire):
+class ShardInfo(Wire, frozen=True, kw_only=True):
     """ShardInfo describes the shard selector that was applied to produce a list response."""
 
     selector: Filled[str] = field(default_factory=str)
@@ -99,7 +99,7 @@ class ShardInfo(Wire):
             fill(self)
 
 
-class ListMeta(Wire):
+class ListMeta(Wire, frozen=True, kw_only=True):
     """ListMeta describes metadata that synthetic resources must have, including lists and various status
     objects."""
 
@@ -110,7 +110,7 @@ class ListMeta(Wire):
     shard_info: ShardInfo | None = field(default=None, name="shardInfo")
 
 
-class StatusCause(Wire):
+class StatusCause(Wire, frozen=True, kw_only=True):
     """StatusCause provides more information about an api.Status failure, including cases when multiple
     errors are encountered."""
 
@@ -119,7 +119,7 @@ class StatusCause(Wire):
     reason: str | None = None
 
 
-class StatusDetails(Wire):
+class StatusDetails(Wire, frozen=True, kw_only=True):
     """StatusDetails is a set of additional properties that MAY be set by the server to provide additional
     information about a response."""
 
@@ -131,7 +131,7 @@ class StatusDetails(Wire):
     uid: str | None = None
 
 
-class Status(Wire):
+class Status(Wire, frozen=True, kw_only=True):
     """Status is a return value for calls that don't return other objects."""
 
     api_version: str | None = field(default=None, name="apiVersion")
@@ -148,14 +148,14 @@ class Status(Wire):
             fill(self)
 
 
-class Preconditions(Wire):
+class Preconditions(Wire, frozen=True, kw_only=True):
     """Preconditions must be fulfilled before an operation (update, delete, etc.) is carried out."""
 
     resource_version: str | None = field(default=None, name="resourceVersion")
     uid: str | None = None
 
 
-class DeleteOptions(Wire):
+class DeleteOptions(Wire, frozen=True, kw_only=True):
     """DeleteOptions may be provided when deleting an API object."""
 
     api_version: str | None = field(default=None, name="apiVersion")
@@ -170,7 +170,7 @@ class DeleteOptions(Wire):
     propagation_policy: str | None = field(default=None, name="propagationPolicy")
 
 
-class WatchEvent(Wire):
+class WatchEvent(Wire, frozen=True, kw_only=True):
     """Event represents a single event to a watched resource."""
 
     object: Filled[JSONObject] = field(default_factory=empty_map)
@@ -181,7 +181,7 @@ class WatchEvent(Wire):
             fill(self)
 
 
-class ServerAddressByClientCIDR(Wire):
+class ServerAddressByClientCIDR(Wire, frozen=True, kw_only=True):
     """ServerAddressByClientCIDR helps the client to determine the server address that they should use,
     depending on the clientCIDR that they match."""
 
@@ -193,7 +193,7 @@ class ServerAddressByClientCIDR(Wire):
             fill(self)
 
 
-class APIVersions(Wire):
+class APIVersions(Wire, frozen=True, kw_only=True):
     """APIVersions lists the versions that are available, to allow clients to discover the API at /api,
     which is the root path of the legacy v1 API."""
 
@@ -209,7 +209,7 @@ class APIVersions(Wire):
             fill(self)
 
 
-class GroupVersionForDiscovery(Wire):
+class GroupVersionForDiscovery(Wire, frozen=True, kw_only=True):
     """GroupVersion contains the 'group/version' and 'version' string of a version."""
 
     group_version: Filled[str] = field(default_factory=str, name="groupVersion")
@@ -220,7 +220,7 @@ class GroupVersionForDiscovery(Wire):
             fill(self)
 
 
-class APIGroup(Wire):
+class APIGroup(Wire, frozen=True, kw_only=True):
     """APIGroup contains the name, the supported versions, and the preferred version of a group."""
 
     api_version: str | None = field(default=None, name="apiVersion")
@@ -237,7 +237,7 @@ class APIGroup(Wire):
             fill(self)
 
 
-class APIGroupList(Wire):
+class APIGroupList(Wire, frozen=True, kw_only=True):
     """APIGroupList is a list of APIGroup, to allow clients to discover the API at /apis."""
 
     api_version: str | None = field(default=None, name="apiVersion")
@@ -249,7 +249,7 @@ class APIGroupList(Wire):
             fill(self)
 
 
-class APIResource(Wire):
+class APIResource(Wire, frozen=True, kw_only=True):
     """APIResource specifies the name of a resource and whether it is namespaced."""
 
     categories: tuple[str, ...] | None = None
@@ -274,7 +274,7 @@ class APIResource(Wire):
             fill(self)
 
 
-class APIResourceList(Wire):
+class APIResourceList(Wire, frozen=True, kw_only=True):
     """APIResourceList is a list of APIResource, it is used to expose the name of the resources supported
     in a specific group and version, and if the resource is namespaced."""
 
@@ -288,7 +288,7 @@ class APIResourceList(Wire):
             fill(self)
 
 
-class FieldSelectorRequirement(Wire):
+class FieldSelectorRequirement(Wire, frozen=True, kw_only=True):
     """FieldSelectorRequirement is a selector that contains values, a key, and an operator that relates the
     key and values."""
 

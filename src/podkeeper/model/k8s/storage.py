@@ -6,7 +6,7 @@ from podkeeper.model.k8s import core, meta
 from podkeeper.model.wire import Filled, Int32, Int64, QuantityLike, Time, Wire, empty_list, fill, null
 
 
-class TokenRequest(Wire):
+class TokenRequest(Wire, frozen=True, kw_only=True):
     """TokenRequest contains parameters of a service account token."""
 
     audience: Filled[str] = field(default_factory=str)
@@ -17,7 +17,7 @@ class TokenRequest(Wire):
             fill(self)
 
 
-class CSIDriverSpec(Wire):
+class CSIDriverSpec(Wire, frozen=True, kw_only=True):
     """CSIDriverSpec is the specification of a CSIDriver."""
 
     attach_required: bool | None = field(default=None, name="attachRequired")
@@ -35,7 +35,7 @@ class CSIDriverSpec(Wire):
     volume_lifecycle_modes: tuple[str, ...] | None = field(default=None, name="volumeLifecycleModes")
 
 
-class CSIDriver(Wire):
+class CSIDriver(Wire, frozen=True, kw_only=True):
     """CSIDriver captures information about a Container Storage Interface (CSI) volume driver deployed on
     the cluster."""
 
@@ -49,7 +49,7 @@ class CSIDriver(Wire):
             fill(self)
 
 
-class CSIDriverList(Wire):
+class CSIDriverList(Wire, frozen=True, kw_only=True):
     """CSIDriverList is a collection of CSIDriver objects."""
 
     api_version: str | None = field(default=None, name="apiVersion")
@@ -62,13 +62,13 @@ class CSIDriverList(Wire):
             fill(self)
 
 
-class VolumeNodeResources(Wire):
+class VolumeNodeResources(Wire, frozen=True, kw_only=True):
     """VolumeNodeResources is a set of resource limits for scheduling of volumes."""
 
     count: Int32 | None = None
 
 
-class CSINodeDriver(Wire):
+class CSINodeDriver(Wire, frozen=True, kw_only=True):
     """CSINodeDriver holds information about the specification of one CSI driver installed on a node."""
 
     allocatable: VolumeNodeResources | None = None
@@ -81,7 +81,7 @@ class CSINodeDriver(Wire):
             fill(self)
 
 
-class CSINodeSpec(Wire):
+class CSINodeSpec(Wire, frozen=True, kw_only=True):
     """CSINodeSpec holds information about the specification of all CSI drivers installed on a node."""
 
     drivers: Filled[tuple[CSINodeDriver, ...]] = field(default_factory=empty_list)
@@ -91,7 +91,7 @@ class CSINodeSpec(Wire):
             fill(self)
 
 
-class CSINode(Wire):
+class CSINode(Wire, frozen=True, kw_only=True):
     """CSINode holds information about all CSI drivers installed on a node."""
 
     api_version: str | None = field(default=None, name="apiVersion")
@@ -104,7 +104,7 @@ class CSINode(Wire):
             fill(self)
 
 
-class CSINodeList(Wire):
+class CSINodeList(Wire, frozen=True, kw_only=True):
     """CSINodeList is a collection of CSINode objects."""
 
     api_version: str | None = field(default=None, name="apiVersion")
@@ -117,7 +117,7 @@ class CSINodeList(Wire):
             fill(self)
 
 
-class CSIStorageCapacity(Wire):
+class CSIStorageCapacity(Wire, frozen=True, kw_only=True):
     """CSIStorageCapacity stores the result of one CSI GetCapacity call."""
 
     api_version: str | None = field(default=None, name="apiVersion")
@@ -133,7 +133,7 @@ class CSIStorageCapacity(Wire):
             fill(self)
 
 
-class CSIStorageCapacityList(Wire):
+class CSIStorageCapacityList(Wire, frozen=True, kw_only=True):
     """CSIStorageCapacityList is a collection of CSIStorageCapacity objects."""
 
     api_version: str | None = field(default=None, name="apiVersion")
@@ -146,7 +146,7 @@ class CSIStorageCapacityList(Wire):
             fill(self)
 
 
-class StorageClass(Wire):
+class StorageClass(Wire, frozen=True, kw_only=True):
     """StorageClass describes the parameters for a class of storage for which PersistentVolumes can be
     dynamically provisioned."""
 
@@ -166,7 +166,7 @@ class StorageClass(Wire):
             fill(self)
 
 
-class StorageClassList(Wire):
+class StorageClassList(Wire, frozen=True, kw_only=True):
     """StorageClassList is a collection of storage classes."""
 
     api_version: str | None = field(default=None, name="apiVersion")
@@ -179,14 +179,14 @@ class StorageClassList(Wire):
             fill(self)
 
 
-class VolumeAttachmentSource(Wire):
+class VolumeAttachmentSource(Wire, frozen=True, kw_only=True):
     """VolumeAttachmentSource represents a volume that should be attached."""
 
     inline_volume_spec: core.PersistentVolumeSpec | None = field(default=None, name="inlineVolumeSpec")
     persistent_volume_name: str | None = field(default=None, name="persistentVolumeName")
 
 
-class VolumeAttachmentSpec(Wire):
+class VolumeAttachmentSpec(Wire, frozen=True, kw_only=True):
     """VolumeAttachmentSpec is the specification of a VolumeAttachment request."""
 
     attacher: Filled[str] = field(default_factory=str)
@@ -198,7 +198,7 @@ class VolumeAttachmentSpec(Wire):
             fill(self)
 
 
-class VolumeError(Wire):
+class VolumeError(Wire, frozen=True, kw_only=True):
     """VolumeError captures an error encountered during a volume operation."""
 
     error_code: Int32 | None = field(default=None, name="errorCode")
@@ -206,7 +206,7 @@ class VolumeError(Wire):
     time: Time | None = field(default_factory=null)
 
 
-class VolumeAttachmentStatus(Wire):
+class VolumeAttachmentStatus(Wire, frozen=True, kw_only=True):
     """VolumeAttachmentStatus is the status of a VolumeAttachment request."""
 
     attach_error: VolumeError | None = field(default=None, name="attachError")
@@ -219,7 +219,7 @@ class VolumeAttachmentStatus(Wire):
             fill(self)
 
 
-class VolumeAttachment(Wire):
+class VolumeAttachment(Wire, frozen=True, kw_only=True):
     """VolumeAttachment captures the intent to attach or detach the specified volume to/from the specified
     node."""
 
@@ -234,7 +234,7 @@ class VolumeAttachment(Wire):
             fill(self)
 
 
-class VolumeAttachmentList(Wire):
+class VolumeAttachmentList(Wire, frozen=True, kw_only=True):
     """VolumeAttachmentList is a collection of VolumeAttachment objects."""
 
     api_version: str | None = field(default=None, name="apiVersion")
@@ -247,7 +247,7 @@ class VolumeAttachmentList(Wire):
             fill(self)
 
 
-class VolumeAttributesClass(Wire):
+class VolumeAttributesClass(Wire, frozen=True, kw_only=True):
     """VolumeAttributesClass represents a specification of mutable volume attributes defined by the CSI
     driver."""
 
@@ -262,7 +262,7 @@ class VolumeAttributesClass(Wire):
             fill(self)
 
 
-class VolumeAttributesClassList(Wire):
+class VolumeAttributesClassList(Wire, frozen=True, kw_only=True):
     """VolumeAttributesClassList is a collection of VolumeAttributesClass objects."""
 
     api_version: str | None = field(default=None, name="apiVersion")
