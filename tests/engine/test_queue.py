@@ -1,0 +1,116 @@
+"""The work queue against the simplest thing that could work: a dictionary of due times."""
+
+import weakref
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from podkeeper.engine.queue import WorkQueue
+from podkeeper.model.messages import PodUID
+
+WEB, DB = PodUID("web"), PodUID("db")
+
+
+class Clock:
+    """Seconds that pass when told to."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def queue() -> tuple[WorkQueue, Clock]:
+    clock = Clock()
+    return WorkQueue(clock), clock
+
+
+def test_work_is_due_once_its_time_has_passed_not_when_it_comes() -> None:
+    work, clock = queue()
+    work.enqueue(WEB, 10)
+    clock.now = 10
+    assert work.get_work() == []
+    clock.now = 10.001
+    assert work.get_work() == [WEB]
+
+
+def test_work_is_given_out_once() -> None:
+    work, clock = queue()
+    work.enqueue(WEB, 0)
+    clock.now = 1
+    assert (work.get_work(), work.get_work(), len(work)) == ([WEB], [], 0)
+
+
+def test_the_last_word_counts_whether_it_is_sooner_or_later() -> None:
+    work, clock = queue()
+    work.enqueue(WEB, 5)
+    work.enqueue(WEB, 50)
+    work.enqueue(DB, 50)
+    work.enqueue(DB, 5)
+    clock.now = 6
+    assert work.get_work() == [DB]
+    clock.now = 51
+    assert work.get_work() == [WEB]
+
+
+def test_the_longest_overdue_comes_first() -> None:
+    work, clock = queue()
+    work.enqueue(WEB, 2)
+    work.enqueue(DB, 1)
+    clock.now = 3
+    assert work.get_work() == [DB, WEB]
+
+
+def test_the_next_due_time_is_known_without_polling() -> None:
+    work, clock = queue()
+    assert work.next_due() is None
+    clock.now = 100
+    work.enqueue(WEB, 5)
+    work.enqueue(DB, 60)
+    assert work.next_due() == 105
+    work.enqueue(WEB, 90)
+    assert work.next_due() == 160
+
+
+class TracedUID(str):
+    """A text that can be watched from outside: its plain kin take no weak references."""
+
+
+def test_putting_pods_off_for_ever_piles_up_nothing() -> None:
+    work, clock = queue()
+    watched = []
+    for turn in range(5_000):
+        clock.now = float(turn)
+        uid = TracedUID(f"pod-{turn % 10}")
+        watched.append(weakref.ref(uid))
+        work.enqueue(PodUID(uid), 1_000_000)
+    assert len(work) == 10
+    assert sum(reference() is not None for reference in watched) < 200
+
+
+STEPS = st.one_of(
+    st.tuples(st.just("enqueue"), st.sampled_from(["a", "b", "c"]), st.integers(-2, 5)),
+    st.tuples(st.just("advance"), st.just(""), st.integers(0, 3)),
+    st.tuples(st.just("get"), st.just(""), st.just(0)),
+)
+
+
+@settings(deadline=None, derandomize=True)
+@given(st.lists(STEPS, max_size=60))
+def test_it_does_what_a_plain_dictionary_would_do(steps: list[tuple[str, str, int]]) -> None:
+    work, clock = queue()
+    due: dict[str, float] = {}
+    for step, uid, seconds in steps:
+        match step:
+            case "enqueue":
+                work.enqueue(PodUID(uid), seconds)
+                due[uid] = clock.now + seconds
+            case "advance":
+                clock.now += seconds
+            case "get":
+                ready = {uid for uid, when in due.items() if when < clock.now}
+                assert set(work.get_work()) == ready
+                due = {uid: when for uid, when in due.items() if uid not in ready}
+        assert work.next_due() == min(due.values(), default=None)
+        assert len(work) == len(due)
