@@ -1,0 +1,132 @@
+"""Housekeeping: what must go, and what must be started again, decided at one moment.
+
+    pod cgroups listed -> workers swept -> runtime listed -> [ plan_of ] -> the shell carries the plan out
+
+The order of looking matters: what was listed *before* the workers were swept cannot contain a pod they do not know of
+yet, and what was listed *after* shows what still runs. The loop goes on meanwhile, so whoever was told to the workers
+since the sweep counts as known. In: a `Sight`, all of it as it is at this moment. Out: a `Plan`; nothing in it depends
+on the success of another part, and what fails is found again by the next housekeeping.
+
+It must not run before every source has spoken: pods of a silent source would look orphaned. The Go ancestor is
+`HandlePodCleanups` in pkg/kubelet/kubelet_pods.go.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from podkeeper.model.k8s.core import Pod
+from podkeeper.model.messages import PodUID
+from podkeeper.model.runtime import PodRecord
+from podkeeper.rules.phase import is_terminal
+from podkeeper.rules.worker.updates import KillOptions, Update, UpdateType
+from podkeeper.rules.worker.workers import KnownPod, Stage
+
+ORPHAN_GRACE_SECONDS = 1
+"""For a pod only the runtime knows: nobody is left who could say how long it may take."""
+
+
+class Answers(Protocol):
+    """What housekeeping asks of the workers."""
+
+    def is_pod_known_terminated(self, uid: PodUID) -> bool:
+        """No container of this known pod runs, nor ever will."""
+
+    def is_pod_termination_requested(self, uid: PodUID) -> bool:
+        """This known pod is to end."""
+
+    def is_pod_for_mirror_pod_terminating(self, full_name: str) -> bool:
+        """The static pod of that name is ending: its mirror must show that to the last."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sight:
+    """What housekeeping sees at its one moment."""
+
+    desired: Sequence[tuple[Pod, Pod | None]]  # each desired pod with its mirror, if it has one
+    mirrors: Sequence[Pod]
+    orphaned_mirrors: Sequence[str]  # full names
+    known: Mapping[PodUID, KnownPod]  # what the sweep of the workers left
+    told_since: Collection[PodUID] = ()  # whom the workers were told of after the sweep
+    runtime_pods: Sequence[PodRecord] = ()  # those that run, listed after the sweep
+    phases: Mapping[PodUID, str]  # as we published them; rejected pods are Failed here before the API knows
+    cgroups: Collection[PodUID] = ()  # pods that have one, listed before the sweep
+    directories: Collection[PodUID] = ()  # pods that have one
+    with_volumes: Collection[PodUID] = ()  # pods of which a volume is still mounted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What housekeeping does. The updates go to the workers in the order of their fields."""
+
+    could_run: frozenset[PodUID]  # the probes of all other pods stop
+    statuses_to_keep: frozenset[PodUID]  # all others are orphaned; mirrors have theirs under their own UID
+    directories_to_remove: frozenset[PodUID]
+    mirrors_to_delete: tuple[str, ...]  # full names; whatever UID the mirror has
+    restarts: tuple[Update, ...]  # desired, but forgotten when their predecessor of the same UID ended
+    endings: tuple[Update, ...]  # deleted pods that never ran here: only an ending worker lets the API forget them
+    orphan_kills: tuple[Update, ...]  # running, and wanted by nobody
+    cgroups_to_remove: frozenset[PodUID]
+    cgroups_to_throttle: frozenset[PodUID]  # of pods that are gone but for a mounted volume, whose memory they bear
+
+
+def plan_of(sight: Sight, workers: Answers) -> Plan:
+    """Decide everything housekeeping has to do."""
+    known = {*sight.known, *sight.told_since}
+    could_run = frozenset(
+        uid for uid in known if uid not in sight.known or sight.known[uid].stage is not Stage.TERMINATED
+    )
+    desired = {_uid(pod): (pod, mirror) for pod, mirror in sight.desired}
+    running = {PodUID(record.uid): record for record in sight.runtime_pods}
+
+    restarts = {
+        uid: Update(type=UpdateType.CREATE, pod=pod, mirror_pod=mirror)
+        for uid, (pod, mirror) in desired.items()
+        if uid not in known and is_active(pod, sight.phases.get(uid), workers)
+    }
+    known |= restarts.keys()
+    endings = tuple(
+        Update(type=UpdateType.KILL, pod=pod)
+        for uid, (pod, _) in desired.items()
+        if uid not in known and uid not in running and _is_deleted_and_over(pod)
+    )
+    kill = KillOptions(grace_override_seconds=ORPHAN_GRACE_SECONDS)
+    orphan_kills = tuple(
+        Update(type=UpdateType.KILL, running_pod=record, kill=kill)
+        for uid, record in running.items()
+        if uid not in known
+    )
+    with_volumes = frozenset(sight.with_volumes)
+    # Removing a cgroup kills what is in it. The reference spares neither a pod it has just begun to restart nor an
+    # orphan it has just begun to kill; with us the one keeps its cgroup and the other its grace.
+    idle_cgroups = frozenset(sight.cgroups) - could_run - restarts.keys() - running.keys()
+    return Plan(
+        could_run=could_run,
+        statuses_to_keep=frozenset([*desired, *map(_uid, sight.mirrors)]),
+        directories_to_remove=frozenset(sight.directories) - desired.keys() - running.keys() - with_volumes,
+        mirrors_to_delete=tuple(
+            name for name in sight.orphaned_mirrors if not workers.is_pod_for_mirror_pod_terminating(name)
+        ),
+        restarts=tuple(restarts.values()),
+        endings=endings,
+        orphan_kills=orphan_kills,
+        cgroups_to_remove=idle_cgroups - with_volumes,
+        cgroups_to_throttle=idle_cgroups & with_volumes,
+    )
+
+
+def is_active(pod: Pod, published_phase: str | None, workers: Answers) -> bool:
+    """Whether a desired pod takes part in the node's life: admitted, not over. One that still ends does."""
+    uid = _uid(pod)
+    if workers.is_pod_known_terminated(uid):
+        return False
+    over = is_terminal(pod.status.phase) or is_terminal(published_phase)
+    return not over or workers.is_pod_termination_requested(uid)
+
+
+def _is_deleted_and_over(pod: Pod) -> bool:
+    return pod.metadata.deletion_timestamp is not None and is_terminal(pod.status.phase)
+
+
+def _uid(pod: Pod) -> PodUID:
+    return PodUID(pod.metadata.uid or "")
