@@ -1,0 +1,169 @@
+"""Where one pod stands with its worker. Each state carries what is true in it, and nothing else.
+
+    Unknown -> Waiting -> Syncing -> TerminationRequested -> Terminating -> Terminated -> Finished -> Unknown
+                  `------- killed before it started ------> NeverStarted ------------------------------^
+
+A pod only ever moves right, until its worker is forgotten. What a worker does meanwhile is its
+*activity*: idle, reading the pod's status, or calling a sync function. Only in a busy worker can an
+update wait, and never more than one.
+
+Instants here are seconds of the loop's monotonic clock. The Go ancestor is `podSyncStatus` in
+pkg/kubelet/pod_workers.go, whose seven booleans and four times these states replace.
+"""
+
+from dataclasses import dataclass, replace
+from enum import Enum, StrEnum, auto
+
+from podkeeper.model.k8s.core import Pod
+from podkeeper.model.runtime import PodRecord
+from podkeeper.rules.worker.updates import Signal, StatusFunction, UpdateType
+
+
+class Cause(StrEnum):
+    """Why a pod ends. The first one stays, except that a pod nobody wants any more counts as gone."""
+
+    COMPLETED = "completed"  # it ran to its end, or its phase says so
+    KILLED = "killed"  # removed from its source, or the agent wants it gone
+    EVICTED = "evicted"  # the node needs its resources back: its content may go at once
+    DELETED = "deleted"  # gracefully, in the API
+    ORPHANED = "orphaned"  # no source wants it, or only the runtime ever knew it
+
+
+class PassKind(Enum):
+    """Which of the four sync functions a pass calls."""
+
+    SYNC = auto()
+    TERMINATING = auto()
+    TERMINATING_RUNTIME = auto()
+    TERMINATED = auto()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What a pass is made with: an update, as the worker took it."""
+
+    update_type: UpdateType
+    subject: Pod | PodRecord  # a bare record: no configuration is known, only the runtime has the pod
+    mirror_pod: Pod | None = None
+    grace_seconds: int | None = None
+    start_time: float | None = None
+
+    def again(self) -> "Work":
+        """The same once more, of the worker's own accord: nobody's news, so nobody's start time."""
+        return replace(self, update_type=UpdateType.SYNC, mirror_pod=None, start_time=None)
+
+
+# What a worker is doing.
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """Between two passes."""
+
+    last: Work | None = None  # None: before the first one
+    last_pass_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """At the beginning of a pass: waits for a status of the pod that is newer than the last pass."""
+
+    kind: PassKind
+    work: Work
+    last_pass_at: float | None = None
+    pending: Work | None = None  # the latest update since
+
+
+@dataclass(frozen=True, slots=True)
+class Calling:
+    """In a pass: the sync function runs."""
+
+    kind: PassKind
+    work: Work
+    last_pass_at: float | None = None
+    pending: Work | None = None
+
+
+Busy = Reading | Calling
+Activity = Idle | Busy
+
+
+# Where the pod stands.
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """Never seen, or forgotten."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Seen, and not started: a static pod of the same full name comes first."""
+
+    pending: Work
+
+
+@dataclass(frozen=True, slots=True)
+class Syncing:
+    """Wanted: containers are started, restarted and looked after."""
+
+    activity: Activity
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """What was agreed about a pod's end."""
+
+    cause: Cause
+    grace_seconds: int | None = None  # None: it ends by itself, nobody has named a grace yet
+    signals: tuple[Signal, ...] = ()  # who waits until no container runs
+    status_function: StatusFunction | None = None  # the last one given
+    restart_requested: bool = False  # a source wants this UID again: forget it once finished, and start afresh
+
+
+@dataclass(frozen=True, slots=True)
+class TerminationRequested:
+    """Unwanted, but the worker has not got to it: a sync pass under way may still start a container."""
+
+    ending: Ending
+    activity: Activity
+
+
+@dataclass(frozen=True, slots=True)
+class Terminating:
+    """Unwanted, and the worker knows it: no container starts any more, those that run are being stopped."""
+
+    ending: Ending
+    activity: Activity
+
+
+@dataclass(frozen=True, slots=True)
+class Terminated:
+    """No container runs, nor ever will; what the pod held is being cleaned up."""
+
+    cause: Cause
+    activity: Activity
+    restart_requested: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """Nothing is left to do; remembered so that it does not start again."""
+
+    cause: Cause
+    pod: Pod | None  # as the last pass saw it; None: no pass was ever made with its configuration
+    restart_requested: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NeverStarted:
+    """A static pod that was to end before its turn came: finished without a single pass."""
+
+    cause: Cause
+    restart_requested: bool = False
+
+
+Ends = TerminationRequested | Terminating  # termination is requested and containers may run
+Active = Syncing | Ends | Terminated  # the states a worker makes passes in
+Done = Finished | NeverStarted
+State = Unknown | Waiting | Active | Done

@@ -1,0 +1,179 @@
+"""All pod workers of the node: one state per pod, and what spans pods.
+
+In: updates, housekeeping's visits, the progress of passes. Out: orders, which the shell
+(`engine/workers.py`) executes at once and in order, and answers to questions. Every decision is taken by
+`step`; this class keeps the states, sees to it that static pods of one full name take turns, and
+remembers whether housekeeping has come by.
+
+It leaves one thing to its owner: a static pod whose predecessor has left is not started by itself, it
+must be told again. `next_in_line` names it. The Go ancestors are `podWorkers` and `SyncKnownPods` in
+pkg/kubelet/pod_workers.go.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from enum import StrEnum
+
+from podkeeper.model.k8s.core import Pod
+from podkeeper.model.messages import PodUID
+from podkeeper.model.runtime import PodRecord
+from podkeeper.rules import mirror
+from podkeeper.rules.worker import questions
+from podkeeper.rules.worker.events import AskForTurn, Event, MayStart, MustWait, Order, PassEvent, Swept, Told
+from podkeeper.rules.worker.passes import configuration_in, taken
+from podkeeper.rules.worker.pauses import USUAL_TIMING, Timing
+from podkeeper.rules.worker.states import (
+    Finished,
+    NeverStarted,
+    State,
+    Syncing,
+    Terminated,
+    Terminating,
+    TerminationRequested,
+    Unknown,
+    Waiting,
+)
+from podkeeper.rules.worker.static_order import StaticOrder
+from podkeeper.rules.worker.step import step
+from podkeeper.rules.worker.updates import Update
+
+Orders = tuple[Order, ...]
+
+
+class Stage(StrEnum):
+    """Where a known pod stands, as housekeeping sees it."""
+
+    SYNC = "sync"
+    TERMINATING = "terminating"
+    TERMINATED = "terminated"
+
+
+@dataclass(frozen=True, slots=True)
+class KnownPod:
+    """One worker, as housekeeping sees it."""
+
+    stage: Stage
+    orphan: bool  # no source wants it
+    has_config: bool  # its worker has (or had) a configuration to work with
+    static: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """What a visit of housekeeping found and set going. Desired pods that are not known are to be created again."""
+
+    known: dict[PodUID, KnownPod]
+    orders: dict[PodUID, Orders]
+
+
+@dataclass(slots=True)
+class _Worker:
+    full_name: str
+    state: State
+
+
+class Workers:
+    """The node's pod workers. Synchronous throughout: what a method decides is so before it returns."""
+
+    def __init__(self, timing: Timing = USUAL_TIMING) -> None:
+        self._timing = timing
+        self._workers: dict[PodUID, _Worker] = {}
+        self._static_order = StaticOrder()
+        self.synced = False  # housekeeping has come by: who is not known is gone
+
+    def update(self, update: Update, runtime: PodRecord | None) -> Orders:
+        """Tell a pod's worker something; the first time, make one. `runtime`: see `Told`."""
+        uid = update.uid
+        if uid not in self._workers:
+            self._workers[uid] = _Worker(_full_name(update.subject), Unknown())
+            if update.pod is not None and mirror.is_static_pod(update.pod):
+                self._static_order.join(self._workers[uid].full_name, uid)
+        return self._send(uid, Told(update, runtime))
+
+    def report(self, uid: PodUID, event: PassEvent) -> Orders:
+        """Take the news of a pass."""
+        return self._send(uid, event)
+
+    def sync_known_pods(self, desired: Collection[PodUID]) -> Sweep:
+        """Housekeeping's visit: forget what is over, end what nobody wants, tell what remains."""
+        self.synced = True
+        sweep = Sweep({}, {})
+        for uid in list(self._workers):
+            if orders := self._send(uid, Swept(desired=uid in desired)):
+                sweep.orders[uid] = orders
+            state = self.state(uid)
+            if not isinstance(state, Unknown):
+                sweep.known[uid] = _known(state, orphan=uid not in desired)
+        return sweep
+
+    def state(self, uid: PodUID) -> State:
+        """Where a pod stands."""
+        worker = self._workers.get(uid)
+        return Unknown() if worker is None else worker.state
+
+    def is_pod_for_mirror_pod_terminating(self, full_name: str) -> bool:
+        """Whether the static pod that runs under that name is ending: its mirror must stay meanwhile."""
+        uid = self._static_order.started(full_name)
+        return uid is not None and questions.is_stopping(self.state(uid))
+
+    def next_in_line(self, full_name: str) -> PodUID | None:
+        """The static pod of that name whose turn it is by now and which waits to be told."""
+        uid = self._static_order.next(full_name, self._is_wanted)
+        return uid if uid is not None and isinstance(self.state(uid), Waiting) else None
+
+    def _send(self, uid: PodUID, event: Event) -> Orders:
+        worker = self._workers[uid]
+        result = step(worker.state, event, self._timing)
+        worker.state = result.state
+        if isinstance(worker.state, Finished | NeverStarted | Unknown):
+            self._static_order.leave(worker.full_name, uid)
+        if isinstance(worker.state, Unknown):
+            del self._workers[uid]
+        orders: list[Order] = []
+        for order in result.orders:
+            if isinstance(order, AskForTurn):
+                orders += self._send(uid, MayStart() if self._is_its_turn(uid) else MustWait())
+            else:
+                orders.append(order)
+        return tuple(orders)
+
+    def _is_its_turn(self, uid: PodUID) -> bool:
+        """Whether a waiting pod may start; if so, the others of its name wait for it from now on."""
+        pod = _configuration_taken(self.state(uid))
+        if pod is None or not mirror.is_static_pod(pod):
+            return True
+        return self._static_order.start(self._workers[uid].full_name, uid, self._is_wanted)
+
+    def _is_wanted(self, uid: PodUID) -> bool:
+        return isinstance(self.state(uid), Waiting | Syncing)
+
+
+def _full_name(subject: Pod | PodRecord) -> str:
+    match subject:
+        case Pod():
+            return mirror.full_name(subject)
+        case PodRecord(name=name, namespace=namespace):
+            return f"{name}_{namespace}"
+
+
+def _known(state: State, *, orphan: bool) -> KnownPod:
+    stage = Stage.SYNC
+    if questions.is_termination_requested(state):
+        stage = Stage.TERMINATED if questions.is_known_terminated(state) else Stage.TERMINATING
+    pod = _configuration_taken(state)
+    return KnownPod(stage, orphan, has_config=pod is not None, static=pod is not None and mirror.is_static_pod(pod))
+
+
+def _configuration_taken(state: State) -> Pod | None:
+    """The configuration that a worker works with, or will begin with."""
+    match state:
+        case Waiting(pending=work):
+            return configuration_in(work)
+        case Syncing(activity=activity) | Terminated(activity=activity):
+            return configuration_in(taken(activity))
+        case TerminationRequested(activity=activity) | Terminating(activity=activity):
+            return configuration_in(taken(activity))
+        case Finished(pod=pod):
+            return pod
+        case NeverStarted() | Unknown():
+            return None
