@@ -1,0 +1,205 @@
+"""How long to wait before a failing container starts again, or a failing image is pulled again.
+
+    first failure: no wait, the next costs 10 s -> 20 s -> 40 s -> ... -> 300 s, then every time 300 s
+    `--- back to the beginning when all went well for 600 s, or when image or resources change ---'
+
+`Entry` is what is known of one key, `Curve` how delays grow; both are values, and the functions over
+them are pure. `BackoffTable` owns the entries of one kind (restarts or pulls) and nothing else: no
+clock, no tasks. It says `Held` (until when, and what to tell the user) or None, which means: go.
+
+The two kinds differ in where waiting starts: a restart waits from the container's last exit, a pull
+from its last failure. The Go ancestors are client-go's util/flowcontrol/backoff.go, `doBackOff` in
+pkg/kubelet/kuberuntime and `pullImage` in pkg/kubelet/images.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+import msgspec
+
+from podkeeper.model.durations import format_duration
+from podkeeper.model.k8s.core import Container, EphemeralContainer, Pod
+from podkeeper.model.messages import EventType, PodEvent
+from podkeeper.model.runtime import ContainerRecord, ContainerState, PodRecord
+
+CRASH_LOOP_BACK_OFF = "CrashLoopBackOff"
+IMAGE_PULL_BACK_OFF = "ImagePullBackOff"
+BACK_OFF_EVENT = "BackOff"
+
+MIN_DELAY = timedelta(seconds=1)
+"""The floor: no curve, however tuned, waits for less."""
+
+BackoffKey = tuple[str, ...]
+
+
+# How delays grow.
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """How delays grow: doubled from `initial` to `maximum`, forgotten after `stable_after` without trouble."""
+
+    initial: timedelta = timedelta(seconds=10)
+    maximum: timedelta = timedelta(seconds=300)
+    stable_after: timedelta = timedelta(seconds=600)
+
+    def __post_init__(self) -> None:
+        if not MIN_DELAY <= self.initial <= self.maximum <= self.stable_after:
+            raise ValueError(
+                f"cannot back off along {self}: {MIN_DELAY} <= initial <= maximum <= stable_after is right"
+            )
+
+    def tuned(self, *, initial: timedelta | None = None, maximum: timedelta | None = None) -> "Curve":
+        """The same with other ends, for a node or a pod that asks for them.
+
+        A value under the floor is raised to it. A maximum under the initial delay takes that down with it; one
+        beyond the usual makes "without trouble" longer, or waiting alone would end a series.
+        """
+        top = max(self.maximum if maximum is None else maximum, MIN_DELAY)
+        first = max(self.initial if initial is None else initial, MIN_DELAY)
+        return Curve(initial=min(first, top), maximum=top, stable_after=max(self.stable_after, top * 2))
+
+
+DEFAULT_CURVE = Curve()
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What is known of one key: the delay that its next failure costs, and when that was last decided."""
+
+    delay: timedelta
+    updated_at: datetime
+    curve: Curve
+    cause: str = ""  # what went wrong last; shown while waiting
+
+
+def has_expired(entry: Entry, at: datetime) -> bool:
+    """Whether all went well for so long that an event at this time begins a new series."""
+    return at - entry.updated_at > entry.curve.stable_after
+
+
+def next_entry(entry: Entry | None, event_at: datetime | None, now: datetime, curve: Curve, cause: str = "") -> Entry:
+    """The entry after one more event. An event at an unknown time (None) continues the series."""
+    if entry is None or (event_at is not None and has_expired(entry, event_at)):
+        delay = curve.initial
+    else:
+        delay = min(max(entry.delay * 2, curve.initial), curve.maximum)
+    return Entry(delay, now, curve, cause)
+
+
+def held_until(entry: Entry | None, since: datetime | None, now: datetime) -> datetime | None:
+    """When the wait that began at `since` ends; None when it is over, or when there is none."""
+    if entry is None or since is None or has_expired(entry, since):
+        return None
+    until = since + entry.delay
+    return until if now < until else None
+
+
+# What is held back, and by which name it is known.
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Not now. `reason` and `message` are for the container's status, `event` for the record."""
+
+    reason: str
+    message: str
+    until: datetime
+    event: PodEvent
+
+
+def restart_key(pod: Pod, container: Container | EphemeralContainer) -> BackoffKey:
+    """Names a container together with all whose change deserves a fresh start."""
+    meta = pod.metadata
+    resources = msgspec.json.encode(container.resources, order="deterministic").decode()
+    return (meta.name or "", meta.namespace or "", meta.uid or "", container.name, container.image or "", resources)
+
+
+def pull_key(pod: Pod, image: str) -> BackoffKey:
+    """Names an image for one pod: another pod may have other credentials."""
+    return (pod.metadata.uid or "", image)
+
+
+def latest_exit(record: PodRecord, container_name: str) -> ContainerRecord | None:
+    """The newest exited container of a name; newer ones that have not exited do not hide it."""
+    return next(
+        (found for found in record.containers if found.name == container_name and found.state is ContainerState.EXITED),
+        None,
+    )
+
+
+class BackoffTable:
+    """The entries of one kind of back-off. Call `collect` now and then, or it grows with every key ever seen."""
+
+    def __init__(self, curve: Curve = DEFAULT_CURVE) -> None:
+        self._curve = curve
+        self._entries: dict[BackoffKey, Entry] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def delay(self, key: BackoffKey) -> timedelta:
+        """What the next failure of this key costs; nothing when the key is not known."""
+        entry = self._entries.get(key)
+        return timedelta() if entry is None else entry.delay
+
+    def begin_restart(
+        self,
+        pod: Pod,
+        container: Container | EphemeralContainer,
+        record: PodRecord,
+        now: datetime,
+        curve: Curve | None = None,
+    ) -> Held | None:
+        """Ask to start a container. None: it may start, and its next restart will wait longer.
+
+        `curve` overrides the table's for this container. A container that never exited is neither held nor counted.
+        """
+        last = latest_exit(record, container.name)
+        if last is None:
+            return None
+        key = restart_key(pod, container)
+        entry = self._entries.get(key)
+        until = held_until(entry, last.finished_at, now)
+        if entry is not None and until is not None:
+            return _held_restart(pod, container.name, entry.delay, until)
+        self._entries[key] = next_entry(entry, last.finished_at, now, curve or self._curve)
+        return None
+
+    def hold_pull(self, pod: Pod, image: str, now: datetime) -> Held | None:
+        """Ask to pull an image. None: it may be pulled; tell the table when that fails."""
+        entry = self._entries.get(pull_key(pod, image))
+        if entry is None or (until := held_until(entry, entry.updated_at, now)) is None:
+            return None
+        return _held_pull(pod, image, entry.cause, until)
+
+    def pull_failed(self, pod: Pod, image: str, cause: str, now: datetime, curve: Curve | None = None) -> None:
+        """Note a failed pull; `cause` (`ErrImagePull: ...`) is shown while the next one is held."""
+        key = pull_key(pod, image)
+        self._entries[key] = next_entry(self._entries.get(key), now, now, curve or self._curve, cause)
+
+    def collect(self, now: datetime) -> None:
+        """Forget every entry that has expired."""
+        self._entries = {key: entry for key, entry in self._entries.items() if not has_expired(entry, now)}
+
+
+def _held_restart(pod: Pod, container_name: str, delay: timedelta, until: datetime) -> Held:
+    shown_pod = f"{pod.metadata.name or ''}_{pod.metadata.namespace or ''}({pod.metadata.uid or ''})"
+    shown_delay = format_duration(delay // timedelta(microseconds=1) * 1000)
+    text = f"Back-off restarting failed container {container_name} in pod {shown_pod}"
+    return Held(
+        reason=CRASH_LOOP_BACK_OFF,
+        message=f"back-off {shown_delay} restarting failed container={container_name} pod={shown_pod}",
+        until=until,
+        event=PodEvent(EventType.WARNING, BACK_OFF_EVENT, text, pod.metadata.uid or ""),
+    )
+
+
+def _held_pull(pod: Pod, image: str, cause: str, until: datetime) -> Held:
+    text = f'Back-off pulling image "{image}"'
+    return Held(
+        reason=IMAGE_PULL_BACK_OFF,
+        message=f"{text}: {cause}" if cause else text,
+        until=until,
+        event=PodEvent(EventType.NORMAL, BACK_OFF_EVENT, text, pod.metadata.uid or ""),
+    )

@@ -1,0 +1,319 @@
+"""Back-off of restarts and image pulls: how delays grow, when they are forgotten, what the user is told."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from podkeeper.model.k8s.core import Container, Pod, ResourceRequirements
+from podkeeper.model.k8s.meta import ObjectMeta
+from podkeeper.model.messages import EventType, PodEvent
+from podkeeper.model.runtime import ContainerRecord, ContainerState, PodRecord
+from podkeeper.rules.backoff import (
+    DEFAULT_CURVE,
+    MIN_DELAY,
+    BackoffTable,
+    Curve,
+    Entry,
+    Held,
+    has_expired,
+    held_until,
+    latest_exit,
+    next_entry,
+    pull_key,
+    restart_key,
+)
+
+START = datetime(2000, 1, 1, tzinfo=UTC)
+POD = Pod(metadata=ObjectMeta(name="web", namespace="prod", uid="u1"))
+APP = Container(name="app", image="registry.example/app:v1")
+
+
+def at(seconds: float) -> datetime:
+    return START + timedelta(seconds=seconds)
+
+
+def seconds(count: float) -> timedelta:
+    return timedelta(seconds=count)
+
+
+def exited(finished: float | None, name: str = "app") -> ContainerRecord:
+    finished_at = None if finished is None else at(finished)
+    return ContainerRecord(id="x", name=name, state=ContainerState.EXITED, finished_at=finished_at)
+
+
+def crash(
+    table: BackoffTable, finished: float | None, now: float, spec: Container = APP, curve: Curve | None = None
+) -> Held | None:
+    """Ask to start a container that exited at `finished`."""
+    return table.begin_restart(POD, spec, PodRecord(uid="u1", containers=(exited(finished),)), at(now), curve)
+
+
+# The curve.
+
+
+def test_delays_double_up_to_the_maximum() -> None:
+    entry: Entry | None = None
+    delays = []
+    for _ in range(7):
+        entry = next_entry(entry, START, START, DEFAULT_CURVE)
+        delays.append(entry.delay.total_seconds())
+    assert delays == [10, 20, 40, 80, 160, 300, 300]
+
+
+def test_a_series_is_forgotten_only_after_more_than_the_stable_time() -> None:
+    entry = Entry(seconds(160), START, DEFAULT_CURVE)
+    assert not has_expired(entry, at(600))
+    assert has_expired(entry, at(600.001))
+    assert next_entry(entry, at(600), at(600), DEFAULT_CURVE).delay == seconds(300)
+    assert next_entry(entry, at(601), at(601), DEFAULT_CURVE).delay == seconds(10)
+
+
+def test_an_event_at_an_unknown_time_continues_the_series_and_is_not_waited_for() -> None:
+    entry = Entry(seconds(40), START, DEFAULT_CURVE)
+    assert next_entry(entry, None, at(5000), DEFAULT_CURVE).delay == seconds(80)
+    assert held_until(entry, None, at(1)) is None
+
+
+def test_a_wait_is_over_exactly_at_its_end() -> None:
+    entry = Entry(seconds(40), START, DEFAULT_CURVE)
+    assert held_until(entry, at(5), at(44.999)) == at(45)
+    assert held_until(entry, at(5), at(45)) is None
+
+
+TUNED = {
+    "nothing asked, nothing changed": ({}, DEFAULT_CURVE),
+    "a lower maximum": ({"maximum": seconds(60)}, Curve(seconds(10), seconds(60), seconds(600))),
+    "a maximum below the first delay takes it along": (
+        {"maximum": seconds(4)}, Curve(seconds(4), seconds(4), seconds(600))),
+    "a faster start": ({"initial": seconds(2)}, Curve(seconds(2), seconds(300), seconds(600))),
+    "nothing goes under the floor": (
+        {"initial": seconds(0), "maximum": seconds(-1)}, Curve(MIN_DELAY, MIN_DELAY, seconds(600))),
+    "a longer maximum needs a longer time without trouble": (
+        {"maximum": seconds(900)}, Curve(seconds(10), seconds(900), seconds(1800))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("wishes, expected", TUNED.values(), ids=TUNED.keys())
+def test_tuning(wishes: dict[str, timedelta], expected: Curve) -> None:
+    assert DEFAULT_CURVE.tuned(**wishes) == expected
+
+
+@pytest.mark.parametrize(
+    "initial, maximum, stable", [(0, 10, 600), (20, 10, 600), (10, 700, 600)], ids=["no floor", "falling", "forgetful"]
+)
+def test_a_curve_that_makes_no_sense_is_refused(initial: float, maximum: float, stable: float) -> None:
+    with pytest.raises(ValueError, match="cannot back off"):
+        Curve(seconds(initial), seconds(maximum), seconds(stable))
+
+
+# Restarts.
+
+
+def test_the_first_start_and_the_first_restart_are_free() -> None:
+    table = BackoffTable()
+    assert table.begin_restart(POD, APP, PodRecord(uid="u1"), at(0)) is None
+    assert len(table) == 0
+    assert crash(table, finished=3, now=5) is None
+    assert table.delay(restart_key(POD, APP)) == seconds(10)
+
+
+def test_the_next_restart_waits_from_the_exit_and_says_so() -> None:
+    table = BackoffTable()
+    crash(table, finished=3, now=5)
+    text = "Back-off restarting failed container app in pod web_prod(u1)"
+    assert crash(table, finished=7, now=8) == Held(
+        reason="CrashLoopBackOff",
+        message="back-off 10s restarting failed container=app pod=web_prod(u1)",
+        until=at(17),
+        event=PodEvent(EventType.WARNING, "BackOff", text, "u1"),
+    )
+    assert crash(table, finished=7, now=17) is None
+    assert table.delay(restart_key(POD, APP)) == seconds(20)
+
+
+def test_asking_while_held_costs_nothing() -> None:
+    table = BackoffTable()
+    crash(table, finished=0, now=0)
+    assert {crash(table, finished=1, now=now) for now in (1, 2, 10)} == {crash(table, finished=1, now=3)}
+    assert table.delay(restart_key(POD, APP)) == seconds(10)
+
+
+def test_a_long_quiet_run_starts_a_new_series() -> None:
+    table = BackoffTable()
+    for now in (0, 100, 200):
+        crash(table, finished=now, now=now + 90)
+    assert crash(table, finished=291 + 600, now=900) is None
+    assert table.delay(restart_key(POD, APP)) == seconds(10)
+
+
+def test_a_newer_container_that_has_not_exited_does_not_hide_the_exit() -> None:
+    created = ContainerRecord(id="y", name="app", state=ContainerState.CREATED)
+    record = PodRecord(uid="u1", containers=(created, exited(9, "other"), exited(7), exited(3)))
+    assert latest_exit(record, "app") == exited(7)
+    assert latest_exit(record, "nobody") is None
+
+
+CHANGES = {
+    "another image": (POD, Container(name="app", image="registry.example/app:v2")),
+    "other resources": (
+        POD, Container(name="app", image=APP.image, resources=ResourceRequirements(limits={"cpu": "1"}))),
+    "another container": (POD, Container(name="other", image=APP.image)),
+    "another pod of the same name": (Pod(metadata=ObjectMeta(name="web", namespace="prod", uid="u2")), APP),
+    "another namespace": (Pod(metadata=ObjectMeta(name="web", namespace="test", uid="u1")), APP),
+    "another name": (Pod(metadata=ObjectMeta(name="db", namespace="prod", uid="u1")), APP),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("of_pod, spec", CHANGES.values(), ids=CHANGES.keys())
+def test_starts_afresh(of_pod: Pod, spec: Container) -> None:
+    assert restart_key(of_pod, spec) != restart_key(POD, APP)
+
+
+def test_the_order_in_which_resources_are_written_does_not_matter() -> None:
+    one, other = (
+        Container(name="app", resources=ResourceRequirements(limits=dict(pairs)))
+        for pairs in ([("cpu", "1"), ("memory", "1Gi")], [("memory", "1Gi"), ("cpu", "1")])
+    )
+    assert restart_key(POD, one) == restart_key(POD, other)
+
+
+def test_a_curve_of_its_own_serves_one_container() -> None:
+    table = BackoffTable()
+    quick = DEFAULT_CURVE.tuned(initial=seconds(1), maximum=seconds(2))
+    delays = []
+    for now in (0, 100, 200):
+        crash(table, finished=now, now=now + 50, curve=quick)
+        delays.append(table.delay(restart_key(POD, APP)))
+    assert delays == [seconds(1), seconds(2), seconds(2)]
+    crash(table, finished=300, now=350)  # the wish is withdrawn: back to the table's own curve
+    assert table.delay(restart_key(POD, APP)) == seconds(10)
+
+
+# Image pulls.
+
+
+def test_a_failed_pull_is_held_from_the_failure_on_and_says_why() -> None:
+    table = BackoffTable()
+    image = "registry.example/app:v1"
+    assert table.hold_pull(POD, image, at(0)) is None
+    table.pull_failed(POD, image, "ErrImagePull: no such host", at(2))
+    assert table.hold_pull(POD, image, at(11)) == Held(
+        reason="ImagePullBackOff",
+        message='Back-off pulling image "registry.example/app:v1": ErrImagePull: no such host',
+        until=at(12),
+        event=PodEvent(EventType.NORMAL, "BackOff", 'Back-off pulling image "registry.example/app:v1"', "u1"),
+    )
+    assert table.hold_pull(POD, image, at(12)) is None
+    table.pull_failed(POD, image, "", at(13))
+    held = table.hold_pull(POD, image, at(14))
+    assert held is not None
+    assert (held.until, held.message) == (at(33), 'Back-off pulling image "registry.example/app:v1"')
+
+
+def test_pulls_of_other_pods_and_other_images_are_not_held() -> None:
+    table = BackoffTable()
+    table.pull_failed(POD, "a", "", at(0))
+    assert table.hold_pull(POD, "b", at(1)) is None
+    assert table.hold_pull(Pod(metadata=ObjectMeta(uid="u2")), "a", at(1)) is None
+
+
+# Housekeeping and text.
+
+
+def test_collecting_forgets_only_what_has_expired() -> None:
+    table = BackoffTable()
+    table.pull_failed(POD, "old", "", at(0))
+    table.pull_failed(POD, "young", "", at(1))
+    table.collect(at(600))
+    assert len(table) == 2
+    table.collect(at(601))
+    assert len(table) == 1
+    assert table.delay(pull_key(POD, "old")) == timedelta()
+    assert table.delay(pull_key(POD, "young")) == seconds(10)
+
+
+SHOWN_DELAYS = {"1s": 1, "10s": 10, "1.5s": 1.5, "1m20s": 80, "5m0s": 300}
+
+
+@pytest.mark.parametrize("text, delay", SHOWN_DELAYS.items(), ids=SHOWN_DELAYS.keys())
+def test_a_delay_is_shown_as_go_writes_it(text: str, delay: float) -> None:
+    table = BackoffTable(Curve(initial=seconds(delay)))
+    crash(table, finished=0, now=0)
+    held = crash(table, finished=1, now=1)
+    assert held is not None
+    assert held.message == f"back-off {text} restarting failed container=app pod=web_prod(u1)"
+
+
+# Laws.
+
+CURVES = st.builds(
+    lambda initial, maximum: DEFAULT_CURVE.tuned(initial=seconds(initial), maximum=seconds(maximum)),
+    st.integers(-5, 500),
+    st.integers(-5, 1000),
+)
+STEPS = st.lists(st.tuples(st.integers(0, 900), st.integers(0, 900)), max_size=20)
+"""(how long after the last question the container exited, how long after that we are asked again)"""
+
+law = settings(max_examples=100, deadline=None, derandomize=True)
+
+
+@law
+@given(CURVES, STEPS)
+def test_delays_stay_between_floor_and_maximum_and_rise_until_forgotten(
+    curve: Curve, steps: list[tuple[int, int]]
+) -> None:
+    table, key, now = BackoffTable(curve), restart_key(POD, APP), 0
+    for until_exit, until_asked in steps:
+        before = table.delay(key)
+        finished, now = now + until_exit, now + until_exit + until_asked
+        held = crash(table, finished, now)
+        after = table.delay(key)
+        assert MIN_DELAY <= curve.initial <= after <= curve.maximum
+        if held is not None:
+            assert after == before
+            assert at(now) < held.until <= at(finished) + curve.maximum
+        else:
+            assert after in (curve.initial, min(before * 2, curve.maximum))
+            assert after >= before or after == curve.initial
+
+
+@law
+@given(CURVES, STEPS)
+def test_the_same_story_has_the_same_end(curve: Curve, steps: list[tuple[int, int]]) -> None:
+    def told() -> list[Held | None]:
+        table, now, answers = BackoffTable(curve), 0, []
+        for until_exit, until_asked in steps:
+            finished, now = now + until_exit, now + until_exit + until_asked
+            answers.append(crash(table, finished, now))
+        return answers
+
+    assert told() == told()
+
+
+@law
+@given(CURVES, STEPS)
+def test_who_is_held_may_go_when_the_wait_is_over_and_not_before(curve: Curve, steps: list[tuple[int, int]]) -> None:
+    table, now = BackoffTable(curve), 0
+    for until_exit, until_asked in steps:
+        finished, now = now + until_exit, now + until_exit + until_asked
+        held = crash(table, finished, now)
+        if held is not None:
+            end = int((held.until - START).total_seconds())
+            assert crash(table, finished, end - 1) == held
+            assert crash(table, finished, end) is None
+            now = end
+
+
+@law
+@given(CURVES, STEPS, st.integers(0, 20))
+def test_collecting_at_the_time_of_an_exit_changes_nothing(
+    curve: Curve, steps: list[tuple[int, int]], when: int
+) -> None:
+    plain, collected, now = BackoffTable(curve), BackoffTable(curve), 0
+    for index, (until_exit, until_asked) in enumerate(steps):
+        finished, now = now + until_exit, now + until_exit + until_asked
+        if index == when:
+            collected.collect(at(finished))
+        assert crash(plain, finished, now) == crash(collected, finished, now)

@@ -1,0 +1,181 @@
+"""Whether a container runs again: rules by exit code, then its own policy, then the pod's."""
+
+from itertools import product
+
+import pytest
+
+from podkeeper.model.k8s.core import (
+    Container,
+    ContainerRestartRule,
+    ContainerRestartRuleOnExitCodes,
+    ContainerState,
+    ContainerStateTerminated,
+    ContainerStatus,
+    Pod,
+    PodCondition,
+    PodSpec,
+    PodStatus,
+)
+from podkeeper.model.k8s.meta import ObjectMeta
+from podkeeper.model.runtime import ContainerRecord, PodRecord
+from podkeeper.model.runtime import ContainerState as RuntimeState
+from podkeeper.rules.restart import (
+    all_containers_are_removed,
+    all_containers_should_restart,
+    container_should_restart,
+    could_restart,
+    could_restart_all,
+    is_sidecar,
+    matching_rule,
+    restarts_after_exit,
+    restarts_on_failure,
+    runs_until_success,
+)
+
+POLICIES = [None, "Always", "OnFailure", "Never"]
+
+
+def rule(action: str, operator: str, *codes: int) -> ContainerRestartRule:
+    return ContainerRestartRule(
+        action=action, exit_codes=ContainerRestartRuleOnExitCodes(operator=operator, values=codes or None)
+    )
+
+
+def container(policy: str | None = None, *rules: ContainerRestartRule, name: str = "c") -> Container:
+    return Container(name=name, restart_policy=policy, restart_policy_rules=rules or None)
+
+
+def pod(
+    *containers: Container, policy: str | None = "Always", init: tuple[Container, ...] = (), deleting: bool = False
+) -> Pod:
+    spec = PodSpec(containers=containers, init_containers=init or None, restart_policy=policy)
+    return Pod(metadata=ObjectMeta(deletion_timestamp="2000-01-01T00:00:00Z" if deleting else None), spec=spec)
+
+
+def ran(state: str, code: int = 0, name: str = "c") -> ContainerRecord:
+    return ContainerRecord(id=f"{name}-0", name=name, state=RuntimeState(state), exit_code=code)
+
+
+EXITS = {
+    "the pod's Always restarts a success": (container(), "Always", 0, True),
+    "an unset policy is Always": (container(), None, 0, True),
+    "an unheard-of policy is Always": (container(), "Sometimes", 0, True),
+    "OnFailure leaves a success alone": (container(), "OnFailure", 0, False),
+    "OnFailure restarts a failure": (container(), "OnFailure", 3, True),
+    "Never restarts nothing": (container(), "Never", 3, False),
+    "the container's policy goes before the pod's": (container("Never"), "Always", 3, False),
+    "and allows what the pod's does not": (container("OnFailure"), "Never", 3, True),
+    "an unheard-of policy of a container leaves it to the pod": (container("Sometimes"), "Never", 3, False),
+    "a rule goes before the container's policy": (container("Never", rule("Restart", "In", 3)), "Never", 3, True),
+    "a rule that does not match is silent": (container("Never", rule("Restart", "In", 4)), "Always", 3, False),
+    "NotIn matches the codes it does not list": (container("Never", rule("Restart", "NotIn", 4)), "Never", 3, True),
+    "NotIn is silent on those it lists": (container("Never", rule("Restart", "NotIn", 3)), "Never", 3, False),
+    "NotIn without codes matches all": (container("Never", rule("Restart", "NotIn")), "Never", 3, True),
+    "starting all over starts this one too": (
+        container("Never", rule("RestartAllContainers", "In", 3)), "Never", 3, True),
+    "a rule with an unheard-of action is silent": (container("Never", rule("Dance", "In", 3)), "Always", 3, False),
+    "and hides the rules behind it": (
+        container("Never", rule("Dance", "In", 3), rule("Restart", "In", 3)), "Always", 3, False),
+    "an unheard-of operator matches nothing": (container("Never", rule("Restart", "Near", 3)), "Always", 3, False),
+    "a rule without exit codes matches nothing": (
+        container("Never", ContainerRestartRule(action="Restart")), "Always", 3, False),
+    "rules have no voice without a policy of the container": (
+        container(None, rule("Restart", "In", 3)), "Never", 3, False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("spec, pod_policy, code, expected", EXITS.values(), ids=EXITS.keys())
+def test_after_an_exit(spec: Container, pod_policy: str | None, code: int, expected: bool) -> None:
+    assert restarts_after_exit(spec, PodSpec(restart_policy=pod_policy), code) is expected
+
+
+def test_the_first_matching_rule_speaks() -> None:
+    first, second = rule("RestartAllContainers", "In", 3), rule("Restart", "NotIn", 0)
+    assert matching_rule(container("Never", first, second), 3) is first
+    assert matching_rule(container("Never", first, second), 4) is second
+    assert matching_rule(container("Never", first, second), 0) is None
+
+
+STATES = {
+    "never seen, it starts": (None, False, True),
+    "running, it is left alone": (ran("running"), False, False),
+    "created but not started, it starts": (ran("created"), False, True),
+    "in an unknown state, it starts": (ran("unknown"), False, True),
+    "exited, the policy decides: no": (ran("exited", 0), False, False),
+    "exited, the policy decides: yes": (ran("exited", 1), False, True),
+    "in a deleted pod nothing starts, not even what never ran": (
+        None, True, False),
+    "in a deleted pod no failure restarts": (
+        ran("exited", 1), True, False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("newest, deleting, expected", STATES.values(), ids=STATES.keys())
+def test_by_state(newest: ContainerRecord | None, deleting: bool, expected: bool) -> None:
+    spec = container()
+    assert container_should_restart(spec, pod(spec, policy="OnFailure", deleting=deleting), newest) is expected
+
+
+def test_without_an_exit_code_only_policies_speak() -> None:
+    always_restart = rule("Restart", "NotIn")
+    for own, of_pod in product(POLICIES, POLICIES):
+        spec = PodSpec(restart_policy=of_pod)
+        effective = own if own is not None else of_pod
+        assert restarts_on_failure(container(own, always_restart), spec) is (effective != "Never")
+        assert runs_until_success(container(own, always_restart), spec) is (effective == "OnFailure")
+
+
+@pytest.mark.parametrize("own, of_pod, code", list(product(POLICIES, POLICIES, [0, 1])))
+def test_what_restarts_after_some_exit_could_restart(own: str | None, of_pod: str | None, code: int) -> None:
+    spec, every = PodSpec(restart_policy=of_pod), rule("Restart", "NotIn")
+    for each in (container(own), container(own, every)):
+        assert could_restart(each, spec) >= restarts_after_exit(each, spec, code)
+    assert could_restart(container("Never"), spec) is False
+    assert could_restart(container("Never", every), spec) is True
+
+
+def test_only_an_init_container_that_always_restarts_is_a_sidecar() -> None:
+    assert [policy for policy in POLICIES if is_sidecar(container(policy))] == ["Always"]
+
+
+RESETTER = container("Never", rule("RestartAllContainers", "In", 42))
+RESTARTING = PodStatus(conditions=(PodCondition(type="AllContainersRestarting", status="True"),))
+NO_LONGER = PodStatus(conditions=(PodCondition(type="AllContainersRestarting", status="False"),))
+
+
+def published(code: int) -> PodStatus:
+    exited = ContainerState(terminated=ContainerStateTerminated(exit_code=code))
+    return PodStatus(container_statuses=(ContainerStatus(name="c", state=exited),))
+
+
+STARTING_OVER = {
+    "an exit that asks for it": (pod(RESETTER), (ran("exited", 42),), PodStatus(), True),
+    "another exit": (pod(RESETTER), (ran("exited", 1),), PodStatus(), False),
+    "an exit before the newest": (pod(RESETTER), (ran("running"), ran("exited", 42)), PodStatus(), False),
+    "an exit of an init container": (pod(init=(RESETTER,)), (ran("exited", 42),), PodStatus(), True),
+    "an exit that only the API remembers": (pod(RESETTER), (), published(42), False),
+    "an exit the API remembers, beside another one": (pod(RESETTER), (ran("exited", 1),), published(42), True),
+    "another exit in both": (pod(RESETTER), (ran("exited", 1),), published(1), False),
+    "a wish that is being fulfilled": (pod(RESETTER), (), RESTARTING, True),
+    "a wish that was fulfilled": (pod(RESETTER), (), NO_LONGER, False),
+    "a pod without such a rule": (pod(container()), (ran("exited", 42),), published(42), False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("spec, records, status, expected", STARTING_OVER.values(), ids=STARTING_OVER.keys())
+def test_all_containers_start_over_after(
+    spec: Pod, records: tuple[ContainerRecord, ...], status: PodStatus, expected: bool
+) -> None:
+    assert all_containers_should_restart(spec, PodRecord(uid="", containers=records), status) is expected
+
+
+def test_only_a_rule_of_an_init_or_app_container_can_make_all_start_over() -> None:
+    assert could_restart_all(pod(RESETTER).spec)
+    assert could_restart_all(pod(init=(RESETTER,)).spec)
+    assert not could_restart_all(pod(container("Always", rule("Restart", "In", 1))).spec)
+
+
+def test_starting_over_is_complete_when_no_container_of_the_spec_is_left() -> None:
+    spec = pod(container(name="c"), init=(container(name="i"),))
+    assert not all_containers_are_removed(spec, PodRecord(uid="", containers=(ran("exited", name="i"),)))
+    assert all_containers_are_removed(spec, PodRecord(uid="", containers=(ran("running", name="debug"),)))
