@@ -1,0 +1,46 @@
+"""Replays of the recorded log tables: one line, and whole files with options."""
+
+from podkeeper.model.errors import BadInput
+from podkeeper.rules.logline import ZERO_TIME, LogTime, parse_cri_line, parse_log_time
+from podkeeper.rules.logread import LogOptions, lines_of, read_log, tail_start
+from tests.oracle.compare import Json, Replay, answers
+
+
+def _line(given: Json) -> Json:
+    try:
+        line = parse_cri_line(given["line"].encode())
+    except BadInput:
+        return {"error": True}
+    return {
+        "content": line.content.decode(),
+        "error": False,
+        "stream": line.stream,
+        "timestamp": str(LogTime(line.time.unix_nanoseconds)),
+    }
+
+
+def _read(given: Json) -> Json:
+    file: bytes = given["file"].encode()
+    options = LogOptions(
+        tail_lines=given["tail_lines"],
+        limit_bytes=given["limit_bytes"],
+        since=ZERO_TIME if given["since"] is None else parse_log_time(given["since"].encode()).unix_nanoseconds,
+        timestamps=given["timestamps"],
+    )
+    start = 0
+    if options.tail_lines is not None:
+        start = tail_start(len(file), lambda offset, length: file[offset : offset + length], options.tail_lines)
+    written = {"stdout": b"", "stderr": b""}
+    failed = False
+    try:
+        for chunk in read_log(lines_of([file[start:]]), options):
+            written[chunk.stream] += chunk.data
+    except BadInput:
+        failed = True
+    return {"error": failed, **{stream: data.decode(errors="replace") for stream, data in written.items()}}
+
+
+TABLES: dict[str, Replay] = {
+    "cri_log_line": answers(_line),
+    "read_logs": answers(_read),
+}

@@ -1,0 +1,251 @@
+"""One line of a container's log: reading, writing, cutting."""
+
+import json
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from podkeeper.model.errors import BadInput
+from podkeeper.rules.logline import (
+    MAX_PIECE_BYTES,
+    ZERO_TIME,
+    LogLine,
+    LogTime,
+    UnixNanoseconds,
+    cut_output,
+    format_cri_line,
+    parse_cri_line,
+    parse_docker_line,
+    parse_log_time,
+)
+
+AT_2000 = 946_684_800 * 10**9
+TIME = b"2000-01-01T00:00:00.123456789Z"
+
+
+def time(nanoseconds_after_2000: int = 123_456_789, offset_minutes: int = 0) -> LogTime:
+    return LogTime(UnixNanoseconds(AT_2000 + nanoseconds_after_2000), offset_minutes)
+
+
+TIMES = {
+    "whole seconds": (b"2000-01-01T00:00:00Z", time(0), "2000-01-01T00:00:00.000000000Z"),
+    "nanoseconds are kept": (TIME, time(), TIME.decode()),
+    "digits beyond them are cut": (TIME[:-1] + b"999Z", time(), TIME.decode()),
+    "a comma does for a point": (b"2000-01-01T00:00:00,5Z", time(500_000_000), "2000-01-01T00:00:00.500000000Z"),
+    "an offset is kept":
+        (b"2000-01-01T02:00:00+02:00", time(0, 120), "2000-01-01T02:00:00.000000000+02:00"),
+    "a negative one too":
+        (b"1999-12-31T18:30:00-05:30", time(0, -330), "1999-12-31T18:30:00.000000000-05:30"),
+    "an offset of nothing is UTC": (b"2000-01-01T00:00:00-00:00", time(0), "2000-01-01T00:00:00.000000000Z"),
+    "the hour may have one digit": (b"2000-01-01T0:00:00Z", time(0), "2000-01-01T00:00:00.000000000Z"),
+    "an offset may be a whole day":
+        (b"2000-01-02T00:00:00+24:00", time(0, 1440), "2000-01-02T00:00:00.000000000+24:00"),
+    "a leap day":
+        (b"2000-02-29T00:00:00Z", time(59 * 86_400 * 10**9), "2000-02-29T00:00:00.000000000Z"),
+    "the year 1": (b"0001-01-01T00:00:00Z", LogTime(ZERO_TIME), "0001-01-01T00:00:00.000000000Z"),
+    "the year 0 is a leap year":
+        (b"0000-02-29T00:00:00Z", LogTime(UnixNanoseconds(ZERO_TIME - 307 * 86_400 * 10**9)),
+         "0000-02-29T00:00:00.000000000Z"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text, expected, written", TIMES.values(), ids=TIMES.keys())
+def test_times(text: bytes, expected: LogTime, written: str) -> None:
+    assert parse_log_time(text) == expected
+    assert str(expected) == written
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "2000-01-01",
+        "2000-01-01T00:00:00",
+        "2000-01-01 00:00:00Z",
+        "2000-01-01t00:00:00z",
+        "2000-1-01T00:00:00Z",
+        "2000-00-01T00:00:00Z",
+        "2000-13-01T00:00:00Z",
+        "2000-04-31T00:00:00Z",
+        "1900-02-29T00:00:00Z",
+        "2000-01-01T24:00:00Z",
+        "2000-01-01T00:60:00Z",
+        "2000-01-01T00:00:60Z",
+        "2000-01-01T00:00:00.Z",
+        "2000-01-01T00:00:00+2:00",
+        "2000-01-01T00:00:00+25:00",
+        "2000-01-01T00:00:00+00:61",
+        "2000-01-01T00:00:00Zx",
+        "２000-01-01T00:00:00Z",
+    ],
+)
+def test_what_is_no_time_is_refused(text: str) -> None:
+    with pytest.raises(BadInput):
+        parse_log_time(text.encode())
+
+
+LINES = {
+    "a whole line keeps its end": (b"stdout F hello\n", "stdout", b"hello\n"),
+    "a piece loses it": (b"stderr P hello\n", "stderr", b"hello"),
+    "a piece loses only one": (b"stdout P hello\r\n", "stdout", b"hello\r"),
+    "a line that was cut off has none": (b"stdout F hel", "stdout", b"hel"),
+    "further tags are not looked at": (b"stdout P:TAG1:TAG2 hello\n", "stdout", b"hello"),
+    "an unknown tag means whole": (b"stdout X hello\n", "stdout", b"hello\n"),
+    "so does none": (b"stdout  hello\n", "stdout", b"hello\n"),
+    "blanks belong to the content": (b"stdout F  a  b \n", "stdout", b" a  b \n"),
+    "content may be empty": (b"stdout P \n", "stdout", b""),
+    "content may be any bytes": (b"stdout F \xff\x00\n", "stdout", b"\xff\x00\n"),
+}
+
+
+@pytest.mark.parametrize("text, stream, content", LINES.values(), ids=LINES.keys())
+def test_cri_lines(text: bytes, stream: str, content: bytes) -> None:
+    assert parse_cri_line(TIME + b" " + text) == LogLine(time(), stream, content)
+
+
+@pytest.mark.parametrize(
+    "line, trouble",
+    [
+        (b"", "no timestamp"),
+        (TIME, "no timestamp"),
+        (b"yesterday stdout F hello", "no time"),
+        (TIME + b" stdout", "no stream"),
+        (TIME + b" stdin F hello", "right would be stdout or stderr"),
+        (TIME + b"  F hello", "right would be stdout or stderr"),
+        (TIME + b" stdout F", "no tag"),
+    ],
+)
+def test_a_wrong_cri_line_is_refused_with_the_reason(line: bytes, trouble: str) -> None:
+    with pytest.raises(BadInput, match=trouble):
+        parse_cri_line(line)
+
+
+def docker(**members: object) -> bytes:
+    return json.dumps(members).encode()
+
+
+def test_a_docker_line() -> None:
+    line = docker(log="hello\n", stream="stderr", time=TIME.decode())
+    assert parse_docker_line(line + b"\n") == LogLine(time(), "stderr", b"hello\n")
+
+
+DOCKER = {
+    "names in any case": (docker(LOG="a", Stream="stdout", tiMe=TIME.decode()), LogLine(time(), "stdout", b"a")),
+    "unknown members": (docker(log="a", attrs={"log": 1}), LogLine(LogTime(ZERO_TIME), "", b"a")),
+    "nulls": (docker(log=None, stream=None, time=None), LogLine(LogTime(ZERO_TIME), "", b"")),
+    "nothing but null": (b"null", LogLine(LogTime(ZERO_TIME), "", b"")),
+    "the last of a repeated name counts": (b'{"log":"a","log":"b"}', LogLine(LogTime(ZERO_TIME), "", b"b")),
+    "broken UTF-8 is replaced byte by byte":
+        (b'{"log":"\xe6\x97\\n"}', LogLine(LogTime(ZERO_TIME), "", "\ufffd\ufffd\n".encode())),
+    "half a surrogate pair is replaced": (b'{"log":"\\ud800"}', LogLine(LogTime(ZERO_TIME), "", "\ufffd".encode())),
+    "a very long number elsewhere": (b'{"n":' + b"1" * 9999 + b"}", LogLine(LogTime(ZERO_TIME), "", b"")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("line, expected", DOCKER.values(), ids=DOCKER.keys())
+def test_docker_lines_are_read_as_leniently_as_go_does(line: bytes, expected: LogLine) -> None:
+    assert parse_docker_line(line) == expected
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"",
+        b"hello",
+        b"1",
+        b"[]",
+        b'"log"',
+        b'{"log":1}',
+        b'{"stream":{}}',
+        b'{"time":5}',
+        b'{"time":""}',
+        b'{"log":"a"} x',
+        b'{"log":"a\tb"}',
+        b'{"n":NaN}',
+        b"[" * 100_000,
+    ],
+)
+def test_a_wrong_docker_line_is_refused(line: bytes) -> None:
+    with pytest.raises(BadInput):
+        parse_docker_line(line)
+
+
+instants = st.integers(-62_135_000_000 * 10**9, 253_402_000_000 * 10**9).map(UnixNanoseconds)  # years 1 to 9999
+contents = st.binary(max_size=40).map(lambda data: data.replace(b"\n", b""))
+log_lines = st.builds(
+    LogLine,
+    st.builds(LogTime, instants),
+    st.sampled_from(["stdout", "stderr"]),
+    contents | contents.map(lambda c: c + b"\n"),
+)
+
+
+@given(log_lines)
+def test_what_was_written_is_read(line: LogLine) -> None:
+    written = format_cri_line(line)
+    assert parse_cri_line(written) == line
+    assert written.count(b"\n") == 1
+    assert written.endswith(b"\n")
+
+
+@given(instants, st.integers(-1439, 1439))
+def test_a_written_time_is_read_whatever_its_offset(instant: UnixNanoseconds, offset_minutes: int) -> None:
+    moment = LogTime(instant, offset_minutes)
+    assert parse_log_time(str(moment).encode()) == moment
+
+
+@given(st.datetimes(timezones=st.just(UTC)))
+def test_times_agree_with_the_standard_library(moment: datetime) -> None:
+    read = parse_log_time(moment.isoformat(timespec="microseconds").encode())
+    assert read.unix_nanoseconds == (moment - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1) * 1000
+    assert str(read) == moment.strftime("%Y-%m-%dT%H:%M:%S.%f000Z").rjust(30, "0")
+
+
+LONG = b"x" * MAX_PIECE_BYTES
+
+CUTS = {
+    "whole lines": (b"", b"a\nb\n", (b"a\n", b"b\n"), b""),
+    "an unfinished line is kept": (b"", b"a\nb", (b"a\n",), b"b"),
+    "and finished later": (b"b", b"c\n", (b"bc\n",), b""),
+    "empty lines": (b"", b"\n\n", (b"\n", b"\n"), b""),
+    "the longest line is one": (b"", LONG + b"\n", (LONG + b"\n",), b""),
+    "a longer one is cut": (b"", LONG + b"y\n", (LONG, b"y\n"), b""),
+    "the longest unfinished line is kept": (b"", LONG, (), LONG),
+    "a longer unfinished one is cut": (LONG, b"y", (LONG,), b"y"),
+}
+
+
+@pytest.mark.parametrize("pending, more, pieces, kept", CUTS.values(), ids=CUTS.keys())
+def test_cut_output(pending: bytes, more: bytes, pieces: tuple[bytes, ...], kept: bytes) -> None:
+    assert cut_output(pending, more) == (pieces, kept)
+
+
+chunks = st.lists(
+    st.binary(max_size=20)
+    | st.builds(lambda n, end: b"z" * n + end, st.integers(0, 40_000), st.sampled_from([b"", b"\n"])),
+    max_size=8,
+)
+
+
+@given(chunks)
+def test_pieces_put_together_are_the_output(output: list[bytes]) -> None:
+    written, pending = list[bytes](), b""
+    for chunk in output:
+        pieces, pending = cut_output(pending, chunk)
+        written += pieces
+        assert len(pending) <= MAX_PIECE_BYTES
+    written += [pending] if pending else []
+    assert b"".join(written) == b"".join(output)
+    assert all(piece and len(piece.removesuffix(b"\n")) <= MAX_PIECE_BYTES for piece in written)
+    assert all(b"\n" not in piece[:-1] for piece in written)
+
+
+@given(chunks)
+def test_how_output_arrives_does_not_change_its_pieces(output: list[bytes]) -> None:
+    written, pending = list[bytes](), b""
+    for chunk in output:
+        pieces, pending = cut_output(pending, chunk)
+        written += pieces
+    assert (tuple(written), pending) == cut_output(b"", b"".join(output))

@@ -1,0 +1,165 @@
+"""HTTP probes: the request they send, and what an answer means."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from podkeeper.model.errors import BadInput
+from podkeeper.model.k8s.core import Container, ContainerPort, HTTPGetAction, HTTPHeader
+from podkeeper.rules.probe_http import (
+    HttpRequest,
+    Purpose,
+    Redirect,
+    canonical_header,
+    http_request,
+    judge_broken_body,
+    judge_http,
+    judge_no_answer,
+    redirect_after,
+)
+from podkeeper.rules.probe_report import MAX_OUTPUT_BYTES, Outcome, Report
+from podkeeper.rules.probe_url import probe_url
+
+WEB = Container(name="web", ports=(ContainerPort(name="http", container_port=80),))
+
+
+def request(
+    path: str = "/", *, host: str = "", scheme: str | None = None, headers: tuple[tuple[str, str], ...] = ()
+) -> HttpRequest:
+    wanted = tuple(HTTPHeader(name=name, value=value) for name, value in headers)
+    action = HTTPGetAction(path=path, port="http", host=host, scheme=scheme, http_headers=wanted)
+    return http_request(action, WEB, "10.1.0.5", "1.36")
+
+
+URLS = {
+    "no path at all":                           ("10.1.0.5", "", "http://10.1.0.5:80"),
+    "a plain path":                             ("10.1.0.5", "/healthz", "http://10.1.0.5:80/healthz"),
+    "a path without its slash gets one":        ("10.1.0.5", "healthz", "http://10.1.0.5:80/healthz"),
+    "a query stays one":                        ("10.1.0.5", "/a?b=c&d", "http://10.1.0.5:80/a?b=c&d"),
+    "an empty query stays one":                 ("10.1.0.5", "/a?", "http://10.1.0.5:80/a?"),
+    "a fragment stays one":                     ("10.1.0.5", "/x#y z", "http://10.1.0.5:80/x#y%20z"),
+    "an empty fragment goes":                   ("10.1.0.5", "/x#", "http://10.1.0.5:80/x"),
+    "a blank is escaped":                       ("10.1.0.5", "/a b", "http://10.1.0.5:80/a%20b"),
+    "an escape stays as it was written":        ("10.1.0.5", "/a%2fb%41", "http://10.1.0.5:80/a%2fb%41"),
+    "a broken escape makes all literal":        ("10.1.0.5", "/%zz?x=1", "http://10.1.0.5:80/%25zz%3Fx=1"),
+    "a control character makes all literal":    ("10.1.0.5", "/\n?", "http://10.1.0.5:80/%0A%3F"),
+    "letters beyond ASCII are escaped":         ("10.1.0.5", "/é", "http://10.1.0.5:80/%C3%A9"),
+    "the path's own host is replaced":          ("10.1.0.5", "//d/e", "http://10.1.0.5:80/e"),
+    "the path's own user is not":               ("10.1.0.5", "//me:x@d/e", "http://me:x@10.1.0.5:80/e"),
+    "the path's own scheme is replaced":        ("10.1.0.5", "ftp://d/e", "http://10.1.0.5:80/e"),
+    "a path that looks opaque is":              ("10.1.0.5", "a:b", "http:b"),
+    "three slashes are no host":                ("10.1.0.5", "///d", "http://10.1.0.5:80///d"),
+    "a colon in the first segment is literal":  ("10.1.0.5", "1:2/3", "http://10.1.0.5:80/1:2/3"),
+    "a lone star stays":                        ("10.1.0.5", "*", "http://10.1.0.5:80/*"),
+    "an IPv6 address gets brackets":            ("::1", "/", "http://[::1]:80/"),
+    "the zone of an address is escaped":        ("fe80::1%eth0", "/", "http://[fe80::1%25eth0]:80/"),
+    "a name beyond ASCII is escaped":           ("é", "/", "http://%C3%A9:80/"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("host, path, expected", URLS.values(), ids=URLS.keys())
+def test_url(host: str, path: str, expected: str) -> None:
+    assert probe_url("http", host, 80, path) == expected
+
+
+@pytest.mark.parametrize("host", ["a b", "a/b", "a:b", "::zz", "fe80::1%", "[::1]", "\x01"])
+def test_a_host_that_is_none_is_refused(host: str) -> None:
+    with pytest.raises(BadInput, match="httpGet"):
+        probe_url("http", host, 80, "/")
+
+
+@given(st.text(st.characters(codec="utf-8", exclude_characters="?:@"), max_size=30))
+def test_every_path_gives_a_url_of_plain_ascii(path: str) -> None:
+    """Only a query, a user and what stands after a scheme are passed on as they are."""
+    url = probe_url("http", "10.1.0.5", 80, path)
+    assert url.startswith("http://10.1.0.5:80")
+    assert url.isascii()
+    assert url.isprintable()
+
+
+@given(st.text(st.characters(codec="utf-8", exclude_characters="#?%:@"), max_size=30))
+def test_a_url_that_was_made_is_not_changed_again(path: str) -> None:
+    url = probe_url("http", "10.1.0.5", 80, path)
+    assert probe_url("http", "10.1.0.5", 80, url) == url
+
+
+def test_a_request_names_its_sender_and_accepts_anything() -> None:
+    assert request("/healthz", scheme="HTTPS") == HttpRequest(
+        url="https://10.1.0.5:80/healthz", headers={"User-Agent": ("kube-probe/1.36",), "Accept": ("*/*",)}
+    )
+
+
+def test_a_hook_names_itself() -> None:
+    made = http_request(HTTPGetAction(port=80), WEB, "10.1.0.5", "1.36", Purpose.LIFECYCLE)
+    assert made.headers["User-Agent"] == ("kube-lifecycle/1.36",)
+
+
+def test_own_headers_replace_the_usual_ones_and_repeated_ones_add_up() -> None:
+    made = request(headers=(("user-agent", "me"), ("x-a", "1"), ("X-A", "2"), ("ACCEPT", "text/plain")))
+    assert made.headers == {"User-Agent": ("me",), "X-A": ("1", "2"), "Accept": ("text/plain",)}
+
+
+def test_an_accept_header_set_to_nothing_is_not_sent() -> None:
+    assert request(headers=(("Accept", ""), ("Accept", "text/plain"))).headers == {"User-Agent": ("kube-probe/1.36",)}
+
+
+def test_the_first_host_header_is_the_requests_host() -> None:
+    made = request(host="example.com", headers=(("host", "a.example"), ("Host", "b.example")))
+    assert (made.url, made.host) == ("http://example.com:80/", "a.example")
+
+
+@pytest.mark.parametrize(
+    "written, canonical",
+    [
+        ("x-request-id", "X-Request-Id"),
+        ("X-REQUEST-ID", "X-Request-Id"),
+        ("content_type", "Content_type"),
+        ("-a--b", "-A--B"),
+        ("x a", "x a"),
+        ("é-x", "é-x"),
+        ("", ""),
+    ],
+)
+def test_canonical_header(written: str, canonical: str) -> None:
+    assert canonical_header(written) == canonical
+
+
+ANSWERS = {
+    "below 200 is a failure":                (199, Report(Outcome.FAILURE, "HTTP probe failed with statuscode: 199")),
+    "200 is a success":                      (200, Report(Outcome.SUCCESS, "ok")),
+    "299 is a success":                      (299, Report(Outcome.SUCCESS, "ok")),
+    "a redirect to another host is a warning":
+        (300, Report(Outcome.WARNING, "Probe terminated redirects, Response body: ok")),
+    "so is any below 400":
+        (399, Report(Outcome.WARNING, "Probe terminated redirects, Response body: ok")),
+    "400 is a failure, and the body stays unseen":
+        (400, Report(Outcome.FAILURE, "HTTP probe failed with statuscode: 400")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("status, expected", ANSWERS.values(), ids=ANSWERS.keys())
+def test_judge_http(status: int, expected: Report) -> None:
+    assert judge_http(status, b"ok") == expected
+
+
+def test_a_long_body_is_cut() -> None:
+    assert judge_http(200, b"x" * (MAX_OUTPUT_BYTES + 1)).output == "x" * MAX_OUTPUT_BYTES
+
+
+def test_no_answer_is_a_failure_and_a_broken_one_an_error() -> None:
+    assert judge_no_answer("timeout") == Report(Outcome.FAILURE, "timeout")
+    assert judge_broken_body("reset") == Report(Outcome.FAILURE, "", "reset")
+
+
+@pytest.mark.parametrize(
+    "next_host, requests_made, expected",
+    [
+        ("a", 1, Redirect.FOLLOW),
+        ("a", 9, Redirect.FOLLOW),
+        ("a", 10, Redirect.GIVE_UP),
+        ("b", 1, Redirect.JUDGE),
+        ("b", 10, Redirect.JUDGE),
+    ],
+)
+def test_redirects_are_followed_within_the_host_only(next_host: str, requests_made: int, expected: Redirect) -> None:
+    assert redirect_after("a", next_host, requests_made) is expected
