@@ -1,35 +1,43 @@
 """Instants: text on the wire, aware UTC `datetime` inside.
 
-`Time` has whole seconds and `MicroTime` exactly six digits when the reference writes them;
-both are RFC 3339 when read. The zero time of Go is None here and `null` on the wire.
+`Time` has whole seconds and `MicroTime` exactly six digits when the reference writes them. A
+`Time` is read as Go's parser reads RFC 3339, with its leniencies (a comma before the fraction, one
+digit for the hour, offsets up to 24:60) and without others' (no lower-case `t` and `z`, no leap
+second); a `MicroTime` must carry its six digits. The zero time of Go is None here and `null` on the
+wire. Python knows the years 1 to 9999; Go's year 0 is refused.
 """
 
 import re
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from typing import Final
 
 from podkeeper.model.errors import BadInput, Problem
 
-_RFC3339 = re.compile(
-    r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d:\d\d)(?:[.,](\d+))?(Z|[+-]\d\d:\d\d)", re.ASCII
-)  # Go: upper-case T and Z only
+_RFC3339: Final = re.compile(
+    r"(\d{4})-(\d\d)-(\d\d)T(\d{1,2}):(\d\d):(\d\d)(?:[.,](\d+))?(?:Z|([+-])(\d\d):(\d\d))", re.ASCII
+)
+_MICRO_DIGITS: Final = 6
+_GO_ZERO: Final = datetime(1, 1, 1, tzinfo=UTC)
 
 
 def parse_time(text: str) -> datetime:
-    """Read an RFC 3339 instant; digits beyond the microsecond are cut, as Go's are by `MicroTime`."""
+    """Read a `Time`; what is finer than a microsecond is cut off."""
+    return _parse(text, "2000-01-31T23:59:59Z")
+
+
+def parse_micro_time(text: str) -> datetime:
+    """Read a `MicroTime`."""
     match = _RFC3339.fullmatch(text)
-    if match is None:
-        raise BadInput(Problem(f"cannot read {text!r} as a time; right would be 2000-01-31T23:59:59Z"))
-    date, clock, fraction, zone = match.groups()
-    digits = (fraction or "")[:6].ljust(6, "0")
-    try:
-        return datetime.fromisoformat(f"{date}T{clock}.{digits}{'+00:00' if zone == 'Z' else zone}").astimezone(UTC)
-    except (ValueError, OverflowError) as error:
-        raise BadInput(Problem(f"cannot read {text!r} as a time: {error}")) from error
+    right = "2000-01-31T23:59:59.000000Z"
+    if match is None or len(match[7] or "") != _MICRO_DIGITS:
+        raise _unreadable(text, right)
+    return _parse(text, right)
 
 
 def instant(text: str | None) -> datetime | None:
-    """Read a field that may be absent."""
-    return None if text is None else parse_time(text)
+    """Read a `Time` that may be absent, or be the zero that stands for absence."""
+    moment = None if text is None else parse_time(text)
+    return None if moment == _GO_ZERO else moment
 
 
 def format_time(moment: datetime) -> str:
@@ -40,3 +48,25 @@ def format_time(moment: datetime) -> str:
 def format_micro_time(moment: datetime) -> str:
     """Write a `MicroTime`: UTC, always six digits."""
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ").rjust(27, "0")
+
+
+def _parse(text: str, right: str) -> datetime:
+    match = _RFC3339.fullmatch(text)
+    if match is None:
+        raise _unreadable(text, right)
+    year, month, day, hour, minute, second = map(int, match.group(1, 2, 3, 4, 5, 6))
+    microsecond = int((match[7] or "")[:_MICRO_DIGITS].ljust(_MICRO_DIGITS, "0"))
+    east_hours, east_minutes = int(match[9] or 0), int(match[10] or 0)
+    if east_hours > 24 or east_minutes > 60:
+        raise _unreadable(text, right)
+    east = timedelta(hours=east_hours, minutes=east_minutes)
+    try:
+        local = datetime(year, month, day, hour, minute, second, microsecond, UTC)
+        return local + east if match[8] == "-" else local - east
+    except (ValueError, OverflowError) as error:
+        raise _unreadable(text, right) from error
+
+
+def _unreadable(text: str, right: str) -> BadInput:
+    shown = repr(text) if len(text) <= 40 else repr(f"{text[:40]}…")
+    return BadInput(Problem(f"cannot read {shown} as a time; right would be {right}"))

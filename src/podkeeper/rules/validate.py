@@ -1,0 +1,242 @@
+"""Validation of pods: would the reference's API have taken this one?
+
+A pod comes in, decoded and with or without its defaults; every problem goes out, each naming the
+field in wire spelling, what is wrong with it and what would be right. An empty answer means the
+API would have stored the pod. Nothing raises: whatever can be decoded can be judged.
+
+This file is the door: metadata and what stands at the top of a spec. The other rooms are
+`validate_containers` (with `_env`, `_hooks`, `_resources`, `_security`), `validate_volumes` (with
+`_storage`), `validate_placement`, and `validate_names` for the words. The Go ancestor is
+`ValidatePodCreate` in pkg/apis/core/validation. Where we know less than the reference (Windows
+options, annotations that fields have replaced) we let things pass.
+"""
+
+import re
+from enum import Enum, auto
+from typing import Final
+
+from podkeeper.model.errors import Problem
+from podkeeper.model.k8s import core, meta
+from podkeeper.model.messages import CONFIG_MIRROR_ANNOTATION
+from podkeeper.rules.defaults import default_pod
+from podkeeper.rules.validate_containers import containers
+from podkeeper.rules.validate_names import (
+    Problems,
+    address,
+    annotations,
+    choice,
+    dns_label,
+    dns_subdomain,
+    label_key,
+    labels,
+    missing,
+    not_negative,
+    optional_choice,
+    repeated,
+    search_path,
+    unwanted,
+    within,
+    wrong,
+)
+from podkeeper.rules.validate_placement import placement
+from podkeeper.rules.validate_resources import overhead, pod_resources
+from podkeeper.rules.validate_security import pod_security
+from podkeeper.rules.validate_volumes import volumes
+
+MAX_NAMESERVERS: Final = 3
+MAX_SEARCHES: Final = 32
+MAX_SEARCH_CHARACTERS: Final = 2048
+MAX_HOSTNAME: Final = 64
+
+_DELETION_COST: Final = "controller.kubernetes.io/pod-deletion-cost"
+_INTEGER: Final = re.compile(r"-[0-9]{1,12}|0|[1-9][0-9]{0,11}")
+_STANDARD_FINALIZERS: Final = ("kubernetes", "orphan", "foregroundDeletion")
+_DNS_POLICIES: Final = ("ClusterFirstWithHostNet", "ClusterFirst", "Default", "None")
+
+
+class Occasion(Enum):
+    """When a pod is judged: some things may be added to a pod but not be born with it."""
+
+    CREATE = auto()
+    UPDATE = auto()
+
+
+def validate_pod(pod: core.Pod, occasion: Occasion = Occasion.CREATE) -> tuple[Problem, ...]:
+    """Everything wrong with a pod; what it leaves out counts as its default."""
+    return tuple(_problems(default_pod(pod), occasion))
+
+
+def _problems(pod: core.Pod, occasion: Occasion) -> Problems:
+    spec = pod.spec
+    yield from _metadata(pod.metadata)
+    yield from _annotations_of_pods(pod)
+    yield from volumes(pod)
+    yield from _resource_claims(pod)
+    yield from containers(spec, {volume.name: volume for volume in spec.volumes or ()})
+    yield from pod_resources(spec)
+    yield from overhead("spec.overhead", spec.overhead)
+    yield from choice("spec.restartPolicy", spec.restart_policy, ("Always", "OnFailure", "Never"))
+    yield from optional_choice("spec.preemptionPolicy", spec.preemption_policy, ("PreemptLowerPriority", "Never"))
+    yield from within("spec.activeDeadlineSeconds", spec.active_deadline_seconds, 1, 2**31 - 1)
+    yield from pod_security(spec)
+    yield from placement(spec)
+    yield from _gates(spec)
+    yield from _names(spec)
+    yield from _hostname(spec)
+    yield from _dns(spec)
+    yield from _host_aliases(spec.host_aliases or ())
+    if occasion is Occasion.CREATE:
+        if spec.ephemeral_containers:
+            yield unwanted("spec.ephemeralContainers", "when a pod is created")
+        if spec.node_name and spec.scheduling_gates:
+            yield unwanted("spec.nodeName", "while there are schedulingGates")
+
+
+# ---- metadata ------------------------------------------------------------------------------
+
+
+def _metadata(metadata: meta.ObjectMeta) -> Problems:
+    if metadata.generate_name:
+        prefix = metadata.generate_name
+        for _ in dns_subdomain("", f"{prefix[:-2]}a" if len(prefix) > 1 and prefix.endswith("-") else prefix):
+            yield wrong("metadata.generateName", prefix, "the beginning of a name: a-z, 0-9, '-' and '.'")
+    yield from dns_subdomain("metadata.name", metadata.name or "")
+    yield from dns_label("metadata.namespace", metadata.namespace or "")
+    yield from not_negative("metadata.generation", metadata.generation)
+    yield from labels("metadata.labels", metadata.labels)
+    yield from annotations("metadata.annotations", metadata.annotations)
+    yield from _owners(metadata.owner_references or ())
+    finalizers = metadata.finalizers or ()
+    for index, finalizer in enumerate(finalizers):
+        at = f"metadata.finalizers[{index}]"
+        yield from label_key(at, finalizer)
+        if finalizer and "/" not in finalizer and finalizer not in _STANDARD_FINALIZERS:
+            yield wrong(at, finalizer, "a name with a domain, such as 'example.com/cleanup'")
+    if {"orphan", "foregroundDeletion"} <= set(finalizers):
+        yield Problem(
+            "cannot hold both orphan and foregroundDeletion; right would be one of them", "metadata.finalizers"
+        )
+
+
+def _owners(owners: tuple[meta.OwnerReference, ...]) -> Problems:
+    for index, owner in enumerate(owners):
+        at = f"metadata.ownerReferences[{index}]"
+        for name, value in (
+            ("apiVersion", owner.api_version),
+            ("kind", owner.kind),
+            ("name", owner.name),
+            ("uid", owner.uid),
+        ):
+            if not value:
+                yield missing(f"{at}.{name}", f"the owner's {name}")
+    if sum(bool(owner.controller) for owner in owners) > 1:
+        yield Problem("cannot hold two controllers; right would be one", "metadata.ownerReferences")
+
+
+def _annotations_of_pods(pod: core.Pod) -> Problems:
+    given = pod.metadata.annotations or {}
+    if CONFIG_MIRROR_ANNOTATION in given and not pod.spec.node_name:
+        yield missing("spec.nodeName", "the node a mirror pod stands for")
+    cost = given.get(_DELETION_COST)
+    if cost is not None and not (_INTEGER.fullmatch(cost) and -(2**31) <= int(cost) < 2**31):
+        yield wrong(f"metadata.annotations[{_DELETION_COST}]", cost, "a 32-bit integer")
+
+
+# ---- the top of a spec ---------------------------------------------------------------------
+
+
+def _resource_claims(pod: core.Pod) -> Problems:
+    claims = pod.spec.resource_claims or ()
+    if claims and CONFIG_MIRROR_ANNOTATION in (pod.metadata.annotations or {}):
+        yield unwanted("spec.resourceClaims", "for a static pod")
+        return
+    seen: set[str] = set()
+    for index, claim in enumerate(claims):
+        at = f"spec.resourceClaims[{index}]"
+        yield from dns_label(f"{at}.name", claim.name)
+        if claim.name and claim.name in seen:
+            yield repeated(f"{at}.name", claim.name)
+        seen.add(claim.name)
+        if (claim.resource_claim_name is None) == (claim.resource_claim_template_name is None):
+            yield Problem(
+                "cannot have none or both of resourceClaimName and resourceClaimTemplateName; "
+                "right would be one of them",
+                at,
+            )
+        if claim.resource_claim_name is not None:
+            yield from dns_subdomain(f"{at}.resourceClaimName", claim.resource_claim_name)
+        if claim.resource_claim_template_name is not None:
+            yield from dns_subdomain(f"{at}.resourceClaimTemplateName", claim.resource_claim_template_name)
+
+
+def _gates(spec: core.PodSpec) -> Problems:
+    for index, gate in enumerate(spec.readiness_gates or ()):
+        yield from label_key(f"spec.readinessGates[{index}].conditionType", gate.condition_type)
+    seen: set[str] = set()
+    for index, scheduling in enumerate(spec.scheduling_gates or ()):
+        at = f"spec.schedulingGates[{index}].name"
+        yield from label_key(at, scheduling.name)
+        if scheduling.name in seen:
+            yield repeated(at, scheduling.name)
+        seen.add(scheduling.name)
+
+
+def _names(spec: core.PodSpec) -> Problems:
+    """Names of other objects, where they are given."""
+    if spec.service_account_name:
+        yield from dns_subdomain("spec.serviceAccountName", spec.service_account_name)
+    if spec.node_name:
+        yield from dns_subdomain("spec.nodeName", spec.node_name)
+    if spec.priority_class_name:
+        yield from dns_subdomain("spec.priorityClassName", spec.priority_class_name)
+    if spec.runtime_class_name is not None:
+        yield from dns_subdomain("spec.runtimeClassName", spec.runtime_class_name)
+    if spec.scheduling_group is not None:
+        yield from dns_subdomain("spec.schedulingGroup.podGroupName", spec.scheduling_group.pod_group_name or "")
+
+
+def _hostname(spec: core.PodSpec) -> Problems:
+    if spec.hostname:
+        yield from dns_label("spec.hostname", spec.hostname)
+    if spec.subdomain:
+        yield from dns_label("spec.subdomain", spec.subdomain)
+    if spec.hostname_override is not None:
+        at = "spec.hostnameOverride"
+        if spec.set_hostname_as_fqdn:
+            yield unwanted(at, "while setHostnameAsFQDN is true")
+        if spec.host_network:
+            yield unwanted(at, "while hostNetwork is true")
+        if len(spec.hostname_override) > MAX_HOSTNAME:
+            yield wrong(at, spec.hostname_override, f"at most {MAX_HOSTNAME} characters")
+        yield from dns_subdomain(at, spec.hostname_override)
+
+
+def _dns(spec: core.PodSpec) -> Problems:
+    yield from choice("spec.dnsPolicy", spec.dns_policy, _DNS_POLICIES)
+    config = spec.dns_config or core.PodDNSConfig()
+    nameservers, searches = config.nameservers or (), config.searches or ()
+    if spec.dns_policy == "None" and not nameservers:
+        yield missing("spec.dnsConfig.nameservers", "at least one nameserver, since dnsPolicy is None")
+    if len(nameservers) > MAX_NAMESERVERS:
+        yield Problem(
+            f"cannot hold {len(nameservers)}; right would be at most {MAX_NAMESERVERS}", "spec.dnsConfig.nameservers"
+        )
+    for index, nameserver in enumerate(nameservers):
+        yield from address(f"spec.dnsConfig.nameservers[{index}]", nameserver)
+    if len(searches) > MAX_SEARCHES or len(" ".join(searches)) > MAX_SEARCH_CHARACTERS:
+        yield Problem(
+            f"cannot be so long; right would be at most {MAX_SEARCHES} domains of {MAX_SEARCH_CHARACTERS} characters",
+            "spec.dnsConfig.searches",
+        )
+    for index, search in enumerate(searches):
+        yield from search_path(f"spec.dnsConfig.searches[{index}]", search)
+    for index, option in enumerate(config.options or ()):
+        if not option.name:
+            yield missing(f"spec.dnsConfig.options[{index}].name", "the name of a resolver option")
+
+
+def _host_aliases(aliases: tuple[core.HostAlias, ...]) -> Problems:
+    for index, alias in enumerate(aliases):
+        yield from address(f"spec.hostAliases[{index}].ip", alias.ip)
+        for position, name in enumerate(alias.hostnames or ()):
+            yield from dns_subdomain(f"spec.hostAliases[{index}].hostnames[{position}]", name)
