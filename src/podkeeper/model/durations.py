@@ -1,0 +1,98 @@
+"""Durations as Go writes them: `1m30s`, `100ms`, `1.5h`.
+
+Whole nanoseconds inside, as in Go, so that reading and writing lose nothing. The Go ancestors are
+`time.ParseDuration` and `Duration.String`.
+"""
+
+import re
+from typing import Final
+
+from podkeeper.model.errors import BadInput, Problem
+
+NANOSECONDS_PER_SECOND: Final = 1_000_000_000
+
+_NANOSECONDS: Final = {
+    "ns": 1,
+    "us": 1_000,
+    "µs": 1_000,  # U+00B5, micro sign
+    "μs": 1_000,  # U+03BC, the Greek letter
+    "ms": 1_000_000,
+    "s": NANOSECONDS_PER_SECOND,
+    "m": 60 * NANOSECONDS_PER_SECOND,
+    "h": 3600 * NANOSECONDS_PER_SECOND,
+}
+_LIMIT: Final = 2**63
+_TERM: Final = re.compile(r"(?P<whole>[0-9]*)(?:\.(?P<fraction>[0-9]*))?(?P<unit>[^.0-9]+)")
+_MAX_DIGITS: Final = 4000  # Python refuses to read longer integers
+
+
+def parse_duration(text: str) -> int:
+    """Nanoseconds. Raises `BadInput` for what Go refuses: no unit, unknown units, more than 292 years."""
+    rest = text[1:] if text[:1] in ("-", "+") else text
+    if rest == "0":
+        return 0
+    total = 0
+    position = 0
+    while position < len(rest):
+        term = _TERM.match(rest, position)
+        if term is None or not (term["whole"] or term["fraction"]) or term["unit"] not in _NANOSECONDS:
+            raise _bad(text)
+        total += _term_nanoseconds(text, term)
+        position = term.end()
+    negative = text.startswith("-")
+    if not rest or total > _LIMIT or (total == _LIMIT and not negative):
+        raise _bad(text)
+    return -total if negative else total
+
+
+def format_duration(nanoseconds: int) -> str:
+    """The text that Go writes: `1h0m0s`, `1.5s`, `100ms`, `0s`."""
+    sign, rest = ("-", -nanoseconds) if nanoseconds < 0 else ("", nanoseconds)
+    if rest == 0:
+        return "0s"
+    if rest < NANOSECONDS_PER_SECOND:
+        unit = next(unit for unit in ("ms", "µs", "ns") if rest >= _NANOSECONDS[unit])
+        return f"{sign}{_decimal(rest, _NANOSECONDS[unit])}{unit}"
+    minutes, rest = divmod(rest, _NANOSECONDS["m"])
+    seconds = f"{_decimal(rest, NANOSECONDS_PER_SECOND)}s"
+    if not minutes:
+        return sign + seconds
+    hours, minutes = divmod(minutes, 60)
+    return f"{sign}{hours}h{minutes}m{seconds}" if hours else f"{sign}{minutes}m{seconds}"
+
+
+def seconds_of(text: str) -> float:
+    """The seconds that a duration's text means; for timers, which need no nanoseconds."""
+    return parse_duration(text) / NANOSECONDS_PER_SECOND
+
+
+def _term_nanoseconds(text: str, term: re.Match[str]) -> int:
+    unit = _NANOSECONDS[term["unit"]]
+    digits = term["whole"].lstrip("0")
+    if len(digits) > 19 or (value := int(digits or "0") * unit) > _LIMIT:
+        raise _bad(text)
+    if fraction := (term["fraction"] or "")[:_MAX_DIGITS]:
+        value += _fraction_nanoseconds(fraction, unit)
+    return value
+
+
+def _fraction_nanoseconds(digits: str, unit: int) -> int:
+    """A fraction of a unit, with Go's own rounding: in floats, and cut off where 63 bits end."""
+    number, scale = 0, 1.0
+    for digit in digits:
+        if (longer := number * 10 + int(digit)) > _LIMIT or number > (_LIMIT - 1) // 10:
+            break
+        number, scale = longer, scale * 10
+    return int(float(number) * (float(unit) / scale))
+
+
+def _decimal(value: int, unit: int) -> str:
+    """Value over unit as a decimal without trailing zeros; the unit is a power of ten."""
+    whole, rest = divmod(value, unit)
+    places = len(str(unit)) - 1
+    return f"{whole}.{rest:0{places}d}".rstrip("0") if rest else str(whole)
+
+
+def _bad(text: str) -> BadInput:
+    shown = repr(text if len(text) <= 40 else text[:37] + "...")
+    return BadInput(Problem(f"cannot read {shown} as a duration; right would be 1m30s, 100ms or 4h"))

@@ -1,0 +1,127 @@
+"""From JSON text to plain values: several objects may follow each other in one text.
+
+Stricter than Go in one thing: a repeated key is refused, as it is in YAML. Otherwise as
+`kubectl` reads: whole floats are integers, integers beyond 64 bits are floats, half a surrogate
+pair is the replacement character, and NaN is not JSON.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from podkeeper.model.manifest import scalars
+from podkeeper.model.manifest.tree import MAX_DEPTH, Unreadable, Value, read_tree
+
+_SPACE: Final = re.compile(r"[ \t\r\n]*")
+_SURROGATE: Final = re.compile(r"\\u[dD][89a-fA-F]")
+_ESCAPE: Final = re.compile(
+    r"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(?P<lone>u[dD][89a-fA-F][0-9a-fA-F]{2})|.)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One object of a text: its value, or why it cannot be used; and where it begins and ends."""
+
+    value: Value | Unreadable
+    start: int
+    end: int
+
+
+def objects(text: str) -> Iterator[Found]:
+    """Each object of the text, until something comes that is not a JSON object."""
+    if _SURROGATE.search(text) is not None:
+        text = _ESCAPE.sub(_without_lone_surrogate, text)  # as long as before, so that positions hold
+    start = _begin(text, 0)
+    while text.startswith("{", start):
+        found = _read_object(text, start)
+        if found is None:
+            return
+        yield found
+        start = _begin(text, found.end)
+
+
+def _read_object(text: str, start: int) -> Found | None:
+    doubts = _Doubts()
+    decoder = json.JSONDecoder(
+        object_pairs_hook=doubts.pairs, parse_int=doubts.integer, parse_float=doubts.number, parse_constant=_refuse
+    )
+    try:
+        value, end = decoder.raw_decode(text, start)
+    except RecursionError:
+        return Found(Unreadable(f"cannot go deeper than {MAX_DEPTH} levels", 1), start, len(text))
+    except ValueError:
+        return None
+    if doubts.too_large is not None:
+        line = text.count("\n", start, text.find(doubts.too_large, start)) + 1
+        return Found(Unreadable(f"cannot express {scalars.shown(doubts.too_large)} in 64 bits", line), start, end)
+    if _is_too_deep(value):
+        return Found(Unreadable(f"cannot go deeper than {MAX_DEPTH} levels", 1), start, end)
+    if doubts.repeated is not None:
+        return Found(_name_repetition(text[start:end], doubts.repeated), start, end)
+    return Found(value, start, end)
+
+
+class _Doubts:
+    """What the decoder met and could not give a place to."""
+
+    def __init__(self) -> None:
+        self.repeated: str | None = None
+        self.too_large: str | None = None
+
+    def pairs(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        value = dict(pairs)
+        if len(value) != len(pairs):
+            self.repeated = next(key for index, (key, _) in enumerate(pairs) if key in dict(pairs[:index]))
+        return value
+
+    def integer(self, text: str) -> int | float:
+        # Nothing longer fits 64 bits; and to read very long integers takes Python very long.
+        return number if len(text) <= 20 and scalars.fits_int64(number := int(text)) else self.number(text)
+
+    def number(self, text: str) -> int | float:
+        try:
+            return scalars.json_float(float(text))
+        except scalars.NotReadable:
+            self.too_large = text
+            return 0
+
+
+def _refuse(name: str) -> Value:
+    raise ValueError(name)
+
+
+def _begin(text: str, position: int) -> int:
+    match = _SPACE.match(text, position)
+    return position if match is None else match.end()
+
+
+def _without_lone_surrogate(match: re.Match[str]) -> str:
+    return match[0] if match["lone"] is None else r"\ufffd"
+
+
+def _is_too_deep(value: Value) -> bool:
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [
+            child
+            for parent in level
+            for child in (parent.values() if type(parent) is dict else parent)
+            if type(child) is dict or type(child) is list
+        ]
+        if not level:
+            return False
+    return True
+
+
+def _name_repetition(text: str, key: str) -> Unreadable:
+    """The repeated key with its place, if the YAML reader can follow this JSON: it refuses the key too."""
+    message = scalars.repetition(key)
+    try:
+        read_tree(text)
+    except Unreadable as error:
+        if error.message == message:
+            return error
+    return Unreadable(message, 1)

@@ -1,0 +1,196 @@
+"""From a document's plain values to a typed object, with every mistake named.
+
+The fast way is the usual one: the values fit the struct. Only when they do not does a slow walk
+along the type find all that is wrong, each with its field and line. The same walk does two more
+things. It lists the fields a type does not know, which the kubelet ignores and a strict reader
+refuses. And it reads `null` in a list or a map as the zero of its type, as Go does (an
+annotation without a value is the empty text), where msgspec would refuse it.
+"""
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from functools import cache
+from typing import Final, TypeVar
+
+import msgspec
+from msgspec import inspect
+
+from podkeeper.model.errors import BadInput, Problem
+from podkeeper.model.k8s.kinds import KINDS
+from podkeeper.model.manifest.documents import Document, format_path, kind_of_value
+from podkeeper.model.manifest.scalars import shown
+from podkeeper.model.manifest.tree import Path, Value
+from podkeeper.model.wire import Wire
+
+W = TypeVar("W", bound=Wire)
+
+MOST_PROBLEMS: Final = 100  # of one kind in one document; nobody reads on
+_MOST_SUGGESTIONS: Final = 20  # looking for similar names takes a while
+
+
+def type_of(document: Document, kinds: Mapping[tuple[str, str], type[Wire]] = KINDS) -> type[Wire]:
+    """The struct for what a document says it is. Raises `BadInput` when it says nothing, or nothing known."""
+    missing = [
+        document.problem(f"cannot be left out; {example} would be right", field)
+        for field, said, example in (
+            ("apiVersion", document.api_version, "for a pod, v1"),
+            ("kind", document.kind, "for a pod, Pod"),
+        )
+        if not said
+    ]
+    if missing:
+        raise BadInput(*missing)
+    wanted = kinds.get((document.api_version, document.kind))
+    if wanted is None:
+        message = f"cannot use a {shown(document.kind)} of {shown(document.api_version)}: no such kind is known here"
+        raise BadInput(document.problem(message, "kind"))
+    return wanted
+
+
+def decode(document: Document, wanted: type[W]) -> W:
+    """The document as a typed object; unknown fields are passed over. Raises `BadInput` with all problems."""
+    try:
+        return msgspec.convert(document.content, wanted)
+    except msgspec.ValidationError:
+        walk = _Walk(document)
+        mended = walk.visit(document.content, _inspected(wanted), ())
+    if walk.problems:
+        raise BadInput(*walk.problems)
+    return msgspec.convert(mended, wanted)
+
+
+def unknown_fields(document: Document, wanted: type[Wire]) -> tuple[Problem, ...]:
+    """The fields that the type does not have: ignored by the kubelet, errors to a strict reader."""
+    walk = _Walk(document)
+    walk.visit(document.content, _inspected(wanted), ())
+    return tuple(walk.unknown)
+
+
+class _Walk:
+    """One walk along a value and the type it should have."""
+
+    def __init__(self, document: Document) -> None:
+        self._document = document
+        self.problems: list[Problem] = []
+        self.unknown: list[Problem] = []
+
+    def visit(self, value: Value, wanted: inspect.Type, path: Path) -> Value:
+        """The value with nulls mended; what is wrong or unknown goes to the lists."""
+        match _bare(wanted):
+            case inspect.StructType() as struct if isinstance(value, dict):
+                return self._visit_struct(value, struct, path)
+            case inspect.VarTupleType(item_type=item_type) if isinstance(value, list):
+                return [self._visit_part(item, item_type, (*path, str(i))) for i, item in enumerate(value)]
+            case inspect.DictType(value_type=value_type) if isinstance(value, dict):
+                return {key: self._visit_part(part, value_type, (*path, key)) for key, part in value.items()}
+            case leaf if _fits(value, leaf):
+                return value
+            case other:
+                message = f"cannot be {kind_of_value(value)}; {_expected(other, value)} would be right"
+                self._note(self.problems, message, path)
+                return None
+
+    def _visit_struct(self, value: dict[str, Value], struct: inspect.StructType, path: Path) -> dict[str, Value]:
+        fields = _fields_of(struct)
+        result = {}
+        for name, part in value.items():
+            if name not in fields:
+                self._note_unknown((*path, name), struct.cls.__name__, fields)
+            elif part is not None:
+                result[name] = self.visit(part, fields[name], (*path, name))
+        return result
+
+    def _visit_part(self, value: Value, wanted: inspect.Type, path: Path) -> Value:
+        return _zero(_bare(wanted)) if value is None else self.visit(value, wanted, path)
+
+    def _note_unknown(self, path: Path, struct: str, fields: Mapping[str, inspect.Type]) -> None:
+        similar = get_close_matches(path[-1][:80], fields, n=1) if len(self.unknown) < _MOST_SUGGESTIONS else []
+        hint = f"; did you mean {similar[0]}?" if similar else ""
+        self._note(self.unknown, f"cannot be used: {struct} has no such field{hint}", path)
+
+    def _note(self, notes: list[Problem], message: str, path: Path) -> None:
+        if len(notes) < MOST_PROBLEMS:
+            notes.append(self._document.problem(message, format_path(path)))
+
+
+_inspected = cache(inspect.type_info)  # a pod's type is a large tree
+_fields_by_struct: dict[type, Mapping[str, inspect.Type]] = {}
+
+
+def _fields_of(struct: inspect.StructType) -> Mapping[str, inspect.Type]:
+    """The fields of a struct by their names on the wire."""
+    if struct.cls not in _fields_by_struct:
+        _fields_by_struct[struct.cls] = {field.encode_name: field.type for field in struct.fields}
+    return _fields_by_struct[struct.cls]
+
+
+def _bare(wanted: inspect.Type) -> inspect.Type:
+    """The type without `| None`."""
+    if not isinstance(wanted, inspect.UnionType):
+        return wanted
+    rest = tuple(option for option in wanted.types if not isinstance(option, inspect.NoneType))
+    return rest[0] if len(rest) == 1 else inspect.UnionType(rest)
+
+
+def _fits(value: Value, wanted: inspect.Type) -> bool:
+    match wanted:
+        case inspect.AnyType():
+            return True
+        case inspect.UnionType(types=options):
+            return any(_fits(value, option) for option in options)
+        case inspect.StrType():
+            return isinstance(value, str)
+        case inspect.BoolType():
+            return isinstance(value, bool)
+        case inspect.FloatType():
+            return isinstance(value, (int, float)) and not isinstance(value, bool)
+        case inspect.IntType(ge=low, le=high):
+            return (
+                isinstance(value, int)
+                and not isinstance(value, bool)
+                and (low is None or value >= low)
+                and (high is None or value <= high)
+            )
+        case _:
+            return False
+
+
+def _expected(wanted: inspect.Type, value: Value) -> str:
+    """What would be right, in a reader's words, with a hint when the value is nearly that."""
+    match wanted:
+        case inspect.UnionType(types=options):
+            return " or ".join(sorted({_expected(option, None) for option in options}))
+        case inspect.StrType():
+            return "text" if value is None or isinstance(value, (str, list, dict)) else "text (in quotes)"
+        case inspect.BoolType():
+            return "true or false"
+        case inspect.IntType(ge=low, le=high) if isinstance(value, int) and not isinstance(value, bool):
+            return f"an integer from {low} to {high}"
+        case inspect.IntType():
+            digits = isinstance(value, str) and value.removeprefix("-").isdecimal()
+            return "an integer (without quotes)" if digits else "an integer"
+        case inspect.FloatType():
+            return "a number"
+        case inspect.VarTupleType():
+            return "a list"
+        case _:
+            return "a mapping"
+
+
+def _zero(wanted: inspect.Type) -> Value:
+    """What Go makes of a null in a list or a map."""
+    match wanted:
+        case inspect.StrType():
+            return ""
+        case inspect.BoolType():
+            return False
+        case inspect.IntType() | inspect.FloatType():
+            return 0
+        case inspect.UnionType():  # of quantities only
+            return "0"
+        case inspect.VarTupleType():
+            return []
+        case inspect.StructType() | inspect.DictType():
+            return {}
+        case _:
+            return None

@@ -1,0 +1,139 @@
+"""Whatever comes in, only `BadInput` comes out, and every problem has its place."""
+
+from typing import Any
+
+import msgspec
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from podkeeper.model.errors import BadInput
+from podkeeper.model.k8s import core
+from podkeeper.model.k8s.kinds import KINDS
+from podkeeper.model.manifest import Reading, decode, read_documents, type_of, unknown_fields
+
+POD: dict[str, Any] = {
+    "apiVersion": "v1",
+    "kind": "Pod",
+    "metadata": {"name": "web", "labels": {"app": "web"}, "annotations": {"example.com/a": "b"}},
+    "spec": {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": 5,
+        "nodeSelector": {"a": "b"},
+        "containers": [
+            {
+                "name": "c",
+                "image": "busybox",
+                "args": ["a", "b"],
+                "env": [{"name": "A", "value": "B"}],
+                "ports": [{"containerPort": 80}],
+                "resources": {"limits": {"cpu": "1", "memory": 5}},
+                "livenessProbe": {"httpGet": {"port": "http", "httpHeaders": [{"name": "a", "value": "b"}]}},
+                "securityContext": {"runAsUser": 0, "privileged": False},
+            }
+        ],
+        "volumes": [{"name": "v", "emptyDir": {}}, {"name": "s", "secret": {"defaultMode": 420}}],
+        "tolerations": [{"operator": "Exists"}],
+    },
+}
+AS_YAML = yaml.safe_dump(POD)
+AS_JSON = msgspec.json.encode(POD).decode()
+
+TEXTS = st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7E) | st.sampled_from("é😀"), max_size=5)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
+    max_leaves=4,
+)
+
+
+def check_problems(reading: Reading) -> None:
+    for problem in reading.problems:
+        assert problem.file == "x.yaml"
+        assert problem.line > 0
+        assert problem.message.startswith("cannot")
+
+
+def use(data: bytes | str) -> None:
+    """Read everything that can be read, into its type."""
+    reading = read_documents(data, "x.yaml")
+    check_problems(reading)
+    for document in reading.documents:
+        try:
+            decode(document, type_of(document))
+        except BadInput as error:
+            check_problems(Reading((), error.problems))
+        unknown_fields(document, core.Pod)
+
+
+@given(st.binary(max_size=200))
+def test_random_bytes(data: bytes) -> None:
+    use(data)
+
+
+@given(st.text(alphabet="abk01: -[]{}&*!|>'\"#%@,?\n\t\\<.~\x00é\ud800\ufeff", max_size=80))
+def test_random_text_of_yaml_characters(text: str) -> None:
+    use(text)
+
+
+@given(st.text(alphabet='{}[]:,"\\u0d8 \n1.e-tnl', max_size=60))
+def test_random_text_of_json_characters(text: str) -> None:
+    use("{" + text)
+
+
+@given(st.sampled_from([AS_YAML, AS_JSON]), st.data())
+def test_a_manifest_with_random_damage(text: str, data: st.DataObject) -> None:
+    start = data.draw(st.integers(0, len(text)))
+    end = data.draw(st.integers(start, min(len(text), start + 10)))
+    use(text[:start] + data.draw(st.text(alphabet="a1 :-{}[]\"'\n&*<!", max_size=5)) + text[end:])
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path, *(place for key, part in inside for place in places(part, (*path, key)))]
+
+
+def planted(value: Any, path: tuple[Any, ...], seed: Any) -> Any:
+    """A copy of the value with something else in one place."""
+    if not path:
+        return seed
+    first, rest = path[0], path[1:]
+    if isinstance(value, dict):
+        return {**value, first: planted(value[first], rest, seed)}
+    return [*value[:first], planted(value[first], rest, seed), *value[first + 1 :]]
+
+
+@settings(max_examples=300)
+@given(st.sampled_from(places(POD)), VALUES)
+def test_a_wrong_value_in_any_field(path: tuple[Any, ...], seed: Any) -> None:
+    use(msgspec.json.encode(planted(POD, path, seed)))
+
+
+@given(st.sampled_from(places(POD)), VALUES)
+def test_the_slow_walk_finds_a_fault_exactly_when_the_type_does(path: tuple[Any, ...], seed: Any) -> None:
+    content = planted(POD, path, seed)
+    for document in read_documents(msgspec.json.encode(content)).documents:
+        try:
+            msgspec.convert(document.content, core.Pod)
+        except msgspec.ValidationError as error:
+            if "got `null`" not in str(error):  # which Go reads as a zero
+                with pytest.raises(BadInput):
+                    decode(document, core.Pod)
+        else:
+            assert decode(document, core.Pod) == msgspec.convert(document.content, core.Pod)
+
+
+@given(VALUES)
+def test_json_reads_alike_as_json_and_as_yaml(value: Any) -> None:
+    as_json = msgspec.json.encode({"value": value})
+    (from_json,) = read_documents(as_json).all_sound()
+    (from_flow,) = read_documents(b"# not JSON at first sight\n" + as_json).all_sound()
+    assert from_json.content == from_flow.content
+
+
+def test_the_example_is_sound() -> None:
+    for text in (AS_YAML, AS_JSON):
+        (document,) = read_documents(text).all_sound()
+        assert decode(document, KINDS["v1", "Pod"]) == msgspec.convert(POD, core.Pod)
+        assert unknown_fields(document, core.Pod) == ()
