@@ -39,6 +39,25 @@ class SandboxRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ActualResources:
+    """What a container or pod really gets, read back from the machine; None: not told."""
+
+    cpu_request_milli: int | None = None
+    cpu_limit_milli: int | None = None
+    memory_request_bytes: int | None = None
+    memory_limit_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinuxUser:
+    """Who a container's first process runs as."""
+
+    uid: int
+    gid: int
+    supplemental_groups: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerRecord:
     """One container, running or not; `restart_count` is the attempt number it was created with."""
 
@@ -48,6 +67,7 @@ class ContainerRecord:
     image: str = ""
     image_id: str = ""
     spec_hash: str = ""  # of the container spec it was created from
+    sandbox_id: str = ""  # "": not told, taken to be the newest
     restart_count: int = 0
     created_at: datetime | None = None
     started_at: datetime | None = None
@@ -55,6 +75,8 @@ class ContainerRecord:
     exit_code: int = 0
     reason: str = ""
     message: str = ""
+    resources: ActualResources | None = None
+    user: LinuxUser | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

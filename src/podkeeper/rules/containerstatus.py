@@ -1,0 +1,294 @@
+"""The status of one container for the API: what the runtime knows, over what was said before.
+
+A container of the spec, its records in the runtime (newest first) and its old status come in; its new
+status goes out, all but the `started` and `ready` flags, which are the probes'. Told as a story:
+
+    never created              -> waiting, with what the old status remembers
+    created, running, exited   -> just that; the record before it is its last state
+    ran, and now is nowhere    -> its last end is unknown (137), for it may have done its work
+    must start, but could not  -> waiting, for the reason of the failed start
+
+Restart counts never shrink. The Go ancestor is `convertToAPIContainerStatuses` in
+pkg/kubelet/kubelet_pods.go.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
+
+from podkeeper.model.k8s.core import (
+    Container,
+    ContainerState,
+    ContainerStateRunning,
+    ContainerStateTerminated,
+    ContainerStateWaiting,
+    ContainerStatus,
+    ContainerUser,
+    EphemeralContainer,
+    LinuxContainerUser,
+    Pod,
+    VolumeMount,
+    VolumeMountStatus,
+)
+from podkeeper.model.runtime import ContainerRecord, LinuxUser, PodRecord, api_container_id
+from podkeeper.model.runtime import ContainerState as RuntimeState
+from podkeeper.model.times import format_time
+from podkeeper.rules.phase import RESTARTING_ALL_CONTAINERS
+from podkeeper.rules.restart import container_should_restart, is_sidecar
+from podkeeper.rules.revise import CONTAINER_STATUS_UNKNOWN, NOT_LOCATED, UNSEEN_EXIT_CODE
+from podkeeper.rules.shown_resources import container_resources
+
+POD_INITIALIZING = "PodInitializing"
+CONTAINER_CREATING = "ContainerCreating"
+
+
+@dataclass(frozen=True, slots=True)
+class StartFailure:
+    """Why the last try to start a container failed; shown until a try succeeds."""
+
+    reason: str
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerView:
+    """What the containers of one pod are seen with."""
+
+    pod: Pod
+    record: PodRecord
+    runtime_name: str
+    start_failures: Mapping[str, StartFailure] = field(default_factory=dict)  # by container name
+    restarting_all: bool = False  # all containers are being removed, to start over
+    recursive_read_only: bool = False  # the runtime can mount so
+
+
+def regular_statuses(view: ContainerView, old: Sequence[ContainerStatus] | None) -> tuple[ContainerStatus, ...]:
+    """The statuses of the regular containers, by name."""
+    return _by_name(view, view.pod.spec.containers, old)
+
+
+def ephemeral_statuses(view: ContainerView, old: Sequence[ContainerStatus] | None) -> tuple[ContainerStatus, ...]:
+    """The statuses of the ephemeral containers, by name."""
+    ephemeral = view.pod.spec.ephemeral_containers or ()
+    return _by_name(view, [_as_container(container) for container in ephemeral], old)
+
+
+def init_statuses(view: ContainerView, old: Sequence[ContainerStatus] | None) -> tuple[ContainerStatus, ...]:
+    """The statuses of the init containers, in the order of the spec."""
+    before = {status.name: status for status in old or ()}
+    newest_regular = [view.record.container(container.name) for container in view.pod.spec.containers]
+    past_init = any(record is not None and record.state is not RuntimeState.UNKNOWN for record in newest_regular)
+    return tuple(
+        _init_status(view, container, before.get(container.name), past_init)
+        for container in view.pod.spec.init_containers or ()
+    )
+
+
+def _by_name(
+    view: ContainerView, containers: Sequence[Container], old: Sequence[ContainerStatus] | None
+) -> tuple[ContainerStatus, ...]:
+    before = {status.name: status for status in old or ()}
+    statuses = (
+        _or_start_failure(view, container, _known_status(view, container, before.get(container.name)))
+        for container in containers
+    )
+    return tuple(sorted(statuses, key=lambda status: status.name))
+
+
+def _init_status(
+    view: ContainerView, container: Container, old: ContainerStatus | None, past_init: bool
+) -> ContainerStatus:
+    status = _known_status(view, container, old)
+    newest = view.record.container(container.name)
+    if newest is not None and newest.state is RuntimeState.EXITED and newest.exit_code == 0:
+        return status
+    if newest is None and past_init and status.state.waiting is not None and not is_sidecar(container):
+        return replace(status, state=_TAKEN_AS_COMPLETED)
+    return _or_start_failure(view, container, status)
+
+
+def _known_status(view: ContainerView, container: Container, old: ContainerStatus | None) -> ContainerStatus:
+    """What the runtime tells of a container, or else what is remembered of it."""
+    records = [record for record in view.record.containers if record.name == container.name]
+    if not records:
+        return _remembered(view, container, old)
+    status = _from_record(view, container, records[0], old)
+    if len(records) > 1:
+        return replace(status, last_state=_from_record(view, container, records[1], old).state)
+    return status
+
+
+def _or_start_failure(view: ContainerView, container: Container, status: ContainerStatus) -> ContainerStatus:
+    """The status, or why the container waits although it should run."""
+    failure = view.start_failures.get(container.name)
+    if failure is None or not container_should_restart(container, view.pod, view.record.container(container.name)):
+        return status
+    waiting = ContainerStateWaiting(reason=failure.reason or None, message=failure.message or None)
+    return replace(
+        status,
+        state=ContainerState(waiting=waiting),
+        last_state=status.last_state if status.state.terminated is None else status.state,
+    )
+
+
+def _remembered(view: ContainerView, container: Container, old: ContainerStatus | None) -> ContainerStatus:
+    """The status of a container of which the runtime has nothing."""
+    reason = POD_INITIALIZING if view.pod.spec.init_containers else CONTAINER_CREATING
+    status = ContainerStatus(
+        name=container.name,
+        image=container.image or "",
+        state=ContainerState(waiting=ContainerStateWaiting(reason=reason)),
+        volume_mounts=tuple(_mount_status(view, mount) for mount in container.volume_mounts or ()) or None,
+    )
+    if old is None:
+        return status
+    if view.restarting_all and old.state.waiting is None:
+        kept = old if old.state.terminated is not None else status
+        return replace(
+            kept,
+            state=_REMOVED_TO_START_OVER,
+            last_state=replace(old.last_state, terminated=_ENDED_TO_START_OVER),
+            restart_count=old.restart_count + 1,
+        )
+    if old.state.terminated is not None:
+        return old
+    status = replace(status, restart_count=old.restart_count, last_state=old.last_state)
+    if old.state.running is None or old.last_state.terminated is not None:
+        return status
+    # It ran, and its end was not seen. Without an end it would count as never started, and a pod that
+    # is to run once would run twice.
+    restarts = 0 if view.pod.metadata.deletion_timestamp is not None else 1
+    return replace(
+        status,
+        restart_count=old.restart_count + restarts,
+        last_state=replace(old.last_state, terminated=_END_UNSEEN),
+    )
+
+
+def _from_record(
+    view: ContainerView, container: Container, record: ContainerRecord, old: ContainerStatus | None
+) -> ContainerStatus:
+    """The status of a container as one record of the runtime has it."""
+    container_id = api_container_id(view.runtime_name, record.id)
+    running = record.state is RuntimeState.RUNNING
+    return ContainerStatus(
+        name=record.name,
+        image=record.image,
+        image_id=record.image_id,
+        container_id=container_id,
+        restart_count=_restart_count(record, old),
+        state=_state(view, record, container_id, old),
+        last_state=ContainerState(terminated=None if old is None else _last_end(container_id, old)),
+        # What was published holds until the probes speak: a restarted agent must not un-start a container.
+        started=old.started if running and old is not None else None,
+        volume_mounts=None if old is None else old.volume_mounts,
+        resources=container_resources(container, record, container_id, old),
+        allocated_resources=container.resources.requests or None,
+        user=_user(record.user),
+    )
+
+
+def _restart_count(record: ContainerRecord, old: ContainerStatus | None) -> int:
+    """The runtime's count, or ours: where containers were removed, the runtime begins to count afresh."""
+    if old is None:
+        return record.restart_count
+    match record.state:
+        case RuntimeState.RUNNING if old.state.terminated is not None and old.restart_count >= record.restart_count:
+            return old.restart_count + 1
+        case RuntimeState.UNKNOWN if old.state.running is not None:
+            return old.restart_count + 1
+        case _:
+            return max(old.restart_count, record.restart_count)
+
+
+def _last_end(container_id: str, old: ContainerStatus) -> ContainerStateTerminated | None:
+    """The end before this one, where the runtime has removed the container it was the end of."""
+    if old.container_id != container_id and old.state.terminated is not None:
+        return old.state.terminated
+    return old.last_state.terminated
+
+
+def _state(
+    view: ContainerView, record: ContainerRecord, container_id: str, old: ContainerStatus | None
+) -> ContainerState:
+    started_at = None if record.started_at is None else format_time(record.started_at)
+    match record.state:
+        case RuntimeState.RUNNING:
+            return ContainerState(running=ContainerStateRunning(started_at=started_at))
+        case RuntimeState.EXITED:
+            return ContainerState(
+                terminated=ContainerStateTerminated(
+                    exit_code=record.exit_code,
+                    reason=record.reason or None,
+                    message=record.message or None,
+                    started_at=started_at,
+                    finished_at=None if record.finished_at is None else format_time(record.finished_at),
+                    container_id=container_id,
+                )
+            )
+        case RuntimeState.UNKNOWN if old is not None and old.state.running is not None:
+            return _NOT_LOCATED_TO_START_OVER if view.restarting_all else NOT_LOCATED
+        case RuntimeState.UNKNOWN | RuntimeState.CREATED:
+            return ContainerState(waiting=ContainerStateWaiting())
+
+
+def _user(user: LinuxUser | None) -> ContainerUser | None:
+    if user is None:
+        return None
+    groups = user.supplemental_groups or None
+    return ContainerUser(linux=LinuxContainerUser(uid=user.uid, gid=user.gid, supplemental_groups=groups))
+
+
+def _mount_status(view: ContainerView, mount: VolumeMount) -> VolumeMountStatus:
+    mode = None
+    if mount.read_only:
+        mode = "Enabled" if view.recursive_read_only and _wants_recursive_read_only(mount) else "Disabled"
+    return VolumeMountStatus(
+        name=mount.name, mount_path=mount.mount_path, read_only=mount.read_only or None, recursive_read_only=mode
+    )
+
+
+def _wants_recursive_read_only(mount: VolumeMount) -> bool:
+    """Whether a read-only mount asks to be so all the way down; a mount that lets others through cannot."""
+    return mount.recursive_read_only in ("Enabled", "IfPossible") and mount.mount_propagation in (None, "None")
+
+
+def _as_container(ephemeral: EphemeralContainer) -> Container:
+    """An ephemeral container is a container that also names a target."""
+    return Container(**{name: getattr(ephemeral, name) for name in Container.__struct_fields__})
+
+
+_TAKEN_AS_COMPLETED = ContainerState(
+    terminated=ContainerStateTerminated(
+        reason="Completed",
+        message="Unable to get init container status from container runtime and pod has been initialized, "
+        "treat it as exited normally",
+        exit_code=0,
+    )
+)
+"""An init container of which nothing is left has done its work, if regular containers exist."""
+
+_END_UNSEEN = ContainerStateTerminated(
+    reason=CONTAINER_STATUS_UNKNOWN,
+    message="The container could not be located when the pod was deleted.  The container used to be Running",
+    exit_code=UNSEEN_EXIT_CODE,
+)
+
+_NOT_LOCATED_TO_START_OVER = ContainerState(
+    terminated=ContainerStateTerminated(
+        reason=RESTARTING_ALL_CONTAINERS,
+        message="The container could not be located when the pod was terminated",
+        exit_code=UNSEEN_EXIT_CODE,
+    )
+)
+
+_REMOVED_MESSAGE = "The container is removed because RestartAllContainers in place"
+
+_REMOVED_TO_START_OVER = ContainerState(
+    waiting=ContainerStateWaiting(reason=RESTARTING_ALL_CONTAINERS, message=_REMOVED_MESSAGE)
+)
+
+_ENDED_TO_START_OVER = ContainerStateTerminated(
+    reason=RESTARTING_ALL_CONTAINERS, message=_REMOVED_MESSAGE, exit_code=UNSEEN_EXIT_CODE
+)

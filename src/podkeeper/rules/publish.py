@@ -1,0 +1,315 @@
+"""What the status manager decides: which status of a pod it keeps, and what of it the API is told.
+
+In: a status somebody computed, what is cached and sent so far, the pod as we and as the API know it, the
+time. Out: values. The shell (`engine/status.py`) keeps the cache and talks to the API.
+
+    a status -> `accept`: Stored (version + 1) | Unchanged | Refused
+    one pass -> `sending`: why a cached status has to be sent now, or None
+    sending  -> `merged_status`: what the API shall show; `status_patch`: what it is sent for that
+    sent     -> `can_be_deleted`: the API object may go, the pod is over
+
+Promises: a container that ended never comes back unless its policy says so; `lastTransitionTime` moves
+only with a condition's status; the start time never moves; the observed generation never shrinks; what
+others wrote is kept; a new terminal phase is not told while containers could still run. The Go ancestor
+is pkg/kubelet/status/status_manager.go.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+
+import msgspec
+from msgspec.structs import replace
+
+from podkeeper.model.k8s.core import Container, Pod, PodSpec, PodStatus
+from podkeeper.model.times import format_time
+from podkeeper.rules.conditions import (
+    CONTAINERS_READY,
+    DISRUPTION_TARGET,
+    INITIALIZED,
+    POD_SCHEDULED,
+    READY,
+    READY_TO_START_CONTAINERS,
+    TRUE,
+    find_condition,
+    is_ours,
+    is_shared,
+    unready_at_the_end,
+    updated_condition,
+    with_condition,
+)
+from podkeeper.rules.mirror import is_mirror_pod, is_static_pod
+from podkeeper.rules.normalise import equal_by_kubelet, normalised
+from podkeeper.rules.patch.strategic import two_way_diff
+from podkeeper.rules.patch.value import JsonObject
+from podkeeper.rules.phase import is_terminal
+from podkeeper.rules.restart import (
+    ALL_CONTAINERS_RESTARTING,
+    RestartPolicy,
+    could_restart_all,
+    is_sidecar,
+    restarts_after_exit,
+)
+
+_TIMED_CONDITIONS = (
+    CONTAINERS_READY,
+    READY,
+    INITIALIZED,
+    READY_TO_START_CONTAINERS,
+    POD_SCHEDULED,
+    DISRUPTION_TARGET,
+    ALL_CONTAINERS_RESTARTING,
+)
+"""Conditions whose time of change we keep; those of a resize bring their own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CachedStatus:
+    """The last status of a pod that was accepted."""
+
+    version: int  # from 1, one more for each accepted status
+    name: str
+    namespace: str
+    status: PodStatus
+    finished: bool  # stored when, or after, the last of the pod was cleaned up
+    changed_at: datetime | None  # of the oldest change that the API has not been told; None: it knows all
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """The status is new: keep it and wake the sender."""
+
+    cached: CachedStatus
+
+
+@dataclass(frozen=True, slots=True)
+class Unchanged:
+    """Nothing to keep and nothing to send."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The status contradicts what we know; it is dropped, and `reason` is worth a log line."""
+
+    reason: str
+
+
+Acceptance = Stored | Unchanged | Refused
+
+
+class Store(StrEnum):
+    """When a status that contradicts nothing is stored."""
+
+    IF_CHANGED = "if anything changed"
+    ALWAYS = "always"  # a pod being deleted: its worker waits for a status to be sent
+    AS_LAST = "always, and the last of the pod is cleaned up"
+
+
+class Sending(StrEnum):
+    """Why a cached status is sent."""
+
+    NEW_VERSION = "a version the API has not seen"
+    DELETABLE = "the pod is over, and its object can go"
+    OVERWRITTEN = "somebody else changed what is ours"  # forget which version was sent: it must be sent again
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """`to_send` goes to the API; `cached` takes the place of the cached status, under the same version."""
+
+    to_send: PodStatus
+    cached: PodStatus
+
+
+def accept_status(
+    pod: Pod, status: PodStatus, cached: CachedStatus | None, mirror: Pod | None, now: datetime
+) -> Acceptance:
+    """What becomes of a status that was just computed; a pod being deleted always gets a new version."""
+    seen = replace(status, observed_generation=pod.metadata.generation or None)
+    store = Store.IF_CHANGED if pod.metadata.deletion_timestamp is None else Store.ALWAYS
+    return accept(pod, seen, cached, mirror, now, store)
+
+
+def accept(
+    pod: Pod,
+    status: PodStatus,
+    cached: CachedStatus | None,
+    mirror: Pod | None,
+    now: datetime,
+    store: Store = Store.IF_CHANGED,
+) -> Acceptance:
+    """What becomes of a status: it is held against the cached one, or else the API's (a static pod's mirror's)."""
+    if cached is not None:
+        old = cached.status
+        # Only a static pod comes back after its end, under the same UID.
+        finished = store is Store.AS_LAST or (cached.finished and not is_static_pod(pod))
+    else:
+        old = (pod if mirror is None else mirror).status
+        finished = store is Store.AS_LAST
+    problem = illegal_transition(pod.spec, old, status)
+    if problem is not None:
+        return Refused(problem)
+    new = normalised(pod.spec, _with_history(status, old, format_time(now)))
+    if cached is not None and store is Store.IF_CHANGED and equal_by_kubelet(cached.status, new):
+        return Unchanged()
+    return Stored(
+        CachedStatus(
+            version=1 if cached is None else cached.version + 1,
+            name=pod.metadata.name or "",
+            namespace=pod.metadata.namespace or "",
+            status=new,
+            finished=finished,
+            changed_at=now if cached is None else cached.changed_at or now,
+        )
+    )
+
+
+def _with_history(status: PodStatus, old: PodStatus, now: str) -> PodStatus:
+    """The status with the times that only its predecessor knows."""
+    for condition_type in _TIMED_CONDITIONS:
+        status = _with_transition_time(status, old, condition_type, now)
+    generation = max(old.observed_generation or 0, status.observed_generation or 0)
+    return replace(
+        status,
+        start_time=old.start_time or status.start_time or now,
+        observed_generation=generation or None,
+    )
+
+
+def _with_transition_time(status: PodStatus, old: PodStatus, condition_type: str, now: str) -> PodStatus:
+    condition = find_condition(status.conditions, condition_type)
+    if condition is None:
+        return status
+    before = find_condition(old.conditions, condition_type)
+    since = before.last_transition_time if before is not None and before.status == condition.status else now
+    return replace(status, conditions=with_condition(status.conditions, replace(condition, last_transition_time=since)))
+
+
+def illegal_transition(spec: PodSpec, old: PodStatus, new: PodStatus) -> str | None:
+    """Why the containers cannot have gone from one status to the other; None: they can.
+
+    A container that ended and may not run again cannot wait or run. Init statuses stand where the spec
+    has them: anything else would let one init container answer for another.
+    """
+    if spec.restart_policy == RestartPolicy.ALWAYS or could_restart_all(spec):
+        return None
+    revived = {status.name for status in new.container_statuses or () if status.state.terminated is None}
+    for status in old.container_statuses or ():
+        ended = status.state.terminated
+        if (
+            ended is not None
+            and status.name in revived
+            and not _may_leave(spec, spec.containers, status.name, ended.exit_code)
+        ):
+            return f"terminated container {status.name} attempted illegal transition to non-terminated state"
+    init_containers = spec.init_containers or ()
+    revived = {status.name for status in new.init_container_statuses or () if status.state.terminated is None}
+    for index, status in enumerate(old.init_container_statuses or ()):
+        if index >= len(init_containers) or init_containers[index].name != status.name:
+            return f"found mismatch between pod spec and status, container: {status.name}"
+        ended = status.state.terminated
+        if ended is None or is_sidecar(init_containers[index]) or status.name not in revived:
+            continue
+        if not _may_leave(spec, init_containers, status.name, ended.exit_code):
+            return f"terminated init container {status.name} attempted illegal transition to non-terminated state"
+    return None
+
+
+def _may_leave(spec: PodSpec, containers: tuple[Container, ...], name: str, exit_code: int) -> bool:
+    """Whether a container that exited so may run again."""
+    if exit_code != 0 and spec.restart_policy == RestartPolicy.ON_FAILURE:
+        return True  # even where the container's own policy says otherwise
+    return any(each.name == name and restarts_after_exit(each, spec, exit_code) for each in containers)
+
+
+def sending(
+    cached: CachedStatus, sent_version: int | None, *, every: bool, pod: Pod | None, api_pod: Pod | None
+) -> Sending | None:
+    """Why one pass has to send a cached status.
+
+    `every`: the periodic pass, which looks at all; the pass on a wake-up looks for new versions only. `pod`:
+    our pod under the UID of its API object, so None for a static pod. `api_pod`: the pod whose status the
+    API shows, so a static pod's mirror, as we last saw it.
+    """
+    if sent_version is None or sent_version < cached.version:
+        return Sending.NEW_VERSION
+    if not every:
+        return None
+    if pod is not None and can_be_deleted(pod, cached):
+        return Sending.DELETABLE
+    if api_pod is not None and needs_reconcile(api_pod, cached):
+        return Sending.OVERWRITTEN
+    return None
+
+
+def needs_reconcile(api_pod: Pod, cached: CachedStatus) -> bool:
+    """Whether the API shows something else than what we say."""
+    return not equal_by_kubelet(normalised(api_pod.spec, api_pod.status), cached.status)
+
+
+def can_be_deleted(pod: Pod, cached: CachedStatus) -> bool:
+    """Whether the API object of a pod may go: deleted, over, and known there to be over."""
+    return (
+        pod.metadata.deletion_timestamp is not None
+        and not is_mirror_pod(pod)
+        and is_terminal(pod.status.phase)
+        and cached.finished
+    )
+
+
+def versions_to_keep(sent: Mapping[str, int], cached: Collection[str], mirrors: Collection[str]) -> dict[str, int]:
+    """The sent versions without those of forgotten pods; all by UID of the API object."""
+    return {uid: version for uid, version in sent.items() if uid in cached or uid in mirrors}
+
+
+def merged_status(api_pod: Pod, new: PodStatus, *, could_run: bool, now: datetime) -> Merged:
+    """What is sent: our status over the API's, with the conditions that others wrote.
+
+    `could_run`: containers of the pod could still run, so a new terminal phase has to wait, and with it the
+    news that the pod was disrupted.
+    """
+    old, moment = api_pod.status, format_time(now)
+    ending = not is_terminal(old.phase) and is_terminal(new.phase)
+    if ending and not could_run:
+        # The disruption counts from now: until all containers had stopped, nobody was told.
+        new = _with_transition_time(new, old, DISRUPTION_TARGET, moment)
+    conditions = tuple(each for each in old.conditions or () if not is_ours(each))
+    for condition in new.conditions or ():
+        if is_ours(condition):
+            conditions = (*conditions, condition)
+        elif is_shared(condition) and ending and not could_run:
+            conditions = with_condition(conditions, condition)
+    to_send = replace(
+        new,
+        conditions=conditions or None,
+        resource_claim_statuses=old.resource_claim_statuses,
+        extended_resource_claim_status=old.extended_resource_claim_status,
+        node_allocatable_resource_claim_statuses=old.node_allocatable_resource_claim_statuses,
+    )
+    if ending and could_run:
+        to_send = replace(to_send, phase=old.phase, reason=old.reason, message=old.message)
+    return Merged(_unready_when_over(api_pod, to_send, moment), new)
+
+
+def _unready_when_over(pod: Pod, status: PodStatus, now: str) -> PodStatus:
+    """No pod is ever shown as over and ready at once."""
+    if not is_terminal(status.phase):
+        return status
+    shown = [find_condition(status.conditions, each) for each in (READY, CONTAINERS_READY)]
+    if not any(condition is not None and condition.status == TRUE for condition in shown):
+        return status
+    conditions = status.conditions
+    for condition_type in (CONTAINERS_READY, READY):
+        conditions = updated_condition(conditions, unready_at_the_end(pod, condition_type, status.phase), now)
+    return replace(status, conditions=conditions)
+
+
+def status_patch(api_pod: Pod, to_send: PodStatus) -> JsonObject | None:
+    """The strategic merge patch that brings the API's status to ours; None: there is nothing to change.
+
+    The UID in it is a precondition: a pod that was recreated under the same name is not touched.
+    """
+    old, new = (msgspec.json.decode(msgspec.json.encode({"status": each})) for each in (api_pod.status, to_send))
+    change = two_way_diff(old, new, "v1/Pod")
+    return {"metadata": {"uid": api_pod.metadata.uid}, **change} if change else None

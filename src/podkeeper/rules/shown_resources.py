@@ -1,0 +1,105 @@
+"""The resources that a status shows: what a container or pod was given, as far as that can be told.
+
+Specs and what the machine reports come in; `ResourceRequirements` goes out. What runs shows what it
+really has; where the machine does not tell, what was shown before stays; what does not run shows what
+its spec asks for. Tiny amounts of cpu, which the machine rounds up to its own least, are shown as
+asked. The Go ancestors are `convertContainerStatusResources` and `convertToAPIPodLevelResourcesStatus`
+in pkg/kubelet/kubelet_pods.go.
+"""
+
+from collections.abc import Mapping
+
+from msgspec.structs import replace
+
+from podkeeper.model.k8s.core import Container, ContainerStatus, Pod, PodSpec, PodStatus, ResourceRequirements
+from podkeeper.model.quantity import ZERO, Format, Quantity, parse_quantity
+from podkeeper.model.runtime import ActualResources, ContainerRecord, ContainerState
+from podkeeper.model.wire import QuantityLike
+from podkeeper.rules.phase import Phase
+from podkeeper.rules.resources import amounts_of, container_total, limits_of, may_be_pod_level, pod_requests
+
+LEAST_CPU_REQUEST_MILLI = 2
+"""The machine gives no container less, whatever it asks for."""
+
+LEAST_CPU_LIMIT_MILLI = 10
+"""The machine limits no container to less."""
+
+WireAmounts = Mapping[str, QuantityLike]
+
+_NOTHING = ActualResources()
+_NOTHING_SHOWN = ResourceRequirements()
+
+
+def container_resources(
+    container: Container, record: ContainerRecord, container_id: str, old: ContainerStatus | None
+) -> ResourceRequirements:
+    """What a container that the runtime knows is shown to have."""
+    asked = container.resources
+    if record.state is not ContainerState.RUNNING:
+        return asked
+    actual = record.resources or _NOTHING
+    still_runs = old is not None and old.state.running is not None and old.container_id == container_id
+    shown = (old.resources if old is not None and still_runs else None) or _NOTHING_SHOWN
+    limits, requests = asked.limits, asked.requests
+    if limits is not None:
+        limits = _cpu(limits, actual.cpu_limit_milli, LEAST_CPU_LIMIT_MILLI, shown.limits)
+        limits = _memory(limits, actual.memory_limit_bytes, shown.limits)
+    if requests is not None:
+        requests = _cpu(requests, actual.cpu_request_milli, LEAST_CPU_REQUEST_MILLI, shown.requests)
+        requests = _memory(requests, actual.memory_request_bytes, shown.requests)
+    return replace(asked, limits=limits, requests=requests)
+
+
+def pod_resources(pod: Pod, old: PodStatus, actual: ActualResources | None) -> ResourceRequirements:
+    """What a pod as a whole is shown to have; `actual` is read from its cgroup."""
+    asked = pod.spec.resources or _NOTHING_SHOWN
+    if pod.status.phase != Phase.RUNNING:
+        return replace(asked, requests=allocated_resources(pod.spec), limits=_wire(_pod_limits(pod.spec)))
+    actual = actual or _NOTHING
+    shown = (old.resources if old.phase == Phase.RUNNING else None) or _NOTHING_SHOWN
+    requests = _cpu(asked.requests or {}, actual.cpu_request_milli, LEAST_CPU_REQUEST_MILLI, shown.requests)
+    if "memory" not in requests:
+        summed = allocated_resources(pod.spec) or {}
+        requests |= {name: amount for name, amount in summed.items() if name == "memory"}
+    requests = _memory(requests, None, shown.requests)  # no cgroup holds a request for memory
+    limits = _cpu(asked.limits or {}, actual.cpu_limit_milli, LEAST_CPU_LIMIT_MILLI, shown.limits)
+    limits = _memory(limits, actual.memory_limit_bytes, shown.limits)
+    return replace(asked, requests=requests or None, limits=limits or None)
+
+
+def allocated_resources(spec: PodSpec) -> dict[str, QuantityLike] | None:
+    """What a pod was admitted with."""
+    return _wire(pod_requests(spec))
+
+
+def _pod_limits(spec: PodSpec) -> dict[str, Quantity]:
+    limits = container_total(spec, limits_of)
+    if spec.resources is not None:
+        pod_level = amounts_of(spec.resources.limits)
+        limits |= {name: amount for name, amount in pod_level.items() if may_be_pod_level(name)}
+    overhead = amounts_of(spec.overhead)
+    return {name: amount + overhead.get(name, ZERO) if amount else amount for name, amount in limits.items()}
+
+
+def _cpu(
+    asked: WireAmounts, actual_milli: int | None, least_milli: int, shown: WireAmounts | None
+) -> dict[str, QuantityLike]:
+    if actual_milli is None:
+        return _as_shown_before(asked, "cpu", shown)
+    if max(actual_milli, parse_quantity(asked.get("cpu", 0)).milli_value) <= least_milli:
+        return dict(asked)
+    return {**asked, "cpu": str(Quantity(actual_milli, -3))}
+
+
+def _memory(asked: WireAmounts, actual_bytes: int | None, shown: WireAmounts | None) -> dict[str, QuantityLike]:
+    if actual_bytes is None:
+        return _as_shown_before(asked, "memory", shown)
+    return {**asked, "memory": str(Quantity(actual_bytes, format=Format.BINARY_SI))}
+
+
+def _as_shown_before(asked: WireAmounts, name: str, shown: WireAmounts | None) -> dict[str, QuantityLike]:
+    return {**asked, name: shown[name]} if shown and name in shown else dict(asked)
+
+
+def _wire(amounts: Mapping[str, Quantity]) -> dict[str, QuantityLike] | None:
+    return {name: str(amount) for name, amount in amounts.items()} or None

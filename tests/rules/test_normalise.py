@@ -1,0 +1,186 @@
+from collections.abc import Callable
+from functools import reduce
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from podkeeper.model.k8s.core import (
+    ContainerState,
+    ContainerStateTerminated,
+    ContainerStatus,
+    PodResourceClaimStatus,
+    PodSpec,
+    PodStatus,
+    ResourceRequirements,
+    VolumeMountStatus,
+)
+from podkeeper.rules.normalise import MAX_POD_MESSAGE_BYTES, equal_by_kubelet, normalised
+from tests.rules.statuses import T0, T1, condition, container, nothing, pod_statuses, running
+
+SPEC = PodSpec(containers=(container("a"), container("b")), init_containers=(container("i"), container("j")))
+
+
+def with_message(name: str, message: str) -> ContainerStatus:
+    return ContainerStatus(name=name, state=ContainerState(terminated=ContainerStateTerminated(message=message)))
+
+
+def message_after(message: str, spec: PodSpec = SPEC) -> str | None:
+    found = normalised(spec, PodStatus(container_statuses=(with_message("a", message),))).container_statuses
+    assert found is not None
+    assert found[0].state.terminated is not None
+    return found[0].state.terminated.message
+
+
+def names(statuses: tuple[ContainerStatus, ...] | None) -> str:
+    return "".join(status.name for status in statuses or ())
+
+
+def test_regular_containers_are_sorted_and_init_containers_follow_the_spec() -> None:
+    spec = replace(SPEC, init_containers=(container("z"), container("y"), container("x")))
+    status = PodStatus(
+        container_statuses=tuple(map(nothing, "cab")),
+        init_container_statuses=tuple(map(nothing, "xyz")),
+        ephemeral_container_statuses=tuple(map(nothing, "ed")),
+    )
+    after = normalised(spec, status)
+    assert names(after.container_statuses) == "abc"
+    assert names(after.init_container_statuses) == "zyx"
+    assert names(after.ephemeral_container_statuses) == "de"
+
+
+def test_init_containers_that_the_spec_does_not_know_come_last() -> None:
+    status = PodStatus(init_container_statuses=tuple(map(nothing, "?ji")))
+    assert names(normalised(SPEC, status).init_container_statuses) == "ij?"
+
+
+def test_the_room_for_messages_is_shared_by_all_containers() -> None:
+    share = MAX_POD_MESSAGE_BYTES // 4
+    assert message_after("m" * share) == "m" * share
+    assert message_after("m" * (share + 1)) == "m" * share
+    assert message_after("m" * 20000, PodSpec()) == "m" * MAX_POD_MESSAGE_BYTES
+
+
+def test_a_message_is_never_cut_inside_a_character() -> None:
+    assert message_after("m" + "é" * 3000) == "m" + "é" * 1535
+
+
+def test_times_are_whole_seconds_in_utc() -> None:
+    status = PodStatus(start_time="2000-01-01T02:00:00.999+02:00", conditions=(condition("Ready", since=T1),))
+    assert normalised(SPEC, status).start_time == T0
+    assert normalised(SPEC, status).conditions == status.conditions
+
+
+def test_empty_lists_are_no_lists() -> None:
+    assert normalised(SPEC, PodStatus(conditions=(), container_statuses=(), init_container_statuses=())) == PodStatus()
+
+
+@given(pod_statuses())
+def test_normalising_twice_changes_nothing_more(status: PodStatus) -> None:
+    once = normalised(SPEC, status)
+    assert normalised(SPEC, once) == once
+
+
+Change = Callable[[PodStatus], PodStatus]
+BASE = PodStatus(
+    phase="Running",
+    conditions=(condition("Ready", since=T0), condition("example.com/gate")),
+    container_statuses=(running("a"),),
+)
+
+
+def on_container(**changes: object) -> Change:
+    def change(status: PodStatus) -> PodStatus:
+        assert status.container_statuses is not None
+        return replace(status, container_statuses=(replace(status.container_statuses[0], **changes),))
+
+    return change
+
+
+def conditions(*found: tuple[str, str] | tuple[str, str, str]) -> Change:
+    return lambda status: replace(status, conditions=tuple(condition(*each[:2]) for each in found))
+
+
+EQUAL: dict[str, Change] = {
+    "the very same": lambda status: status,
+    "the time of a condition": lambda status: replace(status, conditions=(condition("Ready", since=T1),)),
+    "a condition of somebody else": conditions(("Ready", "True"), ("example.com/other", "False")),
+    "an order of conditions": conditions(("example.com/gate", "True"), ("Ready", "True")),
+    "claims, which others write": lambda status: replace(
+        status, resource_claim_statuses=(PodResourceClaimStatus(name="gpu"),)
+    ),
+    "an empty text or nothing": lambda status: replace(status, reason="", message=""),
+    "an empty list or nothing": lambda status: replace(status, init_container_statuses=()),
+    "generation 0 or none": lambda status: replace(status, observed_generation=0),
+    "an empty map or nothing": on_container(allocated_resources={}),
+}
+
+DIFFERENT: dict[str, Change] = {
+    "another phase": lambda status: replace(status, phase="Failed"),
+    "another status of our condition": conditions(("Ready", "False"), ("example.com/gate", "True")),
+    "one more condition of ours": conditions(("Ready", "True"), ("Initialized", "True")),
+    "a disruption, which we share": conditions(("Ready", "True"), ("DisruptionTarget", "True")),
+    "none of our conditions": lambda status: replace(status, conditions=None),
+    "another reason of our condition": lambda status: replace(status, conditions=(condition("Ready", reason="R"),)),
+    "a flag of a container": on_container(ready=False),
+    "started or not known to be": on_container(started=None),
+    "resources: none, or none known": on_container(resources=ResourceRequirements()),
+    "a new list": lambda status: replace(status, init_container_statuses=(nothing("i"),)),
+}
+
+
+@pytest.mark.parametrize("change", EQUAL.values(), ids=EQUAL.keys())
+def test_no_difference_to_the_kubelet(change: Change) -> None:
+    assert equal_by_kubelet(BASE, change(BASE))
+    assert equal_by_kubelet(change(BASE), BASE)
+
+
+@pytest.mark.parametrize("change", DIFFERENT.values(), ids=DIFFERENT.keys())
+def test_a_difference_to_the_kubelet(change: Change) -> None:
+    assert not equal_by_kubelet(BASE, change(BASE))
+    assert not equal_by_kubelet(change(BASE), BASE)
+
+
+def test_not_started_and_not_known_to_be_started_are_two_things() -> None:
+    assert not equal_by_kubelet(on_container(started=False)(BASE), on_container(started=None)(BASE))
+
+
+def test_amounts_are_compared_by_value() -> None:
+    def amounts(cpu: str) -> PodStatus:
+        return on_container(resources=ResourceRequirements(limits={"cpu": cpu}))(BASE)
+
+    assert equal_by_kubelet(amounts("1"), amounts("1000m"))
+    assert not equal_by_kubelet(amounts("1"), amounts("2"))
+    assert not equal_by_kubelet(
+        amounts("1"), on_container(resources=ResourceRequirements(limits={"memory": "1"}))(BASE)
+    )
+
+
+def test_a_mount_that_is_not_read_only_may_say_so_or_not() -> None:
+    told, silent = (
+        on_container(volume_mounts=(VolumeMountStatus(name="v", read_only=read_only),))(BASE)
+        for read_only in (False, None)
+    )
+    assert equal_by_kubelet(told, silent)
+
+
+def touched() -> st.SearchStrategy[PodStatus]:
+    """The base after up to two of the changes above: often equal to another such status, often not."""
+    changes = st.lists(st.sampled_from([*EQUAL.values(), *DIFFERENT.values()]), max_size=2)
+    return changes.map(lambda chosen: normalised(SPEC, reduce(lambda status, change: change(status), chosen, BASE)))
+
+
+@given(touched(), touched(), touched())
+def test_equality_is_an_equivalence(a: PodStatus, b: PodStatus, c: PodStatus) -> None:
+    assert equal_by_kubelet(a, a)
+    assert equal_by_kubelet(a, b) == equal_by_kubelet(b, a)
+    assert not (equal_by_kubelet(a, b) and equal_by_kubelet(b, c)) or equal_by_kubelet(a, c)
+
+
+@given(pod_statuses(), st.data())
+def test_statuses_that_differ_only_in_what_others_write_are_equal(status: PodStatus, data: st.DataObject) -> None:
+    times = st.sampled_from([None, T0, T1])
+    touched = tuple(replace(each, last_transition_time=data.draw(times)) for each in status.conditions or ())
+    other = replace(status, conditions=(*touched, condition("example.com/added")))
+    assert equal_by_kubelet(normalised(SPEC, status), normalised(SPEC, other))

@@ -1,0 +1,314 @@
+from dataclasses import replace as changed
+from datetime import UTC, datetime
+from itertools import product
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from podkeeper.model.k8s.core import Pod, PodCondition, PodStatus
+from podkeeper.model.runtime import ContainerRecord, ContainerState, NetworkMode, PodRecord, SandboxRecord
+from podkeeper.rules.conditions import find_condition
+from podkeeper.rules.containerstatus import StartFailure
+from podkeeper.rules.evict import PAST_DEADLINE, Eviction
+from podkeeper.rules.normalise import equal_by_kubelet, normalised
+from podkeeper.rules.phase import is_terminal
+from podkeeper.rules.podstatus import NodeView, PodView, api_pod_status, sorted_pod_ips
+from podkeeper.rules.probe_flags import ProbeView
+from podkeeper.rules.restart import could_restart_all
+from tests.rules.statuses import (
+    T0,
+    condition,
+    container,
+    exited,
+    pod,
+    pod_statuses,
+    pods,
+    sidecar,
+)
+
+AGENT_START = datetime(2000, 1, 1, tzinfo=UTC)
+NODE = NodeView(runtime_name="fake")
+A, I1, S = container("a"), container("i"), sidecar("s")
+
+
+def record(name: str = "a", state: str = "running", *, exit_code: int = 0, sandbox_id: str = "") -> ContainerRecord:
+    return ContainerRecord(
+        id=name,
+        name=name,
+        state=ContainerState(state),
+        exit_code=exit_code,
+        started_at=AGENT_START,
+        sandbox_id=sandbox_id,
+    )
+
+
+def view(*containers: ContainerRecord, sandbox_ready: bool = True) -> PodView:
+    sandbox = SandboxRecord(id="new", ready=sandbox_ready, network=NetworkMode.POD, ip="10.0.0.2")
+    return PodView(
+        record=PodRecord(uid="u1", ips=("10.0.0.2",), sandboxes=(sandbox,), containers=containers),
+        probes=ProbeView(agent_started=AGENT_START),
+    )
+
+
+def test_a_pod_that_runs() -> None:
+    status = api_pod_status(pod(A, generation=2), view(record()), NODE)
+    assert msgspec.json.decode(msgspec.json.encode(status)) == {
+        "phase": "Running",
+        "podIP": "10.0.0.2",
+        "podIPs": [{"ip": "10.0.0.2"}],
+        "qosClass": "BestEffort",
+        "resources": {},
+        "conditions": [
+            {
+                "type": type_,
+                "status": "True",
+                "observedGeneration": 2,
+                "lastProbeTime": None,
+                "lastTransitionTime": None,
+            }
+            for type_ in ("PodReadyToStartContainers", "Initialized", "Ready", "ContainersReady", "PodScheduled")
+        ],
+        "containerStatuses": [
+            {
+                "name": "a",
+                "image": "",
+                "imageID": "",
+                "containerID": "fake://a",
+                "state": {"running": {"startedAt": T0}},
+                "lastState": {},
+                "ready": True,
+                "started": True,
+                "restartCount": 0,
+                "resources": {},
+            }
+        ],
+    }
+
+
+def test_nothing_of_a_new_pod_is_there_yet() -> None:
+    nothing = PodView(record=PodRecord(uid="u1"), probes=ProbeView(agent_started=AGENT_START))
+    status = api_pod_status(pod(A, init=(I1,)), nothing, NODE)
+    assert (status.phase, status.pod_ip, status.pod_ips) == ("Pending", None, None)
+    assert {each.type: each.status for each in status.conditions or ()} == {
+        "PodReadyToStartContainers": "False",
+        "Initialized": "False",
+        "Ready": "False",
+        "ContainersReady": "False",
+        "PodScheduled": "True",
+    }
+
+
+Said = tuple[str | None, str | None, str | None]
+EVICTION = Eviction("Evicted", "no room")
+PHASES: dict[str, tuple[Pod, PodView, Said]] = {
+    "computed": (pod(A), view(record()), ("Running", None, None)),
+    "the reason lives as long as its phase": (
+        pod(A, status=PodStatus(phase="Running", reason="R", message="M")), view(record()), ("Running", "R", "M")),
+    "and ends with it": (
+        pod(A, status=PodStatus(phase="Pending", reason="R", message="M")), view(record()), ("Running", None, None)),
+    "the API's reason, where ours has none": (
+        pod(A, status=PodStatus(phase="Running", reason="R", message="M")),
+        changed(view(record()), published=PodStatus(phase="Running", message="ours")), ("Running", "R", "ours")),
+    "what we published as over is over": (
+        pod(A, status=PodStatus(phase="Running")),
+        changed(view(record()), published=PodStatus(phase="Succeeded", reason="R")), ("Succeeded", "R", None)),
+    "what the API shows as over is over": (
+        pod(A, status=PodStatus(phase="Failed", reason="R")),
+        changed(view(record()), published=PodStatus(phase="Running", reason="X")), ("Failed", None, None)),
+    "an eviction outranks the containers": (
+        pod(A), changed(view(record()), eviction=EVICTION), ("Failed", "Evicted", "no room")),
+    "an eviction comes too late for a pod that is over in the API": (
+        pod(A, status=PodStatus(phase="Succeeded")), changed(view(), eviction=PAST_DEADLINE),
+        ("Succeeded", "DeadlineExceeded", "Pod was active on the node longer than the specified deadline")),
+    "a pod that has ended": (pod(A), changed(view(record(state="exited")), ended=True), ("Succeeded", None, None)),
+    "a sidecar that starts again in the same sandbox": (
+        pod(A, init=(S,)), view(record("s", "exited", exit_code=1), record("a", "exited", exit_code=1)),
+        ("Running", None, None)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("given_pod, seen, expected", PHASES.values(), ids=PHASES.keys())
+def test_phase_reason_and_message(given_pod: Pod, seen: PodView, expected: Said) -> None:
+    status = api_pod_status(given_pod, seen, NODE)
+    assert (status.phase, status.reason, status.message) == expected
+
+
+@pytest.mark.parametrize(
+    "sandbox_id, ready, phase", [("new", True, "Running"), ("old", True, "Pending"), ("new", False, "Pending")]
+)
+def test_only_containers_of_the_present_sandbox_show_that_init_is_past(
+    sandbox_id: str, ready: bool, phase: str
+) -> None:
+    # The flags come after the phase: a sidecar that is seen for the first time counts as starting.
+    seen = view(record("s"), record("a", sandbox_id=sandbox_id), sandbox_ready=ready)
+    assert api_pod_status(pod(A, init=(S,)), seen, NODE).phase == phase
+
+
+def test_a_failed_start_is_shown() -> None:
+    seen = changed(view(), start_failures={"a": StartFailure("ImagePullBackOff", "no such image")})
+    (status,) = api_pod_status(pod(A), seen, NODE).container_statuses or ()
+    assert status.state.waiting is not None
+    assert (status.state.waiting.reason, status.state.waiting.message) == ("ImagePullBackOff", "no such image")
+
+
+def types(status: PodStatus) -> list[str]:
+    return [each.type for each in status.conditions or ()]
+
+
+OURS = ["PodReadyToStartContainers", "Initialized", "Ready", "ContainersReady", "PodScheduled"]
+
+
+def test_conditions_of_others_come_first_and_ours_are_computed_anew() -> None:
+    held = (condition("Ready", "Unknown"), condition("example.com/gate"), condition("PodScheduled", "False"))
+    status = api_pod_status(pod(A, status=PodStatus(conditions=held)), view(record()), NODE)
+    assert types(status) == ["example.com/gate", *OURS]
+
+
+def test_a_disruption_is_taken_over_from_what_we_published() -> None:
+    published = PodStatus(conditions=(condition("DisruptionTarget", since=T0),))
+    in_api = PodStatus(conditions=(condition("DisruptionTarget", "False"), condition("example.com/gate")))
+    status = api_pod_status(pod(A, status=in_api), changed(view(record()), published=published), NODE)
+    assert types(status) == ["DisruptionTarget", "example.com/gate", *OURS]
+    assert find_condition(status.conditions, "DisruptionTarget") == condition("DisruptionTarget", since=T0)
+
+
+RESIZE = PodCondition(type="PodResizePending", status="True", reason="Deferred", observed_generation=1)
+
+
+def test_a_resize_is_shown_until_the_pod_ends() -> None:
+    seen = changed(view(record()), resize_conditions=(RESIZE,))
+    assert types(api_pod_status(pod(A, generation=2), seen, NODE)) == ["PodResizePending", *OURS]
+    assert types(api_pod_status(pod(A, generation=2), changed(seen, ended=True), NODE)) == OURS
+    without = api_pod_status(pod(A), seen, NODE)
+    assert find_condition(without.conditions, "PodResizePending") == replace(RESIZE, observed_generation=None)
+
+
+def test_a_pod_whose_containers_can_all_start_over_says_whether_they_do() -> None:
+    spec = container("a", policy="Never", rule=("RestartAllContainers", 42))
+    status = api_pod_status(pod(spec), view(record(state="exited", exit_code=42)), NODE)
+    assert types(status) == [*OURS, "AllContainersRestarting"]
+    assert (status.conditions or ())[-1].status == "True"
+
+
+IPS: dict[str, tuple[tuple[str, ...], bool, tuple[str, ...]]] = {
+    "none": ((), False, ()),
+    "one": (("10.0.0.1",), False, ("10.0.0.1",)),
+    "the preferred family first": (("fd00::1", "10.0.0.1"), False, ("10.0.0.1", "fd00::1")),
+    "the other preferred": (("10.0.0.1", "fd00::1"), True, ("fd00::1", "10.0.0.1")),
+    "the first of each": (("10.0.0.1", "10.0.0.2", "fd00::1", "fd00::2"), False, ("10.0.0.1", "fd00::1")),
+    "only the other family": (("fd00::1",), False, ("fd00::1",)),
+    "canonical form": (("010.000.0.1", "FD00:0:0::1"), False, ("10.0.0.1", "fd00::1")),
+    "mapped IPv4 is IPv4": (("::ffff:10.0.0.1",), False, ("10.0.0.1",)),
+    "no addresses": (("", "10.0.0", "fe80::1%eth0", "nonsense", "10..0.1"), False, ()),
+}
+
+
+@pytest.mark.parametrize("ips, prefers_ipv6, expected", IPS.values(), ids=IPS.keys())
+def test_pod_ips(ips: tuple[str, ...], prefers_ipv6: bool, expected: tuple[str, ...]) -> None:
+    assert sorted_pod_ips(ips, prefers_ipv6=prefers_ipv6) == expected
+
+
+def on_host(given_pod: Pod) -> Pod:
+    return replace(given_pod, spec=replace(given_pod.spec, host_network=True))
+
+
+HOST_IPS: dict[str, tuple[tuple[str, ...], tuple[str, ...], bool, tuple[str, ...]]] = {
+    "a pod of its own network keeps its address": (("1.1.1.1",), ("10.0.0.2",), False, ("10.0.0.2",)),
+    "without an address it has none": (("1.1.1.1",), (), False, ()),
+    "on the node's network it has the node's": (("1.1.1.1",), (), True, ("1.1.1.1",)),
+    "both of them": (("1.1.1.1", "fd00::1"), (), True, ("1.1.1.1", "fd00::1")),
+    "the second is added when the node gets one": (("1.1.1.1", "fd00::1"), ("2.2.2.2",), True, ("2.2.2.2", "fd00::1")),
+    "but not one of the same family": (("1.1.1.1", "fd00::1"), ("fd00::2",), True, ("fd00::2",)),
+    "nothing is known of the node": ((), (), True, ()),
+}
+
+
+@pytest.mark.parametrize("host, own, on_node, expected", HOST_IPS.values(), ids=HOST_IPS.keys())
+def test_host_ips(host: tuple[str, ...], own: tuple[str, ...], on_node: bool, expected: tuple[str, ...]) -> None:
+    given_pod = on_host(pod(A)) if on_node else pod(A)
+    seen = changed(view(), record=PodRecord(uid="u1", ips=own))
+    status = api_pod_status(given_pod, seen, changed(NODE, host_ips=host))
+    assert tuple(each.ip for each in status.pod_ips or ()) == expected
+    assert status.pod_ip == (expected[0] if expected else None)
+    assert tuple(each.ip for each in status.host_ips or ()) == host
+    assert status.host_ip == (host[0] if host else None)
+
+
+def test_the_class_that_the_api_recorded_stays() -> None:
+    assert api_pod_status(pod(A, status=PodStatus(qos_class="Guaranteed")), view(), NODE).qos_class == "Guaranteed"
+
+
+# Laws.
+
+
+def views(states: tuple[ContainerState, ...] = tuple(ContainerState)) -> st.SearchStrategy[PodView]:
+    def records(name: str) -> st.SearchStrategy[tuple[ContainerRecord, ...]]:
+        """None, one or two records of a container."""
+        every = [record(name, state.value, exit_code=code) for state, code in product(states, (0, 1))]
+        return st.sampled_from([(), *((one,) for one in every), *product(every, repeat=2)])
+
+    return st.builds(
+        lambda found, published, rest: changed(
+            view(*(each for one in found for each in one), sandbox_ready=rest[0]),
+            published=published,
+            ended=rest[1],
+            eviction=rest[2],
+        ),
+        st.tuples(*map(records, "abij")),
+        st.none() | pod_statuses(),
+        st.sampled_from(list(product((False, True), (False, True), (None, EVICTION)))),
+    )
+
+
+@given(pods(), views())
+def test_a_terminal_phase_never_changes(given_pod: Pod, seen: PodView) -> None:
+    status = api_pod_status(given_pod, seen, NODE)
+    if is_terminal(given_pod.status.phase):
+        assert status.phase == given_pod.status.phase
+    elif seen.published is not None and is_terminal(seen.published.phase):
+        assert is_terminal(status.phase)
+
+
+@given(pods(), views())
+def test_the_conditions_of_others_are_kept(given_pod: Pod, seen: PodView) -> None:
+    status = api_pod_status(given_pod, seen, NODE)
+    gate = find_condition(given_pod.status.conditions, "example.com/gate")
+    assert find_condition(status.conditions, "example.com/gate") == gate
+
+
+@given(pods(), views())
+def test_a_pod_that_is_over_is_not_ready(given_pod: Pod, seen: PodView) -> None:
+    status = api_pod_status(given_pod, seen, NODE)
+    ready = find_condition(status.conditions, "Ready")
+    assert ready is not None
+    assert not (is_terminal(status.phase) and ready.status == "True")
+
+
+@given(pods(), views())
+def test_success_is_computed_only_of_containers_that_all_exited_with_0(given_pod: Pod, seen: PodView) -> None:
+    status = api_pod_status(given_pod, seen, NODE)
+    known = [given_pod.status.phase, None if seen.published is None else seen.published.phase]
+    if status.phase == "Succeeded" and not any(map(is_terminal, known)):
+        ends = [each.state.terminated for each in status.container_statuses or ()]
+        assert all(end is not None and end.exit_code == 0 for end in ends)
+
+
+@given(pods(), views(states=(ContainerState.CREATED, ContainerState.RUNNING, ContainerState.EXITED)))
+def test_a_status_settles(given_pod: Pod, seen: PodView) -> None:
+    """What was computed and published once does not change while nothing happens."""
+    if could_restart_all(given_pod.spec):
+        return
+    first = normalised(given_pod.spec, api_pod_status(given_pod, seen, NODE))
+    second = normalised(given_pod.spec, api_pod_status(given_pod, changed(seen, published=first), NODE))
+    third = normalised(given_pod.spec, api_pod_status(given_pod, changed(seen, published=second), NODE))
+    assert equal_by_kubelet(second, third)
+
+
+def test_an_exit_that_was_published_survives_the_removal_of_its_container() -> None:
+    seen = changed(view(), published=PodStatus(phase="Failed", container_statuses=(exited("a", 3),)))
+    (status,) = api_pod_status(pod(A, policy="Never"), seen, NODE).container_statuses or ()
+    assert status.state.terminated is not None
+    assert status.state.terminated.exit_code == 3

@@ -1,0 +1,327 @@
+from dataclasses import replace as changed
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from podkeeper.model.k8s.core import Container, ContainerStatus, Pod, PodResourceClaimStatus, PodStatus
+from podkeeper.model.k8s.meta import ObjectMeta
+from podkeeper.model.messages import CONFIG_MIRROR_ANNOTATION
+from podkeeper.rules.conditions import find_condition, is_ours
+from podkeeper.rules.normalise import equal_by_kubelet, normalised
+from podkeeper.rules.patch.strategic import apply
+from podkeeper.rules.phase import is_terminal
+from podkeeper.rules.publish import (
+    CachedStatus,
+    Refused,
+    Sending,
+    Store,
+    Stored,
+    Unchanged,
+    accept,
+    accept_status,
+    can_be_deleted,
+    illegal_transition,
+    merged_status,
+    needs_reconcile,
+    sending,
+    status_patch,
+    versions_to_keep,
+)
+from tests.rules.statuses import (
+    NOON,
+    NOW,
+    T0,
+    T1,
+    condition,
+    container,
+    exited,
+    later,
+    pod,
+    pod_statuses,
+    pods,
+    running,
+    sidecar,
+    waiting,
+)
+
+A, I1, S = container("a"), container("i"), sidecar("s")
+RUNS = PodStatus(phase="Running", container_statuses=(running("a"),))
+
+
+def cached_status(status: PodStatus, *, version: int = 1, finished: bool = False) -> CachedStatus:
+    return CachedStatus(version=version, name="web", namespace="ns", status=status, finished=finished, changed_at=None)
+
+
+def stored(acceptance: object) -> CachedStatus:
+    assert isinstance(acceptance, Stored)
+    return acceptance.cached
+
+
+# What is kept.
+
+
+def test_a_first_status_gets_version_1_and_a_start_time() -> None:
+    first = stored(accept_status(pod(A, generation=4), RUNS, None, None, NOW))
+    assert (first.version, first.finished, first.changed_at) == (1, False, NOW)
+    assert (first.name, first.namespace) == ("web", "ns")
+    assert (first.status.start_time, first.status.observed_generation) == (NOON, 4)
+
+
+def test_the_same_status_is_not_stored_again() -> None:
+    first = stored(accept_status(pod(A), RUNS, None, None, NOW))
+    assert accept_status(pod(A), RUNS, first, None, later(60)) == Unchanged()
+
+
+def test_a_change_gets_the_next_version_and_keeps_the_time_of_the_oldest_change_not_yet_told() -> None:
+    first = stored(accept_status(pod(A), RUNS, None, None, NOW))
+    second = stored(accept_status(pod(A), replace(RUNS, reason="R"), first, None, later(5)))
+    assert (second.version, second.changed_at) == (2, NOW)
+    told = changed(second, changed_at=None)
+    assert stored(accept_status(pod(A), RUNS, told, None, later(9))).changed_at == later(9)
+
+
+def test_a_pod_being_deleted_gets_a_version_even_when_nothing_changed() -> None:
+    first = stored(accept_status(pod(A, deleted=True), RUNS, None, None, NOW))
+    assert stored(accept_status(pod(A, deleted=True), RUNS, first, None, NOW)).version == 2
+
+
+def test_what_was_stored_as_last_stays_finished_except_for_a_static_pod() -> None:
+    last = stored(accept(pod(A), RUNS, None, None, NOW, Store.AS_LAST))
+    assert last.finished
+    again = replace(RUNS, reason="R")
+    assert stored(accept_status(pod(A), again, last, None, NOW)).finished
+    assert not stored(accept_status(pod(A, source="file"), again, last, None, NOW)).finished
+
+
+def test_the_start_time_of_a_static_pod_is_that_of_its_mirror() -> None:
+    mirror = pod(A, status=PodStatus(start_time=T0))
+    assert stored(accept_status(pod(A, source="file"), RUNS, None, mirror, NOW)).status.start_time == T0
+    in_api = pod(A, status=PodStatus(start_time=T1))
+    assert stored(accept_status(in_api, RUNS, None, None, NOW)).status.start_time == T1
+
+
+def test_a_status_that_revives_a_container_is_refused() -> None:
+    first = stored(accept_status(pod(A, policy="Never"), PodStatus(container_statuses=(exited("a"),)), None, None, NOW))
+    refused = accept_status(pod(A, policy="Never"), RUNS, first, None, NOW)
+    assert refused == Refused("terminated container a attempted illegal transition to non-terminated state")
+
+
+def test_the_observed_generation_never_shrinks() -> None:
+    first = stored(accept_status(pod(A, generation=5), RUNS, None, None, NOW))
+    assert accept_status(pod(A, generation=3), RUNS, first, None, NOW) == Unchanged()
+
+
+@given(pods(), st.lists(pod_statuses(), max_size=4))
+def test_in_any_history_times_are_true_and_versions_grow(given_pod: Pod, history: list[PodStatus]) -> None:
+    cached: CachedStatus | None = None
+    for index, status in enumerate(history):
+        now = later(index)
+        acceptance = accept_status(given_pod, status, cached, None, now)
+        if not isinstance(acceptance, Stored):
+            continue
+        before, cached = cached, acceptance.cached
+        assert cached.version == (1 if before is None else before.version + 1)
+        old = given_pod.status if before is None else before.status
+        assert before is None or cached.status.start_time == before.status.start_time
+        assert (cached.status.observed_generation or 0) >= (old.observed_generation or 0)
+        for each in cached.status.conditions or ():
+            held = find_condition(old.conditions, each.type)
+            if is_ours(each) and before is not None and held is not None and held.status == each.status:
+                assert each.last_transition_time == held.last_transition_time
+
+
+# Which changes containers can go through.
+
+RULE = container("a", policy="Never", rule=("Restart", 42))
+ALL = container("a", policy="Never", rule=("RestartAllContainers", 42))
+
+
+def of(*found: ContainerStatus) -> PodStatus:
+    return PodStatus(container_statuses=found)
+
+
+def init_of(*found: ContainerStatus) -> PodStatus:
+    return PodStatus(init_container_statuses=found)
+
+
+REGULAR = "terminated container a attempted illegal transition to non-terminated state"
+INIT = "terminated init container i attempted illegal transition to non-terminated state"
+TRANSITIONS: dict[str, tuple[Pod, PodStatus, PodStatus, str | None]] = {
+    "Always: all may come back": (pod(A), of(exited("a")), of(running("a")), None),
+    "Never: none may": (pod(A, policy="Never"), of(exited("a", 1)), of(running("a")), REGULAR),
+    "Never: nor wait": (pod(A, policy="Never"), of(exited("a", 1)), of(waiting("a")), REGULAR),
+    "OnFailure: a failure may": (pod(A, policy="OnFailure"), of(exited("a", 1)), of(running("a")), None),
+    "OnFailure: a success may not": (pod(A, policy="OnFailure"), of(exited("a")), of(running("a")), REGULAR),
+    "OnFailure of the pod outranks Never of the container": (
+        pod(container("a", policy="Never"), policy="OnFailure"), of(exited("a", 1)), of(running("a")), None),
+    "a rule lets its code come back": (pod(RULE, policy="Never"), of(exited("a", 42)), of(running("a")), None),
+    "and no other": (pod(RULE, policy="Never"), of(exited("a", 1)), of(running("a")), REGULAR),
+    "where all can start over, all may come back": (pod(ALL, policy="Never"), of(exited("a")), of(running("a")), None),
+    "an end may change": (pod(A, policy="Never"), of(exited("a")), of(exited("a", 1)), None),
+    "a container that is gone is none that came back": (pod(A, policy="Never"), of(exited("a")), of(), None),
+    "what runs may wait": (pod(A, policy="Never"), of(running("a")), of(waiting("a")), None),
+    "an init container may not come back": (
+        pod(A, init=(I1,), policy="Never"), init_of(exited("i")), init_of(running("i")), INIT),
+    "a failed one may": (pod(A, init=(I1,), policy="OnFailure"), init_of(exited("i", 1)), init_of(running("i")), None),
+    "a sidecar always may": (pod(A, init=(S,), policy="Never"), init_of(exited("s")), init_of(running("s")), None),
+    "an init status in the wrong place": (
+        pod(A, init=(S, I1), policy="Never"), init_of(exited("i")), init_of(),
+        "found mismatch between pod spec and status, container: i"),
+    "one init status too many": (
+        pod(A, policy="Never"), init_of(waiting("i")), init_of(),
+        "found mismatch between pod spec and status, container: i"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("given_pod, old, new, problem", TRANSITIONS.values(), ids=TRANSITIONS.keys())
+def test_transitions_of_containers(given_pod: Pod, old: PodStatus, new: PodStatus, problem: str | None) -> None:
+    assert illegal_transition(given_pod.spec, old, new) == problem
+
+
+@given(pods(), pod_statuses(), pod_statuses())
+def test_an_end_without_a_way_back_is_final(given_pod: Pod, old: PodStatus, new: PodStatus) -> None:
+    def plain(each: Container) -> Container:
+        return replace(each, restart_policy=None, restart_policy_rules=None)
+
+    spec = replace(
+        given_pod.spec,
+        restart_policy="Never",
+        containers=tuple(map(plain, given_pod.spec.containers)),
+        init_containers=tuple(map(plain, given_pod.spec.init_containers or ())),
+    )
+    ended = {each.name for each in old.container_statuses or () if each.state.terminated is not None}
+    alive = {each.name for each in new.container_statuses or () if each.state.terminated is None}
+    assert not ended & alive or illegal_transition(spec, old, new) is not None
+
+
+# What is sent, and when.
+
+OVER = pod(A, deleted=True, status=PodStatus(phase="Failed"))
+LAST = cached_status(replace(RUNS, phase="Failed"), version=3, finished=True)
+SENDINGS: dict[str, tuple[CachedStatus, int | None, bool, Pod | None, Pod | None, Sending | None]] = {
+    "never sent": (cached_status(RUNS), None, False, None, None, Sending.NEW_VERSION),
+    "an older version was sent": (cached_status(RUNS, version=2), 1, False, None, None, Sending.NEW_VERSION),
+    "this version was sent": (cached_status(RUNS), 1, False, OVER, OVER, None),
+    "a wake-up looks for nothing else": (LAST, 3, False, OVER, OVER, None),
+    "the periodic pass finds what can be deleted": (LAST, 3, True, OVER, OVER, Sending.DELETABLE),
+    "and what was overwritten": (cached_status(RUNS), 1, True, pod(A), pod(A), Sending.OVERWRITTEN),
+    "nothing differs": (cached_status(RUNS), 1, True, pod(A), pod(A, status=RUNS), None),
+    "a pod that nobody knows any more": (cached_status(RUNS), 1, True, None, None, None),
+    "a static pod is judged by its mirror alone": (LAST, 3, True, None, OVER, Sending.OVERWRITTEN),
+}
+
+
+@pytest.mark.parametrize("cached, sent, every, own, shown, reason", SENDINGS.values(), ids=SENDINGS.keys())
+def test_why_a_status_is_sent(
+    cached: CachedStatus, sent: int | None, every: bool, own: Pod | None, shown: Pod | None, reason: Sending | None
+) -> None:
+    assert sending(cached, sent, every=every, pod=own, api_pod=shown) == reason
+
+
+def test_an_api_status_in_another_form_is_not_overwritten() -> None:
+    in_api = replace(RUNS, start_time="2000-01-01T12:00:00.5Z", conditions=())
+    assert not needs_reconcile(pod(A, status=in_api), cached_status(replace(RUNS, start_time=NOON)))
+
+
+MIRROR = replace(OVER, metadata=ObjectMeta(deletion_timestamp=T0, annotations={CONFIG_MIRROR_ANNOTATION: "hash"}))
+DELETIONS: dict[str, tuple[Pod, CachedStatus, bool]] = {
+    "over, and known to be over": (OVER, LAST, True),
+    "not deleted": (pod(A, status=PodStatus(phase="Failed")), LAST, False),
+    "a mirror": (MIRROR, LAST, False),
+    "not yet over in the API": (pod(A, deleted=True, status=PodStatus(phase="Running")), LAST, False),
+    "not yet cleaned up": (OVER, changed(LAST, finished=False), False),
+}
+
+
+@pytest.mark.parametrize("given_pod, cached, expected", DELETIONS.values(), ids=DELETIONS.keys())
+def test_when_an_object_can_be_deleted(given_pod: Pod, cached: CachedStatus, expected: bool) -> None:
+    assert can_be_deleted(given_pod, cached) == expected
+
+
+def test_versions_are_forgotten_with_their_pods() -> None:
+    assert versions_to_keep({"u1": 1, "m2": 2, "u3": 3}, {"u1"}, {"m2"}) == {"u1": 1, "m2": 2}
+
+
+def sent(in_api: PodStatus, new: PodStatus, *, could_run: bool = False) -> PodStatus:
+    return merged_status(pod(A, status=in_api, generation=2), new, could_run=could_run, now=NOW).to_send
+
+
+def test_a_new_terminal_phase_waits_until_nothing_can_run() -> None:
+    in_api, new = PodStatus(phase="Running", reason="R", message="M"), PodStatus(phase="Failed", reason="Evicted")
+    held = sent(in_api, new, could_run=True)
+    assert (held.phase, held.reason, held.message) == ("Running", "R", "M")
+    told = sent(in_api, new)
+    assert (told.phase, told.reason, told.message) == ("Failed", "Evicted", None)
+
+
+def test_a_terminal_phase_that_is_known_is_told_at_once() -> None:
+    assert sent(PodStatus(phase="Succeeded"), PodStatus(phase="Failed"), could_run=True).phase == "Failed"
+
+
+def test_no_pod_is_over_and_ready_at_once() -> None:
+    ready = (condition("Ready", since=T0), condition("ContainersReady", "False", since=T1))
+    told = sent(PodStatus(phase="Running"), PodStatus(phase="Succeeded", conditions=ready))
+    assert [(each.type, each.status, each.reason, each.last_transition_time) for each in told.conditions or ()] == [
+        ("Ready", "False", "PodCompleted", NOON),
+        ("ContainersReady", "False", "PodCompleted", T1),
+    ]
+
+
+def test_a_disruption_is_told_with_the_end_and_counts_from_then() -> None:
+    new = PodStatus(phase="Failed", conditions=(condition("Ready", "False"), condition("DisruptionTarget", since=T0)))
+    merged = merged_status(pod(A, status=PodStatus(phase="Running")), new, could_run=False, now=NOW)
+    for status in (merged.to_send, merged.cached):
+        found = find_condition(status.conditions, "DisruptionTarget")
+        assert found is not None
+        assert found.last_transition_time == NOON
+
+
+@pytest.mark.parametrize("phase, could_run", [("Running", True), ("Failed", False)])
+def test_a_disruption_is_not_told_before_or_after_the_end(phase: str, could_run: bool) -> None:
+    new = PodStatus(phase="Failed", conditions=(condition("DisruptionTarget", since=T0),))
+    merged = merged_status(pod(A, status=PodStatus(phase=phase)), new, could_run=could_run, now=NOW)
+    assert (merged.to_send.conditions, merged.cached) == (None, new)
+
+
+def test_a_patch_holds_what_changed_and_the_uid_it_is_meant_for() -> None:
+    in_api = PodStatus(phase="Pending", reason="R", pod_ip="10.0.0.2")
+    patch = status_patch(pod(A, status=in_api), PodStatus(phase="Running", pod_ip="10.0.0.2"))
+    assert patch == {"metadata": {"uid": "u1"}, "status": {"phase": "Running", "reason": None}}
+
+
+def test_nothing_is_sent_when_the_api_shows_it_already() -> None:
+    assert status_patch(pod(A, status=RUNS), RUNS) is None
+
+
+@given(pod_statuses(), pod_statuses())
+def test_a_patch_leads_to_the_status_it_was_made_for(in_api: PodStatus, wanted: PodStatus) -> None:
+    before = pod(A, status=in_api)
+    patch = status_patch(before, wanted)
+    after = before.status
+    if patch is not None:
+        patched = apply(msgspec.json.decode(msgspec.json.encode(before)), patch, "v1/Pod")
+        after = msgspec.convert(patched, Pod).status
+    assert equal_by_kubelet(normalised(before.spec, after), normalised(before.spec, wanted))
+
+
+def test_claims_are_somebody_elses() -> None:
+    claims = (PodResourceClaimStatus(name="gpu"),)
+    assert sent(PodStatus(resource_claim_statuses=claims), PodStatus()).resource_claim_statuses == claims
+    assert sent(PodStatus(), PodStatus(resource_claim_statuses=claims)).resource_claim_statuses is None
+
+
+@given(pod_statuses(), pod_statuses(), st.booleans())
+def test_merging_keeps_what_others_wrote_and_sends_what_is_ours(
+    in_api: PodStatus, new: PodStatus, could_run: bool
+) -> None:
+    told = sent(in_api, new, could_run=could_run)
+    others = [each for each in in_api.conditions or () if each.type == "example.com/gate"]
+    assert [each for each in told.conditions or () if each.type == "example.com/gate"] == others
+    ours = [each.type for each in new.conditions or () if is_ours(each)]
+    assert [each.type for each in told.conditions or () if is_ours(each)][: len(ours)] == ours
+    ready = find_condition(told.conditions, "Ready")
+    assert not (is_terminal(told.phase) and ready is not None and ready.status == "True")
+    assert not (could_run and is_terminal(told.phase) and not is_terminal(in_api.phase))

@@ -1,0 +1,96 @@
+import pytest
+from msgspec.structs import replace
+
+from podkeeper.model.k8s.core import Container, ContainerStatus, Pod, PodSpec, PodStatus, ResourceRequirements
+from podkeeper.model.runtime import ActualResources, ContainerRecord, ContainerState
+from podkeeper.rules.shown_resources import allocated_resources, container_resources, pod_resources
+from tests.rules.statuses import running
+
+Amounts = dict[str, str] | None
+
+
+def asking(limits: Amounts = None, requests: Amounts = None, name: str = "a") -> Container:
+    return Container(name=name, resources=resources(limits, requests))
+
+
+def resources(limits: Amounts = None, requests: Amounts = None) -> ResourceRequirements:
+    return ResourceRequirements(limits=limits, requests=requests)  # type: ignore[arg-type]
+
+
+def shown(
+    container: Container, actual: ActualResources | None, old: ContainerStatus | None = None, state: str = "running"
+) -> ResourceRequirements:
+    found = ContainerRecord(id="a", name="a", state=ContainerState(state), resources=actual)
+    return container_resources(container, found, "fake://a", old)
+
+
+CPU_500 = ActualResources(cpu_limit_milli=500, cpu_request_milli=250)
+BEFORE = replace(running("a"), resources=resources({"cpu": "3", "memory": "1Gi"}, {"cpu": "2"}))
+
+CONTAINERS: dict[str, tuple[ResourceRequirements, ResourceRequirements]] = {
+    "asks for nothing, shows nothing": (shown(asking(), CPU_500), resources()),
+    "what runs shows what it has": (
+        shown(asking({"cpu": "1"}, {"cpu": "1"}), CPU_500), resources({"cpu": "500m"}, {"cpu": "250m"})),
+    "what does not run shows what it asks for": (
+        shown(asking({"cpu": "1"}), CPU_500, state="exited"), resources({"cpu": "1"})),
+    "memory is shown in binary": (
+        shown(asking({"memory": "1"}, {"memory": "1"}),
+              ActualResources(memory_limit_bytes=1 << 30, memory_request_bytes=1 << 20)),
+        resources({"memory": "1Gi"}, {"memory": "1Mi"})),
+    "a limit that was not asked for is shown beside one that was": (
+        shown(asking({"memory": "1Gi"}), CPU_500), resources({"memory": "1Gi", "cpu": "500m"})),
+    "cpu below the machine's least is shown as asked": (
+        shown(asking({"cpu": "1m"}, {"cpu": "1m"}), ActualResources(cpu_limit_milli=10, cpu_request_milli=2)),
+        resources({"cpu": "1m"}, {"cpu": "1m"})),
+    "cpu that shrank to the machine's least is shown": (
+        shown(asking({"cpu": "1"}), ActualResources(cpu_limit_milli=10)), resources({"cpu": "10m"})),
+    "where the machine does not tell, what was shown stays": (
+        shown(asking({"cpu": "1"}, {"cpu": "1"}), None, BEFORE),
+        resources({"cpu": "3", "memory": "1Gi"}, {"cpu": "2"})),
+    "unless another container was shown": (
+        shown(asking({"cpu": "1"}), None, replace(BEFORE, container_id="fake://b")), resources({"cpu": "1"})),
+    "other resources are shown as asked": (
+        shown(asking({"example.com/gpu": "1"}), CPU_500), resources({"example.com/gpu": "1", "cpu": "500m"})),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("found, expected", CONTAINERS.values(), ids=CONTAINERS.keys())
+def test_resources_of_a_container(found: ResourceRequirements, expected: ResourceRequirements) -> None:
+    assert found == expected
+
+
+def asking_pod(*containers: Container, phase: str = "Pending", level: ResourceRequirements | None = None) -> Pod:
+    spec = PodSpec(containers=containers, resources=level, overhead={"cpu": "10m"})
+    return Pod(spec=spec, status=PodStatus(phase=phase))
+
+
+TWO = (asking({"cpu": "1"}, {"cpu": "500m"}), asking({"cpu": "2", "memory": "0"}, {"memory": "1Gi"}, name="b"))
+
+
+def test_a_pod_that_does_not_run_shows_the_sums_of_its_containers_and_its_overhead() -> None:
+    expected = resources({"cpu": "3010m", "memory": "0"}, {"cpu": "510m", "memory": "1Gi"})
+    assert pod_resources(asking_pod(*TWO), PodStatus(), CPU_500) == expected
+    assert allocated_resources(asking_pod(*TWO).spec) == expected.requests
+
+
+def test_resources_of_the_pod_itself_outrank_the_sums() -> None:
+    level = resources({"memory": "4Gi"}, {"cpu": "1"})
+    expected = resources({"cpu": "3010m", "memory": "4Gi"}, {"cpu": "1010m", "memory": "1Gi"})
+    assert pod_resources(asking_pod(*TWO, level=level), PodStatus(), None) == expected
+
+
+def test_a_running_pod_shows_what_its_cgroup_has() -> None:
+    actual = ActualResources(cpu_limit_milli=1500, cpu_request_milli=700, memory_limit_bytes=1 << 20)
+    expected = resources({"cpu": "1500m", "memory": "1Mi"}, {"cpu": "700m", "memory": "1Gi"})
+    assert pod_resources(asking_pod(*TWO, phase="Running"), PodStatus(), actual) == expected
+
+
+def test_a_running_pod_keeps_what_it_showed_where_its_cgroup_does_not_tell() -> None:
+    old = PodStatus(phase="Running", resources=resources({"cpu": "9"}, {"cpu": "8", "memory": "7"}))
+    assert pod_resources(asking_pod(phase="Running"), old, None) == old.resources
+    assert pod_resources(asking_pod(phase="Running"), replace(old, phase="Pending"), None) == resources()
+
+
+def test_a_pod_that_asks_for_nothing_shows_nothing() -> None:
+    assert pod_resources(Pod(), PodStatus(), None) == resources()
+    assert allocated_resources(PodSpec()) is None
