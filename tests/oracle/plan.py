@@ -14,7 +14,7 @@ from podkeeper.rules.backoff import BackoffTable, Curve, restart_key
 from podkeeper.rules.container_grace import KillReason, container_grace_seconds
 from podkeeper.rules.container_hash import container_hash
 from podkeeper.rules.plan import compute_pod_actions
-from podkeeper.rules.plan_sandbox import sandbox_change
+from podkeeper.rules.plan.sandbox import sandbox_change
 from podkeeper.rules.restart import container_should_restart
 from tests.oracle.compare import Difference, Json, Replay, answers, differences
 

@@ -8,12 +8,12 @@ import msgspec
 from podkeeper.model.errors import BadInput
 from podkeeper.model.k8s.core import Container, HTTPGetAction, Pod, PodStatus
 from podkeeper.model.messages import ProbeKind, ProbeResult
-from podkeeper.rules.probe import Ended, Known, Live, OnHold, Probing, Step, Waiting, after, probes_of, tick
-from podkeeper.rules.probe_exec import Exited, NotRun, TimedOut, judge_exec
-from podkeeper.rules.probe_flags import ProbeView, with_probe_flags
-from podkeeper.rules.probe_http import http_request, judge_http, judge_no_answer
-from podkeeper.rules.probe_net import resolve_port
-from podkeeper.rules.probe_report import Again, Outcome, Report, Verdict, judge
+from podkeeper.rules.probe.exec import Exited, NotRun, TimedOut, judge_exec
+from podkeeper.rules.probe.flags import ProbeView, with_probe_flags
+from podkeeper.rules.probe.http import http_request, judge_http, judge_no_answer
+from podkeeper.rules.probe.net import resolve_port
+from podkeeper.rules.probe.report import Again, Outcome, Report, Verdict, judge
+from podkeeper.rules.probe.worker import Ended, Known, Live, OnHold, Probing, Step, Waiting, after, probes_of, tick
 from tests.oracle.compare import Difference, Json, Replay, answers, differences
 
 EPOCH = datetime(2000, 1, 1, tzinfo=UTC)

@@ -19,19 +19,19 @@ from podkeeper.model.messages import CONFIG_SOURCE_ANNOTATION
 from podkeeper.model.runtime import ContainerRecord, NetworkMode, PodRecord, SandboxRecord
 from podkeeper.model.runtime import ContainerState as RuntimeState
 from podkeeper.model.times import format_time, parse_time
-from podkeeper.rules.conditions import (
+from podkeeper.rules.evict import Eviction, deadline_eviction
+from podkeeper.rules.phase import phase_of
+from podkeeper.rules.probe.flags import ProbeView
+from podkeeper.rules.status.conditions import (
     containers_ready_condition,
     initialized_condition,
     readiness_is_stale,
     ready_condition,
 )
-from podkeeper.rules.containerstatus import StartFailure
-from podkeeper.rules.evict import Eviction, deadline_eviction
-from podkeeper.rules.normalise import equal_by_kubelet, normalised
-from podkeeper.rules.phase import phase_of
-from podkeeper.rules.podstatus import NodeView, PodView, api_pod_status
-from podkeeper.rules.probe_flags import ProbeView
-from podkeeper.rules.publish import illegal_transition, merged_status
+from podkeeper.rules.status.containers import StartFailure
+from podkeeper.rules.status.normalise import equal_by_kubelet, normalised
+from podkeeper.rules.status.pod import NodeView, PodView, api_pod_status
+from podkeeper.rules.status.publish import illegal_transition, merged_status
 from tests.oracle.compare import Json, Replay, answers
 from tests.oracle.status_scripts import SCRIPTS, plain
 

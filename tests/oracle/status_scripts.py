@@ -1,4 +1,4 @@
-"""Replays of the recorded status manager scripts over `rules.publish` and `rules.revise`.
+"""Replays of the recorded status manager scripts over `rules.status.publish` and `rules.status.revise`.
 
 `Manager` is the least shell those rules can live in: dictionaries for the cache, the sent versions and
 the API, no loop, no waiting. Every decision it obeys comes from the rules.
@@ -17,7 +17,7 @@ from podkeeper.model.k8s.core import Pod, PodStatus
 from podkeeper.model.messages import PodUID
 from podkeeper.rules.mirror import is_static_pod
 from podkeeper.rules.patch.strategic import apply
-from podkeeper.rules.publish import (
+from podkeeper.rules.status.publish import (
     Acceptance,
     CachedStatus,
     Refused,
@@ -34,7 +34,7 @@ from podkeeper.rules.publish import (
     status_patch,
     versions_to_keep,
 )
-from podkeeper.rules.revise import ended_status, with_readiness, with_startup
+from podkeeper.rules.status.revise import ended_status, with_readiness, with_startup
 from tests.oracle.compare import Difference, Json, differences
 
 

@@ -4,7 +4,6 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from podkeeper.model.k8s.core import Pod, PodStatus
-from podkeeper.rules.conditions import find_condition
 from podkeeper.rules.evict import (
     PAST_DEADLINE,
     PREEMPTED,
@@ -14,6 +13,7 @@ from podkeeper.rules.evict import (
     evicted_status,
     shortage_eviction,
 )
+from podkeeper.rules.status.conditions import find_condition
 from tests.rules.statuses import NOON, NOW, T0, condition, later, pod
 
 

@@ -9,8 +9,8 @@ from podkeeper.model.messages import ProbeResult
 from podkeeper.model.runtime import NetworkMode, PodRecord, SandboxRecord
 from podkeeper.rules.container_grace import KillReason
 from podkeeper.rules.plan import compute_pod_actions
-from podkeeper.rules.plan_actions import ContainerToKill, ContainerToReset, PodActions
-from podkeeper.rules.plan_sandbox import SandboxChange, sandbox_change
+from podkeeper.rules.plan.actions import ContainerToKill, ContainerToReset, PodActions
+from podkeeper.rules.plan.sandbox import SandboxChange, sandbox_change
 from tests.rules.planning import CREATED, DEAD_SANDBOX, EXITED, RUNNING, SANDBOX, UNKNOWN, container, pod, ran, runtime
 
 SUCCESS, FAILURE, UNDECIDED = ProbeResult

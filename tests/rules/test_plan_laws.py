@@ -11,7 +11,7 @@ from podkeeper.model.messages import ProbeResult
 from podkeeper.model.runtime import ContainerRecord, ContainerState, PodRecord
 from podkeeper.rules.container_hash import container_hash
 from podkeeper.rules.plan import compute_pod_actions
-from podkeeper.rules.plan_actions import PodActions
+from podkeeper.rules.plan.actions import PodActions
 from podkeeper.rules.restart import is_sidecar, restarts_after_exit
 from tests.rules.planning import CREATED, DEAD_SANDBOX, EXITED, RUNNING, SANDBOX, UNKNOWN, container, pod, ran
 

@@ -28,7 +28,7 @@ from podkeeper.model.k8s.core import (
 from podkeeper.model.k8s.meta import ObjectMeta
 from podkeeper.model.messages import ProbeKind, ProbeResult
 from podkeeper.model.times import format_time
-from podkeeper.rules.probe import (
+from podkeeper.rules.probe.worker import (
     INITIAL_RESULTS,
     MIN_PERIOD_MILLISECONDS,
     Ended,

@@ -21,7 +21,7 @@ from podkeeper.model.k8s.core import (
 )
 from podkeeper.model.messages import ProbeKind, ProbeResult
 from podkeeper.model.times import format_time
-from podkeeper.rules.probe_flags import AGENT_RESTART_MARGIN, ProbeView, readiness_wanted_now, with_probe_flags
+from podkeeper.rules.probe.flags import AGENT_RESTART_MARGIN, ProbeView, readiness_wanted_now, with_probe_flags
 
 AGENT_START = datetime(2000, 1, 1, 12, tzinfo=UTC)
 ID = "containerd://one"

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from podkeeper.model.errors import BadInput
 from podkeeper.model.k8s.core import Container, ContainerPort, HTTPGetAction, HTTPHeader
-from podkeeper.rules.probe_http import (
+from podkeeper.rules.probe.http import (
     HttpRequest,
     Purpose,
     Redirect,
@@ -17,8 +17,8 @@ from podkeeper.rules.probe_http import (
     judge_no_answer,
     redirect_after,
 )
-from podkeeper.rules.probe_report import MAX_OUTPUT_BYTES, Outcome, Report
-from podkeeper.rules.probe_url import probe_url
+from podkeeper.rules.probe.report import MAX_OUTPUT_BYTES, Outcome, Report
+from podkeeper.rules.probe.url import probe_url
 
 WEB = Container(name="web", ports=(ContainerPort(name="http", container_port=80),))
 

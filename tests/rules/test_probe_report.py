@@ -16,8 +16,8 @@ from podkeeper.model.k8s.core import (
 )
 from podkeeper.model.messages import EventType, PodEvent, ProbeKind, ProbeResult
 from podkeeper.model.wire import IntOrString
-from podkeeper.rules.probe_exec import CommandEnd, Exited, NotRun, TimedOut, exec_command, judge_exec
-from podkeeper.rules.probe_net import (
+from podkeeper.rules.probe.exec import CommandEnd, Exited, NotRun, TimedOut, exec_command, judge_exec
+from podkeeper.rules.probe.net import (
     Answered,
     CallFailed,
     Endpoint,
@@ -30,7 +30,7 @@ from podkeeper.rules.probe_net import (
     resolve_port,
     tcp_endpoint,
 )
-from podkeeper.rules.probe_report import MAX_EXECUTIONS, MAX_OUTPUT_BYTES, Again, Outcome, Report, Verdict, judge
+from podkeeper.rules.probe.report import MAX_EXECUTIONS, MAX_OUTPUT_BYTES, Again, Outcome, Report, Verdict, judge
 
 
 def warning(reason: str, message: str) -> PodEvent:

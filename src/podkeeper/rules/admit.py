@@ -20,6 +20,7 @@ from podkeeper.rules import resources
 from podkeeper.rules.mirror import is_static_pod
 from podkeeper.rules.node_match import is_untolerated, matches_node
 from podkeeper.rules.preempt import Shortage, cannot_reclaim, is_critical_pod, victims_for
+from podkeeper.rules.restart import is_sidecar
 
 NODE_OS: Final = "linux"
 
@@ -180,7 +181,7 @@ def _clash(port: _HostPort, held: _HostPort) -> bool:
 
 def _host_ports(spec: core.PodSpec) -> Iterator[_HostPort]:
     """Ports of the host a pod holds as long as it runs."""
-    sidecars = filter(resources.is_sidecar, spec.init_containers or ())
+    sidecars = filter(is_sidecar, spec.init_containers or ())
     for container in (*sidecars, *spec.containers):
         for port in container.ports or ():
             if port.host_port and port.host_port > 0:

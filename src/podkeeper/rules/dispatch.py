@@ -25,11 +25,11 @@ from podkeeper.model.messages import (
     ProbeResult,
 )
 from podkeeper.model.times import instant
-from podkeeper.rules.conditions import readiness_is_stale
 from podkeeper.rules.evict import EVICTED
 from podkeeper.rules.mirror import Couple
 from podkeeper.rules.phase import Phase, is_terminal
 from podkeeper.rules.qos import qos_of
+from podkeeper.rules.status.conditions import readiness_is_stale
 from podkeeper.rules.worker.updates import Update, UpdateType
 
 _BEFORE_ALL = datetime.min.replace(tzinfo=UTC)

@@ -13,8 +13,8 @@ from msgspec.structs import replace
 
 from podkeeper.model.k8s.core import Pod, PodStatus
 from podkeeper.model.times import format_time, instant
-from podkeeper.rules.conditions import disruption_condition, updated_condition
 from podkeeper.rules.phase import Phase
+from podkeeper.rules.status.conditions import disruption_condition, updated_condition
 
 DEADLINE_EXCEEDED = "DeadlineExceeded"
 """The reason of a pod (and of its event) that was active for too long."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from podkeeper.model.k8s import core
-from podkeeper.rules.validate_names import label_key, label_value
+from podkeeper.rules.validate.names import label_key, label_value
 
 _INTEGER: Final = re.compile(r"[+-]?[0-9]{1,19}")
 

@@ -11,7 +11,7 @@ three places, and the pod follows:
                  none will, some exit was not            -> Failed
 
 Sidecars count while they wait or run; a stopped one says nothing about its pod. That a terminal phase
-is never left is not decided here (no history comes in) but in `rules.podstatus`. The Go ancestor is
+is never left is not decided here (no history comes in) but in `rules.status.pod`. The Go ancestor is
 `getPhase` in pkg/kubelet/kubelet_pods.go.
 """
 

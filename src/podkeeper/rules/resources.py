@@ -15,6 +15,7 @@ from podkeeper.model.errors import BadInput
 from podkeeper.model.k8s import core
 from podkeeper.model.quantity import ZERO, Quantity, parse_quantity
 from podkeeper.model.wire import QuantityLike
+from podkeeper.rules.restart import is_sidecar
 
 Amounts = Mapping[str, Quantity]
 """Exact amounts by resource name."""
@@ -35,11 +36,6 @@ def requests_of(container: core.Container) -> dict[str, Quantity]:
 def limits_of(container: core.Container) -> dict[str, Quantity]:
     """What one container is limited to."""
     return amounts_of(container.resources.limits)
-
-
-def is_sidecar(container: core.Container) -> bool:
-    """Tell whether an init container goes on running beside the app containers."""
-    return container.restart_policy == "Always"
 
 
 def is_huge_pages(name: str) -> bool:

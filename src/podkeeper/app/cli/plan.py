@@ -17,8 +17,8 @@ from podkeeper.model.k8s.core import Pod
 from podkeeper.model.runtime import PodRecord
 from podkeeper.rules.grace import effective_grace
 from podkeeper.rules.plan import compute_pod_actions
-from podkeeper.rules.podstatus import NodeView, PodView, api_pod_status
-from podkeeper.rules.probe_flags import ProbeView
+from podkeeper.rules.probe.flags import ProbeView
+from podkeeper.rules.status.pod import NodeView, PodView, api_pod_status
 
 
 @click.command()

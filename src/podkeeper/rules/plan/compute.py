@@ -6,7 +6,7 @@ plan has to foresee anything. Three ways through this room, the first that fits 
 
 * all containers start over: everything the runtime has of them is removed;
 * the sandbox must be replaced: everything stops, and the pod begins from its first container;
-* the sandbox serves on: ephemeral containers start, initialization goes on (`rules.plan_init`), and
+* the sandbox serves on: ephemeral containers start, initialization goes on (`rules.plan.init`), and
   once it is done, each app container is kept, started, replaced or left alone.
 
 Whether a start has to wait (`rules.backoff`) is not the plan's business. Resizing a running container
@@ -22,9 +22,9 @@ from podkeeper.model.messages import ProbeResult
 from podkeeper.model.runtime import ContainerRecord, ContainerState, PodRecord
 from podkeeper.rules.container_grace import KillReason
 from podkeeper.rules.container_hash import container_hash
-from podkeeper.rules.plan_actions import ContainerToKill, ContainerToReset, PodActions
-from podkeeper.rules.plan_init import Initialization, Newest, ProbeResults, init_actions
-from podkeeper.rules.plan_sandbox import SandboxChange, sandbox_change
+from podkeeper.rules.plan.actions import ContainerToKill, ContainerToReset, PodActions
+from podkeeper.rules.plan.init import Initialization, Newest, ProbeResults, init_actions
+from podkeeper.rules.plan.sandbox import SandboxChange, sandbox_change
 from podkeeper.rules.restart import (
     RestartPolicy,
     asks_to_restart_all,

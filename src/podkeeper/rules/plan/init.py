@@ -24,7 +24,7 @@ from podkeeper.model.messages import ProbeResult
 from podkeeper.model.runtime import ContainerRecord, ContainerState
 from podkeeper.rules.container_grace import KillReason
 from podkeeper.rules.container_hash import container_hash
-from podkeeper.rules.plan_actions import ContainerToKill
+from podkeeper.rules.plan.actions import ContainerToKill
 from podkeeper.rules.restart import container_should_restart, is_sidecar, restarts_on_failure
 
 Newest = Mapping[str, ContainerRecord]

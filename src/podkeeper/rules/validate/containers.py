@@ -10,9 +10,9 @@ from typing import Final
 
 from podkeeper.model.errors import Problem
 from podkeeper.model.k8s import core
-from podkeeper.rules import validate_env, validate_hooks, validate_resources, validate_security
-from podkeeper.rules.resources import is_sidecar
-from podkeeper.rules.validate_names import (
+from podkeeper.rules.restart import is_sidecar
+from podkeeper.rules.validate import env, hooks, resources, security
+from podkeeper.rules.validate.names import (
     Problems,
     choice,
     descending_path,
@@ -59,9 +59,9 @@ def containers(spec: core.PodSpec, volumes: Mapping[str, core.Volume]) -> Proble
         at = f"spec.containers[{index}]"
         yield from _common(at, container, spec, volumes, names)
         if container.lifecycle is not None:
-            yield from validate_hooks.lifecycle(f"{at}.lifecycle", container.lifecycle, spec)
-        yield from validate_hooks.probes(at, container)
-        yield from validate_hooks.restart_policy(at, container)
+            yield from hooks.lifecycle(f"{at}.lifecycle", container.lifecycle, spec)
+        yield from hooks.probes(at, container)
+        yield from hooks.restart_policy(at, container)
         yield from _host_ports(at, container, host_ports)
         if spec.host_network:
             yield from _ports_of_host(at, container)
@@ -89,23 +89,23 @@ def _common(
     )
     yield from choice(f"{field}.imagePullPolicy", container.image_pull_policy, PULL_POLICIES)
     yield from _ports(f"{field}.ports", container.ports or ())
-    yield from validate_env.variables(f"{field}.env", container.env or (), volumes)
-    yield from validate_env.sources(f"{field}.envFrom", container.env_from or ())
+    yield from env.variables(f"{field}.env", container.env or (), volumes)
+    yield from env.sources(f"{field}.envFrom", container.env_from or ())
     yield from _mounts(f"{field}.volumeMounts", container, volumes)
     yield from _devices(f"{field}.volumeDevices", container, volumes)
     claims = frozenset(claim.name for claim in spec.resource_claims or ())
-    yield from validate_resources.container_resources(f"{field}.resources", container.resources, claims)
+    yield from resources.container_resources(f"{field}.resources", container.resources, claims)
     yield from _resize_policy(f"{field}.resizePolicy", container.resize_policy or (), spec)
-    yield from validate_security.container_security(f"{field}.securityContext", container.security_context, spec)
+    yield from security.container_security(f"{field}.securityContext", container.security_context, spec)
 
 
 def _init_container(field: str, container: core.Container, spec: core.PodSpec) -> Problems:
-    yield from validate_hooks.restart_policy(field, container)
+    yield from hooks.restart_policy(field, container)
     yield from _host_ports(field, container, set())
     if is_sidecar(container):
         if container.lifecycle is not None:
-            yield from validate_hooks.lifecycle(f"{field}.lifecycle", container.lifecycle, spec)
-        yield from validate_hooks.probes(field, container)
+            yield from hooks.lifecycle(f"{field}.lifecycle", container.lifecycle, spec)
+        yield from hooks.probes(field, container)
         return
     for attribute, name in _HOOKS:
         if getattr(container, attribute) is not None:

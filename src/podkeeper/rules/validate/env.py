@@ -10,7 +10,7 @@ from typing import Final
 from podkeeper.model.errors import Problem
 from podkeeper.model.k8s import core
 from podkeeper.model.quantity import ZERO
-from podkeeper.rules.validate_names import (
+from podkeeper.rules.validate.names import (
     Problems,
     data_key,
     dns_label,
@@ -23,7 +23,7 @@ from podkeeper.rules.validate_names import (
     unwanted,
     wrong,
 )
-from podkeeper.rules.validate_resources import readable
+from podkeeper.rules.validate.resources import readable
 
 ENV_FIELDS: Final = (
     "metadata.name",

@@ -9,7 +9,7 @@ from typing import Final
 from podkeeper.model.errors import Problem
 from podkeeper.model.k8s import core
 from podkeeper.model.wire import IntOrString
-from podkeeper.rules.validate_names import (
+from podkeeper.rules.validate.names import (
     Problems,
     choice,
     http_header,

@@ -8,7 +8,7 @@ hand it on. The Go ancestors are `validateAffinity`, `ValidateTolerations` and
 from typing import Final
 
 from podkeeper.model.k8s import core, meta
-from podkeeper.rules.validate_names import (
+from podkeeper.rules.validate.names import (
     Problems,
     choice,
     dns_label,

@@ -4,9 +4,9 @@ A pod comes in, decoded and with or without its defaults; every problem goes out
 field in wire spelling, what is wrong with it and what would be right. An empty answer means the
 API would have stored the pod. Nothing raises: whatever can be decoded can be judged.
 
-This file is the door: metadata and what stands at the top of a spec. The other rooms are
-`validate_containers` (with `_env`, `_hooks`, `_resources`, `_security`), `validate_volumes` (with
-`_storage`), `validate_placement`, and `validate_names` for the words. The Go ancestor is
+This file is the door: metadata and what stands at the top of a spec. `containers` (with `env`, `hooks`,
+`resources`, `security`), `volumes` (with `storage`) and `placement` look at the rest; `names` has the
+words. The Go ancestor is
 `ValidatePodCreate` in pkg/apis/core/validation. Where we know less than the reference (Windows
 options, annotations that fields have replaced) we let things pass.
 """
@@ -19,8 +19,8 @@ from podkeeper.model.errors import Problem
 from podkeeper.model.k8s import core, meta
 from podkeeper.model.messages import CONFIG_MIRROR_ANNOTATION
 from podkeeper.rules.defaults import default_pod
-from podkeeper.rules.validate_containers import containers
-from podkeeper.rules.validate_names import (
+from podkeeper.rules.validate.containers import containers
+from podkeeper.rules.validate.names import (
     Problems,
     address,
     annotations,
@@ -38,10 +38,10 @@ from podkeeper.rules.validate_names import (
     within,
     wrong,
 )
-from podkeeper.rules.validate_placement import placement
-from podkeeper.rules.validate_resources import overhead, pod_resources
-from podkeeper.rules.validate_security import pod_security
-from podkeeper.rules.validate_volumes import volumes
+from podkeeper.rules.validate.placement import placement
+from podkeeper.rules.validate.resources import overhead, pod_resources
+from podkeeper.rules.validate.security import pod_security
+from podkeeper.rules.validate.volumes import volumes
 
 MAX_NAMESERVERS: Final = 3
 MAX_SEARCHES: Final = 32

@@ -14,7 +14,7 @@ from podkeeper.model.k8s import core
 from podkeeper.model.quantity import ZERO, Quantity, parse_quantity
 from podkeeper.model.wire import QuantityLike
 from podkeeper.rules import resources
-from podkeeper.rules.validate_names import Problems, dns_label, label_key, listed, missing, repeated, unwanted, wrong
+from podkeeper.rules.validate.names import Problems, dns_label, label_key, listed, missing, repeated, unwanted, wrong
 
 _CONTAINER_RESOURCES: Final = ("cpu", "memory", "ephemeral-storage")
 _POD_RESOURCES: Final = ("cpu", "memory", "hugepages-<size>")

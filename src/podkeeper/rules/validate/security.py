@@ -10,7 +10,7 @@ from typing import Final
 
 from podkeeper.model.errors import Problem
 from podkeeper.model.k8s import core
-from podkeeper.rules.validate_names import (
+from podkeeper.rules.validate.names import (
     Problems,
     choice,
     descending_path,

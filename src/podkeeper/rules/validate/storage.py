@@ -13,7 +13,7 @@ import msgspec
 from podkeeper.model.errors import Problem
 from podkeeper.model.k8s import core, meta
 from podkeeper.model.quantity import ZERO
-from podkeeper.rules.validate_names import (
+from podkeeper.rules.validate.names import (
     Problems,
     annotations,
     choice,
@@ -28,7 +28,7 @@ from podkeeper.rules.validate_names import (
     within,
     wrong,
 )
-from podkeeper.rules.validate_resources import readable
+from podkeeper.rules.validate.resources import readable
 
 ACCESS_MODES: Final = ("ReadWriteOnce", "ReadOnlyMany", "ReadWriteMany", "ReadWriteOncePod")
 

@@ -1,7 +1,7 @@
 """Validation of volumes: one kind each, complete, with names of their own and paths that stay inside.
 
 The kinds a node agent serves itself are checked here; the kinds that need a storage system of
-their own are checked in `validate_storage`. The Go ancestors are `ValidateVolumes` and
+their own are checked in `storage`. The Go ancestors are `ValidateVolumes` and
 `validateVolumeSource` in pkg/apis/core/validation.
 """
 
@@ -13,8 +13,8 @@ import msgspec
 from podkeeper.model.errors import Problem
 from podkeeper.model.k8s import core
 from podkeeper.model.quantity import ZERO
-from podkeeper.rules.validate_env import FILE_FIELDS, field_selector, resource_selector
-from podkeeper.rules.validate_names import (
+from podkeeper.rules.validate.env import FILE_FIELDS, field_selector, resource_selector
+from podkeeper.rules.validate.names import (
     Problems,
     choice,
     dns_label,
@@ -29,8 +29,8 @@ from podkeeper.rules.validate_names import (
     within,
     wrong,
 )
-from podkeeper.rules.validate_resources import readable
-from podkeeper.rules.validate_storage import STORAGE_KINDS
+from podkeeper.rules.validate.resources import readable
+from podkeeper.rules.validate.storage import STORAGE_KINDS
 
 TOKEN_SECONDS: Final = (10 * 60, 2**32)
 CERTIFICATE_SECONDS: Final = (60 * 60, 91 * 24 * 60 * 60)

@@ -9,11 +9,11 @@ from msgspec.structs import replace
 from podkeeper.model.k8s.core import Container, ContainerStatus, Pod, PodResourceClaimStatus, PodStatus
 from podkeeper.model.k8s.meta import ObjectMeta
 from podkeeper.model.messages import CONFIG_MIRROR_ANNOTATION
-from podkeeper.rules.conditions import find_condition, is_ours
-from podkeeper.rules.normalise import equal_by_kubelet, normalised
 from podkeeper.rules.patch.strategic import apply
 from podkeeper.rules.phase import is_terminal
-from podkeeper.rules.publish import (
+from podkeeper.rules.status.conditions import find_condition, is_ours
+from podkeeper.rules.status.normalise import equal_by_kubelet, normalised
+from podkeeper.rules.status.publish import (
     CachedStatus,
     Refused,
     Sending,

@@ -31,7 +31,7 @@ from podkeeper.model.k8s.core import Container, ContainerStatus, Pod, PodStatus,
 from podkeeper.model.messages import ProbeKind, ProbeResult
 from podkeeper.model.times import parse_time
 from podkeeper.rules.phase import is_terminal
-from podkeeper.rules.probe_flags import predates_agent
+from podkeeper.rules.probe.flags import predates_agent
 from podkeeper.rules.restart import ALL_CONTAINERS_RESTARTING, asks_to_restart_all, is_sidecar, restarts_after_exit
 
 INITIAL_RESULTS = {

@@ -4,7 +4,7 @@ from msgspec.structs import replace
 
 from podkeeper.model.k8s.core import ContainerStatus, Pod, PodCondition, PodReadinessGate, PodStatus
 from podkeeper.model.runtime import ContainerRecord, ContainerState, NetworkMode, PodRecord, SandboxRecord
-from podkeeper.rules.conditions import (
+from podkeeper.rules.status.conditions import (
     all_containers_restarting_condition,
     containers_ready_condition,
     find_condition,

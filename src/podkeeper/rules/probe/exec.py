@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 
 from podkeeper.model.k8s.core import Container, ExecAction
-from podkeeper.rules.probe_report import Outcome, Report, shown
+from podkeeper.rules.probe.report import Outcome, Report, shown
 
 _REFERENCE = re.compile(r"\$(?:\$|\(([^)]*)\))", re.DOTALL)
 

@@ -2,9 +2,9 @@
 
 In: the pod, with its status in the API; a `PodView`, all that is known of it here; a `NodeView`, what all
 pods of the node share. Out: a `PodStatus` without start time and times of change, which
-`rules.publish` adds. This room only puts together what its neighbours decide: the containers
-(`rules.containerstatus`), the phase (`rules.phase`), the flags (`rules.probe_flags`), the conditions
-(`rules.conditions`). What it decides itself: a terminal phase, once it was published or is in the API, is
+`rules.status.publish` adds. This room only puts together what its neighbours decide: the containers
+(`rules.status.containers`), the phase (`rules.phase`), the flags (`rules.probe.flags`), the conditions
+(`rules.status.conditions`). What it decides itself: a terminal phase, once it was published or is in the API, is
 never left; reason and message live as long as their phase; an eviction outranks both. The Go ancestor is
 `generateAPIPodStatus` in pkg/kubelet/kubelet_pods.go.
 """
@@ -17,7 +17,12 @@ from msgspec.structs import replace
 
 from podkeeper.model.k8s.core import ContainerStatus, HostIP, Pod, PodCondition, PodIP, PodStatus
 from podkeeper.model.runtime import ActualResources, PodRecord
-from podkeeper.rules.conditions import (
+from podkeeper.rules.evict import Eviction
+from podkeeper.rules.phase import Phase, is_terminal, phase_of
+from podkeeper.rules.probe.flags import ProbeView, with_probe_flags
+from podkeeper.rules.qos import qos_of
+from podkeeper.rules.restart import all_containers_should_restart, could_restart_all
+from podkeeper.rules.status.conditions import (
     DISRUPTION_TARGET,
     all_containers_restarting_condition,
     containers_ready_condition,
@@ -29,19 +34,14 @@ from podkeeper.rules.conditions import (
     ready_to_start_containers_condition,
     with_condition,
 )
-from podkeeper.rules.containerstatus import (
+from podkeeper.rules.status.containers import (
     ContainerView,
     StartFailure,
     ephemeral_statuses,
     init_statuses,
     regular_statuses,
 )
-from podkeeper.rules.evict import Eviction
-from podkeeper.rules.phase import Phase, is_terminal, phase_of
-from podkeeper.rules.probe_flags import ProbeView, with_probe_flags
-from podkeeper.rules.qos import qos_of
-from podkeeper.rules.restart import all_containers_should_restart, could_restart_all
-from podkeeper.rules.shown_resources import allocated_resources, pod_resources
+from podkeeper.rules.status.resources import allocated_resources, pod_resources
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

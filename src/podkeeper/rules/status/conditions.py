@@ -1,7 +1,7 @@
 """The conditions of a pod: which are ours, and what we say in them.
 
 A pod, its container statuses and its phase come in; `PodCondition`s without times go out: when a
-condition last changed is settled where history is known (`rules.publish`). Conditions are owned: we
+condition last changed is settled where history is known (`rules.status.publish`). Conditions are owned: we
 write only our own, share `DisruptionTarget` with others, and carry everything else along untouched.
 
 Kept from the reference: a pod once initialised stays so; a condition speaks of the generation of

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable
 from msgspec.structs import replace
 
 from podkeeper.model.k8s.core import ContainerState, ContainerStateTerminated, ContainerStatus, Pod, PodStatus
-from podkeeper.rules.conditions import containers_ready_condition, ready_condition, with_condition
 from podkeeper.rules.mirror import is_static_pod
 from podkeeper.rules.phase import Phase, is_terminal
 from podkeeper.rules.restart import is_sidecar
+from podkeeper.rules.status.conditions import containers_ready_condition, ready_condition, with_condition
 
 CONTAINER_STATUS_UNKNOWN = "ContainerStatusUnknown"
 """The reason of an end that nobody saw."""

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from enum import Enum
 
 from podkeeper.model.k8s.core import Container, HTTPGetAction, HTTPHeader
-from podkeeper.rules.probe_net import resolve_port
-from podkeeper.rules.probe_report import Outcome, Report, shown
-from podkeeper.rules.probe_url import probe_url
+from podkeeper.rules.probe.net import resolve_port
+from podkeeper.rules.probe.report import Outcome, Report, shown
+from podkeeper.rules.probe.url import probe_url
 
 MAX_REQUESTS = 10
 """With this many requests made, one more redirect within the host is an error."""

@@ -36,8 +36,8 @@ from podkeeper.model.runtime import ContainerState as RuntimeState
 from podkeeper.model.times import format_time
 from podkeeper.rules.phase import RESTARTING_ALL_CONTAINERS
 from podkeeper.rules.restart import container_should_restart, is_sidecar
-from podkeeper.rules.revise import CONTAINER_STATUS_UNKNOWN, NOT_LOCATED, UNSEEN_EXIT_CODE
-from podkeeper.rules.shown_resources import container_resources
+from podkeeper.rules.status.resources import container_resources
+from podkeeper.rules.status.revise import CONTAINER_STATUS_UNKNOWN, NOT_LOCATED, UNSEEN_EXIT_CODE
 
 POD_INITIALIZING = "PodInitializing"
 CONTAINER_CREATING = "ContainerCreating"

@@ -15,7 +15,7 @@ from podkeeper.model.k8s.core import (
     VolumeMountStatus,
 )
 from podkeeper.model.runtime import ContainerRecord, ContainerState, LinuxUser, PodRecord
-from podkeeper.rules.containerstatus import (
+from podkeeper.rules.status.containers import (
     ContainerView,
     StartFailure,
     ephemeral_statuses,

@@ -16,7 +16,7 @@ from podkeeper.model.k8s.core import (
     ResourceRequirements,
     VolumeMountStatus,
 )
-from podkeeper.rules.normalise import MAX_POD_MESSAGE_BYTES, equal_by_kubelet, normalised
+from podkeeper.rules.status.normalise import MAX_POD_MESSAGE_BYTES, equal_by_kubelet, normalised
 from tests.rules.statuses import T0, T1, condition, container, nothing, pod_statuses, running
 
 SPEC = PodSpec(containers=(container("a"), container("b")), init_containers=(container("i"), container("j")))

@@ -24,7 +24,18 @@ from msgspec.structs import replace
 
 from podkeeper.model.k8s.core import Container, Pod, PodSpec, PodStatus
 from podkeeper.model.times import format_time
-from podkeeper.rules.conditions import (
+from podkeeper.rules.mirror import is_mirror_pod, is_static_pod
+from podkeeper.rules.patch.strategic import two_way_diff
+from podkeeper.rules.patch.value import JsonObject
+from podkeeper.rules.phase import is_terminal
+from podkeeper.rules.restart import (
+    ALL_CONTAINERS_RESTARTING,
+    RestartPolicy,
+    could_restart_all,
+    is_sidecar,
+    restarts_after_exit,
+)
+from podkeeper.rules.status.conditions import (
     CONTAINERS_READY,
     DISRUPTION_TARGET,
     INITIALIZED,
@@ -39,18 +50,7 @@ from podkeeper.rules.conditions import (
     updated_condition,
     with_condition,
 )
-from podkeeper.rules.mirror import is_mirror_pod, is_static_pod
-from podkeeper.rules.normalise import equal_by_kubelet, normalised
-from podkeeper.rules.patch.strategic import two_way_diff
-from podkeeper.rules.patch.value import JsonObject
-from podkeeper.rules.phase import is_terminal
-from podkeeper.rules.restart import (
-    ALL_CONTAINERS_RESTARTING,
-    RestartPolicy,
-    could_restart_all,
-    is_sidecar,
-    restarts_after_exit,
-)
+from podkeeper.rules.status.normalise import equal_by_kubelet, normalised
 
 _TIMED_CONDITIONS = (
     CONTAINERS_READY,

@@ -4,9 +4,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from podkeeper.model.k8s.core import ContainerStatus, Pod, PodStatus
-from podkeeper.rules.conditions import find_condition
 from podkeeper.rules.phase import is_terminal
-from podkeeper.rules.revise import ended_status, with_readiness, with_startup
+from podkeeper.rules.status.conditions import find_condition
+from podkeeper.rules.status.revise import ended_status, with_readiness, with_startup
 from tests.rules.statuses import (
     container,
     ended,

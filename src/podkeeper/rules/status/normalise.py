@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from podkeeper.model.k8s.core import ContainerState, ContainerStatus, PodCondition, PodSpec, PodStatus
 from podkeeper.model.quantity import parse_quantity
 from podkeeper.model.times import format_time, parse_time
-from podkeeper.rules.conditions import is_ours, is_shared
+from podkeeper.rules.status.conditions import is_ours, is_shared
 
 MAX_POD_MESSAGE_BYTES = 12 * 1024
 """The room for the termination messages of all containers of a pod together."""

@@ -10,14 +10,14 @@ from msgspec.structs import replace
 
 from podkeeper.model.k8s.core import Pod, PodCondition, PodStatus
 from podkeeper.model.runtime import ContainerRecord, ContainerState, NetworkMode, PodRecord, SandboxRecord
-from podkeeper.rules.conditions import find_condition
-from podkeeper.rules.containerstatus import StartFailure
 from podkeeper.rules.evict import PAST_DEADLINE, Eviction
-from podkeeper.rules.normalise import equal_by_kubelet, normalised
 from podkeeper.rules.phase import is_terminal
-from podkeeper.rules.podstatus import NodeView, PodView, api_pod_status, sorted_pod_ips
-from podkeeper.rules.probe_flags import ProbeView
+from podkeeper.rules.probe.flags import ProbeView
 from podkeeper.rules.restart import could_restart_all
+from podkeeper.rules.status.conditions import find_condition
+from podkeeper.rules.status.containers import StartFailure
+from podkeeper.rules.status.normalise import equal_by_kubelet, normalised
+from podkeeper.rules.status.pod import NodeView, PodView, api_pod_status, sorted_pod_ips
 from tests.rules.statuses import (
     T0,
     condition,

@@ -11,11 +11,12 @@ The Go ancestors are pkg/probe/util.go, pkg/probe/tcp and pkg/probe/grpc; texts 
 import re
 from dataclasses import dataclass
 
+from podkeeper.model.durations import NANOSECONDS_PER_SECOND, format_duration
 from podkeeper.model.errors import BadInput, Problem
 from podkeeper.model.k8s.core import Container, GRPCAction, TCPSocketAction
 from podkeeper.model.wire import IntOrString
-from podkeeper.rules.probe_report import Outcome, Report
-from podkeeper.rules.probe_url import join_host_port
+from podkeeper.rules.probe.report import Outcome, Report
+from podkeeper.rules.probe.url import join_host_port
 
 _NUMBER = re.compile(r"([+-]?)([0-9]*)(.*)", re.ASCII | re.DOTALL)
 _SHORT_ESCAPES = {
@@ -99,6 +100,7 @@ def judge_tcp(error: str | None) -> Report:
 
 def judge_grpc(endpoint: Endpoint, timeout_seconds: int, end: GrpcEnd) -> Report:
     """What the end of a health call says about its container."""
+    within = format_duration(timeout_seconds * NANOSECONDS_PER_SECOND)
     match end:
         case Answered(serving_status=status) if status == _GRPC_SERVING:
             return Report(Outcome.SUCCESS, "service healthy")
@@ -106,7 +108,6 @@ def judge_grpc(endpoint: Endpoint, timeout_seconds: int, end: GrpcEnd) -> Report
             name = _GRPC_HEALTH[status] if 0 <= status < len(_GRPC_HEALTH) else str(status)
             output = f'service unhealthy (responded with "{name}")'
         case NotConnected(message=message, timed_out=True):
-            within = _duration(timeout_seconds)
             output = f"timeout: failed to connect service {quoted(str(endpoint))} within {within}: {message}"
         case NotConnected(message=message):
             output = f"error: failed to connect service at {quoted(str(endpoint))}: {message}"
@@ -115,7 +116,7 @@ def judge_grpc(endpoint: Endpoint, timeout_seconds: int, end: GrpcEnd) -> Report
                 f"error: this server does not implement the grpc health protocol (grpc.health.v1.Health): {message}"
             )
         case CallFailed(code=code) if code == _GRPC_DEADLINE_EXCEEDED:
-            output = f"timeout: health rpc did not complete within {_duration(timeout_seconds)}"
+            output = f"timeout: health rpc did not complete within {within}"
         case CallFailed(code=code, message=message):
             name = _GRPC_CODES[code] if 0 <= code < len(_GRPC_CODES) else f"Code({code})"
             output = f"error: health rpc probe failed: rpc error: code = {name} desc = {message}"
@@ -154,12 +155,3 @@ def _atoi(text: str) -> int:
 
 def _bad_number(text: str, trouble: str) -> BadInput:
     return BadInput(Problem(f"strconv.Atoi: parsing {quoted(text)}: {trouble}", field="port"))
-
-
-def _duration(seconds: int) -> str:
-    """Whole seconds as Go writes a duration: 5s, 1m0s, 1h1m1s."""
-    minutes, second = divmod(seconds, 60)
-    hours, minute = divmod(minutes, 60)
-    if hours:
-        return f"{hours}h{minute}m{second}s"
-    return f"{minute}m{second}s" if minute else f"{second}s"

@@ -3,7 +3,7 @@ from msgspec.structs import replace
 
 from podkeeper.model.k8s.core import Container, ContainerStatus, Pod, PodSpec, PodStatus, ResourceRequirements
 from podkeeper.model.runtime import ActualResources, ContainerRecord, ContainerState
-from podkeeper.rules.shown_resources import allocated_resources, container_resources, pod_resources
+from podkeeper.rules.status.resources import allocated_resources, container_resources, pod_resources
 from tests.rules.statuses import running
 
 Amounts = dict[str, str] | None
