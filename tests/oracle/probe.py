@@ -8,9 +8,10 @@ import msgspec
 from podkeeper.model.errors import BadInput
 from podkeeper.model.k8s.core import Container, HTTPGetAction, Pod, PodStatus
 from podkeeper.model.messages import ProbeKind, ProbeResult
-from podkeeper.rules.probe.exec import Exited, NotRun, TimedOut, judge_exec
+from podkeeper.model.probing import Exited, HttpAnswer, NoAnswer, NotRun, TimedOut
+from podkeeper.rules.probe.exec import judge_exec
 from podkeeper.rules.probe.flags import ProbeView, with_probe_flags
-from podkeeper.rules.probe.http import http_request, judge_http, judge_no_answer
+from podkeeper.rules.probe.http import http_request, judge_http
 from podkeeper.rules.probe.net import resolve_port
 from podkeeper.rules.probe.report import Again, Outcome, Report, Verdict, judge
 from podkeeper.rules.probe.worker import Ended, Known, Live, OnHold, Probing, Step, Waiting, after, probes_of, tick
@@ -175,9 +176,9 @@ def _body(given: Json, key: str) -> bytes:
 
 def _http_result(given: Json, expected: Json) -> Iterator[Difference]:
     if given["transport_error"] is not None:
-        report = judge_no_answer(given["transport_error"])
+        report = judge_http(NoAnswer(given["transport_error"]))
     else:
-        report = judge_http(given["status"], _body(given, "body"))
+        report = judge_http(HttpAnswer(given["status"], _body(given, "body")))
     yield from _report(report, expected)
 
 

@@ -6,15 +6,13 @@ from hypothesis import strategies as st
 
 from podkeeper.model.errors import BadInput
 from podkeeper.model.k8s.core import Container, ContainerPort, HTTPGetAction, HTTPHeader
+from podkeeper.model.probing import BrokenBody, HttpAnswer, HttpRequest, NoAnswer
 from podkeeper.rules.probe.http import (
-    HttpRequest,
     Purpose,
     Redirect,
     canonical_header,
     http_request,
-    judge_broken_body,
     judge_http,
-    judge_no_answer,
     redirect_after,
 )
 from podkeeper.rules.probe.report import MAX_OUTPUT_BYTES, Outcome, Report
@@ -139,16 +137,16 @@ ANSWERS = {
 
 @pytest.mark.parametrize("status, expected", ANSWERS.values(), ids=ANSWERS.keys())
 def test_judge_http(status: int, expected: Report) -> None:
-    assert judge_http(status, b"ok") == expected
+    assert judge_http(HttpAnswer(status, b"ok")) == expected
 
 
 def test_a_long_body_is_cut() -> None:
-    assert judge_http(200, b"x" * (MAX_OUTPUT_BYTES + 1)).output == "x" * MAX_OUTPUT_BYTES
+    assert judge_http(HttpAnswer(200, b"x" * (MAX_OUTPUT_BYTES + 1))).output == "x" * MAX_OUTPUT_BYTES
 
 
 def test_no_answer_is_a_failure_and_a_broken_one_an_error() -> None:
-    assert judge_no_answer("timeout") == Report(Outcome.FAILURE, "timeout")
-    assert judge_broken_body("reset") == Report(Outcome.FAILURE, "", "reset")
+    assert judge_http(NoAnswer("timeout")) == Report(Outcome.FAILURE, "timeout")
+    assert judge_http(BrokenBody("reset")) == Report(Outcome.FAILURE, "", "reset")
 
 
 @pytest.mark.parametrize(

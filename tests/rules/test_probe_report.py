@@ -15,14 +15,20 @@ from podkeeper.model.k8s.core import (
     TCPSocketAction,
 )
 from podkeeper.model.messages import EventType, PodEvent, ProbeKind, ProbeResult
-from podkeeper.model.wire import IntOrString
-from podkeeper.rules.probe.exec import CommandEnd, Exited, NotRun, TimedOut, exec_command, judge_exec
-from podkeeper.rules.probe.net import (
+from podkeeper.model.probing import (
     Answered,
     CallFailed,
+    CommandEnd,
     Endpoint,
+    Exited,
     GrpcEnd,
     NotConnected,
+    NotRun,
+    TimedOut,
+)
+from podkeeper.model.wire import IntOrString
+from podkeeper.rules.probe.exec import exec_command, judge_exec
+from podkeeper.rules.probe.net import (
     grpc_endpoint,
     judge_grpc,
     judge_tcp,

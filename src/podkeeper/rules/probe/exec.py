@@ -9,37 +9,12 @@ pkg/kubelet/container/helpers.go.
 """
 
 import re
-from dataclasses import dataclass
 
 from podkeeper.model.k8s.core import Container, ExecAction
+from podkeeper.model.probing import CommandEnd, Exited, NotRun, TimedOut
 from podkeeper.rules.probe.report import Outcome, Report, shown
 
 _REFERENCE = re.compile(r"\$(?:\$|\(([^)]*)\))", re.DOTALL)
-
-
-@dataclass(frozen=True, slots=True)
-class Exited:
-    """The command ended by itself."""
-
-    code: int
-    output: bytes = b""
-
-
-@dataclass(frozen=True, slots=True)
-class TimedOut:
-    """The command did not end within the probe's timeout."""
-
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class NotRun:
-    """The command could not be run, or its end could not be learnt."""
-
-    message: str
-
-
-CommandEnd = Exited | TimedOut | NotRun
 
 
 def judge_exec(end: CommandEnd) -> Report:

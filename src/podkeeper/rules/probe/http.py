@@ -9,11 +9,11 @@ The Go ancestors are pkg/probe/http and, for canonical spelling, the standard li
 """
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
 from enum import Enum
 
 from podkeeper.model.k8s.core import Container, HTTPGetAction, HTTPHeader
+from podkeeper.model.probing import BrokenBody, HttpAnswer, HttpEnd, HttpRequest, NoAnswer
 from podkeeper.rules.probe.net import resolve_port
 from podkeeper.rules.probe.report import Outcome, Report, shown
 from podkeeper.rules.probe.url import probe_url
@@ -29,16 +29,6 @@ class Purpose(Enum):
 
     PROBE = "probe"
     LIFECYCLE = "lifecycle"
-
-
-@dataclass(frozen=True, slots=True)
-class HttpRequest:
-    """A GET request; `host` is what the Host header says, empty for the URL's own."""
-
-    url: str
-    headers: Mapping[str, tuple[str, ...]]
-    host: str = ""
-    method: str = "GET"
 
 
 class Redirect(Enum):
@@ -73,23 +63,23 @@ def redirect_after(first_host: str, next_host: str, requests_made: int) -> Redir
     return Redirect.GIVE_UP if requests_made >= MAX_REQUESTS else Redirect.FOLLOW
 
 
-def judge_http(status: int, body: bytes) -> Report:
-    """What an answer says about its container."""
-    if 200 <= status < 300:
-        return Report(Outcome.SUCCESS, shown(body))
-    if 300 <= status < 400:
-        return Report(Outcome.WARNING, f"Probe terminated redirects, Response body: {shown(body)}")
-    return Report(Outcome.FAILURE, f"HTTP probe failed with statuscode: {status}")
+def judge_http(end: HttpEnd) -> Report:
+    """What the end of a request says about its container.
 
-
-def judge_no_answer(error: str) -> Report:
-    """A request that got no answer, for instance in time, is a failure of the container."""
-    return Report(Outcome.FAILURE, error)
-
-
-def judge_broken_body(error: str) -> Report:
-    """An answer whose body broke off is no verdict: the probe is executed again."""
-    return Report(Outcome.FAILURE, error=error)
+    No answer, for instance in time, is a failure of the container. An answer whose body broke off is no verdict: the
+    probe is executed again.
+    """
+    match end:
+        case HttpAnswer(status=status, body=body) if 200 <= status < 300:
+            return Report(Outcome.SUCCESS, shown(body))
+        case HttpAnswer(status=status, body=body) if 300 <= status < 400:
+            return Report(Outcome.WARNING, f"Probe terminated redirects, Response body: {shown(body)}")
+        case HttpAnswer(status=status):
+            return Report(Outcome.FAILURE, f"HTTP probe failed with statuscode: {status}")
+        case NoAnswer(message=message):
+            return Report(Outcome.FAILURE, message)
+        case BrokenBody(message=message):
+            return Report(Outcome.FAILURE, error=message)
 
 
 def canonical_header(name: str) -> str:

@@ -9,14 +9,13 @@ The Go ancestors are pkg/probe/util.go, pkg/probe/tcp and pkg/probe/grpc; texts 
 """
 
 import re
-from dataclasses import dataclass
 
 from podkeeper.model.durations import NANOSECONDS_PER_SECOND, format_duration
 from podkeeper.model.errors import BadInput, Problem
 from podkeeper.model.k8s.core import Container, GRPCAction, TCPSocketAction
+from podkeeper.model.probing import Answered, CallFailed, Endpoint, GrpcEnd, NotConnected
 from podkeeper.model.wire import IntOrString
 from podkeeper.rules.probe.report import Outcome, Report
-from podkeeper.rules.probe.url import join_host_port
 
 _NUMBER = re.compile(r"([+-]?)([0-9]*)(.*)", re.ASCII | re.DOTALL)
 _SHORT_ESCAPES = {
@@ -32,43 +31,6 @@ _GRPC_DEADLINE_EXCEEDED = 4
 _GRPC_UNIMPLEMENTED = 12
 _GRPC_SERVING = 1
 _GRPC_HEALTH = ("UNKNOWN", "SERVING", "NOT_SERVING", "SERVICE_UNKNOWN")
-
-
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """Where to connect."""
-
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        return join_host_port(self.host, self.port)
-
-
-@dataclass(frozen=True, slots=True)
-class NotConnected:
-    """No connection came about."""
-
-    message: str
-    timed_out: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class CallFailed:
-    """The health call ended with a gRPC status other than OK."""
-
-    code: int
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class Answered:
-    """The health service answered with this `ServingStatus`."""
-
-    serving_status: int
-
-
-GrpcEnd = NotConnected | CallFailed | Answered
 
 
 def resolve_port(port: IntOrString, container: Container) -> int:

@@ -16,6 +16,7 @@ import string
 from dataclasses import dataclass, replace
 
 from podkeeper.model.errors import BadInput, Problem
+from podkeeper.model.probing import join_host_port
 
 _UNRESERVED = string.ascii_letters + string.digits + "-_.~"
 _SAFE_IN_PATH = frozenset((_UNRESERVED + "$&+,/:;=@").encode())
@@ -70,11 +71,6 @@ def probe_url(scheme: str, host: str, port: int, path: str) -> str:
         return str(_parse(str(url)))  # read once more, because that is what refuses a bad host
     except _NotAUrl as error:
         raise BadInput(Problem(f"cannot request {url}: {error}", field="httpGet")) from error
-
-
-def join_host_port(host: str, port: int) -> str:
-    """`host:port`, with brackets around an IPv6 address."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _parse(text: str) -> _Url:
