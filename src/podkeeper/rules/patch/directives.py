@@ -1,0 +1,78 @@
+"""The members of a strategic merge patch that are orders, not content; and content freed of them.
+
+What a patch adds as a whole may hold directives for things that are not there. Three ways to take them
+out follow; each returns the value itself when it holds none, so that structure is shared. The Go ancestors
+are `removeDirectives` and `discardNullValuesFromPatch` in apimachinery's pkg/util/strategicpatch/patch.go.
+"""
+
+from podkeeper.rules.patch.value import Json
+
+DIRECTIVE = "$patch"
+DELETE = "delete"
+RETAIN_KEYS = "$retainKeys"
+SET_ORDER = "$setElementOrder"
+DELETE_FROM = "$deleteFromPrimitiveList"
+
+
+def is_marked(value: Json) -> bool:
+    """Whether a value is an object with a `$patch` of its own."""
+    return isinstance(value, dict) and DIRECTIVE in value
+
+
+def is_deletion(item: Json) -> bool:
+    """Whether an item of a list only asks for its namesake to go."""
+    return isinstance(item, dict) and item.get(DIRECTIVE) == DELETE
+
+
+def is_directive(key: str) -> bool:
+    """Whether a member's name says that it is an order."""
+    return key.startswith("$") and (key in (DIRECTIVE, RETAIN_KEYS) or key.startswith((SET_ORDER, DELETE_FROM)))
+
+
+def without_nulls(value: Json) -> Json:
+    """Without members that are null, for there is nothing to delete. Nulls that are items of lists stay."""
+    match value:
+        case dict():
+            kept = {key: without_nulls(member) for key, member in value.items() if member is not None}
+            return value if _unchanged(value, kept) else kept
+        case list():
+            return _changed_items(value, [without_nulls(item) for item in value])
+        case _:
+            return value
+
+
+def without_marked(value: Json) -> Json:
+    """Without directives and without the objects that carry `$patch`, for there is nothing to delete or replace."""
+    match value:
+        case dict():
+            kept = {
+                key: without_marked(member)
+                for key, member in value.items()
+                if not is_directive(key) and not is_marked(member)
+            }
+            return value if _unchanged(value, kept) else kept
+        case list():
+            return _changed_items(value, [without_marked(item) for item in value if not is_marked(item)])
+        case _:
+            return value
+
+
+def without_directives(value: Json) -> Json:
+    """Without directives, but with the objects that carried them."""
+    match value:
+        case dict():
+            kept = {key: without_directives(member) for key, member in value.items() if not is_directive(key)}
+            return value if _unchanged(value, kept) else kept
+        case list():
+            return _changed_items(value, [without_directives(item) for item in value])
+        case _:
+            return value
+
+
+def _unchanged(before: dict[str, Json], after: dict[str, Json]) -> bool:
+    return len(before) == len(after) and all(after[key] is member for key, member in before.items())
+
+
+def _changed_items(before: list[Json], after: list[Json]) -> list[Json]:
+    same_items = len(before) == len(after) and all(old is new for old, new in zip(before, after, strict=True))
+    return before if same_items else after

@@ -1,0 +1,63 @@
+"""JSON pointers (RFC 6901): where in a document an operation of a JSON patch takes place.
+
+`/spec/containers/0/image` are four tokens; `~1` stands for `/` and `~0` for `~`; the empty pointer is the whole
+document. In a list a token is an index, or `-` for the place after the last item. As in the reference, `-1`
+is the last item too.
+"""
+
+import re
+
+from podkeeper.rules.patch.value import MAX_DEPTH, Json, type_name
+
+_INDEX = re.compile(r"-?(?:0|[1-9][0-9]{0,17})")
+_BAD_ESCAPE = re.compile(r"~(?![01])")
+
+AFTER_LAST = "-"
+
+
+class BadPointer(ValueError):
+    """Why a pointer is malformed or leads nowhere; the caller knows which operation it belongs to."""
+
+
+def tokens_of(pointer: Json) -> list[str]:
+    """Split a pointer into its tokens."""
+    if not isinstance(pointer, str):
+        raise BadPointer(f"it is {type_name(pointer)}, a string like '/spec/replicas' is expected")
+    if not pointer:
+        return []
+    if not pointer.startswith("/"):
+        raise BadPointer("a pointer starts with '/'")
+    if _BAD_ESCAPE.search(pointer):
+        raise BadPointer("'~' must be followed by 0 (for '~') or 1 (for '/')")
+    if pointer.count("/") > MAX_DEPTH:
+        raise BadPointer(f"it is deeper than {MAX_DEPTH} levels")
+    return [token.replace("~1", "/").replace("~0", "~") for token in pointer[1:].split("/")]
+
+
+def pointer_to(tokens: tuple[str, ...]) -> str:
+    """Write tokens as a pointer."""
+    return "".join("/" + token.replace("~", "~0").replace("/", "~1") for token in tokens)
+
+
+def index_in(token: str, length: int) -> int:
+    """The index a token means in a list that has `length` places; negative ones count from the end."""
+    if not _INDEX.fullmatch(token):
+        raise BadPointer(f"{token!r} is not an index of a list")
+    index = int(token)
+    if not -length <= index < length:
+        allowed = f"0 to {length - 1} is allowed" if length else "the list is empty"
+        raise BadPointer(f"index {index} is out of range, {allowed}")
+    return index + length if index < 0 else index
+
+
+def member(container: Json, token: str) -> Json:
+    """What a token names inside a container."""
+    match container:
+        case dict():
+            if token not in container:
+                raise BadPointer(f"there is no member {token!r}")
+            return container[token]
+        case list():
+            return container[index_in(token, len(container))]
+        case _:
+            raise BadPointer(f"{token!r} cannot be looked up in {type_name(container)}")
