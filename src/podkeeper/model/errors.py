@@ -29,6 +29,50 @@ class InBackoff(TryLater):
         self.until = until
 
 
+class RuntimeUnavailable(TryLater):
+    """The runtime as a whole does not answer."""
+
+
+class CallTimedOut(TryLater):
+    """A call met its own deadline; it may have taken effect."""
+
+
+class RuntimeRefused(TryLater):
+    """The runtime answered that it cannot; the message is its own."""
+
+
+class ImagePullFailed(TryLater):
+    """An image could not be fetched; `reason` is what the container's status shows (`ErrImagePull`)."""
+
+    def __init__(self, message: str, reason: str = "ErrImagePull") -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class ApiError(TryLater):
+    """The API said no, or nothing."""
+
+
+class ApiUnavailable(ApiError):
+    """The API cannot be reached, or is not well; later it may be."""
+
+
+class NotFound(ApiError):
+    """There is no such object."""
+
+
+class AlreadyExists(ApiError):
+    """An object of that name is there."""
+
+
+class Conflict(ApiError):
+    """The object is not what the caller took it for: another UID, or a newer version."""
+
+
+class Gone(ApiError):
+    """The version asked for is too old to be watched from: list again."""
+
+
 class GiveUp(AgentError):
     """The pod can never run here. The syncer publishes `reason` and reports the pod as ended."""
 

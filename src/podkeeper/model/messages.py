@@ -89,3 +89,4 @@ class PodEvent:
     reason: str
     message: str
     uid: str = ""
+    container_path: str = ""  # `spec.containers{web}` when the event is about one container

@@ -1,0 +1,1 @@
+"""Ways down: what runs containers, behind the runtime port."""

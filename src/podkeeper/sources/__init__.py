@@ -1,0 +1,1 @@
+"""Ways in: where desired pods come from, behind the source port."""
