@@ -61,6 +61,7 @@ def test_sockets_still_work() -> None:
 
 def test_what_the_scenario_left_running_is_ended() -> None:
     ended: list[str] = []
+    tasks: list[asyncio.Task[None]] = []
 
     async def scenario() -> None:
         async def background() -> None:
@@ -69,7 +70,7 @@ def test_what_the_scenario_left_running_is_ended() -> None:
             finally:
                 ended.append("background")
 
-        scenario.task = asyncio.create_task(background())  # type: ignore[attr-defined]
+        tasks.append(asyncio.create_task(background()))
         await asyncio.sleep(1)
 
     assert simulate(scenario())[1] == 1
