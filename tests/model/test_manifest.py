@@ -432,3 +432,32 @@ def test_type_of_what_is_not_known(text: str, fields: list[str]) -> None:
         type_of(document_of(text))
     assert [problem.field for problem in caught.value.problems] == fields
     assert all(problem.line and problem.file for problem in caught.value.problems)
+
+
+MARKED = {
+    "a time that is none": ("metadata: {name: p, creationTimestamp: soon}", 3, "metadata.creationTimestamp"),
+    "a quantity that is none": (
+        "metadata: {name: p}\nspec:\n  containers:\n    - name: c\n      resources: {limits: {cpu: lots}}",
+        7,
+        "spec.containers[0].resources.limits.cpu",
+    ),
+}
+
+
+@pytest.mark.parametrize("text, line, field", MARKED.values(), ids=MARKED.keys())
+def test_text_must_read_as_what_its_field_holds(text: str, line: int, field: str) -> None:
+    (document,) = read_documents(f"apiVersion: v1\nkind: Pod\n{text}\n", "pod.yaml").all_sound()
+    with pytest.raises(BadInput) as caught:
+        decode(document, core.Pod)
+    (problem,) = caught.value.problems
+    assert (problem.file, problem.line, problem.field) == ("pod.yaml", line, field)
+
+
+def test_a_secret_must_be_base64_but_may_be_folded() -> None:
+    def secret(data: str) -> core.Secret:
+        text = f"apiVersion: v1\nkind: Secret\nmetadata: {{name: s}}\ndata:\n  key: {data}\n"
+        return decode(read_documents(text, "s.yaml").all_sound()[0], core.Secret)
+
+    assert secret("|\n    aGVs\n    bG8=").data == {"key": "aGVs\nbG8=\n"}
+    with pytest.raises(BadInput, match=r"s\.yaml:5: data\.key: cannot be read as base64"):
+        secret("not/base64!")

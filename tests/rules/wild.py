@@ -34,6 +34,8 @@ def _some(kind: inspect.Type, chance: random.Random, depth: int) -> Any:
             real = [each for each in types if not isinstance(each, inspect.NoneType)]
             absent = len(real) < len(types) and chance.random() < min(0.9, 0.25 + 0.12 * depth)
             return None if absent else _some(chance.choice(real), chance, depth)
+        case inspect.Metadata(type=marked):
+            return _some(marked, chance, depth)
         case inspect.StructType(fields=fields):
             return {field.encode_name: _some(field.type, chance, depth + 1) for field in fields}
         case inspect.VarTupleType(item_type=item) | inspect.ListType(item_type=item):

@@ -49,6 +49,10 @@ class ImagePullFailed(TryLater):
         self.reason = reason
 
 
+class NotConfigurable(TryLater):
+    """A container or sandbox cannot be made from its spec as things are now; the message is for its status."""
+
+
 class ApiError(TryLater):
     """The API said no, or nothing."""
 

@@ -74,6 +74,16 @@ class ProbeResult(StrEnum):
     UNKNOWN = "unknown"
 
 
+@dataclass(frozen=True, slots=True)
+class ProbeUpdate:
+    """A probe's stored result for a container changed; `container_id` is the one the API shows."""
+
+    kind: ProbeKind
+    uid: PodUID
+    container_id: str
+    result: ProbeResult
+
+
 class EventType(StrEnum):
     """How serious a recorded event is."""
 

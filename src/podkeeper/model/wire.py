@@ -30,18 +30,21 @@ else:
 Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
-Time = str
+# What text must read as is marked here, and not checked by the decoder: an object from the API is taken as it
+# is. Manifests are checked (`model.manifest`).
+
+Time = Annotated[str, msgspec.Meta(extra={"reads_as": "time"})]
 """RFC 3339, whole seconds when the reference writes it; `model.times` reads and writes it."""
 
-MicroTime = str
+MicroTime = Annotated[str, msgspec.Meta(extra={"reads_as": "micro time"})]
 """RFC 3339 with exactly six digits of a second; `model.times` reads and writes it."""
 
-QuantityLike = str | int | float
+QuantityLike = Annotated[str | int | float, msgspec.Meta(extra={"reads_as": "quantity"})]
 """A quantity as it came; `model.quantity` gives it a value."""
 
 IntOrString = int | str
 
-Base64 = str
+Base64 = Annotated[str, msgspec.Meta(extra={"reads_as": "base64"})]
 """Bytes as standard base64. Kept as text: manifests fold it over lines, which Go forgives."""
 
 JSONObject = dict[str, Any]

@@ -5,12 +5,15 @@ along the type find all that is wrong, each with its field and line. The same wa
 things. It lists the fields a type does not know, which the kubelet ignores and a strict reader
 refuses. And it reads `null` in a list or a map as the zero of its type, as Go does (an
 annotation without a value is the empty text), where msgspec would refuse it.
+
+Times, quantities and base64 are text to the decoder; here each must also read as what it is.
 """
 
-from collections.abc import Mapping
+import base64
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from functools import cache
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 from msgspec import inspect
@@ -20,6 +23,8 @@ from podkeeper.model.k8s.kinds import KINDS
 from podkeeper.model.manifest.documents import Document, format_path, kind_of_value
 from podkeeper.model.manifest.scalars import shown
 from podkeeper.model.manifest.tree import Path, Value
+from podkeeper.model.quantity import parse_quantity
+from podkeeper.model.times import parse_time
 from podkeeper.model.wire import Wire
 
 W = TypeVar("W", bound=Wire)
@@ -49,14 +54,16 @@ def type_of(document: Document, kinds: Mapping[tuple[str, str], type[Wire]] = KI
 
 def decode(document: Document, wanted: type[W]) -> W:
     """The document as a typed object; unknown fields are passed over. Raises `BadInput` with all problems."""
+    walk = _Walk(document)
     try:
-        return msgspec.convert(document.content, wanted)
+        decoded = msgspec.convert(document.content, wanted)
+        walk.check_marked(document.content, _inspected(wanted), ())
     except msgspec.ValidationError:
-        walk = _Walk(document)
         mended = walk.visit(document.content, _inspected(wanted), ())
+        decoded = None
     if walk.problems:
         raise BadInput(*walk.problems)
-    return msgspec.convert(mended, wanted)
+    return msgspec.convert(mended, wanted) if decoded is None else decoded
 
 
 def unknown_fields(document: Document, wanted: type[Wire]) -> tuple[Problem, ...]:
@@ -84,11 +91,36 @@ class _Walk:
             case inspect.DictType(value_type=value_type) if isinstance(value, dict):
                 return {key: self._visit_part(part, value_type, (*path, key)) for key, part in value.items()}
             case leaf if _fits(value, leaf):
+                self._check(value, _mark_of(wanted), path)
                 return value
             case other:
                 message = f"cannot be {kind_of_value(value)}; {_expected(other, value)} would be right"
                 self._note(self.problems, message, path)
                 return None
+
+    def check_marked(self, value: Value, wanted: inspect.Type, path: Path) -> None:
+        """Visit only what leads to text that must read as something, in a value whose types are right."""
+        match _bare(wanted):
+            case inspect.StructType() as struct if isinstance(value, dict):
+                for name, marked in _marked_fields_of(struct).items():
+                    if (part := value.get(name)) is not None:
+                        self.check_marked(part, marked, (*path, name))
+            case inspect.VarTupleType(item_type=item_type) if isinstance(value, list):
+                for index, item in enumerate(value):
+                    self.check_marked(item, item_type, (*path, str(index)))
+            case inspect.DictType(value_type=value_type) if isinstance(value, dict):
+                for key, part in value.items():
+                    self.check_marked(part, value_type, (*path, key))
+            case _:
+                self._check(value, _mark_of(wanted), path)
+
+    def _check(self, value: Value, mark: str | None, path: Path) -> None:
+        if mark is None:
+            return
+        try:
+            _READERS[mark](value)
+        except BadInput as error:
+            self._note(self.problems, error.problems[0].message, path)
 
     def _visit_struct(self, value: dict[str, Value], struct: inspect.StructType, path: Path) -> dict[str, Value]:
         fields = _fields_of(struct)
@@ -115,6 +147,7 @@ class _Walk:
 
 _inspected = cache(inspect.type_info)  # a pod's type is a large tree
 _fields_by_struct: dict[type, Mapping[str, inspect.Type]] = {}
+_marked_by_struct: dict[type, Mapping[str, inspect.Type]] = {}
 
 
 def _fields_of(struct: inspect.StructType) -> Mapping[str, inspect.Type]:
@@ -124,12 +157,58 @@ def _fields_of(struct: inspect.StructType) -> Mapping[str, inspect.Type]:
     return _fields_by_struct[struct.cls]
 
 
+def _marked_fields_of(struct: inspect.StructType) -> Mapping[str, inspect.Type]:
+    """The fields of a struct that lead to marked text, however deep."""
+    if struct.cls not in _marked_by_struct:
+        fields = _fields_of(struct).items()
+        _marked_by_struct[struct.cls] = {name: wanted for name, wanted in fields if _leads_to_mark(wanted)}
+    return _marked_by_struct[struct.cls]
+
+
+def _leads_to_mark(wanted: inspect.Type) -> bool:
+    match _bare(wanted):
+        case inspect.StructType() as struct:
+            return bool(_marked_fields_of(struct))
+        case inspect.VarTupleType(item_type=inner) | inspect.DictType(value_type=inner):
+            return _leads_to_mark(inner)
+        case _:
+            return _mark_of(wanted) is not None
+
+
 def _bare(wanted: inspect.Type) -> inspect.Type:
-    """The type without `| None`."""
+    """The type without `| None` and without its mark."""
+    if isinstance(wanted, inspect.Metadata):
+        return wanted.type
     if not isinstance(wanted, inspect.UnionType):
         return wanted
     rest = tuple(option for option in wanted.types if not isinstance(option, inspect.NoneType))
-    return rest[0] if len(rest) == 1 else inspect.UnionType(rest)
+    return _bare(rest[0]) if len(rest) == 1 else inspect.UnionType(rest)
+
+
+def _mark_of(wanted: inspect.Type) -> str | None:
+    """What text of this type must read as, if anything."""
+    match wanted:
+        case inspect.Metadata(extra={"reads_as": str(mark)}):
+            return mark
+        case inspect.UnionType(types=options):
+            return next(filter(None, map(_mark_of, options)), None)
+        case _:
+            return None
+
+
+def _read_base64(value: Value) -> None:
+    try:
+        base64.b64decode(str(value).replace("\r", "").replace("\n", ""), validate=True)
+    except ValueError as error:
+        raise BadInput(Problem(f"cannot be read as base64 ({error}); for plain text use stringData")) from error
+
+
+_READERS: Final[Mapping[str, Callable[[Any], object]]] = {
+    "time": parse_time,
+    "micro time": parse_time,
+    "quantity": parse_quantity,
+    "base64": _read_base64,
+}
 
 
 def _fits(value: Value, wanted: inspect.Type) -> bool:
