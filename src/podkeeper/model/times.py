@@ -16,6 +16,7 @@ from podkeeper.model.errors import BadInput, Problem
 _RFC3339: Final = re.compile(
     r"(\d{4})-(\d\d)-(\d\d)T(\d{1,2}):(\d\d):(\d\d)(?:[.,](\d+))?(?:Z|([+-])(\d\d):(\d\d))", re.ASCII
 )
+_USUAL: Final = re.compile(r"\d{4}-\d\d-\d\dT(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\dZ", re.ASCII)  # what everybody writes
 _MICRO_DIGITS: Final = 6
 _GO_ZERO: Final = datetime(1, 1, 1, tzinfo=UTC)
 
@@ -42,15 +43,20 @@ def instant(text: str | None) -> datetime | None:
 
 def format_time(moment: datetime) -> str:
     """Write a `Time`: UTC, the fraction of a second cut off."""
-    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ").rjust(20, "0")
+    return moment.astimezone(UTC).isoformat(timespec="seconds")[:19] + "Z"
 
 
 def format_micro_time(moment: datetime) -> str:
     """Write a `MicroTime`: UTC, always six digits."""
-    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ").rjust(27, "0")
+    return moment.astimezone(UTC).isoformat(timespec="microseconds")[:26] + "Z"
 
 
 def _parse(text: str, right: str) -> datetime:
+    if _USUAL.fullmatch(text) is not None:
+        try:
+            return datetime.fromisoformat(text)  # the same, several times as fast
+        except ValueError as error:
+            raise _unreadable(text, right) from error
     match = _RFC3339.fullmatch(text)
     if match is None:
         raise _unreadable(text, right)

@@ -40,6 +40,12 @@ class Writer(Protocol):
     async def create(self, what: K) -> K:
         """Create an object. Raises AlreadyExists."""
 
+    async def patch(self, kind: type[K], name: str, patch: JSONObject, namespace: str = "") -> K:
+        """Strategic merge patch of the object itself; its status, where it has one, stays as it is. Raises NotFound.
+
+        A `metadata.uid` or `metadata.resourceVersion` in it is a precondition: Conflict when it differs.
+        """
+
     async def patch_status(self, kind: type[K], name: str, patch: JSONObject, namespace: str = "") -> K:
         """Strategic merge patch of the status. A `metadata.uid` in it is a precondition: Conflict when it differs.
 

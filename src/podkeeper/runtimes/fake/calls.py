@@ -1,0 +1,113 @@
+"""The door every call to a fake goes through: noted with its time, delayed, and hit by what is ordered.
+
+    async with self._calls.call(Operation.START_CONTAINER, uid, "web"):
+        ...  # the effect
+
+The ledger is for tests and for the simulation's invariants; it keeps the newest calls only.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from podkeeper.model.errors import AgentError
+from podkeeper.ports.clock import Clock
+from podkeeper.runtimes.fake.faults import FakeFaults, Fault
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """One call: what was asked, when, and how it ended."""
+
+    operation: str
+    about: str  # whom it concerns: a pod's UID, an object's name
+    subject: str  # what of it: a container's name, an image
+    begun: float  # on the monotonic clock
+    given: Any = None  # the configuration handed in, where there is one
+    ended: float | None = None  # None: still under way
+    error: str = ""  # the name of the error's class; empty: it ended well, or has not ended
+
+
+class Calls:
+    """All calls to one fake."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        unavailable: type[AgentError],
+        faults: FakeFaults,
+        *,
+        delays: Mapping[str, float] | None = None,
+        ledger_size: int | None = 4096,
+    ) -> None:
+        self._clock = clock
+        self.unavailable = unavailable
+        self.faults = faults
+        self.delays: dict[str, float] = dict(delays or {})
+        self.down = ""  # why nothing answers; empty: all is well
+        self.ledger: deque[Call] = deque(maxlen=ledger_size)
+
+    def call(self, operation: str, about: str, subject: str = "", given: object = None) -> "_UnderWay":
+        """Let a call in; use it with `async with` around the effect."""
+        call = Call(operation, about, subject, self._clock.monotonic(), given)
+        self.ledger.append(call)
+        return _UnderWay(self, call)
+
+    def end(self, call: Call, error: BaseException | None) -> None:
+        """Note how a call ended."""
+        call.ended = self._clock.monotonic()
+        # The name only: an error holds its frames, and a ledger must not keep alive what the caller held.
+        call.error = "" if error is None else type(error).__name__
+
+
+class _UnderWay:
+    """One call while it is made."""
+
+    __slots__ = ("_call", "_calls", "_fault")
+
+    def __init__(self, calls: Calls, call: Call) -> None:
+        self._calls = calls
+        self._call = call
+        self._fault = calls.faults.take(call.operation, call.about)
+
+    async def __aenter__(self) -> Call:
+        try:
+            await self._before()
+        except BaseException as error:
+            self._calls.end(self._call, error)
+            raise
+        return self._call
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None and self._fault is not None and self._fault.takes_effect:
+            try:
+                await self._suffer(self._fault)
+            except BaseException as late:
+                self._calls.end(self._call, late)
+                raise
+        self._calls.end(self._call, error)
+
+    async def _before(self) -> None:
+        self._check_up()
+        if delay := self._calls.delays.get(self._call.operation):
+            await asyncio.sleep(delay)
+        if self._fault is not None and not self._fault.takes_effect:
+            await self._suffer(self._fault)
+        self._check_up()
+
+    async def _suffer(self, fault: Fault) -> None:
+        await self._calls.faults.suffer(fault)
+        if fault.error is not None:
+            raise fault.error(f"{self._cannot()}: a fault was ordered")
+
+    def _check_up(self) -> None:
+        if self._calls.down:
+            raise self._calls.unavailable(f"{self._cannot()}: {self._calls.down}")
+
+    def _cannot(self) -> str:
+        return " ".join(filter(None, ("cannot", self._call.operation, self._call.subject or self._call.about)))

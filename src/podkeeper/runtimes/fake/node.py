@@ -1,0 +1,244 @@
+"""The fake runtime's node: what there is, and what can be done to it, each in one synchronous step.
+
+A container's life is a timer of the event loop: no task lives for a container, and 10,000 idle pods cost nothing.
+Who asked, how long it took and what went wrong on the way is the business of `runtime`. What an agent must never do
+is noted in `violations`.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+
+from podkeeper.model.errors import RuntimeRefused
+from podkeeper.model.k8s.core import Pod
+from podkeeper.model.messages import PodUID
+from podkeeper.model.runtime import (
+    ContainerRecord,
+    ContainerState,
+    ImageRecord,
+    NetworkMode,
+    PodRecord,
+    SandboxRecord,
+)
+from podkeeper.model.runtime_calls import ContainerConfig, RuntimeEvent, RuntimeEventType, SandboxConfig
+from podkeeper.ports.clock import Clock
+from podkeeper.runtimes.fake.behaviour import Behaviour
+from podkeeper.runtimes.fake.things import FakeContainer, FakePod, FakeSandbox
+
+log = logging.getLogger(__name__)
+
+KILLED = 137
+START_FAILED = 128
+LOST = 255
+
+
+class FakeNode:
+    """Pods, sandboxes and containers that only pretend. Whoever asks about a thing that is gone asks in vain."""
+
+    def __init__(self, clock: Clock, tell: Callable[[RuntimeEvent], None]) -> None:
+        self._clock = clock
+        self._tell = tell
+        self._pods: dict[PodUID, FakePod] = {}
+        self._records: dict[PodUID, PodRecord] = {}
+        self._changed: set[PodUID] = set()
+        self._made = 0
+        self.sandboxes: dict[str, FakeSandbox] = {}
+        self.containers: dict[str, FakeContainer] = {}
+        self.violations: list[str] = []
+
+    # ---- what there is ----
+
+    def records(self) -> tuple[PodRecord, ...]:
+        """Every pod; only what changed since the last time is built anew."""
+        for uid in self._changed:
+            self._records[uid] = self._pods[uid].current_record()
+        self._changed.clear()
+        return tuple(self._records.values())
+
+    def record(self, uid: PodUID) -> PodRecord:
+        """One pod; an empty record when there is nothing of it."""
+        pod = self._pods.get(uid)
+        return PodRecord(uid=uid) if pod is None else pod.current_record()
+
+    def containers_of(self, uid: PodUID) -> tuple[FakeContainer, ...]:
+        """A pod's containers, oldest first."""
+        return tuple(self._pods[uid].containers) if uid in self._pods else ()
+
+    def sandboxes_of(self, uid: PodUID) -> tuple[FakeSandbox, ...]:
+        """A pod's sandboxes, oldest first."""
+        return tuple(self._pods[uid].sandboxes) if uid in self._pods else ()
+
+    # ---- sandboxes ----
+
+    def run_sandbox(self, config: SandboxConfig) -> str:
+        """Make a ready sandbox; one of the same attempt that still runs is adopted, a stopped one is made anew."""
+        for old in self.sandboxes_of(uid_of(config.pod)):
+            if old.record.attempt == config.attempt:
+                if old.record.ready:
+                    return old.record.id
+                self.remove_sandbox(old)
+        pod = self._pod(config.pod)
+        if any(sandbox.record.ready for sandbox in pod.sandboxes):
+            self._violated(f"pod {pod.name} got a second ready sandbox")
+        number = self._next_number()
+        on_node = bool(config.pod.spec.host_network)
+        record = SandboxRecord(
+            id=f"s{number:06}",
+            ready=True,
+            attempt=config.attempt,
+            network=NetworkMode.NODE if on_node else NetworkMode.POD,
+            ip="" if on_node else f"10.{number >> 16 & 255}.{number >> 8 & 255}.{number & 255}",
+            created_at=self._clock.now(),
+        )
+        sandbox = FakeSandbox(pod, record)
+        pod.sandboxes.append(sandbox)
+        self.sandboxes[record.id] = sandbox
+        self._changed_by(pod, record.id, RuntimeEventType.CREATED)
+        self._changed_by(pod, record.id, RuntimeEventType.STARTED)
+        return record.id
+
+    def stop_sandbox(self, sandbox: FakeSandbox) -> None:
+        """Stop it and, by force, its containers."""
+        for container in sandbox.pod.containers:
+            if container.sandbox is sandbox:
+                self.kill(container)
+        if sandbox.record.ready:
+            sandbox.stop()
+            self._changed_by(sandbox.pod, sandbox.record.id, RuntimeEventType.STOPPED)
+
+    def remove_sandbox(self, sandbox: FakeSandbox) -> None:
+        """Remove it with all containers in it."""
+        pod = sandbox.pod
+        self.stop_sandbox(sandbox)
+        for container in [it for it in pod.containers if it.sandbox is sandbox]:
+            self.remove_container(container)
+        pod.sandboxes.remove(sandbox)
+        del self.sandboxes[sandbox.record.id]
+        self._changed_by(pod, sandbox.record.id, RuntimeEventType.DELETED)
+
+    # ---- containers ----
+
+    def create_container(
+        self, sandbox: FakeSandbox, config: ContainerConfig, image: ImageRecord, behaviour: Behaviour
+    ) -> str:
+        """Create a container; what an earlier try with the same attempt left behind goes first."""
+        pod, name = sandbox.pod, config.container.name
+        for old in [it for it in pod.containers if (it.record.name, it.record.restart_count) == (name, config.attempt)]:
+            if old.running:
+                self._violated(f"attempt {config.attempt} of {pod.name}/{name} was made anew while it ran")
+            self.remove_container(old)
+        record = ContainerRecord(
+            id=f"c{self._next_number():06}",
+            name=name,
+            state=ContainerState.CREATED,
+            image=config.container.image or "",
+            image_id=image.id,
+            spec_hash=config.spec_hash,
+            sandbox_id=sandbox.record.id,
+            restart_count=config.attempt,
+            created_at=self._clock.now(),
+        )
+        container = FakeContainer(sandbox, record, behaviour)
+        pod.containers.append(container)
+        self.containers[record.id] = container
+        self._changed_by(pod, record.id, RuntimeEventType.CREATED)
+        return record.id
+
+    def start_container(self, container: FakeContainer) -> None:
+        """Start a created container, and set the timer its script asks for."""
+        pod, record, behaviour = container.pod, container.record, container.behaviour
+        if not container.sandbox.record.ready:
+            raise RuntimeRefused(f"cannot start container {record.name}: its sandbox is not ready")
+        if refusal := behaviour.refusal_of(record.restart_count):
+            self.end(container, START_FAILED, "StartError", refusal)
+            raise RuntimeRefused(f"cannot start container {record.name}: {refusal}")
+        if any(other.running and other.record.name == record.name for other in pod.containers):
+            self._violated(f"{pod.name}/{record.name} runs twice")
+        loop = asyncio.get_running_loop()
+        container.record = replace(record, state=ContainerState.RUNNING, started_at=self._clock.now())
+        container.started = loop.time()
+        self._changed_by(pod, record.id, RuntimeEventType.STARTED)
+        lifetime = behaviour.lifetime_of(record.restart_count)
+        if lifetime is not None:
+            script = (container, behaviour.exit_code, behaviour.reason, behaviour.message)
+            container.end_by(loop.call_at(container.started + lifetime, self.end, *script))
+
+    def ask_to_end(self, container: FakeContainer) -> None:
+        """Send it the signal: it ends as its script says, or not at all."""
+        behaviour = container.behaviour
+        if container.asked_to_end or behaviour.term_seconds is None:
+            return
+        container.asked_to_end = True
+        if behaviour.term_seconds == 0:
+            self.end(container, behaviour.term_exit_code)
+            return
+        loop = asyncio.get_running_loop()
+        container.end_by(loop.call_later(behaviour.term_seconds, self.end, container, behaviour.term_exit_code))
+
+    def kill(self, container: FakeContainer) -> None:
+        """End it by force, if it runs."""
+        if container.running:
+            self.end(container, KILLED)
+
+    def end(self, container: FakeContainer, exit_code: int, reason: str = "", message: str = "") -> None:
+        """Let it exit now."""
+        container.stop_timer()
+        container.record = replace(
+            container.record,
+            state=ContainerState.EXITED,
+            finished_at=self._clock.now(),
+            exit_code=exit_code,
+            reason=reason or ("Error" if exit_code else "Completed"),
+            message=message,
+        )
+        container.notify_exit()
+        self._changed_by(container.pod, container.record.id, RuntimeEventType.STOPPED)
+
+    def remove_container(self, container: FakeContainer) -> None:
+        """Remove it, by force if it runs."""
+        self.kill(container)
+        container.pod.containers.remove(container)
+        del self.containers[container.record.id]
+        self._changed_by(container.pod, container.record.id, RuntimeEventType.DELETED)
+
+    def reboot(self) -> None:
+        """Let the machine start anew: nothing runs, all that there was is remembered as lost."""
+        for container in self.containers.values():
+            if container.running:
+                self.end(container, LOST, "Unknown")
+        for sandbox in self.sandboxes.values():
+            self.stop_sandbox(sandbox)
+
+    # ---- small parts ----
+
+    def _pod(self, pod: Pod) -> FakePod:
+        uid = uid_of(pod)
+        known = self._pods.get(uid)
+        if known is None:
+            known = self._pods[uid] = FakePod(uid, pod.metadata.name or "", pod.metadata.namespace or "")
+        return known
+
+    def _changed_by(self, pod: FakePod, thing_id: str, happened: RuntimeEventType) -> None:
+        """Note that a pod changed, and tell the news."""
+        pod.record = None
+        if pod.sandboxes or pod.containers:
+            self._changed.add(pod.uid)
+        else:
+            self._pods.pop(pod.uid, None)
+            self._records.pop(pod.uid, None)
+            self._changed.discard(pod.uid)
+        self._tell(RuntimeEvent(pod.uid, thing_id, happened, self._clock.now()))
+
+    def _next_number(self) -> int:
+        self._made += 1
+        return self._made
+
+    def _violated(self, what: str) -> None:
+        log.error("the agent broke a promise: %s", what)
+        self.violations.append(what)
+
+
+def uid_of(pod: Pod) -> PodUID:
+    """A pod's UID."""
+    return PodUID(pod.metadata.uid or "")

@@ -1,0 +1,30 @@
+"""Every runtime against the runtime contract."""
+
+import pytest
+
+from podkeeper.ports.runtime import Runtime
+from podkeeper.runtimes.fake import FakeRuntime, Operation
+from podkeeper.testing.contracts import Implementation, name_of, opened
+from podkeeper.testing.contracts.contract import Scenario
+from podkeeper.testing.contracts.runtime import RUNTIME, RuntimeSubject
+from podkeeper.testing.virtual_time import VirtualClock
+
+
+def fake(seconds_per_call: float = 0.0) -> RuntimeSubject:
+    delays: dict[str, float] = dict.fromkeys(Operation, seconds_per_call)
+    made = FakeRuntime(VirtualClock(), delays=delays)
+    made.missing_images.add("podkeeper.invalid/missing:1")
+    runtime: Runtime = made  # the type checker's own contract
+    return RuntimeSubject(runtime, image="busybox:1")
+
+
+IMPLEMENTATIONS = {
+    "fake": Implementation(opened(fake)),
+    "slow fake": Implementation(opened(lambda: fake(0.05))),
+}
+
+
+@pytest.mark.parametrize("scenario", RUNTIME.scenarios, ids=name_of)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS.values(), ids=IMPLEMENTATIONS.keys())
+def test_a_promise_is_kept(implementation: Implementation[RuntimeSubject], scenario: Scenario[RuntimeSubject]) -> None:
+    implementation.check(scenario)
