@@ -8,7 +8,7 @@ Pods are frozen, so what is emitted *is* what is stored, and nobody can corrupt 
 changes nothing and emits nothing. The Go ancestor is `podStorage` in pkg/kubelet/config/config.go.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from datetime import datetime
 
 from podkeeper.model.errors import BadInput, Problem
@@ -36,7 +36,7 @@ class PodStorage:
         self._emit = emit
         self._record = record
         self._now = now
-        self._pods: dict[str, Mapping[PodUID, Pod]] = {}
+        self._pods: dict[str, dict[PodUID, Pod]] = {}
         self._seen: set[str] = set()
 
     @property
@@ -52,7 +52,13 @@ class PodStorage:
         """Take one message of a source and tell what it changes."""
         source = change.source
         merged = merge(self._pods.get(source, {}), change, self._now())
-        self._pods[source] = merged.pods
+        if merged.whole:
+            self._pods[source] = dict(merged.pods)
+        else:
+            said = self._pods.setdefault(source, {})
+            said.update(merged.pods)
+            for gone in merged.removed:
+                del said[PodUID(gone.metadata.uid or "")]
         first_set = change.op == Op.SET and source not in self._seen
         if first_set:
             self._seen.add(source)

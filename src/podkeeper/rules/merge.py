@@ -59,7 +59,8 @@ class Verdict(Enum):
 class Merged:
     """What one change comes to. A pod named twice in one change stands in each list with its final content."""
 
-    pods: Mapping[PodUID, Pod]  # all the source says now
+    pods: Mapping[PodUID, Pod]  # what the source says now: all of it after a SET, else only what it says anew
+    whole: bool  # all of it
     added: tuple[Pod, ...] = ()
     updated: tuple[Pod, ...] = ()
     deleted: tuple[Pod, ...] = ()
@@ -75,41 +76,44 @@ def merge(said: Mapping[PodUID, Pod], change: PodUpdate, now: datetime) -> Merge
     not. REMOVE needs no more than UIDs and forgives unknown ones. RECONCILE is ours to say, not a source's: ignored.
     """
     match change.op:
-        case Op.SET:
-            known, pods = dict(said), dict[PodUID, Pod]()
-        case Op.ADD | Op.UPDATE | Op.DELETE:
-            known = pods = dict(said)
+        case Op.SET | Op.ADD | Op.UPDATE | Op.DELETE:
+            whole = change.op is Op.SET
         case Op.REMOVE:
             return _remove(said, change)
         case Op.RECONCILE:
-            return Merged(pods=said)
+            return Merged(pods={}, whole=False)
         case unknown:
             raise BadInput(Problem(f"cannot merge a change from {change.source}: {unknown!r} is no operation", "op"))
     accepted, duplicates = _first_of_each_name(change)
     first_seen = _nano_time(now)
+    pods: dict[PodUID, Pod] = {}
     added: list[tuple[PodUID, Pod]] = []
     changed: dict[Verdict, list[PodUID]] = {verdict: [] for verdict in Verdict}
+    latest: dict[PodUID, Pod] = {}  # of those that were known, or (but in a SET) became known with this change
     for pod in accepted:
         uid = PodUID(pod.metadata.uid or "")
-        stored = known.get(uid)
+        stored = latest.get(uid) or said.get(uid)
         if stored is None:
             pods[uid] = _newly_seen(pod, change.source, first_seen)
             added.append((uid, pods[uid]))
+            # Within a SET a new pod never becomes known, so that a second one of its UID is added beside it.
+            if not whole:
+                latest[uid] = pods[uid]
             continue
         verdict = compare(stored, pod)
         if verdict is Verdict.SAME:
             pods[uid] = stored
             continue
-        known[uid] = pods[uid] = _taken_over(stored, pod, verdict)
+        latest[uid] = pods[uid] = _taken_over(stored, pod, verdict)
         changed[verdict].append(uid)
     return Merged(
         pods=pods,
-        # Within a SET a new pod never becomes known, so that a second one of its UID is added beside it.
-        added=tuple(known.get(uid, pod) for uid, pod in added),
-        updated=tuple(known[uid] for uid in changed[Verdict.UPDATE]),
-        deleted=tuple(known[uid] for uid in changed[Verdict.DELETE]),
-        removed=tuple(pod for uid, pod in known.items() if uid not in pods),
-        reconciled=tuple(known[uid] for uid in changed[Verdict.RECONCILE]),
+        whole=whole,
+        added=tuple(latest.get(uid, pod) for uid, pod in added),
+        updated=tuple(latest[uid] for uid in changed[Verdict.UPDATE]),
+        deleted=tuple(latest[uid] for uid in changed[Verdict.DELETE]),
+        removed=tuple(latest.get(uid, pod) for uid, pod in said.items() if uid not in pods) if whole else (),
+        reconciled=tuple(latest[uid] for uid in changed[Verdict.RECONCILE]),
         duplicates=duplicates,
     )
 
@@ -167,14 +171,13 @@ def duplicate_warning(pod: Pod, source: str) -> PodEvent:
 
 
 def _remove(said: Mapping[PodUID, Pod], change: PodUpdate) -> Merged:
-    pods = dict(said)
-    removed = []
+    removed: dict[PodUID, Pod] = {}
     for index, pod in enumerate(change.pods):
         if not pod.metadata.uid:
             raise _refusal(change.source, pod, index, "uid")
-        if (gone := pods.pop(PodUID(pod.metadata.uid), None)) is not None:
-            removed.append(gone)
-    return Merged(pods=pods, removed=tuple(removed))
+        if (known := said.get(uid := PodUID(pod.metadata.uid))) is not None:
+            removed[uid] = known
+    return Merged(pods={}, whole=False, removed=tuple(removed.values()))
 
 
 def _first_of_each_name(change: PodUpdate) -> tuple[list[Pod], tuple[Pod, ...]]:
@@ -232,4 +235,4 @@ def _taken_over(stored: Pod, fresh: Pod, verdict: Verdict) -> Pod:
 
 def _nano_time(moment: datetime) -> str:
     """RFC 3339 with exactly nine digits, as the reference writes the time of first sight."""
-    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%f000Z")
+    return moment.astimezone(UTC).isoformat(timespec="microseconds")[:26] + "000Z"
