@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from tests.oracle import logs, plan, pods, probe, qos, static, status, storage, worker
+from tests.oracle import logs, plan, pods, probe, qos, static, status, storage, syncloop, worker
 from tests.oracle.compare import Difference, Json, Replay
 
 SHOWN_DIFFERENCES_PER_CASE = 4
@@ -35,7 +35,12 @@ TABLES: dict[tuple[str, str], Replay] = {
 }
 """(component, table) -> its replay."""
 
-SCRIPTS: dict[str, Callable[[Json], Iterable[Difference]]] = {**storage.SCRIPTS, **worker.SCRIPTS, **status.SCRIPTS}
+SCRIPTS: dict[str, Callable[[Json], Iterable[Difference]]] = {
+    **storage.SCRIPTS,
+    **syncloop.SCRIPTS,
+    **worker.SCRIPTS,
+    **status.SCRIPTS,
+}
 """component -> the replay of one of its scripts."""
 
 

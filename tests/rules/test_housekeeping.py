@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from podkeeper.model.k8s.core import Pod, PodStatus
 from podkeeper.model.k8s.meta import ObjectMeta
 from podkeeper.model.messages import PodUID
-from podkeeper.model.runtime import PodRecord
-from podkeeper.rules.housekeeping import Plan, Sight, is_active, plan_of
+from podkeeper.model.runtime import ContainerRecord, ContainerState, PodRecord, SandboxRecord
+from podkeeper.rules.housekeeping import Plan, Sight, is_active, is_running, plan_of
 from podkeeper.rules.worker.updates import KillOptions, Update, UpdateType
 from podkeeper.rules.worker.workers import KnownPod, Stage
 
@@ -147,6 +147,46 @@ def test_leftovers(sight: Sight, expected: str) -> None:
     assert " ".join(name for name, pods in named.items() if pods) == expected
 
 
+OVER = pod("web", phase="Failed", deleted=True)
+UNMOUNTED = {
+    "of a pod that nobody knows": (NOTHING, True),
+    "not of a desired one": (DESIRED, False),
+    "not of a running one": (replace(NOTHING, runtime_pods=(RUNS,)), False),
+    "not while its worker is at it": (replace(NOTHING, known=known(web=ENDING)), False),
+    "not of one that came meanwhile": (replace(NOTHING, told_since=uids("web")), False),
+    "not while nobody can tell what runs": (replace(NOTHING, runtime_pods=None), False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("sight, expected", UNMOUNTED.values(), ids=UNMOUNTED.keys())
+def test_volumes_are_unmounted(sight: Sight, expected: bool) -> None:
+    assert (plan_of(replace(sight, with_volumes=uids("web")), Workers()).volumes_to_unmount == uids("web")) is expected
+
+
+def test_while_nobody_can_tell_what_runs_nothing_is_taken_and_nobody_is_declared_over_but_pods_start_again() -> None:
+    blind = replace(desired(OVER), runtime_pods=None, directories=uids("db"), cgroups=uids("db"))
+    plan = plan_of(blind, Workers())
+    assert told(plan) == []
+    assert not plan.directories_to_remove | plan.cgroups_to_remove | plan.cgroups_to_throttle
+    assert told(plan_of(replace(DESIRED, runtime_pods=None), Workers())) == ["restart web"]
+
+
+RUNNING = {
+    "a pod of which nothing is left": (PodRecord(uid="web"), False),
+    "a pod whose sandbox is ready": (PodRecord(uid="web", sandboxes=(SandboxRecord(id="s", ready=True),)), True),
+    "a pod whose sandbox is not": (PodRecord(uid="web", sandboxes=(SandboxRecord(id="s", ready=False),)), False),
+    "a pod with a running container":
+        (PodRecord(uid="web", containers=(ContainerRecord(id="c", name="c", state=ContainerState.RUNNING),)), True),
+    "a pod with a dead container":
+        (PodRecord(uid="web", containers=(ContainerRecord(id="c", name="c", state=ContainerState.EXITED),)), False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("record, expected", RUNNING.values(), ids=RUNNING.keys())
+def test_is_running(record: PodRecord, expected: bool) -> None:
+    assert is_running(record) is expected
+
+
 ACTIVE = {
     "a running pod": (WEB, None, Workers(), True),
     "a pod that has ended": (WEB, None, Workers(terminated=uids("web")), False),
@@ -201,7 +241,7 @@ def test_nobody_whom_the_workers_know_is_told_anything(sight: Sight, workers: Wo
 def test_afterwards_everything_that_runs_is_known_to_the_workers(sight: Sight, workers: Workers) -> None:
     plan = plan_of(sight, workers)
     updates = [*plan.restarts, *plan.endings, *plan.orphan_kills]
-    assert {record.uid for record in sight.runtime_pods} <= {
+    assert {record.uid for record in sight.runtime_pods or ()} <= {
         *sight.known,
         *sight.told_since,
         *(update.uid for update in updates),
@@ -212,7 +252,7 @@ def test_afterwards_everything_that_runs_is_known_to_the_workers(sight: Sight, w
 @given(sights(), workers_answers)
 def test_nothing_is_taken_from_a_pod_that_runs_starts_or_has_a_volume(sight: Sight, workers: Workers) -> None:
     plan = plan_of(sight, workers)
-    running = {record.uid for record in sight.runtime_pods}
+    running = {record.uid for record in sight.runtime_pods or ()}
     starting = {update.uid for update in plan.restarts}
     taken = plan.directories_to_remove | plan.cgroups_to_remove
     assert not taken & (running | starting | set(sight.with_volumes))

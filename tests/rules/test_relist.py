@@ -14,6 +14,7 @@ from podkeeper.rules.relist import (
     PodListing,
     events_between,
     ips_to_cache,
+    is_unchanged,
     listing_of,
     relist,
     relist_pod,
@@ -102,6 +103,14 @@ def test_a_sandbox_counts_as_a_container_that_runs_while_it_is_ready() -> None:
 def test_an_unchanged_pod_is_not_inspected() -> None:
     book, _ = look(Book(), listing(app=RUNNING))
     assert relist(book, [listing(app=RUNNING)]) == (book, ())
+
+
+def test_unchanged_is_what_is_in_the_book_and_not_wished_for() -> None:
+    book, _ = look(Book(), listing(app=RUNNING))
+    assert is_unchanged(book, listing(app=RUNNING))
+    assert not is_unchanged(book, listing(app=EXITED))
+    assert not is_unchanged(request_reinspection(book, WEB), listing(app=RUNNING))
+    assert not is_unchanged(Book(), listing(app=RUNNING))
 
 
 def test_a_failed_inspection_keeps_the_events_back_until_one_succeeds() -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from podkeeper.model.errors import BadInput
 from podkeeper.model.k8s.core import Pod, PodStatus
 from podkeeper.model.messages import (
     EventType,
@@ -77,7 +78,15 @@ class ProbeAnswer:
 
 def in_order_of_creation(pods: Iterable[Pod]) -> list[Pod]:
     """The order in which additions are taken up: the oldest has the first claim; one without a time is the oldest."""
-    return sorted(pods, key=lambda pod: instant(pod.metadata.creation_timestamp) or _BEFORE_ALL)
+    return sorted(pods, key=_created)
+
+
+def _created(pod: Pod) -> datetime:
+    """When a pod was created; one that cannot tell must not hold up the others."""
+    try:
+        return instant(pod.metadata.creation_timestamp) or _BEFORE_ALL
+    except BadInput:
+        return _BEFORE_ALL
 
 
 def on_addition(couple: Couple, at: float, *, termination_requested: bool) -> Update | Admission | None:

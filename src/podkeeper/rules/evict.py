@@ -58,15 +58,22 @@ def shortage_eviction(message: str, *, by_own_limits: bool) -> Eviction:
     return Eviction(EVICTED, message, disruption="" if by_own_limits else message)
 
 
+def deadline_of(pod: Pod, published: PodStatus | None) -> datetime | None:
+    """Until when a pod may be active; None: it has no deadline, or has not started. `published`: as below."""
+    deadline_seconds = pod.spec.active_deadline_seconds
+    started = instant((pod.status if published is None else published).start_time)
+    if deadline_seconds is None or started is None:
+        return None
+    try:
+        return started + timedelta(seconds=deadline_seconds)
+    except OverflowError:
+        return None
+
+
 def deadline_eviction(pod: Pod, published: PodStatus | None, now: datetime) -> Eviction | None:
     """The end of a pod that was active for as long as it may; `published` is our own last status, if any."""
-    deadline_seconds = pod.spec.active_deadline_seconds
-    if deadline_seconds is None:
-        return None
-    started = instant((pod.status if published is None else published).start_time)
-    if started is None or now - started < timedelta(seconds=deadline_seconds):
-        return None
-    return PAST_DEADLINE
+    deadline = deadline_of(pod, published)
+    return None if deadline is None or now < deadline else PAST_DEADLINE
 
 
 def evicted_status(pod: Pod, status: PodStatus, eviction: Eviction, now: datetime) -> PodStatus:

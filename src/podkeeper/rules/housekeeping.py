@@ -17,7 +17,7 @@ from typing import Protocol
 
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.messages import PodUID
-from podkeeper.model.runtime import PodRecord
+from podkeeper.model.runtime import ContainerState, PodRecord
 from podkeeper.rules.phase import is_terminal
 from podkeeper.rules.worker.updates import KillOptions, Update, UpdateType
 from podkeeper.rules.worker.workers import KnownPod, Stage
@@ -48,7 +48,7 @@ class Sight:
     orphaned_mirrors: Sequence[str]  # full names
     known: Mapping[PodUID, KnownPod]  # what the sweep of the workers left
     told_since: Collection[PodUID] = ()  # whom the workers were told of after the sweep
-    runtime_pods: Sequence[PodRecord] = ()  # those that run, listed after the sweep
+    runtime_pods: Sequence[PodRecord] | None = ()  # those that run, listed after the sweep; None: nobody can tell
     phases: Mapping[PodUID, str]  # as we published them; rejected pods are Failed here before the API knows
     cgroups: Collection[PodUID] = ()  # pods that have one, listed before the sweep
     directories: Collection[PodUID] = ()  # pods that have one
@@ -62,6 +62,7 @@ class Plan:
     could_run: frozenset[PodUID]  # the probes of all other pods stop
     statuses_to_keep: frozenset[PodUID]  # all others are orphaned; mirrors have theirs under their own UID
     directories_to_remove: frozenset[PodUID]
+    volumes_to_unmount: frozenset[PodUID]  # of pods that nobody wants and no worker takes care of any more
     mirrors_to_delete: tuple[str, ...]  # full names; whatever UID the mirror has
     restarts: tuple[Update, ...]  # desired, but forgotten when their predecessor of the same UID ended
     endings: tuple[Update, ...]  # deleted pods that never ran here: only an ending worker lets the API forget them
@@ -71,13 +72,15 @@ class Plan:
 
 
 def plan_of(sight: Sight, workers: Answers) -> Plan:
-    """Decide everything housekeeping has to do."""
+    """Decide everything housekeeping has to do.
+
+    While nobody can tell what runs, nothing is taken from anybody, and nobody is killed or declared over.
+    """
     known = {*sight.known, *sight.told_since}
-    could_run = frozenset(
-        uid for uid in known if uid not in sight.known or sight.known[uid].stage is not Stage.TERMINATED
-    )
+    could_run = frozenset(known - {uid for uid, pod in sight.known.items() if pod.stage is Stage.TERMINATED})
     desired = {_uid(pod): (pod, mirror) for pod, mirror in sight.desired}
-    running = {PodUID(record.uid): record for record in sight.runtime_pods}
+    blind = sight.runtime_pods is None
+    running = {PodUID(record.uid): record for record in sight.runtime_pods or ()}
 
     restarts = {
         uid: Update(type=UpdateType.CREATE, pod=pod, mirror_pod=mirror)
@@ -88,7 +91,7 @@ def plan_of(sight: Sight, workers: Answers) -> Plan:
     endings = tuple(
         Update(type=UpdateType.KILL, pod=pod)
         for uid, (pod, _) in desired.items()
-        if uid not in known and uid not in running and _is_deleted_and_over(pod)
+        if not blind and uid not in known and uid not in running and _is_deleted_and_over(pod)
     )
     kill = KillOptions(grace_override_seconds=ORPHAN_GRACE_SECONDS)
     orphan_kills = tuple(
@@ -97,13 +100,16 @@ def plan_of(sight: Sight, workers: Answers) -> Plan:
         if uid not in known
     )
     with_volumes = frozenset(sight.with_volumes)
+    nobodys = frozenset() if blind else frozenset([*sight.directories, *with_volumes]) - desired.keys() - running.keys()
     # Removing a cgroup kills what is in it. The reference spares neither a pod it has just begun to restart nor an
     # orphan it has just begun to kill; with us the one keeps its cgroup and the other its grace.
-    idle_cgroups = frozenset(sight.cgroups) - could_run - restarts.keys() - running.keys()
+    cgroups = frozenset() if blind else frozenset(sight.cgroups)
+    idle_cgroups = cgroups - could_run - restarts.keys() - running.keys()
     return Plan(
         could_run=could_run,
         statuses_to_keep=frozenset([*desired, *map(_uid, sight.mirrors)]),
-        directories_to_remove=frozenset(sight.directories) - desired.keys() - running.keys() - with_volumes,
+        directories_to_remove=nobodys - with_volumes,
+        volumes_to_unmount=nobodys & with_volumes - known,
         mirrors_to_delete=tuple(
             name for name in sight.orphaned_mirrors if not workers.is_pod_for_mirror_pod_terminating(name)
         ),
@@ -122,6 +128,14 @@ def is_active(pod: Pod, published_phase: str | None, workers: Answers) -> bool:
         return False
     over = is_terminal(pod.status.phase) or is_terminal(published_phase)
     return not over or workers.is_pod_termination_requested(uid)
+
+
+def is_running(record: PodRecord) -> bool:
+    """Whether anything of a pod runs, be it only its sandbox."""
+    for sandbox in record.sandboxes:
+        if sandbox.ready:
+            return True
+    return any(container.state is ContainerState.RUNNING for container in record.containers)
 
 
 def _is_deleted_and_over(pod: Pod) -> bool:

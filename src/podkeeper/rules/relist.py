@@ -7,12 +7,13 @@ listing. Out: a finding per pod that changed; the shell inspects it (or, when it
 settles the finding. Only a successful inspection turns the page: until then the book keeps the old record, so that
 the same change is found again, and no event runs ahead of the cache.
 
-An unhealthy listing is simply not given to `relist`: nothing changes. The Go ancestor is `GenericPLEG` in
+An unhealthy listing is simply not given to `relist`: nothing changes. A book may be about all pods, or about one:
+settling copies it, so whoever keeps many pods keeps a book for each. The Go ancestor is `GenericPLEG` in
 pkg/kubelet/pleg/generic.go; the shell is the engine's PLEG.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from podkeeper.model.messages import LifecycleEvent, LifecycleEventType, PodUID
 from podkeeper.model.runtime import ContainerState, PodRecord
@@ -55,7 +56,7 @@ def listing_of(record: PodRecord) -> PodListing:
 
 def request_reinspection(book: Book, uid: PodUID) -> Book:
     """Have a pod inspected at the next look that shows it, even if it looks unchanged."""
-    return replace(book, reinspect=book.reinspect | {uid})
+    return Book(book.records, book.reinspect | {uid})
 
 
 def relist(book: Book, listing: Iterable[PodListing]) -> tuple[Book, tuple[Finding, ...]]:
@@ -67,6 +68,11 @@ def relist(book: Book, listing: Iterable[PodListing]) -> tuple[Book, tuple[Findi
 def relist_pod(book: Book, uid: PodUID, listed: PodListing | None) -> tuple[Book, tuple[Finding, ...]]:
     """The same for one pod alone, as it is listed now; None: the runtime has nothing of it."""
     return _look(book, {uid: listed})
+
+
+def is_unchanged(book: Book, listed: PodListing) -> bool:
+    """Whether a listed pod is in the book just so: a quick way to know that `relist_pod` would find nothing."""
+    return not book.reinspect and book.records.get(listed.uid) == listed
 
 
 def settle(book: Book, finding: Finding, inspected: bool) -> tuple[Book, tuple[LifecycleEvent, ...]]:
@@ -85,7 +91,7 @@ def settle(book: Book, finding: Finding, inspected: bool) -> tuple[Book, tuple[L
     # An inspection nobody saw a reason for must still reach the pod's worker.
     events = finding.events or (LifecycleEvent(finding.uid, LifecycleEventType.POD_SYNC),)
     told = tuple(event for event in events if event.type is not LifecycleEventType.CONTAINER_CHANGED)
-    return replace(book, records=records), told
+    return Book(records, book.reinspect), told
 
 
 def events_between(uid: PodUID, old: PodListing | None, new: PodListing | None) -> tuple[LifecycleEvent, ...]:
@@ -93,6 +99,8 @@ def events_between(uid: PodUID, old: PodListing | None, new: PodListing | None) 
 
     In the order of the old listing, containers before sandboxes; then those that are only in the new one.
     """
+    if old == new:  # as a rule, and this is quicker
+        return ()
     before, after = _states(old), _states(new)
     return tuple(
         LifecycleEvent(uid, kind, container)
@@ -137,7 +145,7 @@ def _look(book: Book, now: Mapping[PodUID, PodListing | None]) -> tuple[Book, tu
         if events or uid in book.reinspect:
             findings.append(Finding(uid, listed, events))
     # A request made while an inspection runs must not be lost: so the wish is met now, not when it settles.
-    return replace(book, reinspect=book.reinspect.difference(now)), tuple(findings)
+    return Book(book.records, book.reinspect.difference(now)), tuple(findings)
 
 
 def _states(pod: PodListing | None) -> dict[str, ContainerState]:

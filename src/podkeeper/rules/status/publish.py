@@ -7,6 +7,7 @@ time. Out: values. The shell (`engine/status.py`) keeps the cache and talks to t
     one pass -> `sending`: why a cached status has to be sent now, or None
     sending  -> `merged_status`: what the API shall show; `status_patch`: what it is sent for that
     sent     -> `can_be_deleted`: the API object may go, the pod is over
+    order    -> `is_urgent`: somebody out there waits for this one
 
 Promises: a container that ended never comes back unless its policy says so; `lastTransitionTime` moves
 only with a condition's status; the start time never moves; the observed generation never shrinks; what
@@ -241,6 +242,20 @@ def sending(
     if api_pod is not None and needs_reconcile(api_pod, cached):
         return Sending.OVERWRITTEN
     return None
+
+
+def is_urgent(old: PodStatus | None, new: PodStatus) -> bool:
+    """Whether others wait for this change: the pod became ready or unready, or came to its end.
+
+    `old` is the status before it; None: there was none.
+    """
+    was_over, was_ready = (False, False) if old is None else (is_terminal(old.phase), _is_ready(old))
+    return is_terminal(new.phase) != was_over or _is_ready(new) != was_ready
+
+
+def _is_ready(status: PodStatus) -> bool:
+    condition = find_condition(status.conditions, READY)
+    return condition is not None and condition.status == TRUE
 
 
 def needs_reconcile(api_pod: Pod, cached: CachedStatus) -> bool:

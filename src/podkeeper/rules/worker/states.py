@@ -167,3 +167,26 @@ Ends = TerminationRequested | Terminating  # termination is requested and contai
 Active = Syncing | Ends | Terminated  # the states a worker makes passes in
 Done = Finished | NeverStarted
 State = Unknown | Waiting | Active | Done
+
+
+_WORDS: dict[type[State], str] = {
+    Unknown: "unknown",
+    Waiting: "waiting",
+    Syncing: "syncing",
+    TerminationRequested: "termination requested",
+    Terminating: "terminating",
+    Terminated: "terminated",
+    Finished: "finished",
+    NeverStarted: "never started",
+}
+
+
+def in_words(state: State) -> str:
+    """A state as a pod's history tells it, with the cause once there is one: `terminating (deleted)`."""
+    match state:
+        case Unknown() | Waiting() | Syncing():
+            return _WORDS[type(state)]
+        case TerminationRequested(ending=Ending(cause=cause)) | Terminating(ending=Ending(cause=cause)):
+            return f"{_WORDS[type(state)]} ({cause})"
+        case Terminated(cause=cause) | Finished(cause=cause) | NeverStarted(cause=cause):
+            return f"{_WORDS[type(state)]} ({cause})"

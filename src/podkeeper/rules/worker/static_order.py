@@ -35,6 +35,10 @@ class StaticOrder:
         """Who runs under that name."""
         return self._started.get(full_name)
 
+    def line(self, full_name: str) -> tuple[PodUID, ...]:
+        """Who came under that name and has not started; some may not be wanted any more."""
+        return tuple(self._waiting.get(full_name, ()))
+
     def next(self, full_name: str, wanted: Wanted) -> PodUID | None:
         """Whose turn it is now; None while another one runs, or when nobody waits."""
         line = [] if full_name in self._started else self._line(full_name, wanted)

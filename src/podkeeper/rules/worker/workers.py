@@ -11,7 +11,7 @@ pkg/kubelet/pod_workers.go.
 """
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from podkeeper.model.k8s.core import Pod
@@ -20,7 +20,7 @@ from podkeeper.model.runtime import PodRecord
 from podkeeper.rules import mirror
 from podkeeper.rules.worker import questions
 from podkeeper.rules.worker.events import AskForTurn, Event, MayStart, MustWait, Order, PassEvent, Swept, Told
-from podkeeper.rules.worker.passes import configuration_in, taken
+from podkeeper.rules.worker.passes import taken
 from podkeeper.rules.worker.pauses import USUAL_TIMING, Timing
 from podkeeper.rules.worker.states import (
     Finished,
@@ -64,6 +64,10 @@ class Sweep:
 
     known: dict[PodUID, KnownPod]
     orders: dict[PodUID, Orders]
+    moved: dict[PodUID, State] = field(default_factory=dict)  # where those stood that stand elsewhere now
+
+
+_SWEPT = {is_desired: Swept(is_desired) for is_desired in (False, True)}  # there are many pods in a sweep
 
 
 @dataclass(slots=True)
@@ -98,12 +102,14 @@ class Workers:
         """Housekeeping's visit: forget what is over, end what nobody wants, tell what remains."""
         self.synced = True
         sweep = Sweep({}, {})
-        for uid in list(self._workers):
-            if orders := self._send(uid, Swept(desired=uid in desired)):
+        for uid, worker in list(self._workers.items()):
+            before, is_desired = worker.state, uid in desired
+            if orders := self._send(uid, _SWEPT[is_desired]):
                 sweep.orders[uid] = orders
-            state = self.state(uid)
-            if not isinstance(state, Unknown):
-                sweep.known[uid] = _known(state, orphan=uid not in desired)
+            if type(worker.state) is not type(before):
+                sweep.moved[uid] = before
+            if not isinstance(worker.state, Unknown):
+                sweep.known[uid] = _known(worker.state, orphan=not is_desired)
         return sweep
 
     def state(self, uid: PodUID) -> State:
@@ -120,6 +126,11 @@ class Workers:
         """The static pod of that name whose turn it is by now and which waits to be told."""
         uid = self._static_order.next(full_name, self._is_wanted)
         return uid if uid is not None and isinstance(self.state(uid), Waiting) else None
+
+    def waiting(self, full_name: str) -> tuple[PodUID, ...]:
+        """The static pods of that name that wait for their turn, in the order they came."""
+        line = dict.fromkeys(self._static_order.line(full_name))  # who was forgotten and came again stands there twice
+        return tuple(uid for uid in line if isinstance(self.state(uid), Waiting))
 
     def _send(self, uid: PodUID, event: Event) -> Orders:
         worker = self._workers[uid]
@@ -166,13 +177,19 @@ def _known(state: State, *, orphan: bool) -> KnownPod:
 
 def _configuration_taken(state: State) -> Pod | None:
     """The configuration that a worker works with, or will begin with."""
+    subject = subject_of(state)
+    return subject if isinstance(subject, Pod) else None
+
+
+def subject_of(state: State) -> Pod | PodRecord | None:
+    """Whom a worker works on, or will begin with; None when no pass was made, nor will be."""
     match state:
         case Waiting(pending=work):
-            return configuration_in(work)
+            return work.subject
         case Syncing(activity=activity) | Terminated(activity=activity):
-            return configuration_in(taken(activity))
+            return taken(activity).subject
         case TerminationRequested(activity=activity) | Terminating(activity=activity):
-            return configuration_in(taken(activity))
+            return taken(activity).subject
         case Finished(pod=pod):
             return pod
         case NeverStarted() | Unknown():

@@ -1,0 +1,123 @@
+"""What the containers of a pod stand on: its cgroup and its volumes, made ready and taken away as whole calls.
+
+In: `prepare` before a pod's containers start, `unmount` and `remove_cgroup` once none runs any more. Out: where the
+containers belong and where their volumes lie; errors, and the events that tell of them.
+
+A call, once begun, is completed even if the pass that wanted it is cancelled: ports promise what a whole call does,
+not what half of one does. For each pod one call is made at a time, the next one after it: a call that hangs is in
+the way of its own pod only, and not even of the stopping of its containers. What was made ready for a version of a
+pod is not asked for again. The Go ancestors are the parts of `SyncPod` and `SyncTerminatedPod`
+(pkg/kubelet/kubelet.go) that call the volume manager and the pod container manager.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+from podkeeper.model.errors import AgentError
+from podkeeper.model.k8s.core import Pod
+from podkeeper.model.messages import EventType, PodEvent, PodUID
+from podkeeper.model.runtime import PodRecord
+from podkeeper.ports.cgroups import Cgroups
+from podkeeper.ports.volumes import Volumes
+
+FAILED_MOUNT = "FailedMount"
+FAILED_CGROUP = "FailedToCreatePodContainer"
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Prepared:
+    """What a version of a pod stands on."""
+
+    pod: Pod
+    cgroup_parent: str
+    host_paths: Mapping[str, str]  # by the volume's name
+
+
+class Spawn(Protocol):
+    """Lets work outlive the pass that began it."""
+
+    def __call__(self, work: Coroutine[Any, Any, T], /) -> asyncio.Future[T]:
+        """Begin some work; who shields the future may stop waiting for it."""
+
+
+class Ground:
+    """Cgroups and volumes of all pods."""
+
+    def __init__(
+        self,
+        *,
+        volumes: Volumes,
+        cgroups: Cgroups,
+        record: Callable[[PodEvent, Pod | PodRecord | None], None],
+        spawn: Spawn,
+    ) -> None:
+        self._volumes = volumes
+        self._cgroups = cgroups
+        self._record = record
+        self._spawn = spawn
+        self._prepared: dict[PodUID, Prepared] = {}
+        self._under_way: dict[PodUID, asyncio.Future[Any]] = {}
+
+    async def prepare(self, pod: Pod) -> Prepared:
+        """Make all ready that a pod stands on, unless that was done for this version of it."""
+        uid = _uid(pod)
+        prepared = self._prepared.get(uid)
+        if prepared is None or not _stands_on_the_same(prepared.pod, pod):
+            prepared = self._prepared[uid] = await self._complete(uid, lambda: self._prepare(pod))
+        prepared.pod = pod
+        return prepared
+
+    async def unmount(self, uid: PodUID) -> None:
+        """Take down a pod's volumes."""
+        self._prepared.pop(uid, None)
+        await self._complete(uid, lambda: self._volumes.unmount(uid))
+
+    async def remove_cgroup(self, uid: PodUID) -> None:
+        """Remove a pod's cgroup."""
+        await self._complete(uid, lambda: self._cgroups.remove(uid))
+
+    async def _prepare(self, pod: Pod) -> Prepared:
+        try:
+            cgroup_parent = await self._cgroups.ensure(pod)
+        except AgentError as error:
+            self._warn(FAILED_CGROUP, f"unable to ensure pod container exists: {error}", pod)
+            raise
+        try:
+            host_paths = await self._volumes.mount(pod)
+        except AgentError as error:
+            self._warn(FAILED_MOUNT, f"Unable to attach or mount volumes: {error}", pod)
+            raise
+        return Prepared(pod, cgroup_parent, host_paths)
+
+    def _warn(self, reason: str, message: str, pod: Pod) -> None:
+        self._record(PodEvent(EventType.WARNING, reason, message, _uid(pod)), pod)
+
+    async def _complete(self, uid: PodUID, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Make a call after the one under way for the same pod; once begun it is completed."""
+        while (earlier := self._under_way.get(uid)) is not None and not earlier.done():
+            await asyncio.wait({earlier})
+        made = self._under_way[uid] = self._spawn(call())
+        made.add_done_callback(partial(self._ended, uid))
+        return await asyncio.shield(made)
+
+    def _ended(self, uid: PodUID, call: asyncio.Future[Any]) -> None:
+        if self._under_way.get(uid) is call:
+            del self._under_way[uid]
+
+
+def _stands_on_the_same(one: Pod, other: Pod) -> bool:
+    """Whether two versions of a pod need the same cgroup and volumes, which may show labels and annotations too."""
+    return one is other or (
+        one.spec == other.spec
+        and one.metadata.labels == other.metadata.labels
+        and one.metadata.annotations == other.metadata.annotations
+    )
+
+
+def _uid(pod: Pod) -> PodUID:
+    return PodUID(pod.metadata.uid or "")

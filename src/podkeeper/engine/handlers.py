@@ -1,0 +1,323 @@
+"""The handlers: what each piece of news does to the node, pod by pod.
+
+In: updates of desired pods, lifecycle events, probe results, work that is due. Out: updates for the workers, flags and
+rejections for the status manager. What news means is decided in `rules.dispatch`; these shells keep the order: first
+the pod manager, then the decision, then the workers. Nothing here awaits.
+
+News of many pods is handled as an iterator, one step per pod, so that the loop can give way in between. What goes wrong
+with one pod is logged with its name, and the next one's turn comes. The Go ancestors are the `HandlePod...` functions
+in pkg/kubelet/kubelet.go.
+"""
+
+import logging
+from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import partial
+from typing import Protocol
+
+from podkeeper.model.errors import AgentError
+from podkeeper.model.k8s.core import Pod, PodStatus
+from podkeeper.model.messages import LifecycleEvent, Op, PodEvent, PodUID, PodUpdate, ProbeUpdate
+from podkeeper.model.runtime import PodRecord
+from podkeeper.ports.clock import Clock
+from podkeeper.rules import admit, dispatch
+from podkeeper.rules.mirror import Couple, full_name, is_mirror_pod
+from podkeeper.rules.worker.updates import Update
+
+log = logging.getLogger(__name__)
+
+
+class Pods(Protocol):
+    """What the handlers ask of the pod manager, and tell it."""
+
+    def update(self, pod: Pod) -> None:
+        """Take in a new pod or mirror, or a new version of it."""
+
+    def remove(self, pod: Pod) -> None:
+        """Forget a pod or mirror."""
+
+    def couple(self, either: Pod) -> Couple:
+        """A pod with its mirror, whichever of the two is at hand."""
+
+    def pod_by_uid(self, uid: PodUID) -> Pod | None:
+        """The desired pod of that UID."""
+
+
+class Workers(Protocol):
+    """What the handlers ask of the workers, and tell them."""
+
+    def update_pod(self, update: Update) -> None:
+        """Tell a pod's worker something."""
+
+    def is_pod_termination_requested(self, uid: PodUID) -> bool:
+        """This known pod is to end."""
+
+    def should_pod_content_be_removed(self, uid: PodUID) -> bool:
+        """All that is kept for the pod may go."""
+
+    def next_in_line(self, full_name: str) -> PodUID | None:
+        """The static pod of that name whose turn it is by now and which waits to be told."""
+
+
+class Statuses(Protocol):
+    """What the handlers tell the status manager."""
+
+    def set_pod_status(self, pod: Pod, status: PodStatus) -> object:
+        """Publish a status."""
+
+    def mirror_changed(self, uid: PodUID) -> None:
+        """Tell the status to a static pod's new mirror."""
+
+    def set_container_readiness(self, uid: PodUID, container_id: str, ready: bool) -> object:
+        """Set a container's ready flag; refuses, and logs, what it does not know."""
+
+    def set_container_startup(self, uid: PodUID, container_id: str, started: bool) -> object:
+        """Set a container's started flag; refuses, and logs, what it does not know."""
+
+
+class Deadlines(Protocol):
+    """Which pods have been active for too long."""
+
+    def follow(self, pod: Pod) -> None:
+        """Take in a desired pod, or what has become of it."""
+
+    def forget(self, uid: PodUID) -> None:
+        """Forget a pod."""
+
+
+class Admission(Protocol):
+    """Who may run here."""
+
+    def admit(self, pod: Pod) -> admit.Rejection | admit.Preempt | None:
+        """Judge a pod."""
+
+    def add(self, pod: Pod) -> None:
+        """Count a pod that is let in."""
+
+    def update(self, pod: Pod) -> None:
+        """Count a changed pod as it is now, if it is counted at all."""
+
+    def forget(self, uid: PodUID) -> None:
+        """Count a pod no more."""
+
+
+class Preemption(Protocol):
+    """Makes room for critical pods."""
+
+    def hold(self, pod: Pod, preempt: admit.Preempt, then: Callable[[], None]) -> None:
+        """Hold a pod, have its victims killed, and call `then`."""
+
+    def held(self) -> Collection[PodUID]:
+        """The pods that the workers must not be told of yet."""
+
+
+def _ignore(*_: object) -> None:
+    """Nobody wants to know."""
+
+
+class SyncHandlers:
+    """What the loop does with what it hears."""
+
+    def __init__(
+        self,
+        *,
+        pods: Pods,
+        workers: Workers,
+        status: Statuses,
+        deadlines: Deadlines,
+        admission: Admission,
+        preemption: Preemption,
+        sources: Collection[str],
+        has_seen: Callable[[Iterable[str]], bool],
+        collect_dead: Callable[[PodUID, str, bool], None],
+        record: Callable[[PodEvent, Pod | PodRecord | None], None],
+        clock: Clock,
+        note: Callable[[PodUID, str, str], None] = _ignore,
+        rejected: Callable[[str], None] = _ignore,
+    ) -> None:
+        """`has_seen` is the storage's; `collect_dead(uid, container_id, everything)` removes dead containers."""
+        self._pods = pods
+        self._workers = workers
+        self._status = status
+        self._deadlines = deadlines
+        self._admission = admission
+        self._preemption = preemption
+        self._sources = frozenset(sources)
+        self._has_seen = has_seen
+        self._collect_dead = collect_dead
+        self._record = record
+        self._clock = clock
+        self._note = note
+        self._rejected = rejected  # hears the reasons
+        self._heard: set[str] = set()  # sources of which an update has been handled
+
+    def all_sources_ready(self) -> bool:
+        """Every source has spoken, and what it said first has been handled."""
+        return self._heard >= self._sources and self._has_seen(self._sources)
+
+    def config(self, update: PodUpdate) -> Iterator[bool]:
+        """Handle an update of desired pods, one pod per step. A step that yields True took long."""
+        handlers: dict[str, Callable[[Pod, float], bool | None]] = {
+            Op.ADD: self._add,
+            Op.UPDATE: self._update,
+            Op.DELETE: self._update,  # a deletion is graceful: only a changed pod
+            Op.REMOVE: self._remove,
+            Op.RECONCILE: self._reconcile,
+        }
+        log.debug("%s of %d pods from source %s", update.op, len(update.pods), update.source)
+        at, handle = self._clock.monotonic(), handlers.get(update.op)
+        if handle is None:
+            log.error("refused %r of source %s: the loop takes %s", update.op, update.source, ", ".join(handlers))
+        else:
+            for pod in dispatch.in_order_of_creation(update.pods) if update.op is Op.ADD else update.pods:
+                if pod.metadata.uid:
+                    yield _isolated(f"handle {update.op} of", full_name(pod), partial(handle, pod, at))
+                else:
+                    log.error("refused %s of pod %s from source %s: no UID", update.op, full_name(pod), update.source)
+        self._heard.add(update.source)
+
+    def lifecycle(self, event: LifecycleEvent) -> None:
+        """Handle what happened in a pod."""
+        answer = dispatch.on_lifecycle_event(event)
+        if answer.sync:
+            self.sync(event.uid)
+        if answer.collect_dead_containers and event.data:
+            everything = self._workers.should_pod_content_be_removed(event.uid)
+            collect = partial(self._collect_dead, event.uid, event.data, everything)
+            _isolated("remove dead containers of", event.uid, collect)
+
+    def probe(self, update: ProbeUpdate) -> None:
+        """Handle a changed probe result."""
+        _isolated(f"take a {update.kind} result of", update.uid, partial(self._set_flags, update))
+
+    def sync(self, uid: PodUID) -> None:
+        """Have a pod looked after, if it is desired."""
+        _isolated("sync", uid, partial(self._sync, uid))
+
+    def wake_successor(self, name: str) -> None:
+        """The static pod of that full name has left: have the next one started, if one waits."""
+        uid = self._workers.next_in_line(name)
+        if uid is not None:
+            self.sync(uid)
+
+    # One pod at a time.
+
+    def _add(self, pod: Pod, at: float) -> bool:
+        """A new pod. True when it did not simply fit, which takes longer."""
+        self._pods.update(pod)
+        couple = self._pods.couple(pod)
+        if not couple.asked_by_mirror:
+            self._deadlines.follow(pod)
+        elif couple.pod is not None:
+            self._status.mirror_changed(_uid(couple.pod))
+        match self._addition(couple, at):
+            case dispatch.Admission(update=update):
+                return self._ask_for_admission(pod, update)
+            case update:
+                self._deliver(update)
+        return False
+
+    def _addition(self, couple: Couple, at: float) -> Update | dispatch.Admission | None:
+        ends = couple.pod is not None and self._workers.is_pod_termination_requested(_uid(couple.pod))
+        return dispatch.on_addition(couple, at, termination_requested=ends)
+
+    def _update(self, pod: Pod, at: float) -> None:
+        self._take_in(pod)
+        self._deliver(dispatch.on_update(self._pods.couple(pod), at))
+
+    def _remove(self, pod: Pod, at: float) -> None:
+        self._pods.remove(pod)
+        if not is_mirror_pod(pod):
+            self._admission.forget(_uid(pod))
+            self._deadlines.forget(_uid(pod))
+        couple = self._pods.couple(pod)
+        update = dispatch.on_removal(couple, at, all_sources_ready=self.all_sources_ready())
+        if couple.asked_by_mirror:
+            self._deliver(update)
+        elif update is not None:
+            self._workers.update_pod(update)  # also of one that is held: there is nothing left to hold it for
+
+    def _reconcile(self, pod: Pod, at: float) -> None:
+        self._take_in(pod)
+        couple = self._pods.couple(pod)
+        answer = dispatch.on_reconciliation(couple, at)
+        self._deliver(answer.update)
+        if answer.clean_dead_containers and couple.pod is not None:
+            self._collect_dead(_uid(couple.pod), "", True)
+
+    def _take_in(self, pod: Pod) -> None:
+        """Let everybody know how a pod (or mirror) is now."""
+        self._pods.update(pod)
+        if not is_mirror_pod(pod):
+            self._admission.update(pod)
+            self._deadlines.follow(pod)
+
+    def _deliver(self, update: Update | None) -> None:
+        """Tell the workers, unless there is nothing to tell or the pod is held."""
+        if update is not None and update.uid not in self._preemption.held():
+            self._workers.update_pod(update)
+
+    def _sync(self, uid: PodUID) -> None:
+        pod = self._pods.pod_by_uid(uid)
+        if pod is None:
+            log.debug("pod %s is not desired: not synced", uid)
+            return
+        self._deliver(dispatch.on_sync(pod, self._pods.couple(pod).mirror, self._clock.monotonic()))
+
+    def _set_flags(self, update: ProbeUpdate) -> None:
+        answer = dispatch.on_probe_result(update.kind, update.result)
+        if answer.ready is not None:
+            self._status.set_container_readiness(update.uid, update.container_id, answer.ready)
+        if answer.started is not None:
+            self._status.set_container_startup(update.uid, update.container_id, answer.started)
+        if answer.sync:
+            self._sync(update.uid)
+
+    # Admission.
+
+    def _ask_for_admission(self, pod: Pod, update: Update) -> bool:
+        uid = _uid(pod)
+        if uid in self._preemption.held():
+            return False
+        match self._admission.admit(pod):
+            case None:
+                self._admission.add(pod)
+                self._workers.update_pod(update)
+                return False
+            case admit.Rejection(reason=reason, message=message):
+                self._reject(pod, reason, message)
+            case admit.Preempt() as preempt:
+                self._admission.add(pod)  # at once, or others would take the room that is being made
+                self._note(uid, "held", f"until {len(preempt.victims)} pods have been killed for it")
+                self._preemption.hold(pod, preempt, partial(self._start_held, uid))
+        return True
+
+    def _reject(self, pod: Pod, reason: str, message: str) -> None:
+        log.info("pod %s (%s) rejected: %s: %s", full_name(pod), pod.metadata.uid, reason, message)
+        self._admission.forget(_uid(pod))
+        rejection = dispatch.rejection(pod, reason, message)
+        self._status.set_pod_status(pod, rejection.status)
+        self._record(rejection.event, pod)
+        self._note(_uid(pod), "rejected", f"{reason}: {message}")
+        self._rejected(reason)
+
+    def _start_held(self, uid: PodUID) -> None:
+        """Tell the workers of a pod for which there is room now, as it is by now."""
+        pod = self._pods.pod_by_uid(uid)
+        if pod is not None:
+            answer = self._addition(self._pods.couple(pod), self._clock.monotonic())
+            self._deliver(answer.update if isinstance(answer, dispatch.Admission) else answer)
+
+
+def _isolated(what: str, whom: str, act: Callable[[], bool | None]) -> bool:
+    """Do what concerns one pod: its failure is its own. Returns what it returns, if anything."""
+    try:
+        return act() or False
+    except AgentError as error:
+        log.error("cannot %s pod %s: %s", what, whom, error)
+    except Exception:
+        log.exception("cannot %s pod %s", what, whom)
+    return False
+
+
+def _uid(pod: Pod) -> PodUID:
+    return PodUID(pod.metadata.uid or "")

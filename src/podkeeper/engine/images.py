@@ -1,0 +1,184 @@
+"""Images: see to it that the node has what a container is made from.
+
+    ensure --look--> there? --> use it
+                       `--> held back? --> pull, once for all who wait --> use it, or back off
+
+In: a pod, a container of it, the credentials to try. Out: the image's record, or why the container has to wait.
+Whether to pull is decided by `rules.pull`, for how long a failing pull is held back by `rules.backoff`, per pod and
+image, since another pod may have other credentials.
+
+A pull belongs to nobody: pods that want the same image with the same credentials wait for one pull, and it goes on
+when a pod that waits is killed. How many pulls are made at a time is the guarded runtime's business. The Go ancestor
+is pkg/kubelet/images.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeVar
+
+from podkeeper.model.errors import ImagePullFailed, TryLater
+from podkeeper.model.k8s.core import Container, EphemeralContainer, Pod
+from podkeeper.model.messages import PodEvent
+from podkeeper.model.runtime import ImageRecord, PodRecord
+from podkeeper.ports.clock import Clock
+from podkeeper.ports.runtime import Images
+from podkeeper.rules.backoff import DEFAULT_CURVE, BackoffTable, Curve
+from podkeeper.rules.backoff_tuning import BackoffKind, curve_for
+from podkeeper.rules.container_events import Reason, normal, warning
+from podkeeper.rules.naming import container_path, described
+from podkeeper.rules.plan.result import NotStarted
+from podkeeper.rules.pull import (
+    IMAGE_PULL_ERROR,
+    PullPolicy,
+    Step,
+    inspect_failure,
+    invalid_name,
+    never_pulled,
+    policy_of,
+    present_text,
+    pull_failure,
+    pulled_text,
+    step_after_look,
+    tagged,
+)
+from podkeeper.rules.status.containers import StartFailure
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+PullKey = tuple[str, tuple[str, ...]]
+
+
+class Spawn(Protocol):
+    """Begins work that outlives the one who began it."""
+
+    def __call__(self, work: Coroutine[Any, Any, T], /) -> asyncio.Future[T]:
+        """Begin."""
+
+
+class PullObserver(Protocol):
+    """Who measures pulls."""
+
+    def pulled(self, seconds: float, size_bytes: int) -> None:
+        """An image was pulled, for one pod that waited so long."""
+
+
+class _Unobserved:
+    def pulled(self, seconds: float, size_bytes: int) -> None:
+        pass
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """Who wants which image."""
+
+    pod: Pod
+    container: Container | EphemeralContainer
+    image: str  # as the spec names it
+    reference: str  # with its tag
+
+
+@dataclass(frozen=True, slots=True)
+class _Pulled:
+    image: ImageRecord
+    seconds: float
+
+
+class ImageManager:
+    """Gets images onto the node."""
+
+    def __init__(
+        self,
+        *,
+        runtime: Images,
+        clock: Clock,
+        record: Callable[[PodEvent, Pod | PodRecord | None], None],
+        spawn: Spawn,
+        pulls: BackoffTable,
+        curve: Curve = DEFAULT_CURVE,
+        observer: PullObserver | None = None,
+    ) -> None:
+        self._runtime = runtime
+        self._clock = clock
+        self._record = record
+        self._spawn = spawn
+        self._backoff = pulls
+        self._curve = curve
+        self._observer = observer or _Unobserved()
+        self._pulls: dict[PullKey, asyncio.Future[_Pulled]] = {}
+
+    async def ensure(
+        self, pod: Pod, container: Container | EphemeralContainer, secrets: Sequence[str] = ()
+    ) -> ImageRecord | NotStarted:
+        """Get a container's image. Cancelled, it leaves a pull that has begun to go on."""
+        image = container.image or ""
+        reference = tagged(image)
+        if reference is None:
+            failure = invalid_name(image)
+            self._record(warning(pod, container.name, Reason.INSPECT_FAILED, failure.message), pod)
+            return NotStarted(failure)
+        wanted = _Wanted(pod, container, image, reference)
+        policy = policy_of(container.image_pull_policy, image)
+        try:
+            present = None if policy is PullPolicy.ALWAYS else await self._runtime.image(reference)
+        except TryLater as error:
+            failure = inspect_failure(image, str(error))
+            self._record(warning(pod, container.name, Reason.INSPECT_FAILED, failure.message), pod)
+            return NotStarted(failure)
+        if present is not None:
+            self._record(normal(pod, container.name, Reason.PULLED, present_text(image)), pod)
+            return present
+        if step_after_look(policy, present=False) is Step.GIVE_UP:
+            failure = never_pulled(image)
+            self._record(warning(pod, container.name, Reason.NEVER_PULL, failure.message), pod)
+            return NotStarted(failure)
+        return await self._pull(wanted, tuple(secrets))
+
+    async def _pull(self, wanted: _Wanted, secrets: tuple[str, ...]) -> ImageRecord | NotStarted:
+        """Pull for one container, unless its pod's last pull failed not long ago."""
+        pod, name = wanted.pod, wanted.container.name
+        held = self._backoff.hold_pull(pod, wanted.image, self._clock.now())
+        if held is not None:
+            self._record(replace(held.event, container_path=container_path(pod, name)), pod)
+            return NotStarted(StartFailure(held.reason, held.message), held.until)
+        self._record(normal(pod, name, Reason.PULLING, f'Pulling image "{wanted.image}"'), pod)
+        begun = self._clock.monotonic()
+        try:
+            pulled = await asyncio.shield(self._shared_pull(wanted.reference, secrets))
+        except TryLater as error:
+            return self._failed(wanted, error)
+        waited = self._clock.monotonic() - begun
+        size = pulled.image.size_bytes
+        text = pulled_text(wanted.image, min(pulled.seconds, waited), waited, size)
+        self._record(normal(pod, name, Reason.PULLED, text), pod)
+        self._observer.pulled(waited, size)
+        return pulled.image
+
+    def _failed(self, wanted: _Wanted, error: TryLater) -> NotStarted:
+        pod, image = wanted.pod, wanted.image
+        log.warning("image %s not pulled for pod %s, will retry: %s", image, described(pod), error)
+        text = f'Failed to pull image "{image}": {error}'
+        self._record(warning(pod, wanted.container.name, Reason.FAILED, text), pod)
+        reason = error.reason if isinstance(error, ImagePullFailed) else IMAGE_PULL_ERROR
+        failure = pull_failure(image, str(error), reason)
+        curve = curve_for(pod, BackoffKind.PULL, self._curve)
+        self._backoff.pull_failed(pod, image, f"{failure.reason}: {failure.message}", self._clock.now(), curve)
+        return NotStarted(failure)
+
+    # The pulls themselves.
+
+    def _shared_pull(self, reference: str, secrets: tuple[str, ...]) -> asyncio.Future[_Pulled]:
+        """The pull of an image with these credentials that goes on now, or a new one."""
+        key = (reference, secrets)
+        pull = self._pulls.get(key)
+        if pull is None:
+            pull = self._pulls[key] = self._spawn(self._pull_once(reference, secrets))
+            pull.add_done_callback(lambda _: self._pulls.pop(key))
+        return pull
+
+    async def _pull_once(self, reference: str, secrets: tuple[str, ...]) -> _Pulled:
+        begun = self._clock.monotonic()
+        image = await self._runtime.pull_image(reference, secrets)
+        return _Pulled(image, self._clock.monotonic() - begun)

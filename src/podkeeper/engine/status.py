@@ -1,0 +1,474 @@
+"""The status manager: the truth about every pod's status, and the only writer of it to the API.
+
+    set_pod_status, probes, terminate_pod -> accepted? -> cache -> subscribers
+                                                            |
+                                  notebook (durable first) -> postman -> get, merge, patch, delete
+
+In: statuses as others compute them. Out: the accepted ones, to whoever asks or subscribes, and to the API. What is
+accepted, when it is sent and as what is decided in `rules.status.publish`; the postman decides whose turn it is.
+Promises:
+
+* one pod's slow, hung or failing call delays no other pod's status and no batch;
+* an API object has one writer at a time, and is always told the newest version there is;
+* what makes a pod ready or ends it is sent before the rest;
+* a status is in the notebook, and safe there, before it is sent: after a restart we know at least as much as the API.
+
+Without an API nothing is sent and all else works. Every change wakes the sender; besides, a batch looks at all pods
+every 10 s: at failed calls, mirrors that came late, deletions that are due and statuses that others overwrote.
+The Go ancestor is pkg/kubelet/status/status_manager.go.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Mapping
+from dataclasses import replace
+from datetime import datetime
+from types import MappingProxyType
+from typing import Protocol, assert_never
+
+import msgspec
+
+from podkeeper.model.errors import BadInput, NotFound, Problem
+from podkeeper.model.k8s.core import Pod, PodStatus
+from podkeeper.model.messages import PodUID
+from podkeeper.ports.api import Reader, Writer
+from podkeeper.ports.clock import Clock
+from podkeeper.rules.mirror import is_static_pod
+from podkeeper.rules.status.publish import (
+    Acceptance,
+    CachedStatus,
+    Refused,
+    Sending,
+    Store,
+    Stored,
+    Unchanged,
+    accept,
+    accept_status,
+    can_be_deleted,
+    is_urgent,
+    merged_status,
+    sending,
+    status_patch,
+    versions_to_keep,
+)
+from podkeeper.rules.status.revise import ended_status, with_readiness, with_startup
+
+log = logging.getLogger(__name__)
+
+BATCH_SECONDS = 10.0
+BATCH_SLICE = 500
+Subscriber = Callable[[PodUID, PodStatus], None]
+
+
+class Api(Reader, Writer, Protocol):
+    """What this room asks of the API."""
+
+
+class Translations(Protocol):
+    """Which UIDs stand for each other."""
+
+    @property
+    def pod_to_mirror(self) -> Mapping[PodUID, PodUID | None]:
+        """Each static pod's mirror; None: it has none yet."""
+
+    @property
+    def mirror_to_pod(self) -> Mapping[PodUID, PodUID]:
+        """Each mirror's static pod."""
+
+
+class Pods(Protocol):
+    """What this room asks of the pod manager."""
+
+    def pod_by_uid(self, uid: PodUID) -> Pod | None:
+        """The desired pod of that UID."""
+
+    def mirror_of_pod(self, pod: Pod) -> Pod | None:
+        """The mirror that stands for a pod."""
+
+    def translate_uid(self, uid: PodUID) -> PodUID:
+        """The UID we know a pod by."""
+
+    def translations(self) -> Translations:
+        """All translations of UIDs, both ways."""
+
+
+class Postman(Protocol):
+    """What this room asks of the postman: one delivery at a time per target, and nobody waits for another."""
+
+    def offer(self, key: PodUID, target: Hashable, *, urgent: bool = False, at_once: bool = False) -> None:
+        """Ask for a delivery. `at_once`: even if it has just failed."""
+
+    def forget(self, key: PodUID) -> None:
+        """Take back an offer."""
+
+    async def run(self, send: Callable[[PodUID], Awaitable[None]]) -> None:
+        """Deliver until cancelled."""
+
+    async def drain(self, keys: Iterable[PodUID], send: Callable[[PodUID], Awaitable[None]]) -> None:
+        """Return once each of these has had its turn."""
+
+
+class Notebook(Protocol):
+    """What this room asks of the notebook: notes that survive a restart."""
+
+    def old_keys(self) -> Iterable[str]:
+        """The keys of notes from before the restart that nobody has taken or changed."""
+
+    def take(self, key: str) -> bytes | None:
+        """The note of before the restart, once."""
+
+    def write(self, key: str, note: bytes) -> None:
+        """Write a note."""
+
+    def drop(self, key: str) -> None:
+        """Forget a note."""
+
+    async def settle(self, key: str | None = None) -> None:
+        """Return once a key's note (None: every note) is safe, or cannot be waited for any longer."""
+
+    async def try_again(self) -> None:
+        """Make safe what could not be waited for."""
+
+
+class StatusManager:
+    """Keeps, tells and sends the statuses of pods."""
+
+    def __init__(
+        self,
+        *,
+        api: Api | None,
+        pods: Pods,
+        could_run: Callable[[PodUID], bool],
+        clock: Clock,
+        postman: Postman,
+        notebook: Notebook,
+        observe_lag: Callable[[float], None] = lambda seconds: None,
+    ) -> None:
+        self._api = api
+        self._pods = pods
+        self._could_run = could_run
+        self._clock = clock
+        self._postman = postman
+        self._notebook = notebook
+        self._observe_lag = observe_lag
+        self._cache: dict[PodUID, CachedStatus] = {}
+        self._phases: dict[PodUID, str] = {}
+        self._sent: dict[str, int] = {}  # by UID of the API object
+        self._agreed: dict[PodUID, tuple[Pod, PodStatus]] = {}  # pairs found alike: the batch compares them once
+        self._subscribers: list[Subscriber] = []
+        self._changed: dict[PodUID, bool] = {}  # since the last pass; whether urgently
+        self._news = asyncio.Event()
+
+    # Reading.
+
+    @property
+    def cached(self) -> Mapping[PodUID, CachedStatus]:
+        """The accepted statuses, with versions: a live view."""
+        return MappingProxyType(self._cache)
+
+    @property
+    def sent_versions(self) -> Mapping[str, int]:
+        """The version last sent to each API object, by its UID."""
+        return MappingProxyType(self._sent)
+
+    @property
+    def has_news(self) -> bool:
+        """Whether something was accepted that no pass has taken up yet."""
+        return bool(self._changed)
+
+    def phases(self) -> Mapping[PodUID, str]:
+        """The published phase of every pod that has a status: a live view."""
+        return MappingProxyType(self._phases)
+
+    def get_pod_status(self, uid: PodUID) -> PodStatus | None:
+        """The last accepted status of a pod, even if that was before a restart."""
+        cached = self._recall(uid)
+        return None if cached is None else cached.status
+
+    def subscribe(self, subscriber: Subscriber) -> None:
+        """Tell somebody about every status from now on, as soon as it is accepted."""
+        self._subscribers.append(subscriber)
+
+    # Writing.
+
+    def set_pod_status(self, pod: Pod, status: PodStatus) -> bool:
+        """Take a status that was just computed. Returns whether it is a new version."""
+        uid, mirror = _uid_of(pod), self._pods.mirror_of_pod(pod)
+        return self._keep(pod, accept_status(pod, status, self._recall(uid), mirror, self._clock.now()))
+
+    def set_container_readiness(self, uid: PodUID, container_id: str, ready: bool) -> bool:
+        """Take a readiness probe's word on a container (API id). Returns whether that is a new version."""
+        found = self._known(uid, f"readiness of container {container_id}")
+        if found is None:
+            return False
+        return self._revise(*found, with_readiness(found[0], found[1].status, container_id, ready), container_id)
+
+    def set_container_startup(self, uid: PodUID, container_id: str, started: bool) -> bool:
+        """Take a startup probe's word on a container (API id). Returns whether that is a new version."""
+        found = self._known(uid, f"start of container {container_id}")
+        if found is None:
+            return False
+        return self._revise(*found, with_startup(found[1].status, container_id, started), container_id)
+
+    def terminate_pod(self, pod: Pod) -> None:
+        """Give a pod of which nothing is left its last status; after that its API object may go."""
+        cached, mirror = self._recall(_uid_of(pod)), self._pods.mirror_of_pod(pod)
+        last = ended_status(pod, None if cached is None else cached.status)
+        self._keep(pod, accept(pod, last, cached, mirror, self._clock.now(), Store.AS_LAST))
+
+    def mirror_changed(self, uid: PodUID) -> None:
+        """Tell the status to a static pod's mirror that is new, or another one, without waiting for the batch."""
+        if self._api is not None and self._recall(uid) is not None:
+            self._changed.setdefault(uid, False)
+            self._news.set()
+
+    def remove_orphaned_statuses(self, keep: Collection[PodUID]) -> None:
+        """Forget all pods but these."""
+        for uid in {*self._cache, *map(PodUID, self._notebook.old_keys())}.difference(keep):
+            self._forget(uid)
+
+    def restore(self, pods: Iterable[Pod]) -> None:
+        """Take up what was noted of these pods before a restart; otherwise that waits until somebody asks."""
+        for pod in pods:
+            self._recall(_uid_of(pod))
+
+    # Sending.
+
+    async def run(self) -> None:
+        """Send what changes, and look at everything every 10 s, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._take_news())
+            group.create_task(self._batches())
+            group.create_task(self._postman.run(self._send))
+
+    async def sync_batch(self, every: bool) -> int:
+        """Make one pass and wait for its end. Returns for how many pods a sending was tried.
+
+        `every`: as the periodic pass does; otherwise only versions that were not sent yet. A pod waiting after a
+        failure is tried as well. Works beside `run` and without it; who calls this at shutdown sets a time limit.
+        """
+        if self._api is None:
+            return 0
+        changed, self._changed = self._changed, {}
+        translations = self._pods.translations()
+        if every:
+            self._sent = versions_to_keep(self._sent, self._cache, translations.mirror_to_pod)
+        due = self._due(tuple(self._cache), translations, every)
+        await self._notebook.settle()
+        for uid in due:
+            self._offer(uid, urgent=changed.get(uid, False), at_once=True)
+        await self._postman.drain(due, self._send)
+        return len(due)
+
+    async def _take_news(self) -> None:
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            changed, self._changed = self._changed, {}
+            await self._notebook.settle()
+            for uid, urgent in changed.items():
+                self._offer(uid, urgent=urgent)
+
+    async def _batches(self) -> None:
+        while True:
+            await asyncio.sleep(BATCH_SECONDS)
+            try:
+                if self._api is not None:
+                    await self._make_batch()
+                await self._notebook.try_again()
+            except Exception:
+                log.exception("cannot look for statuses to send, the next batch will")
+
+    async def _make_batch(self) -> None:
+        """Look at all pods, some at a time: everybody else has the loop in between."""
+        translations, uids = self._pods.translations(), tuple(self._cache)
+        self._sent = versions_to_keep(self._sent, self._cache, translations.mirror_to_pod)
+        for begin in range(0, len(uids), BATCH_SLICE):
+            for uid in self._due(uids[begin : begin + BATCH_SLICE], translations, every=True):
+                self._offer(uid)
+            await asyncio.sleep(0)
+
+    def _due(self, uids: Iterable[PodUID], translations: Translations, every: bool) -> list[PodUID]:
+        """Those pods whose status has to be sent now."""
+        due = []
+        for uid in uids:
+            cached = self._cache.get(uid)
+            if cached is None:
+                continue
+            api_uid = translations.pod_to_mirror.get(uid, uid)
+            if api_uid is None:
+                continue  # a static pod whose mirror is still to come
+            pod, shown = self._pods.pod_by_uid(api_uid), self._shown_pod(uid)
+            if shown is not None and _are(self._agreed.get(uid), shown, cached.status):
+                reason = sending(cached, self._sent.get(api_uid), every=every, pod=pod, api_pod=None)
+            else:
+                reason = sending(cached, self._sent.get(api_uid), every=every, pod=pod, api_pod=shown)
+                if reason is None and every and shown is not None:
+                    self._agreed[uid] = (shown, cached.status)
+            if reason is Sending.OVERWRITTEN:
+                log.info("status of pod %s/%s was changed by somebody else", cached.namespace, cached.name)
+                self._sent.pop(api_uid, None)
+            if reason is not None:
+                due.append(uid)
+        return due
+
+    def _shown_pod(self, uid: PodUID) -> Pod | None:
+        """The pod whose status the API shows, as we last saw it: a static pod's is its mirror."""
+        pod = self._pods.pod_by_uid(uid)
+        return self._pods.mirror_of_pod(pod) if pod is not None and is_static_pod(pod) else pod
+
+    def _offer(self, uid: PodUID, *, urgent: bool = False, at_once: bool = False) -> None:
+        cached = self._cache.get(uid)
+        if cached is None:
+            return
+        pod = self._pods.pod_by_uid(uid)
+        if pod is not None and is_static_pod(pod) and self._pods.mirror_of_pod(pod) is None:
+            return  # `mirror_changed` or the batch will tell
+        self._postman.offer(uid, (cached.namespace, cached.name), urgent=urgent, at_once=at_once)
+
+    async def _send(self, uid: PodUID) -> None:
+        """Bring the API's status of a pod to ours, and delete its object if the pod is over."""
+        cached = self._cache.get(uid)
+        if self._api is None or cached is None:
+            return
+        # What is accepted from here on counts its lag anew, and is sent after this.
+        self._cache[uid] = replace(cached, changed_at=None)
+        told = False
+        try:
+            await self._notebook.settle(uid)
+            told = await self._send_version(self._api, uid, cached)
+        finally:
+            if not told:
+                self._still_untold(uid, cached.changed_at)
+        if told and cached.changed_at is not None:
+            self._observe_lag(max(0.0, (self._clock.now() - cached.changed_at).total_seconds()))
+
+    async def _send_version(self, api: Api, uid: PodUID, cached: CachedStatus) -> bool:
+        """Send one version. Returns whether the API has it now; False: it has no use for it."""
+        try:
+            pod = await api.get(Pod, cached.name, cached.namespace)
+        except NotFound:
+            log.debug("pod %s/%s is not in the API, nobody is told its status", cached.namespace, cached.name)
+            return False
+        if uid not in self._cache:
+            return False  # forgotten while we asked
+        owner = self._pods.translate_uid(_api_uid(pod))
+        if owner and owner != uid:
+            log.info("pod %s/%s was recreated as %s: status of %s dropped", cached.namespace, cached.name, owner, uid)
+            self._forget(uid)
+            return False
+        could_run = self._could_run(_api_uid(pod))
+        merged = merged_status(pod, cached.status, could_run=could_run, now=self._clock.now())
+        if self._cache[uid].version == cached.version:
+            self._cache[uid] = replace(self._cache[uid], status=merged.cached)
+        patch = status_patch(pod, merged.to_send)
+        if patch is not None:
+            pod = await api.patch_status(Pod, cached.name, patch, cached.namespace)
+        self._sent[_api_uid(pod)] = cached.version
+        if can_be_deleted(pod, cached):
+            await self._delete(api, pod)
+            self._forget(uid)
+        return True
+
+    def _still_untold(self, uid: PodUID, changed_at: datetime | None) -> None:
+        """Give a status back the time of its oldest change."""
+        current = self._cache.get(uid)
+        if current is not None and changed_at is not None:
+            self._cache[uid] = replace(current, changed_at=changed_at)
+
+    async def _delete(self, api: Api, pod: Pod) -> None:
+        name, namespace, uid = pod.metadata.name or "", pod.metadata.namespace or "", _api_uid(pod)
+        try:
+            await api.delete(Pod, name, namespace, grace_seconds=0, uid=uid)
+        except NotFound:
+            log.debug("pod %s/%s was deleted by somebody else", namespace, name)
+        else:
+            log.info("pod %s/%s (%s) is over and was deleted", namespace, name, uid)
+
+    # Keeping.
+
+    def _known(self, uid: PodUID, news: str) -> tuple[Pod, CachedStatus] | None:
+        """A desired pod that has a status; others have no use for the news."""
+        pod, cached = self._pods.pod_by_uid(uid), self._recall(uid)
+        if pod is None or cached is None:
+            log.warning("%s refused: pod %s %s", news, uid, "is not known" if pod is None else "has no status yet")
+            return None
+        return pod, cached
+
+    def _revise(self, pod: Pod, cached: CachedStatus, revised: PodStatus | None, container_id: str) -> bool:
+        if revised is None:
+            log.debug("probe's word on container %s of pod %s changes nothing", container_id, _api_uid(pod))
+            return False
+        mirror = self._pods.mirror_of_pod(pod)
+        return self._keep(pod, accept(pod, revised, cached, mirror, self._clock.now()))
+
+    def _keep(self, pod: Pod, acceptance: Acceptance) -> bool:
+        """Obey what was decided about a status. Returns whether it is a new version."""
+        uid = _uid_of(pod)
+        match acceptance:
+            case Stored(cached):
+                before = self._cache.get(uid)
+                self._cache[uid] = cached
+                self._phases[uid] = cached.status.phase or ""
+                self._notebook.write(uid, msgspec.json.encode(cached))
+                if self._api is not None:
+                    urgent = is_urgent(None if before is None else before.status, cached.status)
+                    self._changed[uid] = urgent or self._changed.get(uid, False)
+                self._news.set()
+                self._tell(uid, cached.status)
+                return True
+            case Refused(reason):
+                log.warning("status of pod %s/%s refused: %s", pod.metadata.namespace, pod.metadata.name, reason)
+                return False
+            case Unchanged():
+                return False
+            case _:
+                assert_never(acceptance)
+
+    def _tell(self, uid: PodUID, status: PodStatus) -> None:
+        for subscriber in self._subscribers:
+            try:
+                subscriber(uid, status)
+            except Exception:
+                log.exception("a subscriber failed over the status of pod %s", uid)
+
+    def _forget(self, uid: PodUID) -> None:
+        for book in (self._cache, self._phases, self._agreed):
+            book.pop(uid, None)
+        self._postman.forget(uid)
+        self._notebook.drop(uid)
+
+    def _recall(self, uid: PodUID) -> CachedStatus | None:
+        """The status of a pod: the accepted one, or else the one noted before a restart."""
+        cached = self._cache.get(uid)
+        note = None if cached is not None else self._notebook.take(uid)
+        if note is None:
+            return cached
+        try:
+            recalled = msgspec.json.decode(note, type=CachedStatus)
+        except msgspec.DecodeError as error:
+            log.warning("noted status of pod %s is dropped: cannot read it: %s", uid, error)
+            self._notebook.drop(uid)
+            return None
+        self._cache[uid] = recalled
+        self._phases[uid] = recalled.status.phase or ""
+        return recalled
+
+
+def _uid_of(pod: Pod) -> PodUID:
+    """The UID of a pod that somebody gave us."""
+    if not pod.metadata.uid:
+        shown = f"{pod.metadata.namespace}/{pod.metadata.name}"
+        raise BadInput(
+            Problem(f"cannot keep a status for pod {shown}: a pod with a UID would be right", "metadata.uid")
+        )
+    return PodUID(pod.metadata.uid)
+
+
+def _api_uid(pod: Pod) -> PodUID:
+    return PodUID(pod.metadata.uid or "")
+
+
+def _are(pair: tuple[Pod, PodStatus] | None, pod: Pod, status: PodStatus) -> bool:
+    """Whether a remembered pair is these very objects."""
+    return pair is not None and pair[0] is pod and pair[1] is status

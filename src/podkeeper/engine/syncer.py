@@ -1,0 +1,498 @@
+"""The pod syncer: the four functions a pod worker calls, each a plain sequence over the neighbours.
+
+    sync_pod              status -> network? -> references, mirror, cgroup, volumes, probes -> the plan, executed
+    sync_terminating_pod  status -> stop the containers -> look: does any still run? -> final status
+    sync_terminating_runtime_pod                 stop what only the runtime knows
+    sync_terminated_pod   final status -> volumes -> references -> cgroup -> no more updates
+
+In: a pod and a record of it, fresher than the last pass. Out: calls to the neighbours; an error, when something is
+to be tried again. Every step bears being repeated, so a crash between any two is healed by running the function again.
+Nothing here decides: the status is `rules.status.pod`'s, the plan `rules.plan`'s.
+
+A pass that is cancelled ends at its next await, so nothing is started once termination was observed; a call in
+flight is completed by the neighbour that makes it. A pass over a pod that is as it was when there last was nothing to
+do is over after a few comparisons. The Go ancestors are `SyncPod`, `SyncTerminatingPod`,
+`SyncTerminatingRuntimePod` and `SyncTerminatedPod` in pkg/kubelet/kubelet.go.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+from typing import Final, Protocol
+
+from podkeeper.model.errors import AgentError, BadInput, GiveUp, NetworkNotReady, TryLater
+from podkeeper.model.k8s.core import Pod, PodStatus
+from podkeeper.model.messages import CONFIG_FIRST_SEEN_ANNOTATION, EventType, PodEvent, PodUID, ProbeResult
+from podkeeper.model.runtime import ContainerState, PodRecord
+from podkeeper.model.times import parse_time
+from podkeeper.ports.clock import Clock
+from podkeeper.rules.evict import Eviction, deadline_eviction, evicted_status
+from podkeeper.rules.mirror import is_static_pod
+from podkeeper.rules.phase import Phase, is_terminal
+from podkeeper.rules.plan import PodActions, compute_pod_actions
+from podkeeper.rules.probe.flags import ProbeView, readiness_wanted_now
+from podkeeper.rules.restart import ALL_CONTAINERS_RESTARTING
+from podkeeper.rules.status.conditions import TRUE, find_condition
+from podkeeper.rules.status.containers import StartFailure
+from podkeeper.rules.status.pod import NodeView, PodView, api_pod_status
+from podkeeper.rules.worker.updates import StatusFunction, UpdateType
+
+log = logging.getLogger(__name__)
+
+RUNTIME_POD_GRACE_SECONDS: Final = 1
+
+NETWORK_NOT_READY = "NetworkNotReady"
+FAILED_KILL = "FailedKillPod"
+
+Record = Callable[[PodEvent, Pod | PodRecord | None], None]
+Evicting = Callable[[Pod], Eviction | None]
+
+
+class Statuses(Protocol):
+    """The status manager, as the syncer needs it."""
+
+    def get_pod_status(self, uid: PodUID) -> PodStatus | None:
+        """The last status accepted; the same object for as long as it stands."""
+
+    def set_pod_status(self, pod: Pod, status: PodStatus) -> bool:
+        """Take a new status."""
+
+    def terminate_pod(self, pod: Pod) -> None:
+        """The pod holds nothing any more: no status will follow."""
+
+
+class Probes(Protocol):
+    """The probe manager, as the syncer needs it."""
+
+    def add_pod(self, pod: Pod) -> None:
+        """Probe its containers from now on; again is fine."""
+
+    def stop_liveness_and_startup(self, pod: Pod) -> None:
+        """Nothing shall restart its containers any more."""
+
+    def remove_pod(self, uid: PodUID) -> None:
+        """Probe none of its containers any more."""
+
+    def wake(self, uid: PodUID, containers: Iterable[str]) -> None:
+        """Ask now whether these containers are ready."""
+
+    def view(self, uid: PodUID) -> ProbeView:
+        """What the probes know; the same object for as long as no result of any kind changes."""
+
+    def liveness(self, uid: PodUID) -> Mapping[str, ProbeResult]:
+        """Liveness results by the runtime's own container ids."""
+
+    def startup(self, uid: PodUID) -> Mapping[str, ProbeResult]:
+        """Startup results by the runtime's own container ids."""
+
+
+class Executor(Protocol):
+    """Who executes plans over the runtime."""
+
+    async def execute(
+        self,
+        pod: Pod,
+        record: PodRecord,
+        actions: PodActions,
+        *,
+        mounts: Mapping[str, str],
+        cgroup_parent: str,
+        pull_secrets: Sequence[str],
+    ) -> None:
+        """Do what a plan says, all that can be done of it; then raise what went wrong."""
+
+    def failures_of(self, uid: PodUID) -> Mapping[str, StartFailure]:
+        """Why containers of a pod could not be started, by name; another mapping whenever something changes."""
+
+    async def kill_pod(self, pod: Pod, record: PodRecord, grace_seconds: int | None) -> None:
+        """Stop all containers of a pod and its sandboxes; None: within the grace of its spec."""
+
+    async def kill_running_pod(self, record: PodRecord, grace_seconds: int) -> None:
+        """Stop all containers and sandboxes of a pod whose spec nobody knows."""
+
+    def forget(self, uid: PodUID) -> None:
+        """Forget a pod that is no more."""
+
+
+class Prepared(Protocol):
+    """What a pod's containers stand on."""
+
+    @property
+    def cgroup_parent(self) -> str:
+        """Where its containers belong; empty where cgroups are not used."""
+
+    @property
+    def host_paths(self) -> Mapping[str, str]:
+        """Where its volumes lie, by name."""
+
+
+class Ground(Protocol):
+    """Who makes cgroups and volumes ready. What is begun is completed, even if the caller is cancelled."""
+
+    async def prepare(self, pod: Pod) -> Prepared:
+        """Make all ready that a pod stands on. Cheap once that was done for this version of the pod."""
+
+    async def unmount(self, uid: PodUID) -> None:
+        """Take down a pod's volumes. Returns once nothing of them is left."""
+
+    async def remove_cgroup(self, uid: PodUID) -> None:
+        """Remove a pod's cgroup. Returns once it is gone."""
+
+
+class Mirrors(Protocol):
+    """Who keeps the API's shadows of static pods."""
+
+    async def ensure(self, static: Pod, mirror: Pod | None) -> None:
+        """See to it that a static pod has its mirror. Does not wait for the API."""
+
+
+class References(Protocol):
+    """Who keeps the config maps and secrets that pods refer to."""
+
+    def register(self, pod: Pod) -> None:
+        """This pod needs what it refers to; again is fine."""
+
+    def unregister(self, uid: PodUID) -> None:
+        """This pod needs nothing any more; unknown is fine."""
+
+    async def pull_secrets(self, pod: Pod) -> Sequence[str]:
+        """The docker configurations to pull this pod's images with."""
+
+
+class SyncObserver(Protocol):
+    """Who measures how fast pods get going; both since the agent first saw the pod."""
+
+    def first_pass(self, seconds: float) -> None:
+        """A pod's first pass begins."""
+
+    def running(self, seconds: float) -> None:
+        """A pod is seen running for the first time."""
+
+
+class NoReferences:
+    """Where pods can refer to nothing."""
+
+    def register(self, pod: Pod) -> None:
+        """Nothing to keep."""
+
+    def unregister(self, uid: PodUID) -> None:
+        """Nothing was kept."""
+
+    async def pull_secrets(self, pod: Pod) -> Sequence[str]:
+        """There are none."""
+        return ()
+
+
+class _Unobserved:
+    def first_pass(self, seconds: float) -> None:
+        pass
+
+    def running(self, seconds: float) -> None:
+        pass
+
+
+class _Round(Enum):
+    """How a round of `sync_pod` ended."""
+
+    DONE = auto()
+    ENDED = auto()  # the pod has come to its end
+    CLEARED = auto()  # all containers are removed, to start over
+
+
+@dataclass(slots=True)
+class _Quiet:
+    """What a pass saw that found nothing to do: seen again, it leads to the same."""
+
+    pod: Pod
+    mirror: Pod | None
+    record: PodRecord
+    published: PodStatus
+    probes: ProbeView
+    node: NodeView
+
+
+class PodSyncer:
+    """Brings pods into being, and to their end."""
+
+    def __init__(
+        self,
+        *,
+        statuses: Statuses,
+        probes: Probes,
+        executor: Executor,
+        ground: Ground,
+        mirrors: Mirrors,
+        look: Callable[[PodUID], Awaitable[PodRecord]],
+        request_look: Callable[[PodUID], None],
+        node: Callable[[], NodeView],
+        network_trouble: Callable[[], str | None],
+        record: Record,
+        clock: Clock,
+        evictions: Sequence[Evicting] = (),
+        references: References | None = None,
+        observer: SyncObserver | None = None,
+    ) -> None:
+        """`look` waits for a record of a pod as it is from now on, `request_look` only asks that one be taken soon."""
+        self._statuses = statuses
+        self._probes = probes
+        self._executor = executor
+        self._ground = ground
+        self._mirrors = mirrors
+        self._look = look
+        self._request_look = request_look
+        self._node = node
+        self._network_trouble = network_trouble
+        self._record = record
+        self._clock = clock
+        self._evictions = tuple(evictions)
+        self._references = references or NoReferences()
+        self._observer = observer or _Unobserved()
+        self._quiet: dict[PodUID, _Quiet] = {}
+        self._with_sandbox: dict[PodUID, PodRecord] = {}  # seen in the middle of the pass that is under way
+
+    # The four functions.
+
+    async def sync_pod(self, update_type: UpdateType, pod: Pod, mirror_pod: Pod | None, record: PodRecord) -> bool:
+        """Bring a pod one step nearer to what its spec says. True: it has come to its end."""
+        if self._is_quiet(pod, mirror_pod, record):
+            return False
+        self._quiet.pop(_uid(pod), None)
+        if update_type is UpdateType.CREATE:
+            self._measure(pod, self._observer.first_pass)
+        try:
+            ended = await self._round(pod, mirror_pod, record)
+            if ended is _Round.CLEARED:  # nobody tells of removed containers: go on without waiting for news
+                ended = await self._round(pod, mirror_pod, await self._look(_uid(pod)))
+        except GiveUp as error:
+            log.warning("pod %s can never run here: %s", _name(pod), error)
+            status = self._status(pod, record, ended=False)
+            given_up = Eviction(error.reason, str(error))
+            self._statuses.set_pod_status(pod, evicted_status(pod, status, given_up, self._clock.now()))
+            return True
+        return ended is _Round.ENDED
+
+    async def sync_terminating_pod(
+        self, pod: Pod, record: PodRecord, grace_seconds: int | None, status_function: StatusFunction | None
+    ) -> None:
+        """Stop a pod's containers. Returns once none of them runs, and their exits are in the status."""
+        uid = _uid(pod)
+        self._quiet.pop(uid, None)
+        status = self._status(pod, record, ended=False)
+        self._statuses.set_pod_status(pod, status if status_function is None else status_function(status))
+        self._probes.stop_liveness_and_startup(pod)
+        try:
+            await self._executor.kill_pod(pod, record, grace_seconds)
+        except (AgentError, ExceptionGroup) as error:
+            self._warn(FAILED_KILL, f"error killing pod: {_in_words(error)}", pod)
+            raise
+        self._probes.remove_pod(uid)
+        stopped = await self._look(uid)
+        if running := sorted(each.name for each in stopped.containers if each.state is ContainerState.RUNNING):
+            raise TryLater(f"cannot call pod {_name(pod)} stopped: container {', '.join(running)} still runs")
+        # A stopped sandbox has no addresses any more; the pod's last status keeps those it had.
+        stopped = replace(stopped, ips=record.ips)
+        self._statuses.set_pod_status(pod, self._status(pod, stopped, ended=True))
+
+    async def sync_terminating_runtime_pod(self, running_pod: PodRecord) -> None:
+        """Stop what the runtime still has of a pod that nobody knows any more; there is no status to keep."""
+        try:
+            await self._executor.kill_running_pod(running_pod, RUNTIME_POD_GRACE_SECONDS)
+        except (AgentError, ExceptionGroup) as error:
+            self._warn(FAILED_KILL, f"error killing pod: {_in_words(error)}", running_pod)
+            raise
+        self._look_soon(PodUID(running_pod.uid))
+
+    async def sync_terminated_pod(self, pod: Pod, record: PodRecord) -> None:
+        """Give back all that a stopped pod still holds; last of all, say so."""
+        uid = _uid(pod)
+        self._quiet.pop(uid, None)
+        self._statuses.set_pod_status(pod, self._status(pod, record, ended=True))
+        await self._ground.unmount(uid)
+        self._references.unregister(uid)
+        await self._ground.remove_cgroup(uid)
+        self._statuses.terminate_pod(pod)
+        self._executor.forget(uid)
+
+    def on_sandbox_ready(self, pod: Pod, record: PodRecord) -> None:
+        """In the middle of a pass, a pod got its sandbox: that is worth telling before images are pulled."""
+        self._with_sandbox[_uid(pod)] = record
+        self._publish(pod, record)
+
+    # Setting up.
+
+    async def _round(self, pod: Pod, mirror_pod: Pod | None, record: PodRecord) -> _Round:
+        """Publish where a pod stands, make ready what it needs, plan, and execute the plan."""
+        uid = _uid(pod)
+        before = self._statuses.get_pod_status(uid)
+        probes = self._probes.view(uid)
+        status = self._publish(pod, record)
+        if is_terminal(status.phase):
+            return _Round.ENDED
+        self._require_network(pod)
+        self._references.register(pod)
+        if is_static_pod(pod):
+            await self._mirror(pod, mirror_pod)
+        ground = await self._ground.prepare(pod)
+        self._probes.add_pod(pod)
+        restarts_all = _is_true(status, ALL_CONTAINERS_RESTARTING)
+        actions = compute_pod_actions(
+            pod, record, self._probes.liveness(uid), self._probes.startup(uid), restart_all_containers=restarts_all
+        )
+        if not _has_work(actions):
+            published = self._statuses.get_pod_status(uid)
+            if published is not None and published is before and (mirror_pod is not None or not is_static_pod(pod)):
+                self._quiet[uid] = _Quiet(pod, mirror_pod, record, published, probes, self._node())
+            return _Round.DONE
+        await self._execute(pod, _with_ips_of(record, status), actions, ground)
+        return _Round.CLEARED if restarts_all and actions.containers_to_reset else _Round.DONE
+
+    async def _execute(self, pod: Pod, record: PodRecord, actions: PodActions, ground: Prepared) -> None:
+        uid = _uid(pod)
+        failures = self._executor.failures_of(uid)
+        secrets = await self._references.pull_secrets(pod) if pod.spec.image_pull_secrets else ()
+        try:
+            await self._executor.execute(
+                pod,
+                record,
+                actions,
+                mounts=ground.host_paths,
+                cgroup_parent=ground.cgroup_parent,
+                pull_secrets=secrets,
+            )
+        except (AgentError, ExceptionGroup):
+            if self._executor.failures_of(uid) is not failures:
+                # Or nobody would learn before the next pass why a container waits.
+                self._publish(pod, self._with_sandbox.get(uid, record))
+            raise
+        finally:
+            self._with_sandbox.pop(uid, None)
+            self._look_soon(uid)
+
+    def _look_soon(self, uid: PodUID) -> None:
+        """Have a pod looked at, once this pass has ended: before that, the next would find what is seen too old."""
+        asyncio.get_running_loop().call_soon(self._request_look, uid)
+
+    def _is_quiet(self, pod: Pod, mirror_pod: Pod | None, record: PodRecord) -> bool:
+        """Whether all is as it was when there was nothing to do."""
+        uid = _uid(pod)
+        last = self._quiet.get(uid)
+        if (
+            last is None
+            or last.pod is not pod
+            or last.mirror is not mirror_pod
+            or last.published is not self._statuses.get_pod_status(uid)
+            or last.probes is not self._probes.view(uid)
+            or last.record != record
+            or last.node != self._node()
+            or self._executor.failures_of(uid)
+            or self._eviction(pod, last.published) is not None
+            or self._trouble_of(pod) is not None
+        ):
+            return False
+        last.record = record  # the one that others keep too
+        return True
+
+    def _require_network(self, pod: Pod) -> None:
+        trouble = self._trouble_of(pod)
+        if trouble is not None:
+            text = f"network is not ready: {trouble}"
+            self._warn(NETWORK_NOT_READY, text, pod)
+            raise NetworkNotReady(f"cannot start pod {_name(pod)}: {text}")
+
+    def _trouble_of(self, pod: Pod) -> str | None:
+        """What keeps a pod off the network; the node's own network serves pods whatever the runtime says."""
+        return None if pod.spec.host_network else self._network_trouble()
+
+    async def _mirror(self, pod: Pod, mirror_pod: Pod | None) -> None:
+        try:
+            await self._mirrors.ensure(pod, mirror_pod)
+        except AgentError as error:
+            log.warning("mirror of pod %s not brought up to date, the pod goes on: %s", _name(pod), error)
+
+    # Statuses.
+
+    def _publish(self, pod: Pod, record: PodRecord) -> PodStatus:
+        """Set the status of a pod that is alive. What only waits for its readiness probe is probed at once."""
+        uid = _uid(pod)
+        before = self._statuses.get_pod_status(uid)
+        status = self._status(pod, record, ended=False)
+        if status.phase == Phase.RUNNING and (before is None or before.phase == Phase.PENDING):
+            self._measure(pod, self._observer.running)
+        self._statuses.set_pod_status(pod, status)
+        if not is_terminal(status.phase) and (wanted := readiness_wanted_now(pod, status, self._probes.view(uid))):
+            self._probes.wake(uid, wanted)
+        return status
+
+    def _status(self, pod: Pod, record: PodRecord, *, ended: bool) -> PodStatus:
+        uid = _uid(pod)
+        published = self._statuses.get_pod_status(uid)
+        view = PodView(
+            record=record,
+            probes=self._probes.view(uid),
+            published=published,
+            start_failures=self._executor.failures_of(uid),
+            eviction=self._eviction(pod, published),
+            ended=ended,
+        )
+        return api_pod_status(pod, view, self._node())
+
+    def _eviction(self, pod: Pod, published: PodStatus | None) -> Eviction | None:
+        """Why this pod must end, if somebody says so; the first who does counts."""
+        eviction = None
+        if pod.spec.active_deadline_seconds is not None:
+            eviction = deadline_eviction(pod, published, self._clock.now())
+        for evicting in self._evictions:
+            if eviction is not None:
+                break
+            eviction = evicting(pod)
+        return eviction
+
+    def _measure(self, pod: Pod, observe: Callable[[float], None]) -> None:
+        """Tell how long ago the agent first saw a pod, if that is known."""
+        try:
+            seen = parse_time((pod.metadata.annotations or {}).get(CONFIG_FIRST_SEEN_ANNOTATION, ""))
+        except BadInput:
+            return
+        observe((self._clock.now() - seen).total_seconds())
+
+    def _warn(self, reason: str, message: str, about: Pod | PodRecord) -> None:
+        uid = about.uid if isinstance(about, PodRecord) else _uid(about)
+        self._record(PodEvent(EventType.WARNING, reason, message, uid), about)
+
+
+def _has_work(actions: PodActions) -> bool:
+    return bool(
+        actions.kill_pod
+        or actions.create_sandbox
+        or actions.init_containers_to_start
+        or actions.containers_to_start
+        or actions.ephemeral_containers_to_start
+        or actions.containers_to_kill
+        or actions.containers_to_reset
+    )
+
+
+def _with_ips_of(record: PodRecord, status: PodStatus) -> PodRecord:
+    """The record with the addresses the API shows: a pod on the node's network has those of the node."""
+    ips = tuple(each.ip for each in status.pod_ips or ())
+    return record if ips == record.ips else replace(record, ips=ips)
+
+
+def _is_true(status: PodStatus, condition: str) -> bool:
+    found = find_condition(status.conditions, condition)
+    return found is not None and found.status == TRUE
+
+
+def _in_words(error: Exception) -> str:
+    """What went wrong, all of it."""
+    return "; ".join(map(_in_words, error.exceptions)) if isinstance(error, ExceptionGroup) else str(error)
+
+
+def _name(pod: Pod) -> str:
+    return f"{pod.metadata.namespace or 'default'}/{pod.metadata.name}"
+
+
+def _uid(pod: Pod) -> PodUID:
+    return PodUID(pod.metadata.uid or "")

@@ -1,0 +1,77 @@
+"""Which dead containers and sandboxes of a pod are removed.
+
+A pod's record comes in; ids go out. The newest exit of each container name is kept, because its code, logs and time
+are shown and decide about restarts; what is older goes. Once a pod is deleted all goes. What runs is never touched,
+nor is the newest container of a name, which may be about to start. The Go ancestors are
+pkg/kubelet/pod_container_deletor.go and pkg/kubelet/kuberuntime/kuberuntime_gc.go.
+"""
+
+from dataclasses import dataclass
+
+from podkeeper.model.k8s.core import Pod
+from podkeeper.model.runtime import ContainerRecord, ContainerState, PodRecord
+
+KEPT_EXITS = 1
+"""How many exits are kept of each container name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Garbage:
+    """Ids to be removed, containers before sandboxes."""
+
+    container_ids: tuple[str, ...] = ()
+    sandbox_ids: tuple[str, ...] = ()
+
+
+def garbage_of(record: PodRecord, *, like: str = "", kept_exits: int = KEPT_EXITS) -> Garbage:
+    """What is removed of a pod that still exists; `like` is the id of a container: only those of its name go."""
+    names = {found.name for found in record.containers if like in ("", found.id)}
+    dead = [found for found in record.containers if found.name in names and _is_old(record, found, kept_exits)]
+    left = [found for found in record.containers if found not in dead]
+    in_use = {found.sandbox_id or _newest_sandbox(record) for found in left}
+    idle = (sandbox.id for sandbox in record.sandboxes[1:] if not sandbox.ready and sandbox.id not in in_use)
+    return Garbage(tuple(found.id for found in dead), tuple(idle))
+
+
+def all_garbage_of(record: PodRecord) -> Garbage:
+    """What is removed of a pod that is deleted: all but what still runs."""
+    running = [found for found in record.containers if found.state is ContainerState.RUNNING]
+    in_use = {found.sandbox_id or _newest_sandbox(record) for found in running}
+    return Garbage(
+        tuple(found.id for found in record.containers if found not in running),
+        tuple(sandbox.id for sandbox in record.sandboxes if not sandbox.ready and sandbox.id not in in_use),
+    )
+
+
+def old_init_containers(pod: Pod, record: PodRecord) -> tuple[str, ...]:
+    """All but the latest dead run of each init container: they are removed before the next one starts."""
+    seen: set[str] = set()
+    old: list[str] = []
+    for found in _init_records(pod, record):
+        if found.state not in (ContainerState.EXITED, ContainerState.UNKNOWN):
+            continue
+        if found.name in seen:
+            old.append(found.id)
+        seen.add(found.name)
+    return tuple(old)
+
+
+def all_init_containers(pod: Pod, record: PodRecord) -> tuple[str, ...]:
+    """Every run of every init container: with a new sandbox, initialization begins anew."""
+    return tuple(found.id for found in _init_records(pod, record))
+
+
+def _init_records(pod: Pod, record: PodRecord) -> tuple[ContainerRecord, ...]:
+    names = {container.name for container in pod.spec.init_containers or ()}
+    return tuple(found for found in record.containers if found.name in names) if names else ()
+
+
+def _is_old(record: PodRecord, found: ContainerRecord, kept_exits: int) -> bool:
+    if found.state is ContainerState.EXITED:
+        exits = [each for each in record.containers if each.name == found.name and each.state is ContainerState.EXITED]
+        return found not in exits[:kept_exits]
+    return found.state is ContainerState.CREATED and found is not record.container(found.name)
+
+
+def _newest_sandbox(record: PodRecord) -> str:
+    return record.sandboxes[0].id if record.sandboxes else ""

@@ -1,0 +1,121 @@
+"""Background work outlives whoever waits for it, and hurts nobody when it fails."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from podkeeper.engine.background import Background
+from podkeeper.model.errors import TryLater
+from podkeeper.testing.virtual_time import simulate
+
+
+@asynccontextmanager
+async def background() -> AsyncIterator[Background]:
+    built = Background()
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(built.run())
+        await asyncio.sleep(0)
+        yield built
+        running.cancel()
+
+
+async def give_up_waiting(future: asyncio.Future[str], *, shielded: bool) -> None:
+    """Wait for a second at most, as a pass that is then cancelled."""
+
+    async def wait() -> None:
+        await (asyncio.shield(future) if shielded else future)
+
+    async with asyncio.TaskGroup() as group:
+        waiting = group.create_task(wait())
+        await asyncio.sleep(1)
+        waiting.cancel()
+
+
+def test_work_goes_on_when_nobody_waits_any_more() -> None:
+    async def scenario() -> str:
+        async with background() as work:
+            future = work.spawn(asyncio.sleep(60, "done"))
+            await give_up_waiting(future, shielded=True)
+            return await future
+
+    assert simulate(scenario()) == ("done", 60.0)
+
+
+def test_who_cancels_the_future_cancels_the_work_and_does_not_wait() -> None:
+    ended: list[float] = []
+
+    async def slow_to_let_go() -> str:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(5)
+            ended.append(asyncio.get_running_loop().time())
+        return "never"
+
+    async def scenario() -> float:
+        async with background() as work:
+            await give_up_waiting(work.spawn(slow_to_let_go()), shielded=False)
+            gave_up = asyncio.get_running_loop().time()
+            await asyncio.sleep(30)
+            return gave_up
+
+    assert simulate(scenario())[0] == 1.0
+    assert ended == [6.0]
+
+
+@pytest.mark.parametrize("error", [TryLater("cannot now"), ZeroDivisionError("a bug")], ids=["trouble", "a bug"])
+def test_failed_work_reaches_those_who_wait_and_nobody_else(error: Exception) -> None:
+    async def fail() -> str:
+        raise error
+
+    async def scenario() -> str:
+        async with background() as work:
+            failing, well = work.spawn(fail()), work.spawn(asyncio.sleep(1, "well"))
+            with pytest.raises(type(error)):
+                await failing
+            return await well
+
+    assert simulate(scenario())[0] == "well"
+
+
+def test_work_that_comes_too_late_is_cancelled() -> None:
+    async def scenario() -> bool:
+        async with background() as work:
+            pass
+        return work.spawn(asyncio.sleep(1, "late")).cancelled()
+
+    assert simulate(scenario())[0]
+
+
+def test_the_end_of_the_agent_ends_all_work() -> None:
+    async def scenario() -> bool:
+        async with background() as work:
+            future = work.spawn(asyncio.sleep(3600, "late"))
+        return future.cancelled()
+
+    assert simulate(scenario()) == (True, 0.0)
+
+
+def test_work_that_comes_before_the_agent_runs_begins_with_it() -> None:
+    async def scenario() -> str:
+        work = Background()
+        future = work.spawn(asyncio.sleep(1, "early"))
+        await asyncio.sleep(10)
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(work.run())
+            told = await future
+            running.cancel()
+            return told
+
+    assert simulate(scenario()) == ("early", 11.0)
+
+
+def test_work_that_had_no_time_to_begin_is_cancelled_like_any_other() -> None:
+    async def scenario() -> bool:
+        async with background() as work:
+            future = work.spawn(asyncio.sleep(1, "never begun"))
+        return future.cancelled()
+
+    assert simulate(scenario()) == (True, 0.0)

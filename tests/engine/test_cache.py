@@ -1,0 +1,243 @@
+"""The pod cache: newer means begun later, and nobody who waits is forgotten."""
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from podkeeper.engine.cache import PodCache
+from podkeeper.model.errors import RuntimeRefused
+from podkeeper.model.messages import PodUID
+from podkeeper.model.runtime import PodRecord, SandboxRecord
+from podkeeper.testing.virtual_time import simulate
+
+WEB, DB = PodUID("web"), PodUID("db")
+
+
+def seen(uid: PodUID = WEB, box: str = "box") -> PodRecord:
+    return PodRecord(uid=uid, sandboxes=(SandboxRecord(id=box, ready=True),))
+
+
+NOTHING = PodRecord(uid=WEB)
+REFUSED = RuntimeRefused("cannot tell")
+
+
+def cache() -> tuple[PodCache, list[PodUID]]:
+    asked: list[PodUID] = []
+    return PodCache(refresh=asked.append), asked
+
+
+async def answer(pods: PodCache, since: float | None, uid: PodUID = WEB) -> PodRecord | None:
+    """What is there newer than `since`, without waiting; None: it would wait."""
+    task = asyncio.ensure_future(pods.get_newer_than(uid, since))
+    await asyncio.sleep(0)
+    if task.done():
+        return task.result()
+    task.cancel()
+    return None
+
+
+def test_a_pod_nobody_knows_is_an_empty_record() -> None:
+    assert cache()[0].get(WEB) == NOTHING
+
+
+def test_what_was_set_is_there_and_an_older_look_does_not_replace_it() -> None:
+    pods, _ = cache()
+    pods.set(WEB, seen(box="new"), at=2)
+    pods.set(WEB, seen(box="old"), at=1)
+    pods.drop(WEB, at=1.5)
+    assert pods.get(WEB) == seen(box="new")
+
+
+def test_newer_is_strictly_later() -> None:
+    async def scenario() -> list[PodRecord | None]:
+        pods, _ = cache()
+        pods.set(WEB, seen(), at=5)
+        return [await answer(pods, since) for since in (None, 4.999, 5, 5.001)]
+
+    assert simulate(scenario())[0] == [seen(), seen(), None, None]
+
+
+def test_who_finds_the_cache_too_old_has_the_pod_looked_at_at_once() -> None:
+    async def scenario() -> tuple[list[PodUID], PodRecord]:
+        pods, asked = cache()
+        pods.set(WEB, seen(box="old"), at=1)
+        async with asyncio.TaskGroup() as group:
+            waiting = group.create_task(pods.get_newer_than(WEB, 3))
+            await asyncio.sleep(0)
+            pods.set(WEB, seen(box="still old"), at=2)
+            pods.set(DB, seen(DB), at=9)
+            await asyncio.sleep(1)
+            assert not waiting.done()
+            pods.set(WEB, seen(box="new"), at=4)
+        return asked, waiting.result()
+
+    assert simulate(scenario()) == (([WEB], seen(box="new")), 1.0)
+
+
+def test_a_look_that_answers_during_the_request_is_not_lost() -> None:
+    async def scenario() -> PodRecord:
+        pods = PodCache(refresh=lambda uid: pods.set(uid, seen(), at=4))
+        return await pods.get_newer_than(WEB, 3)
+
+    assert simulate(scenario())[0] == seen()
+
+
+def test_before_anything_was_seen_even_the_undemanding_wait() -> None:
+    async def scenario() -> tuple[PodRecord | None, list[PodUID], PodRecord | None]:
+        pods, asked = cache()
+        early = await answer(pods, None)
+        pods.all_seen(1)
+        return early, asked, await answer(pods, None)
+
+    assert simulate(scenario())[0] == (None, [WEB], NOTHING)
+
+
+def test_a_listing_makes_everything_as_new_as_itself_but_what_it_contradicts() -> None:
+    async def scenario() -> list[PodRecord | None]:
+        pods, _ = cache()
+        pods.set(WEB, seen(), at=1)
+        pods.set(DB, seen(DB), at=1)
+        new = PodUID("new")
+        pods.all_seen(5, but=[DB, new])
+        return [
+            await answer(pods, 4),
+            await answer(pods, 4, DB),
+            await answer(pods, 0.5, DB),
+            await answer(pods, 4, new),
+        ]
+
+    assert simulate(scenario())[0] == [seen(), None, seen(DB), None]
+
+
+def test_a_pod_held_back_keeps_the_age_the_listing_before_gave_it() -> None:
+    async def scenario() -> list[PodRecord | None]:
+        pods, _ = cache()
+        pods.set(WEB, seen(), at=1)
+        pods.all_seen(5)
+        pods.all_seen(9, but=[WEB])
+        held = [await answer(pods, 4), await answer(pods, 6)]
+        pods.set(WEB, seen(box="new"), at=10)
+        pods.all_seen(12)
+        return [*held, await answer(pods, 11)]
+
+    assert simulate(scenario())[0] == [seen(), None, seen(box="new")]
+
+
+def test_a_look_that_comes_late_does_not_get_the_age_of_the_listing_before_it() -> None:
+    async def scenario() -> list[PodRecord | None]:
+        pods, _ = cache()
+        pods.all_seen(5)
+        pods.set(WEB, seen(), at=4)
+        late = [await answer(pods, 3), await answer(pods, 4)]
+        pods.all_seen(6)
+        return [*late, await answer(pods, 5)]
+
+    assert simulate(scenario())[0] == [seen(), None, seen()]
+
+
+def test_a_listing_wakes_all_who_wait_for_what_it_confirms() -> None:
+    async def scenario() -> list[PodRecord]:
+        pods, _ = cache()
+        pods.set(DB, seen(DB), at=1)
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(pods.get_newer_than(uid, 3)) for uid in (WEB, DB)]
+            await asyncio.sleep(0)
+            pods.all_seen(4)
+        return [task.result() for task in tasks]
+
+    assert simulate(scenario())[0] == [NOTHING, seen(DB)]
+
+
+def test_a_dropped_pod_is_known_to_be_nothing_as_of_then() -> None:
+    async def scenario() -> list[PodRecord | None]:
+        pods, _ = cache()
+        pods.set(WEB, seen(), at=1)
+        pods.drop(WEB, at=3)
+        before = [await answer(pods, 2), await answer(pods, 3)]
+        pods.all_seen(5)
+        pods.all_seen(7, but=[WEB])
+        return [*before, await answer(pods, 4), await answer(pods, 6), pods.get(WEB)]
+
+    assert simulate(scenario())[0] == [NOTHING, None, NOTHING, None, NOTHING]
+
+
+def test_a_failed_look_gives_its_error_to_those_it_is_new_enough_for_and_the_record_stays() -> None:
+    async def scenario() -> PodRecord:
+        pods, _ = cache()
+        pods.set(WEB, seen(), at=1)
+        async with asyncio.TaskGroup() as group:
+            early = group.create_task(refused(pods, 2))
+            late = group.create_task(pods.get_newer_than(WEB, 4))
+            await asyncio.sleep(0)
+            pods.set_error(WEB, REFUSED, at=3)
+            await early
+            await refused(pods, 2)
+            await refused(pods, None)
+            assert pods.get(WEB) == seen()
+            assert not late.done()
+            pods.set(WEB, seen(box="new"), at=5)
+        return late.result()
+
+    async def refused(pods: PodCache, since: float | None) -> None:
+        with pytest.raises(RuntimeRefused) as caught:
+            await pods.get_newer_than(WEB, since)
+        assert caught.value is REFUSED
+
+    assert simulate(scenario())[0] == seen(box="new")
+
+
+def test_a_cancelled_waiter_disturbs_nobody() -> None:
+    async def scenario() -> PodRecord:
+        pods, asked = cache()
+        async with asyncio.TaskGroup() as group:
+            first, second, third = (group.create_task(pods.get_newer_than(WEB, 1)) for _ in range(3))
+            await asyncio.sleep(0)
+            second.cancel()
+            await asyncio.sleep(0)
+            pods.set_error(WEB, REFUSED, at=0.5)  # too old for anybody
+            pods.set(WEB, seen(), at=2)
+            third.cancel()  # together with its answer
+        assert (second.cancelled(), third.cancelled(), len(asked)) == (True, True, 3)
+        return first.result()
+
+    assert simulate(scenario())[0] == seen()
+
+
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["set", "error", "drop", "all", "all but"]), st.sampled_from([WEB, DB])), max_size=20
+)
+
+
+@given(STEPS)
+def test_everybody_gets_an_answer_that_is_newer_and_nobody_another(steps: list[tuple[str, PodUID]]) -> None:
+    """Against the simplest thing: the instant of the last step that says anything of the pod."""
+
+    async def is_newer(pods: PodCache, since: float) -> bool:
+        try:
+            return await answer(pods, since) is not None
+        except RuntimeRefused:
+            return True
+
+    async def scenario() -> None:
+        pods, _ = cache()
+        known = -1
+        for at, (step, uid) in enumerate(steps):
+            match step:
+                case "set":
+                    pods.set(uid, seen(uid, str(at)), at)
+                case "error":
+                    pods.set_error(uid, REFUSED, at)
+                case "drop":
+                    pods.drop(uid, at)
+                case "all":
+                    pods.all_seen(at)
+                case _:
+                    pods.all_seen(at, but=[uid])
+            if (uid == WEB) != (step == "all but") or step == "all":
+                known = at
+            assert not await is_newer(pods, known)
+            assert await is_newer(pods, known - 0.5) or known < 0
+
+    simulate(scenario())

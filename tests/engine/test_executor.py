@@ -1,0 +1,294 @@
+"""Executing plans: the order of the steps, what containers are made from, and what is removed."""
+
+import asyncio
+from dataclasses import replace
+
+from msgspec.structs import replace as changed
+
+from podkeeper.model.k8s.core import (
+    ConfigMap,
+    ConfigMapKeySelector,
+    EnvVar,
+    EnvVarSource,
+    EphemeralContainer,
+    ObjectFieldSelector,
+    Pod,
+    VolumeMount,
+)
+from podkeeper.model.k8s.meta import ObjectMeta
+from podkeeper.model.runtime import ContainerState
+from podkeeper.model.runtime_calls import ContainerConfig, Mount, SandboxConfig
+from podkeeper.rules.container_hash import container_hash
+from podkeeper.rules.plan import ContainerToReset, PodActions
+from podkeeper.runtimes.fake import Behaviour, Operation
+from podkeeper.testing.memory_api import MemoryApi
+from podkeeper.testing.virtual_time import VirtualClock, simulate
+from tests.engine.execution_house import CHANGES, UID, House, container, house, pod, sleep
+
+CREATE, START = Operation.CREATE_CONTAINER, Operation.START_CONTAINER
+
+
+def synced(of: Pod, passes: int = 1) -> House:
+    """The house after so many passes that all go well."""
+
+    async def scenario() -> House:
+        async with house() as home:
+            for _ in range(passes):
+                await home.sync(of)
+            return home
+
+    return simulate(scenario())[0]
+
+
+# The order of things.
+
+
+def test_a_pod_begins_with_its_sandbox_and_then_its_containers_in_order() -> None:
+    home = synced(pod(container("web"), container("log")))
+    assert home.changes() == [
+        (Operation.RUN_SANDBOX, ""),
+        (CREATE, "web"), (START, "web"),
+        (CREATE, "log"), (START, "log"),
+    ]  # fmt: skip
+    assert home.events()[:4] == [
+        ("Pulling", 'Pulling image "registry.example/web:v1"'),
+        ("Pulled", 'Successfully pulled image "registry.example/web:v1" in 0s (0s including waiting). '
+                   "Image size: 10485760 bytes."),
+        ("Created", "Container created"),
+        ("Started", "Container started"),
+    ]  # fmt: skip
+    assert {event.container_path for event in home.told} == {"spec.containers{web}", "spec.containers{log}"}
+
+
+def test_who_cares_hears_of_a_sandbox_before_any_image_is_pulled() -> None:
+    home = synced(pod(container("web")))
+    assert [(len(record.sandboxes), record.containers) for record in home.ready] == [(1, ())]
+
+
+def test_ephemeral_containers_go_before_init_and_app_containers() -> None:
+    actions = PodActions(
+        create_sandbox=True,
+        ephemeral_containers_to_start=(0,),
+        init_containers_to_start=(0,),
+        containers_to_start=(0,),
+    )
+    spec = pod(container("web"), init=(container("setup"),), debug=(EphemeralContainer(name="shell", image="sh:1"),))
+
+    async def scenario() -> House:
+        async with house() as home:
+            await home.executor.execute(spec, await home.look(), actions, mounts={}, cgroup_parent="", pull_secrets=())
+            return home
+
+    assert [name for _, name in simulate(scenario())[0].changes(START)] == ["shell", "setup", "web"]
+
+
+def test_a_post_start_hook_holds_up_the_next_container() -> None:
+    async def scenario() -> list[tuple[str, float]]:
+        async with house() as home:
+            await home.sync(pod(container("proxy", post_start=sleep(5)), container("web")))
+            return [(call.subject, call.begun) for call in home.fake.ledger if call.operation == START]
+
+    assert simulate(scenario())[0] == [("proxy", 0.0), ("web", 5.0)]
+
+
+def test_a_dead_sandbox_is_replaced_and_init_containers_begin_anew() -> None:
+    spec = pod(container("web"), init=(container("setup"),))
+
+    async def scenario() -> House:
+        async with house() as home:
+            home.fake.behave("web", "setup", Behaviour(after_seconds=1))
+            await home.sync(spec)
+            await asyncio.sleep(2)
+            await home.sync(spec)
+            home.fake.kill_sandbox(UID)
+            before = len(home.fake.ledger)
+            await home.sync(spec)
+            calls = [(call.operation, call.subject) for call in list(home.fake.ledger)[before:]]
+            assert [call for call in calls if call[0] in CHANGES and call[0] != Operation.STOP_SANDBOX] == [
+                (Operation.REMOVE_CONTAINER, "setup"),
+                (Operation.RUN_SANDBOX, ""),
+                (CREATE, "setup"),
+                (START, "setup"),
+            ]
+            record = await home.look()
+            assert [sandbox.attempt for sandbox in record.sandboxes] == [1, 0]
+            assert record.container("setup") is not None
+            web = record.container("web")
+            assert web is not None, "the exit code of an app container is not lost with its sandbox"
+            assert web.exit_code == 137
+            return home
+
+    home = simulate(scenario())[0]
+    text = "Pod sandbox changed, it will be killed and re-created."
+    assert home.events("SandboxChanged") == [("SandboxChanged", text)]
+    assert not home.fake.violations
+
+
+def test_older_runs_of_init_containers_are_removed_before_the_next() -> None:
+    spec = pod(container("web"), init=(container("setup"),))
+
+    async def scenario() -> list[int]:
+        async with house() as home:
+            home.fake.behave("web", "setup", Behaviour(after_seconds=1, exit_code=1))
+            for _ in range(4):
+                await home.try_sync(spec)
+                await asyncio.sleep(1000)
+            return [found.restart_count for found in (await home.look()).containers]
+
+    assert simulate(scenario())[0] == [3, 2]
+
+
+def test_containers_that_start_over_are_killed_without_grace_and_removed_in_order() -> None:
+    spec = pod(container("a"), container("b", pre_stop=sleep(9)), grace=60)
+
+    async def scenario() -> House:
+        async with house() as home:
+            home.fake.behave("web", "*", Behaviour(term_seconds=None))
+            await home.sync(spec)
+            record = await home.look()
+            ids = {found.name: found.id for found in record.containers}
+            resets = tuple(ContainerToReset(ids[name], name, kill_first=True) for name in ("b", "a"))
+            actions = PodActions(sandbox_id=record.sandboxes[0].id, containers_to_reset=resets)
+            await home.executor.execute(spec, record, actions, mounts={}, cgroup_parent="", pull_secrets=())
+            assert (await home.look()).containers == ()
+            return home
+
+    home, seconds = simulate(scenario())
+    assert home.stops() == [("b", 0.0, 2), ("a", 2.0, 2)]
+    assert seconds == 4.0
+
+
+def test_a_plan_that_only_kills_starts_nothing() -> None:
+    spec = pod(container("web"), debug=(EphemeralContainer(name="shell", image="sh:1"),))
+    actions = PodActions(kill_pod=True, ephemeral_containers_to_start=(0,))
+
+    async def scenario() -> House:
+        async with house() as home:
+            await home.executor.execute(spec, await home.look(), actions, mounts={}, cgroup_parent="", pull_secrets=())
+            return home
+
+    assert simulate(scenario())[0].changes() == []
+
+
+# What a container is made from.
+
+
+def test_a_container_is_made_from_its_spec_and_what_was_worked_out() -> None:
+    web = changed(
+        container("web"),
+        command=("serve", "$(COLOUR)"),
+        args=("--ip=$(IP)",),
+        env=(
+            EnvVar(
+                name="COLOUR",
+                value_from=EnvVarSource(config_map_key_ref=ConfigMapKeySelector(name="paint", key="colour")),
+            ),
+            EnvVar(name="IP", value_from=EnvVarSource(field_ref=ObjectFieldSelector(field_path="status.podIP"))),
+        ),
+        volume_mounts=(VolumeMount(name="data", mount_path="/data", sub_path="$x", read_only=True),),
+    )
+    spec = pod(web)
+
+    async def scenario() -> tuple[SandboxConfig, ContainerConfig]:
+        api = MemoryApi(VirtualClock())
+        paint = ConfigMap(metadata=ObjectMeta(name="paint", namespace="default"), data={"colour": "blue"})
+        await api.create(paint)
+        async with house(api) as home:
+            await home.sync(spec, mounts={"data": "/volumes/data"})
+            given = {call.operation: call.given for call in home.fake.ledger}
+            return given[Operation.RUN_SANDBOX], given[CREATE]
+
+    (sandbox, made), _ = simulate(scenario())
+    assert (sandbox.hostname, sandbox.log_directory, sandbox.cgroup_parent) == (
+        "web", "/var/log/pods/default_web_uid-web", "/pods",
+    )  # fmt: skip
+    assert (made.command, made.args) == (("serve", "blue"), (f"--ip={made.env['IP']}",))
+    assert made.env["IP"].startswith("10.")
+    assert made.mounts == (Mount(container_path="/data", host_path="/volumes/data/$x", read_only=True),)
+    assert (made.attempt, made.log_path, made.spec_hash) == (0, "web/0.log", container_hash(web))
+    assert made.image.startswith("sha256:")
+
+
+def test_each_restart_counts_on_from_the_newest_record() -> None:
+    spec = pod(container("web"))
+
+    async def scenario() -> list[tuple[int, str]]:
+        async with house() as home:
+            home.fake.behave("web", "web", Behaviour(after_seconds=1, exit_code=1))
+            for _ in range(3):
+                await home.sync(spec)
+                await asyncio.sleep(1000)
+            made = [call.given for call in home.fake.ledger if call.operation == CREATE]
+            return [(config.attempt, config.log_path) for config in made]
+
+    assert simulate(scenario())[0] == [(0, "web/0.log"), (1, "web/1.log"), (2, "web/2.log")]
+
+
+def test_a_pod_in_the_nodes_network_has_the_nodes_addresses() -> None:
+    spec = pod(
+        changed(
+            container("web"),
+            env=(EnvVar(name="IP", value_from=EnvVarSource(field_ref=ObjectFieldSelector(field_path="status.podIP"))),),
+        )
+    )
+    spec = changed(spec, spec=changed(spec.spec, host_network=True))
+    made = next(call.given for call in synced(spec).fake.ledger if call.operation == CREATE)
+    assert made.env == {"IP": "192.0.2.1"}
+
+
+# Removing what is dead.
+
+
+def test_the_newest_exit_of_each_container_is_kept() -> None:
+    spec = pod(container("web"), container("log"))
+
+    async def scenario() -> None:
+        async with house() as home:
+            home.fake.behave("web", "*", Behaviour(after_seconds=1, exit_code=4))
+            for _ in range(3):
+                await home.sync(spec)
+                await asyncio.sleep(1000)
+            record = await home.look()
+            web = record.container("web")
+            assert web is not None
+            await home.executor.collect_dead_containers(record, container_id=web.id)
+            record = await home.look()
+            counts = {name: [c.restart_count for c in record.containers if c.name == name] for name in ("web", "log")}
+            assert counts == {"web": [2], "log": [2, 1, 0]}
+            await home.executor.collect_dead_containers(record)
+            assert [found.exit_code for found in (await home.look()).containers] == [4, 4]
+
+    simulate(scenario())
+
+
+def test_of_a_deleted_pod_everything_goes_that_does_not_run() -> None:
+    spec = pod(container("web"), container("log"))
+
+    async def scenario() -> None:
+        async with house() as home:
+            await home.sync(spec)
+            home.fake.end_container(UID, "web", 1)
+            await home.executor.collect_dead_containers(await home.look(), everything=True)
+            record = await home.look()
+            assert [(found.name, found.state) for found in record.containers] == [("log", ContainerState.RUNNING)]
+            await home.kill(spec)
+            await home.executor.collect_dead_containers(await home.look(), everything=True)
+            record = await home.look()
+            assert (record.containers, record.sandboxes) == ((), ())
+
+    simulate(scenario())
+
+
+def test_what_cannot_be_removed_keeps_nothing_else_from_being_removed() -> None:
+    spec = pod(container("web"), container("log"), restart_policy="Never")
+
+    async def scenario() -> None:
+        async with house() as home:
+            await home.sync(spec)
+            await home.kill(spec)
+            home.fake.faults.fail(Operation.REMOVE_CONTAINER, UID)
+            record = replace(await home.look(), sandboxes=())
+            await home.executor.collect_dead_containers(record, everything=True)
+            assert len((await home.look()).containers) == 1
+
+    simulate(scenario())

@@ -1,0 +1,334 @@
+"""The loop in virtual time: order, patience with the runtime, bursts, deadlines, and whose trouble is whose."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from itertools import pairwise
+
+import pytest
+from msgspec.structs import replace
+
+from podkeeper.model.errors import RuntimeUnavailable
+from podkeeper.model.k8s.core import Pod, PodStatus
+from podkeeper.model.messages import (
+    FILE_SOURCE,
+    LifecycleEvent,
+    LifecycleEventType,
+    Op,
+    PodUID,
+    ProbeKind,
+    ProbeResult,
+    ProbeUpdate,
+)
+from podkeeper.rules.worker.updates import Update
+from tests.engine.loop_house import LoopHouse, never, play, pod
+
+WEB = PodUID("web")
+
+
+# News.
+
+
+def test_a_pod_that_is_added_runs_at_once() -> None:
+    async def story(node: LoopHouse) -> set[str]:
+        node.tell(Op.ADD, pod("web"))
+        await asyncio.sleep(0.01)
+        return set(node.runtime.running)
+
+    assert play(story) == ({"web"}, 0.01)
+
+
+def test_additions_are_taken_up_in_order_of_age_and_one_without_a_readable_time_holds_up_nobody() -> None:
+    async def story(node: LoopHouse) -> list[str]:
+        young, old = "2026-01-01T00:00:02Z", "2026-01-01T00:00:01Z"
+        node.tell(Op.ADD, pod("young", created=young), pod("odd", created="yesterday"), pod("old", created=old))
+        await asyncio.sleep(0.01)
+        return [who for _, _, who in node.syncer.diary]
+
+    assert play(story)[0] == ["odd", "old", "young"]
+
+
+def test_a_removed_pod_is_stopped_and_forgotten() -> None:
+    async def story(node: LoopHouse) -> tuple[set[str], bool]:
+        node.tell(Op.ADD, pod("web"))
+        await asyncio.sleep(1)
+        node.tell(Op.REMOVE, pod("web"))
+        await asyncio.sleep(3)
+        return node.runtime.running, node.workers.could_have_running_containers(WEB)
+
+    assert play(story)[0] == (set(), False)
+
+
+REFUSED = {
+    "an op that only sources send": lambda node: node.tell(Op.SET, pod("bad")),
+    "an op that nobody knows": lambda node: node.tell("SHRUG", pod("bad")),
+    "a pod without a UID": lambda node: node.tell(Op.ADD, pod("bad", "")),
+    "an event of a pod that is not desired": lambda node: node.loop.tell_lifecycle(
+        LifecycleEvent(PodUID("bad"), LifecycleEventType.CONTAINER_STARTED)
+    ),
+    "a result of a probe nobody made": lambda node: node.loop.tell_probe(
+        ProbeUpdate(ProbeKind.LIVENESS, PodUID("bad"), "fake://1", ProbeResult.FAILURE)
+    ),
+    "the end of a static pod nobody follows": lambda node: node.loop.left("nobody_ns"),
+}
+
+
+@pytest.mark.parametrize("tell", REFUSED.values(), ids=REFUSED.keys())
+def test_what_makes_no_sense_is_refused_and_the_loop_goes_on(tell: Callable[[LoopHouse], None]) -> None:
+    async def story(node: LoopHouse) -> set[str]:
+        tell(node)
+        node.tell(Op.ADD, pod("good"))
+        await asyncio.sleep(0.01)
+        return set(node.runtime.running)
+
+    assert play(story)[0] == {"good"}
+
+
+def test_an_exception_about_one_pod_spares_the_others() -> None:
+    async def story(node: LoopHouse) -> set[str]:
+        update = node.workers.update_pod
+
+        def raising(told: Update) -> None:
+            if told.uid == "bad":
+                raise ZeroDivisionError
+            update(told)
+
+        node.workers.update_pod = raising  # type: ignore[method-assign,assignment]
+        node.tell(Op.ADD, pod("first"), pod("bad"), pod("last"))
+        node.tell(Op.ADD, pod("later"))
+        await asyncio.sleep(0.01)
+        return set(node.runtime.running)
+
+    assert play(story)[0] == {"first", "last", "later"}
+
+
+def test_readiness_and_startup_results_set_flags_and_a_liveness_failure_syncs() -> None:
+    async def story(node: LoopHouse) -> tuple[object, int]:
+        node.tell(Op.ADD, pod("web"))
+        await asyncio.sleep(0.01)
+        before = len(node.syncer.diary)
+        for kind, result in (
+            (ProbeKind.READINESS, ProbeResult.SUCCESS),
+            (ProbeKind.STARTUP, ProbeResult.FAILURE),
+            (ProbeKind.LIVENESS, ProbeResult.SUCCESS),
+            (ProbeKind.LIVENESS, ProbeResult.FAILURE),
+        ):
+            node.loop.tell_probe(ProbeUpdate(kind, WEB, "fake://1", result))
+            await asyncio.sleep(0.01)
+        return node.status.flags, len(node.syncer.diary) - before
+
+    flags = [("ready", "web", "fake://1", True), ("started", "web", "fake://1", False)]
+    assert play(story)[0] == (flags, 3)
+
+
+def test_a_dead_container_is_collected_with_its_older_kin() -> None:
+    async def story(node: LoopHouse) -> object:
+        node.tell(Op.ADD, pod("web"))
+        node.loop.tell_lifecycle(LifecycleEvent(WEB, LifecycleEventType.CONTAINER_DIED, "c1"))
+        node.loop.tell_lifecycle(LifecycleEvent(WEB, LifecycleEventType.CONTAINER_REMOVED, "c0"))
+        await asyncio.sleep(0.01)
+        return node.collected
+
+    assert play(story)[0] == [("web", "c1", False)]
+
+
+def test_a_new_mirror_is_told_the_status_at_once() -> None:
+    async def story(node: LoopHouse) -> object:
+        node.tell(Op.ADD, pod("dns", "static", source=FILE_SOURCE), source=FILE_SOURCE)
+        node.tell(Op.ADD, pod("dns", "shadow", mirror=True))
+        await asyncio.sleep(0.01)
+        return node.status.told_mirrors
+
+    assert play(story)[0] == ["static"]
+
+
+# Turns.
+
+
+def test_a_pod_gets_its_turn_exactly_when_its_work_is_due() -> None:
+    async def story(node: LoopHouse) -> list[float]:
+        node.tell(Op.ADD, pod("web"))
+        await asyncio.sleep(0.01)
+        for seconds in (7.5, 0.0, 100.0):
+            node.loop.enqueue(WEB, seconds)
+            await asyncio.sleep(20)
+        await asyncio.sleep(90)
+        return node.syncer.did("sync", "web")
+
+    turns, _ = play(story)
+    assert turns[1:3] == pytest.approx([0.01 + 7.5, 0.01 + 20], abs=0.002)
+
+
+def test_an_idle_node_wakes_up_for_its_pods_and_for_nothing_else() -> None:
+    async def story(node: LoopHouse) -> int:
+        node.tell(Op.ADD, pod("web"))
+        await asyncio.sleep(1)
+        turns = 0
+        get_work = node.queue.get_work
+
+        def counted() -> list[PodUID]:
+            nonlocal turns
+            turns += 1
+            return get_work()
+
+        node.queue.get_work = counted  # type: ignore[method-assign]
+        await asyncio.sleep(600)
+        return turns
+
+    turns, _ = play(story)
+    assert turns <= 600 / 60
+
+
+def test_a_pod_past_its_deadline_is_synced_every_second_until_it_is_finished() -> None:
+    async def story(node: LoopHouse) -> tuple[list[float], int]:
+        node.tell(Op.ADD, pod("web", deadline_seconds=30, start_time="2026-01-01T00:00:00Z"))
+        await asyncio.sleep(33.5)
+        node.tell(Op.DELETE, pod("web", deadline_seconds=30, start_time="2026-01-01T00:00:00Z", deleted=True))
+        await asyncio.sleep(0.5)
+        seen = len(node.syncer.diary)
+        await asyncio.sleep(30)
+        return node.syncer.did("sync", "web"), len(node.syncer.diary) - seen
+
+    assert play(story)[0] == ([0.0, 30.0, 31.0, 32.0, 33.0], 0)
+
+
+def test_a_deadline_that_comes_before_all_work_is_not_slept_through() -> None:
+    async def story(node: LoopHouse) -> list[float]:
+        node.tell(Op.ADD, *(pod(f"quiet-{n}") for n in range(50)))
+        await asyncio.sleep(1)
+        node.tell(Op.ADD, pod("web", deadline_seconds=30, start_time="2026-01-01T00:00:00Z"))
+        await asyncio.sleep(29.5)
+        return node.syncer.did("sync", "web")
+
+    assert play(story)[0] == [1.0, 30.0]
+
+
+def test_a_deadline_counts_from_the_start_time_that_is_published_later() -> None:
+    async def story(node: LoopHouse) -> list[float]:
+        node.tell(Op.ADD, pod("web", deadline_seconds=30))
+        await asyncio.sleep(8)
+        node.status.set_pod_status(pod("web"), PodStatus(start_time="2026-01-01T00:00:08Z"))
+        await asyncio.sleep(30.5)
+        return node.syncer.did("sync", "web")
+
+    assert play(story)[0] == [0.0, 38.0]
+
+
+# The runtime as a whole.
+
+
+async def _down() -> None:
+    raise RuntimeUnavailable("cannot reach the runtime")
+
+
+async def _broken() -> None:
+    raise ZeroDivisionError
+
+
+TROUBLES = {"it does not answer": _down, "it hangs": never, "its client is broken": _broken}
+
+
+@pytest.mark.parametrize("trouble", TROUBLES.values(), ids=TROUBLES.keys())
+def test_while_the_runtime_is_not_well_nothing_is_started_and_nothing_is_lost(
+    trouble: Callable[[], Awaitable[None]],
+) -> None:
+    async def story(node: LoopHouse) -> tuple[list[object], set[str]]:
+        seen: list[object] = []
+        node.tell(Op.ADD, pod("before"))
+        await asyncio.sleep(1)
+        node.runtime.before_health = trouble
+        await asyncio.sleep(20)
+        seen.append(node.loop.health() is not None)
+        node.tell(Op.ADD, *(pod(f"pod-{n}") for n in range(100)))
+        node.tell(Op.REMOVE, pod("before"))
+        await asyncio.sleep(60)
+        seen.append(set(node.runtime.running))
+        node.runtime.before_health = None
+        await asyncio.sleep(20)
+        return [*seen, node.loop.health()], set(node.runtime.running)
+
+    seen, running = play(story)[0]
+    assert seen == [True, {"before"}, None]
+    assert running == {f"pod-{n}" for n in range(100)}
+
+
+def test_a_runtime_that_says_it_is_not_ready_is_asked_again_after_pauses_that_double() -> None:
+    async def story(node: LoopHouse) -> list[float]:
+        asked: list[float] = []
+
+        async def note() -> None:
+            asked.append(node.clock.monotonic())
+
+        node.runtime.ready, node.runtime.before_health = False, note
+        await asyncio.sleep(30)
+        return asked
+
+    asked, _ = play(story)
+    pauses = [round(later - sooner, 3) for sooner, later in pairwise(asked)]
+    assert pauses[:8] == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
+
+
+# Bursts and hangs.
+
+
+def test_ten_thousand_additions_hold_up_nobody_for_more_than_a_few_pods() -> None:
+    async def story(node: LoopHouse) -> int:
+        node.tell(Op.ADD, *(pod(f"pod-{n}") for n in range(10_000)))
+        worst = 0
+        while len(node.runtime.running) < 10_000:
+            before = len(node.admission)
+            await asyncio.sleep(0)
+            worst = max(worst, len(node.admission) - before)
+        return worst
+
+    worst, seconds = play(story)
+    assert worst <= 32
+    assert seconds == 0.0  # as fast as the machine goes: no pause is made
+
+
+def test_one_hung_pass_delays_none_of_a_hundred_pods() -> None:
+    async def story(node: LoopHouse) -> tuple[int, set[str]]:
+        node.syncer.hanging.add("pod-0")
+        node.tell(Op.ADD, *(pod(f"pod-{n}") for n in range(100)))
+        await asyncio.sleep(0.01)
+        running = len(node.runtime.running)
+        node.tell(Op.REMOVE, *(pod(f"pod-{n}") for n in range(100)))
+        await asyncio.sleep(0.01)
+        return running, node.runtime.running
+
+    assert play(story)[0] == (99, set())
+
+
+# Static pods.
+
+
+def changed(predecessor: Pod, uid: str) -> Pod:
+    return replace(predecessor, metadata=replace(predecessor.metadata, uid=uid))
+
+
+def test_the_successor_of_a_static_pod_starts_as_soon_as_its_predecessor_has_left() -> None:
+    async def story(node: LoopHouse) -> tuple[list[float], list[float]]:
+        old = pod("dns", "old", source=FILE_SOURCE)
+        node.syncer.stop_seconds["old"] = 17.25
+        node.tell(Op.ADD, old, source=FILE_SOURCE)
+        await asyncio.sleep(1)
+        node.tell(Op.REMOVE, old, source=FILE_SOURCE)
+        node.tell(Op.ADD, changed(old, "new"), source=FILE_SOURCE)
+        await asyncio.sleep(30)
+        return node.syncer.did("clean up", "old"), node.syncer.did("sync", "new")[:1]
+
+    assert play(story, sources=(FILE_SOURCE,))[0] == ([18.25], [18.25])
+
+
+def test_of_three_versions_of_a_static_pod_the_last_one_runs() -> None:
+    async def story(node: LoopHouse) -> tuple[set[str], list[float]]:
+        first = pod("dns", "1", source=FILE_SOURCE)
+        node.syncer.stop_seconds["1"] = 5
+        node.tell(Op.ADD, first, source=FILE_SOURCE)
+        await asyncio.sleep(1)
+        for old, new in pairwise([first, changed(first, "2"), changed(first, "3")]):
+            node.tell(Op.REMOVE, old, source=FILE_SOURCE)
+            node.tell(Op.ADD, new, source=FILE_SOURCE)
+        await asyncio.sleep(20)
+        return node.runtime.running, node.syncer.did("sync", "3")[:1]
+
+    assert play(story, sources=(FILE_SOURCE,))[0] == ({"3"}, [6.0])

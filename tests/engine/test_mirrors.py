@@ -1,0 +1,261 @@
+"""Mirrors: made, replaced and deleted in the API without making a static pod wait for it."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import pytest
+from msgspec.structs import replace
+
+from podkeeper.engine.manager import PodManager
+from podkeeper.engine.mirrors import MirrorClient
+from podkeeper.model.errors import AlreadyExists, ApiUnavailable, Conflict, NotFound
+from podkeeper.model.k8s.core import Pod
+from podkeeper.model.k8s.meta import ObjectMeta
+from podkeeper.model.messages import (
+    CONFIG_HASH_ANNOTATION,
+    CONFIG_MIRROR_ANNOTATION,
+    CONFIG_SOURCE_ANNOTATION,
+    FILE_SOURCE,
+)
+from podkeeper.model.wire import Wire
+from podkeeper.testing.virtual_time import simulate
+
+T = TypeVar("T")
+K = TypeVar("K", bound=Wire)
+
+
+class Api:
+    """One shelf of pods. `troubles` are raised by the next calls, before or (when lost) after they took effect."""
+
+    def __init__(self) -> None:
+        self.pods: dict[str, Pod] = {}
+        self.calls: list[tuple[float, str]] = []
+        self.troubles: list[str] = []
+        self._made = 0
+
+    async def get(self, kind: type[K], name: str, namespace: str = "") -> K:
+        self._call("get")
+        if name not in self.pods:
+            raise NotFound(f"cannot get {name}")
+        return self.pods[name]  # type: ignore[return-value]
+
+    async def create(self, what: K) -> K:
+        self._call("create")
+        assert isinstance(what, Pod)
+        if (what.metadata.name or "") in self.pods:
+            raise AlreadyExists(f"cannot create {what.metadata.name}")
+        self._made += 1
+        made = replace(what, metadata=replace(what.metadata, uid=f"api-{self._made}"))
+        self.pods[what.metadata.name or ""] = made
+        self._maybe_lose_the_answer()
+        return made
+
+    async def delete(
+        self,
+        kind: type[K],
+        name: str,
+        namespace: str = "",
+        *,
+        grace_seconds: int | None = None,
+        uid: str | None = None,
+    ) -> None:
+        self._call("delete")
+        assert grace_seconds == 0
+        if name not in self.pods:
+            raise NotFound(f"cannot delete {name}")
+        if uid not in (None, self.pods[name].metadata.uid):
+            raise Conflict(f"cannot delete {name}")
+        del self.pods[name]
+        self._maybe_lose_the_answer()
+
+    def _call(self, what: str) -> None:
+        self.calls.append((asyncio.get_running_loop().time(), what))
+        if self.troubles[:1] == ["down"]:
+            self.troubles.pop(0)
+            raise ApiUnavailable("cannot reach the API")
+
+    def _maybe_lose_the_answer(self) -> None:
+        if self.troubles[:1] == ["lost"]:
+            self.troubles.pop(0)
+            raise ApiUnavailable("cannot hear the API")
+
+    def did(self) -> list[str]:
+        return [what for _, what in self.calls]
+
+
+def static(version: str = "1") -> Pod:
+    annotations = {CONFIG_SOURCE_ANNOTATION: FILE_SOURCE, CONFIG_HASH_ANNOTATION: version}
+    return Pod(metadata=ObjectMeta(name="dns", namespace="ns", uid="static", annotations=annotations))
+
+
+def mirror(version: str, uid: str = "api-0", *, deleted: bool = False) -> Pod:
+    annotations = {CONFIG_SOURCE_ANNOTATION: "api", CONFIG_MIRROR_ANNOTATION: version}
+    deletion = "2026-01-01T00:00:00Z" if deleted else None
+    return Pod(
+        metadata=ObjectMeta(name="dns", namespace="ns", uid=uid, annotations=annotations, deletion_timestamp=deletion)
+    )
+
+
+class Desk:
+    """A mirror client at work, with its API and its pod manager."""
+
+    def __init__(self) -> None:
+        self.api, self.pods = Api(), PodManager()
+        self.node_uid: str | None = "node-uid"
+        self.client = MirrorClient(api=self.api, pods=self.pods, node_name="node", node_uid=lambda: self.node_uid)
+
+    def has(self, *pods: Pod) -> None:
+        for each in pods:
+            self.pods.update(each)
+            if CONFIG_MIRROR_ANNOTATION in (each.metadata.annotations or {}):
+                self.api.pods["dns"] = each
+
+    def shown_hash(self) -> str | None:
+        there = self.api.pods.get("dns")
+        return None if there is None else (there.metadata.annotations or {}).get(CONFIG_MIRROR_ANNOTATION)
+
+
+def play(story: Callable[[Desk], Awaitable[T]]) -> T:
+    async def life() -> T:
+        desk = Desk()
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(desk.client.run())
+            result = await story(desk)
+            running.cancel()
+        return result
+
+    return simulate(life())[0]
+
+
+NEEDS = {
+    "a pod without a mirror gets one": ((), ["create"]),
+    "a mirror of this very version stays": ((mirror("1"),), []),
+    "a mirror of another version is replaced": ((mirror("0"),), ["delete", "create"]),
+    "a mirror that somebody deletes is replaced": ((mirror("1", deleted=True),), ["delete", "create"]),
+}
+
+
+@pytest.mark.parametrize("there, expected", NEEDS.values(), ids=NEEDS.keys())
+def test_what_a_mirror_needs(there: tuple[Pod, ...], expected: list[str]) -> None:
+    async def story(desk: Desk) -> tuple[list[str], str | None]:
+        desk.has(static(), *there)
+        await desk.client.ensure(static(), there[0] if there else None)
+        await asyncio.sleep(1)
+        return desk.api.did(), desk.shown_hash()
+
+    assert play(story) == (expected, "1")
+
+
+def test_a_pod_of_the_api_gets_no_mirror() -> None:
+    async def story(desk: Desk) -> list[str]:
+        annotations = {CONFIG_SOURCE_ANNOTATION: "api"}
+        await desk.client.ensure(Pod(metadata=ObjectMeta(name="web", uid="web", annotations=annotations)), None)
+        await asyncio.sleep(1)
+        return desk.api.did()
+
+    assert play(story) == []
+
+
+def test_an_api_that_is_away_holds_up_nobody_and_is_tried_again_ever_less_often() -> None:
+    async def story(desk: Desk) -> tuple[float, list[float], str | None]:
+        desk.has(static())
+        desk.api.troubles = ["down"] * 7
+        await desk.client.ensure(static(), None)
+        returned = asyncio.get_running_loop().time()
+        await asyncio.sleep(200)
+        return returned, [at for at, _ in desk.api.calls], desk.shown_hash()
+
+    assert play(story) == (0.0, [0, 1, 3, 7, 15, 31, 61, 91], "1")
+
+
+def test_the_latest_version_is_what_the_api_gets_after_an_outage() -> None:
+    async def story(desk: Desk) -> str | None:
+        desk.has(static("1"))
+        desk.api.troubles = ["down"] * 3
+        await desk.client.ensure(static("1"), None)
+        await asyncio.sleep(2)
+        desk.has(static("2"))
+        await desk.client.ensure(static("2"), None)
+        await asyncio.sleep(60)
+        return desk.shown_hash()
+
+    assert play(story) == "2"
+
+
+def test_care_ends_with_the_pod() -> None:
+    async def story(desk: Desk) -> int:
+        desk.has(static())
+        desk.api.troubles = ["down"] * 1000
+        await desk.client.ensure(static(), None)
+        await asyncio.sleep(2)
+        desk.pods.remove(static())
+        await asyncio.sleep(1000)
+        return len(desk.api.calls)
+
+    assert play(story) == 2
+
+
+def test_a_lost_answer_to_a_creation_makes_no_second_mirror() -> None:
+    async def story(desk: Desk) -> tuple[list[str], str | None]:
+        desk.has(static())
+        desk.api.troubles = ["lost"]
+        await desk.client.ensure(static(), None)
+        await asyncio.sleep(60)
+        return desk.api.did(), desk.api.pods["dns"].metadata.uid
+
+    assert play(story) == (["create", "create", "get"], "api-1")
+
+
+def test_a_lost_answer_to_a_deletion_leaves_no_pod_without_a_mirror() -> None:
+    async def story(desk: Desk) -> tuple[list[str], str | None]:
+        desk.has(static(), mirror("0"))
+        desk.api.troubles = ["lost"]
+        await desk.client.ensure(static(), mirror("0"))
+        await asyncio.sleep(60)
+        return desk.api.did(), desk.shown_hash()
+
+    assert play(story) == (["delete", "delete", "create"], "1")
+
+
+def test_a_mirror_that_is_another_one_by_now_is_not_deleted() -> None:
+    async def story(desk: Desk) -> tuple[bool, str | None]:
+        desk.has(static(), mirror("0", "old"))
+        desk.api.pods["dns"] = mirror("1", "new")
+        await desk.client.ensure(static(), mirror("0", "old"))
+        await asyncio.sleep(60)
+        return await desk.client.delete("dns_ns", "old"), desk.api.pods["dns"].metadata.uid
+
+    assert play(story) == (False, "new")
+
+
+def test_no_mirror_goes_before_the_new_one_can_come() -> None:
+    async def story(desk: Desk) -> tuple[list[str], str | None]:
+        desk.has(static(), mirror("0"))
+        desk.node_uid = None
+        await desk.client.ensure(static(), mirror("0"))
+        await asyncio.sleep(5)
+        before = desk.api.did()
+        desk.node_uid = "node-uid"
+        await asyncio.sleep(10)
+        return before, desk.shown_hash()
+
+    assert play(story) == ([], "1")
+
+
+def test_deleting_a_mirror_that_is_gone_is_no_trouble() -> None:
+    async def story(desk: Desk) -> list[bool]:
+        desk.has(mirror("1"))
+        return [await desk.client.delete("dns_ns") for _ in range(2)]
+
+    assert play(story) == [True, False]
+
+
+def test_without_an_api_nothing_happens_and_nobody_waits() -> None:
+    async def story() -> bool:
+        client = MirrorClient(api=None, pods=PodManager(), node_name="node", node_uid=lambda: None)
+        await client.ensure(static(), None)
+        await client.run()
+        return await client.delete("dns_ns")
+
+    assert simulate(story()) == (False, 0.0)

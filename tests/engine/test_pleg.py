@@ -1,0 +1,736 @@
+"""PLEG in virtual time: whatever becomes of events, the cache ends up as the runtime is, and every change is told."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from math import inf, nextafter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from podkeeper.engine.cache import PodCache
+from podkeeper.engine.pleg import Pace, Pleg
+from podkeeper.model.errors import CallTimedOut, RuntimeRefused, RuntimeUnavailable
+from podkeeper.model.messages import LifecycleEvent, LifecycleEventType, PodUID
+from podkeeper.model.runtime import ContainerRecord, ContainerState, PodRecord, SandboxRecord
+from podkeeper.model.runtime_calls import RuntimeEvent, RuntimeEventType
+from podkeeper.testing.virtual_time import BEGINNING, VirtualClock, simulate
+
+CREATED, RUNNING, EXITED, UNKNOWN = ContainerState
+STARTED, DIED, REMOVED, CHANGED, SYNC = LifecycleEventType
+WEB, DB = PodUID("web"), PodUID("db")
+KINDS = {RUNNING: RuntimeEventType.STARTED, EXITED: RuntimeEventType.STOPPED, None: RuntimeEventType.DELETED}
+
+
+def record(uid: PodUID, states: dict[str, ContainerState]) -> PodRecord:
+    """A pod with these containers; its sandbox has an address while a container runs."""
+    ips = ("10.0.0.1",) if RUNNING in states.values() else ()
+    containers = tuple(ContainerRecord(id=key, name=key, state=state) for key, state in states.items())
+    return PodRecord(uid=uid, name=uid, namespace="ns", ips=ips, containers=containers)
+
+
+class Runtime:
+    """Pods in a dictionary; a look or listing takes its time and is taken half-way through it."""
+
+    def __init__(self) -> None:
+        self.pods: dict[PodUID, dict[str, ContainerState]] = {}
+        self.look_seconds = 0.0
+        self.list_seconds = 0.0
+        self.hung: set[PodUID] = set()
+        self.refusing: set[PodUID] = set()
+        self.list_hangs = False
+        self.has_stream = True
+        self.looks: list[tuple[PodUID, float]] = []
+        self.lists: list[float] = []
+        self.streams: list[asyncio.Queue[RuntimeEvent | None]] = []
+
+    def put(self, uid: PodUID, state: ContainerState | None, container: str = "app", tell: bool = True) -> None:
+        """Let a container be in a state, or be gone; tell so."""
+        pod = self.pods.setdefault(uid, {})
+        pod.pop(container, None)
+        if state is not None:
+            pod[container] = state
+        if not pod:
+            del self.pods[uid]
+        if tell:
+            self.tell(uid, container, state)
+
+    def tell(self, uid: PodUID, container: str = "app", state: ContainerState | None = RUNNING) -> None:
+        for stream in self.streams:
+            stream.put_nowait(RuntimeEvent(uid, container, KINDS.get(state, RuntimeEventType.CREATED), BEGINNING))
+
+    def break_streams(self) -> None:
+        for stream in self.streams:
+            stream.put_nowait(None)
+
+    def record(self, uid: PodUID) -> PodRecord:
+        return record(uid, self.pods[uid]) if uid in self.pods else PodRecord(uid=uid)
+
+    async def pod_record(self, uid: PodUID) -> PodRecord:
+        self.looks.append((uid, now()))
+        await asyncio.sleep(self.look_seconds / 2)
+        if uid in self.hung:
+            await asyncio.Event().wait()
+        if uid in self.refusing:
+            raise RuntimeRefused("cannot tell")
+        found = self.record(uid)
+        await asyncio.sleep(self.look_seconds / 2)
+        return found
+
+    async def list_pods(self) -> Sequence[PodRecord]:
+        self.lists.append(now())
+        await asyncio.sleep(self.list_seconds / 2)
+        if self.list_hangs:
+            await asyncio.Event().wait()
+        found = [self.record(uid) for uid in self.pods]
+        await asyncio.sleep(self.list_seconds / 2)
+        return found
+
+    async def events(self) -> AsyncIterator[RuntimeEvent]:
+        if not self.has_stream:
+            raise RuntimeUnavailable("cannot stream events")
+        stream: asyncio.Queue[RuntimeEvent | None] = asyncio.Queue()
+        self.streams.append(stream)
+        try:
+            while (event := await stream.get()) is not None:
+                yield event
+        finally:
+            self.streams.remove(stream)
+
+
+class Counts:
+    """An observer that remembers."""
+
+    def __init__(self) -> None:
+        self.missed_pods = 0
+        self.discarded_events = 0
+        self.intervals: list[float | None] = []
+        self.latencies: list[float] = []
+        self.breaks = 0
+        self.looks = 0
+
+    def relisted(self, seconds: float, interval_seconds: float | None) -> None:
+        self.intervals.append(interval_seconds)
+
+    def listed(self, pods: Sequence[PodRecord], now: datetime) -> None: ...
+
+    def looked(self, seconds: float) -> None:
+        self.looks += 1
+
+    def missed(self, pods: int) -> None:
+        self.missed_pods += pods
+
+    def discarded(self) -> None:
+        self.discarded_events += 1
+
+    def heard(self, latency_seconds: float) -> None:
+        self.latencies.append(latency_seconds)
+
+    def stream_opened(self) -> None: ...
+
+    def stream_broke(self) -> None:
+        self.breaks += 1
+
+
+@dataclass
+class House:
+    """A PLEG with its neighbours; `told` has each event with its time and what the cache showed at that instant."""
+
+    runtime: Runtime = field(default_factory=Runtime)
+    pace: Pace = field(default_factory=Pace)
+    counts: Counts = field(default_factory=Counts)
+    told: list[tuple[float, LifecycleEvent, PodRecord]] = field(default_factory=list)
+    deaf: bool = False
+    last: float = -inf
+
+    def __post_init__(self) -> None:
+        self.clock = VirtualClock()
+        self.cache = PodCache(refresh=lambda uid: self.pleg.request(uid))
+        self.pleg = Pleg(
+            runtime=self.runtime, cache=self.cache, emit=self.emit, clock=self.clock, moment=self.moment,
+            pace=self.pace, observer=self.counts,
+        )  # fmt: skip
+
+    def moment(self) -> float:
+        self.last = max(now(), nextafter(self.last, inf))
+        return self.last
+
+    def emit(self, event: LifecycleEvent) -> None:
+        if self.deaf:
+            raise RuntimeError("no room")
+        self.told.append((now(), event, self.cache.get(event.uid)))
+
+    def news(self) -> list[tuple[float, str, LifecycleEventType]]:
+        return [(at, event.uid, event.type) for at, event, _ in self.told]
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def live(
+    scenario: Callable[[House], Awaitable[None]], runtime: Runtime | None = None, pace: Pace | None = None
+) -> House:
+    """Let a PLEG live through a scenario in virtual time."""
+
+    async def life() -> House:
+        house = House(runtime or Runtime(), pace or Pace())
+        bugs: list[dict[str, object]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, bug: bugs.append(bug))
+        running = asyncio.ensure_future(house.pleg.run())
+        await scenario(house)
+        assert not running.done()
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert bugs == []
+        return house
+
+    return simulate(life())[0]
+
+
+def runtime_with(**pods: ContainerState) -> Runtime:
+    runtime = Runtime()
+    for uid, state in pods.items():
+        runtime.put(PodUID(uid), state)
+    return runtime
+
+
+# Events and requests.
+
+
+def test_an_event_leads_to_a_look_then_to_the_cache_then_to_the_news() -> None:
+    async def scenario(house: House) -> None:
+        house.runtime.look_seconds = 0.25
+        await asyncio.sleep(30.25)
+        house.runtime.put(WEB, RUNNING)
+        await asyncio.sleep(1)
+
+    house = live(scenario)
+    assert house.news() == [(30.5, "web", STARTED)]
+    assert house.told[0][2] == record(WEB, {"app": RUNNING})
+    assert house.counts.latencies == [30.25]
+
+
+def test_what_is_there_at_the_start_is_found_and_told() -> None:
+    house = live(lambda house: asyncio.sleep(1), runtime_with(web=RUNNING, db=EXITED))
+    assert sorted(house.news()) == [(0.0, "db", DIED), (0.0, "web", STARTED)]
+    assert house.counts.missed_pods == 0
+
+
+def test_whoever_waits_for_news_after_its_own_action_gets_them_without_a_relist() -> None:
+    async def scenario(house: House) -> None:
+        house.runtime.look_seconds = 0.1
+        await asyncio.sleep(30)
+        since = house.moment()
+        house.runtime.put(WEB, RUNNING, tell=False)
+        found = await house.cache.get_newer_than(WEB, since)
+        assert (found, now()) == (record(WEB, {"app": RUNNING}), 30.1)
+        assert await house.cache.get_newer_than(WEB, since) == found
+
+    house = live(scenario)
+    assert house.runtime.looks == [(WEB, 30.0)]
+    assert house.counts.missed_pods == 0
+
+
+def test_a_look_at_a_pod_that_is_not_there_yet_ends_the_wait_and_is_forgotten() -> None:
+    async def scenario(house: House) -> None:
+        await asyncio.sleep(30)
+        assert await house.cache.get_newer_than(WEB, house.moment()) == PodRecord(uid=WEB)
+
+    assert live(scenario).news() == []
+
+
+def test_requests_during_a_look_lead_to_one_more_look() -> None:
+    async def scenario(house: House) -> None:
+        house.runtime.look_seconds = 1.0
+        await asyncio.sleep(30)
+        for _ in range(5):
+            house.pleg.request(WEB)
+        await asyncio.sleep(0.6)  # the look was taken at half past
+        house.runtime.put(WEB, RUNNING, tell=False)
+        for _ in range(5):
+            house.pleg.request(WEB)
+        await asyncio.sleep(5)
+
+    house = live(scenario)
+    assert house.runtime.looks == [(WEB, 30.0), (WEB, 31.0)]
+    assert house.news() == [(32.0, "web", STARTED)]
+
+
+def test_an_ended_pod_keeps_its_address() -> None:
+    async def scenario(house: House) -> None:
+        await asyncio.sleep(10)
+        house.runtime.put(WEB, EXITED)
+        await asyncio.sleep(1)
+        assert house.cache.get(WEB).ips == ("10.0.0.1",)
+
+    live(scenario, runtime_with(web=RUNNING))
+
+
+def test_a_pod_that_vanishes_is_dropped_and_its_end_told() -> None:
+    async def scenario(house: House) -> None:
+        await asyncio.sleep(10)
+        house.runtime.put(WEB, None)
+        house.runtime.put(DB, None, tell=False)
+        await asyncio.sleep(60)
+        assert (house.cache.get(WEB), house.cache.get(DB)) == (PodRecord(uid=WEB), PodRecord(uid=DB))
+
+    house = live(scenario, runtime_with(web=RUNNING, db=RUNNING))
+    assert house.news()[2:] == [
+        (10.0, "web", DIED), (10.0, "web", REMOVED), (65.0, "db", DIED), (65.0, "db", REMOVED),
+    ]  # fmt: skip
+
+
+def test_a_sandbox_alone_is_a_pod() -> None:
+    class Boxes(Runtime):
+        def record(self, uid: PodUID) -> PodRecord:
+            return PodRecord(uid=uid, sandboxes=(SandboxRecord(id="box", ready=True),))
+
+    async def scenario(house: House) -> None:
+        house.pleg.request(WEB)
+        await asyncio.sleep(1)
+
+    assert live(scenario, Boxes()).news() == [(0.0, "web", STARTED)]
+
+
+# The relist.
+
+
+def test_with_events_the_relist_is_slow_once_the_stream_has_proved_itself() -> None:
+    house = live(lambda house: asyncio.sleep(130), runtime_with(web=RUNNING))
+    assert house.runtime.lists == [0, 1, 2, 3, 4, 5, 65, 125]
+    assert house.counts.intervals == [None, 1, 1, 1, 1, 1, 60, 60]
+    assert len(house.runtime.looks) == 1
+
+
+def test_without_events_it_is_as_quick_as_the_references() -> None:
+    async def scenario(house: House) -> None:
+        house.runtime.has_stream = False
+        await asyncio.sleep(100.5)
+        house.runtime.put(WEB, RUNNING)
+        await asyncio.sleep(20)
+
+    house = live(scenario)
+    assert [at for at in house.runtime.lists if 40 < at < 60] == list(range(41, 60))
+    assert house.news() == [(101.0, "web", STARTED)]
+    assert house.counts.missed_pods == 0  # nobody could have told
+
+
+def test_a_stream_that_ends_at_once_again_and_again_counts_as_none() -> None:
+    class Hasty(Runtime):
+        async def events(self) -> AsyncIterator[RuntimeEvent]:
+            return
+            yield
+
+    house = live(lambda house: asyncio.sleep(60.5), Hasty())
+    assert set(range(60)) <= set(house.runtime.lists)
+    assert house.counts.breaks < 12  # it is asked ever less often
+
+
+def test_after_a_break_there_is_a_relist_and_the_stream_is_followed_again() -> None:
+    async def scenario(house: House) -> None:
+        await asyncio.sleep(30)
+        house.runtime.put(WEB, RUNNING, tell=False)
+        house.runtime.break_streams()
+        await asyncio.sleep(20)
+        house.runtime.put(WEB, EXITED)
+        await asyncio.sleep(1)
+
+    house = live(scenario)
+    assert house.news() == [(30.0, "web", STARTED), (50.0, "web", DIED)]
+    assert house.counts.missed_pods == 0  # a break is no lie
+
+
+def test_a_lost_event_is_healed_by_the_relist_counted_once_and_arouses_doubt() -> None:
+    async def scenario(house: House) -> None:
+        await asyncio.sleep(30)
+        house.runtime.put(WEB, EXITED, tell=False)
+        house.runtime.put(DB, None, tell=False)
+        await asyncio.sleep(36)
+        await house.cache.get_newer_than(WEB, house.moment())  # as the worker does on the news: no event
+        await asyncio.sleep(64)
+
+    house = live(scenario, runtime_with(web=RUNNING, db=EXITED))
+    assert sorted(house.news()[2:]) == [(65.0, "db", REMOVED), (65.0, "web", DIED)]
+    assert house.counts.missed_pods == 2
+    assert 70 in house.runtime.lists  # 65 and 2 for a late event; then every second
+
+
+def test_a_late_event_is_not_a_missed_one() -> None:
+    async def scenario(house: House) -> None:
+        await asyncio.sleep(64.5)
+        house.runtime.put(WEB, EXITED, tell=False)
+        await asyncio.sleep(1)
+        house.runtime.tell(WEB)
+        await asyncio.sleep(30)
+
+    house = live(scenario, runtime_with(web=RUNNING))
+    assert house.news()[1:] == [(65.0, "web", DIED)]
+    assert house.counts.missed_pods == 0
+
+
+def test_an_announced_change_that_cannot_be_seen_yet_is_not_a_missed_one() -> None:
+    async def scenario(house: House) -> None:
+        await asyncio.sleep(30)
+        house.runtime.refusing.add(WEB)
+        house.runtime.put(WEB, EXITED)
+        await asyncio.sleep(155.5)
+        house.runtime.refusing.clear()  # half a second after a relist
+        house.pleg.request(WEB)
+        await asyncio.sleep(60)
+
+    house = live(scenario, runtime_with(web=RUNNING))
+    assert house.news()[1:] == [(185.5, "web", DIED)]
+    assert house.counts.missed_pods == 0
+
+
+def test_a_listing_that_disagrees_with_the_looks_is_no_missed_event() -> None:
+    class TwoMinded(Runtime):
+        async def list_pods(self) -> Sequence[PodRecord]:
+            await super().list_pods()
+            return [record(uid, {"app": UNKNOWN}) for uid in self.pods]
+
+    runtime = TwoMinded()
+    runtime.put(WEB, RUNNING)
+    house = live(lambda house: asyncio.sleep(200), runtime)
+    assert (house.news(), house.counts.missed_pods) == ([(0.0, "web", STARTED)], 0)
+
+
+def test_a_look_begun_after_the_listing_wins_over_it() -> None:
+    async def scenario(house: House) -> None:
+        await asyncio.sleep(30)
+        house.runtime.list_seconds = 4.0  # taken at 67
+        await asyncio.sleep(38)
+        house.runtime.put(WEB, RUNNING)
+        house.runtime.put(DB, EXITED)
+        await asyncio.sleep(10)
+        assert house.cache.get(WEB) == record(WEB, {"app": RUNNING})
+        assert house.cache.get(DB).containers == record(DB, {"app": EXITED}).containers
+
+    house = live(scenario, runtime_with(db=RUNNING))
+    assert house.news()[1:] == [(68.0, "web", STARTED), (68.0, "db", DIED)]
+    assert house.runtime.looks[1:] == [(WEB, 68.0), (DB, 68.0)]
+    assert house.counts.missed_pods == 0
+
+
+def test_a_look_begun_before_the_listing_that_shows_the_pod_gone_is_not_believed() -> None:
+    async def scenario(house: House) -> None:
+        await asyncio.sleep(30)
+        house.runtime.look_seconds = 60.0  # taken at 64, answered at 94
+        await asyncio.sleep(4)
+        house.pleg.request(WEB)
+        await asyncio.sleep(30.5)
+        house.runtime.put(WEB, None, tell=False)
+        await asyncio.sleep(60)
+        assert house.cache.get(WEB) == PodRecord(uid=WEB)
+
+    house = live(scenario, runtime_with(web=RUNNING))
+    assert house.news()[1:] == [(65.0, "web", DIED), (65.0, "web", REMOVED)]
+
+
+# Failures.
+
+
+def test_a_failed_look_is_repeated_ever_less_often_and_told_when_it_succeeds() -> None:
+    async def scenario(house: House) -> None:
+        await asyncio.sleep(30)
+        house.runtime.refusing.add(WEB)
+        house.runtime.put(WEB, EXITED)
+        await asyncio.sleep(5)
+        assert house.cache.get(WEB) == record(WEB, {"app": RUNNING})
+        with pytest.raises(RuntimeRefused):
+            await house.cache.get_newer_than(WEB, 29)
+        house.runtime.refusing.clear()
+        await asyncio.sleep(10)
+
+    house = live(scenario, runtime_with(web=RUNNING))
+    assert [at for _, at in house.runtime.looks] == [0, 30, 31, 33, 37]
+    assert house.news()[1:] == [(37.0, "web", DIED)]
+
+
+def test_a_failed_look_that_missed_nothing_still_ends_in_a_sync() -> None:
+    async def scenario(house: House) -> None:
+        await asyncio.sleep(30)
+        house.runtime.refusing.add(WEB)
+        house.pleg.request(WEB)
+        await asyncio.sleep(0.5)
+        house.runtime.refusing.clear()
+        await asyncio.sleep(1)
+
+    assert live(scenario, runtime_with(web=RUNNING)).news()[1:] == [(31.0, "web", SYNC)]
+
+
+def test_a_request_does_not_wait_for_the_pause_after_a_failure() -> None:
+    async def scenario(house: House) -> None:
+        await asyncio.sleep(30)
+        house.runtime.refusing.add(WEB)
+        house.pleg.request(WEB)
+        await asyncio.sleep(8)
+        house.runtime.refusing.clear()
+        await house.cache.get_newer_than(WEB, house.moment())
+        assert now() == 38
+        await asyncio.sleep(20)
+
+    house = live(scenario, runtime_with(web=RUNNING))
+    assert [at for _, at in house.runtime.looks] == [0, 30, 31, 33, 37, 38]
+
+
+def test_a_relist_does_not_hurry_a_pod_whose_looks_fail_but_lets_it_go_when_it_is_gone() -> None:
+    async def scenario(house: House) -> None:
+        house.runtime.has_stream = False
+        house.runtime.refusing.add(WEB)
+        house.runtime.put(WEB, RUNNING)
+        await asyncio.sleep(40)
+        house.runtime.put(WEB, None)
+        await asyncio.sleep(40)
+
+    house = live(scenario)
+    assert [at for _, at in house.runtime.looks] == [0, 1, 3, 7, 15, 31]
+    assert house.news() == [(40.0, "web", SYNC)]
+
+
+def test_a_failed_relist_is_tried_again_soon() -> None:
+    class Moody(Runtime):
+        async def list_pods(self) -> Sequence[PodRecord]:
+            found = await super().list_pods()
+            if 60 < now() < 70:
+                raise RuntimeUnavailable("cannot list")
+            if 70 <= now() < 80:
+                raise ValueError("a bug")
+            return found
+
+    house = live(lambda house: asyncio.sleep(100), Moody())
+    assert house.runtime.lists[6:] == [65, 66, 68, 72, 80]
+
+
+def test_a_neighbour_that_fails_to_take_news_is_counted_and_stops_nothing() -> None:
+    async def scenario(house: House) -> None:
+        house.deaf = True
+        await asyncio.sleep(1)
+        house.deaf = False
+        house.runtime.put(DB, RUNNING)
+        await asyncio.sleep(1)
+
+    house = live(scenario, runtime_with(web=RUNNING))
+    assert (house.counts.discarded_events, house.news()) == (1, [(1.0, "db", STARTED)])
+
+
+def test_an_event_that_names_no_pod_is_refused() -> None:
+    async def scenario(house: House) -> None:
+        await asyncio.sleep(30)
+        house.runtime.tell(PodUID(""))
+        house.runtime.put(WEB, RUNNING)
+        await asyncio.sleep(1)
+
+    house = live(scenario)
+    assert (house.runtime.looks, house.news()) == ([(WEB, 30.0)], [(30.0, "web", STARTED)])
+
+
+def test_a_jump_of_the_wall_clock_moves_nothing() -> None:
+    async def scenario(house: House) -> None:
+        await asyncio.sleep(30)
+        house.clock.jump(-86_400)
+        house.runtime.put(WEB, RUNNING)
+        await asyncio.sleep(30)
+        house.clock.jump(10 * 86_400)
+        await asyncio.sleep(70)
+        assert house.pleg.health() is None
+
+    house = live(scenario)
+    assert house.runtime.lists == [0, 1, 2, 3, 4, 5, 65, 125]
+    assert house.news() == [(30.0, "web", STARTED)]
+    assert house.counts.latencies == [0.0]
+
+
+# What hangs.
+
+
+def test_one_pods_hung_look_delays_no_other_pod_and_no_relist() -> None:
+    pods = [PodUID(f"pod-{index}") for index in range(100)]
+
+    async def scenario(house: House) -> None:
+        house.runtime.look_seconds = 0.1
+        await asyncio.sleep(30)
+        house.runtime.hung.add(pods[7])
+        for uid in pods:
+            house.runtime.put(uid, EXITED)
+        await asyncio.sleep(0.8)  # 16 at a time, less the hung one: 7 rounds of 0.1 s
+        assert len(house.told) == 100 + 99
+        await asyncio.sleep(20)
+        for uid in pods:
+            house.runtime.put(uid, RUNNING)
+        await asyncio.sleep(0.8)
+        assert len(house.told) == 100 + 99 + 99
+        assert house.pleg.health() is None
+        [slow] = house.pleg.slow_looks()
+        assert (slow.uid, slow.pod, round(slow.seconds, 3)) == (pods[7], "ns/pod-7", 21.6)
+        house.runtime.hung.clear()
+        await asyncio.sleep(150)  # its own deadline has passed, and it was looked at again
+
+    house = live(scenario, runtime_with(**dict.fromkeys(pods, RUNNING)))
+    assert house.runtime.lists[:8] == [0, 1, 2, 3, 4, 5, 65, 125]
+    assert [event.type for _, event, _ in house.told if event.uid == pods[7]] == [STARTED, SYNC]
+
+
+def test_hung_looks_give_their_slots_back_after_the_lease() -> None:
+    hung = [PodUID(f"hung-{index}") for index in range(4)]
+
+    async def scenario(house: House) -> None:
+        await asyncio.sleep(30)
+        house.runtime.hung.update(hung)
+        for uid in hung:
+            house.pleg.request(uid)
+            await asyncio.sleep(0.5)
+        house.runtime.put(WEB, RUNNING)
+        house.runtime.put(DB, RUNNING)
+        await asyncio.sleep(20)
+
+    house = live(scenario, pace=Pace(look_slots=4, look_lease_seconds=10))
+    assert house.news() == [(40.0, "web", STARTED), (40.0, "db", STARTED)]
+
+
+def test_a_look_that_hangs_for_ever_meets_its_deadline() -> None:
+    async def scenario(house: House) -> None:
+        await asyncio.sleep(30)
+        house.runtime.hung.add(WEB)
+        house.runtime.put(WEB, EXITED, tell=False)  # or a listing that shows nothing new would be answer enough
+        with pytest.raises(CallTimedOut, match="ns/web"):
+            await house.cache.get_newer_than(WEB, house.moment())
+        assert now() == 150
+
+    live(scenario, runtime_with(web=RUNNING))
+
+
+def test_a_hung_relist_stops_no_look_is_named_and_given_up() -> None:
+    async def scenario(house: House) -> None:
+        await asyncio.sleep(30)
+        house.runtime.list_hangs = True  # from the relist at 65 on; the last good one was at 5
+        await asyncio.sleep(154)
+        house.runtime.put(WEB, RUNNING)
+        await asyncio.sleep(1)
+        assert house.pleg.health() is None
+        house.runtime.hung.add(DB)
+        house.pleg.request(DB)
+        await asyncio.sleep(15)
+        assert house.pleg.health() == (
+            "the last good relist began 195 s ago; one has been under way for 135 s; looks that hang: db for 15 s"
+        )
+        house.runtime.list_hangs = False
+        await asyncio.sleep(60)
+        assert house.pleg.health() is None
+
+    house = live(scenario)
+    assert house.news() == [(184.0, "web", STARTED)]
+    assert house.runtime.lists[6:8] == [65, 246]
+
+
+def test_a_listing_that_shows_nothing_new_is_answer_enough_when_a_look_hangs() -> None:
+    async def scenario(house: House) -> None:
+        await asyncio.sleep(30)
+        house.runtime.hung.add(WEB)
+        assert await house.cache.get_newer_than(WEB, house.moment()) == record(WEB, {"app": RUNNING})
+        assert now() == 65
+
+    live(scenario, runtime_with(web=RUNNING))
+
+
+def test_before_the_first_relist_it_is_not_healthy() -> None:
+    async def scenario(house: House) -> None:
+        assert house.pleg.health() == "no relist has succeeded yet"
+        await asyncio.sleep(1)
+        assert house.pleg.health() is None
+
+    live(scenario)
+
+
+# Any events, lost, repeated, late or out of order.
+
+STATES = [RUNNING, EXITED, None]
+FAULTS = ["told", "lost", "twice", "late", "stream breaks", "look fails", "list fails"]
+CHANGES = st.lists(
+    st.tuples(
+        st.sampled_from(["a", "b", "c"]),
+        st.sampled_from(["x", "y"]),
+        st.sampled_from(FAULTS),
+        st.sampled_from([0.0, 0.03, 0.4, 7.0, 61.0]),
+    ),
+    max_size=25,
+)
+
+
+class Faulty(Runtime):
+    """Fails its next look or listing when told to; delivers events late."""
+
+    fail_look = False
+    fail_list = False
+
+    async def pod_record(self, uid: PodUID) -> PodRecord:
+        found = await super().pod_record(uid)
+        if self.fail_look:
+            self.fail_look = False
+            raise RuntimeRefused("cannot tell now")
+        return found
+
+    async def list_pods(self) -> Sequence[PodRecord]:
+        found = await super().list_pods()
+        if self.fail_list:
+            self.fail_list = False
+            raise RuntimeUnavailable("cannot list now")
+        return found
+
+
+async def suffer(house: House, changes: list[tuple[str, str, str, float]]) -> None:
+    """Each container runs, exits and is removed, in step with the changes that name it; ids are never reused."""
+    runtime = house.runtime
+    assert isinstance(runtime, Faulty)
+    runtime.look_seconds, runtime.list_seconds = 0.1, 0.2
+    steps: dict[tuple[str, str], int] = {}
+    for index, (pod, container, fault, pause) in enumerate(changes):
+        uid = PodUID(pod)
+        step = steps.get((pod, container), 0)
+        steps[pod, container] = step + 1
+        name, state = f"{container}{step // 3}", STATES[step % 3]
+        runtime.put(uid, state, name, tell=fault in ("told", "twice", "look fails", "list fails"))
+        match fault:
+            case "twice":
+                runtime.tell(uid, name, state)
+            case "late":
+                asyncio.get_running_loop().call_later(1 + index % 3, runtime.tell, uid, name, state)
+            case "stream breaks":
+                runtime.break_streams()
+            case "look fails":
+                runtime.fail_look = True
+            case "list fails":
+                runtime.fail_list = True
+        await asyncio.sleep(pause)
+    await asyncio.sleep(130)
+
+
+@settings(max_examples=150)
+@given(CHANGES)
+def test_whatever_becomes_of_the_events_all_ends_the_same(changes: list[tuple[str, str, str, float]]) -> None:
+    house = live(lambda house: suffer(house, changes), Faulty())
+    for name in "abc":
+        uid = PodUID(name)
+        truth = house.runtime.record(uid)
+        assert house.cache.get(uid).containers == truth.containers
+        told = [event for _, event, _ in house.told if event.uid == uid]
+        for container in truth.containers:
+            ends = [event.type for event in told if event.data == container.id]
+            assert ends.count(DIED) == (container.state is EXITED)
+            assert STARTED in ends or container.state is EXITED  # a short life may be seen only when it is over
+        known_alive = {event.data for event in told if event.type is STARTED}
+        for container_id in known_alive - {container.id for container in truth.containers}:
+            assert [event.type for event in told if event.data == container_id] == [STARTED, DIED, REMOVED]
+    for _, event, cached in house.told:
+        states = {container.id: container.state for container in cached.containers}
+        match event.type:
+            case LifecycleEventType.CONTAINER_STARTED:
+                assert states[event.data] is RUNNING
+            case LifecycleEventType.CONTAINER_DIED:
+                assert states.get(event.data) in (EXITED, None)
+            case LifecycleEventType.CONTAINER_REMOVED:
+                assert event.data not in states

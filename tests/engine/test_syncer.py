@@ -1,0 +1,384 @@
+"""Whole lives of pods in virtual time: the syncer among the real rooms, on a fake runtime."""
+
+import asyncio
+from collections import Counter
+
+import pytest
+from msgspec.structs import replace
+
+from podkeeper.model.errors import ApiUnavailable
+from podkeeper.model.k8s.core import Container, ContainerRestartRule, ContainerRestartRuleOnExitCodes, Pod, PodStatus
+from podkeeper.model.messages import FILE_SOURCE
+from podkeeper.rules.evict import Eviction, evicted_status
+from podkeeper.rules.worker.states import Finished, Syncing
+from podkeeper.rules.worker.updates import KillOptions
+from podkeeper.runtimes.fake import Behaviour, ExecStep
+from tests.engine.small_node import SmallNode, container, in_small_node, pod, probe, uid
+
+
+def finished(node: SmallNode, of: Pod) -> bool:
+    return isinstance(node.workers.state(uid(of)), Finished)
+
+
+def exit_of(node: SmallNode, of: Pod, name: str = "app") -> tuple[int, str | None] | None:
+    ended = node.container_status(of, name).state.terminated
+    return None if ended is None else (ended.exit_code, ended.reason)
+
+
+def started(node: SmallNode, of: Pod | None = None) -> list[tuple[float, str]]:
+    return [(round(at, 3), name) for at, _, name in node.calls("start_container", about=of)]
+
+
+def test_a_pod_runs_is_ready_and_goes() -> None:
+    async def scenario(node: SmallNode) -> None:
+        web = pod("web", container(readiness=probe()), volumes=("data",))
+        node.add(web)
+        await asyncio.sleep(1)
+        assert node.phases_of(web) == ["Pending", "Running"]
+        assert node.is_ready(web)
+        assert uid(web) in node.volumes.mounted_pods()
+        assert node.references.registered == {uid(web)}
+        sandbox = next(call.given for call in node.runtime.ledger if call.operation == "run_sandbox")
+        assert sandbox.cgroup_parent == "/kubepods/poduid-web"
+        node.delete(web)
+        await asyncio.sleep(1)
+        assert finished(node, web)
+        assert exit_of(node, web) == (0, "Completed")
+        assert node.volumes.mounted_pods() == frozenset() == await node.cgroups.list_pods()
+        assert node.references.registered == set()
+        assert len(node.probes) == 0
+
+    in_small_node(scenario)
+
+
+def test_all_of_it_takes_no_longer_than_the_runtime() -> None:
+    async def scenario(node: SmallNode) -> None:
+        web = pod("web", container(readiness=probe(60)))
+        node.add(web)
+        await asyncio.sleep(0.31)
+        assert node.is_ready(web)
+        node.delete(web)
+        await asyncio.sleep(0.06)
+        assert finished(node, web)
+
+    in_small_node(scenario, delays={"run_sandbox": 0.2, "start_container": 0.1, "stop_sandbox": 0.05})
+
+
+def test_a_job_succeeds_and_never_runs_again() -> None:
+    async def scenario(node: SmallNode) -> None:
+        job = pod("job", policy="OnFailure")
+        node.add(job)
+        await asyncio.sleep(300)
+        assert node.phases == [(0, "job", "Pending"), (0, "job", "Running"), (5, "job", "Succeeded")]
+        assert exit_of(node, job) == (0, "Completed")
+        assert started(node) == [(0, "app")]
+        assert finished(node, job)
+
+    in_small_node(scenario, behaviours={"app": Behaviour(after_seconds=5)})
+
+
+def test_a_crash_loop_backs_off_10_20_40_seconds_from_each_exit() -> None:
+    async def scenario(node: SmallNode) -> None:
+        web = pod("web")
+        node.add(web)
+        await asyncio.sleep(1.5)
+        assert started(node) == [(0, "app"), (1, "app")]  # the first restart waits for nothing
+        await asyncio.sleep(1)
+        waiting = node.container_status(web).state.waiting
+        assert waiting is not None
+        assert waiting.reason == "CrashLoopBackOff"  # at once, not with the next pass
+        assert node.container_status(web).last_state.terminated is not None
+        await asyncio.sleep(120)
+        assert started(node) == [(0, "app"), (1, "app"), (12, "app"), (33, "app"), (74, "app")]
+        assert node.container_status(web).restart_count == 4
+
+    in_small_node(scenario, behaviours={"app": Behaviour(after_seconds=1, exit_code=1)})
+
+
+def test_init_containers_run_one_after_the_other_and_sidecars_stay() -> None:
+    async def scenario(node: SmallNode) -> None:
+        web = pod("web", init=(container("first"), container("proxy", sidecar=True), container("second")))
+        node.add(web)
+        await asyncio.sleep(10)
+        assert started(node) == [(0, "first"), (2, "proxy"), (2, "second"), (5, "app")]
+        assert node.phases_of(web) == ["Pending", "Running"]
+        assert node.is_ready(web)
+        node.delete(web)
+        await asyncio.sleep(10)
+        ends = [(call.subject, call.ended) for call in node.runtime.ledger if call.operation == "stop_container"]
+        assert ends == [("app", 14), ("proxy", 15)]  # the sidecar goes last
+        assert finished(node, web)
+
+    in_small_node(
+        scenario,
+        behaviours={
+            "first": Behaviour(after_seconds=2),
+            "second": Behaviour(after_seconds=3),
+            "app": Behaviour(term_seconds=4),
+            "proxy": Behaviour(term_seconds=1),
+        },
+    )
+
+
+GRACES = {
+    "hook and politeness share the grace": (30, Behaviour(exec=(ExecStep(takes_seconds=5),), term_seconds=7), 12, 0),
+    "who ignores the request is killed when it is over": (30, Behaviour(term_seconds=None), 30, 137),
+    "a hook may use it all up": (10, Behaviour(exec=(ExecStep(takes_seconds=60),), term_seconds=None), 12, 137),
+}
+
+
+@pytest.mark.parametrize("grace, behaviour, seconds, code", GRACES.values(), ids=GRACES.keys())
+def test_deletion_within_the_grace(grace: int, behaviour: Behaviour, seconds: float, code: int) -> None:
+    async def scenario(node: SmallNode) -> None:
+        web = pod("web", container(pre_stop=True), grace=grace)
+        node.add(web)
+        await asyncio.sleep(100)
+        node.delete(web)
+        await asyncio.sleep(seconds - 0.5)
+        assert not finished(node, web)
+        assert node.status(web).phase == "Running"
+        await asyncio.sleep(1)
+        assert finished(node, web)
+        assert exit_of(node, web) == (code, "Error" if code else "Completed")
+
+    in_small_node(scenario, behaviours={"app": behaviour})
+
+
+def test_a_shortened_grace_counts_at_once() -> None:
+    async def scenario(node: SmallNode) -> None:
+        web = pod("web", grace=600)
+        node.add(web)
+        await asyncio.sleep(1)
+        node.delete(web)
+        await asyncio.sleep(9)
+        node.delete(web, grace=2)
+        await asyncio.sleep(2.1)
+        assert finished(node, web)
+
+    in_small_node(scenario, behaviours={"app": Behaviour(term_seconds=None)})
+
+
+def test_an_evicted_pod_fails_with_the_reason_and_keeps_its_exit_codes() -> None:
+    async def scenario(node: SmallNode) -> None:
+        web = pod("web", container("app"), container("db"))
+        node.add(web)
+        await asyncio.sleep(1)
+
+        def evict(status: PodStatus) -> PodStatus:
+            return evicted_status(web, status, Eviction("Evicted", "The node was low on memory."), node.clock.now())
+
+        node.kill(web, KillOptions(evict=True, grace_override_seconds=3, status_function=evict))
+        await asyncio.sleep(1)
+        assert node.status(web).phase == "Failed"  # told before anything stops
+        assert node.container_status(web).state.running is not None
+        await asyncio.sleep(3)
+        assert (node.status(web).reason, node.status(web).message) == ("Evicted", "The node was low on memory.")
+        assert (exit_of(node, web), exit_of(node, web, "db")) == ((137, "Error"), (3, "Error"))
+        assert finished(node, web)
+
+    in_small_node(
+        scenario, behaviours={"app": Behaviour(term_seconds=None), "db": Behaviour(term_seconds=1, term_exit_code=3)}
+    )
+
+
+def test_whoever_evicts_is_asked_in_every_pass() -> None:
+    async def scenario(node: SmallNode) -> None:
+        web = pod("web")
+        node.add(web)
+        await asyncio.sleep(100)
+        node.evictions[uid(web)] = Eviction("Evicted", "Too much disk.")
+        node.sync(uid(web))
+        await asyncio.sleep(5)
+        assert (node.status(web).phase, node.status(web).reason) == ("Failed", "Evicted")
+        assert finished(node, web)
+
+    in_small_node(scenario)
+
+
+def test_a_pod_past_its_deadline_fails() -> None:
+    async def scenario(node: SmallNode) -> None:
+        web = pod("web", deadline=60)
+        node.add(web)
+        await asyncio.sleep(59)
+        assert node.status(web).phase == "Running"
+        await asyncio.sleep(3)
+        assert (node.status(web).phase, node.status(web).reason) == ("Failed", "DeadlineExceeded")
+        assert finished(node, web)
+
+    in_small_node(scenario)
+
+
+def test_a_hung_volume_delays_nobody_but_its_own_pod() -> None:
+    async def scenario(node: SmallNode) -> None:
+        pods = [pod(f"pod-{number}", volumes=("data",)) for number in range(100)]
+        node.volumes.faults.hang("mount", uid(pods[7]))
+        node.add(*pods)
+        await asyncio.sleep(0.001)
+        assert Counter(node.status(each).phase for each in pods) == {"Running": 99, "Pending": 1}
+        for each in pods:
+            node.delete(each)
+        await asyncio.sleep(1)
+        assert [each.metadata.name for each in pods if not finished(node, each)] == ["pod-7"]
+        # Not even its own containers wait for it, only what comes after a call that is under way.
+        assert node.workers.is_pod_known_terminated(uid(pods[7]))
+        node.volumes.faults.clear()
+        await asyncio.sleep(1)
+        assert finished(node, pods[7])
+        assert node.volumes.mounted_pods() == frozenset()
+
+    in_small_node(scenario)
+
+
+def test_a_volume_that_cannot_be_mounted_is_named_and_tried_again() -> None:
+    async def scenario(node: SmallNode) -> None:
+        web = pod("web", volumes=("data",))
+        node.volumes.faults.fail("mount", uid(web))
+        node.add(web)
+        await asyncio.sleep(5)
+        assert [message for _, reason, message in node.events if reason == "FailedMount"] == [
+            "Unable to attach or mount volumes: cannot mount web: a fault was ordered"
+        ]
+        assert node.status(web).phase == "Pending"
+        assert started(node) == []
+        await asyncio.sleep(10)
+        assert node.status(web).phase == "Running"
+
+    in_small_node(scenario)
+
+
+def test_without_a_network_only_pods_on_the_nodes_own_start() -> None:
+    async def scenario(node: SmallNode) -> None:
+        web, proxy = pod("web"), pod("proxy", host_network=True)
+        node.network = "cni plugin not initialized"
+        node.add(web, proxy)
+        await asyncio.sleep(10)
+        assert (node.status(web).phase, node.status(proxy).phase) == ("Pending", "Running")
+        assert node.status(proxy).pod_ip == "192.0.2.1"
+        message = "network is not ready: cni plugin not initialized"
+        assert ("NetworkNotReady", message) in [(reason, text) for _, reason, text in node.events]
+        node.network = None
+        await asyncio.sleep(1.1)
+        assert node.status(web).phase == "Running"
+
+    in_small_node(scenario)
+
+
+def test_static_pods_want_a_mirror_and_run_without_one() -> None:
+    async def scenario(node: SmallNode) -> None:
+        static, other = pod("static", source=FILE_SOURCE), pod("other")
+        node.mirrors.error = ApiUnavailable("cannot reach the API")
+        node.add(static, other)
+        await asyncio.sleep(5)
+        assert node.status(static).phase == "Running"
+        assert set(node.mirrors.wanted) == {("static", False)}
+
+    in_small_node(scenario)
+
+
+def test_a_container_that_fails_its_liveness_probe_is_replaced() -> None:
+    async def scenario(node: SmallNode) -> None:
+        web = pod("web", container(liveness=probe(10, failures=2)))
+        node.add(web)
+        await asyncio.sleep(15)
+        first = node.container_status(web).container_id
+        await asyncio.sleep(30)
+        assert node.container_status(web).restart_count == 1
+        assert node.container_status(web).container_id != first
+        assert "Unhealthy" in node.reasons()
+        assert "Killing" in node.reasons()
+
+    ill = Behaviour(exec=(ExecStep(from_seconds=12, exit_code=1, output="no"),))
+    in_small_node(scenario, behaviours={"app": ill})
+
+
+def test_one_exit_makes_all_containers_start_over_without_waiting() -> None:
+    async def scenario(node: SmallNode) -> None:
+        rule = ContainerRestartRule(
+            action="RestartAllContainers", exit_codes=ContainerRestartRuleOnExitCodes(operator="In", values=(42,))
+        )
+        watcher = replace(container("watcher"), restart_policy="Never", restart_policy_rules=(rule,))
+        web = pod("web", container("app"), watcher)
+        node.add(web)
+        await asyncio.sleep(6)
+        assert started(node) == [(0, "app"), (0, "watcher"), (5, "app"), (5, "watcher")]
+
+    in_small_node(scenario, behaviours={"watcher": Behaviour(after_seconds=5, exit_code=42, crashes=1)})
+
+
+def test_nothing_starts_once_a_pod_is_to_end() -> None:
+    async def scenario(node: SmallNode) -> None:
+        web = pod("web", *(container(f"c{number}") for number in range(5)))
+        node.add(web)
+        await asyncio.sleep(2.5)  # in the middle of the third
+        node.delete(web)
+        await asyncio.sleep(60)
+        assert [name for _, name in started(node)] == ["c0", "c1", "c2"]
+        assert finished(node, web)
+
+    in_small_node(scenario, delays={"start_container": 1})
+
+
+def test_a_restarted_agent_changes_nothing_about_pods_that_run() -> None:
+    async def scenario(node: SmallNode) -> None:
+        web = pod("web", container(readiness=probe(60)))
+        node.add(web)
+        await asyncio.sleep(100)
+        known = replace(web, status=node.status(web))
+        successor = SmallNode(before=node)
+        flags: list[bool] = []
+        successor.statuses.subscribe(lambda *_: flags.append(successor.is_ready(known)))
+        calls = len(node.calls("start_container", "run_sandbox", "stop_container"))
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(successor.run())
+            await asyncio.sleep(0)
+            successor.add(known)
+            await asyncio.sleep(200)
+            running.cancel()
+        assert successor.is_ready(known)
+        assert all(flags)
+        assert len(node.calls("start_container", "run_sandbox", "stop_container")) == calls
+
+    in_small_node(scenario)
+
+
+def test_a_failed_start_tells_why_at_once_and_takes_nothing_back() -> None:
+    async def scenario(node: SmallNode) -> None:
+        web = pod("web")
+        node.runtime.faults.fail("create_container", uid(web), times=None)
+        node.add(web)
+        await asyncio.sleep(0.5)
+        waiting = node.container_status(web).state.waiting
+        assert waiting is not None
+        assert (waiting.reason, node.status(web).pod_ip) == ("CreateContainerError", "10.0.0.1")
+
+    in_small_node(scenario)
+
+
+def test_a_pod_only_the_runtime_knows_is_killed_with_little_grace() -> None:
+    async def scenario(node: SmallNode) -> None:
+        web = pod("web", grace=600)
+        node.add(web)
+        await asyncio.sleep(1)
+        record = node.cache.get(uid(web))
+        began = node.clock.monotonic()
+        await node.syncer.sync_terminating_runtime_pod(record)
+        assert node.clock.monotonic() - began == 2  # as little as a container may have
+        assert all(not sandbox.ready for sandbox in (await node.runtime.pod_record(uid(web))).sandboxes)
+
+    in_small_node(scenario, behaviours={"app": Behaviour(term_seconds=None)})
+
+
+def test_a_quiet_pod_is_left_alone() -> None:
+    async def scenario(node: SmallNode) -> None:
+        web = pod("web", Container(name="app", image="app:v1"))
+        node.add(web)
+        await asyncio.sleep(100)
+        status, calls = node.status(web), len(node.volumes.ledger)
+        for _ in range(5):
+            node.sync(uid(web))
+            await asyncio.sleep(1)
+        assert node.status(web) is status
+        assert len(node.volumes.ledger) == calls
+        assert isinstance(node.workers.state(uid(web)), Syncing)
+
+    in_small_node(scenario)

@@ -1,0 +1,264 @@
+"""A node's pod workers among fakes: what the tests of `engine/workers.py` share."""
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from podkeeper.engine.workers import Observer, PodWorkers
+from podkeeper.model.k8s.core import Container, Pod, PodSpec, PodStatus
+from podkeeper.model.k8s.meta import ObjectMeta
+from podkeeper.model.messages import API_SOURCE, CONFIG_SOURCE_ANNOTATION, FILE_SOURCE, PodEvent, PodUID
+from podkeeper.model.runtime import PodRecord
+from podkeeper.rules.worker.updates import KillOptions, StatusFunction, Update, UpdateType
+from podkeeper.testing.virtual_time import VirtualClock
+
+WEB, DB = PodUID("web"), PodUID("db")
+ALL_THE_WAY = ["sync_pod", "sync_terminating_pod", "sync_terminated_pod"]
+
+Behaviour = Callable[[], Awaitable[object]]
+
+
+def pod(
+    name: str,
+    *,
+    uid: str | None = None,
+    source: str = API_SOURCE,
+    grace: int | None = None,
+    version: int = 0,
+    deleted: bool = False,
+    phase: str | None = None,
+) -> Pod:
+    return Pod(
+        metadata=ObjectMeta(
+            name=name,
+            namespace="ns",
+            uid=uid if uid is not None else name,
+            labels={"version": str(version)},
+            annotations={CONFIG_SOURCE_ANNOTATION: source},
+            deletion_timestamp="2026-01-01T00:00:00Z" if deleted else None,
+        ),
+        spec=PodSpec(containers=(Container(name="app"),), termination_grace_period_seconds=grace),
+        status=PodStatus(phase=phase),
+    )
+
+
+def static(uid: str) -> Pod:
+    return pod("static", uid=uid, source=FILE_SOURCE)
+
+
+def create(wanted: Pod, start_time: float | None = None) -> Update:
+    return Update(type=UpdateType.CREATE, pod=wanted, start_time=start_time)
+
+
+def change(wanted: Pod, start_time: float | None = None) -> Update:
+    return Update(type=UpdateType.UPDATE, pod=wanted, start_time=start_time)
+
+
+def again(wanted: Pod) -> Update:
+    return Update(type=UpdateType.SYNC, pod=wanted)
+
+
+def kill(unwanted: Pod, options: KillOptions | None = None) -> Update:
+    return Update(type=UpdateType.KILL, pod=unwanted, kill=options)
+
+
+def kill_orphan(record: PodRecord) -> Update:
+    return Update(type=UpdateType.KILL, running_pod=record)
+
+
+async def never() -> None:
+    await asyncio.Event().wait()
+
+
+async def calm() -> None:
+    """Let everything happen that can happen without time passing (much)."""
+    await asyncio.sleep(1e-6)
+
+
+def failing(error: Exception) -> Behaviour:
+    async def fail() -> None:
+        raise error
+
+    return fail
+
+
+def lasting(seconds: float) -> Behaviour:
+    async def last() -> None:
+        await asyncio.sleep(seconds)
+
+    return last
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """One call of the syncer."""
+
+    at: float
+    function: str
+    name: str
+    said: object = None
+
+
+@dataclass(slots=True)
+class FakeSyncer:
+    """Does nothing, at once, unless told how to behave."""
+
+    calls: list[Called] = field(default_factory=list)
+    behaviours: dict[tuple[str, str], Behaviour] = field(default_factory=dict)
+    records: list[PodRecord] = field(default_factory=list)
+    ending: set[str] = field(default_factory=set)  # pods that come to their natural end
+    busy: set[str] = field(default_factory=set)
+    overlaps: list[str] = field(default_factory=list)  # pods for which two calls ran at once: must stay empty
+
+    def behave(self, function: str, name: str, behaviour: Behaviour) -> None:
+        """From now on, let this function end so for that pod."""
+        self.behaviours[function, name] = behaviour
+
+    def of(self, name: str) -> list[str]:
+        """What was called for one pod."""
+        return [call.function for call in self.calls if call.name == name]
+
+    async def sync_pod(self, update_type: UpdateType, pod: Pod, mirror_pod: Pod | None, record: PodRecord) -> bool:
+        self.records.append(record)
+        version = (pod.metadata.labels or {})["version"]
+        await self._call("sync_pod", pod.metadata.name or "", f"{update_type} {version}")
+        return pod.metadata.name in self.ending
+
+    async def sync_terminating_pod(
+        self, pod: Pod, record: PodRecord, grace_seconds: int | None, status_function: StatusFunction | None
+    ) -> None:
+        self.records.append(record)
+        if status_function is not None:
+            status_function(PodStatus())
+        await self._call("sync_terminating_pod", pod.metadata.name or "", grace_seconds)
+
+    async def sync_terminating_runtime_pod(self, running_pod: PodRecord) -> None:
+        await self._call("sync_terminating_runtime_pod", running_pod.name)
+
+    async def sync_terminated_pod(self, pod: Pod, record: PodRecord) -> None:
+        self.records.append(record)
+        await self._call("sync_terminated_pod", pod.metadata.name or "")
+
+    async def _call(self, function: str, name: str, said: object = None) -> None:
+        self.calls.append(Called(asyncio.get_running_loop().time(), function, name, said))
+        behaviour = self.behaviours.get((function, name))
+        if behaviour is None:
+            return
+        if name in self.busy:
+            self.overlaps.append(name)
+        self.busy.add(name)
+        try:
+            await behaviour()
+        finally:
+            self.busy.discard(name)
+
+
+@dataclass(slots=True)
+class FakeCache:
+    """Knows of nothing, at once, unless told otherwise."""
+
+    asked: list[tuple[PodUID, float | None]] = field(default_factory=list)
+    behaviour: Behaviour | None = None
+    error: Exception | None = None
+
+    def get(self, uid: PodUID) -> PodRecord:
+        if self.error is not None:
+            raise self.error
+        return PodRecord(uid=uid)
+
+    async def get_newer_than(self, uid: PodUID, since: float | None) -> PodRecord:
+        self.asked.append((uid, since))
+        if self.behaviour is not None:
+            await self.behaviour()
+        return PodRecord(uid=uid, name=f"look {len(self.asked)}")
+
+
+@dataclass(slots=True)
+class Faults:
+    """Which of the neighbours raise."""
+
+    raising: set[str] = field(default_factory=set)
+
+    def through(self, who: str) -> None:
+        if who in self.raising:
+            raise RuntimeError(f"{who} is broken")
+
+
+@dataclass(slots=True)
+class House:
+    """The workers, and what their neighbours have seen of them."""
+
+    syncer: FakeSyncer = field(default_factory=FakeSyncer)
+    cache: FakeCache = field(default_factory=FakeCache)
+    faults: Faults = field(default_factory=Faults)
+    queued: list[tuple[PodUID, float]] = field(default_factory=list)
+    recorded: list[tuple[str, Pod | PodRecord | None]] = field(default_factory=list)
+    left: list[tuple[float, str]] = field(default_factory=list)
+    on_left: Callable[[str], None] = field(default=lambda full_name: None)
+    on_note: Callable[[PodUID, str, str], None] = field(default=lambda uid, what, detail: None)
+    notes: list[tuple[PodUID, str, str]] = field(default_factory=list)
+    observer: Observer | None = None
+    workers: PodWorkers = field(init=False)
+    running: asyncio.Task[None] | None = None
+
+    def __post_init__(self) -> None:
+        clock, last = VirtualClock(), -math.inf
+
+        def moment() -> float:
+            nonlocal last
+            last = max(clock.monotonic(), math.nextafter(last, math.inf))
+            return last
+
+        self.workers = PodWorkers(
+            syncer=self.syncer,
+            cache=self.cache,
+            enqueue=self._enqueue,
+            record=self._record,
+            clock=clock,
+            moment=moment,
+            left=self._left,
+            note=self._note,
+            observer=self.observer,
+        )
+
+    def start(self) -> None:
+        """Let the workers run."""
+        self.running = asyncio.get_running_loop().create_task(self.workers.run())
+
+    async def stop(self) -> None:
+        """Stop the agent; returns when it has stopped."""
+        if self.running is not None:
+            self.running.cancel()
+            await asyncio.wait([self.running])
+
+    def _enqueue(self, uid: PodUID, delay_seconds: float) -> None:
+        self.queued.append((uid, delay_seconds))
+        self.faults.through("enqueue")
+
+    def _record(self, event: PodEvent, about: Pod | PodRecord | None) -> None:
+        self.recorded.append((event.reason, about))
+        self.faults.through("record")
+
+    def _left(self, full_name: str) -> None:
+        self.left.append((asyncio.get_running_loop().time(), full_name))
+        self.faults.through("left")
+        self.on_left(full_name)
+
+    def _note(self, uid: PodUID, what: str, detail: str) -> None:
+        self.notes.append((uid, what, detail))
+        self.faults.through("note")
+        self.on_note(uid, what, detail)
+
+
+@asynccontextmanager
+async def house(observer: Observer | None = None) -> AsyncIterator[House]:
+    """Workers that run until the block is left."""
+    home = House(observer=observer)
+    home.start()
+    await asyncio.sleep(0)
+    try:
+        yield home
+    finally:
+        await home.stop()

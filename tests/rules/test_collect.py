@@ -1,0 +1,84 @@
+"""Garbage: what is removed of a pod, and what never is."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from podkeeper.model.runtime import ContainerRecord, ContainerState, PodRecord, SandboxRecord
+from podkeeper.rules.collect import Garbage, all_garbage_of, all_init_containers, garbage_of, old_init_containers
+from tests.rules.planning import CREATED, EXITED, RUNNING, UNKNOWN, container, pod
+
+
+def record(*containers: tuple[str, ContainerState], sandboxes: tuple[SandboxRecord, ...] = ()) -> PodRecord:
+    """Containers newest first; ids are the name and how many are older."""
+    found = tuple(
+        ContainerRecord(id=f"{name}{len(containers) - number}", name=name, state=state, sandbox_id="new")
+        for number, (name, state) in enumerate(containers, 1)
+    )
+    return PodRecord(uid="uid", containers=found, sandboxes=sandboxes)
+
+
+def box(name: str, *, ready: bool = False) -> SandboxRecord:
+    return SandboxRecord(id=name, ready=ready)
+
+
+def test_of_each_container_the_newest_exit_is_kept() -> None:
+    found = record(("a", RUNNING), ("b", EXITED), ("a", EXITED), ("a", EXITED), ("b", EXITED))
+    assert garbage_of(found) == Garbage(("a1", "b0"))
+    assert garbage_of(found, like="b3") == Garbage(("b0",))
+    assert garbage_of(found, like="nosuch") == Garbage()
+    assert garbage_of(found, kept_exits=2) == Garbage()
+
+
+def test_one_that_was_created_and_never_started_goes_once_there_is_a_newer_one() -> None:
+    assert garbage_of(record(("a", CREATED), ("a", EXITED))) == Garbage()
+    assert garbage_of(record(("a", RUNNING), ("a", CREATED))) == Garbage(("a0",))
+
+
+def test_old_sandboxes_go_once_they_are_empty() -> None:
+    in_old = ContainerRecord(id="a", name="a", state=EXITED, sandbox_id="old")
+    found = PodRecord(uid="uid", containers=(in_old,), sandboxes=(box("new"), box("older"), box("old")))
+    assert garbage_of(found) == Garbage((), ("older",))
+    assert garbage_of(found, kept_exits=0) == Garbage(("a",), ("older", "old"))
+
+
+def test_a_container_that_names_no_sandbox_is_in_the_newest() -> None:
+    nowhere = ContainerRecord(id="a", name="a", state=RUNNING)
+    found = PodRecord(uid="uid", containers=(nowhere,), sandboxes=(box("new"), box("old")))
+    assert all_garbage_of(found) == Garbage((), ("old",))
+
+
+def test_of_a_deleted_pod_all_goes_that_does_not_run() -> None:
+    found = record(("a", EXITED), ("b", UNKNOWN), ("c", CREATED), sandboxes=(box("new"), box("old", ready=True)))
+    assert all_garbage_of(found) == Garbage(("a2", "b1", "c0"), ("new",))
+
+
+def test_only_the_latest_dead_run_of_an_init_container_is_kept() -> None:
+    spec = pod(container("web"), init=(container("setup"), container("more")))
+    found = record(
+        ("setup", RUNNING), ("setup", EXITED), ("web", EXITED), ("setup", UNKNOWN), ("more", EXITED), ("web", EXITED)
+    )
+    assert old_init_containers(spec, found) == ("setup2",)
+    assert all_init_containers(spec, found) == ("setup5", "setup4", "setup2", "more1")
+    assert old_init_containers(pod(container("setup")), found) == ()
+
+
+RECORDS = st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(ContainerState)), max_size=8)
+
+
+@given(RECORDS)
+def test_no_newest_container_and_no_newest_exit_is_ever_removed(containers: list[tuple[str, ContainerState]]) -> None:
+    found = record(*containers)
+    gone = set(garbage_of(found).container_ids)
+    for name in "abc":
+        newest = found.container(name)
+        assert newest is None or newest.id not in gone
+        exits = [each.id for each in found.containers if each.name == name and each.state is EXITED]
+        assert not exits or exits[0] not in gone
+        assert gone.issuperset(exits[1:])
+
+
+@given(RECORDS)
+def test_what_runs_is_never_removed(containers: list[tuple[str, ContainerState]]) -> None:
+    found = record(*containers)
+    running = {each.id for each in found.containers if each.state is RUNNING}
+    assert not running & {*garbage_of(found).container_ids, *all_garbage_of(found).container_ids}
