@@ -1,0 +1,372 @@
+"""The wiring: plugs the rooms of the engine together. The only place that knows them all.
+
+    sources -> storage -> loop -> workers -> syncer -> executor -> runtime
+                           ^  ^                                       |
+                 probes ---+  +--- PLEG <- cache <--------------------+      statuses -> API
+
+Ports come in, an `Agent` goes out; `run` lets it live until it is cancelled. Cancelling it stops the agent, not the
+pods: an agent built on the same runtime goes on where this one stopped.
+"""
+
+import asyncio
+from dataclasses import dataclass, field
+from math import inf, nextafter
+from typing import Protocol
+
+from podkeeper.engine.admission import Admission
+from podkeeper.engine.background import Background
+from podkeeper.engine.cache import PodCache
+from podkeeper.engine.deadlines import ActiveDeadlines
+from podkeeper.engine.events import EventRecorder
+from podkeeper.engine.executor import PlanExecutor
+from podkeeper.engine.ground import Ground
+from podkeeper.engine.guard import USUAL_LIMITS, GuardedRuntime
+from podkeeper.engine.guard import Limits as RuntimeLimits
+from podkeeper.engine.handlers import SyncHandlers
+from podkeeper.engine.history import Explanation, History
+from podkeeper.engine.hooks import HookRunner
+from podkeeper.engine.housekeeping import Housekeeping
+from podkeeper.engine.images import ImageManager
+from podkeeper.engine.loop import SyncLoop
+from podkeeper.engine.manager import PodManager
+from podkeeper.engine.metrics import Metrics
+from podkeeper.engine.mirrors import MirrorClient
+from podkeeper.engine.notebook import Notebook
+from podkeeper.engine.pleg import USUAL_PACE, Pace, Pleg
+from podkeeper.engine.postman import Postman
+from podkeeper.engine.preemption import Preemption
+from podkeeper.engine.prober import ProbeExecutor
+from podkeeper.engine.probes import ProbeManager
+from podkeeper.engine.queue import WorkQueue
+from podkeeper.engine.starter import ContainerStarter
+from podkeeper.engine.status import StatusManager
+from podkeeper.engine.stopper import PodStopper
+from podkeeper.engine.storage import PodStorage
+from podkeeper.engine.syncer import PodSyncer
+from podkeeper.engine.workers import PodWorkers
+from podkeeper.model.k8s.core import Node, NodeStatus, Pod, PodStatus
+from podkeeper.model.k8s.meta import ObjectMeta
+from podkeeper.model.messages import Op, PodEvent, PodUID, PodUpdate
+from podkeeper.model.runtime import PodRecord
+from podkeeper.model.runtime_calls import RuntimeHealth
+from podkeeper.ports.api import Api
+from podkeeper.ports.cgroups import Cgroups
+from podkeeper.ports.clock import Clock
+from podkeeper.ports.journal import Journal
+from podkeeper.ports.prober import Prober
+from podkeeper.ports.runtime import Health, Runtime
+from podkeeper.ports.source import Source
+from podkeeper.ports.volumes import Volumes
+from podkeeper.rules.backoff import DEFAULT_CURVE, BackoffTable, Curve
+from podkeeper.rules.evict import Eviction, deadline_eviction
+from podkeeper.rules.resources import amounts_of
+from podkeeper.rules.status.pod import NodeView
+from podkeeper.rules.worker.pauses import USUAL_TIMING, Timing
+
+KUBERNETES_VERSION = "1.36"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ports:
+    """Everything outside the engine."""
+
+    runtime: Runtime
+    volumes: Volumes
+    cgroups: Cgroups
+    prober: Prober
+    clock: Clock
+    sources: tuple[Source, ...]
+    api: Api | None = None
+    journal: Journal | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How one agent is to behave."""
+
+    node: Node
+    host_ips: tuple[str, ...] = ()
+    log_root: str = "/var/log/pods"
+    timing: Timing = USUAL_TIMING
+    restart_curve: Curve = DEFAULT_CURVE
+    pull_curve: Curve = DEFAULT_CURVE
+    runtime_limits: RuntimeLimits = USUAL_LIMITS
+    relisting: Pace = USUAL_PACE
+
+    @property
+    def node_name(self) -> str:
+        """The node's name."""
+        return self.node.metadata.name or ""
+
+
+class _Room(Protocol):
+    """A part of the agent that lives as long as the agent."""
+
+    async def run(self) -> None: ...
+
+
+class Moments:
+    """Instants on the monotonic clock, no two alike: so "newer" is never a matter of luck."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._last = -inf
+
+    def __call__(self) -> float:
+        """The next one."""
+        self._last = max(self._clock.monotonic(), nextafter(self._last, inf))
+        return self._last
+
+
+@dataclass(slots=True)
+class _NetworkWatch:
+    """Remembers what the runtime said of its network when the loop last asked how it is."""
+
+    runtime: Health
+    trouble: str | None = field(default="the runtime has not answered yet")
+
+    async def health(self) -> RuntimeHealth:
+        health = await self.runtime.health()
+        self.trouble = None if health.network_ready else health.message or "the runtime's network is not ready"
+        return health
+
+
+class Agent:
+    """One node agent, wired."""
+
+    def __init__(self, ports: Ports, settings: Settings) -> None:
+        self.ports = ports
+        self.settings = settings
+        clock = ports.clock
+        self.metrics = Metrics()
+        self.history = History(clock=clock)
+        self.manager = PodManager()
+        self.events = EventRecorder(
+            api=ports.api,
+            node_name=settings.node_name,
+            clock=clock,
+            postman=Postman(clock=clock, what="event"),
+            pod_by_uid=self.manager.pod_by_uid,
+        )
+        self.runtime = GuardedRuntime(
+            ports.runtime, clock=clock, limits=settings.runtime_limits, observe=self.metrics.runtime_call
+        )
+        self.background = Background()
+        self._moment = Moments(clock)
+        self._restarts = BackoffTable(settings.restart_curve)
+        self._pulls = BackoffTable(settings.pull_curve)
+        self._network = _NetworkWatch(self.runtime)
+        self._build_sight()
+        self._build_hands()
+        self._build_mind()
+        self.storage = PodStorage(emit=self._on_update, record=self.events.record, now=clock.now)
+
+    async def run(self) -> None:
+        """Live until cancelled; the pods live on."""
+        rooms: tuple[_Room, ...] = (
+            *(self.runtime, self.background, self.pleg, self.statuses, self.events),
+            *(self.mirrors, self.probes, self.preemption, self.workers, self.loop),
+        )
+        async with asyncio.TaskGroup() as group:
+            for room in rooms:
+                group.create_task(room.run(), name=f"agent: {type(room).__name__}")
+            for source in self.ports.sources:
+                group.create_task(source.run(self.storage.merge), name=f"agent: source {source.name}")
+
+    def explain(self, uid: PodUID) -> Explanation:
+        """Where a pod stands, since when, what it waits for, and how it got there."""
+        return self.history.explain(uid)
+
+    def health(self) -> tuple[str, ...]:
+        """What is wrong, in sentences; nothing when all is well."""
+        return tuple(filter(None, (self.loop.health(), self.pleg.health())))
+
+    # What is seen: the cache and who fills it, statuses, probes.
+
+    def _build_sight(self) -> None:
+        clock = self.ports.clock
+        self.cache = PodCache(refresh=lambda uid: self.pleg.request(uid))
+        self.pleg = Pleg(
+            runtime=self.runtime,
+            cache=self.cache,
+            emit=lambda event: self.loop.tell_lifecycle(event),
+            clock=clock,
+            moment=self._moment,
+            pace=self.settings.relisting,
+            observer=self.metrics,
+        )
+        self.statuses = StatusManager(
+            api=self.ports.api,
+            pods=self.manager,
+            could_run=lambda uid: self.workers.could_have_running_containers(uid),
+            clock=clock,
+            postman=Postman(clock=clock, what="status"),
+            notebook=Notebook(self.ports.journal, "status/"),
+            observe_lag=self.metrics.status_synced,
+        )
+        self.statuses.subscribe(self._note_status)
+        self.probes = ProbeManager(
+            execute=ProbeExecutor(runtime=self.runtime, prober=self.ports.prober, version=KUBERNETES_VERSION).execute,
+            status_of=self.statuses.get_pod_status,
+            tell=lambda update: self.loop.tell_probe(update),
+            record=self._record,
+            clock=clock,
+            observer=self.metrics,
+        )
+
+    # What acts on the runtime.
+
+    def _build_hands(self) -> None:
+        clock, record, spawn = self.ports.clock, self._record, self.background.spawn
+        hooks = HookRunner(commands=self.runtime, prober=self.ports.prober, record=record, version=KUBERNETES_VERSION)
+        stopper = PodStopper(runtime=self.runtime, hooks=hooks, clock=clock, record=record, spawn=spawn)
+        starter = ContainerStarter(
+            runtime=self.runtime,
+            images=ImageManager(
+                runtime=self.runtime,
+                clock=clock,
+                record=record,
+                spawn=spawn,
+                pulls=self._pulls,
+                curve=self.settings.pull_curve,
+                observer=self.metrics,
+            ),
+            hooks=hooks,
+            killer=stopper,
+            objects=self.ports.api,
+            restarts=self._restarts,
+            clock=clock,
+            record=record,
+            host_ips=lambda: self.settings.host_ips,
+            allocatable=lambda: amounts_of(self.settings.node.status.allocatable),
+            curve=self.settings.restart_curve,
+        )
+        self.executor = PlanExecutor(
+            runtime=self.runtime,
+            starter=starter,
+            stopper=stopper,
+            record=record,
+            host_ips=lambda: self.settings.host_ips,
+            log_root=self.settings.log_root,
+            sandbox_ready=lambda pod, seen: self.syncer.on_sandbox_ready(pod, seen),
+            observer=self.metrics,
+        )
+
+    # What decides when: syncer, workers, loop.
+
+    def _build_mind(self) -> None:
+        clock, record = self.ports.clock, self._record
+        self.mirrors = MirrorClient(
+            api=self.ports.api,
+            pods=self.manager,
+            node_name=self.settings.node_name,
+            node_uid=lambda: self.settings.node.metadata.uid,
+        )
+        self.syncer = PodSyncer(
+            statuses=self.statuses,
+            probes=self.probes,
+            executor=self.executor,
+            ground=Ground(
+                volumes=self.ports.volumes, cgroups=self.ports.cgroups, record=record, spawn=self.background.spawn
+            ),
+            mirrors=self.mirrors,
+            look=lambda uid: self.cache.get_newer_than(uid, self._moment()),
+            request_look=self.pleg.request,
+            node=lambda: NodeView(runtime_name=self.runtime.name, host_ips=self.settings.host_ips),
+            network_trouble=lambda: self._network.trouble,
+            record=record,
+            clock=clock,
+            evictions=(self._past_deadline,),
+            observer=self.metrics,
+        )
+        self.workers = PodWorkers(
+            syncer=self.syncer,
+            cache=self.cache,
+            enqueue=lambda uid, delay: self.loop.enqueue(uid, delay),
+            record=record,
+            clock=clock,
+            moment=self._moment,
+            timing=self.settings.timing,
+            left=lambda name: self.loop.left(name),
+            note=self.history.note,
+            observer=self.metrics,
+        )
+        deadlines = ActiveDeadlines(status=self.statuses, is_finished=self.workers.should_pod_be_finished, clock=clock)
+        admission = Admission(node=lambda: self.settings.node, workers=self.workers, status=self.statuses)
+        self.preemption = Preemption(workers=self.workers, record=record, clock=clock, preempted=self.metrics.preempted)
+        self.loop = SyncLoop(
+            handlers=SyncHandlers(
+                pods=self.manager,
+                workers=self.workers,
+                status=self.statuses,
+                deadlines=deadlines,
+                admission=admission,
+                preemption=self.preemption,
+                sources=[source.name for source in self.ports.sources],
+                has_seen=lambda names: self.storage.has_seen(names),
+                collect_dead=self._collect_dead_containers,
+                record=record,
+                clock=clock,
+                note=self.history.note,
+                rejected=self.metrics.rejected,
+            ),
+            queue=WorkQueue(clock.monotonic),
+            deadlines=deadlines,
+            housekeeping=Housekeeping(
+                pods=self.manager,
+                workers=self.workers,
+                runtime=self.runtime,
+                status=self.statuses,
+                probes=self.probes,
+                mirrors=self.mirrors,
+                admission=admission,
+                clock=clock,
+                volumes=self.ports.volumes,
+                cgroups=self.ports.cgroups,
+                held=self.preemption.held,
+                collect=(self._collect_backoffs,),
+                observe=self.metrics.kept_house,
+            ),
+            runtime=self._network,
+            clock=clock,
+        )
+
+    # Small wires.
+
+    def _on_update(self, update: PodUpdate) -> None:
+        if update.op is Op.ADD:
+            self.statuses.restore(update.pods)  # what a former life of the agent knew of them
+        self.loop.tell_config(update)
+
+    def _record(self, event: PodEvent, about: Pod | PodRecord | None = None) -> None:
+        self.events.record(event, about)
+        if event.uid:
+            self.history.note(PodUID(event.uid), event.reason, event.message)
+
+    def _note_status(self, uid: PodUID, status: PodStatus) -> None:
+        ready = next((each.status for each in status.conditions or () if each.type == "Ready"), "")
+        self.history.note(uid, f"phase {status.phase}", "ready" if ready == "True" else "not ready")
+
+    def _past_deadline(self, pod: Pod) -> Eviction | None:
+        published = self.statuses.get_pod_status(PodUID(pod.metadata.uid or ""))
+        return deadline_eviction(pod, published, self.ports.clock.now())
+
+    def _collect_backoffs(self) -> None:
+        now = self.ports.clock.now()
+        self._restarts.collect(now)
+        self._pulls.collect(now)
+
+    def _collect_dead_containers(self, uid: PodUID, container_id: str, everything: bool) -> None:
+        record = self.cache.get(uid)
+        self.background.spawn(
+            self.executor.collect_dead_containers(record, container_id=container_id, everything=everything)
+        )
+
+
+def simple_node(name: str, *, cpu: str = "8", memory: str = "32Gi", pods: int = 110) -> Node:
+    """A node that has this much to give: for tests, benchmarks and simulations."""
+    amounts = {"cpu": cpu, "memory": memory, "pods": str(pods)}
+    return Node(
+        metadata=ObjectMeta(name=name, uid=f"node-{name}", labels={"kubernetes.io/os": "linux"}),
+        status=NodeStatus(capacity=dict(amounts), allocatable=dict(amounts)),
+    )
