@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from podkeeper.engine import executor, guard, images, pleg, probes, syncer, workers
+from podkeeper.engine import executor, guard, housekeeping, images, pleg, probes, syncer, workers
 from podkeeper.engine.metrics import Metrics
 from podkeeper.model import engine_metrics as of
 from podkeeper.model.engine_metrics import CounterFamily, GaugeFamily, HistogramFamily
@@ -229,30 +229,32 @@ def test_told(tells: list[Callable[[Metrics], object]], expected: dict[str, floa
     assert {name: found.get(name) for name in expected} == expected
 
 
+DEBUGGED, STATIC = pod("web", ephemeral=2), pod("static", source="file")
+REJECTED, OVER = pod("rejected", phase="Pending"), pod("over", phase="Succeeded")
+SIGHT = Sight(
+    desired=[(DEBUGGED, None), (STATIC, DEBUGGED), (REJECTED, None), (OVER, None)],
+    mirrors=[DEBUGGED],
+    orphaned_mirrors=[],
+    known={PodUID("uid-over"): KnownPod(Stage.TERMINATED, orphan=False, has_config=True, static=False)},
+    phases={PodUID("uid-rejected"): "Failed"},
+)
+PLAN = Plan(
+    could_run=frozenset(),
+    statuses_to_keep=frozenset(),
+    directories_to_remove=frozenset(),
+    volumes_to_unmount=frozenset(),
+    mirrors_to_delete=(),
+    restarts=(Update(type=UpdateType.CREATE, pod=STATIC), Update(type=UpdateType.CREATE, pod=DEBUGGED)),
+    endings=(),
+    orphan_kills=(Update(type=UpdateType.KILL, running_pod=PodRecord(uid="nobody")),),
+    cgroups_to_remove=frozenset(),
+    cgroups_to_throttle=frozenset(),
+)
+
+
 def test_housekeeping_tells_the_pods_of_the_node() -> None:
-    web, static = pod("web", ephemeral=2), pod("static", source="file")
-    rejected, over = pod("rejected", phase="Pending"), pod("over", phase="Succeeded")
-    sight = Sight(
-        desired=[(web, None), (static, web), (rejected, None), (over, None)],
-        mirrors=[web],
-        orphaned_mirrors=[],
-        known={PodUID("uid-over"): KnownPod(Stage.TERMINATED, orphan=False, has_config=True, static=False)},
-        phases={PodUID("uid-rejected"): "Failed"},
-    )
-    plan = Plan(
-        could_run=frozenset(),
-        statuses_to_keep=frozenset(),
-        directories_to_remove=frozenset(),
-        volumes_to_unmount=frozenset(),
-        mirrors_to_delete=(),
-        restarts=(Update(type=UpdateType.CREATE, pod=static), Update(type=UpdateType.CREATE, pod=web)),
-        endings=(),
-        orphan_kills=(Update(type=UpdateType.KILL, running_pod=PodRecord(uid="nobody")),),
-        cgroups_to_remove=frozenset(),
-        cgroups_to_throttle=frozenset(),
-    )
     metrics = Metrics()
-    metrics.kept_house(sight, plan)
+    metrics.kept_house(SIGHT, PLAN)
     found = samples(metrics)
     expected = {
         "kubelet_desired_pods{static=}": 3,
@@ -347,11 +349,34 @@ def test_metrics_fit_everybody_who_tells() -> None:
     for_images: images.PullObserver = metrics
     for_probes: probes.ProbeObserver = metrics
     for_guard: guard.ObserveCall = metrics.runtime_call
-    for_guard("stop_container", 0.1, failed=False)
+    for_housekeeping: housekeeping.Observe = metrics.kept_house
+    for_handlers: Callable[[str], None] = metrics.rejected
+    for_preemption: Callable[[str], None] = metrics.preempted
+    for_status: Callable[[float], None] = metrics.status_synced
+
     for_pleg.missed(1)
     for_workers.pass_ended("kill", 1.0)
     for_syncer.first_pass(1.0)
     for_executor.sandbox_begun()
     for_images.pulled(1.0, 1)
-    for_probes.gone(WEB, "c", ProbeKind.LIVENESS)
-    assert samples(metrics)["podkeeper_pleg_missed_events_total"] == 1
+    for_probes.probed(WEB, "c", ProbeKind.LIVENESS, ProbeResult.FAILURE, 1.0)
+    for_guard("stop_container", 0.1, failed=False)
+    for_housekeeping(SIGHT, PLAN)
+    for_handlers("OutOfpods")
+    for_preemption("pods")
+    for_status(1.0)
+    expected = [
+        "podkeeper_pleg_missed_events_total",
+        "kubelet_pod_worker_duration_seconds_count{operation_type=kill}",
+        "kubelet_pod_worker_start_duration_seconds_count",
+        "kubelet_started_pods_total",
+        "kubelet_image_pull_duration_seconds_count{image_size_in_bytes=0-10MB}",
+        "prober_probe_total{container=c,namespace=ns,pod=web,pod_uid=uid-web,probe_type=Liveness,result=failed}",
+        "kubelet_runtime_operations_total{operation_type=stop_container}",
+        "kubelet_orphaned_runtime_pods_total",
+        "kubelet_admission_rejections_total{reason=OutOfpods}",
+        "kubelet_preemptions{preemption_signal=pods}",
+        "kubelet_pod_status_sync_duration_seconds_count",
+    ]
+    found = samples(metrics)
+    assert {name: found.get(name) for name in expected} == dict.fromkeys(expected, 1)

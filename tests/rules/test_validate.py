@@ -7,7 +7,7 @@ import pytest
 
 from podkeeper.model.k8s import core
 from podkeeper.rules.defaults import default_pod
-from podkeeper.rules.validate import Occasion, validate_pod
+from podkeeper.rules.validate.pod import Occasion, validate_pod
 from tests.rules.wild import wild_pod
 
 Json = dict[str, Any]

@@ -282,7 +282,7 @@ class Agent:
         self.workers = PodWorkers(
             syncer=self.syncer,
             cache=self.cache,
-            enqueue=lambda uid, delay: self.loop.enqueue(uid, delay),
+            enqueue=self._enqueue,
             record=record,
             clock=clock,
             moment=self._moment,
@@ -337,6 +337,10 @@ class Agent:
         if update.op is Op.ADD:
             self.statuses.restore(update.pods)  # what a former life of the agent knew of them
         self.loop.tell_config(update)
+
+    def _enqueue(self, uid: PodUID, delay_seconds: float) -> None:
+        self.loop.enqueue(uid, delay_seconds)
+        self.history.will_retry(uid, delay_seconds)
 
     def _record(self, event: PodEvent, about: Pod | PodRecord | None = None) -> None:
         self.events.record(event, about)

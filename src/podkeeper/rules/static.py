@@ -28,7 +28,7 @@ from podkeeper.model.manifest import Document, decode, type_of
 from podkeeper.model.messages import CONFIG_HASH_ANNOTATION
 from podkeeper.rules.defaults import default_pod
 from podkeeper.rules.static_references import Reference, references_of
-from podkeeper.rules.validate import validate_pod
+from podkeeper.rules.validate.pod import validate_pod
 
 DEFAULT_NAMESPACE: Final = "default"
 _TOLERATE_NO_EXECUTE: Final = core.Toleration(operator="Exists", effect="NoExecute")

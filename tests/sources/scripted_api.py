@@ -1,0 +1,198 @@
+"""Two APIs for the tests of the API source: one that plays a script, one that has pods and faults."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, cast
+
+from podkeeper.model.api import Listed, WatchEvent, WatchType
+from podkeeper.model.errors import ApiUnavailable, Gone
+from podkeeper.model.k8s.core import Pod
+from podkeeper.model.k8s.meta import ObjectMeta
+from podkeeper.model.messages import Op, PodUpdate
+from podkeeper.model.wire import Wire
+
+K = TypeVar("K", bound=Wire)
+
+SELECTOR = "spec.nodeName=n1"
+FOR_EVER = 1e9  # seconds
+
+
+def pod(name: str, version: object, *, uid: str | None = None, labels: str = "") -> Pod:
+    metadata = ObjectMeta(
+        name=name,
+        namespace="ns",
+        uid=f"uid-{name}" if uid is None else uid,
+        resource_version=str(version),
+        labels={"app": labels} if labels else None,
+    )
+    return Pod(metadata=metadata)
+
+
+def listed(version: object, *pods: Pod) -> Listed[Pod]:
+    return Listed(pods, str(version))
+
+
+def event(kind: str, name: str, version: object, **more: Any) -> WatchEvent[Pod]:
+    return WatchEvent(WatchType(kind), pod(name, version, **more), str(version))
+
+
+def bookmark(version: object) -> WatchEvent[Pod]:
+    return WatchEvent(WatchType.BOOKMARK, Pod(), str(version))
+
+
+Step = WatchEvent[Pod] | Exception | float  # say, break, or wait
+
+
+class ScriptedApi:
+    """Answers each list and each watch with the next of its script; the last answer is repeated."""
+
+    def __init__(self, lists: Sequence[Listed[Pod] | Exception | float], streams: Sequence[Sequence[Step]]) -> None:
+        self._lists, self._streams = list(lists), list(streams)
+        self.requests: list[tuple[float, str]] = []
+        self.closed = 0  # streams that were left properly
+
+    async def list(self, kind: type[K], *, namespace: str = "", field_selector: str = "") -> Listed[K]:
+        assert (kind, namespace, field_selector) == (Pod, "", SELECTOR)
+        self._log("list")
+        answer = self._lists.pop(0) if len(self._lists) > 1 else self._lists[0]
+        if isinstance(answer, float):
+            await asyncio.sleep(answer)
+        if isinstance(answer, Exception):
+            raise answer
+        return cast(Listed[K], answer)
+
+    async def watch(
+        self, kind: type[K], resource_version: str, *, namespace: str = "", field_selector: str = ""
+    ) -> AsyncIterator[WatchEvent[K]]:
+        assert (kind, namespace, field_selector) == (Pod, "", SELECTOR)
+        self._log(f"watch {resource_version}")
+        stream = self._streams.pop(0) if len(self._streams) > 1 else self._streams[0]
+        try:
+            for step in stream:
+                if isinstance(step, Exception):
+                    raise step
+                if isinstance(step, float):
+                    await asyncio.sleep(step)
+                else:
+                    yield cast(WatchEvent[K], step)
+        finally:
+            self.closed += 1
+
+    def _log(self, request: str) -> None:
+        self.requests.append((asyncio.get_running_loop().time(), request))
+
+
+@dataclass(slots=True)
+class Consumer:
+    """What somebody who believes every word of the source has in the end: versions by UID."""
+
+    pods: dict[str, str] = field(default_factory=dict)
+    words: list[str] = field(default_factory=list)  # `ADD web@11`
+
+    def tell(self, update: PodUpdate) -> None:
+        assert update.source == "api"
+        assert self.words or update.op is Op.SET, "the first word is a SET"
+        named = [f"{pod.metadata.name}@{pod.metadata.resource_version}" for pod in update.pods]
+        self.words.append(" ".join([update.op, *named]))
+        if update.op is Op.SET:
+            self.pods.clear()
+        for pod in update.pods:
+            uid = pod.metadata.uid or ""
+            assert update.op is Op.SET or (uid in self.pods) == (update.op is not Op.ADD), update
+            if update.op is Op.REMOVE:
+                del self.pods[uid]
+            else:
+                self.pods[uid] = pod.metadata.resource_version or ""
+
+
+LIST_FAULTS = ("fail", "hang", "stale")
+WATCH_FAULTS = ("gone", "break", "end", "hang", "lose", "duplicate", "replay", "swap", "late break")
+
+
+class FaultyApi:
+    """An API that has pods and a history; each request takes the next fault of its list, until there is none."""
+
+    def __init__(self, list_faults: Sequence[str], watch_faults: Sequence[str], *, bookmarks: bool) -> None:
+        self._list_faults, self._watch_faults = list(list_faults), list(watch_faults)
+        self._bookmarks = bookmarks
+        self._version = 10
+        self._snapshots: list[Listed[Pod]] = [listed(10)]
+        self.pods: dict[str, Pod] = {}
+        self._history: list[WatchEvent[Pod]] = []
+        self._changed = asyncio.Event()
+        self._made = 0
+
+    def change(self, kind: str, name: str) -> None:
+        """Create, touch or delete the pod of a name; what makes no sense changes nothing."""
+        if (kind == "create") == (name in self.pods):
+            return
+        self._version += 1
+        if kind == "create":
+            self._made += 1
+            fresh = pod(name, self._version, uid=f"uid-{self._made}")
+        else:
+            fresh = pod(name, self._version, uid=self.pods[name].metadata.uid)
+        if kind == "delete":
+            del self.pods[name]
+        else:
+            self.pods[name] = fresh
+        word = {"create": "ADDED", "touch": "MODIFIED", "delete": "DELETED"}[kind]
+        self._history.append(WatchEvent(WatchType(word), fresh, str(self._version)))
+        self._snapshots.append(listed(self._version, *self.pods.values()))
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def list(self, kind: type[K], *, namespace: str = "", field_selector: str = "") -> Listed[K]:
+        fault = self._list_faults.pop(0) if self._list_faults else ""
+        if fault == "fail":
+            raise ApiUnavailable("cannot list: refused")
+        if fault == "hang":
+            await asyncio.sleep(FOR_EVER)
+        answer = self._snapshots[len(self._snapshots) // 2 if fault == "stale" else -1]
+        await asyncio.sleep(0.01)
+        return cast(Listed[K], answer)
+
+    async def watch(
+        self, kind: type[K], resource_version: str, *, namespace: str = "", field_selector: str = ""
+    ) -> AsyncIterator[WatchEvent[K]]:
+        fault = self._watch_faults.pop(0) if self._watch_faults else ""
+        await asyncio.sleep(0.01)
+        if fault == "gone":
+            raise Gone("cannot watch: too old")
+        if fault == "break":
+            raise ApiUnavailable("cannot watch: reset")
+        if fault == "end":
+            return
+        if fault == "hang":
+            await asyncio.sleep(FOR_EVER)
+        if fault == "replay":
+            for old in self._history:
+                yield cast(WatchEvent[K], old)
+        sent = int(resource_version)
+        while True:
+            changed = self._changed
+            news = [event for event in self._history if int(event.resource_version) > sent]
+            for event in _distorted(news, fault):
+                yield cast(WatchEvent[K], event)
+            sent = self._version
+            if fault == "late break" and news:
+                raise ApiUnavailable("cannot watch: reset")
+            try:
+                async with asyncio.timeout(60):
+                    await changed.wait()
+            except TimeoutError:
+                if self._bookmarks:
+                    yield cast(WatchEvent[K], bookmark(sent))
+
+
+def _distorted(news: Sequence[WatchEvent[Pod]], fault: str) -> Sequence[WatchEvent[Pod]]:
+    match fault:
+        case "lose":
+            return news[1:]
+        case "duplicate":
+            return [event for event in news for _ in range(2)]
+        case "swap":
+            return news[::-1]
+        case _:
+            return news

@@ -1,0 +1,56 @@
+"""The map of the seeds names things that exist: modules, functions, tests and rows of tables."""
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parent
+PAGE = TESTS.parent / "docs" / "seeds-map.md"
+ROWS = [
+    tuple(cell.strip() for cell in line.strip("|").split(" | "))
+    for line in PAGE.read_text().splitlines()
+    if line.startswith("| ") and not line.startswith("| in the notes")
+]
+
+
+def names(cell: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", cell)
+
+
+def exists(name: str) -> bool:
+    """Whether a dotted name below the package leads somewhere."""
+    parts = name.split(".")
+    for length in range(len(parts), 0, -1):
+        try:
+            found: object = importlib.import_module(".".join(["podkeeper", *parts[:length]]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[length:]:
+            if not hasattr(found, part):
+                return False
+            found = getattr(found, part)
+        return True
+    return False
+
+
+def is_shown(reference: str) -> bool:
+    """Whether a file of tests has a test, or a row, of that name."""
+    path, _, what = reference.partition("::")
+    text = (TESTS / path).read_text() if (TESTS / path).is_file() else ""
+    return bool(text) and (f"def {what}(" in text if not what.startswith('"') else what in text)
+
+
+def test_every_row_has_three_cells() -> None:
+    assert len(ROWS) > 100
+    assert [row for row in ROWS if len(row) != 3 or not all(row)] == []
+
+
+@pytest.mark.parametrize("row", ROWS, ids=[row[0][:60] for row in ROWS])
+def test_every_home_and_every_test_exists(row: tuple[str, str, str]) -> None:
+    dotted = [name for name in names(row[1]) if "." in name]
+    assert [name for name in dotted if not exists(name)] == []
+    references = names(row[2])
+    assert references
+    assert [name for name in references if not is_shown(name)] == []
