@@ -8,7 +8,6 @@ named reference is the same agent with 100 pods; the bars are in `docs/performan
 
 import argparse
 import asyncio
-import gc
 import json
 import resource
 import statistics
@@ -20,6 +19,7 @@ from pathlib import Path
 
 from bench.thrifty_api import ThriftyApi
 from podkeeper.app.build import Agent, Ports, Settings, simple_node
+from podkeeper.app.process import tune_garbage_collection
 from podkeeper.host.clock import SystemClock
 from podkeeper.model.k8s.core import Container, EnvVar, ExecAction, Pod, PodSpec, Probe
 from podkeeper.model.k8s.meta import ObjectMeta
@@ -28,7 +28,8 @@ from podkeeper.sources.apiserver import ApiSource
 from podkeeper.testing.fakes import FakeCgroups, FakeJournal, FakeProber, FakeVolumes
 
 NODE = "bench"
-IDLE_SECONDS = 30.0
+IDLE_SECONDS = 60.0
+REST_SECONDS = 100.0  # before that: by then every pod has been looked after once more, and is at rest
 SETTLE_SECONDS = 5.0
 GIVE_UP_SECONDS = 600.0
 
@@ -93,8 +94,7 @@ async def measure(count: int, idle_seconds: float) -> dict[str, float]:
     )
     node = simple_node(NODE, cpu="100000", memory="100Ti", pods=count + 10)
     agent = Agent(ports, Settings(node=node, host_ips=("192.0.2.1",)))
-    gc.collect()
-    gc.freeze()
+    tune_garbage_collection()  # as `podkeeper` does for its own process
     before_kib = rss_kib()
     figures: dict[str, float] = {}
     async with asyncio.TaskGroup() as group:
@@ -108,6 +108,7 @@ async def measure(count: int, idle_seconds: float) -> dict[str, float]:
         await asyncio.sleep(SETTLE_SECONDS)
         figures["rss_kib_per_pod"] = (rss_kib() - before_kib) / count
         if idle_seconds:
+            await asyncio.sleep(REST_SECONDS)
             cpu, away = time.process_time(), api.seconds
             await asyncio.sleep(idle_seconds)
             figures["idle_cpu_percent"] = (time.process_time() - cpu - (api.seconds - away)) / idle_seconds * 100

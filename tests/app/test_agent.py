@@ -4,11 +4,13 @@ import asyncio
 import math
 
 import pytest
+from msgspec.structs import replace
 
 from podkeeper.model.errors import BadInput
 from podkeeper.model.k8s.core import Pod, PodSpec
 from podkeeper.model.k8s.meta import ObjectMeta
 from podkeeper.model.messages import Op, PodUID, PodUpdate, ProbeKind, ProbeResult, ProbeUpdate
+from podkeeper.model.runtime_calls import SandboxConfig
 from podkeeper.runtimes.fake import Behaviour
 from tests.app.node_house import NodeHouse, container, in_node_house, pod
 
@@ -193,5 +195,24 @@ def test_every_pod_can_explain_itself() -> None:
         assert any("BackOff" in entry.what or "back-off" in entry.detail.lower() for entry in explanation.timeline)
         assert house.agent.health() == ()
         assert b"kubelet_pod_worker_duration_seconds" in house.agent.metrics.exposition()
+
+    in_node_house(scenario)
+
+
+def test_a_quiet_node_is_left_in_peace_and_still_notices_what_nobody_wants() -> None:
+    async def scenario(house: NodeHouse) -> None:
+        await house.create(*(pod(name) for name in NAMES[:5]))
+        await house.until(lambda: all(map(house.is_ready, NAMES[:5])), within=5)
+        await asyncio.sleep(30)
+        begun = house.clock.monotonic()
+        await asyncio.sleep(60)
+        listings = [each for each in house.runtime.ledger if each.operation == "list_pods" and each.begun > begun]
+        assert len(listings) <= 4, "two rounds of housekeeping and a relist would do"
+        stranger = replace(pod("stranger"), metadata=ObjectMeta(name="stranger", namespace="default", uid="stranger"))
+        await house.runtime.run_sandbox(SandboxConfig(pod=stranger, attempt=0))
+        await house.until(
+            lambda: any(each.operation == "stop_sandbox" and each.about == "stranger" for each in house.runtime.ledger),
+            within=5,
+        )
 
     in_node_house(scenario)

@@ -23,7 +23,7 @@ from podkeeper.engine.ground import Ground
 from podkeeper.engine.guard import USUAL_LIMITS, GuardedRuntime
 from podkeeper.engine.guard import Limits as RuntimeLimits
 from podkeeper.engine.handlers import SyncHandlers
-from podkeeper.engine.history import Explanation, History
+from podkeeper.engine.history import MOVED, Explanation, History
 from podkeeper.engine.hooks import HookRunner
 from podkeeper.engine.housekeeping import Housekeeping
 from podkeeper.engine.images import ImageManager
@@ -46,7 +46,7 @@ from podkeeper.engine.syncer import PodSyncer
 from podkeeper.engine.workers import PodWorkers
 from podkeeper.model.k8s.core import Node, NodeStatus, Pod, PodStatus
 from podkeeper.model.k8s.meta import ObjectMeta
-from podkeeper.model.messages import Op, PodEvent, PodUID, PodUpdate
+from podkeeper.model.messages import LifecycleEvent, Op, PodEvent, PodUID, PodUpdate
 from podkeeper.model.runtime import PodRecord
 from podkeeper.model.runtime_calls import RuntimeHealth
 from podkeeper.ports.api import Api
@@ -156,6 +156,7 @@ class Agent:
         self._restarts = BackoffTable(settings.restart_curve)
         self._pulls = BackoffTable(settings.pull_curve)
         self._network = _NetworkWatch(self.runtime)
+        self._happenings = 0  # that could give housekeeping something to do
         self._build_sight()
         self._build_hands()
         self._build_mind()
@@ -189,7 +190,7 @@ class Agent:
         self.pleg = Pleg(
             runtime=self.runtime,
             cache=self.cache,
-            emit=lambda event: self.loop.tell_lifecycle(event),
+            emit=self._on_lifecycle,
             clock=clock,
             moment=self._moment,
             pace=self.settings.relisting,
@@ -288,7 +289,7 @@ class Agent:
             moment=self._moment,
             timing=self.settings.timing,
             left=lambda name: self.loop.left(name),
-            note=self.history.note,
+            note=self._note,
             observer=self.metrics,
         )
         deadlines = ActiveDeadlines(status=self.statuses, is_finished=self.workers.should_pod_be_finished, clock=clock)
@@ -326,6 +327,7 @@ class Agent:
                 held=self.preemption.held,
                 collect=(self._collect_backoffs,),
                 observe=self.metrics.kept_house,
+                happenings=lambda: self._happenings,
             ),
             runtime=self._network,
             clock=clock,
@@ -334,9 +336,19 @@ class Agent:
     # Small wires.
 
     def _on_update(self, update: PodUpdate) -> None:
+        self._happenings += 1
         if update.op is Op.ADD:
             self.statuses.restore(update.pods)  # what a former life of the agent knew of them
         self.loop.tell_config(update)
+
+    def _on_lifecycle(self, event: LifecycleEvent) -> None:
+        self._happenings += 1
+        self.loop.tell_lifecycle(event)
+
+    def _note(self, uid: PodUID, what: str, detail: str) -> None:
+        if what == MOVED:
+            self._happenings += 1
+        self.history.note(uid, what, detail)
 
     def _enqueue(self, uid: PodUID, delay_seconds: float) -> None:
         self.loop.enqueue(uid, delay_seconds)

@@ -15,6 +15,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
+from itertools import count
 from typing import Protocol
 
 from podkeeper.model.errors import TryLater
@@ -31,6 +32,7 @@ from podkeeper.rules.worker.workers import KnownPod
 log = logging.getLogger(__name__)
 
 PERIOD_SECONDS = 2.0
+QUIET_SECONDS = 30.0  # rounds are left out for so long while nothing happens
 LISTING_PATIENCE_SECONDS = 1.0  # for cgroups and directories; a late answer is not lost
 RUNTIME_PATIENCE_SECONDS = 2.0  # doubled each time the runtime does not answer, up to
 LONGEST_RUNTIME_PATIENCE_SECONDS = 30.0
@@ -179,7 +181,9 @@ class Housekeeping:
         held: Callable[[], Collection[PodUID]] = tuple,
         collect: Sequence[Callable[[], None]] = (),
         observe: Observe = _unobserved,
+        happenings: Callable[[], int] | None = None,
     ) -> None:
+        """`happenings` counts what could give housekeeping something to do; None: always."""
         self._pods = pods
         self._workers = workers
         self._runtime = runtime
@@ -199,21 +203,32 @@ class Housekeeping:
         )
         self._runtime_patience = RUNTIME_PATIENCE_SECONDS
         self._removals = _Removals(clock)
+        self._happenings = happenings or count().__next__
+        self._idle_since: tuple[int, float] | None = None  # the count of happenings, and when
 
     async def run(self, ready: Callable[[], bool]) -> None:
         """Tidy up every two seconds while `ready` says so, until cancelled."""
         async with asyncio.TaskGroup() as group:
             while True:
                 await asyncio.sleep(PERIOD_SECONDS)
-                if not ready():
+                if not ready() or self._has_nothing_new():
                     continue
                 try:
                     await self.tidy(group)
                 except Exception:
                     log.exception("housekeeping failed, next round in %g s", PERIOD_SECONDS)
 
+    def _has_nothing_new(self) -> bool:
+        """Whether the last round had nothing to do and nothing has happened since; in case we err, not for ever."""
+        if self._idle_since is None or self._removals.under_way:
+            return False
+        happenings, at = self._idle_since
+        return happenings == self._happenings() and self._clock.monotonic() - at < QUIET_SECONDS
+
     async def tidy(self, group: asyncio.TaskGroup) -> None:
         """Make one round; what takes long goes on in the group."""
+        begun = (self._happenings(), self._clock.monotonic())
+        self._idle_since = None
         self._removals.name_the_slow()
         for listing in self._listings:
             listing.begin(group)
@@ -225,6 +240,8 @@ class Housekeeping:
         plan = plan_of(sight, self._workers)
         _isolated("be measured", partial(self._observe, sight, plan))
         self._carry_out(plan, group)
+        if runtime_pods is not None and not plan.has_work:
+            self._idle_since = begun
 
     def _sight(
         self,
@@ -317,6 +334,11 @@ class _Removals:
         self._clock = clock
         self._under_way: dict[_Removal, float] = {}  # since when
         self._told: set[_Removal] = set()  # whose trouble is known
+
+    @property
+    def under_way(self) -> int:
+        """How many there are."""
+        return len(self._under_way)
 
     def keep_at(self, wanted: Mapping[_Removal, _Call], group: asyncio.TaskGroup) -> None:
         """Begin what is wanted and not under way, as much as goes at a time; the rest is for the next round."""

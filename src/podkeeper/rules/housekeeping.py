@@ -70,6 +70,19 @@ class Plan:
     cgroups_to_remove: frozenset[PodUID]
     cgroups_to_throttle: frozenset[PodUID]  # of pods that are gone but for a mounted volume, whose memory they bear
 
+    @property
+    def has_work(self) -> bool:
+        """Whether anything is to be begun or removed; what is only kept needs no further round."""
+        return bool(
+            self.directories_to_remove
+            or self.volumes_to_unmount
+            or self.mirrors_to_delete
+            or self.restarts
+            or self.endings
+            or self.orphan_kills
+            or self.cgroups_to_remove
+        )
+
 
 def plan_of(sight: Sight, workers: Answers) -> Plan:
     """Decide everything housekeeping has to do.

@@ -63,6 +63,9 @@ def equal_by_kubelet(old: PodStatus, new: PodStatus) -> bool:
     )
 
 
+_USUAL_LENGTH = len("2000-01-31T23:59:59Z")
+
+
 def _our_conditions(status: PodStatus) -> dict[str, tuple[str, str, str]]:
     return {
         condition.type: (condition.status, condition.reason or "", condition.message or "")
@@ -92,23 +95,23 @@ def _same(left: object, right: object, field: str = "") -> bool:
 
 
 def _normal_condition(condition: PodCondition) -> PodCondition:
-    return replace(
-        condition,
-        last_probe_time=_whole_seconds(condition.last_probe_time),
-        last_transition_time=_whole_seconds(condition.last_transition_time),
-    )
+    probed, changed = _whole_seconds(condition.last_probe_time), _whole_seconds(condition.last_transition_time)
+    if probed is condition.last_probe_time and changed is condition.last_transition_time:
+        return condition
+    return replace(condition, last_probe_time=probed, last_transition_time=changed)
 
 
 def _normal_container(status: ContainerStatus, message_bytes: int) -> ContainerStatus:
-    return replace(
-        status,
-        state=_normal_state(status.state, message_bytes),
-        last_state=_normal_state(status.last_state, message_bytes),
-    )
+    state, last_state = _normal_state(status.state, message_bytes), _normal_state(status.last_state, message_bytes)
+    if state is status.state and last_state is status.last_state:
+        return status
+    return replace(status, state=state, last_state=last_state)
 
 
 def _normal_state(state: ContainerState, message_bytes: int) -> ContainerState:
     running, terminated = state.running, state.terminated
+    if terminated is None and (running is None or _whole_seconds(running.started_at) is running.started_at):
+        return state
     if running is not None:
         running = replace(running, started_at=_whole_seconds(running.started_at))
     if terminated is not None:
@@ -122,7 +125,10 @@ def _normal_state(state: ContainerState, message_bytes: int) -> ContainerState:
 
 
 def _whole_seconds(time: str | None) -> str | None:
-    return None if time is None else format_time(parse_time(time))
+    """The time without a fraction, in UTC; the very same text when it is so already, as nearly always."""
+    if time is None or (len(time) == _USUAL_LENGTH and time.endswith("Z")):
+        return time
+    return format_time(parse_time(time))
 
 
 def _cut(message: str | None, limit_bytes: int) -> str | None:

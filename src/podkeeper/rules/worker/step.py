@@ -205,6 +205,11 @@ def _configuration(activity: Activity) -> Pod | None:
 # Housekeeping comes by.
 
 
+def stays_in_a_sweep(state: State) -> bool:
+    """Whether a desired pod's worker is left as it is: said apart from `step`, as it is asked of every pod so often."""
+    return not isinstance(state, Unknown | Finished | NeverStarted)
+
+
 def _swept(state: State, desired: bool) -> Step:
     """Forget what is over; drive to its end what nobody wants, for nobody else will."""
     match state:

@@ -34,7 +34,7 @@ from podkeeper.rules.worker.states import (
     Waiting,
 )
 from podkeeper.rules.worker.static_order import StaticOrder
-from podkeeper.rules.worker.step import step
+from podkeeper.rules.worker.step import stays_in_a_sweep, step
 from podkeeper.rules.worker.updates import Update
 
 Orders = tuple[Order, ...]
@@ -74,6 +74,13 @@ _SWEPT = {is_desired: Swept(is_desired) for is_desired in (False, True)}  # ther
 class _Worker:
     full_name: str
     state: State
+    _known_as: tuple[State, KnownPod] | None = None
+
+    def known(self) -> KnownPod:
+        """How housekeeping sees a desired pod; worked out once for each state."""
+        if self._known_as is None or self._known_as[0] is not self.state:
+            self._known_as = (self.state, _known(self.state, orphan=False))
+        return self._known_as[1]
 
 
 class Workers:
@@ -104,6 +111,9 @@ class Workers:
         sweep = Sweep({}, {})
         for uid, worker in list(self._workers.items()):
             before, is_desired = worker.state, uid in desired
+            if is_desired and stays_in_a_sweep(before):  # nearly all pods, nearly always
+                sweep.known[uid] = worker.known()
+                continue
             if orders := self._send(uid, _SWEPT[is_desired]):
                 sweep.orders[uid] = orders
             if type(worker.state) is not type(before):
