@@ -9,6 +9,7 @@ pods: an agent built on the same runtime goes on where this one stopped.
 """
 
 import asyncio
+import contextlib
 from dataclasses import dataclass, field
 from math import inf, nextafter
 from typing import Protocol
@@ -58,7 +59,6 @@ from podkeeper.ports.runtime import Health, Runtime
 from podkeeper.ports.source import Source
 from podkeeper.ports.volumes import Volumes
 from podkeeper.rules.backoff import DEFAULT_CURVE, BackoffTable, Curve
-from podkeeper.rules.evict import Eviction, deadline_eviction
 from podkeeper.rules.resources import amounts_of
 from podkeeper.rules.status.pod import NodeView
 from podkeeper.rules.worker.pauses import USUAL_TIMING, Timing
@@ -172,7 +172,14 @@ class Agent:
             for room in rooms:
                 group.create_task(room.run(), name=f"agent: {type(room).__name__}")
             for source in self.ports.sources:
-                group.create_task(source.run(self.storage.merge), name=f"agent: source {source.name}")
+                group.create_task(self._follow(source), name=f"agent: source {source.name}")
+
+    async def flush(self, within_seconds: float) -> None:
+        """Before a graceful end, while the agent still lives: tell the API what it has not been told."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_seconds):
+                await self.statuses.sync_batch(every=True)
+                await self.events.flush()
 
     def explain(self, uid: PodUID) -> Explanation:
         """Where a pod stands, since when, what it waits for, and how it got there."""
@@ -277,7 +284,6 @@ class Agent:
             network_trouble=lambda: self._network.trouble,
             record=record,
             clock=clock,
-            evictions=(self._past_deadline,),
             observer=self.metrics,
         )
         self.workers = PodWorkers(
@@ -325,7 +331,7 @@ class Agent:
                 volumes=self.ports.volumes,
                 cgroups=self.ports.cgroups,
                 held=self.preemption.held,
-                collect=(self._collect_backoffs,),
+                collect=(self._forget_the_past,),
                 observe=self.metrics.kept_house,
                 happenings=lambda: self._happenings,
             ),
@@ -334,6 +340,11 @@ class Agent:
         )
 
     # Small wires.
+
+    async def _follow(self, source: Source) -> None:
+        # Who is told of a pod before the runtime was looked at takes a pod that runs for one that never did.
+        await self.pleg.first_relist()
+        await source.run(self.storage.merge)
 
     def _on_update(self, update: PodUpdate) -> None:
         self._happenings += 1
@@ -363,14 +374,12 @@ class Agent:
         ready = next((each.status for each in status.conditions or () if each.type == "Ready"), "")
         self.history.note(uid, f"phase {status.phase}", "ready" if ready == "True" else "not ready")
 
-    def _past_deadline(self, pod: Pod) -> Eviction | None:
-        published = self.statuses.get_pod_status(PodUID(pod.metadata.uid or ""))
-        return deadline_eviction(pod, published, self.ports.clock.now())
-
-    def _collect_backoffs(self) -> None:
+    def _forget_the_past(self) -> None:
         now = self.ports.clock.now()
         self._restarts.collect(now)
         self._pulls.collect(now)
+        self.events.keep_only(self.statuses.phases().keys())
+        self.metrics.slow_calls(len(self.runtime.slow_calls()))
 
     def _collect_dead_containers(self, uid: PodUID, container_id: str, everything: bool) -> None:
         record = self.cache.get(uid)
