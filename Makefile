@@ -29,8 +29,8 @@ $(READY): pyproject.toml
 		echo "  (behind a proxy or mirror: set HTTPS_PROXY or configure pip), then call make again"; exit 1; fi
 	@touch $@
 
-run: $(READY)  ## read the example pods and show every decision made about them
-	@$(BIN)/podkeeper plan examples
+run: $(READY)  ## watch a simulated node live through an hour of pods, in seconds
+	@$(BIN)/podkeeper demo
 
 check: $(READY)  ## format, lint, types, architecture: under a minute, offline
 	@$(BIN)/ruff format --check --quiet . || { echo "not formatted: run 'make format'"; exit 1; }

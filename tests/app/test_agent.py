@@ -192,6 +192,7 @@ def test_every_pod_can_explain_itself() -> None:
         explanation = house.agent.explain(house.uid("crash"))
         assert explanation.state == "syncing"
         assert explanation.next_retry is not None
+        assert "back-off" in (explanation.waiting_for or "")
         assert any("BackOff" in entry.what or "back-off" in entry.detail.lower() for entry in explanation.timeline)
         assert house.agent.health() == ()
         assert b"kubelet_pod_worker_duration_seconds" in house.agent.metrics.exposition()

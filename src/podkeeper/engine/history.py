@@ -23,6 +23,8 @@ from podkeeper.model.messages import PodUID
 from podkeeper.ports.clock import Clock
 
 MOVED: Final = "moved"
+PASS_ENDED: Final = "pass ended"
+FAILED: Final = "failed: "  # how the detail of a pass that failed begins
 """The note of a change of state; its detail reads `from -> to`."""
 
 NEXT_PASS: Final = "next pass"
@@ -34,7 +36,7 @@ UNKNOWN: Final = "unknown"
 LONGEST_TIMELINE: Final = 50
 MOST_REMEMBERED: Final = 1000
 _ARROW: Final = " -> "
-_LOOK_BACK: Final = 4  # a pass leaves up to three notes: begun, ended, next; and one of what it did
+_LOOK_BACK: Final = 6  # a pass leaves up to five notes: begun, ended, next, and what it did
 _MOST_SHARED: Final = 2048
 _LONGEST_DETAIL: Final = 256
 
@@ -127,8 +129,10 @@ class History:
         """Note what befell a pod.
 
         `waiting_for` stays until another note says otherwise ("": for nothing any more) or the pod moves; `retry_at`
-        until it has passed.
+        until it has passed. A pass that failed leaves the pod waiting for what it failed of to go away.
         """
+        if what == PASS_ENDED and waiting_for is None:
+            waiting_for = detail.removeprefix(FAILED) if detail.startswith(FAILED) else ""
         timeline = self._live.get(uid) or self._other(uid)
         now = self._clock.monotonic()
         timeline.add(self._share(what), self._share(detail[:_LONGEST_DETAIL]), now)

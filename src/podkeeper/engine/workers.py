@@ -507,7 +507,9 @@ def _name(subject: Subject | None) -> str:
 
 
 def _text_of(error: Exception) -> str:
-    """What an exception says; one that cannot even say that is named."""
+    """What an exception says, or each of a group; one that cannot even say that is named."""
+    if isinstance(error, ExceptionGroup):
+        return "; ".join(dict.fromkeys(map(_text_of, error.exceptions)))
     try:
         return str(error) or type(error).__name__
     except Exception:

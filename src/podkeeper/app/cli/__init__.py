@@ -6,7 +6,7 @@ import click
 
 from podkeeper import __version__
 
-COMMANDS = ("plan", "validate")
+COMMANDS = ("demo", "plan", "validate")
 
 
 class _Commands(click.Group):

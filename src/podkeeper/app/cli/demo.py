@@ -1,0 +1,126 @@
+"""`podkeeper demo`: a simulated node lives through an hour of pods in seconds, before your eyes.
+
+On a terminal the node's table is drawn as it changes; elsewhere, and with --plain, plain lines are written: the same
+ones for the same seed.
+"""
+
+import logging
+import sys
+import time
+from datetime import timedelta
+from itertools import count
+
+import click
+from rich.console import Console
+from rich.live import Live
+
+from podkeeper.app.demo.drawing import lives, news_line, node_table, span, timeline
+from podkeeper.app.demo.play import play
+from podkeeper.app.demo.recorder import Picture, Recorder
+from podkeeper.app.demo.story import NAMES, STATIC_NAME, Story, tell
+
+_FRAME_SECONDS = 0.06  # of real time, per story minute: an hour in some four seconds
+_MOMENTS = (9, 24, 41)  # the pictures that plain lines show, before the last one
+_PLAIN_WIDTH = 120
+_SHORT = {"static": STATIC_NAME}
+
+
+@click.command()
+@click.option(
+    "--minutes", default=60, show_default=True, type=click.IntRange(10, 600), help="How long the node lives, virtually."
+)
+@click.option("--seed", default=1, show_default=True, help="Another seed, another story.")
+@click.option("--pod", "pod_name", default="static", show_default=True, help="Whose timeline is drawn.")
+@click.option("--plain", is_flag=True, help="Plain lines, as when the output is no terminal.")
+@click.option("-v", "--verbose", is_flag=True, help="Write the agent's log to stderr; implies --plain.")
+def demo(minutes: int, seed: int, pod_name: str, plain: bool, verbose: bool) -> None:
+    """Watch a simulated node live through an hour of pods, in seconds."""
+    story = tell(minutes, seed)
+    pod_name = _known(pod_name, story)
+    _set_up_logging(verbose)
+    if plain or verbose or not sys.stdout.isatty():
+        _in_lines(story, seed, pod_name)
+    else:
+        _on_a_terminal(story, seed, pod_name)
+
+
+def _known(name: str, story: Story) -> str:
+    name = _SHORT.get(name, name)
+    if name not in story.names:
+        visitors = f"{story.visitors[0]} to {story.visitors[-1]}"
+        raise click.BadParameter(
+            f"there is no pod {name!r}; right would be one of: {', '.join(NAMES)}, {visitors}", param_hint="--pod"
+        )
+    return name
+
+
+def _set_up_logging(verbose: bool) -> None:
+    """Let the log say nothing unless asked: trouble is part of the story, and warnings would garble the picture."""
+    if verbose:
+        logging.basicConfig(level=logging.INFO, format="%(levelname)-7s %(name)s: %(message)s")
+    else:
+        logging.getLogger("podkeeper").addHandler(logging.NullHandler())
+
+
+def _in_lines(story: Story, seed: int, pod_name: str) -> None:
+    recorder = play(story, seed=seed, pod_name=pod_name, show=lambda picture: None)
+    console = Console(force_terminal=False, color_system=None, highlight=False, markup=False, width=_PLAIN_WIDTH)
+    with console.capture() as captured:
+        _print_intro(console, story, seed)
+        for number, picture in enumerate(recorder.pictures):
+            for act in picture.news:
+                console.print(news_line(act))
+            if number in _MOMENTS:
+                console.print("", node_table(picture, plain=True, fold=True), "", sep="\n")
+        _print_ending(console, story, recorder, pod_name, plain=True)
+    for line in captured.get().splitlines():
+        click.echo(line.rstrip())  # tables are padded to the right
+
+
+def _on_a_terminal(story: Story, seed: int, pod_name: str) -> None:
+    console = Console(highlight=False, markup=False)
+    plain = not console.encoding.startswith("utf")
+    _print_intro(console, story, seed)
+    began, frames = time.monotonic(), count(1)
+    with Live(console=console, auto_refresh=False, transient=True) as live:
+
+        def show(picture: Picture) -> None:
+            for act in picture.news:
+                console.print(news_line(act))
+            live.update(node_table(picture, plain=plain, fold=plain), refresh=True)  # a cut cell ends in "…"
+            time.sleep(max(0.0, began + next(frames) * _FRAME_SECONDS - time.monotonic()))
+
+        recorder = play(story, seed=seed, pod_name=pod_name, show=show)
+    _print_ending(console, story, recorder, pod_name, plain=plain, real_seconds=time.monotonic() - began)
+
+
+def _print_intro(console: Console, story: Story, seed: int) -> None:
+    lifetime = span(timedelta(seconds=story.seconds))
+    console.print(
+        f"A simulated node lives for {lifetime}, seed {seed}: the real engine on a fake runtime, in virtual time."
+    )
+    console.print()
+
+
+def _print_ending(
+    console: Console, story: Story, recorder: Recorder, pod_name: str, *, plain: bool, real_seconds: float | None = None
+) -> None:
+    assert recorder.explanation is not None  # every pod of a story comes
+    console.print()
+    console.print(node_table(recorder.pictures[-1], plain=plain, fold=True))
+    console.print()
+    console.print(lives(recorder.pictures, plain=plain))
+    console.print()
+    console.print(timeline(pod_name, recorder.timeline(), recorder.explanation, plain=plain))
+    console.print()
+    totals = recorder.totals()
+    console.print(
+        f"{span(timedelta(seconds=story.seconds))} lived: {totals.pods} pods seen, {totals.containers} containers "
+        f"started, {totals.statuses} statuses sent, {totals.missed} lost events healed by relisting."
+    )
+    if real_seconds is not None:
+        console.print(f"It took {real_seconds:.1f} s of real time.", style="dim")
+    console.print(
+        "Next: 'podkeeper demo --pod crash' (or web, or any other), 'podkeeper demo --seed 7',\n"
+        "      'podkeeper plan examples', 'make test'."
+    )

@@ -1,0 +1,133 @@
+"""The stage: one node with all that outlives an agent, and the agent that lives now.
+
+Whoever else there is in the cluster (`create`, `delete`) acts on the API in memory; the node's own disk holds static
+manifests. An agent can crash and another one take its place: same runtime, same journal, same disk.
+"""
+
+import asyncio
+from collections import defaultdict
+from datetime import datetime
+
+from podkeeper.app.build import Agent, Ports, Settings, simple_node
+from podkeeper.engine.metrics import Metrics
+from podkeeper.model.k8s.core import Pod
+from podkeeper.model.messages import PodUID
+from podkeeper.runtimes.fake import FakeRuntime, Operation
+from podkeeper.sources.apiserver import ApiSource
+from podkeeper.testing.fake_sources import fake_file_source
+from podkeeper.testing.fakes import FakeCgroups, FakeJournal, FakeProber, FakeVolumes
+from podkeeper.testing.memory_api import MemoryApi
+from podkeeper.testing.virtual_time import VirtualClock
+
+NODE_NAME = "n1"
+_DELAYS: dict[str, float] = {
+    Operation.RUN_SANDBOX: 0.4,
+    Operation.CREATE_CONTAINER: 0.1,
+    Operation.START_CONTAINER: 0.2,
+    Operation.PULL_IMAGE: 2.0,
+}  # in seconds, about as a real runtime has them
+
+
+class DemoNode:
+    """A simulated node. To be made inside of a running virtual loop."""
+
+    def __init__(self, seed: int) -> None:
+        self.clock = VirtualClock(seed=seed)
+        self.api = MemoryApi(self.clock)
+        self.runtime = FakeRuntime(self.clock, delays=_DELAYS)
+        self.files = fake_file_source(NODE_NAME)
+        self._volumes = FakeVolumes(self.clock)
+        self._cgroups = FakeCgroups(self.clock)
+        self._journal = FakeJournal()
+        self._uids: defaultdict[str, list[PodUID]] = defaultdict(list)
+        self._born: dict[PodUID, datetime] = {}
+        self._living: asyncio.Task[None] | None = None
+        self._counts: list[Metrics] = []  # one per agent so far
+        self.agent = self._new_agent()
+
+    # ---- the agent ----
+
+    def live(self, group: asyncio.TaskGroup) -> None:
+        """Let the first agent live."""
+        self._group = group
+        self._living = group.create_task(self.agent.run(), name="agent")
+
+    def crash_agent(self) -> None:
+        """End the agent, and nothing else; what it had not yet written for good is lost."""
+        assert self._living is not None
+        self._living.cancel()
+        self._journal.crash()
+
+    def start_agent(self) -> None:
+        """Let a new agent live, on all that the former one left."""
+        assert self._living is not None
+        assert self._living.done(), "the former agent lives"
+        self.agent = self._new_agent()
+        self._living = self._group.create_task(self.agent.run(), name="agent")
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether an agent lives."""
+        return self._living is not None and not self._living.done()
+
+    @property
+    def agents(self) -> int:
+        """How many agents there have been."""
+        return len(self._counts)
+
+    def counted(self, sample: str) -> int:
+        """What all agents so far have counted under a metric's name, over all labels."""
+        families = (family for metrics in self._counts for family in metrics.registry.collect())
+        return round(sum(each.value for family in families for each in family.samples if each.name == sample))
+
+    # ---- what others do ----
+
+    def create(self, pod: Pod) -> PodUID:
+        """Create a pod in the API, bound to this node."""
+        return self._remember(self.api.put(pod))
+
+    def delete(self, name: str) -> None:
+        """Delete a pod in the API, with the grace it asks for; one that is not there is gone already."""
+        if self.api.peek(Pod, name) is not None:
+            self.api.mark_deleted(Pod, name)
+
+    def write(self, path: str, pod: Pod) -> PodUID:
+        """Put a manifest onto the node's disk, instead of what was there."""
+        (made,) = self.files.write(path, pod)
+        return self._remember(made)
+
+    def uids(self, name: str) -> tuple[PodUID, ...]:
+        """All pods that ever had a name, the first in front."""
+        return tuple(self._uids.get(name, ()))
+
+    def born(self, uid: PodUID) -> datetime:
+        """When a pod came."""
+        return self._born[uid]
+
+    @property
+    def pods_seen(self) -> int:
+        """How many pods there have been."""
+        return len(self._born)
+
+    # ---- small parts ----
+
+    def _remember(self, pod: Pod) -> PodUID:
+        uid = PodUID(pod.metadata.uid or "")
+        self._uids[pod.metadata.name or ""].append(uid)
+        self._born[uid] = self.clock.now()
+        return uid
+
+    def _new_agent(self) -> Agent:
+        ports = Ports(
+            runtime=self.runtime,
+            volumes=self._volumes,
+            cgroups=self._cgroups,
+            prober=FakeProber(),
+            clock=self.clock,
+            sources=(ApiSource(api=self.api, node_name=NODE_NAME, clock=self.clock), self.files),
+            api=self.api,
+            journal=self._journal,
+        )
+        agent = Agent(ports, Settings(node=simple_node(NODE_NAME), host_ips=("192.0.2.1",)))
+        self._counts.append(agent.metrics)
+        return agent

@@ -1,0 +1,259 @@
+"""The recorder: looks at the node now and then and keeps what it saw, as values that can be drawn.
+
+A `Picture` is the node's table at one moment. Of one pod the whole timeline is kept: an agent's own history is bounded
+and ends with the agent, so it is read often and pieced together, over all agents and all pods that bore the name.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import IntEnum, auto
+
+from podkeeper.app.demo.node import DemoNode
+from podkeeper.app.demo.story import NAMES, Act
+from podkeeper.engine.history import Entry, Explanation
+from podkeeper.model import engine_metrics
+from podkeeper.model.k8s.core import ContainerStatus, Pod, PodStatus
+from podkeeper.model.messages import PodUID
+from podkeeper.rules.mirror import full_name
+
+_SAME = timedelta(milliseconds=1)  # instants are shown with the wall clock's rounding
+
+
+class Look(IntEnum):
+    """How a pod is, at a glance. Where several fall together, the first of them is worth showing: it passes."""
+
+    WAITING = auto()
+    ENDING = auto()
+    RUNNING = auto()
+    READY = auto()
+    SUCCEEDED = auto()
+    FAILED = auto()
+    GONE = auto()
+    ABSENT = auto()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One pod in the node's table."""
+
+    name: str
+    look: Look
+    phase: str
+    ready: str = ""
+    restarts: int = 0
+    age: timedelta | None = None
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """The node at one moment, and what had happened since the picture before."""
+
+    at_seconds: float
+    rows: tuple[Row, ...]
+    looks: Mapping[str, Look]  # since the picture before
+    visitors: int
+    troubles: tuple[str, ...]
+    news: tuple[Act, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Noted:
+    """An entry of a pod's timeline."""
+
+    entry: Entry
+    pod_number: int  # 1: the first pod that bore the name; 0: news that concern it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Totals:
+    """The hour in figures."""
+
+    pods: int
+    containers: int
+    statuses: int
+    missed: int
+
+
+class Recorder:
+    """Looks at one node, and follows one of its pods."""
+
+    def __init__(self, node: DemoNode, pod_name: str) -> None:
+        self._node = node
+        self._pod_name = pod_name
+        self._timelines: dict[tuple[int, PodUID], list[Entry]] = {}  # by agent and pod
+        self._news: list[Act] = []
+        self._concerning: list[Noted] = []
+        self._looks: dict[str, Look] = {}
+        self._gone_at: dict[str, datetime | None] = {}  # None: it is there
+        self.pictures: list[Picture] = []
+        self.explanation: Explanation | None = None  # how the pod was last; of several that bore the name, the newest
+
+    def hear(self, act: Act) -> None:
+        """Note that something is about to happen."""
+        self._follow()
+        if not act.news:
+            return
+        self._news.append(act)
+        if act.about in ("", self._pod_name):
+            self._concerning.append(Noted(Entry(self._node.clock.now(), act.news), 0))
+
+    def glance(self) -> None:
+        """See how the pods are, for the next picture."""
+        for name in NAMES:
+            self._looks[name] = min(self._look(name), self._looks.get(name, Look.ABSENT))
+
+    def look(self) -> Picture:
+        """Take a picture."""
+        self._follow()
+        self.glance()
+        node = self._node
+        known = frozenset(pod.metadata.name for pod in node.agent.manager.pods())
+        picture = Picture(
+            at_seconds=node.clock.monotonic(),
+            rows=tuple(self._row(name) for name in NAMES if node.uids(name)),
+            looks=self._looks,
+            visitors=len(known.difference(NAMES)),
+            troubles=node.agent.health() if node.is_kept else ("no agent lives",),
+            news=tuple(self._news),
+        )
+        self._news, self._looks = [], {}
+        self.pictures.append(picture)
+        return picture
+
+    def timeline(self) -> tuple[Noted, ...]:
+        """All that befell the pod, in order."""
+        numbers = {uid: number for number, uid in enumerate(self._node.uids(self._pod_name), 1)}
+        befell = [Noted(entry, numbers[uid]) for (_, uid), entries in self._timelines.items() for entry in entries]
+        born = self._node.born(self._node.uids(self._pod_name)[0])
+        news = (noted for noted in self._concerning if noted.entry.at >= born)
+        return tuple(sorted([*news, *befell], key=lambda noted: noted.entry.at))
+
+    def totals(self) -> Totals:
+        """What all agents have counted."""
+        counted = self._node.counted
+        return Totals(
+            pods=self._node.pods_seen,
+            containers=counted(engine_metrics.CONTAINER_STARTS.name),
+            statuses=counted(f"{engine_metrics.STATUS_SYNCS.name}_count"),
+            missed=counted(engine_metrics.MISSED_EVENTS.name),
+        )
+
+    # ---- small parts ----
+
+    def _follow(self) -> None:
+        for uid in self._node.uids(self._pod_name):
+            self.explanation = self._node.agent.explain(uid)
+            whose = self._node.agents, uid
+            self._timelines[whose] = _continued(self._timelines.get(whose, []), self.explanation.timeline)
+
+    def _status(self, name: str) -> tuple[Pod, PodStatus] | None:
+        """A pod as the agent knows it; None: it does not."""
+        agent, uid = self._node.agent, self._node.uids(name)[-1]
+        pod = agent.manager.pod_by_uid(uid)
+        return None if pod is None else (pod, agent.statuses.get_pod_status(uid) or pod.status)
+
+    def _look(self, name: str) -> Look:
+        if not self._node.uids(name):
+            return Look.ABSENT
+        known = self._status(name)
+        if known is not None:
+            self._gone_at[name] = None
+            return _look(*known)
+        if name not in self._gone_at:
+            return Look.WAITING  # the agent has not heard of it yet
+        self._gone_at[name] = self._gone_at[name] or self._node.clock.now()
+        return Look.GONE
+
+    def _row(self, name: str) -> Row:
+        now, known = self._node.clock.now(), self._status(name)
+        if known is None:
+            gone_at = self._gone_at.get(name)
+            if gone_at is None:
+                return Row(name=name, look=Look.WAITING, phase="Pending", why="the agent has not heard of it")
+            return Row(name=name, look=Look.GONE, phase="gone", why=f"since {gone_at:%H:%M:%S}")
+        pod, status = known
+        uid = PodUID(pod.metadata.uid or "")
+        containers = [*_sidecar_statuses(pod, status), *(status.container_statuses or ())]
+        return Row(
+            name=name,
+            look=_look(pod, status),
+            phase=_phase(pod, status),
+            ready=f"{sum(each.ready for each in containers)}/{len(containers) or len(pod.spec.containers)}",
+            restarts=sum(each.restart_count for each in containers),
+            age=now - self._node.born(uid),
+            why=self._why(pod, status, self._node.agent.explain(uid)),
+        )
+
+    def _why(self, pod: Pod, status: PodStatus, explanation: Explanation) -> str:
+        """What a pod waits for, or why it is as it is."""
+        agent = self._node.agent
+        for call in agent.runtime.slow_calls():
+            # A call that met its deadline is tried anew, and may yet hang in the runtime when the pod runs.
+            if status.phase == "Pending" and call.about == f"{pod.metadata.namespace}/{pod.metadata.name}":
+                return f"the runtime has not answered {call.operation} for {call.seconds:.0f} s"
+        if explanation.uid in agent.workers.waiting(full_name(pod)):
+            return "waits for its predecessor to end"
+        if status.reason:
+            return f"{status.reason}: {status.message or ''}".rstrip(": ")
+        statuses = (*(status.init_container_statuses or ()), *(status.container_statuses or ()))
+        wait = explanation.next_retry - explanation.asked_at if explanation.next_retry is not None else None
+        in_words = _in_words(statuses, wait, is_over=status.phase in ("Succeeded", "Failed"))
+        return in_words or explanation.waiting_for or ""
+
+
+def _continued(known: list[Entry], newer: Sequence[Entry]) -> list[Entry]:
+    """A timeline with what the agent remembers now: the end of what is known, perhaps counted on, and more."""
+    if not newer:
+        return known
+    for index in reversed(range(len(known))):
+        if known[index].what == newer[0].what and abs(known[index].at - newer[0].at) < _SAME:
+            return [*known[:index], *newer]
+    return [*known, *newer]
+
+
+def _sidecar_statuses(pod: Pod, status: PodStatus) -> Iterable[ContainerStatus]:
+    sidecars = {each.name for each in pod.spec.init_containers or () if each.restart_policy == "Always"}
+    return (each for each in status.init_container_statuses or () if each.name in sidecars)
+
+
+def _is_ready(status: PodStatus) -> bool:
+    return any(each.type == "Ready" and each.status == "True" for each in status.conditions or ())
+
+
+def _look(pod: Pod, status: PodStatus) -> Look:
+    match status.phase:
+        case "Succeeded":
+            return Look.SUCCEEDED
+        case "Failed":
+            return Look.FAILED
+        case _ if pod.metadata.deletion_timestamp:
+            return Look.ENDING
+        case "Running":
+            return Look.READY if _is_ready(status) else Look.RUNNING
+        case _:
+            return Look.WAITING
+
+
+def _phase(pod: Pod, status: PodStatus) -> str:
+    phase = status.phase or "Pending"
+    return "Terminating" if pod.metadata.deletion_timestamp and phase == "Running" else phase
+
+
+def _in_words(statuses: Sequence[ContainerStatus], wait: timedelta | None, *, is_over: bool) -> str:
+    """What the containers say of themselves; the first that has something to say speaks."""
+    for each in statuses:
+        if (waiting := each.state.waiting) is not None and waiting.reason != "PodInitializing":
+            then = "" if wait is None else f", next look in {wait.total_seconds():.0f} s"
+            return f"{each.name}: {waiting.reason}{then}"
+    for each in statuses:
+        if is_over and (ended := each.state.terminated) is not None:
+            return f"{each.name}: {ended.reason}, exit code {ended.exit_code}"
+    for each in statuses:
+        if not each.ready and each.state.running is not None:
+            return f"{each.name}: runs, and is not ready"
+    for each in statuses:
+        if each.restart_count and (ended := each.last_state.terminated) is not None:
+            return f"{each.name}: last ended with {ended.reason}, exit code {ended.exit_code}"
+    return ""

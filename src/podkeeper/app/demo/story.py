@@ -1,0 +1,167 @@
+"""The story: what happens when, as a list of acts. Seeded: the same seed tells the same story, to the second.
+
+Its times are story minutes: sixty of them, stretched or pressed into the time that the node is to live.
+"""
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+from podkeeper.app.demo import cast
+from podkeeper.app.demo.node import NODE_NAME, DemoNode
+from podkeeper.model.k8s.core import Pod
+from podkeeper.model.probing import CommandEnd, Exited
+from podkeeper.runtimes.fake import ExecRequest, Operation
+
+STORY_MINUTES = 60
+STATIC_NAME = f"static-{NODE_NAME}"
+NAMES = ("web", "pair", STATIC_NAME, "job", "crash", "late", "giant", "overtime", "leaver", "stuck")
+_MANIFEST = "/manifests/static.yaml"
+_READY_AFTER_SECONDS = 8.0
+_API_DOWN, _API_UP = 34.0, 39.0  # in story minutes, as all that follows
+_FIRST_VISIT, _LAST_VISIT = 1.5, 57.0
+_VAGUENESS = 0.5  # an act comes up to this much later
+
+When = Callable[[float], float]  # an act's second, for its story minute
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """Something that happens; what a reader is told of it, and whose business it is."""
+
+    at_seconds: float
+    do: Callable[[DemoNode], object]
+    news: str = ""  # empty: not worth telling
+    about: str = ""  # a pod's name; empty: the whole node's business
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """All that will happen."""
+
+    seconds: float
+    acts: tuple[Act, ...]  # in their order
+    visitors: tuple[str, ...]
+    web_ill_seconds: float  # the age at which the first web server stops answering
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All pods that will ever be."""
+        return (*NAMES, *self.visitors)
+
+    def answer(self, request: ExecRequest) -> CommandEnd | None:
+        """What a command run in a container says; None: what the container's own script says."""
+        match request:
+            case ExecRequest(command=cast.READY_CHECK, age_seconds=age) if age < _READY_AFTER_SECONDS:
+                return Exited(1, b"still warming up")
+            case ExecRequest(pod="web", attempt=0, age_seconds=age) if age >= self.web_ill_seconds:
+                return Exited(1, b"no answer")
+            case _:
+                return None
+
+
+def tell(minutes: int, seed: int) -> Story:
+    """The story of so many minutes."""
+    chance = random.Random(seed)
+    minute = 60.0 * minutes / STORY_MINUTES  # a story minute, in seconds
+
+    def when(story_minute: float) -> float:
+        return (story_minute + chance.random() * _VAGUENESS) * minute
+
+    ill = Act(when(15), lambda node: None, "web stops answering: its probes begin to fail", "web")
+    visits = tuple(_visits(chance, minute))
+    acts = (
+        *_arrivals(when, minute),
+        *_changes(when),
+        *_troubles(when),
+        ill,
+        *(act for _, *coming_and_going in visits for act in coming_and_going),
+    )
+    return Story(
+        seconds=minutes * 60.0,
+        acts=tuple(sorted(acts, key=lambda act: act.at_seconds)),
+        visitors=tuple(name for name, *_ in visits),
+        web_ill_seconds=ill.at_seconds,
+    )
+
+
+def _arrivals(when: When, minute: float) -> Iterator[Act]:
+    deadline_seconds = round(9 * minute)
+
+    def begin(node: DemoNode) -> None:
+        node.runtime.missing_images.add(cast.LATE_IMAGE)
+        node.write(_MANIFEST, cast.static("v1"))
+        node.create(cast.web(NODE_NAME))
+        node.create(cast.pair(NODE_NAME))
+
+    def come(story_minute: float, pod: Pod, news: str) -> Act:
+        name = pod.metadata.name or ""
+        return Act(when(story_minute), partial(DemoNode.create, pod=pod), f"{name} comes: {news}", name)
+
+    yield Act(0.0, begin, f"a static pod lies on the disk of node {NODE_NAME}; web and pair are bound to it")
+    yield come(0.5, cast.job(NODE_NAME, 4 * minute), "it will end well")
+    yield come(1, cast.crash(NODE_NAME), "it fails 4 s after each start")
+    yield come(2, cast.late(NODE_NAME), "nobody can pull its image yet")
+    yield come(3, cast.giant(NODE_NAME), "it asks for 64 CPUs, there are 8")
+    yield come(
+        4, cast.overtime(NODE_NAME, deadline_seconds), f"it may run for {deadline_seconds} s, and would for ever"
+    )
+    yield come(5, cast.leaver(NODE_NAME), "it has connections to drain before it ends")
+
+
+def _changes(when: When) -> Iterator[Act]:
+    def push(node: DemoNode) -> None:
+        node.runtime.missing_images.discard(cast.LATE_IMAGE)
+
+    yield Act(when(8), push, "late's image is pushed", "late")
+    yield Act(
+        when(30),
+        partial(DemoNode.delete, name="leaver"),
+        "leaver is deleted: it has 45 s to drain and to end",
+        "leaver",
+    )
+    yield Act(
+        when(36),
+        partial(DemoNode.write, path=_MANIFEST, pod=cast.static("v2")),
+        "static's manifest is edited: another pod, to start once its predecessor is gone",
+        STATIC_NAME,
+    )
+
+
+def _troubles(when: When) -> Iterator[Act]:
+    def lose_events(node: DemoNode) -> None:
+        node.runtime.filter_events(lambda event: ())
+        node.runtime.break_events()
+
+    def hang(node: DemoNode) -> None:
+        node.runtime.faults.hang(Operation.RUN_SANDBOX, node.create(cast.stuck(NODE_NAME)))
+
+    yield Act(when(19), lose_events, "trouble: the runtime's event stream breaks; the next one tells nothing")
+    yield Act(when(23), lambda node: node.runtime.filter_events(None), "the event stream tells news again")
+    yield Act(when(24), hang, "stuck comes, and trouble: the runtime hangs when asked for its sandbox", "stuck")
+    yield Act(when(_API_DOWN), lambda node: node.api.go_down(), "trouble: the API cannot be reached")
+    yield Act(when(_API_UP), lambda node: node.api.come_up(), "the API can be reached again")
+    yield Act(when(45), DemoNode.crash_agent, "trouble: the agent crashes; the containers live on")
+    yield Act(when(46), DemoNode.start_agent, "a new agent finds what runs, and lets it run")
+
+
+def _visits(chance: random.Random, minute: float) -> Iterator[tuple[str, Act, Act]]:
+    """Who comes and goes, and when. Nobody can do either while the API is down."""
+    number, now = 0, _FIRST_VISIT
+    while (now := _with_api(now + chance.expovariate(1.0))) < _LAST_VISIT:
+        number += 1
+        name = f"visitor-{number:02}"
+        stay, leave = chance.uniform(0.2, 3.0), _with_api(now + chance.uniform(0.5, 5.0))
+        pod = cast.visitor(name, NODE_NAME, stay * minute, exit_code=chance.choice((0, 0, 0, 1)))
+        yield (
+            name,
+            Act(now * minute, partial(DemoNode.create, pod=pod), about=name),
+            Act(leave * minute, partial(DemoNode.delete, name=name), about=name),
+        )
+
+
+def _with_api(story_minute: float) -> float:
+    """Then, or as long after the API's return as it was after its loss."""
+    is_down = _API_DOWN <= story_minute <= _API_UP + _VAGUENESS
+    return story_minute + _API_UP - _API_DOWN + _VAGUENESS if is_down else story_minute
