@@ -9,7 +9,8 @@ laws in `tests/rules/test_worker_laws.py` are checked over the same walk.
 
 import sys
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from dataclasses import fields, is_dataclass
+
+import msgspec
 
 from podkeeper.model.k8s.core import Pod, PodSpec, PodStatus
 from podkeeper.model.k8s.meta import ObjectMeta
@@ -126,8 +127,8 @@ def _key(value: object) -> Hashable:
             return (cause, grace_seconds, restart_requested)
         case Pod():
             return Pod
-        case _ if is_dataclass(value) and not isinstance(value, type):
-            return (type(value), *(_key(getattr(value, field.name)) for field in fields(value)))
+        case msgspec.Struct():
+            return (type(value), *(_key(getattr(value, name)) for name in value.__struct_fields__))
         case Hashable():
             return value
         case _:

@@ -1,7 +1,6 @@
 """Executing plans: the order of the steps, what containers are made from, and what is removed."""
 
 import asyncio
-from dataclasses import replace
 
 from msgspec.structs import replace as changed
 
@@ -287,7 +286,7 @@ def test_what_cannot_be_removed_keeps_nothing_else_from_being_removed() -> None:
             await home.sync(spec)
             await home.kill(spec)
             home.fake.faults.fail(Operation.REMOVE_CONTAINER, UID)
-            record = replace(await home.look(), sandboxes=())
+            record = changed(await home.look(), sandboxes=())
             await home.executor.collect_dead_containers(record, everything=True)
             assert len((await home.look()).containers) == 1
 

@@ -2,10 +2,10 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 
 import msgspec
+from msgspec import to_builtins
 
 from podkeeper.model.k8s.core import Container, Pod
 from podkeeper.model.messages import ProbeResult
@@ -68,7 +68,7 @@ def _compute_pod_actions(given: Json) -> Json:
         sandboxes=_sandboxes(given["runtime"]["sandboxes"]),
         containers=_containers(given["runtime"]["containers"], hashes),
     )
-    actions = asdict(
+    actions = to_builtins(
         compute_pod_actions(
             pod,
             record,
@@ -82,7 +82,7 @@ def _compute_pod_actions(given: Json) -> Json:
 
 
 def _sandbox_changed(given: Json) -> Json:
-    return asdict(sandbox_change(given["host_network"], _sandboxes(given["sandboxes"])))
+    return to_builtins(sandbox_change(given["host_network"], _sandboxes(given["sandboxes"])))
 
 
 def _container_should_restart(given: Json) -> Json:

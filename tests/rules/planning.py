@@ -1,6 +1,6 @@
 """Pods and runtime records for the tests of the plan, in a few words each."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from podkeeper.model.k8s.core import (
     Container,

@@ -1,8 +1,7 @@
 """What one sync has to do: tables of the plan. Its laws are in `test_plan_laws`."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.messages import ProbeResult

@@ -5,6 +5,7 @@ from itertools import product
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace as changed
 
 from podkeeper.model.k8s.core import Container, Pod
 from podkeeper.model.messages import ProbeResult
@@ -60,7 +61,7 @@ PRESENT = [(RUNNING, 0), (EXITED, 0), (EXITED, 1), (EXITED, 42), (CREATED, 0), (
 HISTORIES = [(), (), *((present, *past) for present, past in product(PRESENT, PAST))]
 FATES: list[Fate] = list(product(HISTORIES, [False, False, True], RESULTS, RESULTS))
 """(states newest first, whether the spec has changed since, liveness, startup) of the newest container."""
-SANDBOXES = [(SANDBOX,), (SANDBOX,), (SANDBOX,), (DEAD_SANDBOX,), (), (SANDBOX, replace(SANDBOX, id="older"))]
+SANDBOXES = [(SANDBOX,), (SANDBOX,), (SANDBOX,), (DEAD_SANDBOX,), (), (SANDBOX, changed(SANDBOX, id="older"))]
 
 
 def lived(spec: Container, fate: Fate) -> list[ContainerRecord]:

@@ -1,6 +1,5 @@
 """The probe worker: when it asks, what it concludes, when it ends."""
 
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import product
 
@@ -8,6 +7,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from podkeeper.model.errors import BadInput
 from podkeeper.model.k8s.core import (

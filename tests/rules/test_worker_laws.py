@@ -1,7 +1,6 @@
 """Laws of the pod worker: true of every step from every state that can be reached, and of every history."""
 
 from collections import Counter
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.messages import API_SOURCE, FILE_SOURCE, PodUID

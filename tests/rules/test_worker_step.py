@@ -1,9 +1,10 @@
 """One step of a pod worker: a state, an event, what comes of it."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from msgspec.structs import replace
 
 from podkeeper.model.errors import InBackoff, NetworkNotReady, TryLater
 from podkeeper.model.k8s.core import Pod, PodSpec, PodStatus

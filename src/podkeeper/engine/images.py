@@ -15,8 +15,10 @@ is pkg/kubelet/images.
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
+
+from msgspec.structs import replace
 
 from podkeeper.model.errors import ImagePullFailed, TryLater
 from podkeeper.model.k8s.core import Container, EphemeralContainer, Pod

@@ -19,10 +19,12 @@ import logging
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum, auto
 from typing import Protocol
+
+from msgspec.structs import replace
 
 from podkeeper.model.errors import AgentError, CallTimedOut
 from podkeeper.model.messages import LifecycleEvent, PodUID

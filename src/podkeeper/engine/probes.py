@@ -19,9 +19,10 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
-from dataclasses import replace
 from datetime import datetime
 from typing import Final, Protocol
+
+from msgspec.structs import replace
 
 from podkeeper.model.errors import BadInput
 from podkeeper.model.k8s.core import Container, ContainerStatus, Pod, PodStatus

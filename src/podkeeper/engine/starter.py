@@ -13,8 +13,9 @@ Whether to wait is decided by `rules.backoff`, everything a container is made fr
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Final, Protocol
+
+from msgspec.structs import replace
 
 from podkeeper.model.errors import ApiError, BadInput, NotConfigurable, NotFound, TryLater
 from podkeeper.model.k8s.core import ConfigMap, Container, EphemeralContainer, LifecycleHandler, Pod, Secret

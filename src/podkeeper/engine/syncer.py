@@ -18,9 +18,11 @@ do is over after a few comparisons. The Go ancestors are `SyncPod`, `SyncTermina
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final, Protocol
+
+from msgspec.structs import replace
 
 from podkeeper.model.errors import AgentError, BadInput, GiveUp, NetworkNotReady, TryLater
 from podkeeper.model.k8s.core import Pod, PodStatus

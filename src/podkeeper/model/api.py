@@ -1,16 +1,16 @@
 """What the API answers besides objects: lists with their version, and watch events."""
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Generic, TypeVar
+
+import msgspec
 
 from podkeeper.model.wire import Wire
 
 K = TypeVar("K", bound=Wire)
 
 
-@dataclass(frozen=True, slots=True)
-class Listed(Generic[K]):
+class Listed(msgspec.Struct, Generic[K], frozen=True):
     """All objects of a kind at one version."""
 
     items: tuple[K, ...]
@@ -26,8 +26,7 @@ class WatchType(StrEnum):
     BOOKMARK = "BOOKMARK"  # nothing happened; only the version counts
 
 
-@dataclass(frozen=True, slots=True)
-class WatchEvent(Generic[K]):
+class WatchEvent(msgspec.Struct, Generic[K], frozen=True):
     """One change; `resource_version` is where to watch on from."""
 
     type: WatchType

@@ -1,8 +1,9 @@
 """What the rooms tell each other: small frozen values, named as the kubelet names them."""
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import NewType
+
+import msgspec
 
 from podkeeper.model.k8s.core import Pod
 
@@ -30,8 +31,7 @@ class Op(StrEnum):
     RECONCILE = "RECONCILE"
 
 
-@dataclass(frozen=True, slots=True)
-class PodUpdate:
+class PodUpdate(msgspec.Struct, frozen=True):
     """A change of the desired pods: from a source to the storage, and from there to the loop."""
 
     op: Op
@@ -49,8 +49,7 @@ class LifecycleEventType(StrEnum):
     POD_SYNC = "PodSync"
 
 
-@dataclass(frozen=True, slots=True)
-class LifecycleEvent:
+class LifecycleEvent(msgspec.Struct, frozen=True):
     """Something happened in a pod; `data` is the container's or sandbox's id."""
 
     uid: PodUID
@@ -74,8 +73,7 @@ class ProbeResult(StrEnum):
     UNKNOWN = "unknown"
 
 
-@dataclass(frozen=True, slots=True)
-class ProbeUpdate:
+class ProbeUpdate(msgspec.Struct, frozen=True):
     """A probe's stored result for a container changed; `container_id` is the one the API shows."""
 
     kind: ProbeKind
@@ -91,8 +89,7 @@ class EventType(StrEnum):
     WARNING = "Warning"
 
 
-@dataclass(frozen=True, slots=True)
-class PodEvent:
+class PodEvent(msgspec.Struct, frozen=True):
     """An event to be recorded about a pod."""
 
     type: EventType

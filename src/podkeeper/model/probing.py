@@ -5,26 +5,24 @@ exec) only reports what happened.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 
-@dataclass(frozen=True, slots=True)
-class Exited:
+class Exited(msgspec.Struct, frozen=True):
     """The command ended by itself."""
 
     code: int
     output: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
-class TimedOut:
+class TimedOut(msgspec.Struct, frozen=True):
     """The command did not end within its timeout."""
 
     message: str
 
 
-@dataclass(frozen=True, slots=True)
-class NotRun:
+class NotRun(msgspec.Struct, frozen=True):
     """The command could not be run, or its end could not be learnt."""
 
     message: str
@@ -33,8 +31,7 @@ class NotRun:
 CommandEnd = Exited | TimedOut | NotRun
 
 
-@dataclass(frozen=True, slots=True)
-class HttpRequest:
+class HttpRequest(msgspec.Struct, frozen=True):
     """A GET request; `host` is what the Host header says, empty for the URL's own."""
 
     url: str
@@ -43,23 +40,20 @@ class HttpRequest:
     method: str = "GET"
 
 
-@dataclass(frozen=True, slots=True)
-class HttpAnswer:
+class HttpAnswer(msgspec.Struct, frozen=True):
     """The server answered; redirects within the host have been followed."""
 
     status: int
     body: bytes = b""  # its first part is enough
 
 
-@dataclass(frozen=True, slots=True)
-class NoAnswer:
+class NoAnswer(msgspec.Struct, frozen=True):
     """No answer came, for instance not in time."""
 
     message: str
 
 
-@dataclass(frozen=True, slots=True)
-class BrokenBody:
+class BrokenBody(msgspec.Struct, frozen=True):
     """An answer came, but its body broke off."""
 
     message: str
@@ -68,8 +62,7 @@ class BrokenBody:
 HttpEnd = HttpAnswer | NoAnswer | BrokenBody
 
 
-@dataclass(frozen=True, slots=True)
-class Endpoint:
+class Endpoint(msgspec.Struct, frozen=True):
     """Where to connect."""
 
     host: str
@@ -79,24 +72,21 @@ class Endpoint:
         return join_host_port(self.host, self.port)
 
 
-@dataclass(frozen=True, slots=True)
-class NotConnected:
+class NotConnected(msgspec.Struct, frozen=True):
     """No connection came about."""
 
     message: str
     timed_out: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class CallFailed:
+class CallFailed(msgspec.Struct, frozen=True):
     """The health call ended with a gRPC status other than OK."""
 
     code: int
     message: str
 
 
-@dataclass(frozen=True, slots=True)
-class Answered:
+class Answered(msgspec.Struct, frozen=True):
     """The health service answered with this `ServingStatus`."""
 
     serving_status: int

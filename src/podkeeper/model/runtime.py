@@ -4,9 +4,10 @@ Ids are the runtime's own; `api_container_id` makes the form the API shows (`con
 Times are aware UTC datetimes; None means that the thing has not happened (or is not known).
 """
 
-from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+
+import msgspec
 
 
 class ContainerState(StrEnum):
@@ -25,8 +26,7 @@ class NetworkMode(StrEnum):
     NODE = "node"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SandboxRecord:
+class SandboxRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One sandbox: what a pod's containers share."""
 
     id: str
@@ -38,8 +38,7 @@ class SandboxRecord:
     created_at: datetime | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ActualResources:
+class ActualResources(msgspec.Struct, frozen=True, kw_only=True):
     """What a container or pod really gets, read back from the machine; None: not told."""
 
     cpu_request_milli: int | None = None
@@ -48,8 +47,7 @@ class ActualResources:
     memory_limit_bytes: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinuxUser:
+class LinuxUser(msgspec.Struct, frozen=True, kw_only=True):
     """Who a container's first process runs as."""
 
     uid: int
@@ -57,8 +55,7 @@ class LinuxUser:
     supplemental_groups: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContainerRecord:
+class ContainerRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One container, running or not; `restart_count` is the attempt number it was created with."""
 
     id: str
@@ -79,8 +76,7 @@ class ContainerRecord:
     user: LinuxUser | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PodRecord:
+class PodRecord(msgspec.Struct, frozen=True, kw_only=True):
     """All that a runtime knows of one pod; both lists newest first."""
 
     uid: str
@@ -95,8 +91,7 @@ class PodRecord:
         return next((record for record in self.containers if record.name == name), None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImageRecord:
+class ImageRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One image on the node."""
 
     id: str

@@ -1,16 +1,16 @@
 """What the engine hands to a runtime, and what a runtime tells unasked."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
+
+import msgspec
 
 from podkeeper.model.k8s.core import Container, EphemeralContainer, Pod
 from podkeeper.model.messages import PodUID
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SandboxConfig:
+class SandboxConfig(msgspec.Struct, frozen=True, kw_only=True):
     """A sandbox to be made. The pod's spec says the rest (host namespaces, sysctls, ports, DNS)."""
 
     pod: Pod
@@ -20,8 +20,7 @@ class SandboxConfig:
     cgroup_parent: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mount:
+class Mount(msgspec.Struct, frozen=True, kw_only=True):
     """A host path that appears in a container."""
 
     container_path: str
@@ -30,8 +29,7 @@ class Mount:
     propagation: str = ""  # as the spec spells it; empty: none
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContainerConfig:
+class ContainerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """A container to be made: its spec, and what was worked out from it."""
 
     pod: Pod
@@ -41,7 +39,7 @@ class ContainerConfig:
     spec_hash: str
     command: tuple[str, ...] = ()  # `$(NAME)` expanded
     args: tuple[str, ...] = ()
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = msgspec.field(default_factory=dict)
     mounts: tuple[Mount, ...] = ()
     log_path: str = ""  # below the sandbox's log directory
 
@@ -55,8 +53,7 @@ class RuntimeEventType(StrEnum):
     DELETED = "deleted"
 
 
-@dataclass(frozen=True, slots=True)
-class RuntimeEvent:
+class RuntimeEvent(msgspec.Struct, frozen=True):
     """Something happened to a container (or a sandbox) of a pod; whoever wants to know more must look."""
 
     uid: PodUID
@@ -65,8 +62,7 @@ class RuntimeEvent:
     at: datetime
 
 
-@dataclass(frozen=True, slots=True)
-class RuntimeHealth:
+class RuntimeHealth(msgspec.Struct, frozen=True):
     """How a runtime says it is."""
 
     runtime_ready: bool = True

@@ -11,8 +11,9 @@ dropped. The Go ancestors are `syncLoopIteration` and the `HandlePod...` functio
 """
 
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
 from datetime import UTC, datetime
+
+import msgspec
 
 from podkeeper.model.errors import BadInput
 from podkeeper.model.k8s.core import Pod, PodStatus
@@ -36,39 +37,34 @@ from podkeeper.rules.worker.updates import Update, UpdateType
 _BEFORE_ALL = datetime.min.replace(tzinfo=UTC)
 
 
-@dataclass(frozen=True, slots=True)
-class Admission:
+class Admission(msgspec.Struct, frozen=True):
     """The pod must be admitted first: then tell the workers, else `rejection`."""
 
     update: Update
 
 
-@dataclass(frozen=True, slots=True)
-class Rejection:
+class Rejection(msgspec.Struct, frozen=True):
     """How a pod that was not admitted ends, and the event that says so."""
 
     status: PodStatus
     event: PodEvent
 
 
-@dataclass(frozen=True, slots=True)
-class Reconciliation:
+class Reconciliation(msgspec.Struct, frozen=True):
     """What a changed status in the API asks for."""
 
     update: Update | None = None
     clean_dead_containers: bool = False  # of an evicted pod: the API has what they could tell
 
 
-@dataclass(frozen=True, slots=True)
-class LifecycleAnswer:
+class LifecycleAnswer(msgspec.Struct, frozen=True):
     """What a lifecycle event asks for."""
 
     sync: bool
     collect_dead_containers: bool  # the event's container is dead; older dead ones of its pod may go
 
 
-@dataclass(frozen=True, slots=True)
-class ProbeAnswer:
+class ProbeAnswer(msgspec.Struct, frozen=True):
     """What a probe result asks for; a flag that is None stays as it is."""
 
     sync: bool

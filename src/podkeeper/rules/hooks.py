@@ -6,7 +6,8 @@ its status. The Go ancestor is pkg/kubelet/lifecycle/handlers.go.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from podkeeper.model.k8s.core import Container, EphemeralContainer, Pod
 from podkeeper.model.probing import CommandEnd, Exited, HttpEnd, HttpRequest, NoAnswer, NotRun, TimedOut

@@ -13,14 +13,14 @@ pkg/kubelet/pleg/generic.go; the shell is the engine's PLEG.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+
+import msgspec
 
 from podkeeper.model.messages import LifecycleEvent, LifecycleEventType, PodUID
 from podkeeper.model.runtime import ContainerState, PodRecord
 
 
-@dataclass(frozen=True, slots=True)
-class PodListing:
+class PodListing(msgspec.Struct, frozen=True):
     """One pod of a listing: ids and states, in the order listed. A sandbox counts as a container."""
 
     uid: PodUID
@@ -28,16 +28,14 @@ class PodListing:
     sandboxes: Mapping[str, ContainerState]
 
 
-@dataclass(frozen=True, slots=True)
-class Book:
+class Book(msgspec.Struct, frozen=True):
     """What relisting remembers from one look to the next."""
 
-    records: Mapping[PodUID, PodListing | None] = field(default_factory=dict)  # None: seen, never yet inspected
+    records: Mapping[PodUID, PodListing | None] = msgspec.field(default_factory=dict)  # None: seen, never yet inspected
     reinspect: frozenset[PodUID] = frozenset()  # to be inspected at the next look, changed or not
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(msgspec.Struct, frozen=True):
     """A pod to be inspected; `listed` None: it is gone, there is nothing to inspect and the cache forgets it."""
 
     uid: PodUID

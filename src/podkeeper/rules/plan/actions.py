@@ -9,13 +9,12 @@ Indexes point into the lists of the pod's spec. The Go ancestor is `podActions` 
 pkg/kubelet/kuberuntime/kuberuntime_manager.go.
 """
 
-from dataclasses import dataclass
+import msgspec
 
 from podkeeper.rules.container_grace import KillReason
 
 
-@dataclass(frozen=True, slots=True)
-class ContainerToKill:
+class ContainerToKill(msgspec.Struct, frozen=True):
     """A container that has to stop while its pod lives on; `message` is for the event."""
 
     id: str
@@ -24,8 +23,7 @@ class ContainerToKill:
     reason: KillReason
 
 
-@dataclass(frozen=True, slots=True)
-class ContainerToReset:
+class ContainerToReset(msgspec.Struct, frozen=True):
     """A container to be removed so that it can start over; killed first, without grace, unless it has exited."""
 
     id: str
@@ -33,8 +31,7 @@ class ContainerToReset:
     kill_first: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PodActions:
+class PodActions(msgspec.Struct, frozen=True, kw_only=True):
     """Everything one sync has to do for a pod; nothing but zeros when all is as it should be.
 
     `kill_pod` stops every container and the sandbox; `containers_to_kill` then adds nothing but reasons. With

@@ -22,9 +22,11 @@ The Go ancestor is `worker` in pkg/kubelet/prober/worker.go.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
+
+import msgspec
+from msgspec.structs import replace
 
 from podkeeper.model.errors import BadInput, Problem
 from podkeeper.model.k8s.core import Container, ContainerStatus, Pod, PodStatus, Probe
@@ -46,8 +48,7 @@ MIN_PERIOD_MILLISECONDS = 100
 PERIOD_ANNOTATION_PREFIX = "probe-period-milliseconds.podkeeper.io"
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(msgspec.Struct, frozen=True):
     """What one worker probes."""
 
     container: Container
@@ -55,8 +56,7 @@ class Target:
     probe: Probe
 
 
-@dataclass(frozen=True, slots=True)
-class Known:
+class Known(msgspec.Struct, frozen=True):
     """What is known at one tick. `status` is the last one the status manager holds; None: it has none."""
 
     pod: Pod
@@ -65,36 +65,31 @@ class Known:
     now: datetime
 
 
-@dataclass(frozen=True, slots=True)
-class Streak:
+class Streak(msgspec.Struct, frozen=True):
     """The last outcome and how many times in a row it came."""
 
     result: ProbeResult
     count: int
 
 
-@dataclass(frozen=True, slots=True)
-class Waiting:
+class Waiting(msgspec.Struct, frozen=True):
     """No container has been seen yet."""
 
 
-@dataclass(frozen=True, slots=True)
-class Probing:
+class Probing(msgspec.Struct, frozen=True):
     """This container is probed whenever it is ready to be."""
 
     container_id: str
     streak: Streak | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class OnHold:
+class OnHold(msgspec.Struct, frozen=True):
     """The probe has decided about this container; it waits for another one."""
 
     container_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(msgspec.Struct, frozen=True):
     """The worker is gone. What was stored for its last container goes with it."""
 
     container_id: str | None
@@ -124,8 +119,7 @@ class Reason(StrEnum):
     DECIDED = "enough equal outcomes in a row"
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(msgspec.Struct, frozen=True):
     """What one tick, or one outcome, leads to; `store` is for the container the new state names."""
 
     state: State

@@ -4,7 +4,7 @@ Events come from the owner of the workers: updates and housekeeping from outside
 pass from whoever makes it. Orders are all that the shell is told; it executes them in their order.
 """
 
-from dataclasses import dataclass
+import msgspec
 
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.messages import PodEvent
@@ -16,54 +16,46 @@ from podkeeper.rules.worker.updates import Signal, StatusFunction, Update, Updat
 # Events.
 
 
-@dataclass(frozen=True, slots=True)
-class Told:
+class Told(msgspec.Struct, frozen=True):
     """Somebody updates the pod. `runtime`: what the cache holds of it now; None when it cannot tell."""
 
     update: Update
     runtime: PodRecord | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class MayStart:
+class MayStart(msgspec.Struct, frozen=True):
     """It is the waiting pod's turn."""
 
 
-@dataclass(frozen=True, slots=True)
-class MustWait:
+class MustWait(msgspec.Struct, frozen=True):
     """It is another's turn."""
 
 
-@dataclass(frozen=True, slots=True)
-class StatusRead:
+class StatusRead(msgspec.Struct, frozen=True):
     """The pass has the fresh status it waited for."""
 
 
-@dataclass(frozen=True, slots=True)
-class StatusUnreadable:
+class StatusUnreadable(msgspec.Struct, frozen=True):
     """The pass could not get a fresh status, and ends."""
 
     error: str
 
 
-@dataclass(frozen=True, slots=True)
-class Passed:
+class Passed(msgspec.Struct, frozen=True):
     """The sync function succeeded. `ended`: the pod has come to its natural end (after a sync only)."""
 
     at: float
     ended: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(msgspec.Struct, frozen=True):
     """The pass failed, or was cut short."""
 
     at: float
     pause: Pause | Backoff = Pause.AFTER_ERROR
 
 
-@dataclass(frozen=True, slots=True)
-class Swept:
+class Swept(msgspec.Struct, frozen=True):
     """Housekeeping came by. `desired`: some source still wants the pod."""
 
     desired: bool
@@ -76,15 +68,13 @@ Event = Told | MayStart | MustWait | PassEvent | Swept
 # Orders.
 
 
-@dataclass(frozen=True, slots=True)
-class ReadStatus:
+class ReadStatus(msgspec.Struct, frozen=True):
     """Begin a pass: get a status newer than this (None: any), then say `StatusRead` or `StatusUnreadable`."""
 
     newer_than: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class SyncPod:
+class SyncPod(msgspec.Struct, frozen=True):
     """Make the pod run as configured; then say `Passed` or `Failed`, as after every call."""
 
     update_type: UpdateType
@@ -92,8 +82,7 @@ class SyncPod:
     mirror_pod: Pod | None
 
 
-@dataclass(frozen=True, slots=True)
-class SyncTerminatingPod:
+class SyncTerminatingPod(msgspec.Struct, frozen=True):
     """Stop the pod's containers. Grace None: nobody named one, the spec's counts."""
 
     pod: Pod
@@ -101,48 +90,41 @@ class SyncTerminatingPod:
     status_function: StatusFunction | None
 
 
-@dataclass(frozen=True, slots=True)
-class SyncTerminatingRuntimePod:
+class SyncTerminatingRuntimePod(msgspec.Struct, frozen=True):
     """Stop the containers of a pod that only the runtime knows."""
 
     running_pod: PodRecord
 
 
-@dataclass(frozen=True, slots=True)
-class SyncTerminatedPod:
+class SyncTerminatedPod(msgspec.Struct, frozen=True):
     """Give back what the pod still holds."""
 
     pod: Pod
 
 
-@dataclass(frozen=True, slots=True)
-class Cancel:
+class Cancel(msgspec.Struct, frozen=True):
     """Cut the pass under way short; its outcome counts whatever it is."""
 
 
-@dataclass(frozen=True, slots=True)
-class Enqueue:
+class Enqueue(msgspec.Struct, frozen=True):
     """Come back to the pod after this delay (nominal: jitter is added) unless something happens before."""
 
     delay_seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class Complete:
+class Complete(msgspec.Struct, frozen=True):
     """Wake who waited for the pod's containers to stop."""
 
     signals: tuple[Signal, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(msgspec.Struct, frozen=True):
     """Record an event about the pod."""
 
     event: PodEvent
 
 
-@dataclass(frozen=True, slots=True)
-class AskForTurn:
+class AskForTurn(msgspec.Struct, frozen=True):
     """Find out whether it is the waiting pod's turn, then say `MayStart` or `MustWait`."""
 
 
@@ -150,8 +132,7 @@ Call = SyncPod | SyncTerminatingPod | SyncTerminatingRuntimePod | SyncTerminated
 Order = ReadStatus | Call | Cancel | Enqueue | Complete | Record  # for the shell
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(msgspec.Struct, frozen=True):
     """Where an event takes a worker, and what is to be done; `Workers` itself sees to the turns."""
 
     state: State

@@ -8,7 +8,7 @@ The Go ancestors are `startPodSync`, `podWorkerLoop` and the `complete*` functio
 pkg/kubelet/pod_workers.go.
 """
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.messages import EventType, PodEvent

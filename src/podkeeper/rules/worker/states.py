@@ -11,8 +11,10 @@ Instants here are seconds of the loop's monotonic clock. The Go ancestor is `pod
 pkg/kubelet/pod_workers.go, whose seven booleans and four times these states replace.
 """
 
-from dataclasses import dataclass, replace
 from enum import Enum, StrEnum, auto
+
+import msgspec
+from msgspec.structs import replace
 
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.runtime import PodRecord
@@ -38,8 +40,7 @@ class PassKind(Enum):
     TERMINATED = auto()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class Work(msgspec.Struct, frozen=True, kw_only=True):
     """What a pass is made with: an update, as the worker took it."""
 
     update_type: UpdateType
@@ -56,16 +57,14 @@ class Work:
 # What a worker is doing.
 
 
-@dataclass(frozen=True, slots=True)
-class Idle:
+class Idle(msgspec.Struct, frozen=True):
     """Between two passes."""
 
     last: Work | None = None  # None: before the first one
     last_pass_at: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
+class Reading(msgspec.Struct, frozen=True):
     """At the beginning of a pass: waits for a status of the pod that is newer than the last pass."""
 
     kind: PassKind
@@ -74,8 +73,7 @@ class Reading:
     pending: Work | None = None  # the latest update since
 
 
-@dataclass(frozen=True, slots=True)
-class Calling:
+class Calling(msgspec.Struct, frozen=True):
     """In a pass: the sync function runs."""
 
     kind: PassKind
@@ -91,27 +89,23 @@ Activity = Idle | Busy
 # Where the pod stands.
 
 
-@dataclass(frozen=True, slots=True)
-class Unknown:
+class Unknown(msgspec.Struct, frozen=True):
     """Never seen, or forgotten."""
 
 
-@dataclass(frozen=True, slots=True)
-class Waiting:
+class Waiting(msgspec.Struct, frozen=True):
     """Seen, and not started: a static pod of the same full name comes first."""
 
     pending: Work
 
 
-@dataclass(frozen=True, slots=True)
-class Syncing:
+class Syncing(msgspec.Struct, frozen=True):
     """Wanted: containers are started, restarted and looked after."""
 
     activity: Activity
 
 
-@dataclass(frozen=True, slots=True)
-class Ending:
+class Ending(msgspec.Struct, frozen=True):
     """What was agreed about a pod's end."""
 
     cause: Cause
@@ -121,24 +115,21 @@ class Ending:
     restart_requested: bool = False  # a source wants this UID again: forget it once finished, and start afresh
 
 
-@dataclass(frozen=True, slots=True)
-class TerminationRequested:
+class TerminationRequested(msgspec.Struct, frozen=True):
     """Unwanted, but the worker has not got to it: a sync pass under way may still start a container."""
 
     ending: Ending
     activity: Activity
 
 
-@dataclass(frozen=True, slots=True)
-class Terminating:
+class Terminating(msgspec.Struct, frozen=True):
     """Unwanted, and the worker knows it: no container starts any more, those that run are being stopped."""
 
     ending: Ending
     activity: Activity
 
 
-@dataclass(frozen=True, slots=True)
-class Terminated:
+class Terminated(msgspec.Struct, frozen=True):
     """No container runs, nor ever will; what the pod held is being cleaned up."""
 
     cause: Cause
@@ -146,8 +137,7 @@ class Terminated:
     restart_requested: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
+class Finished(msgspec.Struct, frozen=True):
     """Nothing is left to do; remembered so that it does not start again."""
 
     cause: Cause
@@ -155,8 +145,7 @@ class Finished:
     restart_requested: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class NeverStarted:
+class NeverStarted(msgspec.Struct, frozen=True):
     """A static pod that was to end before its turn came: finished without a single pass."""
 
     cause: Cause

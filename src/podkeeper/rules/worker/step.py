@@ -14,7 +14,7 @@ The Go ancestors are `UpdatePod` and `removeTerminatedWorker` in pkg/kubelet/pod
 begin and end is `rules.worker.passes`; what spans pods is `rules.worker.workers`.
 """
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.runtime import ContainerState, PodRecord

@@ -4,9 +4,10 @@ The Go ancestors are `UpdatePodOptions`, `KillPodOptions` and `killPodNow` in pk
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
+
+import msgspec
 
 from podkeeper.model.k8s.core import Pod, PodStatus
 from podkeeper.model.messages import EventType, PodEvent, PodUID
@@ -33,8 +34,7 @@ class UpdateType(StrEnum):
     KILL = "kill"  # somebody wants it gone
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KillOptions:
+class KillOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How a pod is to end. Only what is ending listens to them."""
 
     evict: bool = False
@@ -43,8 +43,7 @@ class KillOptions:
     status_function: StatusFunction | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Update:
+class Update(msgspec.Struct, frozen=True, kw_only=True):
     """One update of one pod: as configured, or (`running_pod` alone) as only the runtime knows it."""
 
     type: UpdateType
@@ -72,8 +71,7 @@ class Update:
                 return PodUID(uid)
 
 
-@dataclass(frozen=True, slots=True)
-class KillRequest:
+class KillRequest(msgspec.Struct, frozen=True):
     """A kill somebody waits for: what to tell the workers, how long to wait, what to record when that was in vain."""
 
     update: Update

@@ -8,7 +8,8 @@ is noted in `violations`.
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from podkeeper.model.errors import RuntimeRefused
 from podkeeper.model.k8s.core import Pod

@@ -5,7 +5,8 @@ next to nothing.
 """
 
 import asyncio
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from podkeeper.model.messages import PodUID
 from podkeeper.model.runtime import ContainerRecord, ContainerState, PodRecord, SandboxRecord
