@@ -48,8 +48,9 @@ test: check  ## check plus all fast tests, the recorded traces among them
 e2e: $(READY)  ## the slow tests against real things (kubectl); each says why when it is skipped
 	@$(BIN)/pytest -m slow -rs
 
-bench: $(READY)  ## measure the rules (figures and commands: docs/performance.md)
+bench: $(READY)  ## measure the rules, and the engine with PODS pods [1000] (figures: docs/performance.md)
 	@$(BIN)/python -m bench.rules
+	@$(BIN)/python -m bench.engine --pods $(or $(PODS),1000) --idle-seconds $(or $(IDLE_SECONDS),10)
 
 mutants: $(READY)  ## plant known small bugs one by one and show which test catches each
 	@$(BIN)/python -m tools.mutants

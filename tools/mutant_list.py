@@ -167,8 +167,8 @@ MUTANTS = (
     Mutant(
         "mounted-directory-removed",
         "rules/housekeeping.py",
-        "frozenset(sight.directories) - desired.keys() - running.keys() - with_volumes,",
-        "frozenset(sight.directories) - desired.keys() - running.keys(),",
+        "directories_to_remove=nobodys - with_volumes,",
+        "directories_to_remove=nobodys,",
         ("tests/rules/test_housekeeping.py",),
     ),
     Mutant(
@@ -240,5 +240,33 @@ MUTANTS = (
         "    if sandbox.changed:\n        return _begin_anew",
         "    if False:\n        return _begin_anew",
         ("tests/rules/test_plan.py",),
+    ),
+    Mutant(
+        "what-nobody-looked-at-is-taken-for-stopped",
+        "engine/cache.py",
+        "return None if uid in self._held and entry.at <= self._all_seen_at else entry.record",
+        "return entry.record",
+        ("tests/app/test_agent.py",),
+    ),
+    Mutant(
+        "rounds-skipped-although-something-happened",
+        "engine/housekeeping.py",
+        "return happenings == self._happenings() and self._clock",
+        "return self._clock",
+        ("tests/app/test_agent.py",),
+    ),
+    Mutant(
+        "turns-of-far-work-lost",
+        "engine/loop.py",
+        "        self._queue.enqueue(uid, delay_seconds)\n        self._wake_up_by",
+        "        self._wake_up_by",
+        ("tests/engine/test_loop.py",),
+    ),
+    Mutant(
+        "status-sent-without-uid",
+        "rules/status/publish.py",
+        'return {"metadata": {"uid": api_pod.metadata.uid}, **change} if change else None',
+        "return {**change} if change else None",
+        ("tests/rules/test_status_publish.py",),
     ),
 )

@@ -131,6 +131,21 @@ def test_what_died_while_no_agent_lived_is_reported() -> None:
     in_node_house(scenario)
 
 
+def test_a_pod_that_is_over_in_the_api_but_runs_is_stopped_by_a_new_agent() -> None:
+    async def scenario(house: NodeHouse) -> None:
+        await house.create(pod("job", container(probe_seconds=None), policy="Never"))
+        await house.until(lambda: house.phase("job") == "Running", within=5)
+        await house.stop_agent()
+        found = house.in_api("job")
+        assert found is not None
+        house.api.put(replace(found, status=replace(found.status, phase="Failed")))
+        house.runtime.delays["list_pods"] = house.runtime.delays["pod_record"] = 0.5
+        await house.restart_agent()
+        await house.until(lambda: not house.runtime.live_containers(), within=60)
+
+    in_node_house(scenario)
+
+
 def test_a_static_pod_runs_without_an_api_and_its_successor_starts_at_once() -> None:
     async def scenario(house: NodeHouse) -> None:
         house.api.go_down()

@@ -106,7 +106,7 @@ class ToyCache:
     def __init__(self, runtime: ToyRuntime) -> None:
         self._runtime = runtime
 
-    def get(self, uid: PodUID) -> PodRecord:
+    def get_if_sure(self, uid: PodUID) -> PodRecord:
         return self._runtime.record(uid)
 
     async def get_newer_than(self, uid: PodUID, since: float | None) -> PodRecord:

@@ -241,3 +241,14 @@ def test_everybody_gets_an_answer_that_is_newer_and_nobody_another(steps: list[t
             assert await is_newer(pods, known - 0.5) or known < 0
 
     simulate(scenario())
+
+
+def test_what_was_listed_but_never_looked_at_is_not_known() -> None:
+    cache = PodCache(refresh=lambda uid: None)
+    uid, other = PodUID("a"), PodUID("b")
+    assert cache.get_if_sure(uid) is None  # nobody has looked at anything
+    cache.all_seen(1.0, but=[uid])
+    assert cache.get_if_sure(uid) is None  # it is there, whatever it is
+    assert cache.get_if_sure(other) == PodRecord(uid=other)  # it is not
+    cache.set(uid, PodRecord(uid=uid, name="web"), 2.0)
+    assert cache.get_if_sure(uid) == PodRecord(uid=uid, name="web")

@@ -163,7 +163,7 @@ class FakeCache:
     behaviour: Behaviour | None = None
     error: Exception | None = None
 
-    def get(self, uid: PodUID) -> PodRecord:
+    def get_if_sure(self, uid: PodUID) -> PodRecord:
         if self.error is not None:
             raise self.error
         return PodRecord(uid=uid)

@@ -56,7 +56,7 @@ class WorldCache:
         self._world = world
         self.newer_than: dict[str, float | None] = {}
 
-    def get(self, uid: PodUID) -> PodRecord:
+    def get_if_sure(self, uid: PodUID) -> PodRecord:
         """What runs, as the script says."""
         return self._world.cached(uid)
 

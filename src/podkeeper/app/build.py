@@ -172,7 +172,7 @@ class Agent:
             for room in rooms:
                 group.create_task(room.run(), name=f"agent: {type(room).__name__}")
             for source in self.ports.sources:
-                group.create_task(self._follow(source), name=f"agent: source {source.name}")
+                group.create_task(source.run(self.storage.merge), name=f"agent: source {source.name}")
 
     async def flush(self, within_seconds: float) -> None:
         """Before a graceful end, while the agent still lives: tell the API what it has not been told."""
@@ -340,11 +340,6 @@ class Agent:
         )
 
     # Small wires.
-
-    async def _follow(self, source: Source) -> None:
-        # Who is told of a pod before the runtime was looked at takes a pod that runs for one that never did.
-        await self.pleg.first_relist()
-        await source.run(self.storage.merge)
 
     def _on_update(self, update: PodUpdate) -> None:
         self._happenings += 1

@@ -48,6 +48,13 @@ class PodCache:
         entry = self._entries.get(uid)
         return PodRecord(uid=uid) if entry is None else entry.record
 
+    def get_if_sure(self, uid: PodUID) -> PodRecord | None:
+        """What was last seen of a pod; None while something of it is there, or could be, that was never looked at."""
+        entry = self._entries.get(uid)
+        if entry is None:
+            return None if self._all_seen_at == _NEVER else PodRecord(uid=uid)
+        return None if uid in self._held and entry.at <= self._all_seen_at else entry.record
+
     async def get_newer_than(self, uid: PodUID, since: float | None) -> PodRecord:
         """What a look begun after `since` saw; None: what any look saw. Raises the error such a look ended with."""
         after = _NEVER if since is None else since

@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 
 BREATH = 32  # pods handled between two moments in which everybody else may run
 GRAIN_SECONDS = 0.001  # work is due strictly after its time
+FAR_SECONDS = 30.0  # turns that are so far off need not be so exact:
+TOGETHER_SECONDS = 0.5  # they are taken in company, for waking up for each costs more than the turn itself
 HEALTH_PERIOD_SECONDS = 5.0
 HEALTH_PATIENCE_SECONDS = 10.0
 FIRST_BACKOFF_SECONDS = 0.1
@@ -144,8 +146,11 @@ class SyncLoop:
 
     def enqueue(self, uid: PodUID, delay_seconds: float) -> None:
         """Look at a pod again after a while: the workers' way back."""
+        now = self._clock.monotonic()
+        if delay_seconds >= FAR_SECONDS:
+            delay_seconds += -(now + delay_seconds) % TOGETHER_SECONDS
         self._queue.enqueue(uid, delay_seconds)
-        self._wake_up_by(self._clock.monotonic() + delay_seconds)
+        self._wake_up_by(now + delay_seconds)
 
     def _tell(self, news: News) -> None:
         self._inbox.append(news)

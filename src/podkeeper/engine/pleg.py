@@ -196,7 +196,6 @@ class Pleg:
         self._relist_wanted = asyncio.Event()
         self._relist_began: float | None = None  # of the one under way
         self._relisted_at = _NEVER  # begin of the last that succeeded
-        self._has_relisted = asyncio.Event()
         self._telling_from = _NOT_YET  # since when the event stream can be trusted; may lie ahead
         self._doubted_until = _NEVER
         self._suspects: dict[PodUID, bool] = {}  # a listing differs and no event has come yet; True: it really changed
@@ -223,10 +222,6 @@ class Pleg:
         if pod is None:
             pod = self._pods[uid] = _Pod()
         self._want(uid, pod)
-
-    async def first_relist(self) -> None:
-        """Return once the runtime has been listed: from then on, what is not in the cache is not there."""
-        await self._has_relisted.wait()
 
     def health(self) -> str | None:
         """What is wrong with relisting, and who may be the cause; None: it works. One pod's look alone never counts."""
@@ -447,7 +442,6 @@ class Pleg:
                 self._let_go(uid, pod, at)
         self._relisted_at = at
         self._cache.all_seen(at, but=changed)
-        self._has_relisted.set()
         for uid in changed:
             pod = self._pods[uid]
             if pod.stage is not _Stage.PUT_OFF:  # its turn comes; a relist must not wear out the patience with it

@@ -55,6 +55,8 @@ SLOTS: Final = 100
 """How many executions may run at a time."""
 LEASE_SECONDS: Final = 1.0
 """How long an execution may keep its slot; one that takes longer goes on without."""
+RARE_SECONDS: Final = 30.0  # probes that come so rarely need not be so exact:
+TOGETHER_SECONDS: Final = 0.5  # they are made in company, for waking up for each costs more than the probe itself
 
 Record = Callable[[PodEvent, Pod | PodRecord | None], None]
 Execute = Callable[[Pod, Target, str, str], Awaitable[Report]]
@@ -289,6 +291,8 @@ class ProbeManager:
         # However many ticks were missed, the next one is the first that lies ahead.
         behind_seconds = max(self._clock.monotonic() - worker.due, 0.0)
         worker.due += worker.period_seconds * (behind_seconds // worker.period_seconds + 1)
+        if worker.period_seconds >= RARE_SECONDS:
+            worker.due += -worker.due % TOGETHER_SECONDS
         self._tick(worker)
 
     def _tick(self, worker: _Worker) -> None:

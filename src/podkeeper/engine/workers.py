@@ -83,8 +83,8 @@ class Syncer(Protocol):
 class Cache(Protocol):
     """What the runtime was last seen to have."""
 
-    def get(self, uid: PodUID) -> PodRecord:
-        """What there is now, empty if nothing; raises when that is not known."""
+    def get_if_sure(self, uid: PodUID) -> PodRecord | None:
+        """What there is now, empty if nothing; None when that is not known."""
 
     async def get_newer_than(self, uid: PodUID, since: float | None) -> PodRecord:
         """What a look begun after `since` found; None: what there is."""
@@ -425,7 +425,7 @@ class PodWorkers:
     def _seen(self, uid: PodUID) -> PodRecord | None:
         """What the cache holds of a pod; None when it cannot tell."""
         try:
-            return self._cache.get(uid)
+            return self._cache.get_if_sure(uid)
         except AgentError:
             return None
         except Exception:
