@@ -232,3 +232,17 @@ def test_a_quiet_node_is_left_in_peace_and_still_notices_what_nobody_wants() -> 
         )
 
     in_node_house(scenario)
+
+
+def test_before_a_graceful_end_the_api_is_told_what_it_has_missed() -> None:
+    async def scenario(house: NodeHouse) -> None:
+        await house.create(pod("job", container(probe_seconds=None), policy="Never"))
+        await house.until(lambda: house.phase("job") == "Running", within=5)
+        house.api.go_down()
+        house.runtime.end_container(house.uid("job"), "app", 0)
+        await asyncio.sleep(300)
+        house.api.come_up()
+        await house.agent.flush(within_seconds=5)
+        assert house.phase("job") == "Succeeded"
+
+    in_node_house(scenario)
