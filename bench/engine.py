@@ -199,7 +199,7 @@ def main(arguments: list[str]) -> int:
     if options.one:
         print(json.dumps(asyncio.run(measure(options.one, options.idle_seconds))))
         return 0
-    # The small node before and after the large one, and the median: a machine that is faster for a minute favours nobody.
+    # Before and after the large one, and the median: a machine that is faster for a minute favours nobody.
     print("100 pods, three times ...", file=sys.stderr, flush=True)
     small = [in_own_process(100, 0) for _ in range(3)]
     print(f"{options.pods} pods (minutes) ...", file=sys.stderr, flush=True)
