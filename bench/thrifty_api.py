@@ -35,7 +35,6 @@ class ThriftyApi:
         self._news = asyncio.Event()
         self.seconds = 0.0  # spent here
         self.events = 0
-        self.running = 0  # pods whose Ready condition is true
         self._ready: set[str] = set()
 
     def __len__(self) -> int:

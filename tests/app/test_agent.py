@@ -175,8 +175,8 @@ def test_bad_input_is_refused_and_everybody_else_goes_on() -> None:
         with pytest.raises(BadInput, match="uid"):
             agent.storage.merge(PodUpdate(Op.ADD, (nameless,), "api"))
         with pytest.raises(BadInput, match="no operation"):
-            agent.storage.merge(PodUpdate("REPLACE", (), "api"))  # type: ignore[arg-type]
-        agent.loop.tell_config(PodUpdate("REPLACE", (nameless,), "api"))  # type: ignore[arg-type]
+            agent.storage.merge(PodUpdate("REPLACE", (), "api"))  # type: ignore[arg-type]  # the point
+        agent.loop.tell_config(PodUpdate("REPLACE", (nameless,), "api"))  # type: ignore[arg-type]  # the point
         agent.loop.tell_probe(ProbeUpdate(ProbeKind.LIVENESS, stranger, "fake://dead", ProbeResult.FAILURE))
         agent.loop.tell_probe(ProbeUpdate(ProbeKind.READINESS, house.uid("web"), "fake://dead", ProbeResult.FAILURE))
         assert not agent.statuses.set_container_readiness(stranger, "fake://dead", False)
