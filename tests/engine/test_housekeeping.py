@@ -275,7 +275,7 @@ def test_an_exception_in_one_part_of_a_round_spares_the_others() -> None:
         def broken(uids: object) -> None:
             raise ZeroDivisionError
 
-        node.probes.keep_only = broken  # type: ignore[method-assign]
+        node.probes.keep_only = broken  # type: ignore[method-assign]  # breaks it on purpose
         node.runtime.running.add("stranger")
         node.status.statuses[WEB] = PodStatus(phase="Running")
         node.tell(Op.ADD)

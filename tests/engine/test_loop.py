@@ -92,7 +92,7 @@ def test_an_exception_about_one_pod_spares_the_others() -> None:
                 raise ZeroDivisionError
             update(told)
 
-        node.workers.update_pod = raising  # type: ignore[method-assign,assignment]
+        node.workers.update_pod = raising  # type: ignore[method-assign,assignment]  # breaks it on purpose
         node.tell(Op.ADD, pod("first"), pod("bad"), pod("last"))
         node.tell(Op.ADD, pod("later"))
         await asyncio.sleep(0.01)
@@ -170,7 +170,7 @@ def test_an_idle_node_wakes_up_for_its_pods_and_for_nothing_else() -> None:
             turns += 1
             return get_work()
 
-        node.queue.get_work = counted  # type: ignore[method-assign]
+        node.queue.get_work = counted  # type: ignore[method-assign]  # counts calls
         await asyncio.sleep(600)
         return turns
 

@@ -38,7 +38,7 @@ class Api:
         self._call("get")
         if name not in self.pods:
             raise NotFound(f"cannot get {name}")
-        return self.pods[name]  # type: ignore[return-value]
+        return self.pods[name]  # type: ignore[return-value]  # only pods are here
 
     async def create(self, what: K) -> K:
         self._call("create")

@@ -368,7 +368,7 @@ def test_a_pass_that_raises_cancelled_by_itself_has_failed() -> None:
             await calm()
             assert [uid for uid, delay in home.queued if delay < 20] == [WEB]
             assert home.syncer.of("db") == ["sync_pod"]
-            assert not asyncio.current_task().cancelling()  # type: ignore[union-attr]
+            assert not asyncio.current_task().cancelling()  # type: ignore[union-attr]  # there is a task
 
     simulate(scenario())
 

@@ -66,7 +66,7 @@ BUGS: dict[str, Exception] = {
     "one that cannot be told": Speechless(),
     "one without a word": RuntimeError(),
     "a group of bugs": ExceptionGroup("several", [TryLater("cannot"), KeyError("oops")]),
-    "a backoff without a time zone": InBackoff("cannot", datetime(2026, 1, 1)),  # noqa: DTZ001
+    "a backoff without a time zone": InBackoff("cannot", datetime(2026, 1, 1)),  # noqa: DTZ001 - the point
 }
 
 
@@ -181,7 +181,7 @@ def test_a_cache_that_cannot_tell_what_runs_makes_no_pod_look_ended(error: Excep
 
 
 def with_type(update: Update, update_type: str) -> Update:
-    return Update(type=update_type, pod=update.pod)  # type: ignore[arg-type]
+    return Update(type=update_type, pod=update.pod)  # type: ignore[arg-type]  # the point
 
 
 REFUSED: dict[str, tuple[Update, str]] = {
