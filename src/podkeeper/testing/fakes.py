@@ -136,6 +136,10 @@ class FakeVolumes:
                 raise TryLater(f"cannot remove the directory of pod {uid}: a volume is mounted below it")
             self._directories.discard(uid)
 
+    def reboot(self) -> None:
+        """Let the machine start anew: nothing is mounted, directories stay."""
+        self._mounts.clear()
+
     @property
     def faults(self) -> FakeFaults:
         """Trouble on order."""
@@ -184,6 +188,11 @@ class FakeCgroups:
         """Who has a cgroup."""
         async with self._calls.call("list_pods", ""):
             return frozenset(self._parents)
+
+    def reboot(self) -> None:
+        """Let the machine start anew: there are no cgroups."""
+        self._parents.clear()
+        self.throttled.clear()
 
     @property
     def faults(self) -> FakeFaults:

@@ -72,9 +72,26 @@ class _Shelf:
         self.history_limit = history_limit
         self.forgotten = 0  # the version of the newest change that is forgotten: nobody can watch from before it
         self.watches: defaultdict[str | None, WeakSet[Watch[Wire]]] = defaultdict(WeakSet)
+        self.witness: Callable[[Change], None] | None = None
+
+    def as_of(self, version: int) -> tuple[Wire, ...]:
+        """The objects as they were at a version; as far back as the history goes."""
+        objects = dict(self.objects)
+        for change in reversed(self.history):
+            if change.version <= version:
+                break
+            what = change.new if change.new is not None else change.old
+            key = (meta_of(what).namespace or "", meta_of(what).name or "") if what is not None else ("", "")
+            if change.old is None:
+                objects.pop(key, None)
+            else:
+                objects[key] = change.old
+        return tuple(objects.values())
 
     def note(self, change: Change) -> None:
         """Remember a change, and tell the watchers it may concern."""
+        if self.witness is not None:
+            self.witness(change)
         self.history.append(change)
         if len(self.history) > self.history_limit:
             self.forgotten = self.history.popleft().version
@@ -106,6 +123,7 @@ class MemoryApi:
         self._version = 1  # no server's is 0, which means "any"
         self._uids = 0
         self._pace = Pace()
+        self.lists_as_of: int | None = None  # lists are answered from a cache that has stopped at this version
 
     # ---- the port ----
 
@@ -118,6 +136,9 @@ class MemoryApi:
         """All that the selector means."""
         selector = selector_of(kind, namespace, field_selector)
         async with self._calls.call("list", kind.__name__, kind.__name__):
+            if self.lists_as_of is not None:
+                found = self._shelves[kind].as_of(self.lists_as_of)
+                return Listed(cast("tuple[K, ...]", tuple(filter(selector.matches, found))), str(self.lists_as_of))
             return Listed(cast("tuple[K, ...]", self._selected(kind, selector)), str(self._version))
 
     def watch(self, kind: type[K], resource_version: str, *, namespace: str = "", field_selector: str = "") -> Watch[K]:
@@ -221,6 +242,15 @@ class MemoryApi:
     def objects(self, kind: type[K]) -> tuple[K, ...]:
         """All of a kind; nobody notices."""
         return tuple(cast("dict[Key, K]", self._shelves[kind].objects).values())
+
+    @property
+    def version(self) -> int:
+        """The newest version of all."""
+        return self._version
+
+    def witness(self, kind: type[Wire], witness: Callable[[Change], None]) -> None:
+        """Tell somebody of every change to objects of a kind, the moment it happens."""
+        self._shelves[kind].witness = witness
 
     # ---- trouble ----
 

@@ -61,9 +61,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._virtual_now = max(self._virtual_now, self._scheduled[0].when())
 
 
-def simulate(scenario: Coroutine[Any, Any, T]) -> tuple[T, float]:
+def simulate(scenario: Coroutine[Any, Any, T], loop: VirtualLoop | None = None) -> tuple[T, float]:
     """Run a coroutine in virtual time. Returns its result and the virtual seconds it took."""
-    loop = VirtualLoop()
+    loop = loop or VirtualLoop()
     asyncio.set_event_loop(loop)
     try:
         result = loop.run_until_complete(scenario)

@@ -33,6 +33,9 @@ KILLED = 137
 START_FAILED = 128
 LOST = 255
 
+Witness = Callable[[PodUID, SandboxRecord | ContainerRecord, RuntimeEventType], None]
+"""Told of every change the moment it happens, before and whatever becomes of the news of it."""
+
 
 class FakeNode:
     """Pods, sandboxes and containers that only pretend. Whoever asks about a thing that is gone asks in vain."""
@@ -44,6 +47,7 @@ class FakeNode:
         self._records: dict[PodUID, PodRecord] = {}
         self._changed: set[PodUID] = set()
         self._made = 0
+        self.witness: Witness | None = None
         self.sandboxes: dict[str, FakeSandbox] = {}
         self.containers: dict[str, FakeContainer] = {}
         self.violations: list[str] = []
@@ -95,8 +99,8 @@ class FakeNode:
         sandbox = FakeSandbox(pod, record)
         pod.sandboxes.append(sandbox)
         self.sandboxes[record.id] = sandbox
-        self._changed_by(pod, record.id, RuntimeEventType.CREATED)
-        self._changed_by(pod, record.id, RuntimeEventType.STARTED)
+        self._changed_by(pod, record, RuntimeEventType.CREATED)
+        self._changed_by(pod, record, RuntimeEventType.STARTED)
         return record.id
 
     def stop_sandbox(self, sandbox: FakeSandbox) -> None:
@@ -106,7 +110,7 @@ class FakeNode:
                 self.kill(container)
         if sandbox.record.ready:
             sandbox.stop()
-            self._changed_by(sandbox.pod, sandbox.record.id, RuntimeEventType.STOPPED)
+            self._changed_by(sandbox.pod, sandbox.record, RuntimeEventType.STOPPED)
 
     def remove_sandbox(self, sandbox: FakeSandbox) -> None:
         """Remove it with all containers in it."""
@@ -116,7 +120,7 @@ class FakeNode:
             self.remove_container(container)
         pod.sandboxes.remove(sandbox)
         del self.sandboxes[sandbox.record.id]
-        self._changed_by(pod, sandbox.record.id, RuntimeEventType.DELETED)
+        self._changed_by(pod, sandbox.record, RuntimeEventType.DELETED)
 
     # ---- containers ----
 
@@ -143,7 +147,7 @@ class FakeNode:
         container = FakeContainer(sandbox, record, behaviour)
         pod.containers.append(container)
         self.containers[record.id] = container
-        self._changed_by(pod, record.id, RuntimeEventType.CREATED)
+        self._changed_by(pod, record, RuntimeEventType.CREATED)
         return record.id
 
     def start_container(self, container: FakeContainer) -> None:
@@ -159,7 +163,7 @@ class FakeNode:
         loop = asyncio.get_running_loop()
         container.record = replace(record, state=ContainerState.RUNNING, started_at=self._clock.now())
         container.started = loop.time()
-        self._changed_by(pod, record.id, RuntimeEventType.STARTED)
+        self._changed_by(pod, container.record, RuntimeEventType.STARTED)
         lifetime = behaviour.lifetime_of(record.restart_count)
         if lifetime is not None:
             script = (container, behaviour.exit_code, behaviour.reason, behaviour.message)
@@ -194,14 +198,14 @@ class FakeNode:
             message=message,
         )
         container.notify_exit()
-        self._changed_by(container.pod, container.record.id, RuntimeEventType.STOPPED)
+        self._changed_by(container.pod, container.record, RuntimeEventType.STOPPED)
 
     def remove_container(self, container: FakeContainer) -> None:
         """Remove it, by force if it runs."""
         self.kill(container)
         container.pod.containers.remove(container)
         del self.containers[container.record.id]
-        self._changed_by(container.pod, container.record.id, RuntimeEventType.DELETED)
+        self._changed_by(container.pod, container.record, RuntimeEventType.DELETED)
 
     def reboot(self) -> None:
         """Let the machine start anew: nothing runs, all that there was is remembered as lost."""
@@ -220,7 +224,7 @@ class FakeNode:
             known = self._pods[uid] = FakePod(uid, pod.metadata.name or "", pod.metadata.namespace or "")
         return known
 
-    def _changed_by(self, pod: FakePod, thing_id: str, happened: RuntimeEventType) -> None:
+    def _changed_by(self, pod: FakePod, thing: SandboxRecord | ContainerRecord, happened: RuntimeEventType) -> None:
         """Note that a pod changed, and tell the news."""
         pod.record = None
         if pod.sandboxes or pod.containers:
@@ -229,7 +233,9 @@ class FakeNode:
             self._pods.pop(pod.uid, None)
             self._records.pop(pod.uid, None)
             self._changed.discard(pod.uid)
-        self._tell(RuntimeEvent(pod.uid, thing_id, happened, self._clock.now()))
+        if self.witness is not None:
+            self.witness(pod.uid, thing, happened)
+        self._tell(RuntimeEvent(pod.uid, thing.id, happened, self._clock.now()))
 
     def _next_number(self) -> int:
         self._made += 1

@@ -21,7 +21,7 @@ from podkeeper.runtimes.fake.calls import Call, Calls
 from podkeeper.runtimes.fake.events import EventFilter, EventHub, EventStream
 from podkeeper.runtimes.fake.faults import FakeFaults
 from podkeeper.runtimes.fake.images import FakeImages
-from podkeeper.runtimes.fake.node import FakeNode, uid_of
+from podkeeper.runtimes.fake.node import FakeNode, Witness, uid_of
 from podkeeper.runtimes.fake.things import FakeContainer
 
 
@@ -235,6 +235,10 @@ class FakeRuntime:
     def behave(self, pod: str, container: str, behaviour: Behaviour) -> None:
         """Script a container, by its pod's name or UID, from its next attempt on. `*` is any pod or container."""
         self._behaviours[pod, container] = behaviour
+
+    def witness(self, witness: Witness) -> None:
+        """Tell somebody of every change to a sandbox or container, the moment it happens."""
+        self._node.witness = witness
 
     def filter_events(self, event_filter: EventFilter | None) -> None:
         """Lose, repeat, delay or reorder news from now on."""

@@ -1,0 +1,54 @@
+"""The simulation's event loop: virtual time, and an agent that does not always get its turn at once.
+
+Every task of the agent carries in its context which life of the agent it belongs to (`LIFE`). While the loop is told
+to dawdle, some of the wake-ups of a living agent's tasks come late: what one room tells another is delivered with a
+delay, in another order than it was said, and all of it drawn from the seed. What a dead agent's tasks still have to do
+happens at once; the world itself is never late.
+"""
+
+import asyncio
+from collections.abc import Callable
+from contextvars import Context, ContextVar
+from random import Random
+from typing import Protocol, TypeVarTuple
+
+from podkeeper.testing.virtual_time import VirtualLoop
+
+Ts = TypeVarTuple("Ts")
+
+
+class Mortal(Protocol):
+    """Whatever can be alive."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether it is."""
+
+
+LIFE: ContextVar[Mortal | None] = ContextVar("life", default=None)
+
+
+class SimLoop(VirtualLoop):
+    """An event loop in virtual time that may keep the agent's tasks waiting."""
+
+    def __init__(self, random: Random) -> None:
+        super().__init__()
+        self._random = random
+        self._share = 0.0
+        self._longest_seconds = 0.0
+
+    def dawdle(self, share: float, longest_seconds: float) -> None:
+        """From now on let this share of the agent's wake-ups come late, by up to so long; 0: none."""
+        self._share = share
+        self._longest_seconds = longest_seconds
+
+    def call_soon(
+        self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.Handle:
+        """Run something soon; or, if it is the agent's, perhaps later."""
+        if self._share > 0.0 and context is not None:
+            life = context.get(LIFE)
+            if life is not None and life.alive and self._random.random() < self._share:
+                delay = self._random.random() * self._longest_seconds
+                return self.call_later(delay, callback, *args, context=context)
+        return super().call_soon(callback, *args, context=context)
