@@ -180,7 +180,7 @@ class World:
     # Trouble.
 
     def trouble(self, kind: str, seconds: float, undo: Callable[[], None], uid: PodUID | None = None) -> Trouble:
-        """Book trouble that somebody has just begun to make, and end it with `undo` after so long, or when calm comes."""
+        """Book trouble that was just begun, and end it with `undo` after so long, or when calm comes."""
         trouble = self.troubles.begin(self.now(), kind, uid)
         self._undo[trouble] = undo
         self.loop.call_later(seconds, self._end_trouble, trouble)
