@@ -5,13 +5,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """One replacement in one file, and the tests that should notice first."""
+    """One replacement in one file, and who should notice first: some tests, and a seed of the simulation."""
 
     name: str
     file: str  # below src/podkeeper
     before: str
     after: str
     tests: tuple[str, ...]
+    seed: int | None = None
 
 
 ORACLE = "tests/oracle/test_replay.py"
@@ -268,5 +269,162 @@ MUTANTS = (
         'return {"metadata": {"uid": api_pod.metadata.uid}, **change} if change else None',
         "return {**change} if change else None",
         ("tests/rules/test_status_publish.py",),
+    ),
+    Mutant(
+        "missed-event-not-healed",
+        "engine/pleg.py",
+        "            if relist_pod(pod.book, uid, listed)[1]:\n                changed.append(uid)",
+        "            if False:\n                changed.append(uid)",
+        ("tests/engine/test_pleg.py",),
+    ),
+    Mutant(
+        "look-under-way-is-enough",
+        "engine/pleg.py",
+        "                pod.stage = _Stage.LOOKING_AGAIN\n",
+        "                pass\n",
+        ("tests/engine/test_pleg.py",),
+    ),
+    Mutant(
+        "old-look-believed",
+        "engine/pleg.py",
+        "        pod.failures = 0\n        if at < pod.seen_at:  # a listing begun later has shown the pod to be gone\n"
+        "            return\n",
+        "        pod.failures = 0\n",
+        ("tests/engine/test_pleg.py",),
+    ),
+    Mutant(
+        "broken-stream-not-relisted",
+        "engine/pleg.py",
+        "            self._relist_wanted.set()  # what happened since the break nobody tells\n",
+        "",
+        ("tests/engine/test_pleg.py",),
+    ),
+    Mutant(
+        "journal-not-waited-for",
+        "engine/notebook.py",
+        "        while self._settled < mark:",
+        "        while False:",
+        ("tests/engine/test_notebook.py", "tests/engine/test_status.py"),
+    ),
+    Mutant(
+        "journal-never-written",
+        "engine/status.py",
+        "                self._notebook.write(uid, msgspec.json.encode(cached))\n",
+        "",
+        ("tests/engine/test_status.py",),
+    ),
+    Mutant(
+        "predecessor-ignored",
+        "rules/worker/static_order.py",
+        "        if full_name in self._started:\n            return False\n        line = ",
+        "        line = ",
+        ("tests/rules/test_worker_laws.py",),
+    ),
+    Mutant(
+        "status-sent-out-of-order",
+        "rules/outbox.py",
+        "            if target in self._flights:\n                self._enqueue(key, urgent)\n"
+        "                continue\n",
+        "",
+        ("tests/rules/test_outbox.py",),
+    ),
+    Mutant(
+        "grace-begins-anew",
+        "engine/stopper.py",
+        "        if now + grace.seconds >= self.deadline:\n            return\n",
+        "",
+        ("tests/engine/test_stopper.py",),
+    ),
+    Mutant(
+        "shorter-grace-ignored",
+        "engine/stopper.py",
+        "        else:\n            ending.shorten(grace, now)\n",
+        "",
+        ("tests/engine/test_stopper.py",),
+    ),
+    Mutant(
+        "hook-not-cut-short",
+        "engine/stopper.py",
+        "            failure = await self._hooks.execute(hook, pod, spec, container.id, ending.pod_ip, seconds)",
+        "            failure = await self._hooks.execute(hook, pod, spec, container.id, ending.pod_ip, seconds + 60)\n"
+        "            ending.granted_at = self._clock.monotonic()",
+        ("tests/engine/test_stopper.py",),
+    ),
+    Mutant(
+        "crash-loop-without-backoff",
+        "engine/starter.py",
+        "        if held is not None:\n            return held\n",
+        "",
+        ("tests/engine/test_executor.py",),
+    ),
+    Mutant(
+        "cancelled-call-left-half-way",
+        "engine/guard.py",
+        "            interrupted = interrupted or error\n",
+        "            raise\n",
+        ("tests/engine/test_guard.py",),
+    ),
+    Mutant(
+        "hung-call-keeps-its-slot",
+        "engine/guard.py",
+        "            loop.call_later(terms.lease_seconds, change.give_slot_back),\n",
+        "            loop.call_later(terms.deadline_seconds, change.give_slot_back),\n",
+        ("tests/engine/test_guard.py",),
+    ),
+    Mutant(
+        "list-of-the-past-believed",
+        "sources/apiserver.py",
+        "if self._ledger.is_stale(listed) and not self._is_believed():",
+        "if False:",
+        ("tests/sources",),
+    ),
+    Mutant(
+        "watch-goes-on-after-410",
+        "sources/apiserver.py",
+        "if end is _End.TOO_OLD or self._fruitless >= self._timing.fruitless_watches:",
+        "if self._fruitless >= 1_000:",
+        ("tests/sources",),
+    ),
+    Mutant(
+        "stopped-although-it-runs",
+        "engine/syncer.py",
+        "if running := sorted(each.name for each in stopped.containers if each.state is ContainerState.RUNNING):",
+        "if running := []:",
+        ("tests/engine/test_syncer.py",),
+    ),
+    Mutant(
+        "last-words-not-spoken",
+        "engine/syncer.py",
+        "status if status_function is None else status_function(status))",
+        "status)",
+        ("tests/engine/test_syncer.py",),
+    ),
+    Mutant(
+        "past-forgotten-at-restart",
+        "engine/status.py",
+        "note = None if cached is not None else self._notebook.take(uid)",
+        "note = None",
+        ("tests/engine/test_status.py",),
+    ),
+    Mutant(
+        "orphans-left-running",
+        "engine/housekeeping.py",
+        "        for update in (*plan.endings, *plan.orphan_kills):",
+        "        for update in plan.endings:",
+        ("tests/engine/test_housekeeping.py",),
+    ),
+    Mutant(
+        "mirror-replaced-only-once",
+        "engine/mirrors.py",
+        "        if step is MirrorStep.RECREATE and mirror is not None:",
+        "        if False:",
+        ("tests/engine/test_mirrors.py",),
+    ),
+    Mutant(
+        "old-object-of-that-name-deleted",
+        "engine/status.py",
+        "await api.delete(Pod, name, namespace, grace_seconds=0, uid=uid)",
+        "await api.delete(Pod, name, namespace, grace_seconds=0)",
+        ("tests/engine/test_status.py",),
     ),
 )

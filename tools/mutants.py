@@ -1,12 +1,17 @@
-"""Plant known small bugs, one by one, and show which test catches each: `python -m tools.mutants [NAME...]`.
+"""Plant known small bugs, one by one, and show what catches each: `python -m tools.mutants [NAME...]`.
 
-A suite that stays green over a planted bug proves nothing. Each mutant is one replacement in one
-file of a copy of the source; the tests named with it run against that copy first, then all fast
-tests. A catch counts only if the same test passes without the bug. One that nobody catches fails
-the run, and so does one that can no longer be planted.
+A suite that stays green over a planted bug proves nothing. Each mutant is one replacement in one file of a copy of the
+source. Two hunters go after it, each on its own:
+
+* the tests: first those named with the mutant, then all fast ones;
+* the simulation: the seed named with the mutant, then the first few others, one virtual hour each.
+
+A catch counts only if the same test, or the same seed, passes without the bug. A mutant that neither catches fails the
+run, and so does one that can no longer be planted, and a simulation that catches less than half of all.
 """
 
 import argparse
+import json
 import os
 import re
 import shutil
@@ -14,6 +19,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,14 +29,34 @@ from tools.mutant_list import MUTANTS, Mutant
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src"
+HOURS = "1"
+OTHER_SEEDS = 4  # tried after the mutant's own
+PATIENCE_SECONDS = 180.0  # a planted bug may make a play endless
+
+
+@dataclass(frozen=True, slots=True)
+class Catch:
+    """What caught a mutant, and how fast."""
+
+    by: str
+    seconds: float
+
+    def __str__(self) -> str:
+        return f"{self.by} in {self.seconds:.1f} s"
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """What became of one mutant."""
 
-    caught_by: str | None
-    seconds: float
+    by_tests: Catch | None
+    by_simulation: Catch | None
+    trouble: str = ""  # why it could not be judged
+
+    @property
+    def caught(self) -> bool:
+        """Whether anybody noticed."""
+        return self.by_tests is not None or self.by_simulation is not None
 
 
 class CannotPlant(Exception):
@@ -40,60 +68,130 @@ def plant(mutant: Mutant, source: Path) -> None:
     path = source / "podkeeper" / mutant.file
     text = path.read_text()
     if text.count(mutant.before) != 1:
-        raise CannotPlant(f"{mutant.name}: {text.count(mutant.before)} places in {mutant.file} read {mutant.before!r}")
+        raise CannotPlant(f"{text.count(mutant.before)} places in {mutant.file} read {mutant.before!r}")
     path.write_text(text.replace(mutant.before, mutant.after))
+
+
+@contextmanager
+def planted(mutant: Mutant) -> Iterator[Path]:
+    """A copy of the source with one bug in it."""
+    with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
+        copy = Path(folder) / "src"
+        shutil.copytree(SOURCE, copy, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+        plant(mutant, copy)
+        yield copy
+
+
+def run_python(source: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a module against some source; killed when it takes too long."""
+    environment = {**os.environ, "PYTHONPATH": str(source), "PYTHONHASHSEED": "0"}
+    command = [sys.executable, "-m", *arguments]
+    return subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=PATIENCE_SECONDS
+    )
+
+
+# The tests.
 
 
 def first_failure(source: Path, arguments: list[str]) -> str | None:
     """The first test that fails against this source, None when all pass."""
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--no-header", *arguments]
-    environment = {**os.environ, "PYTHONPATH": str(source)}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    try:
+        done = run_python(source, "pytest", "-x", "-q", "-p", "no:cacheprovider", "--no-header", *arguments)
+    except subprocess.TimeoutExpired:
+        return None if arguments[0] == "-m" else arguments[0]  # which test hangs is not known, unless one was named
     if done.returncode == 0:
         return None
     failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", done.stdout, re.MULTILINE)
     return failed[1] if failed else done.stdout.strip().splitlines()[-1]
 
 
-def judge(mutant: Mutant) -> Verdict:
-    """Plant one mutant and look for a test that notices."""
+def caught_by_tests(mutant: Mutant, copy: Path) -> Catch | None:
+    """Look for a test that notices."""
     started = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
-        copy = Path(folder) / "src"
-        shutil.copytree(SOURCE, copy, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
-        plant(mutant, copy)
-        caught_by = first_failure(copy, list(mutant.tests)) or first_failure(copy, ["-m", "not slow"])
-    if caught_by is not None and first_failure(SOURCE, [caught_by]) is not None:
-        caught_by = None  # that test fails anyway: it has not noticed anything
-    return Verdict(caught_by, time.monotonic() - started)
+    noticed = first_failure(copy, list(mutant.tests)) or first_failure(copy, ["-m", "not slow"])
+    if noticed is None or first_failure(SOURCE, [noticed]) is not None:  # a test that fails anyway noticed nothing
+        return None
+    return Catch(noticed, time.monotonic() - started)
+
+
+# The simulation.
+
+
+def broken_seed(source: Path, seeds: list[int]) -> tuple[int, str] | None:
+    """The first of the seeds in which a promise breaks against this source, and which."""
+    try:
+        done = run_python(source, "tools.sim_catch", "--hours", HOURS, *map(str, seeds))
+    except subprocess.TimeoutExpired:
+        return seeds[0], "the play never ends"
+    if done.returncode != 0:
+        return seeds[0], done.stderr.strip().splitlines()[-1]
+    found = json.loads(done.stdout.strip().splitlines()[-1])
+    return None if found is None else (found["seed"], found["what"])
+
+
+def caught_by_simulation(mutant: Mutant, copy: Path, others: int) -> Catch | None:
+    """Look for a seed that notices."""
+    started = time.monotonic()
+    seeds = [] if mutant.seed is None else [mutant.seed]
+    seeds += [seed for seed in range(others) if seed not in seeds]
+    found = broken_seed(copy, seeds) if seeds else None
+    if found is None or broken_seed(SOURCE, [found[0]]) is not None:
+        return None
+    return Catch(f"seed {found[0]} ({found[1]})", time.monotonic() - started)
+
+
+def judge(mutant: Mutant, hunters: str, others: int) -> Verdict:
+    """Plant one mutant and look for whoever notices."""
+    try:
+        with planted(mutant) as copy:
+            by_tests = caught_by_tests(mutant, copy) if hunters != "simulation" else None
+            by_simulation = caught_by_simulation(mutant, copy, others) if hunters != "tests" else None
+            return Verdict(by_tests, by_simulation)
+    except CannotPlant as error:
+        return Verdict(None, None, str(error))
+
+
+def shown(verdict: Verdict) -> str:
+    """A verdict in words."""
+    if verdict.trouble:
+        return f"CANNOT BE PLANTED: {verdict.trouble}"
+    if not verdict.caught:
+        return "SURVIVED (or what fails, fails without it too)"
+    return "; ".join(f"caught by {catch}" for catch in (verdict.by_tests, verdict.by_simulation) if catch)
 
 
 def main(arguments: list[str]) -> int:
     """Judge all mutants, or those named."""
     parser = argparse.ArgumentParser(prog="python -m tools.mutants", description="Plant bugs; show who catches them.")
     parser.add_argument("names", nargs="*", metavar="NAME", help="only these mutants")
+    parser.add_argument("--by", choices=("both", "tests", "simulation"), default="both", help="who hunts")
+    parser.add_argument("--others", type=int, default=OTHER_SEEDS, help="how many seeds besides the mutant's own")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="mutants at a time")
     options = parser.parse_args(arguments)
     unknown = set(options.names) - {mutant.name for mutant in MUTANTS}
     if unknown:
         print(f"no such mutant: {', '.join(sorted(unknown))}; known: {', '.join(m.name for m in MUTANTS)}")
         return 2
     chosen = [mutant for mutant in MUTANTS if not options.names or mutant.name in options.names]
-    survivors = []
-    for number, mutant in enumerate(chosen, start=1):
-        try:
-            verdict = judge(mutant)
-        except CannotPlant as error:
-            print(f"[{number}/{len(chosen)}] CANNOT PLANT {error}", flush=True)
-            survivors.append(mutant.name)
-            continue
-        outcome = f"caught by {verdict.caught_by}" if verdict.caught_by else "SURVIVED (or a test fails without it)"
-        print(f"[{number}/{len(chosen)}] {mutant.name}: {outcome} in {verdict.seconds:.1f} s", flush=True)
-        if not verdict.caught_by:
-            survivors.append(mutant.name)
-    print(
-        f"{len(chosen) - len(survivors)} mutants caught, {len(survivors)} not" + (f": {survivors}" if survivors else "")
-    )
-    return 1 if survivors else 0
+    verdicts: dict[str, Verdict] = {}
+    with ThreadPoolExecutor(options.jobs) as pool:
+        judged = pool.map(lambda mutant: judge(mutant, options.by, options.others), chosen)
+        for number, (mutant, verdict) in enumerate(zip(chosen, judged, strict=True), start=1):
+            verdicts[mutant.name] = verdict
+            print(f"[{number}/{len(chosen)}] {mutant.name}: {shown(verdict)}", flush=True)
+    return summary(verdicts, options.by)
+
+
+def summary(verdicts: dict[str, Verdict], hunters: str) -> int:
+    """Print what came of it all; the exit status."""
+    survivors = [name for name, verdict in verdicts.items() if not verdict.caught]
+    simulated = sum(verdict.by_simulation is not None for verdict in verdicts.values())
+    print(f"{len(verdicts) - len(survivors)} mutants caught, {len(survivors)} not: {', '.join(survivors) or 'none'}")
+    if hunters != "tests":
+        print(f"the simulation alone caught {simulated} of {len(verdicts)}; at least half are due")
+    too_few = hunters != "tests" and simulated * 2 < len(verdicts)
+    return 1 if survivors or too_few else 0
 
 
 if __name__ == "__main__":

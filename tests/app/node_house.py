@@ -12,11 +12,11 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from podkeeper.app.build import Agent, Ports, Settings, simple_node
+from podkeeper.app.sources import api_source
 from podkeeper.model.k8s.core import Container, ExecAction, Pod, PodSpec, Probe, Volume
 from podkeeper.model.k8s.meta import ObjectMeta
 from podkeeper.model.messages import PodUID
 from podkeeper.runtimes.fake import FakeRuntime
-from podkeeper.sources.apiserver import ApiSource
 from podkeeper.testing.fake_sources import fake_file_source
 from podkeeper.testing.fakes import FakeCgroups, FakeJournal, FakeProber, FakeVolumes
 from podkeeper.testing.memory_api import MemoryApi
@@ -69,13 +69,14 @@ class NodeHouse:
         self._living: asyncio.Task[None] | None = None
 
     def _new_agent(self) -> Agent:
+        pods = api_source(api=self.api, node_name=NODE, clock=self.clock, journal=self.journal)
         ports = Ports(
             runtime=self.runtime,
             volumes=self.volumes,
             cgroups=self.cgroups,
             prober=self.prober,
             clock=self.clock,
-            sources=(ApiSource(api=self.api, node_name=NODE, clock=self.clock), self.files),
+            sources=(pods, self.files),
             api=self.api,
             journal=self.journal,
         )

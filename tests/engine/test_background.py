@@ -112,6 +112,20 @@ def test_work_that_comes_before_the_agent_runs_begins_with_it() -> None:
     assert simulate(scenario()) == ("early", 11.0)
 
 
+def test_work_of_an_agent_that_never_came_to_run_is_given_up() -> None:
+    async def scenario() -> bool:
+        work = Background()
+        early = work.spawn(asyncio.sleep(1, "never"))
+        running = asyncio.create_task(work.run())
+        running.cancel()  # before its first step
+        await asyncio.wait([running])
+        work.give_up()
+        late = work.spawn(asyncio.sleep(1, "never"))
+        return early.cancelled() and late.cancelled()
+
+    assert simulate(scenario()) == (True, 0.0)
+
+
 def test_work_that_had_no_time_to_begin_is_cancelled_like_any_other() -> None:
     async def scenario() -> bool:
         async with background() as work:

@@ -408,6 +408,27 @@ def test_a_turn_lasts_while_its_call_does() -> None:
     assert [name for _, name in started(house, "start_container")] == ["old", "busy", "old", "new"]
 
 
+def test_who_waits_longer_than_a_turn_lasts_keeps_it() -> None:
+    async def scenario(house: House) -> None:
+        house.runtime.seconds.update(run_sandbox=4, start_container=4)
+
+        async def begin(name: str) -> None:
+            await house.guard.run_sandbox(sandbox(name))
+            await house.guard.start_container(f"box-{name}")
+
+        async with asyncio.TaskGroup() as group:
+            for name in "abcdef":
+                group.create_task(begin(name))
+
+    house = live(scenario, Limits(start_slots=1, turn_seconds=10))
+    ends = [call[-1] for _, call in house.runtime.ended if call.startswith("start_container")]
+    made = [call[-1] for _, call in house.runtime.ended if call.startswith("run_sandbox")]
+    assert (ends, made) == (list("abcdef"), list("abcdef"))
+    # A stream: the third pod runs before the last one is even begun.
+    order = [call for _, call in house.runtime.ended]
+    assert order.index("start_container box-c") < order.index("run_sandbox f")
+
+
 def test_who_is_cancelled_while_it_queues_goes_at_once_and_begins_nothing() -> None:
     async def scenario(house: House) -> None:
         house.runtime.seconds["run_sandbox"] = 5

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from math import inf, nextafter
 
 import pytest
@@ -57,9 +57,15 @@ class Runtime:
         if tell:
             self.tell(uid, container, state)
 
-    def tell(self, uid: PodUID, container: str = "app", state: ContainerState | None = RUNNING) -> None:
+    def tell(
+        self,
+        uid: PodUID,
+        container: str = "app",
+        state: ContainerState | None = RUNNING,
+        happened: datetime = BEGINNING,
+    ) -> None:
         for stream in self.streams:
-            stream.put_nowait(RuntimeEvent(uid, container, KINDS.get(state, RuntimeEventType.CREATED), BEGINNING))
+            stream.put_nowait(RuntimeEvent(uid, container, KINDS.get(state, RuntimeEventType.CREATED), happened))
 
     def break_streams(self) -> None:
         for stream in self.streams:
@@ -357,6 +363,18 @@ def test_a_lost_event_is_healed_by_the_relist_counted_once_and_arouses_doubt() -
     assert sorted(house.news()[2:]) == [(65.0, "db", REMOVED), (65.0, "web", DIED)]
     assert house.counts.missed_pods == 2
     assert 70 in house.runtime.lists  # 65 and 2 for a late event; then every second
+
+
+def test_news_of_what_the_agent_does_about_a_missed_event_does_not_make_up_for_it() -> None:
+    async def scenario(house: House) -> None:
+        await asyncio.sleep(30)
+        house.runtime.put(WEB, EXITED, tell=False)
+        await asyncio.sleep(36)  # the relist at 65 has found it
+        house.runtime.put(WEB, RUNNING, tell=False)
+        house.runtime.tell(WEB, happened=BEGINNING + timedelta(seconds=66))
+        await asyncio.sleep(30)
+
+    assert live(scenario, runtime_with(web=RUNNING)).counts.missed_pods == 1
 
 
 def test_a_late_event_is_not_a_missed_one() -> None:

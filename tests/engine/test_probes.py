@@ -32,7 +32,7 @@ from podkeeper.model.runtime import PodRecord
 from podkeeper.model.times import format_time
 from podkeeper.rules.probe.report import Outcome, Report
 from podkeeper.rules.probe.worker import Target, period_annotation
-from podkeeper.testing.virtual_time import VirtualClock, simulate
+from podkeeper.testing.virtual_time import BEGINNING, VirtualClock, simulate
 
 LIVENESS, READINESS, STARTUP = ProbeKind.LIVENESS, ProbeKind.READINESS, ProbeKind.STARTUP
 SUCCESS, FAILURE, UNKNOWN = ProbeResult.SUCCESS, ProbeResult.FAILURE, ProbeResult.UNKNOWN
@@ -210,6 +210,20 @@ def test_how_a_probe_begins_is_told_only_where_the_status_says_otherwise() -> No
         await asyncio.sleep(0.5)
         assert world.told == [(0, READINESS, "fake://a", FAILURE)]
         assert world.probes.view(uid(fresh)).readiness == {"fake://b": FAILURE}
+
+    in_world(scenario)
+
+
+def test_a_container_that_started_just_before_the_agent_stays_ready_until_its_probe_speaks() -> None:
+    async def scenario(world: World) -> None:
+        web = pod(container(readiness=probe(60)))
+        world.takes = lambda _: 1
+        world.runs(web, "web-1", ready=True, since=BEGINNING - timedelta(seconds=2))
+        world.probes.add_pod(web)
+        await asyncio.sleep(0.5)
+        assert (world.told, world.probes.view(uid(web)).readiness) == ([], {})
+        await asyncio.sleep(1)
+        assert world.probes.view(uid(web)).readiness == {"fake://web-1": SUCCESS}
 
     in_world(scenario)
 

@@ -9,7 +9,7 @@ import pytest
 
 from podkeeper.engine.syncer import PodSyncer
 from podkeeper.model.errors import GiveUp, InBackoff, NetworkNotReady, RuntimeRefused, TryLater
-from podkeeper.model.k8s.core import Pod, PodStatus
+from podkeeper.model.k8s.core import Pod, PodStatus, Probe
 from podkeeper.model.messages import (
     CONFIG_FIRST_SEEN_ANNOTATION,
     FILE_SOURCE,
@@ -27,7 +27,7 @@ from podkeeper.rules.status.containers import StartFailure
 from podkeeper.rules.status.pod import NodeView
 from podkeeper.rules.worker.updates import UpdateType
 from podkeeper.testing.virtual_time import BEGINNING, VirtualClock, simulate
-from tests.engine.small_node import pod, uid
+from tests.engine.small_node import container, pod, uid
 
 WEB = pod("web")
 SANDBOX = SandboxRecord(id="s1", ready=True, network=NetworkMode.POD, ip="10.0.0.1", created_at=BEGINNING)
@@ -325,6 +325,20 @@ def test_all_failures_of_a_plan_arrive_and_are_shown_at_once() -> None:
 
     statuses = (play(scenario).published or PodStatus()).container_statuses or ()
     assert [each.state.waiting.reason for each in statuses if each.state.waiting] == ["CrashLoopBackOff"]
+
+
+def test_what_runs_already_has_its_probes_before_anything_is_said_of_it() -> None:
+    probed = pod("web", container(readiness=Probe()))
+
+    async def scenario(world: World) -> None:
+        await sync(world, probed, record_of(probed, ContainerState.RUNNING))
+        assert world.steps[:2] == ["probe", "status"]
+        world.steps.clear()
+        world.probe_view = ProbeView(agent_started=BEGINNING, workers=frozenset({("app", ProbeKind.READINESS)}))
+        await sync(world, probed, record_of(probed, ContainerState.RUNNING))
+        assert world.steps[0] == "status"
+
+    play(scenario)
 
 
 def test_a_container_that_only_waits_for_its_readiness_probe_is_probed_at_once() -> None:

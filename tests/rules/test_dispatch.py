@@ -7,6 +7,7 @@ import pytest
 from podkeeper.model.k8s.core import Pod, PodCondition, PodReadinessGate, PodSpec, PodStatus
 from podkeeper.model.k8s.meta import ObjectMeta
 from podkeeper.model.messages import (
+    CONFIG_SOURCE_ANNOTATION,
     EventType,
     LifecycleEvent,
     LifecycleEventType,
@@ -16,6 +17,7 @@ from podkeeper.model.messages import (
     ProbeResult,
 )
 from podkeeper.rules.dispatch import (
+    FORCED_GRACE_SECONDS,
     Admission,
     LifecycleAnswer,
     ProbeAnswer,
@@ -26,13 +28,14 @@ from podkeeper.rules.dispatch import (
     on_probe_result,
     on_reconciliation,
     on_removal,
+    on_removal_at_once,
     on_sync,
     on_update,
     pods_to_sync,
     rejection,
 )
 from podkeeper.rules.mirror import Couple
-from podkeeper.rules.worker.updates import Update, UpdateType
+from podkeeper.rules.worker.updates import KillOptions, Update, UpdateType
 
 AT = 12.5
 
@@ -43,7 +46,10 @@ def pod(name: str = "web", *, phase: str = "Running", reason: str | None = None,
 
 
 WEB, DONE, MIRROR = pod(), pod(phase="Succeeded"), pod("mirror")
+STATIC = Pod(metadata=ObjectMeta(name="web", uid="uid-static", annotations={CONFIG_SOURCE_ANNOTATION: "file"}))
 ALONE = Couple(WEB, None, asked_by_mirror=False)
+STATIC_ALONE = Couple(STATIC, None, asked_by_mirror=False)
+BY_FORCE = KillOptions(grace_override_seconds=FORCED_GRACE_SECONDS)
 WITH_MIRROR = Couple(WEB, MIRROR, asked_by_mirror=False)
 BY_MIRROR = Couple(WEB, MIRROR, asked_by_mirror=True)
 ORPHANED_MIRROR = Couple(None, MIRROR, asked_by_mirror=True)
@@ -94,6 +100,21 @@ REMOVALS = {
 @pytest.mark.parametrize("couple, ready, expected", REMOVALS.values(), ids=REMOVALS.keys())
 def test_removal(couple: Couple, ready: bool, expected: Update | None) -> None:
     assert on_removal(couple, AT, all_sources_ready=ready) == expected
+
+
+REMOVALS_AT_ONCE = {
+    "a pod the API has no more was deleted by force": (ALONE, True, Update(type=KILL, pod=WEB, kill=BY_FORCE)),
+    "and is killed before every source has spoken": (ALONE, False, Update(type=KILL, pod=WEB, kill=BY_FORCE)),
+    "a removed static pod is killed with its own grace": (STATIC_ALONE, True, Update(type=KILL, pod=STATIC)),
+    "and that though the API has never answered": (STATIC_ALONE, False, Update(type=KILL, pod=STATIC)),
+    "the static pod of a removed mirror has none": (BY_MIRROR, True, update(UPDATE)),
+    "a mirror without its static pod is nothing": (ORPHANED_MIRROR, True, None),
+}
+
+
+@pytest.mark.parametrize("couple, ready, expected", REMOVALS_AT_ONCE.values(), ids=REMOVALS_AT_ONCE.keys())
+def test_removal_at_once(couple: Couple, ready: bool, expected: Update | None) -> None:
+    assert on_removal_at_once(couple, AT, all_sources_ready=ready) == expected
 
 
 STALE = Pod(

@@ -19,6 +19,7 @@ from podkeeper.rules.mirror import (
     full_name,
     is_mirror_pod,
     is_mirror_pod_of,
+    is_outdated_mirror,
     is_static_pod,
     mirror_deletion,
     mirror_pod_for,
@@ -65,6 +66,18 @@ STEPS = {
 @pytest.mark.parametrize("mirror, expected", STEPS.values(), ids=STEPS.keys())
 def test_mirror_step(mirror: Pod | None, expected: MirrorStep) -> None:
     assert mirror_step(STATIC, mirror) is expected
+
+
+OUTDATED = {
+    "a mirror of this version is not": (pod(mirror="h1"), False),
+    "a mirror of another version is": (pod(mirror="h2"), True),
+    "a pod of that name that is no mirror is not": (pod(), False),
+}
+
+
+@pytest.mark.parametrize("mirror, expected", OUTDATED.values(), ids=OUTDATED.keys())
+def test_is_outdated_mirror(mirror: Pod, expected: bool) -> None:
+    assert is_outdated_mirror(mirror, STATIC) is expected
 
 
 MATCHES = {

@@ -5,9 +5,9 @@ from msgspec.structs import replace
 
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.messages import ProbeResult
-from podkeeper.model.runtime import NetworkMode, PodRecord, SandboxRecord
+from podkeeper.model.runtime import ContainerRecord, NetworkMode, PodRecord, SandboxRecord
 from podkeeper.rules.container_grace import KillReason
-from podkeeper.rules.plan import compute_pod_actions
+from podkeeper.rules.plan import compute_pod_actions, is_stranded
 from podkeeper.rules.plan.actions import ContainerToKill, ContainerToReset, PodActions
 from podkeeper.rules.plan.sandbox import SandboxChange, sandbox_change
 from tests.rules.planning import CREATED, DEAD_SANDBOX, EXITED, RUNNING, SANDBOX, UNKNOWN, container, pod, ran, runtime
@@ -219,6 +219,22 @@ def test_sidecars(spec: Pod, record: PodRecord, expected: PodActions) -> None:
 @case_table(SANDBOX_CASES)
 def test_a_new_sandbox(spec: Pod, record: PodRecord, expected: PodActions) -> None:
     assert compute_pod_actions(spec, record, {}, {}) == expected
+
+
+STRANDED = {
+    "only a sidecar has begun": (pod(A, init=(S,), policy="Never"), (ran(S, EXITED, 255),), True),
+    "it is initialised, and nothing more": (pod(A, init=(FIRST,), policy="Never"), (ran(FIRST, EXITED),), True),
+    "one container has yet to begin": (pod(A, B, policy="Never"), (ran(A, EXITED, 1), ran(B, CREATED)), True),
+    "all have begun: their ends tell": (pod(A, B, policy="Never"), (ran(A, EXITED, 1), ran(B, EXITED)), False),
+    "nothing has begun: it may begin anew": (pod(A, policy="Never"), (), False),
+    "it runs again": (pod(A, init=(FIRST,)), (ran(FIRST, EXITED),), False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("spec, found, expected", STRANDED.values(), ids=STRANDED.keys())
+def test_a_pod_that_lost_its_sandbox_is_stranded(spec: Pod, found: tuple[ContainerRecord, ...], expected: bool) -> None:
+    assert is_stranded(spec, runtime(*found, sandbox=DEAD_SANDBOX)) is expected
+    assert not is_stranded(spec, runtime(*found))
 
 
 APP_PROBES = {

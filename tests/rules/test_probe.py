@@ -178,6 +178,19 @@ def test_the_initial_delay_counts_whole_seconds_since_the_start(age: float, dela
     assert step == Step(AT_ONE, Reason.DUE if due else Reason.INITIAL_DELAY)
 
 
+@pytest.mark.parametrize("seen_seconds, due", [(0, False), (9.9, False), (10, True)])
+def test_where_the_clock_was_put_back_the_initial_delay_counts_since_the_container_was_seen(
+    seen_seconds: float, due: bool
+) -> None:
+    of = target(LIVENESS, delay=10)
+    seen = replace(known(of, running(0)), now=NOW - timedelta(hours=1), monotonic=500.0)
+    arrived = tick(Waiting(), of, seen)
+    assert arrived.reason is Reason.INITIAL_DELAY
+    assert isinstance(arrived.state, Probing)
+    step = tick(arrived.state, of, replace(seen, monotonic=500.0 + seen_seconds))
+    assert step == Step(arrived.state, Reason.DUE if due else Reason.INITIAL_DELAY)
+
+
 def test_an_exit_that_restarts_all_containers_keeps_every_worker() -> None:
     rule = ContainerRestartRule(
         action="RestartAllContainers", exit_codes=ContainerRestartRuleOnExitCodes(operator="In", values=(42,))

@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from podkeeper.model.k8s.core import (
     Container,
@@ -131,6 +132,32 @@ INIT_CASES = {
 @pytest.mark.parametrize("of, state, seen, expected", INIT_CASES.values(), ids=INIT_CASES.keys())
 def test_init_containers(of: Pod, state: ContainerState, seen: ProbeView, expected: tuple[bool | None, bool]) -> None:
     assert flags(of, state, seen) == expected
+
+
+@pytest.mark.parametrize("was_ready", [True, False])
+@pytest.mark.parametrize("in_api", [PROBED, WAS_READY], ids=["not ready in the API", "ready in the API"])
+def test_what_was_published_of_a_container_counts_more_than_the_pods_condition_in_the_api(
+    in_api: Pod, was_ready: bool
+) -> None:
+    found = ContainerStatus(name="web", container_id=ID, state=OLD)
+    published = PodStatus(container_statuses=(replace(found, ready=was_ready),))
+    flagged = with_probe_flags(in_api, PodStatus(container_statuses=(found,)), view(READINESS), (published,))
+    assert [each.ready for each in flagged.container_statuses or ()] == [was_ready]
+
+
+def test_the_first_that_knows_a_container_says_whether_it_was_ready() -> None:
+    found = ContainerStatus(name="web", container_id=ID, state=OLD)
+    status, ready = PodStatus(container_statuses=(found,)), PodStatus(container_statuses=(replace(found, ready=True),))
+    for published, expected in (((PodStatus(), ready), True), ((status, ready), False), ((ready, status), True)):
+        flagged = with_probe_flags(PROBED, status, view(READINESS), published)
+        assert [each.ready for each in flagged.container_statuses or ()] == [expected]
+
+
+def test_what_was_published_of_another_container_does_not_count() -> None:
+    found = ContainerStatus(name="web", container_id=ID, state=OLD)
+    published = PodStatus(container_statuses=(replace(found, container_id="fake://before", ready=True),))
+    flagged = with_probe_flags(PROBED, PodStatus(container_statuses=(found,)), view(READINESS), (published,))
+    assert [each.ready for each in flagged.container_statuses or ()] == [False]
 
 
 def test_what_was_published_as_started_stays_started_until_the_startup_probe_speaks() -> None:

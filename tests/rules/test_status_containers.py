@@ -113,6 +113,13 @@ REGULAR: dict[str, tuple[ContainerView, tuple[ContainerStatus, ...], str]] = {
     "older records than that say nothing": (
         view(record(id="3"), record(id="2", state="exited", exit_code=2), record(id="1", state="exited", exit_code=1)),
         (), "running exited(2): 0"),
+    "one that was made and never started hides no exit code": (
+        view(record(id="3", restarts=2), record(id="2", state="created", restarts=1),
+             record(id="1", state="exited", exit_code=3)),
+        (), "running exited(3): 2"),
+    "nor does it take the place of what is remembered": (
+        view(record(id="3", restarts=2), record(id="2", state="created", restarts=1)), (exited("a", 9),),
+        "running exited(9): 2"),
     "the runtime forgot the container before": (
         view(record(id="2", restarts=1)), (exited("a", 9),), "running exited(9): 1"),
     "and the one before that": (
@@ -164,10 +171,16 @@ def test_what_the_runtime_tells_is_shown() -> None:
 
 
 def test_a_running_container_keeps_its_started_flag_until_the_probes_speak() -> None:
-    assert the_status(view(record()), running("a", started=True)).started is True
-    assert the_status(view(record()), running("a", started=None)).started is None
-    assert the_status(view(record(state="exited")), running("a", started=True)).started is None
+    seen, unseen = (replace(running("a", started=each), container_id="fake://1") for each in (True, None))
+    assert the_status(view(record()), seen).started is True
+    assert the_status(view(record()), unseen).started is None
+    assert the_status(view(record(state="exited")), seen).started is None
     assert the_status(view(record())).started is None
+
+
+def test_that_the_last_container_had_started_says_nothing_of_the_next() -> None:
+    before = replace(running("a", started=True), container_id="fake://0")
+    assert the_status(view(record()), before).started is None
 
 
 def test_the_user_of_a_container_is_shown() -> None:

@@ -24,6 +24,7 @@ from podkeeper.rules.status.publish import (
     accept_status,
     can_be_deleted,
     illegal_transition,
+    is_behind,
     merged_status,
     needs_reconcile,
     sending,
@@ -325,3 +326,32 @@ def test_merging_keeps_what_others_wrote_and_sends_what_is_ours(
     ready = find_condition(told.conditions, "Ready")
     assert not (is_terminal(told.phase) and ready is not None and ready.status == "True")
     assert not (could_run and is_terminal(told.phase) and not is_terminal(in_api.phase))
+
+
+# Notes from before a restart.
+
+
+def restarted(status: ContainerStatus, times: int) -> PodStatus:
+    return PodStatus(phase="Running", container_statuses=(replace(status, restart_count=times),))
+
+
+BEHIND = {
+    "the same again": (RUNS, RUNS, False),
+    "the API knows of another restart": (restarted(running("a"), 3), restarted(running("a"), 4), True),
+    "the note knows of another restart": (restarted(running("a"), 4), restarted(running("a"), 3), False),
+    "the API knows that it ended": (restarted(running("a"), 1), restarted(exited("a", 2), 1), True),
+    "the note knows that it ended": (restarted(exited("a", 2), 1), restarted(running("a"), 1), False),
+    "the API knows that the pod is over": (RUNS, replace(RUNS, phase="Failed"), True),
+    "the note knows that the pod is over": (replace(RUNS, phase="Failed"), RUNS, False),
+    "an init container was restarted since": (
+        PodStatus(init_container_statuses=(running("i"),)),
+        PodStatus(init_container_statuses=(replace(running("i"), restart_count=1),)),
+        True,
+    ),
+    "a container that the note does not know": (PodStatus(), restarted(running("a"), 1), False),
+}
+
+
+@pytest.mark.parametrize(("noted", "shown", "expected"), BEHIND.values(), ids=BEHIND.keys())
+def test_a_note_is_behind_when_something_has_moved_on_since(noted: PodStatus, shown: PodStatus, expected: bool) -> None:
+    assert is_behind(noted, shown) is expected

@@ -336,6 +336,60 @@ def test_a_policy_decides_what_goes_wrong() -> None:
     simulate(scenario())
 
 
+def test_the_calls_one_fault_holds_up_can_be_released_alone() -> None:
+    async def scenario() -> dict[str, float]:
+        clock = VirtualClock()
+        runtime = FakeRuntime(clock)
+        hung = runtime.faults.hang("pod_record", "uid-hung", times=None)
+        slow = runtime.faults.hang("pod_record", "uid-slow", times=None, seconds=100)
+        runtime.faults.hang("pod_record", "uid-other", times=None)
+        ended: dict[str, float] = {}
+
+        async def look(name: str) -> None:
+            await runtime.pod_record(PodUID(f"uid-{name}"))
+            ended[name] = clock.monotonic()
+
+        async with asyncio.TaskGroup() as group:
+            for name in ("hung", "slow", "other"):
+                group.create_task(look(name))
+            await asyncio.sleep(10)
+            runtime.faults.release(hung)
+            assert runtime.faults.hung_calls == 2  # until the loop comes round to it
+            await asyncio.sleep(10)
+            assert runtime.faults.hung_calls == 1
+            runtime.faults.release(slow)
+            await asyncio.sleep(10)
+            runtime.faults.clear()
+        return ended
+
+    assert simulate(scenario())[0] == {"hung": 10, "slow": 20, "other": 30}
+
+
+def test_of_several_policies_the_first_that_says_something_decides() -> None:
+    def unlucky(operation: str, about: str) -> Fault | None:
+        return Fault(error=RuntimeUnavailable) if operation == "pod_record" else None
+
+    def worse(operation: str, about: str) -> Fault | None:
+        return Fault(error=CallTimedOut)
+
+    async def scenario() -> None:
+        runtime = FakeRuntime(VirtualClock())
+        runtime.faults.add_policy(unlucky)
+        runtime.faults.add_policy(worse)
+        assert runtime.faults.policies == (unlucky, worse)
+        with pytest.raises(RuntimeUnavailable):
+            await runtime.pod_record(WEB)
+        with pytest.raises(CallTimedOut):
+            await runtime.list_pods()
+        runtime.faults.remove_policy(unlucky)
+        with pytest.raises(CallTimedOut):
+            await runtime.pod_record(WEB)
+        runtime.faults.remove_policy(worse)
+        assert await runtime.list_pods() == ()
+
+    simulate(scenario())
+
+
 def test_a_runtime_that_is_down_answers_nothing_and_its_containers_live_on() -> None:
     async def scenario() -> None:
         runtime = FakeRuntime(VirtualClock(), default=Behaviour(after_seconds=10))
@@ -378,6 +432,21 @@ def test_a_call_under_way_when_the_runtime_goes_down_has_no_effect() -> None:
     simulate(scenario())
 
 
+def test_a_call_under_way_when_the_machine_reboots_has_no_effect() -> None:
+    async def scenario() -> None:
+        runtime = FakeRuntime(VirtualClock(), delays={"run_sandbox": 10})
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(_outcome(runtime.run_sandbox(SandboxConfig(pod=pod(), attempt=0))))
+            await asyncio.sleep(1)
+            runtime.reboot()
+        assert isinstance(running.result(), RuntimeUnavailable)
+        assert await runtime.list_pods() == ()
+        await runtime.run_sandbox(SandboxConfig(pod=pod(), attempt=0))
+        assert len(await runtime.list_pods()) == 1
+
+    simulate(scenario())
+
+
 async def _outcome(call: Coroutine[Any, Any, object]) -> object:
     try:
         return await call
@@ -414,6 +483,34 @@ def test_news_can_be_lost_repeated_delayed_and_reordered() -> None:
         return seen
 
     assert simulate(scenario())[0] == ["0: s started", "0: c stopped", "0: c stopped", "30: c started"]
+
+
+def test_what_one_filter_lets_through_goes_on_to_the_next() -> None:
+    async def scenario() -> list[float]:
+        clock = VirtualClock()
+        runtime = FakeRuntime(clock)
+        stream = runtime.events()
+
+        def late(event: RuntimeEvent) -> list[tuple[float, RuntimeEvent]]:
+            return [(5.0, event)]
+
+        def twice(event: RuntimeEvent) -> list[tuple[float, RuntimeEvent]]:
+            return [(0.0, event), (1.0, event)]
+
+        runtime.add_event_filter(late)
+        runtime.add_event_filter(twice)
+        await runtime.run_sandbox(SandboxConfig(pod=pod(), attempt=0))
+        runtime.remove_event_filter(late)
+        assert runtime.event_filters == (twice,)
+        runtime.filter_events(None)
+        assert not runtime.event_filters
+        told = []
+        for _ in range(4):  # created and started
+            await anext(stream)
+            told.append(clock.monotonic())
+        return told
+
+    assert simulate(scenario())[0] == [5, 5, 6, 6]
 
 
 def test_a_stream_can_end_and_can_break() -> None:
@@ -592,3 +689,57 @@ def test_idle_pods_have_no_tasks_and_set_no_timers() -> None:
 
     with pytest.raises(Stuck):  # so there was nothing that could ever happen
         simulate(scenario())
+
+
+ATTEMPTS: dict[str, tuple[Behaviour, int, tuple[int, str, str]]] = {
+    "all fail": (Behaviour(exit_code=3, reason="OOMKilled"), 7, (3, "OOMKilled", "")),
+    "one of the first fails": (Behaviour(exit_code=3, message="no", failures=2), 1, (3, "", "no")),
+    "after so many failures it goes well": (Behaviour(exit_code=3, message="no", failures=2), 2, (0, "", "")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("behaviour, attempt, expected", ATTEMPTS.values(), ids=ATTEMPTS.keys())
+def test_how_an_attempt_ends_by_itself(behaviour: Behaviour, attempt: int, expected: tuple[int, str, str]) -> None:
+    assert behaviour.exit_of(attempt) == expected
+
+
+TALKATIVE = Behaviour(
+    exec=(
+        ExecStep(command="ready"),
+        ExecStep(command="ready", from_seconds=10, exit_code=1),
+        ExecStep(command="pre-stop", exit_code=4, takes_seconds=7),
+    )
+)
+WORDS: dict[str, tuple[float, str, int]] = {
+    "a command has an answer of its own": (0, "pre-stop", 4),
+    "another has another": (9, "ready", 0),
+    "which changes with time": (10, "ready", 1),
+    "what the script does not know goes well": (10, "date", 0),
+}
+
+
+@pytest.mark.parametrize("age_seconds, word, exit_code", WORDS.values(), ids=WORDS.keys())
+def test_answers_go_by_the_first_word(age_seconds: float, word: str, exit_code: int) -> None:
+    async def scenario() -> CommandEnd:
+        runtime = FakeRuntime(VirtualClock(), behaviours={("web", "app"): TALKATIVE})
+        container_id = await start(runtime, pod())
+        await asyncio.sleep(age_seconds)
+        return await runtime.exec_sync(container_id, (word, "-v"), 30)
+
+    assert simulate(scenario())[0] == Exited(exit_code)
+
+
+def test_who_asks_a_sandbox_is_answered_by_what_runs_in_it() -> None:
+    async def scenario() -> None:
+        runtime = FakeRuntime(VirtualClock(), behaviours={("web", "app"): TALKATIVE})
+        await create(runtime, pod())
+        sandbox_id = (await runtime.pod_record(WEB)).sandboxes[0].id
+        assert runtime.answer_in(sandbox_id, "ready") is None  # nothing runs yet
+        await start(runtime, pod(), 1)
+        assert runtime.answer_in(sandbox_id, "ready") == ExecStep(command="ready")
+        assert runtime.answer_in(sandbox_id, "date") is None
+        assert runtime.answer_in("unknown", "ready") is None
+        runtime.end_container(WEB, "app", 0)
+        assert runtime.answer_in(sandbox_id, "ready") is None
+
+    simulate(scenario())

@@ -385,6 +385,28 @@ def test_watches_break_end_and_expire() -> None:
     simulate(scenario())
 
 
+def test_lists_can_be_old_as_far_back_as_is_remembered() -> None:
+    async def scenario() -> None:
+        api = MemoryApi(VirtualClock())
+        api.put(pod("a"))
+        before = api.version
+        api.put(pod("b"))
+        api.remove(Pod, "a", "default")
+        api.lists_as_of = before
+        listed = await api.list(Pod)
+        assert [it.metadata.name for it in listed.items] == ["a"]
+        watch = api.watch(Pod, listed.resource_version)
+        assert [await told(watch), await told(watch)] == ["ADDED b", "DELETED a"]
+        api.expire()
+        listed = await api.list(Pod)
+        assert [it.metadata.name for it in listed.items] == ["b"]
+        onwards = api.watch(Pod, listed.resource_version)
+        api.put(pod("c"))
+        assert await told(onwards) == "ADDED c"
+
+    simulate(scenario())
+
+
 def test_a_watch_can_be_late_and_can_stall() -> None:
     async def scenario() -> None:
         clock = VirtualClock()

@@ -35,6 +35,7 @@ from podkeeper.engine.mirrors import MirrorClient
 from podkeeper.engine.notebook import Notebook
 from podkeeper.engine.pleg import USUAL_PACE, Pace, Pleg
 from podkeeper.engine.postman import Postman
+from podkeeper.engine.predecessors import Predecessors
 from podkeeper.engine.preemption import Preemption
 from podkeeper.engine.prober import ProbeExecutor
 from podkeeper.engine.probes import ProbeManager
@@ -59,6 +60,8 @@ from podkeeper.ports.runtime import Health, Runtime
 from podkeeper.ports.source import Source
 from podkeeper.ports.volumes import Volumes
 from podkeeper.rules.backoff import DEFAULT_CURVE, BackoffTable, Curve
+from podkeeper.rules.dispatch import on_removal_at_once
+from podkeeper.rules.mirror import is_outdated_mirror
 from podkeeper.rules.resources import amounts_of
 from podkeeper.rules.status.pod import NodeView
 from podkeeper.rules.worker.pauses import USUAL_TIMING, Timing
@@ -168,11 +171,14 @@ class Agent:
             *(self.runtime, self.background, self.pleg, self.statuses, self.events),
             *(self.mirrors, self.probes, self.preemption, self.workers, self.loop),
         )
-        async with asyncio.TaskGroup() as group:
-            for room in rooms:
-                group.create_task(room.run(), name=f"agent: {type(room).__name__}")
-            for source in self.ports.sources:
-                group.create_task(source.run(self.storage.merge), name=f"agent: source {source.name}")
+        try:
+            async with asyncio.TaskGroup() as group:
+                for room in rooms:
+                    group.create_task(room.run(), name=f"agent: {type(room).__name__}")
+                for source in self.ports.sources:
+                    group.create_task(source.run(self.storage.merge), name=f"agent: source {source.name}")
+        finally:
+            self.background.give_up()
 
     async def flush(self, within_seconds: float) -> None:
         """Before a graceful end, while the agent still lives: tell the API what it has not been told."""
@@ -211,6 +217,8 @@ class Agent:
             postman=Postman(clock=clock, what="status"),
             notebook=Notebook(self.ports.journal, "status/"),
             observe_lag=self.metrics.status_synced,
+            is_outdated=is_outdated_mirror,
+            still_ends=lambda uid: self.workers.could_have_running_containers(uid),
         )
         self.statuses.subscribe(self._note_status)
         self.probes = ProbeManager(
@@ -279,6 +287,11 @@ class Agent:
             ),
             mirrors=self.mirrors,
             look=lambda uid: self.cache.get_newer_than(uid, self._moment()),
+            predecessors=Predecessors(
+                runtime=self.runtime,
+                kill=self.executor.kill_running_pod,
+                is_desired=lambda uid: self.manager.pod_by_uid(uid) is not None,
+            ),
             request_look=self.pleg.request,
             node=lambda: NodeView(runtime_name=self.runtime.name, host_ips=self.settings.host_ips),
             network_trouble=lambda: self._network.trouble,
@@ -314,6 +327,7 @@ class Agent:
                 collect_dead=self._collect_dead_containers,
                 record=record,
                 clock=clock,
+                on_removal=on_removal_at_once,
                 note=self.history.note,
                 rejected=self.metrics.rejected,
             ),
@@ -378,6 +392,8 @@ class Agent:
 
     def _collect_dead_containers(self, uid: PodUID, container_id: str, everything: bool) -> None:
         record = self.cache.get(uid)
+        # Of an evicted pod all may go, but not before its ends are in its status: with a container goes its exit code.
+        everything = everything and not self.workers.could_have_running_containers(uid)
         self.background.spawn(
             self.executor.collect_dead_containers(record, container_id=container_id, everything=everything)
         )

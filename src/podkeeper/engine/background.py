@@ -44,6 +44,12 @@ class Background:
             finally:
                 self._group = None
 
+    def give_up(self) -> None:
+        """The agent is no more: what waited for `run` to begin is cancelled, should that never have come to it."""
+        early, self._early = self._early or (), None
+        for begin in early:
+            begin()
+
     def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
         """Begin some work. Its end is told by the future; cancelling that cancels the work."""
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()

@@ -89,12 +89,12 @@ class _Slots:
         self._turns: OrderedDict[str, tuple[int, float]] = OrderedDict()  # by pod: its turn and last use; by last use
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
 
-    async def take(self, pod: str) -> None:
-        """Wait for a slot."""
+    async def take(self, pod: str) -> int:
+        """Wait for a slot. Returns the pod's turn."""
         turn = self.turn_of(pod)
         if self._free > 0:
             self._free -= 1
-            return
+            return turn
         granted = asyncio.get_running_loop().create_future()
         heapq.heappush(self._waiting, (turn, next(self._numbers), granted))
         try:
@@ -103,6 +103,8 @@ class _Slots:
             if not granted.cancelled():  # the slot came together with the cancellation
                 self.give_back()
             raise
+        self.keep(pod, turn)  # who had to wait for so long was not idle
+        return turn
 
     def give_back(self) -> None:
         """Pass a slot on to whoever is next."""
@@ -125,6 +127,11 @@ class _Slots:
         turn, _ = self._turns.pop(pod) if pod in self._turns else (next(self._numbers), now)
         self._turns[pod] = turn, now
         return turn
+
+    def keep(self, pod: str, turn: int) -> None:
+        """Let a pod that was busy until now have its turn for a while longer, even if it seemed to be lost."""
+        newer, _ = self._turns.pop(pod, (turn, 0.0))
+        self._turns[pod] = min(turn, newer), self._monotonic()
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +169,7 @@ class _Change(_Call):
     error: Exception | None
     result: object = None
     slot: _Slots | None = None  # whose slot it holds
+    turn: int = 0
     timers: tuple[asyncio.TimerHandle, ...] = ()
 
     def give_slot_back(self) -> None:
@@ -347,21 +355,20 @@ class GuardedRuntime:
         self, operation: str, about: str, terms: _Terms, do: Callable[P, Awaitable[T]], *args: P.args, **named: P.kwargs
     ) -> T:
         await self._opened.wait()
-        if terms.slots is not None:
-            await terms.slots.take(about)
+        turn = 0 if terms.slots is None else await terms.slots.take(about)
         if self._group is None:
             if terms.slots is not None:
                 terms.slots.give_back()
             raise RuntimeUnavailable(f"cannot begin {operation} for {about}: the agent is stopping")
-        change = self._begin(operation, about, terms)
+        change = self._begin(operation, about, terms, turn)
         self._group.create_task(self._carry_out(change, partial(do, *args, **named)))
         return cast(T, await _outcome(change))
 
-    def _begin(self, operation: str, about: str, terms: _Terms) -> _Change:
+    def _begin(self, operation: str, about: str, terms: _Terms, turn: int) -> _Change:
         loop = asyncio.get_running_loop()
         given_up = RuntimeUnavailable(f"cannot tell how {operation} for {about} ended: it was abandoned")
         change = _Change(operation, about, terms, self._clock.monotonic(), loop.create_future(), given_up)
-        change.slot = terms.slots
+        change.slot, change.turn = terms.slots, turn
         change.timers = (
             loop.call_later(terms.lease_seconds, change.give_slot_back),
             loop.call_later(terms.slow_seconds, self._name_culprit, change),
@@ -386,7 +393,7 @@ class GuardedRuntime:
             timer.cancel()
         change.give_slot_back()
         if change.terms.slots is not None:
-            change.terms.slots.turn_of(change.about)  # what the pod does next still belongs to this turn
+            change.terms.slots.keep(change.about, change.turn)  # what the pod does next still belongs to this turn
         seconds = self._clock.monotonic() - change.began
         if change.over.done():
             log.info("%s has ended after all, after %g s", change, seconds)

@@ -110,6 +110,13 @@ class Preemption(Protocol):
         """The pods that the workers must not be told of yet."""
 
 
+class Removals(Protocol):
+    """Decides what the removal of a pod means."""
+
+    def __call__(self, couple: Couple, at: float, *, all_sources_ready: bool) -> Update | None:
+        """The update to hand to the workers, if any."""
+
+
 def _ignore(*_: object) -> None:
     """Nobody wants to know."""
 
@@ -131,6 +138,7 @@ class SyncHandlers:
         collect_dead: Callable[[PodUID, str, bool], None],
         record: Callable[[PodEvent, Pod | PodRecord | None], None],
         clock: Clock,
+        on_removal: Removals = dispatch.on_removal,
         note: Callable[[PodUID, str, str], None] = _ignore,
         rejected: Callable[[str], None] = _ignore,
     ) -> None:
@@ -146,6 +154,7 @@ class SyncHandlers:
         self._collect_dead = collect_dead
         self._record = record
         self._clock = clock
+        self._on_removal = on_removal
         self._note = note
         self._rejected = rejected  # hears the reasons
         self._heard: set[str] = set()  # sources of which an update has been handled
@@ -230,7 +239,7 @@ class SyncHandlers:
             self._admission.forget(_uid(pod))
             self._deadlines.forget(_uid(pod))
         couple = self._pods.couple(pod)
-        update = dispatch.on_removal(couple, at, all_sources_ready=self.all_sources_ready())
+        update = self._on_removal(couple, at, all_sources_ready=self.all_sources_ready())
         if couple.asked_by_mirror:
             self._deliver(update)
         elif update is not None:

@@ -36,6 +36,7 @@ from podkeeper.rules.relist import (
     Book,
     PodListing,
     ips_to_cache,
+    latest_attempts_first,
     is_unchanged,
     listing_of,
     relist_pod,
@@ -166,6 +167,14 @@ class _Pod:
     retry: asyncio.TimerHandle | None = None
 
 
+@dataclass(slots=True, eq=False)
+class _Suspect:
+    """A pod that a listing shows changed, and no event has told why."""
+
+    listed_at: datetime  # on the clock that events go by
+    changed: bool  # that is certain; else a look has to confirm it
+
+
 class Pleg:
     """Looks at the runtime, keeps the cache fresh and tells what happened."""
 
@@ -198,7 +207,7 @@ class Pleg:
         self._relisted_at = _NEVER  # begin of the last that succeeded
         self._telling_from = _NOT_YET  # since when the event stream can be trusted; may lie ahead
         self._doubted_until = _NEVER
-        self._suspects: dict[PodUID, bool] = {}  # a listing differs and no event has come yet; True: it really changed
+        self._suspects: dict[PodUID, _Suspect] = {}
 
     async def run(self) -> None:
         """Look, relist and listen until cancelled."""
@@ -326,12 +335,14 @@ class Pleg:
         if listed is None:
             self._cache.drop(uid, at)
         else:
+            record = latest_attempts_first(record)
             ips = ips_to_cache(record, self._cache.get(uid))
             self._cache.set(uid, record if ips == record.ips else replace(record, ips=ips), at)
         pod.book, findings = relist_pod(pod.book, uid, listed)
-        if self._suspects.get(uid) is False:
+        suspect = self._suspects.get(uid)
+        if suspect is not None and not suspect.changed:
             if findings:
-                self._suspects[uid] = True
+                suspect.changed = True
             else:  # the listing that aroused suspicion was wrong
                 del self._suspects[uid]
         for finding in findings:
@@ -390,13 +401,13 @@ class Pleg:
         return self._clock.monotonic() >= max(self._telling_from, self._doubted_until)
 
     async def _relist(self) -> bool:
-        at = self._moment()
+        at, wall = self._moment(), self._clock.now()
         began = self._relist_began = self._clock.monotonic()
         interval = None if self._relisted_at == _NEVER else at - self._relisted_at
         try:
             async with asyncio.timeout(self._pace.relist_deadline_seconds):
                 records = await self._runtime.list_pods()
-            self._compare(records, at)
+            self._compare(records, at, wall)
         except AgentError as error:
             log.warning("cannot relist, will try again: %s", error)
             return False
@@ -413,7 +424,7 @@ class Pleg:
             self._relist_began = None
             self._observer.relisted(self._clock.monotonic() - began, interval)
 
-    def _compare(self, records: Iterable[PodRecord], at: float) -> None:
+    def _compare(self, records: Iterable[PodRecord], at: float, wall: datetime) -> None:
         """Have a look at every pod that is not as the book says, and let go of those that are gone."""
         here: set[PodUID] = set()
         changed: list[PodUID] = []
@@ -432,13 +443,13 @@ class Pleg:
                 changed.append(uid)
                 if self._is_unannounced(pod):
                     unannounced[uid] = _name_of(record)
-                    self._suspects[uid] = False
+                    self._suspects[uid] = _Suspect(wall, changed=False)
         for uid in self._pods.keys() - here:
             pod = self._pods[uid]
             if pod.seen_at < at:
                 if self._is_unannounced(pod):
                     unannounced[uid] = self._name(uid)
-                    self._suspects[uid] = True
+                    self._suspects[uid] = _Suspect(wall, changed=True)
                 self._let_go(uid, pod, at)
         self._relisted_at = at
         self._cache.all_seen(at, but=changed)
@@ -470,7 +481,8 @@ class Pleg:
     async def _judge(self, suspects: Mapping[PodUID, str]) -> None:
         """Give events that are only late their time, then count what was missed."""
         await asyncio.sleep(self._pace.late_seconds)
-        missed = [name for uid, name in suspects.items() if self._suspects.pop(uid, False)]
+        judged = ((name, self._suspects.pop(uid, None)) for uid, name in suspects.items())
+        missed = [name for name, suspect in judged if suspect is not None and suspect.changed]
         if missed:
             log.warning(
                 "the runtime's events missed changes that relisting found, in %d pods: %s", len(missed), _some(missed)
@@ -513,7 +525,10 @@ class Pleg:
         if not event.uid:
             log.warning("cannot heed an event of container %s: it names no pod", event.container_id)
             return
-        self._suspects.pop(event.uid, None)
+        suspect = self._suspects.get(event.uid)
+        # News of what we do about the finding come at once: they do not tell what was missed.
+        if suspect is not None and event.at <= suspect.listed_at:
+            del self._suspects[event.uid]
         self._observer.heard(max(0.0, (self._clock.now() - event.at).total_seconds()))
         self.request(event.uid)
 

@@ -29,7 +29,7 @@ from podkeeper.model.k8s.core import Container, ContainerStatus, Pod, PodStatus
 from podkeeper.model.messages import PodEvent, PodUID, ProbeKind, ProbeResult, ProbeUpdate
 from podkeeper.model.runtime import PodRecord, bare_container_id
 from podkeeper.ports.clock import Clock
-from podkeeper.rules.probe.flags import ProbeView, predates_agent
+from podkeeper.rules.probe.flags import AGENT_RESTART_MARGIN, ProbeView, predates_agent
 from podkeeper.rules.probe.report import Again, Report, Verdict, judge
 from podkeeper.rules.probe.worker import (
     DEFAULT_PERIOD_SECONDS,
@@ -156,7 +156,9 @@ class ProbeManager:
         self._tell = tell
         self._record = record
         self._clock = clock
-        self._agent_started = agent_started or clock.now()
+        # The reference takes what started less than the margin before it for its own, and has it unready again. We know
+        # better what is not ours: all that started before us (the API's times are whole seconds).
+        self._agent_started = agent_started or clock.now().replace(microsecond=0) + AGENT_RESTART_MARGIN
         self._began = clock.monotonic()
         self._observer = observer or _Unobserved()
         self._free_slots = slots
@@ -352,7 +354,8 @@ class ProbeManager:
 
     def _known(self, worker: _Worker) -> Known:
         group = worker.group
-        return Known(group.pod, self._status_of(group.uid), self._agent_started, self._clock.now())
+        now, monotonic = self._clock.now(), self._clock.monotonic()
+        return Known(group.pod, self._status_of(group.uid), self._agent_started, now, monotonic)
 
     def _is_another(self, group: _PodProbes, key: _Key) -> bool:
         """Whether there is a container that the worker which ended has not seen."""

@@ -33,7 +33,7 @@ from podkeeper.model.k8s.core import Pod, PodStatus
 from podkeeper.model.messages import PodUID
 from podkeeper.ports.api import Reader, Writer
 from podkeeper.ports.clock import Clock
-from podkeeper.rules.mirror import is_static_pod
+from podkeeper.rules.mirror import is_mirror_pod_of, is_static_pod, shown_uid
 from podkeeper.rules.status.publish import (
     Acceptance,
     CachedStatus,
@@ -45,6 +45,7 @@ from podkeeper.rules.status.publish import (
     accept,
     accept_status,
     can_be_deleted,
+    is_behind,
     is_urgent,
     merged_status,
     sending,
@@ -143,7 +144,15 @@ class StatusManager:
         postman: Postman,
         notebook: Notebook,
         observe_lag: Callable[[float], None] = lambda seconds: None,
+        is_outdated: Callable[[Pod, Pod], bool] = lambda mirror, static: False,
+        still_ends: Callable[[PodUID], bool] = lambda uid: False,
     ) -> None:
+        """What the reference lacks, and its traces with it:
+
+        `is_outdated`: whether a mirror shows another spec than its static pod's, so that its status is not told.
+        `still_ends`: whether a pod that nobody wants has not ended yet. Its status is kept: should its source name it
+        again meanwhile, it would count its restarts anew.
+        """
         self._api = api
         self._pods = pods
         self._could_run = could_run
@@ -151,9 +160,12 @@ class StatusManager:
         self._postman = postman
         self._notebook = notebook
         self._observe_lag = observe_lag
+        self._is_outdated = is_outdated
+        self._still_ends = still_ends
         self._cache: dict[PodUID, CachedStatus] = {}
         self._phases: dict[PodUID, str] = {}
         self._sent: dict[str, int] = {}  # by UID of the API object
+        self._recalled: set[PodUID] = set()  # noted before a restart and not confirmed since: the API may not know them
         self._agreed: dict[PodUID, tuple[Pod, PodStatus]] = {}  # pairs found alike: the batch compares them once
         self._subscribers: list[Subscriber] = []
         self._changed: dict[PodUID, bool] = {}  # since the last pass; whether urgently
@@ -223,14 +235,22 @@ class StatusManager:
             self._news.set()
 
     def remove_orphaned_statuses(self, keep: Collection[PodUID]) -> None:
-        """Forget all pods but these."""
+        """Forget all pods but these, and those that still end."""
         for uid in {*self._cache, *map(PodUID, self._notebook.old_keys())}.difference(keep):
-            self._forget(uid)
+            if not self._still_ends(uid):
+                self._forget(uid)
 
     def restore(self, pods: Iterable[Pod]) -> None:
-        """Take up what was noted of these pods before a restart; otherwise that waits until somebody asks."""
+        """Take up what was noted of these pods before a restart; otherwise that waits until somebody asks.
+
+        A note that the disk refused to replace is behind the API, and of no use.
+        """
         for pod in pods:
-            self._recall(_uid_of(pod))
+            uid = shown_uid(pod)
+            cached = self._recall(uid)
+            if cached is not None and uid in self._recalled and is_behind(cached.status, pod.status):
+                log.warning("noted status of pod %s is dropped: the API knows more", uid)
+                self._forget(uid)
 
     # Sending.
 
@@ -353,10 +373,11 @@ class StatusManager:
         if uid not in self._cache:
             return False  # forgotten while we asked
         owner = self._pods.translate_uid(_api_uid(pod))
-        if owner and owner != uid:
-            log.info("pod %s/%s was recreated as %s: status of %s dropped", cached.namespace, cached.name, owner, uid)
-            self._forget(uid)
+        if owner and owner != uid and not self._is_new_mirror(pod, uid):
+            self._lose_object(uid, owner)
             return False
+        if self._is_outdated_mirror(pod, uid):
+            return False  # it shows another spec, and is about to be replaced: `mirror_changed` will tell
         could_run = self._could_run(_api_uid(pod))
         merged = merged_status(pod, cached.status, could_run=could_run, now=self._clock.now())
         if self._cache[uid].version == cached.version:
@@ -369,6 +390,29 @@ class StatusManager:
             await self._delete(api, pod)
             self._forget(uid)
         return True
+
+    def _is_new_mirror(self, api_pod: Pod, uid: PodUID) -> bool:
+        """Whether an object is the mirror of a static pod of ours that the watch has not shown us yet."""
+        static = self._pods.pod_by_uid(uid)
+        if static is None or not is_static_pod(static) or not is_mirror_pod_of(api_pod, static):
+            return False
+        return self._pods.translate_uid(_api_uid(api_pod)) == _api_uid(api_pod)
+
+    def _is_outdated_mirror(self, api_pod: Pod, uid: PodUID) -> bool:
+        """Whether an object is the mirror of what a static pod of ours was before its manifest changed."""
+        static = self._pods.pod_by_uid(uid)
+        return static is not None and is_static_pod(static) and self._is_outdated(api_pod, static)
+
+    def _lose_object(self, uid: PodUID, owner: PodUID) -> None:
+        """An object of that name is another pod's. A static pod that is desired lives on: it gets a new mirror."""
+        pod = self._pods.pod_by_uid(uid)
+        if pod is not None and is_static_pod(pod):
+            log.debug("static pod %s has no mirror now: its status is told to the next one", uid)
+        elif self._still_ends(uid):
+            log.debug("pod %s was recreated as %s while it ends: nobody is told its status", uid, owner)
+        else:
+            log.info("pod %s was recreated as %s: its status is dropped", uid, owner)
+            self._forget(uid)
 
     def _still_untold(self, uid: PodUID, changed_at: datetime | None) -> None:
         """Give a status back the time of its oldest change."""
@@ -408,6 +452,7 @@ class StatusManager:
         match acceptance:
             case Stored(cached):
                 before = self._cache.get(uid)
+                self._recalled.discard(uid)
                 self._cache[uid] = cached
                 self._phases[uid] = cached.status.phase or ""
                 self._notebook.write(uid, msgspec.json.encode(cached))
@@ -421,9 +466,17 @@ class StatusManager:
                 log.warning("status of pod %s/%s refused: %s", pod.metadata.namespace, pod.metadata.name, reason)
                 return False
             case Unchanged():
+                self._confirm(uid)
                 return False
             case _:
                 assert_never(acceptance)
+
+    def _confirm(self, uid: PodUID) -> None:
+        """A status is as it was. One from before a restart is sent once: the former life may not have come to it."""
+        if uid in self._recalled:
+            self._recalled.discard(uid)
+            self._changed.setdefault(uid, False)
+            self._news.set()
 
     def _tell(self, uid: PodUID, status: PodStatus) -> None:
         for subscriber in self._subscribers:
@@ -435,6 +488,7 @@ class StatusManager:
     def _forget(self, uid: PodUID) -> None:
         for book in (self._cache, self._phases, self._agreed):
             book.pop(uid, None)
+        self._recalled.discard(uid)
         self._postman.forget(uid)
         self._notebook.drop(uid)
 
@@ -451,6 +505,7 @@ class StatusManager:
             self._notebook.drop(uid)
             return None
         self._cache[uid] = recalled
+        self._recalled.add(uid)
         self._phases[uid] = recalled.status.phase or ""
         return recalled
 

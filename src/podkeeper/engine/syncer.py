@@ -33,8 +33,9 @@ from podkeeper.ports.clock import Clock
 from podkeeper.rules.evict import Eviction, deadline_eviction, evicted_status
 from podkeeper.rules.mirror import is_static_pod
 from podkeeper.rules.phase import Phase, is_terminal
-from podkeeper.rules.plan import PodActions, compute_pod_actions
+from podkeeper.rules.plan import PodActions, compute_pod_actions, is_stranded
 from podkeeper.rules.probe.flags import ProbeView, readiness_wanted_now
+from podkeeper.rules.probe.worker import probes_of
 from podkeeper.rules.restart import ALL_CONTAINERS_RESTARTING
 from podkeeper.rules.status.conditions import TRUE, find_condition
 from podkeeper.rules.status.containers import StartFailure
@@ -47,6 +48,7 @@ RUNTIME_POD_GRACE_SECONDS: Final = 1
 
 NETWORK_NOT_READY = "NetworkNotReady"
 FAILED_KILL = "FailedKillPod"
+SANDBOX_LOST = "SandboxLost"
 
 Record = Callable[[PodEvent, Pod | PodRecord | None], None]
 Evicting = Callable[[Pod], Eviction | None]
@@ -150,6 +152,13 @@ class Mirrors(Protocol):
         """See to it that a static pod has its mirror. Does not wait for the API."""
 
 
+class Predecessors(Protocol):
+    """Who ends former copies of static pods that no worker knows of."""
+
+    async def end(self, static: Pod) -> None:
+        """Return once no former copy of a static pod runs."""
+
+
 class References(Protocol):
     """Who keeps the config maps and secrets that pods refer to."""
 
@@ -233,6 +242,7 @@ class PodSyncer:
         record: Record,
         clock: Clock,
         evictions: Sequence[Evicting] = (),
+        predecessors: Predecessors | None = None,
         references: References | None = None,
         observer: SyncObserver | None = None,
     ) -> None:
@@ -249,6 +259,7 @@ class PodSyncer:
         self._record = record
         self._clock = clock
         self._evictions = tuple(evictions)
+        self._predecessors = predecessors
         self._references = references or NoReferences()
         self._observer = observer or _Unobserved()
         self._quiet: dict[PodUID, _Quiet] = {}
@@ -328,10 +339,16 @@ class PodSyncer:
         """Publish where a pod stands, make ready what it needs, plan, and execute the plan."""
         uid = _uid(pod)
         before = self._statuses.get_pod_status(uid)
+        if not self._probes.view(uid).workers and _runs_probed(pod, record):
+            # A restarted agent finds it so: a container whose probe nobody knows yet would count as one without.
+            self._probes.add_pod(pod)
         probes = self._probes.view(uid)
         status = self._publish(pod, record)
         if is_terminal(status.phase):
             return _Round.ENDED
+        if is_stranded(pod, record):
+            text = "its sandbox is gone before all its containers have begun, and it is to run only once"
+            raise GiveUp(f"cannot go on with pod {_name(pod)}: {text}", SANDBOX_LOST)
         self._require_network(pod)
         self._references.register(pod)
         if is_static_pod(pod):
@@ -347,6 +364,8 @@ class PodSyncer:
             if published is not None and published is before and (mirror_pod is not None or not is_static_pod(pod)):
                 self._quiet[uid] = _Quiet(pod, mirror_pod, record, published, probes, self._node())
             return _Round.DONE
+        if actions.create_sandbox and self._predecessors is not None and is_static_pod(pod):
+            await self._predecessors.end(pod)
         await self._execute(pod, _with_ips_of(record, status), actions, ground)
         return _Round.CLEARED if restarts_all and actions.containers_to_reset else _Round.DONE
 
@@ -474,6 +493,11 @@ def _has_work(actions: PodActions) -> bool:
         or actions.containers_to_kill
         or actions.containers_to_reset
     )
+
+
+def _runs_probed(pod: Pod, record: PodRecord) -> bool:
+    """Whether something runs of a pod that has probes."""
+    return any(each.state is ContainerState.RUNNING for each in record.containers) and any(probes_of(pod))
 
 
 def _with_ips_of(record: PodRecord, status: PodStatus) -> PodRecord:

@@ -28,13 +28,17 @@ from podkeeper.model.messages import (
 )
 from podkeeper.model.times import instant
 from podkeeper.rules.evict import EVICTED
-from podkeeper.rules.mirror import Couple
+from podkeeper.rules.mirror import Couple, is_static_pod
 from podkeeper.rules.phase import Phase, is_terminal
 from podkeeper.rules.qos import qos_of
 from podkeeper.rules.status.conditions import readiness_is_stale
-from podkeeper.rules.worker.updates import Update, UpdateType
+from podkeeper.rules.worker.updates import KillOptions, Update, UpdateType
+
+FORCED_GRACE_SECONDS = 2
+"""What is left to a pod that was deleted by force: as little as every container gets between TERM and KILL."""
 
 _BEFORE_ALL = datetime.min.replace(tzinfo=UTC)
+_BY_FORCE = KillOptions(grace_override_seconds=FORCED_GRACE_SECONDS)
 
 
 class Admission(msgspec.Struct, frozen=True):
@@ -104,13 +108,31 @@ def on_update(couple: Couple, at: float) -> Update | None:
 
 
 def on_removal(couple: Couple, at: float, *, all_sources_ready: bool) -> Update | None:
-    """A source no longer has a pod.
+    """A source no longer has a pod; what the reference makes of it.
 
     Before every source has spoken the pod is left alone (another may have it); housekeeping makes good for that later.
     """
     if couple.asked_by_mirror:
         return on_update(couple, at)
     return Update(type=UpdateType.KILL, pod=couple.pod) if all_sources_ready else None
+
+
+def on_removal_at_once(couple: Couple, at: float, *, all_sources_ready: bool) -> Update | None:
+    """A source no longer has a pod; what we make of it: nobody waits in vain.
+
+    A pod's own source decides about it, whether or not every other has spoken: a static pod goes, and its successor
+    comes, though the API has never answered. (Should a second source have the same UID, it is asked for again.) The API
+    keeps a pod until its node is done with it: one that is gone was deleted by force, so its grace has no meaning any
+    more. And a static pod whose mirror is gone has none, and gets a new one now. The reference leaves the first to
+    housekeeping, which the API may hold up for ever, gives the second all of its grace, and sees the third a minute
+    later.
+    """
+    pod = couple.pod
+    if pod is None:
+        return None
+    if couple.asked_by_mirror:
+        return on_update(Couple(pod, None, asked_by_mirror=False), at)
+    return Update(type=UpdateType.KILL, pod=pod, kill=None if is_static_pod(pod) else _BY_FORCE)
 
 
 def on_reconciliation(couple: Couple, at: float) -> Reconciliation:

@@ -22,6 +22,7 @@ from podkeeper.model.messages import (
     CONFIG_HASH_ANNOTATION,
     CONFIG_MIRROR_ANNOTATION,
     CONFIG_SOURCE_ANNOTATION,
+    PodUID,
 )
 
 
@@ -76,6 +77,17 @@ def is_mirror_pod_of(mirror: Pod, pod: Pod) -> bool:
     if (mirror.metadata.name, mirror.metadata.namespace) != (pod.metadata.name, pod.metadata.namespace):
         return False
     return (mirror.metadata.annotations or {}).get(CONFIG_MIRROR_ANNOTATION) == _hash_of(pod)
+
+
+def is_outdated_mirror(mirror: Pod, pod: Pod) -> bool:
+    """A mirror of what this pod was before its manifest changed. The reference tells it the new pod's status."""
+    return is_mirror_pod(mirror) and not is_mirror_pod_of(mirror, pod)
+
+
+def shown_uid(api_pod: Pod) -> PodUID:
+    """The UID of the pod that an object of the API shows: a mirror names its static pod's."""
+    meta = api_pod.metadata
+    return PodUID((meta.annotations or {}).get(CONFIG_MIRROR_ANNOTATION) or meta.uid or "")
 
 
 def mirror_step(static: Pod, mirror: Pod | None) -> MirrorStep:

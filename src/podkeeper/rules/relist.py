@@ -52,6 +52,20 @@ def listing_of(record: PodRecord) -> PodListing:
     )
 
 
+def latest_attempts_first(record: PodRecord) -> PodRecord:
+    """The record with no container before a later attempt of its name.
+
+    A call that outlived its agent may make an earlier attempt anew. By the time of its making it would pass for the
+    newest, and hide the one that runs: another would be started beside that.
+    """
+    attempts: dict[str, int] = {}
+    for container in record.containers:
+        if attempts.setdefault(container.name, container.restart_count) < container.restart_count:
+            ordered = sorted(record.containers, key=lambda each: -each.restart_count)  # stable: equals stay as they are
+            return msgspec.structs.replace(record, containers=tuple(ordered))
+    return record
+
+
 def request_reinspection(book: Book, uid: PodUID) -> Book:
     """Have a pod inspected at the next look that shows it, even if it looks unchanged."""
     return Book(book.records, book.reinspect | {uid})

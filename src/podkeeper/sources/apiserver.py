@@ -15,6 +15,8 @@ What may be relied on:
   twice, so a pod seen deleted stays deleted. Versions that are no numbers are compared for being equal, no more.
 * A list older than what was seen removes nobody: it is refused and asked for again. Seven in a row (with the pauses
   between, more than a minute) are no lateness: the server was restored from a backup, or replaced, and is the truth.
+* With notes that survive a restart, what a former life saw counts as seen: a pod whose end is told has the position
+  noted before, so no late answer can make a restarted agent start it again.
 * A stream that says nothing at all for five minutes is taken for dead. Every half an hour, more or less, a list heals
   what no stream ever told; if that list cannot be had, watching goes on and it is asked for again soon.
 
@@ -26,6 +28,7 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import Protocol
 
 from podkeeper.model.api import Listed, WatchEvent, WatchType
 from podkeeper.model.errors import AgentError, Gone, TryLater
@@ -35,6 +38,7 @@ from podkeeper.ports.api import Watcher
 from podkeeper.ports.clock import Clock
 from podkeeper.ports.source import Tell
 from podkeeper.rules.mirror import full_name
+from podkeeper.rules.phase import is_terminal
 
 log = logging.getLogger(__name__)
 
@@ -157,7 +161,27 @@ def _is_newer(version: str, than: str) -> bool:
     return version != than and not _is_older(version, than)
 
 
+def _ends_something(update: PodUpdate) -> bool:
+    """Whether a word of the API is one that must never be unsaid: a pod is to end, is over or is gone."""
+    return update.op in (Op.SET, Op.REMOVE) or any(
+        pod.metadata.deletion_timestamp is not None or is_terminal(pod.status.phase) for pod in update.pods
+    )
+
+
 # What is done.
+
+
+class Notes(Protocol):
+    """What this room asks of a notebook: notes by key that survive a restart."""
+
+    def take(self, key: str) -> bytes | None:
+        """The note of before the restart, once."""
+
+    def write(self, key: str, note: bytes) -> None:
+        """Write a note."""
+
+    async def settle(self, key: str | None = None) -> None:
+        """Return once a key's note is safe, or cannot be waited for any longer."""
 
 
 class _End(Enum):
@@ -180,14 +204,19 @@ class ApiSource:
         node_name: str,
         clock: Clock,
         note: Callable[[str], None] = lambda _: None,
+        notes: Notes | None = None,
         timing: Timing = USUAL_TIMING,
     ) -> None:
+        """`note` hears what befalls the source; `notes` keep for the next life how much of the API was seen."""
         self._api = api
         self._selector = f"spec.nodeName={node_name}"
         self._clock = clock
         self._note = note
+        self._notes = notes
         self._timing = timing
         self._ledger = Ledger()
+        seen = None if notes is None else notes.take(API_SOURCE)
+        self._ledger.position = "" if seen is None else seen.decode(errors="replace")
         self._failures = 0  # tries in a row that came to nothing
         self._fruitless = 0  # watches in a row that brought nothing
         self._must_list = True  # there is nothing to watch from
@@ -238,7 +267,7 @@ class ApiSource:
         self._list_due = self._clock.monotonic() + self._timing.relist * (1 - self._clock.fraction() / 2)
         self._stale_lists = self._fruitless = 0
         self._say(f"listed {len(update.pods)} pods at version {listed.resource_version}")
-        self._pass_on(update, tell)
+        await self._tell_safely(update, tell)
         return None
 
     def _without_list(self, trouble: str) -> float:
@@ -290,7 +319,7 @@ class ApiSource:
         async with asyncio.timeout_at(self._deadline(loop)) as deadline:
             taken = 0
             async for event in stream:
-                self._take(event, tell)
+                await self._take(event, tell)
                 deadline.reschedule(self._deadline(loop))
                 taken += 1
                 if taken % _EVENTS_IN_A_ROW == 0:
@@ -299,10 +328,20 @@ class ApiSource:
     def _deadline(self, loop: asyncio.AbstractEventLoop) -> float:
         return min(loop.time() + self._timing.silence, self._list_due)
 
-    def _take(self, event: WatchEvent[Pod], tell: Tell) -> None:
+    async def _take(self, event: WatchEvent[Pod], tell: Tell) -> None:
         if event.type is not WatchType.BOOKMARK and not is_usable(event.object):
             self._refuse(event.object)
         if (update := self._ledger.take_event(event)) is not None:
+            await self._tell_safely(update, tell)
+
+    async def _tell_safely(self, update: PodUpdate, tell: Tell) -> None:
+        """Note how far we have seen, and tell; of an end nobody is told before that is safe."""
+        try:
+            if self._notes is not None:
+                self._notes.write(API_SOURCE, self._ledger.position.encode())
+                if _ends_something(update):
+                    await self._notes.settle(API_SOURCE)
+        finally:  # the ledger has taken it: nobody else would tell
             self._pass_on(update, tell)
 
     def _pass_on(self, update: PodUpdate, tell: Tell) -> None:

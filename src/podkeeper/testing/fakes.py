@@ -136,8 +136,13 @@ class FakeVolumes:
                 raise TryLater(f"cannot remove the directory of pod {uid}: a volume is mounted below it")
             self._directories.discard(uid)
 
+    def peek_directories(self) -> frozenset[PodUID]:
+        """Who has a directory; nobody notices."""
+        return frozenset(self._directories)
+
     def reboot(self) -> None:
         """Let the machine start anew: nothing is mounted, directories stay."""
+        self._calls.reboot()
         self._mounts.clear()
 
     @property
@@ -189,8 +194,13 @@ class FakeCgroups:
         async with self._calls.call("list_pods", ""):
             return frozenset(self._parents)
 
+    def peek_pods(self) -> frozenset[PodUID]:
+        """Who has a cgroup; nobody notices."""
+        return frozenset(self._parents)
+
     def reboot(self) -> None:
         """Let the machine start anew: there are no cgroups."""
+        self._calls.reboot()
         self._parents.clear()
         self.throttled.clear()
 

@@ -16,15 +16,7 @@ from typing import TypeVar, cast
 from weakref import WeakSet
 
 from podkeeper.model.api import Listed, WatchEvent, WatchType
-from podkeeper.model.errors import (
-    AgentError,
-    AlreadyExists,
-    ApiUnavailable,
-    BadInput,
-    Gone,
-    NotFound,
-    Problem,
-)
+from podkeeper.model.errors import AgentError, AlreadyExists, ApiUnavailable, BadInput, Gone, NotFound, Problem
 from podkeeper.model.k8s import certificates, core, storage
 from podkeeper.model.times import format_time
 from podkeeper.model.wire import JSONObject, Wire
@@ -123,7 +115,9 @@ class MemoryApi:
         self._version = 1  # no server's is 0, which means "any"
         self._uids = 0
         self._pace = Pace()
-        self.lists_as_of: int | None = None  # lists are answered from a cache that has stopped at this version
+        self.lists_as_of: int | None = (
+            None  # lists are answered from a cache that stopped at this version, if that is remembered
+        )
 
     # ---- the port ----
 
@@ -137,8 +131,9 @@ class MemoryApi:
         selector = selector_of(kind, namespace, field_selector)
         async with self._calls.call("list", kind.__name__, kind.__name__):
             if self.lists_as_of is not None:
-                found = self._shelves[kind].as_of(self.lists_as_of)
-                return Listed(cast("tuple[K, ...]", tuple(filter(selector.matches, found))), str(self.lists_as_of))
+                version = max(self.lists_as_of, self._shelves[kind].forgotten)
+                found = filter(selector.matches, self._shelves[kind].as_of(version))
+                return Listed(cast("tuple[K, ...]", tuple(found)), str(version))
             return Listed(cast("tuple[K, ...]", self._selected(kind, selector)), str(self._version))
 
     def watch(self, kind: type[K], resource_version: str, *, namespace: str = "", field_selector: str = "") -> Watch[K]:

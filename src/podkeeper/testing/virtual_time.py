@@ -29,13 +29,15 @@ class _VirtualSelector(selectors.DefaultSelector):
     loop: "VirtualLoop"
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        ready = super().select(0)
+        # Only other threads write to the loop's own wake-up pipe, and asking the kernel costs more than all else here.
+        has_files = len(self.get_map()) > 1
+        ready = super().select(0) if has_files or timeout is None else []
         if ready or (timeout is not None and timeout <= 0):
             return ready
         if timeout is not None:
             self.loop.jump_to_next_timer()
             return ready
-        if len(self.get_map()) > 1:  # more than the loop's own wake-up pipe
+        if has_files:
             return super().select(None)
         waiting = "\n".join(f"  {task}" for task in asyncio.all_tasks(self.loop)) or "  (no task)"
         raise Stuck(f"nobody is runnable and no timer is set after {self.loop.time():g} s:\n{waiting}")

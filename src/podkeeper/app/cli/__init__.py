@@ -6,7 +6,7 @@ import click
 
 from podkeeper import __version__
 
-COMMANDS = ("demo", "plan", "validate")
+COMMANDS = ("demo", "plan", "sim", "validate")
 
 
 class _Commands(click.Group):

@@ -9,11 +9,11 @@ from collections import defaultdict
 from datetime import datetime
 
 from podkeeper.app.build import Agent, Ports, Settings, simple_node
+from podkeeper.app.sources import api_source
 from podkeeper.engine.metrics import Metrics
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.messages import PodUID
 from podkeeper.runtimes.fake import FakeRuntime, Operation
-from podkeeper.sources.apiserver import ApiSource
 from podkeeper.testing.fake_sources import fake_file_source
 from podkeeper.testing.fakes import FakeCgroups, FakeJournal, FakeProber, FakeVolumes
 from podkeeper.testing.memory_api import MemoryApi
@@ -118,13 +118,14 @@ class DemoNode:
         return uid
 
     def _new_agent(self) -> Agent:
+        pods = api_source(api=self.api, node_name=NODE_NAME, clock=self.clock, journal=self._journal)
         ports = Ports(
             runtime=self.runtime,
             volumes=self._volumes,
             cgroups=self._cgroups,
             prober=FakeProber(),
             clock=self.clock,
-            sources=(ApiSource(api=self.api, node_name=NODE_NAME, clock=self.clock), self.files),
+            sources=(pods, self.files),
             api=self.api,
             journal=self._journal,
         )

@@ -101,6 +101,19 @@ def _never_runs_again(pod: Pod, newest: Newest, sandbox: SandboxChange) -> bool:
     return pod.spec.restart_policy == RestartPolicy.NEVER and sandbox.attempt != 0 and bool(newest)
 
 
+def is_stranded(pod: Pod, record: PodRecord) -> bool:
+    """Whether a pod that is run once lost its sandbox before all its containers had begun: now none ever will.
+
+    No container of it has failed, so nothing else would end it: in the reference such a pod is pending for ever.
+    """
+    sandbox = sandbox_change(bool(pod.spec.host_network), record.sandboxes)
+    newest = {found.name: found for found in reversed(record.containers)}
+    if not sandbox.changed or not _never_runs_again(pod, newest, sandbox):
+        return False
+    regular = (newest.get(container.name) for container in pod.spec.containers)
+    return any(found is None or found.state is ContainerState.CREATED for found in regular)
+
+
 def _unfinished(pod: Pod, newest: Newest) -> tuple[int, ...]:
     """The app containers that a new sandbox would have to run."""
     return tuple(

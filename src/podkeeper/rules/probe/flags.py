@@ -7,13 +7,13 @@ init container. Three promises:
 * a container that does not run is neither started nor ready, except that an ordinary init
   container which ended well is ready;
 * without a probe of a kind, that kind is never an obstacle;
-* a restart of the agent changes no flag: for a container that ran before it, the pod's last
-  published Ready condition stands in until its readiness probe has spoken.
+* a restart of the agent changes no flag: for a container that ran before it, what was last
+  published of it stands until its readiness probe has spoken.
 
 The Go ancestor is `UpdatePodStatus` in pkg/kubelet/prober/prober_manager.go.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
@@ -38,16 +38,24 @@ class ProbeView:
     workers: frozenset[tuple[str, ProbeKind]] = frozenset()  # (container name, kind) of each live probe worker
 
 
-def with_probe_flags(pod: Pod, status: PodStatus, view: ProbeView) -> PodStatus:
-    """The status with `started` and `ready` of its regular and init containers as the probes have them."""
+def with_probe_flags(
+    pod: Pod, status: PodStatus, view: ProbeView, published: Sequence[PodStatus] | None = None
+) -> PodStatus:
+    """The status with `started` and `ready` of its regular and init containers as the probes have them.
+
+    `published` is what was last said of the pod, the latest first: the first that knows a container says whether it was
+    ready. None: only the pod's Ready condition in the API tells, for all alike. The reference goes by that: after a
+    restart its static pods, whose status is in no manifest, are not ready, nor are those that only wait for others.
+    """
+    was_ready = _ids(status) if published is None and _was_ready(pod.status) else _ready_ids(published or ())
     regular = {container.name: container for container in reversed(pod.spec.containers)}
     changed = status
     if status.container_statuses is not None:
-        flagged = (_regular(pod, regular.get(found.name), found, view) for found in status.container_statuses)
+        flagged = (_regular(regular.get(found.name), found, view, was_ready) for found in status.container_statuses)
         changed = replace(changed, container_statuses=tuple(flagged))
     if status.init_container_statuses is not None:
         flagged = (
-            _init(pod, _init_container(pod, index, found), found, view)
+            _init(_init_container(pod, index, found), found, view, was_ready)
             for index, found in enumerate(status.init_container_statuses)
         )
         changed = replace(changed, init_container_statuses=tuple(flagged))
@@ -82,13 +90,17 @@ def predates_agent(found: ContainerStatus, agent_started: datetime) -> bool:
     return started_at is not None and started_at < agent_started - AGENT_RESTART_MARGIN
 
 
-def _regular(pod: Pod, container: Container | None, found: ContainerStatus, view: ProbeView) -> ContainerStatus:
+Ids = frozenset[str | None]
+"""Of containers, as the API shows them."""
+
+
+def _regular(container: Container | None, found: ContainerStatus, view: ProbeView, was_ready: Ids) -> ContainerStatus:
     if not _is_started(found, view):
         return replace(found, started=False)
-    return replace(found, started=True, ready=_is_ready(pod, container, found, view))
+    return replace(found, started=True, ready=_is_ready(container, found, view, was_ready))
 
 
-def _init(pod: Pod, container: Container | None, found: ContainerStatus, view: ProbeView) -> ContainerStatus:
+def _init(container: Container | None, found: ContainerStatus, view: ProbeView, was_ready: Ids) -> ContainerStatus:
     started = _is_started(found, view)
     if container is None:
         return replace(found, started=started)
@@ -97,7 +109,7 @@ def _init(pod: Pod, container: Container | None, found: ContainerStatus, view: P
         return replace(found, started=started, ready=found.ready or done)
     if not started:
         return replace(found, started=False)
-    return replace(found, started=True, ready=_is_ready(pod, container, found, view))
+    return replace(found, started=True, ready=_is_ready(container, found, view, was_ready))
 
 
 def _is_started(found: ContainerStatus, view: ProbeView) -> bool:
@@ -110,7 +122,7 @@ def _is_started(found: ContainerStatus, view: ProbeView) -> bool:
     return bool(found.started) or (found.name, ProbeKind.STARTUP) not in view.workers
 
 
-def _is_ready(pod: Pod, container: Container | None, found: ContainerStatus, view: ProbeView) -> bool:
+def _is_ready(container: Container | None, found: ContainerStatus, view: ProbeView, was_ready: Ids) -> bool:
     """Whether a started (hence running) container takes traffic."""
     result = view.readiness.get(found.container_id or "")
     if result is ProbeResult.SUCCESS:
@@ -118,14 +130,30 @@ def _is_ready(pod: Pod, container: Container | None, found: ContainerStatus, vie
     unprobed = (found.name, ProbeKind.READINESS) not in view.workers
     if container is None or not predates_agent(found, view.agent_started):
         return unprobed
-    if container.readiness_probe is not None and not _was_ready(pod):
+    if container.readiness_probe is not None and found.container_id not in was_ready:
         return False
     return unprobed or result is None
 
 
-def _was_ready(pod: Pod) -> bool:
-    """Whether the pod, as the API has it, is Ready."""
-    return any(held.type == "Ready" and held.status == "True" for held in pod.status.conditions or ())
+def _ids(status: PodStatus) -> Ids:
+    return frozenset(found.container_id for found in _every(status))
+
+
+def _ready_ids(published: Sequence[PodStatus]) -> Ids:
+    ready: dict[str | None, bool] = {}
+    for status in published:
+        for found in _every(status):
+            ready.setdefault(found.container_id, found.ready)
+    return frozenset(container_id for container_id, was_ready in ready.items() if was_ready)
+
+
+def _every(status: PodStatus) -> tuple[ContainerStatus, ...]:
+    return (*(status.init_container_statuses or ()), *(status.container_statuses or ()))
+
+
+def _was_ready(status: PodStatus) -> bool:
+    """Whether a pod was last said to be Ready."""
+    return any(held.type == "Ready" and held.status == "True" for held in status.conditions or ())
 
 
 def _init_container(pod: Pod, index: int, found: ContainerStatus) -> Container | None:

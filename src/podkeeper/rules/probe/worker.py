@@ -24,12 +24,13 @@ The Go ancestor is `worker` in pkg/kubelet/prober/worker.go.
 from collections.abc import Iterator
 from datetime import datetime
 from enum import StrEnum
+from math import inf
 
 import msgspec
 from msgspec.structs import replace
 
 from podkeeper.model.errors import BadInput, Problem
-from podkeeper.model.k8s.core import Container, ContainerStatus, Pod, PodStatus, Probe
+from podkeeper.model.k8s.core import Container, ContainerStateRunning, ContainerStatus, Pod, PodStatus, Probe
 from podkeeper.model.messages import ProbeKind, ProbeResult
 from podkeeper.model.times import parse_time
 from podkeeper.rules.phase import is_terminal
@@ -63,6 +64,7 @@ class Known(msgspec.Struct, frozen=True):
     status: PodStatus | None
     agent_started: datetime
     now: datetime
+    monotonic: float = 0.0  # seconds on a clock that nobody puts back
 
 
 class Streak(msgspec.Struct, frozen=True):
@@ -81,6 +83,7 @@ class Probing(msgspec.Struct, frozen=True):
 
     container_id: str
     streak: Streak | None = None
+    seen: float = 0.0  # since when, on the monotonic clock
 
 
 class OnHold(msgspec.Struct, frozen=True):
@@ -237,7 +240,7 @@ def _arrive(state: Live, target: Target, container_id: str, found: ContainerStat
         case Probing(container_id=old, streak=streak):
             forget = old
     store = _first_result(target, found, known)
-    return Step(Probing(container_id, streak), Reason.DUE, store=store, forget=forget)
+    return Step(Probing(container_id, streak, known.monotonic), Reason.DUE, store=store, forget=forget)
 
 
 def _first_result(target: Target, found: ContainerStatus, known: Known) -> ProbeResult | None:
@@ -259,14 +262,25 @@ def _look(arrived: Step, container_id: str, target: Target, found: ContainerStat
     if known.pod.metadata.deletion_timestamp is not None and target.kind is not ProbeKind.READINESS:
         # A success as the last word: whoever looks at the results must not kill or restart anything now.
         return replace(arrived, state=Ended(container_id), reason=Reason.POD_DELETED, store=ProbeResult.SUCCESS)
-    started_at = found.state.running.started_at
-    if started_at is not None:
-        whole_seconds = int((known.now - parse_time(started_at)).total_seconds())
-        if whole_seconds < (target.probe.initial_delay_seconds or 0):
-            return replace(arrived, reason=Reason.INITIAL_DELAY)
+    if _age_seconds(arrived.state, found.state.running, known) < (target.probe.initial_delay_seconds or 0):
+        return replace(arrived, reason=Reason.INITIAL_DELAY)
     if target.kind is ProbeKind.STARTUP:
         return replace(arrived, reason=Reason.STARTED_ALREADY) if found.started else arrived
     return arrived if found.started else replace(arrived, reason=Reason.NOT_STARTED)
+
+
+def _age_seconds(state: State, running: ContainerStateRunning, known: Known) -> float:
+    """How long a container has run, in whole seconds.
+
+    Where it seems to have started in the future, the clock was put back since. The reference then waits for the clock
+    to come round, hours if need be, and probes nothing; we count from when we saw the container first.
+    """
+    if running.started_at is None:
+        return inf
+    whole_seconds = int((known.now - parse_time(running.started_at)).total_seconds())
+    if whole_seconds < 0 and isinstance(state, Probing):
+        return known.monotonic - state.seen
+    return whole_seconds
 
 
 def _runs_again(container: Container, exit_code: int, known: Known) -> bool:

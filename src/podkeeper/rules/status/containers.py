@@ -4,7 +4,7 @@ A container of the spec, its records in the runtime (newest first) and its old s
 status goes out, all but the `started` and `ready` flags, which are the probes'. Told as a story:
 
     never created              -> waiting, with what the old status remembers
-    created, running, exited   -> just that; the record before it is its last state
+    created, running, exited   -> just that; the record before it that ever ran is its last state
     ran, and now is nowhere    -> its last end is unknown (137), for it may have done its work
     must start, but could not  -> waiting, for the reason of the failed start
 
@@ -114,8 +114,10 @@ def _known_status(view: ContainerView, container: Container, old: ContainerStatu
     if not records:
         return _remembered(view, container, old)
     status = _from_record(view, container, records[0], old)
-    if len(records) > 1:
-        return replace(status, last_state=_from_record(view, container, records[1], old).state)
+    # One that was made and never started (the agent died between the two) says nothing, and must not hide an exit code.
+    before = next((record for record in records[1:] if record.state is not RuntimeState.CREATED), None)
+    if before is not None:
+        return replace(status, last_state=_from_record(view, container, before, old).state)
     return status
 
 
@@ -180,8 +182,9 @@ def _from_record(
         restart_count=_restart_count(record, old),
         state=_state(view, record, container_id, old),
         last_state=ContainerState(terminated=None if old is None else _last_end(container_id, old)),
-        # What was published holds until the probes speak: a restarted agent must not un-start a container.
-        started=old.started if running and old is not None else None,
+        # What was published of this very container holds until the probes speak: a restarted agent must not un-start
+        # it. (The reference goes by its name: for a moment, the next one is taken to have started as the last one had.)
+        started=old.started if running and old is not None and old.container_id == container_id else None,
         volume_mounts=None if old is None else old.volume_mounts,
         resources=container_resources(container, record, container_id, old),
         allocated_resources=container.resources.requests or None,

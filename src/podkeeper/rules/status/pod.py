@@ -24,6 +24,7 @@ from podkeeper.rules.qos import qos_of
 from podkeeper.rules.restart import all_containers_should_restart, could_restart_all
 from podkeeper.rules.status.conditions import (
     DISRUPTION_TARGET,
+    READY,
     all_containers_restarting_condition,
     containers_ready_condition,
     find_condition,
@@ -95,7 +96,7 @@ def api_pod_status(pod: Pod, view: PodView, node: NodeView) -> PodStatus:
         allocated_resources=allocated_resources(pod.spec),
     )
     status = _with_phase(status, phase, pod.status, old, view.eviction)
-    status = with_probe_flags(pod, status, view.probes)
+    status = with_probe_flags(pod, status, view.probes, _last_words_on_readiness(old, pod.status))
     status = replace(status, conditions=_conditions(pod, view, old, status))
     status = _with_host_ips(pod, status, node.host_ips)
     return replace(
@@ -124,6 +125,17 @@ def _address(text: str) -> IPv4Address | IPv6Address | None:
     if address.scope_id is not None:
         return None
     return address.ipv4_mapped or address
+
+
+def _last_words_on_readiness(published: PodStatus, in_api: PodStatus) -> tuple[PodStatus, PodStatus]:
+    """Both statuses; first the one that changed its mind later.
+
+    As a rule that is ours. But a disk that takes no notes leaves a restarted agent behind what the API knows.
+    """
+    changed = [find_condition(each.conditions, READY) for each in (published, in_api)]
+    ours, theirs = ("" if each is None else each.last_transition_time or "" for each in changed)
+    # Times of one form: as text they compare as times.
+    return (in_api, published) if theirs > ours else (published, in_api)
 
 
 def _any_regular_in_present_sandbox(pod: Pod, record: PodRecord) -> bool:

@@ -244,6 +244,28 @@ def sending(
     return None
 
 
+def is_behind(noted: PodStatus, shown: PodStatus) -> bool:
+    """Whether a status noted before a restart is older than what the API shows: something has moved on since.
+
+    Notes come first, so this is rare: a disk was full, and a status was sent that it had refused.
+    """
+    if is_terminal(shown.phase) and not is_terminal(noted.phase):
+        return True
+    before = {
+        status.name: status for status in (*(noted.init_container_statuses or ()), *(noted.container_statuses or ()))
+    }
+    for status in (*(shown.init_container_statuses or ()), *(shown.container_statuses or ())):
+        known = before.get(status.name)
+        if known is None:
+            continue
+        if status.restart_count > known.restart_count:
+            return True
+        ended = status.state.terminated is not None and known.state.terminated is None
+        if ended and status.container_id == known.container_id:
+            return True
+    return False
+
+
 def is_urgent(old: PodStatus | None, new: PodStatus) -> bool:
     """Whether others wait for this change: the pod became ready or unready, or came to its end.
 

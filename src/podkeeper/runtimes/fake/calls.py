@@ -48,6 +48,7 @@ class Calls:
         self.faults = faults
         self.delays: dict[str, float] = dict(delays or {})
         self.down = ""  # why nothing answers; empty: all is well
+        self.boots = 0  # how often everything has started anew: a call from before has no effect after it
         self.ledger: deque[Call] = deque(maxlen=ledger_size)
 
     def call(self, operation: str, about: str, subject: str = "", given: object = None) -> "_UnderWay":
@@ -55,6 +56,10 @@ class Calls:
         call = Call(operation, about, subject, self._clock.monotonic(), given)
         self.ledger.append(call)
         return _UnderWay(self, call)
+
+    def reboot(self) -> None:
+        """Let no call that is under way take effect any more."""
+        self.boots += 1
 
     def end(self, call: Call, error: BaseException | None) -> None:
         """Note how a call ended."""
@@ -66,11 +71,12 @@ class Calls:
 class _UnderWay:
     """One call while it is made."""
 
-    __slots__ = ("_call", "_calls", "_fault")
+    __slots__ = ("_boots", "_call", "_calls", "_fault")
 
     def __init__(self, calls: Calls, call: Call) -> None:
         self._calls = calls
         self._call = call
+        self._boots = calls.boots
         self._fault = calls.faults.take(call.operation, call.about)
 
     async def __aenter__(self) -> Call:
@@ -108,6 +114,8 @@ class _UnderWay:
     def _check_up(self) -> None:
         if self._calls.down:
             raise self._calls.unavailable(f"{self._cannot()}: {self._calls.down}")
+        if self._boots != self._calls.boots:
+            raise self._calls.unavailable(f"{self._cannot()}: everything has started anew meanwhile")
 
     def _cannot(self) -> str:
         return " ".join(filter(None, ("cannot", self._call.operation, self._call.subject or self._call.about)))

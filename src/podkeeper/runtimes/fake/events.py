@@ -1,7 +1,7 @@
 """News of containers, fanned out to any number of consumers; each has a bounded queue of its own.
 
-News goes through a filter first, so that a test can lose, repeat, delay or reorder it. A consumer that does not
-keep up has its stream broken: it then knows that it missed something, and relists.
+News goes through filters first, so that a test can lose, repeat, delay or reorder it: what one lets through goes on to
+the next. A consumer that does not keep up has its stream broken: it then knows that it missed something, and relists.
 """
 
 import asyncio
@@ -70,7 +70,7 @@ class EventHub:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._streams: WeakSet[EventStream] = WeakSet()
-        self.filter: EventFilter | None = None
+        self.filters: list[EventFilter] = []
 
     def subscribe(self) -> EventStream:
         """A new stream of what happens from now on."""
@@ -79,11 +79,11 @@ class EventHub:
         return stream
 
     def tell(self, event: RuntimeEvent) -> None:
-        """Tell all consumers, as far as the filter lets the news through."""
-        if self.filter is None:
-            self._deliver(event)
-            return
-        for delay_seconds, news in self.filter(event):
+        """Tell all consumers, as far as the filters let the news through."""
+        deliveries = [(0.0, event)]
+        for each in self.filters:
+            deliveries = [(delay + more, news) for delay, event in deliveries for more, news in each(event)]
+        for delay_seconds, news in deliveries:
             if delay_seconds > 0:
                 asyncio.get_running_loop().call_later(delay_seconds, self._deliver, news)
             else:

@@ -1,7 +1,8 @@
 """Trouble on order: which call fails, hangs, or takes effect and is never heard of again.
 
 Tests and the simulation fill the book; a fake asks it at every call. A fault names an operation and whom the
-call is about (a pod's UID, an object's name), or leaves either open. The oldest fault that fits is used first.
+call is about (a pod's UID, an object's name), or leaves either open. The oldest fault that fits is used first; where
+none does, the policies are asked.
 """
 
 import asyncio
@@ -19,7 +20,7 @@ class Fault:
     operation: str | None = None  # None: any
     about: str | None = None  # None: whomever
     times: int | None = 1  # how often it is still to happen; None: always
-    delay_seconds: float = 0.0  # infinite: until the faults are cleared
+    delay_seconds: float = 0.0  # infinite: until the faults are cleared, or this one is released
     error: type[AgentError] | None = None
     takes_effect: bool = False  # delay and error come after the effect
 
@@ -37,7 +38,8 @@ class FakeFaults:
         self._failure = failure
         self._lost_answer = lost_answer
         self._faults: list[Fault] = []
-        self._hung: set[asyncio.Future[None]] = set()
+        self._suffering: dict[asyncio.Future[None], Fault] = {}  # calls that wait, in the order they began to
+        self._policies: list[Policy] = []
         self.policy: Policy | None = None
 
     def add(self, fault: Fault) -> Fault:
@@ -96,14 +98,34 @@ class FakeFaults:
     def clear(self) -> None:
         """Cancel all orders, and let the calls that hang go on."""
         self._faults.clear()
-        for waiting in self._hung:
-            if not waiting.done():
-                waiting.set_result(None)
+        for waiting, fault in tuple(self._suffering.items()):
+            if math.isinf(fault.delay_seconds):
+                _let_go(waiting)
+
+    def add_policy(self, policy: Policy) -> None:
+        """Let one more policy decide, where those before it say nothing."""
+        self._policies.append(policy)
+
+    def remove_policy(self, policy: Policy) -> None:
+        """Ask a policy no more; calls it has already hit are not helped."""
+        if policy in self._policies:
+            self._policies.remove(policy)
+
+    @property
+    def policies(self) -> tuple[Policy, ...]:
+        """Those added, in the order they are asked."""
+        return tuple(self._policies)
+
+    def release(self, fault: Fault) -> None:
+        """Let the calls go on that hang, or are slow, because of one fault; nobody else's."""
+        for waiting, cause in tuple(self._suffering.items()):
+            if cause is fault:
+                _let_go(waiting)
 
     @property
     def hung_calls(self) -> int:
         """How many calls hang now, for ever."""
-        return len(self._hung)
+        return sum(math.isinf(fault.delay_seconds) for fault in self._suffering.values())
 
     def take(self, operation: str, about: str) -> Fault | None:
         """What goes wrong with this call; it counts as used."""
@@ -114,16 +136,28 @@ class FakeFaults:
                     if fault.times <= 0:
                         self._faults.remove(fault)
                 return fault
-        return self.policy(operation, about) if self.policy is not None else None
+        for policy in (self.policy, *self._policies):
+            if policy is not None and (decided := policy(operation, about)) is not None:
+                return decided
+        return None
 
     async def suffer(self, fault: Fault) -> None:
-        """Wait as long as a fault says."""
-        if not math.isinf(fault.delay_seconds):
-            await asyncio.sleep(fault.delay_seconds)
+        """Wait as long as a fault says, or until it is released."""
+        if fault.delay_seconds <= 0:
+            await asyncio.sleep(0)
             return
-        waiting = asyncio.get_running_loop().create_future()
-        self._hung.add(waiting)
+        loop = asyncio.get_running_loop()
+        waiting = loop.create_future()
+        timer = None if math.isinf(fault.delay_seconds) else loop.call_later(fault.delay_seconds, _let_go, waiting)
+        self._suffering[waiting] = fault
         try:
             await waiting
         finally:
-            self._hung.discard(waiting)
+            del self._suffering[waiting]
+            if timer is not None:
+                timer.cancel()
+
+
+def _let_go(waiting: asyncio.Future[None]) -> None:
+    if not waiting.done():
+        waiting.set_result(None)

@@ -166,8 +166,8 @@ class FakeNode:
         self._changed_by(pod, container.record, RuntimeEventType.STARTED)
         lifetime = behaviour.lifetime_of(record.restart_count)
         if lifetime is not None:
-            script = (container, behaviour.exit_code, behaviour.reason, behaviour.message)
-            container.end_by(loop.call_at(container.started + lifetime, self.end, *script))
+            script = behaviour.exit_of(record.restart_count)
+            container.end_by(loop.call_at(container.started + lifetime, self.end, container, *script))
 
     def ask_to_end(self, container: FakeContainer) -> None:
         """Send it the signal: it ends as its script says, or not at all."""

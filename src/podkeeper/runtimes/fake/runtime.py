@@ -16,7 +16,7 @@ from podkeeper.model.probing import CommandEnd, Exited, NotRun, TimedOut
 from podkeeper.model.runtime import ContainerRecord, ContainerState, ImageRecord, PodRecord
 from podkeeper.model.runtime_calls import ContainerConfig, RuntimeHealth, SandboxConfig
 from podkeeper.ports.clock import Clock
-from podkeeper.runtimes.fake.behaviour import Behaviour, annotated_behaviour
+from podkeeper.runtimes.fake.behaviour import Behaviour, ExecStep, annotated_behaviour
 from podkeeper.runtimes.fake.calls import Call, Calls
 from podkeeper.runtimes.fake.events import EventFilter, EventHub, EventStream
 from podkeeper.runtimes.fake.faults import FakeFaults
@@ -241,8 +241,22 @@ class FakeRuntime:
         self._node.witness = witness
 
     def filter_events(self, event_filter: EventFilter | None) -> None:
-        """Lose, repeat, delay or reorder news from now on."""
-        self._hub.filter = event_filter
+        """Lose, repeat, delay or reorder news from now on; None: tell it as ever."""
+        self._hub.filters = [] if event_filter is None else [event_filter]
+
+    def add_event_filter(self, event_filter: EventFilter) -> None:
+        """Filter also with this one what the others let through."""
+        self._hub.filters.append(event_filter)
+
+    def remove_event_filter(self, event_filter: EventFilter) -> None:
+        """Filter no more with this one."""
+        if event_filter in self._hub.filters:
+            self._hub.filters.remove(event_filter)
+
+    @property
+    def event_filters(self) -> Sequence[EventFilter]:
+        """What news goes through now."""
+        return tuple(self._hub.filters)
 
     def break_events(self) -> None:
         """Break every open event stream."""
@@ -272,8 +286,20 @@ class FakeRuntime:
         for sandbox in self._node.sandboxes_of(uid):
             self._node.stop_sandbox(sandbox)
 
+    def answer_in(self, sandbox_id: str, word: str) -> ExecStep | None:
+        """What a container running in a sandbox would say now to a word; None: nobody there knows it."""
+        sandbox = self._node.sandboxes.get(sandbox_id)
+        now = asyncio.get_running_loop().time()
+        for container in () if sandbox is None else sandbox.pod.containers:
+            if container.sandbox is sandbox and container.running:
+                answer = container.behaviour.answer_at(now - container.started, word)
+                if answer is not None:
+                    return answer
+        return None
+
     def reboot(self) -> None:
-        """Let the machine start anew: nothing runs, all that there was is remembered as lost."""
+        """Let the machine start anew: nothing runs, all that there was is remembered as lost. Calls under way end."""
+        self._calls.reboot()
         self._node.reboot()
 
     def live_containers(self) -> list[tuple[PodUID, ContainerRecord]]:
@@ -289,7 +315,7 @@ class FakeRuntime:
             request = ExecRequest(pod.uid, pod.name, record.name, record.restart_count, command, age)
             if (end := self.exec_script(request)) is not None:
                 return end
-        step = container.behaviour.exec_at(age)
+        step = container.behaviour.exec_at(age, what)
         in_time = timeout_seconds <= 0 or step.takes_seconds <= timeout_seconds
         wait_seconds = step.takes_seconds if in_time else timeout_seconds
         if wait_seconds > 0 and await container.exit_within(wait_seconds):

@@ -52,11 +52,17 @@ class Life:
         self._under_way: dict[asyncio.Task[Any], Called] = {}  # in the order they began
         self._streams: list[Any] = []
 
-    def end(self) -> None:
-        """Cut all cords. Of the calls under way some are given up with the agent, some go on."""
+    @property
+    def calls_under_way(self) -> int:
+        """How many calls that change something have begun and not ended."""
+        return len(self._under_way)
+
+    def end(self, calls_go_on: bool | None = None) -> None:
+        """Cut all cords. The calls under way go on, or are given up with the agent; None: chance decides for each."""
         self.alive = False
         for task in tuple(self._under_way):
-            if self._random.random() < 0.5:
+            goes_on = self._random.random() >= 0.5 if calls_go_on is None else calls_go_on
+            if not goes_on:
                 task.cancel()
         for stream in self._streams:
             stream.close(StopAsyncIteration())
@@ -75,7 +81,7 @@ class Life:
         self._bus.tell(call)
         if self._crash_point(call, Side.BEFORE):
             raise asyncio.CancelledError
-        task = loop.create_task(_carried_out(do()))
+        task = loop.create_task(_carried_out(do))
         self._under_way[task] = call
         task.add_done_callback(self._settle)
         try:
@@ -155,10 +161,13 @@ class Life:
         self._bus.tell(Answered(at, call, failed, outcome))
 
 
-async def _carried_out(call: Awaitable[Any]) -> Any:
-    """Carry out a call; an error is a result like any other, or asyncio would complain when nobody fetches it."""
+async def _carried_out(do: Callable[[], Awaitable[Any]]) -> Any:
+    """Carry out a call; an error is a result like any other, or asyncio would complain when nobody fetches it.
+
+    The call is made in here: one whose task is cancelled before it begins must never have been made.
+    """
     try:
-        return await call
+        return await do()
     except Exception as error:
         return error
 

@@ -4,13 +4,17 @@ Every task of the agent carries in its context which life of the agent it belong
 to dawdle, some of the wake-ups of a living agent's tasks come late: what one room tells another is delivered with a
 delay, in another order than it was said, and all of it drawn from the seed. What a dead agent's tasks still have to do
 happens at once; the world itself is never late.
+
+Tasks are hashed by their number: asyncio keeps them in sets (a task group cancels its tasks in a set's order), and an
+order by address would be another one in each process.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextvars import Context, ContextVar
+from itertools import count
 from random import Random
-from typing import Protocol, TypeVarTuple
+from typing import Any, Protocol, TypeVarTuple
 
 from podkeeper.testing.virtual_time import VirtualLoop
 
@@ -28,6 +32,17 @@ class Mortal(Protocol):
 LIFE: ContextVar[Mortal | None] = ContextVar("life", default=None)
 
 
+class NumberedTask(asyncio.Task[Any]):
+    """A task whose place in a set is the same whenever the same seed is played."""
+
+    def __init__(self, coro: Coroutine[Any, Any, Any], *, number: int, **settings: Any) -> None:
+        self._number = number  # before all else: the loop puts a task into sets as it is made
+        super().__init__(coro, **settings)
+
+    def __hash__(self) -> int:
+        return self._number
+
+
 class SimLoop(VirtualLoop):
     """An event loop in virtual time that may keep the agent's tasks waiting."""
 
@@ -36,6 +51,10 @@ class SimLoop(VirtualLoop):
         self._random = random
         self._share = 0.0
         self._longest_seconds = 0.0
+        numbers = count()
+        self.set_task_factory(
+            lambda loop, coro, **settings: NumberedTask(coro, number=next(numbers), loop=loop, **settings)
+        )
 
     def dawdle(self, share: float, longest_seconds: float) -> None:
         """From now on let this share of the agent's wake-ups come late, by up to so long; 0: none."""

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from podkeeper.model.k8s.core import ContainerStatus, Pod
+from podkeeper.model.k8s.core import ContainerStatus, Event, Pod
 from podkeeper.model.messages import PodUID
 from podkeeper.model.runtime_calls import RuntimeEventType
 from podkeeper.rules.mirror import full_name
@@ -50,20 +50,19 @@ class Scribe:
         bus.subscribe(TroubleEnded, lambda it: trace.note(it.at, it.uid or "", f"!!!! over: {it.kind}"))
 
     def _called(self, call: Called) -> None:
-        if call.room == "journal":
-            self._trace.digest(call.at, "", call.operation)
+        if _is_small_talk(call):
+            self._trace.digest(call.at, "", f"{call.operation} {call.subject}")
             return
         self._trace.note(call.at, call.uid, f"agent {call.life} -> {_spelled(call)}")
 
     def _answered(self, answer: Answered) -> None:
         call = answer.call
         took = answer.at - call.at
-        if not answer.error and (took < 0.001 or call.room == "journal"):
-            self._trace.digest(answer.at, call.uid, call.operation)
+        if _is_small_talk(call) or (not answer.error and took < 0.001):
+            self._trace.digest(answer.at, call.uid, f"{call.operation} {answer.error}")
             return
         how = answer.error or "ok"
-        uid = "" if call.room == "journal" else call.uid
-        self._trace.note(answer.at, uid, f"agent {call.life} <- {_spelled(call)}: {how} after {took:.3f} s")
+        self._trace.note(answer.at, call.uid, f"agent {call.life} <- {_spelled(call)}: {how} after {took:.3f} s")
 
     def _asked(self, asked: Asked) -> None:
         self._trace.digest(asked.at, asked.uid, f"{asked.operation} {asked.subject} {asked.error}")
@@ -101,6 +100,11 @@ class Scribe:
             ending = " ending" if pod.metadata.deletion_timestamp else ""
             text = f"agent {told.life} is told {update.op} {full_name(pod)}{ending} ({update.source})"
             self._trace.note(told.at, pod.metadata.uid or "", text)
+
+
+def _is_small_talk(call: Called) -> bool:
+    """Whether a call tells a reader nothing: the journal's syncs, and events, which repeat what the trace says."""
+    return call.room == "journal" or (call.room == "api" and (Event in call.given or isinstance(call.given[0], Event)))
 
 
 def _spelled(call: Called) -> str:

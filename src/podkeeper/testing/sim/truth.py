@@ -55,6 +55,7 @@ class Truth:
         self.containers: dict[str, ContainerLife] = {}
         self.sandboxes: dict[str, SandboxLife] = {}
         self._by_pod: defaultdict[PodUID, list[ContainerLife]] = defaultdict(list)
+        self._running: dict[str, ContainerLife] = {}
         bus.subscribe(ContainerChanged, self._see_container)
         bus.subscribe(SandboxChanged, self._see_sandbox)
 
@@ -72,7 +73,7 @@ class Truth:
 
     def all_running(self) -> Iterable[ContainerLife]:
         """Everything that runs now."""
-        return (life for lives in self._by_pod.values() for life in lives if life.running)
+        return self._running.values()
 
     def pod_of(self, thing_id: str) -> PodUID:
         """Whose container or sandbox an id belongs to; empty: there never was one."""
@@ -97,8 +98,10 @@ class Truth:
         match change.happened:
             case RuntimeEventType.STARTED:
                 life.started = at
+                self._running[life.id] = life
             case RuntimeEventType.STOPPED:
                 life.ended, life.exit_code, life.reason = at, record.exit_code, record.reason
+                self._running.pop(life.id, None)
             case RuntimeEventType.DELETED:
                 life.removed = at
 

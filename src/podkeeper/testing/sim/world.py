@@ -14,12 +14,14 @@ to it and report to `broken`, which ends the play.
 import asyncio
 import contextvars
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from random import Random
-from typing import cast
+from typing import Any, cast
 
 from podkeeper.app.build import Agent, Ports, Settings, simple_node
+from podkeeper.app.sources import api_source
+from podkeeper.model.errors import TryLater
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.messages import PodUID
 from podkeeper.model.runtime import ContainerRecord, SandboxRecord
@@ -31,7 +33,6 @@ from podkeeper.ports.prober import Prober
 from podkeeper.ports.runtime import Runtime
 from podkeeper.ports.volumes import Volumes
 from podkeeper.runtimes.fake import FakeRuntime
-from podkeeper.sources.apiserver import ApiSource
 from podkeeper.testing.fake_sources import fake_file_source, fake_http_source
 from podkeeper.testing.fakes import FakeCgroups, FakeJournal, FakeProber, FakeVolumes
 from podkeeper.testing.memory_api import MemoryApi
@@ -83,6 +84,15 @@ class Violation:
         return f"{self.invariant} broken after {self.at:.3f} s: {self.message}"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fate:
+    """What becomes of an agent that is killed at a crash point; None: chance decides."""
+
+    away_seconds: float = 1.0
+    calls_go_on: bool | None = None  # those under way
+    notes_kept: bool | None = None  # what the journal had not synced
+
+
 @dataclass(slots=True)
 class Verdict:
     """What came of a play."""
@@ -119,10 +129,12 @@ class World:
         self.checks: Counter[str] = Counter()
         self.violation: Violation | None = None
         self.crash_point: CrashPoint = _never
+        self.fate = Fate()
         self.agent: Agent | None = None
         self.life: Life | None = None
         self._lives = 0
         self._root: asyncio.Task[None] | None = None
+        self._errands: dict[asyncio.Task[None], None] = {}  # in the order they began
         self._away_seconds = 1.0
         self._undo: dict[Trouble, Callable[[], None]] = {}
         self._over = asyncio.Event()
@@ -153,7 +165,8 @@ class World:
             return
         self._away_seconds = away_seconds
         self._end_life(why)
-        self.journal.crash(keep=self._chance.randint(0, self.journal.unsynced_writes))
+        written, kept = self.journal.unsynced_writes, self.fate.notes_kept
+        self.journal.crash(keep=self._chance.randint(0, written) if kept is None else written * kept)
         self._root.cancel()
 
     async def stop_gracefully(self, within_seconds: float = 10.0, away_seconds: float = 1.0) -> None:
@@ -176,6 +189,23 @@ class World:
         self.runtime.reboot()
         self.volumes.reboot()
         self.cgroups.reboot()
+
+    def in_agent(self, work: Coroutine[Any, Any, None]) -> None:
+        """Let the living agent do something more; it ends with that life. What it must try later is given up."""
+        if self.life is None or not self.is_up:
+            work.close()
+            return
+        context = contextvars.copy_context()
+        context.run(LIFE.set, self.life)
+        errand = self.loop.create_task(work, context=context)
+        self._errands[errand] = None
+        errand.add_done_callback(self._end_errand)
+
+    def _end_errand(self, errand: "asyncio.Task[None]") -> None:
+        self._errands.pop(errand, None)
+        error = None if errand.cancelled() else errand.exception()
+        if error is not None and not isinstance(error, TryLater):
+            self.broken("alive", "", f"what the agent was to do fell over: {error!r}")
 
     # Trouble.
 
@@ -254,27 +284,30 @@ class World:
     def _ports(self, life: Life) -> Ports:
         clock = LifeClock(self.clock, life)
         api = cast(Api, Cord(life, "api", self.api, API))
-        sources = (ApiSource(api=api, node_name=NODE, clock=clock), self.files, self.web)
+        journal = cast(Journal, Cord(life, "journal", self.journal, JOURNAL))
+        pods = api_source(api=api, node_name=NODE, clock=clock, journal=journal)
         return Ports(
             runtime=cast(Runtime, Cord(life, "runtime", self.runtime, RUNTIME)),
             volumes=cast(Volumes, Cord(life, "volumes", self.volumes, VOLUMES)),
             cgroups=cast(Cgroups, Cord(life, "cgroups", self.cgroups, CGROUPS)),
             prober=cast(Prober, Cord(life, "prober", self.prober, PROBER)),
-            journal=cast(Journal, Cord(life, "journal", self.journal, JOURNAL)),
+            journal=journal,
             clock=clock,
-            sources=tuple(TiedSource(source, life) for source in sources),
+            sources=tuple(TiedSource(source, life) for source in (pods, self.files, self.web)),
             api=api,
         )
 
     def _end_life(self, how: str) -> None:
         assert self.life is not None
-        self.life.end()
+        self.life.end(self.fate.calls_go_on)
+        for errand in tuple(self._errands):
+            errand.cancel()
         self.bus.tell(LifeEnded(self.now(), self.life.number, how))
 
     def _dies_here(self, call: Called, side: Side) -> bool:
         if not self.crash_point(call, side):
             return False
-        self.crash(f"killed {side.name.lower()} {call.room} {call.operation} {call.subject}", self._away_seconds)
+        self.crash(f"killed {side.name.lower()} {call.room} {call.operation} {call.subject}", self.fate.away_seconds)
         return True
 
     # Witnesses.

@@ -1,0 +1,258 @@
+"""`podkeeper sim`: the whole agent lives through random workload and random faults; does it keep its promises?
+
+Every seed is a history of its own, and the same one whenever it is played. Processes with fixed string hashing play
+(`testing.sim.campaign`); here the command line is read, progress is shown and results are told. How to read a failure,
+and how to write scenarios and invariants of your own: docs/simulation.md.
+"""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, replace
+
+import click
+
+from podkeeper.app.cli.sim_progress import playing_shown, shrinking_shown
+from podkeeper.testing.sim.campaign import Crew, SeedResult, Totals, excerpt_of, named_function
+from podkeeper.testing.sim.history import History
+from podkeeper.testing.sim.mischief import FAULTS
+from podkeeper.testing.sim.play import Plan, history_of
+from podkeeper.testing.sim.profile import Profile
+from podkeeper.testing.sim.report import Failure, as_data, failure_told, introduction, summary
+from podkeeper.testing.sim.shrink import shrink
+from podkeeper.testing.sim.spelling import choice_read, numbers_read, profile_read, seeds_read
+from podkeeper.testing.sim.workload import WORKLOADS
+from podkeeper.testing.sim.world import Violation
+
+INTERRUPTED = 130  # as shells have it
+LATER_SECONDS = 300.0  # so much later than the whole history a part of it may break a promise
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wishes:
+    """What was asked for besides the plans."""
+
+    jobs: int
+    fail_fast: bool
+    shrink_seconds: float  # 0: not at all
+    timeline: str
+    also: str
+    log: str
+    as_json: bool
+
+
+Callback = Callable[[click.Context, click.Parameter, str | None], object]
+
+
+def _read_by(read: Callable[[str], object]) -> Callback:
+    """What reads an option that has a spelling of its own."""
+
+    def callback(context: click.Context, option: click.Parameter, text: str | None) -> object:
+        try:
+            return None if text is None else read(text)
+        except ValueError as error:
+            raise click.BadParameter(str(error), context, option) from None
+
+    return callback
+
+
+def _choice(known: Mapping[str, str]) -> Callback:
+    def read(text: str) -> object:
+        try:
+            return choice_read(text, known)
+        except ValueError as error:
+            raise ValueError(
+                f"{error}; right would be all, none, NAME,NAME or all,-NAME with:\n{_table(known)}"
+            ) from None
+
+    return _read_by(read)
+
+
+def _function(text: str) -> str:
+    if not text:
+        return text
+    sys.path[:0] = [] if os.getcwd() in sys.path else [os.getcwd()]  # as with python -m
+    try:
+        named_function(text)
+    except (ImportError, AttributeError, AssertionError, ValueError) as error:
+        raise ValueError(
+            f"cannot use {text!r} ({error}): right would be MODULE:FUNCTION, a function of a World"
+        ) from None
+    return text
+
+
+def _table(known: Mapping[str, str]) -> str:
+    widest = max(map(len, known))
+    return "\n".join(f"  {name:{widest}}  {meaning}" for name, meaning in known.items())
+
+
+def _list_and_leave(context: click.Context, option: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        click.echo(f"workload:\n{_table(WORKLOADS)}\n\nfaults:\n{_table(FAULTS)}")
+        context.exit()
+
+
+@click.command()
+@click.option("--seed", type=click.IntRange(min=0), help="Play one seed [0].")
+@click.option(
+    "--seeds", metavar="FIRST:LAST", callback=_read_by(seeds_read), help="Play many, the last one not included."
+)
+@click.option(
+    "--hours", default=6.0, show_default=True, type=click.FloatRange(0.05, 1000), help="Virtual hours a seed."
+)
+@click.option("--jobs", type=click.IntRange(min=1), help="How many processes play [one per core].")
+@click.option(
+    "--faults",
+    default="all",
+    show_default=True,
+    metavar="NAMES",
+    callback=_choice(FAULTS),
+    help="all, none, X,Y or all,-X.",
+)
+@click.option(
+    "--workload", default="all", show_default=True, metavar="NAMES", callback=_choice(WORKLOADS), help="Likewise."
+)
+@click.option("--profile", "changes", multiple=True, metavar="KEY=VALUE", help="Change the profile, e.g. pods=30.")
+@click.option(
+    "--only", metavar="NUMBERS", callback=_read_by(numbers_read), help="Play these acts only, as a failure names them."
+)
+@click.option(
+    "--also", default="", metavar="MODULE:FUNCTION", callback=_read_by(_function), help="Invariants of your own."
+)
+@click.option("--fail-fast/--keep-going", help="Whether to stop at the first seed that fails [keep going].")
+@click.option("--shrink/--no-shrink", "shrinks", default=True, help="Whether to look for a shorter history [shrink].")
+@click.option("--shrink-seconds", default=60.0, show_default=True, type=click.FloatRange(min=1), help="For how long.")
+@click.option("--timeline", default="", metavar="POD", help="Print a pod's trace (name or UID; all: everything).")
+@click.option(
+    "--log",
+    default="",
+    type=click.Choice(["", *LOG_LEVELS]),
+    metavar="LEVEL",
+    help=f"Write the agent's log to stderr: {', '.join(LOG_LEVELS)}.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Tell the results as one JSON document.")
+@click.option("--list", is_flag=True, is_eager=True, expose_value=False, callback=_list_and_leave, help="All names.")
+def sim(
+    seed: int | None,
+    seeds: range | None,
+    hours: float,
+    jobs: int | None,
+    faults: tuple[str, ...],
+    workload: tuple[str, ...],
+    changes: Sequence[str],
+    only: frozenset[int] | None,
+    also: str,
+    fail_fast: bool,
+    shrinks: bool,
+    shrink_seconds: float,
+    timeline: str,
+    log: str,
+    as_json: bool,
+) -> None:
+    """Let the agent live through random workload and faults in virtual time, and check its promises all along."""
+    if seed is not None and seeds is not None:
+        raise click.UsageError("--seed and --seeds exclude each other")
+    if seeds is not None and (only is not None or timeline):
+        raise click.UsageError("--only and --timeline want a single --seed")
+    try:
+        profile = profile_read(changes, Profile())
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--profile") from None
+    which = seeds if seeds is not None else range(seed or 0, (seed or 0) + 1)
+    first = Plan(seed=which[0], hours=hours, faults=faults, workload=workload, profile=profile, only=only)
+    wishes = Wishes(
+        jobs=min(jobs or os.cpu_count() or 1, len(which)),
+        fail_fast=fail_fast,
+        shrink_seconds=shrink_seconds if shrinks else 0.0,
+        timeline=timeline,
+        also=also,
+        log=log,
+        as_json=as_json,
+    )
+    try:
+        status = _simulate(first, which, wishes)
+    except BrokenProcessPool:
+        raise click.ClickException("a process that played died; was there enough memory?") from None
+    raise SystemExit(status)
+
+
+def _simulate(first: Plan, seeds: range, wishes: Wishes) -> int:
+    """Play all seeds, tell what came of it, and say with which status to exit."""
+    began = time.monotonic()
+    totals = Totals()
+    if not wishes.as_json:
+        _say(introduction(first, seeds, wishes.jobs))
+    with Crew(wishes.jobs, also=wishes.also, log=wishes.log) as crew:
+        interrupted = _play_all(crew, first, seeds, wishes, totals)
+        seconds = time.monotonic() - began
+        shrinks = wishes.shrink_seconds > 0 and not interrupted
+        failures = [
+            _shrunk(crew, each, wishes.shrink_seconds) if shrinks else Failure(each) for each in _worth_telling(totals)
+        ]
+    if wishes.as_json:
+        click.echo(json.dumps(as_data(totals, failures, seconds, also=wishes.also), indent=1))
+    else:
+        for failure in failures:
+            _say(("", *failure_told(failure, also=wishes.also)))
+        _say(("", *summary(totals, seconds, of=len(seeds))))
+    return 1 if failures else INTERRUPTED if interrupted else 0
+
+
+def _play_all(crew: Crew, first: Plan, seeds: range, wishes: Wishes, totals: Totals) -> bool:
+    """Play all seeds; true: Ctrl-C came before the end."""
+    plans = (replace(first, seed=seed) for seed in seeds)
+    try:
+        with playing_shown(len(seeds), totals) as show:
+            for result in crew.results(plans, keep=wishes.timeline):
+                totals.add(result)
+                show()
+                if wishes.fail_fast and result.violation is not None:
+                    break
+    except KeyboardInterrupt:
+        return True
+    if wishes.timeline:
+        _say(("", *map(str, totals.results[first.seed].lines)))
+    return False
+
+
+def _worth_telling(totals: Totals) -> list[SeedResult]:
+    """The first failure of each kind is told at length, the others are but named."""
+    kinds: dict[str, SeedResult] = {}
+    for failure in totals.failures:
+        assert failure.violation is not None
+        kinds.setdefault(failure.violation.invariant, failure)
+    return list(kinds.values())
+
+
+def _shrunk(crew: Crew, failure: SeedResult, seconds: float) -> Failure:
+    """A failure, with as short a history as can be found in so many seconds."""
+    plan, violation = failure.plan, failure.violation
+    assert violation is not None
+    until = time.monotonic() + seconds
+    give_up_at = violation.at + LATER_SECONDS
+
+    def judge(history: History) -> Violation | None:
+        return crew.play(excerpt_of(history, plan, give_up_at)).violation
+
+    with shrinking_shown(plan.seed, seconds) as show:
+        shrunk = shrink(
+            history_of(plan),
+            violation,
+            judge,
+            is_fault=lambda act: act.deed.kind in FAULTS,
+            time_is_up=lambda: time.monotonic() > until,
+            tell=show,
+        )
+    try:
+        return Failure(failure, shrunk, crew.play(excerpt_of(shrunk.history, plan)))
+    except (KeyboardInterrupt, BrokenProcessPool):  # Ctrl-C takes those who play with it
+        return Failure(failure, shrunk)
+
+
+def _say(lines: Iterable[str]) -> None:
+    for line in lines:
+        click.echo(line)

@@ -1,0 +1,17 @@
+"""The sources of an agent, plugged together."""
+
+from podkeeper.engine.notebook import Notebook
+from podkeeper.ports.api import Watcher
+from podkeeper.ports.clock import Clock
+from podkeeper.ports.journal import Journal
+from podkeeper.ports.source import Source
+from podkeeper.sources.apiserver import ApiSource
+from podkeeper.sources.remembered import RememberedSource
+
+
+def api_source(*, api: Watcher, node_name: str, clock: Clock, journal: Journal | None) -> Source:
+    """The API as a source; with a journal, one that is remembered."""
+    if journal is None:
+        return ApiSource(api=api, node_name=node_name, clock=clock)
+    source = ApiSource(api=api, node_name=node_name, clock=clock, notes=Notebook(journal, "seen/"))
+    return RememberedSource(source, Notebook(journal, "pod/"))

@@ -1,0 +1,196 @@
+"""I5: ending takes no longer than the grace, and a grace never grows.
+
+Three ways to look at it, each in one life of the agent:
+
+* A pod whose deletion was told with a grace has stopped within that grace and a margin; a shorter grace that is told
+  later counts from then. preStop hooks of any kind, waiting sidecars, TERM and KILL are all inside.
+* What a container is given to stop, together with what its preStop hook took, is not more than its grace.
+* The moment at which a container is killed, once agreed with the runtime, is never put off.
+
+The last two hold in any trouble. The first holds for the undisturbed: trouble of the node or the pod excuses.
+"""
+
+from dataclasses import dataclass
+from typing import cast
+
+from podkeeper.model.k8s.core import Container, Pod
+from podkeeper.model.messages import API_SOURCE, PodUID
+from podkeeper.model.runtime_calls import RuntimeEventType
+from podkeeper.rules.container_grace import MIN_STOP_SECONDS
+from podkeeper.rules.mirror import is_mirror_pod
+from podkeeper.rules.worker.states import Cause, Ends
+from podkeeper.testing.sim.invariants.pods import Pods
+from podkeeper.testing.sim.records import Asked, Called, ContainerChanged, LifeEnded, Told
+from podkeeper.testing.sim.world import World
+
+MARGIN_SECONDS = 5.0
+"""Beside the grace: the two seconds that a stop always gets, and the agent's and the runtime's own time."""
+
+AFTERMATH_SECONDS = 150.0
+"""Most trouble is felt longer than it lasts: a hung call meets its deadline only after two minutes."""
+
+ROUNDING_SECONDS = 1.0
+"""A begun second of a grace is not charged."""
+
+NEWS_SECONDS = 5.0
+"""So long after a deletion was told, a call made without knowing of it may still reach the runtime."""
+
+
+NOT_IN_THE_WAY = (
+    "api-down",
+    "api-errors",
+    "api-conflicts",
+    "api-lost-answers",
+    "watch-gone",
+    "watch-stale",
+    "watch-broken",
+    "stale-lists",
+    "unreadable-sources",
+    "disk-full",
+    "clock-jump",
+)
+"""Trouble that is no excuse: who knows of a deletion needs no API, no disk and no wall clock to stop a pod."""
+
+PASSING = (
+    *NOT_IN_THE_WAY,
+    *("crash", "graceful-restart", "dawdle"),
+    *("lost-events", "late-events", "broken-events", "repeated-events"),
+)
+"""Trouble that is over when it is over."""
+
+
+@dataclass(slots=True, eq=False)
+class _Deletion:
+    """A deletion that a life of the agent was told of."""
+
+    told_at: float
+    grace_seconds: int
+
+
+class Graces:
+    """Judges how pods end."""
+
+    def __init__(self, world: World, pods: Pods) -> None:
+        self._world = world
+        self._pods = pods
+        self._deletions: dict[PodUID, _Deletion] = {}
+        self._kills: dict[str, float] = {}  # by container: when it is killed at the latest
+        self._hooks: dict[str, float] = {}  # by container: when its preStop command began
+        world.bus.subscribe(Told, self._hear)
+        world.bus.subscribe(Called, self._hear_call)
+        world.bus.subscribe(Asked, self._hear_command)
+        world.bus.subscribe(ContainerChanged, self._see_container)
+        world.bus.subscribe(LifeEnded, self._forget)
+
+    def _forget(self, _: LifeEnded) -> None:
+        """The next life begins every grace anew: what the former one spent is not known to it."""
+        for book in (self._deletions, self._kills, self._hooks):
+            book.clear()
+
+    # Deletions.
+
+    def _hear(self, told: Told) -> None:
+        if told.update.source != API_SOURCE:
+            return
+        for pod in told.update.pods:
+            if pod.metadata.deletion_timestamp is not None and not is_mirror_pod(pod):
+                self._hear_deletion(told.at, pod)
+
+    def _hear_deletion(self, at: float, pod: Pod) -> None:
+        uid = PodUID(pod.metadata.uid or "")
+        grace = pod.metadata.deletion_grace_period_seconds or 0
+        known = self._deletions.get(uid)
+        if known is not None and grace >= known.grace_seconds:
+            return
+        if not self._world.truth.running(uid):
+            return
+        deletion = self._deletions[uid] = _Deletion(at, grace)
+        seconds = max(grace, MIN_STOP_SECONDS) + MARGIN_SECONDS
+        self._world.loop.call_at(at + seconds, self._judge_deletion, uid, deletion)
+
+    def _judge_deletion(self, uid: PodUID, deletion: _Deletion) -> None:
+        if self._deletions.get(uid) is not deletion:
+            return  # the agent died meanwhile, or the grace was shortened
+        running = self._world.truth.running(uid)
+        if not running:
+            del self._deletions[uid]
+        touched, since = self._world.troubles.touched, deletion.told_at
+        if touched(since, uid, but=NOT_IN_THE_WAY) or touched(since - AFTERMATH_SECONDS, uid, but=PASSING):
+            return
+        self._world.checked("I5")
+        if running:
+            names = ", ".join(life.name for life in running)
+            ago = self._world.now() - deletion.told_at
+            text = (
+                f"{names} still runs {ago:.1f} s after a deletion with a grace of {deletion.grace_seconds} s was told"
+            )
+            self._world.broken("I5", uid, text)
+
+    # Hooks and stops.
+
+    def _hear_command(self, asked: Asked) -> None:
+        if asked.operation != "exec_sync":
+            return
+        container = self._spec_of(asked.uid, asked.subject)
+        hook = None if container is None or container.lifecycle is None else container.lifecycle.pre_stop
+        if hook is not None and hook.exec is not None and tuple(hook.exec.command or ()) == tuple(_command(asked)):
+            self._hooks.setdefault(str(asked.given[0]), asked.begun)
+
+    def _hear_call(self, call: Called) -> None:
+        if call.operation != "stop_container" or call.room != "runtime":
+            return
+        container_id, seconds = str(call.given[0]), float(cast(float, call.given[1]))
+        life = self._world.truth.containers.get(container_id)
+        if life is None or not life.running:
+            return
+        self._world.checked("I5")
+        spent = call.at - self._hooks.get(container_id, call.at)
+        allowed = self._allowed(call)
+        if allowed is not None and spent + seconds > max(allowed + ROUNDING_SECONDS, spent + MIN_STOP_SECONDS):
+            text = (
+                f"{call.subject} gets {seconds:g} s to stop after {spent:g} s of its hook; its grace is {allowed:g} s"
+            )
+            self._world.broken("I5", call.uid, text)
+        killed_by = call.at + seconds
+        agreed = self._kills.get(container_id)
+        if agreed is not None and killed_by > max(agreed + ROUNDING_SECONDS, call.at + MIN_STOP_SECONDS):
+            text = f"the end of {call.subject} was agreed for {agreed:.1f} s and put off to {killed_by:.1f} s"
+            self._world.broken("I5", call.uid, text)
+        self._kills[container_id] = killed_by if agreed is None else min(agreed, killed_by)
+
+    def _allowed(self, call: Called) -> float | None:
+        """The longest grace that can be in force for a container; None: nobody but its killer knows."""
+        known = self._pods.get(call.uid)
+        if known is None or self._is_evicted(call.uid):
+            return None
+        deletion = self._deletions.get(call.uid)
+        if deletion is not None and call.at > deletion.told_at + NEWS_SECONDS and deletion.grace_seconds > 0:
+            return deletion.grace_seconds
+        meta, spec = known.pod.metadata, known.pod.spec
+        graces = [spec.termination_grace_period_seconds, meta.deletion_grace_period_seconds]
+        container = self._spec_of(call.uid, call.subject)
+        if container is not None:
+            probes = (container.liveness_probe, container.startup_probe)
+            graces += [probe.termination_grace_period_seconds for probe in probes if probe is not None]
+        return max(MIN_STOP_SECONDS, *(grace or 0 for grace in graces))
+
+    def _is_evicted(self, uid: PodUID) -> bool:
+        """Whether a pod is being evicted: whoever does that names a grace of his own, be it longer than the spec's."""
+        state = None if self._world.agent is None else self._world.agent.workers.state(uid)
+        return isinstance(state, Ends) and state.ending.cause is Cause.EVICTED
+
+    def _see_container(self, change: ContainerChanged) -> None:
+        if change.happened in (RuntimeEventType.STOPPED, RuntimeEventType.DELETED):
+            self._kills.pop(change.record.id, None)
+            self._hooks.pop(change.record.id, None)
+
+    def _spec_of(self, uid: PodUID, name: str) -> Container | None:
+        known = self._pods.get(uid)
+        if known is None:
+            return None
+        spec = known.pod.spec
+        return next((each for each in (*spec.containers, *(spec.init_containers or ())) if each.name == name), None)
+
+
+def _command(asked: Asked) -> tuple[str, ...]:
+    return tuple(cast("tuple[str, ...]", asked.given[1]))

@@ -1,0 +1,107 @@
+"""The profile of a simulation: how much there is on the node, how often what happens, how long it lasts.
+
+Pods arrive as whole stories (`workload`): a pod of some kind comes, things are done to it, and in the end it goes. How
+many stories arrive follows from how many pods are wanted at a time and how long each is; the shares say of which kinds.
+The defaults are the profile that counts: what it says is printed with every result.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from math import log
+
+SHARES: Mapping[str, float] = {
+    "servers": 4.0,
+    "probes": 3.0,
+    "jobs": 3.0,
+    "crash-loops": 1.5,
+    "out-of-memory": 1.0,
+    "init-containers": 2.5,
+    "sidecars": 2.5,
+    "hooks": 2.5,
+    "deadlines": 1.5,
+    "updates": 2.0,
+    "deletes": 2.5,
+    "successors": 2.0,
+    "static-files": 2.5,
+    "static-web": 1.5,
+    "mirrors": 1.5,
+    "evictions": 2.0,
+    "preemption": 1.0,
+    "rejections": 1.0,
+    "missing-images": 1.5,
+    "refused-starts": 1.0,
+    "accidents": 2.0,
+    "ephemeral": 1.0,
+    "volumes": 1.5,
+    "stubborn": 1.5,
+    "bursts": 0.5,
+}
+"""Of how many stories each kind of workload tells, in proportion."""
+
+FAULT_RATES: Mapping[str, float] = {
+    "crash": 5.0,
+    "graceful-restart": 1.5,
+    "reboot": 0.5,
+    "runtime-errors": 4.0,
+    "slow-calls": 3.0,
+    "hung-calls": 2.0,
+    "lost-answers": 3.0,
+    "runtime-down": 1.0,
+    "lost-events": 2.0,
+    "repeated-events": 1.5,
+    "late-events": 2.0,
+    "broken-events": 1.5,
+    "api-down": 1.5,
+    "api-errors": 3.0,
+    "api-conflicts": 2.0,
+    "api-lost-answers": 3.0,
+    "watch-gone": 1.5,
+    "watch-stale": 2.0,
+    "watch-broken": 2.0,
+    "stale-lists": 1.5,
+    "clock-jump": 1.0,
+    "disk-full": 1.0,
+    "dawdle": 4.0,
+    "unreadable-sources": 1.0,
+    "volume-trouble": 1.5,
+    "cgroup-trouble": 1.5,
+}
+"""How many times an hour each kind of fault happens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """What a simulated node has to bear."""
+
+    pods: float = 13.0  # wanted at a time; of these some have not begun, some wait and some are over
+    shares: Mapping[str, float] = field(default_factory=lambda: dict(SHARES))
+    life_minutes: tuple[float, float] = (4.0, 60.0)  # how long a pod is wanted; short lives are the more frequent ones
+    graces_seconds: tuple[int, ...] = (0, 1, 2, 5, 10, 10, 30, 30, 60)
+    periods_seconds: tuple[int, ...] = (5, 10, 20, 20, 30, 30)  # of probes
+    polite: float = 0.5  # the share of containers that end at once when asked to
+    fault_rates: Mapping[str, float] = field(default_factory=lambda: dict(FAULT_RATES))
+    faults_per_hour: float = 1.0  # every rate is to be multiplied by this; 0: no faults at all
+
+    def stories_per_hour(self, kinds: Collection[str]) -> float:
+        """How many stories have to arrive so that as many pods are there as are wanted, if only these kinds count."""
+        shortest, longest = self.life_minutes
+        mean = (longest - shortest) / log(longest / shortest) if longest > shortest else longest
+        return self.pods * 60.0 / mean if any(self.shares.get(kind, 0.0) > 0 for kind in kinds) else 0.0
+
+    def fault_rate(self, kind: str) -> float:
+        """How many times an hour a kind of fault happens."""
+        return self.fault_rates.get(kind, 0.0) * self.faults_per_hour
+
+    def described(self) -> tuple[str, ...]:
+        """The profile as lines for people."""
+        least, most = self.life_minutes
+        faults = ", ".join(f"{kind} {self.fault_rate(kind):g}" for kind in self.fault_rates)
+        return (
+            f"{self.pods:g} pods wanted at a time, each for {least:g} to {most:g} minutes: "
+            f"{self.stories_per_hour(self.shares.keys()):.0f} new ones an hour",
+            "of each kind, in proportion: " + ", ".join(f"{kind} {share:g}" for kind, share in self.shares.items()),
+            f"graces {min(self.graces_seconds)} to {max(self.graces_seconds)} s, "
+            f"probes every {min(self.periods_seconds)} to {max(self.periods_seconds)} s, "
+            f"{self.polite:.0%} of the containers end at once when asked to",
+            f"faults an hour: {faults}",
+        )

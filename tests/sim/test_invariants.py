@@ -1,0 +1,748 @@
+"""The invariants that are checked at once: each is shown to bite, and to leave alone what is right.
+
+Most of it is told to the bus directly, as if it had happened: what an agent must never do is not easily had from one
+that works. Then a node with all kinds of pods, whose agent dies again and again, must pass for two hours.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+
+import pytest
+from msgspec.structs import replace
+
+from podkeeper.model.errors import NotFound
+from podkeeper.model.k8s.core import (
+    ContainerState,
+    ContainerStateRunning,
+    ContainerStateTerminated,
+    ContainerStatus,
+    Pod,
+    PodStatus,
+)
+from podkeeper.model.messages import API_SOURCE, CONFIG_MIRROR_ANNOTATION, FILE_SOURCE, Op, PodUID, PodUpdate
+from podkeeper.model.runtime import ContainerRecord, SandboxRecord
+from podkeeper.model.runtime import ContainerState as RuntimeState
+from podkeeper.model.runtime_calls import ContainerConfig, RuntimeEventType
+from podkeeper.runtimes.fake import Behaviour, ExecStep
+from podkeeper.testing.sim.invariants import INVARIANTS, watch
+from podkeeper.testing.sim.invariants.containers import Containers
+from podkeeper.testing.sim.invariants.exits import Exits
+from podkeeper.testing.sim.invariants.grace import Graces
+from podkeeper.testing.sim.invariants.phases import Phases
+from podkeeper.testing.sim.invariants.pods import Pods
+from podkeeper.testing.sim.invariants.starts import Starts
+from podkeeper.testing.sim.records import (
+    Asked,
+    Called,
+    ContainerChanged,
+    LifeBegan,
+    LifeEnded,
+    PodChanged,
+    SandboxChanged,
+    Told,
+)
+from podkeeper.testing.sim.world import World
+from tests.sim.stories import container, exec_probe, pod
+
+UID = PodUID("u1")
+AT_ONCE = ("I1", "I2", "I3", "I4", "I5", "I7", "I12", "I13")
+
+
+class Stage:
+    """A world in which things happen by being said."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        pods = Pods(self.world)
+        Phases(self.world, pods)
+        for room in (Exits, Containers, Starts, Graces):
+            room(self.world, pods)
+        self.life = 1
+        self.at = self.world.now()
+
+    @property
+    def broken(self) -> str:
+        """Which promise was broken, if any."""
+        return "" if self.world.violation is None else self.world.violation.invariant
+
+    # The runtime.
+
+    def sandbox(
+        self, id_: str = "s1", uid: PodUID = UID, happened: RuntimeEventType = RuntimeEventType.STARTED
+    ) -> None:
+        record = SandboxRecord(id=id_, ready=happened is RuntimeEventType.STARTED)
+        self.world.bus.tell(SandboxChanged(self.at, uid, record, happened))
+
+    def runs(self, id_: str, name: str = "app", uid: PodUID = UID, **more: object) -> None:
+        """A container is made and starts."""
+        record = ContainerRecord(id=id_, name=name, state=RuntimeState.RUNNING, sandbox_id="s1")
+        record = replace(record, **more)
+        for happened in (RuntimeEventType.CREATED, RuntimeEventType.STARTED):
+            self.world.bus.tell(ContainerChanged(self.at, uid, record, happened))
+
+    def ends(self, id_: str, exit_code: int = 0, name: str = "app", uid: PodUID = UID) -> None:
+        record = ContainerRecord(id=id_, name=name, state=RuntimeState.EXITED, exit_code=exit_code)
+        self.world.bus.tell(ContainerChanged(self.at, uid, record, RuntimeEventType.STOPPED))
+
+    def again(self, spec: Pod, id_: str, attempt: int = 1, *, name: str = "app", sandbox: str = "s1") -> None:
+        """The agent has another attempt of a container made and started."""
+        config = ContainerConfig(pod=spec, container=container(name), attempt=attempt, image=name, spec_hash="")
+        self.calls("create_container", sandbox, config, subject=name)
+        self.runs(id_, name, restart_count=attempt, sandbox_id=sandbox)
+
+    # The agent.
+
+    def calls(self, operation: str, *given: object, uid: PodUID = UID, subject: str = "app") -> None:
+        self.world.bus.tell(Called(self.at, self.life, "runtime", operation, uid, subject, given))
+
+    def runs_hook(self, id_: str, command: str, begun: float) -> None:
+        given = (id_, (command,), 30.0)
+        asked = Asked(self.at, self.life, "runtime", "exec_sync", UID, "app", given, "", None, begun)
+        self.world.bus.tell(asked)
+
+    def publishes(self, old: Pod | None, new: Pod | None, by: int = 1) -> None:
+        self.world.bus.tell(PodChanged(self.at, old, new, by))
+
+    def hears(self, *pods: Pod, op: Op = Op.SET, source: str = API_SOURCE) -> None:
+        self.world.bus.tell(Told(self.at, self.life, PodUpdate(op, pods, source)))
+
+    def dies(self) -> None:
+        """The agent dies, and another one takes its place."""
+        self.world.bus.tell(LifeEnded(self.at, self.life, "killed"))
+        self.life += 1
+        self.world.bus.tell(LifeBegan(self.at, self.life))
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    world = World(0)
+    yield Stage(world)
+    world.loop.close()
+
+
+def known(spec: Pod | None = None, uid: PodUID = UID, **status: object) -> Pod:
+    """A pod of the API."""
+    spec = spec or pod("web")
+    return replace(spec, metadata=replace(spec.metadata, uid=uid), status=PodStatus(**status))  # type: ignore[arg-type]
+
+
+def going(spec: Pod, grace: int = 30) -> Pod:
+    meta = replace(spec.metadata, deletion_timestamp="2026-01-01T00:00:00Z", deletion_grace_period_seconds=grace)
+    return replace(spec, metadata=meta)
+
+
+def mirror(uid: str, of: str, **status: object) -> Pod:
+    found = known(None, PodUID(uid), **status)
+    return replace(found, metadata=replace(found.metadata, annotations={CONFIG_MIRROR_ANNOTATION: of}))
+
+
+def said(name: str = "app", *, id_: str = "", exit_code: int | None = None, restarts: int = 0) -> ContainerStatus:
+    """A container that runs, or is said to have ended."""
+    end = ContainerStateTerminated(exit_code=exit_code or 0, container_id=f"fake://{id_}" if id_ else None)
+    state = ContainerState(running=ContainerStateRunning()) if exit_code is None else ContainerState(terminated=end)
+    found = ContainerStatus(name=name, image=name, container_id=f"fake://{id_}" if id_ else None, state=state)
+    return replace(found, restart_count=restarts)
+
+
+# I1, I13: what only moves one way.
+
+
+def _a_finished_pod_runs_again(it: Stage) -> None:
+    it.publishes(known(phase="Succeeded"), known(phase="Running"))
+
+
+def _a_failed_pod_succeeds_after_all(it: Stage) -> None:
+    it.publishes(known(phase="Failed"), known(phase="Succeeded"))
+
+
+def _a_mirror_takes_back_the_end_of_its_pod(it: Stage) -> None:
+    it.hears(known(), source=FILE_SOURCE)
+    it.runs("c1")
+    it.ends("c1", 1)
+    over = mirror("m1", UID, phase="Failed", container_statuses=(said(id_="c1", exit_code=1),))
+    it.publishes(over, mirror("m1", UID, phase="Running", container_statuses=(said(id_="c1", exit_code=1),)))
+
+
+def _a_restart_count_falls(it: Stage) -> None:
+    it.publishes(
+        known(container_statuses=(said(restarts=3),)),
+        known(container_statuses=(said(restarts=2),)),
+    )
+
+
+# I2: what is said of ends.
+
+
+def _success_of_a_container_that_never_was(it: Stage) -> None:
+    it.publishes(known(), known(container_statuses=(said(id_="c9", exit_code=0),)))
+
+
+def _success_of_a_container_that_failed(it: Stage) -> None:
+    it.runs("c1")
+    it.ends("c1", 3)
+    it.publishes(known(), known(container_statuses=(said(id_="c1", exit_code=0),)))
+
+
+def _success_of_a_container_that_still_runs(it: Stage) -> None:
+    it.runs("c1")
+    it.publishes(known(), known(container_statuses=(said(id_="c1", exit_code=0),)))
+
+
+def _another_exit_code_than_the_true_one(it: Stage) -> None:
+    it.runs("c1")
+    it.ends("c1", 3)
+    it.publishes(known(), known(container_statuses=(said(id_="c1", exit_code=4),)))
+
+
+def _success_of_an_init_container_that_nobody_saw_run(it: Stage) -> None:
+    it.publishes(known(), known(init_container_statuses=(said("init", exit_code=0),)))
+
+
+def _success_of_a_pod_whose_last_run_failed(it: Stage) -> None:
+    it.runs("c1")
+    it.ends("c1", 0)
+    it.runs("c2", restart_count=1)
+    it.ends("c2", 1)
+    it.publishes(known(phase="Running"), known(phase="Succeeded"))
+
+
+def _success_in_a_last_state_that_is_another_pods(it: Stage) -> None:
+    it.runs("c1", uid=PodUID("u2"))
+    it.ends("c1", 0, uid=PodUID("u2"))
+    last = ContainerState(terminated=ContainerStateTerminated(exit_code=0, container_id="fake://c1"))
+    it.publishes(known(), known(container_statuses=(replace(said(), last_state=last),)))
+
+
+# I3, I4: what lives.
+
+
+def _a_container_lives_twice(it: Stage) -> None:
+    it.runs("c1")
+    it.runs("c2", restart_count=1)
+
+
+def _a_pod_has_two_sandboxes(it: Stage) -> None:
+    it.sandbox("s1")
+    it.sandbox("s2")
+
+
+def _a_static_pod_starts_before_its_predecessor_is_gone(it: Stage) -> None:
+    it.hears(known(uid=PodUID("old")), source=FILE_SOURCE)
+    it.runs("c1", uid=PodUID("old"))
+    it.hears(known(uid=PodUID("new")), source=FILE_SOURCE)
+    it.runs("c2", uid=PodUID("new"))
+
+
+def _an_object_is_deleted_while_its_pod_runs(it: Stage) -> None:
+    it.runs("c1")
+    it.publishes(going(known()), None)
+
+
+# I7: what runs again, and what is lost.
+
+
+def _what_runs_once_runs_twice(it: Stage) -> None:
+    it.runs("c1")
+    it.ends("c1", 1)
+    it.again(pod("job", policy="Never"), "c2")
+
+
+def _what_succeeded_runs_again(it: Stage) -> None:
+    it.runs("c1")
+    it.ends("c1", 0)
+    it.again(pod("job", policy="OnFailure"), "c2")
+
+
+def _what_succeeded_runs_again_in_another_sandbox(it: Stage) -> None:
+    it.runs("c1")
+    it.ends("c1", 0)
+    it.again(pod("job", policy="OnFailure"), "c2", sandbox="s2")
+
+
+def _an_init_container_succeeds_twice_in_one_sandbox(it: Stage) -> None:
+    it.runs("c1", "init")
+    it.ends("c1", 0, "init")
+    it.again(pod("web", init=(container("init"),)), "c2", name="init")
+
+
+def _a_pod_that_runs_once_is_initialised_again(it: Stage) -> None:
+    it.runs("c1", "init")
+    it.ends("c1", 0, "init")
+    it.again(pod("web", init=(container("init"),), policy="Never"), "c2", name="init", sandbox="s2")
+
+
+def _an_exit_code_is_lost_with_the_object(it: Stage) -> None:
+    it.runs("c1")
+    it.ends("c1", 3)
+    it.publishes(going(known(container_statuses=(said(exit_code=137),))), None)
+
+
+def _a_restart_is_lost_with_the_object(it: Stage) -> None:
+    it.runs("c1", restart_count=2)
+    it.ends("c1", 3)
+    it.publishes(going(known(container_statuses=(said(id_="c1", exit_code=3, restarts=1),))), None)
+
+
+# I12: what starts after its end.
+
+
+def _a_start_after_the_deletion_a_former_life_heard_of(it: Stage) -> None:
+    it.hears(known())
+    it.hears(going(known()), op=Op.UPDATE)
+    it.dies()
+    it.hears(known())  # a list from before
+    it.calls("run_sandbox")
+
+
+def _a_start_after_the_removal_a_former_life_heard_of(it: Stage) -> None:
+    it.hears(known())
+    it.hears(known(), op=Op.REMOVE)
+    it.dies()
+    it.hears(known())
+    config = ContainerConfig(pod=known(), container=container(), attempt=0, image="", spec_hash="")
+    it.calls("create_container", "s1", config)
+
+
+def _a_start_after_the_end_was_published(it: Stage) -> None:
+    it.hears(known())
+    it.publishes(known(phase="Running"), known(phase="Failed"))
+    it.calls("start_container", "c1")
+
+
+def _a_start_of_a_static_pod_that_is_named_no_more(it: Stage) -> None:
+    it.hears(known(), source=FILE_SOURCE)
+    it.hears(source=FILE_SOURCE)
+    it.dies()
+    it.calls("run_sandbox")
+
+
+# I5: graces.
+
+
+def _a_stop_gets_longer_than_the_grace(it: Stage) -> None:
+    it.hears(known(pod("web", grace=5)))
+    it.runs("c1")
+    it.calls("stop_container", "c1", 10)
+
+
+def _a_hook_and_a_stop_get_a_grace_each(it: Stage) -> None:
+    it.hears(known(pod("web", container(pre_stop="bye"), grace=10)))
+    it.runs("c1")
+    it.runs_hook("c1", "bye", begun=it.at - 6)
+    it.calls("stop_container", "c1", 10)
+
+
+def _a_kill_is_put_off(it: Stage) -> None:
+    it.hears(known(pod("web", grace=60)))
+    it.runs("c1")
+    it.calls("stop_container", "c1", 5)
+    it.calls("stop_container", "c1", 30)
+
+
+BROKEN: dict[str, tuple[str, Callable[[Stage], None]]] = {
+    "a finished pod runs again": ("I1", _a_finished_pod_runs_again),
+    "a failed pod succeeds after all": ("I1", _a_failed_pod_succeeds_after_all),
+    "a mirror takes back the end of its pod": ("I1", _a_mirror_takes_back_the_end_of_its_pod),
+    "a restart count falls": ("I13", _a_restart_count_falls),
+    "success of a container that never was": ("I2", _success_of_a_container_that_never_was),
+    "success of a container that failed": ("I2", _success_of_a_container_that_failed),
+    "success of a container that still runs": ("I2", _success_of_a_container_that_still_runs),
+    "another exit code than the true one": ("I2", _another_exit_code_than_the_true_one),
+    "success of an init container that nobody saw run": ("I2", _success_of_an_init_container_that_nobody_saw_run),
+    "success of a pod whose last run failed": ("I2", _success_of_a_pod_whose_last_run_failed),
+    "success in a last state that is another pod's": ("I2", _success_in_a_last_state_that_is_another_pods),
+    "a container lives twice": ("I3", _a_container_lives_twice),
+    "a pod has two sandboxes": ("I3", _a_pod_has_two_sandboxes),
+    "a static pod starts before its predecessor is gone": ("I3", _a_static_pod_starts_before_its_predecessor_is_gone),
+    "an object is deleted while its pod runs": ("I4", _an_object_is_deleted_while_its_pod_runs),
+    "a stop gets longer than the grace": ("I5", _a_stop_gets_longer_than_the_grace),
+    "a hook and a stop get a grace each": ("I5", _a_hook_and_a_stop_get_a_grace_each),
+    "a kill is put off": ("I5", _a_kill_is_put_off),
+    "what runs once runs twice": ("I7", _what_runs_once_runs_twice),
+    "what succeeded runs again": ("I7", _what_succeeded_runs_again),
+    "what succeeded runs again in another sandbox": ("I7", _what_succeeded_runs_again_in_another_sandbox),
+    "an init container succeeds twice in one sandbox": ("I7", _an_init_container_succeeds_twice_in_one_sandbox),
+    "a pod that runs once is initialised again": ("I7", _a_pod_that_runs_once_is_initialised_again),
+    "an exit code is lost with the object": ("I7", _an_exit_code_is_lost_with_the_object),
+    "a restart is lost with the object": ("I7", _a_restart_is_lost_with_the_object),
+    "a start after a deletion heard in a former life": ("I12", _a_start_after_the_deletion_a_former_life_heard_of),
+    "a start after a removal heard in a former life": ("I12", _a_start_after_the_removal_a_former_life_heard_of),
+    "a start after the end was published": ("I12", _a_start_after_the_end_was_published),
+    "a start of a static pod that is named no more": ("I12", _a_start_of_a_static_pod_that_is_named_no_more),
+}
+
+
+@pytest.mark.parametrize(("invariant", "misdeed"), BROKEN.values(), ids=BROKEN.keys())
+def test_a_broken_promise_is_seen_at_once(stage: Stage, invariant: str, misdeed: Callable[[Stage], None]) -> None:
+    misdeed(stage)
+    assert stage.broken == invariant
+
+
+# What is right.
+
+
+def _a_user_does_what_the_agent_may_not(it: Stage) -> None:
+    it.runs("c1")
+    it.publishes(known(phase="Failed"), known(phase="Running", container_statuses=(said(exit_code=0),)), by=0)
+    it.publishes(going(known()), None, by=0)  # a force delete
+
+
+def _a_mirror_shows_the_successor_of_its_pod(it: Stage) -> None:
+    it.hears(known(uid=PodUID("old")), source=FILE_SOURCE)
+    it.runs("c1", uid=PodUID("old"), restart_count=4)
+    it.ends("c1", 1, uid=PodUID("old"))
+    it.hears(known(uid=PodUID("new")), source=FILE_SOURCE)
+    it.runs("c2", uid=PodUID("new"))
+    over = mirror("m1", "old", phase="Failed", container_statuses=(said(id_="c1", exit_code=1, restarts=4),))
+    it.publishes(over, mirror("m1", "old", phase="Running", container_statuses=(said(id_="c2"),)))
+    it.publishes(mirror("m1", "old"), None)
+
+
+def _an_end_that_nobody_saw_is_told_as_unknown(it: Stage) -> None:
+    it.publishes(known(), known(container_statuses=(said(exit_code=137),)))
+
+
+def _the_last_end_stands_behind_a_container_that_never_started(it: Stage) -> None:
+    it.runs("c1")
+    it.ends("c1", 3)
+    unstarted = ContainerRecord(id="c2", name="app", state=RuntimeState.CREATED, restart_count=1)
+    it.world.bus.tell(ContainerChanged(it.at, UID, unstarted, RuntimeEventType.CREATED))
+    last = said(id_="c1", exit_code=3).state
+    it.publishes(going(known(container_statuses=(replace(said(exit_code=137, restarts=1), last_state=last),))), None)
+
+
+def _what_failed_runs_again(it: Stage) -> None:
+    it.runs("c1")
+    it.ends("c1", 1)
+    it.again(pod("job", policy="OnFailure"), "c2")
+
+
+def _what_a_probe_had_stopped_runs_again_though_it_left_with_success(it: Stage) -> None:
+    it.runs("c1")
+    it.calls("stop_container", "c1", 2)
+    it.ends("c1", 0)
+    it.again(pod("job", policy="OnFailure"), "c2")
+
+
+def _what_runs_once_runs_anew_when_its_image_changes(it: Stage) -> None:
+    it.runs("c1", spec_hash="old")
+    it.calls("stop_container", "c1", 2)
+    it.ends("c1", 0)
+    it.again(pod("job", policy="Never"), "c2")
+
+
+def _an_init_container_runs_again_in_a_new_sandbox(it: Stage) -> None:
+    it.runs("c1", "init")
+    it.ends("c1", 0, "init")
+    it.again(pod("web", init=(container("init"),)), "c2", name="init", sandbox="s2")
+
+
+def _a_static_pod_that_comes_back_begins_anew(it: Stage) -> None:
+    once = known(pod("job", policy="Never"))
+    it.hears(once, source=FILE_SOURCE)
+    it.again(once, "c1", 0)
+    it.ends("c1", 1)
+    it.hears(source=FILE_SOURCE)
+    it.at += 1
+    it.hears(once, source=FILE_SOURCE)
+    it.again(once, "c2", 1)
+
+
+def _a_list_from_before_a_pod_was_made_is_no_end(it: Stage) -> None:
+    there = it.world.api.put(pod("web"))
+    it.hears(there)
+    it.dies()
+    it.hears()
+    it.hears(there, op=Op.ADD)
+    it.calls("run_sandbox", uid=PodUID(there.metadata.uid or ""))
+
+
+def _a_grace_shrinks(it: Stage) -> None:
+    it.hears(known(pod("web", container(pre_stop="bye"), grace=60)))
+    it.runs("c1")
+    it.runs_hook("c1", "bye", begun=it.at - 20)
+    it.calls("stop_container", "c1", 40)
+    it.calls("stop_container", "c1", 2)
+
+
+def _a_new_life_grants_a_new_grace(it: Stage) -> None:
+    it.hears(known(pod("web", grace=60)))
+    it.runs("c1")
+    it.calls("stop_container", "c1", 5)
+    it.dies()
+    it.calls("stop_container", "c1", 60)
+
+
+RIGHT: dict[str, Callable[[Stage], None]] = {
+    "a user does what the agent may not": _a_user_does_what_the_agent_may_not,
+    "a mirror shows the successor of its pod": _a_mirror_shows_the_successor_of_its_pod,
+    "an end that nobody saw is told as unknown": _an_end_that_nobody_saw_is_told_as_unknown,
+    "the last end stands behind what never started": _the_last_end_stands_behind_a_container_that_never_started,
+    "what failed runs again": _what_failed_runs_again,
+    "what a probe had stopped runs again": _what_a_probe_had_stopped_runs_again_though_it_left_with_success,
+    "what runs once runs anew when its image changes": _what_runs_once_runs_anew_when_its_image_changes,
+    "an init container runs again in a new sandbox": _an_init_container_runs_again_in_a_new_sandbox,
+    "a static pod that comes back begins anew": _a_static_pod_that_comes_back_begins_anew,
+    "a list from before a pod was made is no end": _a_list_from_before_a_pod_was_made_is_no_end,
+    "a grace shrinks": _a_grace_shrinks,
+    "a new life grants a new grace": _a_new_life_grants_a_new_grace,
+}
+
+
+@pytest.mark.parametrize("deed", RIGHT.values(), ids=RIGHT.keys())
+def test_what_is_right_is_let_be(stage: Stage, deed: Callable[[Stage], None]) -> None:
+    deed(stage)
+    assert stage.world.violation is None
+
+
+# What takes time, and what only a living agent knows.
+
+
+def test_a_pod_that_outlives_the_grace_of_its_deletion_is_seen() -> None:
+    world = World(0)
+
+    async def story() -> None:
+        it = Stage(world)
+        it.at = world.now()
+        it.runs("c1")
+        it.hears(going(known(), grace=10))
+        await asyncio.sleep(60)
+
+    violation = world.play(story).violation
+    assert violation is not None
+    assert (violation.invariant, violation.at) == ("I5", 15.0)
+
+
+def test_a_shortened_grace_counts_from_when_it_was_told() -> None:
+    world = World(0)
+
+    async def story() -> None:
+        it = Stage(world)
+        it.at = world.now()
+        it.runs("c1")
+        it.hears(going(known(), grace=600))
+        await asyncio.sleep(20)
+        it.at = world.now()
+        it.hears(going(known(), grace=3))
+        await asyncio.sleep(60)
+
+    violation = world.play(story).violation
+    assert violation is not None
+    assert (violation.invariant, violation.at) == ("I5", 28.0)
+
+
+def test_trouble_and_death_excuse_a_late_end() -> None:
+    world = World(0)
+
+    async def story() -> None:
+        it = Stage(world)
+        it.at = world.now()
+        it.runs("c1")
+        it.runs("c2", uid=PodUID("u2"))
+        it.hears(going(known(), grace=10), op=Op.UPDATE)
+        it.hears(going(known(uid=PodUID("u2")), grace=30), op=Op.UPDATE)
+        world.troubles.moment(world.now(), "hung-calls", UID)
+        await asyncio.sleep(20)
+        it.dies()
+        await asyncio.sleep(60)
+
+    assert world.play(story).violation is None
+
+
+def test_what_starts_in_a_pod_whose_worker_ends_it_is_seen() -> None:
+    world = World(0)
+
+    async def story() -> None:
+        it = Stage(world)
+        uid = PodUID(world.api.put(pod("web", app=Behaviour(term_seconds=None))).metadata.uid or "")
+        await asyncio.sleep(5)
+        world.api.mark_deleted(Pod, "web", "default")
+        await asyncio.sleep(5)
+        it.calls("start_container", "c9", uid=uid)
+
+    violation = world.play(story).violation
+    assert violation is not None
+    assert violation.invariant == "I12"
+
+
+def test_what_the_runtime_complains_of_is_seen() -> None:
+    world = World(0)
+
+    async def story() -> None:
+        Stage(world)
+        uid = PodUID(world.api.put(pod("web")).metadata.uid or "")
+        await asyncio.sleep(5)
+        live = next(life for life in world.truth.all_running() if life.uid == uid)
+        spec = world.api.peek(Pod, "web", "default") or pod("web")
+        config = ContainerConfig(pod=spec, container=spec.spec.containers[0], attempt=1, image=live.image, spec_hash="")
+        await world.runtime.start_container(await world.runtime.create_container(live.sandbox_id, config))
+
+    violation = world.play(story).violation
+    assert violation is not None
+    assert violation.invariant == "I3"
+
+
+# What the invariants found in the engine.
+
+
+def test_an_evicted_pod_keeps_its_exit_codes() -> None:
+    """Its dead containers were removed before anybody had looked how they ended: all of it told as unknown."""
+    world = World(0)
+    watch(world)
+
+    async def story() -> None:
+        world.api.put(pod("web", app=Behaviour(term_exit_code=7)))
+        await asyncio.sleep(5)
+        assert world.agent is not None
+        evicted = world.agent.manager.pod_by_full_name("web_default")
+        assert evicted is not None
+        await world.agent.workers.kill_pod(evicted, evict=True)
+        world.api.mark_deleted(Pod, "web", "default")
+        await asyncio.sleep(30)
+
+    assert world.play(story).violation is None
+    assert world.checks["I7"] > 0
+    assert world.api.peek(Pod, "web", "default") is None
+
+
+def test_a_list_older_than_what_a_former_life_saw_starts_nothing() -> None:
+    """A restarted agent asked a server that was behind, and ran pods again that were long deleted (as Sieve found)."""
+    world = World(0)
+    watch(world)
+
+    async def story() -> None:
+        world.api.put(pod("web"))
+        await asyncio.sleep(5)
+        before = world.api.version
+        world.api.mark_deleted(Pod, "web", "default")
+        await asyncio.sleep(30)
+        assert world.api.peek(Pod, "web", "default") is None
+        world.api.lists_as_of = before
+        world.api.set_watch_pace(delay_seconds=15)
+        world.crash()
+        await asyncio.sleep(20)
+        world.api.lists_as_of = None
+        world.api.set_watch_pace()
+        await asyncio.sleep(60)
+
+    assert world.play(story).violation is None
+    assert not list(world.truth.all_running())
+
+
+def test_a_note_that_a_full_disk_refused_to_replace_takes_nothing_back() -> None:
+    """After the restart the old note was sent over what the API had been told meanwhile: a restart was taken back."""
+    world = World(0)
+    watch(world)
+
+    def restarts() -> int:
+        found = world.api.peek(Pod, "web", "default")
+        assert found is not None
+        return sum(each.restart_count for each in found.status.container_statuses or ())
+
+    async def story() -> None:
+        world.api.put(pod("web"))
+        await asyncio.sleep(5)
+        (live,) = world.truth.all_running()
+        world.journal.disk_full = True
+        world.runtime.end_container(live.uid, "app", 1)
+        await asyncio.sleep(30)
+        assert restarts() == 1
+        world.runtime.go_down()  # so that nobody can look how it really is
+        world.crash()
+        await asyncio.sleep(40)
+        world.journal.disk_full = False
+        world.runtime.come_up()
+        await asyncio.sleep(60)
+
+    assert world.play(story).violation is None
+    assert restarts() == 1
+
+
+def test_a_static_pod_named_again_while_it_ends_goes_on_counting_its_restarts() -> None:
+    """Its status was forgotten as nobody's while it still ended: its mirror then told fewer restarts than before."""
+    world = World(0)
+    watch(world)
+    place, manifest = "/etc/podkeeper/stat.yaml", pod("stat", grace=20, app=Behaviour(term_seconds=None))
+
+    async def replaced_for(seconds: float) -> None:
+        world.files.write(place, pod("stat", container(image="app:v2"), grace=20))
+        await asyncio.sleep(seconds)
+        world.files.write(place, manifest)
+        await asyncio.sleep(20.1 - seconds)  # it has just ended
+
+    async def story() -> None:
+        (static,) = world.files.write(place, manifest)
+        await asyncio.sleep(5)
+        await replaced_for(0.1)
+        for life in world.truth.of_pod(PodUID(static.metadata.uid or "")):
+            await world.runtime.remove_container(life.id)  # with it goes the runtime's count
+        await asyncio.sleep(60)
+        await replaced_for(10)
+        await asyncio.sleep(60)
+
+    assert world.play(story).violation is None
+    assert world.checks["I13"] > 0
+
+
+# Two hours in which nothing is wrong but the agent's health.
+
+
+def _pods(number: int) -> Iterable[Pod]:
+    """One of each kind."""
+    name = f"pod-{number}"
+    yield pod(f"{name}-web", container(ready=exec_probe()))
+    yield pod(f"{name}-crashes", app=Behaviour(after_seconds=5, exit_code=1, crashes=3))
+    yield pod(f"{name}-again", policy="OnFailure", app=Behaviour(after_seconds=20, exit_code=1, crashes=2))
+    yield pod(f"{name}-once", policy="Never", app=Behaviour(after_seconds=30, exit_code=number % 2))
+    yield pod(
+        f"{name}-init",
+        init=(container("first"), container("side", restart="Always"), container("second")),
+        policy="OnFailure",
+        first=Behaviour(after_seconds=3),
+        second=Behaviour(after_seconds=2, exit_code=1, crashes=1),
+        side=Behaviour(term_seconds=None),
+        app=Behaviour(after_seconds=40),
+    )
+    bye = Behaviour(exec=(ExecStep(takes_seconds=(1, 8, 100)[number % 3]),), term_seconds=None)
+    yield pod(f"{name}-hook", container(pre_stop="bye"), grace=10, app=bye)
+    sick = Behaviour(exec=(ExecStep(), ExecStep(from_seconds=60, exit_code=1)), term_seconds=2)
+    yield pod(f"{name}-sick", container(live=exec_probe(period=5)), app=sick)
+
+
+async def _two_hours(world: World) -> None:
+    chance = world.random("story")
+    for number in range(8):
+        names = [world.api.put(each).metadata.name or "" for each in _pods(number)]
+        world.files.write("/etc/podkeeper/stat.yaml", pod("stat", container(image=f"app:{number % 3}"), grace=5))
+        await asyncio.sleep(chance.uniform(20, 100))
+        world.crash(away_seconds=chance.uniform(0.5, 20))
+        await asyncio.sleep(chance.uniform(30, 100))
+        for name in names:
+            for grace in chance.choice([(None,), (None, 2), (60, 1)]):
+                with suppress(NotFound):
+                    world.api.mark_deleted(Pod, name, "default", grace_seconds=grace)
+                await asyncio.sleep(chance.uniform(0, 5))
+        if number % 2:
+            world.files.erase("/etc/podkeeper/stat.yaml")
+        await asyncio.sleep(max(0.0, 900.0 * (number + 1) - world.now()))
+
+
+def test_a_healthy_node_breaks_nothing_and_puts_everything_to_the_test() -> None:
+    world = World(7)
+    watch(world)
+    logging.disable(logging.ERROR)
+    try:
+        verdict = world.play(lambda: _two_hours(world))
+    finally:
+        logging.disable(logging.NOTSET)
+    assert verdict.violation is None
+    assert verdict.seconds >= 7200
+    assert verdict.lives == 9
+    assert [each for each in AT_ONCE if not verdict.checks[each]] == []
+
+
+def test_every_invariant_has_its_line() -> None:
+    assert list(INVARIANTS) == [f"I{number}" for number in range(1, 15)]
+    assert all(INVARIANTS.values())

@@ -1,0 +1,114 @@
+"""Readiness: a Ready bit that changes for no reason is found, and what truly changes may be said."""
+
+import asyncio
+
+import pytest
+
+from podkeeper.model.k8s.core import Pod
+from podkeeper.runtimes.fake import Behaviour
+from podkeeper.runtimes.fake.behaviour import ExecStep
+from podkeeper.testing.sim.invariants.readiness import Readiness
+from podkeeper.testing.sim.records import PodChanged
+from tests.sim.stories import Story, container, exec_probe, pod
+from tests.sim.watching import broken, play
+
+
+def says(it: Story, name: str, *, ready: bool) -> None:
+    """Let the agent say so, for no reason."""
+
+    async def patch() -> None:
+        condition = {"type": "Ready", "status": str(ready)}
+        await it.api.patch_status(Pod, name, {"status": {"conditions": [condition]}}, "default")
+
+    it.world.in_agent(patch())
+
+
+@pytest.mark.parametrize("ready", [True, False])
+def test_a_ready_bit_that_changes_for_no_reason_is_found(ready: bool) -> None:
+    steps = (ExecStep(exit_code=0 if not ready else 1),)
+
+    async def story(it: Story) -> None:
+        it.put(pod("web", container(ready=exec_probe(failures=1)), app=Behaviour(exec=steps)))
+        await asyncio.sleep(60)
+        assert it.is_ready("web") is not ready
+        says(it, "web", ready=ready)
+        await asyncio.sleep(1)
+
+    assert broken(play(story, Readiness)) == "I7"
+
+
+def test_what_truly_changes_may_be_said() -> None:
+    flapping = Behaviour(exec=tuple(ExecStep(from_seconds=60.0 * n, exit_code=n % 2) for n in range(10)))
+
+    async def story(it: Story) -> None:
+        it.put(pod("web", container(ready=exec_probe(period=5)), container("slow", startup=exec_probe()), app=flapping))
+        it.put(pod("crash", app=Behaviour(after_seconds=40)))
+        changes = it.changes()
+        for _ in range(5):
+            await asyncio.sleep(110)
+            await it.restart_agent(away_seconds=15)
+        assert len([each for each in changes if each.by and ready_bit(each.old) is not ready_bit(each.new)]) > 8
+
+    verdict = play(story, Readiness)
+    assert verdict.violation is None
+    assert verdict.checks["I7"] > 20
+
+
+def ready_bit(found: Pod | None) -> bool:
+    conditions = () if found is None else found.status.conditions or ()
+    return any(each.type == "Ready" and each.status == "True" for each in conditions)
+
+
+@pytest.mark.parametrize("api_is_away", [False, True])
+def test_a_static_pod_stays_ready_when_the_agent_is_restarted(api_is_away: bool) -> None:
+    async def story(it: Story) -> None:
+        it.write("/static.yaml", pod("static", container(ready=exec_probe(period=20))))
+        await asyncio.sleep(60)
+        assert it.is_ready("static-n1")
+        if api_is_away:
+            it.api.go_down()
+            it.world.trouble("api-down", 30, it.api.come_up)
+        changes: list[PodChanged] = it.changes()
+        await it.restart_agent()
+        await asyncio.sleep(120)
+        assert it.is_ready("static-n1")
+        assert [each for each in changes if not ready_bit(each.new)] == []
+
+    assert play(story, Readiness).violation is None
+
+
+def test_a_pod_stays_ready_when_the_disk_took_no_note_of_it() -> None:
+    async def story(it: Story) -> None:
+        it.put(
+            pod("web", container(ready=exec_probe(period=20)), app=Behaviour(exec=(NOT_YET, ExecStep(from_seconds=30))))
+        )
+        await asyncio.sleep(20)
+        it.world.journal.disk_full = True
+        await asyncio.sleep(40)
+        assert it.is_ready("web")
+        await it.restart_agent()
+        changes = it.changes()
+        await asyncio.sleep(30)
+        assert [each for each in changes if not ready_bit(each.new)] == []
+
+    assert play(story, Readiness).violation is None
+
+
+NOT_YET = ExecStep(exit_code=1)
+
+
+def test_a_container_that_starts_again_is_not_taken_to_have_started_as_the_last_one_had() -> None:
+    slow_start = Behaviour(exec=(NOT_YET, ExecStep(from_seconds=30)))
+    probes = container(ready=exec_probe(period=1), startup=exec_probe(period=7, failures=20))
+
+    async def story(it: Story) -> None:
+        uid = it.put(pod("web", probes, app=slow_start))
+        await asyncio.sleep(60)
+        assert it.is_ready("web")
+        it.runtime.end_container(uid, "app", 1)
+        await asyncio.sleep(20)
+        assert not it.is_ready("web")
+        await asyncio.sleep(30)
+        assert it.is_ready("web")
+
+    assert play(story, Readiness).violation is None

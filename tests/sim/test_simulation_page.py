@@ -1,0 +1,54 @@
+"""docs/simulation.md says what is true: its examples run, its commands can be typed, its options are all there are."""
+
+import re
+import shlex
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from podkeeper.app.cli.sim import sim
+from podkeeper.testing.sim.play import Plan, history_of, play
+
+PAGE = (Path(__file__).parent.parent.parent / "docs" / "simulation.md").read_text()
+COMMANDS = [
+    shlex.split(line.partition("#")[0])
+    for line in re.findall(r"podkeeper sim .*", re.sub(r"`[^`\n]*`", "", PAGE))
+    if "my_checks" not in line
+]
+
+
+@cache
+def names() -> dict[str, Any]:
+    """What the page's code defines."""
+    found: dict[str, Any] = {}
+    for block in re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL):
+        exec(compile(block, "simulation.md", "exec"), found)
+    return found
+
+
+def test_the_scenario_runs() -> None:
+    tests = [value for name, value in names().items() if name.startswith("test_")]
+    assert len(tests) == 1
+    tests[0]()
+
+
+def test_the_invariant_is_put_to_the_test_and_holds() -> None:
+    plan = Plan(seed=7, hours=0.1, faults=(), workload=("servers", "jobs"))
+    outcome = play(history_of(plan), also=names()["ReadyHasAddress"])
+    assert outcome.violation is None
+    assert outcome.checks["R1"] > 5
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_the_commands_can_be_typed(words: list[str]) -> None:
+    context = sim.make_context("sim", [word for word in words[2:] if word != "--list"])
+    assert context.params["hours"] in (1.0, 6.0)
+
+
+def test_every_option_is_in_the_table() -> None:
+    table = PAGE.partition("| option |")[2].partition("\n\n")[0]
+    options = [option.opts[0] for option in sim.params if isinstance(option, click.Option)]
+    assert [name for name in options if name not in table and name not in ("--list", "--shrink")] == []
