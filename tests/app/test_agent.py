@@ -246,3 +246,15 @@ def test_before_a_graceful_end_the_api_is_told_what_it_has_missed() -> None:
         assert house.phase("job") == "Succeeded"
 
     in_node_house(scenario)
+
+
+def test_nothing_is_left_in_the_runtime_of_a_pod_that_is_gone() -> None:
+    async def scenario(house: NodeHouse) -> list[str]:
+        await house.create(pod("web"), pod("stays"))
+        await house.until(lambda: house.is_ready("web"), within=5)
+        await house.delete("web")
+        await house.until(lambda: house.in_api("web") is None, within=5)
+        await asyncio.sleep(5)
+        return [record.name for record in await house.runtime.list_pods()]
+
+    assert in_node_house(scenario) == ["stays"]

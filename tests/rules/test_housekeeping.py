@@ -107,6 +107,13 @@ def test_what_the_updates_say() -> None:
     assert plan.orphan_kills == (Update(type=UpdateType.KILL, running_pod=stray, kill=kill),)
 
 
+def test_remains_go_once_nobody_wants_the_pod_and_no_worker_cares_for_it() -> None:
+    remains = tuple(PodRecord(uid=uid) for uid in ("gone", "web", "ending", "young"))
+    sight = replace(DESIRED, known=known(ending=ENDING), told_since=uids("young"), stopped_pods=remains)
+    plan = plan_of(sight, Workers())
+    assert (plan.remains_to_remove, plan.has_work) == (remains[:1], True)
+
+
 def test_probes_go_on_for_pods_that_could_run_and_only_for_them() -> None:
     sight = replace(NOTHING, known=known(a=SYNCING, b=ENDING, c=ENDED), told_since=uids("c", "young"))
     assert plan_of(sight, Workers()).could_run == {"a", "b", "young"}

@@ -15,6 +15,7 @@ from podkeeper.rules.relist import (
     events_between,
     ips_to_cache,
     is_unchanged,
+    latest_attempts_first,
     listing_of,
     relist,
     relist_pod,
@@ -227,3 +228,32 @@ def test_whoever_counts_the_events_knows_which_containers_run(
             record = book.records[PodUID(uid)]
             assert record is not None
             assert record.containers[container] in (RUNNING, UNKNOWN, CREATED)
+
+
+# Attempts out of order.
+
+
+def attempt(name: str, number: int, state: ContainerState = EXITED) -> ContainerRecord:
+    return ContainerRecord(id=f"{name}{number}", name=name, state=state, restart_count=number)
+
+
+ATTEMPTS: dict[str, tuple[tuple[ContainerRecord, ...], list[str]]] = {
+    "newest first as ever": ((attempt("a", 2), attempt("b", 0), attempt("a", 1)), ["a2", "b0", "a1"]),
+    "names with counts of their own": ((attempt("a", 0), attempt("b", 7)), ["a0", "b7"]),
+    "an earlier attempt made late": ((attempt("a", 1, CREATED), attempt("a", 2, RUNNING)), ["a2", "a1"]),
+    "beside another container": (
+        (attempt("a", 1, CREATED), attempt("b", 0), attempt("a", 2, RUNNING)),
+        ["a2", "a1", "b0"],
+    ),
+    "nothing at all": ((), []),
+}
+
+
+@pytest.mark.parametrize(("containers", "expected"), ATTEMPTS.values(), ids=ATTEMPTS.keys())
+def test_a_later_attempt_stands_before_an_earlier_one(
+    containers: tuple[ContainerRecord, ...], expected: list[str]
+) -> None:
+    record = PodRecord(uid="web", containers=containers)
+    ordered = latest_attempts_first(record)
+    assert [container.id for container in ordered.containers] == expected
+    assert (ordered is record) == (ordered.containers == record.containers)

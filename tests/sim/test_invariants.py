@@ -337,7 +337,8 @@ def _a_hook_and_a_stop_get_a_grace_each(it: Stage) -> None:
 def _a_kill_is_put_off(it: Stage) -> None:
     it.hears(known(pod("web", grace=60)))
     it.runs("c1")
-    it.calls("stop_container", "c1", 5)
+    it.calls("stop_container", "c1", 30)
+    it.at += 10
     it.calls("stop_container", "c1", 30)
 
 
@@ -467,6 +468,16 @@ def _a_grace_shrinks(it: Stage) -> None:
     it.calls("stop_container", "c1", 2)
 
 
+def _a_stop_with_the_old_grace_comes_late(it: Stage) -> None:
+    it.hears(known(pod("web", grace=10)))
+    it.runs("c1")
+    it.hears(going(known(pod("web", grace=10)), grace=60), op=Op.UPDATE)
+    it.hears(going(known(pod("web", grace=10)), grace=2), op=Op.UPDATE)
+    it.calls("stop_container", "c1", 2)
+    it.at += 1
+    it.calls("stop_container", "c1", 60)
+
+
 def _a_new_life_grants_a_new_grace(it: Stage) -> None:
     it.hears(known(pod("web", grace=60)))
     it.runs("c1")
@@ -487,6 +498,7 @@ RIGHT: dict[str, Callable[[Stage], None]] = {
     "a static pod that comes back begins anew": _a_static_pod_that_comes_back_begins_anew,
     "a list from before a pod was made is no end": _a_list_from_before_a_pod_was_made_is_no_end,
     "a grace shrinks": _a_grace_shrinks,
+    "a stop with the old grace comes late": _a_stop_with_the_old_grace_comes_late,
     "a new life grants a new grace": _a_new_life_grants_a_new_grace,
 }
 
@@ -684,6 +696,25 @@ def test_a_static_pod_named_again_while_it_ends_goes_on_counting_its_restarts() 
 
     assert world.play(story).violation is None
     assert world.checks["I13"] > 0
+
+
+def test_a_container_made_late_by_a_dead_agents_call_does_not_hide_the_one_that_runs() -> None:
+    """It passed for the newest, so the one that ran was taken for gone and started a second time."""
+    world = World(0)
+    watch(world)
+
+    async def story() -> None:
+        world.api.put(pod("web", app=Behaviour(after_seconds=5, exit_code=1, crashes=1)))
+        await asyncio.sleep(30)
+        (live,) = world.truth.all_running()
+        assert live.attempt == 1
+        spec = world.api.peek(Pod, "web", "default") or pod("web")
+        config = ContainerConfig(pod=spec, container=spec.spec.containers[0], attempt=0, image=live.image, spec_hash="")
+        await world.runtime.create_container(live.sandbox_id, config)
+        await asyncio.sleep(120)
+        assert live.running
+
+    assert world.play(story).violation is None
 
 
 # Two hours in which nothing is wrong but the agent's health.

@@ -11,6 +11,7 @@ pods: an agent built on the same runtime goes on where this one stopped.
 import asyncio
 import contextlib
 from dataclasses import dataclass, field
+from functools import partial
 from math import inf, nextafter
 from typing import Protocol
 
@@ -344,6 +345,7 @@ class Agent:
                 clock=clock,
                 volumes=self.ports.volumes,
                 cgroups=self.ports.cgroups,
+                remove_remains=partial(self.executor.collect_dead_containers, everything=True),
                 held=self.preemption.held,
                 collect=(self._forget_the_past,),
                 observe=self.metrics.kept_house,

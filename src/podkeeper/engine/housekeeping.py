@@ -15,7 +15,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
-from itertools import count
+from itertools import count, filterfalse
 from typing import Protocol
 
 from podkeeper.model.errors import TryLater
@@ -178,6 +178,7 @@ class Housekeeping:
         clock: Clock,
         volumes: Volumes | None = None,
         cgroups: Cgroups | None = None,
+        remove_remains: Callable[[PodRecord], Awaitable[None]] | None = None,
         held: Callable[[], Collection[PodUID]] = tuple,
         collect: Sequence[Callable[[], None]] = (),
         observe: Observe = _unobserved,
@@ -194,6 +195,7 @@ class Housekeeping:
         self._clock = clock
         self._volumes = volumes
         self._cgroups = cgroups
+        self._remove_remains = remove_remains
         self._held = held  # desired pods that the loop has not told the workers of yet, on purpose
         self._collect = collect  # whatever else wants to forget something now and then: back-offs
         self._observe = observe
@@ -234,19 +236,19 @@ class Housekeeping:
             listing.begin(group)
         cgroups, directories = [await listing.take() or frozenset() for listing in self._listings]
         known = self._workers.sync_known_pods({_uid(pod) for pod in self._pods.pods()})
-        runtime_pods = await self._list_runtime()
+        listed = await self._list_runtime()
         # From here to the last update nothing awaits: what is decided is still true when it is done.
-        sight = self._sight(known, runtime_pods, cgroups, directories)
+        sight = self._sight(known, listed, cgroups, directories)
         plan = plan_of(sight, self._workers)
         _isolated("be measured", partial(self._observe, sight, plan))
         self._carry_out(plan, group)
-        if runtime_pods is not None and not plan.has_work:
+        if listed is not None and not plan.has_work:
             self._idle_since = begun
 
     def _sight(
         self,
         known: Mapping[PodUID, KnownPod],
-        runtime_pods: Sequence[PodRecord] | None,
+        listed: Sequence[PodRecord] | None,
         cgroups: frozenset[PodUID],
         directories: frozenset[PodUID],
     ) -> Sight:
@@ -263,7 +265,8 @@ class Housekeeping:
             orphaned_mirrors=self._pods.orphaned_mirror_full_names(),
             known=known,
             told_since=told_since,
-            runtime_pods=runtime_pods,
+            runtime_pods=None if listed is None else list(filter(is_running, listed)),
+            stopped_pods=list(filterfalse(is_running, listed or ())),
             phases={uid: status.phase for uid, status in published.items() if status is not None and status.phase},
             cgroups=cgroups,
             directories=directories,
@@ -271,7 +274,7 @@ class Housekeeping:
         )
 
     async def _list_runtime(self) -> Sequence[PodRecord] | None:
-        """What runs now; None when the runtime cannot tell in time. Old news would not do here."""
+        """What there is now; None when the runtime cannot tell in time. Old news would not do here."""
         try:
             async with asyncio.timeout(self._runtime_patience):
                 listed = await self._runtime.list_pods()
@@ -281,7 +284,7 @@ class Housekeeping:
             self._runtime_patience = min(self._runtime_patience * 2, LONGEST_RUNTIME_PATIENCE_SECONDS)
             return None
         self._runtime_patience = RUNTIME_PATIENCE_SECONDS
-        return [record for record in listed if is_running(record)]
+        return listed
 
     def _carry_out(self, plan: Plan, group: asyncio.TaskGroup) -> None:
         _isolated("stop probes", partial(self._probes.keep_only, plan.could_run))
@@ -308,6 +311,9 @@ class Housekeeping:
         removals: dict[_Removal, _Call] = {}
         for name in plan.mirrors_to_delete:
             removals["the mirror", name] = partial(self._mirrors.delete, name)
+        if self._remove_remains is not None:
+            for record in plan.remains_to_remove:
+                removals["the remains", record.uid] = partial(self._remove_remains, record)
         if (volumes := self._volumes) is not None:
             for uid in plan.volumes_to_unmount:
                 removals["the volumes", uid] = partial(volumes.unmount, uid)

@@ -49,6 +49,7 @@ class Sight:
     known: Mapping[PodUID, KnownPod]  # what the sweep of the workers left
     told_since: Collection[PodUID] = ()  # whom the workers were told of after the sweep
     runtime_pods: Sequence[PodRecord] | None = ()  # those that run, listed after the sweep; None: nobody can tell
+    stopped_pods: Sequence[PodRecord] = ()  # of which the runtime has something that does not run, listed likewise
     phases: Mapping[PodUID, str]  # as we published them; rejected pods are Failed here before the API knows
     cgroups: Collection[PodUID] = ()  # pods that have one, listed before the sweep
     directories: Collection[PodUID] = ()  # pods that have one
@@ -67,6 +68,7 @@ class Plan:
     restarts: tuple[Update, ...]  # desired, but forgotten when their predecessor of the same UID ended
     endings: tuple[Update, ...]  # deleted pods that never ran here: only an ending worker lets the API forget them
     orphan_kills: tuple[Update, ...]  # running, and wanted by nobody
+    remains_to_remove: tuple[PodRecord, ...] = ()  # dead, wanted by nobody, and in no worker's care
     cgroups_to_remove: frozenset[PodUID]
     cgroups_to_throttle: frozenset[PodUID]  # of pods that are gone but for a mounted volume, whose memory they bear
 
@@ -80,6 +82,7 @@ class Plan:
             or self.restarts
             or self.endings
             or self.orphan_kills
+            or self.remains_to_remove
             or self.cgroups_to_remove
         )
 
@@ -129,6 +132,9 @@ def plan_of(sight: Sight, workers: Answers) -> Plan:
         restarts=tuple(restarts.values()),
         endings=endings,
         orphan_kills=orphan_kills,
+        remains_to_remove=tuple(
+            record for record in sight.stopped_pods if record.uid not in known and record.uid not in desired
+        ),
         cgroups_to_remove=idle_cgroups - with_volumes,
         cgroups_to_throttle=idle_cgroups & with_volumes,
     )

@@ -7,10 +7,12 @@ Three ways to look at it, each in one life of the agent:
 * What a container is given to stop, together with what its preStop hook took, is not more than its grace.
 * The moment at which a container is killed, once agreed with the runtime, is never put off.
 
-The last two hold in any trouble. The first holds for the undisturbed: trouble of the node or the pod excuses.
+The last two hold in any trouble, save that a call may reach the runtime late, behind one that knew better. The first
+holds for the undisturbed: trouble of the node or the pod excuses.
 """
 
 from dataclasses import dataclass
+from math import inf
 from typing import cast
 
 from podkeeper.model.k8s.core import Container, Pod
@@ -33,7 +35,7 @@ ROUNDING_SECONDS = 1.0
 """A begun second of a grace is not charged."""
 
 NEWS_SECONDS = 5.0
-"""So long after a deletion was told, a call made without knowing of it may still reach the runtime."""
+"""So long after a deletion was told, or a shorter grace, a call begun before may still reach the runtime."""
 
 
 NOT_IN_THE_WAY = (
@@ -65,6 +67,7 @@ class _Deletion:
 
     told_at: float
     grace_seconds: int
+    former_seconds: int  # what was told before it
 
 
 class Graces:
@@ -74,7 +77,7 @@ class Graces:
         self._world = world
         self._pods = pods
         self._deletions: dict[PodUID, _Deletion] = {}
-        self._kills: dict[str, float] = {}  # by container: when it is killed at the latest
+        self._kills: dict[str, tuple[float, float]] = {}  # by container: when it is killed, and since when that is so
         self._hooks: dict[str, float] = {}  # by container: when its preStop command began
         world.bus.subscribe(Told, self._hear)
         world.bus.subscribe(Called, self._hear_call)
@@ -104,7 +107,8 @@ class Graces:
             return
         if not self._world.truth.running(uid):
             return
-        deletion = self._deletions[uid] = _Deletion(at, grace)
+        former = 0 if known is None else max(known.grace_seconds, known.former_seconds)
+        deletion = self._deletions[uid] = _Deletion(at, grace, former)
         seconds = max(grace, MIN_STOP_SECONDS) + MARGIN_SECONDS
         self._world.loop.call_at(at + seconds, self._judge_deletion, uid, deletion)
 
@@ -152,11 +156,13 @@ class Graces:
             )
             self._world.broken("I5", call.uid, text)
         killed_by = call.at + seconds
-        agreed = self._kills.get(container_id)
-        if agreed is not None and killed_by > max(agreed + ROUNDING_SECONDS, call.at + MIN_STOP_SECONDS):
+        agreed, since = self._kills.get(container_id, (inf, call.at))
+        latest = max(agreed + ROUNDING_SECONDS, call.at + MIN_STOP_SECONDS)
+        if killed_by > latest and call.at > since + NEWS_SECONDS:
             text = f"the end of {call.subject} was agreed for {agreed:.1f} s and put off to {killed_by:.1f} s"
             self._world.broken("I5", call.uid, text)
-        self._kills[container_id] = killed_by if agreed is None else min(agreed, killed_by)
+        if killed_by < agreed:
+            self._kills[container_id] = killed_by, call.at
 
     def _allowed(self, call: Called) -> float | None:
         """The longest grace that can be in force for a container; None: nobody but its killer knows."""
@@ -167,7 +173,8 @@ class Graces:
         if deletion is not None and call.at > deletion.told_at + NEWS_SECONDS and deletion.grace_seconds > 0:
             return deletion.grace_seconds
         meta, spec = known.pod.metadata, known.pod.spec
-        graces = [spec.termination_grace_period_seconds, meta.deletion_grace_period_seconds]
+        former = 0 if deletion is None else deletion.former_seconds
+        graces = [former, spec.termination_grace_period_seconds, meta.deletion_grace_period_seconds]
         container = self._spec_of(call.uid, call.subject)
         if container is not None:
             probes = (container.liveness_probe, container.startup_probe)

@@ -7,8 +7,7 @@
 
 While it is calm, pods that are being deleted must leave in time. In the end everybody is asked: each pod of the API,
 each manifest of a static pod, everything that runs, and what is left of pods that are no more (`rest_pods` judges the
-single pods). Dead containers and sandboxes may stay: removing those of pods that are gone is the garbage collector's
-work, not housekeeping's.
+single pods). Dead containers and sandboxes of a pod may stay as long as the pod does.
 """
 
 from collections.abc import Collection, Iterable
@@ -158,8 +157,8 @@ class Rest:
             *((uid, "there is a directory") for uid in world.volumes.peek_directories()),
             *((uid, "there is a cgroup") for uid in world.cgroups.peek_pods()),
         ]
-        ready = [it for it in world.truth.sandboxes.values() if it.stopped is None and it.removed is None]
-        left += [(it.uid, f"sandbox {it.id} is ready") for it in ready]
+        things = (*world.truth.sandboxes.values(), *world.truth.containers.values())
+        left += [(it.uid, f"the runtime still has {it.id}") for it in things if it.removed is None]
         for uid, what in sorted(left):
             self._judge("I6", uid, "" if uid in wanted else f"{what} for a pod that is no more")
         for key in sorted(world.journal.load()):
