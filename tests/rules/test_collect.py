@@ -47,9 +47,9 @@ def test_a_container_that_names_no_sandbox_is_in_the_newest() -> None:
     assert all_garbage_of(found) == Garbage((), ("old",))
 
 
-def test_of_a_deleted_pod_all_goes_that_does_not_run() -> None:
+def test_of_a_deleted_pod_all_goes_that_does_not_run_the_oldest_first() -> None:
     found = record(("a", EXITED), ("b", UNKNOWN), ("c", CREATED), sandboxes=(box("new"), box("old", ready=True)))
-    assert all_garbage_of(found) == Garbage(("a2", "b1", "c0"), ("new",))
+    assert all_garbage_of(found) == Garbage(("c0", "b1", "a2"), ("new",))
 
 
 def test_only_the_latest_dead_run_of_an_init_container_is_kept() -> None:

@@ -394,8 +394,8 @@ class Agent:
 
     def _collect_dead_containers(self, uid: PodUID, container_id: str, everything: bool) -> None:
         record = self.cache.get(uid)
-        # Of an evicted pod all may go, but not before its ends are in its status: with a container goes its exit code.
-        everything = everything and not self.workers.could_have_running_containers(uid)
+        # Of a pod that is over all may go, but not before its last status is said: with a container goes its exit code.
+        everything = everything and self.workers.should_pod_be_finished(uid)
         self.background.spawn(
             self.executor.collect_dead_containers(record, container_id=container_id, everything=everything)
         )

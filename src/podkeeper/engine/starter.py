@@ -62,6 +62,9 @@ class Containers(Protocol):
     async def start_container(self, container_id: str) -> None:
         """Start a created container."""
 
+    async def remove_container(self, container_id: str) -> None:
+        """Remove a container."""
+
 
 class ImageSource(Protocol):
     """Gets images onto the node."""
@@ -139,6 +142,7 @@ class ContainerStarter:
         except (NotConfigurable, ApiError, BadInput) as error:
             return self._failed(pod, container, CONFIG_ERROR, error)
         try:
+            await self._clear_the_way(container, record)
             container_id = await self._runtime.create_container(place.sandbox_id, config)
         except TryLater as error:
             return self._failed(pod, container, CREATE_ERROR, error)
@@ -150,6 +154,12 @@ class ContainerStarter:
         log.info("started container %s of pod %s, attempt %s", container.name, described(pod), config.attempt)
         self._record(normal(pod, container.name, Reason.STARTED, "Container started"), pod)
         return await self._run_hook(pod, container, container_id, record, place)
+
+    async def _clear_the_way(self, container: Spec, record: PodRecord) -> None:
+        """Remove earlier tries that were made and not started: a start given up long ago may still take effect."""
+        for found in record.containers:
+            if found.name == container.name and found.state is ContainerState.CREATED:
+                await self._runtime.remove_container(found.id)
 
     def _held(self, pod: Pod, container: Spec, record: PodRecord) -> NotStarted | None:
         """Whether a container that failed has to wait before it starts again."""

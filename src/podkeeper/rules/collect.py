@@ -34,11 +34,14 @@ def garbage_of(record: PodRecord, *, like: str = "", kept_exits: int = KEPT_EXIT
 
 
 def all_garbage_of(record: PodRecord) -> Garbage:
-    """What is removed of a pod that is deleted: all but what still runs."""
+    """What is removed of a pod that is deleted: all but what still runs, the oldest first.
+
+    Whoever looks in the middle of it must not take an older end for the last one.
+    """
     running = [found for found in record.containers if found.state is ContainerState.RUNNING]
     in_use = {found.sandbox_id or _newest_sandbox(record) for found in running}
     return Garbage(
-        tuple(found.id for found in record.containers if found not in running),
+        tuple(found.id for found in reversed(record.containers) if found not in running),
         tuple(sandbox.id for sandbox in record.sandboxes if not sandbox.ready and sandbox.id not in in_use),
     )
 

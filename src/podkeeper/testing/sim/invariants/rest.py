@@ -19,6 +19,7 @@ from podkeeper.testing.sim.invariants.pods import Pods
 from podkeeper.testing.sim.invariants.probe_book import ProbeBook
 from podkeeper.testing.sim.invariants.promptness import EVENTS, turned_away
 from podkeeper.testing.sim.invariants.rest_pods import RestingPod
+from podkeeper.testing.sim.truth import ContainerLife, SandboxLife
 from podkeeper.testing.sim.world import NODE, World
 
 LEAVING_SECONDS = 240.0
@@ -157,7 +158,7 @@ class Rest:
             *((uid, "there is a directory") for uid in world.volumes.peek_directories()),
             *((uid, "there is a cgroup") for uid in world.cgroups.peek_pods()),
         ]
-        things = (*world.truth.sandboxes.values(), *world.truth.containers.values())
+        things: list[SandboxLife | ContainerLife] = [*world.truth.sandboxes.values(), *world.truth.containers.values()]
         left += [(it.uid, f"the runtime still has {it.id}") for it in things if it.removed is None]
         for uid, what in sorted(left):
             self._judge("I6", uid, "" if uid in wanted else f"{what} for a pod that is no more")
