@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help venv run test check format e2e bench mutants model clean
+.PHONY: help venv run test check format e2e sim bench mutants model clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
@@ -45,15 +45,18 @@ format: $(READY)  ## put all code into the house's format
 test: check  ## check plus all fast tests, the recorded traces among them
 	@$(BIN)/pytest -m "not slow" -n 2
 
-e2e: $(READY)  ## the slow tests against real things (kubectl); each says why when it is skipped
-	@$(BIN)/pytest -m slow -rs
+e2e: $(READY)  ## the slow tests: real things (kubectl; each says why when it is skipped), every crash of five lives
+	@$(BIN)/pytest -m slow -rs -n 2
+
+sim: $(READY)  ## play whole nodes from seeds under all kinds of trouble: SEEDS=0:20 HOURS=6 (docs/simulation.md)
+	@$(BIN)/podkeeper sim --seeds $(or $(SEEDS),0:20) --hours $(or $(HOURS),6)
 
 bench: $(READY)  ## measure the rules, and the engine with PODS pods [1000] (figures: docs/performance.md)
 	@$(BIN)/python -m bench.rules
 	@$(BIN)/python -m bench.engine --pods $(or $(PODS),1000) --idle-seconds $(or $(IDLE_SECONDS),10)
 
-mutants: $(READY)  ## plant known small bugs one by one and show which test catches each
-	@$(BIN)/python -m tools.mutants
+mutants: $(READY)  ## plant known small bugs one by one and show which test and which seed catches each
+	@$(BIN)/python -m tools.mutants --by $(or $(BY),both)
 
 model: $(READY)  ## regenerate src/podkeeper/model/k8s: make model DESCRIPTION=path/of/openapi.json.gz
 	@test -n "$(DESCRIPTION)" || { echo "say which: make model DESCRIPTION=path/of/kubernetes-openapi-v2.json.gz"; exit 1; }

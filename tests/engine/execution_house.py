@@ -98,6 +98,7 @@ class House:
         self.told: list[PodEvent] = []
         self.ready: list[PodRecord] = []
         self.ended: dict[str, tuple[float, int]] = {}  # as `note_exits` last found them
+        self.claimed: list[tuple[PodUID, str, str]] = []
         hooks = HookRunner(commands=self.guard, prober=self.prober, record=self._record, version="1.36")
         spawn = self.background.spawn
         self.images = ImageManager(
@@ -111,6 +112,7 @@ class House:
             killer=self.stopper,
             objects=objects,
             restarts=self.restarts,
+            claim=lambda uid, name, container_id: self.claimed.append((uid, name, container_id)),
             clock=self.clock,
             record=self._record,
             host_ips=lambda: ("192.0.2.1",),

@@ -218,6 +218,7 @@ class SmallNode:
             killer=stopper,
             objects=None,
             restarts=BackoffTable(),
+            claim=lambda uid, name, container_id: self.probes.claim(uid, name, container_id),
             clock=clock,
             record=record,
             host_ips=lambda: ("192.0.2.1",),

@@ -140,8 +140,14 @@ class World:
     def runs(
         self, of: Pod, *ids: str, started: bool = True, ready: bool = False, since: datetime | None = None
     ) -> None:
-        """Let the containers of a pod run, each under an id (`fake://web-1`); sidecars come last."""
+        """Let the containers of a pod run, each under an id (`fake://web-1`); sidecars come last.
+
+        Those that run since some time were there before the agent, which made all others.
+        """
         sidecars = of.spec.init_containers or ()
+        if since is None:
+            for each, container_id in zip((*of.spec.containers, *sidecars), ids, strict=True):
+                self.probes.claim(uid(of), each.name, container_id)
         state = ContainerState(running=ContainerStateRunning(started_at=format_time(since or self.clock.now())))
         all_of = [
             ContainerStatus(

@@ -23,6 +23,7 @@ from podkeeper.rules.backoff import (
     next_entry,
     pull_key,
     restart_key,
+    steady,
 )
 
 START = datetime(2000, 1, 1, tzinfo=UTC)
@@ -232,6 +233,34 @@ def test_collecting_forgets_only_what_has_expired() -> None:
     assert len(table) == 1
     assert table.delay(pull_key(POD, "old")) == timedelta()
     assert table.delay(pull_key(POD, "young")) == seconds(10)
+
+
+JUMPS = {"the clock was put on": 7200, "the clock was put back": -7200, "the clock was right": 0}
+
+
+@pytest.mark.parametrize("jump", JUMPS.values(), ids=JUMPS.keys())
+def test_a_wall_clock_that_jumps_while_a_container_waits_moves_nothing(jump: float) -> None:
+    table = BackoffTable()
+    crash(table, finished=0, now=0)
+    record = PodRecord(uid="u1", containers=(exited(3600 + 5),))
+    held = table.begin_restart(POD, APP, record, at(6), wall_ahead=seconds(3600))
+    again = table.begin_restart(POD, APP, record, at(7), wall_ahead=seconds(3600 + jump))
+    assert held is not None
+    assert held.until == at(15)
+    assert again == held
+    assert table.begin_restart(POD, APP, record, at(15), wall_ahead=seconds(3600 + jump)) is None
+
+
+def test_an_exit_that_seems_to_lie_ahead_was_not_later_than_now() -> None:
+    table = BackoffTable()
+    crash(table, finished=0, now=0)
+    held = crash(table, finished=7200, now=5)
+    assert held is not None
+    assert held.until == at(15)
+
+
+def test_steady_times_are_as_far_apart_as_their_moments() -> None:
+    assert steady(12.5) - steady(2) == seconds(10.5)
 
 
 SHOWN_DELAYS = {"1s": 1, "10s": 10, "1.5s": 1.5, "1m20s": 80, "5m0s": 300}

@@ -22,6 +22,7 @@ from podkeeper.rules.relist import (
     request_reinspection,
     settle,
     transition,
+    worth_telling,
 )
 
 CREATED, RUNNING, EXITED, UNKNOWN = ContainerState
@@ -78,6 +79,24 @@ def test_transition(
     olds: list[ContainerState | None], new: ContainerState | None, expected: tuple[LifecycleEventType, ...]
 ) -> None:
     assert {transition(old, new) for old in olds} == {expected}
+
+
+NEVER_LIVED: dict[str, tuple[ContainerState, ContainerState | None, list[LifecycleEventType]]] = {
+    "made, not started, gone: nobody died": (CREATED, None, [REMOVED]),
+    "made, started, ended: that is a death": (CREATED, EXITED, [DIED]),
+    "gone while it ran: that is a death": (RUNNING, None, [DIED, REMOVED]),
+    "gone, and nobody knows what it did": (UNKNOWN, None, [DIED, REMOVED]),
+}
+
+
+@pytest.mark.parametrize("old, new, expected", NEVER_LIVED.values(), ids=NEVER_LIVED.keys())
+def test_what_never_lived_is_not_told_to_have_died(
+    old: ContainerState, new: ContainerState | None, expected: list[LifecycleEventType]
+) -> None:
+    before, after = listing(app=old), listing() if new is None else listing(app=new)
+    events = events_between(WEB, before, after)
+    assert [event.type for event in worth_telling(events, before)] == expected
+    assert worth_telling(events, None) == events
 
 
 def test_the_transitions_above_are_all_there_are() -> None:

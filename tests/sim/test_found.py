@@ -2,9 +2,12 @@
 
 import asyncio
 
+import pytest
+
 from podkeeper.model.messages import LifecycleEvent, LifecycleEventType
 from podkeeper.runtimes.fake import Behaviour, Operation
-from tests.sim.stories import Story, pod, tell
+from podkeeper.testing.sim.deeds import Evict
+from tests.sim.stories import Story, container, pod, tell
 
 
 def test_a_start_that_takes_effect_long_after_its_deadline_runs_beside_nobody() -> None:
@@ -42,5 +45,67 @@ def test_an_older_end_is_never_taken_for_the_last_one() -> None:
         last = [change.new for change in changes if change.new is not None][-1]
         ends = [each.state.terminated for each in last.status.container_statuses or ()]
         assert [end.exit_code for end in ends if end is not None] == [137]
+
+    tell(story)
+
+
+def test_an_evicted_pod_tells_how_its_container_ended_though_its_start_had_seemed_to_fail() -> None:
+    """The start timed out and took effect; that it had failed was kept, and hid the exit code of the end (I7)."""
+
+    async def story(it: Story) -> None:
+        it.runtime.faults.lose_answer(Operation.START_CONTAINER)
+        it.world.troubles.begin(it.world.now(), "lost-answers")
+        it.put(pod("web", app=Behaviour(term_exit_code=3)))
+        await it.until(lambda: it.is_ready("web"), within=1)
+        Evict("evict", "web", 1).play(it.world)
+        await it.until(lambda: it.phase("web") == "Failed", within=10)
+        end = it.status("web").state.terminated
+        assert end is not None
+        assert end.exit_code == 3
+
+    tell(story)
+
+
+@pytest.mark.parametrize("jump", [7200, -7200])
+def test_an_image_that_cannot_be_pulled_is_waited_for_no_longer_because_the_clock_jumps(jump: float) -> None:
+    """A pull failed while the clock was ahead; put right again, it held the next one back for hours (I6)."""
+
+    async def story(it: Story) -> None:
+        it.world.clock.jump(jump)
+        it.runtime.faults.fail(Operation.PULL_IMAGE, times=1)
+        it.put(pod("web"))
+        await asyncio.sleep(5)
+        it.world.clock.jump(-jump)
+        waited = await it.until(lambda: it.is_ready("web"), within=30)
+        assert waited > 4
+
+    tell(story)
+
+
+@pytest.mark.parametrize("jump", [7200, -7200])
+def test_a_container_in_back_off_waits_no_longer_because_the_clock_jumps(jump: float) -> None:
+    """An exit seen before the clock was put back lay hours ahead, and the restart with it (I6)."""
+
+    async def story(it: Story) -> None:
+        it.world.clock.jump(jump)
+        uid = it.put(pod("web", app=Behaviour(after_seconds=1, exit_code=1, crashes=2)))
+        await it.until(lambda: len(it.lives(uid)) == 2 and not it.runs(uid), within=10)
+        await asyncio.sleep(1)
+        it.world.clock.jump(-jump)
+        waited = await it.until(lambda: len(it.lives(uid)) == 3, within=30)
+        assert waited > 5
+
+    tell(story)
+
+
+def test_a_start_that_is_refused_is_not_tried_again_at_once() -> None:
+    """The leftover of the last try was removed, that was told as a death, and so the next try came without a pause."""
+
+    async def story(it: Story) -> None:
+        it.runtime.faults.fail(Operation.START_CONTAINER, times=1000)
+        it.world.troubles.begin(it.world.now(), "runtime-errors")
+        uid = it.put(pod("web", container("app"), container("beside")))
+        await asyncio.sleep(60)
+        assert 4 <= len(it.lives(uid)) <= 7
 
     tell(story)

@@ -60,7 +60,7 @@ from podkeeper.ports.prober import Prober
 from podkeeper.ports.runtime import Health, Runtime
 from podkeeper.ports.source import Source
 from podkeeper.ports.volumes import Volumes
-from podkeeper.rules.backoff import DEFAULT_CURVE, BackoffTable, Curve
+from podkeeper.rules.backoff import DEFAULT_CURVE, BackoffTable, Curve, steady
 from podkeeper.rules.dispatch import on_removal_at_once
 from podkeeper.rules.mirror import is_outdated_mirror
 from podkeeper.rules.resources import amounts_of
@@ -252,6 +252,7 @@ class Agent:
             killer=stopper,
             objects=self.ports.api,
             restarts=self._restarts,
+            claim=self.probes.claim,
             clock=clock,
             record=record,
             host_ips=lambda: self.settings.host_ips,
@@ -386,7 +387,7 @@ class Agent:
         self.history.note(uid, f"phase {status.phase}", "ready" if ready == "True" else "not ready")
 
     def _forget_the_past(self) -> None:
-        now = self.ports.clock.now()
+        now = steady(self.ports.clock.monotonic())
         self._restarts.collect(now)
         self._pulls.collect(now)
         self.events.keep_only(self.statuses.phases().keys())

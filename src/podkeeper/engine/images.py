@@ -26,7 +26,7 @@ from podkeeper.model.messages import PodEvent
 from podkeeper.model.runtime import ImageRecord, PodRecord
 from podkeeper.ports.clock import Clock
 from podkeeper.ports.runtime import Images
-from podkeeper.rules.backoff import DEFAULT_CURVE, BackoffTable, Curve
+from podkeeper.rules.backoff import DEFAULT_CURVE, BackoffTable, Curve, steady
 from podkeeper.rules.backoff_tuning import BackoffKind, curve_for
 from podkeeper.rules.container_events import Reason, normal, warning
 from podkeeper.rules.naming import container_path, described
@@ -141,10 +141,11 @@ class ImageManager:
     async def _pull(self, wanted: _Wanted, secrets: tuple[str, ...]) -> ImageRecord | NotStarted:
         """Pull for one container, unless its pod's last pull failed not long ago."""
         pod, name = wanted.pod, wanted.container.name
-        held = self._backoff.hold_pull(pod, wanted.image, self._clock.now())
+        now = steady(self._clock.monotonic())
+        held = self._backoff.hold_pull(pod, wanted.image, now)
         if held is not None:
             self._record(replace(held.event, container_path=container_path(pod, name)), pod)
-            return NotStarted(StartFailure(held.reason, held.message), held.until)
+            return NotStarted(StartFailure(held.reason, held.message), self._clock.now() + (held.until - now))
         self._record(normal(pod, name, Reason.PULLING, f'Pulling image "{wanted.image}"'), pod)
         begun = self._clock.monotonic()
         try:
@@ -166,7 +167,8 @@ class ImageManager:
         reason = error.reason if isinstance(error, ImagePullFailed) else IMAGE_PULL_ERROR
         failure = pull_failure(image, str(error), reason)
         curve = curve_for(pod, BackoffKind.PULL, self._curve)
-        self._backoff.pull_failed(pod, image, f"{failure.reason}: {failure.message}", self._clock.now(), curve)
+        cause = f"{failure.reason}: {failure.message}"
+        self._backoff.pull_failed(pod, image, cause, steady(self._clock.monotonic()), curve)
         return NotStarted(failure)
 
     # The pulls themselves.

@@ -42,6 +42,7 @@ from podkeeper.rules.relist import (
     relist_pod,
     request_reinspection,
     settle,
+    worth_telling,
 )
 
 log = logging.getLogger(__name__)
@@ -338,6 +339,7 @@ class Pleg:
             record = latest_attempts_first(record)
             ips = ips_to_cache(record, self._cache.get(uid))
             self._cache.set(uid, record if ips == record.ips else replace(record, ips=ips), at)
+        before = pod.book.records.get(uid)
         pod.book, findings = relist_pod(pod.book, uid, listed)
         suspect = self._suspects.get(uid)
         if suspect is not None and not suspect.changed:
@@ -347,7 +349,7 @@ class Pleg:
                 del self._suspects[uid]
         for finding in findings:
             pod.book, events = settle(pod.book, finding, inspected=True)
-            self._tell(events)
+            self._tell(worth_telling(events, before))
 
     def _failed(self, uid: PodUID, pod: _Pod, error: Exception, at: float) -> None:
         if at < pod.seen_at:

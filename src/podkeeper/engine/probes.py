@@ -2,9 +2,9 @@
 
     timer -> `tick` (rules.probe.worker) -> execute -> `judge`, `after` -> a stored result -> `tell`
 
-In: pods as they start and end (`add_pod`, `stop_liveness_and_startup`, `remove_pod`, `keep_only`), and `wake` when a
-container only waits for its readiness probe. Out: the results (`view`, `liveness`, `startup`), each change of one
-through `tell`, events through `record`. Promises:
+In: pods as they start and end (`add_pod`, `stop_liveness_and_startup`, `remove_pod`, `keep_only`), each container that
+this agent makes (`claim`), and `wake` when one only waits for its readiness probe. Out: the results (`view`,
+`liveness`, `startup`), each change of one through `tell`, events through `record`. Promises:
 
 * an idle probe is one timer, not a task; a task lives only while a probe is being executed;
 * each worker has at most one execution under way, and a tick it misses meanwhile is made up for once;
@@ -19,7 +19,6 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
-from datetime import datetime
 from typing import Final, Protocol
 
 from msgspec.structs import replace
@@ -29,7 +28,7 @@ from podkeeper.model.k8s.core import Container, ContainerStatus, Pod, PodStatus
 from podkeeper.model.messages import PodEvent, PodUID, ProbeKind, ProbeResult, ProbeUpdate
 from podkeeper.model.runtime import PodRecord, bare_container_id
 from podkeeper.ports.clock import Clock
-from podkeeper.rules.probe.flags import AGENT_RESTART_MARGIN, ProbeView, predates_agent
+from podkeeper.rules.probe.flags import ProbeView, predates_agent
 from podkeeper.rules.probe.report import Again, Report, Verdict, judge
 from podkeeper.rules.probe.worker import (
     DEFAULT_PERIOD_SECONDS,
@@ -146,7 +145,6 @@ class ProbeManager:
         tell: Callable[[ProbeUpdate], None],
         record: Record,
         clock: Clock,
-        agent_started: datetime | None = None,
         observer: ProbeObserver | None = None,
         slots: int = SLOTS,
         lease_seconds: float = LEASE_SECONDS,
@@ -156,9 +154,6 @@ class ProbeManager:
         self._tell = tell
         self._record = record
         self._clock = clock
-        # The reference takes what started less than the margin before it for its own, and has it unready again. We know
-        # better what is not ours: all that started before us (the API's times are whole seconds).
-        self._agent_started = agent_started or clock.now().replace(microsecond=0) + AGENT_RESTART_MARGIN
         self._began = clock.monotonic()
         self._observer = observer or _Unobserved()
         self._free_slots = slots
@@ -166,7 +161,8 @@ class ProbeManager:
         self._leases: dict[_Worker, asyncio.TimerHandle] = {}
         self._queue: deque[_Worker] = deque()  # due, and waiting for a slot
         self._pods: dict[PodUID, _PodProbes] = {}
-        self._unprobed = ProbeView(agent_started=self._agent_started)
+        self._own: dict[PodUID, dict[str, str]] = {}  # the last container this agent made, by its name
+        self._unprobed = ProbeView()
         self._tasks: asyncio.TaskGroup | None = None
 
     async def run(self) -> None:
@@ -191,7 +187,7 @@ class ProbeManager:
             return self._unprobed
         if group.view is None:
             group.view = ProbeView(
-                agent_started=self._agent_started,
+                own=self._own_of(uid),
                 readiness=group.stored(ProbeKind.READINESS),
                 startup=group.stored(ProbeKind.STARTUP),
                 workers=frozenset(group.workers),
@@ -215,6 +211,13 @@ class ProbeManager:
         return sum(len(group.workers) for group in self._pods.values())
 
     # What others tell.
+
+    def claim(self, uid: PodUID, container: str, container_id: str) -> None:
+        """This agent has made a container: what was published of earlier ones says nothing about it."""
+        self._own.setdefault(uid, {})[container] = container_id
+        group = self._pods.get(uid)
+        if group is not None:
+            group.view = None
 
     def add_pod(self, pod: Pod) -> None:
         """See to it that each probe of a pod has its worker; those it has go on."""
@@ -258,6 +261,7 @@ class ProbeManager:
 
     def remove_pod(self, uid: PodUID) -> None:
         """End all workers of a pod, and forget what they have stored."""
+        self._own.pop(uid, None)
         group = self._pods.pop(uid, None)
         if group is not None:
             for worker in tuple(group.workers.values()):
@@ -265,7 +269,7 @@ class ProbeManager:
 
     def keep_only(self, uids: Collection[PodUID]) -> None:
         """End the workers of all other pods."""
-        for uid in [uid for uid in self._pods if uid not in uids]:
+        for uid in [uid for uid in {**self._pods, **self._own} if uid not in uids]:
             self.remove_pod(uid)
 
     # The life of a worker.
@@ -355,7 +359,10 @@ class ProbeManager:
     def _known(self, worker: _Worker) -> Known:
         group = worker.group
         now, monotonic = self._clock.now(), self._clock.monotonic()
-        return Known(group.pod, self._status_of(group.uid), self._agent_started, now, monotonic)
+        return Known(group.pod, self._status_of(group.uid), None, now, monotonic, self._own_of(group.uid))
+
+    def _own_of(self, uid: PodUID) -> frozenset[str]:
+        return frozenset(self._own.get(uid, {}).values())
 
     def _is_another(self, group: _PodProbes, key: _Key) -> bool:
         """Whether there is a container that the worker which ended has not seen."""
@@ -364,7 +371,7 @@ class ProbeManager:
 
     def _predates_agent(self, group: _PodProbes, container: str) -> bool:
         found = _container_status(self._status_of(group.uid), container)
-        return found is not None and predates_agent(found, self._agent_started)
+        return found is not None and predates_agent(found, self._own_of(group.uid))
 
     # Executing.
 

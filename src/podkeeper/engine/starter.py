@@ -19,12 +19,12 @@ from msgspec.structs import replace
 
 from podkeeper.model.errors import ApiError, BadInput, NotConfigurable, NotFound, TryLater
 from podkeeper.model.k8s.core import ConfigMap, Container, EphemeralContainer, LifecycleHandler, Pod, Secret
-from podkeeper.model.messages import PodEvent
+from podkeeper.model.messages import PodEvent, PodUID
 from podkeeper.model.runtime import ContainerRecord, ContainerState, ImageRecord, PodRecord
 from podkeeper.model.runtime_calls import ContainerConfig
 from podkeeper.ports.api import Reader
 from podkeeper.ports.clock import Clock
-from podkeeper.rules.backoff import DEFAULT_CURVE, BackoffTable, Curve
+from podkeeper.rules.backoff import DEFAULT_CURVE, BackoffTable, Curve, steady
 from podkeeper.rules.backoff_tuning import BackoffKind, curve_for
 from podkeeper.rules.container_events import Reason, normal, warning
 from podkeeper.rules.container_grace import KillReason
@@ -109,19 +109,21 @@ class ContainerStarter:
         killer: Killer,
         objects: Reader | None,
         restarts: BackoffTable,
+        claim: Callable[[PodUID, str, str], None],
         clock: Clock,
         record: Callable[[PodEvent, Pod | PodRecord | None], None],
         host_ips: Callable[[], tuple[str, ...]],
         allocatable: Callable[[], Amounts],
         curve: Curve = DEFAULT_CURVE,
     ) -> None:
-        """`objects` is where config maps and secrets are read; None: there are none."""
+        """`objects` is where config maps and secrets are read; None: there are none. `claim` is told what is made."""
         self._runtime = runtime
         self._images = images
         self._hooks = hooks
         self._killer = killer
         self._objects = objects
         self._restarts = restarts
+        self._claim = claim
         self._clock = clock
         self._record = record
         self._host_ips = host_ips
@@ -146,6 +148,8 @@ class ContainerStarter:
             container_id = await self._runtime.create_container(place.sandbox_id, config)
         except TryLater as error:
             return self._failed(pod, container, CREATE_ERROR, error)
+        # Before it starts: a start that was told to have failed may have come true.
+        self._claim(PodUID(pod.metadata.uid or ""), container.name, container_id)
         self._record(normal(pod, container.name, Reason.CREATED, "Container created"), pod)
         try:
             await self._runtime.start_container(container_id)
@@ -164,11 +168,13 @@ class ContainerStarter:
     def _held(self, pod: Pod, container: Spec, record: PodRecord) -> NotStarted | None:
         """Whether a container that failed has to wait before it starts again."""
         curve = curve_for(pod, BackoffKind.RESTART, self._curve)
-        held = self._restarts.begin_restart(pod, container, record, self._clock.now(), curve)
+        now = steady(self._clock.monotonic())
+        wall_ahead = self._clock.now() - now
+        held = self._restarts.begin_restart(pod, container, record, now, curve, wall_ahead)
         if held is None:
             return None
         self._record(replace(held.event, container_path=container_path(pod, container.name)), pod)
-        return NotStarted(StartFailure(held.reason, held.message), held.until)
+        return NotStarted(StartFailure(held.reason, held.message), held.until + wall_ahead)
 
     async def _run_hook(
         self, pod: Pod, container: Spec, container_id: str, record: PodRecord, place: Place

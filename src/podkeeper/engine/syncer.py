@@ -453,7 +453,8 @@ class PodSyncer:
             record=record,
             probes=self._probes.view(uid),
             published=published,
-            start_failures=self._executor.failures_of(uid),
+            # Once it has ended nothing of it starts again: a start that failed must not hide how its container ended.
+            start_failures={} if ended else self._executor.failures_of(uid),
             eviction=self._eviction(pod, published),
             ended=ended,
         )

@@ -8,12 +8,14 @@ them are pure. `BackoffTable` owns the entries of one kind (restarts or pulls) a
 clock, no tasks. It says `Held` (until when, and what to tell the user) or None, which means: go.
 
 The two kinds differ in where waiting starts: a restart waits from the container's last exit, a pull
-from its last failure. The Go ancestors are client-go's util/flowcontrol/backoff.go, `doBackOff` in
-pkg/kubelet/kuberuntime and `pullImage` in pkg/kubelet/images.
+from its last failure. Times are `steady` ones: a wall clock that jumps makes nobody wait for hours. Only
+exits are told in wall time; they are translated when they are first seen. The Go ancestors are
+client-go's util/flowcontrol/backoff.go, `doBackOff` in pkg/kubelet/kuberuntime and `pullImage` in
+pkg/kubelet/images.
 """
 
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 import msgspec
 
@@ -30,6 +32,13 @@ MIN_DELAY = timedelta(seconds=1)
 """The floor: no curve, however tuned, waits for less."""
 
 BackoffKey = tuple[str, ...]
+
+_BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def steady(monotonic_seconds: float) -> datetime:
+    """A moment of the clock that never jumps, as a time to reckon with; it says nothing about the date."""
+    return _BEGINNING + timedelta(seconds=monotonic_seconds)
 
 
 # How delays grow.
@@ -134,6 +143,7 @@ class BackoffTable:
     def __init__(self, curve: Curve = DEFAULT_CURVE) -> None:
         self._curve = curve
         self._entries: dict[BackoffKey, Entry] = {}
+        self._exits: dict[BackoffKey, tuple[ContainerRecord, datetime]] = {}  # the last ones, and when they were
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -150,21 +160,37 @@ class BackoffTable:
         record: PodRecord,
         now: datetime,
         curve: Curve | None = None,
+        wall_ahead: timedelta = timedelta(),
     ) -> Held | None:
         """Ask to start a container. None: it may start, and its next restart will wait longer.
 
-        `curve` overrides the table's for this container. A container that never exited is neither held nor counted.
+        `curve` overrides the table's for this container. `wall_ahead` is how far the wall clock, which exits are told
+        by, is ahead of `now`. A container that never exited is neither held nor counted.
         """
         last = latest_exit(record, container.name)
         if last is None:
             return None
         key = restart_key(pod, container)
         entry = self._entries.get(key)
-        until = held_until(entry, last.finished_at, now)
+        exit_at = self._exit_at(key, last, now, wall_ahead)
+        until = held_until(entry, exit_at, now)
         if entry is not None and until is not None:
             return _held_restart(pod, container.name, entry.delay, until)
-        self._entries[key] = next_entry(entry, last.finished_at, now, curve or self._curve)
+        self._entries[key] = next_entry(entry, exit_at, now, curve or self._curve)
         return None
+
+    def _exit_at(self, key: BackoffKey, last: ContainerRecord, now: datetime, wall_ahead: timedelta) -> datetime | None:
+        """When a container exited, by the clock that `now` is told by.
+
+        Reckoned once, when the exit is first seen: the wall clock may jump while the container waits. If it was put
+        back before that, the exit seems to lie ahead; it was not later than now.
+        """
+        if last.finished_at is None:
+            return None
+        known = self._exits.get(key)
+        if known is None or (known[0].id, known[0].finished_at) != (last.id, last.finished_at):
+            known = self._exits[key] = last, min(last.finished_at - wall_ahead, now)
+        return known[1]
 
     def hold_pull(self, pod: Pod, image: str, now: datetime) -> Held | None:
         """Ask to pull an image. None: it may be pulled; tell the table when that fails."""
@@ -181,6 +207,7 @@ class BackoffTable:
     def collect(self, now: datetime) -> None:
         """Forget every entry that has expired."""
         self._entries = {key: entry for key, entry in self._entries.items() if not has_expired(entry, now)}
+        self._exits = {key: seen for key, seen in self._exits.items() if key in self._entries}
 
 
 def _held_restart(pod: Pod, container_name: str, delay: timedelta, until: datetime) -> Held:

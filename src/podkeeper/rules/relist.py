@@ -106,6 +106,20 @@ def settle(book: Book, finding: Finding, inspected: bool) -> tuple[Book, tuple[L
     return Book(records, book.reinspect), told
 
 
+def worth_telling(events: Iterable[LifecycleEvent], before: PodListing | None) -> tuple[LifecycleEvent, ...]:
+    """The events without the deaths of containers that never lived: made, not started, and gone.
+
+    Whoever starts a container first clears such leftovers away. Were that news, a start that fails would be tried
+    again at once, and again: no pause would hold.
+    """
+    told = tuple(events)
+    gone = {event.data for event in told if event.type is LifecycleEventType.CONTAINER_REMOVED}
+    unlived = {each for each in gone if before is not None and before.containers.get(each) is ContainerState.CREATED}
+    return tuple(
+        event for event in told if event.data not in unlived or event.type is not LifecycleEventType.CONTAINER_DIED
+    )
+
+
 def events_between(uid: PodUID, old: PodListing | None, new: PodListing | None) -> tuple[LifecycleEvent, ...]:
     """What must have happened to a pod's containers and sandboxes between two listings.
 

@@ -14,6 +14,7 @@ The Go ancestor is `UpdatePodStatus` in pkg/kubelet/prober/prober_manager.go.
 """
 
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
@@ -21,18 +22,20 @@ from msgspec.structs import replace
 
 from podkeeper.model.k8s.core import Container, ContainerStatus, Pod, PodStatus
 from podkeeper.model.messages import ProbeKind, ProbeResult
+from podkeeper.model.runtime import bare_container_id
 from podkeeper.model.times import instant
 from podkeeper.rules.restart import is_sidecar
 
 AGENT_RESTART_MARGIN = timedelta(seconds=10)
-"""A container must be older than the agent by this much to count as started under its predecessor."""
+"""In the reference, a container older than the agent by this much counts as started under its predecessor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeView:
     """What the probes of one pod know. Results are keyed by the id the API shows (`containerd://abc`)."""
 
-    agent_started: datetime
+    own: frozenset[str] = frozenset()  # what this agent made, by the runtime's own ids; all else was there before it
+    agent_started: datetime | None = None  # where given, this tells instead, as in the reference
     readiness: Mapping[str, ProbeResult] = field(default_factory=dict)
     startup: Mapping[str, ProbeResult] = field(default_factory=dict)
     workers: frozenset[tuple[str, ProbeKind]] = frozenset()  # (container name, kind) of each live probe worker
@@ -84,9 +87,17 @@ def readiness_wanted_now(pod: Pod, status: PodStatus, view: ProbeView) -> tuple[
     )
 
 
-def predates_agent(found: ContainerStatus, agent_started: datetime) -> bool:
-    """Whether a running container was started under this agent's predecessor."""
-    started_at = instant(found.state.running.started_at) if found.state.running else None
+def predates_agent(found: ContainerStatus, own: AbstractSet[str], agent_started: datetime | None = None) -> bool:
+    """Whether a running container was started under this agent's predecessor.
+
+    The reference compares the times of both starts. Clocks are put back: what ran before them would then be taken for
+    started after, and be unready until probed. What an agent has not made itself predates it, whatever the time.
+    """
+    if found.state.running is None:
+        return False
+    if agent_started is None:
+        return bare_container_id(found.container_id or "") not in own
+    started_at = instant(found.state.running.started_at)
     return started_at is not None and started_at < agent_started - AGENT_RESTART_MARGIN
 
 
@@ -128,7 +139,7 @@ def _is_ready(container: Container | None, found: ContainerStatus, view: ProbeVi
     if result is ProbeResult.SUCCESS:
         return True
     unprobed = (found.name, ProbeKind.READINESS) not in view.workers
-    if container is None or not predates_agent(found, view.agent_started):
+    if container is None or not predates_agent(found, view.own, view.agent_started):
         return unprobed
     if container.readiness_probe is not None and found.container_id not in was_ready:
         return False

@@ -62,9 +62,10 @@ class Known(msgspec.Struct, frozen=True):
 
     pod: Pod
     status: PodStatus | None
-    agent_started: datetime
+    agent_started: datetime | None  # as in a `ProbeView`
     now: datetime
     monotonic: float = 0.0  # seconds on a clock that nobody puts back
+    own: frozenset[str] = frozenset()  # as in a `ProbeView`
 
 
 class Streak(msgspec.Struct, frozen=True):
@@ -245,7 +246,7 @@ def _arrive(state: Live, target: Target, container_id: str, found: ContainerStat
 
 def _first_result(target: Target, found: ContainerStatus, known: Known) -> ProbeResult | None:
     """What to store for a container seen for the first time; None: let what was published stand."""
-    if not predates_agent(found, known.agent_started):
+    if not predates_agent(found, known.own, known.agent_started):
         return INITIAL_RESULTS[target.kind]
     if target.kind is ProbeKind.STARTUP and found.started and _is_sidecar_of(target.container, known.pod):
         return ProbeResult.SUCCESS  # or the plan would take the pod for one that is not initialized yet

@@ -130,11 +130,15 @@ def _address(text: str) -> IPv4Address | IPv6Address | None:
 def _last_words_on_readiness(published: PodStatus, in_api: PodStatus) -> tuple[PodStatus, PodStatus]:
     """Both statuses; first the one that changed its mind later.
 
-    As a rule that is ours. But a disk that takes no notes leaves a restarted agent behind what the API knows.
+    As a rule that is ours. But a disk that takes no notes leaves a restarted agent behind what the API knows. Where
+    both changed in one second (times have no parts of it), it is the one that says yes: what starts is unready first,
+    and no probe fails as often as it takes within a second.
     """
     changed = [find_condition(each.conditions, READY) for each in (published, in_api)]
-    ours, theirs = ("" if each is None else each.last_transition_time or "" for each in changed)
     # Times of one form: as text they compare as times.
+    ours, theirs = (
+        ("", False) if each is None else (each.last_transition_time or "", each.status == "True") for each in changed
+    )
     return (in_api, published) if theirs > ours else (published, in_api)
 
 

@@ -73,11 +73,11 @@ FAULT_RATES: Mapping[str, float] = {
 class Profile:
     """What a simulated node has to bear."""
 
-    pods: float = 13.0  # wanted at a time; of these some have not begun, some wait and some are over
+    pods: float = 11.5  # wanted at a time; of these some have not begun, some wait and some are over
     shares: Mapping[str, float] = field(default_factory=lambda: dict(SHARES))
     life_minutes: tuple[float, float] = (4.0, 60.0)  # how long a pod is wanted; short lives are the more frequent ones
     graces_seconds: tuple[int, ...] = (0, 1, 2, 5, 10, 10, 30, 30, 60)
-    periods_seconds: tuple[int, ...] = (5, 10, 20, 20, 30, 30)  # of probes
+    periods_seconds: tuple[int, ...] = (10, 15, 30, 30, 60, 60)  # of probes
     polite: float = 0.5  # the share of containers that end at once when asked to
     fault_rates: Mapping[str, float] = field(default_factory=lambda: dict(FAULT_RATES))
     faults_per_hour: float = 1.0  # every rate is to be multiplied by this; 0: no faults at all

@@ -12,7 +12,6 @@ That nothing changes when an agent dies is the point: the book goes on where it 
 """
 
 from dataclasses import dataclass, field
-from datetime import datetime
 from math import inf
 
 from podkeeper.model.k8s.core import Container, Pod, Probe
@@ -45,6 +44,10 @@ class Flag:
         """Whether it is so, or became so for a while since a moment."""
         return self.value is value or self._became.get(value, -inf) >= since
 
+    def was(self, value: bool, since: float) -> bool:
+        """Whether it is so, or still was at a moment, or at any since."""
+        return self.value is value or self._became.get(self.value, -inf) > since
+
     @property
     def changed(self) -> float:
         """When it last changed."""
@@ -58,14 +61,13 @@ class Probed:
     spec: Container
     id: str = ""  # of the run that is under way, or was the last one
     since: float = 0.0  # when that began
-    begun: datetime | None = None  # the same on the node's clock, which may jump
     started: Flag = field(default_factory=Flag)
     ready: Flag = field(default_factory=Flag)
     row: tuple[bool, int] = (False, 0)  # the last answer of its readiness probe, and how often in a row it came
 
-    def begin(self, id_: str, at: float, wall: datetime) -> None:
+    def begin(self, id_: str, at: float) -> None:
         """A new run."""
-        self.id, self.since, self.begun = id_, at, wall
+        self.id, self.since = id_, at
         self.started.set(self.spec.startup_probe is None, at)
         self.ready.set(self.started.value and self.spec.readiness_probe is None, at)
 
@@ -115,7 +117,6 @@ class ProbeBook:
     """All pods whose containers ever ran."""
 
     def __init__(self, world: World, pods: Pods) -> None:
-        self._world = world
         self._known = pods
         self._pods: dict[PodUID, PodProbes] = {}
         self._at_address: dict[str, PodUID] = {}
@@ -141,7 +142,7 @@ class ProbeBook:
         if container is None:
             return
         if change.happened is RuntimeEventType.STARTED:
-            container.begin(change.record.id, change.at, self._world.clock.now())
+            container.begin(change.record.id, change.at)
         elif change.happened is RuntimeEventType.STOPPED and container.id == change.record.id:
             container.end(change.at)
         found.settle(change.at)

@@ -5,10 +5,9 @@ reason for it, in truth, since it last said otherwise: to say no, that something
 probe failed as often as it takes); to say yes, that all was. The book of probes knows (`probe_book`). News travel, so
 a reason may be as much older than the word it contradicts as a status takes to be told.
 
-Nobody is blamed for three things. A container that began in the very second an agent did (times are told in whole ones)
-may be its own for all it knows, and is probed anew. What the disk took no note of, and old lists do not show (a static
-pod's status is in none), a new agent cannot know. And of a pod that is being deleted single containers are not looked
-at until all have ended, as in the reference: meanwhile those that have may still be called ready.
+Nobody is blamed for two things. What the disk took no note of, and old lists do not show (a static pod's status is in
+none), a new agent cannot know. And of a pod that is being deleted single containers are not looked at until all have
+ended, as in the reference: meanwhile those that have may still be called ready.
 """
 
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ from podkeeper.rules.mirror import is_mirror_pod
 from podkeeper.rules.phase import is_terminal
 from podkeeper.rules.status.conditions import POD_COMPLETED, POD_FAILED
 from podkeeper.testing.sim.invariants.pods import Pods
-from podkeeper.testing.sim.invariants.probe_book import PodProbes, ProbeBook
+from podkeeper.testing.sim.invariants.probe_book import Flag, PodProbes, ProbeBook
 from podkeeper.testing.sim.pods import lasting_containers
 from podkeeper.testing.sim.profile import FAULT_RATES
 from podkeeper.testing.sim.records import LifeBegan, PodChanged
@@ -70,12 +69,12 @@ class Readiness:
         self._world = world
         self._book = ProbeBook(world, Pods(world))
         self._shown: dict[str, _Shown] = {}  # by the UID of the API's object
-        self._reborn = (0.0, world.clock.now())  # when the agent that lives now began, also on the node's clock
+        self._reborn = 0.0  # when the agent that lives now began
         world.bus.subscribe(PodChanged, self._see)
         world.bus.subscribe(LifeBegan, self._see_life)
 
     def _see_life(self, began: LifeBegan) -> None:
-        self._reborn = (began.at, self._world.clock.now())
+        self._reborn = began.at
 
     def _see(self, change: PodChanged) -> None:
         new = change.new
@@ -100,6 +99,9 @@ class Readiness:
         known = self._book.get(uid)
         self._world.checked("I7")
         if known is not None:
+            # Whoever said otherwise without need, and was not to blame, may say the truth again, even one just past.
+            if self._was_so(known, bit, said, since):
+                return
             troubled = self._world.troubles.touched(since - TROUBLED_NEWS_SECONDS, uid)
             since -= TROUBLED_NEWS_SECONDS if troubled else NEWS_SECONDS
             if self._is_right(known, bit, said, since) or (not said.value and self._may_forget(known, bit, pod, since)):
@@ -112,28 +114,37 @@ class Readiness:
 
     def _is_right(self, known: PodProbes, bit: Bit, said: Said, since: float) -> bool:
         """Whether it is so, or became so for a while since a moment."""
-        if not bit.container:
-            return known.ready.is_or_became(said.value, since)
         found = known.containers.get(bit.container)
-        if found is None:
-            return False
-        if found.id == said.id:
+        if found is not None and found.id == said.id:
             since = max(since, found.since)
-        flag = found.ready if bit.word == "ready" else found.started
-        return flag.is_or_became(said.value, since)
+        flag = _flag(known, bit)
+        return flag is not None and flag.is_or_became(said.value, since)
+
+    def _was_so(self, known: PodProbes, bit: Bit, said: Said, since: float) -> bool:
+        """Whether it was so at a moment, or at any since; of a container, this very one."""
+        found = known.containers.get(bit.container)
+        flag = _flag(known, bit)
+        return flag is not None and (found is None or found.id == said.id) and flag.was(said.value, since)
 
     def _may_forget(self, known: PodProbes, bit: Bit, pod: Pod, since: float) -> bool:
-        """Whether the agent that lives now may take a container for its own, or can know nothing of it."""
-        at, wall = self._reborn
+        """Whether the agent that lives now can know nothing of a container."""
         concerned = [each for name, each in known.containers.items() if bit.container in ("", name)]
-        second = wall.replace(microsecond=0)
-        if any(each.since <= at and (each.begun is None or each.begun >= second) for each in concerned):
-            return True
         lists_are_old = is_mirror_pod(pod) or self._had("stale-lists", since)
-        return self._had("disk-full", since) and lists_are_old and any(each.since <= at for each in concerned)
+        ran_before = any(each.since <= self._reborn for each in concerned)
+        return self._had("disk-full", since) and lists_are_old and ran_before
 
     def _had(self, kind: str, since: float) -> bool:
         return bool(self._world.troubles.touched(since, None, but=FAULT_RATES.keys() - {kind}))
+
+
+def _flag(known: PodProbes, bit: Bit) -> Flag | None:
+    """What is true of that of which a bit tells; None: there is no such container."""
+    if not bit.container:
+        return known.ready
+    found = known.containers.get(bit.container)
+    if found is None:
+        return None
+    return found.ready if bit.word == "ready" else found.started
 
 
 def _is_over(pod: Pod) -> bool:

@@ -7,16 +7,9 @@ it, whatever the agent remembers of them.
 
 from typing import cast
 
-from podkeeper.model.k8s.core import Container, Pod
+from podkeeper.model.k8s.core import Container, Pod, PodSpec
 from podkeeper.model.messages import PodUID
 from podkeeper.model.runtime_calls import ContainerConfig, RuntimeEventType
-from podkeeper.rules.restart import (
-    RestartPolicy,
-    could_restart_all,
-    is_sidecar,
-    restarts_after_exit,
-    restarts_on_failure,
-)
 from podkeeper.rules.worker.questions import is_termination_requested
 from podkeeper.rules.worker.states import TerminationRequested
 from podkeeper.testing.sim.invariants.exits import last_run
@@ -27,6 +20,8 @@ from podkeeper.testing.sim.world import World
 
 IN_FLIGHT_SECONDS = 5.0
 """So long may a call that was begun before the request to end take to reach the runtime: the agent may be dawdling."""
+
+ALWAYS, ON_FAILURE, NEVER = "Always", "OnFailure", "Never"
 
 _STARTS = ("run_sandbox", "create_container", "start_container")
 
@@ -132,9 +127,9 @@ class Starts:
     def _against(self, pod: Pod, life: ContainerLife, last: ContainerLife, runs: list[ContainerLife]) -> str:
         """Why a container may not run again; empty: it may."""
         spec = pod.spec
-        once = spec.restart_policy == RestartPolicy.NEVER
-        if could_restart_all(spec):
-            return ""  # an exit of any container may make all of them start over
+        once = spec.restart_policy == NEVER
+        if any(each.restart_policy_rules for each in (*(spec.init_containers or ()), *spec.containers)):
+            return ""  # what such rules allow is not judged here
         if once and last.sandbox_id != life.sandbox_id:
             return "a pod that runs once had its run in another sandbox"
         if any(each.name == life.name for each in spec.ephemeral_containers or ()):
@@ -142,11 +137,27 @@ class Starts:
         stopped = last.id in self._stopped.get(life.uid, ())
         for container in spec.init_containers or ():
             if container.name == life.name:
-                return "" if is_sidecar(container) else _against_init(pod, container, life, last, runs, stopped)
+                return (
+                    ""
+                    if container.restart_policy == ALWAYS
+                    else _against_init(pod, container, life, last, runs, stopped)
+                )
         for container in spec.containers:
             if container.name == life.name:
                 return _against_app(pod, container, life, last, stopped)
         return f"the pod has no container {life.name}"
+
+
+# What the policies mean is said here once more: judged by the engine's own rules, a mistake in them would be right.
+
+
+def _policy_of(container: Container, spec: PodSpec) -> str:
+    return container.restart_policy or spec.restart_policy or ALWAYS
+
+
+def _restarts_after(container: Container, spec: PodSpec, exit_code: int) -> bool:
+    policy = _policy_of(container, spec)
+    return policy == ALWAYS or (policy == ON_FAILURE and exit_code != 0)
 
 
 def _against_init(
@@ -156,18 +167,18 @@ def _against_init(
     for run in runs:
         if run.sandbox_id == life.sandbox_id and run.exit_code == 0 and run.reason != "OOMKilled":
             return f"it succeeded in this sandbox ({run.id})"
-    if last.exit_code == 0 or (stopped and restarts_on_failure(container, pod.spec)):
+    if last.exit_code == 0 or (stopped and _policy_of(container, pod.spec) != NEVER):
         return ""
-    if restarts_after_exit(container, pod.spec, last.exit_code or 0):
+    if _restarts_after(container, pod.spec, last.exit_code or 0):
         return ""
     return f"its policy forbids it after exit code {last.exit_code} ({last.id})"
 
 
 def _against_app(pod: Pod, container: Container, life: ContainerLife, last: ContainerLife, stopped: bool) -> str:
-    if restarts_after_exit(container, pod.spec, last.exit_code or 0):
+    if _restarts_after(container, pod.spec, last.exit_code or 0):
         return ""
     # What the agent stopped itself has not finished, whatever code it left with: a probe failed (then the policy for
     # failures counts), or its spec changed (then even what runs once is run anew).
-    if stopped and (restarts_on_failure(container, pod.spec) or last.spec_hash != life.spec_hash):
+    if stopped and (_policy_of(container, pod.spec) != NEVER or last.spec_hash != life.spec_hash):
         return ""
     return f"its policy forbids it after exit code {last.exit_code} ({last.id})"

@@ -1,0 +1,84 @@
+"""What the simulation found about readiness, one scenario each: named after what went wrong."""
+
+import asyncio
+
+import pytest
+
+from podkeeper.runtimes.fake import Behaviour, Operation
+from podkeeper.runtimes.fake.behaviour import ExecStep
+from podkeeper.testing.sim.mischief_agent import ClockJump, DiskTrouble
+from podkeeper.testing.sim.world import Fate
+from tests.sim.stories import Story, container, each_ready_bit, exec_probe, pod, tell
+
+ASKED_FOR_A_WHILE = Behaviour(exec=(ExecStep(takes_seconds=0.1),))
+"""A container whose probes take long enough to be caught unready."""
+
+
+@pytest.mark.parametrize("jump", ["ahead when it started, then put right", "put back before the restart"])
+def test_a_clock_that_jumps_makes_no_pod_unready_when_the_agent_is_restarted(jump: str) -> None:
+    """By the clock the container had started after the agent: it was taken for its own, and unready until probed."""
+
+    async def story(it: Story) -> None:
+        if jump.startswith("ahead"):
+            ClockJump(3600.0, 60.0).play(it.world)
+        it.put(pod("web", container(ready=exec_probe(period=20)), app=ASKED_FOR_A_WHILE))
+        await asyncio.sleep(61)
+        assert it.is_ready("web")
+        if jump.startswith("put back"):
+            it.world.clock.jump(-3600)
+        changes = it.changes()
+        await it.restart_agent()
+        await asyncio.sleep(60)
+        assert it.is_ready("web")
+        assert each_ready_bit(changes) == []
+
+    tell(story)
+
+
+def test_a_container_that_starts_in_the_second_of_a_restart_stays_ready() -> None:
+    """Times are told in whole seconds: by them a container of this very second was the new agent's own."""
+
+    async def story(it: Story) -> None:
+        await asyncio.sleep(10.1)
+        it.put(pod("web", container(ready=exec_probe(period=20)), app=ASKED_FOR_A_WHILE))
+        await it.until(lambda: it.is_ready("web"), within=0.3)
+        changes = it.changes()
+        await it.restart_agent(away_seconds=0.1)
+        await asyncio.sleep(60)
+        assert each_ready_bit(changes) == []
+
+    tell(story)
+
+
+def test_a_pod_that_became_ready_at_once_stays_so_when_the_disk_took_note_of_its_start_only() -> None:
+    """The API knew better than the note, but both were of one second: the note won, and the pod was unready."""
+
+    async def story(it: Story) -> None:
+        it.world.fate = Fate(notes_kept=False)
+        await asyncio.sleep(20.1)
+        it.put(pod("web", container(ready=exec_probe(period=20)), app=ASKED_FOR_A_WHILE))
+        await asyncio.sleep(0.05)
+        assert not it.status("web").ready
+        DiskTrouble(full=True, sync_seconds=0.0, seconds=2).play(it.world)
+        await asyncio.sleep(1)
+        assert it.is_ready("web")
+        changes = it.changes()
+        await it.restart_agent()
+        await asyncio.sleep(60)
+        assert each_ready_bit(changes) == []
+
+    tell(story)
+
+
+def test_a_container_whose_start_was_told_to_have_failed_becomes_ready_when_its_probe_says_so() -> None:
+    async def story(it: Story) -> None:
+        life = Behaviour(exec=(ExecStep(exit_code=1), ExecStep(from_seconds=30)))
+        it.runtime.faults.lose_answer(Operation.START_CONTAINER)
+        uid = it.put(pod("web", container(ready=exec_probe(period=5)), app=life))
+        await asyncio.sleep(20)
+        assert not it.is_ready("web")
+        await asyncio.sleep(20)
+        assert it.is_ready("web")
+        assert len(it.lives(uid)) == 1
+
+    tell(story)
