@@ -175,15 +175,15 @@ MUTANTS = (
     Mutant(
         "mirror-removal-kills-static-pod",
         "rules/dispatch.py",
-        "    if couple.asked_by_mirror:\n        return on_update(couple, at)\n    return Update(type=UpdateType.KILL",
-        "    return Update(type=UpdateType.KILL",
+        "    if couple.asked_by_mirror:\n        return on_update(Couple(pod, None, asked_by_mirror=False), at)\n",
+        "",
         ("tests/rules/test_dispatch.py",),
     ),
     Mutant(
-        "removal-acts-before-sources-are-ready",
+        "forced-deletion-waits",
         "rules/dispatch.py",
-        "return Update(type=UpdateType.KILL, pod=couple.pod) if all_sources_ready else None",
-        "return Update(type=UpdateType.KILL, pod=couple.pod)",
+        "kill=None if is_static_pod(pod) else _BY_FORCE)",
+        "kill=None)",
         ("tests/rules/test_dispatch.py",),
     ),
     Mutant(

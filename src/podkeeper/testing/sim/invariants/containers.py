@@ -8,6 +8,7 @@ from podkeeper.model.messages import PodUID
 from podkeeper.model.runtime_calls import RuntimeEventType
 from podkeeper.rules.mirror import is_mirror_pod
 from podkeeper.testing.sim.invariants.pods import Pods
+from podkeeper.testing.sim.profile import FAULT_RATES
 from podkeeper.testing.sim.records import ContainerChanged, PodChanged, SandboxChanged
 from podkeeper.testing.sim.world import World
 
@@ -70,3 +71,10 @@ class Containers:
         if running := self._world.truth.running(uid):
             names = ", ".join(f"{life.name} ({life.id})" for life in running)
             self._world.broken("I4", uid, f"the agent deleted the pod's object while {names} ran")
+        # A mount that was given up may still come true later; that one is housekeeping's.
+        if uid in self._world.volumes.mounted_pods() and not self._had_trouble_with_volumes(uid):
+            self._world.broken("I4", uid, "the agent deleted the pod's object while a volume of it was mounted")
+
+    def _had_trouble_with_volumes(self, uid: PodUID) -> bool:
+        others = FAULT_RATES.keys() - {"volume-trouble", "crash"}
+        return bool(self._world.troubles.touched(self._world.now() - 600.0, uid, others))

@@ -1,11 +1,12 @@
 """I8 and I14: who is not disturbed is not late, whatever goes wrong with others; and static pods need no API.
 
-Four promises, each with the time it may take while nothing is wrong that concerns it:
+Five promises, each with the time it may take while nothing is wrong that concerns it:
 
 * a pod that a living agent is told of has its first container begun within `START_SECONDS`;
 * the successor of a changed static pod likewise, from the end of the last container of its predecessor;
 * a container that ends and must run again does so within `AGAIN_SECONDS` (its first end, which costs no back-off);
   where only events were lost, once the slow relist has found out;
+* a running container whose image is changed is replaced within `LEAVE_SECONDS` after its grace;
 * a deleted pod is out of the API within `LEAVE_SECONDS` after its grace.
 
 Disturbed is who has trouble of his own, or the node has trouble of a kind that matters to the promise. A call that
@@ -15,6 +16,7 @@ of eight pods that hang at once take all the slots for starts until their leases
 
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 
 from podkeeper.model.k8s.core import Container, Pod
 from podkeeper.model.messages import API_SOURCE, Op, PodUID
@@ -81,6 +83,8 @@ class Promptness:
         elif change.old.metadata.deletion_timestamp is None and new.metadata.deletion_timestamp is not None:
             within = (new.metadata.deletion_grace_period_seconds or 0) + LEAVE_SECONDS
             self._promise(within, lambda since: self._judge_leaving(new, since))
+        elif change.old.spec is not new.spec and new.metadata.deletion_timestamp is None:
+            self._see_change(change.old, new)
 
     def _judge_start(self, pod: Pod, since: float, but: frozenset[str], *others: PodUID) -> None:
         """Whether a pod has begun; `but` are troubles that are no excuse, `others` are pods whose trouble is one."""
@@ -120,6 +124,32 @@ class Promptness:
         if shown is not None and shown.metadata.uid == uid:
             took = self._world.now() - since
             text = f"{full_name(pod)} was deleted {took:.0f} s ago and is still there, though nothing hinders it"
+            self._world.broken("I8", uid, text)
+
+    def _see_change(self, old: Pod, new: Pod) -> None:
+        """A pod is to be another one: what runs of an image that it no longer wants is replaced."""
+        uid, grace = _uid(new), new.spec.termination_grace_period_seconds or 0
+        running = {life.name: life for life in self._world.truth.running(uid)}
+        for before, after in zip(old.spec.containers, new.spec.containers, strict=False):
+            life = running.get(after.name)
+            if before.name == after.name and before.image != after.image and life is not None:
+                judge = partial(self._judge_change, new, life, after.image or "")
+                self._promise(grace + LEAVE_SECONDS, judge)
+
+    def _judge_change(self, pod: Pod, replaced: ContainerLife, image: str, since: float) -> None:
+        uid = _uid(pod)
+        wanted = self._wanted(uid)
+        if wanted is None or wanted.spec != pod.spec or image in self._world.runtime.missing_images:
+            return
+        agent = self._world.agent
+        if agent is None or agent.workers.is_pod_termination_requested(uid):
+            return
+        if self._excuse(since, uid, ELSEWHERE | EVENTS):
+            return
+        self._world.checked("I8")
+        if replaced.running:
+            took = self._world.now() - since
+            text = f"{replaced.name} was to run {image} {took:.0f} s ago and still runs {replaced.image}"
             self._world.broken("I8", uid, text)
 
     # Static pods.
@@ -238,10 +268,14 @@ class Promptness:
         return "I14" if away else "I8"
 
 
+NO_ROOM = ("OutOf", "UnexpectedAdmissionError")
+"""How the reasons of pods begin for which there is no room; the second: nobody may be preempted for it."""
+
+
 def turned_away(world: World, uid: PodUID) -> bool:
     """Whether there is no room for a static pod, not even by force: it has no mirror then, so only the agent knows."""
     status = None if world.agent is None else world.agent.statuses.get_pod_status(uid)
-    return status is not None and is_terminal(status.phase) and (status.reason or "").startswith("OutOf")
+    return status is not None and is_terminal(status.phase) and (status.reason or "").startswith(NO_ROOM)
 
 
 def _is_over(pod: Pod) -> bool:
