@@ -102,8 +102,8 @@ def first_failure(source: Path, arguments: list[str]) -> str | None:
         return None if arguments[0] == "-m" else arguments[0]  # which test hangs is not known, unless one was named
     if done.returncode == 0:
         return None
-    failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", done.stdout, re.MULTILINE)
-    return failed[1] if failed else done.stdout.strip().splitlines()[-1]
+    failed = re.search(r"^(?:FAILED|ERROR) (tests/.+?)(?: - |$)", done.stdout, re.MULTILINE)
+    return failed[1] if failed else (done.stdout + done.stderr).strip().splitlines()[-1]
 
 
 def caught_by_tests(mutant: Mutant, copy: Path) -> Catch | None:
