@@ -232,7 +232,7 @@ def test_a_pod_without_name_is_refused() -> None:
 
 def test_an_unknown_operation_is_refused() -> None:
     with pytest.raises(BadInput, match="from file: 'REPLACE' is no operation"):
-        merge({}, change("REPLACE", pod(), source="file"), NOW)  # type: ignore[arg-type]
+        merge({}, change("REPLACE", pod(), source="file"), NOW)  # type: ignore[arg-type]  # the point
 
 
 # Announcements: every combination of what a merge can hold, in every mode.

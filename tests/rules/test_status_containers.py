@@ -193,7 +193,7 @@ def test_the_user_of_a_container_is_shown() -> None:
 
 
 def mounted(**mount: object) -> Container:
-    return replace(A, volume_mounts=(VolumeMount(name="v", mount_path="/v", **mount),))  # type: ignore[arg-type]
+    return replace(A, volume_mounts=(VolumeMount(name="v", mount_path="/v", **mount),))  # type: ignore[arg-type]  # any field
 
 
 MOUNTS: dict[str, tuple[Container, bool, bool | None, str | None]] = {

@@ -14,7 +14,7 @@ def asking(limits: Amounts = None, requests: Amounts = None, name: str = "a") ->
 
 
 def resources(limits: Amounts = None, requests: Amounts = None) -> ResourceRequirements:
-    return ResourceRequirements(limits=limits, requests=requests)  # type: ignore[arg-type]
+    return ResourceRequirements(limits=limits, requests=requests)  # type: ignore[arg-type]  # also wrong ones
 
 
 def shown(

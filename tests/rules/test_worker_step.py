@@ -106,7 +106,7 @@ ALICE, BOB = Waiter("alice"), Waiter("bob")
 def told(
     update_type: UpdateType, about: Pod | None = WEB, *, runtime: PodRecord | None = RECORD, **kill: object
 ) -> Told:
-    options = KillOptions(**kill) if kill else None  # type: ignore[arg-type]
+    options = KillOptions(**kill) if kill else None  # type: ignore[arg-type]  # any field
     return Told(Update(type=update_type, pod=about, kill=options), runtime)
 
 
@@ -134,7 +134,7 @@ FINISHED = Finished(Cause.KILLED, WEB)
 def requested(cause: Cause, pending: Work, *, on: Syncing = SYNCING, **ending: object) -> TerminationRequested:
     """Asked to end while a sync pass runs."""
     assert isinstance(on.activity, Calling | Reading)
-    agreed = Ending(cause, pending.grace_seconds, **ending)  # type: ignore[arg-type]
+    agreed = Ending(cause, pending.grace_seconds, **ending)  # type: ignore[arg-type]  # any field
     return TerminationRequested(agreed, replace(on.activity, pending=pending))
 
 

@@ -125,7 +125,7 @@ def stage() -> Iterator[Stage]:
 def known(spec: Pod | None = None, uid: PodUID = UID, **status: object) -> Pod:
     """A pod of the API."""
     spec = spec or pod("web")
-    return replace(spec, metadata=replace(spec.metadata, uid=uid), status=PodStatus(**status))  # type: ignore[arg-type]
+    return replace(spec, metadata=replace(spec.metadata, uid=uid), status=PodStatus(**status))  # type: ignore[arg-type]  # any field
 
 
 def going(spec: Pod, grace: int = 30) -> Pod:

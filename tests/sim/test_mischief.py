@@ -115,7 +115,7 @@ def _variants(kind: str) -> list[Deed]:
 def test_a_fault_happens_and_leaves_nothing_behind(kind: str) -> None:
     for number, deed in enumerate(_variants(kind)):
         world = World(number)
-        verdict = told(world, lambda deed=deed, world=world: _suffered(world, deed))  # type: ignore[misc]
+        verdict = told(world, lambda deed=deed, world=world: _suffered(world, deed))  # type: ignore[misc]  # bound now
         always = isinstance(deed, Dawdle) and isinf(deed.seconds)
         assert verdict.troubles[kind] >= (0 if always else 1), str(deed)
 
@@ -202,7 +202,7 @@ def test_a_pods_hung_call_goes_on_when_its_own_window_closes() -> None:
         calls = {uid: asyncio.ensure_future(world.runtime.pod_record(uid)) for uid in (first, second, third)}
         done: dict[PodUID, float] = {}
         for uid, call in calls.items():
-            call.add_done_callback(lambda _, uid=uid: done.setdefault(uid, world.now()))  # type: ignore[misc]
+            call.add_done_callback(lambda _, uid=uid: done.setdefault(uid, world.now()))  # type: ignore[misc]  # bound now
         await asyncio.sleep(200)
         assert done == {third: 21.0, first: 80.0, second: 170.0}
         assert world.runtime.faults.hung_calls == 0

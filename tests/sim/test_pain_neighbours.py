@@ -162,7 +162,7 @@ def test_housekeeping_that_hangs_keeps_no_pod_waiting(plant: Callable[[Story, Po
         await asyncio.sleep(4)
         for index in range(12):
             uid = it.put(pod(f"web-{index}"))
-            assert await it.until(lambda uid=uid: it.runs(uid), within=10) <= AT_ONCE  # type: ignore[misc]
+            assert await it.until(lambda uid=uid: it.runs(uid), within=10) <= AT_ONCE  # type: ignore[misc]  # bound now
             await asyncio.sleep(0.7)
 
     tell(story)

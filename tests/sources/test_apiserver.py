@@ -368,7 +368,7 @@ def test_who_fails_to_note_harms_nobody() -> None:
     async def scenario() -> list[str]:
         consumer, broken = Consumer(), dict[str, str]()
         api = ScriptedApi([RESET, listed(10)], [[event("ADDED", "a", 11), *QUIET]])
-        source = ApiSource(api=api, node_name="n1", clock=VirtualClock(), note=broken.__getitem__)  # type: ignore[arg-type]
+        source = ApiSource(api=api, node_name="n1", clock=VirtualClock(), note=broken.__getitem__)  # type: ignore[arg-type]  # raises
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(60):
                 await source.run(consumer.tell)

@@ -220,10 +220,6 @@ class Cord:
         for operation, way in ways.items():
             setattr(self, operation, _tied(life, room, operation, getattr(port, operation), way))
 
-    def __getattr__(self, name: str) -> Any:
-        """Only for the type checker: what is not tied is not there."""
-        raise AttributeError(name)
-
 
 def _tied(life: Life, room: str, operation: str, method: Callable[..., Any], way: Way) -> Callable[..., Any]:
     match way:

@@ -1,7 +1,5 @@
 """The scribe: writes what happens into the trace, in words a person can follow."""
 
-import asyncio
-
 from podkeeper.model.k8s.core import ContainerStatus, Event, Pod
 from podkeeper.model.messages import PodUID
 from podkeeper.model.runtime_calls import RuntimeEventType
@@ -34,7 +32,7 @@ _HAPPENED = {
 class Scribe:
     """Writes the trace."""
 
-    def __init__(self, bus: Bus, trace: Trace, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, bus: Bus, trace: Trace) -> None:
         self._trace = trace
         bus.subscribe(Called, self._called)
         bus.subscribe(Answered, self._answered)

@@ -116,7 +116,7 @@ class World:
         self.trace = Trace()
         self.truth = Truth(self.bus)
         self.troubles = Troubles(self.bus)
-        Scribe(self.bus, self.trace, self.loop)
+        Scribe(self.bus, self.trace)
         self.api = MemoryApi(VirtualClock(self.loop), history_limit=100_000, ledger_size=0)
         self.runtime = FakeRuntime(self.clock, ledger_size=0)
         self.volumes = FakeVolumes(self.clock)
