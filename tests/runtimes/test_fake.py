@@ -325,8 +325,8 @@ def test_a_hung_call_hangs_alone_and_goes_on_when_released() -> None:
 def test_a_policy_decides_what_goes_wrong() -> None:
     async def scenario() -> None:
         runtime = FakeRuntime(VirtualClock())
-        runtime.faults.policy = lambda operation, about: (
-            Fault(error=CallTimedOut) if operation == "pod_record" and about == WEB else None
+        runtime.faults.add_policy(
+            lambda operation, about: Fault(error=CallTimedOut) if (operation, about) == ("pod_record", WEB) else None
         )
         await start(runtime, pod())
         with pytest.raises(CallTimedOut):

@@ -40,7 +40,6 @@ class FakeFaults:
         self._faults: list[Fault] = []
         self._suffering: dict[asyncio.Future[None], Fault] = {}  # calls that wait, in the order they began to
         self._policies: list[Policy] = []
-        self.policy: Policy | None = None
 
     def add(self, fault: Fault) -> Fault:
         """Order any fault."""
@@ -136,8 +135,8 @@ class FakeFaults:
                     if fault.times <= 0:
                         self._faults.remove(fault)
                 return fault
-        for policy in (self.policy, *self._policies):
-            if policy is not None and (decided := policy(operation, about)) is not None:
+        for policy in self._policies:
+            if (decided := policy(operation, about)) is not None:
                 return decided
         return None
 
