@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 
-from podkeeper.model.k8s.core import Pod, PodCondition, PodReadinessGate, PodSpec, PodStatus
+from podkeeper.model.k8s.core import ContainerStatus, Pod, PodCondition, PodReadinessGate, PodSpec, PodStatus
 from podkeeper.model.k8s.meta import ObjectMeta
 from podkeeper.model.messages import (
     CONFIG_SOURCE_ANNOTATION,
@@ -23,6 +23,7 @@ from podkeeper.rules.dispatch import (
     ProbeAnswer,
     Reconciliation,
     in_order_of_creation,
+    is_rejection,
     on_addition,
     on_lifecycle_event,
     on_probe_result,
@@ -191,3 +192,17 @@ def test_a_rejected_pod_fails_with_the_reason_and_keeps_its_qos_class() -> None:
         phase="Failed", reason="OutOfcpu", message="Pod was rejected: no cpu", qos_class="BestEffort"
     )
     assert rejected.event == PodEvent(EventType.WARNING, "OutOfcpu", "no cpu", "uid-web")
+
+
+ENDED = ContainerStatus(name="app")
+REJECTIONS = {
+    "turned away":                       (rejection(WEB, "OutOfcpu", "no cpu").status, True),
+    "not over":                          (PodStatus(phase="Pending"), False),
+    "over, and it had containers":       (PodStatus(phase="Failed", container_statuses=(ENDED,)), False),
+    "failed before its containers came": (PodStatus(phase="Failed", init_container_statuses=(ENDED,)), False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("status, expected", REJECTIONS.values(), ids=REJECTIONS.keys())
+def test_a_rejection_is_known_by_its_saying_nothing_of_containers(status: PodStatus, expected: bool) -> None:
+    assert is_rejection(status) is expected

@@ -38,6 +38,7 @@ from tests.rules.statuses import (
     T1,
     condition,
     container,
+    ended,
     exited,
     later,
     pod,
@@ -335,6 +336,15 @@ def restarted(status: ContainerStatus, times: int) -> PodStatus:
     return PodStatus(phase="Running", container_statuses=(replace(status, restart_count=times),))
 
 
+def statuses(*containers: ContainerStatus) -> PodStatus:
+    return PodStatus(phase="Running", container_statuses=containers)
+
+
+def readiness(ready: str, since: str) -> PodStatus:
+    flagged = running("a", ready=ready == "True")
+    return replace(statuses(flagged), conditions=(condition("Ready", ready, since=since),))
+
+
 BEHIND = {
     "the same again": (RUNS, RUNS, False),
     "the API knows of another restart": (restarted(running("a"), 3), restarted(running("a"), 4), True),
@@ -349,6 +359,26 @@ BEHIND = {
         True,
     ),
     "a container that the note does not know": (PodStatus(), restarted(running("a"), 1), False),
+    "the API knows that it runs": (statuses(waiting("a")), statuses(running("a")), True),
+    "the API knows that it ran": (statuses(waiting("a")), statuses(waiting("a", last=ended(1))), True),
+    "the note knows that it ran, and waits": (statuses(waiting("a", last=ended(1))), statuses(running("a")), False),
+    "the API knows that it started": (statuses(running("a", started=False)), statuses(running("a")), True),
+    "the note knows that it started": (statuses(running("a")), statuses(running("a", started=False)), False),
+    "another one had started": (statuses(replace(running("a", started=False), container_id="b")), RUNS, False),
+    "the note knows that it ended, and is not started": (statuses(exited("a")), RUNS, False),
+    "the API knows that it became ready": (readiness("False", T0), readiness("True", T1), True),
+    "the note knows that it became ready": (readiness("True", T1), readiness("False", T0), False),
+    "it became ready within a second": (readiness("False", T0), readiness("True", T0), True),
+    "the note knows that the pod is over, by a clock that was put back": (
+        replace(readiness("False", T0), phase="Failed"),
+        readiness("True", T1),
+        False,
+    ),
+    "the note knows that it ended, by a clock that was put back": (
+        replace(readiness("False", T0), container_statuses=(exited("a"),)),
+        readiness("True", T1),
+        False,
+    ),
 }
 
 

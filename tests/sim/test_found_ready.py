@@ -82,3 +82,32 @@ def test_a_container_whose_start_was_told_to_have_failed_becomes_ready_when_its_
         assert len(it.lives(uid)) == 1
 
     tell(story)
+
+
+@pytest.mark.parametrize("look_hangs", [False, True], ids=["seen at once", "not seen for a while"])
+@pytest.mark.parametrize("noted_after", [1.0, 5.0, 25.0], ids=["not begun", "not started", "not ready"])
+def test_what_a_full_disk_took_note_of_last_is_not_told_again_after_a_restart(
+    noted_after: float, look_hangs: bool
+) -> None:
+    """The API knew better than the note: what ran and was ready was called unstarted, or even Pending, once more."""
+    started = Behaviour(exec=(ExecStep(exit_code=1), ExecStep(from_seconds=15)))
+    ready = Behaviour(exec=(ExecStep(exit_code=1), ExecStep(from_seconds=35)))
+
+    async def story(it: Story) -> None:
+        it.world.fate = Fate(notes_kept=False)
+        it.runtime.delays[Operation.RUN_SANDBOX] = 2
+        side = container("side", startup=exec_probe(period=5, failures=20), restart="Always")
+        uid = it.put(pod("web", container(ready=exec_probe(period=20)), init=(side,), side=started, app=ready))
+        await asyncio.sleep(noted_after)
+        DiskTrouble(full=True, sync_seconds=0.0, seconds=300).play(it.world)
+        await it.until(lambda: it.is_ready("web"), within=90)
+        if look_hangs:
+            it.runtime.faults.hang(Operation.POD_RECORD, seconds=40)
+            it.world.troubles.begin(it.world.now(), "hung-calls", uid)
+        changes = it.changes()
+        await it.restart_agent()
+        await asyncio.sleep(60)
+        assert each_ready_bit(changes) == []
+        assert it.status("web", "side").started
+
+    tell(story)

@@ -10,9 +10,12 @@ from podkeeper.model.k8s.core import Pod, PodCondition
 from podkeeper.model.messages import CONFIG_MIRROR_ANNOTATION
 from podkeeper.runtimes.fake import Behaviour
 from podkeeper.runtimes.fake.behaviour import ExecStep
+from podkeeper.testing.sim.invariants.pods import Pods
+from podkeeper.testing.sim.invariants.probe_book import ProbeBook
 from podkeeper.testing.sim.invariants.promptness import Promptness
 from podkeeper.testing.sim.invariants.readiness import Readiness
 from podkeeper.testing.sim.invariants.rest import LEAVING_SECONDS, Rest
+from podkeeper.testing.sim.world import World
 from tests.sim.stories import Story, container, exec_probe, pod
 from tests.sim.watching import broken, play
 
@@ -27,6 +30,7 @@ def all_kinds() -> tuple[Pod, ...]:
         pod("loop", app=Behaviour(after_seconds=5, exit_code=1)),
         pod("side", init=(container("first"), sidecar), first=Behaviour(after_seconds=1)),
         pod("imageless", container(image="missing:v1")),
+        pod("brief", deadline=100_000),
         pod("failed", init=(container("first"),), policy="Never", first=Behaviour(after_seconds=1, exit_code=1)),
     )
 
@@ -55,7 +59,10 @@ def test_a_node_that_was_troubled_comes_to_rest() -> None:
         it.world.crash()
         await asyncio.sleep(1)
 
-    verdict = play(story, Readiness, Promptness, rest=True, calm=900)
+    def readiness(world: World) -> Readiness:
+        return Readiness(world, ProbeBook(world, Pods(world)))
+
+    verdict = play(story, readiness, Promptness, rest=True, calm=900)
     assert verdict.violation is None
     assert verdict.checks["I6"] > 10
     assert verdict.checks["I10"] >= 4
@@ -149,6 +156,7 @@ MISDEEDS = {
     "a pod that is over is said to run":       (is_said_to_be("job", phase="Running"), "I11"),
     "a failed pod is said to wait":            (is_said_to_be("failed", phase="Pending"), "I6"),
     "a ready pod is said not to be":           (is_said_to_be_unready, "I6"),
+    "a pod outlives its time":                 (is_said_to_be("brief", start_time="2000-01-01T00:00:00Z"), "I6"),
     "another exit code is told":               (says_another_exit_code, "I11"),
     "an older spec runs":                      (gets_another_image, "I6"),
     "something runs that nobody wants":        (vanishes_from_the_api, "I6"),
@@ -213,6 +221,24 @@ def test_a_dead_agent_is_found() -> None:
         it.world.crash(away_seconds=10_000)
 
     assert broken(play(story, rest=True)) == "I6"
+
+
+@pytest.mark.parametrize("misdeed, found", [(None, ""), (is_said_to_be("brief", phase="Pending"), "I6")])
+def test_a_pod_that_is_just_being_stopped_because_its_time_is_over_may_be_unready(
+    misdeed: Callable[[Story], None] | None, found: str
+) -> None:
+    async def story(it: Story) -> None:
+        rest = Rest(it.world, calm_seconds=CALM_SECONDS)
+        it.put(pod("brief", deadline=200, grace=20, app=Behaviour(term_seconds=None)))
+        await asyncio.sleep(100)
+        rest.calm_began()
+        await asyncio.sleep(105)
+        assert (it.phase("brief"), it.is_ready("brief"), it.runs(it.uid("brief"))) == ("Running", False, True)
+        if misdeed is not None:
+            misdeed(it)
+        rest.check()
+
+    assert broken(play(story)) == found
 
 
 STRANDED = {

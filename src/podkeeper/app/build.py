@@ -62,10 +62,12 @@ from podkeeper.ports.source import Source
 from podkeeper.ports.volumes import Volumes
 from podkeeper.rules.backoff import DEFAULT_CURVE, BackoffTable, Curve, steady
 from podkeeper.rules.dispatch import on_removal_at_once
+from podkeeper.rules.housekeeping import is_running
 from podkeeper.rules.mirror import is_outdated_mirror
 from podkeeper.rules.resources import amounts_of
 from podkeeper.rules.status.pod import NodeView
 from podkeeper.rules.worker.pauses import USUAL_TIMING, Timing
+from podkeeper.rules.worker.states import Unknown
 
 KUBERNETES_VERSION = "1.36"
 
@@ -213,7 +215,7 @@ class Agent:
         self.statuses = StatusManager(
             api=self.ports.api,
             pods=self.manager,
-            could_run=lambda uid: self.workers.could_have_running_containers(uid),
+            could_run=self._could_run,
             clock=clock,
             postman=Postman(clock=clock, what="status"),
             notebook=Notebook(self.ports.journal, "status/"),
@@ -331,6 +333,7 @@ class Agent:
                 clock=clock,
                 on_removal=on_removal_at_once,
                 note=self.history.note,
+                ask_anew=self.statuses.ask_anew,
                 rejected=self.metrics.rejected,
             ),
             queue=WorkQueue(clock.monotonic),
@@ -357,6 +360,18 @@ class Agent:
         )
 
     # Small wires.
+
+    def _could_run(self, uid: PodUID) -> bool:
+        """Whether a container of a pod may run.
+
+        Until every source has spoken the workers say so of whomever they do not know, in case he ran before they
+        began: a source that never speaks would keep it from everybody that there was no room for a pod. The runtime
+        knows who ran. (Under the UID of a mirror nothing ever runs: that says nothing.)
+        """
+        if not isinstance(self.workers.state(uid), Unknown) or self.manager.pod_by_uid(uid) is None:
+            return self.workers.could_have_running_containers(uid)
+        seen = self.cache.get_if_sure(uid)
+        return self.workers.could_have_running_containers(uid) and (seen is None or is_running(seen))
 
     def _on_update(self, update: PodUpdate) -> None:
         self._happenings += 1

@@ -121,6 +121,11 @@ def _ignore(*_: object) -> None:
     """Nobody wants to know."""
 
 
+def _no(_: object) -> bool:
+    """Nobody knows of any."""
+    return False
+
+
 class SyncHandlers:
     """What the loop does with what it hears."""
 
@@ -140,6 +145,7 @@ class SyncHandlers:
         clock: Clock,
         on_removal: Removals = dispatch.on_removal,
         note: Callable[[PodUID, str, str], None] = _ignore,
+        ask_anew: Callable[[Pod], bool] = _no,
         rejected: Callable[[str], None] = _ignore,
     ) -> None:
         """`has_seen` is the storage's; `collect_dead(uid, container_id, everything)` removes dead containers."""
@@ -156,6 +162,7 @@ class SyncHandlers:
         self._clock = clock
         self._on_removal = on_removal
         self._note = note
+        self._ask_anew = ask_anew  # whether a pod had been turned away before, which is forgotten with this
         self._rejected = rejected  # hears the reasons
         self._heard: set[str] = set()  # sources of which an update has been handled
 
@@ -218,16 +225,17 @@ class SyncHandlers:
             self._deadlines.follow(pod)
         elif couple.pod is not None:
             self._status.mirror_changed(_uid(couple.pod))
-        match self._addition(couple, at):
+        anew = not couple.asked_by_mirror and self._ask_anew(pod)
+        match self._addition(couple, at, never_ran=anew):
             case dispatch.Admission(update=update):
                 return self._ask_for_admission(pod, update)
             case update:
                 self._deliver(update)
         return False
 
-    def _addition(self, couple: Couple, at: float) -> Update | dispatch.Admission | None:
+    def _addition(self, couple: Couple, at: float, *, never_ran: bool = False) -> Update | dispatch.Admission | None:
         ends = couple.pod is not None and self._workers.is_pod_termination_requested(_uid(couple.pod))
-        return dispatch.on_addition(couple, at, termination_requested=ends)
+        return dispatch.on_addition(couple, at, termination_requested=ends and not never_ran)
 
     def _update(self, pod: Pod, at: float) -> None:
         self._take_in(pod)
@@ -262,7 +270,10 @@ class SyncHandlers:
 
     def _deliver(self, update: Update | None) -> None:
         """Tell the workers, unless there is nothing to tell or the pod is held."""
-        if update is not None and update.uid not in self._preemption.held():
+        if update is None:
+            return
+        # One that is being deleted needs no room: its grace would be spent waiting for that of its victims.
+        if update.uid not in self._preemption.held() or (update.pod is not None and _is_being_deleted(update.pod)):
             self._workers.update_pod(update)
 
     def _sync(self, uid: PodUID) -> None:
@@ -287,7 +298,10 @@ class SyncHandlers:
         uid = _uid(pod)
         if uid in self._preemption.held():
             return False
-        match self._admission.admit(pod):
+        verdict = self._admission.admit(pod)
+        if isinstance(verdict, admit.Preempt) and _is_being_deleted(pod):
+            verdict = None  # it is let in to end: nobody is killed for that
+        match verdict:
             case None:
                 self._admission.add(pod)
                 self._workers.update_pod(update)
@@ -310,9 +324,9 @@ class SyncHandlers:
         self._rejected(reason)
 
     def _start_held(self, uid: PodUID) -> None:
-        """Tell the workers of a pod for which there is room now, as it is by now."""
+        """Tell the workers of a pod for which there is room now, as it is by now. Of its deletion they know."""
         pod = self._pods.pod_by_uid(uid)
-        if pod is not None:
+        if pod is not None and not _is_being_deleted(pod):
             answer = self._addition(self._pods.couple(pod), self._clock.monotonic())
             self._deliver(answer.update if isinstance(answer, dispatch.Admission) else answer)
 
@@ -326,6 +340,10 @@ def _isolated(what: str, whom: str, act: Callable[[], bool | None]) -> bool:
     except Exception:
         log.exception("cannot %s pod %s", what, whom)
     return False
+
+
+def _is_being_deleted(pod: Pod) -> bool:
+    return pod.metadata.deletion_timestamp is not None
 
 
 def _uid(pod: Pod) -> PodUID:

@@ -33,6 +33,7 @@ from podkeeper.model.k8s.core import Pod, PodStatus
 from podkeeper.model.messages import PodUID
 from podkeeper.ports.api import Reader, Writer
 from podkeeper.ports.clock import Clock
+from podkeeper.rules.dispatch import is_rejection
 from podkeeper.rules.mirror import is_mirror_pod_of, is_static_pod, shown_uid
 from podkeeper.rules.status.publish import (
     Acceptance,
@@ -233,6 +234,19 @@ class StatusManager:
         if self._api is not None and self._recall(uid) is not None:
             self._changed.setdefault(uid, False)
             self._news.set()
+
+    def ask_anew(self, pod: Pod) -> bool:
+        """Forget that a static pod was turned away, in a former life of the agent or before its manifest came back.
+
+        Returns whether it had been.
+        """
+        uid = _uid_of(pod)
+        cached = self._recall(uid) if is_static_pod(pod) else None
+        if cached is None or not is_rejection(cached.status):
+            return False
+        log.info("static pod %s/%s was turned away before, and is judged anew", cached.namespace, cached.name)
+        self._forget(uid)
+        return True
 
     def remove_orphaned_statuses(self, keep: Collection[PodUID]) -> None:
         """Forget all pods but these, and those that still end."""

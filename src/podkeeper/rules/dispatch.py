@@ -181,3 +181,8 @@ def rejection(pod: Pod, reason: str, message: str) -> Rejection:
     told = f"Pod was rejected: {message}"
     status = PodStatus(phase=Phase.FAILED.value, reason=reason, message=told, qos_class=qos_of(pod))
     return Rejection(status, PodEvent(EventType.WARNING, reason, message, pod.metadata.uid or ""))
+
+
+def is_rejection(status: PodStatus) -> bool:
+    """Whether a status is that of a pod that was not admitted: it is over, and has not a word about containers."""
+    return is_terminal(status.phase) and not (status.container_statuses or status.init_container_statuses)

@@ -198,6 +198,20 @@ def unready_at_the_end(pod: Pod, condition_type: str, phase: str | None) -> PodC
     return _condition(pod, condition_type, FALSE, reasons.get(phase or ""))
 
 
+def changed_readiness_later(one: PodStatus, other: PodStatus) -> bool:
+    """Whether the first of two statuses of a pod changed its mind about readiness after the second.
+
+    Where both changed in one second (times have no parts of it), it is the one that says yes: what starts is unready
+    first, and no probe fails as often as it takes within a second.
+    """
+    changed = [find_condition(each.conditions, READY) for each in (one, other)]
+    # Times of one form: as text they compare as times.
+    first, second = (
+        ("", False) if each is None else (each.last_transition_time or "", each.status == TRUE) for each in changed
+    )
+    return first > second
+
+
 def readiness_is_stale(pod: Pod) -> bool:
     """Whether the Ready condition in the API no longer follows from the rest of the pod, gates included."""
     if not pod.spec.readiness_gates:

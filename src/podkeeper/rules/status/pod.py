@@ -24,8 +24,8 @@ from podkeeper.rules.qos import qos_of
 from podkeeper.rules.restart import all_containers_should_restart, could_restart_all
 from podkeeper.rules.status.conditions import (
     DISRUPTION_TARGET,
-    READY,
     all_containers_restarting_condition,
+    changed_readiness_later,
     containers_ready_condition,
     find_condition,
     initialized_condition,
@@ -130,16 +130,9 @@ def _address(text: str) -> IPv4Address | IPv6Address | None:
 def _last_words_on_readiness(published: PodStatus, in_api: PodStatus) -> tuple[PodStatus, PodStatus]:
     """Both statuses; first the one that changed its mind later.
 
-    As a rule that is ours. But a disk that takes no notes leaves a restarted agent behind what the API knows. Where
-    both changed in one second (times have no parts of it), it is the one that says yes: what starts is unready first,
-    and no probe fails as often as it takes within a second.
+    As a rule that is ours. But a disk that takes no notes leaves a restarted agent behind what the API knows.
     """
-    changed = [find_condition(each.conditions, READY) for each in (published, in_api)]
-    # Times of one form: as text they compare as times.
-    ours, theirs = (
-        ("", False) if each is None else (each.last_transition_time or "", each.status == "True") for each in changed
-    )
-    return (in_api, published) if theirs > ours else (published, in_api)
+    return (in_api, published) if changed_readiness_later(in_api, published) else (published, in_api)
 
 
 def _any_regular_in_present_sandbox(pod: Pod, record: PodRecord) -> bool:

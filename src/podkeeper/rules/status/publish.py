@@ -23,7 +23,7 @@ from enum import StrEnum
 import msgspec
 from msgspec.structs import replace
 
-from podkeeper.model.k8s.core import Container, Pod, PodSpec, PodStatus
+from podkeeper.model.k8s.core import Container, ContainerState, ContainerStatus, Pod, PodSpec, PodStatus
 from podkeeper.model.times import format_time
 from podkeeper.rules.mirror import is_mirror_pod, is_static_pod
 from podkeeper.rules.patch.strategic import two_way_diff
@@ -44,6 +44,7 @@ from podkeeper.rules.status.conditions import (
     READY,
     READY_TO_START_CONTAINERS,
     TRUE,
+    changed_readiness_later,
     find_condition,
     is_ours,
     is_shared,
@@ -52,6 +53,7 @@ from podkeeper.rules.status.conditions import (
     with_condition,
 )
 from podkeeper.rules.status.normalise import equal_by_kubelet, normalised
+from podkeeper.rules.status.revise import has_begun
 
 _TIMED_CONDITIONS = (
     CONTAINERS_READY,
@@ -251,19 +253,32 @@ def is_behind(noted: PodStatus, shown: PodStatus) -> bool:
     """
     if is_terminal(shown.phase) and not is_terminal(noted.phase):
         return True
-    before = {
-        status.name: status for status in (*(noted.init_container_statuses or ()), *(noted.container_statuses or ()))
-    }
-    for status in (*(shown.init_container_statuses or ()), *(shown.container_statuses or ())):
-        known = before.get(status.name)
-        if known is None:
-            continue
-        if status.restart_count > known.restart_count:
-            return True
-        ended = status.state.terminated is not None and known.state.terminated is None
-        if ended and status.container_id == known.container_id:
-            return True
-    return False
+    before, after = _containers_of(noted), _containers_of(shown)
+    if any(name in before and _has_moved_on(before[name], status) for name, status in after.items()):
+        return True
+    # Clocks jump: a time alone makes no note old that knows anything else.
+    known, told = ({name: _stage(status) for name, status in each.items()} for each in (before, after))
+    return noted.phase == shown.phase and known == told and changed_readiness_later(shown, noted)
+
+
+def _containers_of(status: PodStatus) -> dict[str, ContainerStatus]:
+    return {each.name: each for each in (*(status.init_container_statuses or ()), *(status.container_statuses or ()))}
+
+
+def _has_moved_on(noted: ContainerStatus, shown: ContainerStatus) -> bool:
+    """Whether a container went on after a note, by what never goes back."""
+    if shown.restart_count > noted.restart_count or (has_begun(shown) and not has_begun(noted)):
+        return True
+    if shown.container_id != noted.container_id:
+        return False
+    ended = shown.state.terminated is not None and noted.state.terminated is None
+    started = shown.started is True and noted.started is not True and noted.state.running is not None
+    return ended or started
+
+
+def _stage(status: ContainerStatus) -> tuple[str | None, int, ContainerState]:
+    """How far a container is, but for what its probes say."""
+    return status.container_id, status.restart_count, status.state
 
 
 def is_urgent(old: PodStatus | None, new: PodStatus) -> bool:

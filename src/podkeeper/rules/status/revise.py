@@ -109,7 +109,7 @@ def _was_initialized(pod: Pod) -> bool:
     init_containers = pod.spec.init_containers or ()
     if not init_containers:
         return True
-    if any(_has_begun(status) for status in pod.status.container_statuses or ()):
+    if any(has_begun(status) for status in pod.status.container_statuses or ()):
         return True
     statuses = pod.status.init_container_statuses or ()
     if not statuses or len(statuses) > len(init_containers):
@@ -126,9 +126,10 @@ def _was_initialized(pod: Pod) -> bool:
 
 def _attempted(statuses: tuple[ContainerStatus, ...]) -> tuple[ContainerStatus, ...]:
     """The init containers up to the last that ever began; at least the first, for that one was due."""
-    begun = [index for index, status in enumerate(statuses) if _has_begun(status)]
+    begun = [index for index, status in enumerate(statuses) if has_begun(status)]
     return statuses[: begun[-1] + 1 if begun else 1]
 
 
-def _has_begun(status: ContainerStatus) -> bool:
+def has_begun(status: ContainerStatus) -> bool:
+    """Whether a container ever ran, as far as its status knows."""
     return status.state.waiting is None or status.last_state.terminated is not None

@@ -10,10 +10,12 @@ initialise the pod.
 
 from collections.abc import Iterator
 from enum import Enum, auto
+from math import inf
 
 from podkeeper.model.k8s.core import Container, ContainerStatus, Pod, PodStatus
 from podkeeper.model.messages import CONFIG_MIRROR_ANNOTATION, PodUID
 from podkeeper.model.runtime import api_container_id
+from podkeeper.model.times import instant
 from podkeeper.rules.container_hash import container_hash
 from podkeeper.rules.phase import Phase, is_terminal
 from podkeeper.testing.sim.invariants.probe_book import ProbeBook
@@ -23,6 +25,7 @@ from podkeeper.testing.sim.world import World
 
 LONGEST_WAIT_SECONDS = 345.0  # five minutes of back-off, half a minute of jitter, and the start itself
 STEADY_SECONDS = 60.0  # what was so for this long is known to everybody
+ENDING_SECONDS = 10.0  # on top of the grace, for a pod that has had its time
 RUNTIME = "fake"
 _ALL_BUT_JUMPS = FAULT_RATES.keys() - {"clock-jump"}
 
@@ -124,6 +127,7 @@ class RestingPod:
         tried = all(self._newest(each.name) is not None for each in regular)
         if self._shown.phase != (Phase.RUNNING if tried else Phase.PENDING) and not inits:
             yield f"{self._pod.metadata.name} is said to be {self._shown.phase}"
+        yield from self._complaints_of_deadline()
         yield from self._complaints_of_readiness()
 
     def _is_initialized(self) -> bool:
@@ -235,13 +239,27 @@ class RestingPod:
     def _clock_jumped_since(self, at: float) -> bool:
         return bool(self._world.troubles.touched(at, None, but=_ALL_BUT_JUMPS))
 
-    # Readiness.
+    # Deadlines and readiness.
+
+    def _overdue_seconds(self) -> float:
+        """How long ago the pod's time was over, by the node's clock; less than zero: it is not."""
+        begun, deadline = instant(self._shown.start_time), self._pod.spec.active_deadline_seconds
+        if begun is None or deadline is None:
+            return -inf
+        return (self._world.clock.now() - begun).total_seconds() - deadline
+
+    def _complaints_of_deadline(self) -> Iterator[str]:
+        overdue = self._overdue_seconds()
+        if overdue > (self._pod.spec.termination_grace_period_seconds or 0) + ENDING_SECONDS:
+            yield f"{self._pod.metadata.name} is {self._shown.phase}, but its time was over {overdue:.0f} s ago"
 
     def _complaints_of_readiness(self) -> Iterator[str]:
         found = self._book.get(self._uid)
         if found is None or self._pod.spec.readiness_gates or self._world.now() - found.ready.changed < STEADY_SECONDS:
             return
         said = any(each.type == "Ready" and each.status == "True" for each in self._shown.conditions or ())
+        if not said and self._overdue_seconds() >= 0:
+            return  # its containers are being stopped: it is unready from the beginning of its end
         if said is not found.ready.value:
             no = "" if said else "not "
             yield f"{self._pod.metadata.name} is said to be {no}ready, and is {'not' if said else ''}".rstrip()
