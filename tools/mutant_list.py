@@ -5,7 +5,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """One replacement in one file, and who should notice first: some tests, and a seed of the simulation."""
+    """One replacement in one file, and who should notice first: some tests, and a seed of the simulation.
+
+    With `workload`, the simulation plays these kinds of workload only: what a bug needs happens more often then.
+    """
 
     name: str
     file: str  # below src/podkeeper
@@ -13,6 +16,7 @@ class Mutant:
     after: str
     tests: tuple[str, ...]
     seed: int | None = None
+    workload: tuple[str, ...] = ()
 
 
 ORACLE = "tests/oracle/test_replay.py"

@@ -11,12 +11,13 @@ import sys
 import traceback
 
 from podkeeper.testing.sim.play import Plan, history_of, play
+from podkeeper.testing.sim.workload import WORKLOADS
 
 
-def broken_by(seed: int, hours: float) -> str | None:
+def broken_by(plan: Plan) -> str | None:
     """What breaks in one play; None: nothing."""
     try:
-        violation = play(history_of(Plan(seed=seed, hours=hours))).violation
+        violation = play(history_of(plan)).violation
     except Exception as error:
         where = traceback.extract_tb(error.__traceback__)[-1]
         return f"{type(error).__name__} in {where.name}"  # the agent, or what it did, broke the play itself
@@ -32,10 +33,12 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.sim_catch", description="Play seeds until a promise breaks.")
     parser.add_argument("seeds", nargs="+", type=int, metavar="SEED")
     parser.add_argument("--hours", type=float, default=1.0)
+    parser.add_argument("--workload", default="", help="only these kinds, separated by commas")
     options = parser.parse_args(arguments)
+    kinds = tuple(options.workload.split(",")) if options.workload else tuple(WORKLOADS)
     logging.disable(logging.CRITICAL)
     for seed in options.seeds:
-        if (what := broken_by(seed, options.hours)) is not None:
+        if (what := broken_by(Plan(seed=seed, hours=options.hours, workload=kinds))) is not None:
             print(json.dumps({"seed": seed, "what": what}))
             return 0
     print("null")

@@ -23,6 +23,7 @@ from podkeeper.testing.sim.deeds import (
     KillSandbox,
     Label,
     Lose,
+    Remark,
     Succeed,
     Write,
     found,
@@ -101,7 +102,21 @@ def test_every_kind_is_drawn_and_has_a_share_and_a_sentence() -> None:
 
 
 def test_every_deed_there_is_is_drawn() -> None:
-    kinds = (Create, Delete, Succeed, ChangeImage, Label, Debug, Write, Erase, Evict, EndContainer, KillSandbox, Lose)
+    kinds = (
+        Create,
+        Delete,
+        Succeed,
+        ChangeImage,
+        Label,
+        Remark,
+        Debug,
+        Write,
+        Erase,
+        Evict,
+        EndContainer,
+        KillSandbox,
+        Lose,
+    )
     assert {type(deed) for _, deed in drawn(1) + drawn(2)} == set(kinds)
 
 
@@ -303,6 +318,7 @@ MISSED = (
     Delete("deletes", "nobody"),
     Succeed("successors", pod_of("nobody", [app()])),
     ChangeImage("updates", "nobody", "app", "app:v2"),
+    Remark("updates", "nobody", "example.com/seen"),
     Label("updates", "nobody", "x"),
     Erase("static-files", "nobody"),
     Evict("evictions", "nobody", 1),

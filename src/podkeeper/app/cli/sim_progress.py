@@ -13,6 +13,7 @@ from podkeeper.testing.sim.campaign import Totals
 from podkeeper.testing.sim.shrink import Shrunk
 
 SAID_EVERY_SECONDS = 20.0
+NAMED_SEEDS = 8  # of those that failed
 
 
 @contextmanager
@@ -22,8 +23,10 @@ def playing_shown(seeds: int, totals: Totals) -> Iterator[Callable[[], None]]:
 
     def words() -> str:
         speed = totals.seconds / 3600.0 / max(0.001, time.monotonic() - began)
-        failed = len(totals.failures)
-        return f"{failed or 'no'} failure{'' if failed == 1 else 's'}, {speed:.2f} virtual hours a second"
+        failed = [each.plan.seed for each in totals.failures]
+        which = f" ({', '.join(map(str, failed[:NAMED_SEEDS]))}{', ...' if len(failed) > NAMED_SEEDS else ''})"
+        number = f"{len(failed)} failure{'' if len(failed) == 1 else 's'}{which}" if failed else "no failures"
+        return f"{number}, {speed:.2f} virtual hours a second"
 
     with _shown("seeds", seeds) as say:
         yield lambda: say(totals.seeds, words())

@@ -5,20 +5,23 @@ pods are written, on the machine itself. Each names its pod; what that name mean
 and a pod that is gone, or not there yet, is simply left alone.
 """
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 from msgspec.structs import replace
 
 from podkeeper.model.errors import NotFound
-from podkeeper.model.k8s.core import EphemeralContainer, Pod, PodStatus
+from podkeeper.model.k8s.core import EphemeralContainer, Pod, PodCondition, PodStatus
 from podkeeper.model.messages import PodUID
+from podkeeper.model.times import format_time
 from podkeeper.rules.evict import evicted_status, shortage_eviction
 from podkeeper.rules.housekeeping import is_active
 from podkeeper.rules.preempt import is_critical_pod
 from podkeeper.testing.fake_sources import FakeStaticSource
 from podkeeper.testing.sim.pods import NAMESPACE
+from podkeeper.testing.sim.records import EvictionBegan, EvictionEnded
 from podkeeper.testing.sim.world import NODE, World
 
 LOOK_SECONDS = 0.1  # how often somebody looks whether a pod is gone
@@ -131,6 +134,26 @@ class Label:
 
 
 @dataclass(frozen=True, slots=True)
+class Remark:
+    """A controller of somebody else's puts a condition into a pod's status."""
+
+    kind: str
+    name: str
+    condition: str
+
+    def __str__(self) -> str:
+        return f"remark {self.condition} about {self.name}"
+
+    def play(self, world: World) -> None:
+        """Do it."""
+        pod = found(world, self.name)
+        if pod is not None:
+            others = tuple(each for each in pod.status.conditions or () if each.type != self.condition)
+            said = PodCondition(type=self.condition, status="True", last_transition_time=format_time(world.clock.now()))
+            world.api.put(replace(pod, status=replace(pod.status, conditions=(*others, said))))
+
+
+@dataclass(frozen=True, slots=True)
 class Debug:
     """Somebody adds an ephemeral container to a pod."""
 
@@ -205,8 +228,19 @@ class Evict:
             def last_words(status: PodStatus) -> PodStatus:
                 return evicted_status(pod, status, eviction, world.clock.now())
 
-            kill = agent.workers.kill_pod
-            world.in_agent(kill(pod, evict=True, grace_override_seconds=self.grace_seconds, status_function=last_words))
+            kill = partial(agent.workers.kill_pod, pod, evict=True, status_function=last_words)
+            world.in_agent(self._wait(world, pod, kill))
+
+    async def _wait(self, world: World, pod: Pod, kill: Callable[..., Awaitable[None]]) -> None:
+        own_grace = pod.spec.termination_grace_period_seconds or 0
+        grace = own_grace if self.grace_seconds is None else self.grace_seconds
+        world.bus.tell(EvictionBegan(world.now(), pod, grace))
+        done = False
+        try:
+            await kill(grace_override_seconds=self.grace_seconds)
+            done = True
+        finally:
+            world.bus.tell(EvictionEnded(world.now(), PodUID(pod.metadata.uid or ""), done))
 
 
 @dataclass(frozen=True, slots=True)

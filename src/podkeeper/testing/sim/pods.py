@@ -246,7 +246,7 @@ def readiness_is_steady(pod: Pod) -> bool:
     Such a pod becomes ready once its containers run, and stays so as long as they do and nobody disturbs it.
     """
     return all(
-        _is_answered_well(pod, container, probe)
+        is_answered_well(pod, container, probe)
         for container in lasting_containers(pod)
         for probe in (container.startup_probe, container.readiness_probe)
     )
@@ -263,7 +263,7 @@ def never_ends_by_itself(pod: Pod, container: str) -> bool:
     if spec is None or script.after_seconds is not None or script.start_error:
         return False
     after_start = spec.lifecycle.post_start if spec.lifecycle is not None else None
-    return all(_is_answered_well(pod, spec, each) for each in (spec.liveness_probe, spec.startup_probe, after_start))
+    return all(is_answered_well(pod, spec, each) for each in (spec.liveness_probe, spec.startup_probe, after_start))
 
 
 def all_containers(pod: Pod) -> tuple[Container, ...]:
@@ -279,7 +279,8 @@ def lasting_containers(pod: Pod) -> Iterator[Container]:
     yield from pod.spec.containers
 
 
-def _is_answered_well(pod: Pod, container: Container, asked: Probe | LifecycleHandler | None) -> bool:
+def is_answered_well(pod: Pod, container: Container, asked: Probe | LifecycleHandler | None) -> bool:
+    """Whether a container's script has a good answer to a probe or hook, always and in time."""
     if asked is None:
         return True
     if asked.exec is not None:

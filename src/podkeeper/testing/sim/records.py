@@ -96,6 +96,22 @@ class Told(Record):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class EvictionBegan(Record):
+    """Somebody has the agent evict a pod, within some seconds."""
+
+    pod: Pod
+    grace_seconds: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EvictionEnded(Record):
+    """The agent has answered him; `done`: the pod has ended."""
+
+    uid: PodUID
+    done: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class LifeBegan(Record):
     """An agent was started."""
 

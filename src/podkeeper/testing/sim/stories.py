@@ -20,6 +20,7 @@ from podkeeper.testing.sim.deeds import (
     KillSandbox,
     Label,
     Lose,
+    Remark,
     Succeed,
 )
 from podkeeper.testing.sim.history import Deed
@@ -120,19 +121,14 @@ def job(it: Setting) -> Timed:
 
 
 def crash_loop(it: Setting) -> Timed:
-    """A server that keeps crashing, for ever or a few times; perhaps beside one that does not."""
+    """A server that keeps crashing, for ever, or a few times and once more much later."""
     draw = it.draw
-    parts = [
-        part(
-            draw,
-            after_seconds=draw.seconds(0, 40),
-            exit_code=draw.one_of(0, 1, 2, 139),
-            crashes=draw.one_of(None, 1, 3),
-        )
-    ]
+    crashes, exit_code = draw.one_of(None, 1, 3), draw.one_of(0, 1, 2, 139)
+    parts = [part(draw, after_seconds=draw.seconds(0, 40), exit_code=exit_code, crashes=crashes)]
     if draw.chance(0.4):
         parts.append(server_part(draw, "beside", 1))
-    return it.told(plain_pod(draw, it.name, *parts))
+    once_more = (it.life * 0.9, EndContainer(it.kind, it.name, "app", exit_code))
+    return it.told(plain_pod(draw, it.name, *parts), *([] if crashes is None else [once_more]))
 
 
 def out_of_memory(it: Setting) -> Timed:
@@ -234,17 +230,24 @@ def volumes(it: Setting) -> Timed:
 
 
 def update(it: Setting) -> Timed:
-    """A pod whose images and labels are changed."""
+    """A pod whose images and labels are changed, some twice in a moment, and about which others say something."""
     draw = it.draw
     side = [_sidecar(draw, "side", 5)] if draw.chance(0.3) else []
     pod = plain_pod(draw, it.name, server_part(draw), server_part(draw, "beside", 1), inits=side)
     names = ["app", "beside", *(each.container.name for each in side)]
     changes: Timed = []
     for number in range(draw.one_of(1, 2, 3)):
-        container = draw.one_of(*names)
-        changes.append((it.some_time(), ChangeImage(it.kind, it.name, container, f"{container}:v{number + 2}")))
+        container, at = draw.one_of(*names), it.some_time()
+        changes.append((at, ChangeImage(it.kind, it.name, container, f"{container}:v{number + 2}")))
+        for again in range(draw.one_of(0, 0, 1, 3)):
+            at += draw.seconds(0.01, 3)
+            changes.append((at, ChangeImage(it.kind, it.name, container, f"{container}:v{number + 2}.{again}")))
         if draw.chance(0.4):
             changes.append((it.some_time(), Label(it.kind, it.name, f"label{number}")))
+        if draw.chance(0.4):
+            changes.append(
+                (it.some_time(), Remark(it.kind, it.name, draw.one_of("example.com/safe", "example.com/seen")))
+            )
     return it.told(pod, *changes)
 
 

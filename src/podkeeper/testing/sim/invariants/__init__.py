@@ -12,14 +12,19 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
+from podkeeper.testing.sim.invariants.causes import Causes
 from podkeeper.testing.sim.invariants.containers import Containers
 from podkeeper.testing.sim.invariants.exits import Exits
 from podkeeper.testing.sim.invariants.grace import Graces
+from podkeeper.testing.sim.invariants.makings import Makings
 from podkeeper.testing.sim.invariants.phases import Phases
 from podkeeper.testing.sim.invariants.pods import Pods
+from podkeeper.testing.sim.invariants.probe_book import ProbeBook
 from podkeeper.testing.sim.invariants.promptness import Promptness
 from podkeeper.testing.sim.invariants.readiness import Readiness
+from podkeeper.testing.sim.invariants.retries import Retries
 from podkeeper.testing.sim.invariants.starts import Starts
+from podkeeper.testing.sim.invariants.words import Words
 from podkeeper.testing.sim.world import World
 
 INVARIANTS: Final[Mapping[str, str]] = MappingProxyType(
@@ -38,6 +43,9 @@ INVARIANTS: Final[Mapping[str, str]] = MappingProxyType(
         "I12": "nothing is started in a pod after its termination was observed",
         "I13": "restart counts only grow",
         "I14": "static pods run through any API outage",
+        "I15": "nothing that is wanted is stopped without a cause",
+        "I16": "what fails is tried again, neither in haste nor too often",
+        "I17": "a status takes nothing away from what others said, and dates nothing anew",
     }
 )
 
@@ -48,7 +56,12 @@ def watch(world: World) -> None:
     Phases(world, pods)
     Exits(world, pods)
     Containers(world, pods)
-    Starts(world, pods)
+    makings = Makings(world)
+    Starts(world, pods, makings)
+    Causes(world, pods, makings)
     Graces(world, pods)
-    Readiness(world)
+    probes = ProbeBook(world, pods)
+    Readiness(world, probes)
+    probes.liveness.append(Retries(world, pods).hear_liveness)
     Promptness(world)
+    Words(world)

@@ -3,7 +3,8 @@
 Three ways to look at it, each in one life of the agent:
 
 * A pod whose deletion was told with a grace has stopped within that grace and a margin; a shorter grace that is told
-  later counts from then. preStop hooks of any kind, waiting sidecars, TERM and KILL are all inside.
+  later counts from then, and one that is removed by force has none left. preStop hooks of any kind, waiting sidecars,
+  TERM and KILL are all inside. So it is with an eviction, and who asked for that one has his answer by then.
 * What a container is given to stop, together with what its preStop hook took, is not more than its grace.
 * The moment at which a container is killed, once agreed with the runtime, is never put off.
 
@@ -16,13 +17,21 @@ from math import inf
 from typing import cast
 
 from podkeeper.model.k8s.core import Container, Pod
-from podkeeper.model.messages import API_SOURCE, PodUID
+from podkeeper.model.messages import API_SOURCE, Op, PodUID
 from podkeeper.model.runtime_calls import RuntimeEventType
 from podkeeper.rules.container_grace import MIN_STOP_SECONDS
 from podkeeper.rules.mirror import is_mirror_pod
-from podkeeper.rules.worker.states import Cause, Ends
+from podkeeper.testing.sim.invariants.causes import is_evicted
 from podkeeper.testing.sim.invariants.pods import Pods
-from podkeeper.testing.sim.records import Asked, Called, ContainerChanged, LifeEnded, Told
+from podkeeper.testing.sim.records import (
+    Asked,
+    Called,
+    ContainerChanged,
+    EvictionBegan,
+    EvictionEnded,
+    LifeEnded,
+    Told,
+)
 from podkeeper.testing.sim.world import World
 
 MARGIN_SECONDS = 5.0
@@ -77,31 +86,37 @@ class Graces:
         self._world = world
         self._pods = pods
         self._deletions: dict[PodUID, _Deletion] = {}
+        self._evictions: dict[PodUID, EvictionBegan] = {}  # that are not answered yet
         self._kills: dict[str, tuple[float, float]] = {}  # by container: when it is killed, and since when that is so
         self._hooks: dict[str, float] = {}  # by container: when its preStop command began
         world.bus.subscribe(Told, self._hear)
         world.bus.subscribe(Called, self._hear_call)
         world.bus.subscribe(Asked, self._hear_command)
         world.bus.subscribe(ContainerChanged, self._see_container)
+        world.bus.subscribe(EvictionBegan, self._see_eviction)
+        world.bus.subscribe(EvictionEnded, self._see_answer)
         world.bus.subscribe(LifeEnded, self._forget)
 
     def _forget(self, _: LifeEnded) -> None:
         """The next life begins every grace anew: what the former one spent is not known to it."""
-        for book in (self._deletions, self._kills, self._hooks):
-            book.clear()
+        self._deletions.clear()
+        self._evictions.clear()
+        self._kills.clear()
+        self._hooks.clear()
 
     # Deletions.
 
     def _hear(self, told: Told) -> None:
         if told.update.source != API_SOURCE:
             return
+        by_force = told.update.op is Op.REMOVE
         for pod in told.update.pods:
-            if pod.metadata.deletion_timestamp is not None and not is_mirror_pod(pod):
-                self._hear_deletion(told.at, pod)
+            if (by_force or pod.metadata.deletion_timestamp is not None) and not is_mirror_pod(pod):
+                grace = 0 if by_force else pod.metadata.deletion_grace_period_seconds or 0
+                self._hear_deletion(told.at, pod, grace)
 
-    def _hear_deletion(self, at: float, pod: Pod) -> None:
+    def _hear_deletion(self, at: float, pod: Pod, grace: int) -> None:
         uid = PodUID(pod.metadata.uid or "")
-        grace = pod.metadata.deletion_grace_period_seconds or 0
         known = self._deletions.get(uid)
         if known is not None and grace >= known.grace_seconds:
             return
@@ -118,8 +133,7 @@ class Graces:
         running = self._world.truth.running(uid)
         if not running:
             del self._deletions[uid]
-        touched, since = self._world.troubles.touched, deletion.told_at
-        if touched(since, uid, but=NOT_IN_THE_WAY) or touched(since - AFTERMATH_SECONDS, uid, but=PASSING):
+        if self._is_disturbed(deletion.told_at, uid):
             return
         self._world.checked("I5")
         if running:
@@ -129,6 +143,29 @@ class Graces:
                 f"{names} still runs {ago:.1f} s after a deletion with a grace of {deletion.grace_seconds} s was told"
             )
             self._world.broken("I5", uid, text)
+
+    def _is_disturbed(self, since: float, uid: PodUID) -> bool:
+        touched = self._world.troubles.touched
+        return bool(touched(since, uid, but=NOT_IN_THE_WAY) or touched(since - AFTERMATH_SECONDS, uid, but=PASSING))
+
+    # Evictions.
+
+    def _see_eviction(self, eviction: EvictionBegan) -> None:
+        self._evictions[PodUID(eviction.pod.metadata.uid or "")] = eviction
+        seconds = max(eviction.grace_seconds, MIN_STOP_SECONDS) + MARGIN_SECONDS
+        self._world.loop.call_at(eviction.at + seconds, self._judge_eviction, eviction)
+
+    def _see_answer(self, answer: EvictionEnded) -> None:
+        self._evictions.pop(answer.uid, None)
+
+    def _judge_eviction(self, eviction: EvictionBegan) -> None:
+        uid = PodUID(eviction.pod.metadata.uid or "")
+        if self._evictions.get(uid) is not eviction or self._is_disturbed(eviction.at, uid):
+            return
+        self._world.checked("I5")
+        names = ", ".join(life.name for life in self._world.truth.running(uid))
+        text = f"{self._world.now() - eviction.at:.1f} s ago somebody evicted the pod within {eviction.grace_seconds} s"
+        self._world.broken("I5", uid, f"{text}, and has no answer; {names or 'nothing'} still runs")
 
     # Hooks and stops.
 
@@ -167,8 +204,8 @@ class Graces:
     def _allowed(self, call: Called) -> float | None:
         """The longest grace that can be in force for a container; None: nobody but its killer knows."""
         known = self._pods.get(call.uid)
-        if known is None or self._is_evicted(call.uid):
-            return None
+        if known is None or is_evicted(self._world, call.uid):
+            return None  # whoever evicts a pod names a grace of his own, be it longer than the spec's
         deletion = self._deletions.get(call.uid)
         if deletion is not None and call.at > deletion.told_at + NEWS_SECONDS and deletion.grace_seconds > 0:
             return deletion.grace_seconds
@@ -180,11 +217,6 @@ class Graces:
             probes = (container.liveness_probe, container.startup_probe)
             graces += [probe.termination_grace_period_seconds for probe in probes if probe is not None]
         return max(MIN_STOP_SECONDS, *(grace or 0 for grace in graces))
-
-    def _is_evicted(self, uid: PodUID) -> bool:
-        """Whether a pod is being evicted: whoever does that names a grace of his own, be it longer than the spec's."""
-        state = None if self._world.agent is None else self._world.agent.workers.state(uid)
-        return isinstance(state, Ends) and state.ending.cause is Cause.EVICTED
 
     def _see_container(self, change: ContainerChanged) -> None:
         if change.happened in (RuntimeEventType.STOPPED, RuntimeEventType.DELETED):

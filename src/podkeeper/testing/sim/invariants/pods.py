@@ -37,6 +37,7 @@ class KnownPod:
     begun: float  # its present term
     pod: Pod  # as told last
     named: bool = True  # its source still names it
+    dropped: bool = False  # there was a time when it did not
     end: End | None = None
 
 
@@ -114,7 +115,7 @@ class Pods:
         known = self._known.get(uid)
         if known is None:
             return
-        known.named = False
+        known.named, known.dropped = False, True
         # A list that is too old lacks pods that are in the API: who heard it has heard no truth.
         if known.static or not self._is_in_api(known):
             self._over(known, "its source named it no more", life)

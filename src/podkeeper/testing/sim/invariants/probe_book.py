@@ -11,6 +11,7 @@ each pod as a whole, whether it is ready now and when it last was not. It follow
 That nothing changes when an agent dies is the point: the book goes on where it was.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf
 
@@ -117,6 +118,7 @@ class ProbeBook:
     """All pods whose containers ever ran."""
 
     def __init__(self, world: World, pods: Pods) -> None:
+        self.liveness: list[Callable[[PodUID, Probed, bool], None]] = []  # who hears of answers of liveness probes
         self._known = pods
         self._pods: dict[PodUID, PodProbes] = {}
         self._at_address: dict[str, PodUID] = {}
@@ -182,6 +184,9 @@ class ProbeBook:
         """Let a container's probes hear an answer, those of them that asked so."""
         if _asks(it.spec.startup_probe, way, target):
             it.hear_startup(good, at)
+        if _asks(it.spec.liveness_probe, way, target):
+            for hear in self.liveness:
+                hear(PodUID(found.pod.metadata.uid or ""), it, good)
         probe = it.spec.readiness_probe
         if probe is not None and it.started.value and _asks(probe, way, target):
             it.hear_readiness(probe, good, at)

@@ -4,8 +4,8 @@ Five promises, each with the time it may take while nothing is wrong that concer
 
 * a pod that a living agent is told of has its first container begun within `START_SECONDS`;
 * the successor of a changed static pod likewise, from the end of the last container of its predecessor;
-* a container that ends and must run again does so within `AGAIN_SECONDS` (its first end, which costs no back-off);
-  where only events were lost, once the slow relist has found out;
+* a container that ends and must run again does so within `AGAIN_SECONDS` (after its first end, or after so long a run
+  that its past is forgotten: those cost no back-off); where only events were lost, once the slow relist has found out;
 * a running container whose image is changed is replaced within `LEAVE_SECONDS` after its grace;
 * a deleted pod is out of the API within `LEAVE_SECONDS` after its grace.
 
@@ -33,6 +33,7 @@ from podkeeper.testing.sim.world import NODE, World
 START_SECONDS = 5.0
 AGAIN_SECONDS = 3.0
 LEAVE_SECONDS = 10.0  # three stops of two seconds at least, one after the other, and the API's part
+FORGOTTEN_SECONDS = 610.0  # twice the longest pause between two tries, and a bit
 RELIST_SECONDS = 75.0  # the slow relist finds what no event told
 
 SETTLED_SECONDS = 10.0  # an agent that is younger has not heard all its sources
@@ -114,11 +115,9 @@ class Promptness:
         return all_containers(pod)[0].image not in self._world.runtime.missing_images
 
     def _judge_leaving(self, pod: Pod, since: float) -> None:
-        uid, meta, agent = _uid(pod), pod.metadata, self._world.agent
+        uid, meta = _uid(pod), pod.metadata
         if meta.finalizers or self._excuse(since, uid, ELSEWHERE | EVENTS):
             return
-        if agent is not None and uid in agent.preemption.held():
-            return  # others are being killed for it; until that is done the workers know nothing of it
         self._world.checked("I8")
         shown = self._world.api.peek(Pod, meta.name or "", meta.namespace or "")
         if shown is not None and shown.metadata.uid == uid:
@@ -129,17 +128,16 @@ class Promptness:
     def _see_change(self, old: Pod, new: Pod) -> None:
         """A pod is to be another one: what runs of an image that it no longer wants is replaced."""
         uid, grace = _uid(new), new.spec.termination_grace_period_seconds or 0
-        running = {life.name: life for life in self._world.truth.running(uid)}
+        running = {life.name for life in self._world.truth.running(uid)}
         for before, after in zip(old.spec.containers, new.spec.containers, strict=False):
-            life = running.get(after.name)
-            if before.name == after.name and before.image != after.image and life is not None:
-                judge = partial(self._judge_change, new, life, after.image or "")
-                self._promise(grace + LEAVE_SECONDS, judge)
+            if before.name == after.name and before.image != after.image and after.name in running:
+                # A pass that is under way may have one to stop, and start, that is not wanted any more either.
+                self._promise(2 * grace + LEAVE_SECONDS, partial(self._judge_change, new, after))
 
-    def _judge_change(self, pod: Pod, replaced: ContainerLife, image: str, since: float) -> None:
-        uid = _uid(pod)
-        wanted = self._wanted(uid)
-        if wanted is None or wanted.spec != pod.spec or image in self._world.runtime.missing_images:
+    def _judge_change(self, pod: Pod, wanted: Container, since: float) -> None:
+        uid, image = _uid(pod), wanted.image or ""
+        now_wanted = self._wanted(uid)
+        if now_wanted is None or now_wanted.spec != pod.spec or image in self._world.runtime.missing_images:
             return
         agent = self._world.agent
         if agent is None or agent.workers.is_pod_termination_requested(uid):
@@ -147,10 +145,11 @@ class Promptness:
         if self._excuse(since, uid, ELSEWHERE | EVENTS):
             return
         self._world.checked("I8")
-        if replaced.running:
-            took = self._world.now() - since
-            text = f"{replaced.name} was to run {image} {took:.0f} s ago and still runs {replaced.image}"
-            self._world.broken("I8", uid, text)
+        for life in self._world.truth.running(uid):
+            if life.name == wanted.name and life.image != image:
+                took = self._world.now() - since
+                text = f"{life.name} was to run {image} {took:.0f} s ago and still runs {life.image}"
+                self._world.broken("I8", uid, text)
 
     # Static pods.
 
@@ -201,9 +200,9 @@ class Promptness:
         self._see_end(change.uid)
         pod = self._wanted(change.uid)
         lives = self._world.truth.attempts(change.uid, change.record.name)
-        if pod is None or len(lives) != 1 or not _runs_again(pod, lives[0]):
+        life = lives[-1]
+        if pod is None or not (len(lives) == 1 or _ran_long(life)) or not _runs_again(pod, life):
             return
-        life = lives[0]
         self._promise(AGAIN_SECONDS, lambda since: self._judge_again(life, since, ELSEWHERE | GROUND | API))
         patience = RELIST_SECONDS + AGAIN_SECONDS
         self._promise(patience, lambda since: self._judge_again(life, since, ELSEWHERE | GROUND | API | EVENTS))
@@ -220,7 +219,7 @@ class Promptness:
             return
         invariant = self._invariant(since, uid)
         self._world.checked(invariant)
-        if len(truth.attempts(uid, life.name)) < 2:
+        if truth.attempts(uid, life.name)[-1] is life:
             took = self._world.now() - since
             text = f"{life.name} ended {took:.0f} s ago, must run again and does not, though nothing hinders it"
             self._world.broken(invariant, uid, text)
@@ -280,6 +279,11 @@ def turned_away(world: World, uid: PodUID) -> bool:
 
 def _is_over(pod: Pod) -> bool:
     return pod.metadata.deletion_timestamp is not None or is_terminal(pod.status.phase)
+
+
+def _ran_long(life: ContainerLife) -> bool:
+    """Whether a container ran so long that nothing is held against it any more."""
+    return life.started is not None and life.ended is not None and life.ended - life.started > FORGOTTEN_SECONDS
 
 
 def _runs_again(pod: Pod, life: ContainerLife) -> bool:

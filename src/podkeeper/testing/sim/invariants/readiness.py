@@ -3,13 +3,15 @@
 Each time the agent changes a pod's Ready condition, or the `ready` or `started` flag of a container, there must be a
 reason for it, in truth, since it last said otherwise: to say no, that something was not ready (a container ended, a
 probe failed as often as it takes); to say yes, that all was. The book of probes knows (`probe_book`). News travel, so
-a reason may be as much older than the word it contradicts as a status takes to be told.
+a reason may be as much older than the word it contradicts as a status takes to be told; and news of one container may
+take longer than that of another, so that a pod seems ready whose containers were all ready, but never all at once.
 
 Nobody is blamed for two things. What the disk took no note of, and old lists do not show (a static pod's status is in
 none), a new agent cannot know. And of a pod that is being deleted single containers are not looked at until all have
 ended, as in the reference: meanwhile those that have may still be called ready.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from podkeeper.model.k8s.core import Pod
@@ -18,7 +20,6 @@ from podkeeper.model.runtime import bare_container_id
 from podkeeper.rules.mirror import is_mirror_pod
 from podkeeper.rules.phase import is_terminal
 from podkeeper.rules.status.conditions import POD_COMPLETED, POD_FAILED
-from podkeeper.testing.sim.invariants.pods import Pods
 from podkeeper.testing.sim.invariants.probe_book import Flag, PodProbes, ProbeBook
 from podkeeper.testing.sim.pods import lasting_containers
 from podkeeper.testing.sim.profile import FAULT_RATES
@@ -65,9 +66,9 @@ class _Shown:
 class Readiness:
     """Judges every change of a Ready bit that the agent makes."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, book: ProbeBook) -> None:
         self._world = world
-        self._book = ProbeBook(world, Pods(world))
+        self._book = book
         self._shown: dict[str, _Shown] = {}  # by the UID of the API's object
         self._reborn = 0.0  # when the agent that lives now began
         world.bus.subscribe(PodChanged, self._see)
@@ -88,11 +89,12 @@ class Readiness:
             former = before.get(bit, UNSAID)
             if said.value is not (former.value and former.id == said.id):
                 if change.by and not new.spec.readiness_gates:
-                    self._judge(new, bit, said, shown.since.get(bit, 0.0))
+                    self._judge(new, bit, shown.bits, shown.since.get(bit, 0.0))
                 shown.since[bit] = change.at
 
-    def _judge(self, pod: Pod, bit: Bit, said: Said, since: float) -> None:
+    def _judge(self, pod: Pod, bit: Bit, bits: Mapping[Bit, Said], since: float) -> None:
         """Look for what makes it right to say this, which has not been said since a moment."""
+        said = bits[bit]
         if pod.metadata.deletion_timestamp is not None or (not said.value and _is_over(pod)):
             return
         uid = PodUID((pod.metadata.annotations or {}).get(CONFIG_MIRROR_ANNOTATION) or pod.metadata.uid or "")
@@ -100,7 +102,7 @@ class Readiness:
         self._world.checked("I7")
         if known is not None:
             # Whoever said otherwise without need, and was not to blame, may say the truth again, even one just past.
-            if self._was_so(known, bit, said, since):
+            if self._was_so(known, bit, said, since) or (bit == READY and self._could_all_seem_ready(uid, known, bits)):
                 return
             troubled = self._world.troubles.touched(since - TROUBLED_NEWS_SECONDS, uid)
             since -= TROUBLED_NEWS_SECONDS if troubled else NEWS_SECONDS
@@ -125,6 +127,19 @@ class Readiness:
         found = known.containers.get(bit.container)
         flag = _flag(known, bit)
         return flag is not None and (found is None or found.id == said.id) and flag.was(said.value, since)
+
+    def _could_all_seem_ready(self, uid: PodUID, known: PodProbes, bits: Mapping[Bit, Said]) -> bool:
+        """Whether each container is called ready, and was so when news of it could last be had.
+
+        One may end unseen just before the last one becomes ready: each was, though all never were at one moment.
+        """
+        now = self._world.now()
+        troubled = self._world.troubles.touched(now - TROUBLED_NEWS_SECONDS, uid)
+        last_seen = now - (TROUBLED_NEWS_SECONDS if troubled else NEWS_SECONDS)
+        return bits[READY].value and all(
+            bits.get(Bit("ready", name)) == Said(True, each.id) and each.ready.was(True, last_seen)
+            for name, each in known.containers.items()
+        )
 
     def _may_forget(self, known: PodProbes, bit: Bit, pod: Pod, since: float) -> bool:
         """Whether the agent that lives now can know nothing of a container."""

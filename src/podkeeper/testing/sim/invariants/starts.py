@@ -5,14 +5,13 @@ lives. I7 is judged when a container really starts: the policy, applied to what 
 it, whatever the agent remembers of them.
 """
 
-from typing import cast
-
 from podkeeper.model.k8s.core import Container, Pod, PodSpec
 from podkeeper.model.messages import PodUID
-from podkeeper.model.runtime_calls import ContainerConfig, RuntimeEventType
+from podkeeper.model.runtime_calls import RuntimeEventType
 from podkeeper.rules.worker.questions import is_termination_requested
 from podkeeper.rules.worker.states import TerminationRequested
 from podkeeper.testing.sim.invariants.exits import last_run
+from podkeeper.testing.sim.invariants.makings import Makings
 from podkeeper.testing.sim.invariants.pods import KnownPod, Pods
 from podkeeper.testing.sim.records import Called, ContainerChanged, LifeBegan, PodChanged
 from podkeeper.testing.sim.truth import ContainerLife
@@ -29,12 +28,11 @@ _STARTS = ("run_sandbox", "create_container", "start_container")
 class Starts:
     """Judges every start."""
 
-    def __init__(self, world: World, pods: Pods) -> None:
+    def __init__(self, world: World, pods: Pods, makings: Makings) -> None:
         self._world = world
         self._pods = pods
         self._in_flight: set[PodUID] = set()  # whose one call that was under way has been seen
-        self._asked_for: dict[tuple[PodUID, str, int], Pod] = {}  # the pod that an attempt is made from
-        self._made_from: dict[str, Pod] = {}  # by container
+        self._makings = makings
         self._stopped: dict[PodUID, set[str]] = {}  # containers that the agent asked to end
         world.bus.subscribe(Called, self._hear_call)
         world.bus.subscribe(ContainerChanged, self._see_container)
@@ -49,9 +47,6 @@ class Starts:
         known = self._pods.get(call.uid)
         if call.operation in _STARTS:
             self._judge_call(call, known)
-            if call.operation == "create_container":
-                config = cast(ContainerConfig, call.given[1])
-                self._asked_for[call.uid, call.subject, config.attempt] = config.pod
         elif call.operation == "stop_container":
             self._stopped.setdefault(call.uid, set()).add(str(call.given[0]))
         self._note_whether_acted_upon(call, known)
@@ -99,19 +94,11 @@ class Starts:
     # I7: what starts.
 
     def _see_container(self, change: ContainerChanged) -> None:
-        record, uid = change.record, change.uid
-        match change.happened:
-            case RuntimeEventType.CREATED:
-                pod = self._asked_for.pop((uid, record.name, record.restart_count), None)
-                if pod is not None:
-                    self._made_from[record.id] = pod
-            case RuntimeEventType.STARTED:
-                self._judge_start(uid, record.id)
-            case RuntimeEventType.DELETED:
-                self._made_from.pop(record.id, None)
+        if change.happened is RuntimeEventType.STARTED:
+            self._judge_start(change.uid, change.record.id)
 
     def _judge_start(self, uid: PodUID, container_id: str) -> None:
-        pod, life = self._made_from.get(container_id), self._world.truth.containers[container_id]
+        pod, life = self._makings.pod_of(container_id), self._world.truth.containers[container_id]
         known = self._pods.get(uid)
         begun = 0.0 if known is None else known.begun
         runs = [each for each in self._world.truth.attempts(uid, life.name) if each is not life]
