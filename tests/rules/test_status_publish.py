@@ -29,6 +29,7 @@ from podkeeper.rules.status.publish import (
     needs_reconcile,
     sending,
     status_patch,
+    takes_back_an_end,
     versions_to_keep,
 )
 from tests.rules.statuses import (
@@ -385,3 +386,20 @@ BEHIND = {
 @pytest.mark.parametrize(("noted", "shown", "expected"), BEHIND.values(), ids=BEHIND.keys())
 def test_a_note_is_behind_when_something_has_moved_on_since(noted: PodStatus, shown: PodStatus, expected: bool) -> None:
     assert is_behind(noted, shown) is expected
+
+
+BACK = {
+    "what is over is called running":     ("Failed", "Running", False, True),
+    "what is over is called pending":     ("Succeeded", "Pending", False, True),
+    "what is over is said to be over":    ("Failed", "Failed", False, False),
+    "what runs is called running":        ("Running", "Running", False, False),
+    "what runs is said to be over":       ("Running", "Failed", False, False),
+    "a mirror of what has come back":     ("Failed", "Running", True, False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("shown", "ours", "mirror", "back"), BACK.values(), ids=BACK.keys())
+def test_only_the_end_of_a_pod_of_the_api_is_for_ever(shown: str, ours: str, mirror: bool, back: bool) -> None:
+    annotations = {CONFIG_MIRROR_ANNOTATION: "u1"} if mirror else None
+    in_api = Pod(metadata=ObjectMeta(name="web", annotations=annotations), status=PodStatus(phase=shown))
+    assert takes_back_an_end(in_api, PodStatus(phase=ours)) is back

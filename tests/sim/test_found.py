@@ -7,6 +7,7 @@ import pytest
 from podkeeper.model.messages import LifecycleEvent, LifecycleEventType
 from podkeeper.runtimes.fake import Behaviour, Operation
 from podkeeper.testing.sim.deeds import Evict
+from podkeeper.testing.sim.world import Fate
 from tests.sim.stories import Story, container, pod, tell
 
 
@@ -107,5 +108,29 @@ def test_a_start_that_is_refused_is_not_tried_again_at_once() -> None:
         uid = it.put(pod("web", container("app"), container("beside")))
         await asyncio.sleep(60)
         assert 4 <= len(it.lives(uid)) <= 7
+
+    tell(story)
+
+
+def test_an_end_that_a_new_agent_cannot_know_of_is_not_taken_back() -> None:
+    """The disk was full and the list an old one: the new agent ran the pod again, and called it Running."""
+
+    async def story(it: Story) -> None:
+        it.put(pod("web", app=Behaviour(term_exit_code=1)))
+        await it.until(lambda: it.is_ready("web"), within=1)
+        it.world.trouble("disk-full", 60, lambda: None)
+        it.world.journal.disk_full, it.world.fate = True, Fate(notes_kept=False)
+        before = it.api.version
+        Evict("evictions", "web", None).play(it.world)
+        await it.until(lambda: it.phase("web") == "Failed", within=20)
+        it.api.lists_as_of = before
+        it.api.set_watch_pace(delay_seconds=15)
+        it.world.crash()
+        await asyncio.sleep(30)
+        it.api.lists_as_of, it.world.journal.disk_full = None, False
+        it.api.set_watch_pace()
+        await asyncio.sleep(60)
+        assert it.phase("web") == "Failed"
+        assert not it.world.truth.running(it.uid("web"))
 
     tell(story)

@@ -66,6 +66,7 @@ from podkeeper.rules.housekeeping import is_running
 from podkeeper.rules.mirror import is_outdated_mirror
 from podkeeper.rules.resources import amounts_of
 from podkeeper.rules.status.pod import NodeView
+from podkeeper.rules.status.publish import takes_back_an_end
 from podkeeper.rules.worker.pauses import USUAL_TIMING, Timing
 from podkeeper.rules.worker.states import Unknown
 
@@ -221,6 +222,7 @@ class Agent:
             notebook=Notebook(self.ports.journal, "status/"),
             observe_lag=self.metrics.status_synced,
             is_outdated=is_outdated_mirror,
+            takes_back=takes_back_an_end,
             still_ends=lambda uid: self.workers.could_have_running_containers(uid),
         )
         self.statuses.subscribe(self._note_status)

@@ -147,12 +147,14 @@ class StatusManager:
         observe_lag: Callable[[float], None] = lambda seconds: None,
         is_outdated: Callable[[Pod, Pod], bool] = lambda mirror, static: False,
         still_ends: Callable[[PodUID], bool] = lambda uid: False,
+        takes_back: Callable[[Pod, PodStatus], bool] = lambda in_api, ours: False,
     ) -> None:
         """What the reference lacks, and its traces with it:
 
         `is_outdated`: whether a mirror shows another spec than its static pod's, so that its status is not told.
         `still_ends`: whether a pod that nobody wants has not ended yet. Its status is kept: should its source name it
         again meanwhile, it would count its restarts anew.
+        `takes_back`: whether a status would undo what the API shows, and must not be told.
         """
         self._api = api
         self._pods = pods
@@ -163,6 +165,7 @@ class StatusManager:
         self._observe_lag = observe_lag
         self._is_outdated = is_outdated
         self._still_ends = still_ends
+        self._takes_back = takes_back
         self._cache: dict[PodUID, CachedStatus] = {}
         self._phases: dict[PodUID, str] = {}
         self._sent: dict[str, int] = {}  # by UID of the API object
@@ -392,6 +395,8 @@ class StatusManager:
             return False
         if self._is_outdated_mirror(pod, uid):
             return False  # it shows another spec, and is about to be replaced: `mirror_changed` will tell
+        if self._takes_back(pod, cached.status):
+            return False  # the source has yet to tell that it is over
         could_run = self._could_run(_api_uid(pod))
         merged = merged_status(pod, cached.status, could_run=could_run, now=self._clock.now())
         if self._cache[uid].version == cached.version:

@@ -281,6 +281,15 @@ def _stage(status: ContainerStatus) -> tuple[str | None, int, ContainerState]:
     return status.container_id, status.restart_count, status.state
 
 
+def takes_back_an_end(in_api: Pod, ours: PodStatus) -> bool:
+    """Whether a status calls a pod alive that the API shows to be over.
+
+    An agent that forgot, and was shown an old list, believes so until its source catches up. A mirror is only the image
+    of a static pod, which may come back.
+    """
+    return is_terminal(in_api.status.phase) and not is_terminal(ours.phase) and not is_mirror_pod(in_api)
+
+
 def is_urgent(old: PodStatus | None, new: PodStatus) -> bool:
     """Whether others wait for this change: the pod became ready or unready, or came to its end.
 

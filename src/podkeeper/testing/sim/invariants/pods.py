@@ -139,3 +139,17 @@ class Pods:
     def _over(self, known: KnownPod, why: str, life: int) -> None:
         if known.end is None:
             known.end = End(why, life, noted=not self._world.journal.disk_full)
+
+
+NO_ROOM = ("OutOf", "UnexpectedAdmissionError")
+"""How the reasons of pods begin for which there is no room; the second: nobody may be preempted for it."""
+
+
+def turned_away(world: World, uid: PodUID) -> bool:
+    """Whether there is no room for a pod, not even by force.
+
+    Only the agent knows: a static pod has no mirror then, and another one may still run, from a former life in which
+    there was room.
+    """
+    status = None if world.agent is None else world.agent.statuses.get_pod_status(uid)
+    return status is not None and is_terminal(status.phase) and (status.reason or "").startswith(NO_ROOM)

@@ -24,6 +24,7 @@ from podkeeper.model.runtime_calls import RuntimeEventType
 from podkeeper.rules.mirror import full_name, is_mirror_pod
 from podkeeper.rules.phase import is_terminal
 from podkeeper.rules.preempt import is_critical_pod
+from podkeeper.testing.sim.invariants.pods import turned_away
 from podkeeper.testing.sim.pods import all_containers
 from podkeeper.testing.sim.profile import FAULT_RATES
 from podkeeper.testing.sim.records import Answered, Called, ContainerChanged, LifeBegan, PodChanged, Told
@@ -265,16 +266,6 @@ class Promptness:
         """What it would break to be late: a static pod's own promise while the API was not well, or everybody's."""
         away = uid in self._names and self._world.troubles.touched(since, uid, OTHERS)
         return "I14" if away else "I8"
-
-
-NO_ROOM = ("OutOf", "UnexpectedAdmissionError")
-"""How the reasons of pods begin for which there is no room; the second: nobody may be preempted for it."""
-
-
-def turned_away(world: World, uid: PodUID) -> bool:
-    """Whether there is no room for a static pod, not even by force: it has no mirror then, so only the agent knows."""
-    status = None if world.agent is None else world.agent.statuses.get_pod_status(uid)
-    return status is not None and is_terminal(status.phase) and (status.reason or "").startswith(NO_ROOM)
 
 
 def _is_over(pod: Pod) -> bool:

@@ -20,6 +20,7 @@ from podkeeper.model.runtime import bare_container_id
 from podkeeper.rules.mirror import is_mirror_pod
 from podkeeper.rules.phase import is_terminal
 from podkeeper.rules.status.conditions import POD_COMPLETED, POD_FAILED
+from podkeeper.testing.sim.invariants.pods import turned_away
 from podkeeper.testing.sim.invariants.probe_book import Flag, PodProbes, ProbeBook
 from podkeeper.testing.sim.pods import lasting_containers
 from podkeeper.testing.sim.profile import FAULT_RATES
@@ -98,6 +99,8 @@ class Readiness:
         if pod.metadata.deletion_timestamp is not None or (not said.value and _is_over(pod)):
             return
         uid = PodUID((pod.metadata.annotations or {}).get(CONFIG_MIRROR_ANNOTATION) or pod.metadata.uid or "")
+        if not said.value and turned_away(self._world, uid):
+            return  # another one was there first when the agent began anew: it is over, as soon as it has ended
         known = self._book.get(uid)
         self._world.checked("I7")
         if known is not None:

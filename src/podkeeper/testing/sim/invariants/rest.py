@@ -15,9 +15,9 @@ from collections.abc import Collection, Iterable
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.messages import PodUID
 from podkeeper.rules.mirror import full_name, is_mirror_pod
-from podkeeper.testing.sim.invariants.pods import Pods
+from podkeeper.testing.sim.invariants.pods import Pods, turned_away
 from podkeeper.testing.sim.invariants.probe_book import ProbeBook
-from podkeeper.testing.sim.invariants.promptness import EVENTS, turned_away
+from podkeeper.testing.sim.invariants.promptness import EVENTS
 from podkeeper.testing.sim.invariants.rest_pods import RestingPod
 from podkeeper.testing.sim.truth import ContainerLife, SandboxLife
 from podkeeper.testing.sim.world import NODE, World

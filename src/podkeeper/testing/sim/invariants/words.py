@@ -5,17 +5,20 @@
   exit code 0, succeeds in the end, as in the reference.)
 * What never changes has never changed: that a pod was scheduled has the time it had. (Other conditions may have changed
   and changed back before anybody was told; and a static pod was never scheduled: an agent that finds no mirror of it,
-  or an old one, begins anew.)
+  or an old one, begins anew. So does one whose disk kept no note and which is shown an old list.)
 """
 
 from podkeeper.model.k8s.core import Pod, PodCondition
 from podkeeper.model.messages import PodUID
-from podkeeper.rules.mirror import is_mirror_pod
+from podkeeper.rules.mirror import is_mirror_pod, shown_uid
 from podkeeper.rules.phase import Phase, is_terminal
+from podkeeper.testing.sim.invariants.pods import turned_away
+from podkeeper.testing.sim.profile import FAULT_RATES
 from podkeeper.testing.sim.records import EvictionEnded, LifeBegan, PodChanged
 from podkeeper.testing.sim.world import World
 
 SCHEDULED = "PodScheduled"
+FORGOTTEN_SECONDS = 600.0  # what the disk refused so long ago may still be missing
 
 
 class Words:
@@ -36,6 +39,8 @@ class Words:
         old, new = change.old, change.new
         if not change.by or old is None or new is None or old.status.conditions is new.status.conditions:
             return
+        if turned_away(self._world, shown_uid(new)):
+            return  # what is said of a pod that finds no room is just that, as in the reference
         self._judge_eviction(new)
         now = {each.type: each for each in new.status.conditions or ()}
         for condition in old.status.conditions or ():
@@ -43,8 +48,14 @@ class Words:
             said = now.get(condition.type)
             if said is None:
                 self._break(new, f"condition {condition.type}, which was there, is no more")
-            elif said.type == SCHEDULED and not is_mirror_pod(new) and _is_moved(condition, said):
+            elif said.type == SCHEDULED and _is_moved(condition, said) and not self._may_forget(new):
                 self._break(new, f"condition {condition.type} is {said.status} as before, {_times(condition, said)}")
+
+    def _may_forget(self, pod: Pod) -> bool:
+        """Whether the agent may never have heard when a pod was scheduled."""
+        troubles, since = self._world.troubles, self._world.now() - FORGOTTEN_SECONDS
+        needed = ("disk-full", "stale-lists")
+        return is_mirror_pod(pod) or all(troubles.touched(since, None, FAULT_RATES.keys() - {each}) for each in needed)
 
     def _judge_eviction(self, pod: Pod) -> None:
         if pod.metadata.uid in self._evicted and is_terminal(pod.status.phase):
