@@ -482,7 +482,7 @@ MUTANTS = (
     Mutant(
         "status-of-an-ending-pod-dropped",
         "app/build.py",
-        "            still_ends=lambda uid: self.workers.could_have_running_containers(uid),\n",
+        "            still_ends=lambda uid: not self.workers.should_pod_be_finished(uid),\n",
         "",
         ("tests/sim/test_invariants.py",),
     ),

@@ -134,3 +134,24 @@ def test_an_end_that_a_new_agent_cannot_know_of_is_not_taken_back() -> None:
         assert not it.world.truth.running(it.uid("web"))
 
     tell(story)
+
+
+def test_what_is_said_of_a_static_pod_is_kept_until_all_of_it_is_over() -> None:
+    """Its status was forgotten when its containers had ended: its mirror was told an empty one after the last word."""
+
+    async def story(it: Story) -> None:
+        place, manifest = "/static.yaml", pod("static")
+        uid = it.write(place, manifest)
+        await it.until(lambda: it.is_ready("static-n1"), within=2)
+        changes = it.changes()
+        it.world.volumes.delays["unmount"] = 8.0
+        it.write(place, pod("static", container(image="app:v2")))
+        await asyncio.sleep(6)
+        it.write(place, manifest)
+        await asyncio.sleep(60)
+        assert it.runs(uid)
+        told = [change.new.status for change in changes if change.new is not None and change.old is not None]
+        assert told
+        assert all(status.conditions for status in told)
+
+    tell(story)

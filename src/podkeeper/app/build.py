@@ -223,7 +223,7 @@ class Agent:
             observe_lag=self.metrics.status_synced,
             is_outdated=is_outdated_mirror,
             takes_back=takes_back_an_end,
-            still_ends=lambda uid: self.workers.could_have_running_containers(uid),
+            still_ends=lambda uid: not self.workers.should_pod_be_finished(uid),
         )
         self.statuses.subscribe(self._note_status)
         self.probes = ProbeManager(
