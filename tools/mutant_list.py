@@ -7,7 +7,7 @@ from dataclasses import dataclass
 class Mutant:
     """One replacement in one file, and who should notice first: some tests, and a seed of the simulation.
 
-    With `workload`, the simulation plays these kinds of workload only: what a bug needs happens more often then.
+    With `workload` and `faults`, the simulation plays these kinds only: what a bug needs happens more often then.
     """
 
     name: str
@@ -16,7 +16,8 @@ class Mutant:
     after: str
     tests: tuple[str, ...]
     seed: int | None = None
-    workload: tuple[str, ...] = ()
+    workload: tuple[str, ...] = ()  # empty: all
+    faults: tuple[str, ...] = ()  # empty: all
 
 
 ORACLE = "tests/oracle/test_replay.py"

@@ -118,12 +118,11 @@ def caught_by_tests(mutant: Mutant, copy: Path) -> Catch | None:
 # The simulation.
 
 
-def broken_seed(source: Path, seeds: list[int], workload: tuple[str, ...]) -> tuple[int, str] | None:
+def broken_seed(source: Path, mutant: Mutant, seeds: list[int]) -> tuple[int, str] | None:
     """The first of the seeds in which a promise breaks against this source, and which."""
+    how = ("--hours", HOURS, "--workload", ",".join(mutant.workload), "--faults", ",".join(mutant.faults))
     try:
-        done = run_python(
-            source, "tools.sim_catch", "--hours", HOURS, "--workload", ",".join(workload), *map(str, seeds)
-        )
+        done = run_python(source, "tools.sim_catch", *how, *map(str, seeds))
     except subprocess.TimeoutExpired:
         return seeds[0], "the play never ends"
     if done.returncode != 0:
@@ -137,8 +136,8 @@ def caught_by_simulation(mutant: Mutant, copy: Path, others: int) -> Catch | Non
     started = time.monotonic()
     seeds = [] if mutant.seed is None else [mutant.seed]
     seeds += [seed for seed in range(others) if seed not in seeds]
-    found = broken_seed(copy, seeds, mutant.workload) if seeds else None
-    if found is None or broken_seed(SOURCE, [found[0]], mutant.workload) is not None:
+    found = broken_seed(copy, mutant, seeds) if seeds else None
+    if found is None or broken_seed(SOURCE, mutant, [found[0]]) is not None:
         return None
     return Catch(f"seed {found[0]} ({found[1]})", time.monotonic() - started)
 

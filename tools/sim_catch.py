@@ -10,6 +10,7 @@ import os
 import sys
 import traceback
 
+from podkeeper.testing.sim.mischief import FAULTS
 from podkeeper.testing.sim.play import Plan, history_of, play
 from podkeeper.testing.sim.workload import WORKLOADS
 
@@ -34,11 +35,13 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("seeds", nargs="+", type=int, metavar="SEED")
     parser.add_argument("--hours", type=float, default=1.0)
     parser.add_argument("--workload", default="", help="only these kinds, separated by commas")
+    parser.add_argument("--faults", default="", help="only these kinds, separated by commas")
     options = parser.parse_args(arguments)
-    kinds = tuple(options.workload.split(",")) if options.workload else tuple(WORKLOADS)
+    workload = tuple(options.workload.split(",")) if options.workload else tuple(WORKLOADS)
+    faults = tuple(options.faults.split(",")) if options.faults else tuple(FAULTS)
     logging.disable(logging.CRITICAL)
     for seed in options.seeds:
-        if (what := broken_by(Plan(seed=seed, hours=options.hours, workload=kinds))) is not None:
+        if (what := broken_by(Plan(seed=seed, hours=options.hours, workload=workload, faults=faults))) is not None:
             print(json.dumps({"seed": seed, "what": what}))
             return 0
     print("null")

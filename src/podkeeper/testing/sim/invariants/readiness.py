@@ -7,8 +7,9 @@ a reason may be as much older than the word it contradicts as a status takes to 
 take longer than that of another, so that a pod seems ready whose containers were all ready, but never all at once.
 
 Nobody is blamed for two things. What the disk took no note of, and old lists do not show (a static pod's status is in
-none), a new agent cannot know. And of a pod that is being deleted single containers are not looked at until all have
-ended, as in the reference: meanwhile those that have may still be called ready.
+none), a new agent cannot know. And of a pod that is being deleted or evicted single containers are not looked at, nor
+probed, until all have ended, as in the reference: meanwhile those that have may still be called ready, and those whose
+startup probe nobody asks any more are called started.
 """
 
 from collections.abc import Mapping
@@ -20,6 +21,7 @@ from podkeeper.model.runtime import bare_container_id
 from podkeeper.rules.mirror import is_mirror_pod
 from podkeeper.rules.phase import is_terminal
 from podkeeper.rules.status.conditions import POD_COMPLETED, POD_FAILED
+from podkeeper.testing.sim.invariants.causes import is_evicted
 from podkeeper.testing.sim.invariants.pods import turned_away
 from podkeeper.testing.sim.invariants.probe_book import Flag, PodProbes, ProbeBook
 from podkeeper.testing.sim.pods import lasting_containers
@@ -99,6 +101,8 @@ class Readiness:
         if pod.metadata.deletion_timestamp is not None or (not said.value and _is_over(pod)):
             return
         uid = PodUID((pod.metadata.annotations or {}).get(CONFIG_MIRROR_ANNOTATION) or pod.metadata.uid or "")
+        if is_evicted(self._world, uid):
+            return
         if not said.value and turned_away(self._world, uid):
             return  # another one was there first when the agent began anew: it is over, as soon as it has ended
         known = self._book.get(uid)
