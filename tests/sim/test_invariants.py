@@ -229,6 +229,15 @@ def _a_hook_and_a_stop_get_a_grace_each(it: Stage) -> None:
     it.calls("stop_container", "c1", 10)
 
 
+def _a_grace_that_was_shortened_long_ago_is_granted_again(it: Stage) -> None:
+    it.hears(known(pod("web", grace=30)))
+    it.runs("c1")
+    it.hears(going(known(pod("web", grace=30)), grace=1), op=Op.UPDATE)
+    it.world.troubles.moment(it.at, "slow-calls", UID)  # of this pod only: nobody's news wait for that
+    it.at += 60
+    it.calls("stop_container", "c1", 30)
+
+
 def _a_kill_is_put_off(it: Stage) -> None:
     it.hears(known(pod("web", grace=60)))
     it.runs("c1")
@@ -256,6 +265,7 @@ BROKEN: dict[str, tuple[str, Callable[[Stage], None]]] = {
     "a stop gets longer than the grace": ("I5", _a_stop_gets_longer_than_the_grace),
     "a hook and a stop get a grace each": ("I5", _a_hook_and_a_stop_get_a_grace_each),
     "a kill is put off": ("I5", _a_kill_is_put_off),
+    "a shortened grace is granted again": ("I5", _a_grace_that_was_shortened_long_ago_is_granted_again),
     "what runs once runs twice": ("I7", _what_runs_once_runs_twice),
     "what succeeded runs again": ("I7", _what_succeeded_runs_again),
     "what succeeded runs again in another sandbox": ("I7", _what_succeeded_runs_again_in_another_sandbox),
@@ -373,6 +383,18 @@ def _a_stop_with_the_old_grace_comes_late(it: Stage) -> None:
     it.calls("stop_container", "c1", 60)
 
 
+def _news_wait_until_the_runtime_is_well(it: Stage) -> None:
+    it.hears(known(pod("web", grace=30)))
+    it.runs("c1")
+    it.hears(going(known(pod("web", grace=30)), grace=30), op=Op.UPDATE)
+    it.hears(going(known(pod("web", grace=30)), grace=1), op=Op.UPDATE)
+    slow = it.world.troubles.begin(it.at, "slow-calls")
+    it.at += 60
+    it.world.troubles.end(it.at, slow)
+    it.calls("stop_container", "c1", 30)
+    it.calls("stop_container", "c1", 2)
+
+
 def _a_new_life_grants_a_new_grace(it: Stage) -> None:
     it.hears(known(pod("web", grace=60)))
     it.runs("c1")
@@ -395,6 +417,7 @@ RIGHT: dict[str, Callable[[Stage], None]] = {
     "a grace shrinks": _a_grace_shrinks,
     "a stop with the old grace comes late": _a_stop_with_the_old_grace_comes_late,
     "a new life grants a new grace": _a_new_life_grants_a_new_grace,
+    "news wait until the runtime is well": _news_wait_until_the_runtime_is_well,
 }
 
 

@@ -62,6 +62,11 @@ class Troubles:
                 return trouble.kind
         return ""
 
+    def lasted_until(self, since: float, kinds: Collection[str]) -> float:
+        """When the whole node was last rid of trouble of these kinds; `since`: it has had none since that moment."""
+        of_all = (each.ended for each in self._book if each.uid is None and each.kind in kinds)
+        return max((ended for ended in of_all if ended >= since), default=since)
+
     def active(self) -> list[Trouble]:
         """What goes wrong now."""
         return [trouble for trouble in self._book if trouble.ended == inf]

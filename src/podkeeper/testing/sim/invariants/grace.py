@@ -21,7 +21,7 @@ from podkeeper.model.messages import API_SOURCE, Op, PodUID
 from podkeeper.model.runtime_calls import RuntimeEventType
 from podkeeper.rules.container_grace import MIN_STOP_SECONDS
 from podkeeper.rules.mirror import is_mirror_pod
-from podkeeper.testing.sim.invariants.causes import is_evicted
+from podkeeper.testing.sim.invariants.causes import CALLS, is_evicted
 from podkeeper.testing.sim.invariants.pods import Pods
 from podkeeper.testing.sim.records import (
     Asked,
@@ -207,8 +207,11 @@ class Graces:
         if known is None or is_evicted(self._world, call.uid):
             return None  # whoever evicts a pod names a grace of his own, be it longer than the spec's
         deletion = self._deletions.get(call.uid)
-        if deletion is not None and call.at > deletion.told_at + NEWS_SECONDS and deletion.grace_seconds > 0:
-            return deletion.grace_seconds
+        if deletion is not None and deletion.grace_seconds > 0:
+            # While the runtime is not well all news wait; then they are taken up one after the other.
+            taken_up = self._world.troubles.lasted_until(deletion.told_at, CALLS)
+            if call.at > taken_up + NEWS_SECONDS:
+                return deletion.grace_seconds
         meta, spec = known.pod.metadata, known.pod.spec
         former = 0 if deletion is None else deletion.former_seconds
         graces = [former, spec.termination_grace_period_seconds, meta.deletion_grace_period_seconds]
