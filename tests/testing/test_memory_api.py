@@ -425,6 +425,20 @@ def test_a_watch_can_be_late_and_can_stall() -> None:
     simulate(scenario())
 
 
+def test_a_stalled_watch_that_is_ended_says_what_it_held_back_and_ends() -> None:
+    async def scenario() -> None:
+        clock = VirtualClock()
+        api = MemoryApi(clock)
+        watch = api.watch(Pod, "1")
+        api.set_watch_pace(stalled=True)
+        api.put(pod("a"))
+        api.end_watches()
+        assert [await told(watch), clock.monotonic()] == ["ADDED a", 0]
+        assert [event async for event in watch] == []
+
+    simulate(scenario())
+
+
 def test_a_watch_that_cannot_be_opened_fails_at_the_first_event() -> None:
     async def scenario() -> None:
         api = MemoryApi(VirtualClock())

@@ -139,7 +139,7 @@ class Watch(Generic[K]):
             now = self._loop.time()
             if self._end is not None and not (self._queue and isinstance(self._end, StopAsyncIteration)):
                 raise self._end
-            if self._pace.stalled:
+            if self._pace.stalled and self._end is None:  # who ends a stream says first what it held back
                 await self._woken(None)
             elif self._queue:
                 due, event = self._queue[0]
