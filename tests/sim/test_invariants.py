@@ -383,6 +383,15 @@ def _a_stop_with_the_old_grace_comes_late(it: Stage) -> None:
     it.calls("stop_container", "c1", 60)
 
 
+def _a_stop_comes_a_late_wake_up_after_its_hook(it: Stage) -> None:
+    it.hears(known(pod("web", container(pre_stop="bye"), grace=5)))
+    it.runs("c1")
+    it.world.troubles.begin(it.at, "dawdle")
+    it.runs_hook("c1", "bye", begun=it.at)
+    it.at += 1.5
+    it.calls("stop_container", "c1", 5)
+
+
 def _news_wait_until_the_runtime_is_well(it: Stage) -> None:
     it.hears(known(pod("web", grace=30)))
     it.runs("c1")
@@ -417,6 +426,7 @@ RIGHT: dict[str, Callable[[Stage], None]] = {
     "a grace shrinks": _a_grace_shrinks,
     "a stop with the old grace comes late": _a_stop_with_the_old_grace_comes_late,
     "a new life grants a new grace": _a_new_life_grants_a_new_grace,
+    "a stop comes a late wake-up after its hook": _a_stop_comes_a_late_wake_up_after_its_hook,
     "news wait until the runtime is well": _news_wait_until_the_runtime_is_well,
 }
 

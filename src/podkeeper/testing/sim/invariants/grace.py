@@ -23,6 +23,7 @@ from podkeeper.rules.container_grace import MIN_STOP_SECONDS
 from podkeeper.rules.mirror import is_mirror_pod
 from podkeeper.testing.sim.invariants.causes import CALLS, is_evicted
 from podkeeper.testing.sim.invariants.pods import Pods
+from podkeeper.testing.sim.profile import FAULT_RATES
 from podkeeper.testing.sim.records import (
     Asked,
     Called,
@@ -42,6 +43,9 @@ AFTERMATH_SECONDS = 150.0
 
 ROUNDING_SECONDS = 1.0
 """A begun second of a grace is not charged."""
+
+DAWDLE_SECONDS = 5.0
+"""An agent that wakes up late, up to two seconds each time, comes that much later from a hook to the stop."""
 
 NEWS_SECONDS = 5.0
 """So long after a deletion was told, or a shorter grace, a call begun before may still reach the runtime."""
@@ -187,7 +191,8 @@ class Graces:
         self._world.checked("I5")
         spent = call.at - self._hooks.get(container_id, call.at)
         allowed = self._allowed(call)
-        if allowed is not None and spent + seconds > max(allowed + ROUNDING_SECONDS, spent + MIN_STOP_SECONDS):
+        slack = DAWDLE_SECONDS if self._has_dawdled(call.at - spent) else ROUNDING_SECONDS
+        if allowed is not None and spent + seconds > max(allowed + slack, spent + MIN_STOP_SECONDS):
             text = (
                 f"{call.subject} gets {seconds:g} s to stop after {spent:g} s of its hook; its grace is {allowed:g} s"
             )
@@ -200,6 +205,9 @@ class Graces:
             self._world.broken("I5", call.uid, text)
         if killed_by < agreed:
             self._kills[container_id] = killed_by, call.at
+
+    def _has_dawdled(self, since: float) -> bool:
+        return bool(self._world.troubles.touched(since, None, FAULT_RATES.keys() - {"dawdle"}))
 
     def _allowed(self, call: Called) -> float | None:
         """The longest grace that can be in force for a container; None: nobody but its killer knows."""
