@@ -50,6 +50,7 @@ MUTANTS = (
         "(Op.ADD, merged.added, bool(merged.added) or ready),",
         "(Op.ADD, merged.added, bool(merged.added)),",
         ("tests/rules/test_merge.py",),
+        seed=2,
     ),
     Mutant(
         "local-annotation-overwritten",
@@ -71,6 +72,7 @@ MUTANTS = (
         "return Step(waits, (*orders, Cancel()) if preempt else orders)",
         "return Step(waits, orders)",
         ("tests/rules/test_worker_step.py", "tests/rules/test_worker_laws.py"),
+        seed=3,
     ),
     Mutant(
         "pending-update-lost",
@@ -92,6 +94,8 @@ MUTANTS = (
         "return _move_on(terminated, done, at, (*signals, AT_ONCE))",
         "return _move_on(terminated, done, at, (AT_ONCE,))",
         ("tests/rules/test_worker_step.py", "tests/rules/test_worker_laws.py"),
+        seed=0,
+        workload=("evictions",),
     ),
     Mutant(
         "restart-request-lost",
@@ -99,6 +103,8 @@ MUTANTS = (
         "terminated = Terminated(ending.cause, done, ending.restart_requested)",
         "terminated = Terminated(ending.cause, done)",
         ("tests/rules/test_worker_step.py", "tests/rules/test_worker_laws.py"),
+        seed=1,
+        workload=("static-files", "static-web"),
     ),
     Mutant(
         "terminal-pod-starts-again",
@@ -113,6 +119,8 @@ MUTANTS = (
         "                return exit_code != 0\n",
         "                return True\n",
         ("tests/rules/test_restart.py",),
+        seed=0,
+        workload=("jobs",),
     ),
     Mutant(
         "never-means-always",
@@ -127,6 +135,8 @@ MUTANTS = (
         "    succeeded = all(\n",
         "    succeeded = any(\n",
         ("tests/rules/test_phase.py",),
+        seed=0,
+        workload=("jobs",),
     ),
     Mutant(
         "static-pod-ends-by-itself",
@@ -141,6 +151,8 @@ MUTANTS = (
         "delay = min(max(entry.delay * 2, curve.initial), curve.maximum)",
         "delay = max(entry.delay * 2, curve.initial)",
         ("tests/rules/test_backoff.py",),
+        seed=0,
+        workload=("crash-loops",),
     ),
     Mutant(
         "backoff-never-resets",
@@ -183,6 +195,8 @@ MUTANTS = (
         "    if couple.asked_by_mirror:\n        return on_update(Couple(pod, None, asked_by_mirror=False), at)\n",
         "",
         ("tests/rules/test_dispatch.py",),
+        seed=0,
+        workload=("mirrors", "static-files"),
     ),
     Mutant(
         "forced-deletion-waits",
@@ -190,6 +204,8 @@ MUTANTS = (
         "kill=None if is_static_pod(pod) else _BY_FORCE)",
         "kill=None)",
         ("tests/rules/test_dispatch.py",),
+        seed=0,
+        workload=("deletes", "successors", "hooks"),
     ),
     Mutant(
         "probe-threshold-off-by-one",
@@ -197,6 +213,8 @@ MUTANTS = (
         "if streak.count < _threshold(target.probe, outcome):",
         "if streak.count <= _threshold(target.probe, outcome):",
         ("tests/rules/test_probe.py",),
+        seed=0,
+        workload=("probes",),
     ),
     Mutant(
         "failed-liveness-keeps-probing",
@@ -204,6 +222,8 @@ MUTANTS = (
         "next_state = OnHold(state.container_id) if decided else replace(state, streak=streak)",
         "next_state = replace(state, streak=streak)",
         ("tests/rules/test_probe.py",),
+        seed=1,
+        workload=("probes",),
     ),
     Mutant(
         "terminal-phase-sent-while-containers-run",
@@ -218,6 +238,7 @@ MUTANTS = (
         "        and is_terminal(pod.status.phase)\n        and cached.finished",
         "        and is_terminal(pod.status.phase)",
         ("tests/rules/test_status_publish.py",),
+        seed=1,
     ),
     Mutant(
         "ended-container-revived",
@@ -232,6 +253,8 @@ MUTANTS = (
         "since = before.last_transition_time if before is not None and before.status == condition.status else now",
         "since = now",
         ("tests/rules/test_status_publish.py",),
+        seed=0,
+        workload=("servers",),
     ),
     Mutant(
         "others-conditions-dropped",
@@ -239,6 +262,8 @@ MUTANTS = (
         "conditions = tuple(each for each in old.conditions or () if not is_ours(each))",
         "conditions = ()",
         ("tests/rules/test_status_publish.py",),
+        seed=0,
+        workload=("updates",),
     ),
     Mutant(
         "changed-sandbox-kept",
@@ -246,6 +271,8 @@ MUTANTS = (
         "    if sandbox.changed:\n        return _begin_anew",
         "    if False:\n        return _begin_anew",
         ("tests/rules/test_plan.py",),
+        seed=0,
+        workload=("accidents",),
     ),
     Mutant(
         "what-nobody-looked-at-is-taken-for-stopped",
@@ -267,6 +294,7 @@ MUTANTS = (
         "        self._queue.enqueue(uid, delay_seconds)\n        self._wake_up_by",
         "        self._wake_up_by",
         ("tests/engine/test_loop.py",),
+        seed=0,
     ),
     Mutant(
         "status-sent-without-uid",
@@ -281,6 +309,7 @@ MUTANTS = (
         "            if relist_pod(pod.book, uid, listed)[1]:\n                changed.append(uid)",
         "            if False:\n                changed.append(uid)",
         ("tests/engine/test_pleg.py",),
+        seed=0,
     ),
     Mutant(
         "look-under-way-is-enough",
@@ -317,6 +346,7 @@ MUTANTS = (
         "                self._notebook.write(uid, msgspec.json.encode(cached))\n",
         "",
         ("tests/engine/test_status.py",),
+        seed=0,
     ),
     Mutant(
         "predecessor-ignored",
@@ -324,6 +354,8 @@ MUTANTS = (
         "        if full_name in self._started:\n            return False\n        line = ",
         "        line = ",
         ("tests/rules/test_worker_laws.py",),
+        seed=7,
+        workload=("static-files",),
     ),
     Mutant(
         "status-sent-out-of-order",
@@ -332,6 +364,7 @@ MUTANTS = (
         "                continue\n",
         "",
         ("tests/rules/test_outbox.py",),
+        seed=0,
     ),
     Mutant(
         "grace-begins-anew",
@@ -339,6 +372,9 @@ MUTANTS = (
         "        if now + grace.seconds >= self.deadline:\n            return\n",
         "",
         ("tests/engine/test_stopper.py",),
+        seed=6,
+        workload=("hooks", "stubborn"),
+        faults=("runtime-errors", "lost-answers"),
     ),
     Mutant(
         "shorter-grace-ignored",
@@ -346,6 +382,8 @@ MUTANTS = (
         "        else:\n            ending.shorten(grace, now)\n",
         "",
         ("tests/engine/test_stopper.py",),
+        seed=0,
+        workload=("deletes",),
     ),
     Mutant(
         "hook-not-cut-short",
@@ -354,6 +392,8 @@ MUTANTS = (
         "            failure = await self._hooks.execute(hook, pod, spec, container.id, ending.pod_ip, seconds + 60)\n"
         "            ending.granted_at = self._clock.monotonic()",
         ("tests/engine/test_stopper.py",),
+        seed=0,
+        workload=("hooks",),
     ),
     Mutant(
         "crash-loop-without-backoff",
@@ -361,6 +401,8 @@ MUTANTS = (
         "        if held is not None:\n            return held\n",
         "",
         ("tests/engine/test_executor.py",),
+        seed=0,
+        workload=("crash-loops",),
     ),
     Mutant(
         "cancelled-call-left-half-way",
@@ -382,6 +424,7 @@ MUTANTS = (
         "if self._ledger.is_stale(listed) and not self._is_believed():",
         "if False:",
         ("tests/sources",),
+        seed=6,
     ),
     Mutant(
         "watch-goes-on-after-410",
@@ -389,6 +432,7 @@ MUTANTS = (
         "if end is _End.TOO_OLD or self._fruitless >= self._timing.fruitless_watches:",
         "if self._fruitless >= 1_000:",
         ("tests/sources",),
+        seed=1,
     ),
     Mutant(
         "stopped-although-it-runs",
@@ -403,6 +447,8 @@ MUTANTS = (
         "status if status_function is None else status_function(status))",
         "status)",
         ("tests/engine/test_syncer.py",),
+        seed=0,
+        workload=("evictions",),
     ),
     Mutant(
         "past-forgotten-at-restart",
@@ -410,6 +456,7 @@ MUTANTS = (
         "note = None if cached is not None else self._notebook.take(uid)",
         "note = None",
         ("tests/engine/test_status.py",),
+        seed=0,
     ),
     Mutant(
         "orphans-left-running",
@@ -417,6 +464,9 @@ MUTANTS = (
         "        for update in (*plan.endings, *plan.orphan_kills):",
         "        for update in plan.endings:",
         ("tests/engine/test_housekeeping.py",),
+        seed=3,
+        workload=("deletes", "successors"),
+        faults=("crash", "graceful-restart"),
     ),
     Mutant(
         "mirror-replaced-only-once",
@@ -424,6 +474,8 @@ MUTANTS = (
         "        if step is MirrorStep.RECREATE and mirror is not None:",
         "        if False:",
         ("tests/engine/test_mirrors.py",),
+        seed=0,
+        workload=("mirrors", "static-files"),
     ),
     Mutant(
         "old-object-of-that-name-deleted",
@@ -448,6 +500,8 @@ MUTANTS = (
             "tests/sim/test_found.py",
             "tests/sim/test_invariants.py",
         ),
+        seed=0,
+        workload=("evictions",),
     ),
     Mutant(
         "former-copy-left-running",
@@ -455,6 +509,8 @@ MUTANTS = (
         "            await self._predecessors.end(pod)\n",
         "            pass\n",
         ("tests/sim/test_pain_static_pods.py",),
+        seed=1,
+        workload=("static-files",),
     ),
     Mutant(
         "position-forgotten-at-restart",
@@ -462,6 +518,7 @@ MUTANTS = (
         'self._ledger.position = "" if seen is None else seen.decode(errors="replace")',
         'self._ledger.position = ""',
         ("tests/sim/test_sieve.py",),
+        seed=6,
     ),
     Mutant(
         "stranded-pod-waits-for-ever",
@@ -507,6 +564,7 @@ MUTANTS = (
         "            for record in plan.remains_to_remove:",
         "            for record in ():",
         ("tests/app/test_agent.py",),
+        seed=0,
     ),
     Mutant(
         "try-in-vain-hides-an-exit",
@@ -538,6 +596,8 @@ MUTANTS = (
         "            self._probes.add_pod(pod)\n        probes = ",
         "            pass\n        probes = ",
         ("tests/engine/test_syncer_steps.py", "tests/sim/test_pain_restart.py"),
+        seed=0,
+        workload=("probes", "servers"),
     ),
     Mutant(
         "former-mirror-told",
@@ -548,6 +608,8 @@ MUTANTS = (
             "tests/sim/test_sieve.py",
             "tests/rules/test_mirror.py",
         ),
+        seed=1,
+        workload=("mirrors", "static-files"),
     ),
     Mutant(
         "backoff-by-the-wall-clock",
@@ -555,5 +617,7 @@ MUTANTS = (
         "known = self._exits[key] = last, min(last.finished_at - wall_ahead, now)",
         "known = self._exits[key] = last, last.finished_at",
         ("tests/rules/test_backoff.py",),
+        seed=0,
+        workload=("crash-loops",),
     ),
 )
