@@ -80,6 +80,9 @@ MUTANTS = (
         "waits = replace(state, activity=replace(busy, pending=latest(busy.pending, work)))",
         "waits = replace(state, activity=replace(busy, pending=busy.pending or work))",
         ("tests/rules/test_worker_step.py", "tests/rules/test_worker_laws.py"),
+        seed=0,
+        workload=("updates",),
+        faults=("dawdle",),
     ),
     Mutant(
         "start-time-forgotten",
