@@ -3,6 +3,7 @@
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 from functools import cache
@@ -179,6 +180,7 @@ def test_ctrl_c_ends_with_a_summary_of_what_was_done() -> None:
         cwd=HERE,
         check=False,
         env={**os.environ, "PYTHONPATH": str(HERE)},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # in the background it would be ignored
     )
     assert done.returncode == 130, done.stderr
     assert " of 50 seeds, " in done.stdout
