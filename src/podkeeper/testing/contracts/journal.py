@@ -1,5 +1,7 @@
 """What every journal promises: order, and what survives a crash."""
 
+import asyncio
+from contextlib import suppress
 from typing import Protocol
 
 from podkeeper.ports.journal import Journal
@@ -104,3 +106,54 @@ async def a_sync_of_nothing_succeeds(subject: JournalSubject) -> None:
     await journal.sync()
     await journal.sync()
     assert dict(journal.load()) == {}
+
+
+@JOURNAL.promises
+async def many_may_sync_at_once(subject: JournalSubject) -> None:
+    """Whoever has synced is safe, however many do so at the same time."""
+    journal = await subject.open()
+
+    async def write(number: int) -> None:
+        for step in range(number % 3):
+            await asyncio.sleep(0.001 * step)
+        journal.put(f"k{number}", b"%d" % number)
+        await journal.sync()
+
+    await asyncio.gather(*(write(number) for number in range(50)))
+    await subject.crash()
+    assert dict((await subject.open()).load()) == {f"k{number}": b"%d" % number for number in range(50)}
+
+
+@JOURNAL.promises
+async def a_sync_that_is_given_up_harms_nobody(subject: JournalSubject) -> None:
+    """Cancelling a sync neither loses a write nor disturbs another's sync."""
+    journal = await subject.open()
+    journal.put("a", b"1")
+    impatient = asyncio.ensure_future(journal.sync())
+    await asyncio.sleep(0)
+    journal.put("b", b"2")
+    patient = asyncio.ensure_future(journal.sync())
+    await asyncio.sleep(0)
+    impatient.cancel()
+    with suppress(asyncio.CancelledError):
+        await impatient
+    await patient
+    assert dict(journal.load()) == {"a": b"1", "b": b"2"}
+    await subject.crash()
+    assert dict((await subject.open()).load()) == {"a": b"1", "b": b"2"}
+
+
+@JOURNAL.promises
+async def what_is_dropped_may_come_back(subject: JournalSubject) -> None:
+    """The last word on a key counts, and the same word twice is one."""
+    journal = await subject.open()
+    journal.put("a", b"1")
+    await journal.sync()
+    journal.drop("a")
+    journal.put("a", b"1")
+    journal.put("a", b"1")
+    journal.put("b", b"2")
+    journal.drop("b")
+    await journal.sync()
+    await subject.crash()
+    assert dict((await subject.open()).load()) == {"a": b"1"}

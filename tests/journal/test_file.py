@@ -1,0 +1,407 @@
+"""The journal in a file: group commit, compaction, damage, trouble with the disk."""
+
+import asyncio
+import logging
+import os
+import resource
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from podkeeper.journal.errors import JournalUnusable
+from podkeeper.journal.file import FileJournal
+from podkeeper.journal.records import encode, encode_all, record_size
+from podkeeper.model.errors import TryLater
+
+KILOBYTE = bytes(1000)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "state" / "journal"
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own with 64 KiB."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small file system needs root")
+    place = tmp_path / "disk"
+    place.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k", "podkeeper-test", str(place)], capture_output=True
+    )
+    if mounted.returncode != 0:
+        pytest.skip(f"no file system can be mounted here: {mounted.stderr.decode().strip()}")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+async def written(path: Path, *rounds: dict[str, bytes]) -> None:
+    """A journal with these notes, a sync after each round."""
+    journal = FileJournal.open(path)
+    for notes in rounds:
+        for key, value in notes.items():
+            journal.put(key, value)
+        await journal.sync()
+    await journal.close()
+
+
+def reopened(path: Path) -> dict[str, bytes]:
+    journal = FileJournal.open(path)
+    notes = dict(journal.load())
+    asyncio.run(journal.close())
+    return notes
+
+
+def test_nothing_is_written_before_somebody_syncs(path: Path) -> None:
+    async def scenario() -> None:
+        journal = FileJournal.open(path)
+        journal.put("a", b"1")
+        await journal.sync()
+        size = path.stat().st_size
+        journal.put("b", b"2")
+        assert path.stat().st_size == size
+        await journal.sync()
+        assert path.stat().st_size == journal.size == size + record_size("b", b"2")
+        await journal.close()
+
+    asyncio.run(scenario())
+
+
+def test_notes_are_for_the_agent_s_eyes_only(path: Path) -> None:
+    asyncio.run(written(path, {"a": b"1"}))
+    assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+
+
+def test_who_syncs_at_the_same_time_shares_the_work(path: Path) -> None:
+    async def scenario() -> int:
+        journal = FileJournal.open(path)
+
+        async def write(number: int) -> None:
+            journal.put(f"k{number}", KILOBYTE)
+            await journal.sync()
+
+        await asyncio.gather(*(write(number) for number in range(500)))
+        rounds = journal.rounds
+        await journal.close()
+        return rounds
+
+    assert asyncio.run(scenario()) <= 2  # the first one's, and everybody else's
+    assert len(reopened(path)) == 500
+
+
+def test_the_same_word_twice_and_a_sync_of_nothing_do_not_touch_the_disk(path: Path) -> None:
+    async def scenario() -> int:
+        journal = FileJournal.open(path)
+        for _ in range(5):
+            journal.put("a", b"1")
+            journal.drop("unknown")
+            await journal.sync()
+        rounds = journal.rounds
+        await journal.close()
+        return rounds
+
+    assert asyncio.run(scenario()) == 1
+
+
+def test_the_loop_does_not_wait_for_the_disk(path: Path) -> None:
+    async def scenario() -> None:
+        journal = FileJournal.open(path)
+        journal.put("a", b"1")
+        syncing = asyncio.ensure_future(journal.sync())
+        await asyncio.sleep(0)
+        assert not syncing.done()  # it is under way in a thread, and we are here
+        assert "journal" in {thread.name for thread in threading.enumerate()}
+        await syncing
+        await journal.close()
+
+    asyncio.run(scenario())
+
+
+def test_the_file_stays_small_whatever_is_written(path: Path) -> None:
+    async def scenario() -> None:
+        journal = FileJournal.open(path, spare_bytes=20_000)
+        for number in range(300):
+            journal.put(f"k{number % 10}", b"%05d" % number * 200)
+            await journal.sync()
+            assert path.stat().st_size <= 10_500 + 20_000 + 10_500
+        before = dict(journal.load())
+        for number in range(10):
+            journal.drop(f"k{number}")
+        await journal.sync()
+        assert len(before) == 10
+        await journal.close()
+
+    asyncio.run(scenario())
+    assert reopened(path) == {}
+    assert sorted(it.name for it in path.parent.iterdir()) == ["journal", "journal.lock"]
+
+
+def test_pending_notes_stay_small_while_nobody_syncs(path: Path) -> None:
+    async def scenario() -> None:
+        journal = FileJournal.open(path)
+        await journal.sync()
+        for number in range(100_000):
+            journal.put("k", b"%d" % number)
+        await journal.sync()
+        assert journal.size < 100
+        await journal.close()
+
+    asyncio.run(scenario())
+    assert reopened(path) == {"k": b"99999"}
+
+
+def test_a_torn_end_is_cut_off_with_a_warning(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    asyncio.run(written(path, {"a": b"1"}))
+    whole = path.read_bytes()
+    path.write_bytes(whole + encode("b", b"2")[:-1])
+    assert reopened(path) == {"a": b"1"}
+    assert path.read_bytes() == whole
+    (warning,) = caplog.records
+    assert warning.levelno == logging.WARNING
+    assert str(path) in warning.getMessage()
+    assert f"byte {len(whole)}:" in warning.getMessage()
+
+
+def test_a_damaged_file_is_kept_aside_and_what_comes_before_the_damage_is_used(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    good = encode_all({"a": b"1", "b": b"2"})
+    damaged = good + b"X" + encode("c", b"3") + encode("a", b"4")
+    path.parent.mkdir()
+    for number in (1, 2):
+        path.write_bytes(damaged)
+        assert reopened(path) == {"a": b"1", "b": b"2"}
+        assert path.read_bytes() == good
+        assert path.with_name(f"journal.damaged-{number}").read_bytes() == damaged
+    assert {record.levelno for record in caplog.records} == {logging.ERROR}
+    assert f"byte {len(good)}:" in caplog.text
+    assert str(path.with_name("journal.damaged-1")) in caplog.text
+
+
+def test_what_was_read_from_a_damaged_file_can_be_written_on(path: Path) -> None:
+    path.parent.mkdir()
+    path.write_bytes(b"rubbish" + encode_all({"a": b"1"}))
+    asyncio.run(written(path, {"b": b"2"}))
+    assert reopened(path) == {"b": b"2"}
+
+
+def test_a_rewrite_that_was_cut_short_is_forgotten(path: Path) -> None:
+    asyncio.run(written(path, {"a": b"1"}))
+    path.with_name("journal.new").write_bytes(encode_all({"a": b"2"})[:-1])
+    assert reopened(path) == {"a": b"1"}
+    assert not path.with_name("journal.new").exists()
+
+
+def test_a_journal_of_another_version_is_left_alone(path: Path) -> None:
+    path.parent.mkdir()
+    path.write_bytes(b"podkeeper journal 2\nof tomorrow")
+    for _ in range(2):  # the lock is free again after the first
+        with pytest.raises(JournalUnusable, match="version 2"):
+            FileJournal.open(path)
+    assert path.read_bytes() == b"podkeeper journal 2\nof tomorrow"
+
+
+def test_what_cannot_be_a_journal_is_refused_with_a_reason(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(JournalUnusable, match="not a directory"):
+        FileJournal.open(tmp_path / "file" / "journal")
+    (tmp_path / "journal").mkdir()
+    with pytest.raises(JournalUnusable, match="is a directory"):
+        FileJournal.open(tmp_path / "journal")
+
+
+MEDDLING = {
+    "removed": lambda path: path.unlink(),
+    "replaced": lambda path: (path.with_name("other").write_bytes(b"?" * 1000), path.with_name("other").rename(path)),
+    "truncated": lambda path: os.truncate(path, 5),
+    "added to": lambda path: path.write_bytes(path.read_bytes() + b"x" * 100),
+}
+
+
+@pytest.mark.parametrize("meddle", MEDDLING.values(), ids=MEDDLING.keys())
+def test_a_file_that_somebody_meddled_with_is_written_anew(path: Path, meddle: object) -> None:
+    async def scenario() -> None:
+        journal = FileJournal.open(path)
+        journal.put("a", b"1")
+        await journal.sync()
+        assert callable(meddle)
+        meddle(path)
+        journal.put("b", b"2")
+        await journal.sync()
+        assert path.read_bytes() == encode_all({"a": b"1", "b": b"2"})
+        await journal.close()
+
+    asyncio.run(scenario())
+    assert reopened(path) == {"a": b"1", "b": b"2"}
+
+
+def test_when_its_directory_is_removed_it_is_made_again(path: Path) -> None:
+    async def scenario() -> None:
+        journal = FileJournal.open(path)
+        journal.put("a", b"1")
+        await journal.sync()
+        for file in path.parent.iterdir():
+            file.unlink()
+        path.parent.rmdir()
+        journal.put("b", b"2")
+        await journal.sync()
+        await journal.close()
+
+    asyncio.run(scenario())
+    assert reopened(path) == {"a": b"1", "b": b"2"}
+
+
+def test_a_full_disk_is_told_and_the_notes_are_kept_until_there_is_room(small_disk: Path) -> None:
+    path, ballast = small_disk / "journal", small_disk / "ballast"
+
+    async def scenario() -> None:
+        journal = FileJournal.open(path)
+        journal.put("before", b"1")
+        await journal.sync()
+        ballast.write_bytes(bytes(56 * 1024))
+        journal.put("during", bytes(8000))
+        for number in range(3):  # everybody is told, each time
+            journal.put(f"more{number}", bytes(100))
+            failures = await asyncio.gather(journal.sync(), journal.sync(), return_exceptions=True)
+            assert [type(it) for it in failures] == [TryLater, TryLater]
+            assert "make room" in str(failures[0])
+            assert str(path) in str(failures[0])
+        ballast.unlink()
+        await journal.sync()
+        await journal.close()
+
+    asyncio.run(scenario())
+    assert {key: len(value) for key, value in reopened(path).items()} == {
+        "before": 1, "during": 8000, "more0": 100, "more1": 100, "more2": 100,
+    }  # fmt: skip
+
+
+def test_a_disk_too_full_for_a_rewrite_keeps_the_old_file(small_disk: Path) -> None:
+    path, ballast = small_disk / "journal", small_disk / "ballast"
+
+    async def scenario() -> None:
+        journal = FileJournal.open(path, spare_bytes=1000)
+        journal.put("a", bytes(9000))
+        await journal.sync()
+        ballast.write_bytes(bytes(48 * 1024))
+        journal.put("a", bytes(9001))
+        journal.put("a", bytes(9002))
+        with pytest.raises(TryLater, match="make room"):
+            await journal.sync()
+        assert not path.with_name("journal.new").exists()
+        ballast.unlink()
+        await journal.sync()
+        await journal.close()
+
+    asyncio.run(scenario())
+    assert reopened(path) == {"a": bytes(9002)}
+
+
+def test_a_read_only_file_system_is_told_and_waited_for(small_disk: Path) -> None:
+    path = small_disk / "journal"
+
+    async def remount(how: str) -> None:
+        await asyncio.to_thread(subprocess.run, ["mount", "-o", f"remount,{how}", str(small_disk)], check=True)
+
+    async def scenario() -> None:
+        journal = FileJournal.open(path)
+        journal.put("a", b"1")
+        await journal.sync()
+        await remount("ro")
+        journal.put("b", b"2")
+        with pytest.raises(TryLater, match="read-write"):
+            await journal.sync()
+        await remount("rw")
+        await journal.sync()
+        await journal.close()
+        await remount("ro")
+        assert dict(FileJournal.open(path).load()) == {"a": b"1", "b": b"2"}  # an agent can begin on it, too
+
+    asyncio.run(scenario())
+
+
+def test_a_directory_that_may_not_be_written_is_told(path: Path) -> None:
+    if os.geteuid() == 0:
+        pytest.skip("root may write everywhere")
+
+    async def scenario() -> None:
+        journal = FileJournal.open(path)
+        path.parent.chmod(0o500)
+        journal.put("a", b"1")
+        with pytest.raises(TryLater, match=f"let user {os.geteuid()} write"):
+            await journal.sync()
+        path.parent.chmod(0o700)
+        await journal.close()
+
+    asyncio.run(scenario())
+    assert reopened(path) == {"a": b"1"}
+
+
+def test_a_write_that_got_half_way_is_not_taken_for_done(path: Path) -> None:
+    """A limit on the size of files is a disk that is full in the middle of a record, for every user."""
+    asyncio.run(written(path, {"a": b"1"}))
+    whole = path.read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    async def scenario() -> None:
+        journal = FileJournal.open(path)
+        journal.put("b", bytes(40_000))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, limits[1]))
+        try:
+            with pytest.raises(TryLater, match="ulimit -f"):
+                await journal.sync()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert len(whole) < path.stat().st_size < 40_000
+        path.with_name("crashed").write_bytes(path.read_bytes())
+        journal.put("c", b"3")
+        await journal.sync()
+        await journal.close()
+
+    asyncio.run(scenario())
+    assert reopened(path) == {"a": b"1", "b": bytes(40_000), "c": b"3"}
+    assert reopened(path.with_name("crashed")) == {"a": b"1"}
+
+
+def test_whoever_came_during_a_round_that_failed_gets_one_of_his_own(path: Path) -> None:
+    asyncio.run(written(path, {"a": b"1"}))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    async def scenario() -> None:
+        journal = FileJournal.open(path)
+
+        async def first() -> None:
+            try:
+                with pytest.raises(TryLater):
+                    await journal.sync()
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+        async def second() -> None:
+            journal.put("c", b"3")
+            await journal.sync()
+
+        journal.put("b", bytes(40_000))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, limits[1]))
+        await asyncio.gather(first(), second())
+        await journal.close()
+
+    asyncio.run(scenario())
+    assert reopened(path) == {"a": b"1", "b": bytes(40_000), "c": b"3"}
+
+
+def test_closing_syncs_what_is_left(path: Path) -> None:
+    async def scenario() -> None:
+        journal = FileJournal.open(path)
+        journal.put("a", b"1")
+        await journal.close()
+
+    asyncio.run(scenario())
+    assert reopened(path) == {"a": b"1"}

@@ -1,0 +1,72 @@
+"""One agent per journal."""
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from podkeeper.journal.errors import JournalInUse
+from podkeeper.journal.file import FileJournal
+
+HOLDER = """
+import sys
+from pathlib import Path
+from podkeeper.journal.file import FileJournal
+
+journal = FileJournal.open(Path(sys.argv[1]))
+print("open", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_second_agent_is_told_who_has_the_journal(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert holder.stdout is not None
+    assert holder.stdin is not None
+    try:
+        assert holder.stdout.readline() == b"open\n"
+        with pytest.raises(JournalInUse, match=f"process {holder.pid} has it open") as caught:
+            FileJournal.open(path)
+        assert caught.value.pid == holder.pid
+    finally:
+        holder.kill()
+        holder.stdin.close()
+        holder.stdout.close()
+        holder.wait()
+    asyncio.run(FileJournal.open(path).close())  # the dead hold nothing
+
+
+def test_one_process_cannot_open_it_twice_either(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    journal = FileJournal.open(path)
+    with pytest.raises(JournalInUse, match=str(os.getpid())):
+        FileJournal.open(path)
+    asyncio.run(journal.close())
+    asyncio.run(FileJournal.open(path).close())
+
+
+def test_a_forked_child_does_not_keep_the_journal_from_the_next_agent(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    journal = FileJournal.open(path)
+    ours, childs = socket.socketpair()
+    child = os.fork()
+    if child == 0:
+        childs.send(b".")  # up
+        ours.close()
+        childs.recv(1)  # live until the parent has looked
+        os._exit(0)
+    try:
+        ours.recv(1)
+        with pytest.raises(JournalInUse):
+            FileJournal.open(path)  # the child let go of it for itself alone
+        asyncio.run(journal.close())
+        asyncio.run(FileJournal.open(path).close())
+    finally:
+        ours.close()
+        childs.close()
+        os.waitpid(child, 0)

@@ -1,0 +1,64 @@
+"""The journal's format: what is read is what was written, and damage is seen for what it is."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from podkeeper.journal.records import HEADER, Damage, OtherVersion, Reading, encode, encode_all, read, record_size
+
+NOTES = {"status/a": b'{"phase":"Running"}', "pod/ü": b"", "seen/": bytes(range(256))}
+WHOLE = encode_all(NOTES)
+FIRST = len(HEADER) + record_size("status/a", NOTES["status/a"])
+SECOND = FIRST + record_size("pod/ü", b"")
+
+
+def flipped(data: bytes, place: int) -> bytes:
+    return data[:place] + bytes([data[place] ^ 0x40]) + data[place + 1 :]
+
+
+@given(st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), st.binary()))
+def test_what_is_written_is_read(notes: dict[str, bytes]) -> None:
+    data = encode_all(notes)
+    assert read(data) == Reading(notes, len(data))
+    assert len(data) == len(HEADER) + sum(record_size(key, value) for key, value in notes.items())
+
+
+def told(notes: int, end: int, damage: Damage) -> Reading:
+    """The first few notes."""
+    return Reading({key: NOTES[key] for key in list(NOTES)[:notes]}, end, damage)
+
+
+LATER = encode("seen/", b"1") + encode("pod/ü", None) + encode("status/a", None)
+CASES = {
+    "nothing at all is an empty journal": (b"", Reading({}, 0)),
+    "a first line alone is an empty journal": (HEADER, Reading({}, len(HEADER))),
+    "a first line that breaks off is torn": (HEADER[:7], told(0, 0, Damage.TAIL)),
+    "the last word on a key counts": (WHOLE + LATER, Reading({"seen/": b"1"}, len(WHOLE + LATER))),
+    "a record that breaks off is torn": (WHOLE[:-1], told(2, SECOND, Damage.TAIL)),
+    "zeros at the end, as after a power cut, are torn": (WHOLE + bytes(4096), told(3, len(WHOLE), Damage.TAIL)),
+    "rubbish at the end is torn": (WHOLE + b"\xf5pk1 rubbish" * 9, told(3, len(WHOLE), Damage.TAIL)),
+    "a last record that is wrong is torn": (flipped(WHOLE, len(WHOLE) - 5), told(2, SECOND, Damage.TAIL)),
+    "a wrong record before a good one is damage": (flipped(WHOLE, FIRST + 3), told(1, FIRST, Damage.MIDDLE)),
+    "a wrong length before a good one is damage": (flipped(WHOLE, FIRST + 8), told(1, FIRST, Damage.MIDDLE)),
+    "a damaged first line takes no note with it": (flipped(WHOLE, 3), told(3, 0, Damage.MIDDLE)),
+    "a damaged version takes no note with it": (flipped(WHOLE, len(HEADER) - 2), told(3, 0, Damage.MIDDLE)),
+    "something else altogether is damage": (b"SQLite format 3\0" + bytes(100), told(0, 0, Damage.MIDDLE)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("data, expected", CASES.values(), ids=CASES.keys())
+def test_read(data: bytes, expected: Reading) -> None:
+    assert read(data) == expected
+
+
+def test_a_journal_of_another_version_is_not_taken_for_a_damaged_one() -> None:
+    with pytest.raises(OtherVersion, match="12"):
+        read(b"podkeeper journal 12\nwhatever that may mean")
+
+
+def test_no_flipped_bit_goes_unnoticed() -> None:
+    for place in range(len(WHOLE)):
+        reading = read(flipped(WHOLE, place))
+        assert reading.damage is not Damage.NONE
+        assert reading.notes.items() <= NOTES.items()
+        assert list(reading.notes) == list(NOTES)[: len(reading.notes)]
