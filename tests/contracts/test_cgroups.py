@@ -1,5 +1,9 @@
 """Every implementation of pod cgroups against their contract."""
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
 import pytest
 
 from podkeeper.ports.cgroups import Cgroups
@@ -8,16 +12,27 @@ from podkeeper.testing.contracts.cgroups import CGROUPS
 from podkeeper.testing.contracts.contract import Scenario
 from podkeeper.testing.fakes import FakeCgroups
 from podkeeper.testing.virtual_time import VirtualClock
+from tests.host.own_cgroups import needs_cgroups, own_cgroups
 
 
 def fake() -> Cgroups:
     return FakeCgroups(VirtualClock())
 
 
-IMPLEMENTATIONS = {"fake": Implementation(opened(fake))}
+@asynccontextmanager
+async def host() -> AsyncIterator[Cgroups]:
+    """The machine's own, below a root of this test."""
+    with own_cgroups() as (cgroups, _):
+        yield cgroups
+
+
+IMPLEMENTATIONS = [
+    pytest.param(Implementation(opened(fake)), id="fake"),
+    pytest.param(Implementation(host, run=asyncio.run), id="host", marks=needs_cgroups),
+]
 
 
 @pytest.mark.parametrize("scenario", CGROUPS.scenarios, ids=name_of)
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS.values(), ids=IMPLEMENTATIONS.keys())
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_a_promise_is_kept(implementation: Implementation[Cgroups], scenario: Scenario[Cgroups]) -> None:
     implementation.check(scenario)

@@ -1,0 +1,106 @@
+"""Servers on the loopback, each of which ends with its block."""
+
+import asyncio
+import socket
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+
+import grpc  # type: ignore[import-untyped]
+import grpc.aio  # type: ignore[import-untyped]
+
+from podkeeper.model.probing import Endpoint
+
+Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+HEALTH = "grpc.health.v1.Health"
+
+
+@asynccontextmanager
+async def server(talk: Talk, tls: ssl.SSLContext | None = None) -> AsyncIterator[Endpoint]:
+    """A server that talks so with everybody who connects."""
+    talks: set[asyncio.Task[None]] = set()
+
+    async def one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        talks.add(task)
+        try:
+            with suppress(OSError, asyncio.IncompleteReadError):
+                await talk(reader, writer)
+        finally:
+            talks.discard(task)
+            writer.close()
+
+    listening = await asyncio.start_server(one, "127.0.0.1", 0, ssl=tls)
+    try:
+        yield Endpoint("127.0.0.1", listening.sockets[0].getsockname()[1])
+    finally:
+        listening.close()
+        for task in talks:
+            task.cancel()
+        await asyncio.gather(*talks, return_exceptions=True)
+
+
+def saying(text: str | bytes) -> Talk:
+    """Read a request, say something, hang up."""
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(text.encode() if isinstance(text, str) else text)
+        await writer.drain()
+
+    return talk
+
+
+def noting(requests: list[str], answer: str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok") -> Talk:
+    """As `saying`, and the request is noted."""
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        requests.append((await reader.readuntil(b"\r\n\r\n")).decode())
+        writer.write(answer.encode())
+        await writer.drain()
+
+    return talk
+
+
+async def silence(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Listen for ever and never say a word."""
+    while await reader.read(1000):
+        pass
+
+
+@contextmanager
+def closed() -> Iterator[Endpoint]:
+    """A port where nobody listens, and nobody else will."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield Endpoint("127.0.0.1", taken.getsockname()[1])
+
+
+@contextmanager
+def unreachable() -> Iterator[Endpoint]:
+    """A port that does not even accept: its queue is full, and the kernel drops whoever comes."""
+    with socket.socket() as listening, socket.socket() as first, socket.socket() as second, socket.socket() as third:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen(0)
+        for caller in (first, second, third):
+            caller.setblocking(False)
+            caller.connect_ex(listening.getsockname())
+        yield Endpoint("127.0.0.1", listening.getsockname()[1])
+
+
+@asynccontextmanager
+async def grpc_server(
+    check: "Callable[[bytes, grpc.aio.ServicerContext], Awaitable[bytes]] | None",
+) -> AsyncIterator[Endpoint]:
+    """A gRPC server with a health service of its own making, or without one."""
+    serving = grpc.aio.server()
+    if check is not None:
+        method = grpc.unary_unary_rpc_method_handler(check)
+        serving.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(HEALTH, {"Check": method}),))
+    port = serving.add_insecure_port("127.0.0.1:0")
+    await serving.start()
+    try:
+        yield Endpoint("127.0.0.1", port)
+    finally:
+        await serving.stop(None)
