@@ -1,17 +1,29 @@
 """Every source of pods against the source contract."""
 
+import asyncio
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
 import pytest
+from aiohttp import web
 from msgspec.structs import replace
 
+from podkeeper.host.clock import SystemClock
 from podkeeper.model.k8s.core import Pod
 from podkeeper.ports.source import Source
 from podkeeper.sources.apiserver import ApiSource
+from podkeeper.sources.file import FileSource
+from podkeeper.sources.http import HttpSource
 from podkeeper.testing.contracts import Implementation, name_of, opened
 from podkeeper.testing.contracts.contract import Scenario
 from podkeeper.testing.contracts.source import SOURCE, SourceSubject
 from podkeeper.testing.fake_sources import FakeStaticSource, fake_file_source, fake_http_source
 from podkeeper.testing.memory_api import MemoryApi
 from podkeeper.testing.virtual_time import VirtualClock
+from tests.sources.web_server import serving
 
 
 def static(made: FakeStaticSource, root: str) -> SourceSubject:
@@ -46,10 +58,68 @@ def api() -> SourceSubject:
     return SourceSubject(source, publish, trouble=memory.go_down, relief=memory.come_up)
 
 
+@asynccontextmanager
+async def files() -> AsyncIterator[SourceSubject]:
+    """A real directory; in trouble every file in it is broken."""
+    with tempfile.TemporaryDirectory() as directory:
+        source: Source = FileSource([directory], "n1", SystemClock())
+        texts: dict[Path, bytes] = {}
+
+        async def publish(pods: tuple[Pod, ...]) -> None:
+            wanted = {Path(directory, f"{pod.metadata.name}.yaml"): as_text(pod) for pod in pods}
+            for gone in texts.keys() - wanted.keys():
+                gone.unlink()
+            for path, text in wanted.items():
+                path.write_bytes(text)
+            texts.clear()
+            texts.update(wanted)
+
+        def trouble() -> None:
+            for path in texts:
+                path.write_bytes(b"kind: [")
+
+        def relief() -> None:
+            for path, text in texts.items():
+                path.write_bytes(text)
+
+        yield SourceSubject(source, publish, trouble, relief)
+
+
+@asynccontextmanager
+async def url() -> AsyncIterator[SourceSubject]:
+    """A real web server; in trouble it has only errors to give."""
+    body, status = b"", 200
+
+    async def answer(request: web.Request) -> web.Response:
+        return web.Response(body=body, status=status)
+
+    async def publish(pods: tuple[Pod, ...]) -> None:
+        nonlocal body
+        body = b'{"apiVersion": "v1", "kind": "PodList", "items": [' + b", ".join(map(as_text, pods)) + b"]}"
+
+    def trouble() -> None:
+        nonlocal status
+        status = 500
+
+    def relief() -> None:
+        nonlocal status
+        status = 200
+
+    async with serving(answer) as address:
+        source: Source = HttpSource(address, "n1", SystemClock(), period_seconds=0.05)
+        yield SourceSubject(source, publish, trouble, relief)
+
+
+def as_text(pod: Pod) -> bytes:
+    return msgspec.json.encode(replace(pod, api_version="v1", kind="Pod"))
+
+
 IMPLEMENTATIONS = {
     "fake file": Implementation(opened(lambda: static(fake_file_source("n1"), "/manifests"))),
     "fake http": Implementation(opened(lambda: static(fake_http_source("n1"), "http://manifests"))),
     "api": Implementation(opened(api)),
+    "file": Implementation(files, run=asyncio.run),
+    "http": Implementation(url, run=asyncio.run),
 }
 
 

@@ -1,0 +1,70 @@
+"""Somebody who listens to a source of manifests, and short manifests to write."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from podkeeper.model.errors import Problem
+from podkeeper.model.messages import Op, PodUpdate
+from podkeeper.ports.source import Source
+
+PATIENCE_SECONDS = 10.0
+
+
+def pod_text(name: str, image: str = "host", more: str = "") -> str:
+    return (
+        f"apiVersion: v1\nkind: Pod\nmetadata:\n  name: {name}\n"
+        f"spec:\n  containers:\n  - name: app\n    image: {image}\n{more}"
+    )
+
+
+def config_map_text(name: str, value: str) -> str:
+    return f"apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: {name}\ndata:\n  key: {value}\n"
+
+
+class Listener:
+    """Remembers every word of a source, and what it reports as wrong."""
+
+    def __init__(self) -> None:
+        self.told: list[PodUpdate] = []
+        self.reports: list[tuple[str, tuple[Problem, ...]]] = []
+
+    def tell(self, update: PodUpdate) -> None:
+        assert update.op is Op.SET
+        self.told.append(update)
+
+    def report(self, place: str, problems: tuple[Problem, ...]) -> None:
+        self.reports.append((place, problems))
+
+    def names(self) -> list[str]:
+        """The pods last told, without the node's name."""
+        return [(pod.metadata.name or "").removesuffix("-n1") for pod in self.told[-1].pods]
+
+    def images(self) -> dict[str, str]:
+        pods = self.told[-1].pods
+        return {name: pod.spec.containers[0].image or "" for name, pod in zip(self.names(), pods, strict=True)}
+
+    async def hears(self, *names: str) -> None:
+        """Wait until exactly these pods are told, in this order."""
+        await until(
+            lambda: bool(self.told) and self.names() == list(names),
+            lambda: f"{names}, but {self.told and self.names()}",
+        )
+
+
+async def until(holds: Callable[[], bool], what: Callable[[], str] = lambda: "it") -> None:
+    try:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while not holds():
+                await asyncio.sleep(0.005)
+    except TimeoutError:
+        raise AssertionError(f"never came about: {what()}") from None
+
+
+@asynccontextmanager
+async def running(source: Source, listener: Listener) -> AsyncIterator[None]:
+    """Run a source while the block lasts; if the source fails, so does the block."""
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(source.run(listener.tell))
+        yield
+        task.cancel()
