@@ -7,12 +7,17 @@ from msgspec.structs import replace
 
 from podkeeper.model.errors import NotConfigurable
 from podkeeper.model.k8s.core import (
+    ConfigMapVolumeSource,
     Container,
+    DownwardAPIVolumeSource,
     EphemeralContainer,
     Pod,
     PodSecurityContext,
     PodSpec,
+    ProjectedVolumeSource,
+    SecretVolumeSource,
     SecurityContext,
+    Volume,
     VolumeMount,
 )
 from podkeeper.model.k8s.meta import ObjectMeta
@@ -73,7 +78,22 @@ MOUNTS = {
 
 @pytest.mark.parametrize("given, expected", MOUNTS.values(), ids=MOUNTS.keys())
 def test_mount(given: VolumeMount, expected: Mount) -> None:
-    assert mounts_of(Container(name="web", volume_mounts=(given,)), VOLUMES, ENV) == (expected,)
+    assert mounts_of(pod(), Container(name="web", volume_mounts=(given,)), VOLUMES, ENV) == (expected,)
+
+
+WRITTEN_BY_US = {
+    "a config map": Volume(name="data", config_map=ConfigMapVolumeSource(name="c")),
+    "a secret": Volume(name="data", secret=SecretVolumeSource(secret_name="s")),
+    "a projection": Volume(name="data", projected=ProjectedVolumeSource()),
+    "the pod's own fields": Volume(name="data", downward_api=DownwardAPIVolumeSource()),
+}
+
+
+@pytest.mark.parametrize("volume", WRITTEN_BY_US.values(), ids=WRITTEN_BY_US.keys())
+def test_what_the_agent_writes_nobody_else_does(volume: Volume) -> None:
+    """As in the reference: whatever the mount says, and with a sub-path too."""
+    container = Container(name="web", volume_mounts=(mount(), mount(sub_path="a", read_only=False)))
+    assert [each.read_only for each in mounts_of(pod(volumes=(volume,)), container, VOLUMES, ENV)] == [True, True]
 
 
 REFUSED = {
@@ -92,7 +112,7 @@ REFUSED = {
 @pytest.mark.parametrize("given, message", REFUSED.values(), ids=REFUSED.keys())
 def test_refused_mount(given: VolumeMount, message: str) -> None:
     with pytest.raises(NotConfigurable) as caught:
-        mounts_of(Container(name="web", volume_mounts=(given,)), VOLUMES, ENV)
+        mounts_of(pod(), Container(name="web", volume_mounts=(given,)), VOLUMES, ENV)
     assert str(caught.value) == message
 
 

@@ -52,7 +52,7 @@ from podkeeper.model.k8s.meta import ObjectMeta
 from podkeeper.model.messages import LifecycleEvent, Op, PodEvent, PodUID, PodUpdate
 from podkeeper.model.runtime import PodRecord
 from podkeeper.model.runtime_calls import RuntimeHealth
-from podkeeper.ports.api import Api
+from podkeeper.ports.api import Api, Reader
 from podkeeper.ports.cgroups import Cgroups
 from podkeeper.ports.clock import Clock
 from podkeeper.ports.journal import Journal
@@ -84,6 +84,7 @@ class Ports:
     clock: Clock
     sources: tuple[Source, ...]
     api: Api | None = None
+    objects: Reader | None = None  # config maps and secrets; None: the API's
     journal: Journal | None = None
 
 
@@ -254,7 +255,7 @@ class Agent:
             ),
             hooks=hooks,
             killer=stopper,
-            objects=self.ports.api,
+            objects=self.ports.objects or self.ports.api,
             restarts=self._restarts,
             claim=self.probes.claim,
             clock=clock,

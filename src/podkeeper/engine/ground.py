@@ -90,7 +90,7 @@ class Ground:
         try:
             host_paths = await self._volumes.mount(pod)
         except AgentError as error:
-            self._warn(FAILED_MOUNT, f"Unable to attach or mount volumes: {error}", pod)
+            self._warn(FAILED_MOUNT, str(error), pod)
             raise
         return Prepared(pod, cgroup_parent, host_paths)
 

@@ -208,7 +208,7 @@ class ContainerStarter:
             raise NotConfigurable(f"unable to find target container {target}")
         seen = Surroundings(pod=pod, pod_ips=place.pod_ips, host_ips=self._host_ips(), allocatable=self._allocatable())
         invocation = invocation_of(container, seen, await self._referred(pod, container))
-        mounts = mounts_of(container, place.volumes, invocation.env)
+        mounts = mounts_of(pod, container, place.volumes, invocation.env)
         if trouble := root_trouble(pod, container, image.user):
             raise NotConfigurable(trouble)
         last = record.container(container.name)

@@ -1,16 +1,18 @@
 """Which host paths appear in a container, and where.
 
 The container's spec, the host path of each of its pod's volumes and the container's environment come in; `Mount`s go
-out, in the order of the spec. A sub-path stays below its volume as far as its text goes; whoever mounts it must see
-to it that no symbolic link leads out. The hosts file and the termination log are the runtime's. The Go ancestor is
-`makeMounts` in pkg/kubelet/kubelet_pods.go.
+out, in the order of the spec. Config maps, secrets and the like are always read-only. A sub-path stays below its
+volume as far as its text goes; whoever mounts it must see to it that no symbolic link leads out. The hosts file and
+the termination log are the runtime's. The Go ancestor is `makeMounts` in pkg/kubelet/kubelet_pods.go.
 """
 
 import posixpath
 from collections.abc import Mapping
 
+from msgspec.structs import replace
+
 from podkeeper.model.errors import NotConfigurable
-from podkeeper.model.k8s.core import Container, EphemeralContainer, VolumeMount
+from podkeeper.model.k8s.core import Container, EphemeralContainer, Pod, Volume, VolumeMount
 from podkeeper.model.runtime_calls import Mount
 from podkeeper.rules.expansion import expand_fully
 
@@ -18,10 +20,20 @@ _PROPAGATIONS = {None: "", "": "", "None": "", "HostToContainer": "HostToContain
 
 
 def mounts_of(
-    container: Container | EphemeralContainer, volumes: Mapping[str, str], env: Mapping[str, str]
+    pod: Pod, container: Container | EphemeralContainer, volumes: Mapping[str, str], env: Mapping[str, str]
 ) -> tuple[Mount, ...]:
-    """The mounts of a container; `volumes` are host paths by name. Raises NotConfigurable."""
-    return tuple(_mount(container, mount, volumes, env) for mount in container.volume_mounts or ())
+    """The mounts of a container of a pod; `volumes` are host paths by name. Raises NotConfigurable."""
+    written_by_us = {each.name for each in pod.spec.volumes or () if _is_written_by_us(each)}
+    return tuple(
+        replace(made, read_only=True) if mount.name in written_by_us else made
+        for mount in container.volume_mounts or ()
+        for made in (_mount(container, mount, volumes, env),)
+    )
+
+
+def _is_written_by_us(volume: Volume) -> bool:
+    """Whether a volume shows what the API or the node has: no container may write there."""
+    return any(each is not None for each in (volume.config_map, volume.secret, volume.projected, volume.downward_api))
 
 
 def _mount(

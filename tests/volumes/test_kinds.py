@@ -1,0 +1,380 @@
+"""Each kind of volume, set up for real: what is shown, and what is said when it cannot be."""
+
+import base64
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from podkeeper.model.errors import TryLater
+from podkeeper.model.k8s.core import (
+    ConfigMap,
+    ConfigMapProjection,
+    ConfigMapVolumeSource,
+    Container,
+    DownwardAPIProjection,
+    DownwardAPIVolumeFile,
+    DownwardAPIVolumeSource,
+    EmptyDirVolumeSource,
+    HostPathVolumeSource,
+    KeyToPath,
+    NFSVolumeSource,
+    ObjectFieldSelector,
+    PersistentVolumeClaimVolumeSource,
+    Pod,
+    PodSecurityContext,
+    PodSpec,
+    ProjectedVolumeSource,
+    ResourceFieldSelector,
+    ResourceRequirements,
+    Secret,
+    SecretProjection,
+    SecretVolumeSource,
+    ServiceAccountTokenProjection,
+    Volume,
+    VolumeProjection,
+)
+from podkeeper.model.k8s.meta import ObjectMeta
+from podkeeper.model.quantity import parse_quantity
+from podkeeper.volumes.empty_dir import memory_size
+from podkeeper.volumes.manager import HostVolumes
+from tests.volumes.volume_house import Store, content, house, mode_of, needs_root, pod_with, run, uid_of
+
+
+class IssuedTokens:
+    """Says whose token it is."""
+
+    async def token(self, pod: Pod, audience: str, expiration_seconds: int | None) -> str:
+        return f"{pod.spec.service_account_name}/{audience}/{expiration_seconds}"
+
+
+def stored() -> Store:
+    store = Store()
+    store.config_map("settings", colour="blue", size="7")
+    store.secret("password", admin="hunter2")
+    return store
+
+
+def shown(volume: Volume, *, tokens: IssuedTokens | None = None) -> dict[str, str]:
+    """What a pod sees in a volume."""
+
+    async def scenario() -> dict[str, str]:
+        pod = pod_with(volume, app="web", tier="front")
+        volumes = HostVolumes(root, stored(), tokens=tokens, allocatable=lambda: {"cpu": parse_quantity("4")})
+        paths = await volumes.mount(pod)
+        seen = content(paths[volume.name])
+        await volumes.unmount(uid_of(pod))
+        return seen
+
+    with house() as root:
+        return run(scenario())
+
+
+def complaint(volume: Volume) -> str:
+    """What is said of a volume that cannot be made."""
+    with pytest.raises(TryLater) as raised:
+        shown(volume)
+    return str(raised.value)
+
+
+def from_map(name: str, *items: KeyToPath, optional: bool = False) -> Volume:
+    return Volume(name="v", config_map=ConfigMapVolumeSource(name=name, items=items or None, optional=optional))
+
+
+def from_secret(name: str, *items: KeyToPath, optional: bool = False) -> Volume:
+    return Volume(name="v", secret=SecretVolumeSource(secret_name=name, items=items or None, optional=optional))
+
+
+def projected(*sources: VolumeProjection) -> Volume:
+    return Volume(name="v", projected=ProjectedVolumeSource(sources=sources))
+
+
+def downward(*items: DownwardAPIVolumeFile) -> Volume:
+    return Volume(name="v", downward_api=DownwardAPIVolumeSource(items=items))
+
+
+def of_field(path: str, field: str) -> DownwardAPIVolumeFile:
+    return DownwardAPIVolumeFile(path=path, field_ref=ObjectFieldSelector(field_path=field))
+
+
+def of_resource(path: str, container: str, resource: str) -> DownwardAPIVolumeFile:
+    selector = ResourceFieldSelector(container_name=container, resource=resource)
+    return DownwardAPIVolumeFile(path=path, resource_field_ref=selector)
+
+
+TOKEN = VolumeProjection(
+    service_account_token=ServiceAccountTokenProjection(path="token", audience="them", expiration_seconds=3600)
+)
+OF_MAP = VolumeProjection(config_map=ConfigMapProjection(name="settings"))
+OF_SECRET = VolumeProjection(secret=SecretProjection(name="password", items=(KeyToPath(key="admin", path="colour"),)))
+OF_POD = VolumeProjection(downward_api=DownwardAPIProjection(items=(of_field("pod/name", "metadata.name"),)))
+
+SHOWN = {
+    "all keys of a config map": (from_map("settings"), {"colour": "blue", "size": "7"}),
+    "chosen keys at chosen paths": (from_map("settings", KeyToPath(key="size", path="a/b")), {"a/b": "7"}),
+    "a config map that is optional and missing": (from_map("none", optional=True), {}),
+    "a key that is optional and missing": (
+        from_map("settings", KeyToPath(key="none", path="x"), KeyToPath(key="size", path="y"), optional=True),
+        {"y": "7"},
+    ),
+    "all keys of a secret": (from_secret("password"), {"admin": "hunter2"}),
+    "a secret that is optional and missing": (from_secret("none", optional=True), {}),
+    "fields of the pod": (
+        downward(of_field("l", "metadata.labels"), of_field("a", "metadata.labels['app']")),
+        {"l": 'app="web"\ntier="front"', "a": "web"},
+    ),
+    "resources of a container": (downward(of_resource("cpu", "web", "limits.cpu")), {"cpu": "4"}),
+    "several sources, the later one winning": (
+        projected(OF_MAP, OF_SECRET, OF_POD),
+        {"colour": "hunter2", "size": "7", "pod/name": "web"},
+    ),
+    "a volume that names no kind is empty": (Volume(name="v"), {}),
+}
+
+
+@pytest.mark.parametrize(("volume", "expected"), SHOWN.values(), ids=SHOWN.keys())
+def test_a_volume_shows(volume: Volume, expected: dict[str, str]) -> None:
+    assert shown(volume) == expected
+
+
+def test_a_token_is_asked_of_whoever_issues_them() -> None:
+    assert shown(projected(TOKEN), tokens=IssuedTokens()) == {"token": "None/them/3600"}
+
+
+COMPLAINTS = {
+    "a missing config map": (from_map("none"), 'configmap "none" not found'),
+    "a missing key": (
+        from_map("settings", KeyToPath(key="none", path="x")),
+        "configmap references non-existent config key: none",
+    ),
+    "a missing secret": (from_secret("none"), 'secret "none" not found'),
+    "a missing secret key": (
+        from_secret("password", KeyToPath(key="none", path="x")),
+        "references non-existent secret key: none",
+    ),
+    "a path that leads out": (
+        from_map("settings", KeyToPath(key="size", path="../x")),
+        "invalid path: must not contain '..': ../x",
+    ),
+    "several sources that are missing": (
+        projected(
+            VolumeProjection(config_map=ConfigMapProjection(name="none")),
+            VolumeProjection(secret=SecretProjection(name="none")),
+        ),
+        '[configmap "none" not found, secret "none" not found]',
+    ),
+    "a token that nobody issues": (
+        projected(TOKEN),
+        "cannot project a service account token: this node is in no cluster that could issue one; "
+        "set automountServiceAccountToken: false or leave the source out",
+    ),
+    "a field that no file can keep up to date": (
+        downward(of_field("x", "status.podIP")),
+        "unsupported fieldPath: status.podIP",
+    ),
+    "a container that is not there": (downward(of_resource("x", "none", "limits.cpu")), "container none not found"),
+    "huge pages": (
+        Volume(name="v", empty_dir=EmptyDirVolumeSource(medium="HugePages")),
+        'cannot make an emptyDir with medium "HugePages": this node offers Memory, and disk when no medium is given',
+    ),
+    "a kind of another node": (
+        Volume(name="v", nfs=NFSVolumeSource(server="files", path="/")),
+        'cannot mount volume "v": this node does not serve nfs volumes; use one of emptyDir, hostPath, configMap, '
+        "secret, projected, downwardAPI, or run the pod on a node that serves nfs",
+    ),
+    "a claim": (
+        Volume(name="v", persistent_volume_claim=PersistentVolumeClaimVolumeSource(claim_name="c")),
+        'cannot mount volume "v": this node does not serve persistentVolumeClaim volumes; use one of emptyDir, '
+        "hostPath, configMap, secret, projected, downwardAPI, or run the pod on a node that serves "
+        "persistentVolumeClaim",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("volume", "expected"), COMPLAINTS.values(), ids=COMPLAINTS.keys())
+def test_of_a_volume_that_cannot_be_made_it_is_said_why(volume: Volume, expected: str) -> None:
+    assert complaint(volume) == f'MountVolume.SetUp failed for volume "v" : {expected}'
+
+
+def test_of_several_volumes_each_is_named() -> None:
+    async def scenario() -> None:
+        missing = pod_with(from_map("none"), Volume(name="other", secret=SecretVolumeSource(secret_name="gone")))
+        await HostVolumes(root, stored()).mount(missing)
+
+    with house() as root, pytest.raises(TryLater) as raised:
+        run(scenario())
+    assert str(raised.value) == (
+        'MountVolume.SetUp failed for volume "v" : configmap "none" not found; '
+        'MountVolume.SetUp failed for volume "other" : secret "gone" not found'
+    )
+
+
+def test_binary_data_and_plain_text_of_a_secret_are_read() -> None:
+    async def scenario() -> tuple[bytes, str]:
+        store = Store()
+        raw = base64.b64encode(bytes(range(256))).decode()
+        store.put(ConfigMap(metadata=ObjectMeta(name="m"), binary_data={"raw": raw[:40] + "\n" + raw[40:]}))
+        store.put(Secret(metadata=ObjectMeta(name="s"), data={"k": "b2xk"}, string_data={"k": "new"}))
+        pod = pod_with(
+            Volume(name="m", config_map=ConfigMapVolumeSource(name="m")),
+            Volume(name="s", secret=SecretVolumeSource(secret_name="s")),
+        )
+        volumes = HostVolumes(root, store)
+        paths = await volumes.mount(pod)
+        found = Path(paths["m"], "raw").read_bytes(), Path(paths["s"], "k").read_text()
+        await volumes.unmount(uid_of(pod))
+        return found
+
+    with house() as root:
+        assert run(scenario()) == (bytes(range(256)), "new")
+
+
+def test_modes_are_those_of_the_item_the_volume_or_the_kind() -> None:
+    async def scenario() -> dict[str, int]:
+        items = (KeyToPath(key="size", path="own", mode=0o400), KeyToPath(key="size", path="common"))
+        pod = pod_with(
+            Volume(name="m", config_map=ConfigMapVolumeSource(name="settings", items=items, default_mode=0o640)),
+            Volume(name="plain", config_map=ConfigMapVolumeSource(name="settings")),
+            Volume(name="s", secret=SecretVolumeSource(secret_name="password")),
+        )
+        volumes = HostVolumes(root, stored())
+        paths = await volumes.mount(pod)
+        files = ("m", "own"), ("m", "common"), ("plain", "size"), ("s", "admin")
+        modes = {f"{volume}/{file}": mode_of(f"{paths[volume]}/{file}") for volume, file in files}
+        await volumes.unmount(uid_of(pod))
+        return modes
+
+    with house() as root:
+        assert run(scenario()) == {"m/own": 0o400, "m/common": 0o640, "plain/size": 0o644, "s/admin": 0o600}
+
+
+@needs_root
+def test_volumes_belong_to_the_group_of_the_pod() -> None:
+    async def scenario() -> dict[str, tuple[int, int]]:
+        pod = pod_with(
+            Volume(name="disk", empty_dir=EmptyDirVolumeSource()),
+            Volume(name="memory", empty_dir=EmptyDirVolumeSource(medium="Memory")),
+            Volume(name="m", config_map=ConfigMapVolumeSource(name="settings")),
+            Volume(name="s", secret=SecretVolumeSource(secret_name="password")),
+            projected(TOKEN),
+            fs_group=4711,
+        )
+        volumes = HostVolumes(root, stored(), tokens=IssuedTokens())
+        paths = await volumes.mount(pod)
+        files = [*paths.values(), f"{paths['m']}/size", f"{paths['s']}/admin", f"{paths['v']}/token"]
+        found = {os.path.relpath(path, os.path.dirname(paths["m"])): os.stat(path) for path in files}
+        await volumes.unmount(uid_of(pod))
+        return {name.rpartition("~")[2]: (one.st_gid, one.st_mode & 0o2777) for name, one in found.items()}
+
+    with house() as root:
+        assert run(scenario()) == {
+            "empty-dir/disk": (4711, 0o2777),
+            "empty-dir/memory": (4711, 0o2777),
+            "m": (4711, 0o2777),
+            "secret/s": (4711, 0o2777),
+            "projected/v": (4711, 0o2777),
+            "m/size": (4711, 0o644),
+            "secret/s/admin": (4711, 0o640),
+            "projected/v/token": (4711, 0o640),
+        }
+
+
+def test_a_read_only_volume_offers_the_places_where_others_are_mounted() -> None:
+    async def scenario() -> list[str]:
+        pod = pod_with(
+            from_map("settings"),
+            Volume(name="cache", empty_dir=EmptyDirVolumeSource()),
+            mounts=(("v", "/etc/app"), ("cache", "/etc/app/var/cache"), ("cache", "/etc/app/var/cache/deeper")),
+        )
+        volumes = HostVolumes(root, stored())
+        paths = await volumes.mount(pod)
+        assert await volumes.mount(pod) == paths
+        return sorted(name for name in os.listdir(paths["v"]) if not name.startswith("..")) + os.listdir(
+            f"{paths['v']}/var"
+        )
+
+    with house() as root:
+        assert run(scenario()) == ["colour", "size", "var", "cache"]
+
+
+HOST_PATHS = {
+    "anything goes without a type": ("nowhere", "", None),
+    "a directory": ("dir", "Directory", None),
+    "no directory": ("file", "Directory", "hostPath type check failed: {} is not a directory"),
+    "a missing directory": ("new", "Directory", "hostPath type check failed: {} is not a directory"),
+    "a directory that is made": ("new/deep", "DirectoryOrCreate", None),
+    "a directory that is there": ("dir", "DirectoryOrCreate", None),
+    "a file where a directory was wanted": (
+        "file", "DirectoryOrCreate", "hostPath type check failed: {} is not a directory",
+    ),
+    "a directory that cannot be made": ("file/new", "DirectoryOrCreate", "mkdir {}: not a directory"),
+    "a file": ("file", "File", None),
+    "no file": ("dir", "File", "hostPath type check failed: {} is not a file"),
+    "a file that is made": ("new", "FileOrCreate", None),
+    "a file in no directory": ("no/new", "FileOrCreate", "open {}: no such file or directory"),
+    "a directory where a file was wanted": ("dir", "FileOrCreate", "hostPath type check failed: {} is not a file"),
+    "a socket": ("socket", "Socket", None),
+    "no socket": ("file", "Socket", "hostPath type check failed: {} is not a socket file"),
+    "a character device": ("/dev/null", "CharDevice", None),
+    "no character device": ("file", "CharDevice", "hostPath type check failed: {} is not a character device"),
+    "no block device": ("/dev/null", "BlockDevice", "hostPath type check failed: {} is not a block device"),
+    "a type there is not": ("dir", "Tape", "Tape is an invalid volume type"),
+    "a path that steps back": ("dir/../file", "File", "invalid HostPath `{}`: must not contain '..'"),
+    "a link to a directory": ("link", "Directory", None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "kind", "why_not"), HOST_PATHS.values(), ids=HOST_PATHS.keys())
+def test_a_host_path(name: str, kind: str, why_not: str | None, tmp_path: Path) -> None:
+    (tmp_path / "dir").mkdir()
+    (tmp_path / "dir" / "kept").write_text("x")
+    (tmp_path / "file").write_text("x")
+    os.symlink("dir", tmp_path / "link")
+    path = os.path.join(tmp_path, name)
+
+    async def scenario() -> None:
+        pod = pod_with(Volume(name="v", host_path=HostPathVolumeSource(path=path, type=kind)), fs_group=4711)
+        volumes = HostVolumes(root, Store())
+        assert await volumes.mount(pod) == {"v": path}
+        assert volumes.mounted_pods() == frozenset()
+        await volumes.unmount(uid_of(pod))
+        await volumes.remove_directory(uid_of(pod))
+
+    with house() as root, socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(tmp_path / "socket"))
+        if why_not is None:
+            run(scenario())
+        else:
+            with pytest.raises(TryLater) as raised:
+                run(scenario())
+            assert str(raised.value) == f'MountVolume.SetUp failed for volume "v" : {why_not.format(path)}'
+    assert (tmp_path / "dir" / "kept").read_text() == (tmp_path / "file").read_text() == "x"
+    assert os.stat(tmp_path / "dir").st_gid != 4711
+    assert os.path.isdir(path) or kind != "DirectoryOrCreate" or why_not is not None
+    assert os.path.isfile(path) or kind != "FileOrCreate" or why_not is not None
+
+
+def limited(*limits: str | None) -> Pod:
+    containers = tuple(
+        Container(name=f"c{number}", resources=ResourceRequirements(limits=(limit and {"memory": limit}) or None))
+        for number, limit in enumerate(limits)
+    )
+    return Pod(spec=PodSpec(containers=containers, security_context=PodSecurityContext()))
+
+
+SIZES = {
+    "nothing limits it": (limited(None), None, {}, None),
+    "the node's memory": (limited(None), None, {"memory": "1Gi"}, 2**30),
+    "the pod's limit": (limited("10Mi", "20Mi"), None, {"memory": "1Gi"}, 30 * 2**20),
+    "a container without a limit has all of the node": (limited("10Mi", None), None, {"memory": "1Gi"}, 2**30),
+    "the volume's limit": (limited("10Mi"), "1Mi", {"memory": "1Gi"}, 2**20),
+    "a limit beyond the pod's does not count": (limited("10Mi"), "20Mi", {"memory": "1Gi"}, 10 * 2**20),
+    "a limit of zero is none": (limited("10Mi"), "0", {}, 10 * 2**20),
+}
+
+
+@pytest.mark.parametrize(("pod", "limit", "allocatable", "size"), SIZES.values(), ids=SIZES.keys())
+def test_the_size_of_memory(pod: Pod, limit: str | None, allocatable: dict[str, str], size: int | None) -> None:
+    amounts = {name: parse_quantity(text) for name, text in allocatable.items()}
+    assert memory_size(pod, amounts, None if limit is None else parse_quantity(limit)) == size

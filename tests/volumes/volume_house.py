@@ -1,0 +1,178 @@
+"""What tests of volumes need: objects to read, pods to mount, a house of volumes, and another user to be."""
+
+import asyncio
+import base64
+import errno
+import os
+import pickle
+import tempfile
+import traceback
+import uuid
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import pytest
+
+from podkeeper.model.errors import NotFound
+from podkeeper.model.k8s.core import ConfigMap, Container, Pod, PodSecurityContext, PodSpec, Secret, Volume, VolumeMount
+from podkeeper.model.k8s.meta import ObjectMeta
+from podkeeper.model.messages import PodUID
+from podkeeper.model.wire import Wire
+from podkeeper.volumes.kernel import mount_tmpfs, mounts_below, unmount
+from podkeeper.volumes.manager import HostVolumes
+from podkeeper.volumes.tree import open_directory, opened
+
+T = TypeVar("T")
+K = TypeVar("K", bound=Wire)
+
+NOBODY = 65534
+
+
+class Store:
+    """Config maps and secrets of the namespace `default`."""
+
+    def __init__(self) -> None:
+        self._objects: dict[tuple[type[Wire], str], Wire] = {}
+        self.reads = 0
+
+    def config_map(self, name: str, /, **data: str) -> None:
+        self._objects[ConfigMap, name] = ConfigMap(metadata=ObjectMeta(name=name, namespace="default"), data=data)
+
+    def secret(self, name: str, /, **data: str) -> None:
+        encoded = {key: base64.b64encode(text.encode()).decode() for key, text in data.items()}
+        self._objects[Secret, name] = Secret(metadata=ObjectMeta(name=name, namespace="default"), data=encoded)
+
+    def put(self, thing: ConfigMap | Secret) -> None:
+        self._objects[type(thing), thing.metadata.name or ""] = thing
+
+    def delete(self, kind: type[Wire], name: str) -> None:
+        del self._objects[kind, name]
+
+    async def get(self, kind: type[K], name: str, namespace: str = "") -> K:
+        self.reads += 1
+        found = self._objects.get((kind, name)) if namespace == "default" else None
+        if found is None:
+            raise NotFound(f"there is no {kind.__name__} {name}")
+        return cast(K, found)
+
+
+def pod_with(
+    *volumes: Volume, fs_group: int | None = None, mounts: tuple[tuple[str, str], ...] = (), **labels: str
+) -> Pod:
+    """A pod with these volumes; `mounts` are (volume, path) of its one container."""
+    web = Container(
+        name="web",
+        image="nginx",
+        volume_mounts=tuple(VolumeMount(name=name, mount_path=path) for name, path in mounts) or None,
+    )
+    context = None if fs_group is None else PodSecurityContext(fs_group=fs_group)
+    meta = ObjectMeta(name="web", namespace="default", uid=str(uuid.uuid4()), labels=labels or None)
+    return Pod(metadata=meta, spec=PodSpec(containers=(web,), volumes=volumes, security_context=context))
+
+
+def uid_of(pod: Pod) -> PodUID:
+    return PodUID(pod.metadata.uid or "")
+
+
+def cannot_mount() -> str:
+    """Why nothing can be mounted here; empty when it can."""
+    if os.geteuid() != 0:
+        return "needs root: an ordinary user may not mount"
+    with tempfile.TemporaryDirectory() as directory:
+        try:
+            with opened(open_directory(directory)) as descriptor:
+                mount_tmpfs(descriptor, "size=4k")
+        except OSError as error:
+            return f"cannot mount here: {error.strerror}"
+        unmount(directory)
+    return ""
+
+
+WHY_NOT = cannot_mount()
+needs_mounts = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")
+
+
+@contextmanager
+def house() -> Iterator[Path]:
+    """A directory for volumes; whatever is mounted below it in the end is unmounted."""
+    with tempfile.TemporaryDirectory(prefix="volumes-") as name:
+        try:
+            yield Path(name)
+        finally:
+            for path in reversed(mounts_below(os.path.realpath(name))):
+                with suppress(OSError):
+                    unmount(path)
+
+
+@asynccontextmanager
+async def volumes_in_a_house() -> AsyncIterator[HostVolumes]:
+    """Volumes of their own, for a contract; nothing is left behind."""
+    with house() as root:
+        volumes = HostVolumes(root, Store())
+        yield volumes
+        for uid in volumes.mounted_pods():
+            await volumes.unmount(uid)
+
+
+def run(scenario: Coroutine[Any, Any, T]) -> T:
+    """Play a scenario in real time, bounded."""
+
+    async def bounded() -> T:
+        async with asyncio.timeout(20):
+            return await scenario
+
+    return asyncio.run(bounded())
+
+
+def as_nobody(work: Callable[[], T]) -> T:
+    """Do something as an ordinary user, in a process of its own."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            os.setgroups([])
+            os.setgid(NOBODY)
+            os.setuid(NOBODY)
+            os.environ.pop("XDG_RUNTIME_DIR", None)
+            answer = pickle.dumps((work(), None))
+            code = 0
+        except BaseException:
+            answer = pickle.dumps((None, traceback.format_exc()))
+        with open(writing, "wb") as out:
+            out.write(answer)
+        os._exit(code)
+    os.close(writing)
+    with open(reading, "rb") as answers:
+        raw = answers.read()
+    os.waitpid(child, 0)
+    result, error = pickle.loads(raw)
+    assert error is None, error
+    return cast(T, result)
+
+
+def content(path: str) -> dict[str, str]:
+    """What somebody sees who reads all files of a volume by their names."""
+    found = {}
+    for directory, names, files in os.walk(path, followlinks=True):
+        names[:] = [name for name in names if not name.startswith("..")]
+        for name in files:
+            file = Path(directory, name)
+            with suppress(OSError):
+                found[str(file.relative_to(path))] = file.read_text()
+    return found
+
+
+def mode_of(path: str) -> int:
+    return os.stat(path).st_mode & 0o7777
+
+
+def is_gone(path: str) -> bool:
+    try:
+        os.lstat(path)
+    except OSError as error:
+        return error.errno in (errno.ENOENT, errno.ENOTDIR)
+    return False
