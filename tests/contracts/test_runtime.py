@@ -1,5 +1,9 @@
 """Every runtime against the runtime contract."""
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
 import pytest
 
 from podkeeper.ports.runtime import Runtime
@@ -8,6 +12,7 @@ from podkeeper.testing.contracts import Implementation, name_of, opened
 from podkeeper.testing.contracts.contract import Scenario
 from podkeeper.testing.contracts.runtime import RUNTIME, RuntimeSubject
 from podkeeper.testing.virtual_time import VirtualClock
+from tests.runtimes.process.home import at_home
 
 
 def fake(seconds_per_call: float = 0.0) -> RuntimeSubject:
@@ -18,9 +23,17 @@ def fake(seconds_per_call: float = 0.0) -> RuntimeSubject:
     return RuntimeSubject(runtime, image="busybox:1")
 
 
+@asynccontextmanager
+async def process() -> AsyncIterator[RuntimeSubject]:
+    async with at_home(jail="auto") as made:
+        runtime: Runtime = made
+        yield RuntimeSubject(runtime, image="host")
+
+
 IMPLEMENTATIONS = {
     "fake": Implementation(opened(fake)),
     "slow fake": Implementation(opened(lambda: fake(0.05))),
+    "process": Implementation(process, run=asyncio.run),
 }
 
 

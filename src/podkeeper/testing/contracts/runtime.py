@@ -20,7 +20,12 @@ from podkeeper.testing.contracts.contract import PATIENCE_SECONDS, Contract, eve
 
 RUNTIME: "Contract[RuntimeSubject]" = Contract()
 
-LIVES = ("live", ("sleep", "3600"), '{"exec": [{"exit_code": 4, "output": "hello\\n"}]}')
+# Its shell listens: a first process of a pid namespace that does not say so is not reached by TERM.
+LIVES = (
+    "live",
+    ("sh", "-c", "trap 'exit 0' TERM; sleep 3600 & wait"),
+    '{"exec": [{"exit_code": 4, "output": "hello\\n"}]}',
+)
 EXITS = ("exit", ("sh", "-c", "exit 3"), '{"exit_code": 3, "after_seconds": 0.1}')
 STUBBORN = ("stubborn", ("sh", "-c", "trap '' TERM; while :; do sleep 1; done"), '{"term_seconds": null}')
 SLOW = ("slow", ("sleep", "3600"), '{"exec": [{"takes_seconds": 30}]}')
@@ -241,6 +246,7 @@ async def a_stopped_container_has_exited(subject: RuntimeSubject) -> None:
     scene = _Scene(subject)
     _, container_id = await scene.start("exit")
     _, container_id = await scene.start("live")
+    await asyncio.sleep(scene.settle_seconds)
     loop = asyncio.get_running_loop()
     begun = loop.time()
     await scene.runtime.stop_container(container_id, PATIENCE_SECONDS)

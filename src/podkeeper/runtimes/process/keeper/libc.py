@@ -1,0 +1,144 @@
+"""The handful of kernel calls that Python 3.11 does not offer, with its manners: paths as str, OSError on failure.
+
+Only what the jail needs. `clone` is fork with namespaces: the child is a direct child of the caller
+from its first moment, which no sequence of unshare and fork gives an ordinary user.
+"""
+
+import ctypes
+import os
+import platform
+import struct
+from typing import Any
+
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
+MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE, MS_SLAVE, MS_SHARED = 32, 4096, 16384, 1 << 18, 1 << 19, 1 << 20
+MNT_DETACH = 2
+MOUNT_ATTR_RDONLY = 1
+
+CLONE_PARENT, CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC = 0x8000, 0x20000, 0x4000000, 0x8000000
+CLONE_NEWUSER, CLONE_NEWPID = 0x10000000, 0x20000000
+
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_CAPBSET_READ, PR_CAPBSET_DROP = 1, 4, 23, 24
+PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 36, 38
+
+# Calls younger than 2019 have the same number everywhere; clone does not.
+_CLOSE_RANGE, _CLONE3, _OPEN_TREE, _MOVE_MOUNT, _MOUNT_SETATTR = 436, 435, 428, 429, 442
+_CLONE = {"x86_64": 56, "aarch64": 220, "riscv64": 220, "armv7l": 120, "ppc64le": 120, "i686": 120}
+_AT_FDCWD, _AT_EMPTY_PATH, _AT_RECURSIVE = -100, 0x1000, 0x8000
+_OPEN_TREE_CLONE, _OPEN_TREE_CLOEXEC, _MOVE_MOUNT_F_EMPTY_PATH, _CLOSE_RANGE_CLOEXEC = 1, os.O_CLOEXEC, 4, 4
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_holding_gil = ctypes.PyDLL(None, use_errno=True)  # the child must come out of clone with the lock in its hands
+_ulong, _uint = ctypes.c_ulong, ctypes.c_uint
+
+
+def _bytes(path: str | None) -> bytes | None:
+    return None if path is None else os.fsencode(path)
+
+
+def _checked(result: int, what: str) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), what)
+    return result
+
+
+def mount(source: str | None, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
+    """mount(2)."""
+    _checked(_libc.mount(_bytes(source), _bytes(target), _bytes(kind), _ulong(flags), _bytes(data)), target)
+
+
+def unmount(target: str, flags: int = MNT_DETACH) -> None:
+    """umount2(2)."""
+    _checked(_libc.umount2(_bytes(target), flags), target)
+
+
+def pivot_root(new: str, old: str) -> None:
+    """pivot_root(2)."""
+    _checked(_libc.pivot_root(_bytes(new), _bytes(old)), new)
+
+
+def unshare(flags: int) -> None:
+    """unshare(2)."""
+    _checked(_libc.unshare(flags), "unshare")
+
+
+def setns(fd: int, kind: int) -> None:
+    """setns(2)."""
+    _checked(_libc.setns(fd, kind), "setns")
+
+
+def prctl(option: int, value: int = 0) -> int:
+    """prctl(2) with one argument."""
+    return _checked(_libc.prctl(option, _ulong(value), _ulong(0), _ulong(0), _ulong(0)), "prctl")
+
+
+def set_attributes(path: str, attributes: int, *, recursive: bool) -> None:
+    """Add attributes to a mount (mount_setattr, Linux 5.12), without losing those it has."""
+    change = struct.pack("=QQQQ", attributes, 0, 0, 0)
+    flags = _AT_RECURSIVE if recursive else 0
+    _checked(_syscall(_MOUNT_SETATTR, _AT_FDCWD, _bytes(path), _uint(flags), change, _ulong(len(change))), path)
+
+
+def open_tree(path: str) -> int:
+    """A detached copy of the mounts at and below a path, still in their peer groups (Linux 5.2)."""
+    flags = _OPEN_TREE_CLONE | _OPEN_TREE_CLOEXEC | _AT_RECURSIVE
+    return _checked(_syscall(_OPEN_TREE, _AT_FDCWD, _bytes(path), _uint(flags)), path)
+
+
+def attach_tree(tree: int, target: str) -> None:
+    """Put a copy from `open_tree` in its place."""
+    _checked(_syscall(_MOVE_MOUNT, tree, b"", _AT_FDCWD, _bytes(target), _uint(_MOVE_MOUNT_F_EMPTY_PATH)), target)
+
+
+def close_at_exec(first: int) -> None:
+    """Mark all descriptors from `first` on as closed at exec."""
+    if _syscall(_CLOSE_RANGE, _uint(first), _uint(0xFFFFFFFF), _uint(_CLOSE_RANGE_CLOEXEC)) >= 0:
+        return
+    for name in os.listdir("/proc/self/fd"):  # before Linux 5.11
+        if int(name) >= first:
+            try:
+                os.set_inheritable(int(name), False)
+            except OSError:
+                continue  # the one that listed the directory
+
+
+def close_from(first: int) -> None:
+    """Close all descriptors from `first` on."""
+    if _syscall(_CLOSE_RANGE, _uint(first), _uint(0xFFFFFFFF), _uint(0)) < 0:
+        os.closerange(first, os.sysconf("SC_OPEN_MAX"))
+
+
+def clone(flags: int) -> int:
+    """Fork, with the child in new namespaces (CLONE_NEW*) or as a sibling (CLONE_PARENT); 0 in the child.
+
+    The caller must have one thread only: the at-fork handlers of Python run, those of the C library do not.
+    """
+    arguments = struct.pack("=8Q", flags, 0, 0, 0, 0 if flags & CLONE_PARENT else 17, 0, 0, 0)  # 17: SIGCHLD
+    ctypes.pythonapi.PyOS_BeforeFork()
+    pid = _holding_gil.syscall(_CLONE3, arguments, _ulong(len(arguments)))
+    if pid < 0 and ctypes.get_errno() == 38 and platform.machine() in _CLONE:  # ENOSYS: old kernel or a filter's answer
+        pid = _holding_gil.syscall(_CLONE[platform.machine()], _ulong(flags | 17), None, None, None, None)
+    if pid == 0:
+        ctypes.pythonapi.PyOS_AfterFork_Child()
+        return 0
+    number = ctypes.get_errno()
+    ctypes.pythonapi.PyOS_AfterFork_Parent()
+    ctypes.set_errno(number)
+    return _checked(pid, "clone")
+
+
+def _syscall(number: int, *arguments: Any) -> int:
+    return int(_libc.syscall(ctypes.c_long(number), *arguments))
+
+
+def default_signals() -> None:
+    """Let every signal do what it does by default; behind Python's back, for a process that is about to exec."""
+    for number in range(1, 65):
+        _libc.signal(number, None)
+
+
+def set_hostname(name: str) -> None:
+    """sethostname(2)."""
+    encoded = name.encode()
+    _checked(_libc.sethostname(encoded, ctypes.c_size_t(len(encoded))), name)

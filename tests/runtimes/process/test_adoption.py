@@ -1,0 +1,335 @@
+"""Who dies, and what becomes of the rest: agents, nurseries, keepers; and who comes after them."""
+
+import asyncio
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from podkeeper.model.probing import Exited
+from podkeeper.model.runtime import ContainerState
+from podkeeper.runtimes.process.keeper.files import read_json, write_json
+from podkeeper.runtimes.process.keepers import Patience
+from tests.runtimes.process.agent import mark_of
+from tests.runtimes.process.home import (
+    PATIENCE_SECONDS,
+    Scene,
+    at_home,
+    eventually,
+    home_directory,
+    is_alive,
+    keepers_of,
+    opened,
+    pid_of,
+    remove_all,
+    wait_until,
+)
+
+SHORT = Patience(silent_seconds=0.3, force_seconds=0.5)
+
+
+def processes_with(word: str) -> list[int]:
+    """Processes with a word among their arguments."""
+    found = []
+    for name in os.listdir("/proc"):
+        try:
+            if name.isdecimal() and word.encode() in Path(f"/proc/{name}/cmdline").read_bytes().split(b"\0"):
+                found.append(int(name))
+        except OSError:
+            continue
+    return [pid for pid in found if is_alive(pid)]
+
+
+def nurseries_of(root: str) -> list[int]:
+    return [pid for pid in processes_with(root) if name_of(pid) == "podkeeper-nurse\n"]
+
+
+def name_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text()
+    except OSError:
+        return ""
+
+
+@contextmanager
+def agent(root: str, jail: str, pods: int, seed: int) -> Iterator[subprocess.Popen[str]]:
+    """An agent in a process of its own, killed in the end; its nursery must go with it."""
+    command = [sys.executable, "-m", "tests.runtimes.process.agent", root, jail, str(pods), str(seed)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3])
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "open\n"
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+        wait_until(lambda: not nurseries_of(root), "the nursery ends with its agent")
+
+
+@pytest.mark.parametrize("jail", ["plain", "auto"])
+def test_agents_killed_at_any_moment_lose_nothing_and_double_nothing(jail: str) -> None:
+    pods, dice = 6, random.Random(5)
+
+    async def inspect(root: str) -> None:
+        async with opened(root, jail) as runtime, asyncio.timeout(PATIENCE_SECONDS):
+            await eventually(lambda: not list(Path(root, "sandboxes").glob(".gone-*")), "what is gone is deleted")
+            while True:  # a keeper that was told to go may be about to
+                boxes = {box.id: box.ready for pod in await runtime.list_pods() for box in pod.sandboxes}
+                if {box for box, ready in boxes.items() if ready} == keepers_of(root).keys():
+                    break
+                await asyncio.sleep(0.01)
+            running = [
+                pid_of(root, container.id)
+                for pod in await runtime.list_pods()
+                for container in pod.containers
+                if container.state is ContainerState.RUNNING
+            ]
+            marked = [pid for number in range(pods) for pid in processes_with(mark_of(root, number))]
+            assert sorted(running) == sorted(marked)
+            assert all(len(processes_with(mark_of(root, number))) <= 1 for number in range(pods))
+            assert all(len([box for box in pod.sandboxes if box.ready]) <= 1 for pod in await runtime.list_pods())
+            before = {pid: Path(f"/proc/{pid}/stat").read_text().split()[21] for pid in running}
+        async with opened(root, jail) as runtime:  # and once more, with nothing in between: nothing has changed
+            after = {pid: Path(f"/proc/{pid}/stat").read_text().split()[21] for pid in running}
+            assert after == before
+            assert {box.id: box.ready for pod in await runtime.list_pods() for box in pod.sandboxes} == boxes
+
+    async def clean_up(root: str) -> None:
+        async with opened(root, jail) as runtime:
+            await remove_all(runtime, root)
+
+    with home_directory() as root:
+        try:
+            for life in range(4):
+                with agent(root, jail, pods, seed=life):
+                    time.sleep(dice.uniform(0, 0.5))
+                asyncio.run(inspect(root))
+        finally:
+            asyncio.run(clean_up(root))
+        assert [pid for number in range(pods) for pid in processes_with(mark_of(root, number))] == []
+
+
+def test_what_ended_while_no_agent_lived_has_its_true_exit_code(tmp_path: Path) -> None:
+    async def first_life(root: str, go: Path) -> tuple[str, str, str, int]:
+        async with opened(root) as runtime:
+            scene = Scene(runtime, str(tmp_path / "logs"))
+            script = f"echo begun; while [ ! -e {go} ]; do sleep 0.01; done; echo ended; exit 7"
+            ends = await scene.start("sh", "-c", script, name="ends")
+            lives = await scene.create((await scene.record()).sandboxes[0].id, "sleep", "3600", name="lives")
+            await runtime.start_container(lives)
+            return scene.uid, ends, lives, pid_of(root, lives)
+
+    async def second_life(root: str, uid: str, ends: str, lives: str, pid: int) -> None:
+        async with opened(root) as runtime:
+            [pod] = await runtime.list_pods()
+            assert pod.uid == uid
+            assert pod.sandboxes[0].ready
+            ended, living = pod.container("ends"), pod.container("lives")
+            assert ended is not None
+            assert living is not None
+            assert (ended.id, ended.state, ended.exit_code, ended.reason) == (ends, ContainerState.EXITED, 7, "Error")
+            assert (living.id, living.state) == (lives, ContainerState.RUNNING)
+            assert pid_of(root, lives) == pid
+            assert await runtime.exec_sync(lives, ["echo", "hello"], 5) == Exited(0, b"hello\n")
+            log = (tmp_path / "logs" / "ends" / "0.log").read_bytes()
+            assert log.count(b"begun") == log.count(b"ended") == 1
+            await remove_all(runtime, root)
+
+    with home_directory() as root:
+        go = tmp_path / "go"
+        uid, ends, lives, pid = asyncio.run(first_life(root, go))
+        go.touch()
+        state = next(Path(root).glob(f"sandboxes/*/containers/{ends}/state.json"))
+        wait_until(lambda: (read_json(str(state)) or {})["state"] == "exited", "it ended with no agent about")
+        asyncio.run(second_life(root, uid, ends, lives, pid))
+
+
+def test_a_nursery_that_dies_is_started_again_and_keepers_do_not_notice() -> None:
+    async def act() -> None:
+        async with at_home() as runtime, asyncio.timeout(PATIENCE_SECONDS):
+            before = Scene(runtime)
+            container = await before.start("sleep", "3600")
+            hatchery = runtime._hatchery
+            for ask in (runtime.health, Scene(runtime).sandbox):
+                old = hatchery.pid
+                os.kill(old, signal.SIGKILL)
+                await eventually(lambda: not hatchery.alive, "the death is noticed")
+                await ask()
+                assert hatchery.pid not in (0, old)
+            assert await runtime.exec_sync(container, ["true"], 5) == Exited(0)
+            assert (await runtime.health()).runtime_ready
+
+    asyncio.run(act())
+
+
+@pytest.mark.parametrize("jail", ["plain", "auto"])
+def test_with_a_keeper_die_its_containers_and_that_is_told(jail: str) -> None:
+    async def act() -> None:
+        async with at_home(jail) as runtime, asyncio.timeout(PATIENCE_SECONDS):
+            root = runtime._root
+            scene, other = Scene(runtime), Scene(runtime)
+            ended = await scene.start("sh", "-c", "exit 3", name="ended")
+            await scene.exited(ended)
+            lived = await scene.create((await scene.record()).sandboxes[0].id, "sleep", "3600", name="lived")
+            await runtime.start_container(lived)
+            neighbour = await other.start("sleep", "3600")
+            pid, [box] = pid_of(root, lived), (await scene.record()).sandboxes
+            stream = runtime.events()
+            os.kill(keepers_of(root)[box.id], signal.SIGKILL)
+            assert (await anext(stream)).container_id == lived
+            await eventually(lambda: not is_alive(pid), "its process is gone")
+            record = await scene.exited(lived)
+            assert (record.exit_code, record.reason) == (137, "Error")
+            assert "keeper" in record.message
+            assert (await scene.container(ended)).exit_code == 3
+            assert (await anext(stream)).container_id == box.id
+            assert [it.ready for it in (await scene.record()).sandboxes] == [False]
+            assert (await other.container(neighbour)).state is ContainerState.RUNNING
+            told = (await scene.container(lived)).finished_at
+            await runtime.stop_sandbox(box.id)
+            await runtime.remove_container(ended)
+            assert [it.id for it in (await scene.record()).containers] == [lived]
+            assert (await scene.container(lived)).finished_at == told
+            again = await scene.sandbox(1)
+            assert [(it.id, it.ready) for it in (await scene.record()).sandboxes] == [(again, True), (box.id, False)]
+
+    asyncio.run(act())
+
+
+def test_a_keeper_that_died_while_no_agent_lived_is_told_the_same_each_time() -> None:
+    async def act() -> None:
+        with home_directory() as root:
+            async with opened(root) as runtime:
+                scene = Scene(runtime)
+                container = await scene.start("sleep", "3600")
+            for keeper in keepers_of(root).values():
+                os.kill(keeper, signal.SIGKILL)
+            wait_until(lambda: not keepers_of(root), "it is dead")
+            ends = []
+            for _ in range(2):
+                async with opened(root) as scene.runtime:
+                    record = await scene.container(container)
+                    assert (record.state, record.exit_code, record.reason) == (ContainerState.EXITED, 137, "Error")
+                    assert not (await scene.record()).sandboxes[0].ready
+                    ends.append(record)
+            assert ends[0] == ends[1]
+            async with opened(root) as scene.runtime:
+                await remove_all(scene.runtime, root)
+
+    asyncio.run(act())
+
+
+def test_after_a_reboot_nothing_runs_and_no_stranger_is_harmed() -> None:
+    async def act() -> None:
+        with home_directory() as root, subprocess.Popen(["sleep", "60"], start_new_session=True) as stranger:
+            async with opened(root) as runtime:
+                scene = Scene(runtime)
+                container = await scene.start("sleep", "3600")
+                torn, torn_off = [await scene.start("true", name=name) for name in ("torn", "torn-off")]
+            [(sandbox, keeper)] = keepers_of(root).items()
+            os.kill(keeper, signal.SIGKILL)
+            wait_until(lambda: not keepers_of(root), "it is dead")
+            home = Path(root, "sandboxes", sandbox)
+            for path, changes in (
+                (home / "keeper.json", {"boot_id": "another", "pid": stranger.pid}),
+                (home / "containers" / container / "state.json", {"pid": stranger.pid}),
+            ):
+                write_json(str(path), {**(read_json(str(path)) or {}), **changes})
+            (home / "containers" / torn / "state.json").write_text("")  # the crash took that
+            (home / "containers" / torn_off / "config.json").write_text("{")
+            async with opened(root) as scene.runtime:
+                assert {it.id for it in (await scene.record()).containers} == {container, torn}
+                for record in (await scene.record()).containers:
+                    assert (record.state, record.exit_code, record.reason) == (ContainerState.EXITED, 255, "Unknown")
+                assert not (await scene.record()).sandboxes[0].ready
+                await remove_all(scene.runtime, root)
+            assert stranger.poll() is None
+            stranger.kill()
+
+    asyncio.run(act())
+
+
+def test_a_keeper_that_is_silent_is_named_delays_nobody_and_comes_back() -> None:
+    async def act() -> None:
+        with home_directory() as root:
+            async with opened(root) as runtime:
+                silent, well = Scene(runtime), Scene(runtime)
+                container = await silent.start("sleep", "3600")
+                await well.start("sleep", "3600")
+                keeper = keepers_of(root)[(await silent.record()).sandboxes[0].id]
+            os.kill(keeper, signal.SIGSTOP)
+            try:
+                async with opened(root, patience=SHORT) as runtime:
+                    silent.runtime = well.runtime = runtime
+                    assert not (await silent.record()).sandboxes[0].ready
+                    assert (await silent.container(container)).state is ContainerState.RUNNING
+                    assert (await well.record()).sandboxes[0].ready
+                    assert str(silent.pod.metadata.name) in (await runtime.health()).message
+                    os.kill(keeper, signal.SIGCONT)
+                    stream = runtime.events()
+                    async with asyncio.timeout(PATIENCE_SECONDS):
+                        await anext(stream)
+                    assert (await silent.record()).sandboxes[0].ready
+                    assert (await runtime.health()).message == ""
+                    await remove_all(runtime, root)
+            finally:
+                if is_alive(keeper):
+                    os.kill(keeper, signal.SIGCONT)
+
+    asyncio.run(act())
+
+
+def test_a_keeper_that_never_answers_is_ended_when_its_sandbox_must_go() -> None:
+    async def act() -> None:
+        async with at_home(patience=SHORT) as runtime, asyncio.timeout(30):
+            scene = Scene(runtime)
+            container = await scene.start("sleep", "3600")
+            root, [box] = runtime._root, (await scene.record()).sandboxes
+            pid, keeper = pid_of(root, container), keepers_of(root)[box.id]
+            os.kill(keeper, signal.SIGSTOP)
+            await runtime.stop_container(container, 0)
+            assert not is_alive(pid)
+            assert not is_alive(keeper)
+            assert (await scene.container(container)).exit_code == 137
+
+    asyncio.run(act())
+
+
+def test_what_is_no_sandbox_is_deleted_and_other_roots_are_left_alone(tmp_path: Path) -> None:
+    async def act() -> None:
+        async with at_home() as other:
+            scene = Scene(other)
+            container = await scene.start("sleep", "3600")
+            with home_directory() as root:
+                half_made = Path(root, "sandboxes", "halfmade")
+                half_made.mkdir(parents=True)
+                (half_made / "config.json").write_text('{"id": "half')
+                (Path(root, "sandboxes", ".gone-x") / "containers").mkdir(parents=True)
+                async with opened(root) as runtime:
+                    assert await runtime.list_pods() == ()
+                    await eventually(lambda: os.listdir(Path(root, "sandboxes")) == [], "nothing is left")
+            assert (await scene.container(container)).state is ContainerState.RUNNING
+
+    asyncio.run(act())
+
+
+def test_fifty_pods_at_once() -> None:
+    async def act() -> None:
+        async with at_home() as runtime, asyncio.timeout(60):
+            scenes = [Scene(runtime) for _ in range(50)]
+            containers = await asyncio.gather(*(scene.start("sleep", "3600") for scene in scenes))
+            records = await runtime.list_pods()
+            assert len(records) == len(set(containers)) == 50
+            assert all(it.containers[0].state is ContainerState.RUNNING for it in records)
+            assert len(keepers_of(runtime._root)) == 50
+
+    asyncio.run(act())

@@ -1,0 +1,412 @@
+"""How a container's process is started, entered and ended, and who it is."""
+
+import os
+import pty
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from podkeeper.runtimes.process.keeper import capabilities, libc
+from podkeeper.runtimes.process.keeper.isolation import Isolation
+from podkeeper.runtimes.process.keeper.jail import Jail
+from podkeeper.runtimes.process.keeper.launch import Bind, Launch, LaunchError
+from tests.runtimes.process.jailing import PATH, Broken, World, end, in_keeper, run, start, state_directory, world
+
+DEFAULT_CAPS = 0x00000000A80425FB  # what containerd gives
+
+
+@pytest.fixture(params=["root", "user", "root without namespaces", "user without namespaces"])
+def anywhere(request: pytest.FixtureRequest) -> Iterator[World]:
+    who, _, without = request.param.partition(" ")
+    with state_directory(who) as state:
+        yield world(who, state, "none" if without else "")
+
+
+@pytest.fixture(params=["root", "user"])
+def here(request: pytest.FixtureRequest) -> Iterator[World]:
+    with state_directory(request.param) as state:
+        yield world(request.param, state)
+
+
+@pytest.fixture
+def as_root() -> Iterator[World]:
+    with state_directory("root") as state:
+        yield world("root", state)
+
+
+@pytest.fixture
+def as_user() -> Iterator[World]:
+    with state_directory("user") as state:
+        yield world("user", state)
+
+
+def eventually(check: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 5
+    while not check():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.005)
+
+
+def caps(line: str, output: str) -> int:
+    found = re.search(rf"^{line}:\s+([0-9a-f]+)$", output, re.MULTILINE)
+    assert found, output
+    return int(found[1], 16)
+
+
+ERRORS = {
+    "a name that is nowhere in PATH": (("absent",), 'exec: "absent": executable file not found in $PATH'),
+    "a path that is not there": (("/no/such",), 'exec: "/no/such": stat /no/such: no such file or directory'),
+    "a file that is not a program": (("/etc/passwd",), 'exec: "/etc/passwd": permission denied'),
+    "a directory": (("/etc",), 'exec: "/etc": is a directory'),
+    "an empty name": (("",), 'exec: "": executable file not found in $PATH'),
+    "nothing": ((), "no command specified"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("argv, message", ERRORS.values(), ids=ERRORS.keys())
+def test_a_command_that_cannot_run_is_told_as_the_reference_tells_it(
+    anywhere: World, argv: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(Broken) as caught:
+        anywhere.run("", argv=argv)
+    assert str(caught.value) == f"LaunchError: {message}"
+
+
+@pytest.mark.parametrize("who, namespaces", [("root", ""), ("user", ""), ("root", "none"), ("user", "none")])
+def test_a_program_of_another_machine_is_told_as_such(who: str, namespaces: str) -> None:
+    with state_directory(who, "/tmp") as state:
+        there = world(who, state, namespaces)
+        program = there.make("program", "\x7fELF, but not really")
+        with pytest.raises(Broken) as caught:
+            there.run("", argv=(program,))
+    assert str(caught.value) == f"LaunchError: exec {program}: exec format error"
+
+
+def test_a_failed_launch_leaves_no_process(anywhere: World) -> None:
+    def action() -> str:
+        with pytest.raises(LaunchError):
+            start(Jail(isolation=anywhere.isolation), anywhere.spec("", argv=("no-such-program",)))
+        with pytest.raises(ChildProcessError):
+            os.waitpid(-1, os.WNOHANG)
+        return "none"
+
+    assert anywhere.keep(action) == "none"
+
+
+def test_the_command_gets_its_arguments_environment_and_exit_code(anywhere: World) -> None:
+    spec: dict[str, Any] = {
+        "argv": ("sh", "-c", 'echo "$0|$1|$A"; exit 3', "a b", ""),
+        "env": {"A": "ä=1", "PATH": PATH},
+    }
+    assert anywhere.run("", **spec) == (3, "a b||ä=1\n")
+
+
+def test_the_program_is_looked_up_in_the_path_of_the_container(here: World) -> None:
+    here.make("bin/greet", "#!/bin/sh\necho hello\n")
+    binds = (Bind(f"{here.state}/bin", "/opt/greet/bin"),)
+    assert here.run("", argv=("greet",), env={"PATH": "/nowhere:/opt/greet/bin"}, binds=binds) == (0, "hello\n")
+
+
+def test_signals_files_and_session_are_those_of_a_fresh_process(anywhere: World) -> None:
+    def action() -> tuple[int, str]:
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
+        signal.signal(signal.SIGUSR1, lambda *_: None)
+        leak = os.dup(2)
+        os.set_inheritable(leak, True)
+        script = (
+            "grep -E 'SigBlk|SigIgn|SigCgt' /proc/self/status; ls /proc/$$/fd; ps -o sid= -p $$ | xargs test $$ -eq"
+        )
+        argv = ("bash", "-c", script) if os.path.exists("/bin/bash") else ("sh", "-c", script)
+        return run(Jail(isolation=anywhere.isolation), anywhere.spec("", argv=argv))
+
+    code, output = anywhere.keep(action)
+    lines = output.splitlines()
+    assert (code, [line.split()[1] for line in lines[:2]]) == (0, ["0" * 16, "0" * 16])
+    assert set(lines[3:]) <= {"0", "1", "2", "255"}  # 255: bash's own
+
+
+def test_a_container_dies_with_its_keeper(anywhere: World) -> None:
+    reader, writer = os.pipe()
+
+    def action() -> int:
+        jail = Jail(isolation=anywhere.isolation)
+        return jail.launch(anywhere.spec("sleep 60 & wait"), 0, writer, writer)  # and the keeper ends here
+
+    group = anywhere.keep(action)
+    os.close(writer)
+    started = time.monotonic()
+    eventually(lambda: not os.path.exists(f"/proc/{group}"))
+    if anywhere.isolation.namespaces == "none":  # then what it started is the keeper's to kill
+        with suppress(ProcessLookupError):
+            os.killpg(group, signal.SIGKILL)
+    with os.fdopen(reader, "rb") as pipe:
+        assert pipe.read() == b""
+    assert time.monotonic() - started < 5
+
+
+def test_when_the_first_process_ends_so_do_all(here: World) -> None:
+    def action() -> tuple[int, str]:
+        return run(Jail(isolation=here.isolation), here.spec("sleep 60 & echo started"))
+
+    started = time.monotonic()
+    assert here.keep(action) == (0, "started\n")  # the end of the output: sleep is gone
+    assert time.monotonic() - started < 5
+
+
+def test_a_terminal_becomes_the_controlling_one(anywhere: World) -> None:
+    def action() -> str:
+        jail = Jail(isolation=anywhere.isolation)
+        master, slave = pty.openpty()
+        script = "test -t 0 && tty > /dev/null && echo on-a-terminal > /dev/tty"
+        pid = jail.launch(anywhere.spec(script, tty=True), slave, slave, slave)
+        os.close(slave)
+        output = os.read(master, 100).decode()
+        os.waitpid(pid, 0)
+        return output
+
+    assert anywhere.keep(action) == "on-a-terminal\r\n"
+
+
+def test_a_process_joins_its_cgroups_before_it_runs(anywhere: World) -> None:
+    procs = anywhere.make("cgroup.procs", "")
+    assert anywhere.run("true", cgroups=(procs,))[0] == 0
+    with open(procs, encoding="utf-8") as file:
+        assert file.read() == "0"
+    with pytest.raises(Broken, match="cannot join the cgroup /no/such: no such file or directory"):
+        anywhere.run("true", name="b", cgroups=("/no/such/cgroup.procs",))
+
+
+def test_a_pod_may_share_its_processes(here: World) -> None:
+    def action() -> tuple[str, str, bool]:
+        jail = Jail(isolation=here.isolation, share_pid=True)
+        first = start(jail, here.spec("exec sleep 60", "one", pid="pod"))
+        seen = run(jail, here.spec("grep -l sleep /proc/[0-9]*/comm | wc -l; echo $$", "two", pid="pod"))[1]
+        alone = run(jail, here.spec("echo $$", "three"))[1]
+        mine = os.getpgid(first) == first and jail.anchor > 0
+        jail.close()
+        os.waitpid(first, 0)  # the end of the anchor was the end of all
+        return seen, alone, mine
+
+    seen, alone, mine = here.keep(action)
+    count, own = seen.split()
+    assert (count, int(own) > 1, alone, mine) == ("1", True, "1\n", True)
+
+
+def test_orphans_in_a_shared_pid_namespace_do_not_stay_as_zombies(here: World) -> None:
+    def action() -> str:
+        jail = Jail(isolation=here.isolation, share_pid=True)
+        run(jail, here.spec("(sleep 0.01 &)", "one", pid="pod"))
+        script = "for i in 1 2 3 4 5 6 7 8 9; do sleep 0.02; grep -q sleep /proc/[0-9]*/comm || exit 0; done; exit 1"
+        code, output = run(jail, here.spec(script, "two", pid="pod"))
+        jail.close()
+        return f"{code} {output}"
+
+    assert here.keep(action) == "0 "
+
+
+def test_host_pid_shows_all_processes(here: World) -> None:
+    me = os.getpid()
+    assert here.run(f"test -d /proc/{me} && echo $$ > /dev/null", {"host_pid": True})[0] == 0
+    assert here.run(f"test -d /proc/{me}", name="b", pid="host")[0] == 0
+    assert here.run(f"test -d /proc/{me}", name="d")[0] == 1
+
+
+def test_a_second_process_enters_a_running_container(here: World) -> None:
+    def action() -> tuple[tuple[int, str], str, list[int]]:
+        jail = Jail(isolation=here.isolation, hostname="pod-1")
+        spec = here.spec("echo inside > /tmp/mark; exec sleep 60", binds=(Bind(here.state, "/data"),))
+        pid = start(jail, spec)
+        eventually(lambda: run(jail, replace(spec, argv=("test", "-s", "/tmp/mark")), pid)[0] == 0)
+        script = "cat /tmp/mark; hostname; cat /proc/1/comm; test -d /data && pwd"
+        answer = run(jail, replace(spec, argv=("sh", "-c", script), cwd="/etc"), pid)
+        try:
+            run(jail, replace(spec, argv=("no-such-program",)), pid)
+            message = ""
+        except LaunchError as error:
+            message = str(error)
+        end(pid)
+        return answer, message, [child for child in _children() if child]
+
+    answer, message, left = here.keep(action)
+    assert answer == (0, "inside\npod-1\nsleep\n/etc\n")
+    assert message == 'exec: "no-such-program": executable file not found in $PATH'
+    assert left == []
+
+
+def test_what_was_entered_dies_with_the_container(here: World) -> None:
+    def action() -> int:
+        jail = Jail(isolation=here.isolation)
+        spec = here.spec("exec sleep 60")
+        pid = start(jail, spec)
+        second = jail.enter(pid, replace(spec, argv=("sleep", "60")), 0, 1, 2)
+        os.kill(pid, signal.SIGKILL)  # it is gone once this process has reaped the second one
+        code = os.waitstatus_to_exitcode(os.waitpid(second, 0)[1])
+        os.waitpid(pid, 0)
+        return code
+
+    assert here.keep(action) == -signal.SIGKILL
+
+
+def test_entering_a_container_that_is_gone_says_so(here: World) -> None:
+    def action() -> None:
+        jail = Jail(isolation=here.isolation)
+        pid = start(jail, here.spec("true"))
+        os.waitpid(pid, 0)
+        run(jail, here.spec("true"), pid)
+
+    with pytest.raises(Broken, match="LaunchError: cannot enter the container: no such file or directory"):
+        here.keep(action)
+
+
+def test_the_user_groups_and_their_powers(as_root: World) -> None:
+    script = (
+        "id -u; id -g; id -G; grep -E 'Cap(Eff|Prm|Bnd)' /proc/self/status; touch /tmp/mine && stat -c %u /tmp/mine"
+    )
+    code, output = as_root.run(script, user=1234, group=2345, groups=(3456, 4567))
+    assert (code, output.split()[:3]) == (0, ["1234", "2345", "2345"])
+    assert output.splitlines()[2] == "2345 3456 4567"
+    assert (caps("CapEff", output), caps("CapPrm", output)) == (0, 0)
+    assert output.split()[-1] == "1234"
+
+
+def test_without_a_group_a_user_gets_the_one_of_etc_passwd(as_root: World) -> None:
+    assert as_root.run("id -u; id -g", user=65534)[1].split() == ["65534", "65534"]
+    assert as_root.run("id -u; id -g", name="b", user=54321)[1].split() == ["54321", "0"]
+
+
+def test_a_user_keeps_the_output_and_may_open_it_again(as_root: World) -> None:
+    assert as_root.run("echo hello > /dev/stdout", user=1234) == (0, "hello\n")
+
+
+def test_a_container_cannot_become_more_than_it_is(here: World) -> None:
+    code, output = here.run("grep NoNewPrivs /proc/self/status", no_new_privileges=True)
+    assert (code, output.split()) == (0, ["NoNewPrivs:", "1"])
+    assert here.run("grep NoNewPrivs /proc/self/status", name="b")[1].split() == ["NoNewPrivs:", "0"]
+
+
+CAPABILITIES: dict[str, tuple[dict[str, Any], int, int]] = {
+    "the default set of containerd": ({}, DEFAULT_CAPS, 0),
+    "one more": ({"capabilities_add": ("NET_ADMIN",)}, DEFAULT_CAPS | 1 << 12, 0),
+    "one less": ({"capabilities_drop": ("NET_RAW",)}, DEFAULT_CAPS & ~(1 << 13), 1 << 13),
+    "none": ({"capabilities_drop": ("ALL",)}, 0, DEFAULT_CAPS),
+    "one only": ({"capabilities_drop": ("ALL",), "capabilities_add": ("CAP_KILL",)}, 1 << 5, DEFAULT_CAPS & ~(1 << 5)),
+    "all": ({"capabilities_add": ("ALL",)}, DEFAULT_CAPS | 1 << 21, 0),
+    "all but one": ({"capabilities_add": ("all",), "capabilities_drop": ("sys_admin",)}, DEFAULT_CAPS, 1 << 21),
+    "all, when privileged": ({"privileged": True}, DEFAULT_CAPS | 1 << 21, 0),
+    "what is dropped by name stays dropped": (
+        {"capabilities_add": ("NET_ADMIN",), "capabilities_drop": ("NET_ADMIN",)}, DEFAULT_CAPS, 1 << 12,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("spec, has, lacks", CAPABILITIES.values(), ids=CAPABILITIES.keys())
+def test_a_container_has_capabilities(here: World, spec: dict[str, Any], has: int, lacks: int) -> None:
+    code, output = here.run("cat /proc/self/status", **spec)
+    effective = caps("CapEff", output)
+    assert (code, effective & has, effective & lacks) == (0, has, 0)
+    assert effective == caps("CapBnd", output)
+    if spec.get("privileged") or "all" in str(spec).lower():
+        return
+    assert effective == has
+
+
+def test_a_capability_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(LaunchError, match='cannot add the capability "FLY"'):
+        capabilities.allowed(("FLY",), (), False)
+    assert capabilities.allowed((), ("FLY",), False) == capabilities.allowed((), (), False)
+
+
+def test_an_ordinary_user_cannot_lend_ids_it_does_not_have(as_user: World) -> None:
+    poor = replace(as_user.isolation, uids=(0, 0), gids=(0, 0))
+    for spec, message in (
+        ({"user": 1234}, "cannot run as user 1234"),
+        ({"group": 1234}, "cannot run with group 1234"),
+        ({"groups": (77,)}, "cannot run with group 77"),
+    ):
+        with pytest.raises(Broken, match=f"{message}.*install newuidmap"):
+            replace(as_user, isolation=poor).run("true", **spec)
+    assert replace(as_user, isolation=poor).run("id -u; id -g", user=0, group=0) == (0, "0\n0\n")
+
+
+def test_an_ordinary_user_with_subordinate_ids_lends_them(as_user: World) -> None:
+    if not as_user.isolation.uids[1]:
+        pytest.skip(
+            "no subordinate ids here: newuidmap, newgidmap and ranges in /etc/subuid and /etc/subgid are needed"
+        )
+    code, output = as_user.run("id -u; id -g; id -G; touch /tmp/mine", user=1000, group=1000, groups=(1001,))
+    assert (code, output) == (0, "1000\n1000\n1000 1001\n")
+
+
+def test_subordinate_ids_are_mapped_by_the_two_programs_and_lent(as_root: World) -> None:
+    """The programs are ours here, run as root: the real ones write the same, with more questions asked."""
+    with state_directory("user") as state:
+        user = world("user", state).isolation
+    for name in ("newuidmap", "newgidmap"):
+        lines = f'printf "%s %s %s\n%s %s %s\n" $2 $3 $4 $5 $6 $7 > /proc/$1/{name[3:6]}_map'
+        as_root.make(f"bin/{name}", f"#!/bin/sh\n{lines}\n")
+    rich = replace(user, uids=(100000, 65536), gids=(200000, 65536))
+
+    def action() -> tuple[tuple[int, str], tuple[int, int], list[str]]:
+        os.environ["PATH"] = f"{as_root.state}/bin:{PATH}"
+        jail = Jail(isolation=rich)
+        volume = as_root.make("volume")
+        script = "id -u; id -g; id -G; touch /data/mine /tmp/podkeeper-test; chmod 700 /tmp/podkeeper-test"
+        spec = as_root.spec(script, user=1000, group=1001, groups=(1002,), binds=(Bind(volume, "/data"),))
+        answer = run(jail, spec)
+        about = os.stat(f"{volume}/mine")
+        jail.dismantle(spec)
+        return answer, (about.st_uid, about.st_gid), os.listdir(spec.directory)
+
+    answer, inside, left = as_root.keep(action)
+    assert (answer, inside, left) == ((0, "1000\n1001\n1001 1002\n"), (1000, 1001), [])
+    outside = os.stat(f"{as_root.state}/volume/mine")
+    assert (outside.st_uid, outside.st_gid) == (100999, 201000)
+
+
+def test_without_namespaces_volumes_are_refused_with_advice() -> None:
+    def action(spec: Launch) -> tuple[int, str]:
+        return run(Jail(isolation=Isolation()), spec)
+
+    spec = Launch(argv=("echo", "hi"), env={"PATH": PATH}, binds=(Bind("/tmp", "/dev/termination-log", optional=True),))
+    assert in_keeper(lambda: action(spec)) == (0, "hi\n")
+    refused = replace(spec, binds=(*spec.binds, Bind("/tmp", "/data")))
+    with pytest.raises(Broken, match=r"cannot mount /data: namespaces are refused.*podkeeper doctor"):
+        in_keeper(lambda: action(refused))
+
+
+def test_a_process_that_never_comes_to_its_program_is_given_up(as_root: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("podkeeper.runtimes.process.keeper.jail.START_SECONDS", 0.2)
+    fifo = f"{as_root.state}/fifo"
+    os.mkfifo(fifo)
+    with pytest.raises(Broken, match="did not come to its program"):
+        as_root.run("true", cgroups=(fifo,))  # to open it waits for a reader
+
+
+def _children() -> list[int]:
+    with open(f"/proc/self/task/{os.getpid()}/children", "rb") as file:
+        return [int(child) for child in file.read().split()]
+
+
+def test_a_launch_survives_json() -> None:
+    spec = Launch(
+        argv=("a",), env={"B": "c"}, binds=(Bind("/x", "/y", read_only=True),), user=3, groups=(1, 2), masked=()
+    )
+    assert Launch.from_json(spec.to_json()) == spec
+    assert Launch.from_json({"argv": ["a"], "env": {}, "new_in_a_later_release": 1}) == Launch(argv=("a",), env={})
+
+
+def test_clone_gives_a_child_that_is_ours() -> None:
+    def action() -> int:
+        pid = libc.clone(0)
+        if pid == 0:
+            os._exit(7)
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+    assert in_keeper(action) == 7

@@ -1,0 +1,193 @@
+"""What a keeper is asked to start, worked out from a spec."""
+
+import grp
+import os
+import pwd
+from collections.abc import Mapping
+
+import pytest
+from msgspec.structs import replace
+
+from podkeeper.model.errors import ImagePullFailed, RuntimeRefused
+from podkeeper.model.k8s.core import (
+    Capabilities,
+    Container,
+    Lifecycle,
+    Pod,
+    PodSecurityContext,
+    PodSpec,
+    ResourceRequirements,
+    SecurityContext,
+)
+from podkeeper.model.k8s.meta import ObjectMeta
+from podkeeper.model.runtime import LinuxUser
+from podkeeper.model.runtime_calls import ContainerConfig, Mount
+from podkeeper.runtimes.process.images import HostImages
+from podkeeper.runtimes.process.keeper.launch import Bind, Launch
+from podkeeper.runtimes.process.launches import DEFAULT_PATH, Whereabouts, oom_score_of, request_of, user_of
+
+PLACE = Whereabouts("/state/sandboxes/s", hostname="web", hidden=("/state",))
+TERMINATION = Bind("/state/sandboxes/s/containers/x/termination", "/dev/termination-log", optional=True)
+
+
+def config(pod: PodSpec | None = None, **spec: object) -> ContainerConfig:
+    container = Container(name="c", image="host", **spec)  # type: ignore[arg-type]
+    whole = Pod(metadata=ObjectMeta(name="p", namespace="default", uid="u"), spec=pod or PodSpec())
+    return ContainerConfig(
+        pod=whole, container=container, attempt=0, image="host", spec_hash="", command=("sh", "-c"), args=("exit 1",)
+    )
+
+
+def launch(wanted: ContainerConfig) -> Launch:
+    return Launch.from_json(request_of(wanted, "x", PLACE)["launch"])
+
+
+LAUNCHES: dict[str, tuple[ContainerConfig, Mapping[str, object]]] = {
+    "command, then args": (config(), {"argv": ("sh", "-c", "exit 1")}),
+    "the agent's state is hidden": (config(), {"hidden": ("/state",), "directory": "/state/sandboxes/s/containers/x"}),
+    "a working directory": (config(working_dir="/srv"), {"cwd": "/srv"}),
+    "a pid namespace of its own": (config(), {"pid": "own", "ipc": "pod", "uts": "pod"}),
+    "the pod's pid namespace": (config(PodSpec(share_process_namespace=True)), {"pid": "pod"}),
+    "the host's namespaces": (
+        config(PodSpec(host_pid=True, host_ipc=True, host_network=True, share_process_namespace=True)),
+        {"pid": "host", "ipc": "host", "uts": "host"},
+    ),
+    "capabilities": (
+        config(security_context=SecurityContext(capabilities=Capabilities(add=("NET_ADMIN",), drop=("ALL",)))),
+        {"capabilities_add": ("NET_ADMIN",), "capabilities_drop": ("ALL",)},
+    ),
+    "no more privileges": (
+        config(security_context=SecurityContext(allow_privilege_escalation=False)),
+        {"no_new_privileges": True},
+    ),
+    "privileged": (config(security_context=SecurityContext(privileged=True)), {"privileged": True}),
+    "a root that cannot be written": (
+        config(security_context=SecurityContext(read_only_root_filesystem=True)),
+        {"read_only_root": True},
+    ),
+    "all of /proc": (
+        config(security_context=SecurityContext(proc_mount="Unmasked")),
+        {"masked": (), "read_only_paths": ()},
+    ),
+    "the container's user goes before the pod's": (
+        config(
+            PodSpec(security_context=PodSecurityContext(run_as_user=1, run_as_group=1)),
+            security_context=SecurityContext(run_as_user=4_000_000),
+        ),
+        {"user": 4_000_000, "group": 1, "groups": (1,)},
+    ),
+    "last words": (config(), {"binds": (TERMINATION,)}),
+    "last words elsewhere": (
+        config(termination_message_path="/tmp/words"),
+        {"binds": (Bind(TERMINATION.source, "/tmp/words", optional=True),)},
+    ),
+}
+
+
+@pytest.mark.parametrize(("wanted", "expected"), LAUNCHES.values(), ids=LAUNCHES.keys())
+def test_a_launch(wanted: ContainerConfig, expected: Mapping[str, object]) -> None:
+    made = launch(wanted)
+    assert {name: getattr(made, name) for name in expected} == expected
+
+
+def test_mounts_become_binds_and_one_at_the_place_of_last_words_replaces_them() -> None:
+    mounts = (
+        Mount(container_path="/data", host_path="/v/data", read_only=True, propagation="HostToContainer"),
+        Mount(container_path="/dev/termination-log", host_path="/v/log"),
+    )
+    made = launch(replace(config(), mounts=mounts))
+    assert made.binds == (Bind("/v/data", "/data", True, "HostToContainer"), Bind("/v/log", "/dev/termination-log"))
+
+
+def test_the_environment_has_what_an_image_would_have_given() -> None:
+    home = pwd.getpwuid(os.geteuid()).pw_dir
+    plain = {"PATH": DEFAULT_PATH, "HOSTNAME": "web", "HOME": home}
+    assert launch(config()).env == plain
+    assert launch(replace(config(tty=True), env={"PATH": "/bin", "X": "1"})).env == {
+        **plain,
+        "PATH": "/bin",
+        "X": "1",
+        "TERM": "xterm",
+    }
+
+
+def test_without_a_command_there_is_nothing_to_start() -> None:
+    with pytest.raises(RuntimeRefused, match="no command specified"):
+        request_of(replace(config(), command=(), args=()), "x", PLACE)
+
+
+def test_what_goes_beside_the_launch() -> None:
+    made = request_of(
+        config(
+            stdin=True,
+            stdin_once=True,
+            termination_message_policy="FallbackToLogsOnError",
+            lifecycle=Lifecycle(stop_signal="SIGUSR1"),
+        ),
+        "x",
+        PLACE,
+    )
+    beside = {
+        name: made[name] for name in ("container", "stdin", "stdin_once", "message_policy", "stop_signal", "cgroup")
+    }
+    assert beside == {
+        "container": "x",
+        "stdin": True,
+        "stdin_once": True,
+        "message_policy": "FallbackToLogsOnError",
+        "stop_signal": "SIGUSR1",
+        "cgroup": None,
+    }
+
+
+def test_a_user_has_the_groups_the_host_gives_him_unless_the_pod_is_strict() -> None:
+    account = pwd.getpwnam("daemon")
+    others = {group.gr_gid for group in grp.getgrall() if "daemon" in group.gr_mem}
+    for policy, groups in (("Merge", {account.pw_gid, 7, 9} | others), ("Strict", {account.pw_gid, 7, 9})):
+        shared = PodSecurityContext(
+            run_as_user=account.pw_uid, fs_group=7, supplemental_groups=(9,), supplemental_groups_policy=policy
+        )
+        wanted = config(PodSpec(security_context=shared))
+        expected = LinuxUser(uid=account.pw_uid, gid=account.pw_gid, supplemental_groups=tuple(sorted(groups)))
+        assert user_of(wanted.pod, wanted.container) == expected
+
+
+SOME = ResourceRequirements(requests={"cpu": "1", "memory": "64Mi"})
+ALL = ResourceRequirements(requests={"cpu": "1", "memory": "64Mi"}, limits={"cpu": "1", "memory": "64Mi"})
+SCORES = {
+    "nothing asked, first to go": (PodSpec(containers=(Container(name="c"),)), range(1000, 1001)),
+    "something asked, between": (PodSpec(containers=(Container(name="c", resources=SOME),)), range(3, 1000)),
+    "all guaranteed, last to go": (PodSpec(containers=(Container(name="c", resources=ALL),)), range(-997, -996)),
+    "critical, last to go": (
+        PodSpec(containers=(Container(name="c"),), priority_class_name="system-node-critical"),
+        range(-997, -996),
+    ),
+}
+
+
+@pytest.mark.parametrize(("spec", "scores"), SCORES.values(), ids=SCORES.keys())
+def test_who_dies_first_when_memory_is_short(spec: PodSpec, scores: range) -> None:
+    assert oom_score_of(Pod(spec=spec), spec.containers[0]) in scores
+
+
+IMAGES = {
+    "host": True,
+    "host:latest": True,
+    "docker.io/library/busybox:1.36": True,
+    "busybox": True,
+    "busybox:latest": True,
+    "nginx": False,
+    "hosts": False,
+}
+
+
+@pytest.mark.parametrize(("reference", "is_host"), IMAGES.items())
+def test_which_names_mean_the_hosts_files(reference: str, is_host: bool) -> None:
+    images = HostImages(["docker.io/library/*", "busybox"])
+    assert (images.find(reference) is not None) is is_host
+
+
+def test_an_image_that_cannot_be_pulled_says_what_to_do() -> None:
+    with pytest.raises(ImagePullFailed) as caught:
+        HostImages().pull("nginx:1")
+    assert all(part in str(caught.value) for part in ('"nginx:1"', "image: host", "--host-image", "--runtime cri"))
