@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help venv run test check format e2e sim bench mutants model clean
+.PHONY: help venv run demo test check format e2e sim bench mutants model clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
@@ -29,7 +29,11 @@ $(READY): pyproject.toml
 		echo "  (behind a proxy or mirror: set HTTPS_PROXY or configure pip), then call make again"; exit 1; fi
 	@touch $@
 
-run: $(READY)  ## watch a simulated node live through an hour of pods, in seconds
+run: $(READY)  ## run the pods of examples/ for real, until Ctrl-C
+	@$(BIN)/python -m tools.examples build/examples
+	@$(BIN)/podkeeper run build/examples
+
+demo: $(READY)  ## watch a simulated node live through an hour of pods, in seconds
 	@$(BIN)/podkeeper demo
 
 check: $(READY)  ## format, lint, types, architecture: under a minute, offline

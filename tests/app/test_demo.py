@@ -14,11 +14,12 @@ from click.testing import CliRunner, Result
 from rich.console import Console
 
 from podkeeper.app.cli import main
-from podkeeper.app.demo.drawing import lives, node_table, span, timeline
+from podkeeper.app.demo.drawing import lives, node_table
 from podkeeper.app.demo.node import DemoNode
 from podkeeper.app.demo.play import play
 from podkeeper.app.demo.recorder import Recorder
 from podkeeper.app.demo.story import NAMES, STATIC_NAME, Act, tell
+from podkeeper.app.timeline import span, timeline
 from podkeeper.engine.history import LONGEST_TIMELINE
 
 LASTING = ("web", "pair", STATIC_NAME, "late", "stuck")
@@ -74,7 +75,7 @@ def test_how_each_pod_ends(name: str, begin: str) -> None:
 @pytest.mark.parametrize(
     "name, why",
     [
-        ("crash", "CrashLoopBackOff, next look in "),
+        ("crash", "CrashLoopBackOff, last exit code 3, next look in "),
         ("giant", "OutOfcpu"),
         ("overtime", "DeadlineExceeded"),
         ("job", "Completed, exit code 0"),

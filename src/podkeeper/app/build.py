@@ -10,6 +10,7 @@ pods: an agent built on the same runtime goes on where this one stopped.
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf, nextafter
@@ -20,6 +21,7 @@ from podkeeper.engine.background import Background
 from podkeeper.engine.cache import PodCache
 from podkeeper.engine.deadlines import ActiveDeadlines
 from podkeeper.engine.events import EventRecorder
+from podkeeper.engine.evictor import Evictor
 from podkeeper.engine.executor import PlanExecutor
 from podkeeper.engine.ground import Ground
 from podkeeper.engine.guard import USUAL_LIMITS, GuardedRuntime
@@ -73,6 +75,10 @@ from podkeeper.rules.worker.states import Unknown
 KUBERNETES_VERSION = "1.36"
 
 
+Complain = Callable[[PodUID, str], None]
+"""Hears of a pod, and what is wrong with it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ports:
     """Everything outside the engine."""
@@ -86,6 +92,7 @@ class Ports:
     api: Api | None = None
     objects: Reader | None = None  # config maps and secrets; None: the API's
     journal: Journal | None = None
+    over_used: Callable[[Complain], None] | None = None  # tells of pods whose volumes grew too large
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -321,6 +328,16 @@ class Agent:
         deadlines = ActiveDeadlines(status=self.statuses, is_finished=self.workers.should_pod_be_finished, clock=clock)
         admission = Admission(node=lambda: self.settings.node, workers=self.workers, status=self.statuses)
         self.preemption = Preemption(workers=self.workers, record=record, clock=clock, preempted=self.metrics.preempted)
+        self.evictor = Evictor(
+            workers=self.workers,
+            pod_by_uid=self.manager.pod_by_uid,
+            record=record,
+            spawn=self.background.spawn,
+            clock=clock,
+            evicted=self.metrics.evicted,
+        )
+        if self.ports.over_used is not None:
+            self.ports.over_used(self.evictor.evict)
         self.loop = SyncLoop(
             handlers=SyncHandlers(
                 pods=self.manager,

@@ -6,7 +6,10 @@ import click
 
 from podkeeper import __version__
 
-COMMANDS = ("demo", "plan", "sim", "validate")
+COMMANDS = (
+    *("run", "ps", "logs", "exec", "attach", "stop", "start", "describe", "explain"),
+    *("validate", "plan", "doctor", "demo", "sim", "completion"),
+)
 
 
 class _Commands(click.Group):

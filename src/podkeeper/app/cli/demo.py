@@ -14,10 +14,11 @@ import click
 from rich.console import Console
 from rich.live import Live
 
-from podkeeper.app.demo.drawing import lives, news_line, node_table, span, timeline
+from podkeeper.app.demo.drawing import lives, news_line, node_table
 from podkeeper.app.demo.play import play
 from podkeeper.app.demo.recorder import Picture, Recorder
 from podkeeper.app.demo.story import NAMES, STATIC_NAME, Story, tell
+from podkeeper.app.timeline import span, timeline
 
 _FRAME_SECONDS = 0.06  # of real time, per story minute: an hour in some four seconds
 _MOMENTS = (9, 24, 41)  # the pictures that plain lines show, before the last one

@@ -1,11 +1,11 @@
-"""Drawing: pictures, the hour of every pod, one pod's timeline; for a terminal, or as plain lines.
+"""Drawing: pictures, and the hour of every pod; for a terminal, or as plain lines.
 
 Everything is a rich renderable; what differs between the two are boxes, glyphs and colours.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
 from typing import Final
 
 from rich import box
@@ -13,9 +13,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from podkeeper.app.demo.recorder import Look, Noted, Picture, Row
+from podkeeper.app.demo.recorder import Look, Picture, Row
 from podkeeper.app.demo.story import Act
-from podkeeper.engine.history import MOVED, NEXT_PASS, Entry, Explanation
+from podkeeper.app.timeline import TROUBLE, clock_face, span
 from podkeeper.testing.virtual_time import BEGINNING
 
 
@@ -39,38 +39,23 @@ _SIGNS: Final = {
     Look.GONE: _Sign("·", ".", "dim", "gone"),
 }
 _ABSENT: Final = _Sign(" ", " ", "", "not yet there")
-_PASSES: Final = frozenset({"pass begun", "pass ended", NEXT_PASS})
-_TERSE: Final = frozenset({"Pulling", "Pulled", "Created", "Started", "BackOff"})  # the name says it all
-_TROUBLE: Final = "trouble:"
-_ARROW: Final = " -> "
-_TOGETHER: Final = timedelta(seconds=1)
 
 
-def clock_face(at: datetime | float) -> str:
+def story_clock(at_seconds: float) -> str:
     """A moment of the story, as its virtual clock shows it."""
-    moment = at if isinstance(at, datetime) else BEGINNING + timedelta(seconds=at)
-    return f"{moment:%H:%M:%S}"
-
-
-def span(length: timedelta) -> str:
-    """A span of time, in the two largest units that matter: 8s, 2m40s, 1h05m."""
-    seconds = max(0, round(length.total_seconds()))
-    if seconds < 60:
-        return f"{seconds}s"
-    minutes, seconds = divmod(seconds, 60)
-    return f"{minutes}m{seconds:02}s" if minutes < 60 else f"{minutes // 60}h{minutes % 60:02}m"
+    return clock_face(BEGINNING + timedelta(seconds=at_seconds))
 
 
 def news_line(act: Act) -> Text:
     """What happened, in a line."""
-    style = "bold red" if _TROUBLE in act.news else ""
-    return Text.assemble((clock_face(act.at_seconds), "dim"), "  ", (act.news, style))
+    style = "bold red" if TROUBLE in act.news else ""
+    return Text.assemble((story_clock(act.at_seconds), "dim"), "  ", (act.news, style))
 
 
 def node_table(picture: Picture, *, plain: bool, fold: bool) -> Table:
     """The node at one moment; what does not fit is folded, or cut."""
     table = Table(
-        title=f"the node at {clock_face(picture.at_seconds)}",
+        title=f"the node at {story_clock(picture.at_seconds)}",
         title_justify="left",
         title_style="bold",
         box=None if plain else box.SIMPLE_HEAD,
@@ -125,107 +110,3 @@ def lives(pictures: Sequence[Picture], *, plain: bool) -> RenderableType:
     legend = Text("  ").join(Text.assemble(drawn(sign), (f" {sign.meaning}", "dim")) for sign in _SIGNS.values())
     each = span(timedelta(seconds=pictures[0].at_seconds))
     return Group(Text.assemble(("the whole time, pod by pod", "bold"), f": one sign is {each}"), table, legend)
-
-
-# ---- the timeline ----
-
-
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """What befell a pod at about one moment, and how often."""
-
-    at: datetime
-    words: str
-    pod_number: int
-    times: int = 1
-    last_at: datetime | None = None
-
-
-def timeline(name: str, noted: Sequence[Noted], explanation: Explanation, *, plain: bool) -> RenderableType:
-    """One pod's life, a line per step, with the time between steps."""
-    passes = sum(each.entry.times for each in noted if each.entry.what == "pass begun")
-    head = Text.assemble((f"the timeline of {name}", "bold"), f": {_state(explanation)}; its worker's passes: {passes}")
-    several = len({each.pod_number for each in noted} - {0}) > 1
-    table = Table.grid(padding=(0, 2))
-    table.add_column(no_wrap=True, style="dim")
-    table.add_column(no_wrap=True, justify="right", style="cyan")
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    before: datetime | None = None
-    for step in _steps(noted):
-        gap = "" if before is None or step.at - before < _TOGETHER else f"+{span(step.at - before)}"
-        table.add_row(clock_face(step.at), gap, _mark(step, several, plain=plain), _told(step))
-        before = step.at
-    return Group(head, table)
-
-
-def _state(explanation: Explanation) -> str:
-    since = "" if explanation.since is None else f" for {span(explanation.asked_at - explanation.since)}"
-    retry = explanation.next_retry
-    then = "" if retry is None else f", next pass in {span(retry - explanation.asked_at)}"
-    return f"{explanation.state}{since}{then}"
-
-
-def _mark(step: _Step, several: bool, *, plain: bool) -> Text:
-    if not step.pod_number:
-        return Text(">" if plain else "▶", "bold red" if _TROUBLE in step.words else "bold")
-    dot = Text("*" if plain else "●", "green")
-    return dot.append(f" #{step.pod_number}") if several else dot
-
-
-def _told(step: _Step) -> Text:
-    return Text(step.words + _again(step.times, step.at, step.last_at), "" if step.pod_number else "italic")
-
-
-def _steps(noted: Iterable[Noted]) -> list[_Step]:
-    """What is worth telling: passes are not, what came at once is told at once, and the same again is counted."""
-    steps: list[_Step] = []
-    for group in _groups(each for each in noted if each.entry.what not in _PASSES):
-        at, pod_number = group[0].entry.at, group[0].pod_number
-        words = "; ".join(_chained(dict.fromkeys(_words(each.entry) for each in group)))
-        if steps and (steps[-1].words, steps[-1].pod_number) == (words, pod_number):
-            steps[-1] = replace(steps[-1], times=steps[-1].times + 1, last_at=at)
-        else:
-            steps.append(_Step(at, words, pod_number))
-    return steps
-
-
-def _groups(noted: Iterable[Noted]) -> Iterator[list[Noted]]:
-    group: list[Noted] = []
-    for each in noted:
-        is_near = group and each.entry.at - group[0].entry.at < _TOGETHER
-        if group and not (is_near and each.pod_number and each.pod_number == group[0].pod_number):
-            yield group
-            group = []
-        group.append(each)
-    if group:
-        yield group
-
-
-def _chained(words: Iterable[str]) -> list[str]:
-    """Moves that follow each other as one: `a -> b`, `b -> c` is `a -> b -> c`."""
-    told: list[str] = []
-    for each in words:
-        start, arrow, rest = each.partition(_ARROW)
-        if arrow and told and told[-1].endswith(_ARROW + start):
-            told[-1] += arrow + rest
-        else:
-            told.append(each)
-    return told
-
-
-def _words(entry: Entry) -> str:
-    return _what(entry) + _again(entry.times, entry.at, entry.last_at)
-
-
-def _what(entry: Entry) -> str:
-    if not entry.detail or entry.what in _TERSE:
-        return entry.what
-    if entry.what == MOVED:
-        return entry.detail
-    return f"{entry.what}, {entry.detail}" if entry.what.startswith("phase ") else f"{entry.what}: {entry.detail}"
-
-
-def _again(times: int, at: datetime, last_at: datetime | None) -> str:
-    """How often, unless it was all at once."""
-    return "" if last_at is None or last_at - at < _TOGETHER else f" ({times} times, last {clock_face(last_at)})"

@@ -11,6 +11,8 @@ from enum import IntEnum, auto
 
 from podkeeper.app.demo.node import DemoNode
 from podkeeper.app.demo.story import NAMES, Act
+from podkeeper.app.local.printing import in_words
+from podkeeper.app.timeline import Noted
 from podkeeper.engine.history import Entry, Explanation
 from podkeeper.model import engine_metrics
 from podkeeper.model.k8s.core import ContainerStatus, Pod, PodStatus
@@ -56,14 +58,6 @@ class Picture:
     visitors: int
     troubles: tuple[str, ...]
     news: tuple[Act, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Noted:
-    """An entry of a pod's timeline."""
-
-    entry: Entry
-    pod_number: int  # 1: the first pod that bore the name; 0: news that concern it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,8 +193,8 @@ class Recorder:
             return f"{status.reason}: {status.message or ''}".rstrip(": ")
         statuses = (*(status.init_container_statuses or ()), *(status.container_statuses or ()))
         wait = explanation.next_retry - explanation.asked_at if explanation.next_retry is not None else None
-        in_words = _in_words(statuses, wait, is_over=status.phase in ("Succeeded", "Failed"))
-        return in_words or explanation.waiting_for or ""
+        said = in_words(statuses, wait, is_over=status.phase in ("Succeeded", "Failed"))
+        return said or explanation.waiting_for or ""
 
 
 def _continued(known: list[Entry], newer: Sequence[Entry]) -> list[Entry]:
@@ -239,21 +233,3 @@ def _look(pod: Pod, status: PodStatus) -> Look:
 def _phase(pod: Pod, status: PodStatus) -> str:
     phase = status.phase or "Pending"
     return "Terminating" if pod.metadata.deletion_timestamp and phase == "Running" else phase
-
-
-def _in_words(statuses: Sequence[ContainerStatus], wait: timedelta | None, *, is_over: bool) -> str:
-    """What the containers say of themselves; the first that has something to say speaks."""
-    for each in statuses:
-        if (waiting := each.state.waiting) is not None and waiting.reason != "PodInitializing":
-            then = "" if wait is None else f", next look in {wait.total_seconds():.0f} s"
-            return f"{each.name}: {waiting.reason}{then}"
-    for each in statuses:
-        if is_over and (ended := each.state.terminated) is not None:
-            return f"{each.name}: {ended.reason}, exit code {ended.exit_code}"
-    for each in statuses:
-        if not each.ready and each.state.running is not None:
-            return f"{each.name}: runs, and is not ready"
-    for each in statuses:
-        if each.restart_count and (ended := each.last_state.terminated) is not None:
-            return f"{each.name}: last ended with {ended.reason}, exit code {ended.exit_code}"
-    return ""

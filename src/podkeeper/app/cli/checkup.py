@@ -1,0 +1,153 @@
+"""What this machine offers to pods: one finding per part, found out by looking and, where that is not enough, trying.
+
+Nothing is changed: trials are made in a directory of their own that goes with them.
+"""
+
+import os
+import platform
+import shutil
+import socket
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum, auto
+from pathlib import Path
+
+from podkeeper.app.local.client import AskingFailed, LocalClient
+from podkeeper.app.local.places import default_root, default_socket
+
+OLDEST_PYTHON = (3, 11)
+CRI_SOCKETS = ("/run/containerd/containerd.sock", "/var/run/crio/crio.sock")
+
+
+class Mark(Enum):
+    """How good a finding is."""
+
+    GOOD = auto()
+    WEAK = auto()  # pods run, with less than they could have
+    MISSING = auto()  # not needed to run pods
+    FATAL = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One part of the machine."""
+
+    what: str
+    mark: Mark
+    found: str
+    hints: tuple[str, ...] = ()
+
+
+def checkup() -> tuple[Finding, ...]:
+    """Look at everything."""
+    return (
+        _system(),
+        _python(),
+        *_isolation(),
+        _cgroups(),
+        _root(),
+        _agent(),
+        _cri(),
+        _tool("kubectl", "needed by nothing here; 'podkeeper ps, logs, exec, describe' do without"),
+    )
+
+
+def _system() -> Finding:
+    found = f"{platform.system()} {platform.release()}, {os.cpu_count()} cores, user {os.geteuid()}"
+    if sys.platform != "linux":
+        return Finding("system", Mark.FATAL, found, ("pods need Linux: use a virtual machine or a container",))
+    return Finding("system", Mark.GOOD, found)
+
+
+def _python() -> Finding:
+    found = platform.python_version()
+    if sys.version_info < OLDEST_PYTHON:
+        return Finding("python", Mark.FATAL, found, ("podkeeper needs Python 3.11 or newer",))
+    return Finding("python", Mark.GOOD, found)
+
+
+def _isolation() -> Iterator[Finding]:
+    """Namespaces and overlay, by really trying, as the process runtime does."""
+    try:
+        from podkeeper.runtimes.process.keeper.isolation import probe
+    except ImportError:
+        yield Finding("namespaces", Mark.MISSING, "the process runtime is not part of this installation")
+        return
+    with tempfile.TemporaryDirectory(prefix="podkeeper-doctor-") as place:
+        found = probe(place)
+    words = {
+        "full": "each container has its own (mount, PID, IPC, UTS)",
+        "user": "each container has its own, inside a user namespace",
+        "none": "the kernel refuses them: containers are plain process groups and see each other",
+    }
+    mark = Mark.WEAK if found.namespaces == "none" or not found.pid else Mark.GOOD
+    pid = "" if found.pid or found.namespaces == "none" else "; no PID namespaces"
+    yield Finding("namespaces", mark, words.get(found.namespaces, found.namespaces) + pid, tuple(found.warnings))
+    overlays = {
+        "whole": "containers see a copy-on-write view of all files",
+        "split": "containers see a copy-on-write view of files, directory by directory",
+        "": "no copy-on-write view: files of the host are read-only or shared",
+    }
+    where = "" if found.upper == "disk" or not found.overlay else "; what they write lies in memory"
+    yield Finding("overlay", Mark.GOOD if found.overlay else Mark.WEAK, overlays[found.overlay] + where)
+
+
+def _cgroups() -> Finding:
+    try:
+        from podkeeper.host.cgroup_survey import survey
+        from podkeeper.runtimes.process.keeper.cgroup import hierarchies
+    except ImportError:
+        return Finding("cgroups", Mark.MISSING, "cgroups are not part of this installation")
+    offer = survey(hierarchies())
+    if offer.version:
+        found = f"version {offer.version}: {', '.join(offer.controllers)}"
+        return Finding("cgroups", Mark.GOOD, found)
+    hints = (offer.advice,) if offer.advice else ()
+    return Finding("cgroups", Mark.WEAK, f"limits are not enforced: {offer.reason}", hints)
+
+
+def _root() -> Finding:
+    root = default_root()
+    place = next((path for path in (root, *root.parents) if path.exists()), Path("/"))
+    if not os.access(place, os.W_OK):
+        hint = "name another one: podkeeper run --root DIR"
+        return Finding("root", Mark.WEAK, f"{root} cannot be written", (hint,))
+    free = shutil.disk_usage(place).free // 2**20
+    if free < 100:
+        return Finding("root", Mark.WEAK, f"{root}, {free} MiB free", ("make room, or name another place with --root",))
+    return Finding("root", Mark.GOOD, f"{root}, {free} MiB free")
+
+
+def _agent() -> Finding:
+    try:
+        told = LocalClient(default_socket()).get("info")
+    except AskingFailed as error:
+        return Finding("agent", Mark.MISSING, str(error), ("'podkeeper run PATH...' starts one",))
+    found = f"version {told['version']}, node {told['node']}, runtime {told['runtime']}, process {told['pid']}"
+    return Finding("agent", Mark.GOOD, found)
+
+
+def _cri() -> Finding:
+    for path in CRI_SOCKETS:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
+            asking.settimeout(1.0)
+            try:
+                asking.connect(path)
+            except PermissionError:
+                return Finding("containerd", Mark.WEAK, f"{path} is there, and closed to this user")
+            except OSError:
+                continue
+        return Finding("containerd", Mark.GOOD, f"answers on {path}")
+    return Finding(
+        "containerd",
+        Mark.MISSING,
+        "none answers",
+        ("only needed for images: install containerd or CRI-O and start it",),
+    )
+
+
+def _tool(name: str, why: str) -> Finding:
+    path = shutil.which(name)
+    return Finding(name, Mark.MISSING, "not found", (why,)) if path is None else Finding(name, Mark.GOOD, path)

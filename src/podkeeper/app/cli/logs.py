@@ -1,0 +1,144 @@
+"""`podkeeper logs POD`: what its containers wrote, as kubectl shows it; several ones with their names in front."""
+
+import re
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+
+import click
+
+from podkeeper.app.cli.asking import asks, complete_pod, container_meant, containers_of, identity, pod_named
+from podkeeper.app.local.client import AskingFailed, Json, LocalClient
+
+_UNITS = {"s": 1, "m": 60, "h": 3600}
+_SPAN = re.compile(r"(?:\d+(?:\.\d+)?[smh])+")
+
+
+def _since(context: click.Context, option: click.Parameter, text: str | None) -> int | None:
+    if text is None:
+        return None
+    if not _SPAN.fullmatch(text):
+        raise click.BadParameter(f"cannot read {text!r}; right would be 5s, 2m or 1h30m")
+    parts = re.findall(r"([\d.]+)([smh])", text)
+    return max(1, round(sum(float(number) * _UNITS[unit] for number, unit in parts)))
+
+
+@click.command()
+@click.argument("pod", shell_complete=complete_pod)
+@click.argument("container_argument", metavar="[CONTAINER]", required=False)
+@click.option("-c", "--container", help="One container of the pod.")
+@click.option(
+    "--all-containers", is_flag=True, help="All of them [so it is where there are several and none is named]."
+)
+@click.option(
+    "--prefix/--no-prefix", default=None, help="Begin each line with the container's name [where there are several]."
+)
+@click.option("-f", "--follow", is_flag=True, help="Go on as long as the containers run.")
+@click.option("-p", "--previous", is_flag=True, help="What the container before this one wrote.")
+@click.option("--tail", type=int, metavar="LINES", help="Only the last so many lines; -1: all of them.")
+@click.option("--since", callback=_since, metavar="SPAN", help="Only what is newer than 5s, 2m or 1h.")
+@click.option("--since-time", metavar="TIME", help="Only what came after a time (RFC 3339).")
+@click.option("--limit-bytes", type=click.IntRange(min=1), help="At most so much.")
+@click.option("--timestamps", is_flag=True, help="Begin each line with its time.")
+@asks
+def logs(
+    pod: str,
+    container_argument: str | None,
+    container: str | None,
+    all_containers: bool,
+    prefix: bool | None,
+    follow: bool,
+    previous: bool,
+    tail: int | None,
+    since: int | None,
+    since_time: str | None,
+    limit_bytes: int | None,
+    timestamps: bool,
+    client: LocalClient,
+) -> None:
+    """Show what the containers of a pod wrote."""
+    found = pod_named(client, pod)
+    query = {
+        "follow": follow,
+        "previous": previous,
+        "tailLines": tail if tail is not None and tail >= 0 else None,
+        "sinceSeconds": since,
+        "sinceTime": since_time,
+        "limitBytes": limit_bytes,
+        "timestamps": timestamps,
+    }
+    wanted = _containers(found, container or container_argument, all_containers)
+    with_names = len(wanted) > 1 if prefix is None else prefix
+    streams = {name: client.stream("containerLogs", *identity(found), name, **query) for name in wanted}
+    if len(wanted) == 1:
+        _write(streams[wanted[0]], f"[{wanted[0]}] " if with_names else "")
+        return
+    failures = _all_at_once(streams, with_names) if follow else _one_by_one(streams, with_names)
+    for failure in failures:
+        click.echo(f"note: {failure}", err=True)
+    if len(failures) == len(wanted):
+        raise click.ClickException("no container has a log")
+
+
+def _containers(pod: Json, named: str | None, everything: bool) -> list[str]:
+    if named is not None and not everything:
+        return [container_meant(pod, named)]
+    return containers_of(pod)
+
+
+def _one_by_one(streams: dict[str, Iterator[bytes]], with_names: bool) -> list[str]:
+    failures = []
+    for name, stream in streams.items():
+        try:
+            _write(stream, f"[{name}] " if with_names else "")
+        except AskingFailed as error:
+            failures.append(str(error))
+    return failures
+
+
+def _all_at_once(streams: dict[str, Iterator[bytes]], with_names: bool) -> list[str]:
+    """Follow several containers; lines stay whole."""
+    failures: list[str] = []
+    turn = threading.Lock()
+
+    def follow(name: str, stream: Iterator[bytes]) -> None:
+        try:
+            _write(stream, f"[{name}] " if with_names else "", turn, whole_lines=True)
+        except AskingFailed as error:
+            failures.append(str(error))
+        except (OSError, ValueError):
+            return  # nobody reads any more
+
+    threads = [threading.Thread(target=follow, args=pair, daemon=True) for pair in streams.items()]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return failures
+
+
+def _write(
+    stream: Iterator[bytes],
+    prefix: str,
+    turn: AbstractContextManager[object] | None = None,
+    *,
+    whole_lines: bool = False,
+) -> None:
+    """Write a stream as it comes, byte for byte where nothing has to be put in front of lines."""
+    lock = turn or threading.Lock()
+    pieces = stream if not prefix and not whole_lines else _prefixed(stream, prefix.encode())
+    for piece in pieces:
+        with lock:
+            sys.stdout.buffer.write(piece)
+            sys.stdout.buffer.flush()
+
+
+def _prefixed(stream: Iterator[bytes], prefix: bytes) -> Iterator[bytes]:
+    unfinished = b""
+    for block in stream:
+        *lines, unfinished = (unfinished + block).split(b"\n")
+        if lines:
+            yield b"".join(prefix + line + b"\n" for line in lines)
+    if unfinished:
+        yield prefix + unfinished

@@ -1,0 +1,170 @@
+"""`podkeeper run PATH...`: run the pods of manifests, in the foreground, and keep them as their specs say."""
+
+import asyncio
+import logging
+import os
+import shlex
+import socket
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from podkeeper.app.local.places import default_root, socket_for
+
+if TYPE_CHECKING:
+    from podkeeper.app.cli.run_life import Wishes
+    from podkeeper.app.cli.run_screen import Screen
+    from podkeeper.app.standalone import Standalone
+    from podkeeper.model.kubelet_config import KubeletConfiguration
+
+RUNTIMES = ("process", "fake")
+_SHOWN_ANYWAY = ("podkeeper.sources.", "podkeeper.engine.workers")  # broken manifests, and pods that are tried again
+_LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)
+
+
+@click.command()
+@click.argument("paths", nargs=-1, type=click.Path(exists=True, path_type=Path))
+@click.option(
+    "--root",
+    type=click.Path(file_okay=False, path_type=Path),
+    help=f"Where the agent keeps its things [{default_root()}].",
+)
+@click.option("--socket", "socket_path", type=click.Path(path_type=Path), help="Where it answers the other commands.")
+@click.option("--node-name", default=lambda: socket.gethostname().lower(), help="The node's name [this host's name].")
+@click.option("--runtime", default="process", show_default=True, type=click.Choice(RUNTIMES), help="What runs pods.")
+@click.option(
+    "--host-image", "host_images", multiple=True, metavar="PATTERN",
+    help="Images that mean this machine's own files, besides 'host'. May be repeated.",
+)  # fmt: skip
+@click.option(
+    "--config", "config_path", metavar="FILE", type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A KubeletConfiguration; what of it is not honoured is named.",
+)  # fmt: skip
+@click.option("--once", is_flag=True, help="End when all pods have ended; exit with 0 only if all of them succeeded.")
+@click.option("--stop-pods-on-exit", is_flag=True, help="Stop the pods also when the agent is ended by SIGTERM.")
+@click.option("--plain", is_flag=True, help="Plain lines, as when the output is no terminal.")
+@click.option("-v", "--verbose", count=True, help="Write more of the agent's log to stderr; twice: all of it.")
+def run(
+    paths: tuple[Path, ...],
+    root: Path | None,
+    socket_path: Path | None,
+    node_name: str,
+    runtime: str,
+    host_images: tuple[str, ...],
+    config_path: Path | None,
+    once: bool,
+    stop_pods_on_exit: bool,
+    plain: bool,
+    verbose: int,
+) -> None:
+    """Run the pods of manifests (files or folders) and keep them as their specs say.
+
+    Changed manifests take effect at once. Ctrl-C stops the pods; pressed again, it leaves them running.
+    """
+    from podkeeper.app.cli.run_life import Wishes
+    from podkeeper.app.process import tune_garbage_collection
+    from podkeeper.app.standalone import Standalone
+    from podkeeper.model.errors import AgentError
+
+    root = (root or default_root()).absolute()
+    place = (socket_path or socket_for(root)).absolute()
+    try:
+        config = _configuration(config_path)
+        if not paths and not config.static_pod_path and not config.static_pod_url:
+            raise click.UsageError("nothing to run: name manifests (files or folders), or a staticPodPath in --config")
+        wanted = Standalone(
+            paths=paths, root=root, node_name=node_name, runtime=runtime, host_images=host_images, config=config
+        )
+        wishes = Wishes(
+            once=once,
+            stop_pods_on_exit=stop_pods_on_exit,
+            again=_again(wanted),
+            pods_survive=runtime != "fake",
+        )
+        _set_up_logging(verbose)
+        tune_garbage_collection()
+        status = asyncio.run(_live(wanted, wishes, place, plain=plain or not sys.stdout.isatty()))
+    except AgentError as error:
+        raise click.ClickException(str(error)) from error
+    sys.stdout.flush()
+    raise SystemExit(status)
+
+
+async def _live(wanted: "Standalone", wishes: "Wishes", place: Path, *, plain: bool) -> int:
+    from podkeeper import __version__
+    from podkeeper.app.build import Agent
+    from podkeeper.app.cli.run_life import Life
+    from podkeeper.app.local.server import Info, LocalServer
+    from podkeeper.app.standalone import assembled
+
+    screen = _screen(plain=plain)
+    async with assembled(wanted, screen.complain) as parts:
+        agent = Agent(parts.ports, parts.settings)
+        info = Info(
+            version=__version__,
+            node=wanted.node_name,
+            root=str(wanted.root),
+            runtime=agent.runtime.name,
+            pid=os.getpid(),
+            paths=tuple(str(path.absolute()) for path in wanted.paths),
+        )
+        server = LocalServer(agent=agent, gate=parts.gate, streams=parts.streams(agent), info=info, path=place)
+        await server.start()
+        try:
+            screen.say(f"podkeeper {__version__}: node {wanted.node_name}, runtime {info.runtime}, root {wanted.root}")
+            screen.say(f"It answers on {place}.")
+            return await Life(agent, parts.gate, screen, wishes).run(parts.problems, parts.rooms)
+        finally:
+            await server.close()
+
+
+def _configuration(path: Path | None) -> "KubeletConfiguration":
+    from podkeeper.app.cli.kubelet_file import read_kubelet_file
+    from podkeeper.app.standalone import HONOURED
+    from podkeeper.model.kubelet_config import KubeletConfiguration
+
+    if path is None:
+        return KubeletConfiguration()
+    config, without_effect = read_kubelet_file(path, HONOURED)
+    for problem in without_effect:
+        click.echo(f"warning: {problem}", err=True)
+    return config
+
+
+def _screen(*, plain: bool) -> "Screen":
+    if plain:
+        from podkeeper.app.cli.run_screen import Lines
+
+        return Lines()
+    from podkeeper.app.cli.run_table import LiveTable
+
+    return LiveTable()
+
+
+def _again(wanted: "Standalone") -> str:
+    """The command that takes up again what this one leaves."""
+    words = ["podkeeper", "run", *map(str, wanted.paths)]
+    if wanted.root != default_root():
+        words += ["--root", str(wanted.root)]
+    if wanted.node_name != socket.gethostname().lower():
+        words += ["--node-name", wanted.node_name]
+    return shlex.join(words)
+
+
+def _set_up_logging(verbose: int) -> None:
+    handler = _ToStderr()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s", "%H:%M:%S"))
+    handler.addFilter(lambda record: bool(verbose) or not record.name.startswith(_SHOWN_ANYWAY))
+    logging.basicConfig(level=_LEVELS[min(verbose, len(_LEVELS) - 1)], handlers=[handler])
+
+
+class _ToStderr(logging.Handler):
+    """Writes to whatever stderr is now: a live table takes it over, and shows lines above itself."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            sys.stderr.write(self.format(record) + "\n")
+        except Exception:
+            self.handleError(record)

@@ -1,0 +1,57 @@
+"""`podkeeper stop POD...`: end pods and hold them back until they are started again or their manifests change."""
+
+import time
+
+import click
+
+from podkeeper.app.cli.asking import asks, complete_pod, identity, pod_named
+from podkeeper.app.local.client import AskingFailed, Json, LocalClient
+
+_LOOK_SECONDS = 0.1
+_SAY_SECONDS = 5.0
+
+
+@click.command()
+@click.argument("pods", nargs=-1, required=True, shell_complete=complete_pod)
+@click.option("--grace-period", type=click.IntRange(min=1), metavar="SECONDS", help="Instead of what the pod asks for.")
+@click.option("--no-wait", is_flag=True, help="Do not wait until they have ended.")
+@asks
+def stop(pods: tuple[str, ...], grace_period: int | None, no_wait: bool, client: LocalClient) -> None:
+    """Stop pods, each with its own grace.
+
+    A pod from a manifest has nobody else who could delete it: it stays stopped, also when the agent is started anew,
+    until 'podkeeper start POD' or a change of its manifest. To be rid of it for good, remove the manifest.
+    """
+    found = [pod_named(client, name) for name in pods]  # all of them, before any is touched
+    for pod in found:
+        client.post("stop", *identity(pod), gracePeriodSeconds=grace_period)
+    if not no_wait:
+        _wait(client, found)
+    for pod in found:
+        name = identity(pod)[1]
+        done = "is being stopped" if no_wait else "is stopped"
+        click.echo(f"{name} {done}; it stays so until 'podkeeper start {name}' or a change of its manifest.")
+
+
+def _wait(client: LocalClient, pods: list[Json]) -> None:
+    said = time.monotonic()
+    left = pods
+    while left := [pod for pod in left if not _is_stopped(client, pod)]:
+        if time.monotonic() - said >= _SAY_SECONDS:
+            said = time.monotonic()
+            click.echo(f"still stopping: {', '.join(identity(pod)[1] for pod in left)}", err=True)
+        time.sleep(_LOOK_SECONDS)
+
+
+def _is_stopped(client: LocalClient, pod: Json) -> bool:
+    try:
+        now = client.get("pods", *identity(pod))
+    except AskingFailed as error:
+        if error.code == 404:
+            return True  # its manifest went meanwhile
+        raise
+    return now["metadata"]["uid"] != pod["metadata"]["uid"] or not _is_ending(now)
+
+
+def _is_ending(pod: Json) -> bool:
+    return bool(pod["metadata"].get("deletionTimestamp")) or pod["status"].get("reason") != "Stopped"

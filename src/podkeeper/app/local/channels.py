@@ -1,0 +1,88 @@
+"""A conversation over a WebSocket, in the channels that kubectl and the kubelet speak (v5.channel.k8s.io).
+
+    client --> 0 stdin   4 size of the terminal, {"Width": 80, "Height": 24}   255 close of a channel
+    server --> 1 stdout  2 stderr  3 how it ended, a Status with the exit code
+
+Each message is one byte that names the channel, and data. The Go ancestors are
+k8s.io/apimachinery/pkg/util/remotecommand and pkg/kubelet's `remotecommand` server.
+"""
+
+import asyncio
+import contextlib
+from typing import Final
+
+import msgspec
+from aiohttp import WSMsgType, web
+
+from podkeeper.app.local.streams import Conversation, end_in_words
+from podkeeper.model.k8s.meta import Status, StatusCause, StatusDetails
+from podkeeper.model.probing import CommandEnd, Exited
+from podkeeper.rules.logline import STDERR, STDOUT
+
+PROTOCOL: Final = "v5.channel.k8s.io"
+STDIN_CHANNEL: Final = 0
+ERROR_CHANNEL: Final = 3
+RESIZE_CHANNEL: Final = 4
+CLOSE_CHANNEL: Final = 255
+OUTPUT_CHANNELS: Final = {STDOUT: 1, STDERR: 2}
+EXIT_CODE_CAUSE: Final = "ExitCode"
+NON_ZERO_EXIT: Final = "NonZeroExitCode"
+
+
+class TerminalSize(msgspec.Struct, frozen=True):
+    """How large a terminal is, as kubectl says it."""
+
+    Width: int = 0
+    Height: int = 0
+
+
+async def talk(conversation: Conversation, socket: web.WebSocketResponse) -> None:
+    """Carry words both ways until the process has ended, or whoever talks with it is gone."""
+    listening = asyncio.create_task(_hear(conversation, socket))
+    speaking = asyncio.create_task(_say(conversation, socket))
+    try:
+        await asyncio.wait((listening, speaking), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in (listening, speaking):
+            task.cancel()
+        with contextlib.suppress(asyncio.CancelledError, ConnectionError):
+            await asyncio.gather(listening, speaking)
+        await socket.close()
+
+
+async def _say(conversation: Conversation, socket: web.WebSocketResponse) -> None:
+    """All output, and then the end."""
+    async for stream, data in conversation.output():
+        await socket.send_bytes(bytes([OUTPUT_CHANNELS[stream]]) + data)
+    status = msgspec.json.encode(status_of(await conversation.wait()))
+    await socket.send_bytes(bytes([ERROR_CHANNEL]) + status)
+
+
+async def _hear(conversation: Conversation, socket: web.WebSocketResponse) -> None:
+    """All input, until the other side closes."""
+    async for message in socket:
+        if message.type is not WSMsgType.BINARY or not message.data:
+            continue
+        channel, data = message.data[0], message.data[1:]
+        if channel == STDIN_CHANNEL:
+            await conversation.send(data)
+        elif channel == RESIZE_CHANNEL:
+            with contextlib.suppress(msgspec.DecodeError):
+                size = msgspec.json.decode(data, type=TerminalSize)
+                await conversation.resize(size.Width, size.Height)
+        elif channel == CLOSE_CHANNEL and data[:1] == bytes([STDIN_CHANNEL]):
+            await conversation.close_input()
+
+
+def status_of(end: CommandEnd) -> Status:
+    """How a command ended, as the kubelet tells it."""
+    if isinstance(end, Exited) and end.code == 0:
+        return Status(status="Success")
+    if isinstance(end, Exited):
+        return Status(
+            status="Failure",
+            reason=NON_ZERO_EXIT,
+            message=f"command terminated with exit code {end.code}",
+            details=StatusDetails(causes=(StatusCause(reason=EXIT_CODE_CAUSE, message=str(end.code)),)),
+        )
+    return Status(status="Failure", reason="InternalError", message=end_in_words(end), code=500)

@@ -1,0 +1,205 @@
+"""A container's log: which file it is, and what stands in it, from a line on and for as long as the container lives.
+
+    pod, container, previous? -> LogFile -> read_file -> bytes, as the container wrote them
+
+Which file it is, and why there is none, is the kubelet's decision (`validateContainerLogStatus`). The file is read in
+blocks, so a log of any size costs no memory; who follows looks again a few times a second, goes over to the new file
+when the log is rotated, and is done when the container is. Files are local and blocks are small: they are read on the
+loop, only the search for the last lines of a long file goes to a thread.
+"""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from podkeeper.app.build import Agent
+from podkeeper.model.errors import AgentError
+from podkeeper.model.k8s.core import ContainerStatus, Pod
+from podkeeper.model.messages import PodUID
+from podkeeper.model.runtime import ContainerState, bare_container_id
+from podkeeper.rules.logread import BLOCK_BYTES, LogOptions, Reading, advance, begin, tail_start
+from podkeeper.rules.naming import container_log_path, pod_log_directory
+
+LOOK_AGAIN_SECONDS = 0.1
+_BLOCKS_AT_ONCE = 16  # then others get their turn
+
+
+class NoLog(AgentError):
+    """There is nothing to read, and the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogFile:
+    """Where a container's log is, and whose it is."""
+
+    path: Path
+    uid: PodUID
+    container_id: str
+
+
+def log_file(agent: Agent, pod: Pod, container: str, *, previous: bool = False) -> LogFile:
+    """The log of a container of a pod that is shown with its status. Raises NoLog."""
+    uid = PodUID(pod.metadata.uid or "")
+    container_id = bare_container_id(_container_id(pod, container, previous=previous))
+    records = agent.cache.get(uid).containers
+    attempt = next((each.restart_count for each in records if each.id == container_id), None)
+    if attempt is None:
+        raise NoLog(f"cannot read the log of container {container!r} in pod {pod.metadata.name!r}: it has been removed")
+    directory = pod_log_directory(agent.settings.log_root, pod)
+    return LogFile(Path(directory, container_log_path(container, attempt)), uid, container_id)
+
+
+def is_running(agent: Agent, log: LogFile) -> bool:
+    """Whether a container may still write to its log."""
+    records = agent.cache.get(log.uid).containers
+    return any(each.id == log.container_id and each.state is not ContainerState.EXITED for each in records)
+
+
+def _container_id(pod: Pod, container: str, *, previous: bool) -> str:
+    status, name = _status_of(pod, container), pod.metadata.name
+    state, before = status.state, status.last_state.terminated
+    if previous:
+        if before is None or not before.container_id:
+            raise NoLog(f'previous terminated container "{container}" in pod "{name}" not found')
+        return before.container_id
+    if state.running is not None and status.container_id:
+        return status.container_id
+    if state.terminated is not None and state.terminated.container_id:
+        return state.terminated.container_id
+    if before is not None and before.container_id:
+        return before.container_id
+    if state.terminated is not None or before is not None:
+        raise NoLog(f'container "{container}" in pod "{name}" is terminated')
+    reason = "" if state.waiting is None else state.waiting.reason or ""
+    told = {
+        "ErrImagePull": "image can't be pulled",
+        "ImagePullBackOff": "trying and failing to pull image",
+    }.get(reason, reason)
+    raise NoLog(f'container "{container}" in pod "{name}" is waiting to start: {told}')
+
+
+def _status_of(pod: Pod, container: str) -> ContainerStatus:
+    status = pod.status
+    lists = (status.container_statuses, status.init_container_statuses, status.ephemeral_container_statuses)
+    found = next((each for several in lists for each in several or () if each.name == container), None)
+    if found is not None:
+        return found
+    spec = pod.spec
+    known = [
+        *(each.name for each in spec.init_containers or ()),
+        *(each.name for each in spec.containers),
+        *(each.name for each in spec.ephemeral_containers or ()),
+    ]
+    if container in known:
+        raise NoLog(f'container "{container}" in pod "{pod.metadata.name}" is not available')
+    raise NoLog(
+        f"cannot find a container {container!r} in pod {pod.metadata.name!r}; right would be one of: {', '.join(known)}"
+    )
+
+
+# ---- reading ----
+
+
+async def read_file(path: Path, options: LogOptions, *, goes_on: Callable[[], bool]) -> AsyncIterator[bytes]:
+    """What a container wrote, in pieces; who follows is told more for as long as `goes_on` says so."""
+    reading = begin(options)
+    if reading is None:
+        return
+    file = _File(path)
+    try:
+        if not await file.open_first(options, goes_on):
+            return
+        unfinished = b""
+        while True:
+            last_look = not (options.follow and goes_on())  # asked before the look: what came before the end is seen
+            async for block in file.blocks():
+                *lines, unfinished = (unfinished + block).split(b"\n")
+                reading, data = _take(reading, lines)
+                if data:
+                    yield data
+                if reading is None:
+                    return
+            if file.moved_on():
+                continue
+            if last_look:
+                break
+            await asyncio.sleep(LOOK_AGAIN_SECONDS)
+        if unfinished:
+            _, data = _take(reading, [unfinished], end=b"")
+            yield data
+    finally:
+        file.close()
+
+
+def _take(reading: Reading, lines: list[bytes], end: bytes = b"\n") -> tuple[Reading | None, bytes]:
+    wanted = []
+    state: Reading | None = reading
+    for line in lines:
+        if state is None:
+            break
+        state, chunk = advance(state, line + end)
+        if chunk is not None:
+            wanted.append(chunk.data)
+    return state, b"".join(wanted)
+
+
+class _File:
+    """An open log file, and the path under which its successor will be."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._fd = -1
+
+    async def open_first(self, options: LogOptions, goes_on: Callable[[], bool]) -> bool:
+        """Open it where the wanted lines begin; who follows waits for one that is not there yet."""
+        while not self._open():
+            if not (options.follow and goes_on()):
+                return False
+            await asyncio.sleep(LOOK_AGAIN_SECONDS)
+        if options.tail_lines is not None:
+            size = os.fstat(self._fd).st_size  # what comes during the search comes after the tail
+            os.lseek(self._fd, await asyncio.to_thread(self._tail, size, options.tail_lines), os.SEEK_SET)
+        return True
+
+    async def blocks(self) -> AsyncIterator[bytes]:
+        """What stands there, up to the end."""
+        count = 0
+        while block := os.read(self._fd, BLOCK_BYTES):
+            yield block
+            count += 1
+            if count % _BLOCKS_AT_ONCE == 0:
+                await asyncio.sleep(0)
+
+    def moved_on(self) -> bool:
+        """At the end of the file: whether another one has taken its place, or it was emptied; that is read next."""
+        old = os.fstat(self._fd)
+        if old.st_size < os.lseek(self._fd, 0, os.SEEK_CUR):
+            os.lseek(self._fd, 0, os.SEEK_SET)
+            return True
+        try:
+            new = os.stat(self._path)
+        except OSError:
+            return False  # renamed, and its successor is not there yet; or it is gone for good
+        if (new.st_dev, new.st_ino) == (old.st_dev, old.st_ino):
+            return False
+        if os.fstat(self._fd).st_size > os.lseek(self._fd, 0, os.SEEK_CUR):
+            return True  # the last words before the change came after the last look
+        self.close()
+        return self._open()
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _open(self) -> bool:
+        try:
+            self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return False
+        return True
+
+    def _tail(self, size: int, lines: int) -> int:
+        return tail_start(size, lambda at, length: os.pread(self._fd, length, at), lines)

@@ -1,0 +1,288 @@
+"""How a pod is shown in a line: the columns of `kubectl get pods`, and why it is as it is.
+
+Pods with their statuses come in, cells and words go out; nothing here knows an agent. STATUS, READY and RESTARTS are
+what kubectl prints for the same object. The Go ancestors are `printPod` in pkg/printers/internalversion and
+`HumanDuration` in k8s.io/apimachinery/pkg/util/duration.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Final
+
+from podkeeper.engine.history import Explanation
+from podkeeper.model.k8s.core import ContainerStatus, Pod, PodStatus
+from podkeeper.model.table import COMPLETED, Table, TableColumnDefinition, TableRow, TableRowCondition
+from podkeeper.model.times import instant
+from podkeeper.rules.static import DEFAULT_NAMESPACE
+
+TABLE_ACCEPTED: Final = "application/json;as=Table;v=v1;g=meta.k8s.io"
+"""What a client that wants rows instead of objects accepts."""
+
+STOPPED: Final = "Stopped"
+"""The reason of a pod that a person stopped."""
+
+_NONE: Final = "<none>"
+_COLUMNS: Final = (
+    ("Pod", 0),
+    ("Ready", 0),
+    ("Status", 0),
+    ("Restarts", 0),
+    ("Age", 0),
+    ("IP", 1),
+    ("Node", 1),
+    ("Nominated Node", 1),
+    ("Readiness Gates", 1),
+    ("Why", 0),
+)
+_LONGEST_MESSAGE: Final = 160
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """A pod in three cells."""
+
+    status: str
+    ready: int
+    total: int
+    restarts: int
+    restarted_at: datetime | None = None  # the end of the last run before this one
+
+    def ready_of_total(self) -> str:
+        """The READY column."""
+        return f"{self.ready}/{self.total}"
+
+    def restarts_told(self, now: datetime) -> str:
+        """The RESTARTS column."""
+        if not self.restarts or self.restarted_at is None:
+            return str(self.restarts)
+        return f"{self.restarts} ({human_duration(now - self.restarted_at)} ago)"
+
+
+def summary_of(pod: Pod) -> Summary:
+    """A pod as kubectl sums it up."""
+    status = pod.status
+    sidecars = frozenset(each.name for each in pod.spec.init_containers or () if each.restart_policy == "Always")
+    total = len(pod.spec.containers) + len(sidecars)
+    reason = status.reason or status.phase or "Pending"
+    gated = any(each.type == "PodScheduled" and each.reason == "SchedulingGated" for each in status.conditions or ())
+    init = _init_summary(pod, sidecars)
+    if gated:
+        reason = "SchedulingGated"
+    if init.reason and not _is_true(status, "Initialized"):
+        summary = Summary(init.reason, init.ready, total, init.restarts, init.restarted_at)
+    else:
+        own = [each for each in status.init_container_statuses or () if each.name in sidecars]
+        reason, ready = _main_reason(status, init.reason or reason)
+        both = (*own, *(status.container_statuses or ()))
+        summary = Summary(reason, init.ready + ready, total, _restarts(both), _last_end(both))
+    if pod.metadata.deletion_timestamp and status.phase not in ("Succeeded", "Failed"):
+        word = "Unknown" if status.reason == "NodeLost" else "Terminating"
+        return Summary(word, summary.ready, total, summary.restarts, summary.restarted_at)
+    return summary
+
+
+@dataclass(frozen=True, slots=True)
+class _Init:
+    """How the init containers are; no reason: they are done."""
+
+    reason: str
+    ready: int
+    restarts: int
+    restarted_at: datetime | None
+
+
+def _init_summary(pod: Pod, sidecars: frozenset[str]) -> _Init:
+    ready, seen = 0, []
+    for index, each in enumerate(pod.status.init_container_statuses or ()):
+        seen.append(each)
+        ended, waiting = each.state.terminated, each.state.waiting
+        if ended is not None and ended.exit_code == 0:
+            continue
+        if each.name in sidecars and each.started:
+            ready += each.ready
+            continue
+        if ended is not None:
+            reason = f"Init:{_end_word(ended.reason, ended.signal, ended.exit_code)}"
+        elif waiting is not None and waiting.reason and waiting.reason != "PodInitializing":
+            reason = f"Init:{waiting.reason}"
+        else:
+            reason = f"Init:{index}/{len(pod.spec.init_containers or ())}"
+        return _Init(reason, ready, _restarts(seen), _last_end(seen))
+    return _Init("", ready, _restarts(seen), _last_end(seen))
+
+
+def _main_reason(status: PodStatus, reason: str) -> tuple[str, int]:
+    """The STATUS that the ordinary containers lead to, and how many of them are ready."""
+    ready, error, has_running = 0, "", False
+    for each in reversed(status.container_statuses or ()):
+        waiting, ended = each.state.waiting, each.state.terminated
+        if waiting is not None and waiting.reason:
+            reason = waiting.reason
+        elif ended is not None:
+            reason = _end_word(ended.reason, ended.signal, ended.exit_code)
+            error = reason if ended.exit_code != 0 else error
+        elif each.ready and each.state.running is not None:
+            has_running, ready = True, ready + 1
+    if reason == "Completed":
+        if has_running:
+            reason = "Running" if _is_true(status, "Ready") else error or "NotReady"
+        else:
+            reason = error or reason
+    return reason, ready
+
+
+def _end_word(reason: str | None, signal: int | None, exit_code: int) -> str:
+    if reason:
+        return reason
+    return f"Signal:{signal}" if signal else f"ExitCode:{exit_code}"
+
+
+def _restarts(statuses: Iterable[ContainerStatus]) -> int:
+    return sum(each.restart_count for each in statuses)
+
+
+def _last_end(statuses: Iterable[ContainerStatus]) -> datetime | None:
+    ends = (instant(each.last_state.terminated.finished_at) for each in statuses if each.last_state.terminated)
+    return max((end for end in ends if end is not None), default=None)
+
+
+def _is_true(status: PodStatus, condition: str) -> bool:
+    return any(each.type == condition and each.status == "True" for each in status.conditions or ())
+
+
+def is_ready(status: PodStatus) -> bool:
+    """Whether a pod's Ready condition is true."""
+    return _is_true(status, "Ready")
+
+
+def human_duration(length: timedelta) -> str:
+    """A span of time in two or three figures, as kubectl tells it: 90s, 5m3s, 3h12m, 5d4h, 2y14d."""
+    seconds = int(length.total_seconds())
+    if seconds < 120:
+        return "<invalid>" if seconds < -1 else f"{max(seconds, 0)}s"
+    minutes, hours, days = seconds // 60, seconds // 3600, seconds // 86_400
+    if minutes < 10:
+        return f"{minutes}m{_rest(seconds % 60, 's')}"
+    if minutes < 180:
+        return f"{minutes}m"
+    if hours < 8:
+        return f"{hours}h{_rest(minutes % 60, 'm')}"
+    if hours < 48:
+        return f"{hours}h"
+    if hours < 192:
+        return f"{days}d{_rest(hours % 24, 'h')}"
+    if days < 730:
+        return f"{days}d"
+    return f"{days // 365}y" + (_rest(days % 365, "d") if days < 2920 else "")
+
+
+def _rest(number: int, unit: str) -> str:
+    return f"{number}{unit}" if number else ""
+
+
+def shown_name(pod: Pod) -> str:
+    """A pod's name, with its namespace where that is not the usual one."""
+    meta = pod.metadata
+    return f"{meta.name}" if meta.namespace in (None, "", DEFAULT_NAMESPACE) else f"{meta.namespace}/{meta.name}"
+
+
+def born_at(pod: Pod) -> datetime | None:
+    """Since when a pod is there, as far as it says so itself."""
+    return instant(pod.metadata.creation_timestamp)
+
+
+# ---- why ----
+
+
+def why(pod: Pod, explanation: Explanation, slow: str = "") -> str:
+    """What a pod waits for, or why it is as it is; nothing where all is well.
+
+    `slow`: a call to the runtime on the pod's behalf that takes too long, in words.
+    """
+    status = pod.status
+    if slow and status.phase == "Pending":
+        return slow
+    if status.reason == STOPPED:
+        return status.message or ""
+    if status.reason:
+        return _cut(": ".join(filter(None, (status.reason, status.message))))
+    statuses = (*(status.init_container_statuses or ()), *(status.container_statuses or ()))
+    wait = None if explanation.next_retry is None else explanation.next_retry - explanation.asked_at
+    said = in_words(statuses, wait, is_over=status.phase in ("Succeeded", "Failed"))
+    return _cut(said or explanation.waiting_for)
+
+
+def in_words(statuses: Sequence[ContainerStatus], wait: timedelta | None, *, is_over: bool) -> str:
+    """What the containers say of themselves; the first that has something to say speaks."""
+    for each in statuses:
+        if (waiting := each.state.waiting) is not None and waiting.reason not in (None, "PodInitializing"):
+            then = "" if wait is None else f", next look in {wait.total_seconds():.0f} s"
+            return f"{each.name}: {waiting.reason}{_more(each)}{then}"
+    for each in statuses:
+        if is_over and (ended := each.state.terminated) is not None and ended.reason != "Completed":
+            return f"{each.name}: {ended.reason}, exit code {ended.exit_code}"
+    for each in statuses:
+        if is_over and (ended := each.state.terminated) is not None:
+            return f"{each.name}: {ended.reason}, exit code {ended.exit_code}"
+    for each in statuses:
+        if not each.ready and each.state.running is not None:
+            return f"{each.name}: runs, and is not ready"
+    for each in statuses:
+        if each.restart_count and (ended := each.last_state.terminated) is not None:
+            return f"{each.name}: last ended with {ended.reason}, exit code {ended.exit_code}"
+    return ""
+
+
+def _more(container: ContainerStatus) -> str:
+    """What is worth knowing of a container that waits: how it ended before, or what was said."""
+    ended, waiting = container.last_state.terminated, container.state.waiting
+    if waiting is not None and waiting.reason == "CrashLoopBackOff" and ended is not None:
+        return f", last exit code {ended.exit_code}"
+    return f": {waiting.message}" if waiting is not None and waiting.message else ""
+
+
+def _cut(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _LONGEST_MESSAGE else line[: _LONGEST_MESSAGE - 3] + "..."
+
+
+# ---- the table ----
+
+
+def pods_table(pods: Iterable[tuple[Pod, str]], now: datetime) -> Table:
+    """Pods, each with its why, as Kubernetes answers `kubectl get`; columns of priority 1 are for `-o wide`."""
+    return Table(
+        api_version="meta.k8s.io/v1",
+        kind="Table",
+        column_definitions=tuple(
+            TableColumnDefinition(name=name, type="string", priority=priority) for name, priority in _COLUMNS
+        ),
+        rows=tuple(_row(pod, reason, now) for pod, reason in pods),
+    )
+
+
+def _row(pod: Pod, reason: str, now: datetime) -> TableRow:
+    summary, born, status = summary_of(pod), born_at(pod), pod.status
+    over = (TableRowCondition(type=COMPLETED, status="True", reason=status.phase),)
+    return TableRow(
+        cells=(
+            shown_name(pod),
+            summary.ready_of_total(),
+            summary.status,
+            summary.restarts_told(now),
+            "<unknown>" if born is None else human_duration(now - born),
+            next((each.ip for each in status.pod_ips or ()), None) or _NONE,
+            pod.spec.node_name or _NONE,
+            status.nominated_node_name or _NONE,
+            _gates(pod),
+            reason,
+        ),
+        conditions=over if status.phase in ("Succeeded", "Failed") else None,
+    )
+
+
+def _gates(pod: Pod) -> str:
+    gates = pod.spec.readiness_gates or ()
+    met = sum(_is_true(pod.status, gate.condition_type) for gate in gates)
+    return f"{met}/{len(gates)}" if gates else _NONE

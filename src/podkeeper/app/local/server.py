@@ -1,0 +1,327 @@
+"""The local API: HTTP over a unix socket that only its owner may open.
+
+    GET  /healthz                                   ok, or what is wrong
+    GET  /info                                      who answers: version, node, root, runtime, process
+    GET  /pods                                      PodList; as a Table for who accepts one, as kubectl does
+    GET  /pods/{name}, /pods/{namespace}/{name}     one Pod, by the name in its manifest or by its full name
+    GET  /events, /events/{namespace}/{name}        EventList
+    GET  /explain/{namespace}/{name}                where a pod stands, and how it came there
+    POST /stop/{namespace}/{name}, /start/...       hold a pod back, or let it go on
+    GET  /containerLogs/{namespace}/{name}/{container}?follow&previous&tailLines&sinceSeconds&sinceTime&timestamps
+    GET  /exec/..., /attach/{namespace}/{name}/{container}?command&input&output&error&tty     (WebSocket)
+
+Paths, parameters and objects are the kubelet's where it has them; an error is a Kubernetes `Status`. There is nobody to
+be told apart: who may open the socket may do everything, so its mode is 0600.
+"""
+
+import logging
+import os
+import socket
+import stat
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+from aiohttp import web
+
+from podkeeper.app.build import Agent
+from podkeeper.app.local.board import Board, NoSuchPod, WhichPod
+from podkeeper.app.local.channels import PROTOCOL, talk
+from podkeeper.app.local.gate import Gate
+from podkeeper.app.local.logs import LogFile, NoLog, is_running, log_file, read_file
+from podkeeper.app.local.places import too_long
+from podkeeper.app.local.streams import Conversation, Streams
+from podkeeper.model.errors import AgentError, BadInput, Problem, RuntimeRefused, TryLater
+from podkeeper.model.k8s.core import Pod
+from podkeeper.model.k8s.meta import Status
+from podkeeper.model.messages import PodUID
+from podkeeper.model.runtime import ContainerState
+from podkeeper.rules.logline import ZERO_TIME, UnixNanoseconds, parse_log_time
+from podkeeper.rules.logread import LogOptions
+
+log = logging.getLogger(__name__)
+
+SOCKET_MODE = 0o600
+SHUTDOWN_SECONDS = 0.5
+_JSON = "application/json"
+_TRUE = frozenset({"1", "t", "true", "yes", ""})  # `?follow` alone means yes
+
+
+class SocketInUse(AgentError):
+    """Another agent listens there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Info:
+    """Who answers."""
+
+    version: str
+    node: str
+    root: str
+    runtime: str
+    pid: int
+    paths: tuple[str, ...] = ()
+
+
+class LocalServer:
+    """Answers on a socket, from `start` to `close`."""
+
+    def __init__(self, *, agent: Agent, gate: Gate, streams: Streams, info: Info, path: Path) -> None:
+        self._agent = agent
+        self._gate = gate
+        self._streams = streams
+        self._info = info
+        self._path = path
+        self._board = Board(agent, gate)
+        self._runner: web.AppRunner | None = None
+
+    async def start(self) -> None:
+        """Listen. Raises SocketInUse, BadInput."""
+        listening = listen(self._path)
+        app = web.Application(middlewares=[_errors_told])
+        app.add_routes(self._routes())
+        # A follower that went away must not be followed to the end of its container's days.
+        self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS)
+        await self._runner.setup()
+        await web.SockSite(self._runner, listening).start()
+
+    async def close(self) -> None:
+        """Listen no more; the socket is gone."""
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+            with suppress(FileNotFoundError):
+                self._path.unlink()
+
+    def _routes(self) -> list[web.RouteDef]:
+        one = "{namespace}/{name}"
+        return [
+            web.get("/healthz", self._healthz),
+            web.get("/info", self._tell_info),
+            web.get("/pods", self._pods),
+            web.get("/pods/{name}", self._pod),
+            web.get(f"/pods/{one}", self._pod),
+            web.get("/events", self._events),
+            web.get(f"/events/{one}", self._events),
+            web.get(f"/explain/{one}", self._explain),
+            web.post(f"/stop/{one}", self._stop),
+            web.post(f"/start/{one}", self._start),
+            web.get(f"/containerLogs/{one}/{{container}}", self._logs),
+            web.get(f"/exec/{one}/{{container}}", self._exec),
+            web.get(f"/attach/{one}/{{container}}", self._attach),
+        ]
+
+    # ---- what there is ----
+
+    async def _healthz(self, request: web.Request) -> web.Response:
+        trouble = self._board.health()
+        return web.Response(text="\n".join(trouble) or "ok", status=500 if trouble else 200)
+
+    async def _tell_info(self, request: web.Request) -> web.Response:
+        return _json(self._info)
+
+    async def _pods(self, request: web.Request) -> web.Response:
+        wants_table = "as=Table" in request.headers.get("Accept", "").replace(" ", "")
+        return _json(self._board.table() if wants_table else self._board.pod_list())
+
+    async def _pod(self, request: web.Request) -> web.Response:
+        return _json(msgspec.structs.replace(self._asked(request), api_version="v1", kind="Pod"))
+
+    async def _events(self, request: web.Request) -> web.Response:
+        return _json(self._board.events(self._asked(request) if "name" in request.match_info else None))
+
+    async def _explain(self, request: web.Request) -> web.Response:
+        return _json(self._board.explain(self._asked(request)))
+
+    # ---- stopping and starting ----
+
+    async def _stop(self, request: web.Request) -> web.Response:
+        pod, grace = self._asked(request), _number(request.query, "gracePeriodSeconds")
+        uid = _uid(pod)
+        if grace is not None and self._agent.manager.pod_by_uid(uid) is not None:
+            self._agent.background.spawn(self._kill(pod, grace))
+        await self._gate.hold(uid)
+        return _json(self._board.find(pod.metadata.name or "", pod.metadata.namespace or ""), status=202)
+
+    async def _kill(self, pod: Pod, grace_seconds: int) -> None:
+        """End a pod sooner than its manifest would have it."""
+        try:
+            await self._agent.workers.kill_pod(pod, grace_override_seconds=grace_seconds)
+        except TryLater as error:
+            log.warning("pod %s is not stopped within its grace: %s", pod.metadata.name, error)
+
+    async def _start(self, request: web.Request) -> web.Response:
+        pod = self._asked(request)
+        await self._gate.release(_uid(pod))
+        return _json(pod, status=202)
+
+    # ---- logs ----
+
+    async def _logs(self, request: web.Request) -> web.StreamResponse:
+        pod, query = self._asked(request), request.query
+        options = _log_options(query, self._board.now())
+        found = log_file(self._agent, pod, request.match_info["container"], previous=_flag(query, "previous"))
+        answer = web.StreamResponse(headers={"Content-Type": "text/plain; charset=utf-8"})
+        await answer.prepare(request)
+        async for data in read_file(found.path, options, goes_on=lambda: is_running(self._agent, found)):
+            await answer.write(data)
+        await answer.write_eof()
+        return answer
+
+    # ---- talking ----
+
+    async def _exec(self, request: web.Request) -> web.StreamResponse:
+        command = request.query.getall("command", [])
+        if not command:
+            raise BadInput(Problem("cannot run nothing; right would be ?command=ls&command=-l", field="command"))
+        log_of = self._running(request)
+        tty, stdin = _flag(request.query, "tty"), _flag(request.query, "input")
+        return await self._talk(request, self._streams.exec(log_of.container_id, command, tty=tty, stdin=stdin))
+
+    async def _attach(self, request: web.Request) -> web.StreamResponse:
+        log_of = self._running(request)
+        tty, stdin = _flag(request.query, "tty"), _flag(request.query, "input")
+        return await self._talk(request, self._streams.attach(log_of, tty=tty, stdin=stdin))
+
+    async def _talk(self, request: web.Request, opening: Awaitable[Conversation]) -> web.StreamResponse:
+        conversation = await opening  # before the upgrade: a refusal is an answer like any other
+        try:
+            answer = web.WebSocketResponse(protocols=(PROTOCOL,), max_msg_size=0)
+            await answer.prepare(request)
+            await talk(conversation, answer)
+        finally:
+            await conversation.close()
+        return answer
+
+    def _running(self, request: web.Request) -> LogFile:
+        """The container of a request, which runs. Raises NoLog, RuntimeRefused."""
+        pod, container = self._asked(request), request.match_info["container"]
+        found = log_file(self._agent, pod, container)
+        for record in self._agent.cache.get(found.uid).containers:
+            if record.id == found.container_id and record.state is ContainerState.RUNNING:
+                return found
+        raise RuntimeRefused(f"cannot talk with container {container!r} of pod {pod.metadata.name!r}: it does not run")
+
+    def _asked(self, request: web.Request) -> Pod:
+        return self._board.find(request.match_info["name"], request.match_info.get("namespace", ""))
+
+
+# ---- the socket ----
+
+
+def listen(path: Path) -> socket.socket:
+    """A socket at a path, for its owner only; what a dead agent left there is swept away. Raises SocketInUse."""
+    if trouble := too_long(path):
+        raise BadInput(Problem(trouble))
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if path.exists() and not stat.S_ISSOCK(path.stat().st_mode):
+        raise SocketInUse(f"cannot listen on {path}: there is something else; name another one with --socket")
+    if answers(path):
+        raise SocketInUse(
+            f"cannot listen on {path}: another agent does; stop that one first, or name another socket with --socket"
+        )
+    with suppress(FileNotFoundError):
+        path.unlink()
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        before = os.umask(0o777 & ~SOCKET_MODE)  # there is no moment at which others could connect
+        try:
+            listening.bind(str(path))
+        finally:
+            os.umask(before)
+        listening.listen(128)
+        listening.setblocking(False)
+    except BaseException:
+        listening.close()
+        raise
+    return listening
+
+
+def answers(path: Path) -> bool:
+    """Whether somebody listens on a socket."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
+        asking.settimeout(1.0)
+        try:
+            asking.connect(str(path))
+        except (FileNotFoundError, ConnectionRefusedError):
+            return False
+        except OSError:
+            return True
+    return True
+
+
+# ---- small parts ----
+
+
+@web.middleware
+async def _errors_told(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    """Say what went wrong as Kubernetes does."""
+    try:
+        return await handler(request)
+    except NoSuchPod as error:
+        return _failure(404, "NotFound", str(error))
+    except WhichPod as error:
+        return _failure(409, "Conflict", str(error))
+    except (NoLog, BadInput, RuntimeRefused) as error:
+        return _failure(400, "BadRequest", str(error))
+    except TryLater as error:
+        return _failure(503, "ServiceUnavailable", str(error))
+    except web.HTTPException as error:
+        return _failure(error.status, error.reason, f"cannot {request.method} {request.path}: {error.reason}")
+    except ConnectionResetError:
+        raise  # whoever asked is gone
+    except Exception as error:
+        log.exception("cannot answer %s %s", request.method, request.path)
+        return _failure(500, "InternalError", f"cannot answer: {type(error).__name__}: {error}")
+
+
+def _failure(code: int, reason: str, message: str) -> web.Response:
+    return _json(
+        Status(api_version="v1", kind="Status", status="Failure", message=message, reason=reason, code=code),
+        status=code,
+    )
+
+
+def _json(value: object, *, status: int = 200) -> web.Response:
+    return web.Response(body=msgspec.json.encode(value), content_type=_JSON, status=status)
+
+
+def _uid(pod: Pod) -> PodUID:
+    return PodUID(pod.metadata.uid or "")
+
+
+def _flag(query: Mapping[str, str], name: str) -> bool:
+    return query.get(name, "false").lower() in _TRUE
+
+
+def _number(query: Mapping[str, str], name: str) -> int | None:
+    text = query.get(name)
+    if text is None:
+        return None
+    if not text.isascii() or not text.isdigit():
+        raise BadInput(Problem(f"cannot read {text!r}; right would be a number, 0 or more", field=name))
+    return int(text)
+
+
+def _log_options(query: Mapping[str, str], now: datetime) -> LogOptions:
+    return LogOptions(
+        tail_lines=_number(query, "tailLines"),
+        limit_bytes=_number(query, "limitBytes"),
+        since=_since(query, now),
+        timestamps=_flag(query, "timestamps"),
+        follow=_flag(query, "follow"),
+    )
+
+
+def _since(query: Mapping[str, str], now: datetime) -> UnixNanoseconds:
+    if "sinceTime" in query:
+        return parse_log_time(query["sinceTime"].encode()).unix_nanoseconds
+    seconds = _number(query, "sinceSeconds")
+    if seconds is None:
+        return ZERO_TIME
+    return UnixNanoseconds(int((now.astimezone(UTC).timestamp() - seconds) * 1e9))

@@ -1,0 +1,293 @@
+"""Podkeeper alone on a machine: everything concrete, plugged together from one frozen value.
+
+    Standalone -> assembled -> Assembly: ports and settings for an `Agent`, the gate, who talks with processes
+
+What a runtime brings with it (itself, volumes, cgroups, prober, journal) is made by one function per runtime, in
+`_MAKERS`; the rest (sources, gate, the node, the kubelet's configuration) is the same for all. What is opened is
+closed when the context ends, in reverse order. One agent per root: the root's lock is taken first and given back last.
+"""
+
+import asyncio
+import os
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+
+from podkeeper.app.build import KUBERNETES_VERSION, Agent, Complain, Ports, Settings, simple_node
+from podkeeper.app.local.gate import Gate
+from podkeeper.app.local.streams import PlainStreams, Streams
+from podkeeper.engine.notebook import Notebook
+from podkeeper.host.clock import SystemClock
+from podkeeper.journal.errors import JournalInUse
+from podkeeper.journal.lock import JournalLock
+from podkeeper.model.durations import seconds_of
+from podkeeper.model.errors import AgentError, BadInput, Problem
+from podkeeper.model.k8s.core import Node
+from podkeeper.model.kubelet_config import Duration, KubeletConfiguration
+from podkeeper.ports.cgroups import Cgroups
+from podkeeper.ports.clock import Clock
+from podkeeper.ports.journal import Journal
+from podkeeper.ports.prober import Prober
+from podkeeper.ports.runtime import Runtime
+from podkeeper.ports.volumes import Volumes
+from podkeeper.rules.backoff import DEFAULT_CURVE, Curve
+from podkeeper.rules.resources import amounts_of
+from podkeeper.rules.worker.pauses import USUAL_TIMING, Timing
+from podkeeper.sources.complaints import Report
+from podkeeper.sources.file import PERIOD_SECONDS, FileSource
+from podkeeper.sources.http import HttpSource
+from podkeeper.sources.local_objects import LocalObjects
+
+DEFAULT_MAX_PODS = 110
+HONOURED = frozenset(
+    {
+        *("staticPodPath", "staticPodURL", "staticPodURLHeader", "fileCheckFrequency", "httpCheckFrequency"),
+        *("syncFrequency", "maxPods", "podsPerCore", "podLogsDir", "podPidsLimit", "crashLoopBackOff"),
+    }
+)
+"""The fields of a kubelet's configuration that change something here."""
+
+
+Room = Callable[[], Coroutine[None, None, None]]
+"""Something that lives as long as the agent: called once, it runs until it is cancelled."""
+
+
+class AlreadyRunning(AgentError):
+    """Another agent has this root."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standalone:
+    """How one agent on this machine is wanted."""
+
+    paths: tuple[Path, ...]
+    root: Path
+    node_name: str
+    runtime: str = "process"
+    host_images: tuple[str, ...] = ()
+    config: KubeletConfiguration = field(default_factory=KubeletConfiguration)
+
+    @property
+    def log_root(self) -> Path:
+        """Where the containers' logs lie."""
+        return Path(self.config.pod_logs_dir) if self.config.pod_logs_dir else self.root / "logs"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machinery:
+    """What comes with a runtime."""
+
+    runtime: Runtime
+    volumes: Volumes
+    cgroups: Cgroups
+    prober: Prober
+    journal: Journal
+    streams: Callable[[Agent], Streams] = PlainStreams
+    rooms: tuple[Room, ...] = ()
+    over_used: Callable[[Complain], None] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assembly:
+    """An agent's parts, ready to be wired."""
+
+    ports: Ports
+    settings: Settings
+    gate: Gate
+    streams: Callable[[Agent], Streams]
+    rooms: tuple[Room, ...]  # what must run beside the agent
+    problems: Callable[[], tuple[Problem, ...]]  # of the manifests, now
+
+
+@asynccontextmanager
+async def assembled(wanted: Standalone, report: Report | None = None) -> AsyncIterator[Assembly]:
+    """All parts of an agent; `report` hears what is wrong with manifests. Raises AlreadyRunning, BadInput."""
+    async with AsyncExitStack() as opened:
+        clock = SystemClock()
+        _take_root(wanted.root, opened)
+        objects = LocalObjects()
+        parts = await _maker_of(wanted.runtime)(wanted, clock, objects, opened)
+        gate = Gate(clock=clock, notes=Notebook(parts.journal, "stopped/"))
+        sources = _sources(wanted, clock, objects, report)
+        yield Assembly(
+            ports=Ports(
+                runtime=parts.runtime,
+                volumes=parts.volumes,
+                cgroups=parts.cgroups,
+                prober=parts.prober,
+                clock=clock,
+                sources=tuple(gate.behind(source) for source in sources),
+                objects=objects,
+                journal=parts.journal,
+                over_used=parts.over_used,
+            ),
+            settings=_settings(wanted),
+            gate=gate,
+            streams=parts.streams,
+            rooms=parts.rooms,
+            problems=lambda: tuple(problem for source in sources for problem in source.problems()),
+        )
+
+
+# ---- runtimes ----
+
+Maker = Callable[[Standalone, Clock, LocalObjects, AsyncExitStack], Awaitable[Machinery]]
+"""Opens what a runtime needs; what must be closed goes to the stack, what pods refer to comes from the objects."""
+
+
+async def _fake(wanted: Standalone, clock: Clock, objects: LocalObjects, opened: AsyncExitStack) -> Machinery:
+    """Nothing real: pods live in this process, as their annotations script it, and end with it."""
+    from podkeeper.runtimes.fake import FakeRuntime
+    from podkeeper.testing.fakes import FakeCgroups, FakeJournal, FakeProber, FakeVolumes
+
+    return Machinery(
+        runtime=FakeRuntime(clock),
+        volumes=FakeVolumes(clock),
+        cgroups=FakeCgroups(clock),
+        prober=FakeProber(),
+        journal=FakeJournal(),
+    )
+
+
+async def _process(wanted: Standalone, clock: Clock, objects: LocalObjects, opened: AsyncExitStack) -> Machinery:
+    """Pods as processes of this machine: they outlive the agent."""
+    from podkeeper.app.local.process_streams import ProcessStreams
+    from podkeeper.host.cgroups import open_cgroups, own_root
+    from podkeeper.host.prober import NetworkProber
+    from podkeeper.journal.file import FileJournal
+    from podkeeper.runtimes.process.keeper import cgroup
+    from podkeeper.runtimes.process.runtime import ProcessRuntime
+    from podkeeper.volumes.manager import HostVolumes
+
+    root = wanted.root
+    journal = await asyncio.to_thread(FileJournal.open, root / "journal")
+    opened.push_async_callback(journal.close)
+    cgroups = await asyncio.to_thread(
+        open_cgroups, cgroup, own_root(str(root)), pod_pids_limit=wanted.config.pod_pids_limit
+    )
+    opened.push_async_callback(cgroups.close)
+    prober = NetworkProber(version=KUBERNETES_VERSION)
+    opened.push_async_callback(prober.close)
+    allocatable = amounts_of(_node(wanted).status.allocatable)
+    volumes = HostVolumes(root, objects, allocatable=lambda: allocatable, fraction=clock.fraction)
+    objects.subscribe(lambda changed: volumes.objects_changed())
+    runtime = await opened.enter_async_context(
+        ProcessRuntime(
+            str(root / "runtime"),
+            host_ips=lambda: (host_ip(),),
+            host_images=wanted.host_images,
+            hidden=(str(root),),
+        )
+    )
+    return Machinery(
+        runtime=runtime,
+        volumes=volumes,
+        cgroups=cgroups,
+        prober=prober,
+        journal=journal,
+        streams=lambda agent: ProcessStreams(runtime),
+        rooms=(volumes.run,),
+        over_used=volumes.tell_over_use,
+    )
+
+
+_MAKERS: Mapping[str, Maker] = {"process": _process, "fake": _fake}
+
+
+def _maker_of(runtime: str) -> Maker:
+    maker = _MAKERS.get(runtime)
+    if maker is None:
+        known = ", ".join(_MAKERS)
+        raise BadInput(Problem(f"cannot run pods with the runtime {runtime!r}; right would be one of: {known}"))
+    return maker
+
+
+# ---- the rest ----
+
+
+def _take_root(root: Path, opened: AsyncExitStack) -> None:
+    """Have the root for this agent alone, until the stack is closed."""
+    try:
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = JournalLock.take(root / "agent.lock")
+    except JournalInUse as error:
+        who = f"process {error.pid}" if error.pid else "another process"
+        raise AlreadyRunning(
+            f"cannot start: an agent with the root {root} runs already ({who}); 'podkeeper ps' asks it, "
+            "--root and --socket give this one a place of its own"
+        ) from error
+    except OSError as error:
+        raise BadInput(
+            Problem(f"cannot use {root} as the agent's root: {error.strerror}; --root names another one")
+        ) from error
+    opened.callback(lock.release)
+
+
+def _sources(
+    wanted: Standalone, clock: Clock, objects: LocalObjects, report: Report | None
+) -> tuple[FileSource | HttpSource, ...]:
+    config = wanted.config
+    paths = (*wanted.paths, *([Path(config.static_pod_path)] if config.static_pod_path else []))
+    files = FileSource(
+        paths,
+        wanted.node_name,
+        clock,
+        objects=objects,
+        period_seconds=_seconds(config.file_check_frequency, PERIOD_SECONDS),
+        report=report,
+    )
+    if not config.static_pod_url:
+        return (files,)
+    web = HttpSource(
+        config.static_pod_url,
+        wanted.node_name,
+        clock,
+        headers=config.static_pod_url_header,
+        objects=objects,
+        period_seconds=_seconds(config.http_check_frequency, PERIOD_SECONDS),
+        report=report,
+    )
+    return files, web
+
+
+def _settings(wanted: Standalone) -> Settings:
+    return Settings(
+        node=_node(wanted),
+        host_ips=(host_ip(),),
+        log_root=str(wanted.log_root),
+        timing=Timing(resync_seconds=_seconds(wanted.config.sync_frequency, USUAL_TIMING.resync_seconds)),
+        restart_curve=_restart_curve(wanted.config),
+    )
+
+
+def _node(wanted: Standalone) -> Node:
+    """This machine, and what it can give to pods."""
+    cores = os.cpu_count() or 1
+    most = wanted.config.max_pods if wanted.config.max_pods is not None else DEFAULT_MAX_PODS
+    if wanted.config.pods_per_core:
+        most = min(most, wanted.config.pods_per_core * cores)
+    memory_kib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 1024
+    return simple_node(wanted.node_name, cpu=str(cores), memory=f"{memory_kib}Ki", pods=most)
+
+
+def _restart_curve(config: KubeletConfiguration) -> Curve:
+    longest = config.crash_loop_back_off.max_container_restart_period
+    return DEFAULT_CURVE.tuned(maximum=timedelta(seconds=seconds_of(longest))) if longest else DEFAULT_CURVE
+
+
+def _seconds(wanted: Duration | None, usual: float) -> float:
+    """A period of the configuration; silence and zero mean the usual one, as in the reference."""
+    return (seconds_of(wanted) if wanted else 0.0) or usual
+
+
+def host_ip() -> str:
+    """The address that this machine is reached by: the one it would send from. Nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        try:
+            asking.connect(("192.0.2.1", 9))  # an address for documentation: only the route to it is looked up
+            return str(asking.getsockname()[0])
+        except OSError:
+            return "127.0.0.1"

@@ -1,0 +1,223 @@
+"""The commands that ask an agent, called as a person calls them, against a living agent on a real socket."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from podkeeper.app.cli import COMMANDS, main
+from tests.app.local.house import House, append, is_open, pod
+from tests.app.local.test_logs import line
+
+CRASH = {"app": {"after_seconds": 0.1, "exit_code": 2}}
+
+
+def test_ps_shows_how_pods_are_and_why(it: House) -> None:
+    it.write("pods.yaml", pod("web"), pod("crash", lives=CRASH))
+    it.until(lambda: it.status("web") == "Running" and it.status("crash") == "CrashLoopBackOff")
+    result = it.call("ps")
+    heading, crash, web = result.output.splitlines()
+    assert heading.split() == ["POD", "READY", "STATUS", "RESTARTS", "AGE", "WHY"]
+    assert crash.split()[:3] == ["crash-n1", "0/1", "CrashLoopBackOff"]
+    assert "last exit code 2" in crash
+    assert web.split()[:4] == ["web-n1", "1/1", "Running", "0"]
+    wide = it.call("ps", "-o", "wide").output
+    assert "READINESS GATES" in wide
+    assert json.loads(it.call("ps", "-o", "json").output)["items"][1]["metadata"]["name"] == "web-n1"
+    assert yaml.safe_load(it.call("ps", "-o", "yaml").output)["kind"] == "PodList"
+
+
+def test_ps_without_pods_says_so(it: House) -> None:
+    assert "No pods" in it.call("ps").output
+
+
+def test_logs_of_one_container_are_as_it_wrote_them(it: House) -> None:
+    it.write("web.yaml", pod("web"))
+    it.until(lambda: it.status("web") == "Running")
+    it.log("web").write_bytes(line("one") + line("two", 1))
+    assert it.call("logs", "web").output == "one\ntwo\n"
+    assert it.call("logs", "web", "app", "--tail", "1", "--timestamps").output == "2026-11-15T10:00:01.000000000Z two\n"
+    assert it.call("logs", "web", "--since", "1m").output == ""
+    assert it.call("logs", "web", "--prefix").output == "[app] one\n[app] two\n"
+    assert "right would be 5s" in it.call("logs", "web", "--since", "soon").output
+
+
+def test_logs_of_several_containers_have_their_names_in_front(it: House) -> None:
+    it.write(
+        "pair.yaml",
+        pod("pair", "one", "two", policy="Never"),
+    )
+    it.until(lambda: it.status("pair") == "Running")
+    it.log("pair", "one").write_bytes(line("a"))
+    it.log("pair", "two").write_bytes(line("b"))
+    assert it.call("logs", "pair").output == "[one] a\n[two] b\n"
+    assert it.call("logs", "pair", "-c", "two").output == "b\n"
+    assert it.call("logs", "pair", "--no-prefix").output == "a\nb\n"
+    it.end("pair", "one")
+    it.end("pair", "two")
+    followed = it.call("logs", "pair", "-f").output  # until both have ended
+    assert sorted(followed.splitlines()) == ["[one] a", "[two] b"]
+
+
+def test_logs_that_are_not_there_are_named(it: House) -> None:
+    it.write("web.yaml", pod("web"))
+    it.until(lambda: it.status("web") == "Running")
+    result = it.call("logs", "web", "-p")
+    assert result.exit_code == 1
+    assert 'previous terminated container "app"' in result.output
+    assert "right would be one of: app" in it.call("logs", "web", "-c", "ap").output
+
+
+def test_exec_passes_output_and_exit_status_on(it: House) -> None:
+    it.write("web.yaml", pod("web", lives={"app": {"exec": [{"output": "hi\n", "exit_code": 5, "command": "greet"}]}}))
+    it.until(lambda: it.status("web") == "Running")
+    result = it.call("exec", "web", "-c", "app", "--", "greet", "-x", "--", "you")
+    assert (result.exit_code, result.output) == (5, "hi\n")
+    assert it.call("exec", "web", "--", "true").exit_code == 0
+    refused = it.call("exec", "-it", "web", "--", "sh")
+    assert refused.exit_code == 1
+    assert "Unable to use a TTY" in refused.output
+    assert "cannot keep an input open" in refused.output
+
+
+def test_attach_shows_what_comes(it: House) -> None:
+    it.write("web.yaml", pod("web", policy="Never"))
+    it.until(lambda: it.status("web") == "Running")
+    log = it.log("web")
+    log.write_bytes(line("before"))
+
+    def live_on() -> None:
+        it.until(lambda: is_open(log))
+        append(log, line("now"))
+        it.end("web")
+
+    living = threading.Thread(target=live_on)
+    living.start()
+    result = it.call("attach", "web")
+    living.join()
+    assert (result.exit_code, result.output) == (0, "now\n")
+
+
+def test_stop_waits_and_says_what_it_means_and_start_undoes_it(it: House) -> None:
+    it.write("pods.yaml", pod("web", lives={"app": {"term_seconds": 0.5}}), pod("other"))
+    it.until(lambda: it.status("web") == it.status("other") == "Running")
+    result = it.call("stop", "web")
+    assert result.exit_code == 0
+    assert "web-n1 is stopped; it stays so until 'podkeeper start web-n1' or a change of its manifest." in result.output
+    assert (it.status("web"), it.status("other")) == ("Stopped", "Running")
+    assert "'podkeeper start web-n1'" in it.call("ps").output
+    assert it.call("start", "web", "other").output == "web-n1 is started again.\nother-n1 was not stopped.\n"
+    assert it.gate.held() == {}
+
+
+def test_stop_touches_nothing_when_one_name_is_wrong(it: House) -> None:
+    it.write("web.yaml", pod("web"))
+    it.until(lambda: it.status("web") == "Running")
+    result = it.call("stop", "web", "wep")
+    assert result.exit_code == 1
+    assert "cannot find a pod 'wep'; near matches: web" in result.output
+    assert it.status("web") == "Running"
+
+
+def test_stop_without_waiting(it: House) -> None:
+    it.write("slow.yaml", pod("slow", lives={"app": {"term_seconds": None}}, grace=60))
+    it.until(lambda: it.status("slow") == "Running")
+    assert "is being stopped" in it.call("stop", "slow", "--no-wait", "--grace-period", "1").output
+    assert it.status("slow") == "Terminating"
+
+
+def test_describe_tells_all_with_events(it: House) -> None:
+    it.write("crash.yaml", pod("crash", lives=CRASH), pod("web"))
+    it.until(lambda: it.status("crash") == "CrashLoopBackOff")
+    result = it.call("describe", "crash", "web")
+    lines = result.output.splitlines()
+    assert lines[0].split() == ["Name:", "crash-n1"]
+    assert "      Reason:       CrashLoopBackOff" in lines
+    assert any("Back-off restarting failed container app" in each for each in lines)
+    assert any(each.split() == ["Name:", "web-n1"] for each in lines)
+
+
+def test_explain_tells_state_waiting_next_look_and_the_timeline(it: House) -> None:
+    it.write("crash.yaml", pod("crash", lives=CRASH))
+    it.until(lambda: it.status("crash") == "CrashLoopBackOff")
+    result = it.call("explain", "crash")
+    assert "pod default/crash-n1" in result.output
+    assert "state        syncing for" in result.output
+    assert "waiting for  cannot start container app" in result.output
+    assert "next look    in" in result.output
+    assert "the timeline of crash-n1" in result.output
+    assert "unknown -> syncing" in result.output
+    assert json.loads(it.call("explain", "crash", "--json").output)["state"] == "syncing"
+
+
+def test_where_no_agent_answers_the_way_to_start_one_is_told(tmp_path: Path) -> None:
+    result = CliRunner().invoke(main, ["ps", "--socket", str(tmp_path / "none.sock")])
+    assert result.exit_code == 1
+    assert f"no agent answers at {tmp_path / 'none.sock'}" in result.output
+    assert "podkeeper run PATH..." in result.output
+    elsewhere = CliRunner().invoke(main, ["ps", "--root", str(tmp_path / "root")])
+    assert str(tmp_path / "root" / "podkeeper.sock") in elsewhere.output
+
+
+def test_the_socket_may_be_named_by_the_environment(it: House) -> None:
+    result = CliRunner().invoke(main, ["ps"], env={"PODKEEPER_SOCKET": str(it.socket)})
+    assert (result.exit_code, "No pods" in result.output) == (0, True)
+
+
+def test_doctor_looks_at_everything_and_is_content() -> None:
+    result = CliRunner().invoke(main, ["doctor"])
+    assert result.exit_code == 0
+    for part in ("python", "namespaces", "overlay", "cgroups", "containerd", "kubectl", "agent"):
+        assert part in result.output
+    assert "Pods can run here" in result.output
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_prints_a_script(shell: str) -> None:
+    result = CliRunner().invoke(main, ["completion", shell])
+    assert result.exit_code == 0
+    assert "_PODKEEPER_COMPLETE" in result.output
+
+
+def test_the_shell_completes_the_names_of_pods(it: House) -> None:
+    it.write("web.yaml", pod("web"), pod("other"))
+    it.until(lambda: it.status("web") == "Running")
+    asked = {"_PODKEEPER_COMPLETE": "bash_complete", "COMP_WORDS": "podkeeper logs w", "COMP_CWORD": "2"}
+    told = subprocess.run(
+        [sys.executable, "-c", "from podkeeper.app.cli import main; main(prog_name='podkeeper')"],
+        env=os.environ | asked | {"PODKEEPER_SOCKET": str(it.socket)},
+        capture_output=True,
+        text=True,
+        timeout=10,
+    )
+    assert told.stdout == "plain,web-n1\n"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_says_how_it_is_called(command: str) -> None:
+    result = CliRunner().invoke(main, [command, "--help"])
+    assert (result.exit_code, result.output.startswith("Usage:")) == (0, True)
+
+
+def test_ps_loads_nothing_of_weight(it: House) -> None:
+    script = (
+        "import sys; sys.argv = ['podkeeper', 'ps']\n"
+        "from podkeeper.app.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "print(sorted({'aiohttp', 'asyncio', 'msgspec', 'rich', 'yaml', 'podkeeper.engine'} & set(sys.modules)))"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", script],
+        env=os.environ | {"PODKEEPER_SOCKET": str(it.socket)},
+        capture_output=True,
+        text=True,
+        timeout=10,
+    )
+    assert told.stdout.splitlines()[-1] == "[]"

@@ -1,0 +1,258 @@
+"""`podkeeper run` as a real process: what it shows, how signals end it, and with which status."""
+
+import contextlib
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from podkeeper.app.cli import main
+from podkeeper.app.local.client import TABLE_ACCEPTED, AskingFailed, LocalClient
+from tests.app.local.house import pod
+
+SLOW = {"app": {"term_seconds": 0.4}}
+STUBBORN = {"app": {"term_seconds": None}}
+
+
+class Running:
+    """A running `podkeeper run`."""
+
+    def __init__(self, directory: Path, *arguments: str, **files: str) -> None:
+        self.directory = directory
+        (directory / "m").mkdir(exist_ok=True)
+        for name, text in files.items():
+            (directory / "m" / f"{name}.yaml").write_text(text)
+        self.client = LocalClient(directory / "r" / "podkeeper.sock")
+        self._out = (directory / "out").open("wb")
+        self._err = (directory / "err").open("wb")
+        self.process = subprocess.Popen(
+            [*command(directory), *arguments], stdout=self._out, stderr=self._err, stdin=subprocess.DEVNULL
+        )
+
+    @property
+    def out(self) -> str:
+        return (self.directory / "out").read_text()
+
+    @property
+    def err(self) -> str:
+        return (self.directory / "err").read_text()
+
+    def statuses(self) -> dict[str, str]:
+        try:
+            rows = self.client.get("pods", accept=TABLE_ACCEPTED)["rows"]
+        except AskingFailed:
+            return {}
+        return {row["cells"][0].removesuffix("-n1"): row["cells"][2] for row in rows}
+
+    def until(self, condition: Callable[[], object], within: float = 10.0) -> None:
+        end = time.monotonic() + within
+        while not condition():
+            assert time.monotonic() < end, f"not within {within} s:\n{self.out}\n{self.err}"
+            time.sleep(0.02)
+
+    def wait(self) -> int:
+        return self.process.wait(15)
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self._out.close()
+        self._err.close()
+
+
+def command(directory: Path) -> list[str]:
+    call = "from podkeeper.app.cli import main; main(prog_name='podkeeper')"
+    places = ["--root", str(directory / "r"), "--node-name", "n1", "--runtime", "fake"]
+    return [sys.executable, "-c", call, "run", str(directory / "m"), *places]
+
+
+@contextlib.contextmanager
+def running(directory: Path, *arguments: str, **files: str) -> Iterator[Running]:
+    it = Running(directory, *arguments, **files)
+    try:
+        yield it
+    finally:
+        it.close()
+
+
+def test_each_change_is_a_line_and_ctrl_c_stops_the_pods_with_progress(tmp_path: Path) -> None:
+    with running(tmp_path, web=pod("web", lives=SLOW, grace=20)) as it:
+        it.until(lambda: it.statuses() == {"web": "Running"})
+        it.process.send_signal(signal.SIGINT)
+        assert it.wait() == 0
+        lines = it.out.splitlines()
+        assert lines[0].startswith("podkeeper ")
+        assert str(tmp_path / "r" / "podkeeper.sock") in lines[1]
+        assert any("web-n1" in line and "Running" in line and "ready 1/1  restarts 0" in line for line in lines)
+        assert any("still stopping: web-n1 (0s of 20 s)" in line for line in lines)
+        assert lines[-2].endswith("web-n1  gone")
+        assert lines[-1] == "All pods are stopped."
+        assert not (tmp_path / "r" / "podkeeper.sock").exists()
+
+
+def test_a_second_ctrl_c_does_not_wait(tmp_path: Path) -> None:
+    with running(tmp_path, web=pod("web", lives=STUBBORN, grace=600)) as it:
+        it.until(lambda: it.statuses() == {"web": "Running"})
+        it.process.send_signal(signal.SIGINT)
+        it.until(lambda: "still stopping" in it.out)
+        it.process.send_signal(signal.SIGINT)
+        assert it.wait() == 130
+
+
+def test_sigterm_ends_the_agent_at_once(tmp_path: Path) -> None:
+    with running(tmp_path, web=pod("web", lives=STUBBORN, grace=600)) as it:
+        it.until(lambda: it.statuses() == {"web": "Running"})
+        it.process.send_signal(signal.SIGTERM)
+        assert it.wait() == 0
+        assert "still stopping" not in it.out
+
+
+def test_sigterm_stops_the_pods_where_that_was_asked_for(tmp_path: Path) -> None:
+    with running(tmp_path, "--stop-pods-on-exit", web=pod("web", lives=SLOW)) as it:
+        it.until(lambda: it.statuses() == {"web": "Running"})
+        it.process.send_signal(signal.SIGTERM)
+        assert it.wait() == 0
+        assert "All pods are stopped." in it.out
+
+
+ONCE: dict[str, tuple[dict[str, str], int, str]] = {
+    "all succeed": (
+        {"a": pod("a", lives={"app": {"after_seconds": 0.1}}, policy="Never")},
+        0,
+        "All pods have ended: 1 succeeded.",
+    ),
+    "one fails": (
+        {
+            "a": pod("a", lives={"app": {"after_seconds": 0.1}}, policy="Never"),
+            "b": pod("b", lives={"app": {"after_seconds": 0.2, "exit_code": 3}}, policy="Never"),
+        },
+        1,
+        "All pods have ended: 1 succeeded, 1 failed: b-n1.",
+    ),
+    "a manifest cannot be used": (
+        {
+            "a": pod("a", lives={"app": {"after_seconds": 0.1}}, policy="Never"),
+            "bad": "apiVersion: v1\nkind: Pod\nmetadata: {name: bad}\nspec:\n  containers: []\n",
+        },
+        1,
+        "All pods have ended: 1 succeeded.",
+    ),
+    "there is none": ({}, 1, "There was no pod to run."),
+}
+
+
+@pytest.mark.parametrize("files, status, words", ONCE.values(), ids=ONCE.keys())
+def test_once_ends_when_all_pods_have_and_its_status_tells(
+    tmp_path: Path, files: dict[str, str], status: int, words: str
+) -> None:
+    with running(tmp_path, "--once", **files) as it:
+        assert it.wait() == status
+        assert it.out.splitlines()[-1] == words
+
+
+def test_a_bad_manifest_is_named_with_file_line_and_field_while_the_good_pods_run(tmp_path: Path) -> None:
+    bad = (
+        "apiVersion: v1\nkind: Pod\nmetadata: {name: bad}\n"
+        "spec:\n  restartPolicy: Sometimes\n  containers: [{name: c, image: i}]\n"
+    )
+    with running(tmp_path, web=pod("web"), bad=bad) as it:
+        it.until(lambda: it.statuses() == {"web": "Running"})
+        it.until(lambda: "error: " in it.err)
+        place = f"{tmp_path / 'm' / 'bad.yaml'}:5: spec.restartPolicy"
+        assert f"error: {place}: cannot be 'Sometimes'; right would be Always, OnFailure or Never" in it.err
+        (tmp_path / "m" / "bad.yaml").write_text(pod("bad"))
+        it.until(lambda: it.statuses() == {"web": "Running", "bad": "Running"})
+        assert "mended" in it.err
+
+
+def test_a_second_agent_of_the_same_root_is_refused(tmp_path: Path) -> None:
+    with running(tmp_path, web=pod("web")) as it:
+        it.until(lambda: it.statuses() == {"web": "Running"})
+        second = subprocess.run(command(tmp_path), capture_output=True, text=True, timeout=15)
+        assert second.returncode == 1
+        assert f"an agent with the root {tmp_path / 'r'} runs already (process {it.process.pid})" in second.stderr
+        assert it.statuses() == {"web": "Running"}
+
+
+def test_a_stop_by_hand_is_shown(tmp_path: Path) -> None:
+    with running(tmp_path, web=pod("web")) as it:
+        it.until(lambda: it.statuses() == {"web": "Running"})
+        it.client.post("stop", "default", "web")
+        it.until(lambda: it.statuses() == {"web": "Stopped"})
+        it.process.send_signal(signal.SIGINT)
+        assert it.wait() == 0
+        assert "Stopped" in it.out
+
+
+def test_on_a_terminal_there_is_a_table(tmp_path: Path) -> None:
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "web.yaml").write_text(pod("web"))
+    terminal, other = pty.openpty()
+    size = {"COLUMNS": "100", "LINES": "30", "TERM": "xterm", "LANG": "C.UTF-8", "PYTHONIOENCODING": "utf-8"}
+    process = subprocess.Popen(command(tmp_path), stdin=other, stdout=other, stderr=other, env=os.environ | size)
+    os.close(other)
+    try:
+        seen = _read_until(terminal, lambda text: "Running" in text and "Ctrl-C stops the pods" in text)
+        assert "POD" in seen
+        assert "web-n1" in seen
+        process.send_signal(signal.SIGINT)
+        assert "All pods are stopped." in _read_until(terminal, lambda text: "All pods are stopped." in text)
+        assert process.wait(10) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(terminal)
+
+
+def _read_until(terminal: int, condition: Callable[[str], bool]) -> str:
+    seen, end = "", time.monotonic() + 10
+    while not condition(seen):
+        assert time.monotonic() < end, seen
+        if select.select([terminal], [], [], 0.1)[0]:
+            try:
+                seen += os.read(terminal, 65536).decode(errors="replace")
+            except OSError:
+                break
+    return seen
+
+
+# ---- the configuration ----
+
+
+def test_what_a_configuration_asks_for_in_vain_is_named(tmp_path: Path) -> None:
+    config = tmp_path / "kubelet.yaml"
+    (tmp_path / "static").mkdir()
+    (tmp_path / "static" / "a.yaml").write_text(pod("a", lives={"app": {"after_seconds": 0.1}}, policy="Never"))
+    config.write_text(
+        "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n"
+        f"staticPodPath: {tmp_path / 'static'}\nmaxPods: 5\nfailSwapOn: false\nhairpinMode: none\nnonsense: 1\n"
+    )
+    with running(tmp_path, "--once", "--config", str(config)) as it:
+        assert it.wait() == 0
+        assert "1 succeeded" in it.out
+        assert f"warning: {config}:5: failSwapOn: is not honoured by 'podkeeper run'" in it.err
+        assert f"{config}:6: hairpinMode" in it.err
+        assert f"{config}:7: nonsense" in it.err
+        assert "maxPods" not in it.err
+
+
+def test_a_configuration_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
+    config = tmp_path / "kubelet.yaml"
+    config.write_text("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: x}\n")
+    result = CliRunner().invoke(main, ["run", "--config", str(config), "--root", str(tmp_path / "r")])
+    assert result.exit_code == 1
+    assert "kind KubeletConfiguration would be right" in result.output
+
+
+def test_nothing_to_run_is_a_wrong_call(tmp_path: Path) -> None:
+    result = CliRunner().invoke(main, ["run", "--root", str(tmp_path / "r")])
+    assert result.exit_code == 2
+    assert "nothing to run" in result.output

@@ -1,0 +1,197 @@
+"""A pod in a line: what kubectl printed for the same objects, and why a pod is as it is."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from podkeeper.app.local.printing import human_duration, summary_of, why
+from podkeeper.engine.history import Explanation
+from podkeeper.model.k8s.core import (
+    Container,
+    ContainerState,
+    ContainerStateRunning,
+    ContainerStateTerminated,
+    ContainerStateWaiting,
+    ContainerStatus,
+    Pod,
+    PodCondition,
+    PodSpec,
+    PodStatus,
+)
+from podkeeper.model.k8s.meta import ObjectMeta
+from podkeeper.model.messages import PodUID
+
+NOW = datetime(2026, 11, 15, 10, 0, tzinfo=UTC)
+RUNNING = ContainerState(running=ContainerStateRunning(started_at="2026-11-15T09:00:00Z"))
+DONE = ContainerState(terminated=ContainerStateTerminated(exit_code=0, reason="Completed"))
+
+
+def waits(reason: str, message: str | None = None) -> ContainerState:
+    return ContainerState(waiting=ContainerStateWaiting(reason=reason, message=message))
+
+
+def ended(code: int, reason: str | None = None, signal: int | None = None) -> ContainerState:
+    end = ContainerStateTerminated(exit_code=code, reason=reason, signal=signal, finished_at="2026-11-15T09:59:30Z")
+    return ContainerState(terminated=end)
+
+
+def status(
+    state: ContainerState,
+    *,
+    name: str = "app",
+    ready: bool = False,
+    restarts: int = 0,
+    last: ContainerState | None = None,
+    started: bool | None = None,
+) -> ContainerStatus:
+    return ContainerStatus(
+        name=name,
+        state=state,
+        ready=ready,
+        restart_count=restarts,
+        last_state=last or ContainerState(),
+        started=started,
+    )
+
+
+def pod(
+    *statuses: ContainerStatus,
+    inits: tuple[ContainerStatus, ...] = (),
+    sidecars: tuple[str, ...] = (),
+    phase: str = "Running",
+    conditions: tuple[str, ...] = (),
+    deleted: bool = False,
+    reason: str | None = None,
+    message: str | None = None,
+) -> Pod:
+    return Pod(
+        metadata=ObjectMeta(name="p", deletion_timestamp="2026-11-15T10:00:30Z" if deleted else None),
+        spec=PodSpec(
+            containers=tuple(Container(name=each.name) for each in statuses) or (Container(name="app"),),
+            init_containers=tuple(
+                Container(name=each.name, restart_policy="Always" if each.name in sidecars else None) for each in inits
+            ),
+        ),
+        status=PodStatus(
+            phase=phase,
+            reason=reason,
+            message=message,
+            container_statuses=statuses,
+            init_container_statuses=inits,
+            conditions=tuple(PodCondition(type=each, status="True") for each in conditions),
+        ),
+    )
+
+
+SIDECAR = status(RUNNING, name="side", ready=True, started=True, restarts=2)
+CASES: dict[str, tuple[Pod, str, str, str]] = {
+    "nothing yet": (pod(phase="Pending"), "0/1", "Pending", "0"),
+    "runs and is ready": (pod(status(RUNNING, ready=True)), "1/1", "Running", "0"),
+    "runs and is not": (pod(status(RUNNING)), "0/1", "Running", "0"),
+    "crashes": (
+        pod(status(waits("CrashLoopBackOff"), restarts=4, last=ended(1, "Error"))),
+        "0/1",
+        "CrashLoopBackOff",
+        "4 (30s ago)",
+    ),
+    "failed": (pod(status(ended(2, "Error")), phase="Failed"), "0/1", "Error", "0"),
+    "ended by a signal, unexplained": (pod(status(ended(137, signal=9)), phase="Failed"), "0/1", "Signal:9", "0"),
+    "ended unexplained": (pod(status(ended(2)), phase="Failed"), "0/1", "ExitCode:2", "0"),
+    "succeeded": (pod(status(DONE), phase="Succeeded"), "0/1", "Completed", "0"),
+    "one done, one runs": (
+        pod(status(DONE), status(RUNNING, name="b", ready=True), conditions=("Ready",)),
+        "1/2",
+        "Running",
+        "0",
+    ),
+    "one done, one runs, not ready": (pod(status(DONE), status(RUNNING, name="b", ready=True)), "1/2", "NotReady", "0"),
+    "one done, one failed": (pod(status(DONE), status(ended(1, "Error"), name="b")), "0/2", "Error", "0"),
+    "first init container": (
+        pod(status(waits("PodInitializing")), inits=(status(RUNNING, name="i"),), phase="Pending"),
+        "0/1",
+        "Init:0/1",
+        "0",
+    ),
+    "second init container fails": (
+        pod(
+            status(waits("PodInitializing")),
+            inits=(status(DONE, name="i"), status(ended(1, "Error"), name="j", restarts=3, last=ended(1))),
+            phase="Pending",
+        ),
+        "0/1",
+        "Init:Error",
+        "3 (30s ago)",
+    ),
+    "init container crashes": (
+        pod(inits=(status(waits("CrashLoopBackOff"), name="i"),), phase="Pending"),
+        "0/1",
+        "Init:CrashLoopBackOff",
+        "0",
+    ),
+    "a sidecar counts": (
+        pod(status(RUNNING, ready=True), inits=(SIDECAR,), sidecars=("side",), conditions=("Initialized",)),
+        "2/2",
+        "Running",
+        "2",
+    ),
+    "being deleted": (pod(status(RUNNING, ready=True), deleted=True), "1/1", "Terminating", "0"),
+    "deleted, and over already": (pod(status(DONE), phase="Succeeded", deleted=True), "0/1", "Completed", "0"),
+    "rejected": (pod(phase="Failed", reason="OutOfcpu"), "0/1", "OutOfcpu", "0"),
+}
+
+
+@pytest.mark.parametrize("shown, ready, word, restarts", CASES.values(), ids=CASES.keys())
+def test_the_columns_of_kubectl(shown: Pod, ready: str, word: str, restarts: str) -> None:
+    summary = summary_of(shown)
+    assert (summary.ready_of_total(), summary.status, summary.restarts_told(NOW)) == (ready, word, restarts)
+
+
+DURATIONS = {
+    -5: "<invalid>", -1: "0s", 0: "0s", 119: "119s", 120: "2m", 125: "2m5s", 599: "9m59s", 600: "10m", 10_799: "179m",
+    10_800: "3h", 11_000: "3h3m", 28_800: "8h", 172_799: "47h", 172_800: "2d", 180_000: "2d2h", 691_200: "8d",
+    86_400 * 400: "400d", 86_400 * 730: "2y", 86_400 * 740: "2y10d", 86_400 * 3000: "8y",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("seconds, expected", DURATIONS.items())
+def test_a_span_is_told_as_kubectl_tells_it(seconds: int, expected: str) -> None:
+    assert human_duration(timedelta(seconds=seconds)) == expected
+
+
+def explained(next_seconds: float | None = None, waiting_for: str = "") -> Explanation:
+    retry = None if next_seconds is None else NOW + timedelta(seconds=next_seconds)
+    return Explanation(uid=PodUID("u"), asked_at=NOW, next_retry=retry, waiting_for=waiting_for)
+
+
+WHYS: dict[str, tuple[Pod, Explanation, str, str]] = {
+    "all is well": (pod(status(RUNNING, ready=True)), explained(40), "", ""),
+    "crashed, and waits": (
+        pod(status(waits("CrashLoopBackOff"), restarts=1, last=ended(3, "Error"))),
+        explained(8),
+        "",
+        "app: CrashLoopBackOff, last exit code 3, next look in 8 s",
+    ),
+    "an image that is not there": (
+        pod(status(waits("ErrImagePull", "no such\nimage")), phase="Pending"),
+        explained(),
+        "",
+        "app: ErrImagePull: no such image",
+    ),
+    "rejected": (pod(phase="Failed", reason="OutOfcpu", message="no room"), explained(), "", "OutOfcpu: no room"),
+    "stopped by hand": (pod(reason="Stopped", message="stopped by Ann"), explained(), "", "stopped by Ann"),
+    "the runtime is slow": (pod(phase="Pending"), explained(), "it takes so long", "it takes so long"),
+    "not ready": (pod(status(RUNNING)), explained(), "", "app: runs, and is not ready"),
+    "over": (pod(status(DONE), phase="Succeeded"), explained(), "", "app: Completed, exit code 0"),
+    "over, and not all well": (
+        pod(status(DONE), status(ended(2, "Error"), name="b"), phase="Failed"),
+        explained(),
+        "",
+        "b: Error, exit code 2",
+    ),
+    "waits for something": (pod(phase="Pending"), explained(waiting_for="a volume"), "", "a volume"),
+}
+
+
+@pytest.mark.parametrize("shown, explanation, slow, expected", WHYS.values(), ids=WHYS.keys())
+def test_why_a_pod_is_as_it_is(shown: Pod, explanation: Explanation, slow: str, expected: str) -> None:
+    assert why(shown, explanation, slow) == expected

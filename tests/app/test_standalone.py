@@ -1,0 +1,80 @@
+"""An agent put together from one value: what the kubelet's configuration changes, and what is refused."""
+
+import asyncio
+import ipaddress
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from podkeeper.app.standalone import AlreadyRunning, Assembly, Standalone, assembled, host_ip
+from podkeeper.model.errors import AgentError
+from podkeeper.model.kubelet_config import CrashLoopBackOffConfig, Duration, KubeletConfiguration
+
+
+def put_together(wanted: Standalone) -> Assembly:
+    async def look() -> Assembly:
+        async with assembled(wanted) as parts:
+            return parts
+
+    return asyncio.run(look())
+
+
+def fake(root: Path, config: KubeletConfiguration | None = None, runtime: str = "fake") -> Standalone:
+    return Standalone(paths=(), root=root, node_name="n1", runtime=runtime, config=config or KubeletConfiguration())
+
+
+def test_without_a_configuration_all_is_usual(tmp_path: Path) -> None:
+    parts = put_together(fake(tmp_path / "r"))
+    assert (parts.ports.runtime.name, [source.name for source in parts.ports.sources]) == ("fake", ["file"])
+    assert parts.settings.node_name == "n1"
+    assert (parts.settings.node.status.allocatable or {})["pods"] == "110"
+    assert parts.settings.log_root == str(tmp_path / "r" / "logs")
+    assert parts.settings.restart_curve.maximum == timedelta(minutes=5)
+    assert parts.problems() == ()
+
+
+def test_what_the_configuration_says_is_honoured(tmp_path: Path) -> None:
+    config = KubeletConfiguration(
+        static_pod_url="http://127.0.0.1:1/pods",
+        max_pods=7,
+        pod_logs_dir="/elsewhere",
+        sync_frequency=Duration("30s"),
+        crash_loop_back_off=CrashLoopBackOffConfig(max_container_restart_period=Duration("4s")),
+    )
+    parts = put_together(fake(tmp_path / "r", config))
+    assert [source.name for source in parts.ports.sources] == ["file", "http"]
+    assert (parts.settings.node.status.allocatable or {})["pods"] == "7"
+    assert parts.settings.log_root == "/elsewhere"
+    assert parts.settings.timing.resync_seconds == 30
+    curve = parts.settings.restart_curve
+    assert (curve.initial, curve.maximum) == (timedelta(seconds=4), timedelta(seconds=4))
+
+
+def test_one_root_has_one_agent_and_is_given_back(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with assembled(fake(tmp_path / "r")):
+            with pytest.raises(AlreadyRunning, match="runs already"):
+                async with assembled(fake(tmp_path / "r")):
+                    pass
+        async with assembled(fake(tmp_path / "r")):
+            pass
+
+    asyncio.run(scenario())
+
+
+REFUSALS = {
+    "a runtime that is not there": ("podman", "r", "right would be one of: process, fake"),
+    "a root that is a file": ("fake", "file", "--root names another one"),
+}
+
+
+@pytest.mark.parametrize("runtime, root, message", REFUSALS.values(), ids=REFUSALS.keys())
+def test_what_is_refused(tmp_path: Path, runtime: str, root: str, message: str) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(AgentError, match=message):
+        put_together(fake(tmp_path / root, runtime=runtime))
+
+
+def test_the_machine_has_an_address() -> None:
+    assert ipaddress.ip_address(host_ip()).version in (4, 6)
