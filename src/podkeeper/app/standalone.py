@@ -42,6 +42,9 @@ from podkeeper.sources.http import HttpSource
 from podkeeper.sources.local_objects import LocalObjects
 
 DEFAULT_MAX_PODS = 110
+DEFAULT_POD_PIDS = 1024
+"""How many processes a pod may have unless the configuration says otherwise: the reference sets no limit, and a fork
+bomb would take the machine."""
 HONOURED = frozenset(
     {
         *("staticPodPath", "staticPodURL", "staticPodURLHeader", "fileCheckFrequency", "httpCheckFrequency"),
@@ -165,8 +168,9 @@ async def _process(wanted: Standalone, clock: Clock, objects: LocalObjects, open
     root = wanted.root
     journal = await asyncio.to_thread(FileJournal.open, root / "journal")
     opened.push_async_callback(journal.close)
+    pids = wanted.config.pod_pids_limit
     cgroups = await asyncio.to_thread(
-        open_cgroups, cgroup, own_root(str(root)), pod_pids_limit=wanted.config.pod_pids_limit
+        open_cgroups, cgroup, own_root(str(root)), pod_pids_limit=DEFAULT_POD_PIDS if pids is None else pids
     )
     opened.push_async_callback(cgroups.close)
     prober = NetworkProber(version=KUBERNETES_VERSION)
