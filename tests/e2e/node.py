@@ -17,7 +17,7 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import yaml
@@ -32,15 +32,22 @@ from podkeeper.journal.file import FileJournal
 from podkeeper.model.errors import NotFound
 from podkeeper.model.k8s.core import ContainerStatus, Event, Pod
 from podkeeper.model.messages import PodUID
+from podkeeper.model.wire import Wire
+from podkeeper.ports.cgroups import Cgroups
 from podkeeper.ports.runtime import Runtime
+from podkeeper.ports.volumes import Volumes
 from podkeeper.rules.defaults import default_pod
 from podkeeper.rules.naming import pod_log_directory
 from podkeeper.rules.resources import amounts_of
+from podkeeper.rules.worker.pauses import USUAL_TIMING, Timing
 from podkeeper.runtimes.process.keeper import cgroup
 from podkeeper.runtimes.process.runtime import ProcessRuntime
 from podkeeper.sources.file import FileSource
+from podkeeper.sources.local_objects import LocalObjects
 from podkeeper.testing.memory_api import MemoryApi
 from podkeeper.volumes.manager import HostVolumes
+
+K = TypeVar("K", bound=Wire)
 
 NODE = "n1"
 NAMESPACE = "default"
@@ -49,18 +56,48 @@ PATIENCE_SECONDS = 20.0
 POLL_SECONDS = 0.01
 
 
+class _BothReaders:
+    """The node's own config maps and secrets, then the API's."""
+
+    def __init__(self, first: LocalObjects, second: MemoryApi) -> None:
+        self._first, self._second = first, second
+
+    async def get(self, kind: type[K], name: str, namespace: str = "") -> K:
+        try:
+            return await self._first.get(kind, name, namespace)
+        except NotFound:
+            return await self._second.get(kind, name, namespace)
+
+
 class Node:
     """The agent and its world. `root` outlives an agent: `restarted` gives it a new one."""
 
-    def __init__(self, root: Path, *, cgroup_root: str, image: str = "host") -> None:
+    def __init__(
+        self,
+        root: Path,
+        *,
+        cgroup_root: str,
+        image: str = "host",
+        cpu: str = "8",
+        retry_seconds: float = USUAL_TIMING.error_seconds,
+        **pace: Any,
+    ) -> None:
+        """`pace`: `refresh_seconds` and `measure_seconds` of volumes; the usual ones are a minute and ten seconds."""
         self.root = root
         self.image = image
+        self.cpu = cpu  # what the node has to give
         self.clock = SystemClock()
+        self.local_objects = LocalObjects()  # config maps and secrets beside static pods
+        self._pace = pace
+        self._timing = Timing(error_seconds=retry_seconds)  # after what went wrong
         self.api = MemoryApi(self.clock)
         self.manifests = root / "manifests"
         self.manifests.mkdir(parents=True, exist_ok=True)
         self.agent: Agent
         self.runtime: Runtime
+        self._files: FileSource
+        self._volumes: Volumes
+        self._cgroups: Cgroups
         self._cgroup_root = cgroup_root
         self._life: asyncio.Task[None] | None = None
         self._parts: AsyncExitStack | None = None
@@ -76,9 +113,14 @@ class Node:
         self._parts.push_async_callback(cgroups.close)
         prober = NetworkProber(version="1.36")
         self._parts.push_async_callback(prober.close)
-        node = simple_node(NODE)
+        node = simple_node(NODE, cpu=self.cpu)
         allocatable = amounts_of(node.status.allocatable)
-        volumes = HostVolumes(self.root, self.api, allocatable=lambda: allocatable, fraction=self.clock.fraction)
+        objects = _BothReaders(self.local_objects, self.api)
+        volumes = HostVolumes(
+            self.root, objects, allocatable=lambda: allocatable, fraction=self.clock.fraction, **self._pace
+        )
+        self._parts.callback(self.local_objects.subscribe(lambda _: volumes.objects_changed()))
+        self._files = FileSource((self.manifests,), NODE, self.clock, objects=self.local_objects)
         self.runtime = await self._parts.enter_async_context(
             ProcessRuntime(str(self.root / "runtime"), host_ips=lambda: (HOST_IP,), hidden=(str(self.root),))
         )
@@ -90,12 +132,16 @@ class Node:
             clock=self.clock,
             sources=(
                 api_source(api=self.api, node_name=NODE, clock=self.clock, journal=journal),
-                FileSource((self.manifests,), NODE, self.clock),
+                self._files,
             ),
             api=self.api,
+            objects=objects,
             journal=journal,
+            over_used=volumes.tell_over_use,
         )
-        self.agent = Agent(ports, Settings(node=node, host_ips=(HOST_IP,), log_root=str(self.root / "logs")))
+        logs = str(self.root / "logs")
+        self.agent = Agent(ports, Settings(node=node, host_ips=(HOST_IP,), log_root=logs, timing=self._timing))
+        self._volumes, self._cgroups = volumes, cgroups
         self._life = asyncio.create_task(self._live(volumes))
 
     async def _live(self, volumes: HostVolumes) -> None:
@@ -129,6 +175,10 @@ class Node:
         for record in await self.runtime.list_pods():  # housekeeping would, in its own time
             for sandbox in record.sandboxes:
                 await self.runtime.remove_sandbox(sandbox.id)
+        # The API lets go at once of a pod that has ended: its worker may still be giving back what it held.
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while self._volumes.mounted_pods() or await self._cgroups.list_pods():
+                await asyncio.sleep(POLL_SECONDS)
 
     # What users do.
 
@@ -152,7 +202,15 @@ class Node:
         whole.write_text(text)
         whole.rename(self.manifests / f"{name}.yaml")
 
+    def unwrite(self, name: str) -> None:
+        """Remove a static pod's manifest."""
+        (self.manifests / f"{name}.yaml").unlink()
+
     # What users see.
+
+    def problems(self) -> list[str]:
+        """What is wrong with the manifests of static pods."""
+        return [str(problem) for problem in self._files.problems()]
 
     def find(self, name: str) -> Pod | None:
         """A pod as the API shows it."""
@@ -221,6 +279,12 @@ class Node:
         """Run a command in a container."""
         container_id = (self.status(name, container).container_id or "").partition("://")[2]
         return await self.runtime.exec_sync(container_id, command, 10.0)
+
+    async def type(self, name: str, text: str, container: str = "app") -> None:
+        """Attach to a container and write into its standard input."""
+        container_id = (self.status(name, container).container_id or "").partition("://")[2]
+        async with await self.runtime.attach(container_id) as session:  # type: ignore[attr-defined] # no port has it yet
+            await session.write(text.encode())
 
     async def until(self, holds: Callable[[], bool], what: str = "", *, within: float = PATIENCE_SECONDS) -> None:
         """Wait until something is so. Fails with what every pod has to say."""

@@ -203,6 +203,7 @@ def test_a_pod_past_its_deadline_fails() -> None:
         assert node.status(web).phase == "Running"
         await asyncio.sleep(3)
         assert (node.status(web).phase, node.status(web).reason) == ("Failed", "DeadlineExceeded")
+        assert node.reasons().count("DeadlineExceeded") == 1
         assert finished(node, web)
 
     in_small_node(scenario)

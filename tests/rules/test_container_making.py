@@ -62,13 +62,14 @@ MOUNTS = {
     "read-only if it says so": (
         mount(read_only=True), Mount(container_path="/data", host_path="/host/data", read_only=True)),
     "a path is made absolute": (mount(mount_path="in"), Mount(container_path="/in", host_path="/host/data")),
-    "a part of a volume": (mount(sub_path="a/b"), Mount(container_path="/data", host_path="/host/data/a/b")),
+    "a part of a volume": (
+        mount(sub_path="a/b"), Mount(container_path="/data", host_path="/host/data", sub_path="a/b")),
     "a part named by a variable": (
-        mount(sub_path_expr="x/$(POD)"), Mount(container_path="/data", host_path="/host/data/x/web-1")),
+        mount(sub_path_expr="x/$(POD)"), Mount(container_path="/data", host_path="/host/data", sub_path="x/web-1")),
     "a sub-path is no expression": (
-        mount(sub_path="$(POD)"), Mount(container_path="/data", host_path="/host/data/$(POD)")),
+        mount(sub_path="$(POD)"), Mount(container_path="/data", host_path="/host/data", sub_path="$(POD)")),
     "dots in names are only names": (
-        mount(sub_path="..a/b.."), Mount(container_path="/data", host_path="/host/data/..a/b..")),
+        mount(sub_path="..a/b.."), Mount(container_path="/data", host_path="/host/data", sub_path="..a/b..")),
     "propagation is handed on": (
         mount(mount_propagation="Bidirectional"),
         Mount(container_path="/data", host_path="/host/data", propagation="Bidirectional")),

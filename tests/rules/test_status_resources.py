@@ -91,6 +91,11 @@ def test_a_running_pod_keeps_what_it_showed_where_its_cgroup_does_not_tell() -> 
     assert pod_resources(asking_pod(phase="Running"), replace(old, phase="Pending"), None) == resources()
 
 
+def test_a_pod_that_has_ended_keeps_what_it_showed_while_the_api_still_calls_it_running() -> None:
+    old = PodStatus(phase="Failed", resources=resources({"memory": "9"}, {"memory": "7"}))
+    assert pod_resources(asking_pod(phase="Running"), old, None) == old.resources
+
+
 def test_a_pod_that_asks_for_nothing_shows_nothing() -> None:
     assert pod_resources(Pod(), PodStatus(), None) == resources()
     assert allocated_resources(PodSpec()) is None

@@ -386,8 +386,9 @@ class Agent:
 
         Until every source has spoken the workers say so of whomever they do not know, in case he ran before they
         began: a source that never speaks would keep it from everybody that there was no room for a pod. The runtime
-        knows who ran. (Under the UID of a mirror nothing ever runs: that says nothing.)
+        knows who ran. Under the UID of a mirror nothing ever runs, and nobody knows it: its pod is asked about.
         """
+        uid = self.manager.translate_uid(uid)
         if not isinstance(self.workers.state(uid), Unknown) or self.manager.pod_by_uid(uid) is None:
             return self.workers.could_have_running_containers(uid)
         seen = self.cache.get_if_sure(uid)

@@ -30,7 +30,7 @@ from podkeeper.model.messages import CONFIG_FIRST_SEEN_ANNOTATION, EventType, Po
 from podkeeper.model.runtime import ContainerState, PodRecord
 from podkeeper.model.times import parse_time
 from podkeeper.ports.clock import Clock
-from podkeeper.rules.evict import Eviction, deadline_eviction, evicted_status
+from podkeeper.rules.evict import PAST_DEADLINE, Eviction, deadline_eviction, evicted_status
 from podkeeper.rules.mirror import is_static_pod
 from podkeeper.rules.phase import Phase, is_terminal
 from podkeeper.rules.plan import PodActions, compute_pod_actions, is_stranded
@@ -449,13 +449,16 @@ class PodSyncer:
     def _status(self, pod: Pod, record: PodRecord, *, ended: bool) -> PodStatus:
         uid = _uid(pod)
         published = self._statuses.get_pod_status(uid)
+        eviction = self._eviction(pod, published)
+        if eviction is PAST_DEADLINE and (published is None or published.reason != eviction.reason):
+            self._record(PodEvent(EventType.NORMAL, eviction.reason, eviction.message, uid), pod)
         view = PodView(
             record=record,
             probes=self._probes.view(uid),
             published=published,
             # Once it has ended nothing of it starts again: a start that failed must not hide how its container ended.
             start_failures={} if ended else self._executor.failures_of(uid),
-            eviction=self._eviction(pod, published),
+            eviction=eviction,
             ended=ended,
         )
         return api_pod_status(pod, view, self._node())

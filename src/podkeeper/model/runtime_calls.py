@@ -25,6 +25,7 @@ class Mount(msgspec.Struct, frozen=True, kw_only=True):
 
     container_path: str
     host_path: str
+    sub_path: str = ""  # the part of it that appears; whoever mounts it lets no symbolic link lead out
     read_only: bool = False
     propagation: str = ""  # as the spec spells it; empty: none
 

@@ -2,8 +2,9 @@
 
 The container's spec, the host path of each of its pod's volumes and the container's environment come in; `Mount`s go
 out, in the order of the spec. Config maps, secrets and the like are always read-only. A sub-path stays below its
-volume as far as its text goes; whoever mounts it must see to it that no symbolic link leads out. The hosts file and
-the termination log are the runtime's. The Go ancestor is `makeMounts` in pkg/kubelet/kubelet_pods.go.
+volume as far as its text goes; it is handed on as it is, for only whoever mounts it can see to it that no symbolic
+link leads out. The hosts file and the termination log are the runtime's. The Go ancestor is `makeMounts` in
+pkg/kubelet/kubelet_pods.go.
 """
 
 import posixpath
@@ -44,10 +45,10 @@ def _mount(
         raise NotConfigurable(f'cannot find volume "{mount.name}" to mount into container "{container.name}"')
     if mount.mount_propagation not in _PROPAGATIONS:
         raise NotConfigurable(f'invalid MountPropagation mode: "{mount.mount_propagation}"')
-    sub_path = _sub_path(mount, env)
     return Mount(
         container_path=posixpath.join("/", mount.mount_path),
-        host_path=posixpath.normpath(posixpath.join(host_path, sub_path)) if sub_path else host_path,
+        host_path=host_path,
+        sub_path=_sub_path(mount, env),
         read_only=bool(mount.read_only),
         propagation=_PROPAGATIONS[mount.mount_propagation],
     )

@@ -71,6 +71,7 @@ class HostVolumes:
         shared: Sequence[str] | None = None,
         fraction: Callable[[], float] = random.random,
         refresh_seconds: float = REFRESH_SECONDS,
+        measure_seconds: float = PERIOD_SECONDS,
         patience_seconds: float = PATIENCE_SECONDS,
     ) -> None:
         """Volumes lie below `root`. `shared` are the directories in memory for when we may not mount."""
@@ -81,6 +82,7 @@ class HostVolumes:
         self._over_use = over_use
         self._fraction = fraction
         self._refresh_seconds = refresh_seconds
+        self._measure_seconds = measure_seconds
         self._memory = Memory(self._root, tuple(shared_memory(os.environ) if shared is None else shared))
         self._threads = Threads(patience_seconds)
         self._ready: dict[PodUID, _Ready] = {}
@@ -140,6 +142,10 @@ class HostVolumes:
         """Some config map or secret is not what it was: refresh soon."""
         self._changed.set()
 
+    def tell_over_use(self, listener: Callable[[PodUID, str], None]) -> None:
+        """Tell somebody, from now on, of pods with a volume beyond its limit, and in which words to say so."""
+        self._over_use = lambda found: listener(found.uid, found.message)
+
     async def run(self) -> None:
         """Refresh and measure, until cancelled."""
         async with asyncio.TaskGroup() as group:
@@ -158,8 +164,9 @@ class HostVolumes:
         """Tell which volumes are too large. Returns how many seconds to wait before measuring again."""
         limited = [directory for ready in self._ready.values() for directory in ready.limited]
         if not limited or self._over_use is None:
-            return PERIOD_SECONDS
-        found, pause = await self._threads.run("/usage", "measure volumes", partial(measured, limited))
+            return self._measure_seconds
+        look = partial(measured, limited, self._measure_seconds)
+        found, pause = await self._threads.run("/usage", "measure volumes", look)
         for over_use in found:
             if over_use.uid in self._ready:
                 self._over_use(over_use)
@@ -177,7 +184,7 @@ class HostVolumes:
                 log.exception("volumes could not be refreshed, next round in %g s", self._refresh_seconds)
 
     async def _keep_measuring(self) -> None:
-        pause = PERIOD_SECONDS
+        pause = self._measure_seconds
         while True:
             await asyncio.sleep(pause)
             try:

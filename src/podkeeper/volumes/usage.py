@@ -55,8 +55,10 @@ def over_used(directories: Iterable[Limited]) -> tuple[OverUse, ...]:
     return tuple(found)
 
 
-def measured(directories: Iterable[Limited]) -> tuple[tuple[OverUse, ...], float]:
+def measured(
+    directories: Iterable[Limited], period_seconds: float = PERIOD_SECONDS
+) -> tuple[tuple[OverUse, ...], float]:
     """Those that are too large, and how many seconds to wait before the next look. Blocks."""
     begun = time.monotonic()
     found = over_used(directories)
-    return found, max(PERIOD_SECONDS, PAUSES_PER_WORK * (time.monotonic() - begun))
+    return found, max(period_seconds, PAUSES_PER_WORK * (time.monotonic() - begun))

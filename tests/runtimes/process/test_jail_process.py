@@ -199,6 +199,18 @@ def test_a_pod_may_share_its_processes(here: World) -> None:
     assert (count, int(own) > 1, alone, mine) == ("1", True, "1\n", True)
 
 
+def test_a_container_may_share_the_processes_of_another_with_files_of_its_own(here: World) -> None:
+    def action() -> str:
+        jail = Jail(isolation=here.isolation)
+        first = start(jail, here.spec("touch /tmp/mark; exec sleep 60", "one"))
+        script = "until grep -q sleep /proc/1/comm; do :; done; cat /proc/1/comm; test -e /tmp/mark || echo own"
+        seen = run(jail, here.spec(script, "two", beside=first))[1]
+        end(first)
+        return seen
+
+    assert here.keep(action) == "sleep\nown\n"
+
+
 def test_orphans_in_a_shared_pid_namespace_do_not_stay_as_zombies(here: World) -> None:
     def action() -> str:
         jail = Jail(isolation=here.isolation, share_pid=True)

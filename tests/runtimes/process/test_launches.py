@@ -93,10 +93,13 @@ def test_a_launch(wanted: ContainerConfig, expected: Mapping[str, object]) -> No
 def test_mounts_become_binds_and_one_at_the_place_of_last_words_replaces_them() -> None:
     mounts = (
         Mount(container_path="/data", host_path="/v/data", read_only=True, propagation="HostToContainer"),
-        Mount(container_path="/dev/termination-log", host_path="/v/log"),
+        Mount(container_path="/dev/termination-log", host_path="/v/log", sub_path="a/b"),
     )
     made = launch(replace(config(), mounts=mounts))
-    assert made.binds == (Bind("/v/data", "/data", True, "HostToContainer"), Bind("/v/log", "/dev/termination-log"))
+    assert made.binds == (
+        Bind("/v/data", "/data", True, "HostToContainer"),
+        Bind("/v/log", "/dev/termination-log", sub_path="a/b"),
+    )
 
 
 def test_the_environment_has_what_an_image_would_have_given() -> None:

@@ -261,6 +261,16 @@ def test_every_step_is_news() -> None:
     in_runtime(act)
 
 
+def test_a_container_that_is_removed_twice_at_once_is_gone_for_both() -> None:
+    async def act(runtime: ProcessRuntime) -> None:
+        scene = Scene(runtime)
+        container = await scene.start("sleep", "1000")
+        await asyncio.gather(*(runtime.remove_container(container) for _ in range(3)))
+        assert (await scene.record()).containers == ()
+
+    in_runtime(act)
+
+
 def test_who_does_not_fetch_news_has_the_stream_broken() -> None:
     async def act() -> None:
         news = News(limit=3)

@@ -56,7 +56,8 @@ def pod_resources(pod: Pod, old: PodStatus, actual: ActualResources | None) -> R
     if pod.status.phase != Phase.RUNNING:
         return replace(asked, requests=allocated_resources(pod.spec), limits=_wire(_pod_limits(pod.spec)))
     actual = actual or _NOTHING
-    shown = (old.resources if old.phase == Phase.RUNNING else None) or _NOTHING_SHOWN
+    # Our word may be ahead of the API's: of a pod that has ended since, what it had as it ran goes on to be shown.
+    shown = (old.resources if old.phase != Phase.PENDING else None) or _NOTHING_SHOWN
     requests = _cpu(asked.requests or {}, actual.cpu_request_milli, LEAST_CPU_REQUEST_MILLI, shown.requests)
     if "memory" not in requests:
         summed = allocated_resources(pod.spec) or {}

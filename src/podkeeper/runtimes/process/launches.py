@@ -135,7 +135,10 @@ def _launch(config: ContainerConfig, home: str, place: Whereabouts) -> Launch:
 
 def _binds(config: ContainerConfig, home: str) -> tuple[Bind, ...]:
     """The mounts, and the file for last words unless something else is mounted there."""
-    binds = [Bind(mount.host_path, mount.container_path, mount.read_only, mount.propagation) for mount in config.mounts]
+    binds = [
+        Bind(mount.host_path, mount.container_path, mount.read_only, mount.propagation, sub_path=mount.sub_path)
+        for mount in config.mounts
+    ]
     path = posixpath.join("/", config.container.termination_message_path or DEFAULT_MESSAGE_PATH)
     if all(bind.target != path for bind in binds):
         binds.append(Bind(os.path.join(home, "termination"), path, optional=True))

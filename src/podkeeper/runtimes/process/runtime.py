@@ -19,6 +19,7 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from podkeeper.model.errors import RuntimeRefused, RuntimeUnavailable, TryLater
+from podkeeper.model.k8s.core import Container, EphemeralContainer
 from podkeeper.model.messages import PodUID
 from podkeeper.model.probing import CommandEnd, NotRun
 from podkeeper.model.runtime import ImageRecord, PodRecord
@@ -32,7 +33,7 @@ from podkeeper.runtimes.process.keepers import CALL_SECONDS, Patience
 from podkeeper.runtimes.process.launches import Whereabouts, request_of, user_of
 from podkeeper.runtimes.process.links import LaunchRefused, Link, UnknownToKeeper
 from podkeeper.runtimes.process.news import News, NewsStream
-from podkeeper.runtimes.process.records import ContainerFacts, Mirror, SandboxFacts, Standing
+from podkeeper.runtimes.process.records import ContainerFacts, Mirror, Sandbox, SandboxFacts, Standing
 from podkeeper.runtimes.process.sessions import Channel, Session
 
 _REMOVE_SECONDS: Final = 1.0
@@ -164,7 +165,8 @@ class ProcessRuntime:
                 user=user_of(config.pod, config.container),
             )
             keeper = self._household.keeper_of(sandbox)
-            await keeper.ask("create", {**request, "facts": msgspec.to_builtins(facts)})
+            target = _target_of(config.container, sandbox)
+            await keeper.ask("create", {**request, "target": target, "facts": msgspec.to_builtins(facts)})
         return container_id
 
     async def start_container(self, container_id: str) -> None:
@@ -317,3 +319,14 @@ class ProcessRuntime:
             lock = self._turns[uid] = asyncio.Lock()
         async with lock:
             yield
+
+
+def _target_of(container: Container | EphemeralContainer, sandbox: Sandbox) -> str:
+    """The id of the container whose processes an ephemeral one is to see; empty: it asks for none."""
+    name = container.target_container_name if isinstance(container, EphemeralContainer) else None
+    if not name:
+        return ""
+    found = [each for each in sandbox.containers.values() if each.facts.name == name and each.state == "running"]
+    if not found:
+        raise RuntimeRefused(f"cannot create container {container.name}: its target {name} does not run")
+    return found[0].id

@@ -121,20 +121,30 @@ class Container:
 
     # Life.
 
-    def start(self) -> None:
-        """Start it; one that runs or has run is left alone. Raises LaunchError; it has exited then."""
+    @property
+    def target(self) -> str:
+        """The id of the container whose processes it is to see; empty: its own only."""
+        return str(self._config.get("target") or "")
+
+    def start(self, beside: int = 0) -> None:
+        """Start it; one that runs or has run is left alone. Raises LaunchError; it has exited then.
+
+        `beside` is the first process of its target.
+        """
         if not isinstance(self.state, Created):
             return
         try:
             self.log.open()
             cgroups = self._group.make()
-            spec = Launch.from_json({**self._config["launch"], "cgroups": cgroups}) if cgroups else self.launch
+            if self.target and not beside:
+                raise LaunchError(f"cannot see the processes of container {self.target}: it does not run")
+            spec = Launch.from_json({**self._config["launch"], "cgroups": cgroups, "beside": beside})
             pid = self._launch(spec)
         except (LaunchError, OSError) as error:
             self._clean_up()
             self._become(Exited(START_FAILED, 0, "StartError", str(error), 0, time.time_ns()), "exited")
             raise LaunchError(str(error)) from error
-        self._walled = self.launch.pid == "own" and _pid_namespace(pid) != _pid_namespace("self")
+        self._walled = self.launch.pid == "own" and not beside and _pid_namespace(pid) != _pid_namespace("self")
         self._become(Running(pid, start_ticks(pid), time.time_ns()), "started")
 
     def stop(self, grace_seconds: float, done: Callable[[], None]) -> None:

@@ -82,7 +82,8 @@ class Jail:
             raise LaunchError(f"cannot prepare the container's files: {error}") from error
         flags = CLONE_NEWNS | (CLONE_NEWIPC if spec.ipc == "own" else 0) | (CLONE_NEWUTS if spec.uts == "own" else 0)
         namespace = self._pid_namespace(spec)
-        if namespace == "own":
+        host = self.anchor if namespace == "pod" else spec.beside if namespace == "own" else 0
+        if namespace == "own" and not host:
             flags |= CLONE_NEWPID
 
         def move_in() -> None:
@@ -90,7 +91,7 @@ class Jail:
                 libc.set_hostname(spec.hostname)
             view.move_in(spec, self._isolation, plan, self._shm, new_proc=namespace != "host")
 
-        join = f"/proc/{self.anchor}/ns/pid" if namespace == "pod" else ""
+        join = f"/proc/{host}/ns/pid" if host else ""
         return self._start(spec, identity, (stdin, stdout, stderr), move_in, flags, join)
 
     def enter(self, pid: int, spec: Launch, stdin: int, stdout: int, stderr: int) -> int:

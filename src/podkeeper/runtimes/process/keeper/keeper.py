@@ -19,6 +19,7 @@ import shutil
 import signal
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Final
 
@@ -135,7 +136,9 @@ class Keeper:
     def _start(self, request: Json) -> None:
         if self._leaving is not None:
             raise NotPossible("the sandbox is being stopped")
-        self._find(request).start()
+        container = self._find(request)
+        target = self._containers.get(container.target)
+        container.start(beside=0 if target is None else target.pid)
 
     def _remove(self, connection: Connection, request: Json) -> None:
         container = self._containers.get(request["container"])
@@ -157,7 +160,10 @@ class Keeper:
 
     def _delete_files(self, container: Container) -> None:
         self._jail.dismantle(container.launch)
-        shutil.rmtree(os.path.join("containers", container.id))
+        place = os.path.join("containers", container.id)
+        while os.path.exists(place):
+            with suppress(FileNotFoundError):  # asked twice at once, two are at it, and the other was quicker
+                shutil.rmtree(place)
 
     def _exec(self, connection: Connection, request: Json, files: list[int]) -> None:
         stdin, stdout, stderr = files

@@ -1,7 +1,7 @@
 """What the jail is asked to start: one process, and all that it is to see and to be.
 
 These values travel as JSON from the agent through the keeper (`containers/<id>/config.json`) to
-`Jail.launch`; nothing in them refers to an open file or to a living process. What cannot be done
+`Jail.launch`; nothing in them refers to an open file or, until the start, to a living process. What cannot be done
 comes back as a `LaunchError` whose text is fit for the container's status.
 """
 
@@ -30,6 +30,7 @@ class Bind:
     read_only: bool = False
     propagation: str = ""  # "", HostToContainer, Bidirectional
     recursive_read_only: bool = False  # also what is mounted below the source (Linux 5.12)
+    sub_path: str = ""  # a part of the source; no link in it may lead out of the source
     optional: bool = False  # left out, not refused, where this machine allows no mounts (namespaces: none)
 
 
@@ -59,6 +60,7 @@ class Launch:
     masked: tuple[str, ...] = MASKED_PATHS  # not if privileged
     read_only_paths: tuple[str, ...] = READ_ONLY_PATHS  # not if privileged
     cgroups: tuple[str, ...] = ()  # cgroup.procs files to join before exec
+    beside: int = 0  # with pid: own, a living process to share a pid namespace with; the keeper knows it at the start
 
     def to_json(self) -> dict[str, Any]:
         """The launch as plain JSON values."""

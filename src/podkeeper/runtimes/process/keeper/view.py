@@ -31,6 +31,7 @@ from podkeeper.runtimes.process.keeper.libc import (
     MS_SLAVE,
 )
 from podkeeper.runtimes.process.keeper.mounts import COPY, EMPTY, Layer, Mount
+from podkeeper.runtimes.process.keeper.subpath import open_subpath
 
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 DEVICE_LINKS = {
@@ -83,7 +84,7 @@ def move_in(spec: Launch, isolation: Isolation, plan: Plan, shm: str, *, new_pro
         os.chdir(directory)
     os.mkdir(f"{directory}/root")
     os.mkdir(f"{directory}/empty")
-    _lay(f"{directory}/root", spec, isolation, plan.layers, volumes)
+    laid = _lay(f"{directory}/root", spec, isolation, plan, volumes)
     empty = os.open(f"{directory}/empty", os.O_PATH)
     old = os.open("/", os.O_PATH | os.O_DIRECTORY)
     os.chdir(f"{directory}/root")
@@ -112,8 +113,9 @@ def move_in(spec: Launch, isolation: Isolation, plan: Plan, shm: str, *, new_pro
     os.chdir("/")
     if spec.read_only_root:
         covered = {os.path.realpath(bind.target) for bind in spec.binds}
-        for layer in plan.layers:
-            if (layer.how == COPY or layer.path == "/") and layer.path not in covered:
+        for layer in laid:
+            hidden = any(mounts.is_below(layer.path, path) for path in covered)
+            if (layer.how == COPY or layer.path == "/") and not hidden:
                 _make_read_only(layer.path)
 
 
@@ -125,8 +127,9 @@ def made_in(directory: str) -> list[str]:
         return []
 
 
-def _lay(root: str, spec: Launch, isolation: Isolation, layers: list[Layer], volumes: list[tuple[Bind, int]]) -> None:
-    """Mount the layers below the new root."""
+def _lay(root: str, spec: Launch, isolation: Isolation, plan: Plan, volumes: list[tuple[Bind, int]]) -> list[Layer]:
+    """Mount the layers below the new root. Returns those that are there."""
+    layers, laid = plan.layers, []
     parts = layers[0].how == EMPTY
     if parts:
         libc.mount("tmpfs", root, "tmpfs", MS_NODEV | MS_NOSUID, "mode=755")
@@ -135,12 +138,17 @@ def _lay(root: str, spec: Launch, isolation: Isolation, layers: list[Layer], vol
         target = f"{root}{layer.path}"
         match layer.how:
             case "copy":
-                if parts:
-                    os.makedirs(target, exist_ok=True)
-                _prepare(number, layer.path, isolation, [want for want in wanted if want[0] == layer.path])
-                options = f"upperdir=upper-{number},workdir=work-{number}{isolation.overlay_options}"
-                flags = 0 if spec.privileged else MS_NODEV  # or root could make a node of the host's disk
-                libc.mount("overlay", target, "overlay", flags, f"lowerdir={_escaped(layer.path)},{options}")
+                try:
+                    if parts:
+                        os.makedirs(target, exist_ok=True)
+                    _prepare(number, layer.path, isolation, [want for want in wanted if want[0] == layer.path])
+                    options = f"upperdir=upper-{number},workdir=work-{number}{isolation.overlay_options}"
+                    flags = 0 if spec.privileged else MS_NODEV  # or root could make a node of the host's disk
+                    libc.mount("overlay", target, "overlay", flags, f"lowerdir={_escaped(layer.path)},{options}")
+                except OSError:
+                    if layer.path not in plan.table or os.path.ismount(layer.path):
+                        raise
+                    continue  # unmounted since the mounts were read
             case "read":
                 _attempt(_show, layer.path, target, parts)
             case "link":
@@ -148,6 +156,8 @@ def _lay(root: str, spec: Launch, isolation: Isolation, layers: list[Layer], vol
             case "empty" if layer.path != "/":
                 os.mkdir(target)
                 os.chmod(target, layer.mode)
+        laid.append(layer)
+    return laid
 
 
 def _prepare(number: int, lower: str, isolation: Isolation, wanted: list[tuple[str, str, bool]]) -> None:
@@ -253,11 +263,19 @@ def _host_devices() -> list[str]:
 def _open(bind: Bind) -> int:
     """The source of a volume, while the host's root is still ours."""
     try:
-        if bind.propagation == "Bidirectional":
-            return libc.open_tree(bind.source)
-        return os.open(bind.source, os.O_PATH)
+        source = open_subpath(bind.source, bind.sub_path)
+        if bind.propagation != "Bidirectional":
+            return source
+        try:
+            return libc.open_tree(f"/proc/self/fd/{source}")
+        finally:
+            os.close(source)
     except OSError as error:
-        raise LaunchError(f"cannot mount {bind.source} at {bind.target}: {_words(error)}") from error
+        raise LaunchError(f"cannot mount {_whole(bind)} at {bind.target}: {_words(error)}") from error
+
+
+def _whole(bind: Bind) -> str:
+    return os.path.join(bind.source, bind.sub_path) if bind.sub_path else bind.source
 
 
 def _attach(bind: Bind, source: int) -> None:
@@ -274,7 +292,7 @@ def _attach(bind: Bind, source: int) -> None:
         if bind.read_only:
             _make_read_only(bind.target, recursive=bind.recursive_read_only)
     except OSError as error:
-        raise LaunchError(f"cannot mount {bind.source} at {bind.target}: {_words(error)}") from error
+        raise LaunchError(f"cannot mount {_whole(bind)} at {bind.target}: {_words(error)}") from error
     finally:
         os.close(source)
 

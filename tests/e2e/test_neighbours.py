@@ -1,0 +1,284 @@
+"""Bad neighbours: what one pod does to itself is contained and reported, and a quiet pod beside it does not notice.
+
+The quiet pod is Ready before, through and after; its probes keep succeeding on time, none of its containers restarts,
+and another one like it starts as fast as it did.
+"""
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from podkeeper.model.k8s.core import Pod
+from tests.e2e.node import Node, on_a_node, pod
+
+pytestmark = pytest.mark.slow
+
+SERVE = "trap 'exit 0' TERM; while :; do sleep 0.05; done"
+NAP = f"60.{os.getpid():07}"  # as long as no other test's
+# A shell that cannot fork gives up; what it made stays, and so does the first process.
+BOMB = f"sh -c 'while :; do sleep {NAP} & done' 2>/dev/null; exec sleep 1000"
+# As in the reference, a pod that is evicted and whose containers all end well has succeeded; these do not.
+FILL = "trap 'exit 143' TERM; head -c 4000000 /dev/zero > /v/big; while :; do sleep 0.05; done"
+LATEST_BEAT_SECONDS = 1.5  # between two probes, of which one is due every second
+SLOW_START_SECONDS = 1.0  # twenty times the usual; two cores are shared with the bad one
+
+
+def sh(script: str) -> tuple[str, ...]:
+    return ("sh", "-c", script)
+
+
+def quiet(name: str, beats: Path) -> Pod:
+    """A pod whose probes leave a mark each time they are made."""
+    mounts = [{"name": "beats", "mountPath": "/beats"}]
+    return pod(
+        name,
+        command=sh(SERVE),
+        container={"readinessProbe": _beat("ready"), "livenessProbe": _beat("live"), "volumeMounts": mounts},
+        volumes=[{"name": "beats", "hostPath": {"path": str(beats)}}],
+    )
+
+
+def _beat(name: str) -> dict[str, Any]:
+    mark = {"command": ["sh", "-c", f"date +%s.%N >> /beats/{name}"]}
+    return {"exec": mark, "periodSeconds": 1, "timeoutSeconds": 1, "failureThreshold": 1}
+
+
+@asynccontextmanager
+async def unnoticed(node: Node, tmp_path: Path) -> AsyncIterator[None]:
+    """What begins in here, a quiet pod does not notice: it lives through at least two seconds and a half of it."""
+    beats = tmp_path / "beats"
+    beats.mkdir()
+    node.create(quiet("quiet", beats))
+    await node.until_ready("quiet")
+    before = node.status("quiet").container_id
+    flaps: list[str] = []
+    watching = asyncio.create_task(_watch(node, flaps))
+    begun = time.time()
+    try:
+        yield
+        await asyncio.sleep(max(0.0, begun + 2.5 - time.time()))
+        starting = time.monotonic()
+        node.create(pod("newcomer", command=sh(SERVE)))
+        await node.until_ready("newcomer")
+        took = time.monotonic() - starting
+    finally:
+        watching.cancel()
+    assert flaps == []
+    assert took < SLOW_START_SECONDS
+    assert (node.status("quiet").container_id, node.status("quiet").restart_count) == (before, 0)
+    assert [reason for kind, reason, _ in node.events("quiet") if kind == "Warning"] == []
+    for name in ("ready", "live"):
+        made = sorted(when for when in map(float, (beats / name).read_text().split()) if when >= begun)
+        assert len(made) >= 2
+        assert max(later - earlier for earlier, later in pairwise(made)) < LATEST_BEAT_SECONDS
+
+
+async def _watch(node: Node, flaps: list[str]) -> None:
+    while True:
+        if not node.is_ready("quiet"):
+            flaps.append("quiet was not ready")
+            return
+        await asyncio.sleep(0.02)
+
+
+def test_a_fork_bomb_is_contained(tmp_path: Path) -> None:
+    async def scenario(node: Node) -> None:
+        async with unnoticed(node, tmp_path):
+            node.create(pod("bomb", command=sh(BOMB), container={"resources": {"limits": {"cpu": "500m"}}}))
+            await node.until(lambda: node.phase("bomb") == "Running")
+            await node.until(lambda: _sleepers() > 400, "the bomb has gone off")
+            await asyncio.sleep(0.5)
+            assert _sleepers() <= 512
+        node.delete("bomb", grace_seconds=1)
+        await node.until(lambda: node.is_gone("bomb"))
+        await node.until(lambda: _sleepers() < 50, "all of it is gone")
+
+    on_a_node(scenario, tmp_path / "node")
+
+
+def _sleepers() -> int:
+    """How many processes there are that take such a nap."""
+    found = 0
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            found += path.read_bytes() == f"sleep\0{NAP}\0".encode()
+        except OSError:
+            continue
+    return found
+
+
+def test_a_fork_bomb_that_is_killed_by_its_probe_leaves_nobody(tmp_path: Path) -> None:
+    async def scenario(node: Node) -> None:
+        probe = {"exec": {"command": sh("sleep 0.01 && true")}, "periodSeconds": 1, "failureThreshold": 1}
+        limits = {"resources": {"limits": {"cpu": "500m"}}}
+        node.create(pod("bomb", command=sh(BOMB), container={"livenessProbe": probe, **limits}, restartPolicy="Never"))
+        await node.until(lambda: node.phase("bomb") == "Failed", "its probe cannot run any more")
+        assert any(reason == "Unhealthy" for _, reason, _ in node.events("bomb"))
+        await node.until(lambda: _sleepers() < 50, "all of it is gone")
+
+    on_a_node(scenario, tmp_path)
+
+
+def test_a_process_that_ignores_term_is_killed_when_its_grace_is_over(tmp_path: Path) -> None:
+    async def scenario(node: Node) -> None:
+        async with unnoticed(node, tmp_path):
+            node.create(pod("deaf", command=sh("trap '' TERM; echo up; while :; do sleep 0.05; done")))
+            await node.until(lambda: node.log("deaf") == "up\n")
+            begun = time.monotonic()
+            node.delete("deaf", grace_seconds=1)
+            await node.until(lambda: node.is_gone("deaf"))
+            assert 0.9 < time.monotonic() - begun < 4
+        assert any(reason == "Killing" for _, reason, _ in node.events("deaf"))
+
+    on_a_node(scenario, tmp_path / "node")
+
+
+def test_children_that_ignore_term_do_not_outlive_their_pod(tmp_path: Path) -> None:
+    async def scenario(node: Node) -> None:
+        script = f"setsid sh -c \"trap '' TERM; sleep {NAP}; sleep {NAP}\" & {SERVE}"
+        node.create(pod("deaf", command=sh(script)))
+        await node.until_ready("deaf")
+        await node.until(lambda: _sleepers() > 0)
+        node.delete("deaf")
+        await node.until(lambda: node.is_gone("deaf"))
+        assert _sleepers() == 0
+
+    on_a_node(scenario, tmp_path)
+
+
+def test_a_process_that_writes_logs_at_full_speed_is_nobody_elses_trouble(tmp_path: Path) -> None:
+    async def scenario(node: Node) -> None:
+        async with unnoticed(node, tmp_path):
+            limits = {"resources": {"limits": {"cpu": "500m"}}}
+            node.create(pod("loud", command=("yes", "0123456789" * 8), container=limits))
+            await node.until_ready("loud")
+        begun = time.monotonic()
+        node.delete("loud", grace_seconds=1)
+        await node.until(lambda: node.is_gone("loud"))
+        assert time.monotonic() - begun < 4
+
+    on_a_node(scenario, tmp_path / "node")
+
+
+def test_a_pod_that_fills_its_directory_on_disk_is_evicted(tmp_path: Path) -> None:
+    async def scenario(node: Node) -> None:
+        async with unnoticed(node, tmp_path):
+            node.create(_with_directory("greedy", FILL, {"sizeLimit": "1Mi"}))
+            await node.until_phase("greedy", "Failed")
+        shown = node.see("greedy").status
+        message = 'Usage of EmptyDir volume "v" exceeds the limit "1Mi". '
+        assert (shown.reason, shown.message) == ("Evicted", message)
+        assert [each for each in node.events("greedy") if each[1] == "Evicted"] == [("Warning", "Evicted", message)]
+        await node.until(lambda: not (node.root / "pods" / node.uid("greedy") / "volumes").exists())
+
+    on_a_node(scenario, tmp_path / "node", measure_seconds=0.2)
+
+
+def _with_directory(name: str, script: str, source: dict[str, Any]) -> Pod:
+    mounts = {"volumeMounts": [{"name": "v", "mountPath": "/v"}]}
+    return pod(name, command=sh(script), container=mounts, volumes=[{"name": "v", "emptyDir": source}])
+
+
+def test_a_pod_within_its_limit_is_not_evicted(tmp_path: Path) -> None:
+    async def scenario(node: Node) -> None:
+        node.create(_with_directory("modest", f"head -c 500000 /dev/zero > /v/some; {SERVE}", {"sizeLimit": "1Mi"}))
+        node.create(_with_directory("greedy", FILL, {"sizeLimit": "1Mi"}))
+        await node.until_ready("modest")
+        await node.until_phase("greedy", "Failed")
+        assert node.is_ready("modest")
+        assert node.status("modest").restart_count == 0
+
+    on_a_node(scenario, tmp_path, measure_seconds=0.2)
+
+
+def test_a_pod_that_fills_its_directory_in_memory_only_hears_that_it_is_full(tmp_path: Path) -> None:
+    async def scenario(node: Node) -> None:
+        async with unnoticed(node, tmp_path):
+            fill = "until ! head -c 300000 /dev/zero >> /v/big; do :; done 2>/dev/null; echo full; " + SERVE
+            node.create(_with_directory("greedy", fill, {"medium": "Memory", "sizeLimit": "1Mi"}))
+            await node.until(lambda: node.log("greedy") == "full\n")
+        assert node.is_ready("greedy")
+
+    on_a_node(scenario, tmp_path / "node", measure_seconds=0.2)
+
+
+def test_a_probe_that_hangs_is_given_up_and_its_container_restarted(tmp_path: Path) -> None:
+    async def scenario(node: Node) -> None:
+        async with unnoticed(node, tmp_path):
+            probe = {
+                "exec": {"command": ["sh", "-c", f"trap '' TERM; sleep {NAP}"]},
+                "periodSeconds": 1,
+                "timeoutSeconds": 1,
+                "failureThreshold": 1,
+            }
+            node.create(pod("stuck", command=sh(SERVE), container={"livenessProbe": probe}))
+            await node.until_ready("stuck")
+            await node.until(lambda: node.status("stuck").restart_count >= 1)
+        told = [message for kind, reason, message in node.events("stuck") if (kind, reason) == ("Warning", "Unhealthy")]
+        assert any("Liveness probe" in message and "timed out" in message for message in told), told
+
+    on_a_node(scenario, tmp_path / "node")
+
+
+def test_a_readiness_probe_that_hangs_leaves_its_container_running_and_nobody_behind(tmp_path: Path) -> None:
+    async def scenario(node: Node) -> None:
+        probe = {"exec": {"command": ["sleep", NAP]}, "periodSeconds": 1, "timeoutSeconds": 1, "failureThreshold": 1}
+        node.create(pod("stuck", command=sh(SERVE), container={"readinessProbe": probe}))
+        await node.until(lambda: any(reason == "Unhealthy" for _, reason, _ in node.events("stuck")))
+        assert not node.is_ready("stuck")
+        assert node.status("stuck").restart_count == 0
+        assert _sleepers() <= 1  # the next one may hang already
+        node.delete("stuck")
+        await node.until(lambda: node.is_gone("stuck"))
+        assert _sleepers() == 0
+
+    on_a_node(scenario, tmp_path)
+
+
+def test_many_probes_that_hang_hold_nobody_up(tmp_path: Path) -> None:
+    async def scenario(node: Node) -> None:
+        async with unnoticed(node, tmp_path):
+            probe = {"exec": {"command": ["sleep", NAP]}, "periodSeconds": 1, "timeoutSeconds": 1}
+            for number in range(10):
+                node.create(pod(f"stuck-{number}", command=sh(SERVE), container={"readinessProbe": probe}))
+            await node.until(
+                lambda: all(
+                    any(reason == "Unhealthy" for _, reason, _ in node.events(f"stuck-{number}"))
+                    for number in range(10)
+                )
+            )
+
+    on_a_node(scenario, tmp_path / "node")
+
+
+def test_a_crash_loop_is_slowed_down_and_nobody_else_is(tmp_path: Path) -> None:
+    async def scenario(node: Node) -> None:
+        async with unnoticed(node, tmp_path):
+            node.create(pod("crashing", command=("false",)))
+            await node.until(lambda: any(reason == "BackOff" for _, reason, _ in node.events("crashing")))
+        waiting = node.status("crashing").state.waiting
+        assert waiting is not None
+        assert waiting.reason == "CrashLoopBackOff"
+        assert node.status("crashing").restart_count <= 2
+
+    on_a_node(scenario, tmp_path / "node")
+
+
+def test_a_container_that_takes_too_much_memory_is_killed_alone(tmp_path: Path) -> None:
+    async def scenario(node: Node) -> None:
+        async with unnoticed(node, tmp_path):
+            limits = {"resources": {"limits": {"memory": "32Mi"}}}
+            node.create(pod("hungry", command=("tail", "/dev/zero"), container=limits, restartPolicy="Never"))
+            await node.until_phase("hungry", "Failed")
+        end = node.status("hungry").state.terminated
+        assert end is not None
+        assert (end.reason, end.exit_code) == ("OOMKilled", 137)
+
+    on_a_node(scenario, tmp_path / "node")

@@ -1,0 +1,99 @@
+"""The evictor: who is too large is killed once, with last words; who is critical, unknown or ending is left alone."""
+
+import asyncio
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+from podkeeper.engine.evictor import EMPTY_DIR_SIGNAL, Evictor
+from podkeeper.model.errors import TryLater
+from podkeeper.model.k8s.core import Pod, PodSpec, PodStatus
+from podkeeper.model.k8s.meta import ObjectMeta
+from podkeeper.model.messages import EventType, PodEvent, PodUID
+from podkeeper.model.runtime import PodRecord
+from podkeeper.rules.worker.updates import StatusFunction
+from podkeeper.testing.virtual_time import VirtualClock
+
+WEB = PodUID("web")
+
+
+@dataclass
+class House:
+    """The evictor's neighbours, and what they were told."""
+
+    pods: dict[PodUID, Pod]
+    ending: set[PodUID] = field(default_factory=set)
+    error: Exception | None = None
+    kills: list[tuple[str, bool, int, PodStatus]] = field(default_factory=list)
+    events: list[PodEvent] = field(default_factory=list)
+    signals: list[str] = field(default_factory=list)
+    work: "list[asyncio.Future[None]]" = field(default_factory=list)
+
+    def is_pod_termination_requested(self, uid: PodUID) -> bool:
+        return uid in self.ending
+
+    async def kill_pod(
+        self, pod: Pod, *, evict: bool, grace_override_seconds: int, status_function: StatusFunction
+    ) -> None:
+        self.ending.add(PodUID(pod.metadata.uid or ""))
+        words = status_function(PodStatus(phase="Running"))
+        self.kills.append((pod.metadata.name or "", evict, grace_override_seconds, words))
+        if self.error is not None:
+            raise self.error
+
+    def record(self, event: PodEvent, about: Pod | PodRecord | None) -> None:
+        self.events.append(event)
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Future[None]":
+        self.work.append(asyncio.ensure_future(work))
+        return self.work[-1]
+
+
+def pod(priority: int | None = None) -> Pod:
+    return Pod(metadata=ObjectMeta(name="web", namespace="default", uid=WEB), spec=PodSpec(priority=priority))
+
+
+def evicted(home: House, times: int = 1) -> House:
+    """Tell of pod web so many times, and let the work end."""
+
+    async def scenario() -> None:
+        evictor = Evictor(
+            workers=home,
+            pod_by_uid=home.pods.get,
+            record=home.record,
+            spawn=home.spawn,
+            clock=VirtualClock(),
+            evicted=home.signals.append,
+        )
+        for _ in range(times):
+            evictor.evict(WEB, "too large")
+            await asyncio.gather(*home.work)
+
+    asyncio.run(scenario())
+    return home
+
+
+def test_a_pod_that_is_too_large_is_killed_and_says_why() -> None:
+    home = evicted(House({WEB: pod()}))
+    assert home.kills == [("web", True, 1, PodStatus(phase="Failed", reason="Evicted", message="too large"))]
+    assert home.events == [PodEvent(EventType.WARNING, "Evicted", "too large", WEB)]
+    assert home.signals == [EMPTY_DIR_SIGNAL]
+
+
+def test_it_is_killed_once_however_often_it_is_told() -> None:
+    assert len(evicted(House({WEB: pod()}), times=3).kills) == 1
+
+
+def test_a_critical_pod_stays() -> None:
+    home = evicted(House({WEB: pod(priority=2_000_000_000)}))
+    assert (home.kills, home.events) == ([], [])
+
+
+def test_nobody_looks_for_a_pod_that_is_gone() -> None:
+    home = evicted(House({}))
+    assert (home.kills, home.events) == ([], [])
+
+
+def test_a_kill_that_takes_too_long_is_nobody_elses_trouble() -> None:
+    home = evicted(House({WEB: pod()}, error=TryLater("cannot kill it")))
+    assert (len(home.kills), [work.exception() for work in home.work]) == (1, [None])
