@@ -234,6 +234,8 @@ MUTANTS = (
         "    if ending and could_run:\n        to_send",
         "    if False:\n        to_send",
         ("tests/rules/test_status_publish.py",),
+        seed=0,
+        workload=("deadlines", "evictions", "stubborn"),
     ),
     Mutant(
         "deleted-before-it-is-over",
@@ -241,7 +243,8 @@ MUTANTS = (
         "        and is_terminal(pod.status.phase)\n        and cached.finished",
         "        and is_terminal(pod.status.phase)",
         ("tests/rules/test_status_publish.py",),
-        seed=1,
+        seed=0,
+        workload=("deletes", "volumes"),
     ),
     Mutant(
         "ended-container-revived",
@@ -357,8 +360,6 @@ MUTANTS = (
         "        if full_name in self._started:\n            return False\n        line = ",
         "        line = ",
         ("tests/rules/test_worker_laws.py",),
-        seed=7,
-        workload=("static-files",),
     ),
     Mutant(
         "status-sent-out-of-order",
