@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help venv run demo test check format e2e sim bench mutants model clean
+.PHONY: help venv run demo test check format e2e torture sim bench mutants model clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
@@ -51,6 +51,9 @@ test: check  ## check plus all fast tests, the recorded traces among them
 
 e2e: $(READY)  ## the slow tests: real things (kubectl; each says why when it is skipped), every crash of five lives
 	@$(BIN)/pytest -m slow -rs -n 2
+
+torture: $(READY)  ## kill the agent at random moments under a running workload: ROUNDS=200 (SEED=N: the same deeds again)
+	@$(BIN)/python -m tools.torture --rounds $(or $(ROUNDS),200) $(if $(SEED),--seed $(SEED))
 
 sim: $(READY)  ## play whole nodes from seeds under all kinds of trouble: SEEDS=0:20 HOURS=6 (docs/simulation.md)
 	@$(BIN)/podkeeper sim --seeds $(or $(SEEDS),0:20) --hours $(or $(HOURS),6)

@@ -136,6 +136,12 @@ def default_signals() -> None:
     """Let every signal do what it does by default; behind Python's back, for a process that is about to exec."""
     for number in range(1, 65):
         _libc.signal(number, None)
+    # Two that the C library keeps for itself; whoever started the agent may have left them ignored.
+    call = {"x86_64": 13, "aarch64": 134}.get(os.uname().machine)  # rt_sigaction
+    if call is not None:
+        default = ctypes.create_string_buffer(32)
+        for number in (32, 33):
+            _libc.syscall(ctypes.c_long(call), ctypes.c_int(number), default, None, ctypes.c_size_t(8))
 
 
 def set_hostname(name: str) -> None:

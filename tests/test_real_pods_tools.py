@@ -1,0 +1,38 @@
+"""The tools that work with real pods work: a small bench and a short torture. What they find is theirs to say."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.process import BARS
+
+pytestmark = pytest.mark.slow
+HOUSE = Path(__file__).parent.parent
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", *words], cwd=HOUSE, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def test_the_bench_of_real_pods_gives_every_figure() -> None:
+    few = ("--rounds", "2", "--pods", "3", "--idle-seconds", "1", "--settle-seconds", "0")
+    done = run("bench.process", "--json", *few)
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout)
+    asked_for = {*BARS, "delete_gone_p50_ms", "crash_restart_p50_ms", "job_done_p50_ms"}
+    assert {name.replace("100", "3") for name in asked_for} <= figures.keys()
+    assert all(value > 0 for name, value in figures.items() if "idle" not in name)
+
+
+def test_a_short_torture_breaks_nothing_and_tells_its_seed() -> None:
+    done = run("tools.torture", "--rounds", "3", "--seed", "11")
+    assert done.returncode == 0, done.stdout + done.stderr
+    first, *_, last = done.stdout.splitlines()
+    assert first == "torture: seed 11, 3 rounds"
+    assert "3 kills" in last
+    assert "seed 11" in last

@@ -1,0 +1,163 @@
+"""The pods of the torture: each start of a container leaves a line, and its command line says whose it is.
+
+A manifest is what a user would write. Beside it stands what must hold of it: how often each container may have started
+at most, with which code it ends, whether it goes on for ever.
+
+    ledger/<pod>.<generation>.<container>     one line for every start, written by the container itself
+
+So what the agent and the runtime believe is never asked for to find out what really happened.
+"""
+
+import os
+import random
+import socket
+import sys
+from collections import Counter
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+Json = dict[str, Any]
+
+KILLED = 137
+CRASH_CODE = 3
+PYTHON = os.path.realpath(sys.executable)
+
+_SERVER = """
+import os, signal, socket, sys
+signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+with open("/ledger/" + ".".join(sys.argv[-2:]), "a") as ledger: ledger.write("start\\n")
+server = socket.create_server(("127.0.0.1", PORT))
+while True:
+    asking, _ = server.accept()
+    with asking:
+        asking.settimeout(1)
+        try: asking.recv(4096); asking.sendall(b"HTTP/1.0 200 OK\\r\\n\\r\\n")
+        except OSError: pass
+"""
+
+
+class Kind(Enum):
+    """What a pod does."""
+
+    SERVER = "server"  # http and tcp probes
+    QUIET = "quiet"  # exec probes
+    PAIR = "pair"  # an init container, a sidecar and an app
+    JOB = "job"  # ends by itself, once
+    LOOP = "loop"  # ends again and again
+
+
+@dataclass(slots=True)
+class Tortured:
+    """A pod, and what was seen and done to it."""
+
+    kind: Kind
+    name: str
+    mark: str  # of this torture, on the command line of every container
+    code: int = 0  # that a job ends with
+    generation: int = 0
+    strikes: Counter[str] = field(default_factory=Counter)  # by container: how often the torture killed it
+    seen: dict[str, tuple[int, int]] = field(default_factory=dict)  # by container: the process that must not change
+    ready_since: str = ""  # once it was seen Ready: it must stay so, from then on
+    ended: bool = False  # a job that was seen with its last status
+    restarts: int = 0  # of a loop: the most that were told of
+    unlived: Counter[str] = field(default_factory=Counter)  # by container: made, and the agent killed before its start
+    settled_at: int = 0  # how many kills there had been when all was last well with it
+    manifest: Json = field(default_factory=dict)
+
+    @property
+    def version(self) -> str:
+        """Names the pod and the manifest it comes from."""
+        return f"{self.name}.{self.generation}"
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether it never ends by itself."""
+        return self.kind in (Kind.SERVER, Kind.QUIET, Kind.PAIR)
+
+    @property
+    def lasting(self) -> tuple[str, ...]:
+        """The containers that go on for ever."""
+        return {Kind.PAIR: ("side", "app"), Kind.SERVER: ("app",), Kind.QUIET: ("app",)}.get(self.kind, ())
+
+    def begin(self, chance: random.Random, ledger: Path) -> None:
+        """Make it anew: another generation, of which nothing was seen."""
+        self.generation += 1
+        self.strikes.clear()
+        self.seen.clear()
+        self.unlived.clear()
+        self.ready_since, self.ended, self.restarts = "", False, 0
+        self.code = chance.choice((0, 0, 1, 42))
+        self.manifest = _manifest(self, chance, ledger)
+
+    def most_starts(self, container: str) -> int:
+        """How often a container may have started by now."""
+        if self.kind is Kind.LOOP:
+            return sys.maxsize
+        return 1 + self.strikes[container]
+
+
+def _manifest(pod: Tortured, chance: random.Random, ledger: Path) -> Json:
+    spec: Json = {
+        "terminationGracePeriodSeconds": 5,
+        "volumes": [
+            {"name": "ledger", "hostPath": {"path": str(ledger), "type": "Directory"}},
+            {"name": "scratch", "emptyDir": {}},
+        ],
+    }
+    match pod.kind:
+        case Kind.SERVER:
+            spec["containers"] = [_server(pod)]
+        case Kind.QUIET:
+            probe = {"exec": {"command": ["test", "-d", "/scratch"]}, "periodSeconds": 1, "timeoutSeconds": 10}
+            spec["containers"] = [{**_shell(pod, "app", _NAP), "readinessProbe": probe, "livenessProbe": probe}]
+        case Kind.PAIR:
+            side = {**_shell(pod, "side", _NAP), "restartPolicy": "Always"}
+            spec["initContainers"] = [_shell(pod, "init", "sleep 0.1"), side]
+            spec["containers"] = [_shell(pod, "app", _NAP)]
+        case Kind.JOB:
+            spec["restartPolicy"] = "Never"
+            nap = chance.choice((0.0, 0.1, 0.5, 1.0, 2.0))
+            spec["containers"] = [_shell(pod, "app", f"sleep {nap} & wait; exit {pod.code}")]
+        case Kind.LOOP:
+            spec["containers"] = [_shell(pod, "app", f"sleep 0.2; exit {CRASH_CODE}")]
+    annotations = {"podkeeper.io/restart-backoff-initial": "1s", "podkeeper.io/restart-backoff-maximum": "1s"}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": pod.name, "annotations": annotations},
+        "spec": spec,
+    }
+
+
+_NAP = "sleep 100000 & wait"
+
+
+def _shell(pod: Tortured, container: str, script: str) -> Json:
+    begin = f"trap 'exit 0' TERM; echo start >> /ledger/{pod.version}.{container}; "
+    return _container(pod, container, ["sh", "-c", begin + script])
+
+
+def _server(pod: Tortured) -> Json:
+    port = _free_port()
+    asked = {"httpGet": {"path": "/", "port": port, "host": "127.0.0.1"}, "periodSeconds": 1, "timeoutSeconds": 10}
+    alive = {"tcpSocket": {"port": port, "host": "127.0.0.1"}, "periodSeconds": 1, "timeoutSeconds": 10}
+    script = _SERVER.replace("PORT", str(port))
+    made = _container(pod, "app", [PYTHON, "-I", "-S", "-c", script])
+    return {**made, "readinessProbe": asked, "livenessProbe": alive, "startupProbe": {**alive, "failureThreshold": 60}}
+
+
+def _container(pod: Tortured, name: str, command: list[str]) -> Json:
+    return {
+        "name": name,
+        "image": "host",
+        "command": [*command, pod.mark, pod.version, name],
+        "volumeMounts": [{"name": "ledger", "mountPath": "/ledger"}, {"name": "scratch", "mountPath": "/scratch"}],
+    }
+
+
+def _free_port() -> int:
+    with socket.socket() as trying:
+        trying.bind(("127.0.0.1", 0))
+        return int(trying.getsockname()[1])
