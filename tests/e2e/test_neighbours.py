@@ -26,9 +26,7 @@ NAP = f"60.{os.getpid():07}"  # as long as no other test's
 BOMB = f"sh -c 'while :; do sleep {NAP} & done' 2>/dev/null; exec sleep 1000"
 # As in the reference, a pod that is evicted and whose containers all end well has succeeded; these do not.
 FILL = "trap 'exit 143' TERM; head -c 4000000 /dev/zero > /v/big; while :; do sleep 0.05; done"
-LATEST_BEAT_SECONDS = (
-    4.0  # between two probes, of which one is due every second: not a measure, a sign of being held up
-)
+LATEST_BEAT_SECONDS = 4.0  # between two probes, one of which is due every second: else something holds them up
 SLOW_START_SECONDS = 4.0  # usually some fifty milliseconds; the machine may be busy with others, too
 
 
