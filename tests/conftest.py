@@ -1,8 +1,31 @@
-"""One way of drawing examples for all property tests: the same ones each time, however slow the machine."""
+"""What all tests share: one way of drawing examples (the same each time, on any machine), and a certificate."""
 
+import shutil
+import ssl
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
 from hypothesis import HealthCheck, settings
 
 settings.register_profile(
     "house", derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("house")
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ssl.SSLContext]:
+    """A server's side of TLS, with a certificate for somebody else, signed by nobody."""
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("making a certificate needs the openssl command")
+    key, made = (str(tmp_path_factory.mktemp("tls") / name) for name in ("key.pem", "certificate.pem"))
+    kind = ["-newkey", "rsa:1024", "-nodes", "-subj", "/CN=somebody.invalid", "-days", "1"]
+    subprocess.run([openssl, "req", "-x509", *kind, "-keyout", key, "-out", made], check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.set_ciphers("DEFAULT:@SECLEVEL=1")
+    context.load_cert_chain(made, key)
+    yield context
+    Path(key).unlink()

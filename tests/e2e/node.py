@@ -283,7 +283,7 @@ class Node:
     async def type(self, name: str, text: str, container: str = "app") -> None:
         """Attach to a container and write into its standard input."""
         container_id = (self.status(name, container).container_id or "").partition("://")[2]
-        async with await self.runtime.attach(container_id) as session:  # type: ignore[attr-defined] # no port has it yet
+        async with await self.runtime.attach(container_id) as session:  # type: ignore[attr-defined]  # no port has it yet
             await session.write(text.encode())
 
     async def until(self, holds: Callable[[], bool], what: str = "", *, within: float = PATIENCE_SECONDS) -> None:

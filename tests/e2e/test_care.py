@@ -14,7 +14,6 @@ import pytest
 from tests.e2e.node import Node, on_a_node, pod
 from tests.e2e.scripts import LINGER, POLITE, Diary, Wire, sh
 from tests.host.loopback import closed, grpc_server, noting, saying, server, silence
-from tests.host.test_prober_http import certificate  # noqa: F401 (a fixture)
 
 pytestmark = pytest.mark.slow
 
@@ -351,7 +350,7 @@ def test_liveness_by_http_restarts_what_answers_badly(tmp_path: Path) -> None:
 
 def test_readiness_by_https_asks_for_no_certificate_in_particular(
     tmp_path: Path,
-    certificate: ssl.SSLContext,  # noqa: F811 (a fixture)
+    certificate: ssl.SSLContext,
 ) -> None:
     async def scenario(node: Node) -> None:
         async with server(saying(OK), tls=certificate) as there:

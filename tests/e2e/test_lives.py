@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -305,13 +306,16 @@ def test_an_ephemeral_container_joins_a_running_pod(tmp_path: Path) -> None:
 
 def test_a_pod_with_a_gate_is_ready_once_others_say_so(tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
+        def is_shown(ready: bool) -> bool:
+            return node.is_ready("app") is ready
+
         node.create(pod("app", container=sh(POLITE), readinessGates=[{"conditionType": "example.com/open"}]))
         await node.until(lambda: node.phase("app") == "Running" and bool(node.status("app").ready))
         assert not node.is_ready("app")
         for status in ("True", "False"):
             gate = {"type": "example.com/open", "status": status}
             await node.api.patch_status(Pod, "app", {"status": {"conditions": [gate]}}, NAMESPACE)
-            await node.until(lambda status=status: node.is_ready("app") is (status == "True"))  # type: ignore[misc]
+            await node.until(partial(is_shown, ready=status == "True"))
 
     on_a_node(scenario, tmp_path)
 

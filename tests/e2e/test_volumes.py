@@ -91,7 +91,7 @@ def test_what_an_init_container_prepares_is_there_for_the_others(tmp_path: Path)
             "app",
             "cat /v/site",
             {"emptyDir": {}},
-            initContainers=[container("setup", "echo page > /work/site", at("/work"))],
+            initContainers=[container("setup", "echo page > /build/site", at("/build"))],
         )
         assert await output(node, prepared) == "page\n"
 

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import grpc  # type: ignore[import-untyped]
+import grpc
 import pytest
 
 from podkeeper.host.dialling import Address, DialFailed, Names, dial

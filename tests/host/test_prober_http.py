@@ -3,13 +3,9 @@
 import asyncio
 import base64
 import random
-import shutil
 import socket
 import ssl
 import struct
-import subprocess
-from collections.abc import Iterator
-from pathlib import Path
 from typing import TypeVar
 
 import pytest
@@ -42,22 +38,6 @@ def asked(talk: Talk, path: str = "/x", scheme: str = "http", timeout_seconds: f
             return await get(f"{scheme}://{endpoint}{path}", timeout_seconds), endpoint
 
     return asyncio.run(scenario())
-
-
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ssl.SSLContext]:
-    """A server's side of TLS, with a certificate for somebody else, signed by nobody."""
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        pytest.skip("making a certificate needs the openssl command")
-    key, made = (str(tmp_path_factory.mktemp("tls") / name) for name in ("key.pem", "certificate.pem"))
-    kind = ["-newkey", "rsa:1024", "-nodes", "-subj", "/CN=somebody.invalid", "-days", "1"]
-    subprocess.run([openssl, "req", "-x509", *kind, "-keyout", key, "-out", made], check=True, capture_output=True)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.set_ciphers("DEFAULT:@SECLEVEL=1")
-    context.load_cert_chain(made, key)
-    yield context
-    Path(key).unlink()
 
 
 def said(status: str, *headers: str, body: str = "", version: str = "1.1", line_end: str = "\r\n") -> str:

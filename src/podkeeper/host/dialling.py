@@ -27,7 +27,7 @@ class Address:
     def with_port(self, port: int) -> "Address":
         """The same machine's other door."""
         host, _, *scope = self.place
-        return Address(self.family, (host, port, *scope))  # type: ignore[arg-type]  # as long as it was
+        return Address(self.family, (host, port, *scope))  # type: ignore[arg-type]  # an address keeps its length, which mypy cannot count
 
     def __str__(self) -> str:
         return join_host_port(self.place[0], self.place[1])
@@ -110,7 +110,7 @@ async def _connected(address: Address, timeout_seconds: float) -> socket.socket:
 
 def _addresses(host: str, flags: int = 0) -> list[Address]:
     found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM, flags=flags)
-    return [Address(family, place) for family, _, _, _, place in found]  # type: ignore[arg-type]  # TCP has these
+    return [Address(family, place) for family, _, _, _, place in found]  # type: ignore[arg-type]  # TCP over IP has only these two forms
 
 
 def _why_unknown(error: Exception) -> str:

@@ -8,8 +8,8 @@ of `grpc.health.v1.Health` are so small that they are encoded here by hand. The 
 import asyncio
 import ipaddress
 
-import grpc  # type: ignore[import-untyped]
-import grpc.aio  # type: ignore[import-untyped]
+import grpc
+import grpc.aio
 
 from podkeeper.model.probing import Answered, CallFailed, Endpoint, GrpcEnd, NotConnected
 

@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterable
 from typing import Final
 
-from inotify_simple import INotify, flags  # type: ignore[import-untyped]
+from inotify_simple import INotify, flags
 
 from podkeeper.sources.places import Point, is_ignored
 

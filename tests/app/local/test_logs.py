@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,10 +21,10 @@ def line(text: str, second: int = 0, stream: str = "stdout", tag: str = "F") -> 
 class Follower:
     """Somebody who follows a file."""
 
-    def __init__(self, path: Path, **options: object) -> None:
+    def __init__(self, path: Path, **options: Any) -> None:
         self.heard = b""
         self.goes_on = True
-        self._options = LogOptions(follow=True, **options)  # type: ignore[arg-type]
+        self._options = LogOptions(follow=True, **options)
         self._path = path
 
     async def run(self) -> None:
@@ -36,9 +37,9 @@ class Follower:
                 await asyncio.sleep(0.01)
 
 
-def read(path: Path, **options: object) -> bytes:
+def read(path: Path, **options: Any) -> bytes:
     async def all_of_it() -> bytes:
-        wanted = LogOptions(**options)  # type: ignore[arg-type]
+        wanted = LogOptions(**options)
         return b"".join([data async for data in read_file(path, wanted, goes_on=lambda: False)])
 
     return asyncio.run(all_of_it())
@@ -184,5 +185,5 @@ def test_whoever_stops_following_is_not_followed(it: House) -> None:
     heard = it.client.stream("containerLogs", "default", "web", "app", follow=True)
     assert next(heard) == b"hello\n"
     assert is_open(path)
-    heard.close()  # type: ignore[attr-defined]
+    heard.close()
     it.until(lambda: not is_open(path))

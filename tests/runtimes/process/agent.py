@@ -63,7 +63,8 @@ async def keep(runtime: ProcessRuntime, root: str, number: int, dice: random.Ran
 
 async def main(root: str, jail: str, pods: int, seed: int) -> None:
     async with ProcessRuntime(root, jail=jail) as runtime:
-        print("open", flush=True)  # noqa: T201
+        sys.stdout.write("open\n")
+        sys.stdout.flush()
         async with asyncio.TaskGroup() as group:
             for number in range(pods):
                 group.create_task(keep(runtime, root, number, random.Random(seed * 1000 + number)))

@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 from podkeeper.model.k8s.core import Container, Pod, PodSpec
@@ -70,13 +71,13 @@ async def remove_all(runtime: ProcessRuntime, root: str) -> None:
 class Scene:
     """One pod, made step by step."""
 
-    def __init__(self, runtime: ProcessRuntime, logs: str = "", **spec: object) -> None:
+    def __init__(self, runtime: ProcessRuntime, logs: str = "", **spec: Any) -> None:
         self.runtime = runtime
         self.uid = PodUID(str(uuid4()))
         self.logs = logs
         self.pod = Pod(
             metadata=ObjectMeta(name=f"p{self.uid[:8]}", namespace="default", uid=self.uid),
-            spec=PodSpec(**spec),  # type: ignore[arg-type]
+            spec=PodSpec(**spec),
         )
 
     async def sandbox(self, attempt: int = 0, hostname: str = "") -> str:
@@ -92,9 +93,9 @@ class Scene:
         attempt: int = 0,
         env: Mapping[str, str] | None = None,
         mounts: Sequence[Mount] = (),
-        **spec: object,
+        **spec: Any,
     ) -> str:
-        container = Container(name=name, image="host", command=command, **spec)  # type: ignore[arg-type]
+        container = Container(name=name, image="host", command=command, **spec)
         return await self.runtime.create_container(
             sandbox_id,
             ContainerConfig(
@@ -110,9 +111,9 @@ class Scene:
             ),
         )
 
-    async def start(self, *command: str, name: str = "c", **spec: object) -> str:
+    async def start(self, *command: str, name: str = "c", **spec: Any) -> str:
         """A container that runs, in a sandbox that is ready."""
-        container_id = await self.create(await self.sandbox(), *command, name=name, **spec)  # type: ignore[arg-type]
+        container_id = await self.create(await self.sandbox(), *command, name=name, **spec)
         await self.runtime.start_container(container_id)
         return container_id
 

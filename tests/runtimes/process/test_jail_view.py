@@ -198,7 +198,7 @@ def test_a_working_directory_in_a_volume_is_made_there(here: World) -> None:
 
 
 def test_a_missing_working_directory_is_made(here: World) -> None:
-    assert here.run("pwd", cwd="/work/of/mine") == (0, "/work/of/mine\n")
+    assert here.run("pwd", cwd="/place/of/mine") == (0, "/place/of/mine\n")
 
 
 def test_a_working_directory_that_cannot_be_entered_is_named(here: World) -> None:

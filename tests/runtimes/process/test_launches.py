@@ -4,6 +4,7 @@ import grp
 import os
 import pwd
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -30,8 +31,8 @@ PLACE = Whereabouts("/state/sandboxes/s", hostname="web", hidden=("/state",))
 TERMINATION = Bind("/state/sandboxes/s/containers/x/termination", "/dev/termination-log", optional=True)
 
 
-def config(pod: PodSpec | None = None, **spec: object) -> ContainerConfig:
-    container = Container(name="c", image="host", **spec)  # type: ignore[arg-type]
+def config(pod: PodSpec | None = None, **spec: Any) -> ContainerConfig:
+    container = Container(name="c", image="host", **spec)
     whole = Pod(metadata=ObjectMeta(name="p", namespace="default", uid="u"), spec=pod or PodSpec())
     return ContainerConfig(
         pod=whole, container=container, attempt=0, image="host", spec_hash="", command=("sh", "-c"), args=("exit 1",)

@@ -3,7 +3,7 @@
 import re
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 
 import click
@@ -87,7 +87,7 @@ def _containers(pod: Json, named: str | None, everything: bool) -> list[str]:
     return containers_of(pod)
 
 
-def _one_by_one(streams: dict[str, Iterator[bytes]], with_names: bool) -> list[str]:
+def _one_by_one(streams: Mapping[str, Iterator[bytes]], with_names: bool) -> list[str]:
     failures = []
     for name, stream in streams.items():
         try:
@@ -97,7 +97,7 @@ def _one_by_one(streams: dict[str, Iterator[bytes]], with_names: bool) -> list[s
     return failures
 
 
-def _all_at_once(streams: dict[str, Iterator[bytes]], with_names: bool) -> list[str]:
+def _all_at_once(streams: Mapping[str, Iterator[bytes]], with_names: bool) -> list[str]:
     """Follow several containers; lines stay whole."""
     failures: list[str] = []
     turn = threading.Lock()

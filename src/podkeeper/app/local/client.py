@@ -11,7 +11,7 @@ import json
 import os
 import socket
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Final
@@ -57,8 +57,8 @@ class LocalClient:
         found: Json = json.loads(self._ask("POST", parts, query, {}).read())
         return found
 
-    def stream(self, *parts: str, **query: object) -> Iterator[bytes]:
-        """What comes, as it comes."""
+    def stream(self, *parts: str, **query: object) -> Generator[bytes, None, None]:
+        """What comes, as it comes; whoever has enough closes it."""
         answer = self._ask("GET", parts, query, {}, endless=True)
         try:
             while block := answer.read1(_BLOCK_BYTES):

@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any
 
 from podkeeper.runtimes.process.keeper import libc
@@ -106,7 +107,7 @@ def _try(start: Isolation, place: str) -> _Json:
             libc.mount("tmpfs", "memory", "tmpfs", 0)
         for overlay, lower in (("whole", "/"), ("split", _plain_directory())):
             for options in (f",volatile{user}", user):
-                if _worked(lambda u=upper, w=lower, o=options: _try_overlay(u, w, o)):  # type: ignore[misc]
+                if _worked(partial(_try_overlay, upper, lower, options)):
                     os.chdir("/")
                     demolish(place)
                     return found | {"overlay": overlay, "overlay_options": options, "upper": upper}

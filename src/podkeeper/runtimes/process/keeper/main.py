@@ -104,4 +104,4 @@ def silence(files: tuple[int, ...] = (0, 1, 2)) -> None:
         os.dup2(nowhere, file)
     if nowhere not in files:
         os.close(nowhere)
-    sys.stdin = sys.stdout = sys.stderr = open(os.devnull, "r+")  # noqa: SIM115
+    sys.stdin = sys.stdout = sys.stderr = open(os.devnull, "r+")  # noqa: SIM115  # open as long as we live
