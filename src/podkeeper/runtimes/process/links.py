@@ -13,7 +13,7 @@ from itertools import count
 
 from podkeeper.model.errors import CallTimedOut, RuntimeRefused, RuntimeUnavailable
 from podkeeper.runtimes.process.keeper.files import Json
-from podkeeper.runtimes.process.keeper.protocol import Garbled, Inbox, encode, send_with
+from podkeeper.runtimes.process.keeper.protocol import Inbox, encode, send_with
 
 
 class LinkLost(RuntimeUnavailable):
@@ -125,12 +125,7 @@ class Link:
         self._loop.remove_writer(self._socket.fileno())
 
     def _read(self) -> None:
-        try:
-            messages = self._inbox.receive(self._socket)
-        except BlockingIOError:
-            return
-        except Garbled:
-            messages = None
+        messages = self._inbox.receive(self._socket)
         if messages is None:
             self._break()
             return

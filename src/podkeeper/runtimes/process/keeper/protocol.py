@@ -50,12 +50,12 @@ class Inbox:
         self._files: deque[int] = deque()
 
     def receive(self, connection: socket.socket) -> list[tuple[Json, list[int]]] | None:
-        """Whole messages, perhaps none; None: the other side is gone. Raises BlockingIOError, Garbled."""
+        """Whole messages, perhaps none; None: the other side is gone, or talks nonsense."""
         try:
             data, ancillary, _, _ = connection.recvmsg(CHUNK_BYTES, socket.CMSG_SPACE(4 * MAX_FILES))
-        except (ConnectionError, OSError) as error:
-            if isinstance(error, BlockingIOError):
-                raise
+        except BlockingIOError:
+            return []
+        except OSError:
             return None
         for level, kind, files in ancillary:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
@@ -64,7 +64,10 @@ class Inbox:
                 self._files.extend(numbers)
         if not data:
             return None
-        return [self._message(line) for line in self._lines(data)]
+        try:
+            return [self._message(line) for line in self._lines(data)]
+        except Garbled:
+            return None
 
     def close(self) -> None:
         """Let go of files that nobody asked for."""
@@ -160,12 +163,7 @@ class Connection:
             self._stop_writing()
 
     def _read(self) -> None:
-        try:
-            messages = self._inbox.receive(self._socket)
-        except BlockingIOError:
-            return
-        except Garbled:
-            messages = None
+        messages = self._inbox.receive(self._socket)
         if messages is None:
             self._close()
             return
