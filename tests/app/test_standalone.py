@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from podkeeper.app.standalone import AlreadyRunning, Assembly, Standalone, assembled, host_ip
-from podkeeper.model.errors import AgentError
+from podkeeper.model.errors import AgentError, BadInput
 from podkeeper.model.kubelet_config import CrashLoopBackOffConfig, Duration, KubeletConfiguration
+from podkeeper.rules.log_rotation import Policy as LogPolicy
 
 
 def put_together(wanted: Standalone) -> Assembly:
@@ -49,6 +50,50 @@ def test_what_the_configuration_says_is_honoured(tmp_path: Path) -> None:
     assert parts.settings.timing.resync_seconds == 30
     curve = parts.settings.restart_curve
     assert (curve.initial, curve.maximum) == (timedelta(seconds=4), timedelta(seconds=4))
+
+
+LOGS: dict[str, tuple[KubeletConfiguration, LogPolicy]] = {
+    "as usual": (KubeletConfiguration(), LogPolicy(10 * 2**20, 5, 1, 10.0)),
+    "all of it": (
+        KubeletConfiguration(
+            container_log_max_size="1500k",
+            container_log_max_files=3,
+            container_log_max_workers=4,
+            container_log_monitor_interval=Duration("1m30s"),
+        ),
+        LogPolicy(1_500_000, 3, 4, 90.0),
+    ),
+    "never": (KubeletConfiguration(container_log_max_size="-1"), LogPolicy(max_bytes=None)),
+    "no interval is the usual one": (
+        KubeletConfiguration(container_log_monitor_interval=Duration("0s")),
+        LogPolicy(),
+    ),
+}
+
+
+@pytest.mark.parametrize("config, expected", LOGS.values(), ids=LOGS.keys())
+def test_how_logs_are_rotated(tmp_path: Path, config: KubeletConfiguration, expected: LogPolicy) -> None:
+    assert put_together(fake(tmp_path / "r", config)).settings.log_policy == expected
+
+
+def test_every_bad_word_about_logs_is_named(tmp_path: Path) -> None:
+    config = KubeletConfiguration(
+        container_log_max_size="much",
+        container_log_max_files=1,
+        container_log_max_workers=0,
+        container_log_monitor_interval=Duration("-3s"),
+    )
+    with pytest.raises(BadInput) as refused:
+        put_together(fake(tmp_path / "r", config))
+    assert {problem.field for problem in refused.value.problems} == {
+        *("containerLogMaxSize", "containerLogMaxFiles", "containerLogMaxWorkers", "containerLogMonitorInterval"),
+    }
+
+
+def test_real_pods_have_their_logs_cared_for_and_simulated_ones_have_none(tmp_path: Path) -> None:
+    assert put_together(fake(tmp_path / "r")).ports.log_files is None
+    config = KubeletConfiguration(pod_logs_dir=str(tmp_path / "logs"))
+    assert put_together(fake(tmp_path / "s", config, runtime="process")).ports.log_files is not None
 
 
 def test_one_root_has_one_agent_and_is_given_back(tmp_path: Path) -> None:

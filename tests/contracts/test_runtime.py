@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -27,7 +28,8 @@ def fake(seconds_per_call: float = 0.0) -> RuntimeSubject:
 async def process() -> AsyncIterator[RuntimeSubject]:
     async with at_home(jail="auto") as made:
         runtime: Runtime = made
-        yield RuntimeSubject(runtime, image="host")
+        with TemporaryDirectory(prefix="podkeeper-test-") as log_root:
+            yield RuntimeSubject(runtime, image="host", log_root=log_root)
 
 
 IMPLEMENTATIONS = {

@@ -85,8 +85,11 @@ def test_it_is_killed_once_however_often_it_is_told() -> None:
 
 
 def test_a_critical_pod_stays() -> None:
-    home = evicted(House({WEB: pod(priority=2_000_000_000)}))
-    assert (home.kills, home.events) == ([], [])
+    home = evicted(House({WEB: pod(priority=2_000_000_000)}), times=3)
+    assert home.kills == []
+    (event,) = home.events  # once, and not with every look
+    assert event.reason == "NotEvicted"
+    assert event.message.endswith("It stays: critical pods, and so all pods from manifests, are not evicted.")
 
 
 def test_nobody_looks_for_a_pod_that_is_gone() -> None:

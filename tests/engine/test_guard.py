@@ -98,6 +98,9 @@ class Slow:
         await self._do("exec_sync", container_id)
         return Exited(0, " ".join(command).encode())
 
+    async def reopen_log(self, container_id: str) -> None:
+        await self._do("reopen_log", container_id)
+
     async def health(self) -> RuntimeHealth:
         await self._do("health")
         return RuntimeHealth(message="fine")
@@ -176,9 +179,10 @@ CALLS: dict[str, tuple[Callable[[Runtime], Awaitable[object]], str, object]] = {
     "list_pods": (lambda runtime: runtime.list_pods(), "list_podsandbox", []),
     "pod_record": (lambda runtime: runtime.pod_record(PodUID("u")), "podsandbox_status", PodRecord(uid="u")),
     "exec_sync": (lambda runtime: runtime.exec_sync("app", ["a", "b"], 1), "exec_sync", Exited(0, b"a b")),
+    "reopen_log": (lambda runtime: runtime.reopen_log("app"), "reopen_container_log", None),
     "health": (lambda runtime: runtime.health(), "status", RuntimeHealth(message="fine")),
 }
-READS = {"image", "list_images", "list_pods", "pod_record", "exec_sync", "health"}
+READS = {"image", "list_images", "list_pods", "pod_record", "exec_sync", "reopen_log", "health"}
 CHANGES = [name for name in CALLS if name not in READS]
 
 
@@ -258,7 +262,7 @@ DEADLINES = {
     "run_sandbox": 120.0, "stop_sandbox": 120.0, "remove_sandbox": 120.0, "create_container": 120.0,
     "start_container": 120.0, "stop_container": 150.0, "remove_container": 120.0, "image": 120.0,
     "pull_image": 1800.0, "list_images": 120.0, "remove_image": 120.0, "list_pods": 120.0, "pod_record": 120.0,
-    "exec_sync": 121.0, "health": 120.0,
+    "exec_sync": 121.0, "reopen_log": 120.0, "health": 120.0,
 }  # fmt: skip
 
 

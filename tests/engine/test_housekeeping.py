@@ -27,6 +27,31 @@ def test_a_running_pod_that_nobody_wants_is_killed() -> None:
     assert play(story)[0] == ([2.0], {"web"})
 
 
+def test_whoever_waits_for_a_round_may_have_it_at_once_and_the_next_comes_in_its_time() -> None:
+    async def story(node: LoopHouse) -> list[float]:
+        node.tell(Op.ADD, pod("web"))
+        await asyncio.sleep(0.5)
+        node.runtime.running.add("stranger")
+        node.loop.tidy_soon()
+        await asyncio.sleep(0.1)
+        node.runtime.running.add("another")
+        await asyncio.sleep(3)
+        return [*node.syncer.did("kill orphan", "stranger"), *node.syncer.did("kill orphan", "another")]
+
+    assert play(story)[0] == [0.5, 2.5]
+
+
+def test_what_is_being_taken_from_a_pod_is_known_until_it_is_gone() -> None:
+    async def story(node: LoopHouse) -> tuple[bool, bool]:
+        node.house.hanging.add("remove cgroup stuck")
+        node.house.cgroups |= uids("stuck", "gone")
+        node.tell(Op.ADD)
+        await asyncio.sleep(5)
+        return node.loop.is_tidying(PodUID("stuck")), node.loop.is_tidying(WEB)
+
+    assert play(story)[0] == (True, False)
+
+
 def test_nothing_is_touched_before_every_source_has_spoken() -> None:
     async def story(node: LoopHouse) -> tuple[set[str], list[str], list[float]]:
         node.runtime.running.add("of-a-file")

@@ -31,6 +31,7 @@ from podkeeper.engine.history import MOVED, Explanation, History
 from podkeeper.engine.hooks import HookRunner
 from podkeeper.engine.housekeeping import Housekeeping
 from podkeeper.engine.images import ImageManager
+from podkeeper.engine.log_care import LogCare, LogFiles
 from podkeeper.engine.loop import SyncLoop
 from podkeeper.engine.manager import PodManager
 from podkeeper.engine.metrics import Metrics
@@ -65,6 +66,8 @@ from podkeeper.ports.volumes import Volumes
 from podkeeper.rules.backoff import DEFAULT_CURVE, BackoffTable, Curve, steady
 from podkeeper.rules.dispatch import on_removal_at_once
 from podkeeper.rules.housekeeping import is_running
+from podkeeper.rules.log_rotation import USUAL_POLICY
+from podkeeper.rules.log_rotation import Policy as LogPolicy
 from podkeeper.rules.mirror import is_outdated_mirror
 from podkeeper.rules.resources import amounts_of
 from podkeeper.rules.status.pod import NodeView
@@ -93,6 +96,7 @@ class Ports:
     objects: Reader | None = None  # config maps and secrets; None: the API's
     journal: Journal | None = None
     over_used: Callable[[Complain], None] | None = None  # tells of pods whose volumes grew too large
+    log_files: LogFiles | None = None  # None: somebody else cares for logs, or there are none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +106,7 @@ class Settings:
     node: Node
     host_ips: tuple[str, ...] = ()
     log_root: str = "/var/log/pods"
+    log_policy: LogPolicy = USUAL_POLICY
     timing: Timing = USUAL_TIMING
     restart_curve: Curve = DEFAULT_CURVE
     pull_curve: Curve = DEFAULT_CURVE
@@ -176,12 +181,14 @@ class Agent:
         self._build_hands()
         self._build_mind()
         self.storage = PodStorage(emit=self._on_update, record=self.events.record, now=clock.now)
+        self.log_care = self._log_care(ports.log_files)
 
     async def run(self) -> None:
         """Live until cancelled; the pods live on."""
         rooms: tuple[_Room, ...] = (
             *(self.runtime, self.background, self.pleg, self.statuses, self.events),
             *(self.mirrors, self.probes, self.preemption, self.workers, self.loop),
+            *(() if self.log_care is None else (self.log_care,)),
         )
         try:
             async with asyncio.TaskGroup() as group:
@@ -379,7 +386,24 @@ class Agent:
             clock=clock,
         )
 
+    def _log_care(self, files: LogFiles | None) -> LogCare | None:
+        if files is None:
+            return None
+        return LogCare(
+            runtime=self.runtime,
+            files=files,
+            clock=self.ports.clock,
+            policy=self.settings.log_policy,
+            is_gone=self._is_gone,
+        )
+
     # Small wires.
+
+    def _is_gone(self, uid: PodUID) -> bool:
+        """Whether a pod is no more: every source has spoken, and neither they nor the workers know of it."""
+        if not self.storage.has_seen([source.name for source in self.ports.sources]):
+            return False
+        return self.manager.pod_by_uid(uid) is None and self.workers.should_pod_content_be_removed(uid)
 
     def _could_run(self, uid: PodUID) -> bool:
         """Whether a container of a pod may run.

@@ -19,6 +19,7 @@ from pathlib import Path
 from podkeeper.app.build import KUBERNETES_VERSION, Agent, Complain, Ports, Settings, simple_node
 from podkeeper.app.local.gate import Gate
 from podkeeper.app.local.streams import PlainStreams, Streams
+from podkeeper.engine.log_care import LogFiles
 from podkeeper.engine.notebook import Notebook
 from podkeeper.host.clock import SystemClock
 from podkeeper.journal.errors import JournalInUse
@@ -27,6 +28,8 @@ from podkeeper.model.durations import seconds_of
 from podkeeper.model.errors import AgentError, BadInput, Problem
 from podkeeper.model.k8s.core import Node
 from podkeeper.model.kubelet_config import Duration, KubeletConfiguration
+from podkeeper.model.kubelet_defaults import with_defaults
+from podkeeper.model.quantity import parse_quantity
 from podkeeper.ports.cgroups import Cgroups
 from podkeeper.ports.clock import Clock
 from podkeeper.ports.journal import Journal
@@ -34,6 +37,8 @@ from podkeeper.ports.prober import Prober
 from podkeeper.ports.runtime import Runtime
 from podkeeper.ports.volumes import Volumes
 from podkeeper.rules.backoff import DEFAULT_CURVE, Curve
+from podkeeper.rules.log_rotation import USUAL_POLICY as USUAL_LOG_POLICY
+from podkeeper.rules.log_rotation import Policy as LogPolicy
 from podkeeper.rules.resources import amounts_of
 from podkeeper.rules.worker.pauses import USUAL_TIMING, Timing
 from podkeeper.sources.complaints import Report
@@ -49,6 +54,7 @@ HONOURED = frozenset(
     {
         *("staticPodPath", "staticPodURL", "staticPodURLHeader", "fileCheckFrequency", "httpCheckFrequency"),
         *("syncFrequency", "maxPods", "podsPerCore", "podLogsDir", "podPidsLimit", "crashLoopBackOff"),
+        *("containerLogMaxSize", "containerLogMaxFiles", "containerLogMaxWorkers", "containerLogMonitorInterval"),
     }
 )
 """The fields of a kubelet's configuration that change something here."""
@@ -91,6 +97,8 @@ class Machinery:
     streams: Callable[[Agent], Streams] = PlainStreams
     rooms: tuple[Room, ...] = ()
     over_used: Callable[[Complain], None] | None = None
+    spare_all: Callable[[], Awaitable[None]] | None = None  # calls every stop off; None: too late for that
+    log_files: LogFiles | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +111,7 @@ class Assembly:
     streams: Callable[[Agent], Streams]
     rooms: tuple[Room, ...]  # what must run beside the agent
     problems: Callable[[], tuple[Problem, ...]]  # of the manifests, now
+    spare_all: Callable[[], Awaitable[None]] | None  # lets pods that are being stopped go on, if they still can
 
 
 @asynccontextmanager
@@ -126,12 +135,14 @@ async def assembled(wanted: Standalone, report: Report | None = None) -> AsyncIt
                 objects=objects,
                 journal=parts.journal,
                 over_used=parts.over_used,
+                log_files=parts.log_files,
             ),
             settings=_settings(wanted),
             gate=gate,
             streams=parts.streams,
             rooms=parts.rooms,
             problems=lambda: tuple(problem for source in sources for problem in source.problems()),
+            spare_all=parts.spare_all,
         )
 
 
@@ -159,6 +170,7 @@ async def _process(wanted: Standalone, clock: Clock, objects: LocalObjects, open
     """Pods as processes of this machine: they outlive the agent."""
     from podkeeper.app.local.process_streams import ProcessStreams
     from podkeeper.host.cgroups import open_cgroups, own_root
+    from podkeeper.host.log_files import HostLogFiles
     from podkeeper.host.prober import NetworkProber
     from podkeeper.journal.file import FileJournal
     from podkeeper.runtimes.process.keeper import cgroup
@@ -168,24 +180,23 @@ async def _process(wanted: Standalone, clock: Clock, objects: LocalObjects, open
     root = wanted.root
     journal = await asyncio.to_thread(FileJournal.open, root / "journal")
     opened.push_async_callback(journal.close)
-    pids = wanted.config.pod_pids_limit
-    cgroups = await asyncio.to_thread(
-        open_cgroups, cgroup, own_root(str(root)), pod_pids_limit=DEFAULT_POD_PIDS if pids is None else pids
-    )
+    pids = DEFAULT_POD_PIDS if wanted.config.pod_pids_limit is None else wanted.config.pod_pids_limit
+    cgroups = await asyncio.to_thread(open_cgroups, cgroup, own_root(str(root)), pod_pids_limit=pids)
     opened.push_async_callback(cgroups.close)
     prober = NetworkProber(version=KUBERNETES_VERSION)
     opened.push_async_callback(prober.close)
     allocatable = amounts_of(_node(wanted).status.allocatable)
-    volumes = HostVolumes(root, objects, allocatable=lambda: allocatable, fraction=clock.fraction)
-    objects.subscribe(lambda changed: volumes.objects_changed())
     runtime = await opened.enter_async_context(
         ProcessRuntime(
             str(root / "runtime"),
             host_ips=lambda: (host_ip(),),
             host_images=wanted.host_images,
             hidden=(str(root),),
+            pod_pids_limit=pids,
         )
     )
+    volumes = HostVolumes(root, objects, allocatable=lambda: allocatable, helper=runtime, fraction=clock.fraction)
+    objects.subscribe(lambda changed: volumes.objects_changed())
     return Machinery(
         runtime=runtime,
         volumes=volumes,
@@ -195,6 +206,8 @@ async def _process(wanted: Standalone, clock: Clock, objects: LocalObjects, open
         streams=lambda agent: ProcessStreams(runtime),
         rooms=(volumes.run,),
         over_used=volumes.tell_over_use,
+        spare_all=runtime.spare_all,
+        log_files=HostLogFiles(wanted.log_root),
     )
 
 
@@ -220,8 +233,8 @@ def _take_root(root: Path, opened: AsyncExitStack) -> None:
     except JournalInUse as error:
         who = f"process {error.pid}" if error.pid else "another process"
         raise AlreadyRunning(
-            f"cannot start: an agent with the root {root} runs already ({who}); 'podkeeper ps' asks it, "
-            "--root and --socket give this one a place of its own"
+            f"cannot start: an agent with the root {root} runs already ({who}); 'podkeeper ps --root {root}' asks it, "
+            "--root DIR gives this one a place of its own"
         ) from error
     except OSError as error:
         raise BadInput(
@@ -262,6 +275,7 @@ def _settings(wanted: Standalone) -> Settings:
         node=_node(wanted),
         host_ips=(host_ip(),),
         log_root=str(wanted.log_root),
+        log_policy=_log_policy(wanted.config),
         timing=Timing(resync_seconds=_seconds(wanted.config.sync_frequency, USUAL_TIMING.resync_seconds)),
         restart_curve=_restart_curve(wanted.config),
     )
@@ -280,6 +294,26 @@ def _node(wanted: Standalone) -> Node:
 def _restart_curve(config: KubeletConfiguration) -> Curve:
     longest = config.crash_loop_back_off.max_container_restart_period
     return DEFAULT_CURVE.tuned(maximum=timedelta(seconds=seconds_of(longest))) if longest else DEFAULT_CURVE
+
+
+def _log_policy(config: KubeletConfiguration) -> LogPolicy:
+    """How logs are rotated; a negative size: not at all. Raises BadInput."""
+    complete = with_defaults(config)
+    files, workers = complete.container_log_max_files or 0, complete.container_log_max_workers or 0
+    seconds = _seconds(config.container_log_monitor_interval, USUAL_LOG_POLICY.interval_seconds)
+    wrong = {
+        "containerLogMaxFiles": f"cannot be {files}; right would be 2 or more" if files < 2 else "",
+        "containerLogMaxWorkers": f"cannot be {workers}; right would be 1 or more" if workers < 1 else "",
+        "containerLogMonitorInterval": "cannot be negative; right would be 10s" if seconds < 0 else "",
+    }
+    size = 0
+    try:
+        size = parse_quantity(complete.container_log_max_size or "").value
+    except BadInput as error:
+        wrong["containerLogMaxSize"] = str(error)
+    if any(wrong.values()):
+        raise BadInput(*(Problem(message, field=name) for name, message in wrong.items() if message))
+    return LogPolicy(size if size >= 0 else None, files, workers, seconds)
 
 
 def _seconds(wanted: Duration | None, usual: float) -> float:

@@ -1,8 +1,8 @@
 """The end of pods that went beyond their own limits on local storage, while everybody else goes on.
 
 In: `evict`, told again and again as long as a pod is too large. Out: one event and one kill, whose last words the
-pod's status keeps. A critical pod stays, as in the reference: nobody would start it again. The Go ancestor is
-`evictPod` in pkg/kubelet/eviction.
+pod's status keeps. A critical pod stays, as in the reference (nobody would start it again), and an event says so. The
+Go ancestor is `evictPod` in pkg/kubelet/eviction.
 """
 
 import asyncio
@@ -58,6 +58,7 @@ class Evictor:
         self._spawn = spawn
         self._clock = clock
         self._evicted = evicted
+        self._spared: set[PodUID] = set()
 
     def evict(self, uid: PodUID, message: str) -> None:
         """A pod is larger than it may be: have it killed, unless it ends already."""
@@ -65,10 +66,19 @@ class Evictor:
         if pod is None or self._workers.is_pod_termination_requested(uid):
             return
         if is_critical_pod(pod):
-            log.error("pod %s is too large and stays, for it is critical: %s", full_name(pod), message)
+            self._spare(pod, uid, message)
             return
         self._record(PodEvent(EventType.WARNING, "Evicted", message, uid), pod)
         self._spawn(self._kill(pod, message))
+
+    def _spare(self, pod: Pod, uid: PodUID, message: str) -> None:
+        """Say, once, that a pod is too large and stays."""
+        self._spared = {each for each in self._spared if self._pod_by_uid(each) is not None}
+        if uid not in self._spared:
+            self._spared.add(uid)
+            words = f"{message.strip()} It stays: critical pods, and so all pods from manifests, are not evicted."
+            log.error("pod %s is too large: %s", full_name(pod), words)
+            self._record(PodEvent(EventType.WARNING, "NotEvicted", words, uid), pod)
 
     async def _kill(self, pod: Pod, message: str) -> None:
         def last_words(status: PodStatus) -> PodStatus:

@@ -313,6 +313,11 @@ class GuardedRuntime:
         run = self._runtime.exec_sync
         return await self._read("exec_sync", about, terms, run, container_id, command, timeout_seconds)
 
+    async def reopen_log(self, container_id: str) -> None:
+        """Let a container's log go on in a new file. Not completed for a caller that is gone: it asks again anyway."""
+        about = self._name_of(container_id)
+        await self._read("reopen_container_log", about, self._reading, self._runtime.reopen_log, container_id)
+
     async def health(self) -> RuntimeHealth:
         """Ask the runtime how it is."""
         return await self._read("status", "", self._reading, self._runtime.health)

@@ -14,6 +14,7 @@ ancestor is `HandlePodCleanups` in pkg/kubelet/kubelet_pods.go.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import count, filterfalse
 from typing import Protocol
@@ -207,18 +208,33 @@ class Housekeeping:
         self._removals = _Removals(clock)
         self._happenings = happenings or count().__next__
         self._idle_since: tuple[int, float] | None = None  # the count of happenings, and when
+        self._hurry = asyncio.Event()
 
     async def run(self, ready: Callable[[], bool]) -> None:
         """Tidy up every two seconds while `ready` says so, until cancelled."""
         async with asyncio.TaskGroup() as group:
             while True:
-                await asyncio.sleep(PERIOD_SECONDS)
+                await self._pause()
                 if not ready() or self._has_nothing_new():
                     continue
                 try:
                     await self.tidy(group)
                 except Exception:
                     log.exception("housekeeping failed, next round in %g s", PERIOD_SECONDS)
+
+    def hurry(self) -> None:
+        """Make the next round at once: somebody waits for what it removes."""
+        self._hurry.set()
+
+    def is_removing(self, uid: PodUID) -> bool:
+        """Whether something is being taken from a pod."""
+        return uid in self._removals.subjects()
+
+    async def _pause(self) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(PERIOD_SECONDS):
+                await self._hurry.wait()
+        self._hurry.clear()
 
     def _has_nothing_new(self) -> bool:
         """Whether the last round had nothing to do and nothing has happened since; in case we err, not for ever."""
@@ -345,6 +361,10 @@ class _Removals:
     def under_way(self) -> int:
         """How many there are."""
         return len(self._under_way)
+
+    def subjects(self) -> set[str]:
+        """From whom something is being taken."""
+        return {whom for _, whom in self._under_way}
 
     def keep_at(self, wanted: Mapping[_Removal, _Call], group: asyncio.TaskGroup) -> None:
         """Begin what is wanted and not under way, as much as goes at a time; the rest is for the next round."""

@@ -87,6 +87,12 @@ class Housekeeping(Protocol):
     async def run(self, ready: Callable[[], bool]) -> None:
         """Tidy up every so often while `ready` says so."""
 
+    def hurry(self) -> None:
+        """Do so at once."""
+
+    def is_removing(self, uid: PodUID) -> bool:
+        """Whether something is being taken from a pod."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Left:
@@ -151,6 +157,14 @@ class SyncLoop:
             delay_seconds += -(now + delay_seconds) % TOGETHER_SECONDS
         self._queue.enqueue(uid, delay_seconds)
         self._wake_up_by(now + delay_seconds)
+
+    def tidy_soon(self) -> None:
+        """Somebody waits until nothing is left of a pod."""
+        self._housekeeping.hurry()
+
+    def is_tidying(self, uid: PodUID) -> bool:
+        """Whether something of a pod is just being removed."""
+        return self._housekeeping.is_removing(uid)
 
     def _tell(self, news: News) -> None:
         self._inbox.append(news)

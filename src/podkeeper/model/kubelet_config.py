@@ -199,6 +199,7 @@ class KubeletConfiguration(Wire, frozen=True):
     image_gc_low_threshold_percent: Int32 | None = field(default=None, name="imageGCLowThresholdPercent")
     container_log_max_size: str | None = field(default=None, name="containerLogMaxSize")
     container_log_max_files: Int32 | None = field(default=None, name="containerLogMaxFiles")
+    container_log_max_workers: Int32 | None = field(default=None, name="containerLogMaxWorkers")
     container_log_monitor_interval: Duration | None = field(default=None, name="containerLogMonitorInterval")
     # The machine.
     cgroup_root: str | None = field(default=None, name="cgroupRoot")

@@ -46,6 +46,7 @@ _IF_ABSENT: Final[dict[str, Any]] = {
     "merge_default_eviction_settings": False,
     "fail_swap_on": True,
     "container_log_max_files": 5,
+    "container_log_max_workers": 1,
     "container_log_monitor_interval": "10s",
     "enforce_node_allocatable": ("pods",),
     "seccomp_default": False,

@@ -92,6 +92,16 @@ class Commands(Protocol):
         """Run a command in a container and wait for its end. Never raises for what the command does."""
 
 
+class Logs(Protocol):
+    """Where a container's output is written to."""
+
+    async def reopen_log(self, container_id: str) -> None:
+        """Let the log of a container that runs go on in a new file of the same name: the old one was moved away.
+
+        Returns once nothing more is written to the old one. Raises TryLater, also for one that does not run.
+        """
+
+
 class Health(Protocol):
     """How the runtime is."""
 
@@ -99,7 +109,7 @@ class Health(Protocol):
         """Ask. Raises RuntimeUnavailable when it does not answer."""
 
 
-class Runtime(Sandboxes, Containers, Images, Inspection, Events, Commands, Health, Protocol):
+class Runtime(Sandboxes, Containers, Images, Inspection, Events, Commands, Logs, Health, Protocol):
     """All of it."""
 
     @property

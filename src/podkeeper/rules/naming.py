@@ -38,12 +38,22 @@ def container_path(pod: Pod | None, container_name: str) -> str:
 def pod_log_directory(root: str, pod: Pod) -> str:
     """Where the logs of a pod's containers lie; a sandbox is told of it."""
     meta = pod.metadata
-    return posixpath.join(root, f"{meta.namespace or ''}_{meta.name or ''}_{meta.uid or ''}")
+    return posixpath.join(root, log_directory_name(meta.namespace or "", meta.name or "", meta.uid or ""))
+
+
+def log_directory_name(namespace: str, name: str, uid: str) -> str:
+    """What a pod's log directory is called."""
+    return f"{namespace}_{name}_{uid}"
 
 
 def container_log_path(container_name: str, attempt: int) -> str:
     """A container's log file, below the log directory of its pod."""
-    return f"{container_name}/{attempt}.log"
+    return f"{container_name}/{container_log_name(attempt)}"
+
+
+def container_log_name(attempt: int) -> str:
+    """What the log file of an attempt of a container is called."""
+    return f"{attempt}.log"
 
 
 def uid_of_log_directory(name: str) -> str:

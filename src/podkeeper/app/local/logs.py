@@ -2,28 +2,26 @@
 
     pod, container, previous? -> LogFile -> read_file -> bytes, as the container wrote them
 
-Which file it is, and why there is none, is the kubelet's decision (`validateContainerLogStatus`). The file is read in
-blocks, so a log of any size costs no memory; who follows looks again a few times a second, goes over to the new file
-when the log is rotated, and is done when the container is. Files are local and blocks are small: they are read on the
-loop, only the search for the last lines of a long file goes to a thread.
+Which file it is, and why there is none, is the kubelet's decision (`validateContainerLogStatus`). A rotated log is read
+as one, from its oldest part on (`log_trail`), in blocks, so a log of any size costs no memory. Who follows looks again
+a few times a second, goes on through all rotations, and is done when the container is.
 """
 
 import asyncio
-import os
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from podkeeper.app.build import Agent
+from podkeeper.app.local.log_trail import LogTrail
 from podkeeper.model.errors import AgentError
 from podkeeper.model.k8s.core import ContainerStatus, Pod
 from podkeeper.model.messages import PodUID
 from podkeeper.model.runtime import ContainerState, bare_container_id
-from podkeeper.rules.logread import BLOCK_BYTES, LogOptions, Reading, advance, begin, tail_start
+from podkeeper.rules.logread import LogOptions, Reading, advance, begin
 from podkeeper.rules.naming import container_log_path, pod_log_directory
 
 LOOK_AGAIN_SECONDS = 0.1
-_BLOCKS_AT_ONCE = 16  # then others get their turn
 
 
 class NoLog(AgentError):
@@ -107,10 +105,12 @@ async def read_file(path: Path, options: LogOptions, *, goes_on: Callable[[], bo
     reading = begin(options)
     if reading is None:
         return
-    file = _File(path)
+    file = LogTrail(path)
     try:
-        if not await file.open_first(options, goes_on):
-            return
+        while not await file.open_first(options):
+            if not (options.follow and goes_on()):
+                return
+            await asyncio.sleep(LOOK_AGAIN_SECONDS)
         unfinished = b""
         while True:
             last_look = not (options.follow and goes_on())  # asked before the look: what came before the end is seen
@@ -143,63 +143,3 @@ def _take(reading: Reading, lines: list[bytes], end: bytes = b"\n") -> tuple[Rea
         if chunk is not None:
             wanted.append(chunk.data)
     return state, b"".join(wanted)
-
-
-class _File:
-    """An open log file, and the path under which its successor will be."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._fd = -1
-
-    async def open_first(self, options: LogOptions, goes_on: Callable[[], bool]) -> bool:
-        """Open it where the wanted lines begin; who follows waits for one that is not there yet."""
-        while not self._open():
-            if not (options.follow and goes_on()):
-                return False
-            await asyncio.sleep(LOOK_AGAIN_SECONDS)
-        if options.tail_lines is not None:
-            size = os.fstat(self._fd).st_size  # what comes during the search comes after the tail
-            os.lseek(self._fd, await asyncio.to_thread(self._tail, size, options.tail_lines), os.SEEK_SET)
-        return True
-
-    async def blocks(self) -> AsyncIterator[bytes]:
-        """What stands there, up to the end."""
-        count = 0
-        while block := os.read(self._fd, BLOCK_BYTES):
-            yield block
-            count += 1
-            if count % _BLOCKS_AT_ONCE == 0:
-                await asyncio.sleep(0)
-
-    def moved_on(self) -> bool:
-        """At the end of the file: whether another one has taken its place, or it was emptied; that is read next."""
-        old = os.fstat(self._fd)
-        if old.st_size < os.lseek(self._fd, 0, os.SEEK_CUR):
-            os.lseek(self._fd, 0, os.SEEK_SET)
-            return True
-        try:
-            new = os.stat(self._path)
-        except OSError:
-            return False  # renamed, and its successor is not there yet; or it is gone for good
-        if (new.st_dev, new.st_ino) == (old.st_dev, old.st_ino):
-            return False
-        if os.fstat(self._fd).st_size > os.lseek(self._fd, 0, os.SEEK_CUR):
-            return True  # the last words before the change came after the last look
-        self.close()
-        return self._open()
-
-    def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-
-    def _open(self) -> bool:
-        try:
-            self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            return False
-        return True
-
-    def _tail(self, size: int, lines: int) -> int:
-        return tail_start(size, lambda at, length: os.pread(self._fd, length, at), lines)

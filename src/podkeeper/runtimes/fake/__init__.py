@@ -8,9 +8,9 @@
 It obeys virtual time as well as real time, and outlives an agent: hand it to the next one.
 """
 
+from podkeeper.runtimes.events import EventFilter
 from podkeeper.runtimes.fake.behaviour import ANNOTATION_PREFIX, Behaviour, ExecStep
 from podkeeper.runtimes.fake.calls import Call
-from podkeeper.runtimes.fake.events import EventFilter
 from podkeeper.runtimes.fake.faults import FakeFaults, Fault
 from podkeeper.runtimes.fake.runtime import ExecRequest, FakeRuntime, Operation
 

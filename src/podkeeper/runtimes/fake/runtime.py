@@ -16,9 +16,9 @@ from podkeeper.model.probing import CommandEnd, Exited, NotRun, TimedOut
 from podkeeper.model.runtime import ContainerRecord, ContainerState, ImageRecord, PodRecord
 from podkeeper.model.runtime_calls import ContainerConfig, RuntimeHealth, SandboxConfig
 from podkeeper.ports.clock import Clock
+from podkeeper.runtimes.events import EventFilter, EventHub, EventStream
 from podkeeper.runtimes.fake.behaviour import Behaviour, ExecStep, annotated_behaviour
 from podkeeper.runtimes.fake.calls import Call, Calls
-from podkeeper.runtimes.fake.events import EventFilter, EventHub, EventStream
 from podkeeper.runtimes.fake.faults import FakeFaults
 from podkeeper.runtimes.fake.images import FakeImages
 from podkeeper.runtimes.fake.node import FakeNode, Witness, uid_of
@@ -42,6 +42,7 @@ class Operation(StrEnum):
     LIST_PODS = "list_pods"
     POD_RECORD = "pod_record"
     EXEC_SYNC = "exec_sync"
+    REOPEN_LOG = "reopen_log"
     HEALTH = "health"
 
 
@@ -204,6 +205,14 @@ class FakeRuntime:
             if container is None or not container.running:
                 return NotRun(f"cannot run {' '.join(command[:1])}: container {name} does not run")
             return await self._exec(container, tuple(command), timeout_seconds)
+
+    async def reopen_log(self, container_id: str) -> None:
+        """Pretend: nothing is written here."""
+        uid, name = self._whose(container_id)
+        async with self._calls.call(Operation.REOPEN_LOG, uid, name):
+            container = self._node.containers.get(container_id)
+            if container is None or not container.running:
+                raise RuntimeRefused(f"cannot reopen the log of container {name}: it does not run")
 
     # ---- for tests: scripts, trouble, and what may be known from outside ----
 

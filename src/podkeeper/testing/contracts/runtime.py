@@ -7,6 +7,7 @@ say the same, so that one scenario fits all.
 import asyncio
 import uuid
 from dataclasses import dataclass
+from pathlib import Path
 
 from podkeeper.model.errors import ImagePullFailed, TryLater
 from podkeeper.model.k8s.core import Container, Pod, PodSpec
@@ -16,6 +17,7 @@ from podkeeper.model.probing import Exited, NotRun, TimedOut
 from podkeeper.model.runtime import ContainerRecord, ContainerState, PodRecord
 from podkeeper.model.runtime_calls import ContainerConfig, RuntimeEventType, SandboxConfig
 from podkeeper.ports.runtime import Runtime
+from podkeeper.rules.naming import container_log_path, pod_log_directory
 from podkeeper.testing.contracts.contract import PATIENCE_SECONDS, Contract, eventually, raises
 
 RUNTIME: "Contract[RuntimeSubject]" = Contract()
@@ -39,6 +41,7 @@ class RuntimeSubject:
     image: str
     missing_image: str = "podkeeper.invalid/missing:1"
     settle_seconds: float = 0.2  # until a started shell has set its traps
+    log_root: str = ""  # where logs are to be written; empty: it writes none
 
 
 class _Scene:
@@ -48,6 +51,7 @@ class _Scene:
         self.runtime = subject.runtime
         self.image = subject.image
         self.settle_seconds = subject.settle_seconds
+        self.log_root = subject.log_root
         kinds = (LIVES, EXITS, STUBBORN, SLOW)
         containers = tuple(Container(name=name, image=self.image, command=command) for name, command, _ in kinds)
         annotations = {f"fake.podkeeper.io/{name}": behaviour for name, _, behaviour in kinds}
@@ -58,7 +62,8 @@ class _Scene:
         )
 
     async def sandbox(self, attempt: int = 0) -> str:
-        return await self.runtime.run_sandbox(SandboxConfig(pod=self.pod, attempt=attempt))
+        directory = pod_log_directory(self.log_root, self.pod) if self.log_root else ""
+        return await self.runtime.run_sandbox(SandboxConfig(pod=self.pod, attempt=attempt, log_directory=directory))
 
     async def create(self, sandbox_id: str, name: str, attempt: int = 0) -> str:
         image = await self.runtime.pull_image(self.image)
@@ -70,6 +75,7 @@ class _Scene:
             image=image.id,
             spec_hash="5ca1ab1e",
             command=tuple(container.command or ()),
+            log_path=container_log_path(name, attempt) if self.log_root else "",
         )
         return await self.runtime.create_container(sandbox_id, config)
 
@@ -398,6 +404,31 @@ async def no_command_runs_where_nothing_runs(subject: RuntimeSubject) -> None:
     await scene.exited(container_id)
     assert isinstance(await scene.runtime.exec_sync(container_id, ["true"], 5), NotRun)
     assert isinstance(await scene.runtime.exec_sync("no-such-container", ["true"], 5), NotRun)
+
+
+@RUNTIME.promises
+async def a_log_goes_on_in_a_new_file(subject: RuntimeSubject) -> None:
+    """`reopen_log` makes a file in the place of one that was moved away, and may be asked at any time."""
+    scene = _Scene(subject)
+    _, container_id = await scene.start("live")
+    await scene.runtime.reopen_log(container_id)
+    if scene.log_root:
+        path = Path(pod_log_directory(scene.log_root, scene.pod), container_log_path("live", 0))
+        moved = path.rename(path.with_name("moved"))
+        await scene.runtime.reopen_log(container_id)
+        assert not path.samefile(moved)
+    assert (await scene.container(container_id)).state is ContainerState.RUNNING
+
+
+@RUNTIME.promises
+async def no_log_goes_on_where_nothing_runs(subject: RuntimeSubject) -> None:
+    """`reopen_log` of a container that has exited, or that there never was, raises TryLater."""
+    scene = _Scene(subject)
+    _, container_id = await scene.start("exit")
+    await scene.exited(container_id)
+    for each in (container_id, "no-such-container"):
+        with raises(TryLater):
+            await scene.runtime.reopen_log(each)
 
 
 @RUNTIME.promises

@@ -1,17 +1,21 @@
-"""News of containers, fanned out to any number of consumers; each has a bounded queue of its own.
+"""News of sandboxes and containers, for every runtime of ours: told to any number of consumers.
 
-News goes through filters first, so that a test can lose, repeat, delay or reorder it: what one lets through goes on to
-the next. A consumer that does not keep up has its stream broken: it then knows that it missed something, and relists.
+    runtime --tell--> EventHub --filters--> EventStream, EventStream      (each with a bounded queue of its own)
+
+A consumer that does not keep up has its stream broken: so it knows that it missed something, and relists. The filters
+are for tests, which lose, repeat, delay or reorder news with them: what one lets through goes on to the next.
 """
 
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable
+from typing import Final
 from weakref import WeakSet
 
 from podkeeper.model.errors import AgentError, RuntimeUnavailable
 from podkeeper.model.runtime_calls import RuntimeEvent
 
+QUEUE_LIMIT: Final = 10_000
 EventFilter = Callable[[RuntimeEvent], Iterable[tuple[float, RuntimeEvent]]]
 """What becomes of one piece of news: (delay in seconds, news) for each delivery; nothing: it is lost."""
 
@@ -67,7 +71,7 @@ class EventStream:
 class EventHub:
     """All consumers. A consumer that lets go of its stream is forgotten."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int = QUEUE_LIMIT) -> None:
         self._limit = limit
         self._streams: WeakSet[EventStream] = WeakSet()
         self.filters: list[EventFilter] = []
