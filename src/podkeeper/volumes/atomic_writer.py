@@ -122,13 +122,16 @@ class AtomicWriter:
             os.fchmod(directory, mode | _GROUP_MAY_ENTER)
 
     def _chown(self, descriptor: int, owner: int, group: int) -> None:
-        """Change the owner where we may. The reference goes on, too: an ordinary user cannot give files away."""
+        """Change the owner where we may. The reference goes on, too: an ordinary user cannot give files away.
+
+        A group that they do not have in the end is told by whoever could have helped (`manager`).
+        """
         try:
             os.chown(descriptor, owner, group)
         except PermissionError:
-            if not self._has_warned:
-                log.warning("cannot give %s to user %d, group %d: not permitted", self._directory, owner, group)
-            self._has_warned = True
+            if owner != -1 and not self._has_warned:
+                log.warning("cannot give %s to user %d: not permitted", self._directory, owner)
+                self._has_warned = True
 
     def _publish(self, top: int, version: str) -> None:
         """The swap."""

@@ -22,14 +22,15 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from podkeeper.model.errors import AgentError, BadInput, TryLater
+from podkeeper.model.errors import AgentError, BadInput, CallTimedOut, TryLater
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.messages import PodUID
 from podkeeper.ports.api import Reader
 from podkeeper.rules.resources import Amounts
 from podkeeper.volumes.empty_dir import EmptyDir
+from podkeeper.volumes.helper import Helper, still_ours
 from podkeeper.volumes.kernel import mounts_below, unmount
-from podkeeper.volumes.kinds import Plan, Supply, payload_kind, payload_of, plan_of
+from podkeeper.volumes.kinds import Plan, Supply, group_of, payload_kind, payload_of, plan_of
 from podkeeper.volumes.memory import Memory, shared_memory
 from podkeeper.volumes.payload import Payload
 from podkeeper.volumes.place import PODS, VOLUMES, PodPlaces, checked
@@ -53,6 +54,7 @@ class _Ready:
     """A pod whose volumes are ready."""
 
     pod: Pod
+    paths: Mapping[str, str]
     shown: dict[str, bytes] = field(default_factory=dict)  # fingerprints of payloads by volume
     limited: tuple[Limited, ...] = ()
 
@@ -68,24 +70,31 @@ class HostVolumes:
         allocatable: Callable[[], Amounts] = dict,
         tokens: Tokens | None = None,
         over_use: Callable[[OverUse], None] | None = None,
+        helper: Helper | None = None,
         shared: Sequence[str] | None = None,
         fraction: Callable[[], float] = random.random,
         refresh_seconds: float = REFRESH_SECONDS,
         measure_seconds: float = PERIOD_SECONDS,
         patience_seconds: float = PATIENCE_SECONDS,
     ) -> None:
-        """Volumes lie below `root`. `shared` are the directories in memory for when we may not mount."""
+        """Volumes lie below `root`. `shared` are the directories in memory for when we may not mount.
+
+        `helper` does for an ordinary user what takes its subordinate ids.
+        """
         self._root = os.path.realpath(root)  # as the kernel's list of mounts has it
         self._objects = objects
         self._allocatable = allocatable
         self._tokens = tokens
         self._over_use = over_use
+        self._helper = helper
         self._fraction = fraction
         self._refresh_seconds = refresh_seconds
         self._measure_seconds = measure_seconds
         self._memory = Memory(self._root, tuple(shared_memory(os.environ) if shared is None else shared))
+        self._patience_seconds = patience_seconds
         self._threads = Threads(patience_seconds)
         self._ready: dict[PodUID, _Ready] = {}
+        self._kept: set[str] = set()  # volumes that keep our group though they should not
         self._changed = asyncio.Event()
 
     # The port.
@@ -107,14 +116,24 @@ class HostVolumes:
         if failures or more_failures:
             raise TryLater(_told({**failures, **more_failures}))
         shown = {plan.name: plan.fingerprint() for plan in plans if isinstance(plan, Payload)}
-        self._ready[uid] = _Ready(pod, shown, tuple(_limited(uid, places, plans, paths)))
+        made = [paths[plan.name] for plan in plans if isinstance(plan, EmptyDir | Payload)]
+        await self._give(uid, group_of(pod), made)
+        self._ready[uid] = _Ready(pod, paths, shown, tuple(_limited(uid, places, plans, paths)))
         return paths
 
     async def unmount(self, uid: PodUID) -> None:
         """Take down all volumes of a pod."""
-        self._ready.pop(uid, None)
+        if (ready := self._ready.pop(uid, None)) is not None:
+            self._kept.difference_update(ready.paths.values())
         work = partial(_take_down, self._root, checked(uid, "pod UID"), self._memory)
-        await self._threads.run(uid, f"unmount the volumes of pod {uid}", work)
+        what = f"unmount the volumes of pod {uid}"
+        try:
+            await self._threads.run(uid, what, work)
+        except TryLater as error:
+            if self._helper is None or not isinstance(error.__cause__, PermissionError):
+                raise
+            await self._clear(uid, what, self._helper)
+            await self._threads.run(uid, what, work)
 
     def mounted_pods(self) -> frozenset[PodUID]:
         """The pods that have volumes on disk, or anything mounted below their directory. Quick: one look per pod."""
@@ -217,10 +236,39 @@ class HostVolumes:
 
         try:
             if await self._threads.run(uid, f"update volume {payload.name} of pod {uid}", work):
+                await self._give(uid, payload.group, [ready.paths[payload.name]])
                 log.info("volume %s of pod %s shows new content", payload.name, uid)
             ready.shown[payload.name] = payload.fingerprint()
         except TryLater as error:
             log.warning("volume %s of pod %s stays as it is: %s", payload.name, uid, error)
+
+    async def _clear(self, uid: PodUID, what: str, helper: Helper) -> None:
+        """Have all directories of a pod deleted in which containers of other users wrote."""
+        try:
+            async with asyncio.timeout(self._patience_seconds):
+                for directory in (os.path.join(self._root, PODS, uid, VOLUMES), *self._memory.places_of(uid)):
+                    await helper.clear(directory)
+        except TimeoutError:
+            text = f"cannot {what}: others wrote there, and no end in {self._patience_seconds:g} s"
+            raise CallTimedOut(text) from None
+
+    async def _give(self, uid: PodUID, group: int | None, paths: Sequence[str]) -> None:
+        """Have volumes given to the pod's group where we could not; as in the reference, pods run without it, too."""
+        if group is None or os.geteuid() == 0:
+            return
+        look = partial(still_ours, paths, group)
+        for path in await self._threads.run(uid, f"look at the volumes of pod {uid}", look):
+            try:
+                if self._helper is None:
+                    raise TryLater(f"cannot give {path} to group {group}: not permitted")
+                async with asyncio.timeout(self._patience_seconds):
+                    await self._helper.give(path, group)
+            except (TryLater, TimeoutError) as error:
+                if path not in self._kept:  # said once
+                    log.warning(
+                        "a volume of pod %s keeps the agent's group: %s", uid, str(error) or "no end of giving it"
+                    )
+                self._kept.add(path)
 
     def _supply(self, objects: Reader) -> Supply:
         return Supply(objects, self._tokens, self._allocatable())

@@ -80,6 +80,10 @@ class Memory:
                 with suppress(OSError):  # others are still there
                     os.rmdir(base)
 
+    def places_of(self, uid: str) -> tuple[str, ...]:
+        """The directories in shared memory that a pod may have something in."""
+        return tuple(os.path.join(base, uid) for base in self._bases() if _is_ours(base))
+
     def _mount(self, parent: int, place: Place, mode: int, group: int | None, size_bytes: int | None) -> bool:
         """Mount a tmpfs, if we may."""
         options = [f"mode={mode:o}"]

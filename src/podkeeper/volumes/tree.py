@@ -156,7 +156,8 @@ def _open_to_empty(directory: int, name: str, mount: int, where: str) -> int:
     except PermissionError:
         with opened(open_anything(directory, name)) as held:
             if stat.S_ISDIR(os.fstat(held).st_mode) and mount_id(held) == mount:
-                chmod_held(held, 0o700)
+                with suppress(PermissionError):  # not ours: the next attempt to open it will tell
+                    chmod_held(held, 0o700)
         child = open_child(directory, name)
     try:
         if mount_id(child) != mount:

@@ -5,7 +5,7 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -133,6 +133,25 @@ class Scene:
         return Path(self.logs, name, f"{attempt}.log").read_bytes()
 
 
+Act = Callable[[ProcessRuntime], Awaitable[None]]
+
+
+def in_runtime(act: Act, jail: str = "plain") -> None:
+    """Do something with a runtime of its own."""
+
+    async def whole() -> None:
+        async with at_home(jail) as runtime, asyncio.timeout(30):
+            await act(runtime)
+
+    asyncio.run(whole())
+
+
+def contents(log: bytes) -> list[tuple[bytes, bytes, bytes]]:
+    """(stream, tag, content) of every whole line; the last may still be being written."""
+    lines = (line.split(b" ", 3) for line in log.splitlines())
+    return [(words[1], words[2], words[3]) for words in lines if len(words) == 4]
+
+
 # What the machine says.
 
 
@@ -184,6 +203,19 @@ def is_alive(pid: int) -> bool:
             return file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
     except OSError:
         return False
+
+
+def running(word: str) -> list[int]:
+    """Processes with a word in their command line."""
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdecimal() and int(name) != os.getpid():
+            try:
+                if word.encode() in Path(f"/proc/{name}/cmdline").read_bytes():
+                    found.append(int(name))
+            except OSError:
+                continue
+    return found
 
 
 async def eventually(holds: Callable[[], bool], what: str) -> None:

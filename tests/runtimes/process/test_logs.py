@@ -1,6 +1,9 @@
 """The keeper's log writer, held against the rules of the log format; and the last words of a container."""
 
+import asyncio
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -9,6 +12,7 @@ from hypothesis import strategies as st
 from podkeeper.rules.logline import LogLine, LogTime, UnixNanoseconds, cut_output, format_cri_line, parse_cri_line
 from podkeeper.runtimes.process.keeper.logs import MAX_PIECE_BYTES, ContainerLog, Stamp, log_lines
 from podkeeper.runtimes.process.keeper.termination import last_words
+from tests.runtimes.process.home import Scene, home_directory, opened, remove_all
 
 AT = 1_475_713_029_669_794_202
 PIECES = st.sampled_from(
@@ -61,6 +65,26 @@ def test_a_reopened_log_goes_on_in_a_new_file(tmp_path: Path) -> None:
     assert (tmp_path / "0.log.1").read_bytes().endswith(b"stdout F old\n")
 
 
+def test_a_log_begins_without_what_a_pod_of_the_same_uid_wrote_before(tmp_path: Path) -> None:
+    home = tmp_path / "c"
+    home.mkdir()
+    for name in ("0.log", "0.log.20261115-100000.gz", "0.log.20261115-100001", "10.log", "1.log"):
+        (home / name).write_text("former life")
+    log = ContainerLog(str(home / "0.log"))
+    log.begin()
+    log.write("stdout", b"new\n")
+    log.close()
+    assert (home / "0.log").read_bytes().endswith(b"stdout F new\n")
+    assert b"former" not in (home / "0.log").read_bytes()
+    assert sorted(path.name for path in home.iterdir()) == ["0.log", "1.log", "10.log"]
+
+
+def test_a_log_without_a_path_begins_nowhere() -> None:
+    log = ContainerLog("")
+    log.begin()
+    assert log.write("stdout", b"lost\n") == 0
+
+
 LOG = b"".join(b"2016-10-06T00:17:09.669794202Z stdout F line %d\n" % number for number in range(100))
 LONG = b"2016-10-06T00:17:09.669794202Z stdout P " + b"z" * 5000 + b"\n" + LOG[:49]
 NO_LOG = "Error on reading termination message from logs: No such file or directory"
@@ -82,3 +106,24 @@ def test_last_words(tmp_path: Path, file: bytes | None, log: bytes | None, ask_l
         if content is not None:
             (tmp_path / name).write_bytes(content)
     assert last_words(str(tmp_path / "termination"), str(tmp_path / "log"), ask_log=ask_log) == expected
+
+
+def test_a_keeper_from_before_somebody_thought_of_a_thing_says_that_it_does_not_know_it() -> None:
+    """Keepers outlive the agent, so an agent may be younger than they are: a rotation it refuses is taken back."""
+
+    async def scenario() -> list[dict[str, Any]]:
+        with home_directory() as root:
+            async with opened(root) as runtime:
+                container = await Scene(runtime).start("sleep", "3600")
+                (place,) = Path(root).glob("sandboxes/*/keeper.sock")
+                reader, writer = await asyncio.open_unix_connection(str(place))
+                questions = [{"id": 1, "do": "sing"}, {"id": 2, "do": "reopen_log", "container": container}]
+                writer.writelines(json.dumps(each).encode() + b"\n" for each in questions)
+                answers = [json.loads(await asyncio.wait_for(reader.readline(), 10)) for _ in questions]
+                writer.close()
+                await remove_all(runtime, root)
+                return answers
+
+    refused, done = asyncio.run(scenario())
+    assert (refused["id"], refused["error"]) == (1, "nobody here knows how to sing")
+    assert done == {"id": 2, "ok": {}}

@@ -1,9 +1,9 @@
-"""The process runtime beyond its contract: logs, last words, stdin, terminals, commands, sessions, ends by force."""
+"""The process runtime beyond its contract: logs, last words, ends by force, what is told, who a container is."""
 
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,47 +15,24 @@ from podkeeper.host.cgroups import NoCgroups, open_cgroups, own_root
 from podkeeper.model.errors import BadInput, RuntimeRefused, RuntimeUnavailable
 from podkeeper.model.k8s.core import Container, Lifecycle, Pod, ResourceRequirements, SecurityContext
 from podkeeper.model.messages import PodUID
-from podkeeper.model.probing import Exited, NotRun, TimedOut
+from podkeeper.model.probing import Exited
 from podkeeper.model.runtime import ContainerState, NetworkMode
 from podkeeper.model.runtime_calls import RuntimeEvent, RuntimeEventType, SandboxConfig
+from podkeeper.runtimes.events import EventHub
 from podkeeper.runtimes.process.keeper import cgroup
-from podkeeper.runtimes.process.news import News
 from podkeeper.runtimes.process.runtime import ProcessRuntime
-from podkeeper.runtimes.process.sessions import Channel, Session
 from tests.runtimes.process.home import (
     HOST_IPS,
     Scene,
-    at_home,
+    contents,
     eventually,
     home_directory,
+    in_runtime,
     is_alive,
     opened,
     pid_of,
+    running,
 )
-
-Act = Callable[[ProcessRuntime], Awaitable[None]]
-
-
-def in_runtime(act: Act, jail: str = "plain") -> None:
-    async def whole() -> None:
-        async with at_home(jail) as runtime, asyncio.timeout(30):
-            await act(runtime)
-
-    asyncio.run(whole())
-
-
-def contents(log: bytes) -> list[tuple[bytes, bytes, bytes]]:
-    """(stream, tag, content) of every whole line; the last may still be being written."""
-    lines = (line.split(b" ", 3) for line in log.splitlines())
-    return [(words[1], words[2], words[3]) for words in lines if len(words) == 4]
-
-
-async def all_of(session: Session) -> dict[Channel, bytes]:
-    heard = dict.fromkeys(Channel, b"")
-    async for channel, data in session:
-        heard[channel] += data
-    return heard
-
 
 # ---- output ----
 
@@ -193,19 +170,6 @@ def test_what_a_container_leaves_behind_ends_with_it() -> None:
     in_runtime(act)
 
 
-def running(word: str) -> list[int]:
-    """Processes with a word in their command line."""
-    found = []
-    for name in os.listdir("/proc"):
-        if name.isdecimal() and int(name) != os.getpid():
-            try:
-                if word.encode() in Path(f"/proc/{name}/cmdline").read_bytes():
-                    found.append(int(name))
-            except OSError:
-                continue
-    return found
-
-
 def test_times_have_fractions_of_seconds_and_follow_each_other() -> None:
     async def act(runtime: ProcessRuntime) -> None:
         scene = Scene(runtime)
@@ -275,8 +239,8 @@ def test_a_container_that_is_removed_twice_at_once_is_gone_for_both() -> None:
 
 def test_who_does_not_fetch_news_has_the_stream_broken() -> None:
     async def act() -> None:
-        news = News(limit=3)
-        slow, quick = news.listen(), news.listen()
+        news = EventHub(limit=3)
+        slow, quick = news.subscribe(), news.subscribe()
         for number in range(4):
             event = RuntimeEvent(PodUID("u"), str(number), RuntimeEventType.CREATED, datetime.now(UTC))
             news.tell(event)
@@ -297,155 +261,6 @@ def test_one_agent_at_a_time_has_a_directory() -> None:
                 assert await again.list_pods() == ()
 
     asyncio.run(act())
-
-
-# ---- commands and sessions ----
-
-
-def test_commands_end_in_every_way() -> None:
-    async def act(runtime: ProcessRuntime) -> None:
-        scene = Scene(runtime)
-        container = await scene.start("sleep", "3600", env={"COLOUR": "green"})
-        run = runtime.exec_sync
-        assert await run(container, ["sh", "-c", "echo $COLOUR; echo no >&2; exit 2"], 5) == Exited(2, b"green\nno\n")
-        assert await run(container, ["sh", "-c", "kill -9 $$"], 5) == Exited(137)
-        assert await run(container, ["sh", "-c", "sleep 3600 & echo left"], 5) == Exited(0, b"left\n")
-        assert isinstance(await run(container, ["/no/such/binary"], 5), NotRun)
-        assert await run(container, ["sleep", "30"], 0.1) == TimedOut(
-            'command timed out: "sleep 30" timed out after 0.1s'
-        )
-        end = await run(container, ["sh", "-c", "head -c 1000000 /dev/zero"], 5)
-        assert end == Exited(0, b"\0" * 16384)
-
-    in_runtime(act)
-
-
-def test_a_command_nobody_waits_for_any_more_is_ended() -> None:
-    async def act(runtime: ProcessRuntime) -> None:
-        scene = Scene(runtime)
-        container = await scene.start("sleep", "3600")
-        waiting = asyncio.create_task(runtime.exec_sync(container, ["sleep", "86397.5"], 60))
-        await eventually(lambda: bool(running("86397.5")), "the command runs")
-        waiting.cancel()
-        await eventually(lambda: not running("86397.5"), "the command has ended")
-
-    in_runtime(act)
-
-
-def test_a_command_can_be_spoken_with() -> None:
-    async def act(runtime: ProcessRuntime) -> None:
-        scene = Scene(runtime)
-        container = await scene.start("sleep", "3600")
-        async with await runtime.exec_stream(
-            container, ["sh", "-c", "cat; echo end >&2; exit 5"], tty=False, stdin=True
-        ) as session:
-            big = b"0123456789abcdef" * 65536
-            writing = asyncio.create_task(session.write(big))
-            heard = bytearray()
-            async for channel, data in session:
-                assert channel is Channel.STDOUT
-                heard += data
-                if len(heard) == len(big):
-                    break
-            await writing
-            session.close_stdin()
-            assert heard == big
-            assert await all_of(session) == {Channel.STDOUT: b"", Channel.STDERR: b"end\n"}
-            assert await session.wait() == 5
-        session = await runtime.exec_stream(container, ["/no/such/binary"], tty=False, stdin=False)
-        assert await all_of(session) == {Channel.STDOUT: b"", Channel.STDERR: b""}
-        with pytest.raises(RuntimeRefused):
-            await session.wait()
-
-    in_runtime(act, jail="auto")
-
-
-def test_a_command_can_have_a_terminal() -> None:
-    async def act(runtime: ProcessRuntime) -> None:
-        scene = Scene(runtime)
-        container = await scene.start("sleep", "3600")
-        async with await runtime.exec_stream(
-            container, ["sh", "-c", "read x; stty size; test -t 0 && echo $TERM"], tty=True, stdin=True
-        ) as session:
-            session.resize(rows=40, columns=120)
-            await session.write(b"go\n")
-            heard = (await all_of(session))[Channel.STDOUT]
-            assert heard.splitlines()[-2:] == [b"40 120", b"xterm"]
-            assert await session.wait() == 0
-
-    in_runtime(act, jail="auto")
-
-
-def test_a_session_that_is_closed_ends_its_command() -> None:
-    async def act(runtime: ProcessRuntime) -> None:
-        scene = Scene(runtime)
-        container = await scene.start("sleep", "3600")
-        session = await runtime.exec_stream(container, ["sleep", "86397.75"], tty=False, stdin=False)
-        await eventually(lambda: bool(running("86397.75")), "the command runs")
-        await session.aclose()
-        await eventually(lambda: not running("86397.75"), "the command has ended")
-
-    in_runtime(act)
-
-
-def test_a_container_can_be_attached_to_and_stdin_once_ends_with_the_first(tmp_path: Path) -> None:
-    async def act(runtime: ProcessRuntime) -> None:
-        scene = Scene(runtime, str(tmp_path))
-        container = await scene.start("sh", "-c", "cat; echo over >&2", stdin=True, stdin_once=True)
-        async with await runtime.attach(container) as writer, await runtime.attach(container) as reader:
-            with pytest.raises(RuntimeRefused):
-                await reader.write(b"nobody hears this")
-            await writer.write(b"hello\n")
-            assert await anext(writer) == (Channel.STDOUT, b"hello\n")
-            writer.close_stdin()
-            assert await all_of(writer) == {Channel.STDOUT: b"", Channel.STDERR: b"over\n"}
-            assert await all_of(reader) == {Channel.STDOUT: b"hello\n", Channel.STDERR: b"over\n"}
-        assert (await scene.exited(container)).exit_code == 0
-        assert sorted(contents(scene.log())) == [(b"stderr", b"F", b"over"), (b"stdout", b"F", b"hello")]
-
-    in_runtime(act)
-
-
-def test_stdin_stays_open_from_one_attached_to_the_next() -> None:
-    async def act(runtime: ProcessRuntime) -> None:
-        scene = Scene(runtime)
-        container = await scene.start("sh", "-c", "read a; read b; exit $((a + b))", stdin=True)
-        for number in (b"3\n", b"4\n"):
-            async with await runtime.attach(container) as session:
-                await session.write(number)
-        assert (await scene.exited(container)).exit_code == 7
-
-    in_runtime(act)
-
-
-def test_a_container_can_have_a_terminal(tmp_path: Path) -> None:
-    async def act(runtime: ProcessRuntime) -> None:
-        scene = Scene(runtime, str(tmp_path))
-        container = await scene.start("sh", "-c", "read x; stty size; echo $x", stdin=True, tty=True)
-        async with await runtime.attach(container) as session:
-            session.resize(rows=33, columns=99)
-            await session.write(b"word\n")
-            heard = (await all_of(session))[Channel.STDOUT]
-        assert heard.splitlines()[-2:] == [b"33 99", b"word"]
-        await scene.exited(container)
-        assert scene.log().endswith(b" stdout F word\r\n")
-
-    in_runtime(act, jail="auto")
-
-
-def test_an_attached_reader_that_stands_still_holds_up_only_its_container(tmp_path: Path) -> None:
-    async def act(runtime: ProcessRuntime) -> None:
-        scene = Scene(runtime, str(tmp_path))
-        container = await scene.start("sh", "-c", "read go; yes | head -n 1000000; echo done >&2", stdin=True)
-        async with await runtime.attach(container) as session:
-            await session.write(b"go\n")  # what was written before somebody attached nobody is told
-            await asyncio.sleep(0.1)
-            assert (await scene.container(container)).state is ContainerState.RUNNING
-            assert await runtime.exec_sync(container, ["true"], 5) == Exited(0)
-            heard = await all_of(session)
-        assert heard == {Channel.STDOUT: b"y\n" * 1000000, Channel.STDERR: b"done\n"}
-
-    in_runtime(act)
 
 
 # ---- who it is, and what it sees ----

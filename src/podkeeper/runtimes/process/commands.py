@@ -18,6 +18,7 @@ from podkeeper.runtimes.process.links import Link
 
 MAX_OUTPUT_BYTES: Final = 16 * 1024
 _CHUNK_BYTES: Final = 65536
+_LAST_CHUNKS: Final = 16  # who was left behind by a command may go on writing for ever
 _LATE_SECONDS: Final = 5.0  # how long after its time is up a command must have ended
 
 
@@ -34,8 +35,9 @@ class _Output:
 
     def close(self) -> bytes:
         """All that was said until now."""
-        while self._open and self._read():
-            pass
+        left = _LAST_CHUNKS
+        while self._open and left > 0 and self._read():
+            left -= 1
         self._stop()
         os.close(self._file)
         return bytes(self._text)

@@ -83,15 +83,15 @@ class Hatchery:
 
     async def hatch(self, directory: str, lock: int) -> socket.socket:
         """Have a keeper forked. Returns our end of its first connection, on which it will say that it is ready."""
-        return await self._ask("keep", directory, (lock,))
+        return await self._ask({"do": "keep", "directory": directory}, (lock,))
 
     async def clear(self, directory: str) -> None:
-        """Have the files of a sandbox deleted whose keeper is dead. Raises RuntimeUnavailable."""
-        connection = await self._ask("clear", directory, ())
-        with connection:
-            answer = await asyncio.get_running_loop().sock_recv(connection, 4096)
-        if not answer:
-            raise RuntimeUnavailable(f"cannot delete {directory}: whoever was told to died over it")
+        """Have the files of a sandbox deleted whose keeper is dead, or of a volume. Raises RuntimeUnavailable."""
+        await self._errand("delete", {"do": "clear", "directory": directory})
+
+    async def give(self, directory: str, group: int) -> None:
+        """Have a directory and all in it given to a group that containers know. Raises RuntimeUnavailable."""
+        await self._errand("give away", {"do": "give", "directory": directory, "group": group})
 
     async def close(self) -> None:
         """End the nursery. Keepers live on."""
@@ -101,11 +101,19 @@ class Hatchery:
             await asyncio.to_thread(process.wait)
             self._process = None
 
-    async def _ask(self, do: str, directory: str, files: Sequence[int]) -> socket.socket:
+    async def _errand(self, what: str, request: Json) -> None:
+        """Have something done that takes a keeper's powers, and wait for its end."""
+        with await self._ask(request) as connection:
+            answer = await asyncio.get_running_loop().sock_recv(connection, 4096)
+        why = json.loads(answer).get("error") if answer else "whoever was told to died over it"
+        if why:
+            raise RuntimeUnavailable(f"cannot {what} {request['directory']}: {why}")
+
+    async def _ask(self, request: Json, files: Sequence[int] = ()) -> socket.socket:
         self.start()
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
-        packet = json.dumps({"do": do, "directory": directory}).encode()
+        packet = json.dumps(request).encode()
         try:
             with theirs:
                 await self._send(packet, (theirs.fileno(), *files))

@@ -46,6 +46,7 @@ class Whereabouts:
     hostname: str = ""
     cgroup_parent: str = ""
     hidden: tuple[str, ...] = ()  # directories that containers are not to look into
+    most_processes: int = 0  # of the pod; 0: as many as it likes
 
 
 def request_of(config: ContainerConfig, container_id: str, place: Whereabouts) -> Json:
@@ -130,6 +131,7 @@ def _launch(config: ContainerConfig, home: str, place: Whereabouts) -> Launch:
         tty=bool(spec.tty),
         masked=() if unmasked else MASKED_PATHS,
         read_only_paths=() if unmasked else READ_ONLY_PATHS,
+        most_processes=place.most_processes,
     )
 
 

@@ -18,12 +18,13 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
-from podkeeper.model.errors import RuntimeRefused, RuntimeUnavailable, TryLater
+from podkeeper.model.errors import AgentError, RuntimeRefused, RuntimeUnavailable, TryLater
 from podkeeper.model.k8s.core import Container, EphemeralContainer
 from podkeeper.model.messages import PodUID
 from podkeeper.model.probing import CommandEnd, NotRun
 from podkeeper.model.runtime import ImageRecord, PodRecord
 from podkeeper.model.runtime_calls import ContainerConfig, RuntimeHealth, SandboxConfig
+from podkeeper.runtimes.events import EventHub, EventStream
 from podkeeper.runtimes.process.commands import run_command
 from podkeeper.runtimes.process.hatchery import Hatchery
 from podkeeper.runtimes.process.household import Household, new_id
@@ -32,11 +33,11 @@ from podkeeper.runtimes.process.keeper.files import Json
 from podkeeper.runtimes.process.keepers import CALL_SECONDS, Patience
 from podkeeper.runtimes.process.launches import Whereabouts, request_of, user_of
 from podkeeper.runtimes.process.links import LaunchRefused, Link, UnknownToKeeper
-from podkeeper.runtimes.process.news import News, NewsStream
 from podkeeper.runtimes.process.records import ContainerFacts, Mirror, Sandbox, SandboxFacts, Standing
-from podkeeper.runtimes.process.sessions import Channel, Session
+from podkeeper.runtimes.process.sessions import Session, open_attached, open_command
 
 _REMOVE_SECONDS: Final = 1.0
+_SPARE_SECONDS: Final = 2.0
 USUAL_PATIENCE: Final = Patience()
 
 
@@ -52,17 +53,20 @@ class ProcessRuntime:
         host_ips: Callable[[], Sequence[str]] = tuple,
         host_images: Sequence[str] = (),
         hidden: Sequence[str] = (),
+        pod_pids_limit: int | None = None,
         jail: str = "auto",
         patience: Patience = USUAL_PATIENCE,
     ) -> None:
         """`root` is the directory of its own; `host_images` are patterns of names that mean the host's files.
 
         `hidden` are more directories that containers are not to look into; `jail` is `auto` or `plain` (no walls).
+        `pod_pids_limit` is kept by the kernel where a pod has a user namespace of its own; elsewhere cgroups must.
         """
         self._root = os.path.abspath(root)
         self._hidden = (self._root, *hidden)
+        self._most_processes = max(0, pod_pids_limit or 0)
         self._images = HostImages(host_images)
-        self._news = News()
+        self._news = EventHub()
         self._mirror = Mirror(self._news.tell, host_ips)
         self._hatchery = Hatchery(self._root, jail)
         self._household = Household(self._root, self._hatchery, self._mirror, patience)
@@ -77,7 +81,7 @@ class ProcessRuntime:
     async def close(self) -> None:
         """Let go. Pods live on; only stopping them stops them."""
         self._opened = False
-        self._news.end()
+        self._news.close(StopAsyncIteration())
         await self._household.close()
 
     async def __aenter__(self) -> "ProcessRuntime":
@@ -91,6 +95,16 @@ class ProcessRuntime:
         """What this machine allows, as the nursery found by trying; None: walls were not wanted."""
         await self._hatchery.told.wait()
         return self._hatchery.isolation
+
+    async def clear(self, directory: str) -> None:
+        """Delete a directory with all that containers left in it, as whatever user. Raises TryLater."""
+        self._check_open()
+        await self._hatchery.clear(directory)
+
+    async def give(self, directory: str, group: int) -> None:
+        """Give a directory and all in it to a group, as containers see it. Raises TryLater."""
+        self._check_open()
+        await self._hatchery.give(directory, group)
 
     # ---- sandboxes ----
 
@@ -152,7 +166,11 @@ class ProcessRuntime:
                         await self.remove_container(old.id)
             container_id = new_id()
             place = Whereabouts(
-                self._household.directory_of(sandbox), sandbox.facts.hostname, sandbox.facts.cgroup_parent, self._hidden
+                self._household.directory_of(sandbox),
+                sandbox.facts.hostname,
+                sandbox.facts.cgroup_parent,
+                self._hidden,
+                self._most_processes,
             )
             request = await asyncio.to_thread(request_of, config, container_id, place)
             facts = ContainerFacts(
@@ -194,6 +212,18 @@ class ProcessRuntime:
             with suppress(UnknownToKeeper):
                 await self._household.insist(sandbox, "stop", {"container": container_id, "grace": grace}, grace)
 
+    async def spare_all(self) -> None:
+        """Call off every stop: who did not end when asked to goes on."""
+
+        async def spare(sandbox: Sandbox) -> None:
+            with suppress(AgentError):  # a keeper that does not answer, or leaves anyway, spares nobody
+                await self._household.keeper_of(sandbox).ask("spare", {}, _SPARE_SECONDS)
+
+        async with asyncio.TaskGroup() as group:
+            for sandbox in self._mirror.sandboxes.values():
+                if sandbox.standing is Standing.READY:
+                    group.create_task(spare(sandbox))
+
     async def remove_container(self, container_id: str) -> None:
         """Remove it, by force if it runs."""
         self._check_open()
@@ -234,9 +264,9 @@ class ProcessRuntime:
         self._check_open()
         return self._mirror.record(uid)
 
-    def events(self) -> NewsStream:
+    def events(self) -> EventStream:
         """The news from now on."""
-        return self._news.listen()
+        return self._news.subscribe()
 
     async def health(self) -> RuntimeHealth:
         """Whether there is a nursery (if not, there is soon), and which keepers are silent."""
@@ -258,30 +288,12 @@ class ProcessRuntime:
     async def exec_stream(self, container_id: str, command: Sequence[str], *, tty: bool, stdin: bool) -> Session:
         """Run a command in a container and speak with it. Raises TryLater; a bad command is told by `wait()`."""
         link = self._link(container_id, "run a command in")
-        if tty:
-            master, slave = os.openpty()
-            ends = (slave, os.dup(slave), os.dup(slave))
-            session = Session({Channel.STDOUT: master}, os.dup(master) if stdin else -1, tty=True)
-        else:
-            (out, out_end), (err, err_end) = os.pipe(), os.pipe()
-            reading, writing = os.pipe() if stdin else (os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC), -1)
-            ends = (reading, out_end, err_end)
-            session = Session({Channel.STDOUT: out, Channel.STDERR: err}, writing, tty=False)
-        request: Json = {"container": container_id, "argv": list(command), "tty": tty}
-        session.follow(link, *link.begin("exec", request, ends))
-        return session
+        return await open_command(link, container_id, command, tty=tty, stdin=stdin)
 
-    async def attach(self, container_id: str) -> Session:
+    async def attach(self, container_id: str, *, stdin: bool = True) -> Session:
         """Follow a container's output from now on, and write to its stdin if it has one. Raises TryLater."""
         link = self._link(container_id, "attach to")
-        (out, out_end), (err, err_end) = os.pipe(), os.pipe()
-        try:
-            answer, files = await link.ask("attach", {"container": container_id}, CALL_SECONDS, (out_end, err_end))
-        except BaseException:
-            os.close(out)
-            os.close(err)
-            raise
-        return Session({Channel.STDOUT: out, Channel.STDERR: err}, files[0] if files else -1, tty=bool(answer["tty"]))
+        return await open_attached(link, container_id, stdin=stdin, timeout_seconds=CALL_SECONDS)
 
     async def reopen_log(self, container_id: str) -> None:
         """Let a container's log go on in a new file of the same name: the old one was moved away. Raises TryLater."""

@@ -5,25 +5,32 @@
     session.resize(rows=40, columns=120)            its pseudo-terminal
     code = await session.wait()                     how a command ended
 
-The bytes go through pipes and pseudo-terminals that the agent shares with the process: no keeper copies them. Whoever
-does not fetch what comes holds up the writer, nobody else.
+The bytes of a command go through pipes and pseudo-terminals that the agent shares with it: no keeper copies them.
+Whoever does not fetch what comes holds up the writer, nobody else. A command whose session is closed is hung up on, as
+by a terminal that is gone: it gets HUP, and what has not ended soon is killed (the reference lets it run for ever). A
+container that was attached to goes on; its stdin ends then if it is `stdinOnce`.
 """
 
 import asyncio
 import contextlib
 import fcntl
 import os
+import socket
 import struct
 import termios
 from collections import deque
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Final
 
 from podkeeper.model.errors import RuntimeRefused
+from podkeeper.runtimes.process.keeper.files import Json
+from podkeeper.runtimes.process.keeper.terminal import receive_terminal
 from podkeeper.runtimes.process.links import Answer, Link
 
 _CHUNK_BYTES: Final = 65536
 _QUEUE_CHUNKS: Final = 16
+_LAST_BYTES: Final = 2**20  # what may still lie in a pipe when a command has ended
 
 
 class Channel(StrEnum):
@@ -36,12 +43,15 @@ class Channel(StrEnum):
 class Session:
     """One conversation. Close it, or use it as a context."""
 
-    def __init__(self, outputs: dict[Channel, int], stdin: int, *, tty: bool) -> None:
-        """Takes the files over; `stdin` -1: there is none."""
+    def __init__(
+        self, outputs: dict[Channel, int], stdin: int = -1, terminal: int = -1, *, ends_with_stdin: bool = False
+    ) -> None:
+        """Takes the files over; -1: there is none. `terminal` is there to be told of its size."""
         self._loop = asyncio.get_running_loop()
         self._outputs = outputs
         self._stdin = stdin
-        self._tty = tty
+        self._terminal = terminal
+        self._ends_with_stdin = ends_with_stdin
         self._queue: deque[tuple[Channel, bytes]] = deque()
         self._wake = asyncio.Event()
         self._end: asyncio.Future[Answer] | None = None
@@ -92,19 +102,18 @@ class Session:
         """There will be no more input; a command at a pseudo-terminal is told so by the end-of-file key."""
         if self._stdin < 0:
             return
-        if self._tty and self._end is not None:
+        if self._terminal >= 0 and self._end is not None:
             with contextlib.suppress(OSError):
                 os.write(self._stdin, b"\x04")
-        self._loop.remove_writer(self._stdin)
-        os.close(self._stdin)
-        self._stdin = -1
+        self._let_go_of_stdin()
+        if self._ends_with_stdin:
+            self._close_outputs()
 
     def resize(self, rows: int, columns: int) -> None:
         """Tell the pseudo-terminal how large the window is."""
-        file = next(iter(self._outputs.values()), -1) if self._stdin < 0 else self._stdin
-        if self._tty and file >= 0:
-            with contextlib.suppress(OSError):
-                fcntl.ioctl(file, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        if self._terminal >= 0:
+            with contextlib.suppress(OSError, struct.error):
+                fcntl.ioctl(self._terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
     async def wait(self) -> int:
         """The exit code of a command. Raises TryLater when it could not be started, or its keeper died."""
@@ -114,15 +123,14 @@ class Session:
         return int(answer["code"])
 
     async def aclose(self) -> None:
-        """End the conversation; a command that still runs is ended too, a container is not."""
+        """End the conversation; a command that still runs is hung up on, a container is not."""
         if self._end is not None and not self._end.done() and self._link is not None:
-            self._link.begin("kill_exec", {"request": self._number})
-        if self._stdin >= 0:
-            self._loop.remove_writer(self._stdin)
-            os.close(self._stdin)
-            self._stdin = -1
-        for channel in tuple(self._outputs):
-            self._close(channel)
+            self._link.begin("hang_up", {"request": self._number})
+        self._let_go_of_stdin()
+        self._close_outputs()
+        if self._terminal >= 0:
+            os.close(self._terminal)
+            self._terminal = -1
 
     def _listen(self) -> None:
         for channel, file in self._outputs.items():
@@ -153,9 +161,21 @@ class Session:
         """The command is over: what it wrote is here, and others who may hold its files open are not waited for."""
         if not end.cancelled():
             end.exception()  # nobody may ask how it ended
+        left = _LAST_BYTES  # who was left behind may go on writing for ever
         for channel in tuple(self._outputs):
-            while data := self._take(channel):
+            while left > 0 and (data := self._take(channel)):
                 self._queue.append((channel, data))
+                left -= len(data)
+        self._close_outputs()
+
+    def _let_go_of_stdin(self) -> None:
+        if self._stdin >= 0:
+            self._loop.remove_writer(self._stdin)
+            os.close(self._stdin)
+            self._stdin = -1
+
+    def _close_outputs(self) -> None:
+        for channel in tuple(self._outputs):
             self._close(channel)
 
     def _close(self, channel: Channel) -> None:
@@ -177,3 +197,69 @@ class Session:
 def _set(ready: "asyncio.Future[None]") -> None:
     if not ready.done():
         ready.set_result(None)
+
+
+async def open_command(link: Link, container_id: str, command: Sequence[str], *, tty: bool, stdin: bool) -> Session:
+    """Start a command beside those of a container. Raises nothing for a bad one: its `wait()` does."""
+    request: Json = {"container": container_id, "argv": list(command), "tty": tty}
+    if tty:
+        return await _open_at_terminal(link, request, stdin=stdin)
+    (out, out_end), (err, err_end) = os.pipe(), os.pipe()
+    reading, writing = os.pipe() if stdin else (os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC), -1)
+    session = Session({Channel.STDOUT: out, Channel.STDERR: err}, writing)
+    session.follow(link, *link.begin("exec", request, (reading, out_end, err_end)))
+    return session
+
+
+async def _open_at_terminal(link: Link, request: Json, *, stdin: bool) -> Session:
+    """The same for one with a terminal, which it opens where it is, and sends us."""
+    ours, console = socket.socketpair()
+    with ours:
+        number, end = link.begin("exec", request, (console.detach(),))
+        try:
+            master = await _terminal_from(ours)
+        except BaseException:  # whoever asked is gone
+            end.add_done_callback(_forget)
+            link.begin("hang_up", {"request": number})
+            raise
+    outputs = {} if master < 0 else {Channel.STDOUT: master}
+    files = () if master < 0 else (os.dup(master) if stdin else -1, os.dup(master))
+    session = Session(outputs, *files)
+    session.follow(link, number, end)
+    return session
+
+
+async def _terminal_from(console: socket.socket) -> int:
+    """The master of a terminal, once it comes; -1: none does."""
+    loop = asyncio.get_running_loop()
+    console.setblocking(False)
+    ready: asyncio.Future[None] = loop.create_future()
+    loop.add_reader(console.fileno(), _set, ready)
+    try:
+        await ready
+    finally:
+        loop.remove_reader(console.fileno())
+    return receive_terminal(console)
+
+
+async def open_attached(link: Link, container_id: str, *, stdin: bool, timeout_seconds: float) -> Session:
+    """Follow a container's output from now on, and its stdin if that is wanted. Raises TryLater."""
+    (out, out_end), (err, err_end) = os.pipe(), os.pipe()
+    request: Json = {"container": container_id, "stdin": stdin}
+    try:
+        answer, files = await link.ask("attach", request, timeout_seconds, (out_end, err_end))
+    except BaseException:
+        os.close(out)
+        os.close(err)
+        raise
+    file = files[0] if files else -1
+    terminal = file if answer["tty"] else -1
+    input_file = -1 if not answer["stdin"] else os.dup(file) if answer["tty"] else file
+    # As containerd has it: whose input ends is done, unless that is the end of the container's own input.
+    done = bool(answer["stdin"]) and not answer["once"]
+    return Session({Channel.STDOUT: out, Channel.STDERR: err}, input_file, terminal, ends_with_stdin=done)
+
+
+def _forget(end: "asyncio.Future[Answer]") -> None:
+    if not end.cancelled():
+        end.exception()

@@ -8,10 +8,10 @@ of user takes it back.
 import errno
 import fcntl
 import os
+import resource
 import select
 import signal
 import stat
-import termios
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -31,18 +31,16 @@ class Identity:
     group: int | None
     groups: tuple[int, ...] | None
     bounding: frozenset[int] | None
+    most_processes: int = 0  # of such a user in the pod's user namespace; 0: no limit
 
 
 def become(
-    spec: Launch, identity: Identity, stdio: tuple[int, int, int], move_in: Callable[[], None], pipe: int
+    spec: Launch, identity: Identity, stdio: tuple[int, int, int], move_in: Callable[[], object], pipe: int
 ) -> NoReturn:
     """Turn this process into the program. Raises LaunchError or OSError; never returns. The keeper reads the pipe."""
     _cut_loose()
     os.setsid()
     _take_stdio(stdio, identity)
-    if spec.tty:
-        with suppress(OSError):
-            fcntl.ioctl(0, termios.TIOCSCTTY, 0)
     for path in spec.cgroups:
         _join(path)
     os.umask(0o022)
@@ -53,6 +51,8 @@ def become(
     trouble = _enter(cwd)
     if trouble and entered:
         raise LaunchError(f'chdir to cwd ("{cwd}") set in config.json failed: {words(trouble)}')
+    if identity.most_processes:
+        resource.setrlimit(resource.RLIMIT_NPROC, (identity.most_processes, identity.most_processes))
     if spec.no_new_privileges:
         libc.prctl(libc.PR_SET_NO_NEW_PRIVS, 1)
     _die_with_keeper(pipe)
@@ -131,7 +131,7 @@ def _take_stdio(stdio: tuple[int, int, int], identity: Identity) -> None:
         os.dup2(file, target)
         mode = os.fstat(target).st_mode
         # Or else a program of another user could not open /dev/stdout. Never a file or a device of the host's.
-        if identity.user and (stat.S_ISFIFO(mode) or os.isatty(target)):
+        if identity.user and stat.S_ISFIFO(mode):
             with suppress(OSError):
                 os.fchown(target, identity.user, -1)
 

@@ -8,8 +8,8 @@ keeper too. Nothing here waits: who wants to know of an end leaves a callback.
 """
 
 import os
-import pty
 import signal
+import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -24,6 +24,7 @@ from podkeeper.runtimes.process.keeper.logs import ContainerLog
 from podkeeper.runtimes.process.keeper.loop import Loop, Timer
 from podkeeper.runtimes.process.keeper.oom_score import oom_score
 from podkeeper.runtimes.process.keeper.streams import Output, Pace
+from podkeeper.runtimes.process.keeper.terminal import receive_terminal
 from podkeeper.runtimes.process.keeper.termination import last_words
 
 START_FAILED: Final = 128
@@ -71,7 +72,7 @@ class Jail(Protocol):
         """The first process of the pod's pid namespace, 0 if there is none."""
 
     def launch(self, spec: Launch, stdin: int, stdout: int, stderr: int) -> int:
-        """Start a container's first process."""
+        """Start a container's first process; with a terminal, the three files are one console socket."""
 
     def enter(self, pid: int, spec: Launch, stdin: int, stdout: int, stderr: int) -> int:
         """Start one more process in a container."""
@@ -102,7 +103,7 @@ class Container:
         self.log: Final = ContainerLog(os.path.join(log_directory, config["log"]) if config.get("log") else "")
         self._group = Group(config.get("cgroup"))
         self._outputs: list[Output] = []
-        self._stdin = -1  # where an agent may write to it
+        self._stdin = -1  # where an agent may write to it; with a terminal, that
         self._walled = False  # whether all of it dies with its first process
         self._asked_to_end = False
         self._deadline: Timer | None = None
@@ -134,7 +135,7 @@ class Container:
         if not isinstance(self.state, Created):
             return
         try:
-            self.log.open()
+            self.log.begin()
             cgroups = self._group.make()
             if self.target and not beside:
                 raise LaunchError(f"cannot see the processes of container {self.target}: it does not run")
@@ -162,6 +163,12 @@ class Container:
             if self._deadline is not None:
                 self._deadline.cancel()
             self._deadline = self._loop.after(max(0.0, grace_seconds), self.kill)
+
+    def spare(self) -> None:
+        """Call off the force that was to follow: if it did not end when it was asked to, it goes on."""
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._deadline, self._deadline_at, self._asked_to_end = None, float("inf"), False
 
     def kill(self) -> None:
         """End it by force, with everything in it."""
@@ -197,7 +204,7 @@ class Container:
     # Company.
 
     def enter(self, argv: tuple[str, ...], files: tuple[int, int, int], *, tty: bool) -> int:
-        """Start one more process in it. Returns its pid. Raises NotPossible, LaunchError."""
+        """Start one more process in it; for a terminal, with a console socket. Raises NotPossible, LaunchError."""
         if not isinstance(self.state, Running):
             raise NotPossible("it does not run")
         changes = {"argv": argv, "tty": tty, "cgroups": self._group.procs()}
@@ -206,18 +213,23 @@ class Container:
         with oom_score(self._config.get("oom_score_adj")):
             return self._jail.enter(self.state.pid, Launch.from_json({**self._config["launch"], **changes}), *files)
 
-    def attach(self, readers: list[int]) -> int:
-        """Let files follow its output, stdout first. Returns where its stdin can be written, -1: nowhere."""
+    def attach(self, readers: list[int], *, stdin: bool) -> tuple[Json, list[int]]:
+        """Let files follow its output, stdout first. Returns what it has to offer, and a file if it has one.
+
+        That is the terminal (`tty`) or a pipe into its stdin; `stdin` says whether what is written there is read, and
+        `once` that nobody else can write any more.
+        """
         if not isinstance(self.state, Running):
             raise NotPossible("it does not run")
         for output, reader in zip(self._outputs, readers, strict=False):
             output.attach(os.dup(reader))
-        if self._stdin < 0:
-            return -1
-        handed_out = os.dup(self._stdin)
-        if self._config.get("stdin_once") and not self.launch.tty:
+        tty = self.launch.tty
+        open_to_us = stdin and self._stdin >= 0 and bool(self._config.get("stdin"))
+        once = open_to_us and not tty and bool(self._config.get("stdin_once"))
+        handed_out = [os.dup(self._stdin)] if self._stdin >= 0 and (tty or open_to_us) else []
+        if once:
             self._close_stdin()  # the only one who can write has it now: when it is gone, so is stdin
-        return handed_out
+        return {"tty": tty, "stdin": open_to_us, "once": once}, handed_out
 
     def reopen_log(self) -> None:
         """Write to a new file of the same name from now on. Raises NotPossible."""
@@ -250,34 +262,38 @@ class Container:
 
     def _launch(self, spec: Launch) -> int:
         """Start its first process with files of its own."""
-        stdin, pace = -1, Pace()
         if spec.tty:
-            master, slave = pty.openpty()
-            ours, streams = [master], ["stdout"]
-            files, theirs = (slave, slave, slave), {slave}
+            return self._launch_at_terminal(spec)
+        stdin, pace = -1, Pace()
+        (out, out_end), (err, err_end) = os.pipe(), os.pipe()
+        if self._config.get("stdin"):
+            reading, stdin = os.pipe()
         else:
-            (out, out_end), (err, err_end) = os.pipe(), os.pipe()
-            ours, streams = [out, err], ["stdout", "stderr"]
-            if self._config.get("stdin"):
-                reading, stdin = os.pipe()
-            else:
-                reading = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-            files = (reading, out_end, err_end)
-            theirs = set(files)
+            reading = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         try:
             with oom_score(self._config.get("oom_score_adj")):
-                pid = self._jail.launch(spec, *files)
+                pid = self._jail.launch(spec, reading, out_end, err_end)
         except BaseException:
-            for file in (*ours, *([stdin] if stdin >= 0 else [])):
+            for file in (out, err, *([stdin] if stdin >= 0 else [])):
                 os.close(file)
             raise
         finally:
-            for file in theirs:
+            for file in (reading, out_end, err_end):
                 os.close(file)
-        self._stdin = os.dup(ours[0]) if spec.tty else stdin
+        self._stdin = stdin
         self._outputs = [
-            Output(self._loop, file, stream, self.log, pace) for file, stream in zip(ours, streams, strict=True)
+            Output(self._loop, file, stream, self.log, pace) for file, stream in ((out, "stdout"), (err, "stderr"))
         ]
+        return pid
+
+    def _launch_at_terminal(self, spec: Launch) -> int:
+        """The same with a terminal, which the process opens where it is then."""
+        ours, console = socket.socketpair()
+        with ours, console, oom_score(self._config.get("oom_score_adj")):
+            pid = self._jail.launch(spec, *(console.fileno(),) * 3)
+            master = receive_terminal(ours)
+        self._stdin = os.dup(master)
+        self._outputs = [Output(self._loop, master, "stdout", self.log, Pace())]
         return pid
 
     def _clean_up(self) -> None:

@@ -18,6 +18,7 @@ HELP = (
     "install newuidmap and newgidmap (package uidmap or shadow-utils) and give the user ranges "
     "in /etc/subuid and /etc/subgid, or run podkeeper as root"
 )
+MORE_HELP = "give the user longer ranges in /etc/subuid and /etc/subgid, or run podkeeper as root"
 
 
 def subordinate_ids() -> tuple[Ids, Ids]:

@@ -9,6 +9,8 @@ A half is never silent: `warnings` says what containers will miss, why, and what
 
 import json
 import os
+import resource
+import signal
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
@@ -33,6 +35,7 @@ class Isolation:
     upper: str = "disk"  # where containers' writes go: disk | memory
     uids: Ids = NO_IDS  # subordinate ids: user 1 in a container is the first of them
     gids: Ids = NO_IDS
+    counts: bool = False  # a user namespace has its own count of processes, so that a pod can have a limit
     warnings: tuple[str, ...] = ()
 
     def to_json(self) -> _Json:
@@ -99,7 +102,7 @@ def _try(start: Isolation, place: str) -> _Json:
     libc.mount(None, "/", None, libc.MS_REC | libc.MS_SLAVE)
     os.makedirs(f"{place}/root")
     os.chdir(place)
-    found: _Json = {"pid": _try_proc()}
+    found: _Json = {"pid": _try_proc(), "counts": start.namespaces == "user" and _try_count()}
     user = ",userxattr" if start.namespaces == "user" else ""
     for upper in ("disk", "memory"):
         if upper == "memory":
@@ -126,6 +129,31 @@ def _try_proc() -> bool:
     if worked:
         libc.unmount("root")
     return worked
+
+
+def _try_count() -> bool:
+    """Whether a limit of processes counts those of this user namespace alone (since Linux 5.14), and is kept.
+
+    With a limit of two there is room for one child. Where all processes of the user count there is none: whoever
+    started us is one as well; and where nobody counts there is room for more.
+    """
+    usual = resource.getrlimit(resource.RLIMIT_NPROC)
+    resource.setrlimit(resource.RLIMIT_NPROC, (2, usual[1]))
+    made = []
+    try:
+        for _ in range(2):
+            made.append(pid := os.fork())
+            if pid == 0:
+                signal.pause()
+                os._exit(0)
+    except BlockingIOError:
+        return len(made) == 1
+    finally:
+        for pid in made:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        resource.setrlimit(resource.RLIMIT_NPROC, usual)
+    return False
 
 
 def _try_overlay(upper: str, lower: str, options: str) -> None:

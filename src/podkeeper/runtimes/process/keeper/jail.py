@@ -23,6 +23,7 @@ from podkeeper.runtimes.process.keeper.idmap import NO_IDS
 from podkeeper.runtimes.process.keeper.isolation import Isolation
 from podkeeper.runtimes.process.keeper.launch import Launch, LaunchError
 from podkeeper.runtimes.process.keeper.libc import CLONE_NEWIPC, CLONE_NEWNS, CLONE_NEWPID, CLONE_NEWUTS
+from podkeeper.runtimes.process.keeper.terminal import Seat
 
 ALL_SIGNALS = signal.valid_signals()
 START_SECONDS = 30.0  # a process that has not come to its exec by then hangs, on a dead file server most likely
@@ -70,14 +71,17 @@ class Jail:
             raise LaunchError(f"cannot make the pod's namespaces: {words(error)}") from error
 
     def launch(self, spec: Launch, stdin: int, stdout: int, stderr: int) -> int:
-        """Start the process; returns its pid, a child of this process, once exec has succeeded; raises LaunchError."""
+        """Start the process; returns its pid, a child of this process, once exec has succeeded; raises LaunchError.
+
+        With `tty` the three files are one console socket (`terminal.py`).
+        """
         identity = self._identity(spec)
         if self._isolation.namespaces == "none":
             _refuse_binds(spec)
-            return self._start(spec, identity, (stdin, stdout, stderr), lambda: None, 0)
+            return self._start(spec, identity, (stdin, stdout, stderr), lambda: _seat(spec, identity).take(), 0)
         try:
             os.makedirs(spec.directory, 0o755, exist_ok=True)
-            plan = view.plan(spec, self._isolation)
+            view.check(spec, self._isolation)
         except OSError as error:
             raise LaunchError(f"cannot prepare the container's files: {error}") from error
         flags = CLONE_NEWNS | (CLONE_NEWIPC if spec.ipc == "own" else 0) | (CLONE_NEWUTS if spec.uts == "own" else 0)
@@ -87,9 +91,12 @@ class Jail:
             flags |= CLONE_NEWPID
 
         def move_in() -> None:
+            seat = _seat(spec, identity)
             if spec.uts == "own" and spec.hostname:
                 libc.set_hostname(spec.hostname)
-            view.move_in(spec, self._isolation, plan, self._shm, new_proc=namespace != "host")
+            view.move_in(spec, self._isolation, self._shm, new_proc=namespace != "host")
+            if terminal := seat.take():
+                view.show_console(terminal)
 
         join = f"/proc/{host}/ns/pid" if host else ""
         return self._start(spec, identity, (stdin, stdout, stderr), move_in, flags, join)
@@ -98,7 +105,7 @@ class Jail:
         """Start a second process inside the running container whose first process is `pid`; as `launch` otherwise."""
         identity = self._identity(spec)
         if self._isolation.namespaces == "none":
-            return self._start(spec, identity, (stdin, stdout, stderr), lambda: None, 0)
+            return self._start(spec, identity, (stdin, stdout, stderr), lambda: _seat(spec, identity).take(), 0)
         kinds = {"mnt": CLONE_NEWNS}
         kinds |= {"ipc": CLONE_NEWIPC} if spec.ipc == "own" else {}
         kinds |= {"uts": CLONE_NEWUTS} if spec.uts == "own" else {}
@@ -109,8 +116,10 @@ class Jail:
             join = "" if self._pid_namespace(spec) == "host" else f"/proc/{pid}/ns/pid"
 
             def move_in() -> None:
+                seat = _seat(spec, identity)
                 for kind, fd in fds.items():
                     libc.setns(fd, kind)
+                seat.take()
 
             return self._start(spec, identity, (stdin, stdout, stderr), move_in, 0, join)
         except OSError as error:
@@ -149,9 +158,11 @@ class Jail:
             return Identity(user, group, spec.groups, allowed)
         if namespaces == "user":
             users, groups = self._isolation.uids[1], self._isolation.gids[1]
-            _check_ids(spec, lambda user: user <= users, lambda group: group <= groups)
+            advice = idmap.MORE_HELP if users else idmap.HELP
+            _check_ids(spec, lambda user: user <= users, lambda group: group <= groups, advice)
             rich = self._isolation.gids != NO_IDS
-            return Identity(spec.user or 0, spec.group or 0, spec.groups if rich else None, allowed)
+            most = spec.most_processes if self._isolation.counts else 0
+            return Identity(spec.user or 0, spec.group or 0, spec.groups if rich else None, allowed, most)
         _check_ids(spec, lambda user: user == os.geteuid(), lambda group: group == os.getegid())
         if spec.privileged or spec.capabilities_add:
             raise LaunchError(
@@ -164,7 +175,7 @@ class Jail:
         spec: Launch,
         identity: Identity,
         stdio: tuple[int, int, int],
-        move_in: Callable[[], None],
+        move_in: Callable[[], object],
         flags: int,
         join: str = "",
     ) -> int:
@@ -274,6 +285,11 @@ def _start_anchor() -> int:
     return pid
 
 
+def _seat(spec: Launch, identity: Identity) -> Seat:
+    """In the child: what it will sit at."""
+    return Seat(tty=spec.tty, owner=identity.user)
+
+
 def _refuse_binds(spec: Launch) -> None:
     targets = [bind.target for bind in spec.binds if not bind.optional]
     if targets:
@@ -283,10 +299,12 @@ def _refuse_binds(spec: Launch) -> None:
         )
 
 
-def _check_ids(spec: Launch, user_fits: Callable[[int], bool], group_fits: Callable[[int], bool]) -> None:
+def _check_ids(
+    spec: Launch, user_fits: Callable[[int], bool], group_fits: Callable[[int], bool], advice: str = idmap.HELP
+) -> None:
     """Refuse ids that an ordinary user cannot give."""
     if spec.user is not None and not user_fits(spec.user):
-        raise LaunchError(f"cannot run as user {spec.user}: it is not among podkeeper's user ids; {idmap.HELP}")
+        raise LaunchError(f"cannot run as user {spec.user}: it is not among podkeeper's user ids; {advice}")
     for group in (*spec.groups, *(() if spec.group is None else (spec.group,))):
         if not group_fits(group):
-            raise LaunchError(f"cannot run with group {group}: it is not among podkeeper's group ids; {idmap.HELP}")
+            raise LaunchError(f"cannot run with group {group}: it is not among podkeeper's group ids; {advice}")

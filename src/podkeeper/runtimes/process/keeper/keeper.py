@@ -6,9 +6,10 @@
 | `create` | `container` (its id), `launch`, and what `Container` reads besides; `facts` are the agent's own | |
 | `start`, `remove`, `reopen_log` | `container` | once it is so |
 | `stop` | `container`, `grace` in seconds | once it has exited |
-| `exec` | `container`, `argv`, `timeout`, `tty`; three files | `code`, `timed_out`, once it has ended |
-| `kill_exec` | `request`: the id of an `exec` of the same connection | |
-| `attach` | `container`; files for stdout and stderr | perhaps a file: stdin, or the pseudo-terminal |
+| `spare` | | at once; no container that was asked to end is forced to |
+| `exec` | `container`, `argv`, `timeout`; three files, or with `tty` a console socket | `code`, `timed_out`: its end |
+| `kill_exec`, `hang_up` | `request`: the id of an `exec` of the same connection | |
+| `attach` | `container`, `stdin`: whether it is wanted; files for stdout and stderr | what `Container.attach` does |
 | `shutdown` | | once all has ended; then the keeper goes |
 
 Errors are of a kind: `unknown` container, `launch` (it could not be started), `refused` (anything else).
@@ -71,6 +72,9 @@ class Keeper:
 
     def _said_goodbye(self, connection: Connection) -> None:
         self._connections.remove(connection)
+        for (asked_by, _), command in self._requests.items():
+            if asked_by is connection:  # nobody will ask for its end any more
+                command.hang_up()
 
     def _tell(self, event: str, container: Json) -> None:
         for connection in tuple(self._connections):
@@ -92,13 +96,17 @@ class Keeper:
                     connection.answer(request)
                 case "stop":
                     self._find(request).stop(float(request["grace"]), partial(connection.answer, request))
+                case "spare":
+                    for each in self._containers.values():
+                        each.spare()
+                    connection.answer(request)
                 case "remove":
                     self._remove(connection, request)
                 case "exec":
                     self._exec(connection, request, files)
-                case "kill_exec":
+                case "kill_exec" | "hang_up" as way:
                     if (command := self._requests.get((connection, request["request"]))) is not None:
-                        command.kill()
+                        (command.kill if way == "kill_exec" else command.hang_up)()
                     connection.answer(request)
                 case "attach":
                     self._attach(connection, request, files)
@@ -166,8 +174,8 @@ class Keeper:
                 shutil.rmtree(place)
 
     def _exec(self, connection: Connection, request: Json, files: list[int]) -> None:
-        stdin, stdout, stderr = files
         number, tty = int(request["id"]), bool(request.get("tty"))
+        stdin, stdout, stderr = files * 3 if tty else files
         pid = self._find(request).enter(tuple(request["argv"]), (stdin, stdout, stderr), tty=tty)
 
         def done(end: Json) -> None:
@@ -179,9 +187,8 @@ class Keeper:
 
     def _attach(self, connection: Connection, request: Json, files: list[int]) -> None:
         container = self._find(request)
-        stdin = container.attach(files)
-        files_back = [] if stdin < 0 else [stdin]
-        connection.answer(request, {"tty": container.launch.tty}, files_back)
+        about, files_back = container.attach(files, stdin=bool(request.get("stdin")))
+        connection.answer(request, about, files_back)
         for file in files_back:
             os.close(file)
 

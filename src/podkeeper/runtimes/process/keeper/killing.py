@@ -17,10 +17,15 @@ def send(pid: int, number: int) -> None:
         os.kill(pid, number)
 
 
+def send_group(leader: int, number: int) -> None:
+    """Send a signal to the group a process leads."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, number)
+
+
 def kill_session(leader: int) -> None:
     """Kill the session a process leads, groups of its own inside it too."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(leader, signal.SIGKILL)
+    send_group(leader, signal.SIGKILL)
     send(leader, signal.SIGKILL)
     for pid in _members(leader):
         send(pid, signal.SIGKILL)

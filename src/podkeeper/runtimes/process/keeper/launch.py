@@ -56,10 +56,11 @@ class Launch:
     pid: str = "own"  # own | pod | host
     ipc: str = "pod"
     uts: str = "pod"
-    tty: bool = False  # stdin is the slave of a pseudo-terminal: it becomes the controlling one
+    tty: bool = False  # its three files are one console socket, over which it sends the master of its terminal
     masked: tuple[str, ...] = MASKED_PATHS  # not if privileged
     read_only_paths: tuple[str, ...] = READ_ONLY_PATHS  # not if privileged
     cgroups: tuple[str, ...] = ()  # cgroup.procs files to join before exec
+    most_processes: int = 0  # of the pod, where the kernel counts them without a cgroup; 0: as many as it likes
     beside: int = 0  # with pid: own, a living process to share a pid namespace with; the keeper knows it at the start
 
     def to_json(self) -> dict[str, Any]:

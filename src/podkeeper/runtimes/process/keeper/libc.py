@@ -144,6 +144,19 @@ def default_signals() -> None:
             _libc.syscall(ctypes.c_long(call), ctypes.c_int(number), default, None, ctypes.c_size_t(8))
 
 
+def unlock_terminal(master: int) -> None:
+    """unlockpt(3)."""
+    _checked(_libc.unlockpt(master), "unlockpt")
+
+
+def terminal_name(master: int) -> str:
+    """ptsname(3): the path of a pseudo-terminal, by its master."""
+    name = ctypes.create_string_buffer(64)
+    if number := _libc.ptsname_r(master, name, ctypes.c_size_t(len(name))):
+        raise OSError(number, os.strerror(number), "ptsname")
+    return os.fsdecode(name.value)
+
+
 def set_hostname(name: str) -> None:
     """sethostname(2)."""
     encoded = name.encode()

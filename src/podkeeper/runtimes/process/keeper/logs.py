@@ -70,6 +70,15 @@ class ContainerLog:
         self._pending: dict[str, bytes] = {}
         self._stamp = Stamp()
 
+    def begin(self) -> None:
+        """Make the file; what lies there under its name is of a pod of the same UID that is gone. Raises OSError."""
+        directory, name = os.path.split(self.path)
+        if os.path.isdir(directory):
+            for old in os.listdir(directory):
+                if old == name or old.startswith(f"{name}."):
+                    os.unlink(os.path.join(directory, old))
+        self.open()
+
     def open(self) -> None:
         """Open the file, or make it. Raises OSError."""
         if self.path:

@@ -14,17 +14,18 @@ import array
 import gc
 import json
 import os
-import shutil
 import signal
 import socket
 from contextlib import suppress
 from dataclasses import asdict
 from typing import Final, NoReturn
 
+from podkeeper.runtimes.process.keeper.demolition import demolish
 from podkeeper.runtimes.process.keeper.files import Json, read_json
+from podkeeper.runtimes.process.keeper.giving import give
 from podkeeper.runtimes.process.keeper.isolation import Isolation, probe
 from podkeeper.runtimes.process.keeper.jail import Jail
-from podkeeper.runtimes.process.keeper.launch import Launch
+from podkeeper.runtimes.process.keeper.launch import Launch, LaunchError
 from podkeeper.runtimes.process.keeper.loop import pass_by
 from podkeeper.runtimes.process.keeper.main import DEAF_TO, keep, rename_process, silence
 from podkeeper.runtimes.process.keeper.oom_score import be_spared
@@ -95,19 +96,33 @@ def _live(agent: socket.socket, isolation: Isolation | None, request: Json, file
             rename_process("podkeeper")
             keep(directory, connection, files[1], isolation)
         else:
-            _clear(directory, isolation)
-            connection.sendall(encode({"ok": {}}))
+            connection.sendall(encode(_errand(request, directory, isolation)))
         status = 0
     finally:
         os._exit(status)
 
 
+def _errand(request: Json, directory: str, isolation: Isolation | None) -> Json:
+    """Do what takes a keeper's powers but no keeper; tells what came of it."""
+    try:
+        if request["do"] == "give":
+            give(directory, int(request["group"]), isolation)
+        else:
+            _clear(directory, isolation)
+    except (OSError, LaunchError) as error:
+        return {"error": str(error)}
+    return {"ok": {}}
+
+
 def _clear(directory: str, isolation: Isolation | None) -> None:
-    """Delete the files of a sandbox whose keeper is dead; what containers wrote takes a keeper's powers."""
+    """Delete the files of a sandbox whose keeper is dead, or a volume; what containers wrote takes a keeper's powers.
+
+    An ordinary user cannot delete what a subordinate one has made. In a user namespace both are its own.
+    """
     containers = os.path.join(directory, "containers")
     jail = None if isolation is None else Jail(isolation=isolation)
     for name in os.listdir(containers) if os.path.isdir(containers) else ():
         config = read_json(os.path.join(containers, name, "config.json"))
         if jail is not None and config is not None:
             jail.dismantle(Launch.from_json({**config["launch"], "directory": os.path.join(containers, name)}))
-    shutil.rmtree(directory)
+    demolish(directory)

@@ -10,6 +10,7 @@ from typing import Final, NoReturn
 
 from podkeeper.runtimes.process.keeper import libc
 from podkeeper.runtimes.process.keeper.launch import Launch, LaunchError
+from podkeeper.runtimes.process.keeper.terminal import Seat
 
 _DEFAULT_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -54,6 +55,7 @@ def _become(spec: Launch, files: tuple[int, int, int], tell: int) -> NoReturn:
         libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGKILL)
         for target, file in enumerate([os.dup(file) for file in files]):
             os.dup2(file, target)
+        Seat(tty=spec.tty, owner=spec.user).take()
         for procs in spec.cgroups:
             with open(procs, "w", encoding="ascii") as group:
                 group.write("0")

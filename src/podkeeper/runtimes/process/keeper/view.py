@@ -49,22 +49,27 @@ _STICKY = {os.ST_RDONLY: MS_RDONLY, os.ST_NOSUID: MS_NOSUID, os.ST_NODEV: MS_NOD
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is known before the fork: the host's mounts, and the layers made of them."""
+    """The mounts that there are, and the layers made of them."""
 
     table: dict[str, Mount]
     layers: list[Layer]
 
 
-def plan(spec: Launch, isolation: Isolation) -> Plan:
+def check(spec: Launch, isolation: Isolation) -> None:
+    """Refuse what no view can show, before the fork. Raises LaunchError."""
+    wishes = [bind for bind in spec.binds if bind.propagation == "Bidirectional"]
+    table = mounts.visible(mounts.read()) if wishes else {}
+    for bind in wishes:
+        if isolation.namespaces != "full":
+            raise LaunchError(f"cannot mount {bind.target} with Bidirectional propagation: only root may")
+        point = mounts.holder(os.path.realpath(bind.source), table)
+        if not table[point].shared:
+            raise LaunchError(f'path "{bind.source}" is mounted on "{point}" but it is not a shared mount')
+
+
+def _plan(spec: Launch, isolation: Isolation) -> Plan:
     """Decide how the host's tree is shown, from its mounts as they are now."""
     table = mounts.visible(mounts.read())
-    for bind in spec.binds:
-        if bind.propagation == "Bidirectional":
-            if isolation.namespaces != "full":
-                raise LaunchError(f"cannot mount {bind.target} with Bidirectional propagation: only root may")
-            point = mounts.holder(os.path.realpath(bind.source), table)
-            if not table[point].shared:
-                raise LaunchError(f'path "{bind.source}" is mounted on "{point}" but it is not a shared mount')
     if isolation.overlay == "whole":
         return Plan(table, mounts.whole(table, spec.hidden))
     if isolation.overlay == "split":
@@ -73,12 +78,15 @@ def plan(spec: Launch, isolation: Isolation) -> Plan:
     return Plan(table, mounts.split(table, spec.hidden, overlay=False, cuts=cuts))
 
 
-def move_in(spec: Launch, isolation: Isolation, plan: Plan, shm: str, *, new_proc: bool) -> None:
+def move_in(spec: Launch, isolation: Isolation, shm: str, *, new_proc: bool) -> None:
     """Build the container's tree and make it this process's root."""
     directory = os.path.abspath(spec.directory)
     os.chdir(directory)
     volumes = [(bind, _open(bind)) for bind in sorted(spec.binds, key=lambda bind: bind.target.count("/"))]
-    libc.mount(None, "/", None, MS_REC | MS_SLAVE)
+    # From here on nothing that is mounted on the host comes or goes here: a survey of before could be wrong by now,
+    # and an ordinary user is granted no overlay over a directory in which something has been mounted meanwhile.
+    libc.mount(None, "/", None, MS_REC | MS_PRIVATE)
+    plan = _plan(spec, isolation)
     libc.mount("tmpfs", directory, "tmpfs", MS_NODEV | MS_NOSUID, "mode=755")
     if isolation.upper == "memory":
         os.chdir(directory)
@@ -119,6 +127,12 @@ def move_in(spec: Launch, isolation: Isolation, plan: Plan, shm: str, *, new_pro
                 _make_read_only(layer.path)
 
 
+def show_console(terminal: str) -> None:
+    """Let the terminal of a container's first process be its console too."""
+    _make_mount_point("/dev/console", False)
+    libc.mount(terminal, "/dev/console", None, MS_BIND)
+
+
 def made_in(directory: str) -> list[str]:
     """What containers left in their directory."""
     try:
@@ -139,16 +153,18 @@ def _lay(root: str, spec: Launch, isolation: Isolation, plan: Plan, volumes: lis
         match layer.how:
             case "copy":
                 try:
+                    _prepare(number, layer.path, isolation, [want for want in wanted if want[0] == layer.path])
                     if parts:
                         os.makedirs(target, exist_ok=True)
-                    _prepare(number, layer.path, isolation, [want for want in wanted if want[0] == layer.path])
                     options = f"upperdir=upper-{number},workdir=work-{number}{isolation.overlay_options}"
                     flags = 0 if spec.privileged else MS_NODEV  # or root could make a node of the host's disk
                     libc.mount("overlay", target, "overlay", flags, f"lowerdir={_escaped(layer.path)},{options}")
+                except FileNotFoundError:
+                    continue  # its directory was deleted just now, and perhaps made anew
                 except OSError:
-                    if layer.path not in plan.table or os.path.ismount(layer.path):
+                    if os.path.isdir(layer.path) and (layer.path not in plan.table or os.path.ismount(layer.path)):
                         raise
-                    continue  # unmounted since the mounts were read
+                    continue  # what was mounted there went with its directory
             case "read":
                 _attempt(_show, layer.path, target, parts)
             case "link":
@@ -210,11 +226,7 @@ def _make_dev(spec: Launch, shm: str) -> None:
         os.symlink(link, f"dev/{name}")
     for name in ("pts", "shm", "mqueue"):
         os.mkdir(f"dev/{name}")
-    options = "newinstance,ptmxmode=0666,mode=0620"
-    try:
-        libc.mount("devpts", "dev/pts", "devpts", MS_NOSUID | MS_NOEXEC, f"{options},gid=5")
-    except OSError:  # an ordinary user has no group 5 to give
-        libc.mount("devpts", "dev/pts", "devpts", MS_NOSUID | MS_NOEXEC, options)
+    _mount_terminals()
     if shm and os.path.isdir(shm):
         _bind(shm, "dev/shm")
     else:
@@ -224,9 +236,15 @@ def _make_dev(spec: Launch, shm: str) -> None:
     except OSError:  # the host's message queues are not an ordinary user's to mount anew
         if os.path.isdir("/dev/mqueue"):
             _bind("/dev/mqueue", "dev/mqueue")
-    if spec.tty and os.isatty(0):
-        _make_mount_point("dev/console", False)
-        libc.mount(os.ttyname(0), "dev/console", None, MS_BIND)
+
+
+def _mount_terminals() -> None:
+    """Terminals of the container's own; where the kernel has none to give, those of the host are used (`terminal`)."""
+    options = "newinstance,ptmxmode=0666,mode=0620"
+    for these in (f"{options},gid=5", options):  # an ordinary user has no group 5 to give
+        with contextlib.suppress(OSError):
+            libc.mount("devpts", "dev/pts", "devpts", MS_NOSUID | MS_NOEXEC, these)
+            return
 
 
 def _make_device(name: str) -> None:
@@ -264,7 +282,7 @@ def _open(bind: Bind) -> int:
     """The source of a volume, while the host's root is still ours."""
     try:
         source = open_subpath(bind.source, bind.sub_path)
-        if bind.propagation != "Bidirectional":
+        if not bind.propagation:
             return source
         try:
             return libc.open_tree(f"/proc/self/fd/{source}")
@@ -283,12 +301,12 @@ def _attach(bind: Bind, source: int) -> None:
     try:
         if not os.path.exists(bind.target):
             _make_mount_point(os.path.realpath(bind.target), _is_directory(source))
-        if bind.propagation == "Bidirectional":
+        if bind.propagation:
             libc.attach_tree(source, bind.target)
         else:
             _bind(f"/proc/self/fd/{source}", bind.target)
-            slave = bind.propagation == "HostToContainer"
-            libc.mount(None, bind.target, None, MS_REC | (MS_SLAVE if slave else MS_PRIVATE))
+        if bind.propagation == "HostToContainer":
+            libc.mount(None, bind.target, None, MS_REC | MS_SLAVE)
         if bind.read_only:
             _make_read_only(bind.target, recursive=bind.recursive_read_only)
     except OSError as error:

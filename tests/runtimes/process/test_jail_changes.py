@@ -1,0 +1,80 @@
+"""A host whose mounts and directories change while a container is being started."""
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from podkeeper.runtimes.process.keeper.launch import Bind
+from tests.runtimes.process.jailing import World, state_directory, world
+
+
+@pytest.fixture(params=["root", "user"])
+def here(request: pytest.FixtureRequest) -> Iterator[World]:
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to mount on the host")
+    with state_directory(request.param) as state:
+        yield world(request.param, state)
+
+
+@pytest.fixture
+def as_root() -> Iterator[World]:
+    with state_directory("root", "/tmp") as state:
+        yield world("root", state)
+
+
+def test_mounts_that_come_and_go_keep_no_container_from_starting(as_root: World, tmp_path: Path) -> None:
+    stop = tmp_path / "stop"
+    once = "i=$((i + 1)); mkdir m$i && mount -t tmpfs none m$i && umount m$i; rmdir m$i"
+    script = f"until test -e {stop}; do {once}; done"
+    with subprocess.Popen(["sh", "-c", script], cwd=tmp_path) as churning:
+        try:
+            codes = {as_root.run("true", name=f"c{number}")[0] for number in range(20)}
+        finally:
+            stop.touch()
+            churning.wait()
+    assert codes == {0}
+    assert os.listdir(tmp_path) == ["stop"]
+
+
+def test_a_mount_that_is_remade_at_its_place_keeps_no_container_from_starting(here: World, tmp_path: Path) -> None:
+    stop, place = tmp_path / "stop", tmp_path / "mounted"
+    script = f"until test -e {stop}; do mkdir {place}; mount -t tmpfs none {place}; umount {place}; rmdir {place}; done"
+    with subprocess.Popen(["sh", "-c", script]) as churning:
+        try:
+            codes = {here.run("true", name=f"c{number}")[0] for number in range(40)}
+        finally:
+            stop.touch()
+            churning.wait()
+    assert codes == {0}
+    assert os.listdir(tmp_path) == ["stop"]
+
+
+def test_a_directory_that_is_deleted_meanwhile_keeps_no_container_from_starting(here: World) -> None:
+    """As an ordinary user sees it: a mount in /tmp, say, makes each directory there a layer of its own."""
+    with state_directory("root", "/tmp") as place:  # which takes the mount off in the end
+        os.chmod(place, 0o755)
+        os.mkdir(f"{place}/mounted")
+        subprocess.run(["mount", "-t", "tmpfs", "none", f"{place}/mounted"], check=True)
+        once = f"mkdir {place}/d; touch {place}/d/file; rm -r {place}/d"
+        with subprocess.Popen(["sh", "-c", f"until test -e {place}/stop; do {once}; done"]) as churning:
+            try:
+                codes = {here.run("true", name=f"c{number}")[0] for number in range(40)}
+            finally:
+                Path(place, "stop").touch()
+                churning.wait()
+    assert codes == {0}
+
+
+def test_a_mount_below_a_volume_does_not_disturb_a_read_only_root(as_root: World, tmp_path: Path) -> None:
+    inner, source = tmp_path / "inner", as_root.make("volume")
+    inner.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "none", str(inner)], check=True)
+    try:
+        binds = (Bind(source, str(tmp_path)),)
+        assert as_root.run(f"touch {tmp_path}/x", read_only_root=True, binds=binds) == (0, "")
+    finally:
+        subprocess.run(["umount", str(inner)], check=True)
+    assert os.listdir(source) == ["x"]

@@ -1,0 +1,260 @@
+"""Terminals: real ones, with a name, a size, job control and an end, for containers and for commands in them."""
+
+import asyncio
+import errno
+import os
+import re
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from podkeeper.model.probing import Exited
+from podkeeper.model.runtime import ContainerState
+from podkeeper.runtimes.process.keeper import libc
+from podkeeper.runtimes.process.keeper.jail import Jail
+from podkeeper.runtimes.process.keeper.launch import Launch
+from podkeeper.runtimes.process.keeper.terminal import receive_terminal
+from podkeeper.runtimes.process.runtime import ProcessRuntime
+from podkeeper.runtimes.process.sessions import Session
+from tests.runtimes.process.home import Scene, eventually, in_runtime, running
+from tests.runtimes.process.jailing import World, end, run, start, state_directory, world
+
+
+@pytest.fixture(params=["root", "user", "root without namespaces", "user without namespaces"])
+def anywhere(request: pytest.FixtureRequest) -> Iterator[World]:
+    who, _, without = request.param.partition(" ")
+    with state_directory(who) as state:
+        yield world(who, state, "none" if without else "")
+
+
+@pytest.fixture(params=["root", "user"])
+def here(request: pytest.FixtureRequest) -> Iterator[World]:
+    with state_directory(request.param) as state:
+        yield world(request.param, state)
+
+
+def at_terminal(jail: Jail, spec: Launch, enter: int = 0) -> tuple[int, str]:
+    """Run something at a terminal of its own: its exit code and what was to be seen."""
+    ours, console = socket.socketpair()
+    with ours, console:
+        files, spec = (console.fileno(),) * 3, replace(spec, tty=True)
+        pid = jail.enter(enter, spec, *files) if enter else jail.launch(spec, *files)
+        master = receive_terminal(ours)
+    os.set_blocking(master, True)
+    seen = b""
+    with suppress(OSError):  # which is how a terminal tells that its last user has closed it
+        while piece := os.read(master, 4096):
+            seen += piece
+    os.close(master)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), seen.decode()
+
+
+# What a shell says about its terminal: the name, three files of it, and no complaint when it is to control jobs.
+LOOK = "tty; test -t 0 && test -t 1 && test -t 2 && echo real; echo yes > /dev/tty; set -m; sleep 0.01 & wait; exit 3"
+
+
+def test_a_container_is_at_a_terminal_of_its_own(anywhere: World) -> None:
+    def action() -> tuple[int, str]:
+        return at_terminal(Jail(isolation=anywhere.isolation), anywhere.spec(LOOK))
+
+    code, seen = anywhere.keep(action)
+    own = anywhere.isolation.namespaces != "none"
+    assert code == 3
+    assert re.fullmatch(rf"/dev/pts/{0 if own else r'[0-9]+'}\r\nreal\r\nyes\r\n", seen)
+
+
+def test_a_command_in_a_container_is_at_a_terminal_of_that_container(anywhere: World) -> None:
+    def action() -> list[tuple[int, str]]:
+        jail = Jail(isolation=anywhere.isolation)
+        spec = anywhere.spec("", argv=("sleep", "60"))
+        pid = start(jail, spec)
+        shell = replace(spec, argv=("sh", "-c", LOOK))
+        seen = [at_terminal(jail, shell, pid), at_terminal(jail, shell, pid)]
+        end(pid)
+        return seen
+
+    for code, seen in anywhere.keep(action):
+        assert code == 3
+        assert re.fullmatch(r"/dev/pts/[0-9]+\r\nreal\r\nyes\r\n", seen)
+
+
+def test_the_terminal_of_a_container_is_its_console_and_the_only_one_it_sees(here: World) -> None:
+    def action() -> tuple[int, str]:
+        script = "test -c /dev/console && echo written > /dev/console; ls /dev/pts | xargs; stat -c %t:%T /dev/ptmx -L"
+        return at_terminal(Jail(isolation=here.isolation), here.spec(script))
+
+    assert here.keep(action) == (0, "written\r\n0 ptmx\r\n5:2\r\n")
+
+
+def test_another_user_may_open_its_own_terminal() -> None:
+    with state_directory("root") as state:
+        as_root = world("root", state)
+
+        def action() -> tuple[int, str]:
+            script = "echo there > /dev/stdout; echo here > $(tty); stat -c %u $(tty)"
+            return at_terminal(Jail(isolation=as_root.isolation), as_root.spec(script, user=1234))
+
+        assert as_root.keep(action) == (0, "there\r\nhere\r\n1234\r\n")
+
+
+def test_where_the_kernel_gives_no_new_terminals_the_hosts_are_used(here: World) -> None:
+    def action() -> tuple[int, str]:
+        def mount(source: str | None, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
+            if kind == "devpts":
+                raise OSError(errno.EPERM, "refused", target)
+            usual(source, target, kind, flags, data)
+
+        usual, libc.mount = libc.mount, mount  # only in this keeper, which ends with the test
+        return at_terminal(Jail(isolation=here.isolation), here.spec(LOOK))
+
+    assert here.keep(action) == (3, "not a tty\r\nreal\r\nyes\r\n")
+
+
+def test_something_else_in_place_of_the_multiplexer_is_not_opened(here: World) -> None:
+    def action() -> tuple[int, str]:
+        jail = Jail(isolation=here.isolation)
+        spec = here.spec("rm /dev/ptmx; mkfifo /dev/ptmx; exec sleep 60")
+        pid = start(jail, spec)
+        while run(jail, replace(spec, argv=("test", "-p", "/dev/ptmx")), pid)[0]:
+            pass
+        seen = at_terminal(jail, replace(spec, argv=("sh", "-c", LOOK)), pid)
+        end(pid)
+        return seen
+
+    assert here.keep(action) == (3, "not a tty\r\nreal\r\nyes\r\n")
+
+
+# ---- through the runtime ----
+
+
+async def read_until(session: Session, word: bytes) -> bytes:
+    """All that is said until a word is."""
+    heard = b""
+    while word not in heard:
+        heard += (await anext(session))[1]
+    return heard
+
+
+async def rest_of(session: Session) -> bytes:
+    return b"".join([data async for _, data in session])
+
+
+@pytest.mark.parametrize("jail", ["plain", "auto"])
+def test_a_command_hears_of_its_window_and_of_its_changes(jail: str) -> None:
+    async def act(runtime: ProcessRuntime) -> None:
+        container = await Scene(runtime).start("sleep", "3600")
+        script = "read x; stty size; trap 'stty size; exit 6' WINCH; echo $TERM; while :; do sleep 0.05; done"
+        async with await runtime.exec_stream(container, ["sh", "-c", script], tty=True, stdin=True) as session:
+            session.resize(rows=40, columns=120)
+            await session.write(b"go\n")
+            assert (await read_until(session, b"xterm")).splitlines()[-2:] == [b"40 120", b"xterm"]
+            session.resize(rows=41, columns=121)
+            assert (await rest_of(session)).split() == [b"41", b"121"]
+            assert await session.wait() == 6
+
+    in_runtime(act, jail)
+
+
+def test_a_key_for_interrupts_reaches_the_foreground_only() -> None:
+    async def act(runtime: ProcessRuntime) -> None:
+        container = await Scene(runtime).start("sleep", "3600")
+        async with await runtime.exec_stream(container, ["sh", "-i"], tty=True, stdin=True) as session:
+            await session.write(b"sleep 86397.375\n")
+            await eventually(lambda: bool(running("sleep\x0086397.375")), "the command runs")
+            await session.write(b"\x03")
+            await session.write(b"echo after-$((6 * 7)); exit 9\n")
+            assert b"after-42" in await rest_of(session)
+            assert await session.wait() == 9
+        assert not running("sleep\x0086397.375")
+
+    in_runtime(act, jail="auto")
+
+
+def test_a_command_at_a_terminal_that_is_gone_gets_hup() -> None:
+    async def act(runtime: ProcessRuntime) -> None:
+        container = await Scene(runtime).start("sleep", "3600")
+        async with await runtime.exec_stream(container, ["sh", "-i"], tty=True, stdin=True) as session:
+            await session.write(b"sleep 86397.625\n")
+            await eventually(lambda: bool(running("sleep\x0086397.625")), "the command runs")
+        await eventually(lambda: not running("sleep\x0086397.625"), "it has ended, and its shell has")
+        assert await session.wait() == 128 + signal.SIGHUP
+
+    in_runtime(act, jail="auto")
+
+
+def test_a_command_that_is_not_there_is_told_at_a_terminal_too() -> None:
+    async def act(runtime: ProcessRuntime) -> None:
+        container = await Scene(runtime).start("sleep", "3600")
+        session = await runtime.exec_stream(container, ["/no/such/binary"], tty=True, stdin=True)
+        assert await rest_of(session) == b""
+        with pytest.raises(Exception, match="/no/such/binary"):
+            await session.wait()
+
+    in_runtime(act, jail="auto")
+
+
+def test_a_container_at_a_terminal_is_attached_to_by_several(tmp_path: Path) -> None:
+    async def act(runtime: ProcessRuntime) -> None:
+        scene = Scene(runtime, str(tmp_path))
+        script = "tty; read x; stty size; read y; echo $x $y"
+        container = await scene.start("sh", "-c", script, stdin=True, stdin_once=True, tty=True)
+        await eventually(lambda: b"/dev/pts/0" in scene.log(), "it has said where it is")
+        async with (
+            await runtime.attach(container) as first,
+            await runtime.attach(container) as second,
+            await runtime.attach(container, stdin=False) as looking,
+        ):
+            looking.resize(rows=33, columns=99)
+            await first.write(b"one\n")
+            assert (await read_until(looking, b"33 99\r\n")).splitlines()[-1] == b"33 99"
+            first.close_stdin()  # a terminal is not closed by one who goes
+            await second.write(b"two\n")
+            for each in (second, looking):
+                assert (await rest_of(each)).splitlines()[-1] == b"one two"
+        await scene.exited(container)
+        assert scene.log().endswith(b" stdout F one two\r\n")
+
+    in_runtime(act, jail="auto")
+
+
+def test_a_terminal_without_stdin_shows_and_takes_nothing(tmp_path: Path) -> None:
+    async def act(runtime: ProcessRuntime) -> None:
+        scene = Scene(runtime, str(tmp_path))
+        container = await scene.start("sh", "-c", "while :; do echo tick; sleep 0.05; done", tty=True)
+        async with await runtime.attach(container) as session:
+            with pytest.raises(Exception, match="it is closed"):
+                await session.write(b"\x03")
+            assert await read_until(session, b"tick")
+        assert (await scene.container(container)).state is ContainerState.RUNNING
+        await runtime.stop_container(container, 0)
+
+    in_runtime(act, jail="auto")
+
+
+def test_whoever_stops_waiting_for_a_terminal_leaves_no_command_behind() -> None:
+    async def act(runtime: ProcessRuntime) -> None:
+        container = await Scene(runtime).start("sleep", "3600")
+        asking = asyncio.create_task(runtime.exec_stream(container, ["sleep", "86397.875"], tty=True, stdin=False))
+        await asyncio.sleep(0)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        assert await runtime.exec_sync(container, ["true"], 10) == Exited(0)  # the keeper has heard of it all
+        await eventually(lambda: not running("86397.875"), "the command has ended")
+
+    in_runtime(act, jail="auto")
+
+
+def test_a_long_answer_at_a_terminal_is_complete() -> None:
+    async def act(runtime: ProcessRuntime) -> None:
+        container = await Scene(runtime).start("sleep", "3600")
+        async with await runtime.exec_stream(container, ["seq", "100000"], tty=True, stdin=False) as session:
+            heard = await rest_of(session)
+        assert heard.split() == [b"%d" % number for number in range(1, 100001)]
+
+    in_runtime(act, jail="auto")
