@@ -54,6 +54,7 @@ NAMESPACE = "default"
 HOST_IP = "127.0.0.1"
 PATIENCE_SECONDS = 20.0
 POLL_SECONDS = 0.01
+POD_PIDS = 512
 
 
 class _BothReaders:
@@ -109,21 +110,31 @@ class Node:
         self._parts = AsyncExitStack()
         journal = FileJournal.open(self.root / "journal")
         self._parts.push_async_callback(journal.close)
-        cgroups = open_cgroups(cgroup, self._cgroup_root, pod_pids_limit=512)
+        cgroups = open_cgroups(cgroup, self._cgroup_root, pod_pids_limit=POD_PIDS)
         self._parts.push_async_callback(cgroups.close)
         prober = NetworkProber(version="1.36")
         self._parts.push_async_callback(prober.close)
         node = simple_node(NODE, cpu=self.cpu)
         allocatable = amounts_of(node.status.allocatable)
         objects = _BothReaders(self.local_objects, self.api)
+        self._files = FileSource((self.manifests,), NODE, self.clock, objects=self.local_objects)
+        self.runtime = runtime = await self._parts.enter_async_context(
+            ProcessRuntime(
+                str(self.root / "runtime"),
+                host_ips=lambda: (HOST_IP,),
+                hidden=(str(self.root),),
+                pod_pids_limit=POD_PIDS,
+            )
+        )
         volumes = HostVolumes(
-            self.root, objects, allocatable=lambda: allocatable, fraction=self.clock.fraction, **self._pace
+            self.root,
+            objects,
+            allocatable=lambda: allocatable,
+            helper=runtime,
+            fraction=self.clock.fraction,
+            **self._pace,
         )
         self._parts.callback(self.local_objects.subscribe(lambda _: volumes.objects_changed()))
-        self._files = FileSource((self.manifests,), NODE, self.clock, objects=self.local_objects)
-        self.runtime = await self._parts.enter_async_context(
-            ProcessRuntime(str(self.root / "runtime"), host_ips=lambda: (HOST_IP,), hidden=(str(self.root),))
-        )
         ports = Ports(
             runtime=self.runtime,
             volumes=volumes,
@@ -274,6 +285,10 @@ class Node:
             for event in told
             if event.involved_object.name == name
         ]
+
+    def mounted_pods(self) -> frozenset[PodUID]:
+        """The pods that have volumes, anything mounted, or anything in memory."""
+        return self._volumes.mounted_pods()
 
     async def exec(self, name: str, *command: str, container: str = "app") -> Any:
         """Run a command in a container."""

@@ -49,3 +49,8 @@ class Diary:
         """Note something from outside."""
         with self._file.open("a") as file:
             file.write(f"{word}\n")
+
+
+def note(word: str) -> Wire:
+    """A handler that writes into the diary."""
+    return {"exec": {"command": ["sh", "-c", f"echo {word} >>/diary/all"]}}

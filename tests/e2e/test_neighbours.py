@@ -16,7 +16,9 @@ from typing import Any
 import pytest
 
 from podkeeper.model.k8s.core import Pod
-from tests.e2e.node import Node, on_a_node, pod
+from tests.e2e.machine import needs_mounts, without_mounts
+from tests.e2e.node import POD_PIDS, Node, on_a_node, pod
+from tests.host.own_cgroups import needs
 
 pytestmark = pytest.mark.slow
 
@@ -88,6 +90,7 @@ async def _watch(node: Node, flaps: list[str]) -> None:
         await asyncio.sleep(0.02)
 
 
+@pytest.mark.usefixtures("limited_processes")
 def test_a_fork_bomb_is_contained(tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         async with unnoticed(node, tmp_path):
@@ -95,7 +98,7 @@ def test_a_fork_bomb_is_contained(tmp_path: Path) -> None:
             await node.until(lambda: node.phase("bomb") == "Running")
             await node.until(lambda: _sleepers() > 400, "the bomb has gone off")
             await asyncio.sleep(0.5)
-            assert _sleepers() <= 512
+            assert _sleepers() <= POD_PIDS
         node.delete("bomb", grace_seconds=1)
         await node.until(lambda: node.is_gone("bomb"))
         await node.until(lambda: _sleepers() < 50, "all of it is gone")
@@ -114,6 +117,7 @@ def _sleepers() -> int:
     return found
 
 
+@pytest.mark.usefixtures("limited_processes")
 def test_a_fork_bomb_that_has_had_its_time_leaves_nobody(tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         limits = {"resources": {"limits": {"cpu": "500m"}}}
@@ -197,6 +201,7 @@ def test_a_pod_within_its_limit_is_not_evicted(tmp_path: Path) -> None:
     on_a_node(scenario, tmp_path, measure_seconds=0.2)
 
 
+@needs_mounts
 def test_a_pod_that_fills_its_directory_in_memory_only_hears_that_it_is_full(tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         async with unnoticed(node, tmp_path):
@@ -204,6 +209,18 @@ def test_a_pod_that_fills_its_directory_in_memory_only_hears_that_it_is_full(tmp
             node.create(_with_directory("greedy", fill, {"medium": "Memory", "sizeLimit": "1Mi"}))
             await node.until(lambda: node.log("greedy") == "full\n")
         assert node.is_ready("greedy")
+
+    on_a_node(scenario, tmp_path / "node", measure_seconds=0.2)
+
+
+@without_mounts
+def test_where_nobody_keeps_the_size_a_pod_that_fills_its_directory_in_memory_is_evicted(tmp_path: Path) -> None:
+    async def scenario(node: Node) -> None:
+        async with unnoticed(node, tmp_path):
+            node.create(_with_directory("greedy", FILL, {"medium": "Memory", "sizeLimit": "1Mi"}))
+            await node.until_phase("greedy", "Failed")
+        assert node.see("greedy").status.reason == "Evicted"
+        await node.until(lambda: node.uid("greedy") not in node.mounted_pods())
 
     on_a_node(scenario, tmp_path / "node", measure_seconds=0.2)
 
@@ -270,6 +287,7 @@ def test_a_crash_loop_is_slowed_down_and_nobody_else_is(tmp_path: Path) -> None:
     on_a_node(scenario, tmp_path / "node")
 
 
+@needs("memory")
 def test_a_container_that_takes_too_much_memory_is_killed_alone(tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         async with unnoticed(node, tmp_path):

@@ -1,19 +1,22 @@
-"""How containers are looked after: hooks right after the start and before the end, and probes in between.
+"""Probes of all kinds, and what follows from them: restarts, readiness, gates.
 
-Servers that hooks and probes talk to live in this process: `host` in the spec, or the host's network, leads there.
+Servers that probes talk to live in this process: `host` in the spec, or the host's network, leads there.
 """
 
 import asyncio
 import ssl
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.e2e.node import Node, on_a_node, pod
-from tests.e2e.scripts import LINGER, POLITE, Diary, Wire, sh
-from tests.host.loopback import closed, grpc_server, noting, saying, server, silence
+from podkeeper.model.k8s.core import Pod
+from tests.e2e.asking import restarts, told
+from tests.e2e.node import NAMESPACE, Node, on_a_node, pod
+from tests.e2e.scripts import LINGER, POLITE, Diary, note, sh
+from tests.host.loopback import closed, grpc_server, saying, server, silence
 
 pytestmark = pytest.mark.slow
 
@@ -21,166 +24,9 @@ OK = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 BROKEN = "HTTP/1.1 500 Internal Server Error\r\nContent-Length: 4\r\n\r\nhelp"
 
 
-@pytest.fixture
-def diary(tmp_path_factory: pytest.TempPathFactory) -> Diary:
-    """Where the containers of one scenario note what happens."""
-    return Diary(tmp_path_factory.mktemp("diary"))
-
-
 def every_tenth(*kinds: str) -> Mapping[str, str]:
     """Annotations that let the probes of `app` run ten times a second."""
     return {f"{kind}.probe-period-milliseconds.podkeeper.io/app": "100" for kind in kinds}
-
-
-def note(word: str) -> Wire:
-    """A handler that writes into the diary."""
-    return {"exec": {"command": ["sh", "-c", f"echo {word} >>/diary/all"]}}
-
-
-def told(node: Node, reason: str, name: str = "app") -> list[str]:
-    """The messages of all events of one reason."""
-    return [message for _, each, message in node.events(name) if each == reason]
-
-
-def restarts(node: Node, name: str = "app") -> int:
-    """How often the container was run again."""
-    return node.status(name).restart_count if node.see(name).status.container_statuses else 0
-
-
-# After the start.
-
-
-def test_a_container_counts_as_running_once_its_hook_has_ended(tmp_path: Path, diary: Diary) -> None:
-    async def scenario(node: Node) -> None:
-        hook = {"exec": {"command": ["sh", "-c", "until grep -q go /diary/all; do sleep 0.02; done 2>/dev/null"]}}
-        app = diary.writes("app", f"echo app >>/diary/all; {POLITE}", lifecycle={"postStart": hook})
-        node.create(pod("app", containers=[app], volumes=diary.volumes))
-        await node.until(lambda: diary.words == ["app"])
-        await asyncio.sleep(0.1)
-        assert not node.is_ready("app")
-        diary.add("go")
-        await node.until_ready("app")
-
-    on_a_node(scenario, tmp_path)
-
-
-def test_a_container_is_killed_when_its_first_hook_fails(tmp_path: Path) -> None:
-    async def scenario(node: Node) -> None:
-        hook = {"exec": {"command": ["sh", "-c", "echo no luck; exit 4"]}}
-        node.create(pod("app", container={**sh(POLITE), "lifecycle": {"postStart": hook}}, restartPolicy="Never"))
-        await node.until_phase("app", "Succeeded")  # it ends politely when asked to
-        assert told(node, "FailedPostStartHook") == ["PostStartHook failed"]
-        assert told(node, "Killing") == ["FailedPostStartHook"]
-
-    on_a_node(scenario, tmp_path)
-
-
-def test_a_hook_of_time_holds_a_container_back(tmp_path: Path) -> None:
-    async def scenario(node: Node) -> None:
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        node.create(pod("app", container={**sh(POLITE), "lifecycle": {"postStart": {"sleep": {"seconds": 1}}}}))
-        await node.until_ready("app")
-        assert 1 <= loop.time() - began < 4
-
-    on_a_node(scenario, tmp_path)
-
-
-@pytest.mark.parametrize("when", ["postStart", "preStop"])
-def test_a_hook_may_be_a_request(when: str, tmp_path: Path) -> None:
-    async def scenario(node: Node) -> None:
-        requests: list[str] = []
-        async with server(noting(requests)) as there:
-            headers = [{"name": "X-Word", "value": "please"}]
-            action = {"path": "/hook?a=1", "port": there.port, "host": there.host, "httpHeaders": headers}
-            node.create(pod("app", container={**sh(POLITE), "lifecycle": {when: {"httpGet": action}}}))
-            await node.until_ready("app")
-            assert len(requests) == (1 if when == "postStart" else 0)
-            node.delete("app")
-            await node.until(lambda: node.is_gone("app"))
-        assert len(requests) == 1
-        assert requests[0].startswith("GET /hook?a=1 HTTP/1.1\r\n")
-        assert "X-Word: please\r\n" in requests[0]
-
-    on_a_node(scenario, tmp_path)
-
-
-def test_a_hook_that_only_knocks_is_refused_as_ever(tmp_path: Path) -> None:
-    async def scenario(node: Node) -> None:
-        async with server(silence) as there:
-            hook = {"tcpSocket": {"port": there.port, "host": there.host}}
-            node.create(pod("app", container={**sh(POLITE), "lifecycle": {"postStart": hook}}, restartPolicy="Never"))
-            await node.until(lambda: bool(told(node, "FailedPostStartHook")))
-
-    on_a_node(scenario, tmp_path)
-
-
-# Before the end.
-
-
-def test_the_last_hook_runs_before_a_container_is_asked_to_end(tmp_path: Path, diary: Diary) -> None:
-    async def scenario(node: Node) -> None:
-        script = f"trap 'echo term >>/diary/all; exit 0' TERM; {LINGER}"
-        app = diary.writes("app", script, lifecycle={"preStop": note("hook")})
-        node.create(pod("app", containers=[app], volumes=diary.volumes))
-        await node.until_ready("app")
-        node.delete("app")
-        await node.until(lambda: node.is_gone("app"))
-        assert diary.words == ["hook", "term"]
-
-    on_a_node(scenario, tmp_path)
-
-
-def test_a_container_that_ends_by_itself_needs_no_last_hook(tmp_path: Path, diary: Diary) -> None:
-    async def scenario(node: Node) -> None:
-        app = diary.writes("app", "sleep 0.1", lifecycle={"preStop": note("hook")})
-        node.create(pod("app", containers=[app], volumes=diary.volumes, restartPolicy="Never"))
-        await node.until_phase("app", "Succeeded")
-        assert diary.words == []
-
-    on_a_node(scenario, tmp_path)
-
-
-def test_a_container_ends_also_when_its_last_hook_fails(tmp_path: Path) -> None:
-    async def scenario(node: Node) -> None:
-        hook = {"exec": {"command": ["false"]}}
-        node.create(pod("app", container={**sh(POLITE), "lifecycle": {"preStop": hook}}))
-        await node.until_ready("app")
-        node.delete("app")
-        await node.until(lambda: node.is_gone("app"))
-        assert told(node, "FailedPreStopHook") == ["PreStopHook failed"]
-
-    on_a_node(scenario, tmp_path)
-
-
-def test_time_spent_in_the_last_hook_is_time_of_the_grace(tmp_path: Path) -> None:
-    async def scenario(node: Node) -> None:
-        hook = {"exec": {"command": ["sleep", "60"]}}
-        node.create(
-            pod("app", container={**sh(POLITE), "lifecycle": {"preStop": hook}}, terminationGracePeriodSeconds=1)
-        )
-        await node.until_ready("app")
-        node.delete("app")
-        await node.until(lambda: node.is_gone("app"), within=10)
-
-    on_a_node(scenario, tmp_path)
-
-
-def test_a_last_hook_of_time_lets_a_container_go_on_for_a_while(tmp_path: Path) -> None:
-    async def scenario(node: Node) -> None:
-        loop = asyncio.get_running_loop()
-        fields = {**sh(POLITE), "lifecycle": {"preStop": {"sleep": {"seconds": 1}}}}
-        node.create(pod("app", container=fields, terminationGracePeriodSeconds=30))
-        await node.until_ready("app")
-        began = loop.time()
-        node.delete("app")
-        await node.until(lambda: node.is_gone("app"))
-        assert 1 <= loop.time() - began < 5
-
-    on_a_node(scenario, tmp_path)
-
-
-# Probes.
 
 
 def test_a_container_that_is_found_dead_runs_again(tmp_path: Path, diary: Diary) -> None:
@@ -189,6 +35,7 @@ def test_a_container_that_is_found_dead_runs_again(tmp_path: Path, diary: Diary)
         app = diary.writes("app", f"echo run >>/diary/all; {POLITE}", livenessProbe=probe)
         node.create(pod("app", containers=[app], volumes=diary.volumes, annotations=every_tenth("liveness")))
         await node.until_ready("app")
+        await node.until(lambda: diary.words == ["run"])
         assert restarts(node) == 0
         diary.add("sick")
         await node.until(lambda: restarts(node) >= 1)
@@ -420,5 +267,21 @@ def test_a_pod_being_deleted_is_soon_not_ready(tmp_path: Path) -> None:
         assert not node.is_gone("app")
         node.delete("app", grace_seconds=1)
         await node.until(lambda: node.is_gone("app"), within=10)
+
+    on_a_node(scenario, tmp_path)
+
+
+def test_a_pod_with_a_gate_is_ready_once_others_say_so(tmp_path: Path) -> None:
+    async def scenario(node: Node) -> None:
+        def is_shown(ready: bool) -> bool:
+            return node.is_ready("app") is ready
+
+        node.create(pod("app", container=sh(POLITE), readinessGates=[{"conditionType": "example.com/open"}]))
+        await node.until(lambda: node.phase("app") == "Running" and bool(node.status("app").ready))
+        assert not node.is_ready("app")
+        for status in ("True", "False"):
+            gate = {"type": "example.com/open", "status": status}
+            await node.api.patch_status(Pod, "app", {"status": {"conditions": [gate]}}, NAMESPACE)
+            await node.until(partial(is_shown, ready=status == "True"))
 
     on_a_node(scenario, tmp_path)

@@ -1,0 +1,18 @@
+"""Config maps and secrets that lie beside the pods of a scenario."""
+
+import base64
+
+from podkeeper.model.k8s.core import ConfigMap, Secret
+from podkeeper.model.k8s.meta import ObjectMeta
+from tests.e2e.node import NAMESPACE, Node
+
+
+def config_map(node: Node, name: str, **data: str) -> None:
+    """Write a config map, or what it says now."""
+    node.api.put(ConfigMap(metadata=ObjectMeta(name=name, namespace=NAMESPACE), data=data))
+
+
+def secret(node: Node, name: str, **data: str) -> None:
+    """Write a secret, or what it says now."""
+    encoded = {key: base64.b64encode(text.encode()).decode() for key, text in data.items()}
+    node.api.put(Secret(metadata=ObjectMeta(name=name, namespace=NAMESPACE), data=encoded))

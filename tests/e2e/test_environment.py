@@ -1,0 +1,271 @@
+"""What a container is told when it wakes up: its command, its variables, its working directory, its standard input."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.asking import said, waits_for
+from tests.e2e.node import HOST_IP, NAMESPACE, NODE, Node, on_a_node, pod
+from tests.e2e.objects import config_map, secret
+from tests.e2e.scripts import Wire, sh
+
+pytestmark = pytest.mark.slow
+
+# Command and variables.
+
+TOLD: dict[str, tuple[Wire, str]] = {
+    "args follow the command": (
+        {"command": ["printf", "%s,"], "args": ["a", "b c", ""]},
+        "a,b c,,",
+    ),
+    "without a command, args are the command": (
+        {"command": None, "args": ["echo", "hello"]},
+        "hello\n",
+    ),
+    "variables are put into command and args": (
+        {"command": ["echo", "$(A)"], "args": ["$(B)-$(A)"], "env": [{"name": "A", "value": "1"}, {"name": "B"}]},
+        "1 -1\n",
+    ),
+    "an escaped or unknown variable is left as it stands": (
+        {"command": ["echo", "$$(A)", "$(NOBODY)", "$A"], "env": [{"name": "A", "value": "1"}]},
+        "$(A) $(NOBODY) $A\n",
+    ),
+    "a variable may use those before it": (
+        {
+            **sh('echo "$B|$C"'),
+            "env": [
+                {"name": "A", "value": "1"},
+                {"name": "B", "value": "$(A)2"},
+                {"name": "C", "value": "$(D)"},
+                {"name": "D", "value": "4"},
+            ],
+        },
+        "12|$(D)\n",
+    ),
+    "a variable of two lines stays whole": (
+        {**sh('echo "$A"'), "env": [{"name": "A", "value": "one\ntwo"}]},
+        "one\ntwo\n",
+    ),
+    "a whole config map, with a prefix": (
+        {**sh("env | grep ^X_ | sort"), "envFrom": [{"prefix": "X_", "configMapRef": {"name": "settings"}}]},
+        "X_colour=green\nX_size=large\n",
+    ),
+    "a whole secret": (
+        {**sh('echo "$password"'), "envFrom": [{"secretRef": {"name": "keys"}}]},
+        "open sesame\n",
+    ),
+    "the last of two sources wins, and env wins over both": (
+        {
+            **sh('echo "$colour $size"'),
+            "envFrom": [{"configMapRef": {"name": "settings"}}, {"configMapRef": {"name": "others"}}],
+            "env": [{"name": "size", "value": "medium"}],
+        },
+        "red medium\n",
+    ),
+    "single keys of a config map and a secret": (
+        {
+            **sh('echo "$A, $B"'),
+            "env": [
+                {"name": "A", "valueFrom": {"configMapKeyRef": {"name": "settings", "key": "colour"}}},
+                {"name": "B", "valueFrom": {"secretKeyRef": {"name": "keys", "key": "password"}}},
+            ],
+        },
+        "green, open sesame\n",
+    ),
+    "what is optional may be missing": (
+        {
+            **sh('echo "${A-unset} ${B-unset}"'),
+            "envFrom": [
+                {"configMapRef": {"name": "nowhere", "optional": True}},
+                {"secretRef": {"name": "nowhere", "optional": True}},
+            ],
+            "env": [
+                {"name": "A", "valueFrom": {"configMapKeyRef": {"name": "nowhere", "key": "k", "optional": True}}},
+                {"name": "B", "valueFrom": {"secretKeyRef": {"name": "keys", "key": "nothing", "optional": True}}},
+            ],
+        },
+        "unset unset\n",
+    ),
+    "resources of the container itself": (
+        {
+            **sh('echo "$CPU $MEMORY $REQUEST"'),
+            "resources": {"limits": {"cpu": "1500m", "memory": "64Mi"}, "requests": {"cpu": "250m"}},
+            "env": [
+                {"name": "CPU", "valueFrom": {"resourceFieldRef": {"resource": "limits.cpu"}}},
+                {"name": "MEMORY", "valueFrom": {"resourceFieldRef": {"resource": "limits.memory", "divisor": "1Mi"}}},
+                {"name": "REQUEST", "valueFrom": {"resourceFieldRef": {"resource": "requests.cpu", "divisor": "1m"}}},
+            ],
+        },
+        "2 64 250\n",
+    ),
+    "the working directory": (
+        {"command": ["pwd"], "workingDir": "/usr/bin"},
+        "/usr/bin\n",
+    ),
+    "a command is found in the PATH the container was given": (
+        {
+            "command": ["marker"],
+            "env": [{"name": "PATH", "value": "/opt/tools"}],
+            "volumeMounts": [{"name": "tools", "mountPath": "/opt/tools"}],
+        },
+        "from the volume\n",
+    ),
+    "without stdin there is nothing to read": (
+        sh('read line; echo "end $? [$line]"'),
+        "end 1 []\n",
+    ),
+    "no terminal unless asked for": (
+        sh("test -t 0 || test -t 1 || echo none"),
+        "none\n",
+    ),
+    "a terminal where asked for": (
+        {**sh('test -t 1 && echo "$TERM"'), "tty": True},
+        "xterm\n",
+    ),
+    "writing to the standard error is heard as well": (
+        sh("echo bad >&2"),
+        "bad\n",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fields, expected", TOLD.values(), ids=TOLD.keys())
+def test_a_container_is_told(fields: Wire, expected: str, tmp_path: Path) -> None:
+    async def scenario(node: Node) -> None:
+        config_map(node, "settings", colour="green", size="large")
+        config_map(node, "others", colour="red")
+        config_map(node, "tools", marker="#!/bin/sh\necho from the volume\n")
+        secret(node, "keys", password="open sesame")
+        tools = {"name": "tools", "configMap": {"name": "tools", "defaultMode": 0o755}}
+        node.create(pod("app", container=fields, restartPolicy="Never", volumes=[tools]))
+        assert await said(node) == expected
+
+    on_a_node(scenario, tmp_path)
+
+
+def test_a_container_is_told_about_its_pod_and_node(tmp_path: Path) -> None:
+    paths = {
+        "NAME": "metadata.name",
+        "NAMESPACE": "metadata.namespace",
+        "UID_": "metadata.uid",
+        "LABEL": "metadata.labels['tier']",
+        "NOTE": "metadata.annotations['example.com/note']",
+        "NODE": "spec.nodeName",
+        "ACCOUNT": "spec.serviceAccountName",
+        "POD_IP": "status.podIP",
+        "HOST_IP": "status.hostIP",
+    }
+
+    async def scenario(node: Node) -> None:
+        env = [{"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in paths.items()]
+        script = "".join(f'echo "${name}";' for name in paths)
+        made = pod(
+            "web-1",
+            container={**sh(script), "env": env},
+            restartPolicy="Never",
+            labels={"tier": "front"},
+            annotations={"example.com/note": "two words"},
+            serviceAccountName="robot",
+            automountServiceAccountToken=False,
+        )
+        node.create(made)
+        told = (await said(node, "web-1")).splitlines()
+        shown = node.see("web-1").status
+        assert told == [
+            "web-1", NAMESPACE, node.uid("web-1"), "front", "two words", NODE, "robot", shown.pod_ip, shown.host_ip
+        ]  # fmt: skip
+        assert shown.host_ip == HOST_IP
+
+    on_a_node(scenario, tmp_path)
+
+
+def test_without_limits_a_container_is_told_what_the_node_has(tmp_path: Path) -> None:
+    async def scenario(node: Node) -> None:
+        env = [{"name": "CPU", "valueFrom": {"resourceFieldRef": {"resource": "limits.cpu", "divisor": "1m"}}}]
+        node.create(pod("app", container={**sh('echo "$CPU"'), "env": env}, restartPolicy="Never"))
+        assert int(await said(node)) >= 1000
+
+    on_a_node(scenario, tmp_path)
+
+
+def test_the_environment_of_the_agent_stays_with_the_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OF_THE_AGENT", "private")
+
+    async def scenario(node: Node) -> None:
+        node.create(pod("app", command=("env",), restartPolicy="Never"))
+        told = dict(line.split("=", 1) for line in (await said(node)).splitlines())
+        assert "OF_THE_AGENT" not in told
+        assert told["HOSTNAME"] == "app"
+        assert "/usr/bin" in told["PATH"].split(":")
+
+    on_a_node(scenario, tmp_path)
+
+
+MISSING: dict[str, tuple[Wire, str]] = {
+    "a config map": ({"envFrom": [{"configMapRef": {"name": "later"}}]}, 'configmap "later" not found'),
+    "a secret": ({"envFrom": [{"secretRef": {"name": "later"}}]}, 'secret "later" not found'),
+    "a key of a config map": (
+        {"env": [{"name": "A", "valueFrom": {"configMapKeyRef": {"name": "here", "key": "later"}}}]},
+        "couldn't find key later in ConfigMap default/here",
+    ),
+    "a key of a secret": (
+        {"env": [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "here", "key": "later"}}}]},
+        "couldn't find key later in Secret default/here",
+    ),
+}
+
+
+@pytest.mark.parametrize("fields, message", MISSING.values(), ids=MISSING.keys())
+def test_a_container_waits_for_what_it_refers_to(fields: Wire, message: str, tmp_path: Path) -> None:
+    async def scenario(node: Node) -> None:
+        config_map(node, "here", other="1")
+        secret(node, "here", other="1")
+        node.create(pod("app", container={"command": ["true"], **fields}, restartPolicy="Never"))
+        await node.until(lambda: waits_for(node, "app") == "CreateContainerConfigError")
+        waiting = node.status("app").state.waiting
+        assert waiting is not None
+        assert waiting.message == message
+        assert node.phase("app") == "Pending"
+        assert ("Warning", "Failed", f"Error: {message}") in node.events("app")
+
+    on_a_node(scenario, tmp_path)
+
+
+def test_a_container_starts_once_its_config_map_is_there(tmp_path: Path) -> None:
+    async def scenario(node: Node) -> None:
+        fields = {**sh('echo "$colour"'), "envFrom": [{"configMapRef": {"name": "later"}}]}
+        node.create(pod("app", container=fields, restartPolicy="Never"))
+        await node.until(lambda: waits_for(node, "app") == "CreateContainerConfigError")
+        config_map(node, "later", colour="blue")
+        assert await said(node) == "blue\n"
+
+    on_a_node(scenario, tmp_path, retry_seconds=0.2)
+
+
+# What cannot start.
+
+
+def test_a_command_that_is_not_there_is_told_as_such(tmp_path: Path) -> None:
+    async def scenario(node: Node) -> None:
+        node.create(pod("app", command=("no-such-program",), restartPolicy="Never"))
+        await node.until_phase("app", "Failed")
+        end = node.status("app").state.terminated
+        assert end is not None
+        assert (end.exit_code, end.reason) == (128, "StartError")
+        assert 'exec: "no-such-program": executable file not found in $PATH' in (end.message or "")
+
+    on_a_node(scenario, tmp_path)
+
+
+# Standard input.
+
+
+def test_what_is_typed_reaches_a_container_that_listens(tmp_path: Path) -> None:
+    async def scenario(node: Node) -> None:
+        fields = {**sh('read line; echo "got $line"'), "stdin": True, "stdinOnce": True}
+        node.create(pod("app", container=fields, restartPolicy="Never"))
+        await node.until_ready("app")
+        await node.type("app", "hello\n")
+        assert await said(node) == "got hello\n"
+
+    on_a_node(scenario, tmp_path)

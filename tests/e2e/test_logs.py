@@ -1,0 +1,290 @@
+"""Logs of real containers under `podkeeper run`: rotated while they are followed, removed with their pods, and whole
+whenever the agent is killed."""
+
+import gzip
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+import yaml
+
+from podkeeper.app.local.client import AskingFailed, LocalClient
+from podkeeper.rules.log_rotation import parts_of
+from tests.runtimes.process.home import is_alive, keepers_of, processes_of
+from tools.torture_seen import cgroups_of
+
+pytestmark = pytest.mark.slow
+
+PATIENCE_SECONDS = 30.0
+CALL = "from podkeeper.app.cli import main; main(prog_name='podkeeper')"
+LIVE = "trap 'exit 0' TERM; while :; do sleep 0.05; done"
+
+
+def count(lines: int, pause_every: int = 50) -> str:
+    """A script that writes so many numbered lines, not all at once."""
+    pause = f"[ $((i % {pause_every})) = 0 ] && sleep 0.02"
+    return f"i=0; while [ $i -lt {lines} ]; do echo line $i; i=$((i+1)); {pause}; done"
+
+
+class Machine:
+    """An agent of its own, as people run it."""
+
+    def __init__(self, place: Path, **config: object) -> None:
+        self.root = place / "r"
+        self.manifests = place / "m"
+        self.manifests.mkdir()
+        self.client = LocalClient(self.root / "podkeeper.sock")
+        self._place = place
+        self._config = place / "config.yaml"
+        kind = {"apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration"}
+        self._config.write_text(yaml.safe_dump({**kind, **config}))
+        self.agent: subprocess.Popen[bytes]
+
+    def start(self) -> None:
+        with (self._place / "out").open("ab") as out:
+            arguments = ("--root", str(self.root), "--node-name", "n1", "--config", str(self._config))
+            call = (sys.executable, "-c", CALL, "run", str(self.manifests), *arguments)
+            self.agent = subprocess.Popen(call, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
+
+    def kill(self) -> None:
+        self.agent.kill()
+        self.agent.wait()
+
+    def interrupt(self) -> None:
+        """Ctrl-C: the pods are stopped, and the agent ends."""
+        self.agent.send_signal(signal.SIGINT)
+        assert self.agent.wait(PATIENCE_SECONDS) == 0
+
+    def write(self, name: str, script: str, **spec: Any) -> None:
+        annotations = {"podkeeper.io/restart-backoff-initial": "1s", "podkeeper.io/restart-backoff-maximum": "1s"}
+        container = {"name": "app", "image": "host", "command": ["sh", "-c", script]}
+        manifest = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": name, "annotations": annotations},
+            "spec": {"containers": [container], "terminationGracePeriodSeconds": 2, **spec},
+        }
+        (self.manifests / f"{name}.yaml").write_text(yaml.safe_dump(manifest))
+
+    def logs(self, name: str) -> Path | None:
+        """The directory of a pod's logs."""
+        return next((self.root / "logs").glob(f"default_{name}-n1_*"), None)
+
+    def files(self, name: str) -> list[str]:
+        directory = self.logs(name)
+        with suppress(OSError):
+            return [] if directory is None else sorted(os.listdir(directory / "app"))
+        return []
+
+    def disk(self, name: str, attempt: int = 0) -> list[str]:
+        """The contents of a log on disk, from its oldest part on, without times and tags."""
+        directory = self.logs(name)
+        assert directory is not None
+        log, end = f"{attempt}.log", time.monotonic() + PATIENCE_SECONDS
+        while True:
+            parts = [directory / "app" / each for each in (*parts_of(log, self.files(name)).values(), log)]
+            try:
+                text = b"".join(map(_content, parts))
+            except FileNotFoundError:  # it was rotated meanwhile
+                assert time.monotonic() < end
+                continue
+            return [line.split(" ", 3)[3] for line in text.decode().splitlines()]
+
+    def show(self, *arguments: str) -> list[str]:
+        """What `podkeeper logs` says."""
+        return subprocess.run(self.logs_command(*arguments), capture_output=True, text=True).stdout.splitlines()
+
+    def logs_command(self, *arguments: str) -> list[str]:
+        socket = str(self.root / "podkeeper.sock")
+        return [sys.executable, "-c", CALL, "logs", "--socket", socket, *arguments]
+
+    def status(self, name: str) -> dict[str, Any]:
+        """What is said of a pod's container; nothing: there is none, or nobody answers."""
+        with suppress(AskingFailed, KeyError, IndexError):
+            found: dict[str, Any] = self.client.get("pods", "default", f"{name}-n1")["status"]["containerStatuses"][0]
+            return found
+        return {}
+
+    def restarts(self, name: str) -> int:
+        """How often a pod's container was run again, once the agent knows."""
+        self.until(lambda: self.status(name), f"something is known of {name}")
+        return int(self.status(name)["restartCount"])
+
+    def answers(self) -> bool:
+        """Whether the agent can be spoken with."""
+        with suppress(AskingFailed):
+            return bool(self.client.get("pods"))
+        return False
+
+    def until(self, holds: Callable[[], object], what: str) -> None:
+        end = time.monotonic() + PATIENCE_SECONDS
+        while not holds():
+            assert time.monotonic() < end, f"never: {what}\n{(self._place / 'out').read_text()[-4000:]}"
+            time.sleep(0.02)
+
+    def close(self) -> None:
+        """Stop all, and see that nothing is left."""
+        for path in self.manifests.iterdir():
+            path.unlink()
+        with suppress(AssertionError, subprocess.TimeoutExpired):
+            self.until(self.answers, "the agent answers")  # before that it does not know what Ctrl-C means
+            self.interrupt()
+        self.kill()
+        left = processes_of(str(self.root / "runtime"))
+        for pid in left:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        end = time.monotonic() + PATIENCE_SECONDS
+        while any(map(is_alive, left)) and time.monotonic() < end:
+            time.sleep(0.02)
+        groups = cgroups_of(self.root)
+        for group in sorted(groups, key=len, reverse=True):
+            with suppress(OSError):
+                os.rmdir(group)
+        assert (left, groups) == ([], [])
+
+
+def _content(path: Path) -> bytes:
+    return gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+
+
+@pytest.fixture
+def machine(request: pytest.FixtureRequest) -> Iterator[Machine]:
+    """An agent that runs, with a configuration of the test's own."""
+    with TemporaryDirectory(prefix="podkeeper-test-") as place:  # a short path: sockets need that
+        made = Machine(Path(place), **request.param)
+        made.start()
+        try:
+            yield made
+        finally:
+            made.close()
+
+
+def configured(size: str, files: int, interval: str = "200ms") -> pytest.MarkDecorator:
+    config = {"containerLogMaxSize": size, "containerLogMaxFiles": files, "containerLogMonitorInterval": interval}
+    return pytest.mark.parametrize("machine", [config], indirect=True, ids=[""])
+
+
+@configured("16Ki", 6)
+def test_a_chatty_container_is_followed_through_all_rotations(machine: Machine) -> None:
+    lines = [f"line {number}" for number in range(12_000)]
+    machine.write("chatty", f"sleep 0.5; {count(len(lines))}; {LIVE}")
+    machine.until(lambda: "running" in machine.status("chatty").get("state", {}), "chatty runs")
+    most = 0
+    with TemporaryDirectory(prefix="podkeeper-test-") as place, Path(place, "heard").open("w+") as heard:
+        following = subprocess.Popen(machine.logs_command("-f", "chatty"), stdout=heard)
+        try:
+            end = time.monotonic() + PATIENCE_SECONDS
+            while not (said := Path(heard.name).read_text()).endswith(f"{lines[-1]}\n"):
+                assert time.monotonic() < end, f"heard {said.count(chr(10))} lines of {len(lines)}"
+                most = max(most, len([name for name in machine.files("chatty") if not name.endswith(".tmp")]))
+                time.sleep(0.02)
+        finally:
+            following.kill()
+            following.wait()
+    assert said.splitlines() == lines
+    assert 5 <= most <= 6
+    machine.until(lambda: sum(name.endswith(".gz") for name in machine.files("chatty")) == 4, "old parts are packed")
+    kept = machine.disk("chatty")
+    assert len(kept) < len(lines)
+    assert kept == lines[-len(kept) :]
+    assert machine.show("chatty") == kept
+    assert machine.show("chatty", "--tail", "3") == lines[-3:]
+    assert machine.show("chatty", "--tail", str(len(kept) - 5)) == kept[5:]
+
+
+@configured("16Ki", 100)
+def test_the_log_of_the_container_before_is_whole_and_older_ones_are_gone(machine: Machine) -> None:
+    machine.write("crash", f"{count(2_000)}; exit 1")
+    machine.until(lambda: machine.restarts("crash") >= 3, "it has crashed three times")
+
+    def are_two_kept() -> bool:
+        attempts = {int(name.partition(".")[0]) for name in machine.files("crash")}
+        return len(attempts) <= 2 and max(attempts) >= 3
+
+    machine.until(are_two_kept, "the logs of the last two containers are kept")
+    said = machine.show("--previous", "crash")
+    assert said == [f"line {number}" for number in range(2_000)]
+
+
+@configured("10Mi", 5)
+def test_with_a_pod_its_logs_go_and_no_others(machine: Machine) -> None:
+    for name in ("gone", "kept"):
+        machine.write(name, f"echo hello; {LIVE}")
+        machine.until(lambda name=name: machine.files(name) == ["0.log"], f"{name} has a log")  # type: ignore[misc]
+    stranger = machine.root / "logs" / "not-a-pod"
+    stranger.mkdir()
+    (machine.manifests / "gone.yaml").unlink()
+    machine.until(lambda: machine.logs("gone") is None, "its logs are gone")
+    machine.until(lambda: not list((machine.root / "logs").glob(".*")), "nothing is left of them")
+    assert (machine.disk("kept"), stranger.exists()) == (["hello"], True)
+
+
+@configured("10Mi", 5)
+def test_what_went_while_no_agent_ran_is_tidied_up_by_the_next(machine: Machine) -> None:
+    machine.write("gone", f"echo hello; {LIVE}")
+    machine.until(lambda: machine.files("gone") == ["0.log"], "it has a log")
+    machine.kill()
+    (machine.manifests / "gone.yaml").unlink()
+    machine.start()
+    machine.until(lambda: machine.logs("gone") is None, "its logs are gone")
+
+
+@configured("10Mi", 5, "1h")
+def test_a_pod_that_is_stopped_and_started_begins_a_log_of_its_own(machine: Machine) -> None:
+    machine.write("web", f"date +%s%N; {LIVE}")
+    machine.until(lambda: machine.files("web") and machine.disk("web"), "it has said something")
+    first = machine.disk("web")
+    machine.interrupt()
+    machine.start()
+    machine.until(lambda: machine.disk("web") not in ([], first), "it has said something else")
+    assert (len(first), machine.show("web")) == (1, machine.disk("web"))
+    assert len(machine.disk("web")) == 1
+
+
+@configured("4Ki", 5)
+def test_an_agent_that_is_killed_between_two_steps_of_a_rotation_loses_nothing(machine: Machine) -> None:
+    machine.write("web", f"echo first; {LIVE}")
+    machine.until(lambda: machine.files("web") and machine.disk("web") == ["first"], "it has said something")
+    directory, (keeper,) = machine.logs("web"), keepers_of(str(machine.root / "runtime")).values()
+    assert directory is not None
+    os.kill(keeper, signal.SIGSTOP)  # so that it cannot begin a new file when it is asked to
+    try:
+        with (directory / "app" / "0.log").open("a") as log:
+            log.write("2026-11-15T10:00:00.000000000Z stdout F second\n" * 100)
+        machine.until(lambda: machine.files("web") and "0.log" not in machine.files("web"), "it is being rotated")
+        machine.kill()
+    finally:
+        os.kill(keeper, signal.SIGCONT)
+    machine.start()
+    machine.until(lambda: "0.log" in machine.files("web"), "it has a log again")
+    assert machine.disk("web") == ["first", *["second"] * 100]
+    assert machine.restarts("web") == 0
+
+
+@configured("4Ki", 1000, "20ms")
+@pytest.mark.parametrize("seed", range(2))
+def test_nothing_is_lost_when_the_agent_is_killed_while_it_rotates(machine: Machine, seed: int) -> None:
+    chance = random.Random(seed)
+    lines = [f"line {number}" for number in range(12_000)]
+    machine.write("chatty", f"{count(len(lines), pause_every=20)}; {LIVE}")
+    for _ in range(6):
+        before = len(machine.files("chatty"))
+        machine.until(lambda before=before: len(machine.files("chatty")) > before, "it rotates")  # type: ignore[misc]
+        time.sleep(chance.uniform(0, 0.1))
+        machine.kill()
+        machine.start()
+    machine.until(lambda: machine.disk("chatty")[-1:] == lines[-1:], "all is written")
+    machine.until(lambda: not any(name.endswith(".tmp") for name in machine.files("chatty")), "nothing is half done")
+    assert machine.disk("chatty") == lines
+    assert machine.restarts("chatty") == 0
+    machine.until(lambda: machine.show("chatty") == lines, "all is shown")
