@@ -13,7 +13,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from podkeeper.engine.history import MOVED, NEXT_PASS, Entry, Explanation
+from podkeeper.engine.history import MOVED, NEXT_PASS, UNKNOWN, Entry, Explanation
 
 TROUBLE: Final = "trouble:"
 """How news of trouble begin."""
@@ -60,7 +60,9 @@ class _Step:
 def timeline(name: str, noted: Sequence[Noted], explanation: Explanation, *, plain: bool) -> RenderableType:
     """One pod's life, a line per step, with the time between steps."""
     passes = sum(each.entry.times for each in noted if each.entry.what == "pass begun")
-    head = Text.assemble((f"the timeline of {name}", "bold"), f": {_state(explanation)}; its worker's passes: {passes}")
+    facts = [] if explanation.state == UNKNOWN else [_state(explanation)]
+    facts += [f"its worker's passes: {passes}"] if passes else []
+    head = Text(f"the timeline of {name}", "bold").append(": " + "; ".join(facts) if facts else "", "not bold")
     several = len({each.pod_number for each in noted} - {0}) > 1
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True, style="dim")
@@ -135,11 +137,12 @@ def _words(entry: Entry) -> str:
 
 
 def _what(entry: Entry) -> str:
-    if not entry.detail or entry.what in _TERSE:
+    detail = " ".join(entry.detail.split())  # what a probe says may have many lines
+    if not detail or entry.what in _TERSE:
         return entry.what
     if entry.what == MOVED:
-        return entry.detail
-    return f"{entry.what}, {entry.detail}" if entry.what.startswith("phase ") else f"{entry.what}: {entry.detail}"
+        return detail
+    return f"{entry.what}, {detail}" if entry.what.startswith("phase ") else f"{entry.what}: {detail}"
 
 
 def _again(times: int, at: datetime, last_at: datetime | None) -> str:

@@ -95,7 +95,7 @@ class Surveyor:
         """Look at everything. `wall_ns` is the wall clock's time, `now` the loop's."""
         with self._busy:
             trouble = self._point()
-            found = self._look(wall_ns, now, trouble)
+            found = self.look(wall_ns, now, trouble)
         if self._closed and self._busy.acquire(blocking=False):
             self._release()
         return found
@@ -121,7 +121,8 @@ class Surveyor:
                 return trouble
         return None
 
-    def _look(self, wall_ns: int, now: float, trouble: str | None) -> Survey:
+    def look(self, wall_ns: int, now: float, trouble: str | None) -> Survey:
+        """Look at everything, without pointing the watch; `trouble`: why there is none that sees everything."""
         watch = self.watch
         blind = trouble is not None or watch is None or watch.lost
         this = _Pass(wall_ns, now, watch.unfinished(now) if watch is not None else {}, blind and self._surveys > 0)
@@ -179,13 +180,18 @@ class Surveyor:
 
     def _read(self, path: str, seen: Seen | None, stamp: Stamp | None) -> Seen:
         try:
-            data = _bytes_of(path)
+            data = bytes_of(path)
         except OSError as error:
             return _trouble(path, f"cannot read it: {error.strerror or error}")
         version = hashlib.blake2b(data, digest_size=16).digest()
         if seen is not None and seen.version == version:
             return replace(seen, stamp=stamp)
         return Seen(self._reader.read(data, FromFile(path), shown(path)), version, stamp)
+
+
+def look_once(path: str, reader: Reader) -> Survey:
+    """What the files of a path hold now, for who looks once and needs no watch."""
+    return Surveyor((os.path.normpath(path),), reader).look(0, 0.0, None)
 
 
 def _missing(seen: Seen | None, this: _Pass) -> Seen | None:
@@ -212,7 +218,7 @@ def _trouble(path: str, message: str) -> Seen:
     return Seen(broken(message, shown(path)), message.encode("utf-8", "backslashreplace"))
 
 
-def _bytes_of(path: str) -> bytes:
+def bytes_of(path: str) -> bytes:
     """The bytes of a regular file. Raises OSError, also for what is no file: to open a pipe could wait for ever."""
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):

@@ -33,6 +33,20 @@ def test_ps_shows_how_pods_are_and_why(it: House) -> None:
     assert yaml.safe_load(it.call("ps", "-o", "yaml").output)["kind"] == "PodList"
 
 
+def test_ps_shows_those_that_are_asked_for_by_either_name(it: House) -> None:
+    it.write("pods.yaml", pod("web"), pod("job"), pod("other"), pod("far", namespace="away"))
+    it.until(lambda: it.status("web") == it.status("other") == "Running")
+    lines = it.call("ps", "web", "job-n1").output.splitlines()
+    assert [line.split()[0] for line in lines] == ["POD", "job-n1", "web-n1"]
+    assert it.call("ps", "-o", "name", "web", "far").output == "web-n1\nfar-n1\n"
+    assert [each["metadata"]["name"] for each in json.loads(it.call("ps", "-o", "json", "web").output)["items"]] == [
+        "web-n1"
+    ]
+    assert it.call("ps", "away/far").output.splitlines()[1].startswith("away/far-n1")
+    wrong = it.call("ps", "wep")
+    assert (wrong.exit_code, "near matches: web" in wrong.output) == (1, True)
+
+
 def test_ps_without_pods_says_so(it: House) -> None:
     assert "No pods" in it.call("ps").output
 
@@ -46,6 +60,7 @@ def test_logs_of_one_container_are_as_it_wrote_them(it: House) -> None:
     assert it.call("logs", "web", "--since", "1m").output == ""
     assert it.call("logs", "web", "--prefix").output == "[app] one\n[app] two\n"
     assert "right would be 5s" in it.call("logs", "web", "--since", "soon").output
+    assert "cannot read 'soon'; right would be a time such as" in it.call("logs", "web", "--since-time", "soon").output
 
 
 def test_logs_of_several_containers_have_their_names_in_front(it: House) -> None:
@@ -116,6 +131,23 @@ def test_stop_waits_and_says_what_it_means_and_start_undoes_it(it: House) -> Non
     assert it.gate.held() == {}
 
 
+def test_start_of_a_pod_that_is_still_ending_says_so(it: House) -> None:
+    it.write("slow.yaml", pod("slow", lives={"app": {"term_seconds": 1.0}}))
+    it.until(lambda: it.status("slow") == "Running")
+    it.call("stop", "slow", "--no-wait")
+    assert "; then it is started again" not in it.call("ps").output
+    assert it.call("start", "slow").output == "slow-n1 is started again as soon as it has ended.\n"
+    assert "; then it is started again" in it.call("ps").output
+    it.until(lambda: it.status("slow") == "Running")
+
+
+def test_stop_by_force_does_not_wait_for_the_grace(it: House) -> None:
+    it.write("slow.yaml", pod("slow", lives={"app": {"term_seconds": None}}, grace=600))
+    it.until(lambda: it.status("slow") == "Running")
+    assert "is stopped" in it.call("stop", "--force", "slow").output
+    assert it.status("slow") == "Stopped"
+
+
 def test_stop_touches_nothing_when_one_name_is_wrong(it: House) -> None:
     it.write("web.yaml", pod("web"))
     it.until(lambda: it.status("web") == "Running")
@@ -148,8 +180,13 @@ def test_explain_tells_state_waiting_next_look_and_the_timeline(it: House) -> No
     it.until(lambda: it.status("crash") == "CrashLoopBackOff")
     result = it.call("explain", "crash")
     assert "pod default/crash-n1" in result.output
-    assert "state        syncing for" in result.output
+    assert "status       CrashLoopBackOff, ready 0/1, restarts 1" in result.output
+    assert "why          app: CrashLoopBackOff, last exit code 2, next look in" in result.output
+    assert "state        syncing for 0s: it is kept as its manifest says" in result.output
     assert "waiting for  cannot start container app" in result.output
+    assert (
+        "container    app: waits: CrashLoopBackOff; before that ended with Error, exit code 2, at 20" in result.output
+    )
     assert "next look    in" in result.output
     assert "the timeline of crash-n1" in result.output
     assert "unknown -> syncing" in result.output
@@ -173,7 +210,7 @@ def test_the_socket_may_be_named_by_the_environment(it: House) -> None:
 def test_doctor_looks_at_everything_and_is_content() -> None:
     result = CliRunner().invoke(main, ["doctor"])
     assert result.exit_code == 0
-    for part in ("python", "namespaces", "overlay", "cgroups", "containerd", "kubectl", "agent"):
+    for part in ("python", "namespaces", "overlay", "users", "cgroups", "containerd", "kubectl", "agent"):
         assert part in result.output
     assert "Pods can run here" in result.output
 
@@ -185,18 +222,33 @@ def test_completion_prints_a_script(shell: str) -> None:
     assert "_PODKEEPER_COMPLETE" in result.output
 
 
-def test_the_shell_completes_the_names_of_pods(it: House) -> None:
-    it.write("web.yaml", pod("web"), pod("other"))
+@pytest.mark.parametrize(
+    "typed, told",
+    [
+        ("podkeeper lo", "plain,logs"),
+        ("podkeeper logs w", "plain,web-n1"),
+        ("podkeeper ps web-n1 o", "plain,other-n1"),
+        ("podkeeper logs web -c t", "plain,two"),
+        ("podkeeper logs nobody -c t", ""),
+    ],
+)
+def test_the_shell_completes_commands_pods_and_containers_of_the_agent_that_is_meant(
+    it: House, typed: str, told: str
+) -> None:
+    it.write("web.yaml", pod("web", "one", "two"), pod("other"))
     it.until(lambda: it.status("web") == "Running")
-    asked = {"_PODKEEPER_COMPLETE": "bash_complete", "COMP_WORDS": "podkeeper logs w", "COMP_CWORD": "2"}
-    told = subprocess.run(
+    words = typed.split(" ")
+    if len(words) > 2:
+        words[2:2] = ["--socket", str(it.socket)]
+    asked = {"_PODKEEPER_COMPLETE": "bash_complete", "COMP_WORDS": " ".join(words), "COMP_CWORD": str(len(words) - 1)}
+    answer = subprocess.run(
         [sys.executable, "-c", "from podkeeper.app.cli import main; main(prog_name='podkeeper')"],
-        env=os.environ | asked | {"PODKEEPER_SOCKET": str(it.socket)},
+        env=os.environ | asked,
         capture_output=True,
         text=True,
         timeout=10,
     )
-    assert told.stdout == "plain,web-n1\n"
+    assert answer.stdout.strip() == told
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -22,6 +22,8 @@ from podkeeper.model.k8s.core import (
     Pod,
     PodSpec,
     PodStatus,
+    ResourceFieldSelector,
+    ResourceRequirements,
     SecretEnvSource,
     Volume,
     VolumeMount,
@@ -119,6 +121,40 @@ def test_what_the_recordings_do_not_have() -> None:
     ):
         assert line in told.splitlines()
     assert f"                             {'x' * 138}..." in told.splitlines()
+
+
+RESOURCES = {
+    "a limit": ("limits.memory", "1Mi", "64 (limits.memory)"),
+    "a share of a core is a whole one": ("limits.cpu", "0", "1 (limits.cpu)"),
+    "a request in parts of a core": ("requests.cpu", "1m", "250 (requests.cpu)"),
+    "no limit of its own": ("limits.ephemeral-storage", "0", "0 (limits.ephemeral-storage)"),
+}
+
+
+@pytest.mark.parametrize("resource, divisor, told", RESOURCES.values(), ids=RESOURCES.keys())
+def test_a_resource_is_told_with_its_value(resource: str, divisor: str, told: str) -> None:
+    selector = ResourceFieldSelector(resource=resource, divisor=divisor)
+    container = Container(
+        name="c",
+        env=(EnvVar(name="X", value_from=EnvVarSource(resource_field_ref=selector)),),
+        resources=ResourceRequirements(limits={"cpu": "500m", "memory": "64Mi"}, requests={"cpu": "250m"}),
+    )
+    assert f"X: {told}" in squeezed(Pod(spec=PodSpec(containers=(container,))))
+
+
+def test_a_limit_that_is_the_nodes_is_said_to_be() -> None:
+    source = EnvVarSource(resource_field_ref=ResourceFieldSelector(resource="limits.cpu"))
+    pod = Pod(spec=PodSpec(containers=(Container(name="c", env=(EnvVar(name="X", value_from=source),)),)))
+    assert "X: node allocatable (limits.cpu)" in squeezed(pod)
+
+
+def squeezed(pod: Pod) -> list[str]:
+    return [" ".join(line.split()) for line in describe_pod(pod, (), NOW).splitlines()]
+
+
+def test_a_pod_that_is_being_stopped_says_for_how_long_at_most() -> None:
+    pod = Pod(metadata=ObjectMeta(deletion_timestamp="2026-11-15T10:00:20Z"), status=PodStatus(phase="Running"))
+    assert "Terminating (killed in 20s)" in describe_pod(pod, (), NOW)
 
 
 TABS = {

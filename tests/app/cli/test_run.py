@@ -4,6 +4,7 @@ import contextlib
 import os
 import pty
 import select
+import shlex
 import signal
 import subprocess
 import sys
@@ -256,3 +257,74 @@ def test_nothing_to_run_is_a_wrong_call(tmp_path: Path) -> None:
     result = CliRunner().invoke(main, ["run", "--root", str(tmp_path / "r")])
     assert result.exit_code == 2
     assert "nothing to run" in result.output
+
+
+# ---- whoever listens, or does not ----
+
+
+def _shell(directory: Path, how: str, **files: str) -> "subprocess.Popen[bytes]":
+    (directory / "m").mkdir()
+    for name, text in files.items():
+        (directory / "m" / f"{name}.yaml").write_text(text)
+    called = how.format(shlex.join(command(directory)))
+    return subprocess.Popen(["sh", "-c", called], cwd=directory, stdin=subprocess.DEVNULL)
+
+
+@pytest.mark.parametrize("how", ["{} 2>err | head -1 >out", "{} >&- 2>err", "{} >/dev/full 2>err", "{} >&- 2>&-"])
+def test_an_agent_goes_on_when_nobody_reads_what_it_says(tmp_path: Path, how: str) -> None:
+    shell = _shell(tmp_path, how.replace("{}", "{} --once"), a=pod("a", lives={"app": {"after_seconds": 0.5}}))
+    client = LocalClient(tmp_path / "r" / "podkeeper.sock")
+    try:
+        end = time.monotonic() + 10
+        while not _has_restarted(client):
+            assert time.monotonic() < end, (tmp_path / "err").read_text()
+            time.sleep(0.05)
+        os.kill(client.get("info")["pid"], signal.SIGINT)
+        shell.wait(10)
+        if "2>err" in how:
+            assert "Traceback" not in (tmp_path / "err").read_text()
+    finally:
+        shell.kill()
+        shell.wait()
+
+
+def _has_restarted(client: LocalClient) -> bool:
+    try:
+        (row,) = client.get("pods", accept=TABLE_ACCEPTED)["rows"]
+    except (AskingFailed, ValueError):
+        return False
+    return not row["cells"][3].startswith("0")
+
+
+def test_nohup_keeps_the_agent_alive(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # children inherit it
+    try:
+        with running(tmp_path, web=pod("web")) as it:
+            it.until(lambda: it.statuses() == {"web": "Running"})
+            it.process.send_signal(signal.SIGHUP)
+            it.client.post("stop", "default", "web")
+            it.until(lambda: it.statuses() == {"web": "Stopped"})
+            it.process.send_signal(signal.SIGTERM)
+            assert it.wait() == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_once_says_which_pods_never_end(tmp_path: Path) -> None:
+    with running(tmp_path, "--once", web=pod("web"), job=pod("job", policy="OnFailure")) as it:
+        it.until(lambda: "note: web-n1 starts again after every end" in it.out)
+        it.client.post("stop", "default", "web")
+        it.client.post("stop", "default", "job")
+        assert it.wait() == 1
+        assert "There was no pod to run." in it.out
+
+
+def test_a_folder_without_manifests_is_said_to_be_one(tmp_path: Path) -> None:
+    with running(tmp_path) as it:
+        it.until(lambda: f"There is no pod yet; manifests are looked for in {tmp_path / 'm'}." in it.out)
+
+
+def test_a_name_that_no_node_can_have_is_a_wrong_call(tmp_path: Path) -> None:
+    result = CliRunner().invoke(main, ["run", str(tmp_path), "--node-name", "Bad Name!", "--root", str(tmp_path / "r")])
+    assert result.exit_code == 2
+    assert "--node-name: cannot be 'Bad Name!'" in result.output

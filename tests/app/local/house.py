@@ -136,6 +136,13 @@ class House:
             return False
 
 
+async def live_together(agent: Agent, board: Board) -> None:
+    """What `podkeeper run` has live beside each other."""
+    async with asyncio.TaskGroup() as group:
+        group.create_task(agent.run())
+        group.create_task(board.see_off())
+
+
 @contextmanager
 def house(directory: Path) -> Iterator[House]:
     """An agent that lives as long as the context."""
@@ -152,8 +159,8 @@ def house(directory: Path) -> Iterator[House]:
             info = Info(version="test", node=NODE, root=str(wanted.root), runtime="fake", pid=os.getpid())
             server = LocalServer(agent=agent, gate=parts.gate, streams=parts.streams(agent), info=info, path=socket)
             await server.start()
-            living = asyncio.create_task(agent.run())
             made.append(House(directory, agent, parts.gate, socket))
+            living = asyncio.create_task(live_together(agent, made[0].board))
             ready.set()
             try:
                 await over.wait()

@@ -77,6 +77,50 @@ def test_a_pod_held_back_leaves_until_it_is_said_to_be_gone_and_comes_back_when_
     asyncio.run(scenario())
 
 
+def test_who_is_wanted_again_while_it_leaves_comes_back_once_it_is_gone() -> None:
+    async def scenario() -> None:
+        async with Scene(FakeJournal()) as scene:
+            scene.source.write("/a", pod("a", A), pod("b", B))
+            await scene.settle()
+            await scene.gate.hold(A)
+            await scene.gate.release(A)
+            assert (scene.through(), list(scene.gate.leaving())) == ([B], [A])
+            assert scene.gate.comes_back(A)
+            scene.gate.gone(A)
+            assert (scene.through(), list(scene.gate.leaving())) == ([A, B], [])
+            assert not scene.gate.comes_back(A)
+
+    asyncio.run(scenario())
+
+
+def test_a_manifest_that_goes_and_comes_back_starts_its_pod_anew_once_the_old_one_is_gone() -> None:
+    async def scenario() -> None:
+        async with Scene(FakeJournal()) as scene:
+            for pods in ((pod("a", A),), (), (pod("a", A),)):
+                scene.source.write("/a", *pods)
+                await scene.settle()
+            assert (scene.through(), list(scene.gate.leaving())) == ([], [A])
+            scene.gate.gone(A)
+            assert scene.through() == [A]
+
+    asyncio.run(scenario())
+
+
+def test_the_shortest_grace_that_somebody_asked_for_counts() -> None:
+    async def scenario() -> None:
+        async with Scene(FakeJournal()) as scene:
+            scene.source.write("/a", pod("a", A))
+            await scene.settle()
+            await scene.gate.hold(A)
+            assert scene.gate.leaving()[A].grace_seconds == 30
+            await scene.gate.hold(A, grace_seconds=60)
+            assert scene.gate.leaving()[A].grace_seconds == 30
+            await scene.gate.hold(A, grace_seconds=3)
+            assert scene.gate.leaving()[A].grace_seconds in (3, 4)
+
+    asyncio.run(scenario())
+
+
 def test_what_is_held_back_is_so_for_the_next_agent_and_forgotten_with_its_manifest() -> None:
     async def scenario() -> None:
         journal = FakeJournal()

@@ -1,11 +1,10 @@
-"""A pod in a line: what kubectl printed for the same objects, and why a pod is as it is."""
+"""A pod in a line: what kubectl printed for the same objects."""
 
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from podkeeper.app.local.printing import human_duration, summary_of, why
-from podkeeper.engine.history import Explanation
+from podkeeper.app.local.printing import human_duration, summary_of
 from podkeeper.model.k8s.core import (
     Container,
     ContainerState,
@@ -19,7 +18,6 @@ from podkeeper.model.k8s.core import (
     PodStatus,
 )
 from podkeeper.model.k8s.meta import ObjectMeta
-from podkeeper.model.messages import PodUID
 
 NOW = datetime(2026, 11, 15, 10, 0, tzinfo=UTC)
 RUNNING = ContainerState(running=ContainerStateRunning(started_at="2026-11-15T09:00:00Z"))
@@ -156,42 +154,3 @@ DURATIONS = {
 @pytest.mark.parametrize("seconds, expected", DURATIONS.items())
 def test_a_span_is_told_as_kubectl_tells_it(seconds: int, expected: str) -> None:
     assert human_duration(timedelta(seconds=seconds)) == expected
-
-
-def explained(next_seconds: float | None = None, waiting_for: str = "") -> Explanation:
-    retry = None if next_seconds is None else NOW + timedelta(seconds=next_seconds)
-    return Explanation(uid=PodUID("u"), asked_at=NOW, next_retry=retry, waiting_for=waiting_for)
-
-
-WHYS: dict[str, tuple[Pod, Explanation, str, str]] = {
-    "all is well": (pod(status(RUNNING, ready=True)), explained(40), "", ""),
-    "crashed, and waits": (
-        pod(status(waits("CrashLoopBackOff"), restarts=1, last=ended(3, "Error"))),
-        explained(8),
-        "",
-        "app: CrashLoopBackOff, last exit code 3, next look in 8 s",
-    ),
-    "an image that is not there": (
-        pod(status(waits("ErrImagePull", "no such\nimage")), phase="Pending"),
-        explained(),
-        "",
-        "app: ErrImagePull: no such image",
-    ),
-    "rejected": (pod(phase="Failed", reason="OutOfcpu", message="no room"), explained(), "", "OutOfcpu: no room"),
-    "stopped by hand": (pod(reason="Stopped", message="stopped by Ann"), explained(), "", "stopped by Ann"),
-    "the runtime is slow": (pod(phase="Pending"), explained(), "it takes so long", "it takes so long"),
-    "not ready": (pod(status(RUNNING)), explained(), "", "app: runs, and is not ready"),
-    "over": (pod(status(DONE), phase="Succeeded"), explained(), "", "app: Completed, exit code 0"),
-    "over, and not all well": (
-        pod(status(DONE), status(ended(2, "Error"), name="b"), phase="Failed"),
-        explained(),
-        "",
-        "b: Error, exit code 2",
-    ),
-    "waits for something": (pod(phase="Pending"), explained(waiting_for="a volume"), "", "a volume"),
-}
-
-
-@pytest.mark.parametrize("shown, explanation, slow, expected", WHYS.values(), ids=WHYS.keys())
-def test_why_a_pod_is_as_it_is(shown: Pod, explanation: Explanation, slow: str, expected: str) -> None:
-    assert why(shown, explanation, slow) == expected

@@ -114,8 +114,51 @@ def test_a_pod_that_is_being_stopped_is_terminating_and_a_shorter_grace_ends_it(
     it.until(lambda: it.status("slow") == "Running")
     it.client.post("stop", "default", "slow", gracePeriodSeconds=1)
     assert it.status("slow") == "Terminating"
-    assert it.pod("slow")["metadata"]["deletionGracePeriodSeconds"] == 60
+    assert it.pod("slow")["metadata"]["deletionGracePeriodSeconds"] == 1
     it.until(lambda: it.status("slow") == "Stopped", within=10)
+
+
+def test_a_pod_that_is_being_stopped_can_be_hurried(it: House) -> None:
+    it.write("slow.yaml", pod("slow", lives={"app": {"term_seconds": None}}, grace=600))
+    it.until(lambda: it.status("slow") == "Running")
+    it.client.post("stop", "default", "slow")
+    it.until(lambda: it.agent.manager.pods() == ())
+    assert it.pod("slow")["metadata"]["deletionGracePeriodSeconds"] == 600
+    it.client.post("stop", "default", "slow", gracePeriodSeconds=1)
+    assert it.pod("slow")["metadata"]["deletionGracePeriodSeconds"] in (1, 2)
+    it.until(lambda: it.status("slow") == "Stopped", within=10)
+
+
+def test_a_pod_that_was_stopped_starts_at_once_and_as_if_it_had_never_run(it: House) -> None:
+    it.write("web.yaml", pod("web"))
+    it.until(lambda: it.status("web") == "Running")
+    it.client.post("stop", "default", "web")
+    it.until(lambda: it.status("web") == "Stopped", within=1.5)
+    it.client.post("start", "default", "web")
+    it.until(lambda: it.status("web") == "Running", within=1.0)
+    (status,) = it.pod("web")["status"]["containerStatuses"]
+    assert (status["restartCount"], status["lastState"]) == (0, {})
+
+
+def test_a_pod_that_is_started_while_it_is_being_stopped_starts_once_it_has_ended(it: House) -> None:
+    it.write("slow.yaml", pod("slow", lives={"app": {"term_seconds": 0.4}}))
+    it.until(lambda: it.status("slow") == "Running")
+    it.client.post("stop", "default", "slow")
+    it.client.post("start", "default", "slow")
+    assert it.status("slow") == "Terminating"
+    it.until(lambda: it.status("slow") == "Running", within=2.0)
+    assert it.pod("slow")["status"]["containerStatuses"][0]["restartCount"] == 0
+
+
+def test_a_job_that_is_stopped_and_started_runs_again(it: House) -> None:
+    it.write("job.yaml", pod("job", lives={"app": {"after_seconds": 0.1}}, policy="Never"))
+    it.until(lambda: it.status("job") == "Completed")
+    before = it.pod("job")["status"]["containerStatuses"][0]["containerID"]
+    it.client.post("stop", "default", "job")
+    it.until(lambda: it.status("job") == "Stopped")
+    it.client.post("start", "default", "job")
+    it.until(lambda: it.status("job") == "Completed")
+    assert it.pod("job")["status"]["containerStatuses"][0]["containerID"] != before
 
 
 def test_a_pod_whose_manifest_goes_is_terminating_and_then_gone(it: House) -> None:
@@ -155,3 +198,9 @@ def test_the_socket_of_a_living_agent_and_other_files_are_left_alone(it: House, 
     with pytest.raises(BadInput, match="shorter one"):
         listen(tmp_path / ("x" * 120))
     assert (tmp_path / "file").read_text() == "precious"
+
+
+def test_a_socket_where_none_can_be_is_told_as_such(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("precious")
+    with pytest.raises(BadInput, match=r"cannot listen on .*: Not a directory; name a place of your own with --socket"):
+        listen(tmp_path / "file" / "x" / "s")

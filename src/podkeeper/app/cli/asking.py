@@ -71,6 +71,12 @@ def identity(pod: Json) -> tuple[str, str]:
     return pod["metadata"]["namespace"], pod["metadata"]["name"]
 
 
+def shown_name(pod: Json) -> str:
+    """A pod's name as `ps` shows it: with its namespace where that is not the usual one."""
+    namespace, name = identity(pod)
+    return name if namespace == "default" else f"{namespace}/{name}"
+
+
 def containers_of(pod: Json) -> list[str]:
     """The names of a pod's containers, in the order in which kubectl shows their logs."""
     spec = pod["spec"]
@@ -94,6 +100,13 @@ def container_meant(pod: Json, named: str | None) -> str:
     return str(wanted)
 
 
+def container_named(pod: Json, name: str) -> Json:
+    """What a pod says about one of its containers."""
+    kinds = ("initContainers", "containers", "ephemeralContainers")
+    every: Iterator[Json] = (each for kind in kinds for each in pod["spec"].get(kind) or ())
+    return next(each for each in every if each["name"] == name)
+
+
 def table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
     """Rows as lines, in columns, as kubectl writes them."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -104,8 +117,24 @@ def table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 def complete_pod(context: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
     """The names of pods that begin so, for the shell; nothing where nobody answers."""
     try:
-        found = LocalClient(default_socket()).get("pods")
+        found = _client_meant(context).get("pods")
     except (AskingFailed, json.JSONDecodeError):
         return []
-    names = (pod["metadata"]["name"] for pod in found.get("items") or ())
-    return [CompletionItem(name) for name in names if name.startswith(begun)]
+    return [CompletionItem(name) for name in map(shown_name, found.get("items") or ()) if name.startswith(begun)]
+
+
+def complete_container(context: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
+    """The names of the containers of the pod that was named before."""
+    # After an option that still lacks its value, click leaves what stands before it unsorted.
+    pod = str(context.params.get("pod") or next(iter(context.args), ""))
+    try:
+        found = pod_named(_client_meant(context), pod)
+    except (AskingFailed, json.JSONDecodeError):
+        return []
+    return [CompletionItem(name) for name in containers_of(found) if name.startswith(begun)]
+
+
+def _client_meant(context: click.Context) -> LocalClient:
+    """The agent that the options typed so far mean."""
+    named, root = context.params.get("socket_path"), context.params.get("root")
+    return LocalClient(place_of(named and Path(named), root and Path(root)))

@@ -13,9 +13,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from podkeeper.app.local.client import AskingFailed, LocalClient
 from podkeeper.app.local.places import default_root, default_socket
+
+if TYPE_CHECKING:
+    from podkeeper.runtimes.process.keeper.isolation import Isolation
 
 OLDEST_PYTHON = (3, 11)
 CRI_SOCKETS = ("/run/containerd/containerd.sock", "/var/run/crio/crio.sock")
@@ -45,8 +49,7 @@ def checkup() -> tuple[Finding, ...]:
     return (
         _system(),
         _python(),
-        *_isolation(),
-        _cgroups(),
+        *_containers(),
         _root(),
         _agent(),
         _cri(),
@@ -68,15 +71,18 @@ def _python() -> Finding:
     return Finding("python", Mark.GOOD, found)
 
 
-def _isolation() -> Iterator[Finding]:
-    """Namespaces and overlay, by really trying, as the process runtime does."""
+def _containers() -> Iterator[Finding]:
+    """Namespaces, overlay, users and limits, by really trying, as the process runtime does."""
     try:
         from podkeeper.runtimes.process.keeper.isolation import probe
     except ImportError:
         yield Finding("namespaces", Mark.MISSING, "the process runtime is not part of this installation")
         return
-    with tempfile.TemporaryDirectory(prefix="podkeeper-doctor-") as place:
-        found = probe(place)
+    place = _nearest(default_root())  # not every file system can hold what containers write
+    with tempfile.TemporaryDirectory(
+        prefix="podkeeper-doctor-", dir=place if os.access(place, os.W_OK) else None
+    ) as own:
+        found = probe(own)
     words = {
         "full": "each container has its own (mount, PID, IPC, UTS)",
         "user": "each container has its own, inside a user namespace",
@@ -92,9 +98,23 @@ def _isolation() -> Iterator[Finding]:
     }
     where = "" if found.upper == "disk" or not found.overlay else "; what they write lies in memory"
     yield Finding("overlay", Mark.GOOD if found.overlay else Mark.WEAK, overlays[found.overlay] + where)
+    yield _users(found)
+    yield _cgroups(found)
 
 
-def _cgroups() -> Finding:
+def _users(isolation: "Isolation") -> Finding:
+    """Who containers may be (runAsUser)."""
+    from podkeeper.runtimes.process.keeper.idmap import HELP
+
+    if isolation.namespaces == "full" or (isolation.namespaces == "none" and os.geteuid() == 0):
+        return Finding("users", Mark.GOOD, "containers may run as any user")
+    if isolation.uids[1]:
+        found = f"containers may run as users 0 to {isolation.uids[1]}: this one, and its subordinate ids"
+        return Finding("users", Mark.GOOD, found)
+    return Finding("users", Mark.WEAK, "containers run as this user alone, and see it as root", (HELP,))
+
+
+def _cgroups(isolation: "Isolation") -> Finding:
     try:
         from podkeeper.host.cgroup_survey import survey
         from podkeeper.runtimes.process.keeper.cgroup import hierarchies
@@ -105,12 +125,13 @@ def _cgroups() -> Finding:
         found = f"version {offer.version}: {', '.join(offer.controllers)}"
         return Finding("cgroups", Mark.GOOD, found)
     hints = (offer.advice,) if offer.advice else ()
-    return Finding("cgroups", Mark.WEAK, f"limits are not enforced: {offer.reason}", hints)
+    but = ", but for the number of processes of a pod" if isolation.counts else ""
+    return Finding("cgroups", Mark.WEAK, f"limits are not enforced{but}: {offer.reason}", hints)
 
 
 def _root() -> Finding:
     root = default_root()
-    place = next((path for path in (root, *root.parents) if path.exists()), Path("/"))
+    place = _nearest(root)
     if not os.access(place, os.W_OK):
         hint = "name another one: podkeeper run --root DIR"
         return Finding("root", Mark.WEAK, f"{root} cannot be written", (hint,))
@@ -118,6 +139,11 @@ def _root() -> Finding:
     if free < 100:
         return Finding("root", Mark.WEAK, f"{root}, {free} MiB free", ("make room, or name another place with --root",))
     return Finding("root", Mark.GOOD, f"{root}, {free} MiB free")
+
+
+def _nearest(path: Path) -> Path:
+    """The path if it is there, else what it would be made in."""
+    return next((each for each in (path, *path.parents) if os.path.exists(each)), Path("/"))
 
 
 def _agent() -> Finding:

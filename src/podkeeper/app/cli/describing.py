@@ -5,11 +5,13 @@ machine does not have) is left out. The Go ancestor is `describePod` in k8s.io/k
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from typing import ParamSpec
 
 from podkeeper.app.cli.describing_volumes import volume_lines
 from podkeeper.app.cli.tabbing import tabbed
 from podkeeper.app.local.printing import human_duration
+from podkeeper.model.errors import NotConfigurable
 from podkeeper.model.k8s.core import (
     Container,
     ContainerPort,
@@ -24,10 +26,13 @@ from podkeeper.model.k8s.core import (
 )
 from podkeeper.model.times import instant, parse_time
 from podkeeper.model.wire import QuantityLike
+from podkeeper.rules.downward import Surroundings, field_value, resource_value
 from podkeeper.rules.qos import qos_of
 
 NONE = "<none>"
 _LONGEST_ANNOTATION = 140
+_THE_NODES = ("limits.cpu", "limits.memory")  # where a container has no limit, the node's is its own
+P = ParamSpec("P")
 _APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 AnyContainer = Container | EphemeralContainer
 
@@ -74,7 +79,7 @@ def _head(pod: Pod, now: datetime) -> Iterator[str]:
     yield from _labels("Labels", meta.labels)
     yield from _annotations(meta.annotations or {})
     if meta.deletion_timestamp and status.phase not in ("Failed", "Succeeded"):
-        yield f"Status:\tTerminating (lasts {human_duration(now - parse_time(meta.deletion_timestamp))})"
+        yield f"Status:\tTerminating ({_ending(parse_time(meta.deletion_timestamp) - now)})"
         yield f"Termination Grace Period:\t{meta.deletion_grace_period_seconds or 0}s"
     else:
         yield f"Status:\t{status.phase or ''}"
@@ -91,6 +96,11 @@ def _head(pod: Pod, now: datetime) -> Iterator[str]:
     for owner in meta.owner_references or ():
         if owner.controller:
             yield f"Controlled By:\t{owner.kind}/{owner.name}"
+
+
+def _ending(left: timedelta) -> str:
+    # kubectl tells how long it lasts from the end of the grace on, and before that "<invalid>".
+    return f"killed in {human_duration(left)}" if left > timedelta(0) else f"lasts {human_duration(-left)}"
 
 
 def _labels(title: str, labels: Mapping[str, str] | None) -> Iterator[str]:
@@ -256,21 +266,22 @@ def _environment(container: AnyContainer, pod: Pod) -> Iterator[str]:
         return
     yield "    Environment:"
     for variable in container.env:
-        yield from _variable(variable, pod)
+        yield from _variable(variable, container, pod)
 
 
-def _variable(variable: EnvVar, pod: Pod) -> Iterator[str]:
+def _variable(variable: EnvVar, container: AnyContainer, pod: Pod) -> Iterator[str]:
     source = variable.value_from
     if source is None:
         first, *rest = (variable.value or "").split("\n")
         yield f"      {variable.name}:\t{first}"
         yield from (f"      \t{line}" for line in rest)
     elif (field := source.field_ref) is not None:
-        value = _FIELDS.get(field.field_path)
-        told = "" if value is None else value(pod) or ""
+        told = _or_nothing(field_value, field, _surroundings(pod))
         yield f"      {variable.name}:\t{told} ({field.api_version or 'v1'}:{field.field_path})"
     elif (resource := source.resource_field_ref) is not None:
-        yield f"      {variable.name}:\t ({resource.resource})"
+        told = _or_nothing(resource_value, resource, container, _surroundings(pod))
+        told = "node allocatable" if told == "0" and resource.resource in _THE_NODES else told
+        yield f"      {variable.name}:\t{told} ({resource.resource})"
     elif (secret := source.secret_key_ref) is not None:
         told = f"<set to the key '{secret.key}' in secret '{secret.name or ''}'>"
         yield f"      {variable.name}:\t{told}\tOptional: {_bool(secret.optional)}"
@@ -279,15 +290,18 @@ def _variable(variable: EnvVar, pod: Pod) -> Iterator[str]:
         yield f"      {variable.name}:\t{told}\tOptional: {_bool(config.optional)}"
 
 
-_FIELDS: Mapping[str, Callable[[Pod], str | None]] = {
-    "metadata.name": lambda pod: pod.metadata.name,
-    "metadata.namespace": lambda pod: pod.metadata.namespace,
-    "metadata.uid": lambda pod: pod.metadata.uid,
-    "spec.nodeName": lambda pod: pod.spec.node_name,
-    "spec.serviceAccountName": lambda pod: pod.spec.service_account_name,
-    "status.hostIP": lambda pod: pod.status.host_ip,
-    "status.podIP": lambda pod: pod.status.pod_ip,
-}
+def _surroundings(pod: Pod) -> Surroundings:
+    status = pod.status
+    hosts = tuple(each.ip for each in status.host_ips or ()) or tuple(filter(None, (status.host_ip,)))
+    return Surroundings(pod=pod, pod_ips=tuple(each.ip or "" for each in status.pod_ips or ()), host_ips=hosts)
+
+
+def _or_nothing(value: Callable[P, str], *args: P.args, **kwargs: P.kwargs) -> str:
+    """A value, where there is one."""
+    try:
+        return value(*args, **kwargs)
+    except NotConfigurable:
+        return ""
 
 
 def _mounts(container: AnyContainer) -> Iterator[str]:

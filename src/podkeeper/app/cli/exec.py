@@ -2,25 +2,28 @@
 
 import click
 
-from podkeeper.app.cli.asking import asks, complete_pod, container_meant, identity, pod_named
+from podkeeper.app.cli.asking import asks, complete_container, complete_pod, container_meant, identity, pod_named
 from podkeeper.app.local.client import LocalClient
 
 
 @click.command()
 @click.argument("pod", shell_complete=complete_pod)
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-@click.option("-c", "--container", help="Which container [the first].")
+@click.option("-c", "--container", help="Which container [the first].", shell_complete=complete_container)
 @click.option("-i", "--stdin", "with_input", is_flag=True, help="Pass this command's input on.")
-@click.option("-t", "--tty", "terminal", is_flag=True, help="Give the command a terminal.")
+@click.option("-t", "--tty", "terminal", is_flag=True, help="Give the command a terminal (with -i).")
 @asks
 def exec(
     pod: str, command: tuple[str, ...], container: str | None, with_input: bool, terminal: bool, client: LocalClient
 ) -> None:
-    """Run a command in a container, such as: podkeeper exec -it web -- sh."""
+    """Run a command in a container, such as: podkeeper exec -it web -- sh.
+
+    It ends with this one: when you go, it is told that its terminal is gone (HUP), and killed if it does not mind.
+    """
     from podkeeper.app.cli.talking import has_terminal, talk
 
     found = pod_named(client, pod)
-    terminal = terminal and has_terminal()
+    terminal = terminal and with_input and has_terminal()  # as kubectl has it: a terminal one can type at, or none
     conversation = client.talk(
         *("exec", *identity(found), container_meant(found, container)),
         command=command,

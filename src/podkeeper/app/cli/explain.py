@@ -5,13 +5,21 @@ from typing import TYPE_CHECKING
 
 import click
 
-from podkeeper.app.cli.asking import asks, complete_pod, identity, pod_named
-from podkeeper.app.local.client import Json, LocalClient
+from podkeeper.app.cli.asking import asks, complete_pod, identity, pod_named, shown_name
+from podkeeper.app.local.client import TABLE_ACCEPTED, Json, LocalClient
 
 if TYPE_CHECKING:
-    from podkeeper.engine.history import Entry
+    from podkeeper.engine.history import Entry, Explanation
 
 _PLAIN_WIDTH = 120
+_MEANINGS = {
+    "waiting": "it waits for its turn",
+    "syncing": "it is kept as its manifest says",
+    "termination requested": "it is to be stopped",
+    "terminating": "it is being stopped",
+    "terminated": "it has stopped, and is cleaned up after",
+    "finished": "it is over",
+}
 
 
 @click.command()
@@ -19,7 +27,10 @@ _PLAIN_WIDTH = 120
 @click.option("--json", "as_json", is_flag=True, help="As one JSON document.")
 @asks
 def explain(pod: str, as_json: bool, client: LocalClient) -> None:
-    """Tell how a pod came to be as it is, with the timeline of its life."""
+    """Tell how a pod came to be as it is, with the timeline of its life.
+
+    Example: podkeeper explain crash
+    """
     found = pod_named(client, pod)
     explained = client.get("explain", *identity(found))
     if as_json:
@@ -27,7 +38,15 @@ def explain(pod: str, as_json: bool, client: LocalClient) -> None:
 
         click.echo(json.dumps(explained, indent=2))
         return
-    _draw(found, explained)
+    _draw(found, explained, _row_of(found, client))
+
+
+def _row_of(pod: Json, client: LocalClient) -> dict[str, str]:
+    """What `ps` shows of a pod, by column."""
+    table = client.get("pods", accept=TABLE_ACCEPTED)
+    columns = [column["name"] for column in table["columnDefinitions"]]
+    rows = (dict(zip(columns, row["cells"], strict=True)) for row in table["rows"])
+    return next((row for row in rows if row["Pod"] == shown_name(pod)), {})
 
 
 def _local(entry: "Entry") -> "Entry":
@@ -37,23 +56,62 @@ def _local(entry: "Entry") -> "Entry":
     return replace(entry, at=entry.at.astimezone(), last_at=entry.last_at and entry.last_at.astimezone())
 
 
-def _draw(pod: Json, explained: Json) -> None:
+def _draw(pod: Json, explained: Json, row: dict[str, str]) -> None:
     import msgspec
     from rich.console import Console
 
-    from podkeeper.app.timeline import Noted, span, timeline
+    from podkeeper.app.timeline import Noted, timeline
     from podkeeper.engine.history import Explanation
 
     told = msgspec.convert(explained, Explanation)
     console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
     plain = not console.encoding.startswith("utf")
-    since = "" if told.since is None else f" for {span(told.asked_at - told.since)}"
     console.print(f"pod {'/'.join(identity(pod))}", style="bold")
-    console.print(f"  state        {told.state}{since}")
-    if told.waiting_for:
-        console.print(f"  waiting for  {told.waiting_for}", soft_wrap=True)
-    if told.next_retry is not None:
-        console.print(f"  next look    in {span(told.next_retry - told.asked_at)}")
+    for heading, words in _facts(pod, told, row):
+        console.print(f"  {heading:11}  {words}", soft_wrap=True)
     console.print()
     noted = tuple(Noted(_local(entry), 1) for entry in told.timeline)
     console.print(timeline(identity(pod)[1], noted, told, plain=plain))
+
+
+def _facts(pod: Json, told: "Explanation", row: dict[str, str]) -> "list[tuple[str, str]]":
+    from podkeeper.app.timeline import span
+    from podkeeper.engine.history import UNKNOWN
+
+    facts = []
+    if row:
+        facts.append(("status", f"{row['Status']}, ready {row['Ready']}, restarts {row['Restarts']}"))
+    if row.get("Why"):
+        facts.append(("why", row["Why"]))
+    if told.state != UNKNOWN:
+        since = "" if told.since is None else f" for {span(told.asked_at - told.since)}"
+        meaning = _MEANINGS.get(told.state.partition(" (")[0])
+        facts.append(("state", f"{told.state}{since}" + (f": {meaning}" if meaning else "")))
+    if told.waiting_for:
+        facts.append(("waiting for", told.waiting_for))
+    if told.next_retry is not None:
+        facts.append(("next look", f"in {span(told.next_retry - told.asked_at)}"))
+    facts += [("container", _container(each)) for each in _statuses(pod)]
+    return facts
+
+
+def _statuses(pod: Json) -> list[Json]:
+    kinds = ("initContainerStatuses", "containerStatuses", "ephemeralContainerStatuses")
+    return [each for kind in kinds for each in pod["status"].get(kind) or ()]
+
+
+def _container(status: Json) -> str:
+    """A container, how it is, and how it ended before."""
+    words = f"{status['name']}: {_state(status.get('state') or {})}"
+    before = _state(status.get("lastState") or {})
+    return f"{words}; before that {before}" if before else words
+
+
+def _state(state: Json) -> str:
+    if (running := state.get("running")) is not None:
+        return f"runs since {running.get('startedAt', '')}"
+    if (ended := state.get("terminated")) is not None:
+        return f"ended with {ended.get('reason', '')}, exit code {ended['exitCode']}, at {ended.get('finishedAt', '')}"
+    if (waiting := state.get("waiting")) is not None:
+        return f"waits: {waiting.get('reason', '')}"
+    return ""

@@ -8,7 +8,15 @@ from contextlib import AbstractContextManager
 
 import click
 
-from podkeeper.app.cli.asking import asks, complete_pod, container_meant, containers_of, identity, pod_named
+from podkeeper.app.cli.asking import (
+    asks,
+    complete_container,
+    complete_pod,
+    container_meant,
+    containers_of,
+    identity,
+    pod_named,
+)
 from podkeeper.app.local.client import AskingFailed, Json, LocalClient
 
 _UNITS = {"s": 1, "m": 60, "h": 3600}
@@ -26,8 +34,8 @@ def _since(context: click.Context, option: click.Parameter, text: str | None) ->
 
 @click.command()
 @click.argument("pod", shell_complete=complete_pod)
-@click.argument("container_argument", metavar="[CONTAINER]", required=False)
-@click.option("-c", "--container", help="One container of the pod.")
+@click.argument("container_argument", metavar="[CONTAINER]", required=False, shell_complete=complete_container)
+@click.option("-c", "--container", help="One container of the pod.", shell_complete=complete_container)
 @click.option(
     "--all-containers", is_flag=True, help="All of them [so it is where there are several and none is named]."
 )
@@ -57,7 +65,14 @@ def logs(
     timestamps: bool,
     client: LocalClient,
 ) -> None:
-    """Show what the containers of a pod wrote."""
+    """Show what the containers of a pod wrote.
+
+    \b
+    Examples:
+      podkeeper logs web
+      podkeeper logs -f --tail 10 pair reader
+      podkeeper logs --previous crash
+    """
     found = pod_named(client, pod)
     query = {
         "follow": follow,

@@ -1,57 +1,72 @@
-"""Manifests named on the command line: files and folders in, static pods and problems out."""
+"""Manifests named on the command line: files and folders in, static pods and problems out.
 
+They are found and read by the very code that `podkeeper run` uses (`sources`): the same files count, names that stand
+twice are told, and whatever is passed over there is named here. Fields that no kind knows are looked for besides.
+"""
+
+import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from podkeeper.model.errors import BadInput, Problem
 from podkeeper.model.k8s.core import Pod
-from podkeeper.model.manifest import Document, decode, read_documents, type_of, unknown_fields
-from podkeeper.rules.static import FromFile, References, static_pod_from
+from podkeeper.model.manifest import read_documents, type_of, unknown_fields
+from podkeeper.rules.static import FromFile
+from podkeeper.sources.contents import Contents, Reader
+from podkeeper.sources.local_objects import LocalObject
+from podkeeper.sources.shelf import Shelf
+from podkeeper.sources.survey import bytes_of, look_once
+
+STDIN = "-"
+_STDIN_SHOWN = "<stdin>"
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Found:
     """What the manifests hold."""
 
-    pods: list[Pod] = field(default_factory=list)
-    others: list[Document] = field(default_factory=list)  # config maps, secrets and the like
-    problems: list[Problem] = field(default_factory=list)
-    warnings: list[Problem] = field(default_factory=list)
-
-
-def files_in(paths: Iterable[Path]) -> Iterator[Path]:
-    """Each file, and the files of each folder in order; dot files in folders are passed over."""
-    for path in paths:
-        if path.is_dir():
-            yield from sorted(entry for entry in path.iterdir() if entry.is_file() and not entry.name.startswith("."))
-        else:
-            yield path
+    pods: tuple[Pod, ...]
+    others: tuple[LocalObject, ...]  # config maps and secrets
+    problems: tuple[Problem, ...]
+    warnings: tuple[Problem, ...]
+    files: int
 
 
 def find(paths: Iterable[Path], node_name: str) -> Found:
-    """Read all manifests; what is wrong in one harms no other."""
-    found = Found()
-    for path in files_in(paths):
-        try:
-            reading = read_documents(path.read_bytes(), str(path))
-        except OSError as error:
-            found.problems.append(Problem(f"cannot read it: {error.strerror}", file=str(path)))
+    """Read all manifests; what is wrong in one harms no other. `-` is what comes from stdin."""
+    reader = Reader(node_name, has_store=True)
+    contents: dict[str, Contents] = {}
+    problems: list[Problem] = []
+    warnings: list[Problem] = []
+    for path in paths:
+        if str(path) == STDIN:
+            data = sys.stdin.buffer.read()
+            contents[_STDIN_SHOWN] = reader.read(data, FromFile(_STDIN_SHOWN), _STDIN_SHOWN)
+            warnings += _strange_fields(data, _STDIN_SHOWN)
             continue
-        found.problems += reading.problems
-        for document in reading.documents:
-            _sort(document, path, node_name, found)
-    return found
+        survey = look_once(str(path), reader)
+        problems += survey.problems.values()
+        for place, seen in survey.files.items():
+            if place not in contents:
+                contents[place] = seen.contents
+                warnings += _strange_fields_of(place)
+    shelved = Shelf().take(contents)
+    problems += [problem for place in contents for problem in shelved.problems.get(place, ())]
+    return Found(shelved.pods, shelved.objects, tuple(problems), tuple(warnings), len(contents))
 
 
-def _sort(document: Document, path: Path, node_name: str, found: Found) -> None:
+def _strange_fields_of(place: str) -> Iterator[Problem]:
     try:
-        wanted = type_of(document)
-        if wanted is Pod:
-            found.pods.append(static_pod_from(document, FromFile(str(path)), node_name, References.LOCAL_STORE))
-        else:
-            decode(document, wanted)
-            found.others.append(document)
-        found.warnings += unknown_fields(document, wanted)
-    except BadInput as error:
-        found.problems += error.problems
+        yield from _strange_fields(bytes_of(place), place)
+    except OSError:
+        return  # told already
+
+
+def _strange_fields(data: bytes, shown: str) -> Iterator[Problem]:
+    """The fields that mean nothing, also of documents that have worse problems: they may be their cause."""
+    for document in read_documents(data, shown).documents:
+        try:
+            yield from unknown_fields(document, type_of(document))
+        except BadInput:
+            continue  # told already

@@ -6,22 +6,37 @@ import sys
 
 import click
 
-from podkeeper.app.cli.asking import asks, table
+from podkeeper.app.cli.asking import asks, complete_pod, identity, pod_named, shown_name, table
 from podkeeper.app.local.client import TABLE_ACCEPTED, Json, LocalClient
 
 
 @click.command()
-@click.option("-o", "--output", type=click.Choice(["wide", "json", "yaml"]), help="More columns, or the objects.")
+@click.argument("pods", nargs=-1, shell_complete=complete_pod)
+@click.option(
+    "-o", "--output", type=click.Choice(["wide", "name", "json", "yaml"]),
+    help="More columns, the names only, or the objects.",
+)  # fmt: skip
 @asks
-def ps(output: str | None, client: LocalClient) -> None:
-    """List the pods, how they are, and why."""
-    if output in ("json", "yaml"):
-        click.echo(_written(client.get("pods"), output), nl=False)
+def ps(pods: tuple[str, ...], output: str | None, client: LocalClient) -> None:
+    """List the pods, or some of them: how they are, and why.
+
+    \b
+    Examples:
+      podkeeper ps
+      podkeeper ps -o wide web job
+      podkeeper ps -o json | jq '.items[].status.phase'
+    """
+    asked = [pod_named(client, name) for name in pods]
+    if output in ("json", "yaml", "name"):
+        click.echo(_written({**client.get("pods"), **({"items": asked} if pods else {})}, output), nl=False)
         return
     found = client.get("pods", accept=TABLE_ACCEPTED)
     if not found["rows"]:
         click.echo("No pods. The agent waits for manifests.")
         return
+    if pods:
+        names = {shown_name(pod) for pod in asked}
+        found["rows"] = [row for row in found["rows"] if row["cells"][0] in names]
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() and output != "wide" else None
     for line in _lines(found, wide=output == "wide"):
         click.echo(line if width is None or len(line) <= width else line[: width - 3] + "...")
@@ -34,6 +49,8 @@ def _lines(found: Json, *, wide: bool) -> list[str]:
 
 
 def _written(found: Json, how: str) -> str:
+    if how == "name":
+        return "".join(f"{identity(pod)[1]}\n" for pod in found["items"])
     if how == "json":
         return json.dumps(found, indent=4, ensure_ascii=False) + "\n"
     import yaml

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from podkeeper.app.cli.naming import own_name, which_agent
 from podkeeper.app.local.places import default_root, socket_for
 
 if TYPE_CHECKING:
@@ -20,7 +21,10 @@ if TYPE_CHECKING:
     from podkeeper.model.kubelet_config import KubeletConfiguration
 
 RUNTIMES = ("process", "fake")
-_SHOWN_ANYWAY = ("podkeeper.sources.", "podkeeper.engine.workers")  # broken manifests, and pods that are tried again
+_SHOWN_ANYWAY = (  # broken manifests, and pods that are tried again: the screen tells of them
+    *("podkeeper.sources.", "podkeeper.engine.workers", "podkeeper.engine.starter", "podkeeper.engine.images"),
+)
+_NO_TABLE = ("", "dumb", "unknown")  # terminals on which nothing can be drawn again
 _LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)
 
 
@@ -61,12 +65,27 @@ def run(
 ) -> None:
     """Run the pods of manifests (files or folders) and keep them as their specs say.
 
-    Changed manifests take effect at once. Ctrl-C stops the pods; pressed again, it leaves them running.
+    Changed manifests take effect at once. Ctrl-C stops the pods; pressed again, it leaves running who has not ended.
+    SIGTERM ends the agent only: the pods go on, and the next 'podkeeper run' takes them up again.
+
+    \b
+    Examples:
+      podkeeper run web.yaml              one manifest
+      podkeeper run --once jobs/          until all pods of a folder have ended
+      podkeeper run --root ~/pk pods/     with a place of its own for what it keeps
+
+    \b
+    Exit status:
+      0    all pods were stopped or left as asked; with --once, all of them succeeded
+      1    it could not start; with --once, a pod failed or a manifest could not be used
+      2    the command was not called as it should be
+      130  Ctrl-C was pressed again; with --once, once
     """
     from podkeeper.app.cli.run_life import Wishes
     from podkeeper.app.process import tune_garbage_collection
     from podkeeper.app.standalone import Standalone
     from podkeeper.model.errors import AgentError
+    from podkeeper.rules.validate.names import dns_subdomain
 
     root = (root or default_root()).absolute()
     place = (socket_path or socket_for(root)).absolute()
@@ -74,32 +93,34 @@ def run(
         config = _configuration(config_path)
         if not paths and not config.static_pod_path and not config.static_pod_url:
             raise click.UsageError("nothing to run: name manifests (files or folders), or a staticPodPath in --config")
+        if bad := next(dns_subdomain("--node-name", node_name), None):
+            raise click.UsageError(str(bad))
         wanted = Standalone(
             paths=paths, root=root, node_name=node_name, runtime=runtime, host_images=host_images, config=config
         )
         wishes = Wishes(
             once=once,
             stop_pods_on_exit=stop_pods_on_exit,
-            again=_again(wanted),
+            again=shlex.join([own_name(), *sys.argv[1:]]),
             pods_survive=runtime != "fake",
+            places=", ".join(map(str, (*paths, *filter(None, (config.static_pod_path, config.static_pod_url))))),
         )
-        _set_up_logging(verbose)
         tune_garbage_collection()
-        status = asyncio.run(_live(wanted, wishes, place, plain=plain or not sys.stdout.isatty()))
+        screen = _screen(which_agent(root, socket_path), plain=plain or not _can_draw())
+        _set_up_logging(verbose, screen)
+        status = asyncio.run(_live(wanted, wishes, place, screen, which_agent(root, socket_path)))
     except AgentError as error:
         raise click.ClickException(str(error)) from error
-    sys.stdout.flush()
     raise SystemExit(status)
 
 
-async def _live(wanted: "Standalone", wishes: "Wishes", place: Path, *, plain: bool) -> int:
+async def _live(wanted: "Standalone", wishes: "Wishes", place: Path, screen: "Screen", option: str) -> int:
     from podkeeper import __version__
     from podkeeper.app.build import Agent
     from podkeeper.app.cli.run_life import Life
     from podkeeper.app.local.server import Info, LocalServer
     from podkeeper.app.standalone import assembled
 
-    screen = _screen(plain=plain)
     async with assembled(wanted, screen.complain) as parts:
         agent = Agent(parts.ports, parts.settings)
         info = Info(
@@ -114,8 +135,8 @@ async def _live(wanted: "Standalone", wishes: "Wishes", place: Path, *, plain: b
         await server.start()
         try:
             screen.say(f"podkeeper {__version__}: node {wanted.node_name}, runtime {info.runtime}, root {wanted.root}")
-            screen.say(f"It answers on {place}.")
-            return await Life(agent, parts.gate, screen, wishes).run(parts.problems, parts.rooms)
+            screen.say(f"It answers on {place}: try '{own_name()} ps{option}'.")
+            return await Life(agent, parts.gate, screen, wishes).run(parts.problems, parts.rooms, parts.spare_all)
         finally:
             await server.close()
 
@@ -133,30 +154,29 @@ def _configuration(path: Path | None) -> "KubeletConfiguration":
     return config
 
 
-def _screen(*, plain: bool) -> "Screen":
+def _screen(option: str, *, plain: bool) -> "Screen":
     if plain:
         from podkeeper.app.cli.run_screen import Lines
 
         return Lines()
     from podkeeper.app.cli.run_table import LiveTable
 
-    return LiveTable()
+    return LiveTable(own_name(), option)
 
 
-def _again(wanted: "Standalone") -> str:
-    """The command that takes up again what this one leaves."""
-    words = ["podkeeper", "run", *map(str, wanted.paths)]
-    if wanted.root != default_root():
-        words += ["--root", str(wanted.root)]
-    if wanted.node_name != socket.gethostname().lower():
-        words += ["--node-name", wanted.node_name]
-    return shlex.join(words)
+def _can_draw() -> bool:
+    return sys.stdout is not None and sys.stdout.isatty() and os.environ.get("TERM", "") not in _NO_TABLE
 
 
-def _set_up_logging(verbose: int) -> None:
+def _set_up_logging(verbose: int, screen: "Screen") -> None:
+    def is_wanted(record: logging.LogRecord) -> bool:
+        # What is broken off when the agent ends is no news to whoever ended it.
+        is_news = not screen.closed or record.levelno >= logging.ERROR
+        return bool(verbose) or (is_news and not record.name.startswith(_SHOWN_ANYWAY))
+
     handler = _ToStderr()
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s", "%H:%M:%S"))
-    handler.addFilter(lambda record: bool(verbose) or not record.name.startswith(_SHOWN_ANYWAY))
+    handler.addFilter(is_wanted)
     logging.basicConfig(level=_LEVELS[min(verbose, len(_LEVELS) - 1)], handlers=[handler])
 
 

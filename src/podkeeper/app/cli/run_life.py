@@ -1,6 +1,6 @@
 """The life of an agent in the foreground: from the first look at the manifests to the last word.
 
-    Ctrl-C    the pods are stopped, gracefully; again: they are left as they are, and the agent ends
+    Ctrl-C    the pods are stopped, gracefully; again: who has not ended by then goes on, and the agent ends
     SIGTERM   as a service manager sends it: the agent ends, the pods go on (or are stopped, where that was asked for)
     --once    ends by itself, when all pods have; the exit status is 0 only if all of them succeeded
 
@@ -10,7 +10,7 @@ A pod that is stopped here is not "stopped" for the next agent: what its manifes
 import asyncio
 import contextlib
 import signal
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -20,6 +20,7 @@ from podkeeper.app.local.board import Board
 from podkeeper.app.local.gate import Gate
 from podkeeper.app.local.printing import shown_name
 from podkeeper.app.standalone import Room
+from podkeeper.model.k8s.core import Pod
 from podkeeper.model.messages import PodUID
 
 LOOK_SECONDS = 0.05
@@ -35,6 +36,7 @@ class Wishes:
     stop_pods_on_exit: bool = False
     again: str = "podkeeper run"  # the command that takes the pods up again
     pods_survive: bool = True  # whether there is anything left to take up
+    places: str = ""  # where manifests are looked for
 
 
 class _Word(Enum):
@@ -56,18 +58,29 @@ class Life:
         self._board = Board(agent, gate)
         self._words: asyncio.Queue[_Word] = asyncio.Queue()
         self._ends: dict[str, str] = {}  # by name: the phases that pods ended with
+        self._impatient = False
 
-    async def run(self, problems: Callable[[], object], rooms: Iterable[Room] = ()) -> int:
-        """Live, with what must live beside the agent. Returns the exit status; `problems` tells of bad manifests."""
+    async def run(
+        self,
+        problems: Callable[[], object],
+        rooms: Iterable[Room] = (),
+        spare_all: Callable[[], Awaitable[None]] | None = None,
+    ) -> int:
+        """Live, with what must live beside the agent. Returns the exit status.
+
+        `problems` tells of bad manifests; `spare_all` lets pods go on that are being stopped.
+        """
         self._agent.statuses.subscribe(lambda uid, status: self._screen.changed())
         async with self._signals(), asyncio.TaskGroup() as group:
-            living = (self._agent.run(), self._screen.run(self._board), self._watch(), *(room() for room in rooms))
-            tasks = [group.create_task(each) for each in living]
+            own = (self._screen.run(self._board), self._board.see_off(), self._watch())
+            tasks = [group.create_task(each) for each in (self._agent.run(), *own, *(room() for room in rooms))]
             status = await self._end(problems)
             self._screen.close(self._board)
             await self._agent.flush(FLUSH_SECONDS)
             for task in tasks:
                 task.cancel()
+        if self._impatient and spare_all is not None:
+            await spare_all()  # not before: an agent that lives would go on stopping them
         return status
 
     # ---- hearing ----
@@ -80,6 +93,8 @@ class Life:
             signal.SIGTERM: _Word.TERMINATE,
             signal.SIGHUP: _Word.TERMINATE,  # the terminal is gone: the pods need not go with it
         }
+        if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+            del heard[signal.SIGHUP]  # `nohup` asked for that
         for number, word in heard.items():
             loop.add_signal_handler(number, self._words.put_nowait, word)
         try:
@@ -89,11 +104,21 @@ class Life:
                 loop.remove_signal_handler(number)
 
     async def _watch(self) -> None:
-        """With --once: see when every pod has ended."""
-        if not self._wishes.once:
-            return
+        """Say what is to be expected; with --once, see when every pod has ended."""
         sources = [source.name for source in self._agent.ports.sources]
-        while not (self._agent.storage.has_seen(sources) and self._all_ended()):
+        while not self._agent.storage.has_seen(sources):
+            await asyncio.sleep(LOOK_SECONDS)
+        if not self._wishes.once:
+            if not self._gate.pods():
+                self._screen.say(f"There is no pod yet; manifests are looked for in {self._wishes.places}.")
+            return
+        endless = [shown_name(pod) for pod in self._gate.pods() if pod.spec.restart_policy in (None, "", "Always")]
+        if endless:
+            whose = f"{endless[0]} starts" if len(endless) == 1 else f"{', '.join(endless)} start"
+            self._screen.say(
+                f"note: {whose} again after every end (restartPolicy: Always), and --once waits for all pods to end."
+            )
+        while not self._all_ended():
             await asyncio.sleep(LOOK_SECONDS)
         self._words.put_nowait(_Word.ALL_ENDED)
 
@@ -119,11 +144,12 @@ class Life:
         if word is _Word.ALL_ENDED:
             return await self._ended(bool(problems()))
         if word is _Word.TERMINATE and not self._wishes.stop_pods_on_exit:
-            self._tell_left("only the agent ends")
+            self._tell_left("Only the agent ends, its pods go on running")
             return 0
         if await self._stop():
             return INTERRUPTED if self._wishes.once else 0
-        self._tell_left("those being stopped may still end")
+        self._impatient = True
+        self._tell_left("Who has not ended by now goes on running")
         return INTERRUPTED
 
     async def _stop(self) -> bool:
@@ -157,8 +183,14 @@ class Life:
         self._screen.say(f"All pods have ended: {len(good)} succeeded{failed}.")
         return 1 if bad or has_problems else 0
 
-    def _tell_left(self, why: str) -> None:
-        alive = [shown_name(pod) for pod in self._board.pods() if pod.status.phase == "Running"]
+    def _tell_left(self, words: str) -> None:
+        self._screen.close(self._board)
+        alive = [shown_name(pod) for pod in self._board.pods() if _runs(pod)]
         if alive and self._wishes.pods_survive:
-            self._screen.say(f"Pods go on running, {why}: {', '.join(alive)}.")
-            self._screen.say(f"'{self._wishes.again}' takes them up again.")
+            self._screen.say(f"{words}: {', '.join(alive)}.")
+            self._screen.say(f"Take them up again with: {self._wishes.again}")
+
+
+def _runs(pod: Pod) -> bool:
+    statuses = (*(pod.status.init_container_statuses or ()), *(pod.status.container_statuses or ()))
+    return any(each.state.running is not None for each in statuses)

@@ -8,8 +8,9 @@ look in 8 s") is no change.
 """
 
 import asyncio
-import sys
-from collections.abc import Iterable, Mapping, Sequence
+import contextlib
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Protocol
 
@@ -22,10 +23,13 @@ from podkeeper.model.errors import Problem
 from podkeeper.model.messages import PodUID
 
 _STOPPING_SECONDS = 5.0  # how often it is said who is still stopping
+_MOST_NAMED = 8
 
 
 class Screen(Protocol):
     """Where the life of an agent is shown."""
+
+    closed: bool  # the end has been shown
 
     def say(self, words: str = "") -> None:
         """Tell something that stays."""
@@ -55,20 +59,21 @@ class Lines:
     def __init__(self) -> None:
         self._news = asyncio.Event()
         self._told: dict[str, tuple[object, ...]] = {}
-        self._closed = False
+        self.closed = False
         self._stopping_told: tuple[float, frozenset[PodUID]] = (0.0, frozenset())
 
     def say(self, words: str = "") -> None:
         """A line."""
-        click.echo(words)
-        sys.stdout.flush()
+        with somebody_may_read():
+            click.echo(words)
 
     def complain(self, place: str, problems: Sequence[Problem]) -> None:
         """A line each."""
-        for problem in problems:
-            click.echo(f"error: {problem}", err=True)
-        if not problems:
-            click.echo(f"{place} is mended or gone", err=True)
+        with somebody_may_read():
+            for problem in problems:
+                click.echo(f"error: {problem}", err=True)
+            if not problems:
+                click.echo(f"{place} is mended or gone", err=True)
 
     def changed(self) -> None:
         """Look at the pods soon."""
@@ -92,11 +97,11 @@ class Lines:
     def close(self, board: Board) -> None:
         """What was not said yet."""
         self.look(board)
-        self._closed = True
+        self.closed = True
 
     def look(self, board: Board) -> None:
         """A line for each pod that changed."""
-        if self._closed:
+        if self.closed:
             return
         now, seen = board.now(), {shown_name(shown.pod): shown for shown in board.shown()}
         width = widest([*seen, *self._told])
@@ -124,8 +129,22 @@ def widest(names: Iterable[str]) -> int:
 
 def still_stopping(leaving: Mapping[PodUID, Since], now: datetime) -> str:
     """Who is being stopped, and for how long."""
-    return ", ".join(
-        f"{shown_name(since.pod)} ({human_duration(now - since.at)} of "
-        f"{since.pod.spec.termination_grace_period_seconds or 0} s)"
+    told = [
+        f"{shown_name(since.pod)} ({human_duration(now - since.at)} of {since.grace_seconds} s)"
         for since in leaving.values()
-    )
+    ]
+    more = f" and {len(told) - _MOST_NAMED} more" if len(told) > _MOST_NAMED else ""
+    return ", ".join(told[:_MOST_NAMED]) + more
+
+
+@contextlib.contextmanager
+def somebody_may_read() -> Iterator[None]:
+    """Write to stdout or stderr; that nobody reads any more, or a disk is full, is no reason for an agent to end."""
+    try:
+        yield
+    except OSError as error:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 1)
+        with contextlib.suppress(OSError):
+            os.write(2, f"cannot write any more: {error.strerror}; the agent goes on in silence\n".encode())
+        os.close(nowhere)

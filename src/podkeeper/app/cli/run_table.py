@@ -1,21 +1,22 @@
 """What `podkeeper run` shows on a terminal: a table of the pods, drawn again whenever something changes.
 
 The only module of `run` that knows rich: who writes to a file or a pipe does not load it. A table that changes is drawn
-a few times a second at most; one that does not, once a second for the ages, and more rarely where it is long.
+a few times a second at most; one that does not, once a second for the ages, and more rarely where it is long. What
+does not fit is left out in an order: ages, restarts, how many are ready; then the ends of names, then whole pods.
 """
 
 import asyncio
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 
 from rich import box
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, Group, OverflowMethod, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from podkeeper.app.cli.run_screen import still_stopping
+from podkeeper.app.cli.run_screen import somebody_may_read, still_stopping
 from podkeeper.app.local.board import Board, Shown
 from podkeeper.app.local.gate import Since
 from podkeeper.app.local.printing import born_at, human_duration, is_ready, shown_name, summary_of
@@ -25,25 +26,36 @@ from podkeeper.model.messages import PodUID
 _AT_MOST_EVERY_SECONDS = 0.2
 _AGES_EVERY_SECONDS = 1.0
 _SLOWER_PER_POD_SECONDS = 0.02  # a table of a hundred pods is drawn every two seconds
-_LINES_AROUND = 6
-_HINT = "Ctrl-C stops the pods. In another terminal: podkeeper ps, logs, exec, explain POD."
+_LINES_AROUND = 4  # the heading, its rule, and a blank line before and after
+_HEADINGS = ("POD", "READY", "STATUS", "RESTARTS", "AGE")
+_DROPPED = ((), ("AGE",), ("AGE", "RESTARTS"), ("AGE", "RESTARTS", "READY"))  # the narrower, the more
+_ROOM_FOR_WHY = 16
+_SHORTEST_NAME = 12
+_GAP = 3
+_MOST_PROBLEMS = 5
 
 
 class LiveTable:
     """A table at the bottom of the terminal, and what is said above it."""
 
-    def __init__(self) -> None:
+    def __init__(self, program: str = "podkeeper", which_agent: str = "") -> None:
+        """`which_agent`: the option by which other commands find this agent, if they need one."""
+        elsewhere = f"In another terminal: {program} ps{which_agent}; or logs, exec, explain POD."
+        self._hint = f"Ctrl-C stops the pods. {elsewhere}"
+        self._all = f"'{program} ps{which_agent}' shows all"
         self._console = Console(highlight=False, markup=False)
         self._plain = not self._console.encoding.startswith("utf")
+        self._overflow: OverflowMethod = "crop" if self._plain else "ellipsis"
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
         self._news = asyncio.Event()
         self._problems: dict[str, tuple[Problem, ...]] = {}
         self._stopping = ""
-        self._closed = False
+        self.closed = False
 
     def say(self, words: str = "") -> None:
         """Above the table."""
-        self._console.print(words)
+        with somebody_may_read():
+            self._console.print(words, soft_wrap=True)
 
     def complain(self, place: str, problems: Sequence[Problem]) -> None:
         """Below the table, until it is mended."""
@@ -59,8 +71,8 @@ class LiveTable:
 
     async def run(self, board: Board) -> None:
         """Draw until cancelled."""
-        with self._live:
-            while not self._closed:
+        with somebody_may_read(), self._live:
+            while not self.closed:
                 self.look(board)
                 await asyncio.sleep(_AT_MOST_EVERY_SECONDS)
                 with contextlib.suppress(TimeoutError):
@@ -75,52 +87,81 @@ class LiveTable:
 
     def look(self, board: Board) -> None:
         """Draw anew."""
-        if not self._closed:
-            self._live.update(self._picture(board.shown(), board), refresh=True)
+        if not self.closed:
+            with somebody_may_read():
+                self._live.update(self._picture(board.shown(), board), refresh=True)
 
     def close(self, board: Board) -> None:
         """The table as it was in the end stays."""
-        self._closed = True
-        self._live.stop()
-        if shown := board.shown():
-            self._console.print(self._table(shown, board.now()))
+        if self.closed:
+            return
+        self.closed = True
+        with somebody_may_read():
+            self._live.stop()
+            if shown := board.shown():
+                self._console.print(self._table(shown, board.now()))
 
     def _picture(self, shown: Sequence[Shown], board: Board) -> RenderableType:
-        room = max(3, self._console.size.height - _LINES_AROUND - sum(map(len, self._problems.values())))
+        below = list(self._below(board))
+        lines = sum(len(self._console.render_lines(each, pad=False)) for each in below)
+        room = max(1, self._console.size.height - _LINES_AROUND - lines - 1)
         parts: list[RenderableType] = [self._table(shown[:room], board.now())]
         if len(shown) > room:
-            parts.append(Text(f"... and {len(shown) - room} more: 'podkeeper ps' shows all", "dim"))
-        parts += [Text(f"error: {problem}", "red") for several in self._problems.values() for problem in several]
-        parts += [Text(f"the agent: {trouble}", "bold red") for trouble in board.health()]
+            parts.append(self._line(f"... and {len(shown) - room} more: {self._all}", "dim"))
+        return Group(*parts, *below)
+
+    def _below(self, board: Board) -> Iterator[Text]:
+        problems = [problem for several in self._problems.values() for problem in several]
+        yield from (Text(f"error: {problem}", "red") for problem in problems[:_MOST_PROBLEMS])
+        if len(problems) > _MOST_PROBLEMS:
+            yield self._line(f"... and {len(problems) - _MOST_PROBLEMS} problems more", "red")
+        yield from (Text(f"the agent: {trouble}", "bold red") for trouble in board.health())
         if self._stopping:
-            parts.append(Text(f"still stopping: {self._stopping}\nCtrl-C again leaves them running.", "magenta"))
+            yield Text(f"still stopping: {self._stopping}", "magenta")
+            yield self._line("Ctrl-C again: who has not ended by then goes on running.", "magenta")
         else:
-            parts.append(Text(_HINT, "dim"))
-        return Group(*parts)
+            yield self._line(self._hint, "dim")
+
+    def _line(self, words: str, style: str) -> Text:
+        """Words that take one line, whatever the width."""
+        return Text(words, style, no_wrap=True, overflow=self._overflow)
 
     def _table(self, shown: Sequence[Shown], now: datetime) -> Table:
         table = Table(box=None if self._plain else box.SIMPLE_HEAD, pad_edge=False, expand=True)
         rows = [_cells(each, now) for each in shown]
-        for index, heading in enumerate(("POD", "READY", "STATUS", "RESTARTS", "AGE")):
-            # Told how wide it must be, or rich would rather squeeze these than the last one.
-            width = max(len(heading), *(len(row[index]) for row in rows)) if rows else len(heading)
-            table.add_column(heading, no_wrap=True, width=width)
-        table.add_column("WHY", ratio=1, no_wrap=True, overflow="crop" if self._plain else "ellipsis")
+        # Told how wide they must be, or rich would rather squeeze these than the last one.
+        widths = _widths(rows, self._console.width)
+        for heading, width in widths.items():
+            table.add_column(heading, no_wrap=True, width=width, overflow=self._overflow)
+        table.add_column("WHY", ratio=1, no_wrap=True, overflow=self._overflow)
         for row in rows:
-            table.add_row(*row)
+            table.add_row(*(row[heading] for heading in (*widths, "WHY")))
         return table
 
 
-def _cells(shown: Shown, now: datetime) -> tuple[Text, ...]:
+def _widths(rows: Sequence[Mapping[str, Text]], room: int) -> dict[str, int]:
+    """The columns that there is room for beside the last one, and how wide each is."""
+    full = {heading: max(len(heading), *(row[heading].cell_len for row in rows), 0) for heading in _HEADINGS}
+    widths = full
+    for dropped in _DROPPED:
+        widths = {heading: width for heading, width in full.items() if heading not in dropped}
+        others = sum(widths.values()) - widths["POD"] + _GAP * len(widths) + _ROOM_FOR_WHY
+        widths["POD"] = min(widths["POD"], max(_SHORTEST_NAME, room - others))
+        if others + widths["POD"] <= room:
+            break
+    return widths
+
+
+def _cells(shown: Shown, now: datetime) -> dict[str, Text]:
     pod, summary, born = shown.pod, summary_of(shown.pod), born_at(shown.pod)
-    return (
-        Text(shown_name(pod)),
-        Text(summary.ready_of_total()),
-        Text(summary.status, _style(shown)),
-        Text(summary.restarts_told(now), "yellow" if summary.restarts else ""),
-        Text("" if born is None else human_duration(now - born)),
-        Text(shown.why, "dim"),
-    )
+    return {
+        "POD": Text(shown_name(pod)),
+        "STATUS": Text(summary.status, _style(shown)),
+        "READY": Text(summary.ready_of_total()),
+        "RESTARTS": Text(summary.restarts_told(now), "yellow" if summary.restarts else ""),
+        "AGE": Text("" if born is None else human_duration(now - born)),
+        "WHY": Text(shown.why, "dim"),
+    }
 
 
 def _style(shown: Shown) -> str:

@@ -10,9 +10,16 @@ from podkeeper.app.local.client import LocalClient
 @click.argument("pods", nargs=-1, required=True, shell_complete=complete_pod)
 @asks
 def start(pods: tuple[str, ...], client: LocalClient) -> None:
-    """Start pods again that 'podkeeper stop' has stopped."""
+    """Start pods again that 'podkeeper stop' has stopped: they begin anew, as if they had never run.
+
+    Example: podkeeper start web
+    """
     for pod in [pod_named(client, name) for name in pods]:
-        was_stopped = pod["status"].get("reason") == "Stopped" or pod["metadata"].get("deletionTimestamp")
         client.post("start", *identity(pod))
         name = identity(pod)[1]
-        click.echo(f"{name} is started again." if was_stopped else f"{name} was not stopped.")
+        if pod["metadata"].get("deletionTimestamp"):
+            click.echo(f"{name} is started again as soon as it has ended.")
+        elif pod["status"].get("reason") == "Stopped":
+            click.echo(f"{name} is started again.")
+        else:
+            click.echo(f"{name} was not stopped.")

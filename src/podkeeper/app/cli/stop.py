@@ -14,14 +14,23 @@ _SAY_SECONDS = 5.0
 @click.command()
 @click.argument("pods", nargs=-1, required=True, shell_complete=complete_pod)
 @click.option("--grace-period", type=click.IntRange(min=1), metavar="SECONDS", help="Instead of what the pod asks for.")
+@click.option("--force", is_flag=True, help="As quickly as possible: with a grace of one second.")
 @click.option("--no-wait", is_flag=True, help="Do not wait until they have ended.")
 @asks
-def stop(pods: tuple[str, ...], grace_period: int | None, no_wait: bool, client: LocalClient) -> None:
+def stop(pods: tuple[str, ...], grace_period: int | None, force: bool, no_wait: bool, client: LocalClient) -> None:
     """Stop pods, each with its own grace.
 
     A pod from a manifest has nobody else who could delete it: it stays stopped, also when the agent is started anew,
     until 'podkeeper start POD' or a change of its manifest. To be rid of it for good, remove the manifest.
+    A pod that is being stopped already can be stopped again with less grace.
+
+    \b
+    Examples:
+      podkeeper stop web
+      podkeeper stop --force web job
     """
+    if force:
+        grace_period = 1
     found = [pod_named(client, name) for name in pods]  # all of them, before any is touched
     for pod in found:
         client.post("stop", *identity(pod), gracePeriodSeconds=grace_period)

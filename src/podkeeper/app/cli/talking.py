@@ -1,15 +1,16 @@
 """Talking with a process in a container from a terminal: for `exec` and `attach`.
 
-    stdin --thread--> channel 0        channels 1, 2 --> stdout, stderr        channel 3 --> the exit status
-    SIGWINCH -------> channel 4
+    stdin -----thread--> channel 0        channels 1, 2 --> stdout, stderr        channel 3 --> the exit status
+    SIGWINCH --thread--> channel 4
 
-With a terminal of its own on the other side, ours only passes bytes on (raw mode), whatever happens is put back.
+With a terminal of its own on the other side, ours only passes bytes on (raw mode, Ctrl-C too); when it is over, and
+however that comes about, it is put back. Without one Ctrl-C ends this command, and with it a command that it started.
 """
 
 import contextlib
 import json
 import os
-import shutil
+import queue
 import signal
 import sys
 import termios
@@ -24,23 +25,30 @@ from podkeeper.app.local.client import Talk
 
 STDIN, STDOUT, STDERR, ERROR, RESIZE, CLOSE = 0, 1, 2, 3, 4, 255
 _BLOCK_BYTES = 65536
+_INTERRUPTED = 130
 
 
-def talk(conversation: Talk, *, with_input: bool, terminal: bool) -> int:
-    """Carry words both ways. Returns the exit status; raises ClickException when there is none."""
-    with conversation, _raw_terminal() if terminal else contextlib.nullcontext():
-        if terminal:
-            _follow_size(conversation)
-        if with_input:
-            threading.Thread(target=_pass_input, args=(conversation,), daemon=True).start()
-        return _pass_output(conversation)
+def talk(conversation: Talk, *, with_input: bool, terminal: bool, redraw: bool = False) -> int:
+    """Carry words both ways. Returns the exit status; raises ClickException when there is none.
+
+    `redraw` has the screen of a program drawn anew that has been at its terminal for a while.
+    """
+    try:
+        with conversation, _raw_terminal() if terminal else contextlib.nullcontext():
+            if terminal:
+                _follow_size(conversation, redraw)
+            if with_input:
+                threading.Thread(target=_pass_input, args=(conversation,), daemon=True).start()
+            return _pass_output(conversation)
+    except KeyboardInterrupt:
+        return _INTERRUPTED
 
 
 def has_terminal() -> bool:
     """Whether there is a terminal here to pass on; says so when there is none, as kubectl does."""
     if sys.stdin.isatty():
         return True
-    click.echo("Unable to use a TTY - input is not a terminal", err=True)
+    click.echo("Unable to use a TTY - input is not a terminal or the right kind of file", err=True)
     return False
 
 
@@ -73,22 +81,44 @@ def _status(told: dict[str, object]) -> int:
     raise click.ClickException(str(told.get("message") or "the command could not be run"))
 
 
-def _follow_size(conversation: Talk) -> None:
-    def tell(number: int = 0, frame: FrameType | None = None) -> None:
-        size = shutil.get_terminal_size()
-        with contextlib.suppress(OSError):
-            conversation.send(RESIZE, json.dumps({"Width": size.columns, "Height": size.lines}).encode())
+def _follow_size(conversation: Talk, redraw: bool) -> None:
+    """Tell how large our terminal is, now and whenever that changes."""
+    changes: queue.SimpleQueue[int] = queue.SimpleQueue()
+    steps = (1, 0) if redraw else (0,)  # a change that is none makes a program draw its screen again, as kubectl has it
 
-    tell()
-    signal.signal(signal.SIGWINCH, tell)
+    def tell() -> None:
+        with contextlib.suppress(OSError):  # whoever listened is gone
+            for step in steps:
+                _tell_size(conversation, step)
+            while True:
+                changes.get()
+                _tell_size(conversation, 0)
+
+    # Not from within the handler: it may come in the middle of another message.
+    signal.signal(signal.SIGWINCH, lambda number, frame: changes.put(number))
+    threading.Thread(target=tell, daemon=True).start()
+
+
+def _tell_size(conversation: Talk, more: int) -> None:
+    size = os.get_terminal_size(sys.stdin.fileno())
+    told = {"Width": size.columns + more, "Height": size.lines + more}
+    conversation.send(RESIZE, json.dumps(told).encode())
 
 
 @contextlib.contextmanager
 def _raw_terminal() -> Iterator[None]:
+    """Pass every key on; whoever ends us leaves the terminal as it was."""
     file = sys.stdin.fileno()
     before = termios.tcgetattr(file)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _leave)
     try:
-        tty.setraw(file)
+        tty.setraw(file, termios.TCSANOW)  # what was typed ahead is not thrown away
         yield
     finally:
-        termios.tcsetattr(file, termios.TCSADRAIN, before)
+        with contextlib.suppress(termios.error):  # it is gone
+            termios.tcsetattr(file, termios.TCSADRAIN, before)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)

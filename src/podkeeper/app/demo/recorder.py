@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import IntEnum, auto
 
+from msgspec.structs import replace
+
 from podkeeper.app.demo.node import DemoNode
 from podkeeper.app.demo.story import NAMES, Act
-from podkeeper.app.local.printing import in_words
+from podkeeper.app.local.reasons import why
 from podkeeper.app.timeline import Noted
 from podkeeper.engine.history import Entry, Explanation
 from podkeeper.model import engine_metrics
@@ -189,12 +191,7 @@ class Recorder:
                 return f"the runtime has not answered {call.operation} for {call.seconds:.0f} s"
         if explanation.uid in agent.workers.waiting(full_name(pod)):
             return "waits for its predecessor to end"
-        if status.reason:
-            return f"{status.reason}: {status.message or ''}".rstrip(": ")
-        statuses = (*(status.init_container_statuses or ()), *(status.container_statuses or ()))
-        wait = explanation.next_retry - explanation.asked_at if explanation.next_retry is not None else None
-        said = in_words(statuses, wait, is_over=status.phase in ("Succeeded", "Failed"))
-        return said or explanation.waiting_for or ""
+        return why(replace(pod, status=status), explanation)
 
 
 def _continued(known: list[Entry], newer: Sequence[Entry]) -> list[Entry]:

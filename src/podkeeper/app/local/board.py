@@ -10,6 +10,7 @@ pods by the names that people use. Three kinds of pods are on it:
 The Go ancestor is `GetPods` in pkg/kubelet, which shows the first kind only.
 """
 
+import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -19,7 +20,8 @@ from msgspec.structs import replace
 
 from podkeeper.app.build import Agent
 from podkeeper.app.local.gate import Gate, Since, with_deletion
-from podkeeper.app.local.printing import STOPPED, pods_table, shown_name, why
+from podkeeper.app.local.printing import STOPPED, pods_table, shown_name
+from podkeeper.app.local.reasons import why
 from podkeeper.engine.history import Explanation
 from podkeeper.model.errors import AgentError
 from podkeeper.model.k8s.core import Event, EventList, EventSource, Pod, PodList, PodStatus
@@ -28,13 +30,15 @@ from podkeeper.model.messages import PodUID
 from podkeeper.model.table import Table
 from podkeeper.model.times import format_time, instant
 from podkeeper.rules.events import RecordedEvent, api_event, reference_to
-from podkeeper.rules.grace import effective_grace
 from podkeeper.rules.mirror import full_name
 from podkeeper.rules.worker.states import Finished, NeverStarted, Unknown
 
 COMPONENT = "kubelet"
 _NEAR_MATCHES = 5
+NO_PORT = "NodePorts"
 _HEARING = timedelta(seconds=0.1)
+_TIDYING_SECONDS = 5.0  # for so long what a pod left is waited for; housekeeping may be unable to remove it now
+_LOOK_SECONDS = 0.05
 
 
 class NoSuchPod(AgentError):
@@ -59,6 +63,7 @@ class Board:
     def __init__(self, agent: Agent, gate: Gate) -> None:
         self._agent = agent
         self._gate = gate
+        self._ended: dict[PodUID, float] = {}  # who is leaving and has ended, and when that was seen
 
     @property
     def node_name(self) -> str:
@@ -96,6 +101,13 @@ class Board:
         """The pods that are being stopped."""
         self._see_who_is_gone()
         return dict(self._gate.leaving())
+
+    async def see_off(self) -> None:
+        """See who is gone, until cancelled: who is wanted again comes back then, whether anybody looks or not."""
+        while True:
+            await self._gate.until_one_leaves()
+            self._see_who_is_gone()
+            await asyncio.sleep(_LOOK_SECONDS)
 
     def find(self, name: str, namespace: str = "") -> Pod:
         """The pod that somebody means: by its full name, or by that in its manifest. Raises NoSuchPod, WhichPod."""
@@ -141,18 +153,33 @@ class Board:
             if _uid(pod) not in leaving:
                 yield self._with_status(pod)
         for since in leaving.values():
-            grace = effective_grace(None, spec_seconds=since.pod.spec.termination_grace_period_seconds)
-            yield self._with_status(with_deletion(since, grace.seconds))
+            yield self._with_status(with_deletion(since))
         for since in held.values():
             yield self._stopped(since)
 
     def _see_who_is_gone(self) -> None:
-        now = self.now()
-        for uid, since in self._gate.leaving().items():
-            # The loop may not have heard yet that it is unwanted; or, a moment ago, not even that it is wanted.
-            unheard = self._agent.manager.pod_by_uid(uid) is not None or abs(now - since.at) < _HEARING
-            if not unheard and isinstance(self._agent.workers.state(uid), Unknown | Finished | NeverStarted):
+        leaving = self._gate.leaving()
+        self._ended = {uid: at for uid, at in self._ended.items() if uid in leaving}
+        for uid, since in leaving.items():
+            if self._has_ended(uid, since) and not self._has_remains(uid):
                 self._gate.gone(uid)
+
+    def _has_ended(self, uid: PodUID, since: Since) -> bool:
+        # The loop may not have heard yet that it is unwanted; or, a moment ago, not even that it is wanted.
+        unheard = self._agent.manager.pod_by_uid(uid) is not None or abs(self.now() - since.at) < _HEARING
+        return not unheard and isinstance(self._agent.workers.state(uid), Unknown | Finished | NeverStarted)
+
+    def _has_remains(self, uid: PodUID) -> bool:
+        """Whether a pod that has ended left something that would be taken for a crash, were it started again now."""
+        agent, now = self._agent, self._agent.ports.clock.monotonic()
+        seen = agent.cache.get(uid)
+        is_clean = isinstance(agent.workers.state(uid), Unknown) and not (seen.containers or seen.sandboxes)
+        if is_clean and not agent.loop.is_tidying(uid):
+            return False
+        if uid not in self._ended:
+            self._ended[uid] = now
+            agent.loop.tidy_soon()
+        return now - self._ended[uid] < _TIDYING_SECONDS
 
     def _with_status(self, pod: Pod) -> Pod:
         status = self._agent.statuses.get_pod_status(_uid(pod)) or pod.status
@@ -186,7 +213,19 @@ class Board:
         uid = _uid(pod)
         if uid in self._agent.workers.waiting(full_name(pod)):
             return "waits for its predecessor to end"
-        return why(pod, self._agent.explain(uid), slow.get(f"{pod.metadata.namespace}/{pod.metadata.name}", ""))
+        said = why(pod, self._agent.explain(uid), slow.get(f"{pod.metadata.namespace}/{pod.metadata.name}", ""))
+        if self._gate.comes_back(uid):
+            return f"{said}; then it is started again"
+        return f"{said}; {rivals}" if (rivals := self._rivals(pod)) else said
+
+    def _rivals(self, pod: Pod) -> str:
+        """Of a pod for which there was no free port: who has what it wants."""
+        if pod.status.reason != NO_PORT:
+            return ""
+        wanted = host_ports(pod)
+        others = [each for each in self._agent.manager.pods() if _uid(each) != _uid(pod)]
+        held = {port: shown_name(each) for each in others for port in host_ports(each) & wanted}
+        return ", ".join(f"host port {port} is taken by {name}" for port, name in sorted(held.items()))
 
     def _event(self, pod: Pod, recorded: RecordedEvent) -> Event:
         stamp = int(recorded.first_at.timestamp() * 1e9)
@@ -207,6 +246,12 @@ class Board:
         some = sorted(plain)[:_NEAR_MATCHES]
         more = f", and {len(plain) - len(some)} more" if len(plain) > len(some) else ""
         return f"; there are: {', '.join(some)}{more}"
+
+
+def host_ports(pod: Pod) -> frozenset[int]:
+    """The ports of this machine that a pod wants for itself."""
+    containers = (*(pod.spec.init_containers or ()), *pod.spec.containers)
+    return frozenset(port.host_port for each in containers for port in each.ports or () if port.host_port)
 
 
 def _uid(pod: Pod) -> PodUID:

@@ -9,6 +9,7 @@ k8s.io/apimachinery/pkg/util/remotecommand and pkg/kubelet's `remotecommand` ser
 
 import asyncio
 import contextlib
+import select
 from typing import Final
 
 import msgspec
@@ -27,6 +28,7 @@ CLOSE_CHANNEL: Final = 255
 OUTPUT_CHANNELS: Final = {STDOUT: 1, STDERR: 2}
 EXIT_CODE_CAUSE: Final = "ExitCode"
 NON_ZERO_EXIT: Final = "NonZeroExitCode"
+LOOK_SECONDS: Final = 1.0
 
 
 class TerminalSize(msgspec.Struct, frozen=True):
@@ -38,16 +40,24 @@ class TerminalSize(msgspec.Struct, frozen=True):
 
 async def talk(conversation: Conversation, socket: web.WebSocketResponse) -> None:
     """Carry words both ways until the process has ended, or whoever talks with it is gone."""
-    listening = asyncio.create_task(_hear(conversation, socket))
-    speaking = asyncio.create_task(_say(conversation, socket))
+    works = (_hear(conversation, socket), _say(conversation, socket), _watch(socket))
+    tasks = [asyncio.create_task(work) for work in works]
     try:
-        await asyncio.wait((listening, speaking), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        for task in (listening, speaking):
+        for task in tasks:
             task.cancel()
         with contextlib.suppress(asyncio.CancelledError, ConnectionError):
-            await asyncio.gather(listening, speaking)
+            await asyncio.gather(*tasks)
         await socket.close()
+
+
+async def _watch(socket: web.WebSocketResponse) -> None:
+    """Wait until the other side is gone: while a process takes no input nobody reads, and nobody else would notice."""
+    poll = select.poll()
+    poll.register(socket.get_extra_info("socket").fileno(), select.POLLRDHUP)
+    while not poll.poll(0):
+        await asyncio.sleep(LOOK_SECONDS)
 
 
 async def _say(conversation: Conversation, socket: web.WebSocketResponse) -> None:

@@ -11,6 +11,7 @@ import json
 import os
 import socket
 import struct
+import threading
 from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -128,11 +129,12 @@ class LocalClient:
 
 
 class Talk:
-    """One conversation: messages of a channel and data. Reading and writing may be done by two threads."""
+    """One conversation: messages of a channel and data. Several threads may speak, one listens."""
 
     def __init__(self, connected: socket.socket, file: BinaryIO) -> None:
         self._socket = connected
         self._file = file  # what came with the answer is in its buffer
+        self._saying = threading.Lock()
 
     def begin(self, path: Path) -> None:
         """Read the answer to the request. Raises AskingFailed when it is no."""
@@ -181,7 +183,8 @@ class Talk:
         else:
             head = struct.pack("!BBQ", 0x80 | kind, 0xFF, length)
         # The mask is there against proxies that read along; with none, zeros will do.
-        self._socket.sendall(head + bytes(4) + data)
+        with self._saying:
+            self._socket.sendall(head + bytes(4) + data)
 
     def _frame(self) -> tuple[int, bytes] | None:
         """One message, put together; None: the other side is gone."""

@@ -9,11 +9,14 @@ started anew.
 
 Closing the gate holds everything back, for as long as this agent lives and without a note: so a person leaves.
 Pods that were let through and are no more wanted are remembered as leaving until somebody says that they are gone:
-the agent itself knows them only by UID by then.
+the agent itself knows them only by UID by then. Who is wanted again meanwhile (started by hand, or its manifest is
+back) waits for that: it begins anew, instead of being taken for one that crashed.
 """
 
+import asyncio
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 import msgspec
@@ -24,6 +27,7 @@ from podkeeper.model.messages import Op, PodUID, PodUpdate
 from podkeeper.model.times import format_micro_time, format_time, parse_micro_time
 from podkeeper.ports.clock import Clock
 from podkeeper.ports.source import Source, Tell
+from podkeeper.rules.grace import effective_grace
 from podkeeper.sources.remembered import Notes
 
 
@@ -33,6 +37,11 @@ class Since:
 
     pod: Pod
     at: datetime
+    grace_seconds: int = 0  # of one that is leaving: after so long it is killed
+
+    def left(self, now: datetime) -> timedelta:
+        """How much of its grace is left."""
+        return max(timedelta(0), self.at + timedelta(seconds=self.grace_seconds) - now)
 
 
 class Gate:
@@ -47,6 +56,7 @@ class Gate:
         self._seen: dict[PodUID, datetime] = {}  # when each was named first
         self._held: dict[PodUID, datetime] = {}
         self._leaving: dict[PodUID, Since] = {}
+        self._news = asyncio.Event()  # somebody leaves
         self.closed = False
 
     def behind(self, source: Source) -> Source:
@@ -73,17 +83,34 @@ class Gate:
         """The pods that were let through, are not wanted any more, and may not be gone."""
         return dict(self._leaving)
 
+    async def until_one_leaves(self) -> None:
+        """Wait until a pod is leaving; return at once where one is."""
+        while not self._leaving:
+            self._news.clear()
+            await self._news.wait()
+
+    def comes_back(self, uid: PodUID) -> bool:
+        """Whether a pod that is leaving is let through again once it is gone."""
+        wanted = not self.closed and uid not in self._held and uid in self._seen
+        return wanted and uid in self._leaving
+
     def gone(self, uid: PodUID) -> None:
         """Learn that nothing is left of a pod that was leaving."""
+        comes_back = self.comes_back(uid)
         self._leaving.pop(uid, None)
+        if comes_back:
+            self._tell_all()
 
-    async def hold(self, uid: PodUID) -> None:
-        """Hold a pod back from now on; returns once that is noted."""
+    async def hold(self, uid: PodUID, grace_seconds: int | None = None) -> None:
+        """Hold a pod back from now on; returns once that is noted. `grace_seconds`, if not what the pod asks for."""
+        now = self._clock.now()
         if uid not in self._held:
-            now = self._clock.now()
             self._held[uid] = now
             self._notes.write(uid, format_micro_time(now).encode())
             self._tell_all()
+        if grace_seconds is not None and (since := self._leaving.get(uid)) is not None:
+            shorter = math.ceil((now - since.at).total_seconds()) + grace_seconds
+            self._leaving[uid] = replace(since, grace_seconds=min(shorter, since.grace_seconds))
         await self._notes.settle(uid)
 
     async def release(self, uid: PodUID) -> None:
@@ -127,13 +154,12 @@ class Gate:
     def _tell(self, source: str) -> None:
         """Tell the agent what a source says, without those held back; who does not come through any more leaves."""
         said = () if self.closed else self._told[source]
-        through = tuple(pod for pod in said if _uid(pod) not in self._held)
+        through = tuple(pod for pod in said if _uid(pod) not in self._held and _uid(pod) not in self._leaving)
         kept, now = set(map(_uid, through)), self._clock.now()
         for pod in self._through.get(source, ()):
             if (uid := _uid(pod)) not in kept:
-                self._leaving.setdefault(uid, Since(pod, now))
-        for uid in kept:
-            self._leaving.pop(uid, None)
+                self._leaving.setdefault(uid, Since(pod, now, _grace_of(pod)))
+                self._news.set()
         self._through[source] = through
         self._tells[source](PodUpdate(Op.SET, through, source))
 
@@ -153,14 +179,18 @@ class _Gated:
         await self._source.run(lambda change: self._hear(self.name, change, tell))
 
 
-def with_deletion(since: Since, grace_seconds: int) -> Pod:
+def with_deletion(since: Since) -> Pod:
     """A pod that is leaving, as the API shows one that is being deleted."""
     metadata = msgspec.structs.replace(
         since.pod.metadata,
-        deletion_timestamp=format_time(since.at + timedelta(seconds=grace_seconds)),
-        deletion_grace_period_seconds=grace_seconds,
+        deletion_timestamp=format_time(since.at + timedelta(seconds=since.grace_seconds)),
+        deletion_grace_period_seconds=since.grace_seconds,
     )
     return msgspec.structs.replace(since.pod, metadata=metadata)
+
+
+def _grace_of(pod: Pod) -> int:
+    return effective_grace(None, spec_seconds=pod.spec.termination_grace_period_seconds).seconds
 
 
 def _moment(note: bytes) -> datetime | None:

@@ -2,12 +2,13 @@
 
     root      as root /var/lib/podkeeper, else $XDG_STATE_HOME/podkeeper (~/.local/state/podkeeper)
     socket    $PODKEEPER_SOCKET; as root /run/podkeeper/podkeeper.sock, else $XDG_RUNTIME_DIR/podkeeper/podkeeper.sock
-              and, where there is no such directory, podkeeper.sock in the root
+              and, where there is no such directory of ours, podkeeper.sock in the root
 
 Standard library only: every command imports this.
 """
 
 import os
+import pwd
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -22,7 +23,7 @@ def default_root(environment: Mapping[str, str] = os.environ, *, is_root: bool |
         return Path("/var/lib/podkeeper")
     state = environment.get("XDG_STATE_HOME", "")
     # A relative path in these variables is to be ignored, says the XDG base directory specification.
-    base = Path(state) if state.startswith("/") else Path(environment.get("HOME", "/"), ".local", "state")
+    base = Path(state) if state.startswith("/") else Path(_home(environment), ".local", "state")
     return base / "podkeeper"
 
 
@@ -33,7 +34,7 @@ def default_socket(environment: Mapping[str, str] = os.environ, *, is_root: bool
     if _is_root(is_root):
         return Path("/run/podkeeper", SOCKET_NAME)
     runtime = environment.get("XDG_RUNTIME_DIR", "")
-    base = Path(runtime, "podkeeper") if runtime.startswith("/") else default_root(environment, is_root=False)
+    base = Path(runtime, "podkeeper") if _is_ours(runtime) else default_root(environment, is_root=False)
     return base / SOCKET_NAME
 
 
@@ -53,6 +54,23 @@ def too_long(socket: Path) -> str:
         f"cannot listen on {socket}: the path has {length} bytes, and the kernel takes {_LONGEST_SOCKET_PATH}; "
         f"name a shorter one with --socket or {SOCKET_VARIABLE}"
     )
+
+
+def _home(environment: Mapping[str, str]) -> str:
+    if home := environment.get("HOME"):
+        return home
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_dir
+    except KeyError:
+        return "/"
+
+
+def _is_ours(directory: str) -> bool:
+    """Whether a directory is there, and this user's: after `su` the variable names one of somebody else."""
+    try:
+        return directory.startswith("/") and os.stat(directory).st_uid == os.geteuid()
+    except OSError:
+        return False
 
 
 def _is_root(told: bool | None) -> bool:

@@ -1,16 +1,15 @@
-"""How a pod is shown in a line: the columns of `kubectl get pods`, and why it is as it is.
+"""How a pod is shown in a line: the columns of `kubectl get pods`. Why it is as it is, is told by `reasons`.
 
 Pods with their statuses come in, cells and words go out; nothing here knows an agent. STATUS, READY and RESTARTS are
 what kubectl prints for the same object. The Go ancestors are `printPod` in pkg/printers/internalversion and
 `HumanDuration` in k8s.io/apimachinery/pkg/util/duration.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
-from podkeeper.engine.history import Explanation
 from podkeeper.model.k8s.core import ContainerStatus, Pod, PodStatus
 from podkeeper.model.table import COMPLETED, Table, TableColumnDefinition, TableRow, TableRowCondition
 from podkeeper.model.times import instant
@@ -35,7 +34,6 @@ _COLUMNS: Final = (
     ("Readiness Gates", 1),
     ("Why", 0),
 )
-_LONGEST_MESSAGE: Final = 160
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,61 +188,6 @@ def shown_name(pod: Pod) -> str:
 def born_at(pod: Pod) -> datetime | None:
     """Since when a pod is there, as far as it says so itself."""
     return instant(pod.metadata.creation_timestamp)
-
-
-# ---- why ----
-
-
-def why(pod: Pod, explanation: Explanation, slow: str = "") -> str:
-    """What a pod waits for, or why it is as it is; nothing where all is well.
-
-    `slow`: a call to the runtime on the pod's behalf that takes too long, in words.
-    """
-    status = pod.status
-    if slow and status.phase == "Pending":
-        return slow
-    if status.reason == STOPPED:
-        return status.message or ""
-    if status.reason:
-        return _cut(": ".join(filter(None, (status.reason, status.message))))
-    statuses = (*(status.init_container_statuses or ()), *(status.container_statuses or ()))
-    wait = None if explanation.next_retry is None else explanation.next_retry - explanation.asked_at
-    said = in_words(statuses, wait, is_over=status.phase in ("Succeeded", "Failed"))
-    return _cut(said or explanation.waiting_for)
-
-
-def in_words(statuses: Sequence[ContainerStatus], wait: timedelta | None, *, is_over: bool) -> str:
-    """What the containers say of themselves; the first that has something to say speaks."""
-    for each in statuses:
-        if (waiting := each.state.waiting) is not None and waiting.reason not in (None, "PodInitializing"):
-            then = "" if wait is None else f", next look in {wait.total_seconds():.0f} s"
-            return f"{each.name}: {waiting.reason}{_more(each)}{then}"
-    for each in statuses:
-        if is_over and (ended := each.state.terminated) is not None and ended.reason != "Completed":
-            return f"{each.name}: {ended.reason}, exit code {ended.exit_code}"
-    for each in statuses:
-        if is_over and (ended := each.state.terminated) is not None:
-            return f"{each.name}: {ended.reason}, exit code {ended.exit_code}"
-    for each in statuses:
-        if not each.ready and each.state.running is not None:
-            return f"{each.name}: runs, and is not ready"
-    for each in statuses:
-        if each.restart_count and (ended := each.last_state.terminated) is not None:
-            return f"{each.name}: last ended with {ended.reason}, exit code {ended.exit_code}"
-    return ""
-
-
-def _more(container: ContainerStatus) -> str:
-    """What is worth knowing of a container that waits: how it ended before, or what was said."""
-    ended, waiting = container.last_state.terminated, container.state.waiting
-    if waiting is not None and waiting.reason == "CrashLoopBackOff" and ended is not None:
-        return f", last exit code {ended.exit_code}"
-    return f": {waiting.message}" if waiting is not None and waiting.message else ""
-
-
-def _cut(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= _LONGEST_MESSAGE else line[: _LONGEST_MESSAGE - 3] + "..."
 
 
 # ---- the table ----

@@ -21,8 +21,8 @@ class ProcessStreams:
         return _Spoken(await self._runtime.exec_stream(container_id, command, tty=tty, stdin=stdin), ends=True)
 
     async def attach(self, log: LogFile, *, tty: bool, stdin: bool) -> Conversation:
-        """Join a container's first process; whether it has a terminal and an input is its own affair."""
-        return _Spoken(await self._runtime.attach(log.container_id), ends=False)
+        """Join a container's first process; whether it has a terminal is its own affair."""
+        return _Spoken(await self._runtime.attach(log.container_id, stdin=stdin), ends=False)
 
 
 class _Spoken:

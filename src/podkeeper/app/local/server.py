@@ -32,7 +32,7 @@ from podkeeper.app.local.board import Board, NoSuchPod, WhichPod
 from podkeeper.app.local.channels import PROTOCOL, talk
 from podkeeper.app.local.gate import Gate
 from podkeeper.app.local.logs import LogFile, NoLog, is_running, log_file, read_file
-from podkeeper.app.local.places import too_long
+from podkeeper.app.local.places import SOCKET_VARIABLE, too_long
 from podkeeper.app.local.streams import Conversation, Streams
 from podkeeper.model.errors import AgentError, BadInput, Problem, RuntimeRefused, TryLater
 from podkeeper.model.k8s.core import Pod
@@ -41,6 +41,7 @@ from podkeeper.model.messages import PodUID
 from podkeeper.model.runtime import ContainerState
 from podkeeper.rules.logline import ZERO_TIME, UnixNanoseconds, parse_log_time
 from podkeeper.rules.logread import LogOptions
+from podkeeper.rules.worker.states import Finished, NeverStarted, Unknown
 
 log = logging.getLogger(__name__)
 
@@ -141,9 +142,9 @@ class LocalServer:
     async def _stop(self, request: web.Request) -> web.Response:
         pod, grace = self._asked(request), _number(request.query, "gracePeriodSeconds")
         uid = _uid(pod)
-        if grace is not None and self._agent.manager.pod_by_uid(uid) is not None:
+        if grace is not None and not isinstance(self._agent.workers.state(uid), Unknown | Finished | NeverStarted):
             self._agent.background.spawn(self._kill(pod, grace))
-        await self._gate.hold(uid)
+        await self._gate.hold(uid, grace)
         return _json(self._board.find(pod.metadata.name or "", pod.metadata.namespace or ""), status=202)
 
     async def _kill(self, pod: Pod, grace_seconds: int) -> None:
@@ -213,9 +214,20 @@ class LocalServer:
 
 
 def listen(path: Path) -> socket.socket:
-    """A socket at a path, for its owner only; what a dead agent left there is swept away. Raises SocketInUse."""
+    """A socket at a path, for its owner only; what a dead agent left there is swept away.
+
+    Raises SocketInUse and BadInput.
+    """
     if trouble := too_long(path):
         raise BadInput(Problem(trouble))
+    try:
+        return _listening(path)
+    except OSError as error:
+        text = f"cannot listen on {path}: {error.strerror}; name a place of your own with --socket or {SOCKET_VARIABLE}"
+        raise BadInput(Problem(text)) from error
+
+
+def _listening(path: Path) -> socket.socket:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if path.exists() and not stat.S_ISSOCK(path.stat().st_mode):
         raise SocketInUse(f"cannot listen on {path}: there is something else; name another one with --socket")
@@ -320,7 +332,11 @@ def _log_options(query: Mapping[str, str], now: datetime) -> LogOptions:
 
 def _since(query: Mapping[str, str], now: datetime) -> UnixNanoseconds:
     if "sinceTime" in query:
-        return parse_log_time(query["sinceTime"].encode()).unix_nanoseconds
+        try:
+            return parse_log_time(query["sinceTime"].encode()).unix_nanoseconds
+        except BadInput as error:
+            about = f"cannot read {query['sinceTime']!r}; right would be a time such as 2026-11-15T10:00:00Z"
+            raise BadInput(Problem(about, field="sinceTime")) from error
     seconds = _number(query, "sinceSeconds")
     if seconds is None:
         return ZERO_TIME

@@ -40,7 +40,7 @@ class Conversation(Protocol):
         """How it ended; for one that was only joined, that it goes on is an end as well."""
 
     async def close(self) -> None:
-        """Stop talking. A process that was started for this conversation is killed."""
+        """Stop talking. A process that was started for this conversation is told so, and killed if it goes on."""
 
 
 class Streams(Protocol):

@@ -1,0 +1,118 @@
+"""Why a pod is as it is, in a line: what it waits for, how it ended, what keeps it from being ready.
+
+A pod with its status and its explanation come in, words go out; nothing where all is well. Who has most to say speaks:
+first the pod as a whole, then its containers in the order in which they start.
+"""
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Final
+
+from podkeeper.app.local.printing import STOPPED, human_duration
+from podkeeper.engine.history import Explanation
+from podkeeper.model.k8s.core import ContainerStatus, Pod
+from podkeeper.model.times import instant
+
+LONGEST: Final = 240
+_NOT_YET: Final = (None, "PodInitializing", "ContainerCreating")  # reasons that say nothing but "not yet"
+_OVER: Final = ("Succeeded", "Failed")
+_UNHEALTHY: Final = "Unhealthy"  # the event of a probe that failed
+_PULL_FAILED: Final = "ErrImagePull: "
+
+
+def why(pod: Pod, explanation: Explanation, slow: str = "") -> str:
+    """What a pod waits for, or why it is as it is; nothing where all is well.
+
+    `slow`: a call to the runtime on the pod's behalf that takes too long, in words.
+    """
+    status = pod.status
+    if pod.metadata.deletion_timestamp and status.phase not in _OVER:
+        return _leaving(pod, explanation)
+    if slow and status.phase == "Pending":
+        return slow
+    if status.reason == STOPPED:
+        return status.message or ""
+    if status.reason:
+        return _cut(": ".join(filter(None, (status.reason, status.message))))
+    inits, mains = status.init_container_statuses or (), status.container_statuses or ()
+    return _cut(
+        _waits((*inits, *mains), explanation)
+        or _has_ended((*inits, *mains), is_over=status.phase in _OVER)
+        or _initialises(pod, inits, explanation)
+        or _is_not_ready(pod, (*inits, *mains), explanation)
+        or _ended_before((*inits, *mains))
+        or explanation.waiting_for
+    )
+
+
+def _leaving(pod: Pod, explanation: Explanation) -> str:
+    until = instant(pod.metadata.deletion_timestamp)
+    left = timedelta(0) if until is None else until - explanation.asked_at
+    return f"stopping, killed in {human_duration(left)} at the latest" if left > timedelta(0) else "being killed"
+
+
+def _waits(statuses: Sequence[ContainerStatus], explanation: Explanation) -> str:
+    retry = explanation.next_retry
+    then = "" if retry is None else f", next look in {(retry - explanation.asked_at).total_seconds():.0f} s"
+    for each in statuses:
+        if (waiting := each.state.waiting) is not None and waiting.reason not in _NOT_YET:
+            return f"{each.name}: {waiting.reason}{_more(each)}{then}"
+    for each in statuses:
+        if (waiting := each.state.waiting) is not None and waiting.reason == "ContainerCreating":
+            return f"{explanation.waiting_for}{then}" if explanation.waiting_for else f"{each.name}: {waiting.reason}"
+    return ""
+
+
+def _more(container: ContainerStatus) -> str:
+    """What is worth knowing of a container that waits: how it ended before, or what was said."""
+    ended, waiting = container.last_state.terminated, container.state.waiting
+    if waiting is None:
+        return ""
+    if waiting.reason == "CrashLoopBackOff" and ended is not None:
+        said = "" if ended.exit_code != 128 or not ended.message else f": {ended.message}"
+        return f", last exit code {ended.exit_code}{said}"
+    message = (waiting.message or "").rpartition(_PULL_FAILED)[2]  # the reason of a back-off is what one wants to know
+    return f": {message}" if message else ""
+
+
+def _has_ended(statuses: Sequence[ContainerStatus], *, is_over: bool) -> str:
+    ends = [(each.name, ended) for each in statuses if (ended := each.state.terminated) is not None]
+    bad = [(name, ended) for name, ended in ends if ended.reason != "Completed"]
+    for name, ended in (*bad, *(ends if is_over else ())):
+        return f"{name}: {ended.reason}, exit code {ended.exit_code}"
+    return ""
+
+
+def _initialises(pod: Pod, inits: Sequence[ContainerStatus], explanation: Explanation) -> str:
+    sidecars = {each.name for each in pod.spec.init_containers or () if each.restart_policy == "Always"}
+    for each in inits:
+        if (running := each.state.running) is None or (each.name in sidecars and each.started):
+            continue
+        begun = instant(running.started_at)
+        since = "" if begun is None else f" for {human_duration(explanation.asked_at - begun)}"
+        kind = "sidecar" if each.name in sidecars else "init container"
+        return f"{kind} {each.name} runs{since}, the others wait for it"
+    return ""
+
+
+def _is_not_ready(pod: Pod, statuses: Sequence[ContainerStatus], explanation: Explanation) -> str:
+    said = next((entry.detail for entry in reversed(explanation.timeline) if entry.what == _UNHEALTHY), "")
+    for each in statuses:
+        if not each.ready and each.state.running is not None:
+            return f"{each.name}: runs, and is not ready" + (f": {said}" if said else "")
+    for condition in pod.status.conditions or ():
+        if condition.type == "Ready" and condition.status != "True" and condition.message:
+            return f"not ready: {condition.message}"
+    return ""
+
+
+def _ended_before(statuses: Sequence[ContainerStatus]) -> str:
+    for each in statuses:
+        if each.restart_count and (ended := each.last_state.terminated) is not None:
+            return f"{each.name}: last ended with {ended.reason}, exit code {ended.exit_code}"
+    return ""
+
+
+def _cut(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= LONGEST else line[: LONGEST - 3] + "..."

@@ -1,0 +1,152 @@
+"""A terminal for tests: a program on a pty, and what a person would see there.
+
+It knows what rich sends: text, line feeds, colours, "up", "erase line", "hide the cursor". Anything else is an error.
+"""
+
+import contextlib
+import fcntl
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import subprocess
+import termios
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+_COLOUR = re.compile(r"\b(3[0-8]|9[0-7])\b")
+_COMMAND = re.compile(r"\x1b\[([?0-9;]*)([A-Za-z])")
+
+
+class Picture:
+    """What is on a screen, and what has scrolled off it."""
+
+    def __init__(self, columns: int, rows: int) -> None:
+        self.columns, self.rows = columns, rows
+        self.gone: list[str] = []
+        self.lines = [""] * rows
+        self.is_styled = self.is_coloured = False
+        self.x = self.y = 0
+        self._pending = ""
+
+    def text(self) -> str:
+        """All of it."""
+        return "\n".join(line.rstrip() for line in (*self.gone, *self.lines)).rstrip("\n")
+
+    def feed(self, text: str) -> None:
+        """Show what a program writes."""
+        self._pending += text
+        while self._pending:
+            if match := _COMMAND.match(self._pending):
+                self._pending = self._pending[match.end() :]
+                self._obey(match[1], match[2])
+            elif self._pending[0] == "\x1b":
+                assert len(self._pending) < 12, f"what is {self._pending[:12]!r}?"
+                return
+            else:
+                letter, self._pending = self._pending[0], self._pending[1:]
+                self._put(letter)
+
+    def _put(self, letter: str) -> None:
+        if letter == "\r":
+            self.x = 0
+        elif letter == "\n":
+            self._feed_line()
+        else:
+            if self.x >= self.columns:
+                self.x = 0
+                self._feed_line()
+            line = self.lines[self.y].ljust(self.x)
+            self.lines[self.y] = line[: self.x] + letter + line[self.x + 1 :]
+            self.x += 1
+
+    def _feed_line(self) -> None:
+        if self.y == self.rows - 1:
+            self.gone.append(self.lines.pop(0))
+            self.lines.append("")
+        else:
+            self.y += 1
+
+    def _obey(self, what: str, command: str) -> None:
+        match command:
+            case "A":
+                self.y = max(0, self.y - int(what or 1))
+            case "K":
+                self.lines[self.y] = ""
+            case "m":
+                self.is_styled = True
+                self.is_coloured |= bool(_COLOUR.search(what))
+            case "h" | "l":
+                assert what == "?25"
+            case _:
+                raise AssertionError(f"what is {what}{command}?")
+
+
+class Terminal:
+    """A program on a terminal."""
+
+    def __init__(self, command: Sequence[str], columns: int, rows: int, environment: Mapping[str, str]) -> None:
+        self._master, other = pty.openpty()
+        fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        self.picture = Picture(columns, rows)
+        usual = {"TERM": "xterm", "LANG": "C.UTF-8", "LC_ALL": "C.UTF-8"}
+        inherited = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "LINES", "NO_COLOR")}
+        self.process = subprocess.Popen(
+            command, stdin=other, stdout=other, stderr=other, env=inherited | usual | dict(environment)
+        )
+        os.close(other)
+
+    def press_ctrl_c(self) -> None:
+        """What a terminal sends for it."""
+        self.process.send_signal(signal.SIGINT)
+
+    def until(self, condition: Callable[[str], object], within: float = 10.0) -> str:
+        """Watch until what is seen is as wanted."""
+        end = time.monotonic() + within
+        while not condition(self.picture.text()):
+            assert time.monotonic() < end, f"not within {within} s:\n{self.picture.text()}"
+            self._read(0.05)
+        return self.picture.text()
+
+    def wait(self) -> int:
+        """The exit status; all it wrote has been seen."""
+        end = time.monotonic() + 15
+        while self.process.poll() is None:
+            assert time.monotonic() < end, f"it does not end:\n{self.picture.text()}"
+            self._read(0.05)
+        while self._read(0.05):
+            pass
+        return self.process.wait()
+
+    def hang_up(self) -> None:
+        """Be gone, as a window that is closed."""
+        os.close(self._master)
+        self._master = -1
+        self.process.send_signal(signal.SIGHUP)
+
+    def close(self) -> None:
+        """End whatever is left."""
+        self.process.kill()
+        self.process.wait()
+        if self._master >= 0:
+            os.close(self._master)
+
+    def _read(self, seconds: float) -> bool:
+        if not select.select([self._master], [], [], seconds)[0]:
+            return False
+        with contextlib.suppress(OSError):
+            self.picture.feed(os.read(self._master, 65536).decode(errors="replace"))
+            return True
+        return False
+
+
+@contextlib.contextmanager
+def on_terminal(command: Sequence[str], columns: int = 100, rows: int = 24, **environment: str) -> Iterator[Terminal]:
+    """Run a program on a terminal of a size."""
+    terminal = Terminal(command, columns, rows, environment)
+    try:
+        yield terminal
+    finally:
+        terminal.close()

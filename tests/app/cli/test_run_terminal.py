@@ -1,0 +1,90 @@
+"""`podkeeper run` on terminals of all kinds: wide, narrow, low, without colours, without anything."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.app.cli.terminal import on_terminal
+from tests.app.cli.test_run import STUBBORN, command
+from tests.app.local.house import pod
+
+LONG = "a-name-that-goes-on-and-on-and-never-seems-to-come-to-its-end"
+CRASH = {"app": {"after_seconds": 0.1, "exit_code": 2}}
+
+
+def manifests(directory: Path, *pods: str) -> list[str]:
+    (directory / "m").mkdir()
+    for number, text in enumerate(pods):
+        (directory / "m" / f"{number:03}.yaml").write_text(text)
+    return command(directory)
+
+
+def test_a_long_name_takes_no_room_from_what_matters(tmp_path: Path) -> None:
+    with on_terminal(manifests(tmp_path, pod(LONG), pod("crash", lives=CRASH)), columns=80) as it:
+        seen = it.until(lambda text: "CrashLoopBackOff" in text and "1/1" in text)
+        assert "app: CrashLoo" in seen
+        assert "a-name-" in seen
+        assert LONG not in seen
+
+
+@pytest.mark.parametrize("columns, rows", [(120, 40), (60, 12), (40, 10), (20, 5)])
+def test_the_table_fits_every_terminal(tmp_path: Path, columns: int, rows: int) -> None:
+    many = [pod(f"pod{number}") for number in range(20)]  # a picture larger than the kernel's buffer may get torn
+    with on_terminal(manifests(tmp_path, *many), columns, rows) as it:
+        it.until(lambda text: "Runni" in text)
+        if 5 < rows < 20:
+            seen = it.until(lambda text: "... and" in text)
+            assert "Ctrl-C" in seen  # the last line is not lost to a table that is too long
+        it.press_ctrl_c()
+        assert it.wait() == 0
+
+
+def test_without_colours_there_are_none(tmp_path: Path) -> None:
+    with on_terminal(manifests(tmp_path, pod("crash", lives=CRASH)), NO_COLOR="1", TERM="xterm-256color") as it:
+        it.until(lambda text: "CrashLoopBackOff" in text)
+        assert not it.picture.is_coloured
+    with on_terminal(command(tmp_path), TERM="xterm-256color") as it:
+        it.until(lambda text: "CrashLoopBackOff" in text)
+        assert it.picture.is_coloured
+
+
+@pytest.mark.parametrize("kind", ["dumb", "unknown", ""])
+def test_a_terminal_that_cannot_draw_gets_lines(tmp_path: Path, kind: str) -> None:
+    with on_terminal(manifests(tmp_path, pod("web")), TERM=kind) as it:
+        it.until(lambda text: "web-n1  Running            ready 1/1" in text)
+        it.press_ctrl_c()
+        it.until(lambda text: "All pods are stopped." in text)
+        assert not it.picture.is_styled
+
+
+def test_a_terminal_that_knows_no_unicode_gets_ascii(tmp_path: Path) -> None:
+    ascii_only = {"LANG": "C", "LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    strange = pod(LONG).replace('"image": "host"', '"image": "日本語"')
+    with on_terminal(manifests(tmp_path, strange, pod("web")), 60, 20, **ascii_only) as it:
+        it.until(lambda text: "Running" in text and "web-n1" in text)
+        it.press_ctrl_c()
+        it.until(lambda text: "All pods are stopped." in text)
+        assert it.wait() == 0
+
+
+def test_a_second_ctrl_c_shows_the_table_and_ends_at_once(tmp_path: Path) -> None:
+    with on_terminal(manifests(tmp_path, pod("web", lives=STUBBORN, grace=600))) as it:
+        it.until(lambda text: "Running" in text)
+        it.press_ctrl_c()
+        it.until(lambda text: "still stopping: web-n1" in text and "of 600 s" in text)
+        it.press_ctrl_c()
+        assert it.wait() == 130
+        assert "WARNING" not in it.picture.text()
+
+
+def test_a_terminal_that_is_closed_ends_the_agent_in_order(tmp_path: Path) -> None:
+    with on_terminal(manifests(tmp_path, pod("web"))) as it:
+        it.until(lambda text: "Running" in text)
+        it.hang_up()
+        assert it.process.wait(10) == 0
+
+
+def test_how_to_ask_is_told_with_the_root_that_is_needed(tmp_path: Path) -> None:
+    with on_terminal(manifests(tmp_path, pod("web")), columns=250) as it:
+        it.until(lambda text: "Ctrl-C stops the pods." in text)
+        assert it.picture.text().count(f"podkeeper ps --root {tmp_path / 'r'}") == 2

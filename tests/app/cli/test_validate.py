@@ -1,0 +1,77 @@
+"""`podkeeper validate`: the files that `podkeeper run` would read, and all that is wrong with them."""
+
+import json
+from pathlib import Path
+
+from click.testing import CliRunner, Result
+
+from podkeeper.app.cli import main
+from tests.app.local.house import pod
+
+TYPO = """apiVersion: v1
+kind: Pod
+metadata: {name: typo}
+spec:
+  containers:
+    - name: c
+      imagee: host
+"""
+
+
+def validate(*arguments: str | Path, stdin: str = "") -> Result:
+    return CliRunner().invoke(main, ["validate", *map(str, arguments), "--node-name", "n1"], input=stdin)
+
+
+def test_what_an_editor_leaves_behind_is_no_manifest(tmp_path: Path) -> None:
+    (tmp_path / "web.yaml").write_text(pod("web"))
+    for leftover in ("web.yaml~", ".web.yaml.swp", "#web.yaml#", "web.yaml.bak"):
+        (tmp_path / leftover).write_text("not: [whole")
+    result = validate(tmp_path)
+    assert (result.exit_code, result.output) == (0, "1 pod and 0 other objects can be used\n")
+
+
+def test_a_name_that_stands_twice_is_told_with_the_other_place(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(pod("web"))
+    (tmp_path / "b.yaml").write_text(pod("web"))
+    result = validate(tmp_path)
+    assert result.exit_code == 1
+    assert f"{tmp_path / 'b.yaml'}:1: metadata.name: cannot be used: Pod default/web stands already in" in result.output
+    assert f"in {tmp_path / 'a.yaml'}" in result.output
+
+
+def test_an_empty_file_a_folder_and_what_is_passed_over_are_told(tmp_path: Path) -> None:
+    (tmp_path / "empty.yaml").touch()
+    (tmp_path / "more").mkdir()
+    (tmp_path / "app.yaml").write_text("apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: d}\n")
+    result = validate(tmp_path)
+    assert result.exit_code == 1
+    for words in ("it is empty", "cannot look into a folder within a folder", "cannot use a Deployment here"):
+        assert words in result.output
+
+
+def test_a_field_that_nobody_knows_is_told_also_when_the_document_has_worse_problems(tmp_path: Path) -> None:
+    (tmp_path / "typo.yaml").write_text(TYPO)
+    result = validate(tmp_path)
+    assert result.exit_code == 1
+    assert f"error: {tmp_path / 'typo.yaml'}:6: spec.containers[0].image: cannot be empty" in result.output
+    assert f"warning: {tmp_path / 'typo.yaml'}:7: spec.containers[0].imagee" in result.output
+
+
+def test_a_manifest_may_come_from_stdin(tmp_path: Path) -> None:
+    assert validate("-", stdin=f"{pod('web')}\n---\n{pod('job')}").output == "2 pods and 0 other objects can be used\n"
+    bad = validate("-", stdin=TYPO)
+    assert (bad.exit_code, "error: <stdin>:6: spec.containers[0].image" in bad.output) == (1, True)
+
+
+def test_problems_as_json(tmp_path: Path) -> None:
+    (tmp_path / "typo.yaml").write_text(f"{TYPO}---\n{pod('web')}")
+    told = json.loads(validate("-o", "json", tmp_path).output)
+    assert (told["pods"], told["otherObjects"]) == (1, 0)
+    first, second = told["problems"]
+    assert (first["severity"], first["file"], first["line"]) == ("error", str(tmp_path / "typo.yaml"), 6)
+    assert (first["field"], second["severity"]) == ("spec.containers[0].image", "warning")
+
+
+def test_a_folder_without_manifests_is_said_to_be_one(tmp_path: Path) -> None:
+    result = validate(tmp_path)
+    assert (result.exit_code, result.output) == (0, "0 pods and 0 other objects can be used; no manifest was found\n")
