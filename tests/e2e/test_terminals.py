@@ -298,8 +298,9 @@ def test_a_shell_is_attached_to_and_goes_on_without_us(house: House) -> None:
         person.see(rb"/dev/pts/0\r\n33 99\r\n")
         with at(house, "attach", "shell") as looking:
             looking.see(rb"here> ", press=lambda: person.type(b"\n"))
-            person.type(b"sleep 36000\n")
-            looking.see(rb"sleep 36000")
+            person.type(f"sleep {NAP}9\n".encode())
+            looking.see(f"sleep {NAP}9".encode())
+            until_asleep(f"{NAP}9")  # a shell that has not begun it yet would lose what is typed now
             person.type(b"\x03")  # goes to the container, and ends nobody here
             person.see(rb"\^C[^>]*here> ")
             person.type(b"echo bo''th\n")

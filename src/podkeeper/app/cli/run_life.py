@@ -123,7 +123,12 @@ class Life:
         self._words.put_nowait(_Word.ALL_ENDED)
 
     def _all_ended(self) -> bool:
-        """Asked of all that the sources name: the agent may not have heard of the last of them yet."""
+        """Asked of all that the sources name: the agent may not have heard of the last of them yet.
+
+        Who was stopped by a person does not count, however its containers end meanwhile; it is waited for.
+        """
+        if self._gate.leaving():
+            return False
         held = self._gate.held()
         phases = {
             shown_name(pod): self._phase(uid)
