@@ -129,13 +129,21 @@ class Torture:
             self._path(pod).unlink()
         self.start()
         deadline = time.monotonic() + PATIENCE_SECONDS
-        while left := [*self._alive(), *left_in(self._place, self._root)]:
+        while left := [*self._alive(), *left_in(self._place, self._root), *self._unheard()]:
             if time.monotonic() > deadline:
                 raise Broken(f"left behind: {', '.join(left)}")
             time.sleep(POLL_SECONDS)
         self._interrupt()
         if groups := cgroups_of(self._root):
             raise Broken(f"left behind: {', '.join(groups)}")
+
+    def _unheard(self) -> list[str]:
+        """The agent, as long as it does not answer: interrupted at its start, it would not tidy up."""
+        try:
+            self._client.get("pods")
+        except AskingFailed:
+            return ["an agent that does not answer"]
+        return []
 
     def _interrupt(self) -> None:
         assert self._agent is not None

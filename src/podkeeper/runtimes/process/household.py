@@ -53,6 +53,7 @@ class Household:
         self._hatchery = hatchery
         self._mirror = mirror
         self._patience = patience
+        self._silent: set[str] = set()  # ids of sandboxes whose keepers live and do not answer
         self._keepers: dict[str, Keeper] = {}
         self._lock: int | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -148,8 +149,7 @@ class Household:
                 self._mirror.add(sandbox, tell=False)
                 return
         except RuntimeUnavailable as error:
-            log.warning("%s; its pod is reported as not ready", error)
-            sandbox.standing = Standing.SILENT
+            log.warning("%s; its pod is taken as it was when it last spoke", error)
             self._mirror.add(sandbox, tell=False)
             for container in keeper.remembered():
                 self._mirror.put(sandbox, container, tell=False)
@@ -186,24 +186,32 @@ class Household:
             case _:
                 self._mirror.put(sandbox, told(message["container"]))
 
+    def silent_pods(self) -> list[str]:
+        """The pods whose keepers do not answer."""
+        return sorted(box.pod for box in self._mirror.sandboxes.values() if box.facts.id in self._silent)
+
     def _lost(self, sandbox: Sandbox) -> None:
         self._spawn(self._look_after(sandbox))
 
     async def _look_after(self, sandbox: Sandbox) -> None:
         """Find out what became of a keeper that cannot be spoken with: dead, or well again."""
-        keeper = self.keeper_of(sandbox)
-        failures = 0
-        while self._is_current(sandbox) and keeper.link is None:
-            try:
-                if not await keeper.connect():
-                    await self._ended(sandbox)
-                return
-            except RuntimeUnavailable as error:
-                if failures == 0:
-                    log.warning("%s; its pod is reported as not ready", error)
-                self._stand(sandbox, Standing.SILENT)
-            await asyncio.sleep(_RETRY_SECONDS[min(failures, len(_RETRY_SECONDS) - 1)])
-            failures += 1
+        keeper, monotonic = self.keeper_of(sandbox), asyncio.get_running_loop().time
+        since, failures = monotonic(), 0
+        try:
+            while self._is_current(sandbox) and keeper.link is None:
+                try:
+                    if not await keeper.connect():
+                        await self._ended(sandbox)
+                    return
+                except RuntimeUnavailable as error:
+                    self._silent.add(sandbox.facts.id)
+                    if sandbox.standing is not Standing.SILENT and monotonic() - since >= self._patience.hung_seconds:
+                        log.warning("%s; its pod is reported as not ready", error)
+                        self._stand(sandbox, Standing.SILENT)
+                await asyncio.sleep(_RETRY_SECONDS[min(failures, len(_RETRY_SECONDS) - 1)])
+                failures += 1
+        finally:
+            self._silent.discard(sandbox.facts.id)
 
     async def _ended(self, sandbox: Sandbox) -> None:
         """A keeper is dead: its containers have ended, and its sandbox has."""

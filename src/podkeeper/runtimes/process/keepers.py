@@ -44,7 +44,8 @@ CALL_SECONDS: Final = 60.0
 class Patience:
     """How long a keeper may take to say how it is."""
 
-    silent_seconds: float = 2.0  # then it counts as silent: its pod is reported as not ready
+    silent_seconds: float = 2.0  # then it counts as silent, and is named: on a busy machine that is nothing much
+    hung_seconds: float = 60.0  # silent for so long, its pod is reported as not ready, and the engine makes it anew
     force_seconds: float = 45.0  # and then it is ended, if it stands in the way of an end; a start may take 30 s
 
 

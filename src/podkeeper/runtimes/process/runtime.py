@@ -272,7 +272,7 @@ class ProcessRuntime:
         """Whether there is a nursery (if not, there is soon), and which keepers are silent."""
         self._check_open()
         self._hatchery.start()
-        silent = sorted(box.pod for box in self._mirror.sandboxes.values() if box.standing is Standing.SILENT)
+        silent = self._household.silent_pods()
         return RuntimeHealth(message=f"keepers that do not answer: {', '.join(silent)}" if silent else "")
 
     # ---- commands and streams ----
