@@ -1,0 +1,5 @@
+"""The messages of containerd's event stream, by the names in `containerd_events.proto`."""
+
+from podkeeper.runtimes.cri.schema.loading import names_of
+
+globals().update(names_of("containerd_events.proto"))
