@@ -34,6 +34,12 @@ def test_one_that_was_created_and_never_started_goes_once_there_is_a_newer_one()
     assert garbage_of(record(("a", RUNNING), ("a", CREATED))) == Garbage(("a0",))
 
 
+def test_one_in_a_state_nobody_knows_goes_once_there_is_a_newer_one() -> None:
+    assert garbage_of(record(("a", UNKNOWN), ("a", EXITED))) == Garbage()
+    assert garbage_of(record(("a", EXITED), ("a", UNKNOWN))) == Garbage(("a0",))
+    assert garbage_of(record(("a", RUNNING), ("a", UNKNOWN), ("a", EXITED), ("a", UNKNOWN))) == Garbage(("a2", "a0"))
+
+
 def test_old_sandboxes_go_once_they_are_empty() -> None:
     in_old = ContainerRecord(id="a", name="a", state=EXITED, sandbox_id="old")
     found = PodRecord(uid="uid", containers=(in_old,), sandboxes=(box("new"), box("older"), box("old")))
@@ -75,6 +81,19 @@ def test_no_newest_container_and_no_newest_exit_is_ever_removed(containers: list
         exits = [each.id for each in found.containers if each.name == name and each.state is EXITED]
         assert not exits or exits[0] not in gone
         assert gone.issuperset(exits[1:])
+
+
+@given(RECORDS)
+def test_after_a_sweep_each_container_has_one_dead_instance_besides_its_newest(
+    containers: list[tuple[str, ContainerState]],
+) -> None:
+    found = record(*containers)
+    gone = set(garbage_of(found).container_ids)
+    left = PodRecord(uid="uid", containers=tuple(each for each in found.containers if each.id not in gone))
+    assert garbage_of(left) == Garbage(), "one sweep is enough"
+    for name in "abc":
+        older = [each.state for each in left.containers if each.name == name and each is not left.container(name)]
+        assert [state for state in older if state is not RUNNING] in ([], [EXITED])
 
 
 @given(RECORDS)

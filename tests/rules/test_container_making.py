@@ -57,23 +57,30 @@ def mount(**fields: object) -> VolumeMount:
     return replace(VolumeMount(name="data", mount_path="/data"), **fields)
 
 
+def shown(**fields: object) -> Mount:
+    return replace(Mount(container_path="/data", host_path="/host/data", volume="data"), **fields)
+
+
 MOUNTS = {
-    "a volume appears at its path": (mount(), Mount(container_path="/data", host_path="/host/data")),
+    "a volume appears at its path": (mount(), shown()),
     "read-only if it says so": (
-        mount(read_only=True), Mount(container_path="/data", host_path="/host/data", read_only=True)),
-    "a path is made absolute": (mount(mount_path="in"), Mount(container_path="/in", host_path="/host/data")),
+        mount(read_only=True), shown(read_only=True)),
+    "a path is made absolute": (mount(mount_path="in"), shown(container_path="/in")),
     "a part of a volume": (
-        mount(sub_path="a/b"), Mount(container_path="/data", host_path="/host/data", sub_path="a/b")),
+        mount(sub_path="a/b"), shown(sub_path="a/b")),
     "a part named by a variable": (
-        mount(sub_path_expr="x/$(POD)"), Mount(container_path="/data", host_path="/host/data", sub_path="x/web-1")),
+        mount(sub_path_expr="x/$(POD)"), shown(sub_path="x/web-1")),
     "a sub-path is no expression": (
-        mount(sub_path="$(POD)"), Mount(container_path="/data", host_path="/host/data", sub_path="$(POD)")),
+        mount(sub_path="$(POD)"), shown(sub_path="$(POD)")),
     "dots in names are only names": (
-        mount(sub_path="..a/b.."), Mount(container_path="/data", host_path="/host/data", sub_path="..a/b..")),
+        mount(sub_path="..a/b.."), shown(sub_path="..a/b..")),
     "propagation is handed on": (
         mount(mount_propagation="Bidirectional"),
-        Mount(container_path="/data", host_path="/host/data", propagation="Bidirectional")),
-    "none is none": (mount(mount_propagation="None"), Mount(container_path="/data", host_path="/host/data")),
+        shown(propagation="Bidirectional")),
+    "how deep read-only goes is handed on": (
+        mount(read_only=True, recursive_read_only="IfPossible"),
+        shown(read_only=True, recursive_read_only="IfPossible")),
+    "none is none": (mount(mount_propagation="None"), shown()),
 }  # fmt: skip
 
 

@@ -10,14 +10,23 @@ from podkeeper.model.k8s.core import Container, EphemeralContainer, Pod
 from podkeeper.model.messages import PodUID
 
 
+class Dns(msgspec.Struct, frozen=True, kw_only=True):
+    """How names are looked up in a pod."""
+
+    servers: tuple[str, ...] = ()
+    searches: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
+
+
 class SandboxConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """A sandbox to be made. The pod's spec says the rest (host namespaces, sysctls, ports, DNS)."""
+    """A sandbox to be made. The pod's spec says the rest (host namespaces, sysctls, ports)."""
 
     pod: Pod
     attempt: int
     hostname: str = ""
     log_directory: str = ""
     cgroup_parent: str = ""
+    dns: Dns | None = None  # None: as the runtime does it
 
 
 class Mount(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,8 +34,10 @@ class Mount(msgspec.Struct, frozen=True, kw_only=True):
 
     container_path: str
     host_path: str
+    volume: str = ""  # its name in the pod's spec
     sub_path: str = ""  # the part of it that appears; whoever mounts it lets no symbolic link lead out
     read_only: bool = False
+    recursive_read_only: str = ""  # as the spec spells it; empty: not said
     propagation: str = ""  # as the spec spells it; empty: none
 
 
@@ -37,12 +48,15 @@ class ContainerConfig(msgspec.Struct, frozen=True, kw_only=True):
     container: Container | EphemeralContainer
     attempt: int  # its restart count
     image: str  # the image's id, as the runtime knows it
+    image_user: str = ""  # whom the image wants its process to run as: an id, a name, or nobody in particular
     spec_hash: str
     command: tuple[str, ...] = ()  # `$(NAME)` expanded
     args: tuple[str, ...] = ()
     env: Mapping[str, str] = msgspec.field(default_factory=dict)
     mounts: tuple[Mount, ...] = ()
     log_path: str = ""  # below the sandbox's log directory
+    pod_ips: tuple[str, ...] = ()
+    target_id: str = ""  # of the container whose processes it shares; only for ephemeral containers
 
 
 class RuntimeEventType(StrEnum):

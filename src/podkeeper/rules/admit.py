@@ -2,15 +2,16 @@
 
 A pod, the node and what the other pods hold of it come in. None goes out when the pod fits, a `Rejection` with
 the reference's reason and message when it does not, and `Preempt` when a critical pod fits once
-other pods are gone. Only the first reason is told, in the reference's order: the pod's OS, then
+other pods are gone. Only the first reason is told, in the reference's order: kernel settings, the pod's OS, then
 resources (count of pods, cpu, memory, ephemeral storage, the rest by name), node affinity, node
-name, host ports, taints that evict.
+name, host ports, taints that evict; at last AppArmor. Kernel settings and AppArmor are asked about only where the
+runtime has its say in them (`Enforcement`).
 
 What the others hold (`NodeUsage`) is kept by whoever asks, one pod's `Share` at a time (`rules/usage.py`): the
 decision itself looks at no other pod, unless somebody has to be preempted.
 
-The Go ancestors are pkg/kubelet/lifecycle/predicate.go, `AdmissionCheck` of the scheduler and
-pkg/kubelet/preemption. The choice of whom to preempt is in `rules/preempt.py`.
+The Go ancestors are pkg/kubelet/lifecycle/{predicate,handlers}.go, pkg/kubelet/sysctl, `AdmissionCheck` of the
+scheduler and pkg/kubelet/preemption. The choice of whom to preempt is in `rules/preempt.py`.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -19,9 +20,11 @@ from typing import Final
 
 from podkeeper.model.k8s import core
 from podkeeper.rules import resources
+from podkeeper.rules.apparmor import apparmor_trouble
 from podkeeper.rules.mirror import is_static_pod
 from podkeeper.rules.node_match import is_untolerated, matches_node
 from podkeeper.rules.preempt import Shortage, cannot_reclaim, is_critical_pod, victims_for
+from podkeeper.rules.sysctls import sysctl_trouble
 from podkeeper.rules.usage import FIRST_RESOURCES, NodeUsage, counted, host_ports, share_of
 
 NODE_OS: Final = "linux"
@@ -35,6 +38,14 @@ class Rejection:
 
     reason: str
     message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Enforcement:
+    """What the containers of this node can be held to."""
+
+    unsafe_sysctls: tuple[str, ...] = ()  # kernel settings that pods may have besides the safe ones
+    apparmor: bool = False  # the node has it
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +66,27 @@ def admit(pod: core.Pod, node: core.Node, others: Iterable[core.Pod]) -> Rejecti
 
 
 def admit_beside(
-    pod: core.Pod, node: core.Node, usage: NodeUsage, neighbours: Callable[[], Iterable[core.Pod]]
+    pod: core.Pod,
+    node: core.Node,
+    usage: NodeUsage,
+    neighbours: Callable[[], Iterable[core.Pod]],
+    enforcement: Enforcement | None = None,
 ) -> Rejection | Preempt | None:
     """Decide whether a pod may run beside what others hold; `neighbours` are asked for only if some must be killed."""
+    if enforcement is None:
+        return _predicates(pod, node, usage, neighbours)
+    if trouble := sysctl_trouble(pod, enforcement.unsafe_sysctls):
+        return Rejection("SysctlForbidden", trouble)
+    verdict = _predicates(pod, node, usage, neighbours)
+    if isinstance(verdict, Rejection) or pod.status.phase != "Pending":
+        return verdict  # whoever runs already, has his profile
+    trouble = apparmor_trouble(pod, enabled=enforcement.apparmor)
+    return verdict if trouble is None else Rejection("AppArmor", trouble)
+
+
+def _predicates(
+    pod: core.Pod, node: core.Node, usage: NodeUsage, neighbours: Callable[[], Iterable[core.Pod]]
+) -> Rejection | Preempt | None:
     unsupported = _unsupported(pod, node)
     if unsupported is not None:
         return unsupported

@@ -1,8 +1,8 @@
 """Image references: what `registry.example:5000/team/app:v1@sha256:...` says.
 
 Text comes in; its tag and digest go out, or None when it is not a reference at all. A reference
-with neither tag nor digest means `latest`. The grammar is that of the distribution project, whose
-library the reference agent uses (`ParseImageName` in pkg/util/parsers).
+with neither tag nor digest means `latest`; a name without a registry lives on the public hub. The grammar is that of
+the distribution project, whose library the reference agent uses (`ParseImageName` in pkg/util/parsers).
 """
 
 import re
@@ -44,6 +44,20 @@ def parse_image(image: str) -> ImageReference | None:
     if len(path) > _LONGEST_NAME or (digest and not _KNOWN_DIGEST.fullmatch(digest)):
         return None
     return ImageReference(tag or ("" if digest else "latest"), digest)
+
+
+def repository_of(image: str) -> str | None:
+    """The whole name of where an image lies (`docker.io/library/app`), without tag and digest."""
+    if parse_image(image) is None:
+        return None
+    return untagged("/".join(_split(image)))
+
+
+def untagged(image: str) -> str:
+    """A reference without its tag and digest, and otherwise as it was written."""
+    name, _, _ = image.partition("@")
+    path, colon, tag = name.rpartition(":")
+    return path if colon and "/" not in tag else name
 
 
 def _split(image: str) -> tuple[str, str]:

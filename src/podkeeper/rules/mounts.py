@@ -48,8 +48,10 @@ def _mount(
     return Mount(
         container_path=posixpath.join("/", mount.mount_path),
         host_path=host_path,
+        volume=mount.name,
         sub_path=_sub_path(mount, env),
         read_only=bool(mount.read_only),
+        recursive_read_only=mount.recursive_read_only or "",
         propagation=_PROPAGATIONS[mount.mount_propagation],
     )
 

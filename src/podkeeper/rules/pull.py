@@ -6,6 +6,7 @@ Image names, policies and what the runtime answered come in; the next step, or t
 shows, goes out. Back-off between pulls is `rules.backoff`. The Go ancestor is pkg/kubelet/images/image_manager.go.
 """
 
+from collections.abc import Sequence
 from enum import Enum, StrEnum
 from typing import Final
 
@@ -94,6 +95,12 @@ def pull_failure(image: str, message: str, reason: str = IMAGE_PULL_ERROR) -> St
             rest = message.removeprefix(cause)
             return StartFailure(cause, f"image pull failed for {image} because {words}{rest}")
     return StartFailure(reason, message)
+
+
+def together(messages: Sequence[str]) -> str:
+    """What several tries said, as one message; each thing once."""
+    unique = list(dict.fromkeys(messages))
+    return unique[0] if len(unique) == 1 else f"[{', '.join(unique)}]"
 
 
 def present_text(image: str) -> str:

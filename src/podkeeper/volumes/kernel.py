@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 _UMOUNT_NOFOLLOW: Final = 8
+_BIND: Final = 4096
 
 _libc = ctypes.CDLL(None, use_errno=True)  # gives the interpreter's lock away during a call
 
@@ -28,6 +29,12 @@ def mount_tmpfs(directory: int, options: str) -> None:
     """Mount an empty tmpfs on an open directory."""
     target = f"/proc/self/fd/{directory}".encode()
     _check(_libc.mount(b"tmpfs", target, b"tmpfs", ctypes.c_ulong(0), options.encode()), "tmpfs")
+
+
+def bind_mount(source: int, target: int) -> None:
+    """Let what one descriptor holds appear on what another holds; what is mounted below it does not come along."""
+    paths = [f"/proc/self/fd/{descriptor}".encode() for descriptor in (source, target)]
+    _check(_libc.mount(*paths, None, ctypes.c_ulong(_BIND), None), "bind")
 
 
 def unmount(path: str) -> None:

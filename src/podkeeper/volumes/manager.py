@@ -3,6 +3,7 @@
     mount    --> plans (objects are read) --> one thread sets up all volumes of the pod --> host paths
     run      --> every minute or so, and when told: what objects say now is swapped in where it differs
              --> every ten seconds: what grew beyond its limit is told
+    prepare_sub_path --> a part of a volume, bound to a place of its own, for runtimes that take paths
     unmount  --> whatever is mounted below the pod's directory, then its volumes
     remove_directory --> the rest of it
 
@@ -22,9 +23,10 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from podkeeper.model.errors import AgentError, BadInput, CallTimedOut, TryLater
+from podkeeper.model.errors import AgentError, BadInput, CallTimedOut, NotConfigurable, TryLater
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.messages import PodUID
+from podkeeper.model.runtime_calls import Mount
 from podkeeper.ports.api import Reader
 from podkeeper.rules.resources import Amounts
 from podkeeper.volumes.empty_dir import EmptyDir
@@ -36,6 +38,7 @@ from podkeeper.volumes.payload import Payload
 from podkeeper.volumes.place import PODS, VOLUMES, PodPlaces, checked
 from podkeeper.volumes.projected import Tokens
 from podkeeper.volumes.remembered_reads import RememberedReads
+from podkeeper.volumes.subpath_mounts import SUB_PATHS, bind_subpath
 from podkeeper.volumes.threads import PATIENCE_SECONDS, Threads
 from podkeeper.volumes.tree import make_directory, open_directory, opened, remove_tree
 from podkeeper.volumes.usage import PERIOD_SECONDS, Limited, OverUse, measured
@@ -120,6 +123,24 @@ class HostVolumes:
         await self._give(uid, group_of(pod), made)
         self._ready[uid] = _Ready(pod, paths, shown, tuple(_limited(uid, places, plans, paths)))
         return paths
+
+    async def prepare_sub_path(self, uid: PodUID, mount: Mount, container: str, index: int) -> str:
+        """The host path of a mount's part of a volume, safe from what containers do; `index` is the mount's.
+
+        Idempotent. Raises NotConfigurable without details, as the reference does: they tell of the host's files.
+        """
+        parts = (mount.volume, mount.host_path, mount.sub_path, container, index)
+        what = f"bind sub-path {index} of container {container} of pod {uid}"
+        work = partial(_translated, what, partial(bind_subpath, self._root, uid, *parts))
+        try:
+            return await self._threads.run(uid, what, work)
+        except CallTimedOut:
+            raise
+        except TryLater as error:
+            log.warning("%s failed, will retry: %s", what, error)
+            raise NotConfigurable(
+                f'failed to prepare subPath for volumeMount "{mount.volume}" of container "{container}"'
+            ) from error
 
     async def unmount(self, uid: PodUID) -> None:
         """Take down all volumes of a pod."""
@@ -300,6 +321,7 @@ def _take_down(root: str, uid: str, memory: Memory) -> None:
             raise TryLater(f"cannot unmount {deepest} of pod {uid}: {(error.strerror or '').lower()}") from error
     what = f"remove the volumes of pod {uid}"
     _translated(what, partial(memory.remove, uid))
+    _translated(what, partial(remove_tree, root, PODS, uid, SUB_PATHS))
     _translated(what, partial(remove_tree, root, PODS, uid, VOLUMES))
 
 

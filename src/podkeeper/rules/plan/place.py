@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from podkeeper.rules.keyring import PullSecret
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
@@ -11,4 +13,4 @@ class Place:
     sandbox_id: str
     pod_ips: tuple[str, ...] = ()  # the primary one first
     volumes: Mapping[str, str] = field(default_factory=dict)  # host paths by the volume's name
-    pull_secrets: Sequence[str] = ()  # docker configurations, to be tried in order
+    pull_secrets: Sequence[PullSecret] = ()  # docker configurations, those named first in front

@@ -1,0 +1,40 @@
+"""How pods of this node look up names: the node's resolver file, read for each sandbox, and the cluster's settings.
+
+    NameLookup(cluster, path of the resolver file, the node's addresses)  ->  called with a pod: a `Lookup`
+
+The file changes when the machine moves to another network, so it is not remembered. "" stands for no file: pods then
+look up nothing but what the cluster knows, as in the reference. `rules.dns` decides; a file that cannot be read keeps
+the sandbox waiting.
+"""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Final
+
+from podkeeper.model.errors import NotConfigurable
+from podkeeper.model.k8s.core import Pod
+from podkeeper.rules.dns import ClusterNames, Lookup, lookup_for, parsed_resolver_file
+
+LONGEST_FILE: Final = 10 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class NameLookup:
+    """Says how names are looked up in pods."""
+
+    cluster: ClusterNames
+    resolver_file: str = "/etc/resolv.conf"
+    host_ips: tuple[str, ...] = ()
+
+    async def __call__(self, pod: Pod) -> Lookup:
+        """How names are looked up in a pod. Raises NotConfigurable."""
+        host = parsed_resolver_file(await asyncio.to_thread(self._read)) if self.resolver_file else None
+        return lookup_for(pod, self.cluster, host, self.host_ips)
+
+    def _read(self) -> str:
+        try:
+            with open(self.resolver_file, encoding="utf-8", errors="replace") as file:
+                return file.read(LONGEST_FILE)
+        except OSError as error:
+            why = (error.strerror or str(error)).lower()
+            raise NotConfigurable(f"cannot read the resolver file {self.resolver_file}: {why}") from error

@@ -1,0 +1,85 @@
+"""Labels and annotations: by these a runtime's sandboxes and containers are known again, by us and by the reference.
+
+Pods and containers come in, texts go out. What is not part of CRI's own records and must survive a restart of the agent
+(which spec a container was made from, how long it may take to end, what to do before) stands in annotations, under the
+reference's names and in its spelling of JSON. The Go ancestor is pkg/kubelet/kuberuntime/labels.go.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from podkeeper.model.k8s.core import Pod
+from podkeeper.model.runtime_calls import ContainerConfig
+
+POD_NAME: Final = "io.kubernetes.pod.name"
+POD_NAMESPACE: Final = "io.kubernetes.pod.namespace"
+POD_UID: Final = "io.kubernetes.pod.uid"
+CONTAINER_NAME: Final = "io.kubernetes.container.name"
+
+HASH: Final = "io.kubernetes.container.hash"
+RESTART_COUNT: Final = "io.kubernetes.container.restartCount"
+TERMINATION_MESSAGE_PATH: Final = "io.kubernetes.container.terminationMessagePath"
+TERMINATION_MESSAGE_POLICY: Final = "io.kubernetes.container.terminationMessagePolicy"
+PRE_STOP: Final = "io.kubernetes.container.preStopHandler"
+PORTS: Final = "io.kubernetes.container.ports"
+DELETION_GRACE: Final = "io.kubernetes.pod.deletionGracePeriod"
+TERMINATION_GRACE: Final = "io.kubernetes.pod.terminationGracePeriod"
+
+_GO_ORDER: Final = (
+    *("name", "hostPort", "containerPort", "protocol", "hostIP"),
+    *("exec", "httpGet", "tcpSocket", "sleep", "command"),
+    *("path", "port", "host", "scheme", "httpHeaders", "value", "seconds"),
+)
+_ALWAYS_WRITTEN: Final = frozenset({"containerPort", "port", "value", "seconds"})
+_GO_ESCAPES: Final = str.maketrans({char: f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029"})
+
+
+def pod_labels(pod: Pod) -> dict[str, str]:
+    """The labels of a sandbox: the pod's own, and who it is."""
+    return {**(pod.metadata.labels or {}), **_identity(pod)}
+
+
+def container_labels(pod: Pod, container_name: str) -> dict[str, str]:
+    """The labels of a container: who it is, and nothing else."""
+    return {**_identity(pod), CONTAINER_NAME: container_name}
+
+
+def container_annotations(config: ContainerConfig) -> dict[str, str]:
+    """What must be known of a container even when nobody knows its pod any more."""
+    pod, container = config.pod, config.container
+    annotations = {
+        HASH: config.spec_hash,
+        RESTART_COUNT: str(config.attempt),
+        TERMINATION_MESSAGE_PATH: container.termination_message_path or "",
+        TERMINATION_MESSAGE_POLICY: container.termination_message_policy or "",
+    }
+    if pod.metadata.deletion_grace_period_seconds is not None:
+        annotations[DELETION_GRACE] = str(pod.metadata.deletion_grace_period_seconds)
+    if pod.spec.termination_grace_period_seconds is not None:
+        annotations[TERMINATION_GRACE] = str(pod.spec.termination_grace_period_seconds)
+    if container.lifecycle is not None and container.lifecycle.pre_stop is not None:
+        annotations[PRE_STOP] = _go_json(container.lifecycle.pre_stop)
+    if container.ports:
+        annotations[PORTS] = _go_json(container.ports)
+    return annotations
+
+
+def _identity(pod: Pod) -> dict[str, str]:
+    meta = pod.metadata
+    return {POD_NAME: meta.name or "", POD_NAMESPACE: meta.namespace or "", POD_UID: meta.uid or ""}
+
+
+def _go_json(value: Any) -> str:
+    """JSON as the reference writes it: its order of fields, nothing that is empty, and no character that HTML minds."""
+    return msgspec.json.encode(_in_order(msgspec.to_builtins(value))).decode().translate(_GO_ESCAPES)
+
+
+def _in_order(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        names = sorted(value, key=_GO_ORDER.index)
+        return {name: _in_order(value[name]) for name in names if value[name] or name in _ALWAYS_WRITTEN}
+    if isinstance(value, (list, tuple)):
+        return [_in_order(each) for each in value]
+    return value

@@ -1,0 +1,99 @@
+"""What appears in a container: its volumes, the hosts file, the termination log, in this order.
+
+The engine's mounts and the files made for the container come in, CRI's mounts go out. A sub-path must have been
+prepared before: `sub_path` is empty by then and `host_path` leads there; one that was not is refused, for mounting the
+whole volume in its place would show what must not be seen. The Go ancestors are `makeMounts` in kubelet_pods.go and in
+kuberuntime_container.go.
+"""
+
+import posixpath
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from podkeeper.model.errors import NotConfigurable
+from podkeeper.model.k8s.core import Pod
+from podkeeper.model.runtime_calls import ContainerConfig, Mount
+from podkeeper.runtimes.cri.requests.node import NodeFacts
+from podkeeper.runtimes.cri.requests.users import handler_features
+from podkeeper.runtimes.cri.schema import cri
+
+ETC_HOSTS: Final = "/etc/hosts"
+
+_PROPAGATION: Final = {
+    "": cri.PROPAGATION_PRIVATE,
+    "HostToContainer": cri.PROPAGATION_HOST_TO_CONTAINER,
+    "Bidirectional": cri.PROPAGATION_BIDIRECTIONAL,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerFiles:
+    """Files of the node that were made for one container; "" where there is none."""
+
+    termination_log: str = ""
+    etc_hosts: str = ""
+
+
+def mounts_message(
+    config: ContainerConfig, node: NodeFacts, files: ContainerFiles, mappings: Sequence[cri.IDMapping] = ()
+) -> list[cri.Mount]:
+    """The mounts of a container; `mappings` are those of its users, if it has some of its own."""
+    made = [*_volume_mounts(config, node), *_file_mounts(config, node, files)]
+    for mount in made:
+        mount.uidMappings.extend(mappings)
+        mount.gidMappings.extend(mappings)
+    return made
+
+
+def _volume_mounts(config: ContainerConfig, node: NodeFacts) -> Iterator[cri.Mount]:
+    for mount in config.mounts:
+        if mount.sub_path:
+            raise NotConfigurable(
+                f'failed to prepare subPath for volumeMount "{mount.volume}" of container "{config.container.name}"'
+            )
+        yield cri.Mount(
+            container_path=mount.container_path,
+            host_path=mount.host_path,
+            readonly=mount.read_only,
+            selinux_relabel=node.selinux and _is_ours(config.pod, mount),
+            propagation=_PROPAGATION[mount.propagation],
+            recursive_read_only=_recursive_read_only(config.pod, mount, node),
+        )
+
+
+def _file_mounts(config: ContainerConfig, node: NodeFacts, files: ContainerFiles) -> Iterator[cri.Mount]:
+    """The files of ours; a container that brings a hosts file of its own keeps it."""
+    if files.etc_hosts and all(mount.container_path != ETC_HOSTS for mount in config.mounts):
+        yield cri.Mount(container_path=ETC_HOSTS, host_path=files.etc_hosts, selinux_relabel=node.selinux)
+    if files.termination_log and config.container.termination_message_path:
+        path = posixpath.join("/", config.container.termination_message_path)
+        yield cri.Mount(container_path=path, host_path=files.termination_log, selinux_relabel=node.selinux)
+
+
+def _is_ours(pod: Pod, mount: Mount) -> bool:
+    """Whether a volume is the agent's to label: what it only shows (a host path) is not."""
+    return any(volume.name == mount.volume and volume.host_path is None for volume in pod.spec.volumes or ())
+
+
+def _recursive_read_only(pod: Pod, mount: Mount, node: NodeFacts) -> bool:
+    """Whether what is mounted below a read-only mount is read-only too. Raises NotConfigurable."""
+    offered = handler_features(pod, node).recursive_read_only
+    trouble = f'failed to resolve recursive read-only mode: volume "{mount.volume}" requested recursive read-only mode'
+    match mount.recursive_read_only:
+        case "" | "Disabled":
+            return False
+        case _ if not mount.read_only:
+            raise NotConfigurable(f"{trouble}, but it is not read-only")
+        case _ if mount.propagation:
+            raise NotConfigurable(f'{trouble}, but it is not compatible with propagation "{mount.propagation}"')
+        case "IfPossible":
+            return offered
+        case "Enabled" if offered:
+            return True
+        case "Enabled":
+            raise NotConfigurable(f"{trouble}, but it is not supported by the runtime")
+        case unknown:
+            raise NotConfigurable(
+                f'failed to resolve recursive read-only mode: unknown recursive read-only mode "{unknown}"'
+            )

@@ -1,0 +1,250 @@
+"""Walls and rights of containers and sandboxes, beyond what the recorded pods show."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from podkeeper.model.errors import NotConfigurable
+from podkeeper.model.k8s.core import (
+    AppArmorProfile,
+    Capabilities,
+    Container,
+    EphemeralContainer,
+    PodSecurityContext,
+    SeccompProfile,
+    SecurityContext,
+    SELinuxOptions,
+)
+from podkeeper.runtimes.cri.requests.security import MASKED_PATHS, READ_ONLY_PATHS
+from podkeeper.runtimes.cri.schema import cri
+from tests.runtimes.cri.requesting import NODE, annotated, made, pod, sandboxed, secured
+
+Profile = cri.SecurityProfile
+RUNTIME_DEFAULT, UNCONFINED, LOCALHOST = Profile.RuntimeDefault, Profile.Unconfined, Profile.Localhost
+
+
+# ---- seccomp ----
+
+
+def seccomp(kind: str, name: str | None = None) -> SeccompProfile:
+    return SeccompProfile(type=kind, localhost_profile=name)
+
+
+SECCOMP = {
+    "nothing said is unconfined": (None, None, False, Profile(profile_type=UNCONFINED)),
+    "nothing said is the runtime's, where the node says so": (None, None, True, Profile(profile_type=RUNTIME_DEFAULT)),
+    "the pod's word": (None, seccomp("RuntimeDefault"), False, Profile(profile_type=RUNTIME_DEFAULT)),
+    "the container's word goes before": (
+        seccomp("Unconfined"), seccomp("RuntimeDefault"), True, Profile(profile_type=UNCONFINED)),
+    "a profile of the node's": (
+        seccomp("Localhost", "deep/strict.json"), None, False,
+        Profile(profile_type=LOCALHOST, localhost_ref="/seccomp/deep/strict.json")),
+    "a kind nobody knows is unconfined": (seccomp("Sideways"), None, True, Profile(profile_type=UNCONFINED)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("own, shared, by_default, expected", SECCOMP.values(), ids=SECCOMP.keys())
+def test_seccomp(
+    own: SeccompProfile | None, shared: SeccompProfile | None, by_default: bool, expected: cri.SecurityProfile
+) -> None:
+    node = replace(NODE, default_seccomp=by_default)
+    found = secured(SecurityContext(seccomp_profile=own), PodSecurityContext(seccomp_profile=shared), node)
+    assert found.seccomp == expected
+
+
+def test_a_profile_without_a_name_is_refused() -> None:
+    with pytest.raises(NotConfigurable, match="localhostProfile must be set if seccompProfile type is Localhost"):
+        secured(SecurityContext(seccomp_profile=seccomp("Localhost")))
+
+
+# ---- AppArmor ----
+
+
+def apparmor(kind: str, name: str | None = None) -> AppArmorProfile:
+    return AppArmorProfile(type=kind, localhost_profile=name)
+
+
+APPARMOR = {
+    "nothing said is nothing sent": (None, None, None, None, ""),
+    "the runtime's": (
+        apparmor("RuntimeDefault"), None, None, Profile(profile_type=RUNTIME_DEFAULT), "runtime/default"),
+    "none": (apparmor("Unconfined"), None, None, Profile(profile_type=UNCONFINED), "unconfined"),
+    "the node's": (
+        apparmor("Localhost", "tight"), None, None,
+        Profile(profile_type=LOCALHOST, localhost_ref="tight"), "localhost/tight"),
+    "the pod's": (None, None, apparmor("Unconfined"), Profile(profile_type=UNCONFINED), "unconfined"),
+    "an old annotation goes before the pod's": (
+        None, "localhost/old", apparmor("Unconfined"),
+        Profile(profile_type=LOCALHOST, localhost_ref="old"), "localhost/old"),
+    "the container's goes before an old annotation": (
+        apparmor("Unconfined"), "runtime/default", None, Profile(profile_type=UNCONFINED), "unconfined"),
+    "an old annotation for the runtime's": (
+        None, "runtime/default", None, Profile(profile_type=RUNTIME_DEFAULT), "runtime/default"),
+    "an old annotation for none": (None, "unconfined", None, Profile(profile_type=UNCONFINED), "unconfined"),
+    "an old annotation that says nothing is none": (None, "sideways", None, None, ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("own, annotation, shared, expected, old", APPARMOR.values(), ids=APPARMOR.keys())
+def test_apparmor(
+    own: AppArmorProfile | None,
+    annotation: str | None,
+    shared: AppArmorProfile | None,
+    expected: cri.SecurityProfile | None,
+    old: str,
+) -> None:
+    container = Container(name="web", security_context=SecurityContext(app_armor_profile=own))
+    given = pod(container, security_context=PodSecurityContext(app_armor_profile=shared))
+    if annotation is not None:
+        key = "container.apparmor.security.beta.kubernetes.io/web"
+        given = annotated(given, annotations={key: annotation, f"{key}-other": "localhost/else"})
+    found = made(given).linux.security_context
+    assert (found.apparmor if found.HasField("apparmor") else None, found.apparmor_profile) == (expected, old)
+
+
+REFUSED_APPARMOR = {
+    "a machine without AppArmor": (apparmor("RuntimeDefault"), False, "AppArmor is not enabled on the host"),
+    "a profile without a name": (apparmor("Localhost"), True, "missing localhost apparmor profile name"),
+    "a kind nobody knows": (apparmor("Sideways"), True, 'unknown apparmor profile type: "Sideways"'),
+}
+
+
+@pytest.mark.parametrize("profile, enabled, message", REFUSED_APPARMOR.values(), ids=REFUSED_APPARMOR.keys())
+def test_apparmor_that_cannot_be_had_is_refused(profile: AppArmorProfile, enabled: bool, message: str) -> None:
+    with pytest.raises(NotConfigurable, match=message):
+        secured(SecurityContext(app_armor_profile=profile), node=replace(NODE, apparmor=enabled))
+
+
+def test_no_profile_can_be_had_even_without_apparmor() -> None:
+    found = secured(SecurityContext(app_armor_profile=apparmor("Unconfined")), node=replace(NODE, apparmor=False))
+    assert found.apparmor_profile == "unconfined"
+
+
+# ---- who ----
+
+USERS = {
+    "an image that names nobody is root's": ({}, {}, "", (0, "")),
+    "an image's number": ({}, {}, "1000", (1000, "")),
+    "an image's number and group": ({}, {}, "1000:2000", (1000, "")),
+    "an image's name": ({}, {}, "www-data", (None, "www-data")),
+    "the pod's word goes before the image's": ({}, {"run_as_user": 7}, "www-data", (7, "")),
+    "the container's word goes before the pod's": ({"run_as_user": 0}, {"run_as_user": 7}, "9", (0, "")),
+}
+
+
+@pytest.mark.parametrize("own, shared, image_user, expected", USERS.values(), ids=USERS.keys())
+def test_user(own: Any, shared: Any, image_user: str, expected: tuple[int | None, str]) -> None:
+    found = secured(SecurityContext(**own), PodSecurityContext(**shared), image_user=image_user)
+    user = found.run_as_user.value if found.HasField("run_as_user") else None
+    assert (user, found.run_as_username) == expected
+
+
+def test_groups_are_those_of_the_pod_and_the_container_may_choose_its_first() -> None:
+    shared = PodSecurityContext(fs_group=3, supplemental_groups=(5, 4), run_as_group=1)
+    found = secured(SecurityContext(run_as_group=2), shared)
+    assert (found.run_as_group.value, list(found.supplemental_groups)) == (2, [3, 5, 4])
+    assert not secured().HasField("run_as_group")
+
+
+GROUP_POLICIES = {"Merge": (False, cri.Merge), "Strict": (True, cri.Strict)}
+
+
+@pytest.mark.parametrize("policy", GROUP_POLICIES)
+def test_groups_policy(policy: str) -> None:
+    able, expected = GROUP_POLICIES[policy]
+    node = replace(NODE, supplemental_groups_policy=able)
+    shared = PodSecurityContext(supplemental_groups_policy=policy)
+    assert secured(shared=shared, node=node).supplemental_groups_policy == expected
+    box = sandboxed(pod(security_context=shared), node).linux.security_context
+    assert box.supplemental_groups_policy == expected
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [("Strict", 'SupplementalGroupsPolicy "Strict" is not supported'), ("Odd", "unsupported supplementalGroupsPolicy")],
+)
+def test_a_groups_policy_that_nobody_keeps_is_refused(policy: str, message: str) -> None:
+    shared = PodSecurityContext(supplemental_groups_policy=policy)
+    with pytest.raises(NotConfigurable, match=message):
+        secured(shared=shared)
+    with pytest.raises(NotConfigurable, match=message):
+        sandboxed(pod(security_context=shared))
+
+
+# ---- rights ----
+
+
+def test_capabilities_are_handed_on_and_none_are_said_of_who_says_nothing() -> None:
+    found = secured(SecurityContext(capabilities=Capabilities(add=("NET_ADMIN",), drop=("ALL",))))
+    assert list(found.capabilities.add_capabilities) == ["NET_ADMIN"]
+    assert list(found.capabilities.drop_capabilities) == ["ALL"]
+    assert not secured().HasField("capabilities")
+
+
+@pytest.mark.parametrize(("allowed", "expected"), [(None, False), (True, False), (False, True)])
+def test_only_a_clear_no_forbids_new_privileges(allowed: bool | None, expected: bool) -> None:
+    assert secured(SecurityContext(allow_privilege_escalation=allowed)).no_new_privs is expected
+
+
+def test_a_sandbox_is_privileged_if_any_container_is() -> None:
+    privileged = SecurityContext(privileged=True)
+    specs = {
+        "app": pod(Container(name="a"), Container(name="b", security_context=privileged)),
+        "init": pod(init_containers=(Container(name="i", security_context=privileged),)),
+        "debug": pod(ephemeral_containers=(EphemeralContainer(name="e", security_context=privileged),)),
+        "none": pod(),
+    }
+    found = {name: sandboxed(given).linux.security_context.privileged for name, given in specs.items()}
+    assert found == {"app": True, "init": True, "debug": True, "none": False}
+
+
+def test_selinux_options_of_the_container_go_before_those_of_the_pod() -> None:
+    shared = PodSecurityContext(se_linux_options=SELinuxOptions(level="s0:c1", type="t"))
+    own = SecurityContext(se_linux_options=SELinuxOptions(level="s0:c2", user="u", role="r"))
+    assert secured(own, shared).selinux_options == cri.SELinuxOption(level="s0:c2", user="u", role="r")
+    assert secured(None, shared).selinux_options == cri.SELinuxOption(level="s0:c1", type="t")
+    assert sandboxed(pod(security_context=shared)).linux.security_context.selinux_options.level == "s0:c1"
+    assert not secured().HasField("selinux_options")
+
+
+def test_what_is_hidden_of_the_machine() -> None:
+    hot = "/sys/devices/system/cpu/cpu0/thermal_throttle"
+    node = replace(NODE, hidden_paths=(hot,))
+    usual, open_ = secured(node=node), secured(SecurityContext(proc_mount="Unmasked"), node=node)
+    assert (tuple(usual.masked_paths), tuple(usual.readonly_paths)) == ((*MASKED_PATHS, hot), READ_ONLY_PATHS)
+    assert (list(open_.masked_paths), list(open_.readonly_paths)) == ([], [])
+
+
+# ---- namespaces ----
+
+NAMESPACES = {
+    "of its own": ({}, (cri.POD, cri.POD, cri.CONTAINER)),
+    "the node's network": ({"host_network": True}, (cri.NODE, cri.POD, cri.CONTAINER)),
+    "the node's IPC": ({"host_ipc": True}, (cri.POD, cri.NODE, cri.CONTAINER)),
+    "the node's processes": ({"host_pid": True}, (cri.POD, cri.POD, cri.NODE)),
+    "processes seen by all of the pod": ({"share_process_namespace": True}, (cri.POD, cri.POD, cri.POD)),
+    "processes not shared": ({"share_process_namespace": False}, (cri.POD, cri.POD, cri.CONTAINER)),
+}
+
+
+@pytest.mark.parametrize("spec, expected", NAMESPACES.values(), ids=NAMESPACES.keys())
+def test_namespaces(spec: dict[str, Any], expected: tuple[int, int, int]) -> None:
+    for found in (secured(**spec), sandboxed(pod(**spec)).linux.security_context):
+        options = found.namespace_options
+        assert (options.network, options.ipc, options.pid) == expected
+        assert options.userns_options == cri.UserNamespace(mode=cri.NODE)
+
+
+def test_an_ephemeral_container_sees_the_processes_of_its_target() -> None:
+    debug = EphemeralContainer(name="shell", target_container_name="web")
+    given = pod(ephemeral_containers=(debug,))
+    options = made(given, debug, target_id="c-1").linux.security_context.namespace_options
+    assert (options.pid, options.target_id) == (cri.TARGET, "c-1")
+
+
+def test_whose_processes_are_shared_anyway_needs_no_target() -> None:
+    debug = EphemeralContainer(name="shell", target_container_name="web")
+    given = pod(ephemeral_containers=(debug,), share_process_namespace=True)
+    options = made(given, debug, target_id="c-1").linux.security_context.namespace_options
+    assert (options.pid, options.target_id) == (cri.POD, "")
