@@ -13,6 +13,7 @@ from podkeeper.testing.contracts import Implementation, name_of, opened
 from podkeeper.testing.contracts.contract import Scenario
 from podkeeper.testing.contracts.runtime import RUNTIME, RuntimeSubject
 from podkeeper.testing.virtual_time import VirtualClock
+from tests.runtimes.cri.containerd import MISSING_IMAGE, PULLABLE_IMAGE, Containerd
 from tests.runtimes.process.home import at_home
 
 
@@ -43,3 +44,14 @@ IMPLEMENTATIONS = {
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS.values(), ids=IMPLEMENTATIONS.keys())
 def test_a_promise_is_kept(implementation: Implementation[RuntimeSubject], scenario: Scenario[RuntimeSubject]) -> None:
     implementation.check(scenario)
+
+
+@pytest.mark.parametrize("scenario", RUNTIME.scenarios, ids=name_of)
+def test_containerd_keeps_a_promise(containerd: Containerd, scenario: Scenario[RuntimeSubject]) -> None:
+    @asynccontextmanager
+    async def opened_there() -> AsyncIterator[RuntimeSubject]:
+        async with containerd.opened() as made:
+            runtime: Runtime = made
+            yield RuntimeSubject(runtime, image=PULLABLE_IMAGE, missing_image=MISSING_IMAGE)
+
+    Implementation(opened_there, run=containerd.run).check(scenario)

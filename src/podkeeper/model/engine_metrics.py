@@ -114,6 +114,9 @@ PULLS: Final = HistogramFamily(
     "kubelet_image_pull_duration_seconds", "How long pods waited for a pull, by the image's size.",
     ("image_size_in_bytes",), _PULL,
 )  # fmt: skip
+IMAGES_REMOVED: Final = CounterFamily(
+    "kubelet_image_garbage_collected_total", "Images that were removed, for their age or for space.", ("reason",)
+)
 CONTAINER_STARTS: Final = CounterFamily(
     "kubelet_started_containers_total", "Containers that were to be started.", ("container_type",)
 )

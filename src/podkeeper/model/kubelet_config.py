@@ -193,6 +193,12 @@ class KubeletConfiguration(Wire, frozen=True):
     registry_burst: Int32 | None = field(default=None, name="registryBurst")
     serialize_image_pulls: bool | None = field(default=None, name="serializeImagePulls")
     max_parallel_image_pulls: Int32 | None = field(default=None, name="maxParallelImagePulls")
+    image_pull_credentials_verification_policy: str | None = field(
+        default=None, name="imagePullCredentialsVerificationPolicy"
+    )
+    preloaded_images_verification_allowlist: tuple[str, ...] | None = field(
+        default=None, name="preloadedImagesVerificationAllowlist"
+    )
     image_minimum_gc_age: Duration | None = field(default=None, name="imageMinimumGCAge")
     image_maximum_gc_age: Duration | None = field(default=None, name="imageMaximumGCAge")
     image_gc_high_threshold_percent: Int32 | None = field(default=None, name="imageGCHighThresholdPercent")

@@ -62,6 +62,7 @@ _IF_ABSENT_OR_ZERO: Final[dict[str, Any]] = {
     "healthz_bind_address": "127.0.0.1",
     "node_lease_duration_seconds": 40,
     "cgroup_driver": "cgroupfs",
+    "image_pull_credentials_verification_policy": "NeverVerifyPreloadedImages",
     "max_pods": 110,
     "kube_api_burst": 100,
     "container_log_max_size": "10Mi",

@@ -102,6 +102,15 @@ class ImageRecord(msgspec.Struct, frozen=True, kw_only=True):
     pinned: bool = False
 
 
+class ImageFsUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """The file system that images lie on, and how full it is."""
+
+    mountpoint: str
+    used_bytes: int  # by images
+    capacity_bytes: int
+    available_bytes: int
+
+
 def api_container_id(runtime_name: str, container_id: str) -> str:
     """The id as the API shows it."""
     return f"{runtime_name}://{container_id}"

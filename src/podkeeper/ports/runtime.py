@@ -10,8 +10,9 @@ from typing import Protocol
 
 from podkeeper.model.messages import PodUID
 from podkeeper.model.probing import CommandEnd
-from podkeeper.model.runtime import ImageRecord, PodRecord
+from podkeeper.model.runtime import ImageFsUsage, ImageRecord, PodRecord
 from podkeeper.model.runtime_calls import ContainerConfig, RuntimeEvent, RuntimeHealth, SandboxConfig
+from podkeeper.model.stats import PodStats
 
 
 class Sandboxes(Protocol):
@@ -62,7 +63,10 @@ class Images(Protocol):
         """All images of the node."""
 
     async def remove_image(self, reference: str) -> None:
-        """Remove an image; unknown is removed."""
+        """Remove an image, under all its names; unknown is removed."""
+
+    async def image_usage(self) -> ImageFsUsage | None:
+        """How full the file system is that images lie on; None: images take no space here."""
 
 
 class Inspection(Protocol):
@@ -107,6 +111,13 @@ class Health(Protocol):
 
     async def health(self) -> RuntimeHealth:
         """Ask. Raises RuntimeUnavailable when it does not answer."""
+
+
+class Stats(Protocol):
+    """How much pods use. Not part of `Runtime`: not every runtime can tell."""
+
+    async def pod_stats(self, uid: PodUID | None = None) -> Sequence[PodStats]:
+        """What all pods use, or one of them. Who does not run, or is unknown, does not appear. Raises TryLater."""
 
 
 class Runtime(Sandboxes, Containers, Images, Inspection, Events, Commands, Logs, Health, Protocol):

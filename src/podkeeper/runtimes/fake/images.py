@@ -1,13 +1,14 @@
-"""The fake node's images: any name can be pulled, unless it is said to be missing.
+"""The fake node's images: any name can be pulled, unless it is said to be missing, or private.
 
 `nginx` and `nginx:latest` are one image; names are otherwise taken as they come.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from hashlib import sha256
 
 from podkeeper.model.errors import ImagePullFailed
-from podkeeper.model.runtime import ImageRecord
+from podkeeper.model.runtime import ImageFsUsage, ImageRecord
+from podkeeper.rules.keyring import credentials_for
 
 _SIZE_BYTES = 10 * 2**20
 
@@ -18,6 +19,7 @@ class FakeImages:
     def __init__(self, present: Iterable[str] = ()) -> None:
         self._records: dict[str, ImageRecord] = {}
         self.missing: set[str] = set()
+        self.private: dict[str, frozenset[str]] = {}  # by reference: the passwords that open it
         for reference in present:
             self.pull(reference)
 
@@ -25,10 +27,13 @@ class FakeImages:
         """The image of that name, if it is there."""
         return self._records.get(_full(reference))
 
-    def pull(self, reference: str) -> ImageRecord:
-        """Fetch an image. One that is missing everywhere cannot be."""
+    def pull(self, reference: str, secrets: Sequence[str] = ()) -> ImageRecord:
+        """Fetch an image. One that is missing everywhere cannot be, nor a private one without its password."""
         if reference in self.missing:
             raise ImagePullFailed(f"cannot pull image {reference}: not found")
+        shown = {each.password for each in credentials_for(reference, secrets)}
+        if reference in self.private and self.private[reference].isdisjoint(shown):
+            raise ImagePullFailed(f"cannot pull image {reference}: unauthorized")
         record = self.find(reference)
         if record is None:
             record = _record(_full(reference))
@@ -39,6 +44,14 @@ class FakeImages:
     def all(self) -> tuple[ImageRecord, ...]:
         """Every image once."""
         return tuple({record.id: record for record in self._records.values()}.values())
+
+    def usage(self, disk_bytes: int | None, other_bytes: int) -> ImageFsUsage | None:
+        """How full a disk of that size is, with so much on it besides; None: it has no size."""
+        if disk_bytes is None:
+            return None
+        used = sum(record.size_bytes for record in self.all())
+        free = max(disk_bytes - used - other_bytes, 0)
+        return ImageFsUsage(mountpoint="/images", used_bytes=used, capacity_bytes=disk_bytes, available_bytes=free)
 
     def remove(self, reference: str) -> None:
         """Forget an image, by whatever name."""

@@ -13,7 +13,7 @@ from podkeeper.model.errors import RuntimeRefused, RuntimeUnavailable
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.messages import PodUID
 from podkeeper.model.probing import CommandEnd, Exited, NotRun, TimedOut
-from podkeeper.model.runtime import ContainerRecord, ContainerState, ImageRecord, PodRecord
+from podkeeper.model.runtime import ContainerRecord, ContainerState, ImageFsUsage, ImageRecord, PodRecord
 from podkeeper.model.runtime_calls import ContainerConfig, RuntimeHealth, SandboxConfig
 from podkeeper.ports.clock import Clock
 from podkeeper.runtimes.events import EventFilter, EventHub, EventStream
@@ -39,6 +39,7 @@ class Operation(StrEnum):
     PULL_IMAGE = "pull_image"
     LIST_IMAGES = "list_images"
     REMOVE_IMAGE = "remove_image"
+    IMAGE_USAGE = "image_usage"
     LIST_PODS = "list_pods"
     POD_RECORD = "pod_record"
     EXEC_SYNC = "exec_sync"
@@ -86,6 +87,8 @@ class FakeRuntime:
         self._node = FakeNode(clock, self._hub.tell)
         self._images = FakeImages(images)
         self.condition = RuntimeHealth()
+        self.image_disk_bytes: int | None = None
+        self.other_disk_bytes = 0
         self.exec_script: ExecScript | None = None
 
     # ---- sandboxes ----
@@ -159,9 +162,9 @@ class FakeRuntime:
             return self._images.find(reference)
 
     async def pull_image(self, reference: str, secrets: Sequence[str] = ()) -> ImageRecord:
-        """Fetch an image that is not said to be missing."""
+        """Fetch an image that is not said to be missing; a private one takes a secret that opens it."""
         async with self._calls.call(Operation.PULL_IMAGE, reference, reference, tuple(secrets)):
-            return self._images.pull(reference)
+            return self._images.pull(reference, secrets)
 
     async def list_images(self) -> Sequence[ImageRecord]:
         """All images."""
@@ -172,6 +175,11 @@ class FakeRuntime:
         """Forget an image."""
         async with self._calls.call(Operation.REMOVE_IMAGE, reference, reference):
             self._images.remove(reference)
+
+    async def image_usage(self) -> ImageFsUsage | None:
+        """A disk of `image_disk_bytes`, if it has a size; `other_disk_bytes` of it are used by others."""
+        async with self._calls.call(Operation.IMAGE_USAGE, ""):
+            return self._images.usage(self.image_disk_bytes, self.other_disk_bytes)
 
     # ---- what there is ----
 
@@ -240,6 +248,11 @@ class FakeRuntime:
     def missing_images(self) -> set[str]:
         """The images nobody can pull."""
         return self._images.missing
+
+    @property
+    def private_images(self) -> dict[str, frozenset[str]]:
+        """The images that need a password, and which open them."""
+        return self._images.private
 
     def behave(self, pod: str, container: str, behaviour: Behaviour) -> None:
         """Script a container, by its pod's name or UID, from its next attempt on. `*` is any pod or container."""

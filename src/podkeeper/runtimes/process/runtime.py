@@ -22,7 +22,7 @@ from podkeeper.model.errors import AgentError, RuntimeRefused, RuntimeUnavailabl
 from podkeeper.model.k8s.core import Container, EphemeralContainer
 from podkeeper.model.messages import PodUID
 from podkeeper.model.probing import CommandEnd, NotRun
-from podkeeper.model.runtime import ImageRecord, PodRecord
+from podkeeper.model.runtime import ImageFsUsage, ImageRecord, PodRecord
 from podkeeper.model.runtime_calls import ContainerConfig, RuntimeHealth, SandboxConfig
 from podkeeper.runtimes.events import EventHub, EventStream
 from podkeeper.runtimes.process.commands import run_command
@@ -251,6 +251,10 @@ class ProcessRuntime:
 
     async def remove_image(self, reference: str) -> None:
         """The host's files stay."""
+
+    async def image_usage(self) -> ImageFsUsage | None:
+        """The host's files are no images."""
+        return None
 
     # ---- what there is ----
 

@@ -351,6 +351,16 @@ async def a_pulled_image_is_known_by_name_and_id(subject: RuntimeSubject) -> Non
 
 
 @RUNTIME.promises
+async def the_disk_of_images_is_told_as_it_is(subject: RuntimeSubject) -> None:
+    """`image_usage` names the file system that images lie on, or says that they take no space."""
+    usage = await subject.runtime.image_usage()
+    if usage is not None:
+        assert usage.mountpoint.startswith("/")
+        assert 0 <= usage.available_bytes <= usage.capacity_bytes > 0
+        assert usage.used_bytes >= 0
+
+
+@RUNTIME.promises
 async def an_image_nobody_has_cannot_be_pulled(subject: RuntimeSubject) -> None:
     """`pull_image` raises ImagePullFailed, and `image` tells that the node does not have it."""
     assert await subject.runtime.image(subject.missing_image) is None

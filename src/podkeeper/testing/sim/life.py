@@ -195,6 +195,7 @@ RUNTIME = {
     ),
     **dict.fromkeys(("stop_container", "remove_container", "pull_image", "remove_image"), Way.CHANGE),
     **dict.fromkeys(("image", "list_images", "list_pods", "pod_record", "exec_sync", "health"), Way.ASK),
+    "image_usage": Way.ASK,
     "reopen_log": Way.ASK,
     "events": Way.STREAM,
 }

@@ -97,6 +97,18 @@ def hierarchies(mountinfo: str = MOUNTINFO) -> tuple[Hierarchy, ...]:
     return tuple(sorted(found, key=lambda hierarchy: len(hierarchy.mount_point)))
 
 
+def other_hierarchies(mountinfo: str = MOUNTINFO) -> tuple[Hierarchy, ...]:
+    """Hierarchies of version 1 in which we limit nothing; container runtimes make cgroups in every one."""
+    found = []
+    with open(mountinfo) as lines:
+        for line in lines:
+            fields = line.split()
+            if fields[fields.index("-") + 1] == "cgroup" and not set(fields[-1].split(",")).intersection(CONTROLLERS):
+                mount_point = _unescaped(fields[4])
+                found.append(Hierarchy(mount_point, mount_point, _unescaped(fields[3])))
+    return tuple(found)
+
+
 def place_at(directories: Mapping[str, str]) -> Place | None:
     """The place made of these directories; None if there are none. Alone, `unified` is version 2."""
     if not directories:

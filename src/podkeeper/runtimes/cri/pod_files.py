@@ -1,0 +1,138 @@
+"""Files of the node that appear in containers: the hosts file of a pod, and a place for each container's last words.
+
+    pods_root/UID/etc-hosts                   the pod's addresses and names; in the node's network, the node's own file
+    pods_root/UID/containers/NAME/XXXXXXXX    one for each try of a container; anybody in it may write
+
+Made before a container is created, with the directory for its log, from which goes what an earlier life of the pod
+left under the same name; removed with the pod's directory, by whoever removes that. The Go ancestors are
+`makeHostsMount` in pkg/kubelet/kubelet_pods.go and `makeMounts` in pkg/kubelet/kuberuntime/kuberuntime_container.go.
+"""
+
+import os
+import secrets
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Final
+
+from msgspec.structs import replace
+
+from podkeeper.model.errors import NotConfigurable
+from podkeeper.model.k8s.core import HostAlias, Pod
+from podkeeper.model.runtime_calls import ContainerConfig
+from podkeeper.rules.naming import hostname_of
+from podkeeper.runtimes.cri.requests.container import ContainerFiles
+
+NODE_HOSTS: Final = "/etc/hosts"
+
+_HEADER: Final = "# Kubernetes-managed hosts file.\n"
+_HEADER_HOST_NETWORK: Final = "# Kubernetes-managed hosts file (host network).\n"
+_LOCAL: Final = (
+    "127.0.0.1\tlocalhost\n"
+    "::1\tlocalhost ip6-localhost ip6-loopback\n"
+    "fe00::0\tip6-localnet\n"
+    "fe00::0\tip6-mcastprefix\n"
+    "fe00::1\tip6-allnodes\n"
+    "fe00::2\tip6-allrouters\n"
+)
+
+
+class PodFiles:
+    """Makes them. Calls block: they belong in a thread."""
+
+    def __init__(self, pods_root: str, cluster_domain: str = "", node_hosts: str = NODE_HOSTS) -> None:
+        self._root = pods_root
+        self._cluster_domain = cluster_domain
+        self._node_hosts = node_hosts
+
+    def make_for(self, config: ContainerConfig, log_directory: str) -> ContainerFiles:
+        """Make all files that one try of a container needs. Raises NotConfigurable."""
+        try:
+            if log_directory and config.log_path:
+                _make_way(os.path.join(log_directory, config.log_path))
+            return ContainerFiles(termination_log=self._termination_log(config), etc_hosts=self._etc_hosts(config))
+        except OSError as error:
+            where = error.filename or self._root
+            raise NotConfigurable(
+                f"cannot make {where} for container {config.container.name}: {error.strerror}"
+            ) from error
+
+    def _termination_log(self, config: ContainerConfig) -> str:
+        if not config.container.termination_message_path:
+            return ""
+        directory = os.path.join(self._directory(config.pod), "containers", config.container.name)
+        os.makedirs(directory, mode=0o750, exist_ok=True)
+        path = os.path.join(directory, secrets.token_hex(4))
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
+        os.chmod(path, 0o666)  # whatever the umask: the container may run as anybody
+        return path
+
+    def _etc_hosts(self, config: ContainerConfig) -> str:
+        """The hosts file, written anew: another sandbox has another address."""
+        pod = config.pod
+        if not (config.pod_ips or pod.spec.host_network):
+            return ""
+        if any(mount.container_path == NODE_HOSTS for mount in config.mounts):
+            return ""
+        if pod.spec.host_network:
+            text = node_hosts_text(_read(self._node_hosts), pod.spec.host_aliases or ())
+        else:
+            text = pod_hosts_text(pod, config.pod_ips, self._cluster_domain)
+        os.makedirs(self._directory(pod), mode=0o750, exist_ok=True)
+        path = os.path.join(self._directory(pod), "etc-hosts")
+        # In place: running containers have this very file mounted.
+        with open(path, "w", encoding="utf-8", errors="surrogateescape") as file:
+            file.write(text)
+        os.chmod(path, 0o644)
+        return path
+
+    def _directory(self, pod: Pod) -> str:
+        uid = pod.metadata.uid or ""
+        if not uid or "/" in uid or uid in (".", ".."):
+            raise NotConfigurable(
+                f"cannot make files for pod {pod.metadata.name}: its UID {uid!r} is no name of a file"
+            )
+        return os.path.join(self._root, uid)
+
+
+def _make_way(log_path: str) -> None:
+    """Have a directory for a log, and nothing under its name: runtimes would write on at the end of it.
+
+    What is there is of a pod of the same UID that is gone: static pods keep theirs.
+    """
+    directory, name = os.path.split(log_path)
+    os.makedirs(directory, mode=0o755, exist_ok=True)
+    for old in os.listdir(directory):
+        if old == name or old.startswith(f"{name}."):
+            with suppress(FileNotFoundError):
+                os.unlink(os.path.join(directory, old))
+
+
+def pod_hosts_text(pod: Pod, ips: Sequence[str], cluster_domain: str) -> str:
+    """The hosts file of a pod with a network of its own."""
+    # The short name, also where the pod wants to see its full one.
+    plain = replace(pod, spec=replace(pod.spec, set_hostname_as_fqdn=None))
+    hostname = hostname_of(plain)
+    names = hostname
+    if pod.spec.subdomain and pod.spec.hostname_override is None:
+        domain = f"{pod.spec.subdomain}.{pod.metadata.namespace or ''}.svc.{cluster_domain}"
+        names = f"{hostname}.{domain}\t{hostname}"
+    own = "".join(f"{ip}\t{names}\n" for ip in ips)
+    return f"{_HEADER}{_LOCAL}{own}{_aliases_text(pod.spec.host_aliases or ())}"
+
+
+def node_hosts_text(node_hosts: str, aliases: Sequence[HostAlias]) -> str:
+    """The hosts file of a pod in the node's network."""
+    return f"{_HEADER_HOST_NETWORK}{node_hosts}{_aliases_text(aliases)}"
+
+
+def _aliases_text(aliases: Sequence[HostAlias]) -> str:
+    if not aliases:
+        return ""
+    lines = ("\t".join((alias.ip, *(alias.hostnames or ()))) for alias in aliases)
+    return "\n# Entries added by HostAliases.\n" + "".join(f"{line}\n" for line in lines)
+
+
+def _read(path: str) -> str:
+    with suppress(FileNotFoundError), open(path, encoding="utf-8", errors="surrogateescape") as file:
+        return file.read()
+    return ""

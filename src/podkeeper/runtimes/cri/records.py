@@ -1,0 +1,258 @@
+"""What CRI tells, as the port shows it: lists and statuses in, records out.
+
+    PodSandbox, Container (lists)              -> PodRecord with ids and states
+    PodSandboxStatus, ContainerStatus          -> SandboxRecord, ContainerRecord with all the rest
+
+A thing belongs to a pod if its labels say so (`io.kubernetes.pod.uid`), whoever made it: pods of the reference kubelet
+are read like our own. What has no such label is not ours and does not appear. Pure: the last words of a container come
+in as an argument. The Go ancestors are `getPods`, `GetPodStatus` and `toKubeContainerStatus` in kuberuntime.
+"""
+
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+from typing import Final
+
+from msgspec.structs import replace
+
+from podkeeper.model.runtime import (
+    ActualResources,
+    ContainerRecord,
+    ContainerState,
+    ImageRecord,
+    LinuxUser,
+    NetworkMode,
+    PodRecord,
+    SandboxRecord,
+)
+from podkeeper.runtimes.cri.requests.labels import (
+    CONTAINER_NAME,
+    HASH,
+    POD_NAME,
+    POD_NAMESPACE,
+    POD_UID,
+    RESTART_COUNT,
+    TERMINATION_MESSAGE_PATH,
+    TERMINATION_MESSAGE_POLICY,
+)
+from podkeeper.runtimes.cri.schema import cri
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_STATES: Final = {
+    cri.CONTAINER_CREATED: ContainerState.CREATED,
+    cri.CONTAINER_RUNNING: ContainerState.RUNNING,
+    cri.CONTAINER_EXITED: ContainerState.EXITED,
+}
+_SHARES_PER_CPU: Final = 1024
+_MIN_SHARES: Final = 2
+_FALLBACK_TO_LOGS: Final = "FallbackToLogsOnError"
+_CANNOT_RUN: Final = "ContainerCannotRun"
+
+
+def instant(nanoseconds: int) -> datetime:
+    """A time, from nanoseconds since 1970."""
+    return _EPOCH + timedelta(microseconds=nanoseconds // 1000)
+
+
+# Lists.
+
+
+def listed_pods(sandboxes: Iterable[cri.PodSandbox], containers: Iterable[cri.Container]) -> tuple[PodRecord, ...]:
+    """Every pod in two lists, the newest first, with ids and states."""
+    pods: dict[str, tuple[Mapping[str, str], list[SandboxRecord], list[ContainerRecord]]] = {}
+    for box in sandboxes_by_age(sandboxes):
+        if uid := box.labels.get(POD_UID):
+            pods.setdefault(uid, (box.labels, [], []))[1].append(listed_sandbox(box))
+    for container in containers_by_age(containers):
+        if uid := container.labels.get(POD_UID):
+            pods.setdefault(uid, (container.labels, [], []))[2].append(listed_container(container))
+    return tuple(pod_record(uid, labels, boxes, made) for uid, (labels, boxes, made) in pods.items())
+
+
+def pod_record(
+    uid: str, labels: Mapping[str, str], sandboxes: Iterable[SandboxRecord], containers: Iterable[ContainerRecord]
+) -> PodRecord:
+    """A pod of parts that are in order; its addresses are those of its newest sandbox, while that is ready."""
+    boxes = tuple(sandboxes)
+    return PodRecord(
+        uid=uid,
+        name=labels.get(POD_NAME, ""),
+        namespace=labels.get(POD_NAMESPACE, ""),
+        ips=_addresses(boxes[0]) if boxes and boxes[0].ready else (),
+        sandboxes=boxes,
+        containers=tuple(containers),
+    )
+
+
+def sandboxes_by_age(sandboxes: Iterable[cri.PodSandbox]) -> list[cri.PodSandbox]:
+    """The newest attempt first; of one attempt, the youngest."""
+    return sorted(sandboxes, key=lambda box: (-box.metadata.attempt, -box.created_at, box.id))
+
+
+def containers_by_age(containers: Iterable[cri.Container]) -> list[cri.Container]:
+    """The youngest first."""
+    return sorted(containers, key=lambda container: (-container.created_at, container.id))
+
+
+def listed_sandbox(box: cri.PodSandbox) -> SandboxRecord:
+    """A sandbox as far as a list tells."""
+    return SandboxRecord(
+        id=box.id,
+        ready=box.state == cri.SANDBOX_READY,
+        attempt=box.metadata.attempt,
+        created_at=instant(box.created_at),
+    )
+
+
+def listed_state(container: cri.Container) -> ContainerState:
+    """What a list says of how a container is."""
+    return _STATES.get(container.state, ContainerState.UNKNOWN)
+
+
+def listed_container(container: cri.Container) -> ContainerRecord:
+    """A container as far as a list tells."""
+    return ContainerRecord(
+        id=container.id,
+        name=_container_name(container.labels, container.metadata),
+        state=listed_state(container),
+        image=container.image.image,
+        image_id=container.image_id or container.image_ref,
+        spec_hash=container.annotations.get(HASH, ""),
+        sandbox_id=container.pod_sandbox_id,
+        restart_count=_number(container.annotations.get(RESTART_COUNT)),
+        created_at=instant(container.created_at),
+    )
+
+
+# Statuses.
+
+
+def sandbox_record(status: cri.PodSandboxStatus) -> SandboxRecord:
+    """A sandbox as its own status tells."""
+    network = status.network if status.HasField("network") else None
+    return SandboxRecord(
+        id=status.id,
+        ready=status.state == cri.SANDBOX_READY,
+        attempt=status.metadata.attempt,
+        network=_network_mode(status),
+        ip=None if network is None else network.ip,
+        additional_ips=() if network is None else tuple(each.ip for each in network.additional_ips),
+        created_at=instant(status.created_at),
+    )
+
+
+def container_record(status: cri.ContainerStatus, sandbox_id: str, last_words: str = "") -> ContainerRecord:
+    """A container as its own status tells; `last_words` come after what the runtime says of its end."""
+    state = _STATES.get(status.state, ContainerState.UNKNOWN)
+    record = ContainerRecord(
+        id=status.id,
+        name=_container_name(status.labels, status.metadata),
+        state=state,
+        image=status.image.image,
+        image_id=status.image_id or status.image_ref,
+        spec_hash=status.annotations.get(HASH, ""),
+        sandbox_id=sandbox_id,
+        restart_count=_number(status.annotations.get(RESTART_COUNT)),
+        created_at=instant(status.created_at),
+        # One that could not be started has no such time: the reference shows 1970, and so do we.
+        started_at=None if state is ContainerState.CREATED else instant(status.started_at),
+        resources=_resources(status),
+        user=_user(status),
+    )
+    if state is not ContainerState.EXITED:
+        return record
+    return replace(
+        record,
+        # containerd notes a start once its call is through: what ended meanwhile would have ended before it began.
+        finished_at=instant(max(status.started_at, status.finished_at)),
+        exit_code=status.exit_code,
+        reason=status.reason,
+        message=": ".join(filter(None, (status.message, last_words))),
+    )
+
+
+def termination_log_of(status: cri.ContainerStatus) -> str:
+    """Where on the node the file for a container's last words is; "" where it has none."""
+    wanted = status.annotations.get(TERMINATION_MESSAGE_PATH, "")
+    if not wanted:
+        return ""
+    path = wanted if wanted.startswith("/") else f"/{wanted}"
+    return next((mount.host_path for mount in status.mounts if mount.container_path == path), "")
+
+
+def may_ask_log(status: cri.ContainerStatus) -> bool:
+    """Whether the end of its log will do for last words: it failed, and its spec says so."""
+    return (
+        status.annotations.get(TERMINATION_MESSAGE_POLICY) == _FALLBACK_TO_LOGS
+        and status.exit_code != 0
+        and status.reason != _CANNOT_RUN
+    )
+
+
+def image_record(image: cri.Image) -> ImageRecord:
+    """An image of the node."""
+    return ImageRecord(
+        id=image.id,
+        tags=tuple(image.repo_tags),
+        digests=tuple(image.repo_digests),
+        size_bytes=image.size,
+        user=str(image.uid.value) if image.HasField("uid") else image.username,
+        pinned=image.pinned,
+    )
+
+
+# Parts.
+
+
+def _container_name(labels: Mapping[str, str], metadata: cri.ContainerMetadata) -> str:
+    return labels.get(CONTAINER_NAME) or metadata.name
+
+
+def _number(text: str | None) -> int:
+    """A count from an annotation; what is no number counts as none, as in the reference."""
+    try:
+        return int(text or 0)
+    except ValueError:
+        return 0
+
+
+def _network_mode(status: cri.PodSandboxStatus) -> NetworkMode | None:
+    if not status.linux.namespaces.HasField("options"):
+        return None
+    return NetworkMode.NODE if status.linux.namespaces.options.network == cri.NODE else NetworkMode.POD
+
+
+def _addresses(box: SandboxRecord) -> tuple[str, ...]:
+    """A sandbox's addresses, the first one first; none if one of them is no address: nobody could use the others."""
+    found = tuple(filter(None, (box.ip, *box.additional_ips)))
+    return found if all(map(_is_address, found)) else ()
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _resources(status: cri.ContainerStatus) -> ActualResources | None:
+    """What a container really gets; a request for memory is nothing that a runtime knows."""
+    told = status.resources.linux
+    cpu_limit = told.cpu_quota * 1000 // told.cpu_period if told.cpu_period > 0 and told.cpu_quota > 0 else 0
+    cpu_request = -(-told.cpu_shares * 1000 // _SHARES_PER_CPU) if told.cpu_shares >= _MIN_SHARES else 0
+    memory_limit = max(0, told.memory_limit_in_bytes)
+    if not (cpu_limit or cpu_request or memory_limit):
+        return None
+    return ActualResources(
+        cpu_limit_milli=cpu_limit or None,
+        cpu_request_milli=cpu_request or None,
+        memory_limit_bytes=memory_limit or None,
+    )
+
+
+def _user(status: cri.ContainerStatus) -> LinuxUser | None:
+    if not status.user.HasField("linux"):
+        return None
+    told = status.user.linux
+    return LinuxUser(uid=told.uid, gid=told.gid, supplemental_groups=tuple(told.supplemental_groups))

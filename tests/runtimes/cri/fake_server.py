@@ -1,0 +1,387 @@
+"""A small CRI server in this process: keeps sandboxes and containers in dictionaries, and misbehaves as told.
+
+    server.next("RunPodSandbox", Hang())          the next such call never ends
+    server.next("RunPodSandbox", LoseAnswer())    it takes effect, and nobody hears of it
+    server.next("RunPodSandbox", Late(0.2))       it takes effect after a while, whether or not somebody still waits
+    server.next("StopContainer", Refuse(code, words))
+
+Names are reserved as containerd does it. `calls` has all that was asked.
+"""
+
+import asyncio
+import os
+import tempfile
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+import grpc
+import grpc.aio
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
+
+from podkeeper.runtimes.cri.schema import containerd_events, cri
+from podkeeper.runtimes.cri.schema.loading import file_of
+from podkeeper.runtimes.cri.transport import Answer, GrpcTransport
+
+CODES = grpc.StatusCode
+SOON_SECONDS = 0.4
+
+
+@dataclass(frozen=True)
+class Refuse:
+    code: grpc.StatusCode
+    words: str
+
+
+@dataclass(frozen=True)
+class Hang:
+    pass
+
+
+@dataclass(frozen=True)
+class LoseAnswer:
+    pass
+
+
+@dataclass(frozen=True)
+class Late:
+    seconds: float
+
+
+Fault = Refuse | Hang | LoseAnswer | Late
+
+
+class _No(Exception):
+    def __init__(self, code: grpc.StatusCode, words: str) -> None:
+        super().__init__(words)
+        self.code = code
+
+
+class FakeCri(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc brings no types
+    """The server's side of CRI."""
+
+    def __init__(self) -> None:
+        self.sandboxes: dict[str, cri.PodSandboxStatus] = {}
+        self.containers: dict[str, cri.ContainerStatus] = {}
+        self.homes: dict[str, str] = {}  # of containers
+        self.sandbox_configs: dict[str, cri.PodSandboxConfig] = {}  # as told by a verbose status
+        self.images: dict[str, cri.Image] = {}
+        self.calls: list[tuple[str, Any]] = []
+        self.cut_off: list[str] = []  # calls whose caller went away
+        self.unknown_services: set[str] = {"containerd.services.events.v1.Events"}
+        self.unknown_calls: set[str] = {"GetContainerEvents", "RuntimeConfig", "ListPodSandboxStats"}
+        self.info: dict[str, str] = {}  # of a verbose status
+        self.handlers: list[cri.RuntimeHandler] = []
+        self.features = cri.RuntimeFeatures()
+        self.stats: list[cri.ContainerStats] = []
+        self.conditions = {"RuntimeReady": True, "NetworkReady": True}
+        self.path = ""
+        self._server: Any = None
+        self._faults: dict[str, deque[Fault]] = {}
+        self._numbers = count(1)
+        self._streams: list[asyncio.Queue[Message | None]] = []
+        self._late: set[asyncio.Task[Message]] = set()
+
+    def next(self, call: str, *faults: Fault) -> None:
+        """How the next such calls go."""
+        self._faults.setdefault(call, deque()).extend(faults)
+
+    def is_armed(self, call: str) -> bool:
+        """Whether the next such call goes wrong."""
+        return bool(self._faults.get(call))
+
+    def count(self, call: str) -> int:
+        """How often something was asked."""
+        return sum(name == call for name, _ in self.calls)
+
+    async def tell(self, news: Message) -> None:
+        """Send news to everybody who listens, once somebody does."""
+        async with asyncio.timeout(10):
+            while not self._streams:
+                await asyncio.sleep(0.005)
+        for stream in self._streams:
+            stream.put_nowait(news)
+
+    def break_streams(self) -> None:
+        """End every stream."""
+        for stream in self._streams:
+            stream.put_nowait(None)
+        self._streams.clear()
+
+    # gRPC's side.
+
+    async def serve(self, path: str) -> None:
+        """Begin to serve on a socket."""
+        self.path = path
+        self._server = grpc.aio.server()
+        self._server.add_generic_rpc_handlers((self,))
+        self._server.add_insecure_port(f"unix:{path}")
+        await self._server.start()
+
+    async def stop(self) -> None:
+        """Stop serving, at once and whoever still waits."""
+        await self._server.stop(None)
+
+    def service(self, details: Any) -> Any:
+        """Who handles a call."""
+        service, _, name = details.method.lstrip("/").partition("/")
+        short = service.rpartition(".")[2]
+        if service in self.unknown_services or name in self.unknown_calls:
+            return None
+        file = file_of("containerd_events.proto" if short == "Events" else "cri.proto")
+        if file.package != service.rpartition(".")[0] or short not in file.services_by_name:
+            return None
+        method = file.services_by_name[short].methods_by_name[name]
+        request, answer = GetMessageClass(method.input_type), GetMessageClass(method.output_type)
+        if name in ("GetContainerEvents", "Subscribe"):
+            return grpc.unary_stream_rpc_method_handler(
+                self._stream, request.FromString, lambda message: message.SerializeToString()
+            )
+
+        async def unary(asked: Any, context: Any) -> Message:
+            return await self._unary(name, asked, answer, context)
+
+        return grpc.unary_unary_rpc_method_handler(unary, request.FromString, answer.SerializeToString)
+
+    async def _unary(self, name: str, asked: Any, answer: type[Message], context: Any) -> Message:
+        self.calls.append((name, asked))
+        faults = self._faults.get(name)
+        fault = faults.popleft() if faults else None
+        do: Callable[[Any], Message | None] = getattr(self, f"_{name}")
+
+        def effect() -> Message:
+            return do(asked) or answer()
+
+        try:
+            match fault:
+                case Refuse(code, words):
+                    raise _No(code, words)
+                case Hang():
+                    await asyncio.get_running_loop().create_future()
+                case LoseAnswer():
+                    effect()
+                    await asyncio.get_running_loop().create_future()
+                case Late(seconds):
+                    task = asyncio.get_running_loop().create_task(_later(seconds, effect))
+                    self._late.add(task)
+                    return await asyncio.shield(task)
+            return effect()
+        except _No as no:
+            await context.abort(no.code, str(no))
+            raise
+        except asyncio.CancelledError:
+            self.cut_off.append(name)
+            raise
+
+    async def _stream(self, asked: Any, context: Any) -> AsyncIterator[Message]:
+        self.calls.append(("stream", asked))
+        queue: asyncio.Queue[Message | None] = asyncio.Queue()
+        self._streams.append(queue)
+        try:
+            while (news := await queue.get()) is not None:
+                yield news
+        finally:
+            if queue in self._streams:
+                self._streams.remove(queue)
+
+    # What it does.
+
+    def _Version(self, _: Any) -> Message:
+        return cri.VersionResponse(runtime_name="fakerd", runtime_version="1.2.3", runtime_api_version="v1")
+
+    def _RuntimeConfig(self, _: Any) -> Message:
+        linux = cri.LinuxRuntimeConfiguration(cgroup_driver=cri.SYSTEMD)
+        return cri.RuntimeConfigResponse(linux=linux)
+
+    def _ListContainerStats(self, _: Any) -> Message:
+        return cri.ListContainerStatsResponse(stats=self.stats)
+
+    def _Status(self, asked: Any) -> Message:
+        conditions = [
+            cri.RuntimeCondition(
+                type=kind, status=status, reason="" if status else "Broken", message="" if status else "so"
+            )
+            for kind, status in self.conditions.items()
+        ]
+        info = self.info if asked.verbose else {}
+        return cri.StatusResponse(
+            status=cri.RuntimeStatus(conditions=conditions),
+            info=info,
+            runtime_handlers=self.handlers,
+            features=self.features,
+        )
+
+    def _RunPodSandbox(self, asked: Any) -> Message:
+        meta = asked.config.metadata
+        for other in self.sandboxes.values():
+            if (other.metadata.uid, other.metadata.attempt) == (meta.uid, meta.attempt):
+                name = f"{meta.name}_{meta.namespace}_{meta.uid}_{meta.attempt}"
+                words = f'failed to reserve sandbox name "{name}": name "{name}" is reserved for "{other.id}"'
+                raise _No(CODES.UNKNOWN, words)
+        sandbox_id = f"box{next(self._numbers)}"
+        self.sandboxes[sandbox_id] = cri.PodSandboxStatus(
+            id=sandbox_id,
+            metadata=meta,
+            created_at=time.time_ns(),
+            labels=asked.config.labels,
+            annotations=asked.config.annotations,
+            network=cri.PodSandboxNetworkStatus(ip="192.0.2.9"),
+        )
+        return cri.RunPodSandboxResponse(pod_sandbox_id=sandbox_id)
+
+    def _StopPodSandbox(self, asked: Any) -> None:
+        if (box := self.sandboxes.get(asked.pod_sandbox_id)) is not None:
+            box.state = cri.SANDBOX_NOTREADY
+
+    def _RemovePodSandbox(self, asked: Any) -> None:
+        self.sandboxes.pop(asked.pod_sandbox_id, None)
+        for container_id in [each for each, home in self.homes.items() if home == asked.pod_sandbox_id]:
+            self._forget(container_id)
+
+    def _PodSandboxStatus(self, asked: Any) -> Message:
+        status = self.sandboxes.get(asked.pod_sandbox_id)
+        if status is None:
+            raise _No(
+                CODES.NOT_FOUND, f'an error occurred when try to find sandbox: "{asked.pod_sandbox_id}": not found'
+            )
+        return cri.PodSandboxStatusResponse(status=status)
+
+    def _ListPodSandbox(self, asked: Any) -> Message:
+        wanted = asked.filter.label_selector.items()
+        items = [
+            cri.PodSandbox(
+                id=box.id, metadata=box.metadata, state=box.state, created_at=box.created_at, labels=box.labels
+            )
+            for box in self.sandboxes.values()
+            if asked.filter.id in ("", box.id) and wanted <= dict(box.labels).items()
+        ]
+        return cri.ListPodSandboxResponse(items=items)
+
+    def _CreateContainer(self, asked: Any) -> Message:
+        if asked.pod_sandbox_id not in self.sandboxes:
+            raise _No(CODES.NOT_FOUND, f'failed to find sandbox id "{asked.pod_sandbox_id}": not found')
+        meta, uid = asked.config.metadata, asked.sandbox_config.metadata.uid
+        for other in self.containers.values():
+            if (other.metadata, other.labels["io.kubernetes.pod.uid"]) == (meta, uid):
+                name = f"{meta.name}_{uid}_{meta.attempt}"
+                words = f'failed to reserve container name "{name}": name "{name}" is reserved for "{other.id}"'
+                raise _No(CODES.UNKNOWN, words)
+        container_id = f"container{next(self._numbers)}"
+        self.homes[container_id] = asked.pod_sandbox_id
+        self.containers[container_id] = cri.ContainerStatus(
+            id=container_id,
+            metadata=meta,
+            created_at=time.time_ns(),
+            image=asked.config.image,
+            labels=asked.config.labels,
+            annotations=asked.config.annotations,
+            mounts=asked.config.mounts,
+        )
+        return cri.CreateContainerResponse(container_id=container_id)
+
+    def _StartContainer(self, asked: Any) -> None:
+        status = self._container(asked.container_id)
+        if status.state != cri.CONTAINER_CREATED:
+            raise _No(CODES.UNKNOWN, "failed to set starting state: container is in CONTAINER_RUNNING state")
+        status.state, status.started_at = cri.CONTAINER_RUNNING, time.time_ns()
+
+    def _StopContainer(self, asked: Any) -> None:
+        status = self._container(asked.container_id)
+        if status.state == cri.CONTAINER_RUNNING:
+            self.exit(asked.container_id, 143)
+
+    def _RemoveContainer(self, asked: Any) -> None:
+        self._forget(asked.container_id)
+
+    def _ContainerStatus(self, asked: Any) -> Message:
+        return cri.ContainerStatusResponse(status=self._container(asked.container_id))
+
+    def _ListContainers(self, asked: Any) -> Message:
+        wanted = asked.filter.label_selector.items()
+        containers = [
+            cri.Container(
+                id=each.id,
+                pod_sandbox_id=self.homes[each.id],
+                metadata=each.metadata,
+                image=each.image,
+                state=each.state,
+                created_at=each.created_at,
+                labels=each.labels,
+                annotations=each.annotations,
+            )
+            for each in self.containers.values()
+            if asked.filter.id in ("", each.id) and wanted <= dict(each.labels).items()
+        ]
+        return cri.ListContainersResponse(containers=containers)
+
+    def _ExecSync(self, asked: Any) -> Message:
+        self._container(asked.container_id)
+        return cri.ExecSyncResponse(stdout=b"out\n", stderr=b"err\n", exit_code=3)
+
+    def _ImageStatus(self, asked: Any) -> Message:
+        return cri.ImageStatusResponse(image=self.images.get(asked.image.image))
+
+    def _PullImage(self, asked: Any) -> Message:
+        self.images[asked.image.image] = self.images["sha256:1"] = cri.Image(
+            id="sha256:1", repo_tags=[asked.image.image]
+        )
+        return cri.PullImageResponse(image_ref="sha256:1")
+
+    def exit(self, container_id: str, code: int) -> None:
+        """A container ends."""
+        status = self.containers[container_id]
+        status.state, status.exit_code, status.finished_at = cri.CONTAINER_EXITED, code, time.time_ns()
+        status.reason = "Error" if code else "Completed"
+
+    def _container(self, container_id: str) -> cri.ContainerStatus:
+        if container_id not in self.containers:
+            raise _No(CODES.NOT_FOUND, f'an error occurred when try to find container "{container_id}": not found')
+        return self.containers[container_id]
+
+    def _forget(self, container_id: str) -> None:
+        self.containers.pop(container_id, None)
+        self.homes.pop(container_id, None)
+
+
+async def _later(seconds: float, effect: Callable[[], Message]) -> Message:
+    await asyncio.sleep(seconds)
+    return effect()
+
+
+class HastyTransport(GrpcTransport):
+    """A transport whose deadline is near for the calls that will go wrong, and as usual for the others."""
+
+    def __init__(self, fake: FakeCri, path: str) -> None:
+        super().__init__(path)
+        self._fake = fake
+
+    async def unary(self, method: str, request: Message, answer: type[Answer], seconds: float) -> Answer:
+        armed = self._fake.is_armed(method.rpartition("/")[2])
+        return await super().unary(method, request, answer, SOON_SECONDS if armed else seconds)
+
+
+@asynccontextmanager
+async def served(fake: FakeCri) -> AsyncIterator[str]:
+    """The server, on a socket of its own. Yields the socket's path."""
+    with tempfile.TemporaryDirectory(prefix="podkeeper-cri-") as directory:
+        path = os.path.join(directory, "cri.sock")
+        await fake.serve(path)
+        try:
+            yield path
+        finally:
+            await fake.stop()
+
+
+def told(topic: str, news: Message, *, namespace: str = "k8s.io") -> Message:
+    """News as containerd sends it."""
+    return containerd_events.Envelope(
+        timestamp=containerd_events.Instant(seconds=int(time.time())),
+        namespace=namespace,
+        topic=topic,
+        event=containerd_events.Parcel(type_url="containerd.events.Any", value=news.SerializeToString()),
+    )

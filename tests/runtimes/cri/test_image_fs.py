@@ -1,0 +1,105 @@
+"""How full the disk of images is: from answers of any kind, and from containerd."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from google.protobuf.message import Message
+
+from podkeeper.engine.image_care import ImageCare
+from podkeeper.host.clock import SystemClock
+from podkeeper.model.errors import RuntimeRefused
+from podkeeper.model.messages import PodEvent
+from podkeeper.rules.image_gc import GcPolicy
+from podkeeper.runtimes.cri.about import about
+from podkeeper.runtimes.cri.image_fs import image_usage
+from podkeeper.runtimes.cri.schema import cri
+from podkeeper.runtimes.cri.transport import Answer, GrpcTransport
+from tests.runtimes.cri.containerd import PORT, Containerd
+from tests.runtimes.cri.scenes import Scene
+
+
+class Canned:
+    """A transport with one answer."""
+
+    def __init__(self, answer: Message | Exception) -> None:
+        self._answer = answer
+
+    async def unary(self, method: str, request: Message, answer: type[Answer], seconds: float) -> Answer:
+        if isinstance(self._answer, Exception):
+            raise self._answer
+        assert isinstance(self._answer, answer)
+        return self._answer
+
+    def stream(self, method: str, request: Message, answer: type[Answer]) -> AsyncIterator[Answer]:
+        raise AssertionError("nobody asked for a stream")
+
+    async def close(self) -> None:
+        pass
+
+
+def disk(mountpoint: str, used: int) -> cri.FilesystemUsage:
+    place = cri.FilesystemIdentifier(mountpoint=mountpoint)
+    return cri.FilesystemUsage(fs_id=place, used_bytes=cri.UInt64Value(value=used))
+
+
+def test_the_kernel_says_how_full_the_file_system_is_that_the_runtime_names(tmp_path: Path) -> None:
+    answer = cri.ImageFsInfoResponse(image_filesystems=[disk(str(tmp_path), 7)])
+    usage = asyncio.run(image_usage(Canned(answer)))
+    assert usage is not None
+    expected = os.statvfs(tmp_path)
+    assert (usage.mountpoint, usage.used_bytes) == (str(tmp_path), 7)
+    assert usage.capacity_bytes == expected.f_blocks * expected.f_frsize
+    assert 0 < usage.available_bytes <= usage.capacity_bytes
+
+
+def test_a_runtime_that_names_no_file_system_has_none() -> None:
+    for answer in (cri.ImageFsInfoResponse(), cri.ImageFsInfoResponse(image_filesystems=[disk("", 7)])):
+        assert asyncio.run(image_usage(Canned(answer))) is None
+
+
+def test_a_file_system_that_is_not_there_is_a_failure(tmp_path: Path) -> None:
+    answer = cri.ImageFsInfoResponse(image_filesystems=[disk(str(tmp_path / "nosuch"), 7)])
+    with pytest.raises(RuntimeRefused, match="cannot tell how full the disk of images is"):
+        asyncio.run(image_usage(Canned(answer)))
+
+
+def test_containerd_loses_what_nobody_uses_and_keeps_the_rest(containerd: Containerd) -> None:
+    unused = f"localhost:{PORT}/podkeeper/unused:1"
+    containerd.store.add(unused, {"Labels": {"made-for": "nobody"}})
+    told: list[PodEvent] = []
+
+    async def scenario() -> None:
+        transport = GrpcTransport(containerd.socket)
+        pause = (await about(transport)).sandbox_image
+        await transport.close()
+        assert pause
+        async with containerd.opened() as runtime:
+            before = {image.id: image for image in await runtime.list_images()}
+            assert pause in {tag for image in before.values() for tag in image.tags}
+            used = next(image for image in before.values() if pause not in image.tags and image.tags)
+            scene = Scene(runtime, used.id)
+            await scene.create(await scene.sandbox(), "true")
+            await runtime.pull_image(unused)
+            others = [tag for image in before.values() if image is not used for tag in image.tags]
+            care = ImageCare(
+                runtime=runtime,
+                clock=SystemClock(),
+                policy=GcPolicy(high_percent=1, low_percent=0, min_age_seconds=0),
+                tell=told.append,
+                kept=others,
+            )
+            usage = await runtime.image_usage()
+            assert usage is not None
+            assert usage.mountpoint.startswith(str(containerd.root))
+            assert 0 < usage.available_bytes < usage.capacity_bytes
+            await asyncio.sleep(0.01)
+            assert await runtime.image(unused) is not None
+            assert await care.delete_unused() > 0
+            assert await runtime.image(unused) is None
+            assert {image.id for image in await runtime.list_images()} == before.keys()
+
+    containerd.run(scenario())
+    assert told == []

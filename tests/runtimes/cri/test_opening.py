@@ -1,0 +1,122 @@
+"""Who answers on the socket: what is said when nobody fit does."""
+
+import asyncio
+import os
+import socket
+from collections.abc import AsyncIterator, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.protobuf.message import Message
+
+from podkeeper.model.errors import BadInput, CallTimedOut, RuntimeUnavailable
+from podkeeper.runtimes.cri.calls import Calls
+from podkeeper.runtimes.cri.opening import who_answers
+from podkeeper.runtimes.cri.schema import cri
+from podkeeper.runtimes.cri.transport import Answer, GrpcTransport, Unimplemented
+from tests.runtimes.cri.fake_server import FakeCri, served
+from tests.runtimes.cri.scenes import with_fake
+
+
+class Scripted:
+    """A transport that has an answer, or an error, for each version of CRI."""
+
+    def __init__(self, **answers: Message | Exception) -> None:
+        self._answers = answers
+
+    async def unary(self, method: str, request: Message, answer: type[Answer], seconds: float) -> Answer:
+        said = self._answers[method.split(".")[1]]
+        if isinstance(said, Exception):
+            raise said
+        assert isinstance(said, answer)
+        return said
+
+    def stream(self, method: str, request: Message, answer: type[Answer]) -> AsyncIterator[Answer]:
+        raise NotImplementedError
+
+    async def close(self) -> None: ...
+
+
+def asked(transport: Scripted) -> Coroutine[Any, Any, cri.VersionResponse]:
+    return who_answers(Calls(transport), "/run/it.sock")
+
+
+def test_the_runtimes_name_and_version_are_known_once_it_is_open() -> None:
+    async def scenario() -> None:
+        async with with_fake(FakeCri()) as runtime:
+            assert (runtime.name, runtime.version) == ("fakerd", "1.2.3")
+
+    asyncio.run(scenario())
+
+
+CASES = {
+    "not allowed": (
+        Scripted(v1=RuntimeUnavailable("cannot reach: unix:/x: Permission denied")),
+        BadInput,
+        "permission denied; run as root",
+    ),
+    "no answer": (Scripted(v1=CallTimedOut("no answer")), RuntimeUnavailable, "did not answer within 10 s"),
+    "too old": (
+        Scripted(
+            v1=Unimplemented("unknown service"),
+            v1alpha2=cri.VersionResponse(runtime_name="containerd", runtime_version="1.5.0"),
+        ),
+        BadInput,
+        "containerd 1.5.0 is too old, .* containerd 1.6 or later, or CRI-O 1.23 or later",
+    ),
+    "its CRI is disabled": (
+        Scripted(v1=Unimplemented("unknown service"), v1alpha2=Unimplemented("unknown service")),
+        BadInput,
+        "take `cri` out of `disabled_plugins`",
+    ),
+    "another version": (
+        Scripted(v1=cri.VersionResponse(runtime_name="x", runtime_api_version="v2")),
+        BadInput,
+        "it speaks CRI v2, and v1 is needed",
+    ),
+    "anything else": (
+        Scripted(v1=RuntimeUnavailable("cannot reach: something odd")),
+        RuntimeUnavailable,
+        "something odd",
+    ),
+}
+
+
+@pytest.mark.parametrize("transport, error, words", CASES.values(), ids=CASES.keys())
+def test_what_a_person_is_told(transport: Scripted, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=f"cannot use the container runtime at /run/it.sock: .*{words}"):
+        asyncio.run(asked(transport))
+
+
+async def opened_at(path: str) -> None:
+    transport = GrpcTransport(path)
+    try:
+        await who_answers(Calls(transport), path)
+    finally:
+        await transport.close()
+
+
+def test_a_socket_that_is_not_there_is_told_so(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeUnavailable, match="there is no such socket"):
+        asyncio.run(opened_at(str(tmp_path / "none.sock")))
+
+
+def test_a_socket_that_nobody_listens_on_is_told_so(tmp_path: Path) -> None:
+    path = str(tmp_path / "s")
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(path)
+    assert os.path.exists(path)
+    with pytest.raises(RuntimeUnavailable, match="nobody listens on that socket"):
+        asyncio.run(opened_at(path))
+
+
+def test_a_server_without_cri_is_told_so() -> None:
+    async def scenario() -> None:
+        fake = FakeCri()
+        fake.unknown_services.add("runtime.v1.RuntimeService")
+        async with served(fake) as path:
+            with pytest.raises(BadInput, match="disabled_plugins"):
+                await opened_at(path)
+
+    asyncio.run(scenario())

@@ -1,0 +1,138 @@
+"""The files that are made for containers: what stands in them, and who may write them."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from podkeeper.model.errors import NotConfigurable
+from podkeeper.model.k8s.core import Container, HostAlias, Pod, PodSpec
+from podkeeper.model.k8s.meta import ObjectMeta
+from podkeeper.model.runtime_calls import ContainerConfig, Mount
+from podkeeper.runtimes.cri.pod_files import PodFiles, node_hosts_text, pod_hosts_text
+
+ALIASES = (HostAlias(ip="192.0.2.5", hostnames=("one", "two")), HostAlias(ip="192.0.2.6", hostnames=("three",)))
+LOCAL = """# Kubernetes-managed hosts file.
+127.0.0.1\tlocalhost
+::1\tlocalhost ip6-localhost ip6-loopback
+fe00::0\tip6-localnet
+fe00::0\tip6-mcastprefix
+fe00::1\tip6-allnodes
+fe00::2\tip6-allrouters
+"""
+ALIAS_TEXT = "\n# Entries added by HostAliases.\n192.0.2.5\tone\ttwo\n192.0.2.6\tthree\n"
+
+
+def pod(uid: str = "uid", **spec: Any) -> Pod:
+    return Pod(metadata=ObjectMeta(name="web.1", namespace="ns", uid=uid), spec=PodSpec(**spec))
+
+
+def config(
+    of: Pod, *, ips: tuple[str, ...] = ("10.0.0.1",), mounts: tuple[Mount, ...] = (), **spec: Any
+) -> ContainerConfig:
+    return ContainerConfig(
+        pod=of,
+        container=Container(name="c", termination_message_path="/dev/termination-log", **spec),
+        attempt=0,
+        image="i",
+        spec_hash="h",
+        pod_ips=ips,
+        mounts=mounts,
+        log_path="c/0.log",
+    )
+
+
+HOSTS = {
+    "the pod's name, dots and all": (pod(), ("10.0.0.1",), "10.0.0.1\tweb.1\n"),
+    "each address": (pod(), ("10.0.0.1", "2001:db8::1"), "10.0.0.1\tweb.1\n2001:db8::1\tweb.1\n"),
+    "its own host name": (pod(hostname="h"), ("10.0.0.1",), "10.0.0.1\th\n"),
+    "a subdomain adds the full name": (
+        pod(hostname="h", subdomain="sub"),
+        ("10.0.0.1",),
+        "10.0.0.1\th.sub.ns.svc.example\th\n",
+    ),
+    "also where the pod sees its full name": (
+        pod(hostname="h", subdomain="sub", set_hostname_as_fqdn=True),
+        ("10.0.0.1",),
+        "10.0.0.1\th.sub.ns.svc.example\th\n",
+    ),
+    "an override has no domain": (
+        pod(hostname_override="a.b", subdomain="sub"),
+        ("10.0.0.1",),
+        "10.0.0.1\ta.b\n",
+    ),
+    "aliases": (pod(host_aliases=ALIASES), ("10.0.0.1",), "10.0.0.1\tweb.1\n" + ALIAS_TEXT),
+}
+
+
+@pytest.mark.parametrize("of, ips, expected", HOSTS.values(), ids=HOSTS.keys())
+def test_the_hosts_file_of_a_pod(of: Pod, ips: tuple[str, ...], expected: str) -> None:
+    assert pod_hosts_text(of, ips, "example") == LOCAL + expected
+
+
+def test_in_the_nodes_network_the_nodes_own_file_is_shown() -> None:
+    header = "# Kubernetes-managed hosts file (host network).\n"
+    assert node_hosts_text("127.0.0.1 here\n", ALIASES) == header + "127.0.0.1 here\n" + ALIAS_TEXT
+
+
+def test_both_files_are_made_where_the_reference_makes_them(tmp_path: Path) -> None:
+    umask = os.umask(0o077)
+    try:
+        files = PodFiles(str(tmp_path)).make_for(config(pod()), str(tmp_path / "logs"))
+    finally:
+        os.umask(umask)
+    assert files.etc_hosts == str(tmp_path / "uid" / "etc-hosts")
+    assert Path(files.etc_hosts).stat().st_mode & 0o777 == 0o644
+    last = Path(files.termination_log)
+    assert (last.parent, len(last.name)) == (tmp_path / "uid" / "containers" / "c", 8)
+    assert last.stat().st_mode & 0o777 == 0o666
+    assert (tmp_path / "logs" / "c").is_dir()
+
+
+def test_what_an_earlier_life_of_the_pod_said_is_not_written_on(tmp_path: Path) -> None:
+    directory = tmp_path / "logs" / "c"
+    directory.mkdir(parents=True)
+    for name in ("0.log", "0.log.20261115-100000", "0.log.20261115-090000.gz", "1.log", "10.log"):
+        (directory / name).write_text("said before")
+    PodFiles(str(tmp_path)).make_for(config(pod()), str(tmp_path / "logs"))
+    assert sorted(os.listdir(directory)) == ["1.log", "10.log"]
+
+
+def test_each_try_has_a_file_of_its_own_and_the_hosts_file_stays_the_same_one(tmp_path: Path) -> None:
+    files = PodFiles(str(tmp_path))
+    first = files.make_for(config(pod()), "")
+    inode = os.stat(first.etc_hosts).st_ino
+    second = files.make_for(config(pod(), ips=("10.0.0.2",)), "")
+    assert first.termination_log != second.termination_log
+    assert os.stat(second.etc_hosts).st_ino == inode  # those who have it mounted see the new address
+    assert "10.0.0.2\tweb.1" in Path(second.etc_hosts).read_text()
+
+
+NO_HOSTS = {
+    "no address yet": config(pod(), ips=()),
+    "the container brings its own": config(pod(), mounts=(Mount(container_path="/etc/hosts", host_path="/x"),)),
+}
+
+
+@pytest.mark.parametrize("of", NO_HOSTS.values(), ids=NO_HOSTS.keys())
+def test_when_there_is_no_hosts_file(of: ContainerConfig, tmp_path: Path) -> None:
+    assert PodFiles(str(tmp_path)).make_for(of, "").etc_hosts == ""
+
+
+def test_in_the_nodes_network_no_address_is_needed(tmp_path: Path) -> None:
+    node_hosts = tmp_path / "hosts"
+    node_hosts.write_text("127.0.0.1 here\n")
+    made = PodFiles(str(tmp_path), node_hosts=str(node_hosts)).make_for(config(pod(host_network=True), ips=()), "")
+    assert Path(made.etc_hosts).read_text().endswith("127.0.0.1 here\n")
+
+
+def test_a_file_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "uid").write_text("in the way")
+    with pytest.raises(NotConfigurable, match=r"cannot make .*uid.* for container c: Not a directory"):
+        PodFiles(str(tmp_path)).make_for(config(pod()), "")
+
+
+def test_a_uid_that_leads_elsewhere_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(NotConfigurable, match="no name of a file"):
+        PodFiles(str(tmp_path)).make_for(config(pod(uid="../x")), "")

@@ -1,0 +1,273 @@
+"""The CRI runtime on a real containerd: what only that can show."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from podkeeper.model.errors import ImagePullFailed, RuntimeRefused, RuntimeUnavailable
+from podkeeper.model.k8s.core import ResourceRequirements
+from podkeeper.model.probing import Exited
+from podkeeper.model.runtime import ContainerState, NetworkMode
+from podkeeper.model.runtime_calls import RuntimeEventType
+from podkeeper.runtimes.cri.calls import Calls
+from podkeeper.runtimes.cri.schema import cri
+from podkeeper.runtimes.cri.transport import GrpcTransport
+from tests.runtimes.cri.containerd import BUSYBOX_IMAGE, PRIVATE_IMAGE, Containerd, HousedRuntime
+from tests.runtimes.cri.oci import PASSWORD, USER
+from tests.runtimes.cri.scenes import Scene, eventually
+
+LONG = ("sh", "-c", "trap 'exit 0' TERM; sleep 3600 & wait")
+MESSAGE_PATH = "/dev/termination-log"
+
+
+async def busybox(runtime: HousedRuntime) -> str:
+    image = await runtime.image(BUSYBOX_IMAGE)
+    assert image is not None
+    return image.id
+
+
+def run(node: Containerd, scenario: Any) -> None:
+    """Run a scenario with a runtime and a pod of its image."""
+
+    async def whole() -> None:
+        async with asyncio.timeout(60), node.opened() as runtime:
+            await scenario(runtime, await busybox(runtime))
+
+    node.run(whole())
+
+
+def test_it_says_who_it_is(containerd: Containerd) -> None:
+    async def scenario(runtime: HousedRuntime, image: str) -> None:
+        assert runtime.name == "containerd"
+        assert runtime.version
+
+    run(containerd, scenario)
+
+
+def test_last_words_are_read_from_the_file(containerd: Containerd) -> None:
+    async def scenario(runtime: HousedRuntime, image: str) -> None:
+        scene = Scene(runtime, image)
+        said = ("sh", "-c", f"echo log; echo last words > {MESSAGE_PATH}; exit 3")
+        record = await scene.exited(await scene.start(*said, termination_message_path=MESSAGE_PATH))
+        assert (record.exit_code, record.reason, record.message) == (3, "Error", "last words\n")
+
+    run(containerd, scenario)
+
+
+def test_without_a_file_the_end_of_the_log_will_do(containerd: Containerd) -> None:
+    async def scenario(runtime: HousedRuntime, image: str) -> None:
+        scene = Scene(runtime, image)
+        wanted = {"termination_message_path": MESSAGE_PATH, "termination_message_policy": "FallbackToLogsOnError"}
+        record = await scene.exited(await scene.start("sh", "-c", "echo one; echo two; exit 1", **wanted))
+        assert record.message == "one\ntwo\n"
+        record = await scene.exited(await scene.start("sh", "-c", "echo one", name="well", **wanted))
+        assert (record.exit_code, record.reason, record.message) == (0, "Completed", "")
+
+    run(containerd, scenario)
+
+
+def test_a_want_of_memory_is_told(containerd: Containerd) -> None:
+    async def scenario(runtime: HousedRuntime, image: str) -> None:
+        scene = Scene(runtime, image)
+        limits = ResourceRequirements(limits={"memory": "20Mi"})
+        eats = ("sh", "-c", "a=x; while :; do a=$a$a; done")
+        record = await scene.exited(await scene.start(*eats, resources=limits))
+        await asyncio.sleep(0.2)  # the reason may come after the end
+        record = await scene.container(record.id)
+        assert (record.exit_code, record.reason) == (137, "OOMKilled")
+        assert record.resources is not None
+        assert record.resources.memory_limit_bytes == 20 * 2**20
+
+    run(containerd, scenario)
+
+
+def test_a_container_that_could_not_start_is_found_with_its_reason(containerd: Containerd) -> None:
+    async def scenario(runtime: HousedRuntime, image: str) -> None:
+        scene = Scene(runtime, image)
+        container_id = await scene.create(await scene.sandbox(), "/no/such/binary")
+        with pytest.raises(RuntimeRefused, match=r"^failed to create containerd task: .*/no/such/binary.*unknown$"):
+            await runtime.start_container(container_id)
+        record = await scene.container(container_id)
+        assert (record.state, record.exit_code, record.reason) == (ContainerState.EXITED, 128, "StartError")
+        assert record.message.startswith("failed to create containerd task")
+        assert record.started_at is not None
+        assert record.started_at.year == 1970
+
+    run(containerd, scenario)
+
+
+def test_a_pod_has_an_address_that_can_be_reached_and_its_name_in_the_hosts_file(containerd: Containerd) -> None:
+    async def scenario(runtime: HousedRuntime, image: str) -> None:
+        scene = Scene(runtime, image)
+        sandbox_id = await scene.sandbox(hostname="web")
+        record = await scene.record()
+        (ip,) = record.ips
+        assert record.sandboxes[0].network is NetworkMode.POD
+        served = ("sh", "-c", "while :; do echo hello | nc -l -p 8080; done")
+        container_id = await scene.create(sandbox_id, *served, ips=record.ips)
+        await runtime.start_container(container_id)
+        end = await runtime.exec_sync(container_id, ["cat", "/etc/hosts", "/etc/hostname"], 5)
+        assert isinstance(end, Exited)
+        assert f"{ip}\t{scene.pod.metadata.name}\n".encode() in end.output
+        assert end.output.endswith(b"web\n")
+        assert await _read_from(ip, 8080) == b"hello\n"
+
+    run(containerd, scenario)
+
+
+async def _read_from(ip: str, port: int) -> bytes:
+    async with asyncio.timeout(20):
+        while True:
+            try:
+                reader, writer = await asyncio.open_connection(ip, port)
+            except OSError:
+                await asyncio.sleep(0.05)
+                continue
+            said = await reader.readline()
+            writer.close()
+            await writer.wait_closed()
+            if said:
+                return said
+
+
+def test_in_the_nodes_network_a_pod_has_no_address_of_its_own(containerd: Containerd) -> None:
+    async def scenario(runtime: HousedRuntime, image: str) -> None:
+        scene = Scene(runtime, image, host_network=True)
+        await scene.sandbox()
+        record = await scene.record()
+        assert (record.ips, record.sandboxes[0].network) == ((), NetworkMode.NODE)
+
+    run(containerd, scenario)
+
+
+def test_output_and_errors_of_a_command_come_one_after_the_other(containerd: Containerd) -> None:
+    async def scenario(runtime: HousedRuntime, image: str) -> None:
+        container_id = await Scene(runtime, image).start(*LONG)
+        end = await runtime.exec_sync(container_id, ["sh", "-c", "echo err >&2; echo out; exit 2"], 5)
+        assert end == Exited(2, b"out\nerr\n")
+
+    run(containerd, scenario)
+
+
+def test_another_life_of_the_agent_goes_on_with_a_pod(containerd: Containerd) -> None:
+    async def scenario(runtime: HousedRuntime, image: str) -> None:
+        scene = Scene(runtime, image)
+        first = await scene.start(*LONG)
+        async with containerd.runtime() as second_life:
+            listed = next(pod for pod in await second_life.list_pods() if pod.uid == scene.uid)
+            (sandbox,) = listed.sandboxes
+            scene.runtime = second_life
+            second = await scene.create(sandbox.id, "sh", "-c", "echo hi", name="later")
+            await second_life.start_container(second)
+            await scene.exited(second)
+            assert {it.id for it in (await scene.record()).containers} == {first, second}
+            (log,) = Path(containerd.logs).glob(f"*_{scene.uid}/later/0.log")
+            assert log.read_text().endswith("stdout F hi\n")
+
+    run(containerd, scenario)
+
+
+def test_what_is_not_of_a_pod_is_left_alone(containerd: Containerd) -> None:
+    async def scenario(runtime: HousedRuntime, image: str) -> None:
+        transport = GrpcTransport(containerd.socket)
+        linux = cri.LinuxPodSandboxConfig(cgroup_parent=f"{containerd.cgroup_root}/stranger")
+        meta = cri.PodSandboxMetadata(name="stranger", uid="u", namespace="n")
+        stranger = await Calls(transport).run_sandbox(cri.PodSandboxConfig(metadata=meta, linux=linux), "")
+        assert await runtime.list_pods() == ()
+        assert stranger in [box.id for box in await Calls(transport).sandboxes()]
+        await transport.close()
+
+    run(containerd, scenario)
+
+
+def test_a_log_that_was_moved_away_is_begun_anew(containerd: Containerd) -> None:
+    async def scenario(runtime: HousedRuntime, image: str) -> None:
+        scene = Scene(runtime, image)
+        container_id = await scene.start("sh", "-c", "while :; do echo line; sleep 0.05; done")
+        (log,) = Path(containerd.logs).glob(f"*_{scene.uid}/c/0.log")
+        log.rename(log.with_suffix(".old"))
+        await runtime.reopen_log(container_id)
+        await eventually(lambda: log.exists() and log.stat().st_size > 0, "the new log grows")
+        await runtime.stop_container(container_id, 0)
+
+    run(containerd, scenario)
+
+
+def test_an_image_that_wants_credentials_is_pulled_with_the_right_ones(containerd: Containerd) -> None:
+    async def scenario(runtime: HousedRuntime, image: str) -> None:
+        with pytest.raises(ImagePullFailed, match="failed to pull and unpack image"):
+            await runtime.pull_image(PRIVATE_IMAGE)
+        host = PRIVATE_IMAGE.partition("/")[0]
+        config = '{"auths": {"%s": {"username": "%s", "password": "%s"}}}'
+        pulled = await runtime.pull_image(
+            PRIVATE_IMAGE, (config % (host, "nobody", "wrong"), config % (host, USER, PASSWORD))
+        )
+        assert PRIVATE_IMAGE in pulled.tags
+        await runtime.remove_image(PRIVATE_IMAGE)
+        assert await runtime.image(PRIVATE_IMAGE) is None
+        # The same image under its other names went with it.
+        containerd.reload()
+
+    run(containerd, scenario)
+
+
+@pytest.mark.slow
+def test_a_containerd_that_is_killed_is_missed_at_once_and_pods_live_on(containerd: Containerd) -> None:
+    async def scenario(runtime: HousedRuntime, image: str) -> None:
+        scene = Scene(runtime, image)
+        container_id = await scene.start(*LONG)
+        ends = await scene.create((await scene.record()).sandboxes[0].id, "sh", "-c", "sleep 1; exit 7", name="ends")
+        await runtime.start_container(ends)
+        stream = runtime.events()
+        await asyncio.sleep(0.2)
+        await asyncio.to_thread(containerd.kill)
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        with pytest.raises(RuntimeUnavailable):
+            async for _ in stream:
+                pass
+        with pytest.raises(RuntimeUnavailable):
+            await scene.record()
+        assert loop.time() - begun < 5
+        await asyncio.sleep(1.2)  # one of them ends while nobody looks
+        await containerd.start_again()
+        await _answers(runtime)
+        record = await scene.exited(ends)
+        assert record.exit_code == 7
+        assert (await scene.container(container_id)).state is ContainerState.RUNNING
+        stream = runtime.events()
+        await asyncio.sleep(0.2)
+        await runtime.stop_container(container_id, 5)
+        async with asyncio.timeout(20):
+            async for event in stream:
+                if (event.container_id, event.type) == (container_id, RuntimeEventType.STOPPED):
+                    break
+
+    run(containerd, scenario)
+
+
+async def _answers(runtime: HousedRuntime) -> None:
+    async with asyncio.timeout(20):
+        while True:
+            try:
+                await runtime.health()
+            except RuntimeUnavailable:
+                await asyncio.sleep(0.05)
+            else:
+                return
+
+
+@pytest.mark.slow
+def test_pods_leave_nothing_behind(containerd: Containerd) -> None:
+    async def scenario(runtime: HousedRuntime, image: str) -> None:
+        scenes = [Scene(runtime, image) for _ in range(4)]
+        await asyncio.gather(*(scene.start(*LONG) for scene in scenes))
+        assert len(await runtime.list_pods()) == 4
+        boxes = [box.id for pod in await runtime.list_pods() for box in pod.sandboxes]
+        await asyncio.gather(*map(runtime.remove_sandbox, boxes))
+        assert await runtime.list_pods() == ()
+        await eventually(lambda: containerd.shims() == [], "every shim is gone")
+
+    run(containerd, scenario)

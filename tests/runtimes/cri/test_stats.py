@@ -1,0 +1,103 @@
+"""What pods use: as containerd counts it, and from a runtime that counts containers alone."""
+
+import asyncio
+from typing import Any
+
+from podkeeper.model.stats import ContainerStats, CpuStats, FileSystemStats, MemoryStats, PodStats
+from podkeeper.ports.runtime import Stats
+from podkeeper.runtimes.cri.records import instant
+from podkeeper.runtimes.cri.schema import cri
+from tests.runtimes.cri.containerd import BUSYBOX_IMAGE, Containerd, HousedRuntime
+from tests.runtimes.cri.fake_server import FakeCri
+from tests.runtimes.cri.scenes import Scene, with_fake
+
+LONG = ("sh", "-c", "trap 'exit 0' TERM; dd if=/dev/zero of=/tmp/x bs=1k count=300; sleep 3600 & wait")
+LABELS = {"io.kubernetes.pod.uid": "u", "io.kubernetes.pod.name": "web", "io.kubernetes.pod.namespace": "ns"}
+
+
+def number(value: int) -> cri.UInt64Value:
+    return cri.UInt64Value(value=value)
+
+
+def told(container_id: str, **labels: str) -> cri.ContainerStats:
+    return cri.ContainerStats(
+        attributes=cri.ContainerAttributes(
+            id=container_id, metadata=cri.ContainerMetadata(name=container_id), labels=labels
+        ),
+        cpu=cri.CpuUsage(timestamp=1_000_000_000, usage_core_nano_seconds=number(7)),
+        memory=cri.MemoryUsage(timestamp=2_000_000_000, working_set_bytes=number(0), available_bytes=number(0)),
+        writable_layer=cri.FilesystemUsage(fs_id=cri.FilesystemIdentifier(mountpoint="/m"), used_bytes=number(9)),
+    )
+
+
+def test_where_only_containers_are_counted_pods_are_made_of_them() -> None:
+    fake = FakeCri()
+    fake.stats = [told("a", **LABELS), told("x"), told("b", **LABELS)]
+
+    async def scenario() -> None:
+        async with with_fake(fake) as runtime:
+            stats: Stats = runtime
+            (pod,) = await stats.pod_stats()
+            assert (pod.uid, pod.name, pod.namespace, pod.cpu) == ("u", "web", "ns", None)
+            assert [each.id for each in pod.containers] == ["a", "b"]
+            assert pod.containers[0] == ContainerStats(
+                id="a",
+                name="a",
+                cpu=CpuStats(at=instant(1_000_000_000), total_nanoseconds=7),
+                memory=MemoryStats(at=instant(2_000_000_000), working_set_bytes=0),
+                writable_layer=FileSystemStats(mountpoint="/m", used_bytes=9),
+            )
+
+    asyncio.run(scenario())
+
+
+def test_containerd_counts_what_a_pod_uses(containerd: Containerd) -> None:
+    async def scenario(runtime: HousedRuntime, image: str) -> None:
+        scene = Scene(runtime, image)
+        container_id = await scene.start(*LONG, name="app")
+        neighbour = Scene(runtime, image, host_network=True)
+        await neighbour.start(*LONG)
+        gone = Scene(runtime, image)
+        await runtime.stop_sandbox(await gone.sandbox())
+
+        all_of_them = {pod.uid: pod for pod in await runtime.pod_stats()}
+        assert all_of_them.keys() == {scene.uid, neighbour.uid}
+        (pod,) = await runtime.pod_stats(scene.uid)
+        assert (pod.name, pod.namespace) == (scene.pod.metadata.name, "default")
+        (container,) = pod.containers
+        assert (container.id, container.name) == (container_id, "app")
+        _counts(container)
+        assert container.writable_layer is not None
+        assert container.writable_layer.mountpoint.startswith(str(containerd.root))
+        _of_the_whole_pod(pod)
+        assert await runtime.pod_stats(gone.uid) == ()
+
+    _run(containerd, scenario)
+
+
+def _counts(container: ContainerStats) -> None:
+    assert container.cpu is not None
+    assert container.cpu.at.year >= 2024
+    assert (container.cpu.total_nanoseconds or 0) > 0
+    assert container.memory is not None
+    assert 0 < (container.memory.working_set_bytes or 0) <= (container.memory.usage_bytes or 0)
+    assert container.memory.available_bytes is None
+
+
+def _of_the_whole_pod(pod: PodStats) -> None:
+    """Only runtimes that count sandboxes tell it; containerd does since 1.6."""
+    assert pod.cpu is not None
+    assert (pod.cpu.total_nanoseconds or 0) > 0
+    assert pod.memory is not None
+    assert [each.name for each in pod.interfaces] == ["eth0"]
+    assert (pod.interfaces[0].sent_bytes or 0) > 0
+
+
+def _run(node: Containerd, scenario: Any) -> None:
+    async def whole() -> None:
+        async with asyncio.timeout(60), node.opened() as runtime:
+            image = await runtime.image(BUSYBOX_IMAGE)
+            assert image is not None
+            await scenario(runtime, image.id)
+
+    node.run(whole())
