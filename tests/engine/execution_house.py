@@ -1,7 +1,7 @@
 """The rooms that execute plans, furnished for tests: the fake runtime behind its guard, all in virtual time."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 from podkeeper.engine.background import Background
@@ -26,6 +26,7 @@ from podkeeper.model.messages import PodEvent, PodUID
 from podkeeper.model.runtime import ContainerState, PodRecord
 from podkeeper.ports.api import Reader
 from podkeeper.rules.backoff import BackoffTable
+from podkeeper.rules.dns import Lookup
 from podkeeper.rules.plan import compute_pod_actions
 from podkeeper.runtimes.fake import FakeRuntime, Operation
 from podkeeper.testing.fakes import FakeProber
@@ -88,7 +89,7 @@ def sleep(seconds: int) -> LifecycleHandler:
 class House:
     """Everything that executes plans, over a fake runtime."""
 
-    def __init__(self, objects: Reader | None = None) -> None:
+    def __init__(self, objects: Reader | None = None, lookup: Callable[[Pod], Awaitable[Lookup]] | None = None) -> None:
         self.clock = VirtualClock()
         self.fake = FakeRuntime(self.clock)
         self.guard = GuardedRuntime(self.fake, clock=self.clock)
@@ -124,6 +125,7 @@ class House:
             stopper=self.stopper,
             record=self._record,
             host_ips=lambda: ("192.0.2.1",),
+            lookup=lookup,
             sandbox_ready=lambda _, record: self.ready.append(record),
             max_pods_with_failures=2,
         )
@@ -186,9 +188,11 @@ class House:
 
 
 @asynccontextmanager
-async def house(objects: Reader | None = None) -> AsyncIterator[House]:
+async def house(
+    objects: Reader | None = None, lookup: Callable[[Pod], Awaitable[Lookup]] | None = None
+) -> AsyncIterator[House]:
     """A house that is lived in."""
-    built = House(objects)
+    built = House(objects, lookup)
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(built.guard.run()), group.create_task(built.background.run())]
         try:

@@ -62,6 +62,7 @@ from podkeeper.model.runtime import PodRecord
 from podkeeper.model.times import format_time
 from podkeeper.rules.backoff import BackoffTable
 from podkeeper.rules.evict import Eviction, deadline_eviction
+from podkeeper.rules.keyring import PullSecret
 from podkeeper.rules.status.pod import NodeView
 from podkeeper.rules.worker.updates import KillOptions, Update, UpdateType
 from podkeeper.runtimes.fake import Behaviour, FakeRuntime
@@ -158,7 +159,7 @@ class FakeReferences:
     def unregister(self, uid: PodUID) -> None:
         self.registered.discard(uid)
 
-    async def pull_secrets(self, pod: Pod) -> tuple[str, ...]:
+    async def pull_secrets(self, pod: Pod) -> tuple[PullSecret, ...]:
         return ()
 
 
@@ -196,7 +197,7 @@ class SmallNode:
         clock, record = self.clock, self.record
         guarded = self.guarded = GuardedRuntime(self.runtime, clock=clock)
         self.background = Background()
-        self.cache = PodCache(refresh=lambda uid: self.pleg.request(uid))
+        self.cache = PodCache(refresh=lambda uid, since: self.pleg.request(uid, since))
         self.pleg = Pleg(runtime=guarded, cache=self.cache, emit=self.on_event, clock=clock, moment=self.moment)
         self.statuses = StatusManager(
             api=None,

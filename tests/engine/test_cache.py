@@ -25,7 +25,7 @@ REFUSED = RuntimeRefused("cannot tell")
 
 def cache() -> tuple[PodCache, list[PodUID]]:
     asked: list[PodUID] = []
-    return PodCache(refresh=asked.append), asked
+    return PodCache(refresh=lambda uid, since: asked.append(uid)), asked
 
 
 async def answer(pods: PodCache, since: float | None, uid: PodUID = WEB) -> PodRecord | None:
@@ -78,7 +78,7 @@ def test_who_finds_the_cache_too_old_has_the_pod_looked_at_at_once() -> None:
 
 def test_a_look_that_answers_during_the_request_is_not_lost() -> None:
     async def scenario() -> PodRecord:
-        pods = PodCache(refresh=lambda uid: pods.set(uid, seen(), at=4))
+        pods = PodCache(refresh=lambda uid, since: pods.set(uid, seen(), at=4))
         return await pods.get_newer_than(WEB, 3)
 
     assert simulate(scenario())[0] == seen()
@@ -244,7 +244,7 @@ def test_everybody_gets_an_answer_that_is_newer_and_nobody_another(steps: list[t
 
 
 def test_what_was_listed_but_never_looked_at_is_not_known() -> None:
-    cache = PodCache(refresh=lambda uid: None)
+    cache = PodCache(refresh=lambda uid, since: None)
     uid, other = PodUID("a"), PodUID("b")
     assert cache.get_if_sure(uid) is None  # nobody has looked at anything
     cache.all_seen(1.0, but=[uid])

@@ -203,7 +203,8 @@ def test_a_container_is_made_from_its_spec_and_what_was_worked_out() -> None:
     )  # fmt: skip
     assert (made.command, made.args) == (("serve", "blue"), (f"--ip={made.env['IP']}",))
     assert made.env["IP"].startswith("10.")
-    assert made.mounts == (Mount(container_path="/data", host_path="/volumes/data", sub_path="$x", read_only=True),)
+    shown = Mount(container_path="/data", host_path="/volumes/data", volume="data", sub_path="$x", read_only=True)
+    assert made.mounts == (shown,)
     assert (made.attempt, made.log_path, made.spec_hash) == (0, "web/0.log", container_hash(web))
     assert made.image.startswith("sha256:")
 

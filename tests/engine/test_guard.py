@@ -11,7 +11,7 @@ from podkeeper.model.k8s.core import Container, Pod
 from podkeeper.model.k8s.meta import ObjectMeta
 from podkeeper.model.messages import PodUID
 from podkeeper.model.probing import CommandEnd, Exited
-from podkeeper.model.runtime import ContainerRecord, ContainerState, ImageRecord, PodRecord
+from podkeeper.model.runtime import ContainerRecord, ContainerState, ImageFsUsage, ImageRecord, PodRecord
 from podkeeper.model.runtime_calls import (
     ContainerConfig,
     RuntimeEvent,
@@ -82,6 +82,10 @@ class Slow:
 
     async def remove_image(self, reference: str) -> None:
         await self._do("remove_image", reference)
+
+    async def image_usage(self) -> ImageFsUsage | None:
+        await self._do("image_usage")
+        return None
 
     async def list_pods(self) -> Sequence[PodRecord]:
         await self._do("list_pods")
@@ -176,13 +180,14 @@ CALLS: dict[str, tuple[Callable[[Runtime], Awaitable[object]], str, object]] = {
     "pull_image": (lambda runtime: runtime.pull_image("i", ["s"]), "pull_image", ImageRecord(id="i", tags=("s",))),
     "list_images": (lambda runtime: runtime.list_images(), "list_images", [ImageRecord(id="one")]),
     "remove_image": (lambda runtime: runtime.remove_image("i"), "remove_image", None),
+    "image_usage": (lambda runtime: runtime.image_usage(), "image_fs_info", None),
     "list_pods": (lambda runtime: runtime.list_pods(), "list_podsandbox", []),
     "pod_record": (lambda runtime: runtime.pod_record(PodUID("u")), "podsandbox_status", PodRecord(uid="u")),
     "exec_sync": (lambda runtime: runtime.exec_sync("app", ["a", "b"], 1), "exec_sync", Exited(0, b"a b")),
     "reopen_log": (lambda runtime: runtime.reopen_log("app"), "reopen_container_log", None),
     "health": (lambda runtime: runtime.health(), "status", RuntimeHealth(message="fine")),
 }
-READS = {"image", "list_images", "list_pods", "pod_record", "exec_sync", "reopen_log", "health"}
+READS = {"image", "list_images", "image_usage", "list_pods", "pod_record", "exec_sync", "reopen_log", "health"}
 CHANGES = [name for name in CALLS if name not in READS]
 
 
@@ -262,7 +267,7 @@ DEADLINES = {
     "run_sandbox": 120.0, "stop_sandbox": 120.0, "remove_sandbox": 120.0, "create_container": 120.0,
     "start_container": 120.0, "stop_container": 150.0, "remove_container": 120.0, "image": 120.0,
     "pull_image": 1800.0, "list_images": 120.0, "remove_image": 120.0, "list_pods": 120.0, "pod_record": 120.0,
-    "exec_sync": 121.0, "reopen_log": 120.0, "health": 120.0,
+    "exec_sync": 121.0, "reopen_log": 120.0, "health": 120.0, "image_usage": 120.0,
 }  # fmt: skip
 
 

@@ -1,12 +1,14 @@
 """Images: pull policies, one pull for all who wait, and back-off per pod and image."""
 
 import asyncio
+import json
 
 import pytest
 
 from podkeeper.model.errors import RuntimeUnavailable
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.runtime import ImageRecord
+from podkeeper.rules.keyring import PullSecret, SecretName
 from podkeeper.rules.plan.result import NotStarted
 from podkeeper.runtimes.fake import Operation
 from podkeeper.testing.virtual_time import simulate
@@ -20,8 +22,13 @@ def wants(image: str = IMAGE, policy: str = "IfNotPresent", name: str = "web") -
     return pod(container("c", image=image, policy=policy), name=name)
 
 
-async def ensure(home: House, of: Pod, *secrets: str) -> ImageRecord | NotStarted:
+async def ensure(home: House, of: Pod, *secrets: PullSecret) -> ImageRecord | NotStarted:
     return await home.images.ensure(of, of.spec.containers[0], secrets)
+
+
+def secret(password: str, name: str = "s", key: str = "registry.example") -> PullSecret:
+    config = json.dumps({"auths": {key: {"username": "me", "password": password}}})
+    return PullSecret(config, SecretName("default", name, f"uid-{name}"))
 
 
 def pulls(home: House) -> int:
@@ -165,8 +172,8 @@ def test_credentials_are_not_shared() -> None:
         async with house() as home:
             home.fake.delays[Operation.PULL_IMAGE] = 10
             async with asyncio.TaskGroup() as group:
-                group.create_task(ensure(home, wants(policy="Always"), "mine"))
-                group.create_task(ensure(home, wants(policy="Always", name="other"), "yours"))
+                group.create_task(ensure(home, wants(policy="Always"), secret("mine")))
+                group.create_task(ensure(home, wants(policy="Always", name="other"), secret("yours")))
             return home
 
     assert pulls(simulate(scenario())[0]) == 2

@@ -153,7 +153,7 @@ class House:
 
     def __post_init__(self) -> None:
         self.clock = VirtualClock()
-        self.cache = PodCache(refresh=lambda uid: self.pleg.request(uid))
+        self.cache = PodCache(refresh=lambda uid, since: self.pleg.request(uid, since))
         self.pleg = Pleg(
             runtime=self.runtime, cache=self.cache, emit=self.emit, clock=self.clock, moment=self.moment,
             pace=self.pace, observer=self.counts,
@@ -264,6 +264,25 @@ def test_requests_during_a_look_lead_to_one_more_look() -> None:
     house = live(scenario)
     assert house.runtime.looks == [(WEB, 30.0), (WEB, 31.0)]
     assert house.news() == [(32.0, "web", STARTED)]
+
+
+def test_a_look_under_way_serves_whoever_acted_before_it_began_and_nobody_who_acted_since() -> None:
+    async def scenario(house: House) -> None:
+        house.runtime.look_seconds = 1.0
+        house.runtime.put(WEB, RUNNING, tell=False)
+        await asyncio.sleep(30)
+        acted = house.moment()
+        house.pleg.request(WEB)
+        await asyncio.sleep(0.2)
+        await house.cache.get_newer_than(WEB, acted)
+        assert now() == 31.0
+        house.pleg.request(WEB)
+        await asyncio.sleep(0.2)
+        await house.cache.get_newer_than(WEB, house.moment())
+        assert now() == 33.0
+
+    house = live(scenario)
+    assert [at for _, at in house.runtime.looks if at >= 30] == [30.0, 31.0, 32.0]
 
 
 def test_an_ended_pod_keeps_its_address() -> None:

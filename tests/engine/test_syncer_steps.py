@@ -21,6 +21,7 @@ from podkeeper.model.messages import (
 )
 from podkeeper.model.runtime import ContainerRecord, ContainerState, NetworkMode, PodRecord, SandboxRecord
 from podkeeper.rules.container_hash import container_hash
+from podkeeper.rules.keyring import PullSecret
 from podkeeper.rules.plan import PodActions
 from podkeeper.rules.probe.flags import ProbeView
 from podkeeper.rules.status.containers import StartFailure
@@ -160,7 +161,7 @@ class World:
         *,
         mounts: Mapping[str, str],
         cgroup_parent: str,
-        pull_secrets: Sequence[str],
+        pull_secrets: Sequence[PullSecret],
     ) -> None:
         assert (mounts, cgroup_parent) == ({}, "/pods")
         self.plans.append(actions)
@@ -201,7 +202,7 @@ class World:
     def unregister(self, uid: PodUID) -> None:
         self.step("unregister")
 
-    async def pull_secrets(self, pod: Pod) -> Sequence[str]:
+    async def pull_secrets(self, pod: Pod) -> Sequence[PullSecret]:
         return ()
 
     # The rest.

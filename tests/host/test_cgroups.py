@@ -78,8 +78,11 @@ class Tree:
     def survey(self) -> Offer:
         return survey(cgroup.hierarchies(str(self.proc / "mountinfo")), str(self.proc))
 
-    def open(self, root: str = "kubepods", pod_pids_limit: int | None = None) -> HostCgroups[Place] | NoCgroups:
-        return open_cgroups(cgroup, root, pod_pids_limit=pod_pids_limit, proc=str(self.proc))
+    def open(
+        self, root: str = "kubepods", pod_pids_limit: int | None = None, *, of_containers: bool = False
+    ) -> HostCgroups[Place] | NoCgroups:
+        proc = str(self.proc)
+        return open_cgroups(cgroup, root, pod_pids_limit=pod_pids_limit, of_containers=of_containers, proc=proc)
 
 
 @pytest.fixture
@@ -213,8 +216,8 @@ def test_each_state_directory_has_a_root_name_of_its_own() -> None:
 # ---- plain files: the layout -----------------------------------------------------------------
 
 
-def opened(tree: Tree) -> HostCgroups[Place]:
-    cgroups = tree.open(pod_pids_limit=50)
+def opened(tree: Tree, *, of_containers: bool = False) -> HostCgroups[Place]:
+    cgroups = tree.open(pod_pids_limit=50, of_containers=of_containers)
     assert isinstance(cgroups, HostCgroups), cgroups.describe()
     return cgroups
 
@@ -304,6 +307,34 @@ def test_what_is_left_in_one_hierarchy_only_is_listed_and_removed(tree: Tree) ->
     assert asyncio.run(cgroups.list_pods()) == {"left"}
     asyncio.run(cgroups.remove(PodUID("left")))
     assert not (top / "kubepods/besteffort/podleft").exists()
+
+
+def test_what_a_container_runtime_leaves_in_hierarchies_of_no_use_to_us_is_listed_and_removed(tree: Tree) -> None:
+    ours = tree.version_1("memory")
+    others = [tree.version_1("blkio"), tree.version_1("name=systemd")]
+    cgroups = opened(tree, of_containers=True)
+    parent = asyncio.run(cgroups.ensure(BURSTABLE)).lstrip("/")
+    assert not any((top / "kubepods").exists() for top in others)  # whoever has a use for it makes it
+    for top in others:
+        (top / parent / "container").mkdir(parents=True)
+    asyncio.run(cgroups.remove(uid_of(BURSTABLE)))
+    assert not any((top / parent).exists() for top in (ours, *others))
+    (others[0] / "kubepods/besteffort/podleft").mkdir(parents=True)
+    assert asyncio.run(cgroups.list_pods()) == {"left"}
+    asyncio.run(cgroups.remove(PodUID("left")))
+    asyncio.run(cgroups.close())
+    assert not any((top / "kubepods").exists() for top in (ours, *others))
+
+
+def test_hierarchies_of_no_use_to_us_are_left_alone_where_no_runtime_uses_them(tree: Tree) -> None:
+    tree.version_1("memory")
+    other = tree.version_1("blkio")
+    (other / "kubepods/podtheirs").mkdir(parents=True)
+    cgroups = opened(tree)
+    asyncio.run(cgroups.remove(PodUID("theirs")))
+    assert asyncio.run(cgroups.list_pods()) == frozenset()
+    asyncio.run(cgroups.close())
+    assert (other / "kubepods/podtheirs").is_dir()
 
 
 def test_a_root_that_was_tidied_away_is_made_again(tree: Tree) -> None:

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from podkeeper.model.k8s.core import Node, Pod, PodStatus
 from podkeeper.model.messages import PodUID
-from podkeeper.rules.admit import Preempt, Rejection, admit_beside
+from podkeeper.rules.admit import Enforcement, Preempt, Rejection, admit_beside
 from podkeeper.rules.housekeeping import Answers, is_active
 from podkeeper.rules.usage import NodeUsage, Share, share_of
 
@@ -36,8 +36,17 @@ class _Held:
 class Admission:
     """The pods that hold something of the node, and the sum of it."""
 
-    def __init__(self, *, node: Callable[[], Node], workers: Answers, status: Statuses) -> None:
+    def __init__(
+        self,
+        *,
+        node: Callable[[], Node],
+        workers: Answers,
+        status: Statuses,
+        enforcement: Enforcement | None = None,
+    ) -> None:
+        """`enforcement` is what containers can be held to; None: not asked about."""
         self._node = node
+        self._enforcement = enforcement
         self._workers = workers
         self._status = status
         self._held: dict[PodUID, _Held] = {}
@@ -82,7 +91,7 @@ class Admission:
         def neighbours() -> list[Pod]:
             return [held.pod for uid, held in self._held.items() if uid != _uid(pod)]
 
-        return admit_beside(pod, self._node(), self._usage, neighbours)
+        return admit_beside(pod, self._node(), self._usage, neighbours, self._enforcement)
 
     def _strike_out_the_ended(self, spared: PodUID) -> bool:
         ended = [uid for uid, held in self._held.items() if uid != spared and not self._is_active(held.pod)]

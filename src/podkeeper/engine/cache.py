@@ -35,7 +35,8 @@ class _Waiter:
 class PodCache:
     """The runtime's last known state of each pod."""
 
-    def __init__(self, *, refresh: Callable[[PodUID], None]) -> None:
+    def __init__(self, *, refresh: Callable[[PodUID, float], None]) -> None:
+        """`refresh` has a pod looked at, unless a look is under way that began after the instant it is told."""
         self._refresh = refresh
         self._entries: dict[PodUID, _Entry] = {}
         self._gone: set[PodUID] = set()  # entries that only tell since when there is nothing
@@ -63,7 +64,7 @@ class PodCache:
         waiter = _Waiter(after, asyncio.get_running_loop().create_future())
         self._waiters.setdefault(uid, {})[waiter] = None
         try:
-            self._refresh(uid)
+            self._refresh(uid, after)
             await waiter.woken
         finally:
             self._forget(uid, waiter)

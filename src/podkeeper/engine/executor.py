@@ -15,17 +15,19 @@ exited is removed unless the plan or `rules.collect` says so: with a container g
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Final, Protocol
 
 from podkeeper.model.errors import TryLater
 from podkeeper.model.k8s.core import Container, EphemeralContainer, Pod
 from podkeeper.model.messages import EventType, PodEvent, PodUID
 from podkeeper.model.runtime import PodRecord
-from podkeeper.model.runtime_calls import SandboxConfig
+from podkeeper.model.runtime_calls import Dns, SandboxConfig
 from podkeeper.rules.collect import Garbage, all_garbage_of, all_init_containers, garbage_of, old_init_containers
 from podkeeper.rules.container_events import Reason
 from podkeeper.rules.container_grace import KillReason
+from podkeeper.rules.dns import Lookup
+from podkeeper.rules.keyring import PullSecret
 from podkeeper.rules.naming import described, hostname_of, pod_log_directory
 from podkeeper.rules.plan.actions import ContainerToKill, PodActions
 from podkeeper.rules.plan.place import Place
@@ -132,11 +134,15 @@ class PlanExecutor:
         host_ips: Callable[[], tuple[str, ...]],
         log_root: str = "/var/log/pods",
         cluster_domain: str = "cluster.local",
+        lookup: Callable[[Pod], Awaitable[Lookup]] | None = None,
         sandbox_ready: Callable[[Pod, PodRecord], None] = _ignore,
         observer: StartObserver | None = None,
         max_pods_with_failures: int = MAX_PODS_WITH_FAILURES,
     ) -> None:
-        """`sandbox_ready` hears of each new sandbox, with a record that shows it, before any image is pulled."""
+        """`sandbox_ready` hears of each new sandbox, with a record that shows it, before any image is pulled.
+
+        `lookup` says how names are looked up in a pod; None: as the runtime does it.
+        """
         self._runtime = runtime
         self._starter = starter
         self._stopper = stopper
@@ -144,6 +150,7 @@ class PlanExecutor:
         self._host_ips = host_ips
         self._log_root = log_root
         self._cluster_domain = cluster_domain
+        self._lookup = lookup
         self._sandbox_ready = sandbox_ready
         self._observer = observer or _Unobserved()
         self._max_pods_with_failures = max_pods_with_failures
@@ -160,7 +167,7 @@ class PlanExecutor:
         *,
         mounts: Mapping[str, str],
         cgroup_parent: str,
-        pull_secrets: Sequence[str],
+        pull_secrets: Sequence[PullSecret],
     ) -> None:
         """Do all that can be done of a plan; then raise what went wrong. `mounts` are host paths by volume name."""
         errors = await self._stop(pod, record, actions)
@@ -258,6 +265,7 @@ class PlanExecutor:
                 hostname=hostname_of(pod, self._cluster_domain),
                 log_directory=pod_log_directory(self._log_root, pod),
                 cgroup_parent=cgroup_parent,
+                dns=await self._dns(pod),
             )
             sandbox_id = await self._runtime.run_sandbox(config)
         except TryLater as error:
@@ -274,6 +282,15 @@ class PlanExecutor:
         self._sandbox_ready(pod, seen)
         pod_ips = place.pod_ips if pod.spec.host_network else _addresses(seen, sandbox_id)
         return Place(sandbox_id=sandbox_id, pod_ips=pod_ips, volumes=place.volumes, pull_secrets=place.pull_secrets)
+
+    async def _dns(self, pod: Pod) -> Dns | None:
+        """How names are looked up in a pod; what its owner has to know of that is told."""
+        if self._lookup is None:
+            return None
+        found = await self._lookup(pod)
+        for event in found.events:
+            self._record(event, pod)
+        return found.dns
 
     async def _start(self, pod: Pod, record: PodRecord, actions: PodActions, place: Place) -> tuple[TryLater, ...]:
         """Start containers; what fails is returned. Only an init container that fails holds up those after it."""

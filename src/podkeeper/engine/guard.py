@@ -28,7 +28,7 @@ from podkeeper.model.errors import CallTimedOut, RuntimeUnavailable
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.messages import PodUID
 from podkeeper.model.probing import CommandEnd
-from podkeeper.model.runtime import ImageRecord, PodRecord
+from podkeeper.model.runtime import ImageFsUsage, ImageRecord, PodRecord
 from podkeeper.model.runtime_calls import ContainerConfig, RuntimeEvent, RuntimeHealth, SandboxConfig
 from podkeeper.ports.clock import Clock
 from podkeeper.ports.runtime import Runtime
@@ -50,7 +50,8 @@ class Limits:
     pull_slots: int = 4
     lease_seconds: float = 10.0  # a call gives its slot back after this long, and counts as slow
     stop_lease_seconds: float = 0.1  # waiting for a container to end is no load: only the signals are spread
-    pull_lease_seconds: float = 60.0
+    pull_lease_seconds: float = 60.0  # one slow registry does not hold up the others; who wants strict limits says so
+    pull_slow_seconds: float = 60.0
     call_seconds: float = 120.0  # the deadline; a stop has its grace on top, a command its timeout
     pull_seconds: float = 1800.0
     turn_seconds: float = 10.0  # a pod idle for this long has lost its turn
@@ -203,8 +204,9 @@ class GuardedRuntime:
         self._starting = _Terms(lease, deadline, slots(limits.start_slots), lease)
         self._removing = _Terms(lease, deadline, stops, lease)
         self._stopping = _Terms(lease, deadline, stops, limits.stop_lease_seconds)
-        pull_lease = limits.pull_lease_seconds
-        self._pulling = _Terms(pull_lease, limits.pull_seconds, slots(limits.pull_slots), pull_lease)
+        self._pulling = _Terms(
+            limits.pull_slow_seconds, limits.pull_seconds, slots(limits.pull_slots), limits.pull_lease_seconds
+        )
 
     @property
     def name(self) -> str:
@@ -295,6 +297,10 @@ class GuardedRuntime:
     async def list_images(self) -> Sequence[ImageRecord]:
         """All images of the node."""
         return await self._read("list_images", "", self._reading, self._runtime.list_images)
+
+    async def image_usage(self) -> ImageFsUsage | None:
+        """How full the file system is that images lie on."""
+        return await self._read("image_fs_info", "", self._reading, self._runtime.image_usage)
 
     async def list_pods(self) -> Sequence[PodRecord]:
         """Every pod the runtime has anything of."""

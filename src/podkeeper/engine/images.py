@@ -1,11 +1,13 @@
 """Images: see to it that the node has what a container is made from.
 
-    ensure --look--> there? --> use it
+    ensure --look--> there, and may this pod have it? --> use it
                        `--> held back? --> pull, once for all who wait --> use it, or back off
 
-In: a pod, a container of it, the credentials to try. Out: the image's record, or why the container has to wait.
+In: a pod, a container of it, its pull secrets. Out: the image's record, or why the container has to wait.
 Whether to pull is decided by `rules.pull`, for how long a failing pull is held back by `rules.backoff`, per pod and
-image, since another pod may have other credentials.
+image, since another pod may have other credentials. Which those are is decided by `rules.keyring`: those of the pod,
+then the node's own; they are tried one by one. Who may use an image that is there, a `PullBook` knows; without one,
+everybody may.
 
 A pull belongs to nobody: pods that want the same image with the same credentials wait for one pull, and it goes on
 when a pod that waits is killed. How many pulls are made at a time is the guarded runtime's business. The Go ancestor
@@ -14,7 +16,7 @@ is pkg/kubelet/images.
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -29,6 +31,7 @@ from podkeeper.ports.runtime import Images
 from podkeeper.rules.backoff import DEFAULT_CURVE, BackoffTable, Curve, steady
 from podkeeper.rules.backoff_tuning import BackoffKind, curve_for
 from podkeeper.rules.container_events import Reason, normal, warning
+from podkeeper.rules.keyring import Credentials, PullSecret, config_of, keys_for
 from podkeeper.rules.naming import container_path, described
 from podkeeper.rules.plan.result import NotStarted
 from podkeeper.rules.pull import (
@@ -44,13 +47,14 @@ from podkeeper.rules.pull import (
     pulled_text,
     step_after_look,
     tagged,
+    together,
 )
 from podkeeper.rules.status.containers import StartFailure
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-PullKey = tuple[str, tuple[str, ...]]
+PullKey = tuple[str, tuple[Credentials, ...]]
 
 
 class Spawn(Protocol):
@@ -58,6 +62,22 @@ class Spawn(Protocol):
 
     def __call__(self, work: Coroutine[Any, Any, T], /) -> asyncio.Future[T]:
         """Begin."""
+
+
+class PullBook(Protocol):
+    """Knows who may use which image."""
+
+    async def begin(self, reference: str) -> None:
+        """Note, durably, that an image is about to be pulled."""
+
+    def pulled(self, reference: str, image_id: str, credentials: Credentials | None) -> None:
+        """An image was pulled, with these credentials or without."""
+
+    def ended(self, reference: str, *, surely: bool) -> None:
+        """A pull goes on no more; not `surely`: the runtime may yet complete it."""
+
+    def must_pull(self, reference: str, image_id: str, offered: Sequence[Credentials]) -> bool:
+        """Whether these credentials must be shown to the registry before an image that is there may be used."""
 
 
 class PullObserver(Protocol):
@@ -85,6 +105,7 @@ class _Wanted:
 @dataclass(frozen=True, slots=True)
 class _Pulled:
     image: ImageRecord
+    credentials: Credentials | None  # that opened it
     seconds: float
 
 
@@ -101,7 +122,10 @@ class ImageManager:
         pulls: BackoffTable,
         curve: Curve = DEFAULT_CURVE,
         observer: PullObserver | None = None,
+        node_configs: Callable[[], Awaitable[Sequence[str]]] | None = None,
+        book: PullBook | None = None,
     ) -> None:
+        """`node_configs` are the docker configurations that count for every pod."""
         self._runtime = runtime
         self._clock = clock
         self._record = record
@@ -109,10 +133,12 @@ class ImageManager:
         self._backoff = pulls
         self._curve = curve
         self._observer = observer or _Unobserved()
+        self._node_configs = node_configs
+        self._book = book
         self._pulls: dict[PullKey, asyncio.Future[_Pulled]] = {}
 
     async def ensure(
-        self, pod: Pod, container: Container | EphemeralContainer, secrets: Sequence[str] = ()
+        self, pod: Pod, container: Container | EphemeralContainer, secrets: Sequence[PullSecret] = ()
     ) -> ImageRecord | NotStarted:
         """Get a container's image. Cancelled, it leaves a pull that has begun to go on."""
         image = container.image or ""
@@ -129,16 +155,30 @@ class ImageManager:
             failure = inspect_failure(image, str(error))
             self._record(warning(pod, container.name, Reason.INSPECT_FAILED, failure.message), pod)
             return NotStarted(failure)
-        if present is not None:
+        if present is not None and await self._may_use(wanted, present, secrets):
             self._record(normal(pod, container.name, Reason.PULLED, present_text(image)), pod)
             return present
         if step_after_look(policy, present=False) is Step.GIVE_UP:
             failure = never_pulled(image)
             self._record(warning(pod, container.name, Reason.NEVER_PULL, failure.message), pod)
             return NotStarted(failure)
-        return await self._pull(wanted, tuple(secrets))
+        return await self._pull(wanted, secrets)
 
-    async def _pull(self, wanted: _Wanted, secrets: tuple[str, ...]) -> ImageRecord | NotStarted:
+    async def _may_use(self, wanted: _Wanted, present: ImageRecord, secrets: Sequence[PullSecret]) -> bool:
+        """Whether a pod may use an image that is there."""
+        if self._book is None:
+            return True
+        credentials = await self._credentials(wanted.reference, secrets)
+        return not self._book.must_pull(wanted.reference, present.id, credentials)
+
+    async def _credentials(self, reference: str, secrets: Sequence[PullSecret]) -> tuple[Credentials, ...]:
+        """What to show a registry, in the order to try."""
+        own = keys_for(reference, secrets)
+        if self._node_configs is None:
+            return own
+        return (*own, *keys_for(reference, [PullSecret(config) for config in await self._node_configs()]))
+
+    async def _pull(self, wanted: _Wanted, secrets: Sequence[PullSecret]) -> ImageRecord | NotStarted:
         """Pull for one container, unless its pod's last pull failed not long ago."""
         pod, name = wanted.pod, wanted.container.name
         now = steady(self._clock.monotonic())
@@ -148,10 +188,15 @@ class ImageManager:
             return NotStarted(StartFailure(held.reason, held.message), self._clock.now() + (held.until - now))
         self._record(normal(pod, name, Reason.PULLING, f'Pulling image "{wanted.image}"'), pod)
         begun = self._clock.monotonic()
+        credentials = await self._credentials(wanted.reference, secrets)
         try:
-            pulled = await asyncio.shield(self._shared_pull(wanted.reference, secrets))
+            pulled = await asyncio.shield(self._shared_pull(wanted.reference, credentials))
         except TryLater as error:
             return self._failed(wanted, error)
+        if self._book is not None:
+            # Others may have waited with the same credentials out of another secret.
+            own = next((each for each in credentials if each == pulled.credentials), None)
+            self._book.pulled(wanted.reference, pulled.image.id, own)
         waited = self._clock.monotonic() - begun
         size = pulled.image.size_bytes
         text = pulled_text(wanted.image, min(pulled.seconds, waited), waited, size)
@@ -173,16 +218,44 @@ class ImageManager:
 
     # The pulls themselves.
 
-    def _shared_pull(self, reference: str, secrets: tuple[str, ...]) -> asyncio.Future[_Pulled]:
+    def _shared_pull(self, reference: str, credentials: tuple[Credentials, ...]) -> asyncio.Future[_Pulled]:
         """The pull of an image with these credentials that goes on now, or a new one."""
-        key = (reference, secrets)
+        key = (reference, credentials)
         pull = self._pulls.get(key)
         if pull is None:
-            pull = self._pulls[key] = self._spawn(self._pull_once(reference, secrets))
+            pull = self._pulls[key] = self._spawn(self._pull_noted(reference, credentials))
             pull.add_done_callback(lambda _: self._pulls.pop(key))
         return pull
 
-    async def _pull_once(self, reference: str, secrets: tuple[str, ...]) -> _Pulled:
+    async def _pull_noted(self, reference: str, credentials: tuple[Credentials, ...]) -> _Pulled:
+        """Pull, noted in the book before it begins; a pull that may yet come true stays noted."""
+        if self._book is None:
+            return await self._pull_once(reference, credentials)
+        await self._book.begin(reference)
+        surely = False
+        try:
+            pulled = await self._pull_once(reference, credentials)
+            self._book.pulled(reference, pulled.image.id, pulled.credentials)
+            surely = True
+            return pulled
+        except ImagePullFailed:
+            surely = True
+            raise
+        finally:
+            self._book.ended(reference, surely=surely)
+
+    async def _pull_once(self, reference: str, credentials: tuple[Credentials, ...]) -> _Pulled:
+        """Try all credentials in order; without any, none."""
         begun = self._clock.monotonic()
-        image = await self._runtime.pull_image(reference, secrets)
-        return _Pulled(image, self._clock.monotonic() - begun)
+        errors: list[TryLater] = []
+        for each in credentials or (None,):
+            try:
+                config = () if each is None else (config_of(reference, each),)
+                image = await self._runtime.pull_image(reference, config)
+                return _Pulled(image, each, self._clock.monotonic() - begun)
+            except TryLater as error:
+                errors.append(error)
+        unclear = [error for error in errors if not isinstance(error, ImagePullFailed)]
+        if len(errors) == 1 or unclear:
+            raise (unclear or errors)[0]
+        raise ImagePullFailed(together([str(error) for error in errors]))

@@ -143,6 +143,10 @@ class Metrics:
         """An image was pulled, for one pod that waited so long."""
         self._measure(of.PULLS, seconds, of.image_size_label(size_bytes))
 
+    def image_removed(self, reason: str) -> None:
+        """An image was removed: for its `age`, or for `space`."""
+        self._count(of.IMAGES_REMOVED, reason)
+
     def start_begun(self, kind: str) -> None:
         """A container is to be started: `container`, `init_container` or `ephemeral_container`."""
         self._count(of.CONTAINER_STARTS, kind)

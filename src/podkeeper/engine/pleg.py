@@ -166,6 +166,7 @@ class _Pod:
     seen_at: float = _NEVER  # begin of the last look that succeeded, or of the listing that showed it gone
     failures: int = 0
     retry: asyncio.TimerHandle | None = None
+    look_at: float = _NEVER  # begin of the look that is under way, or of the last one
 
 
 @dataclass(slots=True, eq=False)
@@ -226,12 +227,16 @@ class Pleg:
                 if self._lease_timer is not None:
                     self._lease_timer.cancel()
 
-    def request(self, uid: PodUID) -> None:
-        """Have a pod looked at now. A look under way may have missed what the caller means: then another follows."""
+    def request(self, uid: PodUID, since: float = _NOT_YET) -> None:
+        """Have a pod looked at: now, or at any moment after `since`.
+
+        A look under way that began before may have missed what the caller means: then another follows.
+        """
         pod = self._pods.get(uid)
         if pod is None:
             pod = self._pods[uid] = _Pod()
-        self._want(uid, pod)
+        if pod.stage is not _Stage.LOOKING or pod.look_at <= since:
+            self._want(uid, pod)
 
     def health(self) -> str | None:
         """What is wrong with relisting, and who may be the cause; None: it works. One pod's look alone never counts."""
@@ -300,7 +305,7 @@ class Pleg:
 
     async def _look(self, uid: PodUID, pod: _Pod) -> None:
         pod.stage = _Stage.LOOKING
-        at = self._moment()
+        at = pod.look_at = self._moment()
         began = self._looks[uid] = self._clock.monotonic()
         try:
             self._saw(uid, pod, await self._ask(uid), at)

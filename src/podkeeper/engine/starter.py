@@ -32,6 +32,7 @@ from podkeeper.rules.container_hash import container_hash
 from podkeeper.rules.downward import Surroundings
 from podkeeper.rules.environment import ObjectKind, ObjectReference, invocation_of, references_of
 from podkeeper.rules.hooks import POST_START_ERROR
+from podkeeper.rules.keyring import PullSecret
 from podkeeper.rules.mounts import mounts_of
 from podkeeper.rules.naming import container_log_path, container_path, described
 from podkeeper.rules.plan.actions import ContainerToKill
@@ -69,7 +70,7 @@ class Containers(Protocol):
 class ImageSource(Protocol):
     """Gets images onto the node."""
 
-    async def ensure(self, pod: Pod, container: Spec, secrets: Sequence[str]) -> ImageRecord | NotStarted:
+    async def ensure(self, pod: Pod, container: Spec, secrets: Sequence[PullSecret]) -> ImageRecord | NotStarted:
         """Get a container's image, or tell why it has to wait."""
 
 
@@ -146,6 +147,8 @@ class ContainerStarter:
         try:
             await self._clear_the_way(container, record)
             container_id = await self._runtime.create_container(place.sandbox_id, config)
+        except NotConfigurable as error:  # found out by the runtime, and the spec's or the node's fault all the same
+            return self._failed(pod, container, CONFIG_ERROR, error)
         except TryLater as error:
             return self._failed(pod, container, CREATE_ERROR, error)
         # Before it starts: a start that was told to have failed may have come true.
@@ -203,9 +206,7 @@ class ContainerStarter:
         self, pod: Pod, container: Spec, record: PodRecord, place: Place, image: ImageRecord
     ) -> ContainerConfig:
         """Work out what a container is made from. Raises what its status is to say."""
-        target = container.target_container_name if isinstance(container, EphemeralContainer) else None
-        if target and record.container(target) is None:
-            raise NotConfigurable(f"unable to find target container {target}")
+        target_id = _target_id(container, record)
         seen = Surroundings(pod=pod, pod_ips=place.pod_ips, host_ips=self._host_ips(), allocatable=self._allocatable())
         invocation = invocation_of(container, seen, await self._referred(pod, container))
         mounts = mounts_of(pod, container, place.volumes, invocation.env)
@@ -218,12 +219,15 @@ class ContainerStarter:
             container=container,
             attempt=attempt,
             image=image.id,
+            image_user=image.user,
             spec_hash=container_hash(Container(name=container.name, image=container.image)),
             command=invocation.command,
             args=invocation.args,
             env=invocation.env,
             mounts=mounts,
             log_path=container_log_path(container.name, attempt),
+            pod_ips=place.pod_ips,
+            target_id=target_id,
         )
 
     async def _referred(self, pod: Pod, container: Spec) -> dict[ObjectReference, ConfigMap | Secret]:
@@ -250,3 +254,14 @@ class ContainerStarter:
 
     def _fail(self, pod: Pod, container: Spec, text: str, container_id: str = "") -> None:
         self._record(warning(pod, container.name, Reason.FAILED, text, container_id), pod)
+
+
+def _target_id(container: Spec, record: PodRecord) -> str:
+    """The container whose processes an ephemeral one is to see; nothing if it names none. Raises NotConfigurable."""
+    name = container.target_container_name if isinstance(container, EphemeralContainer) else None
+    if not name:
+        return ""
+    target = record.container(name)
+    if target is None:
+        raise NotConfigurable(f"unable to find target container {name}")
+    return target.id

@@ -31,6 +31,7 @@ from podkeeper.model.runtime import ContainerState, PodRecord
 from podkeeper.model.times import parse_time
 from podkeeper.ports.clock import Clock
 from podkeeper.rules.evict import PAST_DEADLINE, Eviction, deadline_eviction, evicted_status
+from podkeeper.rules.keyring import PullSecret
 from podkeeper.rules.mirror import is_static_pod
 from podkeeper.rules.phase import Phase, is_terminal
 from podkeeper.rules.plan import PodActions, compute_pod_actions, is_stranded
@@ -103,7 +104,7 @@ class Executor(Protocol):
         *,
         mounts: Mapping[str, str],
         cgroup_parent: str,
-        pull_secrets: Sequence[str],
+        pull_secrets: Sequence[PullSecret],
     ) -> None:
         """Do what a plan says, all that can be done of it; then raise what went wrong."""
 
@@ -168,7 +169,7 @@ class References(Protocol):
     def unregister(self, uid: PodUID) -> None:
         """This pod needs nothing any more; unknown is fine."""
 
-    async def pull_secrets(self, pod: Pod) -> Sequence[str]:
+    async def pull_secrets(self, pod: Pod) -> Sequence[PullSecret]:
         """The docker configurations to pull this pod's images with."""
 
 
@@ -191,7 +192,7 @@ class NoReferences:
     def unregister(self, uid: PodUID) -> None:
         """Nothing was kept."""
 
-    async def pull_secrets(self, pod: Pod) -> Sequence[str]:
+    async def pull_secrets(self, pod: Pod) -> Sequence[PullSecret]:
         """There are none."""
         return ()
 

@@ -81,6 +81,12 @@ def survey(hierarchies: Sequence[Hierarchy], proc: str = "/proc/self") -> Offer:
     return replace(best, advice=WRITABLE if os.geteuid() == 0 else AS_ROOT_OR_DELEGATED)
 
 
+def elsewhere(offer: Offer, others: Sequence[Hierarchy]) -> dict[str, str]:
+    """The directories of the base in hierarchies that are not part of the offer."""
+    places = {hierarchy.name: _join(hierarchy.mount_point, offer.base) for hierarchy in others}
+    return {name: directory for name, directory in places.items() if offer.version == 1 and _is_ours(directory)}
+
+
 def settle(offer: Offer, proc: str = "/proc/self") -> None:
     """Make room for handing limits down: leave the base, with those who started us. Raises OSError."""
     if offer.version != 2 or not (todo := _in_the_way(dict(offer.directories)[UNIFIED], proc)):

@@ -7,7 +7,8 @@
 `base` is where this machine lets us (`host/cgroup_survey.py`). Pods come in, the path of their cgroup below the mount
 points goes out: a container runtime takes it as cgroup parent, and keepers find the directories by it. Only directories
 named `pod<uid>` below our root are ours: nothing else is ever listed, emptied or removed. So two agents on one machine
-need two root names (`own_root`).
+need two root names (`own_root`). On a machine of version 1, container runtimes make the same directories in hierarchies
+that we have no use for, and leave them behind: `of_containers` removes them there too.
 
 What is done to directories is done by `Kernel`, which the module `runtimes/process/keeper/cgroup` is: rooms do not
 import each other. The Go ancestors are pkg/kubelet/cm/{pod,qos}_container_manager_linux.go.
@@ -21,7 +22,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from typing import Generic, Protocol, TypeVar
 
-from podkeeper.host.cgroup_survey import Hierarchy, Offer, settle, survey
+from podkeeper.host.cgroup_survey import Hierarchy, Offer, elsewhere, settle, survey
 from podkeeper.model.errors import TryLater
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.messages import PodUID
@@ -52,6 +53,9 @@ class Kernel(Protocol[P]):
 
     def hierarchies(self, mountinfo: str = ...) -> tuple[Hierarchy, ...]:
         """What is mounted, as a mountinfo file says."""
+
+    def other_hierarchies(self, mountinfo: str = ...) -> tuple[Hierarchy, ...]:
+        """What is mounted, and we limit nothing in."""
 
     def place_at(self, directories: Mapping[str, str]) -> P | None:
         """The cgroup made of these directories, by controller or `unified`; None if there are none."""
@@ -95,6 +99,7 @@ def open_cgroups(
     *,
     policy: CpuPolicy = DEFAULT_POLICY,
     pod_pids_limit: int | None = None,
+    of_containers: bool = False,
     proc: str = "/proc/self",
 ) -> "HostCgroups[P] | NoCgroups":
     """Pod cgroups where the machine lets us make some; else what says why not."""
@@ -102,9 +107,18 @@ def open_cgroups(
     base = kernel.place_at(dict(offer.directories))
     if base is None:
         return NoCgroups(offer)
+    others = kernel.other_hierarchies(f"{proc}/mountinfo") if of_containers else ()
     try:
         settle(offer, proc)
-        cgroups = HostCgroups(kernel, base, offer, root, policy=policy, pod_pids_limit=pod_pids_limit)
+        cgroups = HostCgroups(
+            kernel,
+            base,
+            offer,
+            root,
+            elsewhere=kernel.place_at(elsewhere(offer, others)),
+            policy=policy,
+            pod_pids_limit=pod_pids_limit,
+        )
         cgroups.prepare()
     except OSError as error:
         return NoCgroups(offer.refused(f"cannot make {offer.base.rstrip('/')}/{root}: {error}"))
@@ -121,11 +135,14 @@ class HostCgroups(Generic[P]):
         offer: Offer,
         root: str = DEFAULT_ROOT,
         *,
+        elsewhere: P | None = None,
         policy: CpuPolicy = DEFAULT_POLICY,
         pod_pids_limit: int | None = None,
     ) -> None:
+        """`elsewhere` is the same base in hierarchies where others make our pods' cgroups, and only we remove them."""
         self._kernel = kernel
         self._base = base
+        self._bases = (base,) if elsewhere is None else (base, elsewhere)
         self._offer = offer
         self._root = root
         self._policy = policy
@@ -195,19 +212,23 @@ class HostCgroups(Generic[P]):
 
     def _close(self) -> None:
         for branch in reversed(_BRANCHES.values()):
-            place = self._at(self._root, *branch)
-            if not self._kernel.children(place):
-                with contextlib.suppress(OSError):  # in use, then
-                    self._kernel.remove(place, 0)
+            for place in self._everywhere(*branch):
+                if not self._kernel.children(place):
+                    with contextlib.suppress(OSError):  # in use, then
+                        self._kernel.remove(place, 0)
 
     def _at(self, *names: str) -> P:
         return self._kernel.lower(self._base, *names)
 
+    def _everywhere(self, *names: str) -> Iterator[P]:
+        """Places below our root, ours and those that others make."""
+        return (self._kernel.lower(base, self._root, *names) for base in self._bases)
+
     def _places_of(self, uid: PodUID) -> Iterator[P]:
         """Where a pod's cgroup is. Its class never changes, but we must find it without knowing the pod."""
         if uid and "/" not in uid:
-            places = (self._at(self._root, *branch, f"{_PREFIX}{uid}") for branch in _BRANCHES.values())
-            yield from filter(self._kernel.exists, places)
+            for branch in _BRANCHES.values():
+                yield from filter(self._kernel.exists, self._everywhere(*branch, f"{_PREFIX}{uid}"))
 
     def _make(self, names: tuple[str, ...], files: Mapping[str, str]) -> None:
         place = self._at(*names)
@@ -236,7 +257,8 @@ class HostCgroups(Generic[P]):
         return ""
 
     def _list(self) -> frozenset[PodUID]:
-        names = {name for branch in _BRANCHES.values() for name in self._kernel.children(self._at(self._root, *branch))}
+        places = (place for branch in _BRANCHES.values() for place in self._everywhere(*branch))
+        names = {name for place in places for name in self._kernel.children(place)}
         return frozenset(PodUID(name.removeprefix(_PREFIX)) for name in names if name.startswith(_PREFIX)) - {""}
 
     def _share_out(self) -> None:

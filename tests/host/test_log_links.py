@@ -1,0 +1,50 @@
+"""Links to logs on a real disk."""
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+from podkeeper.host.log_links import HostLogLinks
+from podkeeper.model.errors import TryLater
+from podkeeper.rules.log_links import LogLink
+
+
+def test_a_link_leads_to_its_log_until_it_is_removed(tmp_path: Path) -> None:
+    log = tmp_path / "0.log"
+    log.write_text("hello\n")
+    links = HostLogLinks(tmp_path / "var" / "containers")
+
+    async def scenario() -> None:
+        assert await links.survey() == {}
+        await links.make([LogLink("a.log", str(log)), LogLink("b.log", str(tmp_path / "never.log"))])
+        assert await links.survey() == {"a.log": True}
+        assert (tmp_path / "var" / "containers" / "a.log").read_text() == "hello\n"
+        await links.make([LogLink("a.log", str(log))])  # it may be made twice
+        log.unlink()
+        assert await links.survey() == {"a.log": False}
+        await links.remove(["a.log", "unknown.log"])
+        assert await links.survey() == {}
+
+    asyncio.run(scenario())
+
+
+def test_what_is_no_link_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "file.log").write_text("mine")
+    os.symlink(tmp_path / "nowhere", tmp_path / "other")
+    links = HostLogLinks(tmp_path)
+
+    async def scenario() -> None:
+        assert await links.survey() == {}
+        await links.remove(["file.log"])
+
+    asyncio.run(scenario())
+    assert (tmp_path / "file.log").read_text() == "mine"
+
+
+def test_a_directory_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    links = HostLogLinks(tmp_path / "file" / "below")
+    with pytest.raises(TryLater, match=r"cannot make the links to logs in .*below"):
+        asyncio.run(links.make([]))
