@@ -109,7 +109,7 @@ def test_one_root_has_one_agent_and_is_given_back(tmp_path: Path) -> None:
 
 
 REFUSALS = {
-    "a runtime that is not there": ("podman", "r", "right would be one of: process, fake"),
+    "a runtime that is not there": ("podman", "r", "right would be one of: process, cri, fake"),
     "a root that is a file": ("fake", "file", "--root names another one"),
 }
 

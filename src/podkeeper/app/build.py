@@ -10,7 +10,7 @@ pods: an agent built on the same runtime goes on where this one stopped.
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf, nextafter
@@ -19,6 +19,7 @@ from typing import Protocol
 from podkeeper.engine.admission import Admission
 from podkeeper.engine.background import Background
 from podkeeper.engine.cache import PodCache
+from podkeeper.engine.container_care import ContainerCare
 from podkeeper.engine.deadlines import ActiveDeadlines
 from podkeeper.engine.events import EventRecorder
 from podkeeper.engine.evictor import Evictor
@@ -30,6 +31,8 @@ from podkeeper.engine.handlers import SyncHandlers
 from podkeeper.engine.history import MOVED, Explanation, History
 from podkeeper.engine.hooks import HookRunner
 from podkeeper.engine.housekeeping import Housekeeping
+from podkeeper.engine.image_access import PullBook
+from podkeeper.engine.image_care import ImageCare
 from podkeeper.engine.images import ImageManager
 from podkeeper.engine.log_care import LogCare, LogFiles
 from podkeeper.engine.loop import SyncLoop
@@ -43,6 +46,7 @@ from podkeeper.engine.predecessors import Predecessors
 from podkeeper.engine.preemption import Preemption
 from podkeeper.engine.prober import ProbeExecutor
 from podkeeper.engine.probes import ProbeManager
+from podkeeper.engine.pull_secrets import PullSecrets
 from podkeeper.engine.queue import WorkQueue
 from podkeeper.engine.starter import ContainerStarter
 from podkeeper.engine.status import StatusManager
@@ -50,7 +54,7 @@ from podkeeper.engine.stopper import PodStopper
 from podkeeper.engine.storage import PodStorage
 from podkeeper.engine.syncer import PodSyncer
 from podkeeper.engine.workers import PodWorkers
-from podkeeper.model.k8s.core import Node, NodeStatus, Pod, PodStatus
+from podkeeper.model.k8s.core import Node, NodeStatus, ObjectReference, Pod, PodStatus
 from podkeeper.model.k8s.meta import ObjectMeta
 from podkeeper.model.messages import LifecycleEvent, Op, PodEvent, PodUID, PodUpdate
 from podkeeper.model.runtime import PodRecord
@@ -63,9 +67,13 @@ from podkeeper.ports.prober import Prober
 from podkeeper.ports.runtime import Health, Runtime
 from podkeeper.ports.source import Source
 from podkeeper.ports.volumes import Volumes
+from podkeeper.rules.admit import Enforcement
 from podkeeper.rules.backoff import DEFAULT_CURVE, BackoffTable, Curve, steady
 from podkeeper.rules.dispatch import on_removal_at_once
+from podkeeper.rules.dns import Lookup
 from podkeeper.rules.housekeeping import is_running
+from podkeeper.rules.image_access import USUAL_VERIFICATION, Verification
+from podkeeper.rules.image_gc import GcPolicy
 from podkeeper.rules.log_rotation import USUAL_POLICY
 from podkeeper.rules.log_rotation import Policy as LogPolicy
 from podkeeper.rules.mirror import is_outdated_mirror
@@ -96,6 +104,9 @@ class Ports:
     objects: Reader | None = None  # config maps and secrets; None: the API's
     journal: Journal | None = None
     over_used: Callable[[Complain], None] | None = None  # tells of pods whose volumes grew too large
+    node_pull_configs: Callable[[], Awaitable[Sequence[str]]] | None = None  # the node's own docker configurations
+    pull_journal: Journal | None = None  # who pulled which image; None: everybody may use what is there
+    kept_images: tuple[str, ...] = ()  # images that are never removed, by name
     log_files: LogFiles | None = None  # None: somebody else cares for logs, or there are none
 
 
@@ -106,12 +117,18 @@ class Settings:
     node: Node
     host_ips: tuple[str, ...] = ()
     log_root: str = "/var/log/pods"
+    cluster_domain: str = "cluster.local"
+    lookup: Callable[[Pod], Awaitable[Lookup]] | None = None  # how pods look up names; None: as the runtime does it
     log_policy: LogPolicy = USUAL_POLICY
     timing: Timing = USUAL_TIMING
     restart_curve: Curve = DEFAULT_CURVE
     pull_curve: Curve = DEFAULT_CURVE
     runtime_limits: RuntimeLimits = USUAL_LIMITS
+    verification: Verification = USUAL_VERIFICATION  # counts only where there is a `pull_journal`
+    image_gc: GcPolicy | None = None  # None: images stay
+    container_gc_seconds: float | None = None  # None: dead containers go when their successors die, and only then
     relisting: Pace = USUAL_PACE
+    enforcement: Enforcement | None = None  # what containers can be held to; None: not asked at admission
 
     @property
     def node_name(self) -> str:
@@ -180,6 +197,8 @@ class Agent:
         self._build_sight()
         self._build_hands()
         self._build_mind()
+        self.image_care = self._image_care(settings.image_gc)
+        self.container_care = self._container_care(settings.container_gc_seconds)
         self.storage = PodStorage(emit=self._on_update, record=self.events.record, now=clock.now)
         self.log_care = self._log_care(ports.log_files)
 
@@ -188,6 +207,8 @@ class Agent:
         rooms: tuple[_Room, ...] = (
             *(self.runtime, self.background, self.pleg, self.statuses, self.events),
             *(self.mirrors, self.probes, self.preemption, self.workers, self.loop),
+            *(() if self.image_care is None else (self.image_care,)),
+            *(() if self.container_care is None else (self.container_care,)),
             *(() if self.log_care is None else (self.log_care,)),
         )
         try:
@@ -210,6 +231,14 @@ class Agent:
         """Where a pod stands, since when, what it waits for, and how it got there."""
         return self.history.explain(uid)
 
+    def node_view(self) -> NodeView:
+        """What every pod shows of this node."""
+        return NodeView(
+            runtime_name=self.runtime.name,
+            host_ips=self.settings.host_ips,
+            recursive_read_only=_mounts_recursively(self.settings.node),
+        )
+
     def health(self) -> tuple[str, ...]:
         """What is wrong, in sentences; nothing when all is well."""
         return tuple(filter(None, (self.loop.health(), self.pleg.health())))
@@ -218,7 +247,7 @@ class Agent:
 
     def _build_sight(self) -> None:
         clock = self.ports.clock
-        self.cache = PodCache(refresh=lambda uid: self.pleg.request(uid))
+        self.cache = PodCache(refresh=lambda uid, since: self.pleg.request(uid, since))
         self.pleg = Pleg(
             runtime=self.runtime,
             cache=self.cache,
@@ -256,6 +285,7 @@ class Agent:
         clock, record, spawn = self.ports.clock, self._record, self.background.spawn
         hooks = HookRunner(commands=self.runtime, prober=self.ports.prober, record=record, version=KUBERNETES_VERSION)
         stopper = PodStopper(runtime=self.runtime, hooks=hooks, clock=clock, record=record, spawn=spawn)
+        self._pull_book = self._book_of(self.ports.pull_journal)
         starter = ContainerStarter(
             runtime=self.runtime,
             images=ImageManager(
@@ -266,6 +296,8 @@ class Agent:
                 pulls=self._pulls,
                 curve=self.settings.pull_curve,
                 observer=self.metrics,
+                node_configs=self.ports.node_pull_configs,
+                book=self._pull_book,
             ),
             hooks=hooks,
             killer=stopper,
@@ -285,6 +317,8 @@ class Agent:
             record=record,
             host_ips=lambda: self.settings.host_ips,
             log_root=self.settings.log_root,
+            cluster_domain=self.settings.cluster_domain,
+            lookup=self.settings.lookup,
             sandbox_ready=lambda pod, seen: self.syncer.on_sandbox_ready(pod, seen),
             observer=self.metrics,
         )
@@ -314,8 +348,9 @@ class Agent:
                 is_desired=lambda uid: self.manager.pod_by_uid(uid) is not None,
             ),
             request_look=self.pleg.request,
-            node=lambda: NodeView(runtime_name=self.runtime.name, host_ips=self.settings.host_ips),
+            node=self.node_view,
             network_trouble=lambda: self._network.trouble,
+            references=PullSecrets(objects=self.ports.objects or self.ports.api, record=record),
             record=record,
             clock=clock,
             observer=self.metrics,
@@ -333,7 +368,12 @@ class Agent:
             observer=self.metrics,
         )
         deadlines = ActiveDeadlines(status=self.statuses, is_finished=self.workers.should_pod_be_finished, clock=clock)
-        admission = Admission(node=lambda: self.settings.node, workers=self.workers, status=self.statuses)
+        admission = Admission(
+            node=lambda: self.settings.node,
+            workers=self.workers,
+            status=self.statuses,
+            enforcement=self.settings.enforcement,
+        )
         self.preemption = Preemption(workers=self.workers, record=record, clock=clock, preempted=self.metrics.preempted)
         self.evictor = Evictor(
             workers=self.workers,
@@ -386,6 +426,41 @@ class Agent:
             clock=clock,
         )
 
+    # What is only cared for where somebody asks for it.
+
+    def _book_of(self, journal: Journal | None) -> PullBook | None:
+        if journal is None:
+            return None
+        return PullBook(
+            begun=Notebook(journal, "pull-begun/"),
+            pulled=Notebook(journal, "pulled/"),
+            clock=self.ports.clock,
+            verification=self.settings.verification,
+        )
+
+    def _image_care(self, policy: GcPolicy | None) -> ImageCare | None:
+        if policy is None:
+            return None
+        return ImageCare(
+            runtime=self.runtime,
+            clock=self.ports.clock,
+            policy=policy,
+            tell=self._record_of_node,
+            kept=self.ports.kept_images,
+            left=lambda ids, at: None if self._pull_book is None else self._pull_book.keep_only(ids, at),
+            removed=self.metrics.image_removed,
+        )
+
+    def _container_care(self, period_seconds: float | None) -> ContainerCare | None:
+        if period_seconds is None:
+            return None
+        return ContainerCare(
+            runtime=self.runtime,
+            collect=self.executor.collect_dead_containers,
+            tell=self._record_of_node,
+            period_seconds=period_seconds,
+        )
+
     def _log_care(self, files: LogFiles | None) -> LogCare | None:
         if files is None:
             return None
@@ -398,6 +473,9 @@ class Agent:
         )
 
     # Small wires.
+
+    def _record_of_node(self, event: PodEvent) -> None:
+        self.events.record(event, ObjectReference(api_version="v1", kind="Node", name=self.settings.node_name))
 
     def _is_gone(self, uid: PodUID) -> bool:
         """Whether a pod is no more: every source has spoken, and neither they nor the workers know of it."""
@@ -460,6 +538,12 @@ class Agent:
         self.background.spawn(
             self.executor.collect_dead_containers(record, container_id=container_id, everything=everything)
         )
+
+
+def _mounts_recursively(node: Node) -> bool:
+    """Whether the runtime's usual handler makes what lies below a read-only mount read-only, too."""
+    usual = next((each.features for each in node.status.runtime_handlers or () if not each.name), None)
+    return usual is not None and bool(usual.recursive_read_only_mounts)
 
 
 def simple_node(name: str, *, cpu: str = "8", memory: str = "32Gi", pods: int = 110) -> Node:

@@ -10,15 +10,22 @@ closed when the context ends, in reverse order. One agent per root: the root's l
 import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from podkeeper.app.build import KUBERNETES_VERSION, Agent, Complain, Ports, Settings, simple_node
+from podkeeper.app.image_settings import HONOURED as HONOURED_OF_IMAGES
+from podkeeper.app.image_settings import gc_policy_of, limits_of, verification_of
+from podkeeper.app.local.forwards import Forwards, NoForwards
 from podkeeper.app.local.gate import Gate
 from podkeeper.app.local.streams import PlainStreams, Streams
+from podkeeper.app.name_lookup import NameLookup
+from podkeeper.engine.container_care import PERIOD_SECONDS as CONTAINER_GC_SECONDS
 from podkeeper.engine.log_care import LogFiles
 from podkeeper.engine.notebook import Notebook
 from podkeeper.host.clock import SystemClock
@@ -26,7 +33,7 @@ from podkeeper.journal.errors import JournalInUse
 from podkeeper.journal.lock import JournalLock
 from podkeeper.model.durations import seconds_of
 from podkeeper.model.errors import AgentError, BadInput, Problem
-from podkeeper.model.k8s.core import Node
+from podkeeper.model.k8s.core import Node, NodeFeatures, NodeRuntimeHandler
 from podkeeper.model.kubelet_config import Duration, KubeletConfiguration
 from podkeeper.model.kubelet_defaults import with_defaults
 from podkeeper.model.quantity import parse_quantity
@@ -36,7 +43,9 @@ from podkeeper.ports.journal import Journal
 from podkeeper.ports.prober import Prober
 from podkeeper.ports.runtime import Runtime
 from podkeeper.ports.volumes import Volumes
+from podkeeper.rules.admit import Enforcement
 from podkeeper.rules.backoff import DEFAULT_CURVE, Curve
+from podkeeper.rules.dns import ClusterNames
 from podkeeper.rules.log_rotation import USUAL_POLICY as USUAL_LOG_POLICY
 from podkeeper.rules.log_rotation import Policy as LogPolicy
 from podkeeper.rules.resources import amounts_of
@@ -50,14 +59,23 @@ DEFAULT_MAX_PODS = 110
 DEFAULT_POD_PIDS = 1024
 """How many processes a pod may have unless the configuration says otherwise: the reference sets no limit, and a fork
 bomb would take the machine."""
+REFERENCE_LOG_ROOT = Path("/var/log/pods")
+LOG_LINK_ROOT = Path("/var/log/containers")
+"""Where collectors of logs look, and where the logs of the reference kubelet are."""
 HONOURED = frozenset(
     {
         *("staticPodPath", "staticPodURL", "staticPodURLHeader", "fileCheckFrequency", "httpCheckFrequency"),
         *("syncFrequency", "maxPods", "podsPerCore", "podLogsDir", "podPidsLimit", "crashLoopBackOff"),
+        *HONOURED_OF_IMAGES,
         *("containerLogMaxSize", "containerLogMaxFiles", "containerLogMaxWorkers", "containerLogMonitorInterval"),
     }
 )
 """The fields of a kubelet's configuration that change something here."""
+HONOURED_FOR_CONTAINERS = HONOURED | {
+    *("containerRuntimeEndpoint", "cgroupRoot", "cgroupDriver", "seccompDefault", "cpuCFSQuota", "cpuCFSQuotaPeriod"),
+    *("allowedUnsafeSysctls", "clusterDNS", "clusterDomain", "resolvConf"),
+}
+"""The same with the runtime `cri`."""
 
 
 Room = Callable[[], Coroutine[None, None, None]]
@@ -76,13 +94,20 @@ class Standalone:
     root: Path
     node_name: str
     runtime: str = "process"
+    runtime_endpoint: str = ""  # of the runtime `cri`; "": the configuration's, or a usual one
     host_images: tuple[str, ...] = ()
     config: KubeletConfiguration = field(default_factory=KubeletConfiguration)
+    log_links: Path | None = None  # where links to containers' logs lie; None: where collectors expect them, if at all
 
     @property
     def log_root(self) -> Path:
         """Where the containers' logs lie."""
         return Path(self.config.pod_logs_dir) if self.config.pod_logs_dir else self.root / "logs"
+
+    @property
+    def log_link_root(self) -> Path | None:
+        """Where links to containers' logs lie; None: nobody looks for any, the logs being in a place of their own."""
+        return self.log_links or (LOG_LINK_ROOT if self.log_root == REFERENCE_LOG_ROOT else None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,10 +120,17 @@ class Machinery:
     prober: Prober
     journal: Journal
     streams: Callable[[Agent], Streams] = PlainStreams
+    forwards: Forwards = field(default_factory=NoForwards)
     rooms: tuple[Room, ...] = ()
     over_used: Callable[[Complain], None] | None = None
+    node_pull_configs: Callable[[], Awaitable[Sequence[str]]] | None = None
+    pull_journal: Journal | None = None  # where it is noted who pulled which image, if that matters
+    kept_images: tuple[str, ...] = ()
     spare_all: Callable[[], Awaitable[None]] | None = None  # calls every stop off; None: too late for that
     log_files: LogFiles | None = None
+    enforcement: Enforcement | None = None  # what containers can be held to; None: not asked at admission
+    features: NodeFeatures | None = None  # what the runtime offers to pods
+    handlers: tuple[NodeRuntimeHandler, ...] | None = None  # and each of its handlers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +141,7 @@ class Assembly:
     settings: Settings
     gate: Gate
     streams: Callable[[Agent], Streams]
+    forwards: Forwards
     rooms: tuple[Room, ...]  # what must run beside the agent
     problems: Callable[[], tuple[Problem, ...]]  # of the manifests, now
     spare_all: Callable[[], Awaitable[None]] | None  # lets pods that are being stopped go on, if they still can
@@ -135,11 +168,15 @@ async def assembled(wanted: Standalone, report: Report | None = None) -> AsyncIt
                 objects=objects,
                 journal=parts.journal,
                 over_used=parts.over_used,
+                node_pull_configs=parts.node_pull_configs,
+                pull_journal=parts.pull_journal,
+                kept_images=parts.kept_images,
                 log_files=parts.log_files,
             ),
-            settings=_settings(wanted),
+            settings=_settings(wanted, parts),
             gate=gate,
             streams=parts.streams,
+            forwards=parts.forwards,
             rooms=parts.rooms,
             problems=lambda: tuple(problem for source in sources for problem in source.problems()),
             spare_all=parts.spare_all,
@@ -168,6 +205,7 @@ async def _fake(wanted: Standalone, clock: Clock, objects: LocalObjects, opened:
 
 async def _process(wanted: Standalone, clock: Clock, objects: LocalObjects, opened: AsyncExitStack) -> Machinery:
     """Pods as processes of this machine: they outlive the agent."""
+    from podkeeper.app.local.forwards import HostForwards
     from podkeeper.app.local.process_streams import ProcessStreams
     from podkeeper.host.cgroups import open_cgroups, own_root
     from podkeeper.host.log_files import HostLogFiles
@@ -185,7 +223,7 @@ async def _process(wanted: Standalone, clock: Clock, objects: LocalObjects, open
     opened.push_async_callback(cgroups.close)
     prober = NetworkProber(version=KUBERNETES_VERSION)
     opened.push_async_callback(prober.close)
-    allocatable = amounts_of(_node(wanted).status.allocatable)
+    allocatable = amounts_of(machine_node(wanted).status.allocatable)
     runtime = await opened.enter_async_context(
         ProcessRuntime(
             str(root / "runtime"),
@@ -204,6 +242,7 @@ async def _process(wanted: Standalone, clock: Clock, objects: LocalObjects, open
         prober=prober,
         journal=journal,
         streams=lambda agent: ProcessStreams(runtime),
+        forwards=HostForwards(),
         rooms=(volumes.run,),
         over_used=volumes.tell_over_use,
         spare_all=runtime.spare_all,
@@ -211,7 +250,14 @@ async def _process(wanted: Standalone, clock: Clock, objects: LocalObjects, open
     )
 
 
-_MAKERS: Mapping[str, Maker] = {"process": _process, "fake": _fake}
+async def _cri(wanted: Standalone, clock: Clock, objects: LocalObjects, opened: AsyncExitStack) -> Machinery:
+    """Pods as containers. Imported when wanted: protobuf and grpc weigh ten MiB."""
+    from podkeeper.app.containers import cri_machinery
+
+    return await cri_machinery(wanted, clock, objects, opened)
+
+
+_MAKERS: Mapping[str, Maker] = {"process": _process, "cri": _cri, "fake": _fake}
 
 
 def _maker_of(runtime: str) -> Maker:
@@ -270,18 +316,32 @@ def _sources(
     return files, web
 
 
-def _settings(wanted: Standalone) -> Settings:
+def _settings(wanted: Standalone, parts: Machinery) -> Settings:
+    node = machine_node(wanted)
     return Settings(
-        node=_node(wanted),
+        node=replace(node, status=replace(node.status, features=parts.features, runtime_handlers=parts.handlers)),
         host_ips=(host_ip(),),
         log_root=str(wanted.log_root),
         log_policy=_log_policy(wanted.config),
         timing=Timing(resync_seconds=_seconds(wanted.config.sync_frequency, USUAL_TIMING.resync_seconds)),
         restart_curve=_restart_curve(wanted.config),
+        runtime_limits=limits_of(wanted.config),
+        verification=verification_of(wanted.config),
+        image_gc=gc_policy_of(wanted.config),
+        container_gc_seconds=CONTAINER_GC_SECONDS,
+        enforcement=parts.enforcement,
+        cluster_domain=wanted.config.cluster_domain or "cluster.local",
+        lookup=_lookup(with_defaults(wanted.config)) if wanted.runtime == "cri" else None,
     )
 
 
-def _node(wanted: Standalone) -> Node:
+def _lookup(config: KubeletConfiguration) -> NameLookup:
+    """How containers look up names."""
+    cluster = ClusterNames(tuple(config.cluster_dns or ()), config.cluster_domain or "")
+    return NameLookup(cluster, config.resolv_conf or "", (host_ip(),))
+
+
+def machine_node(wanted: Standalone) -> Node:
     """This machine, and what it can give to pods."""
     cores = os.cpu_count() or 1
     most = wanted.config.max_pods if wanted.config.max_pods is not None else DEFAULT_MAX_PODS

@@ -16,6 +16,8 @@ import termios
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from tests.signals import usual_signals
+
 _COLOUR = re.compile(r"\b(3[0-8]|9[0-7])\b")
 _COMMAND = re.compile(r"\x1b\[([?0-9;]*)([A-Za-z])")
 
@@ -93,9 +95,10 @@ class Terminal:
         self.picture = Picture(columns, rows)
         usual = {"TERM": "xterm", "LANG": "C.UTF-8", "LC_ALL": "C.UTF-8"}
         inherited = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "LINES", "NO_COLOR")}
-        self.process = subprocess.Popen(
-            command, stdin=other, stdout=other, stderr=other, env=inherited | usual | dict(environment)
-        )
+        with usual_signals():
+            self.process = subprocess.Popen(
+                command, stdin=other, stdout=other, stderr=other, env=inherited | usual | dict(environment)
+            )
         os.close(other)
 
     def press_ctrl_c(self) -> None:

@@ -23,6 +23,7 @@ from podkeeper.app.build import Agent
 from podkeeper.app.cli import main
 from podkeeper.app.local.board import Board
 from podkeeper.app.local.client import TABLE_ACCEPTED, AskingFailed, LocalClient
+from podkeeper.app.local.forwards import Forwards
 from podkeeper.app.local.gate import Gate
 from podkeeper.app.local.server import Info, LocalServer
 from podkeeper.app.standalone import Standalone, assembled
@@ -144,8 +145,8 @@ async def live_together(agent: Agent, board: Board) -> None:
 
 
 @contextmanager
-def house(directory: Path) -> Iterator[House]:
-    """An agent that lives as long as the context."""
+def house(directory: Path, *, forwards: Forwards | None = None) -> Iterator[House]:
+    """An agent that lives as long as the context; `forwards`: a way to ports, which its fake pods do not have."""
     (directory / "manifests").mkdir()
     made: list[House] = []
     failed: list[BaseException] = []
@@ -157,7 +158,10 @@ def house(directory: Path) -> Iterator[House]:
             agent = Agent(parts.ports, parts.settings)
             socket = directory / "s"
             info = Info(version="test", node=NODE, root=str(wanted.root), runtime="fake", pid=os.getpid())
-            server = LocalServer(agent=agent, gate=parts.gate, streams=parts.streams(agent), info=info, path=socket)
+            talking = parts.streams(agent)
+            server = LocalServer(
+                agent=agent, gate=parts.gate, streams=talking, forwards=forwards, info=info, path=socket
+            )
             await server.start()
             made.append(House(directory, agent, parts.gate, socket))
             living = asyncio.create_task(live_together(agent, made[0].board))

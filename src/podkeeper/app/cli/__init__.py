@@ -10,7 +10,7 @@ import click
 from podkeeper import __version__
 
 COMMANDS = (
-    *("run", "ps", "logs", "exec", "attach", "stop", "start", "describe", "explain"),
+    *("run", "ps", "logs", "exec", "attach", "port-forward", "stop", "start", "describe", "explain"),
     *("validate", "plan", "doctor", "demo", "sim", "completion"),
 )
 
@@ -33,7 +33,8 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command = getattr(import_module(f"podkeeper.app.cli.{cmd_name}"), cmd_name)
+        name = cmd_name.replace("-", "_")
+        command = getattr(import_module(f"podkeeper.app.cli.{name}"), name)
         assert isinstance(command, click.Command)
         return command
 

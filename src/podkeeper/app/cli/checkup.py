@@ -6,15 +6,14 @@ Nothing is changed: trials are made in a directory of their own that goes with t
 import os
 import platform
 import shutil
-import socket
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
-from enum import Enum, auto
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from podkeeper.app.cli.checkup_containers import container_findings
+from podkeeper.app.cli.findings import Finding, Mark
 from podkeeper.app.local.client import AskingFailed, LocalClient
 from podkeeper.app.local.places import default_root, default_socket
 
@@ -22,37 +21,17 @@ if TYPE_CHECKING:
     from podkeeper.runtimes.process.keeper.isolation import Isolation
 
 OLDEST_PYTHON = (3, 11)
-CRI_SOCKETS = ("/run/containerd/containerd.sock", "/var/run/crio/crio.sock")
 
 
-class Mark(Enum):
-    """How good a finding is."""
-
-    GOOD = auto()
-    WEAK = auto()  # pods run, with less than they could have
-    MISSING = auto()  # not needed to run pods
-    FATAL = auto()
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One part of the machine."""
-
-    what: str
-    mark: Mark
-    found: str
-    hints: tuple[str, ...] = ()
-
-
-def checkup() -> tuple[Finding, ...]:
-    """Look at everything."""
+def checkup(runtime_endpoint: str = "") -> tuple[Finding, ...]:
+    """Look at everything; a container runtime is looked for at the usual places, or at this one."""
     return (
         _system(),
         _python(),
         *_containers(),
         _root(),
         _agent(),
-        _cri(),
+        *container_findings(runtime_endpoint),
         _tool("kubectl", "needed by nothing here; 'podkeeper ps, logs, exec, describe' do without"),
     )
 
@@ -153,25 +132,6 @@ def _agent() -> Finding:
         return Finding("agent", Mark.MISSING, str(error), ("'podkeeper run PATH...' starts one",))
     found = f"version {told['version']}, node {told['node']}, runtime {told['runtime']}, process {told['pid']}"
     return Finding("agent", Mark.GOOD, found)
-
-
-def _cri() -> Finding:
-    for path in CRI_SOCKETS:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
-            asking.settimeout(1.0)
-            try:
-                asking.connect(path)
-            except PermissionError:
-                return Finding("containerd", Mark.WEAK, f"{path} is there, and closed to this user")
-            except OSError:
-                continue
-        return Finding("containerd", Mark.GOOD, f"answers on {path}")
-    return Finding(
-        "containerd",
-        Mark.MISSING,
-        "none answers",
-        ("only needed for images: install containerd or CRI-O and start it",),
-    )
 
 
 def _tool(name: str, why: str) -> Finding:

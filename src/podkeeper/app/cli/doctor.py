@@ -4,14 +4,19 @@ import click
 
 
 @click.command()
-def doctor() -> None:
+@click.option(
+    "--runtime-endpoint", metavar="SOCKET", default="",
+    help="A container runtime's socket [that of containerd or CRI-O, whichever is there].",
+)  # fmt: skip
+def doctor(runtime_endpoint: str) -> None:
     """Look at this machine: what pods can have here, and how to get what is missing.
 
     The exit status is 1 only when no pod can run at all.
     """
-    from podkeeper.app.cli.checkup import Mark, checkup
+    from podkeeper.app.cli.checkup import checkup
+    from podkeeper.app.cli.findings import Mark
 
-    findings = checkup()
+    findings = checkup(runtime_endpoint)
     width = max(len(finding.what) for finding in findings)
     signs = {Mark.GOOD: "ok  ", Mark.WEAK: "weak", Mark.MISSING: "none", Mark.FATAL: "FAIL"}
     for finding in findings:

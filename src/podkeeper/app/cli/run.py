@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from podkeeper.app.standalone import Standalone
     from podkeeper.model.kubelet_config import KubeletConfiguration
 
-RUNTIMES = ("process", "fake")
+RUNTIMES = ("process", "cri", "fake")
 _SHOWN_ANYWAY = (  # broken manifests, and pods that are tried again: the screen tells of them
     *("podkeeper.sources.", "podkeeper.engine.workers", "podkeeper.engine.starter", "podkeeper.engine.images"),
 )
@@ -39,6 +39,10 @@ _LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)
 @click.option("--node-name", default=lambda: socket.gethostname().lower(), help="The node's name [this host's name].")
 @click.option("--runtime", default="process", show_default=True, type=click.Choice(RUNTIMES), help="What runs pods.")
 @click.option(
+    "--runtime-endpoint", metavar="SOCKET", default="",
+    help="With --runtime cri: the runtime's socket [that of containerd or CRI-O, whichever is there].",
+)  # fmt: skip
+@click.option(
     "--host-image", "host_images", multiple=True, metavar="PATTERN",
     help="Images that mean this machine's own files, besides 'host'. May be repeated.",
 )  # fmt: skip
@@ -56,6 +60,7 @@ def run(
     socket_path: Path | None,
     node_name: str,
     runtime: str,
+    runtime_endpoint: str,
     host_images: tuple[str, ...],
     config_path: Path | None,
     once: bool,
@@ -90,13 +95,21 @@ def run(
     root = (root or default_root()).absolute()
     place = (socket_path or socket_for(root)).absolute()
     try:
-        config = _configuration(config_path)
+        config = _configuration(config_path, runtime)
         if not paths and not config.static_pod_path and not config.static_pod_url:
             raise click.UsageError("nothing to run: name manifests (files or folders), or a staticPodPath in --config")
+        if runtime_endpoint and runtime != "cri":
+            raise click.UsageError("--runtime-endpoint names a container runtime: say --runtime cri as well")
         if bad := next(dns_subdomain("--node-name", node_name), None):
             raise click.UsageError(str(bad))
         wanted = Standalone(
-            paths=paths, root=root, node_name=node_name, runtime=runtime, host_images=host_images, config=config
+            paths=paths,
+            root=root,
+            node_name=node_name,
+            runtime=runtime,
+            runtime_endpoint=runtime_endpoint,
+            host_images=host_images,
+            config=config,
         )
         wishes = Wishes(
             once=once,
@@ -131,7 +144,14 @@ async def _live(wanted: "Standalone", wishes: "Wishes", place: Path, screen: "Sc
             pid=os.getpid(),
             paths=tuple(str(path.absolute()) for path in wanted.paths),
         )
-        server = LocalServer(agent=agent, gate=parts.gate, streams=parts.streams(agent), info=info, path=place)
+        server = LocalServer(
+            agent=agent,
+            gate=parts.gate,
+            streams=parts.streams(agent),
+            forwards=parts.forwards,
+            info=info,
+            path=place,
+        )
         await server.start()
         try:
             screen.say(f"podkeeper {__version__}: node {wanted.node_name}, runtime {info.runtime}, root {wanted.root}")
@@ -141,14 +161,14 @@ async def _live(wanted: "Standalone", wishes: "Wishes", place: Path, screen: "Sc
             await server.close()
 
 
-def _configuration(path: Path | None) -> "KubeletConfiguration":
+def _configuration(path: Path | None, runtime: str) -> "KubeletConfiguration":
     from podkeeper.app.cli.kubelet_file import read_kubelet_file
-    from podkeeper.app.standalone import HONOURED
+    from podkeeper.app.standalone import HONOURED, HONOURED_FOR_CONTAINERS
     from podkeeper.model.kubelet_config import KubeletConfiguration
 
     if path is None:
         return KubeletConfiguration()
-    config, without_effect = read_kubelet_file(path, HONOURED)
+    config, without_effect = read_kubelet_file(path, HONOURED_FOR_CONTAINERS if runtime == "cri" else HONOURED)
     for problem in without_effect:
         click.echo(f"warning: {problem}", err=True)
     return config

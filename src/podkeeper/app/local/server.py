@@ -9,6 +9,7 @@
     POST /stop/{namespace}/{name}, /start/...       hold a pod back, or let it go on
     GET  /containerLogs/{namespace}/{name}/{container}?follow&previous&tailLines&sinceSeconds&sinceTime&timestamps
     GET  /exec/..., /attach/{namespace}/{name}/{container}?command&input&output&error&tty     (WebSocket)
+    GET  /portForward/{namespace}/{name}?port       one TCP connection, as a conversation       (WebSocket)
 
 Paths, parameters and objects are the kubelet's where it has them; an error is a Kubernetes `Status`. There is nobody to
 be told apart: who may open the socket may do everything, so its mode is 0600.
@@ -30,6 +31,7 @@ from aiohttp import web
 from podkeeper.app.build import Agent
 from podkeeper.app.local.board import Board, NoSuchPod, WhichPod
 from podkeeper.app.local.channels import PROTOCOL, talk
+from podkeeper.app.local.forwards import Forwards, NoForwards, port_asked, sandbox_to_reach
 from podkeeper.app.local.gate import Gate
 from podkeeper.app.local.logs import LogFile, NoLog, is_running, log_file, read_file
 from podkeeper.app.local.places import SOCKET_VARIABLE, too_long
@@ -70,10 +72,13 @@ class Info:
 class LocalServer:
     """Answers on a socket, from `start` to `close`."""
 
-    def __init__(self, *, agent: Agent, gate: Gate, streams: Streams, info: Info, path: Path) -> None:
+    def __init__(
+        self, *, agent: Agent, gate: Gate, streams: Streams, info: Info, path: Path, forwards: Forwards | None = None
+    ) -> None:
         self._agent = agent
         self._gate = gate
         self._streams = streams
+        self._forwards = forwards or NoForwards()
         self._info = info
         self._path = path
         self._board = Board(agent, gate)
@@ -113,6 +118,7 @@ class LocalServer:
             web.get(f"/containerLogs/{one}/{{container}}", self._logs),
             web.get(f"/exec/{one}/{{container}}", self._exec),
             web.get(f"/attach/{one}/{{container}}", self._attach),
+            web.get(f"/portForward/{one}", self._port_forward),
         ]
 
     # ---- what there is ----
@@ -186,6 +192,11 @@ class LocalServer:
         log_of = self._running(request)
         tty, stdin = _flag(request.query, "tty"), _flag(request.query, "input")
         return await self._talk(request, self._streams.attach(log_of, tty=tty, stdin=stdin))
+
+    async def _port_forward(self, request: web.Request) -> web.StreamResponse:
+        pod, port = self._asked(request), port_asked(_number(request.query, "port"))
+        sandbox_id = sandbox_to_reach(pod, self._agent.cache.get(_uid(pod)).sandboxes)
+        return await self._talk(request, self._forwards.forward(sandbox_id, port))
 
     async def _talk(self, request: web.Request, opening: Awaitable[Conversation]) -> web.StreamResponse:
         conversation = await opening  # before the upgrade: a refusal is an answer like any other

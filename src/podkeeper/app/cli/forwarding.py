@@ -1,0 +1,208 @@
+"""Listening here and passing connections on to a pod: for `port-forward`.
+
+    accepted --thread--> channel 0        channel 1 --thread--> accepted        channel 3: why it could not be forwarded
+
+Standard library only, two threads for each connection: there are few of them, and nothing heavy need be imported.
+"""
+
+import contextlib
+import ipaddress
+import json
+import selectors
+import socket
+import struct
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+import click
+
+from podkeeper.app.cli.talking import CLOSE, ERROR, STDIN, STDOUT
+from podkeeper.app.local.client import AskingFailed, Json, LocalClient, Talk
+
+LOCALHOST: Final = ("127.0.0.1", "::1")
+_BLOCK_BYTES: Final = 65536
+_LARGEST_PORT: Final = 65535
+_BACKLOG: Final = 128
+
+
+class Pair(NamedTuple):
+    """A port here (0: whichever is free) and one of the pod."""
+
+    local: int
+    remote: int
+
+
+class Listener(NamedTuple):
+    """Where connections come in, and where they go."""
+
+    socket: socket.socket
+    pair: Pair
+
+
+# ---- what is meant ----
+
+
+def pairs_meant(pod: Json, texts: Sequence[str]) -> list[Pair]:
+    """The pairs of ports that a person means. Raises ClickException."""
+    return [_pair(pod, text) for text in texts]
+
+
+def _pair(pod: Json, text: str) -> Pair:
+    first, colon, second = text.partition(":")
+    if ":" in second:
+        raise click.ClickException(f"cannot read {text!r}; right would be 8080:80, 80 or :80")
+    remote = _remote(pod, second if colon else first)
+    local = remote if not colon else _number(first) if first else 0
+    if local is None or local > _LARGEST_PORT:
+        raise click.ClickException(f"cannot listen on port {first!r}; right would be a number up to {_LARGEST_PORT}")
+    return Pair(local, remote)
+
+
+def _remote(pod: Json, text: str) -> int:
+    if (number := _number(text)) is not None:
+        if not 0 < number <= _LARGEST_PORT:
+            raise click.ClickException(f"cannot forward to port {number}; right would be 1 to {_LARGEST_PORT}")
+        return number
+    spec = pod["spec"]
+    containers = [*(spec.get("containers") or ()), *(spec.get("initContainers") or ())]
+    named = {port.get("name"): port["containerPort"] for each in containers for port in each.get("ports") or ()}
+    if not text or text not in named:
+        known = ", ".join(name for name in named if name)
+        hint = f"; its named ports: {known}" if known else "; it names none, give the number"
+        raise click.ClickException(f"Pod '{pod['metadata']['name']}' does not have a named port '{text}'{hint}")
+    return int(named[text])
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.isascii() and text.isdigit() else None
+
+
+# ---- listening ----
+
+
+@contextlib.contextmanager
+def listeners_for(pairs: Sequence[Pair], address: str) -> Iterator[list[Listener]]:
+    """Listen, and say so; a pair for which that fails is told of. Raises ClickException when all fail."""
+    groups = _groups(address)
+    with contextlib.ExitStack() as opened:
+        made: list[Listener] = []
+        for pair in pairs:
+            try:
+                made += _listen(pair, groups, opened)
+            except OSError as error:
+                click.echo(f"Unable to listen on port {pair.local}: {error.strerror or error}", err=True)
+        if not made:
+            raise click.ClickException("unable to listen on any of the requested ports")
+        for listener in made:
+            click.echo(f"Forwarding from {_place(listener.socket)} -> {listener.pair.remote}")
+        yield made
+
+
+def _groups(address: str) -> list[tuple[str, ...]]:
+    """The addresses that are meant, in groups of which one must do: not every machine has both of localhost's."""
+    groups: list[tuple[str, ...]] = []
+    for each in dict.fromkeys(address.split(",")):
+        if each == "localhost":
+            groups.append(LOCALHOST)
+            continue
+        try:
+            groups.append((str(ipaddress.ip_address(each)),))
+        except ValueError:
+            raise click.ClickException(f"{each!r} is not a valid IP; right would be one, or localhost") from None
+    return groups
+
+
+def _listen(pair: Pair, groups: Sequence[tuple[str, ...]], opened: contextlib.ExitStack) -> list[Listener]:
+    """Listen with the same port on one address of each group at least, or on none. Raises OSError."""
+    made: list[Listener] = []
+    with contextlib.ExitStack() as undone:
+        for group in groups:
+            before, trouble = len(made), OSError()
+            for host in group:
+                try:
+                    listening = undone.enter_context(_bound(host, pair.local))
+                except OSError as error:
+                    trouble = error
+                    continue
+                pair = Pair(listening.getsockname()[1], pair.remote)
+                made.append(Listener(listening, pair))
+            if len(made) == before:
+                raise trouble
+        opened.push(undone.pop_all())
+    return made
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+
+
+def _place(listening: socket.socket) -> str:
+    host, port = listening.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+# ---- passing on ----
+
+
+class Forwarding:
+    """Passes connections on to one pod."""
+
+    def __init__(self, client: LocalClient, pod: tuple[str, str]) -> None:
+        self._client = client
+        self._pod = pod
+
+    def run(self, listeners: Sequence[Listener]) -> None:
+        """Take connections until Ctrl-C."""
+        with selectors.DefaultSelector() as selector, contextlib.suppress(KeyboardInterrupt):
+            for listener in listeners:
+                listener.socket.setblocking(False)
+                selector.register(listener.socket, selectors.EVENT_READ, listener)
+            while True:
+                for key, _ in selector.select():
+                    self._take(key.data)
+
+    def _take(self, listener: Listener) -> None:
+        try:
+            connected, _ = listener.socket.accept()
+        except OSError:
+            return  # whoever came is gone again
+        connected.setblocking(True)
+        click.echo(f"Handling connection for {listener.pair.local}")
+        threading.Thread(target=self._serve, args=(connected, listener.pair), daemon=True).start()
+
+    def _serve(self, connected: socket.socket, pair: Pair) -> None:
+        """One connection, to its end; what is wrong with it is told, and is no trouble of the others."""
+        trouble = ""
+        with connected:
+            try:
+                with self._client.talk("portForward", *self._pod, port=pair.remote) as conversation:
+                    threading.Thread(target=_pass_up, args=(connected, conversation), daemon=True).start()
+                    trouble = _pass_down(conversation, connected)
+            except AskingFailed as error:
+                trouble = str(error)
+            except OSError:
+                pass  # whoever connected is gone, and wants no more
+            with contextlib.suppress(OSError):
+                connected.shutdown(socket.SHUT_RDWR)  # a close alone would not wake the thread that reads
+        if trouble:
+            click.echo(f"an error occurred forwarding {pair.local} -> {pair.remote}: {trouble}", err=True)
+
+
+def _pass_up(connected: socket.socket, conversation: Talk) -> None:
+    with contextlib.suppress(OSError):
+        while data := connected.recv(_BLOCK_BYTES):
+            conversation.send(STDIN, data)
+        conversation.send(CLOSE, bytes([STDIN]))
+
+
+def _pass_down(conversation: Talk, connected: socket.socket) -> str:
+    """All that comes back; why it ended, or nothing when all is well."""
+    with contextlib.suppress(struct.error):  # the agent broke off within a message
+        for channel, data in conversation.messages():
+            if channel == STDOUT:
+                connected.sendall(data)
+            elif channel == ERROR:
+                return str(json.loads(data).get("message") or "")
+    return "the agent went away"

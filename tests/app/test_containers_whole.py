@@ -1,0 +1,195 @@
+"""A whole agent on containerd, as `podkeeper run --runtime cri` puts it together: what users and their tools see."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from podkeeper.app.build import Agent
+from podkeeper.app.sources import api_source
+from podkeeper.app.standalone import Assembly, Standalone, assembled
+from podkeeper.engine.link_care import LinkCare
+from podkeeper.host.cgroups import own_root
+from podkeeper.host.log_links import HostLogLinks
+from podkeeper.model.k8s.core import Pod
+from podkeeper.model.kubelet_config import Duration, KubeletConfiguration
+from podkeeper.rules.defaults import default_pod
+from podkeeper.testing.memory_api import MemoryApi
+from tests.runtimes.cri.containerd import BUSYBOX_IMAGE, Containerd, borrowed, missing, remove_cgroups
+
+NODE = "n1"
+PATIENCE_SECONDS = 30.0
+LONG = "trap 'exit 0' TERM; echo hello; sleep 100000 & wait"
+FULL = {"cpu": "100m", "memory": "32Mi"}
+
+
+@pytest.fixture(scope="module")
+def containerd() -> Iterator[Containerd]:
+    if (reason := missing()) is not None:
+        pytest.skip(reason)
+    with borrowed() as node:
+        yield node
+
+
+class House:
+    """The agent, and an API in memory."""
+
+    def __init__(self, root: Path, parts: Assembly, api: MemoryApi) -> None:
+        self.root = root
+        self.parts = parts
+        self._api = api
+
+    def create(self, name: str, command: str = LONG, resources: Any = None, **spec: Any) -> None:
+        container = {
+            "name": "app",
+            "image": BUSYBOX_IMAGE,
+            "imagePullPolicy": "IfNotPresent",
+            "command": ["sh", "-c", command],
+            "resources": resources or {},
+        }
+        spec = {"nodeName": NODE, "terminationGracePeriodSeconds": 2, "containers": [container], **spec}
+        wire = {"metadata": {"name": name, "namespace": "default"}, "spec": spec}
+        self._api.put(default_pod(msgspec.convert(wire, Pod)))
+
+    def delete(self, name: str) -> None:
+        self._api.mark_deleted(Pod, name, "default")
+
+    def find(self, name: str) -> Pod | None:
+        return self._api.peek(Pod, name, "default")
+
+    def phase(self, name: str) -> str:
+        pod = self.find(name)
+        return "" if pod is None else pod.status.phase or ""
+
+    def is_ready(self, name: str) -> bool:
+        pod = self.find(name)
+        conditions = () if pod is None else pod.status.conditions or ()
+        return any(each.type == "Ready" and each.status == "True" for each in conditions)
+
+    def links(self) -> list[Path]:
+        return sorted((self.root / "links").glob("*"))
+
+
+async def until(holds: Callable[[], bool], what: str) -> None:
+    try:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while not holds():
+                await asyncio.sleep(0.02)
+    except TimeoutError:
+        raise AssertionError(f"it never came about that {what}") from None
+
+
+@asynccontextmanager
+async def built(node: Containerd, root: Path) -> AsyncIterator[House]:
+    config = KubeletConfiguration(
+        pod_logs_dir=str(root / "pods"),
+        container_log_monitor_interval=Duration("1s"),
+        allowed_unsafe_sysctls=("kernel.msg*",),
+    )
+    wanted = Standalone(
+        paths=(),
+        root=root / "r",
+        node_name=NODE,
+        runtime="cri",
+        runtime_endpoint=f"unix://{node.socket}",
+        config=config,
+        log_links=root / "links",
+    )
+    async with assembled(wanted) as parts:
+        api = MemoryApi(parts.ports.clock)
+        source = api_source(api=api, node_name=NODE, clock=parts.ports.clock, journal=parts.ports.journal)
+        agent = Agent(replace(parts.ports, api=api, sources=(source,)), parts.settings)
+        async with asyncio.TaskGroup() as group:
+            lives = [group.create_task(agent.run()), *(group.create_task(room()) for room in parts.rooms)]
+            try:
+                yield House(root, parts, api)
+            finally:
+                for life in lives:
+                    life.cancel()
+
+
+def in_a_house(node: Containerd, root: Path, scenario: Callable[[House], Awaitable[None]]) -> None:
+    async def whole() -> None:
+        try:
+            async with built(node, root) as house:
+                await scenario(house)
+        finally:
+            await node.remove_all()
+            remove_cgroups(own_root(str(root / "r")))
+
+    node.run(whole())
+
+
+def test_who_cannot_be_held_to_its_walls_is_rejected_at_once(containerd: Containerd, tmp_path: Path) -> None:
+    async def scenario(house: House) -> None:
+        house.create("forbidden", securityContext={"sysctls": [{"name": "kernel.shmmax", "value": "1"}]})
+        house.create("allowed", securityContext={"sysctls": [{"name": "kernel.msgmax", "value": "4096"}]})
+        house.create("strict", securityContext={"supplementalGroupsPolicy": "Strict"})
+        house.create("walled", securityContext={"appArmorProfile": {"type": "RuntimeDefault"}})
+        enforced, offered = house.parts.settings.enforcement, house.parts.settings.node.status.features
+        assert enforced is not None
+        assert offered is not None
+        expected = {
+            "forbidden": ("SysctlForbidden", 'forbidden sysctl: "kernel.shmmax" not allowlisted'),
+            **({} if offered.supplemental_groups_policy else {"strict": ("SupplementalGroupsPolicyNotSupported", "")}),
+            **({} if enforced.apparmor else {"walled": ("AppArmor", "Cannot enforce AppArmor: AppArmor is not ")}),
+        }
+        for name, (reason, words) in expected.items():
+            await until(lambda name=name: house.phase(name) == "Failed", f"{name} is rejected")  # type: ignore[misc]
+            pod = house.find(name)
+            assert pod is not None
+            assert pod.status.reason == reason
+            assert words in (pod.status.message or "")
+        await until(lambda: house.is_ready("allowed"), "the other one is ready")
+
+    in_a_house(containerd, tmp_path, scenario)
+
+
+def test_a_guaranteed_pod_shows_what_it_was_given_as_the_reference_does(containerd: Containerd, tmp_path: Path) -> None:
+    async def scenario(house: House) -> None:
+        house.create("guaranteed", resources={"requests": FULL, "limits": FULL})
+        house.create("plain")
+        await until(lambda: house.is_ready("guaranteed") and house.is_ready("plain"), "both are ready")
+        pod = house.find("guaranteed")
+        assert pod is not None
+        (status,) = pod.status.container_statuses or ()
+        assert status.allocated_resources == FULL
+        assert status.resources is not None
+        assert (status.resources.requests, status.resources.limits) == (FULL, FULL)
+        plain = house.find("plain")
+        assert plain is not None
+        (status,) = plain.status.container_statuses or ()
+        assert status.allocated_resources is None
+        assert msgspec.to_builtins(status).get("resources") == {}
+
+    in_a_house(containerd, tmp_path, scenario)
+
+
+def test_collectors_find_a_link_to_each_log_until_it_goes(containerd: Containerd, tmp_path: Path) -> None:
+    async def scenario(house: House) -> None:
+        house.create("web")
+        await until(lambda: house.is_ready("web"), "it is ready")
+        pod = house.find("web")
+        assert pod is not None
+        (status,) = pod.status.container_statuses or ()
+        container_id = (status.container_id or "").removeprefix("containerd://")
+        (link,) = house.links()
+        assert link.name == f"web_default_app-{container_id}.log"
+        assert link.resolve() == tmp_path / "pods" / f"default_web_{pod.metadata.uid}" / "app" / "0.log"
+        await until(lambda: "stdout F hello" in link.read_text(), "its log can be read there")
+        house.delete("web")
+        await until(lambda: not link.exists(), "its log is gone")
+        care = LinkCare(
+            runtime=house.parts.ports.runtime,
+            links=HostLogLinks(tmp_path / "links"),
+            log_root=str(tmp_path / "pods"),
+        )
+        await care.look()
+        assert house.links() == []
+
+    in_a_house(containerd, tmp_path, scenario)
