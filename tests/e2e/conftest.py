@@ -1,10 +1,43 @@
-"""What scenarios share."""
+"""What scenarios share: a node to be played on, once for each kind of runtime, and a diary.
+
+Whoever wants `on_a_node` is played on processes and on containers, unless it says `processes_only` or
+`containers_only` (`tests/e2e/kinds.py`).
+"""
+
+from collections.abc import Iterator
 
 import pytest
 
 from podkeeper.runtimes.process.keeper.isolation import probe
+from tests.e2e.homes import Containers, Processes
+from tests.e2e.kinds import EVERY_KIND, PROCESSES, chooses_kind
+from tests.e2e.node import OnANode
 from tests.e2e.scripts import Diary
 from tests.host.own_cgroups import HERE
+from tests.runtimes.cri.containerd import Containerd, borrowed, missing
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Play on every kind of runtime."""
+    if "on_a_node" in metafunc.fixturenames and not chooses_kind(metafunc.definition):
+        metafunc.parametrize("on_a_node", EVERY_KIND, indirect=True)
+
+
+@pytest.fixture(scope="session")
+def containerd() -> Iterator[Containerd]:
+    """A containerd; skipped with the reason where there can be none."""
+    if (reason := missing()) is not None:
+        pytest.skip(reason)
+    with borrowed() as node:
+        yield node
+
+
+@pytest.fixture
+def on_a_node(request: pytest.FixtureRequest) -> OnANode:
+    """Plays scenarios on one kind of runtime."""
+    if request.param == PROCESSES:
+        return OnANode(Processes())
+    return OnANode(Containers(request.getfixturevalue("containerd")))
 
 
 @pytest.fixture

@@ -6,17 +6,24 @@ what another machine, another moment or another runtime must say differently:
 | what                          | becomes            | why                                                      |
 |-------------------------------|--------------------|----------------------------------------------------------|
 | a container's id              | `container 1`, ... | numbered as met: which are the same is compared          |
-| an image's id                 | `image id`         | whether there is one is compared                         |
-| the busybox image             | `host`             | the process runtime runs the host's own files            |
+| an image's digest             | `DIGEST`           | our busybox is another one                               |
 | a pod's UID and namespace     | `namespace(UID)`   | in texts; the recorded pods had a namespace of their own |
 | the node's name               | `NODE`             | static pods are named after it                           |
 | a time                        | `TIME`             | but not the epoch, which means "never"                   |
 | how long a back-off holds     | `DURATION`         | it doubles with each try, from a beginning that we hurry |
-| an address, and its port      | `ADDRESS:PORT`     | pods have the host's network, where a port must be free  |
+| an address                    | `ADDRESS`          | and who could not look a registry up, and why            |
 | the service account's volume  | nothing            | an API server adds it, and here is none                  |
+| a pod's memory limit of 8 EiB | nothing            | so cgroup v1 spells "none", and the reference repeats it |
+
+On processes, these as well:
+
+| what                          | becomes            | why                                                      |
+|-------------------------------|--------------------|----------------------------------------------------------|
+| an image's id                 | `image id`         | whether there is one is compared                         |
+| the busybox image             | `host`             | the process runtime runs the host's own files            |
+| a port                        | `PORT`             | pods have the host's network, where a port must be free  |
 | the words of the runtime      | `RUNTIME`          | wherever they are quoted, also in events                 |
 | a container's `user`          | nothing            | runtimes tell it or not; the recorded one did not        |
-| a pod's memory limit of 8 EiB | nothing            | so cgroup v1 spells "none", and the reference repeats it |
 
 Events are compared as a set, without how often each was told: that only says how long somebody watched. But what was
 told once is to be told once.
@@ -51,7 +58,10 @@ NO_LIMIT = "9007199254740988Ki"  # whether a pod shows it is a matter of luck: n
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z")
 _ADDRESS = re.compile(r"\b\d{1,3}(\.\d{1,3}){3}\b")
 _PORT = re.compile(r"\bADDRESS:\d+\b")
+_LOOKUP = re.compile(r"\blookup (\S+) on [^\n]*")
 _HELD = re.compile(r"^back-off [0-9hms.]+ restarting")
+_CONTAINER_ID = re.compile(r"containerd://[0-9a-f]{64}")
+_DIGEST = re.compile(r"\bsha256:[0-9a-f]{64}\b")
 _PULL_FAILED = re.compile(r'"[^"]*": ErrImagePull: (.*)', re.DOTALL)
 
 Json = Any
@@ -65,6 +75,7 @@ class Plain:
     uid: str
     namespace: str
     node: str
+    real: bool  # the containers are; else they are processes
     runtime_words: frozenset[str] = frozenset()
     containers: dict[str, str] = field(default_factory=dict)
 
@@ -74,21 +85,23 @@ class Plain:
 
     def text(self, text: str) -> str:
         """Any text, message or name."""
-        for words in sorted(self.runtime_words, key=len, reverse=True):
-            text = text.replace(words, "RUNTIME")
-        text = text.replace(RECORDED_IMAGE, HOST_IMAGE)
+        if not self.real:
+            for words in sorted(self.runtime_words, key=len, reverse=True):
+                text = text.replace(words, "RUNTIME")
+            text = text.replace(RECORDED_IMAGE, HOST_IMAGE)
         text = text.replace(f"{self.namespace}({self.uid})", "namespace(UID)").replace(self.uid, "UID")
         text = re.sub(rf"\b{re.escape(self.node)}\b", "NODE", text)
         text = text if text == NEVER else _TIME.sub("TIME", text)
-        text = _PORT.sub("ADDRESS:PORT", _ADDRESS.sub("ADDRESS", text))
+        text = _ADDRESS.sub("ADDRESS", text)
+        text = _LOOKUP.sub(r"lookup \1 in vain", text) if self.real else _PORT.sub("ADDRESS:PORT", text)
         return _HELD.sub("back-off DURATION restarting", text)
 
     def _walk(self, name: str, value: Json) -> Json:
         match name, value:
-            case "containerID", str():
+            case "containerID", str() if not self.real or _CONTAINER_ID.fullmatch(value):
                 return self.containers.setdefault(value, f"container {len(self.containers) + 1}")
             case "imageID", str():
-                return "image id" if value else ""
+                return _DIGEST.sub("DIGEST", value) if self.real else "image id" if value else ""
             case "volumeMounts", list():
                 value = [each for each in value if each["mountPath"] != SERVICE_ACCOUNT_PATH]
         match value:
@@ -101,12 +114,11 @@ class Plain:
                 return self.text(value)
         return value
 
-    @staticmethod
-    def _is_nothing(name: str, value: Json) -> bool:
+    def _is_nothing(self, name: str, value: Json) -> bool:
         """Whether a field is left out."""
         match name:
             case "user":
-                return True
+                return not self.real
             case "volumeMounts":
                 return not value
             case "limits":
@@ -114,10 +126,10 @@ class Plain:
         return False
 
 
-def plain_of(pod: Mapping[str, Json], node: str, words: frozenset[str]) -> Plain:
-    """What one side calls things."""
+def plain_of(pod: Mapping[str, Json], node: str, words: frozenset[str], *, real: bool) -> Plain:
+    """What one side calls things; `real`: it is compared with containers, and not with processes."""
     meta = pod["metadata"]
-    return Plain(uid=meta["uid"], namespace=meta["namespace"], node=node, runtime_words=words)
+    return Plain(uid=meta["uid"], namespace=meta["namespace"], node=node, real=real, runtime_words=words)
 
 
 def runtime_words(status: Mapping[str, Json]) -> frozenset[str]:
@@ -198,11 +210,11 @@ def recorded_events(pod: str) -> list[dict[str, Json]]:
     return [event for event in every if event["involvedObject"]["name"] == pod]
 
 
-def manifest(name: str) -> dict[str, Json]:
-    """A pod as it was created, with the host's files for its image."""
+def manifest(name: str, image: str) -> dict[str, Json]:
+    """A pod as it was created, with what there is for its image."""
     documents = (*_documents("in/pods.yaml"), *_documents("in/static.yaml"))
     found: dict[str, Json] = deepcopy(next(each for each in documents if each["metadata"]["name"] == name))
     for container in (*found["spec"].get("initContainers", ()), *found["spec"]["containers"]):
         if container["image"] == RECORDED_IMAGE:
-            container["image"] = HOST_IMAGE
+            container["image"] = image
     return found

@@ -13,11 +13,13 @@ here once is to hold for every runtime.
 
 import asyncio
 import os
+import re
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import yaml
@@ -29,10 +31,9 @@ from podkeeper.host.cgroups import open_cgroups
 from podkeeper.host.clock import SystemClock
 from podkeeper.host.prober import NetworkProber
 from podkeeper.journal.file import FileJournal
-from podkeeper.model.errors import NotFound
-from podkeeper.model.k8s.core import ContainerStatus, Event, Pod
+from podkeeper.model.errors import NotFound, RuntimeRefused
+from podkeeper.model.k8s.core import Container, ContainerStatus, Event, Pod, PodSpec
 from podkeeper.model.messages import PodUID
-from podkeeper.model.wire import Wire
 from podkeeper.ports.cgroups import Cgroups
 from podkeeper.ports.runtime import Runtime
 from podkeeper.ports.volumes import Volumes
@@ -41,33 +42,16 @@ from podkeeper.rules.naming import pod_log_directory
 from podkeeper.rules.resources import amounts_of
 from podkeeper.rules.worker.pauses import USUAL_TIMING, Timing
 from podkeeper.runtimes.process.keeper import cgroup
-from podkeeper.runtimes.process.runtime import ProcessRuntime
 from podkeeper.sources.file import FileSource
 from podkeeper.sources.local_objects import LocalObjects
 from podkeeper.testing.memory_api import MemoryApi
 from podkeeper.volumes.manager import HostVolumes
-
-K = TypeVar("K", bound=Wire)
+from tests.e2e.homes import HOST_IP, IMAGE, POD_PIDS, BothReaders, Home, Opened, Place, Processes
 
 NODE = "n1"
 NAMESPACE = "default"
-HOST_IP = "127.0.0.1"
 PATIENCE_SECONDS = 20.0
 POLL_SECONDS = 0.01
-POD_PIDS = 512
-
-
-class _BothReaders:
-    """The node's own config maps and secrets, then the API's."""
-
-    def __init__(self, first: LocalObjects, second: MemoryApi) -> None:
-        self._first, self._second = first, second
-
-    async def get(self, kind: type[K], name: str, namespace: str = "") -> K:
-        try:
-            return await self._first.get(kind, name, namespace)
-        except NotFound:
-            return await self._second.get(kind, name, namespace)
 
 
 class Node:
@@ -78,18 +62,25 @@ class Node:
         root: Path,
         *,
         cgroup_root: str,
-        image: str = "host",
+        home: Home | None = None,
+        name: str = NODE,
+        settings: Mapping[str, Any] | None = None,
         cpu: str = "8",
         retry_seconds: float = USUAL_TIMING.error_seconds,
         **pace: Any,
     ) -> None:
-        """`pace`: `refresh_seconds` and `measure_seconds` of volumes; the usual ones are a minute and ten seconds."""
+        """`settings`: more of the agent's.
+
+        `pace`: `refresh_seconds` and `measure_seconds` of volumes; the usual ones are a minute and ten seconds.
+        """
         self.root = root
-        self.image = image
+        self.home = home or Processes()
+        self.name = name
         self.cpu = cpu  # what the node has to give
         self.clock = SystemClock()
         self.local_objects = LocalObjects()  # config maps and secrets beside static pods
         self._pace = pace
+        self._settings = settings or {}
         self._timing = Timing(error_seconds=retry_seconds)  # after what went wrong
         self.api = MemoryApi(self.clock)
         self.manifests = root / "manifests"
@@ -98,8 +89,9 @@ class Node:
         self.runtime: Runtime
         self._files: FileSource
         self._volumes: Volumes
+        self._opened: Opened
         self._cgroups: Cgroups
-        self._cgroup_root = cgroup_root
+        self.cgroup_root = cgroup_root
         self._life: asyncio.Task[None] | None = None
         self._parts: AsyncExitStack | None = None
 
@@ -110,30 +102,25 @@ class Node:
         self._parts = AsyncExitStack()
         journal = FileJournal.open(self.root / "journal")
         self._parts.push_async_callback(journal.close)
-        cgroups = open_cgroups(cgroup, self._cgroup_root, pod_pids_limit=POD_PIDS)
+        cgroups = open_cgroups(cgroup, self.cgroup_root, pod_pids_limit=POD_PIDS, of_containers=self.home.of_containers)
         self._parts.push_async_callback(cgroups.close)
         prober = NetworkProber(version="1.36")
         self._parts.push_async_callback(prober.close)
-        node = simple_node(NODE, cpu=self.cpu)
+        node = simple_node(self.name, cpu=self.cpu)
         allocatable = amounts_of(node.status.allocatable)
-        objects = _BothReaders(self.local_objects, self.api)
-        self._files = FileSource((self.manifests,), NODE, self.clock, objects=self.local_objects)
-        self.runtime = runtime = await self._parts.enter_async_context(
-            ProcessRuntime(
-                str(self.root / "runtime"),
-                host_ips=lambda: (HOST_IP,),
-                hidden=(str(self.root),),
-                pod_pids_limit=POD_PIDS,
-            )
-        )
-        volumes = HostVolumes(
+        objects = BothReaders(self.local_objects, self.api)
+        self._files = FileSource((self.manifests,), self.name, self.clock, objects=self.local_objects)
+        made_volumes = partial(
+            HostVolumes,
             self.root,
             objects,
             allocatable=lambda: allocatable,
-            helper=runtime,
             fraction=self.clock.fraction,
             **self._pace,
         )
+        place = Place(root=self.root, clock=self.clock, journal=journal, volumes=made_volumes, opened=self._parts)
+        self._opened = opened = await self.home.open(place)
+        self.runtime, volumes = opened.runtime, opened.volumes
         self._parts.callback(self.local_objects.subscribe(lambda _: volumes.objects_changed()))
         ports = Ports(
             runtime=self.runtime,
@@ -142,16 +129,18 @@ class Node:
             prober=prober,
             clock=self.clock,
             sources=(
-                api_source(api=self.api, node_name=NODE, clock=self.clock, journal=journal),
+                api_source(api=self.api, node_name=self.name, clock=self.clock, journal=journal),
                 self._files,
             ),
             api=self.api,
             objects=objects,
             journal=journal,
             over_used=volumes.tell_over_use,
+            **opened.ports,
         )
-        logs = str(self.root / "logs")
-        self.agent = Agent(ports, Settings(node=node, host_ips=(HOST_IP,), log_root=logs, timing=self._timing))
+        more = {**opened.settings, **self._settings}
+        settings = Settings(node=node, host_ips=(HOST_IP,), log_root=str(place.logs), timing=self._timing, **more)
+        self.agent = Agent(ports, settings)
         self._volumes, self._cgroups = volumes, cgroups
         self._life = asyncio.create_task(self._live(volumes))
 
@@ -183,9 +172,11 @@ class Node:
             with suppress(NotFound):
                 self.api.mark_deleted(Pod, found.metadata.name or "", found.metadata.namespace or "", grace_seconds=1)
         await self.until(lambda: not self.api.objects(Pod), "all pods are gone", within=60)
-        for record in await self.runtime.list_pods():  # housekeeping would, in its own time
-            for sandbox in record.sandboxes:
-                await self.runtime.remove_sandbox(sandbox.id)
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while records := await self.runtime.list_pods():  # housekeeping would, in its own time
+                for sandbox in (each for record in records for each in record.sandboxes):
+                    with suppress(RuntimeRefused):  # it is about to
+                        await self.runtime.remove_sandbox(sandbox.id)
         # The API lets go at once of a pod that has ended: its worker may still be giving back what it held.
         async with asyncio.timeout(PATIENCE_SECONDS):
             while self._volumes.mounted_pods() or await self._cgroups.list_pods():
@@ -198,9 +189,9 @@ class Node:
         if isinstance(manifest, str):
             manifest = yaml.safe_load(manifest)
         made = manifest if isinstance(manifest, Pod) else msgspec.convert(manifest, Pod)
-        made = default_pod(made)
+        made = default_pod(replace(made, spec=self._with_images(made.spec)))
         meta = replace(made.metadata, namespace=made.metadata.namespace or NAMESPACE)
-        return self.api.put(replace(made, metadata=meta, spec=replace(made.spec, node_name=NODE)))
+        return self.api.put(replace(made, metadata=meta, spec=replace(made.spec, node_name=self.name)))
 
     def delete(self, name: str, grace_seconds: int | None = None) -> None:
         """Delete a pod."""
@@ -209,6 +200,7 @@ class Node:
     def write(self, name: str, manifest: Mapping[str, Any] | str) -> None:
         """Write a static pod's manifest."""
         text = manifest if isinstance(manifest, str) else yaml.safe_dump(dict(manifest))
+        text = re.sub(rf'(\bimage"?: "?){IMAGE}\b', rf"\g<1>{self.image}", text)
         whole = self.manifests / f".{name}.new"
         whole.write_text(text)
         whole.rename(self.manifests / f"{name}.yaml")
@@ -216,6 +208,23 @@ class Node:
     def unwrite(self, name: str) -> None:
         """Remove a static pod's manifest."""
         (self.manifests / f"{name}.yaml").unlink()
+
+    @property
+    def image(self) -> str:
+        """What this node calls the image that it has."""
+        return self.home.image
+
+    def _with_images(self, spec: PodSpec) -> PodSpec:
+        """A spec with this node's name for the image that every node has."""
+
+        def named(each: Container) -> Container:
+            return replace(each, image=self.image) if each.image == IMAGE else each
+
+        return replace(
+            spec,
+            containers=tuple(map(named, spec.containers)),
+            init_containers=spec.init_containers and tuple(map(named, spec.init_containers)),
+        )
 
     # What users see.
 
@@ -298,8 +307,7 @@ class Node:
     async def type(self, name: str, text: str, container: str = "app") -> None:
         """Attach to a container and write into its standard input."""
         container_id = (self.status(name, container).container_id or "").partition("://")[2]
-        async with await self.runtime.attach(container_id) as session:  # type: ignore[attr-defined]  # no port has it yet
-            await session.write(text.encode())
+        await self._opened.type(container_id, text.encode())
 
     async def until(self, holds: Callable[[], bool], what: str = "", *, within: float = PATIENCE_SECONDS) -> None:
         """Wait until something is so. Fails with what every pod has to say."""
@@ -340,19 +348,30 @@ async def running_node(root: Path, **options: Any) -> AsyncIterator[Node]:
             await node.clear()
         finally:
             await node.end()
+            await node.home.clear(node.cgroup_root)
 
 
-def on_a_node(scenario: Callable[[Node], Awaitable[None]], root: Path, **options: Any) -> None:
-    """Play a scenario on a node of its own."""
-
-    async def play() -> None:
-        async with running_node(root, **options) as node:
-            await scenario(node)
-
-    asyncio.run(play())
+Scenario = Callable[[Node], Awaitable[None]]
 
 
-def pod(name: str = "app", *, command: Sequence[str] = ("sleep", "1000"), image: str = "host", **spec: Any) -> Pod:
+class OnANode:
+    """Plays scenarios, each on a node of its own: `on_a_node(scenario, tmp_path)`."""
+
+    def __init__(self, home: Home) -> None:
+        self.home = home
+
+    def __call__(self, scenario: Scenario, root: Path, **options: Any) -> None:
+        """Play one; `options` are those of `Node`."""
+
+        async def play() -> None:
+            async with running_node(root, home=self.home, **options) as node:
+                await scenario(node)
+
+        with self.home.inside():
+            asyncio.run(play())
+
+
+def pod(name: str = "app", *, command: Sequence[str] = ("sleep", "1000"), image: str = IMAGE, **spec: Any) -> Pod:
     """A pod of one container `app`; `spec` are fields of the pod's spec as the wire spells them.
 
     `container=...` are more fields of the container, `containers=...` replaces it.

@@ -12,7 +12,7 @@ def config_map(node: Node, name: str, **data: str) -> None:
     node.api.put(ConfigMap(metadata=ObjectMeta(name=name, namespace=NAMESPACE), data=data))
 
 
-def secret(node: Node, name: str, **data: str) -> None:
+def secret(node: Node, name: str, *, kind: str = "Opaque", **data: str) -> None:
     """Write a secret, or what it says now."""
     encoded = {key: base64.b64encode(text.encode()).decode() for key, text in data.items()}
-    node.api.put(Secret(metadata=ObjectMeta(name=name, namespace=NAMESPACE), data=encoded))
+    node.api.put(Secret(metadata=ObjectMeta(name=name, namespace=NAMESPACE), type=kind, data=encoded))

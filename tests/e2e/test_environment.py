@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.asking import said, waits_for
-from tests.e2e.node import HOST_IP, NAMESPACE, NODE, Node, on_a_node, pod
+from tests.e2e.homes import HOST_IP
+from tests.e2e.node import NAMESPACE, NODE, Node, OnANode, pod
 from tests.e2e.objects import config_map, secret
 from tests.e2e.scripts import Wire, sh
 
@@ -130,7 +131,7 @@ TOLD: dict[str, tuple[Wire, str]] = {
 
 
 @pytest.mark.parametrize("fields, expected", TOLD.values(), ids=TOLD.keys())
-def test_a_container_is_told(fields: Wire, expected: str, tmp_path: Path) -> None:
+def test_a_container_is_told(on_a_node: OnANode, fields: Wire, expected: str, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         config_map(node, "settings", colour="green", size="large")
         config_map(node, "others", colour="red")
@@ -143,7 +144,7 @@ def test_a_container_is_told(fields: Wire, expected: str, tmp_path: Path) -> Non
     on_a_node(scenario, tmp_path)
 
 
-def test_a_container_is_told_about_its_pod_and_node(tmp_path: Path) -> None:
+def test_a_container_is_told_about_its_pod_and_node(on_a_node: OnANode, tmp_path: Path) -> None:
     paths = {
         "NAME": "metadata.name",
         "NAMESPACE": "metadata.namespace",
@@ -179,7 +180,7 @@ def test_a_container_is_told_about_its_pod_and_node(tmp_path: Path) -> None:
     on_a_node(scenario, tmp_path)
 
 
-def test_without_limits_a_container_is_told_what_the_node_has(tmp_path: Path) -> None:
+def test_without_limits_a_container_is_told_what_the_node_has(on_a_node: OnANode, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         env = [{"name": "CPU", "valueFrom": {"resourceFieldRef": {"resource": "limits.cpu", "divisor": "1m"}}}]
         node.create(pod("app", container={**sh('echo "$CPU"'), "env": env}, restartPolicy="Never"))
@@ -188,7 +189,9 @@ def test_without_limits_a_container_is_told_what_the_node_has(tmp_path: Path) ->
     on_a_node(scenario, tmp_path)
 
 
-def test_the_environment_of_the_agent_stays_with_the_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_of_the_agent_stays_with_the_agent(
+    on_a_node: OnANode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OF_THE_AGENT", "private")
 
     async def scenario(node: Node) -> None:
@@ -196,7 +199,7 @@ def test_the_environment_of_the_agent_stays_with_the_agent(tmp_path: Path, monke
         told = dict(line.split("=", 1) for line in (await said(node)).splitlines())
         assert "OF_THE_AGENT" not in told
         assert told["HOSTNAME"] == "app"
-        assert "/usr/bin" in told["PATH"].split(":")
+        assert "/bin" in told["PATH"].split(":")
 
     on_a_node(scenario, tmp_path)
 
@@ -216,7 +219,9 @@ MISSING: dict[str, tuple[Wire, str]] = {
 
 
 @pytest.mark.parametrize("fields, message", MISSING.values(), ids=MISSING.keys())
-def test_a_container_waits_for_what_it_refers_to(fields: Wire, message: str, tmp_path: Path) -> None:
+def test_a_container_waits_for_what_it_refers_to(
+    on_a_node: OnANode, fields: Wire, message: str, tmp_path: Path
+) -> None:
     async def scenario(node: Node) -> None:
         config_map(node, "here", other="1")
         secret(node, "here", other="1")
@@ -231,7 +236,7 @@ def test_a_container_waits_for_what_it_refers_to(fields: Wire, message: str, tmp
     on_a_node(scenario, tmp_path)
 
 
-def test_a_container_starts_once_its_config_map_is_there(tmp_path: Path) -> None:
+def test_a_container_starts_once_its_config_map_is_there(on_a_node: OnANode, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         fields = {**sh('echo "$colour"'), "envFrom": [{"configMapRef": {"name": "later"}}]}
         node.create(pod("app", container=fields, restartPolicy="Never"))
@@ -245,7 +250,7 @@ def test_a_container_starts_once_its_config_map_is_there(tmp_path: Path) -> None
 # What cannot start.
 
 
-def test_a_command_that_is_not_there_is_told_as_such(tmp_path: Path) -> None:
+def test_a_command_that_is_not_there_is_told_as_such(on_a_node: OnANode, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         node.create(pod("app", command=("no-such-program",), restartPolicy="Never"))
         await node.until_phase("app", "Failed")
@@ -260,7 +265,7 @@ def test_a_command_that_is_not_there_is_told_as_such(tmp_path: Path) -> None:
 # Standard input.
 
 
-def test_what_is_typed_reaches_a_container_that_listens(tmp_path: Path) -> None:
+def test_what_is_typed_reaches_a_container_that_listens(on_a_node: OnANode, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         fields = {**sh('read line; echo "got $line"'), "stdin": True, "stdinOnce": True}
         node.create(pod("app", container=fields, restartPolicy="Never"))

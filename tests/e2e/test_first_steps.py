@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from tests.e2e.node import Node, on_a_node, pod
+from tests.e2e.node import Node, OnANode, pod
 
 
-def test_a_pod_starts_becomes_ready_and_is_deleted(tmp_path: Path) -> None:
+def test_a_pod_starts_becomes_ready_and_is_deleted(on_a_node: OnANode, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         node.create(pod("web", command=("sh", "-c", "echo hello; trap 'exit 0' TERM; while :; do sleep 0.1; done")))
         await node.until_ready("web")
@@ -16,7 +16,7 @@ def test_a_pod_starts_becomes_ready_and_is_deleted(tmp_path: Path) -> None:
     on_a_node(scenario, tmp_path)
 
 
-def test_a_job_succeeds(tmp_path: Path) -> None:
+def test_a_job_succeeds(on_a_node: OnANode, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         node.create(pod("job", command=("true",), restartPolicy="Never"))
         await node.until_phase("job", "Succeeded")
@@ -25,7 +25,7 @@ def test_a_job_succeeds(tmp_path: Path) -> None:
     on_a_node(scenario, tmp_path)
 
 
-def test_a_restarted_agent_finds_its_pods_as_they_were(tmp_path: Path) -> None:
+def test_a_restarted_agent_finds_its_pods_as_they_were(on_a_node: OnANode, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         node.create(pod("web"))
         await node.until_ready("web")

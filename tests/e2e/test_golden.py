@@ -1,6 +1,7 @@
 """Every situation that was recorded from the reference kubelet (`golden/`), played for real: we show and tell the same.
 
-The pods are created as they were then; only the image is the host's, and what is tried again is tried again sooner.
+The pods are created as they were then, on processes with the host's files for their image, on containers with a
+busybox of the same name; only what is tried again is tried again sooner.
 What may differ, and why, is in `golden_compare`; what does differ, and why, in docs/kubelet-map.md.
 """
 
@@ -20,6 +21,8 @@ from podkeeper.model.messages import PodUID
 from podkeeper.testing.memory_watch import Change
 from tests.e2e.golden_compare import (
     GOLDEN,
+    HOST_IMAGE,
+    RECORDED_IMAGE,
     RECORDED_NODE,
     SETTLED,
     Json,
@@ -34,7 +37,7 @@ from tests.e2e.golden_compare import (
     says_the_same,
     told,
 )
-from tests.e2e.node import NODE, Node, on_a_node
+from tests.e2e.node import NODE, Node, OnANode
 from tests.host.own_cgroups import needs
 
 pytestmark = pytest.mark.slow
@@ -52,7 +55,8 @@ class Shown:
         self.node = node
         self.name = name
         pod = recorded(recording or name)
-        plain = plain_of(pod, RECORDED_NODE, runtime_words(pod["status"]))
+        self.real = is_real(node)
+        plain = plain_of(pod, RECORDED_NODE, runtime_words(pod["status"]), real=self.real)
         self.expected = plain.status(pod["status"])
         self.expected_events = told(recorded_events(pod["metadata"]["name"]), plain)
         self.versions: list[Json] = []  # that the API showed
@@ -73,12 +77,12 @@ class Shown:
 
     def _plain(self, status: Json) -> Json:
         self._words |= runtime_words(status)
-        return plain_of(self._newest, NODE, self._words).status(status)
+        return plain_of(self._newest, NODE, self._words, real=self.real).status(status)
 
     def events(self) -> dict[Told, int]:
         """What we tell of it."""
         events = (_wire(event) for event in self.node.api.objects(Event) if event.involved_object.name == self.name)
-        return told(events, plain_of(self._newest, NODE, self._words))
+        return told(events, plain_of(self._newest, NODE, self._words, real=self.real))
 
     async def settles(self) -> None:
         """It comes to show what was recorded, and the same has been told."""
@@ -127,8 +131,18 @@ def _lines(what: Mapping[Any, Json]) -> list[str]:
     return yaml.safe_dump({str(key): value for key, value in what.items()}, width=200).splitlines()
 
 
+def is_real(node: Node) -> bool:
+    """Whether containers are containers."""
+    return node.runtime.name != "process"
+
+
+def image_of(node: Node) -> str:
+    """What a node has for the recorded image."""
+    return RECORDED_IMAGE if is_real(node) else HOST_IMAGE
+
+
 def _create(node: Node, name: str, annotations: Mapping[str, str] | None = None) -> None:
-    found = manifest(name)
+    found = manifest(name, image_of(node))
     found["metadata"]["annotations"] = annotations
     node.create(found)
 
@@ -143,7 +157,7 @@ def _free_port() -> int:
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[needs("memory")] if name == "oomkilled" else []) for name in SETTLED]
 )
-def test_a_pod_comes_to_show_what_the_reference_shows(name: str, tmp_path: Path) -> None:
+def test_a_pod_comes_to_show_what_the_reference_shows(on_a_node: OnANode, name: str, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         shown = Shown(node, name)
         _create(node, name)
@@ -161,7 +175,7 @@ def test_a_pod_comes_to_show_what_the_reference_shows(name: str, tmp_path: Path)
     ],
 )
 def test_a_pod_that_is_restarted_goes_through_what_the_reference_shows(
-    name: str, recording: str, tmp_path: Path
+    on_a_node: OnANode, name: str, recording: str, tmp_path: Path
 ) -> None:
     async def scenario(node: Node) -> None:
         shown = Shown(node, name, recording)
@@ -171,20 +185,20 @@ def test_a_pod_that_is_restarted_goes_through_what_the_reference_shows(
     on_a_node(scenario, tmp_path)
 
 
-def test_a_pod_that_fails_its_liveness_probe_shows_what_the_reference_shows(tmp_path: Path) -> None:
+def test_a_pod_that_fails_its_liveness_probe_shows_what_the_reference_shows(on_a_node: OnANode, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         shown = Shown(node, "livenessfail")
-        found = manifest("livenessfail")
+        found = manifest("livenessfail", image_of(node))
         found["metadata"]["annotations"] = SOON | OFTEN
-        # Here a pod has the host's network: somebody may listen on 8080.
-        found["spec"]["containers"][0]["livenessProbe"]["httpGet"]["port"] = _free_port()
+        if not is_real(node):  # a pod has the host's network: somebody may listen on 8080
+            found["spec"]["containers"][0]["livenessProbe"]["httpGet"]["port"] = _free_port()
         node.create(found)
         await shown.settles()
 
     on_a_node(scenario, tmp_path)
 
 
-def test_a_pod_that_finds_no_room_shows_what_the_reference_shows(tmp_path: Path) -> None:
+def test_a_pod_that_finds_no_room_shows_what_the_reference_shows(on_a_node: OnANode, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         _create(node, "guaranteed")  # had been admitted before, with 100m
         await node.until_ready("guaranteed")
@@ -195,10 +209,10 @@ def test_a_pod_that_finds_no_room_shows_what_the_reference_shows(tmp_path: Path)
     on_a_node(scenario, tmp_path, cpu="2")
 
 
-def test_a_static_pod_is_mirrored_as_the_reference_mirrors_it(tmp_path: Path) -> None:
+def test_a_static_pod_is_mirrored_as_the_reference_mirrors_it(on_a_node: OnANode, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         shown = Shown(node, f"static-{NODE}", "static-mirror")
-        node.write("static", manifest("static"))
+        node.write("static", manifest("static", image_of(node)))
         await shown.settles()
         mirror, recording = _wire(node.see(f"static-{NODE}")), recorded("static-mirror")
         assert plain_metadata(mirror, NODE) == plain_metadata(recording, RECORDED_NODE)
@@ -207,12 +221,13 @@ def test_a_static_pod_is_mirrored_as_the_reference_mirrors_it(tmp_path: Path) ->
     on_a_node(scenario, tmp_path)
 
 
-def test_a_pod_that_is_deleted_shows_what_the_reference_shows(tmp_path: Path) -> None:
+def test_a_pod_that_is_deleted_shows_what_the_reference_shows(on_a_node: OnANode, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         shown = Shown(node, "terminating")
         spec = recorded("terminating")["spec"]
         command, hook = spec["containers"][0]["command"], spec["containers"][0]["lifecycle"]
-        container = {"name": "c", "image": "host", "command": command, "lifecycle": hook}
+        image = {"image": image_of(node), "imagePullPolicy": "IfNotPresent"}
+        container = {"name": "c", "command": command, "lifecycle": hook, **image}
         node.create({"metadata": {"name": "terminating"}, "spec": {"containers": [container]}})
         await node.until_ready("terminating")
         node.delete("terminating", grace_seconds=2)

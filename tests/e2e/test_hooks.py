@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.asking import told
-from tests.e2e.node import Node, on_a_node, pod
+from tests.e2e.node import Node, OnANode, pod
 from tests.e2e.scripts import LINGER, POLITE, Diary, note, sh
 from tests.host.loopback import noting, server, silence
 
@@ -18,7 +18,9 @@ pytestmark = pytest.mark.slow
 # After the start.
 
 
-def test_a_container_counts_as_running_once_its_hook_has_ended(tmp_path: Path, diary: Diary) -> None:
+def test_a_container_counts_as_running_once_its_hook_has_ended(
+    on_a_node: OnANode, tmp_path: Path, diary: Diary
+) -> None:
     async def scenario(node: Node) -> None:
         hook = {"exec": {"command": ["sh", "-c", "until grep -q go /diary/all; do sleep 0.02; done 2>/dev/null"]}}
         app = diary.writes("app", f"echo app >>/diary/all; {POLITE}", lifecycle={"postStart": hook})
@@ -32,7 +34,7 @@ def test_a_container_counts_as_running_once_its_hook_has_ended(tmp_path: Path, d
     on_a_node(scenario, tmp_path)
 
 
-def test_a_container_is_killed_when_its_first_hook_fails(tmp_path: Path) -> None:
+def test_a_container_is_killed_when_its_first_hook_fails(on_a_node: OnANode, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         hook = {"exec": {"command": ["sh", "-c", "echo no luck; exit 4"]}}
         node.create(pod("app", container={**sh(POLITE), "lifecycle": {"postStart": hook}}, restartPolicy="Never"))
@@ -43,7 +45,7 @@ def test_a_container_is_killed_when_its_first_hook_fails(tmp_path: Path) -> None
     on_a_node(scenario, tmp_path)
 
 
-def test_a_hook_of_time_holds_a_container_back(tmp_path: Path) -> None:
+def test_a_hook_of_time_holds_a_container_back(on_a_node: OnANode, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         loop = asyncio.get_running_loop()
         began = loop.time()
@@ -55,7 +57,7 @@ def test_a_hook_of_time_holds_a_container_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("when", ["postStart", "preStop"])
-def test_a_hook_may_be_a_request(when: str, tmp_path: Path) -> None:
+def test_a_hook_may_be_a_request(on_a_node: OnANode, when: str, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         requests: list[str] = []
         async with server(noting(requests)) as there:
@@ -73,7 +75,7 @@ def test_a_hook_may_be_a_request(when: str, tmp_path: Path) -> None:
     on_a_node(scenario, tmp_path)
 
 
-def test_a_hook_that_only_knocks_is_refused_as_ever(tmp_path: Path) -> None:
+def test_a_hook_that_only_knocks_is_refused_as_ever(on_a_node: OnANode, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         async with server(silence) as there:
             hook = {"tcpSocket": {"port": there.port, "host": there.host}}
@@ -86,7 +88,9 @@ def test_a_hook_that_only_knocks_is_refused_as_ever(tmp_path: Path) -> None:
 # Before the end.
 
 
-def test_the_last_hook_runs_before_a_container_is_asked_to_end(tmp_path: Path, diary: Diary) -> None:
+def test_the_last_hook_runs_before_a_container_is_asked_to_end(
+    on_a_node: OnANode, tmp_path: Path, diary: Diary
+) -> None:
     async def scenario(node: Node) -> None:
         script = f"trap 'echo term >>/diary/all; exit 0' TERM; {LINGER}"
         app = diary.writes("app", script, lifecycle={"preStop": note("hook")})
@@ -99,7 +103,7 @@ def test_the_last_hook_runs_before_a_container_is_asked_to_end(tmp_path: Path, d
     on_a_node(scenario, tmp_path)
 
 
-def test_a_container_that_ends_by_itself_needs_no_last_hook(tmp_path: Path, diary: Diary) -> None:
+def test_a_container_that_ends_by_itself_needs_no_last_hook(on_a_node: OnANode, tmp_path: Path, diary: Diary) -> None:
     async def scenario(node: Node) -> None:
         app = diary.writes("app", "sleep 0.1", lifecycle={"preStop": note("hook")})
         node.create(pod("app", containers=[app], volumes=diary.volumes, restartPolicy="Never"))
@@ -109,7 +113,7 @@ def test_a_container_that_ends_by_itself_needs_no_last_hook(tmp_path: Path, diar
     on_a_node(scenario, tmp_path)
 
 
-def test_a_container_ends_also_when_its_last_hook_fails(tmp_path: Path) -> None:
+def test_a_container_ends_also_when_its_last_hook_fails(on_a_node: OnANode, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         hook = {"exec": {"command": ["false"]}}
         node.create(pod("app", container={**sh(POLITE), "lifecycle": {"preStop": hook}}))
@@ -121,7 +125,7 @@ def test_a_container_ends_also_when_its_last_hook_fails(tmp_path: Path) -> None:
     on_a_node(scenario, tmp_path)
 
 
-def test_time_spent_in_the_last_hook_is_time_of_the_grace(tmp_path: Path) -> None:
+def test_time_spent_in_the_last_hook_is_time_of_the_grace(on_a_node: OnANode, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         hook = {"exec": {"command": ["sleep", "60"]}}
         node.create(
@@ -134,7 +138,7 @@ def test_time_spent_in_the_last_hook_is_time_of_the_grace(tmp_path: Path) -> Non
     on_a_node(scenario, tmp_path)
 
 
-def test_a_last_hook_of_time_lets_a_container_go_on_for_a_while(tmp_path: Path) -> None:
+def test_a_last_hook_of_time_lets_a_container_go_on_for_a_while(on_a_node: OnANode, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         loop = asyncio.get_running_loop()
         fields = {**sh(POLITE), "lifecycle": {"preStop": {"sleep": {"seconds": 1}}}}

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.asking import waits_for
-from tests.e2e.node import Node, on_a_node, pod
+from tests.e2e.kinds import processes_only
+from tests.e2e.node import Node, OnANode, pod
 from tests.e2e.scripts import POLITE, Wire, named
 
 pytestmark = pytest.mark.slow
@@ -20,7 +21,9 @@ IMAGES: dict[str, tuple[str, Wire, tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("image, fields, reasons", IMAGES.values(), ids=IMAGES.keys())
-def test_a_container_waits_for_its_image(image: str, fields: Wire, reasons: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_container_waits_for_its_image(
+    on_a_node: OnANode, image: str, fields: Wire, reasons: tuple[str, ...], tmp_path: Path
+) -> None:
     async def scenario(node: Node) -> None:
         node.create(pod("app", image=image, container=fields))
         await node.until(lambda: waits_for(node, "app") == reasons[-1])
@@ -30,10 +33,9 @@ def test_a_container_waits_for_its_image(image: str, fields: Wire, reasons: tupl
     on_a_node(scenario, tmp_path)
 
 
-def test_an_image_that_the_host_does_not_give_names_the_runtime_that_would(tmp_path: Path) -> None:
+@processes_only
+def test_an_image_that_the_host_does_not_give_names_the_runtime_that_would(on_a_node: OnANode, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
-        if node.runtime.name != "process":
-            return  # that one can pull it
         node.create(pod("app", image="nginx"))
         await node.until(lambda: waits_for(node, "app") in ("ErrImagePull", "ImagePullBackOff"))
         told = [message for kind, _, message in node.events("app") if kind == "Warning"]
@@ -45,7 +47,7 @@ def test_an_image_that_the_host_does_not_give_names_the_runtime_that_would(tmp_p
     on_a_node(scenario, tmp_path)
 
 
-def test_one_bad_image_does_not_keep_the_other_containers_from_running(tmp_path: Path) -> None:
+def test_one_bad_image_does_not_keep_the_other_containers_from_running(on_a_node: OnANode, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         bad = {**named("bad", "true"), "image": "podkeeper.invalid/missing:1"}
         node.create(pod("app", containers=[bad, named("app", POLITE)]))

@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 
 from podkeeper.model.k8s.core import Pod
+from tests.e2e.homes import POD_PIDS
 from tests.e2e.machine import needs_mounts, without_mounts
-from tests.e2e.node import POD_PIDS, Node, on_a_node, pod
+from tests.e2e.node import Node, OnANode, pod
 from tests.host.own_cgroups import needs
 
 pytestmark = pytest.mark.slow
@@ -48,7 +49,7 @@ def quiet(name: str, beats: Path) -> Pod:
 
 
 def _beat(name: str) -> dict[str, Any]:
-    mark = {"command": ["sh", "-c", f"date +%s.%N >> /beats/{name}"]}
+    mark = {"command": ["sh", "-c", f"cut -d' ' -f1 /proc/uptime >> /beats/{name}"]}
     return {"exec": mark, "periodSeconds": 1, "timeoutSeconds": 1, "failureThreshold": 1}
 
 
@@ -62,10 +63,10 @@ async def unnoticed(node: Node, tmp_path: Path) -> AsyncIterator[None]:
     before = node.status("quiet").container_id
     flaps: list[str] = []
     watching = asyncio.create_task(_watch(node, flaps))
-    begun = time.time()
+    begun = _uptime()
     try:
         yield
-        await asyncio.sleep(max(0.0, begun + 2.5 - time.time()))
+        await asyncio.sleep(max(0.0, begun + 2.5 - _uptime()))
         starting = time.monotonic()
         node.create(pod("newcomer", command=sh(SERVE)))
         await node.until_ready("newcomer")
@@ -82,6 +83,11 @@ async def unnoticed(node: Node, tmp_path: Path) -> AsyncIterator[None]:
         assert max(later - earlier for earlier, later in pairwise(made)) < LATEST_BEAT_SECONDS
 
 
+def _uptime() -> float:
+    """The clock that also containers can read."""
+    return float(Path("/proc/uptime").read_text().split()[0])
+
+
 async def _watch(node: Node, flaps: list[str]) -> None:
     while True:
         if not node.is_ready("quiet"):
@@ -91,7 +97,7 @@ async def _watch(node: Node, flaps: list[str]) -> None:
 
 
 @pytest.mark.usefixtures("limited_processes")
-def test_a_fork_bomb_is_contained(tmp_path: Path) -> None:
+def test_a_fork_bomb_is_contained(on_a_node: OnANode, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         async with unnoticed(node, tmp_path):
             node.create(pod("bomb", command=sh(BOMB), container={"resources": {"limits": {"cpu": "500m"}}}))
@@ -118,7 +124,7 @@ def _sleepers() -> int:
 
 
 @pytest.mark.usefixtures("limited_processes")
-def test_a_fork_bomb_that_has_had_its_time_leaves_nobody(tmp_path: Path) -> None:
+def test_a_fork_bomb_that_has_had_its_time_leaves_nobody(on_a_node: OnANode, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         limits = {"resources": {"limits": {"cpu": "500m"}}}
         node.create(pod("bomb", command=sh(BOMB), container=limits, activeDeadlineSeconds=2))
@@ -129,7 +135,7 @@ def test_a_fork_bomb_that_has_had_its_time_leaves_nobody(tmp_path: Path) -> None
     on_a_node(scenario, tmp_path)
 
 
-def test_a_process_that_ignores_term_is_killed_when_its_grace_is_over(tmp_path: Path) -> None:
+def test_a_process_that_ignores_term_is_killed_when_its_grace_is_over(on_a_node: OnANode, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         async with unnoticed(node, tmp_path):
             node.create(pod("deaf", command=sh("trap '' TERM; echo up; while :; do sleep 0.05; done")))
@@ -143,7 +149,7 @@ def test_a_process_that_ignores_term_is_killed_when_its_grace_is_over(tmp_path: 
     on_a_node(scenario, tmp_path / "node")
 
 
-def test_children_that_ignore_term_do_not_outlive_their_pod(tmp_path: Path) -> None:
+def test_children_that_ignore_term_do_not_outlive_their_pod(on_a_node: OnANode, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         script = f"setsid sh -c \"trap '' TERM; sleep {NAP}; sleep {NAP}\" & {SERVE}"
         node.create(pod("deaf", command=sh(script)))
@@ -156,7 +162,7 @@ def test_children_that_ignore_term_do_not_outlive_their_pod(tmp_path: Path) -> N
     on_a_node(scenario, tmp_path)
 
 
-def test_a_process_that_writes_logs_at_full_speed_is_nobody_elses_trouble(tmp_path: Path) -> None:
+def test_a_process_that_writes_logs_at_full_speed_is_nobody_elses_trouble(on_a_node: OnANode, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         async with unnoticed(node, tmp_path):
             limits = {"resources": {"limits": {"cpu": "500m"}}}
@@ -170,7 +176,7 @@ def test_a_process_that_writes_logs_at_full_speed_is_nobody_elses_trouble(tmp_pa
     on_a_node(scenario, tmp_path / "node")
 
 
-def test_a_pod_that_fills_its_directory_on_disk_is_evicted(tmp_path: Path) -> None:
+def test_a_pod_that_fills_its_directory_on_disk_is_evicted(on_a_node: OnANode, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         async with unnoticed(node, tmp_path):
             node.create(_with_directory("greedy", FILL, {"sizeLimit": "1Mi"}))
@@ -189,7 +195,7 @@ def _with_directory(name: str, script: str, source: dict[str, Any]) -> Pod:
     return pod(name, command=sh(script), container=mounts, volumes=[{"name": "v", "emptyDir": source}])
 
 
-def test_a_pod_within_its_limit_is_not_evicted(tmp_path: Path) -> None:
+def test_a_pod_within_its_limit_is_not_evicted(on_a_node: OnANode, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         node.create(_with_directory("modest", f"head -c 500000 /dev/zero > /v/some; {SERVE}", {"sizeLimit": "1Mi"}))
         node.create(_with_directory("greedy", FILL, {"sizeLimit": "1Mi"}))
@@ -202,7 +208,9 @@ def test_a_pod_within_its_limit_is_not_evicted(tmp_path: Path) -> None:
 
 
 @needs_mounts
-def test_a_pod_that_fills_its_directory_in_memory_only_hears_that_it_is_full(tmp_path: Path) -> None:
+def test_a_pod_that_fills_its_directory_in_memory_only_hears_that_it_is_full(
+    on_a_node: OnANode, tmp_path: Path
+) -> None:
     async def scenario(node: Node) -> None:
         async with unnoticed(node, tmp_path):
             fill = "until ! head -c 300000 /dev/zero >> /v/big; do :; done 2>/dev/null; echo full; " + SERVE
@@ -214,7 +222,9 @@ def test_a_pod_that_fills_its_directory_in_memory_only_hears_that_it_is_full(tmp
 
 
 @without_mounts
-def test_where_nobody_keeps_the_size_a_pod_that_fills_its_directory_in_memory_is_evicted(tmp_path: Path) -> None:
+def test_where_nobody_keeps_the_size_a_pod_that_fills_its_directory_in_memory_is_evicted(
+    on_a_node: OnANode, tmp_path: Path
+) -> None:
     async def scenario(node: Node) -> None:
         async with unnoticed(node, tmp_path):
             node.create(_with_directory("greedy", FILL, {"medium": "Memory", "sizeLimit": "1Mi"}))
@@ -225,7 +235,7 @@ def test_where_nobody_keeps_the_size_a_pod_that_fills_its_directory_in_memory_is
     on_a_node(scenario, tmp_path / "node", measure_seconds=0.2)
 
 
-def test_a_probe_that_hangs_is_given_up_and_its_container_restarted(tmp_path: Path) -> None:
+def test_a_probe_that_hangs_is_given_up_and_its_container_restarted(on_a_node: OnANode, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         async with unnoticed(node, tmp_path):
             probe = {
@@ -243,7 +253,9 @@ def test_a_probe_that_hangs_is_given_up_and_its_container_restarted(tmp_path: Pa
     on_a_node(scenario, tmp_path / "node")
 
 
-def test_a_readiness_probe_that_hangs_leaves_its_container_running_and_nobody_behind(tmp_path: Path) -> None:
+def test_a_readiness_probe_that_hangs_leaves_its_container_running_and_nobody_behind(
+    on_a_node: OnANode, tmp_path: Path
+) -> None:
     async def scenario(node: Node) -> None:
         probe = {"exec": {"command": ["sleep", NAP]}, "periodSeconds": 1, "timeoutSeconds": 1, "failureThreshold": 1}
         node.create(pod("stuck", command=sh(SERVE), container={"readinessProbe": probe}))
@@ -258,7 +270,7 @@ def test_a_readiness_probe_that_hangs_leaves_its_container_running_and_nobody_be
     on_a_node(scenario, tmp_path)
 
 
-def test_many_probes_that_hang_hold_nobody_up(tmp_path: Path) -> None:
+def test_many_probes_that_hang_hold_nobody_up(on_a_node: OnANode, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         async with unnoticed(node, tmp_path):
             probe = {"exec": {"command": ["sleep", NAP]}, "periodSeconds": 1, "timeoutSeconds": 1}
@@ -274,7 +286,7 @@ def test_many_probes_that_hang_hold_nobody_up(tmp_path: Path) -> None:
     on_a_node(scenario, tmp_path / "node")
 
 
-def test_a_crash_loop_is_slowed_down_and_nobody_else_is(tmp_path: Path) -> None:
+def test_a_crash_loop_is_slowed_down_and_nobody_else_is(on_a_node: OnANode, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         async with unnoticed(node, tmp_path):
             node.create(pod("crashing", command=("false",)))
@@ -288,7 +300,7 @@ def test_a_crash_loop_is_slowed_down_and_nobody_else_is(tmp_path: Path) -> None:
 
 
 @needs("memory")
-def test_a_container_that_takes_too_much_memory_is_killed_alone(tmp_path: Path) -> None:
+def test_a_container_that_takes_too_much_memory_is_killed_alone(on_a_node: OnANode, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         async with unnoticed(node, tmp_path):
             limits = {"resources": {"limits": {"memory": "32Mi"}}}

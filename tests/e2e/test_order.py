@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from podkeeper.model.k8s.core import EphemeralContainer
 from tests.e2e.asking import restarts
-from tests.e2e.node import Node, on_a_node, pod
+from tests.e2e.node import Node, OnANode, pod
 from tests.e2e.scripts import LINGER, POLITE, Diary, named, sh
 
 pytestmark = pytest.mark.slow
@@ -16,7 +16,9 @@ pytestmark = pytest.mark.slow
 # In turn.
 
 
-def test_init_containers_run_one_after_the_other_and_before_the_others(tmp_path: Path, diary: Diary) -> None:
+def test_init_containers_run_one_after_the_other_and_before_the_others(
+    on_a_node: OnANode, tmp_path: Path, diary: Diary
+) -> None:
     async def scenario(node: Node) -> None:
         turns = [
             diary.writes(name, f"echo {name} >>/diary/all; sleep 0.1; echo {name}-end >>/diary/all")
@@ -31,7 +33,7 @@ def test_init_containers_run_one_after_the_other_and_before_the_others(tmp_path:
     on_a_node(scenario, tmp_path)
 
 
-def test_a_pod_fails_with_its_init_container_where_nothing_runs_again(tmp_path: Path) -> None:
+def test_a_pod_fails_with_its_init_container_where_nothing_runs_again(on_a_node: OnANode, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         node.create(pod("app", initContainers=[named("first", "exit 9")], restartPolicy="Never"))
         await node.until_phase("app", "Failed")
@@ -42,7 +44,7 @@ def test_a_pod_fails_with_its_init_container_where_nothing_runs_again(tmp_path: 
     on_a_node(scenario, tmp_path)
 
 
-def test_a_failed_init_container_runs_again_until_it_succeeds(tmp_path: Path, diary: Diary) -> None:
+def test_a_failed_init_container_runs_again_until_it_succeeds(on_a_node: OnANode, tmp_path: Path, diary: Diary) -> None:
     async def scenario(node: Node) -> None:
         first = diary.writes("first", "echo run >>/diary/all; test $(wc -l </diary/all) -eq 2")
         node.create(pod("app", container=sh(POLITE), initContainers=[first], volumes=diary.volumes))
@@ -58,7 +60,9 @@ def test_a_failed_init_container_runs_again_until_it_succeeds(tmp_path: Path, di
 STARTED = {"exec": {"command": ["grep", "-q", "^ready-a", "/diary/all"]}, "periodSeconds": 1, "failureThreshold": 20}
 
 
-def test_a_sidecar_has_started_before_what_comes_after_it_begins(tmp_path: Path, diary: Diary) -> None:
+def test_a_sidecar_has_started_before_what_comes_after_it_begins(
+    on_a_node: OnANode, tmp_path: Path, diary: Diary
+) -> None:
     async def scenario(node: Node) -> None:
         script = "echo a >>/diary/all; sleep 0.3; echo ready-a >>/diary/all; " + POLITE
         sidecar = diary.writes("a", script, restartPolicy="Always", startupProbe=STARTED)
@@ -75,7 +79,7 @@ def test_a_sidecar_has_started_before_what_comes_after_it_begins(tmp_path: Path,
     on_a_node(scenario, tmp_path)
 
 
-def test_sidecars_are_stopped_last_and_in_reverse(tmp_path: Path, diary: Diary) -> None:
+def test_sidecars_are_stopped_last_and_in_reverse(on_a_node: OnANode, tmp_path: Path, diary: Diary) -> None:
     async def scenario(node: Node) -> None:
         def ending(name: str) -> str:
             return f"trap 'sleep 0.1; echo {name} >>/diary/all; exit 0' TERM; {LINGER}"
@@ -97,7 +101,9 @@ def test_sidecars_are_stopped_last_and_in_reverse(tmp_path: Path, diary: Diary) 
     on_a_node(scenario, tmp_path)
 
 
-def test_a_sidecar_that_ends_runs_again_and_the_others_do_not_notice(tmp_path: Path, diary: Diary) -> None:
+def test_a_sidecar_that_ends_runs_again_and_the_others_do_not_notice(
+    on_a_node: OnANode, tmp_path: Path, diary: Diary
+) -> None:
     async def scenario(node: Node) -> None:
         script = f"echo side >>/diary/all; test $(wc -l </diary/all) -ge 2 || exit 0; {POLITE}"
         sidecar = diary.writes("side", script, restartPolicy="Always")
@@ -109,7 +115,7 @@ def test_a_sidecar_that_ends_runs_again_and_the_others_do_not_notice(tmp_path: P
     on_a_node(scenario, tmp_path)
 
 
-def test_a_job_does_not_wait_for_its_sidecar(tmp_path: Path, diary: Diary) -> None:
+def test_a_job_does_not_wait_for_its_sidecar(on_a_node: OnANode, tmp_path: Path, diary: Diary) -> None:
     async def scenario(node: Node) -> None:
         sidecar = diary.writes("side", f"trap 'echo side >>/diary/all; exit 0' TERM; {LINGER}", restartPolicy="Always")
         app = diary.writes("app", "echo app >>/diary/all")
@@ -122,12 +128,13 @@ def test_a_job_does_not_wait_for_its_sidecar(tmp_path: Path, diary: Diary) -> No
     on_a_node(scenario, tmp_path)
 
 
-def test_an_ephemeral_container_joins_a_running_pod(tmp_path: Path) -> None:
+def test_an_ephemeral_container_joins_a_running_pod(on_a_node: OnANode, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         node.create(pod("app", container=sh(f"echo target; {POLITE}")))
         await node.until_ready("app")
         before = node.status("app").container_id
-        wire = {**named("debug", "cat /proc/1/cmdline | tr '\\0' ' '; exit 5"), "targetContainerName": "app"}
+        looking = sh("cat /proc/1/cmdline | tr '\\0' ' '; exit 5")
+        wire = {"name": "debug", "image": node.image, "targetContainerName": "app", **looking}
         spec = replace(node.see("app").spec, ephemeral_containers=[convert(wire, EphemeralContainer)])
         node.api.replace_spec("app", spec)
         await node.until(lambda: bool(node.see("app").status.ephemeral_container_statuses))

@@ -14,7 +14,7 @@ import pytest
 
 from podkeeper.model.k8s.core import Pod
 from tests.e2e.asking import restarts, told
-from tests.e2e.node import NAMESPACE, Node, on_a_node, pod
+from tests.e2e.node import NAMESPACE, Node, OnANode, pod
 from tests.e2e.scripts import LINGER, POLITE, Diary, note, sh
 from tests.host.loopback import closed, grpc_server, saying, server, silence
 
@@ -29,7 +29,7 @@ def every_tenth(*kinds: str) -> Mapping[str, str]:
     return {f"{kind}.probe-period-milliseconds.podkeeper.io/app": "100" for kind in kinds}
 
 
-def test_a_container_that_is_found_dead_runs_again(tmp_path: Path, diary: Diary) -> None:
+def test_a_container_that_is_found_dead_runs_again(on_a_node: OnANode, tmp_path: Path, diary: Diary) -> None:
     async def scenario(node: Node) -> None:
         probe = {"exec": {"command": ["sh", "-c", "! grep -q sick /diary/all"]}, "failureThreshold": 2}
         app = diary.writes("app", f"echo run >>/diary/all; {POLITE}", livenessProbe=probe)
@@ -46,7 +46,7 @@ def test_a_container_that_is_found_dead_runs_again(tmp_path: Path, diary: Diary)
     on_a_node(scenario, tmp_path)
 
 
-def test_readiness_comes_and_goes_without_a_restart(tmp_path: Path, diary: Diary) -> None:
+def test_readiness_comes_and_goes_without_a_restart(on_a_node: OnANode, tmp_path: Path, diary: Diary) -> None:
     async def scenario(node: Node) -> None:
         probe = {"exec": {"command": ["sh", "-c", "tail -n1 /diary/all | grep open"]}, "failureThreshold": 1}
         app = diary.writes("app", f"echo shut >>/diary/all; {POLITE}", readinessProbe=probe)
@@ -64,7 +64,7 @@ def test_readiness_comes_and_goes_without_a_restart(tmp_path: Path, diary: Diary
     on_a_node(scenario, tmp_path)
 
 
-def test_the_other_probes_wait_for_the_startup_probe(tmp_path: Path, diary: Diary) -> None:
+def test_the_other_probes_wait_for_the_startup_probe(on_a_node: OnANode, tmp_path: Path, diary: Diary) -> None:
     async def scenario(node: Node) -> None:
         startup = {"exec": {"command": ["grep", "-q", "started", "/diary/all"]}, "failureThreshold": 1000}
         app = diary.writes(
@@ -85,7 +85,7 @@ def test_the_other_probes_wait_for_the_startup_probe(tmp_path: Path, diary: Diar
     on_a_node(scenario, tmp_path)
 
 
-def test_a_container_that_never_starts_up_runs_again(tmp_path: Path) -> None:
+def test_a_container_that_never_starts_up_runs_again(on_a_node: OnANode, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         probe = {"exec": {"command": ["false"]}, "failureThreshold": 2}
         node.create(pod("app", container={**sh(POLITE), "startupProbe": probe}, annotations=every_tenth("startup")))
@@ -96,7 +96,7 @@ def test_a_container_that_never_starts_up_runs_again(tmp_path: Path) -> None:
 
 
 def test_a_probe_runs_as_often_as_its_annotation_says_but_not_more_than_ten_times_a_second(
-    tmp_path: Path, diary: Diary
+    on_a_node: OnANode, tmp_path: Path, diary: Diary
 ) -> None:
     async def scenario(node: Node) -> None:
         app = diary.writes("app", POLITE, livenessProbe={**note("probe"), "periodSeconds": 10})
@@ -109,7 +109,7 @@ def test_a_probe_runs_as_often_as_its_annotation_says_but_not_more_than_ten_time
     on_a_node(scenario, tmp_path)
 
 
-def test_a_probe_waits_for_its_initial_delay(tmp_path: Path) -> None:
+def test_a_probe_waits_for_its_initial_delay(on_a_node: OnANode, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         loop = asyncio.get_running_loop()
         probe = {"exec": {"command": ["true"]}, "initialDelaySeconds": 2}
@@ -121,7 +121,9 @@ def test_a_probe_waits_for_its_initial_delay(tmp_path: Path) -> None:
     on_a_node(scenario, tmp_path)
 
 
-def test_a_container_is_ready_after_as_many_successes_as_asked_for(tmp_path: Path, diary: Diary) -> None:
+def test_a_container_is_ready_after_as_many_successes_as_asked_for(
+    on_a_node: OnANode, tmp_path: Path, diary: Diary
+) -> None:
     async def scenario(node: Node) -> None:
         app = diary.writes("app", POLITE, readinessProbe={**note("probe"), "successThreshold": 3})
         node.create(pod("app", containers=[app], volumes=diary.volumes, annotations=every_tenth("readiness")))
@@ -131,7 +133,7 @@ def test_a_container_is_ready_after_as_many_successes_as_asked_for(tmp_path: Pat
     on_a_node(scenario, tmp_path)
 
 
-def test_a_probe_that_hangs_has_failed_when_its_time_is_up(tmp_path: Path) -> None:
+def test_a_probe_that_hangs_has_failed_when_its_time_is_up(on_a_node: OnANode, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         probe = {"exec": {"command": ["sleep", "3600"]}, "timeoutSeconds": 1, "failureThreshold": 1}
         node.create(pod("app", container={**sh(POLITE), "readinessProbe": probe}, annotations=every_tenth("readiness")))
@@ -144,7 +146,7 @@ def test_a_probe_that_hangs_has_failed_when_its_time_is_up(tmp_path: Path) -> No
     on_a_node(scenario, tmp_path)
 
 
-def test_a_dead_container_gets_the_grace_of_its_probe(tmp_path: Path) -> None:
+def test_a_dead_container_gets_the_grace_of_its_probe(on_a_node: OnANode, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         probe = {"exec": {"command": ["false"]}, "failureThreshold": 1, "terminationGracePeriodSeconds": 1}
         fields = {**sh(f"trap '' TERM; {LINGER}"), "livenessProbe": probe}
@@ -157,7 +159,7 @@ def test_a_dead_container_gets_the_grace_of_its_probe(tmp_path: Path) -> None:
     on_a_node(scenario, tmp_path)
 
 
-def test_readiness_by_http_follows_the_answers(tmp_path: Path) -> None:
+def test_readiness_by_http_follows_the_answers(on_a_node: OnANode, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         answers = [BROKEN]
 
@@ -183,7 +185,7 @@ def test_readiness_by_http_follows_the_answers(tmp_path: Path) -> None:
     on_a_node(scenario, tmp_path)
 
 
-def test_liveness_by_http_restarts_what_answers_badly(tmp_path: Path) -> None:
+def test_liveness_by_http_restarts_what_answers_badly(on_a_node: OnANode, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         async with server(saying(BROKEN)) as there:
             probe = {"httpGet": {"port": there.port, "host": there.host}, "failureThreshold": 1}
@@ -196,6 +198,7 @@ def test_liveness_by_http_restarts_what_answers_badly(tmp_path: Path) -> None:
 
 
 def test_readiness_by_https_asks_for_no_certificate_in_particular(
+    on_a_node: OnANode,
     tmp_path: Path,
     certificate: ssl.SSLContext,
 ) -> None:
@@ -210,7 +213,7 @@ def test_readiness_by_https_asks_for_no_certificate_in_particular(
     on_a_node(scenario, tmp_path)
 
 
-def test_readiness_by_tcp_needs_somebody_who_listens(tmp_path: Path) -> None:
+def test_readiness_by_tcp_needs_somebody_who_listens(on_a_node: OnANode, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         def probing(name: str, port: int) -> Any:
             probe = {"tcpSocket": {"port": port, "host": "127.0.0.1"}, "failureThreshold": 1}
@@ -228,7 +231,7 @@ def test_readiness_by_tcp_needs_somebody_who_listens(tmp_path: Path) -> None:
     on_a_node(scenario, tmp_path)
 
 
-def test_readiness_by_grpc_follows_the_health_service(tmp_path: Path) -> None:
+def test_readiness_by_grpc_follows_the_health_service(on_a_node: OnANode, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         answers, asked = [b"\x08\x02"], []
 
@@ -249,7 +252,7 @@ def test_readiness_by_grpc_follows_the_health_service(tmp_path: Path) -> None:
     on_a_node(scenario, tmp_path)
 
 
-def test_a_pod_being_deleted_is_soon_not_ready(tmp_path: Path) -> None:
+def test_a_pod_being_deleted_is_soon_not_ready(on_a_node: OnANode, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         probe = {"exec": {"command": ["sh", "-c", "test ! -e /tmp/ending"]}, "failureThreshold": 1}
         script = f"trap 'touch /tmp/ending' TERM; {LINGER}"
@@ -271,7 +274,7 @@ def test_a_pod_being_deleted_is_soon_not_ready(tmp_path: Path) -> None:
     on_a_node(scenario, tmp_path)
 
 
-def test_a_pod_with_a_gate_is_ready_once_others_say_so(tmp_path: Path) -> None:
+def test_a_pod_with_a_gate_is_ready_once_others_say_so(on_a_node: OnANode, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         def is_shown(ready: bool) -> bool:
             return node.is_ready("app") is ready

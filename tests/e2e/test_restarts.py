@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.asking import restarts, waits_for
-from tests.e2e.node import Node, on_a_node, pod
+from tests.e2e.node import Node, OnANode, pod
 from tests.e2e.scripts import POLITE, Diary, Wire, named, sh
 
 pytestmark = pytest.mark.slow
@@ -26,7 +26,9 @@ POLICIES: dict[str, tuple[str, str, str, int]] = {
 
 
 @pytest.mark.parametrize("policy, script, phase, times", POLICIES.values(), ids=POLICIES.keys())
-def test_a_container_runs_again(policy: str, script: str, phase: str, times: int, tmp_path: Path) -> None:
+def test_a_container_runs_again(
+    on_a_node: OnANode, policy: str, script: str, phase: str, times: int, tmp_path: Path
+) -> None:
     async def scenario(node: Node) -> None:
         node.create(pod("app", container=sh(script), restartPolicy=policy))
         await node.until(lambda: node.phase("app") == phase and restarts(node) == times)
@@ -35,7 +37,7 @@ def test_a_container_runs_again(policy: str, script: str, phase: str, times: int
     on_a_node(scenario, tmp_path)
 
 
-def test_a_container_that_succeeds_at_last_has_succeeded(tmp_path: Path, diary: Diary) -> None:
+def test_a_container_that_succeeds_at_last_has_succeeded(on_a_node: OnANode, tmp_path: Path, diary: Diary) -> None:
     async def scenario(node: Node) -> None:
         app = diary.writes("app", "echo run >>/diary/all; test $(wc -l </diary/all) -eq 2")
         node.create(pod("app", containers=[app], volumes=diary.volumes, restartPolicy="OnFailure"))
@@ -46,7 +48,7 @@ def test_a_container_that_succeeds_at_last_has_succeeded(tmp_path: Path, diary: 
     on_a_node(scenario, tmp_path)
 
 
-def test_one_failure_of_two_is_a_failure_once_both_have_ended(tmp_path: Path, diary: Diary) -> None:
+def test_one_failure_of_two_is_a_failure_once_both_have_ended(on_a_node: OnANode, tmp_path: Path, diary: Diary) -> None:
     async def scenario(node: Node) -> None:
         waiting = diary.writes("waiting", "until grep -q go /diary/all; do sleep 0.02; done 2>/dev/null")
         node.create(
@@ -70,7 +72,7 @@ RULES: dict[str, tuple[Wire, int, str]] = {
 
 @pytest.mark.parametrize("codes, code, fate", RULES.values(), ids=RULES.keys())
 def test_a_container_with_a_rule_of_its_own_runs(
-    codes: Wire, code: int, fate: str, tmp_path: Path, diary: Diary
+    on_a_node: OnANode, codes: Wire, code: int, fate: str, tmp_path: Path, diary: Diary
 ) -> None:
     async def scenario(node: Node) -> None:
         rules = [{"action": "Restart", "exitCodes": codes}]
@@ -83,7 +85,7 @@ def test_a_container_with_a_rule_of_its_own_runs(
     on_a_node(scenario, tmp_path)
 
 
-def test_a_container_may_ask_that_all_start_over(tmp_path: Path, diary: Diary) -> None:
+def test_a_container_may_ask_that_all_start_over(on_a_node: OnANode, tmp_path: Path, diary: Diary) -> None:
     async def scenario(node: Node) -> None:
         rules = [{"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [88]}}]
         script = "echo app >>/diary/all; test $(grep -c app /diary/all) -eq 2 || exit 88; " + POLITE
@@ -109,7 +111,7 @@ def test_a_container_may_ask_that_all_start_over(tmp_path: Path, diary: Diary) -
 # Crash loops.
 
 
-def test_a_crash_loop_is_told_and_slowed_down(tmp_path: Path) -> None:
+def test_a_crash_loop_is_told_and_slowed_down(on_a_node: OnANode, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         node.create(pod("app", container=sh("exit 1")))
         await node.until(lambda: waits_for(node, "app") == "CrashLoopBackOff")
@@ -122,7 +124,7 @@ def test_a_crash_loop_is_told_and_slowed_down(tmp_path: Path) -> None:
     on_a_node(scenario, tmp_path)
 
 
-def test_a_pod_may_ask_for_a_quicker_crash_loop(tmp_path: Path) -> None:
+def test_a_pod_may_ask_for_a_quicker_crash_loop(on_a_node: OnANode, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         node.create(pod("app", container=sh("exit 1"), annotations=HASTY))
         await node.until(lambda: waits_for(node, "app") == "CrashLoopBackOff")

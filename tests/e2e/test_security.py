@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.asking import said, waits_for
+from tests.e2e.kinds import processes_only
 from tests.e2e.machine import needs_other_users, without_other_users
-from tests.e2e.node import Node, on_a_node, pod
+from tests.e2e.node import Node, OnANode, pod
 from tests.e2e.scripts import Wire, sh
 
 pytestmark = pytest.mark.slow
@@ -26,7 +27,7 @@ IDENTITIES: dict[str, tuple[Wire, Wire, str]] = {
 
 @needs_other_users
 @pytest.mark.parametrize("shared, own, expected", IDENTITIES.values(), ids=IDENTITIES.keys())
-def test_a_container_runs_as(shared: Wire, own: Wire, expected: str, tmp_path: Path) -> None:
+def test_a_container_runs_as(on_a_node: OnANode, shared: Wire, own: Wire, expected: str, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         fields = {**sh('echo "$(id -u) $(id -g)"'), "securityContext": own}
         node.create(pod("app", container=fields, securityContext=shared, restartPolicy="Never"))
@@ -35,9 +36,12 @@ def test_a_container_runs_as(shared: Wire, own: Wire, expected: str, tmp_path: P
     on_a_node(scenario, tmp_path)
 
 
+@processes_only
 @without_other_users
 @pytest.mark.parametrize("context", [{"runAsUser": 1234}, {"runAsGroup": 1234}, {"fsGroup": 1234, "runAsUser": 0}])
-def test_an_ordinary_user_without_others_is_told_how_to_get_some(context: Wire, tmp_path: Path) -> None:
+def test_an_ordinary_user_without_others_is_told_how_to_get_some(
+    on_a_node: OnANode, context: Wire, tmp_path: Path
+) -> None:
     async def scenario(node: Node) -> None:
         node.create(pod("app", securityContext=context, restartPolicy="Never"))
         await node.until_phase("app", "Failed")
@@ -50,7 +54,7 @@ def test_an_ordinary_user_without_others_is_told_how_to_get_some(context: Wire, 
 
 
 @needs_other_users
-def test_a_container_has_the_groups_of_its_pod(tmp_path: Path) -> None:
+def test_a_container_has_the_groups_of_its_pod(on_a_node: OnANode, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         context = {"runAsUser": 1234, "runAsGroup": 2345, "supplementalGroups": [3001, 3002], "fsGroup": 4000}
         node.create(pod("app", command=("id", "-G"), securityContext=context, restartPolicy="Never"))
@@ -72,7 +76,9 @@ CAPABILITIES: dict[str, tuple[Wire, int, int]] = {
 
 
 @pytest.mark.parametrize("context, held, lacking", CAPABILITIES.values(), ids=CAPABILITIES.keys())
-def test_a_container_has_the_capabilities(context: Wire, held: int, lacking: int, tmp_path: Path) -> None:
+def test_a_container_has_the_capabilities(
+    on_a_node: OnANode, context: Wire, held: int, lacking: int, tmp_path: Path
+) -> None:
     async def scenario(node: Node) -> None:
         fields = {"command": ["grep", "CapEff", "/proc/self/status"], "securityContext": context}
         node.create(pod("app", container=fields, restartPolicy="Never"))
@@ -84,7 +90,7 @@ def test_a_container_has_the_capabilities(context: Wire, held: int, lacking: int
 
 
 @needs_other_users
-def test_a_dropped_capability_is_missed(tmp_path: Path) -> None:
+def test_a_dropped_capability_is_missed(on_a_node: OnANode, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         fields = {**sh("touch /tmp/f && chown 5 /tmp/f"), "securityContext": {"capabilities": {"drop": ["CHOWN"]}}}
         node.create(pod("app", container=fields, restartPolicy="Never"))
@@ -97,7 +103,7 @@ def test_a_dropped_capability_is_missed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "allowed, flag", [(False, "1"), (True, "0")], ids=["no new ones where forbidden", "new ones otherwise"]
 )
-def test_privileges_can_be_gained(allowed: bool, flag: str, tmp_path: Path) -> None:
+def test_privileges_can_be_gained(on_a_node: OnANode, allowed: bool, flag: str, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         fields = {
             "command": ["grep", "NoNewPrivs", "/proc/self/status"],
@@ -109,7 +115,7 @@ def test_privileges_can_be_gained(allowed: bool, flag: str, tmp_path: Path) -> N
     on_a_node(scenario, tmp_path)
 
 
-def test_root_is_refused_where_the_pod_says_so(tmp_path: Path) -> None:
+def test_root_is_refused_where_the_pod_says_so(on_a_node: OnANode, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         node.create(pod("app", securityContext={"runAsNonRoot": True, "runAsUser": 0}))
         await node.until(lambda: waits_for(node, "app") == "CreateContainerConfigError")

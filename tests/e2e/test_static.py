@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from podkeeper.model.k8s.core import Pod
-from tests.e2e.node import NODE, Node, on_a_node
+from tests.e2e.node import NODE, Node, OnANode
 
 pytestmark = pytest.mark.slow
 
@@ -40,7 +40,7 @@ def container_id(node: Node, name: str) -> str:
     return node.status(mirror(name)).container_id or ""
 
 
-def test_a_pod_in_a_file_runs_and_the_api_shows_its_mirror(tmp_path: Path) -> None:
+def test_a_pod_in_a_file_runs_and_the_api_shows_its_mirror(on_a_node: OnANode, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         node.write("web", manifest("web", f"echo hello; {SERVE}"))
         await node.until_ready(mirror("web"))
@@ -54,7 +54,7 @@ def test_a_pod_in_a_file_runs_and_the_api_shows_its_mirror(tmp_path: Path) -> No
     on_a_node(scenario, tmp_path)
 
 
-def test_many_pods_in_one_file_and_json_beside_yaml(tmp_path: Path) -> None:
+def test_many_pods_in_one_file_and_json_beside_yaml(on_a_node: OnANode, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         node.write("both", documents(manifest("one"), manifest("two")))
         node.write("third", '{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "three"}, "spec": {"containers":'
@@ -65,7 +65,7 @@ def test_many_pods_in_one_file_and_json_beside_yaml(tmp_path: Path) -> None:
     on_a_node(scenario, tmp_path)
 
 
-def test_an_edited_file_ends_the_old_pod_and_starts_the_new_one(tmp_path: Path) -> None:
+def test_an_edited_file_ends_the_old_pod_and_starts_the_new_one(on_a_node: OnANode, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         node.write("web", manifest("web"))
         await node.until_ready(mirror("web"))
@@ -83,7 +83,7 @@ def _is_another(node: Node, before: Pod) -> bool:
     return found is not None and found.metadata.uid != before.metadata.uid
 
 
-def test_an_edit_of_one_pod_leaves_the_other_of_the_same_file_alone(tmp_path: Path) -> None:
+def test_an_edit_of_one_pod_leaves_the_other_of_the_same_file_alone(on_a_node: OnANode, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         node.write("both", documents(manifest("one"), manifest("two")))
         await node.until_ready(mirror("one"), mirror("two"))
@@ -96,7 +96,7 @@ def test_an_edit_of_one_pod_leaves_the_other_of_the_same_file_alone(tmp_path: Pa
     on_a_node(scenario, tmp_path)
 
 
-def test_a_file_that_is_only_written_anew_changes_nothing(tmp_path: Path) -> None:
+def test_a_file_that_is_only_written_anew_changes_nothing(on_a_node: OnANode, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         node.write("web", manifest("web"))
         await node.until_ready(mirror("web"))
@@ -109,7 +109,7 @@ def test_a_file_that_is_only_written_anew_changes_nothing(tmp_path: Path) -> Non
     on_a_node(scenario, tmp_path)
 
 
-def test_a_removed_file_ends_its_pod_with_its_grace(tmp_path: Path) -> None:
+def test_a_removed_file_ends_its_pod_with_its_grace(on_a_node: OnANode, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         told = tmp_path / "told"
         told.mkdir()
@@ -125,7 +125,7 @@ def test_a_removed_file_ends_its_pod_with_its_grace(tmp_path: Path) -> None:
     on_a_node(scenario, tmp_path / "node")
 
 
-def test_a_broken_file_keeps_its_pods_and_is_named_with_its_line(tmp_path: Path) -> None:
+def test_a_broken_file_keeps_its_pods_and_is_named_with_its_line(on_a_node: OnANode, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         node.write("web", manifest("web"))
         await node.until_ready(mirror("web"))
@@ -146,7 +146,7 @@ def test_a_broken_file_keeps_its_pods_and_is_named_with_its_line(tmp_path: Path)
     on_a_node(scenario, tmp_path)
 
 
-def test_a_file_with_an_invalid_pod_says_which_field_is_wrong(tmp_path: Path) -> None:
+def test_a_file_with_an_invalid_pod_says_which_field_is_wrong(on_a_node: OnANode, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         node.write("bad", manifest("bad", restartPolicy="Sometimes"))
         await node.until(lambda: bool(node.problems()))
@@ -156,7 +156,7 @@ def test_a_file_with_an_invalid_pod_says_which_field_is_wrong(tmp_path: Path) ->
     on_a_node(scenario, tmp_path)
 
 
-def test_a_mirror_that_is_deleted_comes_back_and_its_pod_does_not_notice(tmp_path: Path) -> None:
+def test_a_mirror_that_is_deleted_comes_back_and_its_pod_does_not_notice(on_a_node: OnANode, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         node.write("web", manifest("web"))
         await node.until_ready(mirror("web"))
@@ -170,7 +170,7 @@ def test_a_mirror_that_is_deleted_comes_back_and_its_pod_does_not_notice(tmp_pat
     on_a_node(scenario, tmp_path)
 
 
-def test_a_static_pod_survives_a_restart_of_the_agent(tmp_path: Path) -> None:
+def test_a_static_pod_survives_a_restart_of_the_agent(on_a_node: OnANode, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         node.write("web", manifest("web"))
         await node.until_ready(mirror("web"))
@@ -183,7 +183,7 @@ def test_a_static_pod_survives_a_restart_of_the_agent(tmp_path: Path) -> None:
     on_a_node(scenario, tmp_path)
 
 
-def test_a_file_that_is_removed_while_the_agent_is_away_ends_its_pod(tmp_path: Path) -> None:
+def test_a_file_that_is_removed_while_the_agent_is_away_ends_its_pod(on_a_node: OnANode, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         told = tmp_path / "told"
         told.mkdir()
@@ -203,7 +203,7 @@ def test_a_file_that_is_removed_while_the_agent_is_away_ends_its_pod(tmp_path: P
     on_a_node(scenario, tmp_path / "node")
 
 
-def test_a_static_job_ends_and_stays_ended(tmp_path: Path) -> None:
+def test_a_static_job_ends_and_stays_ended(on_a_node: OnANode, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         node.write("job", manifest("job", "exit 3", restartPolicy="Never"))
         await node.until_phase(mirror("job"), "Failed")
@@ -220,7 +220,9 @@ def test_a_static_job_ends_and_stays_ended(tmp_path: Path) -> None:
 # Config maps and secrets beside the pods.
 
 
-def test_a_config_map_beside_the_pods_gives_environment_and_volumes_and_is_seen_live(tmp_path: Path) -> None:
+def test_a_config_map_beside_the_pods_gives_environment_and_volumes_and_is_seen_live(
+    on_a_node: OnANode, tmp_path: Path
+) -> None:
     async def scenario(node: Node) -> None:
         told = tmp_path / "told"
         told.mkdir()
@@ -245,7 +247,7 @@ def test_a_config_map_beside_the_pods_gives_environment_and_volumes_and_is_seen_
     on_a_node(scenario, tmp_path / "node")
 
 
-def test_a_pod_waits_for_the_secret_that_is_not_beside_it_yet(tmp_path: Path) -> None:
+def test_a_pod_waits_for_the_secret_that_is_not_beside_it_yet(on_a_node: OnANode, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         volumes = [{"name": "v", "secret": {"secretName": "door"}}]
         mounts = {"volumeMounts": [{"name": "v", "mountPath": "/v"}]}

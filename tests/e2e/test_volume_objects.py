@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from podkeeper.model.k8s.core import ConfigMap
-from tests.e2e.node import NAMESPACE, Node, on_a_node
+from tests.e2e.node import NAMESPACE, Node, OnANode
 from tests.e2e.objects import config_map, secret
 from tests.e2e.volume_pods import at, job, output, server
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 # Config maps, secrets, the pod's own fields.
 
 
-def test_a_config_map_is_files_that_nobody_may_change(tmp_path: Path) -> None:
+def test_a_config_map_is_files_that_nobody_may_change(on_a_node: OnANode, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         config_map(node, "settings", colour="blue", size="10")
         script = "cd /v; ls; cat colour; echo; stat -L -c %a colour; echo x 2>/dev/null > colour || echo no"
@@ -29,7 +29,7 @@ def test_a_config_map_is_files_that_nobody_may_change(tmp_path: Path) -> None:
     on_a_node(scenario, tmp_path)
 
 
-def test_chosen_items_appear_at_their_paths_with_their_modes(tmp_path: Path) -> None:
+def test_chosen_items_appear_at_their_paths_with_their_modes(on_a_node: OnANode, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         config_map(node, "settings", colour="blue", size="10")
         items = [{"key": "colour", "path": "deep/paint", "mode": 0o400}]
@@ -51,7 +51,7 @@ MISSING = {
 
 
 @pytest.mark.parametrize(("source", "why"), MISSING.values(), ids=MISSING.keys())
-def test_a_pod_waits_for(source: Mapping[str, Any], why: str, tmp_path: Path) -> None:
+def test_a_pod_waits_for(on_a_node: OnANode, source: Mapping[str, Any], why: str, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         config_map(node, "few", other="x")
         node.create(job("app", "true", source))
@@ -66,7 +66,7 @@ def test_a_pod_waits_for(source: Mapping[str, Any], why: str, tmp_path: Path) ->
     on_a_node(scenario, tmp_path, retry_seconds=0.3)
 
 
-def test_nobody_waits_for_what_is_optional(tmp_path: Path) -> None:
+def test_nobody_waits_for_what_is_optional(on_a_node: OnANode, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         sources = [
             {"configMap": {"name": "no", "optional": True}},
@@ -78,7 +78,7 @@ def test_nobody_waits_for_what_is_optional(tmp_path: Path) -> None:
     on_a_node(scenario, tmp_path)
 
 
-def test_a_secret_lies_in_memory_and_is_its_owners_alone(tmp_path: Path) -> None:
+def test_a_secret_lies_in_memory_and_is_its_owners_alone(on_a_node: OnANode, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         secret(node, "door", key="sesame")
         script = "cat /v/key; echo; stat -f -c %T /v; stat -L -c %a /v/key"
@@ -97,7 +97,7 @@ def _files_on_disk(root: Path) -> list[Path]:
     return [path for path in every if stat.S_ISREG(path.lstat().st_mode) and path.stat().st_dev == device]
 
 
-def test_the_pods_own_fields_as_files(tmp_path: Path) -> None:
+def test_the_pods_own_fields_as_files(on_a_node: OnANode, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         items = [
             {"path": "name", "fieldRef": {"fieldPath": "metadata.name"}},
@@ -117,7 +117,7 @@ def test_the_pods_own_fields_as_files(tmp_path: Path) -> None:
     on_a_node(scenario, tmp_path)
 
 
-def test_a_projected_volume_shows_many_objects_in_one_place(tmp_path: Path) -> None:
+def test_a_projected_volume_shows_many_objects_in_one_place(on_a_node: OnANode, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         config_map(node, "settings", colour="blue")
         secret(node, "door", key="sesame")
@@ -136,7 +136,7 @@ def test_a_projected_volume_shows_many_objects_in_one_place(tmp_path: Path) -> N
 # Updates.
 
 
-def test_a_running_container_sees_a_config_map_change_all_at_once(tmp_path: Path) -> None:
+def test_a_running_container_sees_a_config_map_change_all_at_once(on_a_node: OnANode, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         config_map(node, "settings", one="1", two="1")
         watch = "cd /v/..data && echo $(cat one)-$(cat two); cd /"
@@ -151,7 +151,9 @@ def test_a_running_container_sees_a_config_map_change_all_at_once(tmp_path: Path
     on_a_node(scenario, tmp_path, refresh_seconds=0.2)
 
 
-def test_a_key_that_is_removed_disappears_and_a_map_that_is_removed_leaves_its_files(tmp_path: Path) -> None:
+def test_a_key_that_is_removed_disappears_and_a_map_that_is_removed_leaves_its_files(
+    on_a_node: OnANode, tmp_path: Path
+) -> None:
     async def scenario(node: Node) -> None:
         config_map(node, "settings", old="1", both="1")
         node.create(server("app", {"configMap": {"name": "settings"}}))
@@ -175,7 +177,7 @@ def test_a_key_that_is_removed_disappears_and_a_map_that_is_removed_leaves_its_f
     on_a_node(scenario, tmp_path, refresh_seconds=0.1)
 
 
-def test_a_part_of_a_config_map_stays_what_it_was_when_the_container_began(tmp_path: Path) -> None:
+def test_a_part_of_a_config_map_stays_what_it_was_when_the_container_began(on_a_node: OnANode, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         config_map(node, "settings", colour="blue")
         mounts = (at("/v"), at("/colour", subPath="colour"))

@@ -1,0 +1,114 @@
+"""A node that the reference kubelet has left: its pods run on, made with the very requests that it was recorded making.
+
+    left = await leave(node, containerd, "full", "plain")
+
+Only places are ours (files, logs, cgroups), and the image. What is in the API is what was there, with the ids that the
+containers have now.
+"""
+
+import asyncio
+import base64
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from google.protobuf.json_format import ParseDict
+
+from podkeeper.runtimes.cri.calls import Calls
+from podkeeper.runtimes.cri.schema import cri
+from podkeeper.runtimes.cri.transport import GrpcTransport
+from tests.e2e.golden_requests import FROM_API, pod_of, pod_text, recorded_containers, recorded_sandbox
+from tests.e2e.node import PATIENCE_SECONDS, Node
+from tests.host.own_cgroups import HERE
+from tests.runtimes.cri.containerd import BUSYBOX_IMAGE, Containerd
+
+ORDER = ("init1", "side", "main", "c")  # in which containers were started
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """What is left of one pod."""
+
+    uid: str
+    sandbox_id: str
+    containers: Mapping[str, str]  # ids by name
+    cgroup: str
+
+
+async def leave(node: Node, containerd: Containerd, *pods: str) -> dict[str, Left]:
+    """Make pods as the reference made them, and show them in the API. No agent may run meanwhile."""
+    transport = GrpcTransport(containerd.socket)
+    try:
+        calls = Calls(transport)
+        image = await calls.image(BUSYBOX_IMAGE)
+        assert image is not None
+        left = {name: await _made(calls, node, name, image.id) for name in pods}
+    finally:
+        await transport.close()
+    for name in FROM_API:
+        if name in left:
+            _show(node, name, left[name])
+    return left
+
+
+def _show(node: Node, name: str, left: Left) -> None:
+    """The pod as the API has it; its containers have the ids of those that were made."""
+    text = pod_text(name)
+    for container, recorded in recorded_containers(name).items():
+        text = text.replace(recorded["list"]["id"], left.containers[container])
+    node.api.put(pod_of(name, text))
+
+
+async def _made(calls: Calls, node: Node, name: str, image_id: str) -> Left:
+    box = ParseDict(_placed(node, recorded_sandbox(name)["config_sent"], image_id), cri.PodSandboxConfig())
+    os.makedirs(box.log_directory)
+    sandbox_id = await calls.run_sandbox(box, "")
+    recorded = recorded_containers(name)
+    made: dict[str, str] = {}
+    for each in sorted(recorded, key=ORDER.index):
+        config = ParseDict(_placed(node, recorded[each]["config_sent"], image_id), cri.ContainerConfig())
+        _make_files(config, Path(box.log_directory))
+        made[each] = await calls.create_container(sandbox_id, config, box)
+        await calls.start_container(made[each])
+        if each == "init1":
+            await _ended(calls, made[each])
+    return Left(box.metadata.uid, sandbox_id, made, box.linux.cgroup_parent)
+
+
+def _placed(node: Node, config: Mapping[str, Any], image_id: str) -> dict[str, Any]:
+    """A recorded configuration with our places; what is bytes is spelled as the loader wants it."""
+    spelled = dict(config)
+    if "envs" in spelled:
+        spelled["envs"] = [
+            {"key": each["key"], "value": base64.b64encode(each["value"].encode()).decode()} for each in config["envs"]
+        ]
+    if "image" in spelled:
+        spelled["image"] = {"image": image_id}
+    text = json.dumps(spelled)
+    text = text.replace('"/var/lib/kubelet/pods/', f'"{node.root}/pods/')
+    text = text.replace('"/var/log/pods/', f'"{node.root}/logs/')
+    text = text.replace('"/kubepods/', f'"{HERE.base.rstrip("/")}/{node.cgroup_root}/')
+    placed: dict[str, Any] = json.loads(text)
+    return placed
+
+
+def _make_files(config: cri.ContainerConfig, logs: Path) -> None:
+    """What the reference makes on the host before it creates a container."""
+    (logs / config.log_path).parent.mkdir(exist_ok=True)
+    for mount in config.mounts:
+        path = Path(mount.host_path)
+        if mount.container_path in ("/etc/hosts", "/dev/termination-log"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+            path.chmod(0o666)
+        else:
+            path.mkdir(parents=True, exist_ok=True)
+
+
+async def _ended(calls: Calls, container_id: str) -> None:
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while (await calls.container_status(container_id)).state != cri.CONTAINER_EXITED:
+            await asyncio.sleep(0.02)
