@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from bench.cri import BARS as CONTAINER_BARS
 from bench.process import BARS
+from tests.runtimes.cri.containerd import missing
 
 pytestmark = pytest.mark.slow
 HOUSE = Path(__file__).parent.parent
@@ -15,7 +17,7 @@ HOUSE = Path(__file__).parent.parent
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", *words], cwd=HOUSE, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-m", *words], cwd=HOUSE, capture_output=True, text=True, timeout=240, check=False
     )
 
 
@@ -36,3 +38,28 @@ def test_a_short_torture_breaks_nothing_and_tells_its_seed() -> None:
     assert first == "torture: seed 11, 3 rounds"
     assert "3 kills" in last
     assert "seed 11" in last
+
+
+containers = pytest.mark.skipif(missing() is not None, reason=missing() or "")
+
+
+@containers
+def test_the_bench_of_containers_gives_floor_and_podkeeper_side_by_side() -> None:
+    done = run("bench.cri", "--quick", "--json")
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout)
+    asked_for = {name.replace("100", "10") for name in CONTAINER_BARS if not name.startswith(("idle", "agent_rss"))}
+    assert asked_for <= figures.keys()
+    ratios = {name.removesuffix("_ratio"): value for name, value in figures.items() if name.endswith("_ratio")}
+    assert {f"floor_{name}_s" for name in ratios if name.startswith("burst")} <= figures.keys()
+    assert all(value > 0 for value in figures.values())
+
+
+@containers
+def test_a_short_torture_of_the_runtime_breaks_nothing_and_tells_its_seed() -> None:
+    done = run("tools.torture_runtime", "--rounds", "3", "--seed", "11")
+    assert done.returncode == 0, done.stdout + done.stderr
+    first, *_, last = done.stdout.splitlines()
+    assert first == "torture-runtime: seed 11, 3 rounds"
+    assert "seed 11" in last
+    assert "Nothing doubled, nothing lost" in last

@@ -4,6 +4,7 @@ A manifest is what a user would write. Beside it stands what must hold of it: ho
 at most, with which code it ends, whether it goes on for ever.
 
     ledger/<pod>.<generation>.<container>     one line for every start, written by the container itself
+    ledger/<pod>.<generation>.end             one line for every time a job came to its end
 
 So what the agent and the runtime believe is never asked for to find out what really happened.
 """
@@ -22,7 +23,9 @@ Json = dict[str, Any]
 
 KILLED = 137
 CRASH_CODE = 3
+END = "end"
 PYTHON = os.path.realpath(sys.executable)
+HOST = "host"
 
 _SERVER = """
 import os, signal, socket, sys
@@ -55,6 +58,7 @@ class Tortured:
     kind: Kind
     name: str
     mark: str  # of this torture, on the command line of every container
+    image: str = HOST
     code: int = 0  # that a job ends with
     generation: int = 0
     strikes: Counter[str] = field(default_factory=Counter)  # by container: how often the torture killed it
@@ -63,6 +67,7 @@ class Tortured:
     ended: bool = False  # a job that was seen with its last status
     restarts: int = 0  # of a loop: the most that were told of
     unlived: Counter[str] = field(default_factory=Counter)  # by container: made, and the agent killed before its start
+    undone: Counter[str] = field(default_factory=Counter)  # by container: begun, and ended by a runtime that came back
     settled_at: int = 0  # how many kills there had been when all was last well with it
     manifest: Json = field(default_factory=dict)
 
@@ -87,6 +92,7 @@ class Tortured:
         self.strikes.clear()
         self.seen.clear()
         self.unlived.clear()
+        self.undone.clear()
         self.ready_since, self.ended, self.restarts = "", False, 0
         self.code = chance.choice((0, 0, 1, 42))
         self.manifest = _manifest(self, chance, ledger)
@@ -119,7 +125,8 @@ def _manifest(pod: Tortured, chance: random.Random, ledger: Path) -> Json:
         case Kind.JOB:
             spec["restartPolicy"] = "Never"
             nap = chance.choice((0.0, 0.1, 0.5, 1.0, 2.0))
-            spec["containers"] = [_shell(pod, "app", f"sleep {nap} & wait; exit {pod.code}")]
+            end = f"echo end >> /ledger/{pod.version}.{END}; exit {pod.code}"
+            spec["containers"] = [_shell(pod, "app", f"sleep {nap} & wait; {end}")]
         case Kind.LOOP:
             spec["containers"] = [_shell(pod, "app", f"sleep 0.2; exit {CRASH_CODE}")]
     annotations = {"podkeeper.io/restart-backoff-initial": "1s", "podkeeper.io/restart-backoff-maximum": "1s"}
@@ -140,18 +147,34 @@ def _shell(pod: Tortured, container: str, script: str) -> Json:
 
 
 def _server(pod: Tortured) -> Json:
+    return _host_server(pod) if pod.image == HOST else _contained_server(pod)
+
+
+def _contained_server(pod: Tortured) -> Json:
+    """One that a small image has, in a network of its own."""
+    begin = "echo ok > /scratch/index.html; httpd -p 8080 -h /scratch; "
+    asked = {"httpGet": {"path": "/", "port": 8080}, "periodSeconds": 1, "timeoutSeconds": 10}
+    alive = {"tcpSocket": {"port": 8080}, "periodSeconds": 1, "timeoutSeconds": 10}
+    return _probed(_shell(pod, "app", begin + _NAP), asked, alive)
+
+
+def _host_server(pod: Tortured) -> Json:
     port = _free_port()
     asked = {"httpGet": {"path": "/", "port": port, "host": "127.0.0.1"}, "periodSeconds": 1, "timeoutSeconds": 10}
     alive = {"tcpSocket": {"port": port, "host": "127.0.0.1"}, "periodSeconds": 1, "timeoutSeconds": 10}
     script = _SERVER.replace("PORT", str(port))
-    made = _container(pod, "app", [PYTHON, "-I", "-S", "-c", script])
+    return _probed(_container(pod, "app", [PYTHON, "-I", "-S", "-c", script]), asked, alive)
+
+
+def _probed(made: Json, asked: Json, alive: Json) -> Json:
     return {**made, "readinessProbe": asked, "livenessProbe": alive, "startupProbe": {**alive, "failureThreshold": 60}}
 
 
 def _container(pod: Tortured, name: str, command: list[str]) -> Json:
     return {
         "name": name,
-        "image": "host",
+        "image": pod.image,
+        "imagePullPolicy": "IfNotPresent",
         "command": [*command, pod.mark, pod.version, name],
         "volumeMounts": [{"name": "ledger", "mountPath": "/ledger"}, {"name": "scratch", "mountPath": "/scratch"}],
     }

@@ -54,6 +54,14 @@ def code_of(container: Any) -> int | None:
     return None
 
 
+def reason_of(container: Any) -> str:
+    """Why it ended, the last time if it runs again; empty: it never did, or nobody says."""
+    for state in (container.get("state", {}), container.get("lastState", {})):
+        if "terminated" in state:
+            return str(state["terminated"].get("reason", ""))
+    return ""
+
+
 def brief(status: Any) -> str:
     """What matters of a status, for people."""
     told = {
@@ -97,6 +105,12 @@ def keepers_of(root: Path) -> list[int]:
     """Processes that keep pods, or would."""
     found = [int(name) for name in os.listdir("/proc") if name.isdigit()]
     return [pid for pid in found if link_of(f"/proc/{pid}/cwd").startswith(str(root / "runtime"))]
+
+
+def children_of(pid: int) -> list[int]:
+    """The processes that a process began, or has taken in."""
+    found = [task / "children" for task in Path(f"/proc/{pid}/task").glob("*")]
+    return [int(word) for path in found for line in lines_of(path) for word in line.split()]
 
 
 def left_in(place: Path, root: Path) -> list[str]:

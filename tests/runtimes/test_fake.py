@@ -2,12 +2,13 @@
 in `tests/contracts`."""
 
 import asyncio
+import json
 from collections.abc import Coroutine
 from typing import Any
 
 import pytest
 
-from podkeeper.model.errors import CallTimedOut, RuntimeRefused, RuntimeUnavailable, TryLater
+from podkeeper.model.errors import CallTimedOut, ImagePullFailed, RuntimeRefused, RuntimeUnavailable, TryLater
 from podkeeper.model.k8s.core import Container, Pod, PodSpec
 from podkeeper.model.k8s.meta import ObjectMeta
 from podkeeper.model.messages import PodUID
@@ -602,6 +603,37 @@ def test_an_image_has_its_name_with_and_without_the_tag_latest() -> None:
         assert len(await runtime.list_images()) == 2
         await runtime.remove_image(image.id)
         assert await runtime.image("nginx") is None
+
+    simulate(scenario())
+
+
+def test_a_private_image_takes_a_password() -> None:
+    def config(password: str) -> str:
+        return json.dumps({"auths": {"reg.test": {"username": "me", "password": password}}})
+
+    async def scenario() -> None:
+        runtime = FakeRuntime(VirtualClock())
+        runtime.private_images["reg.test/app:v1"] = frozenset({"right"})
+        for secrets in ([], [config("wrong")]):
+            with pytest.raises(ImagePullFailed, match="unauthorized"):
+                await runtime.pull_image("reg.test/app:v1", secrets)
+        assert (await runtime.pull_image("reg.test/app:v1", [config("right")])).tags == ("reg.test/app:v1",)
+
+    simulate(scenario())
+
+
+def test_the_disk_of_images_is_as_full_as_it_is_said_to_be() -> None:
+    async def scenario() -> None:
+        runtime = FakeRuntime(VirtualClock(), images=["one", "two"])
+        assert await runtime.image_usage() is None
+        runtime.image_disk_bytes, runtime.other_disk_bytes = 100 * 2**20, 50 * 2**20
+        usage = await runtime.image_usage()
+        assert usage is not None
+        assert (usage.used_bytes, usage.available_bytes) == (20 * 2**20, 30 * 2**20)
+        runtime.other_disk_bytes = 2**40
+        full = await runtime.image_usage()
+        assert full is not None
+        assert full.available_bytes == 0
 
     simulate(scenario())
 

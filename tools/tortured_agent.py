@@ -1,0 +1,369 @@
+"""What is tortured, and what must hold of it: an agent on a folder of manifests, and deeds by a plan.
+
+    Torture.round()   deeds and trouble, then mostly a `check`
+    Torture.check()   waits until all is as it should be; raises `Broken` for what may never be, or never comes to be
+    Torture.end()     stops all pods, and sees that nothing is left
+
+The trouble here is that the agent is killed (`tools.torture`); in `tools.torture_runtime` it is the runtime.
+"""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from podkeeper.app.local.client import AskingFailed, LocalClient
+from podkeeper.app.local.places import SOCKET_NAME
+from tools.torture_pods import CRASH_CODE, END, HOST, KILLED, Kind, Tortured
+from tools.torture_seen import (
+    Processes,
+    brief,
+    cgroups_of,
+    code_of,
+    containers_of,
+    first_processes,
+    is_leaving,
+    keepers_of,
+    left_in,
+    lines_of,
+    names_of,
+    ready_of,
+    status_of,
+)
+
+NODE = "rack"
+AGENT = (sys.executable, "-c", "from podkeeper.app.cli import main; main()")
+PATIENCE_SECONDS = 30.0
+POLL_SECONDS = 0.03
+MOST_PODS = 12
+FEWEST_PODS = 5
+
+
+class Broken(Exception):
+    """A promise is broken."""
+
+
+class Torture:
+    """One agent after the other, on one folder."""
+
+    image = HOST  # that its pods are made from
+    patience_seconds = PATIENCE_SECONDS
+
+    def __init__(self, place: Path, seed: int) -> None:
+        self._chance = random.Random(seed)
+        self._mark = f"torture-{uuid.uuid4().hex[:8]}"
+        self._place = place
+        self._root, self._folder, self._ledger = place / "root", place / "manifests", place / "ledger"
+        self._folder.mkdir()
+        self._ledger.mkdir(mode=0o777)
+        self._client = LocalClient(self._root / SOCKET_NAME)
+        self._agent: subprocess.Popen[bytes] | None = None
+        self._born = 0
+        self.pods: dict[str, Tortured] = {}
+        self.gone: list[str] = []  # versions that were taken away
+        self.deeds: list[str] = []
+        self.strikes = self.checks = self.jobs = self.kills = 0
+
+    # ---- the agent ----
+
+    def start(self) -> None:
+        """Start an agent."""
+        words = [*AGENT, "run", str(self._folder), "--root", str(self._root), "--node-name", NODE, "--plain", "-v"]
+        words += self._more_words()
+        surroundings = {name: value for name, value in os.environ.items() if name != "PODKEEPER_SOCKET"}
+        with open(self._place / "agent.log", "ab") as output:
+            self._agent = subprocess.Popen(
+                words, stdout=output, stderr=output, stdin=subprocess.DEVNULL, env=surroundings
+            )
+
+    def _more_words(self) -> list[str]:
+        """What else an agent is told at its start."""
+        return []
+
+    def kill(self) -> None:
+        """Kill it, without a word."""
+        assert self._agent is not None
+        if self._agent.poll() is not None:
+            raise Broken(f"the agent ended by itself, with {self._agent.returncode}")
+        self._agent.kill()
+        self._agent.wait()
+        self._agent = None
+        self.kills += 1
+
+    def round(self) -> None:
+        """Some deeds, a kill at some moment, more deeds, another agent, and a look at how things are."""
+        for _ in range(self._chance.randrange(3)):
+            self.deed()
+        time.sleep(self._chance.random() * 0.5)
+        self._note("kill the agent")
+        self.kill()
+        for _ in range(self._chance.randrange(3)):
+            self.deed()
+            time.sleep(self._chance.random() * 0.2)
+        self._note("start the agent")
+        self.start()
+        if self._chance.random() < 0.25:
+            time.sleep(self._chance.random() * 0.8)
+        else:
+            self.check()
+
+    def end(self) -> None:
+        """Stop the pods as Ctrl-C does, then let an agent without manifests tidy up: nothing is left."""
+        self.check()
+        self._interrupt()
+        if left := self._alive():
+            raise Broken(f"alive after Ctrl-C: {', '.join(left)}")
+        for pod in self.pods.values():
+            self._path(pod).unlink()
+        self.start()
+        deadline = time.monotonic() + self.patience_seconds
+        while left := [*self._alive(), *self._left()] or self._unanswered():
+            if time.monotonic() > deadline:
+                raise Broken(f"left behind: {', '.join(left)}")
+            time.sleep(POLL_SECONDS)
+        self._interrupt()
+        if groups := cgroups_of(self._root):
+            raise Broken(f"left behind: {', '.join(groups)}")
+
+    def _interrupt(self) -> None:
+        assert self._agent is not None
+        self._agent.send_signal(signal.SIGINT)
+        try:
+            code = self._agent.wait(self.patience_seconds)
+        except subprocess.TimeoutExpired:
+            raise Broken("the agent does not end at Ctrl-C") from None
+        self._agent = None
+        if code != 0:
+            raise Broken(f"after Ctrl-C the agent ended with {code}")
+
+    def _alive(self) -> list[str]:
+        """What still runs."""
+        return [
+            *(f"{version}.{name}" for version, name in first_processes(self._mark)),
+            *(f"keeper {pid}" for pid in keepers_of(self._root)),
+        ]
+
+    def _unanswered(self) -> list[str]:
+        """What an agent that still starts does not do yet: it would take Ctrl-C for the end of its start."""
+        try:
+            self._client.get("pods")
+        except AskingFailed:
+            return ["an agent that does not answer"]
+        return []
+
+    def _left(self) -> list[str]:
+        """What still lies about."""
+        return left_in(self._place, self._root)
+
+    def clear_away(self) -> None:
+        """After a failure: end what still runs; only files stay, to be looked at."""
+        if self._agent is not None:
+            self._agent.send_signal(signal.SIGINT)
+            try:
+                self._agent.wait(10)
+            except subprocess.TimeoutExpired:
+                self._agent.kill()
+                self._agent.wait()
+        found = [pid for pids in first_processes(self._mark).values() for pid, _ in pids]
+        for pid in found + keepers_of(self._root):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.1)  # for the kernel to have them leave their cgroups
+        for group in sorted(cgroups_of(self._root), key=len, reverse=True):
+            with suppress(OSError):
+                os.rmdir(group)
+
+    # ---- deeds ----
+
+    def deed(self) -> None:
+        """Something a user, or bad luck, could do."""
+        deeds = (self.add, self.remove, self.change, self.strike)
+        what = self._chance.choices(deeds, (3, 2, 1, 3))[0]
+        if len(self.pods) < FEWEST_PODS:
+            what = self.add
+        elif len(self.pods) >= MOST_PODS and what == self.add:
+            what = self.remove
+        what()
+
+    def add(self, kind: Kind | None = None) -> None:
+        """One more pod."""
+        self._born += 1
+        kind = kind or self._chance.choice(list(Kind))
+        pod = self.pods[f"{kind.value}-{self._born}"] = Tortured(
+            kind, f"{kind.value}-{self._born}", self._mark, self.image
+        )
+        pod.begin(self._chance, self._ledger)
+        pod.settled_at = self.kills
+        self._write(pod)
+        self.jobs += kind is Kind.JOB
+        self._note(f"add {pod.version}")
+
+    def remove(self) -> None:
+        """One pod less."""
+        pod = self._chance.choice(list(self.pods.values()))
+        self._path(pod).unlink()
+        self.gone.append(pod.version)
+        del self.pods[pod.name]
+        self._note(f"remove {pod.version}")
+
+    def change(self) -> None:
+        """Another manifest under the same name: the old pod ends, then another one begins."""
+        pod = self._chance.choice(list(self.pods.values()))
+        self.gone.append(pod.version)
+        pod.begin(self._chance, self._ledger)
+        pod.settled_at = self.kills
+        self._write(pod)
+        self._note(f"change {pod.name}: now {pod.version}")
+
+    def strike(self) -> None:
+        """Kill a container that is known to run."""
+        known = [(pod, container) for pod in self.pods.values() for container in pod.seen]
+        if not known:
+            return
+        pod, container = self._chance.choice(known)
+        pid, _ = pod.seen.pop(container)
+        pod.strikes[container] += 1
+        pod.ready_since = ""
+        self.strikes += 1
+        self._note(f"kill {pod.version}.{container} (process {pid})")
+        os.kill(pid, signal.SIGKILL)
+
+    def _write(self, pod: Tortured) -> None:
+        whole = self._folder / f".{pod.name}.new"
+        whole.write_text(json.dumps(pod.manifest))
+        whole.rename(self._path(pod))
+
+    def _path(self, pod: Tortured) -> Path:
+        return self._folder / f"{pod.name}.json"
+
+    def _note(self, what: str) -> None:
+        self.deeds.append(f"{time.strftime('%H:%M:%S')} {what}")
+
+    # ---- how things are ----
+
+    def check(self) -> None:
+        """Wait until everything is as it should be. Raises Broken when something never may be, or never comes to be."""
+        deadline = time.monotonic() + self.patience_seconds
+        while True:
+            shown = self._shown()
+            processes = first_processes(self._mark)
+            if wrong := [text for pod in self.pods.values() for text in self._wrong(pod, shown, processes)]:
+                raise Broken("; ".join(wrong))
+            missing = self._missing(shown, processes)
+            if not missing:
+                break
+            assert self._agent is not None
+            if time.monotonic() > deadline or self._agent.poll() is not None:
+                raise Broken(f"not within {self.patience_seconds:g} s: {'; '.join(missing)}")
+            time.sleep(POLL_SECONDS)
+        self._remember(shown, processes)
+        self.checks += 1
+
+    def _shown(self) -> dict[str, Any]:
+        """By name in its manifest: the pods that the agent shows; nothing yet while it starts."""
+        try:
+            items = self._client.get("pods")["items"]
+        except AskingFailed:
+            return {}
+        return {pod["metadata"]["name"].removesuffix(f"-{NODE}"): pod for pod in items if not is_leaving(pod)}
+
+    def _starts(self, pod: Tortured, container: str) -> int:
+        return len(lines_of(self._ledger / f"{pod.version}.{container}"))
+
+    def _wrong(self, pod: Tortured, shown: Mapping[str, Any], processes: Processes) -> list[str]:
+        """What may never be, not even for a moment."""
+        wrong = []
+        for container in names_of(pod):
+            starts, most = self._starts(pod, container), self._most_starts(pod, container)
+            if starts > most:
+                wrong.append(f"{pod.version}.{container} started {starts} times, {most} would be right")
+            alive = [pid for (version, name), pids in processes.items() for pid in pids
+                     if name == container and version.rpartition(".")[0] == pod.name]  # fmt: skip
+            if len(alive) > 1:
+                wrong.append(f"{pod.name}.{container} runs {len(alive)} times: {alive}")
+            if (known := pod.seen.get(container)) and known not in alive:
+                wrong.append(f"{pod.version}.{container} is lost: it was {known}, there is {alive}")
+        status = status_of(pod, shown)
+        if pod.ready_since and status is not None and ready_of(status) != ("True", pod.ready_since):
+            wrong.append(f"{pod.version} was Ready since {pod.ready_since}, and is {ready_of(status)}")
+        for name, each in containers_of(status).items():
+            told, right = each["restartCount"], self._most_told(pod, name)
+            if pod.goes_on and told > right:
+                wrong.append(f"{pod.version}.{name} is told to have restarted {told} times, {right} would be right")
+            if pod.kind is Kind.LOOP and each["restartCount"] < pod.restarts:
+                wrong.append(f"{pod.version} forgot restarts: {pod.restarts}, then {each['restartCount']}")
+            if pod.ended and not self._is_told(each, pod.code):
+                wrong.append(f"{pod.version} had ended with {pod.code}, and is {each['state']}")
+        return wrong
+
+    def _most_starts(self, pod: Tortured, container: str) -> int:
+        """How often a container may have started by now."""
+        return pod.most_starts(container)
+
+    def _is_told(self, container: Any, code: int) -> bool:
+        """Whether a status tells with which code a container ended."""
+        return code_of(container) == code
+
+    def _most_told(self, pod: Tortured, container: str) -> int:
+        """How many restarts may be told of: the true ones, and one for every start that a kill can have prevented."""
+        settled = container in pod.seen or (container == "init" and pod.seen)
+        return pod.strikes[container] + pod.unlived[container] + (0 if settled else self.kills - pod.settled_at)
+
+    def _missing(self, shown: Mapping[str, Any], processes: Processes) -> list[str]:
+        """What must come to be."""
+        missing = [text for pod in self.pods.values() for text in self._missing_of(pod, status_of(pod, shown))]
+        missing += [f"{name} is still shown" for name in shown if name not in self.pods]
+        wanted = {pod.version for pod in self.pods.values()}
+        missing += [f"{version} still runs" for version, _ in processes if version not in wanted]
+        return missing
+
+    def _missing_of(self, pod: Tortured, status: Any) -> list[str]:
+        if status is None:
+            return [f"{pod.version} is not shown"]
+        told = containers_of(status)
+        missing = []
+        if pod.goes_on and ready_of(status)[0] != "True":
+            missing.append(f"{pod.version} is not Ready: {brief(status)}")
+        for name in pod.lasting:
+            strikes = pod.strikes[name]
+            starts, most = self._starts(pod, name), self._most_starts(pod, name)
+            if not strikes < starts <= most or told.get(name, {}).get("restartCount", -1) < strikes:
+                missing.append(f"{pod.version}.{name} was killed {strikes} times: {brief(status)}")
+            elif strikes and not self._is_told(told[name], KILLED):
+                missing.append(f"{pod.version}.{name} is not told to have been killed: {told[name]}")
+        if pod.kind is Kind.JOB and (
+            status.get("phase") != ("Failed" if code_of(told.get("app", {})) else "Succeeded")
+            or not self._is_told(told.get("app", {}), pod.code)
+            or self._starts(pod, END) != 1
+        ):
+            missing.append(f"{pod.version} should end with {pod.code}: {brief(status)}")
+        if pod.kind is Kind.LOOP:
+            starts, app = self._starts(pod, "app"), told.get("app", {})
+            told_right = bool(app) and starts <= app["restartCount"] + 1 <= starts + self.kills
+            if not told_right or not (code_of(app) is None or self._is_told(app, CRASH_CODE)):
+                missing.append(f"{pod.version} started {starts} times: {brief(status)}")
+        return missing
+
+    def _remember(self, shown: Mapping[str, Any], processes: Processes) -> None:
+        """From now on this must stay."""
+        for pod in self.pods.values():
+            status = status_of(pod, shown)
+            if pod.goes_on:
+                pod.ready_since = ready_of(status)[1]
+            for name in pod.lasting:
+                (pod.seen[name],) = processes[pod.version, name]
+            for name, each in containers_of(status).items():
+                pod.unlived[name] = each["restartCount"] - pod.strikes[name]
+                pod.undone[name] = self._starts(pod, name) - pod.strikes[name] - 1
+            pod.settled_at = self.kills
+            pod.ended = pod.kind is Kind.JOB
+            if pod.kind is Kind.LOOP:
+                pod.restarts = containers_of(status)["app"]["restartCount"]
