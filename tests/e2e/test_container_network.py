@@ -1,6 +1,7 @@
 """The network of a pod: an address of its own, names that it knows, and who can reach it."""
 
 import asyncio
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from tests.e2e.asking import said, told
 from tests.e2e.kinds import containers_only
 from tests.e2e.node import Node, OnANode, pod
 from tests.e2e.scripts import POLITE, Diary, sh
+from tests.runtimes.cri.containerd import GATEWAY, Containerd
 
 pytestmark = [pytest.mark.slow, containers_only]
 
@@ -17,16 +19,17 @@ SERVES = "mkdir /www; echo hello >/www/index.html; exec httpd -f -p 8080 -h /www
 QUICK = {f"{kind}.probe-period-milliseconds.podkeeper.io/app": "100" for kind in ("readiness", "liveness")}
 
 
-def web(name: str = "app", **spec: Any) -> Any:
-    """A pod that serves pages, and says so by HTTP."""
+def web(name: str = "app", container: Any = None, **spec: Any) -> Any:
+    """A pod that serves pages, and says so by HTTP; `container`: more about its container."""
     probe = {"httpGet": {"port": "web"}, "failureThreshold": 1, "timeoutSeconds": 1}
     fields = {**sh(SERVES), "ports": [{"name": "web", "containerPort": 8080}], "readinessProbe": probe}
+    fields |= container or {}
     return pod(name, container=fields, annotations=QUICK, **spec)
 
 
-async def page(address: str, path: str = "/") -> str:
+async def page(address: str, path: str = "/", port: int = 8080) -> str:
     """What a web server says."""
-    reader, writer = await asyncio.open_connection(address, 8080)
+    reader, writer = await asyncio.open_connection(address, port)
     writer.write(f"GET {path} HTTP/1.0\r\n\r\n".encode())
     try:
         return (await reader.read()).decode()
@@ -127,3 +130,26 @@ def test_a_pod_in_the_hosts_network_has_the_hosts_address(on_a_node: OnANode, tm
         assert (await page("127.0.0.1")).endswith("hello\n")
 
     on_a_node(scenario, tmp_path)
+
+
+def test_a_port_of_the_host_leads_to_the_pod_as_long_as_it_is_there(
+    on_a_node: OnANode, containerd: Containerd, tmp_path: Path
+) -> None:
+    if shutil.which("iptables") is None:
+        pytest.skip("there is no iptables, which the CNI plugin portmap calls: install Debian's iptables")
+
+    async def scenario(node: Node) -> None:
+        ports = [{"name": "web", "containerPort": 8080, "hostPort": 18080}]
+        node.create(web(container={"ports": ports}))
+        await node.until_ready("app")
+        assert (await page(GATEWAY, port=18080)).endswith("hello\n")
+        node.create(web("too-late", container={"ports": ports}))
+        await node.until(lambda: node.see("too-late").status.phase == "Failed")
+        assert node.see("too-late").status.reason == "NodePorts"
+        node.delete("app")
+        await node.until(lambda: node.is_gone("app"))
+        with pytest.raises(ConnectionRefusedError):
+            await page(GATEWAY, port=18080)
+
+    with containerd.with_host_ports():
+        on_a_node(scenario, tmp_path)

@@ -31,6 +31,7 @@ from podkeeper.rules.naming import pod_log_directory
 from podkeeper.runtimes.cri.calls import Calls
 from podkeeper.runtimes.cri.requests.node import NodeFacts
 from podkeeper.runtimes.cri.runtime import CriRuntime
+from podkeeper.runtimes.cri.schema import cri
 from podkeeper.runtimes.cri.transport import GrpcTransport
 from tests.runtimes.cri.netns import NetworkNamespace, in_thread
 from tests.runtimes.cri.oci import BUSYBOX, Store, registry
@@ -43,6 +44,10 @@ HOUSE_IMAGE = "localhost/podkeeper/busybox:1"  # is there, too
 PULLABLE_IMAGE = f"localhost:{PORT}/podkeeper/busybox:1"
 PRIVATE_IMAGE = f"localhost:{PORT}/private/busybox:1"
 MISSING_IMAGE = f"localhost:{PORT}/podkeeper/missing:1"
+
+NETWORK_FILE = "10-test.conflist"
+GATEWAY = "10.88.0.1"
+"""Where the node is, in the network of its pods."""
 
 _CNI_PLUGINS = ("/usr/lib/cni", "/opt/cni/bin")
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -157,6 +162,43 @@ class Containerd:
         with self.network.entered():
             yield
 
+    @contextmanager
+    def with_host_ports(self) -> Iterator[None]:
+        """Pods made meanwhile have their `hostPort`s. It costs them calls of iptables: so not always."""
+        file = self.root / "cni" / NETWORK_FILE
+        usual = file.read_text()
+        try:
+            self._set_network(self._network({"type": "portmap", "capabilities": {"portMappings": True}}))
+            yield
+        finally:
+            self._set_network(usual)
+
+    def _set_network(self, config: str) -> None:
+        """Have another network, as from the next pod."""
+        file = self.root / "cni" / NETWORK_FILE
+        fresh = file.with_suffix(".new")
+        fresh.write_text(config)
+        fresh.replace(file)
+        asyncio.run(self._until_network_is(config))
+
+    async def _until_network_is(self, config: str) -> None:
+        wanted = len(json.loads(config)["plugins"])
+        transport = GrpcTransport(self.socket)
+        request = cri.StatusRequest(verbose=True)
+        try:
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                while True:
+                    status = await transport.unary(
+                        "/runtime.v1.RuntimeService/Status", request, cri.StatusResponse, PATIENCE_SECONDS
+                    )
+                    networks = json.loads(status.info["cniconfig"])["Networks"]
+                    mine = [each for each in networks if each["Config"]["Name"] == "podkeeper"]
+                    if mine and len(mine[0]["Config"]["Plugins"]) == wanted:
+                        return
+                    await asyncio.sleep(0.02)
+        finally:
+            await transport.close()
+
     def run(self, work: Coroutine[Any, Any, None]) -> None:
         """Run a scenario in its network."""
         with self.inside():
@@ -215,24 +257,7 @@ class Containerd:
 
     def _configure(self) -> None:
         (self.root / "cni").mkdir(exist_ok=True)
-        network = {
-            "cniVersion": "0.4.0",
-            "name": "podkeeper",
-            "plugins": [
-                {
-                    "type": "bridge",
-                    "bridge": "pk0",
-                    "isGateway": True,
-                    "ipMasq": False,
-                    "ipam": {
-                        "type": "host-local",
-                        "ranges": [[{"subnet": "10.88.0.0/20"}]],
-                        "dataDir": str(self.root / "ipam"),
-                    },
-                },
-            ],
-        }
-        (self.root / "cni" / "10-test.conflist").write_text(json.dumps(network))
+        (self.root / "cni" / NETWORK_FILE).write_text(self._network())
         disabled = ", ".join(f'"io.containerd.{name}"' for name in _DISABLED)
         (self.root / "config.toml").write_text(f"""
 version = 2
@@ -253,6 +278,16 @@ disabled_plugins = [{disabled}]
     bin_dir = "{_cni_directory()}"
     conf_dir = "{self.root}/cni"
 """)
+
+    def _network(self, *more: dict[str, Any]) -> str:
+        """A CNI configuration: a bridge, and more plugins after it."""
+        addresses = {
+            "type": "host-local",
+            "ranges": [[{"subnet": "10.88.0.0/20"}]],
+            "dataDir": str(self.root / "ipam"),
+        }
+        bridge = {"type": "bridge", "bridge": "pk0", "isGateway": True, "ipMasq": False, "ipam": addresses}
+        return json.dumps({"cniVersion": "0.4.0", "name": "podkeeper", "plugins": [bridge, *more]})
 
     def _sweep(self) -> None:
         for pid in self.shims():
