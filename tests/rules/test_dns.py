@@ -49,6 +49,7 @@ POLICIES = {
     "nothing is searched twice": (
         pod(), CLUSTER, Dns(searches=("svc.cluster.local", "example.com")), FROM_CLUSTER),
     "a node without a resolver file": (pod(), CLUSTER, None, replace(FROM_CLUSTER, searches=IN_CLUSTER)),
+    "a node that stands alone": (pod(), ClusterNames(domain="cluster.local", joined=False), HOST, HOST),
     "a node that shall look up nothing": (
         pod("Default"), CLUSTER, None, Dns(servers=("127.0.0.1", "::1"), searches=(".",))),
 }  # fmt: skip

@@ -337,7 +337,7 @@ def _settings(wanted: Standalone, parts: Machinery) -> Settings:
 
 def _lookup(config: KubeletConfiguration) -> NameLookup:
     """How containers look up names."""
-    cluster = ClusterNames(tuple(config.cluster_dns or ()), config.cluster_domain or "")
+    cluster = ClusterNames(tuple(config.cluster_dns or ()), config.cluster_domain or "", joined=False)
     return NameLookup(cluster, config.resolv_conf or "", (host_ip(),))
 
 

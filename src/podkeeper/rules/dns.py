@@ -38,6 +38,7 @@ class ClusterNames:
 
     servers: tuple[str, ...] = ()
     domain: str = ""
+    joined: bool = True  # False: the node stands alone, and nobody misses a cluster's servers
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ def lookup_for(pod: Pod, cluster: ClusterNames, host: Dns | None, host_ips: Sequ
         searches = _once((*_cluster_searches(pod, cluster), *(host.searches if host else ())))
         dns = Dns(servers=cluster.servers, searches=searches, options=_CLUSTER_OPTIONS)
     else:
-        if wants_cluster:
+        if wants_cluster and cluster.joined:
             events.append(_warning(pod, MISSING_CLUSTER_DNS, _missing(pod)))
         dns = host if host is not None else _nobody(host_ips)
     return _fitting(pod, _with_own(pod, dns), events)
