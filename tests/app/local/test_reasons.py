@@ -38,6 +38,12 @@ WHYS: dict[str, tuple[Pod, Explanation, str, str]] = {
     "the runtime is slow": (pod(phase="Pending"), explained(), "it takes so long", "it takes so long"),
     "not ready": (pod(status(RUNNING)), explained(), "", "app: runs, and is not ready"),
     "over": (pod(status(DONE), phase="Succeeded"), explained(), "", "app: Completed, exit code 0"),
+    "over, and what prepared it is not what matters": (
+        pod(status(DONE), inits=(status(DONE, name="prep"),), phase="Succeeded"),
+        explained(),
+        "",
+        "app: Completed, exit code 0",
+    ),
     "over, and not all well": (
         pod(status(DONE), status(ended(2, "Error"), name="b"), phase="Failed"),
         explained(),

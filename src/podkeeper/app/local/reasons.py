@@ -37,7 +37,8 @@ def why(pod: Pod, explanation: Explanation, slow: str = "") -> str:
     inits, mains = status.init_container_statuses or (), status.container_statuses or ()
     return _cut(
         _waits((*inits, *mains), explanation)
-        or _has_ended((*inits, *mains), is_over=status.phase in _OVER)
+        or _has_ended_badly((*inits, *mains))
+        or (_has_ended(mains) if status.phase in _OVER else "")
         or _initialises(pod, inits, explanation)
         or _is_not_ready(pod, (*inits, *mains), explanation)
         or _ended_before((*inits, *mains))
@@ -75,11 +76,15 @@ def _more(container: ContainerStatus) -> str:
     return f": {message}" if message else ""
 
 
-def _has_ended(statuses: Sequence[ContainerStatus], *, is_over: bool) -> str:
-    ends = [(each.name, ended) for each in statuses if (ended := each.state.terminated) is not None]
-    bad = [(name, ended) for name, ended in ends if ended.reason != "Completed"]
-    for name, ended in (*bad, *(ends if is_over else ())):
-        return f"{name}: {ended.reason}, exit code {ended.exit_code}"
+def _has_ended_badly(statuses: Sequence[ContainerStatus]) -> str:
+    ended = ((each, each.state.terminated) for each in statuses)
+    return _has_ended([each for each, end in ended if end is not None and end.reason != "Completed"])
+
+
+def _has_ended(statuses: Sequence[ContainerStatus]) -> str:
+    for each in statuses:
+        if (ended := each.state.terminated) is not None:
+            return f"{each.name}: {ended.reason}, exit code {ended.exit_code}"
     return ""
 
 
