@@ -111,6 +111,36 @@ def test_a_socket_that_nobody_listens_on_is_told_so(tmp_path: Path) -> None:
         asyncio.run(opened_at(path))
 
 
+async def told_later(path: str) -> str:
+    """What is said when a call fails that is not the first one."""
+    transport = GrpcTransport(path)
+    try:
+        await Calls(transport).status()
+    except RuntimeUnavailable as error:
+        return str(error)
+    finally:
+        await transport.close()
+    return ""
+
+
+async def hung_up_on(path: str) -> str:
+    async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.close()
+
+    async with await asyncio.start_unix_server(hang_up, path):
+        return await told_later(path)
+
+
+def test_why_a_call_did_not_get_through_is_said_in_plain_words(tmp_path: Path) -> None:
+    path = str(tmp_path / "s")
+    to = f"cannot reach the container runtime at {path}: "
+    assert asyncio.run(told_later(path)) == (
+        f"{to}no such file or directory; it may be starting anew, or is not running"
+    )
+    assert asyncio.run(hung_up_on(path)) == f"{to}it has hung up; it may be starting anew"
+
+
 def test_a_server_without_cri_is_told_so() -> None:
     async def scenario() -> None:
         fake = FakeCri()

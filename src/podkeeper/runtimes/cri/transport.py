@@ -101,7 +101,7 @@ def _sorted(error: grpc.aio.AioRpcError, method: str, path: str, seconds: float)
     words = error.details() or error.code().name
     match error.code():
         case grpc.StatusCode.UNAVAILABLE:
-            return RuntimeUnavailable(f"cannot reach the container runtime at {path}: {words}")
+            return RuntimeUnavailable(f"cannot reach the container runtime at {path}: {_plain(words, path)}")
         case grpc.StatusCode.DEADLINE_EXCEEDED:
             return CallTimedOut(f"cannot say what became of {_short(method)}: no answer within {seconds:g} s")
         case grpc.StatusCode.UNIMPLEMENTED:
@@ -110,6 +110,18 @@ def _sorted(error: grpc.aio.AioRpcError, method: str, path: str, seconds: float)
             return NotThere(words)
         case code:
             return RuntimeRefused(f"rpc error: code = {_go_name(code)} desc = {words}")
+
+
+def _plain(words: str, path: str) -> str:
+    """Why a connection failed, without what grpcio wraps around the kernel's words."""
+    bare = words.rpartition(f"unix:{path}")[2].strip(": ").removeprefix("error: ")
+    match bare.lower():
+        case "socket closed":
+            return "it has hung up; it may be starting anew"
+        case "no such file or directory" | "connection refused" as trouble:
+            return f"{trouble}; it may be starting anew, or is not running"
+        case _:
+            return bare or words
 
 
 def _short(method: str) -> str:
