@@ -66,7 +66,8 @@ def test_a_privileged_container_has_it_all(on_a_node: OnANode, tmp_path: Path) -
 
 def test_an_ordinary_container_sees_no_secrets_of_the_kernel(on_a_node: OnANode, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
-        script = "wc -c </proc/keys; ls /sys/firmware 2>/dev/null | wc -l; echo 1 >/proc/sys/kernel/panic || echo no"
+        look = "wc -c </proc/keys; ls /sys/firmware 2>/dev/null | wc -l; echo 1 >/proc/sys/kernel/panic || echo no"
+        script = f"exec 2>&1; {look}"  # two streams would be mixed in any order
         node.create(pod("app", container=sh(script), restartPolicy="Never"))
         heard = (await said(node)).splitlines()
         assert heard[:2] == ["0", "0"]
