@@ -181,6 +181,19 @@ def test_a_runtime_that_makes_cgroups_through_systemd_is_refused(tmp_path: Path)
     assert "SystemdCgroup = false" in result.output
 
 
+def test_a_cgroup_root_that_is_not_there_is_told_so(tmp_path: Path) -> None:
+    config, pods = tmp_path / "config.yaml", tmp_path / "pods"
+    pods.mkdir()
+    head = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n"
+    config.write_text(f"{head}cgroupRoot: /no-such-root-of-podkeeper\n")
+    with serving_aside(FakeCri()) as path:
+        words = ("--runtime-endpoint", path, "--config", str(config))
+        result = invoked("run", str(pods), *words, root=tmp_path / "r")
+    assert result.exit_code == 1
+    assert "cgroupRoot: cannot make pods' cgroups below /no-such-root-of-podkeeper: no cgroups: " in result.output
+    assert "or none: then podkeeper makes one of its own" in result.output
+
+
 def test_a_runtime_that_is_closed_to_this_user_is_told_so() -> None:
     async def scenario(path: str) -> None:
         transport = GrpcTransport(path)

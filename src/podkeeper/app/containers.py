@@ -25,7 +25,7 @@ from podkeeper.app.local.cri_streams import CriStreams
 from podkeeper.app.runtime_sockets import CGROUPFS_HINT, socket_of
 from podkeeper.app.standalone import DEFAULT_POD_PIDS, Machinery, Room, Standalone, machine_node
 from podkeeper.engine.link_care import LinkCare
-from podkeeper.host.cgroups import DEFAULT_ROOT, open_cgroups, own_root
+from podkeeper.host.cgroups import DEFAULT_ROOT, HostCgroups, NoCgroups, open_cgroups, own_root
 from podkeeper.host.docker_config import NodeDockerConfig, usual_places
 from podkeeper.host.log_files import HostLogFiles
 from podkeeper.host.log_links import HostLogLinks
@@ -50,6 +50,7 @@ from podkeeper.runtimes.cri.requests.node import NodeFacts
 from podkeeper.runtimes.cri.runtime import CriRuntime, Started
 from podkeeper.runtimes.cri.transport import GrpcTransport
 from podkeeper.runtimes.process.keeper import cgroup
+from podkeeper.runtimes.process.keeper.cgroup import Place
 from podkeeper.sources.local_objects import LocalObjects
 from podkeeper.volumes.manager import HostVolumes
 
@@ -77,6 +78,7 @@ async def cri_machinery(wanted: Standalone, clock: Clock, objects: LocalObjects,
         of_containers=True,
     )
     opened.push_async_callback(cgroups.close)
+    refuse_missing_root(config, cgroups)
     prober = NetworkProber(version=KUBERNETES_VERSION)
     opened.push_async_callback(prober.close)
     allocatable = amounts_of(machine_node(wanted).status.allocatable)
@@ -138,6 +140,18 @@ async def waited_for(socket: str, ask: Callable[[], Awaitable[T]], patience_seco
                 told = str(error)
                 log.warning("%s; in case it is just starting, it is waited for, up to %g s", error, patience_seconds)
         await asyncio.sleep(PAUSE_SECONDS)
+
+
+def refuse_missing_root(config: KubeletConfiguration, cgroups: HostCgroups[Place] | NoCgroups) -> None:
+    """Who names a root expects limits: pods without any would be a bad surprise. Raises BadInput."""
+    if config.cgroup_root and isinstance(cgroups, NoCgroups):
+        raise BadInput(
+            Problem(
+                f"cannot make pods' cgroups below {config.cgroup_root}: {cgroups.describe()}; right would be a cgroup "
+                "that is there in every hierarchy (/ always is), or none: then podkeeper makes one of its own",
+                field="cgroupRoot",
+            )
+        )
 
 
 def refuse_systemd(own: About, socket: str) -> None:

@@ -1,0 +1,206 @@
+"""The reference kubelet itself, where the machine has it: alone on a node, with manifests and no API server.
+
+    with node_of_both(containerd) as node:
+        node.start_reference(); node.until_ready("web"); node.kill()
+        node.start_podkeeper(); ...
+
+Both read the same configuration and the same manifests, and keep their files, logs and cgroups in the same places: what
+one leaves the other finds. Pods name their own uid, because the two would otherwise choose different ones.
+"""
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+from uuid import uuid4
+
+import yaml
+
+from podkeeper.app.local.client import AskingFailed, LocalClient
+from podkeeper.runtimes.cri.calls import Calls
+from podkeeper.runtimes.cri.schema import cri
+from podkeeper.runtimes.cri.transport import GrpcTransport
+from tests.runtimes.cri.containerd import Containerd, remove_cgroups
+
+PATIENCE_SECONDS = 60.0
+PORT = 10255
+NODE = "n1"
+_CGROUPS = Path("/sys/fs/cgroup")
+
+
+def reference_kubelet() -> str | None:
+    """The reference's program: on the path, or where the other programs of the reference lie."""
+    assets = os.environ.get("KUBEBUILDER_ASSETS", "")
+    return shutil.which("kubelet") or (shutil.which("kubelet", path=assets) if assets else None)
+
+
+class NodeOfBoth:
+    """One machine, and an agent on it now and then."""
+
+    def __init__(self, home: Path, containerd: Containerd) -> None:
+        self._containerd = containerd
+        self._home = home
+        self._manifests = home / "manifests"
+        self._root = home / "kubelet"
+        self.cgroup_root = f"/pktest-{uuid4().hex[:8]}"
+        self._agent: subprocess.Popen[bytes] | None = None
+        self._is_ours = False
+        for each in (self._manifests, self._root):
+            each.mkdir()
+        # As on a machine whose root is shared (systemd's); else the reference mounts it over itself, over what is there.
+        for option in ("--bind", "--make-rshared"):
+            subprocess.run(["mount", option, str(self._root), str(self._root)], check=True)
+        self._make_cgroups()
+        self._config = home / "config.yaml"
+        self._config.write_text(yaml.safe_dump(self._configuration()))
+
+    def write(self, name: str, **spec: Any) -> None:
+        """Write a pod's manifest."""
+        metadata = {"name": name, "uid": str(uuid4()), "namespace": "default"}
+        manifest = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+        (self._manifests / f"{name}.yaml").write_text(yaml.safe_dump(manifest))
+
+    def unwrite(self, name: str) -> None:
+        """Take a pod's manifest away."""
+        (self._manifests / f"{name}.yaml").unlink()
+
+    def start_reference(self) -> None:
+        """Start the reference kubelet."""
+        program = reference_kubelet()
+        assert program is not None
+        where = ("--root-dir", str(self._root), "--cert-dir", str(self._home / "pki"))
+        self._start([program, "--config", str(self._config), "--hostname-override", NODE, *where], is_ours=False)
+
+    def start_podkeeper(self) -> None:
+        """Start podkeeper."""
+        call = [sys.executable, "-c", "from podkeeper.app.cli import main; main(prog_name='podkeeper')", "run"]
+        where = ("--root", str(self._root), "--config", str(self._config), "--node-name", NODE)
+        self._start([*call, str(self._manifests), "--runtime", "cri", *where], is_ours=True)
+
+    def kill(self) -> None:
+        """End the agent as a crash would; its pods live on."""
+        assert self._agent is not None
+        self._agent.send_signal(signal.SIGKILL)
+        self._agent.wait(PATIENCE_SECONDS)
+        self._agent = None
+
+    def pods(self) -> Mapping[str, Any]:
+        """What the agent of now says of its pods, by name; nothing while it does not answer."""
+        try:
+            if self._is_ours:
+                items = LocalClient(self._root / "podkeeper.sock").get("pods")["items"]
+            else:
+                with self._containerd.inside(), urllib.request.urlopen(f"http://127.0.0.1:{PORT}/pods") as answer:
+                    items = json.loads(answer.read())["items"] or ()
+        except (AskingFailed, OSError):
+            return {}
+        return {pod["metadata"]["name"].removesuffix(f"-{NODE}"): pod for pod in items}
+
+    def is_ready(self, name: str) -> bool:
+        """Whether the agent says that a pod is ready."""
+        status = self.pods().get(name, {}).get("status", {})
+        return any(each["type"] == "Ready" and each["status"] == "True" for each in status.get("conditions", ()))
+
+    def containers(self, name: str) -> dict[str, tuple[str, int]]:
+        """Ids and restart counts of a pod's containers, by name."""
+        status = self.pods()[name]["status"]
+        every = (*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ()))
+        return {each["name"]: (each["containerID"], each["restartCount"]) for each in every}
+
+    def sandboxes(self) -> list[str]:
+        """The states of all sandboxes that the runtime has."""
+        return asyncio.run(self._sandboxes())
+
+    def running(self) -> list[str]:
+        """Those sandboxes that are ready."""
+        return [state for state in self.sandboxes() if state == "SANDBOX_READY"]
+
+    def pod_cgroups(self) -> list[Path]:
+        """All cgroups that pods have."""
+        return [path for path in _CGROUPS.glob(f"*{self.cgroup_root}/**/pod*") if path.is_dir()]
+
+    async def _sandboxes(self) -> list[str]:
+        transport = GrpcTransport(self._containerd.socket)
+        try:
+            return [cri.PodSandboxState.Name(box.state) for box in await Calls(transport).sandboxes()]
+        finally:
+            await transport.close()
+
+    def until(self, holds: Callable[[], object]) -> None:
+        """Wait until something holds."""
+        end = time.monotonic() + PATIENCE_SECONDS
+        while not holds():
+            assert time.monotonic() < end, f"waited in vain: {json.dumps(self.pods())}\n{self._said()[-8000:]}"
+            assert self._agent is None or self._agent.poll() is None, self._said()[-8000:]
+            time.sleep(0.05)
+
+    def close(self) -> None:
+        """Leave nothing."""
+        if self._agent is not None:
+            self.kill()
+        self._containerd.run(self._containerd.remove_all())
+        remove_cgroups(self.cgroup_root)
+        for line in reversed(Path("/proc/mounts").read_text().splitlines()):
+            if (place := line.split()[1]).startswith(str(self._root)):
+                subprocess.run(["umount", "-l", place], check=False, capture_output=True)
+
+    def _start(self, command: list[str], *, is_ours: bool) -> None:
+        self._is_ours = is_ours
+        with (self._home / "said").open("ab") as said, self._containerd.inside():
+            self._agent = subprocess.Popen(command, stdout=said, stderr=said, stdin=subprocess.DEVNULL)
+
+    def _said(self) -> str:
+        return (self._home / "said").read_text(errors="replace")
+
+    def _configuration(self) -> dict[str, Any]:
+        return {
+            "apiVersion": "kubelet.config.k8s.io/v1beta1",
+            "kind": "KubeletConfiguration",
+            "staticPodPath": str(self._manifests),
+            "containerRuntimeEndpoint": f"unix://{self._containerd.socket}",
+            "podLogsDir": str(self._home / "logs"),
+            "cgroupRoot": self.cgroup_root,
+            "cgroupDriver": "cgroupfs",
+            "failCgroupV1": False,
+            "failSwapOn": False,
+            "enforceNodeAllocatable": [],
+            "readOnlyPort": PORT,
+            "address": "127.0.0.1",
+            "authentication": {"anonymous": {"enabled": True}, "webhook": {"enabled": False}},
+            "authorization": {"mode": "AlwaysAllow"},
+            "imageGCHighThresholdPercent": 100,
+            "evictionHard": {"memory.available": "1Mi"},
+            "fileCheckFrequency": "1s",
+        }
+
+    def _make_cgroups(self) -> None:
+        """The root that both want to find."""
+        tops = [_CGROUPS] if (_CGROUPS / "cgroup.controllers").exists() else list(_CGROUPS.iterdir())
+        for top in tops:
+            if (top / "cgroup.procs").exists():
+                place = top / self.cgroup_root.strip("/")
+                place.mkdir(exist_ok=True)
+                for name in ("cpuset.cpus", "cpuset.mems"):
+                    if (place / name).exists() and not (place / name).read_text().strip():
+                        (place / name).write_text((top / name).read_text())
+
+
+@contextmanager
+def node_of_both(containerd: Containerd) -> Iterator[NodeOfBoth]:
+    """A machine for both; nothing is left of it."""
+    with TemporaryDirectory(prefix="podkeeper-both-", ignore_cleanup_errors=True) as home:
+        node = NodeOfBoth(Path(home), containerd)
+        try:
+            yield node
+        finally:
+            node.close()
