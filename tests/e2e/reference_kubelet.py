@@ -57,9 +57,9 @@ class NodeOfBoth:
         self._is_ours = False
         for each in (self._manifests, self._root):
             each.mkdir()
-        # As on a machine whose root is shared (systemd's); else the reference mounts it over itself, over what is there.
-        for option in ("--bind", "--make-rshared"):
-            subprocess.run(["mount", option, str(self._root), str(self._root)], check=True)
+        # As on a machine whose root is shared; else the reference mounts it over itself, hiding what is mounted in it.
+        for words in (["--bind", str(self._root)], ["--make-rshared"]):
+            subprocess.run(["mount", *words, str(self._root)], check=True)
         self._make_cgroups()
         self._config = home / "config.yaml"
         self._config.write_text(yaml.safe_dump(self._configuration()))

@@ -64,8 +64,14 @@ def node(containerd: Containerd) -> Iterator[NodeOfBoth]:
 
 
 def ready(node: NodeOfBoth, *names: str) -> dict[str, dict[str, tuple[str, int]]]:
-    """Wait until pods are ready. Returns their containers."""
+    """Wait until pods are ready, and one that was written just now, too. Returns their containers.
+
+    The new one shows that the agent has looked at all of them and done what it wanted to do.
+    """
     node.until(lambda: all(node.is_ready(name) for name in names))
+    node.write("mark", containers=[container()], terminationGracePeriodSeconds=0)
+    node.until(lambda: node.is_ready("mark"))
+    node.unwrite("mark")
     return {name: node.containers(name) for name in names}
 
 
@@ -86,7 +92,7 @@ def test_each_ends_what_the_other_started(node: NodeOfBoth) -> None:
     node.kill()
     node.unwrite("full")
     node.start_reference()
-    node.until(lambda: len(node.running()) == len(PODS) - 1)
+    node.until(lambda: len(node.running()) == len(PODS) - 1)  # without the mark, too
     rest = PODS.keys() - {"full"}
     assert ready(node, *rest) == {name: begun[name] for name in rest}
     node.kill()
