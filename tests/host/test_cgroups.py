@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import os
-import uuid
 from pathlib import Path
 
 import pytest
@@ -11,32 +10,11 @@ import pytest
 from podkeeper.host.cgroup_survey import OWN_LEAF, Offer, settle, survey
 from podkeeper.host.cgroups import HostCgroups, NoCgroups, open_cgroups, own_root
 from podkeeper.model.errors import TryLater
-from podkeeper.model.k8s.core import Container, Pod, PodSpec, ResourceRequirements
-from podkeeper.model.k8s.meta import ObjectMeta
 from podkeeper.model.messages import PodUID
-from podkeeper.model.wire import QuantityLike
 from podkeeper.runtimes.process.keeper import cgroup
 from podkeeper.runtimes.process.keeper.cgroup import Place
 from tests.host.own_cgroups import HERE, as_nobody, needs, needs_cgroups, own_cgroups, process_in
-
-Resources = dict[str, QuantityLike]
-
-
-def pod(requests: Resources | None = None, limits: Resources | None = None, uid: str | None = None) -> Pod:
-    resources = ResourceRequirements(requests=requests or {}, limits=limits or {})
-    spec = PodSpec(containers=(Container(name="web", image="web", resources=resources),))
-    metadata = ObjectMeta(name="web", namespace="default", uid=uid if uid is not None else str(uuid.uuid4()))
-    return Pod(metadata=metadata, spec=spec)
-
-
-def uid_of(pod: Pod) -> PodUID:
-    return PodUID(pod.metadata.uid or "")
-
-
-BEST_EFFORT = pod()
-BURSTABLE = pod({"cpu": "250m"}, {"memory": "64Mi"})
-GUARANTEED = pod({"cpu": "500m", "memory": "64Mi"}, {"cpu": "500m", "memory": "64Mi"})
-
+from tests.host.pods import BEST_EFFORT, BURSTABLE, GUARANTEED, pod, uid_of
 
 class Tree:
     """Plain files that look like a machine's: what is mounted, and which cgroup we are in."""

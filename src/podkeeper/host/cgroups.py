@@ -34,7 +34,8 @@ from podkeeper.rules.cgroup_limits import (
     pod_limits,
     share_files,
 )
-from podkeeper.rules.qos import BEST_EFFORT, BURSTABLE, GUARANTEED, qos_of
+from podkeeper.rules.cgroup_names import BRANCHES, POD_PREFIX
+from podkeeper.rules.qos import BEST_EFFORT, BURSTABLE, qos_of
 
 log = logging.getLogger(__name__)
 
@@ -42,10 +43,8 @@ P = TypeVar("P")
 
 DEFAULT_ROOT = "kubepods"
 REMOVE_PATIENCE_SECONDS = 5.0
-_FIRST_PAUSE_SECONDS = 0.002
-_LONGEST_PAUSE_SECONDS = 0.05
-_PREFIX = "pod"
-_BRANCHES = {GUARANTEED: (), BURSTABLE: ("burstable",), BEST_EFFORT: ("besteffort",)}
+FIRST_PAUSE_SECONDS = 0.002
+LONGEST_PAUSE_SECONDS = 0.05
 
 
 class Kernel(Protocol[P]):
@@ -156,7 +155,7 @@ class HostCgroups(Generic[P]):
         uid, qos = PodUID(pod.metadata.uid or ""), qos_of(pod)
         if not uid or "/" in uid or "\0" in uid:
             raise TryLater(f"cannot make a cgroup for pod {pod.metadata.name}: its UID {uid!r} is no file name")
-        names = (self._root, *_BRANCHES[qos], f"{_PREFIX}{uid}")
+        names = (self._root, *BRANCHES[qos], f"{POD_PREFIX}{uid}")
         files = files_of(pod_limits(pod, self._policy, self._pod_pids_limit), self._offer.version)
         if qos == BURSTABLE:
             self._burstable[uid] = pod_cpu_request(pod)
@@ -170,12 +169,12 @@ class HostCgroups(Generic[P]):
         """Kill what is left in a pod's cgroup and remove it. Returns once it is gone; unknown is gone."""
         self._burstable.pop(uid, None)
         loop = asyncio.get_running_loop()
-        deadline, pause = loop.time() + REMOVE_PATIENCE_SECONDS, _FIRST_PAUSE_SECONDS
+        deadline, pause = loop.time() + REMOVE_PATIENCE_SECONDS, FIRST_PAUSE_SECONDS
         while obstacle := await asyncio.to_thread(self._take_away, uid):
             if loop.time() >= deadline:
                 raise TryLater(f"cannot remove the cgroup of pod {uid}: {obstacle}")
             await asyncio.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
 
     async def throttle(self, uid: PodUID) -> None:
         """Leave a pod's cgroup the least share of CPU; unknown has none."""
@@ -201,9 +200,9 @@ class HostCgroups(Generic[P]):
         kernel, version = self._kernel, self._offer.version
         kernel.delegate(self._base)
         self._shared = None
-        for branch in _BRANCHES.values():
+        for branch in BRANCHES.values():
             place = self._at(self._root, *branch)
-            kernel.make(place, share_files(0, version) if branch == _BRANCHES[BEST_EFFORT] else {})
+            kernel.make(place, share_files(0, version) if branch == BRANCHES[BEST_EFFORT] else {})
             kernel.delegate(place)
 
     async def close(self) -> None:
@@ -211,7 +210,7 @@ class HostCgroups(Generic[P]):
         await asyncio.to_thread(self._close)
 
     def _close(self) -> None:
-        for branch in reversed(_BRANCHES.values()):
+        for branch in reversed(tuple(BRANCHES.values())):
             for place in self._everywhere(*branch):
                 if not self._kernel.children(place):
                     with contextlib.suppress(OSError):  # in use, then
@@ -227,8 +226,8 @@ class HostCgroups(Generic[P]):
     def _places_of(self, uid: PodUID) -> Iterator[P]:
         """Where a pod's cgroup is. Its class never changes, but we must find it without knowing the pod."""
         if uid and "/" not in uid:
-            for branch in _BRANCHES.values():
-                yield from filter(self._kernel.exists, self._everywhere(*branch, f"{_PREFIX}{uid}"))
+            for branch in BRANCHES.values():
+                yield from filter(self._kernel.exists, self._everywhere(*branch, f"{POD_PREFIX}{uid}"))
 
     def _make(self, names: tuple[str, ...], files: Mapping[str, str]) -> None:
         place = self._at(*names)
@@ -257,9 +256,9 @@ class HostCgroups(Generic[P]):
         return ""
 
     def _list(self) -> frozenset[PodUID]:
-        places = (place for branch in _BRANCHES.values() for place in self._everywhere(*branch))
+        places = (place for branch in BRANCHES.values() for place in self._everywhere(*branch))
         names = {name for place in places for name in self._kernel.children(place)}
-        return frozenset(PodUID(name.removeprefix(_PREFIX)) for name in names if name.startswith(_PREFIX)) - {""}
+        return frozenset(PodUID(name.removeprefix(POD_PREFIX)) for name in names if name.startswith(POD_PREFIX)) - {""}
 
     def _share_out(self) -> None:
         """Give the burstable pods together the share that they request together."""
@@ -267,7 +266,7 @@ class HostCgroups(Generic[P]):
             total = sum(tuple(self._burstable.values()))
             if total != self._shared:
                 files = share_files(total, self._offer.version)
-                self._kernel.write(self._at(self._root, *_BRANCHES[BURSTABLE]), files)
+                self._kernel.write(self._at(self._root, *BRANCHES[BURSTABLE]), files)
                 self._shared = total
 
 
