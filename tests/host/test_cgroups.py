@@ -16,6 +16,7 @@ from podkeeper.runtimes.process.keeper.cgroup import Place
 from tests.host.own_cgroups import HERE, as_nobody, needs, needs_cgroups, own_cgroups, process_in
 from tests.host.pods import BEST_EFFORT, BURSTABLE, GUARANTEED, pod, uid_of
 
+
 class Tree:
     """Plain files that look like a machine's: what is mounted, and which cgroup we are in."""
 
