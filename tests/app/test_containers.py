@@ -15,14 +15,18 @@ from click.testing import CliRunner, Result
 
 from podkeeper.app.build import Agent
 from podkeeper.app.cli import main
-from podkeeper.app.containers import cgroup_root_of, facts_with, waited_for
+from podkeeper.app.container_cgroups import cgroup_root_of, driver_of, parent_of, policy_of
+from podkeeper.app.containers import facts_with, waited_for
 from podkeeper.app.runtime_sockets import socket_of
 from podkeeper.app.standalone import HONOURED, HONOURED_FOR_CONTAINERS, Assembly, Standalone, assembled
 from podkeeper.host.cgroups import own_root
+from podkeeper.host.systemd import PRIVATE_SOCKET
 from podkeeper.model.errors import BadInput, RuntimeUnavailable
-from podkeeper.model.k8s.core import NodeFeatures
+from podkeeper.model.k8s.core import NodeFeatures, Pod
+from podkeeper.model.k8s.meta import ObjectMeta
 from podkeeper.model.kubelet_config import Duration, KubeletConfiguration
 from podkeeper.rules.admit import Enforcement
+from podkeeper.rules.cgroup_limits import CpuPolicy
 from podkeeper.runtimes.cri.calls import Calls
 from podkeeper.runtimes.cri.opening import who_answers
 from podkeeper.runtimes.cri.requests.node import NodeFacts
@@ -72,10 +76,35 @@ def test_where_pods_have_their_cgroups(wanted: str, expected: str) -> None:
     assert cgroup_root_of(Path("/root"), KubeletConfiguration(cgroup_root=wanted)) == expected
 
 
-def test_cgroups_through_systemd_are_refused_with_what_to_change() -> None:
-    with pytest.raises(BadInput, match=r"right would be cgroupfs.*SystemdCgroup = false.*cgroup_manager") as caught:
-        cgroup_root_of(Path("/root"), KubeletConfiguration(cgroup_driver="systemd"))
-    assert caught.value.problems[0].field == "cgroupDriver"
+DRIVERS: dict[str, tuple[str, str, str]] = {
+    "the runtime's": ("systemd", "cgroupfs", "systemd"),
+    "the runtime's, the other way round": ("cgroupfs", "systemd", "cgroupfs"),
+    "the configuration's, where the runtime does not tell": ("", "systemd", "systemd"),
+    "cgroupfs, where nobody does": ("", "", "cgroupfs"),
+}
+
+
+@pytest.mark.parametrize("told, configured, expected", DRIVERS.values(), ids=DRIVERS.keys())
+def test_who_makes_cgroups(told: str, configured: str, expected: str) -> None:
+    assert driver_of(told, KubeletConfiguration(cgroup_driver=configured)) == expected
+
+
+def test_a_driver_that_nobody_knows_is_refused() -> None:
+    with pytest.raises(BadInput, match=r"cgroupDriver: 'kvm' is no cgroup driver; right would be cgroupfs or systemd"):
+        driver_of("", KubeletConfiguration(cgroup_driver="kvm"))
+
+
+def test_a_runtime_is_told_the_same_kind_of_parent_under_both_drivers() -> None:
+    pod = Pod(metadata=ObjectMeta(name="web", uid="12-ab"))
+    assert parent_of("cgroupfs", "burst/kubepods")(pod) == "/burst/kubepods/besteffort/pod12-ab"
+    above = "/burst.slice/burst-kubepods.slice/burst-kubepods-besteffort.slice"
+    assert parent_of("systemd", "burst/kubepods")(pod) == f"{above}/burst-kubepods-besteffort-pod12_ab.slice"
+
+
+def test_pods_are_held_to_their_limits_as_the_configuration_says() -> None:
+    assert policy_of(KubeletConfiguration()) == CpuPolicy()
+    config = KubeletConfiguration(cpu_cfs_quota=False, cpu_cfs_quota_period=Duration("10ms"))
+    assert policy_of(config) == CpuPolicy(enforce=False, period=10_000)
 
 
 def test_the_configuration_has_its_say_in_what_is_known_of_the_machine() -> None:
@@ -171,13 +200,15 @@ def test_a_runtime_without_cri_is_told_apart(tmp_path: Path) -> None:
     assert "take `cri` out of `disabled_plugins`" in result.output
 
 
-def test_a_runtime_that_makes_cgroups_through_systemd_is_refused(tmp_path: Path) -> None:
+@pytest.mark.skipif(os.path.exists(PRIVATE_SOCKET), reason="systemd runs this machine")
+def test_a_runtime_with_systemds_cgroups_on_a_machine_without_systemd_is_refused(tmp_path: Path) -> None:
     fake = FakeCri()
     fake.info = {"config": json.dumps(SYSTEMD)}
     with serving_aside(fake) as path:
         result = invoked("run", str(tmp_path), "--runtime-endpoint", path, root=tmp_path / "r")
     assert result.exit_code == 1
-    assert "it makes cgroups through systemd" in result.output
+    assert "cannot reach systemd: " in result.output
+    assert "run podkeeper as root on a machine that systemd runs" in result.output
     assert "SystemdCgroup = false" in result.output
 
 

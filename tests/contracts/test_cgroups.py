@@ -12,7 +12,9 @@ from podkeeper.testing.contracts.cgroups import CGROUPS
 from podkeeper.testing.contracts.contract import Scenario
 from podkeeper.testing.fakes import FakeCgroups
 from podkeeper.testing.virtual_time import VirtualClock
+from tests.host.booted import Booted
 from tests.host.own_cgroups import needs_cgroups, own_cgroups
+from tests.host.slice_scenes import promise
 
 
 def fake() -> Cgroups:
@@ -36,3 +38,8 @@ IMPLEMENTATIONS = [
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_a_promise_is_kept(implementation: Implementation[Cgroups], scenario: Scenario[Cgroups]) -> None:
     implementation.check(scenario)
+
+
+@pytest.mark.parametrize("scenario", CGROUPS.scenarios, ids=name_of)
+def test_a_promise_is_kept_by_slices(systemd: Booted, scenario: Scenario[Cgroups]) -> None:
+    systemd.play(promise, scenario.__name__)

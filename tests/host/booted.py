@@ -116,7 +116,7 @@ class Booted:
 
     def command(self, *argv: str) -> list[str]:
         """How a program is run inside."""
-        inside = ["nsenter", "-t", str(self.pid), *"-m -p -C -n -u -i".split(), "--"]
+        inside = ["nsenter", "-t", str(self.pid), *["-m", "-p", "-C", "-n", "-u", "-i"], "--"]
         return self._joining("harness", [*inside, "env", f"TMPDIR={self.root}", f"PYTHONPATH={TOP}", *argv])
 
     def run(self, *argv: str) -> str:

@@ -3,12 +3,10 @@
     cri_machinery(wanted, clock, objects, opened) -> Machinery, for `app/standalone.py`
 
 Which socket: `--runtime-endpoint`, else `containerRuntimeEndpoint` of the configuration, else the first of the usual
-ones that is there. Where pods' cgroups are: below `cgroupRoot` under the reference's name if that is set, so that a
-node can be taken over from the reference kubelet; else below a name of this agent's own, because two agents that share
-one would remove each other's pods.
+ones that is there. Which cgroups: `app/container_cgroups.py`; the runtime is asked first, for it has its say in that.
 
 A runtime that is not there is said so at once. One whose socket is there and who does not answer may just be starting:
-it is waited for, for a while. One that makes cgroups through systemd is refused: nobody could make pods' cgroups there.
+it is waited for, for a while.
 """
 
 import asyncio
@@ -17,21 +15,19 @@ import os
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from pathlib import Path
 from typing import Final, TypeVar
 
 from podkeeper.app.build import KUBERNETES_VERSION
+from podkeeper.app.container_cgroups import cgroup_root_of, driver_of, parent_of, pod_cgroups, policy_of
 from podkeeper.app.local.cri_streams import CriStreams
-from podkeeper.app.runtime_sockets import CGROUPFS_HINT, socket_of
+from podkeeper.app.runtime_sockets import socket_of
 from podkeeper.app.standalone import DEFAULT_POD_PIDS, Machinery, Room, Standalone, machine_node
 from podkeeper.engine.link_care import LinkCare
-from podkeeper.host.cgroups import DEFAULT_ROOT, HostCgroups, NoCgroups, open_cgroups, own_root
 from podkeeper.host.docker_config import NodeDockerConfig, usual_places
 from podkeeper.host.log_files import HostLogFiles
 from podkeeper.host.log_links import HostLogLinks
 from podkeeper.host.prober import NetworkProber
 from podkeeper.journal.file import FileJournal
-from podkeeper.model.durations import seconds_of
 from podkeeper.model.errors import BadInput, Problem, TryLater
 from podkeeper.model.k8s.core import NodeFeatures, NodeRuntimeHandler, NodeRuntimeHandlerFeatures, Pod
 from podkeeper.model.kubelet_config import KubeletConfiguration
@@ -41,16 +37,15 @@ from podkeeper.ports.clock import Clock
 from podkeeper.rules.admit import Enforcement
 from podkeeper.rules.log_links import LogLink, link_name
 from podkeeper.rules.naming import hostname_of, pod_log_directory
-from podkeeper.rules.qos import BEST_EFFORT, BURSTABLE, qos_of
 from podkeeper.rules.resources import amounts_of
 from podkeeper.rules.sysctls import unsafe_sysctl_trouble
-from podkeeper.runtimes.cri.about import About, about
+from podkeeper.runtimes.cri.about import about
+from podkeeper.runtimes.cri.calls import Calls
 from podkeeper.runtimes.cri.machine import machine_facts
+from podkeeper.runtimes.cri.opening import who_answers
 from podkeeper.runtimes.cri.requests.node import NodeFacts
 from podkeeper.runtimes.cri.runtime import CriRuntime, Started
 from podkeeper.runtimes.cri.transport import GrpcTransport
-from podkeeper.runtimes.process.keeper import cgroup
-from podkeeper.runtimes.process.keeper.cgroup import Place
 from podkeeper.sources.local_objects import LocalObjects
 from podkeeper.volumes.manager import HostVolumes
 
@@ -69,22 +64,18 @@ async def cri_machinery(wanted: Standalone, clock: Clock, objects: LocalObjects,
     socket = socket_of(wanted.runtime_endpoint or wanted.config.container_runtime_endpoint)
     journal = await asyncio.to_thread(FileJournal.open, root / "journal")
     opened.push_async_callback(journal.close)
-    pids = wanted.config.pod_pids_limit
-    cgroups = await asyncio.to_thread(
-        open_cgroups,
-        cgroup,
-        cgroup_root_of(root, config),
-        pod_pids_limit=DEFAULT_POD_PIDS if pids is None else pids,
-        of_containers=True,
-    )
-    opened.push_async_callback(cgroups.close)
-    refuse_missing_root(config, cgroups)
+    transport = GrpcTransport(socket)
+    opened.push_async_callback(transport.close)
+    await waited_for(socket, lambda: who_answers(Calls(transport), socket))
+    own = await waited_for(socket, lambda: about(transport))
+    driver, cgroup_root = driver_of(own.cgroup_driver, config), cgroup_root_of(root, config)
+    pids = DEFAULT_POD_PIDS if wanted.config.pod_pids_limit is None else wanted.config.pod_pids_limit
+    cgroups = await pod_cgroups(driver, cgroup_root, config, pod_pids_limit=pids, opened=opened)
     prober = NetworkProber(version=KUBERNETES_VERSION)
     opened.push_async_callback(prober.close)
     allocatable = amounts_of(machine_node(wanted).status.allocatable)
     volumes = HostVolumes(root, objects, allocatable=lambda: allocatable, fraction=clock.fraction)
     objects.subscribe(lambda changed: volumes.objects_changed())
-    transport = GrpcTransport(socket)
     facts = await asyncio.to_thread(machine_facts, str(root / "pods"), str(root / "seccomp"))
     links = None if wanted.log_link_root is None else HostLogLinks(wanted.log_link_root)
     runtime = CriRuntime(
@@ -93,14 +84,12 @@ async def cri_machinery(wanted: Standalone, clock: Clock, objects: LocalObjects,
         clock=clock,
         where=socket,
         cluster_domain=config.cluster_domain or "",
-        rebuild=_rebuilding(wanted, cgroup_root_of(root, config)),
+        rebuild=_rebuilding(wanted, parent_of(driver, cgroup_root)),
         prepare_sub_path=volumes.prepare_sub_path,
         started=None if links is None else _linking(links, str(wanted.log_root)),
     )
     opened.push_async_callback(runtime.close)
     await waited_for(socket, runtime.open)
-    own = await waited_for(socket, lambda: about(transport))
-    refuse_systemd(own, socket)
     streams = CriStreams(transport)
     rooms: list[Room] = [volumes.run]
     if links is not None:
@@ -142,55 +131,17 @@ async def waited_for(socket: str, ask: Callable[[], Awaitable[T]], patience_seco
         await asyncio.sleep(PAUSE_SECONDS)
 
 
-def refuse_missing_root(config: KubeletConfiguration, cgroups: HostCgroups[Place] | NoCgroups) -> None:
-    """Who names a root expects limits: pods without any would be a bad surprise. Raises BadInput."""
-    if config.cgroup_root and isinstance(cgroups, NoCgroups):
-        raise BadInput(
-            Problem(
-                f"cannot make pods' cgroups below {config.cgroup_root}: {cgroups.describe()}; right would be a cgroup "
-                "that is there in every hierarchy (/ always is), or none: then podkeeper makes one of its own",
-                field="cgroupRoot",
-            )
-        )
-
-
-def refuse_systemd(own: About, socket: str) -> None:
-    """A runtime that makes cgroups through systemd would refuse every pod. Raises BadInput."""
-    if own.cgroup_driver == "systemd":
-        raise BadInput(
-            Problem(
-                f"cannot use the container runtime at {socket}: it makes cgroups through systemd, and podkeeper makes "
-                f"them itself (cgroupfs); {CGROUPFS_HINT}"
-            )
-        )
-
-
-def cgroup_root_of(root: Path, config: KubeletConfiguration) -> str:
-    """The name below which pods have their cgroups. Raises BadInput."""
-    if config.cgroup_driver == "systemd":
-        raise BadInput(
-            Problem(
-                f"cannot make cgroups through systemd; right would be cgroupfs, also in the runtime: {CGROUPFS_HINT}",
-                field="cgroupDriver",
-            )
-        )
-    if not config.cgroup_root:
-        return own_root(str(root))
-    above = config.cgroup_root.strip("/")
-    return f"{above}/{DEFAULT_ROOT}" if above else DEFAULT_ROOT
-
-
 def facts_with(facts: NodeFacts, config: KubeletConfiguration) -> NodeFacts:
     """What is known of the machine, with what the configuration has its say in. Raises BadInput."""
     troubles = filter(None, map(unsafe_sysctl_trouble, config.allowed_unsafe_sysctls or ()))
     if problems := [Problem(trouble, field="allowedUnsafeSysctls") for trouble in troubles]:
         raise BadInput(*problems)
-    period = seconds_of(config.cpu_cfs_quota_period) if config.cpu_cfs_quota_period else 0.0
+    policy = policy_of(config)
     return replace(
         facts,
         default_seccomp=bool(config.seccomp_default),
-        cpu_cfs_quota=config.cpu_cfs_quota is not False,
-        cpu_period=round(period * 1_000_000) or facts.cpu_period,
+        cpu_cfs_quota=policy.enforce,
+        cpu_period=policy.period,
         allowed_unsafe_sysctls=tuple(config.allowed_unsafe_sysctls or ()),
     )
 
@@ -227,9 +178,8 @@ def _linking(links: HostLogLinks, log_root: str) -> Started:
     return link
 
 
-def _rebuilding(wanted: Standalone, cgroup_root: str) -> Callable[[Pod, int], SandboxConfig]:
+def _rebuilding(wanted: Standalone, parent: Callable[[Pod], str]) -> Callable[[Pod, int], SandboxConfig]:
     """What a sandbox was made from, worked out again for a runtime that does not keep it."""
-    branches = {BURSTABLE: "burstable/", BEST_EFFORT: "besteffort/"}
 
     def rebuild(pod: Pod, attempt: int) -> SandboxConfig:
         return SandboxConfig(
@@ -237,7 +187,7 @@ def _rebuilding(wanted: Standalone, cgroup_root: str) -> Callable[[Pod, int], Sa
             attempt=attempt,
             hostname=hostname_of(pod, wanted.config.cluster_domain or ""),
             log_directory=pod_log_directory(str(wanted.log_root), pod),
-            cgroup_parent=f"/{cgroup_root}/{branches.get(qos_of(pod), '')}pod{pod.metadata.uid}",
+            cgroup_parent=parent(pod),
         )
 
     return rebuild

@@ -14,13 +14,14 @@ from tests.runtimes.cri.fake_server import FakeCri
 
 WELL = About(cgroup_driver="cgroupfs", sandbox_image="pause:1")
 
+SLICES = About(cgroup_driver="systemd")
+
 CASES: dict[str, tuple[About, News, bool, str, str]] = {
     "all is well": (WELL, News.CRI, True, "", ""),
     "containerd's own stream will do": (WELL, News.CONTAINERD, True, "", ""),
     "nobody tells what happens": (WELL, News.NONE, True, "pod events", "CRI-O 1.26"),
-    "cgroups through systemd": (
-        About(cgroup_driver="systemd"),
-        News.CRI, True, "cgroup driver", "SystemdCgroup = false"),
+    "a driver that the runtime keeps to itself": (About(), News.CRI, True, "", ""),
+    "cgroups through systemd, and none answers": (SLICES, News.CRI, True, "cgroup driver", "SystemdCgroup = false"),
     "no image for sandboxes": (WELL, News.CRI, False, "sandboxes", "images import"),
     "no network": (
         About(network_trouble="cni plugin not initialized", network_directory="/etc/my-cni"),
@@ -35,6 +36,12 @@ def test_what_is_wrong_is_said_with_what_would_help(
     weak = [each for each in findings_of(own, news, has_sandbox_image=has_image) if each.mark is not Mark.GOOD]
     assert [each.what for each in weak] == ([what] if what else [])
     assert hint in " ".join(hint for each in weak for hint in each.hints)
+
+
+def test_the_systemd_that_makes_cgroups_is_named() -> None:
+    found = {each.what: each for each in findings_of(SLICES, News.CRI, has_sandbox_image=True, systemd=252)}
+    assert found["cgroup driver"].mark is Mark.GOOD
+    assert found["cgroup driver"].found == "slices, made by systemd 252"
 
 
 def test_plugins_that_lie_elsewhere_are_looked_for(tmp_path: Path) -> None:

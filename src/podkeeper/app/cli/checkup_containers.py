@@ -65,20 +65,40 @@ async def _looked_at(socket: str) -> list[Finding]:
     finally:
         await transport.close()
     found = f"{who.runtime_name} {who.runtime_version} answers on {socket}"
-    return [Finding(WHAT, Mark.GOOD, found), *findings_of(own, news, has_sandbox_image=has_sandbox_image)]
+    systemd = await _systemd() if own.cgroup_driver == "systemd" else ""
+    findings = findings_of(own, news, has_sandbox_image=has_sandbox_image, systemd=systemd)
+    return [Finding(WHAT, Mark.GOOD, found), *findings]
 
 
-def findings_of(own: "About", news: "News", *, has_sandbox_image: bool) -> Iterator[Finding]:
-    """What is to be said of how a runtime is set up."""
+async def _systemd() -> "int | str":
+    """The version of this machine's systemd, or why it does not answer."""
+    from podkeeper.host.systemd import NoSystemd, Systemd
+
+    try:
+        systemd = await Systemd.open()
+    except NoSystemd as error:
+        return str(error)
+    await systemd.close()
+    return systemd.version
+
+
+def findings_of(own: "About", news: "News", *, has_sandbox_image: bool, systemd: "int | str" = "") -> Iterator[Finding]:
+    """What is to be said of how a runtime is set up; `systemd` is its version, or why it does not answer."""
     from podkeeper.runtimes.cri.about import News
 
     yield _network(own)
-    match own.cgroup_driver:
-        case "systemd":
-            found = "the runtime makes them through systemd, and podkeeper itself: no container can run"
-            yield Finding("cgroup driver", Mark.WEAK, found, (CGROUPFS_HINT,))
-        case "cgroupfs":
+    match own.cgroup_driver, systemd:
+        case "systemd", int(version):
+            yield Finding("cgroup driver", Mark.GOOD, f"slices, made by systemd {version}")
+        case "systemd", trouble:
+            found = f"the runtime makes them through systemd, and no pod can run: {trouble}"
+            hints = ("run podkeeper as root", f"on a machine without systemd, {CGROUPFS_HINT}")
+            yield Finding("cgroup driver", Mark.WEAK, found, hints)
+        case "cgroupfs", _:
             yield Finding("cgroup driver", Mark.GOOD, "made by podkeeper (cgroupfs)")
+        case _:
+            found = "the runtime does not tell; cgroupDriver of podkeeper's configuration must say the same"
+            yield Finding("cgroup driver", Mark.GOOD, found)
     if news is News.NONE:
         hint = "containerd 1.6 or later, and CRI-O 1.26 or later with enable_pod_events = true, have one"
         yield Finding("pod events", Mark.WEAK, "no event stream: what happens is seen some seconds later", (hint,))
