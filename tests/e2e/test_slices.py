@@ -1,0 +1,86 @@
+"""A whole agent beside a containerd with `SystemdCgroup = true`: slices made, limited, taken up again, and removed."""
+
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from tests.e2e.slice_node import PODKEEPER, SliceNode, slice_node
+from tests.host import booted
+from tests.runtimes.cri import containerd
+
+FULL = {"cpu": "125m", "memory": "64Mi"}
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[SliceNode]:
+    if (reason := booted.missing() or containerd.missing()) is not None:
+        pytest.skip(reason)
+    with slice_node() as made:
+        yield made
+
+
+@pytest.mark.slow
+def test_pods_of_every_class_live_in_slices_of_their_own(node: SliceNode) -> None:
+    if node.systemd.version != 1:
+        pytest.skip("it looks at the kernel's files of version 1")
+    uids = {
+        "guaranteed": node.write("guaranteed", {"requests": FULL, "limits": FULL}),
+        "burstable": node.write("burstable", {"requests": {"cpu": "250m"}, "limits": {"memory": "32Mi"}}),
+        "besteffort": node.write("besteffort", {}),
+    }
+    units = {name: uid.replace("-", "_") for name, uid in uids.items()}
+    top = "/kubepods.slice"
+    paths = {
+        "guaranteed": f"{top}/kubepods-pod{units['guaranteed']}.slice",
+        "burstable": f"{top}/kubepods-burstable.slice/kubepods-burstable-pod{units['burstable']}.slice",
+        "besteffort": f"{top}/kubepods-besteffort.slice/kubepods-besteffort-pod{units['besteffort']}.slice",
+    }
+    node.start()
+    node.until(lambda: node.is_ready(*uids))
+    first = {name: node.container_id(name) for name in uids}
+
+    # What the kernel was told, of pods, of their classes, and of the containers in them.
+    assert {name: node.told(path, "cpu.shares") for name, path in paths.items()} == {
+        "guaranteed": "128",
+        "burstable": "256",
+        "besteffort": "2",
+    }
+    assert node.told(paths["guaranteed"], "cpu.cfs_quota_us") == "13000"
+    assert node.told(paths["guaranteed"], "memory.limit_in_bytes") == str(64 << 20)
+    assert node.told(paths["burstable"], "memory.limit_in_bytes") == str(32 << 20)
+    assert node.told(f"{top}/kubepods-burstable.slice", "cpu.shares") == "256"
+    assert node.told(f"{top}/kubepods-besteffort.slice", "cpu.shares") == "2"
+    for name, path in paths.items():
+        assert node.told(path, "pids.max") == "1024"
+        scope = f"{path}/cri-containerd-{first[name]}.scope"
+        assert (node.systemd.directory("memory", scope) / "cgroup.procs").read_text().split()
+        assert node.systemd.run("systemctl", "is-active", path.rpartition("/")[2]).strip() == "active"
+
+    # The agent dies, and systemd starts itself anew: nothing is restarted.
+    node.end()
+    node.systemd.run("systemctl", "daemon-reexec")
+    node.start()
+    node.until(lambda: node.is_ready(*uids))
+    node.systemd.run("systemctl", "daemon-reexec")
+    assert {name: node.container_id(name) for name in uids} == first
+    assert {node.starts(name) for name in uids} == {1}
+    assert node.told(paths["guaranteed"], "cpu.cfs_quota_us") == "13000"
+
+    # Pods go, and their slices with them, in every hierarchy.
+    node.unwrite("burstable")
+    node.until(lambda: not any(units["burstable"] in each for each in node.systemd.slices()))
+    assert node.is_ready("guaranteed", "besteffort")
+    node.until(lambda: node.told(f"{top}/kubepods-burstable.slice", "cpu.shares") == "2")
+    node.unwrite("guaranteed")
+    node.unwrite("besteffort")
+    node.until(lambda: not any("-pod" in each for each in node.systemd.slices()))
+    node.end(signal.SIGTERM)
+    assert not any("kubepods" in each for each in node.systemd.slices())
+    assert {node.starts(name) for name in uids} == {1}
+
+
+@pytest.mark.slow
+def test_the_doctor_finds_the_systemd_that_makes_cgroups(node: SliceNode) -> None:
+    said = node.systemd.run(*PODKEEPER, "doctor", "--runtime-endpoint", node.containerd.socket)
+    assert "slices, made by systemd " in said
