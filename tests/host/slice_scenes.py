@@ -13,9 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from podkeeper.host.cgroup_survey import Offer
 from podkeeper.host.slices import Slices, open_slices
-from podkeeper.host.systemd import Systemd
+from podkeeper.host.systemd import BUS_SOCKET, Systemd
+from podkeeper.model.errors import TryLater
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.messages import PodUID
 from podkeeper.rules.slice_limits import Property
@@ -48,9 +51,9 @@ class Stage:
 
 
 @asynccontextmanager
-async def stage() -> AsyncIterator[Stage]:
+async def stage(private: str | None = None, bus: str = "") -> AsyncIterator[Stage]:
     root = f"test{uuid.uuid4().hex[:8]}"
-    units, beside = await Systemd.open(bus=""), await Systemd.open(bus="")
+    units, beside = await Systemd.open(private, bus), await Systemd.open(bus="")
     try:
         slices = await open_slices(units, cgroup, (root,), pod_pids_limit=PIDS)
         try:
@@ -70,6 +73,49 @@ async def promise(name: str) -> None:
     (scenario,) = (each for each in CGROUPS.scenarios if each.__name__ == name)
     async with stage() as here:
         await scenario(here.slices)
+
+
+async def promise_on_the_bus(name: str) -> None:
+    """The same for somebody whom systemd's own socket is closed to."""
+    (scenario,) = (each for each in CGROUPS.scenarios if each.__name__ == name)
+    async with stage(private="", bus=BUS_SOCKET) as here:
+        await scenario(here.slices)
+
+
+async def a_bus_may_be_restarted() -> None:
+    async with stage(private="", bus=BUS_SOCKET) as here:
+        await here.slices.ensure(BURSTABLE)
+        await asyncio.to_thread(systemctl, "restart", "dbus.service")
+        await here.slices.ensure(GUARANTEED)
+        assert await here.slices.list_pods() == {uid_of(BURSTABLE), uid_of(GUARANTEED)}
+
+
+async def where_its_own_socket_is_closed_the_bus_serves() -> None:
+    async with stage(private="/nowhere/private", bus=BUS_SOCKET) as here:
+        await here.slices.ensure(BURSTABLE)
+        assert await here.slices.list_pods() == {uid_of(BURSTABLE)}
+
+
+async def what_systemd_says_is_passed_on() -> None:
+    systemd = await Systemd.open(bus="")
+    try:
+        assert systemd.version >= 200
+        assert not await systemd.is_active("unknown.slice")
+        await systemd.stop("unknown.slice")
+        for unit, properties, words in (
+            ("no-suffix", [], "cannot start no-suffix: systemd says: Invalid unit name"),
+            ("bad.slice", [("MemoryMax", ("s", "much"))], "cannot start bad.slice: systemd says: "),
+            ("bad.slice", [("NoSuchThing", ("b", True))], "cannot start bad.slice: systemd says: .*NoSuchThing"),
+        ):
+            told: Any = properties
+            with pytest.raises(TryLater, match=words):
+                await systemd.start_transient(unit, told)
+        with pytest.raises(TryLater, match=r"cannot change bad\.slice: systemd says: "):
+            await systemd.set_properties("bad.slice", [("NoSuchThing", ("b", True))])
+        with pytest.raises(TryLater, match=r"cannot start unknown\.service: systemd says: .*not found"):
+            await systemd.start("unknown.service")
+    finally:
+        await systemd.close()
 
 
 # ---- limits ----------------------------------------------------------------------------------
@@ -311,6 +357,7 @@ async def systemd_may_start_itself_anew_at_any_moment() -> None:
 
 
 SCENES: tuple[Callable[[], Any], ...] = (
+    what_systemd_says_is_passed_on,
     the_kernel_has_the_limits_of_each_class,
     a_quota_between_two_percent_is_rounded_up_by_both,
     a_limit_that_is_no_more_is_taken_back,

@@ -88,8 +88,7 @@ class Connection(asyncio.Protocol):
         """Take what came."""
         try:
             if not self._greeting.authenticated:
-                self._greet(data)
-                return
+                data = self._greet(data)
             self._parser.add_data(data)
             while (message := self._parser.get_next_message()) is not None:
                 self._take(message)
@@ -102,10 +101,13 @@ class Connection(asyncio.Protocol):
         """Let those who wait know."""
         self._end(exc if isinstance(exc, ConnectionError) else ConnectionResetError("the other side hung up"))
 
-    def _greet(self, data: bytes) -> None:
-        self._greeting.feed(data)
+    def _greet(self, data: bytes) -> bytes:
+        """Take the answer to the greeting. Returns what came after it: signals may follow at once."""
+        line, end, rest = data.partition(b"\r\n")
+        self._greeting.feed(line + end)
         if self._greeting.authenticated and not self.greeted.done():
             self.greeted.set_result(None)
+        return rest
 
     def _take(self, message: Message) -> None:
         fields, kind = message.header.fields, message.header.message_type
