@@ -5,7 +5,8 @@
 
 Systemd is `tests/host/booted.py`'s, which seals the machine's files off: everything here lies in its one directory that
 can be written. The agent is a process of its own, as `podkeeper run --runtime cri` starts it, with the reference's
-cgroup root.
+cgroup root; or it is the reference kubelet, where the machine has it: both read the same configuration and manifests,
+and keep their files in the same places.
 """
 
 import asyncio
@@ -15,6 +16,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,10 +26,12 @@ from uuid import uuid4
 import yaml
 
 from podkeeper.app.local.client import AskingFailed, LocalClient
+from tests.e2e.reference_kubelet import reference_kubelet
 from tests.host.booted import Booted, booted
 from tests.runtimes.cri.containerd import HOUSE_IMAGE, Containerd
 
 PATIENCE_SECONDS = 60.0
+PORT = 10255
 NODE = "n1"
 PODKEEPER = (sys.executable, "-B", "-c", "from podkeeper.app.cli import main; main(prog_name='podkeeper')")
 SERVES = "trap 'exit 0' TERM; echo start >> /ledger/$NAME; sleep 100000 & wait"
@@ -79,18 +83,14 @@ class SliceNode:
         self._manifests, self._ledger, self._root = (systemd.root / name for name in ("manifests", "ledger", "r"))
         for each in (self._manifests, self._ledger):
             each.mkdir()
-        self._config = systemd.root / "config.yaml"
-        self._config.write_text(yaml.safe_dump(self.configuration()))
         self._agent: subprocess.Popen[bytes] | None = None
-
-    def configuration(self) -> dict[str, Any]:
-        """What the agent is told; nothing of the driver, which the runtime tells."""
-        return {
+        self._is_ours = True
+        self._configuration = {
             "apiVersion": "kubelet.config.k8s.io/v1beta1",
             "kind": "KubeletConfiguration",
             "cgroupRoot": "/",
-            "podLogsDir": str(self.systemd.root / "logs"),
-            "containerRuntimeEndpoint": f"unix://{self.containerd.socket}",
+            "podLogsDir": str(systemd.root / "logs"),
+            "containerRuntimeEndpoint": f"unix://{containerd.socket}",
         }
 
     def write(self, name: str, resources: Mapping[str, Any]) -> str:
@@ -122,10 +122,53 @@ class SliceNode:
     # The agent's life.
 
     def start(self) -> None:
-        """Start an agent."""
-        where = ("--root", str(self._root), "--config", str(self._config), "--node-name", NODE)
-        command = self.systemd.command(*PODKEEPER, "run", str(self._manifests), "--runtime", "cri", "--plain", *where)
+        """Start podkeeper, and tell it nothing of the driver: the runtime does."""
+        self._is_ours = True
+        where = ("--root", str(self._root), "--config", self._configured(), "--node-name", NODE)
+        self._start(*PODKEEPER, "run", str(self._manifests), "--runtime", "cri", "--plain", *where)
+
+    def start_reference(self) -> None:
+        """Start the reference kubelet."""
+        program = reference_kubelet()
+        assert program is not None
+        if not self._root.exists():
+            self._root.mkdir()
+            # As on a machine whose root is shared; else it mounts that over itself, hiding what is mounted in it.
+            self.systemd.run("mount", "--bind", str(self._root), str(self._root))
+            self.systemd.run("mount", "--make-rshared", str(self._root))
+        self._is_ours = False
+        where = ("--root-dir", str(self._root), "--cert-dir", str(self.systemd.root / "pki"))
+        self._start(
+            program, "--config", self._configured(**self._of_the_reference()), "--hostname-override", NODE, *where
+        )
+
+    def _of_the_reference(self) -> dict[str, Any]:
+        """What the reference must be told besides, alone and in namespaces."""
+        return {
+            "cgroupDriver": "systemd",  # this containerd is too old to tell it
+            "staticPodPath": str(self._manifests),
+            "volumePluginDir": str(self.systemd.root / "plugins"),
+            "failCgroupV1": False,
+            "failSwapOn": False,
+            "enforceNodeAllocatable": [],
+            "featureGates": {"KubeletInUserNamespace": True},  # kernel settings are not its own here
+            "readOnlyPort": PORT,
+            "address": "127.0.0.1",
+            "authentication": {"anonymous": {"enabled": True}, "webhook": {"enabled": False}},
+            "authorization": {"mode": "AlwaysAllow"},
+            "imageGCHighThresholdPercent": 100,
+            "evictionHard": {"memory.available": "1Mi"},
+            "fileCheckFrequency": "1s",
+        }
+
+    def _configured(self, **more: Any) -> str:
+        path = self.systemd.root / "config.yaml"
+        path.write_text(yaml.safe_dump({**self._configuration, **more}))
+        return str(path)
+
+    def _start(self, *argv: str) -> None:
         with (self.systemd.root / "said").open("ab") as said:
+            command = self.systemd.command(*argv)
             self._agent = subprocess.Popen(command, stdout=said, stderr=said, stdin=subprocess.DEVNULL)
 
     def end(self, how: signal.Signals = signal.SIGKILL) -> None:
@@ -142,7 +185,11 @@ class SliceNode:
     def pods(self) -> Mapping[str, Any]:
         """What the agent says of its pods, by name; nothing while it does not answer."""
         try:
-            items = LocalClient(self._root / "podkeeper.sock").get("pods")["items"]
+            if self._is_ours:
+                items = LocalClient(self._root / "podkeeper.sock").get("pods")["items"]
+            else:
+                with self.containerd.inside(), urllib.request.urlopen(f"http://127.0.0.1:{PORT}/pods") as answer:
+                    items = json.loads(answer.read())["items"] or ()
         except (AskingFailed, OSError):
             return {}
         return {pod["metadata"]["name"].removesuffix(f"-{NODE}"): pod for pod in items}

@@ -5,11 +5,13 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.e2e.reference_kubelet import reference_kubelet
 from tests.e2e.slice_node import PODKEEPER, SliceNode, slice_node
 from tests.host import booted
 from tests.runtimes.cri import containerd
 
 FULL = {"cpu": "125m", "memory": "64Mi"}
+FILES = ("cpu.shares", "cpu.cfs_quota_us", "cpu.cfs_period_us", "memory.limit_in_bytes")
 
 
 @pytest.fixture(scope="module")
@@ -84,3 +86,53 @@ def test_pods_of_every_class_live_in_slices_of_their_own(node: SliceNode) -> Non
 def test_the_doctor_finds_the_systemd_that_makes_cgroups(node: SliceNode) -> None:
     said = node.systemd.run(*PODKEEPER, "doctor", "--runtime-endpoint", node.containerd.socket)
     assert "slices, made by systemd " in said
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    reference_kubelet() is None,
+    reason="there is no reference kubelet: put `kubelet` (1.36) on the path, or in KUBEBUILDER_ASSETS",
+)
+def test_slices_change_hands_between_podkeeper_and_the_reference_kubelet() -> None:
+    if (reason := booted.missing() or containerd.missing()) is not None:
+        pytest.skip(reason)
+    with slice_node() as node:
+        burstable = {"requests": {"cpu": "250m"}, "limits": {"memory": "32Mi"}}
+        classes = {"guaranteed": {"requests": FULL, "limits": FULL}, "burstable": burstable, "besteffort": {}}
+        uids = {name: node.write(name, resources).replace("-", "_") for name, resources in classes.items()}
+        top, paths = "/kubepods.slice", [f"/kubepods.slice/kubepods-pod{uids['guaranteed']}.slice"]
+        for name in ("burstable", "besteffort"):
+            branch = f"{top}/kubepods-{name}.slice"
+            paths += [branch, f"{branch}/kubepods-{name}-pod{uids[name]}.slice"]
+
+        def limits() -> dict[tuple[str, str], str]:
+            return {(path, file): node.told(path, file) for path in paths for file in FILES}
+
+        node.start_reference()
+        node.until(lambda: node.is_ready(*classes))
+        begun = {name: node.container_id(name) for name in classes}
+        node.until(lambda: node.told(f"{top}/kubepods-burstable.slice", "cpu.shares") == "256")  # it takes its time
+        slices, told = node.systemd.slices(), limits()
+        node.end()
+
+        node.start()
+        node.until(lambda: node.is_ready(*classes))
+        assert limits() == told
+        node.end()
+
+        node.start()
+        node.write("ours", burstable)
+        node.until(lambda: node.is_ready(*classes, "ours"))
+        assert {name: node.container_id(name) for name in classes} == begun
+        assert slices < node.systemd.slices()
+        ours = node.container_id("ours")
+        node.unwrite("guaranteed")
+        node.until(lambda: len([each for each in node.systemd.slices() if "-pod" in each]) == 3)
+        node.end()
+
+        node.start_reference()
+        node.unwrite("besteffort")
+        node.until(lambda: len([each for each in node.systemd.slices() if "-pod" in each]) == 2)
+        node.until(lambda: node.is_ready("burstable", "ours"))
+        assert (node.container_id("burstable"), node.container_id("ours")) == (begun["burstable"], ours)
+        assert {node.starts(name) for name in (*classes, "ours")} == {1}
