@@ -17,7 +17,7 @@ import pytest
 
 from podkeeper.host.cgroup_survey import Offer
 from podkeeper.host.slices import Slices, open_slices
-from podkeeper.host.systemd import BUS_SOCKET, Systemd
+from podkeeper.host.systemd import BUS_SOCKET, NoSystemd, Systemd
 from podkeeper.model.errors import TryLater
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.messages import PodUID
@@ -73,6 +73,17 @@ async def promise(name: str) -> None:
     (scenario,) = (each for each in CGROUPS.scenarios if each.__name__ == name)
     async with stage() as here:
         await scenario(here.slices)
+
+
+async def systemd_is_on_the_bus() -> None:
+    """Systemd comes to a new bus a moment after that is there."""
+    async with asyncio.timeout(10):
+        while True:
+            try:
+                await (await Systemd.open("", BUS_SOCKET)).close()
+                return
+            except NoSystemd:
+                await asyncio.sleep(0.02)
 
 
 async def promise_on_the_bus(name: str) -> None:

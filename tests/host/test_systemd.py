@@ -51,6 +51,7 @@ def with_a_bus(systemd: Booted) -> Iterator[Booted]:
         systemd.run("sh", "-c", 'mkdir -p "$(dirname "$1")"; printf %s "$2" >"$1"', "sh", path, text)
     systemd.run("systemctl", "daemon-reload")
     systemd.run("systemctl", "start", "dbus.service")
+    systemd.play(slice_scenes.systemd_is_on_the_bus)
     try:
         yield systemd
     finally:
