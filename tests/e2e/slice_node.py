@@ -26,6 +26,9 @@ from uuid import uuid4
 import yaml
 
 from podkeeper.app.local.client import AskingFailed, LocalClient
+from podkeeper.runtimes.cri.calls import Calls
+from podkeeper.runtimes.cri.schema import cri
+from podkeeper.runtimes.cri.transport import GrpcTransport
 from tests.e2e.reference_kubelet import reference_kubelet
 from tests.host.booted import Booted, booted
 from tests.runtimes.cri.containerd import HOUSE_IMAGE, Containerd
@@ -204,6 +207,24 @@ class SliceNode:
         """The container of a pod."""
         (status,) = self.pods()[name]["status"]["containerStatuses"]
         return str(status["containerID"]).removeprefix("containerd://")
+
+    def cgroup_parents(self) -> dict[str, str]:
+        """What the runtime was told as the cgroup parent of each pod, by the agent that started it."""
+        return asyncio.run(self._cgroup_parents())
+
+    async def _cgroup_parents(self) -> dict[str, str]:
+        transport = GrpcTransport(self.containerd.socket)
+        found = {}
+        try:
+            for box in await Calls(transport).sandboxes():
+                request = cri.PodSandboxStatusRequest(pod_sandbox_id=box.id, verbose=True)
+                method = "/runtime.v1.RuntimeService/PodSandboxStatus"
+                answer = await transport.unary(method, request, cri.PodSandboxStatusResponse, PATIENCE_SECONDS)
+                name = box.metadata.name.removesuffix(f"-{NODE}")
+                found[name] = json.loads(answer.info["info"])["config"]["linux"]["cgroup_parent"]
+        finally:
+            await transport.close()
+        return found
 
     def starts(self, name: str) -> int:
         """How often the container of a pod really began, by its own account."""

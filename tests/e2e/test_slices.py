@@ -113,6 +113,8 @@ def test_slices_change_hands_between_podkeeper_and_the_reference_kubelet() -> No
         begun = {name: node.container_id(name) for name in classes}
         node.until(lambda: node.told(f"{top}/kubepods-burstable.slice", "cpu.shares") == "256")  # it takes its time
         slices, told = node.systemd.slices(), limits()
+        parents = node.cgroup_parents()
+        assert parents["burstable"] == paths[2]
         node.end()
 
         node.start()
@@ -121,11 +123,13 @@ def test_slices_change_hands_between_podkeeper_and_the_reference_kubelet() -> No
         node.end()
 
         node.start()
-        node.write("ours", burstable)
+        uid_of_ours = node.write("ours", burstable)
         node.until(lambda: node.is_ready(*classes, "ours"))
         assert {name: node.container_id(name) for name in classes} == begun
         assert slices < node.systemd.slices()
         ours = node.container_id("ours")
+        parent_of_ours = parents["burstable"].replace(uids["burstable"], uid_of_ours.replace("-", "_"))
+        assert node.cgroup_parents() == {**parents, "ours": parent_of_ours}
         node.unwrite("guaranteed")
         node.until(lambda: len([each for each in node.systemd.slices() if "-pod" in each]) == 3)
         node.end()

@@ -180,11 +180,6 @@ class Booted:
         return ["sh", "-eu", "-c", _JOIN, "sh", str(len(directories)), *directories, *argv]
 
     def _make_cgroups(self) -> None:
-        if all(kind == "cgroup2" for kind, _, _ in self._hierarchies):
-            top = self._hierarchies[0][1]
-            for controller in (top / "cgroup.controllers").read_text().split():
-                with suppress(OSError):  # below, systemd hands them down by itself
-                    (top / "cgroup.subtree_control").write_text(f"+{controller}")
         for _, point, options in self._hierarchies:
             above = point
             for name in (self.name, "harness"):

@@ -7,65 +7,21 @@ import asyncio
 import os
 import subprocess
 import uuid
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
-
-import pytest
 
 from podkeeper.host.cgroup_survey import Offer
 from podkeeper.host.slices import Slices, open_slices
-from podkeeper.host.systemd import BUS_SOCKET, NoSystemd, Systemd
-from podkeeper.model.errors import TryLater
+from podkeeper.host.systemd import Systemd
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.messages import PodUID
 from podkeeper.rules.slice_limits import Property
 from podkeeper.runtimes.process.keeper import cgroup
-from podkeeper.runtimes.process.keeper.cgroup import Place
 from podkeeper.testing.contracts.cgroups import CGROUPS
 from tests.host.pods import BEST_EFFORT, BURSTABLE, GUARANTEED, pod, uid_of
+from tests.host.slice_stage import PIDS, begun_scope, eventually, stage, systemctl
 
-PIDS = 77
 SLEEP = ("sleep", "1000")
-
-
-@dataclass
-class Stage:
-    """Slices below a root of the scene's own, and what is needed to look at them from another side."""
-
-    root: str
-    slices: Slices[Place]
-    systemd: Systemd
-
-    def unit(self, pod: Pod, branch: str = "") -> str:
-        middle = f"-{branch}" if branch else ""
-        return f"{self.root}{middle}-pod{uid_of(pod).replace('-', '_')}.slice"
-
-    def told(self, parent: str, file: str) -> str:
-        """What the kernel says, in the cgroup at a path."""
-        place = cgroup.find(parent)
-        assert place is not None, f"there is no {parent}"
-        return Path(place.directory_of(file.partition(".")[0]), file).read_text().strip()
-
-
-@asynccontextmanager
-async def stage(private: str | None = None, bus: str = "") -> AsyncIterator[Stage]:
-    root = f"test{uuid.uuid4().hex[:8]}"
-    units, beside = await Systemd.open(private, bus), await Systemd.open(bus="")
-    try:
-        slices = await open_slices(units, cgroup, (root,), pod_pids_limit=PIDS)
-        try:
-            yield Stage(root, slices, beside)
-        finally:
-            for uid in await slices.list_pods():
-                await slices.remove(uid)
-            await slices.close()
-        assert cgroup.find(f"/{root}.slice") is None
-        assert not await beside.is_active(f"{root}.slice")
-    finally:
-        await beside.close()
 
 
 async def promise(name: str) -> None:
@@ -73,60 +29,6 @@ async def promise(name: str) -> None:
     (scenario,) = (each for each in CGROUPS.scenarios if each.__name__ == name)
     async with stage() as here:
         await scenario(here.slices)
-
-
-async def systemd_is_on_the_bus() -> None:
-    """Systemd comes to a new bus a moment after that is there."""
-    async with asyncio.timeout(10):
-        while True:
-            try:
-                await (await Systemd.open("", BUS_SOCKET)).close()
-                return
-            except NoSystemd:
-                await asyncio.sleep(0.02)
-
-
-async def promise_on_the_bus(name: str) -> None:
-    """The same for somebody whom systemd's own socket is closed to."""
-    (scenario,) = (each for each in CGROUPS.scenarios if each.__name__ == name)
-    async with stage(private="", bus=BUS_SOCKET) as here:
-        await scenario(here.slices)
-
-
-async def a_bus_may_be_restarted() -> None:
-    async with stage(private="", bus=BUS_SOCKET) as here:
-        await here.slices.ensure(BURSTABLE)
-        await asyncio.to_thread(systemctl, "restart", "dbus.service")
-        await here.slices.ensure(GUARANTEED)
-        assert await here.slices.list_pods() == {uid_of(BURSTABLE), uid_of(GUARANTEED)}
-
-
-async def where_its_own_socket_is_closed_the_bus_serves() -> None:
-    async with stage(private="/nowhere/private", bus=BUS_SOCKET) as here:
-        await here.slices.ensure(BURSTABLE)
-        assert await here.slices.list_pods() == {uid_of(BURSTABLE)}
-
-
-async def what_systemd_says_is_passed_on() -> None:
-    systemd = await Systemd.open(bus="")
-    try:
-        assert systemd.version >= 200
-        assert not await systemd.is_active("unknown.slice")
-        await systemd.stop("unknown.slice")
-        for unit, properties, words in (
-            ("no-suffix", [], "cannot start no-suffix: systemd says: Invalid unit name"),
-            ("bad.slice", [("MemoryMax", ("s", "much"))], "cannot start bad.slice: systemd says: "),
-            ("bad.slice", [("NoSuchThing", ("b", True))], "cannot start bad.slice: systemd says: .*NoSuchThing"),
-        ):
-            told: Any = properties
-            with pytest.raises(TryLater, match=words):
-                await systemd.start_transient(unit, told)
-        with pytest.raises(TryLater, match=r"cannot change bad\.slice: systemd says: "):
-            await systemd.set_properties("bad.slice", [("NoSuchThing", ("b", True))])
-        with pytest.raises(TryLater, match=r"cannot start unknown\.service: systemd says: .*not found"):
-            await systemd.start("unknown.service")
-    finally:
-        await systemd.close()
 
 
 # ---- limits ----------------------------------------------------------------------------------
@@ -368,7 +270,6 @@ async def systemd_may_start_itself_anew_at_any_moment() -> None:
 
 
 SCENES: tuple[Callable[[], Any], ...] = (
-    what_systemd_says_is_passed_on,
     the_kernel_has_the_limits_of_each_class,
     a_quota_between_two_percent_is_rounded_up_by_both,
     a_limit_that_is_no_more_is_taken_back,
@@ -382,29 +283,3 @@ SCENES: tuple[Callable[[], Any], ...] = (
     a_slice_that_is_known_and_stopped_is_started,
     systemd_may_start_itself_anew_at_any_moment,
 )
-
-
-# ---- helpers ---------------------------------------------------------------------------------
-
-
-def systemctl(*words: str) -> None:
-    subprocess.run(["systemctl", *words], check=True, capture_output=True)
-
-
-async def begun_scope(systemd: Systemd, unit: str, pid: int) -> str:
-    """Put a process into a scope in a slice, as container runtimes do."""
-    scope = f"test-{uuid.uuid4().hex}.scope"
-    properties: list[Property] = [
-        ("Slice", ("s", unit)),
-        ("Delegate", ("b", True)),
-        ("DefaultDependencies", ("b", False)),
-        ("PIDs", ("au", (pid,))),
-    ]
-    assert await systemd.start_transient(scope, properties)
-    return scope
-
-
-async def eventually(holds: Callable[[], bool], seconds: float = 10.0) -> None:
-    async with asyncio.timeout(seconds):
-        while not holds():
-            await asyncio.sleep(0.01)

@@ -16,7 +16,7 @@ from podkeeper.ports.cgroups import Cgroups
 from podkeeper.testing.contracts import name_of
 from podkeeper.testing.contracts.cgroups import CGROUPS
 from podkeeper.testing.contracts.contract import Scenario
-from tests.host import slice_scenes
+from tests.host import systemd_scenes
 from tests.host.booted import Booted
 
 DAEMON = "/usr/bin/dbus-daemon"
@@ -51,7 +51,7 @@ def with_a_bus(systemd: Booted) -> Iterator[Booted]:
         systemd.run("sh", "-c", 'mkdir -p "$(dirname "$1")"; printf %s "$2" >"$1"', "sh", path, text)
     systemd.run("systemctl", "daemon-reload")
     systemd.run("systemctl", "start", "dbus.service")
-    systemd.play(slice_scenes.systemd_is_on_the_bus)
+    systemd.play(systemd_scenes.systemd_is_on_the_bus)
     try:
         yield systemd
     finally:
@@ -62,15 +62,19 @@ def with_a_bus(systemd: Booted) -> Iterator[Booted]:
 
 @pytest.mark.parametrize("scenario", CGROUPS.scenarios, ids=name_of)
 def test_a_promise_is_kept_over_the_system_bus(with_a_bus: Booted, scenario: Scenario[Cgroups]) -> None:
-    with_a_bus.play(slice_scenes.promise_on_the_bus, scenario.__name__)
+    with_a_bus.play(systemd_scenes.promise_on_the_bus, scenario.__name__)
 
 
 def test_the_bus_serves_where_systemds_own_socket_does_not(with_a_bus: Booted) -> None:
-    with_a_bus.play(slice_scenes.where_its_own_socket_is_closed_the_bus_serves)
+    with_a_bus.play(systemd_scenes.where_its_own_socket_is_closed_the_bus_serves)
 
 
 def test_a_bus_may_be_restarted(with_a_bus: Booted) -> None:
-    with_a_bus.play(slice_scenes.a_bus_may_be_restarted)
+    with_a_bus.play(systemd_scenes.a_bus_may_be_restarted)
+
+
+def test_what_systemd_says_is_passed_on(systemd: Booted) -> None:
+    systemd.play(systemd_scenes.what_systemd_says_is_passed_on)
 
 
 # ---- no systemd ------------------------------------------------------------------------------
