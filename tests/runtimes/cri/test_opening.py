@@ -133,12 +133,13 @@ async def hung_up_on(path: str) -> str:
 
 
 def test_why_a_call_did_not_get_through_is_said_in_plain_words(tmp_path: Path) -> None:
-    path = str(tmp_path / "s")
-    to = f"cannot reach the container runtime at {path}: "
-    assert asyncio.run(told_later(path)) == (
-        f"{to}no such file or directory; it may be starting anew, or is not running"
+    # Two paths: grpcio remembers for a moment what became of the last try with the same one.
+    missing, rude = str(tmp_path / "missing"), str(tmp_path / "rude")
+    to = "cannot reach the container runtime at "
+    assert asyncio.run(told_later(missing)) == (
+        f"{to}{missing}: no such file or directory; it may be starting anew, or is not running"
     )
-    assert asyncio.run(hung_up_on(path)) == f"{to}it has hung up; it may be starting anew"
+    assert asyncio.run(hung_up_on(rude)) == f"{to}{rude}: it has hung up; it may be starting anew"
 
 
 def test_a_server_without_cri_is_told_so() -> None:

@@ -115,8 +115,8 @@ def _sorted(error: grpc.aio.AioRpcError, method: str, path: str, seconds: float)
 def _plain(words: str, path: str) -> str:
     """Why a connection failed, without what grpcio wraps around the kernel's words."""
     bare = words.rpartition(f"unix:{path}")[2].strip(": ").removeprefix("error: ")
-    match bare.lower():
-        case "socket closed":
+    match bare.lower().rpartition(":")[2].strip():  # before it may be the call that failed: recvmsg, sendmsg
+        case "socket closed" | "connection reset by peer" | "broken pipe":
             return "it has hung up; it may be starting anew"
         case "no such file or directory" | "connection refused" as trouble:
             return f"{trouble}; it may be starting anew, or is not running"
