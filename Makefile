@@ -53,8 +53,9 @@ test: check  ## check plus all fast tests, the recorded traces among them
 	@$(BIN)/pytest -m "not slow" -n 2 --ignore $(WALLS)
 	@$(BIN)/pytest -m "not slow" -n 2 $(WALLS)
 
+# More workers than cores: most of these tests wait more than they work.
 e2e: $(READY)  ## the slow tests: real things (kubectl; each says why when it is skipped), every crash of five lives
-	@$(BIN)/pytest -m slow -rs -n 2 --ignore $(WALLS)
+	@$(BIN)/pytest -m slow -rs -n 3 --dist worksteal --ignore $(WALLS)
 
 torture: $(READY)  ## kill the agent at random moments under a running workload: ROUNDS=200 (SEED=N: the same deeds again)
 	@$(BIN)/python -m tools.torture --rounds $(or $(ROUNDS),200) $(if $(SEED),--seed $(SEED))

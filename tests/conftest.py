@@ -1,4 +1,4 @@
-"""What all tests share: one way of drawing examples (the same each time, on any machine), and a certificate."""
+"""What all tests share: one way of drawing examples (the same each time, on any machine), an order, a certificate."""
 
 import shutil
 import ssl
@@ -13,6 +13,11 @@ settings.register_profile(
     "house", derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("house")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest first: whoever begins one last has the others wait for him. Those of the simulation take minutes."""
+    items.sort(key=lambda item: not ("sim" in item.path.parts and item.get_closest_marker("slow")))
 
 
 @pytest.fixture(scope="module")

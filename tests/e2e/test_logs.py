@@ -255,7 +255,7 @@ def test_a_pod_that_is_stopped_and_started_begins_a_log_of_its_own(machine: Mach
     first = machine.disk("web")
     machine.interrupt()
     machine.start()
-    machine.until(lambda: machine.disk("web") not in ([], first), "it has said something else")
+    machine.until(lambda: machine.files("web") and machine.disk("web") not in ([], first), "it has said something else")
     assert (len(first), machine.show("web")) == (1, machine.disk("web"))
     assert len(machine.disk("web")) == 1
 

@@ -174,8 +174,8 @@ def test_readiness_by_http_follows_the_answers(on_a_node: OnANode, tmp_path: Pat
                 "readinessProbe": {"httpGet": action, "failureThreshold": 1},
             }
             node.create(pod("app", container=fields, hostNetwork=True, annotations=every_tenth("readiness")))
-            await node.until(lambda: bool(told(node, "Unhealthy")))
-            assert told(node, "Unhealthy")[0] == "Readiness probe failed: HTTP probe failed with statuscode: 500"
+            refusal = "Readiness probe failed: HTTP probe failed with statuscode: 500"
+            await node.until(lambda: refusal in told(node, "Unhealthy"))
             assert not node.is_ready("app")
             answers[0] = OK
             await node.until_ready("app")
@@ -243,8 +243,8 @@ def test_readiness_by_grpc_follows_the_health_service(on_a_node: OnANode, tmp_pa
             probe = {"grpc": {"port": there.port, "service": "shop"}, "failureThreshold": 1}
             fields = {**sh(POLITE), "readinessProbe": probe}
             node.create(pod("app", container=fields, hostNetwork=True, annotations=every_tenth("readiness")))
-            await node.until(lambda: bool(told(node, "Unhealthy")))
-            assert "NOT_SERVING" in told(node, "Unhealthy")[0]
+            # Not the first that is told: on a busy machine that may be that nobody answered in time.
+            await node.until(lambda: any("NOT_SERVING" in each for each in told(node, "Unhealthy")))
             assert asked[0] == b"\x0a\x04shop"
             answers[0] = b"\x08\x01"
             await node.until_ready("app")
