@@ -143,7 +143,7 @@ class RuntimeTorture(Torture):
     def _left(self) -> list[str]:
         return [
             *left_in(self._root, self._root),
-            *(f"shim {pid}" for pid in self._node.shims() if children_of(pid)),
+            *(f"shim {pid}" for pid in self._node.helpers() if children_of(pid)),
             *(f"pod {name}" for name in asyncio.run(self._pods_of_runtime())),
         ]
 
@@ -160,7 +160,7 @@ class RuntimeTorture(Torture):
         """Stop the pods, and see that nothing is left."""
         super().end()
         mounts = [line for line in lines_of("/proc/self/mountinfo") if f" {self._node.root}/" in line]
-        self.leftovers = len(self._node.shims()) + len(mounts)
+        self.leftovers = len(self._node.helpers()) + len(mounts)
 
     def clear_away(self) -> None:
         """After a failure: let the agent stop its pods; containerd's own end does the rest."""

@@ -13,7 +13,7 @@ from podkeeper.testing.contracts import Implementation, name_of, opened
 from podkeeper.testing.contracts.contract import Scenario
 from podkeeper.testing.contracts.runtime import RUNTIME, RuntimeSubject
 from podkeeper.testing.virtual_time import VirtualClock
-from tests.runtimes.cri.containerd import MISSING_IMAGE, PULLABLE_IMAGE, Containerd
+from tests.runtimes.cri.cri_node import MISSING_IMAGE, PULLABLE_IMAGE, CriNode
 from tests.runtimes.process.home import at_home
 
 
@@ -47,11 +47,11 @@ def test_a_promise_is_kept(implementation: Implementation[RuntimeSubject], scena
 
 
 @pytest.mark.parametrize("scenario", RUNTIME.scenarios, ids=name_of)
-def test_containerd_keeps_a_promise(containerd: Containerd, scenario: Scenario[RuntimeSubject]) -> None:
+def test_a_container_runtime_keeps_a_promise(cri_node: CriNode, scenario: Scenario[RuntimeSubject]) -> None:
     @asynccontextmanager
     async def opened_there() -> AsyncIterator[RuntimeSubject]:
-        async with containerd.opened() as made:
+        async with cri_node.opened() as made:
             runtime: Runtime = made
             yield RuntimeSubject(runtime, image=PULLABLE_IMAGE, missing_image=MISSING_IMAGE)
 
-    Implementation(opened_there, run=containerd.run).check(scenario)
+    Implementation(opened_there, run=cri_node.run).check(scenario)

@@ -1,11 +1,11 @@
-"""A whole agent on a real containerd, with a proxy for trouble between them and a witness beside them.
+"""A whole agent on a real container runtime, with a proxy for trouble between them and a witness beside them.
 
     async def scenario(house: House) -> None:
         house.proxy.trouble("RunPodSandbox", Hang(), pod="web")
         house.create("web")
         await house.until(house.is_ready, "web")
 
-    in_a_house(containerd, tmp_path, scenario)
+    in_a_house(cri_node, tmp_path, scenario)
 
 The agent is wired as `podkeeper run --runtime cri` does it, with an API in memory and less patience than usual. Every
 start of a container leaves a line in a file. In the end all pods are deleted, and nothing may be left of them, nor may
@@ -30,7 +30,7 @@ from podkeeper.model.messages import PodUID
 from podkeeper.rules.defaults import default_pod
 from podkeeper.rules.worker.pauses import Timing
 from podkeeper.testing.memory_api import MemoryApi
-from tests.runtimes.cri.containerd import BUSYBOX_IMAGE, Containerd
+from tests.runtimes.cri.cri_node import BUSYBOX_IMAGE, CriNode
 from tests.runtimes.cri.proxy import Proxy, proxied
 from tests.runtimes.cri.witness import Witness, witnessed
 
@@ -47,7 +47,7 @@ SOON = Timing(error_seconds=1.0)
 class House:
     """The agent and its world."""
 
-    def __init__(self, node: Containerd, root: Path, api: MemoryApi, agent: Agent, proxy: Proxy, seen: Witness) -> None:
+    def __init__(self, node: CriNode, root: Path, api: MemoryApi, agent: Agent, proxy: Proxy, seen: Witness) -> None:
         self.node = node
         self.proxy = proxy
         self.witness = seen
@@ -149,8 +149,8 @@ class House:
 Scenario = Callable[[House], Awaitable[None]]
 
 
-def in_a_house(node: Containerd, root: Path, scenario: Scenario) -> None:
-    """Let a scenario happen, in the network of a containerd."""
+def in_a_house(node: CriNode, root: Path, scenario: Scenario) -> None:
+    """Let a scenario happen, in the network of a container runtime."""
 
     async def life() -> None:
         try:
@@ -164,7 +164,7 @@ def in_a_house(node: Containerd, root: Path, scenario: Scenario) -> None:
 
 
 @asynccontextmanager
-async def _built(node: Containerd, root: Path) -> AsyncIterator[House]:
+async def _built(node: CriNode, root: Path) -> AsyncIterator[House]:
     with tempfile.TemporaryDirectory(prefix="podkeeper-proxy-") as place:  # a socket's path must be short
         path = f"{place}/p.sock"
         wanted = Standalone(paths=(), root=root / "r", node_name=NODE, runtime="cri", runtime_endpoint=path)

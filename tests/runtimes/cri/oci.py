@@ -66,9 +66,16 @@ class Store:
         return {"digest": digest, "size": len(data)}
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Say nothing: some try TLS first, and hang up."""
+
+
 @contextmanager
 def registry(store: Store, port: int) -> Iterator[None]:
-    """Serve the images whose names begin with `localhost:PORT/`."""
+    """Serve the images whose names begin with `localhost:PORT/`; others as a mirror would: below their whole names."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -95,8 +102,7 @@ def registry(store: Store, port: int) -> Iterator[None]:
             if body:
                 self.wfile.write(data)
 
-    with ThreadingHTTPServer(("127.0.0.1", port), Handler) as server:
-        server.daemon_threads = True
+    with _Server(("127.0.0.1", port), Handler) as server:
         thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, name="registry", daemon=True)
         thread.start()
         try:
@@ -115,7 +121,8 @@ def _find(store: Store, port: int, path: str, credentials: str | None) -> tuple[
             wanted = "Basic " + base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
             if repository[0] == "private" and credentials != wanted:
                 return 401, nothing, b'{"errors":[{"code":"UNAUTHORIZED"}]}'
-            found = store.images.get(f"localhost:{port}/{'/'.join(repository)}:{reference}")
+            name = f"{'/'.join(repository)}:{reference}"
+            found = store.images.get(f"localhost:{port}/{name}") or store.images.get(name)
             digest = reference if found is None else found["digest"]
             if digest in store.blobs:
                 return 200, _MANIFEST if what == "manifests" else "application/octet-stream", store.blobs[digest]

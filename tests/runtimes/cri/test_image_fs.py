@@ -1,4 +1,4 @@
-"""How full the disk of images is: from answers of any kind, and from containerd."""
+"""How full the disk of images is: from answers of any kind, and from real ones."""
 
 import asyncio
 import os
@@ -17,7 +17,7 @@ from podkeeper.runtimes.cri.about import about
 from podkeeper.runtimes.cri.image_fs import image_usage
 from podkeeper.runtimes.cri.schema import cri
 from podkeeper.runtimes.cri.transport import Answer, GrpcTransport
-from tests.runtimes.cri.containerd import PORT, Containerd
+from tests.runtimes.cri.cri_node import PORT, CriNode
 from tests.runtimes.cri.scenes import Scene
 
 
@@ -66,17 +66,17 @@ def test_a_file_system_that_is_not_there_is_a_failure(tmp_path: Path) -> None:
         asyncio.run(image_usage(Canned(answer)))
 
 
-def test_containerd_loses_what_nobody_uses_and_keeps_the_rest(containerd: Containerd) -> None:
+def test_a_container_runtime_loses_what_nobody_uses_and_keeps_the_rest(cri_node: CriNode) -> None:
     unused = f"localhost:{PORT}/podkeeper/unused:1"
-    containerd.store.add(unused, {"Labels": {"made-for": "nobody"}})
+    cri_node.store.add(unused, {"Labels": {"made-for": "nobody"}})
     told: list[PodEvent] = []
 
     async def scenario() -> None:
-        transport = GrpcTransport(containerd.socket)
+        transport = GrpcTransport(cri_node.socket)
         pause = (await about(transport)).sandbox_image
         await transport.close()
         assert pause
-        async with containerd.opened() as runtime:
+        async with cri_node.opened() as runtime:
             before = {image.id: image for image in await runtime.list_images()}
             assert pause in {tag for image in before.values() for tag in image.tags}
             used = next(image for image in before.values() if pause not in image.tags and image.tags)
@@ -93,7 +93,7 @@ def test_containerd_loses_what_nobody_uses_and_keeps_the_rest(containerd: Contai
             )
             usage = await runtime.image_usage()
             assert usage is not None
-            assert usage.mountpoint.startswith(str(containerd.root))
+            assert usage.mountpoint.startswith(str(cri_node.root))
             assert 0 < usage.available_bytes < usage.capacity_bytes
             await asyncio.sleep(0.01)
             assert await runtime.image(unused) is not None
@@ -101,5 +101,5 @@ def test_containerd_loses_what_nobody_uses_and_keeps_the_rest(containerd: Contai
             assert await runtime.image(unused) is None
             assert {image.id for image in await runtime.list_images()} == before.keys()
 
-    containerd.run(scenario())
+    cri_node.run(scenario())
     assert told == []

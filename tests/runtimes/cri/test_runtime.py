@@ -1,4 +1,4 @@
-"""The CRI runtime on a real containerd: what only that can show."""
+"""The CRI runtime on a real container runtime: what only that can show."""
 
 import asyncio
 from pathlib import Path
@@ -14,7 +14,7 @@ from podkeeper.model.runtime_calls import RuntimeEventType
 from podkeeper.runtimes.cri.calls import Calls
 from podkeeper.runtimes.cri.schema import cri
 from podkeeper.runtimes.cri.transport import GrpcTransport
-from tests.runtimes.cri.containerd import BUSYBOX_IMAGE, PRIVATE_IMAGE, Containerd, HousedRuntime
+from tests.runtimes.cri.cri_node import BUSYBOX_IMAGE, PRIVATE_IMAGE, CriNode, HousedRuntime
 from tests.runtimes.cri.oci import PASSWORD, USER
 from tests.runtimes.cri.scenes import Scene, eventually
 
@@ -28,7 +28,7 @@ async def busybox(runtime: HousedRuntime) -> str:
     return image.id
 
 
-def run(node: Containerd, scenario: Any) -> None:
+def run(node: CriNode, scenario: Any) -> None:
     """Run a scenario with a runtime and a pod of its image."""
 
     async def whole() -> None:
@@ -38,25 +38,25 @@ def run(node: Containerd, scenario: Any) -> None:
     node.run(whole())
 
 
-def test_it_says_who_it_is(containerd: Containerd) -> None:
+def test_it_says_who_it_is(cri_node: CriNode) -> None:
     async def scenario(runtime: HousedRuntime, image: str) -> None:
-        assert runtime.name == "containerd"
+        assert runtime.name == cri_node.name
         assert runtime.version
 
-    run(containerd, scenario)
+    run(cri_node, scenario)
 
 
-def test_last_words_are_read_from_the_file(containerd: Containerd) -> None:
+def test_last_words_are_read_from_the_file(cri_node: CriNode) -> None:
     async def scenario(runtime: HousedRuntime, image: str) -> None:
         scene = Scene(runtime, image)
         said = ("sh", "-c", f"echo log; echo last words > {MESSAGE_PATH}; exit 3")
         record = await scene.exited(await scene.start(*said, termination_message_path=MESSAGE_PATH))
         assert (record.exit_code, record.reason, record.message) == (3, "Error", "last words\n")
 
-    run(containerd, scenario)
+    run(cri_node, scenario)
 
 
-def test_without_a_file_the_end_of_the_log_will_do(containerd: Containerd) -> None:
+def test_without_a_file_the_end_of_the_log_will_do(cri_node: CriNode) -> None:
     async def scenario(runtime: HousedRuntime, image: str) -> None:
         scene = Scene(runtime, image)
         wanted = {"termination_message_path": MESSAGE_PATH, "termination_message_policy": "FallbackToLogsOnError"}
@@ -65,10 +65,10 @@ def test_without_a_file_the_end_of_the_log_will_do(containerd: Containerd) -> No
         record = await scene.exited(await scene.start("sh", "-c", "echo one", name="well", **wanted))
         assert (record.exit_code, record.reason, record.message) == (0, "Completed", "")
 
-    run(containerd, scenario)
+    run(cri_node, scenario)
 
 
-def test_a_want_of_memory_is_told(containerd: Containerd) -> None:
+def test_a_want_of_memory_is_told(cri_node: CriNode) -> None:
     async def scenario(runtime: HousedRuntime, image: str) -> None:
         scene = Scene(runtime, image)
         limits = ResourceRequirements(limits={"memory": "20Mi"})
@@ -80,10 +80,10 @@ def test_a_want_of_memory_is_told(containerd: Containerd) -> None:
         assert record.resources is not None
         assert record.resources.memory_limit_bytes == 20 * 2**20
 
-    run(containerd, scenario)
+    run(cri_node, scenario)
 
 
-def test_a_container_that_could_not_start_is_found_with_its_reason(containerd: Containerd) -> None:
+def test_a_container_that_could_not_start_is_found_with_its_reason(cri_node: CriNode) -> None:
     async def scenario(runtime: HousedRuntime, image: str) -> None:
         scene = Scene(runtime, image)
         container_id = await scene.create(await scene.sandbox(), "/no/such/binary")
@@ -95,10 +95,10 @@ def test_a_container_that_could_not_start_is_found_with_its_reason(containerd: C
         assert record.started_at is not None
         assert record.started_at.year == 1970
 
-    run(containerd, scenario)
+    run(cri_node, scenario)
 
 
-def test_a_pod_has_an_address_that_can_be_reached_and_its_name_in_the_hosts_file(containerd: Containerd) -> None:
+def test_a_pod_has_an_address_that_can_be_reached_and_its_name_in_the_hosts_file(cri_node: CriNode) -> None:
     async def scenario(runtime: HousedRuntime, image: str) -> None:
         scene = Scene(runtime, image)
         sandbox_id = await scene.sandbox(hostname="web")
@@ -114,7 +114,7 @@ def test_a_pod_has_an_address_that_can_be_reached_and_its_name_in_the_hosts_file
         assert end.output.endswith(b"web\n")
         assert await _read_from(ip, 8080) == b"hello\n"
 
-    run(containerd, scenario)
+    run(cri_node, scenario)
 
 
 async def _read_from(ip: str, port: int) -> bytes:
@@ -132,30 +132,30 @@ async def _read_from(ip: str, port: int) -> bytes:
                 return said
 
 
-def test_in_the_nodes_network_a_pod_has_no_address_of_its_own(containerd: Containerd) -> None:
+def test_in_the_nodes_network_a_pod_has_no_address_of_its_own(cri_node: CriNode) -> None:
     async def scenario(runtime: HousedRuntime, image: str) -> None:
         scene = Scene(runtime, image, host_network=True)
         await scene.sandbox()
         record = await scene.record()
         assert (record.ips, record.sandboxes[0].network) == ((), NetworkMode.NODE)
 
-    run(containerd, scenario)
+    run(cri_node, scenario)
 
 
-def test_output_and_errors_of_a_command_come_one_after_the_other(containerd: Containerd) -> None:
+def test_output_and_errors_of_a_command_come_one_after_the_other(cri_node: CriNode) -> None:
     async def scenario(runtime: HousedRuntime, image: str) -> None:
         container_id = await Scene(runtime, image).start(*LONG)
         end = await runtime.exec_sync(container_id, ["sh", "-c", "echo err >&2; echo out; exit 2"], 5)
         assert end == Exited(2, b"out\nerr\n")
 
-    run(containerd, scenario)
+    run(cri_node, scenario)
 
 
-def test_another_life_of_the_agent_goes_on_with_a_pod(containerd: Containerd) -> None:
+def test_another_life_of_the_agent_goes_on_with_a_pod(cri_node: CriNode) -> None:
     async def scenario(runtime: HousedRuntime, image: str) -> None:
         scene = Scene(runtime, image)
         first = await scene.start(*LONG)
-        async with containerd.runtime() as second_life:
+        async with cri_node.runtime() as second_life:
             listed = next(pod for pod in await second_life.list_pods() if pod.uid == scene.uid)
             (sandbox,) = listed.sandboxes
             scene.runtime = second_life
@@ -163,39 +163,39 @@ def test_another_life_of_the_agent_goes_on_with_a_pod(containerd: Containerd) ->
             await second_life.start_container(second)
             await scene.exited(second)
             assert {it.id for it in (await scene.record()).containers} == {first, second}
-            (log,) = Path(containerd.logs).glob(f"*_{scene.uid}/later/0.log")
+            (log,) = Path(cri_node.logs).glob(f"*_{scene.uid}/later/0.log")
             assert log.read_text().endswith("stdout F hi\n")
 
-    run(containerd, scenario)
+    run(cri_node, scenario)
 
 
-def test_what_is_not_of_a_pod_is_left_alone(containerd: Containerd) -> None:
+def test_what_is_not_of_a_pod_is_left_alone(cri_node: CriNode) -> None:
     async def scenario(runtime: HousedRuntime, image: str) -> None:
-        transport = GrpcTransport(containerd.socket)
-        linux = cri.LinuxPodSandboxConfig(cgroup_parent=f"{containerd.cgroup_root}/stranger")
+        transport = GrpcTransport(cri_node.socket)
+        linux = cri.LinuxPodSandboxConfig(cgroup_parent=f"{cri_node.cgroup_root}/stranger")
         meta = cri.PodSandboxMetadata(name="stranger", uid="u", namespace="n")
         stranger = await Calls(transport).run_sandbox(cri.PodSandboxConfig(metadata=meta, linux=linux), "")
         assert await runtime.list_pods() == ()
         assert stranger in [box.id for box in await Calls(transport).sandboxes()]
         await transport.close()
 
-    run(containerd, scenario)
+    run(cri_node, scenario)
 
 
-def test_a_log_that_was_moved_away_is_begun_anew(containerd: Containerd) -> None:
+def test_a_log_that_was_moved_away_is_begun_anew(cri_node: CriNode) -> None:
     async def scenario(runtime: HousedRuntime, image: str) -> None:
         scene = Scene(runtime, image)
         container_id = await scene.start("sh", "-c", "while :; do echo line; sleep 0.05; done")
-        (log,) = Path(containerd.logs).glob(f"*_{scene.uid}/c/0.log")
+        (log,) = Path(cri_node.logs).glob(f"*_{scene.uid}/c/0.log")
         log.rename(log.with_suffix(".old"))
         await runtime.reopen_log(container_id)
         await eventually(lambda: log.exists() and log.stat().st_size > 0, "the new log grows")
         await runtime.stop_container(container_id, 0)
 
-    run(containerd, scenario)
+    run(cri_node, scenario)
 
 
-def test_an_image_that_wants_credentials_is_pulled_with_the_right_ones(containerd: Containerd) -> None:
+def test_an_image_that_wants_credentials_is_pulled_with_the_right_ones(cri_node: CriNode) -> None:
     async def scenario(runtime: HousedRuntime, image: str) -> None:
         with pytest.raises(ImagePullFailed, match="failed to pull and unpack image"):
             await runtime.pull_image(PRIVATE_IMAGE)
@@ -208,13 +208,13 @@ def test_an_image_that_wants_credentials_is_pulled_with_the_right_ones(container
         await runtime.remove_image(PRIVATE_IMAGE)
         assert await runtime.image(PRIVATE_IMAGE) is None
         # The same image under its other names went with it.
-        containerd.reload()
+        cri_node.reload()
 
-    run(containerd, scenario)
+    run(cri_node, scenario)
 
 
 @pytest.mark.slow
-def test_a_containerd_that_is_killed_is_missed_at_once_and_pods_live_on(containerd: Containerd) -> None:
+def test_a_runtime_that_is_killed_is_missed_at_once_and_pods_live_on(cri_node: CriNode) -> None:
     async def scenario(runtime: HousedRuntime, image: str) -> None:
         scene = Scene(runtime, image)
         container_id = await scene.start(*LONG)
@@ -222,7 +222,7 @@ def test_a_containerd_that_is_killed_is_missed_at_once_and_pods_live_on(containe
         await runtime.start_container(ends)
         stream = runtime.events()
         await asyncio.sleep(0.2)
-        await asyncio.to_thread(containerd.kill)
+        await asyncio.to_thread(cri_node.kill)
         loop = asyncio.get_running_loop()
         begun = loop.time()
         with pytest.raises(RuntimeUnavailable):
@@ -232,7 +232,7 @@ def test_a_containerd_that_is_killed_is_missed_at_once_and_pods_live_on(containe
             await scene.record()
         assert loop.time() - begun < 5
         await asyncio.sleep(1.2)  # one of them ends while nobody looks
-        await containerd.start_again()
+        await cri_node.start_again()
         await _answers(runtime)
         record = await scene.exited(ends)
         assert record.exit_code == 7
@@ -245,7 +245,7 @@ def test_a_containerd_that_is_killed_is_missed_at_once_and_pods_live_on(containe
                 if (event.container_id, event.type) == (container_id, RuntimeEventType.STOPPED):
                     break
 
-    run(containerd, scenario)
+    run(cri_node, scenario)
 
 
 async def _answers(runtime: HousedRuntime) -> None:
@@ -260,7 +260,7 @@ async def _answers(runtime: HousedRuntime) -> None:
 
 
 @pytest.mark.slow
-def test_pods_leave_nothing_behind(containerd: Containerd) -> None:
+def test_pods_leave_nothing_behind(cri_node: CriNode) -> None:
     async def scenario(runtime: HousedRuntime, image: str) -> None:
         scenes = [Scene(runtime, image) for _ in range(4)]
         await asyncio.gather(*(scene.start(*LONG) for scene in scenes))
@@ -268,6 +268,6 @@ def test_pods_leave_nothing_behind(containerd: Containerd) -> None:
         boxes = [box.id for pod in await runtime.list_pods() for box in pod.sandboxes]
         await asyncio.gather(*map(runtime.remove_sandbox, boxes))
         assert await runtime.list_pods() == ()
-        await eventually(lambda: containerd.shims() == [], "every shim is gone")
+        await eventually(lambda: cri_node.helpers() == [], "every shim is gone")
 
-    run(containerd, scenario)
+    run(cri_node, scenario)

@@ -1,4 +1,4 @@
-"""What pods use: as containerd counts it, and from a runtime that counts containers alone."""
+"""What pods use: as container runtimes count it, and from a runtime that counts containers alone."""
 
 import asyncio
 from typing import Any
@@ -7,7 +7,7 @@ from podkeeper.model.stats import ContainerStats, CpuStats, FileSystemStats, Mem
 from podkeeper.ports.runtime import Stats
 from podkeeper.runtimes.cri.records import instant
 from podkeeper.runtimes.cri.schema import cri
-from tests.runtimes.cri.containerd import BUSYBOX_IMAGE, Containerd, HousedRuntime
+from tests.runtimes.cri.cri_node import BUSYBOX_IMAGE, CriNode, HousedRuntime
 from tests.runtimes.cri.fake_server import FakeCri
 from tests.runtimes.cri.scenes import Scene, with_fake
 
@@ -51,7 +51,7 @@ def test_where_only_containers_are_counted_pods_are_made_of_them() -> None:
     asyncio.run(scenario())
 
 
-def test_containerd_counts_what_a_pod_uses(containerd: Containerd) -> None:
+def test_a_container_runtime_counts_what_a_pod_uses(cri_node: CriNode) -> None:
     async def scenario(runtime: HousedRuntime, image: str) -> None:
         scene = Scene(runtime, image)
         container_id = await scene.start(*LONG, name="app")
@@ -68,11 +68,11 @@ def test_containerd_counts_what_a_pod_uses(containerd: Containerd) -> None:
         assert (container.id, container.name) == (container_id, "app")
         _counts(container)
         assert container.writable_layer is not None
-        assert container.writable_layer.mountpoint.startswith(str(containerd.root))
+        assert container.writable_layer.mountpoint.startswith(str(cri_node.root))
         _of_the_whole_pod(pod)
         assert await runtime.pod_stats(gone.uid) == ()
 
-    _run(containerd, scenario)
+    _run(cri_node, scenario)
 
 
 def _counts(container: ContainerStats) -> None:
@@ -93,7 +93,7 @@ def _of_the_whole_pod(pod: PodStats) -> None:
     assert (pod.interfaces[0].sent_bytes or 0) > 0
 
 
-def _run(node: Containerd, scenario: Any) -> None:
+def _run(node: CriNode, scenario: Any) -> None:
     async def whole() -> None:
         async with asyncio.timeout(60), node.opened() as runtime:
             image = await runtime.image(BUSYBOX_IMAGE)

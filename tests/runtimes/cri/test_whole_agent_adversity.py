@@ -1,4 +1,4 @@
-"""A whole agent on a real containerd that hangs, fails, loses answers, is slow or restarts.
+"""A whole agent on a real container runtime that hangs, fails, loses answers, is slow or restarts.
 
 Whatever happens: nothing is there twice, a container that ran is known to have run, and one pod's trouble stays its
 own. That nothing is doubled, nor left in the end, is seen by `tests.runtimes.cri.house` in every scenario.
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runtimes.cri.containerd import Containerd
+from tests.runtimes.cri.cri_node import CriNode
 from tests.runtimes.cri.house import House, in_a_house
 from tests.runtimes.cri.proxy import AnswerLate, Deed, Delay, Hang, LoseAnswer, Refuse
 
@@ -25,9 +25,7 @@ SOON_SECONDS = 20.0
 
 
 @pytest.mark.parametrize("method", ["RunPodSandbox", "CreateContainer", "StartContainer", "ListContainers"])
-def test_a_runtime_that_hangs_for_one_pod_starts_all_others(
-    method: str, containerd: Containerd, tmp_path: Path
-) -> None:
+def test_a_runtime_that_hangs_for_one_pod_starts_all_others(method: str, cri_node: CriNode, tmp_path: Path) -> None:
     async def scenario(house: House) -> None:
         house.proxy.trouble(method, Hang(), pod="stuck")
         house.create("stuck")
@@ -41,11 +39,11 @@ def test_a_runtime_that_hangs_for_one_pod_starts_all_others(
         await house.until(house.is_ready, "stuck")
         assert house.starts("stuck") == 1
 
-    in_a_house(containerd, tmp_path, scenario)
+    in_a_house(cri_node, tmp_path, scenario)
 
 
 @pytest.mark.parametrize("method", ["StopContainer", "StopPodSandbox", "RemovePodSandbox"])
-def test_a_runtime_that_hangs_for_one_pod_stops_the_others(method: str, containerd: Containerd, tmp_path: Path) -> None:
+def test_a_runtime_that_hangs_for_one_pod_stops_the_others(method: str, cri_node: CriNode, tmp_path: Path) -> None:
     async def scenario(house: House) -> None:
         house.create("stuck", *OTHERS)
         await house.until(house.is_ready, "stuck", *OTHERS)
@@ -56,10 +54,10 @@ def test_a_runtime_that_hangs_for_one_pod_stops_the_others(method: str, containe
         house.proxy.lift()
         await house.until(house.is_gone, "stuck")
 
-    in_a_house(containerd, tmp_path, scenario)
+    in_a_house(cri_node, tmp_path, scenario)
 
 
-def test_a_runtime_that_is_slow_for_one_pod_is_quick_for_the_others(containerd: Containerd, tmp_path: Path) -> None:
+def test_a_runtime_that_is_slow_for_one_pod_is_quick_for_the_others(cri_node: CriNode, tmp_path: Path) -> None:
     async def scenario(house: House) -> None:
         house.proxy.trouble("*", Delay(1.0), pod="slow")
         house.create("slow", *OTHERS)
@@ -70,14 +68,14 @@ def test_a_runtime_that_is_slow_for_one_pod_is_quick_for_the_others(containerd: 
         await house.until(house.is_gone, "slow")
         assert house.starts("slow") == 1
 
-    in_a_house(containerd, tmp_path, scenario)
+    in_a_house(cri_node, tmp_path, scenario)
 
 
 # Every call fails once.
 
 
 def test_when_every_call_fails_once_for_every_pod_all_of_them_still_run_and_end(
-    containerd: Containerd, tmp_path: Path
+    cri_node: CriNode, tmp_path: Path
 ) -> None:
     async def scenario(house: House) -> None:
         trouble = house.proxy.trouble("*", Refuse(), times=1, each=True)
@@ -91,7 +89,7 @@ def test_when_every_call_fails_once_for_every_pod_all_of_them_still_run_and_end(
         started = {"RunPodSandbox", "CreateContainer", "StartContainer", "StopContainer", "StopPodSandbox"}
         assert started <= {method for method, pod in trouble.done if pod == "server"}
 
-    in_a_house(containerd, tmp_path, scenario)
+    in_a_house(cri_node, tmp_path, scenario)
 
 
 # Answers that never come, of calls that took effect.
@@ -106,7 +104,7 @@ UNHEARD = [
 @pytest.mark.parametrize("deed", UNHEARD)
 @pytest.mark.parametrize("method", ["RunPodSandbox", "CreateContainer", "StartContainer"])
 def test_what_was_started_unheard_is_not_started_twice(
-    method: str, deed: Deed, containerd: Containerd, tmp_path: Path
+    method: str, deed: Deed, cri_node: CriNode, tmp_path: Path
 ) -> None:
     async def scenario(house: House) -> None:
         troubles = [house.proxy.trouble(method, deed, pod=pod, times=1) for pod in ("server", "job")]
@@ -117,13 +115,13 @@ def test_what_was_started_unheard_is_not_started_twice(
         assert (house.exit_code("job"), house.starts("job"), house.starts("server")) == (7, 1, 1)
         assert [trouble.done.total() for trouble in troubles] == [1, 1]
 
-    in_a_house(containerd, tmp_path, scenario)
+    in_a_house(cri_node, tmp_path, scenario)
 
 
 @pytest.mark.parametrize("deed", UNHEARD)
 @pytest.mark.parametrize("method", ["StopContainer", "StopPodSandbox", "RemovePodSandbox"])
 def test_what_was_stopped_unheard_is_gone_all_the_same(
-    method: str, deed: Deed, containerd: Containerd, tmp_path: Path
+    method: str, deed: Deed, cri_node: CriNode, tmp_path: Path
 ) -> None:
     async def scenario(house: House) -> None:
         house.create("server")
@@ -134,14 +132,14 @@ def test_what_was_stopped_unheard_is_gone_all_the_same(
         await house.until(lambda _: trouble.done.total() == 1, "server")  # removals come after that
         assert house.starts("server") == 1
 
-    in_a_house(containerd, tmp_path, scenario)
+    in_a_house(cri_node, tmp_path, scenario)
 
 
 # The runtime restarts.
 
 
 def test_a_runtime_that_is_killed_in_the_middle_of_a_burst_doubles_and_loses_nothing(
-    containerd: Containerd, tmp_path: Path
+    cri_node: CriNode, tmp_path: Path
 ) -> None:
     async def scenario(house: House) -> None:
         servers = [f"server-{number}" for number in range(8)]
@@ -160,10 +158,10 @@ def test_a_runtime_that_is_killed_in_the_middle_of_a_burst_doubles_and_loses_not
         assert {name: house.starts(name) for name in jobs} == dict.fromkeys(jobs, 1)
         assert {name: house.exit_code(name) for name in jobs} == dict.fromkeys(jobs, 7)
 
-    in_a_house(containerd, tmp_path, scenario)
+    in_a_house(cri_node, tmp_path, scenario)
 
 
-def test_what_ends_while_there_is_no_runtime_is_seen_when_it_is_back(containerd: Containerd, tmp_path: Path) -> None:
+def test_what_ends_while_there_is_no_runtime_is_seen_when_it_is_back(cri_node: CriNode, tmp_path: Path) -> None:
     async def scenario(house: House) -> None:
         house.create("job", script=f"sleep 2; {JOB}", restart_policy="Never")
         house.create("server")
@@ -178,4 +176,4 @@ def test_what_ends_while_there_is_no_runtime_is_seen_when_it_is_back(containerd:
         assert time.monotonic() - begun < SOON_SECONDS
         assert (house.exit_code("job"), house.starts("job")) == (7, 1)
 
-    in_a_house(containerd, tmp_path, scenario)
+    in_a_house(cri_node, tmp_path, scenario)

@@ -1,4 +1,4 @@
-"""Exec, attach and port-forward with a real containerd."""
+"""Exec, attach and port-forward with real container runtimes."""
 
 import asyncio
 import os
@@ -17,7 +17,7 @@ from podkeeper.model.messages import PodUID
 from podkeeper.model.probing import CommandEnd, Exited, NotRun
 from podkeeper.runtimes.cri.streaming.calls import StreamCalls
 from podkeeper.runtimes.cri.transport import GrpcTransport
-from tests.runtimes.cri.containerd import BUSYBOX_IMAGE, Containerd
+from tests.runtimes.cri.cri_node import BUSYBOX_IMAGE, CriNode
 from tests.runtimes.cri.scenes import Scene
 
 PATIENCE_SECONDS = 30.0
@@ -79,7 +79,7 @@ async def _until(conversation: Conversation, word: bytes) -> bytes:
 
 
 def play(
-    node: Containerd, work: Callable[[Stage], Awaitable[None]], *command: str, tty: bool = False, stdin: bool = False
+    node: CriNode, work: Callable[[Stage], Awaitable[None]], *command: str, tty: bool = False, stdin: bool = False
 ) -> None:
     """Start a container, and have something done with it."""
 
@@ -105,7 +105,7 @@ def play(
 # ---- exec ----
 
 
-def test_output_errors_and_exit_codes_come_apart(containerd: Containerd) -> None:
+def test_output_errors_and_exit_codes_come_apart(cri_node: CriNode) -> None:
     async def work(stage: Stage) -> None:
         said = {"stdout": b"out\n", "stderr": b"err\n"}
         assert await stage.run("sh", "-c", "echo out; echo err >&2; exit 7") == (said, Exited(7))
@@ -115,20 +115,20 @@ def test_output_errors_and_exit_codes_come_apart(containerd: Containerd) -> None
         assert isinstance(end, NotRun)
         assert "executable file not found" in end.message
 
-    play(containerd, work)
+    play(cri_node, work)
 
 
-def test_the_end_of_the_input_is_heard_and_an_input_that_is_not_read_is_no_trouble(containerd: Containerd) -> None:
+def test_the_end_of_the_input_is_heard_and_an_input_that_is_not_read_is_no_trouble(cri_node: CriNode) -> None:
     async def work(stage: Stage) -> None:
         assert await stage.run("cat", given=b"hello") == ({"stdout": b"hello"}, Exited(0))
         assert await stage.run("wc", "-c", given=b"") == ({"stdout": b"0\n"}, Exited(0))
         script = "head -c 5 >/dev/null; echo enough; exit 3"
         assert await stage.run("sh", "-c", script, given=bytes(90_000)) == ({"stdout": b"enough\n"}, Exited(3))
 
-    play(containerd, work)
+    play(cri_node, work)
 
 
-def test_a_terminal_echoes_knows_its_size_and_hears_of_another(containerd: Containerd) -> None:
+def test_a_terminal_echoes_knows_its_size_and_hears_of_another(cri_node: CriNode) -> None:
     async def work(stage: Stage) -> None:
         shell = await stage.exec("sh", tty=True, stdin=True)
         await _until(shell, b"# ")
@@ -140,11 +140,11 @@ def test_a_terminal_echoes_knows_its_size_and_hears_of_another(containerd: Conta
         assert await shell.wait() == Exited(4)
         await shell.close()
 
-    play(containerd, work)
+    play(cri_node, work)
 
 
 @pytest.mark.slow
-def test_20_mb_go_both_ways_unharmed_and_memory_stays_small(containerd: Containerd) -> None:
+def test_20_mb_go_both_ways_unharmed_and_memory_stays_small(cri_node: CriNode) -> None:
     sent = os.urandom(20 * MEGABYTE)
 
     async def work(stage: Stage) -> None:
@@ -159,14 +159,14 @@ def test_20_mb_go_both_ways_unharmed_and_memory_stays_small(containerd: Containe
         assert _peak_bytes() - before < 20 * MEGABYTE
         await conversation.close()
 
-    play(containerd, work)
+    play(cri_node, work)
 
 
 def _peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def test_whoever_hangs_up_takes_the_input_away_and_holds_nothing_open(containerd: Containerd) -> None:
+def test_whoever_hangs_up_takes_the_input_away_and_holds_nothing_open(cri_node: CriNode) -> None:
     async def work(stage: Stage) -> None:
         conversation = await stage.exec("sh", "-c", "cat; echo ended >/tmp/told", stdin=True)
         await conversation.send(b"word")
@@ -177,17 +177,17 @@ def test_whoever_hangs_up_takes_the_input_away_and_holds_nothing_open(containerd
         script = "until [ -e /tmp/told ]; do sleep 0.05; done; cat /tmp/told"
         assert await stage.run("sh", "-c", script) == ({"stdout": b"ended\n"}, Exited(0))
 
-    play(containerd, work)
+    play(cri_node, work)
 
 
-def test_a_container_that_is_not_there_is_refused_in_words(containerd: Containerd) -> None:
+def test_a_container_that_is_not_there_is_refused_in_words(cri_node: CriNode) -> None:
     async def work(stage: Stage) -> None:
         with pytest.raises(RuntimeRefused, match="not found"):
             await stage.streams.exec("cafe", ("true",), tty=False, stdin=False)
         with pytest.raises(RuntimeRefused, match="not found"):
             await stage.streams.forward("cafe", 80)
 
-    play(containerd, work)
+    play(cri_node, work)
 
 
 # ---- attach ----
@@ -195,7 +195,7 @@ def test_a_container_that_is_not_there_is_refused_in_words(containerd: Container
 ECHOES = "while read word; do echo got $word; echo err $word >&2; done; echo bye; exit 3"
 
 
-def test_a_shell_that_runs_can_be_talked_with_and_left_and_joined_again(containerd: Containerd) -> None:
+def test_a_shell_that_runs_can_be_talked_with_and_left_and_joined_again(cri_node: CriNode) -> None:
     async def work(stage: Stage) -> None:
         first = await stage.attach(stdin=True)
         await first.send(b"one\n")
@@ -211,10 +211,10 @@ def test_a_shell_that_runs_can_be_talked_with_and_left_and_joined_again(containe
         assert (said["stdout"][-8:], said["stderr"][-8:]) == (b"got two\n", b"err two\n")
         await second.close()
 
-    play(containerd, work, "sh", "-c", ECHOES, stdin=True)
+    play(cri_node, work, "sh", "-c", ECHOES, stdin=True)
 
 
-def test_who_only_listens_hears_what_is_said_until_the_container_ends(containerd: Containerd) -> None:
+def test_who_only_listens_hears_what_is_said_until_the_container_ends(cri_node: CriNode) -> None:
     script = "until [ -e /tmp/go ]; do sleep 0.02; done; echo out; echo err >&2; exit 3"
 
     async def work(stage: Stage) -> None:
@@ -225,10 +225,10 @@ def test_who_only_listens_hears_what_is_said_until_the_container_ends(containerd
         assert await listener.wait() == Exited(0)  # how the container ended is in its status
         await listener.close()
 
-    play(containerd, work, "sh", "-c", script)
+    play(cri_node, work, "sh", "-c", script)
 
 
-def test_a_terminal_can_be_joined(containerd: Containerd) -> None:
+def test_a_terminal_can_be_joined(cri_node: CriNode) -> None:
     async def work(stage: Stage) -> None:
         shell = await stage.attach(tty=True, stdin=True)
         await shell.resize(100, 30)
@@ -236,7 +236,7 @@ def test_a_terminal_can_be_joined(containerd: Containerd) -> None:
         assert b"size is 30 100\r\n" in await _until(shell, b"is 30 100\r\n")
         await shell.close()
 
-    play(containerd, work, "sh", tty=True, stdin=True)
+    play(cri_node, work, "sh", tty=True, stdin=True)
 
 
 # ---- port-forward ----
@@ -270,7 +270,7 @@ async def _echo(forwarded: Conversation, size: int) -> bool:
     return got == sent
 
 
-def test_3_mb_come_through_a_forwarded_port_unharmed(containerd: Containerd) -> None:
+def test_3_mb_come_through_a_forwarded_port_unharmed(cri_node: CriNode) -> None:
     async def work(stage: Stage) -> None:
         await _listening(stage)
         forwarded = await stage.streams.forward(stage.sandbox_id, FILE_PORT)
@@ -280,10 +280,10 @@ def test_3_mb_come_through_a_forwarded_port_unharmed(containerd: Containerd) -> 
         assert (await stage.run("cat", "/tmp/file"))[0] == said
         assert len(said["stdout"]) == 3 * MEGABYTE
 
-    play(containerd, work, *SERVERS)
+    play(cri_node, work, *SERVERS)
 
 
-def test_many_connections_go_over_one_way_or_each_over_its_own(containerd: Containerd) -> None:
+def test_many_connections_go_over_one_way_or_each_over_its_own(cri_node: CriNode) -> None:
     async def work(stage: Stage) -> None:
         await _listening(stage)
         few = asyncio.Semaphore(4)  # nc lets no more wait
@@ -309,10 +309,10 @@ def test_many_connections_go_over_one_way_or_each_over_its_own(containerd: Conta
         await way.close()
         assert all(await asyncio.gather(*(own(size) for size in range(1, 100_000, 5_000))))
 
-    play(containerd, work, *SERVERS)
+    play(cri_node, work, *SERVERS)
 
 
-def test_a_port_on_which_nobody_listens_is_told_and_spoils_nothing(containerd: Containerd) -> None:
+def test_a_port_on_which_nobody_listens_is_told_and_spoils_nothing(cri_node: CriNode) -> None:
     async def work(stage: Stage) -> None:
         await _listening(stage)
         way = await stage.calls.port_forward(stage.sandbox_id)
@@ -326,10 +326,10 @@ def test_a_port_on_which_nobody_listens_is_told_and_spoils_nothing(containerd: C
         assert await _echo(await way.open(ECHO_PORT), 1000)
         await way.close()
 
-    play(containerd, work, *SERVERS)
+    play(cri_node, work, *SERVERS)
 
 
-def test_one_that_nobody_reads_does_not_hold_up_another(containerd: Containerd) -> None:
+def test_one_that_nobody_reads_does_not_hold_up_another(cri_node: CriNode) -> None:
     async def work(stage: Stage) -> None:
         await _listening(stage)
         unread = await stage.streams.forward(stage.sandbox_id, FILE_PORT)
@@ -339,4 +339,4 @@ def test_one_that_nobody_reads_does_not_hold_up_another(containerd: Containerd) 
         await other.close()
         await unread.close()
 
-    play(containerd, work, *SERVERS)
+    play(cri_node, work, *SERVERS)

@@ -1,0 +1,183 @@
+"""A CRI-O for tests: `borrowed()` is the one of this test session.
+
+Needs root, `crio` and `pinns` of CRI-O 1.30 or later, conmon, crun, and Debian's containernetworking-plugins and
+busybox-static; `missing()` says what is not there. CRI-O cannot import images: it pulls them from the tests' registry,
+under the names they go by. All that is not CRI-O's own is in `cri_node.py`.
+"""
+
+import asyncio
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from podkeeper.runtimes.cri.calls import Calls
+from podkeeper.runtimes.cri.transport import GrpcTransport
+from tests.runtimes.cri.cri_node import (
+    BUSYBOX_IMAGE,
+    HOUSE_IMAGE,
+    PAUSE,
+    PORT,
+    CriNode,
+    Lending,
+    cni_directory,
+    missing_programs,
+)
+from tests.runtimes.cri.netns import in_thread
+
+_CAP_SYS_RESOURCE = 24
+_PACKAGES = "CRI-O 1.30 or later (https://cri-o.io, or build it: make bin/crio bin/pinns)"
+_MIRRORED = ("docker.io/library", "localhost/podkeeper")
+_UNIFIED = Path("/sys/fs/cgroup/unified")
+
+_NO_LOWER_OOM_SCORE = """
+before=
+for word; do
+    if [ "$before" = --bundle ]; then sed -i 's/"oomScoreAdj":-[0-9]*/"oomScoreAdj":0/' "$word/config.json"; fi
+    before=$word
+done
+"""
+
+# crun does not work where cgroup v2 has some of the controllers and v1 the others: so it is not shown the former.
+_WITHOUT_UNIFIED = f"""
+if [ "$1" != --hidden ]; then exec unshare --mount --propagation unchanged "$0" --hidden "$@"; fi
+shift
+mount --make-rprivate {_UNIFIED.parent}
+umount {_UNIFIED}
+"""
+
+
+def missing() -> str | None:
+    """What this machine lacks for running a CRI-O; None: nothing."""
+    if os.geteuid() != 0:
+        return "running CRI-O needs root"
+    return missing_programs(
+        ("crio", _PACKAGES), ("pinns", _PACKAGES), ("conmon", "Debian's conmon"), ("crun", "Debian's crun")
+    )
+
+
+class Crio(CriNode):
+    """One CRI-O and all that belongs to it."""
+
+    name = "cri-o"
+    helper = "conmon"
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.more_environment = {
+            "CONTAINER_REGISTRIES_CONF": f"{root}/registries.conf",
+            "CONTAINER_REGISTRIES_CONF_DIR": f"{root}/registries.conf.d",
+            "CONTAINERS_STORAGE_CONF": f"{root}/storage.conf",
+        }
+
+    def reload(self) -> None:
+        """Pull its images."""
+        in_thread(lambda: asyncio.run(self._pull()))
+
+    async def _pull(self) -> None:
+        transport = GrpcTransport(self.socket)
+        try:
+            for name in (PAUSE, BUSYBOX_IMAGE, HOUSE_IMAGE):
+                await Calls(transport).pull_image(name, None)
+        finally:
+            await transport.close()
+
+    def _command(self) -> list[str]:
+        return ["crio", "--config", str(self.root / "crio.conf"), "--config-dir", str(self.root / "crio.conf.d")]
+
+    def _configure(self) -> None:
+        for directory in ("crio.conf.d", "registries.conf.d"):
+            (self.root / directory).mkdir()
+        (self.root / "storage.conf").write_text(  # CRI-O's own settings come on top of these
+            f'[storage]\ndriver = "overlay"\ngraphroot = "{self.root}/root"\nrunroot = "{self.root}/run"\n'
+        )
+        policy = {"default": [{"type": "insecureAcceptAnything"}]}
+        (self.root / "policy.json").write_text(json.dumps(policy))
+        places = {f"localhost:{PORT}": f"localhost:{PORT}"}
+        places |= {prefix: f"localhost:{PORT}/{prefix}" for prefix in _MIRRORED}
+        (self.root / "registries.conf").write_text(
+            "".join(
+                f'[[registry]]\nprefix = "{prefix}"\nlocation = "{location}"\ninsecure = true\n'
+                for prefix, location in places.items()
+            )
+        )
+        (self.root / "crio.conf").write_text(f"""
+[crio]
+root = "{self.root}/root"
+runroot = "{self.root}/run"
+storage_driver = "overlay"
+log_dir = "{self.root}/crio-logs"
+version_file = "{self.root}/version"
+clean_shutdown_file = "{self.root}/clean.shutdown"
+[crio.api]
+listen = "{self.socket}"
+stream_address = "127.0.0.1"
+stream_port = "0"
+[crio.runtime]
+cgroup_manager = "cgroupfs"
+conmon_cgroup = "pod"
+default_runtime = "crun"
+enable_pod_events = true
+hooks_dir = []
+namespaces_dir = "{self.root}/ns"
+container_exits_dir = "{self.root}/exits"
+container_attach_socket_dir = "{self.root}/a"
+pinns_path = "{shutil.which("pinns")}"
+irqbalance_config_restore_file = "disable"
+enable_criu_support = false
+[crio.runtime.runtimes.crun]
+runtime_path = "{self._oci_runtime()}"
+runtime_root = "{self.root}/crun"
+monitor_path = "{shutil.which("conmon")}"
+monitor_cgroup = "pod"
+[crio.image]
+pause_image = "{PAUSE}"
+pause_command = ""
+signature_policy = "{self.root}/policy.json"
+signature_policy_dir = "{self.root}/policies"
+[crio.network]
+network_dir = "{self.root}/cni"
+plugin_dirs = ["{cni_directory()}"]
+[crio.nri]
+enable_nri = false
+""")
+
+    def _oci_runtime(self) -> str:
+        """crun, or crun in a wrapper where this machine would have it refuse everything."""
+        crun = shutil.which("crun") or "crun"
+        before = ""
+        if not _has_capability(_CAP_SYS_RESOURCE):  # who may not lower oom_score_adj: CRI-O has no setting for that
+            before = _NO_LOWER_OOM_SCORE
+        controllers = _UNIFIED / "cgroup.controllers"
+        if controllers.exists() and controllers.read_text().strip():
+            before = _WITHOUT_UNIFIED + before
+        if not before:
+            return crun
+        wrapper = self.root / "oci-runtime"
+        wrapper.write_text(f'#!/bin/sh\n{before}exec {crun} "$@"\n')
+        wrapper.chmod(0o755)
+        return str(wrapper)
+
+
+@cache
+def crun_features() -> Mapping[str, Any]:
+    """What crun says it can do; nothing: it is one that does not say, before 1.10."""
+    done = subprocess.run(["crun", "features"], capture_output=True, check=False)
+    try:
+        told: Mapping[str, Any] = json.loads(done.stdout)
+    except ValueError:
+        return {}
+    return told
+
+
+def _has_capability(number: int) -> bool:
+    found = re.search(r"^CapEff:\s*([0-9a-f]+)$", Path("/proc/self/status").read_text(), re.MULTILINE)
+    return found is not None and bool(int(found[1], 16) >> number & 1)
+
+
+borrowed = Lending(Crio).borrowed
