@@ -170,6 +170,10 @@ def test_what_the_runtime_tells_is_shown() -> None:
     assert (terminated.started_at, terminated.finished_at, terminated.container_id) == (SINCE, SINCE, "fake://1")
 
 
+def test_an_image_is_shown_by_what_people_know_it_by_not_by_what_the_runtime_goes_by() -> None:
+    assert the_status(view(replace(record(), image_ref="reg.test/a@sha256:5"))).image_id == "reg.test/a@sha256:5"
+
+
 def test_a_running_container_keeps_its_started_flag_until_the_probes_speak() -> None:
     seen, unseen = (replace(running("a", started=each), container_id="fake://1") for each in (True, None))
     assert the_status(view(record()), seen).started is True

@@ -62,7 +62,8 @@ class ContainerRecord(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     state: ContainerState
     image: str = ""
-    image_id: str = ""
+    image_id: str = ""  # what the runtime goes by
+    image_ref: str = ""  # what is shown: mostly the name with its digest; "": the id
     spec_hash: str = ""  # of the container spec it was created from
     sandbox_id: str = ""  # "": not told, taken to be the newest
     restart_count: int = 0

@@ -29,6 +29,7 @@ from podkeeper.model.errors import RuntimeUnavailable, TryLater
 from podkeeper.model.runtime_calls import SandboxConfig
 from podkeeper.rules.naming import pod_log_directory
 from podkeeper.runtimes.cri.calls import Calls
+from podkeeper.runtimes.cri.ending import Ending
 from podkeeper.runtimes.cri.requests.node import NodeFacts
 from podkeeper.runtimes.cri.runtime import CriRuntime
 from podkeeper.runtimes.cri.transport import GrpcTransport
@@ -182,10 +183,11 @@ class CriNode:
         """Remove every pod."""
         transport = GrpcTransport(self.socket)
         calls = Calls(transport)
+        ending = Ending(calls)
 
         async def remove(sandbox_id: str) -> None:
-            await calls.stop_sandbox(sandbox_id)
-            await calls.remove_sandbox(sandbox_id)
+            await ending.stop_sandbox(sandbox_id)
+            await ending.remove_sandbox(sandbox_id)
 
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):

@@ -5,7 +5,7 @@
     server.next("RunPodSandbox", Late(0.2))       it takes effect after a while, whether or not somebody still waits
     server.next("StopContainer", Refuse(code, words))
 
-Names are reserved as containerd does it. `calls` has all that was asked.
+Names are reserved as containerd does it, or, with `hands_back`, as CRI-O does. `calls` has all that was asked.
 """
 
 import asyncio
@@ -75,6 +75,9 @@ class FakeCri(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc brings no t
         self.cut_off: list[str] = []  # calls whose caller went away
         self.unknown_services: set[str] = {"containerd.services.events.v1.Events"}
         self.unknown_calls: set[str] = {"GetContainerEvents", "RuntimeConfig", "ListPodSandboxStats"}
+        self.name = "fakerd"
+        self.hands_back = False  # whoever asks for a name that is taken gets what has it, in whatever state
+        self.ends_streams = False  # at once, without a word: as CRI-O without `enable_pod_events`
         self.info: dict[str, str] = {}  # of a verbose status
         self.handlers: list[cri.RuntimeHandler] = []
         self.features = cri.RuntimeFeatures()
@@ -180,6 +183,8 @@ class FakeCri(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc brings no t
 
     async def _stream(self, asked: Any, context: Any) -> AsyncIterator[Message]:
         self.calls.append(("stream", asked))
+        if self.ends_streams:
+            return
         queue: asyncio.Queue[Message | None] = asyncio.Queue()
         self._streams.append(queue)
         try:
@@ -192,7 +197,7 @@ class FakeCri(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc brings no t
     # What it does.
 
     def _Version(self, _: Any) -> Message:
-        return cri.VersionResponse(runtime_name="fakerd", runtime_version="1.2.3", runtime_api_version="v1")
+        return cri.VersionResponse(runtime_name=self.name, runtime_version="1.2.3", runtime_api_version="v1")
 
     def _RuntimeConfig(self, _: Any) -> Message:
         linux = cri.LinuxRuntimeConfiguration(cgroup_driver=cri.SYSTEMD)
@@ -220,6 +225,8 @@ class FakeCri(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc brings no t
         meta = asked.config.metadata
         for other in self.sandboxes.values():
             if (other.metadata.uid, other.metadata.attempt) == (meta.uid, meta.attempt):
+                if self.hands_back:
+                    return cri.RunPodSandboxResponse(pod_sandbox_id=other.id)
                 name = f"{meta.name}_{meta.namespace}_{meta.uid}_{meta.attempt}"
                 words = f'failed to reserve sandbox name "{name}": name "{name}" is reserved for "{other.id}"'
                 raise _No(CODES.UNKNOWN, words)
@@ -268,6 +275,8 @@ class FakeCri(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc brings no t
         meta, uid = asked.config.metadata, asked.sandbox_config.metadata.uid
         for other in self.containers.values():
             if (other.metadata, other.labels["io.kubernetes.pod.uid"]) == (meta, uid):
+                if self.hands_back:
+                    return cri.CreateContainerResponse(container_id=other.id)
                 name = f"{meta.name}_{uid}_{meta.attempt}"
                 words = f'failed to reserve container name "{name}": name "{name}" is reserved for "{other.id}"'
                 raise _No(CODES.UNKNOWN, words)
@@ -315,7 +324,9 @@ class FakeCri(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc brings no t
                 annotations=each.annotations,
             )
             for each in self.containers.values()
-            if asked.filter.id in ("", each.id) and wanted <= dict(each.labels).items()
+            if asked.filter.id in ("", each.id)
+            and asked.filter.pod_sandbox_id in ("", self.homes[each.id])
+            and wanted <= dict(each.labels).items()
         ]
         return cri.ListContainersResponse(containers=containers)
 

@@ -38,6 +38,8 @@ DRIVERS: dict[str, tuple[dict[str, Any], str]] = {
     "no word of it": (containerd_config(systemd=None), ""),
     "the old way": ({"systemdCgroup": True}, "systemd"),
     "the old way, unused": (containerd_config(systemd=True) | {"systemdCgroup": False}, "systemd"),
+    "CRI-O's, systemd": ({"crio": {"CgroupManagerName": "systemd"}}, "systemd"),
+    "CRI-O's, cgroupfs": ({"crio": {"CgroupManagerName": "cgroupfs"}}, "cgroupfs"),
     "nothing": ({}, ""),
     "nonsense": ({"containerd": [1], "cni": 5}, ""),
 }

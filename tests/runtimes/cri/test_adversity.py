@@ -22,6 +22,16 @@ def run(work: Coroutine[Any, Any, None]) -> None:
     asyncio.run(asyncio.wait_for(work, 60))
 
 
+def runtime_that(*, hands_back: bool) -> FakeCri:
+    """One that refuses names that are taken, or one that answers with what has them."""
+    fake = FakeCri()
+    fake.hands_back = hands_back
+    return fake
+
+
+each_way_with_names = pytest.mark.parametrize("hands_back", [False, True], ids=["as containerd", "as CRI-O"])
+
+
 # Sandboxes.
 
 
@@ -40,9 +50,10 @@ def test_a_sandbox_whose_answer_was_lost_is_adopted_by_the_next_try() -> None:
     run(scenario())
 
 
-def test_a_sandbox_that_is_reserved_and_ready_is_adopted() -> None:
+@each_way_with_names
+def test_a_sandbox_that_is_reserved_and_ready_is_adopted(hands_back: bool) -> None:
     async def scenario() -> None:
-        fake = FakeCri()
+        fake = runtime_that(hands_back=hands_back)
         async with with_fake(fake) as runtime:
             scene = Scene(runtime)
             first = await scene.sandbox()
@@ -52,9 +63,10 @@ def test_a_sandbox_that_is_reserved_and_ready_is_adopted() -> None:
     run(scenario())
 
 
-def test_a_sandbox_that_is_reserved_and_not_ready_is_made_anew() -> None:
+@each_way_with_names
+def test_a_sandbox_that_is_reserved_and_not_ready_is_made_anew(hands_back: bool) -> None:
     async def scenario() -> None:
-        fake = FakeCri()
+        fake = runtime_that(hands_back=hands_back)
         async with with_fake(fake) as runtime:
             scene = Scene(runtime)
             first = await scene.sandbox()
@@ -151,6 +163,69 @@ def test_a_container_in_the_way_is_removed_also_when_its_holder_is_not_told() ->
             fake.next("CreateContainer", Refuse(UNKNOWN, "reserving ctr name k8s_c_0 for id new: name is reserved"))
             new = await scene.create(sandbox_id)
             assert (list(fake.containers), new != old) == ([new], True)
+
+    run(scenario())
+
+
+@each_way_with_names
+def test_a_container_of_an_earlier_try_gives_way_in_whatever_state_it_is(hands_back: bool) -> None:
+    async def scenario() -> None:
+        fake = runtime_that(hands_back=hands_back)
+        async with with_fake(fake) as runtime:
+            scene = Scene(runtime)
+            sandbox_id = await scene.sandbox()
+            first = await scene.create(sandbox_id, "sh")
+            second = await scene.create(sandbox_id, "sh")
+            await runtime.start_container(second)
+            third = await scene.create(sandbox_id, "sh")
+            assert (list(fake.containers), len({first, second, third})) == ([third], 3)
+
+    run(scenario())
+
+
+def test_a_container_that_somebody_saw_while_it_was_created_is_kept() -> None:
+    async def scenario() -> None:
+        fake = FakeCri()
+        async with with_fake(fake) as runtime:
+            scene = Scene(runtime)
+            sandbox_id = await scene.sandbox()
+            fake.next("CreateContainer", LoseAnswer())
+            with pytest.raises(CallTimedOut):
+                await scene.create(sandbox_id, "sh")
+            (made,) = (await scene.record()).containers
+            fake.hands_back = True
+            assert await scene.create(sandbox_id, "sh") == made.id
+
+    run(scenario())
+
+
+ENDINGS = {  # who answers, what is ended, what is asked for
+    "containerd is asked once to stop": ("containerd", "stop_sandbox", ["StopPodSandbox"]),
+    "containerd is asked once to remove": ("containerd", "remove_sandbox", ["RemovePodSandbox"]),
+    "CRI-O would be patient with what runs": (
+        "cri-o", "stop_sandbox", ["ListContainers", "StopContainer", "StopPodSandbox"]),
+    "CRI-O would be so before it removes, too": (
+        "cri-o", "remove_sandbox", ["ListContainers", "StopContainer", "RemovePodSandbox"]),
+    "who knows what others do": ("fakerd", "stop_sandbox", ["ListContainers", "StopContainer", "StopPodSandbox"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name, deed, expected", ENDINGS.values(), ids=ENDINGS.keys())
+def test_what_still_runs_in_a_sandbox_is_not_waited_for(name: str, deed: str, expected: list[str]) -> None:
+    async def scenario() -> None:
+        fake = FakeCri()
+        fake.name = name
+        async with with_fake(fake) as runtime:
+            scene = Scene(runtime)
+            sandbox_id = await scene.sandbox()
+            over = await scene.create(sandbox_id, "sh", name="over")
+            fake.exit(over, 0)
+            created = await scene.create(sandbox_id, "sh")
+            fake.calls.clear()
+            await getattr(runtime, deed)(sandbox_id)
+            assert [call for call, _ in fake.calls] == expected
+            stops = [(asked.container_id, asked.timeout) for call, asked in fake.calls if call == "StopContainer"]
+            assert stops == [(created, 0)] * expected.count("StopContainer")
 
     run(scenario())
 

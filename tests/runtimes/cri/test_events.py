@@ -280,6 +280,18 @@ def test_a_runtime_without_any_stream_says_so() -> None:
     run(scenario())
 
 
+def test_a_runtime_that_was_told_to_tell_nothing_says_how_to_change_that() -> None:
+    async def scenario() -> None:
+        fake = FakeCri()
+        fake.unknown_calls.remove("GetContainerEvents")
+        fake.ends_streams = True
+        async with with_fake(fake) as runtime:
+            with pytest.raises(RuntimeUnavailable, match=r"serves no stream of events.*enable_pod_events"):
+                await first(runtime.events())
+
+    run(scenario())
+
+
 def test_listening_ends_when_the_runtime_is_closed() -> None:
     async def scenario() -> None:
         async with with_fake(with_containerds_stream()) as runtime:

@@ -177,7 +177,7 @@ def _from_record(
     return ContainerStatus(
         name=record.name,
         image=record.image,
-        image_id=record.image_id,
+        image_id=record.image_ref or record.image_id,
         container_id=container_id,
         restart_count=_restart_count(record, old),
         state=_state(view, record, container_id, old),

@@ -1,7 +1,7 @@
 """What a runtime tells of itself: how it is set up, and what it has; to start beside it, and for `podkeeper doctor`.
 
-    cgroup driver   RuntimeConfig, else containerd's own configuration in a verbose Status; "" where neither tells
-    sandbox image   containerd's configuration
+    cgroup driver   RuntimeConfig, else the runtime's own configuration in a verbose Status; "" where neither tells
+    sandbox image   the same configuration
     news            by asking for its event streams, and hanging up
 
 The Go ancestors are `getCRIClient`'s questions in cmd/kubelet/app/server.go and crictl info.
@@ -80,7 +80,9 @@ async def has_image(transport: Transport, name: str) -> bool:
 
 
 def configured_cgroup_driver(config: Mapping[str, Any]) -> str:
-    """The cgroup driver in containerd's configuration, of the handler that pods usually have; "": it is not there."""
+    """The cgroup driver in a runtime's configuration, of the handler that pods usually have; "": it is not there."""
+    if told_by_crio := _text(_mapping(config.get("crio")).get("CgroupManagerName")):
+        return told_by_crio
     containerd = _mapping(config.get("containerd"))
     usual = _mapping(_mapping(containerd.get("runtimes")).get(_text(containerd.get("defaultRuntimeName"))))
     told = _mapping(usual.get("options")).get("SystemdCgroup", config.get("systemdCgroup"))

@@ -111,10 +111,11 @@ class Calls:
         method = f"{_RUNTIME}ContainerStatus"
         return (await self.transport.unary(method, request, cri.ContainerStatusResponse, CALL_SECONDS)).status
 
-    async def containers(self, uid: str = "", container_id: str = "") -> Sequence[cri.Container]:
-        """All containers, those of one pod, or the one of an id."""
+    async def containers(self, uid: str = "", container_id: str = "", sandbox_id: str = "") -> Sequence[cri.Container]:
+        """All containers, those of one pod or sandbox, or the one of an id."""
         selector = {POD_UID: uid} if uid else {}
-        request = cri.ListContainersRequest(filter=cri.ContainerFilter(id=container_id, label_selector=selector))
+        wanted = cri.ContainerFilter(id=container_id, pod_sandbox_id=sandbox_id, label_selector=selector)
+        request = cri.ListContainersRequest(filter=wanted)
         answer = await self.transport.unary(
             f"{_RUNTIME}ListContainers", request, cri.ListContainersResponse, CALL_SECONDS
         )

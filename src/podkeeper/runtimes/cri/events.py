@@ -1,8 +1,8 @@
 """News of sandboxes and containers, from whatever stream the runtime serves, to any number of listeners.
 
-    GetContainerEvents -----------------------------------------------.
-       `-- unimplemented --> containerd's own stream, same socket --> confirm --> RuntimeEvent --> listeners
-                                `-- unimplemented --> RuntimeUnavailable: the engine polls
+    GetContainerEvents --------------------------------------------.
+       `-- not served --> containerd's own stream, same socket --> confirm --> RuntimeEvent --> listeners
+                             `-- not served --> RuntimeUnavailable: the engine polls
 
 One stream serves all; it is opened when somebody listens. When it breaks, everybody learns so and asks again.
 
@@ -148,12 +148,16 @@ class EventFeed:
     async def _hear(self) -> AgentError:
         """Hear until the stream breaks. Returns why it did."""
         try:
-            try:
-                await self._hear_cri()
-            except Unimplemented:
-                await self._hear_containerd()
+            with suppress(Unimplemented):
+                if await self._hear_cri():
+                    return RuntimeUnavailable(
+                        "cannot hear of containers any more: the runtime ended its stream of events"
+                    )
+            await self._hear_containerd()
         except Unimplemented:
-            return RuntimeUnavailable("cannot hear of containers: the runtime serves no stream of events")
+            return RuntimeUnavailable(
+                "cannot hear of containers: the runtime serves no stream of events (CRI-O does with enable_pod_events)"
+            )
         except TryLater as error:
             return RuntimeUnavailable(f"cannot hear of containers any more: {error}")
         except Exception as error:
@@ -163,8 +167,11 @@ class EventFeed:
 
     # CRI's own stream.
 
-    async def _hear_cri(self) -> None:
+    async def _hear_cri(self) -> bool:
+        """Hear until the stream ends. Returns whether anything was told: CRI-O may be told not to, and ends at once."""
+        heard = False
         async for news in self._calls.news():
+            heard = True
             uid = news.pod_sandbox_status.labels.get(POD_UID) or news.pod_sandbox_status.metadata.uid
             owner = self._index.get(news.container_id)
             if owner is None and uid:
@@ -174,6 +181,7 @@ class EventFeed:
                 self._tell(owner, news.container_id, happened, instant(news.created_at))
                 if happened is RuntimeEventType.DELETED:
                     self._index.drop(news.container_id)
+        return heard
 
     # containerd's.
 

@@ -3,9 +3,11 @@
     run_sandbox      -> RunPodSandbox --- the name is taken ---> adopt the one that is ready, remove others, once more
     create_container -> files -> CreateContainer --- the name is taken ---> remove what has it, once more
 
-A try whose answer never came may have taken effect, or may still do so: the next one for the same pod and attempt looks
-first. A container is created with the very configuration of its sandbox; for one that this life of the agent did not
-make, the runtime is asked for it, and where it does not keep it, it is worked out from the pod.
+containerd refuses a name that is taken; CRI-O answers with what has it, in whatever state that is: an id that was seen
+before is such an answer, and looked into. A try whose answer never came may have taken effect, or may still do so: the
+next one for the same pod and attempt looks first. A container is created with the very configuration of its sandbox;
+for one that this life of the agent did not make, the runtime is asked for it, and where it does not keep it, it is
+worked out from the pod.
 """
 
 import asyncio
@@ -25,6 +27,7 @@ from podkeeper.model.messages import PodUID
 from podkeeper.model.runtime_calls import ContainerConfig, Mount, SandboxConfig
 from podkeeper.rules.naming import described
 from podkeeper.runtimes.cri.calls import Calls
+from podkeeper.runtimes.cri.ending import Ending
 from podkeeper.runtimes.cri.index import Index, Kind
 from podkeeper.runtimes.cri.pod_files import PodFiles
 from podkeeper.runtimes.cri.records import containers_by_age, sandboxes_by_age
@@ -54,6 +57,7 @@ class Making:
     def __init__(
         self,
         calls: Calls,
+        ending: Ending,
         index: Index,
         node: NodeFacts,
         files: PodFiles,
@@ -61,6 +65,7 @@ class Making:
         prepare_sub_path: PrepareSubPath | None = None,
     ) -> None:
         self._calls = calls
+        self._ending = ending
         self._index = index
         self.node = node
         self._files = files
@@ -92,7 +97,10 @@ class Making:
         uid, attempt = config.pod.metadata.uid or "", config.attempt
         handler = runtime_handler_of(config.pod, self.node)
         try:
-            return await self._try(uid, attempt, message, handler)
+            sandbox_id = await self._try(uid, attempt, message, handler)
+            if self._index.get(sandbox_id) is None:
+                return sandbox_id
+            found = await self._adopt(uid, attempt, "")
         except RuntimeRefused as error:
             if not is_name_taken(error):
                 raise
@@ -120,8 +128,8 @@ class Making:
         ready = next((box.id for box in found if box.state == cri.SANDBOX_READY), None)
         useless = {box.id for box in found} | ({holder} if holder else set())
         for sandbox_id in sorted(useless - {ready}):
-            await self._calls.stop_sandbox(sandbox_id)
-            await self._calls.remove_sandbox(sandbox_id)
+            await self._ending.stop_sandbox(sandbox_id)
+            await self._ending.remove_sandbox(sandbox_id)
         return ready
 
     def forget(self, sandbox_id: str) -> None:
@@ -170,7 +178,10 @@ class Making:
         config: ContainerConfig,
     ) -> str:
         try:
-            return await self._calls.create_container(sandbox_id, message, sandbox)
+            container_id = await self._calls.create_container(sandbox_id, message, sandbox)
+            if not await self._is_of_before(container_id):
+                return container_id
+            await self._clear(config, container_id)
         except RuntimeRefused as error:
             if not is_name_taken(error):
                 raise
@@ -180,13 +191,21 @@ class Making:
             await self._clear(config, holder_of_name(error))
         return await self._calls.create_container(sandbox_id, message, sandbox)
 
+    async def _is_of_before(self, container_id: str) -> bool:
+        """Whether what was answered was made by an earlier try, from what may no longer hold, or is even used up."""
+        owner = self._index.get(container_id)
+        if owner is None:
+            return False
+        # One that only a list showed may be this very one: its creation takes a while.
+        return owner.made_here or (await self._calls.container_status(container_id)).state != cri.CONTAINER_CREATED
+
     async def _clear(self, config: ContainerConfig, holder: str) -> None:
         """Remove what an earlier try of the same container left behind."""
         name, attempt = config.container.name, config.attempt
         listed = containers_by_age(await self._calls.containers(config.pod.metadata.uid or ""))
         found = {each.id for each in listed if (each.metadata.name, each.metadata.attempt) == (name, attempt)}
         for container_id in sorted(found | ({holder} if holder else set())):
-            await self._calls.remove_container(container_id)
+            await self._ending.remove_container(container_id)
 
     async def _config_of(self, sandbox_id: str, pod: Pod) -> cri.PodSandboxConfig:
         """What a sandbox was made from: remembered, as the runtime keeps it, or worked out anew."""

@@ -1,7 +1,7 @@
 """Containers through CRI: the runtime port over a transport.
 
-    engine --> CriRuntime --> Making, Looking, Images --> Calls --> Transport --> containerd, CRI-O
-                   `-------- EventFeed <----------------------------------'
+    engine --> CriRuntime --> Making, Ending, Looking, Images --> Calls --> Transport --> containerd, CRI-O
+                   `-------- EventFeed <------------------------------------------'
 
 `open()` learns who answers and begins to listen; `close()` hangs up, and pods live on. Nothing about a pod is kept but
 what the runtime could tell again: an agent that starts anew knows as much as one that ran for weeks. The Go ancestor is
@@ -24,6 +24,7 @@ from podkeeper.model.runtime_calls import ContainerConfig, RuntimeEvent, Runtime
 from podkeeper.model.stats import PodStats
 from podkeeper.ports.clock import Clock
 from podkeeper.runtimes.cri.calls import Calls
+from podkeeper.runtimes.cri.ending import Ending
 from podkeeper.runtimes.cri.events import EventFeed
 from podkeeper.runtimes.cri.image_fs import image_usage
 from podkeeper.runtimes.cri.images import Images
@@ -74,7 +75,8 @@ class CriRuntime:
         self._index = Index()
         self._looking = Looking(self._calls, self._index, clock)
         files = PodFiles(node.pods_root, cluster_domain)
-        self._making = Making(self._calls, self._index, node, files, rebuild, prepare_sub_path)
+        self._ending = Ending(self._calls)
+        self._making = Making(self._calls, self._ending, self._index, node, files, rebuild, prepare_sub_path)
         self._images = Images(self._calls)
         self._feed = EventFeed(self._calls, self._index, self._looking.forget, self._looking.looked_since)
         self._started = started
@@ -95,6 +97,7 @@ class CriRuntime:
     async def open(self) -> None:
         """Learn who answers, and begin to listen. Raises RuntimeUnavailable (it may come) and BadInput."""
         self._version = await who_answers(self._calls, self._where)
+        self._ending.learn(self._version.runtime_name)
         self._making.node = with_runtime_status(self._making.node, await self._calls.status())
         self._hearing = asyncio.get_running_loop().create_task(self._feed.run())
 
@@ -124,18 +127,13 @@ class CriRuntime:
     async def stop_sandbox(self, sandbox_id: str) -> None:
         """Stop a sandbox, and by force whatever still runs in it."""
         with self._feed.ending(sandbox_id):
-            await self._calls.stop_sandbox(sandbox_id)
+            await self._ending.stop_sandbox(sandbox_id)
         self._looking.forget(sandbox_id)
 
     async def remove_sandbox(self, sandbox_id: str) -> None:
         """Remove a sandbox and all containers in it."""
         with self._feed.ending(sandbox_id):
-            try:
-                await self._calls.remove_sandbox(sandbox_id)
-            except RuntimeRefused:
-                # Not all runtimes remove what runs.
-                await self._calls.stop_sandbox(sandbox_id)
-                await self._calls.remove_sandbox(sandbox_id)
+            await self._ending.remove_sandbox(sandbox_id)
         self._making.forget(sandbox_id)
         self._looking.forget(sandbox_id)
 
@@ -177,11 +175,7 @@ class CriRuntime:
     async def remove_container(self, container_id: str) -> None:
         """Remove a container, by force if it runs."""
         with self._feed.ending(container_id):
-            try:
-                await self._calls.remove_container(container_id)
-            except RuntimeRefused:
-                await self._calls.stop_container(container_id, 0)
-                await self._calls.remove_container(container_id)
+            await self._ending.remove_container(container_id)
         self._looking.forget(container_id)
 
     async def reopen_log(self, container_id: str) -> None:
