@@ -9,6 +9,8 @@ import pytest
 
 from podkeeper.model.errors import ImagePullFailed
 from podkeeper.model.probing import Exited, NotRun, TimedOut
+from podkeeper.runtimes.cri.refusals import says_timed_out
+from podkeeper.runtimes.cri.schema import cri
 from tests.runtimes.cri.fake_server import FakeCri, Refuse
 from tests.runtimes.cri.scenes import Scene, with_fake
 
@@ -17,6 +19,19 @@ UNKNOWN = grpc.StatusCode.UNKNOWN
 
 def run(work: Coroutine[Any, Any, None]) -> None:
     asyncio.run(asyncio.wait_for(work, 60))
+
+
+SAID = {  # an answer to a command -> whether it says that the command was cut off
+    "CRI-O's way": (cri.ExecSyncResponse(exit_code=-1, stderr=b"command timed out"), True),
+    "a command may say so itself": (cri.ExecSyncResponse(exit_code=1, stderr=b"command timed out"), False),
+    "an exit code that none has": (cri.ExecSyncResponse(exit_code=-1), False),
+    "all is well": (cri.ExecSyncResponse(stdout=b"command timed out"), False),
+}
+
+
+@pytest.mark.parametrize("answer, expected", SAID.values(), ids=SAID.keys())
+def test_a_command_that_was_cut_off_may_be_told_in_an_answer(answer: cri.ExecSyncResponse, expected: bool) -> None:
+    assert says_timed_out(answer) is expected
 
 
 @pytest.mark.parametrize(

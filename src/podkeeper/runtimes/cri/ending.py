@@ -2,7 +2,8 @@
 
 containerd does so by itself. CRI-O asks whatever still runs, or was created and never started, to end, and gives it all
 of the caller's deadline: two minutes. Whoever calls here has had his patience before: so what is left is killed first.
-Which of the two a runtime is, `learn` is told; one that nobody knows is taken to be patient. What is not there is gone.
+And it notes another end for what is stopped once more: so that is not asked for. Which of the two a runtime is, `learn`
+is told; one that nobody knows is taken to be as CRI-O. What is not there is gone.
 """
 
 import asyncio
@@ -10,6 +11,7 @@ import asyncio
 from podkeeper.model.errors import RuntimeRefused
 from podkeeper.runtimes.cri.calls import Calls
 from podkeeper.runtimes.cri.schema import cri
+from podkeeper.runtimes.cri.transport import NotThere
 
 _FORCES = ("containerd",)
 
@@ -24,6 +26,16 @@ class Ending:
     def learn(self, runtime_name: str) -> None:
         """Who answers."""
         self._forces = runtime_name in _FORCES
+
+    async def stop_container(self, container_id: str, grace_seconds: float) -> None:
+        """Ask a container to end, and force it after the grace; one that has ended stays as it is."""
+        if not self._forces:
+            try:
+                if (await self._calls.container_status(container_id)).state == cri.CONTAINER_EXITED:
+                    return
+            except NotThere:
+                return
+        await self._calls.stop_container(container_id, grace_seconds)
 
     async def stop_sandbox(self, sandbox_id: str) -> None:
         """Stop a sandbox and all in it."""

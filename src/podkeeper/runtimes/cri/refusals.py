@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from podkeeper.model.errors import CallTimedOut, ImagePullFailed, RuntimeRefused, TryLater
+from podkeeper.runtimes.cri.schema import cri
 from podkeeper.runtimes.cri.transport import NotThere
 
 _NAMED_REASONS: Final = ("RegistryUnavailable", "SignatureValidationFailed")  # runtimes begin their words with them
@@ -45,6 +46,11 @@ def holder_of_name(error: RuntimeRefused) -> str:
 def is_command_timeout(error: TryLater) -> bool:
     """Whether a command was cut off for taking too long."""
     return isinstance(error, CallTimedOut) or _TIMED_OUT.search(str(error)) is not None
+
+
+def says_timed_out(answer: cri.ExecSyncResponse) -> bool:
+    """Whether an answer is no answer, but CRI-O's way to say that a command was cut off."""
+    return answer.exit_code == -1 and answer.stderr == b"command timed out"
 
 
 def pull_failure(errors: Sequence[RuntimeRefused]) -> ImagePullFailed:

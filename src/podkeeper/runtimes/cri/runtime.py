@@ -34,7 +34,7 @@ from podkeeper.runtimes.cri.machine import with_runtime_status
 from podkeeper.runtimes.cri.making import Making, PrepareSubPath, Rebuild
 from podkeeper.runtimes.cri.opening import who_answers
 from podkeeper.runtimes.cri.pod_files import PodFiles
-from podkeeper.runtimes.cri.refusals import is_command_timeout, without_code
+from podkeeper.runtimes.cri.refusals import is_command_timeout, says_timed_out, without_code
 from podkeeper.runtimes.cri.requests.node import NodeFacts
 from podkeeper.runtimes.cri.schema import cri
 from podkeeper.runtimes.cri.stats import pod_stats
@@ -170,7 +170,7 @@ class CriRuntime:
     async def stop_container(self, container_id: str, grace_seconds: float) -> None:
         """Ask it to end, wait up to the grace, then force it."""
         with self._feed.ending(container_id):
-            await self._calls.stop_container(container_id, grace_seconds)
+            await self._ending.stop_container(container_id, grace_seconds)
 
     async def remove_container(self, container_id: str) -> None:
         """Remove a container, by force if it runs."""
@@ -233,9 +233,10 @@ class CriRuntime:
             answer = await self._calls.exec_sync(container_id, command, timeout_seconds)
         except TryLater as error:
             if is_command_timeout(error) and not isinstance(error, RuntimeUnavailable):
-                words = json.dumps(" ".join(command))
-                return TimedOut(f"command timed out: {words} timed out after {timeout_seconds:g}s")
+                return _timed_out(command, timeout_seconds)
             return NotRun(str(error))
+        if says_timed_out(answer):
+            return _timed_out(command, timeout_seconds)
         # One after the other, as the reference: nobody can tell how they were mixed.
         return Exited(answer.exit_code, answer.stdout + answer.stderr)
 
@@ -250,6 +251,11 @@ class CriRuntime:
         ]
         ready = {kind for kind, each in conditions.items() if each.status}
         return RuntimeHealth("RuntimeReady" in ready, "NetworkReady" in ready, "; ".join(troubles))
+
+
+def _timed_out(command: Sequence[str], timeout_seconds: float) -> TimedOut:
+    words = json.dumps(" ".join(command))
+    return TimedOut(f"command timed out: {words} timed out after {timeout_seconds:g}s")
 
 
 def _spelled(kind: str, condition: cri.RuntimeCondition | None) -> str:
