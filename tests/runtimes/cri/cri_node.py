@@ -67,7 +67,8 @@ class CriNode:
         self.logs = root / "logs"
         self.network = NetworkNamespace()
         self.store = Store()
-        self.store.add(PAUSE, {"Cmd": ["sleep", "2147483647"]})
+        # CRI-O asks it to end, and waits.
+        self.store.add(PAUSE, {"Cmd": ["sh", "-c", "trap 'exit 0' TERM; sleep 2147483647 & wait"]})
         for name in (BUSYBOX_IMAGE, HOUSE_IMAGE, PULLABLE_IMAGE, PRIVATE_IMAGE):
             self.store.add(name, {"Cmd": ["sh"], "Labels": {"name": name}})  # else they would be one image
         self._process: subprocess.Popen[bytes] | None = None

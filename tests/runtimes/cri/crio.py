@@ -38,7 +38,7 @@ _UNIFIED = Path("/sys/fs/cgroup/unified")
 _NO_LOWER_OOM_SCORE = """
 before=
 for word; do
-    if [ "$before" = --bundle ]; then sed -i 's/"oomScoreAdj":-[0-9]*/"oomScoreAdj":0/' "$word/config.json"; fi
+    if [ "$before" = --bundle ]; then sed -i 's|"oomScoreAdj": *-[0-9]*|"oomScoreAdj": 0|' "$word/config.json"; fi
     before=$word
 done
 """

@@ -19,10 +19,11 @@ from podkeeper.runtimes.cri.runtime import CriRuntime
 from tests.runtimes.cri.fake_server import FakeCri, HastyTransport, served
 
 PATIENCE_SECONDS = 20.0
+IMAGE = "docker.io/library/busybox:latest"
 
 
 class Scene:
-    """One pod."""
+    """One pod. Its spec calls its image as people do; its containers are made from what the runtime calls it."""
 
     def __init__(self, runtime: CriRuntime, image: str = "image", **spec: Any) -> None:
         self.runtime = runtime
@@ -37,7 +38,7 @@ class Scene:
     async def create(
         self, sandbox_id: str, *command: str, name: str = "c", attempt: int = 0, ips: tuple[str, ...] = (), **spec: Any
     ) -> str:
-        container = Container(name=name, image=self.image, command=command, **spec)
+        container = Container(name=name, image=IMAGE, command=command, **spec)
         config = ContainerConfig(
             pod=self.pod,
             container=container,

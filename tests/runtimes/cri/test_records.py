@@ -9,8 +9,10 @@ import pytest
 import yaml
 from google.protobuf.json_format import ParseDict
 
+from podkeeper.model.k8s.core import Pod
 from podkeeper.model.runtime import ActualResources, ContainerState, LinuxUser, NetworkMode, PodRecord
-from podkeeper.runtimes.cri.making import kept_config
+from podkeeper.model.runtime_calls import SandboxConfig
+from podkeeper.runtimes.cri.making import kept_config, with_kept_places
 from podkeeper.runtimes.cri.records import (
     container_record,
     image_record,
@@ -117,6 +119,21 @@ def test_what_a_sandbox_was_made_from_is_read_back_from_containerd() -> None:
 )
 def test_a_runtime_that_does_not_keep_it_is_noticed(info: str) -> None:
     assert kept_config(info) is None
+
+
+PLACES = {  # what CRI-O tells of a sandbox -> where its logs and its cgroup are
+    "both": ({"io.kubernetes.cri-o.LogPath": "/logs/p/id.log", "io.kubernetes.cri-o.CgroupParent": "/k/p"}, "/logs/p", "/k/p"),
+    "no logs": ({"io.kubernetes.cri-o.LogPath": "", "io.kubernetes.cri-o.CgroupParent": "/k/p"}, "/usual", "/k/p"),
+    "another runtime": ({}, "/usual", "/usual/p"),
+    "nonsense": ([], "/usual", "/usual/p"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("annotations, logs, cgroup", PLACES.values(), ids=PLACES.keys())
+def test_where_a_sandbox_has_its_places_is_read_back_from_crio(annotations: Any, logs: str, cgroup: str) -> None:
+    usual = SandboxConfig(pod=Pod(), log_directory="/usual", cgroup_parent="/usual/p")
+    found = with_kept_places(usual, json.dumps({"runtimeSpec": {"annotations": annotations}}))
+    assert (found.log_directory, found.cgroup_parent) == (logs, cgroup)
 
 
 # Parts.

@@ -14,7 +14,9 @@ from podkeeper.model.runtime_calls import RuntimeEventType
 from podkeeper.runtimes.cri.calls import Calls
 from podkeeper.runtimes.cri.schema import cri
 from podkeeper.runtimes.cri.transport import GrpcTransport
+from tests.runtimes.cri.containerd import Containerd
 from tests.runtimes.cri.cri_node import BUSYBOX_IMAGE, PRIVATE_IMAGE, CriNode, HousedRuntime
+from tests.runtimes.cri.crio import Crio
 from tests.runtimes.cri.oci import PASSWORD, USER
 from tests.runtimes.cri.scenes import Scene, eventually
 
@@ -83,7 +85,7 @@ def test_a_want_of_memory_is_told(cri_node: CriNode) -> None:
     run(cri_node, scenario)
 
 
-def test_a_container_that_could_not_start_is_found_with_its_reason(cri_node: CriNode) -> None:
+def test_a_container_that_could_not_start_is_found_with_its_reason(containerd: Containerd) -> None:
     async def scenario(runtime: HousedRuntime, image: str) -> None:
         scene = Scene(runtime, image)
         container_id = await scene.create(await scene.sandbox(), "/no/such/binary")
@@ -95,7 +97,21 @@ def test_a_container_that_could_not_start_is_found_with_its_reason(cri_node: Cri
         assert record.started_at is not None
         assert record.started_at.year == 1970
 
-    run(cri_node, scenario)
+    run(containerd, scenario)
+
+
+@pytest.mark.slow
+def test_crio_does_not_even_create_what_could_not_start(crio: Crio) -> None:
+    async def scenario(runtime: HousedRuntime, image: str) -> None:
+        scene = Scene(runtime, image)
+        sandbox_id = await scene.sandbox()
+        with pytest.raises(RuntimeRefused, match=r"^container create failed: .*/no/such/binary"):
+            await scene.create(sandbox_id, "/no/such/binary")
+        assert (await scene.record()).containers == ()
+        container_id = await scene.create(sandbox_id, *LONG)  # the name is free again
+        await runtime.start_container(container_id)
+
+    run(crio, scenario)
 
 
 def test_a_pod_has_an_address_that_can_be_reached_and_its_name_in_the_hosts_file(cri_node: CriNode) -> None:
@@ -197,7 +213,7 @@ def test_a_log_that_was_moved_away_is_begun_anew(cri_node: CriNode) -> None:
 
 def test_an_image_that_wants_credentials_is_pulled_with_the_right_ones(cri_node: CriNode) -> None:
     async def scenario(runtime: HousedRuntime, image: str) -> None:
-        with pytest.raises(ImagePullFailed, match="failed to pull and unpack image"):
+        with pytest.raises(ImagePullFailed, match=r"failed to pull and unpack image|reading manifest .*: unauthorized"):
             await runtime.pull_image(PRIVATE_IMAGE)
         host = PRIVATE_IMAGE.partition("/")[0]
         config = '{"auths": {"%s": {"username": "%s", "password": "%s"}}}'

@@ -44,6 +44,9 @@ log = logging.getLogger(__name__)
 DOUBTS_KEPT: Final = 10_000
 CONFIGS_KEPT: Final = 4096
 
+_LOG_PATH: Final = "io.kubernetes.cri-o.LogPath"
+_CGROUP_PARENT: Final = "io.kubernetes.cri-o.CgroupParent"
+
 Rebuild = Callable[[Pod, int], SandboxConfig]
 """What a pod's sandbox of an attempt is made from: asked for a sandbox that nobody remembers."""
 
@@ -213,9 +216,10 @@ class Making:
         if known is not None:
             return known
         answer = await self._calls.sandbox_status(sandbox_id, verbose=True)
-        message = kept_config(answer.info.get("info", ""))
+        info = answer.info.get("info", "")
+        message = kept_config(info)
         if message is None:
-            config = self._rebuild(pod, answer.status.metadata.attempt)
+            config = with_kept_places(self._rebuild(pod, answer.status.metadata.attempt), info)
             message = sandbox_message(config, self.node, await self._users_of(pod))
         self._remember(sandbox_id, message)
         return message
@@ -235,6 +239,20 @@ def kept_config(info: str) -> cri.PodSandboxConfig | None:
     except (ValueError, TypeError, KeyError, ParseError):
         return None
     return message if message.metadata.uid else None
+
+
+def with_kept_places(config: SandboxConfig, info: str) -> SandboxConfig:
+    """The same, with the places that CRI-O tells of a sandbox to people: where its own log would be, and its cgroup."""
+    try:
+        told: Any = json.loads(info)
+        kept = {key: str(value) for key, value in told["runtimeSpec"]["annotations"].items() if value}
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return config
+    return replace(
+        config,
+        log_directory=os.path.dirname(kept.get(_LOG_PATH, "")) or config.log_directory,
+        cgroup_parent=kept.get(_CGROUP_PARENT, config.cgroup_parent),
+    )
 
 
 def _make_log_directory(config: SandboxConfig) -> None:
