@@ -4,8 +4,6 @@ Whoever wants `on_a_node` is played on processes and on containers, unless it sa
 `containers_only` (`tests/e2e/kinds.py`).
 """
 
-from collections.abc import Iterator
-
 import pytest
 
 from podkeeper.runtimes.process.keeper.isolation import probe
@@ -14,7 +12,9 @@ from tests.e2e.kinds import EVERY_KIND, PROCESSES, chooses_kind
 from tests.e2e.node import OnANode
 from tests.e2e.scripts import Diary
 from tests.host.own_cgroups import HERE
-from tests.runtimes.cri.containerd import Containerd, borrowed, missing
+from tests.runtimes.cri.conftest import containerd, cri_node, crio
+
+__all__ = ["containerd", "cri_node", "crio"]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -23,21 +23,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("on_a_node", EVERY_KIND, indirect=True)
 
 
-@pytest.fixture(scope="session")
-def containerd() -> Iterator[Containerd]:
-    """A containerd; skipped with the reason where there can be none."""
-    if (reason := missing()) is not None:
-        pytest.skip(reason)
-    with borrowed() as node:
-        yield node
-
-
 @pytest.fixture
 def on_a_node(request: pytest.FixtureRequest) -> OnANode:
     """Plays scenarios on one kind of runtime."""
     if request.param == PROCESSES:
         return OnANode(Processes())
-    return OnANode(Containers(request.getfixturevalue("containerd")))
+    return OnANode(Containers(request.getfixturevalue(request.param)))
 
 
 @pytest.fixture

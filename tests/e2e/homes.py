@@ -1,4 +1,4 @@
-"""What a node of a scenario runs its pods on: processes of this machine, or containers of the tests' containerd.
+"""What a node of a scenario runs its pods on: processes of this machine, or containers of one of the tests' runtimes.
 
     home.open(place) -> Opened: a runtime, its volumes, and whatever else comes with them
 
@@ -32,7 +32,7 @@ from podkeeper.runtimes.process.runtime import ProcessRuntime
 from podkeeper.sources.local_objects import LocalObjects
 from podkeeper.testing.memory_api import MemoryApi
 from podkeeper.volumes.manager import HostVolumes
-from tests.runtimes.cri.containerd import HOUSE_IMAGE, Containerd, remove_cgroups
+from tests.runtimes.cri.cri_node import HOUSE_IMAGE, CriNode, remove_cgroups
 
 K = TypeVar("K", bound=Wire)
 
@@ -134,30 +134,30 @@ class Processes:
 
 
 class Containers:
-    """Containers of a containerd."""
+    """Containers of a container runtime."""
 
     image = HOUSE_IMAGE
     of_containers = True
 
-    def __init__(self, containerd: Containerd, *, resolver_file: str = "/etc/resolv.conf") -> None:
-        self.containerd = containerd
+    def __init__(self, cri_node: CriNode, *, resolver_file: str = "/etc/resolv.conf") -> None:
+        self.cri_node = cri_node
         self._resolver_file = resolver_file
 
     def inside(self) -> Any:
-        """Pods are in the network of the containerd."""
-        return self.containerd.inside()
+        """Pods are in the network of the runtime."""
+        return self.cri_node.inside()
 
     async def open(self, place: Place) -> Opened:
         """The CRI runtime."""
         volumes = place.volumes()
-        transport = GrpcTransport(self.containerd.socket)
+        transport = GrpcTransport(self.cri_node.socket)
         facts = facts_with(machine_facts(str(place.root / "pods"), str(place.root / "seccomp")), KubeletConfiguration())
         runtime = await place.opened.enter_async_context(
             CriRuntime(
                 transport,
                 facts,
                 clock=place.clock,
-                where=self.containerd.socket,
+                where=self.cri_node.socket,
                 cluster_domain=CLUSTER.domain,
                 prepare_sub_path=volumes.prepare_sub_path,
             )
@@ -186,5 +186,5 @@ class Containers:
 
     async def clear(self, cgroup_root: str) -> None:
         """Remove all pods."""
-        await self.containerd.remove_all()
+        await self.cri_node.remove_all()
         remove_cgroups(cgroup_root)

@@ -1,6 +1,6 @@
 """A node that the reference kubelet has left: its pods run on, made with the very requests that it was recorded making.
 
-    left = await leave(node, containerd, "full", "plain")
+    left = await leave(node, cri_node, "full", "plain")
 
 Only places are ours (files, logs, cgroups), and the image. What is in the API is what was there, with the ids that the
 containers have now.
@@ -23,7 +23,7 @@ from podkeeper.runtimes.cri.transport import GrpcTransport
 from tests.e2e.golden_requests import FROM_API, pod_of, pod_text, recorded_containers, recorded_sandbox
 from tests.e2e.node import PATIENCE_SECONDS, Node
 from tests.host.own_cgroups import HERE
-from tests.runtimes.cri.containerd import BUSYBOX_IMAGE, Containerd
+from tests.runtimes.cri.cri_node import BUSYBOX_IMAGE, CriNode
 
 ORDER = ("init1", "side", "main", "c")  # in which containers were started
 
@@ -38,9 +38,9 @@ class Left:
     cgroup: str
 
 
-async def leave(node: Node, containerd: Containerd, *pods: str) -> dict[str, Left]:
+async def leave(node: Node, cri_node: CriNode, *pods: str) -> dict[str, Left]:
     """Make pods as the reference made them, and show them in the API. No agent may run meanwhile."""
-    transport = GrpcTransport(containerd.socket)
+    transport = GrpcTransport(cri_node.socket)
     try:
         calls = Calls(transport)
         image = await calls.image(BUSYBOX_IMAGE)

@@ -29,21 +29,21 @@ from tests.e2e.node import Node, OnANode
 from tests.e2e.objects import config_map
 from tests.e2e.reference_node import Left, leave
 from tests.host.own_cgroups import needs_cgroups
-from tests.runtimes.cri.containerd import Containerd
+from tests.runtimes.cri.cri_node import CriNode
 
 pytestmark = [pytest.mark.slow, containers_only, needs_cgroups]
 
 
-def containerd_of(node: Node) -> Containerd:
+def cri_node_of(node: Node) -> CriNode:
     assert isinstance(node.home, Containers)
-    return node.home.containerd
+    return node.home.cri_node
 
 
 async def taken_over(node: Node, *pods: str) -> dict[str, Left]:
     """Begin anew on a node that the reference has left."""
     await node.end()
     config_map(node, "cm1", **SETTINGS)
-    left = await leave(node, containerd_of(node), *pods)
+    left = await leave(node, cri_node_of(node), *pods)
     await node.begin()
     return left
 
@@ -67,7 +67,7 @@ def until_taken_up(node: Node, name: str) -> bool:
 def shown_ids(node: Node, name: str) -> Mapping[str, str]:
     status = node.see(name).status
     every = (*(status.init_container_statuses or ()), *(status.container_statuses or ()))
-    return {each.name: (each.container_id or "").removeprefix("containerd://") for each in every}
+    return {each.name: (each.container_id or "").partition("://")[2] for each in every}
 
 
 def cgroups_at(path: str) -> list[str]:
@@ -129,7 +129,7 @@ def test_a_container_of_the_reference_is_run_again_where_it_was(on_a_node: OnANo
         record = await record_of(node, left)
         assert [box.id for box in record.sandboxes] == [left.sandbox_id]
         made = max(record.containers, key=lambda each: each.restart_count)
-        transport = GrpcTransport(containerd_of(node).socket)
+        transport = GrpcTransport(cri_node_of(node).socket)
         try:
             ours = await container_config(transport, made.id)
         finally:

@@ -10,7 +10,7 @@ from tests.e2e.asking import said, told, waits_for
 from tests.e2e.kinds import containers_only
 from tests.e2e.node import Node, OnANode, pod
 from tests.e2e.objects import secret
-from tests.runtimes.cri.containerd import MISSING_IMAGE, PRIVATE_IMAGE, PULLABLE_IMAGE
+from tests.runtimes.cri.cri_node import MISSING_IMAGE, PRIVATE_IMAGE, PULLABLE_IMAGE
 from tests.runtimes.cri.oci import PASSWORD, USER
 
 pytestmark = [pytest.mark.slow, containers_only]

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.asking import said, told, waits_for
-from tests.e2e.kinds import containers_only
+from tests.e2e.kinds import containerd_only, containers_only
 from tests.e2e.node import Node, OnANode, pod
 from tests.e2e.scripts import Wire, sh
 
-pytestmark = [pytest.mark.slow, containers_only]
+pytestmark = pytest.mark.slow
 
 EVERY_CAPABILITY = 1 << 21 | 1 << 12 | 1 << 16  # SYS_ADMIN, NET_ADMIN, SYS_MODULE: three that usual ones lack
 
@@ -24,6 +24,7 @@ FILTERS: dict[str, tuple[Wire, Wire, str]] = {
 }  # fmt: skip
 
 
+@containers_only
 @pytest.mark.parametrize("shared, own, mode", FILTERS.values(), ids=FILTERS.keys())
 def test_system_calls_are_filtered(on_a_node: OnANode, shared: Wire, own: Wire, mode: str, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
@@ -34,6 +35,7 @@ def test_system_calls_are_filtered(on_a_node: OnANode, shared: Wire, own: Wire, 
     on_a_node(scenario, tmp_path)
 
 
+@containers_only
 def test_a_filter_of_the_nodes_own_forbids_what_it_names(on_a_node: OnANode, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         profiles = node.root / "seccomp" / "profiles"
@@ -49,6 +51,7 @@ def test_a_filter_of_the_nodes_own_forbids_what_it_names(on_a_node: OnANode, tmp
     on_a_node(scenario, tmp_path)
 
 
+@containers_only
 def test_a_privileged_container_has_it_all(on_a_node: OnANode, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         script = (
@@ -64,6 +67,7 @@ def test_a_privileged_container_has_it_all(on_a_node: OnANode, tmp_path: Path) -
     on_a_node(scenario, tmp_path)
 
 
+@containers_only
 def test_an_ordinary_container_sees_no_secrets_of_the_kernel(on_a_node: OnANode, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         look = "wc -c </proc/keys; ls /sys/firmware 2>/dev/null | wc -l; echo 1 >/proc/sys/kernel/panic || echo no"
@@ -76,6 +80,7 @@ def test_an_ordinary_container_sees_no_secrets_of_the_kernel(on_a_node: OnANode,
     on_a_node(scenario, tmp_path)
 
 
+@containers_only
 def test_an_image_that_would_run_as_root_is_refused_where_the_pod_says_so(on_a_node: OnANode, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         node.create(pod("app", securityContext={"runAsNonRoot": True}))
@@ -87,6 +92,7 @@ def test_an_image_that_would_run_as_root_is_refused_where_the_pod_says_so(on_a_n
     on_a_node(scenario, tmp_path)
 
 
+@containers_only
 def test_settings_of_the_kernel_are_the_pods_own(on_a_node: OnANode, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         wanted = {"sysctls": [{"name": "net.ipv4.ip_unprivileged_port_start", "value": "81"}]}
@@ -99,6 +105,7 @@ def test_settings_of_the_kernel_are_the_pods_own(on_a_node: OnANode, tmp_path: P
     on_a_node(scenario, tmp_path)
 
 
+@containers_only
 def test_a_setting_that_is_not_safe_is_forbidden(on_a_node: OnANode, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         node.create(pod("app", securityContext={"sysctls": [{"name": "kernel.msgmax", "value": "65536"}]}))
@@ -108,6 +115,7 @@ def test_a_setting_that_is_not_safe_is_forbidden(on_a_node: OnANode, tmp_path: P
     on_a_node(scenario, tmp_path)
 
 
+@containerd_only
 def test_users_apart_are_refused_where_the_runtime_cannot_keep_them_apart(on_a_node: OnANode, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         node.create(pod("app", hostUsers=False))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.asking import ends_of, waits_for
-from tests.e2e.kinds import processes_only
+from tests.e2e.kinds import not_on_containerd
 from tests.e2e.node import Node, OnANode, pod
 from tests.e2e.scripts import LINGER, POLITE, Wire, sh
 from tests.host.own_cgroups import needs
@@ -56,7 +56,7 @@ def test_a_second_delete_may_shorten_the_grace(on_a_node: OnANode, tmp_path: Pat
     on_a_node(scenario, tmp_path)
 
 
-@processes_only  # containerd 1.6 does not know of the wish, and ends containers with TERM
+@not_on_containerd  # 1.6 does not know of the wish, and ends containers with TERM
 def test_a_container_is_asked_to_end_with_the_signal_it_wants(on_a_node: OnANode, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         ends = ends_of(node)

@@ -20,9 +20,9 @@ pytestmark = pytest.mark.slow
 SERVES = "mkdir /www; echo hello >/www/index.html; head -c 3000000 /dev/zero >/www/big; exec httpd -f -p 8080 -h /www"
 
 
-@pytest.fixture
+@pytest.fixture(params=CONTAINERS)
 def way(request: pytest.FixtureRequest) -> Way:
-    return way_of(request, CONTAINERS)
+    return way_of(request, request.param)
 
 
 @pytest.fixture

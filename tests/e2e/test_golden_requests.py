@@ -33,12 +33,12 @@ from tests.e2e.golden_requests import (
     static_text,
 )
 from tests.e2e.homes import Containers
-from tests.e2e.kinds import containers_only
+from tests.e2e.kinds import containerd_only
 from tests.e2e.node import PATIENCE_SECONDS, Node, OnANode
 from tests.e2e.objects import config_map
 from tests.host.own_cgroups import HERE, needs_cgroups
 
-pytestmark = [pytest.mark.slow, containers_only, needs_cgroups]
+pytestmark = [pytest.mark.slow, containerd_only, needs_cgroups]  # CRI-O does not repeat what it was asked
 
 SOON = {"restart_curve": DEFAULT_CURVE.tuned(initial=timedelta(seconds=1))}
 
@@ -83,7 +83,7 @@ async def asked_otherwise(transport: Transport, node: Node, pod: str) -> list[st
 
 def test_the_agent_asks_for_pods_as_the_reference_does(on_a_node: OnANode, tmp_path: Path) -> None:
     assert isinstance(on_a_node.home, Containers)
-    containerd, resolver_file = on_a_node.home.containerd, tmp_path / "resolv.conf"
+    cri_node, resolver_file = on_a_node.home.cri_node, tmp_path / "resolv.conf"
     resolver_file.write_text(RESOLVER_FILE)
 
     async def scenario(node: Node) -> None:
@@ -91,7 +91,7 @@ def test_the_agent_asks_for_pods_as_the_reference_does(on_a_node: OnANode, tmp_p
         node.write("static", static_text())
         for name in FROM_API:
             node.create(replace(pod_of(name), status=PodStatus()))
-        transport = GrpcTransport(containerd.socket)
+        transport = GrpcTransport(cri_node.socket)
         try:
             assert [await asked_otherwise(transport, node, name) for name in (*FROM_API, STATIC)] == [[], [], [], []]
         finally:
@@ -101,5 +101,5 @@ def test_the_agent_asks_for_pods_as_the_reference_does(on_a_node: OnANode, tmp_p
         await node.until(lambda: any(told[1] == "Killing" for told in node.events(STATIC)))
         await node.runtime.stop_container(static.containers[0].id, 0)  # it would take all of its grace
 
-    home = Containers(containerd, resolver_file=str(resolver_file))
+    home = Containers(cri_node, resolver_file=str(resolver_file))
     OnANode(home)(scenario, tmp_path / "node", name=NODE, settings=SOON)

@@ -19,7 +19,7 @@ import yaml
 
 from podkeeper.app.local.client import AskingFailed, LocalClient
 from podkeeper.rules.log_rotation import parts_of
-from tests.e2e.kinds import CONTAINERS, PROCESSES
+from tests.e2e.kinds import CONTAINERD, CRIO, PROCESSES
 from tests.e2e.ways import Way, way_of
 from tests.runtimes.process.home import keepers_of
 from tools.torture_seen import cgroups_of
@@ -177,7 +177,7 @@ def machine(request: pytest.FixtureRequest) -> Iterator[Machine]:
 
 
 def configured(
-    size: str, files: int, interval: str = "200ms", kinds: Sequence[str] = (PROCESSES, CONTAINERS)
+    size: str, files: int, interval: str = "200ms", kinds: Sequence[str] = (PROCESSES, CONTAINERD, CRIO)
 ) -> pytest.MarkDecorator:
     config = {"containerLogMaxSize": size, "containerLogMaxFiles": files, "containerLogMonitorInterval": interval}
     return pytest.mark.parametrize("machine", [(kind, config) for kind in kinds], indirect=True, ids=kinds)

@@ -18,7 +18,7 @@ from podkeeper.runtimes.cri.calls import Calls
 from podkeeper.runtimes.cri.transport import GrpcTransport
 from tests.e2e.homes import IMAGE
 from tests.e2e.kinds import PROCESSES
-from tests.runtimes.cri.containerd import HOUSE_IMAGE, Containerd
+from tests.runtimes.cri.cri_node import HOUSE_IMAGE, CriNode
 from tests.runtimes.process.home import processes_of
 
 
@@ -49,18 +49,18 @@ class Way:
 
 
 class ContainerWay(Way):
-    """Containers of the tests' containerd. All of them are the agent's: nobody else uses it meanwhile."""
+    """Containers of one of the tests' runtimes. All of them are the agent's: nobody else uses it meanwhile."""
 
     image = HOUSE_IMAGE
 
-    def __init__(self, containerd: Containerd) -> None:
-        self._containerd = containerd
-        self.arguments = ("--runtime", "cri", "--runtime-endpoint", containerd.socket)
+    def __init__(self, cri_node: CriNode) -> None:
+        self._cri_node = cri_node
+        self.arguments = ("--runtime", "cri", "--runtime-endpoint", cri_node.socket)
 
     @contextmanager
     def inside(self) -> Iterator[None]:
-        """Be in the network of the containerd."""
-        with self._containerd.inside():
+        """Be in the network of the runtime."""
+        with self._cri_node.inside():
             yield
 
     def sandboxes(self, root: Path) -> list[str]:
@@ -73,10 +73,10 @@ class ContainerWay(Way):
 
     def remove(self, root: Path) -> None:
         """Remove all pods."""
-        asyncio.run(self._containerd.remove_all())
+        asyncio.run(self._cri_node.remove_all())
 
     async def _sandboxes(self) -> list[str]:
-        transport = GrpcTransport(self._containerd.socket)
+        transport = GrpcTransport(self._cri_node.socket)
         try:
             return [box.id for box in await Calls(transport).sandboxes()]
         finally:
@@ -85,4 +85,4 @@ class ContainerWay(Way):
 
 def way_of(request: pytest.FixtureRequest, kind: str) -> Way:
     """How a kind of runtime is used; skips where it cannot be."""
-    return Way() if kind == PROCESSES else ContainerWay(request.getfixturevalue("containerd"))
+    return Way() if kind == PROCESSES else ContainerWay(request.getfixturevalue(kind))

@@ -115,8 +115,8 @@ def registry(store: Store, port: int) -> Iterator[None]:
 def _find(store: Store, port: int, path: str, credentials: str | None) -> tuple[int, str, bytes]:
     nothing = "application/json"
     match path.strip("/").split("/"):
-        case ["v2"]:
-            return 200, nothing, b"{}"
+        case ["v2"]:  # CRI-O asks here whether credentials matter, and sends none where they do not
+            return 401, nothing, b'{"errors":[{"code":"UNAUTHORIZED"}]}'
         case ["v2", *repository, "manifests" | "blobs" as what, reference]:
             wanted = "Basic " + base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
             if repository[0] == "private" and credentials != wanted:

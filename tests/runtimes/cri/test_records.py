@@ -122,7 +122,9 @@ def test_a_runtime_that_does_not_keep_it_is_noticed(info: str) -> None:
 
 
 PLACES = {  # what CRI-O tells of a sandbox -> where its logs and its cgroup are
-    "both": ({"io.kubernetes.cri-o.LogPath": "/logs/p/id.log", "io.kubernetes.cri-o.CgroupParent": "/k/p"}, "/logs/p", "/k/p"),
+    "both": (
+        {"io.kubernetes.cri-o.LogPath": "/logs/p/id.log", "io.kubernetes.cri-o.CgroupParent": "/k/p"},
+        "/logs/p", "/k/p"),
     "no logs": ({"io.kubernetes.cri-o.LogPath": "", "io.kubernetes.cri-o.CgroupParent": "/k/p"}, "/usual", "/k/p"),
     "another runtime": ({}, "/usual", "/usual/p"),
     "nonsense": ([], "/usual", "/usual/p"),
@@ -131,7 +133,7 @@ PLACES = {  # what CRI-O tells of a sandbox -> where its logs and its cgroup are
 
 @pytest.mark.parametrize("annotations, logs, cgroup", PLACES.values(), ids=PLACES.keys())
 def test_where_a_sandbox_has_its_places_is_read_back_from_crio(annotations: Any, logs: str, cgroup: str) -> None:
-    usual = SandboxConfig(pod=Pod(), log_directory="/usual", cgroup_parent="/usual/p")
+    usual = SandboxConfig(pod=Pod(), attempt=0, log_directory="/usual", cgroup_parent="/usual/p")
     found = with_kept_places(usual, json.dumps({"runtimeSpec": {"annotations": annotations}}))
     assert (found.log_directory, found.cgroup_parent) == (logs, cgroup)
 

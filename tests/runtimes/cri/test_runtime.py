@@ -185,17 +185,18 @@ def test_another_life_of_the_agent_goes_on_with_a_pod(cri_node: CriNode) -> None
     run(cri_node, scenario)
 
 
-def test_what_is_not_of_a_pod_is_left_alone(cri_node: CriNode) -> None:
+def test_what_is_not_of_a_pod_is_left_alone(containerd: Containerd) -> None:
+    # CRI-O labels whatever it makes as a pod's.
     async def scenario(runtime: HousedRuntime, image: str) -> None:
-        transport = GrpcTransport(cri_node.socket)
-        linux = cri.LinuxPodSandboxConfig(cgroup_parent=f"{cri_node.cgroup_root}/stranger")
+        transport = GrpcTransport(containerd.socket)
+        linux = cri.LinuxPodSandboxConfig(cgroup_parent=f"{containerd.cgroup_root}/stranger")
         meta = cri.PodSandboxMetadata(name="stranger", uid="u", namespace="n")
         stranger = await Calls(transport).run_sandbox(cri.PodSandboxConfig(metadata=meta, linux=linux), "")
         assert await runtime.list_pods() == ()
         assert stranger in [box.id for box in await Calls(transport).sandboxes()]
         await transport.close()
 
-    run(cri_node, scenario)
+    run(containerd, scenario)
 
 
 def test_a_log_that_was_moved_away_is_begun_anew(cri_node: CriNode) -> None:

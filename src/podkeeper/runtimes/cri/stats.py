@@ -42,7 +42,8 @@ async def pod_stats(transport: Transport, uid: PodUID | None = None) -> Sequence
         containers = cri.ListContainerStatsRequest(filter=cri.ContainerStatsFilter(label_selector=selector))
         listed = await transport.unary(_CONTAINERS, containers, cri.ListContainerStatsResponse, SECONDS)
         return pods_of_containers(listed.stats)
-    return tuple(pod_of_sandbox(each) for each in answer.stats if each.attributes.labels.get(POD_UID))
+    told = (pod_of_sandbox(each) for each in answer.stats if each.attributes.labels.get(POD_UID))
+    return tuple(pod for pod in told if pod.cpu or pod.memory or pod.containers)  # CRI-O lists what is stopped, too
 
 
 def pod_of_sandbox(told: cri.PodSandboxStats) -> PodStats:
