@@ -17,7 +17,7 @@ containers_only = pytest.mark.parametrize("on_a_node", CONTAINERS, indirect=True
 containerd_only = pytest.mark.parametrize("on_a_node", CONTAINERS[:1], indirect=True)
 """For what containerd (Debian's, 1.6) does in its own way, or cannot do and says so."""
 
-not_on_containerd = pytest.mark.parametrize("on_a_node", (PROCESSES, *CONTAINERS[1:]), indirect=True)
+not_on_containerd = pytest.mark.parametrize("on_a_node", [PROCESSES, *CONTAINERS[1:]], indirect=True)
 """For what Debian's containerd (1.6) cannot do."""
 
 crio_only = pytest.mark.parametrize("on_a_node", CONTAINERS[1:], indirect=True)

@@ -35,14 +35,6 @@ _PACKAGES = "CRI-O 1.30 or later (https://cri-o.io, or build it: make bin/crio b
 _MIRRORED = ("docker.io/library", "localhost/podkeeper")
 _UNIFIED = Path("/sys/fs/cgroup/unified")
 
-_NO_LOWER_OOM_SCORE = """
-before=
-for word; do
-    if [ "$before" = --bundle ]; then sed -i 's|"oomScoreAdj": *-[0-9]*|"oomScoreAdj": 0|' "$word/config.json"; fi
-    before=$word
-done
-"""
-
 # crun does not work where cgroup v2 has some of the controllers and v1 the others: so it is not shown the former.
 _WITHOUT_UNIFIED = f"""
 if [ "$1" != --hidden ]; then exec unshare --mount --propagation unchanged "$0" --hidden "$@"; fi
@@ -50,6 +42,15 @@ shift
 mount --make-rprivate {_UNIFIED.parent}
 umount {_UNIFIED}
 """
+_CHANGING = """
+before=
+for word; do
+    if [ "$before" = --bundle ]; then sed -z -i '%s' "$word/config.json"; fi
+    before=$word
+done
+"""
+_NO_HUGE_PAGES = r's|"hugepageLimits": \[[^]]*\]|"hugepageLimits": []|;'
+_NO_LOWER_OOM_SCORE = 's|"oomScoreAdj": *-[0-9]*|"oomScoreAdj": 0|;'
 
 
 def missing() -> str | None:
@@ -150,16 +151,17 @@ enable_nri = false
     def _oci_runtime(self) -> str:
         """crun, or crun in a wrapper where this machine would have it refuse everything."""
         crun = shutil.which("crun") or "crun"
-        before = ""
+        before, changes = "", ""
         if not _has_capability(_CAP_SYS_RESOURCE):  # who may not lower oom_score_adj: CRI-O has no setting for that
-            before = _NO_LOWER_OOM_SCORE
+            changes += _NO_LOWER_OOM_SCORE
         controllers = _UNIFIED / "cgroup.controllers"
         if controllers.exists() and controllers.read_text().strip():
-            before = _WITHOUT_UNIFIED + before
-        if not before:
+            before = _WITHOUT_UNIFIED
+            changes += _NO_HUGE_PAGES
+        if not changes:
             return crun
         wrapper = self.root / "oci-runtime"
-        wrapper.write_text(f'#!/bin/sh\n{before}exec {crun} "$@"\n')
+        wrapper.write_text(f'#!/bin/sh\n{before}{_CHANGING % changes}exec {crun} "$@"\n')
         wrapper.chmod(0o755)
         return str(wrapper)
 
