@@ -60,8 +60,8 @@ e2e: $(READY)  ## the slow tests: real things (kubectl; each says why when it is
 torture: $(READY)  ## kill the agent at random moments under a running workload: ROUNDS=200 (SEED=N: the same deeds again)
 	@$(BIN)/python -m tools.torture --rounds $(or $(ROUNDS),200) $(if $(SEED),--seed $(SEED))
 
-torture-runtime: $(READY)  ## kill containerd at random moments under a running workload (root): ROUNDS=50 (SEED=N)
-	@$(BIN)/python -m tools.torture_runtime --rounds $(or $(ROUNDS),50) $(if $(SEED),--seed $(SEED))
+torture-runtime: $(READY)  ## kill containerd, or RUNTIME=crio, at random moments under a running workload (root): ROUNDS=50 (SEED=N)
+	@$(BIN)/python -m tools.torture_runtime --runtime $(or $(RUNTIME),containerd) --rounds $(or $(ROUNDS),50) $(if $(SEED),--seed $(SEED))
 
 sim: $(READY)  ## play whole nodes from seeds under all kinds of trouble: SEEDS=0:20 HOURS=6 (docs/simulation.md)
 	@$(BIN)/podkeeper sim --seeds $(or $(SEEDS),0:20) --hours $(or $(HOURS),6)

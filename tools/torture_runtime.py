@@ -1,8 +1,8 @@
-"""Kill containerd at random moments, again and again: `python -m tools.torture_runtime [--rounds N] [--seed N]`.
+"""Kill a container runtime at random moments, again and again: `python -m tools.torture_runtime [--runtime crio]`.
 
-One `podkeeper run --runtime cri` works on a folder of manifests, with a containerd of its own (root, and Debian's
-containerd, runc, containernetworking-plugins and busybox-static). In each round pods come, change and go and containers
-are killed, while containerd is killed (-9) and started again at once, stays away for seconds, or hangs for seconds and
+One `podkeeper run --runtime cri` works on a folder of manifests, with a containerd or CRI-O of its own (root; what else
+is needed, `tests/runtimes/cri/containerd.py` and `crio.py` say). In each round pods come, change and go and containers
+are killed, while the runtime is killed (-9) and started again at once, stays away for seconds, or hangs for seconds and
 is killed then or goes on. The pods, and what must hold of them, are those of `tools.torture`, where the agent is killed
 instead. Then must hold, by what the containers themselves wrote down, by /proc and by the runtime's own lists:
 
@@ -28,7 +28,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from threading import Thread
@@ -37,28 +37,33 @@ from typing import Any
 from podkeeper.model.errors import TryLater
 from podkeeper.runtimes.cri.calls import Calls
 from podkeeper.runtimes.cri.transport import GrpcTransport
-from tests.runtimes.cri.containerd import BUSYBOX_IMAGE, Containerd, missing
+from tests.runtimes.cri import containerd, crio
+from tests.runtimes.cri.cri_node import BUSYBOX_IMAGE, CriNode
 from tests.runtimes.cri.witness import Witness, witnessed
 from tools.torture_pods import Kind, Tortured
 from tools.torture_seen import Progress, children_of, code_of, left_in, lines_of, reason_of
 from tools.tortured_agent import Broken, Torture
 
 UNKNOWN_CODE, UNKNOWN_REASON = 255, "Unknown"
+RUNTIMES: Mapping[str, tuple[Callable[[Path], CriNode], Callable[[], str | None]]] = {
+    "containerd": (containerd.Containerd, containerd.missing),
+    "crio": (crio.Crio, crio.missing),
+}
 
 
 class RuntimeTorture(Torture):
-    """One agent on one folder, and one containerd after the other."""
+    """One agent on one folder, and one life of its container runtime after the other."""
 
     image = BUSYBOX_IMAGE
     patience_seconds = 60.0
 
-    def __init__(self, place: Path, seed: int, node: Containerd) -> None:
+    def __init__(self, place: Path, seed: int, node: CriNode) -> None:
         super().__init__(place, seed)
         self._node = node
         self._watch = _Watch(node.socket)
         self.hangs = 0
-        self.forgotten: set[str] = set()  # exit codes that containerd lost
-        self.leftovers = 0  # empty shims and mounts that containerd lost
+        self.forgotten: set[str] = set()  # exit codes that the runtime lost
+        self.leftovers = 0  # empty helpers and mounts that the runtime lost
 
     def start(self) -> None:
         """Start the agent, where it can reach its pods."""
@@ -68,10 +73,10 @@ class RuntimeTorture(Torture):
     def _more_words(self) -> list[str]:
         return ["--runtime", "cri", "--runtime-endpoint", self._node.socket]
 
-    # ---- containerd ----
+    # ---- the runtime ----
 
     def round(self) -> None:
-        """Some deeds, trouble for containerd at some moment, more deeds, and a look at how things are."""
+        """Some deeds, trouble for the runtime at some moment, more deeds, and a look at how things are."""
         for _ in range(1 + self._chance.randrange(3)):
             self.deed()
         time.sleep(self._chance.random())
@@ -83,25 +88,25 @@ class RuntimeTorture(Torture):
             self.check()
 
     def _crash(self) -> None:
-        self._end_containerd()
-        self._begin_containerd()
+        self._end_runtime()
+        self._begin_runtime()
 
     def _outage(self) -> None:
-        self._end_containerd()
+        self._end_runtime()
         self._meanwhile()
-        self._begin_containerd()
+        self._begin_runtime()
 
     def _hang(self) -> None:
-        self._note("freeze containerd")
+        self._note(f"freeze {self._node.name}")
         self._node.freeze()
         self.hangs += 1
         self._meanwhile()
         if self._chance.random() < 0.5:
-            self._note("thaw containerd")
+            self._note(f"thaw {self._node.name}")
             self._node.thaw()
         else:
-            self._end_containerd()
-            self._begin_containerd()
+            self._end_runtime()
+            self._begin_runtime()
 
     def _meanwhile(self) -> None:
         """What happens within a few seconds."""
@@ -110,13 +115,13 @@ class RuntimeTorture(Torture):
             self.deed()
         time.sleep(self._chance.random())
 
-    def _end_containerd(self) -> None:
-        self._note("kill containerd")
+    def _end_runtime(self) -> None:
+        self._note(f"kill {self._node.name}")
         self._node.kill()
         self.kills += 1
 
-    def _begin_containerd(self) -> None:
-        self._note("start containerd")
+    def _begin_runtime(self) -> None:
+        self._note(f"start {self._node.name}")
         asyncio.run(self._node.start_again())
 
     # ---- how things are ----
@@ -143,7 +148,7 @@ class RuntimeTorture(Torture):
     def _left(self) -> list[str]:
         return [
             *left_in(self._root, self._root),
-            *(f"shim {pid}" for pid in self._node.helpers() if children_of(pid)),
+            *(f"helper {pid}" for pid in self._node.helpers() if children_of(pid)),
             *(f"pod {name}" for name in asyncio.run(self._pods_of_runtime())),
         ]
 
@@ -163,7 +168,7 @@ class RuntimeTorture(Torture):
         self.leftovers = len(self._node.helpers()) + len(mounts)
 
     def clear_away(self) -> None:
-        """After a failure: let the agent stop its pods; containerd's own end does the rest."""
+        """After a failure: let the agent stop its pods; the runtime's own end does the rest."""
         with suppress(OSError, AssertionError):
             self._node.thaw()
         super().clear_away()
@@ -208,10 +213,12 @@ class _Watch:
 
 def main(arguments: list[str]) -> int:
     """Torture, and tell how it went."""
-    parser = argparse.ArgumentParser(prog="python -m tools.torture_runtime", description="Kill containerd, repeatedly.")
+    parser = argparse.ArgumentParser(prog="python -m tools.torture_runtime", description="Kill a runtime, repeatedly.")
     parser.add_argument("--rounds", type=int, default=50, help="how often [50]")
     parser.add_argument("--seed", type=int, help="which deeds [another one each time]")
+    parser.add_argument("--runtime", choices=RUNTIMES, default="containerd", help="which one [containerd]")
     options = parser.parse_args(arguments)
+    make, missing = RUNTIMES[options.runtime]
     if (reason := missing()) is not None:
         print(f"cannot torture a runtime: {reason}", file=sys.stderr)
         return 1
@@ -221,7 +228,7 @@ def main(arguments: list[str]) -> int:
     place = Path(tempfile.mkdtemp(prefix="podkeeper-torture-"))
     home = place / "c"
     home.mkdir()
-    node = Containerd(home)
+    node = make(home)
     try:
         node.start()
         failed = _torture(place, seed, options.rounds, node)
@@ -232,7 +239,7 @@ def main(arguments: list[str]) -> int:
     return failed
 
 
-def _torture(place: Path, seed: int, rounds: int, node: Containerd) -> int:
+def _torture(place: Path, seed: int, rounds: int, node: CriNode) -> int:
     torture, progress, begun, number = (
         RuntimeTorture(place, seed, node),
         Progress(rounds, sys.stderr),
@@ -255,17 +262,17 @@ def _torture(place: Path, seed: int, rounds: int, node: Containerd) -> int:
         print(f"FAILED in round {number} of {rounds}, seed {seed}: {error}")
         print("What was done last:", *(f"    {deed}" for deed in torture.deeds[-25:]), sep="\n")
         print("What the agent said last:", *(f"    {line}" for line in lines_of(place / "agent.log")[-25:]), sep="\n")
-        print(f"Everything else is in {place}. Again: make torture-runtime ROUNDS={rounds} SEED={seed}")
+        print(f"Everything else is in {place}. Again: the same rounds and runtime with SEED={seed}")
         return 1
     finally:
         torture.close()
     progress.end()
     print(
-        f"torture-runtime: seed {seed}: containerd killed {torture.kills} times and hung {torture.hangs} times in "
+        f"torture-runtime: seed {seed}: {node.name} killed {torture.kills} times and hung {torture.hangs} times in "
         f"{time.monotonic() - begun:.0f} s; {torture.checks} times everything was looked at, {torture.looks} times "
         f"whether anything is doubled; {torture.strikes} containers killed, {torture.jobs} jobs, {len(torture.gone)} "
-        f"pods taken away or changed, {len(torture.forgotten)} exit codes and {torture.leftovers} empty "
-        "shims and mounts forgotten by containerd. Nothing doubled, nothing lost, every job done once, nothing left."
+        f"pods taken away or changed, {len(torture.forgotten)} exit codes and {torture.leftovers} empty helpers and "
+        f"mounts forgotten by {node.name}. Nothing doubled, nothing lost, every job done once, nothing left."
     )
     return 0
 
