@@ -15,15 +15,20 @@ what another machine, another moment or another runtime must say differently:
 | the service account's volume  | nothing            | an API server adds it, and here is none                  |
 | a pod's memory limit of 8 EiB | nothing            | so cgroup v1 spells "none", and the reference repeats it |
 
-On processes, these as well:
+On CRI-O and on processes, these as well:
 
 | what                          | becomes            | why                                                      |
 |-------------------------------|--------------------|----------------------------------------------------------|
 | an image's id                 | `image id`         | whether there is one is compared                         |
-| the busybox image             | `host`             | the process runtime runs the host's own files            |
-| a port                        | `PORT`             | pods have the host's network, where a port must be free  |
 | the words of the runtime      | `RUNTIME`          | wherever they are quoted, also in events                 |
 | a container's `user`          | nothing            | runtimes tell it or not; the recorded one did not        |
+
+On processes, these as well:
+
+| what                          | becomes            | why                                                      |
+|-------------------------------|--------------------|----------------------------------------------------------|
+| the busybox image             | `host`             | the process runtime runs the host's own files            |
+| a port                        | `PORT`             | pods have the host's network, where a port must be free  |
 
 Events are compared as a set, without how often each was told: that only says how long somebody watched. But what was
 told once is to be told once.
@@ -60,7 +65,7 @@ _ADDRESS = re.compile(r"\b\d{1,3}(\.\d{1,3}){3}\b")
 _PORT = re.compile(r"\bADDRESS:\d+\b")
 _LOOKUP = re.compile(r"\blookup (\S+) on [^\n]*")
 _HELD = re.compile(r"^back-off [0-9hms.]+ restarting")
-_CONTAINER_ID = re.compile(r"containerd://[0-9a-f]{64}")
+_CONTAINER_ID = re.compile(r"(containerd|cri-o)://[0-9a-f]{64}")
 _DIGEST = re.compile(r"\bsha256:[0-9a-f]{64}\b")
 _PULL_FAILED = re.compile(r'"[^"]*": ErrImagePull: (.*)', re.DOTALL)
 
@@ -76,6 +81,7 @@ class Plain:
     namespace: str
     node: str
     real: bool  # the containers are; else they are processes
+    alike: bool  # they are containerd's, as the recorded ones
     runtime_words: frozenset[str] = frozenset()
     containers: dict[str, str] = field(default_factory=dict)
 
@@ -85,9 +91,10 @@ class Plain:
 
     def text(self, text: str) -> str:
         """Any text, message or name."""
-        if not self.real:
+        if not self.alike:
             for words in sorted(self.runtime_words, key=len, reverse=True):
                 text = text.replace(words, "RUNTIME")
+        if not self.real:
             text = text.replace(RECORDED_IMAGE, HOST_IMAGE)
         text = text.replace(f"{self.namespace}({self.uid})", "namespace(UID)").replace(self.uid, "UID")
         text = re.sub(rf"\b{re.escape(self.node)}\b", "NODE", text)
@@ -101,7 +108,9 @@ class Plain:
             case "containerID", str() if not self.real or _CONTAINER_ID.fullmatch(value):
                 return self.containers.setdefault(value, f"container {len(self.containers) + 1}")
             case "imageID", str():
-                return _DIGEST.sub("DIGEST", value) if self.real else "image id" if value else ""
+                if not self.alike:
+                    return "image id" if value else ""
+                return _DIGEST.sub("DIGEST", value)
             case "volumeMounts", list():
                 value = [each for each in value if each["mountPath"] != SERVICE_ACCOUNT_PATH]
         match value:
@@ -118,7 +127,7 @@ class Plain:
         """Whether a field is left out."""
         match name:
             case "user":
-                return not self.real
+                return not self.alike
             case "volumeMounts":
                 return not value
             case "limits":
@@ -126,10 +135,10 @@ class Plain:
         return False
 
 
-def plain_of(pod: Mapping[str, Json], node: str, words: frozenset[str], *, real: bool) -> Plain:
-    """What one side calls things; `real`: it is compared with containers, and not with processes."""
+def plain_of(pod: Mapping[str, Json], node: str, words: frozenset[str], *, real: bool, alike: bool) -> Plain:
+    """What one side calls things; `real`: it is compared with containers, `alike`: with containerd's."""
     meta = pod["metadata"]
-    return Plain(uid=meta["uid"], namespace=meta["namespace"], node=node, real=real, runtime_words=words)
+    return Plain(uid=meta["uid"], namespace=meta["namespace"], node=node, real=real, alike=alike, runtime_words=words)
 
 
 def runtime_words(status: Mapping[str, Json]) -> frozenset[str]:

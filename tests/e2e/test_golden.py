@@ -55,8 +55,8 @@ class Shown:
         self.node = node
         self.name = name
         pod = recorded(recording or name)
-        self.real = is_real(node)
-        plain = plain_of(pod, RECORDED_NODE, runtime_words(pod["status"]), real=self.real)
+        self.real, self.alike = is_real(node), node.runtime.name == "containerd"
+        plain = plain_of(pod, RECORDED_NODE, runtime_words(pod["status"]), real=self.real, alike=self.alike)
         self.expected = plain.status(pod["status"])
         self.expected_events = told(recorded_events(pod["metadata"]["name"]), plain)
         self.versions: list[Json] = []  # that the API showed
@@ -77,12 +77,12 @@ class Shown:
 
     def _plain(self, status: Json) -> Json:
         self._words |= runtime_words(status)
-        return plain_of(self._newest, NODE, self._words, real=self.real).status(status)
+        return plain_of(self._newest, NODE, self._words, real=self.real, alike=self.alike).status(status)
 
     def events(self) -> dict[Told, int]:
         """What we tell of it."""
         events = (_wire(event) for event in self.node.api.objects(Event) if event.involved_object.name == self.name)
-        return told(events, plain_of(self._newest, NODE, self._words, real=self.real))
+        return told(events, plain_of(self._newest, NODE, self._words, real=self.real, alike=self.alike))
 
     async def settles(self) -> None:
         """It comes to show what was recorded, and the same has been told."""

@@ -50,7 +50,7 @@ for word; do
 done
 """
 _NO_HUGE_PAGES = r's|"hugepageLimits": \[[^]]*\]|"hugepageLimits": []|;'
-_NO_LOWER_OOM_SCORE = 's|"oomScoreAdj": *-[0-9]*|"oomScoreAdj": 0|;'
+_NO_LOWER_OOM_SCORE = 's|"oomScoreAdj": *-[0-9]*|"oomScoreAdj": 0|;s|"CAP_SYS_RESOURCE"|"CAP_CHOWN"|g;'
 
 
 def missing() -> str | None:
@@ -152,7 +152,7 @@ enable_nri = false
         """crun, or crun in a wrapper where this machine would have it refuse everything."""
         crun = shutil.which("crun") or "crun"
         before, changes = "", ""
-        if not _has_capability(_CAP_SYS_RESOURCE):  # who may not lower oom_score_adj: CRI-O has no setting for that
+        if not _has_capability(_CAP_SYS_RESOURCE):  # CRI-O has no setting for those who may not lower it
             changes += _NO_LOWER_OOM_SCORE
         controllers = _UNIFIED / "cgroup.controllers"
         if controllers.exists() and controllers.read_text().strip():

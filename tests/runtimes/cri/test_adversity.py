@@ -205,7 +205,7 @@ ENDINGS = {  # who answers, what is ended, what is asked for
     "CRI-O would be patient with what runs": (
         "cri-o", "stop_sandbox", ["ListContainers", "StopContainer", "StopPodSandbox"]),
     "CRI-O would be so before it removes, too": (
-        "cri-o", "remove_sandbox", ["ListContainers", "StopContainer", "RemovePodSandbox"]),
+        "cri-o", "remove_sandbox", ["ListContainers", "StopContainer", "StopPodSandbox", "RemovePodSandbox"]),
     "who knows what others do": ("fakerd", "stop_sandbox", ["ListContainers", "StopContainer", "StopPodSandbox"]),
 }  # fmt: skip
 
@@ -226,6 +226,19 @@ def test_what_still_runs_in_a_sandbox_is_not_waited_for(name: str, deed: str, ex
             assert [call for call, _ in fake.calls] == expected
             stops = [(asked.container_id, asked.timeout) for call, asked in fake.calls if call == "StopContainer"]
             assert stops == [(created, 0)] * expected.count("StopContainer")
+
+    run(scenario())
+
+
+def test_a_sandbox_that_takes_long_to_stop_has_all_its_time_in_the_end() -> None:
+    async def scenario() -> None:
+        fake = FakeCri()
+        fake.name = "cri-o"
+        async with with_fake(fake) as runtime:
+            sandbox_id = await Scene(runtime).sandbox()
+            fake.next("StopPodSandbox", Hang())
+            await runtime.stop_sandbox(sandbox_id)
+            assert (fake.count("StopPodSandbox"), fake.sandboxes[sandbox_id].state) == (2, cri.SANDBOX_NOTREADY)
 
     run(scenario())
 

@@ -39,11 +39,11 @@ class Calls:
         )
         return answer.pod_sandbox_id
 
-    async def stop_sandbox(self, sandbox_id: str) -> None:
+    async def stop_sandbox(self, sandbox_id: str, seconds: float = CALL_SECONDS) -> None:
         """Stop a sandbox and all in it."""
         request = cri.StopPodSandboxRequest(pod_sandbox_id=sandbox_id)
         try:
-            await self.transport.unary(f"{_RUNTIME}StopPodSandbox", request, cri.StopPodSandboxResponse, CALL_SECONDS)
+            await self.transport.unary(f"{_RUNTIME}StopPodSandbox", request, cri.StopPodSandboxResponse, seconds)
         except NotThere:
             return
 

@@ -1,19 +1,25 @@
 """Stopping and removing sandboxes and containers, by force: what still runs in them is not waited for.
 
 containerd does so by itself. CRI-O asks whatever still runs, or was created and never started, to end, and gives it all
-of the caller's deadline: two minutes. Whoever calls here has had his patience before: so what is left is killed first.
+of the caller's deadline: two minutes. Whoever calls here has had his patience before: so what is left is killed first,
+and as CRI-O does not list what it was still creating when its caller went away, its first deadline is short.
 And it notes another end for what is stopped once more: so that is not asked for. Which of the two a runtime is, `learn`
 is told; one that nobody knows is taken to be as CRI-O. What is not there is gone.
 """
 
 import asyncio
+from contextlib import suppress
+from typing import Final
 
-from podkeeper.model.errors import RuntimeRefused
+from podkeeper.model.errors import CallTimedOut, RuntimeRefused
 from podkeeper.runtimes.cri.calls import Calls
 from podkeeper.runtimes.cri.schema import cri
 from podkeeper.runtimes.cri.transport import NotThere
 
-_FORCES = ("containerd",)
+FORCE_SECONDS: Final = 4.0
+"""How long CRI-O may take at first to stop a sandbox; it kills what it does not list a second before."""
+
+_FORCES: Final = ("containerd",)
 
 
 class Ending:
@@ -41,12 +47,15 @@ class Ending:
         """Stop a sandbox and all in it."""
         if not self._forces:
             await self._kill_all_in(sandbox_id)
+            with suppress(CallTimedOut):  # what was left is killed by then, or something else takes its time
+                await self._calls.stop_sandbox(sandbox_id, FORCE_SECONDS)
+                return
         await self._calls.stop_sandbox(sandbox_id)
 
     async def remove_sandbox(self, sandbox_id: str) -> None:
         """Remove a sandbox and all in it."""
         if not self._forces:
-            await self._kill_all_in(sandbox_id)
+            await self.stop_sandbox(sandbox_id)
         try:
             await self._calls.remove_sandbox(sandbox_id)
         except RuntimeRefused:
