@@ -20,6 +20,9 @@ containerd_only = pytest.mark.parametrize("on_a_node", CONTAINERS[:1], indirect=
 not_on_containerd = pytest.mark.parametrize("on_a_node", [PROCESSES, *CONTAINERS[1:]], indirect=True)
 """For what Debian's containerd (1.6) cannot do."""
 
+not_on_crio = pytest.mark.parametrize("on_a_node", [PROCESSES, *CONTAINERS[:1]], indirect=True)
+"""For what CRI-O does in its own way."""
+
 crio_only = pytest.mark.parametrize("on_a_node", CONTAINERS[1:], indirect=True)
 """For what only newer runtimes can do."""
 

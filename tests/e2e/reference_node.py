@@ -86,7 +86,8 @@ def _placed(node: Node, config: Mapping[str, Any], image_id: str) -> dict[str, A
             {"key": each["key"], "value": base64.b64encode(each["value"].encode()).decode()} for each in config["envs"]
         ]
     if "image" in spelled:
-        spelled["image"] = {"image": image_id}
+        # The reference sends the name, too, and CRI-O wants it; the recording containerd did not know the field.
+        spelled["image"] = {"image": image_id, "user_specified_image": BUSYBOX_IMAGE}
     text = json.dumps(spelled)
     text = text.replace('"/var/lib/kubelet/pods/', f'"{node.root}/pods/')
     text = text.replace('"/var/log/pods/', f'"{node.root}/logs/')

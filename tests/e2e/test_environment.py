@@ -6,6 +6,7 @@ import pytest
 
 from tests.e2e.asking import said, waits_for
 from tests.e2e.homes import HOST_IP
+from tests.e2e.kinds import crio_only, not_on_crio
 from tests.e2e.node import NAMESPACE, NODE, Node, OnANode, pod
 from tests.e2e.objects import config_map, secret
 from tests.e2e.scripts import Wire, sh
@@ -250,6 +251,7 @@ def test_a_container_starts_once_its_config_map_is_there(on_a_node: OnANode, tmp
 # What cannot start.
 
 
+@not_on_crio
 def test_a_command_that_is_not_there_is_told_as_such(on_a_node: OnANode, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         node.create(pod("app", command=("no-such-program",), restartPolicy="Never"))
@@ -258,6 +260,20 @@ def test_a_command_that_is_not_there_is_told_as_such(on_a_node: OnANode, tmp_pat
         assert end is not None
         assert (end.exit_code, end.reason) == (128, "StartError")
         assert 'exec: "no-such-program": executable file not found in $PATH' in (end.message or "")
+
+    on_a_node(scenario, tmp_path)
+
+
+@crio_only  # it looks for the command when the container is created, and there is no container then
+def test_a_command_that_is_not_there_is_told_by_crio_before_there_is_a_container(
+    on_a_node: OnANode, tmp_path: Path
+) -> None:
+    async def scenario(node: Node) -> None:
+        node.create(pod("app", command=("no-such-program",), restartPolicy="Never"))
+        await node.until(lambda: waits_for(node, "app") == "CreateContainerError")
+        waiting = node.status("app").state.waiting
+        assert waiting is not None
+        assert "executable file `no-such-program` not found in $PATH" in (waiting.message or "")
 
     on_a_node(scenario, tmp_path)
 
