@@ -100,7 +100,7 @@ def findings_of(own: "About", news: "News", *, has_sandbox_image: bool, systemd:
             found = "the runtime does not tell; cgroupDriver of podkeeper's configuration must say the same"
             yield Finding("cgroup driver", Mark.GOOD, found)
     if news is News.NONE:
-        hint = "containerd 1.6 or later, and CRI-O 1.26 or later with enable_pod_events = true, have one"
+        hint = "containerd 1.6 or later has one; CRI-O 1.26 or later with enable_pod_events = true in [crio.runtime]"
         yield Finding("pod events", Mark.WEAK, "no event stream: what happens is seen some seconds later", (hint,))
     else:
         yield Finding("pod events", Mark.GOOD, news.value)
@@ -130,5 +130,8 @@ def _hints(own: "About") -> Iterator[str]:
 def _sandbox_image(name: str, *, is_there: bool) -> Finding:
     if is_there:
         return Finding("sandboxes", Mark.GOOD, f"made from {name}")
-    hint = "where no registry can be reached: import it (ctr -n k8s.io images import FILE), or name another one"
+    hint = (
+        "where no registry can be reached: import it (containerd: ctr -n k8s.io images import FILE, CRI-O: podman load "
+        "-i FILE), or name another one"
+    )
     return Finding("sandboxes", Mark.WEAK, f"{name} is not there yet: the first pod has it pulled", (hint,))
