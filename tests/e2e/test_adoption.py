@@ -129,6 +129,9 @@ def test_a_container_of_the_reference_is_run_again_where_it_was(on_a_node: OnANo
         record = await record_of(node, left)
         assert [box.id for box in record.sandboxes] == [left.sandbox_id]
         made = max(record.containers, key=lambda each: each.restart_count)
+        assert made.restart_count == 3
+        if cri_node_of(node).name == "cri-o":  # which does not repeat what it was asked
+            return
         transport = GrpcTransport(cri_node_of(node).socket)
         try:
             ours = await container_config(transport, made.id)

@@ -100,7 +100,8 @@ class Machine:
             except FileNotFoundError:  # it was rotated meanwhile
                 assert time.monotonic() < end
                 continue
-            return [line.split(" ", 3)[3] for line in text.decode().splitlines()]
+            whole = text[: text.rfind(b"\n") + 1]  # the last line may be just being written
+            return [line.split(" ", 3)[3] for line in whole.decode().splitlines()]
 
     def show(self, *arguments: str) -> list[str]:
         """What `podkeeper logs` says."""

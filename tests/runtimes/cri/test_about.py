@@ -11,6 +11,7 @@ from podkeeper.model.errors import RuntimeUnavailable
 from podkeeper.runtimes.cri.about import About, News, about, configured_cgroup_driver, has_image, news_of
 from podkeeper.runtimes.cri.transport import GrpcTransport, Transport
 from tests.runtimes.cri.containerd import PAUSE, Containerd
+from tests.runtimes.cri.crio import Crio
 from tests.runtimes.cri.fake_server import FakeCri, served
 
 
@@ -124,3 +125,18 @@ def test_containerd_tells_of_itself(containerd: Containerd) -> None:
             await transport.close()
 
     containerd.run(scenario())
+
+
+@pytest.mark.slow
+def test_crio_tells_of_itself(crio: Crio) -> None:
+    async def scenario() -> None:
+        transport = GrpcTransport(crio.socket)
+        try:
+            own = await about(transport)
+            assert (own.cgroup_driver, own.sandbox_image, own.network_trouble) == ("cgroupfs", PAUSE, "")
+            assert await news_of(transport) is News.CRI
+            assert await has_image(transport, PAUSE)
+        finally:
+            await transport.close()
+
+    crio.run(scenario())

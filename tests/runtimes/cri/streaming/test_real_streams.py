@@ -111,9 +111,13 @@ def test_output_errors_and_exit_codes_come_apart(cri_node: CriNode) -> None:
         assert await stage.run("sh", "-c", "echo out; echo err >&2; exit 7") == (said, Exited(7))
         assert await stage.run("true") == ({}, Exited(0))
         assert await stage.run("sh", "-c", "kill -9 $$") == ({}, Exited(137))
-        _, end = await stage.run("no-such-command")
-        assert isinstance(end, NotRun)
-        assert "executable file not found" in end.message
+        said, end = await stage.run("no-such-command")
+        if cri_node.name == "cri-o":  # crun says so where the command would, and ends as one that failed
+            assert end == Exited(255)
+            assert b"executable file" in said["stdout"] + said.get("stderr", b"")
+        else:
+            assert isinstance(end, NotRun)
+            assert "executable file not found" in end.message
 
     play(cri_node, work)
 
@@ -123,7 +127,10 @@ def test_the_end_of_the_input_is_heard_and_an_input_that_is_not_read_is_no_troub
         assert await stage.run("cat", given=b"hello") == ({"stdout": b"hello"}, Exited(0))
         assert await stage.run("wc", "-c", given=b"") == ({"stdout": b"0\n"}, Exited(0))
         script = "head -c 5 >/dev/null; echo enough; exit 3"
-        assert await stage.run("sh", "-c", script, given=bytes(90_000)) == ({"stdout": b"enough\n"}, Exited(3))
+        said, end = await stage.run("sh", "-c", script, given=bytes(90_000))
+        # CRI-O tells what became of the input, and not of the command.
+        assert end == Exited(3) or (cri_node.name == "cri-o" and "broken pipe" in getattr(end, "message", ""))
+        assert said == {"stdout": b"enough\n"}
 
     play(cri_node, work)
 
@@ -184,6 +191,11 @@ def test_a_container_that_is_not_there_is_refused_in_words(cri_node: CriNode) ->
     async def work(stage: Stage) -> None:
         with pytest.raises(RuntimeRefused, match="not found"):
             await stage.streams.exec("cafe", ("true",), tty=False, stdin=False)
+        if cri_node.name == "cri-o":  # it looks for the sandbox once somebody connects
+            forwarded = await stage.streams.forward("cafe", 80)
+            assert isinstance(await forwarded.wait(), NotRun)
+            await forwarded.close()
+            return
         with pytest.raises(RuntimeRefused, match="not found"):
             await stage.streams.forward("cafe", 80)
 
