@@ -28,6 +28,7 @@ from podkeeper.runtimes.cri.schema import cri
 from podkeeper.runtimes.cri.transport import Transport
 
 SECONDS: Final = 30.0
+_NO_LIMIT: Final = 2**62
 _PODS: Final = "/runtime.v1.RuntimeService/ListPodSandboxStats"
 _CONTAINERS: Final = "/runtime.v1.RuntimeService/ListContainerStats"
 
@@ -104,10 +105,15 @@ def _memory(told: cri.MemoryUsage) -> MemoryStats:
         working_set_bytes=_value(told, "working_set_bytes"),
         usage_bytes=_value(told, "usage_bytes"),
         rss_bytes=_value(told, "rss_bytes"),
-        available_bytes=_value(told, "available_bytes") or None,  # containerd says 0 where there is no limit
+        available_bytes=_available(_value(told, "available_bytes")),
         page_faults=_value(told, "page_faults"),
         major_page_faults=_value(told, "major_page_faults"),
     )
+
+
+def _available(told: int | None) -> int | None:
+    """What is left of a limit; where there is none, containerd says 0, and CRI-O what cgroup v1 has for it: 8 EiB."""
+    return told if told and told < _NO_LIMIT else None
 
 
 def _layer(told: cri.FilesystemUsage) -> FileSystemStats:
