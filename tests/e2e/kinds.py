@@ -1,11 +1,19 @@
-"""The kinds of runtime that scenarios are played on, and marks for those that only make sense on one of them."""
+"""The kinds of runtime that scenarios are played on, and marks for those that only make sense on one of them.
+
+Where there is no CRI-O, only those say so that are about it alone: it would be some hundred times the same.
+"""
 
 import pytest
+
+from tests.runtimes.cri.crio import missing as missing_for_crio
 
 PROCESSES = "process"
 CONTAINERD = "containerd"
 CRIO = "crio"
-CONTAINERS = tuple(pytest.param(kind, marks=pytest.mark.slow) for kind in (CONTAINERD, CRIO))
+_ON_CONTAINERD = pytest.param(CONTAINERD, marks=pytest.mark.slow)
+_ON_CRIO = pytest.param(CRIO, marks=pytest.mark.slow)
+AND_CRIO = () if missing_for_crio() else (CRIO,)
+CONTAINERS = (_ON_CONTAINERD, _ON_CRIO) if AND_CRIO else (_ON_CONTAINERD,)
 EVERY_KIND = (PROCESSES, *CONTAINERS)
 
 processes_only = pytest.mark.parametrize("on_a_node", [PROCESSES], indirect=True)
@@ -14,16 +22,16 @@ processes_only = pytest.mark.parametrize("on_a_node", [PROCESSES], indirect=True
 containers_only = pytest.mark.parametrize("on_a_node", CONTAINERS, indirect=True)
 """For what processes cannot do, or do in their own way."""
 
-containerd_only = pytest.mark.parametrize("on_a_node", CONTAINERS[:1], indirect=True)
+containerd_only = pytest.mark.parametrize("on_a_node", [_ON_CONTAINERD], indirect=True)
 """For what containerd (Debian's, 1.6) does in its own way, or cannot do and says so."""
 
-not_on_containerd = pytest.mark.parametrize("on_a_node", [PROCESSES, *CONTAINERS[1:]], indirect=True)
+not_on_containerd = pytest.mark.parametrize("on_a_node", [PROCESSES, _ON_CRIO], indirect=True)
 """For what Debian's containerd (1.6) cannot do."""
 
-not_on_crio = pytest.mark.parametrize("on_a_node", [PROCESSES, *CONTAINERS[:1]], indirect=True)
+not_on_crio = pytest.mark.parametrize("on_a_node", [PROCESSES, _ON_CONTAINERD], indirect=True)
 """For what CRI-O does in its own way."""
 
-crio_only = pytest.mark.parametrize("on_a_node", CONTAINERS[1:], indirect=True)
+crio_only = pytest.mark.parametrize("on_a_node", [_ON_CRIO], indirect=True)
 """For what only newer runtimes can do."""
 
 

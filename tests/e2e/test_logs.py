@@ -19,7 +19,7 @@ import yaml
 
 from podkeeper.app.local.client import AskingFailed, LocalClient
 from podkeeper.rules.log_rotation import parts_of
-from tests.e2e.kinds import CONTAINERD, CRIO, PROCESSES
+from tests.e2e.kinds import AND_CRIO, CONTAINERD, PROCESSES
 from tests.e2e.ways import Way, way_of
 from tests.runtimes.process.home import keepers_of
 from tools.torture_seen import cgroups_of
@@ -94,10 +94,14 @@ class Machine:
         assert directory is not None
         log, end = f"{attempt}.log", time.monotonic() + PATIENCE_SECONDS
         while True:
-            parts = [directory / "app" / each for each in (*parts_of(log, self.files(name)).values(), log)]
+            files = self.files(name)
+            parts = [directory / "app" / each for each in (*parts_of(log, files).values(), log)]
             try:
                 text = b"".join(map(_content, parts))
-            except FileNotFoundError:  # it was rotated meanwhile
+                is_whole = files == self.files(name)
+            except FileNotFoundError:
+                is_whole = False
+            if not is_whole:  # it was rotated meanwhile
                 assert time.monotonic() < end
                 continue
             whole = text[: text.rfind(b"\n") + 1]  # the last line may be just being written
@@ -178,7 +182,7 @@ def machine(request: pytest.FixtureRequest) -> Iterator[Machine]:
 
 
 def configured(
-    size: str, files: int, interval: str = "200ms", kinds: Sequence[str] = (PROCESSES, CONTAINERD, CRIO)
+    size: str, files: int, interval: str = "200ms", kinds: Sequence[str] = (PROCESSES, CONTAINERD, *AND_CRIO)
 ) -> pytest.MarkDecorator:
     config = {"containerLogMaxSize": size, "containerLogMaxFiles": files, "containerLogMonitorInterval": interval}
     return pytest.mark.parametrize("machine", [(kind, config) for kind in kinds], indirect=True, ids=kinds)

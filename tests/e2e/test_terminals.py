@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.house import PATIENCE_SECONDS, House, manifest, roots_house, until
-from tests.e2e.kinds import CONTAINERD, CRIO, PROCESSES
+from tests.e2e.kinds import AND_CRIO, CONTAINERD, PROCESSES
 from tests.e2e.somebody import somebody
 from tests.e2e.ways import way_of
 from tests.runtimes.process.home import running
@@ -48,7 +48,7 @@ def until_awake(nap: str) -> None:
     until(lambda: not running(f"sleep\0{nap}\0"), f"nobody sleeps for {nap}")
 
 
-@pytest.fixture(scope="module", params=["root", "user", CONTAINERD, CRIO])
+@pytest.fixture(scope="module", params=["root", "user", CONTAINERD, *AND_CRIO])
 def house(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     """An agent with all pods running."""
     if request.param != "user":

@@ -10,7 +10,8 @@ from tests.runtimes.cri.containerd import Containerd
 from tests.runtimes.cri.cri_node import CriNode
 from tests.runtimes.cri.crio import Crio
 
-KINDS = ("containerd", pytest.param("crio", marks=pytest.mark.slow))
+AND_CRIO = () if crio_node.missing() else (pytest.param("crio", marks=pytest.mark.slow),)
+KINDS = ("containerd", *AND_CRIO)
 
 
 @pytest.fixture(scope="session")
