@@ -44,6 +44,19 @@ def reference_kubelet() -> str | None:
     return shutil.which("kubelet") or (shutil.which("kubelet", path=assets) if assets else None)
 
 
+def pods_told(containerd: Containerd, socket: Path | None) -> Mapping[str, Any]:
+    """What podkeeper says of its pods on its socket, or without one the reference on its port; by name."""
+    try:
+        if socket is not None:
+            items = LocalClient(socket).get("pods")["items"]
+        else:
+            with containerd.inside(), urllib.request.urlopen(f"http://127.0.0.1:{PORT}/pods") as answer:
+                items = json.loads(answer.read())["items"] or ()
+    except (AskingFailed, OSError):  # it does not answer yet
+        return {}
+    return {pod["metadata"]["name"].removesuffix(f"-{NODE}"): pod for pod in items}
+
+
 class NodeOfBoth:
     """One machine, and an agent on it now and then."""
 
@@ -96,15 +109,7 @@ class NodeOfBoth:
 
     def pods(self) -> Mapping[str, Any]:
         """What the agent of now says of its pods, by name; nothing while it does not answer."""
-        try:
-            if self._is_ours:
-                items = LocalClient(self._root / "podkeeper.sock").get("pods")["items"]
-            else:
-                with self._containerd.inside(), urllib.request.urlopen(f"http://127.0.0.1:{PORT}/pods") as answer:
-                    items = json.loads(answer.read())["items"] or ()
-        except (AskingFailed, OSError):
-            return {}
-        return {pod["metadata"]["name"].removesuffix(f"-{NODE}"): pod for pod in items}
+        return pods_told(self._containerd, self._root / "podkeeper.sock" if self._is_ours else None)
 
     def is_ready(self, name: str) -> bool:
         """Whether the agent says that a pod is ready."""

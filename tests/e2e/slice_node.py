@@ -16,7 +16,6 @@ import signal
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,17 +24,14 @@ from uuid import uuid4
 
 import yaml
 
-from podkeeper.app.local.client import AskingFailed, LocalClient
 from podkeeper.runtimes.cri.calls import Calls
 from podkeeper.runtimes.cri.schema import cri
 from podkeeper.runtimes.cri.transport import GrpcTransport
-from tests.e2e.reference_kubelet import reference_kubelet
+from tests.e2e.reference_kubelet import NODE, PORT, pods_told, reference_kubelet
 from tests.host.booted import Booted, booted
 from tests.runtimes.cri.containerd import HOUSE_IMAGE, Containerd
 
 PATIENCE_SECONDS = 60.0
-PORT = 10255
-NODE = "n1"
 PODKEEPER = (sys.executable, "-B", "-c", "from podkeeper.app.cli import main; main(prog_name='podkeeper')")
 SERVES = "trap 'exit 0' TERM; echo start >> /ledger/$NAME; sleep 100000 & wait"
 _THROUGH_SYSTEMD = """
@@ -187,15 +183,7 @@ class SliceNode:
 
     def pods(self) -> Mapping[str, Any]:
         """What the agent says of its pods, by name; nothing while it does not answer."""
-        try:
-            if self._is_ours:
-                items = LocalClient(self._root / "podkeeper.sock").get("pods")["items"]
-            else:
-                with self.containerd.inside(), urllib.request.urlopen(f"http://127.0.0.1:{PORT}/pods") as answer:
-                    items = json.loads(answer.read())["items"] or ()
-        except (AskingFailed, OSError):
-            return {}
-        return {pod["metadata"]["name"].removesuffix(f"-{NODE}"): pod for pod in items}
+        return pods_told(self.containerd, self._root / "podkeeper.sock" if self._is_ours else None)
 
     def is_ready(self, *names: str) -> bool:
         """Whether the agent says that pods are ready."""
