@@ -132,6 +132,12 @@ class Scene:
     def log(self, name: str = "c", attempt: int = 0) -> bytes:
         return Path(self.logs, name, f"{attempt}.log").read_bytes()
 
+    async def said(self, word: bytes) -> None:
+        """Wait until the container has said something: what it does before, it has done."""
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while word not in self.log():
+                await asyncio.sleep(0.01)
+
 
 Act = Callable[[ProcessRuntime], Awaitable[None]]
 

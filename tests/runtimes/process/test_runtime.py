@@ -144,12 +144,12 @@ def test_a_command_that_is_not_there_is_a_start_error(tmp_path: Path) -> None:
     in_runtime(act)
 
 
-def test_a_stop_uses_the_containers_own_signal() -> None:
+def test_a_stop_uses_the_containers_own_signal(tmp_path: Path) -> None:
     async def act(runtime: ProcessRuntime) -> None:
-        scene = Scene(runtime)
+        scene = Scene(runtime, logs=str(tmp_path))
         script = "trap 'exit 7' USR1; trap '' TERM; echo ready; while :; do sleep 0.05; done"
         container = await scene.start("sh", "-c", script, lifecycle=Lifecycle(stop_signal="SIGUSR1"))
-        await asyncio.sleep(0.1)
+        await scene.said(b"ready")
         await runtime.stop_container(container, 20)
         record = await scene.container(container)
         assert (record.exit_code, record.reason) == (7, "Error")

@@ -1,6 +1,7 @@
 """Stops that are called off: who was asked to end, and did not, goes on."""
 
 import asyncio
+from pathlib import Path
 
 from podkeeper.model.runtime import ContainerState
 from podkeeper.runtimes.process.runtime import ProcessRuntime
@@ -9,10 +10,11 @@ from tests.runtimes.process.home import Scene, at_home
 DEAF = "trap '' TERM; echo ready; while :; do sleep 0.05; done"
 
 
-def test_a_container_that_is_spared_outlives_its_grace_and_can_be_stopped_later() -> None:
+def test_a_container_that_is_spared_outlives_its_grace_and_can_be_stopped_later(tmp_path: Path) -> None:
     async def act(runtime: ProcessRuntime) -> None:
-        scene = Scene(runtime)
+        scene = Scene(runtime, logs=str(tmp_path))
         container = await scene.start("sh", "-c", DEAF)
+        await scene.said(b"ready")
         async with asyncio.TaskGroup() as group:
             stop = group.create_task(runtime.stop_container(container, 0.5))
             await asyncio.sleep(0.1)
