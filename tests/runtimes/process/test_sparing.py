@@ -16,10 +16,10 @@ def test_a_container_that_is_spared_outlives_its_grace_and_can_be_stopped_later(
         container = await scene.start("sh", "-c", DEAF)
         await scene.said(b"ready")
         async with asyncio.TaskGroup() as group:
-            stop = group.create_task(runtime.stop_container(container, 0.5))
+            stop = group.create_task(runtime.stop_container(container, 1.5))
             await asyncio.sleep(0.1)
             await runtime.spare_all()
-            await asyncio.sleep(0.8)
+            await asyncio.sleep(1.8)
             assert (await scene.container(container)).state is ContainerState.RUNNING
             await runtime.stop_container(container, 0)
             await stop
