@@ -200,7 +200,10 @@ def test_a_runtime_without_cri_is_told_apart(tmp_path: Path) -> None:
     assert "take `cri` out of `disabled_plugins`" in result.output
 
 
-@pytest.mark.skipif(os.path.exists(PRIVATE_SOCKET), reason="systemd runs this machine")
+@pytest.mark.skipif(
+    os.path.exists(PRIVATE_SOCKET),
+    reason="what is said where there is no systemd cannot be seen here: it runs this machine",
+)
 def test_a_runtime_with_systemds_cgroups_on_a_machine_without_systemd_is_refused(tmp_path: Path) -> None:
     fake = FakeCri()
     fake.info = {"config": json.dumps(SYSTEMD)}

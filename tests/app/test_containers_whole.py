@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -139,8 +140,12 @@ def test_who_cannot_be_held_to_its_walls_is_rejected_at_once(containerd: Contain
             **({} if offered.supplemental_groups_policy else {"strict": ("SupplementalGroupsPolicyNotSupported", "")}),
             **({} if enforced.apparmor else {"walled": ("AppArmor", "Cannot enforce AppArmor: AppArmor is not ")}),
         }
+
+        def is_rejected(name: str) -> bool:
+            return house.phase(name) == "Failed"
+
         for name, (reason, words) in expected.items():
-            await until(lambda name=name: house.phase(name) == "Failed", f"{name} is rejected")  # type: ignore[misc]
+            await until(partial(is_rejected, name), f"{name} is rejected")
             pod = house.find(name)
             assert pod is not None
             assert pod.status.reason == reason

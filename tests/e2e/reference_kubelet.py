@@ -24,6 +24,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from uuid import uuid4
 
+import pytest
 import yaml
 
 from podkeeper.app.local.client import AskingFailed, LocalClient
@@ -55,6 +56,12 @@ def pods_told(containerd: Containerd, socket: Path | None) -> Mapping[str, Any]:
     except (AskingFailed, OSError):  # it does not answer yet
         return {}
     return {pod["metadata"]["name"].removesuffix(f"-{NODE}"): pod for pod in items}
+
+
+needs_reference_kubelet = pytest.mark.skipif(
+    reference_kubelet() is None,
+    reason="there is no reference kubelet: put `kubelet` (1.36) on the path, or in KUBEBUILDER_ASSETS",
+)
 
 
 class NodeOfBoth:

@@ -2,6 +2,7 @@
 
 import base64
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,10 @@ def test_an_image_is_asked_for_each_time_where_the_pod_wants_that(on_a_node: OnA
 def test_a_private_image_needs_credentials_that_are_right(on_a_node: OnANode, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         await node.runtime.remove_image(PRIVATE_IMAGE)
+
+        def backs_off(name: str) -> bool:
+            return waits_for(node, name) == "ImagePullBackOff"
+
         keys(node, "wrong", "nobody", "wrong")
         keys(node, "right", USER, PASSWORD)
         for name, secrets in {"without": [], "mistaken": ["wrong"], "knowing": ["wrong", "right"]}.items():
@@ -65,7 +70,7 @@ def test_a_private_image_needs_credentials_that_are_right(on_a_node: OnANode, tm
                 pod(name, image=PRIVATE_IMAGE, command=HELLO, imagePullSecrets=references, restartPolicy="Never")
             )
             if name != "knowing":
-                await node.until(lambda name=name: waits_for(node, name) == "ImagePullBackOff")  # type: ignore[misc]
+                await node.until(partial(backs_off, name))
         assert await said(node, "knowing") == "hello\n"
         assert "unauthorized" in told(node, "Failed", "without")[0].lower()
 

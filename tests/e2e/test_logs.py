@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -232,9 +233,12 @@ def test_the_log_of_the_container_before_is_whole_and_older_ones_are_gone(machin
 
 @configured("10Mi", 5)
 def test_with_a_pod_its_logs_go_and_no_others(machine: Machine) -> None:
+    def has_a_log(name: str) -> bool:
+        return machine.files(name) == ["0.log"]
+
     for name in ("gone", "kept"):
         machine.write(name, f"echo hello; {LIVE}")
-        machine.until(lambda name=name: machine.files(name) == ["0.log"], f"{name} has a log")  # type: ignore[misc]
+        machine.until(partial(has_a_log, name), f"{name} has a log")
     stranger = machine.root / "logs" / "not-a-pod"
     stranger.mkdir()
     (machine.manifests / "gone.yaml").unlink()
@@ -296,10 +300,13 @@ def test_nothing_is_lost_when_the_agent_is_killed_while_it_rotates(machine: Mach
     def is_written() -> bool:
         return machine.disk("chatty")[-1:] == lines[-1:]
 
+    def has_more_than(files: int) -> bool:
+        return len(machine.files("chatty")) > files or is_written()
+
     kills = 0
     while kills < 6 and not is_written():
         before = len(machine.files("chatty"))
-        machine.until(lambda before=before: len(machine.files("chatty")) > before or is_written(), "it rotates")  # type: ignore[misc]
+        machine.until(partial(has_more_than, before), "it rotates")
         time.sleep(chance.uniform(0, 0.1))
         machine.kill()
         machine.start()

@@ -5,19 +5,12 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.reference_kubelet import NodeOfBoth, node_of_both, reference_kubelet
+from tests.e2e.reference_kubelet import NodeOfBoth, needs_reference_kubelet, node_of_both
 from tests.e2e.scripts import sh
 from tests.host.own_cgroups import needs_cgroups
 from tests.runtimes.cri.containerd import HOUSE_IMAGE, Containerd
 
-pytestmark = [
-    pytest.mark.slow,
-    needs_cgroups,
-    pytest.mark.skipif(
-        reference_kubelet() is None,
-        reason="there is no reference kubelet: put `kubelet` (1.36) on the path, or in KUBEBUILDER_ASSETS",
-    ),
-]
+pytestmark = [pytest.mark.slow, needs_cgroups, needs_reference_kubelet]
 
 WAITS = "trap 'exit 0' TERM; while :; do sleep 0.1; done"
 

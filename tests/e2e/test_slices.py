@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.e2e.reference_kubelet import reference_kubelet
+from tests.e2e.reference_kubelet import needs_reference_kubelet
 from tests.e2e.slice_node import PODKEEPER, SliceNode, slice_node
 from tests.host import booted
 from tests.runtimes.cri import containerd
@@ -89,10 +89,7 @@ def test_the_doctor_finds_the_systemd_that_makes_cgroups(node: SliceNode) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    reference_kubelet() is None,
-    reason="there is no reference kubelet: put `kubelet` (1.36) on the path, or in KUBEBUILDER_ASSETS",
-)
+@needs_reference_kubelet
 def test_slices_change_hands_between_podkeeper_and_the_reference_kubelet() -> None:
     if (reason := booted.missing() or containerd.missing()) is not None:
         pytest.skip(reason)

@@ -16,6 +16,7 @@ import signal
 import subprocess
 import tempfile
 import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
@@ -53,7 +54,7 @@ _CNI_PLUGINS = ("/usr/lib/cni", "/opt/cni/bin")
 _CGROUPS = Path("/sys/fs/cgroup")
 
 
-class CriNode:
+class CriNode(ABC):
     """One container runtime and all that belongs to it."""
 
     name: ClassVar[str]  # what it calls itself
@@ -82,15 +83,17 @@ class CriNode:
 
     # What each kind does in its own way.
 
+    @abstractmethod
     def reload(self) -> None:
         """Fetch its images."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _command(self) -> list[str]:
-        raise NotImplementedError
+        """How it is started."""
 
+    @abstractmethod
     def _configure(self) -> None:
-        raise NotImplementedError
+        """Write its configuration."""
 
     # Its life.
 

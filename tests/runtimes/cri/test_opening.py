@@ -33,7 +33,7 @@ class Scripted:
         return said
 
     def stream(self, method: str, request: Message, answer: type[Answer]) -> AsyncIterator[Answer]:
-        raise NotImplementedError
+        raise AssertionError("who asks for a version does not listen")
 
     async def close(self) -> None: ...
 

@@ -303,7 +303,9 @@ def test_a_stream_that_the_server_resets_ends_and_takes_nothing_more() -> None:
 def test_whoever_closes_is_not_held_up_by_a_server_that_reads_nothing() -> None:
     async def script(peer: Peer) -> None:
         await peer.accept(1)
-        peer.reader._transport.pause_reading()  # type: ignore[attr-defined]
+        transport = peer.writer.transport
+        assert isinstance(transport, asyncio.Transport)
+        transport.pause_reading()
         await asyncio.sleep(0.5)
 
     async def work(connection: Connection) -> None:
