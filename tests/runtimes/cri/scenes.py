@@ -9,20 +9,20 @@ from typing import Any
 from uuid import uuid4
 
 from podkeeper.host.clock import SystemClock
+from podkeeper.model.errors import RuntimeUnavailable
 from podkeeper.model.k8s.core import Container, Pod, PodSpec
 from podkeeper.model.k8s.meta import ObjectMeta
 from podkeeper.model.messages import PodUID
-from podkeeper.model.runtime import ContainerRecord, ContainerState, PodRecord
 from podkeeper.model.runtime_calls import ContainerConfig, SandboxConfig
 from podkeeper.runtimes.cri.requests.node import NodeFacts
 from podkeeper.runtimes.cri.runtime import CriRuntime
 from tests.runtimes.cri.fake_server import FakeCri, HastyTransport, served
+from tests.runtimes.scene import PATIENCE_SECONDS, PodScene
 
-PATIENCE_SECONDS = 20.0
 IMAGE = "docker.io/library/busybox:latest"
 
 
-class Scene:
+class Scene(PodScene):
     """One pod. Its spec calls its image as people do; its containers are made from what the runtime calls it."""
 
     def __init__(self, runtime: CriRuntime, image: str = "image", **spec: Any) -> None:
@@ -50,24 +50,6 @@ class Scene:
             log_path=f"{name}/{attempt}.log",
         )
         return await self.runtime.create_container(sandbox_id, config)
-
-    async def start(self, *command: str, name: str = "c", **spec: Any) -> str:
-        """A container that runs, in a sandbox that is ready."""
-        container_id = await self.create(await self.sandbox(), *command, name=name, **spec)
-        await self.runtime.start_container(container_id)
-        return container_id
-
-    async def record(self) -> PodRecord:
-        return await self.runtime.pod_record(self.uid)
-
-    async def container(self, container_id: str) -> ContainerRecord:
-        return next(it for it in (await self.record()).containers if it.id == container_id)
-
-    async def exited(self, container_id: str) -> ContainerRecord:
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            while (record := await self.container(container_id)).state is not ContainerState.EXITED:
-                await asyncio.sleep(0.02)
-        return record
 
 
 @asynccontextmanager
@@ -100,3 +82,15 @@ def facts(directory: str) -> NodeFacts:
     """A node with nothing special."""
     pods, seccomp = Path(directory, "pods"), Path(directory, "seccomp")
     return NodeFacts(memory_bytes=2**33, pods_root=str(pods), seccomp_root=str(seccomp), cgroup_v2=False)
+
+
+async def until_it_answers(runtime: CriRuntime) -> None:
+    """Wait for a runtime that is being started."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while True:
+            try:
+                await runtime.health()
+            except RuntimeUnavailable:
+                await asyncio.sleep(0.05)
+            else:
+                return

@@ -10,10 +10,9 @@ import pytest
 from podkeeper.model.errors import CallTimedOut, RuntimeRefused, RuntimeUnavailable, TryLater
 from podkeeper.model.messages import PodUID
 from podkeeper.model.runtime import ContainerState
-from podkeeper.runtimes.cri.runtime import CriRuntime
 from podkeeper.runtimes.cri.schema import cri
 from tests.runtimes.cri.fake_server import FakeCri, Hang, Late, LoseAnswer, Refuse
-from tests.runtimes.cri.scenes import Scene, eventually, with_fake
+from tests.runtimes.cri.scenes import Scene, eventually, until_it_answers, with_fake
 
 UNKNOWN = grpc.StatusCode.UNKNOWN
 
@@ -362,18 +361,8 @@ def test_a_runtime_that_restarts_is_missed_at_once_and_found_again() -> None:
                 await scene.record()
             assert asyncio.get_running_loop().time() - begun < 5
             await fake.serve(fake.path)
-            await _until_it_answers(runtime)
+            await until_it_answers(runtime)
             assert (await scene.container(container_id)).state is ContainerState.RUNNING
-
-    async def _until_it_answers(runtime: CriRuntime) -> None:
-        async with asyncio.timeout(10):
-            while True:
-                try:
-                    await runtime.health()
-                except RuntimeUnavailable:
-                    await asyncio.sleep(0.05)
-                else:
-                    return
 
     run(scenario())
 

@@ -18,7 +18,7 @@ from tests.runtimes.cri.containerd import Containerd
 from tests.runtimes.cri.cri_node import BUSYBOX_IMAGE, PRIVATE_IMAGE, CriNode, HousedRuntime
 from tests.runtimes.cri.crio import Crio
 from tests.runtimes.cri.oci import PASSWORD, USER
-from tests.runtimes.cri.scenes import Scene, eventually
+from tests.runtimes.cri.scenes import Scene, eventually, until_it_answers
 
 LONG = ("sh", "-c", "trap 'exit 0' TERM; sleep 3600 & wait")
 MESSAGE_PATH = "/dev/termination-log"
@@ -250,7 +250,7 @@ def test_a_runtime_that_is_killed_is_missed_at_once_and_pods_live_on(cri_node: C
         assert loop.time() - begun < 5
         await asyncio.sleep(1.2)  # one of them ends while nobody looks
         await cri_node.start_again()
-        await _answers(runtime)
+        await until_it_answers(runtime)
         record = await scene.exited(ends)
         assert record.exit_code == 7
         assert (await scene.container(container_id)).state is ContainerState.RUNNING
@@ -263,17 +263,6 @@ def test_a_runtime_that_is_killed_is_missed_at_once_and_pods_live_on(cri_node: C
                     break
 
     run(cri_node, scenario)
-
-
-async def _answers(runtime: HousedRuntime) -> None:
-    async with asyncio.timeout(20):
-        while True:
-            try:
-                await runtime.health()
-            except RuntimeUnavailable:
-                await asyncio.sleep(0.05)
-            else:
-                return
 
 
 @pytest.mark.slow

@@ -14,13 +14,12 @@ from uuid import uuid4
 from podkeeper.model.k8s.core import Container, Pod, PodSpec
 from podkeeper.model.k8s.meta import ObjectMeta
 from podkeeper.model.messages import PodUID
-from podkeeper.model.runtime import ContainerRecord, ContainerState, PodRecord
 from podkeeper.model.runtime_calls import ContainerConfig, Mount, SandboxConfig
 from podkeeper.runtimes.process.keeper.files import read_json
 from podkeeper.runtimes.process.keepers import Patience
 from podkeeper.runtimes.process.runtime import ProcessRuntime
+from tests.runtimes.scene import PATIENCE_SECONDS, PodScene
 
-PATIENCE_SECONDS = 20.0
 LONG = Patience(silent_seconds=10, force_seconds=20)
 HOST_IPS = ("192.0.2.7", "2001:db8::7")
 
@@ -68,7 +67,7 @@ async def remove_all(runtime: ProcessRuntime, root: str) -> None:
     assert os.listdir(os.path.join(root, "sandboxes")) == []
 
 
-class Scene:
+class Scene(PodScene):
     """One pod, made step by step."""
 
     def __init__(self, runtime: ProcessRuntime, logs: str = "", **spec: Any) -> None:
@@ -110,24 +109,6 @@ class Scene:
                 log_path=f"{name}/{attempt}.log" if self.logs else "",
             ),
         )
-
-    async def start(self, *command: str, name: str = "c", **spec: Any) -> str:
-        """A container that runs, in a sandbox that is ready."""
-        container_id = await self.create(await self.sandbox(), *command, name=name, **spec)
-        await self.runtime.start_container(container_id)
-        return container_id
-
-    async def record(self) -> PodRecord:
-        return await self.runtime.pod_record(self.uid)
-
-    async def container(self, container_id: str) -> ContainerRecord:
-        return next(it for it in (await self.record()).containers if it.id == container_id)
-
-    async def exited(self, container_id: str) -> ContainerRecord:
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            while (record := await self.container(container_id)).state is not ContainerState.EXITED:
-                await asyncio.sleep(0.01)
-        return record
 
     def log(self, name: str = "c", attempt: int = 0) -> bytes:
         return Path(self.logs, name, f"{attempt}.log").read_bytes()

@@ -20,7 +20,6 @@ from podkeeper.runtimes.process.keepers import Patience
 from podkeeper.runtimes.process.runtime import ProcessRuntime
 from tests.runtimes.process.agent import mark_of
 from tests.runtimes.process.home import (
-    PATIENCE_SECONDS,
     Scene,
     at_home,
     eventually,
@@ -32,6 +31,7 @@ from tests.runtimes.process.home import (
     remove_all,
     wait_until,
 )
+from tests.runtimes.scene import PATIENCE_SECONDS
 
 SHORT = Patience(silent_seconds=0.3, force_seconds=0.5)
 
