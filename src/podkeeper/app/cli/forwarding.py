@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 import click
 
 from podkeeper.app.cli.talking import CLOSE, ERROR, STDIN, STDOUT
-from podkeeper.app.local.client import AskingFailed, Json, LocalClient, Talk
+from podkeeper.app.local.client import TURN_SECONDS, AskingFailed, Json, LocalClient, Talk
 
 LOCALHOST: Final = ("127.0.0.1", "::1")
 _BLOCK_BYTES: Final = 65536
@@ -160,7 +160,7 @@ class Forwarding:
                 listener.socket.setblocking(False)
                 selector.register(listener.socket, selectors.EVENT_READ, listener)
             while True:
-                for key, _ in selector.select():
+                for key, _ in selector.select(TURN_SECONDS):
                     self._take(key.data)
 
     def _take(self, listener: Listener) -> None:

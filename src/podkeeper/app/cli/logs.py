@@ -17,7 +17,7 @@ from podkeeper.app.cli.asking import (
     identity,
     pod_named,
 )
-from podkeeper.app.local.client import AskingFailed, Json, LocalClient
+from podkeeper.app.local.client import TURN_SECONDS, AskingFailed, Json, LocalClient
 
 _UNITS = {"s": 1, "m": 60, "h": 3600}
 _SPAN = re.compile(r"(?:\d+(?:\.\d+)?[smh])+")
@@ -129,7 +129,8 @@ def _all_at_once(streams: Mapping[str, Iterator[bytes]], with_names: bool) -> li
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()
+        while thread.is_alive():
+            thread.join(TURN_SECONDS)
     return failures
 
 

@@ -9,6 +9,7 @@ import contextlib
 import http.client
 import json
 import os
+import select
 import socket
 import struct
 import threading
@@ -23,6 +24,7 @@ Json = dict[str, Any]
 TABLE_ACCEPTED: Final = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json"
 PROTOCOL: Final = "v5.channel.k8s.io"
 ANSWER_SECONDS: Final = 30.0
+TURN_SECONDS: Final = 0.5  # for how long to wait before one looks up
 _BLOCK_BYTES: Final = 65536
 
 
@@ -207,6 +209,18 @@ class Talk:
                 return first, b"".join(parts)
 
 
+class _Socket(socket.socket):
+    """Waits in turns, so that Ctrl-C is heard: one that comes a moment before a wait is noted, and does not end it."""
+
+    def recv_into(self, *arguments: Any) -> int:
+        if self.gettimeout() is None:
+            readable = select.poll()
+            readable.register(self, select.POLLIN)
+            while not readable.poll(TURN_SECONDS * 1000):
+                pass
+        return super().recv_into(*arguments)
+
+
 class _Connection(http.client.HTTPConnection):
     """HTTP over a unix socket."""
 
@@ -215,7 +229,7 @@ class _Connection(http.client.HTTPConnection):
         self._path = path
 
     def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock = _Socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(self.timeout)
         self.sock.connect(str(self._path))
 
