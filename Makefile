@@ -54,8 +54,8 @@ test: check  ## check plus all fast tests, the recorded traces among them
 	@$(BIN)/pytest -m "not slow" -n 2 $(WALLS)
 
 # More workers than cores: most of these tests wait more than they work.
-e2e: $(READY)  ## the slow tests: real things (kubectl; each says why when it is skipped), every crash of five lives
-	@$(BIN)/pytest -m slow -rs -n 3 --dist worksteal --ignore $(WALLS)
+e2e: $(READY)  ## the slow tests: real things (each says why when it is skipped), every crash of five lives; RUNTIME=crio: those on CRI-O
+	@$(if $(RUNTIME),PODKEEPER_TEST_RUNTIME=$(RUNTIME)) $(BIN)/pytest -m slow $(if $(RUNTIME),-k $(RUNTIME)) -rs -n 3 --dist worksteal --ignore $(WALLS)
 
 torture: $(READY)  ## kill the agent at random moments under a running workload: ROUNDS=200 (SEED=N: the same deeds again)
 	@$(BIN)/python -m tools.torture --rounds $(or $(ROUNDS),200) $(if $(SEED),--seed $(SEED))

@@ -1,18 +1,18 @@
 """The kinds of runtime that scenarios are played on, and marks for those that only make sense on one of them.
 
-Where there is no CRI-O, only those say so that are about it alone: it would be some hundred times the same.
+Where nobody asks for CRI-O, only those say so that are about it alone: it would be some hundred times the same.
 """
 
 import pytest
 
-from tests.runtimes.cri.crio import missing as missing_for_crio
+from tests.runtimes.cri.crio import left_out
 
 PROCESSES = "process"
 CONTAINERD = "containerd"
 CRIO = "crio"
 _ON_CONTAINERD = pytest.param(CONTAINERD, marks=pytest.mark.slow)
 _ON_CRIO = pytest.param(CRIO, marks=pytest.mark.slow)
-AND_CRIO = () if missing_for_crio() else (CRIO,)
+AND_CRIO = () if left_out() else (CRIO,)
 CONTAINERS = (_ON_CONTAINERD, _ON_CRIO) if AND_CRIO else (_ON_CONTAINERD,)
 EVERY_KIND = (PROCESSES, *CONTAINERS)
 

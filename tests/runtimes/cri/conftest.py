@@ -10,7 +10,7 @@ from tests.runtimes.cri.containerd import Containerd
 from tests.runtimes.cri.cri_node import CriNode
 from tests.runtimes.cri.crio import Crio
 
-AND_CRIO = () if crio_node.missing() else (pytest.param("crio", marks=pytest.mark.slow),)
+AND_CRIO = () if crio_node.left_out() else (pytest.param("crio", marks=pytest.mark.slow),)
 KINDS = ("containerd", *AND_CRIO)
 
 
@@ -26,7 +26,7 @@ def containerd() -> Iterator[Containerd]:
 @pytest.fixture(scope="session")
 def crio() -> Iterator[Crio]:
     """A CRI-O; skipped with the reason where there can be none."""
-    if (reason := crio_node.missing()) is not None:
+    if (reason := crio_node.left_out()) is not None:
         pytest.skip(reason)
     with crio_node.borrowed() as node:
         yield node
