@@ -443,7 +443,7 @@ MUTANTS = (
         "engine/syncer.py",
         "if running := sorted(each.name for each in stopped.containers if each.state is ContainerState.RUNNING):",
         "if running := []:",
-        ("tests/engine/test_syncer.py",),
+        ("tests/engine/test_syncer_steps.py",),
     ),
     Mutant(
         "last-words-not-spoken",
