@@ -56,10 +56,14 @@ def ctrl_c_unheard(once: Path) -> Iterator[None]:
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     pressing = threading.Thread(target=press)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # it is ignored by what was begun with `&`
     pressing.start()
-    yield
-    gone.set()
-    pressing.join()
+    try:
+        yield
+    finally:
+        gone.set()
+        pressing.join()
+        signal.signal(signal.SIGINT, before)
     assert not again.is_set(), "heard only when it was pressed again"
 
 

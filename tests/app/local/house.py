@@ -21,8 +21,9 @@ from click.testing import CliRunner, Result
 
 from podkeeper.app.build import Agent
 from podkeeper.app.cli import main
+from podkeeper.app.cli.talking import CLOSE, STDIN
 from podkeeper.app.local.board import Board
-from podkeeper.app.local.client import TABLE_ACCEPTED, AskingFailed, LocalClient
+from podkeeper.app.local.client import TABLE_ACCEPTED, AskingFailed, LocalClient, Talk
 from podkeeper.app.local.forwards import Forwards
 from podkeeper.app.local.gate import Gate
 from podkeeper.app.local.server import Info, LocalServer
@@ -71,6 +72,21 @@ def is_open(path: Path) -> bool:
     """Whether somebody in this process reads a file."""
     here = Path("/proc/self/fd")
     return any(os.path.realpath(each) == str(path) for each in here.iterdir())
+
+
+@contextmanager
+def speaking(conversation: Talk, words: bytes) -> Iterator[None]:
+    """Say much, to the end of it, while somebody listens."""
+
+    def speak() -> None:
+        for start in range(0, len(words), 70_000):
+            conversation.send(STDIN, words[start : start + 70_000])
+        conversation.send(CLOSE, bytes([STDIN]))
+
+    mouth = threading.Thread(target=speak)
+    mouth.start()
+    yield
+    mouth.join()
 
 
 class House:

@@ -15,7 +15,7 @@ from podkeeper.app.local.forwards import HostForwards, sandbox_to_reach
 from podkeeper.model.errors import RuntimeRefused
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.runtime import SandboxRecord
-from tests.app.local.house import House, house, pod
+from tests.app.local.house import House, house, pod, speaking
 
 STDIN, STDOUT, ERROR, CLOSE = 0, 1, 3, 255
 
@@ -68,17 +68,12 @@ def heard(conversation: Talk) -> tuple[bytes, dict[str, object]]:
 def test_bytes_go_both_ways_and_the_end_of_the_input_is_passed_on(it: House) -> None:
     sent = os.urandom(3_000_000)
 
-    with listening(echo) as port, it.client.talk("portForward", "default", "web", port=port) as conversation:
-
-        def speak() -> None:
-            for start in range(0, len(sent), 70_000):
-                conversation.send(STDIN, sent[start : start + 70_000])
-            conversation.send(CLOSE, bytes([STDIN]))
-
-        speaking = threading.Thread(target=speak)
-        speaking.start()
+    with (
+        listening(echo) as port,
+        it.client.talk("portForward", "default", "web", port=port) as conversation,
+        speaking(conversation, sent),
+    ):
         said, end = heard(conversation)
-        speaking.join()
     assert said == sent + b"that was all"
     assert end["status"] == "Success"
 

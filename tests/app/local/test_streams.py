@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from podkeeper.app.local.client import AskingFailed, LocalClient, Talk
 from podkeeper.app.local.server import listen
 from podkeeper.model.k8s.meta import Status
 from podkeeper.model.probing import CommandEnd, Exited, NotRun, TimedOut
-from tests.app.local.house import House, append, is_open, pod
+from tests.app.local.house import House, append, is_open, pod, speaking
 from tests.app.local.test_logs import line
 
 STDIN, STDOUT, STDERR, ERROR, RESIZE, CLOSE = 0, 1, 2, 3, 4, 255
@@ -173,16 +172,8 @@ def test_much_goes_both_ways_unharmed(tmp_path: Path) -> None:
         with client.talk("exec") as conversation:
             conversation.send(RESIZE, b'{"Width": 120, "Height": 40}')
             conversation.send(RESIZE, b"nonsense")
-
-            def speak() -> None:
-                for start in range(0, len(sent), 70_000):
-                    conversation.send(STDIN, sent[start : start + 70_000])
-                conversation.send(CLOSE, bytes([STDIN]))
-
-            speaking = threading.Thread(target=speak)
-            speaking.start()
-            said, end = all_of(conversation)
-            speaking.join()
+            with speaking(conversation, sent):
+                said, end = all_of(conversation)
         assert said[STDOUT] == sent
         assert end["status"] == "Success"
 
