@@ -20,9 +20,9 @@ PATIENCE_SECONDS = 30.0
 CALL = [sys.executable, "-c", "from podkeeper.app.cli import main; main(prog_name='podkeeper')"]
 
 
-def manifest(name: str, container: dict[str, Any], image: str = IMAGE) -> dict[str, Any]:
+def manifest(name: str, container: dict[str, Any], image: str = IMAGE, **more: Any) -> dict[str, Any]:
     app = {"name": "app", "image": image, **container}
-    spec = {"containers": [app], "terminationGracePeriodSeconds": 1, "restartPolicy": "Always"}
+    spec = {"containers": [app], "terminationGracePeriodSeconds": 1, "restartPolicy": "Always", **more}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
 
 
@@ -60,11 +60,11 @@ class House:
 
 
 @contextmanager
-def roots_house(home: Path, way: Way, containers: Mapping[str, dict[str, Any]]) -> Iterator[House]:
-    """An agent that runs as whoever runs the tests; each container is a pod of its own."""
+def roots_house(home: Path, way: Way, containers: Mapping[str, dict[str, Any]], **spec: Any) -> Iterator[House]:
+    """An agent that runs as whoever runs the tests; each container is a pod of its own (`spec`: more fields of it)."""
     house = House(home / "state")
     (home / "manifests").mkdir()
-    pods = [manifest(name, container, way.image) for name, container in containers.items()]
+    pods = [manifest(name, container, way.image, **spec) for name, container in containers.items()]
     (home / "manifests" / "pods.yaml").write_text(yaml.safe_dump_all(pods))
     argv = [*CALL, "run", str(home / "manifests"), "--root", str(house.root), "--node-name", "n1", *way.arguments]
     with (home / "said").open("wb") as out, way.inside():

@@ -14,7 +14,7 @@ import pytest
 
 from podkeeper.model.k8s.core import Pod
 from tests.e2e.asking import restarts, told
-from tests.e2e.kinds import not_on_crio
+from tests.e2e.kinds import not_on_crio, processes_only
 from tests.e2e.node import NAMESPACE, Node, OnANode, pod
 from tests.e2e.scripts import LINGER, POLITE, Diary, note, sh
 from tests.host.loopback import closed, grpc_server, saying, server, silence
@@ -232,6 +232,7 @@ def test_readiness_by_tcp_needs_somebody_who_listens(on_a_node: OnANode, tmp_pat
     on_a_node(scenario, tmp_path)
 
 
+@processes_only  # containers: test_grpc_probes.py
 def test_readiness_by_grpc_follows_the_health_service(on_a_node: OnANode, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         answers, asked = [b"\x08\x02"], []

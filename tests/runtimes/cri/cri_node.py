@@ -157,7 +157,6 @@ class CriNode(ABC):
     @contextmanager
     def inside(self) -> Iterator[None]:
         """Be in its network, where its pods can be reached."""
-        self.network.forget_others()
         with self.network.entered():
             yield
 

@@ -2,14 +2,11 @@
 
 import ctypes
 import fcntl
-import gc
 import os
 import socket
 import struct
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import contextmanager
 from threading import Thread
 from typing import TypeVar
 
@@ -19,8 +16,6 @@ _CLONE_NEWNET = 0x40000000
 _SIOCSIFFLAGS = 0x8914
 _IFF_UP = 1
 _OWN = "/proc/thread-self/ns/net"
-_GRPC_THREADS = ("event_engine", "lifeguard", "grpc_global_tim")
-_PATIENCE_SECONDS = 30.0
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -32,17 +27,6 @@ class NetworkNamespace:
 
     def close(self) -> None:
         os.close(self._file)
-
-    def forget_others(self) -> None:
-        """Wait until gRPC has no threads in other networks: it would go on connecting from there.
-
-        They end a moment after the last channel was collected.
-        """
-        end = time.monotonic() + _PATIENCE_SECONDS
-        while any(network != os.fstat(self._file).st_ino for network in _grpc_networks()):
-            assert time.monotonic() < end, "somebody holds a gRPC channel in another network"
-            gc.collect()
-            time.sleep(0.01)
 
     @contextmanager
     def entered(self) -> Iterator[None]:
@@ -75,14 +59,6 @@ def in_thread(work: Callable[[], T]) -> T:
     if failed:
         raise failed[0]
     return done[0]
-
-
-def _grpc_networks() -> Iterator[int]:
-    """The networks in which gRPC's own threads are."""
-    for thread in Path("/proc/self/task").iterdir():
-        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
-            if (thread / "comm").read_text().strip() in _GRPC_THREADS:
-                yield (thread / "ns/net").stat().st_ino
 
 
 def _made() -> int:
