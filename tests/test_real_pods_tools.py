@@ -9,6 +9,7 @@ import pytest
 
 from bench.cri import BARS as CONTAINER_BARS
 from bench.process import BARS
+from tests.e2e.reference_kubelet import needs_reference_kubelet
 from tests.runtimes.cri.containerd import missing
 
 pytestmark = pytest.mark.slow
@@ -53,6 +54,17 @@ def test_the_bench_of_containers_gives_floor_and_podkeeper_side_by_side() -> Non
     ratios = {name.removesuffix("_ratio"): value for name, value in figures.items() if name.endswith("_ratio")}
     assert {f"floor_{name}_s" for name in ratios if name.startswith("burst")} <= figures.keys()
     assert all(value > 0 for value in figures.values())
+
+
+@containers
+@needs_reference_kubelet
+def test_the_bench_beside_the_reference_gives_both() -> None:
+    done = run("bench.beside_kubelet", "--quick", "--json")
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout)
+    measured = {name.removesuffix("_ratio") for name in figures if name.endswith("_ratio")}
+    assert {"start_all_ready_s", "add_ms", "crash_ms", "remove_ms", "rest_cpu_percent", "rss_mib"} <= measured
+    assert all(figures[f"{who}_{name}"] >= 0 for who in ("kubelet", "podkeeper") for name in measured)
 
 
 @containers

@@ -107,6 +107,12 @@ class NodeOfBoth:
         where = ("--root", str(self._root), "--config", str(self._config), "--node-name", NODE)
         self._start([*call, str(self._manifests), "--runtime", "cri", *where], is_ours=True)
 
+    @property
+    def agent_pid(self) -> int:
+        """The agent's process."""
+        assert self._agent is not None
+        return self._agent.pid
+
     def kill(self) -> None:
         """End the agent as a crash would; its pods live on."""
         assert self._agent is not None
