@@ -36,8 +36,9 @@ def until(holds: Callable[[], object], what: str) -> None:
 class House:
     """Where an agent runs, and a way to ask it."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, agent: subprocess.Popen[bytes] | None = None) -> None:
         self.root = root
+        self._agent = agent
 
     def argv(self, command: str, *arguments: str) -> list[str]:
         return [*CALL, command, "--root", str(self.root), *arguments]
@@ -58,24 +59,37 @@ class House:
     def restarts(self, pod: str) -> int:
         return int(self.container(pod).get("restartCount", 0))
 
+    def leave(self) -> int:
+        """Press Ctrl-C; the agent's exit status."""
+        assert self._agent is not None
+        if self._agent.poll() is None:
+            self._agent.send_signal(signal.SIGINT)
+            with suppress(subprocess.TimeoutExpired):
+                self._agent.wait(PATIENCE_SECONDS)
+            self._agent.kill()
+        return self._agent.wait()
+
 
 @contextmanager
 def roots_house(home: Path, way: Way, containers: Mapping[str, dict[str, Any]], **spec: Any) -> Iterator[House]:
     """An agent that runs as whoever runs the tests; each container is a pod of its own (`spec`: more fields of it)."""
-    house = House(home / "state")
     (home / "manifests").mkdir()
     pods = [manifest(name, container, way.image, **spec) for name, container in containers.items()]
     (home / "manifests" / "pods.yaml").write_text(yaml.safe_dump_all(pods))
-    argv = [*CALL, "run", str(home / "manifests"), "--root", str(house.root), "--node-name", "n1", *way.arguments]
+    with folders_house(home, way, home / "manifests") as house:
+        yield house
+
+
+@contextmanager
+def folders_house(home: Path, way: Way, folder: Path) -> Iterator[House]:
+    """The same with a folder of manifests that is there."""
+    argv = [*CALL, "run", str(folder), "--root", str(home / "state"), "--node-name", "n1", *way.arguments]
     with (home / "said").open("wb") as out, way.inside():
         agent = subprocess.Popen(argv, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
+    house = House(home / "state", agent)
     try:
         yield house
     finally:
-        agent.send_signal(signal.SIGINT)
-        with suppress(subprocess.TimeoutExpired):
-            agent.wait(PATIENCE_SECONDS)
-        agent.kill()
-        agent.wait()
+        house.leave()
         way.remove(house.root)
         demolish(str(home))
