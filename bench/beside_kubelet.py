@@ -18,13 +18,10 @@ import os
 import signal
 import statistics
 import sys
-import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from bench.watched import cpu_seconds, kib_of, processes, words_of
 from podkeeper.runtimes.cri.calls import Calls
@@ -32,7 +29,7 @@ from podkeeper.runtimes.cri.requests.labels import POD_NAME
 from podkeeper.runtimes.cri.schema import cri
 from podkeeper.runtimes.cri.transport import GrpcTransport
 from tests.e2e.reference_kubelet import NODE, NodeOfBoth, node_of_both, reference_kubelet
-from tests.runtimes.cri.containerd import BUSYBOX_IMAGE, Containerd, missing
+from tests.runtimes.cri.containerd import BUSYBOX_IMAGE, Containerd, borrowed, missing
 
 GIVE_UP_SECONDS = 180.0
 LOOK_SECONDS = 0.02
@@ -100,20 +97,19 @@ class Turn:
         self._node = node
         self._runtime = runtime
         self._wanted = wanted
-        self._pods = wanted.pods
         self._seen = defaultdict[str, list[float]](list)
 
     def figures(self, start: Callable[[], None]) -> Figures:
         """Start the agent, and measure."""
-        for number in range(self._pods):
+        for number in range(self._wanted.pods):
             self._write(number)
         start()
         pid = self._node.agent_pid
-        all_run = seconds_until(lambda: len(self._runtime.running()) >= self._pods)
-        all_ready = all_run + seconds_until(lambda: self._ready() >= self._pods, 0.1)
+        all_run = seconds_until(lambda: len(self._runtime.running()) >= self._wanted.pods)
+        all_ready = all_run + seconds_until(lambda: self._ready() >= self._wanted.pods, 0.1)
         start_cpu = cpu_seconds(pid)
         for change in range(self._wanted.changes):
-            self._change(self._pods + change)
+            self._change(self._wanted.pods + change)
         time.sleep(self._wanted.settle_seconds)
         cpu, begun = cpu_seconds(pid), time.monotonic()
         time.sleep(self._wanted.rest_seconds)
@@ -133,13 +129,13 @@ class Turn:
         self._write(number)
         self._seen["add_ms"].append(seconds_until(lambda: name in self._runtime.running()))
         before = self._runtime.running()[name]
-        seconds_until(lambda: self._ready() > self._pods, 0.1)  # it knows what it has done
+        seconds_until(lambda: self._ready() > self._wanted.pods, 0.1)  # it knows what it has done
         os.kill(_asleep(number), signal.SIGKILL)
         self._seen["crash_ms"].append(seconds_until(lambda: self._runtime.running().get(name, before) != before))
-        seconds_until(lambda: self._ready() > self._pods, 0.1)
+        seconds_until(lambda: self._ready() > self._wanted.pods, 0.1)
         self._node.unwrite(name)
         self._seen["remove_ms"].append(seconds_until(lambda: name not in self._runtime.ready_sandboxes()))
-        seconds_until(lambda: len(self._node.pods()) == self._pods, 0.1)
+        seconds_until(lambda: len(self._node.pods()) == self._wanted.pods, 0.1)
 
     def _write(self, number: int) -> None:
         script = f"trap 'exit 0' TERM; sleep {FIRST_NAP + number} & wait"
@@ -185,17 +181,6 @@ def measured(containerd: Containerd, wanted: Wanted) -> Figures:
     return result
 
 
-@contextmanager
-def _containerd() -> Iterator[Containerd]:
-    with tempfile.TemporaryDirectory(prefix="podkeeper-bench-", ignore_cleanup_errors=True) as home:
-        node = Containerd(Path(home))
-        try:
-            node.start()
-            yield node
-        finally:
-            node.stop()
-
-
 def main(arguments: list[str]) -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(prog="python -m bench.beside_kubelet", description=__doc__.partition("\n")[0])
@@ -208,7 +193,7 @@ def main(arguments: list[str]) -> int:
     if reference_kubelet() is None:
         print("no reference kubelet: put `kubelet` (1.36) on the path, or in KUBEBUILDER_ASSETS", file=sys.stderr)
         return 1
-    with _containerd() as containerd:
+    with borrowed() as containerd:
         figures = measured(containerd, QUICK if options.quick else Wanted())
     if options.json:
         print(json.dumps({name: round(value, 3) for name, value in figures.items()}, indent=2))

@@ -160,7 +160,7 @@ class Forwarding:
                 listener.socket.setblocking(False)
                 selector.register(listener.socket, selectors.EVENT_READ, listener)
             while True:
-                for key, _ in selector.select(TURN_SECONDS):
+                for key, _ in selector.select(TURN_SECONDS):  # in turns, so that Ctrl-C is heard
                     self._take(key.data)
 
     def _take(self, listener: Listener) -> None:

@@ -130,7 +130,7 @@ def _all_at_once(streams: Mapping[str, Iterator[bytes]], with_names: bool) -> li
         thread.start()
     for thread in threads:
         while thread.is_alive():
-            thread.join(TURN_SECONDS)
+            thread.join(TURN_SECONDS)  # in turns, so that Ctrl-C is heard
     return failures
 
 
