@@ -7,6 +7,7 @@ there. All that is not containerd's own is in `cri_node.py`.
 import asyncio
 import json
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -90,6 +91,14 @@ class Containerd(CriNode):
             yield
         finally:
             self._set_network(usual)
+
+    def lose_pipes(self) -> None:
+        """Be as after a crash within the end of every container: their pipes are gone, their ends are not noted.
+
+        To be called between two lives of it. In its next one it says that it does not know how they are.
+        """
+        for pipes in (self.root / "state" / "io.containerd.grpc.v1.cri" / "containers").glob("*/io"):
+            shutil.rmtree(pipes)
 
     def _set_network(self, config: str) -> None:
         """Have another network, as from the next pod."""

@@ -9,6 +9,7 @@ Names are reserved as containerd does it, or, with `hands_back`, as CRI-O does. 
 """
 
 import asyncio
+import json
 import os
 import tempfile
 import time
@@ -69,6 +70,8 @@ class FakeCri(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc brings no t
         self.sandboxes: dict[str, cri.PodSandboxStatus] = {}
         self.containers: dict[str, cri.ContainerStatus] = {}
         self.homes: dict[str, str] = {}  # of containers
+        self.processes: dict[str, int] = {}  # of containers, as told by a verbose status
+        self.unnoticed: dict[str, int] = {}  # by container whose state is not known: the code it ended with
         self.sandbox_configs: dict[str, cri.PodSandboxConfig] = {}  # as told by a verbose status
         self.images: dict[str, cri.Image] = {}
         self.calls: list[tuple[str, Any]] = []
@@ -303,12 +306,16 @@ class FakeCri(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc brings no t
         status = self._container(asked.container_id)
         if status.state == cri.CONTAINER_RUNNING:
             self.exit(asked.container_id, 143)
+        elif status.state == cri.CONTAINER_UNKNOWN:
+            self.exit(asked.container_id, self.unnoticed.pop(asked.container_id, 143))
 
     def _RemoveContainer(self, asked: Any) -> None:
         self._forget(asked.container_id)
 
     def _ContainerStatus(self, asked: Any) -> Message:
-        return cri.ContainerStatusResponse(status=self._container(asked.container_id))
+        process = self.processes.get(asked.container_id)
+        info = {"info": json.dumps({"pid": process})} if asked.verbose and process is not None else {}
+        return cri.ContainerStatusResponse(status=self._container(asked.container_id), info=info)
 
     def _ListContainers(self, asked: Any) -> Message:
         wanted = asked.filter.label_selector.items()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.runtimes.cri.containerd import Containerd
 from tests.runtimes.cri.cri_node import CriNode
 from tests.runtimes.cri.house import House, in_a_house
 from tests.runtimes.cri.proxy import AnswerLate, Deed, Delay, Hang, LoseAnswer, Refuse
@@ -174,6 +175,24 @@ def test_what_ends_while_there_is_no_runtime_is_seen_when_it_is_back(cri_node: C
         await house.until(house.has_ended, "job")
         await house.until(house.is_gone, "server")
         assert time.monotonic() - begun < SOON_SECONDS
+        assert (house.exit_code("job"), house.starts("job")) == (7, 1)
+
+    in_a_house(cri_node, tmp_path, scenario)
+
+
+def test_what_ended_and_is_forgotten_by_the_runtime_has_ended_once(cri_node: CriNode, tmp_path: Path) -> None:
+    """As when containerd is killed in the very moment in which it clears away what has ended."""
+    if not isinstance(cri_node, Containerd):
+        pytest.skip("only containerd forgets in this way")
+
+    async def scenario(house: House) -> None:
+        house.create("job", script=f"sleep 2; {JOB}", restart_policy="Never")
+        await house.until(lambda name: house.starts(name) == 1, "job")
+        await asyncio.to_thread(cri_node.kill)
+        await asyncio.sleep(3.0)
+        cri_node.lose_pipes()
+        await cri_node.start_again()
+        await house.until(house.has_ended, "job", within=SOON_SECONDS)
         assert (house.exit_code("job"), house.starts("job")) == (7, 1)
 
     in_a_house(cri_node, tmp_path, scenario)

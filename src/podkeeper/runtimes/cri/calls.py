@@ -111,6 +111,13 @@ class Calls:
         method = f"{_RUNTIME}ContainerStatus"
         return (await self.transport.unary(method, request, cri.ContainerStatusResponse, CALL_SECONDS)).status
 
+    async def container_info(self, container_id: str) -> str:
+        """What a runtime tells of a container to people and its own kind; "" where it does not."""
+        request = cri.ContainerStatusRequest(container_id=container_id, verbose=True)
+        method = f"{_RUNTIME}ContainerStatus"
+        answer = await self.transport.unary(method, request, cri.ContainerStatusResponse, CALL_SECONDS)
+        return answer.info.get("info", "")
+
     async def containers(self, uid: str = "", container_id: str = "", sandbox_id: str = "") -> Sequence[cri.Container]:
         """All containers, those of one pod or sandbox, or the one of an id."""
         selector = {POD_UID: uid} if uid else {}

@@ -6,7 +6,8 @@
 What was remembered is not asked for again: the status of a container while it runs, or that exited a while ago, and the
 network of a sandbox that is ready. (Right after an exit the status may still change: that it was for want of memory is
 told separately.)
-What is gone between a list and a status is left out. Last words are read from files of the node, in a thread.
+What is gone between a list and a status is left out; what the runtime lost track of, it is made to find out. Last words
+are read from files of the node, in a thread.
 """
 
 import asyncio
@@ -18,6 +19,7 @@ from podkeeper.model.messages import PodUID
 from podkeeper.model.runtime import ContainerRecord, ContainerState, NetworkMode, PodRecord, SandboxRecord
 from podkeeper.ports.clock import Clock
 from podkeeper.runtimes.cri.calls import Calls
+from podkeeper.runtimes.cri.forgotten import remembered
 from podkeeper.runtimes.cri.index import Index, Kind
 from podkeeper.runtimes.cri.records import (
     container_record,
@@ -119,6 +121,8 @@ class Looking:
             return known
         try:
             status = await self._calls.container_status(listed.id)
+            if status.state == cri.CONTAINER_UNKNOWN:
+                status = await remembered(self._calls, status)
         except NotThere:
             return None
         if status.state != cri.CONTAINER_EXITED:
