@@ -38,7 +38,7 @@ def test_a_container_that_does_not_listen_is_killed_when_its_time_is_up(on_a_nod
         node.delete("app")
         began = loop.time()
         await node.until(lambda: node.is_gone("app"))
-        assert 0.9 < loop.time() - began < 5
+        assert 0.9 < loop.time() - began < 20
         assert ends["app"].exit_code == 137
 
     on_a_node(scenario, tmp_path)

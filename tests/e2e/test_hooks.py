@@ -51,7 +51,7 @@ def test_a_hook_of_time_holds_a_container_back(on_a_node: OnANode, tmp_path: Pat
         began = loop.time()
         node.create(pod("app", container={**sh(POLITE), "lifecycle": {"postStart": {"sleep": {"seconds": 1}}}}))
         await node.until_ready("app")
-        assert 1 <= loop.time() - began < 4
+        assert 1 <= loop.time() - began < 20
 
     on_a_node(scenario, tmp_path)
 
@@ -147,6 +147,6 @@ def test_a_last_hook_of_time_lets_a_container_go_on_for_a_while(on_a_node: OnANo
         began = loop.time()
         node.delete("app")
         await node.until(lambda: node.is_gone("app"))
-        assert 1 <= loop.time() - began < 5
+        assert 1 <= loop.time() - began < 20
 
     on_a_node(scenario, tmp_path)

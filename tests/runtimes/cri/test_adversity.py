@@ -359,7 +359,7 @@ def test_a_runtime_that_restarts_is_missed_at_once_and_found_again() -> None:
             begun = asyncio.get_running_loop().time()
             with pytest.raises(RuntimeUnavailable):
                 await scene.record()
-            assert asyncio.get_running_loop().time() - begun < 5
+            assert asyncio.get_running_loop().time() - begun < 30
             await fake.serve(fake.path)
             await until_it_answers(runtime)
             assert (await scene.container(container_id)).state is ContainerState.RUNNING

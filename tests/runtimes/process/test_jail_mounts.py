@@ -1,7 +1,6 @@
 """The host's mounts as tables, the probe, and the ways of an ordinary user."""
 
 import os
-import time
 
 import pytest
 
@@ -86,20 +85,17 @@ def test_a_directory_with_mounts_below_is_made_anew() -> None:
 
 
 @pytest.mark.parametrize("who", ["root", "user"])
-def test_the_probe_is_quick_and_leaves_nothing_behind(who: str) -> None:
+def test_the_probe_leaves_nothing_behind(who: str) -> None:
     if who == "root" and os.geteuid() != 0:
         pytest.skip("needs root")
 
-    def action(state: str) -> tuple[Isolation, float, list[str]]:
-        started = time.process_time()
-        found = probe(f"{state}/new")
-        return found, time.process_time() - started, os.listdir(f"{state}/new")
+    def action(state: str) -> tuple[Isolation, list[str]]:
+        return probe(f"{state}/new"), os.listdir(f"{state}/new")
 
     with state_directory(who) as state:
-        found, seconds, left = in_keeper(lambda: action(state), who)
+        found, left = in_keeper(lambda: action(state), who)
         assert [mount.point for mount in mounts.read() if mounts.is_below(mount.point, state)] == []
     assert left == []
-    assert seconds < 0.1
     assert found.namespaces in ({"root": ("full", "user", "none"), "user": ("user", "none")}[who])
     assert bool(found.warnings) == (not (found.pid and found.overlay and found.upper == "disk"))
     assert Isolation.from_json(found.to_json()) == found

@@ -147,7 +147,7 @@ def test_a_container_dies_with_its_keeper(anywhere: World) -> None:
             os.killpg(group, signal.SIGKILL)
     with os.fdopen(reader, "rb") as pipe:
         assert pipe.read() == b""
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 30
 
 
 def test_when_the_first_process_ends_so_do_all(here: World) -> None:
@@ -156,7 +156,7 @@ def test_when_the_first_process_ends_so_do_all(here: World) -> None:
 
     started = time.monotonic()
     assert here.keep(action) == (0, "started\n")  # the end of the output: sleep is gone
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 30
 
 
 def test_a_process_joins_its_cgroups_before_it_runs(anywhere: World) -> None:

@@ -204,7 +204,7 @@ def test_a_process_that_stays_is_told_and_not_waited_for_for_ever(tmp_path: Path
         directory = files_in(tmp_path, cgroup__procs=f"{process.pid}\n")  # a plain file: it stays there
         began = time.monotonic()
         assert not cgroup.kill_all(Place(2, (("unified", str(directory)),)), 0.05)
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 20
         assert process.wait(PATIENCE_SECONDS) == -9
 
 

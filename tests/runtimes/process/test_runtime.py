@@ -179,7 +179,7 @@ def test_times_have_fractions_of_seconds_and_follow_each_other() -> None:
         assert record.finished_at is not None
         assert record.created_at <= record.started_at <= record.finished_at
         # That it has started is noted a moment after it did.
-        assert 0.1 < (record.finished_at - record.started_at).total_seconds() < 5
+        assert 0.1 < (record.finished_at - record.started_at).total_seconds() < 20
         assert any(at.microsecond for at in (record.created_at, record.started_at, record.finished_at))
         assert (record.reason, record.image, record.image_id, record.spec_hash) == ("Completed", "host", "host", "cafe")
 
