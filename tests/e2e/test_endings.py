@@ -87,7 +87,7 @@ def test_a_pod_deleted_before_it_could_start_is_gone(on_a_node: OnANode, tmp_pat
         node.create(pod("app", image="podkeeper.invalid/missing:1"))
         await node.until(lambda: waits_for(node, "app") in ("ErrImagePull", "ImagePullBackOff"))
         node.delete("app", grace_seconds=30)
-        await node.until(lambda: node.is_gone("app"), within=5)
+        await node.until(lambda: node.is_gone("app"), within=20)
 
     on_a_node(scenario, tmp_path)
 

@@ -131,6 +131,6 @@ def test_a_pod_may_ask_for_a_quicker_crash_loop(on_a_node: OnANode, tmp_path: Pa
         waiting = node.status("app").state.waiting
         assert waiting is not None
         assert (waiting.message or "").startswith("back-off 1s restarting")
-        await node.until(lambda: restarts(node) >= 2, within=5)
+        await node.until(lambda: restarts(node) >= 2, within=9)
 
     on_a_node(scenario, tmp_path)
