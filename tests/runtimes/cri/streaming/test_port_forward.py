@@ -7,6 +7,7 @@ import pytest
 
 from podkeeper.model.errors import TryLater
 from podkeeper.model.probing import Exited, NotRun
+from podkeeper.runtimes.cri.streaming.connection import INBOX_BYTES
 from podkeeper.runtimes.cri.streaming.frames import Data, Frame, GoAway, Reset, SynReply, SynStream
 from podkeeper.runtimes.cri.streaming.port_forward import PROTOCOL, Forwarded, PortForward
 from podkeeper.runtimes.cri.streaming.upgrade import open_connection
@@ -60,6 +61,34 @@ def test_each_connection_has_its_own_pair_of_streams_and_they_do_not_mix() -> No
         *(("0", "data", "80"), ("0", "error", "80")),
         *(("1", "data", "81"), ("1", "error", "81")),
     ]
+
+
+@pytest.mark.parametrize("replied_first", [("data",), ("error",), ()])
+def test_one_who_speaks_before_both_streams_are_taken_is_heard(replied_first: tuple[str, ...]) -> None:
+    """containerd begins to forward once it has both streams, whether or not it has said so: more than we hold at once
+    may come before its replies.
+    """
+    piece, count = b"0123456789abcdef" * 2048, 32
+
+    async def script(peer: Peer) -> None:
+        numbers = {}
+        for _ in range(2):
+            stream = await peer.frame()
+            assert isinstance(stream, SynStream)
+            numbers[stream.headers["streamtype"]] = stream.stream
+        assert count * len(piece) > 2 * INBOX_BYTES
+        await peer.send(*(SynReply(numbers[name], {}) for name in replied_first))
+        await peer.send(*[Data(numbers["data"], piece)] * count)
+        await peer.send(*(SynReply(numbers[name], {}) for name in ("error", "data") if name not in replied_first))
+        await peer.send(Data(numbers["data"], b"", fin=True), Data(numbers["error"], b"", fin=True))
+        await peer.until_gone()
+
+    async def work(way: PortForward) -> None:
+        forwarded = await way.open(80)
+        assert await everything(forwarded) == piece * count
+        assert await forwarded.wait() == Exited(0)
+
+    play(script, work)
 
 
 def test_why_it_did_not_come_about_is_told_and_nothing_more_is_sent() -> None:

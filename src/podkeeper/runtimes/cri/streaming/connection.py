@@ -103,8 +103,11 @@ class Inbox:
 class Stream:
     """One stream that we began."""
 
-    def __init__(self, connection: "Connection", number: int, inbox: Inbox, *, finished: bool) -> None:
+    def __init__(
+        self, connection: "Connection", number: int, inbox: Inbox, *, finished: bool, vouches_for: "Stream | None"
+    ) -> None:
         self.number = number
+        self.vouches_for = vouches_for
         self.inbox = inbox
         self.finished = finished  # by us
         self.ended = False  # by the other side
@@ -178,11 +181,17 @@ class Connection(asyncio.Protocol):
         self._inboxes.add(made)
         return made
 
-    def begin(self, headers: Mapping[str, str], inbox: Inbox, *, finished: bool = False) -> Stream:
-        """Begin a stream; `finished`: we will write nothing on it. Raises StreamsLost."""
+    def begin(
+        self, headers: Mapping[str, str], inbox: Inbox, *, finished: bool = False, vouches_for: Stream | None = None
+    ) -> Stream:
+        """Begin a stream; `finished`: we will write nothing on it. Raises StreamsLost.
+
+        When something comes on it, it was taken, and so was the one that it `vouches_for`: a reply that says so may
+        stand behind more than an inbox holds, and would never be read.
+        """
         if self._goes_away:
             raise StreamsLost(f"cannot open a stream: {self.lost or 'the runtime is closing the connection'}")
-        stream = Stream(self, self._next, inbox, finished=finished)
+        stream = Stream(self, self._next, inbox, finished=finished, vouches_for=vouches_for)
         self._next += 2
         self._streams[stream.number] = stream
         self._send_windows.open(stream.number)
@@ -296,6 +305,9 @@ class Connection(asyncio.Protocol):
         match frame:
             case Data(number, data, fin) if (stream := self._streams.get(number)) is not None:
                 self._give_back(CONNECTION, len(data))
+                for taken in (stream, stream.vouches_for):
+                    if taken is not None:
+                        _settle(taken, None)
                 if data and not stream.ended:
                     stream.inbox.put(stream, data)
                     self._look_at(stream.inbox)

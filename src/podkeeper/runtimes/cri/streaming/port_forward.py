@@ -34,7 +34,8 @@ class PortForward:
         self._requests += 1
         answers, trouble = self._connection.inbox(), self._connection.inbox()
         error = self._connection.begin({**headers, STREAM_TYPE: "error"}, trouble, finished=True)
-        data = self._connection.begin({**headers, STREAM_TYPE: "data"}, answers)
+        # A runtime forwards once it has both, and may say only then that it has taken them.
+        data = self._connection.begin({**headers, STREAM_TYPE: "data"}, answers, vouches_for=error)
         forwarded = Forwarded(data, error, self if alone else None)
         try:
             await error.accepted()
