@@ -77,7 +77,7 @@ def planted(mutant: Mutant) -> Iterator[Path]:
     """A copy of the source with one bug in it."""
     with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
         copy = Path(folder) / "src"
-        shutil.copytree(SOURCE, copy, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+        shutil.copytree(SOURCE, copy, ignore=shutil.ignore_patterns("*.egg-info"))
         plant(mutant, copy)
         yield copy
 
@@ -109,10 +109,12 @@ def first_failure(source: Path, arguments: list[str]) -> str | None:
 def caught_by_tests(mutant: Mutant, copy: Path) -> Catch | None:
     """Look for a test that notices."""
     started = time.monotonic()
-    noticed = first_failure(copy, list(mutant.tests)) or first_failure(copy, ["-m", "not slow"])
+    noticed, hint = first_failure(copy, list(mutant.tests)), ""
+    if noticed is None:
+        noticed, hint = first_failure(copy, ["-m", "not slow"]), " (name it with the mutant: this took long)"
     if noticed is None or first_failure(SOURCE, [noticed]) is not None:  # a test that fails anyway noticed nothing
         return None
-    return Catch(noticed, time.monotonic() - started)
+    return Catch(noticed + hint, time.monotonic() - started)
 
 
 # The simulation.
