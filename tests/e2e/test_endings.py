@@ -10,6 +10,7 @@ from tests.e2e.asking import ends_of, waits_for
 from tests.e2e.kinds import not_on_containerd
 from tests.e2e.node import Node, OnANode, pod
 from tests.e2e.scripts import LINGER, POLITE, Wire, sh
+from tests.e2e.want_of_memory import must_be_noticed, until_noticed
 from tests.host.own_cgroups import needs
 
 pytestmark = pytest.mark.slow
@@ -121,11 +122,12 @@ def test_a_container_that_takes_too_much_memory_is_told_as_such(on_a_node: OnANo
         }
         node.create(pod("app", container=fields, restartPolicy="Never"))
         await node.until_phase("app", "Failed")
+        await must_be_noticed(node, "app")
         end = node.status("app").state.terminated
         assert end is not None
         assert (end.reason, end.exit_code) == ("OOMKilled", 137)
 
-    on_a_node(scenario, tmp_path)
+    until_noticed(on_a_node, scenario, tmp_path)
 
 
 # Last words.

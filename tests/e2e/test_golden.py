@@ -39,6 +39,7 @@ from tests.e2e.golden_compare import (
 )
 from tests.e2e.homes import Containers
 from tests.e2e.node import NODE, Node, OnANode
+from tests.e2e.want_of_memory import must_be_noticed, until_noticed
 from tests.host.own_cgroups import needs
 
 pytestmark = pytest.mark.slow
@@ -155,9 +156,7 @@ def _free_port() -> int:
         return port
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[needs("memory")] if name == "oomkilled" else []) for name in SETTLED]
-)
+@pytest.mark.parametrize("name", [name for name in SETTLED if name != "oomkilled"])
 def test_a_pod_comes_to_show_what_the_reference_shows(on_a_node: OnANode, name: str, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         shown = Shown(node, name)
@@ -165,6 +164,20 @@ def test_a_pod_comes_to_show_what_the_reference_shows(on_a_node: OnANode, name: 
         await shown.settles()
 
     on_a_node(scenario, tmp_path)
+
+
+@needs("memory")
+def test_a_pod_that_takes_too_much_memory_comes_to_show_what_the_reference_shows(
+    on_a_node: OnANode, tmp_path: Path
+) -> None:
+    async def scenario(node: Node) -> None:
+        shown = Shown(node, "oomkilled")
+        _create(node, "oomkilled")
+        await node.until_phase("oomkilled", "Failed")
+        await must_be_noticed(node, "oomkilled")
+        await shown.settles()
+
+    until_noticed(on_a_node, scenario, tmp_path)
 
 
 @pytest.mark.parametrize(

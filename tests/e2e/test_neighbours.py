@@ -19,6 +19,7 @@ from podkeeper.model.k8s.core import Pod
 from tests.e2e.homes import POD_PIDS
 from tests.e2e.machine import needs_mounts, without_mounts
 from tests.e2e.node import Node, OnANode, pod
+from tests.e2e.want_of_memory import must_be_noticed, until_noticed
 from tests.host.own_cgroups import needs
 
 pytestmark = pytest.mark.slow
@@ -302,12 +303,13 @@ def test_a_crash_loop_is_slowed_down_and_nobody_else_is(on_a_node: OnANode, tmp_
 @needs("memory")
 def test_a_container_that_takes_too_much_memory_is_killed_alone(on_a_node: OnANode, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
-        async with unnoticed(node, tmp_path):
+        async with unnoticed(node, node.root):
             limits = {"resources": {"limits": {"memory": "32Mi"}}}
             node.create(pod("hungry", command=("tail", "/dev/zero"), container=limits, restartPolicy="Never"))
             await node.until_phase("hungry", "Failed")
+        await must_be_noticed(node, "hungry")
         end = node.status("hungry").state.terminated
         assert end is not None
         assert (end.reason, end.exit_code) == ("OOMKilled", 137)
 
-    on_a_node(scenario, tmp_path / "node")
+    until_noticed(on_a_node, scenario, tmp_path)

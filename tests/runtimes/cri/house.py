@@ -112,6 +112,14 @@ class House:
                 return each.state.terminated.exit_code
         return None
 
+    def leave(self, name: str) -> None:
+        """Leave a file where containers can see it, in `/ledger`."""
+        (self._ledger / name).touch()
+
+    def has_left(self, name: str) -> bool:
+        """Whether a container has left a file there."""
+        return (self._ledger / name).exists()
+
     def starts(self, name: str) -> int:
         """How often the container of a pod really began, by its own account."""
         path = self._ledger / name

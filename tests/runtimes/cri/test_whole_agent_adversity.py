@@ -186,10 +186,13 @@ def test_what_ended_and_is_forgotten_by_the_runtime_has_ended_once(cri_node: Cri
         pytest.skip("only containerd forgets in this way")
 
     async def scenario(house: House) -> None:
-        house.create("job", script=f"sleep 2; {JOB}", restart_policy="Never")
-        await house.until(lambda name: house.starts(name) == 1, "job")
+        waits = f"until test -e /ledger/go; do sleep 0.1; done; echo > /ledger/done; {JOB}"
+        house.create("job", script=waits, restart_policy="Never")
+        await house.until(house.is_ready, "job")
         await asyncio.to_thread(cri_node.kill)
-        await asyncio.sleep(3.0)
+        house.leave("go")
+        await house.until(lambda _: house.has_left("done"), "job")
+        await asyncio.sleep(1.0)  # until it is gone
         cri_node.lose_pipes()
         await cri_node.start_again()
         await house.until(house.has_ended, "job", within=SOON_SECONDS)
