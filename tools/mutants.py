@@ -77,6 +77,7 @@ def planted(mutant: Mutant) -> Iterator[Path]:
     """A copy of the source with one bug in it."""
     with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
         copy = Path(folder) / "src"
+        # What is compiled comes along: it holds for all files but the one that is changed.
         shutil.copytree(SOURCE, copy, ignore=shutil.ignore_patterns("*.egg-info"))
         plant(mutant, copy)
         yield copy

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from podkeeper.model.runtime import ContainerState
-from podkeeper.runtimes.cri.forgotten import GRACE_SECONDS, grace_of, process_of, runs
+from podkeeper.rules.defaults import GRACE_SECONDS
+from podkeeper.runtimes.cri.forgotten import grace_of, process_of, runs
 from podkeeper.runtimes.cri.requests.labels import TERMINATION_GRACE
 from podkeeper.runtimes.cri.schema import cri
 from tests.runtimes.cri.fake_server import FakeCri

@@ -107,16 +107,16 @@ class Calls:
 
     async def container_status(self, container_id: str) -> cri.ContainerStatus:
         """All about one container."""
-        request = cri.ContainerStatusRequest(container_id=container_id)
-        method = f"{_RUNTIME}ContainerStatus"
-        return (await self.transport.unary(method, request, cri.ContainerStatusResponse, CALL_SECONDS)).status
+        return (await self._container_status(container_id, verbose=False)).status
 
     async def container_info(self, container_id: str) -> str:
         """What a runtime tells of a container to people and its own kind; "" where it does not."""
-        request = cri.ContainerStatusRequest(container_id=container_id, verbose=True)
+        return (await self._container_status(container_id, verbose=True)).info.get("info", "")
+
+    async def _container_status(self, container_id: str, *, verbose: bool) -> cri.ContainerStatusResponse:
+        request = cri.ContainerStatusRequest(container_id=container_id, verbose=verbose)
         method = f"{_RUNTIME}ContainerStatus"
-        answer = await self.transport.unary(method, request, cri.ContainerStatusResponse, CALL_SECONDS)
-        return answer.info.get("info", "")
+        return await self.transport.unary(method, request, cri.ContainerStatusResponse, CALL_SECONDS)
 
     async def containers(self, uid: str = "", container_id: str = "", sandbox_id: str = "") -> Sequence[cri.Container]:
         """All containers, those of one pod or sandbox, or the one of an id."""

@@ -14,14 +14,12 @@ import logging
 from pathlib import Path
 from typing import Any, Final
 
+from podkeeper.rules.defaults import GRACE_SECONDS
 from podkeeper.runtimes.cri.calls import Calls
 from podkeeper.runtimes.cri.requests.labels import TERMINATION_GRACE
 from podkeeper.runtimes.cri.schema import cri
 
 log = logging.getLogger(__name__)
-
-GRACE_SECONDS: Final = 30
-"""For a container that does not tell its own."""
 
 _PROCESSES: Final = Path("/proc")
 
@@ -56,6 +54,6 @@ def runs(process: int, container_id: str) -> bool:
 
 
 def grace_of(status: cri.ContainerStatus) -> int:
-    """How long a container may take to end."""
+    """How long a container may take to end: as it tells, or as long as pods usually may."""
     told = status.annotations.get(TERMINATION_GRACE, "")
     return int(told) if told.isdecimal() else GRACE_SECONDS
