@@ -1,13 +1,19 @@
-"""What all tests share: one way of drawing examples (the same each time, on any machine), an order, a certificate."""
+"""What all tests share: one way of drawing examples (the same each time, on any machine), an order, a certificate.
+
+At the end of a run, the number of interleavings and injected failures is printed (`podkeeper.testing.operations`).
+"""
 
 import shutil
 import ssl
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from podkeeper.testing import operations
 
 settings.register_profile(
     "house", derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
@@ -19,6 +25,25 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Of the slow ones the longest first: whoever begins one last has the others wait for him."""
     if config.getoption("markexpr") == "slow":  # else the quickest answer is wanted, as by `tools.mutants`
         items.sort(key=lambda item: not ("sim" in item.path.parts and item.get_closest_marker("slow")))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Send the counts of an xdist worker to the controller."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["disturbed"] = dict(operations.COUNTS)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """Add the counts of an xdist worker."""
+    operations.COUNTS.update(getattr(node, "workeroutput", {}).get("disturbed", {}))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print the counts."""
+    if operations.COUNTS:
+        counts = ", ".join(f"{count} {kind}" for kind, count in sorted(operations.COUNTS.items()))
+        terminalreporter.write_line(f"disturbed runs: {counts}")
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,95 @@
+"""Deliver an event at every await of an operation, one run per await, and compare the end states.
+
+    interleave(operation, {"the pod is deleted": lambda stage: stage.delete()})
+
+An asyncio program can only change hands between two callbacks of its loop. So `interleave` counts the callbacks that
+run while the operation is in progress. It then repeats the operation from scratch once per callback and event, in
+virtual time, and the event arrives just before that callback. Each run must
+
+* end within an hour of virtual time, with no error but those of `model.errors`;
+* pass `operation.check`, the invariants of the module;
+* leave the same `operation.state` as one of the sequential orders: all events before the operation, or after it.
+
+Besides the given events, the operation itself is cancelled at every await. It must then end as cancelled, and the same
+operation, run again, must leave the state of an undisturbed run.
+
+An event may be a coroutine. It then runs as a task of its own, once at the pace of the operation and once with port
+calls that answer at once, so that it overtakes the operation.
+
+`depth=2` delivers two events, at every pair of awaits. The model is Sieve (OSDI 2022), which perturbs whole
+controllers (`testing/sim/perturb`). This tool works on one module and is exhaustive for short operations.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import combinations_with_replacement, permutations, product
+from typing import TypeVar
+
+from podkeeper.testing.operations import COUNTS, Ended, Event, Explored, Failures, Operation, Run
+from podkeeper.testing.port_calls import PortCalls
+
+S = TypeVar("S")
+
+
+def interleave(
+    operation: Operation[S],
+    events: Mapping[str, Event[S]],
+    *,
+    depth: int = 1,
+    cancel: bool = True,
+    in_call_order: bool = False,
+) -> Explored:
+    """Deliver every event at every await of an operation. Raise AssertionError with the runs that failed.
+
+    `in_call_order`: the module promises that calls take effect in the order in which they are made. Then only one
+    sequential order is right: the operation, and the events after it.
+    """
+    undisturbed = Run(operation, PortCalls()).in_between(())
+    if undisturbed.problem:
+        raise AssertionError(f"the undisturbed operation failed: {undisturbed.problem}")
+    awaits = undisturbed.awaits
+    first = 1 if in_call_order else 0  # at 0 the operation has not begun
+    failures, runs = Failures("an event at one await"), 0
+    for number in range(1, awaits) if cancel else ():  # at 0 the operation has not begun
+        runs += 1
+        ended = Run(operation, PortCalls()).in_between([(number, None)])
+        failures.judge(f"cancelled at {_at(number, awaits, ended)}", ended, [undisturbed.state])
+    for names in _groups(events, depth):
+        expected = list(_sequential(operation, [events[name] for name in names], in_call_order))
+        for numbers in combinations_with_replacement(range(first, awaits), len(names)):
+            schedule = list(zip(numbers, (events[name] for name in names), strict=True))
+            for at_once in (False, True):
+                runs += 1
+                run = Run(operation, PortCalls())
+                ended = run.in_between(schedule, at_once=at_once)
+                failures.judge(_places(names, numbers, awaits, ended, at_once), ended, expected)
+                if not run.tasks:
+                    break  # plain calls have no pace
+    COUNTS["interleavings"] += runs
+    failures.report(runs)
+    return Explored(awaits, runs)
+
+
+def _groups(events: Mapping[str, Event[S]], depth: int) -> Iterator[tuple[str, ...]]:
+    for length in range(1, depth + 1):
+        yield from product(events, repeat=length)
+
+
+def _sequential(operation: Operation[S], events: Sequence[Event[S]], in_call_order: bool) -> Iterator[object]:
+    """Yield the end state of each sequential order that is allowed. None stands for the operation."""
+    orders: Iterable[tuple[Event[S] | None, ...]] = permutations((*events, None))
+    for order in [(None, *events)] if in_call_order else orders:
+        ended = Run(operation, PortCalls()).in_order(order)
+        if ended.problem:
+            raise AssertionError(f"a sequential order failed: {ended.problem}")
+        yield ended.state
+
+
+def _places(names: Sequence[str], numbers: Sequence[int], awaits: int, ended: Ended, at_once: bool) -> str:
+    pace = ", overtaking it" if at_once else ""
+    return ", then ".join(
+        f"{name!r} at {_at(number, awaits, ended)}{pace}" for name, number in zip(names, numbers, strict=True)
+    )
+
+
+def _at(number: int, awaits: int, ended: Ended) -> str:
+    return f"await {number} of {awaits} ({ended.where})"

@@ -1,0 +1,336 @@
+"""Run one operation of a module from scratch in virtual time, with events at chosen moments.
+
+`interleave` and `failures` are built on this: an `Operation` describes what runs and how to judge its end, a `Run` runs
+it once.
+"""
+
+import asyncio
+import heapq
+import inspect
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from contextvars import Context, copy_context
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar, TypeVarTuple
+
+from podkeeper.testing.port_calls import AT_ONCE, PortCalls, is_allowed
+from podkeeper.testing.virtual_time import Stuck, VirtualLoop, simulate
+
+S = TypeVar("S")
+Ts = TypeVarTuple("Ts")
+
+LIMIT_SECONDS = 3600.0
+"""An operation that takes longer, in virtual time, counts as endless."""
+MOST_CALLBACKS = 50_000
+"""A run with more callbacks counts as a hot loop."""
+RETRIES = 20
+SHOWN_FAILURES = 5
+
+COUNTS: Counter[str] = Counter()
+"""How many disturbed runs this process has made, by kind. The test suite prints the sums."""
+
+Event = Callable[[S], Awaitable[object] | None]
+"""What arrives: a plain call, or a coroutine that runs as a task of its own."""
+
+
+def _holds(_: object) -> None:
+    """Check nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operation(Generic[S]):
+    """One operation of a module, the stage it runs on, and how to judge the end."""
+
+    stage: Callable[[PortCalls], AbstractAsyncContextManager[S]]
+    """Build the module from scratch over fakes that are watched by the given `PortCalls`."""
+    run: Callable[[S], Awaitable[object]]
+    """The operation. If it raises an `AgentError` it is run again after `retry_seconds`, as a worker would do."""
+    state: Callable[[S], object]
+    """The end state, as a value that can be compared. Leave out what may differ: times, counts of calls."""
+    check: Callable[[S], None] = _holds
+    """Assert the invariants of the module, at the end of every run."""
+    afterwards: Callable[[S], Awaitable[None]] | None = None
+    """What must still work at the end of every run, after `state` was taken. Assert it here."""
+    settle_seconds: float = 0.0
+    """How long the module goes on, in virtual time, before the state is taken."""
+    retry_seconds: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Explored:
+    """What `interleave` or `fail_each_call` did."""
+
+    places: int  # awaits, or calls of ports
+    runs: int
+
+
+@dataclass(slots=True)
+class Failures:
+    """The runs that failed."""
+
+    what: str
+    found: list[str] = field(default_factory=list)
+
+    def add(self, where: str, problem: str) -> None:
+        """Note that a run failed."""
+        self.found.append(f"{where}:\n    {problem}")
+
+    def judge(self, where: str, ended: "Ended", expected: Sequence[object]) -> None:
+        """Add a failure unless a run ended in one of the expected states."""
+        if ended.problem:
+            self.add(where, ended.problem)
+        elif ended.state not in expected:
+            states = " or ".join(dict.fromkeys(map(repr, expected)))
+            self.add(where, f"ends as {ended.state!r}\n    expected {states}")
+
+    def report(self, runs: int) -> None:
+        """Raise AssertionError if there are any."""
+        if self.found:
+            shown = "\n".join(self.found[:SHOWN_FAILURES])
+            raise AssertionError(f"{len(self.found)} of {runs} runs with {self.what} failed:\n{shown}")
+
+
+# The loop.
+
+
+class _StepHandle(asyncio.Handle):
+    """A callback that the loop announces."""
+
+    _loop: "SteppingLoop"
+
+    def _run(self) -> None:
+        self._loop.step()
+        super()._run()
+        self._loop.check_hot_loop()
+
+
+class _StepTimer(asyncio.TimerHandle):
+    """A timer whose callback the loop announces."""
+
+    _loop: "SteppingLoop"
+    _scheduled: bool
+
+    def _run(self) -> None:
+        self._loop.step()
+        super()._run()
+        self._loop.check_hot_loop()
+
+
+class SteppingLoop(VirtualLoop):
+    """A virtual loop that calls `before_callback` with the number of each callback, counted since `count_from_here`."""
+
+    _ready: Any
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before_callback: Callable[[int], None] | None = None
+        self.counted = 0
+        self._all = 0
+
+    def count_from_here(self, before_callback: Callable[[int], None]) -> None:
+        """Announce callbacks from now on."""
+        self.counted = 0
+        self.before_callback = before_callback
+
+    def stop_counting(self) -> None:
+        """Announce no more callbacks."""
+        self.before_callback = None
+
+    def step(self) -> None:
+        """Announce a callback."""
+        self._all += 1
+        if self.before_callback is not None:
+            number = self.counted
+            self.counted += 1
+            self.before_callback(number)
+
+    def check_hot_loop(self) -> None:
+        """Raise AssertionError once, so that the tasks can still end."""
+        if self._all == MOST_CALLBACKS:
+            raise AssertionError(f"more than {MOST_CALLBACKS} callbacks: a hot loop")
+
+    def _call_soon(
+        self, callback: Callable[..., object], args: Sequence[Any], context: Context | None
+    ) -> asyncio.Handle:
+        handle = _StepHandle(callback, args, self, context)
+        self._ready.append(handle)
+        return handle
+
+    def call_at(
+        self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        """Set a timer."""
+        timer = _StepTimer(when, callback, args, self, context)
+        heapq.heappush(self._scheduled, timer)
+        timer._scheduled = True
+        return timer
+
+
+# One run.
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a run ended."""
+
+    state: object = None
+    problem: str = ""  # why it counts as failed, whatever the state
+    awaits: int = 0
+    where: str = ""  # what the operation awaited when the first event arrived
+
+
+class Run(Generic[S]):
+    """One run of an operation, with events at some of its awaits."""
+
+    def __init__(self, operation: Operation[S], calls: PortCalls, injected: tuple[type[Exception], ...] = ()) -> None:
+        self.operation = operation
+        self.calls = calls
+        self.injected = injected
+        self.where = ""
+        self.problem = ""
+        self.tasks: list[asyncio.Task[object]] = []
+        self.cancelled = False
+        self.at_once = False
+
+    def in_between(self, schedule: Sequence[tuple[int, Event[S] | None]], *, at_once: bool = False) -> Ended:
+        """Deliver each event just before the callback of its number. None stands for cancelling the operation.
+
+        `at_once`: the port calls of the events do not suspend, so that the events overtake the operation.
+        """
+        self.at_once = at_once
+
+        async def play(stage: S, loop: SteppingLoop) -> int:
+            task = loop.create_task(self._until_done(stage))
+
+            def arrive(number: int) -> None:
+                for at, event in schedule:
+                    if at == number:
+                        self.where = self.where or _where(task)
+                        self._deliver(event, stage, task)
+
+            loop.count_from_here(arrive)
+            await self._outcome(task)
+            loop.stop_counting()
+            counted = loop.counted
+            if self.cancelled:
+                if not task.cancelled():
+                    raise AssertionError("the operation was cancelled and went on as if it had not been")
+                await self._until_done(stage)
+            return counted
+
+        return self._ended(play)
+
+    def in_order(self, steps: Sequence[Event[S] | None]) -> Ended:
+        """Do one thing after the other. None stands for the operation."""
+
+        async def play(stage: S, loop: SteppingLoop) -> int:
+            for step in steps:
+                if step is None:
+                    await self._until_done(stage)
+                else:
+                    self._deliver(step, stage, None)
+                    await self._events_done()
+                await asyncio.sleep(self.operation.settle_seconds)
+            return 0
+
+        return self._ended(play)
+
+    def _deliver(self, event: Event[S] | None, stage: S, task: "asyncio.Task[object] | None") -> None:
+        if event is None:
+            assert task is not None
+            self.cancelled = task.cancel() or self.cancelled
+            return
+        try:
+            result = event(stage)
+        except Exception as error:  # in the loop's hook an exception would end the loop
+            if not is_allowed(error, self.injected):
+                self.problem = self.problem or f"the event raised {_flat(error)}"
+            return
+        if result is not None:
+            context = copy_context()
+            context.run(AT_ONCE.set, self.at_once)
+            work = self._event_until_done(result)
+            self.tasks.append(asyncio.get_running_loop().create_task(work, context=context))
+
+    def _ended(self, play: Callable[[S, SteppingLoop], Awaitable[int]]) -> Ended:
+        loop = SteppingLoop()
+
+        async def scenario() -> Ended:
+            async with self.operation.stage(self.calls) as stage:
+                async with asyncio.timeout(LIMIT_SECONDS):
+                    awaits = await play(stage, loop)
+                    await self._events_done()
+                    await asyncio.sleep(self.operation.settle_seconds)
+                self.operation.check(stage)
+                ended = Ended(self.operation.state(stage), self.problem, awaits, self.where)
+                if self.operation.afterwards is not None:
+                    async with asyncio.timeout(LIMIT_SECONDS):
+                        await self.operation.afterwards(stage)
+                return ended
+
+        try:
+            return simulate(scenario(), loop)[0]
+        except TimeoutError:
+            return Ended(problem=f"not finished after {LIMIT_SECONDS:g} virtual seconds", where=self.where)
+        except (Stuck, AssertionError) as error:
+            return Ended(problem=f"{type(error).__name__}: {error}", where=self.where)
+        except Exception as error:
+            if not is_allowed(error, self.injected):
+                return Ended(problem=f"unexpected {type(error).__name__}: {_flat(error)}", where=self.where)
+            return Ended(problem=f"still failing after {RETRIES} retries: {_flat(error)}", where=self.where)
+
+    async def _until_done(self, stage: S) -> object:
+        """Run the operation, again as long as it fails as it may."""
+        for _ in range(RETRIES):
+            try:
+                return await self.operation.run(stage)
+            except Exception as error:
+                if not is_allowed(error, self.injected):
+                    raise
+                await asyncio.sleep(self.operation.retry_seconds)
+        return await self.operation.run(stage)
+
+    async def _event_until_done(self, event: Awaitable[object]) -> object:
+        try:
+            return await event
+        except Exception as error:
+            if not is_allowed(error, self.injected):
+                raise
+            return None
+
+    async def _outcome(self, task: "asyncio.Task[object]") -> None:
+        await asyncio.wait({task})
+        if not task.cancelled():
+            task.result()
+
+    async def _events_done(self) -> None:
+        for task in self.tasks:
+            await task
+
+
+def _flat(error: BaseException) -> str:
+    if isinstance(error, BaseExceptionGroup):
+        return "; ".join(_flat(each) for each in error.exceptions)
+    return f"{type(error).__name__}: {error}"
+
+
+def _where(task: "asyncio.Task[object]") -> str:
+    """Return the innermost line, outside of asyncio and these tools, that a task awaits."""
+    place = "the start"
+    waiting: Any = task.get_coro()
+    while inspect.iscoroutine(waiting) or inspect.isgenerator(waiting):
+        frame = waiting.cr_frame if inspect.iscoroutine(waiting) else waiting.gi_frame
+        if frame is not None and (inside := _inside(frame.f_code.co_filename)):
+            place = f"{inside}:{frame.f_lineno} in {frame.f_code.co_qualname}"
+        waiting = waiting.cr_await if inspect.iscoroutine(waiting) else waiting.gi_yieldfrom
+    return place
+
+
+def _inside(file: str) -> str:
+    """Return a file's path below `podkeeper/` or `tests/`. Empty for other files, these tools included."""
+    for folder in ("/podkeeper/", "/tests/"):
+        _, found, path = file.rpartition(folder)
+        if found:
+            return "" if path in ("testing/operations.py", "testing/port_calls.py") else path
+    return ""

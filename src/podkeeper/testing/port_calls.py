@@ -1,0 +1,241 @@
+"""Watch the calls that a module makes to its ports: pause in each of them, and let chosen ones fail.
+
+    calls = PortCalls()
+    volumes = calls.watch("volumes", FakeVolumes(clock))     # give this to the module under test
+
+A watched call suspends twice: before its effect and between its effect and its return. So other tasks can run at both
+moments even if the fake itself never awaits. Calls made where `AT_ONCE` is set do not suspend.
+
+`calls.log` lists the calls. `calls.arm(Fault(...))` makes one call, or several in a row, raise: before the effect, or
+after it (the answer is lost, and the effect remains).
+
+`DOCUMENTED` lists the errors that each method of a port may raise. `interleave` and `failures` use all of this.
+"""
+
+import asyncio
+import functools
+import inspect
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, TypeVar, cast
+
+from podkeeper.model.errors import (
+    AgentError,
+    AlreadyExists,
+    ApiUnavailable,
+    CallTimedOut,
+    Conflict,
+    GiveUp,
+    Gone,
+    ImagePullFailed,
+    InBackoff,
+    NetworkNotReady,
+    NotConfigurable,
+    NotFound,
+    RuntimeRefused,
+    RuntimeUnavailable,
+    TryLater,
+)
+
+P = TypeVar("P")
+
+AT_ONCE: ContextVar[bool] = ContextVar("at_once", default=False)
+"""Set in tasks whose port calls answer at once, so that such a task overtakes all others."""
+Errors = tuple[type[Exception], ...]
+
+_RUNTIME: Errors = (RuntimeUnavailable, CallTimedOut, RuntimeRefused)
+_DISK: Errors = (TryLater,)
+_NO_ERRORS: Errors = ()
+
+DOCUMENTED: Mapping[str, Mapping[str, Errors]] = {
+    "runtime": {
+        "run_sandbox": (*_RUNTIME, NotConfigurable, NetworkNotReady),
+        "stop_sandbox": _RUNTIME,
+        "remove_sandbox": _RUNTIME,
+        "create_container": (*_RUNTIME, NotConfigurable),
+        "start_container": _RUNTIME,
+        "stop_container": _RUNTIME,
+        "remove_container": _RUNTIME,
+        "image": _RUNTIME,
+        "pull_image": (*_RUNTIME, ImagePullFailed),
+        "list_images": _RUNTIME,
+        "remove_image": _RUNTIME,
+        "image_usage": _RUNTIME,
+        "list_pods": _RUNTIME,
+        "pod_record": _RUNTIME,
+        "events": (RuntimeUnavailable,),
+        "exec_sync": _RUNTIME,
+        "reopen_log": _RUNTIME,
+        "health": (RuntimeUnavailable, CallTimedOut),
+        "pod_stats": _RUNTIME,
+    },
+    "api": {
+        "get": (NotFound, ApiUnavailable),
+        "list": (ApiUnavailable,),
+        "watch": (Gone, ApiUnavailable),
+        "create": (AlreadyExists, ApiUnavailable),
+        "patch": (NotFound, Conflict, ApiUnavailable),
+        "patch_status": (NotFound, Conflict, ApiUnavailable),
+        "delete": (NotFound, Conflict, ApiUnavailable),
+    },
+    "volumes": {
+        "mount": (TryLater, GiveUp),
+        "unmount": _DISK,
+        "directories": _DISK,
+        "remove_directory": _DISK,
+    },
+    "cgroups": {"ensure": _DISK, "remove": _DISK, "throttle": _DISK, "list_pods": _DISK},
+    "journal": {"sync": _DISK},
+    "prober": {"http": _NO_ERRORS, "tcp": _NO_ERRORS, "grpc": _NO_ERRORS},  # its answers say how a request ended
+    "source": {"run": _NO_ERRORS},  # a source retries by itself
+}
+"""The errors that the port contracts allow, by port and method. `tests/testing` checks that no method is missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class PortCall:
+    """One call: the port, the method, and how many calls of that method came before it."""
+
+    port: str
+    method: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.port}.{self.method} (call {self.number + 1})"
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A call that fails, and the `times - 1` calls of the same method after it."""
+
+    call: PortCall
+    error: type[Exception]
+    after_effect: bool = False
+    times: int = 1
+
+    def hits(self, call: PortCall) -> bool:
+        """Return whether this call fails."""
+        first = self.call
+        return (call.port, call.method) == (first.port, first.method) and 0 <= call.number - first.number < self.times
+
+    def __str__(self) -> str:
+        when = "after its effect" if self.after_effect else "without effect"
+        often = f", {self.times} times" if self.times > 1 else ""
+        return f"{self.call} raises {self.error.__name__} {when}{often}"
+
+
+class Unexpected(Exception):
+    """An error that no contract allows: a bug in the adapter or the kernel."""
+
+
+@dataclass(frozen=True, slots=True)
+class Happened:
+    """When a call began, and whether it was made to fail."""
+
+    call: PortCall
+    at: float
+    failed: bool
+
+
+class PortCalls:
+    """The calls of one module to all of its watched ports."""
+
+    def __init__(self) -> None:
+        self.log: list[Happened] = []
+        self.errors: dict[tuple[str, str], Errors] = {}
+        self._faults: list[Fault] = []
+        self._made: Counter[tuple[str, str]] = Counter()
+
+    def watch(self, name: str, port: P, errors: Mapping[str, Errors] | None = None) -> P:
+        """Return a stand-in for the port. `errors` is needed for neighbours that are not in `DOCUMENTED`."""
+        allowed = DOCUMENTED[name] if errors is None else errors
+        self.errors.update({(name, method): raised for method, raised in allowed.items()})
+        return cast(P, _Watched(self, name, port, frozenset(allowed)))
+
+    def arm(self, fault: Fault) -> None:
+        """Let calls fail from now on."""
+        self._faults.append(fault)
+
+    def next_call(self, port: str, method: str) -> PortCall:
+        """Return the name of the next call of a method."""
+        return PortCall(port, method, self._made[port, method])
+
+    def begin(self, port: str, method: str) -> Fault | None:
+        """Note a call. Return the fault that hits it."""
+        call = self.next_call(port, method)
+        self._made[port, method] += 1
+        fault = next((fault for fault in self._faults if fault.hits(call)), None)
+        self.log.append(Happened(call, asyncio.get_running_loop().time(), fault is not None))
+        return fault
+
+
+class _Watched:
+    """The stand-in: watched methods go through `PortCalls`, everything else goes straight to the port."""
+
+    def __init__(self, calls: PortCalls, name: str, port: object, methods: frozenset[str]) -> None:
+        self._calls = calls
+        self._name = name
+        self._port = port
+        self._methods = methods
+
+    def __getattr__(self, attribute: str) -> Any:
+        found = getattr(self._port, attribute)
+        if attribute not in self._methods:
+            return found
+        if inspect.iscoroutinefunction(found):
+            return functools.partial(self._call, attribute, found)
+        return functools.partial(self._stream, attribute, found)
+
+    async def _call(self, method: str, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        fault = self._calls.begin(self._name, method)
+        await _turn()
+        if fault is not None and not fault.after_effect:
+            raise _made(fault)
+        result = await call(*args, **kwargs)
+        await _turn()
+        if fault is not None:
+            raise _made(fault)
+        return result
+
+    async def _stream(
+        self, method: str, call: Callable[..., AsyncIterator[Any]], *args: Any, **kwargs: Any
+    ) -> AsyncIterator[Any]:
+        """Iterate over a stream. A fault breaks it at once, or, with `after_effect`, after its first item."""
+        fault = self._calls.begin(self._name, method)
+        await _turn()
+        if fault is not None and not fault.after_effect:
+            raise _made(fault)
+        async for item in call(*args, **kwargs):
+            await _turn()
+            yield item
+            if fault is not None:
+                raise _made(fault)
+
+
+async def _turn() -> None:
+    if not AT_ONCE.get():
+        await asyncio.sleep(0)
+
+
+_BACKOFF_ENDS = datetime(2026, 1, 1, 0, 0, 10, tzinfo=UTC)
+
+
+def _made(fault: Fault) -> Exception:
+    message = f"cannot {fault.call.method}: a fault was injected"
+    match fault.error:
+        case kind if issubclass(kind, GiveUp):
+            return kind(message, "Injected")
+        case kind if issubclass(kind, InBackoff):
+            return kind(message, _BACKOFF_ENDS)
+        case kind:
+            return kind(message)
+
+
+def is_allowed(error: BaseException, injected: Sequence[type[Exception]] = ()) -> bool:
+    """Return whether an operation may end with this error: one of ours, the injected one, or a group of such."""
+    if isinstance(error, BaseExceptionGroup):
+        return all(is_allowed(each, injected) for each in error.exceptions)
+    return isinstance(error, (AgentError, *injected))
