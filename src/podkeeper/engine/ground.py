@@ -4,9 +4,9 @@ In: `prepare` before a pod's containers start, `unmount` and `remove_cgroup` onc
 containers belong and where their volumes lie; errors, and the events that tell of them.
 
 A call, once begun, is completed even if the pass that wanted it is cancelled: ports promise what a whole call does,
-not what half of one does. For each pod one call is made at a time, the next one after it: a call that hangs is in
-the way of its own pod only, and not even of the stopping of its containers. What was made ready for a version of a
-pod is not asked for again. The Go ancestors are the parts of `SyncPod` and `SyncTerminatedPod`
+not what half of one does. The calls of one pod are made one at a time and in the order in which they were asked for: a
+call that hangs is in the way of its own pod only, and not even of the stopping of its containers. What was made ready
+for a version of a pod is not asked for again. The Go ancestors are the parts of `SyncPod` and `SyncTerminatedPod`
 (pkg/kubelet/kubelet.go) that call the volume manager and the pod container manager.
 """
 
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from podkeeper.model.errors import AgentError
+from podkeeper.model.errors import AgentError, TryLater
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.messages import EventType, PodEvent, PodUID
 from podkeeper.model.runtime import PodRecord
@@ -67,19 +67,24 @@ class Ground:
         """Make all ready that a pod stands on, unless that was done for this version of it."""
         uid = _uid(pod)
         prepared = self._prepared.get(uid)
-        if prepared is None or not _stands_on_the_same(prepared.pod, pod):
-            prepared = self._prepared[uid] = await self._complete(uid, lambda: self._prepare(pod))
+        # While another call waits for its turn, it may be about to take away what was prepared.
+        if prepared is None or uid in self._under_way or not _stands_on_the_same(prepared.pod, pod):
+            prepared = await self._complete(uid, lambda: self._prepare(pod))
         prepared.pod = pod
         return prepared
 
     async def unmount(self, uid: PodUID) -> None:
         """Take down a pod's volumes."""
-        self._prepared.pop(uid, None)
-        await self._complete(uid, lambda: self._volumes.unmount(uid))
+        await self._complete(uid, lambda: self._take_away(uid, self._volumes.unmount))
 
     async def remove_cgroup(self, uid: PodUID) -> None:
         """Remove a pod's cgroup."""
-        await self._complete(uid, lambda: self._cgroups.remove(uid))
+        await self._complete(uid, lambda: self._take_away(uid, self._cgroups.remove))
+
+    async def _take_away(self, uid: PodUID, remove: Callable[[PodUID], Coroutine[Any, Any, None]]) -> None:
+        # Before the call, not after it: if it fails, it may still have had an effect.
+        self._prepared.pop(uid, None)
+        await remove(uid)
 
     async def _prepare(self, pod: Pod) -> Prepared:
         try:
@@ -92,22 +97,42 @@ class Ground:
         except AgentError as error:
             self._warn(FAILED_MOUNT, str(error), pod)
             raise
-        return Prepared(pod, cgroup_parent, host_paths)
+        # Here, not in `prepare`: the caller may be gone by now, or come back only after the next call has begun.
+        prepared = self._prepared[_uid(pod)] = Prepared(pod, cgroup_parent, host_paths)
+        return prepared
 
     def _warn(self, reason: str, message: str, pod: Pod) -> None:
         self._record(PodEvent(EventType.WARNING, reason, message, _uid(pod)), pod)
 
     async def _complete(self, uid: PodUID, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Make a call after the one under way for the same pod; once begun it is completed."""
-        while (earlier := self._under_way.get(uid)) is not None and not earlier.done():
-            await asyncio.wait({earlier})
-        made = self._under_way[uid] = self._spawn(call())
+        """Make a call after those asked for before it for the same pod; once begun it is completed."""
+        turn = _Turn()
+        made = self._under_way[uid] = self._spawn(_in_turn(self._under_way.get(uid), turn, call))
         made.add_done_callback(partial(self._ended, uid))
-        return await asyncio.shield(made)
+        try:
+            return await asyncio.shield(made)
+        except asyncio.CancelledError:
+            turn.abandoned = True
+            raise
 
     def _ended(self, uid: PodUID, call: asyncio.Future[Any]) -> None:
         if self._under_way.get(uid) is call:
             del self._under_way[uid]
+
+
+@dataclass(slots=True)
+class _Turn:
+    """A call's place in the line of its pod."""
+
+    abandoned: bool = False  # nobody waits for it any more: if it has not begun, it never does
+
+
+async def _in_turn(earlier: asyncio.Future[Any] | None, turn: _Turn, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    if earlier is not None:
+        await asyncio.wait({earlier})
+    if turn.abandoned:
+        raise TryLater("cannot begin a call that nobody waits for")
+    return await call()
 
 
 def _stands_on_the_same(one: Pod, other: Pod) -> bool:
