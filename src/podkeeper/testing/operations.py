@@ -18,6 +18,7 @@ from podkeeper.testing.port_calls import AT_ONCE, PortCalls, is_allowed
 from podkeeper.testing.virtual_time import Stuck, VirtualLoop, simulate
 
 S = TypeVar("S")
+T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 LIMIT_SECONDS = 3600.0
@@ -51,7 +52,7 @@ class Operation(Generic[S]):
     check: Callable[[S], None] = _holds
     """Assert the invariants of the module, at the end of every run."""
     afterwards: Callable[[S], Awaitable[None]] | None = None
-    """What must still work at the end of every run, after `state` was taken. Assert it here."""
+    """What must still work at the end of every run, after `state` was taken. Assert it here. No call fails any more."""
     settle_seconds: float = 0.0
     """How long the module goes on, in virtual time, before the state is taken."""
     retry_seconds: float = 1.0
@@ -150,6 +151,21 @@ class SteppingLoop(VirtualLoop):
         if self._all == MOST_CALLBACKS:
             raise AssertionError(f"more than {MOST_CALLBACKS} callbacks: a hot loop")
 
+    def run_in_executor(self, executor: object, func: Callable[[*Ts], T], *args: *Ts) -> "asyncio.Future[T]":
+        """Run a function in the loop, as a callback of its own: like a thread, but at a moment that is known."""
+        future: asyncio.Future[T] = self.create_future()
+
+        def work() -> None:
+            try:
+                result = func(*args)
+            except Exception as error:
+                self.call_soon(_settle, future, None, error)
+            else:
+                self.call_soon(_settle, future, result, None)
+
+        self.call_soon(work)
+        return future
+
     def _call_soon(
         self, callback: Callable[..., object], args: Sequence[Any], context: Context | None
     ) -> asyncio.Handle:
@@ -165,6 +181,15 @@ class SteppingLoop(VirtualLoop):
         heapq.heappush(self._scheduled, timer)
         timer._scheduled = True
         return timer
+
+
+def _settle(future: "asyncio.Future[Any]", result: object, error: Exception | None) -> None:
+    if future.done():  # cancelled
+        return
+    if error is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(result)
 
 
 # One run.
@@ -262,6 +287,7 @@ class Run(Generic[S]):
                     awaits = await play(stage, loop)
                     await self._events_done()
                     await asyncio.sleep(self.operation.settle_seconds)
+                self.calls.stop()
                 self.operation.check(stage)
                 ended = Ended(self.operation.state(stage), self.problem, awaits, self.where)
                 if self.operation.afterwards is not None:
