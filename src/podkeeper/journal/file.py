@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from podkeeper.journal.disk import JournalFile, advice, make_ready
 from podkeeper.journal.errors import JournalUnusable
@@ -45,7 +46,14 @@ class _Round:
 class FileJournal:
     """A journal in one file. Only one process at a time has it open."""
 
-    def __init__(self, file: JournalFile, lock: JournalLock, notes: dict[str, bytes], spare_bytes: int) -> None:
+    def __init__(
+        self,
+        file: JournalFile,
+        lock: JournalLock,
+        notes: dict[str, bytes],
+        spare_bytes: int,
+        thread: "WriterThread | None" = None,
+    ) -> None:
         """Use `open`."""
         self._file = file
         self._lock = lock
@@ -56,12 +64,12 @@ class FileJournal:
         self._writes = 0
         self._durable = 0  # of the writes, so many are safe
         self._round: _Round | None = None
-        self._thread = _Thread()
+        self._thread = thread or _Thread()
         self._closed = False
         self.rounds = 0  # how many times the disk was written and synced
 
     @classmethod
-    def open(cls, path: Path, *, spare_bytes: int = SPARE_BYTES) -> "FileJournal":
+    def open(cls, path: Path, *, spare_bytes: int = SPARE_BYTES, thread: "WriterThread | None" = None) -> "FileJournal":
         """Open a journal, or begin one. Blocks while it reads the file. Raises JournalUnusable, JournalInUse."""
         try:
             make_ready(path)
@@ -70,7 +78,7 @@ class FileJournal:
             raise JournalUnusable(f"cannot open the journal {path}: {advice(error, path)}") from error
         try:
             file = JournalFile(path)
-            return cls(file, lock, _recovered(file), spare_bytes)
+            return cls(file, lock, _recovered(file), spare_bytes, thread)
         except OSError as error:
             lock.release()
             raise JournalUnusable(f"cannot read the journal {path}: {advice(error, path)}") from error
@@ -216,6 +224,16 @@ def _read(file: JournalFile) -> Reading:
             f"cannot open the journal {file.path}: it is of version {error}, and this program knows version 1 only; "
             "run the program that wrote it, or move the file away to begin a new one"
         ) from error
+
+
+class WriterThread(Protocol):
+    """What does the writing. Tests replace it, to write in the event loop at a moment of their choice."""
+
+    def do(self, work: Callable[[], None]) -> None:
+        """Have something done. RuntimeError: no thread can be started."""
+
+    def end(self) -> None:
+        """Let the thread end when it has done everything."""
 
 
 class _Thread:

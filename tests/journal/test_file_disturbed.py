@@ -1,0 +1,171 @@
+"""The journal in a file, with an event at every await and a failure at every write of the disk."""
+
+import asyncio
+import errno
+import tempfile
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from podkeeper.journal.disk import JournalFile
+from podkeeper.journal.file import FileJournal
+from podkeeper.journal.lock import JournalLock
+from podkeeper.journal.records import read
+from podkeeper.model.errors import TryLater
+from podkeeper.testing.interleave import interleave
+from podkeeper.testing.operations import Event, Operation
+from podkeeper.testing.port_calls import PortCalls
+
+MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
+
+
+class LoopThread:
+    """Writes in the event loop, in a callback of its own."""
+
+    def do(self, work: Callable[[], None]) -> None:
+        asyncio.get_running_loop().call_soon(work)
+
+    def end(self) -> None:
+        pass
+
+
+class Disk(JournalFile):
+    """A file whose writes fail as ordered: the first `before` of them work, the next `failures` do not.
+
+    A failing write leaves half of its bytes, or all of them without the disk's word that they are safe.
+    """
+
+    before = 0
+    failures = 0
+    whole = False
+
+    def append(self, records: bytes) -> bool:
+        if self._fails():
+            with open(self.path, "r+b") as file:
+                file.seek(self.size)
+                file.write(records if self.whole else records[: len(records) // 2])
+            raise OSError(errno.ENOSPC, "no space left on device")
+        return super().append(records)
+
+    def rewrite(self, notes: Mapping[str, bytes]) -> None:
+        if self._fails():
+            if self.whole:
+                size, identity = self.size, self._identity
+                super().rewrite(notes)
+                self.size, self._identity = size, identity
+            raise OSError(errno.EIO, "input/output error")
+        super().rewrite(notes)
+
+    def _fails(self) -> bool:
+        self.before -= 1
+        return -self.failures <= self.before < 0
+
+
+@dataclass
+class Stage:
+    journal: FileJournal
+    disk: Disk
+
+    written: list[tuple[str, bytes | None]] = field(default_factory=lambda: [("old", b"0")])
+
+    async def write(self, key: str, value: bytes | None) -> None:
+        self.note(key, value)
+        mark = len(self.written)
+        await self.journal.sync()
+        found = self.on_disk().get(key)
+        newest = [value for other, value in self.written[mark - 1 :] if other == key]
+        assert found in newest, f"{key} is {found!r} on disk after a sync, expected one of {newest}"
+
+    def on_disk(self) -> Mapping[str, bytes]:
+        return read(self.disk.path.read_bytes()).notes
+
+    def note(self, key: str, value: bytes | None) -> None:
+        self.written.append((key, value))
+        if value is None:
+            self.journal.drop(key)
+        else:
+            self.journal.put(key, value)
+
+
+def writing(*, spare_bytes: int = 1 << 20, before: int = 0, failures: int = 0, whole: bool = False) -> Operation[Stage]:
+    @asynccontextmanager
+    async def stage(_: PortCalls) -> AsyncIterator[Stage]:
+        with tempfile.TemporaryDirectory(prefix="journal-", dir=MEMORY) as name:
+            disk = Disk(Path(name, "journal"))
+            disk.rewrite({"old": b"0"})
+            disk.before, disk.failures, disk.whole = before, failures, whole
+            lock = JournalLock.take(Path(name, "lock"))
+            yield Stage(FileJournal(disk, lock, {"old": b"0"}, spare_bytes, LoopThread()), disk)
+            lock.release()
+
+    return Operation(
+        stage=stage,
+        run=lambda stage: stage.write("a", b"1"),
+        state=lambda stage: stage.journal.load(),
+        afterwards=everything_becomes_durable,
+    )
+
+
+async def everything_becomes_durable(stage: Stage) -> None:
+    stage.disk.failures = 0
+    await stage.write("last", b"word")
+    assert stage.on_disk() == stage.journal.load()  # what a restart finds
+    assert stage.disk.size == stage.disk.path.stat().st_size  # no byte of a failed write is left
+
+
+EVENTS: dict[str, Event[Stage]] = {
+    "the key is written": lambda stage: stage.note("a", b"newer"),
+    "the key is dropped": lambda stage: stage.note("a", None),
+    "an old key is dropped": lambda stage: stage.note("old", None),
+    "another key is written and synced": lambda stage: stage.write("b", b"2"),
+    "the key is written and synced": lambda stage: stage.write("a", b"3"),
+}
+# Appending; rewriting with every sync.
+SPARE_BYTES = (1 << 20, -(1 << 20))
+
+
+@pytest.mark.parametrize("spare_bytes", SPARE_BYTES)
+def test_every_event_at_every_await(spare_bytes: int) -> None:
+    interleave(writing(spare_bytes=spare_bytes), EVENTS, depth=2 if spare_bytes > 0 else 1)
+
+
+def test_a_sync_that_came_during_a_failing_round_waits_for_its_own() -> None:
+    failed: list[str] = []
+
+    async def sync(stage: Stage, key: str) -> None:
+        stage.note(key, b"1")
+        try:
+            await stage.journal.sync()
+        except TryLater:
+            failed.append(key)
+
+    async def two_rounds(stage: Stage) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(sync(stage, "first"))
+            await asyncio.sleep(0)  # its round begins
+            group.create_task(sync(stage, "second"))
+
+    interleave(replace(writing(failures=1), run=two_rounds), {}, cancel=False)
+    assert failed == ["first"]
+
+
+@pytest.mark.parametrize("spare_bytes", SPARE_BYTES)
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("failures", [1, 2])
+def test_every_event_at_every_await_of_a_write_that_fails(spare_bytes: int, whole: bool, failures: int) -> None:
+    """The failed records must reach the disk with the next sync, before everything that was written since."""
+    interleave(writing(spare_bytes=spare_bytes, failures=failures, whole=whole), EVENTS)
+
+
+@pytest.mark.parametrize("spare_bytes", SPARE_BYTES)
+@pytest.mark.parametrize("before", range(4))
+def test_any_one_of_several_writes_fails(spare_bytes: int, before: int) -> None:
+    async def several(stage: Stage) -> None:
+        for key, value in (("a", b"1"), ("a", None), ("a", b"2"), ("b", b"3")):
+            await stage.write(key, value)
+
+    operation = replace(writing(spare_bytes=spare_bytes, before=before, failures=1), run=several)
+    interleave(operation, {"the key is dropped": EVENTS["the key is dropped"]}, cancel=False)
