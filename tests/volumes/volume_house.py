@@ -96,9 +96,9 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become
 
 
 @contextmanager
-def house() -> Iterator[Path]:
+def house(within: str | None = None) -> Iterator[Path]:
     """A directory for volumes; whatever is mounted below it in the end is unmounted."""
-    with tempfile.TemporaryDirectory(prefix="volumes-") as name:
+    with tempfile.TemporaryDirectory(prefix="volumes-", dir=within) as name:
         try:
             yield Path(name)
         finally:

@@ -39,7 +39,7 @@ from podkeeper.volumes.place import PODS, VOLUMES, PodPlaces, checked
 from podkeeper.volumes.projected import Tokens
 from podkeeper.volumes.remembered_reads import RememberedReads
 from podkeeper.volumes.subpath_mounts import SUB_PATHS, bind_subpath
-from podkeeper.volumes.threads import PATIENCE_SECONDS, Threads
+from podkeeper.volumes.threads import PATIENCE_SECONDS, Start, Threads, start_daemon
 from podkeeper.volumes.tree import make_directory, open_directory, opened, remove_tree
 from podkeeper.volumes.usage import PERIOD_SECONDS, Limited, OverUse, measured
 
@@ -79,6 +79,7 @@ class HostVolumes:
         refresh_seconds: float = REFRESH_SECONDS,
         measure_seconds: float = PERIOD_SECONDS,
         patience_seconds: float = PATIENCE_SECONDS,
+        start_thread: Start = start_daemon,
     ) -> None:
         """Volumes lie below `root`. `shared` are the directories in memory for when we may not mount.
 
@@ -95,7 +96,7 @@ class HostVolumes:
         self._measure_seconds = measure_seconds
         self._memory = Memory(self._root, tuple(shared_memory(os.environ) if shared is None else shared))
         self._patience_seconds = patience_seconds
-        self._threads = Threads(patience_seconds)
+        self._threads = Threads(patience_seconds, start_thread)
         self._ready: dict[PodUID, _Ready] = {}
         self._kept: set[str] = set()  # volumes that keep our group though they should not
         self._changed = asyncio.Event()

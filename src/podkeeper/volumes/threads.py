@@ -21,6 +21,15 @@ SLOW_SECONDS = 1.0
 AT_ONCE = 4
 
 
+Start = Callable[[Callable[[], None], str], None]
+"""Runs a function in a thread of the given name. Raises RuntimeError if no thread can be started."""
+
+
+def start_daemon(body: Callable[[], None], name: str) -> None:
+    """Start a thread that does not keep the process alive."""
+    threading.Thread(target=body, name=name, daemon=True).start()
+
+
 class _Call:
     """A call that is waiting for its thread, or has one."""
 
@@ -33,8 +42,9 @@ class _Call:
 class Threads:
     """Runs blocking work, one at a time for each key."""
 
-    def __init__(self, patience_seconds: float = PATIENCE_SECONDS) -> None:
+    def __init__(self, patience_seconds: float = PATIENCE_SECONDS, start: Start = start_daemon) -> None:
         self._patience_seconds = patience_seconds
+        self._start = start
         self._calls: dict[str, _Call] = {}
         self._slots = asyncio.Semaphore(AT_ONCE)
 
@@ -87,7 +97,7 @@ class Threads:
                 loop.call_soon_threadsafe(ended, result, error)
 
         try:
-            threading.Thread(target=body, name=f"volumes: {call.what}", daemon=True).start()
+            self._start(body, f"volumes: {call.what}")
         except RuntimeError as error:
             ended(None, TryLater(f"cannot {call.what}: {error}"))
 
