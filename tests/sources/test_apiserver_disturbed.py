@@ -97,6 +97,9 @@ async def live(stage: Stage) -> None:
 
 def all_is_told(stage: Stage) -> None:
     assert stage.told() == stage.true()
+    # A restart without the API starts the noted pods, so the notes must be as true.
+    uids = {pod.metadata.uid for pod in stage.api.objects(Pod)}
+    assert {key.removeprefix("pod/") for key in stage.journal.load() if key.startswith("pod/")} == uids
 
 
 async def news_still_arrives(stage: Stage) -> None:
