@@ -25,9 +25,10 @@ import grpc.aio
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
+from podkeeper.model.errors import RuntimeRefused
 from podkeeper.runtimes.cri.schema import containerd_events, cri
 from podkeeper.runtimes.cri.schema.loading import file_of
-from podkeeper.runtimes.cri.transport import Answer, GrpcTransport
+from podkeeper.runtimes.cri.transport import Answer, GrpcTransport, NotThere, Unimplemented
 
 CODES = grpc.StatusCode
 SOON_SECONDS = 0.4
@@ -87,6 +88,7 @@ class FakeCri(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc brings no t
         self.stats: list[cri.ContainerStats] = []
         self.conditions = {"RuntimeReady": True, "NetworkReady": True}
         self.path = ""
+        self.now_ns: Callable[[], int] = time.time_ns
         self._server: Any = None
         self._faults: dict[str, deque[Fault]] = {}
         self._numbers = count(1)
@@ -110,6 +112,11 @@ class FakeCri(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc brings no t
         async with asyncio.timeout(10):
             while not self._streams:
                 await asyncio.sleep(0.005)
+        for stream in self._streams:
+            stream.put_nowait(news)
+
+    def tell_now(self, news: Message) -> None:
+        """Send news to everybody who listens now."""
         for stream in self._streams:
             stream.put_nowait(news)
 
@@ -237,7 +244,7 @@ class FakeCri(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc brings no t
         self.sandboxes[sandbox_id] = cri.PodSandboxStatus(
             id=sandbox_id,
             metadata=meta,
-            created_at=time.time_ns(),
+            created_at=self.now_ns(),
             labels=asked.config.labels,
             annotations=asked.config.annotations,
             network=cri.PodSandboxNetworkStatus(ip="192.0.2.9"),
@@ -288,7 +295,7 @@ class FakeCri(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc brings no t
         self.containers[container_id] = cri.ContainerStatus(
             id=container_id,
             metadata=meta,
-            created_at=time.time_ns(),
+            created_at=self.now_ns(),
             image=asked.config.image,
             labels=asked.config.labels,
             annotations=asked.config.annotations,
@@ -300,7 +307,7 @@ class FakeCri(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc brings no t
         status = self._container(asked.container_id)
         if status.state != cri.CONTAINER_CREATED:
             raise _No(CODES.UNKNOWN, "failed to set starting state: container is in CONTAINER_RUNNING state")
-        status.state, status.started_at = cri.CONTAINER_RUNNING, time.time_ns()
+        status.state, status.started_at = cri.CONTAINER_RUNNING, self.now_ns()
 
     def _StopContainer(self, asked: Any) -> None:
         status = self._container(asked.container_id)
@@ -353,7 +360,7 @@ class FakeCri(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc brings no t
     def exit(self, container_id: str, code: int) -> None:
         """A container ends."""
         status = self.containers[container_id]
-        status.state, status.exit_code, status.finished_at = cri.CONTAINER_EXITED, code, time.time_ns()
+        status.state, status.exit_code, status.finished_at = cri.CONTAINER_EXITED, code, self.now_ns()
         status.reason = "Error" if code else "Completed"
 
     def _container(self, container_id: str) -> cri.ContainerStatus:
@@ -381,6 +388,36 @@ class HastyTransport(GrpcTransport):
     async def unary(self, method: str, request: Message, answer: type[Answer], seconds: float) -> Answer:
         armed = self._fake.is_armed(method.rpartition("/")[2])
         return await super().unary(method, request, answer, SOON_SECONDS if armed else seconds)
+
+
+class LoopTransport:
+    """Calls a fake server in this process without gRPC, so that in virtual time every call ends at a known moment."""
+
+    def __init__(self, fake: FakeCri) -> None:
+        self._fake = fake
+
+    async def unary(self, method: str, request: Message, answer: type[Answer], seconds: float) -> Answer:
+        service, _, name = method.lstrip("/").partition("/")
+        if service in self._fake.unknown_services or name in self._fake.unknown_calls:
+            raise Unimplemented(f"unknown method {name}")
+        self._fake.calls.append((name, request))
+        try:
+            answered = getattr(self._fake, f"_{name}")(request) or answer()
+        except _No as no:
+            if no.code is CODES.NOT_FOUND:
+                raise NotThere(str(no)) from None
+            raise RuntimeRefused(f"rpc error: code = Unknown desc = {no}") from None
+        return answer.FromString(answered.SerializeToString())
+
+    async def stream(self, method: str, request: Message, answer: type[Answer]) -> AsyncIterator[Answer]:
+        service, _, name = method.lstrip("/").partition("/")
+        if service in self._fake.unknown_services or name in self._fake.unknown_calls:
+            raise Unimplemented(f"unknown method {name}")
+        async for news in self._fake._stream(request, None):
+            yield answer.FromString(news.SerializeToString())
+
+    async def close(self) -> None:
+        pass
 
 
 @asynccontextmanager

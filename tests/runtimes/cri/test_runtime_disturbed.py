@@ -1,0 +1,197 @@
+"""The CRI runtime on a fake server, with an event at every await and a failure at every call.
+
+A listener does what PLEG does: it inspects the pod after each event, after each call of its own, and when the stream of
+events breaks. Its last inspection must show what the server has.
+"""
+
+import asyncio
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from podkeeper.model.errors import CallTimedOut, RuntimeRefused, RuntimeUnavailable, TryLater
+from podkeeper.model.runtime import ContainerState, PodRecord
+from podkeeper.runtimes.cri.runtime import CriRuntime
+from podkeeper.runtimes.cri.schema import containerd_events, cri
+from podkeeper.testing.failures import fail_each_call
+from podkeeper.testing.interleave import interleave
+from podkeeper.testing.operations import Event, Operation
+from podkeeper.testing.port_calls import PortCalls, Unexpected
+from podkeeper.testing.virtual_time import BEGINNING, VirtualClock
+from tests.runtimes.cri.fake_server import FakeCri, LoopTransport, told
+from tests.runtimes.cri.scenes import Scene, facts
+
+ERRORS = {"unary": (RuntimeUnavailable, CallTimedOut, RuntimeRefused)}
+LATE_SECONDS = 0.03  # containerd sends the event of an exit before its CRI side shows it
+STATES = {
+    cri.CONTAINER_CREATED: ContainerState.CREATED,
+    cri.CONTAINER_RUNNING: ContainerState.RUNNING,
+    cri.CONTAINER_EXITED: ContainerState.EXITED,
+}
+
+
+@dataclass
+class Stage:
+    fake: FakeCri
+    runtime: CriRuntime
+    scene: Scene
+    seen: PodRecord | None = None
+    seen_at: float = 0.0
+    box: str = ""
+    container: str = ""
+
+    # What the engine does.
+
+    async def listen(self) -> None:
+        while True:
+            with suppress(TryLater, Unexpected):
+                async for _ in self.runtime.events():
+                    await self.inspect()
+            await asyncio.sleep(0.5)
+            with suppress(TryLater, Unexpected):
+                await self.inspect()  # after a gap in the events everything is listed again
+
+    async def inspect(self) -> None:
+        began = asyncio.get_running_loop().time()
+        record = await self.runtime.pod_record(self.scene.uid)
+        if began >= self.seen_at:  # as the pod cache: an older inspection does not replace a newer one
+            self.seen_at, self.seen = began, record
+
+    async def run_pod(self) -> None:
+        self.box = await self.scene.sandbox()
+        self.container = await self.scene.create(self.box)
+        await self.runtime.start_container(self.container)
+        await self.inspect()
+
+    async def stop_pod(self) -> None:
+        await self.runtime.stop_container(self.container, 1)
+        await self.runtime.stop_sandbox(self.box)
+        await self.inspect()
+
+    async def remove_pod(self) -> None:
+        await self.runtime.remove_container(self.container)
+        await self.runtime.stop_sandbox(self.box)
+        await self.runtime.remove_sandbox(self.box)
+        await self.inspect()
+
+    async def restart_container(self) -> None:
+        await self.runtime.stop_container(self.container, 1)
+        self.container = await self.scene.create(self.box, attempt=1)
+        await self.runtime.start_container(self.container)
+        await self.inspect()
+
+    # What happens meanwhile.
+
+    def running(self) -> list[str]:
+        return [each.id for each in self.fake.containers.values() if each.state == cri.CONTAINER_RUNNING]
+
+    def exit_by_itself(self) -> None:
+        for container_id in self.running():
+            news = containerd_events.TaskExit(container_id=container_id, id=container_id)
+            self.fake.tell_now(told("/tasks/exit", news))
+            asyncio.get_running_loop().call_later(LATE_SECONDS, self._exit, container_id)
+
+    def _exit(self, container_id: str) -> None:
+        if container_id in self.running():
+            self.fake.exit(container_id, 3)
+
+    def end_command(self) -> None:
+        for container_id in self.running():
+            news = containerd_events.TaskExit(container_id=container_id, id="a-command")
+            self.fake.tell_now(told("/tasks/exit", news))
+
+    # What came of it.
+
+    def there(self) -> tuple[list[int], list[tuple[int, ContainerState]]]:
+        """Return what the server has. Exit codes are left out: a stop may come before or after an exit."""
+        boxes = [int(box.state) for box in self.fake.sandboxes.values()]
+        return boxes, sorted((each.metadata.attempt, STATES[each.state]) for each in self.fake.containers.values())
+
+    def all_is_seen(self) -> None:
+        seen = self.seen
+        assert seen is not None
+        there = {each.id: (STATES[each.state], each.exit_code) for each in self.fake.containers.values()}
+        assert {each.id: (each.state, each.exit_code or 0) for each in seen.containers} == there
+        ready = {box.id: box.state == cri.SANDBOX_READY for box in self.fake.sandboxes.values()}
+        assert {box.id: box.ready for box in seen.sandboxes} == ready
+        assert len(self.running()) <= 1
+
+
+@asynccontextmanager
+async def empty(calls: PortCalls) -> AsyncIterator[Stage]:
+    clock = VirtualClock()
+    fake = FakeCri()
+    fake.name = "containerd"
+    fake.unknown_services.clear()
+    fake.now_ns = lambda: int((BEGINNING + timedelta(seconds=clock.monotonic())).timestamp() * 1e9)
+    with tempfile.TemporaryDirectory(prefix="podkeeper-pods-") as directory:
+        transport = calls.watch("transport", LoopTransport(fake), ERRORS)
+        async with CriRuntime(transport, facts(directory), clock=clock) as runtime, asyncio.TaskGroup() as group:
+            stage = Stage(fake, runtime, Scene(runtime))
+            listening = group.create_task(stage.listen())
+            await asyncio.sleep(0.1)
+            calls.log.clear()
+            yield stage
+            listening.cancel()
+
+
+@asynccontextmanager
+async def with_pod(calls: PortCalls) -> AsyncIterator[Stage]:
+    async with empty(calls) as stage:
+        await stage.run_pod()
+        await asyncio.sleep(10)
+        calls.log.clear()
+        yield stage
+
+
+async def the_pod_can_be_replaced(stage: Stage) -> None:
+    """Whatever is left of the pod can be removed, and it runs again."""
+    for box in list(stage.fake.sandboxes):
+        await stage.runtime.stop_sandbox(box)
+        await stage.runtime.remove_sandbox(box)
+    await stage.run_pod()
+    stage.exit_by_itself()
+    await asyncio.sleep(1)
+    stage.all_is_seen()
+    assert [state for _, state in stage.there()[1]] == [ContainerState.EXITED]
+
+
+def operation(stage: Callable[[PortCalls], Any], run: Callable[[Stage], Awaitable[None]]) -> Operation[Stage]:
+    return Operation(
+        stage=stage,
+        run=run,
+        state=Stage.there,
+        check=Stage.all_is_seen,
+        afterwards=the_pod_can_be_replaced,
+        settle_seconds=20,
+    )
+
+
+OPERATIONS = {
+    "a pod is started": operation(empty, Stage.run_pod),
+    "a pod is stopped": operation(with_pod, Stage.stop_pod),
+    "a pod is removed": operation(with_pod, Stage.remove_pod),
+    "a container is restarted": operation(with_pod, Stage.restart_container),
+}
+EVENTS: dict[str, Event[Stage]] = {
+    "the container exits": Stage.exit_by_itself,
+    "a command ends": Stage.end_command,
+    "the pod is inspected": lambda stage: stage.runtime.pod_record(stage.scene.uid),
+    "all pods are listed": lambda stage: stage.runtime.list_pods(),
+    "the stream of events breaks": lambda stage: stage.fake.break_streams(),
+}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_every_event_at_every_await(name: str) -> None:
+    interleave(OPERATIONS[name], EVENTS)
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_every_call_fails_once(name: str) -> None:
+    fail_each_call(OPERATIONS[name])
