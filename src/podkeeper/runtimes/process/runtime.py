@@ -56,6 +56,7 @@ class ProcessRuntime:
         pod_pids_limit: int | None = None,
         jail: str = "auto",
         patience: Patience = USUAL_PATIENCE,
+        hatchery: Hatchery | None = None,
     ) -> None:
         """`root` is the directory of its own; `host_images` are patterns of names that mean the host's files.
 
@@ -68,7 +69,7 @@ class ProcessRuntime:
         self._images = HostImages(host_images)
         self._news = EventHub()
         self._mirror = Mirror(self._news.tell, host_ips)
-        self._hatchery = Hatchery(self._root, jail)
+        self._hatchery = hatchery or Hatchery(self._root, jail)
         self._household = Household(self._root, self._hatchery, self._mirror, patience)
         self._turns: WeakValueDictionary[PodUID, asyncio.Lock] = WeakValueDictionary()
         self._opened = False
