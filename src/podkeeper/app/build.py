@@ -40,6 +40,7 @@ from podkeeper.engine.manager import PodManager
 from podkeeper.engine.metrics import Metrics
 from podkeeper.engine.mirrors import MirrorClient
 from podkeeper.engine.notebook import Notebook
+from podkeeper.engine.orphans import OrphanCheck
 from podkeeper.engine.pleg import USUAL_PACE, Pace, Pleg
 from podkeeper.engine.postman import Postman
 from podkeeper.engine.predecessors import Predecessors
@@ -367,6 +368,7 @@ class Agent:
             note=self._note,
             observer=self.metrics,
         )
+        self.orphans = None if self.ports.api is None else OrphanCheck(api=self.ports.api, clock=clock)
         deadlines = ActiveDeadlines(status=self.statuses, is_finished=self.workers.should_pod_be_finished, clock=clock)
         admission = Admission(
             node=lambda: self.settings.node,
@@ -417,6 +419,7 @@ class Agent:
                 volumes=self.ports.volumes,
                 cgroups=self.ports.cgroups,
                 remove_remains=partial(self.executor.collect_dead_containers, everything=True),
+                orphans=self.orphans,
                 held=self.preemption.held,
                 collect=(self._forget_the_past,),
                 observe=self.metrics.kept_house,
@@ -480,6 +483,8 @@ class Agent:
     def _is_gone(self, uid: PodUID) -> bool:
         """Whether a pod is no more: every source has spoken, and neither they nor the workers know of it."""
         if not self.storage.has_seen([source.name for source in self.ports.sources]):
+            return False
+        if self.orphans is not None and self.orphans.is_in_doubt(uid):
             return False
         return self.manager.pod_by_uid(uid) is None and self.workers.should_pod_content_be_removed(uid)
 
