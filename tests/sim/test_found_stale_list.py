@@ -76,3 +76,25 @@ def test_a_pod_that_the_api_no_longer_has_is_stopped_as_soon_as_the_api_answers(
         await it.until(lambda: not it.sandboxes(uid), within=20)
 
     tell(story)
+
+
+def test_a_pod_whose_removal_a_slow_disk_did_not_note_is_ended_again_once_the_list_is_fresh() -> None:
+    """The checker blamed the new agent for a note that the disk had not taken (I12)."""
+
+    async def story(it: Story) -> None:
+        uid = it.put(pod("web"))
+        await it.until(lambda: it.is_ready("web"), within=5)
+        await asyncio.sleep(30)
+        it.world.journal.sync_seconds, it.world.fate = 20.0, Fate(notes_kept=False)
+        it.world.troubles.begin(it.world.now(), "disk-full")
+        it.api.lists_as_of = it.api.version
+        it.world.troubles.begin(it.world.now(), "stale-lists")
+        it.delete("web", grace=0)
+        await it.until(lambda: not it.runs(uid), within=10)
+        it.world.crash()
+        await asyncio.sleep(20)
+        it.world.journal.sync_seconds, it.api.lists_as_of = 0.0, None
+        await asyncio.sleep(120)
+        assert not it.runs(uid)
+
+    tell(story)
