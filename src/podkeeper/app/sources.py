@@ -6,6 +6,7 @@ from podkeeper.ports.clock import Clock
 from podkeeper.ports.journal import Journal
 from podkeeper.ports.source import Source
 from podkeeper.sources.apiserver import ApiSource
+from podkeeper.sources.manifest_notes import ManifestNotes
 from podkeeper.sources.remembered import RememberedSource
 
 
@@ -15,3 +16,8 @@ def api_source(*, api: Watcher, node_name: str, clock: Clock, journal: Journal |
         return ApiSource(api=api, node_name=node_name, clock=clock)
     source = ApiSource(api=api, node_name=node_name, clock=clock, notes=Notebook(journal, "seen/"))
     return RememberedSource(source, Notebook(journal, "pod/"))
+
+
+def manifest_notes(journal: Journal, source: str, node_name: str, *, keep_secrets: bool) -> ManifestNotes:
+    """The notes of a source of manifests, by which static pods run while their manifests cannot be read."""
+    return ManifestNotes(Notebook(journal, f"manifest/{source}/"), node_name, keep_secrets=keep_secrets)
