@@ -10,7 +10,7 @@ pods: an agent built on the same runtime goes on where this one stopped.
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf, nextafter
@@ -103,6 +103,7 @@ class Ports:
     sources: tuple[Source, ...]
     api: Api | None = None
     objects: Reader | None = None  # config maps and secrets; None: the API's
+    keep_objects: Callable[[Iterable[Pod]], None] | None = None  # learns which pods' objects are still needed
     journal: Journal | None = None
     over_used: Callable[[Complain], None] | None = None  # tells of pods whose volumes grew too large
     node_pull_configs: Callable[[], Awaitable[Sequence[str]]] | None = None  # the node's own docker configurations
@@ -534,6 +535,8 @@ class Agent:
         self._restarts.collect(now)
         self._pulls.collect(now)
         self.events.keep_only(self.statuses.phases().keys())
+        if self.ports.keep_objects is not None:
+            self.ports.keep_objects(self.manager.pods())
         self.metrics.slow_calls(len(self.runtime.slow_calls()))
 
     def _collect_dead_containers(self, uid: PodUID, container_id: str, everything: bool) -> None:

@@ -99,6 +99,7 @@ class Standalone:
     runtime_endpoint: str = ""  # of the runtime `cri`; "": the configuration's, or a usual one
     host_images: tuple[str, ...] = ()
     config: KubeletConfiguration = field(default_factory=KubeletConfiguration)
+    keep_secrets: bool = False  # whether Secrets of manifests may be stored on disk (docs/decisions/0010)
     log_links: Path | None = None  # where links to containers' logs lie; None: where collectors expect them, if at all
 
     @property
@@ -303,8 +304,7 @@ def _sources(
         objects=objects,
         period_seconds=_seconds(config.file_check_frequency, PERIOD_SECONDS),
         report=report,
-        # A Secret in a manifest file lies on this machine's disk already, in a file that more people may read.
-        notes=manifest_notes(journal, FILE_SOURCE, wanted.node_name, keep_secrets=True),
+        notes=manifest_notes(journal, FILE_SOURCE, wanted.node_name, keep_secrets=wanted.keep_secrets),
     )
     if not config.static_pod_url:
         return (files,)
@@ -316,7 +316,7 @@ def _sources(
         objects=objects,
         period_seconds=_seconds(config.http_check_frequency, PERIOD_SECONDS),
         report=report,
-        notes=manifest_notes(journal, HTTP_SOURCE, wanted.node_name, keep_secrets=False),
+        notes=manifest_notes(journal, HTTP_SOURCE, wanted.node_name, keep_secrets=wanted.keep_secrets),
     )
     return files, web
 
