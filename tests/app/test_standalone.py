@@ -52,6 +52,35 @@ def test_what_the_configuration_says_is_honoured(tmp_path: Path) -> None:
     assert (curve.initial, curve.maximum) == (timedelta(seconds=4), timedelta(seconds=4))
 
 
+@pytest.mark.parametrize("keep_secrets", [False, True])
+def test_what_manifests_held_is_noted_and_secrets_only_if_they_may_be(tmp_path: Path, keep_secrets: bool) -> None:
+    (tmp_path / "all.yaml").write_text(
+        "apiVersion: v1\nkind: Pod\nmetadata: {name: web}\nspec: {containers: [{name: app, image: host}]}\n---\n"
+        "apiVersion: v1\nkind: Secret\nmetadata: {name: word}\ndata: {word: aHVzaA==}\n"
+    )
+
+    async def live() -> bytes:
+        wanted = Standalone(
+            paths=(tmp_path / "all.yaml",),
+            root=tmp_path / "r",
+            node_name="n1",
+            runtime="fake",
+            keep_secrets=keep_secrets,
+        )
+        async with assembled(wanted) as parts, asyncio.timeout(10):
+            told = asyncio.Event()
+            source, journal = parts.ports.sources[0], parts.ports.journal
+            running = asyncio.create_task(source.run(lambda update: told.set()))
+            await told.wait()
+            running.cancel()
+            assert journal is not None
+            return b"".join(journal.load().values())
+
+    notes = asyncio.run(live())
+    assert b"web-n1" in notes
+    assert (b"aHVzaA==" in notes) is keep_secrets
+
+
 LOGS: dict[str, tuple[KubeletConfiguration, LogPolicy]] = {
     "as usual": (KubeletConfiguration(), LogPolicy(10 * 2**20, 5, 1, 10.0)),
     "all of it": (

@@ -26,14 +26,14 @@ import yaml
 from msgspec.structs import replace
 
 from podkeeper.app.build import Agent, Ports, Settings, simple_node
-from podkeeper.app.sources import api_source
+from podkeeper.app.sources import api_source, manifest_notes
 from podkeeper.host.cgroups import open_cgroups
 from podkeeper.host.clock import SystemClock
 from podkeeper.host.prober import NetworkProber
 from podkeeper.journal.file import FileJournal
 from podkeeper.model.errors import NotFound, RuntimeRefused
 from podkeeper.model.k8s.core import Container, ContainerStatus, Event, Pod, PodSpec
-from podkeeper.model.messages import PodUID
+from podkeeper.model.messages import FILE_SOURCE, PodUID
 from podkeeper.ports.cgroups import Cgroups
 from podkeeper.ports.runtime import Runtime
 from podkeeper.ports.volumes import Volumes
@@ -109,7 +109,13 @@ class Node:
         node = simple_node(self.name, cpu=self.cpu)
         allocatable = amounts_of(node.status.allocatable)
         objects = BothReaders(self.local_objects, self.api)
-        self._files = FileSource((self.manifests,), self.name, self.clock, objects=self.local_objects)
+        self._files = FileSource(
+            (self.manifests,),
+            self.name,
+            self.clock,
+            objects=self.local_objects,
+            notes=manifest_notes(journal, FILE_SOURCE, self.name, keep_secrets=True),
+        )
         made_volumes = partial(
             HostVolumes,
             self.root,

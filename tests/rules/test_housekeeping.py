@@ -264,3 +264,36 @@ def test_nothing_is_taken_from_a_pod_that_runs_starts_or_has_a_volume(sight: Sig
     taken = plan.directories_to_remove | plan.cgroups_to_remove
     assert not taken & (running | starting | set(sight.with_volumes))
     assert not (plan.cgroups_to_remove | plan.cgroups_to_throttle) & plan.could_run
+
+
+# Pods that only the runtime knows, where there is an API to ask.
+
+
+def named(*names: str) -> tuple[PodRecord, ...]:
+    return tuple(PodRecord(uid=name, name=name, namespace="default") for name in names)
+
+
+def test_nothing_is_removed_from_a_pod_before_the_api_has_answered() -> None:
+    everything = uids("runs", "ended", "confirmed")
+    sight = replace(
+        NOTHING,
+        runtime_pods=named("runs", "confirmed"),
+        stopped_pods=named("ended"),
+        cgroups=everything,
+        directories=everything,
+        absent=uids("confirmed"),
+    )
+    plan = plan_of(sight, Workers())
+    assert {record.uid for record in plan.to_confirm} == {"runs", "ended"}
+    assert [update.uid for update in plan.orphan_kills] == ["confirmed"]
+    assert plan.remains_to_remove == ()
+    assert not (plan.directories_to_remove | plan.cgroups_to_remove) & {"runs", "ended"}
+    assert uids("runs", "ended") <= plan.statuses_to_keep
+    assert plan.has_work
+
+
+def test_a_pod_that_cannot_be_asked_about_is_an_orphan_as_before() -> None:
+    sight = replace(NOTHING, runtime_pods=(PodRecord(uid="nameless"),), absent=())
+    plan = plan_of(sight, Workers())
+    assert plan.to_confirm == ()
+    assert [update.uid for update in plan.orphan_kills] == ["nameless"]

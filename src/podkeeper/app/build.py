@@ -10,7 +10,7 @@ pods: an agent built on the same runtime goes on where this one stopped.
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf, nextafter
@@ -40,6 +40,7 @@ from podkeeper.engine.manager import PodManager
 from podkeeper.engine.metrics import Metrics
 from podkeeper.engine.mirrors import MirrorClient
 from podkeeper.engine.notebook import Notebook
+from podkeeper.engine.orphans import OrphanCheck
 from podkeeper.engine.pleg import USUAL_PACE, Pace, Pleg
 from podkeeper.engine.postman import Postman
 from podkeeper.engine.predecessors import Predecessors
@@ -102,6 +103,7 @@ class Ports:
     sources: tuple[Source, ...]
     api: Api | None = None
     objects: Reader | None = None  # config maps and secrets; None: the API's
+    keep_objects: Callable[[Iterable[Pod]], None] | None = None  # learns which pods' objects are still needed
     journal: Journal | None = None
     over_used: Callable[[Complain], None] | None = None  # tells of pods whose volumes grew too large
     node_pull_configs: Callable[[], Awaitable[Sequence[str]]] | None = None  # the node's own docker configurations
@@ -367,6 +369,7 @@ class Agent:
             note=self._note,
             observer=self.metrics,
         )
+        self.orphans = None if self.ports.api is None else OrphanCheck(api=self.ports.api, clock=clock)
         deadlines = ActiveDeadlines(status=self.statuses, is_finished=self.workers.should_pod_be_finished, clock=clock)
         admission = Admission(
             node=lambda: self.settings.node,
@@ -417,6 +420,7 @@ class Agent:
                 volumes=self.ports.volumes,
                 cgroups=self.ports.cgroups,
                 remove_remains=partial(self.executor.collect_dead_containers, everything=True),
+                orphans=self.orphans,
                 held=self.preemption.held,
                 collect=(self._forget_the_past,),
                 observe=self.metrics.kept_house,
@@ -481,6 +485,8 @@ class Agent:
         """Whether a pod is no more: every source has spoken, and neither they nor the workers know of it."""
         if not self.storage.has_seen([source.name for source in self.ports.sources]):
             return False
+        if self.orphans is not None and self.orphans.is_in_doubt(uid):
+            return False
         return self.manager.pod_by_uid(uid) is None and self.workers.should_pod_content_be_removed(uid)
 
     def _could_run(self, uid: PodUID) -> bool:
@@ -529,6 +535,8 @@ class Agent:
         self._restarts.collect(now)
         self._pulls.collect(now)
         self.events.keep_only(self.statuses.phases().keys())
+        if self.ports.keep_objects is not None:
+            self.ports.keep_objects(self.manager.pods())
         self.metrics.slow_calls(len(self.runtime.slow_calls()))
 
     def _collect_dead_containers(self, uid: PodUID, container_id: str, everything: bool) -> None:

@@ -1,11 +1,16 @@
 """The sources of an agent, plugged together."""
 
+from pathlib import Path
+
 from podkeeper.engine.notebook import Notebook
-from podkeeper.ports.api import Watcher
+from podkeeper.ports.api import Reader, Watcher
 from podkeeper.ports.clock import Clock
 from podkeeper.ports.journal import Journal
 from podkeeper.ports.source import Source
 from podkeeper.sources.apiserver import ApiSource
+from podkeeper.sources.kept_objects import KeptObjects, Tokens
+from podkeeper.sources.manifest_notes import ManifestNotes
+from podkeeper.sources.object_files import ObjectFiles
 from podkeeper.sources.remembered import RememberedSource
 
 
@@ -15,3 +20,18 @@ def api_source(*, api: Watcher, node_name: str, clock: Clock, journal: Journal |
         return ApiSource(api=api, node_name=node_name, clock=clock)
     source = ApiSource(api=api, node_name=node_name, clock=clock, notes=Notebook(journal, "seen/"))
     return RememberedSource(source, Notebook(journal, "pod/"))
+
+
+def manifest_notes(journal: Journal, source: str, node_name: str, *, keep_secrets: bool) -> ManifestNotes:
+    """The notes of a source of manifests, by which static pods run while their manifests cannot be read."""
+    return ManifestNotes(Notebook(journal, f"manifest/{source}/"), node_name, keep_secrets=keep_secrets)
+
+
+def kept_objects(
+    *, api: Reader, root: Path, clock: Clock, keep_secrets: bool, tokens: Tokens | None = None
+) -> KeptObjects:
+    """The API's config maps and secrets, which this node's pods find also when it starts without the API.
+
+    Give it to the volumes and to the agent (`Ports.objects`, `Ports.keep_objects`), and let its `run` run.
+    """
+    return KeptObjects(api, ObjectFiles(root / "objects"), clock, keep_secrets=keep_secrets, tokens=tokens)

@@ -25,6 +25,7 @@ from podkeeper.app.local.forwards import Forwards, NoForwards
 from podkeeper.app.local.gate import Gate
 from podkeeper.app.local.streams import PlainStreams, Streams
 from podkeeper.app.name_lookup import NameLookup
+from podkeeper.app.sources import manifest_notes
 from podkeeper.engine.container_care import PERIOD_SECONDS as CONTAINER_GC_SECONDS
 from podkeeper.engine.log_care import LogFiles
 from podkeeper.engine.notebook import Notebook
@@ -36,6 +37,7 @@ from podkeeper.model.errors import AgentError, BadInput, Problem
 from podkeeper.model.k8s.core import Node, NodeFeatures, NodeRuntimeHandler
 from podkeeper.model.kubelet_config import Duration, KubeletConfiguration
 from podkeeper.model.kubelet_defaults import with_defaults
+from podkeeper.model.messages import FILE_SOURCE, HTTP_SOURCE
 from podkeeper.model.quantity import parse_quantity
 from podkeeper.ports.cgroups import Cgroups
 from podkeeper.ports.clock import Clock
@@ -97,6 +99,7 @@ class Standalone:
     runtime_endpoint: str = ""  # of the runtime `cri`; "": the configuration's, or a usual one
     host_images: tuple[str, ...] = ()
     config: KubeletConfiguration = field(default_factory=KubeletConfiguration)
+    keep_secrets: bool = False  # whether Secrets of manifests may be stored on disk (docs/decisions/0010)
     log_links: Path | None = None  # where links to containers' logs lie; None: where collectors expect them, if at all
 
     @property
@@ -156,7 +159,7 @@ async def assembled(wanted: Standalone, report: Report | None = None) -> AsyncIt
         objects = LocalObjects()
         parts = await _maker_of(wanted.runtime)(wanted, clock, objects, opened)
         gate = Gate(clock=clock, notes=Notebook(parts.journal, "stopped/"))
-        sources = _sources(wanted, clock, objects, report)
+        sources = _sources(wanted, clock, objects, parts.journal, report)
         yield Assembly(
             ports=Ports(
                 runtime=parts.runtime,
@@ -290,7 +293,7 @@ def _take_root(root: Path, opened: AsyncExitStack) -> None:
 
 
 def _sources(
-    wanted: Standalone, clock: Clock, objects: LocalObjects, report: Report | None
+    wanted: Standalone, clock: Clock, objects: LocalObjects, journal: Journal, report: Report | None
 ) -> tuple[FileSource | HttpSource, ...]:
     config = wanted.config
     paths = (*wanted.paths, *([Path(config.static_pod_path)] if config.static_pod_path else []))
@@ -301,6 +304,7 @@ def _sources(
         objects=objects,
         period_seconds=_seconds(config.file_check_frequency, PERIOD_SECONDS),
         report=report,
+        notes=manifest_notes(journal, FILE_SOURCE, wanted.node_name, keep_secrets=wanted.keep_secrets),
     )
     if not config.static_pod_url:
         return (files,)
@@ -312,6 +316,7 @@ def _sources(
         objects=objects,
         period_seconds=_seconds(config.http_check_frequency, PERIOD_SECONDS),
         report=report,
+        notes=manifest_notes(journal, HTTP_SOURCE, wanted.node_name, keep_secrets=wanted.keep_secrets),
     )
     return files, web
 

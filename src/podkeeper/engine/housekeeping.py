@@ -101,6 +101,20 @@ class Mirrors(Protocol):
         """Delete a mirror."""
 
 
+class Orphans(Protocol):
+    """What housekeeping asks about pods that no source names."""
+
+    @property
+    def confirmed(self) -> Collection[PodUID]:
+        """UIDs that the API does not have."""
+
+    def keep_only(self, uids: Collection[PodUID]) -> None:
+        """Forget the answers about all other pods."""
+
+    def ask(self, records: Sequence[PodRecord], group: asyncio.TaskGroup, confirmed: Callable[[], None]) -> None:
+        """Ask about pods in the background, and call `confirmed` for each one that is an orphan."""
+
+
 class Counting(Protocol):
     """What housekeeping tells admission: a pod that starts again holds its share again."""
 
@@ -180,6 +194,7 @@ class Housekeeping:
         volumes: Volumes | None = None,
         cgroups: Cgroups | None = None,
         remove_remains: Callable[[PodRecord], Awaitable[None]] | None = None,
+        orphans: Orphans | None = None,
         held: Callable[[], Collection[PodUID]] = tuple,
         collect: Sequence[Callable[[], None]] = (),
         observe: Observe = _unobserved,
@@ -197,6 +212,7 @@ class Housekeeping:
         self._volumes = volumes
         self._cgroups = cgroups
         self._remove_remains = remove_remains
+        self._orphans = orphans
         self._held = held  # desired pods that the loop has not told the workers of yet, on purpose
         self._collect = collect  # whatever else wants to forget something now and then: back-offs
         self._observe = observe
@@ -254,6 +270,8 @@ class Housekeeping:
         known = self._workers.sync_known_pods({_uid(pod) for pod in self._pods.pods()})
         listed = await self._list_runtime()
         # From here to the last update nothing awaits: what is decided is still true when it is done.
+        if self._orphans is not None and listed is not None:
+            self._orphans.keep_only({PodUID(record.uid) for record in listed})
         sight = self._sight(known, listed, cgroups, directories)
         plan = plan_of(sight, self._workers)
         _isolated("be measured", partial(self._observe, sight, plan))
@@ -287,6 +305,7 @@ class Housekeeping:
             cgroups=cgroups,
             directories=directories,
             with_volumes=frozenset() if self._volumes is None else self._volumes.mounted_pods(),
+            absent=None if self._orphans is None else self._orphans.confirmed,
         )
 
     async def _list_runtime(self) -> Sequence[PodRecord] | None:
@@ -311,6 +330,8 @@ class Housekeeping:
             _isolated(f"end pod {update.uid}", partial(self._end, update))
         for collect in self._collect:
             _isolated("collect what has expired", collect)
+        if self._orphans is not None:
+            self._orphans.ask(plan.to_confirm, group, self.hurry)
         self._removals.keep_at(self._removals_of(plan), group)
 
     def _restart(self, update: Update) -> None:

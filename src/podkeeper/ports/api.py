@@ -17,7 +17,11 @@ class Reader(Protocol):
     """Asks for one object."""
 
     async def get(self, kind: type[K], name: str, namespace: str = "") -> K:
-        """The object as the API has it (a watch cache may answer). Raises NotFound."""
+        """The object as the API has it. Raises NotFound.
+
+        A watch cache may answer if it holds the object. That an object does not exist is only answered by the API
+        server itself, by a consistent read: pods are stopped because of it.
+        """
 
 
 class Watcher(Protocol):

@@ -54,6 +54,7 @@ class Sight:
     cgroups: Collection[PodUID] = ()  # pods that have one, listed before the sweep
     directories: Collection[PodUID] = ()  # pods that have one
     with_volumes: Collection[PodUID] = ()  # pods of which a volume is still mounted
+    absent: Collection[PodUID] | None = None  # pods that the API was asked about and does not have; None: no API
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +72,7 @@ class Plan:
     remains_to_remove: tuple[PodRecord, ...] = ()  # dead, wanted by nobody, and in no worker's care
     cgroups_to_remove: frozenset[PodUID]
     cgroups_to_throttle: frozenset[PodUID]  # of pods that are gone but for a mounted volume, whose memory they bear
+    to_confirm: tuple[PodRecord, ...] = ()  # no source names them; ask the API before anything of them is removed
 
     @property
     def has_work(self) -> bool:
@@ -84,6 +86,7 @@ class Plan:
             or self.orphan_kills
             or self.remains_to_remove
             or self.cgroups_to_remove
+            or self.to_confirm
         )
 
 
@@ -109,21 +112,24 @@ def plan_of(sight: Sight, workers: Answers) -> Plan:
         for uid, (pod, _) in desired.items()
         if not blind and uid not in known and uid not in running and _is_deleted_and_over(pod)
     )
+    to_confirm = _to_confirm(sight, known, desired.keys())
+    doubtful = frozenset(PodUID(record.uid) for record in to_confirm)
     kill = KillOptions(grace_override_seconds=ORPHAN_GRACE_SECONDS)
     orphan_kills = tuple(
         Update(type=UpdateType.KILL, running_pod=record, kill=kill)
         for uid, record in running.items()
-        if uid not in known
+        if uid not in known and uid not in doubtful
     )
     with_volumes = frozenset(sight.with_volumes)
     nobodys = frozenset() if blind else frozenset([*sight.directories, *with_volumes]) - desired.keys() - running.keys()
+    nobodys -= doubtful
     # Removing a cgroup kills what is in it. The reference spares neither a pod it has just begun to restart nor an
     # orphan it has just begun to kill; with us the one keeps its cgroup and the other its grace.
     cgroups = frozenset() if blind else frozenset(sight.cgroups)
-    idle_cgroups = cgroups - could_run - restarts.keys() - running.keys()
+    idle_cgroups = cgroups - could_run - restarts.keys() - running.keys() - doubtful
     return Plan(
         could_run=could_run,
-        statuses_to_keep=frozenset([*desired, *map(_uid, sight.mirrors)]),
+        statuses_to_keep=frozenset([*desired, *map(_uid, sight.mirrors), *doubtful]),
         directories_to_remove=nobodys - with_volumes,
         volumes_to_unmount=nobodys & with_volumes - known,
         mirrors_to_delete=tuple(
@@ -133,10 +139,27 @@ def plan_of(sight: Sight, workers: Answers) -> Plan:
         endings=endings,
         orphan_kills=orphan_kills,
         remains_to_remove=tuple(
-            record for record in sight.stopped_pods if record.uid not in known and record.uid not in desired
+            record
+            for record in sight.stopped_pods
+            if record.uid not in known and record.uid not in desired and record.uid not in doubtful
         ),
         cgroups_to_remove=idle_cgroups - with_volumes,
         cgroups_to_throttle=idle_cgroups & with_volumes,
+        to_confirm=to_confirm,
+    )
+
+
+def _to_confirm(sight: Sight, known: Collection[str], desired: Collection[str]) -> tuple[PodRecord, ...]:
+    """Runtime pods that look orphaned, but may only be missing in a list that was old.
+
+    A pod without a name cannot be asked about.
+    """
+    if sight.absent is None:
+        return ()
+    records = (*(sight.runtime_pods or ()), *sight.stopped_pods)
+    named = [record for record in records if record.name and record.namespace]
+    return tuple(
+        each for each in named if each.uid not in known and each.uid not in desired and each.uid not in sight.absent
     )
 
 

@@ -102,8 +102,7 @@ class Reader:
             case "v1", "Pod":
                 allowed = References.LOCAL_STORE if self.has_store else References.NONE
                 pod = static_pod_from(document, origin, self.node_name, allowed)
-                name = (pod.metadata.name or "").removesuffix(f"-{self.node_name.lower()}")
-                yield Item(ObjectKey("Pod", pod.metadata.namespace or "", name), pod, place)
+                yield pod_item(pod, self.node_name, place)
             case "v1", "ConfigMap" if self.has_store:
                 config_map = config_map_from(document)
                 yield Item(key_of(config_map), config_map, place)
@@ -128,6 +127,12 @@ class Reader:
         used = "pods, config maps and secrets" if self.has_store else "pods"
         message = f"cannot use a {document.kind} here, it is passed over; from manifests this node takes {used}"
         raise _PassedOver(document.problem(message, "kind"))
+
+
+def pod_item(pod: Pod, node_name: str, place: Document) -> Item:
+    """A static pod of this node as an item of its manifest."""
+    name = (pod.metadata.name or "").removesuffix(f"-{node_name.lower()}")
+    return Item(ObjectKey("Pod", pod.metadata.namespace or "", name), pod, place)
 
 
 class _PassedOver(BadInput):

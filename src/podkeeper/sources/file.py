@@ -9,6 +9,8 @@ What may be relied on:
 
 * A file that cannot be used (unreadable, broken, an invalid pod, a name that is taken) is named with line and reason,
   once per change, and takes nothing away: what it held before stays until it is mended. Other files do not notice.
+* With notes this also holds for what an earlier life of the agent read: see `static_teller.py`. While a named path
+  cannot be listed since the start (it is there and cannot be read), the source does not count as ready.
 * A file that is removed takes its pods with it, after a moment in which it may come back.
 * No half of a file is read: see `survey.py` and `watch.py`.
 * A path that is not there is told once, and looked for all the time. Where the kernel cannot watch, looking every 20 s
@@ -30,8 +32,9 @@ from podkeeper.ports.source import Tell
 from podkeeper.sources.complaints import Report
 from podkeeper.sources.contents import Reader
 from podkeeper.sources.local_objects import LocalObjects
+from podkeeper.sources.manifest_notes import ManifestNotes
 from podkeeper.sources.static_teller import Found, StaticTeller
-from podkeeper.sources.survey import Survey, Surveyor
+from podkeeper.sources.survey import Survey, Surveyor, owner_of
 from podkeeper.sources.watch import Watch
 
 log = logging.getLogger(__name__)
@@ -54,13 +57,17 @@ class FileSource:
         objects: LocalObjects | None = None,
         period_seconds: float = PERIOD_SECONDS,
         report: Report | None = None,
+        notes: ManifestNotes | None = None,
     ) -> None:
-        """`objects` holds the node's config maps and secrets; None: it has none, and pods may not refer to any."""
+        """`objects` holds the node's config maps and secrets; None: it has none, and pods may not refer to any.
+
+        `notes` keep what the files held for the next life of the agent; None: nothing is kept.
+        """
         self._paths = tuple(dict.fromkeys(os.path.abspath(path) for path in paths))
         self._reader = Reader(node_name, has_store=objects is not None)
         self._clock = clock
         self._period_seconds = period_seconds
-        self._teller = StaticTeller(FILE_SOURCE, objects, report)
+        self._teller = StaticTeller(FILE_SOURCE, objects, report, notes)
         self._news = asyncio.Event()
         self._watch_trouble: str | None = None
 
@@ -75,13 +82,15 @@ class FileSource:
 
     async def run(self, tell: Tell) -> None:
         """Tell the pods of all files, now and whenever they change, until cancelled."""
-        self._teller.begin()
-        surveyor = Surveyor(self._paths, self._reader)
+        self._teller.begin(lambda place: owner_of(place, self._paths) is not None)
+        surveyor = Surveyor(self._paths, self._reader, self._teller.places())
         try:
-            while True:
-                pause = await self._look(surveyor, tell)
-                await asyncio.sleep(min(_BREATH_SECONDS, pause))
-                await self._await_news(surveyor.watch, pause)
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._teller.run(tell))
+                while True:
+                    pause = await self._look(surveyor, tell)
+                    await asyncio.sleep(min(_BREATH_SECONDS, pause))
+                    await self._await_news(surveyor.watch, pause)
         finally:
             surveyor.close()
 
@@ -102,7 +111,7 @@ class FileSource:
             if survey.watch_trouble is not None:
                 log.warning("%s; looking every %g s instead", survey.watch_trouble, self._period_seconds)
         found = {path: Found(seen.contents, seen.version) for path, seen in survey.files.items()}
-        self._teller.take(found, survey.problems, tell)
+        self._teller.take(found, survey.problems, tell, complete=survey.complete)
 
     async def _await_news(self, watch: Watch | None, seconds: float) -> None:
         """Wait until the kernel tells of a change, or for so long."""

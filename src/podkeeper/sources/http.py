@@ -7,7 +7,8 @@
 In: a URL (http or https) and the headers to send. Out: a SET as soon as a body could be read. The body is a manifest
 like a file: one pod, a PodList, or many documents. What is wrong with it is named with line and reason, and takes
 nothing away. No answer, an error or an empty body is no word about pods; only that an empty body comes as the very
-first answer is told as an empty SET, as the reference does, so that nobody waits for this source for ever.
+first answer is told as an empty SET, as the reference does, so that nobody waits for this source for ever. With notes
+what the URL held before a restart of the agent stays true until it answers: see `static_teller.py`.
 
 aiohttp is loaded when the source runs. The Go ancestor is pkg/kubelet/config/http.go.
 """
@@ -26,8 +27,9 @@ from podkeeper.ports.clock import Clock
 from podkeeper.ports.source import Tell
 from podkeeper.rules.static import FromURL
 from podkeeper.sources.complaints import Report
-from podkeeper.sources.contents import MOST_BYTES, Contents, Reader
+from podkeeper.sources.contents import MOST_BYTES, Contents, Reader, broken
 from podkeeper.sources.local_objects import LocalObjects
+from podkeeper.sources.manifest_notes import ManifestNotes
 from podkeeper.sources.static_teller import Found, StaticTeller
 
 if TYPE_CHECKING:
@@ -61,8 +63,12 @@ class HttpSource:
         objects: LocalObjects | None = None,
         period_seconds: float = PERIOD_SECONDS,
         report: Report | None = None,
+        notes: ManifestNotes | None = None,
     ) -> None:
-        """`objects` holds the node's config maps and secrets; None: it has none, and pods may not refer to any."""
+        """`objects` holds the node's config maps and secrets; None: it has none, and pods may not refer to any.
+
+        `notes` keep what the URL held for the next life of the agent; None: nothing is kept.
+        """
         if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
             raise BadInput(Problem(f"cannot fetch manifests from {_shown(url)!r}; http://HOST/PATH would be right"))
         self._url = url
@@ -71,7 +77,7 @@ class HttpSource:
         self._clock = clock
         self._headers = _pairs(headers or {})
         self._period_seconds = period_seconds
-        self._teller = StaticTeller(HTTP_SOURCE, objects, report)
+        self._teller = StaticTeller(HTTP_SOURCE, objects, report, notes)
         self._etag = ""
         self._last: Found | None = None
         self._failures = 0
@@ -87,7 +93,12 @@ class HttpSource:
 
     async def run(self, tell: Tell) -> None:
         """Tell the pods of the URL, now and whenever they change, until cancelled."""
-        self._teller.begin()
+        self._teller.begin(lambda place: place == self._place)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._teller.run(tell))
+            await self._follow(tell)
+
+    async def _follow(self, tell: Tell) -> None:
         http = await asyncio.to_thread(importlib.import_module, "aiohttp")  # takes a noticeable part of a second
         session: aiohttp.ClientSession = http.ClientSession(
             timeout=http.ClientTimeout(total=_ANSWER_SECONDS),
@@ -133,10 +144,14 @@ class HttpSource:
             why = str(error).replace(self._url, self._place) or type(error).__name__
             raise _NoAnswer(f"cannot fetch it: {why}") from error
         if not data.strip():
-            if last is None:
+            if last is None and not self._teller.places():
                 last = self._last = Found(Contents(), b"")
                 return last
-            raise _NoAnswer("cannot find anything in it: it is empty; if its pods should go, serve an empty PodList")
+            why = "cannot find anything in it: it is empty; if its pods should go, serve an empty PodList"
+            if last is not None:
+                raise _NoAnswer(why)
+            last = self._last = Found(broken(why, self._place), b"")  # what it had before the restart stays
+            return last
         version = hashlib.blake2b(data, digest_size=16).digest()
         if last is None or last.version != version:
             contents = await asyncio.to_thread(self._reader.read, data, FromURL(self._url), self._place)

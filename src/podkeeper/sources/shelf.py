@@ -35,6 +35,19 @@ class Shelf:
     def __init__(self) -> None:
         self._counting: dict[str, tuple[Item, ...]] = {}
 
+    @property
+    def counting(self) -> Mapping[str, tuple[Item, ...]]:
+        """What counts of each place, in the order of places."""
+        return self._counting
+
+    def restore(self, counting: Mapping[str, tuple[Item, ...]]) -> None:
+        """Begin with what counted before a restart of the agent."""
+        self._counting = dict(counting)
+
+    def now(self) -> Shelved:
+        """What counts, without new contents."""
+        return self._shelved({}, {})
+
     def take(self, contents: Mapping[str, Contents]) -> Shelved:
         """Decide what counts now; `contents` has every place there is, in order."""
         before = {place: self._counting.get(place, ()) for place in contents}
@@ -51,6 +64,9 @@ class Shelf:
             for place, found in contents.items()
         }
         self._drop_twins(problems)
+        return self._shelved(problems, held)
+
+    def _shelved(self, problems: Mapping[str, list[Problem]], held: Mapping[str, tuple[Item, ...]]) -> Shelved:
         values = [item.value for items in self._counting.values() for item in items]
         return Shelved(
             pods=tuple(value for value in values if isinstance(value, Pod)),

@@ -5,10 +5,20 @@
 
 The store gets its objects before the pods are told, so no pod looks for what is about to come. A SET is told at first
 and when the pods differ from those last told; if whoever is told fails, it is told again the next time.
+
+With notes (`manifest_notes.py`) static pods run through a restart of the agent while their manifests cannot be read:
+
+* What counted of a place before the restart still counts while the place cannot be read, or cannot be used. A place
+  that can be read decides: a manifest that was removed meanwhile takes its pods with it.
+* Until all of the source could be read once, pods are told as ADD and REMOVE, never as a SET: a SET would declare the
+  source ready, and housekeeping would end every pod of the part that nobody has read yet.
+* If the source has read nothing within `patience_seconds` (no answer, a file system that hangs), the stored pods are
+  told. Not sooner: a pod whose manifest was removed meanwhile should not start for a moment.
 """
 
+import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from podkeeper.model.errors import AgentError, Problem
@@ -18,7 +28,8 @@ from podkeeper.ports.source import Tell
 from podkeeper.sources.complaints import Complaint, Complaints, Report
 from podkeeper.sources.contents import Contents
 from podkeeper.sources.local_objects import LocalObjects
-from podkeeper.sources.shelf import Shelf
+from podkeeper.sources.manifest_notes import ManifestNotes
+from podkeeper.sources.shelf import Shelf, Shelved
 
 log = logging.getLogger(__name__)
 
@@ -34,51 +45,95 @@ class Found:
 class StaticTeller:
     """Tells the pods of one source of manifests."""
 
-    def __init__(self, source: str, objects: LocalObjects | None, report: Report | None) -> None:
+    def __init__(
+        self, source: str, objects: LocalObjects | None, report: Report | None, notes: ManifestNotes | None = None
+    ) -> None:
+        """`notes` survive a restart of the agent; None: nothing does."""
         self._source = source
         self._objects = objects
+        self._notes = notes
         self._shelf = Shelf()
         self._complaints = Complaints(report)
         self._found: Mapping[str, Found] | None = None
         self._troubles: Mapping[str, Problem] = {}
         self._told: tuple[Pod, ...] | None = None
+        self._is_ready = False  # a SET was told
 
-    def begin(self) -> None:
-        """Whoever is told next knows nothing yet."""
-        self._told = None
+    def begin(self, is_ours: Callable[[str], bool] = lambda _: True) -> None:
+        """Whoever is told next knows nothing yet. `is_ours`: whether a place still belongs to the source."""
+        self._told, self._is_ready = None, False
+        recalled = {} if self._notes is None else self._notes.recall()
+        if recalled:
+            self._shelf.restore({place: items for place, items in recalled.items() if is_ours(place)})
+
+    def places(self) -> tuple[str, ...]:
+        """The places of which something counts, in order."""
+        return tuple(place for place, items in self._shelf.counting.items() if items)
+
+    async def run(self, tell: Tell) -> None:
+        """Run beside the source: make notes durable, and tell the stored pods if the source says nothing in time."""
+        if self._notes is None:
+            return
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._notes.run())
+            await asyncio.sleep(self._notes.patience_seconds)
+            if self._told is None and self.places():
+                log.warning("source %s cannot be read: going on with the pods it last had", self._source)
+                self._count(self._shelf.now(), tell, complete=False)
 
     def problems(self) -> tuple[Problem, ...]:
         """All that is wrong now."""
         return self._complaints.now()
 
-    def take(self, found: Mapping[str, Found], troubles: Mapping[str, Problem], tell: Tell) -> None:
-        """Take what all places hold now, and what keeps some from being looked at; tell what is news."""
-        if self._told is not None and found == self._found and troubles == self._troubles:
+    def take(
+        self, found: Mapping[str, Found], troubles: Mapping[str, Problem], tell: Tell, *, complete: bool = True
+    ) -> None:
+        """Take what all places hold now, and what keeps some from being looked at; tell what is news.
+
+        `complete`: False while the source may have places that it could not list since it began.
+        """
+        told = self._told is not None and self._is_ready >= complete
+        if told and found == self._found and troubles == self._troubles:
             return
         shelved = self._shelf.take({place: each.contents for place, each in found.items()})
         self._found, self._troubles = found, troubles
-        if self._objects is not None:
-            self._objects.replace(self._source, shelved.objects)
+        if self._notes is not None:
+            self._notes.keep(self._shelf.counting)
         complaints = {place: Complaint((problem,)) for place, problem in troubles.items()}
         for place, problems in shelved.problems.items():
             both = complaints[place].problems + problems if place in complaints else problems
             complaints[place] = Complaint(both, found[place].version, shelved.held.get(place, 0))
         self._complaints.take(complaints)
-        if shelved.pods != self._told:
-            self._tell(shelved.pods, tell)
+        self._count(shelved, tell, complete=complete)
 
     def complain(self, place: str, problem: Problem, version: object = None) -> None:
         """Say what keeps a place from being looked at; all that was told stays true."""
         self._found = None
         self._complaints.take({place: Complaint((problem,), version)})
 
-    def _tell(self, pods: tuple[Pod, ...], tell: Tell) -> None:
+    def _count(self, shelved: Shelved, tell: Tell, *, complete: bool) -> None:
+        """Hand over what counts: objects first, then pods if they are news."""
+        if self._objects is not None:
+            self._objects.replace(self._source, shelved.objects)
+        if shelved.pods != self._told or complete > self._is_ready:
+            self._tell(shelved.pods, tell, is_ready=complete or self._is_ready)
+
+    def _tell(self, pods: tuple[Pod, ...], tell: Tell, *, is_ready: bool) -> None:
+        updates = (PodUpdate(Op.SET, pods, self._source),) if is_ready else self._partial(pods)
         try:
-            tell(PodUpdate(Op.SET, pods, self._source))
-            self._told = pods
+            for update in updates:
+                tell(update)
+            self._told, self._is_ready = pods, is_ready
             return
         except AgentError as error:
-            log.error("SET of %d pods from source %s was refused: %s", len(pods), self._source, error)
+            log.error("%d pods from source %s were refused: %s", len(pods), self._source, error)
         except Exception:
-            log.exception("SET of %d pods from source %s failed in an unforeseen way", len(pods), self._source)
+            log.exception("%d pods from source %s were refused unexpectedly", len(pods), self._source)
         self._told = None  # whoever was told may have taken it or not
+
+    def _partial(self, pods: tuple[Pod, ...]) -> tuple[PodUpdate, ...]:
+        """What changed since the last word, without a claim to be all there is."""
+        uids = {pod.metadata.uid for pod in pods}
+        gone = tuple(pod for pod in self._told or () if pod.metadata.uid not in uids)
+        removed = (PodUpdate(Op.REMOVE, gone, self._source),) if gone else ()
+        return (*removed, PodUpdate(Op.ADD, pods, self._source)) if pods else removed

@@ -15,13 +15,15 @@ What may be relied on:
 * A file that is gone holds what it held for a moment more. Editors move the old file away before they write the new
   one; nobody's pods should stop for that.
 * A file or directory that cannot be read is not gone.
+* A file that an earlier life of the agent stored (`stored`) and that cannot be read yet is not gone either. If its
+  directory can be read and lacks it, it is gone at once: it was removed while no agent ran.
 """
 
 import hashlib
 import os
 import stat
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -48,6 +50,7 @@ class Seen:
     version: bytes  # of its text
     stamp: Stamp | None = None  # None: look again, whatever it looks like
     missing_since: float | None = None
+    stored: bool = False  # known only from before the restart: it has not been read yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,7 @@ class Survey:
     problems: Mapping[str, Problem]  # with the named paths themselves
     watch_trouble: str | None  # why changes may be noticed late
     again_in: float | None  # seconds until something may look different by itself
+    complete: bool = True  # False: a path could not be listed since the start; it may hold more files
 
 
 @dataclass(slots=True)
@@ -74,12 +78,14 @@ class _Pass:
 class Surveyor:
     """Looks, and remembers what it saw."""
 
-    def __init__(self, paths: tuple[str, ...], reader: Reader) -> None:
-        """`paths` are absolute."""
+    def __init__(self, paths: tuple[str, ...], reader: Reader, stored: Iterable[str] = ()) -> None:
+        """`paths` are absolute. `stored`: the files below them that were known before the restart."""
         self._paths = paths
         self._reader = reader
-        self._files: dict[str, Seen] = {}
-        self._owners: dict[str, str] = {}  # the named path that each file was found by
+        # The named path that each file was found by.
+        self._owners = {path: owner for path in stored if (owner := owner_of(path, paths)) is not None}
+        self._files = dict.fromkeys(self._owners, _STORED)
+        self._unlisted = set(paths)  # never listed so far
         self._surveys = 0
         self._busy = threading.Lock()
         self._closed = False
@@ -130,6 +136,7 @@ class Surveyor:
         if watch is not None:
             watch.lost = False
         listings = {path: list_files(path) for path in self._paths}
+        self._unlisted -= {path for path, listing in listings.items() if listing.certain}
         files: dict[str, Seen] = {}
         for path, owner in self._candidates(listings).items():
             if (seen := self._look_at(path, listings[owner], this)) is not None:
@@ -137,7 +144,7 @@ class Surveyor:
         self._files = files
         self._surveys += 1
         problems = {path: listing.problem for path, listing in listings.items() if listing.problem is not None}
-        return Survey(files, problems, trouble, min(this.waits, default=None))
+        return Survey(files, problems, trouble, min(this.waits, default=None), not self._unlisted)
 
     def _candidates(self, listings: Mapping[str, Listing]) -> dict[str, str]:
         """Every file there is or was, in order, and the named path it belongs to."""
@@ -189,6 +196,15 @@ class Surveyor:
         return Seen(self._reader.read(data, FromFile(path), shown(path)), version, stamp)
 
 
+_STORED: Final = Seen(Contents(whole=False), b"", stored=True)
+"""Nothing is known of its text; what it held is on the shelf."""
+
+
+def owner_of(path: str, paths: Iterable[str]) -> str | None:
+    """The named path that a file belongs to: itself or its directory. None: it belongs to no path any more."""
+    return next((owner for owner in paths if owner in (path, os.path.dirname(path))), None)
+
+
 def look_once(path: str, reader: Reader) -> Survey:
     """What the files of a path hold now, for who looks once and needs no watch."""
     return Surveyor((os.path.normpath(path),), reader).look(0, 0.0, None)
@@ -196,7 +212,7 @@ def look_once(path: str, reader: Reader) -> Survey:
 
 def _missing(seen: Seen | None, this: _Pass) -> Seen | None:
     """What a file that is away still holds."""
-    if seen is None:
+    if seen is None or seen.stored:
         return None
     since = this.now if seen.missing_since is None else seen.missing_since
     left = since + GONE_SECONDS - this.now

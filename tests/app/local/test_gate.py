@@ -7,7 +7,8 @@ from podkeeper.engine.notebook import Notebook
 from podkeeper.host.clock import SystemClock
 from podkeeper.model.k8s.core import Container, Pod, PodSpec
 from podkeeper.model.k8s.meta import ObjectMeta
-from podkeeper.model.messages import PodUID, PodUpdate
+from podkeeper.model.messages import Op, PodUID, PodUpdate
+from podkeeper.ports.source import Tell
 from podkeeper.testing.fake_sources import FakeStaticSource, fake_file_source
 from podkeeper.testing.fakes import FakeJournal
 
@@ -168,3 +169,42 @@ def test_a_changed_manifest_lets_the_old_pod_leave_and_the_new_one_come() -> Non
             assert (scene.through(), list(scene.gate.leaving())) == ([B], [A])
 
     asyncio.run(scenario())
+
+
+def test_a_pod_held_back_stays_so_while_its_source_can_only_add_and_remove() -> None:
+    """A source that cannot read its manifests since the agent started tells what it has stored, and never a SET."""
+
+    async def scenario() -> list[tuple[str, list[str]]]:
+        journal, told = FakeJournal(), list[PodUpdate]()
+        async with Scene(journal) as scene:
+            scene.source.write("/a", pod("a", A), pod("b", B))
+            await scene.settle()
+            await scene.gate.hold(A)
+        gate = Gate(clock=SystemClock(), notes=Notebook(journal, "stopped/"))
+        source = Partial()
+        running = asyncio.create_task(gate.behind(source).run(told.append))
+        await asyncio.sleep(0)
+        source.tell(PodUpdate(Op.ADD, (pod("a", A), pod("b", B)), "file"))
+        assert list(gate.held()) == [A]
+        await gate.release(A)
+        await gate.hold(B)
+        gate.gone(B)
+        source.tell(PodUpdate(Op.REMOVE, (pod("a", A),), "file"))
+        running.cancel()
+        return [(each.op, [found.metadata.uid or "" for found in each.pods]) for each in told]
+
+    told = asyncio.run(scenario())
+    assert told == [("ADD", [B]), ("ADD", [A, B]), ("REMOVE", [B]), ("ADD", [A]), ("REMOVE", [A])]
+
+
+class Partial:
+    """A source that says what a test says."""
+
+    name = "file"
+
+    def __init__(self) -> None:
+        self.tell: Tell = lambda update: None
+
+    async def run(self, tell: Tell) -> None:
+        self.tell = tell
+        await asyncio.Event().wait()

@@ -50,6 +50,10 @@ _LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)
     "--config", "config_path", metavar="FILE", type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="A KubeletConfiguration; what of it is not honoured is named.",
 )  # fmt: skip
+@click.option(
+    "--keep-secrets", is_flag=True,
+    help="Store the Secrets of manifests below --root, so that pods start while the manifests cannot be read.",
+)  # fmt: skip
 @click.option("--once", is_flag=True, help="End when all pods have ended; exit with 0 only if all of them succeeded.")
 @click.option("--stop-pods-on-exit", is_flag=True, help="Stop the pods also when the agent is ended by SIGTERM.")
 @click.option("--plain", is_flag=True, help="Plain lines, as when the output is no terminal.")
@@ -63,6 +67,7 @@ def run(
     runtime_endpoint: str,
     host_images: tuple[str, ...],
     config_path: Path | None,
+    keep_secrets: bool,
     once: bool,
     stop_pods_on_exit: bool,
     plain: bool,
@@ -110,6 +115,7 @@ def run(
             runtime_endpoint=runtime_endpoint,
             host_images=host_images,
             config=config,
+            keep_secrets=keep_secrets,
         )
         wishes = Wishes(
             once=once,

@@ -9,7 +9,7 @@ from collections import defaultdict
 from datetime import datetime
 
 from podkeeper.app.build import Agent, Ports, Settings, simple_node
-from podkeeper.app.sources import api_source
+from podkeeper.app.sources import api_source, manifest_notes
 from podkeeper.engine.metrics import Metrics
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.messages import PodUID
@@ -119,13 +119,14 @@ class DemoNode:
 
     def _new_agent(self) -> Agent:
         pods = api_source(api=self.api, node_name=NODE_NAME, clock=self.clock, journal=self._journal)
+        notes = manifest_notes(self._journal, self.files.name, NODE_NAME, keep_secrets=True)
         ports = Ports(
             runtime=self.runtime,
             volumes=self._volumes,
             cgroups=self._cgroups,
             prober=FakeProber(),
             clock=self.clock,
-            sources=(pods, self.files),
+            sources=(pods, self.files.reader(notes)),
             api=self.api,
             journal=self._journal,
         )

@@ -1,6 +1,7 @@
 """The gate between the sources and the agent: lets pods through, and holds back those that a person stopped.
 
     source --SET--> gate --SET, without those held back--> storage
+    source that cannot read everything yet --ADD, REMOVE--> gate --ADD, REMOVE, likewise--> storage
 
 A static pod has nobody who could delete it but the owner of its manifest. So "stop" means: as if its manifest were not
 there, until somebody starts it again or the manifest changes. A changed manifest is another pod, with another UID, and
@@ -51,6 +52,7 @@ class Gate:
         self._clock = clock
         self._notes = notes
         self._told: dict[str, tuple[Pod, ...]] = {}  # by source: what it said last
+        self._ready: set[str] = set()  # sources that have said all they have: a SET
         self._through: dict[str, tuple[Pod, ...]] = {}  # by source: what the agent was told last
         self._tells: dict[str, Tell] = {}
         self._seen: dict[PodUID, datetime] = {}  # when each was named first
@@ -129,11 +131,18 @@ class Gate:
 
     def _hear(self, source: str, change: PodUpdate, tell: Tell) -> None:
         self._tells[source] = tell
-        if change.op is not Op.SET:  # the gate is for sources that say all they have
-            tell(change)
-            return
-        self._told[source] = change.pods
-        self._recall(change.pods)
+        told = {_uid(pod): pod for pod in self._told.get(source, ())}
+        match change.op:
+            case Op.SET:
+                told = {_uid(pod): pod for pod in change.pods}
+                self._ready.add(source)
+            case Op.REMOVE:
+                for pod in change.pods:
+                    told.pop(_uid(pod), None)
+            case _:
+                told |= {_uid(pod): pod for pod in change.pods}
+        self._told[source] = tuple(told.values())
+        self._recall(change.pods if change.op is not Op.REMOVE else ())
         self._tell(source)
 
     def _recall(self, pods: tuple[Pod, ...]) -> None:
@@ -156,12 +165,18 @@ class Gate:
         said = () if self.closed else self._told[source]
         through = tuple(pod for pod in said if _uid(pod) not in self._held and _uid(pod) not in self._leaving)
         kept, now = set(map(_uid, through)), self._clock.now()
-        for pod in self._through.get(source, ()):
-            if (uid := _uid(pod)) not in kept:
-                self._leaving.setdefault(uid, Since(pod, now, _grace_of(pod)))
-                self._news.set()
+        stopped = tuple(pod for pod in self._through.get(source, ()) if _uid(pod) not in kept)
+        for pod in stopped:
+            self._leaving.setdefault(_uid(pod), Since(pod, now, _grace_of(pod)))
+            self._news.set()
         self._through[source] = through
-        self._tells[source](PodUpdate(Op.SET, through, source))
+        if source in self._ready:
+            self._tells[source](PodUpdate(Op.SET, through, source))
+            return
+        if stopped:
+            self._tells[source](PodUpdate(Op.REMOVE, stopped, source))
+        if through:
+            self._tells[source](PodUpdate(Op.ADD, through, source))
 
 
 class _Gated:

@@ -10,7 +10,7 @@ This is the one room that knows PyYAML. The Go ancestors are k8s.io/apimachinery
 sigs.k8s.io/yaml.
 """
 
-from podkeeper.model.manifest.documents import Document, Reading, read_documents
+from podkeeper.model.manifest.documents import Document, Reading, Text, read_documents
 from podkeeper.model.manifest.typed import decode, type_of, unknown_fields
 
-__all__ = ["Document", "Reading", "decode", "read_documents", "type_of", "unknown_fields"]
+__all__ = ["Document", "Reading", "Text", "decode", "read_documents", "type_of", "unknown_fields"]

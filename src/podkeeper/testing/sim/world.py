@@ -20,7 +20,7 @@ from random import Random
 from typing import Any, cast
 
 from podkeeper.app.build import Agent, Ports, Settings, simple_node
-from podkeeper.app.sources import api_source
+from podkeeper.app.sources import api_source, manifest_notes
 from podkeeper.model.errors import TryLater
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.messages import PodUID
@@ -286,6 +286,10 @@ class World:
         api = cast(Api, Cord(life, "api", self.api, API))
         journal = cast(Journal, Cord(life, "journal", self.journal, JOURNAL))
         pods = api_source(api=api, node_name=NODE, clock=clock, journal=journal)
+        statics = [
+            places.reader(manifest_notes(journal, places.name, NODE, keep_secrets=True))
+            for places in (self.files, self.web)
+        ]
         return Ports(
             runtime=cast(Runtime, Cord(life, "runtime", self.runtime, RUNTIME)),
             volumes=cast(Volumes, Cord(life, "volumes", self.volumes, VOLUMES)),
@@ -293,7 +297,7 @@ class World:
             prober=cast(Prober, Cord(life, "prober", self.prober, PROBER)),
             journal=journal,
             clock=clock,
-            sources=tuple(TiedSource(source, life) for source in (pods, self.files, self.web)),
+            sources=tuple(TiedSource(source, life) for source in (pods, *statics)),
             api=api,
         )
 

@@ -9,6 +9,7 @@ publishes one. It stays over for all lives of the agent that follow: what one of
 
 from dataclasses import dataclass, field
 
+from podkeeper.engine.notebook import PATIENCE_SECONDS
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.messages import API_SOURCE, Op, PodUID
 from podkeeper.rules.mirror import full_name, is_mirror_pod, shown_uid
@@ -23,7 +24,7 @@ class End:
 
     why: str
     life: int  # of the agent that learned it
-    noted: bool  # it could be written down; what a full disk refuses, the next life cannot know
+    noted: bool  # it could be written down; what a full or slow disk refuses, the next life cannot know
     acted_upon: bool = False  # the agent is known to have taken it in
 
 
@@ -138,7 +139,10 @@ class Pods:
 
     def _over(self, known: KnownPod, why: str, life: int) -> None:
         if known.end is None:
-            known.end = End(why, life, noted=not self._world.journal.disk_full)
+            # A note that the disk does not take in time is not waited for.
+            journal = self._world.journal
+            noted = not journal.disk_full and journal.sync_seconds < PATIENCE_SECONDS
+            known.end = End(why, life, noted=noted)
 
 
 NO_ROOM = ("OutOf", "UnexpectedAdmissionError")

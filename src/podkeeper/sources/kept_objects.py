@@ -1,0 +1,250 @@
+"""Store the config maps, secrets and tokens of this node's pods, for a start without the API server.
+
+    get, token --> API --answers--> caller, and `store` if it changed
+                    `--no answer since the agent started--> `store` --> caller
+
+In: the API's reader, its provider of tokens, and a store that survives a reboot. Out: the same objects. The decision
+and what an attacker gets: docs/decisions/0010.
+
+* The store is only read while the API has not answered since the agent started. Its first answer ends that for good:
+  from then on an error is an error, as without a store.
+* Config maps are stored. Secrets and tokens are stored only if `keep_secrets` is set. Secrets of type
+  kubernetes.io/service-account-token are never stored: they are credentials of the cluster and do not expire.
+* `keep_for` removes what no pod of this node needs any more. What the API answers with NotFound is removed, too.
+* Callers never wait for a write. What the disk refuses is retried and costs nothing but the next offline start.
+"""
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Final, Protocol, TypeVar
+
+import msgspec
+
+from podkeeper.model.errors import ApiUnavailable, NotFound, TryLater
+from podkeeper.model.k8s.core import ConfigMap, Pod, PodSpec, Secret
+from podkeeper.model.wire import Wire
+from podkeeper.ports.api import Reader
+from podkeeper.ports.clock import Clock
+from podkeeper.rules.needed_objects import CONFIG_MAP, SECRET, NeededObject, needed_objects, token_of
+
+log = logging.getLogger(__name__)
+
+K = TypeVar("K", bound=Wire)
+T = TypeVar("T")
+
+ANSWER_SECONDS: Final = 10.0
+"""How long the API may take for an answer before the store is read instead."""
+
+ASK_AGAIN_SECONDS: Final = 10.0
+"""So long after an unanswered call the store answers at once: a pod with ten objects waits for one call, not ten."""
+
+RETRY_SECONDS: Final = 30.0
+CLUSTER_CREDENTIAL: Final = "kubernetes.io/service-account-token"
+
+
+class Store(Protocol):
+    """Bytes by name, as `ObjectFiles` has them. Calls block, and raise OSError."""
+
+    def open(self) -> frozenset[str]:
+        """Make the store ready. Returns the names there are."""
+
+    def name_of(self, key: str) -> str:
+        """The name for a key."""
+
+    def read(self, name: str) -> bytes | None:
+        """What was written last."""
+
+    def write(self, name: str, data: bytes) -> None:
+        """Replace what is there."""
+
+    def remove(self, name: str) -> None:
+        """Remove it."""
+
+
+class Tokens(Protocol):
+    """Makes service account tokens."""
+
+    async def token(self, pod: Pod, audience: str, expiration_seconds: int | None) -> str:
+        """A token that is good for a while yet."""
+
+
+class _Envelope(msgspec.Struct, frozen=True):
+    """What a file holds; the key says whether it is the one that was asked for."""
+
+    kind: str
+    namespace: str
+    name: str
+    content: msgspec.Raw
+
+
+class KeptObjects:
+    """Reads objects, and stores those that this node's pods need."""
+
+    def __init__(
+        self,
+        api: Reader,
+        store: Store,
+        clock: Clock,
+        *,
+        keep_secrets: bool,
+        tokens: Tokens | None = None,
+        in_thread: Callable[..., Awaitable[Any]] = asyncio.to_thread,
+    ) -> None:
+        """`tokens`: where service account tokens come from; None: from nowhere. `in_thread` runs a blocking call."""
+        self._api = api
+        self._store = store
+        self._clock = clock
+        self._keep_secrets = keep_secrets
+        self._tokens = tokens
+        self._in_thread = in_thread
+        self._api_answered = False  # since the agent started
+        self._ask_again_at = 0.0
+        self._opened = asyncio.Lock()
+        self._names: set[str] | None = None  # of the files; None: the store has not been opened
+        self._stored: dict[str, bytes] = {}  # by name: the digest of what was written in this life
+        self._pending: dict[str, bytes | None] = {}  # by name: to be written; None: to be removed
+        self._work = asyncio.Event()
+        self._needed: dict[str, tuple[PodSpec, frozenset[NeededObject]]] | None = None  # by UID of the pod
+
+    # Reading.
+
+    async def get(self, kind: type[K], name: str, namespace: str = "") -> K:
+        """The object as the API has it, or as it was stored. Raises NotFound."""
+        if kind is not ConfigMap and kind is not Secret:
+            return await self._api.get(kind, name, namespace)
+        key = NeededObject(CONFIG_MAP if kind is ConfigMap else SECRET, namespace, name)
+        return await self._read(key, lambda: self._api.get(kind, name, namespace), kind)
+
+    async def token(self, pod: Pod, audience: str, expiration_seconds: int | None) -> str:
+        """A token from the provider, or the last one: it is renewed as soon as the API answers. Raises TryLater."""
+        tokens = self._tokens
+        if tokens is None:
+            raise TryLater("cannot get a service account token: this node has no provider of tokens")
+        return await self._read(token_of(pod, audience), lambda: tokens.token(pod, audience, expiration_seconds), str)
+
+    async def _read(self, key: NeededObject, ask: Callable[[], Awaitable[T]], kind: type[T]) -> T:
+        stored = None if self._api_answered else await self._recall(key, kind)
+        if stored is None:
+            return await self._asked(key, ask)
+        if self._clock.monotonic() < self._ask_again_at:
+            return stored
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                return await self._asked(key, ask)
+        except (ApiUnavailable, TimeoutError) as error:
+            why = str(error) or f"no answer within {ANSWER_SECONDS:g} s"
+            if self._api_answered:  # to another call, meanwhile
+                raise ApiUnavailable(f"cannot get {key}: {why}") from error
+            self._ask_again_at = self._clock.monotonic() + ASK_AGAIN_SECONDS
+            log.warning("using stored copies of %s and other objects: the API does not answer: %s", key, why)
+            return stored
+
+    async def _asked(self, key: NeededObject, ask: Callable[[], Awaitable[T]]) -> T:
+        try:
+            answer = await ask()
+        except NotFound:
+            self._api_answered = True
+            self._put(self._store.name_of(str(key)), None)
+            raise
+        self._api_answered = True
+        if self._may_keep(key, answer):
+            envelope = _Envelope(key.kind, key.namespace, key.name, msgspec.Raw(msgspec.json.encode(answer)))
+            self._put(self._store.name_of(str(key)), msgspec.json.encode(envelope))
+        return answer
+
+    def _may_keep(self, key: NeededObject, answer: object) -> bool:
+        if isinstance(answer, Secret) and answer.type == CLUSTER_CREDENTIAL:
+            return False
+        return key.kind == CONFIG_MAP or self._keep_secrets
+
+    async def _recall(self, key: NeededObject, kind: type[T]) -> T | None:
+        if key.kind != CONFIG_MAP and not self._keep_secrets:
+            return None
+        name = self._store.name_of(str(key))
+        try:
+            await self._open()
+            data = await self._in_thread(self._store.read, name)
+        except OSError as error:
+            log.warning("cannot read the stored copy of %s: %s", key, error)
+            return None
+        try:
+            envelope = None if data is None else msgspec.json.decode(data, type=_Envelope)
+            if envelope is None or NeededObject(envelope.kind, envelope.namespace, envelope.name) != key:
+                return None
+            return msgspec.json.decode(envelope.content, type=kind)
+        except (msgspec.DecodeError, ValueError) as error:
+            log.warning("removed the stored copy of %s, which cannot be decoded: %s", key, error)
+            self._put(name, None)
+            return None
+
+    # Writing.
+
+    def keep_for(self, pods: Iterable[Pod]) -> None:
+        """Forget what these pods do not need. Call it only when they are all pods of the node."""
+        before, now = self._needed or {}, dict[str, tuple[PodSpec, frozenset[NeededObject]]]()
+        for pod in pods:
+            uid = pod.metadata.uid or ""
+            known = before.get(uid)
+            now[uid] = known if known is not None and known[0] is pod.spec else (pod.spec, needed_objects(pod))
+        changed, self._needed = now != self._needed, now
+        if self._names is None:
+            self._work.set()  # opens the store, which removes what is not needed
+        elif changed:
+            self._drop_unneeded()
+
+    def _drop_unneeded(self) -> None:
+        keys = {key for _, keys in (self._needed or {}).values() for key in keys}
+        needed = {self._store.name_of(str(key)) for key in keys if key.kind == CONFIG_MAP or self._keep_secrets}
+        for name in {*(self._names or ()), *self._pending} - needed:
+            self._put(name, None)
+
+    def _put(self, name: str, data: bytes | None) -> None:
+        if data is None:
+            known = name in self._pending or name in self._stored or self._names is None or name in self._names
+            if not known:
+                return
+        elif (data == self._pending[name]) if name in self._pending else (_digest(data) == self._stored.get(name)):
+            return
+        self._pending[name] = data
+        self._work.set()
+
+    async def run(self) -> None:
+        """Write and remove files, until cancelled."""
+        while True:
+            await self._work.wait()
+            self._work.clear()
+            try:
+                await self._open()
+                await self._write_all()
+            except OSError as error:
+                log.warning("cannot store objects of pods, next try in %g s: %s", RETRY_SECONDS, error)
+                await asyncio.sleep(RETRY_SECONDS)
+                self._work.set()
+
+    async def _open(self) -> None:
+        async with self._opened:
+            if self._names is None:
+                self._names = set(await self._in_thread(self._store.open))
+                if self._needed is not None:
+                    self._drop_unneeded()
+
+    async def _write_all(self) -> None:
+        names = self._names if self._names is not None else set()
+        while self._pending:
+            name, data = next(iter(self._pending.items()))
+            if data is None:
+                await self._in_thread(self._store.remove, name)
+                names.discard(name)
+                self._stored.pop(name, None)
+            else:
+                await self._in_thread(self._store.write, name, data)
+                names.add(name)
+                self._stored[name] = _digest(data)
+            if self._pending.get(name) is data:  # not replaced meanwhile
+                del self._pending[name]
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=16).digest()

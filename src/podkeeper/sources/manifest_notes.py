@@ -1,0 +1,121 @@
+"""Store what static manifests held, for an agent that starts while they cannot be read.
+
+    Shelf: items by place --keep--> one note per place --(restart)--> recall --> Shelf
+
+In: what counts of each file or URL. Out: the same after a restart, equal to what the source itself made of the manifest
+(UID, config hash and all), so a pod that runs is adopted and not replaced.
+
+* A note is written before its pods are told. It becomes durable with the next sync of the journal; a disk that refuses
+  delays nothing.
+* A note lasts as long as its place: the journal holds no more than the manifests do.
+* A note of another node name, or one that cannot be decoded, is dropped: the pods in it are not those of this node.
+* Content of Secrets is only stored if `keep_secrets` is set (docs/decisions/0010). A pod whose Secret is missing waits
+  for the source.
+"""
+
+import asyncio
+import hashlib
+import logging
+import os
+from collections.abc import Mapping
+
+import msgspec
+
+from podkeeper.model.k8s.core import ConfigMap, Pod, Secret
+from podkeeper.model.manifest import Document, Text
+from podkeeper.sources.contents import Item, pod_item
+from podkeeper.sources.local_objects import LocalObject, key_of
+from podkeeper.sources.places import shown
+from podkeeper.sources.remembered import PATIENCE_SECONDS, Notes
+
+log = logging.getLogger(__name__)
+
+
+class _Note(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What one place held."""
+
+    node: str
+    place: bytes  # a path need not be text
+    pods: tuple[Pod, ...] = ()
+    config_maps: tuple[ConfigMap, ...] = ()
+    secrets: tuple[Secret, ...] = ()
+
+
+class ManifestNotes:
+    """Notes of one source of manifests."""
+
+    def __init__(
+        self, notes: Notes, node_name: str, *, keep_secrets: bool, patience_seconds: float = PATIENCE_SECONDS
+    ) -> None:
+        """`patience_seconds`: how long the source may take to read anything before the stored pods are told."""
+        self.patience_seconds = patience_seconds
+        self._notes = notes
+        self._node_name = node_name
+        self._keep_secrets = keep_secrets
+        self._kept: dict[str, bytes] = {}  # by key: the note as it was written last
+        self._written = asyncio.Event()
+
+    def recall(self) -> dict[str, tuple[Item, ...]]:
+        """What the places held before the restart, in the order of places. Empty when called again."""
+        recalled: dict[str, tuple[Item, ...]] = {}
+        for key in tuple(self._notes.old_keys()):
+            encoded = self._notes.take(key) or b""
+            self._kept[key] = encoded
+            try:
+                note = msgspec.json.decode(encoded, type=_Note)
+            except (msgspec.DecodeError, ValueError) as error:  # ValueError: text that is not Unicode
+                log.warning("dropped the note of a manifest that cannot be decoded: %s", error)
+                self._drop(key)
+                continue
+            if note.node != self._node_name:
+                self._drop(key)
+                continue
+            recalled[os.fsdecode(note.place)] = _items(note)
+        return dict(sorted(recalled.items()))
+
+    def keep(self, counting: Mapping[str, tuple[Item, ...]]) -> None:
+        """Store what each place holds now, and nothing of other places."""
+        notes = {_key(place): self._encoded(place, items) for place, items in counting.items() if items}
+        for gone in self._kept.keys() - notes.keys():
+            self._drop(gone)
+        for key, note in notes.items():
+            if self._kept.get(key) != note:
+                self._kept[key] = note
+                self._notes.write(key, note)
+                self._written.set()
+
+    async def run(self) -> None:
+        """Have the journal synced after each change, until cancelled."""
+        while True:
+            await self._written.wait()
+            self._written.clear()
+            await self._notes.settle()
+
+    def _drop(self, key: str) -> None:
+        self._kept.pop(key, None)
+        self._notes.drop(key)
+        self._written.set()
+
+    def _encoded(self, place: str, items: tuple[Item, ...]) -> bytes:
+        values = [item.value for item in items]
+        secrets = tuple(value for value in values if isinstance(value, Secret))
+        return msgspec.json.encode(
+            _Note(
+                node=self._node_name,
+                place=os.fsencode(place),
+                pods=tuple(value for value in values if isinstance(value, Pod)),
+                config_maps=tuple(value for value in values if isinstance(value, ConfigMap)),
+                secrets=secrets if self._keep_secrets else (),
+            )
+        )
+
+
+def _key(place: str) -> str:
+    return hashlib.blake2b(os.fsencode(place), digest_size=16).hexdigest()
+
+
+def _items(note: _Note) -> tuple[Item, ...]:
+    place = Document({}, Text("", shown(os.fsdecode(note.place)), 1))
+    pods = (pod_item(pod, note.node, place) for pod in note.pods)
+    objects: tuple[LocalObject, ...] = (*note.config_maps, *note.secrets)
+    return (*pods, *(Item(key_of(each), each, place) for each in objects))

@@ -1,0 +1,96 @@
+"""A directory of small files that only the agent's user can read: one file per key, replaced as a whole.
+
+In: keys and bytes. Out: the bytes after a crash or a power cut, as they were before or after the last write, never
+mixed. Every call blocks, and raises OSError when the disk refuses.
+
+The directory has mode 0700 and each file 0600. A directory of another user, or one that is a symbolic link, is not
+used: its owner could read what is written to it. A file that is removed is gone from the directory when the call
+returns. The blocks on the disk are not overwritten.
+"""
+
+import contextlib
+import errno
+import hashlib
+import os
+import stat
+from pathlib import Path
+from typing import Final
+
+_UNFINISHED: Final = ".new"
+
+
+class ObjectFiles:
+    """Values by key, in one directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def open(self) -> frozenset[str]:
+        """Make the directory, or take what a crash left. Returns the names of the files there are."""
+        self._directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(self._directory, 0o700)
+        descriptor = self._open_directory()
+        try:
+            os.fchmod(descriptor, 0o700)
+            names = frozenset(os.listdir(descriptor))
+            for name in names:
+                if name.endswith(_UNFINISHED):
+                    os.unlink(name, dir_fd=descriptor)
+            return frozenset(name for name in names if not name.endswith(_UNFINISHED))
+        finally:
+            os.close(descriptor)
+
+    @staticmethod
+    def name_of(key: str) -> str:
+        """The name of a key's file: names of objects can be longer than those of files."""
+        return hashlib.blake2b(key.encode(), digest_size=24).hexdigest()
+
+    def read(self, name: str) -> bytes | None:
+        """What was written last under a name; None: nothing."""
+        directory = self._open_directory()
+        try:
+            descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+        except FileNotFoundError:
+            return None
+        finally:
+            os.close(directory)
+        with open(descriptor, "rb") as file:
+            return file.read()
+
+    def write(self, name: str, data: bytes) -> None:
+        """Replace what is there. Durable when it returns."""
+        directory, unfinished = self._open_directory(), name + _UNFINISHED
+        try:
+            try:
+                flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+                with open(os.open(unfinished, flags, 0o600, dir_fd=directory), "wb") as file:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.rename(unfinished, name, src_dir_fd=directory, dst_dir_fd=directory)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    os.unlink(unfinished, dir_fd=directory)
+                raise
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
+    def remove(self, name: str) -> None:
+        """Remove a file; one that is not there is removed."""
+        directory = self._open_directory()
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=directory)
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
+    def _open_directory(self) -> int:
+        descriptor = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        found = os.fstat(descriptor)
+        if found.st_uid != os.geteuid() or not stat.S_ISDIR(found.st_mode):
+            os.close(descriptor)
+            raise OSError(errno.EPERM, f"{self._directory} belongs to user {found.st_uid}")
+        return descriptor

@@ -1,0 +1,343 @@
+"""Objects that are kept for a start without the API: what is stored, when it is used, and when it is removed."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from podkeeper.model.errors import ApiUnavailable, NotFound, TryLater
+from podkeeper.model.k8s.core import (
+    ConfigMap,
+    ConfigMapVolumeSource,
+    Container,
+    Node,
+    Pod,
+    PodSpec,
+    ProjectedVolumeSource,
+    Secret,
+    SecretVolumeSource,
+    ServiceAccountTokenProjection,
+    Volume,
+    VolumeProjection,
+)
+from podkeeper.model.k8s.meta import ObjectMeta
+from podkeeper.sources.kept_objects import ANSWER_SECONDS, ASK_AGAIN_SECONDS, RETRY_SECONDS, KeptObjects
+from podkeeper.testing.memory_api import MemoryApi
+from podkeeper.testing.virtual_time import VirtualClock, simulate
+
+META = ObjectMeta(name="settings", namespace="default")
+SETTINGS = ConfigMap(metadata=META, data={"colour": "blue"})
+PASSWORD = Secret(metadata=ObjectMeta(name="password", namespace="default"), data={"admin": "aHVudGVyMg=="})
+TOKEN = ProjectedVolumeSource(
+    sources=(VolumeProjection(service_account_token=ServiceAccountTokenProjection(path="t")),)
+)
+POD = Pod(
+    metadata=ObjectMeta(name="web", namespace="default", uid="uid-web"),
+    spec=PodSpec(
+        containers=(Container(name="app", image="app"),),
+        volumes=(
+            Volume(name="a", config_map=ConfigMapVolumeSource(name="settings")),
+            Volume(name="b", secret=SecretVolumeSource(secret_name="password")),
+            Volume(name="c", projected=TOKEN),
+        ),
+    ),
+)
+
+
+class Disk:
+    """A store in memory that can refuse."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, bytes] = {}
+        self.refuses = False
+        self.writes = 0
+
+    def open(self) -> frozenset[str]:
+        self._ask()
+        return frozenset(self.files)
+
+    def name_of(self, key: str) -> str:
+        return key
+
+    def read(self, name: str) -> bytes | None:
+        self._ask()
+        return self.files.get(name)
+
+    def write(self, name: str, data: bytes) -> None:
+        self._ask()
+        self.writes += 1
+        self.files[name] = data
+
+    def remove(self, name: str) -> None:
+        self._ask()
+        self.files.pop(name, None)
+
+    def _ask(self) -> None:
+        if self.refuses:
+            raise OSError("no space left on the device")
+
+
+class Issuer:
+    """Issues tokens while the API answers."""
+
+    def __init__(self, api: "World") -> None:
+        self._world = api
+        self.issued = 0
+
+    async def token(self, pod: Pod, audience: str, expiration_seconds: int | None) -> str:
+        if self._world.is_down:
+            raise ApiUnavailable("connection refused")
+        self.issued += 1
+        return f"token-{self.issued}"
+
+
+class World:
+    """What outlives the agent."""
+
+    def __init__(self) -> None:
+        self.clock = VirtualClock()
+        self.api = MemoryApi(self.clock)
+        self.disk = Disk()
+        self.is_down = False
+        self.api.put(SETTINGS)
+        self.api.put(PASSWORD)
+
+    def go_down(self) -> None:
+        self.is_down = True
+        self.api.go_down()
+
+    def come_up(self) -> None:
+        self.is_down = False
+        self.api.come_up()
+
+    @asynccontextmanager
+    async def life(self, *, keep_secrets: bool = True) -> AsyncIterator[KeptObjects]:
+        async def at_once(call: Callable[..., Any], *given: object) -> Any:
+            return call(*given)
+
+        issuer = Issuer(self)
+        kept = KeptObjects(self.api, self.disk, self.clock, keep_secrets=keep_secrets, tokens=issuer, in_thread=at_once)
+        running = asyncio.create_task(kept.run())
+        yield kept
+        await asyncio.sleep(0.1)
+        running.cancel()
+
+
+async def read_all(kept: KeptObjects) -> list[str]:
+    """What each object holds, or why it cannot be read."""
+    found = []
+    for read in (
+        lambda: kept.get(ConfigMap, "settings", "default"),
+        lambda: kept.get(Secret, "password", "default"),
+        lambda: kept.token(POD, "", 3600),
+    ):
+        try:
+            answer: Any = await read()
+            found.append(answer if isinstance(answer, str) else next(iter((answer.data or {}).values())))
+        except TryLater as error:
+            found.append(type(error).__name__)
+    return found
+
+
+def play(story: Callable[[World], Awaitable[None]]) -> None:
+    async def played() -> None:
+        await story(World())
+
+    simulate(played())
+
+
+def test_what_was_read_is_found_again_while_the_api_does_not_answer() -> None:
+    async def story(world: World) -> None:
+        async with world.life() as kept:
+            assert await read_all(kept) == ["blue", "aHVudGVyMg==", "token-1"]
+        world.go_down()
+        async with world.life() as kept:
+            assert await read_all(kept) == ["blue", "aHVudGVyMg==", "token-1"]
+
+    play(story)
+
+
+def test_without_leave_secrets_and_tokens_are_neither_written_nor_read() -> None:
+    async def story(world: World) -> None:
+        async with world.life(keep_secrets=False) as kept:
+            await read_all(kept)
+        assert list(world.disk.files) == ["ConfigMap default/settings"]
+        async with world.life() as kept:
+            await read_all(kept)
+        world.go_down()
+        async with world.life(keep_secrets=False) as kept:
+            assert await read_all(kept) == ["blue", "ApiUnavailable", "ApiUnavailable"]
+
+    play(story)
+
+
+def test_when_leave_is_withdrawn_secrets_and_tokens_are_removed() -> None:
+    async def story(world: World) -> None:
+        async with world.life() as kept:
+            await read_all(kept)
+            kept.keep_for([POD])
+        assert len(world.disk.files) == 3
+        async with world.life(keep_secrets=False) as kept:
+            kept.keep_for([POD])
+        assert list(world.disk.files) == ["ConfigMap default/settings"]
+
+    play(story)
+
+
+def test_credentials_of_the_cluster_are_never_written() -> None:
+    async def story(world: World) -> None:
+        meta = ObjectMeta(name="legacy", namespace="default")
+        world.api.put(Secret(metadata=meta, data={"token": "eA=="}, type="kubernetes.io/service-account-token"))
+        async with world.life() as kept:
+            await kept.get(Secret, "legacy", "default")
+        assert world.disk.files == {}
+
+    play(story)
+
+
+def test_once_the_api_has_answered_stored_copies_are_not_used_any_more() -> None:
+    async def story(world: World) -> None:
+        async with world.life() as kept:
+            await read_all(kept)
+        async with world.life() as kept:
+            await kept.get(ConfigMap, "settings", "default")
+            world.go_down()
+            assert await read_all(kept) == ["ApiUnavailable"] * 3
+
+    play(story)
+
+
+def test_the_api_is_asked_again_and_its_answer_replaces_the_copy() -> None:
+    async def story(world: World) -> None:
+        async with world.life() as kept:
+            await read_all(kept)
+        world.go_down()
+        async with world.life() as kept:
+            await read_all(kept)
+            world.come_up()
+            world.api.put(ConfigMap(metadata=META, data={"colour": "red"}))
+            await asyncio.sleep(ASK_AGAIN_SECONDS)
+            assert (await read_all(kept))[0] == "red"
+        world.go_down()
+        async with world.life() as kept:
+            assert (await read_all(kept))[0] == "red"
+
+    play(story)
+
+
+def test_an_api_that_hangs_delays_the_objects_of_a_pod_once() -> None:
+    async def story(world: World) -> None:
+        async with world.life() as kept:
+            await read_all(kept)
+        world.api.faults.hang("get", seconds=10_000, times=100)
+        async with world.life() as kept:
+            begun = world.clock.monotonic()
+            assert (await kept.get(ConfigMap, "settings", "default")).data == {"colour": "blue"}
+            assert (await kept.get(Secret, "password", "default")).data == PASSWORD.data
+            assert world.clock.monotonic() - begun == pytest.approx(ANSWER_SECONDS)
+
+    play(story)
+
+
+def test_an_object_that_the_api_does_not_have_is_removed_and_not_found() -> None:
+    async def story(world: World) -> None:
+        async with world.life() as kept:
+            await read_all(kept)
+        world.api.remove(ConfigMap, "settings", "default")
+        async with world.life() as kept:
+            with pytest.raises(NotFound):
+                await kept.get(ConfigMap, "settings", "default")
+        assert "ConfigMap default/settings" not in world.disk.files
+
+    play(story)
+
+
+def test_what_no_pod_needs_any_more_is_removed() -> None:
+    async def story(world: World) -> None:
+        async with world.life() as kept:
+            await read_all(kept)
+            kept.keep_for([POD])
+            await asyncio.sleep(1)
+            assert len(world.disk.files) == 3
+            kept.keep_for([])
+            await asyncio.sleep(1)
+            assert world.disk.files == {}
+
+    play(story)
+
+
+def test_what_no_pod_needed_when_the_agent_was_away_is_removed_at_the_next_start() -> None:
+    async def story(world: World) -> None:
+        async with world.life() as kept:
+            await read_all(kept)
+        async with world.life() as kept:
+            kept.keep_for([])
+        assert world.disk.files == {}
+
+    play(story)
+
+
+def test_an_object_that_did_not_change_is_written_once() -> None:
+    async def story(world: World) -> None:
+        async with world.life() as kept:
+            for _ in range(5):
+                await kept.get(ConfigMap, "settings", "default")
+                await asyncio.sleep(1)
+        assert world.disk.writes == 1
+
+    play(story)
+
+
+def test_a_disk_that_refuses_delays_nobody_and_is_tried_again() -> None:
+    async def story(world: World) -> None:
+        world.disk.refuses = True
+        async with world.life() as kept:
+            assert await read_all(kept) == ["blue", "aHVudGVyMg==", "token-1"]
+            await asyncio.sleep(1)
+            world.disk.refuses = False
+            await asyncio.sleep(RETRY_SECONDS)
+        assert len(world.disk.files) == 3
+        world.go_down()
+        world.disk.refuses = True
+        async with world.life() as kept:
+            assert await read_all(kept) == ["ApiUnavailable"] * 3
+
+    play(story)
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b'{"kind": "ConfigMap", "namespace": "default", "name": "settings"}'])
+def test_a_copy_that_cannot_be_decoded_is_removed(data: bytes) -> None:
+    async def story(world: World) -> None:
+        world.disk.files["ConfigMap default/settings"] = data
+        world.go_down()
+        async with world.life() as kept:
+            with pytest.raises(ApiUnavailable):
+                await kept.get(ConfigMap, "settings", "default")
+        assert world.disk.files == {}
+
+    play(story)
+
+
+def test_a_copy_of_another_object_is_not_used() -> None:
+    async def story(world: World) -> None:
+        async with world.life() as kept:
+            await read_all(kept)
+        world.disk.files["Secret default/password"] = world.disk.files["ConfigMap default/settings"]
+        world.go_down()
+        async with world.life() as kept:
+            with pytest.raises(ApiUnavailable):
+                await kept.get(Secret, "password", "default")
+
+    play(story)
+
+
+def test_other_kinds_of_objects_are_passed_through() -> None:
+    async def story(world: World) -> None:
+        world.api.put(Node(metadata=ObjectMeta(name="n1")))
+        async with world.life() as kept:
+            assert (await kept.get(Node, "n1")).metadata.name == "n1"
+        assert world.disk.files == {}
+
+    play(story)

@@ -1,0 +1,119 @@
+"""Notes of manifests: what survives a restart of the agent, and what must not."""
+
+import asyncio
+import os
+
+import pytest
+
+from podkeeper.engine.notebook import Notebook
+from podkeeper.model.k8s.core import Pod
+from podkeeper.rules.static import FromFile
+from podkeeper.sources.contents import Contents, Reader
+from podkeeper.sources.manifest_notes import ManifestNotes
+from podkeeper.testing.fakes import FakeJournal
+from podkeeper.testing.virtual_time import simulate
+from tests.sources.static_listener import config_map_text, pod_text
+
+PLACE = "/manifests/web.yaml"
+SECRET = "apiVersion: v1\nkind: Secret\nmetadata:\n  name: password\nstringData:\n  word: hush-hush\n"
+ALL = "---\n".join([pod_text("web", more="  - {name: beside, image: x}\n"), config_map_text("settings", "one"), SECRET])
+
+
+def read(text: str, place: str = PLACE) -> Contents:
+    contents = Reader("n1", has_store=True).read(text.encode(), FromFile(place), place)
+    assert contents.whole, contents.problems
+    return contents
+
+
+def notes(journal: FakeJournal, node_name: str = "n1", *, keep_secrets: bool = True) -> ManifestNotes:
+    return ManifestNotes(Notebook(journal, "manifest/file/"), node_name, keep_secrets=keep_secrets)
+
+
+@pytest.mark.parametrize("place", [PLACE, os.fsdecode(b"/manifests/\xff.yaml"), "http://host/manifests?x=1"])
+def test_what_is_recalled_equals_what_the_source_made_of_the_manifest(place: str) -> None:
+    journal, items = FakeJournal(), read(ALL, place).items
+    notes(journal).keep({place: items})
+    recalled = notes(journal).recall()
+    assert list(recalled) == [place]
+    assert [(item.key, item.value) for item in recalled[place]] == [(item.key, item.value) for item in items]
+
+
+def test_pods_of_one_place_are_recalled_in_the_order_in_which_they_were_written() -> None:
+    journal, items = FakeJournal(), read("---\n".join(map(pod_text, ["c", "a", "b"]))).items
+    notes(journal).keep({PLACE: items})
+    assert [item.key.name for item in notes(journal).recall()[PLACE]] == ["c", "a", "b"]
+
+
+def test_the_content_of_secrets_is_not_written_unless_it_may_be() -> None:
+    journal = FakeJournal()
+    notes(journal, keep_secrets=False).keep({PLACE: read(ALL).items})
+    assert not any(b"aHVzaC1odXNo" in note or b"hush-hush" in note for note in journal.load().values())
+    assert [item.key.kind for item in notes(journal).recall()[PLACE]] == ["Pod", "ConfigMap"]
+
+
+def test_a_note_is_dropped_with_its_place() -> None:
+    journal, items = FakeJournal(), read(ALL).items
+    kept = notes(journal)
+    kept.keep({PLACE: items, "/manifests/other.yaml": read(pod_text("other")).items})
+    kept.keep({PLACE: items})
+    assert len(journal.load()) == 1
+    kept.keep({PLACE: ()})
+    assert journal.load() == {}
+
+
+def test_a_note_that_was_recalled_is_dropped_when_its_place_does_not_come_back() -> None:
+    journal = FakeJournal()
+    notes(journal).keep({PLACE: read(ALL).items})
+    second = notes(journal)
+    second.recall()
+    second.keep({})
+    assert journal.load() == {}
+
+
+def test_what_has_not_changed_is_not_written_again() -> None:
+    journal, items = FakeJournal(), read(ALL).items
+    notes(journal).keep({PLACE: items})
+    written = journal.unsynced_writes
+    second = notes(journal)
+    second.recall()
+    second.keep({PLACE: items})
+    assert journal.unsynced_writes == written
+
+
+@pytest.mark.parametrize(
+    "note", [b"", b"{", b'{"node": "n1"}', b"\xff", b'{"node": "n1", "place": "L3g=", "pods": [1]}']
+)
+def test_a_note_that_cannot_be_decoded_is_dropped_and_the_others_are_not(note: bytes) -> None:
+    journal = FakeJournal()
+    notes(journal).keep({PLACE: read(ALL).items})
+    journal.put("manifest/file/broken", note)
+    assert list(notes(journal).recall()) == [PLACE]
+    assert "manifest/file/broken" not in journal.load()
+
+
+def test_notes_of_another_node_name_are_dropped() -> None:
+    journal = FakeJournal()
+    notes(journal).keep({PLACE: read(ALL).items})
+    assert notes(journal, "n2").recall() == {}
+    assert journal.load() == {}
+
+
+def test_notes_become_durable_and_a_disk_that_refuses_holds_nothing_up() -> None:
+    async def scenario() -> tuple[bool, bool]:
+        journal = FakeJournal()
+        kept = notes(journal)
+        running = asyncio.create_task(kept.run())
+        journal.disk_full = True
+        kept.keep({PLACE: read(pod_text("old")).items})
+        await asyncio.sleep(5)
+        refused = journal.unsynced_writes > 0
+        journal.disk_full = False
+        kept.keep({PLACE: read(pod_text("web")).items})
+        await asyncio.sleep(5)
+        running.cancel()
+        journal.crash()
+        (item,) = notes(journal).recall()[PLACE]
+        assert isinstance(item.value, Pod)
+        return refused, item.value.metadata.name == "web-n1"
+
+    assert simulate(scenario())[0] == (True, True)

@@ -1,0 +1,87 @@
+"""A directory of files that only the agent can read: modes, crashes, and directories that are not ours."""
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from podkeeper.sources.object_files import ObjectFiles
+
+
+def opened(directory: Path) -> ObjectFiles:
+    files = ObjectFiles(directory)
+    files.open()
+    return files
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_what_is_written_is_read_and_replaced_and_removed(tmp_path: Path) -> None:
+    files, name = opened(tmp_path / "objects"), ObjectFiles.name_of("Secret default/" + "long" * 100)
+    assert files.read(name) is None
+    files.write(name, b"one")
+    files.write(name, b"two")
+    assert files.read(name) == b"two"
+    assert ObjectFiles(tmp_path / "objects").open() == {name}
+    files.remove(name)
+    files.remove(name)
+    assert files.read(name) is None
+    assert os.listdir(tmp_path / "objects") == []
+
+
+def test_only_the_agents_user_can_read_them(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        files = opened(tmp_path / "objects")
+        files.write("a", b"secret")
+    finally:
+        os.umask(before)
+    assert (mode(tmp_path / "objects"), mode(tmp_path / "objects" / "a")) == (0o700, 0o600)
+
+
+def test_a_directory_that_others_may_enter_is_closed_to_them(tmp_path: Path) -> None:
+    (tmp_path / "objects").mkdir(mode=0o755)
+    opened(tmp_path / "objects")
+    assert mode(tmp_path / "objects") == 0o700
+
+
+def test_what_a_crash_left_half_written_is_removed_and_the_former_content_stays(tmp_path: Path) -> None:
+    files = opened(tmp_path / "objects")
+    files.write("a", b"whole")
+    (tmp_path / "objects" / "a.new").write_bytes(b"hal")
+    (tmp_path / "objects" / "b.new").write_bytes(b"f")
+    again = ObjectFiles(tmp_path / "objects")
+    assert again.open() == {"a"}
+    assert again.read("a") == b"whole"
+    assert os.listdir(tmp_path / "objects") == ["a"]
+
+
+def test_a_link_in_the_place_of_the_directory_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "objects").symlink_to("elsewhere")
+    files = ObjectFiles(tmp_path / "objects")
+    with pytest.raises(OSError, match="objects"):
+        files.open()
+    with pytest.raises(OSError, match="objects"):
+        files.write("a", b"secret")
+    assert os.listdir(tmp_path / "elsewhere") == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give a directory away")
+def test_a_directory_of_another_user_is_not_used(tmp_path: Path) -> None:
+    (tmp_path / "objects").mkdir()
+    os.chown(tmp_path / "objects", 65534, 65534)
+    with pytest.raises(OSError, match="belongs to user 65534"):
+        ObjectFiles(tmp_path / "objects").open()
+
+
+def test_a_disk_that_refuses_leaves_the_former_content(tmp_path: Path) -> None:
+    files = opened(tmp_path / "objects")
+    files.write("a", b"old")
+    (tmp_path / "objects" / "a.new").mkdir()  # nothing can be written there
+    with pytest.raises(OSError, match="directory"):
+        files.write("a", b"new")
+    assert files.read("a") == b"old"
