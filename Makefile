@@ -6,6 +6,9 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
+# Without compiled files each of the many Python processes that the tests start compiles the whole source again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help venv run demo test check format e2e torture torture-runtime sim bench mutants model clean
 
