@@ -6,8 +6,11 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
+# Without compiled files each of the many Python processes that the tests start compiles the whole source again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
-.PHONY: help venv run demo test check format e2e torture torture-runtime sim bench mutants model clean
+.PHONY: help venv run demo test test-most test-walls check format e2e torture torture-runtime sim bench mutants model clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
@@ -46,12 +49,19 @@ format: $(READY)  ## put all code into the house's format
 	@$(BIN)/ruff check --quiet --fix --exit-zero .
 	@$(BIN)/ruff format .
 
-# The walls of the process runtime are tried in the tests' own processes, which no library's threads may share (gRPC's).
+# The three parts run at the same time: while one waits, the others have the cores. Each prints its output when it ends.
+test:  ## check plus all fast tests, the recorded traces among them
+	@PY_COLORS=$(if $(MAKE_TERMOUT),1,0) $(MAKE) --no-print-directory --jobs=3 --output-sync=target check test-walls test-most
+
+# These tests enter namespaces in their own process, which is not possible beside the threads of a library (gRPC's).
 WALLS := tests/runtimes/process
 
-test: check  ## check plus all fast tests, the recorded traces among them
-	@$(BIN)/pytest -m "not slow" -n 2 --ignore $(WALLS)
+test-walls: $(READY)
 	@$(BIN)/pytest -m "not slow" -n 2 $(WALLS)
+
+# More workers than cores: many of these tests wait. `check` runs the architecture tests.
+test-most: $(READY)
+	@$(BIN)/pytest -m "not slow" -n 4 --dist worksteal --ignore $(WALLS) --ignore tests/test_architecture.py
 
 # More workers than cores: most of these tests wait more than they work.
 e2e: $(READY)  ## the slow tests: real things (each says why when it is skipped), every crash of five lives; RUNTIME=crio: those on CRI-O

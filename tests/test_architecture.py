@@ -8,9 +8,11 @@ A new arrow needs a new entry here and a reviewer who agrees. `docs/architecture
 """
 
 import ast
+import functools
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import podkeeper
 
@@ -39,12 +41,23 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
 IMPURE = frozenset({"asyncio", "logging", "os", "random", "socket", "sqlite3", "subprocess", "time"})
 
 
-def modules() -> Iterator[tuple[str, str, ast.Module]]:
-    """(room, dotted name inside the package, syntax tree) of every module."""
+class Module(NamedTuple):
+    room: str
+    name: str  # dotted, inside the package
+    imports: tuple[str, ...]  # dotted names
+    docstring: str | None
+
+
+@functools.cache
+def modules() -> list[Module]:
+    """Every module of the package, parsed once for all tests."""
+    found = []
     for path in sorted(ROOT.rglob("*.py")):
         parts = path.relative_to(ROOT).with_suffix("").parts
+        tree = ast.parse(path.read_text())
         room = parts[0] if len(parts) > 1 else ""
-        yield room, ".".join(parts), ast.parse(path.read_text())
+        found.append(Module(room, ".".join(parts), tuple(imports(tree)), ast.get_docstring(tree)))
+    return found
 
 
 def imports(tree: ast.Module) -> Iterator[str]:
@@ -59,14 +72,14 @@ def imports(tree: ast.Module) -> Iterator[str]:
 
 def arrows() -> Iterator[tuple[str, str, str]]:
     """(module, its room, room it imports) for every arrow between rooms."""
-    for room, name, tree in modules():
-        for target in imports(tree):
-            if target.startswith("podkeeper.") and (other := target.split(".")[1]) != room:
-                yield name, room, other
+    for module in modules():
+        for target in module.imports:
+            if target.startswith("podkeeper.") and (other := target.split(".")[1]) != module.room:
+                yield module.name, module.room, other
 
 
 def test_every_room_is_in_the_table() -> None:
-    assert {room for room, _, _ in modules() if room} <= MAY_IMPORT.keys()
+    assert {module.room for module in modules() if module.room} <= MAY_IMPORT.keys()
 
 
 def test_imports_follow_the_table() -> None:
@@ -80,10 +93,10 @@ def test_imports_follow_the_table() -> None:
 
 def test_model_and_rules_are_pure() -> None:
     wrong = [
-        f"{name} imports {target}"
-        for room, name, tree in modules()
-        if room in ("model", "rules")
-        for target in imports(tree)
+        f"{module.name} imports {target}"
+        for module in modules()
+        if module.room in ("model", "rules")
+        for target in module.imports
         if target.split(".")[0] in IMPURE
     ]
     assert wrong == []
@@ -92,28 +105,28 @@ def test_model_and_rules_are_pure() -> None:
 def test_model_and_rules_use_no_library_but_msgspec_and_only_the_manifest_reader_knows_yaml() -> None:
     own = sys.stdlib_module_names | {"podkeeper", "msgspec"}
     wrong = [
-        f"{name} imports {library}"
-        for room, name, tree in modules()
-        if room in ("model", "rules")
-        for library in {target.split(".")[0] for target in imports(tree)} - own
-        if not (library == "yaml" and name.startswith("model.manifest"))
+        f"{module.name} imports {library}"
+        for module in modules()
+        if module.room in ("model", "rules")
+        for library in {target.split(".")[0] for target in module.imports} - own
+        if not (library == "yaml" and module.name.startswith("model.manifest"))
     ]
     assert wrong == []
 
 
 def test_engine_files_do_not_import_each_other() -> None:
     wrong = [
-        f"{name} imports {target}"
-        for room, name, tree in modules()
-        if room == "engine"
-        for target in imports(tree)
+        f"{module.name} imports {target}"
+        for module in modules()
+        if module.room == "engine"
+        for target in module.imports
         if target.startswith("podkeeper.engine.")
     ]
     assert wrong == []
 
 
 def test_every_module_says_what_the_room_is_for() -> None:
-    assert [name for _, name, tree in modules() if not ast.get_docstring(tree)] == []
+    assert [module.name for module in modules() if not module.docstring] == []
 
 
 def test_the_architecture_page_shows_this_table() -> None:

@@ -105,7 +105,7 @@ class Terminal:
         """What a terminal sends for it."""
         self.process.send_signal(signal.SIGINT)
 
-    def until(self, condition: Callable[[str], object], within: float = 10.0) -> str:
+    def until(self, condition: Callable[[str], object], within: float = 15.0) -> str:
         """Watch until what is seen is as wanted."""
         end = time.monotonic() + within
         while not condition(self.picture.text()):

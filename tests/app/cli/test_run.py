@@ -53,7 +53,7 @@ class Running:
             return {}
         return {row["cells"][0].removesuffix("-n1"): row["cells"][2] for row in rows}
 
-    def until(self, condition: Callable[[], object], within: float = 10.0) -> None:
+    def until(self, condition: Callable[[], object], within: float = 15.0) -> None:
         end = time.monotonic() + within
         while not condition():
             assert time.monotonic() < end, f"not within {within} s:\n{self.out}\n{self.err}"

@@ -139,7 +139,7 @@ class House:
             runtime.end_container, PodUID(self.pod(name)["metadata"]["uid"]), container, exit_code
         )
 
-    def until(self, condition: Callable[[], object], within: float = 5.0) -> None:
+    def until(self, condition: Callable[[], object], within: float = 10.0) -> None:
         """Wait for something."""
         end = time.monotonic() + within
         while not self._holds(condition):
