@@ -17,7 +17,7 @@ from typing import Final, Protocol
 
 from msgspec.structs import replace
 
-from podkeeper.model.errors import ApiError, BadInput, NotConfigurable, NotFound, TryLater
+from podkeeper.model.errors import ApiError, BadInput, NotConfigurable, NotFound, RuntimeRefused, TryLater
 from podkeeper.model.k8s.core import ConfigMap, Container, EphemeralContainer, LifecycleHandler, Pod, Secret
 from podkeeper.model.messages import PodEvent, PodUID
 from podkeeper.model.runtime import ContainerRecord, ContainerState, ImageRecord, PodRecord
@@ -65,6 +65,9 @@ class Containers(Protocol):
 
     async def remove_container(self, container_id: str) -> None:
         """Remove a container."""
+
+    async def pod_record(self, uid: PodUID) -> PodRecord:
+        """All about one pod."""
 
 
 class ImageSource(Protocol):
@@ -145,14 +148,14 @@ class ContainerStarter:
         except (NotConfigurable, ApiError, BadInput) as error:
             return self._failed(pod, container, CONFIG_ERROR, error)
         try:
-            await self._clear_the_way(container, record)
+            await self._clear_the_way(pod, container, record)
             container_id = await self._runtime.create_container(place.sandbox_id, config)
         except NotConfigurable as error:  # found out by the runtime, and the spec's or the node's fault all the same
             return self._failed(pod, container, CONFIG_ERROR, error)
         except TryLater as error:
             return self._failed(pod, container, CREATE_ERROR, error)
         # Before it starts: a start that was told to have failed may have come true.
-        self._claim(PodUID(pod.metadata.uid or ""), container.name, container_id)
+        self._claim(_uid(pod), container.name, container_id)
         self._record(normal(pod, container.name, Reason.CREATED, "Container created"), pod)
         try:
             await self._runtime.start_container(container_id)
@@ -162,11 +165,24 @@ class ContainerStarter:
         self._record(normal(pod, container.name, Reason.STARTED, "Container started"), pod)
         return await self._run_hook(pod, container, container_id, record, place)
 
-    async def _clear_the_way(self, container: Spec, record: PodRecord) -> None:
-        """Remove earlier tries that were made and not started: a start given up long ago may still take effect."""
-        for found in record.containers:
-            if found.name == container.name and found.state is ContainerState.CREATED:
-                await self._runtime.remove_container(found.id)
+    async def _clear_the_way(self, pod: Pod, container: Spec, record: PodRecord) -> None:
+        """Remove earlier tries that were made and not started: a start given up long ago may still take effect.
+
+        Raises TryLater if one has started since `record` was read. The image pull in between may take minutes, and a
+        start call of this agent or of a previous one may still have been in flight.
+        """
+        created = [
+            each.id
+            for each in record.containers
+            if each.name == container.name and each.state is ContainerState.CREATED
+        ]
+        if not created:
+            return
+        now = {each.id: each.state for each in (await self._runtime.pod_record(_uid(pod))).containers}
+        if any(now.get(each, ContainerState.CREATED) is not ContainerState.CREATED for each in created):
+            raise RuntimeRefused(f"cannot create container {container.name}: an earlier attempt has started after all")
+        for each in created:
+            await self._runtime.remove_container(each)
 
     def _held(self, pod: Pod, container: Spec, record: PodRecord) -> NotStarted | None:
         """Whether a container that failed has to wait before it starts again."""
@@ -254,6 +270,10 @@ class ContainerStarter:
 
     def _fail(self, pod: Pod, container: Spec, text: str, container_id: str = "") -> None:
         self._record(warning(pod, container.name, Reason.FAILED, text, container_id), pod)
+
+
+def _uid(pod: Pod) -> PodUID:
+    return PodUID(pod.metadata.uid or "")
 
 
 def _target_id(container: Spec, record: PodRecord) -> str:
