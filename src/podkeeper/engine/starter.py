@@ -24,7 +24,7 @@ from podkeeper.model.runtime import ContainerRecord, ContainerState, ImageRecord
 from podkeeper.model.runtime_calls import ContainerConfig
 from podkeeper.ports.api import Reader
 from podkeeper.ports.clock import Clock
-from podkeeper.rules.backoff import DEFAULT_CURVE, BackoffTable, Curve, steady
+from podkeeper.rules.backoff import DEFAULT_CURVE, Curve, Held
 from podkeeper.rules.backoff_tuning import BackoffKind, curve_for
 from podkeeper.rules.container_events import Reason, normal, warning
 from podkeeper.rules.container_grace import KillReason
@@ -101,6 +101,16 @@ class Killer(Protocol):
         """Stop some containers of a pod that lives on. Returns what failed."""
 
 
+class Restarts(Protocol):
+    """Knows which containers have to wait before they start again."""
+
+    def begin_restart(self, pod: Pod, container: Spec, record: PodRecord, curve: Curve) -> Held | None:
+        """Ask to start a container. None: it may start, after `settle`."""
+
+    async def settle(self, uid: PodUID) -> None:
+        """Return once the pod's backoff is durable."""
+
+
 class ContainerStarter:
     """Starts containers."""
 
@@ -112,7 +122,7 @@ class ContainerStarter:
         hooks: Hooks,
         killer: Killer,
         objects: Reader | None,
-        restarts: BackoffTable,
+        restarts: Restarts,
         claim: Callable[[PodUID, str, str], None],
         clock: Clock,
         record: Callable[[PodEvent, Pod | PodRecord | None], None],
@@ -139,6 +149,7 @@ class ContainerStarter:
         held = self._held(pod, container, record)
         if held is not None:
             return held
+        await self._restarts.settle(_uid(pod))  # if the agent crashes after the start, the next one must know of it
         image = await self._images.ensure(pod, container, place.pull_secrets)
         if isinstance(image, NotStarted):
             self._fail(pod, container, f"Error: {image.failure.reason}")
@@ -187,13 +198,11 @@ class ContainerStarter:
     def _held(self, pod: Pod, container: Spec, record: PodRecord) -> NotStarted | None:
         """Whether a container that failed has to wait before it starts again."""
         curve = curve_for(pod, BackoffKind.RESTART, self._curve)
-        now = steady(self._clock.monotonic())
-        wall_ahead = self._clock.now() - now
-        held = self._restarts.begin_restart(pod, container, record, now, curve, wall_ahead)
+        held = self._restarts.begin_restart(pod, container, record, curve)
         if held is None:
             return None
         self._record(replace(held.event, container_path=container_path(pod, container.name)), pod)
-        return NotStarted(StartFailure(held.reason, held.message), held.until + wall_ahead)
+        return NotStarted(StartFailure(held.reason, held.message), held.until)
 
     async def _run_hook(
         self, pod: Pod, container: Spec, container_id: str, record: PodRecord, place: Place
