@@ -36,7 +36,7 @@ class _Waiter:
 class PodCache:
     """The runtime's last known state of each pod."""
 
-    def __init__(self, *, refresh: Callable[[PodUID, float], None]) -> None:
+    def __init__(self, *, refresh: Callable[[PodUID, float], object]) -> None:
         """`refresh` has a pod looked at, unless a look is under way that began after the instant it is told."""
         self._refresh = refresh
         self._entries: dict[PodUID, _Entry] = {}
