@@ -283,8 +283,8 @@ MUTANTS = (
     Mutant(
         "what-nobody-looked-at-is-taken-for-stopped",
         "engine/cache.py",
-        "return None if uid in self._held and entry.at <= self._all_seen_at else entry.record",
-        "return entry.record",
+        "if known_at == _NEVER or (uid in self._held and known_at <= self._all_seen_at):",
+        "if False:",
         ("tests/engine/test_cache.py",),
     ),
     Mutant(
@@ -331,6 +331,20 @@ MUTANTS = (
         "            return\n",
         "        pod.failures = 0\n",
         ("tests/engine/test_pleg.py",),
+    ),
+    Mutant(
+        "book-runs-ahead-of-the-cache",
+        "engine/pleg.py",
+        "        if not self._store(uid, record, listed, at):\n",
+        "        self._store(uid, record, listed, at)\n        if False:\n",
+        ("tests/engine/test_pleg.py", "tests/sim/test_found_stale_inspection.py"),
+    ),
+    Mutant(
+        "late-start-is-killed",
+        "engine/starter.py",
+        "        if any(now.get(each, ContainerState.CREATED) is not ContainerState.CREATED for each in created):",
+        "        if False:",
+        ("tests/sim/test_found_stale_inspection.py",),
     ),
     Mutant(
         "broken-stream-not-relisted",
@@ -491,7 +505,7 @@ MUTANTS = (
     Mutant(
         "late-start-beside-its-successor",
         "engine/starter.py",
-        "            await self._clear_the_way(container, record)\n",
+        "            await self._clear_the_way(pod, container, record)\n",
         "",
         ("tests/sim/test_found.py",),
     ),
@@ -551,7 +565,7 @@ MUTANTS = (
     Mutant(
         "late-record-hides-the-running-one",
         "engine/pleg.py",
-        "            record = latest_attempts_first(record)\n",
+        "        record = latest_attempts_first(record)\n",
         "",
         ("tests/sim/test_invariants.py",),
     ),
@@ -587,7 +601,7 @@ MUTANTS = (
     Mutant(
         "own-container-not-claimed",
         "engine/starter.py",
-        '        self._claim(PodUID(pod.metadata.uid or ""), container.name, container_id)\n',
+        "        self._claim(_uid(pod), container.name, container_id)\n",
         "",
         (
             "tests/sim/test_found_ready.py",
@@ -616,10 +630,31 @@ MUTANTS = (
         workload=("mirrors", "static-files"),
     ),
     Mutant(
+        "backoff-reset-by-a-restart",
+        "engine/backoff.py",
+        "        self._restore()\n",
+        "",
+        ("tests/engine/test_backoff.py", "tests/sim/test_backoff_restart.py"),
+    ),
+    Mutant(
+        "backoff-not-durable-before-the-start",
+        "engine/starter.py",
+        "        await self._restarts.settle(_uid(pod))",
+        "        pass",
+        ("tests/sim/test_backoff_restart.py",),
+    ),
+    Mutant(
+        "note-age-by-the-wall-clock",
+        "rules/backoff_notes.py",
+        "return steady_away if steady_away >= _NOTHING else max(wall - noted_wall, _NOTHING)",
+        "return max(wall - noted_wall, _NOTHING)",
+        ("tests/rules/test_backoff_notes.py",),
+    ),
+    Mutant(
         "backoff-by-the-wall-clock",
         "rules/backoff.py",
-        "known = self._exits[key] = last, min(last.finished_at - wall_ahead, now)",
-        "known = self._exits[key] = last, last.finished_at",
+        "at = min(last.finished_at - wall_ahead, now)",
+        "at = last.finished_at",
         ("tests/rules/test_backoff.py",),
         seed=0,
         workload=("crash-loops",),

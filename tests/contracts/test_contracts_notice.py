@@ -10,7 +10,7 @@ from podkeeper.model.k8s.core import Pod
 from podkeeper.model.messages import PodUID
 from podkeeper.model.probing import CommandEnd, Exited
 from podkeeper.model.runtime import ContainerState, PodRecord
-from podkeeper.model.runtime_calls import SandboxConfig
+from podkeeper.model.runtime_calls import ContainerConfig, SandboxConfig
 from podkeeper.model.wire import JSONObject
 from podkeeper.runtimes.fake import FakeRuntime
 from podkeeper.testing.contracts import Contract, Implementation, opened
@@ -41,6 +41,14 @@ class MakesASandboxEachTime(FakeRuntime):
     async def run_sandbox(self, config: SandboxConfig) -> str:
         self.tries += 1
         return await super().run_sandbox(SandboxConfig(pod=config.pod, attempt=self.tries))
+
+
+class ReplacesWhatRuns(FakeRuntime):
+    async def create_container(self, sandbox_id: str, config: ContainerConfig) -> str:
+        for old in self._node.containers_of(PodUID(config.pod.metadata.uid or "")):
+            if (old.record.name, old.record.restart_count) == (config.container.name, config.attempt):
+                await self.remove_container(old.record.id)
+        return await super().create_container(sandbox_id, config)
 
 
 class RunsCommandsAnywhere(FakeRuntime):
@@ -117,7 +125,7 @@ def api(broken: type[MemoryApi]) -> ApiSubject:
 
 BROKEN: list[tuple[Contract[Any], type, Callable[[Any], Any]]] = [
     *((RUNTIME, kind, runtime) for kind in (StopsWithoutWaiting, ForgetsExitCodes, MakesASandboxEachTime)),
-    (RUNTIME, RunsCommandsAnywhere, runtime),
+    *((RUNTIME, kind, runtime) for kind in (RunsCommandsAnywhere, ReplacesWhatRuns)),
     *((API, kind, api) for kind in (DeletesAtOnce, IgnoresTheUid, NeverForgets)),
     *((JOURNAL, kind, lambda it: JournalOf(it())) for kind in (LosesTheFirstWrite, SyncsNothing)),
     (JOURNAL, HandsOutItsOwnDictionary, lambda it: JournalOf(it())),

@@ -5,10 +5,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import asynccontextmanager
 
 from podkeeper.engine.background import Background
+from podkeeper.engine.backoff import DurableBackoff
 from podkeeper.engine.executor import PlanExecutor
 from podkeeper.engine.guard import GuardedRuntime
 from podkeeper.engine.hooks import HookRunner
 from podkeeper.engine.images import ImageManager
+from podkeeper.engine.notebook import Notebook
 from podkeeper.engine.starter import ContainerStarter
 from podkeeper.engine.stopper import PodStopper
 from podkeeper.model.k8s.core import (
@@ -95,7 +97,9 @@ class House:
         self.guard = GuardedRuntime(self.fake, clock=self.clock)
         self.background = Background()
         self.prober = FakeProber()
-        self.restarts, self.pulls = BackoffTable(), BackoffTable()
+        self.restarts, self.pulls = (
+            DurableBackoff(table=BackoffTable(), clock=self.clock, notebook=Notebook(None, "")) for _ in range(2)
+        )
         self.told: list[PodEvent] = []
         self.ready: list[PodRecord] = []
         self.ended: dict[str, tuple[float, int]] = {}  # as `note_exits` last found them

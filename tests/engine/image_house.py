@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from podkeeper.engine.background import Background
+from podkeeper.engine.backoff import DurableBackoff
 from podkeeper.engine.image_access import PullBook
 from podkeeper.engine.images import ImageManager
 from podkeeper.engine.notebook import Notebook
@@ -63,7 +64,7 @@ class ImageHouse:
             clock=clock,
             record=self._record,
             spawn=self.background.spawn,
-            pulls=BackoffTable(),
+            pulls=DurableBackoff(table=BackoffTable(), clock=clock, notebook=Notebook(journal, "pull-backoff/")),
             node_configs=self._node_configs,
             book=self.book,
         )

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from msgspec.structs import replace
 
 from podkeeper.engine.background import Background
+from podkeeper.engine.backoff import DurableBackoff
 from podkeeper.engine.cache import PodCache
 from podkeeper.engine.executor import PlanExecutor
 from podkeeper.engine.ground import Ground
@@ -211,14 +212,17 @@ class SmallNode:
         hooks = HookRunner(commands=guarded, prober=self.prober, record=record, version="1.36")
         spawn = self.background.spawn
         stopper = PodStopper(runtime=guarded, hooks=hooks, clock=clock, record=record, spawn=spawn)
-        images = ImageManager(runtime=guarded, clock=clock, record=record, spawn=spawn, pulls=BackoffTable())
+        restarts, pulls = (
+            DurableBackoff(table=BackoffTable(), clock=clock, notebook=Notebook(None, "")) for _ in range(2)
+        )
+        images = ImageManager(runtime=guarded, clock=clock, record=record, spawn=spawn, pulls=pulls)
         starter = ContainerStarter(
             runtime=guarded,
             images=images,
             hooks=hooks,
             killer=stopper,
             objects=None,
-            restarts=BackoffTable(),
+            restarts=restarts,
             claim=lambda uid, name, container_id: self.probes.claim(uid, name, container_id),
             clock=clock,
             record=record,

@@ -252,3 +252,24 @@ def test_what_was_listed_but_never_looked_at_is_not_known() -> None:
     assert cache.get_if_sure(other) == PodRecord(uid=other)  # it is not
     cache.set(uid, PodRecord(uid=uid, name="web"), 2.0)
     assert cache.get_if_sure(uid) == PodRecord(uid=uid, name="web")
+
+
+def test_a_pod_whose_only_inspection_failed_is_not_known() -> None:
+    cache = PodCache(refresh=lambda uid, since: None)
+    cache.all_seen(1.0, but=[WEB])
+    cache.set_error(WEB, REFUSED, 2.0)
+    assert cache.get_if_sure(WEB) is None  # a listing showed the pod; nothing is known about its containers
+    cache.set(WEB, seen(), 3.0)
+    cache.set_error(WEB, REFUSED, 4.0)
+    assert cache.get_if_sure(WEB) == seen()  # inspected once: this is the last known state
+
+
+def test_the_cache_says_whether_it_took_an_inspection() -> None:
+    cache = PodCache(refresh=lambda uid, since: None)
+    assert cache.set(WEB, seen(), 1.0)
+    cache.all_seen(3.0)
+    cache.all_seen(4.0, but=[WEB])
+    assert not cache.set(WEB, seen(box="other"), 2.0)  # the listing at 3 confirmed a newer state
+    assert not cache.drop(WEB, 2.5)
+    assert cache.get(WEB) == seen()
+    assert cache.drop(WEB, 5.0)

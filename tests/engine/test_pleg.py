@@ -468,6 +468,44 @@ def test_a_look_begun_before_the_listing_that_shows_the_pod_gone_is_not_believed
     assert house.news()[1:] == [(65.0, "web", DIED), (65.0, "web", REMOVED)]
 
 
+def test_a_slow_inspection_that_the_cache_refuses_does_not_make_its_record_look_confirmed() -> None:
+    """The book took the new state, the cache kept the old one, and the next listing confirmed the wrong one."""
+
+    async def scenario(house: House) -> None:
+        runtime = house.runtime
+        runtime.has_stream = False  # a listing every second
+        await asyncio.sleep(1.5)
+        runtime.look_seconds = 8.0  # answered at 9.5
+        house.pleg.request(WEB)
+        await asyncio.sleep(2)  # listings at 2 and 3 confirm the cached record: it is newer than the inspection
+        runtime.put(WEB, EXITED, tell=False)
+        since = house.moment()
+        found = await house.cache.get_newer_than(WEB, since)
+        assert [container.state for container in found.containers] == [EXITED]
+
+    house = live(scenario, runtime_with(web=RUNNING))
+    assert house.news()[1:] == [(17.5, "web", DIED)]
+
+
+def test_a_pod_that_is_gone_is_forgotten_although_its_last_inspection_failed_during_the_listing() -> None:
+    """The cache kept the error, PLEG forgot the pod, and every later listing confirmed the error."""
+
+    async def scenario(house: House) -> None:
+        runtime = house.runtime
+        runtime.has_stream = False
+        await asyncio.sleep(3.5)
+        runtime.list_seconds = 2.0  # from 4 to 6, read at 5
+        await asyncio.sleep(1)
+        runtime.refusing.add(WEB)
+        house.pleg.request(WEB)  # begun after the listing, and failed before its end
+        runtime.put(WEB, None, tell=False)
+        await asyncio.sleep(20)
+        assert await house.cache.get_newer_than(WEB, house.moment() - 10) == PodRecord(uid=WEB)
+
+    house = live(scenario, runtime_with(web=RUNNING))
+    assert [type_ for _, _, type_ in house.news()] == [STARTED, DIED, REMOVED]
+
+
 # Failures.
 
 
@@ -771,3 +809,40 @@ def test_whatever_becomes_of_the_events_all_ends_the_same(changes: list[tuple[st
                 assert states.get(event.data) in (EXITED, None)
             case LifecycleEventType.CONTAINER_REMOVED:
                 assert event.data not in states
+
+
+# Views and actions.
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from([WEB, DB]),
+        st.sampled_from(["wait", "wait", "go on", "request"]),
+        st.booleans(),  # whether the runtime sends an event
+        st.sampled_from([0.0, 0.3, 1.1, 2.5, 7.0]),  # the pause afterwards
+        st.sampled_from([0.0, 0.2, 1.4, 6.0]),  # how long an inspection takes from now on
+        st.sampled_from([0.0, 0.5, 3.0]),  # how long a listing takes from now on
+    ),
+    max_size=20,
+)
+
+
+@settings(max_examples=200)
+@given(STEPS, st.booleans())
+def test_a_view_newer_than_an_action_shows_that_action(
+    steps: list[tuple[PodUID, str, bool, float, float, float]], has_stream: bool
+) -> None:
+    async def scenario(house: House) -> None:
+        runtime = house.runtime
+        runtime.has_stream = has_stream
+        for number, (uid, then, told, pause, runtime.look_seconds, runtime.list_seconds) in enumerate(steps):
+            if then == "request":
+                house.pleg.request(uid)
+            else:
+                container, state = f"c{number // 3}", STATES[number % 3]
+                runtime.put(uid, state, container, tell=told)
+            if then == "wait":
+                found = await house.cache.get_newer_than(uid, house.moment())
+                assert {each.id: each.state for each in found.containers} == runtime.pods.get(uid, {})
+            await asyncio.sleep(pause)
+
+    live(scenario)

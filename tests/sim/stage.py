@@ -27,6 +27,7 @@ from podkeeper.testing.sim.invariants.pods import Pods
 from podkeeper.testing.sim.invariants.starts import Starts
 from podkeeper.testing.sim.invariants.words import Words
 from podkeeper.testing.sim.records import (
+    Answered,
     Asked,
     Called,
     ContainerChanged,
@@ -83,11 +84,19 @@ class Stage:
 
     def again(self, spec: Pod, id_: str, attempt: int = 1, *, name: str = "app", sandbox: str = "s1") -> None:
         """The agent has another attempt of a container made and started."""
-        config = ContainerConfig(pod=spec, container=container(name), attempt=attempt, image=name, spec_hash="")
-        self.calls("create_container", sandbox, config, subject=name)
+        self.creates(spec, attempt, name=name, sandbox=sandbox)
         self.runs(id_, name, restart_count=attempt, sandbox_id=sandbox)
 
     # The agent.
+
+    def creates(self, spec: Pod, attempt: int, *, name: str = "app", sandbox: str = "s1") -> None:
+        config = ContainerConfig(pod=spec, container=container(name), attempt=attempt, image=name, spec_hash="")
+        self.calls("create_container", sandbox, config, subject=name)
+
+    def starts(self, id_: str, name: str = "app", uid: PodUID = UID) -> None:
+        """A call to start a container returns."""
+        call = Called(self.at, self.life, "runtime", "start_container", uid, name, (id_,))
+        self.world.bus.tell(Answered(self.at, call, "", None))
 
     def calls(self, operation: str, *given: object, uid: PodUID = UID, subject: str = "app") -> None:
         self.world.bus.tell(Called(self.at, self.life, "runtime", operation, uid, subject, given))

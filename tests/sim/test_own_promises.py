@@ -153,11 +153,22 @@ def test_what_fails_twice_rests_before_it_is_tried_again(
     assert broken(world.play(story)) == invariant
 
 
-def test_a_new_agent_may_try_at_once() -> None:
+NEW_AGENTS = {
+    "it has the notes of the agent before": ("", "I16"),
+    "the notes could not be written": ("disk-full", ""),
+    "the wall clock jumped": ("clock-jump", ""),
+    "another trouble is no excuse": ("api-down", "I16"),
+}
+
+
+@pytest.mark.parametrize(("trouble", "invariant"), NEW_AGENTS.values(), ids=NEW_AGENTS.keys())
+def test_a_new_agent_waits_as_the_agent_before_would_have(trouble: str, invariant: str) -> None:
     world = World(0)
     Retries(world, Pods(world))
 
     async def story() -> None:
+        if trouble:
+            world.troubles.begin(world.now(), trouble)
         for id_ in ("c1", "c2"):
             run(world, id_)
             await asyncio.sleep(5)
@@ -166,7 +177,7 @@ def test_a_new_agent_may_try_at_once() -> None:
         await asyncio.sleep(1)
         run(world, "c3")
 
-    assert broken(world.play(story)) == ""
+    assert broken(world.play(story)) == invariant
 
 
 @pytest.mark.parametrize(("asked", "invariant"), [(2, ""), (3, "I16")])

@@ -18,6 +18,7 @@ from typing import Protocol
 
 from podkeeper.engine.admission import Admission
 from podkeeper.engine.background import Background
+from podkeeper.engine.backoff import DurableBackoff
 from podkeeper.engine.cache import PodCache
 from podkeeper.engine.container_care import ContainerCare
 from podkeeper.engine.deadlines import ActiveDeadlines
@@ -69,7 +70,7 @@ from podkeeper.ports.runtime import Health, Runtime
 from podkeeper.ports.source import Source
 from podkeeper.ports.volumes import Volumes
 from podkeeper.rules.admit import Enforcement
-from podkeeper.rules.backoff import DEFAULT_CURVE, BackoffTable, Curve, steady
+from podkeeper.rules.backoff import DEFAULT_CURVE, BackoffTable, Curve
 from podkeeper.rules.dispatch import on_removal_at_once
 from podkeeper.rules.dns import Lookup
 from podkeeper.rules.housekeeping import is_running
@@ -192,8 +193,8 @@ class Agent:
         )
         self.background = Background()
         self._moment = Moments(clock)
-        self._restarts = BackoffTable(settings.restart_curve)
-        self._pulls = BackoffTable(settings.pull_curve)
+        self._restarts = self._backoff(settings.restart_curve, "restart-backoff/")
+        self._pulls = self._backoff(settings.pull_curve, "pull-backoff/")
         self._network = _NetworkWatch(self.runtime)
         self._happenings = 0  # that could give housekeeping something to do
         self._build_sight()
@@ -280,6 +281,10 @@ class Agent:
             clock=clock,
             observer=self.metrics,
         )
+
+    def _backoff(self, curve: Curve, prefix: str) -> DurableBackoff:
+        notebook = Notebook(self.ports.journal, prefix)
+        return DurableBackoff(table=BackoffTable(curve), clock=self.ports.clock, notebook=notebook)
 
     # What acts on the runtime.
 
@@ -531,9 +536,8 @@ class Agent:
         self.history.note(uid, f"phase {status.phase}", "ready" if ready == "True" else "not ready")
 
     def _forget_the_past(self) -> None:
-        now = steady(self.ports.clock.monotonic())
-        self._restarts.collect(now)
-        self._pulls.collect(now)
+        self._restarts.collect(self._is_gone)
+        self._pulls.collect(self._is_gone)
         self.events.keep_only(self.statuses.phases().keys())
         if self.ports.keep_objects is not None:
             self.ports.keep_objects(self.manager.pods())

@@ -23,6 +23,7 @@ _NEVER = float("-inf")
 class _Entry:
     record: PodRecord
     at: float
+    known_at: float  # the age of the record: older than `at` if the newest inspection failed
     error: Exception | None = None  # the newest look failed; the record is from an older one
 
 
@@ -35,7 +36,7 @@ class _Waiter:
 class PodCache:
     """The runtime's last known state of each pod."""
 
-    def __init__(self, *, refresh: Callable[[PodUID, float], None]) -> None:
+    def __init__(self, *, refresh: Callable[[PodUID, float], object]) -> None:
         """`refresh` has a pod looked at, unless a look is under way that began after the instant it is told."""
         self._refresh = refresh
         self._entries: dict[PodUID, _Entry] = {}
@@ -54,7 +55,10 @@ class PodCache:
         entry = self._entries.get(uid)
         if entry is None:
             return None if self._all_seen_at == _NEVER else PodRecord(uid=uid)
-        return None if uid in self._held and entry.at <= self._all_seen_at else entry.record
+        known_at = self._known_at(uid)
+        if known_at == _NEVER or (uid in self._held and known_at <= self._all_seen_at):
+            return None
+        return entry.record
 
     async def get_newer_than(self, uid: PodUID, since: float | None) -> PodRecord:
         """What a look begun after `since` saw; None: what any look saw. Raises the error such a look ended with."""
@@ -70,24 +74,29 @@ class PodCache:
             self._forget(uid, waiter)
         return self._answer(uid)  # the newest, which may be newer still than what woke us
 
-    def set(self, uid: PodUID, record: PodRecord, at: float) -> None:
-        """Take what a look that began at `at` has seen, unless a newer one was there before."""
-        self._put(uid, _Entry(record, at))
+    def set(self, uid: PodUID, record: PodRecord, at: float) -> bool:
+        """Take what a look that began at `at` has seen, unless a newer one was there before.
+
+        Returns whether the record was taken. The caller must not treat a refused record as the pod's state.
+        """
+        return self._put(uid, _Entry(record, at, at))
 
     def set_error(self, uid: PodUID, error: Exception, at: float) -> None:
         """Note that a look failed: the record stays, but whoever waited for this look gets its error."""
-        self._put(uid, _Entry(self.get(uid), at, error))
+        self._put(uid, _Entry(self.get(uid), at, self._known_at(uid), error))
 
-    def drop(self, uid: PodUID, at: float) -> None:
-        """Note that a look found nothing of a pod."""
-        if self._put(uid, _Entry(PodRecord(uid=uid), at)):
+    def drop(self, uid: PodUID, at: float) -> bool:
+        """Note that a look found nothing of a pod. Returns False if a newer look was there before."""
+        taken = self._put(uid, _Entry(PodRecord(uid=uid), at, at))
+        if taken:
             self._gone.add(uid)
+        return taken
 
     def all_seen(self, at: float, but: Collection[PodUID] = ()) -> None:
         """Note that a listing begun at `at` agrees with everything here, but for pods that are yet to be looked at."""
         for uid in but:
-            entry = self._entries.get(uid) or _Entry(PodRecord(uid=uid), _NEVER)
-            self._entries[uid] = replace(entry, at=self._seen_at(uid))
+            entry = self._entries.get(uid) or _Entry(PodRecord(uid=uid), _NEVER, _NEVER)
+            self._entries[uid] = replace(entry, at=self._seen_at(uid), known_at=self._known_at(uid))
         self._held = set(but)
         self._all_seen_at = max(self._all_seen_at, at)
         for uid in [uid for uid in self._gone - self._held if self._entries[uid].at <= self._all_seen_at]:
@@ -112,6 +121,12 @@ class PodCache:
         if entry is None:
             return self._all_seen_at
         return entry.at if uid in self._held else max(entry.at, self._all_seen_at)
+
+    def _known_at(self, uid: PodUID) -> float:
+        entry = self._entries.get(uid)
+        if entry is None:
+            return self._all_seen_at
+        return entry.known_at if uid in self._held else max(entry.known_at, self._all_seen_at)
 
     def _answer(self, uid: PodUID) -> PodRecord:
         entry = self._entries.get(uid)

@@ -24,11 +24,11 @@ from msgspec.structs import replace
 
 from podkeeper.model.errors import ImagePullFailed, TryLater
 from podkeeper.model.k8s.core import Container, EphemeralContainer, Pod
-from podkeeper.model.messages import PodEvent
+from podkeeper.model.messages import PodEvent, PodUID
 from podkeeper.model.runtime import ImageRecord, PodRecord
 from podkeeper.ports.clock import Clock
 from podkeeper.ports.runtime import Images
-from podkeeper.rules.backoff import DEFAULT_CURVE, BackoffTable, Curve, steady
+from podkeeper.rules.backoff import DEFAULT_CURVE, Curve, Held
 from podkeeper.rules.backoff_tuning import BackoffKind, curve_for
 from podkeeper.rules.container_events import Reason, normal, warning
 from podkeeper.rules.keyring import Credentials, PullSecret, config_of, keys_for
@@ -62,6 +62,19 @@ class Spawn(Protocol):
 
     def __call__(self, work: Coroutine[Any, Any, T], /) -> asyncio.Future[T]:
         """Begin."""
+
+
+class FailedPulls(Protocol):
+    """Knows which images have to wait before they are pulled again."""
+
+    def hold_pull(self, pod: Pod, image: str, curve: Curve) -> Held | None:
+        """Ask to pull an image. None: it may be pulled."""
+
+    def pull_failed(self, pod: Pod, image: str, cause: str, curve: Curve) -> None:
+        """Record a failed pull."""
+
+    async def settle(self, uid: PodUID) -> None:
+        """Return once the pod's backoff is durable."""
 
 
 class PullBook(Protocol):
@@ -119,7 +132,7 @@ class ImageManager:
         clock: Clock,
         record: Callable[[PodEvent, Pod | PodRecord | None], None],
         spawn: Spawn,
-        pulls: BackoffTable,
+        pulls: FailedPulls,
         curve: Curve = DEFAULT_CURVE,
         observer: PullObserver | None = None,
         node_configs: Callable[[], Awaitable[Sequence[str]]] | None = None,
@@ -181,18 +194,19 @@ class ImageManager:
     async def _pull(self, wanted: _Wanted, secrets: Sequence[PullSecret]) -> ImageRecord | NotStarted:
         """Pull for one container, unless its pod's last pull failed not long ago."""
         pod, name = wanted.pod, wanted.container.name
-        now = steady(self._clock.monotonic())
-        held = self._backoff.hold_pull(pod, wanted.image, now)
+        held = self._backoff.hold_pull(pod, wanted.image, self._curve_of(pod))
         if held is not None:
             self._record(replace(held.event, container_path=container_path(pod, name)), pod)
-            return NotStarted(StartFailure(held.reason, held.message), self._clock.now() + (held.until - now))
+            return NotStarted(StartFailure(held.reason, held.message), held.until)
         self._record(normal(pod, name, Reason.PULLING, f'Pulling image "{wanted.image}"'), pod)
         begun = self._clock.monotonic()
         credentials = await self._credentials(wanted.reference, secrets)
         try:
             pulled = await asyncio.shield(self._shared_pull(wanted.reference, credentials))
         except TryLater as error:
-            return self._failed(wanted, error)
+            failed = self._failed(wanted, error)
+            await self._backoff.settle(PodUID(pod.metadata.uid or ""))
+            return failed
         if self._book is not None:
             # Others may have waited with the same credentials out of another secret.
             own = next((each for each in credentials if each == pulled.credentials), None)
@@ -211,10 +225,12 @@ class ImageManager:
         self._record(warning(pod, wanted.container.name, Reason.FAILED, text), pod)
         reason = error.reason if isinstance(error, ImagePullFailed) else IMAGE_PULL_ERROR
         failure = pull_failure(image, str(error), reason)
-        curve = curve_for(pod, BackoffKind.PULL, self._curve)
         cause = f"{failure.reason}: {failure.message}"
-        self._backoff.pull_failed(pod, image, cause, steady(self._clock.monotonic()), curve)
+        self._backoff.pull_failed(pod, image, cause, self._curve_of(pod))
         return NotStarted(failure)
+
+    def _curve_of(self, pod: Pod) -> Curve:
+        return curve_for(pod, BackoffKind.PULL, self._curve)
 
     # The pulls themselves.
 

@@ -63,14 +63,14 @@ class Cache(Protocol):
     def get(self, uid: PodUID) -> PodRecord:
         """What was last seen of a pod."""
 
-    def set(self, uid: PodUID, record: PodRecord, at: float) -> None:
-        """A look begun at `at` has seen this."""
+    def set(self, uid: PodUID, record: PodRecord, at: float) -> bool:
+        """A look begun at `at` has seen this. False: the cache holds something newer and refused it."""
 
     def set_error(self, uid: PodUID, error: Exception, at: float) -> None:
         """A look begun at `at` failed."""
 
-    def drop(self, uid: PodUID, at: float) -> None:
-        """A look begun at `at` found nothing."""
+    def drop(self, uid: PodUID, at: float) -> bool:
+        """A look begun at `at` found nothing. False: the cache holds something newer and refused it."""
 
     def all_seen(self, at: float, but: Collection[PodUID] = ()) -> None:
         """A listing begun at `at` agrees with everything, but for these pods."""
@@ -336,14 +336,13 @@ class Pleg:
         pod.failures = 0
         if at < pod.seen_at:  # a listing begun later has shown the pod to be gone
             return
-        pod.seen_at = at
         listed = _listed(record)
-        if listed is None:
-            self._cache.drop(uid, at)
-        else:
-            record = latest_attempts_first(record)
-            ips = ips_to_cache(record, self._cache.get(uid))
-            self._cache.set(uid, record if ips == record.ips else replace(record, ips=ips), at)
+        if not self._store(uid, record, listed, at):
+            # A listing begun later confirmed what the cache holds, then another one showed a change. The book must
+            # not run ahead of the cache: the next listing would agree with the book and so confirm the old record.
+            self._want(uid, pod)
+            return
+        pod.seen_at = at
         before = pod.book.records.get(uid)
         pod.book, findings = relist_pod(pod.book, uid, listed)
         suspect = self._suspects.get(uid)
@@ -355,6 +354,14 @@ class Pleg:
         for finding in findings:
             pod.book, events = settle(pod.book, finding, inspected=True)
             self._tell(worth_telling(events, before))
+
+    def _store(self, uid: PodUID, record: PodRecord, listed: PodListing | None, at: float) -> bool:
+        """Give the cache what a look has seen. Returns whether the cache took it."""
+        if listed is None:
+            return self._cache.drop(uid, at)
+        record = latest_attempts_first(record)
+        ips = ips_to_cache(record, self._cache.get(uid))
+        return self._cache.set(uid, record if ips == record.ips else replace(record, ips=ips), at)
 
     def _failed(self, uid: PodUID, pod: _Pod, error: Exception, at: float) -> None:
         if at < pod.seen_at:
@@ -469,11 +476,12 @@ class Pleg:
 
     def _let_go(self, uid: PodUID, pod: _Pod, at: float) -> None:
         """Note that a listing does not show a pod any more."""
-        pod.book, findings = relist_pod(pod.book, uid, None)
+        book, findings = relist_pod(pod.book, uid, None)
         for finding in findings:
+            if not self._cache.drop(uid, at):
+                return  # an inspection begun later has failed: the next listing or inspection finds the pod gone
             pod.seen_at = at
-            self._cache.drop(uid, at)
-            pod.book, events = settle(pod.book, finding, inspected=True)
+            pod.book, events = settle(book, finding, inspected=True)
             self._tell(events)
         if pod.stage is _Stage.PUT_OFF and pod.retry is not None:
             pod.retry.cancel()

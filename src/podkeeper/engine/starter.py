@@ -17,14 +17,14 @@ from typing import Final, Protocol
 
 from msgspec.structs import replace
 
-from podkeeper.model.errors import ApiError, BadInput, NotConfigurable, NotFound, TryLater
+from podkeeper.model.errors import ApiError, BadInput, NotConfigurable, NotFound, RuntimeRefused, TryLater
 from podkeeper.model.k8s.core import ConfigMap, Container, EphemeralContainer, LifecycleHandler, Pod, Secret
 from podkeeper.model.messages import PodEvent, PodUID
 from podkeeper.model.runtime import ContainerRecord, ContainerState, ImageRecord, PodRecord
 from podkeeper.model.runtime_calls import ContainerConfig
 from podkeeper.ports.api import Reader
 from podkeeper.ports.clock import Clock
-from podkeeper.rules.backoff import DEFAULT_CURVE, BackoffTable, Curve, steady
+from podkeeper.rules.backoff import DEFAULT_CURVE, Curve, Held
 from podkeeper.rules.backoff_tuning import BackoffKind, curve_for
 from podkeeper.rules.container_events import Reason, normal, warning
 from podkeeper.rules.container_grace import KillReason
@@ -66,6 +66,9 @@ class Containers(Protocol):
     async def remove_container(self, container_id: str) -> None:
         """Remove a container."""
 
+    async def pod_record(self, uid: PodUID) -> PodRecord:
+        """All about one pod."""
+
 
 class ImageSource(Protocol):
     """Gets images onto the node."""
@@ -98,6 +101,16 @@ class Killer(Protocol):
         """Stop some containers of a pod that lives on. Returns what failed."""
 
 
+class Restarts(Protocol):
+    """Knows which containers have to wait before they start again."""
+
+    def begin_restart(self, pod: Pod, container: Spec, record: PodRecord, curve: Curve) -> Held | None:
+        """Ask to start a container. None: it may start, after `settle`."""
+
+    async def settle(self, uid: PodUID) -> None:
+        """Return once the pod's backoff is durable."""
+
+
 class ContainerStarter:
     """Starts containers."""
 
@@ -109,7 +122,7 @@ class ContainerStarter:
         hooks: Hooks,
         killer: Killer,
         objects: Reader | None,
-        restarts: BackoffTable,
+        restarts: Restarts,
         claim: Callable[[PodUID, str, str], None],
         clock: Clock,
         record: Callable[[PodEvent, Pod | PodRecord | None], None],
@@ -136,6 +149,7 @@ class ContainerStarter:
         held = self._held(pod, container, record)
         if held is not None:
             return held
+        await self._restarts.settle(_uid(pod))  # if the agent crashes after the start, the next one must know of it
         image = await self._images.ensure(pod, container, place.pull_secrets)
         if isinstance(image, NotStarted):
             self._fail(pod, container, f"Error: {image.failure.reason}")
@@ -145,14 +159,14 @@ class ContainerStarter:
         except (NotConfigurable, ApiError, BadInput) as error:
             return self._failed(pod, container, CONFIG_ERROR, error)
         try:
-            await self._clear_the_way(container, record)
+            await self._clear_the_way(pod, container, record)
             container_id = await self._runtime.create_container(place.sandbox_id, config)
         except NotConfigurable as error:  # found out by the runtime, and the spec's or the node's fault all the same
             return self._failed(pod, container, CONFIG_ERROR, error)
         except TryLater as error:
             return self._failed(pod, container, CREATE_ERROR, error)
         # Before it starts: a start that was told to have failed may have come true.
-        self._claim(PodUID(pod.metadata.uid or ""), container.name, container_id)
+        self._claim(_uid(pod), container.name, container_id)
         self._record(normal(pod, container.name, Reason.CREATED, "Container created"), pod)
         try:
             await self._runtime.start_container(container_id)
@@ -162,22 +176,33 @@ class ContainerStarter:
         self._record(normal(pod, container.name, Reason.STARTED, "Container started"), pod)
         return await self._run_hook(pod, container, container_id, record, place)
 
-    async def _clear_the_way(self, container: Spec, record: PodRecord) -> None:
-        """Remove earlier tries that were made and not started: a start given up long ago may still take effect."""
-        for found in record.containers:
-            if found.name == container.name and found.state is ContainerState.CREATED:
-                await self._runtime.remove_container(found.id)
+    async def _clear_the_way(self, pod: Pod, container: Spec, record: PodRecord) -> None:
+        """Remove earlier tries that were made and not started: a start given up long ago may still take effect.
+
+        Raises TryLater if one has started since `record` was read. The image pull in between may take minutes, and a
+        start call of this agent or of a previous one may still have been in flight.
+        """
+        created = [
+            each.id
+            for each in record.containers
+            if each.name == container.name and each.state is ContainerState.CREATED
+        ]
+        if not created:
+            return
+        now = {each.id: each.state for each in (await self._runtime.pod_record(_uid(pod))).containers}
+        if any(now.get(each, ContainerState.CREATED) is not ContainerState.CREATED for each in created):
+            raise RuntimeRefused(f"cannot create container {container.name}: an earlier attempt has started after all")
+        for each in created:
+            await self._runtime.remove_container(each)
 
     def _held(self, pod: Pod, container: Spec, record: PodRecord) -> NotStarted | None:
         """Whether a container that failed has to wait before it starts again."""
         curve = curve_for(pod, BackoffKind.RESTART, self._curve)
-        now = steady(self._clock.monotonic())
-        wall_ahead = self._clock.now() - now
-        held = self._restarts.begin_restart(pod, container, record, now, curve, wall_ahead)
+        held = self._restarts.begin_restart(pod, container, record, curve)
         if held is None:
             return None
         self._record(replace(held.event, container_path=container_path(pod, container.name)), pod)
-        return NotStarted(StartFailure(held.reason, held.message), held.until + wall_ahead)
+        return NotStarted(StartFailure(held.reason, held.message), held.until)
 
     async def _run_hook(
         self, pod: Pod, container: Spec, container_id: str, record: PodRecord, place: Place
@@ -254,6 +279,10 @@ class ContainerStarter:
 
     def _fail(self, pod: Pod, container: Spec, text: str, container_id: str = "") -> None:
         self._record(warning(pod, container.name, Reason.FAILED, text, container_id), pod)
+
+
+def _uid(pod: Pod) -> PodUID:
+    return PodUID(pod.metadata.uid or "")
 
 
 def _target_id(container: Spec, record: PodRecord) -> str:

@@ -37,7 +37,9 @@ class Containers(Protocol):
     async def create_container(self, sandbox_id: str, config: ContainerConfig) -> str:
         """Create a container. Returns its id.
 
-        One that an earlier try with the same pod, name and attempt left behind is cleaned up first.
+        A container with the same pod, name and attempt that never started is removed first: an earlier call created
+        it, and its answer was lost. One that has started is kept, and `RuntimeRefused` raised. Then the caller's view
+        of the pod is outdated, or this call takes effect long after its caller gave it up or died.
         """
 
     async def start_container(self, container_id: str) -> None:

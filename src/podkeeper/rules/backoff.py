@@ -9,19 +9,21 @@ clock, no tasks. It says `Held` (until when, and what to tell the user) or None,
 
 The two kinds differ in where waiting starts: a restart waits from the container's last exit, a pull
 from its last failure. Times are `steady` ones: a wall clock that jumps makes nobody wait for hours. Only
-exits are told in wall time; they are translated when they are first seen. The Go ancestors are
+exits are told in wall time; they are translated when they are first seen. `remembered` and `restore` carry entries
+over a restart of the agent (`rules.backoff_notes`). The Go ancestors are
 client-go's util/flowcontrol/backoff.go, `doBackOff` in pkg/kubelet/kuberuntime and `pullImage` in
 pkg/kubelet/images.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
 import msgspec
 
 from podkeeper.model.durations import format_duration
 from podkeeper.model.k8s.core import Container, EphemeralContainer, Pod
-from podkeeper.model.messages import EventType, PodEvent
+from podkeeper.model.messages import EventType, PodEvent, PodUID
 from podkeeper.model.runtime import ContainerRecord, ContainerState, PodRecord
 
 CRASH_LOOP_BACK_OFF = "CrashLoopBackOff"
@@ -104,6 +106,24 @@ def held_until(entry: Entry | None, since: datetime | None, now: datetime) -> da
     return until if now < until else None
 
 
+@dataclass(frozen=True, slots=True)
+class SeenExit:
+    """An exit, and when it was in steady time."""
+
+    container_id: str
+    finished_at: datetime  # in wall time, as the runtime told it
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Remembered:
+    """All that a table knows of one key."""
+
+    key: BackoffKey
+    entry: Entry
+    exit: SeenExit | None = None
+
+
 # What is held back, and by which name it is known.
 
 
@@ -143,7 +163,10 @@ class BackoffTable:
     def __init__(self, curve: Curve = DEFAULT_CURVE) -> None:
         self._curve = curve
         self._entries: dict[BackoffKey, Entry] = {}
-        self._exits: dict[BackoffKey, tuple[ContainerRecord, datetime]] = {}  # the last ones, and when they were
+        self._exits: dict[BackoffKey, SeenExit] = {}  # the last ones
+        self._keys: dict[PodUID, dict[BackoffKey, None]] = {}  # of the entries, by pod
+        self._restored: set[BackoffKey] = set()  # entries from before a restart of the agent, unchanged since
+        self._changed: dict[PodUID, None] = {}  # pods whose entries changed since `take_changed`
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -170,31 +193,38 @@ class BackoffTable:
         last = latest_exit(record, container.name)
         if last is None:
             return None
-        key = restart_key(pod, container)
-        entry = self._entries.get(key)
-        exit_at = self._exit_at(key, last, now, wall_ahead)
+        key, uid = restart_key(pod, container), PodUID(pod.metadata.uid or "")
+        entry = self._entry(key, curve)
+        exit_at = self._exit_at(key, uid, last, now, wall_ahead)
         until = held_until(entry, exit_at, now)
         if entry is not None and until is not None:
             return _held_restart(pod, container.name, entry.delay, until)
-        self._entries[key] = next_entry(entry, exit_at, now, curve or self._curve)
+        self._put(key, uid, next_entry(entry, exit_at, now, curve or self._curve))
         return None
 
-    def _exit_at(self, key: BackoffKey, last: ContainerRecord, now: datetime, wall_ahead: timedelta) -> datetime | None:
+    def _exit_at(
+        self, key: BackoffKey, uid: PodUID, last: ContainerRecord, now: datetime, wall_ahead: timedelta
+    ) -> datetime | None:
         """When a container exited, by the clock that `now` is told by.
 
         Reckoned once, when the exit is first seen: the wall clock may jump while the container waits. If it was put
-        back before that, the exit seems to lie ahead; it was not later than now.
+        back before that, the exit seems to lie ahead; it was not later than now. If the wall clock jumped ahead while
+        the agent was down, an exit may seem older than the entry of its own start. Then the wait begins now.
         """
         if last.finished_at is None:
             return None
         known = self._exits.get(key)
-        if known is None or (known[0].id, known[0].finished_at) != (last.id, last.finished_at):
-            known = self._exits[key] = last, min(last.finished_at - wall_ahead, now)
-        return known[1]
+        if known is None or (known.container_id, known.finished_at) != (last.id, last.finished_at):
+            at = min(last.finished_at - wall_ahead, now)
+            if key in self._restored and at < self._entries[key].updated_at:
+                at = now
+            known = self._exits[key] = SeenExit(last.id, last.finished_at, at)
+            self._changed[uid] = None
+        return known.at
 
-    def hold_pull(self, pod: Pod, image: str, now: datetime) -> Held | None:
+    def hold_pull(self, pod: Pod, image: str, now: datetime, curve: Curve | None = None) -> Held | None:
         """Ask to pull an image. None: it may be pulled; tell the table when that fails."""
-        entry = self._entries.get(pull_key(pod, image))
+        entry = self._entry(pull_key(pod, image), curve)
         if entry is None or (until := held_until(entry, entry.updated_at, now)) is None:
             return None
         return _held_pull(pod, image, entry.cause, until)
@@ -202,12 +232,54 @@ class BackoffTable:
     def pull_failed(self, pod: Pod, image: str, cause: str, now: datetime, curve: Curve | None = None) -> None:
         """Note a failed pull; `cause` (`ErrImagePull: ...`) is shown while the next one is held."""
         key = pull_key(pod, image)
-        self._entries[key] = next_entry(self._entries.get(key), now, now, curve or self._curve, cause)
+        entry = next_entry(self._entries.get(key), now, now, curve or self._curve, cause)
+        self._put(key, PodUID(pod.metadata.uid or ""), entry)
 
-    def collect(self, now: datetime) -> None:
-        """Forget every entry that has expired."""
-        self._entries = {key: entry for key, entry in self._entries.items() if not has_expired(entry, now)}
-        self._exits = {key: seen for key, seen in self._exits.items() if key in self._entries}
+    def collect(self, now: datetime, is_gone: Callable[[PodUID], bool] = lambda uid: False) -> None:
+        """Drop every entry that has expired, and all entries of pods that are gone."""
+        for uid, keys in tuple(self._keys.items()):
+            gone = is_gone(uid)
+            for key in [key for key in keys if gone or has_expired(self._entries[key], now)]:
+                del self._entries[key], keys[key]
+                self._exits.pop(key, None)
+                self._restored.discard(key)
+                self._changed[uid] = None
+            if not keys:
+                del self._keys[uid]
+
+    # Restarts of the agent.
+
+    def take_changed(self) -> tuple[PodUID, ...]:
+        """The pods whose entries changed since the last call."""
+        changed = tuple(self._changed)
+        self._changed.clear()
+        return changed
+
+    def remembered(self, uid: PodUID) -> tuple[Remembered, ...]:
+        """All entries of a pod."""
+        return tuple(Remembered(key, self._entries[key], self._exits.get(key)) for key in self._keys.get(uid, ()))
+
+    def restore(self, uid: PodUID, remembered: Iterable[Remembered]) -> None:
+        """Add a pod's entries from before a restart of the agent."""
+        for each in remembered:
+            self._entries[each.key] = each.entry
+            self._keys.setdefault(uid, {})[each.key] = None
+            self._restored.add(each.key)
+            if each.exit is not None:
+                self._exits[each.key] = each.exit
+
+    def _entry(self, key: BackoffKey, curve: Curve | None) -> Entry | None:
+        """The entry of a key. A restored one is limited to the current maximum: the settings may have changed."""
+        entry = self._entries.get(key)
+        if entry is None or key not in self._restored:
+            return entry
+        return replace(entry, delay=min(entry.delay, (curve or self._curve).maximum))
+
+    def _put(self, key: BackoffKey, uid: PodUID, entry: Entry) -> None:
+        self._entries[key] = entry
+        self._keys.setdefault(uid, {})[key] = None
+        self._restored.discard(key)
+        self._changed[uid] = None
 
 
 def _held_restart(pod: Pod, container_name: str, delay: timedelta, until: datetime) -> Held:

@@ -167,7 +167,7 @@ def test_a_container_in_the_way_is_removed_also_when_its_holder_is_not_told() ->
 
 
 @each_way_with_names
-def test_a_container_of_an_earlier_try_gives_way_in_whatever_state_it_is(hands_back: bool) -> None:
+def test_a_container_that_never_started_is_replaced_and_a_started_one_is_kept(hands_back: bool) -> None:
     async def scenario() -> None:
         fake = runtime_that(hands_back=hands_back)
         async with with_fake(fake) as runtime:
@@ -175,9 +175,13 @@ def test_a_container_of_an_earlier_try_gives_way_in_whatever_state_it_is(hands_b
             sandbox_id = await scene.sandbox()
             first = await scene.create(sandbox_id, "sh")
             second = await scene.create(sandbox_id, "sh")
+            assert (list(fake.containers), first != second) == ([second], True)
             await runtime.start_container(second)
-            third = await scene.create(sandbox_id, "sh")
-            assert (list(fake.containers), len({first, second, third})) == ([third], 3)
+            for state in (cri.CONTAINER_RUNNING, cri.CONTAINER_EXITED):
+                with pytest.raises(RuntimeRefused, match="has already started"):
+                    await scene.create(sandbox_id, "sh")
+                assert [(it.id, it.state) for it in fake.containers.values()] == [(second, state)]
+                fake.exit(second, 0)
 
     run(scenario())
 

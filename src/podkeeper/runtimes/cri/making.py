@@ -1,7 +1,7 @@
 """Making sandboxes and containers, and what earlier tries left in the way.
 
     run_sandbox      -> RunPodSandbox --- the name is taken ---> adopt the one that is ready, remove others, once more
-    create_container -> files -> CreateContainer --- the name is taken ---> remove what has it, once more
+    create_container -> files -> CreateContainer --- the name is taken ---> remove it if it never started, once more
 
 containerd refuses a name that is taken; CRI-O answers with what has it, in whatever state that is: an id that was seen
 before is such an answer, and looked into. A try whose answer never came may have taken effect, or may still do so: the
@@ -147,7 +147,7 @@ class Making:
     # Containers.
 
     async def create_container(self, sandbox_id: str, config: ContainerConfig) -> str:
-        """Create a container; what an earlier try left behind gives way."""
+        """Create a container; one of the same attempt that never started is removed first."""
         sandbox = await self._config_of(sandbox_id, config.pod)
         config = await self._with_sub_paths(config)
         files = await asyncio.to_thread(self._files.make_for, config, sandbox.log_directory)
@@ -203,11 +203,20 @@ class Making:
         return owner.made_here or (await self._calls.container_status(container_id)).state != cri.CONTAINER_CREATED
 
     async def _clear(self, config: ContainerConfig, holder: str) -> None:
-        """Remove what an earlier try of the same container left behind."""
+        """Remove what an earlier try of the same container created and did not start.
+
+        Raises RuntimeRefused for one that has started: this call may be hours old by now, and the container the one
+        that a later sync started.
+        """
         name, attempt = config.container.name, config.attempt
         listed = containers_by_age(await self._calls.containers(config.pod.metadata.uid or ""))
-        found = {each.id for each in listed if (each.metadata.name, each.metadata.attempt) == (name, attempt)}
-        for container_id in sorted(found | ({holder} if holder else set())):
+        found = {
+            each.id: each.state for each in listed if (each.metadata.name, each.metadata.attempt) == (name, attempt)
+        }
+        if any(state != cri.CONTAINER_CREATED for state in found.values()):
+            raise RuntimeRefused(f"cannot create container {name}: attempt {attempt} has already started")
+        # A runtime does not list what it is still creating: such a holder has not started.
+        for container_id in sorted(found.keys() | ({holder} if holder else set())):
             await self._ending.remove_container(container_id)
 
     async def _config_of(self, sandbox_id: str, pod: Pod) -> cri.PodSandboxConfig:

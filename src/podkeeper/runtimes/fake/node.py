@@ -127,11 +127,11 @@ class FakeNode:
     def create_container(
         self, sandbox: FakeSandbox, config: ContainerConfig, image: ImageRecord, behaviour: Behaviour
     ) -> str:
-        """Create a container; what an earlier try with the same attempt left behind goes first."""
+        """Create a container; one of the same attempt that never started is removed first."""
         pod, name = sandbox.pod, config.container.name
         for old in [it for it in pod.containers if (it.record.name, it.record.restart_count) == (name, config.attempt)]:
-            if old.running:
-                self._violated(f"attempt {config.attempt} of {pod.name}/{name} was made anew while it ran")
+            if old.record.state is not ContainerState.CREATED:
+                raise RuntimeRefused(f"cannot create container {name}: attempt {config.attempt} has already started")
             self.remove_container(old)
         record = ContainerRecord(
             id=f"c{self._next_number():06}",

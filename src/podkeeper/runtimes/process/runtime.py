@@ -151,7 +151,7 @@ class ProcessRuntime:
     # ---- containers ----
 
     async def create_container(self, sandbox_id: str, config: ContainerConfig) -> str:
-        """Create a container in a sandbox that is ready; what an earlier try left behind goes first."""
+        """Create a container in a sandbox that is ready; one of the same attempt that never started is removed."""
         self._check_open()
         name, uid = config.container.name, PodUID(config.pod.metadata.uid or "")
         image = self._images.find(config.image)
@@ -164,6 +164,10 @@ class ProcessRuntime:
             for box in self._mirror.of_pod(uid):
                 for old in tuple(box.containers.values()):
                     if (old.facts.name, old.facts.attempt) == (name, config.attempt):
+                        if old.state != "created":
+                            raise RuntimeRefused(
+                                f"cannot create container {name}: attempt {config.attempt} has already started"
+                            )
                         await self.remove_container(old.id)
             container_id = new_id()
             place = Whereabouts(

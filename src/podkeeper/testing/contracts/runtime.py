@@ -213,6 +213,21 @@ async def what_an_earlier_try_left_behind_is_cleaned_up(subject: RuntimeSubject)
 
 
 @RUNTIME.promises
+async def an_attempt_that_has_started_is_not_created_again(subject: RuntimeSubject) -> None:
+    """`create_container` raises TryLater for an attempt that runs or has exited, and leaves that one as it is."""
+    scene = _Scene(subject)
+    sandbox_id, running = await scene.start("live")
+    exited = await scene.create(sandbox_id, "exit")
+    await scene.runtime.start_container(exited)
+    await scene.exited(exited)
+    for name in ("live", "exit"):
+        with raises(TryLater):
+            await scene.create(sandbox_id, name)
+    states = {it.id: it.state for it in (await scene.record()).containers}
+    assert states == {running: ContainerState.RUNNING, exited: ContainerState.EXITED}
+
+
+@RUNTIME.promises
 async def a_started_container_runs(subject: RuntimeSubject) -> None:
     """`start_container` returns once the container runs; starting it again changes nothing."""
     scene = _Scene(subject)

@@ -5,11 +5,11 @@ they are one pod, told twice.
 """
 
 from podkeeper.model.messages import PodUID
-from podkeeper.model.runtime_calls import RuntimeEventType
+from podkeeper.model.runtime_calls import ContainerConfig, RuntimeEventType
 from podkeeper.rules.mirror import is_mirror_pod
 from podkeeper.testing.sim.invariants.pods import Pods
 from podkeeper.testing.sim.profile import FAULT_RATES
-from podkeeper.testing.sim.records import ContainerChanged, PodChanged, SandboxChanged
+from podkeeper.testing.sim.records import Answered, Called, ContainerChanged, PodChanged, SandboxChanged
 from podkeeper.testing.sim.world import World
 
 
@@ -20,12 +20,36 @@ class Containers:
         self._world = world
         self._pods = pods
         self._ready: dict[PodUID, dict[str, None]] = {}  # ready sandboxes
+        self._started_by: dict[str, int] = {}  # running containers, and the life whose start call returned
         self._complaints = 0  # of the runtime, so many were told
+        world.bus.subscribe(Called, self._see_call)
+        world.bus.subscribe(Answered, self._see_answer)
         world.bus.subscribe(ContainerChanged, self._see_container)
         world.bus.subscribe(SandboxChanged, self._see_sandbox)
         world.bus.subscribe(PodChanged, self._see_pod)
 
+    def _see_call(self, call: Called) -> None:
+        """Report an agent that creates an attempt again which it has started itself: its view is outdated.
+
+        The runtime refuses that. A call of a previous agent may be in flight for so long, its successor's may not.
+        """
+        if call.operation != "create_container" or not isinstance(config := call.given[1], ContainerConfig):
+            return
+        for life in self._world.truth.of_pod(call.uid):
+            same = life.running and (life.name, life.attempt) == (call.subject, config.attempt)
+            if same and self._started_by.get(life.id) == call.life:
+                text = (
+                    f"attempt {life.attempt} of {config.pod.metadata.name}/{life.name} is created again while it runs"
+                )
+                self._world.broken("I3", call.uid, text)
+
+    def _see_answer(self, answer: Answered) -> None:
+        if answer.call.operation == "start_container" and not answer.error:
+            self._started_by[str(answer.call.given[0])] = answer.call.life
+
     def _see_container(self, change: ContainerChanged) -> None:
+        if change.happened in (RuntimeEventType.STOPPED, RuntimeEventType.DELETED):
+            self._started_by.pop(change.record.id, None)
         if change.happened is not RuntimeEventType.STARTED:
             return
         uid, record, truth = change.uid, change.record, self._world.truth

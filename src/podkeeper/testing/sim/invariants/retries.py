@@ -5,7 +5,9 @@
   agent stopped begins again in the same pass, as in the reference. A pod that asks for its own pace is let be.)
 * A liveness probe that has failed as often as its threshold allows is not asked again: the container is to be stopped.
 
-Both are judged within one life of the agent: the next one has not seen what came before.
+The first holds across restarts of the agent: it keeps its backoff in the journal. Only a journal that could not be
+written, or a wall clock that jumped, excuses an agent that did not see the start itself. The second is judged within
+one life of the agent.
 """
 
 from podkeeper.model.messages import PodUID
@@ -20,6 +22,8 @@ from podkeeper.testing.sim.world import World
 OWN_PACE = "podkeeper.io/restart-backoff-"  # how the annotations begin by which a pod asks for it
 ROUNDING_SECONDS = 1.0  # ends are told in whole seconds
 FORGOTTEN_SECONDS = 600.0  # after so long a run
+LOSES_NOTES = frozenset({"disk-full", "clock-jump"})  # what makes the next agent forget a backoff, or its time
+NOTED_SECONDS = 5.0  # the journal is written so long before a start, at most
 
 
 class Retries:
@@ -54,13 +58,14 @@ class Retries:
         if len(runs) < 3:
             return
         before, last, this = runs[-3:]
-        if last.started is None or last.ended is None or last.started < self._reborn:
-            return  # its start cost nothing that the agent who lives now would know of
+        if last.started is None or last.ended is None:
+            return
         alike = before.spec_hash == last.spec_hash == this.spec_hash
         if not alike or last.sandbox_id != this.sandbox_id or before.sandbox_id != last.sandbox_id:
             return  # another container, or another pod's life
         # Who did not see a start, or saw it fail, does not know that there was one.
-        if self._world.troubles.touched(last.started - 1.0, change.uid, FAULT_RATES.keys() - CALLS):
+        excuses = CALLS if last.started >= self._reborn else CALLS | LOSES_NOTES
+        if self._world.troubles.touched(last.started - NOTED_SECONDS, change.uid, FAULT_RATES.keys() - excuses):
             return
         if last.id in self._stopped or last.ended - last.started >= FORGOTTEN_SECONDS:
             return

@@ -1,0 +1,90 @@
+"""Encode and decode a pod's backoff entries, for the journal.
+
+    entries of a pod --encode_note--> bytes -- restart or reboot --> bytes --decode_note--> entries
+
+A note stores ages instead of instants, and when it was written: on the monotonic clock and on the wall clock. Within
+one boot the monotonic clock continues while the agent is down. It gives the exact age of the note, even if the wall
+clock jumps. After a reboot the monotonic clock starts again, and the wall clock is used.
+
+Guarantees: a decoded entry holds a container or a pull for at most its curve's maximum from now on. A note that cannot
+be decoded gives no entries, and no error. The kubelet has no counterpart: a restart resets its backoff.
+"""
+
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+from typing import Annotated
+
+import msgspec
+
+from podkeeper.rules.backoff import BackoffKey, Curve, Entry, Remembered, SeenExit
+
+_NOTHING = timedelta()
+_Instant = Annotated[datetime, msgspec.Meta(tz=True)]
+
+
+class _NotedExit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    id: str
+    finished_at: _Instant
+    age: timedelta
+
+
+class _NotedEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    key: BackoffKey
+    delay: timedelta
+    age: timedelta
+    curve: Curve
+    cause: str = ""
+    exit: _NotedExit | None = None
+
+
+class _Note(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    steady: _Instant
+    wall: _Instant
+    entries: tuple[_NotedEntry, ...]
+
+
+def encode_note(entries: Iterable[Remembered], now: datetime, wall: datetime) -> bytes:
+    """Encode the entries of one pod. `now` is steady time."""
+    noted = tuple(
+        _NotedEntry(
+            key=each.key,
+            delay=each.entry.delay,
+            age=now - each.entry.updated_at,
+            curve=each.entry.curve,
+            cause=each.entry.cause,
+            exit=None
+            if each.exit is None
+            else _NotedExit(each.exit.container_id, each.exit.finished_at, now - each.exit.at),
+        )
+        for each in entries
+    )
+    return msgspec.json.encode(_Note(now, wall, noted))
+
+
+def decode_note(note: bytes, now: datetime, wall: datetime) -> tuple[Remembered, ...]:
+    """Decode a note into entries in steady time, as of `now`. An invalid note gives no entries."""
+    try:
+        found = msgspec.json.decode(note, type=_Note)
+        written_at = now - time_away(found.steady, found.wall, now, wall)
+        return tuple(_remembered(each, written_at) for each in found.entries)
+    except (msgspec.DecodeError, ValueError, OverflowError):
+        return ()
+
+
+def time_away(noted: datetime, noted_wall: datetime, now: datetime, wall: datetime) -> timedelta:
+    """How long ago a note was written, given both clocks then and now.
+
+    The steady clock never gives too much: exact within one boot, less after a reboot. If it gives a negative time, the
+    machine has rebooted, and only the wall clock is left.
+    """
+    steady_away = now - noted
+    return steady_away if steady_away >= _NOTHING else max(wall - noted_wall, _NOTHING)
+
+
+def _remembered(noted: _NotedEntry, written_at: datetime) -> Remembered:
+    delay = min(max(noted.delay, _NOTHING), noted.curve.maximum)
+    entry = Entry(delay, written_at - max(noted.age, _NOTHING), noted.curve, noted.cause)
+    seen = None
+    if noted.exit is not None:
+        seen = SeenExit(noted.exit.id, noted.exit.finished_at, written_at - max(noted.exit.age, _NOTHING))
+    return Remembered(noted.key, entry, seen)

@@ -1,0 +1,204 @@
+"""Backoff across restarts of the agent, in virtual time, over a journal."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from podkeeper.engine.backoff import DurableBackoff
+from podkeeper.engine.notebook import Notebook
+from podkeeper.model.k8s.core import Container, Pod
+from podkeeper.model.k8s.meta import ObjectMeta
+from podkeeper.model.messages import PodUID
+from podkeeper.model.runtime import ContainerRecord, ContainerState, PodRecord
+from podkeeper.rules.backoff import DEFAULT_CURVE, BackoffTable
+from podkeeper.testing.fakes import FakeJournal
+from podkeeper.testing.virtual_time import VirtualClock, simulate
+
+UID = PodUID("u1")
+POD = Pod(metadata=ObjectMeta(name="web", namespace="prod", uid=UID))
+APP = Container(name="app", image="app:v1")
+IMAGE = "app:v1"
+
+
+class CountingJournal(FakeJournal):
+    writes = 0
+
+    def put(self, key: str, value: bytes) -> None:
+        self.writes += 1
+        super().put(key, value)
+
+
+class Node:
+    """What outlives the agent, and the backoff of the agent that runs."""
+
+    def __init__(self) -> None:
+        self.clock = VirtualClock()
+        self.journal = CountingJournal()
+        self.record = PodRecord(uid=UID)
+        self.exits = 0
+        self.restart()
+
+    def restart(self, *, lose_unsynced: bool = False) -> None:
+        if lose_unsynced:
+            self.journal.crash()
+        self.backoff = DurableBackoff(
+            table=BackoffTable(), clock=self.clock, notebook=Notebook(self.journal, "restart-backoff/")
+        )
+
+    def container_exits(self) -> None:
+        self.exits += 1
+        ended = ContainerRecord(
+            id=f"c{self.exits}", name="app", state=ContainerState.EXITED, finished_at=self.clock.now()
+        )
+        self.record = PodRecord(uid=UID, containers=(ended,))
+
+    def wait_seconds(self) -> float:
+        """Ask to start the container: how long it has to wait."""
+        held = self.backoff.begin_restart(POD, APP, self.record, DEFAULT_CURVE)
+        return 0.0 if held is None else (held.until - self.clock.now()).total_seconds()
+
+    def pull_wait_seconds(self) -> float:
+        held = self.backoff.hold_pull(POD, IMAGE, DEFAULT_CURVE)
+        return 0.0 if held is None else (held.until - self.clock.now()).total_seconds()
+
+    async def crash_loop(self, times: int) -> None:
+        """Let the container exit and start so often; it runs for a second each time."""
+        for _ in range(times):
+            self.container_exits()
+            while wait := self.wait_seconds():
+                await asyncio.sleep(wait)
+            await self.backoff.settle(UID)
+            await asyncio.sleep(1)
+
+
+def on_node(story: Callable[[Node], Awaitable[None]]) -> Node:
+    async def life() -> Node:
+        node = Node()
+        await story(node)
+        return node
+
+    return simulate(life())[0]
+
+
+def test_a_crash_loop_goes_on_where_it_was_after_a_restart() -> None:
+    async def story(node: Node) -> None:
+        await node.crash_loop(3)
+        node.container_exits()
+        assert node.wait_seconds() == 40
+        await asyncio.sleep(15)
+        node.restart()
+        assert round(node.wait_seconds(), 3) == 25
+        await asyncio.sleep(25)
+        assert node.wait_seconds() == 0
+        node.container_exits()
+        assert node.wait_seconds() == 80
+
+    on_node(story)
+
+
+def test_an_exit_while_the_agent_is_down_is_waited_for_from_its_time() -> None:
+    async def story(node: Node) -> None:
+        await node.crash_loop(3)
+        node.container_exits()
+        await asyncio.sleep(12)
+        node.restart()
+        assert round(node.wait_seconds(), 3) == 28
+
+    on_node(story)
+
+
+def test_what_was_settled_survives_a_crash_that_loses_all_else() -> None:
+    async def story(node: Node) -> None:
+        await node.crash_loop(2)
+        node.container_exits()
+        assert node.wait_seconds() == 20  # the exit is noted, and the note is lost
+        node.restart(lose_unsynced=True)
+        assert node.wait_seconds() == 20
+
+    on_node(story)
+
+
+def test_a_failed_pull_is_waited_for_across_a_restart() -> None:
+    async def story(node: Node) -> None:
+        for _ in range(2):
+            node.backoff.pull_failed(POD, IMAGE, "ErrImagePull: no", DEFAULT_CURVE)
+        await asyncio.sleep(5)
+        node.restart()
+        assert round(node.pull_wait_seconds(), 3) == 15
+        held = node.backoff.hold_pull(POD, IMAGE, DEFAULT_CURVE)
+        assert held is not None
+        assert held.message == 'Back-off pulling image "app:v1": ErrImagePull: no'
+        await asyncio.sleep(15)
+        assert node.pull_wait_seconds() == 0
+
+    on_node(story)
+
+
+def test_a_wall_clock_that_jumps_while_the_agent_is_down_changes_no_wait() -> None:
+    for jump in (7200, -7200):
+
+        async def story(node: Node, jump: float = jump) -> None:
+            await node.crash_loop(3)
+            node.container_exits()
+            assert node.wait_seconds() == 40
+            await asyncio.sleep(10)
+            node.clock.jump(jump)
+            node.restart()
+            assert round(node.wait_seconds(), 3) == 30
+
+        on_node(story)
+
+
+def test_waiting_writes_nothing_and_a_restart_of_a_container_at_most_twice() -> None:
+    async def story(node: Node) -> None:
+        await node.crash_loop(3)
+        before = node.journal.writes
+        node.container_exits()
+        for _ in range(30):
+            assert node.wait_seconds() > 0
+            node.backoff.collect(lambda uid: False)
+            await asyncio.sleep(1)
+        assert node.journal.writes - before == 1
+        await asyncio.sleep(10)
+        assert node.wait_seconds() == 0
+        assert node.journal.writes - before == 2
+
+    on_node(story)
+
+
+def test_the_note_goes_with_its_pod() -> None:
+    async def story(node: Node) -> None:
+        await node.crash_loop(3)
+        node.restart()
+        node.backoff.collect(lambda uid: False)
+        assert list(node.journal.load()) == ["restart-backoff/u1"]
+        node.backoff.collect(lambda uid: uid == UID)
+        assert node.journal.load() == {}
+
+    on_node(story)
+
+
+def test_a_note_is_dropped_when_its_entries_have_expired() -> None:
+    async def story(node: Node) -> None:
+        await node.crash_loop(3)
+        await asyncio.sleep(650)
+        node.restart()
+        node.backoff.collect(lambda uid: False)
+        assert node.journal.load() == {}
+        node.container_exits()
+        assert node.wait_seconds() == 0
+
+    on_node(story)
+
+
+def test_a_note_that_cannot_be_decoded_means_no_backoff() -> None:
+    async def story(node: Node) -> None:
+        await node.crash_loop(3)
+        node.journal.put("restart-backoff/u1", b"\x00{not a note")
+        node.restart()
+        node.container_exits()
+        assert node.wait_seconds() == 0
+        node.restart()
+        node.container_exits()
+        assert node.wait_seconds() == 10
+
+    on_node(story)

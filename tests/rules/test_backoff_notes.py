@@ -1,0 +1,202 @@
+"""Backoff notes: what a note means after a restart, a reboot, a jump of the wall clock, or damage."""
+
+from datetime import UTC, datetime, timedelta
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from podkeeper.model.k8s.core import Container, Pod
+from podkeeper.model.k8s.meta import ObjectMeta
+from podkeeper.model.messages import PodUID
+from podkeeper.model.runtime import ContainerRecord, ContainerState, PodRecord
+from podkeeper.rules.backoff import DEFAULT_CURVE, BackoffTable, Curve, Entry, Remembered, SeenExit, steady
+from podkeeper.rules.backoff_notes import decode_note, encode_note, time_away
+
+UID = PodUID("u1")
+POD = Pod(metadata=ObjectMeta(name="web", namespace="prod", uid=UID))
+APP = Container(name="app", image="app:v1")
+WALL = datetime(2026, 1, 1, tzinfo=UTC)
+UPTIME = 5000.0  # when the note is written
+
+AWAY = st.floats(0, 900)
+JUMP = st.sampled_from([0.0, 7200.0, -7200.0, 3.0, -3.0])
+SECONDS = st.floats(0, 1000).map(lambda each: timedelta(seconds=each))
+CURVES = st.sampled_from([DEFAULT_CURVE, DEFAULT_CURVE.tuned(initial=timedelta(seconds=2), maximum=timedelta(hours=1))])
+ENTRIES = st.builds(
+    lambda key, curve, share, age, cause, exit_age: Remembered(
+        ("u1", key),
+        Entry(curve.maximum * share, steady(UPTIME) - age, curve, cause),
+        None if exit_age is None else SeenExit("c1", WALL - exit_age, steady(UPTIME) - exit_age),
+    ),
+    st.text(), CURVES, st.floats(0, 1), SECONDS, st.text(), st.none() | SECONDS,
+)  # fmt: skip
+
+
+def seconds(count: float) -> timedelta:
+    return timedelta(seconds=count)
+
+
+def exited(finished_at: datetime, id_: str = "c1") -> PodRecord:
+    container = ContainerRecord(id=id_, name="app", state=ContainerState.EXITED, finished_at=finished_at)
+    return PodRecord(uid=UID, containers=(container,))
+
+
+def crash_loop(table: BackoffTable, times: int, until: float) -> None:
+    """Restart a container so often, each time after its delay; the last start is at `until`."""
+    delays = [0, 10, 20, 40, 80, 160][:times]
+    for number, delay in enumerate(delays):
+        now = until - sum(delays[number + 1 :])
+        seen = exited(WALL + seconds(now - delay), f"c{number}")
+        assert table.begin_restart(POD, APP, seen, steady(now), None, WALL - steady(0)) is None
+
+
+def restarted(table: BackoffTable, monotonic: float, wall: datetime, then: float, wall_then: datetime) -> BackoffTable:
+    """The table of the next agent process: a note written at one time and read at another."""
+    note = encode_note(table.remembered(UID), steady(monotonic), wall)
+    new = BackoffTable()
+    new.restore(UID, decode_note(note, steady(then), wall_then))
+    return new
+
+
+@given(st.lists(ENTRIES, max_size=4))
+def test_a_note_read_at_once_gives_back_all_entries(entries: list[Remembered]) -> None:
+    now = steady(UPTIME)
+    assert list(decode_note(encode_note(entries, now, WALL), now, WALL)) == entries
+
+
+@given(AWAY, JUMP, st.floats(0, 290))
+def test_within_one_boot_a_restart_and_a_wall_clock_jump_change_no_wait(
+    away: float, jump: float, waited: float
+) -> None:
+    table = BackoffTable()
+    crash_loop(table, 6, until=UPTIME - 300)  # the next delay is 300 s
+    exit_at = UPTIME - waited
+    seen = exited(WALL + seconds(exit_at), "last")
+    ahead = WALL - steady(0)
+    assert table.begin_restart(POD, APP, seen, steady(UPTIME), wall_ahead=ahead)
+    then = UPTIME + away
+    wall_then = WALL + seconds(then + jump)
+    new = restarted(table, UPTIME, WALL + seconds(UPTIME), then, wall_then)
+    expected = table.begin_restart(POD, APP, seen, steady(then), wall_ahead=ahead)
+    found = new.begin_restart(POD, APP, seen, steady(then), wall_ahead=wall_then - steady(then))
+    assert (found is None) == (expected is None)
+    if found is not None and expected is not None:
+        assert found.message == expected.message
+        assert abs(found.until - expected.until) < seconds(0.001)
+
+
+@given(st.floats(0, 10_000), JUMP, st.floats(0, 300), st.floats(0, 100))
+def test_whatever_the_clocks_do_nothing_waits_longer_than_the_maximum(
+    uptime_then: float, jump: float, exit_age: float, run: float
+) -> None:
+    entry = Entry(seconds(300), steady(UPTIME - exit_age - run), DEFAULT_CURVE)
+    exit_ = SeenExit("c1", WALL - seconds(exit_age), steady(UPTIME - exit_age))
+    note = encode_note([Remembered(("u1", "image"), entry, exit_)], steady(UPTIME), WALL)
+    now = steady(uptime_then)  # less than before: the machine has rebooted
+    (found,) = decode_note(note, now, WALL + seconds(jump))
+    assert found.entry.updated_at <= now
+    assert found.exit is not None
+    assert found.exit.at <= now
+    table = BackoffTable()
+    table.restore(UID, [found])
+    held = table.hold_pull(POD, "image", now)
+    assert held is None or held.until <= now + DEFAULT_CURVE.maximum
+
+
+CLOCKS = {
+    "the same boot": (UPTIME + 40, 40, 40),
+    "the same boot, and the wall clock jumped ahead": (UPTIME + 40, 7240, 40),
+    "the same boot, and the wall clock was put back": (UPTIME + 40, -3600, 40),
+    "a reboot": (25, 100, 100),
+    "a reboot, and the wall clock was put back": (25, -100, 0),
+    "a reboot long ago: the uptime is longer than before": (UPTIME + 40, 90_000, 40),
+}
+
+
+@pytest.mark.parametrize("uptime_then, wall_passed, expected", CLOCKS.values(), ids=CLOCKS.keys())
+def test_how_old_a_note_is(uptime_then: float, wall_passed: float, expected: float) -> None:
+    away = time_away(steady(UPTIME), WALL, steady(uptime_then), WALL + seconds(wall_passed))
+    assert away == seconds(expected)
+
+
+def test_an_exit_during_the_absence_that_seems_older_than_its_start_is_waited_for_from_now() -> None:
+    """The wall clock jumped ahead while the agent was down: by that clock the wait would be over."""
+    table, ahead = BackoffTable(), WALL - steady(0)
+    crash_loop(table, 3, until=60)
+    new = restarted(table, 60, WALL + seconds(60), 70, WALL + seconds(7270))
+    held = new.begin_restart(POD, APP, exited(WALL + seconds(65), "c3"), steady(70), None, ahead + seconds(7200))
+    assert held is not None
+    assert held.until == steady(70 + 40)
+
+
+def test_a_restored_entry_obeys_the_maximum_of_now() -> None:
+    short = DEFAULT_CURVE.tuned(maximum=seconds(30))
+    table = BackoffTable()
+    table.pull_failed(POD, "image", "", steady(0))
+    for _ in range(5):
+        table.pull_failed(POD, "image", "", steady(10))
+    new = restarted(table, 10, WALL, 10, WALL)
+    held = new.hold_pull(POD, "image", steady(10), short)
+    assert held is not None
+    assert held.until == steady(40)
+
+
+def test_a_long_good_run_across_a_restart_still_resets() -> None:
+    table, ahead = BackoffTable(), WALL - steady(0)
+    crash_loop(table, 4, until=400)
+    new = restarted(table, 400, WALL + seconds(400), 1100, WALL + seconds(1100))
+    assert new.begin_restart(POD, APP, exited(WALL + seconds(1001), "c9"), steady(1100), None, ahead) is None
+    assert [each.entry.delay for each in new.remembered(UID)] == [seconds(10)]
+
+
+@given(st.binary())
+def test_bytes_that_are_no_note_give_no_entries(junk: bytes) -> None:
+    assert decode_note(junk, steady(0), WALL) == ()
+
+
+GOOD = encode_note(
+    [Remembered(("u1", "i"), Entry(seconds(20), steady(1), DEFAULT_CURVE), SeenExit("c", WALL, steady(1)))],
+    steady(2),
+    WALL,
+)
+DAMAGED = {
+    "cut short": GOOD[:-7],
+    "a clock without a zone": GOOD.replace(b"00Z", b"00"),
+    "an impossible curve": GOOD.replace(b'"maximum":"PT300S"', b'"maximum":"PT1S"'),
+    "an age beyond all time": GOOD.replace(b'"age":"PT1S"', b'"age":"P900000000D"'),
+    "another program's": b'{"some": "thing"}',
+}
+
+
+@pytest.mark.parametrize("note", DAMAGED.values(), ids=DAMAGED.keys())
+def test_a_damaged_note_gives_no_entries(note: bytes) -> None:
+    assert decode_note(GOOD, steady(2), WALL) != ()
+    assert note != GOOD
+    assert decode_note(note, steady(2), WALL) == ()
+
+
+@pytest.mark.parametrize("delay", ["-PT5S", "PT99999S"])
+def test_a_delay_out_of_bounds_is_clamped(delay: str) -> None:
+    note = msgspec.json.decode(GOOD)
+    note["entries"][0]["delay"] = delay
+    (found,) = decode_note(msgspec.json.encode(note), steady(2), WALL)
+    assert seconds(0) <= found.entry.delay <= DEFAULT_CURVE.maximum
+
+
+# Which pods are to be noted.
+
+
+def test_a_table_says_which_pods_changed_and_drops_pods_that_are_gone() -> None:
+    table = BackoffTable(Curve(seconds(1), seconds(2), seconds(10)))
+    table.pull_failed(POD, "image", "", steady(0))
+    table.begin_restart(POD, APP, exited(WALL), steady(0))
+    assert table.take_changed() == (UID,)
+    assert table.hold_pull(POD, "image", steady(0.5)) is not None
+    assert table.begin_restart(POD, APP, exited(WALL), steady(0.5)) is not None
+    table.collect(steady(5))
+    assert table.take_changed() == ()  # waiting changes nothing
+    table.collect(steady(5), is_gone=lambda uid: uid == UID)
+    assert table.take_changed() == (UID,)
+    assert (table.remembered(UID), len(table)) == ((), 0)
