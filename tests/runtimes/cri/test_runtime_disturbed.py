@@ -44,6 +44,7 @@ class Stage:
     seen_at: float = 0.0
     box: str = ""
     container: str = ""
+    first: str = ""
 
     # What the engine does.
 
@@ -64,7 +65,15 @@ class Stage:
 
     async def run_pod(self) -> None:
         self.box = await self.scene.sandbox()
-        self.container = await self.scene.create(self.box)
+        await self.run_container(attempt=0)
+
+    async def run_container(self, attempt: int) -> None:
+        await self.inspect()
+        assert self.seen is not None
+        for found in self.seen.containers:
+            if found.restart_count == attempt and found.state is not ContainerState.CREATED:
+                return  # an earlier try took effect after all
+        self.container = await self.scene.create(self.box, attempt=attempt)
         await self.runtime.start_container(self.container)
         await self.inspect()
 
@@ -80,10 +89,8 @@ class Stage:
         await self.inspect()
 
     async def restart_container(self) -> None:
-        await self.runtime.stop_container(self.container, 1)
-        self.container = await self.scene.create(self.box, attempt=1)
-        await self.runtime.start_container(self.container)
-        await self.inspect()
+        await self.runtime.stop_container(self.first, 1)
+        await self.run_container(attempt=1)
 
     # What happens meanwhile.
 
@@ -144,6 +151,7 @@ async def empty(calls: PortCalls) -> AsyncIterator[Stage]:
 async def with_pod(calls: PortCalls) -> AsyncIterator[Stage]:
     async with empty(calls) as stage:
         await stage.run_pod()
+        stage.first = stage.container
         await asyncio.sleep(10)
         calls.log.clear()
         yield stage

@@ -14,6 +14,7 @@ import pytest
 from podkeeper.model.k8s.core import Container, Pod, PodSpec
 from podkeeper.model.k8s.meta import ObjectMeta
 from podkeeper.model.messages import PodUID
+from podkeeper.model.runtime import ContainerState
 from podkeeper.model.runtime_calls import ContainerConfig, SandboxConfig
 from podkeeper.runtimes.process.runtime import ProcessRuntime
 from podkeeper.testing.failures import fail_each_call
@@ -34,6 +35,7 @@ class Stage:
     keepers: list[LoopKeeper] = field(default_factory=list)
     box: str = ""
     container: str = ""
+    first: str = ""
 
     async def open(self) -> None:
         self.runtime = ProcessRuntime(self.root, hatchery=LoopHatchery(self.keepers, self.calls))
@@ -41,6 +43,9 @@ class Stage:
 
     async def run_pod(self, attempt: int = 0) -> None:
         self.box = await self.runtime.run_sandbox(SandboxConfig(pod=POD, attempt=0))
+        for found in (await self.runtime.pod_record(UID)).containers:
+            if found.restart_count == attempt and found.state is not ContainerState.CREATED:
+                return  # an earlier try took effect after all
         spec = Container(name="app", image="host", command=("true",))
         config = ContainerConfig(
             pod=POD, container=spec, attempt=attempt, image="host", spec_hash="1", command=("true",), log_path=""
@@ -49,7 +54,7 @@ class Stage:
         await self.runtime.start_container(self.container)
 
     async def restart_container(self) -> None:
-        await self.runtime.stop_container(self.container, 1)
+        await self.runtime.stop_container(self.first, 1)
         await self.run_pod(attempt=1)
 
     async def stop_pod(self) -> None:
@@ -107,6 +112,7 @@ async def empty(calls: PortCalls) -> AsyncIterator[Stage]:
 async def with_pod(calls: PortCalls) -> AsyncIterator[Stage]:
     async with empty(calls) as stage:
         await stage.run_pod()
+        stage.first = stage.container
         calls.log.clear()
         yield stage
 
