@@ -282,7 +282,7 @@ class World:
         return self._root
 
     def _ports(self, life: Life) -> Ports:
-        clock = LifeClock(self.clock, life)
+        clock = LifeClock(self.clock, self.loop, life)
         api = cast(Api, Cord(life, "api", self.api, API))
         journal = cast(Journal, Cord(life, "journal", self.journal, JOURNAL))
         pods = api_source(api=api, node_name=NODE, clock=clock, journal=journal)
