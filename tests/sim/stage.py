@@ -24,7 +24,11 @@ from podkeeper.testing.sim.invariants.grace import Graces
 from podkeeper.testing.sim.invariants.makings import Makings
 from podkeeper.testing.sim.invariants.phases import Phases
 from podkeeper.testing.sim.invariants.pods import Pods
+from podkeeper.testing.sim.invariants.probing import Probing
+from podkeeper.testing.sim.invariants.running import Running
 from podkeeper.testing.sim.invariants.starts import Starts
+from podkeeper.testing.sim.invariants.storms import Storms
+from podkeeper.testing.sim.invariants.upkeep import Upkeep
 from podkeeper.testing.sim.invariants.words import Words
 from podkeeper.testing.sim.records import (
     Asked,
@@ -54,6 +58,10 @@ class Stage:
         Starts(self.world, pods, makings)
         Causes(self.world, pods, makings)
         Words(self.world)
+        Running(self.world, pods)
+        Probing(self.world, pods)
+        Upkeep(self.world)
+        Storms(self.world)
         self.life = 1
         self.at = self.world.now()
 
@@ -89,10 +97,13 @@ class Stage:
 
     # The agent.
 
-    def calls(self, operation: str, *given: object, uid: PodUID = UID, subject: str = "app") -> None:
-        self.world.bus.tell(Called(self.at, self.life, "runtime", operation, uid, subject, given))
+    def calls(
+        self, operation: str, *given: object, uid: PodUID = UID, subject: str = "app", room: str = "runtime"
+    ) -> None:
+        self.world.bus.tell(Called(self.at, self.life, room, operation, uid, subject, given))
 
     def runs_hook(self, id_: str, command: str, begun: float) -> None:
+        """A command in a container, a hook or a probe, has ended."""
         given = (id_, (command,), 30.0)
         asked = Asked(self.at, self.life, "runtime", "exec_sync", UID, "app", given, "", None, begun)
         self.world.bus.tell(asked)
