@@ -75,7 +75,7 @@ HOST_IP = "192.0.2.1"
 class Violation:
     """A promise that was broken."""
 
-    invariant: str  # I1 to I14, or what else the simulation itself found wrong
+    invariant: str  # I1 to I22, or what else the simulation itself found wrong
     at: float
     uid: PodUID
     message: str
