@@ -97,10 +97,8 @@ class Stage:
 
     # The agent.
 
-    def calls(
-        self, operation: str, *given: object, uid: PodUID = UID, subject: str = "app", room: str = "runtime"
-    ) -> None:
-        self.world.bus.tell(Called(self.at, self.life, room, operation, uid, subject, given))
+    def calls(self, operation: str, *given: object, uid: PodUID = UID, subject: str = "app") -> None:
+        self.world.bus.tell(Called(self.at, self.life, "runtime", operation, uid, subject, given))
 
     def runs_hook(self, id_: str, command: str, begun: float) -> None:
         """A command in a container, a hook or a probe, has ended."""
@@ -113,6 +111,10 @@ class Stage:
 
     def hears(self, *pods: Pod, op: Op = Op.SET, source: str = API_SOURCE) -> None:
         self.world.bus.tell(Told(self.at, self.life, PodUpdate(op, pods, source)))
+
+    def removes(self, room: str, operation: str) -> None:
+        """The agent removes something that its pod needs: a mount, a cgroup."""
+        self.world.bus.tell(Called(self.at, self.life, room, operation, UID, "", (UID,)))
 
     def dies(self) -> None:
         """The agent dies, and another one takes its place."""

@@ -289,12 +289,12 @@ def _a_probe_is_executed_twice_at_a_time(it: Stage) -> None:
 
 def _the_volumes_of_a_running_container_are_unmounted(it: Stage) -> None:
     it.runs("c1")
-    it.calls("unmount", UID, room="volumes")
+    it.removes("volumes", "unmount")
 
 
 def _the_cgroup_of_a_running_container_is_removed(it: Stage) -> None:
     it.runs("c1")
-    it.calls("remove", UID, room="cgroups")
+    it.removes("cgroups", "remove")
 
 
 # I22: storms.
@@ -531,14 +531,14 @@ def _a_hook_is_executed_twice_at_a_time(it: Stage) -> None:
 def _the_ground_of_a_pod_that_has_ended_is_removed(it: Stage) -> None:
     it.runs("c1")
     it.ends("c1")
-    it.calls("unmount", UID, room="volumes")
-    it.calls("remove", UID, room="cgroups")
+    it.removes("volumes", "unmount")
+    it.removes("cgroups", "remove")
 
 
 def _the_cgroup_of_a_container_is_removed_whose_start_was_never_answered(it: Stage) -> None:
     it.world.troubles.moment(it.at, "lost-answers", UID)
     it.runs("c1")
-    it.calls("remove", UID, room="cgroups")
+    it.removes("cgroups", "remove")
 
 
 def _a_pod_is_inspected_every_second(it: Stage) -> None:

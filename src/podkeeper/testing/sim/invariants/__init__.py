@@ -60,8 +60,8 @@ INVARIANTS: Final[Mapping[str, str]] = MappingProxyType(
 )
 
 
-def watch(world: World) -> None:
-    """Have every promise of a world checked from now on."""
+def watch(world: World) -> ProbeBook:
+    """Have every promise of a world checked from now on. Returns the book of probes, for `Rest` to share."""
     pods = Pods(world)
     Phases(world, pods)
     Exits(world, pods)
@@ -80,3 +80,4 @@ def watch(world: World) -> None:
     Restarts(world, pods)
     Upkeep(world)
     Storms(world)
+    return probes

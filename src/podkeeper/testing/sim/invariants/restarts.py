@@ -71,6 +71,8 @@ class Restarts:
             request.quiet_since = began.at
 
     def _look(self, asked: Asked) -> None:
+        if not self._requests:
+            return
         for uid, request in tuple(self._requests.items()):
             if self._is_hindered(uid, request):
                 request.quiet_since = asked.at
