@@ -2,6 +2,7 @@
 
 import os
 import signal
+from pathlib import Path
 
 from podkeeper.testing.sim.records import PodChanged, TroubleBegan
 from podkeeper.testing.sim.world import World
@@ -38,3 +39,11 @@ def interrupted_at_the_fourth(world: World) -> None:
     """Somebody presses Ctrl-C while the fourth seed is played."""
     if world.seed == 3:
         os.kill(os.getppid(), signal.SIGINT)
+
+
+def killed_once(world: World) -> None:
+    """The command is killed while the third seed is played, unless the file that KILLED_ONCE names exists already."""
+    marker = Path(os.environ["KILLED_ONCE"])
+    if world.seed == 2 and not marker.exists():
+        marker.touch()
+        os.kill(os.getppid(), signal.SIGKILL)

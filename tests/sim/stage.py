@@ -24,7 +24,11 @@ from podkeeper.testing.sim.invariants.grace import Graces
 from podkeeper.testing.sim.invariants.makings import Makings
 from podkeeper.testing.sim.invariants.phases import Phases
 from podkeeper.testing.sim.invariants.pods import Pods
+from podkeeper.testing.sim.invariants.probing import Probing
+from podkeeper.testing.sim.invariants.running import Running
 from podkeeper.testing.sim.invariants.starts import Starts
+from podkeeper.testing.sim.invariants.storms import Storms
+from podkeeper.testing.sim.invariants.upkeep import Upkeep
 from podkeeper.testing.sim.invariants.words import Words
 from podkeeper.testing.sim.records import (
     Answered,
@@ -55,6 +59,10 @@ class Stage:
         Starts(self.world, pods, makings)
         Causes(self.world, pods, makings)
         Words(self.world)
+        Running(self.world, pods)
+        Probing(self.world, pods)
+        Upkeep(self.world)
+        Storms(self.world)
         self.life = 1
         self.at = self.world.now()
 
@@ -102,6 +110,7 @@ class Stage:
         self.world.bus.tell(Called(self.at, self.life, "runtime", operation, uid, subject, given))
 
     def runs_hook(self, id_: str, command: str, begun: float) -> None:
+        """A command in a container, a hook or a probe, has ended."""
         given = (id_, (command,), 30.0)
         asked = Asked(self.at, self.life, "runtime", "exec_sync", UID, "app", given, "", None, begun)
         self.world.bus.tell(asked)
@@ -111,6 +120,10 @@ class Stage:
 
     def hears(self, *pods: Pod, op: Op = Op.SET, source: str = API_SOURCE) -> None:
         self.world.bus.tell(Told(self.at, self.life, PodUpdate(op, pods, source)))
+
+    def removes(self, room: str, operation: str) -> None:
+        """The agent removes something that its pod needs: a mount, a cgroup."""
+        self.world.bus.tell(Called(self.at, self.life, room, operation, UID, "", (UID,)))
 
     def dies(self) -> None:
         """The agent dies, and another one takes its place."""

@@ -16,22 +16,23 @@ from podkeeper.model.errors import NotFound
 from podkeeper.model.k8s.core import (
     ContainerState,
     ContainerStateTerminated,
+    ContainerStateWaiting,
     Pod,
 )
-from podkeeper.model.messages import FILE_SOURCE, Op, PodUID
+from podkeeper.model.messages import FILE_SOURCE, Op, PodUID, PodUpdate
 from podkeeper.model.runtime import ContainerRecord
 from podkeeper.model.runtime import ContainerState as RuntimeState
 from podkeeper.model.runtime_calls import ContainerConfig, RuntimeEventType
 from podkeeper.runtimes.fake import Behaviour, ExecStep
 from podkeeper.testing.sim.invariants import INVARIANTS, watch
-from podkeeper.testing.sim.records import (
-    ContainerChanged,
-)
+from podkeeper.testing.sim.invariants.restarts import PATIENCE_SECONDS
+from podkeeper.testing.sim.invariants.storms import MOST_OF_NODE, MOST_OF_POD
+from podkeeper.testing.sim.records import ContainerChanged, Told
 from podkeeper.testing.sim.world import World
 from tests.sim.stage import UID, Stage, going, known, mirror, said
 from tests.sim.stories import container, exec_probe, pod
 
-AT_ONCE = ("I1", "I2", "I3", "I4", "I5", "I7", "I12", "I13")
+AT_ONCE = ("I1", "I2", "I3", "I4", "I5", "I7", "I12", "I13", "I18", "I19", "I21", "I22")
 
 
 @pytest.fixture
@@ -252,6 +253,70 @@ def _a_kill_is_put_off(it: Stage) -> None:
     it.calls("stop_container", "c1", 30)
 
 
+# I18: what is published of containers that run.
+
+
+def _both_run(it: Stage) -> Pod:
+    it.runs("c1")
+    it.runs("c2", "beside")
+    return known(container_statuses=(said(id_="c1"), said("beside", id_="c2")))
+
+
+def _a_running_sibling_is_published_as_waiting(it: Stage) -> None:
+    waiting = replace(said("beside"), state=ContainerState(waiting=ContainerStateWaiting(reason="ContainerCreating")))
+    it.publishes(_both_run(it), known(container_statuses=(said(id_="c1"), waiting)))
+
+
+def _a_running_sibling_is_no_longer_published(it: Stage) -> None:
+    it.publishes(_both_run(it), known(container_statuses=(said(id_="c1"),)))
+
+
+def _a_running_container_is_published_with_the_id_of_its_predecessor(it: Stage) -> None:
+    it.runs("c0", "beside")
+    it.ends("c0", 1, "beside")
+    it.publishes(_both_run(it), known(container_statuses=(said(id_="c1"), said("beside", id_="c0"))))
+
+
+# I19: probes.
+
+PROBED = pod("web", container(ready=exec_probe()))
+
+
+def _a_probe_is_executed_twice_at_a_time(it: Stage) -> None:
+    it.hears(known(PROBED))
+    it.at = 10.0
+    it.runs_hook("c1", "check", begun=8.0)
+    it.at = 11.0
+    it.runs_hook("c1", "check", begun=9.0)
+
+
+# I21: what a pod needs.
+
+
+def _the_volumes_of_a_running_container_are_unmounted(it: Stage) -> None:
+    it.runs("c1")
+    it.removes("volumes", "unmount")
+
+
+def _the_cgroup_of_a_running_container_is_removed(it: Stage) -> None:
+    it.runs("c1")
+    it.removes("cgroups", "remove")
+
+
+# I22: storms.
+
+
+def _a_pod_is_inspected_in_a_storm(it: Stage) -> None:
+    for number in range(MOST_OF_POD + 1):
+        it.at = 60.0 + number / 10
+        it.calls("pod_record")
+
+
+def _the_runtime_is_listed_in_a_storm(it: Stage) -> None:
+    for _ in range(MOST_OF_NODE + 1):
+        it.calls("list_pods", uid=PodUID(""))
+
+
 BROKEN: dict[str, tuple[str, Callable[[Stage], None]]] = {
     "a finished pod runs again": ("I1", _a_finished_pod_runs_again),
     "a failed pod succeeds after all": ("I1", _a_failed_pod_succeeds_after_all),
@@ -284,6 +349,17 @@ BROKEN: dict[str, tuple[str, Callable[[Stage], None]]] = {
     "a start after a removal heard in a former life": ("I12", _a_start_after_the_removal_a_former_life_heard_of),
     "a start after the end was published": ("I12", _a_start_after_the_end_was_published),
     "a start of a static pod that is named no more": ("I12", _a_start_of_a_static_pod_that_is_named_no_more),
+    "a running sibling is published as waiting": ("I18", _a_running_sibling_is_published_as_waiting),
+    "a running sibling is no longer published": ("I18", _a_running_sibling_is_no_longer_published),
+    "a running container is published with the id of its predecessor": (
+        "I18",
+        _a_running_container_is_published_with_the_id_of_its_predecessor,
+    ),
+    "a probe is executed twice at a time": ("I19", _a_probe_is_executed_twice_at_a_time),
+    "the volumes of a running container are unmounted": ("I21", _the_volumes_of_a_running_container_are_unmounted),
+    "the cgroup of a running container is removed": ("I21", _the_cgroup_of_a_running_container_is_removed),
+    "a pod is inspected in a storm": ("I22", _a_pod_is_inspected_in_a_storm),
+    "the runtime is listed in a storm": ("I22", _the_runtime_is_listed_in_a_storm),
 }
 
 
@@ -426,6 +502,65 @@ def _a_new_life_grants_a_new_grace(it: Stage) -> None:
     it.calls("stop_container", "c1", 60)
 
 
+def _a_container_that_ended_is_published_as_waiting(it: Stage) -> None:
+    before = _both_run(it)
+    it.ends("c2", 1, "beside")
+    it.publishes(before, known(container_statuses=(said(id_="c1"), replace(said("beside"), state=ContainerState()))))
+
+
+def _a_mirror_shows_the_successor_while_its_pod_still_runs(it: Stage) -> None:
+    it.hears(known(), source=FILE_SOURCE)
+    it.runs("c1")
+    it.hears(known(uid=PodUID("new")), source=FILE_SOURCE)
+    waiting = replace(said(), state=ContainerState())
+    it.publishes(
+        mirror("m1", UID, container_statuses=(said(id_="c1"),)), mirror("m1", UID, container_statuses=(waiting,))
+    )
+
+
+def _a_probe_is_executed_again_after_its_end(it: Stage) -> None:
+    it.hears(known(PROBED))
+    it.at = 10.0
+    it.runs_hook("c1", "check", begun=8.0)
+    it.at = 12.0
+    it.runs_hook("c1", "check", begun=10.0)
+
+
+def _the_probes_of_two_runs_and_of_two_agents_overlap(it: Stage) -> None:
+    it.hears(known(PROBED))
+    it.at = 10.0
+    it.runs_hook("c1", "check", begun=8.0)
+    it.runs_hook("c2", "check", begun=9.0)
+    it.dies()
+    it.runs_hook("c2", "check", begun=9.5)
+
+
+def _a_hook_is_executed_twice_at_a_time(it: Stage) -> None:
+    it.hears(known(PROBED))
+    it.at = 10.0
+    it.runs_hook("c1", "bye", begun=8.0)
+    it.runs_hook("c1", "bye", begun=9.0)
+
+
+def _the_ground_of_a_pod_that_has_ended_is_removed(it: Stage) -> None:
+    it.runs("c1")
+    it.ends("c1")
+    it.removes("volumes", "unmount")
+    it.removes("cgroups", "remove")
+
+
+def _the_cgroup_of_a_container_is_removed_whose_start_was_never_answered(it: Stage) -> None:
+    it.world.troubles.moment(it.at, "lost-answers", UID)
+    it.runs("c1")
+    it.removes("cgroups", "remove")
+
+
+def _a_pod_is_inspected_every_second(it: Stage) -> None:
+    for number in range(3 * MOST_OF_POD):
+        it.at = float(number)
+        it.calls("pod_record")
+
+
 RIGHT: dict[str, Callable[[Stage], None]] = {
     "an agent creates what another agent started late": _an_agent_creates_what_another_agent_started_late,
     "a user does what the agent may not": _a_user_does_what_the_agent_may_not,
@@ -443,6 +578,16 @@ RIGHT: dict[str, Callable[[Stage], None]] = {
     "a new life grants a new grace": _a_new_life_grants_a_new_grace,
     "a stop comes a late wake-up after its hook": _a_stop_comes_a_late_wake_up_after_its_hook,
     "news wait until the runtime is well": _news_wait_until_the_runtime_is_well,
+    "a container that ended is published as waiting": _a_container_that_ended_is_published_as_waiting,
+    "a mirror shows the successor while its pod still runs": _a_mirror_shows_the_successor_while_its_pod_still_runs,
+    "a probe is executed again after its end": _a_probe_is_executed_again_after_its_end,
+    "the probes of two runs and of two agents overlap": _the_probes_of_two_runs_and_of_two_agents_overlap,
+    "a hook is executed twice at a time": _a_hook_is_executed_twice_at_a_time,
+    "the ground of a pod that has ended is removed": _the_ground_of_a_pod_that_has_ended_is_removed,
+    "the cgroup of a container is removed whose start was never answered": (
+        _the_cgroup_of_a_container_is_removed_whose_start_was_never_answered
+    ),
+    "a pod is inspected every second": _a_pod_is_inspected_every_second,
 }
 
 
@@ -660,6 +805,66 @@ def test_a_container_made_late_by_a_dead_agents_call_does_not_hide_the_one_that_
     assert world.play(story).violation is None
 
 
+# I20: static pods that come back.
+
+
+def test_a_static_pod_that_is_named_again_and_never_runs_is_seen() -> None:
+    world = World(0)
+    watch(world)
+    ghost = known(pod("ghost"), PodUID("ghost"))
+
+    async def story() -> None:
+        await asyncio.sleep(5)
+        for pods in ((ghost,), (), (ghost,)):  # as if the source said so; the agent is not told
+            world.bus.tell(Told(world.now(), 1, PodUpdate(Op.SET, pods, FILE_SOURCE)))
+        await asyncio.sleep(600)
+
+    violation = world.play(story).violation
+    assert violation is not None
+    assert (violation.invariant, violation.uid) == ("I20", "ghost")
+    assert 5 + PATIENCE_SECONDS < violation.at < 5 + 2 * PATIENCE_SECONDS
+
+
+@pytest.mark.parametrize("gone_seconds", [0.1, 5.0, 40.0])
+def test_a_static_pod_that_is_named_again_runs_again(gone_seconds: float) -> None:
+    world = World(0)
+    watch(world)
+    place, manifest = "/etc/podkeeper/stat.yaml", pod("stat", grace=20, app=Behaviour(term_seconds=None))
+
+    async def story() -> None:
+        world.files.write(place, manifest)
+        await asyncio.sleep(10)
+        world.files.erase(place)
+        await asyncio.sleep(gone_seconds)
+        world.files.write(place, manifest)
+        await asyncio.sleep(200)
+
+    assert world.play(story).violation is None
+    assert world.checks["I20"] == 1
+
+
+def test_a_static_pod_that_is_named_again_runs_again_once_the_agent_has_heard_all_sources() -> None:
+    """Before that, housekeeping forgets no finished pod."""
+    world = World(0)
+    watch(world)
+    place, manifest = "/etc/podkeeper/stat.yaml", pod("stat", grace=20, app=Behaviour(term_seconds=None))
+
+    async def story() -> None:
+        world.files.write(place, manifest)
+        world.api.go_down()
+        world.crash()
+        await asyncio.sleep(10)
+        world.files.erase(place)
+        await asyncio.sleep(5)
+        world.files.write(place, manifest)
+        await asyncio.sleep(300)
+        world.api.come_up()
+        await asyncio.sleep(200)
+
+    assert world.play(story).violation is None
+    assert world.checks["I20"] == 1
+
+
 # Two hours in which nothing is wrong but the agent's health.
 
 
@@ -718,5 +923,5 @@ def test_a_healthy_node_breaks_nothing_and_puts_everything_to_the_test() -> None
 
 
 def test_every_invariant_has_its_line() -> None:
-    assert list(INVARIANTS) == [f"I{number}" for number in range(1, 18)]
+    assert list(INVARIANTS) == [f"I{number}" for number in range(1, 23)]
     assert all(INVARIANTS.values())

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from itertools import pairwise
 from math import inf, isinf
 from random import Random
 
@@ -100,6 +101,50 @@ def test_all_mischief_begins_and_ends_before_calm() -> None:
         lasts = getattr(deed, "seconds", waits)
         assert at < chapter.calm_from
         assert isinf(lasts) or at + lasts <= chapter.calm_from + 0.001
+
+
+# Clusters.
+
+DAYS = chapters_of(200.0)
+
+
+def clusters_drawn(share: float, *kinds: str, seconds: float = 8.0) -> list[tuple[float, Deed]]:
+    """What is drawn only because faults bring companions."""
+    profiles = [Profile(clusters=each, cluster_seconds=seconds) for each in (0.0, share)]
+    alone, all_of_them = (mischief_deeds(Random(1), DAYS, profile, kinds or FAULTS) for profile in profiles)
+    assert set(alone) <= set(all_of_them)
+    return sorted(set(all_of_them) - set(alone), key=lambda timed: timed[0])
+
+
+@pytest.mark.parametrize("seconds", [2.0, 20.0])
+@pytest.mark.parametrize("share", [0.0, 0.2, 0.6, 1.0])
+def test_a_fault_brings_companions_as_often_and_as_soon_as_the_profile_says(share: float, seconds: float) -> None:
+    kinds = ("hung-calls", "crash", "api-down")  # a hung call brings either of the others
+    leaders = [at for at, deed in mischief_deeds(Random(1), DAYS, Profile(), ("hung-calls",))]
+    companions = [at for at, _ in clusters_drawn(share, *kinds, seconds=seconds)]
+    leading = [at for at in leaders if any(0 <= companion - at <= seconds for companion in companions)]
+    assert len(leaders) > 200
+    assert len(leading) == pytest.approx(len(leaders) * share, abs=len(leaders) * 0.08)
+
+
+def test_a_cluster_happens_only_if_all_its_kinds_are_chosen() -> None:
+    for kind in FAULTS:
+        assert clusters_drawn(1.0, kind) == []
+    assert {deed.kind for _, deed in clusters_drawn(1.0, "crash", "unreadable-sources")} == {
+        "crash",
+        "unreadable-sources",
+    }
+
+
+def test_companions_add_less_than_half_to_the_faults_of_the_usual_profile() -> None:
+    alone = mischief_deeds(Random(1), DAYS, Profile(clusters=0.0), FAULTS)
+    assert len(clusters_drawn(Profile().clusters)) < len(alone) / 2
+
+
+def test_stale_lists_of_clusters_leave_a_pause_between_them() -> None:
+    deeds = mischief_deeds(Random(1), chapters_of(60.0), Profile(clusters=1.0), FAULTS)
+    moments = sorted(at for at, deed in deeds if isinstance(deed, StaleLists))
+    assert all(later - earlier >= 119.0 for earlier, later in pairwise(moments))
 
 
 # What is done, is undone.

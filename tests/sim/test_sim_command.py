@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podkeeper.app.cli import main
+from podkeeper.app.cli.sim_progress import time_shown
 from podkeeper.testing.sim.invariants import INVARIANTS
 from podkeeper.testing.sim.mischief import FAULTS
 from podkeeper.testing.sim.play import Plan
@@ -187,9 +188,48 @@ def test_ctrl_c_ends_with_a_summary_of_what_was_done() -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_a_campaign_that_was_killed_is_continued_and_covers_all_seeds(tmp_path: Path) -> None:
+    state, marker = tmp_path / "campaign", tmp_path / "killed"
+    also = ("--also", "tests.sim.planted:killed_once")
+    arguments = ("--seeds", "0:3", *QUIET, "--jobs", "1", *also, "--state", str(state))
+    killed = subprocess.run(
+        [sys.executable, "-c", "from podkeeper.app.cli import main; main()", "sim", *arguments],
+        capture_output=True,
+        cwd=HERE,
+        check=False,
+        env={**os.environ, "PYTHONPATH": f"{HERE / 'src'}:{HERE}", "KILLED_ONCE": str(marker)},
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    known = len(state.read_bytes().splitlines()) - 1
+    assert known in (1, 2)
+    continued = call(*arguments, KILLED_ONCE=str(marker))
+    assert continued.exit_code == 0, continued.output
+    assert line_with("3 seeds, ", continued.output).endswith(f"{known} of them were played before.")
+    assert line_with("hash", continued.output) == line_with("hash", quiet())
+    for name in INVARIANTS:
+        assert line_with(f"{name} ", continued.output) == line_with(f"{name} ", quiet())
+    # All is played: nothing is left to do but to tell.
+    again = call(*arguments, "--json", KILLED_ONCE=str(marker))
+    data = json.loads(again.stdout)
+    assert (data["seeds"], data["seeds_played_before"]) == (3, 3)
+    assert f"hash {data['hash']}" == line_with("hash", quiet())
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.4, "0 s"), (59, "59 s"), (60, "1 min 0 s"), (3599, "59 min 59 s"), (7500, "2 h 5 min")]
+)
+def test_the_time_left_is_shown_in_two_units(seconds: float, text: str) -> None:
+    assert time_shown(seconds) == text
+
+
 # What is refused.
 
 BAD = {
+    "the state of a single seed": (("--state", "campaign"), ["--state wants --seeds"]),
+    "a state file that is something else": (
+        ("--seeds", "0:3", "--state", __file__),
+        ["--state: ", "not the state file of a campaign"],
+    ),
     "a fault nobody knows": (("--faults", "crash,carsh"), ["there is no 'carsh'", FAULTS["crash"]]),
     "a workload nobody knows": (("--workload", "all,-srv"), ["there is no 'srv'", WORKLOADS["servers"]]),
     "seeds without an end": (("--seeds", "3"), ["FIRST:LAST"]),

@@ -3,8 +3,10 @@
 import asyncio
 from random import Random
 
+import pytest
+
 from podkeeper.testing.sim.loop import SimLoop
-from podkeeper.testing.virtual_time import simulate
+from podkeeper.testing.virtual_time import Stuck, VirtualLoop, simulate
 
 
 def order_of_cancelling(tasks: int) -> list[int]:
@@ -38,3 +40,50 @@ def order_of_cancelling(tasks: int) -> list[int]:
 def test_a_task_group_cancels_in_the_order_in_which_tasks_were_made() -> None:
     """By address, as plain tasks are hashed, it would be any order."""
     assert order_of_cancelling(200) == list(range(200))
+
+
+def history_on(loop: VirtualLoop) -> list[tuple[float, int]]:
+    """Run hundreds of timers, many of them due at the same time or cancelled, and return which of them ran when."""
+    random = Random(7)
+    ran: list[tuple[float, int]] = []
+    timers: list[asyncio.TimerHandle] = []
+
+    def run(number: int) -> None:
+        ran.append((loop.time(), number))
+
+    async def scenario() -> None:
+        for number in range(600):
+            delay = random.choice((0.5, 1.0, 1.0, 2.0, 50.0))
+            timers.append(loop.call_later(delay, run, number))
+            if random.random() < 0.7:
+                random.choice(timers).cancel()
+            if number % 20 == 0:
+                await asyncio.sleep(random.choice((0.0, 0.1, 1.0)))
+        await asyncio.sleep(100)
+
+    simulate(scenario(), loop)
+    return ran
+
+
+def test_timers_run_in_the_same_order_as_on_asyncios_own_loop() -> None:
+    ran = history_on(SimLoop(Random(0)))
+    assert ran == history_on(VirtualLoop())
+    assert len(ran) > 100
+
+
+def test_a_callback_that_raises_does_not_stop_the_loop() -> None:
+    loop, errors = SimLoop(Random(0)), []
+    loop.set_exception_handler(lambda _, context: errors.append(repr(context["exception"])))
+
+    async def scenario() -> str:
+        loop.call_soon(lambda: 1 // 0)
+        await asyncio.sleep(1)
+        return "done"
+
+    assert simulate(scenario(), loop) == ("done", 1.0)
+    assert errors == ["ZeroDivisionError('integer division or modulo by zero')"]
+
+
+def test_a_loop_with_nothing_left_to_do_is_stuck() -> None:
+    with pytest.raises(Stuck):
+        simulate(asyncio.Event().wait(), SimLoop(Random(0)))

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import click
 
@@ -21,9 +22,10 @@ from podkeeper.testing.sim.history import History
 from podkeeper.testing.sim.mischief import FAULTS
 from podkeeper.testing.sim.play import Plan, history_of
 from podkeeper.testing.sim.profile import Profile
-from podkeeper.testing.sim.report import Failure, as_data, failure_told, introduction, summary
+from podkeeper.testing.sim.report import Before, Failure, as_data, failure_told, introduction, summary
 from podkeeper.testing.sim.shrink import shrink
 from podkeeper.testing.sim.spelling import choice_read, numbers_read, profile_read, seeds_read
+from podkeeper.testing.sim.state import State, StateRefused
 from podkeeper.testing.sim.workload import WORKLOADS
 from podkeeper.testing.sim.world import Violation
 
@@ -43,6 +45,7 @@ class Wishes:
     also: str
     log: str
     as_json: bool
+    state: Path | None
 
 
 Callback = Callable[[click.Context, click.Parameter, str | None], object]
@@ -123,6 +126,12 @@ def _list_and_leave(context: click.Context, option: click.Parameter, wanted: boo
 @click.option(
     "--also", default="", metavar="MODULE:FUNCTION", callback=_read_by(_function), help="Invariants of your own."
 )
+@click.option(
+    "--state",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Save the result of each seed in FILE. Run the same command again to continue after an interruption.",
+)
 @click.option("--fail-fast/--keep-going", help="Whether to stop at the first seed that fails [keep going].")
 @click.option("--shrink/--no-shrink", "shrinks", default=True, help="Whether to look for a shorter history [shrink].")
 @click.option("--shrink-seconds", default=60.0, show_default=True, type=click.FloatRange(min=1), help="For how long.")
@@ -146,6 +155,7 @@ def sim(
     changes: Sequence[str],
     only: frozenset[int] | None,
     also: str,
+    state: Path | None,
     fail_fast: bool,
     shrinks: bool,
     shrink_seconds: float,
@@ -158,6 +168,8 @@ def sim(
         raise click.UsageError("--seed and --seeds exclude each other")
     if seeds is not None and (only is not None or timeline):
         raise click.UsageError("--only and --timeline want a single --seed")
+    if seeds is None and state is not None:
+        raise click.UsageError("--state wants --seeds")
     try:
         profile = profile_read(changes, Profile())
     except ValueError as error:
@@ -172,9 +184,12 @@ def sim(
         also=also,
         log=log,
         as_json=as_json,
+        state=state,
     )
     try:
         status = _simulate(first, which, wishes)
+    except StateRefused as error:
+        raise click.BadParameter(str(error), param_hint="--state") from None
     except BrokenProcessPool:
         raise click.ClickException("a process that played died; was there enough memory?") from None
     raise SystemExit(status)
@@ -182,32 +197,50 @@ def sim(
 
 def _simulate(first: Plan, seeds: range, wishes: Wishes) -> int:
     """Play all seeds, tell what came of it, and say with which status to exit."""
+    if wishes.state is None:
+        return _campaign(first, seeds, wishes, None)
+    with State.opened(wishes.state, first, seeds, wishes.also) as state:
+        return _campaign(first, seeds, wishes, state)
+
+
+def _campaign(first: Plan, seeds: range, wishes: Wishes, state: State | None) -> int:
     began = time.monotonic()
     totals = Totals()
+    for result in state.results() if state is not None else ():
+        totals.add(result)
+    before = Before(totals.seeds, totals.seconds)
     if not wishes.as_json:
-        _say(introduction(first, seeds, wishes.jobs))
+        _say(introduction(first, seeds, wishes.jobs, before))
     with Crew(wishes.jobs, also=wishes.also, log=wishes.log) as crew:
-        interrupted = _play_all(crew, first, seeds, wishes, totals)
+        interrupted = _play_all(crew, first, seeds, wishes, totals, state)
         seconds = time.monotonic() - began
         shrinks = wishes.shrink_seconds > 0 and not interrupted
         failures = [
             _shrunk(crew, each, wishes.shrink_seconds) if shrinks else Failure(each) for each in _worth_telling(totals)
         ]
     if wishes.as_json:
-        click.echo(json.dumps(as_data(totals, failures, seconds, also=wishes.also), indent=1))
+        click.echo(json.dumps(as_data(totals, failures, seconds, also=wishes.also, before=before), indent=1))
     else:
         for failure in failures:
             _say(("", *failure_told(failure, also=wishes.also)))
-        _say(("", *summary(totals, seconds, of=len(seeds))))
+        _say(("", *summary(totals, seconds, of=len(seeds), before=before)))
+        if state is not None and totals.seeds < len(seeds):
+            _say((f"Run the same command again to play the other {len(seeds) - totals.seeds}.",))
     return 1 if failures else INTERRUPTED if interrupted else 0
 
 
-def _play_all(crew: Crew, first: Plan, seeds: range, wishes: Wishes, totals: Totals) -> bool:
-    """Play all seeds; true: Ctrl-C came before the end."""
-    plans = (replace(first, seed=seed) for seed in seeds)
+def _play_all(
+    crew: Crew, first: Plan, seeds: range, wishes: Wishes, totals: Totals, state: State | None = None
+) -> bool:
+    """Play all seeds that have no result yet; true: Ctrl-C came before the end."""
+    if wishes.fail_fast and totals.failures:
+        return False
+    plans = (replace(first, seed=seed) for seed in seeds if seed not in totals.results)
     try:
         with playing_shown(len(seeds), totals) as show:
             for result in crew.results(plans, keep=wishes.timeline):
+                if state is not None:
+                    state.append(result)
                 totals.add(result)
                 show()
                 if wishes.fail_fast and result.violation is not None:

@@ -19,16 +19,16 @@ NAMED_SEEDS = 8  # of those that failed
 @contextmanager
 def playing_shown(seeds: int, totals: Totals) -> Iterator[Callable[[], None]]:
     """While seeds are played; what is given is to be called after each."""
-    began = time.monotonic()
+    began, seconds_before = time.monotonic(), totals.seconds  # a campaign that is continued has some already
 
     def words() -> str:
-        speed = totals.seconds / 3600.0 / max(0.001, time.monotonic() - began)
+        speed = (totals.seconds - seconds_before) / 3600.0 / max(0.001, time.monotonic() - began)
         failed = [each.plan.seed for each in totals.failures]
         which = f" ({', '.join(map(str, failed[:NAMED_SEEDS]))}{', ...' if len(failed) > NAMED_SEEDS else ''})"
         number = f"{len(failed)} failure{'' if len(failed) == 1 else 's'}{which}" if failed else "no failures"
         return f"{number}, {speed:.2f} virtual hours a second"
 
-    with _shown("seeds", seeds) as say:
+    with _shown("seeds", seeds, totals.seeds) as say:
         yield lambda: say(totals.seeds, words())
 
 
@@ -44,9 +44,9 @@ def shrinking_shown(seed: int, seconds: float) -> Iterator[Callable[[Shrunk], No
 
 
 @contextmanager
-def _shown(what: str, total: int) -> Iterator[Callable[[int, str], None]]:
+def _shown(what: str, total: int, done: int = 0) -> Iterator[Callable[[int, str], None]]:
     if not sys.stderr.isatty():
-        yield _in_lines(what, total)
+        yield _in_lines(what, total, done)
         return
     columns = (
         TextColumn("{task.description}"),
@@ -57,17 +57,29 @@ def _shown(what: str, total: int) -> Iterator[Callable[[int, str], None]]:
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(what, total=total, words="")
+        task = progress.add_task(what, total=total, completed=done, words="")
         yield lambda done, words: progress.update(task, completed=done, words=words)
 
 
-def _in_lines(what: str, total: int) -> Callable[[int, str], None]:
-    said = time.monotonic()
+def _in_lines(what: str, total: int, done_before: int) -> Callable[[int, str], None]:
+    began = said = time.monotonic()
 
     def say(done: int, words: str) -> None:
         nonlocal said
-        if time.monotonic() - said >= SAID_EVERY_SECONDS:
-            said = time.monotonic()
-            click.echo(f"{what}: {done} of {total}, {words}", err=True)
+        now = time.monotonic()
+        if now - said >= SAID_EVERY_SECONDS:
+            said = now
+            left = (now - began) * (total - done) / max(1, done - done_before)
+            click.echo(f"{what}: {done} of {total}, {words}, {time_shown(left)} left", err=True)
 
     return say
+
+
+def time_shown(seconds: float) -> str:
+    """A duration in the two largest units: 40 s, 3 min 20 s, 2 h 5 min."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"

@@ -6,9 +6,9 @@
     history        what happens and when, as data;  profile: how much of it;  spelling: on the command line
     workload       pods of all kinds come and go: pods, stories, stories_static, deeds
     mischief       what goes wrong: mischief_agent, mischief_calls, mischief_around
-    invariants     the promises, I1 to I14
+    invariants     the promises, I1 to I22
     play           one history, from its plan to its outcome;  shrink: a smaller one that fails
-    campaign       many seeds in several processes;  report: what came of them
+    campaign       many seeds in several processes;  report: what came of them;  state: a file to continue from
     perturb        Sieve's perturbations, one by one;  telling: a tale twice;  scenes: the world at rest
 
 A seed decides everything. Nothing is faked about the engine: it is wired as in production. `docs/simulation.md` tells

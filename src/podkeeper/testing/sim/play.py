@@ -65,11 +65,11 @@ def play(history: History, *, also: Callable[[World], object] | None = None) -> 
     """Live through a history. `also` may install more invariants, or look on."""
     world = World(history.seed)
     answer_probes(world)
-    watch(world)
+    book = watch(world)
     if also is not None:
         also(world)
     alive: list[int] = []
-    verdict = world.play(lambda: _story(world, history, alive))
+    verdict = world.play(lambda: _story(world, history, Rest(world, book), alive))
     return Outcome(
         violation=verdict.violation,
         trace=verdict.trace,
@@ -82,9 +82,8 @@ def play(history: History, *, also: Callable[[World], object] | None = None) -> 
     )
 
 
-async def _story(world: World, history: History, alive: list[int]) -> None:
+async def _story(world: World, history: History, rest: Rest, alive: list[int]) -> None:
     sampling = world.loop.create_task(_sample(world, alive))
-    rest = Rest(world)
     acts = iter(history.acts)
     act = next(acts, None)
     for chapter in history.chapters:

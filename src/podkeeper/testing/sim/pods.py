@@ -135,6 +135,8 @@ def probed(
     way = draw.one_of(*ways)
     port = it.first_port + list(Purpose).index(purpose)
     word = purpose.value if way == EXEC else str(port)
+    if way == EXEC and steps == WELL and draw.chance(0.5):
+        steps = (ExecStep(takes_seconds=draw.one_of(0.2, 0.9)),)  # well, and within every timeout
     probe = Probe(
         exec=ExecAction(command=(word, it.container.name)) if way == EXEC else None,
         http_get=HTTPGetAction(path=f"/{purpose}", port=port) if way == HTTP else None,

@@ -68,6 +68,30 @@ FAULT_RATES: Mapping[str, float] = {
 }
 """How many times an hour each kind of fault happens."""
 
+CLUSTERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
+    "crash": (
+        ("stale-lists", "watch-stale"),
+        ("unreadable-sources",),
+        ("disk-full",),
+        ("crash", "slow-calls"),
+        ("lost-events", "lost-answers"),
+    ),
+    "graceful-restart": (("stale-lists", "watch-gone"), ("unreadable-sources", "crash")),
+    "reboot": (("unreadable-sources",), ("stale-lists", "crash")),
+    "slow-calls": (("lost-events",), ("late-events", "crash"), ("crash", "crash")),
+    "hung-calls": (("crash",), ("api-down",)),
+    "lost-answers": (("crash",), ("lost-events", "dawdle")),
+    "runtime-down": (("crash",), ("lost-events",)),
+    "lost-events": (("slow-calls", "crash"),),
+    "api-down": (("crash",), ("disk-full", "crash")),
+    "api-lost-answers": (("crash",), ("watch-stale",)),
+    "watch-gone": (("stale-lists", "api-errors"),),
+    "stale-lists": (("disk-full", "crash"), ("watch-stale", "crash")),
+    "disk-full": (("crash",), ("crash", "stale-lists")),
+    "unreadable-sources": (("crash",), ("crash", "api-down")),
+}
+"""The kinds of faults that may bring companions, and which ones: each line is one cluster."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
@@ -81,6 +105,8 @@ class Profile:
     polite: float = 0.5  # the share of containers that end at once when asked to
     fault_rates: Mapping[str, float] = field(default_factory=lambda: dict(FAULT_RATES))
     faults_per_hour: float = 1.0  # every rate is to be multiplied by this; 0: no faults at all
+    clusters: float = 0.2  # the share of the faults that can bring companions which do
+    cluster_seconds: float = 8.0  # companions begin at most this long after the fault that brings them
 
     def stories_per_hour(self, kinds: Collection[str]) -> float:
         """How many stories have to arrive so that as many pods are there as are wanted, if only these kinds count."""
@@ -104,4 +130,6 @@ class Profile:
             f"probes every {min(self.periods_seconds)} to {max(self.periods_seconds)} s, "
             f"{self.polite:.0%} of the containers end at once when asked to",
             f"faults an hour: {faults}",
+            f"{self.clusters:.0%} of the faults of these kinds bring companions within {self.cluster_seconds:g} s: "
+            + ", ".join(CLUSTERS),
         )

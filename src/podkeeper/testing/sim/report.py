@@ -52,7 +52,18 @@ class Failure:
         return replace(self.found.plan, only=frozenset(act.number for act in self.shrunk.history.acts))
 
 
-def introduction(plan: Plan, seeds: range, jobs: int) -> Iterator[str]:
+@dataclass(frozen=True, slots=True)
+class Before:
+    """What former runs of the same campaign played."""
+
+    seeds: int = 0
+    seconds: float = 0.0  # virtual ones
+
+
+NOTHING_BEFORE = Before()
+
+
+def introduction(plan: Plan, seeds: range, jobs: int, before: Before = NOTHING_BEFORE) -> Iterator[str]:
     """What is about to be played."""
     which = f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {seeds[0]} to {seeds[-1]}, {jobs} at a time"
     yield f"Simulating {plan.hours:g} h of {which}."
@@ -68,6 +79,8 @@ def introduction(plan: Plan, seeds: range, jobs: int) -> Iterator[str]:
     yield f"  faults    {choice_shown(plan.faults, FAULTS)} ({len(plan.faults)} of {len(FAULTS)} kinds)"
     if plan.only is not None:
         yield f"  acts      {len(plan.only)} only"
+    if before.seeds:
+        yield f"  continued {before.seeds} of {len(seeds)} seeds were played before"
 
 
 def failure_told(failure: Failure, *, also: str = "") -> Iterator[str]:
@@ -106,12 +119,16 @@ def _act_told(act: Act) -> str:
     )
 
 
-def summary(totals: Totals, real_seconds: float, *, of: int) -> Iterator[str]:
+def summary(totals: Totals, real_seconds: float, *, of: int, before: Before = NOTHING_BEFORE) -> Iterator[str]:
     """All in short."""
-    hours = totals.seconds / 3600.0
-    speed = hours / real_seconds if real_seconds else 0.0
     played = f"{totals.seeds} of {of} seeds" if totals.seeds < of else _plural(of, "seed")
-    yield f"{played}, {hours:.1f} virtual hours in {real_seconds:.0f} s ({speed:.2f} virtual hours a second)."
+    hours = (totals.seconds - before.seconds) / 3600.0
+    speed = hours / real_seconds if real_seconds else 0.0
+    how_fast = f"{hours:.1f} virtual hours in {real_seconds:.0f} s ({speed:.2f} virtual hours a second)."
+    if before.seeds:
+        yield f"{played}, {totals.seconds / 3600.0:.1f} virtual hours. {before.seeds} of them were played before."
+        played = "Since then"
+    yield f"{played}, {how_fast}"
     if not totals.seeds:
         return
     costs = sorted(result.cpu_seconds_per_hour for result in totals.results.values())
@@ -149,10 +166,18 @@ def _plural(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-def as_data(totals: Totals, failures: Sequence[Failure], real_seconds: float, *, also: str = "") -> dict[str, object]:
+def as_data(
+    totals: Totals,
+    failures: Sequence[Failure],
+    real_seconds: float,
+    *,
+    also: str = "",
+    before: Before = NOTHING_BEFORE,
+) -> dict[str, object]:
     """Everything, as what JSON can hold."""
     return {
         "seeds": totals.seeds,
+        "seeds_played_before": before.seeds,
         "virtual_hours": totals.seconds / 3600.0,
         "seconds": real_seconds,
         "cpu_seconds": totals.cpu_seconds,

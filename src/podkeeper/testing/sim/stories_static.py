@@ -52,9 +52,12 @@ def _static(it: Setting, *, web: bool) -> Timed:
                 at += draw.one_of(0.05, 1.0, 5.0, 40.0)
                 deeds.append((at, Write(it.kind, here, web)))
             case "flip":
-                deeds.append((at, Write(it.kind, _changed(draw, here, f"flip {number}"), web)))
-                at += draw.one_of(0.05, 0.5, 3.0, 12.0)
-                deeds.append((at, Write(it.kind, here, web)))
+                other = _changed(draw, here, f"flip {number}")
+                for _ in range(draw.one_of(1, 1, 2)):  # twice: also the other pod comes back, perhaps while it ends
+                    deeds.append((at, Write(it.kind, other, web)))
+                    at += draw.one_of(0.05, 0.5, 3.0, 12.0)
+                    deeds.append((at, Write(it.kind, here, web)))
+                    at += draw.one_of(0.05, 0.5, 3.0, 12.0)
             case "accident":
                 name = static_name(it.name)
                 ends = EndContainer(it.kind, name, "app", draw.one_of(0, 1), "")

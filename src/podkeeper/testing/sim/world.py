@@ -75,7 +75,7 @@ HOST_IP = "192.0.2.1"
 class Violation:
     """A promise that was broken."""
 
-    invariant: str  # I1 to I14, or what else the simulation itself found wrong
+    invariant: str  # I1 to I22, or what else the simulation itself found wrong
     at: float
     uid: PodUID
     message: str
@@ -282,7 +282,7 @@ class World:
         return self._root
 
     def _ports(self, life: Life) -> Ports:
-        clock = LifeClock(self.clock, life)
+        clock = LifeClock(self.clock, self.loop, life)
         api = cast(Api, Cord(life, "api", self.api, API))
         journal = cast(Journal, Cord(life, "journal", self.journal, JOURNAL))
         pods = api_source(api=api, node_name=NODE, clock=clock, journal=journal)

@@ -20,10 +20,15 @@ from podkeeper.testing.sim.invariants.makings import Makings
 from podkeeper.testing.sim.invariants.phases import Phases
 from podkeeper.testing.sim.invariants.pods import Pods
 from podkeeper.testing.sim.invariants.probe_book import ProbeBook
+from podkeeper.testing.sim.invariants.probing import Probing
 from podkeeper.testing.sim.invariants.promptness import Promptness
 from podkeeper.testing.sim.invariants.readiness import Readiness
+from podkeeper.testing.sim.invariants.restarts import Restarts
 from podkeeper.testing.sim.invariants.retries import Retries
+from podkeeper.testing.sim.invariants.running import Running
 from podkeeper.testing.sim.invariants.starts import Starts
+from podkeeper.testing.sim.invariants.storms import Storms
+from podkeeper.testing.sim.invariants.upkeep import Upkeep
 from podkeeper.testing.sim.invariants.words import Words
 from podkeeper.testing.sim.world import World
 
@@ -46,12 +51,17 @@ INVARIANTS: Final[Mapping[str, str]] = MappingProxyType(
         "I15": "nothing that is wanted is stopped without a cause",
         "I16": "what fails is tried again, neither in haste nor too often",
         "I17": "a status takes nothing away from what others said, and dates nothing anew",
+        "I18": "a container that was published as running stays so for as long as it runs",
+        "I19": "a probe of a container is never executed twice at the same time",
+        "I20": "a static pod that its source names again runs again",
+        "I21": "volumes, directory and cgroup of a pod stay while a container of it runs",
+        "I22": "no call is repeated in a storm, neither for one pod nor for the node",
     }
 )
 
 
-def watch(world: World) -> None:
-    """Have every promise of a world checked from now on."""
+def watch(world: World) -> ProbeBook:
+    """Have every promise of a world checked from now on. Returns the book of probes, for `Rest` to share."""
     pods = Pods(world)
     Phases(world, pods)
     Exits(world, pods)
@@ -65,3 +75,9 @@ def watch(world: World) -> None:
     probes.liveness.append(Retries(world, pods).hear_liveness)
     Promptness(world)
     Words(world)
+    Running(world, pods)
+    Probing(world, pods)
+    Restarts(world, pods)
+    Upkeep(world)
+    Storms(world)
+    return probes

@@ -119,7 +119,7 @@ class ProbeBook:
 
     def __init__(self, world: World, pods: Pods) -> None:
         self.liveness: list[Callable[[PodUID, Probed, bool], None]] = []  # who hears of answers of liveness probes
-        self._known = pods
+        self.pods = pods
         self._pods: dict[PodUID, PodProbes] = {}
         self._at_address: dict[str, PodUID] = {}
         world.bus.subscribe(ContainerChanged, self._see_container)
@@ -132,7 +132,7 @@ class ProbeBook:
         return self._pods.get(uid)
 
     def _see_container(self, change: ContainerChanged) -> None:
-        known = self._known.get(change.uid)
+        known = self.pods.get(change.uid)
         if known is None:
             return
         found = self._pods.get(change.uid)

@@ -38,14 +38,22 @@ class Rest:
     """Judges a node that has been left alone for some time."""
 
     def __init__(
-        self, world: World, *, calm_seconds: float = LONG_CALM_SECONDS, settled_seconds: float = SETTLED_SECONDS
+        self,
+        world: World,
+        book: ProbeBook | None = None,
+        *,
+        calm_seconds: float = LONG_CALM_SECONDS,
+        settled_seconds: float = SETTLED_SECONDS,
     ) -> None:
-        """A calm shorter than `calm_seconds` is none. Pods that changed `settled_seconds` before are not asked."""
+        """A calm shorter than `calm_seconds` is none. Pods that changed `settled_seconds` before are not asked.
+
+        `book` is what `watch` returned; without it, a book of its own is kept from now on.
+        """
         self._world = world
         self._calm_seconds = calm_seconds
         self._settled_seconds = settled_seconds
-        self._pods = Pods(world)
-        self._book = ProbeBook(world, self._pods)
+        self._book = book or ProbeBook(world, Pods(world))
+        self._pods = self._book.pods
         self._calm_from = 0.0
         self._number = 0  # of calms so far
         self._astray = 0  # so often news went astray until the last check

@@ -1,0 +1,38 @@
+"""I22: no call is repeated in a storm: neither for one pod nor for the node, whatever goes wrong.
+
+Counted are calls of one operation in one minute. What fails is tried again with backoff, and what is watched is not
+polled, so a pod has few of each: the limits are several times what the worst histories show. A loop without any pause
+would keep virtual time from passing at all; this invariant ends such a play.
+"""
+
+from collections import Counter
+
+from podkeeper.model.messages import PodUID
+from podkeeper.testing.sim.records import Asked, Called
+from podkeeper.testing.sim.world import World
+
+MOST_OF_POD = 90  # of one operation in a minute
+MOST_OF_NODE = 1200
+
+
+class Storms:
+    """Counts the calls of each pod and of the node, minute by minute."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._minute = 0
+        self._counts: Counter[tuple[PodUID, str, str]] = Counter()
+        world.bus.subscribe(Called, self._count)
+        world.bus.subscribe(Asked, self._count)
+
+    def _count(self, call: Called | Asked) -> None:
+        minute = int(call.at // 60.0)
+        if minute != self._minute:
+            self._minute = minute
+            self._counts.clear()
+            self._world.checked("I22")
+        key = call.uid, call.room, call.operation
+        self._counts[key] += 1
+        if self._counts[key] > (MOST_OF_POD if call.uid else MOST_OF_NODE):
+            text = f"{call.room}.{call.operation} was called {self._counts[key]} times within a minute"
+            self._world.broken("I22", call.uid, text)

@@ -1,0 +1,219 @@
+"""The state file of a campaign: what came of each seed, so that a campaign can be stopped and continued.
+
+    with State.opened(path, plan, seeds) as state:
+        for result in state.results(): totals.add(result)    # of former runs
+        ...
+        state.append(result)                                 # as soon as a seed has ended
+
+    {"podkeeper_sim": 1, "code": "9f...", "options": {"seeds": "0:1000", "hours": "6", ...}}
+    {"seed": 3, "hash": "e9...", "seconds": 21600.0, ...}
+    ...
+
+The file is only appended to: one line per seed, written at once and synced, in the order in which seeds end. A process
+that is killed loses the seeds in flight and no other. A line that was cut off (the machine went down) is dropped and
+its seed is played again.
+
+A seed's result follows from the code and the options. Therefore the header holds both, and a file with another header
+is refused. So is a file that another campaign uses at the moment.
+"""
+
+import fcntl
+import hashlib
+import os
+import platform
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+
+import msgspec
+
+import podkeeper
+from podkeeper.testing.sim.campaign import SeedResult
+from podkeeper.testing.sim.mischief import FAULTS
+from podkeeper.testing.sim.play import Plan
+from podkeeper.testing.sim.spelling import choice_shown, profile_shown
+from podkeeper.testing.sim.trace import Line
+from podkeeper.testing.sim.workload import WORKLOADS
+from podkeeper.testing.sim.world import Violation
+
+FORMAT = 1
+_BEGINNING = b'{"podkeeper_sim":'
+
+
+class StateRefused(Exception):
+    """The file cannot be used for this campaign; the text says why and what to do."""
+
+
+class Header(msgspec.Struct, frozen=True):
+    """What the results in a file follow from."""
+
+    podkeeper_sim: int
+    code: str
+    options: dict[str, str]
+
+
+class _Saved(msgspec.Struct, frozen=True):
+    """One seed's result, without its plan: that is the campaign's."""
+
+    seed: int
+    violation: Violation | None
+    hash: str
+    seconds: float
+    cpu_seconds: float
+    acts: int
+    length: int
+    lives: int
+    pods_alive: float
+    checks: dict[str, int]
+    troubles: dict[str, int]
+    lines: tuple[Line, ...]
+
+
+def header_of(plan: Plan, seeds: range, also: str = "") -> Header:
+    """The header for a campaign: some seeds of a plan."""
+    options = {
+        "seeds": f"{seeds.start}:{seeds.stop}",
+        "hours": f"{plan.hours:g}",
+        "faults": choice_shown(plan.faults, FAULTS),
+        "workload": choice_shown(plan.workload, WORKLOADS),
+        "profile": " ".join(profile_shown(plan.profile)) or "default",
+        "also": also or "none",
+    }
+    return Header(FORMAT, code_hash(also), options)
+
+
+def code_hash(also: str = "") -> str:
+    """A hash of everything that decides what a seed does besides the options: podkeeper's source, and Python itself."""
+    digest = hashlib.sha256(f"{platform.python_implementation()} {sys.version}\n".encode())
+    root = Path(podkeeper.__file__).parent
+    sources = [path for path in root.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    if also and (file := import_module(also.partition(":")[0]).__file__) is not None:
+        sources.append(Path(file))
+    for path in sorted(sources):
+        name = path.relative_to(root) if path.is_relative_to(root) else path.name
+        digest.update(f"{name} {path.stat().st_size}\n".encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+class State:
+    """An open state file. It is locked: no other campaign can use it."""
+
+    def __init__(self, file: int, plan: Plan, saved: list[_Saved]) -> None:
+        self._file = file
+        self._plan = plan
+        self._saved = saved
+
+    @classmethod
+    @contextmanager
+    def opened(cls, path: Path, plan: Plan, seeds: range, also: str = "") -> Iterator["State"]:
+        """Open a file, or make it, for a campaign. Raises StateRefused if it belongs to something else."""
+        try:
+            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise StateRefused(f"cannot open {path}: {error.strerror}") from error
+        try:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise StateRefused(f"cannot use {path}: another campaign is using it") from None
+            saved = _read(file, path, header_of(plan, seeds, also))
+            yield cls(file, plan, saved)
+        finally:
+            os.close(file)
+
+    def results(self) -> Iterator[SeedResult]:
+        """The results of former runs, in the order in which they came."""
+        for saved in self._saved:
+            yield SeedResult(
+                plan=replace(self._plan, seed=saved.seed),
+                violation=saved.violation,
+                hash=saved.hash,
+                seconds=saved.seconds,
+                cpu_seconds=saved.cpu_seconds,
+                acts=saved.acts,
+                length=saved.length,
+                lives=saved.lives,
+                pods_alive=saved.pods_alive,
+                checks=Counter(saved.checks),
+                troubles=Counter(saved.troubles),
+                lines=saved.lines,
+            )
+
+    def append(self, result: SeedResult) -> None:
+        """Save a result. Once this returns, it is on the disk."""
+        saved = _Saved(
+            seed=result.plan.seed,
+            violation=result.violation,
+            hash=result.hash,
+            seconds=result.seconds,
+            cpu_seconds=result.cpu_seconds,
+            acts=result.acts,
+            length=result.length,
+            lives=result.lives,
+            pods_alive=result.pods_alive,
+            checks=dict(result.checks),
+            troubles=dict(result.troubles),
+            lines=result.lines,
+        )
+        _write_line(self._file, saved)
+
+
+def _read(file: int, path: Path, header: Header) -> list[_Saved]:
+    """Check the header, or write it into a new file; drop what was cut off; return the results."""
+    with os.fdopen(os.dup(file), "rb") as reader:
+        content = reader.read()
+    whole = content[: content.rfind(b"\n") + 1]
+    if not whole:
+        # Empty, or killed within its very first write.
+        if not (_BEGINNING.startswith(content[: len(_BEGINNING)]) or content.startswith(_BEGINNING)):
+            raise StateRefused(f"cannot use {path}: it is not the state file of a campaign")
+        os.ftruncate(file, 0)
+        _write_line(file, header)
+        return []
+    first, *lines = whole.splitlines()
+    try:
+        found = msgspec.json.decode(first, type=Header)
+    except msgspec.DecodeError:
+        raise StateRefused(f"cannot use {path}: it is not the state file of a campaign") from None
+    if difference := _difference(found, header):
+        raise StateRefused(
+            f"cannot continue {path}: {difference}. To start again, remove the file or name another one."
+        )
+    saved = []
+    for number, line in enumerate(lines, start=2):
+        try:
+            saved.append(msgspec.json.decode(line, type=_Saved))
+        except msgspec.DecodeError as error:
+            raise StateRefused(
+                f"cannot continue {path}: line {number} is damaged ({error}). "
+                "Remove that line to play its seed again, or remove the file to start again."
+            ) from error
+    os.ftruncate(file, len(whole))
+    return saved
+
+
+def _difference(found: Header, wanted: Header) -> str:
+    """Why results with one header are not those of another; empty: they are."""
+    differences = _differing(found.options, wanted.options)
+    if differences:
+        return f"it was written with other options ({differences})"
+    if found.podkeeper_sim != wanted.podkeeper_sim or found.code != wanted.code:
+        return f"it was written by another version of the code ({found.code}, and this is {wanted.code})"
+    return ""
+
+
+def _differing(found: Mapping[str, str], wanted: Mapping[str, str]) -> str:
+    names = [name for name in {**wanted, **found} if found.get(name) != wanted.get(name)]
+    return "; ".join(f"{name}: {found.get(name, 'none')} in the file, {wanted.get(name, 'none')} now" for name in names)
+
+
+def _write_line(file: int, what: msgspec.Struct) -> None:
+    line = msgspec.json.encode(what) + b"\n"
+    while line:  # the disk may be full in the middle of it: then the rest fails, and the next start drops it
+        line = line[os.write(file, line) :]
+    os.fsync(file)

@@ -1,0 +1,145 @@
+"""The state file of a campaign: what was saved is there again, and what does not fit is refused."""
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from podkeeper.model.messages import PodUID
+from podkeeper.testing.sim.campaign import SeedResult
+from podkeeper.testing.sim.play import Plan
+from podkeeper.testing.sim.profile import Profile
+from podkeeper.testing.sim.state import State, StateRefused
+from podkeeper.testing.sim.trace import Line
+from podkeeper.testing.sim.world import Violation
+
+PLAN = Plan(seed=0, hours=2.0)
+SEEDS = range(10)
+
+
+def result(seed: int, violation: Violation | None = None) -> SeedResult:
+    return SeedResult(
+        plan=replace(PLAN, seed=seed),
+        violation=violation,
+        hash=f"{seed:04x}",
+        seconds=7200.0,
+        cpu_seconds=1.25,
+        acts=30,
+        length=400,
+        lives=3,
+        pods_alive=9.5,
+        checks=Counter(I1=7),
+        troubles=Counter(crash=2),
+        lines=(Line(1.5, "u1", "agent 1 starts"),) if violation else (),
+    )
+
+
+BROKEN = result(3, Violation("I7", 12.5, PodUID("u1"), "something is not as it was"))
+
+
+def saved(path: Path, plan: Plan = PLAN, seeds: range = SEEDS, also: str = "") -> list[SeedResult]:
+    with State.opened(path, plan, seeds, also) as state:
+        return list(state.results())
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A file with two results."""
+    path = tmp_path / "campaign"
+    with State.opened(path, PLAN, SEEDS) as state:
+        state.append(result(1))
+        state.append(BROKEN)
+    return path
+
+
+def test_results_are_there_again_in_the_order_in_which_they_came(path: Path) -> None:
+    assert saved(path) == [result(1), BROKEN]
+
+
+def test_a_campaign_is_continued_where_it_was(path: Path) -> None:
+    with State.opened(path, PLAN, SEEDS) as state:
+        state.append(result(0))
+    assert saved(path) == [result(1), BROKEN, result(0)]
+
+
+def test_a_result_is_in_the_file_as_soon_as_it_is_appended(path: Path) -> None:
+    with State.opened(path, PLAN, SEEDS) as state:
+        before = path.read_bytes()
+        state.append(result(5))
+        assert path.read_bytes().startswith(before)
+        assert path.read_bytes().count(b"\n") == 4
+
+
+@pytest.mark.parametrize("cut", [1, 40, 200])
+def test_a_result_that_was_cut_off_is_dropped_and_can_be_written_again(path: Path, cut: int) -> None:
+    path.write_bytes(path.read_bytes()[:-cut])
+    assert saved(path) == [result(1)]
+    with State.opened(path, PLAN, SEEDS) as state:
+        state.append(BROKEN)
+    assert saved(path) == [result(1), BROKEN]
+
+
+@pytest.mark.parametrize("length", [0, 5, 60])
+def test_a_file_that_was_cut_off_in_its_header_is_begun_again(path: Path, length: int) -> None:
+    path.write_bytes(path.read_bytes()[:length])
+    assert saved(path) == []
+    assert saved(path) == []
+
+
+OTHERS = {
+    "hours": (replace(PLAN, hours=3.0), SEEDS),
+    "faults": (replace(PLAN, faults=("crash",)), SEEDS),
+    "workload": (replace(PLAN, workload=("jobs",)), SEEDS),
+    "profile": (replace(PLAN, profile=Profile(pods=3.0)), SEEDS),
+    "seeds": (PLAN, range(20)),
+}
+
+
+@pytest.mark.parametrize("option", OTHERS)
+def test_a_file_of_another_campaign_is_refused_with_the_option_that_differs(path: Path, option: str) -> None:
+    plan, seeds = OTHERS[option]
+    before = path.read_bytes()
+    with pytest.raises(StateRefused, match=f"{option}: .* in the file, .* now.*To start again, remove the file"):
+        saved(path, plan, seeds)
+    assert path.read_bytes() == before
+
+
+def test_a_file_with_other_invariants_is_refused(path: Path) -> None:
+    with pytest.raises(StateRefused, match="also: none in the file"):
+        saved(path, also="tests.sim.planted:no_odd_seeds")
+
+
+def test_a_file_of_another_version_of_the_code_is_refused(path: Path) -> None:
+    with State.opened(path, PLAN, SEEDS):
+        header, _, rest = path.read_text().partition("\n")
+    code = header.partition('"code":"')[2].partition('"')[0]
+    path.write_text(f"{header.replace(code, 'another')}\n{rest}")
+    with pytest.raises(StateRefused, match=r"another version of the code.*To start again, remove the file"):
+        saved(path)
+
+
+@pytest.mark.parametrize("content", ["a letter to a friend\n", "a letter", '{"some": "json"}\n'])
+def test_a_file_that_is_something_else_is_refused_and_left_alone(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "letter"
+    path.write_text(content)
+    with pytest.raises(StateRefused, match="not the state file of a campaign"):
+        saved(path)
+    assert path.read_text() == content
+
+
+def test_a_damaged_line_is_named(path: Path) -> None:
+    header, first, second = path.read_text().splitlines()
+    path.write_text(f"{header}\n{first[:20]}\n{second}\n")
+    with pytest.raises(StateRefused, match="line 2 is damaged"):
+        saved(path)
+
+
+def test_a_file_in_use_is_refused(path: Path) -> None:
+    with State.opened(path, PLAN, SEEDS), pytest.raises(StateRefused, match="another campaign is using it"):
+        saved(path)
+
+
+def test_a_file_that_cannot_be_opened_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StateRefused, match="No such file or directory"):
+        saved(tmp_path / "missing" / "campaign")
