@@ -3,11 +3,13 @@
 import shutil
 import ssl
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.violations import take_violations
 
 settings.register_profile(
     "house", derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
@@ -19,6 +21,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Of the slow ones the longest first: whoever begins one last has the others wait for him."""
     if config.getoption("markexpr") == "slow":  # else the quickest answer is wanted, as by `tools.mutants`
         items.sort(key=lambda item: not ("sim" in item.path.parts and item.get_closest_marker("slow")))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None, None, None]:
+    """Fail a test in which a check inside a fake failed, though the code under test caught the exception."""
+    take_violations()
+    try:
+        yield
+    finally:
+        found = take_violations()
+    if found:
+        raise AssertionError("; ".join(found))
 
 
 @pytest.fixture(scope="module")

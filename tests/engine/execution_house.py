@@ -200,3 +200,4 @@ async def house(
         finally:
             for task in tasks:
                 task.cancel()
+    assert list(built.fake.violations) == []
