@@ -56,7 +56,6 @@ class StaticTeller:
         if self._told is not None and found == self._found and troubles == self._troubles:
             return
         shelved = self._shelf.take({place: each.contents for place, each in found.items()})
-        self._found, self._troubles = found, troubles
         if self._objects is not None:
             self._objects.replace(self._source, shelved.objects)
         complaints = {place: Complaint((problem,)) for place, problem in troubles.items()}
@@ -64,6 +63,7 @@ class StaticTeller:
             both = complaints[place].problems + problems if place in complaints else problems
             complaints[place] = Complaint(both, found[place].version, shelved.held.get(place, 0))
         self._complaints.take(complaints)
+        self._found, self._troubles = found, troubles  # only now: after a failure above, all of it is done again
         if shelved.pods != self._told:
             self._tell(shelved.pods, tell)
 
