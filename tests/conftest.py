@@ -6,7 +6,7 @@ At the end of a run, the number of interleavings and injected failures is printe
 import shutil
 import ssl
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from podkeeper.testing import operations
+from tests.violations import take_violations
 
 settings.register_profile(
     "house", derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
@@ -44,6 +45,18 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if operations.COUNTS:
         counts = ", ".join(f"{count} {kind}" for kind, count in sorted(operations.COUNTS.items()))
         terminalreporter.write_line(f"disturbed runs: {counts}")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None, None, None]:
+    """Fail a test in which a check inside a fake failed, though the code under test caught the exception."""
+    take_violations()
+    try:
+        yield
+    finally:
+        found = take_violations()
+    if found:
+        raise AssertionError("; ".join(found))
 
 
 @pytest.fixture(scope="module")

@@ -204,3 +204,4 @@ async def house(
         finally:
             for task in tasks:
                 task.cancel()
+    assert list(built.fake.violations) == []

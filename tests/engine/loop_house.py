@@ -33,6 +33,7 @@ from podkeeper.model.runtime_calls import RuntimeHealth
 from podkeeper.model.wire import QuantityLike
 from podkeeper.rules.worker.updates import StatusFunction, UpdateType
 from podkeeper.testing.virtual_time import VirtualClock, simulate
+from tests.violations import violation
 
 T = TypeVar("T")
 
@@ -216,7 +217,7 @@ class ToyHouse:
         return frozenset(self.cgroups)
 
     async def ensure(self, pod: Pod) -> str:
-        raise AssertionError("housekeeping makes no cgroups")
+        raise violation("housekeeping makes no cgroups")
 
     async def remove(self, uid: PodUID) -> None:
         await self._call(f"remove cgroup {uid}")
@@ -226,7 +227,7 @@ class ToyHouse:
         self.throttled.add(uid)
 
     async def mount(self, pod: Pod) -> dict[str, str]:
-        raise AssertionError("housekeeping mounts nothing")
+        raise violation("housekeeping mounts nothing")
 
     async def unmount(self, uid: PodUID) -> None:
         await self._call(f"unmount {uid}")
@@ -255,7 +256,14 @@ class ToyHouse:
 class LoopHouse:
     """All of it, plugged together. To be made inside of a virtual loop."""
 
-    def __init__(self, *, sources: Collection[str] = (API_SOURCE,), cpu: str = "4", max_pods: str = "20000") -> None:
+    def __init__(
+        self,
+        *,
+        sources: Collection[str] = (API_SOURCE,),
+        cpu: str = "4",
+        max_pods: str = "20000",
+        happenings: Callable[[], int] | None = None,
+    ) -> None:
         self.clock = VirtualClock()
         self.runtime, self.house = ToyRuntime(), ToyHouse()
         self.status, self.probes, self.mirrors = ToyStatuses(), ToyProbes(), ToyMirrors()
@@ -306,6 +314,7 @@ class LoopHouse:
             volumes=self.house,
             cgroups=self.house,
             held=self.preemption.held,
+            happenings=happenings,
         )
         self.loop = SyncLoop(
             handlers=self.handlers,
@@ -331,11 +340,12 @@ def play(
     sources: Collection[str] = (API_SOURCE,),
     cpu: str = "4",
     max_pods: str = "20000",
+    happenings: Callable[[], int] | None = None,
 ) -> tuple[T, float]:
     """Let a house live while a story is told; returns the story's result and the virtual seconds it took."""
 
     async def life() -> T:
-        house = LoopHouse(sources=sources, cpu=cpu, max_pods=max_pods)
+        house = LoopHouse(sources=sources, cpu=cpu, max_pods=max_pods, happenings=happenings)
         async with asyncio.TaskGroup() as group:
             rooms = [group.create_task(room.run()) for room in (house.workers, house.preemption, house.loop)]
             result = await story(house)

@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,7 +19,7 @@ from podkeeper.model.k8s.core import (
     ResourceRequirements,
 )
 from podkeeper.model.k8s.meta import ObjectMeta
-from podkeeper.model.messages import API_SOURCE, CONFIG_SOURCE_ANNOTATION, FILE_SOURCE, Op, PodUID
+from podkeeper.model.messages import API_SOURCE, CONFIG_SOURCE_ANNOTATION, FILE_SOURCE, HTTP_SOURCE, Op, PodUID
 from podkeeper.rules.admit import Preempt, Rejection, admit
 from tests.engine.loop_house import LoopHouse, play, pod, uids
 
@@ -181,9 +182,15 @@ def test_a_removed_pod_holds_nothing_any_more_even_while_it_is_being_stopped() -
     assert play(story)[0] == {"old", "new"}
 
 
-def test_a_critical_pod_starts_once_its_victim_is_dead_and_nobody_waits_for_that() -> None:
+SILENT = {"housekeeping runs": (API_SOURCE, FILE_SOURCE), "a source is silent": (API_SOURCE, FILE_SOURCE, HTTP_SOURCE)}
+
+
+@pytest.mark.parametrize("sources", SILENT.values(), ids=SILENT.keys())
+def test_a_critical_pod_starts_once_its_victim_is_dead_and_nobody_waits_for_that(sources: tuple[str, ...]) -> None:
+    """Housekeeping would start the pod too, every 2 s. Without all sources it does not run."""
+
     async def story(node: LoopHouse) -> tuple[object, ...]:
-        node.syncer.stop_seconds["victim"] = 7
+        node.syncer.stop_seconds["victim"] = 6.3
         node.tell(Op.ADD, pod("victim", cpu="4"))
         await asyncio.sleep(1)
         node.tell(Op.ADD, pod("critical", source=FILE_SOURCE, cpu="3"), source=FILE_SOURCE)
@@ -192,12 +199,12 @@ def test_a_critical_pod_starts_once_its_victim_is_dead_and_nobody_waits_for_that
         await asyncio.sleep(4)  # housekeeping comes by
         held = frozenset(node.preemption.held())
         await asyncio.sleep(4)
-        starts = [node.syncer.did("sync", uid)[0] for uid in ("critical", "bystander")]
+        starts = [node.syncer.did("sync", uid)[:1] for uid in ("critical", "bystander")]
         return held, starts, frozenset(node.preemption.held()), node.runtime.running
 
-    held, starts, free, running = play(story)[0]
+    held, starts, free, running = play(story, sources=sources)[0]
     assert (held, free) == (uids("critical"), frozenset())
-    assert starts == [8.0, 1.0]
+    assert starts == [[7.3], [1.0]]
     assert running == {"critical", "bystander"}
 
 

@@ -19,6 +19,7 @@ from podkeeper.model.runtime import PodRecord
 from podkeeper.model.wire import JSONObject, Wire
 from podkeeper.rules.patch.strategic import apply
 from podkeeper.testing.virtual_time import BEGINNING, VirtualClock, simulate
+from tests.violations import violation
 
 K = TypeVar("K", bound=Wire)
 
@@ -51,7 +52,8 @@ class FakeApi:
         self.lost(verb, name)
 
     async def create(self, what: K) -> K:
-        assert isinstance(what, Event)
+        if not isinstance(what, Event):
+            raise violation(f"a recorder creates only events, not {what}")
         name = what.metadata.name or ""
         async with self.call("create", name):
             if name in self.events:
@@ -69,7 +71,7 @@ class FakeApi:
             return cast(K, patched)
 
     async def patch_status(self, kind: type[K], name: str, patch: JSONObject, namespace: str = "") -> K:
-        raise AssertionError("events have no status")
+        raise violation("events have no status")
 
     async def delete(
         self,
@@ -80,7 +82,7 @@ class FakeApi:
         grace_seconds: int | None = None,
         uid: str | None = None,
     ) -> None:
-        raise AssertionError("a recorder deletes nothing")
+        raise violation("a recorder deletes nothing")
 
     def shown(self) -> list[tuple[str, int | None, str | None]]:
         """(pod, count, message) of all events, in the order of their names."""

@@ -11,6 +11,7 @@ from podkeeper.engine.background import Background
 from podkeeper.engine.ground import Ground
 from podkeeper.model.errors import TryLater
 from podkeeper.model.k8s.core import PodStatus
+from podkeeper.runtimes.fake.faults import Fault
 from podkeeper.testing.fakes import FakeCgroups, FakeVolumes
 from podkeeper.testing.virtual_time import VirtualClock, simulate
 from tests.engine.small_node import pod, uid
@@ -121,3 +122,66 @@ def test_volumes_in_use_keep_a_pod_until_they_are_free() -> None:
         await house.ground.unmount(uid(WEB))
 
     in_house(scenario)
+
+
+def test_after_an_unmount_that_failed_all_is_made_ready_again() -> None:
+    """It may have taken down some of the volumes."""
+
+    async def scenario(house: House) -> None:
+        await house.ground.prepare(WEB)
+        house.volumes.in_use.add(uid(WEB))
+        with pytest.raises(TryLater):
+            await house.ground.unmount(uid(WEB))
+        house.volumes.in_use.clear()
+        await house.ground.prepare(WEB)
+        assert house.calls == [("mount", "uid-web"), ("unmount", "uid-web"), ("mount", "uid-web")]
+
+    in_house(scenario)
+
+
+def test_what_is_prepared_during_an_unmount_is_made_ready_after_it() -> None:
+    async def scenario(house: House) -> None:
+        await house.ground.prepare(WEB)
+        house.volumes.faults.hang("unmount", uid(WEB), seconds=10)
+        async with asyncio.TaskGroup() as group:
+            unmount = group.create_task(house.ground.unmount(uid(WEB)))
+            await asyncio.sleep(1)
+            await house.ground.prepare(WEB)
+            assert unmount.done()
+        assert asyncio.get_running_loop().time() == 10
+        assert house.volumes.mounted_pods() == {uid(WEB)}
+
+    in_house(scenario)
+
+
+def test_after_an_unmount_that_nobody_waited_for_all_is_made_ready_again() -> None:
+    async def scenario(house: House) -> None:
+        await house.ground.prepare(WEB)
+        house.volumes.faults.hang("unmount", uid(WEB), seconds=10)
+        async with asyncio.TaskGroup() as group:
+            sync = group.create_task(house.ground.unmount(uid(WEB)))
+            await asyncio.sleep(1)
+            sync.cancel()
+        await house.ground.prepare(WEB)
+        assert house.volumes.mounted_pods() == {uid(WEB)}
+
+    in_house(scenario)
+
+
+def test_a_call_that_fails_makes_way_for_the_next() -> None:
+    async def scenario(house: House) -> None:
+        house.volumes.faults.add(Fault(operation="mount", about=uid(WEB), times=1, delay_seconds=5, error=TryLater))
+        async with asyncio.TaskGroup() as group:
+            first = group.create_task(_failing(house))
+            await asyncio.sleep(1)
+            await house.ground.remove_cgroup(uid(WEB))  # waits for the mount, and is not told how it ended
+            assert first.done()
+        assert asyncio.get_running_loop().time() == 5
+        await house.ground.prepare(WEB)
+
+    in_house(scenario)
+
+
+async def _failing(house: House) -> None:
+    with pytest.raises(TryLater):
+        await house.ground.prepare(WEB)

@@ -147,6 +147,16 @@ def test_a_server_that_speaks_plain_http_is_asked_so_without_credentials() -> No
     ]
 
 
+def test_a_retry_with_http_that_fails_too_is_not_called_a_success() -> None:
+    def broken(request: HttpRequest) -> HttpEnd:
+        return plain_only(request) if request.url.startswith("https:") else NoAnswer("connection refused")
+
+    failure, requests, told = requested(HTTPGetAction(path="/stop", port=8443, scheme="HTTPS"), broken)
+    assert failure is not None
+    assert len(requests) == 2
+    assert told == []
+
+
 def test_a_cancelled_hook_ends_at_once() -> None:
     async def scenario() -> float:
         async with house() as home:

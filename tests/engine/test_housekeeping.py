@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from podkeeper.engine.housekeeping import PERIOD_SECONDS, RUNTIME_PATIENCE_SECONDS
 from podkeeper.model.errors import RuntimeUnavailable, TryLater
 from podkeeper.model.k8s.core import PodStatus
 from podkeeper.model.messages import API_SOURCE, FILE_SOURCE, Op, PodUID
@@ -308,3 +309,114 @@ def test_an_exception_in_one_part_of_a_round_spares_the_others() -> None:
         return node.status.kept, node.runtime.running
 
     assert play(story)[0] == (frozenset(), set())
+
+
+class Rounds:
+    """Counts the rounds of a house in which nothing happens, unless a test says so."""
+
+    def __init__(self) -> None:
+        self.happenings = 0
+        self.begun: list[float] = []
+        self.seconds = 0.0  # that a listing takes
+        self.failures = 0
+        self.meanwhile: Callable[[], None] = lambda: None  # in the middle of the next round
+
+    async def listing(self) -> None:
+        self.begun.append(asyncio.get_running_loop().time())
+        await asyncio.sleep(self.seconds)
+        meanwhile, self.meanwhile = self.meanwhile, lambda: None
+        meanwhile()
+        if self.failures:
+            self.failures -= 1
+            raise RuntimeUnavailable("cannot connect")
+
+    def of(self, story: Callable[[LoopHouse], Awaitable[None]]) -> list[float]:
+        """When rounds begin while a story is told."""
+
+        async def whole(node: LoopHouse) -> None:
+            node.runtime.before_listing = self.listing
+            node.tell(Op.ADD)
+            await story(node)
+
+        play(whole, happenings=lambda: self.happenings)
+        return self.begun
+
+
+def test_what_happens_during_a_round_brings_another() -> None:
+    rounds = Rounds()
+
+    def happen() -> None:
+        rounds.happenings += 1
+
+    async def story(node: LoopHouse) -> None:
+        rounds.meanwhile = happen
+        await asyncio.sleep(9)
+
+    assert rounds.of(story) == [2, 4]
+
+
+def test_after_a_round_without_the_runtime_another_is_made_though_nothing_happens() -> None:
+    rounds = Rounds()
+
+    async def story(node: LoopHouse) -> None:
+        rounds.failures = 2
+        await asyncio.sleep(11)
+
+    assert rounds.of(story) == [2, 4, 6]
+
+
+def test_after_a_round_that_failed_another_is_made_though_nothing_happens() -> None:
+    rounds = Rounds()
+
+    def fail() -> None:
+        raise RuntimeError("a bug")
+
+    async def story(node: LoopHouse) -> None:
+        rounds.meanwhile = fail
+        await asyncio.sleep(9)
+
+    assert rounds.of(story) == [2, 4]
+
+
+def test_a_round_that_is_asked_for_during_another_follows_it_at_once() -> None:
+    rounds = Rounds()
+
+    async def story(node: LoopHouse) -> None:
+        rounds.seconds = 0.5
+        await asyncio.sleep(2.2)
+        rounds.happenings += 1
+        node.loop.tidy_soon()
+        await asyncio.sleep(1)
+
+    assert rounds.of(story) == [2, 2.5]
+
+
+@pytest.mark.parametrize("error", [TryLater("busy"), RuntimeError("a bug")], ids=["trouble", "a bug"])
+def test_a_removal_that_fails_is_tried_again_in_the_next_round(error: Exception) -> None:
+    async def story(node: LoopHouse) -> tuple[list[str], frozenset[PodUID]]:
+        node.house.cgroups |= uids("left")
+        node.house.failing["remove cgroup left"] = error
+        node.tell(Op.ADD)
+        await asyncio.sleep(3)
+        node.house.failing.clear()
+        await asyncio.sleep(2)
+        return [call for call in node.house.calls if "left" in call], frozenset(node.house.cgroups)
+
+    assert play(story)[0] == (["remove cgroup left"] * 2, frozenset())
+
+
+def test_after_an_outage_of_the_runtime_it_is_waited_for_no_longer_than_before() -> None:
+    rounds = Rounds()
+
+    async def story(node: LoopHouse) -> None:
+        rounds.seconds = 1e6
+        await asyncio.sleep(30)
+        assert rounds.begun == [2, 6, 12, 22]  # each round waits longer than the one before, and the pause follows
+        rounds.seconds = 0
+        rounds.happenings += 1
+        await asyncio.sleep(60)
+        rounds.begun.clear()
+        rounds.seconds, rounds.happenings = 1e6, rounds.happenings + 1
+        await asyncio.sleep(2 * RUNTIME_PATIENCE_SECONDS + 2 * PERIOD_SECONDS + 2)
+
+    assert len(rounds.of(story)) >= 2

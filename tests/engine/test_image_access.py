@@ -8,6 +8,7 @@ import pytest
 from podkeeper.model.errors import CallTimedOut, ImagePullFailed
 from podkeeper.rules.image_access import Policy, Verification
 from podkeeper.runtimes.fake import FakeRuntime, Operation
+from podkeeper.runtimes.fake.faults import Fault
 from podkeeper.testing.fakes import FakeJournal
 from podkeeper.testing.virtual_time import VirtualClock, simulate
 from tests.engine.image_house import IMAGE, ImageHouse, config, image_house, secret, wants
@@ -229,6 +230,20 @@ def test_a_pull_whose_answer_was_lost_stays_noted_and_one_that_failed_does_not()
             assert "begun/" + IMAGE in node.journal.load()
             await node.fake.pull_image(IMAGE, [config("right")])
             assert await home.ensure(wants("stranger")) == "ErrImagePull"
+
+    play(scenario)
+
+
+def test_a_lost_answer_to_one_of_several_credentials_stays_noted_though_others_were_refused() -> None:
+    async def scenario(node: Node) -> None:
+        async with image_house(node.fake, node.clock, node.journal) as home:
+            wrong, right = secret("wrong", "a", key="reg.test/app"), secret("right", "b")
+            node.fake.faults.add(
+                Fault(operation=Operation.PULL_IMAGE, about=IMAGE, times=1, error=ImagePullFailed)
+            )  # the first credentials are refused,
+            node.fake.faults.fail(Operation.PULL_IMAGE, error=CallTimedOut)  # and the second ones hang
+            assert await home.ensure(wants("owner"), wrong, right) == "ErrImagePull"
+            assert "begun/" + IMAGE in node.journal.load()
 
     play(scenario)
 

@@ -20,6 +20,7 @@ from podkeeper.model.messages import (
 )
 from podkeeper.model.wire import Wire
 from podkeeper.testing.virtual_time import simulate
+from tests.violations import violation
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Wire)
@@ -33,6 +34,7 @@ class Api:
         self.calls: list[tuple[float, str]] = []
         self.troubles: list[str] = []
         self._made = 0
+        self.seconds = 0.0  # that a creation or deletion takes
 
     async def get(self, kind: type[K], name: str, namespace: str = "") -> K:
         self._call("get")
@@ -42,7 +44,9 @@ class Api:
 
     async def create(self, what: K) -> K:
         self._call("create")
-        assert isinstance(what, Pod)
+        await asyncio.sleep(self.seconds)
+        if not isinstance(what, Pod):
+            raise violation(f"a mirror is a pod, not {what}")
         if (what.metadata.name or "") in self.pods:
             raise AlreadyExists(f"cannot create {what.metadata.name}")
         self._made += 1
@@ -61,7 +65,9 @@ class Api:
         uid: str | None = None,
     ) -> None:
         self._call("delete")
-        assert grace_seconds == 0
+        await asyncio.sleep(self.seconds)
+        if grace_seconds != 0:
+            raise violation(f"{name} is deleted with a grace of {grace_seconds}")
         if name not in self.pods:
             raise NotFound(f"cannot delete {name}")
         if uid not in (None, self.pods[name].metadata.uid):
@@ -181,6 +187,76 @@ def test_the_latest_version_is_what_the_api_gets_after_an_outage() -> None:
         return desk.shown_hash()
 
     assert play(story) == "2"
+
+
+def test_a_version_that_comes_while_another_is_being_created_replaces_it() -> None:
+    async def story(desk: Desk) -> tuple[list[tuple[float, str]], str | None]:
+        desk.has(static("1"))
+        desk.api.seconds = 1
+        await desk.client.ensure(static("1"), None)
+        await asyncio.sleep(0.5)
+        desk.has(static("2"))
+        await desk.client.ensure(static("2"), None)
+        await asyncio.sleep(0.5)
+        desk.pods.update(desk.api.pods["dns"])  # the watch shows what was created
+        await asyncio.sleep(60)
+        return desk.api.calls, desk.shown_hash()
+
+    calls, shown = play(story)
+    assert shown == "2"
+    assert calls[:2] == [(0, "create"), (1, "delete")]  # without waiting for another sync
+
+
+def test_after_an_outage_the_mirror_that_is_there_by_then_is_replaced() -> None:
+    async def story(desk: Desk) -> str | None:
+        desk.has(static("1"), mirror("0", "old"))
+        desk.api.troubles = ["down"] * 3
+        await desk.client.ensure(static("1"), mirror("0", "old"))
+        await asyncio.sleep(2)
+        desk.pods.remove(mirror("0", "old"))
+        desk.has(mirror("0", "new"))
+        await asyncio.sleep(120)
+        return desk.shown_hash()
+
+    assert play(story) == "1"
+
+
+def test_a_pod_in_the_way_of_a_mirror_is_replaced_once_the_watch_shows_it() -> None:
+    async def story(desk: Desk) -> tuple[str | None, str | None]:
+        desk.has(static("1"))
+        desk.api.pods["dns"] = mirror("0", "unseen")
+        await desk.client.ensure(static("1"), None)
+        await asyncio.sleep(2)
+        before = desk.shown_hash()
+        desk.pods.update(desk.api.pods["dns"])
+        await asyncio.sleep(60)
+        return before, desk.shown_hash()
+
+    assert play(story) == ("0", "1")
+
+
+def test_after_an_unexpected_error_the_next_sync_has_the_mirror_made() -> None:
+    async def story(desk: Desk) -> tuple[str | None, str | None]:
+        desk.has(static("1"))
+        broken = [RuntimeError("a bug")]
+
+        def node_uid() -> str | None:
+            if broken:
+                raise broken.pop()
+            return "node-uid"
+
+        desk.client = MirrorClient(api=desk.api, pods=desk.pods, node_name="node", node_uid=node_uid)
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(desk.client.run())
+            await desk.client.ensure(static("1"), None)
+            await asyncio.sleep(60)
+            before = desk.shown_hash()
+            await desk.client.ensure(static("1"), None)
+            await asyncio.sleep(1)
+            running.cancel()
+        return before, desk.shown_hash()
+
+    assert play(story) == (None, "1")
 
 
 def test_care_ends_with_the_pod() -> None:

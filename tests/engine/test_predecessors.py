@@ -10,6 +10,7 @@ from podkeeper.model.k8s.core import Pod
 from podkeeper.model.k8s.meta import ObjectMeta
 from podkeeper.model.messages import PodUID
 from podkeeper.model.runtime import ContainerRecord, ContainerState, PodRecord, SandboxRecord
+from tests.violations import violation
 
 STATIC = Pod(metadata=ObjectMeta(name="web-n1", namespace="default", uid="new"))
 READY = (SandboxRecord(id="s1", ready=True),)
@@ -42,7 +43,8 @@ def ended(*records: PodRecord, desired: frozenset[str] = frozenset(), error: Try
     killed: list[str] = []
 
     async def kill(found: PodRecord, grace_seconds: int) -> None:
-        assert grace_seconds == 1
+        if grace_seconds != 1:
+            raise violation(f"{found.uid} is killed with a grace of {grace_seconds} s")
         killed.append(found.uid)
 
     def is_desired(uid: PodUID) -> bool:

@@ -33,6 +33,7 @@ from podkeeper.model.times import format_time
 from podkeeper.rules.probe.report import Outcome, Report
 from podkeeper.rules.probe.worker import Target, period_annotation
 from podkeeper.testing.virtual_time import BEGINNING, VirtualClock, simulate
+from tests.violations import violation
 
 LIVENESS, READINESS, STARTUP = ProbeKind.LIVENESS, ProbeKind.READINESS, ProbeKind.STARTUP
 SUCCESS, FAILURE, UNKNOWN = ProbeResult.SUCCESS, ProbeResult.FAILURE, ProbeResult.UNKNOWN
@@ -112,7 +113,8 @@ class World:
         self.executed.append((self.now(), target.container.name, target.kind))
         key = f"{pod.metadata.uid} {target.container.name} {target.kind}"
         self.under_way[key] += 1
-        assert self.under_way[key] == 1, "two executions of one probe at a time"
+        if self.under_way[key] != 1:
+            raise violation(f"two executions at a time of {key}")
         self.most_at_a_time = max(self.most_at_a_time, self.under_way.total())
         try:
             seconds = self.takes(target)
@@ -279,6 +281,116 @@ def test_a_container_that_has_started_is_asked_at_once_whether_it_is_ready() -> 
         assert world.executed == [(7, "web", READINESS), (60, "web", LIVENESS), (67, "web", READINESS)]
 
     in_world(scenario)
+
+
+def test_a_probe_that_is_being_executed_is_not_woken() -> None:
+    async def scenario(world: World) -> None:
+        web = pod(container(readiness=probe(60)))
+        world.runs(web, "web-1")
+        world.takes = lambda _: 5
+        world.probes.add_pod(web)
+        for _ in range(3):
+            await asyncio.sleep(1)
+            world.probes.wake(uid(web), ["web"])
+        assert world.under_way.total() == 1
+        await asyncio.sleep(62)
+        assert world.times == [0, 60]  # nor does it tick another time afterwards
+
+    in_world(scenario)
+
+
+def test_a_probe_that_waits_for_a_slot_is_not_woken() -> None:
+    async def scenario(world: World) -> None:
+        world.takes = lambda _: 5
+        first, second = (pod(container(name, readiness=probe(60)), name=name) for name in ("a", "b"))
+        for each in (first, second):
+            world.runs(each, each.metadata.name or "")
+            world.probes.add_pod(each)
+        await asyncio.sleep(1)
+        world.probes.wake(uid(second), ["b"])
+        await asyncio.sleep(20)
+        assert [(at, name) for at, name, _ in world.executed] == [(0, "a"), (5, "b")]
+
+    in_world(scenario, slots=1, lease_seconds=30)
+
+
+def test_a_probe_that_waits_for_a_slot_and_is_stopped_is_not_executed() -> None:
+    async def scenario(world: World) -> None:
+        world.takes = lambda _: 5
+        pods = [pod(container(name, liveness=probe(60)), name=name) for name in ("a", "b", "c")]
+        for each in pods:
+            world.runs(each, each.metadata.name or "")
+            world.probes.add_pod(each)
+        await asyncio.sleep(1)
+        world.probes.remove_pod(uid(pods[1]))
+        await asyncio.sleep(20)
+        assert [(at, name) for at, name, _ in world.executed] == [(0, "a"), (5, "c")]
+
+    in_world(scenario, slots=1, lease_seconds=30)
+
+
+def test_a_probe_that_waited_for_a_slot_in_vain_can_be_woken_again() -> None:
+    async def scenario(world: World) -> None:
+        world.takes = lambda _: 1
+        first, second = (pod(container(name, readiness=probe(60)), name=name) for name in ("a", "b"))
+        for each in (first, second):
+            world.runs(each, each.metadata.name or "")
+            world.probes.add_pod(each)
+        await asyncio.sleep(0.5)
+        world.exits(second, "b", 0)
+        await asyncio.sleep(6.5)  # it has its turn, and does not run
+        world.runs(second, "b-2")
+        world.probes.wake(uid(second), ["b"])
+        await asyncio.sleep(5)
+        assert [(at, name) for at, name, _ in world.executed] == [(0, "a"), (7, "b")]
+
+    in_world(scenario, slots=1)
+
+
+def test_the_lease_of_an_execution_ends_with_it_and_not_the_next_one() -> None:
+    async def scenario(world: World) -> None:
+        first, second = (pod(container(name, readiness=probe(60)), name=name) for name in ("a", "b"))
+        world.runs(first, "a")
+        world.probes.add_pod(first)
+        await asyncio.sleep(1.5)
+        world.takes = lambda _: 10
+        world.probes.wake(uid(first), ["a"])
+        await asyncio.sleep(0.25)
+        world.runs(second, "b")
+        world.probes.add_pod(second)
+        await asyncio.sleep(5)
+        assert [(at, name) for at, name, _ in world.executed] == [(0, "a"), (1.5, "a"), (3.5, "b")]
+
+    in_world(scenario, slots=1, lease_seconds=2)
+
+
+def test_after_an_error_a_probe_can_be_woken_again() -> None:
+    async def scenario(world: World) -> None:
+        web = pod(container(readiness=probe(60)))
+        world.runs(web, "web-1")
+        world.report = RuntimeError("a bug")
+        world.probes.add_pod(web)
+        await asyncio.sleep(1)
+        world.report = WELL
+        world.probes.wake(uid(web), ["web"])
+        await asyncio.sleep(1)
+        assert world.times == [0, 1]
+        assert world.probes.view(uid(web)).readiness == {"fake://web-1": SUCCESS}
+
+    in_world(scenario)
+
+
+def test_an_error_gives_the_slot_back() -> None:
+    async def scenario(world: World) -> None:
+        world.report = RuntimeError("a bug")
+        for number in range(5):
+            each = pod(container(liveness=probe(60)), name=f"pod-{number}")
+            world.runs(each, f"web-{number}")
+            world.probes.add_pod(each)
+        await asyncio.sleep(1)
+        assert world.times == [0] * 5
+
+    in_world(scenario, slots=1, lease_seconds=30)
 
 
 def test_a_young_agent_spreads_its_first_probes_over_a_period() -> None:

@@ -15,6 +15,7 @@ from podkeeper.ports.api import K
 from podkeeper.rules.keyring import keys_for
 from podkeeper.sources.local_objects import LocalObjects
 from podkeeper.testing.virtual_time import simulate
+from tests.violations import violation
 
 NEWER, OLDER = "kubernetes.io/dockerconfigjson", "kubernetes.io/dockercfg"
 
@@ -53,7 +54,8 @@ def read(of: Pod, *objects: Secret, broken: bool = False) -> tuple[list[str], li
     told: list[PodEvent] = []
 
     def record(event: PodEvent, about: Pod | PodRecord | None) -> None:
-        assert about is of
+        if about is not of:
+            raise violation(f"{event} is about {about}")
         told.append(event)
 
     held = LocalObjects()

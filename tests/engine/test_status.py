@@ -34,6 +34,7 @@ from podkeeper.model.wire import JSONObject, Wire
 from podkeeper.rules.patch.strategic import apply
 from podkeeper.rules.status.publish import CachedStatus, is_urgent
 from podkeeper.testing.virtual_time import VirtualClock, simulate
+from tests.violations import violation
 
 K = TypeVar("K", bound=Wire)
 
@@ -92,7 +93,8 @@ class FakeApi:
         now = asyncio.get_running_loop().time
         self.calls.append((now(), verb, name))
         self.busy[name] = self.busy.get(name, 0) + 1
-        assert self.busy[name] == 1, f"two calls at once for {name}"
+        if self.busy[name] != 1:
+            raise violation(f"two calls at once for {name}")
         self.most_at_once = max(self.most_at_once, sum(self.busy.values()))
         try:
             await asyncio.sleep(self.seconds(verb, name))
@@ -113,10 +115,10 @@ class FakeApi:
             return found
 
     async def create(self, what: K) -> K:
-        raise AssertionError("a status manager creates nothing")
+        raise violation("a status manager creates nothing")
 
     async def patch(self, kind: type[K], name: str, patch: JSONObject, namespace: str = "") -> K:
-        raise AssertionError("a status manager patches only the status")
+        raise violation("a status manager patches only the status")
 
     async def patch_status(self, kind: type[K], name: str, patch: JSONObject, namespace: str = "") -> K:
         async with self.call("patch", name):
@@ -285,6 +287,83 @@ def test_a_status_that_somebody_overwrote_is_put_right_by_the_batch() -> None:
             calls = len(node.api.calls)
             await asyncio.sleep(60)
             assert len(node.api.calls) == calls
+
+    simulate(scenario())
+
+
+@pytest.mark.parametrize("static", [False, True], ids=["of its own", "of its mirror"])
+def test_a_status_that_is_overwritten_after_batches_agreed_with_it_is_put_right(static: bool) -> None:
+    async def scenario() -> None:
+        web = pod("web", source="file" if static else "api")
+        node = Node(web, pod("web", "uid-mirror", mirror=True)) if static else Node(web)
+        async with node.running():
+            node.manager.set_pod_status(web, status(1, ready=True))
+            await asyncio.sleep(1)
+            for meddling in (666, 667):
+                node.watch("web")  # the watch shows what we sent
+                await asyncio.sleep(25)  # two batches agree
+                agreed = len(node.api.calls)
+                node.api.put(replace(node.api.pods["web"], status=status(meddling)))
+                node.watch("web")
+                await asyncio.sleep(10)
+                assert len(node.api.calls) > agreed
+                assert node.shown("web") == "1"
+
+    simulate(scenario())
+
+
+def test_a_batch_of_unsent_versions_does_not_take_an_overwritten_status_for_agreed() -> None:
+    async def scenario() -> None:
+        web = pod("web")
+        node = Node(web)
+        async with node.running():
+            node.manager.set_pod_status(web, status(1, ready=True))
+            await asyncio.sleep(12)
+            node.api.put(replace(node.api.pods["web"], status=status(666)))
+            node.watch("web")
+            assert await node.manager.sync_batch(every=False) == 0
+            await asyncio.sleep(10)
+            assert node.shown("web") == "1"
+
+    simulate(scenario())
+
+
+def test_an_overwritten_status_whose_correction_failed_counts_as_unsent() -> None:
+    async def scenario() -> None:
+        web = pod("web")
+        node = Node(web)
+        node.manager.set_pod_status(web, status(1, ready=True))
+        await node.manager.sync_batch(every=True)
+        node.api.put(replace(node.api.pods["web"], status=status(666)))
+        node.watch("web")
+
+        def away(verb: str, name: str) -> None:
+            raise ApiUnavailable("cannot reach the API")
+
+        node.api.trouble = away
+        await node.manager.sync_batch(every=True)
+        assert node.shown("web") == "666"
+        node.api.trouble = lambda verb, name: None
+        assert await node.manager.sync_batch(every=False) == 1  # as at shutdown
+        assert node.shown("web") == "1"
+
+    simulate(scenario())
+
+
+def test_a_version_accepted_while_another_is_sent_counts_as_unsent() -> None:
+    async def scenario() -> None:
+        web = pod("web")
+        node = Node(web)
+        node.api.seconds = lambda verb, name: 1.0
+        node.manager.set_pod_status(web, status(1))
+        async with asyncio.TaskGroup() as group:
+            batch = group.create_task(node.manager.sync_batch(every=False))
+            await asyncio.sleep(1.5)  # in the middle of the patch
+            node.manager.set_pod_status(web, status(2))
+            assert await batch == 1
+        assert node.shown("web") == "1"
+        assert await node.manager.sync_batch(every=False) == 1
+        assert node.shown("web") == "2"
 
     simulate(scenario())
 

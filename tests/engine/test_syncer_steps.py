@@ -73,7 +73,8 @@ class World:
     def __init__(self) -> None:
         self.steps: list[str] = []
         self.dies_before: int | None = None
-        self.failing: dict[str, Exception] = {}
+        self.failing: dict[str, BaseException] = {}
+        self.meanwhile: dict[str, Callable[[], None]] = {}  # happens once, in the middle of a step
         self.published: PodStatus | None = None
         self.told: list[PodStatus] = []
         self.events: list[tuple[str, str]] = []
@@ -108,6 +109,8 @@ class World:
         if self.dies_before == len(self.steps):
             raise Crash
         self.steps.append(name)
+        if name in self.meanwhile:
+            self.meanwhile.pop(name)()
         if name in self.failing:
             raise self.failing[name]
 
@@ -328,6 +331,58 @@ def test_all_failures_of_a_plan_arrive_and_are_shown_at_once() -> None:
     assert [each.state.waiting.reason for each in statuses if each.state.waiting] == ["CrashLoopBackOff"]
 
 
+ENDS: dict[str, BaseException | None] = {
+    "well": None,
+    "with a failed start": ExceptionGroup("cannot start", [TryLater("cannot pull")]),
+    "cancelled": asyncio.CancelledError(),
+    "with an unexpected error": RuntimeError("a bug"),
+}
+
+
+@pytest.mark.parametrize("end", ENDS.values(), ids=ENDS.keys())
+def test_the_record_from_the_middle_of_a_sync_ends_with_that_sync(end: BaseException | None) -> None:
+    """The next sync that fails publishes what it was given: a container that runs by then is shown as running."""
+    both = pod("web", container("app"), container("proxy"))
+    sandbox_only = PodRecord(uid=uid(both), name="web", namespace="ns", ips=("10.0.0.1",), sandboxes=(SANDBOX,))
+    first, second = {"proxy": StartFailure("ErrImagePull")}, {"proxy": StartFailure("ImagePullBackOff")}
+
+    async def scenario(world: World) -> None:
+        world.meanwhile["execute"] = lambda: world.syncer.on_sandbox_ready(both, sandbox_only)
+        world.will_fail_with = first
+        if end is None:
+            await sync(world, both)
+        else:
+            world.failing = {"execute": end}
+            with pytest.raises(type(end)):
+                await sync(world, both)
+        world.failing = {"execute": TryLater("cannot start proxy")}
+        world.will_fail_with = second
+        with pytest.raises(TryLater):
+            await sync(world, both, record_of(both, ContainerState.RUNNING))
+
+    statuses = {each.name: each for each in (play(scenario).published or PodStatus()).container_statuses or ()}
+    assert statuses["app"].state.running is not None
+    assert statuses["proxy"].state.waiting is not None
+    assert statuses["proxy"].state.waiting.reason == "ImagePullBackOff"
+
+
+def test_a_failed_start_is_shown_with_the_sandbox_that_the_same_sync_made() -> None:
+    sandbox_only = PodRecord(uid=uid(WEB), name="web", namespace="ns", ips=("10.0.0.1",), sandboxes=(SANDBOX,))
+
+    async def scenario(world: World) -> None:
+        world.meanwhile["execute"] = lambda: world.syncer.on_sandbox_ready(WEB, sandbox_only)
+        world.failing = {"execute": TryLater("cannot pull")}
+        world.will_fail_with = {"app": StartFailure("ErrImagePull")}
+        with pytest.raises(TryLater):
+            await sync(world)
+
+    status = play(scenario).published or PodStatus()
+    assert status.pod_ip == "10.0.0.1"
+    assert [each.state.waiting.reason for each in status.container_statuses or () if each.state.waiting] == [
+        "ErrImagePull"
+    ]
+
+
 def test_what_runs_already_has_its_probes_before_anything_is_said_of_it() -> None:
     probed = pod("web", container(readiness=Probe()))
 
@@ -485,6 +540,20 @@ def test_a_change_ends_the_quiet(change: Callable[[World], None]) -> None:
     async def scenario(world: World) -> None:
         await settle(world)
         change(world)
+        await sync(world, record=RUNNING)
+        assert world.steps[0] == "status"
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("step", ["register", "prepare"])
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
+def test_a_change_in_the_middle_of_a_sync_is_seen_by_the_next(change: Callable[[World], None], step: str) -> None:
+    async def scenario(world: World) -> None:
+        await sync(world, record=RUNNING)
+        world.meanwhile[step] = lambda: change(world)
+        await sync(world, record=RUNNING)
+        world.steps.clear()
         await sync(world, record=RUNNING)
         assert world.steps[0] == "status"
 

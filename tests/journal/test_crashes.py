@@ -1,6 +1,7 @@
 """Crashes: at every byte of a small history, at random in long ones, and by `kill -9` of a real writer."""
 
 import asyncio
+import contextlib
 import itertools
 import random
 import signal
@@ -16,6 +17,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from podkeeper.journal.file import FileJournal
+from podkeeper.model.errors import TryLater
+from tests.journal.disks import Disk
 
 MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None  # the crashes are ours: the disk need not be slow
 KEYS = ("a", "b", "status/ü")
@@ -123,13 +126,14 @@ class JournalMachine(RuleBasedStateMachine):
         self.root = tempfile.TemporaryDirectory(prefix="podkeeper-journal-", dir=MEMORY)
         self.loop = asyncio.new_event_loop()
         self.lives = 0
+        self.disk = Disk(Path(self.root.name))
         self.durable: dict[str, bytes] = {}
         self.since: list[Write] = []
 
     @initialize(spare_bytes=st.sampled_from([0, 100, 1024 * 1024]))
     def begin(self, spare_bytes: int) -> None:
         self.spare_bytes = spare_bytes
-        self.journal = FileJournal.open(self.path, spare_bytes=spare_bytes)
+        self.journal = self.opened()
 
     @rule(key=st.sampled_from(KEYS), value=st.none() | st.binary(max_size=60))
     def write(self, key: str, value: bytes | None) -> None:
@@ -141,11 +145,29 @@ class JournalMachine(RuleBasedStateMachine):
         self.loop.run_until_complete(self.journal.sync())
         self.durable, self.since = self.now(), []
 
+    @rule(meanwhile=st.lists(st.tuples(st.sampled_from(KEYS), st.none() | st.binary(max_size=60)), max_size=4))
+    def sync_in_vain(self, meanwhile: list[Write]) -> None:
+        """The disk refuses; some writes come while it does."""
+
+        async def scenario() -> None:
+            self.disk.verdicts = [False]
+            self.disk.gate.clear()
+            syncing = asyncio.ensure_future(self.journal.sync())
+            await asyncio.sleep(0)
+            for write in meanwhile:
+                self.write(*write)
+            self.disk.gate.set()
+            with contextlib.suppress(TryLater):
+                await syncing
+            self.disk.verdicts = []  # there may have been nothing to sync
+
+        self.loop.run_until_complete(scenario())
+
     @rule()
     def restart(self) -> None:
         self.sync()
         self.loop.run_until_complete(self.journal.close())
-        self.journal = FileJournal.open(self.path, spare_bytes=self.spare_bytes)
+        self.journal = self.opened()
 
     @rule(progress=st.floats(0, 1))
     def crash(self, progress: float) -> None:
@@ -157,7 +179,8 @@ class JournalMachine(RuleBasedStateMachine):
             self.path.write_bytes(whole[: len(before) + round((len(whole) - len(before)) * progress)])
         else:
             self.path.write_bytes(before)
-        self.journal = FileJournal.open(self.path, spare_bytes=self.spare_bytes)
+        self.disk.take_for_durable(self.path)
+        self.journal = self.opened()
         found = dict(self.journal.load())
         assert found in [self.now(count) for count in range(len(self.since) + 1)]
         self.durable, self.since = found, []
@@ -166,6 +189,9 @@ class JournalMachine(RuleBasedStateMachine):
     def all_is_there(self) -> None:
         if hasattr(self, "journal"):
             assert dict(self.journal.load()) == self.now()
+
+    def opened(self) -> FileJournal:
+        return FileJournal.open(self.path, spare_bytes=self.spare_bytes, durability=self.disk)
 
     def now(self, count: int | None = None) -> dict[str, bytes]:
         return after([*self.durable.items(), *self.since[:count]])

@@ -13,8 +13,9 @@ import pytest
 
 from podkeeper.journal.errors import JournalUnusable
 from podkeeper.journal.file import FileJournal
-from podkeeper.journal.records import encode, encode_all, record_size
+from podkeeper.journal.records import encode, encode_all, read, record_size
 from podkeeper.model.errors import TryLater
+from tests.journal.disks import Disk
 
 KILOBYTE = bytes(1000)
 
@@ -395,6 +396,257 @@ def test_whoever_came_during_a_round_that_failed_gets_one_of_his_own(path: Path)
 
     asyncio.run(scenario())
     assert reopened(path) == {"a": b"1", "b": bytes(40_000), "c": b"3"}
+
+
+def test_what_is_written_while_a_round_fails_is_newer_than_what_the_round_had(path: Path) -> None:
+    disk = Disk(path.parent.parent)
+
+    async def scenario() -> None:
+        journal = FileJournal.open(path, durability=disk)
+        for key in ("changed", "dropped", "kept"):
+            journal.put(key, b"first")
+        await journal.sync()
+        journal.put("changed", b"old")
+        journal.put("dropped", b"old")
+        journal.drop("kept")
+        disk.gate.clear()
+        disk.verdicts = [False]
+        syncing = asyncio.ensure_future(journal.sync())
+        await asyncio.sleep(0)  # the round is under way
+        journal.put("changed", b"new")
+        journal.drop("dropped")
+        journal.put("kept", b"new")
+        disk.gate.set()
+        with pytest.raises(TryLater):
+            await syncing
+        await journal.sync()
+        await journal.close()
+
+    asyncio.run(scenario())
+    assert reopened(path) == {"changed": b"new", "kept": b"new"}
+
+
+def test_many_rounds_that_fail_lose_no_note_and_change_no_order(path: Path) -> None:
+    disk = Disk(path.parent.parent)
+
+    async def scenario() -> None:
+        journal = FileJournal.open(path, durability=disk)
+        journal.put("base", b"0")
+        await journal.sync()
+        for number in range(5):
+            journal.put("last", b"%d" % number)
+            journal.put(f"k{number}", b"")
+            disk.verdicts = [False]
+            with pytest.raises(TryLater):
+                await journal.sync()
+        await journal.sync()
+        await journal.close()
+
+    asyncio.run(scenario())
+    assert reopened(path) == {"base": b"0", "last": b"4", **{f"k{number}": b"" for number in range(5)}}
+
+
+@pytest.mark.parametrize("spare_bytes", [0, 1 << 20], ids=["rewritten each time", "appended to"])
+def test_what_was_synced_survives_a_power_cut(path: Path, spare_bytes: int) -> None:
+    disk = Disk(path.parent.parent)
+
+    def survived() -> dict[str, bytes]:
+        return read(disk.after_a_power_cut(path)).notes
+
+    async def scenario() -> None:
+        journal = FileJournal.open(path, spare_bytes=spare_bytes, durability=disk)
+        for number in range(6):
+            journal.put("a", bytes([number]) * 100)
+            journal.put(f"b{number}", b"x")
+            await journal.sync()
+            assert survived() == journal.load()
+        journal.drop("a")
+        await journal.sync()
+        assert survived() == journal.load()
+        await journal.close()
+
+    asyncio.run(scenario())
+
+
+REFUSALS = {
+    "the new file": [False],
+    "the directory": [True, False],
+    "both, one after the other": [False, True, False],
+    "the directory, twice": [True, False, True, False],
+}
+
+
+@pytest.mark.parametrize("verdicts", REFUSALS.values(), ids=REFUSALS.keys())
+def test_at_no_moment_does_a_power_cut_lose_what_was_synced_before(path: Path, verdicts: list[bool]) -> None:
+    """A rewrite syncs the new file and then the directory; each may be refused, and the power cut may follow."""
+    disk = Disk(path.parent.parent)
+
+    async def scenario() -> None:
+        journal = FileJournal.open(path, spare_bytes=0, durability=disk)
+        journal.put("a", b"1" * 100)
+        await journal.sync()
+        before = journal.load()
+        for number in (2, 3, 4):
+            journal.put("a", b"%d" % number * 100)
+        disk.verdicts = list(verdicts)
+        for _ in range(verdicts.count(False)):
+            with pytest.raises(TryLater):
+                await journal.sync()
+            assert read(disk.after_a_power_cut(path)).notes in (before, journal.load())
+        await journal.sync()
+        assert read(disk.after_a_power_cut(path)).notes == journal.load()
+        await journal.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_file_that_replaces_a_removed_one_is_not_appended_to_before_its_name_is_durable(path: Path) -> None:
+    disk = Disk(path.parent.parent)
+
+    async def scenario() -> None:
+        journal = FileJournal.open(path, durability=disk)
+        journal.put("a", b"1")
+        await journal.sync()
+        path.unlink()
+        journal.put("b", b"2")
+        disk.verdicts = [True, False]  # the file, and the directory
+        with pytest.raises(TryLater):
+            await journal.sync()
+        await journal.sync()
+        assert read(disk.after_a_power_cut(path)).notes == {"a": b"1", "b": b"2"}
+        await journal.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_round_may_fail_after_so_much_was_written_that_the_file_is_to_be_rewritten(path: Path) -> None:
+    disk = Disk(path.parent.parent)
+
+    async def scenario() -> None:
+        journal = FileJournal.open(path, spare_bytes=1000, durability=disk)
+        journal.put("a", b"0")
+        await journal.sync()
+        journal.put("a", b"1")
+        disk.verdicts = [False]
+        disk.gate.clear()
+        syncing = asyncio.ensure_future(journal.sync())
+        await asyncio.sleep(0)
+        for number in range(100):
+            journal.put("a", b"%d" % number * 100)
+        disk.gate.set()
+        with pytest.raises(TryLater):
+            await asyncio.wait_for(syncing, 5)
+        await journal.sync()
+        assert read(disk.after_a_power_cut(path)).notes == {"a": b"99" * 100}
+        await journal.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_rewrite_holds_what_was_noted_when_it_began(path: Path) -> None:
+    """The loop goes on noting while the thread writes: the thread has a copy."""
+    disk = Disk(path.parent.parent)
+
+    async def scenario() -> None:
+        journal = FileJournal.open(path, durability=disk)
+        for number in range(2000):
+            journal.put(f"k{number}", b"first")
+        disk.gate.clear()
+        syncing = asyncio.ensure_future(journal.sync())
+        await asyncio.sleep(0)
+        for number in range(2000, 4000):
+            journal.put(f"k{number}", b"second")
+        disk.gate.set()
+        await syncing
+        assert len(read(disk.after_a_power_cut(path)).notes) == 2000
+        await journal.sync()
+        assert len(read(disk.after_a_power_cut(path)).notes) == 4000
+        await journal.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_journal_that_could_not_be_read_can_be_opened_once_it_can(path: Path) -> None:
+    path.mkdir(parents=True)
+    with pytest.raises(JournalUnusable):
+        FileJournal.open(path)
+    path.rmdir()
+    assert reopened(path) == {}
+
+
+def test_a_damaged_file_that_could_not_be_kept_aside_is_kept_aside_later(path: Path) -> None:
+    asyncio.run(written(path, {"a": b"1"}, {"b": b"2"}))
+    damaged = bytearray(path.read_bytes())
+    damaged[len(encode_all({"a": b"1"})) - 1] ^= 0xFF
+    path.write_bytes(damaged)
+    disk = Disk(path.parent.parent)
+    disk.take_for_durable(path)
+    disk.verdicts = [False]  # the rewritten file
+
+    async def scenario() -> None:
+        journal = FileJournal.open(path, durability=disk)
+        assert journal.load() == {}
+        assert path.read_bytes() == damaged  # until the new one is durable
+        journal.put("c", b"3")
+        await journal.sync()
+        await journal.close()
+
+    asyncio.run(scenario())
+    assert reopened(path) == {"c": b"3"}
+    assert path.with_name("journal.damaged-1").read_bytes() == damaged
+
+
+def test_a_torn_end_that_could_not_be_cut_off_is_not_appended_to(path: Path) -> None:
+    asyncio.run(written(path, {"a": b"1"}))
+    path.write_bytes(path.read_bytes() + b"torn")
+    disk = Disk(path.parent.parent)
+    disk.take_for_durable(path)
+    disk.verdicts = [False]  # the cut
+
+    async def scenario() -> None:
+        journal = FileJournal.open(path, durability=disk)
+        journal.put("b", b"2")
+        await journal.sync()
+        assert read(disk.after_a_power_cut(path)).notes == {"a": b"1", "b": b"2"}
+        await journal.close()
+
+    asyncio.run(scenario())
+    assert reopened(path) == {"a": b"1", "b": b"2"}
+
+
+def test_whoever_is_cancelled_leaves_the_round_to_the_others(path: Path) -> None:
+    disk = Disk(path.parent.parent)
+
+    async def scenario() -> None:
+        journal = FileJournal.open(path, durability=disk)
+        journal.put("a", b"1")
+        disk.gate.clear()
+        leaving, staying = (asyncio.ensure_future(journal.sync()) for _ in range(2))
+        await asyncio.sleep(0)
+        leaving.cancel()
+        await asyncio.wait([leaving])
+        disk.gate.set()
+        await staying
+        assert read(path.read_bytes()).notes == {"a": b"1"}
+        await journal.close()
+
+    asyncio.run(scenario())
+
+
+def test_closing_while_the_disk_refuses_gives_the_journal_to_the_next_agent(path: Path) -> None:
+    disk = Disk(path.parent.parent)
+
+    async def scenario() -> None:
+        journal = FileJournal.open(path, durability=disk)
+        journal.put("a", b"1")
+        await journal.sync()
+        journal.put("a", b"2")
+        disk.verdicts = [False]
+        with pytest.raises(TryLater):
+            await journal.close()
+
+    asyncio.run(scenario())
+    assert reopened(path)["a"] in (b"1", b"2")
 
 
 def test_closing_syncs_what_is_left(path: Path) -> None:

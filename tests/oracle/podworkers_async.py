@@ -26,6 +26,7 @@ from podkeeper.rules.worker.states import State
 from podkeeper.rules.worker.updates import StatusFunction, Update, UpdateType
 from podkeeper.rules.worker.workers import KnownPod
 from tests.oracle.podworkers_world import World, error_of, is_end
+from tests.violations import violation
 
 Result = Callable[[], bool]  # returns, or raises, what a sync function is to return or raise
 
@@ -191,5 +192,6 @@ class PodWorkersDriver:
 
     def _record(self, event: PodEvent, about: Pod | PodRecord | None) -> None:
         uid = about.metadata.uid if isinstance(about, Pod) else None
-        assert uid == event.uid, "events of a pass are about a configured pod"
+        if uid != event.uid:
+            raise violation("events of a pass are about a configured pod")
         self._world.record(PodUID(event.uid), event)

@@ -43,6 +43,7 @@ from podkeeper.rules.worker.states import State
 from podkeeper.rules.worker.updates import KillOptions, Update, UpdateType
 from podkeeper.rules.worker.workers import KnownPod, Workers
 from tests.oracle.compare import Difference, Json, differences
+from tests.violations import violation
 
 VERSION_LABEL = "version"
 NEVER_SEEN = PodUID("never-seen")
@@ -175,7 +176,8 @@ class World:
                 self._enter(uid, "sync_terminated_pod", {"version": version_of(pod), "newer_than": newer_than})
 
     def _enter(self, uid: PodUID, function: str, said: dict[str, Json]) -> None:
-        assert uid not in self.running, f"two sync functions at once for {uid}"
+        if uid in self.running:
+            raise violation(f"two sync functions at once for {uid}")
         self.running[uid] = RunningCall(function)
         self.note(uid, {"call": function} | said)
 

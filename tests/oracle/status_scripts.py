@@ -26,6 +26,7 @@ from podkeeper.rules.patch.strategic import apply
 from podkeeper.rules.status.publish import can_be_deleted, needs_reconcile, sending
 from podkeeper.testing.virtual_time import BEGINNING, VirtualClock, simulate
 from tests.oracle.compare import Difference, Json, differences
+from tests.violations import violation
 
 K = TypeVar("K", bound=Wire)
 
@@ -61,10 +62,10 @@ class Api:
         return found
 
     async def create(self, what: K) -> K:
-        raise AssertionError(f"a status manager creates nothing, not even {what}")
+        raise violation(f"a status manager creates nothing, not even {what}")
 
     async def patch(self, kind: type[K], name: str, patch: JSONObject, namespace: str = "") -> K:
-        raise AssertionError(f"a status manager patches only the status, not {namespace}/{name} itself")
+        raise violation(f"a status manager patches only the status, not {namespace}/{name} itself")
 
     async def patch_status(self, kind: type[K], name: str, patch: JSONObject, namespace: str = "") -> K:
         self.call(f"{namespace}/{name}", "patch", subresource="status", patch=patch)

@@ -37,6 +37,7 @@ from podkeeper.rules.worker.updates import StatusFunction, Update
 from podkeeper.rules.worker.workers import KnownPod, Stage
 from podkeeper.testing.virtual_time import simulate
 from tests.oracle.compare import Difference, Json, differences
+from tests.violations import violation
 
 EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 USUAL_NOW_SECONDS = 1000
@@ -103,7 +104,7 @@ class _Workers:
         return None
 
     async def kill_pod(self, pod: Pod, *, evict: bool, status_function: StatusFunction) -> None:
-        raise AssertionError("no recorded script preempts anybody")
+        raise violation("no recorded script preempts anybody")
 
 
 class _Statuses:

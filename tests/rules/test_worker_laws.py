@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from podkeeper.model.k8s.core import Pod
+from podkeeper.model.k8s.core import Pod, PodStatus
 from podkeeper.model.messages import API_SOURCE, FILE_SOURCE, PodUID
 from podkeeper.model.runtime import PodRecord
 from podkeeper.rules.worker.events import (
@@ -93,6 +93,16 @@ def every_step() -> tuple[tuple[Transition, Event], ...]:
 
 def ending_of(state: State) -> Ending | None:
     return state.ending if isinstance(state, TerminationRequested | Terminating) else None
+
+
+def wants_restart(state: State) -> bool:
+    match state:
+        case TerminationRequested(ending=ending) | Terminating(ending=ending):
+            return ending.restart_requested
+        case Terminated() | Finished() | NeverStarted():
+            return state.restart_requested
+        case _:
+            return False
 
 
 def busy_in(state: State) -> Busy | None:
@@ -199,6 +209,26 @@ def test_who_waits_is_told_when_the_containers_have_stopped_and_not_before() -> 
             assert (Complete((alice,)) in after.orders) == isinstance(after.state, Terminated), (before, name)
             kept = ending_of(after.state)
             assert kept is None or kept.signals == (alice,), (before, name)
+
+
+def test_a_requested_restart_is_kept_until_the_pod_is_forgotten() -> None:
+    seen: set[type[State]] = set()
+    for (before, name, after), _ in every_step():
+        if wants_restart(before) and not isinstance(after.state, Unknown):
+            assert wants_restart(after.state), (before, name)
+            seen.add(type(after.state))
+    assert seen == {TerminationRequested, Terminating, Terminated, Finished, NeverStarted}
+
+
+def test_the_status_function_is_kept_until_the_containers_have_stopped() -> None:
+    def verdict(status: PodStatus) -> PodStatus:
+        raise AssertionError("rules hand the function over, they never call it")
+
+    for (before, name, _), event in every_step():
+        if isinstance(before, TerminationRequested | Terminating):
+            after = step(replace(before, ending=replace(before.ending, status_function=verdict)), event)
+            kept = ending_of(after.state)
+            assert kept is None or kept.status_function is verdict, (before, name)
 
 
 def test_the_diagram_is_current() -> None:

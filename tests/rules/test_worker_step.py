@@ -301,6 +301,10 @@ ENDING: dict[str, tuple[State, Event, Step]] = {
         (replace(STOPPING, ending=replace(KILLED_30, signals=(ALICE, BOB))), Passed(9.0),
          Step(Terminated(Cause.KILLED, Reading(CLEANS, STOP_30.again(), 9.0)),
               (Complete((ALICE, BOB)), AT_ONCE, ReadStatus(9.0)))),
+    "stopped and wanted again, the cleaning begins and the wish is kept":
+        (replace(STOPPING, ending=replace(KILLED_30, restart_requested=True)), Passed(9.0),
+         Step(Terminated(Cause.KILLED, Reading(CLEANS, STOP_30.again(), 9.0), restart_requested=True),
+              (AT_ONCE, ReadStatus(9.0)))),
     "orphaned meanwhile, it counts as gone and the stopping goes on":
         (STOPPING, Swept(desired=False),
          Step(Terminating(replace(KILLED_30, cause=Cause.ORPHANED),
@@ -347,6 +351,11 @@ OVER: dict[str, tuple[State, Event, Step]] = {
          Step(Terminated(Cause.ORPHANED, Reading(CLEANS, work(), 5.0)), (ReadStatus(5.0),))),
     "cleaned, it is finished":
         (CLEANING, Passed(9.0), Step(FINISHED)),
+    "cleaned and wanted again, it is finished and wanted again":
+        (replace(CLEANING, restart_requested=True), Passed(9.0), Step(replace(FINISHED, restart_requested=True))),
+    "a failed cleaning keeps the wish for a restart":
+        (replace(CLEANING, restart_requested=True), Failed(9.0),
+         Step(Terminated(Cause.KILLED, Idle(work(), 9.0), restart_requested=True), (RETRY,))),
     "finished is finished":
         (FINISHED, told(UPDATE, DELETING, completed=ALICE), Step(FINISHED)),
     "a create of a finished pod asks for a restart":

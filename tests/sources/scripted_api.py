@@ -11,6 +11,7 @@ from podkeeper.model.k8s.core import Pod
 from podkeeper.model.k8s.meta import ObjectMeta
 from podkeeper.model.messages import Op, PodUpdate
 from podkeeper.model.wire import Wire
+from tests.violations import violation
 
 K = TypeVar("K", bound=Wire)
 
@@ -44,6 +45,11 @@ def bookmark(version: object) -> WatchEvent[Pod]:
 Step = WatchEvent[Pod] | Exception | float  # say, break, or wait
 
 
+def _require_own_pods(kind: type, namespace: str, field_selector: str) -> None:
+    if (kind, namespace, field_selector) != (Pod, "", SELECTOR):
+        raise violation(f"asked for {kind} in {namespace!r} with {field_selector!r}")
+
+
 class ScriptedApi:
     """Answers each list and each watch with the next of its script; the last answer is repeated."""
 
@@ -53,7 +59,7 @@ class ScriptedApi:
         self.closed = 0  # streams that were left properly
 
     async def list(self, kind: type[K], *, namespace: str = "", field_selector: str = "") -> Listed[K]:
-        assert (kind, namespace, field_selector) == (Pod, "", SELECTOR)
+        _require_own_pods(kind, namespace, field_selector)
         self._log("list")
         answer = self._lists.pop(0) if len(self._lists) > 1 else self._lists[0]
         if isinstance(answer, float):
@@ -65,7 +71,7 @@ class ScriptedApi:
     async def watch(
         self, kind: type[K], resource_version: str, *, namespace: str = "", field_selector: str = ""
     ) -> AsyncIterator[WatchEvent[K]]:
-        assert (kind, namespace, field_selector) == (Pod, "", SELECTOR)
+        _require_own_pods(kind, namespace, field_selector)
         self._log(f"watch {resource_version}")
         stream = self._streams.pop(0) if len(self._streams) > 1 else self._streams[0]
         try:
@@ -91,15 +97,18 @@ class Consumer:
     words: list[str] = field(default_factory=list)  # `ADD web@11`
 
     def tell(self, update: PodUpdate) -> None:
-        assert update.source == "api"
-        assert self.words or update.op is Op.SET, "the first word is a SET"
+        if update.source != "api":
+            raise violation(f"the source is called {update.source}")
+        if not self.words and update.op is not Op.SET:
+            raise violation(f"the first word is not a SET: {update}")
         named = [f"{pod.metadata.name}@{pod.metadata.resource_version}" for pod in update.pods]
         self.words.append(" ".join([update.op, *named]))
         if update.op is Op.SET:
             self.pods.clear()
         for pod in update.pods:
             uid = pod.metadata.uid or ""
-            assert update.op is Op.SET or (uid in self.pods) == (update.op is not Op.ADD), update
+            if update.op is not Op.SET and (uid in self.pods) != (update.op is not Op.ADD):
+                raise violation(f"{update.op} does not fit {sorted(self.pods)}: {update}")
             if update.op is Op.REMOVE:
                 del self.pods[uid]
             else:

@@ -1,12 +1,14 @@
 """Somebody who listens to a source of manifests, and short manifests to write."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 
 from podkeeper.model.errors import Problem
 from podkeeper.model.messages import Op, PodUpdate
 from podkeeper.ports.source import Source
+from podkeeper.sources.local_objects import LocalObject, LocalObjects, ObjectKey
+from tests.violations import violation
 
 PATIENCE_SECONDS = 10.0
 
@@ -30,7 +32,8 @@ class Listener:
         self.reports: list[tuple[str, tuple[Problem, ...]]] = []
 
     def tell(self, update: PodUpdate) -> None:
-        assert update.op is Op.SET
+        if update.op is not Op.SET:
+            raise violation(f"a static source tells SETs only, not {update}")
         self.told.append(update)
 
     def report(self, place: str, problems: tuple[Problem, ...]) -> None:
@@ -50,6 +53,20 @@ class Listener:
             lambda: bool(self.told) and self.names() == list(names),
             lambda: f"{names}, but {self.told and self.names()}",
         )
+
+
+class FailingStore(LocalObjects):
+    """A store that unexpectedly fails, so many times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.failures = 0
+
+    def replace(self, owner: str, objects: Iterable[LocalObject]) -> frozenset[ObjectKey]:
+        if self.failures:
+            self.failures -= 1
+            raise RuntimeError("a bug")
+        return super().replace(owner, objects)
 
 
 async def until(holds: Callable[[], bool], what: Callable[[], str] = lambda: "it") -> None:

@@ -15,6 +15,7 @@ from podkeeper.sources.apiserver import ApiSource
 from podkeeper.testing.memory_api import MemoryApi
 from podkeeper.testing.virtual_time import VirtualClock, simulate
 from tests.sources.scripted_api import LIST_FAULTS, WATCH_FAULTS, Consumer, FaultyApi
+from tests.violations import violation
 
 # With the API in memory behind it and the storage before it.
 
@@ -89,7 +90,8 @@ def test_once_faults_stop_all_that_was_told_is_what_the_api_has(
         def tell(update: PodUpdate) -> None:
             before = set(consumer.pods)
             consumer.tell(update)
-            assert before - set(consumer.pods) <= doomed, "only pods that the API deleted may go"
+            if gone := before - set(consumer.pods) - doomed:
+                raise violation(f"only pods that the API deleted may go: {gone}")
 
         source = ApiSource(api=api, node_name="n1", clock=VirtualClock(seed=seed))
         async with asyncio.TaskGroup() as group:

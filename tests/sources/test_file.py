@@ -4,6 +4,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from podkeeper.model.k8s.core import ConfigMap, Secret
 from podkeeper.model.messages import PodUpdate
 from podkeeper.sources.file import FileSource
 from podkeeper.sources.local_objects import LocalObjects
-from tests.sources.static_listener import Listener, config_map_text, pod_text, running, until
+from tests.sources.static_listener import FailingStore, Listener, config_map_text, pod_text, running, until
 
 SOON = 0.05
 LONG = 60.0  # so long a period never comes: what is seen, the kernel told
@@ -502,6 +503,49 @@ def test_whoever_fails_to_take_a_word_hears_it_again(tmp_path: Path) -> None:
         await listener.hears("web")
         task.cancel()
         await asyncio.wait([task])
+
+    asyncio.run(scenario())
+
+
+def test_a_change_that_the_store_failed_to_take_is_taken_by_the_next_survey(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        path = tmp_path / "web.yaml"
+        path.write_text(pod_text("web", "old"))
+        store = FailingStore()
+        async with listening(tmp_path, objects=store, period=SOON) as (listener, _):
+            await listener.hears("web")
+            store.failures = 1
+            path.write_text(pod_text("web", "new"))
+            await until(lambda: listener.images() == {"web": "new"})
+            assert store.failures == 0
+
+    asyncio.run(scenario())
+
+
+class CountingClock(SystemClock):
+    """Counts how often the time is asked for: once per survey."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = 0
+
+    def now(self) -> datetime:
+        self.asked += 1
+        return super().now()
+
+
+def test_after_a_change_the_source_rests_until_the_next_one(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        path, clock, listener = tmp_path / "web.yaml", CountingClock(), Listener()
+        path.write_text(pod_text("web", "old"))
+        async with running(FileSource([tmp_path], "n1", clock, period_seconds=LONG), listener):
+            await listener.hears("web")
+            path.write_text(pod_text("web", "new"))
+            await until(lambda: listener.images() == {"web": "new"})
+            await asyncio.sleep(0.1)
+            surveys = clock.asked
+            await asyncio.sleep(0.3)
+            assert clock.asked <= surveys + 2
 
     asyncio.run(scenario())
 

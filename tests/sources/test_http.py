@@ -10,11 +10,12 @@ import pytest
 from aiohttp import web
 
 from podkeeper.host.clock import SystemClock
-from podkeeper.model.errors import BadInput
+from podkeeper.model.errors import BadInput, TryLater
 from podkeeper.model.k8s.core import ConfigMap
+from podkeeper.model.messages import PodUpdate
 from podkeeper.sources.http import HttpSource
 from podkeeper.sources.local_objects import LocalObjects
-from tests.sources.static_listener import Listener, config_map_text, pod_text, running, until
+from tests.sources.static_listener import FailingStore, Listener, config_map_text, pod_text, running, until
 from tests.sources.web_server import serving
 
 
@@ -136,6 +137,80 @@ def test_trouble_is_told_once_and_takes_nothing_away(spoil: Callable[[Server], N
     asyncio.run(scenario())
 
 
+REFUSED = {name: TROUBLES[name] for name in ("an empty body", "a body too large")}
+
+
+@pytest.mark.parametrize("spoil, reason", REFUSED.values(), ids=REFUSED.keys())
+def test_the_etag_of_a_refused_body_is_not_sent_back(spoil: Callable[[Server], None], reason: str) -> None:
+    """A server that answers 304 to it would make the trouble look gone."""
+
+    async def scenario() -> None:
+        server = Server(pod_text("web"), etag='"good"')
+        async with listening(server) as (listener, source):
+            await listener.hears("web")
+            spoil(server)
+            server.etag = '"refused"'
+            await until(lambda: bool(source.problems()))
+            for _ in range(2):
+                await server.is_asked_again()
+                assert reason in source.problems()[0].message
+            assert '"refused"' not in {request.headers.get("If-None-Match") for request in server.asked}
+            server.body, server.etag = pod_text("web"), '"good"'
+            await until(lambda: not source.problems())
+            assert len(listener.told) == 1
+
+    asyncio.run(scenario())
+
+
+def test_the_etag_of_a_first_answer_that_was_empty_is_not_sent_back() -> None:
+    async def scenario() -> None:
+        server = Server("", etag='"empty"')
+        async with listening(server) as (listener, source):
+            await until(lambda: bool(listener.told))
+            await until(lambda: bool(source.problems()))  # only the first answer may be empty
+            await server.is_asked_again()
+            assert {request.headers.get("If-None-Match") for request in server.asked} == {None}
+
+    asyncio.run(scenario())
+
+
+def test_an_unexpected_failure_is_reported_and_the_same_body_is_taken_by_the_next_try() -> None:
+    async def scenario() -> None:
+        server, store = Server(pod_text("web"), etag='"one"'), FailingStore()
+        async with listening(server, objects=store) as (listener, source):
+            await listener.hears("web")
+            store.failures = 1
+            server.body, server.etag = pod_text("db"), '"two"'
+            await listener.hears("db")
+            assert any("please report this" in each.message for _, problems in listener.reports for each in problems)
+            assert source.problems() == ()
+
+    asyncio.run(scenario())
+
+
+def test_what_was_refused_by_the_listener_is_told_again_though_the_server_says_nothing_new() -> None:
+    async def scenario() -> None:
+        server = Server(pod_text("web"), etag='"one"')
+        refusals = [TryLater("the loop is not ready"), RuntimeError("a bug")]
+        told: list[PodUpdate] = []
+
+        def tell(update: PodUpdate) -> None:
+            if refusals:
+                raise refusals.pop()
+            told.append(update)
+
+        async with serving(server.answer) as url:
+            source = HttpSource(url, "n1", SystemClock(), period_seconds=0.02)
+            async with asyncio.TaskGroup() as group:
+                running_source = group.create_task(source.run(tell))
+                await until(lambda: bool(told))
+                await server.is_asked_again()
+                running_source.cancel()
+        assert len(told) == 1
+
+    asyncio.run(scenario())
+
+
 def test_a_server_that_is_not_there_says_nothing_about_pods() -> None:
     async def scenario() -> None:
         async with serving(Server().answer) as gone:
@@ -161,6 +236,40 @@ def test_a_first_answer_that_is_an_error_is_no_empty_set() -> None:
             await listener.hears("web")
 
     asyncio.run(scenario())
+
+
+class Steady(SystemClock):
+    """A clock without chance."""
+
+    def fraction(self) -> float:
+        return 0.0
+
+
+def test_pauses_grow_with_failures_up_to_the_period_and_start_over_after_a_success() -> None:
+    statuses = [503] * 6 + [200, 503, 503, 200, 200]
+
+    async def scenario() -> list[float]:
+        server = Server(pod_text("web"))
+        pauses: list[float] = []
+        finished = asyncio.Event()
+
+        async def answer(request: web.Request) -> web.Response:
+            server.status = statuses[len(server.asked)]
+            return await server.answer(request)
+
+        async def sleep(seconds: float) -> None:
+            pauses.append(seconds)
+            if len(pauses) == len(statuses):
+                finished.set()
+                await asyncio.Event().wait()
+
+        async with serving(answer) as url:
+            source = HttpSource(url, "n1", Steady(), sleep=sleep)
+            async with running(source, Listener()):
+                await asyncio.wait_for(finished.wait(), 10)
+        return pauses
+
+    assert asyncio.run(scenario()) == [1, 2, 4, 8, 16, 20, 20, 1, 2, 20, 20]
 
 
 def test_a_fleet_that_shares_a_url_shares_uids() -> None:

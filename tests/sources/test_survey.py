@@ -105,6 +105,19 @@ def test_a_watch_says_that_events_were_lost(tmp_path: Path) -> None:
                 os.close(descriptor)
 
 
+def test_a_writer_that_fell_silent_does_not_hide_a_change_of_permissions(tmp_path: Path) -> None:
+    path = tmp_path / "web.yaml"
+    with watch_of(tmp_path) as watch, path.open("w") as file:
+        file.write("x")
+        file.flush()
+        assert not watch.drain(100.0)
+        path.chmod(0o600)
+        assert not watch.drain(100.1)  # it is still being written
+        assert watch.unfinished(100.1 + SILENCE_SECONDS) == {}
+        path.chmod(0o644)
+        assert watch.drain(102.0)
+
+
 def test_a_watch_waits_for_writers_and_not_for_ever(tmp_path: Path) -> None:
     path = tmp_path / "web.yaml"
     with watch_of(tmp_path) as watch, path.open("w") as file:

@@ -2,6 +2,9 @@
 
 import asyncio
 import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -325,6 +328,154 @@ def test_a_refresh_that_is_overtaken_by_a_mount_shows_nothing_old() -> None:
         run(scenario())
 
 
+@contextmanager
+def small_files() -> Iterator[None]:
+    """A limit on the size of files is a disk that is full, for every user."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_an_update_that_failed_is_made_by_the_next_refresh() -> None:
+    async def scenario() -> None:
+        store = stored()
+        volumes = HostVolumes(root, store)
+        large, other = pod_with(SETTINGS), pod_with(Volume(name="b", config_map=ConfigMapVolumeSource(name="b")))
+        store.config_map("b", colour="blue")
+        path, beside = (await volumes.mount(large))["settings"], (await volumes.mount(other))["b"]
+        store.config_map("settings", colour="x" * 40_000)
+        store.config_map("b", colour="red")
+        with small_files():
+            for _ in range(2):
+                await volumes.refresh()
+                assert content(path) == {"colour": "blue"}
+        assert content(beside) == {"colour": "red"}
+        await volumes.refresh()
+        assert content(path) == {"colour": "x" * 40_000}
+
+    with house() as root:
+        run(scenario())
+
+
+def test_an_update_that_failed_and_is_no_longer_wanted_changes_nothing() -> None:
+    async def scenario() -> None:
+        store = stored()
+        volumes = HostVolumes(root, store)
+        path = (await volumes.mount(pod_with(SETTINGS)))["settings"]
+        before = os.readlink(f"{path}/..data")
+        store.config_map("settings", colour="x" * 40_000)
+        with small_files():
+            await volumes.refresh()
+        store.config_map("settings", colour="blue")
+        await volumes.refresh()
+        assert (content(path), os.readlink(f"{path}/..data")) == ({"colour": "blue"}, before)
+        assert sorted(name for name in os.listdir(path) if name.startswith("..")) == sorted([before, "..data"])
+
+    with house() as root:
+        run(scenario())
+
+
+def test_a_mount_that_failed_leaves_nothing_to_refresh_and_succeeds_later() -> None:
+    async def scenario() -> None:
+        store = stored()
+        volumes = HostVolumes(root, store)
+        pod = pod_with(SETTINGS, DISK)
+        store.config_map("settings", colour="x" * 40_000)
+        with small_files(), pytest.raises(TryLater, match="settings"):
+            await volumes.mount(pod)
+        store.reads = 0
+        await volumes.refresh()
+        assert store.reads == 0
+        assert content((await volumes.mount(pod))["settings"]) == {"colour": "x" * 40_000}
+
+    with house() as root:
+        run(scenario())
+
+
+def test_an_object_that_cannot_be_read_keeps_no_other_from_being_refreshed() -> None:
+    async def scenario() -> None:
+        store = stored()
+        store.config_map("b", colour="blue")
+        volumes = HostVolumes(root, store)
+        both = pod_with(SETTINGS, Volume(name="b", config_map=ConfigMapVolumeSource(name="b")))
+        paths = await volumes.mount(both)
+        store.delete(ConfigMap, "settings")
+        store.config_map("b", colour="red")
+        await volumes.refresh()
+        assert [content(paths[name]) for name in ("settings", "b")] == [{"colour": "blue"}, {"colour": "red"}]
+        store.config_map("settings", colour="green")
+        await volumes.refresh()
+        assert content(paths["settings"]) == {"colour": "green"}
+
+    with house() as root:
+        run(scenario())
+
+
+class GatedStore(Store):
+    """Waits before each answer until a gate is open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = asyncio.Event()
+        self.waiting = 0
+
+    async def get(self, kind: type[K], name: str, namespace: str = "") -> K:
+        found = await super().get(kind, name, namespace)
+        self.waiting += 1
+        await self.gate.wait()
+        self.waiting -= 1
+        return found
+
+
+def test_objects_that_change_during_a_refresh_are_refreshed_again() -> None:
+    async def scenario() -> None:
+        store = GatedStore()
+        store.gate.set()
+        store.config_map("settings", colour="blue")
+        volumes = HostVolumes(root, store, refresh_seconds=3600)
+        path = (await volumes.mount(pod_with(SETTINGS)))["settings"]
+        running = asyncio.create_task(volumes.run())
+        store.gate.clear()
+        volumes.objects_changed()
+        while not store.waiting:
+            await asyncio.sleep(0)
+        store.config_map("settings", colour="red")  # the refresh under way has read before
+        volumes.objects_changed()
+        store.gate.set()
+        while content(path) != {"colour": "red"}:
+            await asyncio.sleep(0.005)
+        running.cancel()
+        await asyncio.wait([running])
+
+    with house() as root:
+        run(scenario())
+
+
+def test_a_pod_that_is_unmounted_during_a_refresh_stays_unmounted() -> None:
+    async def scenario() -> None:
+        store = GatedStore()
+        store.gate.set()
+        store.config_map("settings", colour="blue")
+        volumes = HostVolumes(root, store)
+        pod = pod_with(SETTINGS)
+        await volumes.mount(pod)
+        store.config_map("settings", colour="red")
+        store.gate.clear()
+        refreshing = asyncio.create_task(volumes.refresh())
+        while not store.waiting:
+            await asyncio.sleep(0)
+        await volumes.unmount(uid_of(pod))
+        store.gate.set()
+        await refreshing
+        assert volumes.mounted_pods() == frozenset()
+
+    with house() as root:
+        run(scenario())
+
+
 def test_a_mount_of_a_newer_pod_shows_its_labels() -> None:
     async def scenario() -> None:
         item = DownwardAPIVolumeFile(path="labels", field_ref=ObjectFieldSelector(field_path="metadata.labels"))
@@ -392,6 +543,93 @@ def test_a_volume_beyond_its_limit_is_told_as_long_as_it_is() -> None:
     assert [(one.uid, one.volume, one.message) for one in told] == [
         (uid, "small", 'Usage of EmptyDir volume "small" exceeds the limit "100Ki". ')
     ] * 2
+
+
+class BrokenStore(Store):
+    """A store that unexpectedly fails, so many times."""
+
+    failures = 0
+
+    async def get(self, kind: type[K], name: str, namespace: str = "") -> K:
+        if self.failures:
+            self.failures -= 1
+            raise RuntimeError("a bug")
+        return await super().get(kind, name, namespace)
+
+
+def test_after_an_unexpected_failure_volumes_are_still_refreshed() -> None:
+    async def scenario() -> None:
+        store = BrokenStore()
+        store.config_map("settings", colour="blue")
+        volumes = HostVolumes(root, store, refresh_seconds=EAGER)
+        path = (await volumes.mount(pod_with(SETTINGS)))["settings"]
+        running = asyncio.create_task(volumes.run())
+        store.failures = 2
+        store.config_map("settings", colour="red")
+        while content(path) != {"colour": "red"}:
+            await asyncio.sleep(0.005)
+        assert store.failures == 0
+        running.cancel()
+        await asyncio.wait([running])
+
+    with house() as root:
+        run(scenario())
+
+
+@pytest.mark.parametrize("error", [TryLater("not now"), RuntimeError("a bug")], ids=["trouble", "a bug"])
+def test_after_a_failure_volumes_are_still_measured(error: Exception) -> None:
+    failures, told = [error, error], asyncio.Event()
+
+    def over_use(found: OverUse) -> None:
+        if failures:
+            raise failures.pop()
+        told.set()
+
+    async def scenario() -> None:
+        volume = Volume(name="small", empty_dir=EmptyDirVolumeSource(size_limit="1Ki"))
+        volumes = HostVolumes(root, stored(), over_use=over_use, measure_seconds=EAGER)
+        Path((await volumes.mount(pod_with(volume)))["small"], "file").write_bytes(b"x" * 5_000)
+        running = asyncio.create_task(volumes.run())
+        await told.wait()
+        running.cancel()
+        await asyncio.wait([running])
+
+    with house() as root:
+        run(scenario())
+
+
+def test_a_pod_that_is_unmounted_while_it_is_measured_is_not_told_of() -> None:
+    told: list[OverUse] = []
+
+    async def scenario() -> None:
+        volume = Volume(name="small", empty_dir=EmptyDirVolumeSource(size_limit="1Ki"))
+        volumes = HostVolumes(root, stored(), over_use=told.append)
+        pod = pod_with(volume)
+        Path((await volumes.mount(pod))["small"], "file").write_bytes(b"x" * 5_000)
+        measuring = asyncio.create_task(volumes.measure())
+        await asyncio.sleep(0)  # the files are being looked at
+        removing = asyncio.create_task(volumes.unmount(uid_of(pod)))
+        await asyncio.sleep(0)
+        await asyncio.gather(measuring, removing)
+        assert told == []
+
+    with house() as root:
+        run(scenario())
+
+
+def test_objects_of_a_pod_that_was_unmounted_are_not_read_any_more() -> None:
+    async def scenario() -> None:
+        store = stored()
+        volumes = HostVolumes(root, store)
+        pod = pod_with(SETTINGS)
+        await volumes.mount(pod)
+        await volumes.unmount(uid_of(pod))
+        store.reads = 0
+        await volumes.refresh()
+        assert store.reads == 0
+
+    with house() as root:
+        run(scenario())
 
 
 def pods_of(count: int) -> list[Pod]:

@@ -1,9 +1,15 @@
 """Sub-paths for runtimes that take paths: bound to a place that no container reaches, and taken down again."""
 
 import os
-import threading
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import count, permutations
 from pathlib import Path
+from types import FrameType
+from typing import TypeVar
 
 import pytest
 
@@ -12,12 +18,15 @@ from podkeeper.model.k8s.core import EmptyDirVolumeSource, Volume
 from podkeeper.model.messages import PodUID
 from podkeeper.model.runtime_calls import Mount
 from podkeeper.volumes.atomic_writer import AtomicWriter, ProjectedFile
-from podkeeper.volumes.kernel import mounts_below
+from podkeeper.volumes.kernel import mounts_below, unmount
 from podkeeper.volumes.manager import HostVolumes
+from podkeeper.volumes.subpath import open_subpath
 from podkeeper.volumes.subpath_mounts import bind_subpath
 from tests.volumes.volume_house import Store, house, mode_of, needs_mounts, pod_with, run, uid_of
 
 pytestmark = needs_mounts
+
+T = TypeVar("T")
 
 
 def data(path: Path, sub_path: str) -> Mount:
@@ -129,36 +138,102 @@ def test_a_link_that_is_planted_after_the_look_shows_nothing_new() -> None:
             bind(root, volume, "dir", 1)
 
 
-def test_an_attacker_that_swaps_all_the_time_never_sees_what_is_outside() -> None:
+class Swap:
+    """Swaps something in a volume right before the n-th call of a function of `os` that is written in C.
+
+    To be set as the profile function of the thread, which is called at every such call.
+    """
+
+    def __init__(self, act: Callable[[], None], moment: int) -> None:
+        self._act = act
+        self._left = moment
+        self.done = False
+
+    def __call__(self, frame: FrameType, event: str, function: object) -> None:
+        if event != "c_call" or self.done or getattr(function, "__module__", "") != "posix":
+            return
+        self._left -= 1
+        if self._left < 0:
+            self.done = True
+            self._act()
+
+
+def clear(place: Path) -> None:
+    with suppress(FileNotFoundError):
+        if place.is_symlink() or place.is_file():
+            place.unlink()
+        else:
+            shutil.rmtree(place)
+
+
+def fill(place: Path, what: str) -> None:
+    """Let a place be a directory, a link that leads out, one that stays inside, a file, or nothing."""
+    clear(place)
+    match what:
+        case "directory":
+            (place / "y").mkdir(parents=True)
+            (place / "mine").write_text("z")
+        case "link out":
+            os.symlink("../outside", place)
+        case "absolute link out":
+            os.symlink(place.parent.parent / "outside", place)
+        case "link inside":
+            os.symlink("dir", place)
+        case "file":
+            place.write_text("z")
+
+
+KINDS = ("directory", "link out", "absolute link out", "link inside", "file", "nothing")
+
+
+def swapped(place: Path, before: str, after: str, work: Callable[[], T]) -> Iterator[tuple[int, T | None]]:
+    """Do something again and again while a place changes, at another moment each time; None: it was refused."""
+    for moment in count():
+        fill(place, before)
+        swap = Swap(lambda: fill(place, after), moment)
+        result = None
+        sys.setprofile(swap)
+        try:
+            result = work()
+        except (NotConfigurable, OSError):
+            pass
+        finally:
+            sys.setprofile(None)
+        yield moment, result
+        if not swap.done:  # the work is over before that moment
+            return
+
+
+@pytest.mark.parametrize("sub_path", ["x", "x/y"])
+def test_an_attacker_that_swaps_at_any_moment_has_nothing_outside_opened(sub_path: str) -> None:
+    opened_paths: Counter[str] = Counter()
     with house() as root:
         volume = volume_in(root)
-        done = threading.Event()
+        for before, after in permutations(KINDS, 2):
+            for moment, held in swapped(volume / "x", before, after, lambda: open_subpath(str(volume), sub_path)):
+                if held is None:
+                    opened_paths["none"] += 1
+                    continue
+                path = os.readlink(f"/proc/self/fd/{held}")
+                os.close(held)
+                assert path.startswith(f"{os.path.realpath(volume)}/"), (before, after, moment)
+                opened_paths["some"] += 1
+            assert os.listdir(root / "outside") == ["secret"], (before, after)
+    assert min(opened_paths["some"], opened_paths["none"]) > 50
 
-        def swap() -> None:
-            while not done.is_set():
-                with suppress(OSError):
-                    os.mkdir(volume / "x")
-                with suppress(OSError):
-                    os.rmdir(volume / "x")
-                with suppress(OSError):
-                    os.symlink(root / "outside", volume / "x")
-                with suppress(OSError):
-                    os.unlink(volume / "x")
 
-        attacker = threading.Thread(target=swap)
-        attacker.start()
-        seen: list[str] = []
-        bound = 0
-        try:
-            for _ in range(150):
-                with suppress(NotConfigurable, OSError):
-                    seen += os.listdir(bind(root, volume, "x"))
-                    bound += 1
-        finally:
-            done.set()
-            attacker.join()
-        assert "secret" not in seen
-        assert bound > 0
+@pytest.mark.parametrize("before, after", [("directory", "absolute link out"), ("link out", "directory")])
+def test_an_attacker_that_swaps_at_any_moment_never_sees_what_is_outside(before: str, after: str) -> None:
+    ends: Counter[str] = Counter()
+    with house() as root:
+        volume = volume_in(root)
+        for moment, shown in swapped(volume / "x", before, after, lambda: bind(root, volume, "x")):
+            ends["refused" if shown is None else "bound"] += 1
+            assert shown is None or "secret" not in os.listdir(shown), moment
+            for path in mounts_below(str(root)):
+                unmount(path)
+        assert os.listdir(root / "outside") == ["secret"]
+    assert min(ends["bound"], ends["refused"]) > 0
 
 
 NAMES = {"a volume": ("..", "web"), "a container": ("data", "a/b"), "nothing": ("data", "")}

@@ -3,13 +3,15 @@
 import asyncio
 import os
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import pytest
 
 from podkeeper.model.errors import CallTimedOut
-from podkeeper.volumes.threads import AT_ONCE, Threads
+from podkeeper.volumes.threads import AT_ONCE, SLOW_SECONDS, Threads
 from tests.volumes.volume_house import run
 
 
@@ -119,3 +121,81 @@ def test_whoever_is_cancelled_only_stops_waiting() -> None:
 
     run(scenario())
     assert log == ["at last", "second"]
+
+
+def test_however_many_wait_for_a_key_one_at_a_time_works() -> None:
+    at_work: list[int] = []
+    most = 0
+
+    def work(number: int) -> None:
+        nonlocal most
+        at_work.append(number)
+        most = max(most, len(at_work))
+        time.sleep(0.01)
+        at_work.remove(number)
+
+    async def scenario() -> None:
+        threads = Threads()
+        await asyncio.gather(*(threads.run("a", "work", partial(work, number)) for number in range(6)))
+
+    run(scenario())
+    assert most == 1
+
+
+def test_work_that_fails_gives_its_place_back_at_once() -> None:
+    def fail() -> None:
+        raise KeyError("x")
+
+    async def scenario() -> None:
+        threads = Threads(patience_seconds=SLOW_SECONDS * 0.9)
+        failed = await asyncio.gather(
+            *(threads.run(f"key {number}", "fail", fail) for number in range(AT_ONCE)), return_exceptions=True
+        )
+        assert [type(each) for each in failed] == [KeyError] * AT_ONCE
+        assert await threads.run("well", "be done", lambda: "done") == "done"  # before the slow ones make way
+
+    run(scenario())
+
+
+def test_whoever_is_cancelled_before_his_turn_leaves_nothing_in_the_way() -> None:
+    async def scenario() -> None:
+        with dead_server() as server:
+            threads = Threads()
+            asks = [asyncio.create_task(threads.run(f"hung {number}", "ask", server.ask)) for number in range(AT_ONCE)]
+            await asyncio.sleep(0)
+            cancelled = asyncio.create_task(threads.run("a", "wait for a place", lambda: "never"))
+            await asyncio.sleep(0)
+            cancelled.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await cancelled
+            server.answer(AT_ONCE)
+            await asyncio.gather(*asks)
+            assert await threads.run("a", "be done", lambda: "done") == "done"
+
+    run(scenario())
+
+
+def test_slow_work_gives_one_place_back_and_not_another_when_it_ends() -> None:
+    async def scenario() -> None:
+        with dead_server() as slow, dead_server() as server:
+            threads = Threads()
+            first = asyncio.create_task(threads.run("slow", "ask", slow.ask))
+            await asyncio.sleep(SLOW_SECONDS + 0.1)
+            slow.answer()
+            await first
+            begun: list[int] = []
+
+            def ask(number: int) -> None:
+                begun.append(number)
+                server.ask()
+
+            count = AT_ONCE + 2
+            asks = [
+                asyncio.create_task(threads.run(f"{number}", "ask", partial(ask, number))) for number in range(count)
+            ]
+            await asyncio.sleep(0.2)
+            assert len(begun) == AT_ONCE
+            server.answer(count)
+            await asyncio.gather(*asks)
+
+    run(scenario())

@@ -23,11 +23,27 @@ log = logging.getLogger(__name__)
 _NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
 
 
+class Durability:
+    """Asks the kernel to make files and directories durable. Tests pass a subclass that fails or cuts the power."""
+
+    def data(self, descriptor: int) -> None:
+        """Make the content of a file durable, and its size."""
+        os.fdatasync(descriptor)
+
+    def everything(self, descriptor: int) -> None:
+        """Make a new file, or the names in a directory, durable."""
+        os.fsync(descriptor)
+
+
+KERNEL = Durability()
+
+
 class JournalFile:
     """A file, how much of it is durable, and whether it is to be kept aside before it is replaced."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, durability: Durability = KERNEL) -> None:
         self.path = path
+        self._durability = durability
         self.size = 0  # so many bytes are durable, and ours
         self.damaged = False
         self._identity: tuple[int, int] | None = None  # of the file that `size` speaks of
@@ -50,7 +66,7 @@ class JournalFile:
         descriptor = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)
         try:
             os.ftruncate(descriptor, size)
-            os.fsync(descriptor)
+            self._durability.everything(descriptor)
         finally:
             os.close(descriptor)
         self.size = size
@@ -68,7 +84,7 @@ class JournalFile:
             if found.st_size > self.size:  # what an earlier try left
                 os.ftruncate(descriptor, self.size)
             _write_all(descriptor, records, self.size)
-            os.fdatasync(descriptor)
+            self._durability.data(descriptor)
         finally:
             os.close(descriptor)
         self.size += len(records)
@@ -76,7 +92,7 @@ class JournalFile:
 
     def rewrite(self, notes: Mapping[str, bytes]) -> None:
         """Replace the file by one that holds these notes. Until it is durable the old one stays."""
-        _make_directory(self.path.parent)
+        _make_directory(self.path.parent, self._durability)
         if self.damaged:
             self._keep_aside()
         data = encode_all(notes)
@@ -84,7 +100,7 @@ class JournalFile:
             descriptor = os.open(self._new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
             try:
                 _write_all(descriptor, data, 0)
-                os.fsync(descriptor)
+                self._durability.everything(descriptor)
                 identity = _identity(os.fstat(descriptor))
             finally:
                 os.close(descriptor)
@@ -93,7 +109,7 @@ class JournalFile:
             with contextlib.suppress(OSError):
                 os.unlink(self._new)  # on a full disk every byte counts
             raise
-        _sync_directory(self.path.parent)
+        _sync_directory(self.path.parent, self._durability)
         self._identity, self.size = identity, len(data)
 
     @property
@@ -112,7 +128,7 @@ class JournalFile:
         except OSError as error:
             if error.errno not in _NO_LINKS:
                 raise
-            _copy(self.path, aside)  # a file system without links
+            _copy(self.path, aside, self._durability)  # a file system without links
         self.damaged = False
         log.error("the damaged journal is kept as %s; remove it when nobody needs it any more", aside)
 
@@ -137,25 +153,25 @@ def advice(error: OSError, path: Path) -> str:
     return f"{(error.strerror or str(error)).lower()}; {what_to_do}"
 
 
-def make_ready(path: Path) -> None:
+def make_ready(path: Path, durability: Durability = KERNEL) -> None:
     """Make the directory of a journal."""
-    _make_directory(path.parent)
+    _make_directory(path.parent, durability)
 
 
-def _make_directory(path: Path) -> None:
+def _make_directory(path: Path, durability: Durability) -> None:
     """Make a directory and those above it, so that they are there after a power cut too."""
     if path.is_dir():
         return
-    _make_directory(path.parent)
+    _make_directory(path.parent, durability)
     with contextlib.suppress(FileExistsError):
         path.mkdir(mode=0o700)
-    _sync_directory(path.parent)
+    _sync_directory(path.parent, durability)
 
 
-def _sync_directory(path: Path) -> None:
+def _sync_directory(path: Path, durability: Durability) -> None:
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.fsync(descriptor)
+        durability.everything(descriptor)
     except OSError as error:
         if error.errno != errno.EINVAL:  # a file system that cannot, and does not need it
             raise
@@ -163,11 +179,11 @@ def _sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-def _copy(path: Path, copy: Path) -> None:
+def _copy(path: Path, copy: Path, durability: Durability) -> None:
     with open(path, "rb") as source, open(copy, "xb") as target:
         shutil.copyfileobj(source, target)
         target.flush()
-        os.fsync(target.fileno())
+        durability.everything(target.fileno())
 
 
 def _write_all(descriptor: int, data: bytes, offset: int) -> None:

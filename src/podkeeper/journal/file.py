@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from podkeeper.journal.disk import JournalFile, advice, make_ready
+from podkeeper.journal.disk import KERNEL, Durability, JournalFile, advice, make_ready
 from podkeeper.journal.errors import JournalUnusable
 from podkeeper.journal.lock import JournalLock
 from podkeeper.journal.records import HEADER, Damage, OtherVersion, Reading, encode, read, record_size
@@ -69,15 +69,22 @@ class FileJournal:
         self.rounds = 0  # how many times the disk was written and synced
 
     @classmethod
-    def open(cls, path: Path, *, spare_bytes: int = SPARE_BYTES, thread: "WriterThread | None" = None) -> "FileJournal":
+    def open(
+        cls,
+        path: Path,
+        *,
+        spare_bytes: int = SPARE_BYTES,
+        durability: Durability = KERNEL,
+        thread: "WriterThread | None" = None,
+    ) -> "FileJournal":
         """Open a journal, or begin one. Blocks while it reads the file. Raises JournalUnusable, JournalInUse."""
         try:
-            make_ready(path)
+            make_ready(path, durability)
             lock = JournalLock.take(path.with_name(path.name + ".lock"))
         except OSError as error:
             raise JournalUnusable(f"cannot open the journal {path}: {advice(error, path)}") from error
         try:
-            file = JournalFile(path)
+            file = JournalFile(path, durability)
             return cls(file, lock, _recovered(file), spare_bytes, thread)
         except OSError as error:
             lock.release()

@@ -17,7 +17,7 @@ import asyncio
 import hashlib
 import importlib
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit, urlunsplit
 
@@ -64,10 +64,12 @@ class HttpSource:
         period_seconds: float = PERIOD_SECONDS,
         report: Report | None = None,
         notes: ManifestNotes | None = None,
+        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
         """`objects` holds the node's config maps and secrets; None: it has none, and pods may not refer to any.
 
         `notes` keep what the URL held for the next life of the agent; None: nothing is kept.
+        `sleep` waits between two requests. Tests pass their own to see for how long.
         """
         if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
             raise BadInput(Problem(f"cannot fetch manifests from {_shown(url)!r}; http://HOST/PATH would be right"))
@@ -77,6 +79,7 @@ class HttpSource:
         self._clock = clock
         self._headers = _pairs(headers or {})
         self._period_seconds = period_seconds
+        self._sleep = sleep
         self._teller = StaticTeller(HTTP_SOURCE, objects, report, notes)
         self._etag = ""
         self._last: Found | None = None
@@ -108,7 +111,7 @@ class HttpSource:
         )
         async with session:
             while True:
-                await asyncio.sleep(await self._try(session, http.ClientError, tell))
+                await self._sleep(await self._try(session, http.ClientError, tell))
 
     async def _try(self, session: "aiohttp.ClientSession", client_error: type[Exception], tell: Tell) -> float:
         """Ask once and tell what is news. Returns how long to rest."""

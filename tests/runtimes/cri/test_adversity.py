@@ -186,6 +186,44 @@ def test_a_container_that_never_started_is_replaced_and_a_started_one_is_kept(ha
     run(scenario())
 
 
+@each_way_with_names
+def test_what_gives_way_to_a_container_is_of_its_own_name_and_attempt(hands_back: bool) -> None:
+    """The container before it has the logs and the exit code that people ask for, and its neighbour runs."""
+
+    async def scenario() -> None:
+        fake = runtime_that(hands_back=hands_back)
+        async with with_fake(fake) as runtime:
+            scene = Scene(runtime)
+            sandbox_id = await scene.sandbox()
+            before = await scene.create(sandbox_id, "sh", name="app", attempt=0)
+            await runtime.start_container(before)
+            fake.exit(before, 1)
+            neighbour = await scene.create(sandbox_id, "sh", name="proxy", attempt=1)
+            await runtime.start_container(neighbour)
+            in_the_way = await scene.create(sandbox_id, "sh", name="app", attempt=1)
+            made = await scene.create(sandbox_id, "sh", name="app", attempt=1)
+            assert list(fake.containers) == [before, neighbour, made]
+            assert in_the_way != made
+
+    run(scenario())
+
+
+@each_way_with_names
+def test_what_gives_way_to_a_sandbox_is_of_its_own_attempt(hands_back: bool) -> None:
+    async def scenario() -> None:
+        fake = runtime_that(hands_back=hands_back)
+        async with with_fake(fake) as runtime:
+            scene = Scene(runtime)
+            before = await scene.sandbox(attempt=0)
+            await runtime.stop_sandbox(before)
+            in_the_way = await scene.sandbox(attempt=1)
+            fake.sandboxes[in_the_way].state = cri.SANDBOX_NOTREADY
+            made = await scene.sandbox(attempt=1)
+            assert list(fake.sandboxes) == [before, made]
+
+    run(scenario())
+
+
 def test_a_container_that_somebody_saw_while_it_was_created_is_kept() -> None:
     async def scenario() -> None:
         fake = FakeCri()

@@ -91,6 +91,27 @@ def test_the_end_of_a_command_is_no_news() -> None:
     run(scenario())
 
 
+def test_the_end_of_a_command_is_not_taken_for_the_end_of_its_container() -> None:
+    async def scenario() -> None:
+        fake = with_containerds_stream()
+        async with with_fake(fake) as runtime:
+            scene = Scene(runtime)
+            container_id = await scene.start()
+            stream = runtime.events()
+            asked = fake.count("ContainerStatus")
+            await fake.tell(exit_of(container_id, "a-command"))
+            await asyncio.sleep(0.1)
+            assert fake.count("ContainerStatus") == asked  # there is nothing to confirm
+            fake.exit(container_id, 1)
+            await fake.tell(exit_of(container_id))
+            assert await first(stream) == (scene.uid, container_id, STOPPED)
+            await asyncio.sleep(0.1)
+            await fake.tell(told("/containers/delete", containerd_events.ContainerDelete(id=container_id)))
+            assert await first(stream) == (scene.uid, container_id, DELETED)  # and no second end before it
+
+    run(scenario())
+
+
 async def nothing_more(stream: AsyncIterator[RuntimeEvent]) -> None:
     """Nothing is told for longer than anything of ours is kept back."""
     with pytest.raises(TimeoutError):

@@ -19,6 +19,7 @@ from podkeeper.runtimes.cri.schema import cri
 from podkeeper.runtimes.cri.transport import Answer, GrpcTransport
 from tests.runtimes.cri.cri_node import PORT, CriNode
 from tests.runtimes.cri.scenes import Scene
+from tests.violations import violation
 
 
 class Canned:
@@ -34,7 +35,7 @@ class Canned:
         return self._answer
 
     def stream(self, method: str, request: Message, answer: type[Answer]) -> AsyncIterator[Answer]:
-        raise AssertionError("nobody asked for a stream")
+        raise violation("nobody asked for a stream")
 
     async def close(self) -> None:
         pass

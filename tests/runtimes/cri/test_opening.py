@@ -17,6 +17,7 @@ from podkeeper.runtimes.cri.schema import cri
 from podkeeper.runtimes.cri.transport import Answer, GrpcTransport, Unimplemented
 from tests.runtimes.cri.fake_server import FakeCri, served
 from tests.runtimes.cri.scenes import with_fake
+from tests.violations import violation
 
 
 class Scripted:
@@ -33,7 +34,7 @@ class Scripted:
         return said
 
     def stream(self, method: str, request: Message, answer: type[Answer]) -> AsyncIterator[Answer]:
-        raise AssertionError("who asks for a version does not listen")
+        raise violation("who asks for a version does not listen")
 
     async def close(self) -> None: ...
 

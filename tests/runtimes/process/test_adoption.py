@@ -3,6 +3,7 @@
 import asyncio
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 
 from podkeeper.model.probing import Exited
 from podkeeper.model.runtime import ContainerState
+from podkeeper.model.runtime_calls import RuntimeEventType
 from podkeeper.runtimes.process.keeper.files import read_json, write_json
 from podkeeper.runtimes.process.keepers import Patience
 from podkeeper.runtimes.process.runtime import ProcessRuntime
@@ -286,6 +288,39 @@ def test_a_keeper_that_is_silent_is_named_delays_nobody_and_comes_back(is_hung: 
                     os.kill(keeper, signal.SIGCONT)
                     await _until(lambda: _is_ready(silent, True))
                     await _until(lambda: _health_names(runtime, ""))
+                    await remove_all(runtime, root)
+            finally:
+                if is_alive(keeper):
+                    os.kill(keeper, signal.SIGCONT)
+
+    asyncio.run(act())
+
+
+def test_what_a_keeper_no_longer_has_is_gone_once_it_answers_again() -> None:
+    """While it is silent its files count, and may still have a container that it has just removed."""
+
+    async def act() -> None:
+        with home_directory() as root:
+            async with opened(root) as runtime:
+                scene = Scene(runtime)
+                container = await scene.start("sleep", "3600")
+                sandbox = (await scene.record()).sandboxes[0].id
+                keeper = keepers_of(root)[sandbox]
+            os.kill(keeper, signal.SIGSTOP)
+            try:
+                home = Path(root, "sandboxes", sandbox, "containers")
+                shutil.copytree(home / container, home / "removed")
+                async with opened(root, patience=Patience(silent_seconds=0.2, hung_seconds=60.0)) as runtime:
+                    scene.runtime = runtime
+                    assert {each.id for each in (await scene.record()).containers} == {container, "removed"}
+                    await _until(lambda: _health_names(runtime, str(scene.pod.metadata.name)))
+                    stream = runtime.events()
+                    os.kill(keeper, signal.SIGCONT)
+                    await _until(lambda: _health_names(runtime, ""))
+                    assert {each.id for each in (await scene.record()).containers} == {container}
+                    async with asyncio.timeout(PATIENCE_SECONDS):
+                        news = await anext(stream)
+                    assert (news.container_id, news.type) == ("removed", RuntimeEventType.DELETED)
                     await remove_all(runtime, root)
             finally:
                 if is_alive(keeper):

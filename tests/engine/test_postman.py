@@ -1,0 +1,142 @@
+"""The postman by itself: failures are retried, slots come back, and whoever drains waits for what is under way."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import pytest
+
+from podkeeper.engine.postman import Postman
+from podkeeper.model.errors import TryLater
+from podkeeper.testing.virtual_time import VirtualClock, simulate
+
+T = TypeVar("T")
+
+
+class Post:
+    """A postman, and deliveries that take a while or fail."""
+
+    def __init__(self, concurrency: int) -> None:
+        self.postman: Postman[str] = Postman(
+            clock=VirtualClock(), what="news of", concurrency=concurrency, lease_seconds=2
+        )
+        self.begun: list[tuple[float, str]] = []
+        self.ended: list[tuple[float, str]] = []
+        self.seconds: dict[str, float] = {}
+        self.failures: dict[str, list[Exception]] = {}
+
+    async def send(self, key: str) -> None:
+        self.begun.append((_now(), key))
+        await asyncio.sleep(self.seconds.get(key, 0))
+        if self.failures.get(key):
+            raise self.failures[key].pop()
+        self.ended.append((_now(), key))
+
+    def offer(self, *keys: str) -> None:
+        for key in keys:
+            self.postman.offer(key, key)
+
+
+def _now() -> float:
+    return round(asyncio.get_running_loop().time(), 6)
+
+
+def play(scenario: Callable[[Post], Awaitable[T]], concurrency: int = 4) -> T:
+    async def life() -> T:
+        post = Post(concurrency)
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(post.postman.run(post.send))
+            result = await scenario(post)
+            running.cancel()
+        return result
+
+    return simulate(life())[0]
+
+
+@pytest.mark.parametrize("error", [TryLater("no answer"), RuntimeError("a bug")], ids=["trouble", "a bug"])
+def test_a_delivery_that_failed_is_tried_again_without_another_offer(error: Exception) -> None:
+    async def scenario(post: Post) -> None:
+        post.failures["a"] = [error] * 3
+        post.offer("a")
+        await asyncio.sleep(60)
+        assert [key for _, key in post.begun] == ["a"] * 4
+        assert len(post.ended) == 1
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("error", [TryLater("no answer"), RuntimeError("a bug")], ids=["trouble", "a bug"])
+def test_a_delivery_that_failed_gives_its_slot_back_at_once(error: Exception) -> None:
+    async def scenario(post: Post) -> None:
+        post.failures["a"] = [error] * 3
+        post.offer("a", "b", "c")
+        await asyncio.sleep(0.1)
+        assert [key for _, key in post.ended] == ["b", "c"]
+
+    play(scenario, concurrency=1)
+
+
+def test_the_lease_of_a_delivery_ends_with_it_and_not_the_next_one() -> None:
+    async def scenario(post: Post) -> None:
+        post.offer("a")
+        await asyncio.sleep(1.5)
+        post.seconds["a"] = 10
+        post.offer("a")
+        await asyncio.sleep(0.25)
+        post.offer("b")
+        await asyncio.sleep(5)
+        assert post.begun == [(0, "a"), (1.5, "a"), (3.5, "b")]
+
+    play(scenario, concurrency=1)
+
+
+def test_what_is_offered_while_it_is_delivered_is_delivered_again() -> None:
+    async def scenario(post: Post) -> None:
+        post.seconds["a"] = 1
+        post.offer("a")
+        await asyncio.sleep(0.5)
+        post.offer("a")
+        await asyncio.sleep(5)
+        assert post.ended == [(1, "a"), (2, "a")]
+
+    play(scenario)
+
+
+def test_whoever_drains_waits_for_a_delivery_that_others_began() -> None:
+    async def scenario(post: Post) -> None:
+        post.seconds["a"] = 5
+        post.offer("a")
+        await asyncio.sleep(1)
+        async with asyncio.TaskGroup() as group:
+            drained = group.create_task(post.postman.drain(["a"], post.send))
+            for number in range(4):
+                await asyncio.sleep(0.5)
+                post.offer(f"other-{number}")
+            assert not drained.done()
+        assert _now() == 5
+        assert [key for _, key in post.begun].count("a") == 1
+
+    play(scenario)
+
+
+def test_whoever_drains_does_not_wait_for_a_retry() -> None:
+    async def scenario(post: Post) -> None:
+        post.failures["a"] = [TryLater("no answer")] * 3
+        post.offer("a", "b")
+        await post.postman.drain(["a", "b"], post.send)
+        assert _now() == 0
+        assert [key for _, key in post.ended] == ["b"]
+
+    play(scenario)
+
+
+def test_an_offer_that_is_taken_back_after_a_failure_is_not_tried_again() -> None:
+    async def scenario(post: Post) -> None:
+        post.failures["a"] = [TryLater("no answer")] * 3
+        post.offer("a")
+        await asyncio.sleep(0.1)
+        post.postman.forget("a")
+        await asyncio.sleep(60)
+        assert len(post.begun) == 1
+
+    play(scenario)
