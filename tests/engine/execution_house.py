@@ -30,6 +30,7 @@ from podkeeper.rules.dns import Lookup
 from podkeeper.rules.plan import compute_pod_actions
 from podkeeper.runtimes.fake import FakeRuntime, Operation
 from podkeeper.testing.fakes import FakeProber
+from podkeeper.testing.port_calls import PortCalls
 from podkeeper.testing.virtual_time import VirtualClock
 
 UID = PodUID("uid-web")
@@ -89,10 +90,16 @@ def sleep(seconds: int) -> LifecycleHandler:
 class House:
     """Everything that executes plans, over a fake runtime."""
 
-    def __init__(self, objects: Reader | None = None, lookup: Callable[[Pod], Awaitable[Lookup]] | None = None) -> None:
+    def __init__(
+        self,
+        objects: Reader | None = None,
+        lookup: Callable[[Pod], Awaitable[Lookup]] | None = None,
+        calls: PortCalls | None = None,
+    ) -> None:
         self.clock = VirtualClock()
         self.fake = FakeRuntime(self.clock)
-        self.guard = GuardedRuntime(self.fake, clock=self.clock)
+        watched = self.fake if calls is None else calls.watch("runtime", self.fake)
+        self.guard = GuardedRuntime(watched, clock=self.clock)
         self.background = Background()
         self.prober = FakeProber()
         self.restarts, self.pulls = BackoffTable(), BackoffTable()
@@ -189,10 +196,12 @@ class House:
 
 @asynccontextmanager
 async def house(
-    objects: Reader | None = None, lookup: Callable[[Pod], Awaitable[Lookup]] | None = None
+    objects: Reader | None = None,
+    lookup: Callable[[Pod], Awaitable[Lookup]] | None = None,
+    calls: PortCalls | None = None,
 ) -> AsyncIterator[House]:
     """A house that is lived in."""
-    built = House(objects, lookup)
+    built = House(objects, lookup, calls)
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(built.guard.run()), group.create_task(built.background.run())]
         try:
