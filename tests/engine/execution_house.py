@@ -27,7 +27,7 @@ from podkeeper.model.runtime import ContainerState, PodRecord
 from podkeeper.ports.api import Reader
 from podkeeper.rules.backoff import BackoffTable
 from podkeeper.rules.dns import Lookup
-from podkeeper.rules.plan import compute_pod_actions
+from podkeeper.rules.plan import PodActions, compute_pod_actions
 from podkeeper.runtimes.fake import FakeRuntime, Operation
 from podkeeper.testing.fakes import FakeProber
 from podkeeper.testing.port_calls import PortCalls
@@ -113,7 +113,7 @@ class House:
             runtime=self.guard, clock=self.clock, record=self._record, spawn=spawn, pulls=self.pulls
         )
         self.stopper = PodStopper(runtime=self.guard, hooks=hooks, clock=self.clock, record=self._record, spawn=spawn)
-        starter = ContainerStarter(
+        self.starter = ContainerStarter(
             runtime=self.guard,
             images=self.images,
             hooks=hooks,
@@ -128,7 +128,7 @@ class House:
         )
         self.executor = PlanExecutor(
             runtime=self.guard,
-            starter=starter,
+            starter=self.starter,
             stopper=self.stopper,
             record=self._record,
             host_ips=lambda: ("192.0.2.1",),
@@ -150,6 +150,11 @@ class House:
         record = await self.look(PodUID(of.metadata.uid or ""))
         actions = compute_pod_actions(of, record, {}, {})
         await self.executor.execute(of, record, actions, mounts=mounts or {}, cgroup_parent="/pods", pull_secrets=())
+
+    def plan_is_empty(self, of: Pod, record: PodRecord) -> bool:
+        """Whether a sync would find nothing to do."""
+        actions = compute_pod_actions(of, record, {}, {})
+        return actions == PodActions(sandbox_id=actions.sandbox_id, attempt=actions.attempt)
 
     async def try_sync(self, of: Pod) -> Sequence[Exception]:
         """One pass, and what it raised."""
