@@ -347,7 +347,9 @@ class PodSyncer:
         if not self._probes.view(uid).workers and _runs_probed(pod, record):
             # A restarted agent finds it so: a container whose probe nobody knows yet would count as one without.
             self._probes.add_pod(pod)
-        probes = self._probes.view(uid)
+        # What the status is made from. Read here and not when the sync turns out quiet: both may change at the awaits
+        # in between, and then the next sync must not take the published status for the latest one.
+        probes, node = self._probes.view(uid), self._node()
         status = self._publish(pod, record)
         if is_terminal(status.phase):
             return _Round.ENDED
@@ -367,7 +369,7 @@ class PodSyncer:
         if not _has_work(actions):
             published = self._statuses.get_pod_status(uid)
             if published is not None and published is before and (mirror_pod is not None or not is_static_pod(pod)):
-                self._quiet[uid] = _Quiet(pod, mirror_pod, record, published, probes, self._node())
+                self._quiet[uid] = _Quiet(pod, mirror_pod, record, published, probes, node)
             return _Round.DONE
         if actions.create_sandbox and self._predecessors is not None and is_static_pod(pod):
             await self._predecessors.end(pod)
