@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from podkeeper.engine.syncer import PodSyncer
 from podkeeper.model.errors import GiveUp, NotFound, RuntimeUnavailable, TryLater
 from podkeeper.model.k8s.core import Pod
-from podkeeper.model.messages import FILE_SOURCE
+from podkeeper.model.messages import FILE_SOURCE, ProbeKind, ProbeResult
 from podkeeper.model.runtime import ContainerState, PodRecord
 from podkeeper.rules.keyring import PullSecret
 from podkeeper.rules.plan import PodActions
@@ -146,7 +146,12 @@ def change_node(stage: Stage) -> None:
 
 
 def change_probes(stage: Stage) -> None:
-    stage.probe_view = ProbeView(agent_started=BEGINNING)
+    """The container is not ready any more."""
+    stage.probe_view = ProbeView(
+        agent_started=BEGINNING,
+        readiness={"fake://c1": ProbeResult.FAILURE},
+        workers=frozenset({("app", ProbeKind.READINESS)}),
+    )
 
 
 def restart_container(stage: Stage) -> None:
@@ -159,9 +164,16 @@ def fail_start(stage: Stage) -> None:
     stage.failures = {"app": StartFailure("RunContainerError", "cannot start")}
 
 
+def overwrite_status(stage: Stage) -> None:
+    """Another module changes the published status, as the status manager does with a readiness flag."""
+    if stage.published is not None:
+        stage.published = replace(stage.published, host_ip="198.51.100.1")
+
+
 EVENTS: dict[str, Event[Stage]] = {
     "the node's address changes": change_node,
     "a probe has another result": change_probes,
+    "the status is changed by another": overwrite_status,
     "a container was restarted": restart_container,
     "a container could not start": fail_start,
 }
