@@ -107,8 +107,8 @@ class House:
         self.ready: list[PodRecord] = []
         self.ended: dict[str, tuple[float, int]] = {}  # as `note_exits` last found them
         self.claimed: list[tuple[PodUID, str, str]] = []
-        hooks = HookRunner(commands=self.guard, prober=self.prober, record=self._record, version="1.36")
-        spawn = self.background.spawn
+        self.hooks = HookRunner(commands=self.guard, prober=self.prober, record=self._record, version="1.36")
+        hooks, spawn = self.hooks, self.background.spawn
         self.images = ImageManager(
             runtime=self.guard, clock=self.clock, record=self._record, spawn=spawn, pulls=self.pulls
         )
