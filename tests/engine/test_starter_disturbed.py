@@ -1,15 +1,15 @@
 """Starting one container, and its hooks, with an event at every await and a failure of every call."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 
 import pytest
 from msgspec.structs import replace
 
 from podkeeper.engine.hooks import HookRunner
-from podkeeper.model.errors import NotFound, TryLater
+from podkeeper.model.errors import AgentError, NotFound, TryLater
 from podkeeper.model.k8s.core import (
     ConfigMap,
     ConfigMapEnvSource,
@@ -22,6 +22,7 @@ from podkeeper.model.k8s.core import (
 from podkeeper.model.k8s.meta import ObjectMeta
 from podkeeper.model.runtime import ContainerState
 from podkeeper.model.runtime_calls import SandboxConfig
+from podkeeper.rules.hooks import POST_START_ERROR
 from podkeeper.rules.plan.place import Place
 from podkeeper.testing.failures import fail_each_call
 from podkeeper.testing.fakes import FakeProber
@@ -37,18 +38,30 @@ APP: Container = replace(container("web", post_start=command("hello")), env_from
 WEB: Pod = pod(APP)
 
 
+@contextmanager
+def contract_of(words: str) -> Iterator[None]:
+    try:
+        yield
+    except AgentError as error:
+        raise AssertionError(f"{words}, and does not raise {error!r}") from error
+
+
 @dataclass
 class Stage:
     home: House
-    sandbox_id: str
+    sandbox_id: str = ""
+    container_id: str = ""
 
     async def start(self) -> None:
         """What a sync does: nothing if the container runs, else another try."""
         if self.running():
             return
         place = Place(sandbox_id=self.sandbox_id, pod_ips=("10.0.0.1",), volumes={}, pull_secrets=())
-        trouble = await self.home.starter.start(WEB, APP, await self.home.look(), place)
+        record = await self.home.look()
+        with contract_of("a start returns why it failed"):
+            trouble = await self.home.starter.start(WEB, APP, record, place)
         if trouble is not None:
+            assert trouble.failure.reason != POST_START_ERROR or not self.running(), "its hook failed, and it runs on"
             raise trouble.error("web")
 
     def running(self) -> list[str]:
@@ -112,7 +125,7 @@ def test_every_call_of_a_start_fails_once() -> None:
     "hook", [command("hello"), LifecycleHandler(http_get=HTTPGetAction(path="/", port=80, host="192.0.2.7"))]
 )
 def test_every_call_of_a_hook_fails_once(hook: LifecycleHandler) -> None:
-    """A hook reports what the contract allows as its failure, and raises everything else."""
+    """A hook returns the errors that the contract allows as its failure, and raises everything else."""
 
     @asynccontextmanager
     async def running(calls: PortCalls) -> AsyncIterator[Stage]:
@@ -125,10 +138,11 @@ def test_every_call_of_a_hook_fails_once(hook: LifecycleHandler) -> None:
                 record=lambda event, about: None,
                 version="1.36",
             )
-            yield Stage(home, (await home.look()).containers[0].id)
+            yield Stage(home, container_id=(await home.look()).containers[0].id)
 
     async def execute(stage: Stage) -> None:
-        failure = await stage.home.hooks.execute(hook, WEB, APP, stage.sandbox_id, "10.0.0.1", 10)
+        with contract_of("a hook returns why it failed"):
+            failure = await stage.home.hooks.execute(hook, WEB, APP, stage.container_id, "10.0.0.1", 10)
         if failure is not None:
             raise TryLater(failure)
 
