@@ -72,18 +72,18 @@ async def stage(calls: PortCalls) -> AsyncIterator[Stage]:
 
     def refresh(uid: PodUID, since: float) -> None:
         """An inspection ends some callbacks later, as PLEG's do."""
-        stage.refreshes += 1
+        made.refreshes += 1
         if uid == WEB:
-            loop.call_later(1, stage.answer, lambda cache: cache.set(uid, seen(NEW), NEW))
+            loop.call_later(1, made.answer, lambda cache: cache.set(uid, seen(NEW), NEW))
         else:
-            loop.call_later(1, stage.cache.set, uid, seen(NEW, uid), NEW)
+            loop.call_later(1, made.cache.set, uid, seen(NEW, uid), NEW)
 
-    stage = Stage(PodCache(refresh=refresh), 0)
-    stage.cache.set(WEB, seen(3), 3)
-    stage.read_beside()
+    made = Stage(PodCache(refresh=refresh), 0)
+    made.cache.set(WEB, seen(3), 3)
+    made.read_beside()
     for number in range(4):  # moments while all readers wait
         loop.call_later(0.2 * number + 0.1, lambda: None)
-    yield stage
+    yield made
 
 
 EVENTS: dict[str, Event[Stage]] = {

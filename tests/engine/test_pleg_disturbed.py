@@ -135,7 +135,7 @@ LOST: dict[str, Event[Stage]] = {
 }
 
 
-@pytest.mark.parametrize("run", [exit_, remove, break_stream, Stage.inspect])
+@pytest.mark.parametrize("run", [exit_, break_stream, Stage.inspect])
 def test_what_is_announced_is_seen_at_once(run: Callable[[Stage], Awaitable[None]]) -> None:
     operation = Operation(
         stage=stage_with(WEB, DB),
@@ -148,7 +148,7 @@ def test_what_is_announced_is_seen_at_once(run: Callable[[Stage], Awaitable[None
     interleave(operation, ANNOUNCED, cancel=run is Stage.inspect)
 
 
-@pytest.mark.parametrize("run", [start, exit_, break_stream, Stage.inspect])
+@pytest.mark.parametrize("run", [break_stream, Stage.inspect])
 def test_what_is_not_announced_is_seen_by_the_next_relist(run: Callable[[Stage], Awaitable[None]]) -> None:
     operation = Operation(
         stage=stage_with(WEB, DB),

@@ -89,11 +89,9 @@ def stage_of(of: Pod, behaviour: Behaviour) -> Callable[[PortCalls], AbstractAsy
 
 ACCIDENTS: dict[str, Event[Stage]] = {
     "the app exits": lambda stage: stage.home.fake.end_container(UID, "web", 1),
-    "the sidecar exits": lambda stage: stage.home.fake.end_container(UID, "mesh", 1),
     "the sandbox dies": lambda stage: stage.home.fake.kill_sandbox(UID),
 }
 KILLS: dict[str, Event[Stage]] = {
-    "the same kill": Stage.kill,
     "a kill with a short grace": lambda stage: stage.kill(SHORT),
     "one container is killed": Stage.kill_one,
 }

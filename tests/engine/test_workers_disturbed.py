@@ -191,7 +191,6 @@ EVENTS: dict[str, Event[Node]] = {
     "an update": lambda node: node.tell(change(V1)),
     "a sync": lambda node: node.workers.update_pod(again(node.wanted.get(WEB, V0))),
     "the deletion": lambda node: node.tell(change(DELETED)),
-    "a kill": lambda node: node.kill_with_signal(KillOptions()),
     "a kill with a short grace": lambda node: node.kill_with_signal(KillOptions(grace_override_seconds=2)),
     "an eviction": lambda node: node.kill_with_signal(KillOptions(evict=True)),
     "another pod": lambda node: node.tell(create(pod("db"))),
