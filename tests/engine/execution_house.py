@@ -29,9 +29,10 @@ from podkeeper.model.runtime import ContainerState, PodRecord
 from podkeeper.ports.api import Reader
 from podkeeper.rules.backoff import BackoffTable
 from podkeeper.rules.dns import Lookup
-from podkeeper.rules.plan import compute_pod_actions
+from podkeeper.rules.plan import PodActions, compute_pod_actions
 from podkeeper.runtimes.fake import FakeRuntime, Operation
 from podkeeper.testing.fakes import FakeProber
+from podkeeper.testing.port_calls import PortCalls
 from podkeeper.testing.virtual_time import VirtualClock
 
 UID = PodUID("uid-web")
@@ -91,10 +92,16 @@ def sleep(seconds: int) -> LifecycleHandler:
 class House:
     """Everything that executes plans, over a fake runtime."""
 
-    def __init__(self, objects: Reader | None = None, lookup: Callable[[Pod], Awaitable[Lookup]] | None = None) -> None:
+    def __init__(
+        self,
+        objects: Reader | None = None,
+        lookup: Callable[[Pod], Awaitable[Lookup]] | None = None,
+        calls: PortCalls | None = None,
+    ) -> None:
         self.clock = VirtualClock()
         self.fake = FakeRuntime(self.clock)
-        self.guard = GuardedRuntime(self.fake, clock=self.clock)
+        watched = self.fake if calls is None else calls.watch("runtime", self.fake)
+        self.guard = GuardedRuntime(watched, clock=self.clock)
         self.background = Background()
         self.prober = FakeProber()
         self.restarts, self.pulls = (
@@ -104,13 +111,13 @@ class House:
         self.ready: list[PodRecord] = []
         self.ended: dict[str, tuple[float, int]] = {}  # as `note_exits` last found them
         self.claimed: list[tuple[PodUID, str, str]] = []
-        hooks = HookRunner(commands=self.guard, prober=self.prober, record=self._record, version="1.36")
-        spawn = self.background.spawn
+        self.hooks = HookRunner(commands=self.guard, prober=self.prober, record=self._record, version="1.36")
+        hooks, spawn = self.hooks, self.background.spawn
         self.images = ImageManager(
             runtime=self.guard, clock=self.clock, record=self._record, spawn=spawn, pulls=self.pulls
         )
         self.stopper = PodStopper(runtime=self.guard, hooks=hooks, clock=self.clock, record=self._record, spawn=spawn)
-        starter = ContainerStarter(
+        self.starter = ContainerStarter(
             runtime=self.guard,
             images=self.images,
             hooks=hooks,
@@ -125,7 +132,7 @@ class House:
         )
         self.executor = PlanExecutor(
             runtime=self.guard,
-            starter=starter,
+            starter=self.starter,
             stopper=self.stopper,
             record=self._record,
             host_ips=lambda: ("192.0.2.1",),
@@ -147,6 +154,11 @@ class House:
         record = await self.look(PodUID(of.metadata.uid or ""))
         actions = compute_pod_actions(of, record, {}, {})
         await self.executor.execute(of, record, actions, mounts=mounts or {}, cgroup_parent="/pods", pull_secrets=())
+
+    def plan_is_empty(self, of: Pod, record: PodRecord) -> bool:
+        """Whether a sync would find nothing to do."""
+        actions = compute_pod_actions(of, record, {}, {})
+        return actions == PodActions(sandbox_id=actions.sandbox_id, attempt=actions.attempt)
 
     async def try_sync(self, of: Pod) -> Sequence[Exception]:
         """One pass, and what it raised."""
@@ -193,10 +205,12 @@ class House:
 
 @asynccontextmanager
 async def house(
-    objects: Reader | None = None, lookup: Callable[[Pod], Awaitable[Lookup]] | None = None
+    objects: Reader | None = None,
+    lookup: Callable[[Pod], Awaitable[Lookup]] | None = None,
+    calls: PortCalls | None = None,
 ) -> AsyncIterator[House]:
     """A house that is lived in."""
-    built = House(objects, lookup)
+    built = House(objects, lookup, calls)
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(built.guard.run()), group.create_task(built.background.run())]
         try:

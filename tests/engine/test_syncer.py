@@ -383,3 +383,16 @@ def test_a_quiet_pod_is_left_alone() -> None:
         assert isinstance(node.workers.state(uid(web)), Syncing)
 
     in_small_node(scenario)
+
+
+def test_a_start_that_took_effect_without_an_answer_is_no_failure() -> None:
+    async def scenario(node: SmallNode) -> None:
+        web = pod("web")
+        node.runtime.faults.lose_answer("start_container", uid(web))
+        node.add(web)
+        await asyncio.sleep(30)
+        assert started(node, web) == [(0.0, "app")]
+        assert node.container_status(web).state.running is not None
+        assert node.executor.failures_of(uid(web)) == {}
+
+    in_small_node(scenario)

@@ -174,6 +174,9 @@ class World:
     def failures_of(self, uid: PodUID) -> Mapping[str, StartFailure]:
         return self.failures
 
+    def clear_failures(self, record: PodRecord) -> None:
+        assert record.uid == uid(WEB)
+
     async def kill_pod(self, pod: Pod, record: PodRecord, grace_seconds: int | None) -> None:
         self.step(f"kill {grace_seconds}")
         self.seen = self.after_kill

@@ -7,17 +7,27 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from podkeeper.engine.workers import Observer, PodWorkers
+from podkeeper.model.errors import GiveUp, NetworkNotReady, RuntimeUnavailable, TryLater
 from podkeeper.model.k8s.core import Container, Pod, PodSpec, PodStatus
 from podkeeper.model.k8s.meta import ObjectMeta
 from podkeeper.model.messages import API_SOURCE, CONFIG_SOURCE_ANNOTATION, FILE_SOURCE, PodEvent, PodUID
 from podkeeper.model.runtime import PodRecord
 from podkeeper.rules.worker.updates import KillOptions, StatusFunction, Update, UpdateType
+from podkeeper.testing.port_calls import PortCalls
 from podkeeper.testing.virtual_time import VirtualClock
 
 WEB, DB = PodUID("web"), PodUID("db")
 ALL_THE_WAY = ["sync_pod", "sync_terminating_pod", "sync_terminated_pod"]
 
 Behaviour = Callable[[], Awaitable[object]]
+
+SYNCER_ERRORS = {
+    "sync_pod": (TryLater, NetworkNotReady, GiveUp),
+    "sync_terminating_pod": (TryLater,),
+    "sync_terminating_runtime_pod": (TryLater,),
+    "sync_terminated_pod": (TryLater,),
+}
+CACHE_ERRORS = {"get_newer_than": (RuntimeUnavailable,)}
 
 
 def pod(
@@ -200,6 +210,7 @@ class House:
     on_note: Callable[[PodUID, str, str], None] = field(default=lambda uid, what, detail: None)
     notes: list[tuple[PodUID, str, str]] = field(default_factory=list)
     observer: Observer | None = None
+    calls: PortCalls | None = None
     workers: PodWorkers = field(init=False)
     running: asyncio.Task[None] | None = None
 
@@ -212,8 +223,8 @@ class House:
             return last
 
         self.workers = PodWorkers(
-            syncer=self.syncer,
-            cache=self.cache,
+            syncer=self.syncer if self.calls is None else self.calls.watch("syncer", self.syncer, SYNCER_ERRORS),
+            cache=self.cache if self.calls is None else self.calls.watch("cache", self.cache, CACHE_ERRORS),
             enqueue=self._enqueue,
             record=self._record,
             clock=clock,

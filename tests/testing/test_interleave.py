@@ -158,6 +158,34 @@ def test_an_event_that_raises_a_bug_is_reported() -> None:
         interleave(adding(), {"a bug": fail}, cancel=False)
 
 
+def test_an_error_in_a_callback_is_reported() -> None:
+    async def call_later(stage: Stage) -> None:
+        asyncio.get_running_loop().call_soon(lambda: 1 // stage.bank.stored)
+        await asyncio.sleep(1)
+
+    with pytest.raises(AssertionError, match="ZeroDivisionError"):
+        interleave(operation("", call_later), {"money arrives": lambda stage: stage.account.add(7)}, cancel=False)
+
+
+def test_only_the_calls_of_the_operation_fail() -> None:
+    @asynccontextmanager
+    async def stage(calls: PortCalls) -> AsyncIterator[Stage]:
+        bank = calls.watch("bank", Bank(), BANK_ERRORS)
+        await bank.save(1)
+        yield Stage(bank, Account(bank, ""))
+
+    async def add_again(stage: Stage) -> None:
+        await stage.account.add(7)
+
+    adding = Operation(
+        stage=stage,
+        run=lambda stage: stage.account.save_until_it_works(5),
+        state=lambda stage: stage.bank.stored,
+        afterwards=add_again,
+    )
+    assert fail_each_call(adding).places == 1
+
+
 def test_every_call_fails_with_every_error_on_both_sides() -> None:
     explored = fail_each_call(operation("", lambda stage: stage.account.save_until_it_works(5)), unexpected=False)
     assert (explored.places, explored.runs) == (1, 2)

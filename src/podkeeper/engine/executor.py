@@ -5,7 +5,8 @@
 
 In: a pod, its record, a plan (`rules.plan`), and what the pod stands on. Out: a pod one step nearer to its spec; then
 everything that went wrong, as one exception group, so that one container's failure keeps no other from starting. Why
-a container could not start is kept for its status until a start succeeds (`failures_of`).
+a container could not start is kept for its status until a start succeeds (`failures_of`) or the container is seen
+running (`clear_failures`).
 
 Containers of one pod start one after the other, in the order of the spec: people rely on a postStart hook that holds
 up the next container. A cancelled execution ends with the step that is under way and begins no other. Nothing that
@@ -21,7 +22,7 @@ from typing import Final, Protocol
 from podkeeper.model.errors import TryLater
 from podkeeper.model.k8s.core import Container, EphemeralContainer, Pod
 from podkeeper.model.messages import EventType, PodEvent, PodUID
-from podkeeper.model.runtime import PodRecord
+from podkeeper.model.runtime import ContainerState, PodRecord
 from podkeeper.model.runtime_calls import Dns, SandboxConfig
 from podkeeper.rules.collect import Garbage, all_garbage_of, all_init_containers, garbage_of, old_init_containers
 from podkeeper.rules.container_events import Reason
@@ -205,6 +206,15 @@ class PlanExecutor:
     def failures_of(self, uid: PodUID) -> Mapping[str, StartFailure]:
         """Why containers of a pod could not be started, by name; another mapping whenever something changes."""
         return self._failures.get(uid, _NONE)
+
+    def clear_failures(self, record: PodRecord) -> None:
+        """Drop the start failures of containers that run."""
+        # A start whose answer was lost counts as failed, and may have taken effect. No other start of the container
+        # follows, so the failure would stay, and hide the container's next exit in the pod's status.
+        uid = PodUID(record.uid)
+        for found in record.containers if uid in self._failures else ():
+            if found.state is ContainerState.RUNNING:
+                self._keep(uid, found.name, None)
 
     def forget(self, uid: PodUID) -> None:
         """Forget a pod that is no more."""

@@ -111,6 +111,9 @@ class Executor(Protocol):
     def failures_of(self, uid: PodUID) -> Mapping[str, StartFailure]:
         """Why containers of a pod could not be started, by name; another mapping whenever something changes."""
 
+    def clear_failures(self, record: PodRecord) -> None:
+        """Drop the start failures of containers that run."""
+
     async def kill_pod(self, pod: Pod, record: PodRecord, grace_seconds: int | None) -> None:
         """Stop all containers of a pod and its sandboxes; None: within the grace of its spec."""
 
@@ -339,11 +342,14 @@ class PodSyncer:
     async def _round(self, pod: Pod, mirror_pod: Pod | None, record: PodRecord) -> _Round:
         """Publish where a pod stands, make ready what it needs, plan, and execute the plan."""
         uid = _uid(pod)
+        self._executor.clear_failures(record)
         before = self._statuses.get_pod_status(uid)
         if not self._probes.view(uid).workers and _runs_probed(pod, record):
             # A restarted agent finds it so: a container whose probe nobody knows yet would count as one without.
             self._probes.add_pod(pod)
-        probes, node = self._probes.view(uid), self._node()  # before any await: what the status is made from
+        # What the status is made from. Read here and not when the sync turns out quiet: both may change at the awaits
+        # in between, and then the next sync must not take the published status for the latest one.
+        probes, node = self._probes.view(uid), self._node()
         status = self._publish(pod, record)
         if is_terminal(status.phase):
             return _Round.ENDED

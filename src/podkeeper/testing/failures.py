@@ -13,7 +13,7 @@ leave the state of the undisturbed run.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from itertools import pairwise
 from typing import TypeVar
 
@@ -41,7 +41,7 @@ def fail_each_call(
     undisturbed = Run(operation, calls).in_between(())
     if undisturbed.problem:
         raise AssertionError(f"the undisturbed operation failed: {undisturbed.problem}")
-    made = [happened.call for happened in calls.log]
+    made = undisturbed.calls
     if not made:
         raise AssertionError("the operation made no call to a watched port")
     failures, runs = Failures("a failing call"), 0
@@ -58,7 +58,7 @@ def fail_each_call(
     return Explored(len(made), runs)
 
 
-def _faults(calls: PortCalls, made: list[PortCall], *, unexpected: bool, lost_answers: bool) -> Iterator[Fault]:
+def _faults(calls: PortCalls, made: Sequence[PortCall], *, unexpected: bool, lost_answers: bool) -> Iterator[Fault]:
     for call in made:
         errors = calls.errors[call.port, call.method]
         for error in (*errors, *((Unexpected,) if unexpected else ())):

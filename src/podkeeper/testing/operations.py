@@ -14,7 +14,7 @@ from contextvars import Context, copy_context
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar, TypeVarTuple
 
-from podkeeper.testing.port_calls import AT_ONCE, PortCalls, is_allowed
+from podkeeper.testing.port_calls import AT_ONCE, PortCall, PortCalls, is_allowed
 from podkeeper.testing.virtual_time import Stuck, VirtualLoop, simulate
 
 S = TypeVar("S")
@@ -203,6 +203,7 @@ class Ended:
     problem: str = ""  # why it counts as failed, whatever the state
     awaits: int = 0
     where: str = ""  # what the operation awaited when the first event arrived
+    calls: tuple[PortCall, ...] = ()  # to watched ports, without those of the stage and of `afterwards`
 
 
 class Run(Generic[S]):
@@ -280,16 +281,19 @@ class Run(Generic[S]):
 
     def _ended(self, play: Callable[[S, SteppingLoop], Awaitable[int]]) -> Ended:
         loop = SteppingLoop()
+        loop.set_exception_handler(self._note_bug)
 
         async def scenario() -> Ended:
             async with self.operation.stage(self.calls) as stage:
+                before = len(self.calls.log)
                 async with asyncio.timeout(LIMIT_SECONDS):
                     awaits = await play(stage, loop)
                     await self._events_done()
                     await asyncio.sleep(self.operation.settle_seconds)
                 self.calls.stop()
                 self.operation.check(stage)
-                ended = Ended(self.operation.state(stage), self.problem, awaits, self.where)
+                made = tuple(happened.call for happened in self.calls.log[before:])
+                ended = Ended(self.operation.state(stage), self.problem, awaits, self.where, made)
                 if self.operation.afterwards is not None:
                     async with asyncio.timeout(LIMIT_SECONDS):
                         await self.operation.afterwards(stage)
@@ -305,6 +309,12 @@ class Run(Generic[S]):
             if not is_allowed(error, self.injected):
                 return Ended(problem=f"unexpected {type(error).__name__}: {_flat(error)}", where=self.where)
             return Ended(problem=f"still failing after {RETRIES} retries: {_flat(error)}", where=self.where)
+
+    def _note_bug(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Note what asyncio only logs: an error in a callback, or one that no task has retrieved."""
+        error = context.get("exception")
+        if error is not None and not is_allowed(error, self.injected):
+            self.problem = self.problem or f"{context['message']}: {_flat(error)}"
 
     async def _until_done(self, stage: S) -> object:
         """Run the operation, again as long as it fails as it may."""

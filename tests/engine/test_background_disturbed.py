@@ -1,0 +1,89 @@
+"""Background work, with an event at every await."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from math import inf
+
+from podkeeper.engine.background import Background
+from podkeeper.testing.interleave import interleave
+from podkeeper.testing.operations import Event, Operation
+from podkeeper.testing.port_calls import PortCalls
+
+
+@dataclass
+class Stage:
+    background: Background
+    running: asyncio.Task[None]
+    begun: int = 0
+    ended: int = 0
+    cancelled_at: float = inf
+    completed_late: int = 0
+    futures: list[asyncio.Future[str]] = field(default_factory=list)
+
+    async def work(self) -> str:
+        self.begun += 1
+        try:
+            await asyncio.sleep(0)
+            await asyncio.sleep(10)
+            self.completed_late += asyncio.get_running_loop().time() > self.cancelled_at
+            return "done"
+        finally:
+            self.ended += 1
+
+    async def spawn_and_wait(self) -> None:
+        """What a sync does. Cancelled, it stops to wait, and the work goes on."""
+        future = self.background.spawn(self.work())
+        self.futures.append(future)
+        await asyncio.wait({future})
+
+    def cancel_the_work(self) -> None:
+        self.cancelled_at = asyncio.get_running_loop().time()
+        for future in self.futures:
+            future.cancel()
+
+    def holds(self) -> None:
+        assert self.begun == self.ended
+        assert self.completed_late <= sum(not future.cancelled() for future in self.futures)
+        assert all(future.done() for future in self.futures), "a future that never ends"
+
+
+@asynccontextmanager
+async def stage(calls: PortCalls) -> AsyncIterator[Stage]:
+    background = Background()
+    running = asyncio.ensure_future(background.run())
+    yield Stage(background, running)
+    running.cancel()
+    await asyncio.wait({running})
+
+
+async def stop(stage: Stage) -> None:
+    """What the application does at its end."""
+    stage.running.cancel()
+    await asyncio.wait({stage.running})
+    stage.background.give_up()
+
+
+EVENTS: dict[str, Event[Stage]] = {
+    "the agent stops": stop,
+    "the work is cancelled": Stage.cancel_the_work,
+}
+
+
+def test_every_future_ends_and_no_work_is_left() -> None:
+    operation = Operation(
+        stage=stage, run=Stage.spawn_and_wait, state=lambda _: None, check=Stage.holds, settle_seconds=20
+    )
+    interleave(operation, EVENTS, depth=2)
+
+
+def test_work_goes_on_when_its_caller_is_cancelled() -> None:
+    def all_work_was_done(stage: Stage) -> None:
+        stage.holds()
+        assert all(future.result() == "done" for future in stage.futures)
+
+    operation = Operation(
+        stage=stage, run=Stage.spawn_and_wait, state=lambda _: None, check=all_work_was_done, settle_seconds=20
+    )
+    interleave(operation, {"other work": Stage.spawn_and_wait})

@@ -1,0 +1,150 @@
+"""The plan executor, with an event at every await of a sync and a failure of every runtime call."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+
+from podkeeper.model.errors import AgentError
+from podkeeper.model.k8s.core import Pod
+from podkeeper.testing.failures import fail_each_call
+from podkeeper.testing.interleave import interleave
+from podkeeper.testing.operations import Event, Operation
+from podkeeper.testing.port_calls import PortCalls
+from tests.engine.execution_house import STARTS, UID, House, command, container, house, pod
+
+MESH = container("mesh", sidecar=True)
+WEB = pod(container("web", post_start=command("hello"), pre_stop=command("bye")), init=(MESH,))
+WEB_V2 = pod(container("web", image="registry.example/web:v2"), init=(MESH,))
+DB = pod(container("db"), name="db")
+
+
+@dataclass
+class Stage:
+    home: House
+    sync_task: asyncio.Task[None] | None = None
+    killed: bool = False
+    starts_before_the_kill: int = 0
+
+    async def sync(self, of: Pod = WEB) -> None:
+        """One sync. As in the workers, an event may cancel it, and another sync only follows its end."""
+        self.sync_task = asyncio.ensure_future(self.home.sync(of))
+        try:
+            await asyncio.wait({self.sync_task})
+        except asyncio.CancelledError:
+            self.sync_task.cancel()
+            await asyncio.wait({self.sync_task})
+            raise
+        if not self.sync_task.cancelled():
+            self.sync_task.result()
+
+    async def kill(self) -> None:
+        """The pod must end: the sync is cancelled, then the containers are stopped."""
+        self.killed = True
+        if self.sync_task is not None and self.sync_task.cancel():
+            await asyncio.wait({self.sync_task})
+        self.starts_before_the_kill = len(self.home.changes(*STARTS))
+        await self.home.kill(WEB)
+
+    def running(self) -> frozenset[tuple[str, str]]:
+        return frozenset((uid, record.name) for uid, record in self.home.fake.live_containers())
+
+    def holds(self) -> None:
+        """What the runtime complains of: two containers of a name, or one made again while it ran."""
+        assert self.home.fake.violations == []
+
+    def killed_means_dead(self) -> None:
+        self.holds()
+        if self.killed:
+            assert not self.running()
+            assert len(self.home.changes(*STARTS)) == self.starts_before_the_kill
+
+    async def comes_up(self) -> None:
+        """Whatever happened, more syncs bring the pod up, and then no failure of it is left."""
+        for _ in range(12):  # a restart may wait for 10 s, a second one for 20 s
+            record = await self.home.look()
+            self.home.executor.clear_failures(record)
+            if self.home.plan_is_empty(WEB, record):
+                break
+            with suppress(AgentError, ExceptionGroup):
+                await self.home.sync(WEB)
+            await asyncio.sleep(5)
+        assert {(UID, "web"), (UID, "mesh")} <= self.running()
+        assert self.home.executor.failures_of(UID) == {}
+        assert len([box for box in record.sandboxes if box.ready]) == 1
+        self.holds()
+
+
+@asynccontextmanager
+async def stage(calls: PortCalls) -> AsyncIterator[Stage]:
+    async with house(calls=calls) as home:
+        yield Stage(home)
+
+
+@asynccontextmanager
+async def with_the_sidecar(calls: PortCalls) -> AsyncIterator[Stage]:
+    async with stage(calls) as empty:
+        await empty.sync()
+        yield empty
+
+
+async def start(stage: Stage) -> None:
+    """Two syncs: the app starts once the sidecar runs."""
+    await stage.sync()
+    await stage.sync()
+
+
+ACCIDENTS: dict[str, Event[Stage]] = {
+    "the sidecar exits": lambda stage: stage.home.fake.end_container(UID, "mesh", 1),
+    "the app exits": lambda stage: stage.home.fake.end_container(UID, "web", 1),
+    "the sandbox dies": lambda stage: stage.home.fake.kill_sandbox(UID),
+}
+
+
+def test_accidents_at_every_await_of_a_start() -> None:
+    operation = Operation(
+        stage=with_the_sidecar,
+        run=Stage.sync,
+        state=lambda _: None,
+        check=Stage.holds,
+        afterwards=Stage.comes_up,
+        retry_seconds=11,
+    )
+    interleave(operation, ACCIDENTS)
+
+
+def test_another_pod_starts_beside() -> None:
+    operation = Operation(stage=stage, run=Stage.sync, state=Stage.running, check=Stage.holds)
+    interleave(operation, {"another pod": lambda stage: stage.home.sync(DB)}, cancel=False)
+
+
+def test_a_pod_killed_at_every_await_of_its_start_is_dead() -> None:
+    # The workers make no other sync after the one that was cancelled.
+    for on in (stage, with_the_sidecar):
+        operation = Operation(stage=on, run=Stage.sync, state=lambda _: None, check=Stage.killed_means_dead)
+        interleave(operation, {"the pod is killed": Stage.kill}, in_call_order=True, cancel=False)
+
+
+def test_every_call_of_a_start_fails_once() -> None:
+    operation = Operation(
+        stage=stage, run=start, state=Stage.running, check=Stage.holds, afterwards=Stage.comes_up, retry_seconds=11
+    )
+    fail_each_call(operation)
+
+
+def test_every_call_of_a_changed_pod_fails_once() -> None:
+    """The old container must have ended before the new one starts."""
+
+    @asynccontextmanager
+    async def with_the_old_version(calls: PortCalls) -> AsyncIterator[Stage]:
+        async with with_the_sidecar(calls) as stage:
+            await stage.sync()
+            yield stage
+
+    async def change(stage: Stage) -> None:
+        await stage.sync(WEB_V2)
+
+    operation = Operation(
+        stage=with_the_old_version, run=change, state=Stage.running, check=Stage.holds, retry_seconds=11
+    )
+    fail_each_call(operation)

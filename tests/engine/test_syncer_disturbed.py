@@ -1,0 +1,210 @@
+"""The sync functions, with an event at every await and a failure of every call."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
+import pytest
+from msgspec.structs import replace
+
+from podkeeper.engine.syncer import PodSyncer
+from podkeeper.model.errors import GiveUp, NotFound, RuntimeUnavailable, TryLater
+from podkeeper.model.k8s.core import Pod
+from podkeeper.model.messages import FILE_SOURCE, ProbeKind, ProbeResult
+from podkeeper.model.runtime import ContainerState, PodRecord
+from podkeeper.rules.keyring import PullSecret
+from podkeeper.rules.plan import PodActions
+from podkeeper.rules.probe.flags import ProbeView
+from podkeeper.rules.status.containers import StartFailure
+from podkeeper.rules.status.pod import NodeView
+from podkeeper.rules.worker.updates import UpdateType
+from podkeeper.testing.failures import fail_each_call
+from podkeeper.testing.interleave import interleave
+from podkeeper.testing.operations import Event, Operation
+from podkeeper.testing.port_calls import PortCalls
+from podkeeper.testing.virtual_time import BEGINNING, VirtualClock
+from tests.engine.small_node import pod
+from tests.engine.test_syncer_steps import RUNNING, SANDBOX, WEB, World
+
+STATIC = pod("web", source=FILE_SOURCE)
+MIRROR = pod("web")
+ERRORS: Mapping[str, Mapping[str, tuple[type[Exception], ...]]] = {
+    "executor": {"execute": (TryLater,), "kill_pod": (RuntimeUnavailable,), "kill_running_pod": (RuntimeUnavailable,)},
+    "ground": {"prepare": (TryLater, GiveUp), "unmount": (TryLater,), "remove_cgroup": (TryLater,)},
+    "mirrors": {"ensure": (NotFound,)},
+    "cache": {"look": (RuntimeUnavailable,)},
+}
+
+
+class Stage(World):
+    """A syncer whose neighbours are watched. The pod's containers run after `execute`, and have exited after a kill."""
+
+    def __init__(self, calls: PortCalls) -> None:
+        super().__init__()
+        self.seen = PodRecord(uid=RUNNING.uid)
+        self.calls = calls
+        self.syncer = self.new_syncer()
+        self.last: tuple[Pod, Pod | None] = (WEB, None)
+
+    def new_syncer(self) -> PodSyncer:
+        return PodSyncer(
+            statuses=self,
+            probes=self,
+            executor=self.calls.watch("executor", self, ERRORS["executor"]),
+            ground=self.calls.watch("ground", self, ERRORS["ground"]),
+            mirrors=self.calls.watch("mirrors", self, ERRORS["mirrors"]),
+            references=self,
+            look=self.calls.watch("cache", self, ERRORS["cache"]).look,
+            request_look=self.request_look,
+            node=lambda: self.node,
+            network_trouble=lambda: self.network,
+            record=self.record,
+            clock=VirtualClock(),
+        )
+
+    async def execute(
+        self,
+        pod: Pod,
+        record: PodRecord,
+        actions: PodActions,
+        *,
+        mounts: Mapping[str, str],
+        cgroup_parent: str,
+        pull_secrets: Sequence[PullSecret],
+    ) -> None:
+        if actions.create_sandbox:
+            self.syncer.on_sandbox_ready(pod, PodRecord(uid=record.uid, sandboxes=(SANDBOX,)))
+        self.seen = RUNNING
+        self.step("execute")
+
+    # What the workers call.
+
+    async def sync(self, of: Pod = WEB, mirror: Pod | None = None) -> None:
+        self.last = of, mirror
+        assert not await self.syncer.sync_pod(UpdateType.SYNC, of, mirror, self.seen)
+
+    async def sync_static(self) -> None:
+        await self.sync(STATIC, MIRROR)
+
+    async def sync_terminating(self) -> None:
+        await self.syncer.sync_terminating_pod(WEB, self.seen, 30, None)
+        assert all(found.state is ContainerState.EXITED for found in self.seen.containers)
+
+    async def sync_terminated(self) -> None:
+        await self.syncer.sync_terminated_pod(WEB, self.seen)
+
+    async def sync_runtime_pod(self) -> None:
+        await self.syncer.sync_terminating_runtime_pod(RUNNING)
+
+    # What is judged.
+
+    def outcome(self) -> object:
+        phase = None if self.published is None else self.published.phase
+        return phase, self.seen == RUNNING, self.finished
+
+    def holds(self) -> None:
+        """A pod is only reported as finished when its volumes and its cgroup are gone."""
+        if "terminate" in self.steps:
+            done = self.steps[: self.steps.index("terminate")]
+            assert {"unmount", "unregister", "remove cgroup"} <= set(done)
+
+    async def the_status_is_up_to_date(self) -> None:
+        """A sync that finds nothing to do must not overlook anything: a new syncer publishes nothing else."""
+        for _ in range(2):
+            await self.sync(*self.last)
+        published = self.published
+        await self.new_syncer().sync_pod(UpdateType.SYNC, *self.last, self.seen)
+        assert self.published == published
+
+
+Run = Callable[[Stage], Awaitable[None]]
+
+
+async def start(stage: Stage) -> None:
+    """Two syncs: the second one publishes what the first one has started."""
+    await stage.sync()
+    await stage.sync()
+
+
+async def start_static(stage: Stage) -> None:
+    await stage.sync_static()
+    await stage.sync_static()
+
+
+def stage_after(*steps: Run) -> Callable[[PortCalls], AbstractAsyncContextManager[Stage]]:
+    @asynccontextmanager
+    async def stage(calls: PortCalls) -> AsyncIterator[Stage]:
+        stage = Stage(calls)
+        for step in steps:
+            await step(stage)
+        yield stage
+
+    return stage
+
+
+def change_node(stage: Stage) -> None:
+    stage.node = NodeView(runtime_name="fake", host_ips=("192.0.2.9",))
+
+
+def change_probes(stage: Stage) -> None:
+    """The container is not ready any more."""
+    stage.probe_view = ProbeView(
+        agent_started=BEGINNING,
+        readiness={"fake://c1": ProbeResult.FAILURE},
+        workers=frozenset({("app", ProbeKind.READINESS)}),
+    )
+
+
+def restart_container(stage: Stage) -> None:
+    """The container was restarted: the next sync sees it."""
+    found = replace(RUNNING.containers[0], id="c2", restart_count=1)
+    stage.seen = replace(RUNNING, containers=(found,))
+
+
+def fail_start(stage: Stage) -> None:
+    stage.failures = {"app": StartFailure("RunContainerError", "cannot start")}
+
+
+def overwrite_status(stage: Stage) -> None:
+    """Another module changes the published status, as the status manager does with a readiness flag."""
+    if stage.published is not None:
+        stage.published = replace(stage.published, host_ip="198.51.100.1")
+
+
+EVENTS: dict[str, Event[Stage]] = {
+    "the node's address changes": change_node,
+    "a probe has another result": change_probes,
+    "the status is changed by another": overwrite_status,
+    "a container was restarted": restart_container,
+    "a container could not start": fail_start,
+}
+
+
+@pytest.mark.parametrize("run", [Stage.sync, Stage.sync_static])
+def test_no_change_is_overlooked_by_a_sync_that_finds_nothing_to_do(run: Run) -> None:
+    for before in ((run,), (run, run)):  # the second sync publishes what the first one started
+        operation = Operation(
+            stage=stage_after(*before), run=run, state=lambda _: None, afterwards=Stage.the_status_is_up_to_date
+        )
+        interleave(operation, EVENTS)
+
+
+@pytest.mark.parametrize("run", [Stage.sync, Stage.sync_static])
+def test_no_change_is_overlooked_while_a_pod_starts(run: Run) -> None:
+    operation = Operation(stage=stage_after(), run=run, state=lambda _: None, afterwards=Stage.the_status_is_up_to_date)
+    interleave(operation, EVENTS)
+
+
+@pytest.mark.parametrize(
+    ("before", "run"),
+    [
+        ((), start),
+        ((), start_static),
+        ((Stage.sync,), Stage.sync_terminating),
+        ((Stage.sync, Stage.sync_terminating), Stage.sync_terminated),
+        ((), Stage.sync_runtime_pod),
+    ],
+)
+def test_every_call_fails_once(before: Sequence[Run], run: Run) -> None:
+    operation = Operation(stage=stage_after(*before), run=run, state=Stage.outcome, check=Stage.holds)
+    interleave(operation, {})
+    fail_each_call(operation, leave_out=[("ground", "prepare", GiveUp)])
