@@ -52,6 +52,7 @@ from tools.mutation_runner import (
 EQUIVALENT = "tools/mutation_equivalent.toml"
 APART = "tests/runtimes/process/"  # no library's threads may share a process with these tests
 BUDGET_SECONDS = 20.0
+LIMIT_SECONDS = 6.0
 SHOW_EVERY_SECONDS = 15.0
 Verdict = dict[str, Any]
 
@@ -82,14 +83,19 @@ class Reach:
         return min(found, key=lambda number: self.blocks[number].size, default=None)
 
 
-def digest(root: Path) -> str:
-    """A name for the state of the source, the tests and this tool."""
+def digest(root: Path, *tools: str) -> str:
+    """A name for the state of the source, the tests and some modules of this tool."""
     told = hashlib.sha256()
-    own = sorted((TOOLS / "tools").glob("mutation*.py"))
-    for path in [*own, *sorted((root / "src").rglob("*.py")), *sorted((root / "tests").rglob("*"))]:
-        if path.is_file() and path.suffix != ".pyc":
-            told.update(f"{path}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
+    paths = [*(TOOLS / "tools" / name for name in tools), *sorted((root / "src").rglob("*.py"))]
+    for path in [*paths, *sorted((root / "tests").rglob("*"))]:
+        if path.is_file() and path.suffix != ".pyc" and not _is_of_tools(root, path):
+            told.update(f"{path.name}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
     return told.hexdigest()[:16]
+
+
+def _is_of_tools(root: Path, path: Path) -> bool:
+    """Whether a test is of the tools, and not of what is mutated."""
+    return path.is_relative_to(root / "tests" / "tools")
 
 
 def reach(root: Path, build: Path, state: str, workers: int) -> Reach:
@@ -111,7 +117,8 @@ def reach(root: Path, build: Path, state: str, workers: int) -> Reach:
 def record(root: Path, parts: Path, workers: int) -> Reach:
     """Run all fast tests once, over source with marks. `parts`: where the beginning of a recording is, or will be."""
     source = root / "src"
-    files = sorted(str(path.relative_to(root)) for path in (root / "tests").rglob("test_*.py"))
+    paths = [path for path in (root / "tests").rglob("test_*.py") if not _is_of_tools(root, path)]
+    files = sorted(str(path.relative_to(root)) for path in paths)
     results = [parts.with_name(f"{parts.name}-{number}.jsonl") for number in range(workers)]
     done = {line["file"] for line in _recorded(parts) if "file" in line}
     started = time.monotonic()
@@ -457,6 +464,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seed", type=int, default=1, help="which sample")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="mutants at a time")
     parser.add_argument("--budget", type=float, default=BUDGET_SECONDS, help="seconds of tests for each mutant")
+    parser.add_argument("--limit", type=float, default=LIMIT_SECONDS, help="seconds for a test, besides its usual time")
     parser.add_argument("--again", action="store_true", help="forget the results of an earlier run")
     parser.add_argument("--root", type=Path, default=TOOLS, help="a project with src/podkeeper and tests")
     options = parser.parse_args(arguments)
@@ -468,8 +476,7 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         modules_of(root / "src", rooms)
-        state = digest(root)
-        found = reach(root, build, state, options.jobs)
+        found = reach(root, build, digest(root, "mutation_blocks.py"), options.jobs)
         excused_keys = equivalents(root / EQUIVALENT)
     except (Stopped, KeyboardInterrupt) as error:
         end_descendants()
@@ -485,7 +492,13 @@ def main(arguments: list[str]) -> int:
     name = "-".join(room.replace("/", "_") for room in rooms)
     results = Results(
         build / f"{name}-{options.sample or 'all'}-{options.seed}.jsonl",
-        {"state": state, "rooms": rooms, "sample": options.sample, "seed": options.seed, "budget": options.budget},
+        {
+            "state": digest(root, "mutation_operators.py"),
+            "rooms": rooms,
+            "sample": options.sample,
+            "seed": options.seed,
+            "budget": options.budget,
+        },
     )
     verdicts = {} if options.again else results.known()
     if not verdicts:
@@ -498,7 +511,8 @@ def main(arguments: list[str]) -> int:
     scratch.chmod(0o711)
     try:
         if jobs:
-            judge(Plan(root, results.path, scratch, options.jobs, found.tests, jobs), results, len(due))
+            plan = Plan(root, results.path, scratch, options.jobs, options.limit, found.tests, jobs)
+            judge(plan, results, len(due))
     except (Stopped, KeyboardInterrupt) as error:
         print(str(error) or "interrupted: the same command continues")
         status = 2

@@ -39,8 +39,7 @@ from tools.mutation_blocks import MAIN_PROCESS, MARKS, copy_source, write_compil
 from tools.mutation_operators import Mutant
 
 TOOLS = Path(__file__).resolve().parent.parent
-LIMIT_SECONDS = 6.0  # for each test, plus
-LIMIT_FACTOR = 5.0  # so many times what it usually takes
+LIMIT_FACTOR = 5.0  # a test may take so many times what it usually takes, plus the plan's limit
 FIRST_LIMIT_SECONDS = 90.0  # for a fresh process to come to its first test
 RECORD_LIMIT_SECONDS = 300.0
 TEARDOWN_SECONDS = 2.0
@@ -81,6 +80,7 @@ class Plan:
     results: Path
     scratch: Path
     workers: int
+    limit_seconds: float
     tests: list[Test]
     jobs: list[Job]
 
@@ -409,7 +409,7 @@ class Worker:
         return Run("passed")
 
     def _limits(self, tests: Sequence[int]) -> list[float]:
-        return [LIMIT_SECONDS + LIMIT_FACTOR * self._plan.tests[test].seconds for test in tests]
+        return [self._plan.limit_seconds + LIMIT_FACTOR * self._plan.tests[test].seconds for test in tests]
 
     def _run_in_fork(self, mutant: Mutant | None, tests: Sequence[int]) -> Run:
         names = [self._plan.tests[test].id for test in tests]
@@ -419,7 +419,7 @@ class Worker:
             self._be_child(mutant, names, writing)
         os.close(writing)
         try:
-            return self._numbered(watch(pid, reading, self._limits(tests), LIMIT_SECONDS * 2), tests)
+            return self._numbered(watch(pid, reading, self._limits(tests), FIRST_LIMIT_SECONDS), tests)
         finally:
             self._clean_up(reading)
 
