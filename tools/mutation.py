@@ -52,6 +52,8 @@ from tools.mutation_runner import (
 EQUIVALENT = "tools/mutation_equivalent.toml"
 APART = "tests/runtimes/process/"  # no library's threads may share a process with these tests
 BUDGET_SECONDS = 20.0
+ELSEWHERE_SHARE = 0.25  # of the budget, for tests that reach a mutant in another process
+MOST_FRESH_FILES = 12  # test files for a mutant of module level code
 LIMIT_SECONDS = 6.0
 SHOW_EVERY_SECONDS = 15.0
 Verdict = dict[str, Any]
@@ -76,11 +78,6 @@ class Reach:
     imports: frozenset[int]  # blocks that importing the tests reaches
     left_out: list[str]  # tests that fail without a mutant
     defaults: Defaults
-
-    def block_at(self, file: str, line: int, column: int) -> int | None:
-        """The innermost block that holds a place."""
-        found = [n for n, block in enumerate(self.blocks) if block.file == file and block.holds(line, column)]
-        return min(found, key=lambda number: self.blocks[number].size, default=None)
 
 
 def digest(root: Path, *tools: str) -> str:
@@ -180,7 +177,7 @@ def _reach_of(blocks: list[Block], lines: list[dict[str, Any]], defaults: Defaul
             elsewhere[block].append(number)
     return Reach(
         blocks=blocks,
-        tests=[Test(line["test"], line["seconds"]) for line in told],
+        tests=[Test(line["test"], line["seconds"], line["cost"]) for line in told],
         breadth=breadth,
         here=here,
         elsewhere=elsewhere,
@@ -258,20 +255,24 @@ class Planner:
         self._reach = found
         self._budget = budget_seconds
         self._by_name: dict[str, set[int]] = {}
+        self._by_file: dict[str, list[int]] = {}
         for number, block in enumerate(found.blocks):
+            self._by_file.setdefault(block.file, []).append(number)
             for name in block.names:
                 self._by_name.setdefault(name, set()).add(number)
 
     def job(self, mutant: Mutant) -> Job:
         """A mutant and its tests."""
         if not mutant.functions:
-            tests, left_out = self._within_budget(self._for_module_level(mutant))
+            tests, left_out = self._for_module_level(mutant)
             return Job(mutant, (), tuple(tests), left_out)
-        block = self._reach.block_at(mutant.file, mutant.line, mutant.column)
+        block = self._block_of(mutant)
         if block is None:
             return Job(mutant, (), ())
         here, left_out = self._within_budget(self._ordered(self._reach.here[block]))
-        others, left_out_too = self._within_budget(self._ordered(self._reach.elsewhere[block]))
+        # Tests that start the whole program reach much of it, slowly: where others reach the same, they get less time.
+        share = ELSEWHERE_SHARE if here else 1.0
+        others, left_out_too = self._within_budget(self._ordered(self._reach.elsewhere[block]), share)
         apart = [test for test in here if self._reach.tests[test].file.startswith(APART)]
         together = [test for test in here if not self._reach.tests[test].file.startswith(APART)]
         # What ran while the tests were imported, ran without the mutant.
@@ -279,10 +280,16 @@ class Planner:
         fresh = tuple(dict.fromkeys([*others, *again]))
         return Job(mutant, tuple(tuple(part) for part in (together, apart) if part), fresh, left_out + left_out_too)
 
+    def _block_of(self, mutant: Mutant) -> int | None:
+        """The innermost block that holds a mutant."""
+        blocks = self._reach.blocks
+        found = [n for n in self._by_file.get(mutant.file, []) if blocks[n].holds(mutant.line, mutant.column)]
+        return min(found, key=lambda number: blocks[number].size, default=None)
+
     def _ordered(self, tests: Iterable[int]) -> list[int]:
         """The quickest and most specific first; of the many cases of one test some come early, the rest later."""
         found = self._reach
-        by_cost = sorted(tests, key=lambda test: (found.tests[test].seconds + 0.001) * found.breadth[test])
+        by_cost = sorted(tests, key=lambda test: (found.tests[test].cost + 0.001) * found.breadth[test])
         cases: Counter[str] = Counter()
         rank = {}
         for test in by_cost:
@@ -291,24 +298,26 @@ class Planner:
             rank[test] = cases[function].bit_length()
         return sorted(by_cost, key=lambda test: rank[test])
 
-    def _for_module_level(self, mutant: Mutant) -> list[int]:
+    def _for_module_level(self, mutant: Mutant) -> tuple[list[int], int]:
         """Tests that reach code which uses the names that a statement binds, and other tests of the same module."""
         found = self._reach
         users = set().union(*(self._by_name.get(name, set()) for name in mutant.names))
         using = {test for block in users for test in (*found.here[block], *found.elsewhere[block])}
-        own = {n for n, block in enumerate(found.blocks) if block.file == mutant.file}
+        own = self._by_file.get(mutant.file, [])
         of_module = {test for block in own for test in (*found.here[block], *found.elsewhere[block])}
         both = using & of_module
         ranked = [*self._ordered(both), *self._ordered(using - both), *self._ordered(of_module - both)]
-        # Fresh processes collect whole files: those with the smallest share of other things come first.
-        return list(dict.fromkeys(ranked))
+        # Fresh processes collect whole files.
+        files = list(dict.fromkeys(found.tests[test].file for test in ranked))[:MOST_FRESH_FILES]
+        chosen, _ = self._within_budget([test for test in ranked if found.tests[test].file in files])
+        return chosen, len(ranked) - len(chosen)
 
-    def _within_budget(self, tests: Sequence[int]) -> tuple[list[int], int]:
+    def _within_budget(self, tests: Sequence[int], share: float = 1.0) -> tuple[list[int], int]:
         chosen: list[int] = []
         spent = 0.0
         for test in tests:
-            spent += self._reach.tests[test].seconds
-            if spent > self._budget and chosen:
+            spent += self._reach.tests[test].cost
+            if spent > share * self._budget and chosen:
                 break
             chosen.append(test)
         return chosen, len(tests) - len(chosen)
@@ -374,7 +383,7 @@ def small_diff(mutant: Mutant) -> str:
 def shown(mutant: Mutant, verdict: Verdict) -> str:
     """A survivor in words."""
     what = "no test reaches" if verdict["verdict"] == "unreached" else "SURVIVED"
-    more = f", {verdict['left_out']} slower tests not tried" if verdict["left_out"] else ""
+    more = f", {verdict['left_out']} more tests not tried" if verdict["left_out"] else ""
     head = f"{what} {mutant.file}:{mutant.line} {mutant.scope or 'module level'} ({mutant.operator}{more})"
     return f"{head}\n{small_diff(mutant)}"
 
@@ -451,7 +460,7 @@ def summary(chosen: Sequence[Mutant], verdicts: dict[str, Verdict], excused: Seq
     if seconds:
         cut = sum(bool(verdicts[mutant.id]["left_out"]) for mutant in alive)
         print(f"time for a mutant: median {seconds[len(seconds) // 2]:.1f} s, mean {sum(seconds) / len(seconds):.1f} s")
-        print(f"{cut} survivors have slower tests that were not tried (--budget)")
+        print(f"{cut} survivors have more tests, beyond the budget, that were not tried")
 
 
 def main(arguments: list[str]) -> int:
@@ -463,7 +472,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--sample", type=int, default=0, help="judge so many mutants, drawn uniformly [all]")
     parser.add_argument("--seed", type=int, default=1, help="which sample")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="mutants at a time")
-    parser.add_argument("--budget", type=float, default=BUDGET_SECONDS, help="seconds of tests for each mutant")
+    parser.add_argument(
+        "--budget", type=float, default=BUDGET_SECONDS, help="seconds of tests for each mutant, by CPU time"
+    )
     parser.add_argument("--limit", type=float, default=LIMIT_SECONDS, help="seconds for a test, besides its usual time")
     parser.add_argument("--again", action="store_true", help="forget the results of an earlier run")
     parser.add_argument("--root", type=Path, default=TOOLS, help="a project with src/podkeeper and tests")
