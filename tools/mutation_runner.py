@@ -217,6 +217,7 @@ def _limit_memory() -> None:
 
 def _use_temporary(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o1777)  # as /tmp is: tests become other users
     os.environ["TMPDIR"] = os.environ["PYTEST_DEBUG_TEMPROOT"] = str(folder)
     tempfile.tempdir = None
 
