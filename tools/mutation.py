@@ -72,7 +72,7 @@ class Reach:
 
     blocks: list[Block]
     tests: list[Test]
-    breadth: list[int]  # of each test: how many blocks it reaches
+    breadth: list[int]  # of each test: how many blocks it reaches, in whatever process
     here: list["array[int]"]  # of each block: the tests that reach it in their own process
     elsewhere: list["array[int]"]  # in another one
     imports: frozenset[int]  # blocks that importing the tests reaches
@@ -169,11 +169,11 @@ def _reach_of(blocks: list[Block], lines: list[dict[str, Any]], defaults: Defaul
     elsewhere = [array("I") for _ in blocks]
     breadth = []
     for number, line in enumerate(told):
-        own = _marked(line["here"])
-        breadth.append(len(own))
+        own, others = _marked(line["here"]), _marked(line["elsewhere"])
+        breadth.append(len({*own, *others}))
         for block in own:
             here[block].append(number)
-        for block in _marked(line["elsewhere"]):
+        for block in others:
             elsewhere[block].append(number)
     return Reach(
         blocks=blocks,
