@@ -21,7 +21,6 @@ import os
 import pickle
 import random
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -46,6 +45,7 @@ from tools.mutation_runner import (
     adopt_orphans,
     end_descendants,
     environment_for,
+    remove_folder,
     write_queue,
 )
 
@@ -529,7 +529,7 @@ def main(arguments: list[str]) -> int:
         status = 2
     finally:
         end_descendants()
-        shutil.rmtree(scratch, ignore_errors=True)
+        remove_folder(scratch)
     summary(chosen, results.known(), excused, build)
     return status
 

@@ -42,7 +42,7 @@ TOOLS = Path(__file__).resolve().parent.parent
 LIMIT_FACTOR = 5.0  # a test may take so many times what it usually takes, plus the plan's limit
 FIRST_LIMIT_SECONDS = 90.0  # for a fresh process to come to its first test
 RECORD_LIMIT_SECONDS = 300.0
-TEARDOWN_SECONDS = 2.0
+TEARDOWN_SECONDS = 10.0  # some tests stop a container runtime
 WAITING_COST = 0.2  # of a second by the clock, beside a second of CPU time
 MEMORY_BYTES = 2 << 30  # that a mutant may take besides what the tests have at their start
 FRESH_FILES = (1, 5)  # test files of the first and second fresh process; the third one gets the rest
@@ -190,6 +190,15 @@ def _descendants(top: int) -> list[int]:
         found += below
         todo += below
     return found
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder and all mounts in it: a container runtime that was killed leaves some."""
+    mounts = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
+    for place in reversed(mounts):
+        if Path(place).is_relative_to(folder):
+            ctypes.CDLL(None).umount2(place.encode(), 2)  # MNT_DETACH
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _prepare_child(temporary: Path) -> None:
@@ -491,7 +500,7 @@ class Worker:
     def _clean_up(self, pipe: int) -> None:
         os.close(pipe)
         end_descendants()
-        shutil.rmtree(self._folder / "t", ignore_errors=True)
+        remove_folder(self._folder / "t")
 
 
 def _write_line(file: int, word: str) -> None:
@@ -607,7 +616,7 @@ def serve_record(marked: Path, results: Path, files: list[str], queue: int) -> i
             watch(pid, reading, [], RECORD_LIMIT_SECONDS)
             os.close(reading)
             end_descendants()
-            shutil.rmtree(marked.parent / "t", ignore_errors=True)
+            remove_folder(marked.parent / "t")
             os.write(output, json.dumps({"file": files[number]}).encode() + b"\n")
 
     return pytest_main(files, Collected(serve))
