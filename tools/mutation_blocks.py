@@ -1,9 +1,9 @@
 """Which test reaches which block of code: the source with a mark at the head of every block.
 
 A block is a run of statements that are executed together, up to the next branch or loop. Marking costs one store into
-shared memory, so the whole suite runs at almost its own speed, in all threads. Python's tracing hooks would slow it
-down several times, and would not reach other processes. The marks do: processes that a test starts from the same
-source map the same file. Their marks go to its second half, because a mutant that such a process runs must be on disk.
+shared memory, in all threads. Python's tracing hooks call back for every line or call, and do not reach other
+processes. The marks do: processes that a test starts from the same source map the same file. Their marks
+go to its second half, because a mutant that such a process runs must be on disk.
 
 The marked source is a copy of `src` in which only the compiled files differ. They are of the kind that Python loads
 without a look at the source, so tests that read the source still find the original.
