@@ -10,7 +10,7 @@ READY := $(VENV)/.ready
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv run demo test test-most test-walls check format e2e torture torture-runtime sim bench mutants model clean
+.PHONY: help venv run demo test test-most test-walls check format e2e torture torture-runtime sim bench mutants mutation model clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
@@ -82,6 +82,10 @@ bench: $(READY)  ## measure the rules, and the engine with PODS pods [1000] (fig
 
 mutants: $(READY)  ## plant known small bugs one by one and show which test and which seed catches each
 	@$(BIN)/python -m tools.mutants --by $(or $(BY),both)
+
+mutation: $(READY)  ## plant small bugs in ROOM=engine/status (any packages or modules) and show those no fast test notices: SAMPLE=300 SEED=1
+	@test -n "$(ROOM)" || { echo "say what to mutate: make mutation ROOM=engine/status, or ROOM=\"rules engine\" SAMPLE=300 SEED=1"; exit 1; }
+	@$(BIN)/python -m tools.mutation $(ROOM) --sample $(or $(SAMPLE),0) --seed $(or $(SEED),1) $(if $(BUDGET),--budget $(BUDGET))
 
 model: $(READY)  ## regenerate src/podkeeper/model/k8s: make model DESCRIPTION=path/of/openapi.json.gz
 	@test -n "$(DESCRIPTION)" || { echo "say which: make model DESCRIPTION=path/of/kubernetes-openapi-v2.json.gz"; exit 1; }

@@ -1,0 +1,641 @@
+"""Run tests against mutants: a warm process that has collected the tests once, and forks a child for each mutant.
+
+    warm process: collects, forks workers -> worker: takes jobs -> child: swaps the code, runs the tests that reach it
+                                                                -> or a fresh pytest over a changed copy of the source
+
+A mutant inside a function is swapped in by replacing `__code__` of the function objects that exist. A mutant of module
+level code, or of code that other processes run, needs the fresh process. Each child has a time limit for each test and
+a memory limit. A worker kills everything that a child leaves behind, also what started a session of its own.
+
+The same machinery records which test reaches which block, from copies of the source with marks (`mutation_blocks`).
+"""
+
+import base64
+import ctypes
+import gc
+import json
+import os
+import pickle
+import resource
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import CodeType, FunctionType
+from typing import Any, Literal
+
+import pytest
+
+from tools.mutation_blocks import MAIN_PROCESS, MARKS, copy_source, write_compiled
+from tools.mutation_operators import Mutant
+
+TOOLS = Path(__file__).resolve().parent.parent
+LIMIT_FACTOR = 5.0  # a test may take so many times what it usually takes, plus the plan's limit
+FIRST_LIMIT_SECONDS = 90.0  # for a fresh process to come to its first test
+RECORD_LIMIT_SECONDS = 300.0
+TEARDOWN_SECONDS = 10.0  # some tests stop a container runtime
+WAITING_COST = 0.2  # of a second by the clock, beside a second of CPU time
+MEMORY_BYTES = 2 << 30  # that a mutant may take besides what the tests have at their start
+FRESH_FILES = (1, 5)  # test files of the first and second fresh process; the third one gets the rest
+
+Outcome = Literal["passed", "failed", "timeout", "cannot swap"]
+
+
+@dataclass(frozen=True, slots=True)
+class Test:
+    """A test, and what it usually takes."""
+
+    id: str
+    seconds: float  # by the clock: what its time limit goes by
+    cost: float  # mostly CPU time, which other work on the machine does not change: what its place and the budget go by
+
+    @property
+    def file(self) -> str:
+        """Where it is."""
+        return self.id.partition("::")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A mutant and the tests that may kill it, in order."""
+
+    mutant: Mutant
+    in_fork: tuple[tuple[int, ...], ...]  # by number; one tuple for each child
+    in_fresh_process: tuple[int, ...]
+    left_out: int = 0  # tests beyond the budget
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a warm process is to do."""
+
+    root: Path
+    results: Path
+    scratch: Path
+    workers: int
+    limit_seconds: float
+    tests: list[Test]
+    jobs: list[Job]
+
+    @property
+    def source(self) -> Path:
+        """What is mutated."""
+        return self.root / "src"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What came of some tests: the number of the one that decided it, and why."""
+
+    outcome: Outcome
+    test: int | None = None
+
+
+class CannotSwap(Exception):
+    """The function that a mutant changes does not exist yet, or cannot take the changed code."""
+
+
+# Swapping code.
+
+
+class Functions:
+    """All function objects of a source tree."""
+
+    def __init__(self, source: Path) -> None:
+        self._source = source
+        self._found: dict[tuple[str, str, int], list[FunctionType]] = {}
+        prefix = str(source)
+        for thing in gc.get_objects():
+            if type(thing) is FunctionType and thing.__code__.co_filename.startswith(prefix):
+                code = thing.__code__
+                self._found.setdefault((code.co_filename, code.co_qualname, code.co_firstlineno), []).append(thing)
+
+    def swap(self, mutant: Mutant) -> None:
+        """Put a mutant into this process. Raises CannotSwap, SyntaxError."""
+        path = str(self._source / "podkeeper" / mutant.file)
+        text = Path(path).read_bytes()
+        before, after = (_by_name(compile(t, path, "exec", dont_inherit=True)) for t in (text, mutant.applied(text)))
+        for depth, name in enumerate(mutant.functions):
+            lines = [code.co_firstlineno for code in before.get(name, []) if code.co_firstlineno <= mutant.line]
+            if not lines or len(after.get(name, [])) != len(before[name]):
+                raise CannotSwap(name)
+            functions = self._found.get((path, name, lines[-1]), [])
+            if depth == 0 and not functions:
+                raise CannotSwap(name)
+            for function in functions:
+                try:
+                    function.__code__ = after[name][len(lines) - 1]
+                except ValueError as error:  # another number of variables of its surroundings
+                    raise CannotSwap(name) from error
+
+
+def _by_name(code: CodeType) -> dict[str, list[CodeType]]:
+    found: dict[str, list[CodeType]] = {}
+
+    def walk(outer: CodeType) -> None:
+        for constant in outer.co_consts:
+            if isinstance(constant, CodeType):
+                found.setdefault(constant.co_qualname, []).append(constant)
+                walk(constant)
+
+    walk(code)
+    return found
+
+
+# Processes.
+
+
+def adopt_orphans() -> None:
+    """Have processes whose parents died become children of this process, so that it can end them."""
+    ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
+
+
+def end_descendants() -> None:
+    """Kill all processes below this one, and wait for them."""
+    while below := _descendants(os.getpid()):
+        for pid in below:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        _reap()
+        time.sleep(0.001)
+
+
+def _reap() -> None:
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+def _descendants(top: int) -> list[int]:
+    children: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):
+        if name.isdecimal():
+            try:
+                stat = Path("/proc", name, "stat").read_text()
+            except OSError:
+                continue
+            children.setdefault(int(stat.rpartition(")")[2].split()[1]), []).append(int(name))
+    found, todo = [], [top]
+    while todo:
+        below = children.get(todo.pop(), [])
+        found += below
+        todo += below
+    return found
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder and all mounts in it: a container runtime that was killed leaves some."""
+    mounts = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
+    for place in reversed(mounts):
+        if Path(place).is_relative_to(folder):
+            ctypes.CDLL(None).umount2(place.encode(), 2)  # MNT_DETACH
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _prepare_child(temporary: Path) -> None:
+    """A session, a memory limit and a temporary folder of its own, and nothing to read or to say."""
+    os.setsid()
+    silence = os.open(os.devnull, os.O_RDWR)
+    for number in (0, 1, 2):
+        os.dup2(silence, number)
+    _limit_memory()
+    _use_temporary(temporary)
+
+
+def _tell_error() -> None:
+    """Write down an error of this tool in a child."""
+    with open(os.path.join("build", "mutation", "errors.txt"), "a") as errors:
+        traceback.print_exc(file=errors)
+
+
+def _limit_memory() -> None:
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    most = pages * resource.getpagesize() + MEMORY_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _use_temporary(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o1777)  # as /tmp is: tests become other users
+    os.environ["TMPDIR"] = os.environ["PYTEST_DEBUG_TEMPROOT"] = str(folder)
+    tempfile.tempdir = None
+
+
+def next_number(queue: int) -> int | None:
+    """Take the next job's number from a file that all workers share, with its position."""
+    line = os.read(queue, NUMBER_WIDTH)
+    return int(line) if line else None
+
+
+NUMBER_WIDTH = 8
+
+
+def write_queue(path: Path, count: int) -> int:
+    """A file of numbers, open for reading."""
+    path.write_text("".join(f"{number:>{NUMBER_WIDTH - 1}}\n" for number in range(count)))
+    queue = os.open(path, os.O_RDONLY)
+    os.set_inheritable(queue, True)
+    return queue
+
+
+# Running tests, in whatever process.
+
+
+@dataclass(eq=False)  # pytest keeps plugins in sets
+class Collected:
+    """A pytest plugin: after the collection, `serve` runs in the place of pytest's own loop over the tests."""
+
+    serve: Callable[["Collected", pytest.Session], None]
+    on_failure: Callable[[], None] = lambda: None
+    items: dict[str, pytest.Item] = field(default_factory=dict)
+    failed: bool = False
+    skipped: bool = False
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        """Take over."""
+        _shrink_no_examples()
+        self.items = {item.nodeid: item for item in session.items}
+        self.serve(self, session)
+        return True
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Note a failure at once: the teardown may take long."""
+        self.skipped = self.skipped or report.skipped
+        if report.failed and not self.failed:
+            self.failed = True
+            self.on_failure()
+
+    def run(self, item: pytest.Item, following: pytest.Item | None) -> None:
+        """Run one test."""
+        self.failed = self.skipped = False
+        item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+
+    def run_until_failure(self, tests: Sequence[str], tell: Callable[[str], None]) -> None:
+        """Run tests and report each start, and the end."""
+        items = [self.items[name] for name in tests]
+        for number, item in enumerate(items):
+            tell(f"start {number}")
+            self.on_failure = lambda number=number: tell(f"failed {number}")  # type: ignore[misc]
+            self.run(item, items[number + 1] if number + 1 < len(items) else None)
+            if self.failed:
+                # Fixtures of modules leave nothing behind either. The worker does not wait long for them.
+                item.session._setupstate.teardown_exact(None)
+                return
+        tell("passed")
+
+
+def environment_for(source: Path) -> dict[str, str]:
+    """The environment of a process that imports this source."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join((str(source), str(TOOLS))), "PYTHONHASHSEED": "0"}
+
+
+def pytest_main(files: Iterable[str], plugin: object) -> int:
+    """Run pytest in this process. Output is not captured: forked children would share the files."""
+    quiet = ["-q", "-q", "-s", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not slow", "--no-header"]
+    return int(pytest.main([*quiet, "--rootdir", os.getcwd(), *files], plugins=[plugin]))
+
+
+def _shrink_no_examples() -> None:
+    """A counterexample is enough; Hypothesis would spend seconds on making it small."""
+    engine = sys.modules.get("hypothesis.internal.conjecture.engine")
+    if engine is not None:
+        engine.MAX_SHRINKING_SECONDS = 0  # type: ignore[attr-defined]
+
+
+def watch(pid: int, pipe: int, limits: Sequence[float], first_limit: float) -> Run:
+    """Wait for what a child reports. A child that dies without a word has failed."""
+    deadline = time.monotonic() + first_limit
+    current: int | None = None
+    buffer = b""
+    while True:
+        ready, _, _ = select.select([pipe], [], [], max(0.0, min(0.2, deadline - time.monotonic())))
+        if ready:
+            chunk = os.read(pipe, 65536)
+            *lines, buffer = (buffer + chunk).split(b"\n")
+            for line in lines:
+                word, _, number = line.decode().partition(" ")
+                match word:
+                    case "start":
+                        current = int(number)
+                        deadline = time.monotonic() + limits[current]
+                    case "failed":
+                        _give_time_for_teardown(pid)
+                        return Run("failed", int(number))
+                    case "passed":
+                        return Run("passed")
+                    case "cannot":
+                        return Run("cannot swap")
+            if not chunk:
+                return Run("failed", current)
+        elif time.monotonic() >= deadline:
+            return Run("timeout", current)
+        elif _has_ended(pid):
+            return Run("failed", current)
+
+
+def _has_ended(pid: int) -> bool:
+    """Whether a child has ended. Orphans that have ended are waited for: tests look whether they are gone."""
+    while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+        if ended.si_pid == pid:
+            return True
+        os.waitpid(ended.si_pid, 0)
+    return False
+
+
+def _give_time_for_teardown(pid: int) -> None:
+    deadline = time.monotonic() + TEARDOWN_SECONDS
+    while time.monotonic() < deadline and not _has_ended(pid):
+        time.sleep(0.005)
+
+
+# A worker: one mutant at a time.
+
+
+class Worker:
+    """Takes jobs and judges mutants, in forked children of the warm process and in fresh processes."""
+
+    def __init__(self, plan: Plan, number: int, collected: Collected, functions: Functions) -> None:
+        self._plan = plan
+        self._collected = collected
+        self._functions = functions
+        self._folder = plan.scratch / str(number)
+        self._copy: Path | None = None
+        self._confirmed: set[tuple[bool, int]] = set()
+        self._unreliable: set[int] = set()
+
+    def work(self, queue: int) -> None:
+        """Judge mutants until none is left."""
+        adopt_orphans()
+        results = os.open(self._plan.results, os.O_WRONLY | os.O_APPEND)
+        while (number := next_number(queue)) is not None:
+            job = self._plan.jobs[number]
+            started = time.monotonic()
+            verdict = self._judge(job)
+            verdict |= {"id": job.mutant.id, "seconds": round(time.monotonic() - started, 2), "left_out": job.left_out}
+            os.write(results, json.dumps(verdict).encode() + b"\n")
+
+    def _judge(self, job: Job) -> dict[str, Any]:
+        fresh = list(job.in_fresh_process)
+        for tests in job.in_fork:
+            run = self._decided(job.mutant, tests, in_fork=True)
+            if run.outcome == "cannot swap":
+                fresh = list(dict.fromkeys([*fresh, *(test for stage in job.in_fork for test in stage)]))
+                break
+            if run.outcome != "passed":
+                return self._verdict(run)
+        for part in self._fresh_parts(fresh):
+            run = self._decided(job.mutant, part, in_fork=False)
+            if run.outcome != "passed":
+                return self._verdict(run)
+        return {"verdict": "survived" if job.in_fork or fresh else "unreached", "by": None}
+
+    def _verdict(self, run: Run) -> dict[str, Any]:
+        by = None if run.test is None else self._plan.tests[run.test].id
+        return {"verdict": "killed" if run.outcome == "failed" else "timeout", "by": by}
+
+    def _fresh_parts(self, tests: Sequence[int]) -> Iterator[tuple[int, ...]]:
+        """A fresh process takes long to collect many files: the likeliest come first, alone."""
+        files: dict[str, list[int]] = {}
+        for test in tests:
+            files.setdefault(self._plan.tests[test].file, []).append(test)
+        groups = list(files.values())
+        for start, end in zip((0, *FRESH_FILES), (*FRESH_FILES, None), strict=True):
+            if part := groups[start:end]:
+                yield tuple(test for group in part for test in group)
+
+    def _decided(self, mutant: Mutant, tests: Sequence[int], *, in_fork: bool) -> Run:
+        """Run tests until one fails that passes without the mutant."""
+        run_tests = self._run_in_fork if in_fork else self._run_fresh
+        while reliable := [test for test in tests if test not in self._unreliable]:
+            run = run_tests(mutant, reliable)
+            key = (in_fork, run.test) if run.test is not None else None
+            if key is None or run.outcome not in ("failed", "timeout") or key in self._confirmed:
+                return run
+            if run_tests(None, [key[1]]).outcome == "passed":
+                self._confirmed.add(key)
+                return run
+            self._unreliable.add(key[1])
+        return Run("passed")
+
+    def _limits(self, tests: Sequence[int]) -> list[float]:
+        return [self._plan.limit_seconds + LIMIT_FACTOR * self._plan.tests[test].seconds for test in tests]
+
+    def _run_in_fork(self, mutant: Mutant | None, tests: Sequence[int]) -> Run:
+        names = [self._plan.tests[test].id for test in tests]
+        reading, writing = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            self._be_child(mutant, names, writing)
+        os.close(writing)
+        try:
+            return self._numbered(watch(pid, reading, self._limits(tests), FIRST_LIMIT_SECONDS), tests)
+        finally:
+            self._clean_up(reading)
+
+    def _be_child(self, mutant: Mutant | None, names: Sequence[str], writing: int) -> None:
+        try:
+            _prepare_child(self._folder / "t")
+            if mutant is not None:
+                try:
+                    self._functions.swap(mutant)
+                except CannotSwap:
+                    os.write(writing, b"cannot swap\n")
+                    return
+            self._collected.run_until_failure(names, lambda word: _write_line(writing, word))
+        except BaseException:
+            _tell_error()
+        finally:
+            os._exit(0)
+
+    def _run_fresh(self, mutant: Mutant | None, tests: Sequence[int]) -> Run:
+        if self._copy is None:
+            self._copy = self._folder / "src"
+            copy_source(self._plan.source, self._copy)
+        names = [self._plan.tests[test].id for test in tests]
+        (self._folder / "tests.json").write_text(json.dumps(names))
+        reading, writing = os.pipe()
+        if mutant is not None:
+            self._compile(mutant, changed=True)
+        program = [sys.executable, "-m", "tools.mutation_runner", "fresh", str(self._folder), str(writing)]
+        started = subprocess.Popen(
+            program,
+            cwd=self._plan.root,
+            env=environment_for(self._copy),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=(writing,),
+            start_new_session=True,
+        )
+        os.close(writing)
+        try:
+            run = watch(started.pid, reading, self._limits(tests), FIRST_LIMIT_SECONDS)
+            return self._numbered(run, tests)
+        finally:
+            self._clean_up(reading)
+            started.returncode = 0  # it is waited for
+            if mutant is not None:
+                self._compile(mutant, changed=False)
+
+    def _compile(self, mutant: Mutant, *, changed: bool) -> None:
+        assert self._copy is not None
+        path = self._copy / "podkeeper" / mutant.file
+        text = path.read_bytes()
+        code = compile(mutant.applied(text) if changed else text, str(path), "exec", dont_inherit=True)
+        write_compiled(path, code)
+
+    def _numbered(self, run: Run, tests: Sequence[int]) -> Run:
+        return run if run.test is None else Run(run.outcome, tests[run.test])
+
+    def _clean_up(self, pipe: int) -> None:
+        os.close(pipe)
+        end_descendants()
+        remove_folder(self._folder / "t")
+
+
+def _write_line(file: int, word: str) -> None:
+    with suppress(OSError):  # if a test closed it, the worker sees how the process ends
+        os.write(file, word.encode() + b"\n")
+
+
+# What the processes do.
+
+
+def serve_mutants(plan: Plan, queue: int) -> int:
+    """Be the warm process: collect, fork the workers, wait for them."""
+
+    def serve(collected: Collected, session: pytest.Session) -> None:
+        functions = Functions(plan.source)
+        gc.collect()
+        gc.freeze()
+        workers = []
+        for number in range(plan.workers):
+            if pid := os.fork():
+                workers.append(pid)
+                continue
+            try:
+                Worker(plan, number, collected, functions).work(queue)
+            except BaseException:
+                sys.excepthook(*sys.exc_info())
+                os._exit(1)
+            os._exit(0)
+        for pid in workers:
+            _, status = os.waitpid(pid, 0)
+            if status:
+                session.shouldfail = f"a worker ended with status {status}"
+
+    wanted = {test for job in plan.jobs for stage in job.in_fork for test in stage}
+    files = dict.fromkeys(plan.tests[test].file for test in sorted(wanted))
+    if not files:
+        Worker(plan, 0, Collected(serve), Functions(plan.source)).work(queue)
+        return 0
+    return pytest_main(files, Collected(serve))
+
+
+def serve_fresh(folder: Path, pipe: int) -> int:
+    """Be a fresh process: run these tests in this order."""
+    names = json.loads((folder / "tests.json").read_text())
+    os.set_inheritable(pipe, False)
+    _limit_memory()
+    _use_temporary(folder / "t")
+
+    def serve(collected: Collected, session: pytest.Session) -> None:
+        tests = [name for name in names if name in collected.items]
+        if len(tests) < len(names):  # the mutant changes what is collected
+            _write_line(pipe, "failed 0")
+            return
+        collected.run_until_failure(tests, lambda word: _write_line(pipe, word))
+
+    status = pytest_main(dict.fromkeys(name.partition("::")[0] for name in names), Collected(serve))
+    if status:  # the collection failed, and no test has said so
+        _write_line(pipe, "failed 0")
+    return status
+
+
+def serve_record(marked: Path, results: Path, files: list[str], queue: int) -> int:
+    """Be a recording process: run whole test files, each in a child, and write down which blocks each test reaches."""
+    os.environ[MAIN_PROCESS] = str(os.getpid())
+    adopt_orphans()
+    module = __import__(f"podkeeper.{MARKS}", fromlist=["marks"])
+    size = len(module.marks)
+    marks: memoryview = module._map
+
+    def packed(start: int) -> str:
+        return base64.b64encode(zlib.compress(bytes(marks[start : start + size]))).decode()
+
+    def serve(collected: Collected, session: pytest.Session) -> None:
+        by_file: dict[str, list[pytest.Item]] = {}
+        for item in session.items:
+            by_file.setdefault(item.nodeid.partition("::")[0], []).append(item)
+        output = os.open(results, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        os.write(output, json.dumps({"imports": packed(0)}).encode() + b"\n")
+
+        def write_reached(item: pytest.Item, following: pytest.Item | None) -> None:
+            marks[:] = bytes(2 * size)
+            started, used = time.monotonic(), sum(os.times()[:4])
+            collected.run(item, following)
+            seconds = time.monotonic() - started
+            told = {
+                "test": item.nodeid,
+                "passed": not collected.failed and not collected.skipped,
+                "failed": collected.failed,
+                "seconds": round(seconds, 4),
+                "cost": round(sum(os.times()[:4]) - used + WAITING_COST * seconds, 4),
+                "here": packed(0),
+                "elsewhere": packed(size),
+            }
+            os.write(output, json.dumps(told).encode() + b"\n")
+
+        gc.collect()
+        gc.freeze()
+        while (number := next_number(queue)) is not None:
+            items = by_file.get(files[number], [])
+            reading, writing = os.pipe()
+            pid = os.fork()
+            if pid == 0:
+                try:
+                    _prepare_child(marked.parent / "t")
+                    for place, item in enumerate(items):
+                        write_reached(item, items[place + 1] if place + 1 < len(items) else None)
+                    _write_line(writing, "passed")
+                except BaseException:
+                    _tell_error()
+                finally:
+                    os._exit(0)
+            os.close(writing)
+            watch(pid, reading, [], RECORD_LIMIT_SECONDS)
+            os.close(reading)
+            end_descendants()
+            remove_folder(marked.parent / "t")
+            os.write(output, json.dumps({"file": files[number]}).encode() + b"\n")
+
+    return pytest_main(files, Collected(serve))
+
+
+def main(arguments: list[str]) -> int:
+    """Be one of the processes of `tools.mutation`."""
+    match arguments:
+        case ["warm", plan, queue]:
+            return serve_mutants(pickle.loads(Path(plan).read_bytes()), int(queue))
+        case ["fresh", folder, pipe]:
+            return serve_fresh(Path(folder), int(pipe))
+        case ["record", marked, results, files, queue]:
+            return serve_record(Path(marked), Path(results), json.loads(Path(files).read_text()), int(queue))
+    print("started by tools.mutation only")
+    return 2
+
+
+if __name__ == "__main__":
+    from tools import mutation_runner
+
+    sys.exit(mutation_runner.main(sys.argv[1:]))
