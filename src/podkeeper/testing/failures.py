@@ -41,7 +41,7 @@ def fail_each_call(
     undisturbed = Run(operation, calls).in_between(())
     if undisturbed.problem:
         raise AssertionError(f"the undisturbed operation failed: {undisturbed.problem}")
-    made = [happened.call for happened in calls.log]
+    made = [happened.call for happened in calls.log[: undisturbed.calls]]  # not those of `afterwards`
     if not made:
         raise AssertionError("the operation made no call to a watched port")
     failures, runs = Failures("a failing call"), 0

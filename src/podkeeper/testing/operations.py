@@ -178,6 +178,7 @@ class Ended:
     problem: str = ""  # why it counts as failed, whatever the state
     awaits: int = 0
     where: str = ""  # what the operation awaited when the first event arrived
+    calls: int = 0  # calls to watched ports until the state was taken
 
 
 class Run(Generic[S]):
@@ -263,7 +264,7 @@ class Run(Generic[S]):
                     await self._events_done()
                     await asyncio.sleep(self.operation.settle_seconds)
                 self.operation.check(stage)
-                ended = Ended(self.operation.state(stage), self.problem, awaits, self.where)
+                ended = Ended(self.operation.state(stage), self.problem, awaits, self.where, len(self.calls.log))
                 if self.operation.afterwards is not None:
                     async with asyncio.timeout(LIMIT_SECONDS):
                         await self.operation.afterwards(stage)
