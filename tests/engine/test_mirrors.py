@@ -101,11 +101,11 @@ def mirror(version: str, uid: str = "api-0", *, deleted: bool = False) -> Pod:
 class Desk:
     """A mirror client at work, with its API and its pod manager."""
 
-    def __init__(self, calls: PortCalls | None = None) -> None:
-        self.api, self.pods = Api(), PodManager()
+    def __init__(self, calls: PortCalls | None = None, api: Api | None = None) -> None:
+        self.api, self.pods = api or Api(), PodManager()
         self.node_uid: str | None = "node-uid"
-        api = self.api if calls is None else calls.watch("api", self.api)
-        self.client = MirrorClient(api=api, pods=self.pods, node_name="node", node_uid=lambda: self.node_uid)
+        watched = self.api if calls is None else calls.watch("api", self.api)
+        self.client = MirrorClient(api=watched, pods=self.pods, node_name="node", node_uid=lambda: self.node_uid)
 
     def has(self, *pods: Pod) -> None:
         for each in pods:
