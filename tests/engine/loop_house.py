@@ -213,6 +213,7 @@ class ToyHouse:
         self.hanging: set[str] = set()
         self.failing: dict[str, Exception] = {}
         self.calls: list[str] = []
+        self.begun: list[tuple[float, str]] = []  # the same calls, and when they began
 
     async def list_pods(self) -> frozenset[PodUID]:
         await self._call("list cgroups")
@@ -248,6 +249,7 @@ class ToyHouse:
 
     async def _call(self, what: str) -> None:
         self.calls.append(what)
+        self.begun.append((_now(), what))
         await asyncio.sleep(0)
         if what in self.failing:
             raise self.failing[what]
