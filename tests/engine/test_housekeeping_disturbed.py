@@ -52,7 +52,7 @@ class Stage:
 
     def is_sound(self) -> None:
         node = self.node
-        desired = {each.metadata.uid or "" for each in node.pods.pods()}
+        desired = uids(*(each.metadata.uid or "" for each in node.pods.pods()))
         assert node.runtime.running == desired
         assert node.probes.kept == desired
         assert node.status.kept is not None
