@@ -163,7 +163,7 @@ def is_complete(node: Node) -> None:
 async def the_log_is_rotated_again(node: Node) -> None:
     if node.runs:
         node.write()
-        await asyncio.sleep(30)
+        await asyncio.sleep(20)
         is_complete(node)
         parts = [name for _, name in node.files if name.startswith(node.log)]
         assert len(parts) >= 2, "it was not rotated"
@@ -187,7 +187,7 @@ async def rotate(node: Node) -> None:
 
 
 ROTATING = Operation(
-    stage=stage, run=rotate, state=what_is_there, check=is_sound, afterwards=the_log_is_rotated_again, settle_seconds=25
+    stage=stage, run=rotate, state=what_is_there, check=is_sound, afterwards=the_log_is_rotated_again, settle_seconds=15
 )
 EVENTS: dict[str, Event[Node]] = {
     "the log grows": Node.write,

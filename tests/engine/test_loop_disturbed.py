@@ -20,9 +20,6 @@ from podkeeper.model.messages import (
     LifecycleEventType,
     Op,
     PodUID,
-    ProbeKind,
-    ProbeResult,
-    ProbeUpdate,
 )
 from podkeeper.testing.failures import check_backoff_resets, fail_each_call
 from podkeeper.testing.interleave import interleave
@@ -53,9 +50,6 @@ class Stage:
 
     def died(self) -> None:
         self.node.loop.tell_lifecycle(LifecycleEvent(UID, LifecycleEventType.CONTAINER_DIED, "c1"))
-
-    def failed(self) -> None:
-        self.node.loop.tell_probe(ProbeUpdate(ProbeKind.LIVENESS, UID, "c1", ProbeResult.FAILURE))
 
     def become_unwell(self) -> None:
         """The runtime is not ready for a while, longer than the period of the health check."""
@@ -110,9 +104,7 @@ ADDING = Operation(
 )
 EVENTS: dict[str, Event[Stage]] = {
     "the pod is updated": lambda stage: stage.of_critical(Op.UPDATE),
-    "the pod is reconciled": lambda stage: stage.of_critical(Op.RECONCILE),
     "a container dies": Stage.died,
-    "a probe fails": Stage.failed,
     "work is due": lambda stage: stage.node.loop.enqueue(UID, 0),
     "a static pod has left": lambda stage: stage.node.loop.left("critical_ns"),
     "housekeeping": lambda stage: stage.node.loop.tidy_soon(),

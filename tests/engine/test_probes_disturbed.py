@@ -182,9 +182,8 @@ EVENTS: dict[str, Event[Stage]] = {
     "the containers become ill": Stage.fail,
     "the pod ends": Stage.end,
     "the pod terminates": lambda stage: stage.world.probes.stop_liveness_and_startup(WEB),
-    "the pod is removed": lambda stage: stage.world.probes.remove_pod(uid(WEB)),
+    "the pod is removed": lambda stage: stage.world.probes.keep_only([uid(DB)]),
     "the pod comes back": Stage.come_back,
-    "only the other pod is kept": lambda stage: stage.world.probes.keep_only([uid(DB)]),
 }
 
 
