@@ -5,7 +5,8 @@ A pod runs from the end of its first sync to the end of its termination; each ta
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from contextlib import asynccontextmanager
 from typing import TypeVar
 
 from podkeeper.engine.admission import Admission
@@ -17,6 +18,7 @@ from podkeeper.engine.manager import PodManager
 from podkeeper.engine.preemption import Preemption
 from podkeeper.engine.queue import WorkQueue
 from podkeeper.engine.workers import PodWorkers
+from podkeeper.model.errors import TryLater
 from podkeeper.model.k8s.core import Container, Node, NodeStatus, Pod, PodSpec, PodStatus, ResourceRequirements
 from podkeeper.model.k8s.meta import ObjectMeta
 from podkeeper.model.messages import (
@@ -32,6 +34,7 @@ from podkeeper.model.runtime import PodRecord, SandboxRecord
 from podkeeper.model.runtime_calls import RuntimeHealth
 from podkeeper.model.wire import QuantityLike
 from podkeeper.rules.worker.updates import StatusFunction, UpdateType
+from podkeeper.testing.port_calls import PortCalls
 from podkeeper.testing.virtual_time import VirtualClock, simulate
 from tests.violations import violation
 
@@ -211,6 +214,7 @@ class ToyHouse:
         self.hanging: set[str] = set()
         self.failing: dict[str, Exception] = {}
         self.calls: list[str] = []
+        self.begun: list[tuple[float, str]] = []  # the same calls, and when they began
 
     async def list_pods(self) -> frozenset[PodUID]:
         await self._call("list cgroups")
@@ -246,6 +250,7 @@ class ToyHouse:
 
     async def _call(self, what: str) -> None:
         self.calls.append(what)
+        self.begun.append((_now(), what))
         await asyncio.sleep(0)
         if what in self.failing:
             raise self.failing[what]
@@ -263,6 +268,7 @@ class LoopHouse:
         cpu: str = "4",
         max_pods: str = "20000",
         happenings: Callable[[], int] | None = None,
+        calls: PortCalls | None = None,
     ) -> None:
         self.clock = VirtualClock()
         self.runtime, self.house = ToyRuntime(), ToyHouse()
@@ -302,17 +308,18 @@ class LoopHouse:
             record=lambda event, _: self.events.append(event),
             clock=self.clock,
         )
+        watched_runtime = self.runtime if calls is None else calls.watch("runtime", self.runtime)
         self.housekeeping = Housekeeping(
             pods=self.pods,
             workers=self.workers,
-            runtime=self.runtime,
+            runtime=watched_runtime,
             status=self.status,
             probes=self.probes,
-            mirrors=self.mirrors,
+            mirrors=self.mirrors if calls is None else calls.watch("mirrors", self.mirrors, {"delete": (TryLater,)}),
             admission=self.admission,
             clock=self.clock,
-            volumes=self.house,
-            cgroups=self.house,
+            volumes=self.house if calls is None else calls.watch("volumes", self.house),
+            cgroups=self.house if calls is None else calls.watch("cgroups", self.house),
             held=self.preemption.held,
             happenings=happenings,
         )
@@ -321,7 +328,7 @@ class LoopHouse:
             queue=self.queue,
             deadlines=self.deadlines,
             housekeeping=self.housekeeping,
-            runtime=self.runtime,
+            runtime=watched_runtime,
             clock=self.clock,
         )
         self._last_moment = 0.0
@@ -329,6 +336,15 @@ class LoopHouse:
     def _moment(self) -> float:
         self._last_moment = max(self.clock.monotonic(), self._last_moment + 1e-9)
         return self._last_moment
+
+    @asynccontextmanager
+    async def alive(self) -> AsyncIterator[None]:
+        """Let all rooms run."""
+        async with asyncio.TaskGroup() as group:
+            rooms = [group.create_task(room.run()) for room in (self.workers, self.preemption, self.loop)]
+            yield
+            for room in rooms:
+                room.cancel()
 
     def tell(self, op: Op, *pods: Pod, source: str = API_SOURCE) -> None:
         self.loop.tell_config(PodUpdate(op, pods, source))
@@ -346,12 +362,8 @@ def play(
 
     async def life() -> T:
         house = LoopHouse(sources=sources, cpu=cpu, max_pods=max_pods, happenings=happenings)
-        async with asyncio.TaskGroup() as group:
-            rooms = [group.create_task(room.run()) for room in (house.workers, house.preemption, house.loop)]
-            result = await story(house)
-            for room in rooms:
-                room.cancel()
-        return result
+        async with house.alive():
+            return await story(house)
 
     return simulate(life())
 

@@ -18,6 +18,7 @@ from podkeeper.model.messages import EventType, PodEvent, PodUID
 from podkeeper.model.runtime import PodRecord
 from podkeeper.model.wire import JSONObject, Wire
 from podkeeper.rules.patch.strategic import apply
+from podkeeper.testing.port_calls import PortCalls
 from podkeeper.testing.virtual_time import BEGINNING, VirtualClock, simulate
 from tests.violations import violation
 
@@ -93,12 +94,19 @@ class FakeApi:
 class Desk:
     """A recorder with its neighbours."""
 
-    def __init__(self, *pods: Pod, api: bool = True, pending: int = 100) -> None:
+    def __init__(
+        self,
+        *pods: Pod,
+        api: bool = True,
+        pending: int = 100,
+        calls: PortCalls | None = None,
+        clock: VirtualClock | None = None,
+    ) -> None:
         self.api = FakeApi()
-        self.clock = VirtualClock()
+        self.clock = clock or VirtualClock()
         known = {PodUID(each.metadata.uid or ""): each for each in pods}
         self.recorder = EventRecorder(
-            api=self.api if api else None,
+            api=None if not api else self.api if calls is None else calls.watch("api", self.api),
             node_name="node-1",
             clock=self.clock,
             postman=Postman(clock=self.clock, what="event"),

@@ -12,6 +12,7 @@ from podkeeper.model.messages import PodEvent, PodUID
 from podkeeper.model.runtime import ContainerRecord, ContainerState, PodRecord
 from podkeeper.rules.image_gc import USUAL_POLICY, GcPolicy
 from podkeeper.runtimes.fake import FakeRuntime, Operation
+from podkeeper.testing.port_calls import PortCalls
 from podkeeper.testing.virtual_time import VirtualClock, simulate
 
 MIB = 2**20
@@ -44,14 +45,14 @@ class Runtime(FakeRuntime):
 class Home:
     """Image care over a fake runtime."""
 
-    def __init__(self, policy: GcPolicy, kept: Collection[str]) -> None:
+    def __init__(self, policy: GcPolicy, kept: Collection[str] = (), calls: PortCalls | None = None) -> None:
         self.clock = VirtualClock()
         self.fake = Runtime(self.clock)
         self.told: list[PodEvent] = []
         self.left: list[int] = []
         self.removed: list[str] = []
         self.care = ImageCare(
-            runtime=self.fake,
+            runtime=self.fake if calls is None else calls.watch("runtime", self.fake),
             clock=self.clock,
             policy=policy,
             tell=self.told.append,

@@ -19,6 +19,7 @@ from podkeeper.model.messages import (
     FILE_SOURCE,
 )
 from podkeeper.model.wire import Wire
+from podkeeper.testing.port_calls import PortCalls
 from podkeeper.testing.virtual_time import simulate
 from tests.violations import violation
 
@@ -106,10 +107,11 @@ def mirror(version: str, uid: str = "api-0", *, deleted: bool = False) -> Pod:
 class Desk:
     """A mirror client at work, with its API and its pod manager."""
 
-    def __init__(self) -> None:
-        self.api, self.pods = Api(), PodManager()
+    def __init__(self, calls: PortCalls | None = None, api: Api | None = None) -> None:
+        self.api, self.pods = api or Api(), PodManager()
         self.node_uid: str | None = "node-uid"
-        self.client = MirrorClient(api=self.api, pods=self.pods, node_name="node", node_uid=lambda: self.node_uid)
+        watched = self.api if calls is None else calls.watch("api", self.api)
+        self.client = MirrorClient(api=watched, pods=self.pods, node_name="node", node_uid=lambda: self.node_uid)
 
     def has(self, *pods: Pod) -> None:
         for each in pods:

@@ -33,6 +33,7 @@ from podkeeper.model.messages import CONFIG_MIRROR_ANNOTATION, CONFIG_SOURCE_ANN
 from podkeeper.model.wire import JSONObject, Wire
 from podkeeper.rules.patch.strategic import apply
 from podkeeper.rules.status.publish import CachedStatus, is_urgent
+from podkeeper.testing.port_calls import PortCalls
 from podkeeper.testing.virtual_time import VirtualClock, simulate
 from tests.violations import violation
 
@@ -141,6 +142,8 @@ class FakeApi:
         uid: str | None = None,
     ) -> None:
         async with self.call("delete", name):
+            if uid not in (None, self.pods[name].metadata.uid):
+                raise Conflict(f"cannot delete {name}: it is another pod")
             self.deletions.append((name, grace_seconds, uid))
             del self.pods[name]
 
@@ -175,7 +178,15 @@ class FakeJournal:
 class Node:
     """A status manager with its neighbours; `at` is the time."""
 
-    def __init__(self, *pods: Pod, api: bool = True, journal: FakeJournal | None = None, concurrency: int = 16) -> None:
+    def __init__(
+        self,
+        *pods: Pod,
+        api: bool = True,
+        journal: FakeJournal | None = None,
+        concurrency: int = 16,
+        calls: PortCalls | None = None,
+        clock: VirtualClock | None = None,
+    ) -> None:
         self.api = FakeApi()
         self.api.put(*(each for each in pods if each.metadata.annotations != {CONFIG_SOURCE_ANNOTATION: "file"}))
         self.known = PodManager()
@@ -183,14 +194,16 @@ class Node:
             self.known.update(each)
         self.could_run: set[str] = set()
         self.lags: list[float] = []
-        self.clock = VirtualClock()
+        self.clock = clock or VirtualClock()
         self.manager = StatusManager(
-            api=self.api if api else None,
+            api=None if not api else self.api if calls is None else calls.watch("api", self.api),
             pods=self.known,
             could_run=self.could_run.__contains__,
             clock=self.clock,
             postman=Postman(clock=self.clock, what="status of pod", concurrency=concurrency),
-            notebook=Notebook(journal, "status/"),
+            notebook=Notebook(
+                journal if calls is None or journal is None else calls.watch("journal", journal), "status/"
+            ),
             observe_lag=self.lags.append,
         )
 

@@ -59,6 +59,18 @@ def test_a_key_offered_while_in_flight_has_another_turn() -> None:
     assert not outbox.is_pending("a")
 
 
+def test_a_key_whose_target_changes_in_flight_has_one_turn_at_a_time() -> None:
+    outbox = offered()
+    outbox.offer("a", "old name")
+    assert started(outbox) == ["a"]
+    outbox.offer("a", "new name")
+    assert started(outbox) == []
+    outbox.ended("a", failed=False, fraction=0)
+    assert started(outbox) == ["a"]
+    outbox.ended("a", failed=False, fraction=0)
+    assert not outbox.is_pending("a")
+
+
 def test_two_keys_of_one_target_take_turns() -> None:
     outbox = offered()
     outbox.offer("old", "name")

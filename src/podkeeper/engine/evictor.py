@@ -59,17 +59,20 @@ class Evictor:
         self._clock = clock
         self._evicted = evicted
         self._spared: set[PodUID] = set()
+        self._evicting: set[PodUID] = set()
 
     def evict(self, uid: PodUID, message: str) -> None:
         """A pod is larger than it may be: have it killed, unless it ends already."""
         pod = self._pod_by_uid(uid)
-        if pod is None or self._workers.is_pod_termination_requested(uid):
+        # The workers learn of the kill only when its task begins, and a pod may be too large twice by then.
+        if pod is None or uid in self._evicting or self._workers.is_pod_termination_requested(uid):
             return
         if is_critical_pod(pod):
             self._spare(pod, uid, message)
             return
         self._record(PodEvent(EventType.WARNING, "Evicted", message, uid), pod)
-        self._spawn(self._kill(pod, message))
+        self._evicting.add(uid)
+        self._spawn(self._kill(pod, message)).add_done_callback(lambda _: self._evicting.discard(uid))
 
     def _spare(self, pod: Pod, uid: PodUID, message: str) -> None:
         """Say, once, that a pod is too large and stays."""

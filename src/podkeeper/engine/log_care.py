@@ -257,7 +257,7 @@ class LogCare:
         await self._files.move(logs, name, to)
         try:
             await self._reopen(writer)
-        except TryLater:
+        except Exception:  # whatever the reason, the container must not go on without a log until the next look
             await self._files.move_back(logs, name, to)
             raise
         log.debug("rotated the log of container %s in %s", logs.container, logs.pod)

@@ -369,11 +369,11 @@ class StatusManager:
         if self._api is None or cached is None:
             return
         # What is accepted from here on counts its lag anew, and is sent after this.
-        self._cache[uid] = replace(cached, changed_at=None)
+        version = self._cache[uid] = replace(cached, changed_at=None)
         told = False
         try:
             await self._notebook.settle(uid)
-            told = await self._send_version(self._api, uid, cached)
+            told = await self._send_version(self._api, uid, version)
         finally:
             if not told:
                 self._still_untold(uid, cached.changed_at)
@@ -399,8 +399,9 @@ class StatusManager:
             return False  # the source has yet to tell that it is over
         could_run = self._could_run(_api_uid(pod))
         merged = merged_status(pod, cached.status, could_run=could_run, now=self._clock.now())
-        if self._cache[uid].version == cached.version:
-            self._cache[uid] = replace(self._cache[uid], status=merged.cached)
+        # Compare the object, not its number: a pod that was forgotten and came back counts from 1 again.
+        if self._cache[uid] is cached:
+            self._cache[uid] = replace(cached, status=merged.cached)
         patch = status_patch(pod, merged.to_send)
         if patch is not None:
             pod = await api.patch_status(Pod, cached.name, patch, cached.namespace)

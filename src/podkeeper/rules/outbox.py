@@ -55,7 +55,8 @@ class Outbox(Generic[K]):
 
     def offer(self, key: K, target: Hashable, *, urgent: bool = False, at_once: bool = False) -> None:
         """Ask for a turn; a key keeps its target. `at_once`: even if it is held after a failure."""
-        self._targets[key] = target
+        if self._flight(key) is None:  # a sending under way ends at the target at which it began
+            self._targets[key] = target
         if key in self._held and not at_once:
             self._held[key] |= urgent
         else:

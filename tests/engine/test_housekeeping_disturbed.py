@@ -1,0 +1,164 @@
+"""Housekeeping, with an event at every await and a failure at every call."""
+
+import asyncio
+import dataclasses
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from podkeeper.model.messages import Op, PodUID
+from podkeeper.testing.failures import fail_each_call
+from podkeeper.testing.interleave import interleave
+from podkeeper.testing.operations import Event, Operation
+from podkeeper.testing.port_calls import PortCalls
+from podkeeper.testing.virtual_time import simulate
+from tests.engine.loop_house import LoopHouse, never, pod, uids
+
+ROUNDS_SECONDS = 7.0
+"""Long enough for what one round after the other takes down: volumes, then the directory, then the cgroup."""
+
+
+@dataclass
+class Stage:
+    """A node with pod web, with a running pod that is not desired, and with all that pod gone has left behind."""
+
+    node: LoopHouse
+    came_at: dict[str, float] = field(default_factory=dict)
+
+    def come(self, name: str) -> None:
+        self.came_at[name] = asyncio.get_running_loop().time()
+        self.node.tell(Op.ADD, pod(name))
+
+    def come_back(self) -> None:
+        """Pod web is removed, and comes back under its UID."""
+        self.node.tell(Op.REMOVE, pod("web"))
+        self.node.tell(Op.ADD, pod("web"))
+
+    def hide_the_runtime(self) -> None:
+        """A listing that begins within the next 5 s takes as long."""
+        loop, until = asyncio.get_running_loop(), asyncio.get_running_loop().time() + 5
+
+        async def wait() -> None:
+            await asyncio.sleep(max(0, until - loop.time()))
+
+        self.node.runtime.before_listing = wait
+
+    def what_is_left(self) -> object:
+        """What runs and what is there, but for pods that came back: what had been taken from them may be anything."""
+        house, came = self.node.house, uids(*self.came_at)
+        left = [each - came for each in (house.cgroups, house.dirs, house.mounts)]
+        return sorted(self.node.runtime.running), left, set(self.node.mirrors.deleted)
+
+    def is_sound(self) -> None:
+        node = self.node
+        desired = uids(*(each.metadata.uid or "" for each in node.pods.pods()))
+        assert node.runtime.running == desired
+        assert node.probes.kept == desired
+        assert node.status.kept is not None
+        assert node.status.kept >= desired
+        assert not any(node.loop.is_tidying(PodUID(name)) for name in ("web", "gone", "stranger"))
+        assert not node.syncer.did("kill orphan", "web"), "a pod that its worker ends is killed as an orphan"
+        for name, came_at in self.came_at.items():
+            assert len(node.syncer.did("sync", name)) == 1, "a pod that has just come is started again"
+            removals = [call for at, call in node.house.begun if at > came_at and call.endswith(f" {name}")]
+            assert not removals, "something is taken from a pod that is desired"
+            killed = [at for at in node.syncer.did("kill orphan", name) if at > came_at]
+            assert not killed, "a desired pod is killed as an orphan"
+
+    async def the_next_orphan_is_taken_down(self) -> None:
+        house = self.node.house
+        house.cgroups |= uids("late")
+        house.dirs |= uids("late")
+        house.mounts |= uids("late")
+        self.node.runtime.running.add("late")
+        await asyncio.sleep(ROUNDS_SECONDS)
+        assert "late" not in self.node.runtime.running | house.cgroups | house.dirs | house.mounts
+
+
+@asynccontextmanager
+async def stage(calls: PortCalls) -> AsyncIterator[Stage]:
+    it = Stage(LoopHouse(calls=calls))
+    house = it.node.house
+    async with it.node.alive():
+        it.node.tell(Op.ADD, pod("web"), pod("dns", "mirror", mirror=True))
+        await asyncio.sleep(2.5)
+        it.node.mirrors.deleted.clear()
+        house.cgroups |= uids("gone", "web")
+        house.dirs |= uids("gone", "web")
+        house.mounts |= uids("gone", "web")
+        it.node.runtime.running.add("stranger")
+        yield it
+
+
+async def tidy(stage: Stage) -> None:
+    stage.node.loop.tidy_soon()
+    await asyncio.sleep(0.1)
+
+
+TIDYING = Operation(
+    stage=stage,
+    run=tidy,
+    state=Stage.what_is_left,
+    check=Stage.is_sound,
+    afterwards=Stage.the_next_orphan_is_taken_down,
+    settle_seconds=ROUNDS_SECONDS,
+)
+EVENTS: dict[str, Event[Stage]] = {
+    "the running pod becomes desired": lambda stage: stage.come("stranger"),
+    "pod gone comes back": lambda stage: stage.come("gone"),
+    "a new pod comes": lambda stage: stage.come("young"),
+    "pod web is removed": lambda stage: stage.node.tell(Op.REMOVE, pod("web")),
+    "pod web comes back": Stage.come_back,
+    "the runtime hangs": Stage.hide_the_runtime,
+}
+
+
+def test_every_event_while_a_node_is_tidied() -> None:
+    interleave(TIDYING, EVENTS, cancel=False)  # the round belongs to `run`
+
+
+def test_a_round_that_is_asked_for_during_another_one_follows_at_once() -> None:
+    rounds: list[int] = []
+
+    def count(it: Stage) -> int:
+        return it.node.house.calls.count("list cgroups")
+
+    def ask(it: Stage) -> None:
+        rounds.append(count(it))
+        it.node.loop.tidy_soon()
+
+    def followed(it: Stage) -> None:
+        assert not rounds or count(it) > rounds.pop()
+
+    soon = Operation(stage=stage, run=tidy, state=lambda _: None, check=followed, settle_seconds=0.5)
+    interleave(soon, {"another round is due": ask}, cancel=False)
+
+
+def test_the_runtime_is_waited_for_longer_until_it_has_answered_once() -> None:
+    async def pauses(it: Stage, count: int) -> list[float]:
+        """Let the runtime hang. Return the time from one listing to the next."""
+        begun: list[float] = []
+
+        async def hang() -> None:
+            begun.append(asyncio.get_running_loop().time())
+            await never()
+
+        it.node.runtime.before_listing = hang
+        while len(begun) <= count:
+            await asyncio.sleep(1)
+        it.node.runtime.before_listing = None
+        return [after - before for before, after in pairwise(begun)]
+
+    async def scenario() -> None:
+        async with stage(PortCalls()) as it:
+            assert await pauses(it, 3) == [2 + 2, 4 + 2, 8 + 2]  # the patience, and the time between two rounds
+            await asyncio.sleep(30)
+            assert await pauses(it, 1) == [2 + 2]
+
+    simulate(scenario())
+
+
+def test_every_call_fails_once() -> None:
+    # Only removals have an effect that could be there although the answer is lost, and a removal can be repeated.
+    fail_each_call(dataclasses.replace(TIDYING, afterwards=None), lost_answers=False)

@@ -1,0 +1,180 @@
+"""The sync loop with its handlers, admission and preemption, with an event at every await and a failure at every call.
+
+The handlers await nothing. Events reach them between two pieces of news, and while a pod is held.
+"""
+
+import asyncio
+import dataclasses
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import pytest
+
+from podkeeper.model.errors import RuntimeUnavailable
+from podkeeper.model.k8s.core import Pod
+from podkeeper.model.messages import (
+    API_SOURCE,
+    FILE_SOURCE,
+    LifecycleEvent,
+    LifecycleEventType,
+    Op,
+    PodUID,
+)
+from podkeeper.testing.failures import check_backoff_resets, fail_each_call
+from podkeeper.testing.interleave import interleave
+from podkeeper.testing.operations import Event, Operation
+from podkeeper.testing.port_calls import PortCalls
+from tests.engine.loop_house import LoopHouse, pod
+
+OLD = pod("old", cpu="4")
+CRITICAL = pod("critical", source=FILE_SOURCE, cpu="3")
+"""Static pods are critical: pod old is killed for it."""
+UID = PodUID("critical")
+
+
+@dataclass
+class Stage:
+    node: LoopHouse
+
+    def tell(self, op: Op, *pods: Pod, source: str = API_SOURCE) -> None:
+        self.node.tell(op, *pods, source=source)
+
+    def of_critical(self, op: Op) -> None:
+        self.node.tell(op, CRITICAL, source=FILE_SOURCE)
+
+    def come_back(self) -> None:
+        """The manifest is removed and put back."""
+        self.of_critical(Op.REMOVE)
+        self.of_critical(Op.ADD)
+
+    def died(self) -> None:
+        self.node.loop.tell_lifecycle(LifecycleEvent(UID, LifecycleEventType.CONTAINER_DIED, "c1"))
+
+    def become_unwell(self) -> None:
+        """The runtime is not ready for a while, longer than the period of the health check."""
+        self.node.runtime.ready = False
+        asyncio.get_running_loop().call_later(7, setattr, self.node.runtime, "ready", True)
+
+    def what_runs(self) -> object:
+        return sorted(self.node.runtime.running), self.node.preemption.held()
+
+    def what_runs_since(self) -> object:
+        """The same, and when the critical pod was started: housekeeping would start it, too, but later."""
+        return self.what_runs(), self.node.syncer.did("sync", UID)[:1]
+
+    def is_sound(self) -> None:
+        """Every desired pod is counted, and those that run have room."""
+        desired = {each.metadata.uid for each in self.node.pods.pods()}
+        assert not {"critical", "greedy"} <= self.node.runtime.running
+        assert self.node.runtime.running <= desired
+        assert self.node.loop.health() is None
+
+    async def there_is_no_room_for_another_large_pod(self) -> None:
+        """A pod that runs is counted, so another one does not fit."""
+        running = set(self.node.runtime.running)
+        self.tell(Op.ADD, pod("last", cpu="3"))
+        await asyncio.sleep(0.1)
+        assert ("last" in self.node.runtime.running) == running.isdisjoint({"critical", "greedy", "old"})
+
+
+@asynccontextmanager
+async def stage(calls: PortCalls) -> AsyncIterator[Stage]:
+    it = Stage(LoopHouse(sources=(API_SOURCE, FILE_SOURCE), calls=calls))
+    it.node.syncer.stop_seconds["old"] = 1
+    async with it.node.alive():
+        it.tell(Op.ADD, OLD)
+        it.tell(Op.ADD, source=FILE_SOURCE)
+        await asyncio.sleep(2.1)
+        yield it
+
+
+async def add_critical(stage: Stage) -> None:
+    stage.of_critical(Op.ADD)
+    await asyncio.sleep(1.5)
+
+
+ADDING = Operation(
+    stage=stage,
+    run=add_critical,
+    state=Stage.what_runs,
+    check=Stage.is_sound,
+    afterwards=Stage.there_is_no_room_for_another_large_pod,
+    settle_seconds=15,
+)
+EVENTS: dict[str, Event[Stage]] = {
+    "the pod is updated": lambda stage: stage.of_critical(Op.UPDATE),
+    "a container dies": Stage.died,
+    "work is due": lambda stage: stage.node.loop.enqueue(UID, 0),
+    "a static pod has left": lambda stage: stage.node.loop.left("critical_ns"),
+    "housekeeping": lambda stage: stage.node.loop.tidy_soon(),
+    "a mirror comes": lambda stage: stage.tell(Op.ADD, pod("critical", "mirror", mirror=True)),
+    "another pod comes": lambda stage: stage.tell(Op.ADD, pod("small")),
+}
+LATE_EVENTS: dict[str, Event[Stage]] = {
+    "the pod is removed": lambda stage: stage.of_critical(Op.REMOVE),
+    "the pod comes back": Stage.come_back,
+    "the victim is removed": lambda stage: stage.tell(Op.REMOVE, OLD),
+    "a large pod comes": lambda stage: stage.tell(Op.ADD, pod("greedy", cpu="3")),
+    "the runtime is not ready": Stage.become_unwell,
+}
+
+
+def test_no_event_delays_a_critical_pod() -> None:
+    soon = dataclasses.replace(ADDING, state=Stage.what_runs_since, settle_seconds=0.2)
+    interleave(soon, EVENTS, in_call_order=True, cancel=False)
+
+
+def test_every_event_while_a_critical_pod_waits_for_room() -> None:
+    interleave(ADDING, LATE_EVENTS, in_call_order=True, cancel=False)
+
+
+async def sync_in_time(stage: Stage) -> None:
+    stage.node.loop.enqueue(PodUID("old"), 0.5)
+    await asyncio.sleep(1)
+
+
+WORK: dict[str, Event[Stage]] = {
+    "work is due earlier": lambda stage: stage.node.loop.enqueue(PodUID("small"), 0.1),
+    "work is due later": lambda stage: stage.node.loop.enqueue(PodUID("small"), 0.9),
+    "work is due at once": lambda stage: stage.node.loop.enqueue(PodUID("small"), 0),
+    "a pod with a deadline comes": lambda stage: stage.tell(Op.ADD, pod("job", deadline_seconds=1)),
+}
+
+
+def test_no_event_delays_work_that_is_due() -> None:
+    """Every pod that is enqueued is synced, and the one of the operation in time."""
+
+    @asynccontextmanager
+    async def idle(calls: PortCalls) -> AsyncIterator[Stage]:
+        it = Stage(LoopHouse(calls=calls))
+        async with it.node.alive():
+            it.tell(Op.ADD, OLD, pod("small"))
+            await asyncio.sleep(2.1)
+            it.node.syncer.diary.clear()
+            yield it
+
+    def synced(it: Stage) -> object:
+        return len(it.node.syncer.did("sync", "small"))
+
+    def in_time(it: Stage) -> None:
+        assert it.node.syncer.did("sync", "old") == pytest.approx([2.6], abs=0.01)
+
+    syncing = Operation(stage=idle, run=sync_in_time, state=synced, check=in_time, settle_seconds=2)
+    interleave(syncing, WORK, in_call_order=True, cancel=False)
+
+
+def test_every_call_fails_once() -> None:
+    fail_each_call(dataclasses.replace(ADDING, settle_seconds=4))
+
+
+def test_the_pause_between_health_checks_doubles_and_a_success_resets_it() -> None:
+    @asynccontextmanager
+    async def empty(calls: PortCalls) -> AsyncIterator[Stage]:
+        it = Stage(LoopHouse(calls=calls))
+        async with it.node.alive():
+            yield it
+
+    waiting = Operation(stage=empty, run=lambda _: asyncio.sleep(3), state=lambda _: None)
+    pauses = check_backoff_resets(waiting, "runtime", "health", RuntimeUnavailable, lambda _: asyncio.sleep(6))
+    assert pauses == pytest.approx([0.1, 0.2, 0.4, 0.8])

@@ -1,0 +1,125 @@
+"""Preemption, with an event at every await and a failure of every kill."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from podkeeper.engine.preemption import Preemption
+from podkeeper.model.errors import TryLater
+from podkeeper.model.k8s.core import Pod, PodStatus
+from podkeeper.model.messages import PodUID
+from podkeeper.rules.admit import Preempt
+from podkeeper.rules.worker.updates import StatusFunction
+from podkeeper.testing.failures import fail_each_call
+from podkeeper.testing.interleave import interleave
+from podkeeper.testing.operations import Event, Operation
+from podkeeper.testing.port_calls import PortCalls
+from podkeeper.testing.virtual_time import VirtualClock
+from tests.engine.loop_house import pod, uids
+
+DNS, PROXY = pod("dns"), pod("proxy")
+ONE, TWO, THREE = pod("one"), pod("two"), pod("three")
+KILL_SECONDS = 1.0
+
+
+class Workers:
+    """Kill pods."""
+
+    def __init__(self) -> None:
+        self.killed: list[str] = []
+
+    async def kill_pod(self, pod: Pod, *, evict: bool, status_function: StatusFunction) -> None:
+        assert evict
+        assert status_function(PodStatus(phase="Running")).phase == "Failed"
+        await asyncio.sleep(KILL_SECONDS)
+        self.killed.append(pod.metadata.name or "")
+
+
+@dataclass
+class Stage:
+    preemption: Preemption
+    workers: Workers
+    calls: PortCalls
+    started: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+
+    def hold(self, pod: Pod, *victims: Pod, fails: bool = False) -> None:
+        name, loop = pod.metadata.name or "", asyncio.get_running_loop()
+        begun = loop.time()
+
+        def start() -> None:
+            if name in self.preemption.held():
+                self.wrong.append(f"{name} starts while it is held")
+            alive = {victim.metadata.name for victim in victims}.difference(self.workers.killed)
+            if alive and not any(happened.failed for happened in self.calls.log):
+                self.wrong.append(f"{name} starts before {alive} are dead")
+            if loop.time() > begun + KILL_SECONDS:
+                self.wrong.append(f"{name} waits for the victims of other pods")
+            self.started.append(name)
+            if fails:
+                raise RuntimeError("a bug")
+
+        self.preemption.hold(pod, Preempt(victims, "cpu"), start)
+        if victims:
+            loop.call_later(KILL_SECONDS / 2, self._expect_held, PodUID(name))
+
+    def _expect_held(self, uid: PodUID) -> None:
+        if uid not in self.preemption.held() and not any(happened.failed for happened in self.calls.log):
+            self.wrong.append(f"{uid} is not held until its victims are dead")
+
+    def what_started(self) -> object:
+        return sorted(self.started), self.preemption.held()
+
+    def is_sound(self) -> None:
+        assert not self.wrong
+
+    async def another_pod_can_be_held(self) -> None:
+        self.hold(pod("late"), pod("last"))
+        await asyncio.sleep(2)
+        assert self.started[-1] == "late"
+        assert self.preemption.held() == uids()
+
+
+@asynccontextmanager
+async def stage(calls: PortCalls) -> AsyncIterator[Stage]:
+    workers = Workers()
+    preemption = Preemption(
+        workers=calls.watch("workers", workers, {"kill_pod": (TryLater,)}),
+        record=lambda event, about: None,
+        clock=VirtualClock(),
+    )
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(preemption.run())
+        yield Stage(preemption, workers, calls)
+        running.cancel()
+
+
+async def make_room(stage: Stage) -> None:
+    stage.hold(DNS, ONE, TWO)
+    await asyncio.sleep(2)
+
+
+MAKING_ROOM = Operation(
+    stage=stage,
+    run=make_room,
+    state=Stage.what_started,
+    check=Stage.is_sound,
+    afterwards=Stage.another_pod_can_be_held,
+    settle_seconds=3,
+)
+EVENTS: dict[str, Event[Stage]] = {
+    "another pod needs room": lambda stage: stage.hold(PROXY, THREE),
+    "another pod has the same victim": lambda stage: stage.hold(PROXY, TWO),
+    "another pod needs no victim": lambda stage: stage.hold(PROXY),
+    "another pod cannot start": lambda stage: stage.hold(PROXY, THREE, fails=True),
+}
+
+
+def test_every_event_while_room_is_made() -> None:
+    # The handlers never hold a pod twice, so the operation is not begun again.
+    interleave(MAKING_ROOM, EVENTS, cancel=False, in_call_order=True)
+
+
+def test_a_pod_starts_although_a_kill_failed() -> None:
+    fail_each_call(MAKING_ROOM)
