@@ -611,8 +611,8 @@ MUTANTS = (
     Mutant(
         "probes-known-after-the-first-status",
         "engine/syncer.py",
-        "            self._probes.add_pod(pod)\n        probes, node = ",
-        "            pass\n        probes, node = ",
+        "            self._probes.add_pod(pod)\n        # What the status",
+        "            pass\n        # What the status",
         ("tests/engine/test_syncer_steps.py", "tests/sim/test_pain_restart.py"),
         seed=0,
         workload=("probes", "servers"),

@@ -47,9 +47,12 @@ class Stage:
         for reader in self.others:
             reader.cancel()
 
-    def answer(self, how: Callable[[PodCache], None]) -> None:
+    def answer(self, how: Callable[[PodCache], object]) -> None:
         self.answered_at = min(self.answered_at, asyncio.get_running_loop().time())
         how(self.cache)
+
+    def end_older_inspection(self) -> None:
+        self.cache.set(WEB, seen(OLD), OLD)
 
     def known(self) -> str:
         return self.cache.get(WEB).name
@@ -87,7 +90,7 @@ async def stage(calls: PortCalls) -> AsyncIterator[Stage]:
 
 
 EVENTS: dict[str, Event[Stage]] = {
-    "an older inspection ends": lambda stage: stage.cache.set(WEB, seen(OLD), OLD),
+    "an older inspection ends": Stage.end_older_inspection,
     "a newer inspection ends": lambda stage: stage.answer(lambda cache: cache.set(WEB, seen(NEW), NEW)),
     "the latest inspection ends": lambda stage: stage.answer(lambda cache: cache.set(WEB, seen(LATEST), LATEST)),
     "an older inspection fails": lambda stage: stage.cache.set_error(WEB, TryLater("cannot inspect"), OLD),

@@ -102,7 +102,8 @@ class _StepHandle(asyncio.Handle):
 
     def _run(self) -> None:
         self._loop.step()
-        super()._run()
+        if not self.cancelled():  # by an event that has just arrived
+            super()._run()
         self._loop.check_hot_loop()
 
 
@@ -114,7 +115,8 @@ class _StepTimer(asyncio.TimerHandle):
 
     def _run(self) -> None:
         self._loop.step()
-        super()._run()
+        if not self.cancelled():  # by an event that has just arrived
+            super()._run()
         self._loop.check_hot_loop()
 
 
