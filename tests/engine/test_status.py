@@ -930,6 +930,25 @@ def test_after_a_restart_the_api_is_told_what_it_missed() -> None:
     simulate(scenario())
 
 
+def test_a_note_older_than_the_api_is_not_sent_though_a_stale_list_agrees_with_it() -> None:
+    """Simulation seed 13: the disk had refused the newest note, and the first list was as old as the one it had."""
+
+    async def scenario() -> None:
+        web = pod("web")
+        before = Node(web, journal=(journal := FakeJournal()))
+        running = replace(status(1, ready=True), container_statuses=(container(),))
+        before.manager.set_pod_status(web, running)
+        exited = replace(status(2), container_statuses=(container(exit_code=3),))
+        after = Node(replace(web, status=exited), journal=journal)
+        after.manager.restore([replace(web, status=running)])
+        async with after.running():
+            await asyncio.sleep(11)
+        assert after.shown("web") == "2"
+        assert journal.notes == {}
+
+    simulate(scenario())
+
+
 def test_notes_go_with_their_pods() -> None:
     async def scenario() -> None:
         web, old = pod("web"), pod("old")
@@ -998,5 +1017,42 @@ def test_a_disk_in_trouble_does_not_keep_statuses_from_the_api(journal: FakeJour
             assert journal.seconds > 0 or journal.durable == journal.notes
             node.manager.set_pod_status(pods[0], status(2))
             assert await node.manager.sync_batch(every=False) == 1
+
+    simulate(scenario())
+
+
+# Whether a crash would keep it.
+
+
+def test_a_status_is_saved_once_the_journal_or_the_api_has_it() -> None:
+    async def scenario() -> None:
+        web, journal = pod("web"), FakeJournal()
+        node = Node(web, journal=journal)
+        assert await node.manager.is_saved(uid_of(web))  # there is nothing to lose
+        node.manager.set_pod_status(web, status(1))
+        assert await node.manager.is_saved(uid_of(web))
+        journal.refusals = 1000
+        node.manager.set_pod_status(web, status(2))
+        assert not await node.manager.is_saved(uid_of(web))
+        await node.manager.sync_batch(every=True)
+        assert await node.manager.is_saved(uid_of(web))
+        node.manager.set_pod_status(web, status(3))
+        assert not await node.manager.is_saved(uid_of(web))  # the API has an older one
+        journal.refusals = 0
+        assert not await node.manager.is_saved(uid_of(web))  # given up; the next batch tries again
+        node.manager.set_pod_status(web, status(4))
+        assert await node.manager.is_saved(uid_of(web))
+
+    simulate(scenario())
+
+
+def test_the_status_of_a_static_pod_without_a_mirror_is_saved_by_the_journal_only() -> None:
+    async def scenario() -> None:
+        static, journal = pod("static", source="file"), FakeJournal()
+        node = Node(static, journal=journal)
+        journal.refusals = 1000
+        node.manager.set_pod_status(static, status(1))
+        await node.manager.sync_batch(every=True)
+        assert not await node.manager.is_saved(uid_of(static))
 
     simulate(scenario())

@@ -346,11 +346,18 @@ def readiness(ready: str, since: str) -> PodStatus:
     return replace(statuses(flagged), conditions=(condition("Ready", ready, since=since),))
 
 
+def in_backoff(name: str, *, of: str) -> ContainerStatus:
+    last = replace(ended(1), container_id=of)
+    return replace(waiting(name, reason="CrashLoopBackOff", last=last), container_id=f"fake://{name}")
+
+
 BEHIND = {
     "the same again": (RUNS, RUNS, False),
     "the API knows of another restart": (restarted(running("a"), 3), restarted(running("a"), 4), True),
     "the note knows of another restart": (restarted(running("a"), 4), restarted(running("a"), 3), False),
     "the API knows that it ended": (restarted(running("a"), 1), restarted(exited("a", 2), 1), True),
+    "the API knows that it ended, and waits": (RUNS, statuses(in_backoff("a", of="fake://a")), True),
+    "the API knows that another one ended, and waits": (RUNS, statuses(in_backoff("a", of="fake://b")), False),
     "the note knows that it ended": (restarted(exited("a", 2), 1), restarted(running("a"), 1), False),
     "the API knows that the pod is over": (RUNS, replace(RUNS, phase="Failed"), True),
     "the note knows that the pod is over": (replace(RUNS, phase="Failed"), RUNS, False),

@@ -544,11 +544,14 @@ class Agent:
         self.metrics.slow_calls(len(self.runtime.slow_calls()))
 
     def _collect_dead_containers(self, uid: PodUID, container_id: str, everything: bool) -> None:
-        record = self.cache.get(uid)
-        # Of a pod that is over all may go, but not before its last status is said: with a container goes its exit code.
-        everything = everything and self.workers.should_pod_be_finished(uid)
-        self.background.spawn(
-            self.executor.collect_dead_containers(record, container_id=container_id, everything=everything)
+        self.background.spawn(self._collect(uid, container_id, everything))
+
+    async def _collect(self, uid: PodUID, container_id: str, everything: bool) -> None:
+        # Of a pod that is over all may go, but not before its last status is saved: with a container goes its exit
+        # code. What is left because of a full disk is removed with the remains of the pod once no source names it.
+        everything = everything and self.workers.should_pod_be_finished(uid) and await self.statuses.is_saved(uid)
+        await self.executor.collect_dead_containers(
+            self.cache.get(uid), container_id=container_id, everything=everything
         )
 
 

@@ -67,6 +67,10 @@ class Notebook:
             else:
                 await self._sync()
 
+    def is_durable(self, key: str) -> bool:
+        """Whether a crash would keep a key's last write. True without a journal: then nothing is kept anyway."""
+        return self._journal is None or self._marks.get(key, 0) <= self._durable
+
     async def try_again(self) -> None:
         """Make durable what patience gave up, if there is any."""
         if self._durable < self._written and not self._syncing:

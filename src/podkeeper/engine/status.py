@@ -128,6 +128,9 @@ class Notebook(Protocol):
     async def settle(self, key: str | None = None) -> None:
         """Return once a key's note (None: every note) is safe, or cannot be waited for any longer."""
 
+    def is_durable(self, key: str) -> bool:
+        """Whether a crash would keep a key's last write."""
+
     async def try_again(self) -> None:
         """Make safe what could not be waited for."""
 
@@ -269,6 +272,18 @@ class StatusManager:
                 log.warning("noted status of pod %s is dropped: the API knows more", uid)
                 self._forget(uid)
 
+    async def is_saved(self, uid: PodUID) -> bool:
+        """Wait until a pod's last status is in the journal, but not for long. Return whether a crash would keep it.
+
+        It would also if the API has it.
+        """
+        await self._notebook.settle(uid)
+        cached = self._cache.get(uid)
+        if cached is None or self._notebook.is_durable(uid):
+            return True
+        api_uid = self._pods.translations().pod_to_mirror.get(uid, uid)
+        return api_uid is not None and self._sent.get(api_uid) == cached.version
+
     # Sending.
 
     async def run(self) -> None:
@@ -397,6 +412,11 @@ class StatusManager:
             return False  # it shows another spec, and is about to be replaced: `mirror_changed` will tell
         if self._takes_back(pod, cached.status):
             return False  # the source has yet to tell that it is over
+        if uid in self._recalled and is_behind(cached.status, pod.status):
+            # `restore` compared the note with a list, which may be old. This answer is not.
+            log.warning("noted status of pod %s is dropped: the API knows more", uid)
+            self._forget(uid)
+            return False
         could_run = self._could_run(_api_uid(pod))
         merged = merged_status(pod, cached.status, could_run=could_run, now=self._clock.now())
         # Compare the object, not its number: a pod that was forgotten and came back counts from 1 again.

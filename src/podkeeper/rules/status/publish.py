@@ -271,7 +271,10 @@ def _has_moved_on(noted: ContainerStatus, shown: ContainerStatus) -> bool:
         return True
     if shown.container_id != noted.container_id:
         return False
-    ended = shown.state.terminated is not None and noted.state.terminated is None
+    # A container in CrashLoopBackOff is waiting, and its exit is in the last state.
+    last = shown.last_state.terminated
+    is_over = shown.state.terminated is not None or (last is not None and last.container_id == noted.container_id)
+    ended = is_over and noted.state.terminated is None
     started = shown.started is True and noted.started is not True and noted.state.running is not None
     return ended or started
 

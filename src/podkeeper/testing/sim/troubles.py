@@ -62,6 +62,14 @@ class Troubles:
                 return trouble.kind
         return ""
 
+    def lasted(self, begun_by: float, until: float, uid: PodUID, kinds: Collection[str]) -> bool:
+        """Whether trouble of these kinds, of the node or this pod, began by one moment and lasted until another."""
+        return any(
+            trouble.begun <= begun_by and trouble.ended >= until and trouble.uid in (None, uid)
+            for trouble in self._book
+            if trouble.kind in kinds
+        )
+
     def lasted_until(self, since: float, kinds: Collection[str]) -> float:
         """When the whole node was last rid of trouble of these kinds; `since`: it has had none since that moment."""
         of_all = (each.ended for each in self._book if each.uid is None and each.kind in kinds)

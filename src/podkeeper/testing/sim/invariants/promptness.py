@@ -215,6 +215,9 @@ class Promptness:
             return
         if self._world.agent is None or self._world.agent.workers.is_pod_termination_requested(uid):
             return  # it was evicted, preempted, or has had its time: only the agent knows that yet
+        settled = self._born + SETTLED_SECONDS
+        if self._world.troubles.lasted(settled, since - AFTERMATH_SECONDS, uid, GROUND):
+            return  # an agent that started in such trouble has not prepared the pod's cgroup and volumes yet
         # A pass that has another container of the pod to stop does that first.
         if self._stopping[uid] or self._stopped.get(uid, 0.0) > since + 1.0 or self._excuse(since, uid, but):
             return

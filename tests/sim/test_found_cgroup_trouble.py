@@ -1,0 +1,37 @@
+"""What the simulation asked too much of: an agent that starts while cgroups cannot be made."""
+
+import asyncio
+
+from podkeeper.runtimes.fake import Behaviour
+from tests.sim.stories import Story, pod, tell
+
+
+def test_a_new_agent_restarts_a_container_as_soon_as_cgroups_can_be_made() -> None:
+    """Seed 300004: I8 blamed the agent, though it could not prepare the pod's cgroup since it had started."""
+
+    async def story(it: Story) -> None:
+        uid = it.put(pod("web", app=Behaviour(after_seconds=700, exit_code=1)))
+        await it.until(lambda: it.is_ready("web"), within=5)
+        await asyncio.sleep(650)
+        trouble = it.world.troubles.begin(it.world.now(), "cgroup-trouble")
+        it.world.cgroups.faults.fail("ensure", times=1000)
+        await it.restart_agent()
+        await it.until(lambda: not it.runs(uid), within=100)
+        await asyncio.sleep(30)
+        assert not it.runs(uid)
+        it.world.cgroups.faults.clear()
+        it.world.troubles.end(it.world.now(), trouble)
+        await it.until(lambda: it.runs(uid), within=60)
+
+    tell(story)
+
+
+def test_cgroup_trouble_does_not_delay_a_restart_of_a_prepared_pod() -> None:
+    async def story(it: Story) -> None:
+        uid = it.put(pod("web", app=Behaviour(after_seconds=20, exit_code=1)))
+        await it.until(lambda: it.is_ready("web"), within=5)
+        it.world.troubles.begin(it.world.now(), "cgroup-trouble")
+        it.world.cgroups.faults.fail("ensure", times=1000)
+        await it.until(lambda: len(it.lives(uid)) == 2 and it.runs(uid), within=30)
+
+    tell(story)
