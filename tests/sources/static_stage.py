@@ -43,6 +43,7 @@ class StaticStage:
         self.journal = FakeJournal()
         self.refusals = 0  # so many of the next updates are refused
         self.lost_answers = 0  # so many of the next updates are merged, and then an error is raised
+        self.never_removed = ""  # a pod that must not be taken away once it was told
         self.wrong: list[str] = []
         self._watched: Journal = calls.watch("journal", self.journal)
         self._group = group
@@ -96,7 +97,10 @@ class StaticStage:
         if self.refusals:
             self.refusals -= 1
             raise Unexpected("cannot take the update")
+        had = self.told()
         storage.merge(update)
+        if self.never_removed in had and self.never_removed not in self.told():
+            self.wrong.append(f"{self.never_removed} was removed for a moment")
         self.ready = self.ready or update.op is Op.SET
         if self.lost_answers:
             self.lost_answers -= 1

@@ -126,7 +126,7 @@ LIVE = Operation(
     settle_seconds=60,
 )
 EVENTS: dict[str, Event[Stage]] = {
-    "a pod comes": lambda stage: stage.serve(other="v1", stays="v3"),
+    "a pod comes, another changes": lambda stage: stage.serve(other="v1", stays="v3"),
     "all pods go": lambda stage: stage.serve(),
     "the body is empty": lambda stage: stage.spoil(""),
     "the body is broken": lambda stage: stage.spoil(BROKEN),
@@ -135,7 +135,6 @@ EVENTS: dict[str, Event[Stage]] = {
     "an update is taken with an error": Stage.lose_answer,
     "the source runs again": Stage.run_again,
     "the agent restarts": Stage.start,
-    "the clock jumps": lambda stage: stage.clock.jump(3600),
 }
 
 
