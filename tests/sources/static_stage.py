@@ -28,6 +28,21 @@ class SteadyClock(VirtualClock):
         return 0.0
 
 
+class FailingJournal(FakeJournal):
+    """A journal with a bug: so many of the next writes fail unexpectedly."""
+
+    failures = 0
+
+    def put(self, key: str, value: bytes) -> None:
+        if self.failures:
+            self.failures -= 1
+            raise Unexpected("cannot write")
+        super().put(key, value)
+
+    def fail(self) -> None:
+        self.failures += 1
+
+
 def manifest(name: str, image: str) -> str:
     return f"{config_map_text(name, image)}---\n{pod_text(name, image)}"
 
@@ -40,7 +55,7 @@ class StaticStage:
 
     def __init__(self, calls: PortCalls, group: asyncio.TaskGroup) -> None:
         self.clock = SteadyClock()
-        self.journal = FakeJournal()
+        self.journal = FailingJournal()
         self.refusals = 0  # so many of the next updates are refused
         self.lost_answers = 0  # so many of the next updates are merged, and then an error is raised
         self.never_removed = ""  # a pod that must not be taken away once it was told
@@ -49,30 +64,40 @@ class StaticStage:
         self._group = group
         self._running: asyncio.Task[None] | None = None
         self._begin_life()
+        self.storage = PodStorage(emit=lambda _: None, record=lambda _: None, now=self.clock.now)
+        self.ready = False
 
     def build(self, objects: LocalObjects, notes: ManifestNotes) -> Source:
         raise NotImplementedError
 
     def start(self) -> None:
         """Start an agent's source. What an earlier one told is lost, what it noted is not."""
-        self._begin_life()
-        self.run_again()
-
-    def _begin_life(self) -> None:
-        self.objects = LocalObjects()
-        self.source = self.build(self.objects, self._notes(self._watched))
+        self._replace(new_agent=True)
 
     def run_again(self) -> None:
         """Run the same source again, for an agent that knows nothing yet."""
-        self.stop()
-        self.storage = storage = PodStorage(emit=lambda _: None, record=lambda _: None, now=self.clock.now)
-        self.ready = False
-        self._running = self._group.create_task(self.source.run(lambda update: self._merge(update, storage)))
+        self._replace(new_agent=False)
 
     def stop(self) -> None:
         if self._running is not None:
             self._running.cancel()
-        self._running = None
+
+    def _replace(self, *, new_agent: bool) -> None:
+        self.stop()
+        self._running = self._group.create_task(self._live(self._running, new_agent=new_agent))
+
+    async def _live(self, before: "asyncio.Task[None] | None", *, new_agent: bool) -> None:
+        if before is not None:
+            await asyncio.wait([before])
+        if new_agent:
+            self._begin_life()
+        self.storage = storage = PodStorage(emit=lambda _: None, record=lambda _: None, now=self.clock.now)
+        self.ready = False
+        await self.source.run(lambda update: self._merge(update, storage))
+
+    def _begin_life(self) -> None:
+        self.objects = LocalObjects()
+        self.source = self.build(self.objects, self._notes(self._watched))
 
     def refuse(self) -> None:
         self.refusals += 1
@@ -84,7 +109,7 @@ class StaticStage:
         return ManifestNotes(Notebook(journal, "manifest/"), "n1", keep_secrets=True)
 
     def _merge(self, update: PodUpdate, storage: PodStorage) -> None:
-        if self._running is None or storage is not self.storage:
+        if self._running is None or self._running.done() or storage is not self.storage:
             self.wrong.append("a source told pods after it was stopped")
         noted = b"".join(self.journal.load().values())
         stored = {each.metadata.name: each for each in self.objects.objects()}
@@ -125,7 +150,7 @@ class StaticStage:
 
     def check(self) -> None:
         """Pods, config maps and notes are those of the same manifests."""
-        assert self.wrong == []
+        assert self.wrong == [], self.wrong
         assert self.told() == self.stored() == self.noted()
         assert self.ready
 

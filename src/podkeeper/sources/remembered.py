@@ -131,8 +131,10 @@ class RememberedSource:
         for uid, pod in pods.items():
             noted = self._noted.get(uid)
             if uid and (noted is None or _is_news(noted, pod)):
-                self._noted[uid] = pod
                 self._notes.write(uid, msgspec.json.encode(_without_ballast(pod)))
+                self._noted[uid] = (
+                    pod  # after the write: a pod that could not be noted is noted when it is listed again
+                )
                 self._written.set()
 
     def _forget(self, uids: Iterable[str]) -> None:
