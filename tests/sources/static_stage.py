@@ -64,14 +64,15 @@ class StaticStage:
         self._group = group
         self._running: asyncio.Task[None] | None = None
         self._begin_life()
-        self.storage = PodStorage(emit=lambda _: None, record=lambda _: None, now=self.clock.now)
+        self.storage = self._empty_storage()
         self.ready = False
+        self._ended: list[PodStorage] = []
 
     def build(self, objects: LocalObjects, notes: ManifestNotes) -> Source:
         raise NotImplementedError
 
     def start(self) -> None:
-        """Start an agent's source. What an earlier one told is lost, what it noted is not."""
+        """Start an agent's source. What an earlier one told or did not sync is lost."""
         self._replace(new_agent=True)
 
     def run_again(self) -> None:
@@ -84,16 +85,23 @@ class StaticStage:
 
     def _replace(self, *, new_agent: bool) -> None:
         self.stop()
-        self._running = self._group.create_task(self._live(self._running, new_agent=new_agent))
+        self.storage = self._empty_storage()
+        self.ready = False
+        self._running = self._group.create_task(self._live(self._running, self.storage, new_agent=new_agent))
 
-    async def _live(self, before: "asyncio.Task[None] | None", *, new_agent: bool) -> None:
+    async def _live(self, before: "asyncio.Task[None] | None", storage: PodStorage, *, new_agent: bool) -> None:
         if before is not None:
             await asyncio.wait([before])
         if new_agent:
+            self.journal.crash()
             self._begin_life()
-        self.storage = storage = PodStorage(emit=lambda _: None, record=lambda _: None, now=self.clock.now)
-        self.ready = False
-        await self.source.run(lambda update: self._merge(update, storage))
+        try:
+            await self.source.run(lambda update: self._merge(update, storage))
+        finally:
+            self._ended.append(storage)
+
+    def _empty_storage(self) -> PodStorage:
+        return PodStorage(emit=lambda _: None, record=lambda _: None, now=self.clock.now)
 
     def _begin_life(self) -> None:
         self.objects = LocalObjects()
@@ -109,7 +117,7 @@ class StaticStage:
         return ManifestNotes(Notebook(journal, "manifest/"), "n1", keep_secrets=True)
 
     def _merge(self, update: PodUpdate, storage: PodStorage) -> None:
-        if self._running is None or self._running.done() or storage is not self.storage:
+        if storage in self._ended:
             self.wrong.append("a source told pods after it was stopped")
         noted = b"".join(self.journal.load().values())
         stored = {each.metadata.name: each for each in self.objects.objects()}
@@ -126,7 +134,7 @@ class StaticStage:
         storage.merge(update)
         if self.never_removed in had and self.never_removed not in self.told():
             self.wrong.append(f"{self.never_removed} was removed for a moment")
-        self.ready = self.ready or update.op is Op.SET
+        self.ready = self.ready or (update.op is Op.SET and storage is self.storage)
         if self.lost_answers:
             self.lost_answers -= 1
             raise Unexpected("took the update, and failed")
