@@ -117,7 +117,7 @@ async def hold_and_release(stage: Stage) -> None:
 
 
 OPERATIONS = {"hold": hold, "hold and release": hold_and_release}
-# No update is refused here: `PodStorage.merge` refuses only pods without a name or UID, and `rules/static.py` makes none.
+# No update is refused: `PodStorage.merge` refuses only pods without a name or UID, and `rules/static.py` makes none.
 EVENTS: dict[str, Event[Stage]] = {
     "the pod is held": lambda stage: stage.gate.hold(A),
     "the pod is released": lambda stage: stage.gate.release(A),
