@@ -1,15 +1,18 @@
 """Kept objects, with an event at every await and a failure at every call: the store has what pods need, and no more."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 from msgspec.structs import replace
 
 from podkeeper.model.errors import AgentError, ApiUnavailable, NotFound
 from podkeeper.model.k8s.core import ConfigMap, Pod, Secret
+from podkeeper.rules.needed_objects import token_of
 from podkeeper.sources.kept_objects import ASK_AGAIN_SECONDS, RETRY_SECONDS, KeptObjects
 from podkeeper.testing.failures import fail_each_call
 from podkeeper.testing.interleave import interleave
@@ -18,6 +21,7 @@ from podkeeper.testing.port_calls import PortCalls
 from tests.sources.test_kept_objects import META, PASSWORD, POD, Issuer, World
 
 OLD = ("blue", "aHVudGVyMg==")  # what the first agent stored; the API has something newer when it answers again
+NEW_PASSWORD = replace(PASSWORD, data={"admin": "bmV3"})
 
 
 class Threads:
@@ -35,6 +39,7 @@ class Stage:
     pods: tuple[Pod, ...] = (POD,)
     running: asyncio.Task[None] | None = None
     answered: KeptObjects | None = None  # the API has answered to this one
+    last_read: dict[str, str] = field(default_factory=dict)
     wrong: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -55,6 +60,7 @@ class Stage:
     def start(self) -> None:
         """Start an agent. An earlier one ends."""
         self.stop()
+        self.last_read.clear()
         self.begin_life()
         self.running = self.group.create_task(self.kept.run())
 
@@ -83,6 +89,7 @@ class Stage:
             self.answered = kept
         elif self.answered is kept:
             self.wrong.append("the store was read after the API had answered")
+        self._note(kept, f"{kind.__name__} default/{name}", found)
         return found
 
     async def read_another(self) -> None:
@@ -97,16 +104,29 @@ class Stage:
             return
         for kind in (ConfigMap, Secret):
             await self.read(kind)
+        kept = self.kept
         with suppress(AgentError):
-            await self.kept.token(POD, "", 3600)
+            self._note(kept, str(token_of(POD, "")), await kept.token(POD, "", 3600))
 
-    def stored(self) -> dict[str, bytes]:
-        return {name: data for name, data in self.world.disk.files.items() if "token" not in name.lower()}
+    def _note(self, kept: KeptObjects, name: str, found: str) -> None:
+        if kept is self.kept:  # an agent that has ended writes nothing
+            self.last_read[name] = found
+
+    def stored(self) -> dict[str, str]:
+        """Return what an object held that is stored."""
+        files = {name: json.loads(data)["content"] for name, data in self.world.disk.files.items()}
+        return {name: _value(files[name]) for name in self.last_read if name in files}
 
     def check(self) -> None:
         assert self.wrong == []
-        if not self.pods:
+        if self.pods:
+            assert self.stored() == {name: found for name, found in self.last_read.items() if found != "not found"}
+        else:
             assert self.world.disk.files == {}
+
+
+def _value(content: Any) -> str:
+    return content if isinstance(content, str) else next(iter(content["data"].values()))
 
 
 @asynccontextmanager
@@ -120,7 +140,7 @@ async def stage(calls: PortCalls) -> AsyncIterator[Stage]:
         made.world.go_down()
         made.world.api.put(ConfigMap(metadata=replace(META, name="other"), data={}))
         made.world.api.put(coloured("green"))
-        made.world.api.put(replace(PASSWORD, data={"admin": "bmV3"}))
+        made.world.api.put(NEW_PASSWORD)
         calls.log.clear()
         yield made
         made.stop()
@@ -138,13 +158,32 @@ async def restart_offline(stage: Stage) -> None:
     stage.housekeep()
 
 
+@asynccontextmanager
+async def online_stage(calls: PortCalls) -> AsyncIterator[Stage]:
+    async with stage(calls) as made:
+        made.world.come_up()
+        await made.refresh()
+        made.housekeep()
+        await asyncio.sleep(1)
+        calls.log.clear()
+        yield made
+
+
+async def read_one_change(stage: Stage) -> None:
+    stage.world.api.put(coloured("white"))
+    await stage.read()
+    await asyncio.sleep(1)
+    stage.housekeep()
+
+
 async def the_store_follows_the_api(stage: Stage) -> None:
     stage.world.come_up()
     stage.world.disk.refuses = False
     stage.pods = (POD,)
     stage.housekeep()
     stage.world.api.put(coloured("red"))
-    stage.world.api.put(replace(PASSWORD, data={"admin": "bmV3"}))
+    if stage.world.api.peek(Secret, "password", "default") is None:
+        stage.world.api.put(NEW_PASSWORD)
     await stage.refresh()
     await asyncio.sleep(2 * RETRY_SECONDS)
     stage.world.go_down()
@@ -163,11 +202,20 @@ def coloured(colour: str) -> ConfigMap:
 OFFLINE = Operation(
     stage=stage,
     run=restart_offline,
-    state=lambda stage: set(stage.stored()),
+    state=lambda stage: sorted(stage.world.disk.files),
     check=Stage.check,
     afterwards=the_store_follows_the_api,
     settle_seconds=3 * RETRY_SECONDS,
 )
+ONLINE = Operation(
+    stage=online_stage,
+    run=read_one_change,
+    state=OFFLINE.state,
+    check=Stage.check,
+    afterwards=the_store_follows_the_api,
+    settle_seconds=3 * RETRY_SECONDS,
+)
+OPERATIONS = {"a start without the API": OFFLINE, "a read with the API": ONLINE}
 
 
 def refuse(stage: Stage) -> None:
@@ -190,10 +238,12 @@ EVENTS: dict[str, Event[Stage]] = {
 }
 
 
-def test_every_event_at_every_await() -> None:
-    interleave(OFFLINE, EVENTS)
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_every_event_at_every_await(name: str) -> None:
+    interleave(OPERATIONS[name], EVENTS)
 
 
-def test_every_call_fails_once() -> None:
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_every_call_fails_once(name: str) -> None:
     # If the API answers with NotFound, the stored copy is removed.
-    fail_each_call(OFFLINE, leave_out=[("api", "get", NotFound)])
+    fail_each_call(OPERATIONS[name], leave_out=[("api", "get", NotFound)])
