@@ -52,8 +52,7 @@ class Stage(StaticStage):
         super().__init__(calls, group)
 
     def build(self, objects: LocalObjects, notes: ManifestNotes) -> Source:
-        page: Page = self.page  # type: ignore[assignment]  # __aenter__ returns the watched page
-        return HttpSource("http://host/m", "n1", self.clock, objects=objects, notes=notes, page=page)
+        return HttpSource("http://host/m", "n1", self.clock, objects=objects, notes=notes, page=self.page)
 
     def serve(self, **images: str) -> None:
         self.page.is_up = True

@@ -68,6 +68,9 @@ class Stage:
         if self.running is not None:
             self.running.cancel()
 
+    def change(self) -> None:
+        self.world.api.put(coloured("yellow"))
+
     def remove_pod(self) -> None:
         self.pods = ()
         self.kept.keep_for(())
@@ -224,11 +227,10 @@ def refuse(stage: Stage) -> None:
 
 
 EVENTS: dict[str, Event[Stage]] = {
-    "an object changes": lambda stage: stage.world.api.put(coloured("yellow")) and None,
+    "an object changes": Stage.change,
     "an object is deleted": lambda stage: stage.world.api.remove(Secret, "password", "default"),
     "the API answers": lambda stage: stage.world.come_up(),
     "the API fails": lambda stage: stage.world.go_down(),
-    "an object is read": Stage.read,
     "the API answers another call": Stage.read_another,
     "all objects are read": Stage.refresh,
     "the pod is removed": Stage.remove_pod,

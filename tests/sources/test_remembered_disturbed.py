@@ -94,6 +94,10 @@ class Stage:
         if self._running is not None:
             self._running.cancel()
 
+    def replace_pod(self) -> None:
+        self.cluster.remove("stays")
+        self.cluster.put(pod("stays"))
+
     def refuse(self) -> None:
         self.refusals += 1
 
@@ -176,7 +180,7 @@ RESTART = Operation(
 EVENTS: dict[str, Event[Stage]] = {
     "a pod changes": lambda stage: stage.cluster.put(pod("stays", image="app:v3")),
     "a pod goes": lambda stage: stage.cluster.remove("stays"),
-    "a pod goes and comes back": lambda stage: stage.cluster.remove("stays") or stage.cluster.put(pod("stays")),
+    "a pod goes and comes back": Stage.replace_pod,
     "an update is refused": Stage.refuse,
     "a write of the journal fails": lambda stage: stage.journal.fail(),
     "the agent restarts": Stage.start,

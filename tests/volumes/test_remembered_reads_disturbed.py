@@ -44,6 +44,9 @@ class Stage:
         await self.read()
         await self.read()
 
+    def change(self) -> None:
+        self.api.put(coloured("a", "green"))
+
     def check(self) -> None:
         names = [answer.partition(":")[0] for answer in self.answers]
         assert len(set(self.answers)) == len(set(names))
@@ -60,7 +63,7 @@ async def stage(calls: PortCalls) -> AsyncIterator[Stage]:
 
 OPERATION = Operation(stage=stage, run=Stage.read_twice, state=lambda stage: set(stage.answers), check=Stage.check)
 EVENTS: dict[str, Event[Stage]] = {
-    "the object changes": lambda stage: stage.api.put(coloured("a", "green")) and None,
+    "the object changes": Stage.change,
     "the object is deleted": lambda stage: stage.api.remove(ConfigMap, "a", "ns"),
     "the API fails": lambda stage: stage.api.go_down(),
     "another object is read": lambda stage: stage.read("b"),

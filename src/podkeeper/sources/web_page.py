@@ -42,7 +42,7 @@ class Fetched:
 class Page(Protocol):
     """A URL that can be fetched while it is open. It can be opened again after it was closed."""
 
-    async def __aenter__(self) -> Self:
+    async def __aenter__(self) -> "Page":
         """Open it."""
 
     async def __aexit__(self, *_: object) -> None:

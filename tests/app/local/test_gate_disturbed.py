@@ -57,6 +57,10 @@ class Stage:
     def through(self) -> set[str]:
         return {each.metadata.uid or "" for each in self.storage.merged_state()}
 
+    def replace_manifest(self) -> None:
+        self.files.write()
+        self.files.write(A)
+
     def state(self) -> object:
         return self.through(), set(self.gate.held()), set(self.gate.leaving()), self.gate.closed
 
@@ -124,7 +128,7 @@ EVENTS: dict[str, Event[Stage]] = {
     "the pod is gone": lambda stage: stage.gate.gone(A),
     "another pod is held": lambda stage: stage.gate.hold(B),
     "the manifest goes": lambda stage: stage.files.write(),
-    "the manifest goes and comes back": lambda stage: stage.files.write() or stage.files.write(A),
+    "the manifest goes and comes back": Stage.replace_manifest,
     "the gate closes": lambda stage: stage.gate.close(),
     "the clock jumps": lambda stage: stage.clock.jump(3600),
 }
