@@ -512,8 +512,8 @@ MUTANTS = (
     Mutant(
         "exit-codes-collected-too-early",
         "app/build.py",
-        "        everything = everything and self.workers.should_pod_be_finished(uid)\n",
-        "",
+        "everything and self.workers.should_pod_be_finished(uid) and",
+        "everything and",
         (
             "tests/sim/test_found.py",
             "tests/sim/test_invariants.py",
@@ -759,9 +759,9 @@ MUTANTS = (
     Mutant(
         "etag-of-a-refused-body-kept",
         "sources/http.py",
-        '                etag = answer.headers.get("ETag", "")\n',
-        '                etag = self._etag = answer.headers.get("ETag", "")\n',
-        ("tests/sources/test_http.py",),
+        "        data = fetched.body\n",
+        "        data, self._etag = fetched.body, fetched.etag\n",
+        ("tests/sources/test_http.py", "tests/sources/test_http_disturbed.py"),
     ),
     Mutant(
         "failed-update-taken-for-shown",

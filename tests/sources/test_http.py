@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from itertools import pairwise
 
 import pytest
 from aiohttp import web
@@ -15,6 +16,8 @@ from podkeeper.model.k8s.core import ConfigMap
 from podkeeper.model.messages import PodUpdate
 from podkeeper.sources.http import HttpSource
 from podkeeper.sources.local_objects import LocalObjects
+from podkeeper.sources.web_page import Fetched, NoAnswer
+from podkeeper.testing.virtual_time import simulate
 from tests.sources.static_listener import FailingStore, Listener, config_map_text, pod_text, running, until
 from tests.sources.web_server import serving
 
@@ -245,31 +248,38 @@ class Steady(SystemClock):
         return 0.0
 
 
+class ScriptedPage:
+    """Succeeds or fails as scripted, and notes when it is fetched."""
+
+    def __init__(self, succeeds: list[bool]) -> None:
+        self._succeeds = succeeds
+        self.times: list[float] = []
+        self.finished = asyncio.Event()
+
+    async def __aenter__(self) -> "ScriptedPage":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+    async def fetch(self, etag: str) -> Fetched:
+        if len(self.times) == len(self._succeeds):
+            self.finished.set()
+            await asyncio.Event().wait()
+        self.times.append(asyncio.get_running_loop().time())
+        if not self._succeeds[len(self.times) - 1]:
+            raise NoAnswer("cannot fetch it: 503")
+        return Fetched(pod_text("web").encode())
+
+
 def test_pauses_grow_with_failures_up_to_the_period_and_start_over_after_a_success() -> None:
-    statuses = [503] * 6 + [200, 503, 503, 200, 200]
-
     async def scenario() -> list[float]:
-        server = Server(pod_text("web"))
-        pauses: list[float] = []
-        finished = asyncio.Event()
+        page = ScriptedPage([False] * 6 + [True, False, False, True, True, True])
+        async with running(HttpSource("http://example.test", "n1", Steady(), page=page), Listener()):
+            await page.finished.wait()
+        return [after - before for before, after in pairwise(page.times)]
 
-        async def answer(request: web.Request) -> web.Response:
-            server.status = statuses[len(server.asked)]
-            return await server.answer(request)
-
-        async def sleep(seconds: float) -> None:
-            pauses.append(seconds)
-            if len(pauses) == len(statuses):
-                finished.set()
-                await asyncio.Event().wait()
-
-        async with serving(answer) as url:
-            source = HttpSource(url, "n1", Steady(), sleep=sleep)
-            async with running(source, Listener()):
-                await asyncio.wait_for(finished.wait(), 10)
-        return pauses
-
-    assert asyncio.run(scenario()) == [1, 2, 4, 8, 16, 20, 20, 1, 2, 20, 20]
+    assert simulate(scenario())[0] == [1, 2, 4, 8, 16, 20, 20, 1, 2, 20, 20]
 
 
 def test_a_fleet_that_shares_a_url_shares_uids() -> None:

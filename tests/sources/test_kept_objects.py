@@ -341,3 +341,27 @@ def test_other_kinds_of_objects_are_passed_through() -> None:
         assert world.disk.files == {}
 
     play(story)
+
+
+def test_on_a_full_disk_files_are_still_removed() -> None:
+    class FullDisk(Disk):
+        def write(self, name: str, data: bytes) -> None:
+            if self.files:
+                raise OSError("no space left on the device")
+            super().write(name, data)
+
+    async def story(world: World) -> None:
+        world.disk = FullDisk()
+        async with world.life() as kept:
+            kept.keep_for([POD])
+            await kept.get(ConfigMap, "settings", "default")
+            await asyncio.sleep(1)
+            await kept.get(Secret, "password", "default")
+            await asyncio.sleep(1)
+            world.api.remove(ConfigMap, "settings", "default")
+            with pytest.raises(NotFound):
+                await kept.get(ConfigMap, "settings", "default")
+            await asyncio.sleep(3 * RETRY_SECONDS)
+            assert list(world.disk.files) == ["Secret default/password"]
+
+    play(story)

@@ -22,7 +22,7 @@ The loop never waits for a file system. The Go ancestors are pkg/kubelet/config/
 import asyncio
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from podkeeper.model.errors import Problem
@@ -58,14 +58,17 @@ class FileSource:
         period_seconds: float = PERIOD_SECONDS,
         report: Report | None = None,
         notes: ManifestNotes | None = None,
+        open_watch: Callable[[], Watch] = Watch,
     ) -> None:
         """`objects` holds the node's config maps and secrets; None: it has none, and pods may not refer to any.
 
         `notes` keep what the files held for the next life of the agent; None: nothing is kept.
+        `open_watch` opens what reports changes of files.
         """
         self._paths = tuple(dict.fromkeys(os.path.abspath(path) for path in paths))
         self._reader = Reader(node_name, has_store=objects is not None)
         self._clock = clock
+        self._open_watch = open_watch
         self._period_seconds = period_seconds
         self._teller = StaticTeller(FILE_SOURCE, objects, report, notes)
         self._news = asyncio.Event()
@@ -83,7 +86,7 @@ class FileSource:
     async def run(self, tell: Tell) -> None:
         """Tell the pods of all files, now and whenever they change, until cancelled."""
         self._teller.begin(lambda place: owner_of(place, self._paths) is not None)
-        surveyor = Surveyor(self._paths, self._reader, self._teller.places())
+        surveyor = Surveyor(self._paths, self._reader, self._teller.places(), self._open_watch)
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._teller.run(tell))

@@ -10,16 +10,14 @@ nothing away. No answer, an error or an empty body is no word about pods; only t
 first answer is told as an empty SET, as the reference does, so that nobody waits for this source for ever. With notes
 what the URL held before a restart of the agent stays true until it answers: see `static_teller.py`.
 
-aiohttp is loaded when the source runs. The Go ancestor is pkg/kubelet/config/http.go.
+`web_page.py` sends the requests. The Go ancestor is pkg/kubelet/config/http.go.
 """
 
 import asyncio
 import hashlib
-import importlib
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Final
-from urllib.parse import urlsplit, urlunsplit
+from typing import Final
+from urllib.parse import urlsplit
 
 from podkeeper.model.errors import BadInput, Problem
 from podkeeper.model.messages import HTTP_SOURCE
@@ -27,27 +25,18 @@ from podkeeper.ports.clock import Clock
 from podkeeper.ports.source import Tell
 from podkeeper.rules.static import FromURL
 from podkeeper.sources.complaints import Report
-from podkeeper.sources.contents import MOST_BYTES, Contents, Reader, broken
+from podkeeper.sources.contents import Contents, Reader, broken
 from podkeeper.sources.local_objects import LocalObjects
 from podkeeper.sources.manifest_notes import ManifestNotes
 from podkeeper.sources.static_teller import Found, StaticTeller
-
-if TYPE_CHECKING:
-    import aiohttp
+from podkeeper.sources.web_page import Headers, NoAnswer, Page, WebPage, shown_url
 
 log = logging.getLogger(__name__)
 
 PERIOD_SECONDS: Final = 20.0
 """How often the URL is asked."""
 
-_ANSWER_SECONDS: Final = 10.0  # as the reference
 _FIRST_PAUSE_SECONDS: Final = 1.0  # after one failure; doubled with each further one, up to the period
-
-Headers = Mapping[str, str | Iterable[str]]
-
-
-class _NoAnswer(Exception):
-    """The server did not say which pods it wants; the message says why."""
 
 
 class HttpSource:
@@ -64,22 +53,21 @@ class HttpSource:
         period_seconds: float = PERIOD_SECONDS,
         report: Report | None = None,
         notes: ManifestNotes | None = None,
-        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+        page: Page | None = None,
     ) -> None:
         """`objects` holds the node's config maps and secrets; None: it has none, and pods may not refer to any.
 
         `notes` keep what the URL held for the next life of the agent; None: nothing is kept.
-        `sleep` waits between two requests. Tests pass their own to see for how long.
+        `page` fetches the URL; None: with aiohttp.
         """
         if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
-            raise BadInput(Problem(f"cannot fetch manifests from {_shown(url)!r}; http://HOST/PATH would be right"))
+            raise BadInput(Problem(f"cannot fetch manifests from {shown_url(url)!r}; http://HOST/PATH would be right"))
         self._url = url
-        self._place = _shown(url)
+        self._place = shown_url(url)
         self._reader = Reader(node_name, has_store=objects is not None)
         self._clock = clock
-        self._headers = _pairs(headers or {})
+        self._page = page or WebPage(url, headers or {})
         self._period_seconds = period_seconds
-        self._sleep = sleep
         self._teller = StaticTeller(HTTP_SOURCE, objects, report, notes)
         self._etag = ""
         self._last: Found | None = None
@@ -102,23 +90,16 @@ class HttpSource:
             await self._follow(tell)
 
     async def _follow(self, tell: Tell) -> None:
-        http = await asyncio.to_thread(importlib.import_module, "aiohttp")  # takes a noticeable part of a second
-        session: aiohttp.ClientSession = http.ClientSession(
-            timeout=http.ClientTimeout(total=_ANSWER_SECONDS),
-            connector=http.TCPConnector(force_close=True),  # asked so rarely, nobody should keep a connection
-            auto_decompress=True,
-            trust_env=True,
-        )
-        async with session:
+        async with self._page as page:
             while True:
-                await self._sleep(await self._try(session, http.ClientError, tell))
+                await asyncio.sleep(await self._try(page, tell))
 
-    async def _try(self, session: "aiohttp.ClientSession", client_error: type[Exception], tell: Tell) -> float:
+    async def _try(self, page: Page, tell: Tell) -> float:
         """Ask once and tell what is news. Returns how long to rest."""
         try:
-            found = await self._ask(session, client_error)
+            found = await self._ask(page)
             self._teller.take({self._place: found}, {}, tell)
-        except _NoAnswer as error:
+        except NoAnswer as error:
             self._teller.complain(self._place, Problem(str(error), file=self._place))
         except Exception as error:
             log.exception("cannot use what %s says for an unforeseen reason, will ask again", self._place)
@@ -129,37 +110,29 @@ class HttpSource:
             return self._period_seconds
         return self._pause()
 
-    async def _ask(self, session: "aiohttp.ClientSession", client_error: type[Exception]) -> Found:
-        """What the URL holds now. Raises _NoAnswer when it does not say."""
+    async def _ask(self, page: Page) -> Found:
+        """What the URL holds now. Raises NoAnswer when it does not say."""
         last = self._last
-        headers = [*self._headers, *([("If-None-Match", self._etag)] if self._etag and last is not None else [])]
-        try:
-            async with session.get(self._url, headers=headers) as answer:
-                if answer.status == 304 and last is not None:
-                    return last
-                if answer.status != 200:
-                    raise _NoAnswer(f"cannot fetch it: {answer.status} {answer.reason or ''}".rstrip())
-                data = await _body(answer)
-                etag = answer.headers.get("ETag", "")
-        except TimeoutError:
-            raise _NoAnswer(f"cannot fetch it: no answer within {_ANSWER_SECONDS:.0f} s") from None
-        except (client_error, OSError, ValueError) as error:
-            why = str(error).replace(self._url, self._place) or type(error).__name__
-            raise _NoAnswer(f"cannot fetch it: {why}") from error
+        fetched = await page.fetch(self._etag if last is not None else "")
+        if fetched is None:
+            if last is None:
+                raise NoAnswer("cannot fetch it: 304 Not Modified")
+            return last
+        data = fetched.body
         if not data.strip():
             if last is None and not self._teller.places():
                 last = self._last = Found(Contents(), b"")
                 return last
             why = "cannot find anything in it: it is empty; if its pods should go, serve an empty PodList"
             if last is not None:
-                raise _NoAnswer(why)
+                raise NoAnswer(why)
             last = self._last = Found(broken(why, self._place), b"")  # what it had before the restart stays
             return last
         version = hashlib.blake2b(data, digest_size=16).digest()
         if last is None or last.version != version:
             contents = await asyncio.to_thread(self._reader.read, data, FromURL(self._url), self._place)
             last = self._last = Found(contents, version)
-        self._etag = etag
+        self._etag = fetched.etag
         return last
 
     def _pause(self) -> float:
@@ -167,28 +140,3 @@ class HttpSource:
         pause = min(_FIRST_PAUSE_SECONDS * 2.0 ** min(self._failures, 16), self._period_seconds)
         self._failures += 1
         return pause * (1 + self._clock.fraction() / 2)
-
-
-async def _body(answer: "aiohttp.ClientResponse") -> bytes:
-    """The whole body, if it is not too large."""
-    data = bytearray()
-    async for chunk in answer.content.iter_chunked(64 * 1024):
-        data += chunk
-        if len(data) > MOST_BYTES:
-            raise _NoAnswer(f"cannot fetch it: it is larger than {MOST_BYTES} bytes")
-    return bytes(data)
-
-
-def _pairs(headers: Headers) -> list[tuple[str, str]]:
-    """Names and values; a name may have many."""
-    return [
-        (name, value)
-        for name, values in headers.items()
-        for value in ((values,) if isinstance(values, str) else tuple(values))
-    ]
-
-
-def _shown(url: str) -> str:
-    """A URL without the name and password in it."""
-    parts = urlsplit(url)
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))

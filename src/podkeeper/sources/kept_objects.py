@@ -106,6 +106,7 @@ class KeptObjects:
         self._stored: dict[str, bytes] = {}  # by name: the digest of what was written in this life
         self._pending: dict[str, bytes | None] = {}  # by name: to be written; None: to be removed
         self._work = asyncio.Event()
+        self._put_since_drop = False  # something was put that nobody may need
         self._needed: dict[str, tuple[PodSpec, frozenset[NeededObject]]] | None = None  # by UID of the pod
 
     # Reading.
@@ -126,7 +127,7 @@ class KeptObjects:
 
     async def _read(self, key: NeededObject, ask: Callable[[], Awaitable[T]], kind: type[T]) -> T:
         stored = None if self._api_answered else await self._recall(key, kind)
-        if stored is None:
+        if stored is None or self._api_answered:  # the API may have answered another call while the file was read
             return await self._asked(key, ask)
         if self._clock.monotonic() < self._ask_again_at:
             return stored
@@ -191,10 +192,11 @@ class KeptObjects:
         changed, self._needed = now != self._needed, now
         if self._names is None:
             self._work.set()  # opens the store, which removes what is not needed
-        elif changed:
+        elif changed or self._put_since_drop:  # an answer may come after the pod that asked for it was removed
             self._drop_unneeded()
 
     def _drop_unneeded(self) -> None:
+        self._put_since_drop = False
         keys = {key for _, keys in (self._needed or {}).values() for key in keys}
         needed = {self._store.name_of(str(key)) for key in keys if key.kind == CONFIG_MAP or self._keep_secrets}
         for name in {*(self._names or ()), *self._pending} - needed:
@@ -208,6 +210,7 @@ class KeptObjects:
         elif (data == self._pending[name]) if name in self._pending else (_digest(data) == self._stored.get(name)):
             return
         self._pending[name] = data
+        self._put_since_drop = self._put_since_drop or data is not None
         self._work.set()
 
     async def run(self) -> None:
@@ -218,8 +221,10 @@ class KeptObjects:
             try:
                 await self._open()
                 await self._write_all()
-            except OSError as error:
-                log.warning("cannot store objects of pods, next try in %g s: %s", RETRY_SECONDS, error)
+            except Exception as error:  # an unexpected one as well: a bug in the store must not end the agent
+                unexpected = None if isinstance(error, OSError) else error
+                message = "cannot store objects of pods, next try in %g s: %s"
+                log.warning(message, RETRY_SECONDS, error, exc_info=unexpected)
                 await asyncio.sleep(RETRY_SECONDS)
                 self._work.set()
 
@@ -231,19 +236,28 @@ class KeptObjects:
                     self._drop_unneeded()
 
     async def _write_all(self) -> None:
+        refused: dict[str, OSError] = {}
+        # A name that is refused does not block the others: on a full disk, a removal makes room for a write.
+        while (name := next((each for each in self._pending if each not in refused), None)) is not None:
+            try:
+                await self._write(name, self._pending[name])
+            except OSError as error:
+                refused[name] = error
+        if refused:
+            raise next(iter(refused.values()))
+
+    async def _write(self, name: str, data: bytes | None) -> None:
         names = self._names if self._names is not None else set()
-        while self._pending:
-            name, data = next(iter(self._pending.items()))
-            if data is None:
-                await self._in_thread(self._store.remove, name)
-                names.discard(name)
-                self._stored.pop(name, None)
-            else:
-                await self._in_thread(self._store.write, name, data)
-                names.add(name)
-                self._stored[name] = _digest(data)
-            if self._pending.get(name) is data:  # not replaced meanwhile
-                del self._pending[name]
+        if data is None:
+            await self._in_thread(self._store.remove, name)
+            names.discard(name)
+            self._stored.pop(name, None)
+        else:
+            await self._in_thread(self._store.write, name, data)
+            names.add(name)
+            self._stored[name] = _digest(data)
+        if self._pending.get(name) is data:  # not replaced meanwhile
+            del self._pending[name]
 
 
 def _digest(data: bytes) -> bytes:

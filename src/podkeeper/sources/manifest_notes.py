@@ -80,8 +80,8 @@ class ManifestNotes:
             self._drop(gone)
         for key, note in notes.items():
             if self._kept.get(key) != note:
-                self._kept[key] = note
                 self._notes.write(key, note)
+                self._kept[key] = note  # after the write: a note that could not be written is written again
                 self._written.set()
 
     async def run(self) -> None:

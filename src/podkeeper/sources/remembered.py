@@ -96,17 +96,22 @@ class RememberedSource:
 
     async def _speak_for_it(self, tell: Tell) -> None:
         await asyncio.sleep(self._patience_seconds)
-        if self._has_spoken:
-            return
-        self._recall()
-        if not self._noted:
-            return
+        while not self._has_spoken:
+            self._recall()
+            if not self._noted or self._tells_noted(tell):
+                return
+            await asyncio.sleep(self._patience_seconds)  # again: the source may be out of reach for days
+
+    def _tells_noted(self, tell: Tell) -> bool:
+        """Tell the noted pods. Returns whether they were taken."""
         pods = tuple(self._noted.values())
         log.warning("source %s says nothing: going on with the %d pods it last had", self.name, len(pods))
         try:
             tell(PodUpdate(Op.ADD, pods, self.name))
         except Exception:
-            log.exception("cannot go on with the pods that source %s last had", self.name)
+            log.exception("cannot go on with the pods that source %s last had, will retry", self.name)
+            return False
+        return True
 
     def _recall(self) -> None:
         """Take up what a former life noted."""
@@ -131,8 +136,10 @@ class RememberedSource:
         for uid, pod in pods.items():
             noted = self._noted.get(uid)
             if uid and (noted is None or _is_news(noted, pod)):
-                self._noted[uid] = pod
                 self._notes.write(uid, msgspec.json.encode(_without_ballast(pod)))
+                self._noted[uid] = (
+                    pod  # after the write: a pod that could not be noted is noted when it is listed again
+                )
                 self._written.set()
 
     def _forget(self, uids: Iterable[str]) -> None:

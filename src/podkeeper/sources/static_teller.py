@@ -57,11 +57,12 @@ class StaticTeller:
         self._found: Mapping[str, Found] | None = None
         self._troubles: Mapping[str, Problem] = {}
         self._told: tuple[Pod, ...] | None = None
+        self._may_have: dict[str | None, Pod] = {}  # by UID: what was told since `begin`, refused or not
         self._is_ready = False  # a SET was told
 
     def begin(self, is_ours: Callable[[str], bool] = lambda _: True) -> None:
         """Whoever is told next knows nothing yet. `is_ours`: whether a place still belongs to the source."""
-        self._told, self._is_ready = None, False
+        self._told, self._is_ready, self._may_have = None, False, {}
         recalled = {} if self._notes is None else self._notes.recall()
         if recalled:
             self._shelf.restore({place: items for place, items in recalled.items() if is_ours(place)})
@@ -77,9 +78,10 @@ class StaticTeller:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._notes.run())
             await asyncio.sleep(self._notes.patience_seconds)
-            if self._told is None and self.places():
+            while self._told is None and self.places():  # again if the update is refused: the source may stay silent
                 log.warning("source %s cannot be read: going on with the pods it last had", self._source)
                 self._count(self._shelf.now(), tell, complete=False)
+                await asyncio.sleep(self._notes.patience_seconds)
 
     def problems(self) -> tuple[Problem, ...]:
         """All that is wrong now."""
@@ -107,6 +109,8 @@ class StaticTeller:
         self._complaints.take(complaints)
         self._found, self._troubles = found, troubles  # only now: after a failure above, all of it is done again
         self._count(shelved, tell, complete=complete)
+        # Last: if a step above raises, the next call must not take the same contents for known.
+        self._found, self._troubles = found, troubles
 
     def complain(self, place: str, problem: Problem, version: object = None) -> None:
         """Say what keeps a place from being looked at; all that was told stays true."""
@@ -122,10 +126,13 @@ class StaticTeller:
 
     def _tell(self, pods: tuple[Pod, ...], tell: Tell, *, is_ready: bool) -> None:
         updates = (PodUpdate(Op.SET, pods, self._source),) if is_ready else self._partial(pods)
+        now = {pod.metadata.uid: pod for pod in pods}
+        # If a REMOVE is refused, the next update must contain it again: no SET may follow for a long time.
+        self._may_have |= now
         try:
             for update in updates:
                 tell(update)
-            self._told, self._is_ready = pods, is_ready
+            self._told, self._is_ready, self._may_have = pods, is_ready, now
             return
         except AgentError as error:
             log.error("%d pods from source %s were refused: %s", len(pods), self._source, error)
@@ -136,6 +143,6 @@ class StaticTeller:
     def _partial(self, pods: tuple[Pod, ...]) -> tuple[PodUpdate, ...]:
         """What changed since the last word, without a claim to be all there is."""
         uids = {pod.metadata.uid for pod in pods}
-        gone = tuple(pod for pod in self._told or () if pod.metadata.uid not in uids)
+        gone = tuple(pod for uid, pod in self._may_have.items() if uid not in uids)
         removed = (PodUpdate(Op.REMOVE, gone, self._source),) if gone else ()
         return (*removed, PodUpdate(Op.ADD, pods, self._source)) if pods else removed

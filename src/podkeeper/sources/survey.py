@@ -23,7 +23,7 @@ import hashlib
 import os
 import stat
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -78,8 +78,15 @@ class _Pass:
 class Surveyor:
     """Looks, and remembers what it saw."""
 
-    def __init__(self, paths: tuple[str, ...], reader: Reader, stored: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        paths: tuple[str, ...],
+        reader: Reader,
+        stored: Iterable[str] = (),
+        open_watch: Callable[[], Watch] = Watch,
+    ) -> None:
         """`paths` are absolute. `stored`: the files below them that were known before the restart."""
+        self._open_watch = open_watch
         self._paths = paths
         self._reader = reader
         # The named path that each file was found by.
@@ -115,7 +122,7 @@ class Surveyor:
     def _point(self) -> str | None:
         """Point the watch at what is there now. Returns why it cannot see everything."""
         try:
-            self.watch = self.watch or Watch()
+            self.watch = self.watch or self._open_watch()
         except OSError as error:
             return f"cannot be told of changes: {error.strerror}; raising fs.inotify.max_user_instances may help"
         points = None

@@ -357,6 +357,13 @@ class FakeCri(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc brings no t
         )
         return cri.PullImageResponse(image_ref="sha256:1")
 
+    def _ListImages(self, _: Any) -> Message:
+        return cri.ListImagesResponse(images={image.id: image for image in self.images.values()}.values())
+
+    def _RemoveImage(self, asked: Any) -> None:
+        if (image := self.images.get(asked.image.image)) is not None:
+            self.images = {name: each for name, each in self.images.items() if each.id != image.id}
+
     def exit(self, container_id: str, code: int) -> None:
         """A container ends."""
         status = self.containers[container_id]

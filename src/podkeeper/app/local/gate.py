@@ -106,7 +106,8 @@ class Gate:
     async def hold(self, uid: PodUID, grace_seconds: int | None = None) -> None:
         """Hold a pod back from now on; returns once that is noted. `grace_seconds`, if not what the pod asks for."""
         now = self._clock.now()
-        if uid not in self._held:
+        # Not if its manifest is gone and it is only leaving: nothing would ever drop the note.
+        if uid in self._seen and uid not in self._held:
             self._held[uid] = now
             self._notes.write(uid, format_micro_time(now).encode())
             self._tell_all()

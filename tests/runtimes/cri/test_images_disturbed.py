@@ -1,0 +1,205 @@
+"""Images through CRI, and containers in state UNKNOWN, with an event at every await and a failure at every call."""
+
+import base64
+import json
+import subprocess
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from podkeeper.model.errors import AgentError, CallTimedOut, ImagePullFailed, RuntimeRefused, RuntimeUnavailable
+from podkeeper.model.runtime import ContainerState, PodRecord
+from podkeeper.runtimes.cri.calls import Calls
+from podkeeper.runtimes.cri.images import Images
+from podkeeper.runtimes.cri.runtime import CriRuntime
+from podkeeper.runtimes.cri.schema import cri
+from podkeeper.testing.failures import fail_each_call
+from podkeeper.testing.interleave import interleave
+from podkeeper.testing.operations import Event, Operation
+from podkeeper.testing.port_calls import Fault, PortCall, PortCalls
+from podkeeper.testing.virtual_time import VirtualClock, simulate
+from tests.runtimes.cri.fake_server import FakeCri, LoopTransport
+from tests.runtimes.cri.scenes import Scene, facts
+
+ERRORS = {"unary": (RuntimeUnavailable, CallTimedOut, RuntimeRefused)}
+IMAGE = "registry.example/app:1"
+
+
+def secret(user: str) -> str:
+    auth = base64.b64encode(f"{user}:hush".encode()).decode()
+    return json.dumps({"auths": {"registry.example": {"auth": auth}}})
+
+
+# Images.
+
+
+@dataclass
+class Registry:
+    fake: FakeCri
+    images: Images
+    pulled: list[str] = field(default_factory=list)
+
+    async def pull(self) -> None:
+        record = await self.images.pull_image(IMAGE, [secret("first"), secret("second")])
+        self.pulled.append(record.id)
+
+    def users(self) -> list[str]:
+        return [asked.auth.username for call, asked in self.fake.calls if call == "PullImage"]
+
+
+@asynccontextmanager
+async def registry(calls: PortCalls) -> AsyncIterator[Registry]:
+    fake = FakeCri()
+    yield Registry(fake, Images(Calls(calls.watch("transport", LoopTransport(fake), ERRORS))))
+
+
+async def it_can_be_removed_and_pulled_again(stage: Registry) -> None:
+    await stage.images.remove_image(IMAGE)
+    assert await stage.images.list_images() == ()
+    await stage.pull()
+    assert await stage.images.image(IMAGE) is not None
+
+
+PULL = Operation(
+    stage=registry,
+    run=Registry.pull,
+    state=lambda stage: (set(stage.pulled), sorted(stage.fake.images)),
+    afterwards=it_can_be_removed_and_pulled_again,
+)
+IMAGE_EVENTS: dict[str, Event[Registry]] = {
+    "the image is pulled": Registry.pull,
+    "the image is removed": lambda stage: stage.images.remove_image(IMAGE),
+    "images are listed": lambda stage: stage.images.list_images(),
+    "the image is inspected": lambda stage: stage.images.image(IMAGE),
+}
+
+
+def test_every_event_at_every_await_of_a_pull() -> None:
+    interleave(PULL, IMAGE_EVENTS)
+
+
+def test_every_call_of_a_pull_fails_once() -> None:
+    fail_each_call(PULL)
+
+
+@pytest.mark.parametrize(
+    ("error", "users"),
+    [(RuntimeRefused, ["second"]), (RuntimeUnavailable, [])],  # the next credentials help only against a refusal
+)
+def test_the_next_credentials_are_tried_after_a_refusal(error: type[Exception], users: list[str]) -> None:
+    async def scenario() -> list[str]:
+        calls = PortCalls()
+        calls.arm(Fault(PortCall("transport", "unary", 0), error))
+        async with registry(calls) as stage:
+            try:
+                await stage.pull()
+            except error:
+                assert stage.pulled == []
+            return stage.users()
+
+    assert simulate(scenario())[0] == users
+
+
+def test_a_pull_fails_if_all_credentials_are_refused() -> None:
+    async def scenario() -> None:
+        calls = PortCalls()
+        calls.arm(Fault(PortCall("transport", "unary", 0), RuntimeRefused, times=2))
+        async with registry(calls) as stage:
+            with pytest.raises(ImagePullFailed):
+                await stage.pull()
+
+    simulate(scenario())
+
+
+# Containers in state UNKNOWN.
+
+
+@dataclass
+class Lost:
+    fake: FakeCri
+    runtime: CriRuntime
+    scene: Scene
+    container: str = ""
+    seen: PodRecord | None = None
+
+    async def inspect(self) -> None:
+        self.seen = await self.runtime.pod_record(self.scene.uid)
+
+    async def remove(self) -> None:
+        await self.runtime.remove_container(self.container)
+
+    async def stop(self) -> None:
+        await self.runtime.stop_container(self.container, 1)
+
+    def there(self) -> list[tuple[int, int]]:
+        return [(int(each.state), int(each.exit_code)) for each in self.fake.containers.values()]
+
+    def check(self) -> None:
+        # Whoever asked first, the runtime found out that it exited with 7, and a stop did not become its end.
+        assert self.there() in ([], [(int(cri.CONTAINER_EXITED), 7)])
+        assert self.seen is not None
+        for each in self.seen.containers:
+            assert (each.state, each.exit_code) == (ContainerState.EXITED, 7)
+
+
+def dead_process() -> int:
+    process = subprocess.Popen(["true"])
+    process.wait()
+    return process.pid
+
+
+PROCESS = dead_process()
+
+
+@asynccontextmanager
+async def lost(calls: PortCalls) -> AsyncIterator[Lost]:
+    fake = FakeCri()
+    with tempfile.TemporaryDirectory(prefix="podkeeper-pods-") as directory:
+        transport = calls.watch("transport", LoopTransport(fake), ERRORS)
+        async with CriRuntime(transport, facts(directory), clock=VirtualClock()) as runtime:
+            made = Lost(fake, runtime, Scene(runtime))
+            made.container = await made.scene.start()
+            fake.containers[made.container].state = cri.CONTAINER_UNKNOWN
+            fake.unnoticed[made.container] = 7
+            fake.processes[made.container] = PROCESS
+            calls.log.clear()
+            yield made
+
+
+async def the_next_inspection_shows_the_same(stage: Lost) -> None:
+    await stage.inspect()
+    assert stage.seen is not None
+    assert len(stage.seen.containers) == len(stage.fake.containers)
+    stage.check()
+
+
+INSPECT = Operation(
+    stage=lost,
+    run=Lost.inspect,
+    state=Lost.there,
+    check=Lost.check,
+    afterwards=the_next_inspection_shows_the_same,
+)
+LOST_EVENTS: dict[str, Event[Lost]] = {
+    "the pod is inspected": Lost.inspect,
+    "all pods are listed": lambda stage: stage.runtime.list_pods(),
+    "the container is stopped": Lost.stop,
+    "the container is removed": Lost.remove,
+}
+
+
+def test_every_event_at_every_await_of_an_inspection() -> None:
+    async def inspect(stage: Lost) -> None:
+        try:
+            await stage.inspect()
+        except AgentError as error:
+            raise AssertionError("no call failed, and yet the inspection did") from error
+
+    interleave(replace(INSPECT, run=inspect), LOST_EVENTS)
+
+
+def test_every_call_of_an_inspection_fails_once() -> None:
+    fail_each_call(INSPECT)

@@ -1,0 +1,171 @@
+"""A stage for sources of manifests: what outlives the agent, the agent's side of a source, and what it must never see.
+
+Each manifest holds a pod and a config map of the same name, and the config map's value is the pod's image. So whoever
+is told of a pod can check that the objects of the same manifest are in the store already.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from podkeeper.engine.notebook import Notebook
+from podkeeper.engine.storage import PodStorage
+from podkeeper.model.k8s.core import ConfigMap, Pod
+from podkeeper.model.messages import Op, PodUpdate
+from podkeeper.ports.journal import Journal
+from podkeeper.ports.source import Source
+from podkeeper.sources.local_objects import LocalObjects
+from podkeeper.sources.manifest_notes import ManifestNotes
+from podkeeper.testing.fakes import FakeJournal
+from podkeeper.testing.port_calls import PortCalls, Unexpected
+from podkeeper.testing.virtual_time import VirtualClock
+from tests.sources.static_listener import config_map_text, pod_text
+
+
+class SteadyClock(VirtualClock):
+    """No jitter, so that pauses can be compared."""
+
+    def fraction(self) -> float:
+        return 0.0
+
+
+class FailingJournal(FakeJournal):
+    """A journal with a bug: so many of the next writes fail unexpectedly."""
+
+    failures = 0
+
+    def put(self, key: str, value: bytes) -> None:
+        if self.failures:
+            self.failures -= 1
+            raise Unexpected("cannot write")
+        super().put(key, value)
+
+    def fail(self) -> None:
+        self.failures += 1
+
+
+def manifest(name: str, image: str) -> str:
+    return f"{config_map_text(name, image)}---\n{pod_text(name, image)}"
+
+
+Build = Callable[[LocalObjects, ManifestNotes], Source]
+
+
+class StaticStage:
+    """The lives of one source of manifests, one after the other."""
+
+    def __init__(self, calls: PortCalls, group: asyncio.TaskGroup) -> None:
+        self.clock = SteadyClock()
+        self.journal = FailingJournal()
+        self.refusals = 0  # so many of the next updates are refused
+        self.lost_answers = 0  # so many of the next updates are merged, and then an error is raised
+        self.never_removed = ""  # a pod that must not be taken away once it was told
+        self.wrong: list[str] = []
+        self._watched: Journal = calls.watch("journal", self.journal)
+        self._group = group
+        self._running: asyncio.Task[None] | None = None
+        self._begin_life()
+        self.storage = self._empty_storage()
+        self.ready = False
+        self._ended: list[PodStorage] = []
+
+    def build(self, objects: LocalObjects, notes: ManifestNotes) -> Source:
+        raise NotImplementedError
+
+    def start(self) -> None:
+        """Start an agent's source. What an earlier one told or did not sync is lost."""
+        self._replace(new_agent=True)
+
+    def run_again(self) -> None:
+        """Run the same source again, for an agent that knows nothing yet."""
+        self._replace(new_agent=False)
+
+    def stop(self) -> None:
+        if self._running is not None:
+            self._running.cancel()
+
+    def _replace(self, *, new_agent: bool) -> None:
+        self.stop()
+        self.storage = self._empty_storage()
+        self.ready = False
+        self._running = self._group.create_task(self._live(self._running, self.storage, new_agent=new_agent))
+
+    async def _live(self, before: "asyncio.Task[None] | None", storage: PodStorage, *, new_agent: bool) -> None:
+        if before is not None:
+            await asyncio.wait([before])
+        if new_agent:
+            self.journal.crash()
+            self._begin_life()
+        try:
+            await self.source.run(lambda update: self._merge(update, storage))
+        finally:
+            self._ended.append(storage)
+
+    def _empty_storage(self) -> PodStorage:
+        return PodStorage(emit=lambda _: None, record=lambda _: None, now=self.clock.now)
+
+    def _begin_life(self) -> None:
+        self.objects = LocalObjects()
+        self.source = self.build(self.objects, self._notes(self._watched))
+
+    def refuse(self) -> None:
+        self.refusals += 1
+
+    def lose_answer(self) -> None:
+        self.lost_answers += 1
+
+    def _notes(self, journal: Journal) -> ManifestNotes:
+        return ManifestNotes(Notebook(journal, "manifest/"), "n1", keep_secrets=True)
+
+    def _merge(self, update: PodUpdate, storage: PodStorage) -> None:
+        if storage in self._ended:
+            self.wrong.append("a source told pods after it was stopped")
+        noted = b"".join(self.journal.load().values())
+        stored = {each.metadata.name: each for each in self.objects.objects()}
+        for pod in update.pods if update.op is not Op.REMOVE else ():
+            config_map = stored.get(_name(pod))
+            if not isinstance(config_map, ConfigMap) or (config_map.data or {}).get("key") != _image(pod):
+                self.wrong.append(f"{_name(pod)} was told before its config map was stored")
+            if (pod.metadata.uid or "?").encode() not in noted:
+                self.wrong.append(f"{_name(pod)} was told before it was noted")
+        if self.refusals:
+            self.refusals -= 1
+            raise Unexpected("cannot take the update")
+        had = self.told()
+        storage.merge(update)
+        if self.never_removed in had and self.never_removed not in self.told():
+            self.wrong.append(f"{self.never_removed} was removed for a moment")
+        self.ready = self.ready or (update.op is Op.SET and storage is self.storage)
+        if self.lost_answers:
+            self.lost_answers -= 1
+            raise Unexpected("took the update, and failed")
+
+    # What came of it.
+
+    def told(self) -> dict[str, str]:
+        return {_name(pod): _image(pod) for pod in self.storage.merged_state()}
+
+    def stored(self) -> dict[str, str]:
+        return {
+            each.metadata.name or "": (each.data or {}).get("key", "")
+            for each in self.objects.objects()
+            if isinstance(each, ConfigMap)
+        }
+
+    def noted(self) -> dict[str, str]:
+        """What an agent that starts now would find."""
+        items = [item for items in self._notes(self.journal).recall().values() for item in items]
+        return {_name(item.value): _image(item.value) for item in items if isinstance(item.value, Pod)}
+
+    def check(self) -> None:
+        """Pods, config maps and notes are those of the same manifests."""
+        assert self.wrong == [], self.wrong
+        assert self.told() == self.stored() == self.noted()
+        assert self.ready
+
+
+def _name(pod: Pod) -> str:
+    return (pod.metadata.name or "").removesuffix("-n1")
+
+
+def _image(pod: Pod) -> str:
+    return pod.spec.containers[0].image or ""
