@@ -3,6 +3,7 @@
 At the end of a run, the number of interleavings and injected failures is printed (`podkeeper.testing.operations`).
 """
 
+import os
 import shutil
 import ssl
 import subprocess
@@ -15,6 +16,10 @@ from hypothesis import HealthCheck, settings
 
 from podkeeper.testing import operations
 from tests.violations import take_violations
+
+# Otherwise gRPC restarts its threads in a child that is forked for a subprocess with `preexec_fn`. When that child
+# closes its descriptors, before it executes anything, gRPC aborts it (6 of 300 times).
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 settings.register_profile(
     "house", derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
