@@ -43,6 +43,7 @@ MUTANTS = (
         "return Verdict.SAME if stored.status == fresh.status else Verdict.RECONCILE",
         "return Verdict.SAME if stored.status == fresh.status else Verdict.UPDATE",
         ("tests/rules/test_merge.py",),
+        seed=8,
     ),
     Mutant(
         "source-never-ready-when-empty",
@@ -72,7 +73,7 @@ MUTANTS = (
         "return Step(waits, (*orders, Cancel()) if preempt else orders)",
         "return Step(waits, orders)",
         ("tests/rules/test_worker_step.py", "tests/rules/test_worker_laws.py"),
-        seed=3,
+        seed=4,
     ),
     Mutant(
         "pending-update-lost",
@@ -207,8 +208,7 @@ MUTANTS = (
         "kill=None if is_static_pod(pod) else _BY_FORCE)",
         "kill=None)",
         ("tests/rules/test_dispatch.py",),
-        seed=0,
-        workload=("deletes", "successors", "hooks"),
+        seed=1,
     ),
     Mutant(
         "probe-threshold-off-by-one",
@@ -225,8 +225,7 @@ MUTANTS = (
         "next_state = OnHold(state.container_id) if decided else replace(state, streak=streak)",
         "next_state = replace(state, streak=streak)",
         ("tests/rules/test_probe.py",),
-        seed=1,
-        workload=("probes",),
+        seed=7,
     ),
     Mutant(
         "terminal-phase-sent-while-containers-run",
@@ -382,7 +381,7 @@ MUTANTS = (
         "                continue\n",
         "",
         ("tests/rules/test_outbox.py",),
-        seed=0,
+        seed=3,
     ),
     Mutant(
         "grace-begins-anew",
@@ -554,6 +553,7 @@ MUTANTS = (
         "if cached is not None and uid in self._recalled and is_behind(cached.status, pod.status):",
         "if False:",
         ("tests/sim/test_invariants.py",),
+        seed=5,
     ),
     Mutant(
         "status-of-an-ending-pod-dropped",
@@ -561,6 +561,7 @@ MUTANTS = (
         "            still_ends=lambda uid: not self.workers.should_pod_be_finished(uid),\n",
         "",
         ("tests/sim/test_invariants.py",),
+        seed=3,
     ),
     Mutant(
         "late-record-hides-the-running-one",
@@ -626,8 +627,8 @@ MUTANTS = (
             "tests/sim/test_sieve.py::"
             "test_a_restarted_agent_tells_the_mirror_of_a_former_manifest_nothing_of_the_new_pod",
         ),
-        seed=1,
         workload=("mirrors", "static-files"),
+        seed=2,
     ),
     Mutant(
         "backoff-reset-by-a-restart",
@@ -635,6 +636,7 @@ MUTANTS = (
         "        self._restore()\n",
         "",
         ("tests/engine/test_backoff.py", "tests/sim/test_backoff_restart.py"),
+        seed=4,
     ),
     Mutant(
         "backoff-not-durable-before-the-start",
