@@ -597,7 +597,7 @@ MUTANTS = (
         "engine/syncer.py",
         "            start_failures={} if ended else self._executor.failures_of(uid),",
         "            start_failures=self._executor.failures_of(uid),",
-        ("tests/sim/test_found.py",),
+        ("tests/engine/test_syncer_steps.py",),
     ),
     Mutant(
         "own-container-not-claimed",

@@ -486,6 +486,18 @@ def test_the_last_status_keeps_addresses_and_exit_codes() -> None:
     assert play(terminating).told[-1].pod_ip == "10.0.0.1"
 
 
+def test_a_failed_start_does_not_hide_the_exit_of_a_container_in_the_last_status() -> None:
+    """The answer of the start was lost, and the container exited before any sync saw it running."""
+
+    async def scenario(world: World) -> None:
+        world.failures = {"app": StartFailure("RunContainerError", "the answer was lost")}
+        await terminating(world)
+        assert world.published is not None
+        assert [each.state.terminated is not None for each in world.published.container_statuses or ()] == [True]
+
+    play(scenario)
+
+
 def test_the_status_function_has_the_last_word_before_the_kill() -> None:
     async def scenario(world: World) -> None:
         def touched(status: PodStatus) -> PodStatus:
