@@ -189,8 +189,8 @@ MUTANTS = (
     Mutant(
         "mounted-directory-removed",
         "rules/housekeeping.py",
-        "directories_to_remove=nobodys - with_volumes,",
-        "directories_to_remove=nobodys,",
+        "directories_to_remove=orphaned - with_volumes,",
+        "directories_to_remove=orphaned,",
         ("tests/rules/test_housekeeping.py",),
     ),
     Mutant(

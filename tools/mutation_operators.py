@@ -191,6 +191,8 @@ class _Finder(ast.NodeVisitor):
 
     # Places and edits.
 
+    # Only statements and expressions get here. They have positions; `ast.AST` does not declare them.
+
     def _start(self, node: ast.AST) -> int:
         return self._lines[node.lineno - 1] + node.col_offset  # type: ignore[attr-defined,no-any-return]
 

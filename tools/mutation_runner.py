@@ -29,6 +29,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any, Literal
@@ -285,7 +286,7 @@ class Collected:
         items = [self.items[name] for name in tests]
         for number, item in enumerate(items):
             tell(f"start {number}")
-            self.on_failure = lambda number=number: tell(f"failed {number}")  # type: ignore[misc]
+            self.on_failure = partial(tell, f"failed {number}")
             self.run(item, items[number + 1] if number + 1 < len(items) else None)
             if self.failed:
                 # Fixtures of modules leave nothing behind either. The worker does not wait long for them.
@@ -309,7 +310,7 @@ def _shrink_no_examples() -> None:
     """A counterexample is enough; Hypothesis would spend seconds on making it small."""
     engine = sys.modules.get("hypothesis.internal.conjecture.engine")
     if engine is not None:
-        engine.MAX_SHRINKING_SECONDS = 0  # type: ignore[attr-defined]
+        vars(engine)["MAX_SHRINKING_SECONDS"] = 0
 
 
 def watch(pid: int, pipe: int, limits: Sequence[float], first_limit: float) -> Run:

@@ -1,5 +1,7 @@
 """Which objects a pod needs: every place in a spec that names a config map, a secret or a token."""
 
+from typing import Any
+
 import pytest
 
 from podkeeper.model.k8s.core import (
@@ -34,8 +36,8 @@ KEY_OF_MAP = EnvVar(name="X", value_from=EnvVarSource(config_map_key_ref=ConfigM
 KEY_OF_SECRET = EnvVar(name="X", value_from=EnvVarSource(secret_key_ref=SecretKeySelector(name="a", key="k")))
 
 
-def projected(**part: object) -> PodSpec:
-    source = ProjectedVolumeSource(sources=(VolumeProjection(**part),))  # type: ignore[arg-type]  # any kind
+def projected(**part: Any) -> PodSpec:
+    source = ProjectedVolumeSource(sources=(VolumeProjection(**part),))
     return PodSpec(containers=(APP,), volumes=(Volume(name="v", projected=source),))
 
 

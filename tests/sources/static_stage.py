@@ -5,6 +5,7 @@ is told of a pod can check that the objects of the same manifest are in the stor
 """
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from podkeeper.engine.notebook import Notebook
@@ -50,7 +51,7 @@ def manifest(name: str, image: str) -> str:
 Build = Callable[[LocalObjects, ManifestNotes], Source]
 
 
-class StaticStage:
+class StaticStage(ABC):
     """The lives of one source of manifests, one after the other."""
 
     def __init__(self, calls: PortCalls, group: asyncio.TaskGroup) -> None:
@@ -68,8 +69,9 @@ class StaticStage:
         self.ready = False
         self._ended: list[PodStorage] = []
 
+    @abstractmethod
     def build(self, objects: LocalObjects, notes: ManifestNotes) -> Source:
-        raise NotImplementedError
+        """Return the source under test. Each test file builds its own."""
 
     def start(self) -> None:
         """Start an agent's source. What an earlier one told or did not sync is lost."""

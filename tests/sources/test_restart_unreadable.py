@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -51,8 +52,11 @@ class Node:
             task = group.create_task(source.run(self.told.append))
             for act, expected in stages:
                 act()
-                await until(lambda want=expected: self.last == want, lambda: f"last told: {self.last}")  # type: ignore[misc]
+                await until(partial(self.is_last, expected), lambda: f"last told: {self.last}")
             task.cancel()
+
+    def is_last(self, expected: str) -> bool:
+        return self.last == expected
 
     @property
     def last(self) -> str:

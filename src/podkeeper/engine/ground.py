@@ -124,14 +124,14 @@ class Ground:
 class _Turn:
     """A call's place in the line of its pod."""
 
-    abandoned: bool = False  # nobody waits for it any more: if it has not begun, it never does
+    abandoned: bool = False  # its caller was cancelled: if the call has not begun, it is skipped
 
 
 async def _in_turn(earlier: asyncio.Future[Any] | None, turn: _Turn, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
     if earlier is not None:
         await asyncio.wait({earlier})
     if turn.abandoned:
-        raise TryLater("cannot begin a call that nobody waits for")
+        raise TryLater("cannot begin a call whose caller was cancelled")
     return await call()
 
 

@@ -121,8 +121,10 @@ def plan_of(sight: Sight, workers: Answers) -> Plan:
         if uid not in known and uid not in doubtful
     )
     with_volumes = frozenset(sight.with_volumes)
-    nobodys = frozenset() if blind else frozenset([*sight.directories, *with_volumes]) - desired.keys() - running.keys()
-    nobodys -= doubtful
+    orphaned = (
+        frozenset() if blind else frozenset([*sight.directories, *with_volumes]) - desired.keys() - running.keys()
+    )
+    orphaned -= doubtful
     # Removing a cgroup kills what is in it. The reference spares neither a pod it has just begun to restart nor an
     # orphan it has just begun to kill; with us the one keeps its cgroup and the other its grace.
     cgroups = frozenset() if blind else frozenset(sight.cgroups)
@@ -130,8 +132,8 @@ def plan_of(sight: Sight, workers: Answers) -> Plan:
     return Plan(
         could_run=could_run,
         statuses_to_keep=frozenset([*desired, *map(_uid, sight.mirrors), *doubtful]),
-        directories_to_remove=nobodys - with_volumes,
-        volumes_to_unmount=nobodys & with_volumes - known,
+        directories_to_remove=orphaned - with_volumes,
+        volumes_to_unmount=orphaned & with_volumes - known,
         mirrors_to_delete=tuple(
             name for name in sight.orphaned_mirrors if not workers.is_pod_for_mirror_pod_terminating(name)
         ),
