@@ -10,7 +10,7 @@ READY := $(VENV)/.ready
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv run demo test test-most test-walls check format e2e torture torture-runtime sim bench mutants mutation model clean
+.PHONY: help venv run demo test check format e2e torture torture-runtime sim bench mutants mutation model clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
@@ -49,23 +49,22 @@ format: $(READY)  ## put all code into the house's format
 	@$(BIN)/ruff check --quiet --fix --exit-zero .
 	@$(BIN)/ruff format .
 
-# The three parts run at the same time: while one waits, the others have the cores. Each prints its output when it ends.
+# Parts run at the same time: while one waits, the others have the cores. Each prints its output when it ends. A part is
+# a path and leaves out the parts below it, so `tests` is all that has no part of its own. The longest come first.
+# Each is one process: workers of pytest-xdist would each collect all tests, and report each result to a controller.
+# tests/runtimes/process must be a part: its tests enter namespaces, which no process with threads (gRPC's) can do.
+PARTS := tests/sim tests/runtimes/process tests/app tests/sim/test_sieve.py tests tests/rules tests/engine tests/contracts tests/runtimes
+
 test:  ## check plus all fast tests, the recorded traces among them
-	@PY_COLORS=$(if $(MAKE_TERMOUT),1,0) $(MAKE) --no-print-directory --jobs=3 --output-sync=target check test-walls test-most
+	@PY_COLORS=$(if $(MAKE_TERMOUT),1,0) $(MAKE) --no-print-directory --jobs=4 --keep-going --output-sync=target $(addprefix part/,$(PARTS)) check
 
-# These tests enter namespaces in their own process, which is not possible beside the threads of a library (gRPC's).
-WALLS := tests/runtimes/process
-
-test-walls: $(READY)
-	@$(BIN)/pytest -m "not slow" -n 2 $(WALLS)
-
-# More workers than cores: many of these tests wait. `check` runs the architecture tests.
-test-most: $(READY)
-	@$(BIN)/pytest -m "not slow" -n 4 --dist worksteal --ignore $(WALLS) --ignore tests/test_architecture.py
+$(addprefix part/,$(PARTS)): part/%: $(READY)
+	@echo "$*$(if $(filter tests,$*), (the rest)):"
+	@$(BIN)/pytest -m "not slow" $* $(addprefix --ignore ,$(filter $*/%,$(PARTS)) $(if $(filter tests,$*),tests/test_architecture.py))
 
 # More workers than cores: most of these tests wait more than they work.
 e2e: $(READY)  ## the slow tests: real things (each says why when it is skipped), every crash of five lives; RUNTIME=crio: those on CRI-O
-	@$(if $(RUNTIME),PODKEEPER_TEST_RUNTIME=$(RUNTIME)) $(BIN)/pytest -m slow $(if $(RUNTIME),-k $(RUNTIME)) -rs -n 3 --dist worksteal --ignore $(WALLS)
+	@$(if $(RUNTIME),PODKEEPER_TEST_RUNTIME=$(RUNTIME)) $(BIN)/pytest -m slow $(if $(RUNTIME),-k $(RUNTIME)) -rs -n 3 --dist worksteal --ignore tests/runtimes/process
 
 torture: $(READY)  ## kill the agent at random moments under a running workload: ROUNDS=200 (SEED=N: the same deeds again)
 	@$(BIN)/python -m tools.torture --rounds $(or $(ROUNDS),200) $(if $(SEED),--seed $(SEED))
@@ -85,7 +84,7 @@ mutants: $(READY)  ## plant known small bugs one by one and show which test and 
 
 mutation: $(READY)  ## plant small bugs in ROOM=engine/status (any packages or modules) and show those no fast test notices: SAMPLE=300 SEED=1
 	@test -n "$(ROOM)" || { echo "say what to mutate: make mutation ROOM=engine/status, or ROOM=\"rules engine\" SAMPLE=300 SEED=1"; exit 1; }
-	@$(BIN)/python -m tools.mutation $(ROOM) --sample $(or $(SAMPLE),0) --seed $(or $(SEED),1) $(if $(BUDGET),--budget $(BUDGET))
+	@$(BIN)/python -m tools.mutation $(ROOM) --sample $(or $(SAMPLE),0) --seed $(or $(SEED),1) $(if $(BUDGET),--budget $(BUDGET)) $(if $(TESTS),--tests $(TESTS))
 
 model: $(READY)  ## regenerate src/podkeeper/model/k8s: make model DESCRIPTION=path/of/openapi.json.gz
 	@test -n "$(DESCRIPTION)" || { echo "say which: make model DESCRIPTION=path/of/kubernetes-openapi-v2.json.gz"; exit 1; }

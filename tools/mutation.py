@@ -2,6 +2,7 @@
 
     python -m tools.mutation engine/status            all mutants of one module
     python -m tools.mutation rules --sample 300 --seed 1
+    python -m tools.mutation engine/status --tests tests/engine/test_status.py    what these tests alone notice
 
 A room is a package or module below `src/podkeeper`. The first run, and each run after a change of `src` or `tests`,
 records which test reaches which block of code. Then each mutant gets the tests that reach it, the quickest and most
@@ -95,8 +96,12 @@ def _is_of_tools(root: Path, path: Path) -> bool:
     return path.is_relative_to(root / "tests" / "tools")
 
 
-def reach(root: Path, build: Path, state: str, workers: int) -> Reach:
-    """Which test reaches what: as recorded, or recorded now."""
+def reach(root: Path, build: Path, state: str, workers: int, tests: Sequence[str]) -> Reach:
+    """Which test reaches what: as recorded, or recorded now. `tests`: files and folders [all]. Raises Stopped."""
+    files = test_files(root, tests)
+    if tests:
+        with tempfile.TemporaryDirectory(prefix="mut-") as name:
+            return record(root, Path(name, "reach"), workers, files)
     cached = build / f"reach-{state}.pickle"
     if cached.exists():
         known: Reach = pickle.loads(cached.read_bytes())
@@ -104,18 +109,27 @@ def reach(root: Path, build: Path, state: str, workers: int) -> Reach:
     for old in build.glob("reach-*"):
         if state not in old.name:
             old.unlink()
-    found = record(root, build / f"reach-{state}", workers)
+    found = record(root, build / f"reach-{state}", workers, files)
     cached.write_bytes(pickle.dumps(found))
     for part in build.glob(f"reach-{state}-*.jsonl"):
         part.unlink()
     return found
 
 
-def record(root: Path, parts: Path, workers: int) -> Reach:
-    """Run all fast tests once, over source with marks. `parts`: where the beginning of a recording is, or will be."""
+def test_files(root: Path, chosen: Sequence[str]) -> list[str]:
+    """The files of tests, all or those at some paths. Raises Stopped."""
+    found: set[Path] = set()
+    for name in chosen or ["tests"]:
+        path = root / name
+        if not path.exists():
+            raise Stopped(f"{name}: no such file or folder of tests in {root}")
+        found |= {path} if path.is_file() else set(path.rglob("test_*.py"))
+    return sorted(str(path.relative_to(root)) for path in found if not _is_of_tools(root, path))
+
+
+def record(root: Path, parts: Path, workers: int, files: list[str]) -> Reach:
+    """Run fast tests once, over source with marks. `parts`: where the beginning of a recording is, or will be."""
     source = root / "src"
-    paths = [path for path in (root / "tests").rglob("test_*.py") if not _is_of_tools(root, path)]
-    files = sorted(str(path.relative_to(root)) for path in paths)
     results = [parts.with_name(f"{parts.name}-{number}.jsonl") for number in range(workers)]
     done = {line["file"] for line in _recorded(parts) if "file" in line}
     started = time.monotonic()
@@ -476,6 +490,7 @@ def main(arguments: list[str]) -> int:
         "--budget", type=float, default=BUDGET_SECONDS, help="seconds of tests for each mutant, by CPU time"
     )
     parser.add_argument("--limit", type=float, default=LIMIT_SECONDS, help="seconds for a test, besides its usual time")
+    parser.add_argument("--tests", nargs="+", default=[], metavar="PATH", help="use only these tests [all fast ones]")
     parser.add_argument("--again", action="store_true", help="forget the results of an earlier run")
     parser.add_argument("--root", type=Path, default=TOOLS, help="a project with src/podkeeper and tests")
     options = parser.parse_args(arguments)
@@ -487,7 +502,7 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         modules_of(root / "src", rooms)
-        found = reach(root, build, digest(root, "mutation_blocks.py"), options.jobs)
+        found = reach(root, build, digest(root, "mutation_blocks.py"), options.jobs, options.tests)
         excused_keys = equivalents(root / EQUIVALENT)
     except (Stopped, KeyboardInterrupt) as error:
         end_descendants()
@@ -502,13 +517,14 @@ def main(arguments: list[str]) -> int:
         due.pop(mutant.id)
     name = "-".join(room.replace("/", "_") for room in rooms)
     results = Results(
-        build / f"{name}-{options.sample or 'all'}-{options.seed}.jsonl",
+        build / f"{name}-{options.sample or 'all'}-{options.seed}{'-some-tests' if options.tests else ''}.jsonl",
         {
             "state": digest(root, "mutation_operators.py"),
             "rooms": rooms,
             "sample": options.sample,
             "seed": options.seed,
             "budget": options.budget,
+            "tests": options.tests,
         },
     )
     verdicts = {} if options.again else results.known()
