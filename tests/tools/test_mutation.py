@@ -121,6 +121,7 @@ def run(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=HOUSE, env=environment, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_each_mutant_of_a_tiny_project_gets_its_verdict(tmp_path: Path) -> None:
     for place in ("src/podkeeper", "tests", "tools"):
         (tmp_path / place).mkdir(parents=True)
