@@ -197,6 +197,32 @@ def test_credentials_of_the_cluster_are_never_written() -> None:
     play(story)
 
 
+def test_the_copy_of_a_secret_that_becomes_a_credential_of_the_cluster_is_removed() -> None:
+    async def story(world: World) -> None:
+        meta = ObjectMeta(name="legacy", namespace="default")
+        world.api.put(Secret(metadata=meta, data={"token": "eA=="}))
+        async with world.life() as kept:
+            await kept.get(Secret, "legacy", "default")
+        assert list(world.disk.files) == ["Secret default/legacy"]
+        world.api.put(Secret(metadata=meta, data={"token": "eQ=="}, type="kubernetes.io/service-account-token"))
+        async with world.life() as kept:
+            await kept.get(Secret, "legacy", "default")
+        assert world.disk.files == {}
+
+    play(story)
+
+
+def test_a_secret_that_is_read_without_permission_loses_its_copy() -> None:
+    async def story(world: World) -> None:
+        async with world.life() as kept:
+            await read_all(kept)
+        async with world.life(keep_secrets=False) as kept:
+            await read_all(kept)
+        assert list(world.disk.files) == ["ConfigMap default/settings"]
+
+    play(story)
+
+
 def test_once_the_api_has_answered_stored_copies_are_not_used_any_more() -> None:
     async def story(world: World) -> None:
         async with world.life() as kept:

@@ -51,6 +51,15 @@ def test_the_content_of_secrets_is_not_written_unless_it_may_be() -> None:
     assert [item.key.kind for item in notes(journal).recall()[PLACE]] == ["Pod", "ConfigMap"]
 
 
+def test_when_permission_is_withdrawn_stored_secrets_are_neither_used_nor_kept() -> None:
+    journal = FakeJournal()
+    notes(journal).keep({PLACE: read(ALL).items})
+    recalled = notes(journal, keep_secrets=False).recall()
+    assert [item.key.kind for item in recalled[PLACE]] == ["Pod", "ConfigMap"]
+    assert not any(b"hush-hush" in note for note in journal.load().values())
+    assert [item.key.kind for item in notes(journal).recall()[PLACE]] == ["Pod", "ConfigMap"]
+
+
 def test_a_note_is_dropped_with_its_place() -> None:
     journal, items = FakeJournal(), read(ALL).items
     kept = notes(journal)

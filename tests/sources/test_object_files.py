@@ -9,6 +9,9 @@ import pytest
 from podkeeper.sources.object_files import ObjectFiles
 
 
+A, B = ObjectFiles.name_of("Secret default/a"), ObjectFiles.name_of("Secret default/b")
+
+
 def opened(directory: Path) -> ObjectFiles:
     files = ObjectFiles(directory)
     files.open()
@@ -36,10 +39,10 @@ def test_only_the_agents_user_can_read_them(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         files = opened(tmp_path / "objects")
-        files.write("a", b"secret")
+        files.write(A, b"secret")
     finally:
         os.umask(before)
-    assert (mode(tmp_path / "objects"), mode(tmp_path / "objects" / "a")) == (0o700, 0o600)
+    assert (mode(tmp_path / "objects"), mode(tmp_path / "objects" / A)) == (0o700, 0o600)
 
 
 def test_a_directory_that_others_may_enter_is_closed_to_them(tmp_path: Path) -> None:
@@ -50,13 +53,13 @@ def test_a_directory_that_others_may_enter_is_closed_to_them(tmp_path: Path) -> 
 
 def test_what_a_crash_left_half_written_is_removed_and_the_former_content_stays(tmp_path: Path) -> None:
     files = opened(tmp_path / "objects")
-    files.write("a", b"whole")
-    (tmp_path / "objects" / "a.new").write_bytes(b"hal")
-    (tmp_path / "objects" / "b.new").write_bytes(b"f")
+    files.write(A, b"whole")
+    (tmp_path / "objects" / f"{A}.new").write_bytes(b"hal")
+    (tmp_path / "objects" / f"{B}.new").write_bytes(b"f")
     again = ObjectFiles(tmp_path / "objects")
-    assert again.open() == {"a"}
-    assert again.read("a") == b"whole"
-    assert os.listdir(tmp_path / "objects") == ["a"]
+    assert again.open() == {A}
+    assert again.read(A) == b"whole"
+    assert os.listdir(tmp_path / "objects") == [A]
 
 
 def test_a_link_in_the_place_of_the_directory_is_not_followed(tmp_path: Path) -> None:
@@ -66,7 +69,7 @@ def test_a_link_in_the_place_of_the_directory_is_not_followed(tmp_path: Path) ->
     with pytest.raises(OSError, match="objects"):
         files.open()
     with pytest.raises(OSError, match="objects"):
-        files.write("a", b"secret")
+        files.write(A, b"secret")
     assert os.listdir(tmp_path / "elsewhere") == []
 
 
@@ -80,8 +83,16 @@ def test_a_directory_of_another_user_is_not_used(tmp_path: Path) -> None:
 
 def test_a_disk_that_refuses_leaves_the_former_content(tmp_path: Path) -> None:
     files = opened(tmp_path / "objects")
-    files.write("a", b"old")
-    (tmp_path / "objects" / "a.new").mkdir()  # nothing can be written there
+    files.write(A, b"old")
+    (tmp_path / "objects" / f"{A}.new").mkdir()  # nothing can be written there
     with pytest.raises(OSError, match="directory"):
-        files.write("a", b"new")
-    assert files.read("a") == b"old"
+        files.write(A, b"new")
+    assert files.read(A) == b"old"
+
+
+def test_what_somebody_else_put_there_is_not_ours(tmp_path: Path) -> None:
+    opened(tmp_path / "objects").write(A, b"one")
+    (tmp_path / "objects" / "lost+found").mkdir()
+    (tmp_path / "objects" / "README").write_text("by hand")
+    assert ObjectFiles(tmp_path / "objects").open() == {A}
+    assert {"README", "lost+found"} <= set(os.listdir(tmp_path / "objects"))

@@ -6,8 +6,8 @@
 In: the API's reader, its provider of tokens, and a store that survives a reboot. Out: the same objects. The decision
 and what an attacker gets: docs/decisions/0010.
 
-* The store is only read while the API has not answered since the agent started. Its first answer ends that for good:
-  from then on an error is an error, as without a store.
+* The store is read until the API has answered one call for a config map, secret or token since the agent started.
+  From then on an error is an error, as without a store. Other calls do not count.
 * Config maps are stored. Secrets and tokens are stored only if `keep_secrets` is set. Secrets of type
   kubernetes.io/service-account-token are never stored: they are credentials of the cluster and do not expire.
 * `keep_for` removes what no pod of this node needs any more. What the API answers with NotFound is removed, too.
@@ -150,9 +150,10 @@ class KeptObjects:
             self._put(self._store.name_of(str(key)), None)
             raise
         self._api_answered = True
-        if self._may_keep(key, answer):
-            envelope = _Envelope(key.kind, key.namespace, key.name, msgspec.Raw(msgspec.json.encode(answer)))
-            self._put(self._store.name_of(str(key)), msgspec.json.encode(envelope))
+        envelope = _Envelope(key.kind, key.namespace, key.name, msgspec.Raw(msgspec.json.encode(answer)))
+        # An older copy of what may not be stored is removed: it became a credential, or permission was withdrawn.
+        stored = msgspec.json.encode(envelope) if self._may_keep(key, answer) else None
+        self._put(self._store.name_of(str(key)), stored)
         return answer
 
     def _may_keep(self, key: NeededObject, answer: object) -> bool:
@@ -176,7 +177,7 @@ class KeptObjects:
                 return None
             return msgspec.json.decode(envelope.content, type=kind)
         except (msgspec.DecodeError, ValueError) as error:
-            log.warning("removed the stored copy of %s, which cannot be decoded: %s", key, error)
+            log.warning("removing the stored copy of %s, which cannot be decoded: %s", key, error)
             self._put(name, None)
             return None
 

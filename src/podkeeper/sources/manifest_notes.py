@@ -70,6 +70,9 @@ class ManifestNotes:
             if note.node != self._node_name:
                 self._drop(key)
                 continue
+            if note.secrets and not self._keep_secrets:  # permission was withdrawn
+                note = msgspec.structs.replace(note, secrets=())
+                self._write(key, msgspec.json.encode(note))
             recalled[os.fsdecode(note.place)] = _items(note)
         return dict(sorted(recalled.items()))
 
@@ -80,9 +83,7 @@ class ManifestNotes:
             self._drop(gone)
         for key, note in notes.items():
             if self._kept.get(key) != note:
-                self._notes.write(key, note)
-                self._kept[key] = note  # after the write: a note that could not be written is written again
-                self._written.set()
+                self._write(key, note)
 
     async def run(self) -> None:
         """Have the journal synced after each change, until cancelled."""
@@ -90,6 +91,11 @@ class ManifestNotes:
             await self._written.wait()
             self._written.clear()
             await self._notes.settle()
+
+    def _write(self, key: str, note: bytes) -> None:
+        self._notes.write(key, note)
+        self._kept[key] = note  # after the write: a note that could not be written is written again
+        self._written.set()
 
     def _drop(self, key: str) -> None:
         self._kept.pop(key, None)

@@ -12,11 +12,13 @@ import contextlib
 import errno
 import hashlib
 import os
-import stat
+import re
 from pathlib import Path
 from typing import Final
 
 _UNFINISHED: Final = ".new"
+_NAME_BYTES: Final = 24
+_NAME: Final = re.compile(rf"[0-9a-f]{{{2 * _NAME_BYTES}}}")
 
 
 class ObjectFiles:
@@ -26,25 +28,28 @@ class ObjectFiles:
         self._directory = directory
 
     def open(self) -> frozenset[str]:
-        """Make the directory, or take what a crash left. Returns the names of the files there are."""
+        """Make the directory if there is none, and remove unfinished files. Returns the names of the others.
+
+        Files with names that `name_of` cannot give are left alone.
+        """
         self._directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):
             os.mkdir(self._directory, 0o700)
         descriptor = self._open_directory()
         try:
             os.fchmod(descriptor, 0o700)
-            names = frozenset(os.listdir(descriptor))
-            for name in names:
-                if name.endswith(_UNFINISHED):
+            found = os.listdir(descriptor)
+            for name in found:
+                if name.endswith(_UNFINISHED) and _NAME.fullmatch(name.removesuffix(_UNFINISHED)):
                     os.unlink(name, dir_fd=descriptor)
-            return frozenset(name for name in names if not name.endswith(_UNFINISHED))
+            return frozenset(name for name in found if _NAME.fullmatch(name))
         finally:
             os.close(descriptor)
 
     @staticmethod
     def name_of(key: str) -> str:
-        """The name of a key's file: names of objects can be longer than those of files."""
-        return hashlib.blake2b(key.encode(), digest_size=24).hexdigest()
+        """The name of a key's file: a hash, because the name of an object can be longer than that of a file."""
+        return hashlib.blake2b(key.encode(), digest_size=_NAME_BYTES).hexdigest()
 
     def read(self, name: str) -> bytes | None:
         """What was written last under a name; None: nothing."""
@@ -78,7 +83,7 @@ class ObjectFiles:
             os.close(directory)
 
     def remove(self, name: str) -> None:
-        """Remove a file; one that is not there is removed."""
+        """Remove a file, if it exists."""
         directory = self._open_directory()
         try:
             with contextlib.suppress(FileNotFoundError):
@@ -90,7 +95,7 @@ class ObjectFiles:
     def _open_directory(self) -> int:
         descriptor = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         found = os.fstat(descriptor)
-        if found.st_uid != os.geteuid() or not stat.S_ISDIR(found.st_mode):
+        if found.st_uid != os.geteuid():
             os.close(descriptor)
             raise OSError(errno.EPERM, f"{self._directory} belongs to user {found.st_uid}")
         return descriptor

@@ -100,14 +100,11 @@ class StaticTeller:
         shelved = self._shelf.take({place: each.contents for place, each in found.items()})
         if self._notes is not None:
             self._notes.keep(self._shelf.counting)
-        if self._objects is not None:
-            self._objects.replace(self._source, shelved.objects)
         complaints = {place: Complaint((problem,)) for place, problem in troubles.items()}
         for place, problems in shelved.problems.items():
             both = complaints[place].problems + problems if place in complaints else problems
             complaints[place] = Complaint(both, found[place].version, shelved.held.get(place, 0))
         self._complaints.take(complaints)
-        self._found, self._troubles = found, troubles  # only now: after a failure above, all of it is done again
         self._count(shelved, tell, complete=complete)
         # Last: if a step above raises, the next call must not take the same contents for known.
         self._found, self._troubles = found, troubles
