@@ -9,7 +9,8 @@ records which test reaches which block of code. Then each mutant gets the tests 
 specific first, until one fails. `tools.mutation_operators` lists what is mutated and what is not.
 
 Results go to `build/mutation`, line by line. The same command continues a run that was interrupted. The same source,
-room, sample and seed give the same mutants. `tools/mutation_equivalent.toml` lists survivors that no test can kill.
+room, sample and seed give the same mutants. Change neither `src` nor `tests` during a run.
+`tools/mutation_equivalent.toml` lists survivors that no test can kill.
 """
 
 import argparse
@@ -31,7 +32,7 @@ import tomllib
 import zlib
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,8 @@ ELSEWHERE_SHARE = 0.25  # of the budget, for tests that reach a mutant in anothe
 MOST_FRESH_FILES = 12  # test files for a mutant of module level code
 LIMIT_SECONDS = 6.0
 SHOW_EVERY_SECONDS = 15.0
+RECORDING = ("mutation_blocks.py", "mutation_runner.py")  # what a recording depends on, besides src and tests
+JUDGING = ("mutation_operators.py", "mutation_runner.py")
 Verdict = dict[str, Any]
 
 
@@ -87,7 +90,8 @@ def digest(root: Path, *tools: str) -> str:
     paths = [*(TOOLS / "tools" / name for name in tools), *sorted((root / "src").rglob("*.py"))]
     for path in [*paths, *sorted((root / "tests").rglob("*"))]:
         if path.is_file() and path.suffix != ".pyc" and not _is_of_tools(root, path):
-            told.update(f"{path.name}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
+            place = path.relative_to(root if path.is_relative_to(root) else TOOLS)
+            told.update(f"{place}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
     return told.hexdigest()[:16]
 
 
@@ -134,7 +138,7 @@ def record(root: Path, parts: Path, workers: int, files: list[str]) -> Reach:
     done = {line["file"] for line in _recorded(parts) if "file" in line}
     started = time.monotonic()
     todo = [file for file in files if file not in done]
-    print(f"recording which test reaches what: {len(todo)} test files, once for this state of the source", flush=True)
+    print(f"recording which test reaches what: {len(todo)} test files", flush=True)
     with tempfile.TemporaryDirectory(prefix="mut-") as name:
         os.chmod(name, 0o711)  # containers may have other users
         scratch = Path(name)
@@ -171,7 +175,8 @@ def _recorded(parts: Path) -> list[dict[str, Any]]:
                 unfinished.append(line)
                 continue
             if "file" in line:
-                lines += [test for test in unfinished if test["test"].partition("::")[0] == line["file"]]
+                ours = [test for test in unfinished if test["test"].partition("::")[0] == line["file"]]
+                lines += {test["test"]: test for test in ours}.values()  # the last of each: a file may begin twice
                 unfinished = []
             lines.append(line)
     return lines
@@ -253,7 +258,7 @@ def chosen_mutants(source: Path, rooms: Iterable[str], defaults: Defaults, sampl
     chosen = []
     for mutant in everything:
         try:
-            ast.parse(mutant.applied(texts[mutant.file]))
+            compile(mutant.applied(texts[mutant.file]), mutant.file, "exec", dont_inherit=True)
         except SyntaxError:
             continue
         chosen.append(mutant)
@@ -404,7 +409,7 @@ def shown(mutant: Mutant, verdict: Verdict) -> str:
 
 def table(chosen: Sequence[Mutant], verdicts: dict[str, Verdict], excused: Iterable[Mutant]) -> Iterator[str]:
     """The figures of each module and of all."""
-    columns = ("mutants", "killed", "timeout", "survived", "unreached", "equivalent")
+    columns = ("mutants", "killed", "timeout", "survived", "unreached", "equivalent", "error")
     counts: dict[str, Counter[str]] = {}
     kinds = {mutant.id: "equivalent" for mutant in excused}
     for mutant in chosen:
@@ -416,7 +421,7 @@ def table(chosen: Sequence[Mutant], verdicts: dict[str, Verdict], excused: Itera
     yield f"{'module':{width}}  {'  '.join(columns)}  score"
     for row in sorted(counts, key=lambda row: (row == "all", row)):
         count = counts[row]
-        due = count["mutants"] - count["equivalent"]
+        due = count["mutants"] - count["equivalent"] - count["error"]
         score = f"{100 * (count['killed'] + count['timeout']) / due:4.0f}%" if due else "    -"
         yield f"{row:{width}}  {'  '.join(f'{count[c]:>{len(c)}}' for c in columns)}  {score}"
 
@@ -432,13 +437,14 @@ def _show(line: str, *, tick: bool = False) -> None:
         print(line, flush=True)
 
 
-def judge(plan: Plan, results: Results, total: int) -> None:
-    """Run the jobs of a plan and show what survives."""
+def judge(plan: Plan, results: Results, due: Set[str]) -> None:
+    """Run the jobs of a plan and show what survives. `due`: the mutants that need a verdict."""
     by_id = {job.mutant.id: job.mutant for job in plan.jobs}
     (plan.scratch / "plan").write_bytes(pickle.dumps(plan))
     queue = write_queue(plan.scratch / "queue", len(plan.jobs))
     started = time.monotonic()
-    seen = set(results.known())
+    total = len(due)
+    seen = due & results.known().keys()
     before = len(seen)
     process = _start(plan.root, plan.source, ["warm", str(plan.scratch / "plan"), str(queue)], queue)
     ended = False
@@ -448,16 +454,17 @@ def judge(plan: Plan, results: Results, total: int) -> None:
         if not ended:
             time.sleep(0.3)
         verdicts = results.known()
-        for id in verdicts.keys() - seen:
+        for id in due & verdicts.keys() - seen:
             if verdicts[id]["verdict"] in ("survived", "unreached"):
                 survivors += 1
                 _show(shown(by_id[id], verdicts[id]))
-        seen = set(verdicts)
+        seen = due & verdicts.keys()
         spent = time.monotonic() - started
         left = f", about {spent / (len(seen) - before) * (total - len(seen)):.0f} s left" if len(seen) > before else ""
         _show(f"{len(seen)}/{total} done, {survivors} survivors, {spent:.0f} s{left}", tick=True)
     if process.returncode or len(seen) < total:
-        raise Stopped(f"workers ended early (status {process.returncode}): see build/mutation/log.txt")
+        status = f"workers ended early (status {process.returncode})"
+        raise Stopped(f"{status}: see log.txt and errors.txt in build/mutation")
 
 
 def summary(chosen: Sequence[Mutant], verdicts: dict[str, Verdict], excused: Sequence[Mutant], build: Path) -> None:
@@ -489,7 +496,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--budget", type=float, default=BUDGET_SECONDS, help="seconds of tests for each mutant, by CPU time"
     )
-    parser.add_argument("--limit", type=float, default=LIMIT_SECONDS, help="seconds for a test, besides its usual time")
+    parser.add_argument(
+        "--limit", type=float, default=LIMIT_SECONDS, help="seconds for a test, besides 5 times its usual time"
+    )
     parser.add_argument("--tests", nargs="+", default=[], metavar="PATH", help="use only these tests [all fast ones]")
     parser.add_argument("--again", action="store_true", help="forget the results of an earlier run")
     parser.add_argument("--root", type=Path, default=TOOLS, help="a project with src/podkeeper and tests")
@@ -502,7 +511,7 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         modules_of(root / "src", rooms)
-        found = reach(root, build, digest(root, "mutation_blocks.py"), options.jobs, options.tests)
+        found = reach(root, build, digest(root, *RECORDING), options.jobs, options.tests)
         excused_keys = equivalents(root / EQUIVALENT)
     except (Stopped, KeyboardInterrupt) as error:
         end_descendants()
@@ -515,15 +524,17 @@ def main(arguments: list[str]) -> int:
     due = {mutant.id: mutant for mutant in chosen}
     for mutant in excused:
         due.pop(mutant.id)
+    state = digest(root, *JUDGING)
     name = "-".join(room.replace("/", "_") for room in rooms)
     results = Results(
         build / f"{name}-{options.sample or 'all'}-{options.seed}{'-some-tests' if options.tests else ''}.jsonl",
         {
-            "state": digest(root, "mutation_operators.py"),
+            "state": state,
             "rooms": rooms,
             "sample": options.sample,
             "seed": options.seed,
             "budget": options.budget,
+            "limit": options.limit,
             "tests": options.tests,
         },
     )
@@ -539,7 +550,10 @@ def main(arguments: list[str]) -> int:
     try:
         if jobs:
             plan = Plan(root, results.path, scratch, options.jobs, options.limit, found.tests, jobs)
-            judge(plan, results, len(due))
+            judge(plan, results, due.keys())
+        if digest(root, *JUDGING) != state:
+            results.path.unlink(missing_ok=True)
+            raise Stopped("src or tests changed during the run, so its verdicts mean nothing: run the command again")
     except (Stopped, KeyboardInterrupt) as error:
         print(str(error) or "interrupted: the same command continues")
         status = 2

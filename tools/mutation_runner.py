@@ -46,9 +46,10 @@ RECORD_LIMIT_SECONDS = 300.0
 TEARDOWN_SECONDS = 10.0  # some tests stop a container runtime
 WAITING_COST = 0.2  # of a second by the clock, beside a second of CPU time
 MEMORY_BYTES = 2 << 30  # that a mutant may take besides what the tests have at their start
-FRESH_FILES = (1, 5)  # test files of the first and second fresh process; the third one gets the rest
+FRESH_FILES = (1, 5)  # the first fresh process gets test file 1, the second one files 2 to 5, the third one the rest
+NUMBER_WIDTH = 8
 
-Outcome = Literal["passed", "failed", "timeout", "cannot swap"]
+Outcome = Literal["passed", "failed", "timeout", "cannot swap", "error"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ class Test:
 
     id: str
     seconds: float  # by the clock: what its time limit goes by
-    cost: float  # mostly CPU time, which other work on the machine does not change: what its place and the budget go by
+    cost: float  # CPU seconds plus 0.2 of the seconds by the clock: orders the tests and counts against the budget
 
     @property
     def file(self) -> str:
@@ -212,9 +213,9 @@ def _prepare_child(temporary: Path) -> None:
     _use_temporary(temporary)
 
 
-def _tell_error() -> None:
+def _write_error(build: Path) -> None:
     """Write down an error of this tool in a child."""
-    with open(os.path.join("build", "mutation", "errors.txt"), "a") as errors:
+    with open(build / "errors.txt", "a") as errors:
         traceback.print_exc(file=errors)
 
 
@@ -238,9 +239,6 @@ def next_number(queue: int) -> int | None:
     return int(line) if line else None
 
 
-NUMBER_WIDTH = 8
-
-
 def write_queue(path: Path, count: int) -> int:
     """A file of numbers, open for reading."""
     path.write_text("".join(f"{number:>{NUMBER_WIDTH - 1}}\n" for number in range(count)))
@@ -256,7 +254,7 @@ def write_queue(path: Path, count: int) -> int:
 class Collected:
     """A pytest plugin: after the collection, `serve` runs in the place of pytest's own loop over the tests."""
 
-    serve: Callable[["Collected", pytest.Session], None]
+    serve: Callable[["Collected", pytest.Session], object]
     on_failure: Callable[[], None] = lambda: None
     items: dict[str, pytest.Item] = field(default_factory=dict)
     failed: bool = False
@@ -319,6 +317,7 @@ def watch(pid: int, pipe: int, limits: Sequence[float], first_limit: float) -> R
     current: int | None = None
     buffer = b""
     while True:
+        ended = _has_ended(pid)  # first: all that a child wrote before its end can be read below
         ready, _, _ = select.select([pipe], [], [], max(0.0, min(0.2, deadline - time.monotonic())))
         if ready:
             chunk = os.read(pipe, 65536)
@@ -336,11 +335,13 @@ def watch(pid: int, pipe: int, limits: Sequence[float], first_limit: float) -> R
                         return Run("passed")
                     case "cannot":
                         return Run("cannot swap")
+                    case "error":
+                        return Run("error")
             if not chunk:
                 return Run("failed", current)
         elif time.monotonic() >= deadline:
             return Run("timeout", current)
-        elif _has_ended(pid):
+        elif ended:
             return Run("failed", current)
 
 
@@ -402,7 +403,7 @@ class Worker:
 
     def _verdict(self, run: Run) -> dict[str, Any]:
         by = None if run.test is None else self._plan.tests[run.test].id
-        return {"verdict": "killed" if run.outcome == "failed" else "timeout", "by": by}
+        return {"verdict": "killed" if run.outcome == "failed" else run.outcome, "by": by}
 
     def _fresh_parts(self, tests: Sequence[int]) -> Iterator[tuple[int, ...]]:
         """A fresh process takes long to collect many files: the likeliest come first, alone."""
@@ -419,13 +420,13 @@ class Worker:
         run_tests = self._run_in_fork if in_fork else self._run_fresh
         while reliable := [test for test in tests if test not in self._unreliable]:
             run = run_tests(mutant, reliable)
-            key = (in_fork, run.test) if run.test is not None else None
-            if key is None or run.outcome not in ("failed", "timeout") or key in self._confirmed:
+            culprit = reliable[0] if run.test is None else run.test
+            if run.outcome not in ("failed", "timeout") or (in_fork, culprit) in self._confirmed:
                 return run
-            if run_tests(None, [key[1]]).outcome == "passed":
-                self._confirmed.add(key)
+            if run_tests(None, [culprit]).outcome == "passed":
+                self._confirmed.add((in_fork, culprit))
                 return run
-            self._unreliable.add(key[1])
+            self._unreliable.add(culprit)
         return Run("passed")
 
     def _limits(self, tests: Sequence[int]) -> list[float]:
@@ -445,16 +446,18 @@ class Worker:
 
     def _be_child(self, mutant: Mutant | None, names: Sequence[str], writing: int) -> None:
         try:
-            _prepare_child(self._folder / "t")
-            if mutant is not None:
-                try:
+            try:
+                _prepare_child(self._folder / "t")
+                if mutant is not None:
                     self._functions.swap(mutant)
-                except CannotSwap:
-                    os.write(writing, b"cannot swap\n")
-                    return
+            except CannotSwap:
+                _write_line(writing, "cannot swap")
+                return
+            except BaseException:
+                _write_error(self._plan.results.parent)
+                _write_line(writing, "error")
+                return
             self._collected.run_until_failure(names, lambda word: _write_line(writing, word))
-        except BaseException:
-            _tell_error()
         finally:
             os._exit(0)
 
@@ -514,33 +517,31 @@ def _write_line(file: int, word: str) -> None:
 
 def serve_mutants(plan: Plan, queue: int) -> int:
     """Be the warm process: collect, fork the workers, wait for them."""
-
-    def serve(collected: Collected, session: pytest.Session) -> None:
-        functions = Functions(plan.source)
-        gc.collect()
-        gc.freeze()
-        workers = []
-        for number in range(plan.workers):
-            if pid := os.fork():
-                workers.append(pid)
-                continue
-            try:
-                Worker(plan, number, collected, functions).work(queue)
-            except BaseException:
-                sys.excepthook(*sys.exc_info())
-                os._exit(1)
-            os._exit(0)
-        for pid in workers:
-            _, status = os.waitpid(pid, 0)
-            if status:
-                session.shouldfail = f"a worker ended with status {status}"
-
     wanted = {test for job in plan.jobs for stage in job.in_fork for test in stage}
     files = dict.fromkeys(plan.tests[test].file for test in sorted(wanted))
-    if not files:
-        Worker(plan, 0, Collected(serve), Functions(plan.source)).work(queue)
-        return 0
-    return pytest_main(files, Collected(serve))
+    collected = Collected(lambda collected, session: _run_workers(plan, queue, collected))
+    if not files:  # all mutants need fresh processes
+        return _run_workers(plan, queue, collected)
+    return pytest_main(files, collected)
+
+
+def _run_workers(plan: Plan, queue: int, collected: Collected) -> int:
+    """Fork the workers and wait for them. If one ends early, mutants lack a verdict, and `tools.mutation` says so."""
+    functions = Functions(plan.source)
+    gc.collect()
+    gc.freeze()
+    workers = []
+    for number in range(plan.workers):
+        if pid := os.fork():
+            workers.append(pid)
+            continue
+        try:
+            Worker(plan, number, collected, functions).work(queue)
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+            os._exit(1)
+        os._exit(0)
+    return max([os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in workers])
 
 
 def serve_fresh(folder: Path, pipe: int) -> int:
@@ -575,6 +576,8 @@ def serve_record(marked: Path, results: Path, files: list[str], queue: int) -> i
         return base64.b64encode(zlib.compress(bytes(marks[start : start + size]))).decode()
 
     def serve(collected: Collected, session: pytest.Session) -> None:
+        if session.testsfailed:
+            raise session.Interrupted("a test file cannot be imported")
         by_file: dict[str, list[pytest.Item]] = {}
         for item in session.items:
             by_file.setdefault(item.nodeid.partition("::")[0], []).append(item)
@@ -610,14 +613,16 @@ def serve_record(marked: Path, results: Path, files: list[str], queue: int) -> i
                         write_reached(item, items[place + 1] if place + 1 < len(items) else None)
                     _write_line(writing, "passed")
                 except BaseException:
-                    _tell_error()
+                    _write_error(results.parent)
                 finally:
                     os._exit(0)
             os.close(writing)
-            watch(pid, reading, [], RECORD_LIMIT_SECONDS)
+            run = watch(pid, reading, [], RECORD_LIMIT_SECONDS)
             os.close(reading)
             end_descendants()
             remove_folder(marked.parent / "t")
+            if run.outcome != "passed":  # the tests that did not run
+                os.write(output, json.dumps({"test": files[number], "failed": True}).encode() + b"\n")
             os.write(output, json.dumps({"file": files[number]}).encode() + b"\n")
 
     return pytest_main(files, Collected(serve))
