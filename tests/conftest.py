@@ -68,9 +68,11 @@ def pytest_runtest_call() -> Generator[None, None, None]:
     take_violations()
     try:
         yield
-    finally:
-        found = take_violations()
-    if found:
+    except BaseException as error:
+        for message in take_violations():
+            error.add_note(f"a fake noticed: {message}")
+        raise
+    if found := take_violations():
         raise AssertionError("; ".join(found))
 
 

@@ -8,7 +8,6 @@ import pytest
 
 from podkeeper.sources.object_files import ObjectFiles
 
-
 A, B = ObjectFiles.name_of("Secret default/a"), ObjectFiles.name_of("Secret default/b")
 
 

@@ -4,7 +4,7 @@ import asyncio
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -165,6 +165,48 @@ def test_an_error_in_a_callback_is_reported() -> None:
 
     with pytest.raises(AssertionError, match="ZeroDivisionError"):
         interleave(operation("", call_later), {"money arrives": lambda stage: stage.account.add(7)}, cancel=False)
+
+
+def test_an_error_in_a_callback_of_what_runs_afterwards_is_reported() -> None:
+    async def call_later(_: Stage) -> None:
+        asyncio.get_running_loop().call_soon(lambda: 1 // 0)
+        await asyncio.sleep(1)
+
+    with pytest.raises(AssertionError, match="ZeroDivisionError"):
+        interleave(replace(adding(), afterwards=call_later), {}, cancel=False)
+
+
+def test_an_error_is_reported_as_what_it_is() -> None:
+    async def time_out(_: Stage) -> None:
+        raise TimeoutError("no answer")
+
+    async def refuse(_: Stage) -> None:
+        raise TryLater("busy")
+
+    with pytest.raises(AssertionError, match="unexpected TimeoutError: TimeoutError: no answer"):
+        interleave(operation("", time_out), {}, cancel=False)
+    with pytest.raises(AssertionError, match="still failing after 20 retries: TryLater: busy"):
+        interleave(operation("", refuse), {}, cancel=False)
+    with pytest.raises(AssertionError, match="unexpected TryLater: TryLater: busy"):
+        interleave(replace(adding(), afterwards=refuse), {}, cancel=False)
+
+
+def test_of_two_events_each_is_reported_with_its_await() -> None:
+    def look(stage: Stage) -> None:
+        stage.done.append(stage.account.open_transfers)
+
+    def the_second_saw_no_transfer(stage: Stage) -> None:
+        assert stage.done != [0, 1]
+
+    looked_at = replace(adding(), check=the_second_saw_no_transfer)
+    places = r"'a look' at await 0 of \d+ \(the start\), then 'a look' at await \d+ of \d+ \(.*Account.add\)"
+    with pytest.raises(AssertionError, match=places):
+        interleave(looked_at, {"a look": look}, depth=2, cancel=False)
+
+
+def test_an_exception_for_a_call_that_nobody_watches_is_refused() -> None:
+    with pytest.raises(AssertionError, match=r"leave_out names bank\.laod, which is not watched"):
+        fail_each_call(adding(), leave_out=[("bank", "laod", TryLater)])
 
 
 def test_only_the_calls_of_the_operation_fail() -> None:

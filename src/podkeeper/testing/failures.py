@@ -4,8 +4,8 @@
 
 The operation first runs undisturbed, and its calls to watched ports are listed. Then it runs from scratch once per
 call, documented error of that call, and side: the call fails without effect, or it takes effect and its answer is lost.
-An operation that raises an `AgentError` is run again, as a worker would do. Each run must pass `operation.check` and
-leave the state of the undisturbed run.
+An operation that raises an `AgentError` or the injected error is run again, as a worker would do. Each run must pass
+`operation.check` and leave the state of the undisturbed run.
 
 `Unexpected`, an error that no contract allows, is injected as well: a bug in one adapter must not stop the agent.
 
@@ -45,6 +45,9 @@ def fail_each_call(
     made = undisturbed.calls
     if not made:
         raise AssertionError("the operation made no call to a watched port")
+    for port, method, _ in leave_out:
+        if (port, method) not in calls.errors:
+            raise AssertionError(f"leave_out names {port}.{method}, which is not watched")
     failures, runs = Failures("a failing call"), 0
     for fault in _faults(calls, made, unexpected=unexpected, lost_answers=lost_answers):
         if (fault.call.port, fault.call.method, fault.error) in leave_out:
@@ -84,8 +87,8 @@ def check_backoff_resets(
 
     async def scenario() -> tuple[list[float], float]:
         calls = PortCalls()
-        calls.arm(Fault(PortCall(port, method, 0), error, times=FAILURES_IN_A_ROW))
         async with operation.stage(calls) as stage:
+            calls.arm(Fault(calls.next_call(port, method), error, times=FAILURES_IN_A_ROW))
             await operation.run(stage)
             await asyncio.sleep(operation.settle_seconds)
             row = _pauses(calls, port, method)
@@ -93,11 +96,15 @@ def check_backoff_resets(
             calls.arm(Fault(calls.next_call(port, method), error))
             await again(stage)
             await asyncio.sleep(operation.settle_seconds)
-            return row, _pauses(calls, port, method)[0]
+            after = _pauses(calls, port, method)
+            assert after, f"{port}.{method} was not called again after its failure within the settle time"
+            return row, after[0]
 
     (row, afterwards), _ = simulate(scenario())
-    COUNTS["injected failures"] += FAILURES_IN_A_ROW + 1
-    assert len(row) >= FAILURES_IN_A_ROW, f"{port}.{method} was tried {len(row)} times again after failures"
+    COUNTS["injected failures"] += 1
+    assert len(row) >= FAILURES_IN_A_ROW, (
+        f"{port}.{method} was retried {len(row)} times, expected at least {FAILURES_IN_A_ROW}"
+    )
     # Sums of virtual seconds are rounded.
     assert isclose(afterwards, row[0], rel_tol=1e-6), (
         f"after a success the pause is {afterwards:g} s, expected {row[0]:g} s as at first"

@@ -2,13 +2,13 @@
 
     interleave(operation, {"the pod is deleted": lambda stage: stage.delete()})
 
-An asyncio program can only change hands between two callbacks of its loop. So `interleave` counts the callbacks that
+An asyncio program can only switch tasks between two callbacks of its loop. So `interleave` counts the callbacks that
 run while the operation is in progress. It then repeats the operation from scratch once per callback and event, in
 virtual time, and the event arrives just before that callback. Each run must
 
-* end within an hour of virtual time, with no error but those of `model.errors`;
+* end within an hour of virtual time, with no error but those of `model.errors`, which are retried;
 * pass `operation.check`, the invariants of the module;
-* leave the same `operation.state` as one of the sequential orders: all events before the operation, or after it.
+* leave the same `operation.state` as one of the sequential orders of the operation and the events.
 
 Besides the given events, the operation itself is cancelled at every await. It must then end as cancelled, and the same
 operation, run again, must leave the state of an undisturbed run.
@@ -16,7 +16,7 @@ operation, run again, must leave the state of an undisturbed run.
 An event may be a coroutine. It then runs as a task of its own, once at the pace of the operation and once with port
 calls that answer at once, so that it overtakes the operation.
 
-`depth=2` delivers two events, at every pair of awaits. The model is Sieve (OSDI 2022), which perturbs whole
+`depth=2` delivers two events, at every pair of awaits. The idea comes from Sieve (OSDI 2022), which perturbs whole
 controllers (`testing/sim/perturb`). This tool works on one module and is exhaustive for short operations.
 """
 
@@ -52,7 +52,7 @@ def interleave(
     for number in range(1, awaits) if cancel else ():  # at 0 the operation has not begun
         runs += 1
         ended = Run(operation, PortCalls()).in_between([(number, None)])
-        failures.judge(f"cancelled at {_at(number, awaits, ended)}", ended, [undisturbed.state])
+        failures.judge(f"cancelled at {_at(number, awaits, ended.where)}", ended, [undisturbed.state])
     for names in _groups(events, depth):
         expected = list(_sequential(operation, [events[name] for name in names], in_call_order))
         for numbers in combinations_with_replacement(range(first, awaits), len(names)):
@@ -87,9 +87,10 @@ def _sequential(operation: Operation[S], events: Sequence[Event[S]], in_call_ord
 def _places(names: Sequence[str], numbers: Sequence[int], awaits: int, ended: Ended, at_once: bool) -> str:
     pace = ", overtaking it" if at_once else ""
     return ", then ".join(
-        f"{name!r} at {_at(number, awaits, ended)}{pace}" for name, number in zip(names, numbers, strict=True)
+        f"{name!r} at {_at(number, awaits, ended.where[place:])}{pace}"
+        for place, (name, number) in enumerate(zip(names, numbers, strict=True))
     )
 
 
-def _at(number: int, awaits: int, ended: Ended) -> str:
-    return f"await {number} of {awaits} ({ended.where})"
+def _at(number: int, awaits: int, where: Sequence[str]) -> str:
+    return f"await {number} of {awaits} ({where[0] if where else 'not reached'})"

@@ -8,10 +8,10 @@ import asyncio
 import heapq
 import inspect
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from contextvars import Context, copy_context
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar, TypeVarTuple
 
 from podkeeper.testing.port_calls import AT_ONCE, PortCall, PortCalls, is_allowed
@@ -46,7 +46,7 @@ class Operation(Generic[S]):
     stage: Callable[[PortCalls], AbstractAsyncContextManager[S]]
     """Build the module from scratch over fakes that are watched by the given `PortCalls`."""
     run: Callable[[S], Awaitable[object]]
-    """The operation. If it raises an `AgentError` it is run again after `retry_seconds`, as a worker would do."""
+    """The operation. If it raises an `AgentError` or the injected error, it is run again after `retry_seconds`."""
     state: Callable[[S], object]
     """The end state, as a value that can be compared. Leave out what may differ: times, counts of calls."""
     check: Callable[[S], None] = _holds
@@ -204,7 +204,7 @@ class Ended:
     state: object = None
     problem: str = ""  # why it counts as failed, whatever the state
     awaits: int = 0
-    where: str = ""  # what the operation awaited when the first event arrived
+    where: tuple[str, ...] = ()  # what the operation awaited when each event arrived
     calls: tuple[PortCall, ...] = ()  # to watched ports, without those of the stage and of `afterwards`
 
 
@@ -215,7 +215,7 @@ class Run(Generic[S]):
         self.operation = operation
         self.calls = calls
         self.injected = injected
-        self.where = ""
+        self.where: list[str] = []
         self.problem = ""
         self.tasks: list[asyncio.Task[object]] = []
         self.cancelled = False
@@ -234,7 +234,7 @@ class Run(Generic[S]):
             def arrive(number: int) -> None:
                 for at, event in schedule:
                     if at == number:
-                        self.where = self.where or _where(task)
+                        self.where.append(_where(task))
                         self._deliver(event, stage, task)
 
             loop.count_from_here(arrive)
@@ -278,7 +278,7 @@ class Run(Generic[S]):
         if result is not None:
             context = copy_context()
             context.run(AT_ONCE.set, self.at_once)
-            work = self._event_until_done(result)
+            work = self._event_or_allowed_error(result)
             self.tasks.append(asyncio.get_running_loop().create_task(work, context=context))
 
     def _ended(self, play: Callable[[S, SteppingLoop], Awaitable[int]]) -> Ended:
@@ -288,29 +288,26 @@ class Run(Generic[S]):
         async def scenario() -> Ended:
             async with self.operation.stage(self.calls) as stage:
                 before = len(self.calls.log)
-                async with asyncio.timeout(LIMIT_SECONDS):
+                async with _limit():
                     awaits = await play(stage, loop)
                     await self._events_done()
                     await asyncio.sleep(self.operation.settle_seconds)
                 self.calls.stop()
                 self.operation.check(stage)
                 made = tuple(happened.call for happened in self.calls.log[before:])
-                ended = Ended(self.operation.state(stage), self.problem, awaits, self.where, made)
+                state = self.operation.state(stage)
                 if self.operation.afterwards is not None:
-                    async with asyncio.timeout(LIMIT_SECONDS):
+                    async with _limit():
                         await self.operation.afterwards(stage)
-                return ended
+                return Ended(state, "", awaits, tuple(self.where), made)
 
         try:
-            return simulate(scenario(), loop)[0]
-        except TimeoutError:
-            return Ended(problem=f"not finished after {LIMIT_SECONDS:g} virtual seconds", where=self.where)
+            ended = simulate(scenario(), loop)[0]
         except (Stuck, AssertionError) as error:
-            return Ended(problem=f"{type(error).__name__}: {error}", where=self.where)
+            ended = Ended(problem=f"{type(error).__name__}: {error}", where=tuple(self.where))
         except Exception as error:
-            if not is_allowed(error, self.injected):
-                return Ended(problem=f"unexpected {type(error).__name__}: {_flat(error)}", where=self.where)
-            return Ended(problem=f"still failing after {RETRIES} retries: {_flat(error)}", where=self.where)
+            ended = Ended(problem=f"unexpected {type(error).__name__}: {_flat(error)}", where=tuple(self.where))
+        return replace(ended, problem=ended.problem or self.problem)
 
     def _note_bug(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """Note what asyncio only logs: an error in a callback, or one that no task has retrieved."""
@@ -319,17 +316,19 @@ class Run(Generic[S]):
             self.problem = self.problem or f"{context['message']}: {_flat(error)}"
 
     async def _until_done(self, stage: S) -> object:
-        """Run the operation, again as long as it fails as it may."""
-        for _ in range(RETRIES):
+        """Run the operation. Retry it while it raises an error that it may raise."""
+        for attempt in range(RETRIES + 1):
             try:
                 return await self.operation.run(stage)
             except Exception as error:
                 if not is_allowed(error, self.injected):
                     raise
+                if attempt == RETRIES:
+                    raise AssertionError(f"still failing after {RETRIES} retries: {_flat(error)}") from error
                 await asyncio.sleep(self.operation.retry_seconds)
-        return await self.operation.run(stage)
+        raise AssertionError("unreachable")
 
-    async def _event_until_done(self, event: Awaitable[object]) -> object:
+    async def _event_or_allowed_error(self, event: Awaitable[object]) -> object:
         try:
             return await event
         except Exception as error:
@@ -345,6 +344,18 @@ class Run(Generic[S]):
     async def _events_done(self) -> None:
         for task in self.tasks:
             await task
+
+
+@asynccontextmanager
+async def _limit() -> AsyncIterator[None]:
+    """Raise AssertionError if the block takes longer than LIMIT_SECONDS."""
+    try:
+        async with asyncio.timeout(LIMIT_SECONDS) as limit:
+            yield
+    except TimeoutError as error:
+        if not limit.expired():
+            raise
+        raise AssertionError(f"not finished after {LIMIT_SECONDS:g} virtual seconds") from error
 
 
 def _flat(error: BaseException) -> str:

@@ -19,7 +19,6 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any, TypeVar, cast
 
 from podkeeper.model.errors import (
@@ -31,7 +30,6 @@ from podkeeper.model.errors import (
     GiveUp,
     Gone,
     ImagePullFailed,
-    InBackoff,
     NetworkNotReady,
     NotConfigurable,
     NotFound,
@@ -210,7 +208,7 @@ class _Watched:
     async def _stream(
         self, method: str, call: Callable[..., AsyncIterator[Any]], *args: Any, **kwargs: Any
     ) -> AsyncIterator[Any]:
-        """Iterate over a stream. A fault breaks it at once, or, with `after_effect`, after its first item."""
+        """Iterate over a stream. A fault breaks it at once; with `after_effect`, after its first item or at its end."""
         fault = self._calls.begin(self._name, method)
         await _turn()
         if fault is not None and not fault.after_effect:
@@ -219,7 +217,9 @@ class _Watched:
             await _turn()
             yield item
             if fault is not None:
-                raise _made(fault)
+                break
+        if fault is not None:
+            raise _made(fault)
 
 
 async def _turn() -> None:
@@ -227,16 +227,11 @@ async def _turn() -> None:
         await asyncio.sleep(0)
 
 
-_BACKOFF_ENDS = datetime(2026, 1, 1, 0, 0, 10, tzinfo=UTC)
-
-
 def _made(fault: Fault) -> Exception:
     message = f"cannot {fault.call.method}: a fault was injected"
     match fault.error:
         case kind if issubclass(kind, GiveUp):
             return kind(message, "Injected")
-        case kind if issubclass(kind, InBackoff):
-            return kind(message, _BACKOFF_ENDS)
         case kind:
             return kind(message)
 
