@@ -159,7 +159,7 @@ def test_what_was_read_is_found_again_while_the_api_does_not_answer() -> None:
     play(story)
 
 
-def test_without_leave_secrets_and_tokens_are_neither_written_nor_read() -> None:
+def test_without_permission_secrets_and_tokens_are_neither_written_nor_read() -> None:
     async def story(world: World) -> None:
         async with world.life(keep_secrets=False) as kept:
             await read_all(kept)
@@ -173,7 +173,7 @@ def test_without_leave_secrets_and_tokens_are_neither_written_nor_read() -> None
     play(story)
 
 
-def test_when_leave_is_withdrawn_secrets_and_tokens_are_removed() -> None:
+def test_when_permission_is_withdrawn_secrets_and_tokens_are_removed() -> None:
     async def story(world: World) -> None:
         async with world.life() as kept:
             await read_all(kept)
