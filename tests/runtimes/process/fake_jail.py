@@ -5,6 +5,7 @@ import signal
 import socket
 from contextlib import suppress
 
+from podkeeper.runtimes.process.keeper import libc
 from podkeeper.runtimes.process.keeper.launch import Launch, LaunchError
 from podkeeper.runtimes.process.keeper.protocol import send_with
 
@@ -17,6 +18,7 @@ class FakeJail:
     def __init__(self) -> None:
         self.anchor = 0
         self.refuse = ""
+        self.walls = False  # whether each process gets a pid namespace of its own
         self.launched: list[Launch] = []
         self.entered: list[tuple[int, Launch]] = []
         self.dismantled: list[Launch] = []
@@ -58,6 +60,12 @@ class FakeJail:
     def _start(self, spec: Launch, files: tuple[int, int, int]) -> int:
         if self.refuse:
             raise LaunchError(self.refuse)
+        if self.walls:
+            if not (pid := libc.clone(libc.CLONE_NEWPID)):
+                os.setsid()
+                os.execvpe(spec.argv[0], spec.argv, spec.env)
+            self.started.append(pid)
+            return pid
         actions = [(os.POSIX_SPAWN_DUP2, file, target) for target, file in enumerate(files)]
         pid = os.posix_spawnp(spec.argv[0], spec.argv, spec.env or os.environ, file_actions=actions, setsid=True)
         self.started.append(pid)

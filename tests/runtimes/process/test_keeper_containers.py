@@ -242,38 +242,59 @@ def test_a_container_that_is_spared_is_not_forced_and_can_be_asked_again(scene: 
     assert scene.done == []
 
 
-def test_the_signal_is_sent_again_only_after_the_container_was_spared(scene: Scene) -> None:
-    script = "trap 'echo asked' TERM; echo ready; while :; do sleep 600 & wait; done"
-    container = scene.running(Launch(argv=("sh", "-c", script), env={"PATH": "/usr/bin:/bin"}))
-    log = Path("logs/web/0.log")
+@pytest.mark.parametrize("spared", [False, True])
+def test_the_signal_is_sent_again_only_after_the_container_was_spared(scene: Scene, spared: bool) -> None:
+    script = "trap 'echo asked' USR1; trap 'echo mark' USR2; echo ready; while :; do sleep 600 & wait; done"
+    container = scene.running(Launch(argv=("sh", "-c", script), env={"PATH": "/usr/bin:/bin"}), stop_signal="SIGUSR1")
     wait_for_output(scene, b"ready")
     container.stop(30, lambda: None)
     wait_for_output(scene, b"asked")
+    if spared:
+        container.spare()
     container.stop(20, lambda: None)
-    container.spare()
-    container.stop(30, lambda: None)
-    deadline = time.monotonic() + 10
-    while log.read_bytes().count(b"asked") < 2 and time.monotonic() < deadline:
-        for read in tuple(scene.loop.readable.values()):
-            read()
-    assert log.read_bytes().count(b"asked") == 2
+    assert scene.loop.timers == [20]
+    os.kill(container.pid, signal.SIGUSR2)  # the shell handles USR1 first
+    wait_for_output(scene, b"mark")
+    assert Path("logs/web/0.log").read_bytes().count(b"asked") == 1 + spared
     container.kill()
     ended(container.pid)
 
 
-def test_a_kill_ends_the_whole_session(scene: Scene) -> None:
-    script = "sleep 600 & echo $! > child; wait"
+@pytest.mark.parametrize("way", ["killed", "ended by itself"])
+def test_what_a_container_started_ends_with_it(scene: Scene, way: str) -> None:
+    script = f"sleep 600 & echo $! > child; {'wait' if way == 'killed' else 'exit'}"
     container = scene.running(Launch(argv=("sh", "-c", script), env={"PATH": "/usr/bin:/bin"}))
     deadline = time.monotonic() + 10
     while not (Path("child").exists() and Path("child").read_text().strip()):
         assert time.monotonic() < deadline
     child = int(Path("child").read_text())
-    container.kill()
-    wait_for_end(container.pid)
-    container.leave_nobody()
+    if way == "killed":
+        container.kill()
+    else:
+        wait_for_end(container.pid)
+        container.leave_nobody()
     ended(container.pid)
     while start_ticks(child) and b") Z" not in Path(f"/proc/{child}/stat").read_bytes():
         assert time.monotonic() < deadline
+
+
+@pytest.mark.parametrize(
+    ("walls", "namespace", "beside", "whole_group"),
+    [(True, "own", 0, False), (False, "own", 0, True), (True, "pod", 0, True), (True, "own", 1, True)],
+)
+def test_where_a_pid_namespace_does_not_die_with_its_first_process_the_cgroup_is_killed(
+    scene: Scene, walls: bool, namespace: str, beside: int, whole_group: bool
+) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to make a pid namespace")
+    for act in (Container.kill, Container.leave_nobody):
+        scene.jail.walls = walls
+        launch = Launch(argv=SLEEP, env={"PATH": "/usr/bin:/bin"}, pid=namespace)
+        name = act.__name__
+        container = scene.container(launch, container=name, cgroup=scene.cgroup(cgroup__kill="0"), log="")
+        container.start(beside)
+        act(container)
+        assert Path("cgroup/cgroup.kill").read_text() == ("1" if whole_group else "0")
 
 
 ENDS = {
