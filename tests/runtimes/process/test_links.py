@@ -47,8 +47,10 @@ class Line:
 
     def asked_with_files(self) -> tuple[Json, list[int]]:
         """The one request that has come."""
-        ((message, files),) = self.inbox.receive(self.keeper) or ()
-        return message, files
+        messages = self.inbox.receive(self.keeper)
+        assert messages is not None
+        assert len(messages) == 1
+        return messages[0]
 
     async def say(self, *messages: Json, files: tuple[int, ...] = ()) -> None:
         """Say something as the keeper, and let the link hear it."""

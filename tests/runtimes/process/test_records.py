@@ -84,7 +84,14 @@ def test_an_instant_is_cut_to_microseconds_and_zero_is_none() -> None:
 
 
 def test_what_a_keeper_says_is_read_with_its_defaults() -> None:
-    about = {"name": "app", "attempt": 1, "image": "i", "image_id": "h", "spec_hash": "s", "created_at": 5}
+    about: dict[str, Any] = {
+        "name": "app",
+        "attempt": 1,
+        "image": "i",
+        "image_id": "h",
+        "spec_hash": "s",
+        "created_at": 5,
+    }
     assert told({"id": "c", "facts": about, "state": "created", "unknown": 1}) == ToldContainer(
         id="c", facts=ContainerFacts(**about), state="created"
     )
@@ -92,7 +99,7 @@ def test_what_a_keeper_says_is_read_with_its_defaults() -> None:
         told({"id": "c", "facts": about})
 
 
-RECORDS = {
+RECORDS: dict[str, tuple[ToldContainer, dict[str, Any]]] = {
     "created": (container(), {"state": ContainerState.CREATED}),
     "running": (
         container(state="running", pid=7, ticks=9, started_at=3 * SECOND),
