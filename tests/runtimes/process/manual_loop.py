@@ -41,6 +41,11 @@ class ManualLoop(Loop):
         """The delays of all timers that are still to ring."""
         return [seconds for seconds, timer in self._asked if timer.callback is not None]
 
+    @property
+    def asked(self) -> int:
+        """How many timers there ever were."""
+        return len(self._asked)
+
     def ring(self) -> None:
         """Let the first timer ring that is still to."""
         for _, timer in self._asked:

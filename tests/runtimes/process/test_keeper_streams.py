@@ -117,10 +117,10 @@ def test_a_reader_that_moves_has_its_time_again_one_that_does_not_is_let_go() ->
     attached = Attached()
     attached.fill()
     attached.loop.writable[attached.writing]()  # still no room: the first timer stays
-    assert attached.loop.timers == [STALL_SECONDS]
+    assert (attached.loop.timers, attached.loop.asked) == ([STALL_SECONDS], 1)
     drained(attached.file)
     attached.loop.writable[attached.writing]()
-    assert (attached.loop.timers, attached.reader.full) == ([STALL_SECONDS], True)
+    assert (attached.loop.timers, attached.loop.asked, attached.reader.full) == ([STALL_SECONDS], 2, True)
     attached.loop.ring()
     assert (attached.reader.gone, attached.reader.full, attached.moves) == (True, False, 1)
     assert (attached.loop.timers, attached.loop.writable) == ([], {})
@@ -263,3 +263,26 @@ def test_at_the_end_what_lies_in_the_pipe_is_taken_and_no_more(tmp_path: Path) -
     stream.output.finish()  # the writer is still there: its end is not waited for
     assert stream.lines() == [b"stdout F last"]
     assert drained(follower) == b"last\n"
+
+
+def test_a_writer_that_never_ends_is_not_listened_to_for_ever() -> None:
+    loop = ManualLoop()
+    endless = os.open("/dev/zero", os.O_RDONLY)
+    output = Output(loop, endless, "stdout", ContainerLog(""), Pace())
+    file, writing = pipe()
+    output.attach(writing)
+    output.finish()
+    count = len(drained(file))
+    while loop.writable:
+        loop.writable[writing]()
+        count += len(drained(file))
+    assert (count, os.read(file, 1), output.file) == (1 << 20, b"", -1)
+
+
+def test_a_terminal_whose_last_user_closed_it_has_ended() -> None:
+    loop = ManualLoop()
+    master, terminal = os.openpty()
+    output = Output(loop, master, "stdout", ContainerLog(""), Pace())
+    os.close(terminal)
+    loop.readable[master]()
+    assert (output.file, loop.readable) == (-1, {})
