@@ -24,7 +24,7 @@ from podkeeper.runtimes.process.household import new_id
 from podkeeper.runtimes.process.keeper.files import Json, read_json, write_json
 from podkeeper.runtimes.process.keepers import Patience
 from podkeeper.runtimes.process.runtime import ProcessRuntime
-from podkeeper.testing.port_calls import PortCalls
+from podkeeper.testing.port_calls import Fault, PortCall, PortCalls
 from podkeeper.testing.virtual_time import simulate
 from tests.runtimes.process.loop_keeper import LoopHatchery, LoopKeeper
 
@@ -532,5 +532,109 @@ def test_a_keeper_that_dies_takes_its_containers_with_it() -> None:
         (record,) = (await scene.runtime.pod_record(UID)).containers
         assert (record.id, record.state, record.exit_code) == (container, ContainerState.EXITED, 137)
         assert await scene.runtime.health() == RuntimeHealth()
+
+    in_runtime(act)
+
+
+# ---- keepers that cannot be made, or do not go -----------------------------------------------
+
+
+def test_a_keeper_that_cannot_be_made_leaves_nothing() -> None:
+    async def act(scene: Scene) -> None:
+        scene.calls.arm(Fault(PortCall("hatchery", "hatch", 0), RuntimeUnavailable))
+        with pytest.raises(RuntimeUnavailable, match=r"^cannot hatch: a fault was injected$"):
+            await scene.sandbox()
+        assert await scene.runtime.list_pods() == ()
+        await asyncio.sleep(1)
+        assert scene.sandboxes == []
+        assert await scene.sandbox() in scene.sandboxes
+
+    in_runtime(act)
+
+
+def test_files_that_cannot_be_deleted_are_deleted_by_the_next_agent() -> None:
+    async def act(scene: Scene) -> None:
+        scene.calls.arm(Fault(PortCall("hatchery", "hatch", 0), RuntimeUnavailable))
+        scene.calls.arm(Fault(PortCall("hatchery", "clear", 0), RuntimeUnavailable))
+        with pytest.raises(RuntimeUnavailable):
+            await scene.sandbox()
+        await asyncio.sleep(1)
+        (left,) = scene.sandboxes
+        assert left.startswith(".gone-")
+        await scene.restart()
+        await asyncio.sleep(1)
+        assert scene.sandboxes == []
+
+    in_runtime(act)
+
+
+def seconds_of(work: Awaitable[object]) -> Awaitable[float]:
+    async def measured() -> float:
+        began = asyncio.get_running_loop().time()
+        await work
+        return asyncio.get_running_loop().time() - began
+
+    return measured()
+
+
+def test_a_keeper_that_does_not_go_is_given_time_and_then_ended() -> None:
+    async def act(scene: Scene) -> None:
+        box, container = await scene.running()
+        (keeper,) = scene.keepers
+        keeper.mute = True
+        # Its process does not exist, so nothing can be killed: it dies by itself while that is tried.
+        asyncio.get_running_loop().call_later(1 + 45 + 2 + 0.5, keeper.die)
+        assert await seconds_of(scene.runtime.stop_sandbox(box)) == pytest.approx(48.887)
+        record = await scene.runtime.pod_record(UID)
+        assert [each.ready for each in record.sandboxes] == [False]
+        assert [(each.id, each.exit_code) for each in record.containers] == [(container, 137)]
+
+    in_runtime(act)
+
+
+def test_a_keeper_that_cannot_be_ended_is_reported_and_stays() -> None:
+    async def act(scene: Scene) -> None:
+        box, _ = await scene.running()
+        scene.keepers[0].mute = True
+        text = r"^cannot end the keeper of pod default/web, process \d+: it does not die$"
+        with pytest.raises(RuntimeUnavailable, match=text):
+            await scene.runtime.remove_sandbox(box)
+        assert [each.id for each in (await scene.runtime.pod_record(UID)).sandboxes] == [box]
+        assert scene.sandboxes == [box]
+
+    in_runtime(act)
+
+
+@pytest.mark.parametrize("then", ["comes back", "dies", "stays away"])
+def test_an_end_waits_for_a_keeper_that_cannot_be_reached(then: str) -> None:
+    async def act(scene: Scene) -> None:
+        box, container = await scene.running()
+        (keeper,) = scene.keepers
+        address = Path(scene.root, "sandboxes", box, "keeper.sock")
+        elsewhere = address.rename(address.with_name("elsewhere"))
+        keeper.hang_up()
+        await asyncio.sleep(0.1)
+        loop = asyncio.get_running_loop()
+        if then == "stays away":
+            began = loop.time()
+            with pytest.raises(RuntimeUnavailable, match=r"^cannot end the keeper"):
+                await scene.runtime.stop_container(container, 5)
+            assert loop.time() - began == pytest.approx(45 + 2 * 1.887)
+            return
+        loop.call_later(20, lambda: elsewhere.rename(address) if then == "comes back" else keeper.die())
+        seconds = await seconds_of(scene.runtime.stop_container(container, 5))
+        assert 19 < seconds < 28
+        assert await scene.states() == [(0, ContainerState.EXITED)]
+        asked = [{"do": "stop", "container": container, "grace": 5.0}] if then == "comes back" else []
+        assert scene.requests("stop") == asked
+
+    in_runtime(act)
+
+
+def test_a_pod_is_made_one_step_at_a_time() -> None:
+    async def act(scene: Scene) -> None:
+        first, second = await asyncio.gather(scene.sandbox(), scene.sandbox())
+        assert first == second
+        assert len(scene.keepers) == 1
 
     in_runtime(act)
