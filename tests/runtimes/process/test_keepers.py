@@ -133,6 +133,10 @@ def now() -> float:
     return asyncio.get_running_loop().time()
 
 
+def test_the_usual_patience() -> None:
+    assert Patience() == Patience(silent_seconds=2, hung_seconds=60, force_seconds=45)
+
+
 # ---- getting in touch ------------------------------------------------------------------------
 
 

@@ -308,6 +308,18 @@ def test_the_more_memory_is_asked_for_the_later_a_container_dies(name: str) -> N
     assert oom_score_of(Pod(metadata=ObjectMeta(name="p"), spec=PodSpec(containers=(container,))), container) == score
 
 
+def test_a_strict_pod_has_none_but_its_own_groups() -> None:
+    member = next((group for group in grp.getgrall() if group.gr_mem), None)
+    if member is None:
+        pytest.skip("no user of this machine is in another group")
+    account = pwd.getpwnam(member.gr_mem[0])
+    for policy, is_member in (("Strict", False), ("Merge", True), (None, True)):
+        shared = PodSecurityContext(run_as_user=account.pw_uid, supplemental_groups_policy=policy)
+        found = user_of(config(PodSpec(security_context=shared)).pod, config().container)
+        assert found is not None
+        assert (member.gr_gid in found.supplemental_groups) is (is_member or member.gr_gid == account.pw_gid)
+
+
 def test_a_cgroup_of_a_pod_has_one_of_the_container_with_its_limits() -> None:
     parent = cgroup.find("/")
     if parent is None:

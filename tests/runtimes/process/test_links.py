@@ -228,6 +228,16 @@ def test_what_a_keeper_does_not_read_yet_is_sent_when_it_does() -> None:
     with_line(act)
 
 
+def test_files_that_came_and_were_not_asked_for_are_closed_with_the_line() -> None:
+    async def act(line: Line) -> None:
+        file = nowhere()
+        await line.say({"event": "strange"}, files=(file,))
+        os.close(file)
+        assert line.events == [{"event": "strange"}]
+
+    with_line(act)
+
+
 def test_files_that_were_not_sent_yet_are_closed_with_the_line() -> None:
     async def act(line: Line) -> None:
         for _ in range(12):
@@ -370,6 +380,20 @@ def test_a_command_without_stdin_reads_an_end() -> None:
                 await session.write(b"x")
             for file in files:
                 os.close(file)
+
+    with_line(act)
+
+
+def test_when_a_command_has_ended_those_who_hold_its_files_are_not_waited_for() -> None:
+    async def act(line: Line) -> None:
+        session = await open_command(line.link, "x", ["sh"], tty=False, stdin=False)
+        _, files = line.asked_with_files()
+        os.write(files[2], b"err")
+        await line.say({"id": 1, "ok": {"code": 0, "timed_out": False}})
+        assert await collected(session) == [(Channel.STDERR, b"err")]
+        for file in files:
+            os.close(file)
+        await session.aclose()
 
     with_line(act)
 
