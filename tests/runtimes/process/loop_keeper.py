@@ -176,6 +176,8 @@ class LoopHatchery(Hatchery):
         super().__init__("", "plain")
         self._keepers = keepers
         self._calls = calls
+        self.cleared: list[str] = []
+        self.closed = False
         calls.errors.update(
             {("hatchery", "hatch"): (RuntimeUnavailable,), ("hatchery", "clear"): (RuntimeUnavailable,)}
         )
@@ -192,6 +194,7 @@ class LoopHatchery(Hatchery):
 
     async def clear(self, directory: str) -> None:
         await self._turn("clear")
+        self.cleared.append(os.path.basename(directory))
         shutil.rmtree(directory)
 
     async def _turn(self, method: str) -> None:
@@ -201,4 +204,4 @@ class LoopHatchery(Hatchery):
             raise fault.error(f"cannot {method}: a fault was injected")
 
     async def close(self) -> None:
-        pass
+        self.closed = True

@@ -1,5 +1,6 @@
 """The nursery and the first moments of a keeper, forked from the test's own process."""
 
+import asyncio
 import fcntl
 import json
 import os
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from podkeeper.model.errors import RuntimeUnavailable
 from podkeeper.runtimes.process.hatchery import Hatchery, lock_file
 from podkeeper.runtimes.process.keeper import nursery
 from podkeeper.runtimes.process.keeper.files import Json, boot_id, read_json, start_ticks, write_json
@@ -41,6 +43,7 @@ class Nursery:
             with suppress(BaseException):
                 os.setsid()
                 self.socket.close()
+                os.umask(0o077)
                 nursery.main(["nursery", str(theirs.fileno()), jail, root])
             os._exit(0)
         theirs.close()
@@ -110,6 +113,7 @@ def test_a_nursery_is_known_by_its_name_and_deaf_to_signals() -> None:
     with open_nursery() as (found, root):
         assert found.isolation is None
         assert name_of(found.pid) == "podkeeper-nurse"
+        assert "Umask:\t0022" in Path(f"/proc/{found.pid}/status").read_text().splitlines()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
             os.kill(found.pid, number)
         assert found.answer({"do": "clear", "directory": f"{root}/none"}) == {"ok": {}}
@@ -231,3 +235,51 @@ def test_a_lock_is_one_holders_and_is_only_made_where_it_may_be(tmp_path: Path) 
 def test_a_hatchery_without_a_nursery_has_none(tmp_path: Path) -> None:
     hatchery = Hatchery(str(tmp_path), "plain")
     assert (hatchery.alive, hatchery.pid, hatchery.isolation, hatchery.told.is_set()) == (False, 0, None, False)
+
+
+def test_the_agents_side_of_a_nursery(tmp_path: Path) -> None:
+    async def act() -> None:
+        hatchery = Hatchery(str(tmp_path), "plain")
+        hatchery.start()
+        pid = hatchery.pid
+        assert hatchery.alive
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            await hatchery.told.wait()
+        hatchery.start()
+        assert (hatchery.pid, hatchery.isolation, os.getsid(pid)) == (pid, None, pid)
+        assert (Path(f"/proc/{pid}/environ").read_bytes(), os.readlink(f"/proc/{pid}/cwd")) == (b"", "/")
+        await errands(hatchery)
+        directory = sandbox(str(tmp_path))
+        lock = lock_file(f"{directory}/keeper.lock", make=True)
+        assert lock is not None
+        with await hatchery.hatch(directory, lock) as line:
+            os.close(lock)
+            loop = asyncio.get_running_loop()
+            assert json.loads(await loop.sock_recv(line, 65536))["event"] == "ready"
+            await loop.sock_sendall(line, encode({"id": 1, "do": "shutdown"}))
+            while is_locked(directory):
+                await asyncio.sleep(0.001)
+        os.kill(pid, signal.SIGKILL)
+        while hatchery.alive:
+            await asyncio.sleep(0.001)
+        assert not os.path.exists(f"/proc/{pid}")  # it was waited for
+        await hatchery.clear(directory)
+        assert hatchery.alive
+        assert hatchery.pid not in (0, pid)
+        second = hatchery.pid
+        await hatchery.close()
+        assert (hatchery.alive, hatchery.pid, os.path.exists(f"/proc/{second}")) == (False, 0, False)
+        await hatchery.close()
+
+    async def errands(hatchery: Hatchery) -> None:
+        (tmp_path / "volume").mkdir()
+        await hatchery.clear(str(tmp_path / "volume"))
+        assert not (tmp_path / "volume").exists()
+        refused = f"cannot give files to group 7: it is not among podkeeper's group ids; {HELP}"
+        with pytest.raises(RuntimeUnavailable) as caught:
+            await hatchery.give(str(tmp_path), 7)
+        assert str(caught.value) == f"cannot give away {tmp_path}: {refused}"
+
+    before = len(os.listdir("/proc/self/fd"))
+    asyncio.run(act())
+    assert len(os.listdir("/proc/self/fd")) == before

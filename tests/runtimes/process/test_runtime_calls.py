@@ -49,8 +49,8 @@ class Scene:
         self.runtime = self.new_runtime()
 
     def new_runtime(self, **options: Any) -> ProcessRuntime:
-        hatchery = LoopHatchery(self.keepers, self.calls)
-        return ProcessRuntime(self.root, hatchery=hatchery, host_ips=lambda: ("192.0.2.7",), **options)
+        self.hatchery = LoopHatchery(self.keepers, self.calls)
+        return ProcessRuntime(self.root, hatchery=self.hatchery, host_ips=lambda: ("192.0.2.7",), **options)
 
     @property
     def sandboxes(self) -> list[str]:
@@ -115,11 +115,15 @@ def test_an_id_is_thirteen_letters_and_digits() -> None:
     assert all(each.isalnum() and each == each.lower() for each in ids)
 
 
-def test_a_runtime_that_is_not_open_does_nothing() -> None:
+@pytest.mark.parametrize("was_open", [True, False])
+def test_a_runtime_that_is_not_open_does_nothing(was_open: bool) -> None:
     async def act(scene: Scene) -> None:
         _, container = await scene.running()
+        await scene.runtime.close()
+        assert scene.hatchery.closed
+        if not was_open:
+            scene.runtime = scene.new_runtime()
         runtime = scene.runtime
-        await runtime.close()
         calls: list[Callable[[], Awaitable[object]]] = [
             lambda: scene.sandbox(),
             lambda: runtime.stop_sandbox("x"),
@@ -467,14 +471,17 @@ def test_an_agent_finds_its_pods_again_and_deletes_what_is_none() -> None:
             str(home / "unborn" / "config.json"), {**(read_json(str(home / box / "config.json")) or {}), "id": "unborn"}
         )
         write_json(str(home / ".gone-b" / "stopped.json"), {})
-        scene.calls.log.clear()
         await scene.restart()
         await asyncio.sleep(1)
         record = await scene.runtime.pod_record(UID)
         assert [(each.id, each.ready) for each in record.sandboxes] == [(stopped, False), (gone, False), (box, True)]
         assert await scene.states() == [(0, ContainerState.RUNNING)]
+        assert await scene.runtime.list_pods() == (record,)
         while set(scene.sandboxes) != {box, gone, stopped}:
             await asyncio.sleep(0.01)
+        # What a keeper left as it was told to needs no powers to delete: .gone-b.
+        names = sorted(name.removeprefix(".gone-").split("-")[0] for name in scene.hatchery.cleared)
+        assert names == ["a", "renamed", "rubbish", "unborn"]
 
     in_runtime(act)
 
@@ -491,6 +498,29 @@ def test_a_sandbox_that_is_found_again_is_no_news() -> None:
         while not found or found[-1].type != "stopped":
             found.append(await anext(stream))
         assert box not in {event.container_id for event in found}
+
+    in_runtime(act)
+
+
+@pytest.mark.parametrize("how", ["silent", "dead"])
+def test_a_pod_whose_keeper_says_nothing_at_the_start_is_no_news(how: str) -> None:
+    async def act(scene: Scene) -> None:
+        _, container = await scene.running()
+        await scene.runtime.close()
+        (keeper,) = scene.keepers
+        keeper.mute = True
+        if how == "dead":
+            keeper.die()
+        scene.runtime = scene.new_runtime()
+        stream = scene.runtime.events()
+        await scene.runtime.open()
+        listening = asyncio.ensure_future(anext(stream))
+        await asyncio.sleep(3)
+        assert not listening.done()
+        listening.cancel()
+        (record,) = (await scene.runtime.pod_record(UID)).containers
+        expected = ContainerState.RUNNING if how == "silent" else ContainerState.EXITED
+        assert (record.id, record.state) == (container, expected)
 
     in_runtime(act)
 
