@@ -177,12 +177,14 @@ class LoopHatchery(Hatchery):
         self._keepers = keepers
         self._calls = calls
         self.cleared: list[str] = []
+        self.starts = 0
         self.closed = False
         calls.errors.update(
             {("hatchery", "hatch"): (RuntimeUnavailable,), ("hatchery", "clear"): (RuntimeUnavailable,)}
         )
 
     def start(self) -> None:
+        self.starts += 1
         self.told.set()
 
     async def hatch(self, directory: str, lock: int) -> socket.socket:

@@ -192,6 +192,13 @@ def test_what_a_launch_leaves_on_disk_is_known_by_its_names(as_root: World) -> N
     assert made_in(os.path.dirname(others)) == []
 
 
+def test_what_is_made_for_volumes_can_be_entered_by_all(as_root: World) -> None:
+    binds = (Bind(as_root.make("volume"), "/opt/a/b"), Bind(as_root.make("file", "x"), "/opt/c/d"))
+    script = "stat -c '%a' /opt/a /opt/c; cat /opt/c/d; touch /opt/a/b/new"
+    assert as_root.run(script, binds=binds) == (0, "755\n755\nx")
+    assert os.listdir(f"{as_root.state}/volume") == ["new"]
+
+
 # ---- identities, without namespaces ----------------------------------------------------------
 
 
@@ -281,6 +288,7 @@ def test_a_pod_shares_memory_that_ends_with_it(as_root: World) -> None:
     shm = f"{as_root.state}/shm"
 
     def action() -> list[Any]:
+        os.mkdir(shm, 0o700)  # one that is there already will do
         jail = Jail(isolation=as_root.isolation, shm=shm, hostname="web")
         mode = os.stat(shm).st_mode & 0o7777
         first = run(jail, as_root.spec("echo x > /dev/shm/file; hostname", "a"))

@@ -44,6 +44,8 @@ class Nursery:
                 os.setsid()
                 self.socket.close()
                 os.umask(0o077)
+                for number in range(3):
+                    os.dup2(os.open("/dev/zero", os.O_RDWR), number)
                 nursery.main(["nursery", str(theirs.fileno()), jail, root])
             os._exit(0)
         theirs.close()

@@ -409,6 +409,44 @@ def test_what_needs_a_running_container_is_refused_without_one() -> None:
     in_runtime(act)
 
 
+def test_a_question_for_health_starts_a_nursery_that_died() -> None:
+    async def act(scene: Scene) -> None:
+        before = scene.hatchery.starts
+        assert await scene.runtime.health() == RuntimeHealth()
+        assert scene.hatchery.starts == before + 1
+        assert await scene.runtime.isolation() is None
+
+    in_runtime(act)
+
+
+def test_a_container_without_an_image_has_an_empty_name_for_it() -> None:
+    async def act(scene: Scene) -> None:
+        box = await scene.sandbox()
+        await scene.runtime.create_container(box, config(container=Container(name="app")))
+        assert (await scene.runtime.pod_record(UID)).containers[0].image == ""
+
+    in_runtime(act)
+
+
+def test_silent_keepers_are_tried_less_and_less_often() -> None:
+    async def act(scene: Scene) -> None:
+        box, _ = await scene.running()
+        address = Path(scene.root, "sandboxes", box, "keeper.sock")
+        elsewhere = address.rename(address.with_name("elsewhere"))
+        (keeper,) = scene.keepers
+        keeper.hang_up()
+        # Each try takes 1.88 s; the pauses between them are 0.2, 0.5, 1, 2, 5 and 5 s.
+        seventh = 6 * 1.88 + 0.2 + 0.5 + 1 + 2 + 5 + 5
+        await asyncio.sleep(seventh - 0.1)
+        elsewhere.rename(address)
+        asked = len(keeper.requests)
+        assert await scene.runtime.health() != RuntimeHealth()
+        await asyncio.sleep(0.2)
+        assert (len(keeper.requests), await scene.runtime.health()) == (asked + 1, RuntimeHealth())
+
+    in_runtime(act)
+
+
 def test_images_are_the_hosts_files() -> None:
     async def act(scene: Scene) -> None:
         runtime = scene.runtime
