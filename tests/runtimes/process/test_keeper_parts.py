@@ -351,6 +351,38 @@ def test_without_the_two_programs_there_are_no_ids_to_hand_out(tmp_path: Path) -
     assert in_keeper(action) == (idmap.NO_IDS, idmap.NO_IDS)
 
 
+SUBORDINATE: dict[str, tuple[str, str, Any]] = {
+    "the longest range, by name or number": (
+        "root:100:5\n0:1000:70\nother:5:999\nbroken\nroot:1:2:3\n",
+        "root:7:8\n",
+        ((1000, 70), (7, 8)),
+    ),
+    "no groups": ("root:100:5\n", "other:7:8\n", (idmap.NO_IDS, idmap.NO_IDS)),
+    "an empty range": ("root:100:0\n", "root:7:8\n", (idmap.NO_IDS, idmap.NO_IDS)),
+}
+
+
+@needs_root
+@pytest.mark.parametrize("name", SUBORDINATE)
+def test_the_ids_that_may_be_handed_out_are_those_of_the_two_files(tmp_path: Path, name: str) -> None:
+    users, groups, expected = SUBORDINATE[name]
+    if not (os.path.isfile("/etc/subuid") and os.path.isfile("/etc/subgid")):
+        pytest.skip("needs /etc/subuid and /etc/subgid, to put others over them")
+    for file, content in (("subuid", users), ("subgid", groups), ("newuidmap", ""), ("newgidmap", "")):
+        (tmp_path / file).write_text(content)
+        (tmp_path / file).chmod(0o755)
+
+    def action() -> Any:
+        libc.unshare(libc.CLONE_NEWNS)
+        libc.mount(None, "/", None, libc.MS_REC | libc.MS_PRIVATE)
+        for file in ("subuid", "subgid"):
+            libc.mount(f"{tmp_path}/{file}", f"/etc/{file}", None, libc.MS_BIND)
+        os.environ["PATH"] = f"/nowhere:{tmp_path}"
+        return idmap.subordinate_ids()
+
+    assert in_keeper(action) == expected
+
+
 @pytest.mark.parametrize(
     ("isolation", "group", "advice"),
     [
