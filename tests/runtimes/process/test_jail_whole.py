@@ -4,6 +4,7 @@ import os
 import signal
 import stat
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -308,3 +309,23 @@ def test_a_container_with_a_hostname_of_its_own(as_root: World) -> None:
 
 def test_the_default_path_finds_programs_without_one(as_root: World) -> None:
     assert as_root.run("true", argv=("echo", "found"), env={}) == (0, "found\n")
+
+
+def test_where_the_pod_shares_no_processes_a_container_has_its_own(as_root: World) -> None:
+    assert as_root.run("echo $$", pid="pod") == (0, "1\n")
+    assert as_root.run("echo $$", {"host_pid": True}, pid="pod", name="b") != (0, "1\n")
+    code, output = as_root.run("echo $$", {"share_pid": True}, pid="pod", name="d")
+    assert (code, int(output) > 1) == (0, True)
+    assert as_root.run("echo $$", {"share_pid": True}, pid="own", name="e") == (0, "1\n")
+
+
+def test_where_the_machine_refuses_pid_namespaces_a_pod_has_none_to_share(as_root: World) -> None:
+    def action() -> list[bool]:
+        found = []
+        for pid in (True, False):
+            jail = Jail(isolation=replace(as_root.isolation, pid=pid), share_pid=True)
+            found.append(jail.anchor > 0)
+            jail.close()
+        return found
+
+    assert as_root.keep(action) == [True, False]
