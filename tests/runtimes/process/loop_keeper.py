@@ -41,6 +41,8 @@ class LoopKeeper:
         self._inboxes: dict[socket.socket, Inbox] = {}
         self.alive = True
         self._was_asked = False
+        self.requests: list[Json] = []
+        self.mute = False  # it lives, and neither reads nor answers
         home = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(f"/proc/self/fd/{home}/{SOCKET_FILE}")
@@ -99,6 +101,9 @@ class LoopKeeper:
             self.die()
 
     def _read(self, connection: socket.socket) -> None:
+        if self.mute:
+            self._loop.remove_reader(connection.fileno())
+            return
         messages = self._inboxes[connection].receive(connection)
         if messages is None:
             self._close(connection)
@@ -110,6 +115,7 @@ class LoopKeeper:
         if not self.alive:
             return
         self._was_asked = True
+        self.requests.append(request)
         answer: Json = {"id": request["id"], "ok": {}}
         try:
             self._do(connection, request)
@@ -170,11 +176,15 @@ class LoopHatchery(Hatchery):
         super().__init__("", "plain")
         self._keepers = keepers
         self._calls = calls
+        self.cleared: list[str] = []
+        self.starts = 0
+        self.closed = False
         calls.errors.update(
             {("hatchery", "hatch"): (RuntimeUnavailable,), ("hatchery", "clear"): (RuntimeUnavailable,)}
         )
 
     def start(self) -> None:
+        self.starts += 1
         self.told.set()
 
     async def hatch(self, directory: str, lock: int) -> socket.socket:
@@ -186,6 +196,7 @@ class LoopHatchery(Hatchery):
 
     async def clear(self, directory: str) -> None:
         await self._turn("clear")
+        self.cleared.append(os.path.basename(directory))
         shutil.rmtree(directory)
 
     async def _turn(self, method: str) -> None:
@@ -195,4 +206,4 @@ class LoopHatchery(Hatchery):
             raise fault.error(f"cannot {method}: a fault was injected")
 
     async def close(self) -> None:
-        pass
+        self.closed = True

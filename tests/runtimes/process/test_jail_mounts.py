@@ -99,6 +99,10 @@ def test_the_probe_leaves_nothing_behind(who: str) -> None:
     assert found.namespaces in ({"root": ("full", "user", "none"), "user": ("user", "none")}[who])
     assert bool(found.warnings) == (not (found.pid and found.overlay and found.upper == "disk"))
     assert Isolation.from_json(found.to_json()) == found
+    assert (",userxattr" in found.overlay_options) is (found.namespaces == "user" and bool(found.overlay))
+    release = tuple(int(part) for part in os.uname().release.split("-")[0].split(".")[:2])
+    assert found.counts is (found.namespaces == "user" and release >= (5, 14))
+    assert (found.uids == idmap.NO_IDS) is (found.gids == idmap.NO_IDS)
 
 
 def test_on_an_overlay_the_probe_finds_a_place_in_memory() -> None:

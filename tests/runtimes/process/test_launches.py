@@ -23,9 +23,12 @@ from podkeeper.model.k8s.core import (
 from podkeeper.model.k8s.meta import ObjectMeta
 from podkeeper.model.runtime import LinuxUser
 from podkeeper.model.runtime_calls import ContainerConfig, Mount
+from podkeeper.rules.cgroup_limits import container_limits, files_of
 from podkeeper.runtimes.process.images import HostImages
+from podkeeper.runtimes.process.keeper import cgroup
 from podkeeper.runtimes.process.keeper.launch import Bind, Launch
 from podkeeper.runtimes.process.launches import DEFAULT_PATH, Whereabouts, oom_score_of, request_of, user_of
+from tests.runtimes.process.jailing import in_keeper
 
 PLACE = Whereabouts("/state/sandboxes/s", hostname="web", hidden=("/state",))
 TERMINATION = Bind("/state/sandboxes/s/containers/x/termination", "/dev/termination-log", optional=True)
@@ -195,3 +198,140 @@ def test_an_image_that_cannot_be_pulled_says_what_to_do() -> None:
     with pytest.raises(ImagePullFailed) as caught:
         HostImages().pull("nginx:1")
     assert all(part in str(caught.value) for part in ('"nginx:1"', "image: host", "--host-image", "--runtime cri"))
+
+
+# ---- whole requests --------------------------------------------------------------------------
+
+
+def test_a_plain_container_is_asked_for_with_nothing_but_the_defaults() -> None:
+    made = request_of(config(), "x", Whereabouts("/state/s"))
+    home = pwd.getpwuid(os.geteuid())
+    user = user_of(config().pod, config().container)
+    assert made == {
+        "container": "x",
+        "launch": Launch(
+            argv=("sh", "-c", "exit 1"),
+            env={"PATH": DEFAULT_PATH, "HOME": home.pw_dir},
+            directory="/state/s/containers/x",
+            binds=(Bind("/state/s/containers/x/termination", "/dev/termination-log", optional=True),),
+            user=None if user is None else user.uid,
+            group=None if user is None else user.gid,
+            groups=() if user is None else user.supplemental_groups,
+        ).to_json(),
+        "log": "",
+        "stdin": False,
+        "stdin_once": False,
+        "message_policy": "",
+        "stop_signal": "",
+        "oom_score_adj": 1000,
+        "cgroup": None,
+    }
+
+
+def test_a_container_with_everything_is_asked_for_with_everything() -> None:
+    shared = PodSecurityContext(run_as_user=9, run_as_group=9, supplemental_groups_policy="Strict", fs_group=12)
+    own = SecurityContext(
+        run_as_user=4_000_000,
+        run_as_group=4_000_001,
+        privileged=True,
+        allow_privilege_escalation=True,
+        read_only_root_filesystem=True,
+        capabilities=Capabilities(add=("NET_ADMIN", "SYS_TIME"), drop=("KILL",)),
+    )
+    wanted = config(
+        PodSpec(security_context=shared, share_process_namespace=True),
+        security_context=own,
+        tty=True,
+        working_dir="/srv",
+        termination_message_path="tmp/words",
+        lifecycle=Lifecycle(),
+    )
+    place = Whereabouts("/state/s", "web", "", ("/state", "/more"), 77)
+    made = request_of(replace(wanted, log_path="c/0.log", env={"A": "1"}), "y", place)
+    assert Launch.from_json(made["launch"]) == Launch(
+        argv=("sh", "-c", "exit 1"),
+        env={"PATH": DEFAULT_PATH, "HOSTNAME": "web", "TERM": "xterm", "HOME": "/", "A": "1"},
+        cwd="/srv",
+        hostname="web",
+        directory="/state/s/containers/y",
+        binds=(Bind("/state/s/containers/y/termination", "/tmp/words", optional=True),),
+        hidden=("/state", "/more"),
+        user=4_000_000,
+        group=4_000_001,
+        groups=(12, 4_000_001),
+        capabilities_add=("NET_ADMIN", "SYS_TIME"),
+        capabilities_drop=("KILL",),
+        privileged=True,
+        read_only_root=True,
+        pid="pod",
+        tty=True,
+        most_processes=77,
+    )
+    assert (made["log"], made["stop_signal"]) == ("c/0.log", "")
+
+
+USERS = {
+    "nobody is asked for": (None, None, None),
+    "a group alone": (None, 7, LinuxUser(uid=0, gid=7, supplemental_groups=(7,))),
+    "a stranger": (4_000_000, None, LinuxUser(uid=4_000_000, gid=0, supplemental_groups=(0,))),
+    "a stranger with a group": (4_000_000, 7, LinuxUser(uid=4_000_000, gid=7, supplemental_groups=(7,))),
+}
+
+
+@pytest.mark.parametrize("name", USERS)
+def test_who_a_container_is_where_the_agent_is_an_ordinary_user(name: str) -> None:
+    user, group, expected = USERS[name]
+    shared = PodSecurityContext(supplemental_groups_policy="Strict")
+    own = SecurityContext(run_as_user=user, run_as_group=group)
+    wanted = config(PodSpec(security_context=shared), security_context=own)
+    found, made = in_keeper(lambda: (user_of(wanted.pod, wanted.container), launch(wanted)), "user")
+    assert found == expected
+    if expected is None:
+        assert (made.user, made.group, made.groups) == (None, None, ())
+        assert made.env["HOME"] == (pwd.getpwuid(65534).pw_dir if os.geteuid() == 0 else os.path.expanduser("~"))
+
+
+CAPACITY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+BURSTABLE = {
+    "half of the machine": (CAPACITY // 2, 500),
+    "a quarter of it": (CAPACITY // 4, 750),
+    "next to nothing": (1, 999),
+    "almost all": (CAPACITY * 998 // 1000, 3),
+    "more than there is": (CAPACITY * 2, 3),
+}
+
+
+@pytest.mark.parametrize("name", BURSTABLE)
+def test_the_more_memory_is_asked_for_the_later_a_container_dies(name: str) -> None:
+    memory, score = BURSTABLE[name]
+    container = Container(name="c", resources=ResourceRequirements(requests={"memory": str(memory)}))
+    assert oom_score_of(Pod(metadata=ObjectMeta(name="p"), spec=PodSpec(containers=(container,))), container) == score
+
+
+def test_a_strict_pod_has_none_but_its_own_groups() -> None:
+    member = next((group for group in grp.getgrall() if group.gr_mem), None)
+    if member is None:
+        pytest.skip("no user of this machine is in another group")
+    account = pwd.getpwnam(member.gr_mem[0])
+    for policy, is_member in (("Strict", False), ("Merge", True), (None, True)):
+        shared = PodSecurityContext(run_as_user=account.pw_uid, supplemental_groups_policy=policy)
+        found = user_of(config(PodSpec(security_context=shared)).pod, config().container)
+        assert found is not None
+        assert (member.gr_gid in found.supplemental_groups) is (is_member or member.gr_gid == account.pw_gid)
+
+
+def test_a_cgroup_of_a_pod_has_one_of_the_container_with_its_limits() -> None:
+    parent = cgroup.find("/")
+    if parent is None:
+        pytest.skip("no cgroups are mounted")
+    limits = ResourceRequirements(limits={"memory": "64Mi"})
+    wanted = config(resources=limits)
+    made = request_of(wanted, "x", Whereabouts("/state/s", cgroup_parent="/"))
+    settings = files_of(container_limits(wanted.pod.spec, wanted.container), parent.version)
+    assert made["cgroup"] == {"place": cgroup.lower(parent, "x").to_json(), "settings": settings}
+    assert "67108864" in settings.values()
+
+
+def test_a_cgroup_of_the_pod_that_is_gone_is_named() -> None:
+    with pytest.raises(RuntimeRefused, match=r"^cannot create container c: cgroup /never/was of its pod is gone$"):
+        request_of(config(), "x", Whereabouts("/state/s", cgroup_parent="/never/was"))

@@ -1,0 +1,82 @@
+"""A jail for tests of what keepers do with one: it starts plain processes, and records how it was asked to."""
+
+import os
+import signal
+import socket
+from contextlib import suppress
+
+from podkeeper.runtimes.process.keeper import libc
+from podkeeper.runtimes.process.keeper.launch import Launch, LaunchError
+from podkeeper.runtimes.process.keeper.protocol import send_with
+
+SLEEP = ("sleep", "600")
+
+
+class FakeJail:
+    """Starts what it is asked to, without walls; `refuse` is why it does not."""
+
+    def __init__(self) -> None:
+        self.anchor = 0
+        self.refuse = ""
+        self.walls = False  # whether each process gets a pid namespace of its own
+        self.launched: list[Launch] = []
+        self.entered: list[tuple[int, Launch]] = []
+        self.dismantled: list[Launch] = []
+        self.closed = 0
+        self.started: list[int] = []
+
+    def launch(self, spec: Launch, stdin: int, stdout: int, stderr: int) -> int:
+        self.launched.append(spec)
+        if not spec.tty:
+            return self._start(spec, (stdin, stdout, stderr))
+        master, terminal = os.openpty()
+        with socket.socket(fileno=os.dup(stdin)) as console:
+            send_with(console, b"!", (master,))
+        try:
+            return self._start(spec, (terminal,) * 3)
+        finally:
+            os.close(master)
+            os.close(terminal)
+
+    def enter(self, pid: int, spec: Launch, stdin: int, stdout: int, stderr: int) -> int:
+        self.entered.append((pid, spec))
+        return self._start(spec, (stdin, stdout, stderr))
+
+    def dismantle(self, spec: Launch) -> None:
+        if self.refuse:
+            raise OSError(self.refuse)
+        self.dismantled.append(spec)
+
+    def close(self) -> None:
+        self.closed += 1
+
+    def end_all(self) -> None:
+        """Kill and reap what was started and has not been reaped."""
+        for pid in self.started:
+            with suppress(ProcessLookupError, ChildProcessError):
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+
+    def _start(self, spec: Launch, files: tuple[int, int, int]) -> int:
+        if self.refuse:
+            raise LaunchError(self.refuse)
+        if self.walls:
+            if not (pid := libc.clone(libc.CLONE_NEWPID)):
+                os.setsid()
+                os.execvpe(spec.argv[0], spec.argv, spec.env)
+            self.started.append(pid)
+            return pid
+        actions = [(os.POSIX_SPAWN_DUP2, file, target) for target, file in enumerate(files)]
+        pid = os.posix_spawnp(spec.argv[0], spec.argv, spec.env or os.environ, file_actions=actions, setsid=True)
+        self.started.append(pid)
+        return pid
+
+
+def ended(pid: int) -> int:
+    """Wait for the end of a child, and reap it. Returns its wait status."""
+    return os.waitpid(pid, 0)[1]
+
+
+def wait_for_end(pid: int) -> None:
+    """Wait for the end of a child, and leave it to be reaped."""
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
