@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Sequence
-from datetime import UTC, datetime
 
 import pytest
 
@@ -273,7 +272,7 @@ def noted(
 
 
 def changed(version: int, *, phase: str | None = None, deleted: bool = False) -> WatchEvent[Pod]:
-    at = datetime(2026, 1, 1, tzinfo=UTC) if deleted else None
+    at = "2026-01-01T00:00:00Z" if deleted else None
     metadata = ObjectMeta(name="a", namespace="ns", uid="uid-a", resource_version=str(version), deletion_timestamp=at)
     return WatchEvent(WatchType.MODIFIED, Pod(metadata=metadata, status=PodStatus(phase=phase)), str(version))
 
