@@ -160,7 +160,7 @@ def test_everything_that_happens_is_noted() -> None:
     unnamed = pod("", 4)
     _, notes = timeline(
         [RESET, FOR_EVER, listed(10, pod("a", 3), unnamed), listed(9), listed(20)],
-        [event("ADDED", "b", 11, uid=""), RESET],
+        [event("ADDED", "b", 11, uid=""), event("ADDED", "c", 11), bookmark(11), RESET],
         [],
         [GONE],
         [ZeroDivisionError()],
