@@ -26,7 +26,7 @@ from podkeeper.volumes.tree import (
     remove_tree,
 )
 from tests.volumes.bind import bind
-from tests.volumes.volume_house import house, is_gone, needs_mounts
+from tests.volumes.volume_house import as_nobody, house, is_gone, needs_mounts, needs_root
 
 
 def test_a_tree_goes_with_all_that_is_in_it(tmp_path: Path) -> None:
@@ -332,3 +332,38 @@ def test_a_file_that_is_held_can_get_another_mode(tmp_path: Path) -> None:
     with opened(open_directory(str(tmp_path))) as top, opened(open_anything(top, "file")) as held:
         chmod_held(held, 0o604)
     assert (tmp_path / "file").stat().st_mode & 0o7777 == 0o604
+
+
+@needs_root
+def test_an_ordinary_user_removes_its_directories_whatever_their_modes() -> None:
+    def work() -> list[str]:
+        with house() as root:
+            for mode in (0, 0o100, 0o200, 0o300, 0o400, 0o500, 0o600, 0o700):
+                directory = root / "victim" / f"m{mode:o}"
+                (directory / "inside").mkdir(parents=True)
+                (directory / "file").write_text("x")
+                directory.chmod(mode)
+            remove_tree(str(root), "victim")
+            return os.listdir(root)
+
+    assert as_nobody(work) == []
+
+
+@needs_root
+def test_what_an_ordinary_user_may_not_remove_is_an_error() -> None:
+    with house() as root:
+        root.chmod(0o755)
+        (root / "victim" / "locked").mkdir(parents=True)
+        (root / "victim" / "locked" / "file").write_text("x")
+        (root / "victim" / "locked").chmod(0o700)
+
+        def work() -> str:
+            try:
+                remove_tree(str(root), "victim")
+            except PermissionError:
+                return "refused"
+            return "removed"
+
+        assert as_nobody(work) == "refused"
+        assert (root / "victim" / "locked" / "file").read_text() == "x"
+        assert (root / "victim" / "locked").stat().st_mode & 0o7777 == 0o700

@@ -31,19 +31,19 @@ def envelope(topic: str, message: Message) -> Any:
     return made
 
 
-def start(thing: str) -> containerd_events.Envelope:
+def start(thing: str) -> Any:
     return envelope("/tasks/start", containerd_events.TaskStart(container_id=thing))
 
 
-def stop(thing: str, process: str = "") -> containerd_events.Envelope:
+def stop(thing: str, process: str = "") -> Any:
     return envelope("/tasks/exit", containerd_events.TaskExit(container_id=thing, id=process or thing))
 
 
-def oom(thing: str) -> containerd_events.Envelope:
+def oom(thing: str) -> Any:
     return envelope("/tasks/oom", containerd_events.TaskOOM(container_id=thing))
 
 
-def delete(thing: str) -> containerd_events.Envelope:
+def delete(thing: str) -> Any:
     return envelope("/containers/delete", containerd_events.ContainerDelete(id=thing))
 
 
