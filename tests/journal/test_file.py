@@ -862,3 +862,17 @@ def test_what_is_loaded_is_a_copy(path: Path) -> None:
 
     asyncio.run(scenario())
     assert reopened(path) == {"a": b"1"}
+
+
+def test_a_journal_without_notes_is_not_written(path: Path) -> None:
+    async def scenario() -> None:
+        journal = FileJournal.open(path)
+        await journal.sync()
+        assert (journal.rounds, journal.size, path.exists()) == (0, 0, False)
+        journal.put("a", b"1")
+        await journal.sync()
+        (thread,) = (each for each in threading.enumerate() if each.name == "journal")
+        assert thread.daemon  # a disk that hangs must not keep the agent from ending
+        await journal.close()
+
+    asyncio.run(scenario())
