@@ -367,3 +367,11 @@ def test_what_an_ordinary_user_may_not_remove_is_an_error() -> None:
         assert as_nobody(work) == "refused"
         assert (root / "victim" / "locked" / "file").read_text() == "x"
         assert (root / "victim" / "locked").stat().st_mode & 0o7777 == 0o700
+
+
+def test_a_deep_tree_is_not_moved_out_of_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / Path("victim", *["d"] * (DEEPEST + 3))).mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    remove_tree(str(tmp_path), "victim")
+    assert (os.listdir(tmp_path), os.listdir(tmp_path / "elsewhere")) == (["elsewhere"], [])
