@@ -4,13 +4,15 @@ import asyncio
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from podkeeper.model.errors import BadInput, Problem
 from podkeeper.model.messages import PodUpdate
 from podkeeper.sources.http import HttpSource
-from podkeeper.sources.web_page import Fetched, NoAnswer, shown_url
+from podkeeper.sources.web_page import Fetched, NoAnswer, WebPage, shown_url
 from podkeeper.testing.virtual_time import VirtualClock, simulate
 from tests.sources.static_listener import InlineExecutor, Listener, pod_text, running
+from tests.sources.web_server import serving
 
 URL = "http://user:secret@example.test/pods"
 PLACE = "http://example.test/pods"
@@ -160,3 +162,29 @@ def test_updates_come_from_the_source_http() -> None:
 
     simulate(scenario())
     assert sources == ["http"]
+
+
+def test_a_page_is_fetched_with_its_headers_until_it_is_closed() -> None:
+    asked: list[tuple[str | None, list[str]]] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        asked.append((request.headers.get("If-None-Match"), request.headers.getall("X-Own", [])))
+        if request.headers.get("If-None-Match") == "e":
+            return web.Response(status=304)
+        status = 404 if len(asked) > 3 else 200
+        return web.Response(text="body", status=status, headers={"ETag": "e"} if len(asked) == 1 else None)
+
+    async def scenario() -> None:
+        async with serving(answer) as url:
+            page = WebPage(url, {"X-Own": ("one", "two")})
+            async with page:
+                assert await page.fetch("") == Fetched(b"body", "e")
+                assert await page.fetch("e") is None
+                assert await page.fetch("f") == Fetched(b"body", "")
+                with pytest.raises(NoAnswer, match=r"^cannot fetch it: 404 Not Found$"):
+                    await page.fetch("")
+            with pytest.raises(RuntimeError):
+                await page.fetch("")
+
+    asyncio.run(scenario())
+    assert asked == [(None, ["one", "two"]), ("e", ["one", "two"]), ("f", ["one", "two"]), (None, ["one", "two"])]

@@ -12,7 +12,7 @@ import pytest
 
 from podkeeper.rules.static import Origin
 from podkeeper.sources.contents import Contents, Reader
-from podkeeper.sources.places import points_of
+from podkeeper.sources.places import Point, points_of
 from podkeeper.sources.survey import GONE_SECONDS, Survey, Surveyor, look_once, owner_of
 from podkeeper.sources.watch import SILENCE_SECONDS, Watch
 from tests.sources.static_listener import pod_text
@@ -323,3 +323,44 @@ def test_a_closed_surveyor_has_no_watch(tmp_path: Path) -> None:
     assert surveyor.watch is None
     look(surveyor)  # one that was under way ends
     assert (surveyor.watch, os.listdir("/proc/self/fd")) == (None, before)
+
+
+def test_a_watch_says_what_it_cannot_watch_and_watches_the_rest(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "file").write_text("")
+    here, loop = str(tmp_path), str(tmp_path / "loop")
+    watch = Watch()
+    try:
+        passing = [Point(f"{here}/gone", None, here, True), Point(f"{here}/file", None, here, True)]
+        assert watch.point_at(passing) is None  # it went between being found and being watched
+        trouble = watch.point_at([Point(loop, None, loop, True), Point(here, "web.yaml", f"{here}/web.yaml", True)])
+        assert trouble == f"cannot watch {loop}: Too many levels of symbolic links"
+        (tmp_path / "other.yaml").write_text("")
+        assert not watch.drain(1.0)
+        (tmp_path / "web.yaml").write_text("")
+        assert watch.drain(1.0)
+        assert watch.point_at([]) is None
+        watch.drain(1.0)
+        (tmp_path / "web.yaml").write_text("x")
+        assert (watch.drain(1.0), watch.unfinished(1.0), watch.lost) == (False, {}, False)
+    finally:
+        watch.close()
+        watch.close()
+
+
+def test_coming_and_going_of_hidden_names_and_folders_counts_and_writes_do_not(tmp_path: Path) -> None:
+    with watch_of(tmp_path) as watch:
+        (tmp_path / ".hidden").write_text("x")
+        assert watch.drain(1.0)
+        (tmp_path / ".hidden").write_text("y")
+        assert not watch.drain(1.0)
+        (tmp_path / "folder").mkdir()
+        assert watch.drain(1.0)
+        (tmp_path / "folder").chmod(0o700)
+        assert not watch.drain(1.0)
+        (tmp_path / "web.yaml").symlink_to("nowhere")
+        assert (watch.drain(1.0), watch.unfinished(1.0)) == (True, {})
+        (tmp_path / "web.yaml").unlink()
+        assert watch.drain(1.0)
+        tmp_path.rename(tmp_path.with_name("moved"))
+        assert watch.drain(1.0)

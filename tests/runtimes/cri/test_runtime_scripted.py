@@ -59,6 +59,7 @@ def play(tmp_path: Path, work: Work, **options: Any) -> None:
 
 def test_a_runtime_is_opened_and_closed(tmp_path: Path) -> None:
     async def work(runtime: CriRuntime, transport: Transport) -> None:
+        transport.streams["Subscribe"] = asyncio.Queue()  # silent
         assert (runtime.name, runtime.version, runtime.facts.supplemental_groups_policy) == ("cri", "", False)
         async with runtime as opened:
             assert opened is runtime
@@ -66,6 +67,7 @@ def test_a_runtime_is_opened_and_closed(tmp_path: Path) -> None:
             assert runtime.facts.supplemental_groups_policy
             assert transport.told() == ["Version", "Status"]
             stream = runtime.events()
+            await asyncio.sleep(0)
             transport.requests.clear()
             await runtime.stop_container("c", 5)
             await runtime.stop_sandbox("b")
@@ -79,8 +81,7 @@ def test_a_runtime_is_opened_and_closed(tmp_path: Path) -> None:
             ]  # fmt: skip
             assert (*await runtime.list_images(),) == ()
         assert transport.closed == 1
-        with pytest.raises((StopAsyncIteration, RuntimeUnavailable)):
-            await anext(stream)
+        assert [event async for event in stream] == []
 
     play(tmp_path, work)
 

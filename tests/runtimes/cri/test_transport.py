@@ -49,6 +49,11 @@ def test_each_status_becomes_an_error_of_its_own() -> None:
                 with pytest.raises(TryLater) as raised:
                     await transport.unary(VERSION, cri.VersionRequest(), cri.VersionResponse, 5.0)
                 assert (name, type(raised.value), str(raised.value)) == (name, kind, expected.format(path))
+            events = transport.stream(
+                "/runtime.v1.RuntimeService/GetContainerEvents", cri.GetEventsRequest(), cri.ContainerEventResponse
+            )
+            with pytest.raises(Unimplemented):
+                await anext(aiter(events))
             answer = await transport.unary(VERSION, cri.VersionRequest(), cri.VersionResponse, 5.0)
             assert answer.runtime_name
             await transport.close()
