@@ -30,7 +30,7 @@ from podkeeper.model.runtime import (
 from podkeeper.model.runtime_calls import ContainerConfig, RuntimeEvent, RuntimeHealth, SandboxConfig
 from podkeeper.runtimes.fake import Behaviour, ExecRequest, ExecStep, FakeRuntime, Fault, Operation
 from podkeeper.runtimes.fake.faults import FakeFaults
-from podkeeper.testing.virtual_time import VirtualClock, simulate
+from podkeeper.testing.virtual_time import Stuck, VirtualClock, simulate
 
 WEB = PodUID("uid-web")
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
@@ -597,3 +597,13 @@ def test_hung_calls_are_counted_and_released() -> None:
         assert faults.hung_calls == 0
 
     simulate(scenario())
+
+
+def test_a_call_that_hangs_sets_no_timer() -> None:
+    async def scenario() -> None:
+        faults = FakeFaults()
+        faults.hang()
+        await ended(faults)
+
+    with pytest.raises(Stuck):
+        simulate(scenario())
