@@ -505,6 +505,7 @@ def test_volumes_are_measured_every_ten_seconds() -> None:
         pod = pod_with(Volume(name="v", empty_dir=EmptyDirVolumeSource(size_limit="1Ki")))
         paths = await volumes.mount(pod)
         Path(paths["v"], "file").write_bytes(b"x" * 100_000)
+        assert await volumes.measure() == 10.0  # nobody wants to know
         running = asyncio.ensure_future(volumes.run())
         await asyncio.sleep(15)
         volumes.tell_over_use(lambda uid, message: found.append((loop.time(), uid, message)))
