@@ -6,14 +6,15 @@ import os
 import resource
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from podkeeper.journal.errors import JournalUnusable
+from podkeeper.journal.disk import Durability
+from podkeeper.journal.errors import JournalInUse, JournalUnusable
 from podkeeper.journal.file import FileJournal
-from podkeeper.journal.records import encode, encode_all, read, record_size
+from podkeeper.journal.records import HEADER, encode, encode_all, read, record_size
 from podkeeper.model.errors import TryLater
 from tests.journal.disks import Disk
 
@@ -657,3 +658,221 @@ def test_closing_syncs_what_is_left(path: Path) -> None:
 
     asyncio.run(scenario())
     assert reopened(path) == {"a": b"1"}
+
+
+# Rounds at chosen moments, and exact sizes.
+
+
+class ManualThread:
+    """Does its work when the test says so."""
+
+    def __init__(self) -> None:
+        self.work: list[Callable[[], None]] = []
+        self.ended = 0
+        self.can_start = True
+
+    def do(self, work: Callable[[], None]) -> None:
+        if not self.can_start:
+            raise RuntimeError("can't start new thread")
+        self.work.append(work)
+
+    def end(self) -> None:
+        self.ended += 1
+
+    async def run(self) -> None:
+        for work in self.work:
+            work()
+        self.work.clear()
+        await settle()
+
+
+async def settle() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+def test_closing_is_not_done_while_a_round_is_under_way(path: Path) -> None:
+    async def scenario() -> None:
+        thread = ManualThread()
+        journal = FileJournal.open(path, thread=thread)
+        journal.put("a", b"1")
+        closing = asyncio.ensure_future(journal.close())
+        await settle()
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        assert thread.ended == 0
+        with pytest.raises(JournalInUse):  # the round still writes
+            FileJournal.open(path)
+        await thread.run()
+        await journal.close()
+        assert (thread.ended, thread.work) == (1, [])
+
+    asyncio.run(scenario())
+    assert reopened(path) == {"a": b"1"}
+
+
+def test_without_a_thread_the_notes_are_kept_for_the_next_sync(path: Path) -> None:
+    async def scenario() -> None:
+        thread = ManualThread()
+        journal = FileJournal.open(path, thread=thread)
+        for key in ("first", "second"):
+            journal.put(key, b"1")
+            thread.can_start = False
+            with pytest.raises(TryLater, match=f"cannot write the journal {path}: no thread can be started"):
+                await journal.sync()
+            thread.can_start = True
+            syncing = asyncio.ensure_future(journal.sync())
+            await settle()
+            await thread.run()
+            await syncing
+            assert read(path.read_bytes()).notes == journal.load()
+        await journal.close()
+
+    asyncio.run(scenario())
+    assert reopened(path) == {"first": b"1", "second": b"1"}
+
+
+def test_a_round_may_end_after_the_loop_is_closed(path: Path) -> None:
+    thread = ManualThread()
+
+    async def scenario() -> None:
+        journal = FileJournal.open(path, thread=thread)
+        journal.put("a", b"1")
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0):
+                await journal.sync()
+
+    asyncio.run(scenario())
+    (work,) = thread.work
+    work()
+    assert read(path.read_bytes()).notes == {"a": b"1"}
+
+
+def test_an_error_that_no_disk_should_raise_is_passed_on_and_the_notes_are_kept(path: Path) -> None:
+    class Odd(Durability):
+        error: Exception | None = None
+
+        def data(self, descriptor: int) -> None:
+            if self.error is not None:
+                raise self.error
+
+    async def scenario() -> None:
+        disk = Odd()
+        journal = FileJournal.open(path, durability=disk)
+        journal.put("a", b"1")
+        await journal.sync()
+        journal.put("b", b"2")
+        disk.error = ZeroDivisionError("odd")
+        with pytest.raises(ZeroDivisionError, match="odd"):
+            await journal.sync()
+        disk.error = OSError(5, "Input/output error")
+        with pytest.raises(TryLater, match=f"cannot write the journal {path}: input/output error; the disk may"):
+            await journal.sync()
+        assert journal.rounds == 1
+        disk.error = None
+        await journal.sync()
+        assert journal.rounds == 2
+        await journal.close()
+        assert journal.rounds == 2
+
+    asyncio.run(scenario())
+    assert reopened(path) == {"a": b"1", "b": b"2"}
+
+
+def sizes(path: Path, spare_bytes: int, *steps: tuple[str, int | None]) -> list[int]:
+    """The bytes beyond the header after each step: a note of so many bytes, or None to drop it; then a sync."""
+
+    async def scenario() -> list[int]:
+        journal = FileJournal.open(path, spare_bytes=spare_bytes)
+        found = []
+        for number, (key, length) in enumerate(steps):
+            if length is None:
+                journal.drop(key)
+            else:
+                journal.put(key, bytes([number]) * length)
+            await journal.sync()
+            assert path.stat().st_size == journal.size
+            found.append(journal.size - len(HEADER))
+        await journal.close()
+        return found
+
+    return asyncio.run(scenario())
+
+
+# The head of a record has 16 bytes and each key 4, so a note of 80 bytes takes 100.
+
+COMPACTED: dict[str, tuple[int, list[tuple[str, int | None]], list[int]]] = {
+    "garbage up to the spare bytes is kept": (300, [("key1", 80)] * 6, [100, 200, 300, 400, 100, 200]),
+    "one spare byte less": (299, [("key1", 80)] * 5, [100, 200, 300, 100, 200]),
+    "garbage up to the live bytes is kept": (
+        0, [("key1", 80), ("key2", 80), ("key3", 80), *[("key1", 80)] * 4], [100, 200, 300, 400, 500, 600, 300]),
+    "a shorter value leaves fewer live bytes": (
+        0, [("key1", 180), ("key1", 80), ("key1", 80)], [200, 100, 200]),
+    "a longer value leaves more live bytes": (
+        0, [("key1", 80), ("key1", 180), ("key1", 180)], [100, 300, 200]),
+    "what is dropped is garbage": (
+        120, [("key1", 80), ("key2", 80), ("key1", None), ("key2", None)], [100, 200, 220, 0]),
+    "nothing live and all of it spare": (240, [("key1", 80), ("key2", 80), ("key1", None), ("key2", None)],
+        [100, 200, 220, 240]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("spare_bytes, steps, expected", COMPACTED.values(), ids=COMPACTED.keys())
+def test_the_file_is_rewritten_when_too_much_of_it_is_out_of_date(
+    spare_bytes: int, steps: list[tuple[str, int | None]], expected: list[int], path: Path
+) -> None:
+    assert sizes(path, spare_bytes, *steps) == expected
+
+
+def test_garbage_of_before_a_restart_counts(path: Path) -> None:
+    assert sizes(path, 300, *[("key1", 80)] * 3) == [100, 200, 300]
+    assert sizes(path, 300, *[("key1", 40)] * 2) == [360, 60]
+    assert sizes(path, 300) == []
+    assert path.stat().st_size == len(HEADER) + 60
+
+
+def test_many_writes_between_two_syncs_make_one_rewrite(path: Path) -> None:
+    async def scenario() -> None:
+        journal = FileJournal.open(path, spare_bytes=300)
+        journal.put("key1", bytes(80))
+        await journal.sync()
+        for number in range(10):
+            journal.put("key1", bytes([number]) * 80)
+        await journal.sync()
+        assert (journal.size - len(HEADER), journal.rounds) == (100, 2)
+        journal.put("key1", bytes(80))
+        await journal.sync()
+        assert (journal.size - len(HEADER), journal.rounds) == (200, 3)
+        await journal.close()
+
+    asyncio.run(scenario())
+    assert reopened(path) == {"key1": bytes(80)}
+
+
+def test_what_is_loaded_is_a_copy(path: Path) -> None:
+    async def scenario() -> None:
+        journal = FileJournal.open(path)
+        journal.put("a", b"1")
+        loaded = journal.load()
+        assert isinstance(loaded, dict)
+        loaded.clear()
+        assert journal.load() == {"a": b"1"}
+        await journal.close()
+
+    asyncio.run(scenario())
+    assert reopened(path) == {"a": b"1"}
+
+
+def test_a_journal_without_notes_is_not_written(path: Path) -> None:
+    async def scenario() -> None:
+        journal = FileJournal.open(path)
+        await journal.sync()
+        assert (journal.rounds, journal.size, path.exists()) == (0, 0, False)
+        journal.put("a", b"1")
+        await journal.sync()
+        (thread,) = (each for each in threading.enumerate() if each.name == "journal")
+        assert thread.daemon  # a disk that hangs must not keep the agent from ending
+        await journal.close()
+
+    asyncio.run(scenario())

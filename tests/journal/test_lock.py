@@ -11,6 +11,7 @@ import pytest
 
 from podkeeper.journal.errors import JournalInUse
 from podkeeper.journal.file import FileJournal
+from podkeeper.journal.lock import JournalLock
 
 HOLDER = """
 import sys
@@ -70,3 +71,28 @@ def test_a_forked_child_does_not_keep_the_journal_from_the_next_agent(tmp_path: 
         ours.close()
         childs.close()
         os.waitpid(child, 0)
+
+
+def test_a_lock_file_names_its_holder_and_is_released_once(tmp_path: Path) -> None:
+    path, before = tmp_path / "lock", os.listdir("/proc/self/fd")
+    lock = JournalLock.take(path)
+    assert (path.read_text(), path.stat().st_mode & 0o777) == (f"{os.getpid()}\n", 0o600)
+    held = os.listdir("/proc/self/fd")
+    path.write_text("rubbish")
+    with pytest.raises(JournalInUse) as raised:
+        JournalLock.take(path)
+    assert (raised.value.pid, os.listdir("/proc/self/fd")) == (0, held)
+    assert str(raised.value).startswith("cannot open the journal: another process has it open")
+    lock.release()
+    assert os.listdir("/proc/self/fd") == before
+    other = os.open(path, os.O_RDONLY)  # gets the number that the lock had
+    lock.release()
+    os.close(other)
+    JournalLock.take(path).release()
+
+
+def test_a_lock_that_cannot_be_made_is_an_error_and_leaves_no_descriptor(tmp_path: Path) -> None:
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(FileNotFoundError):
+        JournalLock.take(tmp_path / "missing" / "lock")
+    assert os.listdir("/proc/self/fd") == before

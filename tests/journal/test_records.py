@@ -1,5 +1,8 @@
 """The journal's format: what is read is what was written, and damage is seen for what it is."""
 
+import struct
+import zlib
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -62,3 +65,50 @@ def test_no_flipped_bit_goes_unnoticed() -> None:
         assert reading.damage is not Damage.NONE
         assert reading.notes.items() <= NOTES.items()
         assert list(reading.notes) == list(NOTES)[: len(reading.notes)]
+
+
+def record(key: bytes, value_length: int, value: bytes = b"", mark: bytes = b"\xf5pk1") -> bytes:
+    """A record with a correct checksum, built without the code under test."""
+    summed = struct.pack("<Ii", len(key), value_length) + key + value
+    return mark + struct.pack("<I", zlib.crc32(summed)) + summed
+
+
+def test_records_have_these_bytes() -> None:
+    assert HEADER == b"podkeeper journal 1\n"
+    assert encode("kü", b"value") == record("kü".encode(), 5, b"value")
+    assert encode("k", b"") == record(b"k", 0)
+    assert encode("k", None) == record(b"k", -1)
+    assert encode_all({"k": b"v", "": b""}) == HEADER + record(b"k", 1, b"v") + record(b"", 0)
+    assert read(HEADER + record(b"k", 1, b"v") + record(b"", 0)).notes == {"k": b"v", "": b""}
+    assert record_size("kü", b"value") == 4 + 4 + 4 + 4 + 3 + 5
+
+
+GOOD = record(b"k", 1, b"v")
+MORE_CASES = {
+    "a key may be dropped that was never written": (HEADER + record(b"x", -1) + GOOD, {"k": b"v"}, None, Damage.NONE),
+    "a length below that of a dropped key": (HEADER + record(b"k", -2), {}, 20, Damage.TAIL),
+    "such a length before a good record": (HEADER + record(b"k", -2) + GOOD, {}, 20, Damage.MIDDLE),
+    "another mark": (HEADER + GOOD + record(b"k", 1, b"w", b"\xf5pk2"), {"k": b"v"}, 38, Damage.TAIL),
+    "a record of a head alone": (HEADER + record(b"", 0), {"": b""}, None, Damage.NONE),
+    "a head without its last byte": (HEADER + record(b"", 0)[:-1], {}, 20, Damage.TAIL),
+    "a byte between two records": (HEADER + GOOD + b"x" + GOOD, {"k": b"v"}, 38, Damage.MIDDLE),
+    "a false mark and then a record": (HEADER + b"x\xf5pk1\xf5pk1" + GOOD, {}, 20, Damage.MIDDLE),
+    "a first line without its end": (HEADER[:-1], {}, 0, Damage.TAIL),
+    "a version that is no number": (b"podkeeper journal x\n", {}, 0, Damage.MIDDLE),
+    "a version without a number": (b"podkeeper journal \n2", {}, 0, Damage.MIDDLE),
+    "a number after another first word": (b"podkeeping journal 2\n", {}, 0, Damage.MIDDLE),
+    "records behind a first line of another version": (
+        b"podkeeper journal 2\n" + GOOD, {"k": b"v"}, 0, Damage.MIDDLE),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("data, notes, end, damage", MORE_CASES.values(), ids=MORE_CASES.keys())
+def test_read_of_odd_records(data: bytes, notes: dict[str, bytes], end: int | None, damage: Damage) -> None:
+    assert read(data) == Reading(notes, len(data) if end is None else end, damage)
+
+
+@pytest.mark.parametrize("version", ["2", "12", "0"])
+def test_another_version_is_named(version: str) -> None:
+    with pytest.raises(OtherVersion) as raised:
+        read(f"podkeeper journal {version}\nwhatever that may mean\n".encode())
+    assert str(raised.value) == version

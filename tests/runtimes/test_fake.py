@@ -101,6 +101,8 @@ STOPS: dict[str, tuple[Behaviour, float, tuple[float, int]]] = {
     "it does not listen": (Behaviour(term_seconds=None), 30, (30.0, 137)),
     "it ends by itself before it would end as asked": (
         Behaviour(after_seconds=2, exit_code=9, term_seconds=4), 30, (1.0, 9)),
+    "it ends by itself at the moment at which it would end as asked": (
+        Behaviour(after_seconds=5, exit_code=9, term_seconds=4, term_exit_code=7), 30, (4.0, 9)),
     "no grace, no question": (Behaviour(), 0, (0.0, 137)),
 }  # fmt: skip
 

@@ -2,13 +2,18 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from typing import ParamSpec, TypeVar
 
 from podkeeper.model.errors import Problem
 from podkeeper.model.messages import Op, PodUpdate
 from podkeeper.ports.source import Source
 from podkeeper.sources.local_objects import LocalObject, LocalObjects, ObjectKey
 from tests.violations import violation
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 PATIENCE_SECONDS = 10.0
 
@@ -67,6 +72,18 @@ class FailingStore(LocalObjects):
             self.failures -= 1
             raise RuntimeError("a bug")
         return super().replace(owner, objects)
+
+
+class InlineExecutor(ThreadPoolExecutor):
+    """Makes each call at once, in the thread of the loop: virtual time does not wait for other threads."""
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> "Future[T]":
+        done: Future[T] = Future()
+        try:
+            done.set_result(fn(*args, **kwargs))
+        except BaseException as error:
+            done.set_exception(error)
+        return done
 
 
 async def until(holds: Callable[[], bool], what: Callable[[], str] = lambda: "it") -> None:

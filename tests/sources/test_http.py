@@ -18,7 +18,15 @@ from podkeeper.sources.http import HttpSource
 from podkeeper.sources.local_objects import LocalObjects
 from podkeeper.sources.web_page import Fetched, NoAnswer
 from podkeeper.testing.virtual_time import simulate
-from tests.sources.static_listener import FailingStore, Listener, config_map_text, pod_text, running, until
+from tests.sources.static_listener import (
+    FailingStore,
+    InlineExecutor,
+    Listener,
+    config_map_text,
+    pod_text,
+    running,
+    until,
+)
 from tests.sources.web_server import serving
 
 
@@ -274,6 +282,7 @@ class ScriptedPage:
 
 def test_pauses_grow_with_failures_up_to_the_period_and_start_over_after_a_success() -> None:
     async def scenario() -> list[float]:
+        asyncio.get_running_loop().set_default_executor(InlineExecutor())
         page = ScriptedPage([False] * 6 + [True, False, False, True, True, True])
         async with running(HttpSource("http://example.test", "n1", Steady(), page=page), Listener()):
             await page.finished.wait()

@@ -1,6 +1,7 @@
 """Objects that are kept for a start without the API: what is stored, when it is used, and when it is removed."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -391,3 +392,222 @@ def test_on_a_full_disk_files_are_still_removed() -> None:
             assert list(world.disk.files) == ["Secret default/password"]
 
     play(story)
+
+
+# Every call to the store.
+
+
+class LoggedDisk(Disk):
+    """Records every call, and can refuse the next calls of one kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[str] = []
+        self.refused: dict[str, int] = {}
+        self.bug: Exception | None = None
+
+    def _take(self, call: str) -> None:
+        self.calls.append(call)
+        kind = call.partition(" ")[0]
+        if self.refused.get(kind, 0) > 0:
+            self.refused[kind] -= 1
+            raise self.bug or OSError("no space left on the device")
+
+    def open(self) -> frozenset[str]:
+        self._take("open")
+        return super().open()
+
+    def read(self, name: str) -> bytes | None:
+        self._take(f"read {name}")
+        return super().read(name)
+
+    def write(self, name: str, data: bytes) -> None:
+        self._take(f"write {name}")
+        super().write(name, data)
+
+    def remove(self, name: str) -> None:
+        self._take(f"remove {name}")
+        super().remove(name)
+
+    def take_calls(self) -> list[str]:
+        """The calls since the last time."""
+        found = self.calls[:]
+        self.calls.clear()
+        return found
+
+
+CONF, PASS = "ConfigMap default/settings", "Secret default/password"
+
+
+def logged(story: Callable[[World, LoggedDisk], Awaitable[None]]) -> None:
+    async def played(world: World) -> None:
+        disk = world.disk = LoggedDisk()
+        await story(world, disk)
+
+    play(played)
+
+
+def test_the_store_is_read_until_the_api_has_answered_and_opened_once() -> None:
+    async def story(world: World, disk: LoggedDisk) -> None:
+        async with world.life() as kept:
+            await kept.get(ConfigMap, "settings", "default")
+            await kept.get(Secret, "password", "default")
+            await asyncio.sleep(1)
+            assert disk.take_calls() == ["open", f"read {CONF}", f"write {CONF}", f"write {PASS}"]
+            await kept.get(ConfigMap, "settings", "default")
+            kept.keep_for([POD])
+            kept.keep_for([POD])
+            await asyncio.sleep(100)
+            assert disk.take_calls() == []
+            world.api.put(ConfigMap(metadata=META, data={"colour": "red"}))
+            await kept.get(ConfigMap, "settings", "default")
+            await asyncio.sleep(1)
+            assert disk.take_calls() == [f"write {CONF}"]
+
+    logged(story)
+
+
+def test_what_is_stored_names_the_object_it_is() -> None:
+    async def story(world: World, disk: LoggedDisk) -> None:
+        async with world.life() as kept:
+            await kept.get(ConfigMap, "settings", "default")
+        stored = json.loads(disk.files[CONF])
+        assert {key: stored[key] for key in ("kind", "namespace", "name")} == {
+            "kind": "ConfigMap", "namespace": "default", "name": "settings",
+        }  # fmt: skip
+        assert stored["content"]["data"] == {"colour": "blue"}
+
+    logged(story)
+
+
+def test_while_the_api_is_away_it_is_asked_every_ten_seconds() -> None:
+    async def story(world: World, disk: LoggedDisk) -> None:
+        async with world.life() as kept:
+            await read_all(kept)
+        asked = 0
+
+        class Away:
+            async def get(self, kind: type[Any], name: str, namespace: str = "") -> Any:
+                nonlocal asked
+                asked += 1
+                raise ApiUnavailable("connection refused")
+
+        kept = KeptObjects(Away(), disk, world.clock, keep_secrets=True, in_thread=at_once)
+        counts = []
+        for _ in range(22):
+            assert (await kept.get(ConfigMap, "settings", "default")).data == {"colour": "blue"}
+            counts.append(asked)
+            await asyncio.sleep(1)
+        assert counts == [1] * 10 + [2] * 10 + [3] * 2
+
+    logged(story)
+
+
+async def at_once(call: Callable[..., Any], *given: object) -> Any:
+    return call(*given)
+
+
+def test_without_a_provider_there_are_no_tokens() -> None:
+    async def story(world: World, disk: LoggedDisk) -> None:
+        kept = KeptObjects(world.api, disk, world.clock, keep_secrets=True, in_thread=at_once)
+        with pytest.raises(TryLater, match="this node has no provider of tokens"):
+            await kept.token(POD, "", 3600)
+        assert disk.calls == []
+
+    logged(story)
+
+
+def test_a_refused_write_does_not_hold_up_the_others_and_is_tried_again() -> None:
+    async def story(world: World, disk: LoggedDisk) -> None:
+        async with world.life() as kept:
+            await asyncio.sleep(0)
+            disk.refused["write"] = 1
+            await kept.get(ConfigMap, "settings", "default")
+            await kept.get(Secret, "password", "default")
+            await asyncio.sleep(29)
+            assert disk.take_calls() == ["open", f"read {CONF}", f"write {CONF}", f"write {PASS}"]
+            await asyncio.sleep(2)
+            assert disk.take_calls() == [f"write {CONF}"]
+            assert set(disk.files) == {CONF, PASS}
+
+    logged(story)
+
+
+@pytest.mark.parametrize("bug", [None, ZeroDivisionError()], ids=["refusal", "bug"])
+def test_a_store_that_cannot_be_opened_is_opened_later(bug: Exception | None) -> None:
+    async def story(world: World, disk: LoggedDisk) -> None:
+        disk.files["stale"] = b""
+        disk.refused["open"] = 2
+        disk.bug = bug
+        async with world.life() as kept:
+            kept.keep_for([POD])
+            await asyncio.sleep(61)
+            assert disk.take_calls() == ["open", "open", "open", "remove stale"]
+            assert disk.files == {}
+
+    logged(story)
+
+
+def test_what_is_not_needed_is_removed_once() -> None:
+    async def story(world: World, disk: LoggedDisk) -> None:
+        disk.files = {"stale": b"", CONF: b""}
+        async with world.life() as kept:
+            kept.keep_for([POD])
+            await asyncio.sleep(1)
+            assert disk.take_calls() == ["open", "remove stale"]
+            kept.keep_for([POD])
+            await asyncio.sleep(1)
+            assert disk.take_calls() == []
+            kept.keep_for([])
+            await asyncio.sleep(1)
+            assert disk.take_calls() == [f"remove {CONF}"]
+            kept.keep_for([])
+            await asyncio.sleep(1)
+            assert disk.take_calls() == []
+
+    logged(story)
+
+
+def test_an_answer_after_the_pod_was_removed_is_removed_at_the_next_call() -> None:
+    async def story(world: World, disk: LoggedDisk) -> None:
+        async with world.life() as kept:
+            kept.keep_for([])
+            await asyncio.sleep(1)
+            await kept.get(ConfigMap, "settings", "default")
+            await asyncio.sleep(1)
+            assert list(disk.files) == [CONF]
+            kept.keep_for([])
+            await asyncio.sleep(1)
+            assert disk.files == {}
+
+    logged(story)
+
+
+def test_a_write_that_is_replaced_while_it_waits_is_not_made() -> None:
+    async def story(world: World, disk: LoggedDisk) -> None:
+        async with world.life() as kept:
+            await kept.get(ConfigMap, "settings", "default")
+            world.api.remove(ConfigMap, "settings", "default")
+            with pytest.raises(NotFound):
+                await kept.get(ConfigMap, "settings", "default")
+            await asyncio.sleep(1)
+            assert disk.take_calls() == ["open", f"read {CONF}", f"remove {CONF}"]
+            with pytest.raises(NotFound):
+                await kept.get(ConfigMap, "settings", "default")
+            await asyncio.sleep(1)
+            assert disk.take_calls() == []  # there is nothing to remove
+
+    logged(story)
+
+
+def test_a_changed_pod_needs_other_objects() -> None:
+    async def story(world: World, disk: LoggedDisk) -> None:
+        async with world.life() as kept:
+            await kept.get(ConfigMap, "settings", "default")
+            kept.keep_for([POD])
+            await asyncio.sleep(1)
+            kept.keep_for([Pod(metadata=POD.metadata, spec=PodSpec(containers=POD.spec.containers))])
+            await asyncio.sleep(1)
+            assert disk.files == {}
+
+    logged(story)

@@ -6,6 +6,7 @@ import os
 import pytest
 
 from podkeeper.engine.notebook import Notebook
+from podkeeper.model.errors import Problem
 from podkeeper.model.k8s.core import Pod
 from podkeeper.rules.static import FromFile
 from podkeeper.sources.contents import Contents, Reader
@@ -36,6 +37,27 @@ def test_what_is_recalled_equals_what_the_source_made_of_the_manifest(place: str
     recalled = notes(journal).recall()
     assert list(recalled) == [place]
     assert [(item.key, item.value) for item in recalled[place]] == [(item.key, item.value) for item in items]
+
+
+def test_a_problem_with_a_recalled_object_names_its_file_and_the_first_line() -> None:
+    journal = FakeJournal()
+    notes(journal).keep({PLACE: read(ALL).items})
+    problems = [item.problem("cannot be used", "metadata.name") for item in notes(journal).recall()[PLACE]]
+    assert problems == [Problem("cannot be used", "metadata.name", PLACE, 1)] * 3
+
+
+def test_places_are_recalled_in_their_order_and_each_change_is_synced() -> None:
+    async def scenario() -> None:
+        journal = FakeJournal()
+        kept = notes(journal)
+        running = asyncio.ensure_future(kept.run())
+        kept.keep({place: read(pod_text(place[-1]), place).items for place in ("/c", "/a", "/b")})
+        await asyncio.sleep(1)
+        assert list(notes(journal).recall()) == ["/a", "/b", "/c"]
+        running.cancel()
+        await asyncio.wait([running])
+
+    simulate(scenario())
 
 
 def test_pods_of_one_place_are_recalled_in_the_order_in_which_they_were_written() -> None:

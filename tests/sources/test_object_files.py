@@ -1,5 +1,6 @@
 """A directory of files that only the agent can read: modes, crashes, and directories that are not ours."""
 
+import hashlib
 import os
 import stat
 from pathlib import Path
@@ -95,3 +96,62 @@ def test_what_somebody_else_put_there_is_not_ours(tmp_path: Path) -> None:
     (tmp_path / "objects" / "README").write_text("by hand")
     assert ObjectFiles(tmp_path / "objects").open() == {A}
     assert {"README", "lost+found"} <= set(os.listdir(tmp_path / "objects"))
+
+
+def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
+    before = os.listdir("/proc/self/fd")
+    files = opened(tmp_path / "objects")
+    files.write("a", b"x")
+    (tmp_path / "objects" / "b.new").mkdir()
+    with pytest.raises(OSError):
+        files.write("b", b"x")
+    assert [files.read(name) for name in ("a", "c")] == [b"x", None]
+    files.remove("a")
+    files.remove("a")
+    assert os.listdir("/proc/self/fd") == before
+
+
+def test_a_link_in_the_place_of_a_file_is_not_followed(tmp_path: Path) -> None:
+    files = opened(tmp_path / "objects")
+    (tmp_path / "precious").write_bytes(b"kept")
+    for name in ("a", "a.new"):
+        (tmp_path / "objects" / name).symlink_to(tmp_path / "precious")
+    with pytest.raises(OSError):
+        files.read("a")
+    with pytest.raises(OSError):
+        files.write("a", b"new")
+    assert (tmp_path / "precious").read_bytes() == b"kept"
+
+
+def test_a_failed_write_leaves_no_half_and_a_longer_half_is_replaced(tmp_path: Path) -> None:
+    files = opened(tmp_path / "objects")
+    (tmp_path / "objects" / "a").mkdir()  # a file cannot take its place
+    with pytest.raises(OSError):
+        files.write("a", b"new")
+    assert os.listdir(tmp_path / "objects") == ["a"]
+    (tmp_path / "objects" / "b.new").write_bytes(b"longer than the new one")
+    files.write("b", b"new")
+    assert files.read("b") == b"new"
+
+
+def test_missing_directories_are_made_and_names_are_fixed(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        assert ObjectFiles(tmp_path / "x" / "y" / "objects").open() == frozenset()
+    finally:
+        os.umask(before)
+    assert (mode(tmp_path / "x" / "y"), mode(tmp_path / "x" / "y" / "objects")) == (0o700, 0o700)
+    assert ObjectFiles.name_of("a") == hashlib.blake2b(b"a", digest_size=24).hexdigest()
+    with pytest.raises(FileNotFoundError):
+        ObjectFiles(tmp_path / "missing").read("a")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give a directory away")
+def test_a_directory_of_another_user_leaves_no_descriptor(tmp_path: Path) -> None:
+    (tmp_path / "objects").mkdir()
+    os.chown(tmp_path / "objects", 65534, 65534)
+    before = os.listdir("/proc/self/fd")
+    for work in (lambda: ObjectFiles(tmp_path / "objects").read("a"), ObjectFiles(tmp_path / "objects").open):
+        with pytest.raises(PermissionError, match="belongs to user 65534"):
+            work()
+    assert os.listdir("/proc/self/fd") == before

@@ -1,8 +1,11 @@
 """Files that change all at once: the layout, what is kept, and what a reader sees meanwhile."""
 
 import os
+import re
+import shutil
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -10,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from podkeeper.model.errors import TryLater
-from podkeeper.volumes.atomic_writer import AtomicWriter, Files, ProjectedFile
+from podkeeper.volumes.atomic_writer import AtomicWriter, Files, ProjectedFile, current_version
 from podkeeper.volumes.kernel import mount_tmpfs
 from podkeeper.volumes.tree import open_directory, opened
 from tests.volumes.volume_house import content, house, is_gone, mode_of, needs_mounts, needs_root
@@ -194,3 +197,183 @@ def whole(directory: Path) -> dict[str, str] | None:
 
 def projected(texts: Mapping[str, str]) -> Files:
     return {path: ProjectedFile(text.encode(), 0o644) for path, text in texts.items()}
+
+
+# Limits, names and foreign files.
+
+FILE = ProjectedFile(b"text", 0o644)
+LONGEST_PATH = "/".join(["a" * 255] * 15 + ["b" * 127, "c" * 128])
+
+RIGHT_PATHS = {
+    "a name of 255 bytes": ("a" * 255, "a" * 255),
+    "a name of 255 bytes that are fewer characters": ("é" * 127 + "a", "é" * 127 + "a"),
+    "dots inside a name": ("a..b", "a..b"),
+    "a hidden name": (".a", ".a"),
+    "two dots at the start of a later name": ("a/..b", "a/..b"),
+    "slashes and dots too many": ("./a//b/./c", "a/b/c"),
+}
+
+
+@pytest.mark.parametrize(("path", "shown"), RIGHT_PATHS.values(), ids=RIGHT_PATHS.keys())
+def test_a_path_that_stays_inside_is_written(path: str, shown: str, tmp_path: Path) -> None:
+    AtomicWriter(str(tmp_path)).write({path: FILE})
+    assert content(str(tmp_path)) == {shown: "text"}
+
+
+def test_a_path_of_4096_bytes_is_written(tmp_path: Path) -> None:
+    assert len(LONGEST_PATH) == 4096
+    writer = AtomicWriter(str(tmp_path))
+    assert [writer.write({LONGEST_PATH: FILE}) for _ in range(2)] == [True, False]
+    with opened(open_directory(str(tmp_path))) as top:
+        version = current_version(top) or ""
+    with opened(open_directory(str(tmp_path), version, *LONGEST_PATH.split("/")[:-1])) as last:
+        assert os.listdir(last) == ["c" * 128]
+    with pytest.raises(TryLater, match="less than or equal to 4096 characters"):
+        writer.write({LONGEST_PATH + "c": FILE})
+
+
+MORE_WRONG_PATHS = {
+    "é" * 128: "invalid path: filenames must be less than or equal to 255 characters",
+    "a/" + "b" * 256: "invalid path: filenames must be less than or equal to 255 characters",
+    "a/..": "invalid path: must not contain '..': a/..",
+    "...": "invalid path: must not start with '..': ...",
+    "a\0b": "invalid path: must name a file: 'a\\x00b'",
+    "./.": "invalid path: must name a file: './.'",
+    "/": "invalid path: must be relative path: /",
+}
+
+
+@pytest.mark.parametrize("path", MORE_WRONG_PATHS, ids=repr)
+def test_a_wrong_path_is_refused_before_anything_changes(path: str, tmp_path: Path) -> None:
+    writer = AtomicWriter(str(tmp_path))
+    writer.write(files(a="1"))
+    with pytest.raises(TryLater) as raised:
+        writer.write({"a": ProjectedFile(b"2", 0o644), path: FILE})
+    assert str(raised.value) == MORE_WRONG_PATHS[path]
+    assert content(str(tmp_path)) == {"a": "1"}
+
+
+def test_a_version_is_named_by_its_time(tmp_path: Path) -> None:
+    AtomicWriter(str(tmp_path)).write(files(a="1"))
+    name = os.readlink(tmp_path / "..data")
+    assert re.fullmatch(r"\.\.\d{4}_\d\d_\d\d_\d\d_\d\d_\d\d\.\d+", name)
+    made = datetime.strptime(name.rpartition(".")[0], "..%Y_%m_%d_%H_%M_%S").replace(tzinfo=UTC)
+    assert abs(datetime.now(UTC) - made) < timedelta(minutes=5)
+
+
+TAMPERED: dict[str, Callable[[Path], object]] = {
+    "other text of the same length": lambda version: (version / "a").write_text("X"),
+    "longer text": lambda version: (version / "a").write_text("12"),
+    "shorter text": lambda version: (version / "a").write_text(""),
+    "a missing file": lambda version: (version / "a").unlink(),
+    "an additional file": lambda version: (version / "more").write_text(""),
+    "an additional file in a directory": lambda version: (version / "d" / "more").write_text(""),
+    "a link to the same text": lambda version: replace_by_link(version / "a"),
+    "a link to the same directory": lambda version: replace_by_link(version / "d"),
+    "a pipe": lambda version: replace_by_pipe(version / "empty"),
+    "no version": shutil.rmtree,
+}
+
+
+def replace_by_link(path: Path) -> None:
+    aside = path.parent.parent / "aside"
+    path.rename(aside)
+    path.symlink_to(aside)
+
+
+def replace_by_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize("tamper", TAMPERED.values(), ids=TAMPERED.keys())
+def test_a_version_that_was_changed_is_written_again(tamper: Callable[[Path], object], tmp_path: Path) -> None:
+    writer, wanted = AtomicWriter(str(tmp_path)), files(a="1", d__b="2", empty="")
+    writer.write(wanted)
+    before = os.readlink(tmp_path / "..data")
+    tamper(tmp_path / before)
+    assert writer.write(wanted)
+    assert os.readlink(tmp_path / "..data") != before
+    shown = {name: text for name, text in content(str(tmp_path)).items() if not name.startswith("aside")}
+    assert shown == {"a": "1", "d/b": "2", "empty": ""}
+    assert not writer.write(wanted)
+
+
+def test_foreign_names_in_the_directory_are_kept(tmp_path: Path) -> None:
+    writer = AtomicWriter(str(tmp_path))
+    (tmp_path / "own").write_text("kept")
+    (tmp_path / "link").symlink_to("own")
+    (tmp_path / "wanted").write_text("kept")
+    (tmp_path / "other").symlink_to("..data/a")
+    writer.write(files(a="1", b="2", wanted="3"))
+    writer.write(files(b="2"))
+    version = os.readlink(tmp_path / "..data")
+    assert sorted(os.listdir(tmp_path)) == sorted(["..data", version, "b", "link", "other", "own", "wanted"])
+    assert [(tmp_path / name).read_text() for name in ("own", "link", "wanted", "b")] == ["kept", "kept", "kept", "2"]
+
+
+CURRENT = {
+    "nothing": (None, None),
+    "a version": ("..2026_01_01_00_00_00.7", "..2026_01_01_00_00_00.7"),
+    "the directory above": ("..", None),
+    "a path": ("../precious", None),
+    "a path that begins like a version": ("..2026/x", None),
+    "a name without dots": ("data", None),
+    "an absolute path": ("/etc", None),
+}
+
+
+@pytest.mark.parametrize(("target", "expected"), CURRENT.values(), ids=CURRENT.keys())
+def test_only_a_link_to_a_version_is_one(target: str | None, expected: str | None, tmp_path: Path) -> None:
+    if target is not None:
+        (tmp_path / "..data").symlink_to(target)
+    with opened(open_directory(str(tmp_path))) as top:
+        assert current_version(top) == expected
+        AtomicWriter(str(tmp_path)).write(files(a="1"))
+        assert current_version(top) == os.readlink(tmp_path / "..data") != target
+    assert content(str(tmp_path)) == {"a": "1"}
+
+
+def test_something_else_in_the_place_of_the_link_is_no_version(tmp_path: Path) -> None:
+    (tmp_path / "..data").write_text("")
+    with opened(open_directory(str(tmp_path))) as top:
+        assert current_version(top) is None
+
+
+@needs_root
+@pytest.mark.parametrize(
+    ("group", "owner", "expected"),
+    [
+        (None, None, (0, 0, 0o600, 0o755)),
+        (None, 1234, (1234, 0, 0o600, 0o755)),
+        (4711, None, (0, 4711, 0o640, 0o2755)),
+    ],
+    ids=["neither", "an owner", "a group"],
+)
+def test_owner_and_group_are_set_each_by_itself(
+    group: int | None, owner: int | None, expected: tuple[int, int, int, int], tmp_path: Path
+) -> None:
+    AtomicWriter(str(tmp_path), group).write({"d/x": ProjectedFile(b"", 0o600, owner)})
+    file, directory = (tmp_path / "d" / "x").stat(), (tmp_path / "d").stat()
+    assert (file.st_uid, file.st_gid, file.st_mode & 0o7777, directory.st_mode & 0o7777) == expected
+    assert (directory.st_uid, directory.st_gid) == (0, group or 0)
+
+
+@needs_root
+def test_setuid_survives_a_change_of_owner(tmp_path: Path) -> None:
+    AtomicWriter(str(tmp_path), 4711).write({"x": ProjectedFile(b"", 0o4711, 1234)})
+    assert (tmp_path / "x").stat().st_mode & 0o7777 == 0o4751
+
+
+def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
+    writer = AtomicWriter(str(tmp_path))
+    before = os.listdir("/proc/self/fd")
+    writer.write(files(a="1", d__e__b="2"))
+    writer.write(files(a="1", d__e__b="2"))
+    writer.write(files(a="1", d__e__b="3"))
+    (tmp_path / "d" / "e" / "b").unlink()
+    os.mkfifo(tmp_path / "d" / "e" / "b")
+    writer.write(files(a="1", d__e__b="3"))
+    with pytest.raises(OSError):
+        writer.write(files(a="1", a__b="2"))
+    assert os.listdir("/proc/self/fd") == before

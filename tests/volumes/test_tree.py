@@ -1,18 +1,32 @@
 """Removing and measuring trees that somebody hostile has filled."""
 
+import errno
 import os
 import resource
+import stat
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 from podkeeper.model.errors import TryLater
 from podkeeper.volumes.kernel import file_system_of, mount_tmpfs, mounts_below, unmount
-from podkeeper.volumes.tree import DEEPEST, disk_usage, make_directory, open_directory, opened, remove_tree
+from podkeeper.volumes.tree import (
+    DEEPEST,
+    chmod_held,
+    disk_usage,
+    make_child,
+    make_directory,
+    open_anything,
+    open_child,
+    open_directory,
+    opened,
+    remove_tree,
+)
 from tests.volumes.bind import bind
-from tests.volumes.volume_house import house, is_gone, needs_mounts
+from tests.volumes.volume_house import as_nobody, house, is_gone, needs_mounts, needs_root
 
 
 def test_a_tree_goes_with_all_that_is_in_it(tmp_path: Path) -> None:
@@ -180,3 +194,184 @@ def test_usage_stops_at_a_mount() -> None:
             mount_tmpfs(directory, "size=1m")
         (root / "mount" / "file").write_bytes(b"x" * 500_000)
         assert disk_usage(str(root), stop_above=1 << 40) < 100_000
+
+
+# Descriptors, modes and exact numbers.
+
+
+@contextmanager
+def no_descriptor_is_left() -> Iterator[None]:
+    before = os.listdir("/proc/self/fd")
+    yield
+    assert os.listdir("/proc/self/fd") == before
+
+
+def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
+    (tmp_path / "a" / "b" / "c").mkdir(parents=True)
+    (tmp_path / "a" / "file").write_text("x")
+    os.symlink("a", tmp_path / "link")
+    here = str(tmp_path)
+    with no_descriptor_is_left():
+        with opened(open_directory(here, "a", "b", "c")), opened(make_directory(here, "a", "b", "new")):
+            pass
+        with pytest.raises(NotADirectoryError):
+            open_directory(here, "a", "file")
+        with pytest.raises(OSError):
+            make_directory(here, "link", "new")
+        with opened(open_directory(here)) as top, opened(open_anything(top, "link")) as held:
+            assert stat.S_ISLNK(os.fstat(held).st_mode)
+        disk_usage(here, stop_above=1 << 40)
+        disk_usage(here, stop_above=0)
+        remove_tree(here, "a", "file")
+        remove_tree(here, "a", "never")
+        remove_tree(here, "never", "there")
+        remove_tree(here, "a")
+    assert os.listdir(tmp_path) == ["link"]
+
+
+@needs_mounts
+def test_no_descriptor_is_left_open_when_a_mount_stops_the_removal() -> None:
+    with house() as root:
+        (root / "victim" / "mount").mkdir(parents=True)
+        with opened(open_directory(str(root / "victim" / "mount"))) as directory:
+            mount_tmpfs(directory, "size=1m")
+        with no_descriptor_is_left(), pytest.raises(TryLater):
+            remove_tree(str(root), "victim")
+        unmount(str(root / "victim" / "mount"))
+
+
+def test_only_what_the_last_name_names_is_removed(tmp_path: Path) -> None:
+    for name in ("a/b/c", "a/x", "y"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "file").write_text("x")
+    os.mkfifo(tmp_path / "pipe")
+    remove_tree(str(tmp_path), "a", "b")
+    remove_tree(str(tmp_path), "file")
+    remove_tree(str(tmp_path), "pipe")
+    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")) == ["a", "a/x", "y"]
+    with pytest.raises(FileNotFoundError):
+        open_directory(str(tmp_path), "a", "b")
+
+
+@pytest.mark.parametrize("umask", [0, 0o077])
+def test_a_new_directory_has_the_mode_asked_for_and_an_old_one_keeps_its_own(tmp_path: Path, umask: int) -> None:
+    (tmp_path / "old").mkdir(mode=0o701)
+    (tmp_path / "old").chmod(0o701)
+    before = os.umask(umask)
+    try:
+        os.close(make_directory(str(tmp_path), "old", "usual"))
+        os.close(make_directory(str(tmp_path), "old", "open", "deep", mode=0o777))
+    finally:
+        os.umask(before)
+    modes = {str(path.relative_to(tmp_path)): path.stat().st_mode & 0o7777 for path in tmp_path.rglob("*")}
+    assert modes == {"old": 0o701, "old/usual": 0o750, "old/open": 0o777, "old/open/deep": 0o777}
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/etc", "a\0b"])
+def test_every_way_to_open_a_name_refuses_one_that_leads_elsewhere(name: str, tmp_path: Path) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    with opened(open_directory(str(tmp_path / "a"))) as directory:
+        for way in (open_child, open_anything, lambda at, name: make_child(at, name, 0o700)):
+            with pytest.raises(OSError) as raised:
+                way(directory, name)
+            assert (raised.value.errno, raised.value.filename) == (errno.EINVAL, name)
+
+
+def blocks_below(directory: Path) -> int:
+    return sum(os.lstat(path).st_blocks * 512 for path in directory.rglob("*"))
+
+
+def test_usage_is_the_sum_of_all_blocks_below(tmp_path: Path) -> None:
+    for number in range(4):
+        (tmp_path / f"d{number}" / "deep").mkdir(parents=True)
+        (tmp_path / f"d{number}" / "deep" / "own").write_bytes(b"x" * 5000)
+    expected = blocks_below(tmp_path)
+    assert disk_usage(str(tmp_path), stop_above=1 << 40) == expected
+    shared = tmp_path / "d0" / "shared"
+    shared.write_bytes(b"x" * 9000)
+    expected += os.lstat(shared).st_blocks * 512
+    for number in range(1, 4):
+        os.link(shared, tmp_path / f"d{number}" / "shared")
+    os.link(tmp_path / "d3" / "deep" / "own", tmp_path / "d3" / "twin")  # a file with just two names
+    assert disk_usage(str(tmp_path), stop_above=1 << 40) == expected
+
+
+def test_usage_is_counted_until_it_exceeds_the_limit(tmp_path: Path) -> None:
+    for number in range(4):
+        (tmp_path / f"f{number}").write_bytes(b"x" * 4096)
+    one = os.lstat(tmp_path / "f0").st_blocks * 512
+    limits = [0, one - 1, one, 2 * one - 1, 2 * one, 3 * one, 4 * one, 5 * one]
+    assert [disk_usage(str(tmp_path), stop_above=limit) // one for limit in limits] == [1, 1, 2, 2, 3, 4, 4, 4]
+
+
+def test_usage_is_counted_down_to_a_depth(tmp_path: Path) -> None:
+    with opened(open_directory(str(tmp_path))) as top:
+        descriptor, expected = os.dup(top), 0
+        for depth in range(260):
+            os.mkdir("d", dir_fd=descriptor)
+            with opened(descriptor):
+                with open(os.open("f", os.O_WRONLY | os.O_CREAT, dir_fd=descriptor), "wb") as file:
+                    file.write(b"x" * 4096)
+                if depth <= 256:
+                    expected += sum(os.lstat(name, dir_fd=descriptor).st_blocks * 512 for name in ("d", "f"))
+                descriptor = os.open("d", os.O_RDONLY, dir_fd=descriptor)
+        os.close(descriptor)
+    assert disk_usage(str(tmp_path), stop_above=1 << 40) == expected
+    remove_tree(str(tmp_path), "d")
+
+
+def test_usage_of_a_directory_that_is_gone_or_a_link_is_an_error(tmp_path: Path) -> None:
+    os.symlink(tmp_path, tmp_path / "link")
+    for name in ("gone", "link"):
+        with pytest.raises(OSError):
+            disk_usage(str(tmp_path / name), stop_above=1)
+
+
+def test_a_file_that_is_held_can_get_another_mode(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with opened(open_directory(str(tmp_path))) as top, opened(open_anything(top, "file")) as held:
+        chmod_held(held, 0o604)
+    assert (tmp_path / "file").stat().st_mode & 0o7777 == 0o604
+
+
+@needs_root
+def test_an_ordinary_user_removes_its_directories_whatever_their_modes() -> None:
+    def work() -> list[str]:
+        with house() as root:
+            for mode in (0, 0o100, 0o200, 0o300, 0o400, 0o500, 0o600, 0o700):
+                directory = root / "victim" / f"m{mode:o}"
+                (directory / "inside").mkdir(parents=True)
+                (directory / "file").write_text("x")
+                directory.chmod(mode)
+            remove_tree(str(root), "victim")
+            return os.listdir(root)
+
+    assert as_nobody(work) == []
+
+
+@needs_root
+def test_what_an_ordinary_user_may_not_remove_is_an_error() -> None:
+    with house() as root:
+        root.chmod(0o755)
+        (root / "victim" / "locked").mkdir(parents=True)
+        (root / "victim" / "locked" / "file").write_text("x")
+        (root / "victim" / "locked").chmod(0o700)
+
+        def work() -> str:
+            try:
+                remove_tree(str(root), "victim")
+            except PermissionError:
+                return "refused"
+            return "removed"
+
+        assert as_nobody(work) == "refused"
+        assert (root / "victim" / "locked" / "file").read_text() == "x"
+        assert (root / "victim" / "locked").stat().st_mode & 0o7777 == 0o700
+
+
+def test_a_deep_tree_is_not_moved_out_of_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / Path("victim", *["d"] * (DEEPEST + 3))).mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    remove_tree(str(tmp_path), "victim")
+    assert (os.listdir(tmp_path), os.listdir(tmp_path / "elsewhere")) == (["elsewhere"], [])

@@ -1,7 +1,7 @@
 """Records from what CRI tells: pods that the reference kubelet started, and one law or case for each part."""
 
 import json
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +10,30 @@ import yaml
 from google.protobuf.json_format import ParseDict
 
 from podkeeper.model.k8s.core import Pod
-from podkeeper.model.runtime import ActualResources, ContainerState, LinuxUser, NetworkMode, PodRecord
+from podkeeper.model.runtime import (
+    ActualResources,
+    ContainerRecord,
+    ContainerState,
+    ImageRecord,
+    LinuxUser,
+    NetworkMode,
+    PodRecord,
+    SandboxRecord,
+)
 from podkeeper.model.runtime_calls import SandboxConfig
 from podkeeper.runtimes.cri.making import kept_config, with_kept_places
 from podkeeper.runtimes.cri.records import (
     container_record,
+    containers_by_age,
     image_record,
+    listed_container,
     listed_pods,
     listed_sandbox,
+    listed_state,
     may_ask_log,
     pod_record,
     sandbox_record,
+    sandboxes_by_age,
     termination_log_of,
 )
 from podkeeper.runtimes.cri.schema import cri
@@ -295,3 +308,241 @@ def test_whether_the_log_will_do(policy: str, code: int, reason: str, expected: 
     annotations = {"io.kubernetes.container.terminationMessagePolicy": policy}
     status = cri.ContainerStatus(id="x", annotations=annotations, exit_code=code, reason=reason)
     assert may_ask_log(status) is expected
+
+
+# Whole records.
+
+SECOND = 10**9
+LABELS = {
+    "io.kubernetes.pod.uid": "u",
+    "io.kubernetes.pod.name": "web",
+    "io.kubernetes.pod.namespace": "shop",
+    "io.kubernetes.container.name": "app",
+}
+ANNOTATIONS = {"io.kubernetes.container.hash": "h1", "io.kubernetes.container.restartCount": "4"}
+IMAGE: Any = {
+    "image": cri.ImageSpec(image="nginx:1"),
+    "image_ref": "nginx@sha256:1",
+    "image_id": "sha256:2",
+    "labels": LABELS,
+    "annotations": ANNOTATIONS,
+    "metadata": cri.ContainerMetadata(name="other", attempt=9),
+}
+SEEN: Any = {
+    "name": "app",
+    "image": "nginx:1",
+    "image_id": "sha256:2",
+    "image_ref": "nginx@sha256:1",
+    "spec_hash": "h1",
+    "sandbox_id": "box",
+    "restart_count": 4,
+}
+
+
+def at(seconds: float) -> datetime:
+    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=seconds)
+
+
+STATES = {
+    cri.CONTAINER_CREATED: ContainerState.CREATED,
+    cri.CONTAINER_RUNNING: ContainerState.RUNNING,
+    cri.CONTAINER_EXITED: ContainerState.EXITED,
+    cri.CONTAINER_UNKNOWN: ContainerState.UNKNOWN,
+}
+
+
+def test_a_listed_pod_is_told_whole() -> None:
+    boxes = [
+        cri.PodSandbox(
+            id=name,
+            state=state,
+            created_at=3 * SECOND + 1999,
+            labels=LABELS,
+            metadata=cri.PodSandboxMetadata(attempt=attempt),
+        )
+        for name, state, attempt in (("old", cri.SANDBOX_NOTREADY, 1), ("new", cri.SANDBOX_READY, 2))
+    ]
+    containers = [
+        cri.Container(id=f"c{state}", pod_sandbox_id="box", state=state, created_at=5 * SECOND, **IMAGE)
+        for state in STATES
+    ]
+    assert listed_pods(boxes, containers) == (
+        PodRecord(
+            uid="u",
+            name="web",
+            namespace="shop",
+            sandboxes=(
+                SandboxRecord(id="new", ready=True, attempt=2, created_at=at(3.000001)),
+                SandboxRecord(id="old", ready=False, attempt=1, created_at=at(3.000001)),
+            ),
+            containers=tuple(
+                ContainerRecord(id=f"c{number}", state=state, created_at=at(5), **SEEN)
+                for number, state in STATES.items()
+            ),
+        ),
+    )
+    assert [listed_state(each) for each in containers] == list(STATES.values())
+
+
+def test_pods_are_kept_apart_and_in_the_order_of_their_age() -> None:
+    boxes = [box("a", uid="first", created=1), box("b", uid="second", created=2)]
+    others = [
+        cri.Container(id=f"of {uid}", labels={"io.kubernetes.pod.uid": uid}) for uid in ("first", "third", "second")
+    ]
+    found = listed_pods(boxes, others)
+    assert [(pod.uid, [it.id for it in pod.sandboxes], [it.id for it in pod.containers]) for pod in found] == [
+        ("second", ["b"], ["of second"]),
+        ("first", ["a"], ["of first"]),
+        ("third", [], ["of third"]),
+    ]
+
+
+def test_things_of_one_age_are_in_the_order_of_their_ids() -> None:
+    assert [each.id for each in sandboxes_by_age([box("c"), box("a"), box("b", 1)])] == ["b", "a", "c"]
+    assert [each.id for each in containers_by_age([cri.Container(id="b"), cri.Container(id="a")])] == ["a", "b"]
+
+
+def test_what_labels_and_annotations_do_not_tell_is_taken_from_elsewhere() -> None:
+    bare = cri.Container(
+        id="c", image_ref="ref", metadata=cri.ContainerMetadata(name="app"), annotations={HASH_OF_NONE: "x"}
+    )
+    assert listed_container(bare) == ContainerRecord(
+        id="c", name="app", state=ContainerState.CREATED, image_id="ref", image_ref="ref", created_at=at(0)
+    )
+    status = cri.ContainerStatus(id="c", image_ref="ref", metadata=cri.ContainerMetadata(name="app"))
+    assert container_record(status, "box") == ContainerRecord(
+        id="c",
+        name="app",
+        state=ContainerState.CREATED,
+        image_id="ref",
+        image_ref="ref",
+        sandbox_id="box",
+        created_at=at(0),
+    )
+
+
+HASH_OF_NONE = "io.kubernetes.container.other"
+
+
+@pytest.mark.parametrize("text, expected", [("0", 0), ("12", 12), ("", 0), ("many", 0), ("1.5", 0)])
+def test_a_restart_count_that_is_no_number_is_zero(text: str, expected: int) -> None:
+    annotations = {"io.kubernetes.container.restartCount": text}
+    assert listed_container(cri.Container(id="c", annotations=annotations)).restart_count == expected
+    assert container_record(cri.ContainerStatus(id="c", annotations=annotations), "b").restart_count == expected
+
+
+@pytest.mark.parametrize("number", STATES)
+def test_a_container_is_told_whole(number: Any) -> None:
+    status = cri.ContainerStatus(
+        id="c",
+        state=number,
+        created_at=1 * SECOND,
+        started_at=2 * SECOND,
+        finished_at=3 * SECOND,
+        exit_code=7,
+        reason="Error",
+        message="why",
+        resources=cri.ContainerResources(linux=cri.LinuxContainerResources(memory_limit_in_bytes=5)),
+        user=cri.ContainerUser(linux=cri.LinuxContainerUser(uid=1, gid=2)),
+        **IMAGE,
+    )
+    state = STATES[number]
+    ended: Any = {"finished_at": at(3), "exit_code": 7, "reason": "Error", "message": "why: words"}
+    assert container_record(status, "box", "words") == ContainerRecord(
+        id="c",
+        state=state,
+        created_at=at(1),
+        started_at=None if state is ContainerState.CREATED else at(2),
+        resources=ActualResources(memory_limit_bytes=5),
+        user=LinuxUser(uid=1, gid=2),
+        **SEEN,
+        **(ended if state is ContainerState.EXITED else {}),
+    )
+
+
+def namespaces(network: Any) -> cri.LinuxPodSandboxStatus:
+    return cri.LinuxPodSandboxStatus(namespaces=cri.Namespace(options=cri.NamespaceOption(network=network)))
+
+
+@pytest.mark.parametrize(
+    "network, mode", [(cri.POD, NetworkMode.POD), (cri.NODE, NetworkMode.NODE), (cri.CONTAINER, NetworkMode.POD)]
+)
+def test_a_sandbox_is_told_whole(network: Any, mode: NetworkMode) -> None:
+    status = cri.PodSandboxStatus(
+        id="b",
+        state=cri.SANDBOX_READY,
+        created_at=1 * SECOND,
+        metadata=cri.PodSandboxMetadata(attempt=3),
+        network=cri.PodSandboxNetworkStatus(ip="192.0.2.1", additional_ips=[cri.PodIP(ip="2001:db8::1")]),
+        linux=namespaces(network),
+    )
+    assert sandbox_record(status) == SandboxRecord(
+        id="b",
+        ready=True,
+        attempt=3,
+        network=mode,
+        ip="192.0.2.1",
+        additional_ips=("2001:db8::1",),
+        created_at=at(1),
+    )
+    assert sandbox_record(cri.PodSandboxStatus(id="b", state=cri.SANDBOX_NOTREADY)) == SandboxRecord(
+        id="b", ready=False, created_at=at(0)
+    )
+
+
+def test_a_pod_is_told_whole() -> None:
+    ready = SandboxRecord(id="b", ready=True, ip="192.0.2.1", additional_ips=("", "2001:db8::1"))
+    made = ContainerRecord(id="c", name="app", state=ContainerState.RUNNING)
+    expected = PodRecord(
+        uid="u",
+        name="web",
+        namespace="shop",
+        ips=("192.0.2.1", "2001:db8::1"),
+        sandboxes=(ready,),
+        containers=(made,),
+    )
+    assert pod_record("u", LABELS, iter([ready]), iter([made])) == expected
+    assert pod_record("u", {}, [], []) == PodRecord(uid="u", name="", namespace="")
+
+
+EXACT_RESOURCES = {
+    "a share below the least": ({"cpu_shares": 1}, None),
+    "shares are rounded up": ({"cpu_shares": 3}, ActualResources(cpu_request_milli=3)),
+    "a quota without a period": ({"cpu_quota": 5000}, None),
+    "a quota of nothing": ({"cpu_quota": 0, "cpu_period": 100}, None),
+    "a quota of little": ({"cpu_quota": 1, "cpu_period": 1000}, ActualResources(cpu_limit_milli=1)),
+    "a quota is rounded down": ({"cpu_quota": 1999, "cpu_period": 1000000}, ActualResources(cpu_limit_milli=1)),
+    "memory without a limit": ({"memory_limit_in_bytes": -1}, None),
+    "a byte of memory": ({"memory_limit_in_bytes": 1}, ActualResources(memory_limit_bytes=1)),
+    "all of them": (
+        {"cpu_quota": 150000, "cpu_period": 100000, "cpu_shares": 512, "memory_limit_in_bytes": 2**30},
+        ActualResources(cpu_limit_milli=1500, cpu_request_milli=500, memory_limit_bytes=2**30)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("told, expected", EXACT_RESOURCES.values(), ids=EXACT_RESOURCES.keys())
+def test_resources_are_exact(told: dict[str, Any], expected: ActualResources | None) -> None:
+    linux = cri.LinuxContainerResources(**told)
+    status = cri.ContainerStatus(id="x", resources=cri.ContainerResources(linux=linux))
+    assert container_record(status, "box").resources == expected
+
+
+def test_an_image_is_told_whole() -> None:
+    image = cri.Image(id="i", repo_tags=["a:1", "b:2"], repo_digests=["a@sha256:1"], size=5, username="me", pinned=True)
+    assert image_record(image) == ImageRecord(
+        id="i", tags=("a:1", "b:2"), digests=("a@sha256:1",), size_bytes=5, user="me", pinned=True
+    )
+    assert image_record(cri.Image(id="i", uid=cri.Int64Value(value=7), username="me")).user == "7"
+
+
+def test_the_right_one_of_many_mounts_is_for_last_words() -> None:
+    mounts = [
+        cri.Mount(container_path="/data", host_path="/x"),
+        *MOUNTS,
+        cri.Mount(container_path="/dev/termination-log", host_path="/later"),
+    ]
+    annotations = {"io.kubernetes.container.terminationMessagePath": "/dev/termination-log"}
+    status = cri.ContainerStatus(id="x", annotations=annotations, mounts=mounts)
+    assert termination_log_of(status) == "/pods/u/containers/c/1"
+    assert termination_log_of(cri.ContainerStatus(id="x", mounts=[cri.Mount(container_path="/", host_path="/x")])) == ""
+    assert not may_ask_log(cri.ContainerStatus(id="x", exit_code=1))

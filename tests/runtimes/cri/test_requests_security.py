@@ -24,6 +24,120 @@ Profile = cri.SecurityProfile
 RUNTIME_DEFAULT, UNCONFINED, LOCALHOST = Profile.RuntimeDefault, Profile.Unconfined, Profile.Localhost
 
 
+# ---- everything at once ----
+
+FULL_POD = PodSecurityContext(
+    fs_group=3,
+    run_as_group=30,
+    run_as_user=20,
+    se_linux_options=SELinuxOptions(user="u", role="r", type="t", level="l"),
+    supplemental_groups=(5, 4),
+    supplemental_groups_policy="Strict",
+)
+FULL_GROUPS: Any = {"supplemental_groups": [3, 5, 4], "supplemental_groups_policy": cri.Strict}
+STRICT = replace(NODE, supplemental_groups_policy=True)
+OWN_NAMESPACES = cri.NamespaceOption(
+    network=cri.POD, ipc=cri.POD, pid=cri.CONTAINER, userns_options=cri.UserNamespace(mode=cri.NODE)
+)
+MASKED = [
+    "/proc/asound", "/proc/acpi", "/proc/interrupts", "/proc/kcore", "/proc/keys", "/proc/latency_stats",
+    "/proc/timer_list", "/proc/timer_stats", "/proc/sched_debug", "/proc/scsi", "/sys/firmware",
+    "/sys/devices/virtual/powercap",
+]  # fmt: skip
+READ_ONLY = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"]
+
+
+def test_a_sandbox_gets_all_of_the_security_context_of_its_pod() -> None:
+    assert sandboxed(pod(security_context=FULL_POD), STRICT).linux.security_context == cri.LinuxSandboxSecurityContext(
+        namespace_options=OWN_NAMESPACES,
+        selinux_options=cri.SELinuxOption(user="u", role="r", type="t", level="l"),
+        run_as_user=cri.Int64Value(value=20),
+        run_as_group=cri.Int64Value(value=30),
+        seccomp=Profile(profile_type=RUNTIME_DEFAULT),
+        **FULL_GROUPS,
+    )
+
+
+def test_a_sandbox_of_a_pod_without_a_security_context_gets_the_defaults() -> None:
+    assert sandboxed(pod()).linux.security_context == cri.LinuxSandboxSecurityContext(
+        namespace_options=OWN_NAMESPACES,
+        supplemental_groups_policy=cri.Merge,
+        seccomp=Profile(profile_type=RUNTIME_DEFAULT),
+    )
+
+
+def test_a_container_gets_all_of_its_security_context_and_that_of_its_pod() -> None:
+    own = SecurityContext(
+        allow_privilege_escalation=False,
+        app_armor_profile=AppArmorProfile(type="Localhost", localhost_profile="tight"),
+        capabilities=Capabilities(add=("NET_ADMIN", "SYS_TIME"), drop=("ALL",)),
+        privileged=True,
+        read_only_root_filesystem=True,
+        run_as_user=21,
+        seccomp_profile=SeccompProfile(type="RuntimeDefault"),
+    )
+    assert secured(own, FULL_POD, STRICT, image_user="9") == cri.LinuxContainerSecurityContext(
+        capabilities=cri.Capability(add_capabilities=["NET_ADMIN", "SYS_TIME"], drop_capabilities=["ALL"]),
+        privileged=True,
+        namespace_options=OWN_NAMESPACES,
+        selinux_options=cri.SELinuxOption(user="u", role="r", type="t", level="l"),
+        run_as_user=cri.Int64Value(value=21),
+        run_as_group=cri.Int64Value(value=30),
+        readonly_rootfs=True,
+        no_new_privs=True,
+        masked_paths=MASKED,
+        readonly_paths=READ_ONLY,
+        seccomp=Profile(profile_type=RUNTIME_DEFAULT),
+        apparmor=Profile(profile_type=LOCALHOST, localhost_ref="tight"),
+        apparmor_profile="localhost/tight",
+        **FULL_GROUPS,
+    )
+
+
+def test_a_container_without_a_security_context_gets_the_defaults() -> None:
+    assert secured() == cri.LinuxContainerSecurityContext(
+        namespace_options=OWN_NAMESPACES,
+        run_as_user=cri.Int64Value(value=0),
+        supplemental_groups_policy=cri.Merge,
+        masked_paths=MASKED,
+        readonly_paths=READ_ONLY,
+        seccomp=Profile(profile_type=UNCONFINED),
+    )
+
+
+@pytest.mark.parametrize("value", [0, 7])
+def test_user_and_group_zero_are_sent_too(value: int) -> None:
+    shared = PodSecurityContext(run_as_user=value, run_as_group=value, fs_group=value)
+    for found in (secured(None, shared), sandboxed(pod(security_context=shared)).linux.security_context):
+        assert (found.HasField("run_as_user"), found.HasField("run_as_group")) == (True, True)
+        assert (found.run_as_user.value, found.run_as_group.value) == (value, value)
+        assert list(found.supplemental_groups) == [value]
+
+
+@pytest.mark.parametrize("privileged", [None, False, True])
+def test_a_container_is_privileged_only_if_it_says_so(privileged: bool | None) -> None:
+    own = SecurityContext(privileged=privileged, read_only_root_filesystem=privileged)
+    found = secured(own)
+    assert (found.privileged, found.readonly_rootfs) == (bool(privileged), bool(privileged))
+    box = sandboxed(pod(Container(name="web", security_context=own))).linux.security_context
+    assert box.privileged is bool(privileged)
+
+
+def test_only_unmasked_proc_is_unmasked() -> None:
+    found = secured(SecurityContext(proc_mount="Default"))
+    assert (list(found.masked_paths), list(found.readonly_paths)) == (MASKED, READ_ONLY)
+
+
+def test_capabilities_may_be_only_added_or_only_dropped() -> None:
+    for given, expected in (
+        (Capabilities(add=("A",)), cri.Capability(add_capabilities=["A"])),
+        (Capabilities(drop=("B",)), cri.Capability(drop_capabilities=["B"])),
+        (Capabilities(), cri.Capability()),
+    ):
+        found = secured(SecurityContext(capabilities=given))
+        assert (found.HasField("capabilities"), found.capabilities) == (True, expected)
+
+
 # ---- seccomp ----
 
 
@@ -106,6 +220,7 @@ def test_apparmor(
 REFUSED_APPARMOR = {
     "a machine without AppArmor": (apparmor("RuntimeDefault"), False, "AppArmor is not enabled on the host"),
     "a profile without a name": (apparmor("Localhost"), True, "missing localhost apparmor profile name"),
+    "a profile with a blank name": (apparmor("Localhost", " "), True, "missing localhost apparmor profile name"),
     "a kind nobody knows": (apparmor("Sideways"), True, 'unknown apparmor profile type: "Sideways"'),
 }
 
@@ -128,6 +243,9 @@ USERS = {
     "an image's number": ({}, {}, "1000", (1000, "")),
     "an image's number and group": ({}, {}, "1000:2000", (1000, "")),
     "an image's name": ({}, {}, "www-data", (None, "www-data")),
+    "an image's name and group": ({}, {}, "www-data:7", (None, "www-data")),
+    "a group alone": ({}, {}, ":7", (0, "")),
+    "digits of another script are a name": ({}, {}, "\u0661", (None, "\u0661")),
     "the pod's word goes before the image's": ({}, {"run_as_user": 7}, "www-data", (7, "")),
     "the container's word goes before the pod's": ({"run_as_user": 0}, {"run_as_user": 7}, "9", (0, "")),
 }

@@ -279,6 +279,21 @@ def test_a_keeper_that_is_silent_is_told_from_one_that_is_not_there(tmp_path: Pa
     in_scene(tmp_path, act)
 
 
+def test_a_keeper_counts_as_reached_only_when_it_has_answered(tmp_path: Path) -> None:
+    """Who stops a container waits for a link. The end of an attempt must not look like the death of the keeper."""
+
+    async def act(scene: Scene) -> None:
+        scene.take_lock()
+        scene.listen(silent)
+        connecting = asyncio.ensure_future(scene.keeper.connect())
+        await asyncio.sleep(PATIENCE.silent_seconds / 2)
+        assert scene.keeper.link is None
+        with pytest.raises(RuntimeUnavailable):
+            await connecting
+
+    in_scene(tmp_path, act)
+
+
 # ---- insisting -------------------------------------------------------------------------------
 
 

@@ -103,18 +103,21 @@ class Keeper:
             await asyncio.sleep(pause)
             if not self.lives():
                 return False
+            link: Link | None = None
             try:
                 self._greeting = True
-                self.link = Link(self._dial(), self._name, self._heard, self._broke)
-                await self.ping()
+                link = Link(self._dial(), self._name, self._heard, self._broke)
+                await link.ask("state", {}, self._patience.silent_seconds)
+                self.link = link  # only now: who stops a container must not take a busy keeper for one that died
                 return True
             except (OSError, LinkLost) as refused:  # it is not quite there yet, or going
                 error = refused
             except CallTimedOut as silent:
-                self.hang_up()
                 raise RuntimeUnavailable(f"cannot reach the keeper of pod {self._name}: it is silent") from silent
             finally:
                 self._greeting = False
+                if link is not None and self.link is not link:
+                    link.close()
         raise RuntimeUnavailable(f"cannot reach the keeper of pod {self._name}: {error}")
 
     async def ping(self) -> None:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podkeeper.runtimes.cri.streaming.frames import (
+    SETTINGS_INITIAL_WINDOW,
     BadFrame,
     Data,
     Decoder,
@@ -134,3 +135,149 @@ def test_a_header_block_that_breaks_off_is_refused(plain: bytes) -> None:
     block = compressor.compress(struct.pack("!I", 9) + plain) + compressor.flush(zlib.Z_SYNC_FLUSH)
     with pytest.raises(BadHeaders):
         Unsqueezer().unsqueeze(block)
+
+
+# The bytes on the wire: a codec that is wrong in both directions in the same way still reads what it wrote.
+
+WIRE: dict[str, tuple[Frame, str]] = {
+    "data": (Data(0x7FFFFFFF, b"abc"), "7fffffff 00000003 616263"),
+    "the last data of a stream": (Data(1, b"abc", fin=True), "00000001 01000003 616263"),
+    "no data": (Data(5, b""), "00000005 00000000"),
+    "RST_STREAM": (Reset(0x7FFFFFFF, 0xFFFFFFFF), "80030003 00000008 7fffffff ffffffff"),
+    "SETTINGS": (
+        Settings(((SETTINGS_INITIAL_WINDOW, 65536), (0xFFFFFF, 0xFFFFFFFF))),
+        "80030004 00000014 00000002 00000007 00010000 00ffffff ffffffff",
+    ),
+    "SETTINGS without values": (Settings(()), "80030004 00000004 00000000"),
+    "PING": (Ping(0xFFFFFFFF), "80030006 00000004 ffffffff"),
+    "GOAWAY": (GoAway(0x7FFFFFFF, 2), "80030007 00000008 7fffffff 00000002"),
+    "WINDOW_UPDATE": (WindowUpdate(3, 0x7FFFFFFF), "80030009 00000008 00000003 7fffffff"),
+}
+
+
+@pytest.mark.parametrize("frame, wire", WIRE.values(), ids=WIRE.keys())
+def test_frames_have_the_bytes_of_the_specification(frame: Frame, wire: str) -> None:
+    assert Encoder().encode(frame).hex() == wire.replace(" ", "")
+    assert list(Decoder().feed(bytes.fromhex(wire))) == [frame]
+
+
+def header_block(**headers: str) -> bytes:
+    """The first header block of a direction, built without the code under test."""
+    plain = struct.pack("!I", len(headers))
+    for text in (part.encode() for pair in headers.items() for part in pair):
+        plain += struct.pack("!I", len(text)) + text
+    return squeezed(plain)
+
+
+def squeezed(plain: bytes) -> bytes:
+    compressor = zlib.compressobj(zdict=DICTIONARY)
+    return compressor.compress(plain) + compressor.flush(zlib.Z_SYNC_FLUSH)
+
+
+WITH_HEADERS = {
+    "SYN_STREAM": (SynStream, 1, bytes(6)),
+    "SYN_REPLY": (SynReply, 2, b""),
+    "HEADERS": (MoreHeaders, 8, b""),
+}
+
+
+@pytest.mark.parametrize("kind, number, unused", WITH_HEADERS.values(), ids=WITH_HEADERS.keys())
+@pytest.mark.parametrize("fin", [False, True])
+def test_frames_with_headers_have_the_bytes_of_the_specification(
+    kind: type[SynStream | SynReply | MoreHeaders], number: int, unused: bytes, fin: bool
+) -> None:
+    frame = kind(0x7FFFFFFF, {"streamtype": "data", "port": "80"}, fin)
+    fields = b"\x7f\xff\xff\xff" + unused + header_block(streamtype="data", port="80")
+    wire = struct.pack("!HHI", 0x8003, number, fin << 24 | len(fields)) + fields
+    assert Encoder().encode(frame) == wire
+    assert list(Decoder().feed(wire)) == [frame]
+    assert kind(1, {}).fin is False
+
+
+def test_the_reserved_bit_before_a_number_is_ignored() -> None:
+    wire = (
+        control(3, b"\x80\0\0\1\0\0\0\5")
+        + control(7, b"\x80\0\0\2\0\0\0\0")
+        + control(9, b"\x80\0\0\3\x80\0\0\7")
+        + control(2, b"\x80\0\0\4" + header_block())
+    )
+    assert list(Decoder().feed(wire)) == [Reset(1, 5), GoAway(2), WindowUpdate(3, 7), SynReply(4, {})]
+
+
+def test_the_flags_of_a_setting_are_ignored() -> None:
+    assert list(Decoder().feed(control(4, struct.pack("!III", 1, 0xFF000007, 5)))) == [Settings(((7, 5),))]
+
+
+def test_only_the_lowest_flag_ends_a_stream() -> None:
+    assert list(Decoder().feed(b"\0\0\0\1\xfe\0\0\0")) == [Data(1, b"")]
+    assert list(Decoder().feed(b"\0\0\0\1\xff\0\0\0")) == [Data(1, b"", fin=True)]
+
+
+BROKEN_LENGTHS = {
+    "a RST_STREAM of 7 bytes": control(3, bytes(7)),
+    "a GOAWAY of 4 bytes": control(7, bytes(4)),
+    "a WINDOW_UPDATE of 9 bytes": control(9, bytes(9)),
+    "a PING of 5 bytes": control(6, bytes(5)),
+    "SETTINGS with one value less than counted": control(4, struct.pack("!I", 2) + bytes(8)),
+    "SETTINGS with one value more than counted": control(4, struct.pack("!I", 0) + bytes(8)),
+    "SETTINGS without a count": control(4, bytes(3)),
+    "a SYN_STREAM without a stream": control(1, bytes(3)),
+}
+
+
+@pytest.mark.parametrize("broken", BROKEN_LENGTHS.values(), ids=BROKEN_LENGTHS.keys())
+def test_a_control_frame_of_a_wrong_length_is_refused(broken: bytes) -> None:
+    with pytest.raises(BadFrame):
+        list(Decoder().feed(broken))
+
+
+def test_a_control_frame_may_have_64_kib_and_not_a_byte_more() -> None:
+    unknown = control(99, bytes(64 * 1024))
+    assert list(Decoder().feed(unknown + control(6, b"\0\0\0\2"))) == [Ping(2)]
+    assert list(Decoder().feed(control(99, b"", length=64 * 1024))) == []
+    with pytest.raises(BadFrame, match="a control frame of 65537 bytes"):
+        list(Decoder().feed(control(99, b"", length=64 * 1024 + 1)))
+
+
+def test_a_data_frame_may_be_larger_than_any_control_frame() -> None:
+    data = bytes(64 * 1024 + 1)
+    assert list(Decoder().feed(Encoder().encode(Data(1, data)))) == [Data(1, data)]
+    assert list(Decoder().feed(b"\0\0\0\1\0\xff\xff\xff")) == []
+
+
+@pytest.mark.parametrize("version", [0, 2, 4, 0x7FFF])
+def test_a_control_frame_of_another_version_names_it(version: int) -> None:
+    with pytest.raises(BadFrame, match=f"of version {version}, not 3"):
+        list(Decoder().feed(control(6, bytes(4), version=version)))
+
+
+def test_a_header_block_begins_with_the_checksum_of_the_dictionary_of_the_specification() -> None:
+    assert Squeezer().squeeze({})[:6].hex() == "78bbe3c6a7c2"
+    block = header_block(version="HTTP/1.1", origin="Sat, Sun, GMT")
+    assert Unsqueezer().unsqueeze(block) == {"version": "HTTP/1.1", "origin": "Sat, Sun, GMT"}
+    assert Squeezer().squeeze({"Version": "HTTP/1.1", "origin": "Sat, Sun, GMT"}) == block
+    assert zlib.adler32(DICTIONARY) == 0xE3C6A7C2
+
+
+def test_a_header_block_may_grow_to_64_kib() -> None:
+    largest = 64 * 1024 - 4 - 4 - 1 - 4  # what the count, two lengths and the name leave
+    assert Unsqueezer().unsqueeze(header_block(a="x" * largest)) == {"a": "x" * largest}
+    with pytest.raises(BadHeaders, match="more than 65536 bytes"):
+        Unsqueezer().unsqueeze(header_block(a="x" * 80_000))
+
+
+BROKEN_HEADERS = {
+    "no count": b"\0\0\0",
+    "a name that is one byte short": struct.pack("!II", 1, 2) + b"a",
+    "a name without a value": struct.pack("!II", 1, 1) + b"a",
+    "a value that is one byte short": struct.pack("!II", 1, 1) + b"a" + struct.pack("!I", 2) + b"v",
+    "a name that is no text": struct.pack("!II", 1, 1) + b"\xff" + struct.pack("!I", 0),
+}
+
+
+@pytest.mark.parametrize("plain", BROKEN_HEADERS.values(), ids=BROKEN_HEADERS.keys())
+def test_a_broken_header_block_is_refused(plain: bytes) -> None:
+    with pytest.raises(BadHeaders, match="break off or are no text"):
+        Unsqueezer().unsqueeze(squeezed(plain))
+    with pytest.raises(BadFrame, match="break off or are no text"):
+        list(Decoder().feed(control(2, bytes(4) + squeezed(plain))))

@@ -1,0 +1,42 @@
+"""A transport without a runtime: answers come from the test, and every request is recorded. For virtual time."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import cast
+
+from google.protobuf.message import Message
+
+from podkeeper.runtimes.cri.transport import Answer, NotThere, Unimplemented
+
+
+class ScriptedTransport:
+    """Answers each method with a function of the request. A method without one is unimplemented."""
+
+    def __init__(self) -> None:
+        self.requests: list[tuple[str, Message, float]] = []  # method, request, deadline
+        self.answers: dict[str, Callable[[Message], Message | Exception]] = {}  # by the last word of the method
+        self.streams: dict[str, asyncio.Queue[Message | Exception | None]] = {}  # None: the stream ends
+        self.opened: list[tuple[str, Message]] = []
+
+    async def unary(self, method: str, request: Message, answer: type[Answer], seconds: float) -> Answer:
+        self.requests.append((method, request, seconds))
+        await asyncio.sleep(0)
+        script = self.answers.get(method.rpartition("/")[2])
+        found = NotThere("nothing of that id") if script is None else script(request)
+        if isinstance(found, Exception):
+            raise found
+        assert isinstance(found, answer)
+        return found
+
+    async def stream(self, method: str, request: Message, answer: type[Answer]) -> AsyncIterator[Answer]:
+        self.opened.append((method, request))
+        queue = self.streams.get(method.rpartition("/")[2])
+        if queue is None:
+            raise Unimplemented("unknown method")
+        while (message := await queue.get()) is not None:
+            if isinstance(message, Exception):
+                raise message
+            yield cast(Answer, message)
+
+    async def close(self) -> None:
+        raise NotImplementedError

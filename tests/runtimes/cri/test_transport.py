@@ -1,0 +1,64 @@
+"""Calls over gRPC: what each status of a call becomes."""
+
+import asyncio
+
+import grpc
+import pytest
+
+from podkeeper.model.errors import CallTimedOut, RuntimeRefused, RuntimeUnavailable, TryLater
+from podkeeper.runtimes.cri.schema import cri
+from podkeeper.runtimes.cri.transport import GrpcTransport, NotThere, Unimplemented
+from tests.runtimes.cri.fake_server import FakeCri, Refuse, served
+
+VERSION = "/runtime.v1.RuntimeService/Version"
+CODE = grpc.StatusCode
+STATUSES: dict[str, tuple[grpc.StatusCode, str, type[TryLater], str]] = {
+    "not found": (CODE.NOT_FOUND, "no such id", NotThere, "no such id"),
+    "unimplemented": (CODE.UNIMPLEMENTED, "unknown method", Unimplemented, "unknown method"),
+    "late": (
+        CODE.DEADLINE_EXCEEDED, "late", CallTimedOut, "cannot say what became of Version: no answer within 5 s"),
+    "unknown": (CODE.UNKNOWN, "no space", RuntimeRefused, "rpc error: code = Unknown desc = no space"),
+    "two words": (
+        CODE.INVALID_ARGUMENT, "bad", RuntimeRefused, "rpc error: code = InvalidArgument desc = bad"),
+    "no words": (CODE.INTERNAL, "", RuntimeRefused, "rpc error: code = Internal desc = INTERNAL"),
+    "away": (
+        CODE.UNAVAILABLE, "connection refused", RuntimeUnavailable,
+        "cannot reach the container runtime at {}: connection refused; it may be starting anew, or is not running"),
+    "hung up": (
+        CODE.UNAVAILABLE, "recvmsg:Connection reset by peer", RuntimeUnavailable,
+        "cannot reach the container runtime at {}: it has hung up; it may be starting anew"),
+    "closed": (
+        CODE.UNAVAILABLE, "Socket closed", RuntimeUnavailable,
+        "cannot reach the container runtime at {}: it has hung up; it may be starting anew"),
+    "broken": (
+        CODE.UNAVAILABLE, "sendmsg: Broken pipe", RuntimeUnavailable,
+        "cannot reach the container runtime at {}: it has hung up; it may be starting anew"),
+    "away for another reason": (
+        CODE.UNAVAILABLE, "shutting down", RuntimeUnavailable,
+        "cannot reach the container runtime at {}: shutting down"),
+}  # fmt: skip
+
+
+def test_each_status_becomes_an_error_of_its_own() -> None:
+    async def scenario() -> None:
+        fake = FakeCri()
+        async with served(fake) as path:
+            transport = GrpcTransport(path)
+            for name, (code, words, kind, expected) in STATUSES.items():
+                fake.next("Version", Refuse(code, words))
+                with pytest.raises(TryLater) as raised:
+                    await transport.unary(VERSION, cri.VersionRequest(), cri.VersionResponse, 5.0)
+                assert (name, type(raised.value), str(raised.value)) == (name, kind, expected.format(path))
+            events = transport.stream(
+                "/runtime.v1.RuntimeService/GetContainerEvents", cri.GetEventsRequest(), cri.ContainerEventResponse
+            )
+            with pytest.raises(Unimplemented):
+                await anext(aiter(events))
+            answer = await transport.unary(VERSION, cri.VersionRequest(), cri.VersionResponse, 5.0)
+            assert answer.runtime_name
+            await transport.close()
+            await transport.close()
+            await transport.unary(VERSION, cri.VersionRequest(), cri.VersionResponse, 5.0)  # it opens again
+            await transport.close()
+
+    asyncio.run(scenario())

@@ -1,0 +1,403 @@
+"""The API source to the second: when it lists, watches and rests, and what it notes before it passes a change on."""
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from podkeeper.model.api import Listed, WatchEvent, WatchType
+from podkeeper.model.errors import ApiUnavailable, BadInput, Gone, Problem
+from podkeeper.model.k8s.core import Pod, PodStatus
+from podkeeper.model.k8s.meta import ObjectMeta
+from podkeeper.model.messages import Op, PodUpdate
+from podkeeper.sources.apiserver import ApiSource, Ledger, Timing, is_usable
+from podkeeper.testing.virtual_time import VirtualClock, simulate
+from tests.sources.scripted_api import FOR_EVER, Consumer, ScriptedApi, Step, bookmark, event, listed, pod
+
+RESET = ApiUnavailable("connection reset")
+GONE = Gone("too old")
+QUIET: tuple[Step, ...] = (FOR_EVER,)
+
+
+class SteadyClock(VirtualClock):
+    """Every jitter is the same."""
+
+    def __init__(self, jitter: float) -> None:
+        super().__init__()
+        self._jitter = jitter
+
+    def fraction(self) -> float:
+        return self._jitter
+
+
+def minutes(count: int, first: int = 11, seconds: float = 60.0) -> list[Step]:
+    """A stream that sends a bookmark after each minute."""
+    return [step for n in range(count) for step in (seconds, bookmark(first + n))]
+
+
+def timeline(
+    lists: Sequence[Listed[Pod] | Exception | float],
+    *streams: Sequence[Step],
+    seconds: float,
+    jitter: float = 0.0,
+    timing: Timing | None = None,
+) -> tuple[list[tuple[float, str]], list[str]]:
+    """All requests with their times, and all notes."""
+    notes: list[str] = []
+    api = ScriptedApi(lists, streams)
+
+    async def scenario() -> None:
+        clock = SteadyClock(jitter)
+        if timing is None:
+            source = ApiSource(api=api, node_name="n1", clock=clock, note=notes.append)
+        else:
+            source = ApiSource(api=api, node_name="n1", clock=clock, note=notes.append, timing=timing)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await source.run(Consumer().tell)
+
+    simulate(scenario())
+    return api.requests, notes
+
+
+def requests(*told: str) -> list[tuple[float, str]]:
+    """`7 list`, `7 watch 10`."""
+    return [(float(at), request) for at, _, request in (each.partition(" ") for each in told)]
+
+
+TIMELINES: dict[str, tuple[Sequence[Listed[Pod] | Exception | float], Sequence[Sequence[Step]], float, list[str]]] = {
+    "a list that fails is retried with a backoff of 1 to 30 seconds": (
+        [RESET], [QUIET], 95,
+        ["0 list", "1 list", "3 list", "7 list", "15 list", "31 list", "61 list", "91 list"]),
+    "a list may take two minutes": (
+        [FOR_EVER, listed(10)], [QUIET], 122, ["0 list", "121 list", "121 watch 10"]),
+    "a watch that breaks is retried with a backoff, and every third time there is a list": (
+        [listed(10)], [[RESET]], 95,
+        ["0 list", "0 watch 10", "1 watch 10", "3 watch 10", "7 list", "7 watch 10", "15 watch 10", "31 watch 10",
+         "61 list", "61 watch 10", "91 watch 10"]),
+    "a watch that is closed early is retried the same way": (
+        [listed(10)], [[59.0]], 200,
+        ["0 list", "0 watch 10", "60 watch 10", "121 watch 10", "184 list", "184 watch 10"]),
+    "a watch that lived a minute is renewed at once": (
+        [listed(10)], [[60.0]], 200,
+        ["0 list", "0 watch 10", "60 watch 10", "120 watch 10", "180 list", "180 watch 10"]),
+    "a watch that breaks after a minute is renewed after the shortest pause": (
+        [listed(10)], [[60.0, RESET]], 200,
+        ["0 list", "0 watch 10", "61 watch 10", "122 watch 10", "183 list", "183 watch 10"]),
+    "a version too old after a minute leads to a list at once": (
+        [listed(10), listed(20)], [[60.0, GONE], QUIET], 100, ["0 list", "0 watch 10", "60 list", "60 watch 20"]),
+    "a version too old earlier leads to a list after a pause": (
+        [listed(10), listed(20)], [[59.0, GONE], QUIET], 100, ["0 list", "0 watch 10", "60 list", "60 watch 20"]),
+    "events do not shorten the backoff of versions that are too old": (
+        [listed(10), listed(20), listed(30), listed(40)],
+        [[bookmark(15), GONE], [bookmark(25), GONE], [bookmark(35), GONE], QUIET], 100,
+        ["0 list", "0 watch 10", "1 list", "1 watch 20", "3 list", "3 watch 30", "7 list", "7 watch 40"]),
+    "events do shorten the backoff of watches that break": (
+        [listed(10)], [[bookmark(11), RESET], [bookmark(12), RESET], [bookmark(13), RESET], QUIET], 100,
+        ["0 list", "0 watch 10", "1 watch 11", "2 watch 12", "3 watch 13"]),
+    "only watches in a row that bring nothing lead to a list": (
+        [listed(10)], [[RESET], [RESET], [bookmark(11), RESET], [RESET], [RESET], QUIET], 100,
+        ["0 list", "0 watch 10", "1 watch 10", "3 watch 10", "4 watch 11", "6 watch 11", "10 watch 11"]),
+    "a silent stream is given up after five minutes, and the third one leads to a list": (
+        [listed(10)], [QUIET], 1000,
+        ["0 list", "0 watch 10", "300 watch 10", "600 watch 10", "900 list", "900 watch 10"]),
+    "each event gives a stream five more minutes": (
+        [listed(10)], [[299.0, bookmark(11), 299.0, bookmark(12), *QUIET], QUIET], 1000,
+        ["0 list", "0 watch 10", "898 watch 12"]),
+    "after half an hour there is a list, whatever the stream says": (
+        [listed(10), listed(500)], [minutes(100), QUIET], 1900,
+        ["0 list", "0 watch 10", "1800 list", "1800 watch 500"]),
+    "if that list fails, the next one comes after 30 seconds": (
+        [listed(10), RESET, RESET, listed(500)], [minutes(100), *[minutes(10, 50, 7.0)] * 2, QUIET], 1900,
+        ["0 list", "0 watch 10", "1800 list", "1800 watch 39", "1830 list", "1830 watch 53", "1860 list",
+         "1860 watch 500"]),
+    "seven lists in a row that are too old are believed": (
+        [listed(900), listed(20)], [[GONE], QUIET], 200,
+        ["0 list", "0 watch 900", "1 list", "3 list", "7 list", "15 list", "31 list", "61 list", "91 list",
+         "91 watch 20"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("lists, streams, seconds, expected", TIMELINES.values(), ids=TIMELINES.keys())
+def test_timeline(
+    lists: Sequence[Listed[Pod] | Exception | float],
+    streams: Sequence[Sequence[Step]],
+    seconds: float,
+    expected: list[str],
+) -> None:
+    assert timeline(lists, *streams, seconds=seconds)[0] == requests(*expected)
+
+
+def test_jitter_lengthens_pauses_and_shortens_the_period_of_lists() -> None:
+    assert timeline([RESET], QUIET, seconds=15, jitter=0.5)[0] == requests(
+        "0 list", "1.5 list", "4.5 list", "10.5 list"
+    )
+    stream = minutes(100)
+    found, _ = timeline([listed(10), RESET, listed(500)], stream, QUIET, seconds=1500, jitter=0.5)
+    assert found == requests("0 list", "0 watch 10", "1350 list", "1350 watch 32", "1395 list", "1395 watch 500")
+
+
+def test_progress_of_a_watch_clears_the_count_of_old_lists() -> None:
+    timing = Timing(stale_lists=2, relist=100.0, longest_pause=50.0)
+    stream: list[Step] = [bookmark(900), *QUIET]
+    more: list[Step] = [bookmark(901), *QUIET]
+    found, _ = timeline([listed(10), listed(20)], stream, more, QUIET, seconds=249, timing=timing)
+    assert found == requests(
+        "0 list", "0 watch 10", "100 list", "100 watch 900", "150 list", "150 watch 901", "200 list", "200 watch 20"
+    )
+
+
+def test_timing_can_be_chosen() -> None:
+    timing = Timing(first_pause=3.0, longest_pause=5.0, fruitless_watches=1, silence=20.0, lasting=10.0)
+    found, _ = timeline([RESET, RESET, RESET, listed(10)], [RESET], QUIET, seconds=64, timing=timing)
+    assert found == requests(
+        "0 list", "3 list", "8 list", "13 list", "13 watch 10", "18 list", "18 watch 10", "38 list", "38 watch 10",
+        "58 list", "58 watch 10",
+    )  # fmt: skip
+
+
+def test_everything_that_happens_is_noted() -> None:
+    unnamed = pod("", 4)
+    _, notes = timeline(
+        [RESET, FOR_EVER, listed(10, pod("a", 3), unnamed), listed(9), listed(20)],
+        [event("ADDED", "b", 11, uid=""), event("ADDED", "c", 11), bookmark(11), RESET],
+        [],
+        [GONE],
+        [ZeroDivisionError()],
+        QUIET,
+        seconds=500,
+    )
+    assert notes == [
+        "cannot list pods: connection reset; trying again in 1.0 s",
+        "cannot list pods: no answer in time; trying again in 2.0 s",
+        "refused pod _ns",
+        "listed 1 pods at version 10",
+        "refused pod b_ns",
+        "the watch of pods broke; trying again in 1.0 s",
+        "the watch of pods was closed early; trying again in 2.0 s",
+        "the watch of pods cannot go on from where it was; trying again in 4.0 s",
+        "cannot use a list of pods of version 9: 11 was seen before; trying again in 8.0 s",
+        "listed 0 pods at version 20",
+        "cannot follow pods for an unforeseen reason; trying again in 16.0 s",
+        "listed 0 pods at version 20",
+    ]
+
+
+def test_a_silent_watch_that_lived_less_than_a_minute_is_noted() -> None:
+    timing = Timing(silence=5.0)
+    found, notes = timeline([listed(10)], QUIET, seconds=8, timing=timing)
+    assert found == requests("0 list", "0 watch 10", "6 watch 10")
+    assert notes == ["listed 0 pods at version 10", "the watch of pods says nothing; trying again in 1.0 s"]
+
+
+def test_a_refused_change_leads_to_a_list_after_30_seconds_and_not_later_than_due() -> None:
+    async def scenario(relist: float) -> list[tuple[float, str]]:
+        api = ScriptedApi([listed(10)], [[5.0, event("ADDED", "a", 11), *QUIET], QUIET])
+
+        def tell(update: PodUpdate) -> None:
+            if update.op is Op.ADD:
+                raise BadInput(Problem("cannot merge that"))
+
+        timing = Timing(relist=relist)
+        source = ApiSource(api=api, node_name="n1", clock=SteadyClock(0.0), timing=timing)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(39):
+                await source.run(tell)
+        return api.requests
+
+    # The list is older than the event, so watching goes on.
+    expected = requests("0 list", "0 watch 10", "35 list", "35 watch 11")
+    assert simulate(scenario(1800.0))[0] == expected
+    expected = requests("0 list", "0 watch 10", "20 list", "20 watch 11")
+    assert simulate(scenario(20.0))[0] == expected
+
+
+def test_a_burst_yields_after_every_64_events() -> None:
+    async def scenario() -> list[int]:
+        consumer = Consumer()
+        stream: list[Step] = [event("ADDED", f"p{n}", n) for n in range(11, 311)]
+        api = ScriptedApi([listed(10)], [[*stream, *QUIET]])
+        source = ApiSource(api=api, node_name="n1", clock=SteadyClock(0.0))
+        seen: list[int] = []
+        running = asyncio.ensure_future(source.run(consumer.tell))
+        while not seen or seen[-1] < 300:
+            await asyncio.sleep(0)
+            seen.append(len(consumer.words) - 1)
+        running.cancel()
+        return seen
+
+    assert [count for count in simulate(scenario())[0] if count > 0] == [64, 128, 192, 256, 300]
+
+
+# Notes of how far the API was seen.
+
+
+class Notebook:
+    """Records what is written and awaited, in order with what is told."""
+
+    def __init__(self, before: bytes | None = None) -> None:
+        self.before = before
+        self.calls: list[str] = []
+        self.refuses = False
+
+    def take(self, key: str) -> bytes | None:
+        self.calls.append(f"take {key}")
+        return self.before
+
+    def write(self, key: str, note: bytes) -> None:
+        self.calls.append(f"write {key} {note.decode()}")
+        if self.refuses:
+            raise RuntimeError("the notebook is closed")
+
+    async def settle(self, key: str | None = None) -> None:
+        self.calls.append(f"settle {key}")
+        await asyncio.sleep(1)
+
+    def tell(self, update: PodUpdate) -> None:
+        self.calls.append(f"tell {update.op}")
+
+
+def noted(
+    notebook: Notebook, lists: Sequence[Listed[Pod] | Exception | float], *streams: Sequence[Step], seconds: float = 50
+) -> list[str]:
+    async def scenario() -> None:
+        api = ScriptedApi(lists, streams)
+        source = ApiSource(api=api, node_name="n1", clock=SteadyClock(0.0), notes=notebook)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await source.run(notebook.tell)
+
+    simulate(scenario())
+    return notebook.calls
+
+
+def changed(version: int, *, phase: str | None = None, deleted: bool = False) -> WatchEvent[Pod]:
+    at = "2026-01-01T00:00:00Z" if deleted else None
+    metadata = ObjectMeta(name="a", namespace="ns", uid="uid-a", resource_version=str(version), deletion_timestamp=at)
+    return WatchEvent(WatchType.MODIFIED, Pod(metadata=metadata, status=PodStatus(phase=phase)), str(version))
+
+
+def test_the_end_of_a_pod_is_told_only_after_the_position_is_safe() -> None:
+    stream = [
+        changed(11, phase="Running"),
+        changed(12, phase="Running", deleted=True),
+        changed(13, phase="Failed"),
+        changed(14, phase="Succeeded"),
+        changed(15, phase="Pending"),
+        event("DELETED", "a", 16),
+        *QUIET,
+    ]
+    assert noted(Notebook(), [listed(10, pod("a", 3))], stream) == [
+        "take api",
+        *("write api 10", "settle api", "tell SET"),
+        *("write api 11", "tell UPDATE"),
+        *("write api 12", "settle api", "tell UPDATE"),
+        *("write api 13", "settle api", "tell UPDATE"),
+        *("write api 14", "settle api", "tell UPDATE"),
+        *("write api 15", "tell UPDATE"),
+        *("write api 16", "settle api", "tell REMOVE"),
+    ]
+
+
+def test_what_an_earlier_life_saw_counts_as_seen() -> None:
+    assert noted(Notebook(b"15"), [listed(14), listed(15)], QUIET) == [
+        "take api", "write api 15", "settle api", "tell SET",
+    ]  # fmt: skip
+    assert noted(Notebook(b"\xff"), [listed(14)], QUIET)[1:] == ["write api 14", "settle api", "tell SET"]
+
+
+def test_a_change_is_told_even_if_it_cannot_be_noted() -> None:
+    notebook = Notebook()
+    notebook.refuses = True
+    calls = noted(notebook, [listed(10)], QUIET, seconds=0.5)
+    assert calls == ["take api", "write api 10", "tell SET"]
+
+
+# The ledger.
+
+
+def test_a_list_is_stale_only_if_it_is_older() -> None:
+    ledger = Ledger()
+    assert not ledger.is_stale(listed(1))
+    ledger.take_list(listed(10))
+    versions = ["9", "10", "11", "", "x", "-1", "٩", "9" * 40, "1" + "0" * 40]
+    assert [ledger.is_stale(listed(version)) for version in versions] == [True] + [False] * 8
+    ledger.take_list(listed("5" + "0" * 39))
+    assert [ledger.is_stale(listed(version)) for version in ("4" + "9" * 39, "4" + "9" * 38)] == [True, True]
+    ledger.take_list(listed("1" + "0" * 40))  # 41 digits: no number
+    assert not ledger.is_stale(listed(5))
+
+
+def test_a_list_is_told_with_all_that_can_be_used() -> None:
+    ledger = Ledger()
+    usable, unnamed, without_uid = pod("a", 3), pod("", 4), pod("b", 5, uid="")
+    assert [is_usable(each) for each in (usable, unnamed, without_uid)] == [True, False, False]
+    update, refused = ledger.take_list(listed(10, usable, unnamed, without_uid))
+    assert (update, refused) == (PodUpdate(Op.SET, (usable,), "api"), (unnamed, without_uid))
+    assert ledger.position == "10"
+
+
+def test_a_misread_pod_is_kept_unless_another_has_its_name() -> None:
+    ledger = Ledger()
+    a, b, c = pod("a", 3), pod("b", 4), pod("c", 5)
+    ledger.take_list(listed(10, a, b, c))
+    again = pod("b", 12, uid="new")
+    update, _ = ledger.take_list(listed(20, pod("a", 11, uid=""), pod("b", 11, uid=""), again))
+    assert update.pods == (again, a)
+
+
+def test_events_change_the_position_and_are_told_once() -> None:
+    ledger = Ledger()
+    ledger.take_list(listed(10, pod("a", 3)))
+    told = []
+    for each in (
+        event("MODIFIED", "a", 10),
+        event("MODIFIED", "a", 10),
+        event("ADDED", "old", 10),
+        event("ADDED", "b", 12),
+        event("ADDED", "c", 11),
+        event("DELETED", "never", 13),
+        event("ADDED", "never", 14),
+        bookmark(20),
+        event("ADDED", "d", 20),
+        event("ADDED", "e", 21),
+        event("DELETED", "e", 19),
+        event("MODIFIED", "e", 22),
+        event("ADDED", "", 23, uid="x"),
+    ):
+        update = ledger.take_event(each)
+        told.append((f"{update.op} {update.pods[0].metadata.name}" if update else None, ledger.position))
+    assert told == [
+        ("UPDATE a", "10"),
+        (None, "10"),
+        (None, "10"),
+        ("ADD b", "12"),
+        ("ADD c", "12"),
+        (None, "13"),
+        (None, "14"),
+        (None, "20"),
+        (None, "20"),
+        ("ADD e", "21"),
+        ("REMOVE e", "21"),
+        ("ADD e", "22"),
+        (None, "23"),
+    ]
+
+
+def test_an_older_bookmark_does_not_uncover_what_a_newer_one_covered() -> None:
+    ledger = Ledger()
+    ledger.take_list(listed(10))
+    for version in (30, 20, "x"):
+        ledger.take_event(bookmark(version))
+    assert ledger.take_event(event("ADDED", "a", 30)) is None
+    assert ledger.take_event(event("ADDED", "a", 31)) is not None
+
+
+def test_a_deleted_pod_is_forgotten_with_the_bookmark_of_its_deletion() -> None:
+    ledger = Ledger()
+    ledger.take_list(listed(10))
+    for name, version in (("a", 20), ("b", 21), ("odd", "x")):
+        ledger.take_event(event("DELETED", name, version))
+    ledger.take_event(bookmark(20))
+    told = {name: ledger.take_event(event("ADDED", name, 25)) is not None for name in ("a", "b", "odd", "new")}
+    assert told == {"a": True, "b": False, "odd": False, "new": True}

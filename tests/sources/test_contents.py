@@ -1,0 +1,259 @@
+"""What one manifest holds: every kind of document, with exact problems, and whether more may have been meant."""
+
+import base64
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from podkeeper.model.errors import BadInput, Problem
+from podkeeper.model.k8s.core import ConfigMap, Pod, Secret
+from podkeeper.model.k8s.meta import ObjectMeta
+from podkeeper.model.manifest import read_documents
+from podkeeper.rules.static import FromFile, FromURL
+from podkeeper.sources.config_documents import config_map_from, secret_from
+from podkeeper.sources.contents import MOST_BYTES, Contents, Reader
+from podkeeper.sources.places import Listing, Point, is_ignored, list_files, points_of, shown
+from podkeeper.sources.survey import bytes_of
+from tests.sources.static_listener import config_map_text, pod_text
+
+HERE = FromFile("/m.yaml")
+
+
+def read(text: str | bytes, *, has_store: bool = True, node: str = "n1") -> Contents:
+    data = text.encode() if isinstance(text, str) else text
+    return Reader(node, has_store).read(data, HERE, "m.yaml")
+
+
+def summary(contents: Contents) -> tuple[list[str], list[tuple[str, str, int]], bool]:
+    """The keys, the problems with field and line, and whether it is whole."""
+    problems = [(problem.message, problem.field, problem.line) for problem in contents.problems]
+    return [str(item.key) for item in contents.items], problems, contents.whole
+
+
+def document(kind: str, version: str = "v1") -> str:
+    return f"apiVersion: {version}\nkind: {kind}\nmetadata:\n  name: x\n"
+
+
+MANIFESTS: dict[str, tuple[str, bool, tuple[list[str], list[tuple[str, str, int]], bool]]] = {
+    "one of each": (
+        f"{pod_text('web')}---\n{config_map_text('conf', 'v')}---\n{document('Secret')}", True,
+        (["Pod default/web", "ConfigMap default/conf", "Secret default/x"], [], True)),
+    "only comments": ("# nothing\n", True, ([], [], True)),
+    "empty lists": (
+        "---\n".join(f"apiVersion: v1\nkind: {kind}List\n" for kind in ("Pod", "ConfigMap", "Secret")), True,
+        ([], [], True)),
+    "nothing at all": (
+        " \n", True,
+        ([], [("cannot find anything in it: it is empty; if its pods should go, remove it", "", 0)], False)),
+    "a kind that is not ours": (
+        document("Service"), True,
+        ([], [("cannot use a Service here, it is passed over; from manifests this node takes pods, config maps and "
+               "secrets", "kind", 2)], True)),
+    "a kind that is not ours without a store": (
+        document("ConfigMap"), False,
+        ([], [("cannot use a ConfigMap here, it is passed over; from manifests this node takes pods", "kind", 2)],
+         True)),
+    "a secret without a store": (
+        document("Secret"), False,
+        ([], [("cannot use a Secret here, it is passed over; from manifests this node takes pods", "kind", 2)], True)),
+    "a kind that is misspelt": (
+        document("Pods"), True, ([], [("cannot use a Pods; did you mean Pod?", "kind", 2)], False)),
+    "a kind in other letters": (
+        document("configMap"), True, ([], [("cannot use a configMap; did you mean ConfigMap?", "kind", 2)], False)),
+    "another version": (
+        document("Pod", "v2"), True, ([], [("cannot use a Pod of v2; v1 would be right", "apiVersion", 1)], False)),
+    "another version of what is not ours": (
+        document("Deployment", "apps/v1"), True,
+        ([], [("cannot use a Deployment here, it is passed over; from manifests this node takes pods, config maps and "
+               "secrets", "kind", 2)], True)),
+    "one pod twice": (
+        f"{pod_text('web')}---\n{pod_text('web')}---\n{pod_text('db')}", True,
+        (["Pod default/web", "Pod default/db"],
+         [("cannot be used: Pod default/web stands here twice", "metadata.name", 13)], False)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text, has_store, expected", MANIFESTS.values(), ids=MANIFESTS.keys())
+def test_a_manifest_holds(
+    text: str, has_store: bool, expected: tuple[list[str], list[tuple[str, str, int]], bool]
+) -> None:
+    contents = read(text, has_store=has_store)
+    assert summary(contents) == expected
+    assert contents.keys() == {item.key for item in contents.items}
+    assert {problem.file for problem in contents.problems} <= {"m.yaml"}
+
+
+def test_what_cannot_be_parsed_is_not_whole_and_the_rest_counts() -> None:
+    contents = read(f"{pod_text('web')}---\n{{")
+    assert ([str(item.key) for item in contents.items], contents.whole) == (["Pod default/web"], False)
+    assert len(contents.problems) == 1
+    missing = read("metadata:\n  name: x\n")
+    assert (missing.items, missing.whole, len(missing.problems)) == ((), False, 2)
+
+
+def test_an_empty_body_of_a_url_says_what_to_serve() -> None:
+    contents = Reader("n1", has_store=True).read(b"", FromURL("http://h/"), "h")
+    why = "cannot find anything in it: it is empty; if its pods should go, serve an empty PodList"
+    assert contents == Contents(problems=(Problem(why, file="h"),), whole=False)
+
+
+def test_objects_are_as_an_api_server_would_store_them() -> None:
+    text = (
+        "apiVersion: v1\nkind: Secret\nmetadata:\n  name: s\n  namespace: prod\n"
+        "data:\n  a: eA==\n  b: eQ==\nstringData:\n  b: plain\n---\n"
+        f"{document('Secret')}type: own\n---\n{config_map_text('conf', 'v')}---\n{pod_text('web')}"
+    )
+    secret, typed, conf, pod = (item.value for item in read(text).items)
+    encoded = base64.b64encode(b"plain").decode()
+    assert secret == Secret(
+        api_version="v1",
+        kind="Secret",
+        metadata=ObjectMeta(name="s", namespace="prod"),
+        data={"a": "eA==", "b": encoded},
+        type="Opaque",
+    )
+    assert isinstance(typed, Secret)
+    assert (typed.type, typed.data) == ("own", None)
+    assert isinstance(conf, ConfigMap)
+    assert (conf.data, conf.metadata.namespace) == ({"key": "v"}, "default")
+    assert isinstance(pod, Pod)
+    assert (pod.metadata.name, pod.spec.node_name) == ("web-n1", "n1")
+
+
+def values(kind: str, *lines: str) -> str:
+    return f"apiVersion: v1\nkind: {kind}\nmetadata:\n  name: x\n" + "".join(f"{line}\n" for line in lines)
+
+
+MIB = 1024 * 1024
+HALF = base64.b64encode(b"x" * (MIB // 2)).decode()
+SIZES: dict[str, tuple[str, dict[str, dict[str, str]], int | None]] = {
+    "text of a mebibyte": ("ConfigMap", {"data": {"a": "x" * MIB}}, None),
+    "a byte more": ("ConfigMap", {"data": {"a": "x" * (MIB + 1)}}, MIB + 1),
+    "letters of two bytes": ("ConfigMap", {"data": {"a": "é" * (MIB // 2 + 1)}}, MIB + 2),
+    "text and bytes": ("ConfigMap", {"data": {"a": "x" * (MIB // 2)}, "binaryData": {"b": HALF}}, None),
+    "text and bytes and one more": (
+        "ConfigMap", {"data": {"a": "x" * (MIB // 2 + 1)}, "binaryData": {"b": HALF}}, MIB + 1),
+    "a secret of a mebibyte": ("Secret", {"data": {"a": HALF, "b": HALF}}, None),
+    "a secret with a byte more": ("Secret", {"data": {"a": HALF, "b": HALF, "c": "eA=="}}, MIB + 1),
+    "a secret with two bytes more": ("Secret", {"data": {"a": HALF, "b": HALF}, "stringData": {"c": "xy"}}, MIB + 2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind, fields, size", SIZES.values(), ids=SIZES.keys())
+def test_an_object_may_hold_a_mebibyte(kind: str, fields: dict[str, dict[str, str]], size: int | None) -> None:
+    (small,) = read_documents(document(kind).encode(), "m.yaml").documents
+    large = replace(small, content={**small.content, **fields})
+    make = config_map_from if kind == "ConfigMap" else secret_from
+    if size is None:
+        assert make(large).metadata.name == "x"
+    else:
+        with pytest.raises(BadInput, match=f"cannot hold {size} bytes in all; right would be at most {MIB}"):
+            make(large)
+
+
+FIELDS: dict[str, tuple[str, list[str]]] = {
+    "a key that is none": (values("ConfigMap", "data:", "  a/b: x"), ["data[a/b]"]),
+    "a binary key that is none": (values("ConfigMap", "binaryData:", "  a/b: eA=="), ["binaryData[a/b]"]),
+    "a key twice": (values("ConfigMap", "data:", "  a: x", "binaryData:", "  a: eA=="), ["binaryData[a]"]),
+    "a secret key that is none": (values("Secret", "stringData:", "  a/b: x"), ["data[a/b]"]),
+    "a name that is none": (values("Secret").replace("name: x", "name: X"), ["metadata.name"]),
+    "no name": (values("ConfigMap").replace("name: x", "labels: {}"), ["metadata.name"]),
+    "a namespace that is none": (values("ConfigMap").replace("name: x", "name: x\n  namespace: a.b"),
+        ["metadata.namespace"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text, fields", FIELDS.values(), ids=FIELDS.keys())
+def test_what_an_api_server_refuses_is_refused(text: str, fields: list[str]) -> None:
+    contents = read(text)
+    assert ([problem.field for problem in contents.problems], contents.items) == (fields, ())
+
+
+HIDDEN: dict[str, tuple[str, str, int]] = {
+    "data that is no base64": (
+        values("Secret", "data:", "  a: sesame!"),
+        "cannot be used; base64 (for plain text use stringData) would be right; what it is now is not shown", 6),
+    "text that is a number": (
+        values("Secret", "stringData:", "  a: 12345"),
+        "cannot be used; text (in quotes) would be right; what it is now is not shown", 6),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text, message, line", HIDDEN.values(), ids=HIDDEN.keys())
+def test_a_value_of_a_secret_is_not_shown(text: str, message: str, line: int) -> None:
+    (problem,) = read(text).problems
+    assert (problem.message, problem.line, problem.file) == (message, line, "m.yaml")
+
+
+# Where manifests lie.
+
+
+@pytest.mark.parametrize(
+    "name",
+    [".a", "a~", "a.swp", "a.swx", "a.bak", "a.orig", "a.rej", "a.tmp", "a.dpkg-old", "a.dpkg-new", "a.dpkg-dist",
+     "a.dpkg-tmp", "a.rpmsave", "a.rpmnew", "a.rpmorig", "#a#"],
+)  # fmt: skip
+def test_names_that_are_ignored(name: str) -> None:
+    assert is_ignored(name)
+    assert not is_ignored(f"{name}x".lstrip("."))
+
+
+@pytest.mark.parametrize("name", ["a.yaml", "#a", "a#", "bak", "tmp", "a.b.json"])
+def test_names_that_count(name: str) -> None:
+    assert not is_ignored(name)
+
+
+def test_files_are_listed_in_order(tmp_path: Path) -> None:
+    for name in ("b.yaml", "a.yaml", ".hidden", "a.yaml~"):
+        (tmp_path / name).write_text("")
+    (tmp_path / "folder").mkdir()
+    paths = tuple(str(tmp_path / name) for name in ("a.yaml", "b.yaml", "folder"))
+    assert list_files(str(tmp_path)) == Listing(paths)
+    assert list_files(paths[0]) == Listing((paths[0],))
+    missing = "cannot find it; make it a directory with manifests, or a manifest: it is looked for all the time"
+    for name in ("missing", "a.yaml/x"):
+        path = str(tmp_path / name)
+        assert list_files(path) == Listing(problem=Problem(missing, file=path))
+    about = "cannot be read: it is neither a file nor a directory"
+    assert list_files("/dev/null") == Listing(problem=Problem(about, file="/dev/null"))
+    (tmp_path / "loop").symlink_to("loop")
+    loop = str(tmp_path / "loop")
+    why = "cannot read it: Too many levels of symbolic links"
+    assert list_files(loop) == Listing(problem=Problem(why, file=loop), certain=False)
+    assert (shown("a\udcff"), shown("é")) == ("a\\udcff", "é")
+
+
+def test_every_link_on_the_way_is_a_point_to_watch(tmp_path: Path) -> None:
+    here = str(tmp_path)
+    (tmp_path / "real" / "deep").mkdir(parents=True)
+    (tmp_path / "real" / "file").write_text("")
+    (tmp_path / "absolute").symlink_to(tmp_path / "real")
+    (tmp_path / "relative").symlink_to("./absolute/deep/../deep")
+    path = f"{here}/relative"
+    assert list(points_of(path)) == [
+        Point(here, "relative", path, writes=False),
+        Point(here, "absolute", path, writes=False),
+        Point(f"{here}/real", "deep", path, writes=False),
+        Point(path, None, path, writes=True),
+    ]
+    path = f"{here}/real/file"
+    assert list(points_of(path)) == [Point(f"{here}/real", "file", path, writes=True)]
+    path = f"{here}/real/no/way"
+    assert list(points_of(path)) == [Point(f"{here}/real", "no", path, writes=True)]
+    for number in range(60):
+        (tmp_path / f"l{number}").symlink_to(f"l{number + 1}")
+    assert len(list(points_of(f"{here}/l0"))) == 41
+
+
+def test_the_bytes_of_a_file_are_bounded(tmp_path: Path) -> None:
+    path = tmp_path / "large"
+    with path.open("wb") as file:
+        file.truncate(MOST_BYTES)
+    assert len(bytes_of(str(path))) == MOST_BYTES == 10 * 1024 * 1024
+    with path.open("ab") as file:
+        file.write(b"x")
+    with pytest.raises(OSError, match=f"it is larger than {MOST_BYTES} bytes"):
+        bytes_of(str(path))
+    with pytest.raises(OSError, match="it is not a file"):
+        bytes_of("/dev/null")

@@ -1,0 +1,190 @@
+"""A URL as a source, answer by answer: what is sent back as ETag, what is reported, and how long it rests."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from podkeeper.model.errors import BadInput, Problem
+from podkeeper.model.messages import PodUpdate
+from podkeeper.sources.http import HttpSource
+from podkeeper.sources.web_page import Fetched, NoAnswer, WebPage, shown_url
+from podkeeper.testing.virtual_time import VirtualClock, simulate
+from tests.sources.static_listener import InlineExecutor, Listener, pod_text, running
+from tests.sources.web_server import serving
+
+URL = "http://user:secret@example.test/pods"
+PLACE = "http://example.test/pods"
+WEB, DB = pod_text("web").encode(), pod_text("db").encode()
+
+
+class SteadyClock(VirtualClock):
+    def __init__(self, jitter: float) -> None:
+        super().__init__()
+        self._jitter = jitter
+
+    def fraction(self) -> float:
+        return self._jitter
+
+
+class Page:
+    """Gives the next answer, and records when it was asked with which ETag."""
+
+    def __init__(self, *answers: Fetched | Exception | None) -> None:
+        self._answers = list(answers)
+        self.asked: list[tuple[float, str]] = []
+        self.finished = asyncio.Event()
+        self.open = 0
+
+    async def __aenter__(self) -> "Page":
+        self.open += 1
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.open -= 1
+
+    async def fetch(self, etag: str) -> Fetched | None:
+        if not self._answers:
+            self.finished.set()
+            await asyncio.Event().wait()
+        self.asked.append((asyncio.get_running_loop().time(), etag))
+        answer = self._answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def heard(
+    *answers: Fetched | Exception | None, jitter: float = 0.0, **options: Any
+) -> tuple[list[tuple[float, str]], list[list[str]], list[tuple[str, tuple[Problem, ...]]], tuple[Problem, ...]]:
+    """The requests, the names of each SET, the reports, and the problems in the end."""
+    listener = Listener()
+
+    async def scenario() -> tuple[list[tuple[float, str]], tuple[Problem, ...]]:
+        asyncio.get_running_loop().set_default_executor(InlineExecutor())
+        page = Page(*answers)
+        source = HttpSource(URL, "n1", SteadyClock(jitter), page=page, report=listener.report, **options)
+        assert source.name == "http"
+        async with running(source, listener):
+            await page.finished.wait()
+            problems = source.problems()
+        assert page.open == 0
+        return page.asked, problems
+
+    asked, problems = simulate(scenario())[0]
+    told = [[(pod.metadata.name or "").removesuffix("-n1") for pod in update.pods] for update in listener.told]
+    return asked, told, listener.reports, problems
+
+
+def test_a_body_is_told_once_and_its_etag_sent_back() -> None:
+    asked, told, reports, problems = heard(
+        Fetched(WEB, "one"), None, Fetched(WEB, "two"), Fetched(DB, ""), Fetched(DB, "three"), None
+    )
+    assert asked == [(0, ""), (20, "one"), (40, "one"), (60, "two"), (80, ""), (100, "three")]
+    assert (told, reports, problems) == ([["web"], ["db"]], [], ())
+
+
+def test_failures_are_reported_and_retried_with_a_backoff() -> None:
+    refused = NoAnswer("cannot fetch it: 503")
+    asked, told, reports, problems = heard(Fetched(WEB, "e"), refused, refused, ZeroDivisionError("odd"), None)
+    assert [at for at, _ in asked] == [0, 20, 21, 23, 27]
+    assert {etag for _, etag in asked[1:]} == {"e"}
+    odd = "cannot be used for an unforeseen reason: ZeroDivisionError('odd'); please report this"
+    assert reports[:2] == [
+        (PLACE, (Problem("cannot fetch it: 503", file=PLACE),)),
+        (PLACE, (Problem(odd, file=PLACE),)),
+    ]
+    assert (told, problems) == ([["web"]], ())
+
+
+@pytest.mark.parametrize("jitter, expected", [(0.0, [0, 1, 3, 7, 12, 17]), (1.0, [0, 1.5, 4.5, 10.5, 18, 25.5])])
+def test_pauses_grow_up_to_the_period_and_are_jittered(jitter: float, expected: list[float]) -> None:
+    asked, told, _, problems = heard(*[NoAnswer("no")] * 6, jitter=jitter, period_seconds=5.0)
+    assert [at for at, _ in asked] == expected
+    assert (told, problems) == ([], (Problem("no", file=PLACE),))
+
+
+def test_not_modified_is_no_first_answer() -> None:
+    asked, told, _, problems = heard(None)
+    assert (asked, told) == ([(0, "")], [])
+    assert problems == (Problem("cannot fetch it: 304 Not Modified", file=PLACE),)
+
+
+def test_an_empty_body_is_an_empty_set_only_at_first() -> None:
+    empty = Fetched(b" \n", "e")
+    why = "cannot find anything in it: it is empty; if its pods should go, serve an empty PodList"
+    asked, told, _, problems = heard(empty, Fetched(WEB, "w"), empty, Fetched(DB, "d"))
+    assert asked == [(0, ""), (20, ""), (40, "w"), (41, "w")]
+    assert (told, problems) == ([[], ["web"], ["db"]], ())
+    assert heard(Fetched(WEB, ""), empty)[3] == (Problem(why, file=PLACE),)
+
+
+@pytest.mark.parametrize("url", ["ftp://h/p", "http:///p", "/p", "https://", "h"])
+def test_what_is_no_url_is_refused(url: str) -> None:
+    with pytest.raises(BadInput, match="http://HOST/PATH would be right"):
+        HttpSource(url, "n1", Unused())
+
+
+class Unused:
+    """A clock that nobody asks."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(name)
+
+
+URLS = {
+    "http://h/p?q#f": "http://h/p?q#f",
+    "https://user@h:1/p": "https://h:1/p",
+    "https://user:a@b@h/p": "https://h/p",
+}
+
+
+@pytest.mark.parametrize("url", URLS)
+def test_a_url_is_shown_without_its_password(url: str) -> None:
+    assert shown_url(url) == URLS[url]
+
+
+def test_updates_come_from_the_source_http() -> None:
+    sources: list[str] = []
+
+    async def scenario() -> None:
+        asyncio.get_running_loop().set_default_executor(InlineExecutor())
+        page = Page(Fetched(WEB, ""))
+
+        def tell(update: PodUpdate) -> None:
+            sources.append(update.source)
+
+        running_source = asyncio.ensure_future(HttpSource(URL, "n1", SteadyClock(0.0), page=page).run(tell))
+        await page.finished.wait()
+        running_source.cancel()
+        await asyncio.wait([running_source])
+
+    simulate(scenario())
+    assert sources == ["http"]
+
+
+def test_a_page_is_fetched_with_its_headers_until_it_is_closed() -> None:
+    asked: list[tuple[str | None, list[str]]] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        asked.append((request.headers.get("If-None-Match"), request.headers.getall("X-Own", [])))
+        if request.headers.get("If-None-Match") == "e":
+            return web.Response(status=304)
+        status = 404 if len(asked) > 3 else 200
+        return web.Response(text="body", status=status, headers={"ETag": "e"} if len(asked) == 1 else None)
+
+    async def scenario() -> None:
+        async with serving(answer) as url:
+            page = WebPage(url, {"X-Own": ("one", "two")})
+            async with page:
+                assert await page.fetch("") == Fetched(b"body", "e")
+                assert await page.fetch("e") is None
+                assert await page.fetch("f") == Fetched(b"body", "")
+                with pytest.raises(NoAnswer, match=r"^cannot fetch it: 404 Not Found$"):
+                    await page.fetch("")
+            with pytest.raises(RuntimeError):
+                await page.fetch("")
+
+    asyncio.run(scenario())
+    assert asked == [(None, ["one", "two"]), ("e", ["one", "two"]), ("f", ["one", "two"]), (None, ["one", "two"])]
