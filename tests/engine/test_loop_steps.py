@@ -43,6 +43,7 @@ class Neighbours:
         self.costly = False
         self.failing = False
         self.handled = 0  # pods of updates
+        self.health_seen: set[str | None] = set()  # while pods of updates were handled
         self.late: list[PodUID] = []
         self.deadline: float | None = None  # when the next one passes
         self.may_tidy: Callable[[], bool] = lambda: False
@@ -71,6 +72,7 @@ class Neighbours:
             raise ZeroDivisionError
         for _ in update.pods:
             self.handled += 1
+            self.health_seen.add(self.loop.health())
             yield self.costly
 
     def lifecycle(self, event: LifecycleEvent) -> None:
@@ -181,17 +183,43 @@ def test_news_that_cannot_be_handled_is_skipped() -> None:
     play(story)
 
 
+async def portions(it: Neighbours, done: Callable[[], int]) -> set[int]:
+    """How much is done between two moments in which everybody else may run, until nothing more is done."""
+    seen = [done()]
+    for _ in range(200):
+        await asyncio.sleep(0)
+        if done() != seen[-1]:
+            seen.append(done())
+    return {later - sooner for sooner, later in pairwise(seen)}
+
+
 @pytest.mark.parametrize("costly, most", [(False, 32), (True, 1)])
 def test_everybody_else_may_run_after_every_32_pods_and_after_each_costly_one(costly: bool, most: int) -> None:
     async def story(it: Neighbours) -> None:
         it.costly = costly
         it.loop.tell_config(additions(32 * 3))
-        seen = [0]
-        while seen[-1] < 96:
-            await asyncio.sleep(0)
-            if it.handled != seen[-1]:
-                seen.append(it.handled)
-        assert {later - sooner for sooner, later in pairwise(seen)} == {most}
+        assert await portions(it, lambda: it.handled) == {most}
+
+    play(story)
+
+
+def test_everybody_else_may_run_after_every_32_pieces_of_news() -> None:
+    async def story(it: Neighbours) -> None:
+        for _ in range(96):
+            it.loop.tell_lifecycle(DIED)
+        assert await portions(it, lambda: len(it.calls)) == {32}
+
+    play(story)
+
+
+def test_everybody_else_may_run_after_every_32_turns() -> None:
+    async def story(it: Neighbours) -> None:
+        for number in range(96):
+            it.loop.enqueue(PodUID(f"pod-{number}"), 1)
+        await asyncio.sleep(1)
+        assert it.calls == []
+        await asyncio.sleep(0.001)
+        assert await portions(it, lambda: len(it.calls)) == {32}
 
     play(story)
 
@@ -214,6 +242,7 @@ def test_an_update_pauses_in_the_middle_while_the_runtime_is_not_well() -> None:
         it.trouble = None
         await asyncio.sleep(5)
         assert it.handled == 100
+        assert it.health_seen == {None}
 
     play(story)
 
