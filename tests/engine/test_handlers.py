@@ -1,6 +1,7 @@
 """The handlers one call at a time: which neighbours each piece of news reaches, with what, and in which order."""
 
-from collections.abc import Callable, Iterable
+import logging
+from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 from msgspec.structs import replace
@@ -31,6 +32,15 @@ from podkeeper.testing.virtual_time import VirtualClock, simulate
 from tests.engine.loop_house import pod
 
 Call = tuple[object, ...]
+
+
+@pytest.fixture(autouse=True)
+def no_errors(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Fail a test in which handling a pod failed. A test that expects this clears what was logged."""
+    yield
+    assert [line.getMessage() for line in caplog.records if line.levelno >= logging.ERROR] == []
+
+
 WEB, DELETED = pod("web"), pod("web", deleted=True)
 STATIC, MIRROR = pod("dns", "static", source=FILE_SOURCE), pod("dns", "shadow", mirror=True)
 UID = PodUID("web")
@@ -128,7 +138,9 @@ class Desk:
 
     def removal(self, couple: Couple, at: float, *, all_sources_ready: bool) -> Update | None:
         self.call("removal", couple.pod, couple.asked_by_mirror, all_sources_ready)
-        return None if couple.pod is None else Update(type=UpdateType.UPDATE, pod=couple.pod, start_time=at)
+        if couple.pod is None or not all_sources_ready:
+            return None
+        return Update(type=UpdateType.UPDATE, pod=couple.pod, start_time=at)
 
     def record(self, event: PodEvent, about: Pod | PodRecord | None) -> None:
         self.call("event", event, about)
@@ -193,25 +205,27 @@ def test_all_sources_are_ready_once_an_update_of_each_was_handled() -> None:
     at_desk(story, sources=(API_SOURCE, FILE_SOURCE))
 
 
-def test_a_refused_update_shows_that_its_source_is_there() -> None:
+def test_a_refused_update_shows_that_its_source_is_there(caplog: pytest.LogCaptureFixture) -> None:
     def story(desk: Desk) -> None:
         assert desk.config("SHRUG", WEB) == []
         assert desk.calls == []
         assert desk.handlers.all_sources_ready()
 
     at_desk(story)
+    caplog.clear()
 
 
-def test_a_pod_without_a_uid_is_skipped() -> None:
+def test_a_pod_without_a_uid_is_skipped(caplog: pytest.LogCaptureFixture) -> None:
     def story(desk: Desk) -> None:
         assert desk.config(Op.UPDATE, pod("bad", ""), WEB) == [False]
         assert [call for call in desk.calls if call[0] == "tell worker"] == [update(UpdateType.UPDATE, WEB)]
 
     at_desk(story)
+    caplog.clear()
 
 
 @pytest.mark.parametrize("error", [TryLater("cannot"), ZeroDivisionError()], ids=["expected", "unexpected"])
-def test_an_error_of_one_pod_is_that_pods_alone(error: Exception) -> None:
+def test_an_error_of_one_pod_is_that_pods_alone(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
     def story(desk: Desk) -> None:
         desk.failing["tell worker"] = error
         assert desk.config(Op.UPDATE, pod("a"), pod("b")) == [False, False]
@@ -223,6 +237,7 @@ def test_an_error_of_one_pod_is_that_pods_alone(error: Exception) -> None:
         desk.handlers.probe(ProbeUpdate(ProbeKind.READINESS, PodUID("a"), "fake://1", ProbeResult.SUCCESS))
 
     at_desk(story)
+    caplog.clear()
 
 
 def test_only_additions_are_taken_in_order_of_age() -> None:
@@ -347,6 +362,17 @@ def test_a_removed_pod_holds_nothing_and_is_told_to_its_worker_even_if_it_is_hel
             ("removal", WEB, False, True),
             update(UpdateType.UPDATE, WEB),
         ]
+
+    at_desk(story)
+
+
+def test_a_removal_may_mean_nothing_to_the_worker() -> None:
+    def story(desk: Desk) -> None:
+        desk.config(Op.ADD, WEB)
+        desk.taken()
+        desk.seen_all = False
+        desk.config(Op.REMOVE, WEB)
+        assert desk.calls == [("count no more", "web"), ("forget deadline", "web"), ("removal", WEB, False, False)]
 
     at_desk(story)
 
