@@ -431,6 +431,17 @@ def test_a_failed_start_is_shown_with_the_sandbox_that_the_same_sync_made() -> N
     ]
 
 
+def test_a_new_sandbox_is_published_before_its_containers_start() -> None:
+    sandbox_only = PodRecord(uid=uid(WEB), name="web", namespace="ns", ips=("10.0.0.1",), sandboxes=(SANDBOX,))
+
+    async def scenario(world: World) -> None:
+        world.meanwhile["execute"] = lambda: world.syncer.on_sandbox_ready(WEB, sandbox_only)
+        await sync(world)
+        assert [status.pod_ip for status in world.told] == [None, "10.0.0.1"]
+
+    play(scenario)
+
+
 def test_what_runs_already_has_its_probes_before_anything_is_said_of_it() -> None:
     probed = pod("web", container(readiness=Probe()))
 
