@@ -449,6 +449,10 @@ def test_what_runs_already_has_its_probes_before_anything_is_said_of_it() -> Non
         await sync(world, probed, record_of(probed, ContainerState.RUNNING))
         assert world.steps[:2] == ["probe", "status"]
         world.steps.clear()
+        app = RUNNING.containers[0]
+        await sync(world, probed, replace(RUNNING, containers=(app, replace(app, state=ContainerState.EXITED))))
+        assert world.steps[:2] == ["probe", "status"]
+        world.steps.clear()
         world.probe_view = ProbeView(agent_started=BEGINNING, workers=frozenset({("app", ProbeKind.READINESS)}))
         await sync(world, probed, record_of(probed, ContainerState.RUNNING))
         assert world.steps[0] == "status"
@@ -491,7 +495,7 @@ def test_a_pod_that_can_never_run_here_fails_with_the_reason() -> None:
 def test_without_network_nothing_is_made_ready() -> None:
     async def scenario(world: World) -> None:
         world.network = "no plugin"
-        with pytest.raises(NetworkNotReady):
+        with pytest.raises(NetworkNotReady, match="cannot start pod ns/web: network is not ready: no plugin"):
             await sync(world)
         assert world.steps == ["status"]
         assert world.events == [("NetworkNotReady", "network is not ready: no plugin")]
@@ -637,6 +641,10 @@ def test_a_lost_network_ends_the_quiet() -> None:
         world.network = "gone"
         with pytest.raises(NetworkNotReady):
             await sync(world, record=RUNNING)
+        world.network = None
+        world.steps.clear()
+        await sync(world, record=RUNNING)
+        assert world.steps[0] == "status"  # after a sync that failed, the next one is not skipped
 
     play(scenario)
 
@@ -741,6 +749,14 @@ def test_a_pod_past_its_deadline_is_recorded_once() -> None:
     play(scenario)
 
 
+def test_the_deadline_of_a_pod_that_this_agent_never_published_is_recorded() -> None:
+    async def scenario(world: World) -> None:
+        assert await sync(world, replace(LATE, status=BEGUN), RUNNING)
+        assert [event.reason for event, _ in world.recorded] == [PAST_DEADLINE.reason]
+
+    play(scenario)
+
+
 FULL, SHUT = Eviction("Evicted", "the disk is full"), Eviction("Terminated", "the node shuts down")
 
 
@@ -772,6 +788,7 @@ def test_an_eviction_ends_the_quiet() -> None:
     async def scenario(world: World) -> None:
         await settle(world)
         world.evictions["second"] = SHUT
+        world.probe_view = ProbeView(agent_started=BEGINNING, workers=frozenset({("app", ProbeKind.READINESS)}))
         assert await sync(world, record=RUNNING)
         assert world.steps == ["status"]
 
