@@ -98,7 +98,7 @@ class Desk:
         self.call(f"remove {container_id}")
 
     async def pod_record(self, uid: PodUID) -> PodRecord:
-        self.call("look")
+        self.call("look", uid)
         return self.seen
 
     # Starter and stopper.
@@ -188,7 +188,7 @@ def test_a_new_sandbox_is_made_from_the_pod_and_its_containers_learn_its_address
             ("look up",),
             ("event", event, WEB),
             ("run sandbox", config),
-            ("look",),
+            ("look", UID),
             ("sandbox ready", desk.seen),
             ("begun container",),
             ("start", "app"),
@@ -269,6 +269,24 @@ def test_only_an_init_container_that_runs_to_its_end_holds_up_the_next(failing: 
         actions = PodActions(sandbox_id="s1", init_containers_to_start=(0, 1, 2))
         assert len(await desk.errors(INIT, IN_SANDBOX, actions)) == 1
         assert [call[1] for call in desk.calls if call[0] == "start"] == started
+
+    at_desk(story)
+
+
+def test_the_optional_neighbours_may_be_missing() -> None:
+    async def story(desk: Desk) -> None:
+        desk.executor = PlanExecutor(
+            runtime=desk, starter=desk, stopper=desk, record=lambda event, about: None, host_ips=lambda: ()
+        )
+        desk.not_started = {"app": REFUSED}
+        assert len(await desk.errors(WEB, NOTHING, CREATE)) == 1
+        (config,) = (call[1] for call in desk.calls if call[0] == "run sandbox")
+        assert isinstance(config, SandboxConfig)
+        assert (config.dns, config.log_directory) == (None, "/var/log/pods/default_web_uid-web")
+        assert desk.executor.failures_of(UID) == {"app": REFUSED.failure}
+        desk.failing["run sandbox"] = NO_ANSWER
+        with pytest.raises(RuntimeUnavailable):
+            await desk.execute(WEB, NOTHING, CREATE)
 
     at_desk(story)
 
