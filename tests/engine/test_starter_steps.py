@@ -22,9 +22,13 @@ from podkeeper.model.k8s.core import (
     ConfigMapEnvSource,
     Container,
     EnvFromSource,
+    EnvVar,
+    EnvVarSource,
     EphemeralContainer,
     LifecycleHandler,
+    ObjectFieldSelector,
     Pod,
+    ResourceFieldSelector,
     Secret,
     SecretEnvSource,
     SecurityContext,
@@ -33,6 +37,7 @@ from podkeeper.model.k8s.core import (
 )
 from podkeeper.model.k8s.meta import ObjectMeta
 from podkeeper.model.messages import EventType, PodEvent, PodUID
+from podkeeper.model.quantity import parse_quantity
 from podkeeper.model.runtime import ContainerRecord, ContainerState, ImageRecord, PodRecord
 from podkeeper.model.runtime_calls import ContainerConfig, Mount
 from podkeeper.rules.backoff import Curve, Held
@@ -90,7 +95,7 @@ class Desk:
                 "event", event, about.metadata.uid if isinstance(about, Pod) else None
             ),
             host_ips=lambda: ("192.0.2.1",),
-            allocatable=dict,
+            allocatable=lambda: {"cpu": parse_quantity("3")},
             curve=CURVE,
         )
 
@@ -227,6 +232,27 @@ def test_a_container_is_made_from_its_spec_its_objects_and_its_record() -> None:
             ("get", ConfigMap, "paint", "default"),
             ("get", Secret, "spice", "default"),
         ]
+
+    at_desk(story)
+
+
+def test_the_environment_shows_what_the_pod_and_the_node_have() -> None:
+    def of_pod(path: str) -> EnvVarSource:
+        return EnvVarSource(field_ref=ObjectFieldSelector(field_path=path))
+
+    sources = {
+        "NAME": of_pod("metadata.name"),
+        "POD": of_pod("status.podIP"),
+        "ALL": of_pod("status.podIPs"),
+        "HOST": of_pod("status.hostIP"),
+        "CPU": EnvVarSource(resource_field_ref=ResourceFieldSelector(resource="limits.cpu")),
+    }
+    env = tuple(EnvVar(name=name, value_from=source) for name, source in sources.items())
+
+    async def story(desk: Desk) -> None:
+        assert await desk.start(pod(replace(APP, env=env))) is None
+        shown = {"NAME": "web", "POD": "10.0.0.1", "ALL": "10.0.0.1,fd00::1", "HOST": "192.0.2.1", "CPU": "3"}
+        assert {name: value for name, value in desk.config().env.items() if name in shown} == shown
 
     at_desk(story)
 

@@ -914,9 +914,11 @@ def test_the_time_until_a_pod_runs_is_measured_once(phase: str | None, measured:
     play(scenario)
 
 
-def test_no_time_is_measured_for_a_pod_that_was_never_seen() -> None:
+@pytest.mark.parametrize("annotations", [None, {}, {"other": "2025-12-31T23:59:50Z"}])
+def test_no_time_is_measured_for_a_pod_without_the_time_it_was_seen(annotations: dict[str, str] | None) -> None:
     async def scenario(world: World) -> None:
-        await world.syncer.sync_pod(UpdateType.CREATE, WEB, None, RUNNING)
+        unseen = replace(WEB, metadata=replace(WEB.metadata, annotations=annotations))
+        await world.syncer.sync_pod(UpdateType.CREATE, unseen, None, RUNNING)
         assert world.seconds == []
 
     play(scenario)
