@@ -99,6 +99,7 @@ class World:
         self.failing: dict[str, BaseException] = {}
         self.meanwhile: dict[str, Callable[[], None]] = {}  # happens once, in the middle of a step
         self.published: PodStatus | None = None
+        self.refuses = False  # the status manager takes no status
         self.told: list[PodStatus] = []
         self.events: list[tuple[str, str]] = []
         self.recorded: list[tuple[PodEvent, Pod | PodRecord | None]] = []
@@ -151,7 +152,7 @@ class World:
 
     def set_pod_status(self, pod: Pod, status: PodStatus) -> bool:
         self.step("status")
-        changed = status != self.published
+        changed = status != self.published and not self.refuses
         if changed:
             self.published = status
             self.told.append(status)
@@ -920,5 +921,47 @@ def test_no_time_is_measured_for_a_pod_without_the_time_it_was_seen(annotations:
         unseen = replace(WEB, metadata=replace(WEB.metadata, annotations=annotations))
         await world.syncer.sync_pod(UpdateType.CREATE, unseen, None, RUNNING)
         assert world.seconds == []
+
+    play(scenario)
+
+
+def test_a_pod_whose_status_is_not_taken_is_never_quiet() -> None:
+    async def scenario(world: World) -> None:
+        world.refuses = True
+        for _ in range(3):
+            world.steps.clear()
+            await sync(world, record=RUNNING)
+            assert world.steps[0] == "status"
+
+    play(scenario)
+
+
+def test_the_status_before_a_kill_shows_what_still_runs() -> None:
+    first, last = play(terminating).told
+    assert [each.state.running is not None for each in first.container_statuses or ()] == [True]
+    assert [each.state.terminated is not None for each in last.container_statuses or ()] == [True]
+
+
+def test_the_optional_neighbours_may_be_missing() -> None:
+    async def scenario(world: World) -> None:
+        world.syncer = PodSyncer(
+            statuses=world,
+            probes=world,
+            executor=world,
+            ground=world,
+            mirrors=world,
+            look=world.look,
+            request_look=world.request_look,
+            node=lambda: world.node,
+            network_trouble=lambda: None,
+            record=world.record,
+            clock=VirtualClock(),
+        )
+        secretive = replace(STATIC, spec=SECRETIVE.spec)
+        await world.syncer.sync_pod(UpdateType.CREATE, secretive, None, NOTHING)
+        assert [each.pull_secrets for each in world.executions] == [()]
+        await sync(world, secretive, RUNNING)
+        await terminated(world)
+        assert "unregister" not in world.steps
 
     play(scenario)
