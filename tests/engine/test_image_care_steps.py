@@ -265,6 +265,17 @@ def test_freeing_exactly_enough_is_enough() -> None:
     at_desk(story)
 
 
+@pytest.mark.parametrize("available, removed", [(200, []), (199, ["space"])])
+def test_one_byte_too_few_is_a_shortage(available: int, removed: list[str]) -> None:
+    async def story(desk: Desk) -> None:
+        await desk.aged()
+        desk.usage = ImageFsUsage(mountpoint="/images", used_bytes=0, capacity_bytes=1000, available_bytes=available)
+        await desk.care.collect()
+        assert desk.removed == removed
+
+    at_desk(story, GcPolicy(high_percent=80, low_percent=80))
+
+
 @pytest.mark.parametrize("capacity", [0, -1])
 def test_a_disk_without_a_size_is_reported(capacity: int) -> None:
     async def story(desk: Desk) -> None:

@@ -53,6 +53,7 @@ class Desk:
         self.present: ImageRecord | None = None
         self.look_error: Exception | None = None
         self.seconds = 0.0  # that a pull takes
+        self.config_seconds = 0.0  # that reading the node's own credentials takes
         self.private = False
         self.held: Held | None = None
         self.clock = VirtualClock()
@@ -77,6 +78,7 @@ class Desk:
         return taken
 
     async def node_configs(self) -> Sequence[str]:
+        await asyncio.sleep(self.config_seconds)
         return [config("node")]
 
     # The runtime.
@@ -241,6 +243,29 @@ def test_a_pull_from_its_backoff_to_its_event() -> None:
             pulled("1.5s", "1.5s"),
             ("observe", 1.5, 1234),
         ]
+
+    at_desk(story)
+
+
+def test_the_time_until_a_pull_begins_is_part_of_the_wait() -> None:
+    async def story(desk: Desk) -> None:
+        desk.seconds, desk.config_seconds = 1.5, 0.5
+        await desk.ensure(wants("web", policy="Always"))
+        assert desk.calls[-2:] == [pulled("1.5s", "2s"), ("observe", 2.0, 1234)]
+
+    at_desk(story)
+
+
+def test_a_pull_may_go_unobserved() -> None:
+    async def story(desk: Desk) -> None:
+        desk.images = ImageManager(
+            runtime=desk,
+            clock=desk.clock,
+            record=lambda event, about: None,
+            spawn=asyncio.ensure_future,
+            pulls=desk,
+        )
+        assert await desk.ensure(wants("web")) is FOUND
 
     at_desk(story)
 

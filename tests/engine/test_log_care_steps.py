@@ -153,6 +153,16 @@ LOOKS: dict[str, tuple[dict[str, int], tuple[ContainerRecord, ...], list[str]]] 
     "a container that runs without a log gets one": ({}, (attempt(),), ["reopen app-0"]),
     "a container that exited without a log gets none": ({}, (attempt(0, EXITED),), []),
     "the newest attempt lacks its log": ({"0.log": 1}, (attempt(1), attempt(0, EXITED)), ["reopen app-1"]),
+    "one container exited and another one lacks its log": (
+        {},
+        (attempt(0, EXITED), attempt(name="other")),
+        ["reopen other-0"],
+    ),
+    "the newest part of a container that exited is not compressed": (
+        {"0.log": 500, OLD: 100},
+        (attempt(0, EXITED),),
+        [],
+    ),
     "files of other names stay": ({"0.log": 1, "notes.txt": 1}, (attempt(),), []),
     "logs of another container stay": ({"0.log": 500}, (attempt(name="other"),), ["reopen other-0"]),
 }
@@ -348,15 +358,30 @@ def test_so_many_logs_are_compressed_at_a_time(workers: int) -> None:
         pytest.param(100, 40, 4, 6, id="and fast"),
         pytest.param(40, 100, 10, 10, id="a log that is rotated now has all its room again"),
         pytest.param(None, 40, 4, 6, id="a log that is new grew from nothing"),
+        pytest.param(0, 40, 0.5, 1, id="a log that grew within half a second"),
+        pytest.param(0, 40, 0, 1, id="a log that grew at once"),
     ],
 )
 def test_the_next_look_comes_before_a_log_is_full(first: int | None, second: int, after: float, pause: float) -> None:
     async def story(desk: Desk) -> None:
+        await asyncio.sleep(100)
         desk.have({} if first is None else {"0.log": first}, *([] if first is None else [attempt()]))
         assert (await desk.look())[0] == 1  # the first look knows no pace
         await asyncio.sleep(after)
         desk.have({"0.log": second}, attempt())
         assert (await desk.look())[0] == pytest.approx(pause)
+
+    at_desk(story)
+
+
+def test_the_pace_of_a_log_is_that_since_the_last_look() -> None:
+    async def story(desk: Desk) -> None:
+        pauses = []
+        for size in (0, 8, 24):
+            desk.have({"0.log": size}, attempt())
+            pauses.append((await desk.look())[0])
+            await asyncio.sleep(2)
+        assert pauses == [1, 10, 9.5]
 
     at_desk(story)
 
