@@ -65,6 +65,7 @@ class Desk:
         self.waiting: dict[str, PodUID] = {}
         self.failing: dict[str, Exception] = {}
         self.seen_all = True
+        self.asked_anew: list[str | None] = []
         self.then: Callable[[], None] | None = None
         self.pods = PodManager()
         self.handlers = SyncHandlers(
@@ -81,7 +82,7 @@ class Desk:
             clock=VirtualClock(),
             on_removal=self.removal,
             note=lambda uid, what, text: self.call("note", uid, what, text),
-            ask_anew=lambda pod: pod.metadata.uid in self.turned_away,
+            ask_anew=self.ask_anew,
             rejected=lambda reason: self.call("rejected", reason),
         )
 
@@ -141,6 +142,10 @@ class Desk:
         if couple.pod is None or not all_sources_ready:
             return None
         return Update(type=UpdateType.UPDATE, pod=couple.pod, start_time=at)
+
+    def ask_anew(self, pod: Pod) -> bool:
+        self.asked_anew.append(pod.metadata.uid)
+        return pod.metadata.uid in self.turned_away
 
     def record(self, event: PodEvent, about: Pod | PodRecord | None) -> None:
         self.call("event", event, about)
@@ -324,6 +329,7 @@ def test_news_of_a_mirror_updates_its_static_pod() -> None:
         desk.taken()
         desk.config(Op.ADD, MIRROR)
         assert desk.taken() == [("mirror changed", "static"), update(UpdateType.UPDATE, STATIC, MIRROR)]
+        assert desk.asked_anew == ["static"]
         desk.config(Op.UPDATE, MIRROR)
         assert desk.taken() == [update(UpdateType.UPDATE, STATIC, MIRROR)]
         desk.config(Op.REMOVE, MIRROR)
@@ -572,5 +578,35 @@ def test_only_a_successor_that_waits_is_woken() -> None:
         desk.waiting["dns_ns"] = PodUID("static")
         desk.handlers.wake_successor("dns_ns")
         assert desk.calls == [update(UpdateType.SYNC, STATIC)]
+
+    at_desk(story)
+
+
+def test_the_optional_neighbours_may_be_missing() -> None:
+    def story(desk: Desk) -> None:
+        desk.handlers = SyncHandlers(
+            pods=desk.pods,
+            workers=desk,
+            status=desk,
+            deadlines=_Followers("deadline", desk.call),
+            admission=_Judge(desk),
+            preemption=desk,
+            sources=(API_SOURCE,),
+            has_seen=lambda asked: True,
+            collect_dead=lambda uid, container_id, everything: None,
+            record=desk.record,
+            clock=VirtualClock(),
+        )
+        desk.ending.add(UID)
+        desk.config(Op.ADD, WEB)
+        assert desk.taken() == [("follow deadline", "web"), update(UpdateType.CREATE, WEB)]
+        desk.ending.clear()
+        desk.verdict = Rejection("OutOfcpu", "no")
+        assert desk.config(Op.ADD, WEB) == [True]
+        desk.verdict = PREEMPT
+        assert desk.config(Op.ADD, WEB) == [True]
+        desk.taken()
+        desk.config(Op.REMOVE, WEB)
+        assert desk.calls[-1] == ("tell worker", Update(type=UpdateType.KILL, pod=WEB))
 
     at_desk(story)

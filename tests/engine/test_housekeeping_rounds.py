@@ -272,8 +272,9 @@ def while_running(
 
 def test_what_a_round_sees() -> None:
     async def story(desk: Desk, tidy: Callable[[], Awaitable[None]]) -> None:
-        web, rejected, new = pod("web"), pod("rejected"), pod("new")
-        desk.desired, desk.mirror_pods, desk.orphaned_mirrors = [web, STATIC, rejected, new], [MIRROR], ["old_ns"]
+        web, rejected, new, blank, unseen = (pod(name) for name in ("web", "rejected", "new", "blank", "unseen"))
+        desk.desired = [web, STATIC, rejected, new, blank, unseen]
+        desk.mirror_pods, desk.orphaned_mirrors = [MIRROR], ["old_ns"]
         desk.known = {PodUID("web"): KNOWN}
         desk.told_since, desk.held = uids("static"), uids("new")
         desk.published = {
@@ -281,6 +282,7 @@ def test_what_a_round_sees() -> None:
             PodUID("web"): PodStatus(phase="Running"),
             PodUID("static"): PodStatus(phase="Running"),
             PodUID("new"): PodStatus(phase="Pending"),
+            PodUID("blank"): PodStatus(),
         }
         desk.runtime_pods = [running("web"), stopped("gone")]
         desk.cgroups, desk.dirs, desk.mounted = uids("c"), uids("d"), uids("m")
@@ -288,7 +290,14 @@ def test_what_a_round_sees() -> None:
         await tidy()
         assert [sight for sight, _ in desk.rounds] == [
             Sight(
-                desired=[(web, None), (STATIC, MIRROR), (rejected, None), (new, None)],
+                desired=[
+                    (web, None),
+                    (STATIC, MIRROR),
+                    (rejected, None),
+                    (new, None),
+                    (blank, None),
+                    (unseen, None),
+                ],
                 mirrors=[MIRROR],
                 orphaned_mirrors=["old_ns"],
                 known=desk.known,
@@ -503,6 +512,7 @@ def test_no_more_than_256_removals_are_under_way_besides_slow_ones() -> None:
             return sum(str(name).startswith("remove cgroup") for name, *_ in desk.taken())
 
         begun = []
+        await asyncio.sleep(100)
         for wait in (9.5, 0.5, 0.25, 0.0):
             await tidy()
             begun.append(removals())
@@ -557,6 +567,7 @@ def test_a_removal_that_takes_ten_seconds_is_logged_once(caplog: pytest.LogCaptu
     async def story(desk: Desk, tidy: Callable[[], Awaitable[None]]) -> None:
         desk.orphaned_mirrors, desk.seconds = ["slow_ns"], {"delete mirror slow_ns": 30.0}
         seen = []
+        await asyncio.sleep(100)
         for wait in (9.75, 0.25, 5.0, 0.0):
             await tidy()
             seen.append(warnings(caplog))

@@ -150,10 +150,10 @@ def test_a_young_image_keeps_no_older_one_from_going() -> None:
         await desk.care.collect()
         desk.pods = []
         await asyncio.sleep(60)
-        desk.usage = usage(95)
+        desk.usage = usage(95, 2000)
         desk.calls.clear()
         await desk.care.collect()
-        assert desk.calls[3:] == ["remove a", "remove c"]
+        assert desk.calls[3:] == ["remove a", "remove c", "remove b"]  # b was used last
 
     at_desk(story)
 
