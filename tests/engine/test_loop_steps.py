@@ -1,6 +1,7 @@
 """The sync loop alone, with neighbours that note when they are called: turns, breaths, and the runtime's health."""
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Iterator
 from itertools import pairwise
 
@@ -27,6 +28,13 @@ from tests.engine.loop_house import never, pod
 WEB, DB = PodUID("web"), PodUID("db")
 DIED = LifecycleEvent(WEB, LifecycleEventType.CONTAINER_DIED, "c1")
 READY = ProbeUpdate(ProbeKind.READINESS, WEB, "fake://1", ProbeResult.SUCCESS)
+
+
+@pytest.fixture(autouse=True)
+def no_errors(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Fail a test in which the loop failed unexpectedly. A test that expects this clears what was logged."""
+    yield
+    assert [line.getMessage() for line in caplog.records if line.levelno >= logging.ERROR] == []
 
 
 def additions(number: int) -> PodUpdate:
@@ -172,7 +180,7 @@ def test_any_news_wakes_the_loop(tell: Callable[[Neighbours], None]) -> None:
     play(story)
 
 
-def test_news_that_cannot_be_handled_is_skipped() -> None:
+def test_news_that_cannot_be_handled_is_skipped(caplog: pytest.LogCaptureFixture) -> None:
     async def story(it: Neighbours) -> None:
         it.failing = True
         it.loop.tell_config(additions(3))
@@ -181,6 +189,7 @@ def test_news_that_cannot_be_handled_is_skipped() -> None:
         assert it.names() == ["config of 3", "lifecycle web"]
 
     play(story)
+    caplog.clear()
 
 
 async def portions(it: Neighbours, done: Callable[[], int]) -> set[int]:
@@ -353,7 +362,7 @@ TROUBLES: dict[str, tuple[Callable[[Neighbours], None], float, str]] = {
 
 @pytest.mark.parametrize("disturb, patience, text", TROUBLES.values(), ids=TROUBLES.keys())
 def test_news_and_turns_wait_until_the_runtime_is_well(
-    disturb: Callable[[Neighbours], None], patience: float, text: str
+    disturb: Callable[[Neighbours], None], patience: float, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def story(it: Neighbours) -> None:
         assert it.loop.health() is None
@@ -372,6 +381,7 @@ def test_news_and_turns_wait_until_the_runtime_is_well(
         assert sorted(it.names()) == ["lifecycle web", "sync web"]
 
     play(story)
+    caplog.clear()
 
 
 def test_the_loop_is_not_well_before_the_runtime_has_answered() -> None:

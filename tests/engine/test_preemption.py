@@ -32,6 +32,7 @@ class House:
         self.counted: list[str] = []
         self.events: list[tuple[PodEvent, Pod | PodRecord | None]] = []
         self.record_error: Exception | None = None
+        self.told_before_kill = True
         self.orders: list[tuple[bool, PodStatus]] = []  # as an eviction or not, and the last status of a running pod
         self.preemption = Preemption(
             workers=self, record=self.record, clock=VirtualClock(), preempted=self.counted.append
@@ -44,6 +45,7 @@ class House:
 
     async def kill_pod(self, pod: Pod, *, evict: bool, status_function: StatusFunction) -> None:
         self.orders.append((evict, status_function(PodStatus(phase="Running"))))
+        self.told_before_kill &= any(about is pod for _, about in self.events)
         await asyncio.sleep(self.seconds.get(uid(pod), 0))
         if (failure := self.failures.get(uid(pod))) is not None:
             raise failure
@@ -138,6 +140,7 @@ def test_a_victim_is_evicted_with_an_event_and_a_status_that_say_why() -> None:
             (PodEvent(EventType.WARNING, "Preempting", text, uid(victim)), victim) for victim in (FIRST, SECOND)
         ]
         assert [evict for evict, _ in house.orders] == [True, True]
+        assert house.told_before_kill
         for _, status in house.orders:
             assert (status.phase, status.reason, status.message) == ("Failed", "Preempting", text)
             assert [each.type for each in status.conditions or ()] == ["DisruptionTarget"]

@@ -1,6 +1,7 @@
 """The book of pulls alone: what is noted, in which order, what a new agent reads of it, and what is forgotten."""
 
 import asyncio
+import logging
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
@@ -186,13 +187,14 @@ def test_a_policy_may_need_credentials_for_all_images() -> None:
     live(story)
 
 
-def test_a_new_agent_reads_all_notes() -> None:
+def test_a_new_agent_reads_all_notes(caplog: pytest.LogCaptureFixture) -> None:
     async def story() -> None:
         record = msgspec.json.encode(PulledImage("i1", {NAME: access_by(MINE)}))
         it = Life(pulled=Notes(i1=record, i2=b"{"))
         assert (it.must_pull(MINE), it.must_pull(THEIRS)) == (False, True)
         assert it.book.must_pull(IMAGE, "i2", [MINE])  # whose note cannot be read
         assert not it.book.must_pull(IMAGE, "i3", [])
+        assert [line.levelno for line in caplog.records] == [logging.WARNING]
 
     live(story)
 

@@ -147,6 +147,8 @@ class Desk:
 
     async def get(self, kind: Any, name: str, namespace: str = "") -> Any:
         self.call("get", kind, name, namespace)
+        if name not in self.objects:
+            raise NotFound(name)
         return self.objects[name]
 
     async def execute(
@@ -269,6 +271,20 @@ def test_an_object_that_is_missing_matters_unless_it_is_optional(optional: bool)
         answer = await desk.start(pod(replace(APP, env_from=(source,))))
         expected = NotStarted(StartFailure("CreateContainerConfigError", 'secret "spice" not found'))
         assert answer == (None if optional else expected)
+
+    at_desk(story)
+
+
+def test_an_optional_object_that_is_missing_hides_no_other() -> None:
+    sources = (
+        EnvFromSource(secret_ref=SecretEnvSource(name="gone", optional=True)),
+        EnvFromSource(config_map_ref=ConfigMapEnvSource(name="paint")),
+    )
+
+    async def story(desk: Desk) -> None:
+        desk.objects = {"paint": ConfigMap(metadata=ObjectMeta(name="paint"), data={"COLOR": "red"})}
+        assert await desk.start(pod(replace(APP, env_from=sources))) is None
+        assert desk.config().env["COLOR"] == "red"
 
     at_desk(story)
 
