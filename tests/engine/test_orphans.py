@@ -15,6 +15,7 @@ from podkeeper.model.runtime import PodRecord
 from podkeeper.ports.api import K
 from podkeeper.testing.memory_api import MemoryApi
 from podkeeper.testing.virtual_time import VirtualClock, simulate
+from tests.violations import violation
 
 
 class Node:
@@ -131,7 +132,8 @@ class Api:
         self.error: Exception | None = None
 
     async def get(self, kind: type[K], name: str, namespace: str = "") -> K:
-        assert kind is Pod
+        if kind is not Pod:
+            raise violation(f"asked for a {kind}")
         self.asked.append((asyncio.get_running_loop().time(), namespace, name))
         await asyncio.sleep(self.seconds)
         if self.error is not None:

@@ -39,6 +39,7 @@ from podkeeper.rules.status.pod import NodeView
 from podkeeper.rules.worker.updates import UpdateType
 from podkeeper.testing.virtual_time import BEGINNING, VirtualClock, simulate
 from tests.engine.small_node import container, pod, uid
+from tests.violations import violation
 
 WEB = pod("web")
 STATIC = pod("web", source=FILE_SOURCE)
@@ -255,7 +256,8 @@ class World:
         return self.seen
 
     def request_look(self, uid: PodUID) -> None:
-        assert uid == WEB.metadata.uid
+        if uid != WEB.metadata.uid:
+            raise violation(f"a look at pod {uid!r}, which no test has")
         self.looks_wanted += 1
 
     def record(self, event: PodEvent, about: Pod | PodRecord | None) -> None:
