@@ -717,15 +717,14 @@ def test_any_container_to_start_is_work(of: Pod, record: PodRecord, expected: Po
 
 @pytest.mark.parametrize("kind", ["live", "started"])
 def test_a_failed_probe_alone_is_work(kind: str) -> None:
-    probed = pod("web", container(liveness=Probe()), policy="Never")
-    probed = replace(
-        probed,
-        spec=replace(probed.spec, containers=(replace(probed.spec.containers[0], startup_probe=Probe()),)),
-    )
+    app, other = replace(container(liveness=Probe()), startup_probe=Probe()), container("other")
+    probed = pod("web", app, other, policy="Never")
+    running = record_of(probed, ContainerState.RUNNING)
+    second = replace(running.containers[0], id="c2", name="other", spec_hash=container_hash(other))
 
     async def scenario(world: World) -> None:
         setattr(world, kind, {"c1": ProbeResult.FAILURE})
-        await sync(world, probed, record_of(probed, ContainerState.RUNNING))
+        await sync(world, probed, replace(running, containers=(*running.containers, second)))
         kills = [kill for each in world.executions for kill in each.actions.containers_to_kill]
         reason = KillReason.LIVENESS_PROBE if kind == "live" else KillReason.STARTUP_PROBE
         assert [(kill.id, kill.name, kill.reason) for kill in kills] == [("c1", "app", reason)]
