@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from podkeeper.engine.admission import Admission
 from podkeeper.model.k8s.core import (
@@ -14,13 +15,15 @@ from podkeeper.model.k8s.core import (
     Node,
     NodeStatus,
     Pod,
+    PodSecurityContext,
     PodSpec,
     PodStatus,
     ResourceRequirements,
+    Sysctl,
 )
 from podkeeper.model.k8s.meta import ObjectMeta
 from podkeeper.model.messages import API_SOURCE, CONFIG_SOURCE_ANNOTATION, FILE_SOURCE, HTTP_SOURCE, Op, PodUID
-from podkeeper.rules.admit import Preempt, Rejection, admit
+from podkeeper.rules.admit import Enforcement, Preempt, Rejection, admit
 from tests.engine.loop_house import LoopHouse, play, pod, uids
 
 NODE = Node(metadata=ObjectMeta(name="node"), status=NodeStatus(allocatable={"cpu": "2", "memory": "4Gi", "pods": "5"}))
@@ -102,6 +105,68 @@ def test_a_forgotten_pod_gives_its_ports_back() -> None:
     made.forget(PodUID("b"))
     made.forget(PodUID("b"))
     assert made.admit(wanting("c", port=80)) is None
+
+
+def test_a_verdict_is_given_again_only_if_a_pod_has_ended() -> None:
+    made, workers, _ = admission(wanting("a", "1"), wanting("b", "1"))
+    assert reason(made.admit(wanting("c", "1"))) == "OutOfcpu"
+    assert len(made) == 2
+    workers.terminated.add(PodUID("a"))
+    assert reason(made.admit(wanting("c", "1500m"))) == "OutOfcpu"
+    assert len(made) == 1  # the pod that has ended is counted no more, though that was not enough
+
+
+def test_a_pod_that_fits_has_no_other_struck_out() -> None:
+    made, workers, _ = admission(wanting("a", "1"))
+    workers.terminated.add(PodUID("a"))
+    assert made.admit(wanting("b", "1")) is None
+    assert len(made) == 1
+
+
+def test_a_pod_that_is_judged_again_stays_counted_whatever_the_verdict() -> None:
+    made, workers, statuses = admission(wanting("a", "1"), wanting("b", "1"))
+    statuses.phases[PodUID("a")] = "Failed"
+    workers.terminated.add(PodUID("a"))
+    assert reason(made.admit(wanting("a", "3"))) == "OutOfcpu"
+    assert len(made) == 2
+    statuses.phases.clear()
+    workers.terminated.clear()
+    assert reason(made.admit(wanting("c", "1"))) == "OutOfcpu"
+    made.forget(PodUID("a"))
+    assert made.admit(wanting("c", "1")) is None
+    assert reason(made.admit(wanting("c", "1001m"))) == "OutOfcpu"
+
+
+def test_a_pod_that_is_counted_twice_counts_once_and_as_it_is_now() -> None:
+    made, _, _ = admission(wanting("a", "2"), wanting("a", "500m"))
+    assert len(made) == 1
+    assert made.admit(wanting("b", "1500m")) is None
+    assert reason(made.admit(wanting("b", "1501m"))) == "OutOfcpu"
+
+
+def test_a_pod_that_was_turned_away_is_not_counted_when_it_changes() -> None:
+    made, _, _ = admission()
+    made.update(wanting("turned-away", "2"))
+    assert len(made) == 0
+
+
+def test_a_critical_pod_does_not_preempt_itself() -> None:
+    critical, low = wanting("critical", "1", source=FILE_SOURCE), wanting("low", "1")
+    made, _, _ = admission(low, critical)
+    assert made.admit(wanting("critical", "2", source=FILE_SOURCE)) == Preempt((low,), "cpu")
+
+
+def test_what_containers_cannot_be_held_to_is_refused() -> None:
+    asking = wanting("a")
+    sysctls = (Sysctl(name="kernel.msgmax", value="1"),)
+    asking = replace(asking, spec=replace(asking.spec, security_context=PodSecurityContext(sysctls=sysctls)))
+    for enforcement, expected in (
+        (None, "None"),
+        (Enforcement(), "SysctlForbidden"),
+        (Enforcement(unsafe_sysctls=("kernel.msg*",)), "None"),
+    ):
+        made = Admission(node=lambda: NODE, workers=Workers(), status=Statuses(), enforcement=enforcement)
+        assert reason(made.admit(asking)) == expected
 
 
 STEPS = st.tuples(

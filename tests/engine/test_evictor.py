@@ -26,6 +26,7 @@ class House:
     error: Exception | None = None
     kills: list[tuple[str, bool, int, PodStatus]] = field(default_factory=list)
     events: list[PodEvent] = field(default_factory=list)
+    about: list[Pod | PodRecord | None] = field(default_factory=list)
     signals: list[str] = field(default_factory=list)
     work: "list[asyncio.Future[None]]" = field(default_factory=list)
 
@@ -43,6 +44,7 @@ class House:
 
     def record(self, event: PodEvent, about: Pod | PodRecord | None) -> None:
         self.events.append(event)
+        self.about.append(about)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Future[None]":
         self.work.append(asyncio.ensure_future(work))
@@ -100,3 +102,62 @@ def test_nobody_looks_for_a_pod_that_is_gone() -> None:
 def test_a_kill_that_takes_too_long_is_nobody_elses_trouble() -> None:
     home = evicted(House({WEB: pod()}, error=TryLater("cannot kill it")))
     assert (len(home.kills), [work.exception() for work in home.work]) == (1, [None])
+
+
+def evictor_of(home: House) -> Evictor:
+    return Evictor(
+        workers=home,
+        pod_by_uid=home.pods.get,
+        record=home.record,
+        spawn=home.spawn,
+        clock=VirtualClock(),
+        evicted=home.signals.append,
+    )
+
+
+def test_a_pod_that_ends_already_is_left_alone() -> None:
+    home = evicted(House({WEB: pod()}, ending={WEB}))
+    assert (home.kills, home.events, home.signals) == ([], [], [])
+
+
+def test_a_pod_is_not_evicted_twice_before_its_kill_begins() -> None:
+    home = House({WEB: pod()})
+
+    async def scenario() -> None:
+        evictor = evictor_of(home)
+        for _ in range(3):
+            evictor.evict(WEB, "too large")
+        assert (len(home.work), len(home.events)) == (1, 1)
+        await asyncio.gather(*home.work)
+        home.ending.clear()  # the worker has forgotten it, and the pod is still too large
+        evictor.evict(WEB, "too large")
+        await asyncio.gather(*home.work)
+        assert len(home.kills) == 2
+
+    asyncio.run(scenario())
+
+
+def test_events_are_about_the_pod() -> None:
+    home = evicted(House({WEB: pod()}))
+    critical = evicted(House({WEB: pod(priority=2_000_000_000)}))
+    assert (home.about, critical.about) == ([home.pods[WEB]], [critical.pods[WEB]])
+    words = "too large It stays: critical pods, and so all pods from manifests, are not evicted."
+    assert critical.events == [PodEvent(EventType.WARNING, "NotEvicted", words, WEB)]
+    assert critical.signals == []
+
+
+def test_a_critical_pod_that_was_gone_in_between_is_told_again() -> None:
+    critical, other = pod(priority=2_000_000_000), PodUID("other")
+    home = House({WEB: critical, other: critical})
+
+    async def scenario() -> None:
+        evictor = evictor_of(home)
+        evictor.evict(WEB, "too large")
+        del home.pods[WEB]
+        evictor.evict(other, "too large")
+        home.pods[WEB] = critical
+        evictor.evict(other, "too large")
+        evictor.evict(WEB, "too large")
+        assert [event.uid for event in home.events] == [WEB, other, WEB]
+
+    asyncio.run(scenario())

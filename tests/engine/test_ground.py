@@ -10,7 +10,9 @@ from msgspec.structs import replace
 from podkeeper.engine.background import Background
 from podkeeper.engine.ground import Ground
 from podkeeper.model.errors import TryLater
-from podkeeper.model.k8s.core import PodStatus
+from podkeeper.model.k8s.core import Pod, PodStatus
+from podkeeper.model.messages import EventType, PodEvent
+from podkeeper.model.runtime import PodRecord
 from podkeeper.runtimes.fake.faults import Fault
 from podkeeper.testing.fakes import FakeCgroups, FakeVolumes
 from podkeeper.testing.virtual_time import VirtualClock, simulate
@@ -28,12 +30,17 @@ class House:
         self.volumes, self.cgroups = FakeVolumes(clock), FakeCgroups(clock)
         self.background = Background()
         self.events: list[tuple[str, str]] = []
+        self.recorded: list[tuple[PodEvent, Pod | PodRecord | None]] = []
         self.ground = Ground(
             volumes=self.volumes,
             cgroups=self.cgroups,
-            record=lambda event, about: self.events.append((event.reason, event.message)),
+            record=self.record,
             spawn=self.background.spawn,
         )
+
+    def record(self, event: PodEvent, about: Pod | PodRecord | None) -> None:
+        self.events.append((event.reason, event.message))
+        self.recorded.append((event, about))
 
     @property
     def calls(self) -> list[tuple[str, str]]:
@@ -185,3 +192,89 @@ def test_a_call_that_fails_makes_way_for_the_next() -> None:
 async def _failing(house: House) -> None:
     with pytest.raises(TryLater):
         await house.ground.prepare(WEB)
+
+
+CHANGED = {
+    "labels": replace(WEB, metadata=replace(WEB.metadata, labels={"a": "b"})),
+    "annotations": replace(WEB, metadata=replace(WEB.metadata, annotations={"a": "b"})),
+    "the spec": pod("web", volumes=("data", "more")),
+}
+
+
+@pytest.mark.parametrize("changed", CHANGED.values(), ids=CHANGED.keys())
+def test_a_changed_pod_is_made_ready_again_and_is_the_version_that_counts(changed: Pod) -> None:
+    async def scenario(house: House) -> None:
+        first = await house.ground.prepare(WEB)
+        second = await house.ground.prepare(changed)
+        assert (second is not first, second.pod) == (True, changed)
+        assert await house.ground.prepare(changed) is second
+        third = await house.ground.prepare(WEB)
+        assert third is not second
+        assert len(house.calls) == 3
+
+    in_house(scenario)
+
+
+def test_the_latest_version_that_stands_on_the_same_is_remembered() -> None:
+    async def scenario(house: House) -> None:
+        ready = await house.ground.prepare(WEB)
+        later = replace(WEB, status=PodStatus(phase="Running"))
+        assert await house.ground.prepare(later) is ready
+        assert ready.pod is later
+
+    in_house(scenario)
+
+
+def test_a_failure_is_recorded_about_the_pod_and_ends_the_preparation() -> None:
+    async def scenario(house: House) -> None:
+        house.cgroups.faults.fail("ensure", uid(WEB))
+        with pytest.raises(TryLater) as no_cgroup:
+            await house.ground.prepare(WEB)
+        assert house.calls == []
+        house.volumes.faults.fail("mount", uid(WEB))
+        with pytest.raises(TryLater) as no_mount:
+            await house.ground.prepare(WEB)
+        text = f"unable to ensure pod container exists: {no_cgroup.value}"
+        assert house.recorded == [
+            (PodEvent(EventType.WARNING, "FailedToCreatePodContainer", text, uid(WEB)), WEB),
+            (PodEvent(EventType.WARNING, "FailedMount", str(no_mount.value), uid(WEB)), WEB),
+        ]
+
+    in_house(scenario)
+
+
+def test_a_call_that_has_not_begun_is_skipped_if_its_caller_is_cancelled() -> None:
+    async def scenario(house: House) -> None:
+        house.volumes.faults.hang("mount", uid(WEB), seconds=10)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(house.ground.prepare(WEB))
+            await asyncio.sleep(1)
+            waiting = group.create_task(house.ground.unmount(uid(WEB)))
+            last = group.create_task(house.ground.prepare(WEB))
+            await asyncio.sleep(1)
+            waiting.cancel()
+        assert last.done()
+        assert house.calls == [("mount", "uid-web")] * 2
+
+    in_house(scenario)
+
+
+def test_calls_of_a_pod_are_made_in_the_order_in_which_they_were_asked_for() -> None:
+    async def scenario(house: House) -> None:
+        house.volumes.faults.hang("mount", uid(WEB), seconds=10)
+        async with asyncio.TaskGroup() as group:
+            for call in (
+                house.ground.prepare(WEB),
+                house.ground.unmount(uid(WEB)),
+                house.ground.prepare(WEB),
+                house.ground.unmount(uid(WEB)),
+            ):
+                group.create_task(_made(call))
+                await asyncio.sleep(0.1)
+        assert [operation for operation, _ in house.calls] == ["mount", "unmount"] * 2
+
+    in_house(scenario)
+
+
+async def _made(call: Awaitable[object]) -> None:
+    await call

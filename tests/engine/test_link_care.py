@@ -63,3 +63,53 @@ def test_what_fails_is_tried_again_a_minute_later() -> None:
         care.cancel()
 
     simulate(scenario())
+
+
+def test_links_are_seen_before_the_runtime_is_listed() -> None:
+    """A dead link whose container is not in the list belongs to no container."""
+    order: list[str] = []
+
+    class Watched(Links):
+        async def survey(self) -> dict[str, bool]:
+            order.append("survey")
+            return await super().survey()
+
+        async def make(self, links: Sequence[LogLink]) -> None:
+            order.append(f"make {links[0].log}")
+
+        async def remove(self, names: Sequence[str]) -> None:
+            order.append(f"remove {' '.join(names)}")
+
+    class WatchedRuntime(Runtime):
+        async def list_pods(self) -> Sequence[PodRecord]:
+            order.append("list")
+            return await super().list_pods()
+
+    async def scenario() -> None:
+        links = Watched(old=False)
+        await LinkCare(runtime=WatchedRuntime("a"), links=links, log_root="/logs").look()
+        assert order == ["survey", "list", "make /logs/ns_p_u/c/0.log", "remove old.log"]
+        order.clear()
+        links.there = {"p_ns_c-a.log": True}
+        await LinkCare(runtime=WatchedRuntime("a"), links=links, log_root="/logs").look()
+        assert order == ["survey", "list"]
+
+    simulate(scenario())
+
+
+def test_looks_follow_each_other_whatever_fails() -> None:
+    looks: list[float] = []
+
+    class Failing(Links):
+        async def survey(self) -> dict[str, bool]:
+            looks.append(asyncio.get_running_loop().time())
+            raise (TryLater("busy"), ZeroDivisionError("a bug"))[len(looks) % 2]
+
+    async def scenario() -> None:
+        care = LinkCare(runtime=Runtime(), links=Failing(), log_root="/logs", period_seconds=7)
+        task = asyncio.create_task(care.run())
+        await asyncio.sleep(15)
+        assert looks == [0, 7, 14]
+        task.cancel()
+
+    simulate(scenario())

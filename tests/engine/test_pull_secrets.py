@@ -4,6 +4,7 @@ import json
 from base64 import b64encode
 
 import pytest
+from msgspec.structs import replace
 
 from podkeeper.engine.pull_secrets import PullSecrets
 from podkeeper.model.errors import ApiUnavailable
@@ -108,3 +109,22 @@ def test_without_an_api_there_are_no_secrets() -> None:
     secrets = PullSecrets(objects=None, record=lambda event, about: told.append(event))
     assert list(simulate(secrets.pull_secrets(pod("a")))[0]) == []
     assert [event.reason for event in told] == ["FailedToRetrieveImagePullSecret"]
+
+
+def test_a_pod_that_names_no_secrets_needs_none() -> None:
+    silent = pod()
+    silent = replace(silent, spec=replace(silent.spec, image_pull_secrets=None))
+    assert read(silent, GOOD) == ([], [])
+
+
+def test_only_secrets_with_a_name_are_asked_for() -> None:
+    asked: list[tuple[str, str]] = []
+
+    class Noting(Broken):
+        async def get(self, kind: type[K], name: str, namespace: str = "") -> K:
+            asked.append((namespace, name))
+            return await super().get(kind, name, namespace)
+
+    secrets = PullSecrets(objects=Noting(), record=lambda event, about: None)
+    simulate(secrets.pull_secrets(pod("a", "", "b")))
+    assert asked == [("team", "a"), ("team", "b")]

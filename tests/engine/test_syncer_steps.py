@@ -3,13 +3,20 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 
 from podkeeper.engine.syncer import PodSyncer
 from podkeeper.model.errors import GiveUp, InBackoff, NetworkNotReady, RuntimeRefused, TryLater
-from podkeeper.model.k8s.core import Pod, PodStatus, Probe
+from podkeeper.model.k8s.core import (
+    EphemeralContainer,
+    LocalObjectReference,
+    Pod,
+    PodStatus,
+    Probe,
+)
 from podkeeper.model.messages import (
     CONFIG_FIRST_SEEN_ANNOTATION,
     FILE_SOURCE,
@@ -20,17 +27,23 @@ from podkeeper.model.messages import (
     ProbeResult,
 )
 from podkeeper.model.runtime import ContainerRecord, ContainerState, NetworkMode, PodRecord, SandboxRecord
+from podkeeper.rules.container_grace import KillReason
 from podkeeper.rules.container_hash import container_hash
+from podkeeper.rules.evict import PAST_DEADLINE, Eviction
 from podkeeper.rules.keyring import PullSecret
 from podkeeper.rules.plan import PodActions
+from podkeeper.rules.plan.actions import ContainerToKill
 from podkeeper.rules.probe.flags import ProbeView
 from podkeeper.rules.status.containers import StartFailure
 from podkeeper.rules.status.pod import NodeView
 from podkeeper.rules.worker.updates import UpdateType
 from podkeeper.testing.virtual_time import BEGINNING, VirtualClock, simulate
 from tests.engine.small_node import container, pod, uid
+from tests.violations import violation
 
 WEB = pod("web")
+STATIC = pod("web", source=FILE_SOURCE)
+SECRETIVE = replace(WEB, spec=replace(WEB.spec, image_pull_secrets=(LocalObjectReference(name="registry"),)))
 SANDBOX = SandboxRecord(id="s1", ready=True, network=NetworkMode.POD, ip="10.0.0.1", created_at=BEGINNING)
 
 
@@ -64,7 +77,18 @@ class Crash(BaseException):
 @dataclass(frozen=True)
 class Prepared:
     cgroup_parent: str = "/pods"
-    host_paths: Mapping[str, str] = field(default_factory=dict)
+    host_paths: Mapping[str, str] = field(default_factory=lambda: {"data": "/volumes/data"})
+
+
+@dataclass(frozen=True)
+class Execution:
+    """What the executor is given, besides the pod."""
+
+    record: PodRecord
+    actions: PodActions
+    mounts: Mapping[str, str]
+    cgroup_parent: str
+    pull_secrets: Sequence[PullSecret]
 
 
 class World:
@@ -76,8 +100,10 @@ class World:
         self.failing: dict[str, BaseException] = {}
         self.meanwhile: dict[str, Callable[[], None]] = {}  # happens once, in the middle of a step
         self.published: PodStatus | None = None
+        self.refuses = False  # the status manager takes no status
         self.told: list[PodStatus] = []
         self.events: list[tuple[str, str]] = []
+        self.recorded: list[tuple[PodEvent, Pod | PodRecord | None]] = []
         self.seen = RUNNING
         self.after_kill = STOPPED
         self.node = NodeView(runtime_name="fake", host_ips=("192.0.2.1",))
@@ -85,7 +111,11 @@ class World:
         self.probe_view = ProbeView(agent_started=BEGINNING)
         self.failures: Mapping[str, StartFailure] = {}
         self.will_fail_with = self.failures
-        self.plans: list[PodActions] = []
+        self.executions: list[Execution] = []
+        self.live: Mapping[str, ProbeResult] = {}
+        self.started: Mapping[str, ProbeResult] = {}
+        self.secrets: Sequence[PullSecret] = ()
+        self.evictions: dict[str, Eviction | None] = {"first": None, "second": None}
         self.finished = False
         self.seconds: list[tuple[str, float]] = []
         self.looks_wanted = 0
@@ -102,6 +132,8 @@ class World:
             network_trouble=lambda: self.network,
             record=self.record,
             clock=VirtualClock(),
+            evictions=[partial(self.evicting, name) for name in self.evictions],
+            predecessors=self,
             observer=self,
         )
 
@@ -121,7 +153,7 @@ class World:
 
     def set_pod_status(self, pod: Pod, status: PodStatus) -> bool:
         self.step("status")
-        changed = status != self.published
+        changed = status != self.published and not self.refuses
         if changed:
             self.published = status
             self.told.append(status)
@@ -149,10 +181,10 @@ class World:
         return self.probe_view
 
     def liveness(self, uid: PodUID) -> Mapping[str, ProbeResult]:
-        return {}
+        return self.live
 
     def startup(self, uid: PodUID) -> Mapping[str, ProbeResult]:
-        return {}
+        return self.started
 
     # Executor.
 
@@ -166,8 +198,7 @@ class World:
         cgroup_parent: str,
         pull_secrets: Sequence[PullSecret],
     ) -> None:
-        assert (mounts, cgroup_parent) == ({}, "/pods")
-        self.plans.append(actions)
+        self.executions.append(Execution(record, actions, mounts, cgroup_parent, pull_secrets))
         self.failures = self.will_fail_with
         self.step("execute")
 
@@ -209,19 +240,28 @@ class World:
         self.step("unregister")
 
     async def pull_secrets(self, pod: Pod) -> Sequence[PullSecret]:
-        return ()
+        self.step("pull secrets")
+        return self.secrets
+
+    async def end(self, static: Pod) -> None:
+        self.step("predecessors")
 
     # The rest.
+
+    def evicting(self, name: str, pod: Pod) -> Eviction | None:
+        return self.evictions[name]
 
     async def look(self, uid: PodUID) -> PodRecord:
         self.step("look")
         return self.seen
 
     def request_look(self, uid: PodUID) -> None:
+        if uid != WEB.metadata.uid:
+            raise violation(f"a look at pod {uid!r}, which no test has")
         self.looks_wanted += 1
 
     def record(self, event: PodEvent, about: Pod | PodRecord | None) -> None:
-        assert event.type is EventType.WARNING
+        self.recorded.append((event, about))
         self.events.append((event.reason, event.message))
 
     def first_pass(self, seconds: float) -> None:
@@ -263,8 +303,16 @@ ORDERS: dict[str, tuple[Callable[[World], Awaitable[object]], list[str]]] = {
         ["status", "register", "prepare", "probe", "execute"],
     ),
     "a static pod wants its mirror too": (
-        lambda world: sync(world, pod("web", source=FILE_SOURCE)),
+        lambda world: sync(world, STATIC),
+        ["status", "register", "mirror", "prepare", "probe", "predecessors", "execute"],
+    ),
+    "a static pod that has its sandbox needs no predecessor to end": (
+        lambda world: sync(world, STATIC, PodRecord(uid=uid(WEB), sandboxes=(SANDBOX,))),
         ["status", "register", "mirror", "prepare", "probe", "execute"],
+    ),
+    "pull secrets are read before the plan is executed, if the pod names any": (
+        lambda world: sync(world, SECRETIVE),
+        ["status", "register", "prepare", "probe", "pull secrets", "execute"],
     ),
     "a pod that ended gets nothing more": (
         lambda world: sync(world, pod("web", policy="Never"), record_of(WEB, ContainerState.EXITED, 1)),
@@ -386,11 +434,26 @@ def test_a_failed_start_is_shown_with_the_sandbox_that_the_same_sync_made() -> N
     ]
 
 
+def test_a_new_sandbox_is_published_before_its_containers_start() -> None:
+    sandbox_only = PodRecord(uid=uid(WEB), name="web", namespace="ns", ips=("10.0.0.1",), sandboxes=(SANDBOX,))
+
+    async def scenario(world: World) -> None:
+        world.meanwhile["execute"] = lambda: world.syncer.on_sandbox_ready(WEB, sandbox_only)
+        await sync(world)
+        assert [status.pod_ip for status in world.told] == [None, "10.0.0.1"]
+
+    play(scenario)
+
+
 def test_what_runs_already_has_its_probes_before_anything_is_said_of_it() -> None:
     probed = pod("web", container(readiness=Probe()))
 
     async def scenario(world: World) -> None:
         await sync(world, probed, record_of(probed, ContainerState.RUNNING))
+        assert world.steps[:2] == ["probe", "status"]
+        world.steps.clear()
+        app = RUNNING.containers[0]
+        await sync(world, probed, replace(RUNNING, containers=(app, replace(app, state=ContainerState.EXITED))))
         assert world.steps[:2] == ["probe", "status"]
         world.steps.clear()
         world.probe_view = ProbeView(agent_started=BEGINNING, workers=frozenset({("app", ProbeKind.READINESS)}))
@@ -412,8 +475,8 @@ def test_a_container_that_only_waits_for_its_readiness_probe_is_probed_at_once()
 def test_how_long_a_pod_took_is_measured_from_when_it_was_first_seen() -> None:
     async def scenario(world: World) -> None:
         for seen in ("2025-12-31T23:59:50.000000000Z", "long ago"):
-            meta = msgspec.structs.replace(WEB.metadata, annotations={CONFIG_FIRST_SEEN_ANNOTATION: seen})
-            web = msgspec.structs.replace(WEB, metadata=meta)
+            meta = replace(WEB.metadata, annotations={CONFIG_FIRST_SEEN_ANNOTATION: seen})
+            web = replace(WEB, metadata=meta)
             world.published = None
             await world.syncer.sync_pod(UpdateType.CREATE, web, None, NOTHING)
             await sync(world, web, RUNNING)
@@ -435,7 +498,7 @@ def test_a_pod_that_can_never_run_here_fails_with_the_reason() -> None:
 def test_without_network_nothing_is_made_ready() -> None:
     async def scenario(world: World) -> None:
         world.network = "no plugin"
-        with pytest.raises(NetworkNotReady):
+        with pytest.raises(NetworkNotReady, match="cannot start pod ns/web: network is not ready: no plugin"):
             await sync(world)
         assert world.steps == ["status"]
         assert world.events == [("NetworkNotReady", "network is not ready: no plugin")]
@@ -581,6 +644,10 @@ def test_a_lost_network_ends_the_quiet() -> None:
         world.network = "gone"
         with pytest.raises(NetworkNotReady):
             await sync(world, record=RUNNING)
+        world.network = None
+        world.steps.clear()
+        await sync(world, record=RUNNING)
+        assert world.steps[0] == "status"  # after a sync that failed, the next one is not skipped
 
     play(scenario)
 
@@ -592,5 +659,310 @@ def test_a_static_pod_without_a_mirror_is_never_quiet() -> None:
             world.steps.clear()
             await sync(world, static, RUNNING)
             assert "mirror" in world.steps
+
+    play(scenario)
+
+
+# What is passed on.
+
+
+def test_the_executor_gets_all_that_a_pod_stands_on() -> None:
+    secrets = (PullSecret("{}"),)
+
+    async def scenario(world: World) -> None:
+        world.secrets = secrets
+        await sync(world, SECRETIVE)
+        await sync(world)
+        expected = PodActions(kill_pod=True, create_sandbox=True, containers_to_start=(0,))
+        mounts = {"data": "/volumes/data"}
+        assert world.executions == [
+            Execution(NOTHING, expected, mounts, "/pods", secrets),
+            Execution(NOTHING, expected, mounts, "/pods", ()),
+        ]
+
+    play(scenario)
+
+
+def test_the_executor_gets_the_addresses_that_the_status_shows() -> None:
+    async def scenario(world: World) -> None:
+        own = pod("web", host_network=True)
+        await sync(world, own, replace(record_of(own, ContainerState.EXITED, 1), ips=()))
+        assert [each.record.ips for each in world.executions] == [("192.0.2.1",)]
+
+    play(scenario)
+
+
+INIT = pod("web", init=(container("setup"),))
+DEBUGGED = replace(WEB, spec=replace(WEB.spec, ephemeral_containers=(EphemeralContainer(name="debug"),)))
+IN_SANDBOX = PodRecord(uid=uid(WEB), ips=("10.0.0.1",), sandboxes=(SANDBOX,))
+
+
+@pytest.mark.parametrize(
+    "of, record, expected",
+    [
+        pytest.param(INIT, IN_SANDBOX, PodActions(sandbox_id="s1", init_containers_to_start=(0,)), id="init"),
+        pytest.param(WEB, IN_SANDBOX, PodActions(sandbox_id="s1", containers_to_start=(0,)), id="regular"),
+        pytest.param(
+            DEBUGGED, RUNNING, PodActions(sandbox_id="s1", ephemeral_containers_to_start=(0,)), id="ephemeral"
+        ),
+    ],
+)
+def test_any_container_to_start_is_work(of: Pod, record: PodRecord, expected: PodActions) -> None:
+    async def scenario(world: World) -> None:
+        assert not await sync(world, of, record)
+        assert [each.actions for each in world.executions] == [expected]
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("kind", ["live", "started"])
+def test_a_failed_probe_alone_is_work(kind: str) -> None:
+    app, other = replace(container(liveness=Probe()), startup_probe=Probe()), container("other")
+    probed = pod("web", app, other, policy="Never")
+    running = record_of(probed, ContainerState.RUNNING)
+    second = replace(running.containers[0], id="c2", name="other", spec_hash=container_hash(other))
+
+    async def scenario(world: World) -> None:
+        setattr(world, kind, {"c1": ProbeResult.FAILURE})
+        await sync(world, probed, replace(running, containers=(*running.containers, second)))
+        kills = [kill for each in world.executions for kill in each.actions.containers_to_kill]
+        reason = KillReason.LIVENESS_PROBE if kind == "live" else KillReason.STARTUP_PROBE
+        assert [(kill.id, kill.name, kill.reason) for kill in kills] == [("c1", "app", reason)]
+        assert isinstance(kills[0], ContainerToKill)
+
+    play(scenario)
+
+
+# Why a pod ends.
+
+LATE = pod("web", deadline=30)
+BEGUN = PodStatus(phase="Running", start_time="2025-12-31T23:59:30Z")  # 30 seconds before the virtual clock starts
+
+
+def test_a_pod_past_its_deadline_is_recorded_once() -> None:
+    async def scenario(world: World) -> None:
+        world.published = BEGUN
+        await sync(world, LATE, RUNNING)
+        await world.syncer.sync_terminating_pod(LATE, RUNNING, None, None)
+        expected = PodEvent(EventType.NORMAL, PAST_DEADLINE.reason, PAST_DEADLINE.message, uid(LATE))
+        assert world.recorded == [(expected, LATE)]
+        assert world.published.reason == PAST_DEADLINE.reason
+
+    play(scenario)
+
+
+def test_the_deadline_of_a_pod_that_this_agent_never_published_is_recorded() -> None:
+    async def scenario(world: World) -> None:
+        assert await sync(world, replace(LATE, status=BEGUN), RUNNING)
+        assert [event.reason for event, _ in world.recorded] == [PAST_DEADLINE.reason]
+
+    play(scenario)
+
+
+FULL, SHUT = Eviction("Evicted", "the disk is full"), Eviction("Terminated", "the node shuts down")
+
+
+@pytest.mark.parametrize(
+    "of, first, second, expected",
+    [
+        pytest.param(WEB, None, None, None, id="no reason"),
+        pytest.param(WEB, FULL, None, FULL, id="the first"),
+        pytest.param(WEB, None, SHUT, SHUT, id="the second"),
+        pytest.param(WEB, FULL, SHUT, FULL, id="the first of two"),
+        pytest.param(LATE, FULL, SHUT, PAST_DEADLINE, id="the deadline before all others"),
+        pytest.param(pod("web", deadline=31), FULL, None, FULL, id="not a deadline still to come"),
+    ],
+)
+def test_the_first_reason_to_end_a_pod_is_shown(
+    of: Pod, first: Eviction | None, second: Eviction | None, expected: Eviction | None
+) -> None:
+    async def scenario(world: World) -> None:
+        world.published = BEGUN
+        world.evictions.update(first=first, second=second)
+        assert await sync(world, of, RUNNING) == (expected is not None)
+        shown = world.published.reason, world.published.message
+        assert shown == ((expected.reason, expected.message) if expected else (None, None))
+
+    play(scenario)
+
+
+def test_an_eviction_ends_the_quiet() -> None:
+    async def scenario(world: World) -> None:
+        await settle(world)
+        world.evictions["second"] = SHUT
+        world.probe_view = ProbeView(agent_started=BEGINNING, workers=frozenset({("app", ProbeKind.READINESS)}))
+        assert await sync(world, record=RUNNING)
+        assert world.steps == ["status"]
+
+    play(scenario)
+
+
+def test_the_status_of_a_pod_that_can_never_run_here_is_complete() -> None:
+    async def scenario(world: World) -> None:
+        world.failing = {"prepare": GiveUp("cannot mount volume x: no such driver", "NoSuchDriver")}
+        assert await sync(world, record=RUNNING)
+        before, after = world.told
+        assert after == replace(
+            before, phase="Failed", reason="NoSuchDriver", message="cannot mount volume x: no such driver"
+        )
+
+    play(scenario)
+
+
+def test_a_pod_that_runs_once_and_lost_its_sandbox_too_early_fails() -> None:
+    once = pod("web", container("app"), container("late"), policy="Never")
+    lost = replace(record_of(once, ContainerState.EXITED), sandboxes=(replace(SANDBOX, ready=False),))
+
+    async def scenario(world: World) -> None:
+        assert await sync(world, once, lost)
+        assert world.published is not None
+        assert (world.published.phase, world.published.reason) == ("Failed", "SandboxLost")
+        assert world.steps == ["status", "status"]
+
+    play(scenario)
+
+
+# Ends.
+
+
+def test_a_failed_kill_names_all_errors_and_the_pod() -> None:
+    failure = ExceptionGroup("kill", [RuntimeRefused("no app"), ExceptionGroup("stop", [TryLater("no sandbox")])])
+
+    async def scenario(world: World) -> None:
+        world.failing = {"kill 30": TryLater("no answer"), "kill running 1": failure}
+        with pytest.raises(TryLater):
+            await terminating(world)
+        with pytest.raises(ExceptionGroup):
+            await orphaned(world)
+
+        def event(message: str) -> PodEvent:
+            return PodEvent(EventType.WARNING, "FailedKillPod", f"error killing pod: {message}", uid(WEB))
+
+        assert world.recorded == [(event("no answer"), WEB), (event("no app; no sandbox"), RUNNING)]
+        await asyncio.sleep(0)
+        assert world.looks_wanted == 0
+        world.failing = {}
+        await orphaned(world)
+
+    assert play(scenario).looks_wanted == 1
+
+
+def test_a_failed_start_does_not_hide_an_exit_in_the_status_of_a_terminated_pod() -> None:
+    async def scenario(world: World) -> None:
+        world.failures = {"app": StartFailure("RunContainerError", "the answer was lost")}
+        await terminated(world)
+        assert world.published is not None
+        assert [each.state.terminated is not None for each in world.published.container_statuses or ()] == [True]
+
+    play(scenario)
+
+
+def test_all_containers_that_still_run_are_named_in_order() -> None:
+    async def scenario(world: World) -> None:
+        app = RUNNING.containers[0]
+        exited = replace(app, name="done", state=ContainerState.EXITED)
+        world.after_kill = replace(RUNNING, containers=(replace(app, name="web"), exited, app))
+        with pytest.raises(TryLater, match="container app, web still runs"):
+            await terminating(world)
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("end", [terminating, terminated])
+def test_a_pod_that_ends_is_not_quiet_any_more(end: Callable[[World], Awaitable[None]]) -> None:
+    async def scenario(world: World) -> None:
+        await settle(world)
+        status = world.published
+        await end(world)
+        world.published = status
+        world.steps.clear()
+        await sync(world, record=RUNNING)
+        assert world.steps[0] == "status"
+
+    play(scenario)
+
+
+def test_a_static_pod_with_a_mirror_is_quiet() -> None:
+    async def scenario(world: World) -> None:
+        for _ in range(3):
+            world.steps.clear()
+            await sync(world, STATIC, RUNNING, mirror=WEB)
+        assert world.steps == []
+
+    play(scenario)
+
+
+def test_a_lost_network_does_not_stop_a_pod_on_the_network_of_the_node() -> None:
+    async def scenario(world: World) -> None:
+        world.network = "no plugin"
+        own = pod("web", host_network=True)
+        for _ in range(3):
+            world.steps.clear()
+            await sync(world, own, replace(RUNNING, ips=(), sandboxes=(replace(SANDBOX, network=NetworkMode.NODE),)))
+        assert (world.steps, world.events) == ([], [])
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("phase, measured", [(None, 1), ("Pending", 1), ("Running", 0), ("Unknown", 0)])
+def test_the_time_until_a_pod_runs_is_measured_once(phase: str | None, measured: int) -> None:
+    meta = replace(WEB.metadata, annotations={CONFIG_FIRST_SEEN_ANNOTATION: "2025-12-31T23:59:50.000000000Z"})
+
+    async def scenario(world: World) -> None:
+        world.published = None if phase is None else PodStatus(phase=phase)
+        await sync(world, replace(WEB, metadata=meta), RUNNING)
+        assert world.seconds == [("running", 10.0)] * measured
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("annotations", [None, {}, {"other": "2025-12-31T23:59:50Z"}])
+def test_no_time_is_measured_for_a_pod_without_the_time_it_was_seen(annotations: dict[str, str] | None) -> None:
+    async def scenario(world: World) -> None:
+        unseen = replace(WEB, metadata=replace(WEB.metadata, annotations=annotations))
+        await world.syncer.sync_pod(UpdateType.CREATE, unseen, None, RUNNING)
+        assert world.seconds == []
+
+    play(scenario)
+
+
+def test_a_pod_whose_status_is_not_taken_is_never_quiet() -> None:
+    async def scenario(world: World) -> None:
+        world.refuses = True
+        for _ in range(3):
+            world.steps.clear()
+            await sync(world, record=RUNNING)
+            assert world.steps[0] == "status"
+
+    play(scenario)
+
+
+def test_the_status_before_a_kill_shows_what_still_runs() -> None:
+    first, last = play(terminating).told
+    assert [each.state.running is not None for each in first.container_statuses or ()] == [True]
+    assert [each.state.terminated is not None for each in last.container_statuses or ()] == [True]
+
+
+def test_the_optional_neighbours_may_be_missing() -> None:
+    async def scenario(world: World) -> None:
+        world.syncer = PodSyncer(
+            statuses=world,
+            probes=world,
+            executor=world,
+            ground=world,
+            mirrors=world,
+            look=world.look,
+            request_look=world.request_look,
+            node=lambda: world.node,
+            network_trouble=lambda: None,
+            record=world.record,
+            clock=VirtualClock(),
+        )
+        secretive = replace(STATIC, spec=SECRETIVE.spec)
+        await world.syncer.sync_pod(UpdateType.CREATE, secretive, None, NOTHING)
+        assert [each.pull_secrets for each in world.executions] == [()]
+        await sync(world, secretive, RUNNING)
+        await terminated(world)
+        assert "unregister" not in world.steps
 
     play(scenario)

@@ -1,0 +1,612 @@
+"""The handlers one call at a time: which neighbours each piece of news reaches, with what, and in which order."""
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+
+import pytest
+from msgspec.structs import replace
+
+from podkeeper.engine.handlers import SyncHandlers
+from podkeeper.engine.manager import PodManager
+from podkeeper.model.errors import TryLater
+from podkeeper.model.k8s.core import Pod, PodCondition, PodReadinessGate, PodStatus
+from podkeeper.model.messages import (
+    API_SOURCE,
+    FILE_SOURCE,
+    EventType,
+    LifecycleEvent,
+    LifecycleEventType,
+    Op,
+    PodEvent,
+    PodUID,
+    PodUpdate,
+    ProbeKind,
+    ProbeResult,
+    ProbeUpdate,
+)
+from podkeeper.model.runtime import PodRecord
+from podkeeper.rules.admit import Preempt, Rejection
+from podkeeper.rules.mirror import Couple
+from podkeeper.rules.worker.updates import Update, UpdateType
+from podkeeper.testing.virtual_time import VirtualClock, simulate
+from tests.engine.loop_house import pod
+
+Call = tuple[object, ...]
+
+
+@pytest.fixture(autouse=True)
+def no_errors(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Fail a test in which handling a pod failed. A test that expects this clears what was logged."""
+    yield
+    assert [line.getMessage() for line in caplog.records if line.levelno >= logging.ERROR] == []
+
+
+WEB, DELETED = pod("web"), pod("web", deleted=True)
+STATIC, MIRROR = pod("dns", "static", source=FILE_SOURCE), pod("dns", "shadow", mirror=True)
+UID = PodUID("web")
+NOW = 0.0  # of the virtual clock
+
+
+def update(type_: UpdateType, of: Pod, mirror: Pod | None = None) -> Call:
+    """The call that tells a worker of a pod."""
+    return "tell worker", Update(type=type_, pod=of, mirror_pod=mirror, start_time=NOW)
+
+
+class Desk:
+    """Handlers with a real pod manager. All other neighbours are this desk, which notes their calls."""
+
+    def __init__(self, sources: Iterable[str] = (API_SOURCE,)) -> None:
+        self.calls: list[Call] = []
+        self.verdict: Rejection | Preempt | None = None
+        self.held_pods: set[PodUID] = set()
+        self.ending: set[PodUID] = set()
+        self.removable: set[PodUID] = set()
+        self.turned_away: set[PodUID] = set()
+        self.waiting: dict[str, PodUID] = {}
+        self.failing: dict[str, Exception] = {}
+        self.seen_all = True
+        self.asked_anew: list[str | None] = []
+        self.then: Callable[[], None] | None = None
+        self.pods = PodManager()
+        self.handlers = SyncHandlers(
+            pods=self.pods,
+            workers=self,
+            status=self,
+            deadlines=_Followers("deadline", self.call),
+            admission=_Judge(self),
+            preemption=self,
+            sources=tuple(sources),
+            has_seen=lambda asked: self.seen_all and set(asked) == set(sources),
+            collect_dead=lambda uid, container_id, everything: self.call("collect", uid, container_id, everything),
+            record=self.record,
+            clock=VirtualClock(),
+            on_removal=self.removal,
+            note=lambda uid, what, text: self.call("note", uid, what, text),
+            ask_anew=self.ask_anew,
+            rejected=lambda reason: self.call("rejected", reason),
+        )
+
+    def call(self, name: str, *arguments: object) -> None:
+        self.calls.append((name, *arguments))
+        if name in self.failing:
+            raise self.failing[name]
+
+    def config(self, op: Op | str, *pods: Pod, source: str = API_SOURCE) -> list[bool]:
+        return list(self.handlers.config(PodUpdate(op, pods, source)))  # type: ignore[arg-type]  # also unknown ones
+
+    def taken(self) -> list[Call]:
+        """The calls since the last time."""
+        taken, self.calls = self.calls, []
+        return taken
+
+    # Workers.
+
+    def update_pod(self, update: Update) -> None:
+        self.call("tell worker", update)
+
+    def is_pod_termination_requested(self, uid: PodUID) -> bool:
+        return uid in self.ending
+
+    def should_pod_content_be_removed(self, uid: PodUID) -> bool:
+        return uid in self.removable
+
+    def next_in_line(self, full_name: str) -> PodUID | None:
+        return self.waiting.get(full_name)
+
+    # Statuses.
+
+    def set_pod_status(self, pod: Pod, status: PodStatus) -> None:
+        self.call("status", pod.metadata.uid, status)
+
+    def mirror_changed(self, uid: PodUID) -> None:
+        self.call("mirror changed", uid)
+
+    def set_container_readiness(self, uid: PodUID, container_id: str, ready: bool) -> None:
+        self.call("ready", uid, container_id, ready)
+
+    def set_container_startup(self, uid: PodUID, container_id: str, started: bool) -> None:
+        self.call("started", uid, container_id, started)
+
+    # Preemption, and the rest.
+
+    def hold(self, pod: Pod, preempt: Preempt, then: Callable[[], None]) -> None:
+        self.call("hold", pod.metadata.uid, preempt)
+        self.held_pods.add(PodUID(pod.metadata.uid or ""))
+        self.then = then
+
+    def held(self) -> frozenset[PodUID]:
+        return frozenset(self.held_pods)
+
+    def removal(self, couple: Couple, at: float, *, all_sources_ready: bool) -> Update | None:
+        self.call("removal", couple.pod, couple.asked_by_mirror, all_sources_ready)
+        if couple.pod is None or not all_sources_ready:
+            return None
+        return Update(type=UpdateType.UPDATE, pod=couple.pod, start_time=at)
+
+    def ask_anew(self, pod: Pod) -> bool:
+        self.asked_anew.append(pod.metadata.uid)
+        return pod.metadata.uid in self.turned_away
+
+    def record(self, event: PodEvent, about: Pod | PodRecord | None) -> None:
+        self.call("event", event, about)
+
+
+class _Followers:
+    """Deadlines: notes which pods are followed."""
+
+    def __init__(self, name: str, call: Callable[..., None]) -> None:
+        self._name, self._call = name, call
+
+    def follow(self, pod: Pod) -> None:
+        self._call(f"follow {self._name}", pod.metadata.uid)
+
+    def forget(self, uid: PodUID) -> None:
+        self._call(f"forget {self._name}", uid)
+
+
+class _Judge:
+    """Admission: judges as the desk says."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+
+    def admit(self, pod: Pod) -> Rejection | Preempt | None:
+        self._desk.call("admit", pod.metadata.uid)
+        return self._desk.verdict
+
+    def add(self, pod: Pod) -> None:
+        self._desk.call("count", pod.metadata.uid)
+
+    def update(self, pod: Pod) -> None:
+        self._desk.call("count again", pod.metadata.uid)
+
+    def forget(self, uid: PodUID) -> None:
+        self._desk.call("count no more", uid)
+
+
+def at_desk(story: Callable[[Desk], None], sources: Iterable[str] = (API_SOURCE,)) -> None:
+    async def played() -> None:
+        story(Desk(sources))
+
+    simulate(played())
+
+
+# Sources.
+
+
+def test_all_sources_are_ready_once_an_update_of_each_was_handled() -> None:
+    def story(desk: Desk) -> None:
+        assert not desk.handlers.all_sources_ready()
+        desk.config(Op.ADD, source=FILE_SOURCE)
+        assert not desk.handlers.all_sources_ready()
+        step = desk.handlers.config(PodUpdate(Op.ADD, (WEB,), API_SOURCE))
+        next(step)
+        assert not desk.handlers.all_sources_ready()
+        assert list(step) == []
+        assert desk.handlers.all_sources_ready()
+        desk.seen_all = False
+        assert not desk.handlers.all_sources_ready()
+
+    at_desk(story, sources=(API_SOURCE, FILE_SOURCE))
+
+
+def test_a_refused_update_shows_that_its_source_is_there(caplog: pytest.LogCaptureFixture) -> None:
+    def story(desk: Desk) -> None:
+        assert desk.config("SHRUG", WEB) == []
+        assert desk.calls == []
+        assert desk.handlers.all_sources_ready()
+
+    at_desk(story)
+    caplog.clear()
+
+
+def test_a_pod_without_a_uid_is_skipped(caplog: pytest.LogCaptureFixture) -> None:
+    def story(desk: Desk) -> None:
+        assert desk.config(Op.UPDATE, pod("bad", ""), WEB) == [False]
+        assert [call for call in desk.calls if call[0] == "tell worker"] == [update(UpdateType.UPDATE, WEB)]
+
+    at_desk(story)
+    caplog.clear()
+
+
+@pytest.mark.parametrize("error", [TryLater("cannot"), ZeroDivisionError()], ids=["expected", "unexpected"])
+def test_an_error_of_one_pod_is_that_pods_alone(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+    def story(desk: Desk) -> None:
+        desk.failing["tell worker"] = error
+        assert desk.config(Op.UPDATE, pod("a"), pod("b")) == [False, False]
+        told = [call[1] for call in desk.calls if call[0] == "tell worker"]
+        assert [each.uid for each in told if isinstance(each, Update)] == ["a", "b"]
+        desk.handlers.sync(PodUID("a"))
+        desk.failing["collect"] = error
+        desk.handlers.lifecycle(LifecycleEvent(PodUID("a"), LifecycleEventType.CONTAINER_DIED, "c1"))
+        desk.handlers.probe(ProbeUpdate(ProbeKind.READINESS, PodUID("a"), "fake://1", ProbeResult.SUCCESS))
+
+    at_desk(story)
+    caplog.clear()
+
+
+def test_only_additions_are_taken_in_order_of_age() -> None:
+    young, old = pod("young", created="2026-01-01T00:00:02Z"), pod("old", created="2026-01-01T00:00:01Z")
+
+    def told(desk: Desk) -> list[object]:
+        return [call[1].uid for call in desk.taken() if isinstance(call[1], Update)]
+
+    def story(desk: Desk) -> None:
+        desk.config(Op.ADD, young, old)
+        assert told(desk) == ["old", "young"]
+        desk.config(Op.UPDATE, young, old)
+        assert told(desk) == ["young", "old"]
+
+    at_desk(story)
+
+
+# One pod at a time.
+
+
+def test_a_pod_that_fits_is_counted_and_started() -> None:
+    def story(desk: Desk) -> None:
+        assert desk.config(Op.ADD, WEB) == [False]
+        assert desk.pods.pod_by_uid(UID) is WEB
+        assert desk.calls == [
+            ("follow deadline", "web"),
+            ("admit", "web"),
+            ("count", "web"),
+            update(UpdateType.CREATE, WEB),
+        ]
+
+    at_desk(story)
+
+
+def test_a_pod_that_does_not_fit_fails_with_the_reason() -> None:
+    def story(desk: Desk) -> None:
+        desk.verdict = Rejection("OutOfcpu", "Node didn't have enough resource: cpu")
+        assert desk.config(Op.ADD, WEB) == [True]
+        failed = PodStatus(
+            phase="Failed",
+            reason="OutOfcpu",
+            message="Pod was rejected: Node didn't have enough resource: cpu",
+            qos_class="BestEffort",
+        )
+        event = PodEvent(EventType.WARNING, "OutOfcpu", "Node didn't have enough resource: cpu", "web")
+        assert desk.calls == [
+            ("follow deadline", "web"),
+            ("admit", "web"),
+            ("count no more", "web"),
+            ("status", "web", failed),
+            ("event", event, WEB),
+            ("note", "web", "rejected", "OutOfcpu: Node didn't have enough resource: cpu"),
+            ("rejected", "OutOfcpu"),
+        ]
+
+    at_desk(story)
+
+
+def test_a_pod_that_ends_needs_no_admission_unless_it_had_been_turned_away() -> None:
+    def story(desk: Desk) -> None:
+        desk.ending.add(UID)
+        assert desk.config(Op.ADD, WEB) == [False]
+        assert desk.taken() == [("follow deadline", "web"), update(UpdateType.CREATE, WEB)]
+        desk.turned_away.add(UID)
+        desk.config(Op.ADD, WEB)
+        assert ("admit", "web") in desk.taken()
+
+    at_desk(story)
+
+
+def test_a_mirror_of_no_pod_reaches_only_the_manager() -> None:
+    def story(desk: Desk) -> None:
+        desk.turned_away.add(PodUID("shadow"))
+        for op in (Op.ADD, Op.UPDATE, Op.RECONCILE):
+            assert desk.config(op, MIRROR) == [False]
+        assert desk.calls == []
+
+    at_desk(story)
+
+
+def test_news_of_a_mirror_updates_its_static_pod() -> None:
+    def story(desk: Desk) -> None:
+        desk.config(Op.ADD, STATIC, source=FILE_SOURCE)
+        desk.taken()
+        desk.config(Op.ADD, MIRROR)
+        assert desk.taken() == [("mirror changed", "static"), update(UpdateType.UPDATE, STATIC, MIRROR)]
+        assert desk.asked_anew == ["static"]
+        desk.config(Op.UPDATE, MIRROR)
+        assert desk.taken() == [update(UpdateType.UPDATE, STATIC, MIRROR)]
+        desk.config(Op.REMOVE, MIRROR)
+        assert desk.taken() == [("removal", STATIC, True, True), update(UpdateType.UPDATE, STATIC)]
+        desk.held_pods.add(PodUID("static"))
+        desk.config(Op.REMOVE, MIRROR)
+        assert desk.taken() == [("removal", STATIC, True, True)]
+
+    at_desk(story, sources=(FILE_SOURCE, API_SOURCE))
+
+
+@pytest.mark.parametrize("op", [Op.UPDATE, Op.DELETE])
+def test_a_changed_pod_is_counted_again(op: Op) -> None:
+    def story(desk: Desk) -> None:
+        assert desk.config(op, DELETED) == [False]
+        assert desk.pods.pod_by_uid(UID) is DELETED
+        assert desk.calls == [
+            ("count again", "web"),
+            ("follow deadline", "web"),
+            update(UpdateType.UPDATE, DELETED),
+        ]
+
+    at_desk(story)
+
+
+def test_a_removed_pod_holds_nothing_and_is_told_to_its_worker_even_if_it_is_held() -> None:
+    def story(desk: Desk) -> None:
+        desk.config(Op.ADD, WEB)
+        desk.taken()
+        desk.held_pods.add(UID)
+        assert desk.config(Op.REMOVE, WEB) == [False]
+        assert desk.pods.pod_by_uid(UID) is None
+        assert desk.calls == [
+            ("count no more", "web"),
+            ("forget deadline", "web"),
+            ("removal", WEB, False, True),
+            update(UpdateType.UPDATE, WEB),
+        ]
+
+    at_desk(story)
+
+
+def test_a_removal_may_mean_nothing_to_the_worker() -> None:
+    def story(desk: Desk) -> None:
+        desk.config(Op.ADD, WEB)
+        desk.taken()
+        desk.seen_all = False
+        desk.config(Op.REMOVE, WEB)
+        assert desk.calls == [("count no more", "web"), ("forget deadline", "web"), ("removal", WEB, False, False)]
+
+    at_desk(story)
+
+
+def test_a_mirror_that_is_removed_without_a_static_pod_reaches_nobody() -> None:
+    def story(desk: Desk) -> None:
+        desk.config(Op.REMOVE, MIRROR)
+        assert desk.calls == [("removal", None, True, False)]
+
+    at_desk(story)
+
+
+def reconciled(phase: str, reason: str | None = None, *, gated: bool = False) -> Pod:
+    """A pod whose status in the API was changed. If `gated`, its Ready condition is true though a gate is not."""
+    gates = (PodReadinessGate(condition_type="example.com/gate"),) if gated else None
+    ready = PodCondition(type="Ready", status="True")
+    web = pod("web")
+    return replace(
+        web,
+        spec=replace(web.spec, readiness_gates=gates),
+        status=PodStatus(phase=phase, reason=reason, conditions=(ready,)),
+    )
+
+
+RECONCILED = {
+    "evicted": (reconciled("Failed", "Evicted"), False, True),
+    "failed": (reconciled("Failed", "Error"), False, False),
+    "ready though a gate is closed": (reconciled("Running", gated=True), True, False),
+}
+
+
+@pytest.mark.parametrize("shown, syncs, collects", RECONCILED.values(), ids=RECONCILED.keys())
+def test_a_reconciled_pod_is_synced_if_its_readiness_is_stale_and_cleaned_up_if_it_was_evicted(
+    shown: Pod, syncs: bool, collects: bool
+) -> None:
+    def story(desk: Desk) -> None:
+        desk.config(Op.RECONCILE, shown)
+        expected: list[Call] = [("count again", "web"), ("follow deadline", "web")]
+        expected += [update(UpdateType.SYNC, shown)] * syncs
+        assert desk.calls == expected + [("collect", "web", "", True)] * collects
+
+    at_desk(story)
+
+
+# Held pods.
+
+PREEMPT = Preempt(victims=(pod("low"), pod("lower")))
+
+
+def test_a_pod_that_preempts_is_counted_and_held_before_its_worker_hears_of_it() -> None:
+    def story(desk: Desk) -> None:
+        desk.verdict = PREEMPT
+        assert desk.config(Op.ADD, WEB) == [True]
+        assert desk.taken() == [
+            ("follow deadline", "web"),
+            ("admit", "web"),
+            ("count", "web"),
+            ("note", "web", "held", "until 2 pods have been killed for it"),
+            ("hold", "web", PREEMPT),
+        ]
+        assert desk.config(Op.ADD, WEB) == [False]  # the pod is judged once
+        assert desk.taken() == [("follow deadline", "web")]
+        desk.config(Op.UPDATE, WEB)
+        desk.handlers.sync(UID)
+        assert [call for call in desk.taken() if call[0] == "tell worker"] == []
+        desk.held_pods.clear()
+        assert desk.then is not None
+        desk.then()
+        assert desk.taken() == [update(UpdateType.CREATE, WEB)]
+
+    at_desk(story)
+
+
+@pytest.mark.parametrize("now", [None, DELETED], ids=["removed", "deleted"])
+def test_a_held_pod_that_is_not_wanted_any_more_is_not_started(now: Pod | None) -> None:
+    def story(desk: Desk) -> None:
+        desk.verdict = PREEMPT
+        desk.config(Op.ADD, WEB)
+        desk.config(Op.REMOVE, WEB) if now is None else desk.config(Op.DELETE, now)
+        desk.held_pods.clear()
+        desk.taken()
+        assert desk.then is not None
+        desk.then()
+        assert desk.calls == []
+
+    at_desk(story)
+
+
+def test_a_held_pod_that_ended_meanwhile_is_told_to_its_worker() -> None:
+    def story(desk: Desk) -> None:
+        desk.verdict = PREEMPT
+        desk.config(Op.ADD, WEB)
+        desk.ending.add(UID)
+        desk.held_pods.clear()
+        desk.taken()
+        assert desk.then is not None
+        desk.then()
+        assert desk.calls == [update(UpdateType.CREATE, WEB)]
+
+    at_desk(story)
+
+
+def test_the_deletion_of_a_held_pod_is_told_at_once() -> None:
+    def story(desk: Desk) -> None:
+        desk.verdict = PREEMPT
+        desk.config(Op.ADD, WEB)
+        desk.taken()
+        desk.config(Op.DELETE, DELETED)
+        assert desk.calls[-1] == update(UpdateType.UPDATE, DELETED)
+
+    at_desk(story)
+
+
+@pytest.mark.parametrize("verdict, admitted", [(PREEMPT, True), (Rejection("OutOfcpu", "no"), False)])
+def test_no_pod_is_killed_for_one_that_is_being_deleted(verdict: Rejection | Preempt, admitted: bool) -> None:
+    def story(desk: Desk) -> None:
+        desk.verdict = verdict
+        assert desk.config(Op.ADD, DELETED) == [not admitted]
+        assert (update(UpdateType.CREATE, DELETED) in desk.calls) == admitted
+        assert [call for call in desk.calls if call[0] == "hold"] == []
+
+    at_desk(story)
+
+
+# Events, probes, successors.
+
+
+@pytest.mark.parametrize(
+    "type_, container, removable, expected",
+    [
+        (LifecycleEventType.CONTAINER_STARTED, "c1", False, [update(UpdateType.SYNC, WEB)]),
+        (
+            LifecycleEventType.CONTAINER_DIED,
+            "c1",
+            False,
+            [update(UpdateType.SYNC, WEB), ("collect", "web", "c1", False)],
+        ),
+        (LifecycleEventType.CONTAINER_DIED, "c1", True, [update(UpdateType.SYNC, WEB), ("collect", "web", "c1", True)]),
+        (LifecycleEventType.CONTAINER_DIED, "", False, [update(UpdateType.SYNC, WEB)]),
+        (LifecycleEventType.CONTAINER_REMOVED, "c1", True, []),
+    ],
+)
+def test_lifecycle_events_sync_a_pod_and_collect_dead_containers(
+    type_: LifecycleEventType, container: str, removable: bool, expected: list[Call]
+) -> None:
+    def story(desk: Desk) -> None:
+        desk.config(Op.ADD, WEB)
+        desk.taken()
+        desk.removable |= {UID} if removable else set()
+        desk.handlers.lifecycle(LifecycleEvent(UID, type_, container))
+        assert desk.calls == expected
+
+    at_desk(story)
+
+
+@pytest.mark.parametrize(
+    "kind, result, expected",
+    [
+        (ProbeKind.READINESS, ProbeResult.SUCCESS, [("ready", "web", "fake://1", True), update(UpdateType.SYNC, WEB)]),
+        (ProbeKind.READINESS, ProbeResult.FAILURE, [("ready", "web", "fake://1", False), update(UpdateType.SYNC, WEB)]),
+        (ProbeKind.STARTUP, ProbeResult.SUCCESS, [("started", "web", "fake://1", True), update(UpdateType.SYNC, WEB)]),
+        (ProbeKind.STARTUP, ProbeResult.FAILURE, [("started", "web", "fake://1", False), update(UpdateType.SYNC, WEB)]),
+        (ProbeKind.LIVENESS, ProbeResult.SUCCESS, []),
+        (ProbeKind.LIVENESS, ProbeResult.FAILURE, [update(UpdateType.SYNC, WEB)]),
+    ],
+)
+def test_probe_results_set_flags_before_the_pod_is_synced(
+    kind: ProbeKind, result: ProbeResult, expected: list[Call]
+) -> None:
+    def story(desk: Desk) -> None:
+        desk.config(Op.ADD, WEB)
+        desk.taken()
+        desk.handlers.probe(ProbeUpdate(kind, UID, "fake://1", result))
+        assert desk.calls == expected
+
+    at_desk(story)
+
+
+def test_a_sync_passes_on_the_mirror_and_needs_a_desired_pod() -> None:
+    def story(desk: Desk) -> None:
+        desk.config(Op.ADD, STATIC)
+        desk.config(Op.ADD, MIRROR)
+        desk.taken()
+        desk.handlers.sync(PodUID("static"))
+        desk.handlers.sync(PodUID("unknown"))
+        assert desk.calls == [update(UpdateType.SYNC, STATIC, MIRROR)]
+
+    at_desk(story)
+
+
+def test_only_a_successor_that_waits_is_woken() -> None:
+    def story(desk: Desk) -> None:
+        desk.config(Op.ADD, STATIC)
+        desk.taken()
+        desk.handlers.wake_successor("dns_ns")
+        assert desk.calls == []
+        desk.waiting["dns_ns"] = PodUID("static")
+        desk.handlers.wake_successor("dns_ns")
+        assert desk.calls == [update(UpdateType.SYNC, STATIC)]
+
+    at_desk(story)
+
+
+def test_the_optional_neighbours_may_be_missing() -> None:
+    def story(desk: Desk) -> None:
+        desk.handlers = SyncHandlers(
+            pods=desk.pods,
+            workers=desk,
+            status=desk,
+            deadlines=_Followers("deadline", desk.call),
+            admission=_Judge(desk),
+            preemption=desk,
+            sources=(API_SOURCE,),
+            has_seen=lambda asked: True,
+            collect_dead=lambda uid, container_id, everything: None,
+            record=desk.record,
+            clock=VirtualClock(),
+        )
+        desk.ending.add(UID)
+        desk.config(Op.ADD, WEB)
+        assert desk.taken() == [("follow deadline", "web"), update(UpdateType.CREATE, WEB)]
+        desk.ending.clear()
+        desk.verdict = Rejection("OutOfcpu", "no")
+        assert desk.config(Op.ADD, WEB) == [True]
+        desk.verdict = PREEMPT
+        assert desk.config(Op.ADD, WEB) == [True]
+        desk.taken()
+        desk.config(Op.REMOVE, WEB)
+        assert desk.calls[-1] == ("tell worker", Update(type=UpdateType.KILL, pod=WEB))
+
+    at_desk(story)

@@ -1,0 +1,678 @@
+"""One round of housekeeping at a time: what it sees, what it does, in which order, and how long it waits."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from podkeeper.engine.housekeeping import Housekeeping
+from podkeeper.model.errors import RuntimeUnavailable, TryLater
+from podkeeper.model.k8s.core import Pod, PodStatus
+from podkeeper.model.messages import FILE_SOURCE, PodUID
+from podkeeper.model.runtime import PodRecord, SandboxRecord
+from podkeeper.rules.housekeeping import Plan, Sight
+from podkeeper.rules.worker.updates import KillOptions, Update, UpdateType
+from podkeeper.rules.worker.workers import KnownPod, Stage
+from podkeeper.testing.virtual_time import VirtualClock, simulate
+from tests.engine.loop_house import pod, uids
+
+Call = tuple[object, ...]
+KNOWN = KnownPod(stage=Stage.SYNC, orphan=False, has_config=True, static=False)
+STATIC, MIRROR = pod("dns", "static", source=FILE_SOURCE), pod("dns", "shadow", mirror=True)
+
+
+@pytest.fixture(autouse=True)
+def no_errors(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Fail a test in which part of a round failed unexpectedly. A test that expects this clears what was logged."""
+    yield
+    assert [line.getMessage() for line in caplog.records if line.levelno >= logging.ERROR] == []
+
+
+def running(uid: str) -> PodRecord:
+    return PodRecord(uid=uid, name=uid, namespace="ns", sandboxes=(SandboxRecord(id=f"s-{uid}", ready=True),))
+
+
+def stopped(uid: str) -> PodRecord:
+    return replace(running(uid), sandboxes=(SandboxRecord(id=f"s-{uid}", ready=False),))
+
+
+class Desk:
+    """All neighbours of housekeeping in one, which notes their calls. Calls can be made to fail, or to take time."""
+
+    def __init__(self, *, furnished: bool = True, counted: bool = True) -> None:
+        self.clock = VirtualClock()
+        self.calls: list[Call] = []
+        self.at: list[tuple[float, str]] = []
+        self.seconds: dict[str, float] = {}  # that a call takes
+        self.failing: dict[str, Exception] = {}
+        self.desired: list[Pod] = []
+        self.mirror_pods: list[Pod] = []
+        self.orphaned_mirrors: list[str] = []
+        self.known: dict[PodUID, KnownPod] = {}
+        self.told_since: frozenset[PodUID] = frozenset()
+        self.held: frozenset[PodUID] = frozenset()
+        self.published: dict[PodUID, PodStatus] = {}
+        self.runtime_pods: list[PodRecord] = []
+        self.cgroups: frozenset[PodUID] = frozenset()
+        self.dirs: frozenset[PodUID] = frozenset()
+        self.mounted: frozenset[PodUID] = frozenset()
+        self.confirmed: frozenset[PodUID] = frozenset()
+        self.rounds: list[tuple[Sight, Plan]] = []
+        self.happened = 0
+        self.house = Housekeeping(
+            pods=self,
+            workers=self,
+            runtime=_Runtime(self),
+            status=self,
+            probes=_Probes(self),
+            mirrors=_Mirrors(self),
+            admission=self,
+            clock=self.clock,
+            volumes=self if furnished else None,
+            cgroups=_Cgroups(self) if furnished else None,
+            remove_remains=self.remove_remains if furnished else None,
+            orphans=self if furnished else None,
+            held=lambda: self.held,
+            collect=(lambda: self.call("collect 1"), lambda: self.call("collect 2")),
+            observe=self.observe,
+            happenings=(lambda: self.happened) if counted else None,
+        )
+
+    def call(self, name: str, *arguments: object) -> None:
+        self.calls.append((name, *arguments))
+        self.at.append((self.clock.monotonic(), name))
+        if name in self.failing:
+            raise self.failing[name]
+
+    async def slow_call(self, name: str, *arguments: object) -> None:
+        self.calls.append((name, *arguments))
+        self.at.append((self.clock.monotonic(), name))
+        await asyncio.sleep(self.seconds.get(name, 0))
+        if name in self.failing:
+            raise self.failing[name]
+
+    def taken(self) -> list[Call]:
+        """The calls since the last time."""
+        taken, self.calls = self.calls, []
+        return taken
+
+    def times(self, name: str) -> list[float]:
+        return [at for at, called in self.at if called == name]
+
+    # Pods.
+
+    def pods(self) -> Sequence[Pod]:
+        return self.desired
+
+    def mirrors(self) -> Sequence[Pod]:
+        return self.mirror_pods
+
+    def mirror_of_pod(self, pod: Pod) -> Pod | None:
+        return next((each for each in self.mirror_pods if each.metadata.name == pod.metadata.name), None)
+
+    def orphaned_mirror_full_names(self) -> Sequence[str]:
+        return self.orphaned_mirrors
+
+    # Workers.
+
+    def sync_known_pods(self, desired: Collection[PodUID]) -> Mapping[PodUID, KnownPod]:
+        self.call("sweep", frozenset(desired))
+        return self.known
+
+    def told_since_sweep(self) -> frozenset[PodUID]:
+        return self.told_since
+
+    def update_pod(self, update: Update) -> None:
+        self.call("tell worker", update)
+
+    def is_pod_known_terminated(self, uid: PodUID) -> bool:
+        return False
+
+    def is_pod_termination_requested(self, uid: PodUID) -> bool:
+        return False
+
+    def is_pod_for_mirror_pod_terminating(self, full_name: str) -> bool:
+        return False
+
+    # Statuses, admission, measuring.
+
+    def get_pod_status(self, uid: PodUID) -> PodStatus | None:
+        return self.published.get(uid)
+
+    def remove_orphaned_statuses(self, keep: Collection[PodUID]) -> None:
+        self.call("keep statuses", frozenset(keep))
+
+    def add(self, pod: Pod) -> None:
+        self.call("count", pod.metadata.uid)
+
+    def observe(self, sight: Sight, plan: Plan) -> None:
+        self.rounds.append((sight, plan))
+        self.call("observe")
+
+    # Orphans.
+
+    def keep_only(self, uids: Collection[PodUID]) -> None:
+        self.call("keep answers", frozenset(uids))
+
+    def ask(self, records: Sequence[PodRecord], group: asyncio.TaskGroup, confirmed: Callable[[], None]) -> None:
+        self.call("ask", *records)
+        if records:
+            confirmed()
+
+    # Volumes, and remains.
+
+    async def mount(self, pod: Pod) -> dict[str, str]:
+        return {}
+
+    async def unmount(self, uid: PodUID) -> None:
+        await self.slow_call(f"unmount {uid}")
+
+    def mounted_pods(self) -> frozenset[PodUID]:
+        return self.mounted
+
+    async def directories(self) -> frozenset[PodUID]:
+        await self.slow_call("list directories")
+        return self.dirs
+
+    async def remove_directory(self, uid: PodUID) -> None:
+        await self.slow_call(f"remove directory {uid}")
+
+    async def remove_remains(self, record: PodRecord) -> None:
+        await self.slow_call(f"remove remains {record.uid}")
+
+
+class _Runtime:
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+
+    async def list_pods(self) -> Sequence[PodRecord]:
+        await self._desk.slow_call("list runtime")
+        return self._desk.runtime_pods
+
+
+class _Probes:
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+
+    def keep_only(self, uids: Collection[PodUID]) -> None:
+        self._desk.call("keep probes", frozenset(uids))
+
+
+class _Mirrors:
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+
+    async def delete(self, pod_full_name: str) -> bool:
+        await self._desk.slow_call(f"delete mirror {pod_full_name}")
+        return True
+
+
+class _Cgroups:
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+
+    async def list_pods(self) -> frozenset[PodUID]:
+        await self._desk.slow_call("list cgroups")
+        return self._desk.cgroups
+
+    async def ensure(self, pod: Pod) -> str:
+        return ""
+
+    async def remove(self, uid: PodUID) -> None:
+        await self._desk.slow_call(f"remove cgroup {uid}")
+
+    async def throttle(self, uid: PodUID) -> None:
+        await self._desk.slow_call(f"throttle {uid}")
+
+
+Story = Callable[[Desk, Callable[[], Awaitable[None]]], Coroutine[Any, Any, None]]
+
+
+def in_rounds(story: Story, *, furnished: bool = True) -> None:
+    """Tell a story with a desk and a function that makes one round; what it began goes on."""
+
+    async def played() -> None:
+        desk = Desk(furnished=furnished)
+        async with asyncio.TaskGroup() as group:
+
+            async def tidy() -> None:
+                await desk.house.tidy(group)
+                await asyncio.sleep(0)
+
+            await story(desk, tidy)
+
+    simulate(played())
+
+
+def while_running(
+    story: Callable[[Desk], Coroutine[Any, Any, None]],
+    ready: Callable[[], bool] = lambda: True,
+    *,
+    counted: bool = True,
+) -> None:
+    """Tell a story while rounds are made; `counted`: what happens is counted."""
+
+    async def played() -> None:
+        desk = Desk(counted=counted)
+        task = asyncio.create_task(desk.house.run(ready))
+        await asyncio.sleep(0)
+        await story(desk)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    simulate(played())
+
+
+# What a round sees and does.
+
+
+def test_what_a_round_sees() -> None:
+    async def story(desk: Desk, tidy: Callable[[], Awaitable[None]]) -> None:
+        web, rejected, new, blank, unseen = (pod(name) for name in ("web", "rejected", "new", "blank", "unseen"))
+        desk.desired = [web, STATIC, rejected, new, blank, unseen]
+        desk.mirror_pods, desk.orphaned_mirrors = [MIRROR], ["old_ns"]
+        desk.known = {PodUID("web"): KNOWN}
+        desk.told_since, desk.held = uids("static"), uids("new")
+        desk.published = {
+            PodUID("rejected"): PodStatus(phase="Failed"),
+            PodUID("web"): PodStatus(phase="Running"),
+            PodUID("static"): PodStatus(phase="Running"),
+            PodUID("new"): PodStatus(phase="Pending"),
+            PodUID("blank"): PodStatus(),
+        }
+        desk.runtime_pods = [running("web"), stopped("gone")]
+        desk.cgroups, desk.dirs, desk.mounted = uids("c"), uids("d"), uids("m")
+        desk.confirmed = uids("gone")
+        await tidy()
+        assert [sight for sight, _ in desk.rounds] == [
+            Sight(
+                desired=[
+                    (web, None),
+                    (STATIC, MIRROR),
+                    (rejected, None),
+                    (new, None),
+                    (blank, None),
+                    (unseen, None),
+                ],
+                mirrors=[MIRROR],
+                orphaned_mirrors=["old_ns"],
+                known=desk.known,
+                told_since=uids("static", "new"),
+                runtime_pods=[running("web")],
+                stopped_pods=[stopped("gone")],
+                phases={PodUID("rejected"): "Failed"},
+                cgroups=uids("c"),
+                directories=uids("d"),
+                with_volumes=uids("m"),
+                absent=uids("gone"),
+            )
+        ]
+
+    in_rounds(story)
+
+
+def test_what_a_round_does_and_in_which_order() -> None:
+    async def story(desk: Desk, tidy: Callable[[], Awaitable[None]]) -> None:
+        again = pod("again")
+        deleted = pod("deleted", deleted=True, phase="Failed")
+        desk.desired, desk.orphaned_mirrors = [again, deleted], ["old_ns"]
+        desk.runtime_pods = [running("stranger"), running("doubtful"), stopped("dead")]
+        desk.confirmed = uids("stranger", "dead")
+        desk.cgroups, desk.dirs, desk.mounted = uids("c", "m"), uids("d"), uids("m")
+        await tidy()
+        kill = KillOptions(grace_override_seconds=1)
+        assert desk.taken() == [
+            ("list cgroups",),
+            ("list directories",),
+            ("sweep", uids("again", "deleted")),
+            ("list runtime",),
+            ("keep answers", uids("stranger", "doubtful", "dead")),
+            ("observe",),
+            ("keep probes", frozenset()),
+            ("keep statuses", uids("again", "deleted", "doubtful")),
+            ("count", "again"),
+            ("tell worker", Update(type=UpdateType.CREATE, pod=again)),
+            ("tell worker", Update(type=UpdateType.KILL, pod=deleted)),
+            ("tell worker", Update(type=UpdateType.KILL, running_pod=running("stranger"), kill=kill)),
+            ("collect 1",),
+            ("collect 2",),
+            ("ask", running("doubtful")),
+            ("delete mirror old_ns",),
+            ("remove remains dead",),
+            ("unmount m",),
+            ("remove directory d",),
+            ("throttle m",),
+            ("remove cgroup c",),
+        ]
+
+    in_rounds(story)
+
+
+def test_a_node_without_volumes_cgroups_and_api_has_nothing_to_list() -> None:
+    async def story(desk: Desk, tidy: Callable[[], Awaitable[None]]) -> None:
+        desk.runtime_pods = [stopped("dead")]
+        desk.mounted = uids("m")
+        await tidy()
+        assert [name for name, *_ in desk.taken()] == [
+            "sweep",
+            "list runtime",
+            "observe",
+            "keep probes",
+            "keep statuses",
+            "collect 1",
+            "collect 2",
+        ]
+        (sight, _), *_ = desk.rounds
+        assert (sight.cgroups, sight.directories, sight.with_volumes, sight.absent) == (
+            frozenset(),
+            frozenset(),
+            frozenset(),
+            None,
+        )
+
+    in_rounds(story, furnished=False)
+
+
+@pytest.mark.parametrize(
+    "failing", ["observe", "keep probes", "keep statuses", "count", "tell worker", "collect 1", "collect 2"]
+)
+def test_a_part_of_a_round_that_fails_spares_the_others(failing: str, caplog: pytest.LogCaptureFixture) -> None:
+    async def story(desk: Desk, tidy: Callable[[], Awaitable[None]]) -> None:
+        desk.failing[failing] = ZeroDivisionError()
+        desk.desired, desk.cgroups = [pod("again")], uids("c")
+        desk.runtime_pods, desk.confirmed = [running("stranger")], uids("stranger")
+        await tidy()
+        names = [name for name, *_ in desk.taken()]
+        expected = [
+            "observe",
+            "keep probes",
+            "keep statuses",
+            "count",
+            "tell worker",
+            "tell worker",
+            "collect 1",
+            "collect 2",
+            "ask",
+            "remove cgroup c",
+        ]
+        if failing == "count":
+            expected.remove("tell worker")
+        assert names[-len(expected) :] == expected
+
+    in_rounds(story)
+    caplog.clear()
+
+
+# Lists that are slow in coming.
+
+
+def test_a_slow_list_is_waited_for_one_second_and_serves_a_later_round() -> None:
+    async def story(desk: Desk, tidy: Callable[[], Awaitable[None]]) -> None:
+        desk.seconds = {"list cgroups": 5.0, "list directories": 0.5}
+        desk.cgroups, desk.dirs = uids("c"), uids("d")
+        for _ in range(2):
+            await tidy()
+        assert desk.times("sweep") == [1.0, 2.0]
+        await asyncio.sleep(3.25)
+        desk.cgroups, desk.seconds["list cgroups"] = frozenset(), 0.0
+        await tidy()
+        await tidy()
+        assert [(sight.cgroups, sight.directories) for sight, _ in desk.rounds] == [
+            (frozenset(), uids("d")),
+            (frozenset(), uids("d")),
+            (uids("c"), uids("d")),
+            (frozenset(), uids("d")),
+        ]
+        assert desk.times("list cgroups") == [0.0, 5.75]
+
+    in_rounds(story)
+
+
+@pytest.mark.parametrize("error", [TryLater("busy"), ZeroDivisionError()], ids=["expected", "unexpected"])
+def test_a_list_that_fails_is_asked_for_again(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+    async def story(desk: Desk, tidy: Callable[[], Awaitable[None]]) -> None:
+        desk.cgroups = uids("c")
+        desk.failing["list cgroups"] = error
+        await tidy()
+        desk.failing.clear()
+        await tidy()
+        assert [sight.cgroups for sight, _ in desk.rounds] == [frozenset(), uids("c")]
+
+    in_rounds(story)
+    caplog.clear()
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> int:
+    """How many warnings there were since the last time."""
+    number = sum(line.levelno == logging.WARNING for line in caplog.records)
+    caplog.clear()
+    return number
+
+
+def test_a_list_that_fails_is_logged_once_until_it_succeeds(caplog: pytest.LogCaptureFixture) -> None:
+    async def story(desk: Desk, tidy: Callable[[], Awaitable[None]]) -> None:
+        seen = []
+        for error in (TryLater("busy"), TryLater("busy"), None, TryLater("busy")):
+            desk.failing = {} if error is None else {"list cgroups": error}
+            await tidy()
+            seen.append(warnings(caplog))
+        desk.failing, desk.seconds = {}, {"list directories": 100.0}
+        for _ in range(2):
+            await tidy()
+            seen.append(warnings(caplog))
+        assert seen == [1, 0, 0, 1, 1, 0]
+
+    in_rounds(story)
+
+
+def test_the_runtime_is_waited_for_longer_each_time_until_it_answers() -> None:
+    async def story(desk: Desk, tidy: Callable[[], Awaitable[None]]) -> None:
+        waits = []
+        for seconds in (60.0, 60.0, 60.0, 60.0, 60.0, 60.0, 25.0, 60.0):
+            desk.seconds["list runtime"] = seconds
+            begun = desk.clock.monotonic()
+            await tidy()
+            waits.append(desk.clock.monotonic() - begun)
+        assert waits == [2, 4, 8, 16, 30, 30, 25, 2]
+        blind = [sight.runtime_pods is None for sight, _ in desk.rounds]
+        assert blind == [True, True, True, True, True, True, False, True]
+
+    in_rounds(story)
+
+
+def test_a_runtime_that_cannot_be_listed_is_given_more_time_and_shows_nothing() -> None:
+    async def story(desk: Desk, tidy: Callable[[], Awaitable[None]]) -> None:
+        desk.runtime_pods = [stopped("dead")]
+        desk.failing["list runtime"] = RuntimeUnavailable("no socket")
+        await tidy()
+        (sight, _), *_ = desk.rounds
+        assert (sight.runtime_pods, sight.stopped_pods) == (None, [])
+        assert "keep answers" not in [name for name, *_ in desk.taken()]
+        desk.failing.clear()
+        desk.seconds["list runtime"] = 3.0
+        await tidy()
+        assert desk.rounds[-1][0].stopped_pods == [stopped("dead")]
+
+    in_rounds(story)
+
+
+# Removals.
+
+
+def test_no_more_than_256_removals_are_under_way_besides_slow_ones() -> None:
+    async def story(desk: Desk, tidy: Callable[[], Awaitable[None]]) -> None:
+        desk.cgroups = uids(*(f"c-{number:03}" for number in range(600)))
+        desk.seconds = {f"remove cgroup {uid}": 10.5 for uid in desk.cgroups}
+
+        def removals() -> int:
+            return sum(str(name).startswith("remove cgroup") for name, *_ in desk.taken())
+
+        begun = []
+        await asyncio.sleep(100)
+        for wait in (9.5, 0.5, 0.25, 0.0):
+            await tidy()
+            begun.append(removals())
+            await asyncio.sleep(wait)
+        # After 10 s the first ones are slow. After 10.5 s they have ended, and are wanted again.
+        assert begun == [256, 0, 256, 0]
+
+    in_rounds(story)
+
+
+def test_a_removal_under_way_is_not_begun_again_and_keeps_no_other_waiting() -> None:
+    async def story(desk: Desk, tidy: Callable[[], Awaitable[None]]) -> None:
+        desk.orphaned_mirrors, desk.seconds = ["stuck_ns"], {"delete mirror stuck_ns": 3.0}
+        await tidy()
+        assert desk.house.is_removing(PodUID("stuck_ns"))
+        desk.orphaned_mirrors = ["stuck_ns", "other_ns"]
+        desk.taken()
+        await tidy()
+        assert [name for name, *_ in desk.taken()][-1] == "delete mirror other_ns"
+        await asyncio.sleep(3)
+        assert not desk.house.is_removing(PodUID("stuck_ns"))
+        await tidy()
+        assert ("delete mirror stuck_ns",) in desk.taken()
+
+    in_rounds(story)
+
+
+def test_a_removal_that_fails_is_logged_once_until_it_succeeds_or_is_not_wanted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def story(desk: Desk, tidy: Callable[[], Awaitable[None]]) -> None:
+        seen = []
+        for fails, wanted in (
+            (True, True),
+            (True, True),
+            (False, True),
+            (True, True),
+            (True, False),
+            (True, True),
+        ):
+            desk.failing = {"delete mirror a_ns": TryLater("busy")} if fails else {}
+            desk.orphaned_mirrors = ["a_ns"] if wanted else []
+            await tidy()
+            await asyncio.sleep(0.01)
+            seen.append(warnings(caplog))
+        assert seen == [1, 0, 0, 1, 0, 1]
+
+    in_rounds(story)
+
+
+def test_a_removal_that_takes_ten_seconds_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def story(desk: Desk, tidy: Callable[[], Awaitable[None]]) -> None:
+        desk.orphaned_mirrors, desk.seconds = ["slow_ns"], {"delete mirror slow_ns": 30.0}
+        seen = []
+        await asyncio.sleep(100)
+        for wait in (9.75, 0.25, 5.0, 0.0):
+            await tidy()
+            seen.append(warnings(caplog))
+            await asyncio.sleep(wait)
+        assert seen == [0, 0, 1, 0]
+
+    in_rounds(story)
+
+
+def test_a_removal_that_fails_unexpectedly_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+    async def story(desk: Desk, tidy: Callable[[], Awaitable[None]]) -> None:
+        desk.orphaned_mirrors, desk.failing = ["a_ns"], {"delete mirror a_ns": ZeroDivisionError()}
+        for _ in range(2):
+            await tidy()
+            await asyncio.sleep(0.01)
+        assert len(desk.times("delete mirror a_ns")) == 2
+
+    in_rounds(story)
+    caplog.clear()
+
+
+# When rounds are made.
+
+
+def test_while_nothing_happens_a_round_is_made_every_30_seconds() -> None:
+    async def story(desk: Desk) -> None:
+        await asyncio.sleep(63)
+        assert desk.times("sweep") == [2, 32, 62]
+        desk.happened += 1
+        await asyncio.sleep(6)
+        assert desk.times("sweep") == [2, 32, 62, 64]
+
+    while_running(story)
+
+
+def test_a_round_follows_every_two_seconds_if_nothing_counts_what_happens() -> None:
+    async def story(desk: Desk) -> None:
+        await asyncio.sleep(7)
+        assert desk.times("sweep") == [2, 4, 6]
+
+    while_running(story, counted=False)
+
+
+def test_a_round_follows_every_two_seconds_while_there_is_work() -> None:
+    async def story(desk: Desk) -> None:
+        desk.orphaned_mirrors = ["a_ns"]
+        await asyncio.sleep(7)
+        assert desk.times("sweep") == [2, 4, 6]
+        desk.orphaned_mirrors = []
+        await asyncio.sleep(10)
+        assert desk.times("sweep") == [2, 4, 6, 8]
+
+    while_running(story)
+
+
+def test_a_round_follows_every_two_seconds_while_a_removal_is_under_way() -> None:
+    async def story(desk: Desk) -> None:
+        desk.orphaned_mirrors, desk.seconds = ["a_ns"], {"delete mirror a_ns": 7.0}
+        await asyncio.sleep(3)
+        desk.orphaned_mirrors = []
+        await asyncio.sleep(17)
+        assert desk.times("sweep") == [2, 4, 6, 8]
+
+    while_running(story)
+
+
+def test_no_round_is_made_before_it_may_be() -> None:
+    ready = False
+
+    async def story(desk: Desk) -> None:
+        nonlocal ready
+        await asyncio.sleep(5)
+        assert desk.calls == []
+        ready = True
+        await asyncio.sleep(2)
+        assert desk.times("sweep") == [6]
+
+    while_running(story, lambda: ready)
+
+
+def test_a_hurried_round_is_made_at_once_and_once() -> None:
+    async def story(desk: Desk) -> None:
+        await asyncio.sleep(0.5)
+        desk.orphaned_mirrors = ["a_ns"]
+        desk.house.hurry()
+        await asyncio.sleep(3)
+        assert desk.times("sweep") == [0.5, 2.5]
+
+    while_running(story)
+
+
+def test_an_orphan_that_is_confirmed_brings_the_next_round_at_once() -> None:
+    async def story(desk: Desk) -> None:
+        desk.runtime_pods, desk.seconds = [running("doubtful")], {"list runtime": 0.25}
+        await asyncio.sleep(2.9)
+        assert desk.times("sweep") == [2, 2.25, 2.5, 2.75]
+
+    while_running(story)
+
+
+def test_a_round_that_fails_is_followed_by_another(caplog: pytest.LogCaptureFixture) -> None:
+    async def story(desk: Desk) -> None:
+        desk.failing["sweep"] = ZeroDivisionError()
+        await asyncio.sleep(5)
+        assert desk.times("sweep") == [2, 4]
+
+    while_running(story)
+    caplog.clear()
