@@ -99,6 +99,21 @@ WELL = {
         ("grpc", "10.0.0.1:9000", "shop", 1),
         Report(Outcome.SUCCESS, "service healthy"),
     ),
+    "gRPC without a service asks about the whole server, within the probe's timeout": (
+        Probe(grpc=GRPCAction(port=9000), timeout_seconds=4),
+        ("grpc", "10.0.0.1:9000", "", 4),
+        Report(Outcome.SUCCESS, "service healthy"),
+    ),
+    "TCP goes to the pod's address, within the probe's timeout": (
+        Probe(tcp_socket=TCPSocketAction(port="main"), timeout_seconds=5),
+        ("tcp", "10.0.0.1:8080", 5),
+        Report(Outcome.SUCCESS),
+    ),
+    "HTTP without a timeout has a second": (
+        Probe(http_get=HTTPGetAction(port=80, path="/", host="example.com")),
+        ("http", "http://example.com:80/", ("kube-probe/1.36",), 1),
+        Report(Outcome.SUCCESS, "fine"),
+    ),
 }
 
 
