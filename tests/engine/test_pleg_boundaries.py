@@ -660,6 +660,21 @@ def test_a_stream_that_ends_in_whatever_way_is_opened_again(error: Exception | N
 
 # The end.
 
+
+def test_a_request_made_after_it_has_stopped_is_not_served() -> None:
+    async def scenario() -> list[tuple[PodUID, float]]:
+        house = House(runtime_with(web=RUNNING))
+        running = asyncio.ensure_future(house.pleg.run())
+        await asyncio.sleep(1)
+        running.cancel()
+        await asyncio.wait({running})
+        house.pleg.request(WEB)
+        await asyncio.sleep(100)
+        return house.runtime.looks
+
+    assert simulate(scenario())[0] == [(WEB, 0.0)]
+
+
 BUSY: dict[str, Callable[[House], None]] = {
     "an inspection waits for its next attempt": lambda house: house.runtime.refusing.add(WEB),
     "an inspection waits for a slot": lambda house: house.runtime.hung.update({WEB, DB}),

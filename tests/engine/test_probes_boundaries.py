@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import logging
 import weakref
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -513,6 +514,27 @@ def test_nothing_is_left_in_the_event_loop_once_it_has_stopped() -> None:
         assert gone() is None
 
     simulate(scenario())
+
+
+def test_a_manager_that_has_stopped_executes_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> list[float]:
+        world = Notes(slots=1)
+        old, new = (pod(container(liveness=probe(1)), name=name) for name in ("old", "new"))
+        for each in (old, new):
+            world.runs(each, f"{each.metadata.name}-1")
+        world.takes = lambda _: 5
+        running = asyncio.ensure_future(world.probes.run())
+        world.probes.add_pod(old)
+        await asyncio.sleep(2)
+        running.cancel()
+        await asyncio.wait({running})
+        world.probes.add_pod(new)
+        await asyncio.sleep(100)
+        return world.times
+
+    with caplog.at_level(logging.WARNING):
+        assert len(simulate(scenario())[0]) == 1
+    assert caplog.records == []
 
 
 def test_a_pod_without_a_uid_is_known_by_the_empty_uid() -> None:
