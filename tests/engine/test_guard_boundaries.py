@@ -38,6 +38,7 @@ def test_a_call_is_slow_from_a_certain_time_on(operation: str) -> None:
 
     async def scenario(house: House) -> None:
         house.runtime.seconds[operation] = SLOW_SECONDS[operation] + 1
+        await asyncio.sleep(1000)
         caller = asyncio.ensure_future(call(house.guard))
         await asyncio.sleep(SLOW_SECONDS[operation] - 0.25)
         assert house.guard.slow_calls() == ()
@@ -250,6 +251,18 @@ def test_what_was_removed_is_forgotten() -> None:
         house.runtime.records["u"] = PodRecord(uid="u", name="found", namespace="other")
         await house.guard.pod_record(PodUID("u"))
         assert await names_of(house, "u", "box-2") == ["u", "other/found"]
+
+    live(scenario)
+
+
+def test_what_could_not_be_removed_keeps_its_name() -> None:
+    async def scenario(house: House) -> None:
+        house.runtime.records["u"] = FOUND
+        await house.guard.pod_record(PodUID("u"))
+        house.runtime.errors = dict.fromkeys(["remove_sandbox", "remove_container"], RuntimeUnavailable("cannot"))
+        await raised_by(house.guard.remove_sandbox("box-1"))
+        await raised_by(house.guard.remove_container("c1"))
+        assert await names_of(house, "box-1", "c1") == ["other/found"] * 2
 
     live(scenario)
 

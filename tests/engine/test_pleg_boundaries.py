@@ -10,13 +10,14 @@ from math import inf, nextafter
 
 import pytest
 
-from podkeeper.engine.pleg import Pace, SlowLook
+from podkeeper.engine.pleg import Pace, Pleg, SlowLook
 from podkeeper.model.errors import RuntimeUnavailable
-from podkeeper.model.messages import LifecycleEvent, PodUID
+from podkeeper.model.messages import LifecycleEvent, LifecycleEventType, PodUID
 from podkeeper.model.runtime import ContainerState, PodRecord
 from podkeeper.model.runtime_calls import RuntimeEvent
 from podkeeper.testing.virtual_time import BEGINNING, simulate
 from tests.engine.test_pleg import (
+    CREATED,
     DB,
     DIED,
     EXITED,
@@ -24,12 +25,14 @@ from tests.engine.test_pleg import (
     RUNNING,
     STARTED,
     SYNC,
+    UNKNOWN,
     WEB,
     Counts,
     House,
     Runtime,
     live,
     now,
+    record,
     runtime_with,
 )
 
@@ -295,6 +298,33 @@ def test_each_hung_inspection_loses_its_slot_after_its_own_lease() -> None:
     assert house.runtime.looks == [(name, 30.0 + 10 * index) for index, name in enumerate(["a", "b", "c", "d", WEB])]
 
 
+def test_a_late_request_does_not_shorten_the_lease_of_a_hung_inspection() -> None:
+    async def scenario(house: House) -> None:
+        house.runtime.hung.add(DB)
+        await asyncio.sleep(30)
+        house.pleg.request(DB)
+        await asyncio.sleep(9.5)
+        house.pleg.request(WEB)
+        await asyncio.sleep(5)
+
+    assert live(scenario, pace=Pace(look_slots=1)).runtime.looks == [(DB, 30.0), (WEB, 40.0)]
+
+
+def test_a_pod_that_a_listing_shows_gone_while_it_waits_for_a_slot_is_inspected_in_its_turn() -> None:
+    async def scenario(house: House) -> None:
+        house.runtime.has_stream = False
+        house.runtime.hung.add(DB)
+        await asyncio.sleep(30.5)
+        house.pleg.request(DB)
+        house.pleg.request(WEB)
+        house.runtime.put(WEB, None, tell=False)
+        await asyncio.sleep(20)
+
+    house = live(scenario, runtime_with(web=RUNNING), Pace(look_slots=1))
+    assert [look for look in house.runtime.looks if look[1] > 30] == [(DB, 30.5), (WEB, 40.5)]
+    assert house.news()[1:] == [(31.0, "web", DIED), (31.0, "web", REMOVED)]
+
+
 def test_an_inspection_that_outlived_its_lease_frees_no_second_slot_when_it_ends() -> None:
     async def scenario(house: House) -> None:
         await asyncio.sleep(30)
@@ -465,6 +495,22 @@ def test_a_listed_pod_of_which_there_is_nothing_is_no_pod_and_hides_no_other() -
     assert (house.news(), house.counts.missed_pods) == ([(0.0, "web", STARTED)], 0)
 
 
+class TwoMinded(Runtime):
+    """Shows containers as UNKNOWN in every listing."""
+
+    async def list_pods(self) -> Sequence[PodRecord]:
+        await super().list_pods()
+        return [record(uid, dict.fromkeys(states, UNKNOWN)) for uid, states in self.pods.items()]
+
+
+def test_a_listing_in_which_nothing_has_happened_leads_to_no_inspection() -> None:
+    runtime = TwoMinded()
+    runtime.put(WEB, CREATED)
+    house = live(lambda house: asyncio.sleep(70), runtime)  # created and unknown count as the same
+    assert house.runtime.looks == [(WEB, 0.0)]
+    assert (house.news(), house.counts.missed_pods) == ([], 0)
+
+
 # Missed events.
 
 FATES = {"it exits": EXITED, "it is removed": None}
@@ -571,6 +617,31 @@ class TestMissedEvents:
         assert (len(house.news()) > 1, house.counts.missed_pods) == (state is None, 0)
 
 
+def test_a_change_that_no_inspection_confirms_in_time_is_not_counted_as_missed() -> None:
+    async def scenario(house: House) -> None:
+        await asyncio.sleep(30)
+        house.runtime.look_seconds = 5.0  # from the relist at 65 to 70, and events may come until 67
+        house.runtime.put(WEB, EXITED, tell=False)
+        await asyncio.sleep(60)
+
+    house = live(scenario, runtime_with(web=RUNNING))
+    assert (house.news()[1:], house.counts.missed_pods) == ([(70.0, "web", DIED)], 0)
+
+
+def test_an_announced_change_just_after_a_wrong_listing_is_not_counted_as_missed() -> None:
+    runtime = TwoMinded()
+    runtime.put(WEB, RUNNING)
+
+    async def scenario(house: House) -> None:
+        await asyncio.sleep(66)  # the listing at 65 was wrong
+        runtime.put(WEB, EXITED, tell=False)
+        runtime.tell(WEB, state=EXITED, happened=BEGINNING + timedelta(seconds=66))
+        await asyncio.sleep(10)
+
+    house = live(scenario, runtime)
+    assert (house.news()[1:], house.counts.missed_pods) == ([(66.0, "web", DIED)], 0)
+
+
 def test_several_pods_with_missed_events_are_counted_together() -> None:
     async def scenario(house: House) -> None:
         await asyncio.sleep(30)
@@ -594,6 +665,25 @@ def test_a_pod_that_was_only_asked_about_is_never_a_missed_one() -> None:
 
     house = live(scenario)
     assert (house.counts.missed_pods, house.runtime.looks) == (0, [(DB, 30.0)])
+
+
+def test_it_needs_no_observer() -> None:
+    async def scenario() -> list[tuple[float, str, LifecycleEventType]]:
+        house = House(runtime_with(web=RUNNING))
+        pleg = Pleg(runtime=house.runtime, cache=house.cache, emit=house.emit, clock=house.clock, moment=house.moment)
+        running = asyncio.ensure_future(pleg.run())
+        await asyncio.sleep(30)
+        house.runtime.put(WEB, EXITED, tell=False)
+        await asyncio.sleep(40)
+        house.runtime.put(DB, RUNNING)
+        house.runtime.break_streams()
+        await asyncio.sleep(1)
+        assert not running.done()
+        running.cancel()
+        await asyncio.wait({running})
+        return house.news()
+
+    assert simulate(scenario())[0] == [(0.0, "web", STARTED), (65.0, "web", DIED), (70.0, "db", STARTED)]
 
 
 # The stream.
@@ -691,7 +781,7 @@ def test_nothing_is_left_in_the_event_loop_once_it_has_stopped(
         make_busy(house)
         running = asyncio.ensure_future(house.pleg.run())
         await asyncio.sleep(1)
-        for uid in (WEB, DB):
+        for uid in (WEB, DB, PodUID("cron")):
             house.pleg.request(uid)
         await asyncio.sleep(0.5)
         running.cancel()

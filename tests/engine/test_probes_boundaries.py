@@ -20,7 +20,7 @@ from podkeeper.model.k8s.core import (
     PodStatus,
     Probe,
 )
-from podkeeper.model.messages import EventType, PodEvent, PodUID, ProbeKind, ProbeResult
+from podkeeper.model.messages import EventType, PodEvent, PodUID, ProbeKind, ProbeResult, ProbeUpdate
 from podkeeper.model.runtime import PodRecord
 from podkeeper.model.times import format_time
 from podkeeper.rules.probe.flags import ProbeView
@@ -68,14 +68,26 @@ class Notes(World):
         self.events: list[tuple[PodEvent, Pod | PodRecord | None]] = []
         self.results: list[tuple[Pod, str, ProbeKind, ProbeResult, float]] = []
         self.gone_ones: list[tuple[Pod, str, ProbeKind]] = []
-        if usual:
-            self.probes = ProbeManager(
-                execute=self.execute,
-                status_of=self.statuses.get,
-                tell=self.tell,
-                record=self.record,
-                clock=self.clock,
-            )
+        self.confused = False  # the status manager raises
+        self.on_tell: Callable[[], None] = lambda: None
+        options: dict[str, Any] = {} if usual else {"observer": self, "slots": slots, "lease_seconds": lease_seconds}
+        self.probes = ProbeManager(
+            execute=self.execute,
+            status_of=self.status_of,
+            tell=self.tell,
+            record=self.record,
+            clock=self.clock,
+            **options,
+        )
+
+    def status_of(self, uid: PodUID) -> PodStatus | None:
+        if self.confused:
+            raise RuntimeError("a bug")
+        return self.statuses.get(uid)
+
+    def tell(self, update: ProbeUpdate) -> None:
+        super().tell(update)
+        self.on_tell()
 
     async def execute(self, pod: Pod, target: Target, pod_ip: str, container_id: str) -> Report:
         self.asked.append((pod, target, pod_ip, container_id))
@@ -247,6 +259,50 @@ def test_before_the_first_outcome_only_what_contradicts_the_status_is_told(
     noted(scenario)
 
 
+@pytest.mark.parametrize("ready", [False, True])
+def test_the_status_of_a_sidecar_counts_as_well(ready: bool) -> None:
+    async def scenario(world: Notes) -> None:
+        sidecar = container("proxy", readiness=probe(60), policy="Always")
+        web = pod(container(), init=(sidecar,))
+        world.takes = lambda _: 1
+        world.probes.claim(uid(web), "proxy", "proxy-1")
+        world.shows(web, found("web", "web-1", ready=not ready), init=(found("proxy", "proxy-1", ready=ready),))
+        world.probes.add_pod(web)
+        await asyncio.sleep(0.5)
+        assert world.told == ([(0, READINESS, "fake://proxy-1", FAILURE)] if ready else [])
+
+    noted(scenario)
+
+
+def test_a_pod_that_is_removed_when_its_first_result_is_told_is_not_probed() -> None:
+    async def scenario(world: Notes) -> None:
+        web = pod(container(readiness=probe(10)))
+        world.probes.claim(uid(web), "web", "web-1")
+        world.shows(web, found("web", "web-1", ready=True))
+        world.on_tell = lambda: world.probes.remove_pod(uid(web))
+        world.probes.add_pod(web)
+        await asyncio.sleep(30)
+        assert world.told == [(0, READINESS, "fake://web-1", FAILURE)]
+        assert world.executed == []
+
+    noted(scenario)
+
+
+def test_a_tick_that_fails_executes_nothing_and_the_next_one_does() -> None:
+    async def scenario(world: Notes) -> None:
+        web = pod(container(readiness=probe(10)))
+        world.runs(web, "web-1")
+        world.probes.add_pod(web)
+        await asyncio.sleep(5)
+        world.confused = True
+        await asyncio.sleep(10)
+        world.confused = False
+        await asyncio.sleep(10)
+        assert world.times == [0, 20]
+
+    noted(scenario)
+
+
 def test_a_first_outcome_is_told_although_it_is_what_was_taken_for_granted() -> None:
     async def scenario(world: Notes) -> None:
         web = pod(container(readiness=probe(60, failures=1), liveness=probe(60)))
@@ -322,6 +378,22 @@ def test_each_execution_is_counted_and_recorded_for_its_pod(
             for reason, message in events
         ]
         assert world.results == [(web, "second", READINESS, result, 0.25) for result in results]
+
+    noted(scenario)
+
+
+def test_a_container_that_dies_during_an_execution_fails_when_that_ends() -> None:
+    async def scenario(world: Notes) -> None:
+        web = pod(container(liveness=probe(60)))
+        world.runs(web, "web-1")
+        world.takes = lambda _: 5
+        world.probes.add_pod(web)
+        await asyncio.sleep(1)
+        world.exits(web, "web-1", 1)
+        await asyncio.sleep(10)
+        assert world.told == [(5, LIVENESS, "fake://web-1", FAILURE)]
+        assert world.probes.liveness(uid(web)) == {"web-1": FAILURE}
+        assert world.times == [0]
 
     noted(scenario)
 
@@ -424,7 +496,14 @@ def test_a_probe_that_has_ended_does_not_come_back_while_there_is_no_other_conta
         world.statuses[uid(job)] = PodStatus(phase="Succeeded")
         await asyncio.sleep(10)
         assert world.gone_ones == [(job, "one", READINESS), (job, "two", READINESS)]
-        for status in (None, PodStatus(), PodStatus(container_statuses=(found("two", "two-1"),))):
+        same, none_yet = found("two", "two-1"), ContainerStatus(name="two", state=WAITING)
+        for status in (
+            None,
+            PodStatus(),
+            PodStatus(container_statuses=(same,)),
+            PodStatus(container_statuses=(none_yet,)),
+            PodStatus(init_container_statuses=(same,)),
+        ):
             if status is None:
                 world.statuses.clear()
             else:
@@ -473,6 +552,19 @@ def test_a_container_that_ran_before_the_agent_can_be_woken_once_its_worker_has_
         world.probes.wake(uid(web), ["web"])
         await asyncio.sleep(0.5)
         assert world.times == [first, 20]
+
+    noted(scenario, agent_age_seconds=1)
+
+
+def test_a_worker_of_a_pod_without_a_status_can_be_woken() -> None:
+    async def scenario(world: Notes) -> None:
+        web = pod(container(readiness=probe(20)))
+        world.probes.add_pod(web)
+        world.probes.wake(uid(web), ["web"])
+        await asyncio.sleep(1)
+        world.shows(web, found("web", "web-1"))
+        await asyncio.sleep(25)
+        assert world.times == [20]  # a period after it was woken, and not at the time drawn for its first tick
 
     noted(scenario, agent_age_seconds=1)
 
