@@ -1,13 +1,13 @@
 """The guarded runtime at its boundaries: exact leases, deadlines and turns, and the names it knows."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 from msgspec.structs import replace
 
 from podkeeper.engine.guard import GuardedRuntime, Limits, SlowCall
-from podkeeper.model.errors import CallTimedOut, RuntimeUnavailable
+from podkeeper.model.errors import CallTimedOut, RuntimeRefused, RuntimeUnavailable
 from podkeeper.model.messages import PodUID
 from podkeeper.model.runtime import ContainerRecord, ContainerState, PodRecord, SandboxRecord
 from podkeeper.testing.virtual_time import VirtualClock, simulate
@@ -155,20 +155,34 @@ def test_a_turn_is_lost_after_ten_idle_seconds(idle: float, first: str) -> None:
     assert [name for _, name in started(house, "start_container")][2] == first
 
 
-@pytest.mark.parametrize("between", [False, True])
-def test_each_pod_loses_its_turn_after_its_own_last_call(between: bool) -> None:
+OTHERS: dict[str, dict[float, str]] = {
+    "no others": {},
+    "another one": {8.0: "c"},
+    "several others": {8.0: "c", 9.0: "d", 9.5: "e"},
+}
+
+
+@pytest.mark.parametrize("others", OTHERS.values(), ids=OTHERS.keys())
+def test_each_pod_loses_its_turn_after_its_own_last_call(others: dict[float, str]) -> None:
     async def scenario(house: House) -> None:
-        await house.guard.start_container("a")
-        await asyncio.sleep(5)
-        await house.guard.start_container("b")
-        await asyncio.sleep(3)
-        if between:
-            await house.guard.start_container("c")
-        await asyncio.sleep(4)
+        for at, name in {0.0: "a", 5.0: "b", **others}.items():
+            await asyncio.sleep(at - now())
+            await house.guard.start_container(name)
+        await asyncio.sleep(12 - now())
         await queue(house, "new", "a", "b")
 
     house = live(scenario, Limits(start_slots=1))
     assert [name for _, name in started(house, "start_container")][-3:] == ["b", "new", "a"]
+
+
+def test_pods_that_never_had_to_wait_keep_their_order() -> None:
+    async def scenario(house: House) -> None:
+        for name in "abc":
+            await house.guard.start_container(name)
+        await queue(house, "new", "c", "b", "a")
+
+    house = live(scenario, Limits(start_slots=1))
+    assert [name for _, name in started(house, "start_container")][-4:] == ["a", "b", "c", "new"]
 
 
 def test_a_pod_that_calls_again_and_again_keeps_its_turn() -> None:
@@ -335,6 +349,41 @@ def test_reads_need_no_running_guard_and_outlive_it() -> None:
             await running
         assert await asyncio.gather(*reads) == [[], []]
         assert now() == 7
+
+    simulate(scenario())
+
+
+def test_a_caller_that_is_cancelled_before_the_guard_runs_holds_no_slot() -> None:
+    async def scenario() -> None:
+        house = House(Limits(start_slots=1))
+        early = asyncio.ensure_future(house.guard.start_container("early"))
+        await asyncio.sleep(1)
+        early.cancel()
+        running = asyncio.ensure_future(house.guard.run())
+        await house.guard.start_container("late")
+        assert house.runtime.begun == [(1.0, "start_container late")]
+        running.cancel()
+        await asyncio.wait({running})
+
+    simulate(scenario())
+
+
+def test_a_read_that_answers_its_deadline_with_an_error_of_its_own_ends_with_that() -> None:
+    error = RuntimeRefused("cannot list")
+
+    class Touchy(Slow):
+        async def list_pods(self) -> Sequence[PodRecord]:
+            try:
+                return await super().list_pods()
+            except asyncio.CancelledError:
+                raise error from None
+
+    async def scenario() -> None:
+        runtime = Touchy()
+        runtime.seconds["list_pods"] = FOR_EVER
+        guard = GuardedRuntime(runtime, clock=VirtualClock())
+        assert await raised_by(guard.list_pods()) is error
+        assert now() == 120
 
     simulate(scenario())
 

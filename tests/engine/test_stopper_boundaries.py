@@ -190,6 +190,9 @@ KILLS: dict[str, tuple[ContainerToKill, int | None, tuple[str, float], str, int]
     "a container that is not in the spec is stopped too": (
         ContainerToKill("old-1", "old", "", KillReason.UNKNOWN), None, ("old-1", 30), "Stopping container old", 0,
     ),
+    "a container that is not in the spec has no probe": (
+        ContainerToKill("old-1", "old", "gone", KillReason.LIVENESS_PROBE), None, ("old-1", 30), "gone", 0,
+    ),
     "a sidecar has its hook": (
         ContainerToKill("mesh-1", "mesh", "", KillReason.UNKNOWN), None, ("mesh-1", 30), "Stopping container mesh", 1,
     ),

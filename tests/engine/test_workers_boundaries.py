@@ -322,6 +322,19 @@ def test_each_pod_is_counted_when_it_starts_and_those_without_configuration_neve
     simulate(scenario())
 
 
+def test_the_end_of_a_pod_without_configuration_frees_no_name_and_breaks_nothing() -> None:
+    async def scenario() -> None:
+        bugs: list[dict[str, object]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, bug: bugs.append(bug))
+        async with house() as home:
+            home.workers.update_pod(kill_orphan(PodRecord(uid="lost", name="static", namespace="ns")))
+            await calm()
+            assert [call.function for call in home.syncer.calls] == ["sync_terminating_runtime_pod"]
+            assert (home.left, bugs) == ([], [])
+
+    simulate(scenario())
+
+
 # Begin and end.
 
 
