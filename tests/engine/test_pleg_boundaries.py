@@ -472,6 +472,24 @@ def test_the_pauses_between_relists_start_from_the_shortest_after_a_success() ->
     assert live(scenario, runtime).runtime.lists == [*range(6), 65, 66, 68, 72, 132, 133, 135, 139]
 
 
+LOGGED: dict[str, tuple[Exception, int]] = {
+    "an error of the runtime": (RuntimeUnavailable("cannot list"), logging.WARNING),
+    "a timeout": (TimeoutError("its own"), logging.WARNING),
+    "a bug": (ValueError("a bug"), logging.ERROR),
+}
+
+
+@pytest.mark.parametrize("error, level", LOGGED.values(), ids=LOGGED.keys())
+def test_a_relist_that_fails_is_logged_once(error: Exception, level: int, caplog: pytest.LogCaptureFixture) -> None:
+    runtime = Moody()
+    runtime.list_error = error
+    with caplog.at_level(logging.WARNING, "podkeeper.engine.pleg"):
+        live(lambda house: asyncio.sleep(0.5), runtime)
+    assert [(entry.levelno, entry.exc_info is not None) for entry in caplog.records] == [
+        (level, level == logging.ERROR)
+    ]
+
+
 def test_a_stream_that_breaks_during_a_relist_leads_to_another_relist_at_once() -> None:
     async def scenario(house: House) -> None:
         await asyncio.sleep(64.5)
@@ -726,7 +744,9 @@ def _by_time(seen: tuple[str, float]) -> tuple[float, str]:
 
 
 @pytest.mark.parametrize("error", [None, RuntimeUnavailable("gone"), ValueError("a bug")])
-def test_a_stream_that_ends_in_whatever_way_is_opened_again(error: Exception | None) -> None:
+def test_a_stream_that_ends_in_whatever_way_is_opened_again(
+    error: Exception | None, caplog: pytest.LogCaptureFixture
+) -> None:
     class Broken(Runtime):
         opened = 0
 
@@ -744,8 +764,11 @@ def test_a_stream_that_ends_in_whatever_way_is_opened_again(error: Exception | N
         house.runtime.put(WEB, RUNNING)
         await asyncio.sleep(1)
 
-    house = live(scenario, Broken())
+    with caplog.at_level(logging.WARNING, "podkeeper.engine.pleg"):
+        house = live(scenario, Broken())
     assert (house.news(), house.counts.breaks) == ([(10.0, "web", STARTED)], 1)
+    unexpected = [logging.ERROR] if isinstance(error, ValueError) else []
+    assert [entry.levelno for entry in caplog.records] == [*unexpected, logging.WARNING]
 
 
 # The end.
