@@ -257,8 +257,8 @@ def test_what_was_removed_is_forgotten() -> None:
         await house.guard.pod_record(PodUID("u"))
         await house.guard.remove_sandbox("box-1")
         await house.guard.remove_container("c1")
-        await house.guard.remove_sandbox("unheard-of")
-        await house.guard.remove_container("unheard-of")
+        await house.guard.remove_sandbox("unknown")
+        await house.guard.remove_container("unknown")
         assert await names_of(house, "u", "box-1", "box-2", "c1", "c2") == [
             "other/found", "box-1", "other/found", "c1", "other/found",
         ]  # fmt: skip
@@ -292,7 +292,7 @@ def test_a_pod_of_which_something_is_left_keeps_its_name(rest: dict[str, tuple[(
     live(scenario)
 
 
-def test_a_record_without_a_name_and_a_pod_without_a_uid_teach_no_names() -> None:
+def test_a_record_without_a_name_and_a_pod_without_a_uid_add_no_names() -> None:
     async def scenario(house: House) -> None:
         house.runtime.records["u"] = replace(FOUND, name="")
         await house.guard.pod_record(PodUID("u"))
@@ -368,7 +368,7 @@ def test_a_caller_that_is_cancelled_before_the_guard_runs_holds_no_slot() -> Non
     simulate(scenario())
 
 
-def test_a_read_that_answers_its_deadline_with_an_error_of_its_own_ends_with_that() -> None:
+def test_a_read_that_fails_with_its_own_error_at_the_deadline_raises_that_error() -> None:
     error = RuntimeRefused("cannot list")
 
     class Touchy(Slow):

@@ -203,7 +203,7 @@ def executed(
     pod_ip: str = "10.0.0.9",
     script: HttpScript | None = None,
 ) -> tuple[str | None, Shell, Network, list[tuple[PodEvent, object]]]:
-    """What a hook says, what it asked of the runtime and of the network, and the events with their subjects."""
+    """The failure of a hook, the calls of the runtime and the network, and the events with their subjects."""
     shell, network, told = Shell(), Network(script), list[tuple[PodEvent, object]]()
     hooks = HookRunner(commands=shell, prober=network, record=lambda *event: told.append(event), version="1.36")
     failure, _ = simulate(hooks.execute(hook, of, what, "c1", pod_ip, 7))
@@ -265,7 +265,7 @@ UNANSWERED = {
         "",
         FAILED.format("") + "failed to find networking container: the pod has no address",
     ),
-    "a port that nobody named": (
+    "a port that the container does not have": (
         HTTPGetAction(path="/stop", port="nosuch"),
         "10.0.0.9",
         FAILED.format("/stop") + 'port: strconv.Atoi: parsing "nosuch": invalid syntax',
@@ -275,7 +275,7 @@ UNANSWERED = {
 
 
 @pytest.mark.parametrize("action, pod_ip, expected", UNANSWERED.values(), ids=UNANSWERED.keys())
-def test_a_request_that_fails_says_why(action: HTTPGetAction, pod_ip: str, expected: str) -> None:
+def test_the_failure_of_a_request_gives_the_reason(action: HTTPGetAction, pod_ip: str, expected: str) -> None:
     failure, _, _, told = executed(
         LifecycleHandler(http_get=action), pod_ip=pod_ip, script=lambda _: NoAnswer("connection refused")
     )

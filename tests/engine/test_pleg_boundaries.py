@@ -165,7 +165,7 @@ def test_without_a_good_relist_for_three_minutes_it_is_not_healthy() -> None:
     live(scenario, runtime)
 
 
-def test_before_the_first_good_relist_the_one_in_progress_and_its_predecessors_are_named() -> None:
+def test_before_the_first_good_relist_health_names_the_one_in_progress() -> None:
     runtime = Moody()
     runtime.list_error = RuntimeUnavailable("cannot list")
 
@@ -238,7 +238,7 @@ def test_a_request_made_before_it_runs_is_served_once_it_does() -> None:
 
 
 @pytest.mark.parametrize("later, looks", [(0, [30.0, 31.0]), (-1, [30.0])])
-def test_an_inspection_serves_only_those_who_acted_before_it_began(later: int, looks: list[float]) -> None:
+def test_an_inspection_serves_only_requests_about_actions_before_its_start(later: int, looks: list[float]) -> None:
     async def scenario(house: House) -> None:
         house.runtime.look_seconds = 1.0
         await asyncio.sleep(30)
@@ -251,7 +251,7 @@ def test_an_inspection_serves_only_those_who_acted_before_it_began(later: int, l
     assert [at for _, at in live(scenario).runtime.looks] == looks
 
 
-def test_an_inspection_that_is_over_serves_no_request_however_long_ago_the_action_was() -> None:
+def test_an_inspection_that_has_ended_serves_no_later_request() -> None:
     async def scenario(house: House) -> None:
         for at in (30.0, 31.0):
             await asyncio.sleep(at - now())
@@ -262,7 +262,7 @@ def test_an_inspection_that_is_over_serves_no_request_however_long_ago_the_actio
 
 
 @pytest.mark.parametrize("slots", [1, 2, 3])
-def test_so_many_inspections_run_at_a_time(slots: int) -> None:
+def test_no_more_inspections_run_at_a_time_than_there_are_slots(slots: int) -> None:
     async def scenario(house: House) -> None:
         house.runtime.look_seconds = 1.0
         await asyncio.sleep(30)
@@ -435,7 +435,7 @@ def test_a_pod_that_comes_back_under_its_uid_after_failed_inspections_is_inspect
     assert house.news() == [(8.0, "web", SYNC), (10.0, "web", STARTED)]
 
 
-def test_news_that_cannot_be_handed_on_does_not_take_the_next_news_with_it() -> None:
+def test_an_event_that_cannot_be_delivered_does_not_hold_up_the_next() -> None:
     class Picky(House):
         def emit(self, event: LifecycleEvent) -> None:
             self.deaf = event.type is DIED
@@ -501,7 +501,7 @@ def test_a_stream_that_breaks_during_a_relist_leads_to_another_relist_at_once() 
     assert live(scenario).runtime.lists == [*range(6), 65, 69]
 
 
-def test_a_listed_pod_of_which_there_is_nothing_is_no_pod_and_hides_no_other() -> None:
+def test_an_empty_record_in_a_listing_is_skipped() -> None:
     class Hollow(Runtime):
         async def list_pods(self) -> Sequence[PodRecord]:
             return [PodRecord(uid="hollow"), *await super().list_pods(), PodRecord(uid="hollow too")]
@@ -529,110 +529,119 @@ def test_a_listing_in_which_nothing_has_happened_leads_to_no_inspection() -> Non
     assert (house.news(), house.counts.missed_pods) == ([], 0)
 
 
-# Missed events.
+# Missed events: changes that no event announces although the stream was open.
 
-FATES = {"it exits": EXITED, "it is removed": None}
+each_fate = pytest.mark.parametrize("state", [EXITED, None], ids=["it exits", "it is removed"])
 
 
-@pytest.mark.parametrize("state", FATES.values(), ids=FATES.keys())
-class TestMissedEvents:
-    """A change that no event announces, although the stream was open, is a missed event. Nothing else is."""
+@each_fate
+def test_after_a_missed_event_the_relist_is_quick_for_a_minute(state: ContainerState | None) -> None:
+    async def scenario(house: House) -> None:
+        await asyncio.sleep(30)
+        house.runtime.put(WEB, state, tell=False)
+        await asyncio.sleep(200)
 
-    def test_after_one_the_relist_is_quick_for_a_minute(self, state: ContainerState | None) -> None:
-        async def scenario(house: House) -> None:
-            await asyncio.sleep(30)
-            house.runtime.put(WEB, state, tell=False)
-            await asyncio.sleep(200)
+    house = live(scenario, runtime_with(web=RUNNING))
+    assert house.counts.missed_pods == 1
+    assert house.runtime.lists == [*range(6), 65, *range(67, 128), 187]
 
-        house = live(scenario, runtime_with(web=RUNNING))
-        assert house.counts.missed_pods == 1
-        assert house.runtime.lists == [*range(6), 65, *range(67, 128), 187]
 
-    @pytest.mark.parametrize("late, missed", [(0.0, 0), (1.75, 0), (2.25, 1)])
-    def test_an_event_may_come_two_seconds_after_the_relist(
-        self, state: ContainerState | None, late: float, missed: int
-    ) -> None:
-        async def scenario(house: House) -> None:
-            await asyncio.sleep(64.5)
-            house.runtime.put(WEB, state, tell=False)
-            await asyncio.sleep(0.5 + late)
-            house.runtime.tell(WEB, state=state)
-            await asyncio.sleep(10)
+@each_fate
+@pytest.mark.parametrize("late, missed", [(0.0, 0), (1.75, 0), (2.25, 1)])
+def test_an_event_that_comes_within_two_seconds_of_the_relist_was_not_missed(
+    state: ContainerState | None, late: float, missed: int
+) -> None:
+    async def scenario(house: House) -> None:
+        await asyncio.sleep(64.5)
+        house.runtime.put(WEB, state, tell=False)
+        await asyncio.sleep(0.5 + late)
+        house.runtime.tell(WEB, state=state)
+        await asyncio.sleep(10)
 
-        assert live(scenario, runtime_with(web=RUNNING)).counts.missed_pods == missed
+    assert live(scenario, runtime_with(web=RUNNING)).counts.missed_pods == missed
 
-    @pytest.mark.parametrize("happened, missed", [(64.0, 0), (65.0, 0), (65.25, 1)])
-    def test_only_an_event_of_before_the_relist_tells_of_the_change(
-        self, state: ContainerState | None, happened: float, missed: int
-    ) -> None:
-        async def scenario(house: House) -> None:
-            await asyncio.sleep(30)
-            house.runtime.put(WEB, state, tell=False)
-            await asyncio.sleep(36)
-            house.runtime.tell(WEB, state=state, happened=BEGINNING + timedelta(seconds=happened))
-            await asyncio.sleep(10)
 
-        assert live(scenario, runtime_with(web=RUNNING)).counts.missed_pods == missed
+@each_fate
+@pytest.mark.parametrize("happened, missed", [(64.0, 0), (65.0, 0), (65.25, 1)])
+def test_an_event_of_something_after_the_relist_does_not_replace_the_missed_one(
+    state: ContainerState | None, happened: float, missed: int
+) -> None:
+    async def scenario(house: House) -> None:
+        await asyncio.sleep(30)
+        house.runtime.put(WEB, state, tell=False)
+        await asyncio.sleep(36)
+        house.runtime.tell(WEB, state=state, happened=BEGINNING + timedelta(seconds=happened))
+        await asyncio.sleep(10)
 
-    def test_a_change_while_there_is_no_stream_is_none(self, state: ContainerState | None) -> None:
-        async def scenario(house: House) -> None:
-            house.runtime.has_stream = False
-            await asyncio.sleep(40.5)
-            house.runtime.put(WEB, state, tell=False)
-            await asyncio.sleep(10)
+    assert live(scenario, runtime_with(web=RUNNING)).counts.missed_pods == missed
 
-        house = live(scenario, runtime_with(web=RUNNING))
-        assert (len(house.news()) > 1, house.counts.missed_pods) == (True, 0)
 
-    def test_a_change_before_the_stream_can_be_trusted_is_none(self, state: ContainerState | None) -> None:
-        async def scenario(house: House) -> None:
-            await asyncio.sleep(30.0)
-            house.runtime.break_streams()
-            await asyncio.sleep(2.5)
-            house.runtime.put(WEB, state, tell=False)
-            await asyncio.sleep(10)
+@each_fate
+def test_a_change_while_there_is_no_stream_is_no_missed_event(state: ContainerState | None) -> None:
+    async def scenario(house: House) -> None:
+        house.runtime.has_stream = False
+        await asyncio.sleep(40.5)
+        house.runtime.put(WEB, state, tell=False)
+        await asyncio.sleep(10)
 
-        house = live(scenario, runtime_with(web=RUNNING))
-        assert (house.news()[1][0], house.counts.missed_pods) == (33.0, 0)
+    house = live(scenario, runtime_with(web=RUNNING))
+    assert (len(house.news()) > 1, house.counts.missed_pods) == (True, 0)
 
-    def test_a_change_after_a_new_stream_has_proved_itself_is_one(self, state: ContainerState | None) -> None:
-        async def scenario(house: House) -> None:
-            await asyncio.sleep(30.0)
-            house.runtime.break_streams()
-            await asyncio.sleep(6)
-            house.runtime.put(WEB, state, tell=False)
-            await asyncio.sleep(70)
 
-        house = live(scenario, runtime_with(web=RUNNING))
-        assert (house.news()[1][0], house.counts.missed_pods) == (95.0, 1)
+@each_fate
+def test_a_change_before_the_stream_can_be_trusted_is_no_missed_event(state: ContainerState | None) -> None:
+    async def scenario(house: House) -> None:
+        await asyncio.sleep(30.0)
+        house.runtime.break_streams()
+        await asyncio.sleep(2.5)
+        house.runtime.put(WEB, state, tell=False)
+        await asyncio.sleep(10)
 
-    def test_a_change_after_an_inspection_is_one_although_no_relist_has_succeeded_since(
-        self, state: ContainerState | None
-    ) -> None:
-        runtime = moody_with(web=RUNNING)
+    house = live(scenario, runtime_with(web=RUNNING))
+    assert (house.news()[1][0], house.counts.missed_pods) == (33.0, 0)
 
-        async def scenario(house: House) -> None:
-            await asyncio.sleep(30.0)
-            runtime.list_error = RuntimeUnavailable("cannot list")
-            runtime.break_streams()
-            await asyncio.sleep(6)
-            house.pleg.request(WEB)
-            await asyncio.sleep(1)
-            runtime.put(WEB, state, tell=False)
-            runtime.list_error = None
-            await asyncio.sleep(40)
 
-        assert live(scenario, runtime).counts.missed_pods == 1
+@each_fate
+def test_a_change_after_a_new_stream_has_proved_itself_is_a_missed_event(state: ContainerState | None) -> None:
+    async def scenario(house: House) -> None:
+        await asyncio.sleep(30.0)
+        house.runtime.break_streams()
+        await asyncio.sleep(6)
+        house.runtime.put(WEB, state, tell=False)
+        await asyncio.sleep(70)
 
-    def test_a_change_that_was_announced_and_cannot_be_inspected_is_none(self, state: ContainerState | None) -> None:
-        async def scenario(house: House) -> None:
-            await asyncio.sleep(30)
-            house.runtime.refusing.add(WEB)
-            house.runtime.put(WEB, state)
-            await asyncio.sleep(60)
+    house = live(scenario, runtime_with(web=RUNNING))
+    assert (house.news()[1][0], house.counts.missed_pods) == (95.0, 1)
 
-        house = live(scenario, runtime_with(web=RUNNING))
-        assert (len(house.news()) > 1, house.counts.missed_pods) == (state is None, 0)
+
+@each_fate
+def test_a_change_after_an_inspection_is_a_missed_event_even_if_relists_fail(state: ContainerState | None) -> None:
+    runtime = moody_with(web=RUNNING)
+
+    async def scenario(house: House) -> None:
+        await asyncio.sleep(30.0)
+        runtime.list_error = RuntimeUnavailable("cannot list")
+        runtime.break_streams()
+        await asyncio.sleep(6)
+        house.pleg.request(WEB)
+        await asyncio.sleep(1)
+        runtime.put(WEB, state, tell=False)
+        runtime.list_error = None
+        await asyncio.sleep(40)
+
+    assert live(scenario, runtime).counts.missed_pods == 1
+
+
+@each_fate
+def test_an_announced_change_that_cannot_be_inspected_is_no_missed_event(state: ContainerState | None) -> None:
+    async def scenario(house: House) -> None:
+        await asyncio.sleep(30)
+        house.runtime.refusing.add(WEB)
+        house.runtime.put(WEB, state)
+        await asyncio.sleep(60)
+
+    house = live(scenario, runtime_with(web=RUNNING))
+    assert (len(house.news()) > 1, house.counts.missed_pods) == (state is None, 0)
 
 
 def test_a_change_that_no_inspection_confirms_in_time_is_not_counted_as_missed() -> None:
@@ -675,7 +684,7 @@ def test_several_pods_with_missed_events_are_counted_together() -> None:
     assert house.counts.missed_pods == 3
 
 
-def test_a_pod_that_was_only_asked_about_is_never_a_missed_one() -> None:
+def test_a_request_for_a_pod_that_does_not_exist_is_no_missed_event() -> None:
     async def scenario(house: House) -> None:
         await asyncio.sleep(30)
         house.pleg.request(DB)
@@ -744,9 +753,7 @@ def _by_time(seen: tuple[str, float]) -> tuple[float, str]:
 
 
 @pytest.mark.parametrize("error", [None, RuntimeUnavailable("gone"), ValueError("a bug")])
-def test_a_stream_that_ends_in_whatever_way_is_opened_again(
-    error: Exception | None, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_stream_is_opened_again_however_it_ends(error: Exception | None, caplog: pytest.LogCaptureFixture) -> None:
     class Broken(Runtime):
         opened = 0
 

@@ -50,7 +50,7 @@ ONLY = {
     READINESS: container(readiness=probe(60)),
     STARTUP: container(startup=probe(60)),
 }
-NOBODY = PodUID("nobody")
+OTHER = PodUID("other")
 
 
 def found(
@@ -156,7 +156,7 @@ def test_a_pod_without_probes_has_an_empty_view_and_no_workers() -> None:
         world.probes.add_pod(plain)
         world.probes.wake(uid(plain), ["web"])
         world.probes.stop_liveness_and_startup(plain)
-        for each in (uid(plain), NOBODY):
+        for each in (uid(plain), OTHER):
             assert world.probes.view(each) == ProbeView()
             assert (world.probes.liveness(each), world.probes.startup(each)) == ({}, {})
         assert len(world.probes) == 0
@@ -216,34 +216,34 @@ def test_a_removed_pod_is_forgotten_with_all_that_the_agent_made_of_it() -> None
 
 WAITING = ContainerState(waiting=ContainerStateWaiting(reason="CrashLoopBackOff"))
 BEGINNINGS: dict[str, tuple[ProbeKind, ContainerStatus, list[ProbeResult]]] = {
-    "a running container is alive": (LIVENESS, found("web", "web-1"), []),
-    "a container that does not run is not alive": (
+    "a running container counts as alive": (LIVENESS, found("web", "web-1"), []),
+    "a container that does not run counts as failed": (
         LIVENESS,
         found("web", "web-1", state=WAITING),
         [FAILURE],
     ),
-    "a container whose status says ready is not ready": (
+    "the status shows a container as ready that has not been probed": (
         READINESS,
         found("web", "web-1", ready=True),
         [FAILURE],
     ),
-    "a container whose status says not ready is not ready": (READINESS, found("web", "web-1"), []),
-    "a container whose status says started may not have started": (
+    "the status shows it as not ready": (READINESS, found("web", "web-1"), []),
+    "the status shows a container as started that has not been probed": (
         STARTUP,
         found("web", "web-1", started=True),
         [UNKNOWN],
     ),
-    "a container whose status says not started has not started": (
+    "the status shows it as not started": (
         STARTUP,
         found("web", "web-1", started=False),
         [],
     ),
-    "a container whose status says nothing has not started": (STARTUP, found("web", "web-1", started=None), []),
+    "the status has no started flag": (STARTUP, found("web", "web-1", started=None), []),
 }
 
 
 @pytest.mark.parametrize("kind, status, told", BEGINNINGS.values(), ids=BEGINNINGS.keys())
-def test_before_the_first_outcome_only_what_contradicts_the_status_is_told(
+def test_before_the_first_outcome_only_a_result_that_contradicts_the_status_is_sent(
     kind: ProbeKind, status: ContainerStatus, told: list[ProbeResult]
 ) -> None:
     async def scenario(world: Notes) -> None:
@@ -274,7 +274,7 @@ def test_the_status_of_a_sidecar_counts_as_well(ready: bool) -> None:
     noted(scenario)
 
 
-def test_a_pod_that_is_removed_when_its_first_result_is_told_is_not_probed() -> None:
+def test_a_pod_that_is_removed_when_its_first_result_is_sent_is_not_probed() -> None:
     async def scenario(world: Notes) -> None:
         web = pod(container(readiness=probe(10)))
         world.probes.claim(uid(web), "web", "web-1")
@@ -303,7 +303,7 @@ def test_a_tick_that_fails_executes_nothing_and_the_next_one_does() -> None:
     noted(scenario)
 
 
-def test_a_first_outcome_is_told_although_it_is_what_was_taken_for_granted() -> None:
+def test_a_first_outcome_is_sent_even_if_it_equals_the_assumed_one() -> None:
     async def scenario(world: Notes) -> None:
         web = pod(container(readiness=probe(60, failures=1), liveness=probe(60)))
         world.shows(web, found("web", "web-1"))  # of an agent that ran before
@@ -429,10 +429,10 @@ def test_an_execution_that_outlived_its_lease_frees_no_second_slot_when_it_ends(
 # Periods.
 
 PERIODS: dict[str, tuple[Probe, str | None, list[float]]] = {
-    "as the spec says": (probe(29), None, [0.25, 29.25, 58.25]),
+    "the period of the spec": (probe(29), None, [0.25, 29.25, 58.25]),
     "rare probes meet at half seconds": (probe(30), None, [0.25, 30.5, 60.5]),
     "so do rarer ones": (probe(31), None, [0.25, 31.5, 62.5]),
-    "ten seconds if the spec says nothing": (Probe(), None, [0.25, 10.25, 20.25, 30.25, 40.25, 50.25, 60.25]),
+    "ten seconds if the spec has no period": (Probe(), None, [0.25, 10.25, 20.25, 30.25, 40.25, 50.25, 60.25]),
     "ten seconds if the annotation cannot be used either": (
         Probe(), "often", [0.25, 10.25, 20.25, 30.25, 40.25, 50.25, 60.25],
     ),
@@ -469,7 +469,7 @@ def test_first_probes_are_spread_while_the_agent_is_younger_than_their_period(ag
 # Pods that change.
 
 
-def test_a_worker_goes_by_the_latest_version_of_its_pod() -> None:
+def test_a_worker_uses_the_latest_version_of_its_pod() -> None:
     async def scenario(world: Notes) -> None:
         web = pod(container(liveness=probe(10)))
         world.runs(web, "web-1")
@@ -533,7 +533,7 @@ def test_waking_skips_containers_without_a_readiness_probe() -> None:
         world.probes.add_pod(web)
         await asyncio.sleep(7)
         world.shows(web, found("plain", "plain-1"), found("web", "web-1"))
-        world.probes.wake(uid(web), ["plain", "unheard-of", "web"])
+        world.probes.wake(uid(web), ["plain", "unknown", "web"])
         await asyncio.sleep(1)
         assert world.executed == [(7, "web", READINESS)]
 

@@ -140,7 +140,7 @@ def test_only_containers_that_run_or_may_run_are_stopped() -> None:
 
 
 @pytest.mark.parametrize("override, seconds", [(None, 2), (0, 2), (2, 2), (3, 3), (7, 7)])
-def test_without_a_spec_the_grace_is_what_the_caller_says_and_no_hook_runs(override: int | None, seconds: int) -> None:
+def test_without_a_spec_the_caller_sets_the_grace_and_no_hook_runs(override: int | None, seconds: int) -> None:
     found = record(*running("web"), boxes=("box",))
 
     async def scenario(desk: Desk) -> None:
@@ -428,14 +428,15 @@ def test_a_container_that_was_stopped_has_its_full_grace_and_its_hook_if_it_is_k
     assert (len(desk.hooks), len(desk.events)) == (2, 2)
 
 
-def test_forgetting_a_pod_twice_or_one_that_is_unknown_does_nothing() -> None:
+def test_a_pod_may_be_forgotten_twice_and_an_unknown_one_as_well() -> None:
     async def scenario(desk: Desk) -> None:
         desk.scripts["web-1"] = lasting(1, TryLater("cannot"))
         await desk.stopper.kill_pod(WEB, record(*running("web")), None)
-        for uid in (UID, UID, PodUID("nobody")):
+        for uid in (UID, UID, PodUID("unknown")):
             desk.stopper.forget(uid)
+        await desk.stopper.kill_pod(WEB, record(*running("web")), None)
 
-    played(scenario)
+    assert played(scenario).stops == [(0.0, "web-1", 30), (1.0, "web-1", 30)]
 
 
 def test_a_pod_that_is_forgotten_while_its_container_stops_is_not_remembered_afterwards() -> None:

@@ -1,4 +1,4 @@
-"""The pod workers at their boundaries: every answer in every stage, what is logged, and who is counted."""
+"""The pod workers at their boundaries: every answer in every stage, log levels, and which pods are counted."""
 
 import asyncio
 import gc
@@ -134,7 +134,7 @@ def test_the_answers_about_static_pods_of_one_name() -> None:
 
 
 @pytest.mark.parametrize("evict, cause", [(None, Cause.KILLED), (False, Cause.KILLED), (True, Cause.EVICTED)])
-def test_a_kill_is_an_eviction_only_if_it_says_so(evict: bool | None, cause: Cause) -> None:
+def test_a_kill_is_an_eviction_only_if_the_caller_asks_for_one(evict: bool | None, cause: Cause) -> None:
     async def scenario() -> None:
         async with house() as home:
             home.syncer.behave("sync_terminated_pod", "web", never)
@@ -171,7 +171,7 @@ def test_a_kill_waits_half_as_long_again_as_its_grace(override: int | None, seco
 
 FAILURES: dict[str, tuple[Exception, str]] = {
     "a plain bug": (BUGS["a plain bug"], "'oops'"),
-    "one that cannot be told": (BUGS["one that cannot be told"], "Speechless"),
+    "one whose text cannot be read": (BUGS["one that cannot be told"], "Speechless"),
     "one without a word": (BUGS["one without a word"], "RuntimeError"),
     "a group of bugs": (BUGS["a group of bugs"], "cannot; 'oops'"),
     "a backoff without a time zone": (BUGS["a backoff without a time zone"], "cannot"),
@@ -185,7 +185,7 @@ FAILURES: dict[str, tuple[Exception, str]] = {
 
 @pytest.mark.parametrize("error, text", FAILURES.values(), ids=FAILURES.keys())
 @pytest.mark.parametrize("reading", [False, True], ids=["in the sync", "while its status is read"])
-def test_the_history_says_why_a_sync_failed_and_when_the_next_one_comes(
+def test_the_history_has_the_reason_of_a_failed_sync_and_the_time_of_the_next(
     error: Exception, text: str, reading: bool
 ) -> None:
     async def scenario() -> None:
