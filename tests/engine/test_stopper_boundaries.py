@@ -244,6 +244,28 @@ def test_a_sidecar_waits_for_all_that_go_first() -> None:
     assert played(scenario).stops == [(0.0, "a-1", 30), (0.0, "b-1", 30), (6.0, "mesh-1", 24)]
 
 
+def test_a_sidecar_is_stopped_at_the_end_of_its_grace_although_others_still_run() -> None:
+    async def scenario(desk: Desk) -> None:
+        desk.scripts["web-1"] = lasting(50)
+        assert await desk.stopper.kill_pod(EVERYONE, record(*running("web", "mesh")), 30) == ()
+        assert now() == 50
+
+    assert played(scenario).stops == [(0.0, "web-1", 30), (30.0, "mesh-1", 2)]
+
+
+def test_a_shorter_grace_ends_the_wait_of_a_sidecar_sooner() -> None:
+    found = record(*running("web", "mesh"))
+
+    async def scenario(desk: Desk) -> None:
+        desk.scripts["web-1"] = lasting(50)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(desk.stopper.kill_pod(EVERYONE, found, 30))
+            await asyncio.sleep(9)
+            group.create_task(desk.stopper.kill_pod(EVERYONE, found, 4))
+
+    assert played(scenario).stops == [(0.0, "web-1", 30), (9.0, "web-1", 4), (13.0, "mesh-1", 2)]
+
+
 # Hooks.
 
 GRACES = {0: 0, 1: 1, 2: 1}

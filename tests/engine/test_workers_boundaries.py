@@ -205,6 +205,18 @@ def test_the_history_has_the_reason_of_a_failed_sync_and_the_time_of_the_next(
     simulate(scenario())
 
 
+@pytest.mark.parametrize("ends, outcome", [(False, "done"), (True, "the pod has come to its end")])
+def test_the_history_shows_whether_a_pod_has_come_to_its_natural_end(ends: bool, outcome: str) -> None:
+    async def scenario() -> None:
+        async with house() as home:
+            home.syncer.ending = {"web"} if ends else set()
+            home.workers.update_pod(create(pod("web")))
+            await calm()
+            assert next(note for note in home.notes if note[1] == "pass ended") == (WEB, "pass ended", outcome)
+
+    simulate(scenario())
+
+
 LEVELS: dict[str, tuple[Exception, int]] = {
     "an error of the agent": (TryLater("cannot"), logging.WARNING),
     "a group of such errors": (ExceptionGroup("", [TryLater("a"), GiveUp("b", "reason")]), logging.WARNING),
