@@ -175,10 +175,14 @@ def test_each_pod_loses_its_turn_after_its_own_last_call(others: dict[float, str
     assert [name for _, name in started(house, "start_container")][-3:] == ["b", "new", "a"]
 
 
-def test_pods_that_never_had_to_wait_keep_their_order() -> None:
+@pytest.mark.parametrize("waited", [False, True])
+def test_pods_keep_their_order_whether_they_had_to_wait_or_not(waited: bool) -> None:
     async def scenario(house: House) -> None:
-        for name in "abc":
-            await house.guard.start_container(name)
+        if waited:
+            await queue(house, "a", "b", "c")
+        else:
+            for name in "abc":
+                await house.guard.start_container(name)
         await queue(house, "new", "c", "b", "a")
 
     house = live(scenario, Limits(start_slots=1))
