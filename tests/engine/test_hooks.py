@@ -1,12 +1,27 @@
 """Hooks: what is executed, what counts as a failure, and in which words."""
 
 import asyncio
+from collections.abc import Sequence
+
+import pytest
+from msgspec.structs import replace
 
 from podkeeper.engine.hooks import HookRunner
 from podkeeper.model.errors import RuntimeUnavailable
-from podkeeper.model.k8s.core import ContainerPort, HTTPGetAction, HTTPHeader, LifecycleHandler, TCPSocketAction
-from podkeeper.model.messages import PodEvent
-from podkeeper.model.probing import HttpAnswer, HttpEnd, HttpRequest, NoAnswer
+from podkeeper.model.k8s.core import (
+    Container,
+    ContainerPort,
+    EphemeralContainer,
+    ExecAction,
+    HTTPGetAction,
+    HTTPHeader,
+    LifecycleHandler,
+    Pod,
+    SleepAction,
+    TCPSocketAction,
+)
+from podkeeper.model.messages import EventType, PodEvent
+from podkeeper.model.probing import CommandEnd, Exited, HttpAnswer, HttpEnd, HttpRequest, NoAnswer
 from podkeeper.runtimes.fake import Behaviour, ExecStep, Operation
 from podkeeper.testing.fakes import FakeProber, HttpScript
 from podkeeper.testing.virtual_time import simulate
@@ -155,6 +170,126 @@ def test_a_retry_with_http_that_fails_too_is_not_called_a_success() -> None:
     assert failure is not None
     assert len(requests) == 2
     assert told == []
+
+
+class Network(FakeProber):
+    """A prober that notes how long each request may take."""
+
+    def __init__(self, http: HttpScript | None = None) -> None:
+        super().__init__(http=http)
+        self.timeouts: list[float] = []
+
+    async def http(self, request: HttpRequest, timeout_seconds: float) -> HttpEnd:
+        self.timeouts.append(timeout_seconds)
+        return await super().http(request, timeout_seconds)
+
+
+class Shell:
+    """A runtime that notes the commands it is given, and has none of them fail."""
+
+    def __init__(self) -> None:
+        self.given: list[tuple[str, tuple[str, ...], float]] = []
+
+    async def exec_sync(self, container_id: str, command: Sequence[str], timeout_seconds: float) -> CommandEnd:
+        self.given.append((container_id, tuple(command), timeout_seconds))
+        return Exited(0, b"")
+
+
+def executed(
+    hook: LifecycleHandler,
+    *,
+    of: Pod = POD,
+    what: Container | EphemeralContainer = WEB,
+    pod_ip: str = "10.0.0.9",
+    script: HttpScript | None = None,
+) -> tuple[str | None, Shell, Network, list[tuple[PodEvent, object]]]:
+    """The failure of a hook, the calls of the runtime and the network, and the events with their subjects."""
+    shell, network, told = Shell(), Network(script), list[tuple[PodEvent, object]]()
+    hooks = HookRunner(commands=shell, prober=network, record=lambda *event: told.append(event), version="1.36")
+    failure, _ = simulate(hooks.execute(hook, of, what, "c1", pod_ip, 7))
+    return failure, shell, network, told
+
+
+COMMANDS = {
+    "a command": (ExecAction(command=("drain", "now")), ("drain", "now")),
+    "no command at all": (ExecAction(), ()),
+}
+
+
+@pytest.mark.parametrize("action, expected", COMMANDS.values(), ids=COMMANDS.keys())
+def test_a_command_runs_in_the_container_within_the_timeout(action: ExecAction, expected: tuple[str, ...]) -> None:
+    failure, shell, network, told = executed(LifecycleHandler(exec=action))
+    assert (failure, shell.given) == (None, [("c1", expected, 7)])
+    assert (network.requests, told) == ([], [])
+
+
+def test_of_several_actions_the_command_goes_before_the_request_and_that_before_the_sleep() -> None:
+    both = LifecycleHandler(http_get=HTTPGetAction(path="/", port=80), sleep=SleepAction(seconds=1))
+    _, shell, network, _ = executed(replace(both, exec=ExecAction(command=("drain",))))
+    assert (len(shell.given), len(network.requests)) == (1, 0)
+    _, shell, network, _ = executed(both)
+    assert (len(shell.given), len(network.requests)) == (0, 1)
+
+
+DEBUGGER = EphemeralContainer(name="debug", ports=(ContainerPort(name="admin", container_port=9000),))
+REQUESTS: dict[str, tuple[HTTPGetAction, Container | EphemeralContainer, str, str]] = {
+    "to the pod": (HTTPGetAction(path="/stop", port=80), WEB, "10.0.0.9", "http://10.0.0.9:80/stop"),
+    "to a host of its own": (HTTPGetAction(path="/", port=80, host="h.example"), WEB, "10.0.0.9", "http://h.example:80/"),
+    "to a host of its own, from a pod without an address": (
+        HTTPGetAction(path="/", port=80, host="h.example"), WEB, "", "http://h.example:80/",
+    ),
+    "without a path": (HTTPGetAction(port=80), WEB, "10.0.0.9", "http://10.0.0.9:80"),
+    "to a named port of an ephemeral container": (
+        HTTPGetAction(path="/", port="admin"), DEBUGGER, "10.0.0.9", "http://10.0.0.9:9000/",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("action, what, pod_ip, url", REQUESTS.values(), ids=REQUESTS.keys())
+def test_a_request_goes(action: HTTPGetAction, what: Container | EphemeralContainer, pod_ip: str, url: str) -> None:
+    failure, shell, network, told = executed(LifecycleHandler(http_get=action), what=what, pod_ip=pod_ip)
+    assert (failure, shell.given, told) == (None, [], [])
+    assert [request.url for request in network.requests if isinstance(request, HttpRequest)] == [url]
+    assert network.timeouts == [7]
+
+
+FAILED = 'HTTP lifecycle hook ({}) for Container "web" in Pod "web_default(uid-web)" failed - error: '
+UNANSWERED = {
+    "no address": (
+        HTTPGetAction(path="/stop", port=80),
+        "",
+        FAILED.format("/stop") + "failed to find networking container: the pod has no address",
+    ),
+    "no address and no path": (
+        HTTPGetAction(port=80),
+        "",
+        FAILED.format("") + "failed to find networking container: the pod has no address",
+    ),
+    "a port that the container does not have": (
+        HTTPGetAction(path="/stop", port="nosuch"),
+        "10.0.0.9",
+        FAILED.format("/stop") + 'port: strconv.Atoi: parsing "nosuch": invalid syntax',
+    ),
+    "no answer and no path": (HTTPGetAction(port=80), "10.0.0.9", FAILED.format("") + "connection refused"),
+}
+
+
+@pytest.mark.parametrize("action, pod_ip, expected", UNANSWERED.values(), ids=UNANSWERED.keys())
+def test_the_failure_of_a_request_gives_the_reason(action: HTTPGetAction, pod_ip: str, expected: str) -> None:
+    failure, _, _, told = executed(
+        LifecycleHandler(http_get=action), pod_ip=pod_ip, script=lambda _: NoAnswer("connection refused")
+    )
+    assert (failure, told) == (expected, [])
+
+
+@pytest.mark.parametrize("uid", ["uid-web", None])
+def test_the_fallback_to_http_is_recorded_for_the_pod(uid: str | None) -> None:
+    web = replace(POD, metadata=replace(POD.metadata, uid=uid))
+    hook = LifecycleHandler(http_get=HTTPGetAction(path="/stop", port=8443, scheme="HTTPS"))
+    failure, _, network, told = executed(hook, of=web, script=plain_only)
+    text = "request to HTTPS lifecycle hook 10.0.0.9:8443 got HTTP response, retry with HTTP succeeded"
+    assert (failure, network.timeouts) == (None, [7, 7])
+    assert told == [(PodEvent(EventType.WARNING, "LifecycleHTTPFallback", text, uid or ""), web)]
 
 
 def test_a_cancelled_hook_ends_at_once() -> None:

@@ -177,12 +177,15 @@ def now() -> float:
 
 
 def live(
-    scenario: Callable[[House], Awaitable[None]], runtime: Runtime | None = None, pace: Pace | None = None
+    scenario: Callable[[House], Awaitable[None]],
+    runtime: Runtime | None = None,
+    pace: Pace | None = None,
+    counts: Counts | None = None,
 ) -> House:
     """Let a PLEG live through a scenario in virtual time."""
 
     async def life() -> House:
-        house = House(runtime or Runtime(), pace or Pace())
+        house = House(runtime or Runtime(), pace or Pace(), counts or Counts())
         bugs: list[dict[str, object]] = []
         asyncio.get_running_loop().set_exception_handler(lambda _, bug: bugs.append(bug))
         running = asyncio.ensure_future(house.pleg.run())

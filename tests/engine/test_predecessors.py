@@ -67,7 +67,7 @@ CASES: dict[str, tuple[PodRecord, list[str]]] = {
 
 @pytest.mark.parametrize("found, expected", CASES.values(), ids=CASES.keys())
 def test_who_is_ended(found: PodRecord, expected: list[str]) -> None:
-    assert ended(found, desired=frozenset({"wanted", "new"})) == expected
+    assert ended(found, desired=frozenset({"wanted"})) == expected
 
 
 def test_all_copies_are_ended() -> None:

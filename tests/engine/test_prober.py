@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Sequence
 
 import pytest
+from msgspec.structs import replace
 
 from podkeeper.engine.prober import ProbeExecutor
 from podkeeper.model.errors import RuntimeUnavailable
@@ -99,6 +100,21 @@ WELL = {
         ("grpc", "10.0.0.1:9000", "shop", 1),
         Report(Outcome.SUCCESS, "service healthy"),
     ),
+    "gRPC without a service asks about the whole server, within the probe's timeout": (
+        Probe(grpc=GRPCAction(port=9000), timeout_seconds=4),
+        ("grpc", "10.0.0.1:9000", "", 4),
+        Report(Outcome.SUCCESS, "service healthy"),
+    ),
+    "TCP goes to the pod's address, within the probe's timeout": (
+        Probe(tcp_socket=TCPSocketAction(port="main"), timeout_seconds=5),
+        ("tcp", "10.0.0.1:8080", 5),
+        Report(Outcome.SUCCESS),
+    ),
+    "HTTP without a timeout has a second": (
+        Probe(http_get=HTTPGetAction(port=80, path="/", host="example.com")),
+        ("http", "http://example.com:80/", ("kube-probe/1.36",), 1),
+        Report(Outcome.SUCCESS, "fine"),
+    ),
 }
 
 
@@ -107,6 +123,26 @@ def test_what_is_asked(probe: Probe, asked: tuple[object, ...], report: Report) 
     node = Node()
     assert execute(probe, node) == report
     assert node.asked == [asked]
+
+
+EVERYTHING = Probe(
+    exec=ExecAction(command=("check",)),
+    http_get=HTTPGetAction(port=80),
+    tcp_socket=TCPSocketAction(port=80),
+    grpc=GRPCAction(port=80),
+)
+
+
+def test_of_several_handlers_exec_goes_before_http_before_tcp_before_grpc() -> None:
+    node = Node()
+    for probe in (
+        EVERYTHING,
+        replace(EVERYTHING, exec=None),
+        replace(EVERYTHING, exec=None, http_get=None),
+        replace(EVERYTHING, exec=None, http_get=None, tcp_socket=None),
+    ):
+        execute(probe, node)
+    assert [what for what, *_ in node.asked] == ["exec", "http", "tcp", "grpc"]
 
 
 ILL = {

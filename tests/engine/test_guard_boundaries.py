@@ -1,0 +1,433 @@
+"""The guarded runtime at its boundaries: exact leases, deadlines and turns, and the names it knows."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import pytest
+from msgspec.structs import replace
+
+from podkeeper.engine.guard import GuardedRuntime, Limits, SlowCall
+from podkeeper.model.errors import CallTimedOut, RuntimeRefused, RuntimeUnavailable
+from podkeeper.model.messages import PodUID
+from podkeeper.model.runtime import ContainerRecord, ContainerState, PodRecord, SandboxRecord
+from podkeeper.testing.virtual_time import VirtualClock, simulate
+from tests.engine.test_guard import (
+    CALLS,
+    CHANGES,
+    DEADLINES,
+    FOR_EVER,
+    House,
+    Slow,
+    container,
+    live,
+    now,
+    pod,
+    raised_by,
+    sandbox,
+    started,
+)
+
+# Leases and deadlines.
+
+SLOW_SECONDS = dict.fromkeys(CALLS, 10.0) | {"stop_container": 40.0, "exec_sync": 11.0, "pull_image": 60.0}
+
+
+@pytest.mark.parametrize("operation", CALLS)
+def test_a_call_is_slow_from_a_certain_time_on(operation: str) -> None:
+    call, shown, _ = CALLS[operation]
+
+    async def scenario(house: House) -> None:
+        house.runtime.seconds[operation] = SLOW_SECONDS[operation] + 1
+        await asyncio.sleep(1000)
+        caller = asyncio.ensure_future(call(house.guard))
+        await asyncio.sleep(SLOW_SECONDS[operation] - 0.25)
+        assert house.guard.slow_calls() == ()
+        await asyncio.sleep(0.25)
+        (slow,) = house.guard.slow_calls()
+        assert (slow.operation, slow.seconds) == (shown, SLOW_SECONDS[operation])
+        await caller
+        assert house.guard.slow_calls() == ()
+
+    live(scenario)
+
+
+ABOUT = {
+    "run_sandbox": "ns/web", "stop_sandbox": "box", "remove_sandbox": "box", "create_container": "ns/web",
+    "start_container": "app", "stop_container": "app", "remove_container": "app", "image": "i", "pull_image": "i",
+    "remove_image": "i", "pod_record": "u", "exec_sync": "app", "reopen_log": "app",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("operation", CALLS)
+def test_the_error_of_a_deadline_names_the_call_and_its_subject(operation: str) -> None:
+    call, shown, _ = CALLS[operation]
+
+    async def scenario(house: House) -> None:
+        house.runtime.seconds[operation] = FOR_EVER
+        what = f"{shown} for {ABOUT[operation]}" if operation in ABOUT else shown
+        error = await raised_by(call(house.guard))
+        assert isinstance(error, CallTimedOut)
+        assert str(error) == (
+            f"cannot complete {what}: no answer within {DEADLINES[operation]:g} s; it may have taken effect"
+        )
+
+    live(scenario)
+
+
+@pytest.mark.parametrize("operation", CALLS)
+def test_a_call_just_before_its_deadline_ends_well_and_is_counted_once(operation: str) -> None:
+    call, shown, expected = CALLS[operation]
+    seconds = DEADLINES[operation] - 0.25
+
+    async def scenario(house: House) -> None:
+        house.runtime.seconds[operation] = seconds
+        assert await call(house.guard) == expected
+        await asyncio.sleep(3600)
+
+    assert live(scenario).observed == [(shown, seconds, False)]
+
+
+LEASES = {
+    "run_sandbox": 10.0, "create_container": 10.0, "start_container": 10.0, "stop_sandbox": 10.0,
+    "remove_sandbox": 10.0, "remove_container": 10.0, "remove_image": 10.0, "stop_container": 0.1, "pull_image": 60.0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("operation", CHANGES)
+def test_a_change_holds_its_slot_until_its_lease_ends(operation: str) -> None:
+    call = CALLS[operation][0]
+
+    async def scenario(house: House) -> None:
+        house.runtime.seconds[operation] = 100
+        async with asyncio.TaskGroup() as group:
+            for _ in range(3):
+                group.create_task(_awaited(call(house.guard)))
+
+    house = live(scenario, Limits(start_slots=1, stop_slots=1, pull_slots=1))
+    assert [at for at, _ in house.runtime.begun] == pytest.approx([LEASES[operation] * index for index in range(3)])
+
+
+async def _awaited(call: object) -> None:
+    await call  # type: ignore[misc]  # any awaitable
+
+
+def test_a_change_that_outlived_its_lease_frees_no_second_slot_when_it_ends() -> None:
+    async def scenario(house: House) -> None:
+        house.runtime.seconds["run_sandbox"] = 12
+        async with asyncio.TaskGroup() as group:
+            for name in "abc":
+                group.create_task(house.guard.run_sandbox(sandbox(name)))
+
+    assert started(live(scenario, Limits(start_slots=1))) == [(0.0, "a"), (10.0, "b"), (20.0, "c")]
+
+
+@pytest.mark.parametrize("slots", [1, 2, 3])
+def test_as_many_slots_are_free_after_a_burst_as_before(slots: int) -> None:
+    async def scenario(house: House) -> None:
+        house.runtime.seconds["start_container"] = 1
+        for _ in range(2):
+            async with asyncio.TaskGroup() as group:
+                for index in range(4):
+                    group.create_task(house.guard.start_container(f"c{index}"))
+
+    times = [at for at, _ in started(live(scenario, Limits(start_slots=slots)), "start_container")]
+    burst = [float(index // slots) for index in range(4)]
+    assert times == [*burst, *(burst[-1] + 1 + at for at in burst)]
+
+
+# Turns.
+
+
+async def queue(house: House, *names: str) -> None:
+    """Let a busy pod hold the only slot for a second, and others wait behind it in this order."""
+    house.runtime.seconds["start_container busy"] = 1
+    await asyncio.gather(*(house.guard.start_container(name) for name in ("busy", *names)))
+
+
+@pytest.mark.parametrize("idle, first", [(9.75, "old"), (10.0, "new"), (10.25, "new")])
+def test_a_turn_is_lost_after_ten_idle_seconds(idle: float, first: str) -> None:
+    async def scenario(house: House) -> None:
+        await house.guard.start_container("old")
+        await asyncio.sleep(idle)
+        await queue(house, "new", "old")
+
+    house = live(scenario, Limits(start_slots=1))
+    assert [name for _, name in started(house, "start_container")][2] == first
+
+
+OTHERS: dict[str, dict[float, str]] = {
+    "no others": {},
+    "another one": {8.0: "c"},
+    "several others": {8.0: "c", 9.0: "d", 9.5: "e"},
+}
+
+
+@pytest.mark.parametrize("others", OTHERS.values(), ids=OTHERS.keys())
+def test_each_pod_loses_its_turn_after_its_own_last_call(others: dict[float, str]) -> None:
+    async def scenario(house: House) -> None:
+        for at, name in {0.0: "a", 5.0: "b", **others}.items():
+            await asyncio.sleep(at - now())
+            await house.guard.start_container(name)
+        await asyncio.sleep(12 - now())
+        await queue(house, "new", "a", "b")
+
+    house = live(scenario, Limits(start_slots=1))
+    assert [name for _, name in started(house, "start_container")][-3:] == ["b", "new", "a"]
+
+
+@pytest.mark.parametrize("waited", [False, True])
+def test_pods_keep_their_order_whether_they_had_to_wait_or_not(waited: bool) -> None:
+    async def scenario(house: House) -> None:
+        if waited:
+            await queue(house, "a", "b", "c")
+        else:
+            for name in "abc":
+                await house.guard.start_container(name)
+        await queue(house, "new", "c", "b", "a")
+
+    house = live(scenario, Limits(start_slots=1))
+    assert [name for _, name in started(house, "start_container")][-4:] == ["a", "b", "c", "new"]
+
+
+def test_a_pod_that_calls_again_and_again_keeps_its_turn() -> None:
+    async def scenario(house: House) -> None:
+        for name in ("a", "b"):
+            await house.guard.start_container(name)
+        await asyncio.sleep(8)
+        await house.guard.start_container("a")
+        await asyncio.sleep(8)
+        await queue(house, "b", "new", "a")
+
+    house = live(scenario, Limits(start_slots=1))
+    assert [name for _, name in started(house, "start_container")][-3:] == ["a", "b", "new"]
+
+
+def test_calls_of_one_pod_keep_their_order() -> None:
+    async def scenario(house: House) -> None:
+        house.runtime.seconds["create_container"] = 1
+        async with asyncio.TaskGroup() as group:
+            for _ in range(2):
+                group.create_task(house.guard.create_container("box", container("web")))
+            group.create_task(house.guard.run_sandbox(sandbox("db")))
+            await asyncio.sleep(0.5)
+            group.create_task(house.guard.run_sandbox(sandbox("web")))
+
+    house = live(scenario, Limits(start_slots=1))
+    assert [call for _, call in house.runtime.begun] == [
+        "create_container web", "create_container web", "run_sandbox web", "run_sandbox db",
+    ]  # fmt: skip
+
+
+# Names.
+
+
+async def names_of(house: House, *ids: str) -> list[str]:
+    """The names under which calls about these ids are shown."""
+    house.runtime.seconds["reopen_log"] = FOR_EVER
+    calls = [asyncio.ensure_future(house.guard.reopen_log(known)) for known in ids]
+    await asyncio.sleep(10)
+    shown = [call.about for call in house.guard.slow_calls()]
+    for call in calls:
+        call.cancel()
+    await asyncio.wait(calls)
+    return shown
+
+
+FOUND = PodRecord(
+    uid="u",
+    name="found",
+    namespace="other",
+    sandboxes=(SandboxRecord(id="box-1", ready=False), SandboxRecord(id="box-2", ready=True)),
+    containers=tuple(ContainerRecord(id=f"c{n}", name="app", state=ContainerState.RUNNING) for n in (1, 2)),
+)
+
+
+def test_what_was_started_or_inspected_is_known_by_the_name_of_its_pod() -> None:
+    async def scenario(house: House) -> None:
+        house.runtime.records["u"] = FOUND
+        await house.guard.run_sandbox(sandbox("web"))
+        await house.guard.create_container("box-db", container("db"))
+        await house.guard.pod_record(PodUID("u"))
+        made = await names_of(house, "box-web", "uid-web", "app-db", "uid-db", "box-db")
+        assert made == ["ns/web", "ns/web", "ns/db", "ns/db", "box-db"]
+        assert await names_of(house, "u", "box-1", "box-2", "c1", "c2", "c3") == ["other/found"] * 5 + ["c3"]
+
+    live(scenario)
+
+
+def test_what_was_removed_is_forgotten() -> None:
+    async def scenario(house: House) -> None:
+        house.runtime.records["u"] = FOUND
+        await house.guard.pod_record(PodUID("u"))
+        await house.guard.remove_sandbox("box-1")
+        await house.guard.remove_container("c1")
+        await house.guard.remove_sandbox("unknown")
+        await house.guard.remove_container("unknown")
+        assert await names_of(house, "u", "box-1", "box-2", "c1", "c2") == [
+            "other/found", "box-1", "other/found", "c1", "other/found",
+        ]  # fmt: skip
+        house.runtime.records["u"] = PodRecord(uid="u", name="found", namespace="other")
+        await house.guard.pod_record(PodUID("u"))
+        assert await names_of(house, "u", "box-2") == ["u", "other/found"]
+
+    live(scenario)
+
+
+def test_what_could_not_be_removed_keeps_its_name() -> None:
+    async def scenario(house: House) -> None:
+        house.runtime.records["u"] = FOUND
+        await house.guard.pod_record(PodUID("u"))
+        house.runtime.errors = dict.fromkeys(["remove_sandbox", "remove_container"], RuntimeUnavailable("cannot"))
+        await raised_by(house.guard.remove_sandbox("box-1"))
+        await raised_by(house.guard.remove_container("c1"))
+        assert await names_of(house, "box-1", "c1") == ["other/found"] * 2
+
+    live(scenario)
+
+
+@pytest.mark.parametrize("rest", [{"containers": ()}, {"sandboxes": ()}], ids=["a sandbox", "a container"])
+def test_a_pod_of_which_something_is_left_keeps_its_name(rest: dict[str, tuple[()]]) -> None:
+    async def scenario(house: House) -> None:
+        house.runtime.records["u"] = replace(FOUND, **rest)
+        for _ in range(2):
+            await house.guard.pod_record(PodUID("u"))
+        assert await names_of(house, "u") == ["other/found"]
+
+    live(scenario)
+
+
+def test_a_record_without_a_name_and_a_pod_without_a_uid_add_no_names() -> None:
+    async def scenario(house: House) -> None:
+        house.runtime.records["u"] = replace(FOUND, name="")
+        await house.guard.pod_record(PodUID("u"))
+        nameless = replace(pod("web"), metadata=replace(pod("web").metadata, uid=None))
+        await house.guard.run_sandbox(replace(sandbox("web"), pod=nameless))
+        assert await names_of(house, "u", "c1", "", "box-web") == ["u", "c1", "", "ns/web"]
+
+    live(scenario)
+
+
+def test_of_very_many_names_the_oldest_are_forgotten() -> None:
+    kept = 32_768
+
+    async def scenario(house: House) -> None:
+        running = ContainerState.RUNNING
+        many = tuple(ContainerRecord(id=str(number), name="app", state=running) for number in range(kept))
+        house.runtime.records["u"] = PodRecord(uid="u", name="many", namespace="ns", containers=many[1:])
+        await house.guard.pod_record(PodUID("u"))
+        assert await names_of(house, "u", "1", str(kept - 1)) == ["ns/many"] * 3
+        house.runtime.records["v"] = PodRecord(uid="v", name="few", namespace="ns", containers=many[:1])
+        await house.guard.pod_record(PodUID("v"))
+        assert await names_of(house, "u", "1", "2", "v", "0") == ["u", "1", "ns/many", "ns/few", "ns/few"]
+
+    live(scenario)
+
+
+# Callers and the end.
+
+
+def test_a_caller_that_is_cancelled_several_times_ends_with_the_first_cancellation() -> None:
+    async def scenario(house: House) -> None:
+        house.runtime.seconds["start_container"] = 20
+        caller = asyncio.ensure_future(house.guard.start_container("app"))
+        for reason in ("first", "second", "third"):
+            await asyncio.sleep(1)
+            caller.cancel(reason)
+        assert (await raised_by(caller)).args == ("first",)
+
+    live(scenario)
+
+
+def test_reads_need_no_running_guard_and_outlive_it() -> None:
+    async def scenario() -> None:
+        house = House(Limits())
+        house.runtime.seconds["list_pods"] = 5
+        reads = [asyncio.ensure_future(house.guard.list_pods())]
+        await asyncio.sleep(1)
+        running = asyncio.ensure_future(house.guard.run())
+        await asyncio.sleep(1)
+        reads.append(asyncio.ensure_future(house.guard.list_pods()))
+        await asyncio.sleep(1)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert await asyncio.gather(*reads) == [[], []]
+        assert now() == 7
+
+    simulate(scenario())
+
+
+def test_a_caller_that_is_cancelled_before_the_guard_runs_holds_no_slot() -> None:
+    async def scenario() -> None:
+        house = House(Limits(start_slots=1))
+        early = asyncio.ensure_future(house.guard.start_container("early"))
+        await asyncio.sleep(1)
+        early.cancel()
+        running = asyncio.ensure_future(house.guard.run())
+        await house.guard.start_container("late")
+        assert house.runtime.begun == [(1.0, "start_container late")]
+        running.cancel()
+        await asyncio.wait({running})
+
+    simulate(scenario())
+
+
+def test_a_read_that_fails_with_its_own_error_at_the_deadline_raises_that_error() -> None:
+    error = RuntimeRefused("cannot list")
+
+    class Touchy(Slow):
+        async def list_pods(self) -> Sequence[PodRecord]:
+            try:
+                return await super().list_pods()
+            except asyncio.CancelledError:
+                raise error from None
+
+    async def scenario() -> None:
+        runtime = Touchy()
+        runtime.seconds["list_pods"] = FOR_EVER
+        guard = GuardedRuntime(runtime, clock=VirtualClock())
+        assert await raised_by(guard.list_pods()) is error
+        assert now() == 120
+
+    simulate(scenario())
+
+
+def test_changes_given_up_when_the_agent_stops_are_counted_as_failed_and_named() -> None:
+    async def scenario() -> None:
+        house = House(Limits(start_slots=2))
+        house.runtime.seconds["start_container"] = FOR_EVER
+        running = asyncio.ensure_future(house.guard.run())
+        calls = [asyncio.ensure_future(raised_by(house.guard.start_container(name))) for name in "abc"]
+        await asyncio.sleep(15)
+        assert house.guard.slow_calls() == tuple(
+            SlowCall("start_container", name, seconds) for name, seconds in (("a", 15.0), ("b", 15.0))
+        )
+        running.cancel()
+        await asyncio.wait({running})
+        errors = [await call for call in calls]
+        assert [type(error) for error in errors] == [RuntimeUnavailable] * 3
+        assert sorted(house.observed) == [("start_container", seconds, True) for seconds in (5.0, 15.0, 15.0)]
+        assert house.guard.slow_calls() == ()
+
+    simulate(scenario())
+
+
+DEFAULTS: dict[str, Callable[[GuardedRuntime], object]] = {
+    "a change": lambda guard: guard.start_container("app"),
+    "a read": lambda guard: guard.health(),
+}
+
+
+@pytest.mark.parametrize("call", DEFAULTS.values(), ids=DEFAULTS.keys())
+def test_a_guard_needs_neither_limits_nor_an_observer(call: Callable[[GuardedRuntime], object]) -> None:
+    async def scenario() -> None:
+        runtime = Slow()
+        runtime.seconds = {"start_container": FOR_EVER, "health": FOR_EVER}
+        guard = GuardedRuntime(runtime, clock=VirtualClock())
+        running = asyncio.ensure_future(guard.run())
+        assert isinstance(await raised_by(call(guard)), CallTimedOut)  # type: ignore[arg-type]  # it is awaitable
+        assert now() == 120
+        running.cancel()
+        await asyncio.wait({running})
+
+    simulate(scenario())

@@ -1,0 +1,824 @@
+"""PLEG at its boundaries: exact times, exact counts, and what each failure leaves behind."""
+
+import asyncio
+import gc
+import logging
+import weakref
+from collections.abc import AsyncIterator, Callable, Sequence
+from datetime import datetime, timedelta
+from math import inf, nextafter
+
+import pytest
+
+from podkeeper.engine.pleg import Pace, Pleg, SlowLook
+from podkeeper.model.errors import RuntimeUnavailable
+from podkeeper.model.messages import LifecycleEvent, LifecycleEventType, PodUID
+from podkeeper.model.runtime import ContainerState, PodRecord
+from podkeeper.model.runtime_calls import RuntimeEvent
+from podkeeper.testing.virtual_time import BEGINNING, simulate
+from tests.engine.test_pleg import (
+    CREATED,
+    DB,
+    DIED,
+    EXITED,
+    REMOVED,
+    RUNNING,
+    STARTED,
+    SYNC,
+    UNKNOWN,
+    WEB,
+    Counts,
+    House,
+    Runtime,
+    live,
+    now,
+    record,
+    runtime_with,
+)
+
+
+class Everything(Counts):
+    """An observer that stores every call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[object, ...]] = []
+
+    def relisted(self, seconds: float, interval_seconds: float | None) -> None:
+        self.seen.append(("relisted", seconds, interval_seconds))
+
+    def listed(self, pods: Sequence[PodRecord], now: datetime) -> None:
+        self.seen.append(("listed", [pod.uid for pod in pods], (now - BEGINNING).total_seconds()))
+
+    def looked(self, seconds: float) -> None:
+        self.seen.append(("looked", seconds))
+
+    def stream_opened(self) -> None:
+        self.seen.append(("opened", now()))
+
+    def stream_broke(self) -> None:
+        self.seen.append(("broke", now()))
+
+
+class Moody(Runtime):
+    """Raises errors from its listings or inspections as long as it has some."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.list_error: Exception | None = None
+        self.look_error: Exception | None = None
+
+    async def list_pods(self) -> Sequence[PodRecord]:
+        found = await super().list_pods()
+        if self.list_error is not None:
+            raise self.list_error
+        return found
+
+    async def pod_record(self, uid: PodUID) -> PodRecord:
+        found = await super().pod_record(uid)
+        if self.look_error is not None:
+            raise self.look_error
+        return found
+
+
+def moody_with(**pods: ContainerState) -> Moody:
+    runtime = Moody()
+    for uid, state in pods.items():
+        runtime.put(PodUID(uid), state)
+    return runtime
+
+
+# Numbers.
+
+
+def test_the_observer_receives_each_relist_inspection_and_stream_with_its_time() -> None:
+    async def scenario(house: House) -> None:
+        house.runtime.list_seconds, house.runtime.look_seconds = 0.5, 0.25
+        await asyncio.sleep(2)
+        house.runtime.break_streams()
+        await asyncio.sleep(0.75)
+
+    counts = Everything()
+    live(scenario, runtime_with(web=RUNNING), Pace(poll_seconds=2.0), counts)
+    assert counts.seen == [
+        ("opened", 0.0),
+        ("listed", ["web"], 0.5),
+        ("relisted", 0.5, None),
+        ("looked", 0.25),
+        ("broke", 2.0),
+        ("listed", ["web"], 2.5),
+        ("relisted", 0.5, 2.0),
+    ]
+
+
+def test_a_relist_that_fails_is_counted_and_shows_no_pods() -> None:
+    runtime, counts = moody_with(web=RUNNING), Everything()
+    runtime.list_error = RuntimeUnavailable("cannot list")
+
+    async def scenario(house: House) -> None:
+        runtime.list_seconds = 0.5
+        await asyncio.sleep(1)
+        runtime.list_error = None
+        await asyncio.sleep(1.5)
+
+    live(scenario, runtime, counts=counts)
+    assert [seen for seen in counts.seen if seen[0] in ("listed", "relisted")] == [
+        ("relisted", 0.5, None),
+        ("listed", ["web"], 2.0),
+        ("relisted", 0.5, None),
+    ]
+
+
+PAUSES = {0: 0.5, 1: 1.0, 2: 2.0, 3: 4.0, 5: 16.0, 6: 30.0, 7: 30.0, 10_000: 30.0}
+
+
+@pytest.mark.parametrize("failures, seconds", PAUSES.items())
+def test_the_pause_doubles_with_each_failure_up_to_half_a_minute(failures: int, seconds: float) -> None:
+    assert Pace().pause_after(failures) == seconds
+
+
+def test_the_pause_stops_doubling_after_twenty_times_whatever_its_limit() -> None:
+    pace = Pace(retry_seconds=3, retry_max_seconds=inf)
+    assert [pace.pause_after(failures) for failures in (20, 21, 22, 5000)] == [3 * 2**19, *[3 * 2**20] * 3]
+
+
+# Health.
+
+
+def test_without_a_good_relist_for_three_minutes_it_is_not_healthy() -> None:
+    runtime = moody_with(web=RUNNING)
+
+    async def scenario(house: House) -> None:
+        await asyncio.sleep(5.5)
+        runtime.list_error = RuntimeUnavailable("cannot list")  # the last good relist began at 5
+        for at, health in (
+            (185.0, None),
+            (185.125, "the last good relist began 180 s ago"),
+            (190.0, "the last good relist began 185 s ago"),
+        ):
+            await asyncio.sleep(at - now())
+            assert house.pleg.health() == health
+        runtime.list_error = None
+        await asyncio.sleep(30)
+        assert house.pleg.health() is None
+
+    live(scenario, runtime)
+
+
+def test_before_the_first_good_relist_health_names_the_one_in_progress() -> None:
+    runtime = Moody()
+    runtime.list_error = RuntimeUnavailable("cannot list")
+
+    async def scenario(house: House) -> None:
+        await asyncio.sleep(0.5)
+        assert house.pleg.health() == "no relist has succeeded yet"
+        runtime.list_hangs = True
+        await asyncio.sleep(3.5)
+        assert house.pleg.health() == "no relist has succeeded yet; one has been under way for 3 s"
+
+    live(scenario, runtime)
+
+
+@pytest.mark.parametrize(
+    "hung, named", [(3, "a for 20 s, b for 20 s, c for 20 s"), (5, "a for 20 s, b for 20 s, c for 20 s and 2 more")]
+)
+def test_health_names_the_first_three_inspections_that_hang(hung: int, named: str) -> None:
+    async def scenario(house: House) -> None:
+        house.runtime.list_hangs = True
+        house.runtime.hung = {PodUID(name) for name in "abcde"}
+        await asyncio.sleep(1)
+        for name in "abcde"[:hung]:
+            house.pleg.request(PodUID(name))
+        await asyncio.sleep(15)
+        house.pleg.request(PodUID("young"))
+        await asyncio.sleep(5)
+        assert house.pleg.health() == (
+            f"no relist has succeeded yet; one has been under way for 21 s; looks that hang: {named}"
+        )
+
+    live(scenario)
+
+
+def test_an_inspection_is_slow_from_the_end_of_its_lease_on() -> None:
+    async def scenario(house: House) -> None:
+        await asyncio.sleep(30)
+        house.runtime.hung |= {WEB, DB}
+        house.pleg.request(WEB)
+        await asyncio.sleep(1)
+        house.pleg.request(DB)
+        for at, expected in (
+            (39.5, ()),
+            (40.0, (SlowLook(WEB, "ns/web", 10.0),)),
+            (40.5, (SlowLook(WEB, "ns/web", 10.5),)),
+            (41.0, (SlowLook(WEB, "ns/web", 11.0), SlowLook(DB, "db", 10.0))),
+        ):
+            await asyncio.sleep(at - now())
+            assert house.pleg.slow_looks() == expected
+
+    live(scenario, runtime_with(web=RUNNING))
+
+
+# Requests and slots.
+
+
+def test_a_request_made_before_it_runs_is_served_once_it_does() -> None:
+    async def scenario() -> list[tuple[PodUID, float]]:
+        house = House(runtime_with(web=RUNNING))
+        house.runtime.list_hangs = True
+        house.pleg.request(WEB)
+        await asyncio.sleep(3)
+        assert house.runtime.looks == []
+        running = asyncio.ensure_future(house.pleg.run())
+        await asyncio.sleep(1)
+        running.cancel()
+        await asyncio.wait({running})
+        return house.runtime.looks
+
+    assert simulate(scenario())[0] == [(WEB, 3.0)]
+
+
+@pytest.mark.parametrize("later, looks", [(0, [30.0, 31.0]), (-1, [30.0])])
+def test_an_inspection_serves_only_requests_about_actions_before_its_start(later: int, looks: list[float]) -> None:
+    async def scenario(house: House) -> None:
+        house.runtime.look_seconds = 1.0
+        await asyncio.sleep(30)
+        house.pleg.request(DB)
+        await asyncio.sleep(0.5)
+        began = house.last
+        house.pleg.request(DB, nextafter(began, -inf) if later else began)
+        await asyncio.sleep(5)
+
+    assert [at for _, at in live(scenario).runtime.looks] == looks
+
+
+def test_an_inspection_that_has_ended_serves_no_later_request() -> None:
+    async def scenario(house: House) -> None:
+        for at in (30.0, 31.0):
+            await asyncio.sleep(at - now())
+            house.pleg.request(DB, 29.0)
+        await asyncio.sleep(1)
+
+    assert live(scenario).runtime.looks == [(DB, 30.0), (DB, 31.0)]
+
+
+@pytest.mark.parametrize("slots", [1, 2, 3])
+def test_no_more_inspections_run_at_a_time_than_there_are_slots(slots: int) -> None:
+    async def scenario(house: House) -> None:
+        house.runtime.look_seconds = 1.0
+        await asyncio.sleep(30)
+        for name in "abcdef":
+            house.pleg.request(PodUID(name))
+        await asyncio.sleep(10)
+
+    house = live(scenario, pace=Pace(look_slots=slots))
+    assert house.runtime.looks == [(name, 30.0 + index // slots) for index, name in enumerate("abcdef")]
+
+
+def test_by_default_sixteen_inspections_run_at_a_time() -> None:
+    async def scenario(house: House) -> None:
+        house.runtime.look_seconds = 1.0
+        await asyncio.sleep(30)
+        for number in range(17):
+            house.pleg.request(PodUID(str(number)))
+        await asyncio.sleep(10)
+
+    assert [at for _, at in live(scenario).runtime.looks] == [30.0] * 16 + [31.0]
+
+
+def test_each_hung_inspection_loses_its_slot_after_its_own_lease() -> None:
+    async def scenario(house: House) -> None:
+        house.runtime.hung |= {PodUID(name) for name in "abcd"}
+        await asyncio.sleep(30)
+        for name in "abcd":
+            house.pleg.request(PodUID(name))
+        house.pleg.request(WEB)
+        await asyncio.sleep(50)
+
+    house = live(scenario, pace=Pace(look_slots=1))
+    assert house.runtime.looks == [(name, 30.0 + 10 * index) for index, name in enumerate(["a", "b", "c", "d", WEB])]
+
+
+def test_a_late_request_does_not_shorten_the_lease_of_a_hung_inspection() -> None:
+    async def scenario(house: House) -> None:
+        house.runtime.hung.add(DB)
+        await asyncio.sleep(30)
+        house.pleg.request(DB)
+        await asyncio.sleep(9.5)
+        house.pleg.request(WEB)
+        await asyncio.sleep(5)
+
+    assert live(scenario, pace=Pace(look_slots=1)).runtime.looks == [(DB, 30.0), (WEB, 40.0)]
+
+
+def test_a_pod_that_a_listing_shows_gone_while_it_waits_for_a_slot_is_inspected_in_its_turn() -> None:
+    async def scenario(house: House) -> None:
+        house.runtime.has_stream = False
+        house.runtime.hung.add(DB)
+        await asyncio.sleep(30.5)
+        house.pleg.request(DB)
+        house.pleg.request(WEB)
+        house.runtime.put(WEB, None, tell=False)
+        await asyncio.sleep(20)
+
+    house = live(scenario, runtime_with(web=RUNNING), Pace(look_slots=1))
+    assert [look for look in house.runtime.looks if look[1] > 30] == [(DB, 30.5), (WEB, 40.5)]
+    assert house.news()[1:] == [(31.0, "web", DIED), (31.0, "web", REMOVED)]
+
+
+def test_an_inspection_that_outlived_its_lease_frees_no_second_slot_when_it_ends() -> None:
+    async def scenario(house: House) -> None:
+        await asyncio.sleep(30)
+        house.runtime.look_seconds = 12.0
+        house.pleg.request(PodUID("a"))
+        await asyncio.sleep(0.5)
+        house.pleg.request(PodUID("b"))  # at the end of the lease, at 40
+        await asyncio.sleep(0.5)
+        house.pleg.request(PodUID("c"))  # not when a ends, at 42
+        await asyncio.sleep(30)
+
+    house = live(scenario, pace=Pace(look_slots=1))
+    assert house.runtime.looks == [("a", 30.0), ("b", 40.0), ("c", 50.0)]
+
+
+# Failures of inspections.
+
+
+def test_the_pauses_between_inspections_start_from_the_shortest_after_a_success() -> None:
+    async def scenario(house: House) -> None:
+        await asyncio.sleep(30)
+        for _ in range(2):
+            house.runtime.refusing.add(WEB)
+            house.pleg.request(WEB)
+            await asyncio.sleep(5)
+            house.runtime.refusing.clear()
+            await asyncio.sleep(5)
+
+    house = live(scenario, runtime_with(web=RUNNING))
+    assert [at for _, at in house.runtime.looks] == [0, 30, 31, 33, 37, 40, 41, 43, 47]
+
+
+def test_a_request_during_an_inspection_that_fails_leads_to_another_one_at_once() -> None:
+    async def scenario(house: House) -> None:
+        house.runtime.look_seconds = 1.0
+        await asyncio.sleep(30)
+        house.runtime.refusing.add(WEB)
+        house.pleg.request(WEB)
+        await asyncio.sleep(0.25)
+        house.pleg.request(WEB)
+        await asyncio.sleep(0.5)
+        house.runtime.refusing.clear()
+        await asyncio.sleep(10)
+
+    house = live(scenario, runtime_with(web=RUNNING))
+    assert [at for _, at in house.runtime.looks] == [0, 30, 30.5]
+    assert house.news()[1:] == [(31.5, "web", SYNC)]
+
+
+@pytest.mark.parametrize("error", [ValueError("a bug"), TimeoutError("its own")], ids=["a bug", "a timeout"])
+def test_an_unexpected_error_of_an_inspection_is_stored_as_it_is_and_the_inspection_repeated(error: Exception) -> None:
+    runtime = moody_with(web=RUNNING)
+
+    async def scenario(house: House) -> None:
+        await asyncio.sleep(30)
+        runtime.look_error = error
+        runtime.put(WEB, EXITED)
+        with pytest.raises(type(error)) as caught:
+            await house.cache.get_newer_than(WEB, house.moment())
+        assert caught.value is error
+        runtime.look_error = None
+        await asyncio.sleep(2)
+
+    house = live(scenario, runtime)
+    assert [at for _, at in house.runtime.looks] == [0, 30, 31]
+    assert house.news()[1:] == [(31.0, "web", DIED)]
+
+
+def test_only_the_first_of_several_failures_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(house: House) -> None:
+        house.runtime.refusing.add(WEB)
+        await asyncio.sleep(10)
+
+    with caplog.at_level(logging.DEBUG, "podkeeper.engine.pleg"):
+        live(scenario, runtime_with(web=RUNNING))
+    assert [entry.levelno for entry in caplog.records] == [logging.WARNING, logging.DEBUG, logging.DEBUG, logging.DEBUG]
+
+
+def test_an_inspection_that_fails_after_a_later_listing_showed_the_pod_gone_is_not_repeated() -> None:
+    async def scenario(house: House) -> None:
+        await asyncio.sleep(64)
+        house.runtime.look_seconds = 20.0
+        house.pleg.request(WEB)  # until 74
+        house.runtime.refusing.add(WEB)
+        house.runtime.put(WEB, None, tell=False)  # the listing at 65 shows it
+        await asyncio.sleep(20)
+        assert await house.cache.get_newer_than(WEB, 60) == PodRecord(uid=WEB)
+
+    house = live(scenario, runtime_with(web=RUNNING))
+    assert [at for _, at in house.runtime.looks] == [0, 64]
+    assert house.news()[1:] == [(65.0, "web", DIED), (65.0, "web", REMOVED)]
+
+
+def test_a_pod_that_comes_back_under_its_uid_after_failed_inspections_is_inspected_at_once() -> None:
+    async def scenario(house: House) -> None:
+        house.runtime.has_stream = False
+        house.runtime.refusing.add(WEB)
+        house.runtime.put(WEB, RUNNING)
+        await asyncio.sleep(8)
+        house.runtime.put(WEB, None)
+        await asyncio.sleep(2)
+        house.runtime.refusing.clear()
+        house.runtime.put(WEB, RUNNING, "app-2")
+        await asyncio.sleep(20)
+
+    house = live(scenario)
+    assert [at for _, at in house.runtime.looks] == [0, 1, 3, 7, 10]
+    assert house.news() == [(8.0, "web", SYNC), (10.0, "web", STARTED)]
+
+
+def test_an_event_that_cannot_be_delivered_does_not_hold_up_the_next() -> None:
+    class Picky(House):
+        def emit(self, event: LifecycleEvent) -> None:
+            self.deaf = event.type is DIED
+            super().emit(event)
+
+    async def life() -> House:
+        house = Picky(runtime_with(web=RUNNING))
+        running = asyncio.ensure_future(house.pleg.run())
+        await asyncio.sleep(1)
+        house.runtime.put(WEB, None)
+        await asyncio.sleep(1)
+        running.cancel()
+        await asyncio.wait({running})
+        return house
+
+    house = simulate(life())[0]
+    assert (house.counts.discarded_events, house.news()) == (1, [(0.0, "web", STARTED), (1.0, "web", REMOVED)])
+
+
+# Relists.
+
+
+def test_the_pauses_between_relists_start_from_the_shortest_after_a_success() -> None:
+    runtime = Moody()
+
+    async def scenario(house: House) -> None:
+        await asyncio.sleep(60)
+        for _ in range(2):
+            runtime.list_error = TimeoutError("its own")
+            await asyncio.sleep(9)
+            runtime.list_error = None
+            await asyncio.sleep(60)
+
+    assert live(scenario, runtime).runtime.lists == [*range(6), 65, 66, 68, 72, 132, 133, 135, 139]
+
+
+LOGGED: dict[str, tuple[Exception, int]] = {
+    "an error of the runtime": (RuntimeUnavailable("cannot list"), logging.WARNING),
+    "a timeout": (TimeoutError("its own"), logging.WARNING),
+    "a bug": (ValueError("a bug"), logging.ERROR),
+}
+
+
+@pytest.mark.parametrize("error, level", LOGGED.values(), ids=LOGGED.keys())
+def test_a_relist_that_fails_is_logged_once(error: Exception, level: int, caplog: pytest.LogCaptureFixture) -> None:
+    runtime = Moody()
+    runtime.list_error = error
+    with caplog.at_level(logging.WARNING, "podkeeper.engine.pleg"):
+        live(lambda house: asyncio.sleep(0.5), runtime)
+    assert [(entry.levelno, entry.exc_info is not None) for entry in caplog.records] == [
+        (level, level == logging.ERROR)
+    ]
+
+
+def test_a_stream_that_breaks_during_a_relist_leads_to_another_relist_at_once() -> None:
+    async def scenario(house: House) -> None:
+        await asyncio.sleep(64.5)
+        house.runtime.list_seconds = 4.0  # from 65 to 69
+        await asyncio.sleep(3)
+        house.runtime.break_streams()
+        await asyncio.sleep(3)
+
+    assert live(scenario).runtime.lists == [*range(6), 65, 69]
+
+
+def test_an_empty_record_in_a_listing_is_skipped() -> None:
+    class Hollow(Runtime):
+        async def list_pods(self) -> Sequence[PodRecord]:
+            return [PodRecord(uid="hollow"), *await super().list_pods(), PodRecord(uid="hollow too")]
+
+    runtime = Hollow()
+    runtime.put(WEB, RUNNING)
+    house = live(lambda house: asyncio.sleep(70), runtime)
+    assert house.runtime.looks == [(WEB, 0.0)]
+    assert (house.news(), house.counts.missed_pods) == ([(0.0, "web", STARTED)], 0)
+
+
+class TwoMinded(Runtime):
+    """Shows containers as UNKNOWN in every listing."""
+
+    async def list_pods(self) -> Sequence[PodRecord]:
+        await super().list_pods()
+        return [record(uid, dict.fromkeys(states, UNKNOWN)) for uid, states in self.pods.items()]
+
+
+def test_a_listing_in_which_nothing_has_happened_leads_to_no_inspection() -> None:
+    runtime = TwoMinded()
+    runtime.put(WEB, CREATED)
+    house = live(lambda house: asyncio.sleep(70), runtime)  # created and unknown count as the same
+    assert house.runtime.looks == [(WEB, 0.0)]
+    assert (house.news(), house.counts.missed_pods) == ([], 0)
+
+
+# Missed events: changes that no event announces although the stream was open.
+
+each_fate = pytest.mark.parametrize("state", [EXITED, None], ids=["it exits", "it is removed"])
+
+
+@each_fate
+def test_after_a_missed_event_the_relist_is_quick_for_a_minute(state: ContainerState | None) -> None:
+    async def scenario(house: House) -> None:
+        await asyncio.sleep(30)
+        house.runtime.put(WEB, state, tell=False)
+        await asyncio.sleep(200)
+
+    house = live(scenario, runtime_with(web=RUNNING))
+    assert house.counts.missed_pods == 1
+    assert house.runtime.lists == [*range(6), 65, *range(67, 128), 187]
+
+
+@each_fate
+@pytest.mark.parametrize("late, missed", [(0.0, 0), (1.75, 0), (2.25, 1)])
+def test_an_event_that_comes_within_two_seconds_of_the_relist_was_not_missed(
+    state: ContainerState | None, late: float, missed: int
+) -> None:
+    async def scenario(house: House) -> None:
+        await asyncio.sleep(64.5)
+        house.runtime.put(WEB, state, tell=False)
+        await asyncio.sleep(0.5 + late)
+        house.runtime.tell(WEB, state=state)
+        await asyncio.sleep(10)
+
+    assert live(scenario, runtime_with(web=RUNNING)).counts.missed_pods == missed
+
+
+@each_fate
+@pytest.mark.parametrize("happened, missed", [(64.0, 0), (65.0, 0), (65.25, 1)])
+def test_an_event_of_something_after_the_relist_does_not_replace_the_missed_one(
+    state: ContainerState | None, happened: float, missed: int
+) -> None:
+    async def scenario(house: House) -> None:
+        await asyncio.sleep(30)
+        house.runtime.put(WEB, state, tell=False)
+        await asyncio.sleep(36)
+        house.runtime.tell(WEB, state=state, happened=BEGINNING + timedelta(seconds=happened))
+        await asyncio.sleep(10)
+
+    assert live(scenario, runtime_with(web=RUNNING)).counts.missed_pods == missed
+
+
+@each_fate
+def test_a_change_while_there_is_no_stream_is_no_missed_event(state: ContainerState | None) -> None:
+    async def scenario(house: House) -> None:
+        house.runtime.has_stream = False
+        await asyncio.sleep(40.5)
+        house.runtime.put(WEB, state, tell=False)
+        await asyncio.sleep(10)
+
+    house = live(scenario, runtime_with(web=RUNNING))
+    assert (len(house.news()) > 1, house.counts.missed_pods) == (True, 0)
+
+
+@each_fate
+def test_a_change_before_the_stream_can_be_trusted_is_no_missed_event(state: ContainerState | None) -> None:
+    async def scenario(house: House) -> None:
+        await asyncio.sleep(30.0)
+        house.runtime.break_streams()
+        await asyncio.sleep(2.5)
+        house.runtime.put(WEB, state, tell=False)
+        await asyncio.sleep(10)
+
+    house = live(scenario, runtime_with(web=RUNNING))
+    assert (house.news()[1][0], house.counts.missed_pods) == (33.0, 0)
+
+
+@each_fate
+def test_a_change_after_a_new_stream_has_proved_itself_is_a_missed_event(state: ContainerState | None) -> None:
+    async def scenario(house: House) -> None:
+        await asyncio.sleep(30.0)
+        house.runtime.break_streams()
+        await asyncio.sleep(6)
+        house.runtime.put(WEB, state, tell=False)
+        await asyncio.sleep(70)
+
+    house = live(scenario, runtime_with(web=RUNNING))
+    assert (house.news()[1][0], house.counts.missed_pods) == (95.0, 1)
+
+
+@each_fate
+def test_a_change_after_an_inspection_is_a_missed_event_even_if_relists_fail(state: ContainerState | None) -> None:
+    runtime = moody_with(web=RUNNING)
+
+    async def scenario(house: House) -> None:
+        await asyncio.sleep(30.0)
+        runtime.list_error = RuntimeUnavailable("cannot list")
+        runtime.break_streams()
+        await asyncio.sleep(6)
+        house.pleg.request(WEB)
+        await asyncio.sleep(1)
+        runtime.put(WEB, state, tell=False)
+        runtime.list_error = None
+        await asyncio.sleep(40)
+
+    assert live(scenario, runtime).counts.missed_pods == 1
+
+
+@each_fate
+def test_an_announced_change_that_cannot_be_inspected_is_no_missed_event(state: ContainerState | None) -> None:
+    async def scenario(house: House) -> None:
+        await asyncio.sleep(30)
+        house.runtime.refusing.add(WEB)
+        house.runtime.put(WEB, state)
+        await asyncio.sleep(60)
+
+    house = live(scenario, runtime_with(web=RUNNING))
+    assert (len(house.news()) > 1, house.counts.missed_pods) == (state is None, 0)
+
+
+def test_a_change_that_no_inspection_confirms_in_time_is_not_counted_as_missed() -> None:
+    async def scenario(house: House) -> None:
+        await asyncio.sleep(30)
+        house.runtime.look_seconds = 5.0  # from the relist at 65 to 70, and events may come until 67
+        house.runtime.put(WEB, EXITED, tell=False)
+        await asyncio.sleep(60)
+
+    house = live(scenario, runtime_with(web=RUNNING))
+    assert (house.news()[1:], house.counts.missed_pods) == ([(70.0, "web", DIED)], 0)
+
+
+def test_an_announced_change_just_after_a_wrong_listing_is_not_counted_as_missed() -> None:
+    runtime = TwoMinded()
+    runtime.put(WEB, RUNNING)
+
+    async def scenario(house: House) -> None:
+        await asyncio.sleep(66)  # the listing at 65 was wrong
+        runtime.put(WEB, EXITED, tell=False)
+        runtime.tell(WEB, state=EXITED, happened=BEGINNING + timedelta(seconds=66))
+        await asyncio.sleep(10)
+
+    house = live(scenario, runtime)
+    assert (house.news()[1:], house.counts.missed_pods) == ([(66.0, "web", DIED)], 0)
+
+
+def test_several_pods_with_missed_events_are_counted_together() -> None:
+    async def scenario(house: House) -> None:
+        await asyncio.sleep(30)
+        house.runtime.put(WEB, EXITED, tell=False)
+        house.runtime.put(DB, None, tell=False)
+        house.runtime.put(PodUID("cron"), EXITED, tell=False)
+        house.runtime.put(PodUID("new"), RUNNING, tell=False)
+        await asyncio.sleep(35.5)
+        house.runtime.tell(PodUID("cron"))
+        await asyncio.sleep(40)
+
+    house = live(scenario, runtime_with(web=RUNNING, db=RUNNING, cron=RUNNING))
+    assert house.counts.missed_pods == 3
+
+
+def test_a_request_for_a_pod_that_does_not_exist_is_no_missed_event() -> None:
+    async def scenario(house: House) -> None:
+        await asyncio.sleep(30)
+        house.pleg.request(DB)
+        await asyncio.sleep(100)
+
+    house = live(scenario)
+    assert (house.counts.missed_pods, house.runtime.looks) == (0, [(DB, 30.0)])
+
+
+def test_it_needs_no_observer() -> None:
+    async def scenario() -> list[tuple[float, str, LifecycleEventType]]:
+        house = House(runtime_with(web=RUNNING))
+        pleg = Pleg(runtime=house.runtime, cache=house.cache, emit=house.emit, clock=house.clock, moment=house.moment)
+        running = asyncio.ensure_future(pleg.run())
+        await asyncio.sleep(30)
+        house.runtime.put(WEB, EXITED, tell=False)
+        await asyncio.sleep(40)
+        house.runtime.put(DB, RUNNING)
+        house.runtime.break_streams()
+        await asyncio.sleep(1)
+        assert not running.done()
+        running.cancel()
+        await asyncio.wait({running})
+        return house.news()
+
+    assert simulate(scenario())[0] == [(0.0, "web", STARTED), (65.0, "web", DIED), (70.0, "db", STARTED)]
+
+
+# The stream.
+
+
+FOR_EVER_SECONDS = 1e6
+
+
+class Mortal(Runtime):
+    """Has streams that live for so many seconds each, one after the other; the last one stays."""
+
+    def __init__(self, *lives: float) -> None:
+        super().__init__()
+        self.lives = list(lives)
+
+    async def events(self) -> AsyncIterator[RuntimeEvent]:
+        await asyncio.sleep(self.lives.pop(0) if self.lives else FOR_EVER_SECONDS)
+        return
+        yield
+
+
+LIVES: dict[str, tuple[tuple[float, ...], list[float]]] = {
+    "streams that can be trusted are opened again at once": ((5, 7, 100), [0, 5, 12, 112]),
+    "streams that end too soon are opened ever less often": ((1, 1, 1, 1), [0, 2, 5, 10, 19]),
+    "a good one in between counts": ((1, 4.75, 5, 2, 1), [0, 2, 8.75, 13.75, 16.75, 19.75]),
+}
+
+
+@pytest.mark.parametrize("lives, opened", LIVES.values(), ids=LIVES.keys())
+def test_when_a_stream_is_opened_again(lives: tuple[float, ...], opened: list[float]) -> None:
+    counts = Everything()
+    live(lambda house: asyncio.sleep(200), Mortal(*lives), counts=counts)
+    streams = [seen for seen in counts.seen if seen[0] in ("opened", "broke")]
+    broke = [start + life for start, life in zip(opened, lives, strict=False)]
+    assert streams == sorted([*(("opened", at) for at in opened), *(("broke", at) for at in broke)], key=_by_time)
+
+
+def _by_time(seen: tuple[str, float]) -> tuple[float, str]:
+    return seen[1], seen[0]  # at the same time, the old stream breaks first
+
+
+@pytest.mark.parametrize("error", [None, RuntimeUnavailable("gone"), ValueError("a bug")])
+def test_a_stream_is_opened_again_however_it_ends(error: Exception | None, caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(Runtime):
+        opened = 0
+
+        async def events(self) -> AsyncIterator[RuntimeEvent]:
+            self.opened += 1
+            if self.opened == 1:
+                if error is not None:
+                    raise error
+                return
+            async for event in super().events():
+                yield event
+
+    async def scenario(house: House) -> None:
+        await asyncio.sleep(10)
+        house.runtime.put(WEB, RUNNING)
+        await asyncio.sleep(1)
+
+    with caplog.at_level(logging.WARNING, "podkeeper.engine.pleg"):
+        house = live(scenario, Broken())
+    assert (house.news(), house.counts.breaks) == ([(10.0, "web", STARTED)], 1)
+    unexpected = [logging.ERROR] if isinstance(error, ValueError) else []
+    assert [entry.levelno for entry in caplog.records] == [*unexpected, logging.WARNING]
+
+
+# The end.
+
+
+def test_a_request_made_after_it_has_stopped_is_not_served() -> None:
+    async def scenario() -> list[tuple[PodUID, float]]:
+        house = House(runtime_with(web=RUNNING))
+        running = asyncio.ensure_future(house.pleg.run())
+        await asyncio.sleep(1)
+        running.cancel()
+        await asyncio.wait({running})
+        house.pleg.request(WEB)
+        await asyncio.sleep(100)
+        return house.runtime.looks
+
+    assert simulate(scenario())[0] == [(WEB, 0.0)]
+
+
+BUSY: dict[str, Callable[[House], None]] = {
+    "an inspection waits for its next attempt": lambda house: house.runtime.refusing.add(WEB),
+    "an inspection waits for a slot": lambda house: house.runtime.hung.update({WEB, DB}),
+}
+
+
+@pytest.mark.parametrize("make_busy", BUSY.values(), ids=BUSY.keys())
+def test_nothing_is_left_in_the_event_loop_once_it_has_stopped(
+    make_busy: Callable[[House], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        house = House(Runtime(), Pace(look_slots=1))
+        gone = weakref.ref(house.pleg)
+        make_busy(house)
+        running = asyncio.ensure_future(house.pleg.run())
+        await asyncio.sleep(1)
+        for uid in (WEB, DB, PodUID("cron")):
+            house.pleg.request(uid)
+        await asyncio.sleep(0.5)
+        running.cancel()
+        await asyncio.wait({running})
+        del house, running
+        gc.collect()
+        assert gone() is None
+
+    with caplog.at_level(logging.CRITICAL, "podkeeper.engine.pleg"):  # a stored log entry would refer to it
+        simulate(scenario())

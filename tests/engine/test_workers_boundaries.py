@@ -1,0 +1,436 @@
+"""The pod workers at their boundaries: every answer in every stage, log levels, and which pods are counted."""
+
+import asyncio
+import gc
+import logging
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import pytest
+
+from podkeeper.engine.workers import PodWorkers
+from podkeeper.model.errors import GiveUp, InBackoff, TryLater
+from podkeeper.model.k8s.core import Pod
+from podkeeper.model.messages import PodUID
+from podkeeper.model.runtime import PodRecord
+from podkeeper.rules.worker.states import Cause, Terminated
+from podkeeper.rules.worker.updates import KillOptions
+from podkeeper.rules.worker.workers import KnownPod, Stage
+from podkeeper.testing.virtual_time import VirtualClock, simulate
+from tests.engine.test_workers_neighbours import BUGS, FakeObserver
+from tests.engine.worker_house import (
+    ALL_THE_WAY,
+    DB,
+    WEB,
+    FakeCache,
+    FakeSyncer,
+    House,
+    again,
+    calm,
+    create,
+    failing,
+    house,
+    kill,
+    kill_orphan,
+    lasting,
+    never,
+    pod,
+    static,
+)
+
+# Questions.
+
+QUESTIONS = (
+    "is_pod_known_terminated",
+    "could_have_running_containers",
+    "is_pod_termination_requested",
+    "should_pod_containers_be_terminating",
+    "should_pod_runtime_be_removed",
+    "should_pod_content_be_removed",
+    "should_pod_be_finished",
+)
+MAY_RUN = {"could_have_running_containers"}
+ENDS = {"is_pod_termination_requested", "should_pod_content_be_removed"}
+STOPS = ENDS | {"should_pod_containers_be_terminating"}
+STOPPED = STOPS | {"is_pod_known_terminated", "should_pod_runtime_be_removed"}
+GONE = {
+    "should_pod_containers_be_terminating",
+    "should_pod_runtime_be_removed",
+    "should_pod_content_be_removed",
+    "should_pod_be_finished",
+}
+
+
+def yes(workers: PodWorkers, uid: PodUID) -> set[str]:
+    """The questions about a pod to which the answer is yes."""
+    return {question for question in QUESTIONS if getattr(workers, question)(uid)}
+
+
+def test_the_answers_about_an_evicted_pod_in_each_stage_of_its_life() -> None:
+    async def reluctant() -> None:
+        try:
+            await never()
+        except asyncio.CancelledError:
+            await asyncio.sleep(1)
+            raise
+
+    async def scenario() -> None:
+        async with house() as home:
+            workers = home.workers
+            home.syncer.behave("sync_pod", "web", reluctant)
+            for function in ALL_THE_WAY[1:]:
+                home.syncer.behave(function, "web", lasting(1))
+            assert yes(workers, WEB) == MAY_RUN
+            workers.update_pod(create(pod("web")))
+            await calm()
+            assert yes(workers, WEB) == MAY_RUN
+            workers.update_pod(kill(pod("web"), KillOptions(evict=True)))
+            assert yes(workers, WEB) == MAY_RUN | ENDS
+            await asyncio.sleep(1.5)
+            assert yes(workers, WEB) == MAY_RUN | STOPS
+            await asyncio.sleep(1)
+            assert yes(workers, WEB) == STOPPED
+            await asyncio.sleep(1)
+            assert yes(workers, WEB) == STOPPED | {"should_pod_be_finished"}
+            assert yes(workers, DB) == MAY_RUN
+            workers.sync_known_pods([])
+            assert yes(workers, WEB) == yes(workers, DB) == GONE
+
+    simulate(scenario())
+
+
+def test_the_answers_about_static_pods_of_one_name() -> None:
+    async def scenario() -> None:
+        async with house() as home:
+            workers, name = home.workers, "static_ns"
+
+            def line() -> tuple[bool, PodUID | None, tuple[PodUID, ...]]:
+                terminating = workers.is_pod_for_mirror_pod_terminating(name)
+                return terminating, workers.next_in_line(name), workers.waiting(name)
+
+            assert line() == (False, None, ())
+            home.syncer.behave("sync_terminating_pod", "static", lasting(1))
+            for uid in ("s1", "s2", "s3"):
+                workers.update_pod(create(static(uid)))
+            await calm()
+            assert line() == (False, None, ("s2", "s3"))
+            workers.update_pod(kill(static("s1")))
+            await calm()
+            assert line() == (True, None, ("s2", "s3"))
+            await asyncio.sleep(2)
+            assert line() == (False, "s2", ("s2", "s3"))
+            assert [full_name for _, full_name in home.left] == [name]
+            workers.update_pod(again(static("s2")))
+            workers.sync_known_pods([PodUID("s2")])  # s1 has finished, and s3 has never started
+            await calm()
+            assert line() == (False, None, ())
+            assert [full_name for _, full_name in home.left] == [name, name]
+
+    simulate(scenario())
+
+
+# Kills.
+
+
+@pytest.mark.parametrize("evict, cause", [(None, Cause.KILLED), (False, Cause.KILLED), (True, Cause.EVICTED)])
+def test_a_kill_is_an_eviction_only_if_the_caller_asks_for_one(evict: bool | None, cause: Cause) -> None:
+    async def scenario() -> None:
+        async with house() as home:
+            home.syncer.behave("sync_terminated_pod", "web", never)
+            home.workers.update_pod(create(pod("web", grace=7)))
+            await calm()
+            if evict is None:
+                await home.workers.kill_pod(pod("web", grace=7))
+            else:
+                await home.workers.kill_pod(pod("web", grace=7), evict=evict)
+            state = home.workers.state(WEB)
+            assert isinstance(state, Terminated)
+            assert state.cause is cause
+            assert [call.said for call in home.syncer.calls[1:2]] == [7]
+
+    simulate(scenario())
+
+
+@pytest.mark.parametrize("override, seconds", [(None, 45), (100, 150), (2, 10)])
+def test_a_kill_waits_half_as_long_again_as_its_grace(override: int | None, seconds: float) -> None:
+    async def scenario() -> None:
+        async with house() as home:
+            home.syncer.behave("sync_terminating_pod", "web", never)
+            home.workers.update_pod(create(pod("web", grace=30)))
+            await calm()
+            began = asyncio.get_running_loop().time()
+            with pytest.raises(TryLater):
+                await home.workers.kill_pod(pod("web", grace=30), grace_override_seconds=override)
+            assert asyncio.get_running_loop().time() - began == pytest.approx(seconds)
+
+    simulate(scenario())
+
+
+# Failed syncs.
+
+FAILURES: dict[str, tuple[Exception, str]] = {
+    "a plain bug": (BUGS["a plain bug"], "'oops'"),
+    "one whose text cannot be read": (BUGS["one that cannot be told"], "Speechless"),
+    "one without a word": (BUGS["one without a word"], "RuntimeError"),
+    "a group of bugs": (BUGS["a group of bugs"], "cannot; 'oops'"),
+    "a backoff without a time zone": (BUGS["a backoff without a time zone"], "cannot"),
+    "a nested group that repeats itself": (
+        ExceptionGroup("", [TryLater("one"), ExceptionGroup("", [TryLater("two"), TryLater("one")])]),
+        "one; two; one",
+    ),
+    "a group of equal errors": (ExceptionGroup("", [TryLater("one"), TryLater("two"), TryLater("one")]), "one; two"),
+}
+
+
+@pytest.mark.parametrize("error, text", FAILURES.values(), ids=FAILURES.keys())
+@pytest.mark.parametrize("reading", [False, True], ids=["in the sync", "while its status is read"])
+def test_the_history_has_the_reason_of_a_failed_sync_and_the_time_of_the_next(
+    error: Exception, text: str, reading: bool
+) -> None:
+    async def scenario() -> None:
+        async with house() as home:
+            if reading:
+                home.cache.behaviour = failing(error)
+            else:
+                home.syncer.behave("sync_pod", "web", failing(error))
+            home.workers.update_pod(create(pod("web")))
+            await calm()
+            assert [note for note in home.notes if note[1] == "pass ended"] == [(WEB, "pass ended", f"failed: {text}")]
+            ((uid, delay),) = home.queued
+            assert uid == WEB
+            assert 10 <= delay <= 15
+            assert home.notes[-1] == (WEB, "next pass", f"in {delay:.1f} s")
+
+    simulate(scenario())
+
+
+@pytest.mark.parametrize("ends, outcome", [(False, "done"), (True, "the pod has come to its end")])
+def test_the_history_shows_whether_a_pod_has_come_to_its_natural_end(ends: bool, outcome: str) -> None:
+    async def scenario() -> None:
+        async with house() as home:
+            home.syncer.ending = {"web"} if ends else set()
+            home.workers.update_pod(create(pod("web")))
+            await calm()
+            assert next(note for note in home.notes if note[1] == "pass ended") == (WEB, "pass ended", outcome)
+
+    simulate(scenario())
+
+
+LEVELS: dict[str, tuple[Exception, int]] = {
+    "an error of the agent": (TryLater("cannot"), logging.WARNING),
+    "a group of such errors": (ExceptionGroup("", [TryLater("a"), GiveUp("b", "reason")]), logging.WARNING),
+    "a nested group of such errors": (
+        ExceptionGroup("", [TryLater("a"), ExceptionGroup("", [GiveUp("b", "reason")])]),
+        logging.WARNING,
+    ),
+    "a bug": (KeyError("oops"), logging.ERROR),
+    "a group with a bug in it": (ExceptionGroup("", [TryLater("a"), KeyError("oops")]), logging.ERROR),
+}
+
+
+@pytest.mark.parametrize("error, level", LEVELS.values(), ids=LEVELS.keys())
+def test_only_an_unexpected_error_is_logged_with_its_traceback(
+    error: Exception, level: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        async with house() as home:
+            home.syncer.behave("sync_pod", "web", failing(error))
+            home.workers.update_pod(create(pod("web")))
+            await calm()
+
+    with caplog.at_level(logging.WARNING, "podkeeper.engine.workers"):
+        simulate(scenario())
+    logged = [(entry.levelno, entry.exc_info is not None) for entry in caplog.records]
+    assert logged == [(level, level == logging.ERROR)]
+
+
+def test_a_life_without_errors_needs_no_observer_and_logs_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        syncer, queued = FakeSyncer(), list[tuple[PodUID, float]]()
+        workers = PodWorkers(
+            syncer=syncer,
+            cache=FakeCache(),
+            enqueue=lambda uid, delay: queued.append((uid, delay)),
+            record=lambda *_: None,
+            clock=VirtualClock(),
+            moment=asyncio.get_running_loop().time,
+        )
+        running = asyncio.ensure_future(workers.run())
+        await calm()
+        workers.update_pod(create(static("s1"), start_time=0.0))
+        await calm()
+        workers.update_pod(kill(static("s1")))
+        await calm()
+        assert workers.sync_known_pods([]) == {}
+        assert syncer.of("static") == ALL_THE_WAY
+        assert [uid for uid, _ in queued] == ["s1", "s1"]
+        running.cancel()
+        await asyncio.wait({running})
+
+    with caplog.at_level(logging.WARNING):
+        simulate(scenario())
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize("error, count", [(TryLater("cannot tell"), 0), (KeyError("oops"), 1)])
+def test_only_an_unexpected_error_of_the_cache_is_logged(
+    error: Exception, count: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        async with house() as home:
+            home.cache.error = error
+            home.workers.update_pod(create(pod("web")))
+            home.cache.error = None
+            await calm()
+
+    with caplog.at_level(logging.ERROR, "podkeeper.engine.workers"):
+        simulate(scenario())
+    assert len(caplog.records) == count
+
+
+# Counts.
+
+
+@dataclass(slots=True)
+class Counting(FakeObserver):
+    """Notes which pods start, and what is known at each sweep."""
+
+    def pod_started(self, pod: Pod) -> None:
+        self._see("started", pod.metadata.uid)
+
+    def working(self, known: Mapping[PodUID, KnownPod]) -> None:
+        self._see("working", dict(known))
+
+
+def test_each_pod_is_counted_when_it_starts_and_those_without_configuration_never() -> None:
+    async def scenario() -> None:
+        observer = Counting()
+        async with house(observer) as home:
+            for uid in ("s1", "s2"):
+                home.workers.update_pod(create(static(uid)))
+            home.workers.update_pod(create(pod("web")))
+            home.workers.update_pod(kill_orphan(PodRecord(uid="lost", name="lost", namespace="ns")))
+            await calm()
+            assert observer.seen == [("started", "s1"), ("started", "web")]
+            home.workers.update_pod(kill(static("s1")))
+            await calm()
+            home.workers.update_pod(again(static("s2")))
+            home.workers.update_pod(again(pod("web")))
+            await calm()
+            assert observer.seen[2:] == [("started", "s2")]
+            home.workers.sync_known_pods([WEB, PodUID("s2")])
+            running = {"orphan": False, "has_config": True}
+            assert observer.seen[3:] == [
+                (
+                    "working",
+                    {
+                        "s2": KnownPod(Stage.SYNC, static=True, **running),
+                        "web": KnownPod(Stage.SYNC, static=False, **running),
+                    },
+                )
+            ]
+
+    simulate(scenario())
+
+
+def test_the_end_of_a_pod_without_configuration_frees_no_name_and_breaks_nothing() -> None:
+    async def scenario() -> None:
+        bugs: list[dict[str, object]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, bug: bugs.append(bug))
+        async with house() as home:
+            home.workers.update_pod(kill_orphan(PodRecord(uid="lost", name="static", namespace="ns")))
+            await calm()
+            assert [call.function for call in home.syncer.calls] == ["sync_terminating_runtime_pod"]
+            assert (home.left, bugs) == ([], [])
+
+    simulate(scenario())
+
+
+# Begin and end.
+
+
+def test_a_neighbour_may_add_a_pod_while_the_first_syncs_begin() -> None:
+    async def scenario() -> None:
+        home = House()
+
+        def add(uid: PodUID, what: str, detail: str) -> None:
+            if uid == WEB and what == "pass begun":
+                home.workers.update_pod(create(pod("db")))
+
+        home.on_note = add
+        home.workers.update_pod(create(pod("web")))
+        home.workers.update_pod(create(pod("cron")))
+        home.start()
+        await calm()
+        assert sorted(call.name for call in home.syncer.calls) == ["cron", "db", "web"]
+        assert home.running is not None
+        assert not home.running.done()
+        await home.stop()
+
+    simulate(scenario())
+
+
+def test_a_pod_killed_before_the_agent_runs_is_stopped_once_it_does() -> None:
+    async def scenario() -> None:
+        home = House()
+        home.workers.update_pod(create(pod("web")))
+        home.workers.update_pod(kill(pod("web")))
+        await calm()
+        assert home.syncer.calls == []
+        home.start()
+        await calm()
+        assert [call.function for call in home.syncer.calls] == ALL_THE_WAY[1:]
+        await home.stop()
+
+    simulate(scenario())
+
+
+def test_stopped_workers_refuse_every_update_and_sweep() -> None:
+    async def scenario() -> None:
+        async with house() as home:
+            home.syncer.behave("sync_pod", "web", never)
+            home.workers.update_pod(create(pod("web")))
+            await calm()
+        notes = list(home.notes)
+        for update in (again(pod("web")), kill_orphan(PodRecord(uid="lost", name="lost", namespace="ns"))):
+            with pytest.raises(TryLater, match=r"(web|lost)_ns"):
+                home.workers.update_pod(update)
+        with pytest.raises(TryLater):
+            home.workers.sync_known_pods([])
+        assert home.workers.told_since_sweep() == {WEB}
+        assert (home.notes, home.queued) == (notes, [])
+
+    simulate(scenario())
+
+
+def test_nothing_is_kept_of_a_sync_that_has_ended() -> None:
+    async def scenario() -> None:
+        tasks: list[weakref.ref[object]] = []
+
+        async def note() -> None:
+            tasks.append(weakref.ref(asyncio.current_task()))
+
+        async with house() as home:
+            home.syncer.behave("sync_terminating_runtime_pod", "lost", note)
+            home.workers.update_pod(kill_orphan(PodRecord(uid="lost", name="lost", namespace="ns")))
+            await calm()
+            gc.collect()
+            assert [task() for task in tasks] == [None]
+
+    simulate(scenario())
+
+
+def test_a_backoff_without_a_time_zone_is_logged_as_a_bug(caplog: pytest.LogCaptureFixture) -> None:
+    error = BUGS["a backoff without a time zone"]
+    assert isinstance(error, InBackoff)
+
+    async def scenario() -> None:
+        async with house() as home:
+            home.syncer.behave("sync_pod", "web", failing(error))
+            home.workers.update_pod(create(pod("web")))
+            await calm()
+
+    with caplog.at_level(logging.ERROR, "podkeeper.engine.workers"):
+        simulate(scenario())
+    assert [entry.exc_info is not None for entry in caplog.records] == [True]
