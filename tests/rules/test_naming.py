@@ -1,5 +1,7 @@
 """Names that are derived from a pod: descriptions, log paths, host names."""
 
+from typing import Any
+
 import pytest
 
 from podkeeper.model.errors import NotConfigurable
@@ -49,8 +51,8 @@ def test_where_logs_are() -> None:
     assert [uid_of_log_directory(name) for name in ("team_web_u1", "u1", "")] == ["u1", "u1", ""]
 
 
-def hostname(name: str = "web", domain: str = "", **spec: object) -> str:
-    return hostname_of(Pod(metadata=ObjectMeta(name=name, namespace="ns"), spec=PodSpec(**spec)), domain)  # type: ignore[arg-type]
+def hostname(name: str = "web", domain: str = "", **spec: Any) -> str:
+    return hostname_of(Pod(metadata=ObjectMeta(name=name, namespace="ns"), spec=PodSpec(**spec)), domain)
 
 
 def test_the_host_name_of_a_pod() -> None:

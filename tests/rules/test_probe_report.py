@@ -202,3 +202,22 @@ HEALTH = {
 def test_judge_grpc(end: GrpcEnd, expected: Report | str) -> None:
     report = Report(Outcome.FAILURE, expected) if isinstance(expected, str) else expected
     assert judge_grpc(Endpoint("10.1.0.5", 9), 61, end) == report
+
+
+CODES = (
+    "OK Canceled Unknown InvalidArgument DeadlineExceeded NotFound AlreadyExists PermissionDenied ResourceExhausted "
+    "FailedPrecondition Aborted OutOfRange Unimplemented Internal Unavailable DataLoss Unauthenticated Code(17)"
+)
+
+
+def test_every_code_of_grpc_has_its_name() -> None:
+    for code, name in enumerate(CODES.split()):
+        if name not in ("DeadlineExceeded", "Unimplemented"):
+            output = f"error: health rpc probe failed: rpc error: code = {name} desc = m"
+            assert judge_grpc(Endpoint("h", 9), 1, CallFailed(code, "m")) == Report(Outcome.FAILURE, output)
+
+
+def test_every_answer_of_a_health_service_has_its_name() -> None:
+    for status, name in ((0, "UNKNOWN"), (2, "NOT_SERVING"), (3, "SERVICE_UNKNOWN"), (4, "4"), (-1, "-1")):
+        output = f'service unhealthy (responded with "{name}")'
+        assert judge_grpc(Endpoint("h", 9), 1, Answered(status)) == Report(Outcome.FAILURE, output)
