@@ -174,6 +174,57 @@ def test_container_limits(
     assert container_limits(given.spec, given.spec.containers[0], UNBOUNDED).cpu_quota is None
 
 
+def test_a_container_does_not_swap_and_its_processes_go_together() -> None:
+    given = pod(asking("250m 10Mi", "500m 64Mi"))
+    assert container_limits(given.spec, given.spec.containers[0], TUNED) == Limits(
+        cpu_shares=256,
+        cpu_weight=35,
+        cpu_quota=2500,
+        cpu_period=5000,
+        memory=64 * Mi,
+        pids=None,
+        swap=False,
+        oom_group=True,
+    )
+
+
+def test_a_pod_may_swap_and_its_containers_go_one_by_one() -> None:
+    bounded = Limits(cpu_shares=102, cpu_weight=4, cpu_quota=20000, cpu_period=100_000, memory=200 * Mi, pids=7)
+    assert pod_limits(pod(HALF), pids=7) == bounded
+    assert pod_limits(pod(asking()), TUNED, pids=7) == Limits(cpu_shares=2, cpu_weight=1, cpu_period=5000, pids=7)
+    assert (bounded.swap, bounded.oom_group) == (True, False)
+
+
+@pytest.mark.parametrize("shares", [0, 1, 2])
+def test_the_least_weight(shares: int) -> None:
+    assert container_weight_of(shares) == 1
+
+
+@pytest.mark.parametrize("shares", [262144, 262145, 1_000_000])
+def test_the_greatest_weight(shares: int) -> None:
+    assert (container_weight_of(shares), pod_weight_of(shares)) == (10000, 10000)
+
+
+BURSTABLE_PODS = {  # pod -> quota, memory
+    "a limit of zero bounds nothing": (pod(HALF, asking("100m", "0 0")), (None, None)),
+    "a sidecar does not speak for regular containers": (
+        pod(asking("1m"), init=(sidecar("1m", "100m 1Mi"),)), (None, None)),
+    "a sidecar of sidecars": (
+        pod(HALF, init=(sidecar("1m", "100m"), sidecar("1m", "- 1Mi"), init())), (30000, None)),
+    "an init container speaks for itself": (
+        pod(HALF, init=(init("1m", "100m 1Mi"), init())), (None, None)),
+    "cpu of the pod, memory of nobody": (pod(asking("1m"), whole=asking("1m", "200m")), (20000, None)),
+    "devices of the pod do not count": (
+        pod(asking("1m"), whole=core.ResourceRequirements(limits={"example.com/a": "1"})), (None, None)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("given", "expected"), BURSTABLE_PODS.values(), ids=BURSTABLE_PODS.keys())
+def test_what_bounds_a_burstable_pod(given: core.Pod, expected: tuple[int | None, int | None]) -> None:
+    limits = pod_limits(given)
+    assert (limits.cpu_quota, limits.memory) == expected
+
+
 # ---- files -----------------------------------------------------------------------------------
 
 BOUND = Limits(512, 59, 50000, 100000, 64 * Mi, 100)

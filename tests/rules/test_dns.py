@@ -37,6 +37,9 @@ FROM_CLUSTER = Dns(servers=("10.0.0.10",), searches=(*IN_CLUSTER, "example.com")
 POLICIES = {
     "the cluster first": (pod(), CLUSTER, HOST, FROM_CLUSTER),
     "that is what silence means": (pod(None), CLUSTER, HOST, FROM_CLUSTER),
+    "so does an empty policy": (pod(""), CLUSTER, HOST, FROM_CLUSTER),
+    "an empty policy in the node's network": (pod("", host_network=True), CLUSTER, HOST, HOST),
+    "silence in the node's network": (pod(None, host_network=True), CLUSTER, HOST, HOST),
     "a policy nobody knows too": (pod("Sideways"), CLUSTER, HOST, FROM_CLUSTER),
     "in the node's network, the node's": (pod(host_network=True), CLUSTER, HOST, HOST),
     "in the node's network, the cluster if it must be": (
@@ -107,6 +110,7 @@ def test_what_does_not_fit_is_left_out_and_told() -> None:
 
 SEARCHES = {
     "as many as fit": (("a" * 204,) * 10, 9),  # nothing is searched twice only where something is added
+    "2048 characters in all": (("a" * 204,) * 9 + ("a" * 203,), 10),
     "one that is too long": (("a", "b" * 254, "c"), 2),
     "just not too long": (("b" * 253,), 1),
 }

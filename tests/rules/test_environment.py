@@ -371,3 +371,54 @@ def test_another_container_of_the_pod_can_be_meant() -> None:
 def test_other_resources_cannot_be_shown() -> None:
     with pytest.raises(NotConfigurable, match=r"unsupported container resource : limits\.gpu"):
         resource_value(ResourceFieldSelector(resource="limits.gpu"), limited(), SEEN)
+
+
+REFUSED_FIELDS = {
+    "spec.restartPolicy": "unsupported fieldPath: spec.restartPolicy",
+    "spec.schedulerName": "unsupported fieldPath: spec.schedulerName",
+    "status.phase": "unsupported fieldPath: status.phase",
+    "spec.containers": "field label not supported: spec.containers",
+    "": "field label not supported: ",
+    "['a']": "field label not supported: ['a']",
+    "metadata.labels']": "field label not supported: metadata.labels']",
+    "metadata.labels['a'": "field label not supported: metadata.labels['a'",
+    "metadata.name['a']": "field label does not support subscript: metadata.name['a']",
+}
+
+
+@pytest.mark.parametrize(("path", "message"), REFUSED_FIELDS.items())
+def test_why_a_field_is_refused(path: str, message: str) -> None:
+    with pytest.raises(NotConfigurable) as raised:
+        field_value(ObjectFieldSelector(field_path=path), SEEN)
+    assert str(raised.value) == message
+
+
+@pytest.mark.parametrize(
+    ("resource", "name", "message"),
+    [
+        ("limits.gpu", "", "unsupported container resource : limits.gpu"),
+        ("cpu", "", "unsupported container resource : cpu"),
+        ("wishes.cpu", "", "unsupported container resource : wishes.cpu"),
+        ("limits.cpu.more", "", "unsupported container resource : limits.cpu.more"),
+        ("limits.cpu", "none", "container none not found"),
+    ],
+)
+def test_why_a_resource_is_refused(resource: str, name: str, message: str) -> None:
+    with pytest.raises(NotConfigurable) as raised:
+        resource_value(ResourceFieldSelector(resource=resource, container_name=name), limited(), SEEN)
+    assert str(raised.value) == message
+
+
+def test_the_address_of_a_node_without_one_is_not_known_yet() -> None:
+    for path in ("status.hostIP", "status.hostIPs"):
+        with pytest.raises(NotConfigurable) as raised:
+            field_value(ObjectFieldSelector(field_path=path), Surroundings(pod=SEEN.pod))
+        assert str(raised.value) == "cannot tell the node's address yet"
+
+
+def test_every_field_of_an_empty_pod_is_empty() -> None:
+    empty = Surroundings(pod=Pod())
+    paths = ["metadata.name", "metadata.namespace", "metadata.uid", "metadata.labels", "metadata.annotations"]
+    paths += ["metadata.labels['a']", "metadata.annotations['a']", "spec.nodeName", "spec.host"]
+    paths += ["spec.serviceAccountName", "status.podIP", "status.podIPs"]
+    assert [field_value(ObjectFieldSelector(field_path=path), empty) for path in paths] == [""] * len(paths)

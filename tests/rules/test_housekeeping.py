@@ -1,6 +1,7 @@
 """Housekeeping's one decision: each kind of leftover by itself, then what may never happen to anybody."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -297,3 +298,27 @@ def test_a_pod_that_cannot_be_asked_about_is_an_orphan_as_before() -> None:
     plan = plan_of(sight, Workers())
     assert plan.to_confirm == ()
     assert [update.uid for update in plan.orphan_kills] == ["nameless"]
+
+
+UPDATE = Update(type=UpdateType.SYNC, pod=WEB)
+WORK: dict[str, tuple[dict[str, Any], bool]] = {
+    "could_run": ({"could_run": uids("web")}, False),
+    "statuses_to_keep": ({"statuses_to_keep": uids("web")}, False),
+    "cgroups_to_throttle": ({"cgroups_to_throttle": uids("web")}, False),
+    "directories_to_remove": ({"directories_to_remove": uids("web")}, True),
+    "volumes_to_unmount": ({"volumes_to_unmount": uids("web")}, True),
+    "mirrors_to_delete": ({"mirrors_to_delete": ("web_ns",)}, True),
+    "restarts": ({"restarts": (UPDATE,)}, True),
+    "endings": ({"endings": (UPDATE,)}, True),
+    "orphan_kills": ({"orphan_kills": (UPDATE,)}, True),
+    "remains_to_remove": ({"remains_to_remove": (RUNS,)}, True),
+    "cgroups_to_remove": ({"cgroups_to_remove": uids("web")}, True),
+    "to_confirm": ({"to_confirm": (RUNS,)}, True),
+}
+
+
+@pytest.mark.parametrize(("change", "work"), WORK.values(), ids=WORK.keys())
+def test_what_is_removed_or_begun_is_work_and_what_is_kept_is_not(change: dict[str, Any], work: bool) -> None:
+    nothing = plan_of(NOTHING, Workers())
+    assert not nothing.has_work
+    assert replace(nothing, **change).has_work is work

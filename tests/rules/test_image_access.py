@@ -157,3 +157,33 @@ def test_whoever_pulled_an_image_may_use_it_and_whoever_showed_nothing_like_it_m
     if decision.learned is not None:
         after = with_access(known, IMAGE, Access(proofs=(decision.learned,)))
         assert decided(after, mine) == USE
+
+
+TROUBLES = {
+    " a": "cannot be ' a'; right would be no space around it",
+    "": "cannot be ''; right would be an image, or a registry and /*",
+    "/*": "cannot be '/*'; right would be an image, or a registry and /*",
+    "a*": "cannot be 'a*'; right would be an image, or a beginning of names that ends in /*",
+    "a/*/*": "cannot be 'a/*/*'; right would be an image, or a beginning of names that ends in /*",
+    "a:v1": "cannot be 'a:v1'; right would be an image without tag and digest",
+    "A//b": "cannot be 'A//b'; right would be an image without tag and digest",
+}
+
+
+@pytest.mark.parametrize(("pattern", "trouble"), TROUBLES.items())
+def test_what_is_wrong_with_an_entry_of_the_allowlist(pattern: str, trouble: str) -> None:
+    assert pattern_trouble(pattern) == trouble
+
+
+def test_under_a_policy_that_concerns_all_images_one_from_before_us_is_pulled() -> None:
+    strict = Verification(Policy.ALWAYS)
+    assert must_pull(IMAGE, None, begun=False, offered=(), verification=strict) == PULL
+    assert must_pull(IMAGE, pulled(everybody=True), begun=False, offered=(), verification=strict) == USE
+    never = Verification(Policy.NEVER)
+    assert must_pull(IMAGE, OURS, begun=True, offered=(), verification=never) == USE
+
+
+def test_one_secret_less_than_very_many_is_still_learned() -> None:
+    known = pulled(*(proof(f"x{number}", f"s{number}") for number in range(MANY_SECRETS - 1)))
+    assert decided(known, shown("x1", "other")) == Decision(pull=False, learned=proof("x1", "other"))
+    assert decided(known, shown("new", "s1")) == Decision(pull=False, learned=proof("new", "s1"))

@@ -132,6 +132,9 @@ ENTRIES: dict[str, tuple[object, Credentials | None]] = {
     "nothing at all":                ({}, Credentials()),
     "null is nothing":               ({"username": None, "password": "x"}, Credentials(password="x")),
     "no base64":                     ({"auth": "%%%"}, None),
+    "padded by hand":                ({"auth": "bWU6eA=="}, Credentials("me", "x")),
+    "too little padding":            ({"auth": "bWU6eA="}, None),
+    "padding in the middle":         ({"auth": "bWU6=eA"}, None),
     "no colon":                      ({"auth": encoded("me")}, None),
     "no text":                       ({"auth": b64encode(b"\xff:\xff").decode()}, None),
     "a number for a name":           ({"username": 5}, None),
@@ -178,6 +181,62 @@ def test_a_secret_is_read_by_its_type() -> None:
 )
 def test_a_secret_of_another_kind_is_none(kind: str, key: str) -> None:
     assert pull_secret_of(held_in(kind, key, config("reg.test"))) is None
+
+
+@pytest.mark.parametrize("text", ["e30=", "e3\n0=\n", " e 3 0 = "])
+def test_the_data_of_a_secret_may_be_folded(text: str) -> None:
+    secret = Secret(metadata=ObjectMeta(), type="kubernetes.io/dockercfg", data={".dockercfg": text})
+    assert pull_secret_of(secret) == PullSecret("{}", SecretName("", "", ""))
+
+
+@pytest.mark.parametrize("text", ["e3%0=", "e30", "/w=="])
+def test_data_that_is_no_base64_text_reads_as_nothing(text: str) -> None:
+    secret = Secret(metadata=ObjectMeta(), type="kubernetes.io/dockercfg", data={".dockercfg": text})
+    assert pull_secret_of(secret) == PullSecret("", SecretName("", "", ""))
+
+
+@pytest.mark.parametrize("data", [None, {}, {".dockercfg": ""}, {"": "e30="}])
+def test_a_secret_without_a_configuration_is_none(data: dict[str, str] | None) -> None:
+    assert pull_secret_of(Secret(metadata=ObjectMeta(), type="kubernetes.io/dockercfg", data=data)) is None
+    assert pull_secret_of(Secret(metadata=ObjectMeta(), data={".dockercfg": "e30="})) is None
+
+
+PLACES = {
+    "https://reg.test": True,
+    "https://http://reg.test": False,
+    "reg.test/v1": False,
+    "reg.test/v1/app": True,
+    "reg.test/v2/app": True,
+    "reg.test/v3/app": False,
+    "reg.test#x/y": True,
+    "reg.test?x/y": True,
+    "me@reg.test/app": True,
+    "me@you@reg.test": True,
+    "reg.test/": True,
+    "reg.test/app/": False,
+    "reg.test/ap": True,
+    "reg.test:": True,
+}
+
+
+@pytest.mark.parametrize(("place", "covers"), PLACES.items())
+def test_whether_a_place_of_a_configuration_covers_an_image(place: str, covers: bool) -> None:
+    assert users("reg.test/app", config(place)) == ([place] if covers else [])
+
+
+def test_a_configuration_of_either_form_is_read_in_whole() -> None:
+    whole = {"auths": {"reg.test": entry()}, "HttpHeaders": {"a": "b"}}
+    assert is_whole(json.dumps(whole))
+    assert is_whole(json.dumps({"AUTHS": {"reg.test": entry()}, "x": 1}))
+    assert not is_whole(json.dumps({"reg.test": entry(), "x": 1}))
+    assert not is_whole(json.dumps({"auths": []}))
+    assert [has_registries(text) for text in ("{", "[]", "{}", '{"Auths": {}}', '{"auth": {}}')] == [
+        True,
+        True,
+        False,
+        True,
+        False,
+    ]
 
 
 def test_a_secret_that_is_no_text_is_told_from_one_of_another_kind() -> None:

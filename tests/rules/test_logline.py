@@ -1,6 +1,7 @@
 """One line of a container's log: reading, writing, cutting."""
 
 import json
+from calendar import monthrange
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -84,6 +85,58 @@ def test_times(text: bytes, expected: LogTime, written: str) -> None:
 def test_what_is_no_time_is_refused(text: str) -> None:
     with pytest.raises(BadInput):
         parse_log_time(text.encode())
+
+
+YEARS = (1, 3, 4, 99, 100, 101, 399, 400, 401, 1599, 1600, 1899, 1900, 1970, 1999, 2000, 2023, 2024, 2100, 9999)
+
+
+@pytest.mark.parametrize("year", YEARS)
+def test_the_first_and_the_last_day_of_every_month(year: int) -> None:
+    for month in range(1, 13):
+        last = monthrange(year, month)[1]
+        for day in (1, 2, last - 1, last):
+            text = f"{year:04d}-{month:02d}-{day:02d}T23:59:58.000000001Z"
+            moment = datetime(year, month, day, 23, 59, 58, tzinfo=UTC)
+            seconds = (moment - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(seconds=1)
+            assert parse_log_time(text.encode()) == LogTime(UnixNanoseconds(seconds * 10**9 + 1))
+            assert str(LogTime(UnixNanoseconds(seconds * 10**9 + 1))) == text
+        for day in (0, last + 1):
+            with pytest.raises(BadInput, match="there is no such day"):
+                parse_log_time(f"{year:04d}-{month:02d}-{day:02d}T00:00:00Z".encode())
+
+
+NO_TIMES = {
+    "yesterday": "right would be 2016-10-06T00:17:09.669794202Z",
+    "2000-00-01T00:00:00Z": "there is no such day",
+    "2000-13-01T00:00:00Z": "there is no such day",
+    "2000-01-01T24:00:00Z": "there is no such time of day",
+    "2000-01-01T00:60:00Z": "there is no such time of day",
+    "2000-01-01T00:00:60Z": "there is no such time of day",
+    "2000-01-01T00:00:00+25:00": "there is no such offset from UTC",
+    "2000-01-01T00:00:00-00:61": "there is no such offset from UTC",
+}
+
+
+@pytest.mark.parametrize(("text", "hint"), NO_TIMES.items())
+def test_why_a_time_is_refused(text: str, hint: str) -> None:
+    with pytest.raises(BadInput) as raised:
+        parse_log_time(text.encode())
+    message = f"cannot read a log line: {text.encode()!r} is no time: {hint}"
+    assert [problem.message for problem in raised.value.problems] == [message]
+
+
+def test_the_ends_of_a_day_and_of_offsets() -> None:
+    assert str(parse_log_time(b"2000-01-01T23:59:59.999999999Z")) == "2000-01-01T23:59:59.999999999Z"
+    assert parse_log_time(b"2000-01-01T12:34:56Z") == time((12 * 3600 + 34 * 60 + 56) * 10**9)
+    assert parse_log_time(b"2000-01-02T01:00:00+24:60") == time(0, 1500)
+    assert parse_log_time(b"1999-12-30T23:00:00-24:60") == time(0, -1500)
+    assert str(time(0, 61)) == "2000-01-01T01:01:00.000000000+01:01"
+    assert str(time(0, -61)) == "1999-12-31T22:59:00.000000000-01:01"
+
+
+def test_years_before_the_year_0_are_written_with_a_sign() -> None:
+    assert str(LogTime(UnixNanoseconds(ZERO_TIME - 366 * 86_400 * 10**9))) == "0000-01-01T00:00:00.000000000Z"
+    assert str(LogTime(UnixNanoseconds(ZERO_TIME - 366 * 86_400 * 10**9 - 1))) == "-0001-12-31T23:59:59.999999999Z"
 
 
 LINES = {

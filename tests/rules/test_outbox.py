@@ -142,6 +142,121 @@ def test_a_forgotten_key_has_no_turn_but_ends_what_it_began() -> None:
     outbox.forget("nobody")
 
 
+def test_at_once_starts_before_the_retry_and_only_once() -> None:
+    outbox = offered("a")
+    outbox.start()
+    outbox.ended("a", failed=True, fraction=0)
+    outbox.offer("a", "a", at_once=True)
+    assert started(outbox) == ["a"]
+    outbox.retry("a")
+    outbox.ended("a", failed=False, fraction=0)
+    assert started(outbox) == []
+
+
+def turns_after(outbox: Outbox[str], *keys: str) -> list[str]:
+    """The order of all turns once some sendings ended, with a slot for each."""
+    for key in keys:
+        outbox.ended(key, failed=False, fraction=0)
+    return started(outbox)
+
+
+def test_a_held_key_is_urgent_after_its_retry_if_any_offer_was() -> None:
+    for urgencies, expected in (((False, True, False), ["a", "x"]), ((False, False), ["x", "a"])):
+        outbox = offered("a")
+        outbox.start()
+        outbox.ended("a", failed=True, fraction=0)
+        outbox.offer("x", "x")
+        for urgent in urgencies:
+            outbox.offer("a", "a", urgent=urgent)
+        outbox.retry("a")
+        assert started(outbox) == expected
+
+
+def test_a_key_in_flight_is_urgent_next_time_if_any_offer_was() -> None:
+    for urgencies, expected in (((False, True, False), ["a", "x"]), ((False, False), ["x", "a"])):
+        outbox = offered("a", "x", slots=1)
+        assert started(outbox) == ["a"]
+        for urgent in urgencies:
+            outbox.offer("a", "a", urgent=urgent)
+        turns = []
+        for ended in ("a", expected[0]):
+            turns += turns_after(outbox, ended)
+        assert turns == expected
+
+
+def test_a_key_that_failed_without_an_urgent_offer_is_not_urgent() -> None:
+    outbox = offered("a")
+    outbox.start()
+    outbox.ended("a", failed=True, fraction=0)
+    outbox.offer("x", "x")
+    outbox.retry("a")
+    assert started(outbox) == ["x", "a"]
+
+
+def test_a_key_that_became_urgent_has_one_turn() -> None:
+    outbox = offered("a")
+    outbox.offer("a", "a", urgent=True)
+    outbox.offer("a", "a")
+    assert started(outbox) == ["a"]
+    assert turns_after(outbox, "a") == []
+    assert not outbox.is_pending("a")
+
+
+def test_a_busy_target_does_not_keep_others_waiting() -> None:
+    outbox: Outbox[str] = Outbox(slots=9)
+    for key, target in (("old", "name"), ("new", "name"), ("x", "x")):
+        outbox.offer(key, target)
+    assert started(outbox) == ["old", "x"]
+
+
+def test_a_lease_is_that_of_the_key_in_flight() -> None:
+    outbox: Outbox[str] = Outbox(slots=1)
+    outbox.offer("old", "name")
+    outbox.offer("new", "name")
+    outbox.offer("x", "x")
+    assert started(outbox) == ["old"]
+    outbox.lease_over("new")
+    outbox.lease_over("nobody")
+    assert started(outbox) == []
+    outbox.lease_over("old")
+    assert started(outbox) == ["x"]
+
+
+def test_a_forgotten_failure_leaves_nothing() -> None:
+    outbox = offered("a")
+    assert not outbox.has_failed("a")
+    outbox.start()
+    assert not outbox.has_failed("a")
+    outbox.ended("a", failed=True, fraction=0)
+    assert outbox.has_failed("a")
+    outbox.forget("a")
+    assert (outbox.has_failed("a"), outbox.is_pending("a")) == (False, False)
+    outbox.retry("a")
+    assert started(outbox) == []
+    outbox.offer("a", "a")
+    outbox.forget("a")
+    assert not outbox.is_pending("a")
+
+
+def test_the_fourth_the_eighth_and_the_twelfth_turn_are_for_the_others() -> None:
+    outbox = offered("a", "b", "c", "d", slots=20)
+    for key in "0123456789":
+        outbox.offer(key, key, urgent=True)
+    assert "".join(started(outbox)) == "012a345b678c9d"
+
+
+def test_delays_are_configurable_and_spread_over_their_second_half() -> None:
+    for fraction, expected in ((0.0, [1.0, 2.0, 2.5, 2.5]), (0.5, [1.5, 3.0, 3.75, 3.75])):
+        outbox: Outbox[str] = Outbox(slots=1, first_delay_seconds=2.0, longest_delay_seconds=5.0)
+        outbox.offer("a", "a")
+        delays = []
+        for _ in expected:
+            assert outbox.start() == "a"
+            delays.append(outbox.ended("a", failed=True, fraction=fraction))
+            outbox.retry("a")
+        assert delays == expected
+
+
 KEYS = [(name, f"target-{name[0]}") for name in ("a1", "a2", "b1", "b2", "c1")]
 
 

@@ -60,6 +60,136 @@ def test_url(host: str, path: str, expected: str) -> None:
     assert probe_url("http", host, 80, path) == expected
 
 
+# A path, and the URL of it. What Go's net/url accepts as a URL reference keeps its spelling, and all else is escaped.
+SPELLINGS = [
+    (
+        "/!\"#$%&'()*+,-./0123456789:;<=>?@ABCDEFGHIJKLMNOPQRSTUVWXYZ[\\]^_`abcdefghijklmnopqrstuvwxyz{|}~",
+        "http://h:80/%21%22%23$%25&%27%28%29%2A+,-./0123456789:;%3C=%3E%3F@ABCDEFGHIJKLMNOPQRSTUVWXYZ%5B%5C%5D%5E_%60abcdefghijklmnopqrstuvwxyz%7B%7C%7D~",
+    ),
+    ("/-_.~$&+,/:;=@", "http://h:80/-_.~$&+,/:;=@"),
+    ("/!'()*[]", "http://h:80/!'()*[]"),
+    ("/!'()*[] ", "http://h:80/%21%27%28%29%2A%5B%5D%20"),
+    ('/a"b', "http://h:80/a%22b"),
+    ("/<>^`{|}\\", "http://h:80/%3C%3E%5E%60%7B%7C%7D%5C"),
+    ("/x#-_.~$&+,/:;=?@!()*", "http://h:80/x#-_.~$&+,/:;=?@!()*"),
+    ("/x#'[]", "http://h:80/x#'[]"),
+    ("/x#'[]<", "http://h:80/x#%27%5B%5D%3C"),
+    ("/x#%41", "http://h:80/x#%41"),
+    ("/x#%41 ", "http://h:80/x#A%20"),
+    ("/x#%zz", "http://h:80/x%23%25zz"),
+    ("#f", "http://h:80#f"),
+    ("#a#b", "http://h:80#a%23b"),
+    ("/%41 ", "http://h:80/A%20"),
+    ("/%", "http://h:80/%25"),
+    ("/%4", "http://h:80/%254"),
+    ("/%4g", "http://h:80/%254g"),
+    ("/a%2f b", "http://h:80/a/%20b"),
+    ("//u@d", "http://u@h:80"),
+    ("//u:@d", "http://u:@h:80"),
+    ("//:p@d", "http://:p@h:80"),
+    ("//@d/e", "http://@h:80/e"),
+    ("//u:p:q@d/e", "http://u:p%3Aq@h:80/e"),
+    ("//a@b@d/e", "http://a%40b@h:80/e"),
+    ("//u%20v:p%2fq@d/e", "http://u%20v:p%2Fq@h:80/e"),
+    ("//u v@d/e", "http://h:80//u%20v@d/e"),
+    ("//u!'()*@d/e", "http://u%21%27%28%29%2A@h:80/e"),
+    ("//u%zz@d/e", "http://h:80//u%25zz@d/e"),
+    ("//u$&+,;=@d", "http://u$&+,;=@h:80"),
+    ("//d:80/e", "http://h:80/e"),
+    ("//d:x/e", "http://h:80//d:x/e"),
+    ("//a:1:2/e", "http://h:80/e"),
+    ("http://a:1:2/e", "http://h:80/http://a:1:2/e"),
+    ("https://a:1:2/e", "http://h:80/https://a:1:2/e"),
+    ("ftp://a:1:2/e", "http://h:80/e"),
+    ("ftp://a:1:x/e", "http://h:80/ftp://a:1:x/e"),
+    ("//a[b/e", "http://h:80//a%5Bb/e"),
+    ("//[::1]/e", "http://h:80/e"),
+    ("//[::1]:9/e", "http://h:80/e"),
+    ("//[::1]:x/e", "http://h:80//%5B::1%5D:x/e"),
+    ("//[::1/e", "http://h:80//%5B::1/e"),
+    ("//[::zz]/e", "http://h:80//%5B::zz%5D/e"),
+    ("//[fe80::1%25a b]/e", "http://h:80//%5Bfe80::1%2525a%20b%5D/e"),
+    ("//[fe80::1%25a%20b]/e", "http://h:80/e"),
+    ("//[fe80::1%25]/e", "http://h:80//%5Bfe80::1%2525%5D/e"),
+    ("//[fe80::1%25a%01]/e", "http://h:80//%5Bfe80::1%2525a%2501%5D/e"),
+    ("//[fe80::1%25a%41]/e", "http://h:80/e"),
+    ("//[fe80::1%25a%2525]/e", "http://h:80/e"),
+    ("//[fe80::1%25a%2f]/e", "http://h:80//%5Bfe80::1%2525a%252f%5D/e"),
+    ("//[fe80::1%25a%80]/e", "http://h:80//%5Bfe80::1%2525a%2580%5D/e"),
+    ("//d%41/e", "http://h:80//d%2541/e"),
+    ("//d%25/e", "http://h:80/e"),
+    ("//d%80/e", "http://h:80/e"),
+    ("//d%7f/e", "http://h:80//d%257f/e"),
+    ("//d%c3%a9/e", "http://h:80/e"),
+    ("//d%/e", "http://h:80//d%25/e"),
+    ("//d|/e", "http://h:80//d%7C/e"),
+    ('//d<>"/e', "http://h:80/e"),
+    ("//é/e", "http://h:80/e"),
+    (":a", "http://h:80/:a"),
+    ("1a:b", "http://h:80/1a:b"),
+    ("a+.-1:b?c#d", "http:b?c#d"),
+    ("A:b", "http:b"),
+    ("a:?q", "http://h:80?q"),
+    ("a:/b", "http://h:80/b"),
+    ("a:///b/c", "http://h:80/b/c"),
+    ("a://", "http://h:80"),
+    ("a/b:c", "http://h:80/a/b:c"),
+    ("a_b:c", "http://h:80/a_b:c"),
+    ("?q", "http://h:80?q"),
+    ("?a b", "http://h:80?a b"),
+    ("/a?b?c", "http://h:80/a?b?c"),
+    ("/a?b#c?d", "http://h:80/a?b#c?d"),
+    ("\x7f", "http://h:80/%7F"),
+    ("/\x1f", "http://h:80/%1F"),
+    ("/ ", "http://h:80/%20"),
+    ("/\x80", "http://h:80/%C2%80"),
+    ("/a#\x01", "http://h:80/a#%01"),
+    ("1:2?q", "http://h:80/1:2%3Fq"),
+    ("1:2/3?q", "http://h:80/1:2/3%3Fq"),
+    ("a/1:2?q", "http://h:80/a/1:2?q"),
+    ("//:x/e", "http://h:80//:x/e"),
+    ("//:/e", "http://h:80/e"),
+    ("//À/e", "http://h:80/e"),
+    ("//[fe80::1%25a%]/e", "http://h:80//%5Bfe80::1%2525a%25%5D/e"),
+    ("//[fe80::1%25a%4]/e", "http://h:80//%5Bfe80::1%2525a%254%5D/e"),
+]
+
+
+@pytest.mark.parametrize(("path", "expected"), SPELLINGS, ids=range(len(SPELLINGS)))
+def test_the_spelling_of_a_path(path: str, expected: str) -> None:
+    assert probe_url("http", "h", 80, path) == expected
+
+
+REFUSED_HOSTS = {
+    "a b": "http://a%20b:80/: its host escapes %20",
+    "a/b": "http://a%2Fb:80/: its host escapes %2F",
+    "\x01": "http://%01:80/: its host escapes %01",
+    "a|b": "http://a%7Cb:80/: its host escapes %7C",
+    "fe80::1%": "http://[fe80::1%25]:80/: the zone of its host is empty",
+    "[::1]": "http://[[::1]]:80/: its host holds '[' in the middle",
+}
+
+
+@pytest.mark.parametrize(("host", "problem"), REFUSED_HOSTS.items(), ids=REFUSED_HOSTS.values())
+def test_why_a_host_is_refused(host: str, problem: str) -> None:
+    with pytest.raises(BadInput) as raised:
+        probe_url("http", host, 80, "/")
+    assert [(each.field, each.message) for each in raised.value.problems] == [("httpGet", f"cannot request {problem}")]
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        ('a<b>"c', 'https://a<b>"c:80/x'),
+        ("a%41", "https://a%2541:80/x"),
+        ("fe80::1%a b", "https://[fe80::1%25a%20b]:80/x"),
+        ("", "https://:80/x"),
+    ],
+)
+def test_the_spelling_of_a_host(host: str, expected: str) -> None:
+    assert probe_url("https", host, 80, "/x") == expected
+
+
 @pytest.mark.parametrize("host", ["a b", "a/b", "a:b", "::zz", "fe80::1%", "[::1]", "\x01"])
 def test_a_host_that_is_none_is_refused(host: str) -> None:
     with pytest.raises(BadInput, match="httpGet"):

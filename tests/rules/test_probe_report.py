@@ -142,6 +142,8 @@ def test_a_port_is_a_number_or_a_name_or_a_number_in_quotes(port: IntOrString, n
         ('a"\n', 'strconv.Atoi: parsing "a\\"\\n": invalid syntax'),
         ("9223372036854775808", 'strconv.Atoi: parsing "9223372036854775808": value out of range'),
         ("-9223372036854775808", "invalid port number: -9223372036854775808"),
+        ("-9223372036854775809", 'strconv.Atoi: parsing "-9223372036854775809": value out of range'),
+        ("9223372036854775807", "invalid port number: 9223372036854775807"),
         ("18446744073709551615x", 'strconv.Atoi: parsing "18446744073709551615x": invalid syntax'),
         ("18446744073709551616x", 'strconv.Atoi: parsing "18446744073709551616x": value out of range'),
     ],
@@ -160,6 +162,11 @@ def test_a_number_of_any_length_is_refused() -> None:
 
 def test_go_quotes() -> None:
     assert quoted('a"\\\t\x00\x7f\u200b\U000e0001é') == r'"a\"\\\t\x00\x7f\u200b\U000e0001é"'
+
+
+def test_go_quotes_with_all_its_short_escapes() -> None:
+    assert quoted('\a\b\f\n\r\t\v\\"') == r'"\a\b\f\n\r\t\v\\\""'
+    assert quoted("\x1f ~\x7f\x80\uffff\U00010000") == r'"\x1f ~\x7f\u0080\uffff𐀀"'
 
 
 def test_a_connection_is_all_a_tcp_probe_asks_for() -> None:
@@ -195,3 +202,22 @@ HEALTH = {
 def test_judge_grpc(end: GrpcEnd, expected: Report | str) -> None:
     report = Report(Outcome.FAILURE, expected) if isinstance(expected, str) else expected
     assert judge_grpc(Endpoint("10.1.0.5", 9), 61, end) == report
+
+
+CODES = (
+    "OK Canceled Unknown InvalidArgument DeadlineExceeded NotFound AlreadyExists PermissionDenied ResourceExhausted "
+    "FailedPrecondition Aborted OutOfRange Unimplemented Internal Unavailable DataLoss Unauthenticated Code(17)"
+)
+
+
+def test_every_code_of_grpc_has_its_name() -> None:
+    for code, name in enumerate(CODES.split()):
+        if name not in ("DeadlineExceeded", "Unimplemented"):
+            output = f"error: health rpc probe failed: rpc error: code = {name} desc = m"
+            assert judge_grpc(Endpoint("h", 9), 1, CallFailed(code, "m")) == Report(Outcome.FAILURE, output)
+
+
+def test_every_answer_of_a_health_service_has_its_name() -> None:
+    for status, name in ((0, "UNKNOWN"), (2, "NOT_SERVING"), (3, "SERVICE_UNKNOWN"), (4, "4"), (-1, "-1")):
+        output = f'service unhealthy (responded with "{name}")'
+        assert judge_grpc(Endpoint("h", 9), 1, Answered(status)) == Report(Outcome.FAILURE, output)

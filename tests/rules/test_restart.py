@@ -158,6 +158,14 @@ STARTING_OVER = {
     "another exit in both": (pod(RESETTER), (ran("exited", 1),), published(1), False),
     "a wish that is being fulfilled": (pod(RESETTER), (), RESTARTING, True),
     "a wish that was fulfilled": (pod(RESETTER), (), NO_LONGER, False),
+    "another condition": (
+        pod(RESETTER), (), PodStatus(conditions=(PodCondition(type="Ready", status="True"),)), False),
+    "an exit that a rule restarts alone": (
+        pod(
+            container("Never", rule("Restart", "In", 42)),
+            init=(container("Never", rule("RestartAllContainers", "In", 7), name="i"),),
+        ),
+        (ran("exited", 42),), PodStatus(), False),
     "a pod without such a rule": (pod(container()), (ran("exited", 42),), published(42), False),
 }  # fmt: skip
 
@@ -173,6 +181,8 @@ def test_only_a_rule_of_an_init_or_app_container_can_make_all_start_over() -> No
     assert could_restart_all(pod(RESETTER).spec)
     assert could_restart_all(pod(init=(RESETTER,)).spec)
     assert not could_restart_all(pod(container("Always", rule("Restart", "In", 1))).spec)
+    assert could_restart_all(pod(container("Never", rule("Restart", "In", 1)), RESETTER).spec)
+    assert not could_restart_all(pod(container()).spec)
 
 
 def test_starting_over_is_complete_when_no_container_of_the_spec_is_left() -> None:

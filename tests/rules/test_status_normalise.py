@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from podkeeper.model.k8s.core import (
     ContainerState,
+    ContainerStateRunning,
     ContainerStateTerminated,
     ContainerStatus,
     PodResourceClaimStatus,
@@ -123,6 +124,9 @@ DIFFERENT: dict[str, Change] = {
     "a disruption, which we share": conditions(("Ready", "True"), ("DisruptionTarget", "True")),
     "none of our conditions": lambda status: replace(status, conditions=None),
     "another reason of our condition": lambda status: replace(status, conditions=(condition("Ready", reason="R"),)),
+    "another message of our condition": lambda status: replace(
+        status, conditions=(replace(condition("Ready"), message="M"),)
+    ),
     "a flag of a container": on_container(ready=False),
     "started or not known to be": on_container(started=None),
     "resources: none, or none known": on_container(resources=ResourceRequirements()),
@@ -155,6 +159,47 @@ def test_amounts_are_compared_by_value() -> None:
     assert not equal_by_kubelet(
         amounts("1"), on_container(resources=ResourceRequirements(limits={"memory": "1"}))(BASE)
     )
+
+
+@pytest.mark.parametrize("place", ["limits", "requests", "allocated"])
+def test_amounts_are_compared_by_value_in_every_place(place: str) -> None:
+    def amounts(cpu: str) -> PodStatus:
+        amount: dict[str, int | float | str] = {"cpu": cpu}
+        if place == "allocated":
+            return on_container(allocated_resources=amount)(BASE)
+        stated = ResourceRequirements(limits=amount) if place == "limits" else ResourceRequirements(requests=amount)
+        return on_container(resources=stated)(BASE)
+
+    assert equal_by_kubelet(amounts("1"), amounts("1000m"))
+    assert not equal_by_kubelet(amounts("1"), amounts("1001m"))
+
+
+HALF_PAST = "2000-01-01T00:00:00.75Z"  # one second is the finest that the API stores
+WHOLE = "2000-01-01T00:00:00Z"
+
+
+def test_every_time_is_in_whole_seconds_of_utc() -> None:
+    for time, expected in ((HALF_PAST, WHOLE), ("2000-01-01T02:00:00+02:00", WHOLE), (WHOLE, WHOLE), (None, None)):
+        ended = ContainerState(terminated=ContainerStateTerminated(exit_code=1, started_at=time, finished_at=time))
+        runs = ContainerState(running=ContainerStateRunning(started_at=time))
+        first, second = ContainerStatus(name="a", state=runs, last_state=ended), ContainerStatus(name="b", state=ended)
+        status = normalised(SPEC, PodStatus(container_statuses=(first, second), start_time=time))
+        assert status.start_time == expected
+        found = status.container_statuses
+        assert found is not None
+        assert [found[0].state.running, found[0].last_state.terminated, found[1].state.terminated] == [
+            ContainerStateRunning(started_at=expected),
+            ContainerStateTerminated(exit_code=1, started_at=expected, finished_at=expected),
+            ContainerStateTerminated(exit_code=1, started_at=expected, finished_at=expected),
+        ]
+
+
+@pytest.mark.parametrize("probed", [HALF_PAST, WHOLE, None])
+@pytest.mark.parametrize("changed", [HALF_PAST, WHOLE, None])
+def test_both_times_of_a_condition_are_in_whole_seconds(probed: str | None, changed: str | None) -> None:
+    given = replace(condition("Ready", since=changed), last_probe_time=probed)
+    (found,) = normalised(SPEC, PodStatus(conditions=(given,), start_time=changed)).conditions or ()
+    assert found == replace(given, last_probe_time=probed and WHOLE, last_transition_time=changed and WHOLE)
 
 
 def test_a_mount_that_is_not_read_only_may_say_so_or_not() -> None:

@@ -25,6 +25,7 @@ from podkeeper.rules.status.publish import (
     can_be_deleted,
     illegal_transition,
     is_behind,
+    is_urgent,
     merged_status,
     needs_reconcile,
     sending,
@@ -410,3 +411,34 @@ def test_only_the_end_of_a_pod_of_the_api_is_for_ever(shown: str, ours: str, mir
     annotations = {CONFIG_MIRROR_ANNOTATION: "u1"} if mirror else None
     in_api = Pod(metadata=ObjectMeta(name="web", annotations=annotations), status=PodStatus(phase=shown))
     assert takes_back_an_end(in_api, PodStatus(phase=ours)) is back
+
+
+def shown_as(phase: str, ready: str | None = None) -> PodStatus:
+    other = condition("ContainersReady")
+    return PodStatus(phase=phase, conditions=(other,) if ready is None else (other, condition("Ready", ready)))
+
+
+PENDING, UNREADY, READY_POD = shown_as("Pending"), shown_as("Running", "False"), shown_as("Running", "True")
+URGENT: dict[str, tuple[PodStatus | None, PodStatus, bool]] = {
+    "a first status": (None, PENDING, False),
+    "a first status that is not ready": (None, UNREADY, False),
+    "a first status that is ready": (None, READY_POD, True),
+    "a first status of a pod that is over": (None, shown_as("Failed"), True),
+    "it began to run": (PENDING, UNREADY, False),
+    "it became ready": (UNREADY, READY_POD, True),
+    "it became unready": (READY_POD, UNREADY, True),
+    "it stays ready": (READY_POD, READY_POD, False),
+    "its condition is unknown": (READY_POD, shown_as("Running", "Unknown"), True),
+    "it succeeded": (UNREADY, shown_as("Succeeded", "False"), True),
+    "it failed": (PENDING, shown_as("Failed"), True),
+    "it succeeded and is unready": (READY_POD, shown_as("Succeeded", "False"), True),
+    "it stays over": (shown_as("Failed"), shown_as("Succeeded"), False),
+    "it came back": (shown_as("Failed"), PENDING, True),
+}
+
+
+@pytest.mark.parametrize(("old", "new", "expected"), URGENT.values(), ids=URGENT.keys())
+def test_a_status_is_urgent_if_the_pod_became_ready_or_unready_or_ended(
+    old: PodStatus | None, new: PodStatus, expected: bool
+) -> None:
+    assert is_urgent(old, new) is expected

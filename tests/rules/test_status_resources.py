@@ -99,3 +99,46 @@ def test_a_pod_that_has_ended_keeps_what_it_showed_while_the_api_still_calls_it_
 def test_a_pod_that_asks_for_nothing_shows_nothing() -> None:
     assert pod_resources(Pod(), PodStatus(), None) == resources()
     assert allocated_resources(PodSpec()) is None
+
+
+def test_a_running_pod_shows_what_it_asks_for_itself_where_nothing_else_is_known() -> None:
+    level = resources({"cpu": "2", "memory": "2Gi", "hugepages-2Mi": "2Mi"}, {"cpu": "1", "memory": "1Mi"})
+    assert pod_resources(asking_pod(*TWO, phase="Running", level=level), PodStatus(), None) == level
+
+
+@pytest.mark.parametrize(
+    ("asked", "actual", "limit", "requested"),
+    [
+        ("1m", (10, 2), "1m", "1m"),
+        ("1m", (11, 3), "11m", "3m"),
+        ("10m", (10, 2), "10m", "2m"),
+        ("11m", (10, 2), "10m", "2m"),
+        ("2m", (10, 2), "2m", "2m"),
+        ("3m", (9, 1), "3m", "1m"),
+    ],
+)
+def test_cpu_at_the_least_that_the_machine_gives(
+    asked: str, actual: tuple[int, int], limit: str, requested: str
+) -> None:
+    found = ActualResources(cpu_limit_milli=actual[0], cpu_request_milli=actual[1])
+    assert shown(asking({"cpu": asked}, {"cpu": asked}), found) == resources({"cpu": limit}, {"cpu": requested})
+    level = resources({"cpu": asked}, {"cpu": asked})
+    assert pod_resources(asking_pod(phase="Running", level=level), PodStatus(), found) == resources(
+        {"cpu": limit}, {"cpu": requested}
+    )
+
+
+def test_memory_of_a_container_stays_as_shown_where_the_machine_does_not_tell() -> None:
+    before = replace(running("a"), resources=resources({"memory": "3Gi"}, {"memory": "2Gi"}))
+    asked = asking({"memory": "1Gi", "cpu": "1"}, {"memory": "1Gi"})
+    expected = resources({"memory": "3Gi", "cpu": "500m"}, {"memory": "2Gi", "cpu": "250m"})
+    assert shown(asked, CPU_500, before) == expected
+    assert shown(asked, None, replace(before, resources=None)) == asked.resources
+    assert shown(asked, None, None) == asked.resources
+
+
+def test_a_pod_that_does_not_run_shows_its_own_limits_and_no_overhead_on_what_is_unlimited() -> None:
+    level = resources({"cpu": "0", "example.com/gpu": "1", "hugepages-2Mi": "2Mi"})
+    assert pod_resources(asking_pod(asking(), level=level), PodStatus(), None) == resources(
+        {"cpu": "0", "hugepages-2Mi": "2Mi"}, {"cpu": "10m"}
+    )

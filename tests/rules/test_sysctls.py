@@ -69,3 +69,29 @@ def test_what_each_pod_has_of_its_own_can_be_allowed(pattern: str) -> None:
 @pytest.mark.parametrize("pattern", ["vm.swappiness", "kernel.*", "kernel.panic", "*", "", "network.x"])
 def test_what_the_whole_node_shares_cannot(pattern: str) -> None:
     assert (unsafe_sysctl_trouble(pattern) or "").startswith(f"cannot allow {pattern!r} to pods")
+
+
+@pytest.mark.parametrize("namespace", ["IPC", "Net"])
+def test_every_setting_of_a_namespace_can_be_allowed(namespace: str) -> None:
+    ipc = ["sem", "shm", "shmall", "shmmax", "shmmni", "shm_rmid_forced", "msg", "msgmax", "msgmnb", "msgmni"]
+    names = [*(f"kernel.{name}" for name in ipc), "fs.mqueue.x"] if namespace == "IPC" else ["net.x", "net.ipv4.y"]
+    assert [name for name in names if unsafe_sysctl_trouble(name) is not None] == []
+    for name in names:
+        assert sysctl_trouble(pod(name), [name]) is None
+        shares = pod(name, host_ipc=namespace == "IPC", host_network=namespace == "Net")
+        if name in SAFE:
+            continue
+        assert sysctl_trouble(pod(name)) == f'forbidden sysctl: "{name}" not allowlisted'
+        assert sysctl_trouble(shares, [name]) == (
+            f'forbidden sysctl: "{name}" not allowed with host {namespace} enabled'
+        )
+        other = pod(name, host_ipc=namespace != "IPC", host_network=namespace != "Net")
+        assert sysctl_trouble(other, [name]) is None
+
+
+def test_a_pattern_allows_what_begins_like_it_and_nothing_else() -> None:
+    assert sysctl_trouble(pod("kernel.msgmax"), ["kernel.msg*"]) is None
+    assert sysctl_trouble(pod("kernel.mszmax"), ["kernel.msg*"]) == 'forbidden sysctl: "kernel.mszmax" not allowlisted'
+    assert sysctl_trouble(pod("kernel.msgmax"), ["kernel.msg"]) == 'forbidden sysctl: "kernel.msgmax" not allowlisted'
+    message = "cannot allow 'vm.*' to pods: it is not known to be a setting that each pod has of its own"
+    assert unsafe_sysctl_trouble("vm.*") == message

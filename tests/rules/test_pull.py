@@ -1,0 +1,114 @@
+"""When an image is pulled, and what is reported of it."""
+
+import pytest
+
+from podkeeper.rules.pull import (
+    PullPolicy,
+    Step,
+    inspect_failure,
+    invalid_name,
+    never_pulled,
+    policy_of,
+    present_text,
+    pull_failure,
+    pulled_text,
+    step_after_look,
+    tagged,
+    together,
+)
+from podkeeper.rules.status.containers import StartFailure
+
+DIGEST = f"sha256:{'a' * 64}"
+
+
+@pytest.mark.parametrize(
+    ("policy", "image", "expected"),
+    [
+        ("Always", "a:v1", PullPolicy.ALWAYS),
+        ("Never", "a", PullPolicy.NEVER),
+        ("IfNotPresent", "a", PullPolicy.IF_NOT_PRESENT),
+        (None, "a", PullPolicy.ALWAYS),
+        ("", "a:latest", PullPolicy.ALWAYS),
+        (None, "a:v1", PullPolicy.IF_NOT_PRESENT),
+        (None, f"a@{DIGEST}", PullPolicy.IF_NOT_PRESENT),
+        ("Sometimes", "a", PullPolicy.IF_NOT_PRESENT),
+    ],
+)
+def test_the_policy_that_counts(policy: str | None, image: str, expected: PullPolicy) -> None:
+    assert policy_of(policy, image) is expected
+
+
+@pytest.mark.parametrize(
+    ("policy", "if_present", "if_absent"),
+    [
+        (PullPolicy.ALWAYS, Step.PULL, Step.PULL),
+        (PullPolicy.IF_NOT_PRESENT, Step.USE, Step.PULL),
+        (PullPolicy.NEVER, Step.USE, Step.GIVE_UP),
+    ],
+)
+def test_what_to_do_about_an_image(policy: PullPolicy, if_present: Step, if_absent: Step) -> None:
+    assert (step_after_look(policy, True), step_after_look(policy, False)) == (if_present, if_absent)
+
+
+@pytest.mark.parametrize(
+    ("image", "expected"),
+    [
+        ("a", "a:latest"),
+        ("reg.test:5000/a", "reg.test:5000/a:latest"),
+        ("a:v1", "a:v1"),
+        ("a:latest", "a:latest"),
+        (f"a@{DIGEST}", f"a@{DIGEST}"),
+        (f"a:v1@{DIGEST}", f"a:v1@{DIGEST}"),
+        ("A b", None),
+    ],
+)
+def test_an_image_without_a_tag_means_latest(image: str, expected: str | None) -> None:
+    assert tagged(image) == expected
+
+
+def test_failures_in_whole() -> None:
+    assert invalid_name("A b") == StartFailure(
+        "InvalidImageName",
+        'Failed to apply default image tag "A b": couldn\'t parse image name "A b": invalid reference format',
+    )
+    assert inspect_failure("a", "gone") == StartFailure("ImageInspectError", 'Failed to inspect image "a": gone')
+    assert never_pulled("a") == StartFailure(
+        "ErrImageNeverPull", 'Container image "a" is not present with pull policy of Never'
+    )
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ("no such host", StartFailure("ErrImagePull", "no such host")),
+        ("xRegistryUnavailable", StartFailure("ErrImagePull", "xRegistryUnavailable")),
+        (
+            "RegistryUnavailable: 503",
+            StartFailure("RegistryUnavailable", "image pull failed for a because the registry is unavailable: 503"),
+        ),
+        (
+            "SignatureValidationFailed",
+            StartFailure(
+                "SignatureValidationFailed", "image pull failed for a because the signature validation failed"
+            ),
+        ),
+    ],
+)
+def test_a_failed_pull(message: str, expected: StartFailure) -> None:
+    assert pull_failure("a", message) == expected
+
+
+def test_a_failed_pull_with_another_reason() -> None:
+    assert pull_failure("a", "slow down", "ImagePullBackOff") == StartFailure("ImagePullBackOff", "slow down")
+
+
+def test_several_messages_are_told_once_each() -> None:
+    assert together(["x"]) == together(["x", "x"]) == "x"
+    assert together(["x", "y", "x"]) == "[x, y]"
+
+
+def test_what_events_say_of_an_image() -> None:
+    assert present_text("a") == 'Container image "a" already present on machine and can be accessed by the pod'
+    assert pulled_text("a", 1.2349, 61.5, 42) == (
+        'Successfully pulled image "a" in 1.234s (1m1.5s including waiting). Image size: 42 bytes.'
+    )
