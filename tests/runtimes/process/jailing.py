@@ -126,8 +126,8 @@ def in_keeper(action: Callable[[], T], who: str = "root") -> T:
     os.close(writer)
     with os.fdopen(reader, "rb") as pipe:
         told = pipe.read()
-    os.waitpid(pid, 0)
-    good, value = _unpack(told)
+    _, status = os.waitpid(pid, 0)
+    good, value = _unpack(told, status)
     if not good:
         message, trace = value
         raise Broken(message) from (RuntimeError(trace) if trace else None)
@@ -135,8 +135,8 @@ def in_keeper(action: Callable[[], T], who: str = "root") -> T:
     return result
 
 
-def _unpack(told: bytes) -> tuple[bool, Any]:
-    return pickle.loads(told) if told else (False, ("the keeper was killed", ""))
+def _unpack(told: bytes, status: int) -> tuple[bool, Any]:
+    return pickle.loads(told) if told else (False, (f"the keeper was killed: wait status {status}", ""))
 
 
 @contextmanager

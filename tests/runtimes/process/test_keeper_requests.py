@@ -50,6 +50,7 @@ class Agent:
         return [_short(json.loads(line)) for line in data.splitlines()]
 
     def leave(self) -> None:
+        self.socket.shutdown(socket.SHUT_RDWR)  # a process that is just starting may hold a copy until its exec is done
         self.socket.close()
         self._stage.loop.readable[self.file]()
 
