@@ -371,9 +371,10 @@ def test_an_event_that_is_flushed_while_it_is_written_is_written_once() -> None:
 def test_an_event_is_kept_under_its_own_uid_or_that_of_its_subject() -> None:
     async def scenario() -> None:
         desk = Desk(WEB)
-        node = ObjectReference(kind="Node", name="node-1")
-        for number, (uid, about) in enumerate((("", WEB), ("uid-other", WEB), ("", node), ("uid-gone", None))):
-            desk.recorder.record(event(str(number), uid=uid), about)
+        desk.recorder.record(event("0"), WEB)
+        desk.recorder.record(event("1", uid="uid-other"), WEB)
+        desk.recorder.record(event("2"), ObjectReference(kind="Node", name="node-1"))
+        desk.recorder.record(event("3", uid="uid-gone"))
         kept = {uid: desk.recorder.events_of(PodUID(uid)) for uid in ("uid-web", "uid-other", "", "uid-gone")}
 
         def once(message: str, uid: str = "") -> tuple[RecordedEvent, ...]:

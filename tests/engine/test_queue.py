@@ -89,6 +89,21 @@ def test_putting_pods_off_for_ever_piles_up_nothing() -> None:
     assert sum(reference() is not None for reference in watched) < 200
 
 
+def test_pods_that_were_put_off_many_times_are_still_in_order() -> None:
+    work, clock = queue()
+    uids = [PodUID(f"pod-{number}") for number in range(10)]
+    for turn in range(20):
+        for number, uid in enumerate(uids):
+            work.enqueue(uid, 100 + turn * 7 % 20 - 10 * number)
+    last = 100 + 19 * 7 % 20
+    assert work.next_due() == last - 90
+    clock.now = last - 44
+    assert work.get_work() == [f"pod-{number}" for number in (9, 8, 7, 6, 5)]
+    clock.now = 1000
+    assert work.get_work() == [f"pod-{number}" for number in (4, 3, 2, 1, 0)]
+    assert (work.next_due(), len(work)) == (None, 0)
+
+
 STEPS = st.one_of(
     st.tuples(st.just("enqueue"), st.sampled_from(["a", "b", "c"]), st.integers(-2, 5)),
     st.tuples(st.just("advance"), st.just(""), st.integers(0, 3)),
