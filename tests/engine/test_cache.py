@@ -354,6 +354,10 @@ def test_a_pod_that_comes_back_after_it_was_dropped_stays() -> None:
     pods.set(WEB, seen(), 2)
     pods.all_seen(3)
     assert pods.get(WEB) == seen()
+    assert not pods.drop(WEB, 1.5)
+    for at in (4, 5):
+        pods.all_seen(at)
+    assert pods.get(WEB) == seen()
 
 
 @pytest.mark.parametrize(
@@ -419,6 +423,7 @@ def test_nothing_is_kept_of_pods_that_are_gone_and_of_those_who_waited_for_them(
                 pods.set(uid, seen(uid), 1)
                 pods.drop(uid, 2)
                 pods.all_seen(3)
+                pods.all_seen(4)
         del uid
         asked.clear()
         await asyncio.sleep(0)

@@ -259,6 +259,7 @@ class FakePostman:
         self.drained = list(keys)
         for key in self.drained:
             await send(key)
+            await send(key)  # a key may have another turn when nothing is left to write
 
 
 def key_of(name: str, number: int = 0) -> EventKey:
@@ -375,6 +376,7 @@ def test_an_event_is_kept_under_its_own_uid_or_that_of_its_subject() -> None:
         desk.recorder.record(event("1", uid="uid-other"), WEB)
         desk.recorder.record(event("2"), ObjectReference(kind="Node", name="node-1"))
         desk.recorder.record(event("3", uid="uid-gone"))
+        desk.recorder.record(event("4"))
         kept = {uid: desk.recorder.events_of(PodUID(uid)) for uid in ("uid-web", "uid-other", "", "uid-gone")}
 
         def once(message: str, uid: str = "") -> tuple[RecordedEvent, ...]:
@@ -383,7 +385,7 @@ def test_an_event_is_kept_under_its_own_uid_or_that_of_its_subject() -> None:
         assert kept == {
             "uid-web": once("0"),
             "uid-other": once("1", "uid-other"),
-            "": once("2"),
+            "": (*once("2"), *once("4")),
             "uid-gone": once("3", "uid-gone"),
         }
         desk.recorder.keep_only([PodUID("uid-web"), PodUID("uid-new")])

@@ -207,8 +207,9 @@ def test_an_urgent_offer_goes_first_and_one_for_a_busy_target_waits_for_it(
 ) -> None:
     async def scenario(post: Post) -> None:
         post.seconds = dict.fromkeys("abcd", 1)
-        for key, target, urgent in (("a", "t", False), ("b", "t", False), ("c", "u", False), ("d", "v", True)):
-            post.postman.offer(key, target, urgent=urgent)
+        for key, target in (("a", "t"), ("b", "t"), ("c", "u")):
+            post.postman.offer(key, target)
+        post.postman.offer("d", "v", urgent=True)
         await asyncio.sleep(10)
         assert post.begun == expected
 
@@ -221,7 +222,10 @@ def test_an_offer_after_a_failure_waits_for_the_retry_unless_it_is_at_once(at_on
         post.failures["a"] = [TryLater("no answer")] * 3
         post.offer("a")
         await asyncio.sleep(0.1)
-        post.postman.offer("a", "a", at_once=at_once)
+        if at_once:
+            post.postman.offer("a", "a", at_once=True)
+        else:
+            post.offer("a")
         await asyncio.sleep(0.1)
         assert len(post.begun) == tries
 
