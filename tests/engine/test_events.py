@@ -1,6 +1,7 @@
 """The event recorder in virtual time: what the API is told, what is kept without it, and that nobody ever waits."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -217,7 +218,7 @@ def test_an_event_may_be_about(
     simulate(scenario())
 
 
-def test_an_event_about_nobody_known_is_kept_here() -> None:
+def test_an_event_about_nobody_known_is_kept_here(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
         desk = Desk()
         desk.recorder.record(event(uid="uid-gone"))
@@ -226,6 +227,7 @@ def test_an_event_about_nobody_known_is_kept_here() -> None:
         assert [kept.count for kept in desk.recorder.events_of(PodUID("uid-gone"))] == [1]
 
     simulate(scenario())
+    assert [record for record in caplog.records if record.levelno > logging.INFO] == []  # that is no trouble
 
 
 def test_recording_never_raises() -> None:

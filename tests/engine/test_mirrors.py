@@ -1,6 +1,7 @@
 """Mirrors: made, replaced and deleted in the API without making a static pod wait for it."""
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -249,7 +250,9 @@ def test_a_pod_of_the_api_gets_no_mirror() -> None:
     assert play(story) == []
 
 
-def test_an_api_that_is_away_holds_up_nobody_and_is_tried_again_ever_less_often() -> None:
+def test_an_api_that_is_away_holds_up_nobody_and_is_tried_again_ever_less_often(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def story(desk: Desk) -> tuple[float, list[float], str | None]:
         desk.has(static())
         desk.api.troubles = ["down"] * 7
@@ -259,6 +262,7 @@ def test_an_api_that_is_away_holds_up_nobody_and_is_tried_again_ever_less_often(
         return returned, [at for at, _ in desk.api.calls], desk.shown_hash()
 
     assert play(story) == (0.0, [0, 1, 3, 7, 15, 31, 61, 91], "1")
+    assert [record.levelno for record in caplog.records if record.levelno > logging.INFO] == [logging.WARNING] * 7
 
 
 def test_the_latest_version_is_what_the_api_gets_after_an_outage() -> None:

@@ -1,6 +1,7 @@
 """The postman by itself: failures are retried, slots come back, and whoever drains waits for what is under way."""
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -262,3 +263,47 @@ def test_draining_works_without_running() -> None:
         assert post.ended == [(1, "a"), (2, "b"), (3, "c")]
 
     simulate(scenario())
+
+
+def test_an_outage_is_warned_about_for_sixteen_keys_and_each_key_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, logger="podkeeper.engine.postman")
+
+    def warnings() -> int:
+        found = [record.levelno for record in caplog.records]
+        caplog.clear()
+        assert set(found) <= {logging.DEBUG, logging.WARNING}
+        return found.count(logging.WARNING)
+
+    async def scenario(post: Post) -> None:
+        first, second = [f"first-{number}" for number in range(20)], [f"second-{number}" for number in range(20)]
+        post.failures = {key: [TryLater("no answer")] * 100 for key in (*first, *second)}
+        post.offer(*first)
+        await asyncio.sleep(0.1)
+        assert warnings() == 16
+        await asyncio.sleep(60)
+        assert warnings() == 0  # all have failed before
+        post.offer("good")
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        post.failures = {key: [TryLater("no answer")] * 100 for key in second}  # the first recover
+        post.offer(*second)
+        await asyncio.sleep(0.01)
+        assert warnings() == 16  # counted anew after a success
+        await asyncio.sleep(60)
+        assert warnings() == 0
+
+    play(scenario)
+
+
+def test_a_key_that_recovered_is_warned_about_again(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, logger="podkeeper.engine.postman")
+
+    async def scenario(post: Post) -> None:
+        for _ in range(3):
+            post.failures["a"] = [TryLater("no answer")] * 2
+            post.offer("a")
+            await asyncio.sleep(60)
+        levels = [record.levelno for record in caplog.records]
+        assert levels == [logging.WARNING, logging.DEBUG] * 3
+
+    play(scenario)
