@@ -352,6 +352,18 @@ def test_names_are_stamps_of_the_wall_clock_that_never_repeat_even_if_it_is_set_
     simulate(scenario())
 
 
+def test_names_begin_with_one_if_the_wall_clock_was_never_set() -> None:
+    async def scenario() -> None:
+        desk = Desk()
+        desk.clock.jump(-BEGINNING.timestamp())
+        for number in range(2):
+            desk.recorder.record(event(str(number)), WEB)
+        await desk.recorder.flush()
+        assert sorted(desk.api.events) == ["web.1", "web.2"]
+
+    simulate(scenario())
+
+
 def test_an_event_that_is_flushed_while_it_is_written_is_written_once() -> None:
     async def scenario() -> None:
         desk = Desk()
