@@ -356,6 +356,15 @@ def test_a_pod_with_a_worker_takes_no_place_of_those_without() -> None:
     assert remembered(script, "a", "b", "c", "d", "e") == ["a", "b", "c", "d", "e"]
 
 
+def test_a_pod_that_gets_a_worker_leaves_its_place_to_others() -> None:
+    def script(history: History) -> None:
+        history.note(PodUID("a"), "rejected")
+        history.note(PodUID("b"), MOVED, "unknown -> syncing")
+        history.note(PodUID("c"), "rejected")
+
+    assert remembered(script, "a", "b", "c") == ["a", "b", "c"]
+
+
 class Text(str):
     """A text that can be watched from outside: plain ones take no weak references."""
 
