@@ -89,18 +89,16 @@ def test_putting_pods_off_for_ever_piles_up_nothing() -> None:
     assert sum(reference() is not None for reference in watched) < 200
 
 
-def test_pods_that_were_put_off_many_times_are_still_in_order() -> None:
+def test_pods_are_still_in_order_while_one_is_put_off_many_times() -> None:
     work, clock = queue()
-    uids = [PodUID(f"pod-{number}") for number in range(10)]
-    for turn in range(20):
-        for number, uid in enumerate(uids):
-            work.enqueue(uid, 100 + turn * 7 % 20 - 10 * number)
-    last = 100 + 19 * 7 % 20
-    assert work.next_due() == last - 90
-    clock.now = last - 44
-    assert work.get_work() == [f"pod-{number}" for number in (9, 8, 7, 6, 5)]
-    clock.now = 1000
-    assert work.get_work() == [f"pod-{number}" for number in (4, 3, 2, 1, 0)]
+    late, middle, early = PodUID("late"), PodUID("middle"), PodUID("early")
+    for uid, delay_seconds in ((late, 3000), (middle, 2000), (early, 1000)):
+        work.enqueue(uid, delay_seconds)
+    for turn in range(200):
+        work.enqueue(late, 3000 + turn)
+        assert work.next_due() == 1000
+    clock.now = 5000
+    assert work.get_work() == [early, middle, late]
     assert (work.next_due(), len(work)) == (None, 0)
 
 
