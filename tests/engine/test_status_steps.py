@@ -209,6 +209,24 @@ def test_a_status_is_compared_with_the_api_until_the_watch_shows_what_was_sent()
     assert simulate(scenario())[0] == [0, 15, 20, 30, 50, 60]
 
 
+def test_batches_leave_a_static_pod_alone_whose_mirror_shows_its_status() -> None:
+    async def scenario() -> None:
+        node = Node(STATIC, MIRROR)
+        async with node.running():
+            node.manager.set_pod_status(STATIC, status(1))
+            await asyncio.sleep(1)
+            node.watch("dns")
+            await asyncio.sleep(25)
+            assert [verb for _, verb, _ in node.api.calls] == ["get", "patch"]
+            node.manager.remove_orphaned_statuses(())
+            node.known.remove(MIRROR)
+            assert dict(node.manager.sent_versions) == {"m-1": 1}
+            await asyncio.sleep(10)
+            assert dict(node.manager.sent_versions) == {}
+
+    simulate(scenario())
+
+
 def test_only_a_pass_over_everything_forgets_the_versions_of_pods_that_are_gone() -> None:
     async def scenario() -> None:
         node = Node(WEB, STATIC, MIRROR)
