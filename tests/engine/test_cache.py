@@ -68,6 +68,7 @@ def test_who_finds_the_cache_too_old_has_the_pod_looked_at_at_once() -> None:
             waiting = group.create_task(pods.get_newer_than(WEB, 3))
             await asyncio.sleep(0)
             pods.set(WEB, seen(box="still old"), at=2)
+            pods.set(WEB, seen(box="of the same instant"), at=3)
             pods.set(DB, seen(DB), at=9)
             await asyncio.sleep(1)
             assert not waiting.done()

@@ -320,7 +320,9 @@ def test_by_default_4096_events_may_wait_and_32_of_a_pod_are_kept() -> None:
     simulate(scenario())
 
 
-def test_an_event_beyond_the_limits_is_kept_but_not_written_and_still_counted() -> None:
+def test_an_event_beyond_the_limits_is_kept_but_not_written_and_still_counted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def scenario() -> None:
         api, clock = FakeApi(), VirtualClock()
         limits = Limits(burst=2, refill_seconds=60)
@@ -336,6 +338,7 @@ def test_an_event_beyond_the_limits_is_kept_but_not_written_and_still_counted() 
         assert [count for _, count, _ in api.shown()] == [5]
 
     simulate(scenario())
+    assert [record for record in caplog.records if record.levelno > logging.INFO] == []
 
 
 def test_names_are_stamps_of_the_wall_clock_that_never_repeat_even_if_it_is_set_back() -> None:
