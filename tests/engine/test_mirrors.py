@@ -243,7 +243,9 @@ def test_the_pauses_after_failures_begin_anew_with_the_next_need() -> None:
 def test_a_pod_of_the_api_gets_no_mirror() -> None:
     async def story(desk: Desk) -> list[str]:
         annotations = {CONFIG_SOURCE_ANNOTATION: "api"}
-        await desk.client.ensure(Pod(metadata=ObjectMeta(name="web", uid="web", annotations=annotations)), None)
+        web = Pod(metadata=ObjectMeta(name="web", namespace="ns", uid="web", annotations=annotations))
+        desk.has(web)
+        await desk.client.ensure(web, None)
         await asyncio.sleep(1)
         return desk.api.did()
 
