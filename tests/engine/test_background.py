@@ -131,9 +131,13 @@ def test_work_of_an_agent_that_never_came_to_run_is_given_up() -> None:
 
 def test_work_that_had_no_time_to_begin_is_cancelled_like_any_other() -> None:
     async def scenario() -> tuple[bool, str]:
-        async with background() as work:
-            unbegun = asyncio.sleep(1, "never begun")
-            future = work.spawn(unbegun)
+        work = Background()
+        running = asyncio.create_task(work.run())
+        await asyncio.sleep(0)
+        running.cancel()
+        unbegun = asyncio.sleep(1, "never begun")
+        future = work.spawn(unbegun)
+        await asyncio.wait([running])
         return future.cancelled(), inspect.getcoroutinestate(unbegun)
 
     assert simulate(scenario()) == ((True, inspect.CORO_CLOSED), 0.0)

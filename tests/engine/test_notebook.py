@@ -178,7 +178,6 @@ def test_a_dropped_note_is_made_durable_too_but_nobody_waits_for_its_key() -> No
         notebook = Notebook(journal, "n/")
         notebook.write("a", b"1")
         await notebook.settle()
-        notebook.write("a", b"2")
         notebook.drop("a")
         notebook.drop("old")
         assert notebook.take("old") is None
@@ -187,6 +186,10 @@ def test_a_dropped_note_is_made_durable_too_but_nobody_waits_for_its_key() -> No
         assert journal.durable == {"n/old": b"1", "n/a": b"1"}
         assert await seconds_of(notebook.settle()) == 0.25
         assert (journal.begun, journal.durable) == (2, {})
+        notebook.write("b", b"1")
+        notebook.drop("b")
+        assert notebook.is_durable("b")
+        assert await seconds_of(notebook.settle("b")) == 0
 
     simulate(scenario())
 
