@@ -77,6 +77,13 @@ def test_a_mode_may_be_given_by_its_name() -> None:
     ]
 
 
+def test_pods_are_kept_in_the_order_of_the_last_set() -> None:
+    listener = Listener()
+    for order in (("web", "db"), ("db", "new", "web")):
+        listener.tell(Op.SET, "api", *map(pod, order))
+        assert [each.metadata.name for each in listener.storage.merged_state()] == list(order)
+
+
 def test_a_removed_pod_is_forgotten_and_the_others_of_its_source_stay() -> None:
     listener = Listener()
     listener.tell(Op.SET, "api", pod("web"), pod("db"))
