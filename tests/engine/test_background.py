@@ -1,6 +1,8 @@
 """Background work outlives whoever waits for it, and hurts nobody when it fails."""
 
 import asyncio
+import gc
+import inspect
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -81,12 +83,13 @@ def test_failed_work_reaches_those_who_wait_and_nobody_else(error: Exception) ->
 
 
 def test_work_that_comes_too_late_is_cancelled() -> None:
-    async def scenario() -> bool:
+    async def scenario() -> tuple[bool, str]:
         async with background() as work:
             pass
-        return work.spawn(asyncio.sleep(1, "late")).cancelled()
+        late = asyncio.sleep(1, "late")
+        return work.spawn(late).cancelled(), inspect.getcoroutinestate(late)
 
-    assert simulate(scenario())[0]
+    assert simulate(scenario())[0] == (True, inspect.CORO_CLOSED)
 
 
 def test_the_end_of_the_agent_ends_all_work() -> None:
@@ -127,9 +130,89 @@ def test_work_of_an_agent_that_never_came_to_run_is_given_up() -> None:
 
 
 def test_work_that_had_no_time_to_begin_is_cancelled_like_any_other() -> None:
-    async def scenario() -> bool:
-        async with background() as work:
-            future = work.spawn(asyncio.sleep(1, "never begun"))
-        return future.cancelled()
+    async def scenario() -> tuple[bool, str]:
+        work = Background()
+        running = asyncio.create_task(work.run())
+        await asyncio.sleep(0)
+        running.cancel()
+        unbegun = asyncio.sleep(1, "never begun")
+        future = work.spawn(unbegun)
+        await asyncio.wait([running])
+        return future.cancelled(), inspect.getcoroutinestate(unbegun)
 
-    assert simulate(scenario()) == (True, 0.0)
+    assert simulate(scenario()) == ((True, inspect.CORO_CLOSED), 0.0)
+
+
+def test_work_whose_future_was_cancelled_before_the_agent_ran_never_begins() -> None:
+    begun: list[str] = []
+
+    async def work(name: str) -> None:
+        begun.append(name)
+
+    async def scenario() -> bool:
+        built = Background()
+        unwanted, wanted = built.spawn(work("unwanted")), built.spawn(work("wanted"))
+        unwanted.cancel()
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(built.run())
+            await wanted
+            running.cancel()
+        return unwanted.cancelled()
+
+    assert simulate(scenario())[0]
+    assert begun == ["wanted"]
+
+
+@pytest.mark.parametrize("given_up", [False, True], ids=["after it has run", "after it was given up"])
+def test_a_background_runs_once(given_up: bool) -> None:
+    async def scenario() -> None:
+        if given_up:
+            built = Background()
+            built.give_up()
+            built.give_up()  # no trouble
+        else:
+            async with background() as built:
+                pass
+        with pytest.raises(RuntimeError, match="cannot run the background twice"):
+            await built.run()
+
+    simulate(scenario())
+
+
+@pytest.mark.parametrize("error", [None, ZeroDivisionError("a bug")], ids=["returns", "fails"])
+def test_work_that_ends_in_its_own_way_after_it_was_cancelled_hurts_nobody(error: Exception | None) -> None:
+    async def stubborn() -> str:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            await asyncio.sleep(1)
+        if error is not None:
+            raise error
+        return "too late"
+
+    async def scenario() -> tuple[str, bool]:
+        async with background() as work:
+            future = work.spawn(stubborn())
+            await asyncio.sleep(1)
+            future.cancel()
+            await asyncio.sleep(5)
+            return await work.spawn(asyncio.sleep(1, "well")), future.cancelled()
+
+    assert simulate(scenario())[0] == ("well", True)
+
+
+def test_an_error_that_nobody_waits_for_is_not_reported_to_the_loop() -> None:
+    reported: list[object] = []
+
+    async def fail() -> None:
+        raise TryLater("cannot now")
+
+    async def scenario() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: reported.append(context["message"]))
+        async with background() as work:
+            work.spawn(fail())
+            await asyncio.sleep(1)
+        gc.collect()
+
+    simulate(scenario())
+    assert reported == []

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from datetime import timedelta
 
 from podkeeper.engine.backoff import DurableBackoff
 from podkeeper.engine.notebook import Notebook
@@ -9,7 +10,7 @@ from podkeeper.model.k8s.core import Container, Pod
 from podkeeper.model.k8s.meta import ObjectMeta
 from podkeeper.model.messages import PodUID
 from podkeeper.model.runtime import ContainerRecord, ContainerState, PodRecord
-from podkeeper.rules.backoff import DEFAULT_CURVE, BackoffTable
+from podkeeper.rules.backoff import DEFAULT_CURVE, BackoffTable, Curve
 from podkeeper.testing.fakes import FakeJournal
 from podkeeper.testing.virtual_time import VirtualClock, simulate
 
@@ -195,10 +196,74 @@ def test_a_note_that_cannot_be_decoded_means_no_backoff() -> None:
         await node.crash_loop(3)
         node.journal.put("restart-backoff/u1", b"\x00{not a note")
         node.restart()
+        assert node.journal.load() == {}
         node.container_exits()
         assert node.wait_seconds() == 0
         node.restart()
         node.container_exits()
         assert node.wait_seconds() == 10
+
+    on_node(story)
+
+
+def test_a_wait_ends_at_an_instant_of_the_wall_clock_as_it_is_now() -> None:
+    async def story(node: Node) -> None:
+        await node.crash_loop(2)
+        node.backoff.pull_failed(POD, IMAGE, "ErrImagePull: no", DEFAULT_CURVE)
+        node.container_exits()
+        assert node.wait_seconds() == 20
+        node.clock.jump(3600)
+        await asyncio.sleep(4)
+        held = node.backoff.begin_restart(POD, APP, node.record, DEFAULT_CURVE)
+        pull = node.backoff.hold_pull(POD, IMAGE, DEFAULT_CURVE)
+        assert held is not None
+        assert pull is not None
+        assert [each.until - node.clock.now() for each in (held, pull)] == [timedelta(seconds=16), timedelta(seconds=6)]
+        assert (held.reason, pull.reason) == ("CrashLoopBackOff", "ImagePullBackOff")
+        assert held.message == "back-off 20s restarting failed container=app pod=web_prod(u1)"
+
+    on_node(story)
+
+
+def test_the_curve_of_the_caller_counts() -> None:
+    async def story(node: Node) -> None:
+        slow = Curve(initial=timedelta(seconds=100))
+        node.backoff.pull_failed(POD, IMAGE, "ErrImagePull: no", slow)
+        held = node.backoff.hold_pull(POD, IMAGE, slow)
+        assert held is not None
+        assert held.until - node.clock.now() == timedelta(seconds=100)
+        node.container_exits()
+        assert node.backoff.begin_restart(POD, APP, node.record, slow) is None
+        node.container_exits()
+        wait = node.backoff.begin_restart(POD, APP, node.record, slow)
+        assert wait is not None
+        assert wait.until - node.clock.now() == timedelta(seconds=100)
+
+    on_node(story)
+
+
+def test_settling_waits_for_the_note_of_this_pod() -> None:
+    async def story(node: Node) -> None:
+        node.journal.sync_seconds = 0.5
+        node.container_exits()
+        assert node.wait_seconds() == 0
+        await node.backoff.settle(PodUID("other"))
+        assert node.clock.monotonic() == 0
+        await node.backoff.settle(UID)
+        assert node.clock.monotonic() == 0.5
+
+    on_node(story)
+
+
+def test_a_restart_keeps_every_note_of_every_pod() -> None:
+    async def story(node: Node) -> None:
+        other = Pod(metadata=ObjectMeta(name="db", namespace="prod", uid="u2"))
+        for each in (POD, other):
+            node.backoff.pull_failed(each, IMAGE, "ErrImagePull: no", DEFAULT_CURVE)
+        node.restart()
+        held = [node.backoff.hold_pull(each, IMAGE, DEFAULT_CURVE) for each in (POD, other)]
+        assert [each is not None and each.until - node.clock.now() for each in held] == [timedelta(seconds=10)] * 2
+        node.backoff.collect(lambda uid: uid == UID)
+        assert list(node.journal.load()) == ["restart-backoff/u2"]
 
     on_node(story)

@@ -1,6 +1,7 @@
 """The pod cache: newer means begun later, and nobody who waits is forgotten."""
 
 import asyncio
+import weakref
 
 import pytest
 from hypothesis import given
@@ -67,6 +68,7 @@ def test_who_finds_the_cache_too_old_has_the_pod_looked_at_at_once() -> None:
             waiting = group.create_task(pods.get_newer_than(WEB, 3))
             await asyncio.sleep(0)
             pods.set(WEB, seen(box="still old"), at=2)
+            pods.set(WEB, seen(box="of the same instant"), at=3)
             pods.set(DB, seen(DB), at=9)
             await asyncio.sleep(1)
             assert not waiting.done()
@@ -273,3 +275,159 @@ def test_the_cache_says_whether_it_took_an_inspection() -> None:
     assert not cache.drop(WEB, 2.5)
     assert cache.get(WEB) == seen()
     assert cache.drop(WEB, 5.0)
+
+
+def test_a_refresh_gets_the_pod_and_the_instant_it_must_begin_after() -> None:
+    async def scenario() -> list[tuple[PodUID, float]]:
+        asked: list[tuple[PodUID, float]] = []
+        pods = PodCache(refresh=lambda uid, since: asked.append((uid, since)))
+        for uid, since in ((WEB, 3.0), (DB, None), (WEB, 4.0)):
+            await answer(pods, since, uid)
+        pods.set(WEB, seen(), 5)
+        await answer(pods, 4.5)
+        return asked
+
+    assert simulate(scenario())[0] == [(WEB, 3.0), (DB, float("-inf")), (WEB, 4.0)]
+
+
+@pytest.mark.parametrize("at, expected", [(8, None), (9, None), (9.5, seen(box="new"))])
+def test_a_pod_that_a_listing_contradicts_is_sure_again_once_an_inspection_began_after_it(
+    at: float, expected: PodRecord | None
+) -> None:
+    pods, _ = cache()
+    pods.set(WEB, seen(), 1)
+    pods.all_seen(5)
+    assert pods.get_if_sure(WEB) == seen()
+    pods.all_seen(9, but=[WEB])
+    assert pods.get_if_sure(WEB) is None
+    assert pods.set(WEB, seen(box="new"), at)
+    assert pods.get_if_sure(WEB) == expected
+    pods.all_seen(10)
+    assert pods.get_if_sure(WEB) == seen(box="new")
+
+
+def test_a_failed_inspection_makes_nothing_surer_and_nothing_less_sure() -> None:
+    pods, _ = cache()
+    pods.set_error(WEB, REFUSED, 1)
+    assert pods.get_if_sure(WEB) is None  # nothing was ever listed
+    pods.all_seen(2)
+    assert pods.get_if_sure(WEB) == NOTHING  # the listing agrees with what is here
+    pods.set_error(DB, REFUSED, 3)
+    assert pods.get_if_sure(DB) == PodRecord(uid=DB)  # the listing did not show this pod
+    pods.all_seen(4, but=[DB])
+    pods.set_error(DB, REFUSED, 5)
+    assert pods.get_if_sure(DB) is None
+
+
+def test_what_a_late_inspection_brings_is_not_sure_until_the_next_listing() -> None:
+    pods, _ = cache()
+    pods.all_seen(5)
+    pods.set(WEB, seen(), 4)
+    assert pods.get_if_sure(WEB) is None
+    pods.set(DB, seen(DB), 5)
+    assert pods.get_if_sure(DB) == seen(DB)
+    pods.all_seen(6)
+    assert pods.get_if_sure(WEB) == seen()
+
+
+def test_a_listing_that_comes_late_makes_nothing_older() -> None:
+    async def scenario() -> list[PodRecord | None]:
+        pods, _ = cache()
+        pods.all_seen(5)
+        pods.all_seen(3)
+        return [await answer(pods, since) for since in (4, 4.9, 5)]
+
+    assert simulate(scenario())[0] == [NOTHING, NOTHING, None]
+
+
+def test_a_second_inspection_of_the_same_instant_is_refused() -> None:
+    pods, _ = cache()
+    assert pods.set(WEB, seen(), 1)
+    assert not pods.set(WEB, seen(box="other"), 1)
+    assert not pods.drop(WEB, 1)
+    pods.set_error(WEB, REFUSED, 1)
+    assert (pods.get(WEB), pods.get_if_sure(WEB)) == (seen(), seen())
+
+
+def test_a_pod_that_comes_back_after_it_was_dropped_stays() -> None:
+    pods, _ = cache()
+    pods.drop(WEB, 1)
+    pods.set(WEB, seen(), 2)
+    pods.all_seen(3)
+    assert pods.get(WEB) == seen()
+    assert not pods.drop(WEB, 1.5)
+    for at in (4, 5):
+        pods.all_seen(at)
+    assert pods.get(WEB) == seen()
+
+
+@pytest.mark.parametrize(
+    "dropped, but, answered",
+    [(3, (), [2, 3, 4]), (3, (WEB,), [2]), (5, (), [2, 3, 4]), (6, (), [2, 3, 4, 5])],
+    ids=["confirmed by the listing", "there again", "at the same instant", "after the listing"],
+)
+def test_how_newly_a_dropped_pod_is_known_to_be_nothing_after_a_listing_at_5(
+    dropped: float, but: tuple[PodUID, ...], answered: list[int]
+) -> None:
+    async def scenario() -> list[int]:
+        pods, _ = cache()
+        pods.set(WEB, seen(), 1)
+        pods.drop(WEB, dropped)
+        pods.all_seen(5, but=but)
+        return [since for since in range(2, 7) if await answer(pods, since) == NOTHING]
+
+    assert simulate(scenario())[0] == answered
+
+
+def test_two_inspections_in_a_row_wake_a_waiter_once() -> None:
+    async def scenario() -> PodRecord:
+        pods, _ = cache()
+        async with asyncio.TaskGroup() as group:
+            waiting = group.create_task(pods.get_newer_than(WEB, 3))
+            await asyncio.sleep(0)
+            pods.set(WEB, seen(box="new"), 4)
+            pods.set(WEB, seen(box="newer"), 5)
+        return waiting.result()
+
+    assert simulate(scenario())[0] == seen(box="newer")
+
+
+def test_an_error_that_is_raised_many_times_keeps_no_trace_of_those_before() -> None:
+    async def scenario() -> list[int]:
+        pods, _ = cache()
+        pods.set_error(WEB, REFUSED, 1)
+        lengths = []
+        for _ in range(3):
+            with pytest.raises(RuntimeRefused) as caught:
+                await pods.get_newer_than(WEB, 0)
+            lengths.append(len(caught.traceback))
+        return lengths
+
+    lengths = simulate(scenario())[0]
+    assert lengths == [lengths[0]] * 3
+
+
+class TracedUID(str):
+    """A UID that can be watched from outside: plain texts take no weak references."""
+
+
+def test_nothing_is_kept_of_pods_that_are_gone_and_of_those_who_waited_for_them() -> None:
+    async def scenario() -> list[bool]:
+        pods, asked = cache()
+        watched = []
+        for number in range(2):
+            uid = PodUID(TracedUID(f"pod-{number}"))
+            watched.append(weakref.ref(uid))
+            for _ in range(2):
+                assert await answer(pods, 9, uid) is None  # gives up
+            if number:
+                pods.set(uid, seen(uid), 1)
+                pods.drop(uid, 2)
+                pods.all_seen(3)
+                pods.all_seen(4)
+        del uid
+        asked.clear()
+        await asyncio.sleep(0)
+        return [reference() is None for reference in watched]
+
+    assert simulate(scenario())[0] == [True, True]

@@ -1,22 +1,25 @@
 """The event recorder in virtual time: what the API is told, what is kept without it, and that nobody ever waits."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from typing import TypeVar, cast
 
 import msgspec
 import pytest
 
-from podkeeper.engine.events import EventRecorder
+from podkeeper.engine.events import EventKey, EventRecorder
 from podkeeper.engine.postman import Postman
 from podkeeper.model.errors import AlreadyExists, ApiError, ApiUnavailable, NotFound
-from podkeeper.model.k8s.core import Event, ObjectReference, Pod
+from podkeeper.model.k8s.core import Event, EventSource, ObjectReference, Pod
 from podkeeper.model.k8s.meta import ObjectMeta
 from podkeeper.model.messages import EventType, PodEvent, PodUID
 from podkeeper.model.runtime import PodRecord
 from podkeeper.model.wire import JSONObject, Wire
+from podkeeper.rules.events import Limits, RecordedEvent
 from podkeeper.rules.patch.strategic import apply
 from podkeeper.testing.port_calls import PortCalls
 from podkeeper.testing.virtual_time import BEGINNING, VirtualClock, simulate
@@ -64,7 +67,7 @@ class FakeApi:
 
     async def patch(self, kind: type[K], name: str, patch: JSONObject, namespace: str = "") -> K:
         async with self.call("patch", name):
-            if name not in self.events:
+            if name not in self.events or self.events[name].metadata.namespace != namespace:
                 raise NotFound(f"cannot patch {name}: there is none")
             old = msgspec.json.decode(msgspec.json.encode(self.events[name]))
             patched = msgspec.convert(apply(old, patch, "v1/Event"), Event)
@@ -128,6 +131,7 @@ class Desk:
 
 
 WEB = pod("web")
+FIRST_STAMP = int(BEGINNING.timestamp()) * 10**9
 
 
 def test_an_event_is_created_and_its_repetitions_are_counted() -> None:
@@ -139,16 +143,28 @@ def test_an_event_is_created_and_its_repetitions_are_counted() -> None:
                 await asyncio.sleep(2)
         assert desk.api.shown() == [("web", 3, "Container started")]
         (made,) = desk.api.events.values()
-        assert made.metadata.name == f"web.{int(BEGINNING.timestamp()) * 10**9:x}"
-        assert (made.first_timestamp, made.last_timestamp) == ("2026-01-01T00:00:00Z", "2026-01-01T00:00:04Z")
-        assert made.involved_object == ObjectReference(
+        assert made == Event(
             api_version="v1",
-            kind="Pod",
-            name="web",
-            namespace="ns",
-            uid="uid-web",
-            resource_version="7",
-            field_path="spec.containers{app}",
+            kind="Event",
+            metadata=ObjectMeta(name=f"web.{FIRST_STAMP:x}", namespace="ns"),
+            involved_object=ObjectReference(
+                api_version="v1",
+                kind="Pod",
+                name="web",
+                namespace="ns",
+                uid="uid-web",
+                resource_version="7",
+                field_path="spec.containers{app}",
+            ),
+            type="Normal",
+            reason="Started",
+            message="Container started",
+            count=3,
+            first_timestamp="2026-01-01T00:00:00Z",
+            last_timestamp="2026-01-01T00:00:04Z",
+            source=EventSource(component="kubelet", host="node-1"),
+            reporting_component="kubelet",
+            reporting_instance="node-1",
         )
         assert [verb for _, verb in desk.api.calls] == ["create", "patch", "patch"]
 
@@ -202,7 +218,7 @@ def test_an_event_may_be_about(
     simulate(scenario())
 
 
-def test_an_event_about_nobody_known_is_kept_here() -> None:
+def test_an_event_about_nobody_known_is_kept_here(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
         desk = Desk()
         desk.recorder.record(event(uid="uid-gone"))
@@ -211,6 +227,7 @@ def test_an_event_about_nobody_known_is_kept_here() -> None:
         assert [kept.count for kept in desk.recorder.events_of(PodUID("uid-gone"))] == [1]
 
     simulate(scenario())
+    assert [record for record in caplog.records if record.levelno > logging.INFO] == []  # that is no trouble
 
 
 def test_recording_never_raises() -> None:
@@ -224,7 +241,189 @@ def test_recording_never_raises() -> None:
     simulate(scenario())
 
 
+# What the postman gets.
+
+
+@dataclass
+class FakePostman:
+    """Keeps what it is asked for; it delivers only what is drained."""
+
+    offers: list[tuple[EventKey, Hashable, bool, bool]] = field(default_factory=list)  # the flags: urgent, at once
+    drained: list[EventKey] = field(default_factory=list)
+
+    def offer(self, key: EventKey, target: Hashable, *, urgent: bool = False, at_once: bool = False) -> None:
+        self.offers.append((key, target, urgent, at_once))
+
+    async def run(self, send: Callable[[EventKey], Awaitable[None]]) -> None:
+        raise violation("these tests only drain")
+
+    async def drain(self, keys: Iterable[EventKey], send: Callable[[EventKey], Awaitable[None]]) -> None:
+        self.drained = list(keys)
+        for key in self.drained:
+            await send(key)
+            await send(key)  # a key may have another turn when nothing is left to write
+
+
+def key_of(name: str, number: int = 0) -> EventKey:
+    """The key of the event that was recorded as the number-th in the first instant."""
+    return "ns", f"{name}.{FIRST_STAMP + number:x}"
+
+
+def test_each_event_is_its_own_target_and_only_warnings_are_urgent() -> None:
+    async def scenario() -> None:
+        post, api = FakePostman(), FakeApi()
+        recorder = EventRecorder(api=api, node_name="node-1", clock=VirtualClock(), postman=post)
+        recorder.record(event("a"), WEB)
+        recorder.record(event("b", type_=EventType.WARNING), WEB)
+        recorder.record(event("a"), WEB)
+        a, b = key_of("web"), key_of("web", 1)
+        assert post.offers == [(a, a, False, False), (b, b, True, False), (a, a, False, False)]
+        post.offers.clear()
+        await recorder.flush()
+        assert post.offers == [(a, a, False, True), (b, b, False, True)]
+        assert post.drained == [a, b]
+        assert [(name, count) for name, count, _ in api.shown()] == [("web", 2), ("web", 1)]
+        await recorder.flush()
+        assert (post.drained, len(api.calls)) == ([], 2)  # nothing waits any more
+
+    simulate(scenario())
+
+
+@pytest.mark.parametrize("api", [False, True], ids=["without an API", "with an API"])
+def test_events_beyond_those_that_may_wait_are_dropped_and_counted(api: bool) -> None:
+    async def scenario() -> None:
+        desk = Desk(api=api, pending=2)
+        dropped = []
+        for name in ("a", "b", "a", "c", "b", "d"):
+            desk.recorder.record(event(), pod(name))
+            dropped.append(desk.recorder.dropped)
+        await desk.recorder.flush()
+        expected = [("a", 2, "Container started"), ("b", 2, "Container started")]
+        assert (dropped, desk.api.shown()) == (([0, 0, 0, 1, 1, 2], expected) if api else ([0] * 6, []))
+
+    simulate(scenario())
+
+
+def test_by_default_4096_events_may_wait_and_32_of_a_pod_are_kept() -> None:
+    async def scenario() -> None:
+        recorder = EventRecorder(api=FakeApi(), node_name="node-1", clock=VirtualClock(), postman=FakePostman())
+        for number in range(4096):
+            recorder.record(event(), ObjectReference(kind="Pod", name=f"p{number}"))
+        assert recorder.dropped == 0
+        recorder.record(event(), ObjectReference(kind="Pod", name="last"))
+        assert recorder.dropped == 1
+        for number in range(33):
+            recorder.record(event(str(number), uid="uid-many"))
+        kept = recorder.events_of(PodUID("uid-many"))
+        assert [each.event.message for each in kept] == [str(number) for number in range(1, 33)]
+
+    simulate(scenario())
+
+
+def test_an_event_beyond_the_limits_is_kept_but_not_written_and_still_counted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scenario() -> None:
+        api, clock = FakeApi(), VirtualClock()
+        limits = Limits(burst=2, refill_seconds=60)
+        recorder = EventRecorder(api=api, node_name="node-1", clock=clock, postman=FakePostman(), limits=limits)
+        for _ in range(4):
+            recorder.record(event(), WEB)
+            await recorder.flush()
+        assert [count for _, count, _ in api.shown()] == [2]
+        assert [each.count for each in recorder.events_of(PodUID("uid-web"))] == [4]
+        await asyncio.sleep(60)
+        recorder.record(event(), WEB)
+        await recorder.flush()
+        assert [count for _, count, _ in api.shown()] == [5]
+
+    simulate(scenario())
+    assert [record for record in caplog.records if record.levelno > logging.INFO] == []
+
+
+def test_names_are_stamps_of_the_wall_clock_that_never_repeat_even_if_it_is_set_back() -> None:
+    async def scenario() -> None:
+        desk = Desk()
+        for number, (sleep, jump) in enumerate(((0, 0), (0, 0), (0, -10), (0.000001, 10), (1, 0))):
+            await asyncio.sleep(sleep)
+            desk.clock.jump(jump)
+            desk.recorder.record(event(str(number)), WEB)
+        await desk.recorder.flush()
+        stamps = [int(name.removeprefix("web."), 16) - FIRST_STAMP for name in sorted(desk.api.events)]
+        assert stamps == [0, 1, 2, 1000, 1_000_001_000]
+
+    simulate(scenario())
+
+
+def test_names_begin_with_one_if_the_wall_clock_was_never_set() -> None:
+    async def scenario() -> None:
+        desk = Desk()
+        desk.clock.jump(-BEGINNING.timestamp())
+        for number in range(2):
+            desk.recorder.record(event(str(number)), WEB)
+        await desk.recorder.flush()
+        assert sorted(desk.api.events) == ["web.1", "web.2"]
+
+    simulate(scenario())
+
+
+def test_an_event_that_is_flushed_while_it_is_written_is_written_once() -> None:
+    async def scenario() -> None:
+        desk = Desk()
+        desk.api.hung = {"web"}
+        async with desk.running():
+            desk.recorder.record(event(), WEB)
+            await asyncio.sleep(0.1)
+            async with asyncio.TaskGroup() as group:
+                group.create_task(desk.recorder.flush())
+                await asyncio.sleep(0.1)
+                desk.api.hung = set()
+        assert [verb for _, verb in desk.api.calls] == ["create"]
+
+    simulate(scenario())
+
+
 # Kept here.
+
+
+def test_an_event_is_kept_under_its_own_uid_or_that_of_its_subject() -> None:
+    async def scenario() -> None:
+        desk = Desk(WEB)
+        desk.recorder.record(event("0"), WEB)
+        desk.recorder.record(event("1", uid="uid-other"), WEB)
+        desk.recorder.record(event("2"), ObjectReference(kind="Node", name="node-1"))
+        desk.recorder.record(event("3", uid="uid-gone"))
+        desk.recorder.record(event("4"))
+        kept = {uid: desk.recorder.events_of(PodUID(uid)) for uid in ("uid-web", "uid-other", "", "uid-gone")}
+
+        def once(message: str, uid: str = "") -> tuple[RecordedEvent, ...]:
+            return (RecordedEvent(event(message, uid=uid), 1, BEGINNING, BEGINNING),)
+
+        assert kept == {
+            "uid-web": once("0"),
+            "uid-other": once("1", "uid-other"),
+            "": (*once("2"), *once("4")),
+            "uid-gone": once("3", "uid-gone"),
+        }
+        desk.recorder.keep_only([PodUID("uid-web"), PodUID("uid-new")])
+        assert [bool(desk.recorder.events_of(PodUID(uid))) for uid in kept] == [True, False, False, False]
+
+    simulate(scenario())
+
+
+def test_a_repeated_event_is_kept_with_its_first_and_last_time() -> None:
+    async def scenario() -> None:
+        desk = Desk(WEB)
+        for _ in range(3):
+            desk.recorder.record(event(), WEB)
+            await asyncio.sleep(5)
+
+        def at(seconds: float) -> datetime:
+            return BEGINNING + timedelta(seconds=seconds)
+
+        assert desk.recorder.events_of(PodUID("uid-web")) == (RecordedEvent(event(), 3, at(0), at(10)),)
+
+    simulate(scenario())
 
 
 @pytest.mark.parametrize("api", [False, True])
@@ -331,7 +530,14 @@ def test_an_event_that_is_refused_for_good_is_dropped() -> None:
         async with desk.running():
             desk.recorder.record(event(), WEB)
             await asyncio.sleep(600)
-        assert len(desk.api.calls) == 1
+            assert len(desk.api.calls) == 1
+            await desk.recorder.flush()
+            assert len(desk.api.calls) == 1
+            desk.api.trouble = lambda verb, name: None
+            desk.recorder.record(event(), WEB)
+            await asyncio.sleep(1)
+        assert desk.api.shown() == [("web", 2, "Container started")]
+        assert [verb for _, verb in desk.api.calls] == ["create", "patch", "create"]
 
     simulate(scenario())
 

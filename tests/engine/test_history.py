@@ -1,9 +1,11 @@
 """A pod's history: bounded, counted where it repeats itself, and readable."""
 
 import asyncio
+import weakref
 from collections.abc import Callable
 from datetime import timedelta
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -11,6 +13,7 @@ from podkeeper.engine.history import (
     LONGEST_TIMELINE,
     MOVED,
     NEXT_PASS,
+    PASS_ENDED,
     UNKNOWN,
     Entry,
     Explanation,
@@ -242,4 +245,267 @@ def test_lines_for_the_terminal() -> None:
         "",
         "2026-01-01 00:00:00  moved       unknown -> syncing",
         "2026-01-01 03:01:01  pass ended  failed: no image  (2 times, last 03:01:01)",
+    ]
+
+
+# Bounds, exactly.
+
+
+@pytest.mark.parametrize("count", [49, 50, 51, 52])
+def test_a_timeline_holds_the_latest_fifty_notes(count: int) -> None:
+    async def scenario() -> Explanation:
+        history = History(clock=VirtualClock())
+        for number in range(count):
+            history.note(WEB, f"what {number}", f"detail {number}")
+            await asyncio.sleep(1)
+        return history.explain(WEB)
+
+    assert simulate(scenario())[0].timeline == tuple(
+        Entry(BEGINNING + timedelta(seconds=number), f"what {number}", f"detail {number}")
+        for number in range(max(0, count - 50), count)
+    )
+
+
+@pytest.mark.parametrize("between, times", [(0, [2]), (1, [2, 1]), (5, [2, 1, 1, 1, 1, 1]), (6, [1] * 8)])
+def test_a_note_is_counted_if_it_is_among_the_last_six(between: int, times: list[int]) -> None:
+    def script(history: History, _: VirtualClock) -> None:
+        history.note(WEB, "event", "Pulled")
+        for number in range(between):
+            history.note(WEB, "other", str(number))
+        history.note(WEB, "event", "Pulled")
+
+    assert [entry.times for entry in told(script).timeline] == times
+
+
+def test_notes_that_differ_in_their_detail_or_their_subject_are_kept_apart() -> None:
+    def script(history: History, _: VirtualClock) -> None:
+        for what, detail in (("event", "a"), ("event", "b"), ("probe", "b"), ("event", "a")):
+            history.note(WEB, what, detail)
+
+    assert words(told(script)) == ["event: a x2", "event: b", "probe: b"]
+
+
+@pytest.mark.parametrize("length, kept", [(255, 255), (256, 256), (257, 256)])
+def test_a_detail_has_at_most_256_characters(length: int, kept: int) -> None:
+    (entry,) = told(lambda history, _: history.note(WEB, "event", "x" * length)).timeline
+    assert entry.detail == "x" * kept
+
+
+def test_by_default_a_thousand_pods_without_a_worker_are_remembered() -> None:
+    async def scenario() -> list[bool]:
+        history = History(clock=VirtualClock())
+        uids = [PodUID(f"uid-{number}") for number in range(1001)]
+        for uid in uids[:1000]:
+            history.note(uid, "rejected")
+        all_kept = bool(history.explain(uids[0]).timeline)
+        history.note(uids[1000], "rejected")
+        return [all_kept, *(bool(history.explain(uid).timeline) for uid in (uids[0], uids[1], uids[1000]))]
+
+    assert simulate(scenario())[0] == [True, False, True, True]
+
+
+def remembered(script: Callable[[History], object], *uids: str) -> list[str]:
+    """Which of some pods a history that remembers two still knows."""
+    known: list[str] = []
+
+    def look(history: History, _: VirtualClock) -> None:
+        script(history)
+        known.extend(uid for uid in uids if history.explain(PodUID(uid)).timeline)
+
+    told(look, most_remembered=2)
+    return known
+
+
+def test_the_pod_whose_last_note_is_oldest_is_forgotten_first() -> None:
+    def script(history: History) -> None:
+        for uid in ("a", "b", "a", "c"):
+            history.note(PodUID(uid), "rejected")
+
+    assert remembered(script, "a", "b", "c") == ["a", "c"]
+
+
+def test_a_pod_that_waits_for_a_retry_counts_as_noted() -> None:
+    def script(history: History) -> None:
+        for uid in ("a", "b"):
+            history.note(PodUID(uid), "rejected")
+        history.will_retry(PodUID("a"), 5)
+        history.note(PodUID("c"), "rejected")
+
+    assert remembered(script, "a", "b", "c") == ["a", "c"]
+
+
+def test_pods_whose_workers_have_forgotten_them_are_bounded_too() -> None:
+    def script(history: History) -> None:
+        for uid in ("a", "b", "c"):
+            history.note(PodUID(uid), MOVED, "unknown -> syncing")
+        for uid in ("a", "b", "c"):
+            history.note(PodUID(uid), MOVED, "syncing -> unknown")
+
+    assert remembered(script, "a", "b", "c") == ["b", "c"]
+
+
+def test_a_pod_with_a_worker_takes_no_place_of_those_without() -> None:
+    def script(history: History) -> None:
+        for uid in ("a", "b", "c"):
+            history.note(PodUID(uid), MOVED, "unknown -> syncing")
+            history.note(PodUID(uid), "event", "Pulled")
+            history.will_retry(PodUID(uid), 5)
+        for uid in ("d", "e"):
+            history.note(PodUID(uid), "rejected")
+
+    assert remembered(script, "a", "b", "c", "d", "e") == ["a", "b", "c", "d", "e"]
+
+
+def test_a_pod_that_gets_a_worker_leaves_its_place_to_others() -> None:
+    def script(history: History) -> None:
+        history.note(PodUID("a"), "rejected")
+        history.note(PodUID("b"), MOVED, "unknown -> syncing")
+        history.note(PodUID("c"), "rejected")
+
+    assert remembered(script, "a", "b", "c") == ["a", "b", "c"]
+
+
+class Text(str):
+    """A text that can be watched from outside: plain ones take no weak references."""
+
+
+def test_texts_that_no_timeline_shows_any_more_are_freed() -> None:
+    alive: weakref.WeakSet[Text] = weakref.WeakSet()
+    found: list[int] = []
+
+    def script(history: History, _: VirtualClock) -> None:
+        for number in range(2048):
+            what = Text(f"what {number}")
+            alive.add(what)
+            history.note(WEB, what)
+            if number >= 2046:
+                found.append(len(alive))
+
+    told(script)
+    assert found == [2047, 50]  # with the empty detail 2048 texts; then those of the timeline
+
+
+# What a pod waits for.
+
+
+@pytest.mark.parametrize(
+    "what, detail, waiting_for, expected",
+    [
+        (PASS_ENDED, "failed: no image", None, "no image"),
+        (PASS_ENDED, "failed: failed: twice", None, "failed: twice"),
+        (PASS_ENDED, "done", None, ""),
+        (PASS_ENDED, "it failed: no image", None, ""),
+        (PASS_ENDED, "failed: no image", "image web:1", "image web:1"),
+        (PASS_ENDED, "failed: no image", "", ""),
+        ("event", "failed: no image", None, "before"),
+        ("event", "done", "volume data", "volume data"),
+    ],
+)
+def test_what_a_pod_waits_for(what: str, detail: str, waiting_for: str | None, expected: str) -> None:
+    def script(history: History, _: VirtualClock) -> None:
+        history.note(WEB, "event", waiting_for="before")
+        history.note(WEB, what, detail, waiting_for=waiting_for)
+
+    assert told(script).waiting_for == expected
+
+
+SOON, LATER = BEGINNING + timedelta(seconds=10), BEGINNING + timedelta(seconds=20)
+
+
+@pytest.mark.parametrize(
+    "note, expected",
+    [
+        (lambda history: history.note(WEB, "event", "Pulled"), SOON),
+        (lambda history: history.note(WEB, PASS_ENDED, "done"), None),
+        (lambda history: history.note(WEB, "event", waiting_for="image"), None),
+        (lambda history: history.note(WEB, "event", waiting_for="image", retry_at=LATER), LATER),
+        (lambda history: history.note(WEB, "event", retry_at=LATER), LATER),
+        (lambda history: history.will_retry(WEB, 20), LATER),
+        (lambda history: history.note(WEB, MOVED, "syncing -> terminating"), None),
+        (lambda history: history.note(WEB, MOVED, "syncing -> unknown"), None),
+    ],
+    ids=["an event", "a sync ends", "a wait", "a wait with a retry", "a retry", "no note", "a move", "the worker ends"],
+)
+def test_the_next_retry_after(note: Callable[[History], object], expected: object) -> None:
+    def script(history: History, _: VirtualClock) -> None:
+        history.note(WEB, MOVED, "unknown -> syncing")
+        history.note(WEB, "held back", retry_at=SOON)
+        note(history)
+
+    assert told(script).next_retry == expected
+
+
+def test_a_retry_is_in_the_future_until_its_very_instant() -> None:
+    async def scenario() -> list[bool]:
+        history = History(clock=VirtualClock())
+        history.will_retry(WEB, 2)
+        found = []
+        for _ in range(3):
+            found.append(history.explain(WEB).next_retry is None)
+            await asyncio.sleep(1)
+        return found
+
+    assert simulate(scenario())[0] == [False, False, True]
+
+
+def test_the_state_is_what_follows_the_last_arrow() -> None:
+    explanation = told(lambda history, _: history.note(WEB, MOVED, "unknown -> syncing -> terminating"))
+    assert (explanation.state, explanation.since) == ("terminating", BEGINNING)
+
+
+def test_a_pod_without_a_worker_that_moves_nowhere_keeps_its_notes() -> None:
+    def script(history: History, _: VirtualClock) -> None:
+        history.note(WEB, "rejected", "OutOfcpu", waiting_for="room")
+        history.note(WEB, MOVED, "unknown -> unknown")
+
+    assert told(script) == Explanation(
+        uid=WEB,
+        asked_at=BEGINNING,
+        timeline=(Entry(BEGINNING, "rejected", "OutOfcpu"), Entry(BEGINNING, MOVED, "unknown -> unknown")),
+    )
+
+
+# Lines for the terminal.
+
+
+@pytest.mark.parametrize(
+    "seconds, expected",
+    [
+        (-5, "0 s"),
+        (0.4, "0 s"),
+        (0.6, "1 s"),
+        (59, "59 s"),
+        (60, "1 min 0 s"),
+        (61, "1 min 1 s"),
+        (3599, "59 min 59 s"),
+        (3600, "1 h 0 min"),
+        (3660, "1 h 1 min"),
+        (86399, "23 h 59 min"),
+        (86400, "1 d 0 h"),
+        (90000, "1 d 1 h"),
+        (180000, "2 d 2 h"),
+    ],
+)
+def test_a_span_is_shown_in_its_two_largest_units(seconds: float, expected: str) -> None:
+    span = timedelta(seconds=seconds)
+    explanation = Explanation(uid=WEB, asked_at=BEGINNING, since=BEGINNING - span, next_retry=BEGINNING + span)
+    assert timeline_lines(explanation) == [f"unknown for {expected}", f"next try in {expected}"]
+
+
+def test_a_line_ends_with_its_last_word_or_its_count() -> None:
+    explanation = Explanation(
+        uid=WEB,
+        asked_at=BEGINNING,
+        timeline=(
+            Entry(BEGINNING, "seen"),
+            Entry(BEGINNING, "rejected", times=2, last_at=BEGINNING + timedelta(seconds=1)),
+            Entry(BEGINNING, "event", "Pulled"),
+        ),
+    )
+    assert timeline_lines(explanation) == [
+        "unknown",
+        "",
+        "2026-01-01 00:00:00  seen",
+        "2026-01-01 00:00:00  rejected  (2 times, last 00:00:01)",
+        "2026-01-01 00:00:00  event     Pulled",
     ]

@@ -33,6 +33,21 @@ def test_a_pod_is_found_by_uid_and_by_full_name() -> None:
     assert holding.pod_by_uid(PodUID("nobody")) is None
 
 
+def test_a_pod_without_a_uid_is_found_under_an_empty_one() -> None:
+    nameless = Pod(metadata=ObjectMeta(name="web", namespace="ns"))
+    holding = manager(nameless)
+    assert holding.pod_by_uid(PodUID("")) is nameless
+    holding.remove(nameless)
+    assert (holding.pods(), holding.pod_by_full_name("web_ns")) == ((), None)
+
+
+def test_only_static_pods_are_listed_with_their_mirrors() -> None:
+    holding = manager(WEB, STATIC, MIRROR)
+    assert holding.static_pods() == ((STATIC, MIRROR),)
+    assert holding.orphaned_mirror_full_names() == ()
+    assert holding.couple(WEB) == Couple(WEB, None, asked_by_mirror=False)
+
+
 def test_a_mirror_is_never_among_the_desired_pods() -> None:
     holding = manager(STATIC, MIRROR)
     assert (holding.pods(), holding.mirrors()) == ((STATIC,), (MIRROR,))

@@ -1,6 +1,7 @@
 """Metrics under the reference's names, in the format that Prometheus reads, fit for all who tell."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -60,22 +61,56 @@ TOLD: dict[str, tuple[list[Callable[[Metrics], object]], dict[str, float]]] = {
             "kubelet_pod_worker_duration_seconds_bucket{le=0.5,operation_type=sync}": 1,
             "kubelet_pod_worker_duration_seconds_bucket{le=+Inf,operation_type=sync}": 1,
             "kubelet_pod_worker_duration_seconds_sum{operation_type=sync}": 0.3,
+            "kubelet_pod_worker_duration_seconds_count{operation_type=sync}": 1,
         },
     ),
     "a pass that begins": (
         [lambda m: m.pass_begun(UpdateType.CREATE, 0.1)],
-        {"podkeeper_pod_worker_wait_seconds_count{operation_type=create}": 1},
+        {
+            "podkeeper_pod_worker_wait_seconds_count{operation_type=create}": 1,
+            "podkeeper_pod_worker_wait_seconds_sum{operation_type=create}": 0.1,
+        },
     ),
-    "a pod that is begun with": ([lambda m: m.pod_started(WEB)], {"kubelet_containers_per_pod_count_sum": 1}),
-    "a first pass": ([lambda m: m.first_pass(0.1)], {"kubelet_pod_worker_start_duration_seconds_sum": 0.1}),
-    "a pod that runs": ([lambda m: m.running(2.5)], {"kubelet_pod_start_duration_seconds_bucket{le=3}": 1}),
+    "a pod that is begun with": (
+        [lambda m: m.pod_started(WEB)],
+        {"kubelet_containers_per_pod_count_sum": 1, "kubelet_containers_per_pod_count_count": 1},
+    ),
+    "a first pass": (
+        [lambda m: m.first_pass(0.1)],
+        {
+            "kubelet_pod_worker_start_duration_seconds_sum": 0.1,
+            "kubelet_pod_worker_start_duration_seconds_count": 1,
+        },
+    ),
+    "a pod that runs": (
+        [lambda m: m.running(2.5)],
+        {
+            "kubelet_pod_start_duration_seconds_bucket{le=2}": 0,
+            "kubelet_pod_start_duration_seconds_bucket{le=3}": 1,
+            "kubelet_pod_start_duration_seconds_sum": 2.5,
+            "kubelet_pod_start_duration_seconds_count": 1,
+        },
+    ),
     "a pod whose containers have all started": (
         [lambda m: m.all_started(1.0, 9.0)],
-        {"kubelet_pod_start_sli_duration_seconds_sum": 1, "kubelet_pod_start_total_duration_seconds_sum": 9},
+        {
+            "kubelet_pod_start_sli_duration_seconds_sum": 1,
+            "kubelet_pod_start_sli_duration_seconds_count": 1,
+            "kubelet_pod_start_total_duration_seconds_sum": 9,
+            "kubelet_pod_start_total_duration_seconds_count": 1,
+        },
     ),
     "a status that the API has": (
         [lambda m: m.status_synced(0.02)],
-        {"kubelet_pod_status_sync_duration_seconds_bucket{le=0.05}": 1},
+        {
+            "kubelet_pod_status_sync_duration_seconds_bucket{le=0.05}": 1,
+            "kubelet_pod_status_sync_duration_seconds_sum": 0.02,
+            "kubelet_pod_status_sync_duration_seconds_count": 1,
+        },
+    ),
+    "something put into a queue": (
+        [lambda m: m.queued("pods", 2)],
+        {"workqueue_adds_total{name=pods}": 1, "workqueue_depth{name=pods}": 2},
     ),
     "a queue": (
         [lambda m: m.queued("pods", 2), lambda m: m.requeued("pods"), lambda m: m.dequeued("pods", 1, 0.5)],
@@ -84,6 +119,7 @@ TOLD: dict[str, tuple[list[Callable[[Metrics], object]], dict[str, float]]] = {
             "workqueue_retries_total{name=pods}": 1,
             "workqueue_depth{name=pods}": 1,
             "workqueue_queue_duration_seconds_sum{name=pods}": 0.5,
+            "workqueue_queue_duration_seconds_count{name=pods}": 1,
         },
     ),
     "a call that succeeds": (
@@ -91,20 +127,40 @@ TOLD: dict[str, tuple[list[Callable[[Metrics], object]], dict[str, float]]] = {
         {
             "kubelet_runtime_operations_total{operation_type=start_container}": 1,
             "kubelet_runtime_operations_duration_seconds_bucket{le=0.005,operation_type=start_container}": 1,
+            "kubelet_runtime_operations_duration_seconds_sum{operation_type=start_container}": 0.004,
+            "kubelet_runtime_operations_duration_seconds_count{operation_type=start_container}": 1,
         },
     ),
     "a call that fails": (
         [lambda m: m.runtime_call("start_container", 0.1, failed=True)],
-        {"kubelet_runtime_operations_errors_total{operation_type=start_container}": 1},
+        {
+            "kubelet_runtime_operations_total{operation_type=start_container}": 1,
+            "kubelet_runtime_operations_errors_total{operation_type=start_container}": 1,
+            "kubelet_runtime_operations_duration_seconds_sum{operation_type=start_container}": 0.1,
+            "kubelet_runtime_operations_duration_seconds_count{operation_type=start_container}": 1,
+        },
     ),
     "slow calls": ([lambda m: m.slow_calls(3)], {"podkeeper_slow_calls": 3}),
     "a pull": (
         [lambda m: m.pulled(7.0, 700 * 2**20)],
-        {"kubelet_image_pull_duration_seconds_sum{image_size_in_bytes=500MB-1GB}": 7},
+        {
+            "kubelet_image_pull_duration_seconds_sum{image_size_in_bytes=500MB-1GB}": 7,
+            "kubelet_image_pull_duration_seconds_count{image_size_in_bytes=500MB-1GB}": 1,
+        },
     ),
     "a pull of an image of unknown size": (
         [lambda m: m.pulled(7.0, 0)],
-        {"kubelet_image_pull_duration_seconds_count{image_size_in_bytes=N/A}": 1},
+        {
+            "kubelet_image_pull_duration_seconds_sum{image_size_in_bytes=N/A}": 7,
+            "kubelet_image_pull_duration_seconds_count{image_size_in_bytes=N/A}": 1,
+        },
+    ),
+    "removed images": (
+        [lambda m: m.image_removed("age"), lambda m: m.image_removed("space"), lambda m: m.image_removed("space")],
+        {
+            "kubelet_image_garbage_collected_total{reason=age}": 1,
+            "kubelet_image_garbage_collected_total{reason=space}": 2,
+        },
     ),
     "a start": (
         [
@@ -122,9 +178,21 @@ TOLD: dict[str, tuple[list[Callable[[Metrics], object]], dict[str, float]]] = {
     "a sandbox that is not made": ([Metrics.sandbox_failed], {"kubelet_started_pods_errors_total": 1}),
     "the first relist": (
         [lambda m: m.relisted(0.01, None)],
-        {"kubelet_pleg_relist_duration_seconds_count": 1, "kubelet_pleg_relist_interval_seconds_count": 0},
+        {
+            "kubelet_pleg_relist_duration_seconds_sum": 0.01,
+            "kubelet_pleg_relist_duration_seconds_count": 1,
+            "kubelet_pleg_relist_interval_seconds_count": 0,
+        },
     ),
-    "a later relist": ([lambda m: m.relisted(0.01, 60.0)], {"kubelet_pleg_relist_interval_seconds_sum": 60}),
+    "a later relist": (
+        [lambda m: m.relisted(0.01, 60.0)],
+        {
+            "kubelet_pleg_relist_duration_seconds_sum": 0.01,
+            "kubelet_pleg_relist_duration_seconds_count": 1,
+            "kubelet_pleg_relist_interval_seconds_sum": 60,
+            "kubelet_pleg_relist_interval_seconds_count": 1,
+        },
+    ),
     "a listing": (
         [
             lambda m: m.listed(
@@ -138,12 +206,15 @@ TOLD: dict[str, tuple[list[Callable[[Metrics], object]], dict[str, float]]] = {
                         ),
                     ),
                     PodRecord(uid="b", sandboxes=(SandboxRecord(id="u", ready=False),)),
+                    PodRecord(
+                        uid="c", sandboxes=(SandboxRecord(id="v", ready=True), SandboxRecord(id="w", ready=False))
+                    ),
                 ],
                 NOW,
             )
         ],
         {
-            "kubelet_running_pods": 1,
+            "kubelet_running_pods": 2,
             "kubelet_running_containers{container_state=running}": 1,
             "kubelet_running_containers{container_state=exited}": 1,
             "kubelet_running_containers{container_state=unknown}": 0,
@@ -160,10 +231,12 @@ TOLD: dict[str, tuple[list[Callable[[Metrics], object]], dict[str, float]]] = {
             Metrics.stream_broke,
         ],
         {
+            "podkeeper_pleg_look_duration_seconds_sum": 0.1,
             "podkeeper_pleg_look_duration_seconds_count": 1,
             "podkeeper_pleg_missed_events_total": 2,
             "kubelet_pleg_discard_events": 1,
             "kubelet_evented_pleg_connection_latency_seconds_sum": 0.2,
+            "kubelet_evented_pleg_connection_latency_seconds_count": 1,
             "kubelet_evented_pleg_connection_success_count": 1,
             "kubelet_evented_pleg_connection_error_count": 1,
         },
@@ -176,6 +249,9 @@ TOLD: dict[str, tuple[list[Callable[[Metrics], object]], dict[str, float]]] = {
                     PodUID("2"): KnownPod(Stage.SYNC, orphan=False, has_config=True, static=False),
                     PodUID("3"): KnownPod(Stage.TERMINATED, orphan=True, has_config=True, static=False),
                     PodUID("4"): KnownPod(Stage.TERMINATING, orphan=True, has_config=False, static=False),
+                    PodUID("5"): KnownPod(Stage.TERMINATING, orphan=True, has_config=True, static=True),
+                    PodUID("6"): KnownPod(Stage.TERMINATING, orphan=False, has_config=True, static=False),
+                    PodUID("7"): KnownPod(Stage.TERMINATING, orphan=False, has_config=True, static=False),
                 }
             )
         ],
@@ -184,6 +260,8 @@ TOLD: dict[str, tuple[list[Callable[[Metrics], object]], dict[str, float]]] = {
             "kubelet_working_pods{config=desired,lifecycle=sync,static=}": 1,
             "kubelet_working_pods{config=orphan,lifecycle=terminated,static=}": 1,
             "kubelet_working_pods{config=runtime_only,lifecycle=terminating,static=unknown}": 1,
+            "kubelet_working_pods{config=orphan,lifecycle=terminating,static=true}": 1,
+            "kubelet_working_pods{config=desired,lifecycle=terminating,static=}": 2,
             "kubelet_working_pods{config=orphan,lifecycle=sync,static=}": 0,
         },
     ),
@@ -227,6 +305,56 @@ def test_told(tells: list[Callable[[Metrics], object]], expected: dict[str, floa
         tell(metrics)
     found = samples(metrics)
     assert {name: found.get(name) for name in expected} == expected
+    assert totals(found) == totals(expected)  # and nothing else was counted
+
+
+def totals(found: dict[str, float]) -> dict[str, float]:
+    """The samples that are not zero, without the buckets of histograms."""
+    return {name: value for name, value in found.items() if value and "_bucket{" not in name}
+
+
+def test_what_is_told_again_is_added_to_a_counter_and_replaces_a_gauge() -> None:
+    metrics = Metrics()
+    for depth, seconds in ((5, 0.25), (3, 0.5), (4, 1.0)):
+        metrics.queued("pods", depth)
+        metrics.dequeued("nodes", depth, seconds)
+        metrics.missed(depth)
+        metrics.slow_calls(depth)
+    assert totals(samples(metrics)) == {
+        "workqueue_adds_total{name=pods}": 3,
+        "workqueue_depth{name=pods}": 4,
+        "workqueue_depth{name=nodes}": 4,
+        "workqueue_queue_duration_seconds_sum{name=nodes}": 1.75,
+        "workqueue_queue_duration_seconds_count{name=nodes}": 3,
+        "podkeeper_pleg_missed_events_total": 12,
+        "podkeeper_slow_calls": 4,
+    }
+
+
+def test_a_new_agent_has_counted_nothing() -> None:
+    assert totals(samples(Metrics())) == {}
+
+
+def test_a_fresh_agent_shows_workers_but_not_yet_the_pods_of_the_node() -> None:
+    found = samples(Metrics())
+    stages, configs = ("sync", "terminating", "terminated"), ("desired", "orphan")
+    assert {name for name in found if name.startswith("kubelet_working_pods")} == {
+        f"kubelet_working_pods{{config={config},lifecycle={stage},static={static}}}"
+        for stage in stages
+        for config, static in [
+            *((config, static) for config in configs for static in ("", "true")),
+            ("runtime_only", "unknown"),
+        ]
+    }
+    assert not [name for name in found if name.startswith(("kubelet_desired_pods{", "kubelet_active_pods{"))]
+
+
+def test_a_listing_replaces_the_one_before() -> None:
+    metrics = Metrics()
+    running = ContainerRecord(id="1", name="c", state=ContainerState.RUNNING)
+    metrics.listed([PodRecord(uid="a", sandboxes=(SandboxRecord(id="s", ready=True),), containers=(running,))], NOW)
+    metrics.listed([], NOW)
+    assert totals(samples(metrics)) == {"kubelet_pleg_last_seen_seconds": NOW.timestamp()}
 
 
 DEBUGGED, STATIC = pod("web", ephemeral=2), pod("static", source="file")
@@ -252,10 +380,12 @@ PLAN = Plan(
 )
 
 
+NO_PLAN = replace(PLAN, restarts=(), orphan_kills=())
+
+
 def test_housekeeping_tells_the_pods_of_the_node() -> None:
     metrics = Metrics()
     metrics.kept_house(SIGHT, PLAN)
-    found = samples(metrics)
     expected = {
         "kubelet_desired_pods{static=}": 3,
         "kubelet_desired_pods{static=true}": 1,
@@ -267,7 +397,76 @@ def test_housekeeping_tells_the_pods_of_the_node() -> None:
         "kubelet_restarted_pods_total{static=true}": 1,
         "kubelet_orphaned_runtime_pods_total": 1,
     }
-    assert {name: found[name] for name in expected} == expected
+    assert totals(samples(metrics)) == expected
+
+
+def sight_of(*desired: Pod, stage: Stage | None = None, phase: str | None = None) -> Sight:
+    """These pods, all with a worker at a stage, and a published phase."""
+    uids = [PodUID(each.metadata.uid or "") for each in desired]
+    return Sight(
+        desired=[(each, None) for each in desired],
+        mirrors=[],
+        orphaned_mirrors=[],
+        known={}
+        if stage is None
+        else {uid: KnownPod(stage, orphan=False, has_config=True, static=False) for uid in uids},
+        phases={} if phase is None else dict.fromkeys(uids, phase),
+    )
+
+
+@pytest.mark.parametrize(
+    "phase, stage, active",
+    [
+        ("Running", None, 1),
+        ("Running", Stage.SYNC, 1),
+        ("Running", Stage.TERMINATING, 1),
+        ("Running", Stage.TERMINATED, 0),
+        ("Failed", None, 0),
+        ("Failed", Stage.SYNC, 0),
+        ("Failed", Stage.TERMINATING, 1),
+        ("Failed", Stage.TERMINATED, 0),
+    ],
+)
+def test_a_pod_is_active_until_its_phase_is_terminal_and_its_worker_has_ended(
+    phase: str, stage: Stage | None, active: int
+) -> None:
+    metrics = Metrics()
+    metrics.kept_house(sight_of(WEB, stage=stage, phase=phase), NO_PLAN)
+    found = samples(metrics)
+    assert (found["kubelet_desired_pods{static=}"], found["kubelet_active_pods{static=}"]) == (1, active)
+
+
+def test_pods_are_counted_as_housekeeping_last_saw_them() -> None:
+    metrics = Metrics()
+    nameless = Pod(metadata=ObjectMeta(), spec=PodSpec())
+    metrics.kept_house(sight_of(WEB, DEBUGGED, pod("db", ephemeral=1), nameless), PLAN)
+    assert totals(samples(metrics)) == {
+        "kubelet_desired_pods{static=}": 4,
+        "kubelet_active_pods{static=}": 4,
+        "kubelet_managed_ephemeral_containers": 3,
+        "kubelet_restarted_pods_total{static=}": 1,
+        "kubelet_restarted_pods_total{static=true}": 1,
+        "kubelet_orphaned_runtime_pods_total": 1,
+    }
+    metrics.kept_house(sight_of(), PLAN)
+    assert totals(samples(metrics)) == {
+        "kubelet_restarted_pods_total{static=}": 2,
+        "kubelet_restarted_pods_total{static=true}": 2,
+        "kubelet_orphaned_runtime_pods_total": 2,
+    }
+
+
+def test_the_published_phase_of_a_pod_without_a_uid_counts() -> None:
+    metrics = Metrics()
+    metrics.kept_house(sight_of(Pod(metadata=ObjectMeta(name="web"), spec=PodSpec()), phase="Failed"), NO_PLAN)
+    assert totals(samples(metrics)) == {"kubelet_desired_pods{static=}": 1}
+
+
+def test_a_restart_without_a_pod_counts_as_not_static() -> None:
+    metrics = Metrics()
+    restart = Update(type=UpdateType.CREATE, running_pod=PodRecord(uid="nobody"))
+    metrics.kept_house(sight_of(), replace(NO_PLAN, restarts=(restart,)))
+    assert totals(samples(metrics)) == {"kubelet_restarted_pods_total{static=}": 1}
 
 
 # Probes, per pod.
@@ -303,7 +502,105 @@ def test_a_probes_series_end_with_it_and_a_pods_with_the_pod() -> None:
     assert probe_samples(metrics) == []
 
 
+def probe_lines(metrics: Metrics) -> list[str]:
+    """What is shown of probes, without the buckets that hold nothing new."""
+    shown = [line for line in metrics.exposition().decode().splitlines() if "prober_" in line]
+    counts: dict[str, str] = {}
+    kept = []
+    for line in shown:
+        series, _, value = line.rpartition(" ")
+        probe = series.partition(",le=")[0]
+        if "_bucket{" not in series or counts.get(probe, "0") != value:
+            kept.append(line)
+        if "_bucket{" in series:
+            counts[probe] = value
+    return kept
+
+
+def test_answers_are_counted_by_result_and_measured_up_to_each_bound() -> None:
+    metrics = Metrics()
+    for result, seconds in (
+        (ProbeResult.SUCCESS, 0.005),
+        (ProbeResult.SUCCESS, 0.0051),
+        (ProbeResult.FAILURE, 0.25),
+        (ProbeResult.UNKNOWN, 10.0),
+        (ProbeResult.UNKNOWN, 10.1),
+    ):
+        metrics.probed(WEB, "c", ProbeKind.READINESS, result, seconds)
+    metrics.probed(pod("db"), "d", ProbeKind.STARTUP, ProbeResult.FAILURE, 1.0)
+    labels = 'container="c",namespace="ns",pod="web",probe_type="Readiness"'
+    assert probe_lines(metrics) == [
+        f"# HELP prober_probe_total {of.PROBES.help}",
+        "# TYPE prober_probe_total counter",
+        f'prober_probe_total{{{labels},pod_uid="uid-web",result="successful"}} 2',
+        f'prober_probe_total{{{labels},pod_uid="uid-web",result="failed"}} 1',
+        f'prober_probe_total{{{labels},pod_uid="uid-web",result="unknown"}} 2',
+        'prober_probe_total{container="d",namespace="ns",pod="db",probe_type="Startup",'
+        'pod_uid="uid-db",result="failed"} 1',
+        f"# HELP prober_probe_duration_seconds {of.PROBE_TIMES.help}",
+        "# TYPE prober_probe_duration_seconds histogram",
+        f'prober_probe_duration_seconds_bucket{{{labels},le="0.005"}} 1',
+        f'prober_probe_duration_seconds_bucket{{{labels},le="0.01"}} 2',
+        f'prober_probe_duration_seconds_bucket{{{labels},le="10"}} 3',
+        f'prober_probe_duration_seconds_bucket{{{labels},le="+Inf"}} 4',
+        f"prober_probe_duration_seconds_sum{{{labels}}} {0.005 + 0.0051 + 10.0 + 10.1!r}",
+        f"prober_probe_duration_seconds_count{{{labels}}} 4",
+    ]
+
+
+def test_a_probe_of_a_pod_without_metadata_is_shown_and_ends_like_any_other() -> None:
+    metrics, nameless = Metrics(), Pod(metadata=ObjectMeta(), spec=PodSpec())
+    for container in ("c", "d"):
+        metrics.probed(nameless, container, ProbeKind.LIVENESS, ProbeResult.FAILURE, 1.0)
+    metrics.gone(nameless, "d", ProbeKind.LIVENESS)
+    assert probe_samples(metrics) == [
+        "prober_probe_total{container=c,namespace=,pod=,pod_uid=,probe_type=Liveness,result=failed}"
+    ]
+    metrics.forget_pod(PodUID(""))
+    assert probe_samples(metrics) == []
+
+
 # The format.
+
+
+def test_families_of_every_kind_are_written_line_by_line() -> None:
+    metrics = Metrics()
+    metrics.queued("pods", 2)
+    metrics.evicted("memory.available")
+    metrics.start_failed("container", "ErrImagePull")
+    metrics.pod_started(WEB)
+    metrics.relisted(0.5, None)
+    lines = metrics.exposition().decode().splitlines()
+
+    def family(name: str) -> list[str]:
+        return [line for line in lines if line.removeprefix("# HELP ").removeprefix("# TYPE ").startswith(name)]
+
+    assert family("workqueue_depth") == [
+        f"# HELP workqueue_depth {of.QUEUE_DEPTH.help}",
+        "# TYPE workqueue_depth gauge",
+        'workqueue_depth{name="pods"} 2',
+    ]
+    assert family("workqueue_adds") == [
+        f"# HELP workqueue_adds_total {of.QUEUE_ADDS.help}",
+        "# TYPE workqueue_adds_total counter",
+        'workqueue_adds_total{name="pods"} 1',
+    ]
+    assert family("kubelet_evictions") == [
+        f"# HELP kubelet_evictions {of.EVICTIONS.help}",
+        "# TYPE kubelet_evictions counter",
+        'kubelet_evictions{eviction_signal="memory.available"} 1',
+    ]
+    assert family("kubelet_started_containers_errors_total{") == [
+        'kubelet_started_containers_errors_total{code="ErrImagePull",container_type="container"} 1'
+    ]
+    assert family("kubelet_containers_per_pod_count") == [
+        f"# HELP kubelet_containers_per_pod_count {of.CONTAINERS_PER_POD.help}",
+        "# TYPE kubelet_containers_per_pod_count histogram",
+        *(f'kubelet_containers_per_pod_count_bucket{{le="{bound}"}} 1' for bound in (1, 2, 4, 8, 16, "+Inf")),
+        "kubelet_containers_per_pod_count_count 1",
+        "kubelet_containers_per_pod_count_sum 1",
+    ]
+    assert "kubelet_pleg_relist_duration_seconds_sum 0.5" in lines
 
 
 def test_every_family_is_written_once_under_its_own_name_and_type() -> None:

@@ -1,6 +1,7 @@
 """Mirrors: made, replaced and deleted in the API without making a static pod wait for it."""
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -19,6 +20,7 @@ from podkeeper.model.messages import (
     FILE_SOURCE,
 )
 from podkeeper.model.wire import Wire
+from podkeeper.rules.mirror import mirror_pod_for
 from podkeeper.testing.port_calls import PortCalls
 from podkeeper.testing.virtual_time import simulate
 from tests.violations import violation
@@ -39,7 +41,7 @@ class Api:
 
     async def get(self, kind: type[K], name: str, namespace: str = "") -> K:
         self._call("get")
-        if name not in self.pods:
+        if not self._has(name, namespace):
             raise NotFound(f"cannot get {name}")
         return self.pods[name]  # type: ignore[return-value]  # only pods are here
 
@@ -69,12 +71,15 @@ class Api:
         await asyncio.sleep(self.seconds)
         if grace_seconds != 0:
             raise violation(f"{name} is deleted with a grace of {grace_seconds}")
-        if name not in self.pods:
+        if not self._has(name, namespace):
             raise NotFound(f"cannot delete {name}")
         if uid not in (None, self.pods[name].metadata.uid):
             raise Conflict(f"cannot delete {name}")
         del self.pods[name]
         self._maybe_lose_the_answer()
+
+    def _has(self, name: str, namespace: str) -> bool:
+        return name in self.pods and self.pods[name].metadata.namespace == namespace
 
     def _call(self, what: str) -> None:
         self.calls.append((asyncio.get_running_loop().time(), what))
@@ -155,17 +160,101 @@ def test_what_a_mirror_needs(there: tuple[Pod, ...], expected: list[str]) -> Non
     assert play(story) == (expected, "1")
 
 
-def test_a_pod_of_the_api_gets_no_mirror() -> None:
+def test_a_mirror_is_made_for_this_node() -> None:
+    async def story(desk: Desk) -> Pod:
+        desk.has(static())
+        await desk.client.ensure(static(), None)
+        await asyncio.sleep(1)
+        return desk.api.pods["dns"]
+
+    wanted = mirror_pod_for(static(), "node", "node-uid")
+    assert play(story) == replace(wanted, metadata=replace(wanted.metadata, uid="api-1"))
+
+
+def test_a_mirror_that_came_in_the_meantime_is_left_alone() -> None:
     async def story(desk: Desk) -> list[str]:
-        annotations = {CONFIG_SOURCE_ANNOTATION: "api"}
-        await desk.client.ensure(Pod(metadata=ObjectMeta(name="web", uid="web", annotations=annotations)), None)
+        desk.has(static(), mirror("1"))
+        await desk.client.ensure(static(), None)  # as an older sync saw it
         await asyncio.sleep(1)
         return desk.api.did()
 
     assert play(story) == []
 
 
-def test_an_api_that_is_away_holds_up_nobody_and_is_tried_again_ever_less_often() -> None:
+def test_a_static_pod_without_a_uid_has_a_mirror_too() -> None:
+    async def story(desk: Desk) -> list[str]:
+        without = replace(static(), metadata=replace(static().metadata, uid=None))
+        desk.has(without)
+        await desk.client.ensure(without, None)
+        await asyncio.sleep(1)
+        return desk.api.did()
+
+    assert play(story) == ["create"]
+
+
+def test_what_is_needed_before_the_client_runs_is_done_once_it_does() -> None:
+    async def story() -> list[tuple[float, str]]:
+        desk = Desk()
+        desk.has(static())
+        await desk.client.ensure(static(), None)
+        await asyncio.sleep(5)
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(desk.client.run())
+            await asyncio.sleep(5)
+            running.cancel()
+        return desk.api.calls
+
+    assert simulate(story())[0] == [(5, "create")]
+
+
+def test_one_slow_mirror_delays_no_other_and_has_one_call_at_a_time() -> None:
+    async def story(desk: Desk) -> list[tuple[float, str]]:
+        other = replace(static(), metadata=replace(static().metadata, name="web", uid="static-web"))
+        desk.has(static(), other)
+        desk.api.seconds = 10
+        for _ in range(3):
+            await desk.client.ensure(static(), None)
+            await asyncio.sleep(1)
+        await desk.client.ensure(other, None)
+        await asyncio.sleep(10.5)
+        desk.pods.update(desk.api.pods["dns"])
+        await asyncio.sleep(30)
+        return desk.api.calls
+
+    # The first ends at 10. What was asked for meanwhile is tried again then, and finds the mirror at 20.
+    assert play(story) == [(0, "create"), (3, "create"), (10, "create"), (20, "get")]
+
+
+def test_the_pauses_after_failures_begin_anew_with_the_next_need() -> None:
+    async def story(desk: Desk) -> list[float]:
+        desk.has(static())
+        desk.api.troubles = ["down"] * 3
+        await desk.client.ensure(static(), None)
+        await asyncio.sleep(20)  # tried at 0, 1, 3 and 7
+        del desk.api.pods["dns"]
+        desk.api.troubles = ["down"]
+        await desk.client.ensure(static(), None)
+        await asyncio.sleep(20)
+        return [at for at, _ in desk.api.calls]
+
+    assert play(story) == [0, 1, 3, 7, 20, 21]
+
+
+def test_a_pod_of_the_api_gets_no_mirror() -> None:
+    async def story(desk: Desk) -> list[str]:
+        annotations = {CONFIG_SOURCE_ANNOTATION: "api"}
+        web = Pod(metadata=ObjectMeta(name="web", namespace="ns", uid="web", annotations=annotations))
+        desk.has(web)
+        await desk.client.ensure(web, None)
+        await asyncio.sleep(1)
+        return desk.api.did()
+
+    assert play(story) == []
+
+
+def test_an_api_that_is_away_holds_up_nobody_and_is_tried_again_ever_less_often(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def story(desk: Desk) -> tuple[float, list[float], str | None]:
         desk.has(static())
         desk.api.troubles = ["down"] * 7
@@ -175,6 +264,7 @@ def test_an_api_that_is_away_holds_up_nobody_and_is_tried_again_ever_less_often(
         return returned, [at for at, _ in desk.api.calls], desk.shown_hash()
 
     assert play(story) == (0.0, [0, 1, 3, 7, 15, 31, 61, 91], "1")
+    assert [record.levelno for record in caplog.records if record.levelno > logging.INFO] == [logging.WARNING] * 7
 
 
 def test_the_latest_version_is_what_the_api_gets_after_an_outage() -> None:

@@ -1,7 +1,7 @@
 """Notes that survive a restart, and the word when they are safe."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, field
 
 from podkeeper.engine.notebook import Notebook
@@ -27,7 +27,11 @@ class FakeJournal:
     def drop(self, key: str) -> None:
         self.notes.pop(key, None)
 
+    bug: bool = False
+
     async def sync(self) -> None:
+        if self.bug:
+            raise ZeroDivisionError
         seconds = self.syncs[self.begun] if self.begun < len(self.syncs) else 0.25
         self.begun += 1
         writing = dict(self.notes)
@@ -120,3 +124,120 @@ def test_when_the_one_who_syncs_is_cancelled_another_goes_on() -> None:
 
     _, seconds = simulate(scenario())
     assert 0.4 < seconds < 0.5
+
+
+def durable(notebook: Notebook, *keys: str) -> list[bool]:
+    return [notebook.is_durable(key) for key in keys]
+
+
+async def seconds_of(waiting: Awaitable[None]) -> float:
+    """How long something takes."""
+    begin = asyncio.get_running_loop().time()
+    await waiting
+    return asyncio.get_running_loop().time() - begin
+
+
+def test_a_write_is_durable_once_a_sync_that_began_after_it_has_ended() -> None:
+    async def scenario() -> None:
+        journal = FakeJournal()
+        notebook = Notebook(journal, "n/")
+        assert durable(notebook, "a", "b") == [True, True]  # nothing was written that could be lost
+        notebook.write("a", b"1")
+        assert durable(notebook, "a", "b") == [False, True]
+        async with asyncio.TaskGroup() as group:
+            group.create_task(notebook.settle("a"))
+            await asyncio.sleep(0.1)
+            notebook.write("b", b"1")
+        assert durable(notebook, "a", "b") == [True, False]  # b came too late for this sync
+        notebook.write("a", b"2")
+        assert durable(notebook, "a", "b") == [False, False]
+        await notebook.settle("b")
+        assert durable(notebook, "a", "b") == [True, True]
+        assert (journal.begun, journal.durable) == (2, {"n/a": b"2", "n/b": b"1"})
+
+    simulate(scenario())
+
+
+def test_each_waits_for_its_own_note_only() -> None:
+    async def scenario() -> list[float]:
+        notebook = Notebook(FakeJournal(syncs=[0.25, 0.5]), "n/")
+        notebook.write("a", b"")
+        async with asyncio.TaskGroup() as group:
+            waits = [group.create_task(seconds_of(notebook.settle("a")))]
+            await asyncio.sleep(0.125)
+            notebook.write("b", b"")
+            waits += [group.create_task(seconds_of(notebook.settle(key))) for key in ("a", "b", None, "c")]
+        return [task.result() for task in waits]
+
+    assert simulate(scenario())[0] == [0.25, 0.125, 0.625, 0.625, 0]
+
+
+def test_a_dropped_note_is_made_durable_too_but_nobody_waits_for_its_key() -> None:
+    async def scenario() -> None:
+        journal = FakeJournal({"n/old": b"1"})
+        notebook = Notebook(journal, "n/")
+        notebook.write("a", b"1")
+        await notebook.settle()
+        notebook.drop("a")
+        notebook.drop("old")
+        assert notebook.take("old") is None
+        assert durable(notebook, "a", "old") == [True, True]
+        assert await seconds_of(notebook.settle("a")) == 0
+        assert journal.durable == {"n/old": b"1", "n/a": b"1"}
+        assert await seconds_of(notebook.settle()) == 0.25
+        assert (journal.begun, journal.durable) == (2, {})
+        notebook.write("b", b"1")
+        notebook.drop("b")
+        assert notebook.is_durable("b")
+        assert await seconds_of(notebook.settle("b")) == 0
+
+    simulate(scenario())
+
+
+def test_trying_again_does_not_sync_beside_a_sync_or_without_need() -> None:
+    async def scenario() -> None:
+        journal = FakeJournal(syncs=[0.5, 0.5])
+        notebook = Notebook(journal, "n/")
+        assert await seconds_of(notebook.try_again()) == 0
+        notebook.write("a", b"")
+        async with asyncio.TaskGroup() as group:
+            group.create_task(notebook.settle())
+            await asyncio.sleep(0.25)
+            assert await seconds_of(notebook.try_again()) == 0
+        assert await seconds_of(notebook.try_again()) == 0
+        assert journal.begun == 1
+        notebook.write("a", b"")
+        assert await seconds_of(notebook.try_again()) == 0.5
+        assert (journal.begun, notebook.is_durable("a")) == (2, True)
+
+    simulate(scenario())
+
+
+def test_a_disk_that_fails_in_any_way_delays_nobody_twice_and_keeps_its_notes_for_another_try() -> None:
+    async def scenario() -> list[object]:
+        found: list[object] = []
+        for journal in (FakeJournal(syncs=[1e6, 1e6]), FakeJournal(syncs=[None, None]), FakeJournal(bug=True)):
+            notebook = Notebook(journal, "n/")
+            notebook.write("a", b"")
+            waits = [await seconds_of(notebook.settle("a")) for _ in range(2)]
+            again = await seconds_of(notebook.try_again())
+            before = notebook.is_durable("a")
+            journal.bug, journal.syncs = False, []
+            await notebook.try_again()
+            found.append((waits, again, before, notebook.is_durable("a")))
+        return found
+
+    hangs, refuses = ([1.0, 0], 1.0, False, True), ([0, 0], 0, False, True)
+    assert simulate(scenario())[0] == [hangs, refuses, refuses]
+
+
+def test_without_a_journal_nothing_is_kept_and_everything_counts_as_durable() -> None:
+    async def scenario() -> None:
+        notebook = Notebook(None, "n/")
+        notebook.write("a", b"1")
+        assert durable(notebook, "a", "b") == [True, True]
+        assert (notebook.take("a"), list(notebook.old_keys())) == (None, [])
+        notebook.drop("a")
+        await notebook.settle()
+
+    assert simulate(scenario())[1] == 0

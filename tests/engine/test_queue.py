@@ -89,6 +89,19 @@ def test_putting_pods_off_for_ever_piles_up_nothing() -> None:
     assert sum(reference() is not None for reference in watched) < 200
 
 
+def test_pods_are_still_in_order_while_one_is_put_off_many_times() -> None:
+    work, clock = queue()
+    late, middle, early = PodUID("late"), PodUID("middle"), PodUID("early")
+    for uid, delay_seconds in ((late, 3000), (middle, 2000), (early, 1000)):
+        work.enqueue(uid, delay_seconds)
+    for turn in range(200):
+        work.enqueue(late, 3000 + turn)
+        assert work.next_due() == 1000
+    clock.now = 5000
+    assert work.get_work() == [early, middle, late]
+    assert (work.next_due(), len(work)) == (None, 0)
+
+
 STEPS = st.one_of(
     st.tuples(st.just("enqueue"), st.sampled_from(["a", "b", "c"]), st.integers(-2, 5)),
     st.tuples(st.just("advance"), st.just(""), st.integers(0, 3)),

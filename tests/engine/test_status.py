@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TypeVar
+from typing import TypedDict, TypeVar
 
 import msgspec
 import pytest
@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from podkeeper.engine import status as engine_status
 from podkeeper.engine.manager import PodManager
 from podkeeper.engine.notebook import Notebook
 from podkeeper.engine.postman import Postman
@@ -29,7 +30,12 @@ from podkeeper.model.k8s.core import (
     PodStatus,
 )
 from podkeeper.model.k8s.meta import ObjectMeta
-from podkeeper.model.messages import CONFIG_MIRROR_ANNOTATION, CONFIG_SOURCE_ANNOTATION, PodUID
+from podkeeper.model.messages import (
+    CONFIG_HASH_ANNOTATION,
+    CONFIG_MIRROR_ANNOTATION,
+    CONFIG_SOURCE_ANNOTATION,
+    PodUID,
+)
 from podkeeper.model.wire import JSONObject, Wire
 from podkeeper.rules.patch.strategic import apply
 from podkeeper.rules.status.publish import CachedStatus, is_urgent
@@ -40,8 +46,11 @@ from tests.violations import violation
 K = TypeVar("K", bound=Wire)
 
 
-def pod(name: str, uid: str = "", *, source: str = "api", mirror: bool = False, deleted: bool = False) -> Pod:
+def pod(
+    name: str, uid: str = "", *, source: str = "api", mirror: bool = False, deleted: bool = False, hashed: str = ""
+) -> Pod:
     annotations = {CONFIG_SOURCE_ANNOTATION: source} | ({CONFIG_MIRROR_ANNOTATION: "hash"} if mirror else {})
+    annotations |= {CONFIG_HASH_ANNOTATION: hashed} if hashed else {}
     return Pod(
         metadata=ObjectMeta(
             name=name,
@@ -90,7 +99,7 @@ class FakeApi:
         self.pods.update((each.metadata.name or "", each) for each in pods)
 
     @asynccontextmanager
-    async def call(self, verb: str, name: str) -> AsyncIterator[None]:
+    async def call(self, verb: str, name: str, namespace: str) -> AsyncIterator[None]:
         now = asyncio.get_running_loop().time
         self.calls.append((now(), verb, name))
         self.busy[name] = self.busy.get(name, 0) + 1
@@ -102,7 +111,7 @@ class FakeApi:
             while verb == "patch" and name in self.hung:
                 await asyncio.sleep(0.5)
             self.trouble(verb, name)
-            if name not in self.pods:
+            if name not in self.pods or self.pods[name].metadata.namespace != namespace:
                 raise NotFound(f"cannot {verb} {name}: there is none")
             yield
             self.lost(verb, name)
@@ -110,7 +119,7 @@ class FakeApi:
             self.busy[name] -= 1
 
     async def get(self, kind: type[K], name: str, namespace: str = "") -> K:
-        async with self.call("get", name):
+        async with self.call("get", name, namespace):
             found = self.pods[name]
             assert isinstance(found, kind)
             return found
@@ -122,7 +131,7 @@ class FakeApi:
         raise violation("a status manager patches only the status")
 
     async def patch_status(self, kind: type[K], name: str, patch: JSONObject, namespace: str = "") -> K:
-        async with self.call("patch", name):
+        async with self.call("patch", name, namespace):
             if patch["metadata"]["uid"] != self.pods[name].metadata.uid:
                 raise Conflict(f"cannot patch {name}: it is another pod")
             old = msgspec.json.decode(msgspec.json.encode(self.pods[name]))
@@ -141,7 +150,7 @@ class FakeApi:
         grace_seconds: int | None = None,
         uid: str | None = None,
     ) -> None:
-        async with self.call("delete", name):
+        async with self.call("delete", name, namespace):
             if uid not in (None, self.pods[name].metadata.uid):
                 raise Conflict(f"cannot delete {name}: it is another pod")
             self.deletions.append((name, grace_seconds, uid))
@@ -175,6 +184,14 @@ class FakeJournal:
         self.durable = writing
 
 
+class Hooks(TypedDict, total=False):
+    """What a status manager asks others, besides its neighbours."""
+
+    is_outdated: Callable[[Pod, Pod], bool]
+    still_ends: Callable[[PodUID], bool]
+    takes_back: Callable[[Pod, PodStatus], bool]
+
+
 class Node:
     """A status manager with its neighbours; `at` is the time."""
 
@@ -186,10 +203,13 @@ class Node:
         concurrency: int = 16,
         calls: PortCalls | None = None,
         clock: VirtualClock | None = None,
+        known: PodManager | None = None,
+        postman: engine_status.Postman | None = None,
+        hooks: Hooks | None = None,
     ) -> None:
         self.api = FakeApi()
-        self.api.put(*(each for each in pods if each.metadata.annotations != {CONFIG_SOURCE_ANNOTATION: "file"}))
-        self.known = PodManager()
+        self.api.put(*(each for each in pods if (each.metadata.annotations or {})[CONFIG_SOURCE_ANNOTATION] != "file"))
+        self.known = known or PodManager()
         for each in pods:
             self.known.update(each)
         self.could_run: set[str] = set()
@@ -200,11 +220,12 @@ class Node:
             pods=self.known,
             could_run=self.could_run.__contains__,
             clock=self.clock,
-            postman=Postman(clock=self.clock, what="status of pod", concurrency=concurrency),
+            postman=postman or Postman(clock=self.clock, what="status of pod", concurrency=concurrency),
             notebook=Notebook(
                 journal if calls is None or journal is None else calls.watch("journal", journal), "status/"
             ),
             observe_lag=self.lags.append,
+            **(hooks or {}),
         )
 
     @property

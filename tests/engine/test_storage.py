@@ -10,8 +10,15 @@ from podkeeper.engine.storage import PodStorage
 from podkeeper.model.errors import BadInput
 from podkeeper.model.k8s.core import Pod, PodSpec, PodStatus
 from podkeeper.model.k8s.meta import ObjectMeta
-from podkeeper.model.messages import ALL_SOURCES, CONFIG_SOURCE_ANNOTATION, Op, PodEvent, PodUpdate
-from podkeeper.rules.merge import NotificationMode
+from podkeeper.model.messages import (
+    ALL_SOURCES,
+    CONFIG_FIRST_SEEN_ANNOTATION,
+    CONFIG_SOURCE_ANNOTATION,
+    Op,
+    PodEvent,
+    PodUpdate,
+)
+from podkeeper.rules.merge import NotificationMode, duplicate_warning
 
 NOW = datetime(2024, 1, 1, tzinfo=UTC)
 
@@ -46,6 +53,44 @@ def test_the_first_set_of_a_source_is_told_even_if_it_is_empty() -> None:
     assert listener.tell(Op.SET, "file") == ["ADD"]
     assert listener.updates == [PodUpdate(Op.ADD, (), "file")]
     assert listener.tell(Op.SET, "file") == []
+
+
+def test_a_stored_pod_carries_its_source_and_when_it_was_first_seen() -> None:
+    listener = Listener()
+    listener.tell(Op.ADD, "api", pod("web"))
+    (stored,) = listener.storage.merged_state()
+    assert listener.updates == [PodUpdate(Op.ADD, (stored,), "api")]
+    assert (stored.metadata.annotations or {}) == {
+        CONFIG_SOURCE_ANNOTATION: "api",
+        CONFIG_FIRST_SEEN_ANNOTATION: "2024-01-01T00:00:00.000000000Z",
+    }
+
+
+def test_a_mode_may_be_given_by_its_name() -> None:
+    updates: list[PodUpdate] = []
+    storage = PodStorage(emit=updates.append, record=print, now=lambda: NOW, mode="snapshot")
+    for source in ("file", "api"):
+        storage.merge(PodUpdate(Op.SET, (pod(source),), source))
+    assert [(update.op, update.source, names(update.pods)) for update in updates] == [
+        (Op.SET, "file", ["file"]),
+        (Op.SET, "api", ["api", "file"]),
+    ]
+
+
+def test_pods_are_kept_in_the_order_of_the_last_set() -> None:
+    listener = Listener()
+    for order in (("web", "db"), ("db", "new", "web")):
+        listener.tell(Op.SET, "api", *map(pod, order))
+        assert [each.metadata.name for each in listener.storage.merged_state()] == list(order)
+
+
+def test_a_removed_pod_is_forgotten_and_the_others_of_its_source_stay() -> None:
+    listener = Listener()
+    listener.tell(Op.SET, "api", pod("web"), pod("db"))
+    assert listener.tell(Op.REMOVE, "api", pod("web"), pod("unknown")) == ["REMOVE web"]
+    assert names(listener.storage.merged_state()) == ["db"]
+    assert listener.tell(Op.ADD, "api", pod("web")) == ["ADD web"]
+    assert names(listener.storage.merged_state()) == ["db", "web"]
 
 
 def test_a_source_is_seen_with_its_first_set_not_before() -> None:
@@ -96,7 +141,7 @@ def test_sync_tells_everything_once_more_from_the_pseudo_source() -> None:
 def test_a_duplicate_is_dropped_with_a_warning() -> None:
     listener = Listener()
     assert listener.tell(Op.SET, "api", pod("web", uid="1"), pod("web", uid="2")) == ["ADD web"]
-    assert [event.uid for event in listener.events] == ["2"]
+    assert listener.events == [duplicate_warning(pod("web", uid="2"), "api")]
 
 
 def test_the_same_uid_in_two_sources_is_two_pods() -> None:
