@@ -685,12 +685,12 @@ MUTANTS = (
     Mutant(
         "stored-objects-outlive-the-first-answer",
         "sources/kept_objects.py",
-        "        self._api_answered = True\n        if self._may_keep(key, answer):",
-        "        if self._may_keep(key, answer):",
+        "        self._api_answered = True\n        envelope =",
+        "        envelope =",
         ("tests/sources/test_kept_objects.py",),
     ),
     Mutant(
-        "secrets-are-stored-without-leave",
+        "secrets-are-stored-without-permission",
         "sources/kept_objects.py",
         "return key.kind == CONFIG_MAP or self._keep_secrets",
         "return True",

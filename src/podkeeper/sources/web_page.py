@@ -74,7 +74,6 @@ class WebPage:
     async def __aexit__(self, *_: object) -> None:
         if self._session is not None:
             await self._session.close()
-            self._session = None
 
     async def fetch(self, etag: str) -> Fetched | None:
         """Send a GET request. None: 304. Raises NoAnswer for every other status but 200, and if there is no answer."""
