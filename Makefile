@@ -50,10 +50,10 @@ format: $(READY)  ## put all code into the house's format
 	@$(BIN)/ruff format .
 
 # Parts run at the same time: while one waits, the others have the cores. Each prints its output when it ends. A part is
-# a path and leaves out the parts below it, so `tests` is all that has no part of its own. The longest come first.
+# a path and leaves out the parts below it, so `tests` is all that has no part of its own. Parts that wait come first.
 # Each is one process: workers of pytest-xdist would each collect all tests, and report each result to a controller.
 # tests/runtimes/process must be a part: its tests enter namespaces, which no process with threads (gRPC's) can do.
-PARTS := tests/sim tests/runtimes/process tests/app tests/sim/test_sieve.py tests tests/rules tests/engine tests/contracts tests/runtimes
+PARTS := tests/app tests tests/contracts tests/runtimes/process tests/runtimes tests/sim tests/rules tests/engine tests/sim/test_sieve.py
 
 test:  ## check plus all fast tests, the recorded traces among them
 	@PY_COLORS=$(if $(MAKE_TERMOUT),1,0) $(MAKE) --no-print-directory --jobs=4 --keep-going --output-sync=target $(addprefix part/,$(PARTS)) check

@@ -23,6 +23,8 @@ from podkeeper.rules.defaults import default_pod
 from podkeeper.testing.memory_api import MemoryApi
 from tests.runtimes.cri.containerd import BUSYBOX_IMAGE, Containerd, borrowed, missing, remove_cgroups
 
+pytestmark = pytest.mark.slow  # real containers
+
 NODE = "n1"
 PATIENCE_SECONDS = 30.0
 LONG = "trap 'exit 0' TERM; echo hello; sleep 100000 & wait"

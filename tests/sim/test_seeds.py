@@ -10,7 +10,7 @@ from podkeeper.testing.sim.invariants import INVARIANTS
 from podkeeper.testing.sim.mischief import FAULTS
 from podkeeper.testing.sim.play import Plan
 
-SEEDS = range(6)
+SEEDS = range(4)
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from podkeeper.app.cli import main
 from podkeeper.app.local.client import TABLE_ACCEPTED, AskingFailed, LocalClient
 from tests.app.local.house import pod
 
+slow = partial(pytest.param, marks=pytest.mark.slow)
 SLOW = {"app": {"term_seconds": 0.4}}
 STUBBORN = {"app": {"term_seconds": None}}
 
@@ -270,7 +272,9 @@ def _shell(directory: Path, how: str, **files: str) -> "subprocess.Popen[bytes]"
     return subprocess.Popen(["sh", "-c", called], cwd=directory, stdin=subprocess.DEVNULL)
 
 
-@pytest.mark.parametrize("how", ["{} 2>err | head -1 >out", "{} >&- 2>err", "{} >/dev/full 2>err", "{} >&- 2>&-"])
+@pytest.mark.parametrize(
+    "how", ["{} 2>err | head -1 >out", *(slow(how) for how in ("{} >&- 2>err", "{} >/dev/full 2>err", "{} >&- 2>&-"))]
+)
 def test_an_agent_goes_on_when_nobody_reads_what_it_says(tmp_path: Path, how: str) -> None:
     shell = _shell(tmp_path, how.replace("{}", "{} --once"), a=pod("a", lives={"app": {"after_seconds": 0.5}}))
     client = LocalClient(tmp_path / "r" / "podkeeper.sock")

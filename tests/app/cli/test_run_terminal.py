@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.app.cli.terminal import on_terminal
-from tests.app.cli.test_run import STUBBORN, command
+from tests.app.cli.test_run import STUBBORN, command, slow
 from tests.app.local.house import pod
 
 LONG = "a-name-that-goes-on-and-on-and-never-seems-to-come-to-its-end"
@@ -27,7 +27,7 @@ def test_a_long_name_takes_no_room_from_what_matters(tmp_path: Path) -> None:
         assert LONG not in seen
 
 
-@pytest.mark.parametrize("columns, rows", [(120, 40), (60, 12), (40, 10), (20, 5)])
+@pytest.mark.parametrize("columns, rows", [slow(120, 40), slow(60, 12), slow(40, 10), (20, 5)])
 def test_the_table_fits_every_terminal(tmp_path: Path, columns: int, rows: int) -> None:
     many = [pod(f"pod{number}") for number in range(20)]  # a picture larger than the kernel's buffer may get torn
     with on_terminal(manifests(tmp_path, *many), columns, rows) as it:
@@ -48,7 +48,7 @@ def test_without_colours_there_are_none(tmp_path: Path) -> None:
         assert it.picture.is_coloured
 
 
-@pytest.mark.parametrize("kind", ["dumb", "unknown", ""])
+@pytest.mark.parametrize("kind", ["dumb", slow("unknown"), slow("")])
 def test_a_terminal_that_cannot_draw_gets_lines(tmp_path: Path, kind: str) -> None:
     with on_terminal(manifests(tmp_path, pod("web")), TERM=kind) as it:
         it.until(lambda text: "web-n1  Running            ready 1/1" in text)

@@ -44,7 +44,7 @@ def test_a_mount_that_is_remade_at_its_place_keeps_no_container_from_starting(he
     script = f"until test -e {stop}; do mkdir {place}; mount -t tmpfs none {place}; umount {place}; rmdir {place}; done"
     with subprocess.Popen(["sh", "-c", script]) as churning:
         try:
-            codes = {here.run("true", name=f"c{number}")[0] for number in range(40)}
+            codes = {here.run("true", name=f"c{number}")[0] for number in range(20)}
         finally:
             stop.touch()
             churning.wait()
@@ -61,7 +61,7 @@ def test_a_directory_that_is_deleted_meanwhile_keeps_no_container_from_starting(
         once = f"mkdir {place}/d; touch {place}/d/file; rm -r {place}/d"
         with subprocess.Popen(["sh", "-c", f"until test -e {place}/stop; do {once}; done"]) as churning:
             try:
-                codes = {here.run("true", name=f"c{number}")[0] for number in range(40)}
+                codes = {here.run("true", name=f"c{number}")[0] for number in range(20)}
             finally:
                 Path(place, "stop").touch()
                 churning.wait()
