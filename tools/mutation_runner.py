@@ -116,6 +116,7 @@ class Functions:
         self._source = source
         self._found: dict[tuple[str, str, int], list[FunctionType]] = {}
         prefix = str(source)
+        gc.unfreeze()  # frozen objects are not listed, and `tests/conftest.py` freezes them all
         for thing in gc.get_objects():
             if type(thing) is FunctionType and thing.__code__.co_filename.startswith(prefix):
                 code = thing.__code__
