@@ -23,6 +23,7 @@ import os
 import pickle
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -47,7 +48,6 @@ from tools.mutation_runner import (
     adopt_orphans,
     end_descendants,
     environment_for,
-    remove_folder,
     write_queue,
 )
 
@@ -559,7 +559,7 @@ def main(arguments: list[str]) -> int:
         status = 2
     finally:
         end_descendants()
-        remove_folder(scratch)
+        shutil.rmtree(scratch, ignore_errors=True)
     summary(chosen, results.known(), excused, build)
     return status
 
