@@ -342,6 +342,17 @@ def test_the_closest_fit_goes_and_of_two_the_smaller() -> None:
     assert victims(critical({"cpu": "1"}), *others) == ["large"]
 
 
+def test_of_two_that_fit_and_request_the_same_memory_the_one_with_less_cpu_goes() -> None:
+    large, small = pod("large", {"cpu": "1", "memory": "1Mi"}), pod("small", {"cpu": "900m", "memory": "1Mi"})
+    assert victims(critical({"cpu": "500m"}), large, small) == ["small"]
+    assert victims(critical({"cpu": "500m"}), small, large) == ["small"]
+
+
+def test_of_two_that_request_the_same_the_later_one_goes() -> None:
+    same = {"cpu": "1", "memory": "1Mi"}
+    assert victims(critical({"cpu": "500m"}), pod("a", same), pod("b", same)) == ["b"]
+
+
 def test_nobody_dies_for_a_pod_that_would_not_run_anyway() -> None:
     wanted = pod("critical", {"cpu": "2"}, source="file", nodeSelector={"zone": "b"})
     assert admit(wanted, NODE, [pod("b", {"cpu": "2"})]) == Rejection("NodeAffinity", AFFINITY)

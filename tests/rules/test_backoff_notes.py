@@ -151,6 +151,21 @@ def test_a_long_good_run_across_a_restart_still_resets() -> None:
     assert [each.entry.delay for each in new.remembered(UID)] == [seconds(10)]
 
 
+# A note outlives the agent that wrote it: the next version must still decode it, with the same origin of steady time.
+RECORDED = (
+    b'{"steady":"1970-01-01T01:23:20Z","wall":"2026-01-01T00:00:00Z","entries":[{"key":["u1","image"],'
+    b'"delay":"PT40S","age":"PT30S",'
+    b'"curve":{"initial":"PT10S","maximum":"PT300S","stable_after":"PT600S"},"cause":"ErrImagePull",'
+    b'"exit":{"id":"c1","finished_at":"2025-12-31T23:59:50Z","age":"PT10S"}}]}'
+)
+
+
+def test_a_recorded_note_of_an_earlier_agent_keeps_its_meaning() -> None:
+    entry = Entry(seconds(40), steady(UPTIME - 30), DEFAULT_CURVE, "ErrImagePull")
+    expected = Remembered(("u1", "image"), entry, SeenExit("c1", WALL - seconds(10), steady(UPTIME - 10)))
+    assert decode_note(RECORDED, steady(UPTIME + 5), WALL + seconds(5)) == (expected,)
+
+
 @given(st.binary())
 def test_bytes_that_are_no_note_give_no_entries(junk: bytes) -> None:
     assert decode_note(junk, steady(0), WALL) == ()

@@ -94,6 +94,28 @@ def test_what_a_pod_says_itself_is_added_and_its_options_replace() -> None:
     assert lookup_for(pod("None", own), CLUSTER, HOST).dns.options == ("timeout:5", "edns0", "ndots")
 
 
+OWN_PARTS = {
+    "nothing": (PodDNSConfig(), HOST),
+    "only nameservers": (
+        PodDNSConfig(nameservers=("192.0.2.54",)),
+        replace(HOST, servers=("192.0.2.53", "192.0.2.54")),
+    ),
+    "only searches": (
+        PodDNSConfig(searches=("own.example",)),
+        replace(HOST, searches=("example.com", "own.example")),
+    ),
+    "only options": (
+        PodDNSConfig(options=(option("edns0"),)),
+        replace(HOST, options=("timeout:2", "rotate", "edns0")),
+    ),
+}
+
+
+@pytest.mark.parametrize("own, expected", OWN_PARTS.values(), ids=OWN_PARTS.keys())
+def test_a_dns_config_changes_only_the_parts_that_it_sets(own: PodDNSConfig, expected: Dns) -> None:
+    assert lookup_for(pod("Default", own), CLUSTER, HOST).dns == expected
+
+
 def test_what_does_not_fit_is_left_out_and_told() -> None:
     host = Dns(servers=("192.0.2.1", "192.0.2.2", "192.0.2.3", "192.0.2.4"), searches=tuple(f"d{n}" for n in range(33)))
     found = lookup_for(pod("Default"), CLUSTER, host)

@@ -60,6 +60,12 @@ def test_a_runtime_record_is_referred_to_without_a_version() -> None:
     assert reference_to(record) == ObjectReference(api_version="v1", kind="Pod", name="web", namespace="ns", uid="u1")
 
 
+def test_a_reference_leaves_out_fields_that_are_empty() -> None:
+    nothing = ObjectReference(api_version="v1", kind="Pod")
+    assert reference_to(PodRecord(uid="", name="", namespace="")) == nothing
+    assert reference_to(Pod(metadata=ObjectMeta(name="", namespace="", uid="", resource_version=""))) == nothing
+
+
 def test_an_event_about_something_without_a_namespace_lies_in_the_default_one() -> None:
     node = ObjectReference(api_version="v1", kind="Node", name="node-1")
     made = api_event(PodEvent(EventType.NORMAL, "Starting", ""), node, SOURCE, NOW, 1)

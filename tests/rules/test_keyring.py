@@ -59,6 +59,8 @@ KEYS = {
     "two stars are two":                     ("*.*.example.io", "a.b.example.io/app", True),
     "a part must match whole":               ("k*.test", "reg.test/app", False),
     "a class of characters":                 ("reg[0-9].example.io", "reg7.example.io/app", True),
+    "a class at the beginning of a host":    ("[q-s]eg.example.io", "reg.example.io/app", True),
+    "a class at the end of a host":          ("reg.example.i[n-p]", "reg.example.io/app", True),
     "a path covers what is below it":        ("prefix.*.io/foo", "prefix.example.io/foo/bar", True),
     "a path covers what begins like it":     ("example.io/fo", "example.io/foo", True),
     "another path is not covered":           ("example.io/foo", "example.io/bar", False),

@@ -186,6 +186,8 @@ def test_a_docker_line() -> None:
 
 DOCKER = {
     "names in any case": (docker(LOG="a", Stream="stdout", tiMe=TIME.decode()), LogLine(time(), "stdout", b"a")),
+    "a long s is an s": (b'{"\\u017ftream":"stdout"}', LogLine(LogTime(ZERO_TIME), "stdout", b"")),
+    "a ligature is not its two letters": (b'{"\\ufb06ream":"stdout"}', LogLine(LogTime(ZERO_TIME), "", b"")),
     "unknown members": (docker(log="a", attrs={"log": 1}), LogLine(LogTime(ZERO_TIME), "", b"a")),
     "nulls": (docker(log=None, stream=None, time=None), LogLine(LogTime(ZERO_TIME), "", b"")),
     "nothing but null": (b"null", LogLine(LogTime(ZERO_TIME), "", b"")),

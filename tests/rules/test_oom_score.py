@@ -41,6 +41,7 @@ SCORES = {
     "a sidecar is spared as long as the poorest app": (
         pod(APP, asking("rich", "200Mi"), init_containers=(sidecar(),)), sidecar(), 900),
     "a rich sidecar is spared longer": (pod(APP, init_containers=(sidecar("300Mi"),)), sidecar("300Mi"), 700),
+    "a sidecar without app containers": (pod(init_containers=(sidecar("300Mi"),)), sidecar("300Mi"), 700),
     "what is like a sidecar and is none": (pod(APP, asking("x")), replace(asking("x"), restart_policy="Always"), 999),
     "what the pod requests besides is shared out": (pod(APP, asking("b", "100Mi"), resources=WHOLE), APP, 800),
     "among init containers too": (

@@ -250,6 +250,9 @@ GARBAGE: dict[str, tuple[Any, Any, str]] = {
         with_finalizers("f"), metadata(**{"$deleteFromPrimitiveList/finalizers": "f"}), "a list is expected"),
     "an order for an atomic list of objects": (
         pod(A, tolerations=[{"key": "a"}]), spec(**{"$setElementOrder/tolerations": [{"key": "a"}]}), "is an object"),
+    "a number merged into strings": (with_finalizers("f"), metadata(finalizers=[1]), "scalars of one type"),
+    "a number deleted from strings": (
+        with_finalizers("f"), metadata(**{"$deleteFromPrimitiveList/finalizers": [1]}), "an item is a number"),
     "objects among finalizers": (with_finalizers({"a": 1}), metadata(finalizers=[{"a": 1}]), "scalars are expected"),
 }  # fmt: skip
 
@@ -372,8 +375,19 @@ def test_conflict(original: Any, modified: Any, current: Any, field: str) -> Non
         (IMAGE_X, IMAGE_Y, IMAGE_Y),
         (with_finalizers("f"), with_finalizers("f", "g"), with_finalizers("f", "h")),
         (with_finalizers("f", "g"), with_finalizers("f"), with_finalizers("g")),
+        (
+            pod({"name": "a", "args": ["x"]}),
+            pod({"name": "a", "args": ["y", "z"]}),
+            pod({"name": "a", "args": ["z", "y"]}),
+        ),
     ],
-    ids=["nobody else did", "both did the same", "each added a finalizer", "each removed a finalizer"],
+    ids=[
+        "nobody else did",
+        "both did the same",
+        "each added a finalizer",
+        "each removed a finalizer",
+        "the same arguments in another order",
+    ],
 )
 def test_no_conflict(original: Any, modified: Any, current: Any) -> None:
     overwriting = strategic.three_way_diff(original, modified, current, POD)

@@ -142,6 +142,14 @@ TICKS = {
         (AT_ONE, LIVE,
          known(LIVE, exited(0), policy="Never", conditions=(STARTING_OVER,)),
          Step(AT_ONE, Reason.NOT_RUNNING, store=FAILURE)),
+    "a restart of all containers that is over does not keep its worker":
+        (AT_ONE, LIVE,
+         known(LIVE, exited(0), policy="Never", conditions=(replace(STARTING_OVER, status="False"),)),
+         Step(Ended(ONE), Reason.NO_RESTART, store=FAILURE)),
+    "another condition that is true does not keep its worker":
+        (AT_ONE, LIVE,
+         known(LIVE, exited(0), policy="Never", conditions=(PodCondition(type="Ready", status="True"),)),
+         Step(Ended(ONE), Reason.NO_RESTART, store=FAILURE)),
     "a liveness probe of a pod that is being deleted ends with a success":
         (AT_ONE, LIVE, known(LIVE, running(), deleting=True), Step(Ended(ONE), Reason.POD_DELETED, store=SUCCESS)),
     "a startup probe too":

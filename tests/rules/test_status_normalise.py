@@ -11,6 +11,8 @@ from podkeeper.model.k8s.core import (
     ContainerStateRunning,
     ContainerStateTerminated,
     ContainerStatus,
+    NodeAllocatableResourceClaimStatus,
+    PodExtendedResourceClaimStatus,
     PodResourceClaimStatus,
     PodSpec,
     PodStatus,
@@ -110,6 +112,13 @@ EQUAL: dict[str, Change] = {
     "an order of conditions": conditions(("example.com/gate", "True"), ("Ready", "True")),
     "claims, which others write": lambda status: replace(
         status, resource_claim_statuses=(PodResourceClaimStatus(name="gpu"),)
+    ),
+    "the claim of extended resources, which others write": lambda status: replace(
+        status, extended_resource_claim_status=PodExtendedResourceClaimStatus(resource_claim_name="gpu")
+    ),
+    "claims of node allocatable resources, which others write": lambda status: replace(
+        status,
+        node_allocatable_resource_claim_statuses=(NodeAllocatableResourceClaimStatus(resource_claim_name="cpu"),),
     ),
     "an empty text or nothing": lambda status: replace(status, reason="", message=""),
     "an empty list or nothing": lambda status: replace(status, init_container_statuses=()),
