@@ -195,23 +195,39 @@ def _descendants(top: int) -> list[int]:
     return found
 
 
-def leave_mounts_alone() -> None:
-    """Enter a mount namespace of its own.
+def enter_cell() -> None:
+    """Go on in a child with a mount and a PID namespace of its own. This process waits, and ends as the child does.
 
-    A mutant of the process runtime may mount, or change the root, without entering a namespace first: as root it would
-    take /proc or the root directory away from all processes of the machine. Other users cannot, and need none.
+    A mutant of the process runtime may change the root directory, or kill all processes: as root it would do so to the
+    whole machine. Other users cannot enter such namespaces: they should run mutants of that runtime in a container.
     """
     if os.geteuid() != 0:
         return
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.unshare(0x20000) or libc.mount(b"none", b"/", None, 0x44000, None):  # CLONE_NEWNS, MS_REC | MS_PRIVATE
-        raise OSError(ctypes.get_errno(), "cannot enter a mount namespace")
+
+    def check(result: int) -> None:
+        if result:
+            raise OSError(ctypes.get_errno(), "cannot enter namespaces for a mutant")
+
+    check(libc.unshare(0x20020000))  # CLONE_NEWPID | CLONE_NEWNS
+    check(libc.mount(b"none", b"/", None, 0x44000, None))  # MS_REC | MS_PRIVATE
+    _go_on_in_child()
+    check(libc.mount(b"proc", b"/proc", b"proc", 0, None))
+    _go_on_in_child()  # the first process of a namespace ignores signals that it does not handle
+
+
+def _go_on_in_child() -> None:
+    """Fork. The parent reaps all its children until the new one has ended, and ends like it."""
+    pid = os.fork()
+    while pid:
+        ended, status = os.wait()
+        if ended == pid:
+            os._exit(min(255, abs(os.waitstatus_to_exitcode(status))))
 
 
 def _prepare_child(temporary: Path) -> None:
     """A session, a memory limit and a temporary folder of its own, and nothing to read or to say."""
     os.setsid()
-    leave_mounts_alone()
     silence = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1, 2):
         os.dup2(silence, number)
@@ -453,6 +469,7 @@ class Worker:
     def _be_child(self, mutant: Mutant | None, names: Sequence[str], writing: int) -> None:
         try:
             try:
+                enter_cell()
                 _prepare_child(self._folder / "t")
                 if mutant is not None:
                     self._functions.swap(mutant)
@@ -554,7 +571,9 @@ def serve_fresh(folder: Path, pipe: int) -> int:
     """Be a fresh process: run these tests in this order."""
     names = json.loads((folder / "tests.json").read_text())
     os.set_inheritable(pipe, False)
-    leave_mounts_alone()
+    enter_cell()
+    if os.getsid(0) != os.getpid():
+        os.setsid()
     _limit_memory()
     _use_temporary(folder / "t")
 

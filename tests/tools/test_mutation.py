@@ -121,6 +121,22 @@ def run(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=HOUSE, env=environment, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can enter namespaces without changing its user")
+def test_a_mutant_sees_no_process_of_the_machine_and_its_mounts_stay_its_own(tmp_path: Path) -> None:
+    program = f"""
+import os, subprocess
+from tools.mutation_runner import enter_cell
+enter_cell()
+subprocess.run(["mount", "-t", "tmpfs", "none", {str(tmp_path)!r}], check=True)
+open({str(tmp_path / "file")!r}, "w").close()
+print(os.getpid(), sorted(name for name in os.listdir("/proc") if name.isdecimal()))
+raise SystemExit(7)
+"""
+    ended = subprocess.run([sys.executable, "-c", program], cwd=HOUSE, capture_output=True, text=True, check=False)
+    assert (ended.stdout, ended.returncode) == ("2 ['1', '2']\n", 7), ended.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.slow
 def test_each_mutant_of_a_tiny_project_gets_its_verdict(tmp_path: Path) -> None:
     for place in ("src/podkeeper", "tests", "tools"):
