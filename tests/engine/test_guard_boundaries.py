@@ -1,7 +1,7 @@
 """The guarded runtime at its boundaries: exact leases, deadlines and turns, and the names it knows."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 from msgspec.structs import replace
@@ -107,8 +107,8 @@ def test_a_change_holds_its_slot_until_its_lease_ends(operation: str) -> None:
     assert [at for at, _ in house.runtime.begun] == pytest.approx([LEASES[operation] * index for index in range(3)])
 
 
-async def _awaited(call: object) -> None:
-    await call  # type: ignore[misc]  # any awaitable
+async def _awaited(call: Awaitable[object]) -> None:
+    await call
 
 
 def test_a_change_that_outlived_its_lease_frees_no_second_slot_when_it_ends() -> None:
@@ -412,20 +412,20 @@ def test_changes_given_up_when_the_agent_stops_are_counted_as_failed_and_named()
     simulate(scenario())
 
 
-DEFAULTS: dict[str, Callable[[GuardedRuntime], object]] = {
+DEFAULTS: dict[str, Callable[[GuardedRuntime], Awaitable[object]]] = {
     "a change": lambda guard: guard.start_container("app"),
     "a read": lambda guard: guard.health(),
 }
 
 
 @pytest.mark.parametrize("call", DEFAULTS.values(), ids=DEFAULTS.keys())
-def test_a_guard_needs_neither_limits_nor_an_observer(call: Callable[[GuardedRuntime], object]) -> None:
+def test_a_guard_needs_neither_limits_nor_an_observer(call: Callable[[GuardedRuntime], Awaitable[object]]) -> None:
     async def scenario() -> None:
         runtime = Slow()
         runtime.seconds = {"start_container": FOR_EVER, "health": FOR_EVER}
         guard = GuardedRuntime(runtime, clock=VirtualClock())
         running = asyncio.ensure_future(guard.run())
-        assert isinstance(await raised_by(call(guard)), CallTimedOut)  # type: ignore[arg-type]  # it is awaitable
+        assert isinstance(await raised_by(call(guard)), CallTimedOut)
         assert now() == 120
         running.cancel()
         await asyncio.wait({running})

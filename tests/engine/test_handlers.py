@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
+from typing import cast
 
 import pytest
 from msgspec.structs import replace
@@ -92,7 +93,7 @@ class Desk:
             raise self.failing[name]
 
     def config(self, op: Op | str, *pods: Pod, source: str = API_SOURCE) -> list[bool]:
-        return list(self.handlers.config(PodUpdate(op, pods, source)))  # type: ignore[arg-type]  # also unknown ones
+        return list(self.handlers.config(PodUpdate(cast(Op, op), pods, source)))
 
     def taken(self) -> list[Call]:
         """The calls since the last time."""

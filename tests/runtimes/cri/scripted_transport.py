@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from typing import cast
+from typing import Any, cast
 
 from google.protobuf.message import Message
 
@@ -14,9 +14,10 @@ class ScriptedTransport:
 
     def __init__(self) -> None:
         self.requests: list[tuple[str, Message, float]] = []  # method, request, deadline
-        self.answers: dict[str, Callable[[Message], Message | Exception]] = {}  # by the last word of the method
+        self.answers: dict[str, Callable[[Any], Message | Exception]] = {}  # by the last word of the method
         self.streams: dict[str, asyncio.Queue[Message | Exception | None]] = {}  # None: the stream ends
         self.opened: list[tuple[str, Message]] = []
+        self.closed = 0
 
     async def unary(self, method: str, request: Message, answer: type[Answer], seconds: float) -> Answer:
         self.requests.append((method, request, seconds))
@@ -39,4 +40,4 @@ class ScriptedTransport:
             yield cast(Answer, message)
 
     async def close(self) -> None:
-        raise NotImplementedError
+        self.closed += 1

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -26,12 +27,12 @@ class Runtime(ScriptedTransport):
         super().__init__()
         self._trouble = {method: list(errors) for method, errors in trouble.items()}
         for name in ("StopContainer", "RemoveContainer", "StopPodSandbox", "RemovePodSandbox"):
-            self.answers[name] = lambda request, name=name: self._answer(name, getattr(cri, f"{name}Response")())  # type: ignore[misc]
+            self.answers[name] = partial(self._answer, name, getattr(cri, f"{name}Response")())
         self.answers["ContainerStatus"] = self._status
         containers = [cri.Container(id=name, state=state) for name, state in STATES.items()]
         self.answers["ListContainers"] = lambda _: cri.ListContainersResponse(containers=containers)
 
-    def _answer(self, name: str, answer: Any) -> Any:
+    def _answer(self, name: str, answer: Any, _: object) -> Any:
         errors = self._trouble.get(name, [])
         return (errors.pop(0) if errors else None) or answer
 

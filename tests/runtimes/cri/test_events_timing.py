@@ -63,8 +63,8 @@ class Stage:
         self.strangers: dict[str, dict[str, str]] = {}  # labels of containers that a list shows
         self.strange_boxes: dict[str, dict[str, str]] = {}
         self.transport.answers = {
-            "ContainerStatus": lambda request: self._status(request.container_id),  # type: ignore[attr-defined]
-            "PodSandboxStatus": lambda request: self._box(request.pod_sandbox_id),  # type: ignore[attr-defined]
+            "ContainerStatus": lambda request: self._status(request.container_id),
+            "PodSandboxStatus": lambda request: self._box(request.pod_sandbox_id),
             "ListContainers": self._containers,
             "ListPodSandbox": self._boxes,
         }

@@ -2,10 +2,12 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from google.protobuf.message import Message
 
 from podkeeper.model.errors import CallTimedOut, RuntimeRefused, RuntimeUnavailable
 from podkeeper.model.probing import CommandEnd, Exited, NotRun, TimedOut
@@ -18,27 +20,26 @@ from tests.runtimes.cri.requesting import pod, wanted
 from tests.runtimes.cri.scripted_transport import ScriptedTransport
 
 
+def _constant(response: Message, _: object) -> Message:
+    return response
+
+
 class Transport(ScriptedTransport):
     """Answers everything with success, unless the test says otherwise."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.closed = 0
         for name in (
             *("StartContainer", "StopContainer", "RemoveContainer", "StopPodSandbox", "RemovePodSandbox"),
             *("ReopenContainerLog", "RemoveImage", "ListImages"),
         ):
-            response = getattr(cri, f"{name}Response")()
-            self.answers[name] = lambda _, response=response: response  # type: ignore[misc]
+            self.answers[name] = partial(_constant, getattr(cri, f"{name}Response")())
         self.answers["RunPodSandbox"] = lambda _: cri.RunPodSandboxResponse(pod_sandbox_id="b")
         self.answers["CreateContainer"] = lambda _: cri.CreateContainerResponse(container_id="c")
         self.answers["Version"] = lambda _: cri.VersionResponse(runtime_name="containerd", runtime_version="2.1")
         self.answers["Status"] = lambda _: cri.StatusResponse(
             features=cri.RuntimeFeatures(supplemental_groups_policy=True)
         )
-
-    async def close(self) -> None:
-        self.closed += 1
 
     def told(self) -> list[str]:
         return [method.rpartition("/")[2] for method, _, _ in self.requests]

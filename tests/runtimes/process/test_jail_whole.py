@@ -209,7 +209,7 @@ def plain(who: str, **changes: Any) -> tuple[int, str]:
         return place.run("id -u; id -g; id -G; grep CapBnd /proc/self/status", **changes)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")
 def test_without_namespaces_root_can_still_be_anybody() -> None:
     code, output = plain("root", user=7, group=8, groups=(9, 10), capabilities_drop=("ALL",))
     assert (code, output.split()) == (0, ["7", "8", "8", "9", "10", "CapBnd:", "0" * 16])

@@ -22,7 +22,7 @@ from podkeeper.runtimes.process.keeper.mounts import COPY, EMPTY, LINK, READ, La
 from podkeeper.runtimes.process.keeper.termination import last_words
 from tests.runtimes.process.jailing import in_keeper
 
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to enter namespaces and become another user")
 
 
 # ---- the host's mounts -----------------------------------------------------------------------

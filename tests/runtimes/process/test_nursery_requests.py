@@ -196,7 +196,7 @@ SHARED: dict[str, tuple[dict[str, Any], set[str], int]] = {
 }
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to enter namespaces without a user namespace")
 def test_a_keeper_makes_the_namespaces_that_its_pod_wants() -> None:
     with open_nursery("auto") as (found, root):
         if found.isolation["namespaces"] != "full":

@@ -17,7 +17,7 @@ from podkeeper.runtimes.process.keeper.plain import PlainJail
 from podkeeper.runtimes.process.keeper.terminal import Seat, receive_terminal
 from tests.runtimes.process.jailing import NOBODY, in_keeper, state_directory
 
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to enter namespaces and become another user")
 
 
 def run(launch: Launch, *, enter: bool = False) -> tuple[int, str]:
