@@ -180,7 +180,7 @@ def test_a_background_runs_once(given_up: bool) -> None:
 
 
 @pytest.mark.parametrize("error", [None, ZeroDivisionError("a bug")], ids=["returns", "fails"])
-def test_work_that_ends_in_its_own_way_after_it_was_cancelled_hurts_nobody(error: Exception | None) -> None:
+def test_work_that_ends_in_its_own_way_after_it_was_cancelled_does_no_harm(error: Exception | None) -> None:
     async def stubborn() -> str:
         try:
             await asyncio.sleep(60)
@@ -201,7 +201,7 @@ def test_work_that_ends_in_its_own_way_after_it_was_cancelled_hurts_nobody(error
     assert simulate(scenario())[0] == ("well", True)
 
 
-def test_an_error_that_nobody_waits_for_is_not_reported_to_the_loop() -> None:
+def test_an_error_without_a_waiter_is_not_reported_to_the_loop() -> None:
     reported: list[object] = []
 
     async def fail() -> None:

@@ -218,7 +218,7 @@ def test_an_event_may_be_about(
     simulate(scenario())
 
 
-def test_an_event_about_nobody_known_is_kept_here(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_event_about_an_unknown_pod_is_kept_here(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
         desk = Desk()
         desk.recorder.record(event(uid="uid-gone"))

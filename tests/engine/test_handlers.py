@@ -384,7 +384,7 @@ def test_a_removal_may_mean_nothing_to_the_worker() -> None:
     at_desk(story)
 
 
-def test_a_mirror_that_is_removed_without_a_static_pod_reaches_nobody() -> None:
+def test_the_removal_of_a_mirror_without_a_static_pod_causes_no_call() -> None:
     def story(desk: Desk) -> None:
         desk.config(Op.REMOVE, MIRROR)
         assert desk.calls == [("removal", None, True, False)]

@@ -217,7 +217,7 @@ def test_an_image_whose_age_is_known_after_the_pods_are_listed_is_as_old_as_the_
 
 
 @pytest.mark.parametrize("seconds, goes", [(1000, False), (1001, True)])
-def test_an_image_that_nobody_used_for_too_long_goes(seconds: float, goes: bool) -> None:
+def test_an_image_that_was_unused_for_too_long_is_removed(seconds: float, goes: bool) -> None:
     async def story(desk: Desk) -> None:
         await desk.aged(seconds)
         desk.pods = [using("p", "c")]

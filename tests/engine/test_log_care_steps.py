@@ -386,7 +386,7 @@ def test_the_pace_of_a_log_is_that_since_the_last_look() -> None:
     at_desk(story)
 
 
-def test_a_log_that_nobody_writes_to_needs_no_early_look() -> None:
+def test_a_log_without_a_writer_needs_no_early_look() -> None:
     async def story(desk: Desk) -> None:
         desk.have({"0.log": 0}, attempt())
         await desk.look()

@@ -252,7 +252,7 @@ def test_a_pod_of_the_api_gets_no_mirror() -> None:
     assert play(story) == []
 
 
-def test_an_api_that_is_away_holds_up_nobody_and_is_tried_again_ever_less_often(
+def test_an_unreachable_api_delays_no_caller_and_is_retried_with_backoff(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def story(desk: Desk) -> tuple[float, list[float], str | None]:

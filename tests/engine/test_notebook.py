@@ -172,7 +172,7 @@ def test_each_waits_for_its_own_note_only() -> None:
     assert simulate(scenario())[0] == [0.25, 0.125, 0.625, 0.625, 0]
 
 
-def test_a_dropped_note_is_made_durable_too_but_nobody_waits_for_its_key() -> None:
+def test_a_dropped_note_is_made_durable_without_a_wait_for_its_key() -> None:
     async def scenario() -> None:
         journal = FakeJournal({"n/old": b"1"})
         notebook = Notebook(journal, "n/")
