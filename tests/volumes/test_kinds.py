@@ -39,7 +39,7 @@ from podkeeper.model.k8s.meta import ObjectMeta
 from podkeeper.model.quantity import parse_quantity
 from podkeeper.volumes.empty_dir import memory_size
 from podkeeper.volumes.manager import HostVolumes
-from tests.volumes.volume_house import Store, content, house, mode_of, needs_root, pod_with, run, uid_of
+from tests.volumes.volume_house import Store, common_objects, content, house, mode_of, needs_root, pod_with, run, uid_of
 
 
 class IssuedTokens:
@@ -49,19 +49,12 @@ class IssuedTokens:
         return f"{pod.spec.service_account_name}/{audience}/{expiration_seconds}"
 
 
-def stored() -> Store:
-    store = Store()
-    store.config_map("settings", colour="blue", size="7")
-    store.secret("password", admin="hunter2")
-    return store
-
-
 def shown(volume: Volume, *, tokens: IssuedTokens | None = None) -> dict[str, str]:
     """What a pod sees in a volume."""
 
     async def scenario() -> dict[str, str]:
         pod = pod_with(volume, app="web", tier="front")
-        volumes = HostVolumes(root, stored(), tokens=tokens, allocatable=lambda: {"cpu": parse_quantity("4")})
+        volumes = HostVolumes(root, common_objects(), tokens=tokens, allocatable=lambda: {"cpu": parse_quantity("4")})
         paths = await volumes.mount(pod)
         seen = content(paths[volume.name])
         await volumes.unmount(uid_of(pod))
@@ -200,7 +193,7 @@ def test_of_a_volume_that_cannot_be_made_it_is_said_why(volume: Volume, expected
 def test_of_several_volumes_each_is_named() -> None:
     async def scenario() -> None:
         missing = pod_with(from_map("none"), Volume(name="other", secret=SecretVolumeSource(secret_name="gone")))
-        await HostVolumes(root, stored()).mount(missing)
+        await HostVolumes(root, common_objects()).mount(missing)
 
     with house() as root, pytest.raises(TryLater) as raised:
         run(scenario())
@@ -238,7 +231,7 @@ def test_modes_are_those_of_the_item_the_volume_or_the_kind() -> None:
             Volume(name="plain", config_map=ConfigMapVolumeSource(name="settings")),
             Volume(name="s", secret=SecretVolumeSource(secret_name="password")),
         )
-        volumes = HostVolumes(root, stored())
+        volumes = HostVolumes(root, common_objects())
         paths = await volumes.mount(pod)
         files = ("m", "own"), ("m", "common"), ("plain", "size"), ("s", "admin")
         modes = {f"{volume}/{file}": mode_of(f"{paths[volume]}/{file}") for volume, file in files}
@@ -260,7 +253,7 @@ def test_volumes_belong_to_the_group_of_the_pod() -> None:
             projected(TOKEN),
             fs_group=4711,
         )
-        volumes = HostVolumes(root, stored(), tokens=IssuedTokens())
+        volumes = HostVolumes(root, common_objects(), tokens=IssuedTokens())
         paths = await volumes.mount(pod)
         files = [*paths.values(), f"{paths['m']}/size", f"{paths['s']}/admin", f"{paths['v']}/token"]
         found = {os.path.relpath(path, os.path.dirname(paths["m"])): os.stat(path) for path in files}
@@ -287,7 +280,7 @@ def test_a_read_only_volume_offers_the_places_where_others_are_mounted() -> None
             Volume(name="cache", empty_dir=EmptyDirVolumeSource()),
             mounts=(("v", "/etc/app"), ("cache", "/etc/app/var/cache"), ("cache", "/etc/app/var/cache/deeper")),
         )
-        volumes = HostVolumes(root, stored())
+        volumes = HostVolumes(root, common_objects())
         paths = await volumes.mount(pod)
         assert await volumes.mount(pod) == paths
         return sorted(name for name in os.listdir(paths["v"]) if not name.startswith("..")) + os.listdir(

@@ -54,7 +54,7 @@ from podkeeper.volumes.objects import together
 from podkeeper.volumes.payload import Payload, Unavailable
 from podkeeper.volumes.place import PodPlaces, checked
 from podkeeper.volumes.projected import common_user
-from tests.volumes.volume_house import Store, content, house, mode_of, needs_root, pod_with
+from tests.volumes.volume_house import Store, common_objects, content, house, mode_of, needs_root, pod_with
 
 GIB = 2**30
 
@@ -65,9 +65,7 @@ class Tokens:
 
 
 def stored() -> Store:
-    store = Store()
-    store.config_map("settings", colour="blue", size="7")
-    store.secret("password", admin="hunter2")
+    store = common_objects()
     store.put(ConfigMap(metadata=ObjectMeta(name="bytes"), data={"a": "text"}, binary_data={"b": "/w=="}))
     store.put(Secret(metadata=ObjectMeta(name="both"), data={"a": "eA==", "b": "eA=="}, string_data={"b": "plain"}))
     store.put(Secret(metadata=ObjectMeta(name="broken"), data={"a": "xxx"}))

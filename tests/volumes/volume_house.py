@@ -176,3 +176,11 @@ def is_gone(path: str) -> bool:
     except OSError as error:
         return error.errno in (errno.ENOENT, errno.ENOTDIR)
     return False
+
+
+def common_objects() -> Store:
+    """A config map and a secret."""
+    store = Store()
+    store.config_map("settings", colour="blue", size="7")
+    store.secret("password", admin="hunter2")
+    return store
