@@ -195,11 +195,14 @@ def _descendants(top: int) -> list[int]:
     return found
 
 
-def enter_cell() -> None:
+def enter_cell(*kept: Path) -> None:
     """Go on in a child with a mount and a PID namespace of its own. This process waits, and ends as the child does.
 
-    A mutant of the process runtime may change the root directory, or kill all processes: as root it would do so to the
-    whole machine. Other users cannot enter such namespaces: they should run mutants of that runtime in a container.
+    The child sees an empty /tmp, except for the `kept` directories, these tools and this Python.
+
+    A mutant of the process runtime may change the root directory, kill all processes, or write outside its container:
+    as root it would do so to the whole machine. Other users cannot enter such namespaces: they should run mutants of
+    that runtime in a container.
     """
     if os.geteuid() != 0:
         return
@@ -211,6 +214,14 @@ def enter_cell() -> None:
 
     check(libc.unshare(0x20020000))  # CLONE_NEWPID | CLONE_NEWNS
     check(libc.mount(b"none", b"/", None, 0x44000, None))  # MS_REC | MS_PRIVATE
+    kept += (TOOLS, Path(sys.prefix), Path(sys.base_prefix))
+    below_tmp = [path for path in kept if path.is_relative_to("/tmp")]
+    handles = [os.open(path, os.O_PATH) for path in below_tmp]
+    check(libc.mount(b"none", b"/tmp", b"tmpfs", 0, b"mode=1777"))
+    for path, handle in zip(below_tmp, handles, strict=True):
+        path.mkdir(parents=True, exist_ok=True)
+        check(libc.mount(f"/proc/self/fd/{handle}".encode(), bytes(path), None, 0x5000, None))  # MS_BIND | MS_REC
+        os.close(handle)
     _go_on_in_child()
     check(libc.mount(b"proc", b"/proc", b"proc", 0, None))
     _go_on_in_child()  # the first process of a namespace ignores signals that it does not handle
@@ -469,7 +480,7 @@ class Worker:
     def _be_child(self, mutant: Mutant | None, names: Sequence[str], writing: int) -> None:
         try:
             try:
-                enter_cell()
+                enter_cell(self._plan.root, self._folder)
                 _prepare_child(self._folder / "t")
                 if mutant is not None:
                     self._functions.swap(mutant)
@@ -571,7 +582,7 @@ def serve_fresh(folder: Path, pipe: int) -> int:
     """Be a fresh process: run these tests in this order."""
     names = json.loads((folder / "tests.json").read_text())
     os.set_inheritable(pipe, False)
-    enter_cell()
+    enter_cell(Path.cwd(), folder)
     if os.getsid(0) != os.getpid():
         os.setsid()
     _limit_memory()

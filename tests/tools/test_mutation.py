@@ -122,19 +122,25 @@ def run(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can enter namespaces without changing its user")
-def test_a_mutant_sees_no_process_of_the_machine_and_its_mounts_stay_its_own(tmp_path: Path) -> None:
+def test_a_mutant_changes_no_process_mount_or_temporary_file_of_the_machine(tmp_path: Path) -> None:
+    for name in ("mounted", "kept"):
+        (tmp_path / name).mkdir()
     program = f"""
 import os, subprocess
+from pathlib import Path
 from tools.mutation_runner import enter_cell
-enter_cell()
-subprocess.run(["mount", "-t", "tmpfs", "none", {str(tmp_path)!r}], check=True)
-open({str(tmp_path / "file")!r}, "w").close()
+enter_cell(Path({str(tmp_path)!r}))
+subprocess.run(["mount", "-t", "tmpfs", "none", {str(tmp_path / "mounted")!r}], check=True)
+for name in ({str(tmp_path / "mounted" / "file")!r}, {str(tmp_path / "kept" / "file")!r}, "/tmp/podkeeper-left-behind"):
+    open(name, "w").close()
 print(os.getpid(), sorted(name for name in os.listdir("/proc") if name.isdecimal()))
 raise SystemExit(7)
 """
     ended = subprocess.run([sys.executable, "-c", program], cwd=HOUSE, capture_output=True, text=True, check=False)
     assert (ended.stdout, ended.returncode) == ("2 ['1', '2']\n", 7), ended.stderr
-    assert list(tmp_path.iterdir()) == []
+    assert list((tmp_path / "mounted").iterdir()) == []
+    assert list((tmp_path / "kept").iterdir()) == [tmp_path / "kept" / "file"]
+    assert not Path("/tmp/podkeeper-left-behind").exists()
 
 
 @pytest.mark.slow
