@@ -35,14 +35,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Collect garbage less often: it costs a tenth of the CPU time of the simulation's tests.
-
-    Not in the slow tests: there gRPC's objects of one test must be gone before the next one has its own event loop.
-    """
-    if session.config.getoption("markexpr") != "slow":
-        gc.set_threshold(20_000, 20, 20)
-        gc.collect()
-        gc.freeze()  # thousands of collected tests
+    """Collect garbage less often: it costs a tenth of the CPU time of the simulation's tests."""
+    gc.set_threshold(20_000, 20, 20)
+    gc.collect()
+    gc.freeze()  # thousands of collected tests
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

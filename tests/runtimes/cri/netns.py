@@ -2,6 +2,7 @@
 
 import ctypes
 import fcntl
+import gc
 import os
 import socket
 import struct
@@ -30,16 +31,26 @@ class NetworkNamespace:
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """Be in it; threads and processes that are begun meanwhile stay there."""
+        """Be in it. Threads and processes that start meanwhile stay there."""
         back = os.open(_OWN, os.O_RDONLY | os.O_CLOEXEC)
         try:
+            _end_grpc_threads()
             _checked(_libc.setns(self._file, _CLONE_NEWNET))
             try:
                 yield
             finally:
+                _end_grpc_threads()
                 _checked(_libc.setns(back, _CLONE_NEWNET))
         finally:
             os.close(back)
+
+
+def _end_grpc_threads() -> None:
+    """Collect the channels and servers of former event loops: gRPC's threads end with the last one.
+
+    These threads connect and accept in the network namespace that they were started in.
+    """
+    gc.collect()
 
 
 def in_thread(work: Callable[[], T]) -> T:
