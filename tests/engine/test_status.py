@@ -190,6 +190,7 @@ class Hooks(TypedDict, total=False):
     is_outdated: Callable[[Pod, Pod], bool]
     still_ends: Callable[[PodUID], bool]
     takes_back: Callable[[Pod, PodStatus], bool]
+    may_be_dated: Callable[[Pod], bool]
 
 
 class Node:

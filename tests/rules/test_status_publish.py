@@ -32,6 +32,7 @@ from podkeeper.rules.status.publish import (
     status_patch,
     takes_back_an_end,
     versions_to_keep,
+    with_dates_of,
 )
 from tests.rules.statuses import (
     NOON,
@@ -105,6 +106,37 @@ def test_the_start_time_of_a_static_pod_is_that_of_its_mirror() -> None:
     assert stored(accept_status(pod(A, source="file"), RUNS, None, mirror, NOW)).status.start_time == T0
     in_api = pod(A, status=PodStatus(start_time=T1))
     assert stored(accept_status(in_api, RUNS, None, None, NOW)).status.start_time == T1
+
+
+def test_later_versions_stay_undated_until_one_is_sent() -> None:
+    first = stored(accept_status(pod(A), RUNS, None, None, NOW))
+    assert not first.undated
+    again = replace(RUNS, reason="R")
+    assert not stored(accept_status(pod(A), again, first, None, NOW)).undated
+    assert stored(accept_status(pod(A), again, changed(first, undated=True), None, NOW)).undated
+
+
+def test_what_is_as_the_api_shows_it_has_the_dates_of_the_api() -> None:
+    timed = ("Ready", "ContainersReady", "Initialized", "PodReadyToStartContainers", "PodScheduled")
+    shown = PodStatus(start_time=T0, conditions=tuple(condition(each, since=T0, reason="Old") for each in timed))
+    ours = PodStatus(start_time=T1, conditions=tuple(condition(each, since=T1, reason="New") for each in timed))
+    dated = with_dates_of(shown, ours)
+    assert dated == replace(
+        ours, start_time=T0, conditions=tuple(replace(c, last_transition_time=T0) for c in ours.conditions or ())
+    )
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        PodStatus(),
+        PodStatus(conditions=(condition("Ready", "False", since=T0), condition("Initialized", since=T0))),
+    ],
+    ids=["nothing", "another state"],
+)
+def test_what_the_api_does_not_show_keeps_its_own_date(shown: PodStatus) -> None:
+    ours = PodStatus(start_time=T1, conditions=(condition("Ready", since=T1),))
+    assert with_dates_of(shown, ours) == ours
 
 
 def test_a_status_that_revives_a_container_is_refused() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from podkeeper.testing.sim.invariants import watch
 from podkeeper.testing.sim.world import World
-from tests.sim.stories import Story, pod
+from tests.sim.stories import Story, pod, tell
 
 
 @pytest.mark.parametrize("seed", range(16, 20))
@@ -40,3 +40,28 @@ def test_a_container_is_kept_until_its_exit_code_is_saved(seed: int) -> None:
 
     verdict = world.play(story)
     assert verdict.violation is None, verdict.violation
+
+
+def test_a_pod_that_starts_from_its_note_alone_keeps_the_dates_that_the_api_has() -> None:
+    """Seed 82: the crash lost the note of the status, and the API was away when the agent came back.
+
+    The first status of the new agent replaced the start time and the dates of all conditions.
+    """
+
+    async def story(it: Story) -> None:
+        uid = it.put(pod("web"))
+        await it.until(lambda: it.is_ready("web"), within=5)
+        before = it.seen("web").status
+        await asyncio.sleep(60)
+        it.api.go_down()
+        it.world.troubles.begin(it.world.now(), "api-down")
+        it.world.crash(away_seconds=1.0)
+        it.world.journal.drop(f"status/{uid}")
+        await it.world.journal.sync()
+        await asyncio.sleep(10)  # the agent goes on with the pod that it noted
+        it.api.come_up()
+        await asyncio.sleep(30)
+        after = it.seen("web").status
+        assert (after.start_time, after.conditions) == (before.start_time, before.conditions)
+
+    tell(story)

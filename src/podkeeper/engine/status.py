@@ -52,6 +52,7 @@ from podkeeper.rules.status.publish import (
     sending,
     status_patch,
     versions_to_keep,
+    with_dates_of,
 )
 from podkeeper.rules.status.revise import ended_status, with_readiness, with_startup
 
@@ -151,6 +152,7 @@ class StatusManager:
         is_outdated: Callable[[Pod, Pod], bool] = lambda mirror, static: False,
         still_ends: Callable[[PodUID], bool] = lambda uid: False,
         takes_back: Callable[[Pod, PodStatus], bool] = lambda in_api, ours: False,
+        may_be_dated: Callable[[Pod], bool] = lambda pod: False,
     ) -> None:
         """What the reference lacks, and its traces with it:
 
@@ -158,6 +160,7 @@ class StatusManager:
         `still_ends`: whether a pod that nobody wants has not ended yet. Its status is kept: should its source name it
         again meanwhile, it would count its restarts anew.
         `takes_back`: whether a status would undo what the API shows, and must not be told.
+        `may_be_dated`: whether the API may have the dates of a pod that shows none: start time, changes of conditions.
         """
         self._api = api
         self._pods = pods
@@ -169,6 +172,7 @@ class StatusManager:
         self._is_outdated = is_outdated
         self._still_ends = still_ends
         self._takes_back = takes_back
+        self._may_be_dated = may_be_dated
         self._cache: dict[PodUID, CachedStatus] = {}
         self._phases: dict[PodUID, str] = {}
         self._sent: dict[str, int] = {}  # by UID of the API object
@@ -418,10 +422,11 @@ class StatusManager:
             self._forget(uid)
             return False
         could_run = self._could_run(_api_uid(pod))
-        merged = merged_status(pod, cached.status, could_run=could_run, now=self._clock.now())
+        ours = with_dates_of(pod.status, cached.status) if cached.undated else cached.status
+        merged = merged_status(pod, ours, could_run=could_run, now=self._clock.now())
         # Compare the object, not its number: a pod that was forgotten and came back counts from 1 again.
         if self._cache[uid] is cached:
-            self._cache[uid] = replace(cached, status=merged.cached)
+            self._cache[uid] = replace(cached, status=merged.cached, undated=False)
         patch = status_patch(pod, merged.to_send)
         if patch is not None:
             pod = await api.patch_status(Pod, cached.name, patch, cached.namespace)
@@ -492,6 +497,8 @@ class StatusManager:
         match acceptance:
             case Stored(cached):
                 before = self._cache.get(uid)
+                if before is None and self._lacks_dates(pod):
+                    cached = replace(cached, undated=True)
                 self._recalled.discard(uid)
                 self._cache[uid] = cached
                 self._phases[uid] = cached.status.phase or ""
@@ -510,6 +517,11 @@ class StatusManager:
                 return False
             case _:
                 assert_never(acceptance)
+
+    def _lacks_dates(self, pod: Pod) -> bool:
+        """Whether the first status of a pod has to take its dates from the API's, once that can be read."""
+        shown = self._pods.mirror_of_pod(pod) or pod
+        return shown.status.start_time is None and self._may_be_dated(pod)
 
     def _confirm(self, uid: PodUID) -> None:
         """A status is as it was. One from before a restart is sent once: the former life may not have come to it."""

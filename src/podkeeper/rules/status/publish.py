@@ -77,6 +77,7 @@ class CachedStatus:
     status: PodStatus
     finished: bool  # stored when, or after, the last of the pod was cleaned up
     changed_at: datetime | None  # of the oldest change that the API has not been told; None: it knows all
+    undated: bool = False  # made without the API's status, and not sent yet: the API may have earlier dates
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +165,21 @@ def accept(
             status=new,
             finished=finished,
             changed_at=now if cached is None else cached.changed_at or now,
+            undated=cached is not None and cached.undated,
         )
     )
+
+
+def with_dates_of(shown: PodStatus, status: PodStatus) -> PodStatus:
+    """A status with the dates that the API shows, for what is as the API shows it.
+
+    A pod that started from its note while the API was away has no dates of its own.
+    """
+    for condition_type in _TIMED_CONDITIONS:
+        condition = find_condition(status.conditions, condition_type)
+        if condition is not None:
+            status = _with_transition_time(status, shown, condition_type, condition.last_transition_time)
+    return replace(status, start_time=shown.start_time or status.start_time)
 
 
 def _with_history(status: PodStatus, old: PodStatus, now: str) -> PodStatus:
@@ -180,7 +194,7 @@ def _with_history(status: PodStatus, old: PodStatus, now: str) -> PodStatus:
     )
 
 
-def _with_transition_time(status: PodStatus, old: PodStatus, condition_type: str, now: str) -> PodStatus:
+def _with_transition_time(status: PodStatus, old: PodStatus, condition_type: str, now: str | None) -> PodStatus:
     condition = find_condition(status.conditions, condition_type)
     if condition is None:
         return status
