@@ -3,7 +3,6 @@
 import os
 import signal
 import stat
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -16,22 +15,13 @@ from podkeeper.runtimes.process.keeper.isolation import Isolation
 from podkeeper.runtimes.process.keeper.jail import Jail
 from podkeeper.runtimes.process.keeper.launch import MASKED_PATHS, READ_ONLY_PATHS, Bind, Launch
 from podkeeper.runtimes.process.keeper.view import made_in
-from tests.runtimes.process.jailing import NOBODY, Broken, World, end, run, start, state_directory, world
+from tests.runtimes.process.jailing import NOBODY, Broken, World, end, run, start, state_directory, worlds
 
 OPTIONS = ("ro", "nosuid", "nodev", "noexec")
 
 
-@pytest.fixture(params=["root", "user"])
-def here(request: pytest.FixtureRequest) -> Iterator[World]:
-    with state_directory(request.param) as state:
-        yield world(request.param, state)
-
-
-@pytest.fixture
-def as_root() -> Iterator[World]:
-    with state_directory("root", "/tmp") as state:
-        yield world("root", state)
-
+here = worlds("root", "user")
+as_root = worlds("root", place="/tmp")
 
 DEVICES = {
     "fd": "symbolic link 777 0:0 /proc/self/fd",
