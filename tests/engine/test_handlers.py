@@ -1,7 +1,6 @@
 """The handlers one call at a time: which neighbours each piece of news reaches, with what, and in which order."""
 
-import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 import pytest
@@ -34,13 +33,7 @@ from tests.engine.loop_house import pod
 
 Call = tuple[object, ...]
 
-
-@pytest.fixture(autouse=True)
-def no_errors(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """Fail a test in which handling a pod failed. A test that expects this clears what was logged."""
-    yield
-    assert [line.getMessage() for line in caplog.records if line.levelno >= logging.ERROR] == []
-
+pytestmark = pytest.mark.usefixtures("no_errors")
 
 WEB, DELETED = pod("web"), pod("web", deleted=True)
 STATIC, MIRROR = pod("dns", "static", source=FILE_SOURCE), pod("dns", "shadow", mirror=True)
