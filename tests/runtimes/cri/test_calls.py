@@ -144,7 +144,9 @@ CALLS: dict[str, tuple[Call, str, Message, float, Message, Any]] = {
 
 
 @pytest.mark.parametrize("call, method, request_, seconds, answer, expected", CALLS.values(), ids=CALLS.keys())
-def test_call(call: Call, method: str, request_: Message, seconds: float, answer: Message, expected: Any) -> None:
+def test_a_call_sends_its_request_with_its_deadline_and_returns_its_result(
+    call: Call, method: str, request_: Message, seconds: float, answer: Message, expected: Any
+) -> None:
     transport = ScriptedTransport()
     transport.answers[method.rpartition("/")[2]] = lambda _: answer
 

@@ -122,7 +122,12 @@ def sandbox_stats(labels: dict[str, str], **linux: Any) -> cri.PodSandboxStats:
     )
 
 
-@pytest.mark.parametrize("uid, selector", [(None, {}), (PodUID("u"), {"io.kubernetes.pod.uid": "u"})])
+of_all_or_one = pytest.mark.parametrize(
+    "uid, selector", [(None, {}), (PodUID("u"), {"io.kubernetes.pod.uid": "u"})], ids=["all pods", "one pod"]
+)
+
+
+@of_all_or_one
 def test_the_stats_of_pods_are_told_whole(uid: PodUID | None, selector: dict[str, str]) -> None:
     transport = ScriptedTransport()
     network = cri.NetworkUsage(default_interface=interface("eth0", 10), interfaces=[interface("eth1", 20)])
@@ -161,7 +166,7 @@ def test_the_stats_of_pods_are_told_whole(uid: PodUID | None, selector: dict[str
     assert transport.requests == [(RUNTIME + "ListPodSandboxStats", expected, 30.0)]
 
 
-@pytest.mark.parametrize("uid, selector", [(None, {}), (PodUID("u"), {"io.kubernetes.pod.uid": "u"})])
+@of_all_or_one
 def test_stats_of_containers_replace_those_of_pods(uid: PodUID | None, selector: dict[str, str]) -> None:
     transport = ScriptedTransport()
     transport.answers["ListPodSandboxStats"] = lambda _: RuntimeRefused("a sandbox is ending")
@@ -229,7 +234,7 @@ def test_a_runtime_tells_how_it_is_set_up() -> None:
 
 
 @pytest.mark.parametrize("config", [{}, None, [], {"sandboxImage": 1, "cni": 2, "containerd": 3, "crio": 4}])
-def test_a_runtime_that_tells_nothing(config: object) -> None:
+def test_a_runtime_without_a_readable_configuration_has_no_settings(config: object) -> None:
     assert set_up(config)[0] == About()
 
 
@@ -241,7 +246,9 @@ NETWORK = {
 
 
 @pytest.mark.parametrize("fields, expected", NETWORK.values(), ids=NETWORK.keys())
-def test_the_network(fields: dict[str, Any], expected: str) -> None:
+def test_a_network_that_is_not_ready_is_reported_with_its_message_or_reason(
+    fields: dict[str, Any], expected: str
+) -> None:
     assert set_up({}, cri.RuntimeCondition(type="NetworkReady", **fields))[0] == About(network_trouble=expected)
 
 
@@ -347,7 +354,7 @@ NAMES = {
 
 
 @pytest.mark.parametrize("words", NAMES)
-def test_a_name_that_is_taken(words: str) -> None:
+def test_an_error_about_a_name_that_is_taken_names_its_holder(words: str) -> None:
     error = RuntimeRefused(words)
     assert (is_name_taken(error), holder_of_name(error)) == NAMES[words]
 
@@ -427,14 +434,14 @@ PULLED: dict[str, tuple[str, dict[str, str], str]] = {
 
 
 @pytest.mark.parametrize("reference, present, expected", PULLED.values(), ids=PULLED.keys())
-def test_a_pulled_image_is(reference: str, present: dict[str, str], expected: str) -> None:
+def test_a_pulled_image_is_looked_up_by_both_its_names(reference: str, present: dict[str, str], expected: str) -> None:
     transport = images([reference], present)
     assert answered(Images(Calls(transport)).pull_image("x")).id == expected
     first: Any = transport.requests[0][1]
     assert not first.HasField("auth")
 
 
-def test_images_that_cannot_be_found() -> None:
+def test_a_pull_that_fails_raises_and_an_image_that_is_missing_is_none() -> None:
     transport = images(["ref", CODED, RuntimeRefused("b"), CallTimedOut("late")], {"broken": "error"})
     store = Images(Calls(transport))
     with pytest.raises(ImagePullFailed, match='image "x" was pulled, and is not there'):
