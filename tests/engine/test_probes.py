@@ -334,21 +334,6 @@ def test_what_is_said_about_a_container_that_was_replaced_meanwhile_is_ignored()
     in_world(scenario)
 
 
-def test_what_is_said_about_a_container_that_died_meanwhile_is_dropped() -> None:
-    async def scenario(world: World) -> None:
-        web = pod(container(readiness=probe(60)))
-        world.runs(web, "web-1")
-        world.takes = lambda _: 5
-        world.probes.add_pod(web)
-        await asyncio.sleep(1)
-        world.exits(web, "web-1", 1)
-        await asyncio.sleep(5)
-        assert world.told == []
-        assert world.probes.view(uid(web)).readiness == {"fake://web-1": FAILURE}
-
-    in_world(scenario)
-
-
 def test_a_stopped_probe_says_nothing_more() -> None:
     async def scenario(world: World) -> None:
         web = pod(container(liveness=probe(60, failures=1)))

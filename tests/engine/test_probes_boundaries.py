@@ -309,17 +309,21 @@ def test_each_execution_is_counted_and_recorded_for_its_pod(
     in_world(scenario)
 
 
-def test_a_container_that_dies_during_an_execution_fails_when_that_ends() -> None:
+@pytest.mark.parametrize("kind, told", [(LIVENESS, [FAILURE]), (READINESS, [])])
+def test_a_container_that_dies_during_an_execution_fails_when_that_ends(
+    kind: ProbeKind, told: list[ProbeResult]
+) -> None:
     async def scenario(world: World) -> None:
-        web = pod(container(liveness=probe(60)))
+        web = pod(ONLY[kind])
         world.runs(web, "web-1")
         world.takes = lambda _: 5
         world.probes.add_pod(web)
         await asyncio.sleep(1)
         world.exits(web, "web-1", 1)
         await asyncio.sleep(10)
-        assert world.told == [(5, LIVENESS, "fake://web-1", FAILURE)]
-        assert world.probes.liveness(uid(web)) == {"web-1": FAILURE}
+        assert world.told == [(5, kind, "fake://web-1", result) for result in told]  # readiness was false before
+        assert world.probes.liveness(uid(web)) == ({"web-1": FAILURE} if kind is LIVENESS else {})
+        assert world.probes.view(uid(web)).readiness == ({"fake://web-1": FAILURE} if kind is READINESS else {})
         assert world.times == [0]
 
     in_world(scenario)
@@ -370,7 +374,7 @@ PERIODS: dict[str, tuple[Probe, str | None, list[float]]] = {
 
 
 @pytest.mark.parametrize("probe, text, times", PERIODS.values(), ids=PERIODS.keys())
-def test_when_a_probe_is_executed(probe: Probe, text: str | None, times: list[float]) -> None:
+def test_a_probe_is_executed_once_in_each_period(probe: Probe, text: str | None, times: list[float]) -> None:
     async def scenario(world: World) -> None:
         annotations = None if text is None else {period_annotation("web", LIVENESS): text}
         web = pod(container(liveness=probe), annotations=annotations)
