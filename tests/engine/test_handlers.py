@@ -370,7 +370,7 @@ def test_a_changed_pod_is_counted_again(op: Op) -> None:
     at_desk(story)
 
 
-def test_a_removed_pod_holds_nothing_and_is_told_to_its_worker_even_if_it_is_held() -> None:
+def test_a_removed_pod_is_counted_no_more_and_its_worker_is_updated_even_if_it_is_held() -> None:
     def story(desk: Desk) -> None:
         desk.have(WEB)
         desk.held_pods.add(UID)
@@ -386,7 +386,7 @@ def test_a_removed_pod_holds_nothing_and_is_told_to_its_worker_even_if_it_is_hel
     at_desk(story)
 
 
-def test_a_removal_may_mean_nothing_to_the_worker() -> None:
+def test_a_removal_before_all_sources_are_ready_is_not_sent_to_the_worker() -> None:
     def story(desk: Desk) -> None:
         desk.have(WEB)
         desk.seen_all = False
@@ -441,7 +441,7 @@ def test_a_reconciled_pod_is_synced_if_its_readiness_is_stale_and_cleaned_up_if_
 PREEMPT = Preempt(victims=(pod("low"), pod("lower")))
 
 
-def test_a_pod_that_preempts_is_counted_and_held_before_its_worker_hears_of_it() -> None:
+def test_a_pod_that_preempts_is_counted_and_held_before_its_worker_starts_it() -> None:
     def story(desk: Desk) -> None:
         desk.verdict = PREEMPT
         assert desk.config(Op.ADD, WEB) == [True]
@@ -473,7 +473,7 @@ def test_a_held_pod_that_is_not_wanted_any_more_is_not_started(now: Pod | None) 
     at_desk(story)
 
 
-def test_a_held_pod_that_ended_meanwhile_is_told_to_its_worker() -> None:
+def test_a_held_pod_that_ended_meanwhile_is_sent_to_its_worker() -> None:
     def story(desk: Desk) -> None:
         desk.verdict = PREEMPT
         desk.config(Op.ADD, WEB)
@@ -483,7 +483,7 @@ def test_a_held_pod_that_ended_meanwhile_is_told_to_its_worker() -> None:
     at_desk(story)
 
 
-def test_the_deletion_of_a_held_pod_is_told_at_once() -> None:
+def test_the_deletion_of_a_held_pod_is_sent_to_its_worker_at_once() -> None:
     def story(desk: Desk) -> None:
         desk.verdict = PREEMPT
         desk.have(WEB)

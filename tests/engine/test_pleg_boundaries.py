@@ -625,7 +625,7 @@ def test_a_request_for_a_pod_that_does_not_exist_is_no_missed_event() -> None:
     assert (house.counts.missed_pods, house.runtime.looks) == (0, [(DB, 30.0)])
 
 
-def test_it_needs_no_observer() -> None:
+def test_pleg_needs_no_observer() -> None:
     async def scenario() -> list[tuple[float, str, LifecycleEventType]]:
         house = House(runtime_with(web=RUNNING))
         pleg = Pleg(runtime=house.runtime, cache=house.cache, emit=house.emit, clock=house.clock, moment=house.moment)
@@ -671,7 +671,9 @@ LIVES: dict[str, tuple[tuple[float, ...], list[float]]] = {
 
 
 @pytest.mark.parametrize("lives, opened", LIVES.values(), ids=LIVES.keys())
-def test_when_a_stream_is_opened_again(lives: tuple[float, ...], opened: list[float]) -> None:
+def test_a_stream_that_ends_too_soon_is_opened_again_after_a_pause(
+    lives: tuple[float, ...], opened: list[float]
+) -> None:
     house = live(lambda house: asyncio.sleep(200), Mortal(*lives))
     streams = [seen for seen in house.counts.seen if seen[0] in ("opened", "broke")]
     broke = [start + life for start, life in zip(opened, lives, strict=False)]

@@ -108,7 +108,7 @@ TIMELINES: dict[str, tuple[Sequence[Listed[Pod] | Exception | float], Sequence[S
 
 
 @pytest.mark.parametrize("lists, streams, seconds, expected", TIMELINES.values(), ids=TIMELINES.keys())
-def test_timeline(
+def test_requests_and_their_times(
     lists: Sequence[Listed[Pod] | Exception | float],
     streams: Sequence[Sequence[Step]],
     seconds: float,

@@ -112,7 +112,7 @@ def test_an_empty_body_is_an_empty_set_only_at_first() -> None:
 
 
 @pytest.mark.parametrize("url", ["ftp://h/p", "http:///p", "/p", "https://", "h"])
-def test_what_is_no_url_is_refused(url: str) -> None:
+def test_an_invalid_url_is_refused(url: str) -> None:
     with pytest.raises(BadInput, match="http://HOST/PATH would be right"):
         HttpSource(url, "n1", Unused())
 

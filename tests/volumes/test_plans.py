@@ -236,7 +236,7 @@ def test_a_payload_has_the_group_the_size_and_the_mount_points_of_its_pod() -> N
     assert planned(volume, pod) == Payload("v", "configmap", shown, False, 10 * 2**20, 9, ("more",))
 
 
-def test_the_kinds_of_payloads() -> None:
+def test_only_volumes_with_files_have_a_payload_kind() -> None:
     kinds = [payload_kind(volume) for volume, _ in PLANS.values()]
     assert set(kinds) == {"configmap", "secret", "downward-api", "projected", None}
     assert payload_kind(Volume(name="v", empty_dir=EmptyDirVolumeSource())) is None
@@ -260,7 +260,7 @@ def test_a_fingerprint_tells_contents_apart() -> None:
     assert turned.fingerprint() == payload("configmap", {"a": one, "b": one}).fingerprint()
 
 
-def test_several_errors_are_told_once_each() -> None:
+def test_equal_errors_are_reported_once() -> None:
     a, b = ValueError("a"), ValueError("b")
     assert [together(each) for each in ([a], [a, a], [a, b, a])] == ["a", "a", "[a, b]"]
 
@@ -279,7 +279,9 @@ NESTED: dict[str, tuple[list[tuple[str, str, str]], tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("mounts, expected", NESTED.values(), ids=NESTED.keys())
-def test_mount_points(mounts: list[tuple[str, str, str]], expected: tuple[str, ...]) -> None:
+def test_mount_points_of_other_volumes_inside_a_volume_are_found(
+    mounts: list[tuple[str, str, str]], expected: tuple[str, ...]
+) -> None:
     made = tuple(VolumeMount(name=name, mount_path=path, sub_path=part or None) for name, path, part in mounts)
     pod = pod_with()
     for more in (
@@ -296,7 +298,7 @@ def test_mount_points(mounts: list[tuple[str, str, str]], expected: tuple[str, .
 # Where volumes lie.
 
 
-def test_the_place_of_a_volume(tmp_path: Path) -> None:
+def test_the_path_of_a_volume_has_its_pod_its_kind_and_its_name(tmp_path: Path) -> None:
     place = PodPlaces(str(tmp_path), "u").of("empty-dir", "data")
     assert place.path == f"{tmp_path}/pods/u/volumes/kubernetes.io~empty-dir/data"
     parent = place.make_parent()

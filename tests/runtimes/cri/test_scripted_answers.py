@@ -128,7 +128,7 @@ of_all_or_one = pytest.mark.parametrize(
 
 
 @of_all_or_one
-def test_the_stats_of_pods_are_told_whole(uid: PodUID | None, selector: dict[str, str]) -> None:
+def test_the_stats_of_pods_are_complete(uid: PodUID | None, selector: dict[str, str]) -> None:
     transport = ScriptedTransport()
     network = cri.NetworkUsage(default_interface=interface("eth0", 10), interfaces=[interface("eth1", 20)])
     told = [
@@ -212,7 +212,7 @@ def set_up(
     return answered(about(transport)), transport
 
 
-def test_a_runtime_tells_how_it_is_set_up() -> None:
+def test_the_settings_of_a_runtime_are_read_from_its_status() -> None:
     config = {
         "sandboxImage": "pause:3",
         "cni": {"confDir": "/net", "binDir": "/bin"},
@@ -260,7 +260,9 @@ def test_a_network_that_is_not_ready_is_reported_with_its_message_or_reason(
         (None, ""),
     ],
 )
-def test_the_cgroup_driver_is_asked_for(linux: cri.LinuxRuntimeConfiguration | None, expected: str) -> None:
+def test_the_cgroup_driver_is_requested_from_the_runtime(
+    linux: cri.LinuxRuntimeConfiguration | None, expected: str
+) -> None:
     answer = cri.RuntimeConfigResponse(linux=linux)
     assert set_up({}, driver=answer)[0].cgroup_driver == expected
 
@@ -275,7 +277,7 @@ def test_the_cgroup_driver_is_asked_for(linux: cri.LinuxRuntimeConfiguration | N
         ({"containerd": {"runtimes": {"": {"options": {"SystemdCgroup": "yes"}}}}}, "cgroupfs"),
     ],
 )
-def test_the_cgroup_driver_of_a_configuration(config: dict[str, Any], expected: str) -> None:
+def test_the_cgroup_driver_is_read_from_the_configuration(config: dict[str, Any], expected: str) -> None:
     assert set_up(config)[0].cgroup_driver == expected
 
 
@@ -290,7 +292,9 @@ STREAMS: dict[str, tuple[dict[str, Any], News, float]] = {
 
 
 @pytest.mark.parametrize("streams, expected, seconds", STREAMS.values(), ids=STREAMS.keys())
-def test_which_stream_of_events_is_served(streams: dict[str, Any], expected: News, seconds: float) -> None:
+def test_the_stream_of_events_that_the_runtime_serves_is_found(
+    streams: dict[str, Any], expected: News, seconds: float
+) -> None:
     async def scenario() -> News:
         transport = ScriptedTransport()
         for name, first in streams.items():
@@ -303,7 +307,7 @@ def test_which_stream_of_events_is_served(streams: dict[str, Any], expected: New
 
 
 @pytest.mark.parametrize("image, expected", [(cri.Image(id="i"), True), (None, False)])
-def test_whether_an_image_is_there(image: cri.Image | None, expected: bool) -> None:
+def test_an_image_is_present_if_the_runtime_reports_it(image: cri.Image | None, expected: bool) -> None:
     transport = ScriptedTransport()
     transport.answers["ImageStatus"] = lambda _: cri.ImageStatusResponse(image=image)
     assert answered(has_image(transport, "pause")) is expected
@@ -311,7 +315,7 @@ def test_whether_an_image_is_there(image: cri.Image | None, expected: bool) -> N
     assert transport.requests == [(IMAGES + "ImageStatus", request, 10.0)]
 
 
-def test_the_first_file_system_that_is_named_counts(tmp_path: Path) -> None:
+def test_the_first_file_system_with_a_mount_point_is_used(tmp_path: Path) -> None:
     transport = ScriptedTransport()
     places = ["", str(tmp_path), "/nowhere"]
     told = [
@@ -340,7 +344,7 @@ async def _await(work: Awaitable[T]) -> T:
 CODED = RuntimeRefused("rpc error: code = Unknown desc = no\nspace")
 
 
-def test_words_come_without_their_code() -> None:
+def test_the_text_of_an_error_has_no_grpc_code() -> None:
     assert [words_of(each) for each in (CODED, RuntimeRefused("plain"))] == ["no\nspace", "plain"]
     assert (type(without_code(CODED)), str(without_code(CODED))) == (RuntimeRefused, "no\nspace")
 
@@ -369,7 +373,7 @@ TIMEOUTS: dict[str, tuple[TryLater, bool]] = {
 
 
 @pytest.mark.parametrize("error, expected", TIMEOUTS.values(), ids=TIMEOUTS.keys())
-def test_a_command_that_took_too_long(error: TryLater, expected: bool) -> None:
+def test_the_errors_of_a_command_that_took_too_long_are_recognised(error: TryLater, expected: bool) -> None:
     assert is_command_timeout(error) is expected
 
 
@@ -389,7 +393,7 @@ PULLS: dict[str, tuple[list[RuntimeRefused], str, str]] = {
 
 
 @pytest.mark.parametrize("errors, words, reason", PULLS.values(), ids=PULLS.keys())
-def test_why_a_pull_failed(errors: list[RuntimeRefused], words: str, reason: str) -> None:
+def test_a_failed_pull_has_a_text_and_a_reason(errors: list[RuntimeRefused], words: str, reason: str) -> None:
     failure = pull_failure(errors)
     assert (str(failure), failure.reason) == (words, reason)
 
@@ -518,7 +522,7 @@ class Node(ScriptedTransport):
 LISTS = ["ListContainers u", "ListPodSandbox u"]
 
 
-def test_a_pod_is_seen_whole_and_what_cannot_change_is_not_asked_again() -> None:
+def test_a_pod_record_is_complete_and_what_cannot_change_is_not_requested_again() -> None:
     async def scenario() -> None:
         node, index = Node(), Index()
         looking = Looking(Calls(node), index, VirtualClock())
@@ -560,7 +564,7 @@ def test_a_pod_is_seen_whole_and_what_cannot_change_is_not_asked_again() -> None
     simulate(scenario())
 
 
-def test_what_may_have_changed_is_asked_again() -> None:
+def test_what_may_have_changed_is_requested_again() -> None:
     async def scenario() -> None:
         node, clock = Node(), VirtualClock()
         looking = Looking(Calls(node), Index(), clock)
@@ -585,7 +589,7 @@ def test_what_may_have_changed_is_asked_again() -> None:
     simulate(scenario())
 
 
-def test_what_is_gone_between_a_list_and_a_status_is_left_out() -> None:
+def test_objects_removed_between_a_list_and_a_status_are_skipped() -> None:
     async def scenario() -> None:
         node = Node()
         looking = Looking(Calls(node), Index(), VirtualClock())
@@ -624,7 +628,7 @@ def test_a_list_of_all_pods_forgets_what_is_gone() -> None:
     simulate(scenario())
 
 
-def test_whether_somebody_looked_since() -> None:
+def test_the_time_of_the_last_inspection_is_known() -> None:
     async def scenario() -> None:
         node = Node()
         looking = Looking(Calls(node), Index(), VirtualClock())
@@ -640,7 +644,7 @@ def test_whether_somebody_looked_since() -> None:
     simulate(scenario())
 
 
-def test_an_api_that_is_away_is_told() -> None:
+def test_a_runtime_that_cannot_be_reached_is_an_error() -> None:
     transport = ScriptedTransport()
     transport.answers["Status"] = lambda _: RuntimeUnavailable("away")
     with pytest.raises(RuntimeUnavailable):

@@ -290,7 +290,7 @@ def test_a_pod_shares_memory_that_ends_with_it(as_root: World) -> None:
     assert as_root.keep(action) == [0o1777, (0, "web\n"), (0, "x\n"), False, "web"]
 
 
-def test_a_container_with_a_hostname_of_its_own(as_root: World) -> None:
+def test_a_container_can_have_a_hostname_of_its_own(as_root: World) -> None:
     spec = {"uts": "own", "hostname": "other"}
     assert as_root.run("hostname", {"hostname": "web"}, **spec) == (0, "other\n")
     assert as_root.run("hostname", {"hostname": "web"}, uts="own", name="b") == (0, "web\n")
