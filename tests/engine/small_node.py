@@ -68,7 +68,7 @@ from podkeeper.rules.status.pod import NodeView
 from podkeeper.rules.worker.updates import KillOptions, Update, UpdateType
 from podkeeper.runtimes.fake import Behaviour, FakeRuntime
 from podkeeper.testing.fakes import FakeCgroups, FakeProber, FakeVolumes
-from podkeeper.testing.virtual_time import VirtualClock, simulate
+from podkeeper.testing.virtual_time import SteadyClock, simulate
 
 T = TypeVar("T")
 
@@ -128,13 +128,6 @@ def uid(of: Pod) -> PodUID:
     return PodUID(of.metadata.uid or "")
 
 
-class PunctualClock(VirtualClock):
-    """A clock without chance: no delay is stretched."""
-
-    def fraction(self) -> float:
-        return 0.0
-
-
 class FakeMirrors:
     """Notes which mirrors are wanted, and fails on order."""
 
@@ -174,7 +167,7 @@ class SmallNode:
         delays: Mapping[str, float] | None = None,
         before: "SmallNode | None" = None,
     ) -> None:
-        self.clock = PunctualClock()
+        self.clock = SteadyClock()
         scripts = {("*", name): behaviour for name, behaviour in (behaviours or {}).items()}
         runtime = FakeRuntime(self.clock, behaviours=scripts, delays=delays)
         self.runtime: FakeRuntime = runtime if before is None else before.runtime

@@ -12,6 +12,7 @@ from podkeeper.model.k8s.meta import ObjectMeta
 from podkeeper.model.messages import EventType, PodEvent, PodUID
 from podkeeper.model.runtime import PodRecord
 from podkeeper.rules.worker.updates import StatusFunction
+from podkeeper.testing.port_calls import PortCalls
 from podkeeper.testing.virtual_time import VirtualClock
 
 WEB = PodUID("web")
@@ -29,6 +30,17 @@ class House:
     about: list[Pod | PodRecord | None] = field(default_factory=list)
     signals: list[str] = field(default_factory=list)
     work: "list[asyncio.Future[None]]" = field(default_factory=list)
+
+    def evictor(self, calls: PortCalls | None = None) -> Evictor:
+        """An evictor among these neighbours."""
+        return Evictor(
+            workers=self if calls is None else calls.watch("workers", self, {"kill_pod": (TryLater,)}),
+            pod_by_uid=self.pods.get,
+            record=self.record,
+            spawn=self.spawn,
+            clock=VirtualClock(),
+            evicted=self.signals.append,
+        )
 
     def is_pod_termination_requested(self, uid: PodUID) -> bool:
         return uid in self.ending
@@ -59,14 +71,7 @@ def evicted(home: House, times: int = 1) -> House:
     """Tell of pod web so many times, and let the work end."""
 
     async def scenario() -> None:
-        evictor = Evictor(
-            workers=home,
-            pod_by_uid=home.pods.get,
-            record=home.record,
-            spawn=home.spawn,
-            clock=VirtualClock(),
-            evicted=home.signals.append,
-        )
+        evictor = home.evictor()
         for _ in range(times):
             evictor.evict(WEB, "too large")
             await asyncio.gather(*home.work)
@@ -79,6 +84,7 @@ def test_a_pod_that_is_too_large_is_killed_and_says_why() -> None:
     home = evicted(House({WEB: pod()}))
     assert home.kills == [("web", True, 1, PodStatus(phase="Failed", reason="Evicted", message="too large"))]
     assert home.events == [PodEvent(EventType.WARNING, "Evicted", "too large", WEB)]
+    assert home.about == [home.pods[WEB]]
     assert home.signals == [EMPTY_DIR_SIGNAL]
 
 
@@ -86,12 +92,12 @@ def test_it_is_killed_once_however_often_it_is_told() -> None:
     assert len(evicted(House({WEB: pod()}), times=3).kills) == 1
 
 
-def test_a_critical_pod_stays() -> None:
+def test_a_critical_pod_is_not_evicted_and_one_event_tells_why() -> None:
     home = evicted(House({WEB: pod(priority=2_000_000_000)}), times=3)
-    assert home.kills == []
-    (event,) = home.events  # once, and not with every look
-    assert event.reason == "NotEvicted"
-    assert event.message.endswith("It stays: critical pods, and so all pods from manifests, are not evicted.")
+    assert (home.kills, home.signals) == ([], [])
+    words = "too large It stays: critical pods, and so all pods from manifests, are not evicted."
+    assert home.events == [PodEvent(EventType.WARNING, "NotEvicted", words, WEB)]
+    assert home.about == [home.pods[WEB]]
 
 
 def test_nobody_looks_for_a_pod_that_is_gone() -> None:
@@ -104,17 +110,6 @@ def test_a_kill_that_takes_too_long_is_nobody_elses_trouble() -> None:
     assert (len(home.kills), [work.exception() for work in home.work]) == (1, [None])
 
 
-def evictor_of(home: House) -> Evictor:
-    return Evictor(
-        workers=home,
-        pod_by_uid=home.pods.get,
-        record=home.record,
-        spawn=home.spawn,
-        clock=VirtualClock(),
-        evicted=home.signals.append,
-    )
-
-
 def test_a_pod_that_ends_already_is_left_alone() -> None:
     home = evicted(House({WEB: pod()}, ending={WEB}))
     assert (home.kills, home.events, home.signals) == ([], [], [])
@@ -124,7 +119,7 @@ def test_a_pod_is_not_evicted_twice_before_its_kill_begins() -> None:
     home = House({WEB: pod()})
 
     async def scenario() -> None:
-        evictor = evictor_of(home)
+        evictor = home.evictor()
         for _ in range(3):
             evictor.evict(WEB, "too large")
         assert (len(home.work), len(home.events)) == (1, 1)
@@ -137,21 +132,12 @@ def test_a_pod_is_not_evicted_twice_before_its_kill_begins() -> None:
     asyncio.run(scenario())
 
 
-def test_events_are_about_the_pod() -> None:
-    home = evicted(House({WEB: pod()}))
-    critical = evicted(House({WEB: pod(priority=2_000_000_000)}))
-    assert (home.about, critical.about) == ([home.pods[WEB]], [critical.pods[WEB]])
-    words = "too large It stays: critical pods, and so all pods from manifests, are not evicted."
-    assert critical.events == [PodEvent(EventType.WARNING, "NotEvicted", words, WEB)]
-    assert critical.signals == []
-
-
 def test_a_critical_pod_that_was_gone_in_between_is_told_again() -> None:
     critical, other = pod(priority=2_000_000_000), PodUID("other")
     home = House({WEB: critical, other: critical})
 
     async def scenario() -> None:
-        evictor = evictor_of(home)
+        evictor = home.evictor()
         evictor.evict(WEB, "too large")
         del home.pods[WEB]
         evictor.evict(other, "too large")

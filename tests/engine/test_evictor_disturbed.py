@@ -6,12 +6,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from podkeeper.engine.evictor import Evictor
-from podkeeper.model.errors import TryLater
 from podkeeper.testing.failures import fail_each_call
 from podkeeper.testing.interleave import interleave
 from podkeeper.testing.operations import Event, Operation
 from podkeeper.testing.port_calls import PortCalls
-from podkeeper.testing.virtual_time import VirtualClock
 from tests.engine.test_evictor import WEB, House, pod
 
 
@@ -38,16 +36,7 @@ class Stage:
 @asynccontextmanager
 async def stage(calls: PortCalls) -> AsyncIterator[Stage]:
     house = House({WEB: pod()})
-    workers = calls.watch("workers", house, {"kill_pod": (TryLater,)})
-    evictor = Evictor(
-        workers=workers,
-        pod_by_uid=house.pods.get,
-        record=house.record,
-        spawn=house.spawn,
-        clock=VirtualClock(),
-        evicted=house.signals.append,
-    )
-    yield Stage(evictor, house)
+    yield Stage(house.evictor(calls), house)
 
 
 async def evict_again(stage: Stage) -> None:

@@ -271,14 +271,26 @@ DEADLINES = {
 }  # fmt: skip
 
 
+ABOUT = {
+    "run_sandbox": "ns/web", "stop_sandbox": "box", "remove_sandbox": "box", "create_container": "ns/web",
+    "start_container": "app", "stop_container": "app", "remove_container": "app", "image": "i", "pull_image": "i",
+    "remove_image": "i", "pod_record": "u", "exec_sync": "app", "reopen_log": "app",
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("operation", CALLS)
-def test_a_hung_call_meets_its_deadline(operation: str) -> None:
+def test_a_hung_call_fails_at_its_deadline_and_the_error_names_its_subject(operation: str) -> None:
     call, shown, _ = CALLS[operation]
 
     async def scenario(house: House) -> None:
         house.runtime.seconds[operation] = FOR_EVER
-        assert isinstance(await raised_by(call(house.guard)), CallTimedOut)
+        what = f"{shown} for {ABOUT[operation]}" if operation in ABOUT else shown
+        error = await raised_by(call(house.guard))
+        assert isinstance(error, CallTimedOut)
         assert now() == DEADLINES[operation]
+        assert str(error) == (
+            f"cannot complete {what}: no answer within {DEADLINES[operation]:g} s; it may have taken effect"
+        )
 
     assert live(scenario).observed == [(shown, DEADLINES[operation], True)]
 
@@ -389,19 +401,6 @@ def test_a_pod_that_has_begun_goes_before_those_that_came_later() -> None:
     ends = [(at, call[-1]) for at, call in house.runtime.ended if call.startswith("start_container")]
     # A slot never stays free while a pod thinks about its next step, so two times two pods are on their way.
     assert ends == [(5.0, "a"), (5.0, "b"), (6.0, "c"), (6.0, "d"), (9.0, "e"), (9.0, "f")]
-
-
-def test_an_old_turn_is_worth_nothing_after_a_rest() -> None:
-    async def scenario(house: House) -> None:
-        house.runtime.seconds["start_container"] = 1
-        await house.guard.start_container("old")
-        await asyncio.sleep(10)
-        async with asyncio.TaskGroup() as group:
-            for name in ("busy", "new", "old"):
-                group.create_task(house.guard.start_container(name))
-
-    house = live(scenario, Limits(start_slots=1))
-    assert [name for _, name in started(house, "start_container")] == ["old", "busy", "new", "old"]
 
 
 def test_a_turn_lasts_while_its_call_does() -> None:

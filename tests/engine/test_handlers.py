@@ -1,8 +1,7 @@
 """The handlers one call at a time: which neighbours each piece of news reaches, with what, and in which order."""
 
-import logging
-from collections.abc import Callable, Iterable, Iterator
-from typing import cast
+from collections.abc import Callable, Iterable
+from typing import Any, cast
 
 import pytest
 from msgspec.structs import replace
@@ -34,13 +33,7 @@ from tests.engine.loop_house import pod
 
 Call = tuple[object, ...]
 
-
-@pytest.fixture(autouse=True)
-def no_errors(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """Fail a test in which handling a pod failed. A test that expects this clears what was logged."""
-    yield
-    assert [line.getMessage() for line in caplog.records if line.levelno >= logging.ERROR] == []
-
+pytestmark = pytest.mark.usefixtures("no_errors")
 
 WEB, DELETED = pod("web"), pod("web", deleted=True)
 STATIC, MIRROR = pod("dns", "static", source=FILE_SOURCE), pod("dns", "shadow", mirror=True)
@@ -54,9 +47,12 @@ def update(type_: UpdateType, of: Pod, mirror: Pod | None = None) -> Call:
 
 
 class Desk:
-    """Handlers with a real pod manager. All other neighbours are this desk, which notes their calls."""
+    """Handlers with a real pod manager. All other neighbours are this desk, which notes their calls.
 
-    def __init__(self, sources: Iterable[str] = (API_SOURCE,)) -> None:
+    If `bare`, the handlers have none of the optional neighbours.
+    """
+
+    def __init__(self, sources: Iterable[str] = (API_SOURCE,), *, bare: bool = False) -> None:
         self.calls: list[Call] = []
         self.verdict: Rejection | Preempt | None = None
         self.held_pods: set[PodUID] = set()
@@ -69,6 +65,12 @@ class Desk:
         self.asked_anew: list[str | None] = []
         self.then: Callable[[], None] | None = None
         self.pods = PodManager()
+        optional: dict[str, Any] = {
+            "on_removal": self.removal,
+            "note": lambda uid, what, text: self.call("note", uid, what, text),
+            "ask_anew": self.ask_anew,
+            "rejected": lambda reason: self.call("rejected", reason),
+        }
         self.handlers = SyncHandlers(
             pods=self.pods,
             workers=self,
@@ -81,10 +83,7 @@ class Desk:
             collect_dead=lambda uid, container_id, everything: self.call("collect", uid, container_id, everything),
             record=self.record,
             clock=VirtualClock(),
-            on_removal=self.removal,
-            note=lambda uid, what, text: self.call("note", uid, what, text),
-            ask_anew=self.ask_anew,
-            rejected=lambda reason: self.call("rejected", reason),
+            **({} if bare else optional),
         )
 
     def call(self, name: str, *arguments: object) -> None:
@@ -94,6 +93,20 @@ class Desk:
 
     def config(self, op: Op | str, *pods: Pod, source: str = API_SOURCE) -> list[bool]:
         return list(self.handlers.config(PodUpdate(cast(Op, op), pods, source)))
+
+    def have(self, *pods: Pod, source: str = API_SOURCE) -> None:
+        """Let pods be added, and forget the calls that this took."""
+        for each in pods:
+            self.config(Op.ADD, each, source=source)
+        self.taken()
+
+    def release(self) -> list[Call]:
+        """Let the held pod start. Returns the calls."""
+        self.held_pods.clear()
+        self.taken()
+        assert self.then is not None
+        self.then()
+        return self.taken()
 
     def taken(self) -> list[Call]:
         """The calls since the last time."""
@@ -185,9 +198,9 @@ class _Judge:
         self._desk.call("count no more", uid)
 
 
-def at_desk(story: Callable[[Desk], None], sources: Iterable[str] = (API_SOURCE,)) -> None:
+def at_desk(story: Callable[[Desk], None], sources: Iterable[str] = (API_SOURCE,), *, bare: bool = False) -> None:
     async def played() -> None:
-        story(Desk(sources))
+        story(Desk(sources, bare=bare))
 
     simulate(played())
 
@@ -231,16 +244,18 @@ def test_a_pod_without_a_uid_is_skipped(caplog: pytest.LogCaptureFixture) -> Non
 
 
 @pytest.mark.parametrize("error", [TryLater("cannot"), ZeroDivisionError()], ids=["expected", "unexpected"])
-def test_an_error_of_one_pod_is_that_pods_alone(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_error_of_one_pod_holds_up_no_other(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
     def story(desk: Desk) -> None:
         desk.failing["tell worker"] = error
         assert desk.config(Op.UPDATE, pod("a"), pod("b")) == [False, False]
         told = [call[1] for call in desk.calls if call[0] == "tell worker"]
         assert [each.uid for each in told if isinstance(each, Update)] == ["a", "b"]
+        desk.taken()
         desk.handlers.sync(PodUID("a"))
         desk.failing["collect"] = error
         desk.handlers.lifecycle(LifecycleEvent(PodUID("a"), LifecycleEventType.CONTAINER_DIED, "c1"))
         desk.handlers.probe(ProbeUpdate(ProbeKind.READINESS, PodUID("a"), "fake://1", ProbeResult.SUCCESS))
+        assert [call[0] for call in desk.calls] == ["tell worker", "tell worker", "collect", "ready", "tell worker"]
 
     at_desk(story)
     caplog.clear()
@@ -326,8 +341,7 @@ def test_a_mirror_of_no_pod_reaches_only_the_manager() -> None:
 
 def test_news_of_a_mirror_updates_its_static_pod() -> None:
     def story(desk: Desk) -> None:
-        desk.config(Op.ADD, STATIC, source=FILE_SOURCE)
-        desk.taken()
+        desk.have(STATIC, source=FILE_SOURCE)
         desk.config(Op.ADD, MIRROR)
         assert desk.taken() == [("mirror changed", "static"), update(UpdateType.UPDATE, STATIC, MIRROR)]
         assert desk.asked_anew == ["static"]
@@ -356,10 +370,9 @@ def test_a_changed_pod_is_counted_again(op: Op) -> None:
     at_desk(story)
 
 
-def test_a_removed_pod_holds_nothing_and_is_told_to_its_worker_even_if_it_is_held() -> None:
+def test_a_removed_pod_is_counted_no_more_and_its_worker_is_updated_even_if_it_is_held() -> None:
     def story(desk: Desk) -> None:
-        desk.config(Op.ADD, WEB)
-        desk.taken()
+        desk.have(WEB)
         desk.held_pods.add(UID)
         assert desk.config(Op.REMOVE, WEB) == [False]
         assert desk.pods.pod_by_uid(UID) is None
@@ -373,10 +386,9 @@ def test_a_removed_pod_holds_nothing_and_is_told_to_its_worker_even_if_it_is_hel
     at_desk(story)
 
 
-def test_a_removal_may_mean_nothing_to_the_worker() -> None:
+def test_a_removal_before_all_sources_are_ready_is_not_sent_to_the_worker() -> None:
     def story(desk: Desk) -> None:
-        desk.config(Op.ADD, WEB)
-        desk.taken()
+        desk.have(WEB)
         desk.seen_all = False
         desk.config(Op.REMOVE, WEB)
         assert desk.calls == [("count no more", "web"), ("forget deadline", "web"), ("removal", WEB, False, False)]
@@ -429,7 +441,7 @@ def test_a_reconciled_pod_is_synced_if_its_readiness_is_stale_and_cleaned_up_if_
 PREEMPT = Preempt(victims=(pod("low"), pod("lower")))
 
 
-def test_a_pod_that_preempts_is_counted_and_held_before_its_worker_hears_of_it() -> None:
+def test_a_pod_that_preempts_is_counted_and_held_before_its_worker_starts_it() -> None:
     def story(desk: Desk) -> None:
         desk.verdict = PREEMPT
         assert desk.config(Op.ADD, WEB) == [True]
@@ -445,10 +457,7 @@ def test_a_pod_that_preempts_is_counted_and_held_before_its_worker_hears_of_it()
         desk.config(Op.UPDATE, WEB)
         desk.handlers.sync(UID)
         assert [call for call in desk.taken() if call[0] == "tell worker"] == []
-        desk.held_pods.clear()
-        assert desk.then is not None
-        desk.then()
-        assert desk.taken() == [update(UpdateType.CREATE, WEB)]
+        assert desk.release() == [update(UpdateType.CREATE, WEB)]
 
     at_desk(story)
 
@@ -459,34 +468,25 @@ def test_a_held_pod_that_is_not_wanted_any_more_is_not_started(now: Pod | None) 
         desk.verdict = PREEMPT
         desk.config(Op.ADD, WEB)
         desk.config(Op.REMOVE, WEB) if now is None else desk.config(Op.DELETE, now)
-        desk.held_pods.clear()
-        desk.taken()
-        assert desk.then is not None
-        desk.then()
-        assert desk.calls == []
+        assert desk.release() == []
 
     at_desk(story)
 
 
-def test_a_held_pod_that_ended_meanwhile_is_told_to_its_worker() -> None:
+def test_a_held_pod_that_ended_meanwhile_is_sent_to_its_worker() -> None:
     def story(desk: Desk) -> None:
         desk.verdict = PREEMPT
         desk.config(Op.ADD, WEB)
         desk.ending.add(UID)
-        desk.held_pods.clear()
-        desk.taken()
-        assert desk.then is not None
-        desk.then()
-        assert desk.calls == [update(UpdateType.CREATE, WEB)]
+        assert desk.release() == [update(UpdateType.CREATE, WEB)]
 
     at_desk(story)
 
 
-def test_the_deletion_of_a_held_pod_is_told_at_once() -> None:
+def test_the_deletion_of_a_held_pod_is_sent_to_its_worker_at_once() -> None:
     def story(desk: Desk) -> None:
         desk.verdict = PREEMPT
-        desk.config(Op.ADD, WEB)
-        desk.taken()
+        desk.have(WEB)
         desk.config(Op.DELETE, DELETED)
         assert desk.calls[-1] == update(UpdateType.UPDATE, DELETED)
 
@@ -526,8 +526,7 @@ def test_lifecycle_events_sync_a_pod_and_collect_dead_containers(
     type_: LifecycleEventType, container: str, removable: bool, expected: list[Call]
 ) -> None:
     def story(desk: Desk) -> None:
-        desk.config(Op.ADD, WEB)
-        desk.taken()
+        desk.have(WEB)
         desk.removable |= {UID} if removable else set()
         desk.handlers.lifecycle(LifecycleEvent(UID, type_, container))
         assert desk.calls == expected
@@ -550,8 +549,7 @@ def test_probe_results_set_flags_before_the_pod_is_synced(
     kind: ProbeKind, result: ProbeResult, expected: list[Call]
 ) -> None:
     def story(desk: Desk) -> None:
-        desk.config(Op.ADD, WEB)
-        desk.taken()
+        desk.have(WEB)
         desk.handlers.probe(ProbeUpdate(kind, UID, "fake://1", result))
         assert desk.calls == expected
 
@@ -560,9 +558,7 @@ def test_probe_results_set_flags_before_the_pod_is_synced(
 
 def test_a_sync_passes_on_the_mirror_and_needs_a_desired_pod() -> None:
     def story(desk: Desk) -> None:
-        desk.config(Op.ADD, STATIC)
-        desk.config(Op.ADD, MIRROR)
-        desk.taken()
+        desk.have(STATIC, MIRROR)
         desk.handlers.sync(PodUID("static"))
         desk.handlers.sync(PodUID("unknown"))
         assert desk.calls == [update(UpdateType.SYNC, STATIC, MIRROR)]
@@ -572,8 +568,7 @@ def test_a_sync_passes_on_the_mirror_and_needs_a_desired_pod() -> None:
 
 def test_only_a_successor_that_waits_is_woken() -> None:
     def story(desk: Desk) -> None:
-        desk.config(Op.ADD, STATIC)
-        desk.taken()
+        desk.have(STATIC)
         desk.handlers.wake_successor("dns_ns")
         assert desk.calls == []
         desk.waiting["dns_ns"] = PodUID("static")
@@ -585,19 +580,6 @@ def test_only_a_successor_that_waits_is_woken() -> None:
 
 def test_the_optional_neighbours_may_be_missing() -> None:
     def story(desk: Desk) -> None:
-        desk.handlers = SyncHandlers(
-            pods=desk.pods,
-            workers=desk,
-            status=desk,
-            deadlines=_Followers("deadline", desk.call),
-            admission=_Judge(desk),
-            preemption=desk,
-            sources=(API_SOURCE,),
-            has_seen=lambda asked: True,
-            collect_dead=lambda uid, container_id, everything: None,
-            record=desk.record,
-            clock=VirtualClock(),
-        )
         desk.ending.add(UID)
         desk.config(Op.ADD, WEB)
         assert desk.taken() == [("follow deadline", "web"), update(UpdateType.CREATE, WEB)]
@@ -610,4 +592,4 @@ def test_the_optional_neighbours_may_be_missing() -> None:
         desk.config(Op.REMOVE, WEB)
         assert desk.calls[-1] == ("tell worker", Update(type=UpdateType.KILL, pod=WEB))
 
-    at_desk(story)
+    at_desk(story, bare=True)

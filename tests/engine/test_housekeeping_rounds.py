@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -23,12 +23,7 @@ Call = tuple[object, ...]
 KNOWN = KnownPod(stage=Stage.SYNC, orphan=False, has_config=True, static=False)
 STATIC, MIRROR = pod("dns", "static", source=FILE_SOURCE), pod("dns", "shadow", mirror=True)
 
-
-@pytest.fixture(autouse=True)
-def no_errors(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """Fail a test in which part of a round failed unexpectedly. A test that expects this clears what was logged."""
-    yield
-    assert [line.getMessage() for line in caplog.records if line.levelno >= logging.ERROR] == []
+pytestmark = pytest.mark.usefixtures("no_errors")
 
 
 def running(uid: str) -> PodRecord:

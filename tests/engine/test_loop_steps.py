@@ -1,7 +1,6 @@
 """The sync loop alone, with neighbours that note when they are called: turns, breaths, and the runtime's health."""
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Iterator
 from itertools import pairwise
 
@@ -29,12 +28,7 @@ WEB, DB = PodUID("web"), PodUID("db")
 DIED = LifecycleEvent(WEB, LifecycleEventType.CONTAINER_DIED, "c1")
 READY = ProbeUpdate(ProbeKind.READINESS, WEB, "fake://1", ProbeResult.SUCCESS)
 
-
-@pytest.fixture(autouse=True)
-def no_errors(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """Fail a test in which the loop failed unexpectedly. A test that expects this clears what was logged."""
-    yield
-    assert [line.getMessage() for line in caplog.records if line.levelno >= logging.ERROR] == []
+pytestmark = pytest.mark.usefixtures("no_errors")
 
 
 def additions(number: int) -> PodUpdate:

@@ -41,6 +41,8 @@ class Runtime:
         self.hung: set[PodUID] = set()
         self.refusing: set[PodUID] = set()
         self.list_hangs = False
+        self.list_error: Exception | None = None
+        self.look_error: Exception | None = None
         self.has_stream = True
         self.looks: list[tuple[PodUID, float]] = []
         self.lists: list[float] = []
@@ -83,6 +85,8 @@ class Runtime:
             raise RuntimeRefused("cannot tell")
         found = self.record(uid)
         await asyncio.sleep(self.look_seconds / 2)
+        if self.look_error is not None:
+            raise self.look_error
         return found
 
     async def list_pods(self) -> Sequence[PodRecord]:
@@ -92,6 +96,8 @@ class Runtime:
             await asyncio.Event().wait()
         found = [self.record(uid) for uid in self.pods]
         await asyncio.sleep(self.list_seconds / 2)
+        if self.list_error is not None:
+            raise self.list_error
         return found
 
     async def events(self) -> AsyncIterator[RuntimeEvent]:
@@ -106,24 +112,34 @@ class Runtime:
             self.streams.remove(stream)
 
 
+class TwoMinded(Runtime):
+    """Shows containers as UNKNOWN in every listing."""
+
+    async def list_pods(self) -> Sequence[PodRecord]:
+        await super().list_pods()
+        return [record(uid, dict.fromkeys(states, UNKNOWN)) for uid, states in self.pods.items()]
+
+
 class Counts:
-    """An observer that remembers."""
+    """An observer that remembers. `seen` has whole calls, without those about events."""
 
     def __init__(self) -> None:
+        self.seen: list[tuple[object, ...]] = []
         self.missed_pods = 0
         self.discarded_events = 0
         self.intervals: list[float | None] = []
         self.latencies: list[float] = []
         self.breaks = 0
-        self.looks = 0
 
     def relisted(self, seconds: float, interval_seconds: float | None) -> None:
+        self.seen.append(("relisted", seconds, interval_seconds))
         self.intervals.append(interval_seconds)
 
-    def listed(self, pods: Sequence[PodRecord], now: datetime) -> None: ...
+    def listed(self, pods: Sequence[PodRecord], now: datetime) -> None:
+        self.seen.append(("listed", [pod.uid for pod in pods], (now - BEGINNING).total_seconds()))
 
     def looked(self, seconds: float) -> None:
-        self.looks += 1
+        self.seen.append(("looked", seconds))
 
     def missed(self, pods: int) -> None:
         self.missed_pods += pods
@@ -134,9 +150,11 @@ class Counts:
     def heard(self, latency_seconds: float) -> None:
         self.latencies.append(latency_seconds)
 
-    def stream_opened(self) -> None: ...
+    def stream_opened(self) -> None:
+        self.seen.append(("opened", now()))
 
     def stream_broke(self) -> None:
+        self.seen.append(("broke", now()))
         self.breaks += 1
 
 
@@ -180,12 +198,12 @@ def live(
     scenario: Callable[[House], Awaitable[None]],
     runtime: Runtime | None = None,
     pace: Pace | None = None,
-    counts: Counts | None = None,
+    kind: type[House] = House,
 ) -> House:
     """Let a PLEG live through a scenario in virtual time."""
 
     async def life() -> House:
-        house = House(runtime or Runtime(), pace or Pace(), counts or Counts())
+        house = kind(runtime or Runtime(), pace or Pace())
         bugs: list[dict[str, object]] = []
         asyncio.get_running_loop().set_exception_handler(lambda _, bug: bugs.append(bug))
         running = asyncio.ensure_future(house.pleg.run())
@@ -428,11 +446,6 @@ def test_an_announced_change_that_cannot_be_seen_yet_is_not_a_missed_one() -> No
 
 
 def test_a_listing_that_disagrees_with_the_looks_is_no_missed_event() -> None:
-    class TwoMinded(Runtime):
-        async def list_pods(self) -> Sequence[PodRecord]:
-            await super().list_pods()
-            return [record(uid, {"app": UNKNOWN}) for uid in self.pods]
-
     runtime = TwoMinded()
     runtime.put(WEB, RUNNING)
     house = live(lambda house: asyncio.sleep(200), runtime)
@@ -571,17 +584,16 @@ def test_a_relist_does_not_hurry_a_pod_whose_looks_fail_but_lets_it_go_when_it_i
 
 
 def test_a_failed_relist_is_tried_again_soon() -> None:
-    class Moody(Runtime):
-        async def list_pods(self) -> Sequence[PodRecord]:
-            found = await super().list_pods()
-            if 60 < now() < 70:
-                raise RuntimeUnavailable("cannot list")
-            if 70 <= now() < 80:
-                raise ValueError("a bug")
-            return found
+    async def scenario(house: House) -> None:
+        await asyncio.sleep(60)
+        house.runtime.list_error = RuntimeUnavailable("cannot list")
+        await asyncio.sleep(10)
+        house.runtime.list_error = ValueError("a bug")
+        await asyncio.sleep(9.5)
+        house.runtime.list_error = None
+        await asyncio.sleep(20.5)
 
-    house = live(lambda house: asyncio.sleep(100), Moody())
-    assert house.runtime.lists[6:] == [65, 66, 68, 72, 80]
+    assert live(scenario).runtime.lists[6:] == [65, 66, 68, 72, 80]
 
 
 def test_a_neighbour_that_fails_to_take_news_is_counted_and_stops_nothing() -> None:

@@ -5,7 +5,7 @@ import gc
 import logging
 import weakref
 from collections.abc import AsyncIterator, Callable, Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
 from math import inf, nextafter
 
 import pytest
@@ -25,68 +25,14 @@ from tests.engine.test_pleg import (
     RUNNING,
     STARTED,
     SYNC,
-    UNKNOWN,
     WEB,
-    Counts,
     House,
     Runtime,
+    TwoMinded,
     live,
     now,
-    record,
     runtime_with,
 )
-
-
-class Everything(Counts):
-    """An observer that stores every call."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[tuple[object, ...]] = []
-
-    def relisted(self, seconds: float, interval_seconds: float | None) -> None:
-        self.seen.append(("relisted", seconds, interval_seconds))
-
-    def listed(self, pods: Sequence[PodRecord], now: datetime) -> None:
-        self.seen.append(("listed", [pod.uid for pod in pods], (now - BEGINNING).total_seconds()))
-
-    def looked(self, seconds: float) -> None:
-        self.seen.append(("looked", seconds))
-
-    def stream_opened(self) -> None:
-        self.seen.append(("opened", now()))
-
-    def stream_broke(self) -> None:
-        self.seen.append(("broke", now()))
-
-
-class Moody(Runtime):
-    """Raises errors from its listings or inspections as long as it has some."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.list_error: Exception | None = None
-        self.look_error: Exception | None = None
-
-    async def list_pods(self) -> Sequence[PodRecord]:
-        found = await super().list_pods()
-        if self.list_error is not None:
-            raise self.list_error
-        return found
-
-    async def pod_record(self, uid: PodUID) -> PodRecord:
-        found = await super().pod_record(uid)
-        if self.look_error is not None:
-            raise self.look_error
-        return found
-
-
-def moody_with(**pods: ContainerState) -> Moody:
-    runtime = Moody()
-    for uid, state in pods.items():
-        runtime.put(PodUID(uid), state)
-    return runtime
-
 
 # Numbers.
 
@@ -98,9 +44,7 @@ def test_the_observer_receives_each_relist_inspection_and_stream_with_its_time()
         house.runtime.break_streams()
         await asyncio.sleep(0.75)
 
-    counts = Everything()
-    live(scenario, runtime_with(web=RUNNING), Pace(poll_seconds=2.0), counts)
-    assert counts.seen == [
+    assert live(scenario, runtime_with(web=RUNNING), Pace(poll_seconds=2.0)).counts.seen == [
         ("opened", 0.0),
         ("listed", ["web"], 0.5),
         ("relisted", 0.5, None),
@@ -112,7 +56,7 @@ def test_the_observer_receives_each_relist_inspection_and_stream_with_its_time()
 
 
 def test_a_relist_that_fails_is_counted_and_shows_no_pods() -> None:
-    runtime, counts = moody_with(web=RUNNING), Everything()
+    runtime = runtime_with(web=RUNNING)
     runtime.list_error = RuntimeUnavailable("cannot list")
 
     async def scenario(house: House) -> None:
@@ -121,8 +65,8 @@ def test_a_relist_that_fails_is_counted_and_shows_no_pods() -> None:
         runtime.list_error = None
         await asyncio.sleep(1.5)
 
-    live(scenario, runtime, counts=counts)
-    assert [seen for seen in counts.seen if seen[0] in ("listed", "relisted")] == [
+    house = live(scenario, runtime)
+    assert [seen for seen in house.counts.seen if seen[0] in ("listed", "relisted")] == [
         ("relisted", 0.5, None),
         ("listed", ["web"], 2.0),
         ("relisted", 0.5, None),
@@ -146,7 +90,7 @@ def test_the_pause_stops_doubling_after_twenty_times_whatever_its_limit() -> Non
 
 
 def test_without_a_good_relist_for_three_minutes_it_is_not_healthy() -> None:
-    runtime = moody_with(web=RUNNING)
+    runtime = runtime_with(web=RUNNING)
 
     async def scenario(house: House) -> None:
         await asyncio.sleep(5.5)
@@ -166,7 +110,7 @@ def test_without_a_good_relist_for_three_minutes_it_is_not_healthy() -> None:
 
 
 def test_before_the_first_good_relist_health_names_the_one_in_progress() -> None:
-    runtime = Moody()
+    runtime = Runtime()
     runtime.list_error = RuntimeUnavailable("cannot list")
 
     async def scenario(house: House) -> None:
@@ -376,7 +320,7 @@ def test_a_request_during_an_inspection_that_fails_leads_to_another_one_at_once(
 
 @pytest.mark.parametrize("error", [ValueError("a bug"), TimeoutError("its own")], ids=["a bug", "a timeout"])
 def test_an_unexpected_error_of_an_inspection_is_stored_as_it_is_and_the_inspection_repeated(error: Exception) -> None:
-    runtime = moody_with(web=RUNNING)
+    runtime = runtime_with(web=RUNNING)
 
     async def scenario(house: House) -> None:
         await asyncio.sleep(30)
@@ -441,17 +385,12 @@ def test_an_event_that_cannot_be_delivered_does_not_hold_up_the_next() -> None:
             self.deaf = event.type is DIED
             super().emit(event)
 
-    async def life() -> House:
-        house = Picky(runtime_with(web=RUNNING))
-        running = asyncio.ensure_future(house.pleg.run())
+    async def scenario(house: House) -> None:
         await asyncio.sleep(1)
         house.runtime.put(WEB, None)
         await asyncio.sleep(1)
-        running.cancel()
-        await asyncio.wait({running})
-        return house
 
-    house = simulate(life())[0]
+    house = live(scenario, runtime_with(web=RUNNING), kind=Picky)
     assert (house.counts.discarded_events, house.news()) == (1, [(0.0, "web", STARTED), (1.0, "web", REMOVED)])
 
 
@@ -459,7 +398,7 @@ def test_an_event_that_cannot_be_delivered_does_not_hold_up_the_next() -> None:
 
 
 def test_the_pauses_between_relists_start_from_the_shortest_after_a_success() -> None:
-    runtime = Moody()
+    runtime = Runtime()
 
     async def scenario(house: House) -> None:
         await asyncio.sleep(60)
@@ -481,7 +420,7 @@ LOGGED: dict[str, tuple[Exception, int]] = {
 
 @pytest.mark.parametrize("error, level", LOGGED.values(), ids=LOGGED.keys())
 def test_a_relist_that_fails_is_logged_once(error: Exception, level: int, caplog: pytest.LogCaptureFixture) -> None:
-    runtime = Moody()
+    runtime = Runtime()
     runtime.list_error = error
     with caplog.at_level(logging.WARNING, "podkeeper.engine.pleg"):
         live(lambda house: asyncio.sleep(0.5), runtime)
@@ -511,14 +450,6 @@ def test_an_empty_record_in_a_listing_is_skipped() -> None:
     house = live(lambda house: asyncio.sleep(70), runtime)
     assert house.runtime.looks == [(WEB, 0.0)]
     assert (house.news(), house.counts.missed_pods) == ([(0.0, "web", STARTED)], 0)
-
-
-class TwoMinded(Runtime):
-    """Shows containers as UNKNOWN in every listing."""
-
-    async def list_pods(self) -> Sequence[PodRecord]:
-        await super().list_pods()
-        return [record(uid, dict.fromkeys(states, UNKNOWN)) for uid, states in self.pods.items()]
 
 
 def test_a_listing_in_which_nothing_has_happened_leads_to_no_inspection() -> None:
@@ -616,7 +547,7 @@ def test_a_change_after_a_new_stream_has_proved_itself_is_a_missed_event(state: 
 
 @each_fate
 def test_a_change_after_an_inspection_is_a_missed_event_even_if_relists_fail(state: ContainerState | None) -> None:
-    runtime = moody_with(web=RUNNING)
+    runtime = runtime_with(web=RUNNING)
 
     async def scenario(house: House) -> None:
         await asyncio.sleep(30.0)
@@ -694,7 +625,7 @@ def test_a_request_for_a_pod_that_does_not_exist_is_no_missed_event() -> None:
     assert (house.counts.missed_pods, house.runtime.looks) == (0, [(DB, 30.0)])
 
 
-def test_it_needs_no_observer() -> None:
+def test_pleg_needs_no_observer() -> None:
     async def scenario() -> list[tuple[float, str, LifecycleEventType]]:
         house = House(runtime_with(web=RUNNING))
         pleg = Pleg(runtime=house.runtime, cache=house.cache, emit=house.emit, clock=house.clock, moment=house.moment)
@@ -740,10 +671,11 @@ LIVES: dict[str, tuple[tuple[float, ...], list[float]]] = {
 
 
 @pytest.mark.parametrize("lives, opened", LIVES.values(), ids=LIVES.keys())
-def test_when_a_stream_is_opened_again(lives: tuple[float, ...], opened: list[float]) -> None:
-    counts = Everything()
-    live(lambda house: asyncio.sleep(200), Mortal(*lives), counts=counts)
-    streams = [seen for seen in counts.seen if seen[0] in ("opened", "broke")]
+def test_a_stream_that_ends_too_soon_is_opened_again_after_a_pause(
+    lives: tuple[float, ...], opened: list[float]
+) -> None:
+    house = live(lambda house: asyncio.sleep(200), Mortal(*lives))
+    streams = [seen for seen in house.counts.seen if seen[0] in ("opened", "broke")]
     broke = [start + life for start, life in zip(opened, lives, strict=False)]
     assert streams == sorted([*(("opened", at) for at in opened), *(("broke", at) for at in broke)], key=_by_time)
 

@@ -4,191 +4,33 @@ import asyncio
 import logging
 import math
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine
-from datetime import datetime, timedelta
+from collections.abc import Callable
+from datetime import timedelta
 from itertools import pairwise
-from typing import Any, TypeVar
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from podkeeper.engine.probes import ProbeManager
-from podkeeper.model.k8s.core import (
-    Container,
-    ContainerState,
-    ContainerStateRunning,
-    ContainerStateTerminated,
-    ContainerStatus,
-    ExecAction,
-    Pod,
-    PodSpec,
-    PodStatus,
-    Probe,
-)
-from podkeeper.model.k8s.meta import ObjectMeta
-from podkeeper.model.messages import PodEvent, PodUID, ProbeKind, ProbeResult, ProbeUpdate
-from podkeeper.model.runtime import PodRecord
-from podkeeper.model.times import format_time
+from podkeeper.model.messages import ProbeKind
 from podkeeper.rules.probe.report import Outcome, Report
 from podkeeper.rules.probe.worker import Target, period_annotation
-from podkeeper.testing.port_calls import PortCalls
-from podkeeper.testing.virtual_time import BEGINNING, VirtualClock, simulate
-
-LIVENESS, READINESS, STARTUP = ProbeKind.LIVENESS, ProbeKind.READINESS, ProbeKind.STARTUP
-SUCCESS, FAILURE, UNKNOWN = ProbeResult.SUCCESS, ProbeResult.FAILURE, ProbeResult.UNKNOWN
-WELL, ILL = Report(Outcome.SUCCESS), Report(Outcome.FAILURE, "no")
-
-T = TypeVar("T")
-
-
-def probe(period: int = 10, failures: int = 3, successes: int = 1) -> Probe:
-    action = ExecAction(command=("check",))
-    return Probe(exec=action, period_seconds=period, failure_threshold=failures, success_threshold=successes)
-
-
-def container(
-    name: str = "web",
-    *,
-    liveness: Probe | None = None,
-    readiness: Probe | None = None,
-    startup: Probe | None = None,
-    policy: str | None = None,
-) -> Container:
-    return Container(
-        name=name, liveness_probe=liveness, readiness_probe=readiness, startup_probe=startup, restart_policy=policy
-    )
-
-
-def pod(
-    *containers: Container,
-    name: str = "web",
-    init: tuple[Container, ...] = (),
-    policy: str = "Always",
-    annotations: dict[str, str] | None = None,
-) -> Pod:
-    return Pod(
-        metadata=ObjectMeta(name=name, namespace="ns", uid=f"uid-{name}", annotations=annotations),
-        spec=PodSpec(containers=containers, init_containers=init or None, restart_policy=policy),
-    )
-
-
-def uid(of: Pod) -> PodUID:
-    return PodUID(of.metadata.uid or "")
-
-
-class World:
-    """A probe manager, and all it deals with."""
-
-    def __init__(self, *, slots: int = 100, lease_seconds: float = 2, calls: PortCalls | None = None) -> None:
-        self.clock = VirtualClock()
-        self.began = 0.0
-        self.statuses: dict[PodUID, PodStatus] = {}
-        self.told: list[tuple[float, ProbeKind, str, ProbeResult]] = []
-        self.recorded: list[PodEvent] = []
-        self.executed: list[tuple[float, str, ProbeKind]] = []
-        self.under_way: Counter[str] = Counter()
-        self.most_at_a_time = 0
-        self.most_of_one = 0  # executions of one probe at a time
-        self.report: Report | Exception = WELL
-        self.takes: Callable[[Target], float] = lambda _: 0.0
-        self.counted: list[tuple[str, ProbeKind, ProbeResult, float]] = []
-        self.ended: list[tuple[str, ProbeKind]] = []
-        self.deaf = False
-        self.probes = ProbeManager(
-            execute=(self if calls is None else calls.watch("probe", self, {"execute": ()})).execute,
-            status_of=self.statuses.get,
-            tell=self.tell,
-            record=self.record,
-            clock=self.clock,
-            observer=self,
-            slots=slots,
-            lease_seconds=lease_seconds,
-        )
-
-    def now(self) -> float:
-        """Seconds since the scenario began."""
-        return round(self.clock.monotonic() - self.began, 6)
-
-    async def execute(self, pod: Pod, target: Target, pod_ip: str, container_id: str) -> Report:
-        self.executed.append((self.now(), target.container.name, target.kind))
-        key = f"{pod.metadata.uid} {target.kind} {container_id}"
-        self.under_way[key] += 1
-        self.most_of_one = max(self.most_of_one, self.under_way[key])
-        self.most_at_a_time = max(self.most_at_a_time, self.under_way.total())
-        try:
-            seconds = self.takes(target)
-            await (asyncio.get_running_loop().create_future() if math.isinf(seconds) else asyncio.sleep(seconds))
-        finally:
-            self.under_way[key] -= 1
-        if isinstance(self.report, Exception):
-            raise self.report
-        return self.report
-
-    def tell(self, update: ProbeUpdate) -> None:
-        if self.deaf:
-            raise RuntimeError("nobody listens")
-        self.told.append((self.now(), update.kind, update.container_id, update.result))
-
-    def record(self, event: PodEvent, about: Pod | PodRecord | None) -> None:
-        self.recorded.append(event)
-
-    def probed(self, pod: Pod, container: str, kind: ProbeKind, result: ProbeResult, seconds: float) -> None:
-        self.counted.append((container, kind, result, seconds))
-
-    def gone(self, pod: Pod, container: str, kind: ProbeKind) -> None:
-        self.ended.append((container, kind))
-
-    def runs(
-        self, of: Pod, *ids: str, started: bool = True, ready: bool = False, since: datetime | None = None
-    ) -> None:
-        """Let the containers of a pod run, each under an id (`fake://web-1`); sidecars come last.
-
-        Those that run since some time were there before the agent, which made all others.
-        """
-        sidecars = of.spec.init_containers or ()
-        if since is None:
-            for each, container_id in zip((*of.spec.containers, *sidecars), ids, strict=True):
-                self.probes.claim(uid(of), each.name, container_id)
-        state = ContainerState(running=ContainerStateRunning(started_at=format_time(since or self.clock.now())))
-        all_of = [
-            ContainerStatus(
-                name=each.name, container_id=f"fake://{container_id}", state=state, started=started, ready=ready
-            )
-            for each, container_id in zip((*of.spec.containers, *sidecars), ids, strict=True)
-        ]
-        count = len(of.spec.containers)
-        self.statuses[uid(of)] = PodStatus(
-            phase="Running", container_statuses=tuple(all_of[:count]), init_container_statuses=tuple(all_of[count:])
-        )
-
-    def exits(self, of: Pod, container_id: str, code: int) -> None:
-        state = ContainerState(terminated=ContainerStateTerminated(exit_code=code))
-        name = of.spec.containers[0].name
-        status = ContainerStatus(name=name, container_id=f"fake://{container_id}", state=state)
-        self.statuses[uid(of)] = PodStatus(phase="Running", container_statuses=(status,))
-
-    @property
-    def times(self) -> list[float]:
-        return [at for at, _, _ in self.executed]
-
-
-def in_world(scenario: Callable[[World], Awaitable[T]], *, agent_age_seconds: float = 3600, **options: Any) -> T:
-    """Play a scenario in virtual time, beside a manager that runs."""
-
-    async def play() -> T:
-        world = World(**options)
-        await asyncio.sleep(agent_age_seconds)
-        world.began = agent_age_seconds
-        async with asyncio.TaskGroup() as group:
-            running = group.create_task(world.probes.run())
-            result = await scenario(world)
-            running.cancel()
-        assert world.most_of_one <= 1
-        return result
-
-    played: Coroutine[Any, Any, T] = play()
-    return simulate(played)[0]
+from podkeeper.testing.virtual_time import simulate
+from tests.engine.probe_house import (
+    FAILURE,
+    ILL,
+    LIVENESS,
+    READINESS,
+    STARTUP,
+    SUCCESS,
+    WELL,
+    World,
+    container,
+    in_world,
+    pod,
+    probe,
+    uid,
+)
 
 
 def test_a_probe_runs_once_a_period_and_tells_each_change_of_its_result() -> None:
@@ -209,25 +51,11 @@ def test_a_probe_runs_once_a_period_and_tells_each_change_of_its_result() -> Non
     in_world(scenario)
 
 
-def test_how_a_probe_begins_is_told_only_where_the_status_says_otherwise() -> None:
-    async def scenario(world: World) -> None:
-        claimed, fresh = pod(container(readiness=probe(60)), name="a"), pod(container(readiness=probe(60)), name="b")
-        world.takes = lambda _: 1
-        for each in (claimed, fresh):
-            world.runs(each, each.metadata.name or "", ready=each is claimed)
-            world.probes.add_pod(each)
-        await asyncio.sleep(0.5)
-        assert world.told == [(0, READINESS, "fake://a", FAILURE)]
-        assert world.probes.view(uid(fresh)).readiness == {"fake://b": FAILURE}
-
-    in_world(scenario)
-
-
 def test_a_container_that_started_just_before_the_agent_stays_ready_until_its_probe_speaks() -> None:
     async def scenario(world: World) -> None:
         web = pod(container(readiness=probe(60)))
         world.takes = lambda _: 1
-        world.runs(web, "web-1", ready=True, since=BEGINNING - timedelta(seconds=2))
+        world.runs(web, "web-1", ready=True, since=world.agent_started - timedelta(seconds=2))
         world.probes.add_pod(web)
         await asyncio.sleep(0.5)
         assert (world.told, world.probes.view(uid(web)).readiness) == ([], {})
@@ -506,21 +334,6 @@ def test_what_is_said_about_a_container_that_was_replaced_meanwhile_is_ignored()
     in_world(scenario)
 
 
-def test_what_is_said_about_a_container_that_died_meanwhile_is_dropped() -> None:
-    async def scenario(world: World) -> None:
-        web = pod(container(readiness=probe(60)))
-        world.runs(web, "web-1")
-        world.takes = lambda _: 5
-        world.probes.add_pod(web)
-        await asyncio.sleep(1)
-        world.exits(web, "web-1", 1)
-        await asyncio.sleep(5)
-        assert world.told == []
-        assert world.probes.view(uid(web)).readiness == {"fake://web-1": FAILURE}
-
-    in_world(scenario)
-
-
 def test_a_stopped_probe_says_nothing_more() -> None:
     async def scenario(world: World) -> None:
         web = pod(container(liveness=probe(60, failures=1)))
@@ -533,7 +346,7 @@ def test_a_stopped_probe_says_nothing_more() -> None:
         assert world.told == []
         assert (world.recorded, world.counted) == ([], [])
         assert world.times == [0]
-        assert world.ended == [("web", LIVENESS)]
+        assert world.ended == [(web, "web", LIVENESS)]
 
     in_world(scenario)
 
@@ -639,7 +452,7 @@ def test_events_name_the_container_and_what_went_wrong() -> None:
         world.report = ILL
         world.probes.add_pod(web)
         await asyncio.sleep(1)
-        assert [(each.reason, each.message, each.uid, each.container_path) for each in world.recorded] == [
+        assert [(each.reason, each.message, each.uid, each.container_path) for each, _ in world.recorded] == [
             ("Unhealthy", "Readiness probe failed: no", "uid-web", "spec.containers{web}"),
             ("Unhealthy", "Liveness probe failed: no", "uid-web", "spec.initContainers{proxy}"),
         ]
@@ -655,7 +468,7 @@ def test_a_probe_that_cannot_be_executed_is_tried_three_times_and_concludes_noth
         world.probes.add_pod(web)
         await asyncio.sleep(5)
         assert world.times == [0, 0, 0]
-        assert [each.message for each in world.recorded] == [
+        assert [each.message for each, _ in world.recorded] == [
             "Liveness probe errored and resulted in unknown state: no runtime"
         ]
         assert world.probes.liveness(uid(web)) == {"web-1": SUCCESS}
@@ -677,18 +490,6 @@ def test_whatever_goes_wrong_around_a_probe_it_goes_on() -> None:
         await asyncio.sleep(50)
         assert world.times == [0, 10, 20, 30, 40, 50, 60]
         assert world.told == [(40, READINESS, "fake://web-1", FAILURE)]  # the success was lost on the deaf
-
-    in_world(scenario)
-
-
-def test_probes_are_counted_with_their_time() -> None:
-    async def scenario(world: World) -> None:
-        web = pod(container(readiness=probe(10)))
-        world.runs(web, "web-1")
-        world.takes = lambda _: 0.25
-        world.probes.add_pod(web)
-        await asyncio.sleep(1)
-        assert world.counted == [("web", READINESS, SUCCESS, 0.25)]
 
     in_world(scenario)
 

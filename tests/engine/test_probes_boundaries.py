@@ -4,30 +4,25 @@ import asyncio
 import gc
 import logging
 import weakref
-from collections.abc import Awaitable, Callable
-from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from podkeeper.engine.probes import ProbeManager
 from podkeeper.model.k8s.core import (
     ContainerState,
     ContainerStateRunning,
     ContainerStateWaiting,
     ContainerStatus,
-    Pod,
     PodStatus,
     Probe,
 )
-from podkeeper.model.messages import EventType, PodEvent, PodUID, ProbeKind, ProbeResult, ProbeUpdate
-from podkeeper.model.runtime import PodRecord
+from podkeeper.model.messages import EventType, PodEvent, PodUID, ProbeKind, ProbeResult
 from podkeeper.model.times import format_time
 from podkeeper.rules.probe.flags import ProbeView
 from podkeeper.rules.probe.report import Outcome, Report
 from podkeeper.rules.probe.worker import Target, period_annotation
 from podkeeper.testing.virtual_time import BEGINNING, simulate
-from tests.engine.test_probes import (
+from tests.engine.probe_house import (
     FAILURE,
     ILL,
     LIVENESS,
@@ -38,6 +33,7 @@ from tests.engine.test_probes import (
     WELL,
     World,
     container,
+    in_world,
     pod,
     probe,
     uid,
@@ -59,79 +55,11 @@ def found(
     return ContainerStatus(name=name, container_id=f"fake://{container_id}", state=state, started=started, ready=ready)
 
 
-class Notes(World):
-    """A world that notes whole calls. `usual`: the manager has the limits and the observer it has by default."""
-
-    def __init__(self, *, usual: bool = False, slots: int = 100, lease_seconds: float = 2) -> None:
-        super().__init__(slots=slots, lease_seconds=lease_seconds)
-        self.asked: list[tuple[Pod, Target, str, str]] = []
-        self.events: list[tuple[PodEvent, Pod | PodRecord | None]] = []
-        self.results: list[tuple[Pod, str, ProbeKind, ProbeResult, float]] = []
-        self.gone_ones: list[tuple[Pod, str, ProbeKind]] = []
-        self.failing_lookups = 0  # of the status manager, from now on
-        self.on_tell: Callable[[], None] = lambda: None
-        options: dict[str, Any] = {} if usual else {"observer": self, "slots": slots, "lease_seconds": lease_seconds}
-        self.probes = ProbeManager(
-            execute=self.execute,
-            status_of=self.status_of,
-            tell=self.tell,
-            record=self.record,
-            clock=self.clock,
-            **options,
-        )
-
-    def status_of(self, uid: PodUID) -> PodStatus | None:
-        if self.failing_lookups > 0:
-            self.failing_lookups -= 1
-            raise RuntimeError("a bug")
-        return self.statuses.get(uid)
-
-    def tell(self, update: ProbeUpdate) -> None:
-        super().tell(update)
-        self.on_tell()
-
-    async def execute(self, pod: Pod, target: Target, pod_ip: str, container_id: str) -> Report:
-        self.asked.append((pod, target, pod_ip, container_id))
-        return await super().execute(pod, target, pod_ip, container_id)
-
-    def record(self, event: PodEvent, about: Pod | PodRecord | None) -> None:
-        self.events.append((event, about))
-
-    def probed(self, pod: Pod, container: str, kind: ProbeKind, result: ProbeResult, seconds: float) -> None:
-        self.results.append((pod, container, kind, result, seconds))
-
-    def gone(self, pod: Pod, container: str, kind: ProbeKind) -> None:
-        self.gone_ones.append((pod, container, kind))
-
-    def shows(self, of: Pod, *containers: ContainerStatus, init: tuple[ContainerStatus, ...] = ()) -> None:
-        """Let a pod have this status; nothing of it was made by this agent unless it was claimed."""
-        self.statuses[uid(of)] = PodStatus(
-            phase="Running", pod_ip="10.0.0.7", container_statuses=containers, init_container_statuses=init or None
-        )
-
-
-def noted(scenario: Callable[[Notes], Awaitable[None]], *, agent_age_seconds: float = 3600, **options: Any) -> Notes:
-    """Play a scenario beside a manager that runs. The machine is older than the agent."""
-
-    async def play() -> Notes:
-        await asyncio.sleep(100)
-        world = Notes(**options)
-        await asyncio.sleep(agent_age_seconds)
-        world.began = world.clock.monotonic()
-        async with asyncio.TaskGroup() as group:
-            running = group.create_task(world.probes.run())
-            await scenario(world)
-            running.cancel()
-        return world
-
-    return simulate(play())[0]
-
-
 # Views.
 
 
 def test_a_view_shows_who_made_a_container_its_results_and_the_workers_of_its_pod() -> None:
-    async def scenario(world: Notes) -> None:
+    async def scenario(world: World) -> None:
         web = pod(FULL)
         world.takes = lambda _: 1
         world.probes.claim(uid(web), "web", "web-1")
@@ -148,11 +76,11 @@ def test_a_view_shows_who_made_a_container_its_results_and_the_workers_of_its_po
         assert world.probes.startup(uid(web)) == {"web-1": UNKNOWN}
         assert len(world.probes) == 3
 
-    noted(scenario)
+    in_world(scenario)
 
 
 def test_a_pod_without_probes_has_an_empty_view_and_no_workers() -> None:
-    async def scenario(world: Notes) -> None:
+    async def scenario(world: World) -> None:
         plain = pod(container())
         world.probes.add_pod(plain)
         world.probes.wake(uid(plain), ["web"])
@@ -162,11 +90,11 @@ def test_a_pod_without_probes_has_an_empty_view_and_no_workers() -> None:
             assert (world.probes.liveness(each), world.probes.startup(each)) == ({}, {})
         assert len(world.probes) == 0
 
-    noted(scenario)
+    in_world(scenario)
 
 
 def test_a_view_changes_with_each_claim_worker_and_result() -> None:
-    async def scenario(world: Notes) -> None:
+    async def scenario(world: World) -> None:
         one = container("one", readiness=probe(10))
         web = pod(one)
         of_one, of_two = ("one", READINESS), ("two", READINESS)
@@ -195,11 +123,11 @@ def test_a_view_changes_with_each_claim_worker_and_result() -> None:
         await asyncio.sleep(10)
         assert view() == ProbeView(own=frozenset({"one-2", "two-1"}))
 
-    noted(scenario)
+    in_world(scenario)
 
 
 def test_a_removed_pod_is_forgotten_with_all_that_the_agent_made_of_it() -> None:
-    async def scenario(world: Notes) -> None:
+    async def scenario(world: World) -> None:
         web, db, plain = pod(FULL), pod(FULL, name="db"), pod(container(), name="plain")
         for each in (web, db, plain):
             world.probes.claim(uid(each), "web", f"{each.metadata.name}-1")
@@ -210,7 +138,7 @@ def test_a_removed_pod_is_forgotten_with_all_that_the_agent_made_of_it() -> None
             world.probes.add_pod(pod(FULL, name=each.metadata.name or ""))
         assert [world.probes.view(uid(each)).own for each in (web, db, plain)] == [set(), {"db-1"}, set()]
 
-    noted(scenario)
+    in_world(scenario)
 
 
 # What is news.
@@ -247,7 +175,7 @@ BEGINNINGS: dict[str, tuple[ProbeKind, ContainerStatus, list[ProbeResult]]] = {
 def test_before_the_first_outcome_only_a_result_that_contradicts_the_status_is_sent(
     kind: ProbeKind, status: ContainerStatus, told: list[ProbeResult]
 ) -> None:
-    async def scenario(world: Notes) -> None:
+    async def scenario(world: World) -> None:
         web = pod(container("other"), ONLY[kind])
         world.takes = lambda _: 1
         world.probes.claim(uid(web), "web", "web-1")
@@ -257,12 +185,12 @@ def test_before_the_first_outcome_only_a_result_that_contradicts_the_status_is_s
         await asyncio.sleep(0.5)
         assert world.told == [(0, kind, "fake://web-1", result) for result in told]
 
-    noted(scenario)
+    in_world(scenario)
 
 
 @pytest.mark.parametrize("ready", [False, True])
 def test_the_status_of_a_sidecar_counts_as_well(ready: bool) -> None:
-    async def scenario(world: Notes) -> None:
+    async def scenario(world: World) -> None:
         sidecar = container("proxy", readiness=probe(60), policy="Always")
         web = pod(container(), init=(sidecar,))
         world.takes = lambda _: 1
@@ -272,11 +200,11 @@ def test_the_status_of_a_sidecar_counts_as_well(ready: bool) -> None:
         await asyncio.sleep(0.5)
         assert world.told == ([(0, READINESS, "fake://proxy-1", FAILURE)] if ready else [])
 
-    noted(scenario)
+    in_world(scenario)
 
 
 def test_a_pod_that_is_removed_when_its_first_result_is_sent_is_not_probed() -> None:
-    async def scenario(world: Notes) -> None:
+    async def scenario(world: World) -> None:
         web = pod(container(readiness=probe(10)))
         world.probes.claim(uid(web), "web", "web-1")
         world.shows(web, found("web", "web-1", ready=True))
@@ -286,11 +214,11 @@ def test_a_pod_that_is_removed_when_its_first_result_is_sent_is_not_probed() -> 
         assert world.told == [(0, READINESS, "fake://web-1", FAILURE)]
         assert world.executed == []
 
-    noted(scenario)
+    in_world(scenario)
 
 
 def test_a_tick_that_fails_executes_nothing_and_the_next_one_does() -> None:
-    async def scenario(world: Notes) -> None:
+    async def scenario(world: World) -> None:
         web = pod(container(readiness=probe(10)))
         world.runs(web, "web-1")
         world.probes.add_pod(web)
@@ -299,11 +227,11 @@ def test_a_tick_that_fails_executes_nothing_and_the_next_one_does() -> None:
         await asyncio.sleep(20)
         assert world.times == [0, 20]
 
-    noted(scenario)
+    in_world(scenario)
 
 
 def test_a_first_outcome_is_sent_even_if_it_equals_the_assumed_one() -> None:
-    async def scenario(world: Notes) -> None:
+    async def scenario(world: World) -> None:
         web = pod(container(readiness=probe(60, failures=1), liveness=probe(60)))
         world.shows(web, found("web", "web-1"))  # of an agent that ran before
         world.report = ILL
@@ -317,31 +245,31 @@ def test_a_first_outcome_is_sent_even_if_it_equals_the_assumed_one() -> None:
             (60, LIVENESS, "fake://web-1", SUCCESS),
         ]
 
-    noted(scenario)
+    in_world(scenario)
 
 
 # Executions.
 
 
 def test_an_execution_gets_the_pod_the_target_the_address_and_the_container() -> None:
-    async def scenario(world: Notes) -> None:
+    async def scenario(world: World) -> None:
         web = pod(container(readiness=probe(60)))
         world.shows(web, found("web", "web-1"))
         world.probes.add_pod(web)
         await asyncio.sleep(1)
         target = Target(web.spec.containers[0], READINESS, probe(60))
         assert world.asked == [(web, target, "10.0.0.7", "fake://web-1")]
-        assert world.results == [(web, "web", READINESS, SUCCESS, 0.0)]
+        assert world.counted == [(web, "web", READINESS, SUCCESS, 0.0)]
         world.statuses[uid(web)] = replace(world.statuses[uid(web)], pod_ip=None)
         world.probes.wake(uid(web), ["web"])
         await asyncio.sleep(1)
         assert world.asked[1:] == [(web, target, "", "fake://web-1")]
 
-    noted(scenario)
+    in_world(scenario)
 
 
 def test_an_execution_that_is_repeated_after_the_status_is_gone_has_no_address() -> None:
-    async def scenario(world: Notes) -> None:
+    async def scenario(world: World) -> None:
         web = pod(container(readiness=probe(60)))
         world.shows(web, found("web", "web-1"))
         world.report, world.takes = Report(Outcome.UNKNOWN, error="no runtime"), lambda _: 1
@@ -350,9 +278,9 @@ def test_an_execution_that_is_repeated_after_the_status_is_gone_has_no_address()
         world.statuses.clear()
         await asyncio.sleep(5)
         assert [ip for _, _, ip, _ in world.asked] == ["10.0.0.7", "", ""]
-        assert world.results == []
+        assert world.counted == []
 
-    noted(scenario)
+    in_world(scenario)
 
 
 REPORTS: dict[str, tuple[Report, list[tuple[str, str]], list[ProbeResult]]] = {
@@ -366,39 +294,43 @@ REPORTS: dict[str, tuple[Report, list[tuple[str, str]], list[ProbeResult]]] = {
 def test_each_execution_is_counted_and_recorded_for_its_pod(
     report: Report, events: list[tuple[str, str]], results: list[ProbeResult]
 ) -> None:
-    async def scenario(world: Notes) -> None:
+    async def scenario(world: World) -> None:
         web = pod(container("first"), container("second", readiness=probe(60)))
         world.shows(web, found("first", "first-1"), found("second", "second-1"))
         world.report, world.takes = report, lambda _: 0.25
         world.probes.add_pod(web)
         await asyncio.sleep(1)
-        assert world.events == [
+        assert world.recorded == [
             (PodEvent(EventType.WARNING, reason, message, uid(web), "spec.containers{second}"), web)
             for reason, message in events
         ]
-        assert world.results == [(web, "second", READINESS, result, 0.25) for result in results]
+        assert world.counted == [(web, "second", READINESS, result, 0.25) for result in results]
 
-    noted(scenario)
+    in_world(scenario)
 
 
-def test_a_container_that_dies_during_an_execution_fails_when_that_ends() -> None:
-    async def scenario(world: Notes) -> None:
-        web = pod(container(liveness=probe(60)))
+@pytest.mark.parametrize("kind, told", [(LIVENESS, [FAILURE]), (READINESS, [])])
+def test_a_container_that_dies_during_an_execution_fails_when_that_ends(
+    kind: ProbeKind, told: list[ProbeResult]
+) -> None:
+    async def scenario(world: World) -> None:
+        web = pod(ONLY[kind])
         world.runs(web, "web-1")
         world.takes = lambda _: 5
         world.probes.add_pod(web)
         await asyncio.sleep(1)
         world.exits(web, "web-1", 1)
         await asyncio.sleep(10)
-        assert world.told == [(5, LIVENESS, "fake://web-1", FAILURE)]
-        assert world.probes.liveness(uid(web)) == {"web-1": FAILURE}
+        assert world.told == [(5, kind, "fake://web-1", result) for result in told]  # readiness was false before
+        assert world.probes.liveness(uid(web)) == ({"web-1": FAILURE} if kind is LIVENESS else {})
+        assert world.probes.view(uid(web)).readiness == ({"fake://web-1": FAILURE} if kind is READINESS else {})
         assert world.times == [0]
 
-    noted(scenario)
+    in_world(scenario)
 
 
 def test_by_default_a_hundred_probes_are_executed_at_a_time_and_keep_their_slot_for_a_second() -> None:
-    async def scenario(world: Notes) -> None:
+    async def scenario(world: World) -> World:
         world.takes = lambda _: 5
         for number in range(101):
             each = pod(container(liveness=probe(60)), name=f"pod-{number}")
@@ -407,12 +339,14 @@ def test_by_default_a_hundred_probes_are_executed_at_a_time_and_keep_their_slot_
         await asyncio.sleep(4)
         assert world.times == [0] * 100 + [1]
         world.probes.remove_pod(uid(pod(name="pod-7")))
+        return world
 
-    assert noted(scenario, usual=True).results == []
+    world = in_world(scenario, usual=True)
+    assert (world.counted, world.ended) == ([], [])  # by default there is no observer
 
 
 def test_an_execution_that_outlived_its_lease_frees_no_second_slot_when_it_ends() -> None:
-    async def scenario(world: Notes) -> None:
+    async def scenario(world: World) -> None:
         world.takes = lambda _: 3
         for name in "abc":
             each = pod(container(name, liveness=probe(60)), name=name)
@@ -422,7 +356,7 @@ def test_an_execution_that_outlived_its_lease_frees_no_second_slot_when_it_ends(
         await asyncio.sleep(10)
         assert [(at, name) for at, name, _ in world.executed] == [(0, "a"), (2, "b"), (4, "c")]
 
-    noted(scenario, slots=1, lease_seconds=2)
+    in_world(scenario, slots=1, lease_seconds=2)
 
 
 # Periods.
@@ -440,8 +374,8 @@ PERIODS: dict[str, tuple[Probe, str | None, list[float]]] = {
 
 
 @pytest.mark.parametrize("probe, text, times", PERIODS.values(), ids=PERIODS.keys())
-def test_when_a_probe_is_executed(probe: Probe, text: str | None, times: list[float]) -> None:
-    async def scenario(world: Notes) -> None:
+def test_a_probe_is_executed_once_in_each_period(probe: Probe, text: str | None, times: list[float]) -> None:
+    async def scenario(world: World) -> None:
         annotations = None if text is None else {period_annotation("web", LIVENESS): text}
         web = pod(container(liveness=probe), annotations=annotations)
         world.runs(web, "web-1")
@@ -450,26 +384,26 @@ def test_when_a_probe_is_executed(probe: Probe, text: str | None, times: list[fl
         await asyncio.sleep(64)
         assert world.times == times
 
-    noted(scenario, agent_age_seconds=3500)
+    in_world(scenario, agent_age_seconds=3500)
 
 
 @pytest.mark.parametrize("age, at_once", [(59.75, False), (60.0, True)])
 def test_first_probes_are_spread_while_the_agent_is_younger_than_their_period(age: float, at_once: bool) -> None:
-    async def scenario(world: Notes) -> None:
+    async def scenario(world: World) -> None:
         web = pod(container(liveness=probe(60)))
         world.runs(web, "web-1")
         world.probes.add_pod(web)
         await asyncio.sleep(60)
         assert (world.times[0] == 0) is at_once
 
-    noted(scenario, agent_age_seconds=age)
+    in_world(scenario, agent_age_seconds=age)
 
 
 # Pods that change.
 
 
 def test_a_worker_uses_the_latest_version_of_its_pod() -> None:
-    async def scenario(world: Notes) -> None:
+    async def scenario(world: World) -> None:
         web = pod(container(liveness=probe(10)))
         world.runs(web, "web-1")
         world.probes.add_pod(web)
@@ -478,14 +412,14 @@ def test_a_worker_uses_the_latest_version_of_its_pod() -> None:
         world.probes.add_pod(deleted)
         await asyncio.sleep(10)
         assert (world.times, len(world.probes)) == ([0], 0)
-        assert world.gone_ones == [(deleted, "web", LIVENESS)]
+        assert world.ended == [(deleted, "web", LIVENESS)]
         assert world.told == []
 
-    noted(scenario)
+    in_world(scenario)
 
 
 def test_a_probe_that_has_ended_does_not_come_back_while_there_is_no_other_container() -> None:
-    async def scenario(world: Notes) -> None:
+    async def scenario(world: World) -> None:
         one, two = container("one", readiness=probe(10)), container("two", readiness=probe(10))
         job = pod(one, two, policy="Never")
         world.shows(job, found("two", "two-1"))
@@ -494,7 +428,7 @@ def test_a_probe_that_has_ended_does_not_come_back_while_there_is_no_other_conta
         world.probes.stop_liveness_and_startup(job)
         world.statuses[uid(job)] = PodStatus(phase="Succeeded")
         await asyncio.sleep(10)
-        assert world.gone_ones == [(job, "one", READINESS), (job, "two", READINESS)]
+        assert world.ended == [(job, "one", READINESS), (job, "two", READINESS)]
         same, none_yet = found("two", "two-1"), ContainerStatus(name="two", state=WAITING)
         for status in (
             None,
@@ -513,21 +447,21 @@ def test_a_probe_that_has_ended_does_not_come_back_while_there_is_no_other_conta
         world.probes.add_pod(job)
         assert world.probes.view(uid(job)).workers == {("two", READINESS)}
 
-    noted(scenario)
+    in_world(scenario)
 
 
 def test_all_workers_of_a_removed_pod_are_reported_as_gone() -> None:
-    async def scenario(world: Notes) -> None:
+    async def scenario(world: World) -> None:
         web = pod(FULL)
         world.probes.add_pod(web)
         world.probes.remove_pod(uid(web))
-        assert world.gone_ones == [(web, "web", kind) for kind in (STARTUP, READINESS, LIVENESS)]
+        assert world.ended == [(web, "web", kind) for kind in (STARTUP, READINESS, LIVENESS)]
 
-    noted(scenario)
+    in_world(scenario)
 
 
 def test_waking_skips_containers_without_a_readiness_probe() -> None:
-    async def scenario(world: Notes) -> None:
+    async def scenario(world: World) -> None:
         web = pod(container("plain"), container("web", readiness=probe(60)))
         world.probes.add_pod(web)
         await asyncio.sleep(7)
@@ -536,11 +470,11 @@ def test_waking_skips_containers_without_a_readiness_probe() -> None:
         await asyncio.sleep(1)
         assert world.executed == [(7, "web", READINESS)]
 
-    noted(scenario)
+    in_world(scenario)
 
 
 def test_a_container_that_ran_before_the_agent_can_be_woken_once_its_worker_has_ticked() -> None:
-    async def scenario(world: Notes) -> None:
+    async def scenario(world: World) -> None:
         web = pod(container(readiness=probe(20)))
         world.shows(web, found("web", "web-1"))
         world.probes.add_pod(web)
@@ -552,11 +486,11 @@ def test_a_container_that_ran_before_the_agent_can_be_woken_once_its_worker_has_
         await asyncio.sleep(0.5)
         assert world.times == [first, 20]
 
-    noted(scenario, agent_age_seconds=1)
+    in_world(scenario, agent_age_seconds=1)
 
 
 def test_a_worker_of_a_pod_without_a_status_can_be_woken() -> None:
-    async def scenario(world: Notes) -> None:
+    async def scenario(world: World) -> None:
         web = pod(container(readiness=probe(20)))
         world.probes.add_pod(web)
         world.probes.wake(uid(web), ["web"])
@@ -565,11 +499,11 @@ def test_a_worker_of_a_pod_without_a_status_can_be_woken() -> None:
         await asyncio.sleep(25)
         assert world.times == [20]  # a period after it was woken, and not at the time drawn for its first tick
 
-    noted(scenario, agent_age_seconds=1)
+    in_world(scenario, agent_age_seconds=1)
 
 
 def test_a_terminating_pod_has_no_startup_results_any_more() -> None:
-    async def scenario(world: Notes) -> None:
+    async def scenario(world: World) -> None:
         web = pod(container("first"), FULL)
         world.probes.claim(uid(web), "web", "web-1")
         world.shows(web, found("first", "first-1"), found("web", "web-1", started=False))
@@ -578,11 +512,11 @@ def test_a_terminating_pod_has_no_startup_results_any_more() -> None:
         await asyncio.sleep(0.5)
         assert world.probes.view(uid(web)).startup == {"fake://web-1": UNKNOWN}
         world.probes.stop_liveness_and_startup(web)
-        assert world.gone_ones == [(web, "web", LIVENESS), (web, "web", STARTUP)]
+        assert world.ended == [(web, "web", LIVENESS), (web, "web", STARTUP)]
         assert (world.probes.liveness(uid(web)), world.probes.startup(uid(web))) == ({}, {})
         assert world.probes.view(uid(web)).startup == {}
 
-    noted(scenario)
+    in_world(scenario)
 
 
 # The end.
@@ -590,7 +524,7 @@ def test_a_terminating_pod_has_no_startup_results_any_more() -> None:
 
 def test_nothing_is_left_in_the_event_loop_once_it_has_stopped() -> None:
     async def scenario() -> None:
-        world = Notes(slots=1)
+        world = World(slots=1)
         gone = weakref.ref(world.probes)
         web = pod(FULL)
         world.takes = lambda _: 100
@@ -609,7 +543,7 @@ def test_nothing_is_left_in_the_event_loop_once_it_has_stopped() -> None:
 
 def test_a_manager_that_has_stopped_executes_nothing(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> list[float]:
-        world = Notes(slots=1)
+        world = World(slots=1)
         old, new = (pod(container(liveness=probe(1)), name=name) for name in ("old", "new"))
         for each in (old, new):
             world.runs(each, f"{each.metadata.name}-1")
@@ -629,7 +563,7 @@ def test_a_manager_that_has_stopped_executes_nothing(caplog: pytest.LogCaptureFi
 
 
 def test_a_pod_without_a_uid_is_known_by_the_empty_uid() -> None:
-    async def scenario(world: Notes) -> None:
+    async def scenario(world: World) -> None:
         web = pod(container(readiness=probe(60), liveness=probe(60)))
         nameless = replace(web, metadata=replace(web.metadata, uid=None))
         world.probes.add_pod(nameless)
@@ -637,4 +571,4 @@ def test_a_pod_without_a_uid_is_known_by_the_empty_uid() -> None:
         world.probes.stop_liveness_and_startup(nameless)
         assert world.probes.view(PodUID("")).workers == {("web", READINESS)}
 
-    noted(scenario)
+    in_world(scenario)

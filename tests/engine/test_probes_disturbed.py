@@ -14,7 +14,7 @@ from podkeeper.testing.failures import fail_each_call
 from podkeeper.testing.interleave import interleave
 from podkeeper.testing.operations import Event, Operation
 from podkeeper.testing.port_calls import PortCalls
-from tests.engine.test_probes import (
+from tests.engine.probe_house import (
     FAILURE,
     ILL,
     READINESS,

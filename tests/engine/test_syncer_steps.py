@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -92,9 +93,12 @@ class Execution:
 
 
 class World:
-    """All neighbours of a syncer in one: notes each step, and dies before one on order."""
+    """All neighbours of a syncer in one: notes each step, and dies before one on order.
 
-    def __init__(self) -> None:
+    If `bare`, the syncer has none of its optional neighbours.
+    """
+
+    def __init__(self, *, bare: bool = False) -> None:
         self.steps: list[str] = []
         self.dies_before: int | None = None
         self.failing: dict[str, BaseException] = {}
@@ -119,22 +123,25 @@ class World:
         self.finished = False
         self.seconds: list[tuple[str, float]] = []
         self.looks_wanted = 0
+        optional: dict[str, Any] = {
+            "references": self,
+            "evictions": [partial(self.evicting, name) for name in self.evictions],
+            "predecessors": self,
+            "observer": self,
+        }
         self.syncer = PodSyncer(
             statuses=self,
             probes=self,
             executor=self,
             ground=self,
             mirrors=self,
-            references=self,
             look=self.look,
             request_look=self.request_look,
             node=lambda: self.node,
             network_trouble=lambda: self.network,
             record=self.record,
             clock=VirtualClock(),
-            evictions=[partial(self.evicting, name) for name in self.evictions],
-            predecessors=self,
-            observer=self,
+            **({} if bare else optional),
         )
 
     def step(self, name: str) -> None:
@@ -287,9 +294,9 @@ async def orphaned(world: World) -> None:
     await world.syncer.sync_terminating_runtime_pod(RUNNING)
 
 
-def play(scenario: Callable[[World], Awaitable[object]]) -> World:
+def play(scenario: Callable[[World], Awaitable[object]], *, bare: bool = False) -> World:
     async def played() -> World:
-        world = World()
+        world = World(bare=bare)
         await scenario(world)
         await asyncio.sleep(0)
         return world
@@ -331,7 +338,9 @@ ORDERS: dict[str, tuple[Callable[[World], Awaitable[object]], list[str]]] = {
 
 
 @pytest.mark.parametrize("function, steps", ORDERS.values(), ids=ORDERS.keys())
-def test_order(function: Callable[[World], Awaitable[object]], steps: list[str]) -> None:
+def test_a_sync_function_takes_its_steps_in_order(
+    function: Callable[[World], Awaitable[object]], steps: list[str]
+) -> None:
     assert play(function).steps == steps
 
 
@@ -486,15 +495,6 @@ def test_how_long_a_pod_took_is_measured_from_when_it_was_first_seen() -> None:
     play(scenario)
 
 
-def test_a_pod_that_can_never_run_here_fails_with_the_reason() -> None:
-    async def scenario(world: World) -> None:
-        world.failing = {"prepare": GiveUp("cannot mount volume x: no such driver", "NoSuchDriver")}
-        assert await sync(world)
-
-    status = play(scenario).published or PodStatus()
-    assert (status.phase, status.reason) == ("Failed", "NoSuchDriver")
-
-
 def test_without_network_nothing_is_made_ready() -> None:
     async def scenario(world: World) -> None:
         world.network = "no plugin"
@@ -515,10 +515,20 @@ def test_a_mirror_that_cannot_be_made_is_no_reason_to_stop() -> None:
     play(scenario)
 
 
-def test_a_container_that_runs_on_after_all_is_named() -> None:
+APP = RUNNING.containers[0]
+STILL_RUNNING = {
+    "app": (APP,),
+    "app, web": (replace(APP, name="web"), replace(APP, name="done", state=ContainerState.EXITED), APP),
+}
+
+
+@pytest.mark.parametrize("named, containers", STILL_RUNNING.items())
+def test_all_containers_that_still_run_after_a_kill_are_named_in_order(
+    named: str, containers: tuple[ContainerRecord, ...]
+) -> None:
     async def scenario(world: World) -> None:
-        world.after_kill = RUNNING
-        with pytest.raises(TryLater, match="container app still runs"):
+        world.after_kill = replace(RUNNING, containers=containers)
+        with pytest.raises(TryLater, match=f"container {named} still runs"):
             await terminating(world)
         assert world.steps[-1] == "look"
 
@@ -549,12 +559,15 @@ def test_the_last_status_keeps_addresses_and_exit_codes() -> None:
     assert play(terminating).told[-1].pod_ip == "10.0.0.1"
 
 
-def test_a_failed_start_does_not_hide_the_exit_of_a_container_in_the_last_status() -> None:
+@pytest.mark.parametrize("end", [terminating, terminated])
+def test_a_failed_start_does_not_hide_the_exit_of_a_container_in_the_last_status(
+    end: Callable[[World], Awaitable[None]],
+) -> None:
     """The answer of the start was lost, and the container exited before any sync saw it running."""
 
     async def scenario(world: World) -> None:
         world.failures = {"app": StartFailure("RunContainerError", "the answer was lost")}
-        await terminating(world)
+        await end(world)
         assert world.published is not None
         assert [each.state.terminated is not None for each in world.published.container_statuses or ()] == [True]
 
@@ -797,10 +810,11 @@ def test_an_eviction_ends_the_quiet() -> None:
     play(scenario)
 
 
-def test_the_status_of_a_pod_that_can_never_run_here_is_complete() -> None:
+@pytest.mark.parametrize("record", [NOTHING, RUNNING], ids=["new", "running"])
+def test_a_pod_that_can_never_run_here_fails_with_the_reason_and_keeps_its_status(record: PodRecord) -> None:
     async def scenario(world: World) -> None:
         world.failing = {"prepare": GiveUp("cannot mount volume x: no such driver", "NoSuchDriver")}
-        assert await sync(world, record=RUNNING)
+        assert await sync(world, record=record)
         before, after = world.told
         assert after == replace(
             before, phase="Failed", reason="NoSuchDriver", message="cannot mount volume x: no such driver"
@@ -845,27 +859,6 @@ def test_a_failed_kill_names_all_errors_and_the_pod() -> None:
         await orphaned(world)
 
     assert play(scenario).looks_wanted == 1
-
-
-def test_a_failed_start_does_not_hide_an_exit_in_the_status_of_a_terminated_pod() -> None:
-    async def scenario(world: World) -> None:
-        world.failures = {"app": StartFailure("RunContainerError", "the answer was lost")}
-        await terminated(world)
-        assert world.published is not None
-        assert [each.state.terminated is not None for each in world.published.container_statuses or ()] == [True]
-
-    play(scenario)
-
-
-def test_all_containers_that_still_run_are_named_in_order() -> None:
-    async def scenario(world: World) -> None:
-        app = RUNNING.containers[0]
-        exited = replace(app, name="done", state=ContainerState.EXITED)
-        world.after_kill = replace(RUNNING, containers=(replace(app, name="web"), exited, app))
-        with pytest.raises(TryLater, match="container app, web still runs"):
-            await terminating(world)
-
-    play(scenario)
 
 
 @pytest.mark.parametrize("end", [terminating, terminated])
@@ -945,19 +938,6 @@ def test_the_status_before_a_kill_shows_what_still_runs() -> None:
 
 def test_the_optional_neighbours_may_be_missing() -> None:
     async def scenario(world: World) -> None:
-        world.syncer = PodSyncer(
-            statuses=world,
-            probes=world,
-            executor=world,
-            ground=world,
-            mirrors=world,
-            look=world.look,
-            request_look=world.request_look,
-            node=lambda: world.node,
-            network_trouble=lambda: None,
-            record=world.record,
-            clock=VirtualClock(),
-        )
         secretive = replace(STATIC, spec=SECRETIVE.spec)
         await world.syncer.sync_pod(UpdateType.CREATE, secretive, None, NOTHING)
         assert [each.pull_secrets for each in world.executions] == [()]
@@ -965,4 +945,4 @@ def test_the_optional_neighbours_may_be_missing() -> None:
         await terminated(world)
         assert "unregister" not in world.steps
 
-    play(scenario)
+    play(scenario, bare=True)

@@ -1,24 +1,23 @@
 """The pod workers and their neighbours: what raises stops nobody, bad input is refused, and what they are told."""
 
 import asyncio
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from datetime import datetime
 
 import pytest
 
-from podkeeper.model.errors import BadInput, InBackoff, TryLater
-from podkeeper.model.k8s.core import Pod, PodStatus
+from podkeeper.model.errors import BadInput, TryLater
+from podkeeper.model.k8s.core import PodStatus
 from podkeeper.model.messages import PodUID
 from podkeeper.model.runtime import PodRecord
 from podkeeper.rules.worker.states import Finished, Terminating
 from podkeeper.rules.worker.updates import KillOptions, Update, UpdateType
-from podkeeper.rules.worker.workers import KnownPod
+from podkeeper.rules.worker.workers import KnownPod, Stage
 from podkeeper.testing.virtual_time import simulate
 from tests.engine.worker_house import (
     ALL_THE_WAY,
+    BUGS,
     DB,
     WEB,
+    FakeObserver,
     again,
     calm,
     change,
@@ -54,20 +53,6 @@ def test_a_neighbour_that_raises_stops_nobody(neighbours: set[str]) -> None:
             assert not home.running.done()
 
     simulate(scenario())
-
-
-class Speechless(Exception):
-    def __str__(self) -> str:
-        raise ValueError("cannot say")
-
-
-BUGS: dict[str, Exception] = {
-    "a plain bug": KeyError("oops"),
-    "one that cannot be told": Speechless(),
-    "one without a word": RuntimeError(),
-    "a group of bugs": ExceptionGroup("several", [TryLater("cannot"), KeyError("oops")]),
-    "a backoff without a time zone": InBackoff("cannot", datetime(2026, 1, 1)),  # noqa: DTZ001 - the point
-}
 
 
 @pytest.mark.parametrize("error", BUGS.values(), ids=BUGS.keys())
@@ -252,29 +237,6 @@ def test_the_history_tells_each_move_each_pass_and_the_next_one() -> None:
     simulate(scenario())
 
 
-@dataclass(slots=True)
-class FakeObserver:
-    seen: list[tuple[object, ...]] = field(default_factory=list)
-    broken: bool = False
-
-    def pod_started(self, pod: Pod) -> None:
-        self._see("started", len(pod.spec.containers))
-
-    def pass_begun(self, update_type: UpdateType, waited_seconds: float) -> None:
-        self._see("begun", str(update_type), waited_seconds)
-
-    def pass_ended(self, operation: str, seconds: float) -> None:
-        self._see("ended", operation, seconds)
-
-    def working(self, known: Mapping[PodUID, KnownPod]) -> None:
-        self._see("working", *known)
-
-    def _see(self, *what: object) -> None:
-        self.seen.append(what)
-        if self.broken:
-            raise RuntimeError("broken observer")
-
-
 @pytest.mark.parametrize("broken", [False, True])
 def test_the_observer_sees_how_long_news_waits_and_passes_take(broken: bool) -> None:
     async def scenario() -> None:
@@ -292,13 +254,14 @@ def test_the_observer_sees_how_long_news_waits_and_passes_take(broken: bool) -> 
             home.workers.update_pod(kill(pod("web")))  # nobody's news
             await asyncio.sleep(1)
             home.workers.sync_known_pods([WEB])
+        finished = KnownPod(Stage.TERMINATED, orphan=False, has_config=True, static=False)
         assert observer.seen == [
-            ("started", 1),
+            ("started", "web", 1),
             ("begun", "create", 0.5),
             ("ended", "create", 2.5),
             ("begun", "update", 1.0),
             ("ended", "update", 3.0),
-            ("working", WEB),
+            ("working", {WEB: finished}),
         ]
 
     simulate(scenario())

@@ -2,17 +2,19 @@
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import datetime
 
 from podkeeper.engine.workers import Observer, PodWorkers
-from podkeeper.model.errors import GiveUp, NetworkNotReady, RuntimeUnavailable, TryLater
+from podkeeper.model.errors import GiveUp, InBackoff, NetworkNotReady, RuntimeUnavailable, TryLater
 from podkeeper.model.k8s.core import Container, Pod, PodSpec, PodStatus
 from podkeeper.model.k8s.meta import ObjectMeta
 from podkeeper.model.messages import API_SOURCE, CONFIG_SOURCE_ANNOTATION, FILE_SOURCE, PodEvent, PodUID
 from podkeeper.model.runtime import PodRecord
 from podkeeper.rules.worker.updates import KillOptions, StatusFunction, Update, UpdateType
+from podkeeper.rules.worker.workers import KnownPod
 from podkeeper.testing.port_calls import PortCalls
 from podkeeper.testing.virtual_time import VirtualClock
 
@@ -194,6 +196,45 @@ class Faults:
     def through(self, who: str) -> None:
         if who in self.raising:
             raise RuntimeError(f"{who} is broken")
+
+
+@dataclass(slots=True)
+class FakeObserver:
+    """Stores every call, and raises if it is broken."""
+
+    seen: list[tuple[object, ...]] = field(default_factory=list)
+    broken: bool = False
+
+    def pod_started(self, pod: Pod) -> None:
+        self._see("started", pod.metadata.uid, len(pod.spec.containers))
+
+    def pass_begun(self, update_type: UpdateType, waited_seconds: float) -> None:
+        self._see("begun", str(update_type), waited_seconds)
+
+    def pass_ended(self, operation: str, seconds: float) -> None:
+        self._see("ended", operation, seconds)
+
+    def working(self, known: Mapping[PodUID, KnownPod]) -> None:
+        self._see("working", dict(known))
+
+    def _see(self, *what: object) -> None:
+        self.seen.append(what)
+        if self.broken:
+            raise RuntimeError("broken observer")
+
+
+class Speechless(Exception):
+    def __str__(self) -> str:
+        raise ValueError("cannot say")
+
+
+BUGS: dict[str, Exception] = {
+    "a plain bug": KeyError("oops"),
+    "one that cannot be told": Speechless(),
+    "one without a word": RuntimeError(),
+    "a group of bugs": ExceptionGroup("several", [TryLater("cannot"), KeyError("oops")]),
+    "a backoff without a time zone": InBackoff("cannot", datetime(2026, 1, 1)),  # noqa: DTZ001 - the point
+}
 
 
 @dataclass(slots=True)

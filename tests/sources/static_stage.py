@@ -18,15 +18,8 @@ from podkeeper.sources.local_objects import LocalObjects
 from podkeeper.sources.manifest_notes import ManifestNotes
 from podkeeper.testing.fakes import FakeJournal
 from podkeeper.testing.port_calls import PortCalls, Unexpected
-from podkeeper.testing.virtual_time import VirtualClock
+from podkeeper.testing.virtual_time import SteadyClock
 from tests.sources.static_listener import config_map_text, pod_text
-
-
-class SteadyClock(VirtualClock):
-    """No jitter, so that pauses can be compared."""
-
-    def fraction(self) -> float:
-        return 0.0
 
 
 class FailingJournal(FakeJournal):

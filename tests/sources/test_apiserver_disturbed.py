@@ -20,19 +20,12 @@ from podkeeper.testing.interleave import interleave
 from podkeeper.testing.memory_api import MemoryApi
 from podkeeper.testing.operations import Event, Operation
 from podkeeper.testing.port_calls import PortCalls
-from podkeeper.testing.virtual_time import VirtualClock
+from podkeeper.testing.virtual_time import SteadyClock, VirtualClock
 
 
 def pod(name: str, image: str = "nginx:1") -> Pod:
     spec = PodSpec(node_name="n1", containers=(Container(name="c", image=image),))
     return Pod(metadata=ObjectMeta(name=name, namespace="ns"), spec=spec)
-
-
-class SteadyClock(VirtualClock):
-    """No jitter, so that pauses can be compared."""
-
-    def fraction(self) -> float:
-        return 0.0
 
 
 @dataclass

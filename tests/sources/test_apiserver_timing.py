@@ -11,23 +11,12 @@ from podkeeper.model.k8s.core import Pod, PodStatus
 from podkeeper.model.k8s.meta import ObjectMeta
 from podkeeper.model.messages import Op, PodUpdate
 from podkeeper.sources.apiserver import ApiSource, Ledger, Timing, is_usable
-from podkeeper.testing.virtual_time import VirtualClock, simulate
+from podkeeper.testing.virtual_time import SteadyClock, simulate
 from tests.sources.scripted_api import FOR_EVER, Consumer, ScriptedApi, Step, bookmark, event, listed, pod
 
 RESET = ApiUnavailable("connection reset")
 GONE = Gone("too old")
 QUIET: tuple[Step, ...] = (FOR_EVER,)
-
-
-class SteadyClock(VirtualClock):
-    """Every jitter is the same."""
-
-    def __init__(self, jitter: float) -> None:
-        super().__init__()
-        self._jitter = jitter
-
-    def fraction(self) -> float:
-        return self._jitter
 
 
 def minutes(count: int, first: int = 11, seconds: float = 60.0) -> list[Step]:
@@ -119,7 +108,7 @@ TIMELINES: dict[str, tuple[Sequence[Listed[Pod] | Exception | float], Sequence[S
 
 
 @pytest.mark.parametrize("lists, streams, seconds, expected", TIMELINES.values(), ids=TIMELINES.keys())
-def test_timeline(
+def test_requests_and_their_times(
     lists: Sequence[Listed[Pod] | Exception | float],
     streams: Sequence[Sequence[Step]],
     seconds: float,
@@ -199,7 +188,7 @@ def test_a_refused_change_leads_to_a_list_after_30_seconds_and_not_later_than_du
                 raise BadInput(Problem("cannot merge that"))
 
         timing = Timing(relist=relist)
-        source = ApiSource(api=api, node_name="n1", clock=SteadyClock(0.0), timing=timing)
+        source = ApiSource(api=api, node_name="n1", clock=SteadyClock(), timing=timing)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(39):
                 await source.run(tell)
@@ -217,7 +206,7 @@ def test_a_burst_yields_after_every_64_events() -> None:
         consumer = Consumer()
         stream: list[Step] = [event("ADDED", f"p{n}", n) for n in range(11, 311)]
         api = ScriptedApi([listed(10)], [[*stream, *QUIET]])
-        source = ApiSource(api=api, node_name="n1", clock=SteadyClock(0.0))
+        source = ApiSource(api=api, node_name="n1", clock=SteadyClock())
         seen: list[int] = []
         running = asyncio.ensure_future(source.run(consumer.tell))
         while not seen or seen[-1] < 300:
@@ -262,7 +251,7 @@ def noted(
 ) -> list[str]:
     async def scenario() -> None:
         api = ScriptedApi(lists, streams)
-        source = ApiSource(api=api, node_name="n1", clock=SteadyClock(0.0), notes=notebook)
+        source = ApiSource(api=api, node_name="n1", clock=SteadyClock(), notes=notebook)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(seconds):
                 await source.run(notebook.tell)

@@ -10,22 +10,13 @@ from podkeeper.model.errors import BadInput, Problem
 from podkeeper.model.messages import PodUpdate
 from podkeeper.sources.http import HttpSource
 from podkeeper.sources.web_page import Fetched, NoAnswer, WebPage, shown_url
-from podkeeper.testing.virtual_time import VirtualClock, simulate
+from podkeeper.testing.virtual_time import SteadyClock, simulate
 from tests.sources.static_listener import InlineExecutor, Listener, pod_text, running
 from tests.sources.web_server import serving
 
 URL = "http://user:secret@example.test/pods"
 PLACE = "http://example.test/pods"
 WEB, DB = pod_text("web").encode(), pod_text("db").encode()
-
-
-class SteadyClock(VirtualClock):
-    def __init__(self, jitter: float) -> None:
-        super().__init__()
-        self._jitter = jitter
-
-    def fraction(self) -> float:
-        return self._jitter
 
 
 class Page:
@@ -121,7 +112,7 @@ def test_an_empty_body_is_an_empty_set_only_at_first() -> None:
 
 
 @pytest.mark.parametrize("url", ["ftp://h/p", "http:///p", "/p", "https://", "h"])
-def test_what_is_no_url_is_refused(url: str) -> None:
+def test_an_invalid_url_is_refused(url: str) -> None:
     with pytest.raises(BadInput, match="http://HOST/PATH would be right"):
         HttpSource(url, "n1", Unused())
 
@@ -155,7 +146,7 @@ def test_updates_come_from_the_source_http() -> None:
         def tell(update: PodUpdate) -> None:
             sources.append(update.source)
 
-        running_source = asyncio.ensure_future(HttpSource(URL, "n1", SteadyClock(0.0), page=page).run(tell))
+        running_source = asyncio.ensure_future(HttpSource(URL, "n1", SteadyClock(), page=page).run(tell))
         await page.finished.wait()
         running_source.cancel()
         await asyncio.wait([running_source])

@@ -20,12 +20,10 @@ from podkeeper.model.k8s.core import (
     HostPathVolumeSource,
     KeyToPath,
     NFSVolumeSource,
-    ObjectFieldSelector,
     PersistentVolumeClaimVolumeSource,
     Pod,
     PodSecurityContext,
     PodSpec,
-    ProjectedVolumeSource,
     ResourceFieldSelector,
     ResourceRequirements,
     Secret,
@@ -39,14 +37,22 @@ from podkeeper.model.k8s.meta import ObjectMeta
 from podkeeper.model.quantity import parse_quantity
 from podkeeper.volumes.empty_dir import memory_size
 from podkeeper.volumes.manager import HostVolumes
-from tests.volumes.volume_house import Store, common_objects, content, house, mode_of, needs_root, pod_with, run, uid_of
-
-
-class IssuedTokens:
-    """Says whose token it is."""
-
-    async def token(self, pod: Pod, audience: str, expiration_seconds: int | None) -> str:
-        return f"{pod.spec.service_account_name}/{audience}/{expiration_seconds}"
+from tests.volumes.volume_house import (
+    IssuedTokens,
+    Store,
+    common_objects,
+    content,
+    house,
+    mode_of,
+    needs_root,
+    of_field,
+    of_map,
+    of_secret,
+    pod_with,
+    projected,
+    run,
+    uid_of,
+)
 
 
 def shown(volume: Volume, *, tokens: IssuedTokens | None = None) -> dict[str, str]:
@@ -71,24 +77,8 @@ def complaint(volume: Volume) -> str:
     return str(raised.value)
 
 
-def from_map(name: str, *items: KeyToPath, optional: bool = False) -> Volume:
-    return Volume(name="v", config_map=ConfigMapVolumeSource(name=name, items=items or None, optional=optional))
-
-
-def from_secret(name: str, *items: KeyToPath, optional: bool = False) -> Volume:
-    return Volume(name="v", secret=SecretVolumeSource(secret_name=name, items=items or None, optional=optional))
-
-
-def projected(*sources: VolumeProjection) -> Volume:
-    return Volume(name="v", projected=ProjectedVolumeSource(sources=sources))
-
-
 def downward(*items: DownwardAPIVolumeFile) -> Volume:
     return Volume(name="v", downward_api=DownwardAPIVolumeSource(items=items))
-
-
-def of_field(path: str, field: str) -> DownwardAPIVolumeFile:
-    return DownwardAPIVolumeFile(path=path, field_ref=ObjectFieldSelector(field_path=field))
 
 
 def of_resource(path: str, container: str, resource: str) -> DownwardAPIVolumeFile:
@@ -104,15 +94,15 @@ OF_SECRET = VolumeProjection(secret=SecretProjection(name="password", items=(Key
 OF_POD = VolumeProjection(downward_api=DownwardAPIProjection(items=(of_field("pod/name", "metadata.name"),)))
 
 SHOWN = {
-    "all keys of a config map": (from_map("settings"), {"colour": "blue", "size": "7"}),
-    "chosen keys at chosen paths": (from_map("settings", KeyToPath(key="size", path="a/b")), {"a/b": "7"}),
-    "a config map that is optional and missing": (from_map("none", optional=True), {}),
+    "all keys of a config map": (of_map("settings"), {"colour": "blue", "size": "7"}),
+    "chosen keys at chosen paths": (of_map("settings", KeyToPath(key="size", path="a/b")), {"a/b": "7"}),
+    "a config map that is optional and missing": (of_map("none", optional=True), {}),
     "a key that is optional and missing": (
-        from_map("settings", KeyToPath(key="none", path="x"), KeyToPath(key="size", path="y"), optional=True),
+        of_map("settings", KeyToPath(key="none", path="x"), KeyToPath(key="size", path="y"), optional=True),
         {"y": "7"},
     ),
-    "all keys of a secret": (from_secret("password"), {"admin": "hunter2"}),
-    "a secret that is optional and missing": (from_secret("none", optional=True), {}),
+    "all keys of a secret": (of_secret("password"), {"admin": "hunter2"}),
+    "a secret that is optional and missing": (of_secret("none", optional=True), {}),
     "fields of the pod": (
         downward(of_field("l", "metadata.labels"), of_field("a", "metadata.labels['app']")),
         {"l": 'app="web"\ntier="front"', "a": "web"},
@@ -132,22 +122,22 @@ def test_a_volume_shows(volume: Volume, expected: dict[str, str]) -> None:
 
 
 def test_a_token_is_asked_of_whoever_issues_them() -> None:
-    assert shown(projected(TOKEN), tokens=IssuedTokens()) == {"token": "None/them/3600"}
+    assert shown(projected(TOKEN), tokens=IssuedTokens()) == {"token": "web/None/them/3600"}
 
 
 COMPLAINTS = {
-    "a missing config map": (from_map("none"), 'configmap "none" not found'),
+    "a missing config map": (of_map("none"), 'configmap "none" not found'),
     "a missing key": (
-        from_map("settings", KeyToPath(key="none", path="x")),
+        of_map("settings", KeyToPath(key="none", path="x")),
         "configmap references non-existent config key: none",
     ),
-    "a missing secret": (from_secret("none"), 'secret "none" not found'),
+    "a missing secret": (of_secret("none"), 'secret "none" not found'),
     "a missing secret key": (
-        from_secret("password", KeyToPath(key="none", path="x")),
+        of_secret("password", KeyToPath(key="none", path="x")),
         "references non-existent secret key: none",
     ),
     "a path that leads out": (
-        from_map("settings", KeyToPath(key="size", path="../x")),
+        of_map("settings", KeyToPath(key="size", path="../x")),
         "invalid path: must not contain '..': ../x",
     ),
     "several sources that are missing": (
@@ -190,9 +180,13 @@ def test_of_a_volume_that_cannot_be_made_it_is_said_why(volume: Volume, expected
     assert complaint(volume) == f'MountVolume.SetUp failed for volume "v" : {expected}'
 
 
+def test_a_size_limit_that_cannot_be_read_is_named() -> None:
+    assert "'much'" in complaint(Volume(name="v", empty_dir=EmptyDirVolumeSource(size_limit="much")))
+
+
 def test_of_several_volumes_each_is_named() -> None:
     async def scenario() -> None:
-        missing = pod_with(from_map("none"), Volume(name="other", secret=SecretVolumeSource(secret_name="gone")))
+        missing = pod_with(of_map("none"), Volume(name="other", secret=SecretVolumeSource(secret_name="gone")))
         await HostVolumes(root, common_objects()).mount(missing)
 
     with house() as root, pytest.raises(TryLater) as raised:
@@ -276,7 +270,7 @@ def test_volumes_belong_to_the_group_of_the_pod() -> None:
 def test_a_read_only_volume_offers_the_places_where_others_are_mounted() -> None:
     async def scenario() -> list[str]:
         pod = pod_with(
-            from_map("settings"),
+            of_map("settings"),
             Volume(name="cache", empty_dir=EmptyDirVolumeSource()),
             mounts=(("v", "/etc/app"), ("cache", "/etc/app/var/cache"), ("cache", "/etc/app/var/cache/deeper")),
         )
@@ -313,6 +307,9 @@ HOST_PATHS = {
     "no character device": ("file", "CharDevice", "hostPath type check failed: {} is not a character device"),
     "no block device": ("/dev/null", "BlockDevice", "hostPath type check failed: {} is not a block device"),
     "a type there is not": ("dir", "Tape", "Tape is an invalid volume type"),
+    "a missing file": ("gone", "File", "hostPath type check failed: {} is not a file"),
+    "a file that is no block device": ("file", "BlockDevice", "hostPath type check failed: {} is not a block device"),
+    "a path of any type that steps back": ("a/../b", "", "invalid HostPath `{}`: must not contain '..'"),
     "a path that steps back": ("dir/../file", "File", "invalid HostPath `{}`: must not contain '..'"),
     "a link to a directory": ("link", "Directory", None),
 }  # fmt: skip
@@ -336,16 +333,22 @@ def test_a_host_path(name: str, kind: str, why_not: str | None, tmp_path: Path) 
 
     with house() as root, socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(tmp_path / "socket"))
-        if why_not is None:
-            run(scenario())
-        else:
-            with pytest.raises(TryLater) as raised:
+        is_made = kind.endswith("OrCreate") and why_not is None and not os.path.exists(path)
+        before = os.umask(0)
+        try:
+            if why_not is None:
                 run(scenario())
-            assert str(raised.value) == f'MountVolume.SetUp failed for volume "v" : {why_not.format(path)}'
+            else:
+                with pytest.raises(TryLater) as raised:
+                    run(scenario())
+                assert str(raised.value) == f'MountVolume.SetUp failed for volume "v" : {why_not.format(path)}'
+        finally:
+            os.umask(before)
     assert (tmp_path / "dir" / "kept").read_text() == (tmp_path / "file").read_text() == "x"
     assert os.stat(tmp_path / "dir").st_gid != 4711
     assert os.path.isdir(path) or kind != "DirectoryOrCreate" or why_not is not None
     assert os.path.isfile(path) or kind != "FileOrCreate" or why_not is not None
+    assert not is_made or mode_of(path) == (0o755 if kind.startswith("Dir") else 0o644)
 
 
 def limited(*limits: str | None) -> Pod:

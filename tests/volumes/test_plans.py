@@ -14,7 +14,6 @@ from podkeeper.model.k8s.core import (
     ClusterTrustBundleProjection,
     ConfigMap,
     ConfigMapProjection,
-    ConfigMapVolumeSource,
     Container,
     DownwardAPIProjection,
     DownwardAPIVolumeFile,
@@ -23,16 +22,12 @@ from podkeeper.model.k8s.core import (
     EphemeralContainer,
     HostPathVolumeSource,
     KeyToPath,
-    NFSVolumeSource,
-    ObjectFieldSelector,
     Pod,
     PodSecurityContext,
-    ProjectedVolumeSource,
     ResourceFieldSelector,
     ResourceRequirements,
     Secret,
     SecretProjection,
-    SecretVolumeSource,
     SecurityContext,
     ServiceAccountTokenProjection,
     Volume,
@@ -54,14 +49,22 @@ from podkeeper.volumes.objects import together
 from podkeeper.volumes.payload import Payload, Unavailable
 from podkeeper.volumes.place import PodPlaces, checked
 from podkeeper.volumes.projected import common_user
-from tests.volumes.volume_house import Store, common_objects, content, house, mode_of, needs_root, pod_with
+from tests.volumes.volume_house import (
+    IssuedTokens,
+    Store,
+    common_objects,
+    content,
+    house,
+    mode_of,
+    needs_root,
+    of_field,
+    of_map,
+    of_secret,
+    pod_with,
+    projected,
+)
 
 GIB = 2**30
-
-
-class Tokens:
-    async def token(self, pod: Pod, audience: str, expiration_seconds: int | None) -> str:
-        return f"{pod.metadata.name}/{audience}/{expiration_seconds}"
 
 
 def stored() -> Store:
@@ -72,11 +75,11 @@ def stored() -> Store:
     return store
 
 
-def supply(*, tokens: Tokens | None = None) -> Supply:
+def supply(*, tokens: IssuedTokens | None = None) -> Supply:
     return Supply(stored(), tokens, {"memory": parse_quantity("1Gi")})
 
 
-def planned(volume: Volume, pod: Pod | None = None, *, tokens: Tokens | None = None) -> Plan:
+def planned(volume: Volume, pod: Pod | None = None, *, tokens: IssuedTokens | None = None) -> Plan:
     return simulate(plan_of(volume, pod or pod_with(volume), supply(tokens=tokens)))[0]
 
 
@@ -88,22 +91,7 @@ def payload(kind: str, shown: Files, *, in_memory: bool = False, group: int | No
     return Payload("v", kind, shown, in_memory, GIB, group, ())
 
 
-def item(path: str, field: str = "metadata.name", mode: int | None = None) -> DownwardAPIVolumeFile:
-    return DownwardAPIVolumeFile(path=path, mode=mode, field_ref=ObjectFieldSelector(field_path=field))
-
-
-def projected(*parts: VolumeProjection, mode: int | None = None) -> Volume:
-    return Volume(name="v", projected=ProjectedVolumeSource(sources=parts, default_mode=mode))
-
-
-def of_map(name: str, **more: Any) -> Volume:
-    return Volume(name="v", config_map=ConfigMapVolumeSource(name=name, **more))
-
-
-def of_secret(name: str, **more: Any) -> Volume:
-    return Volume(name="v", secret=SecretVolumeSource(secret_name=name, **more))
-
-
+TOKEN = VolumeProjection(service_account_token=ServiceAccountTokenProjection(path="t", audience="a"))
 CHOSEN = (KeyToPath(key="colour", path="deep/c"), KeyToPath(key="size", path="s", mode=0o600))
 
 PLANS: dict[str, tuple[Volume, Plan]] = {
@@ -111,13 +99,13 @@ PLANS: dict[str, tuple[Volume, Plan]] = {
     "a config map with a mode": (
         of_map("settings", default_mode=0), payload("configmap", files(0, colour="blue", size="7"))),
     "chosen keys": (
-        of_map("settings", items=CHOSEN, default_mode=0o444),
+        of_map("settings", *CHOSEN, default_mode=0o444),
         payload("configmap", {**files(0o444, deep__c="blue"), **files(0o600, s="7")})),
     "a chosen key that is optional and missing": (
-        of_map("settings", items=(*CHOSEN[:1], KeyToPath(key="x", path="x")), optional=True),
+        of_map("settings", CHOSEN[0], KeyToPath(key="x", path="x"), optional=True),
         payload("configmap", files(0o644, deep__c="blue"))),
     "a chosen key that is missing": (
-        of_map("settings", items=(KeyToPath(key="x", path="x"),)),
+        of_map("settings", KeyToPath(key="x", path="x")),
         Unavailable("v", "configmap", "configmap references non-existent config key: x")),
     "bytes of a config map": (
         of_map("bytes"),
@@ -136,13 +124,13 @@ PLANS: dict[str, tuple[Volume, Plan]] = {
         Unavailable("v", "secret", 'cannot read secret "broken": it is not base64: Incorrect padding')),
     "fields of the pod": (
         Volume(name="v", downward_api=DownwardAPIVolumeSource(
-            items=(item("./name"), item("ns", "metadata.namespace", 0o400)), default_mode=0o640)),
+            items=(of_field("./name"), of_field("ns", "metadata.namespace", 0o400)), default_mode=0o640)),
         payload("downward-api", {**files(0o640, name="web"), **files(0o400, ns="default")})),
     "no fields of the pod": (
         Volume(name="v", downward_api=DownwardAPIVolumeSource()), payload("downward-api", {})),
     "fields that cannot be told": (
         Volume(name="v", downward_api=DownwardAPIVolumeSource(items=(
-            item("a", "spec.nodeName"), item("b", "status.podIP"),
+            of_field("a", "spec.nodeName"), of_field("b", "status.podIP"),
             DownwardAPIVolumeFile(path="c", resource_field_ref=ResourceFieldSelector(resource="limits.cpu"))))),
         Unavailable("v", "downward-api",
                     "[unsupported fieldPath: spec.nodeName, unsupported fieldPath: status.podIP, "
@@ -150,7 +138,7 @@ PLANS: dict[str, tuple[Volume, Plan]] = {
     "several sources of which the later wins": (
         projected(
             VolumeProjection(config_map=ConfigMapProjection(name="settings", items=(KeyToPath(key="size", path="x"),))),
-            VolumeProjection(downward_api=DownwardAPIProjection(items=(item("x"), item("y"))))),
+            VolumeProjection(downward_api=DownwardAPIProjection(items=(of_field("x"), of_field("y"))))),
         payload("projected", files(0o644, x="web", y="web"))),
     "a secret among sources": (
         projected(VolumeProjection(secret=SecretProjection(name="password")),
@@ -173,6 +161,11 @@ PLANS: dict[str, tuple[Volume, Plan]] = {
         Unavailable("v", "projected",
                     "cannot project clusterTrustBundle: this node projects configMap, secret, downwardAPI and "
                     "serviceAccountToken; leave it out or run the pod elsewhere")),
+    "a token that nothing issues": (
+        projected(TOKEN),
+        Unavailable("v", "projected",
+                    "cannot project a service account token: this node is in no cluster that could issue one; "
+                    "set automountServiceAccountToken: false or leave the source out")),
     "a path of the host": (
         Volume(name="v", host_path=HostPathVolumeSource(path="/srv", type="Directory")),
         HostPath("v", "/srv", "Directory")),
@@ -186,28 +179,8 @@ PLANS: dict[str, tuple[Volume, Plan]] = {
 
 
 @pytest.mark.parametrize("volume, expected", PLANS.values(), ids=PLANS.keys())
-def test_a_plan(volume: Volume, expected: Plan) -> None:
+def test_a_volume_is_planned_from_its_spec(volume: Volume, expected: Plan) -> None:
     assert planned(volume) == expected
-
-
-REFUSED: dict[str, tuple[Volume, str]] = {
-    "a kind that is not served": (
-        Volume(name="v", nfs=NFSVolumeSource(server="s", path="/")),
-        'cannot mount volume "v": this node does not serve nfs volumes; use one of emptyDir, hostPath, configMap, '
-        "secret, projected, downwardAPI, or run the pod on a node that serves nfs"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("volume, why", REFUSED.values(), ids=REFUSED.keys())
-def test_a_volume_that_cannot_be_made(volume: Volume, why: str) -> None:
-    with pytest.raises(TryLater) as raised:
-        planned(volume)
-    assert str(raised.value) == why
-    with pytest.raises(TryLater):
-        planned(Volume(name="v", empty_dir=EmptyDirVolumeSource(size_limit="much")))
-
-
-TOKEN = VolumeProjection(service_account_token=ServiceAccountTokenProjection(path="t", audience="a"))
 
 
 def running_as(*users: int | None, shared: int | None = None, group: int | None = None) -> Pod:
@@ -235,9 +208,9 @@ USERS: dict[str, tuple[Pod, int | None, int]] = {
 def test_a_token_belongs_to_the_user_of_all_containers(pod: Pod, user: int | None, mode: int) -> None:
     assert common_user(pod) == user
     volume = projected(TOKEN, mode=0o644)
-    found = planned(volume, pod, tokens=Tokens())
+    found = planned(volume, pod, tokens=IssuedTokens())
     assert isinstance(found, Payload)
-    assert (found.files, found.in_memory) == ({"t": ProjectedFile(b"web/a/None", mode, user)}, True)
+    assert (found.files, found.in_memory) == ({"t": ProjectedFile(b"web/None/a/None", mode, user)}, True)
 
 
 def test_every_container_counts_for_the_user_of_a_pod() -> None:
@@ -248,14 +221,6 @@ def test_every_container_counts_for_the_user_of_a_pod() -> None:
         {"ephemeral_containers": (EphemeralContainer(name="e", security_context=other),)},
     ):
         assert common_user(replace(pod, spec=replace(pod.spec, **more))) is None
-
-
-def test_without_a_provider_a_token_cannot_be_projected() -> None:
-    why = (
-        "cannot project a service account token: this node is in no cluster that could issue one; "
-        "set automountServiceAccountToken: false or leave the source out"
-    )
-    assert planned(projected(TOKEN)) == Unavailable("v", "projected", why)
 
 
 def test_a_payload_has_the_group_the_size_and_the_mount_points_of_its_pod() -> None:
@@ -271,7 +236,7 @@ def test_a_payload_has_the_group_the_size_and_the_mount_points_of_its_pod() -> N
     assert planned(volume, pod) == Payload("v", "configmap", shown, False, 10 * 2**20, 9, ("more",))
 
 
-def test_the_kinds_of_payloads() -> None:
+def test_only_volumes_with_files_have_a_payload_kind() -> None:
     kinds = [payload_kind(volume) for volume, _ in PLANS.values()]
     assert set(kinds) == {"configmap", "secret", "downward-api", "projected", None}
     assert payload_kind(Volume(name="v", empty_dir=EmptyDirVolumeSource())) is None
@@ -295,7 +260,7 @@ def test_a_fingerprint_tells_contents_apart() -> None:
     assert turned.fingerprint() == payload("configmap", {"a": one, "b": one}).fingerprint()
 
 
-def test_several_errors_are_told_once_each() -> None:
+def test_equal_errors_are_reported_once() -> None:
     a, b = ValueError("a"), ValueError("b")
     assert [together(each) for each in ([a], [a, a], [a, b, a])] == ["a", "a", "[a, b]"]
 
@@ -314,7 +279,9 @@ NESTED: dict[str, tuple[list[tuple[str, str, str]], tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("mounts, expected", NESTED.values(), ids=NESTED.keys())
-def test_mount_points(mounts: list[tuple[str, str, str]], expected: tuple[str, ...]) -> None:
+def test_mount_points_of_other_volumes_inside_a_volume_are_found(
+    mounts: list[tuple[str, str, str]], expected: tuple[str, ...]
+) -> None:
     made = tuple(VolumeMount(name=name, mount_path=path, sub_path=part or None) for name, path, part in mounts)
     pod = pod_with()
     for more in (
@@ -331,7 +298,7 @@ def test_mount_points(mounts: list[tuple[str, str, str]], expected: tuple[str, .
 # Where volumes lie.
 
 
-def test_the_place_of_a_volume(tmp_path: Path) -> None:
+def test_the_path_of_a_volume_has_its_pod_its_kind_and_its_name(tmp_path: Path) -> None:
     place = PodPlaces(str(tmp_path), "u").of("empty-dir", "data")
     assert place.path == f"{tmp_path}/pods/u/volumes/kubernetes.io~empty-dir/data"
     parent = place.make_parent()
@@ -419,48 +386,6 @@ def test_volumes_that_keep_the_group_of_the_agent_are_found(tmp_path: Path) -> N
     paths = [str(tmp_path / "v"), str(tmp_path / "gone")]
     assert still_ours(paths, os.getegid() + 1) == paths[:1]
     assert still_ours(paths, os.getegid()) == []
-
-
-HOST_PATHS: dict[str, tuple[str, str, str | None]] = {
-    "of any kind, and missing": ("gone", "", None),
-    "that leads up": ("a/../b", "", "invalid HostPath `{}`: must not contain '..'"),
-    "of an unknown kind": ("dir", "Odd", "Odd is an invalid volume type"),
-    "a directory": ("dir", "Directory", None),
-    "a directory that is a file": ("file", "Directory", "hostPath type check failed: {} is not a directory"),
-    "a directory to make": ("new/deep", "DirectoryOrCreate", None),
-    "a directory to make that is a file": (
-        "file", "DirectoryOrCreate", "hostPath type check failed: {} is not a directory"),
-    "a directory that cannot be made": ("file/x", "DirectoryOrCreate", "mkdir {}: not a directory"),
-    "a file": ("file", "File", None),
-    "a file that is missing": ("gone", "File", "hostPath type check failed: {} is not a file"),
-    "a file to make": ("fresh", "FileOrCreate", None),
-    "a file that cannot be made": ("none/x", "FileOrCreate", "open {}: no such file or directory"),
-    "a socket that is a file": ("file", "Socket", "hostPath type check failed: {} is not a socket file"),
-    "a character device that is a file": (
-        "file", "CharDevice", "hostPath type check failed: {} is not a character device"),
-    "a block device that is a file": ("file", "BlockDevice", "hostPath type check failed: {} is not a block device"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name, kind, why_not", HOST_PATHS.values(), ids=HOST_PATHS.keys())
-def test_a_path_of_the_host(name: str, kind: str, why_not: str | None, tmp_path: Path) -> None:
-    (tmp_path / "dir").mkdir()
-    (tmp_path / "file").write_text("x")
-    path = str(tmp_path / name)
-    places, memory = PodPlaces(str(tmp_path), "u"), Memory(str(tmp_path), ())
-    before = os.umask(0)
-    try:
-        if why_not is None:
-            assert HostPath("v", path, kind).set_up(places, memory) == path
-        else:
-            with pytest.raises(TryLater) as raised:
-                HostPath("v", path, kind).set_up(places, memory)
-            assert str(raised.value) == why_not.format(path)
-    finally:
-        os.umask(before)
-    if why_not is None and kind.endswith("OrCreate"):
-        assert mode_of(path) == (0o755 if kind.startswith("Dir") else 0o644)
-    assert HostPath("v", "/dev/null", "CharDevice").set_up(places, memory) == "/dev/null"
 
 
 # When volumes are refreshed and measured.

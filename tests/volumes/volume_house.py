@@ -16,7 +16,23 @@ from typing import Any, TypeVar, cast
 import pytest
 
 from podkeeper.model.errors import NotFound
-from podkeeper.model.k8s.core import ConfigMap, Container, Pod, PodSecurityContext, PodSpec, Secret, Volume, VolumeMount
+from podkeeper.model.k8s.core import (
+    ConfigMap,
+    ConfigMapVolumeSource,
+    Container,
+    DownwardAPIVolumeFile,
+    KeyToPath,
+    ObjectFieldSelector,
+    Pod,
+    PodSecurityContext,
+    PodSpec,
+    ProjectedVolumeSource,
+    Secret,
+    SecretVolumeSource,
+    Volume,
+    VolumeMount,
+    VolumeProjection,
+)
 from podkeeper.model.k8s.meta import ObjectMeta
 from podkeeper.model.messages import PodUID
 from podkeeper.model.wire import Wire
@@ -184,3 +200,26 @@ def common_objects() -> Store:
     store.config_map("settings", colour="blue", size="7")
     store.secret("password", admin="hunter2")
     return store
+
+
+class IssuedTokens:
+    """Issues tokens that show for whom they are."""
+
+    async def token(self, pod: Pod, audience: str, expiration_seconds: int | None) -> str:
+        return f"{pod.metadata.name}/{pod.spec.service_account_name}/{audience}/{expiration_seconds}"
+
+
+def of_map(name: str, *items: KeyToPath, **more: Any) -> Volume:
+    return Volume(name="v", config_map=ConfigMapVolumeSource(name=name, items=items or None, **more))
+
+
+def of_secret(name: str, *items: KeyToPath, **more: Any) -> Volume:
+    return Volume(name="v", secret=SecretVolumeSource(secret_name=name, items=items or None, **more))
+
+
+def projected(*sources: VolumeProjection, mode: int | None = None) -> Volume:
+    return Volume(name="v", projected=ProjectedVolumeSource(sources=sources, default_mode=mode))
+
+
+def of_field(path: str, field: str = "metadata.name", mode: int | None = None) -> DownwardAPIVolumeFile:
+    return DownwardAPIVolumeFile(path=path, mode=mode, field_ref=ObjectFieldSelector(field_path=field))

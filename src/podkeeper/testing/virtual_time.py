@@ -107,3 +107,15 @@ class VirtualClock:
     def jump(self, seconds: float) -> None:
         """Move the wall clock; no timer notices."""
         self._wall += timedelta(seconds=seconds)
+
+
+class SteadyClock(VirtualClock):
+    """A virtual clock without chance: every fraction is the same, so jitter is known."""
+
+    def __init__(self, fraction: float = 0.0) -> None:
+        super().__init__()
+        self._fraction = fraction
+
+    def fraction(self) -> float:
+        """The fixed number."""
+        return self._fraction

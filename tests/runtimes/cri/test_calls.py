@@ -144,7 +144,9 @@ CALLS: dict[str, tuple[Call, str, Message, float, Message, Any]] = {
 
 
 @pytest.mark.parametrize("call, method, request_, seconds, answer, expected", CALLS.values(), ids=CALLS.keys())
-def test_call(call: Call, method: str, request_: Message, seconds: float, answer: Message, expected: Any) -> None:
+def test_a_call_sends_its_request_with_its_deadline_and_returns_its_result(
+    call: Call, method: str, request_: Message, seconds: float, answer: Message, expected: Any
+) -> None:
     transport = ScriptedTransport()
     transport.answers[method.rpartition("/")[2]] = lambda _: answer
 
@@ -160,7 +162,7 @@ TOLERANT = {"stop a sandbox", "remove a sandbox", "stop a container", "remove a 
 
 
 @pytest.mark.parametrize("name", ["status of a container", "start a container", *sorted(TOLERANT)])
-def test_what_is_not_there_is_gone_for_stops_and_removals_only(name: str) -> None:
+def test_only_stops_and_removals_succeed_if_the_object_is_not_there(name: str) -> None:
     transport = ScriptedTransport()
     call, method = CALLS[name][:2]
 
@@ -177,7 +179,7 @@ def test_what_is_not_there_is_gone_for_stops_and_removals_only(name: str) -> Non
         simulate(scenario(RuntimeRefused("busy")))
 
 
-def test_news_come_from_the_stream_of_the_runtime() -> None:
+def test_events_come_from_the_stream_of_the_runtime() -> None:
     transport = ScriptedTransport()
 
     async def scenario() -> None:
@@ -191,7 +193,7 @@ def test_news_come_from_the_stream_of_the_runtime() -> None:
 # Whose is it.
 
 
-def test_the_index_keeps_the_first_word_and_what_was_made_here() -> None:
+def test_the_index_keeps_the_first_owner_unless_the_object_was_made_here() -> None:
     index = Index()
     index.saw("c", "u", Kind.CONTAINER)
     index.saw("c", "other", Kind.SANDBOX)

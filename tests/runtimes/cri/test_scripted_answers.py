@@ -122,8 +122,13 @@ def sandbox_stats(labels: dict[str, str], **linux: Any) -> cri.PodSandboxStats:
     )
 
 
-@pytest.mark.parametrize("uid, selector", [(None, {}), (PodUID("u"), {"io.kubernetes.pod.uid": "u"})])
-def test_the_stats_of_pods_are_told_whole(uid: PodUID | None, selector: dict[str, str]) -> None:
+of_all_or_one = pytest.mark.parametrize(
+    "uid, selector", [(None, {}), (PodUID("u"), {"io.kubernetes.pod.uid": "u"})], ids=["all pods", "one pod"]
+)
+
+
+@of_all_or_one
+def test_the_stats_of_pods_are_complete(uid: PodUID | None, selector: dict[str, str]) -> None:
     transport = ScriptedTransport()
     network = cri.NetworkUsage(default_interface=interface("eth0", 10), interfaces=[interface("eth1", 20)])
     told = [
@@ -161,7 +166,7 @@ def test_the_stats_of_pods_are_told_whole(uid: PodUID | None, selector: dict[str
     assert transport.requests == [(RUNTIME + "ListPodSandboxStats", expected, 30.0)]
 
 
-@pytest.mark.parametrize("uid, selector", [(None, {}), (PodUID("u"), {"io.kubernetes.pod.uid": "u"})])
+@of_all_or_one
 def test_stats_of_containers_replace_those_of_pods(uid: PodUID | None, selector: dict[str, str]) -> None:
     transport = ScriptedTransport()
     transport.answers["ListPodSandboxStats"] = lambda _: RuntimeRefused("a sandbox is ending")
@@ -207,7 +212,7 @@ def set_up(
     return answered(about(transport)), transport
 
 
-def test_a_runtime_tells_how_it_is_set_up() -> None:
+def test_the_settings_of_a_runtime_are_read_from_its_status() -> None:
     config = {
         "sandboxImage": "pause:3",
         "cni": {"confDir": "/net", "binDir": "/bin"},
@@ -229,7 +234,7 @@ def test_a_runtime_tells_how_it_is_set_up() -> None:
 
 
 @pytest.mark.parametrize("config", [{}, None, [], {"sandboxImage": 1, "cni": 2, "containerd": 3, "crio": 4}])
-def test_a_runtime_that_tells_nothing(config: object) -> None:
+def test_a_runtime_without_a_readable_configuration_has_no_settings(config: object) -> None:
     assert set_up(config)[0] == About()
 
 
@@ -241,7 +246,9 @@ NETWORK = {
 
 
 @pytest.mark.parametrize("fields, expected", NETWORK.values(), ids=NETWORK.keys())
-def test_the_network(fields: dict[str, Any], expected: str) -> None:
+def test_a_network_that_is_not_ready_is_reported_with_its_message_or_reason(
+    fields: dict[str, Any], expected: str
+) -> None:
     assert set_up({}, cri.RuntimeCondition(type="NetworkReady", **fields))[0] == About(network_trouble=expected)
 
 
@@ -253,7 +260,9 @@ def test_the_network(fields: dict[str, Any], expected: str) -> None:
         (None, ""),
     ],
 )
-def test_the_cgroup_driver_is_asked_for(linux: cri.LinuxRuntimeConfiguration | None, expected: str) -> None:
+def test_the_cgroup_driver_is_requested_from_the_runtime(
+    linux: cri.LinuxRuntimeConfiguration | None, expected: str
+) -> None:
     answer = cri.RuntimeConfigResponse(linux=linux)
     assert set_up({}, driver=answer)[0].cgroup_driver == expected
 
@@ -268,7 +277,7 @@ def test_the_cgroup_driver_is_asked_for(linux: cri.LinuxRuntimeConfiguration | N
         ({"containerd": {"runtimes": {"": {"options": {"SystemdCgroup": "yes"}}}}}, "cgroupfs"),
     ],
 )
-def test_the_cgroup_driver_of_a_configuration(config: dict[str, Any], expected: str) -> None:
+def test_the_cgroup_driver_is_read_from_the_configuration(config: dict[str, Any], expected: str) -> None:
     assert set_up(config)[0].cgroup_driver == expected
 
 
@@ -283,7 +292,9 @@ STREAMS: dict[str, tuple[dict[str, Any], News, float]] = {
 
 
 @pytest.mark.parametrize("streams, expected, seconds", STREAMS.values(), ids=STREAMS.keys())
-def test_which_stream_of_events_is_served(streams: dict[str, Any], expected: News, seconds: float) -> None:
+def test_the_stream_of_events_that_the_runtime_serves_is_found(
+    streams: dict[str, Any], expected: News, seconds: float
+) -> None:
     async def scenario() -> News:
         transport = ScriptedTransport()
         for name, first in streams.items():
@@ -296,7 +307,7 @@ def test_which_stream_of_events_is_served(streams: dict[str, Any], expected: New
 
 
 @pytest.mark.parametrize("image, expected", [(cri.Image(id="i"), True), (None, False)])
-def test_whether_an_image_is_there(image: cri.Image | None, expected: bool) -> None:
+def test_an_image_is_present_if_the_runtime_reports_it(image: cri.Image | None, expected: bool) -> None:
     transport = ScriptedTransport()
     transport.answers["ImageStatus"] = lambda _: cri.ImageStatusResponse(image=image)
     assert answered(has_image(transport, "pause")) is expected
@@ -304,7 +315,7 @@ def test_whether_an_image_is_there(image: cri.Image | None, expected: bool) -> N
     assert transport.requests == [(IMAGES + "ImageStatus", request, 10.0)]
 
 
-def test_the_first_file_system_that_is_named_counts(tmp_path: Path) -> None:
+def test_the_first_file_system_with_a_mount_point_is_used(tmp_path: Path) -> None:
     transport = ScriptedTransport()
     places = ["", str(tmp_path), "/nowhere"]
     told = [
@@ -333,7 +344,7 @@ async def _await(work: Awaitable[T]) -> T:
 CODED = RuntimeRefused("rpc error: code = Unknown desc = no\nspace")
 
 
-def test_words_come_without_their_code() -> None:
+def test_the_text_of_an_error_has_no_grpc_code() -> None:
     assert [words_of(each) for each in (CODED, RuntimeRefused("plain"))] == ["no\nspace", "plain"]
     assert (type(without_code(CODED)), str(without_code(CODED))) == (RuntimeRefused, "no\nspace")
 
@@ -347,7 +358,7 @@ NAMES = {
 
 
 @pytest.mark.parametrize("words", NAMES)
-def test_a_name_that_is_taken(words: str) -> None:
+def test_an_error_about_a_name_that_is_taken_names_its_holder(words: str) -> None:
     error = RuntimeRefused(words)
     assert (is_name_taken(error), holder_of_name(error)) == NAMES[words]
 
@@ -362,7 +373,7 @@ TIMEOUTS: dict[str, tuple[TryLater, bool]] = {
 
 
 @pytest.mark.parametrize("error, expected", TIMEOUTS.values(), ids=TIMEOUTS.keys())
-def test_a_command_that_took_too_long(error: TryLater, expected: bool) -> None:
+def test_the_errors_of_a_command_that_took_too_long_are_recognised(error: TryLater, expected: bool) -> None:
     assert is_command_timeout(error) is expected
 
 
@@ -382,7 +393,7 @@ PULLS: dict[str, tuple[list[RuntimeRefused], str, str]] = {
 
 
 @pytest.mark.parametrize("errors, words, reason", PULLS.values(), ids=PULLS.keys())
-def test_why_a_pull_failed(errors: list[RuntimeRefused], words: str, reason: str) -> None:
+def test_a_failed_pull_has_a_text_and_a_reason(errors: list[RuntimeRefused], words: str, reason: str) -> None:
     failure = pull_failure(errors)
     assert (str(failure), failure.reason) == (words, reason)
 
@@ -427,14 +438,14 @@ PULLED: dict[str, tuple[str, dict[str, str], str]] = {
 
 
 @pytest.mark.parametrize("reference, present, expected", PULLED.values(), ids=PULLED.keys())
-def test_a_pulled_image_is(reference: str, present: dict[str, str], expected: str) -> None:
+def test_a_pulled_image_is_looked_up_by_both_its_names(reference: str, present: dict[str, str], expected: str) -> None:
     transport = images([reference], present)
     assert answered(Images(Calls(transport)).pull_image("x")).id == expected
     first: Any = transport.requests[0][1]
     assert not first.HasField("auth")
 
 
-def test_images_that_cannot_be_found() -> None:
+def test_a_pull_that_fails_raises_and_an_image_that_is_missing_is_none() -> None:
     transport = images(["ref", CODED, RuntimeRefused("b"), CallTimedOut("late")], {"broken": "error"})
     store = Images(Calls(transport))
     with pytest.raises(ImagePullFailed, match='image "x" was pulled, and is not there'):
@@ -511,7 +522,7 @@ class Node(ScriptedTransport):
 LISTS = ["ListContainers u", "ListPodSandbox u"]
 
 
-def test_a_pod_is_seen_whole_and_what_cannot_change_is_not_asked_again() -> None:
+def test_a_pod_record_is_complete_and_what_cannot_change_is_not_requested_again() -> None:
     async def scenario() -> None:
         node, index = Node(), Index()
         looking = Looking(Calls(node), index, VirtualClock())
@@ -553,7 +564,7 @@ def test_a_pod_is_seen_whole_and_what_cannot_change_is_not_asked_again() -> None
     simulate(scenario())
 
 
-def test_what_may_have_changed_is_asked_again() -> None:
+def test_what_may_have_changed_is_requested_again() -> None:
     async def scenario() -> None:
         node, clock = Node(), VirtualClock()
         looking = Looking(Calls(node), Index(), clock)
@@ -578,7 +589,7 @@ def test_what_may_have_changed_is_asked_again() -> None:
     simulate(scenario())
 
 
-def test_what_is_gone_between_a_list_and_a_status_is_left_out() -> None:
+def test_objects_removed_between_a_list_and_a_status_are_skipped() -> None:
     async def scenario() -> None:
         node = Node()
         looking = Looking(Calls(node), Index(), VirtualClock())
@@ -617,7 +628,7 @@ def test_a_list_of_all_pods_forgets_what_is_gone() -> None:
     simulate(scenario())
 
 
-def test_whether_somebody_looked_since() -> None:
+def test_the_time_of_the_last_inspection_is_known() -> None:
     async def scenario() -> None:
         node = Node()
         looking = Looking(Calls(node), Index(), VirtualClock())
@@ -633,7 +644,7 @@ def test_whether_somebody_looked_since() -> None:
     simulate(scenario())
 
 
-def test_an_api_that_is_away_is_told() -> None:
+def test_a_runtime_that_cannot_be_reached_is_an_error() -> None:
     transport = ScriptedTransport()
     transport.answers["Status"] = lambda _: RuntimeUnavailable("away")
     with pytest.raises(RuntimeUnavailable):

@@ -12,6 +12,7 @@ from tests.runtimes.cri.fake_server import FakeCri, Refuse, served
 
 VERSION = "/runtime.v1.RuntimeService/Version"
 CODE = grpc.StatusCode
+HUNG_UP = "cannot reach the container runtime at {}: it has hung up; it may be starting anew"
 STATUSES: dict[str, tuple[grpc.StatusCode, str, type[TryLater], str]] = {
     "not found": (CODE.NOT_FOUND, "no such id", NotThere, "no such id"),
     "unimplemented": (CODE.UNIMPLEMENTED, "unknown method", Unimplemented, "unknown method"),
@@ -24,15 +25,9 @@ STATUSES: dict[str, tuple[grpc.StatusCode, str, type[TryLater], str]] = {
     "away": (
         CODE.UNAVAILABLE, "connection refused", RuntimeUnavailable,
         "cannot reach the container runtime at {}: connection refused; it may be starting anew, or is not running"),
-    "hung up": (
-        CODE.UNAVAILABLE, "recvmsg:Connection reset by peer", RuntimeUnavailable,
-        "cannot reach the container runtime at {}: it has hung up; it may be starting anew"),
-    "closed": (
-        CODE.UNAVAILABLE, "Socket closed", RuntimeUnavailable,
-        "cannot reach the container runtime at {}: it has hung up; it may be starting anew"),
-    "broken": (
-        CODE.UNAVAILABLE, "sendmsg: Broken pipe", RuntimeUnavailable,
-        "cannot reach the container runtime at {}: it has hung up; it may be starting anew"),
+    "hung up": (CODE.UNAVAILABLE, "recvmsg:Connection reset by peer", RuntimeUnavailable, HUNG_UP),
+    "closed": (CODE.UNAVAILABLE, "Socket closed", RuntimeUnavailable, HUNG_UP),
+    "broken": (CODE.UNAVAILABLE, "sendmsg: Broken pipe", RuntimeUnavailable, HUNG_UP),
     "away for another reason": (
         CODE.UNAVAILABLE, "shutting down", RuntimeUnavailable,
         "cannot reach the container runtime at {}: shutting down"),

@@ -173,3 +173,18 @@ def world(who: str, state: str, namespaces: str = "") -> World:
     if isolation.namespaces == "none":
         pytest.skip("; ".join(isolation.warnings))
     return World(who, state, isolation)
+
+
+def worlds(*whose: str, place: str = "") -> Any:
+    """A fixture with the world of each: root, user, or either of them "without namespaces".
+
+    `place`: where the state directory is made. Containers would see it in /tmp, if it were not hidden.
+    """
+
+    @pytest.fixture(params=whose)
+    def made(request: pytest.FixtureRequest) -> Iterator[World]:
+        who, _, without = request.param.partition(" ")
+        with state_directory(who, place) as state:
+            yield world(who, state, "none" if without else "")
+
+    return made

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from podkeeper.runtimes.process.keeper.launch import Bind
-from tests.runtimes.process.jailing import World, state_directory, world
+from tests.runtimes.process.jailing import World, state_directory, world, worlds
 
 
 @pytest.fixture(params=["root", "user"])
@@ -19,10 +19,7 @@ def here(request: pytest.FixtureRequest) -> Iterator[World]:
         yield world(request.param, state)
 
 
-@pytest.fixture
-def as_root() -> Iterator[World]:
-    with state_directory("root", "/tmp") as state:
-        yield world("root", state)
+as_root = worlds("root", place="/tmp")
 
 
 def test_mounts_that_come_and_go_keep_no_container_from_starting(as_root: World, tmp_path: Path) -> None:

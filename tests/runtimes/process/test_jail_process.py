@@ -4,7 +4,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -15,34 +15,26 @@ from podkeeper.runtimes.process.keeper import capabilities, libc
 from podkeeper.runtimes.process.keeper.isolation import Isolation
 from podkeeper.runtimes.process.keeper.jail import Jail
 from podkeeper.runtimes.process.keeper.launch import Bind, Launch, LaunchError
-from tests.runtimes.process.jailing import PATH, Broken, World, end, in_keeper, run, start, state_directory, world
+from tests.runtimes.process.jailing import (
+    PATH,
+    Broken,
+    World,
+    end,
+    in_keeper,
+    run,
+    start,
+    state_directory,
+    world,
+    worlds,
+)
 
 DEFAULT_CAPS = 0x00000000A80425FB  # what containerd gives
 
 
-@pytest.fixture(params=["root", "user", "root without namespaces", "user without namespaces"])
-def anywhere(request: pytest.FixtureRequest) -> Iterator[World]:
-    who, _, without = request.param.partition(" ")
-    with state_directory(who) as state:
-        yield world(who, state, "none" if without else "")
-
-
-@pytest.fixture(params=["root", "user"])
-def here(request: pytest.FixtureRequest) -> Iterator[World]:
-    with state_directory(request.param) as state:
-        yield world(request.param, state)
-
-
-@pytest.fixture
-def as_root() -> Iterator[World]:
-    with state_directory("root") as state:
-        yield world("root", state)
-
-
-@pytest.fixture
-def as_user() -> Iterator[World]:
-    with state_directory("user") as state:
-        yield world("user", state)
+anywhere = worlds("root", "user", "root without namespaces", "user without namespaces")
+here = worlds("root", "user")
+as_root = worlds("root")
+as_user = worlds("user")
 
 
 def eventually(check: Callable[[], bool]) -> None:

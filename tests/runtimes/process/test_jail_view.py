@@ -1,7 +1,6 @@
 """What a container sees of the machine, as root's and as an ordinary user's keeper makes it."""
 
 import os
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -9,27 +8,11 @@ import pytest
 from podkeeper.runtimes.process.keeper import libc, mounts
 from podkeeper.runtimes.process.keeper.jail import Jail
 from podkeeper.runtimes.process.keeper.launch import Bind
-from tests.runtimes.process.jailing import Broken, World, end, run, start, state_directory, world
+from tests.runtimes.process.jailing import Broken, World, end, run, start, worlds
 
-
-@pytest.fixture(params=["root", "user"])
-def here(request: pytest.FixtureRequest) -> Iterator[World]:
-    with state_directory(request.param) as state:
-        yield world(request.param, state)
-
-
-@pytest.fixture(params=["root", "user"])
-def on_disk(request: pytest.FixtureRequest) -> Iterator[World]:
-    """With a state directory that containers would see, if it were not hidden."""
-    with state_directory(request.param, "/tmp") as state:
-        yield world(request.param, state)
-
-
-@pytest.fixture
-def as_root() -> Iterator[World]:
-    with state_directory("root", "/tmp") as state:
-        yield world("root", state)
-
+here = worlds("root", "user")
+on_disk = worlds("root", "user", place="/tmp")
+as_root = worlds("root", place="/tmp")
 
 SEEN = {
     "the pod's hostname": ("hostname", "pod-1"),

@@ -3,7 +3,6 @@
 import os
 import signal
 import stat
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -16,22 +15,13 @@ from podkeeper.runtimes.process.keeper.isolation import Isolation
 from podkeeper.runtimes.process.keeper.jail import Jail
 from podkeeper.runtimes.process.keeper.launch import MASKED_PATHS, READ_ONLY_PATHS, Bind, Launch
 from podkeeper.runtimes.process.keeper.view import made_in
-from tests.runtimes.process.jailing import NOBODY, Broken, World, end, run, start, state_directory, world
+from tests.runtimes.process.jailing import NOBODY, Broken, World, end, run, start, state_directory, worlds
 
 OPTIONS = ("ro", "nosuid", "nodev", "noexec")
 
 
-@pytest.fixture(params=["root", "user"])
-def here(request: pytest.FixtureRequest) -> Iterator[World]:
-    with state_directory(request.param) as state:
-        yield world(request.param, state)
-
-
-@pytest.fixture
-def as_root() -> Iterator[World]:
-    with state_directory("root", "/tmp") as state:
-        yield world("root", state)
-
+here = worlds("root", "user")
+as_root = worlds("root", place="/tmp")
 
 DEVICES = {
     "fd": "symbolic link 777 0:0 /proc/self/fd",
@@ -300,7 +290,7 @@ def test_a_pod_shares_memory_that_ends_with_it(as_root: World) -> None:
     assert as_root.keep(action) == [0o1777, (0, "web\n"), (0, "x\n"), False, "web"]
 
 
-def test_a_container_with_a_hostname_of_its_own(as_root: World) -> None:
+def test_a_container_can_have_a_hostname_of_its_own(as_root: World) -> None:
     spec = {"uts": "own", "hostname": "other"}
     assert as_root.run("hostname", {"hostname": "web"}, **spec) == (0, "other\n")
     assert as_root.run("hostname", {"hostname": "web"}, uts="own", name="b") == (0, "web\n")

@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import socket
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -22,20 +21,10 @@ from podkeeper.runtimes.process.keeper.terminal import receive_terminal
 from podkeeper.runtimes.process.runtime import ProcessRuntime
 from podkeeper.runtimes.process.sessions import Session
 from tests.runtimes.process.home import Scene, eventually, in_runtime, running
-from tests.runtimes.process.jailing import World, end, run, start, state_directory, world
+from tests.runtimes.process.jailing import World, end, run, start, state_directory, world, worlds
 
-
-@pytest.fixture(params=["root", "user", "root without namespaces", "user without namespaces"])
-def anywhere(request: pytest.FixtureRequest) -> Iterator[World]:
-    who, _, without = request.param.partition(" ")
-    with state_directory(who) as state:
-        yield world(who, state, "none" if without else "")
-
-
-@pytest.fixture(params=["root", "user"])
-def here(request: pytest.FixtureRequest) -> Iterator[World]:
-    with state_directory(request.param) as state:
-        yield world(request.param, state)
+anywhere = worlds("root", "user", "root without namespaces", "user without namespaces")
+here = worlds("root", "user")
 
 
 def at_terminal(jail: Jail, spec: Launch, enter: int = 0) -> tuple[int, str]:
