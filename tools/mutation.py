@@ -467,8 +467,8 @@ def judge(plan: Plan, results: Results, due: Set[str]) -> None:
         raise Stopped(f"{status}: see log.txt and errors.txt in build/mutation")
 
 
-def summary(chosen: Sequence[Mutant], verdicts: dict[str, Verdict], excused: Sequence[Mutant], build: Path) -> None:
-    """Print what is known."""
+def summary(chosen: Sequence[Mutant], verdicts: dict[str, Verdict], excused: Sequence[Mutant], build: Path) -> bool:
+    """Print what is known. Returns whether the tool itself made no error."""
     spared = {mutant.id for mutant in excused}
     alive = [m for m in chosen if verdicts.get(m.id, {}).get("verdict") in ("survived", "unreached")]
     alive = [mutant for mutant in alive if mutant.id not in spared]
@@ -482,6 +482,20 @@ def summary(chosen: Sequence[Mutant], verdicts: dict[str, Verdict], excused: Seq
         cut = sum(bool(verdicts[mutant.id]["left_out"]) for mutant in alive)
         print(f"time for a mutant: median {seconds[len(seconds) // 2]:.1f} s, mean {sum(seconds) / len(seconds):.1f} s")
         print(f"{cut} survivors have more tests, beyond the budget, that were not tried")
+    errors = sum(verdict["verdict"] == "error" for verdict in verdicts.values())
+    if errors:
+        print(f"{errors} mutants were not judged: see errors.txt in build/mutation")
+    return not errors
+
+
+def _not_negative(text: str) -> float:
+    if (number := float(text)) < 0:
+        raise argparse.ArgumentTypeError(f"must not be negative: {text}")
+    return number
+
+
+def _count(text: str) -> int:
+    return int(_not_negative(str(int(text))))
 
 
 def main(arguments: list[str]) -> int:
@@ -490,14 +504,14 @@ def main(arguments: list[str]) -> int:
         prog="python -m tools.mutation", description="Find bugs that no fast test notices."
     )
     parser.add_argument("rooms", nargs="+", metavar="ROOM", help="a package or module below src/podkeeper")
-    parser.add_argument("--sample", type=int, default=0, help="judge so many mutants, drawn uniformly [all]")
+    parser.add_argument("--sample", type=_count, default=0, help="judge so many mutants, drawn uniformly [all]")
     parser.add_argument("--seed", type=int, default=1, help="which sample")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="mutants at a time")
+    parser.add_argument("--jobs", type=_count, default=os.cpu_count() or 1, help="mutants at a time")
     parser.add_argument(
-        "--budget", type=float, default=BUDGET_SECONDS, help="seconds of tests for each mutant, by CPU time"
+        "--budget", type=_not_negative, default=BUDGET_SECONDS, help="seconds of tests for each mutant, by CPU time"
     )
     parser.add_argument(
-        "--limit", type=float, default=LIMIT_SECONDS, help="seconds for a test, besides 5 times its usual time"
+        "--limit", type=_not_negative, default=LIMIT_SECONDS, help="seconds for a test, besides 5 times its usual time"
     )
     parser.add_argument("--tests", nargs="+", default=[], metavar="PATH", help="use only these tests [all fast ones]")
     parser.add_argument("--again", action="store_true", help="forget the results of an earlier run")
@@ -560,8 +574,8 @@ def main(arguments: list[str]) -> int:
     finally:
         end_descendants()
         shutil.rmtree(scratch, ignore_errors=True)
-    summary(chosen, results.known(), excused, build)
-    return status
+    judged_all = summary(chosen, results.known(), excused, build)
+    return status or (0 if judged_all else 2)
 
 
 if __name__ == "__main__":

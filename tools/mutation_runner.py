@@ -404,6 +404,7 @@ class Worker:
         self._collected = collected
         self._functions = functions
         self._folder = plan.scratch / str(number)
+        self._folder.mkdir()
         self._copy: Path | None = None
         self._confirmed: set[tuple[bool, int]] = set()
         self._unreliable: set[int] = set()

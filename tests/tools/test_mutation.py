@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.mutation import as_entry, chosen_mutants, equivalents
+from tools.mutation import Verdict, as_entry, chosen_mutants, equivalents, summary
 from tools.mutation_operators import Mutant, mutants, normalised, parameter_defaults
 
 HOUSE = Path(__file__).resolve().parent.parent.parent
@@ -20,8 +20,6 @@ SOURCE = '''\
 import asyncio
 import subprocess
 import sys
-
-LIMIT = 3
 
 
 def is_small(number):
@@ -58,6 +56,10 @@ def told():
 def asked():
     program = "from podkeeper.sums import told; told()"
     return subprocess.run([sys.executable, "-c", program], stdout=-1).stdout
+
+
+# Last: a worker must be able to begin with a mutant that needs no fresh process.
+LIMIT = 3
 '''
 
 TESTS = """\
@@ -141,6 +143,26 @@ raise SystemExit(7)
     assert list((tmp_path / "mounted").iterdir()) == []
     assert list((tmp_path / "kept").iterdir()) == [tmp_path / "kept" / "file"]
     assert not Path("/tmp/podkeeper-left-behind").exists()
+
+
+@pytest.mark.parametrize("option", ["--sample", "--jobs", "--budget", "--limit"])
+def test_a_negative_number_is_refused(option: str, tmp_path: Path) -> None:
+    ended = run(tmp_path, "sums", option, "-3")
+    assert ended.returncode == 2
+    assert f"argument {option}: must not be negative: -3" in ended.stderr
+
+
+def test_mutants_that_could_not_be_judged_make_a_run_fail(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    first, second, *_ = chosen = all_mutants(SOURCE)
+    judged: dict[str, Verdict] = {
+        first.id: {"id": first.id, "verdict": "error", "by": None, "seconds": 0.1, "left_out": 0},
+        second.id: {"id": second.id, "verdict": "killed", "by": "a test", "seconds": 0.1, "left_out": 0},
+    }
+    assert not summary(chosen, judged, (), tmp_path)
+    assert "1 mutants were not judged: see errors.txt in build/mutation" in capsys.readouterr().out
+    del judged[first.id]
+    assert summary(chosen, judged, (), tmp_path)
+    assert "not judged" not in capsys.readouterr().out
 
 
 @pytest.mark.slow
