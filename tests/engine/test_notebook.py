@@ -28,6 +28,10 @@ class FakeJournal:
         self.notes.pop(key, None)
 
     bug: bool = False
+    purges: int = 0
+
+    def purge(self) -> None:
+        self.purges += 1
 
     async def sync(self) -> None:
         if self.bug:
@@ -39,6 +43,19 @@ class FakeJournal:
         if seconds is None:
             raise TryLater("cannot write: the disk is full")
         self.durable = writing
+
+
+def test_a_purge_is_settled_with_the_next_sync() -> None:
+    async def scenario() -> None:
+        journal = FakeJournal()
+        notebook = Notebook(journal, "x/")
+        notebook.purge()
+        assert (journal.purges, journal.begun) == (1, 0)
+        await notebook.settle()
+        assert (journal.purges, journal.begun) == (1, 1)
+        Notebook(None, "x/").purge()  # without a journal there is nothing to purge
+
+    simulate(scenario())
 
 
 def test_old_notes_are_given_out_once_and_stay_in_the_journal() -> None:

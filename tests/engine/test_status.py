@@ -172,6 +172,9 @@ class FakeJournal:
     def put(self, key: str, value: bytes) -> None:
         self.notes[key] = value
 
+    def purge(self) -> None:
+        raise violation("a status manager keeps no secrets")
+
     def drop(self, key: str) -> None:
         self.notes.pop(key, None)
 

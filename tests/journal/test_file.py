@@ -876,3 +876,32 @@ def test_a_journal_without_notes_is_not_written(path: Path) -> None:
         await journal.close()
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("way", ["before", "during a round", "after a failed round"])
+def test_after_a_purge_and_a_sync_the_disk_holds_no_dropped_value(path: Path, way: str) -> None:
+    async def scenario() -> None:
+        disk = Disk(path.parent.parent)
+        journal = FileJournal.open(path, durability=disk)
+        journal.put("a", b"hush-hush")
+        journal.put("b", b"kept")
+        await journal.sync()
+        journal.drop("a")
+        if way == "before":
+            journal.purge()
+        if way == "during a round":
+            syncing = asyncio.ensure_future(journal.sync())
+            await asyncio.sleep(0)
+            journal.purge()
+            await syncing
+        if way == "after a failed round":
+            journal.purge()
+            disk.verdicts = [False]
+            with pytest.raises(TryLater):
+                await journal.sync()
+        await journal.sync()
+        assert b"hush-hush" not in path.read_bytes()
+        assert dict(journal.load()) == {"b": b"kept"}
+        await journal.close()
+
+    asyncio.run(scenario())

@@ -1,13 +1,17 @@
 """Notes of manifests: what survives a restart of the agent, and what must not."""
 
 import asyncio
+import base64
 import os
+from pathlib import Path
 
 import pytest
 
 from podkeeper.engine.notebook import Notebook
+from podkeeper.journal.file import FileJournal
 from podkeeper.model.errors import Problem
 from podkeeper.model.k8s.core import Pod
+from podkeeper.ports.journal import Journal
 from podkeeper.rules.static import FromFile
 from podkeeper.sources.contents import Contents, Reader
 from podkeeper.sources.manifest_notes import ManifestNotes
@@ -17,6 +21,7 @@ from tests.sources.static_listener import config_map_text, pod_text
 
 PLACE = "/manifests/web.yaml"
 SECRET = "apiVersion: v1\nkind: Secret\nmetadata:\n  name: password\nstringData:\n  word: hush-hush\n"
+SECRET_BYTES = base64.b64encode(b"hush-hush")
 ALL = "---\n".join([pod_text("web", more="  - {name: beside, image: x}\n"), config_map_text("settings", "one"), SECRET])
 
 
@@ -26,7 +31,7 @@ def read(text: str, place: str = PLACE) -> Contents:
     return contents
 
 
-def notes(journal: FakeJournal, node_name: str = "n1", *, keep_secrets: bool = True) -> ManifestNotes:
+def notes(journal: Journal, node_name: str = "n1", *, keep_secrets: bool = True) -> ManifestNotes:
     return ManifestNotes(Notebook(journal, "manifest/file/"), node_name, keep_secrets=keep_secrets)
 
 
@@ -148,3 +153,37 @@ def test_notes_become_durable_and_a_disk_that_refuses_holds_nothing_up() -> None
         return refused, item.value.metadata.name == "web-n1"
 
     assert simulate(scenario())[0] == (True, True)
+
+
+@pytest.mark.parametrize(
+    "end", ["permission is withdrawn", "its place is gone", "it changes", "another node name", "it cannot be decoded"]
+)
+def test_a_secret_that_is_no_longer_stored_leaves_the_disk(end: str, tmp_path: Path) -> None:
+    path, items = tmp_path / "journal", read(ALL).items
+
+    async def former() -> None:
+        journal = FileJournal.open(path)
+        notes(journal).keep({PLACE: items})
+        if end == "it cannot be decoded":
+            ((key, note),) = journal.load().items()
+            journal.put(key, note[:-1])
+        await journal.close()
+
+    async def present() -> None:
+        journal = FileJournal.open(path)
+        node_name = "n2" if end == "another node name" else "n1"
+        kept = notes(journal, node_name, keep_secrets=end != "permission is withdrawn")
+        running = asyncio.create_task(kept.run())
+        kept.recall()
+        if end == "its place is gone":
+            kept.keep({})
+        if end == "it changes":
+            kept.keep({PLACE: read(ALL.replace("hush-hush", "other")).items})
+        await asyncio.sleep(0)  # `run` begins to sync
+        await journal.close()
+        running.cancel()
+
+    asyncio.run(former())
+    assert SECRET_BYTES in path.read_bytes()
+    asyncio.run(present())
+    assert SECRET_BYTES not in path.read_bytes()

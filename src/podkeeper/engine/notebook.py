@@ -58,6 +58,12 @@ class Notebook:
             self._journal.drop(self._prefix + key)
             self._written += 1
 
+    def purge(self) -> None:
+        """Have replaced and dropped notes removed from the disk; `settle` returns when they are."""
+        if self._journal is not None:
+            self._journal.purge()
+            self._written += 1
+
     async def settle(self, key: str | None = None) -> None:
         """Return once a key's note is safe (None: all notes so far), or patience has ended."""
         mark = self._written if key is None else self._marks.get(key, 0)

@@ -1,7 +1,7 @@
 """The journal in a file: notes in memory, records on disk, one thread that writes them.
 
     put, drop -> pending records -> (sync) thread: append, fdatasync -> durable
-                                          `- or rewrite, when most of the file is out of date
+                                          `- or rewrite, when most of the file is out of date, or after a purge
 
 `put` and `drop` only note; `sync` hands everything noted so far to the thread, and whoever calls it meanwhile shares
 the next round (group commit). The event loop never waits for the disk. What the disk refuses stays noted and goes with
@@ -114,6 +114,11 @@ class FileJournal:
             return
         self._live_bytes -= record_size(key, old)
         self._note(encode(key, None))
+
+    def purge(self) -> None:
+        """Have the next sync rewrite the file."""
+        self._writes += 1
+        self._pending = None
 
     async def sync(self) -> None:
         """Return once everything written before this call is durable. Being cancelled loses nothing."""

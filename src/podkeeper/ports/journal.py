@@ -20,5 +20,8 @@ class Journal(Protocol):
     def drop(self, key: str) -> None:
         """Forget; durable with the next `sync`. Unknown is forgotten."""
 
+    def purge(self) -> None:
+        """Have the next `sync` remove replaced and dropped values from the disk."""
+
     async def sync(self) -> None:
         """Return once everything written before this call is durable. Raises TryLater when the disk refuses."""

@@ -10,7 +10,7 @@ In: what counts of each file or URL. Out: the same after a restart, equal to wha
 * A note lasts as long as its place: the journal holds no more than the manifests do.
 * A note of another node name, or one that cannot be decoded, is dropped: the pods in it are not those of this node.
 * Content of Secrets is only stored if `keep_secrets` is set (docs/decisions/0010). A pod whose Secret is missing waits
-  for the source.
+  for the source. A Secret that is replaced or gone also leaves the disk, with the next sync.
 """
 
 import asyncio
@@ -18,6 +18,7 @@ import hashlib
 import logging
 import os
 from collections.abc import Mapping
+from typing import Protocol
 
 import msgspec
 
@@ -29,6 +30,13 @@ from podkeeper.sources.places import shown
 from podkeeper.sources.remembered import PATIENCE_SECONDS, Notes
 
 log = logging.getLogger(__name__)
+
+
+class PurgedNotes(Notes, Protocol):
+    """Notes whose former content can be removed from the disk."""
+
+    def purge(self) -> None:
+        """Have replaced and dropped notes removed from the disk with the next sync."""
 
 
 class _Note(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -45,7 +53,7 @@ class ManifestNotes:
     """Notes of one source of manifests."""
 
     def __init__(
-        self, notes: Notes, node_name: str, *, keep_secrets: bool, patience_seconds: float = PATIENCE_SECONDS
+        self, notes: PurgedNotes, node_name: str, *, keep_secrets: bool, patience_seconds: float = PATIENCE_SECONDS
     ) -> None:
         """`patience_seconds`: how long the source may take to read anything before the stored pods are told."""
         self.patience_seconds = patience_seconds
@@ -53,6 +61,7 @@ class ManifestNotes:
         self._node_name = node_name
         self._keep_secrets = keep_secrets
         self._kept: dict[str, bytes] = {}  # by key: the note as it was written last
+        self._secret: set[str] = set()  # keys whose note holds Secrets
         self._written = asyncio.Event()
 
     def recall(self) -> dict[str, tuple[Item, ...]]:
@@ -65,8 +74,11 @@ class ManifestNotes:
                 note = msgspec.json.decode(encoded, type=_Note)
             except (msgspec.DecodeError, ValueError) as error:  # ValueError: text that is not Unicode
                 log.warning("dropped the note of a manifest that cannot be decoded: %s", error)
+                self._secret.add(key)  # perhaps
                 self._drop(key)
                 continue
+            if note.secrets:
+                self._secret.add(key)
             if note.node != self._node_name:
                 self._drop(key)
                 continue
@@ -78,12 +90,15 @@ class ManifestNotes:
 
     def keep(self, counting: Mapping[str, tuple[Item, ...]]) -> None:
         """Store what each place holds now, and nothing of other places."""
-        notes = {_key(place): self._encoded(place, items) for place, items in counting.items() if items}
+        notes = {_key(place): self._note(place, items) for place, items in counting.items() if items}
         for gone in self._kept.keys() - notes.keys():
             self._drop(gone)
         for key, note in notes.items():
-            if self._kept.get(key) != note:
-                self._write(key, note)
+            encoded = msgspec.json.encode(note)
+            if self._kept.get(key) != encoded:
+                self._write(key, encoded)
+                if note.secrets:
+                    self._secret.add(key)
 
     async def run(self) -> None:
         """Have the journal synced after each change, until cancelled."""
@@ -95,24 +110,30 @@ class ManifestNotes:
     def _write(self, key: str, note: bytes) -> None:
         self._notes.write(key, note)
         self._kept[key] = note  # after the write: a note that could not be written is written again
+        self._purge_secrets(key)
         self._written.set()
 
     def _drop(self, key: str) -> None:
         self._kept.pop(key, None)
         self._notes.drop(key)
+        self._purge_secrets(key)
         self._written.set()
 
-    def _encoded(self, place: str, items: tuple[Item, ...]) -> bytes:
+    def _purge_secrets(self, key: str) -> None:
+        """Remove the Secrets of a replaced note from the disk, too."""
+        if key in self._secret:
+            self._secret.remove(key)
+            self._notes.purge()
+
+    def _note(self, place: str, items: tuple[Item, ...]) -> _Note:
         values = [item.value for item in items]
         secrets = tuple(value for value in values if isinstance(value, Secret))
-        return msgspec.json.encode(
-            _Note(
-                node=self._node_name,
-                place=os.fsencode(place),
-                pods=tuple(value for value in values if isinstance(value, Pod)),
-                config_maps=tuple(value for value in values if isinstance(value, ConfigMap)),
-                secrets=secrets if self._keep_secrets else (),
-            )
+        return _Note(
+            node=self._node_name,
+            place=os.fsencode(place),
+            pods=tuple(value for value in values if isinstance(value, Pod)),
+            config_maps=tuple(value for value in values if isinstance(value, ConfigMap)),
+            secrets=secrets if self._keep_secrets else (),
         )
 
 

@@ -55,6 +55,9 @@ class FakeJournal:
         self._unsynced.append((key, None))
         _apply(self._current, self._unsynced[-1:])
 
+    def purge(self) -> None:
+        """Do nothing: no replaced value is kept."""
+
     async def sync(self) -> None:
         """Make durable what was written before this call."""
         upto = self._settled + len(self._unsynced)

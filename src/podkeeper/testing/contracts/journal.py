@@ -47,6 +47,22 @@ async def what_is_dropped_is_forgotten(subject: JournalSubject) -> None:
 
 
 @JOURNAL.promises
+async def a_purge_changes_nothing_that_is_there(subject: JournalSubject) -> None:
+    """`purge` concerns only replaced and dropped values: all others stay, and survive a crash after the next sync."""
+    journal = await subject.open()
+    journal.put("a", b"1")
+    journal.put("b", b"2")
+    await journal.sync()
+    journal.drop("a")
+    journal.purge()
+    journal.put("c", b"3")
+    assert dict(journal.load()) == {"b": b"2", "c": b"3"}
+    await journal.sync()
+    await subject.crash()
+    assert dict((await subject.open()).load()) == {"b": b"2", "c": b"3"}
+
+
+@JOURNAL.promises
 async def what_was_loaded_does_not_change(subject: JournalSubject) -> None:
     """What `load` returned is as of then: later writes do not show in it."""
     journal = await subject.open()

@@ -219,7 +219,7 @@ VOLUMES = {
 }
 CGROUPS = {**dict.fromkeys(("ensure", "remove", "throttle"), Way.CHANGE), "list_pods": Way.ASK}
 PROBER = dict.fromkeys(("http", "tcp", "grpc"), Way.ASK)
-JOURNAL = {"sync": Way.CHANGE, "load": Way.DO, "put": Way.DO, "drop": Way.DO}
+JOURNAL = {"sync": Way.CHANGE, "load": Way.DO, "put": Way.DO, "drop": Way.DO, "purge": Way.DO}
 
 
 class Cord:
