@@ -236,6 +236,14 @@ BAD = {
     "seeds backwards": (("--seeds", "5:3"), ["FIRST:LAST"]),
     "a seed and seeds": (("--seeds", "0:3", "--seed", "1"), ["exclude"]),
     "acts of many seeds": (("--seeds", "0:3", "--only", "1"), ["single --seed"]),
+    "acts that the seed does not have": (
+        ("--only", "1,9998-9999", "--hours", "0.05"),
+        ["--only: seed 0 has no act 9998-9999 (its acts: 1 to "],
+    ),
+    "the timeline of a pod that the seed does not have": (
+        ("--timeline", "nosuch", "--hours", "0.05"),
+        ["--timeline: seed 0 has no pod nosuch"],
+    ),
     "acts that are no numbers": (("--only", "1,x"), ["cannot read 'x'"]),
     "a profile key nobody knows": (("--profile", "pots=3"), ["'pots=3'", "pods", "polite", "crash"]),
     "a profile value that is no number": (("--profile", "pods=many"), ["'pods=many'"]),

@@ -1,5 +1,6 @@
 """The state file of a campaign: what was saved is there again, and what does not fit is refused."""
 
+import os
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -138,6 +139,13 @@ def test_a_damaged_line_is_named(path: Path) -> None:
 def test_a_file_in_use_is_refused(path: Path) -> None:
     with State.opened(path, PLAN, SEEDS), pytest.raises(StateRefused, match="another campaign is using it"):
         saved(path)
+
+
+def test_what_is_not_a_regular_file_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(pipe := tmp_path / "pipe")
+    for path in (pipe, Path("/dev/null"), Path("/dev/full")):
+        with pytest.raises(StateRefused, match=f"cannot use {path}: it is not a regular file"):
+            saved(path)
 
 
 def test_a_file_that_cannot_be_opened_is_refused(tmp_path: Path) -> None:

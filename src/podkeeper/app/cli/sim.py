@@ -17,14 +17,14 @@ from pathlib import Path
 import click
 
 from podkeeper.app.cli.sim_progress import playing_shown, shrinking_shown
-from podkeeper.testing.sim.campaign import Crew, SeedResult, Totals, excerpt_of, named_function
+from podkeeper.testing.sim.campaign import EVERYTHING, Crew, SeedResult, Totals, excerpt_of, named_function
 from podkeeper.testing.sim.history import History
 from podkeeper.testing.sim.mischief import FAULTS
 from podkeeper.testing.sim.play import Plan, history_of
 from podkeeper.testing.sim.profile import Profile
 from podkeeper.testing.sim.report import Before, Failure, as_data, failure_told, introduction, summary
 from podkeeper.testing.sim.shrink import shrink
-from podkeeper.testing.sim.spelling import choice_read, numbers_read, profile_read, seeds_read
+from podkeeper.testing.sim.spelling import choice_read, numbers_read, numbers_shown, profile_read, seeds_read
 from podkeeper.testing.sim.state import State, StateRefused
 from podkeeper.testing.sim.workload import WORKLOADS
 from podkeeper.testing.sim.world import Violation
@@ -176,6 +176,7 @@ def sim(
         raise click.BadParameter(str(error), param_hint="--profile") from None
     which = seeds if seeds is not None else range(seed or 0, (seed or 0) + 1)
     first = Plan(seed=which[0], hours=hours, faults=faults, workload=workload, profile=profile, only=only)
+    _check_acts(first)
     wishes = Wishes(
         jobs=min(jobs or os.cpu_count() or 1, len(which)),
         fail_fast=fail_fast,
@@ -193,6 +194,15 @@ def sim(
     except BrokenProcessPool:
         raise click.ClickException("a process that played died; was there enough memory?") from None
     raise SystemExit(status)
+
+
+def _check_acts(plan: Plan) -> None:
+    """Refuse a selection of acts that this seed does not have: nothing would break without them."""
+    acts = [act.number for act in history_of(replace(plan, only=None)).acts] if plan.only else []
+    if plan.only and (unknown := plan.only.difference(acts)):
+        there = f"{min(acts)} to {max(acts)}" if acts else "none"
+        problem = f"seed {plan.seed} has no act {numbers_shown(frozenset(unknown))} (its acts: {there})"
+        raise click.BadParameter(problem, param_hint="--only")
 
 
 def _simulate(first: Plan, seeds: range, wishes: Wishes) -> int:
@@ -248,7 +258,10 @@ def _play_all(
     except KeyboardInterrupt:
         return True
     if wishes.timeline:
-        _say(("", *map(str, totals.results[first.seed].lines)))
+        lines = totals.results[first.seed].lines
+        if wishes.timeline != EVERYTHING and not any(line.uid for line in lines):
+            raise click.BadParameter(f"seed {first.seed} has no pod {wishes.timeline}", param_hint="--timeline")
+        _say(("", *map(str, lines)))
     return False
 
 

@@ -20,6 +20,7 @@ is refused. So is a file that another campaign uses at the moment.
 import fcntl
 import hashlib
 import os
+import stat
 import platform
 import sys
 from collections import Counter
@@ -113,10 +114,13 @@ class State:
     def opened(cls, path: Path, plan: Plan, seeds: range, also: str = "") -> Iterator["State"]:
         """Open a file, or make it, for a campaign. Raises StateRefused if it belongs to something else."""
         try:
-            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            # Without O_NONBLOCK a pipe would be waited for.
+            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK, 0o644)
         except OSError as error:
             raise StateRefused(f"cannot open {path}: {error.strerror}") from error
         try:
+            if not stat.S_ISREG(os.fstat(file).st_mode):
+                raise StateRefused(f"cannot use {path}: it is not a regular file")
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
