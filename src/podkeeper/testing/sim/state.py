@@ -20,8 +20,8 @@ is refused. So is a file that another campaign uses at the moment.
 import fcntl
 import hashlib
 import os
-import stat
 import platform
+import stat
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
