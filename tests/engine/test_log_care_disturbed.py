@@ -6,22 +6,24 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from podkeeper.engine.log_care import LogCare
-from podkeeper.model.errors import CallTimedOut, RuntimeRefused, RuntimeUnavailable, TryLater
+from podkeeper.model.errors import TryLater
 from podkeeper.model.log_tree import ContainerLogs, LogTree
 from podkeeper.model.runtime import ContainerRecord, ContainerState, PodRecord
 from podkeeper.rules.log_rotation import Policy
 from podkeeper.testing.failures import fail_each_call
 from podkeeper.testing.interleave import interleave
 from podkeeper.testing.operations import Event, Operation
-from podkeeper.testing.port_calls import PortCalls, Unexpected
+from podkeeper.testing.port_calls import DOCUMENTED, PortCalls, Unexpected
 from podkeeper.testing.virtual_time import VirtualClock
 
 WEB, GONE = "ns_web_uid-web", "ns_gone_uid-gone"
 POLICY = Policy(max_bytes=100, max_files=4, interval_seconds=10)
 FILE_METHODS = ("survey", "remove", "move", "move_back", "compress", "clear")
 ERRORS: dict[str, tuple[type[Exception], ...]] = dict.fromkeys(FILE_METHODS, (TryLater,))
-METHODS = [*(("files", name) for name in FILE_METHODS), ("runtime", "list_pods"), ("runtime", "reopen_log")]
-ALL_ERRORS = (TryLater, RuntimeUnavailable, CallTimedOut, RuntimeRefused, Unexpected)
+METHODS = [
+    *(("files", name, ERRORS[name]) for name in FILE_METHODS),
+    *(("runtime", name, DOCUMENTED["runtime"][name]) for name in ("list_pods", "reopen_log")),
+]
 
 
 class Node:
@@ -206,5 +208,7 @@ def test_every_call_fails_once() -> None:
     moves = [("files", "move", TryLater), ("files", "move", Unexpected)]
     fail_each_call(ROTATING, leave_out=moves)
     # If a log was moved although that failed, only the next look finds the container without a log.
-    others = [(port, method, error) for port, method in METHODS for error in ALL_ERRORS if method != "move"]
+    others = [
+        (port, method, error) for port, method, errors in METHODS for error in (*errors, Unexpected) if method != "move"
+    ]
     fail_each_call(dataclasses.replace(ROTATING, check=is_complete), leave_out=others)

@@ -2,13 +2,14 @@
 
 import asyncio
 import inspect
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
 import pytest
 
-from podkeeper.model.errors import TryLater
+from podkeeper.model.errors import Conflict, TryLater
 from podkeeper.ports import api, cgroups, journal, prober, runtime, source, volumes
 from podkeeper.testing.failures import check_backoff_resets, fail_each_call
 from podkeeper.testing.interleave import interleave
@@ -24,7 +25,13 @@ PORTS = {
     "prober": (prober.Prober,),
     "source": (source.Source,),
 }
-PLAIN = {("volumes", "mounted_pods"), ("journal", "load"), ("journal", "put"), ("journal", "drop")}
+PLAIN = {
+    ("volumes", "mounted_pods"),
+    ("journal", "load"),
+    ("journal", "put"),
+    ("journal", "drop"),
+    ("journal", "purge"),
+}
 
 
 class Bank:
@@ -183,11 +190,11 @@ def test_an_error_is_reported_as_what_it_is() -> None:
     async def refuse(_: Stage) -> None:
         raise TryLater("busy")
 
-    with pytest.raises(AssertionError, match="unexpected TimeoutError: TimeoutError: no answer"):
+    with pytest.raises(AssertionError, match="unexpected TimeoutError: no answer"):
         interleave(operation("", time_out), {}, cancel=False)
     with pytest.raises(AssertionError, match="still failing after 20 retries: TryLater: busy"):
         interleave(operation("", refuse), {}, cancel=False)
-    with pytest.raises(AssertionError, match="unexpected TryLater: TryLater: busy"):
+    with pytest.raises(AssertionError, match="unexpected TryLater: busy"):
         interleave(replace(adding(), afterwards=refuse), {}, cancel=False)
 
 
@@ -207,6 +214,51 @@ def test_of_two_events_each_is_reported_with_its_await() -> None:
 def test_an_exception_for_a_call_that_nobody_watches_is_refused() -> None:
     with pytest.raises(AssertionError, match=r"leave_out names bank\.laod, which is not watched"):
         fail_each_call(adding(), leave_out=[("bank", "laod", TryLater)])
+
+
+def test_an_exception_for_an_error_that_a_call_never_raises_is_refused() -> None:
+    with pytest.raises(AssertionError, match=r"leave_out names Conflict, which bank\.load never raises"):
+        fail_each_call(adding(), leave_out=[("bank", "load", Conflict)])
+
+
+def test_a_port_without_documented_errors_needs_them() -> None:
+    with pytest.raises(ValueError, match="no errors are documented for 'bank'"):
+        PortCalls().watch("bank", Bank())
+
+
+def test_a_method_that_the_port_does_not_have_is_refused() -> None:
+    with pytest.raises(AttributeError, match="bank has no method 'svae'"):
+        PortCalls().watch("bank", Bank(), {"svae": (TryLater,)})
+
+
+def test_a_case_without_runs_is_refused() -> None:
+    with pytest.raises(AssertionError, match=r"no run was made: \d+ awaits, 0 events, cancel=False"):
+        interleave(adding(), {}, cancel=False)
+    with pytest.raises(ValueError, match="depth must be at least 1, not 0"):
+        interleave(adding(), {"another addition": lambda stage: stage.account.add(7)}, depth=0)
+
+
+def test_a_sequential_order_that_fails_is_shown() -> None:
+    def oops(stage: Stage) -> None:
+        raise ValueError("oops")
+
+    order = re.escape("('odd', then the operation): the event raised ValueError: oops")
+    with pytest.raises(AssertionError, match=f"a sequential order failed {order}"):
+        interleave(adding(), {"fine": lambda stage: None, "odd": oops}, cancel=False)
+
+
+def test_an_operation_that_hangs_is_shown_with_the_line_where_it_waits() -> None:
+    with pytest.raises(AssertionError, match=r"not finished .*: the operation at .*test_interleave.*:\d+ in .*hang"):
+        interleave(operation("", hang), {})
+
+
+async def hang(stage: Stage) -> None:
+    await asyncio.Event().wait()
+
+
+def test_what_a_plain_event_returns_does_not_matter() -> None:
+    explored = interleave(adding(), {"an entry": lambda stage: stage.__dict__.setdefault("more", 3)}, cancel=False)
+    assert explored.runs == explored.places
 
 
 def test_only_the_calls_of_the_operation_fail() -> None:

@@ -45,9 +45,11 @@ def fail_each_call(
     made = undisturbed.calls
     if not made:
         raise AssertionError("the operation made no call to a watched port")
-    for port, method, _ in leave_out:
+    for port, method, error in leave_out:
         if (port, method) not in calls.errors:
             raise AssertionError(f"leave_out names {port}.{method}, which is not watched")
+        if error not in (*calls.errors[port, method], Unexpected):
+            raise AssertionError(f"leave_out names {error.__name__}, which {port}.{method} never raises")
     failures, runs = Failures("a failing call"), 0
     for fault in _faults(calls, made, unexpected=unexpected, lost_answers=lost_answers):
         if (fault.call.port, fault.call.method, fault.error) in leave_out:

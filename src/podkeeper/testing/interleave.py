@@ -43,6 +43,8 @@ def interleave(
     `in_call_order`: the module promises that calls take effect in the order in which they are made. Then only one
     sequential order is right: the operation, and the events after it.
     """
+    if depth < 1:
+        raise ValueError(f"depth must be at least 1, not {depth}")
     undisturbed = Run(operation, PortCalls()).in_between(())
     if undisturbed.problem:
         raise AssertionError(f"the undisturbed operation failed: {undisturbed.problem}")
@@ -54,7 +56,7 @@ def interleave(
         ended = Run(operation, PortCalls()).in_between([(number, None)])
         failures.judge(f"cancelled at {_at(number, awaits, ended.where)}", ended, [undisturbed.state])
     for names in _groups(events, depth):
-        expected = list(_sequential(operation, [events[name] for name in names], in_call_order))
+        expected = list(_sequential(operation, events, names, in_call_order))
         for numbers in combinations_with_replacement(range(first, awaits), len(names)):
             schedule = list(zip(numbers, (events[name] for name in names), strict=True))
             for at_once in (False, True):
@@ -64,6 +66,8 @@ def interleave(
                 failures.judge(_places(names, numbers, awaits, ended, at_once), ended, expected)
                 if not run.tasks:
                     break  # plain calls have no pace
+    if runs == 0:
+        raise AssertionError(f"no run was made: {awaits} awaits, {len(events)} events, cancel={cancel}")
     COUNTS["interleavings"] += runs
     failures.report(runs)
     return Explored(awaits, runs)
@@ -74,13 +78,16 @@ def _groups(events: Mapping[str, Event[S]], depth: int) -> Iterator[tuple[str, .
         yield from product(events, repeat=length)
 
 
-def _sequential(operation: Operation[S], events: Sequence[Event[S]], in_call_order: bool) -> Iterator[object]:
+def _sequential(
+    operation: Operation[S], events: Mapping[str, Event[S]], names: Sequence[str], in_call_order: bool
+) -> Iterator[object]:
     """Yield the end state of each sequential order that is allowed. None stands for the operation."""
-    orders: Iterable[tuple[Event[S] | None, ...]] = permutations((*events, None))
-    for order in [(None, *events)] if in_call_order else orders:
-        ended = Run(operation, PortCalls()).in_order(order)
+    orders: Iterable[tuple[str | None, ...]] = permutations((*names, None))
+    for order in [(None, *names)] if in_call_order else orders:
+        ended = Run(operation, PortCalls()).in_order([None if name is None else events[name] for name in order])
         if ended.problem:
-            raise AssertionError(f"a sequential order failed: {ended.problem}")
+            shown = ", then ".join("the operation" if name is None else repr(name) for name in order)
+            raise AssertionError(f"a sequential order failed ({shown}): {ended.problem}")
         yield ended.state
 
 

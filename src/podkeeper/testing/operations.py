@@ -7,6 +7,7 @@ it once.
 import asyncio
 import heapq
 import inspect
+import sysconfig
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -26,13 +27,14 @@ LIMIT_SECONDS = 3600.0
 MOST_CALLBACKS = 50_000
 """A run with more callbacks counts as a hot loop."""
 RETRIES = 20
+_STANDARD_LIBRARY = sysconfig.get_path("stdlib") + "/"
 SHOWN_FAILURES = 5
 
 COUNTS: Counter[str] = Counter()
 """How many disturbed runs this process has made, by kind. The test suite prints the sums."""
 
-Event = Callable[[S], Awaitable[object] | None]
-"""What arrives: a plain call, or a coroutine that runs as a task of its own."""
+Event = Callable[[S], object]
+"""What arrives: a plain call, or one that returns an awaitable, which runs as a task of its own."""
 
 
 def _holds(_: object) -> None:
@@ -217,7 +219,8 @@ class Run(Generic[S]):
         self.injected = injected
         self.where: list[str] = []
         self.problem = ""
-        self.tasks: list[asyncio.Task[object]] = []
+        self.task: asyncio.Task[object] | None = None  # the operation
+        self.tasks: list[asyncio.Task[object]] = []  # events
         self.cancelled = False
         self.at_once = False
 
@@ -229,7 +232,7 @@ class Run(Generic[S]):
         self.at_once = at_once
 
         async def play(stage: S, loop: SteppingLoop) -> int:
-            task = loop.create_task(self._until_done(stage))
+            task = self.task = loop.create_task(self._until_done(stage))
 
             def arrive(number: int) -> None:
                 for at, event in schedule:
@@ -275,7 +278,7 @@ class Run(Generic[S]):
             if not is_allowed(error, self.injected):
                 self.problem = self.problem or f"the event raised {_flat(error)}"
             return
-        if result is not None:
+        if inspect.isawaitable(result):
             context = copy_context()
             context.run(AT_ONCE.set, self.at_once)
             work = self._event_or_allowed_error(result)
@@ -288,7 +291,7 @@ class Run(Generic[S]):
         async def scenario() -> Ended:
             async with self.operation.stage(self.calls) as stage:
                 before = len(self.calls.log)
-                async with _limit():
+                async with _limit(self._unfinished):
                     awaits = await play(stage, loop)
                     await self._events_done()
                     await asyncio.sleep(self.operation.settle_seconds)
@@ -306,7 +309,7 @@ class Run(Generic[S]):
         except (Stuck, AssertionError) as error:
             ended = Ended(problem=f"{type(error).__name__}: {error}", where=tuple(self.where))
         except Exception as error:
-            ended = Ended(problem=f"unexpected {type(error).__name__}: {_flat(error)}", where=tuple(self.where))
+            ended = Ended(problem=f"unexpected {_flat(error)}", where=tuple(self.where))
         return replace(ended, problem=ended.problem or self.problem)
 
     def _note_bug(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -336,6 +339,12 @@ class Run(Generic[S]):
                 raise
             return None
 
+    def _unfinished(self) -> str:
+        """Return where the operation and the events wait that have not ended."""
+        waiting = [f"the operation at {_where(self.task)}"] if self.task is not None and not self.task.done() else []
+        waiting += [f"an event at {_where(task)}" for task in self.tasks if not task.done()]
+        return ", ".join(waiting)
+
     async def _outcome(self, task: "asyncio.Task[object]") -> None:
         await asyncio.wait({task})
         if not task.cancelled():
@@ -347,15 +356,16 @@ class Run(Generic[S]):
 
 
 @asynccontextmanager
-async def _limit() -> AsyncIterator[None]:
-    """Raise AssertionError if the block takes longer than LIMIT_SECONDS."""
+async def _limit(unfinished: Callable[[], str] = lambda: "") -> AsyncIterator[None]:
+    """Raise AssertionError if the block takes longer than LIMIT_SECONDS, with what is `unfinished` then."""
     try:
         async with asyncio.timeout(LIMIT_SECONDS) as limit:
             yield
     except TimeoutError as error:
         if not limit.expired():
             raise
-        raise AssertionError(f"not finished after {LIMIT_SECONDS:g} virtual seconds") from error
+        waits = f": {where}" if (where := unfinished()) else ""
+        raise AssertionError(f"not finished after {LIMIT_SECONDS:g} virtual seconds{waits}") from error
 
 
 def _flat(error: BaseException) -> str:
@@ -377,9 +387,11 @@ def _where(task: "asyncio.Task[object]") -> str:
 
 
 def _inside(file: str) -> str:
-    """Return a file's path below `podkeeper/` or `tests/`. Empty for other files, these tools included."""
+    """Return the end of a file's path. Empty for Python's own files and these tools."""
+    if file.startswith(_STANDARD_LIBRARY) and "/site-packages/" not in file:
+        return ""
     for folder in ("/podkeeper/", "/tests/"):
         _, found, path = file.rpartition(folder)
         if found:
             return "" if path in ("testing/operations.py", "testing/port_calls.py") else path
-    return ""
+    return "/".join(file.split("/")[-2:])

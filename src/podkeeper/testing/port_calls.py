@@ -150,6 +150,11 @@ class PortCalls:
 
     def watch(self, name: str, port: P, errors: Mapping[str, Errors] | None = None) -> P:
         """Return a stand-in for the port. `errors` is needed for neighbours that are not in `DOCUMENTED`."""
+        if errors is None and name not in DOCUMENTED:
+            raise ValueError(f"no errors are documented for {name!r}: give those of each method, or of none: {{}}")
+        for method in errors or ():
+            if not hasattr(port, method):
+                raise AttributeError(f"{name} has no method {method!r}")
         allowed = DOCUMENTED[name] if errors is None else errors
         self.errors.update({(name, method): raised for method, raised in allowed.items()})
         return cast(P, _Watched(self, name, port, frozenset(allowed)))
