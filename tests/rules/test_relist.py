@@ -12,10 +12,10 @@ from podkeeper.rules.relist import (
     Book,
     Finding,
     PodListing,
+    current_containers_first,
     events_between,
     ips_to_cache,
     is_unchanged,
-    latest_attempts_first,
     listing_of,
     relist,
     relist_pod,
@@ -264,15 +264,24 @@ ATTEMPTS: dict[str, tuple[tuple[ContainerRecord, ...], list[str]]] = {
         (attempt("a", 1, CREATED), attempt("b", 0), attempt("a", 2, RUNNING)),
         ["a2", "a1", "b0"],
     ),
+    "a later attempt made late": ((attempt("a", 1, CREATED), attempt("a", 0, RUNNING)), ["a0", "a1"]),
+    "a later attempt made before one that has run": ((attempt("a", 0, EXITED), attempt("a", 1, CREATED)), ["a0", "a1"]),
+    "the next attempt, not started yet": ((attempt("a", 1, CREATED), attempt("a", 0, EXITED)), ["a1", "a0"]),
+    "the next attempt, not started yet, of another": (
+        (attempt("b", 0, EXITED), attempt("a", 1, CREATED), attempt("a", 0, EXITED)),
+        ["b0", "a1", "a0"],
+    ),
+    "a later attempt that has ended": ((attempt("a", 1, EXITED), attempt("a", 0, RUNNING)), ["a0", "a1"]),
+    "two that run": ((attempt("a", 0, RUNNING), attempt("a", 1, RUNNING)), ["a1", "a0"]),
     "nothing at all": ((), []),
 }
 
 
 @pytest.mark.parametrize(("containers", "expected"), ATTEMPTS.values(), ids=ATTEMPTS.keys())
-def test_a_later_attempt_stands_before_an_earlier_one(
+def test_the_current_container_of_a_name_stands_before_the_others(
     containers: tuple[ContainerRecord, ...], expected: list[str]
 ) -> None:
     record = PodRecord(uid="web", containers=containers)
-    ordered = latest_attempts_first(record)
+    ordered = current_containers_first(record)
     assert [container.id for container in ordered.containers] == expected
     assert (ordered is record) == (ordered.containers == record.containers)

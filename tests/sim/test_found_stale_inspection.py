@@ -57,6 +57,28 @@ def test_a_create_call_of_a_dead_agent_does_not_replace_the_container_that_runs(
     tell(story)
 
 
+def test_a_container_runs_once_although_a_dead_agent_creates_a_later_attempt() -> None:
+    """Seed 94: a new sandbox had removed the first attempt, so the next agent counted from 0 again.
+
+    The later attempt of the dead agent hid the one that ran, and a third one was started.
+    """
+
+    async def story(it: Story) -> None:
+        it.world.fate = Fate(calls_go_on=True)
+        uid = it.put(pod("web", init=(container("prepare"),), prepare=Behaviour(after_seconds=5)))
+        await it.until(lambda: it.is_ready("web"), within=10)
+        it.runtime.faults.hang(Operation.CREATE_CONTAINER, uid, seconds=30)
+        it.runtime.kill_sandbox(uid)
+        await asyncio.sleep(10)
+        it.runtime.faults.hang(Operation.CREATE_CONTAINER, uid, seconds=25)
+        it.world.troubles.begin(it.world.now(), "hung-calls")
+        await it.restart_agent()
+        await asyncio.sleep(60)
+        assert it.is_ready("web")
+
+    tell(story)
+
+
 def test_a_create_call_of_a_dead_agent_does_not_erase_an_exit_code() -> None:
     """A job that has succeeded would run again: the late call removed its container."""
 

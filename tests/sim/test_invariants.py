@@ -312,6 +312,11 @@ def _a_pod_is_inspected_in_a_storm(it: Stage) -> None:
         it.calls("pod_record")
 
 
+def _a_container_is_removed_in_a_storm(it: Stage) -> None:
+    for _ in range(MOST_OF_POD + 1):
+        it.calls("remove_container", "c1")
+
+
 def _the_runtime_is_listed_in_a_storm(it: Stage) -> None:
     for _ in range(MOST_OF_NODE + 1):
         it.calls("list_pods", uid=PodUID(""))
@@ -359,6 +364,7 @@ BROKEN: dict[str, tuple[str, Callable[[Stage], None]]] = {
     "the volumes of a running container are unmounted": ("I21", _the_volumes_of_a_running_container_are_unmounted),
     "the cgroup of a running container is removed": ("I21", _the_cgroup_of_a_running_container_is_removed),
     "a pod is inspected in a storm": ("I22", _a_pod_is_inspected_in_a_storm),
+    "a container is removed in a storm": ("I22", _a_container_is_removed_in_a_storm),
     "the runtime is listed in a storm": ("I22", _the_runtime_is_listed_in_a_storm),
 }
 
@@ -407,6 +413,13 @@ def _the_last_end_stands_behind_a_container_that_never_started(it: Stage) -> Non
     it.world.bus.tell(ContainerChanged(it.at, UID, unstarted, RuntimeEventType.CREATED))
     last = said(id_="c1", exit_code=3).state
     it.publishes(going(known(container_statuses=(replace(said(exit_code=137, restarts=1), last_state=last),))), None)
+
+
+def _each_of_many_dead_containers_is_removed_at_every_housekeeping(it: Stage) -> None:
+    for number in range(30):
+        it.at = 2.0 * number
+        for dead in range(10):
+            it.calls("remove_container", f"c{dead}")
 
 
 def _what_failed_runs_again(it: Stage) -> None:
@@ -567,6 +580,9 @@ RIGHT: dict[str, Callable[[Stage], None]] = {
     "a mirror shows the successor of its pod": _a_mirror_shows_the_successor_of_its_pod,
     "an end that nobody saw is told as unknown": _an_end_that_nobody_saw_is_told_as_unknown,
     "the last end stands behind what never started": _the_last_end_stands_behind_a_container_that_never_started,
+    "each of many dead containers is removed at every housekeeping": (
+        _each_of_many_dead_containers_is_removed_at_every_housekeeping
+    ),
     "what failed runs again": _what_failed_runs_again,
     "what a probe had stopped runs again": _what_a_probe_had_stopped_runs_again_though_it_left_with_success,
     "what runs once runs anew when its image changes": _what_runs_once_runs_anew_when_its_image_changes,

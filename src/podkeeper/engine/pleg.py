@@ -35,9 +35,9 @@ from podkeeper.ports.runtime import Events, Inspection
 from podkeeper.rules.relist import (
     Book,
     PodListing,
+    current_containers_first,
     ips_to_cache,
     is_unchanged,
-    latest_attempts_first,
     listing_of,
     relist_pod,
     request_reinspection,
@@ -359,7 +359,7 @@ class Pleg:
         """Give the cache what a look has seen. Returns whether the cache took it."""
         if listed is None:
             return self._cache.drop(uid, at)
-        record = latest_attempts_first(record)
+        record = current_containers_first(record)
         ips = ips_to_cache(record, self._cache.get(uid))
         return self._cache.set(uid, record if ips == record.ips else replace(record, ips=ips), at)
 

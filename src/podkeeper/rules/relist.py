@@ -13,11 +13,12 @@ pkg/kubelet/pleg/generic.go; the shell is the engine's PLEG.
 """
 
 from collections.abc import Iterable, Mapping
+from operator import itemgetter
 
 import msgspec
 
 from podkeeper.model.messages import LifecycleEvent, LifecycleEventType, PodUID
-from podkeeper.model.runtime import ContainerState, PodRecord
+from podkeeper.model.runtime import ContainerRecord, ContainerState, PodRecord
 
 
 class PodListing(msgspec.Struct, frozen=True):
@@ -52,18 +53,28 @@ def listing_of(record: PodRecord) -> PodListing:
     )
 
 
-def latest_attempts_first(record: PodRecord) -> PodRecord:
-    """The record with no container before a later attempt of its name.
+def current_containers_first(record: PodRecord) -> PodRecord:
+    """The record with the current container of each name before its others: one that runs, else the latest attempt.
 
-    A call that outlived its agent may make an earlier attempt anew. By the time of its making it would pass for the
-    newest, and hide the one that runs: another would be started beside that.
+    A call that outlived its agent may make an earlier attempt anew, or a later one that the next agent does not know
+    of. By its time of creation or its number it would hide the one that runs or has run, and another would be started.
+    A container that has not started does not count if one that was created after it has.
     """
-    attempts: dict[str, int] = {}
-    for container in record.containers:
-        if attempts.setdefault(container.name, container.restart_count) < container.restart_count:
-            ordered = sorted(record.containers, key=lambda each: -each.restart_count)  # stable: equals stay as they are
-            return msgspec.structs.replace(record, containers=tuple(ordered))
-    return record
+    firsts: dict[str, tuple[bool, bool, int]] = {}
+    started: set[str] = set()
+    ranked: list[tuple[tuple[bool, bool, int], ContainerRecord]] = []
+    in_order = True
+    for container in record.containers:  # newest first
+        name, has_started = container.name, container.state is not ContainerState.CREATED
+        rank = container.state is ContainerState.RUNNING, has_started or name not in started, container.restart_count
+        in_order = in_order and firsts.setdefault(name, rank) >= rank
+        if has_started:
+            started.add(name)
+        ranked.append((rank, container))
+    if in_order:
+        return record
+    ranked.sort(key=itemgetter(0), reverse=True)  # stable: equals stay as they are
+    return msgspec.structs.replace(record, containers=tuple(container for _, container in ranked))
 
 
 def request_reinspection(book: Book, uid: PodUID) -> Book:

@@ -1,8 +1,9 @@
 """I22: no call is repeated in a storm: neither for one pod nor for the node, whatever goes wrong.
 
-Counted are calls of one operation in one minute. What fails is tried again with backoff, and what is watched is not
-polled, so a pod has few of each: the limits are several times what the worst histories show. A loop without any pause
-would keep virtual time from passing at all; this invariant ends such a play.
+Counted are calls of one operation in one minute, for each container, sandbox or other part of a pod: housekeeping tries
+every 2 s to remove each dead container of a pod that is gone. What else fails is tried again with backoff, and what is
+watched is not polled: the limits are several times what the worst histories show. A loop without any pause would keep
+virtual time from passing at all; this invariant ends such a play.
 """
 
 from collections import Counter
@@ -11,7 +12,7 @@ from podkeeper.model.messages import PodUID
 from podkeeper.testing.sim.records import Asked, Called
 from podkeeper.testing.sim.world import World
 
-MOST_OF_POD = 90  # of one operation in a minute
+MOST_OF_POD = 90  # of one operation on one thing of it in a minute
 MOST_OF_NODE = 1200
 IMAGES = frozenset({"image", "pull_image", "remove_image"})  # many pods may use one image, so they count for the node
 PROBES = frozenset({"exec_sync"})  # as often as a pod's own periods say, which may be several times a second
@@ -23,7 +24,7 @@ class Storms:
     def __init__(self, world: World) -> None:
         self._world = world
         self._minute = 0
-        self._counts: Counter[tuple[PodUID, str, str]] = Counter()
+        self._counts: Counter[tuple[PodUID, str, str, str]] = Counter()
         world.bus.subscribe(Called, self._count)
         world.bus.subscribe(Asked, self._count)
 
@@ -36,8 +37,13 @@ class Storms:
         if call.operation in PROBES:
             return
         uid = PodUID("") if call.operation in IMAGES else call.uid
-        key = uid, call.room, call.operation
+        key = uid, call.room, call.operation, _thing_of(call) if uid else ""
         self._counts[key] += 1
         if self._counts[key] > (MOST_OF_POD if uid else MOST_OF_NODE):
             text = f"{call.room}.{call.operation} was called {self._counts[key]} times within a minute"
             self._world.broken("I22", uid, text)
+
+
+def _thing_of(call: Called | Asked) -> str:
+    """The id that a call is about, or else its subject."""
+    return call.given[0] if call.given and isinstance(call.given[0], str) else call.subject
