@@ -50,17 +50,20 @@ format: $(READY)  ## put all code into the house's format
 	@$(BIN)/ruff format .
 
 # Parts run at the same time: while one waits, the others have the cores. Each prints its output when it ends. A part is
-# a path and leaves out the parts below it, so `tests` is all that has no part of its own. Parts that wait come first.
+# a path, or several with a plus, and leaves out the parts below it, so `tests` is all that has no part of its own.
+# Parts that wait come first, short ones last.
 # Each is one process: workers of pytest-xdist would each collect all tests, and report each result to a controller.
 # tests/runtimes/process must be a part: its tests enter namespaces, which no process with threads (gRPC's) can do.
-PARTS := tests/app tests tests/contracts tests/runtimes/process tests/runtimes tests/sim tests/rules tests/engine tests/sim/test_sieve.py
+# Contracts and runtimes are one part: they share a containerd.
+PARTS := tests/app tests/runtimes/process tests tests/sim tests/contracts+tests/runtimes tests/engine tests/rules tests/sim/test_sieve.py
+PATHS := $(subst +, ,$(PARTS))
 
 test:  ## check plus all fast tests, the recorded traces among them
-	@PY_COLORS=$(if $(MAKE_TERMOUT),1,0) $(MAKE) --no-print-directory --jobs=4 --keep-going --output-sync=target $(addprefix part/,$(PARTS)) check
+	@PY_COLORS=$(if $(MAKE_TERMOUT),1,0) $(MAKE) --no-print-directory --jobs=4 --keep-going --output-sync=target check $(addprefix part/,$(PARTS))
 
 $(addprefix part/,$(PARTS)): part/%: $(READY)
-	@echo "$*$(if $(filter tests,$*), (the rest)):"
-	@$(BIN)/pytest -m "not slow" $* $(addprefix --ignore ,$(filter $*/%,$(PARTS)) $(if $(filter tests,$*),tests/test_architecture.py))
+	@echo "$(subst +, and ,$*)$(if $(filter tests,$*), (the rest)):"
+	@$(BIN)/pytest -m "not slow" $(subst +, ,$*) $(addprefix --ignore ,$(filter $(addsuffix /%,$(subst +, ,$*)),$(PATHS)) $(if $(filter tests,$*),tests/test_architecture.py))
 
 # More workers than cores: most of these tests wait more than they work.
 e2e: $(READY)  ## the slow tests: real things (each says why when it is skipped), every crash of five lives; RUNTIME=crio: those on CRI-O

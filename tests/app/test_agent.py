@@ -14,7 +14,7 @@ from podkeeper.model.runtime_calls import SandboxConfig
 from podkeeper.runtimes.fake import Behaviour
 from tests.app.node_house import NodeHouse, container, in_node_house, pod
 
-NAMES = [f"pod-{index:02}" for index in range(100)]
+NAMES = [f"pod-{index:02}" for index in range(50)]
 
 
 def test_a_pod_becomes_ready_and_is_gone_after_its_deletion() -> None:
@@ -75,9 +75,9 @@ def test_one_pods_hung_call_delays_no_other_pod_and_no_housekeeping(plant: objec
         seconds = await house.until(lambda: all(map(house.is_ready, others)), within=20)
         assert seconds <= 1, f"the others waited {seconds} s"
         # Housekeeping goes on: what nobody wants is killed, what is deleted goes.
-        for name in others[:50]:
+        for name in others[:25]:
             await house.delete(name)
-        await house.until(lambda: all(house.phase(name) == "gone" for name in others[:50]), within=3)
+        await house.until(lambda: all(house.phase(name) == "gone" for name in others[:25]), within=3)
         await house.create(pod("late"))
         await house.until(lambda: house.is_ready("late"), within=3)
 

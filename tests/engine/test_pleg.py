@@ -799,7 +799,7 @@ async def suffer(house: House, changes: list[tuple[str, str, str, float]]) -> No
     await asyncio.sleep(130)
 
 
-@settings(max_examples=150)
+@settings(max_examples=75)
 @given(CHANGES)
 def test_whatever_becomes_of_the_events_all_ends_the_same(changes: list[tuple[str, str, str, float]]) -> None:
     house = live(lambda house: suffer(house, changes), Faulty())
@@ -841,7 +841,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(STEPS, st.booleans())
 def test_a_view_newer_than_an_action_shows_that_action(
     steps: list[tuple[PodUID, str, bool, float, float, float]], has_stream: bool

@@ -88,7 +88,7 @@ steps = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(st.lists(steps, min_size=5, max_size=40))
 def test_the_workers_do_what_the_machine_decides(history: list[Step]) -> None:
     async def scenario() -> None:
@@ -143,7 +143,7 @@ async def act(home: House, name: str, what: str, waiters: list[asyncio.Event]) -
                 home.workers.sync_known_pods([PodUID(other) for other in NAMES if other != name])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(
     st.dictionaries(st.tuples(st.sampled_from(FUNCTIONS), st.sampled_from(NAMES)), outcomes),
     st.lists(acts, max_size=30),
@@ -175,7 +175,7 @@ def test_whatever_happens_at_once_passes_never_overlap_and_the_killed_end(behavi
     simulate(scenario())
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(["s1", "s2", "s3"]), st.booleans(), st.sampled_from([0.0, 1.0, 4.0]))))
 def test_static_pods_of_one_name_never_run_side_by_side_and_all_get_their_turn(history: Any) -> None:
     async def scenario() -> None:

@@ -105,7 +105,7 @@ def planted(value: Any, path: tuple[Any, ...], seed: Any) -> Any:
     return [*value[:first], planted(value[first], rest, seed), *value[first + 1 :]]
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(st.sampled_from(places(POD)), VALUES)
 def test_a_wrong_value_in_any_field(path: tuple[Any, ...], seed: Any) -> None:
     use(msgspec.json.encode(planted(POD, path, seed)))

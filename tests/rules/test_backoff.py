@@ -285,7 +285,7 @@ CURVES = st.builds(
 STEPS = st.lists(st.tuples(st.integers(0, 900), st.integers(0, 900)), max_size=20)
 """(how long after the last question the container exited, how long after that we are asked again)"""
 
-law = settings(max_examples=100, deadline=None, derandomize=True)
+law = settings(max_examples=50, deadline=None, derandomize=True)
 
 
 @law

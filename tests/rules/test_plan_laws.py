@@ -96,7 +96,7 @@ def situations(draw: st.DrawFn) -> Situation:
     )
 
 
-law = settings(max_examples=150, deadline=None, derandomize=True)
+law = settings(max_examples=75, deadline=None, derandomize=True)
 
 
 @law

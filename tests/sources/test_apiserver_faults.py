@@ -72,7 +72,7 @@ CHANGES = st.tuples(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(
     changes=st.lists(CHANGES, max_size=25),
     list_faults=st.lists(st.sampled_from(LIST_FAULTS), max_size=6),  # fewer than the lists after which it is believed

@@ -19,6 +19,7 @@ def manifests(directory: Path, *pods: str) -> list[str]:
     return command(directory)
 
 
+@pytest.mark.slow
 def test_a_long_name_takes_no_room_from_what_matters(tmp_path: Path) -> None:
     with on_terminal(manifests(tmp_path, pod(LONG), pod("crash", lives=CRASH)), columns=80) as it:
         seen = it.until(lambda text: "CrashLoopBackOff" in text and "1/1" in text)
@@ -39,6 +40,7 @@ def test_the_table_fits_every_terminal(tmp_path: Path, columns: int, rows: int) 
         assert it.wait() == 0
 
 
+@pytest.mark.slow
 def test_without_colours_there_are_none(tmp_path: Path) -> None:
     with on_terminal(manifests(tmp_path, pod("crash", lives=CRASH)), NO_COLOR="1", TERM="xterm-256color") as it:
         it.until(lambda text: "CrashLoopBackOff" in text)
@@ -57,6 +59,7 @@ def test_a_terminal_that_cannot_draw_gets_lines(tmp_path: Path, kind: str) -> No
         assert not it.picture.is_styled
 
 
+@pytest.mark.slow
 def test_a_terminal_that_knows_no_unicode_gets_ascii(tmp_path: Path) -> None:
     ascii_only = {"LANG": "C", "LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     strange = pod(LONG).replace('"image": "host"', '"image": "日本語"')
