@@ -198,7 +198,8 @@ def _descendants(top: int) -> list[int]:
 def enter_cell(*kept: Path) -> None:
     """Go on in a child with a mount and a PID namespace of its own. This process waits, and ends as the child does.
 
-    The child sees an empty /tmp, except for the `kept` directories, these tools and this Python.
+    The child sees an empty /tmp, except for the `kept` directories, these tools and this Python. Directories to keep
+    are created if they do not exist yet.
 
     A mutant of the process runtime may change the root directory, kill all processes, or write outside its container:
     as root it would do so to the whole machine. Other users cannot enter such namespaces: they should run mutants of
@@ -216,6 +217,8 @@ def enter_cell(*kept: Path) -> None:
     check(libc.mount(b"none", b"/", None, 0x44000, None))  # MS_REC | MS_PRIVATE
     kept += (TOOLS, Path(sys.prefix), Path(sys.base_prefix))
     below_tmp = [path for path in kept if path.is_relative_to("/tmp")]
+    for path in below_tmp:
+        path.mkdir(parents=True, exist_ok=True)
     handles = [os.open(path, os.O_PATH) for path in below_tmp]
     check(libc.mount(b"none", b"/tmp", b"tmpfs", 0, b"mode=1777"))
     for path, handle in zip(below_tmp, handles, strict=True):

@@ -129,7 +129,7 @@ def test_a_mutant_changes_no_process_mount_or_temporary_file_of_the_machine(tmp_
 import os, subprocess
 from pathlib import Path
 from tools.mutation_runner import enter_cell
-enter_cell(Path({str(tmp_path)!r}))
+enter_cell(Path({str(tmp_path)!r}), Path({str(tmp_path / "new")!r}))
 subprocess.run(["mount", "-t", "tmpfs", "none", {str(tmp_path / "mounted")!r}], check=True)
 for name in ({str(tmp_path / "mounted" / "file")!r}, {str(tmp_path / "kept" / "file")!r}, "/tmp/podkeeper-left-behind"):
     open(name, "w").close()
