@@ -21,6 +21,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from podkeeper.model.errors import UNDECODABLE
 from podkeeper.model.k8s.core import ConfigMap, Pod, Secret
 from podkeeper.model.manifest import Document, Text
 from podkeeper.sources.contents import Item, pod_item
@@ -63,7 +64,7 @@ class ManifestNotes:
             self._kept[key] = encoded
             try:
                 note = msgspec.json.decode(encoded, type=_Note)
-            except (msgspec.DecodeError, ValueError) as error:  # ValueError: text that is not Unicode
+            except UNDECODABLE as error:
                 log.warning("dropped the note of a manifest that cannot be decoded: %s", error)
                 self._drop(key)
                 continue

@@ -27,6 +27,7 @@ from typing import Protocol
 import msgspec
 from msgspec.structs import replace
 
+from podkeeper.model.errors import UNDECODABLE
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.messages import Op, PodUpdate
 from podkeeper.ports.source import Source, Tell
@@ -119,7 +120,7 @@ class RememberedSource:
             note = self._notes.take(uid) or b""
             try:
                 self._noted[uid] = msgspec.json.decode(note, type=Pod)
-            except msgspec.DecodeError as error:
+            except UNDECODABLE as error:
                 log.warning("noted pod %s is dropped: cannot read it: %s", uid, error)
                 self._notes.drop(uid)
 

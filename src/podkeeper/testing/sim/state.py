@@ -32,6 +32,7 @@ from pathlib import Path
 import msgspec
 
 import podkeeper
+from podkeeper.model.errors import UNDECODABLE
 from podkeeper.testing.sim.campaign import SeedResult
 from podkeeper.testing.sim.mischief import FAULTS
 from podkeeper.testing.sim.play import Plan
@@ -178,7 +179,7 @@ def _read(file: int, path: Path, header: Header) -> list[_Saved]:
     first, *lines = whole.splitlines()
     try:
         found = msgspec.json.decode(first, type=Header)
-    except msgspec.DecodeError:
+    except UNDECODABLE:
         raise StateRefused(f"cannot use {path}: it is not the state file of a campaign") from None
     if difference := _difference(found, header):
         raise StateRefused(
@@ -188,7 +189,7 @@ def _read(file: int, path: Path, header: Header) -> list[_Saved]:
     for number, line in enumerate(lines, start=2):
         try:
             saved.append(msgspec.json.decode(line, type=_Saved))
-        except msgspec.DecodeError as error:
+        except UNDECODABLE as error:
             raise StateRefused(
                 f"cannot continue {path}: line {number} is damaged ({error}). "
                 "Remove that line to play its seed again, or remove the file to start again."
