@@ -1,5 +1,6 @@
 """The state file of a campaign: what was saved is there again, and what does not fit is refused."""
 
+import os
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -144,6 +145,20 @@ def test_a_damaged_line_is_named(path: Path, line: bytes) -> None:
     path.write_bytes(b"\n".join((header, line, second, b"")))
     with pytest.raises(StateRefused, match="line 2 is damaged"):
         saved(path)
+
+
+@pytest.mark.parametrize("seed", [pytest.param(1, id="known already"), pytest.param(999, id="of another campaign")])
+def test_a_result_that_does_not_belong_in_the_file_is_named(path: Path, seed: int) -> None:
+    with State.opened(path, PLAN, SEEDS) as state:
+        state.append(result(seed))
+    with pytest.raises(StateRefused, match=f"line 4 is damaged .*seed {seed}"):
+        saved(path)
+
+
+def test_a_pipe_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(StateRefused, match="not a regular file"):
+        saved(tmp_path / "pipe")
 
 
 def test_a_file_in_use_is_refused(path: Path) -> None:

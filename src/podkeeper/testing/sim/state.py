@@ -21,6 +21,7 @@ import fcntl
 import hashlib
 import os
 import platform
+import stat
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -118,11 +119,13 @@ class State:
         except OSError as error:
             raise StateRefused(f"cannot open {path}: {error.strerror}") from error
         try:
+            if not stat.S_ISREG(os.fstat(file).st_mode):  # to read a pipe would block
+                raise StateRefused(f"cannot use {path}: it is not a regular file")
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 raise StateRefused(f"cannot use {path}: another campaign is using it") from None
-            saved = _read(file, path, header_of(plan, seeds, also))
+            saved = _read(file, path, header_of(plan, seeds, also), seeds)
             yield cls(file, plan, saved)
         finally:
             os.close(file)
@@ -164,7 +167,7 @@ class State:
         _write_line(self._file, saved)
 
 
-def _read(file: int, path: Path, header: Header) -> list[_Saved]:
+def _read(file: int, path: Path, header: Header, seeds: range) -> list[_Saved]:
     """Check the header, or write it into a new file; drop what was cut off; return the results."""
     with os.fdopen(os.dup(file), "rb") as reader:
         content = reader.read()
@@ -185,17 +188,20 @@ def _read(file: int, path: Path, header: Header) -> list[_Saved]:
         raise StateRefused(
             f"cannot continue {path}: {difference}. To start again, remove the file or name another one."
         )
-    saved = []
+    saved: dict[int, _Saved] = {}
     for number, line in enumerate(lines, start=2):
         try:
-            saved.append(msgspec.json.decode(line, type=_Saved))
+            result = msgspec.json.decode(line, type=_Saved)
+            if result.seed in saved or result.seed not in seeds:
+                raise ValueError(f"a second result of seed {result.seed}, or one of another campaign")
+            saved[result.seed] = result
         except UNDECODABLE as error:
             raise StateRefused(
                 f"cannot continue {path}: line {number} is damaged ({error}). "
                 "Remove that line to play its seed again, or remove the file to start again."
             ) from error
     os.ftruncate(file, len(whole))
-    return saved
+    return list(saved.values())
 
 
 def _difference(found: Header, wanted: Header) -> str:
