@@ -15,7 +15,7 @@ from podkeeper.model.k8s.core import Container, Pod, PodSpec
 from podkeeper.model.k8s.meta import ObjectMeta
 from podkeeper.model.messages import PodUID
 from podkeeper.model.runtime import ContainerState
-from podkeeper.model.runtime_calls import ContainerConfig, SandboxConfig
+from podkeeper.model.runtime_calls import ContainerConfig, RuntimeEvent, RuntimeEventType, SandboxConfig
 from podkeeper.runtimes.process.runtime import ProcessRuntime
 from podkeeper.testing.failures import fail_each_call
 from podkeeper.testing.interleave import interleave
@@ -36,10 +36,16 @@ class Stage:
     box: str = ""
     container: str = ""
     first: str = ""
+    told: list[tuple[str, RuntimeEventType]] = field(default_factory=list)
 
     async def open(self) -> None:
         self.runtime = ProcessRuntime(self.root, hatchery=LoopHatchery(self.keepers, self.calls))
+        self.runtime._news.filters.append(self.note)
         await self.runtime.open()
+
+    def note(self, event: RuntimeEvent) -> list[tuple[float, RuntimeEvent]]:
+        self.told.append((event.container_id, event.type))
+        return [(0.0, event)]
 
     async def run_pod(self, attempt: int = 0) -> None:
         self.box = await self.runtime.run_sandbox(SandboxConfig(pod=POD, attempt=0))
@@ -96,6 +102,9 @@ class Stage:
         assert len(alive) == len(ready)
         assert set(os.listdir(f"{self.root}/sandboxes")) == {box.id for box in record.sandboxes}
         assert not [each for each in record.containers if each.sandbox_id not in ready and each.state == "running"]
+        for thing in {thing for thing, _ in self.told}:
+            events = [event for each, event in self.told if each == thing]
+            assert RuntimeEventType.DELETED not in events[:-1], f"{thing} was reported after it was removed: {events}"
 
 
 @asynccontextmanager
