@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from podkeeper.model.errors import TryLater
 from podkeeper.model.k8s.core import Container, Pod, PodSpec
 from podkeeper.model.k8s.meta import ObjectMeta
 from podkeeper.model.messages import PodUID
@@ -52,12 +53,24 @@ class Stage:
         for found in (await self.runtime.pod_record(UID)).containers:
             if found.restart_count == attempt and found.state is not ContainerState.CREATED:
                 return  # an earlier try took effect after all
+        self.container = await self.create(attempt)
+        await self.runtime.start_container(self.container)
+
+    async def create(self, attempt: int) -> str:
         spec = Container(name="app", image="host", command=("true",))
         config = ContainerConfig(
             pod=POD, container=spec, attempt=attempt, image="host", spec_hash="1", command=("true",), log_path=""
         )
-        self.container = await self.runtime.create_container(self.box, config)
-        await self.runtime.start_container(self.container)
+        return await self.runtime.create_container(self.box, config)
+
+    async def create_two(self) -> None:
+        """Create two containers at the same time. Raise no error that is retried."""
+        for outcome in await asyncio.gather(self.create(1), self.create(2), return_exceptions=True):
+            if isinstance(outcome, BaseException) and not isinstance(outcome, TryLater):
+                raise outcome
+
+    async def remove_sandbox(self) -> None:
+        await self.runtime.remove_sandbox(self.box)
 
     async def restart_container(self) -> None:
         await self.runtime.stop_container(self.first, 1)
@@ -173,6 +186,11 @@ def test_a_container_that_was_removed_while_nobody_listened_is_not_reported() ->
     lost = {"the connection breaks and exited containers are removed": Stage.lose_containers}
     interleave(operation(with_pod, exit_and_wait), lost, cancel=False)
     interleave(OPERATIONS["the agent restarts"], lost, cancel=False)
+
+
+def test_a_sandbox_is_removed_while_containers_are_created_in_it() -> None:
+    creation = operation(with_pod, Stage.create_two)
+    interleave(creation, {"the sandbox is removed": Stage.remove_sandbox}, cancel=False)
 
 
 def test_every_call_of_the_fork_server_fails_once() -> None:
