@@ -80,9 +80,12 @@ class Stage:
         await self.runtime.stop_container(self.container, 1)
         await self.runtime.stop_sandbox(self.box)
 
-    async def remove_pod(self) -> None:
+    async def remove_container(self) -> None:
         await self.runtime.remove_container(self.container)
-        await self.runtime.remove_sandbox(self.box)
+
+    async def remove_pod(self) -> None:
+        await self.remove_container()
+        await self.remove_sandbox()
 
     async def restart_agent(self) -> None:
         await self.runtime.close()
@@ -162,6 +165,7 @@ OPERATIONS = {
     "a pod is started": operation(empty, Stage.run_pod),
     "a container is restarted": operation(with_pod, Stage.restart_container),
     "a pod is stopped": operation(with_pod, Stage.stop_pod),
+    "a container is removed": operation(with_pod, Stage.remove_container),
     "a pod is removed": operation(with_pod, Stage.remove_pod),
     "the agent restarts": operation(with_pod, Stage.restart_agent),
 }
