@@ -206,6 +206,9 @@ def test_only_what_should_be_and_the_end_are_written_not_every_status() -> None:
         pytest.param(b"{", id="cut off"),
         pytest.param(b'{"metadata": {"name": "\xff"}}', id="not UTF-8"),
         pytest.param(b'{"x": ' + b"[" * 2000, id="too deep"),
+        pytest.param(b"{}", id="no UID"),
+        pytest.param(b'{"metadata": {"name": "web", "namespace": "default", "uid": "uid-other"}}', id="another UID"),
+        pytest.param(b'{"metadata": {"namespace": "default", "uid": "uid-web"}}', id="no name"),
     ],
 )
 def test_a_note_that_cannot_be_read_is_dropped_and_the_others_count(note: bytes) -> None:

@@ -64,6 +64,9 @@ class ManifestNotes:
             self._kept[key] = encoded
             try:
                 note = msgspec.json.decode(encoded, type=_Note)
+                if not all(pod.metadata.uid and pod.metadata.name for pod in note.pods):
+                    # An update with the pods of all places would be refused because of this one.
+                    raise ValueError("a pod in it has no UID or no name")
             except UNDECODABLE as error:
                 log.warning("dropped the note of a manifest that cannot be decoded: %s", error)
                 self._drop(key)

@@ -119,7 +119,11 @@ class RememberedSource:
         for uid in tuple(self._notes.old_keys()):
             note = self._notes.take(uid) or b""
             try:
-                self._noted[uid] = msgspec.json.decode(note, type=Pod)
+                pod = msgspec.json.decode(note, type=Pod)
+                if pod.metadata.uid != uid or not pod.metadata.name:
+                    # The update with all noted pods would be refused because of this one.
+                    raise ValueError("it is not of this pod")
+                self._noted[uid] = pod
             except UNDECODABLE as error:
                 log.warning("noted pod %s is dropped: cannot read it: %s", uid, error)
                 self._notes.drop(uid)
