@@ -416,6 +416,22 @@ def test_a_turn_lasts_while_its_call_does() -> None:
     assert [name for _, name in started(house, "start_container")] == ["old", "busy", "old", "new"]
 
 
+def test_after_a_long_wait_a_turn_lasts_while_its_call_does() -> None:
+    async def scenario(house: House) -> None:
+        house.runtime.seconds["start_container"] = 8
+        async with asyncio.TaskGroup() as group:
+            for name in ("first", "second", "patient"):
+                group.create_task(house.guard.start_container(name))
+            await asyncio.sleep(12)  # longer than a turn lasts without being used
+            group.create_task(house.guard.start_container("new"))
+            await asyncio.sleep(6)  # in the middle of the call that waited
+            group.create_task(house.guard.start_container("patient"))
+
+    house = live(scenario, Limits(start_slots=1, turn_seconds=10))
+    order = [name for _, name in started(house, "start_container")]
+    assert order == ["first", "second", "patient", "patient", "new"]
+
+
 def test_who_waits_longer_than_a_turn_lasts_keeps_it() -> None:
     async def scenario(house: House) -> None:
         house.runtime.seconds.update(run_sandbox=4, start_container=4)

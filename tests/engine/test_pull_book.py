@@ -186,10 +186,18 @@ def test_a_policy_may_need_credentials_for_all_images() -> None:
     live(story)
 
 
-def test_a_new_agent_reads_all_notes(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    "unreadable",
+    [
+        pytest.param(b"{", id="cut off"),
+        pytest.param(b'{"id": "\xff"}', id="not UTF-8"),
+        pytest.param(b'{"x": ' + b"[" * 2000, id="too deep"),
+    ],
+)
+def test_a_new_agent_reads_all_notes(unreadable: bytes, caplog: pytest.LogCaptureFixture) -> None:
     async def story() -> None:
         record = msgspec.json.encode(PulledImage("i1", {NAME: access_by(MINE)}))
-        it = Life(pulled=Notes(i1=record, i2=b"{"))
+        it = Life(pulled=Notes(i1=record, i2=unreadable))
         assert (it.must_pull(MINE), it.must_pull(THEIRS)) == (False, True)
         assert it.book.must_pull(IMAGE, "i2", [MINE])  # whose note cannot be read
         assert not it.book.must_pull(IMAGE, "i3", [])

@@ -990,7 +990,11 @@ def test_notes_go_with_their_pods() -> None:
     simulate(scenario())
 
 
-@pytest.mark.parametrize("note", [b"", b"not json", b"{}", b'{"version": "one"}', b"\xff"])
+NOT_UTF_8 = b'{"name": "\xff"}'
+TOO_DEEP = b'{"x": ' + b"[" * 2000
+
+
+@pytest.mark.parametrize("note", [b"", b"not json", b"{}", b'{"version": "one"}', b"\xff", NOT_UTF_8, TOO_DEEP])
 def test_a_note_that_cannot_be_read_is_dropped(note: bytes) -> None:
     async def scenario() -> None:
         web = pod("web")

@@ -292,16 +292,19 @@ def test_a_container_that_fails_its_liveness_probe_is_replaced() -> None:
     in_small_node(scenario, behaviours={"app": ill})
 
 
-def test_one_exit_makes_all_containers_start_over_without_waiting() -> None:
+@pytest.mark.parametrize(
+    "others", [pytest.param(("app",), id="another one runs"), pytest.param((), id="no other: no exit follows")]
+)
+def test_one_exit_makes_all_containers_start_over_without_waiting(others: tuple[str, ...]) -> None:
     async def scenario(node: SmallNode) -> None:
         rule = ContainerRestartRule(
             action="RestartAllContainers", exit_codes=ContainerRestartRuleOnExitCodes(operator="In", values=(42,))
         )
         watcher = replace(container("watcher"), restart_policy="Never", restart_policy_rules=(rule,))
-        web = pod("web", container("app"), watcher)
-        node.add(web)
+        node.add(pod("web", *map(container, others), watcher))
         await asyncio.sleep(6)
-        assert started(node) == [(0, "app"), (0, "watcher"), (5, "app"), (5, "watcher")]
+        names = (*others, "watcher")
+        assert started(node) == [*((0, name) for name in names), *((5, name) for name in names)]
 
     in_small_node(scenario, behaviours={"watcher": Behaviour(after_seconds=5, exit_code=42, crashes=1)})
 

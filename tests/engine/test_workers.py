@@ -537,6 +537,19 @@ def test_a_successor_can_start_in_the_very_moment_its_predecessor_leaves() -> No
     simulate(scenario())
 
 
+def test_an_update_from_inside_a_sweep_counts_as_told_since_that_sweep() -> None:
+    async def scenario() -> None:
+        async with house() as home:
+            for uid in ("s1", "s2", "s3"):
+                home.workers.update_pod(create(static(uid)))
+            home.on_left = lambda _: home.workers.update_pod(create(pod("web")))
+            known = home.workers.sync_known_pods([PodUID("s1"), PodUID("s2")])  # s3 leaves the line
+            assert WEB not in known
+            assert home.workers.told_since_sweep() == {WEB}
+
+    simulate(scenario())
+
+
 def test_who_leaves_the_line_is_told_of_too_and_api_pods_are_not() -> None:
     async def scenario() -> None:
         async with house() as home:

@@ -120,19 +120,38 @@ def test_a_file_of_another_version_of_the_code_is_refused(path: Path) -> None:
         saved(path)
 
 
-@pytest.mark.parametrize("content", ["a letter to a friend\n", "a letter", '{"some": "json"}\n'])
-def test_a_file_that_is_something_else_is_refused_and_left_alone(tmp_path: Path, content: str) -> None:
+@pytest.mark.parametrize(
+    "content",
+    [b"a letter to a friend\n", b"a letter", b'{"some": "json"}\n', b'{"podkeeper_sim": 1, "code": "\xff"}\n'],
+)
+def test_a_file_that_is_something_else_is_refused_and_left_alone(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "letter"
-    path.write_text(content)
+    path.write_bytes(content)
     with pytest.raises(StateRefused, match="not the state file of a campaign"):
         saved(path)
-    assert path.read_text() == content
+    assert path.read_bytes() == content
 
 
-def test_a_damaged_line_is_named(path: Path) -> None:
-    header, first, second = path.read_text().splitlines()
-    path.write_text(f"{header}\n{first[:20]}\n{second}\n")
+@pytest.mark.parametrize(
+    "line",
+    [
+        pytest.param(b'{"seed": 1, "viol', id="cut off"),
+        pytest.param(b'{"seed": 1, "hash": "\xff"}', id="not UTF-8"),
+        pytest.param(b'{"x": ' + b"[" * 2000, id="too deep"),
+    ],
+)
+def test_a_damaged_line_is_named(path: Path, line: bytes) -> None:
+    header, _, second = path.read_bytes().splitlines()
+    path.write_bytes(b"\n".join((header, line, second, b"")))
     with pytest.raises(StateRefused, match="line 2 is damaged"):
+        saved(path)
+
+
+@pytest.mark.parametrize("seed", [pytest.param(1, id="known already"), pytest.param(999, id="of another campaign")])
+def test_a_result_that_does_not_belong_in_the_file_is_named(path: Path, seed: int) -> None:
+    with State.opened(path, PLAN, SEEDS) as state:
+        state.append(result(seed))
+    with pytest.raises(StateRefused, match=f"line 4 is damaged .*seed {seed}"):
         saved(path)
 
 

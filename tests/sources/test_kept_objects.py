@@ -334,7 +334,16 @@ def test_a_disk_that_refuses_delays_nobody_and_is_tried_again() -> None:
     play(story)
 
 
-@pytest.mark.parametrize("data", [b"", b"{", b'{"kind": "ConfigMap", "namespace": "default", "name": "settings"}'])
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"{",
+        b'{"kind": "\xff"}',
+        b'{"x": ' + b"[" * 2000,
+        b'{"kind": "ConfigMap", "namespace": "default", "name": "settings"}',
+    ],
+)
 def test_a_copy_that_cannot_be_decoded_is_removed(data: bytes) -> None:
     async def story(world: World) -> None:
         world.disk.files["ConfigMap default/settings"] = data

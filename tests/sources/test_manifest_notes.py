@@ -117,7 +117,19 @@ def test_what_has_not_changed_is_not_written_again() -> None:
 
 
 @pytest.mark.parametrize(
-    "note", [b"", b"{", b'{"node": "n1"}', b"\xff", b'{"node": "n1", "place": "L3g=", "pods": [1]}']
+    "note",
+    [
+        b"",
+        b"{",
+        b'{"node": "n1"}',
+        b"\xff",
+        b'{"node": "\xff"}',
+        b'{"x": ' + b"[" * 2000,
+        b'{"node": "n1", "place": "L3g=", "pods": [1]}',
+        b'{"node": "n1", "place": "L3g=", "pods": [{}]}',
+        b'{"node": "n1", "place": "L3g=", "pods": [{"metadata": {"name": "web"}}]}',
+        b'{"node": "n1", "place": "L3g=", "pods": [{"metadata": {"uid": "uid-web"}}]}',
+    ],
 )
 def test_a_note_that_cannot_be_decoded_is_dropped_and_the_others_are_not(note: bytes) -> None:
     journal = FakeJournal()

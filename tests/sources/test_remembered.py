@@ -200,11 +200,22 @@ def test_only_what_should_be_and_the_end_are_written_not_every_status() -> None:
     assert simulate(scenario())[0] == 2
 
 
-def test_a_note_that_cannot_be_read_is_dropped_and_the_others_count() -> None:
+@pytest.mark.parametrize(
+    "note",
+    [
+        pytest.param(b"{", id="cut off"),
+        pytest.param(b'{"metadata": {"name": "\xff"}}', id="not UTF-8"),
+        pytest.param(b'{"x": ' + b"[" * 2000, id="too deep"),
+        pytest.param(b"{}", id="no UID"),
+        pytest.param(b'{"metadata": {"name": "web", "namespace": "default", "uid": "uid-other"}}', id="another UID"),
+        pytest.param(b'{"metadata": {"namespace": "default", "uid": "uid-web"}}', id="no name"),
+    ],
+)
+def test_a_note_that_cannot_be_read_is_dropped_and_the_others_count(note: bytes) -> None:
     async def scenario() -> tuple[Life, FakeJournal]:
         journal = FakeJournal()
         await _with_memory(journal)
-        journal.put("pod/uid-web", b"{")
+        journal.put("pod/uid-web", note)
         async with Life(journal) as life:
             await asyncio.sleep(LATER)
         return life, journal

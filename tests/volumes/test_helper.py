@@ -21,13 +21,14 @@ SETTINGS = Volume(name="settings", config_map=ConfigMapVolumeSource(name="settin
 class Friend:
     """A helper that puts aside what it should delete, and notes the rest."""
 
-    def __init__(self, home: str, *, refuses: bool = False) -> None:
+    def __init__(self, home: str, *, refuses: bool = False, deletes: bool = True) -> None:
         self._home = home
         self._refuses = refuses
+        self._deletes = deletes
         self.given: list[tuple[str, int]] = []
 
     async def clear(self, directory: str) -> None:
-        if os.path.lexists(directory):
+        if self._deletes and os.path.lexists(directory):
             os.rename(directory, f"{self._home}/aside")
 
     async def give(self, directory: str, group: int) -> None:
@@ -79,12 +80,13 @@ def test_what_containers_wrote_as_others_is_deleted_with_help(home: str) -> None
     assert os.listdir(f"{home}/pods") == []
 
 
-def test_without_help_it_stays_and_is_tried_again(home: str) -> None:
+@pytest.mark.parametrize("helped", [pytest.param(False, id="no helper"), pytest.param(True, id="it deletes nothing")])
+def test_without_help_it_stays_and_is_tried_again(home: str, helped: bool) -> None:
     pod = pod_with(DISK)
     path = _with_what_others_wrote(pod, home)
 
     async def unmount() -> None:
-        volumes = HostVolumes(home, Store())
+        volumes = HostVolumes(home, Store(), helper=Friend(home, deletes=False) if helped else None)
         for _ in range(2):
             with pytest.raises(TryLater, match="permission denied"):
                 await volumes.unmount(uid_of(pod))

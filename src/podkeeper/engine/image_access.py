@@ -16,6 +16,7 @@ from typing import Protocol
 
 import msgspec
 
+from podkeeper.model.errors import UNDECODABLE
 from podkeeper.ports.clock import Clock
 from podkeeper.rules.image_access import Access, PulledImage, Verification, access_by, must_pull, with_access
 from podkeeper.rules.keyring import Credentials
@@ -109,6 +110,6 @@ class PullBook:
 def _read(note: bytes | None) -> PulledImage | None:
     try:
         return None if note is None else msgspec.json.decode(note, type=PulledImage)
-    except msgspec.DecodeError:
+    except UNDECODABLE:
         log.warning("a note of an earlier pull cannot be read: whoever uses its image shows his credentials anew")
         return None

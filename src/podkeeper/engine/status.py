@@ -28,7 +28,7 @@ from typing import Protocol, assert_never
 
 import msgspec
 
-from podkeeper.model.errors import BadInput, NotFound, Problem
+from podkeeper.model.errors import UNDECODABLE, BadInput, NotFound, Problem
 from podkeeper.model.k8s.core import Pod, PodStatus
 from podkeeper.model.messages import PodUID
 from podkeeper.ports.api import Reader, Writer
@@ -552,7 +552,7 @@ class StatusManager:
             return cached
         try:
             recalled = msgspec.json.decode(note, type=CachedStatus)
-        except msgspec.DecodeError as error:
+        except UNDECODABLE as error:
             log.warning("noted status of pod %s is dropped: cannot read it: %s", uid, error)
             self._notebook.drop(uid)
             return None

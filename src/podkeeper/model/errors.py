@@ -7,6 +7,13 @@ Everything else is a bug and is not caught by name. Messages start with "cannot"
 
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Final
+
+UNDECODABLE: Final = (ValueError, RecursionError)
+"""What `msgspec.json.decode` raises for stored bytes that are not what was written.
+
+ValueError stands for malformed JSON, wrong types and text that is not UTF-8. RecursionError stands for deep nesting.
+"""
 
 
 class AgentError(Exception):

@@ -16,6 +16,7 @@ from typing import Annotated
 
 import msgspec
 
+from podkeeper.model.errors import UNDECODABLE
 from podkeeper.rules.backoff import BackoffKey, Curve, Entry, Remembered, SeenExit
 
 _NOTHING = timedelta()
@@ -67,7 +68,7 @@ def decode_note(note: bytes, now: datetime, wall: datetime) -> tuple[Remembered,
         found = msgspec.json.decode(note, type=_Note)
         written_at = now - time_away(found.steady, found.wall, now, wall)
         return tuple(_remembered(each, written_at) for each in found.entries)
-    except (msgspec.DecodeError, ValueError, OverflowError):
+    except (*UNDECODABLE, OverflowError):
         return ()
 
 

@@ -22,7 +22,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 
-from podkeeper.model.errors import ApiUnavailable, NotFound, TryLater
+from podkeeper.model.errors import UNDECODABLE, ApiUnavailable, NotFound, TryLater
 from podkeeper.model.k8s.core import ConfigMap, Pod, PodSpec, Secret
 from podkeeper.model.wire import Wire
 from podkeeper.ports.api import Reader
@@ -176,7 +176,7 @@ class KeptObjects:
             if envelope is None or NeededObject(envelope.kind, envelope.namespace, envelope.name) != key:
                 return None
             return msgspec.json.decode(envelope.content, type=kind)
-        except (msgspec.DecodeError, ValueError) as error:
+        except UNDECODABLE as error:
             log.warning("removing the stored copy of %s, which cannot be decoded: %s", key, error)
             self._put(name, None)
             return None

@@ -22,6 +22,7 @@ from typing import Protocol
 
 import msgspec
 
+from podkeeper.model.errors import UNDECODABLE
 from podkeeper.model.k8s.core import ConfigMap, Pod, Secret
 from podkeeper.model.manifest import Document, Text
 from podkeeper.sources.contents import Item, pod_item
@@ -72,7 +73,10 @@ class ManifestNotes:
             self._kept[key] = encoded
             try:
                 note = msgspec.json.decode(encoded, type=_Note)
-            except (msgspec.DecodeError, ValueError) as error:  # ValueError: text that is not Unicode
+                if not all(pod.metadata.uid and pod.metadata.name for pod in note.pods):
+                    # An update with the pods of all places would be refused because of this one.
+                    raise ValueError("a pod in it has no UID or no name")
+            except UNDECODABLE as error:
                 log.warning("dropped the note of a manifest that cannot be decoded: %s", error)
                 self._secret.add(key)  # perhaps
                 self._drop(key)

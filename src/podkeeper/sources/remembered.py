@@ -27,6 +27,7 @@ from typing import Protocol
 import msgspec
 from msgspec.structs import replace
 
+from podkeeper.model.errors import UNDECODABLE
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.messages import Op, PodUpdate
 from podkeeper.ports.source import Source, Tell
@@ -118,8 +119,12 @@ class RememberedSource:
         for uid in tuple(self._notes.old_keys()):
             note = self._notes.take(uid) or b""
             try:
-                self._noted[uid] = msgspec.json.decode(note, type=Pod)
-            except msgspec.DecodeError as error:
+                pod = msgspec.json.decode(note, type=Pod)
+                if pod.metadata.uid != uid or not pod.metadata.name:
+                    # The update with all noted pods would be refused because of this one.
+                    raise ValueError("it is not of this pod")
+                self._noted[uid] = pod
+            except UNDECODABLE as error:
                 log.warning("noted pod %s is dropped: cannot read it: %s", uid, error)
                 self._notes.drop(uid)
 

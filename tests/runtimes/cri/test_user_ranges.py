@@ -55,6 +55,7 @@ def mapping(first: int = 65536, inside: int = 0, length: int = 65536) -> dict[st
 
 BROKEN = {
     "no JSON": "{",
+    "too deep": '{"x": ' + "[" * 2000,
     "no mapping": '{"uidMappings":[],"gidMappings":[]}',
     "not the same": json.dumps({"uidMappings": [mapping()], "gidMappings": [mapping(131072)]}),
     "the node's own users": json.dumps({"uidMappings": [mapping(0)], "gidMappings": [mapping(0)]}),

@@ -109,6 +109,7 @@ def in_keeper(action: Callable[[], T], who: str = "root") -> T:
         answer: tuple[bool, Any] = (False, ("the keeper ended", ""))
         try:
             os.setsid()
+            signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it, and programs inherit that
             signal.alarm(20)
             if who == "user" and os.geteuid() == 0:
                 os.setgroups([])

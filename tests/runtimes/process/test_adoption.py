@@ -366,9 +366,10 @@ def test_what_is_no_sandbox_is_deleted_and_other_roots_are_left_alone(tmp_path: 
             scene = Scene(other)
             container = await scene.start("sleep", "3600")
             with home_directory() as root:
-                half_made = Path(root, "sandboxes", "halfmade")
-                half_made.mkdir(parents=True)
-                (half_made / "config.json").write_text('{"id": "half')
+                for number, content in enumerate((b'{"id": "half', b'{"id": "\xff"}', b'{"x": ' + b"[" * 2000)):
+                    half_made = Path(root, "sandboxes", f"halfmade{number}")
+                    half_made.mkdir(parents=True)
+                    (half_made / "config.json").write_bytes(content)
                 (Path(root, "sandboxes", ".gone-x") / "containers").mkdir(parents=True)
                 async with opened(root) as runtime:
                     assert await runtime.list_pods() == ()

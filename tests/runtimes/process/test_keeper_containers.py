@@ -203,14 +203,14 @@ def test_of_several_stops_the_shortest_grace_counts(scene: Scene) -> None:
     container = scene.running(DEAF)
     wait_for_output(scene, b"ready")
     pid = container.pid
-    for number, grace in enumerate((30.0, 60.0, 10.0)):
+    for number, grace in enumerate((30.0, 60.0, 10.0, 20.0)):
         container.stop(grace, partial(scene.done.append, str(number)))
     assert scene.loop.timers == [10.0]
     scene.loop.ring()
     status = ended(pid)
     assert os.WTERMSIG(status) == signal.SIGKILL
     container.ended(status)
-    assert scene.done == ["0", "1", "2"]
+    assert scene.done == ["0", "1", "2", "3"]
     assert scene.told[-1][1]["reason"] == "Error"
 
 

@@ -448,6 +448,8 @@ def test_writing_waits_until_the_command_reads() -> None:
             await turn()
             writing.cancel()
             await turn()
+            # A callback that stayed would be called again and again as soon as the command reads.
+            assert not asyncio.get_running_loop().remove_writer(session._stdin)
             for file in (stdin, stdout, stderr):
                 os.close(file)
 

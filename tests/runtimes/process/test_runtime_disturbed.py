@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
+from podkeeper.model.errors import TryLater
 from podkeeper.model.k8s.core import Container, Pod, PodSpec
 from podkeeper.model.k8s.meta import ObjectMeta
 from podkeeper.model.messages import PodUID
 from podkeeper.model.runtime import ContainerState
-from podkeeper.model.runtime_calls import ContainerConfig, SandboxConfig
+from podkeeper.model.runtime_calls import ContainerConfig, RuntimeEvent, RuntimeEventType, SandboxConfig
 from podkeeper.runtimes.process.runtime import ProcessRuntime
 from podkeeper.testing.failures import fail_each_call
 from podkeeper.testing.interleave import interleave
@@ -36,22 +37,40 @@ class Stage:
     box: str = ""
     container: str = ""
     first: str = ""
+    told: list[tuple[str, RuntimeEventType]] = field(default_factory=list)
 
     async def open(self) -> None:
         self.runtime = ProcessRuntime(self.root, hatchery=LoopHatchery(self.keepers, self.calls))
+        self.runtime._news.filters.append(self.note)
         await self.runtime.open()
+
+    def note(self, event: RuntimeEvent) -> list[tuple[float, RuntimeEvent]]:
+        self.told.append((event.container_id, event.type))
+        return [(0.0, event)]
 
     async def run_pod(self, attempt: int = 0) -> None:
         self.box = await self.runtime.run_sandbox(SandboxConfig(pod=POD, attempt=0))
         for found in (await self.runtime.pod_record(UID)).containers:
             if found.restart_count == attempt and found.state is not ContainerState.CREATED:
                 return  # an earlier try took effect after all
+        self.container = await self.create(attempt)
+        await self.runtime.start_container(self.container)
+
+    async def create(self, attempt: int) -> str:
         spec = Container(name="app", image="host", command=("true",))
         config = ContainerConfig(
             pod=POD, container=spec, attempt=attempt, image="host", spec_hash="1", command=("true",), log_path=""
         )
-        self.container = await self.runtime.create_container(self.box, config)
-        await self.runtime.start_container(self.container)
+        return await self.runtime.create_container(self.box, config)
+
+    async def create_two(self) -> None:
+        """Create two containers at the same time. Raise no error that is retried."""
+        for outcome in await asyncio.gather(self.create(1), self.create(2), return_exceptions=True):
+            if isinstance(outcome, BaseException) and not isinstance(outcome, TryLater):
+                raise outcome
+
+    async def remove_sandbox(self) -> None:
+        await self.runtime.remove_sandbox(self.box)
 
     async def restart_container(self) -> None:
         await self.runtime.stop_container(self.first, 1)
@@ -61,9 +80,12 @@ class Stage:
         await self.runtime.stop_container(self.container, 1)
         await self.runtime.stop_sandbox(self.box)
 
-    async def remove_pod(self) -> None:
+    async def remove_container(self) -> None:
         await self.runtime.remove_container(self.container)
-        await self.runtime.remove_sandbox(self.box)
+
+    async def remove_pod(self) -> None:
+        await self.remove_container()
+        await self.remove_sandbox()
 
     async def restart_agent(self) -> None:
         await self.runtime.close()
@@ -96,6 +118,9 @@ class Stage:
         assert len(alive) == len(ready)
         assert set(os.listdir(f"{self.root}/sandboxes")) == {box.id for box in record.sandboxes}
         assert not [each for each in record.containers if each.sandbox_id not in ready and each.state == "running"]
+        for thing in {thing for thing, _ in self.told}:
+            events = [event for each, event in self.told if each == thing]
+            assert RuntimeEventType.DELETED not in events[:-1], f"{thing} was reported after it was removed: {events}"
 
 
 @asynccontextmanager
@@ -140,6 +165,7 @@ OPERATIONS = {
     "a pod is started": operation(empty, Stage.run_pod),
     "a container is restarted": operation(with_pod, Stage.restart_container),
     "a pod is stopped": operation(with_pod, Stage.stop_pod),
+    "a container is removed": operation(with_pod, Stage.remove_container),
     "a pod is removed": operation(with_pod, Stage.remove_pod),
     "the agent restarts": operation(with_pod, Stage.restart_agent),
 }
@@ -164,6 +190,11 @@ def test_a_container_that_was_removed_while_nobody_listened_is_not_reported() ->
     lost = {"the connection breaks and exited containers are removed": Stage.lose_containers}
     interleave(operation(with_pod, exit_and_wait), lost, cancel=False)
     interleave(OPERATIONS["the agent restarts"], lost, cancel=False)
+
+
+def test_a_sandbox_is_removed_while_containers_are_created_in_it() -> None:
+    creation = operation(with_pod, Stage.create_two)
+    interleave(creation, {"the sandbox is removed": Stage.remove_sandbox}, cancel=False)
 
 
 def test_every_call_of_the_fork_server_fails_once() -> None:

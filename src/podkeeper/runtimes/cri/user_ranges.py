@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from podkeeper.model.errors import NotConfigurable
+from podkeeper.model.errors import UNDECODABLE, NotConfigurable
 from podkeeper.runtimes.cri.requests.node import IdRange
 
 MAPPINGS_FILE: Final = "userns"
@@ -84,7 +84,7 @@ class UserRanges:
                 found = msgspec.json.decode(file.read(), type=_Mappings)
         except (FileNotFoundError, NotADirectoryError):
             return None
-        except msgspec.MsgspecError as error:
+        except UNDECODABLE as error:
             raise NotConfigurable(f"{broken}{error}") from error
         if len(found.uid_mappings) != 1 or found.uid_mappings != found.gid_mappings:
             raise NotConfigurable(f"{broken}right would be one mapping, the same for users and groups")

@@ -23,7 +23,7 @@ from typing import Any, Final
 
 import msgspec
 
-from podkeeper.model.errors import BadInput, Problem, RuntimeUnavailable, TryLater
+from podkeeper.model.errors import UNDECODABLE, BadInput, Problem, RuntimeUnavailable, TryLater
 from podkeeper.runtimes.process.hatchery import Hatchery, lock_file
 from podkeeper.runtimes.process.keeper.files import CONFIG_FILE, KEEPER_FILE, LOCK_FILE, STOPPED_FILE, Json, write_json
 from podkeeper.runtimes.process.keepers import Keeper, Patience
@@ -315,5 +315,5 @@ def _facts_of(directory: str) -> SandboxFacts | None:
     try:
         with open(os.path.join(directory, CONFIG_FILE), "rb") as file:
             return msgspec.json.decode(file.read(), type=SandboxFacts)
-    except (OSError, msgspec.DecodeError):
+    except (OSError, *UNDECODABLE):
         return None

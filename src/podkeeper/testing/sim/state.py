@@ -33,6 +33,7 @@ from pathlib import Path
 import msgspec
 
 import podkeeper
+from podkeeper.model.errors import UNDECODABLE
 from podkeeper.testing.sim.campaign import SeedResult
 from podkeeper.testing.sim.mischief import FAULTS
 from podkeeper.testing.sim.play import Plan
@@ -125,7 +126,7 @@ class State:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 raise StateRefused(f"cannot use {path}: another campaign is using it") from None
-            saved = _read(file, path, header_of(plan, seeds, also))
+            saved = _read(file, path, header_of(plan, seeds, also), seeds)
             yield cls(file, plan, saved)
         finally:
             os.close(file)
@@ -167,7 +168,7 @@ class State:
         _write_line(self._file, saved)
 
 
-def _read(file: int, path: Path, header: Header) -> list[_Saved]:
+def _read(file: int, path: Path, header: Header, seeds: range) -> list[_Saved]:
     """Check the header, or write it into a new file; drop what was cut off; return the results."""
     with os.fdopen(os.dup(file), "rb") as reader:
         content = reader.read()
@@ -182,23 +183,26 @@ def _read(file: int, path: Path, header: Header) -> list[_Saved]:
     first, *lines = whole.splitlines()
     try:
         found = msgspec.json.decode(first, type=Header)
-    except msgspec.DecodeError:
+    except UNDECODABLE:
         raise StateRefused(f"cannot use {path}: it is not the state file of a campaign") from None
     if difference := _difference(found, header):
         raise StateRefused(
             f"cannot continue {path}: {difference}. To start again, remove the file or name another one."
         )
-    saved = []
+    saved: dict[int, _Saved] = {}
     for number, line in enumerate(lines, start=2):
         try:
-            saved.append(msgspec.json.decode(line, type=_Saved))
-        except msgspec.DecodeError as error:
+            result = msgspec.json.decode(line, type=_Saved)
+            if result.seed in saved or result.seed not in seeds:
+                raise ValueError(f"a second result of seed {result.seed}, or one of another campaign")
+            saved[result.seed] = result
+        except UNDECODABLE as error:
             raise StateRefused(
                 f"cannot continue {path}: line {number} is damaged ({error}). "
                 "Remove that line to play its seed again, or remove the file to start again."
             ) from error
     os.ftruncate(file, len(whole))
-    return saved
+    return list(saved.values())
 
 
 def _difference(found: Header, wanted: Header) -> str:
