@@ -55,7 +55,7 @@ format: $(READY)  ## put all code into the house's format
 # Each is one process: workers of pytest-xdist would each collect all tests, and report each result to a controller.
 # tests/runtimes/process must be a part: its tests enter namespaces, which no process with threads (gRPC's) can do.
 # Contracts and runtimes are one part: they share a containerd.
-PARTS := tests/app tests/runtimes/process tests tests/sim tests/contracts+tests/runtimes tests/engine tests/rules tests/sim/test_sieve.py
+PARTS := tests/contracts+tests/runtimes tests/app tests/runtimes/process tests tests/sim tests/engine tests/rules tests/sim/test_sieve.py
 PATHS := $(subst +, ,$(PARTS))
 
 test:  ## check plus all fast tests, the recorded traces among them

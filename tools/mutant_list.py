@@ -566,7 +566,7 @@ MUTANTS = (
     Mutant(
         "late-record-hides-the-running-one",
         "engine/pleg.py",
-        "        record = latest_attempts_first(record)\n",
+        "        record = current_containers_first(record)\n",
         "",
         ("tests/sim/test_invariants.py",),
     ),
