@@ -294,6 +294,35 @@ def test_a_deed_that_finds_no_pod_does_nothing() -> None:
 # News.
 
 
+def test_watches_are_prompt_once_all_windows_have_closed_although_late_events_are_on_their_way() -> None:
+    """Seed 179: events were slowed until the last late one had come, and then blamed on the agent."""
+    world = World(1)
+
+    async def story() -> None:
+        stream = world.api.watch(Pod, resource_version="0")
+        came: dict[str, float] = {}
+
+        async def listen() -> None:
+            async for event in stream:
+                came.setdefault(event.object.metadata.name or "", world.now() - start)
+
+        start = world.now()
+        listening = asyncio.ensure_future(listen())
+        WatchStale(seconds=20.0, delay_seconds=20.0).play(world)
+        WatchStale(seconds=23.0, delay_seconds=90.0).play(world)
+        await asyncio.sleep(15)
+        world.api.put(pod("slow"))
+        await asyncio.sleep(15)
+        world.api.put(pod("behind-it"))
+        await asyncio.sleep(80)
+        world.api.put(pod("prompt"))
+        await asyncio.sleep(1)
+        listening.cancel()
+        assert [came[name] for name in ("slow", "behind-it", "prompt")] == [105.0, 105.0, 110.0]
+
+    told(world, story)
+
+
 def test_late_and_repeated_news_overlap() -> None:
     world = World(1)
     late = EventTrouble(News.LATE, 1.0, 30.0, seed=1, latest_seconds=20.0)

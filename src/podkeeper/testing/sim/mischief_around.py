@@ -190,11 +190,24 @@ class WatchStale:
 
     def play(self, world: World) -> None:
         """Slow them; what was told late is still on its way for a while after that."""
-        world.api.set_watch_pace(delay_seconds=self.delay_seconds, stalled=self.delay_seconds <= 0)
-        as_ever = until_last(world, self.kind, world.api.set_watch_pace)
-        if self.delay_seconds > 0:
-            world.loop.call_later(self.seconds, as_ever)
-        world.trouble(self.kind, self.seconds + self.delay_seconds, as_ever)
+        world.watch_delays.append(self.delay_seconds)
+        _set_watch_pace(world)
+        is_open = True
+
+        def close() -> None:
+            nonlocal is_open
+            if is_open:
+                is_open = False
+                world.watch_delays.remove(self.delay_seconds)
+                _set_watch_pace(world)
+
+        world.loop.call_later(self.seconds, close)
+        world.trouble(self.kind, self.seconds + self.delay_seconds, close)
+
+
+def _set_watch_pace(world: World) -> None:
+    delays = world.watch_delays
+    world.api.set_watch_pace(delay_seconds=delays[-1] if delays else 0.0, stalled=bool(delays) and delays[-1] <= 0)
 
 
 @dataclass(frozen=True, slots=True)
