@@ -115,6 +115,16 @@ PHASES: dict[str, tuple[Pod, PodView, Said]] = {
     "what we published as over is over": (
         pod(A, status=PodStatus(phase="Running")),
         changed(view(record()), published=PodStatus(phase="Succeeded", reason="R")), ("Succeeded", "R", None)),
+    "upstream, the containers outrank what we published as over": (
+        pod(A, status=PodStatus(phase="Running")),
+        changed(view(record(state="exited")), published=PodStatus(phase="Failed", reason="R"), ended=True),
+        ("Succeeded", None, None)),
+    "an end that is final outranks the containers": (
+        pod(A, status=PodStatus(phase="Running")),
+        changed(
+            view(record(state="exited")), published=PodStatus(phase="Failed", reason="R"), ended=True, end_is_final=True
+        ),
+        ("Failed", "R", None)),
     "what the API shows as over is over": (
         pod(A, status=PodStatus(phase="Failed", reason="R")),
         changed(view(record()), published=PodStatus(phase="Running", reason="X")), ("Failed", None, None)),
@@ -270,6 +280,8 @@ def test_a_terminal_phase_never_changes(given_pod: Pod, seen: PodView) -> None:
         assert status.phase == given_pod.status.phase
     elif seen.published is not None and is_terminal(seen.published.phase):
         assert is_terminal(status.phase)
+        final = api_pod_status(given_pod, changed(seen, end_is_final=True, eviction=None), NODE)
+        assert final.phase == seen.published.phase
 
 
 @given(pods(), views())

@@ -11,7 +11,7 @@ from podkeeper.model.k8s.core import Container, Pod, ResourceRequirements
 from podkeeper.rules.phase import is_terminal
 from podkeeper.rules.preempt import SYSTEM_CRITICAL_PRIORITY
 from podkeeper.runtimes.fake import Behaviour
-from podkeeper.testing.sim.mischief_around import UnreadableSources
+from podkeeper.testing.sim.mischief_around import UnreadableSources, WatchStale
 from podkeeper.testing.sim.records import PodChanged
 from podkeeper.testing.sim.world import NODE
 from tests.sim.stories import Story, container, pod, tell
@@ -140,5 +140,20 @@ def test_a_static_job_that_is_done_is_not_run_again_by_a_restart() -> None:
         await it.restart_agent()
         await asyncio.sleep(60)
         assert (len(it.lives(uid)), it.phase("job-n1")) == (1, "Succeeded")
+
+    tell(story)
+
+
+def test_a_preempted_pod_stays_failed_though_its_containers_leave_with_success() -> None:
+    """Seed 194: the watch had not shown that the API knew it as Failed when the last status was made (I1)."""
+
+    async def story(it: Story) -> None:
+        it.put(pod("victim", wants("6"), policy="OnFailure", app=Behaviour(term_seconds=0.5, term_exit_code=0)))
+        await it.until(lambda: it.is_ready("victim"), within=1)
+        WatchStale(seconds=60, delay_seconds=5).play(it.world)
+        it.put(critical(pod("web", wants("6"))))
+        await asyncio.sleep(30)
+        assert it.is_ready("web")
+        assert (it.phase("victim"), it.seen("victim").status.reason) == ("Failed", "Preempting")
 
     tell(story)

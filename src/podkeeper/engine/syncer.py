@@ -467,6 +467,7 @@ class PodSyncer:
             start_failures={} if ended else self._executor.failures_of(uid),
             eviction=eviction,
             ended=ended,
+            end_is_final=True,
         )
         return api_pod_status(pod, view, self._node())
 

@@ -65,6 +65,7 @@ class PodView:
     start_failures: Mapping[str, StartFailure] = field(default_factory=dict)  # by container name
     eviction: Eviction | None = None
     ended: bool = False  # no container will ever start again
+    end_is_final: bool = False  # a published Failed or Succeeded stays, whatever the containers say; not so upstream
     resize_conditions: tuple[PodCondition, ...] = ()
     actual_resources: ActualResources | None = None  # of the pod's cgroup
 
@@ -95,7 +96,7 @@ def api_pod_status(pod: Pod, view: PodView, node: NodeView) -> PodStatus:
         resources=pod_resources(pod, old, view.actual_resources),
         allocated_resources=allocated_resources(pod.spec),
     )
-    status = _with_phase(status, phase, pod.status, old, view.eviction)
+    status = _with_phase(status, phase, pod.status, old, view)
     status = with_probe_flags(pod, status, view.probes, _last_words_on_readiness(old, pod.status))
     status = replace(status, conditions=_conditions(pod, view, old, status))
     status = _with_host_ips(pod, status, node.host_ips)
@@ -142,19 +143,17 @@ def _any_regular_in_present_sandbox(pod: Pod, record: PodRecord) -> bool:
     return any(each.name in regular and each.sandbox_id in ("", present) for each in record.containers)
 
 
-def _with_phase(
-    status: PodStatus, phase: Phase, in_api: PodStatus, old: PodStatus, eviction: Eviction | None
-) -> PodStatus:
+def _with_phase(status: PodStatus, phase: Phase, in_api: PodStatus, old: PodStatus, view: PodView) -> PodStatus:
     """The status with its phase, and the reason and message that belong to it."""
     settled: str | None = phase
-    if not is_terminal(phase):
+    if view.end_is_final or not is_terminal(phase):
         settled = next((each.phase for each in (old, in_api) if is_terminal(each.phase)), phase)
     reason = message = None
     if settled == old.phase:
         reason = old.reason or in_api.reason or None
         message = old.message or in_api.message or None
-    if eviction is not None:
-        settled, reason, message = Phase.FAILED, eviction.reason or None, eviction.message or None
+    if view.eviction is not None:
+        settled, reason, message = Phase.FAILED, view.eviction.reason or None, view.eviction.message or None
     if is_terminal(in_api.phase):
         settled = in_api.phase
     return replace(status, phase=settled, reason=reason, message=message)
