@@ -193,7 +193,7 @@ class Hooks(TypedDict, total=False):
     is_outdated: Callable[[Pod, Pod], bool]
     still_ends: Callable[[PodUID], bool]
     takes_back: Callable[[Pod, PodStatus], bool]
-    may_be_dated: Callable[[Pod], bool]
+    dates_from_api: bool
 
 
 class Node:

@@ -1,4 +1,4 @@
-"""A pod that starts from its note while the API is away: its status keeps the dates that the API has."""
+"""The first status of a pod, made from a note or an old list of it, keeps the dates that the API has."""
 
 import asyncio
 
@@ -11,10 +11,14 @@ from tests.engine.test_status import FakeJournal, Hooks, Node, pod, status, uid_
 
 WEB = pod("web")
 LONG_AGO, BEGINNING, LATER = "2025-12-31T00:00:00Z", "2026-01-01T00:00:00Z", "2026-01-01T00:01:00Z"
-SHOWN = PodStatus(
-    start_time=LONG_AGO, conditions=(PodCondition(type="Ready", status="True", last_transition_time=LONG_AGO),)
-)
-OFFLINE: Hooks = {"may_be_dated": lambda of: True}
+
+
+def ready_since(time: str) -> PodCondition:
+    return PodCondition(type="Ready", status="True", last_transition_time=time)
+
+
+SHOWN = PodStatus(start_time=LONG_AGO, conditions=(ready_since(LONG_AGO),))
+OFFLINE: Hooks = {"dates_from_api": True}
 
 
 def dates(of: PodStatus) -> tuple[str | None, str | None]:
@@ -61,13 +65,28 @@ def test_once_its_first_status_is_sent_a_pod_has_its_own_dates() -> None:
     simulate(scenario())
 
 
-def test_a_pod_that_shows_its_dates_does_not_take_others() -> None:
+def test_a_pod_of_an_old_list_takes_the_newer_dates() -> None:
     async def scenario() -> None:
         node = Node(known := replace(WEB, status=replace(SHOWN, start_time=BEGINNING)), hooks=OFFLINE)
-        node.api.put(replace(WEB, status=SHOWN))
+        node.api.put(replace(WEB, status=replace(SHOWN, conditions=(ready_since(LATER),))))
         node.manager.set_pod_status(known, status(1, ready=True))
         await node.manager.sync_batch(every=False)
-        assert dates(in_api(node)) == (BEGINNING, LONG_AGO)
+        assert dates(in_api(node)) == (LONG_AGO, LATER)
+
+    simulate(scenario())
+
+
+def test_a_status_that_was_noted_has_its_own_dates() -> None:
+    async def scenario() -> None:
+        first = Node(WEB, journal=(journal := FakeJournal()), hooks=OFFLINE)
+        first.manager.set_pod_status(WEB, status(1, ready=True))
+        await first.manager.sync_batch(every=False)
+        first.manager.set_pod_status(WEB, status(2, ready=True))
+        second = Node(WEB, journal=journal, hooks=OFFLINE)
+        second.api.put(replace(WEB, status=SHOWN))
+        second.manager.set_pod_status(WEB, status(3, ready=True))
+        await second.manager.sync_batch(every=False)
+        assert dates(in_api(second)) == (BEGINNING, BEGINNING)
 
     simulate(scenario())
 

@@ -58,7 +58,7 @@ from podkeeper.engine.syncer import PodSyncer
 from podkeeper.engine.workers import PodWorkers
 from podkeeper.model.k8s.core import Node, NodeStatus, ObjectReference, Pod, PodStatus
 from podkeeper.model.k8s.meta import ObjectMeta
-from podkeeper.model.messages import API_SOURCE, LifecycleEvent, Op, PodEvent, PodUID, PodUpdate
+from podkeeper.model.messages import LifecycleEvent, Op, PodEvent, PodUID, PodUpdate
 from podkeeper.model.runtime import PodRecord
 from podkeeper.model.runtime_calls import RuntimeHealth
 from podkeeper.ports.api import Api, Reader
@@ -270,7 +270,7 @@ class Agent:
             observe_lag=self.metrics.status_synced,
             is_outdated=is_outdated_mirror,
             takes_back=takes_back_an_end,
-            may_be_dated=self._may_be_dated,
+            dates_from_api=True,
             still_ends=lambda uid: not self.workers.should_pod_be_finished(uid),
         )
         self.statuses.subscribe(self._note_status)
@@ -494,16 +494,6 @@ class Agent:
         if self.orphans is not None and self.orphans.is_in_doubt(uid):
             return False
         return self.manager.pod_by_uid(uid) is None and self.workers.should_pod_content_be_removed(uid)
-
-    def _may_be_dated(self, pod: Pod) -> bool:
-        """Whether the API may know since when a pod has been as it is, although the pod itself does not show it.
-
-        Until the API is heard, pods start from notes, which have no status. A sync may still use such a pod later.
-        """
-        if not self.storage.has_seen([API_SOURCE]):
-            return True
-        known = self.manager.pod_by_uid(PodUID(pod.metadata.uid or ""))
-        return known is not None and known.status.start_time is not None
 
     def _could_run(self, uid: PodUID) -> bool:
         """Whether a container of a pod may run.

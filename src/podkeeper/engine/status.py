@@ -152,7 +152,7 @@ class StatusManager:
         is_outdated: Callable[[Pod, Pod], bool] = lambda mirror, static: False,
         still_ends: Callable[[PodUID], bool] = lambda uid: False,
         takes_back: Callable[[Pod, PodStatus], bool] = lambda in_api, ours: False,
-        may_be_dated: Callable[[Pod], bool] = lambda pod: False,
+        dates_from_api: bool = False,
     ) -> None:
         """What the reference lacks, and its traces with it:
 
@@ -160,7 +160,8 @@ class StatusManager:
         `still_ends`: whether a pod that nobody wants has not ended yet. Its status is kept: should its source name it
         again meanwhile, it would count its restarts anew.
         `takes_back`: whether a status would undo what the API shows, and must not be told.
-        `may_be_dated`: whether the API may have the dates of a pod that shows none: start time, changes of conditions.
+        `dates_from_api`: whether the first status of a pod takes its dates (start time, changes of conditions) from the
+        API when it is sent. The pod it was made from may be a note without a status, or come from an old list.
         """
         self._api = api
         self._pods = pods
@@ -172,7 +173,7 @@ class StatusManager:
         self._is_outdated = is_outdated
         self._still_ends = still_ends
         self._takes_back = takes_back
-        self._may_be_dated = may_be_dated
+        self._dates_from_api = dates_from_api
         self._cache: dict[PodUID, CachedStatus] = {}
         self._phases: dict[PodUID, str] = {}
         self._sent: dict[str, int] = {}  # by UID of the API object
@@ -497,7 +498,7 @@ class StatusManager:
         match acceptance:
             case Stored(cached):
                 before = self._cache.get(uid)
-                if before is None and self._lacks_dates(pod):
+                if before is None and self._dates_from_api:
                     cached = replace(cached, undated=True)
                 self._recalled.discard(uid)
                 self._cache[uid] = cached
@@ -517,11 +518,6 @@ class StatusManager:
                 return False
             case _:
                 assert_never(acceptance)
-
-    def _lacks_dates(self, pod: Pod) -> bool:
-        """Whether the first status of a pod has to take its dates from the API's, once that can be read."""
-        shown = self._pods.mirror_of_pod(pod) or pod
-        return shown.status.start_time is None and self._may_be_dated(pod)
 
     def _confirm(self, uid: PodUID) -> None:
         """A status is as it was. One from before a restart is sent once: the former life may not have come to it."""

@@ -77,7 +77,7 @@ class CachedStatus:
     status: PodStatus
     finished: bool  # stored when, or after, the last of the pod was cleaned up
     changed_at: datetime | None  # of the oldest change that the API has not been told; None: it knows all
-    undated: bool = False  # made without the API's status, and not sent yet: the API may have earlier dates
+    undated: bool = False  # its dates may not be those that the API has; so until a version is sent
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +173,7 @@ def accept(
 def with_dates_of(shown: PodStatus, status: PodStatus) -> PodStatus:
     """A status with the dates that the API shows, for what is as the API shows it.
 
-    A pod that started from its note while the API was away has no dates of its own.
+    A status that was made from a note of the pod, or from an old list, has other ones.
     """
     for condition_type in _TIMED_CONDITIONS:
         condition = find_condition(status.conditions, condition_type)
