@@ -293,7 +293,7 @@ class LoopHouse:
             workers=self.workers, record=lambda event, _: self.events.append(event), clock=self.clock
         )
         self.deadlines = ActiveDeadlines(
-            status=self.status, is_finished=self.workers.should_pod_be_finished, clock=self.clock
+            status=self.status, is_ending=self.workers.is_pod_termination_requested, clock=self.clock
         )
         self.handlers = SyncHandlers(
             pods=self.pods,

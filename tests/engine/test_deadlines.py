@@ -25,8 +25,8 @@ class Desk:
     def __init__(self) -> None:
         self.seconds = 0.0
         self.statuses: dict[PodUID, PodStatus] = {}
-        self.finished: set[PodUID] = set()
-        self.deadlines = ActiveDeadlines(status=self, is_finished=self.finished.__contains__, clock=self)
+        self.ending: set[PodUID] = set()
+        self.deadlines = ActiveDeadlines(status=self, is_ending=self.ending.__contains__, clock=self)
 
     def now(self) -> datetime:
         return BEGINNING + timedelta(seconds=self.seconds)
@@ -61,13 +61,13 @@ def test_a_pod_that_is_told_of_twice_is_past_its_deadline_once() -> None:
     assert desk.deadlines.past() == [WEB]
 
 
-def test_a_finished_pod_is_left_alone_until_it_may_have_come_back() -> None:
+def test_a_pod_that_ends_is_left_alone_until_it_may_have_come_back() -> None:
     desk = Desk()
     desk.deadlines.follow(pod("web", deadline_seconds=10, start_time=started(0)))
-    desk.finished.add(WEB)
+    desk.ending.add(WEB)
     desk.seconds = 20
     assert (desk.deadlines.past(), desk.deadlines.seconds_to_next()) == ([], 60.0)
-    desk.finished.clear()
+    desk.ending.clear()
     desk.seconds = 80
     assert desk.deadlines.past() == [WEB]
 
@@ -131,11 +131,11 @@ def test_a_changed_deadline_replaces_the_former_one(deadline_seconds: int) -> No
     assert desk.deadlines.seconds_to_next() == deadline_seconds
 
 
-def test_the_longest_overdue_pod_comes_first_and_a_finished_one_hides_no_other() -> None:
+def test_the_longest_overdue_pod_comes_first_and_one_that_ends_hides_no_other() -> None:
     desk = Desk()
     for name, deadline_seconds in {"c": 30, "a": 10, "over": 15, "d": 41, "b": 20}.items():
         desk.deadlines.follow(pod(name, deadline_seconds=deadline_seconds, start_time=started(0)))
-    desk.finished.add(PodUID("over"))
+    desk.ending.add(PodUID("over"))
     desk.seconds = 40
     for _ in range(2):
         assert (desk.deadlines.past(), desk.deadlines.seconds_to_next()) == (["a", "b", "c"], 1.0)

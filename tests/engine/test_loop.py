@@ -178,7 +178,7 @@ def test_an_idle_node_wakes_up_for_its_pods_and_for_nothing_else() -> None:
     assert turns <= 600 / 60
 
 
-def test_a_pod_past_its_deadline_is_synced_every_second_until_it_is_finished() -> None:
+def test_a_pod_past_its_deadline_is_synced_every_second_until_it_ends() -> None:
     async def story(node: LoopHouse) -> tuple[list[float], int]:
         node.tell(Op.ADD, pod("web", deadline_seconds=30, start_time="2026-01-01T00:00:00Z"))
         await asyncio.sleep(33.5)

@@ -187,7 +187,7 @@ class _Node:
         self.runtime, self.mirrors = _Runtime(), _Mirrors()
         self.queue = WorkQueue(self.clock.monotonic)
         pods = PodManager()
-        deadlines = ActiveDeadlines(status=self.statuses, is_finished=lambda uid: False, clock=self.clock)
+        deadlines = ActiveDeadlines(status=self.statuses, is_ending=lambda uid: False, clock=self.clock)
         self.handlers = SyncHandlers(
             pods=pods,
             workers=self.workers,

@@ -3,6 +3,7 @@
 import asyncio
 
 from podkeeper.runtimes.fake import Behaviour
+from podkeeper.testing.sim.records import Called
 from tests.sim.stories import Story, pod, tell
 
 
@@ -33,5 +34,26 @@ def test_cgroup_trouble_does_not_delay_a_restart_of_a_prepared_pod() -> None:
         it.world.troubles.begin(it.world.now(), "cgroup-trouble")
         it.world.cgroups.faults.fail("ensure", times=1000)
         await it.until(lambda: len(it.lives(uid)) == 2 and it.runs(uid), within=30)
+
+    tell(story)
+
+
+def test_a_pod_past_its_deadline_is_cleaned_up_at_its_own_pace() -> None:
+    """Seed 258: with each retry of any other pod, and every second, its failing clean-up was tried again (I22)."""
+
+    async def story(it: Story) -> None:
+        uid = it.put(pod("late", deadline=5))
+        await it.until(lambda: it.is_ready("late"), within=5)
+        it.world.troubles.begin(it.world.now(), "cgroup-trouble")
+        it.world.cgroups.faults.fail("ensure", times=None)
+        it.world.cgroups.faults.fail("remove", times=None)
+        unmounts: list[float] = []
+        it.world.bus.subscribe(
+            Called, lambda call: unmounts.append(call.at) if (call.operation, call.uid) == ("unmount", uid) else None
+        )
+        it.put(*(pod(f"other{number}") for number in range(12)))
+        await asyncio.sleep(60)
+        assert it.phase("late") == "Failed"
+        assert 1 < len(unmounts) < 15
 
     tell(story)

@@ -376,7 +376,9 @@ class Agent:
             observer=self.metrics,
         )
         self.orphans = None if self.ports.api is None else OrphanCheck(api=self.ports.api, clock=clock)
-        deadlines = ActiveDeadlines(status=self.statuses, is_finished=self.workers.should_pod_be_finished, clock=clock)
+        deadlines = ActiveDeadlines(
+            status=self.statuses, is_ending=self.workers.is_pod_termination_requested, clock=clock
+        )
         admission = Admission(
             node=lambda: self.settings.node,
             workers=self.workers,

@@ -23,10 +23,10 @@ from podkeeper.rules.mirror import full_name
 
 log = logging.getLogger(__name__)
 
-REPEAT_SECONDS = 1.0  # a pod past its deadline is told of again and again until it is over
+REPEAT_SECONDS = 1.0  # a pod past its deadline is told of again and again until its end begins
 LONGEST_WAIT_SECONDS = 60.0  # the wall clock may jump
 LOOK_AGAIN = timedelta(seconds=5)  # at a pod that has not started
-LOOK_AT_FINISHED = timedelta(seconds=60)  # it may be created again under its UID
+LOOK_AT_ENDING = timedelta(seconds=60)  # it may be created again under its UID
 
 
 class Statuses(Protocol):
@@ -39,9 +39,9 @@ class Statuses(Protocol):
 class ActiveDeadlines:
     """The desired pods that have a deadline, by the time to look at them."""
 
-    def __init__(self, *, status: Statuses, is_finished: Callable[[PodUID], bool], clock: Clock) -> None:
+    def __init__(self, *, status: Statuses, is_ending: Callable[[PodUID], bool], clock: Clock) -> None:
         self._status = status
-        self._is_finished = is_finished
+        self._is_ending = is_ending
         self._clock = clock
         self._pods: dict[PodUID, tuple[datetime, Pod]] = {}
         self._heap: list[tuple[datetime, PodUID]] = []  # with leftovers of entries that were moved or forgotten
@@ -59,7 +59,7 @@ class ActiveDeadlines:
         self._pods.pop(uid, None)
 
     def past(self) -> list[PodUID]:
-        """The pods whose deadline has passed and which are not finished, the longest overdue first."""
+        """The pods whose deadline has passed and whose end has not begun, the longest overdue first."""
         now = self._clock.now()
         at_hand: dict[PodUID, Pod] = {}
         while (due := self._next_due()) is not None and due <= now:
@@ -67,8 +67,8 @@ class ActiveDeadlines:
             at_hand[uid] = self._pods[uid][1]
         past = []
         for uid, pod in at_hand.items():
-            if self._is_finished(uid):
-                self._look_at(pod, uid, now + LOOK_AT_FINISHED)
+            if self._is_ending(uid):
+                self._look_at(pod, uid, now + LOOK_AT_ENDING)
                 continue
             due = self._due(pod, uid)
             if due <= now:
