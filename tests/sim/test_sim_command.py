@@ -180,7 +180,7 @@ def test_ctrl_c_ends_with_a_summary_of_what_was_done() -> None:
         text=True,
         cwd=HERE,
         check=False,
-        env={**os.environ, "PYTHONPATH": str(HERE)},
+        env={**os.environ, "PYTHONPATH": f"{HERE / 'src'}:{HERE}"},
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # in the background it would be ignored
     )
     assert done.returncode == 130, done.stderr

@@ -105,10 +105,19 @@ def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
     (tmp_path / "objects" / "b.new").mkdir()
     with pytest.raises(OSError):
         files.write("b", b"x")
+    (tmp_path / "objects" / "d").mkdir()
+    with pytest.raises(OSError):
+        files.read("d")
     assert [files.read(name) for name in ("a", "c")] == [b"x", None]
     files.remove("a")
     files.remove("a")
     assert os.listdir("/proc/self/fd") == before
+
+
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None:
+    files = opened(tmp_path / "objects")
+    os.mkfifo(tmp_path / "objects" / "a")
+    assert files.read("a") == b""
 
 
 def test_a_link_in_the_place_of_a_file_is_not_followed(tmp_path: Path) -> None:

@@ -55,13 +55,18 @@ class ObjectFiles:
         """What was written last under a name; None: nothing."""
         directory = self._open_directory()
         try:
-            descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+            # Without O_NONBLOCK a pipe would be waited for.
+            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            descriptor = os.open(name, flags, dir_fd=directory)
         except FileNotFoundError:
             return None
         finally:
             os.close(directory)
-        with open(descriptor, "rb") as file:
-            return file.read()
+        try:
+            with open(descriptor, "rb", closefd=False) as file:  # fails for a directory, and would not close it
+                return file.read()
+        finally:
+            os.close(descriptor)
 
     def write(self, name: str, data: bytes) -> None:
         """Replace what is there. Durable when it returns."""
