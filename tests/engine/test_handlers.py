@@ -70,6 +70,7 @@ class Desk:
             "note": lambda uid, what, text: self.call("note", uid, what, text),
             "ask_anew": self.ask_anew,
             "rejected": lambda reason: self.call("rejected", reason),
+            "retry": lambda uid: self.call("retry", uid),
         }
         self.handlers = SyncHandlers(
             pods=self.pods,
@@ -562,6 +563,16 @@ def test_a_sync_passes_on_the_mirror_and_needs_a_desired_pod() -> None:
         desk.handlers.sync(PodUID("static"))
         desk.handlers.sync(PodUID("unknown"))
         assert desk.calls == [update(UpdateType.SYNC, STATIC, MIRROR)]
+
+    at_desk(story)
+
+
+def test_a_retry_syncs_a_desired_pod_and_repeats_the_end_of_another() -> None:
+    def story(desk: Desk) -> None:
+        desk.have(WEB)
+        desk.handlers.retry(UID)
+        desk.handlers.retry(PodUID("removed"))
+        assert desk.calls == [update(UpdateType.SYNC, WEB), ("retry", "removed")]
 
     at_desk(story)
 

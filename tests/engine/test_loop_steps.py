@@ -83,8 +83,8 @@ class Neighbours:
     def probe(self, update: ProbeUpdate) -> None:
         self.note(f"probe {update.uid}")
 
-    def sync(self, uid: PodUID) -> None:
-        self.note(f"sync {uid}")
+    def retry(self, uid: PodUID) -> None:
+        self.note(f"retry {uid}")
 
     def wake_successor(self, name: str) -> None:
         self.note(f"left {name}")
@@ -259,12 +259,12 @@ def test_a_turn_comes_for_due_work_and_for_deadlines_each_pod_once() -> None:
         it.loop.enqueue(DB, 0.5)
         it.late, it.deadline = [WEB, PodUID("late")], 1.0
         await asyncio.sleep(1.5)
-        assert it.calls == [(0.511, "sync db"), (1.0, "sync web"), (1.0, "sync late"), (1.011, "sync web")]
+        assert it.calls == [(0.511, "retry db"), (1.0, "retry web"), (1.0, "retry late"), (1.011, "retry web")]
         it.calls.clear()
         it.queue.enqueue(WEB, -1)
         it.late, it.deadline = [DB, WEB], 0.0
         assert list(it.loop.tick()) == [False, False]
-        assert it.names() == ["sync web", "sync db"]
+        assert it.names() == ["retry web", "retry db"]
 
     play(story)
 
@@ -275,7 +275,7 @@ def test_work_that_is_due_sooner_than_the_next_turn_is_not_slept_through() -> No
         await asyncio.sleep(1)
         it.loop.enqueue(DB, 2)
         await asyncio.sleep(25)
-        assert it.calls == [(3.011, "sync db"), (20.011, "sync web")]
+        assert it.calls == [(3.011, "retry db"), (20.011, "retry web")]
 
     play(story)
 
@@ -286,7 +286,7 @@ def test_overdue_work_gets_its_turn_at_once() -> None:
         await asyncio.sleep(1)
         it.loop.enqueue(DB, -5)
         await asyncio.sleep(1)
-        assert it.calls == [(1.011, "sync db")]
+        assert it.calls == [(1.011, "retry db")]
 
     play(story)
 
@@ -298,7 +298,7 @@ def test_a_deadline_that_an_update_brings_is_not_slept_through() -> None:
         it.late, it.deadline = [DB], 7.0
         it.loop.tell_config(additions(1))
         await asyncio.sleep(9)
-        assert it.calls == [(1.01, "config of 1"), (7.0, "sync db")]
+        assert it.calls == [(1.01, "config of 1"), (7.0, "retry db")]
 
     play(story)
 
@@ -317,7 +317,7 @@ def test_turns_that_are_far_off_are_taken_together(delay: float, due: float) -> 
         it.loop.enqueue(WEB, delay)
         assert it.queue.next_due() == pytest.approx(due, abs=1e-6)
         await asyncio.sleep(due + 1)
-        assert it.calls == [(round(due + 0.001, 3), "sync web")]
+        assert it.calls == [(round(due + 0.001, 3), "retry web")]
 
     play(story)
 
@@ -372,7 +372,7 @@ def test_news_and_turns_wait_until_the_runtime_is_well(
         it.ready, it.trouble = True, None
         await asyncio.sleep(5 + patience)
         assert it.loop.health() is None
-        assert sorted(it.names()) == ["lifecycle web", "sync web"]
+        assert sorted(it.names()) == ["lifecycle web", "retry web"]
 
     play(story)
     caplog.clear()

@@ -24,6 +24,7 @@ from podkeeper.rules.worker.events import (
     Passed,
     ReadStatus,
     Record,
+    RetryDue,
     StatusRead,
     StatusUnreadable,
     Step,
@@ -231,6 +232,8 @@ WANTED: dict[str, tuple[State, Event, Step]] = {
               (AT_ONCE, ReadStatus(9.0)))),
     "still desired, it is left alone":
         (RESTING, Swept(desired=True), Step(RESTING)),
+    "a pod that does not end is left to whoever wants it":
+        (RESTING, RetryDue(), Step(RESTING)),
     "orphaned at rest, it is stopped; the grace is only noted":
         (RESTING, Swept(desired=False),
          Step(TerminationRequested(Ending(Cause.ORPHANED, 30), Reading(STOPS, work(), 5.0)),
@@ -313,6 +316,9 @@ ENDING: dict[str, tuple[State, Event, Step]] = {
         (STOP_FAILED, Swept(desired=False),
          Step(Terminating(replace(KILLED_30, cause=Cause.ORPHANED), Reading(STOPS, STOP_30.again(), 5.0)),
               (ReadStatus(5.0),))),
+    "a failed stop is repeated when its retry is due, although nobody wants the pod":
+        (STOP_FAILED, RetryDue(),
+         Step(Terminating(KILLED_30, Reading(STOPS, STOP_30.again(), 5.0)), (ReadStatus(5.0),))),
     "an evicted pod stays evicted when it is orphaned":
         (replace(STOP_FAILED, ending=Ending(Cause.EVICTED, 30)), Swept(desired=False),
          Step(Terminating(Ending(Cause.EVICTED, 30), Reading(STOPS, STOP_30.again(), 5.0)),
@@ -349,6 +355,9 @@ OVER: dict[str, tuple[State, Event, Step]] = {
     "orphaned while cleaning, it counts as gone":
         (Terminated(Cause.COMPLETED, Idle(work(), 5.0)), Swept(desired=False),
          Step(Terminated(Cause.ORPHANED, Reading(CLEANS, work(), 5.0)), (ReadStatus(5.0),))),
+    "a failed cleaning is repeated when its retry is due, and the wish for a restart is kept":
+        (Terminated(Cause.KILLED, Idle(work(), 5.0), restart_requested=True), RetryDue(),
+         Step(Terminated(Cause.KILLED, Reading(CLEANS, work(), 5.0), restart_requested=True), (ReadStatus(5.0),))),
     "cleaned, it is finished":
         (CLEANING, Passed(9.0), Step(FINISHED)),
     "cleaned and wanted again, it is finished and wanted again":
@@ -356,6 +365,8 @@ OVER: dict[str, tuple[State, Event, Step]] = {
     "a failed cleaning keeps the wish for a restart":
         (replace(CLEANING, restart_requested=True), Failed(9.0),
          Step(Terminated(Cause.KILLED, Idle(work(), 9.0), restart_requested=True), (RETRY,))),
+    "finished, it has nothing to repeat":
+        (FINISHED, RetryDue(), Step(FINISHED)),
     "finished is finished":
         (FINISHED, told(UPDATE, DELETING, completed=ALICE), Step(FINISHED)),
     "a create of a finished pod asks for a restart":

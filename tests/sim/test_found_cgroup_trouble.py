@@ -57,3 +57,24 @@ def test_a_pod_past_its_deadline_is_cleaned_up_at_its_own_pace() -> None:
         assert 1 < len(unmounts) < 15
 
     tell(story)
+
+
+def test_a_removed_pod_is_cleaned_up_although_the_api_has_never_answered() -> None:
+    """Seed 469: the clean-up had failed once, and its retry was dropped: no source named the pod any more.
+
+    Housekeeping would have repeated it, but it waits until all sources have been heard.
+    """
+
+    async def story(it: Story) -> None:
+        it.api.go_down()
+        it.world.troubles.begin(it.world.now(), "api-down")
+        await it.restart_agent()
+        uid = it.write("/web.yaml", pod("web"))
+        await it.until(lambda: it.runs(uid), within=5)
+        it.world.cgroups.faults.fail("remove", times=1)
+        it.world.troubles.begin(it.world.now(), "cgroup-trouble")
+        it.world.files.erase("/web.yaml")
+        await it.until(lambda: it.agent.workers.should_pod_be_finished(uid), within=60)
+        assert uid not in await it.world.cgroups.list_pods()
+
+    tell(story)

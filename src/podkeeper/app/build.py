@@ -413,6 +413,7 @@ class Agent:
                 note=self.history.note,
                 ask_anew=self.statuses.ask_anew,
                 rejected=self.metrics.rejected,
+                retry=self.workers.retry,
             ),
             queue=WorkQueue(clock.monotonic),
             deadlines=deadlines,

@@ -147,6 +147,7 @@ class SyncHandlers:
         note: Callable[[PodUID, str, str], None] = _ignore,
         ask_anew: Callable[[Pod], bool] = _no,
         rejected: Callable[[str], None] = _ignore,
+        retry: Callable[[PodUID], None] = _ignore,
     ) -> None:
         """`has_seen` is the storage's; `collect_dead(uid, container_id, everything)` removes dead containers."""
         self._pods = pods
@@ -164,6 +165,7 @@ class SyncHandlers:
         self._note = note
         self._ask_anew = ask_anew  # whether a pod had been turned away before, which is forgotten with this
         self._rejected = rejected  # hears the reasons
+        self._retry = retry  # of a pod that is not desired; the reference leaves those to housekeeping
         self._heard: set[str] = set()  # sources of which an update has been handled
 
     def all_sources_ready(self) -> bool:
@@ -208,6 +210,13 @@ class SyncHandlers:
     def sync(self, uid: PodUID) -> None:
         """Have a pod looked after, if it is desired."""
         _isolated("sync", uid, partial(self._sync, uid))
+
+    def retry(self, uid: PodUID) -> None:
+        """What a pod waited for is due: have it looked after, or repeat what failed at its end if it is not desired."""
+        if self._pods.pod_by_uid(uid) is None:
+            _isolated("retry", uid, partial(self._retry, uid))
+        else:
+            self.sync(uid)
 
     def wake_successor(self, name: str) -> None:
         """The static pod of that full name has left: have the next one started, if one waits."""

@@ -51,8 +51,8 @@ class Handlers(Protocol):
     def probe(self, update: ProbeUpdate) -> None:
         """Handle a changed probe result."""
 
-    def sync(self, uid: PodUID) -> None:
-        """Have a pod looked after."""
+    def retry(self, uid: PodUID) -> None:
+        """What a pod waited for is due."""
 
     def wake_successor(self, name: str) -> None:
         """The static pod of that full name has left."""
@@ -187,7 +187,7 @@ class SyncLoop:
     def tick(self) -> Iterator[bool]:
         """Give the pods whose work is due, or whose deadline has passed, their turn, one pod per step."""
         for uid in dict.fromkeys([*self._queue.get_work(), *self._deadlines.past()]):
-            self._handlers.sync(uid)
+            self._handlers.retry(uid)
             yield False
 
     async def _take_news(self) -> None:

@@ -192,6 +192,11 @@ class PodWorkers:
         before = self._workers.state(uid)
         self._follow_up(uid, before, self._workers.update(update, self._seen(uid)))
 
+    def retry(self, uid: PodUID) -> None:
+        """Repeat the pass of a pod that is ending and that no source wants."""
+        if not self._stopped:
+            self._follow_up(uid, self._workers.state(uid), self._workers.retry(uid))
+
     def sync_known_pods(self, desired: Collection[PodUID]) -> Mapping[PodUID, KnownPod]:
         """Housekeeping's visit: forget what is over, end what nobody wants, tell what remains."""
         if self._stopped:

@@ -61,8 +61,12 @@ class Swept(msgspec.Struct, frozen=True):
     desired: bool
 
 
+class RetryDue(msgspec.Struct, frozen=True):
+    """A pass that failed is to be repeated, although no source wants the pod. The kubelet waits for housekeeping."""
+
+
 PassEvent = StatusRead | StatusUnreadable | Passed | Failed
-Event = Told | MayStart | MustWait | PassEvent | Swept
+Event = Told | MayStart | MustWait | PassEvent | Swept | RetryDue
 
 
 # Orders.

@@ -31,6 +31,7 @@ from podkeeper.rules.worker.events import (
     MustWait,
     Order,
     Passed,
+    RetryDue,
     StatusRead,
     StatusUnreadable,
     Step,
@@ -68,6 +69,10 @@ def step(state: State, event: Event, timing: Timing = USUAL_TIMING) -> Step:
             return _told(state, update, runtime)
         case _, Swept(desired=desired):
             return _swept(state, desired)
+        case TerminationRequested() | Terminating() | Terminated(), RetryDue():
+            return repeat(state)
+        case _, RetryDue():
+            return Step(state)
         case Waiting(pending=work), MayStart():
             return take_up(Syncing(Idle()), Idle(), work)
         case Waiting(), MustWait():

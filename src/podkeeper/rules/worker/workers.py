@@ -19,7 +19,7 @@ from podkeeper.model.messages import PodUID
 from podkeeper.model.runtime import PodRecord
 from podkeeper.rules import mirror
 from podkeeper.rules.worker import questions
-from podkeeper.rules.worker.events import AskForTurn, Event, MayStart, MustWait, Order, PassEvent, Swept, Told
+from podkeeper.rules.worker.events import AskForTurn, Event, MayStart, MustWait, Order, PassEvent, RetryDue, Swept, Told
 from podkeeper.rules.worker.passes import taken
 from podkeeper.rules.worker.pauses import USUAL_TIMING, Timing
 from podkeeper.rules.worker.states import (
@@ -100,6 +100,10 @@ class Workers:
             if update.pod is not None and mirror.is_static_pod(update.pod):
                 self._static_order.join(self._workers[uid].full_name, uid)
         return self._send(uid, Told(update, runtime))
+
+    def retry(self, uid: PodUID) -> Orders:
+        """Repeat the pass of a pod that is ending and that no source wants."""
+        return self._send(uid, RetryDue()) if uid in self._workers else ()
 
     def report(self, uid: PodUID, event: PassEvent) -> Orders:
         """Take the news of a pass."""
