@@ -6,7 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from podkeeper.model.k8s.core import Container, ContainerStatus, Pod, PodResourceClaimStatus, PodStatus
+from podkeeper.model.k8s.core import (
+    Container,
+    ContainerStatus,
+    EphemeralContainer,
+    Pod,
+    PodResourceClaimStatus,
+    PodSpec,
+    PodStatus,
+)
 from podkeeper.model.k8s.meta import ObjectMeta
 from podkeeper.model.messages import CONFIG_MIRROR_ANNOTATION
 from podkeeper.rules.patch.strategic import apply
@@ -30,7 +38,7 @@ from podkeeper.rules.status.publish import (
     needs_reconcile,
     sending,
     status_patch,
-    takes_back_an_end,
+    takes_back,
     versions_to_keep,
     with_dates_of,
 )
@@ -442,7 +450,27 @@ BACK = {
 def test_only_the_end_of_a_pod_of_the_api_is_for_ever(shown: str, ours: str, mirror: bool, back: bool) -> None:
     annotations = {CONFIG_MIRROR_ANNOTATION: "u1"} if mirror else None
     in_api = Pod(metadata=ObjectMeta(name="web", annotations=annotations), status=PodStatus(phase=shown))
-    assert takes_back_an_end(in_api, PodStatus(phase=ours)) is back
+    assert takes_back(in_api, PodStatus(phase=ours)) is back
+
+
+@pytest.mark.parametrize(
+    ("in_spec", "shown", "ours", "back"),
+    [
+        (["debug"], ["debug"], [], True),
+        (["debug", "more"], ["debug", "more"], ["debug"], True),
+        (["debug"], ["debug"], ["debug"], False),
+        (["debug"], [], [], False),
+        ([], ["debug"], [], False),
+    ],
+)
+def test_no_status_omits_an_ephemeral_container_that_the_api_shows(
+    in_spec: list[str], shown: list[str], ours: list[str], back: bool
+) -> None:
+    def status(names: list[str]) -> PodStatus:
+        return PodStatus(phase="Running", ephemeral_container_statuses=tuple(map(running, names)) or None)
+
+    spec = PodSpec(containers=(A,), ephemeral_containers=tuple(EphemeralContainer(name=name) for name in in_spec))
+    assert takes_back(Pod(spec=spec, status=status(shown)), status(ours)) is back
 
 
 def shown_as(phase: str, ready: str | None = None) -> PodStatus:

@@ -4,7 +4,9 @@ import asyncio
 
 import pytest
 
+from podkeeper.model.k8s.core import EphemeralContainer
 from podkeeper.runtimes.fake import Behaviour
+from podkeeper.testing.sim.deeds import Debug
 from podkeeper.testing.sim.world import Fate
 from tests.sim.stories import Story, pod, tell
 
@@ -17,6 +19,10 @@ def lose_all_notes_and_show_old_lists(it: Story, lists_as_of: int, *, watch_dela
     it.api.set_watch_pace(delay_seconds=watch_delay_seconds)
     it.world.troubles.begin(it.world.now(), "stale-lists")
     it.world.troubles.begin(it.world.now(), "watch-stale")
+
+
+def shows_debugger(it: Story) -> bool:
+    return any(each.state.running is not None for each in it.seen("web").status.ephemeral_container_statuses or ())
 
 
 def recover(it: Story) -> None:
@@ -96,5 +102,24 @@ def test_a_pod_whose_removal_a_slow_disk_did_not_note_is_ended_again_once_the_li
         it.world.journal.sync_seconds, it.api.lists_as_of = 0.0, None
         await asyncio.sleep(120)
         assert not it.runs(uid)
+
+    tell(story)
+
+
+def test_a_debugger_that_an_old_list_lacks_stays_published() -> None:
+    """Seed 450: the note of the pod was older than its debugger, too, and the status made from it was sent (I18)."""
+
+    async def story(it: Story) -> None:
+        it.put(pod("web"))
+        await it.until(lambda: it.is_ready("web"), within=5)
+        lose_all_notes_and_show_old_lists(it, it.api.version, watch_delay_seconds=20)
+        Debug("debuggers", "web", EphemeralContainer(name="debugger", image="debug:v1")).play(it.world)
+        await it.until(lambda: shows_debugger(it), within=30)
+        it.world.crash()
+        await asyncio.sleep(15)
+        assert shows_debugger(it)
+        recover(it)
+        await asyncio.sleep(60)
+        assert shows_debugger(it)
 
     tell(story)

@@ -298,13 +298,19 @@ def _stage(status: ContainerStatus) -> tuple[str | None, int, ContainerState]:
     return status.container_id, status.restart_count, status.state
 
 
-def takes_back_an_end(in_api: Pod, ours: PodStatus) -> bool:
-    """Whether a status calls a pod alive that the API shows to be over.
+def takes_back(in_api: Pod, ours: PodStatus) -> bool:
+    """Whether a status calls a pod alive that the API shows to be over, or omits a container that the API shows.
 
-    An agent that forgot, and was shown an old list, believes so until its source catches up. A mirror is only the image
-    of a static pod, which may come back.
+    An agent that forgot, and was shown an old list, makes such a status until its source catches up. A mirror is only
+    the image of a static pod, which may come back. Only ephemeral containers are added to a pod that exists.
     """
-    return is_terminal(in_api.status.phase) and not is_terminal(ours.phase) and not is_mirror_pod(in_api)
+    if is_terminal(in_api.status.phase) and not is_terminal(ours.phase) and not is_mirror_pod(in_api):
+        return True
+    wanted = {container.name for container in in_api.spec.ephemeral_containers or ()}
+    shown, known = (
+        {each.name for each in status.ephemeral_container_statuses or ()} for status in (in_api.status, ours)
+    )
+    return bool(wanted & shown - known)
 
 
 def is_urgent(old: PodStatus | None, new: PodStatus) -> bool:
