@@ -137,9 +137,9 @@ def test_a_ready_container_stays_ready_after_a_restart_while_another_one_is_in_c
         await it.restart_agent()
         await asyncio.sleep(15)
         it.runtime.come_up()
-        await asyncio.sleep(60)
+        await asyncio.sleep(15)
         it.api.lists_as_of = None
-        await asyncio.sleep(60)
+        await asyncio.sleep(90)
         assert all(("app", True, True) in after.containers for _, _, after in each_ready_bit(changes))
 
     tell(story)
