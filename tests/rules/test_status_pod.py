@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from podkeeper.model.k8s.core import Pod, PodCondition, PodStatus
+from podkeeper.model.k8s.core import ContainerStateTerminated, Pod, PodCondition, PodStatus
 from podkeeper.model.runtime import ContainerRecord, ContainerState, NetworkMode, PodRecord, SandboxRecord
 from podkeeper.rules.evict import PAST_DEADLINE, Eviction
 from podkeeper.rules.phase import is_terminal
@@ -22,11 +22,13 @@ from tests.rules.statuses import (
     T0,
     condition,
     container,
+    ended,
     exited,
     pod,
     pod_statuses,
     pods,
     sidecar,
+    waiting,
 )
 
 AGENT_START = datetime(2000, 1, 1, tzinfo=UTC)
@@ -162,6 +164,51 @@ def test_a_failed_start_is_shown() -> None:
     (status,) = api_pod_status(pod(A), seen, NODE).container_statuses or ()
     assert status.state.waiting is not None
     assert (status.state.waiting.reason, status.state.waiting.message) == ("ImagePullBackOff", "no such image")
+
+
+# Init containers whose records were removed for a new sandbox.
+
+OF_OLD_SANDBOX = record("a", "exited", sandbox_id="old")
+KEPT = changed(view(OF_OLD_SANDBOX), keeps_init_ends=True)
+CANNOT_START = {"i": StartFailure("CreateContainerError")}
+DONE, FAILED = (replace(ended(code), container_id="fake://i") for code in (0, 1))
+
+REMOVED: dict[str, tuple[PodView, ContainerStateTerminated, str]] = {
+    "it waits for its next start": (KEPT, DONE, "waiting:PodInitializing last:fake://i(0)"),
+    "it cannot start": (changed(KEPT, start_failures=CANNOT_START), DONE, "waiting:CreateContainerError last:fake://i(0)"),
+    "it will never start again": (changed(KEPT, ended=True), DONE, "fake://i(0)"),
+    "it failed, and will never start again": (changed(KEPT, ended=True), FAILED, "fake://i(1)"),
+    "only an assumed end is known": (KEPT, replace(DONE, container_id=None), "Completed(0) last:(0)"),
+    "a regular container of the new sandbox shows that it succeeded": (
+        changed(view(record("a", sandbox_id="new")), keeps_init_ends=True), FAILED, "Completed(0) last:fake://i(1)"),
+    "upstream, a regular container of any sandbox shows that it succeeded": (
+        view(OF_OLD_SANDBOX), FAILED, "Completed(0) last:fake://i(1)"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("seen, last, expected", REMOVED.values(), ids=REMOVED.keys())
+def test_an_init_container_whose_record_was_removed(
+    seen: PodView, last: ContainerStateTerminated, expected: str
+) -> None:
+    published = PodStatus(phase="Running", init_container_statuses=(waiting("i", last=last),))
+    (status,) = (
+        api_pod_status(pod(A, init=(I1,)), changed(seen, published=published), NODE).init_container_statuses or ()
+    )
+    told, before = status.state, status.last_state.terminated
+    words = [f"waiting:{told.waiting.reason}"] if told.waiting is not None else []
+    if told.terminated is not None:
+        words.append(f"{told.terminated.container_id or told.terminated.reason}({told.terminated.exit_code})")
+        assert status.container_id == told.terminated.container_id
+    if before is not None:
+        words.append(f"last:{before.container_id or ''}({before.exit_code})")
+    assert " ".join(words) == expected
+
+
+def test_a_sidecar_that_will_never_start_again_ended_as_it_last_did() -> None:
+    published = PodStatus(phase="Running", init_container_statuses=(waiting("s", last=FAILED),))
+    seen = changed(KEPT, published=published, ended=True)
+    (status,) = api_pod_status(pod(A, init=(S,)), seen, NODE).init_container_statuses or ()
+    assert (status.state.terminated, status.last_state.terminated) == (FAILED, None)
 
 
 def types(status: PodStatus) -> list[str]:

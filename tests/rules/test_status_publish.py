@@ -399,6 +399,21 @@ BEHIND = {
     "the API knows that it ended": (restarted(running("a"), 1), restarted(exited("a", 2), 1), True),
     "the API knows that it ended, and waits": (RUNS, statuses(in_backoff("a", of="fake://a")), True),
     "the API knows that another one ended, and waits": (RUNS, statuses(in_backoff("a", of="fake://b")), False),
+    "both know that it ended, and waits": (
+        statuses(in_backoff("a", of="fake://a")),
+        statuses(in_backoff("a", of="fake://a")),
+        False,
+    ),
+    "both know that it ended, and the note knows that it waits": (
+        statuses(in_backoff("a", of="fake://a")),
+        statuses(exited("a")),
+        False,
+    ),
+    "both know that it ended, and the API knows that it waits": (
+        statuses(exited("a")),
+        statuses(in_backoff("a", of="fake://a")),
+        False,
+    ),
     "the note knows that it ended": (restarted(exited("a", 2), 1), restarted(running("a"), 1), False),
     "the API knows that the pod is over": (RUNS, replace(RUNS, phase="Failed"), True),
     "the note knows that the pod is over": (replace(RUNS, phase="Failed"), RUNS, False),
@@ -434,6 +449,11 @@ BEHIND = {
 @pytest.mark.parametrize(("noted", "shown", "expected"), BEHIND.values(), ids=BEHIND.keys())
 def test_a_note_is_behind_when_something_has_moved_on_since(noted: PodStatus, shown: PodStatus, expected: bool) -> None:
     assert is_behind(noted, shown) is expected
+
+
+@given(pod_statuses())
+def test_a_note_is_never_behind_the_same_status(status: PodStatus) -> None:
+    assert not is_behind(status, status)
 
 
 BACK = {

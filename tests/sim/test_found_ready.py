@@ -111,3 +111,35 @@ def test_what_a_full_disk_took_note_of_last_is_not_told_again_after_a_restart(
         assert it.status("web", "side").started
 
     tell(story)
+
+
+def test_a_ready_container_stays_ready_after_a_restart_while_another_one_is_in_crash_loop_back_off() -> None:
+    """Seed 289: the note of the pod was dropped as older than the API, although both were the same.
+
+    The list was too old to use, so the pod came from a note without a status, and the first status was sent before the
+    container had been probed.
+    """
+
+    async def story(it: Story) -> None:
+        lists_as_of = it.api.version
+        crashing = Behaviour(after_seconds=5, exit_code=1)
+        it.put(
+            pod("web", container(ready=exec_probe(period=60)), container("side"), app=ASKED_FOR_A_WHILE, side=crashing)
+        )
+        await asyncio.sleep(100)
+        await it.until(lambda: it.status("web", "side").state.waiting is not None, within=60)
+        assert it.status("web").ready
+        changes = it.changes()
+        it.api.lists_as_of = lists_as_of
+        it.world.troubles.begin(it.world.now(), "stale-lists")
+        it.runtime.go_down()
+        it.world.troubles.begin(it.world.now(), "runtime-down")
+        await it.restart_agent()
+        await asyncio.sleep(15)
+        it.runtime.come_up()
+        await asyncio.sleep(15)
+        it.api.lists_as_of = None
+        await asyncio.sleep(90)
+        assert all(("app", True, True) in after.containers for _, _, after in each_ready_bit(changes))
+
+    tell(story)

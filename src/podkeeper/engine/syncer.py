@@ -468,6 +468,7 @@ class PodSyncer:
             eviction=eviction,
             ended=ended,
             end_is_final=True,
+            keeps_init_ends=True,
         )
         return api_pod_status(pod, view, self._node())
 

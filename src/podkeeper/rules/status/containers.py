@@ -61,6 +61,8 @@ class ContainerView:
     start_failures: Mapping[str, StartFailure] = field(default_factory=dict)  # by container name
     restarting_all: bool = False  # all containers are being removed, to start over
     recursive_read_only: bool = False  # the runtime can mount so
+    keeps_init_ends: bool = False  # known ends of init containers are not replaced by assumed ones; not so upstream
+    ended: bool = False  # no container will ever start again
 
 
 def regular_statuses(view: ContainerView, old: Sequence[ContainerStatus] | None) -> tuple[ContainerStatus, ...]:
@@ -103,9 +105,19 @@ def _init_status(
     newest = view.record.container(container.name)
     if newest is not None and newest.state is RuntimeState.EXITED and newest.exit_code == 0:
         return status
-    if newest is None and past_init and status.state.waiting is not None and not is_sidecar(container):
-        return replace(status, state=_TAKEN_AS_COMPLETED)
+    if newest is None and status.state.waiting is not None:
+        if view.keeps_init_ends and (end := status.last_state.terminated) is not None and end.container_id:
+            if view.ended:
+                return _ended_as_before(status, end)
+        elif past_init and not is_sidecar(container):
+            return replace(status, state=_TAKEN_AS_COMPLETED)
     return _or_start_failure(view, container, status)
+
+
+def _ended_as_before(status: ContainerStatus, end: ContainerStateTerminated) -> ContainerStatus:
+    """The status of a container that was to run again and never will: its last end is final."""
+    terminated = ContainerState(terminated=end)
+    return replace(status, container_id=end.container_id, state=terminated, last_state=ContainerState())
 
 
 def _known_status(view: ContainerView, container: Container, old: ContainerStatus | None) -> ContainerStatus:

@@ -66,6 +66,7 @@ class PodView:
     eviction: Eviction | None = None
     ended: bool = False  # no container will ever start again
     end_is_final: bool = False  # a published Failed or Succeeded stays, whatever the containers say; not so upstream
+    keeps_init_ends: bool = False  # of init containers that are removed for a new sandbox; not so upstream
     resize_conditions: tuple[PodCondition, ...] = ()
     actual_resources: ActualResources | None = None  # of the pod's cgroup
 
@@ -73,6 +74,7 @@ class PodView:
 def api_pod_status(pod: Pod, view: PodView, node: NodeView) -> PodStatus:
     """The status of a pod, from what the runtime, the probes and history say."""
     old = pod.status if view.published is None else view.published
+    initialized = _any_regular_in_present_sandbox(pod, view.record)
     containers = ContainerView(
         pod=pod,
         record=view.record,
@@ -80,10 +82,12 @@ def api_pod_status(pod: Pod, view: PodView, node: NodeView) -> PodStatus:
         start_failures=view.start_failures,
         restarting_all=all_containers_should_restart(pod, view.record, old),
         recursive_read_only=node.recursive_read_only,
+        # Init containers of a sandbox that is initialized have succeeded, even if their last known end is another.
+        keeps_init_ends=view.keeps_init_ends and not initialized,
+        ended=view.ended,
     )
     regular = regular_statuses(containers, old.container_statuses)
     init = init_statuses(containers, old.init_container_statuses)
-    initialized = _any_regular_in_present_sandbox(pod, view.record)
     phase = phase_of(pod, (*regular, *init), ended=view.ended, initialized=initialized)
     pod_ips = sorted_pod_ips(view.record.ips, prefers_ipv6=node.prefers_ipv6)
     status = PodStatus(

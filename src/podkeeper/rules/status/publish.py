@@ -285,12 +285,18 @@ def _has_moved_on(noted: ContainerStatus, shown: ContainerStatus) -> bool:
         return True
     if shown.container_id != noted.container_id:
         return False
-    # A container in CrashLoopBackOff is waiting, and its exit is in the last state.
-    last = shown.last_state.terminated
-    is_over = shown.state.terminated is not None or (last is not None and last.container_id == noted.container_id)
-    ended = is_over and noted.state.terminated is None
+    ended = _has_ended(shown) and not _has_ended(noted)
     started = shown.started is True and noted.started is not True and noted.state.running is not None
     return ended or started
+
+
+def _has_ended(status: ContainerStatus) -> bool:
+    """Whether the container that a status names has exited.
+
+    A container in CrashLoopBackOff is waiting, and its exit is in the last state.
+    """
+    last = status.last_state.terminated
+    return status.state.terminated is not None or (last is not None and last.container_id == status.container_id)
 
 
 def _stage(status: ContainerStatus) -> tuple[str | None, int, ContainerState]:
