@@ -47,6 +47,7 @@ class Desk:
         self.mirror_pods: list[Pod] = []
         self.orphaned_mirrors: list[str] = []
         self.known: dict[PodUID, KnownPod] = {}
+        self.restartable: frozenset[PodUID] = frozenset()
         self.told_since: frozenset[PodUID] = frozenset()
         self.held: frozenset[PodUID] = frozenset()
         self.published: dict[PodUID, PodStatus] = {}
@@ -116,6 +117,11 @@ class Desk:
     def sync_known_pods(self, desired: Collection[PodUID]) -> Mapping[PodUID, KnownPod]:
         self.call("sweep", frozenset(desired))
         return self.known
+
+    def forget_restartable(self, uids: Collection[PodUID]) -> Collection[PodUID]:
+        forgotten = self.restartable.intersection(uids)
+        self.restartable -= forgotten
+        return forgotten
 
     def told_since_sweep(self) -> frozenset[PodUID]:
         return self.told_since
@@ -244,7 +250,8 @@ def in_rounds(story: Story, *, furnished: bool = True) -> None:
 
 def while_running(
     story: Callable[[Desk], Coroutine[Any, Any, None]],
-    ready: Callable[[], bool] = lambda: True,
+    is_well: Callable[[], bool] = lambda: True,
+    all_sources_ready: Callable[[], bool] = lambda: True,
     *,
     counted: bool = True,
 ) -> None:
@@ -252,7 +259,7 @@ def while_running(
 
     async def played() -> None:
         desk = Desk(counted=counted)
-        task = asyncio.create_task(desk.house.run(ready))
+        task = asyncio.create_task(desk.house.run(is_well, all_sources_ready))
         await asyncio.sleep(0)
         await story(desk)
         task.cancel()
@@ -629,18 +636,46 @@ def test_a_round_follows_every_two_seconds_while_a_removal_is_under_way() -> Non
     while_running(story)
 
 
-def test_no_round_is_made_before_it_may_be() -> None:
+@pytest.mark.parametrize("reason", ["the runtime is not well", "a source is not ready"])
+def test_no_round_is_made_while(reason: str) -> None:
     ready = False
 
     async def story(desk: Desk) -> None:
         nonlocal ready
+        desk.desired, desk.restartable = [pod("web")], uids("web")
         await asyncio.sleep(5)
         assert desk.calls == []
         ready = True
         await asyncio.sleep(2)
         assert desk.times("sweep") == [6]
 
-    while_running(story, lambda: ready)
+    if reason == "the runtime is not well":
+        while_running(story, is_well=lambda: ready)
+    else:
+        while_running(story, all_sources_ready=lambda: ready)
+
+
+def test_a_static_pod_that_is_named_again_is_started_again_before_all_sources_are_ready() -> None:
+    async def story(desk: Desk) -> None:
+        held, over = pod("held", source=FILE_SOURCE), pod("over", source=FILE_SOURCE)
+        desk.desired, desk.mirror_pods = [STATIC, held, over, pod("web")], [MIRROR]
+        desk.published = {PodUID("over"): PodStatus(phase="Succeeded")}
+        desk.restartable, desk.held = uids("static", "held", "over", "web"), uids("held")
+        await asyncio.sleep(5)
+        restart = Update(type=UpdateType.CREATE, pod=STATIC, mirror_pod=MIRROR)
+        assert desk.calls == [("count", "static"), ("tell worker", restart)]
+        assert desk.restartable == uids("held", "web")
+
+    while_running(story, all_sources_ready=lambda: False)
+
+
+def test_no_static_pod_is_started_again_while_the_runtime_is_not_well() -> None:
+    async def story(desk: Desk) -> None:
+        desk.desired, desk.restartable = [STATIC], uids("static")
+        await asyncio.sleep(5)
+        assert desk.calls == []
+
+    while_running(story, is_well=lambda: False, all_sources_ready=lambda: False)
 
 
 def test_a_hurried_round_is_made_at_once_and_once() -> None:

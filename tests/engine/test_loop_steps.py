@@ -48,7 +48,8 @@ class Neighbours:
         self.health_seen: set[str | None] = set()  # while pods of updates were handled
         self.late: list[PodUID] = []
         self.deadline: float | None = None  # when the next one passes
-        self.may_tidy: Callable[[], bool] = lambda: False
+        self.is_well: Callable[[], bool] = lambda: False
+        self.all_heard: Callable[[], bool] = lambda: False
         self.trouble: Callable[[], Awaitable[None]] | None = None
         self.ready = True
         self.asked: list[float] = []
@@ -102,8 +103,8 @@ class Neighbours:
 
     # Housekeeping.
 
-    async def run(self, ready: Callable[[], bool]) -> None:
-        self.may_tidy = ready
+    async def run(self, is_well: Callable[[], bool], all_sources_ready: Callable[[], bool]) -> None:
+        self.is_well, self.all_heard = is_well, all_sources_ready
         await never()
 
     def hurry(self) -> None:
@@ -360,11 +361,11 @@ def test_news_and_turns_wait_until_the_runtime_is_well(
 ) -> None:
     async def story(it: Neighbours) -> None:
         assert it.loop.health() is None
-        assert it.may_tidy()
+        assert it.is_well()
         disturb(it)
         await asyncio.sleep(5 + patience)
         assert it.loop.health() == text
-        assert not it.may_tidy()
+        assert not it.is_well()
         it.loop.tell_lifecycle(DIED)
         it.loop.enqueue(WEB, 0.1)
         await asyncio.sleep(3 + patience)
@@ -386,10 +387,11 @@ def test_the_loop_is_not_well_before_the_runtime_has_answered() -> None:
     simulate(life())
 
 
-def test_nothing_is_tidied_before_all_sources_are_ready() -> None:
+def test_housekeeping_can_ask_whether_all_sources_are_ready() -> None:
     async def story(it: Neighbours) -> None:
+        assert it.all_heard()
         it.sources_ready = False
-        assert not it.may_tidy()
+        assert (it.is_well(), it.all_heard()) == (True, False)
 
     play(story)
 

@@ -85,6 +85,9 @@ class _Workers:
         self.desired = sorted(desired)
         return self.known
 
+    def forget_restartable(self, uids: Collection[PodUID]) -> Collection[PodUID]:
+        raise violation("the kubelet starts no pod again before all sources are ready")
+
     def told_since_sweep(self) -> frozenset[PodUID]:
         return frozenset()
 

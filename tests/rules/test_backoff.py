@@ -251,6 +251,28 @@ def test_a_wall_clock_that_jumps_while_a_container_waits_moves_nothing(jump: flo
     assert table.begin_restart(POD, APP, record, at(15), wall_ahead=seconds(3600 + jump)) is None
 
 
+AFTER_A_JUMP = {  # wall clock ahead at the exit, and when it is seen: until when it waits
+    "no jump": (0, 0, 40),
+    "far ahead before the exit is seen": (0, 7200, 40),
+    "a little ahead before the exit is seen": (0, 6, 40),
+    "ahead before the exit": (7200, 7200, 40),
+    "a little ahead before the exit": (3, 3, 43),  # it may also have been 3 s later, by the clock of the start
+    "back before the exit": (-7200, -7200, 40),
+    "back before the exit is seen": (0, -7200, 45),  # it seems to lie ahead: the wait begins when it is seen
+}
+
+
+@pytest.mark.parametrize(("then", "seen", "until"), AFTER_A_JUMP.values(), ids=AFTER_A_JUMP.keys())
+def test_a_wall_clock_that_jumps_before_an_exit_is_seen_cuts_no_wait_short(then: int, seen: int, until: int) -> None:
+    table = BackoffTable()
+    crash(table, finished=0, now=20)  # the next exit, 10 s after this start, costs 10 s
+    record = PodRecord(uid="u1", containers=(exited(30 + then),))
+    held = table.begin_restart(POD, APP, record, at(35), wall_ahead=seconds(seen))
+    assert held is not None
+    assert held.until == at(until)
+    assert table.begin_restart(POD, APP, record, at(until), wall_ahead=seconds(seen)) is None
+
+
 def test_an_exit_that_seems_to_lie_ahead_was_not_later_than_now() -> None:
     table = BackoffTable()
     crash(table, finished=0, now=0)

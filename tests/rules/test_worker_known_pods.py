@@ -15,7 +15,7 @@ from podkeeper.rules.worker.events import (
     SyncTerminatingPod,
     SyncTerminatingRuntimePod,
 )
-from podkeeper.rules.worker.states import Cause, Finished, NeverStarted, Syncing, Unknown, Waiting
+from podkeeper.rules.worker.states import Cause, Finished, NeverStarted, Syncing, TerminationRequested, Unknown, Waiting
 from podkeeper.rules.worker.static_order import StaticOrder
 from podkeeper.rules.worker.updates import Update, UpdateType
 from podkeeper.rules.worker.workers import KnownPod, Orders, Stage, Workers
@@ -166,6 +166,29 @@ def test_a_pod_that_comes_back_while_it_ends_is_started_afresh_after_housekeepin
     assert isinstance(workers.state(OLD), Finished)
     assert workers.sync_known_pods({OLD}).known == {}
     assert tell(workers, CREATE, OLD) == (ReadStatus(None),)
+
+
+def test_pods_that_are_over_and_wanted_again_are_forgotten_without_a_sweep() -> None:
+    workers = node_with(WEB, OLD, NEW, NEWER)
+    killed(workers, WEB, OLD)
+    tell(workers, KILL, NEW)
+    for uid in (OLD, NEW):
+        tell(workers, CREATE, uid)
+    before = {uid: workers.state(uid) for uid in (OLD, NEW)}
+    assert workers.forget_restartable((WEB, OLD, NEW, NEWER, STRAY)) == before
+    assert [type(workers.state(uid)) for uid in (WEB, OLD, NEW, NEWER)] == [Finished, Unknown, Unknown, Waiting]
+    assert not workers.synced, "an unknown pod may still run"
+    assert tell(workers, CREATE, OLD) == (RETRY,)  # it waits behind the one that came meanwhile
+    assert workers.next_in_line(STATIC) == NEWER
+
+
+def test_a_pod_that_still_ends_is_not_forgotten_though_it_is_wanted_again() -> None:
+    workers = node_with(OLD)
+    tell(workers, KILL, OLD)
+    tell(workers, CREATE, OLD)
+    assert workers.forget_restartable((OLD,)) == {}
+    assert workers.forget_restartable(()) == {}
+    assert isinstance(workers.state(OLD), TerminationRequested)
 
 
 def test_a_runtime_pod_is_killed_until_it_is_gone() -> None:

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from podkeeper.model.messages import LifecycleEvent, LifecycleEventType
+from podkeeper.model.runtime_calls import RuntimeEvent
 from podkeeper.runtimes.fake import Behaviour, Operation
 from podkeeper.testing.sim.deeds import Evict
 from podkeeper.testing.sim.world import Fate
@@ -95,6 +96,33 @@ def test_a_container_in_back_off_waits_no_longer_because_the_clock_jumps(jump: f
         it.world.clock.jump(-jump)
         waited = await it.until(lambda: len(it.lives(uid)) == 3, within=30)
         assert waited > 5
+
+    tell(story)
+
+
+@pytest.mark.parametrize("jump", [7200, 6, -7200])
+def test_a_container_is_not_restarted_early_because_the_clock_jumps_before_its_exit_is_seen(jump: float) -> None:
+    """Seed 387: by the new clock the exit was hours old, so its backoff seemed to be over (I16)."""
+
+    async def story(it: Story) -> None:
+        uid = it.put(pod("web", app=Behaviour(after_seconds=8, exit_code=1, crashes=2)))
+        await it.until(lambda: len(it.lives(uid)) == 2, within=10)
+
+        def delay(event: RuntimeEvent) -> tuple[tuple[float, RuntimeEvent], ...]:
+            return ((4.0, event),)
+
+        it.runtime.add_event_filter(delay)
+        it.world.troubles.begin(it.world.now(), "late-events")
+        await it.until(lambda: not it.runs(uid), within=10)
+        await asyncio.sleep(1)
+        it.world.clock.jump(jump)
+        await asyncio.sleep(4)
+        it.runtime.remove_event_filter(delay)
+        await it.until(lambda: len(it.lives(uid)) == 3, within=30)
+        before, after = it.lives(uid)[1:]
+        assert before.ended is not None
+        assert after.started is not None
+        assert 9 < after.started - before.ended < 21  # 10 s, at most 4 s later, and the jitter of the next sync
 
     tell(story)
 

@@ -26,7 +26,8 @@ from podkeeper.model.runtime import PodRecord
 from podkeeper.ports.cgroups import Cgroups
 from podkeeper.ports.clock import Clock
 from podkeeper.ports.volumes import Volumes
-from podkeeper.rules.housekeeping import Answers, Plan, Sight, is_running, plan_of
+from podkeeper.rules.housekeeping import Answers, Plan, Sight, is_running, plan_of, restart_of
+from podkeeper.rules.mirror import is_static_pod
 from podkeeper.rules.worker.updates import Update
 from podkeeper.rules.worker.workers import KnownPod
 
@@ -62,6 +63,9 @@ class Workers(Answers, Protocol):
 
     def sync_known_pods(self, desired: Collection[PodUID]) -> Mapping[PodUID, KnownPod]:
         """Forget what is over, end what nobody wants, tell what remains."""
+
+    def forget_restartable(self, uids: Collection[PodUID]) -> Collection[PodUID]:
+        """Forget those of these pods that are over and that a source wants again. Returns which ones those are."""
 
     def told_since_sweep(self) -> frozenset[PodUID]:
         """Whom the workers were told of since the last `sync_known_pods`."""
@@ -226,15 +230,21 @@ class Housekeeping:
         self._idle_since: tuple[int, float] | None = None  # the count of happenings, and when
         self._hurry = asyncio.Event()
 
-    async def run(self, ready: Callable[[], bool]) -> None:
-        """Tidy up every two seconds while `ready` says so, until cancelled."""
+    async def run(self, is_well: Callable[[], bool], all_sources_ready: Callable[[], bool]) -> None:
+        """Tidy up every two seconds until cancelled.
+
+        Do nothing while the runtime is not well. Until all sources are ready, only start static pods again.
+        """
         async with asyncio.TaskGroup() as group:
             while True:
                 await self._pause()
-                if not ready() or self._has_nothing_new():
+                if not is_well():
                     continue
                 try:
-                    await self.tidy(group)
+                    if not all_sources_ready():
+                        self.restart_static_pods()
+                    elif not self._has_nothing_new():
+                        await self.tidy(group)
                 except Exception:
                     log.exception("housekeeping failed, next round in %g s", PERIOD_SECONDS)
 
@@ -258,6 +268,19 @@ class Housekeeping:
             return False
         happenings, at = self._idle_since
         return happenings == self._happenings() and self._clock.monotonic() - at < QUIET_SECONDS
+
+    def restart_static_pods(self) -> None:
+        """Start the static pods again that have ended and that their source names again.
+
+        This must not wait for the API: the pod may be the API server.
+        """
+        static = {_uid(pod): pod for pod in self._pods.pods() if is_static_pod(pod)}
+        for uid in self._workers.forget_restartable(static.keys() - self._held()):
+            pod, published = static[uid], self._status.get_pod_status(uid)
+            phase = None if published is None else published.phase
+            update = restart_of(pod, self._pods.mirror_of_pod(pod), phase, self._workers)
+            if update is not None:
+                _isolated(f"start pod {uid} again", partial(self._restart, update))
 
     async def tidy(self, group: asyncio.TaskGroup) -> None:
         """Make one round; what takes long goes on in the group."""

@@ -8,8 +8,8 @@ be called from anywhere on the event loop. Out: calls of the handlers, in the or
 
 Between two pods the loop gives way: ten thousand pods in one update hold up nobody. Nothing polls: turns come exactly
 when work is due. While the runtime as a whole is not well (asked again and again, ever less often), news piles up and
-nothing new is started; nothing is lost. Housekeeping goes on beside all this, once every source has been heard. The Go
-ancestors are `syncLoop` and `syncLoopIteration` in pkg/kubelet/kubelet.go.
+nothing new is started; nothing is lost. Housekeeping goes on beside all this, in full once all sources are ready. The
+Go ancestors are `syncLoop` and `syncLoopIteration` in pkg/kubelet/kubelet.go.
 """
 
 import asyncio
@@ -84,8 +84,8 @@ class Deadlines(Protocol):
 class Housekeeping(Protocol):
     """Tidies up now and then."""
 
-    async def run(self, ready: Callable[[], bool]) -> None:
-        """Tidy up every so often while `ready` says so."""
+    async def run(self, is_well: Callable[[], bool], all_sources_ready: Callable[[], bool]) -> None:
+        """Tidy up every so often while the runtime is well, the whole node only once all sources are ready."""
 
     def hurry(self) -> None:
         """Do so at once."""
@@ -182,7 +182,8 @@ class SyncLoop:
             group.create_task(self._watch_the_runtime(), name="sync loop: runtime")
             group.create_task(self._take_news(), name="sync loop: news")
             group.create_task(self._take_turns(), name="sync loop: turns")
-            group.create_task(self._housekeeping.run(self._may_tidy), name="sync loop: housekeeping")
+            tidying = self._housekeeping.run(self._well.is_set, self._handlers.all_sources_ready)
+            group.create_task(tidying, name="sync loop: housekeeping")
 
     def tick(self) -> Iterator[bool]:
         """Give the pods whose work is due, or whose deadline has passed, their turn, one pod per step."""
@@ -284,6 +285,3 @@ class SyncLoop:
             log.exception("cannot ask the runtime how it is")
             return "the runtime cannot be asked how it is"
         return None if health.runtime_ready else f"the runtime says it is not ready: {health.message}"
-
-    def _may_tidy(self) -> bool:
-        return self._well.is_set() and self._handlers.all_sources_ready()

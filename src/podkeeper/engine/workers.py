@@ -213,6 +213,15 @@ class PodWorkers:
         self._tell("the observer", "*", self._observer.working, sweep.known)
         return sweep.known
 
+    def forget_restartable(self, uids: Collection[PodUID]) -> Collection[PodUID]:
+        """Forget those of these pods that are over and that a source wants again. Returns which ones those are."""
+        if self._stopped:
+            raise TryLater("cannot forget pod workers: the agent is stopping")
+        forgotten = self._workers.forget_restartable(uids)
+        for uid, before in forgotten.items():
+            self._say_moved(uid, before)
+        return forgotten.keys()
+
     def told_since_sweep(self) -> frozenset[PodUID]:
         """The pods given to `update_pod` since housekeeping came by: known, though its map lacks them."""
         return frozenset(self._told)

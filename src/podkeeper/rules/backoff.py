@@ -165,6 +165,7 @@ class BackoffTable:
         self._entries: dict[BackoffKey, Entry] = {}
         self._exits: dict[BackoffKey, SeenExit] = {}  # the last ones
         self._keys: dict[PodUID, dict[BackoffKey, None]] = {}  # of the entries, by pod
+        self._wall_ahead: dict[BackoffKey, timedelta] = {}  # when a restart was last allowed, in this life of the agent
         self._restored: set[BackoffKey] = set()  # entries from before a restart of the agent, unchanged since
         self._changed: dict[PodUID, None] = {}  # pods whose entries changed since `take_changed`
 
@@ -200,6 +201,7 @@ class BackoffTable:
         if entry is not None and until is not None:
             return _held_restart(pod, container.name, entry.delay, until)
         self._put(key, uid, next_entry(entry, exit_at, now, curve or self._curve))
+        self._wall_ahead[key] = wall_ahead
         return None
 
     def _exit_at(
@@ -210,6 +212,9 @@ class BackoffTable:
         Reckoned once, when the exit is first seen: the wall clock may jump while the container waits. If it was put
         back before that, the exit seems to lie ahead; it was not later than now. If the wall clock jumped ahead while
         the agent was down, an exit may seem older than the entry of its own start. Then the wait begins now.
+
+        If the wall clock jumped ahead since the start, the exit was told by the clock of before or after the jump. The
+        later time counts, if it is possible: the other one would cut the wait short.
         """
         if last.finished_at is None:
             return None
@@ -218,6 +223,9 @@ class BackoffTable:
             at = min(last.finished_at - wall_ahead, now)
             if key in self._restored and at < self._entries[key].updated_at:
                 at = now
+            by_former_clock = last.finished_at - self._wall_ahead.get(key, wall_ahead)
+            if by_former_clock <= now:
+                at = max(at, by_former_clock)
             known = self._exits[key] = SeenExit(last.id, last.finished_at, at)
             self._changed[uid] = None
         return known.at
@@ -242,6 +250,7 @@ class BackoffTable:
             for key in [key for key in keys if gone or has_expired(self._entries[key], now)]:
                 del self._entries[key], keys[key]
                 self._exits.pop(key, None)
+                self._wall_ahead.pop(key, None)
                 self._restored.discard(key)
                 self._changed[uid] = None
             if not keys:

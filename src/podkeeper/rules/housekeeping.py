@@ -102,9 +102,9 @@ def plan_of(sight: Sight, workers: Answers) -> Plan:
     running = {PodUID(record.uid): record for record in sight.runtime_pods or ()}
 
     restarts = {
-        uid: Update(type=UpdateType.CREATE, pod=pod, mirror_pod=mirror)
+        uid: update
         for uid, (pod, mirror) in desired.items()
-        if uid not in known and is_active(pod, sight.phases.get(uid), workers)
+        if uid not in known and (update := restart_of(pod, mirror, sight.phases.get(uid), workers)) is not None
     }
     known |= restarts.keys()
     endings = tuple(
@@ -149,6 +149,13 @@ def plan_of(sight: Sight, workers: Answers) -> Plan:
         cgroups_to_throttle=idle_cgroups & with_volumes,
         to_confirm=to_confirm,
     )
+
+
+def restart_of(pod: Pod, mirror: Pod | None, published_phase: str | None, workers: Answers) -> Update | None:
+    """The update that starts a desired pod which the workers do not know; None if the pod is over."""
+    if not is_active(pod, published_phase, workers):
+        return None
+    return Update(type=UpdateType.CREATE, pod=pod, mirror_pod=mirror)
 
 
 def _to_confirm(sight: Sight, known: Collection[str], desired: Collection[str]) -> tuple[PodRecord, ...]:

@@ -126,6 +126,20 @@ class Workers:
                 sweep.known[uid] = _known(worker.state, orphan=not is_desired)
         return sweep
 
+    def forget_restartable(self, uids: Collection[PodUID]) -> dict[PodUID, State]:
+        """Forget those of these pods that are over and that a source wants again. They are to be created again.
+
+        Returns where they stood. A sweep does the same, but it also ends pods that no source wants. So it has to wait
+        until all sources are ready; this does not.
+        """
+        forgotten: dict[PodUID, State] = {}
+        for uid in uids:
+            before = self.state(uid)
+            if isinstance(before, Finished | NeverStarted) and before.restart_requested:
+                self._send(uid, _SWEPT[True])
+                forgotten[uid] = before
+        return forgotten
+
     def state(self, uid: PodUID) -> State:
         """Where a pod stands."""
         worker = self._workers.get(uid)

@@ -5,14 +5,13 @@ the agent must keep the request: once the pod has terminated, it starts again. T
 and all other pods of that name have ended and nothing has disturbed the pod for `PATIENCE_SECONDS`. Then a container
 must have started since the request.
 
-The request ends when the source drops the pod again. Nothing is judged while there is no room for the pod or no image,
-nor before the agent has heard all its sources: until then, as in the kubelet, it removes no pod, finished ones neither.
+The request ends when the source drops the pod again. Nothing is judged while there is no room for the pod or no image.
 """
 
 from dataclasses import dataclass
 
 from podkeeper.model.k8s.core import Pod
-from podkeeper.model.messages import API_SOURCE, FILE_SOURCE, HTTP_SOURCE, Op, PodUID
+from podkeeper.model.messages import API_SOURCE, Op, PodUID
 from podkeeper.rules.mirror import full_name
 from podkeeper.testing.sim.invariants.pods import Pods, turned_away
 from podkeeper.testing.sim.invariants.promptness import API, ELSEWHERE
@@ -20,7 +19,6 @@ from podkeeper.testing.sim.pods import all_containers
 from podkeeper.testing.sim.records import Asked, LifeBegan, Told
 from podkeeper.testing.sim.world import World
 
-SOURCES = frozenset({API_SOURCE, FILE_SOURCE, HTTP_SOURCE})
 PATIENCE_SECONDS = 60.0
 """From the end of the former run: the terminated pod is cleaned up, housekeeping forgets it, and the pod starts."""
 
@@ -42,15 +40,12 @@ class Restarts:
         self._named: dict[str, dict[PodUID, Pod]] = {}  # by source
         self._dropped: set[PodUID] = set()
         self._requests: dict[PodUID, _Request] = {}
-        self._heard: set[str] = set()  # the sources that the agent which lives now has heard
         world.bus.subscribe(Told, self._hear)
         world.bus.subscribe(LifeBegan, self._see_life)
         world.bus.subscribe(Asked, self._look)  # any sign that time passes; a timer could change the order of others
 
     def _hear(self, told: Told) -> None:
         update = told.update
-        if update.op is Op.SET:
-            self._heard.add(update.source)
         if update.source == API_SOURCE or update.op is not Op.SET:
             return
         before = self._named.get(update.source, {})
@@ -66,7 +61,6 @@ class Restarts:
 
     def _see_life(self, began: LifeBegan) -> None:
         """A new agent never learned that the pod was dropped: to it, the pod is one that runs or is to start."""
-        self._heard.clear()
         for request in self._requests.values():
             request.quiet_since = began.at
 
@@ -92,8 +86,6 @@ class Restarts:
     def _is_hindered(self, uid: PodUID, request: _Request) -> bool:
         """Whether something still stands in the way of the new run, or may have done so a moment ago."""
         world = self._world
-        if not self._heard >= SOURCES:
-            return True
         namesakes = self._pods.static_namesakes(full_name(request.pod))
         if any(life.id in request.former for life in world.truth.running(uid)):
             return True

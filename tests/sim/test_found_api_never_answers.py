@@ -1,0 +1,53 @@
+"""What the simulation found about static pods of an agent that the API has not answered since it started."""
+
+import asyncio
+
+import pytest
+
+from podkeeper.runtimes.fake import Behaviour
+from tests.sim.stories import Story, container, pod, tell
+
+PLACE = "/etc/podkeeper/web.yaml"
+GONE = ""  # the manifest is erased
+
+WRITES = {
+    "the successor is written again": (0.05, ("app:v2", "app:v1", "app:v2")),
+    "the change is taken back while the pod terminates": (0.05, ("app:v2", "app:v1")),
+    "the change is taken back after the successor has started": (5.0, ("app:v2", "app:v1")),
+    "the manifest comes back while the pod terminates": (0.05, (GONE, "app:v1")),
+    "the manifest comes back after the pod has terminated": (5.0, (GONE, "app:v1")),
+}
+
+
+@pytest.mark.parametrize(("pause", "images"), WRITES.values(), ids=WRITES.keys())
+def test_a_static_pod_that_is_named_again_runs_again_without_the_api(pause: float, images: tuple[str, ...]) -> None:
+    """Seed 334: only housekeeping restarted such pods, and it waits until the API has answered once (I14).
+
+    If the pod is the API server of this node, both would wait for ever.
+    """
+
+    async def story(it: Story) -> None:
+        def write(image: str) -> None:
+            it.write(PLACE, pod("web", container(image=image), app=Behaviour(term_seconds=0.5)))
+
+        write("app:v1")
+        await it.until(lambda: it.is_ready("web-n1"), within=3)
+        it.api.go_down()
+        it.world.troubles.begin(it.world.now(), "api-down")
+        await it.restart_agent()
+        await asyncio.sleep(20)
+        for image in images:
+            if image:
+                write(image)
+            else:
+                it.world.files.erase(PLACE)
+            await asyncio.sleep(pause)
+        await it.until(lambda: [life.image for life in it.world.truth.all_running()] == [images[-1]], within=3)
+        await asyncio.sleep(60)
+        assert [life.image for life in it.world.truth.all_running()] == [images[-1]]
+        it.api.come_up()
+        await it.until(lambda: it.is_ready("web-n1"), within=70)
+        await asyncio.sleep(30)
+        assert [life.image for life in it.world.truth.all_running()] == [images[-1]]
+
+    tell(story)
