@@ -174,15 +174,18 @@ class Crew:
     def results(self, plans: Iterable[Plan], keep: str = "") -> Iterator[SeedResult]:
         """Play plans, each as soon as somebody has time for it; results come as they are there.
 
+        Those that are there at the same time come in the order of the plans: `--fail-fast` stops at the first failure.
         `keep` says whose trace is wanted (a pod's name or UID, or "all"), besides that of a broken promise.
         """
         waiting = iter(plans)
-        playing = {self._begin(Excerpt(plan), keep) for plan in islice(waiting, self._jobs + 1)}
+        playing = [self._begin(Excerpt(plan), keep) for plan in islice(waiting, self._jobs + 1)]
         try:
             while playing:
-                done, playing = wait(playing, return_when=FIRST_COMPLETED)
-                playing |= {self._begin(Excerpt(plan), keep) for plan in islice(waiting, len(done))}
-                yield from (future.result() for future in done)
+                done, _ = wait(playing, return_when=FIRST_COMPLETED)
+                ended = [future for future in playing if future in done]
+                playing = [future for future in playing if future not in done]
+                playing += [self._begin(Excerpt(plan), keep) for plan in islice(waiting, len(ended))]
+                yield from (future.result() for future in ended)
         finally:
             for future in playing:
                 future.cancel()
