@@ -49,6 +49,7 @@ class Desk:
         self.places: list[Place] = []
         self.seen = IN_SANDBOX
         self.lookup = Lookup(Dns(servers=("10.0.0.53",)))
+        self.starts_left = 100
         self.executor = PlanExecutor(
             runtime=self,
             starter=self,
@@ -60,8 +61,12 @@ class Desk:
             lookup=self.look_up,
             sandbox_ready=lambda pod, record: self.calls.append(("sandbox ready", record)),
             observer=self,
+            may_start=self.may_start,
             max_pods_with_failures=2,
         )
+
+    def may_start(self, uid: PodUID) -> bool:
+        return uid != UID or sum(call[0] == "start" for call in self.calls) < self.starts_left
 
     def call(self, name: str, *arguments: object) -> None:
         self.calls.append((name, *arguments))
@@ -269,6 +274,23 @@ def test_only_an_init_container_that_runs_to_its_end_holds_up_the_next(failing: 
         actions = PodActions(sandbox_id="s1", init_containers_to_start=(0, 1, 2))
         assert len(await desk.errors(INIT, IN_SANDBOX, actions)) == 1
         assert [call[1] for call in desk.calls if call[0] == "start"] == started
+
+    at_desk(story)
+
+
+@pytest.mark.parametrize(
+    ("actions", "starts_left", "steps"),
+    [
+        (CREATE, 0, ["kill pod"]),
+        (START, 0, ["kill"]),
+        (START, 1, ["kill", "begun container", "start app"]),
+    ],
+)
+def test_nothing_starts_in_a_pod_that_is_to_end(actions: PodActions, starts_left: int, steps: list[str]) -> None:
+    async def story(desk: Desk) -> None:
+        desk.starts_left = starts_left
+        await desk.execute(WEB, IN_SANDBOX, actions)
+        assert desk.steps() == steps
 
     at_desk(story)
 

@@ -16,6 +16,7 @@ from podkeeper.model.messages import (
     CONFIG_SOURCE_ANNOTATION,
     Op,
     PodEvent,
+    PodUID,
     PodUpdate,
 )
 from podkeeper.rules.merge import NotificationMode, duplicate_warning
@@ -53,6 +54,20 @@ def test_the_first_set_of_a_source_is_told_even_if_it_is_empty() -> None:
     assert listener.tell(Op.SET, "file") == ["ADD"]
     assert listener.updates == [PodUpdate(Op.ADD, (), "file")]
     assert listener.tell(Op.SET, "file") == []
+
+
+def test_a_pod_is_wanted_from_its_first_update_until_its_end_is_asked_for() -> None:
+    listener = Listener()
+    uid = PodUID("uid-web")
+    assert not listener.storage.wants(uid)
+    listener.tell(Op.ADD, "file", pod("other"))
+    listener.tell(Op.ADD, "api", pod("web"))
+    assert listener.storage.wants(uid)
+    listener.tell(Op.DELETE, "api", pod("web", deleted=True))
+    assert not listener.storage.wants(uid)
+    listener.tell(Op.SET, "api", pod("web", uid="uid-web-2"))
+    listener.tell(Op.REMOVE, "api", pod("web", uid="uid-web-2"))
+    assert [listener.storage.wants(PodUID(each)) for each in ("uid-web-2", "uid-other")] == [False, True]
 
 
 def test_a_stored_pod_carries_its_source_and_when_it_was_first_seen() -> None:

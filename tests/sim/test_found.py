@@ -2,13 +2,15 @@
 
 import asyncio
 
+import msgspec
 import pytest
 
 from podkeeper.model.messages import LifecycleEvent, LifecycleEventType
 from podkeeper.model.runtime_calls import RuntimeEvent
 from podkeeper.runtimes.fake import Behaviour, Operation
 from podkeeper.testing.sim.deeds import Evict
-from podkeeper.testing.sim.world import Fate
+from podkeeper.testing.sim.invariants import watch
+from podkeeper.testing.sim.world import Fate, World
 from tests.sim.stories import Story, container, pod, tell
 
 
@@ -183,3 +185,33 @@ def test_what_is_said_of_a_static_pod_is_kept_until_all_of_it_is_over() -> None:
         assert all(status.conditions for status in told)
 
     tell(story)
+
+
+@pytest.mark.parametrize("seed", [28, 83, 87, 131])  # the loop is late at the right moment
+def test_a_pod_that_was_deleted_while_the_runtime_was_down_starts_nothing_when_it_is_back(seed: int) -> None:
+    """Seed 552: the deletion waited in the loop until the runtime was well, and a pass went on before that (I12)."""
+
+    world = World(seed)
+    watch(world)
+
+    async def story() -> None:
+        it = Story(world)
+        uid = it.put(pod("web"))
+        await it.until(lambda: it.is_ready("web"), within=5)
+        it.world.troubles.begin(it.world.now(), "runtime-down")
+        it.runtime.go_down()
+        it.runtime.end_container(uid, "app", 0)
+        await asyncio.sleep(60)
+        spec = it.seen("web").spec
+        it.api.replace_spec("web", msgspec.structs.replace(spec, active_deadline_seconds=10_000))
+        it.put(*(pod(f"other{number}") for number in range(40)))
+        it.delete("web")
+        await asyncio.sleep(10)
+        it.world.loop.dawdle(0.5, 0.5)
+        it.world.troubles.begin(it.world.now(), "dawdle")
+        it.runtime.come_up()
+        await it.until(lambda: it.is_gone("web"), within=60)
+        assert len(it.lives(uid)) == 1
+
+    verdict = world.play(story)
+    assert verdict.violation is None, verdict.violation

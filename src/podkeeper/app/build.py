@@ -329,6 +329,9 @@ class Agent:
             lookup=self.settings.lookup,
             sandbox_ready=lambda pod, seen: self.syncer.on_sandbox_ready(pod, seen),
             observer=self.metrics,
+            # While the runtime is not well, the loop handles no deletion. When it is well again, a pass may go on
+            # before the loop does.
+            may_start=lambda uid: self.storage.wants(uid),
         )
 
     # What decides when: syncer, workers, loop.

@@ -138,11 +138,13 @@ class PlanExecutor:
         lookup: Callable[[Pod], Awaitable[Lookup]] | None = None,
         sandbox_ready: Callable[[Pod, PodRecord], None] = _ignore,
         observer: StartObserver | None = None,
+        may_start: Callable[[PodUID], bool] = lambda uid: True,
         max_pods_with_failures: int = MAX_PODS_WITH_FAILURES,
     ) -> None:
         """`sandbox_ready` hears of each new sandbox, with a record that shows it, before any image is pulled.
 
-        `lookup` says how names are looked up in a pod; None: as the runtime does it.
+        `lookup` says how names are looked up in a pod; None: as the runtime does it. `may_start` says whether a pod
+        may still get a sandbox and containers; if not, the plan ends there without an error.
         """
         self._runtime = runtime
         self._starter = starter
@@ -154,6 +156,7 @@ class PlanExecutor:
         self._lookup = lookup
         self._sandbox_ready = sandbox_ready
         self._observer = observer or _Unobserved()
+        self._may_start = may_start
         self._max_pods_with_failures = max_pods_with_failures
         # A pod's mapping is replaced when something changes, and only then: whoever holds one can compare.
         self._failures: OrderedDict[PodUID, Mapping[str, StartFailure]] = OrderedDict()
@@ -175,6 +178,8 @@ class PlanExecutor:
         raise_all(f"cannot stop what must stop of pod {described(pod)}", errors)
         if actions.kill_pod and not actions.create_sandbox:
             return  # nothing can start any more
+        if not self._may_start(PodUID(pod.metadata.uid or "")):
+            return
         place = Place(
             sandbox_id=actions.sandbox_id,
             pod_ips=record.ips or (self._host_ips() if pod.spec.host_network else ()),
@@ -312,6 +317,8 @@ class PlanExecutor:
             ("container", _chosen(spec.containers, actions.containers_to_start)),
         ):
             for container in containers:
+                if not self._may_start(PodUID(pod.metadata.uid or "")):
+                    return tuple(errors)
                 self._observer.start_begun(kind)
                 trouble = await self._starter.start(pod, container, record, place)
                 self._keep(PodUID(pod.metadata.uid or ""), container.name, trouble)

@@ -68,6 +68,13 @@ class PodStorage:
         for update in announcements(self._mode, source, merged, first_set, everything):
             self._emit(update)
 
+    def wants(self, uid: PodUID) -> bool:
+        """Whether some source wants a pod and has not asked for its end, as of what was merged last."""
+        return any(
+            (pod := pods.get(uid)) is not None and pod.metadata.deletion_timestamp is None
+            for pods in self._pods.values()
+        )
+
     def merged_state(self) -> tuple[Pod, ...]:
         """All pods of all sources."""
         return tuple(pod for pods in self._pods.values() for pod in pods.values())
