@@ -228,6 +228,40 @@ def test_what_a_keeper_does_not_read_yet_is_sent_when_it_does() -> None:
     with_line(act)
 
 
+def test_files_are_closed_here_when_their_question_is_sent_in_parts() -> None:
+    async def act(line: Line) -> None:
+        line.link.begin("x", {"text": "a" * 1_000_000}, (nowhere(),))
+        received: list[Json] = []
+        while not received:
+            received = line.asked()
+            await asyncio.sleep(0)
+        assert received[0]["fds"] == 1
+
+    with_line(act)
+
+
+@pytest.mark.parametrize("turns", range(5))
+def test_files_of_an_answer_that_comes_as_its_question_is_given_up_are_closed(turns: int) -> None:
+    async def act(line: Line) -> None:
+        question = asyncio.ensure_future(line.link.ask("attach", {}, 5))
+        await turn()
+        (request,) = line.asked()
+        file = nowhere()
+        send_with(line.keeper, encode({"id": request["id"], "ok": {}, "fds": 1}), (file,))
+        os.close(file)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        if not question.done():
+            question.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await question
+        else:
+            os.close(question.result()[1][0])
+        await turn()
+
+    with_line(act)
+
+
 def test_files_that_came_and_were_not_asked_for_are_closed_with_the_line() -> None:
     async def act(line: Line) -> None:
         file = nowhere()
