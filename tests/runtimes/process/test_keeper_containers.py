@@ -122,6 +122,18 @@ def vars_of(launch: Launch) -> dict[str, Any]:
     return {**launch.to_json(), "binds": launch.binds}
 
 
+def test_what_happens_is_reported_when_it_cannot_be_written_down(scene: Scene) -> None:
+    container = scene.container()
+    Path("containers/x/state.json.new").mkdir()
+    container.start()
+    container.stop(0, lambda: scene.done.append("stopped"))
+    scene.loop.ring()
+    container.ended(ended(container.pid))
+    assert [event for event, _ in scene.told] == ["created", "started", "exited"]
+    assert scene.done == ["stopped"]
+    assert read_json("containers/x/state.json") == {"state": "created"}
+
+
 @pytest.mark.parametrize("why", ["jail", "log", "cgroup", "target"])
 def test_a_container_that_cannot_be_started_has_exited_and_leaves_no_file_open(scene: Scene, why: str) -> None:
     changes: dict[str, Any] = {}
