@@ -209,10 +209,11 @@ def test_host_pid_shows_all_processes(here: World) -> None:
 
 
 def test_a_second_process_enters_a_running_container(here: World) -> None:
-    def action() -> tuple[tuple[int, str], str, list[int]]:
+    def action() -> tuple[tuple[int, str], str, list[int], int]:
         jail = Jail(isolation=here.isolation, hostname="pod-1")
         spec = here.spec("echo inside > /tmp/mark; exec sleep 60", binds=(Bind(here.state, "/data"),))
         pid = start(jail, spec)
+        files = len(os.listdir("/proc/self/fd"))
         eventually(lambda: run(jail, replace(spec, argv=("test", "-s", "/tmp/mark")), pid)[0] == 0)
         until = "until grep -q sleep /proc/1/comm; do :; done"  # the mark comes before the exec
         script = f"{until}; cat /tmp/mark; hostname; cat /proc/1/comm; test -d /data && pwd"
@@ -223,12 +224,12 @@ def test_a_second_process_enters_a_running_container(here: World) -> None:
         except LaunchError as error:
             message = str(error)
         end(pid)
-        return answer, message, [child for child in _children() if child]
+        return answer, message, [child for child in _children() if child], len(os.listdir("/proc/self/fd")) - files
 
-    answer, message, left = here.keep(action)
+    answer, message, left, files_left = here.keep(action)
     assert answer == (0, "inside\npod-1\nsleep\n/etc\n")
     assert message == 'exec: "no-such-program": executable file not found in $PATH'
-    assert left == []
+    assert (left, files_left) == ([], 0)
 
 
 def test_what_was_entered_dies_with_the_container(here: World) -> None:
@@ -376,8 +377,13 @@ def test_a_process_that_never_comes_to_its_program_is_given_up(as_root: World, m
     monkeypatch.setattr("podkeeper.runtimes.process.keeper.jail.START_SECONDS", 0.2)
     fifo = f"{as_root.state}/fifo"
     os.mkfifo(fifo)
-    with pytest.raises(Broken, match="did not come to its program"):
-        as_root.run("true", cgroups=(fifo,))  # to open it waits for a reader
+
+    def action() -> int:
+        with pytest.raises(LaunchError, match="did not come to its program"):
+            run(Jail(isolation=as_root.isolation), as_root.spec("true", cgroups=(fifo,)))  # waits for a reader
+        return os.waitstatus_to_exitcode(os.waitpid(-1, 0)[1])
+
+    assert as_root.keep(action) == -signal.SIGKILL
 
 
 def _children() -> list[int]:

@@ -310,6 +310,17 @@ def test_when_an_agent_leaves_its_own_commands_are_hung_up_on() -> None:
     assert kept(act) == [True, [], False]
 
 
+def test_when_an_agent_leaves_nothing_is_sent_to_commands_that_have_ended() -> None:
+    def act(stage: Stage) -> list[Any]:
+        stage.run()
+        stage.agent.ask("exec", (0, 1, 2), container="x", argv=["true"])
+        heard = stage.hear_next()
+        stage.agent.leave()
+        return [heard, stage.loop.timers]
+
+    assert kept(act) == [[ok(3, code=0, timed_out=False)], []]
+
+
 def test_who_attaches_gets_a_file_and_the_output() -> None:
     def act(stage: Stage) -> list[Any]:
         pid = stage.run(argv=("cat",), stdin=True)

@@ -344,6 +344,16 @@ def test_a_stop_is_asked_for_with_its_grace_and_only_where_something_runs(grace:
     in_runtime(act)
 
 
+def test_a_container_that_its_keeper_no_longer_has_is_stopped() -> None:
+    async def act(scene: Scene) -> None:
+        _, container = await scene.running()
+        scene.keepers[0].containers.clear()
+        await scene.runtime.stop_container(container, 30)
+        assert len(scene.requests("stop")) == 1
+
+    in_runtime(act)
+
+
 def test_sparing_is_asked_of_every_keeper_that_is_ready() -> None:
     async def act(scene: Scene) -> None:
         first = await scene.sandbox()
@@ -438,7 +448,9 @@ def test_silent_keepers_are_tried_less_and_less_often() -> None:
         keeper.hang_up()
         # Each try takes 1.88 s; the pauses between them are 0.2, 0.5, 1, 2, 5 and 5 s.
         seventh = 6 * 1.88 + 0.2 + 0.5 + 1 + 2 + 5 + 5
-        await asyncio.sleep(seventh - 0.1)
+        await asyncio.sleep(0.5)
+        assert await scene.runtime.health() == RuntimeHealth()  # the first try is not over
+        await asyncio.sleep(seventh - 0.6)
         elsewhere.rename(address)
         asked = len(keeper.requests)
         assert await scene.runtime.health() != RuntimeHealth()
