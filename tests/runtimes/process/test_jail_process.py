@@ -163,19 +163,20 @@ def test_a_process_joins_its_cgroups_before_it_runs(anywhere: World) -> None:
 
 
 def test_a_pod_may_share_its_processes(here: World) -> None:
-    def action() -> tuple[str, str, bool]:
-        jail = Jail(isolation=here.isolation, share_pid=True)
+    def action() -> tuple[str, str, bool, bool]:
+        jail = Jail(isolation=here.isolation, share_pid=True, shm=f"{here.state}/shm")
         first = start(jail, here.spec("", "one", argv=("sleep", "60"), pid="pod"))  # it is `sleep` from the start
         seen = run(jail, here.spec("grep -l sleep /proc/[0-9]*/comm | wc -l; echo $$", "two", pid="pod"))[1]
         alone = run(jail, here.spec("echo $$", "three"))[1]
         mine = os.getpgid(first) == first and jail.anchor > 0
         jail.close()
         os.waitpid(first, 0)  # the end of the anchor was the end of all
-        return seen, alone, mine
+        return seen, alone, mine, os.path.exists(f"{here.state}/shm")
 
-    seen, alone, mine = here.keep(action)
+    seen, alone, mine, memory_left = here.keep(action)
     count, own = seen.split()
     assert (count, int(own) > 1, alone, mine) == ("1", True, "1\n", True)
+    assert not memory_left
 
 
 def test_a_container_may_share_the_processes_of_another_with_files_of_its_own(here: World) -> None:
