@@ -432,6 +432,22 @@ def test_when_a_command_has_ended_those_who_hold_its_files_are_not_waited_for() 
     with_line(act)
 
 
+def test_when_a_command_has_ended_all_that_it_wrote_is_fetched() -> None:
+    async def act(line: Line) -> None:
+        ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)  # one read is one packet: short, as at a terminal
+        with theirs:
+            session = Session({Channel.STDOUT: ours.detach()})
+            end = asyncio.get_running_loop().create_future()
+            session.follow(line.link, 1, end)
+            for number in range(20):
+                theirs.send(b"%d" % number)
+            end.set_result(({"code": 0}, []))
+            assert [data async for _, data in session] == [b"%d" % number for number in range(20)]
+            await session.aclose()
+
+    with_line(act)
+
+
 def test_a_command_that_could_not_be_started_says_so_when_waited_for() -> None:
     async def act(line: Line) -> None:
         session = await open_command(line.link, "x", ["nothing"], tty=False, stdin=False)
