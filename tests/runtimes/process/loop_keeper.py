@@ -9,7 +9,10 @@ import os
 import shutil
 import socket
 import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from podkeeper.model.errors import RuntimeUnavailable
@@ -43,6 +46,8 @@ class LoopKeeper:
         self._was_asked = False
         self.requests: list[Json] = []
         self.mute = False  # it lives, and neither reads nor answers
+        self.leaving = False  # it was told to shut down
+        self.stays = False  # it answers a shutdown and does not exit
         home = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(f"/proc/self/fd/{home}/{SOCKET_FILE}")
@@ -122,14 +127,15 @@ class LoopKeeper:
         except KeyError as error:
             answer = {"id": request["id"], "error": f"{error} is unknown", "kind": "unknown"}
         self._send(connection, answer)
-        if request["do"] == "shutdown":
+        if request["do"] == "shutdown" and not self.stays:
             self.die()
 
     def _do(self, connection: socket.socket, request: Json) -> None:
         container_id = request.get("container", "")
         match request["do"]:
             case "state":
-                self._send(connection, {"event": "state", "containers": list(self.containers.values())})
+                containers = list(self.containers.values())
+                self._send(connection, {"event": "state", "containers": containers, "leaving": self.leaving})
             case "create":
                 home = os.path.join(self._directory, "containers", container_id)
                 os.makedirs(home, exist_ok=True)
@@ -148,6 +154,7 @@ class LoopKeeper:
                     shutil.rmtree(os.path.join(self._directory, "containers", container_id))
                     self._tell({"event": "removed", "container": container})
             case "shutdown":
+                self.leaving = True
                 self._tell({"event": "leaving"})
                 self.exit(137)
                 write_json(os.path.join(self._directory, STOPPED_FILE), {})
@@ -167,6 +174,35 @@ class LoopKeeper:
         if connection in self._inboxes:
             with suppress(OSError):
                 connection.send(encode(message))
+
+
+class LoopThreads(ThreadPoolExecutor):
+    """Runs what is meant for threads in the event loop. Calls of functions in `held` wait for `release()`."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.held: set[object] = set()
+        self._waiting: list[Callable[[], None]] = []
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+
+        def work() -> None:
+            try:
+                future.set_result(fn(*args, **kwargs))
+            except Exception as error:
+                future.set_exception(error)
+
+        if isinstance(fn, partial) and fn.args[0] in self.held:  # as `asyncio.to_thread` wraps a function
+            self._waiting.append(work)
+        else:
+            work()
+        return future
+
+    def release(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for work in waiting:
+            work()
 
 
 class LoopHatchery(Hatchery):
@@ -206,4 +242,5 @@ class LoopHatchery(Hatchery):
             raise fault.error(f"cannot {method}: a fault was injected")
 
     async def close(self) -> None:
+        await asyncio.sleep(0)
         self.closed = True

@@ -125,10 +125,12 @@ def test_signals_files_and_session_are_those_of_a_fresh_process(anywhere: World)
 
 def test_a_container_dies_with_its_keeper(anywhere: World) -> None:
     reader, writer = os.pipe()
+    # A change of user clears the signal that the kernel sends when the keeper dies.
+    other: dict[str, Any] = {"user": 1000, "group": 1000} if anywhere.who == "root" else {}
 
     def action() -> int:
         jail = Jail(isolation=anywhere.isolation)
-        return jail.launch(anywhere.spec("sleep 60 & wait"), 0, writer, writer)  # and the keeper ends here
+        return jail.launch(anywhere.spec("sleep 60 & wait", **other), 0, writer, writer)  # and the keeper ends here
 
     group = anywhere.keep(action)
     os.close(writer)
@@ -161,19 +163,20 @@ def test_a_process_joins_its_cgroups_before_it_runs(anywhere: World) -> None:
 
 
 def test_a_pod_may_share_its_processes(here: World) -> None:
-    def action() -> tuple[str, str, bool]:
-        jail = Jail(isolation=here.isolation, share_pid=True)
+    def action() -> tuple[str, str, bool, bool]:
+        jail = Jail(isolation=here.isolation, share_pid=True, shm=f"{here.state}/shm")
         first = start(jail, here.spec("", "one", argv=("sleep", "60"), pid="pod"))  # it is `sleep` from the start
         seen = run(jail, here.spec("grep -l sleep /proc/[0-9]*/comm | wc -l; echo $$", "two", pid="pod"))[1]
         alone = run(jail, here.spec("echo $$", "three"))[1]
         mine = os.getpgid(first) == first and jail.anchor > 0
         jail.close()
         os.waitpid(first, 0)  # the end of the anchor was the end of all
-        return seen, alone, mine
+        return seen, alone, mine, os.path.exists(f"{here.state}/shm")
 
-    seen, alone, mine = here.keep(action)
+    seen, alone, mine, memory_left = here.keep(action)
     count, own = seen.split()
     assert (count, int(own) > 1, alone, mine) == ("1", True, "1\n", True)
+    assert not memory_left
 
 
 def test_a_container_may_share_the_processes_of_another_with_files_of_its_own(here: World) -> None:
@@ -209,10 +212,11 @@ def test_host_pid_shows_all_processes(here: World) -> None:
 
 
 def test_a_second_process_enters_a_running_container(here: World) -> None:
-    def action() -> tuple[tuple[int, str], str, list[int]]:
+    def action() -> tuple[tuple[int, str], str, list[int], int]:
         jail = Jail(isolation=here.isolation, hostname="pod-1")
         spec = here.spec("echo inside > /tmp/mark; exec sleep 60", binds=(Bind(here.state, "/data"),))
         pid = start(jail, spec)
+        files = len(os.listdir("/proc/self/fd"))
         eventually(lambda: run(jail, replace(spec, argv=("test", "-s", "/tmp/mark")), pid)[0] == 0)
         until = "until grep -q sleep /proc/1/comm; do :; done"  # the mark comes before the exec
         script = f"{until}; cat /tmp/mark; hostname; cat /proc/1/comm; test -d /data && pwd"
@@ -223,12 +227,12 @@ def test_a_second_process_enters_a_running_container(here: World) -> None:
         except LaunchError as error:
             message = str(error)
         end(pid)
-        return answer, message, [child for child in _children() if child]
+        return answer, message, [child for child in _children() if child], len(os.listdir("/proc/self/fd")) - files
 
-    answer, message, left = here.keep(action)
+    answer, message, left, files_left = here.keep(action)
     assert answer == (0, "inside\npod-1\nsleep\n/etc\n")
     assert message == 'exec: "no-such-program": executable file not found in $PATH'
-    assert left == []
+    assert (left, files_left) == ([], 0)
 
 
 def test_what_was_entered_dies_with_the_container(here: World) -> None:
@@ -376,8 +380,14 @@ def test_a_process_that_never_comes_to_its_program_is_given_up(as_root: World, m
     monkeypatch.setattr("podkeeper.runtimes.process.keeper.jail.START_SECONDS", 0.2)
     fifo = f"{as_root.state}/fifo"
     os.mkfifo(fifo)
-    with pytest.raises(Broken, match="did not come to its program"):
-        as_root.run("true", cgroups=(fifo,))  # to open it waits for a reader
+
+    def action() -> int:
+        with pytest.raises(LaunchError, match="did not come to its program"):
+            run(Jail(isolation=as_root.isolation), as_root.spec("true", cgroups=(fifo,)))  # waits for a reader
+        os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)  # a process that was not killed goes on now
+        return os.waitstatus_to_exitcode(os.waitpid(-1, 0)[1])
+
+    assert as_root.keep(action) == -signal.SIGKILL
 
 
 def _children() -> list[int]:

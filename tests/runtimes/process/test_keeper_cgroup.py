@@ -117,6 +117,13 @@ def test_settings_go_to_the_directory_of_their_controller(tmp_path: Path) -> Non
     assert sorted(file.name for file in tmp_path.rglob("*.*")) == ["cpu.shares", "memory.limit_in_bytes"]
 
 
+def test_a_cgroup_that_is_there_in_one_hierarchy_is_made_in_the_others(tmp_path: Path) -> None:
+    place = Place(1, (("cpu", str(tmp_path / "cpu")), ("memory", str(tmp_path / "memory"))))
+    (tmp_path / "cpu").mkdir()
+    cgroup.make(place, {})
+    assert (tmp_path / "memory").is_dir()
+
+
 def test_version_2_keeps_all_settings_in_one_directory(tmp_path: Path) -> None:
     directory = files_in(tmp_path / "x", cpu__max="max 100000\n", memory__max="max\n")
     cgroup.write(

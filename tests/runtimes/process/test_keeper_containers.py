@@ -5,6 +5,7 @@ import select
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -120,6 +121,18 @@ def test_the_launch_gets_the_cgroup_and_its_limits_are_set(scene: Scene) -> None
 
 def vars_of(launch: Launch) -> dict[str, Any]:
     return {**launch.to_json(), "binds": launch.binds}
+
+
+def test_what_happens_is_reported_when_it_cannot_be_written_down(scene: Scene) -> None:
+    container = scene.container()
+    Path("containers/x/state.json.new").mkdir()
+    container.start()
+    container.stop(0, lambda: scene.done.append("stopped"))
+    scene.loop.ring()
+    container.ended(ended(container.pid))
+    assert [event for event, _ in scene.told] == ["created", "started", "exited"]
+    assert scene.done == ["stopped"]
+    assert read_json("containers/x/state.json") == {"state": "created"}
 
 
 @pytest.mark.parametrize("why", ["jail", "log", "cgroup", "target"])
@@ -503,9 +516,12 @@ def test_a_score_holds_inside_its_block_where_it_can_be_taken_back(before: int, 
             return []
         with oom_score(score):
             found = [int(own.read_text())]
+        found.append(int(own.read_text()))
+        with suppress(LaunchError), oom_score(score):
+            raise LaunchError("no such program")
         return [*found, int(own.read_text())]
 
     found = in_keeper(action)
     if not found:
         pytest.skip("needs the power to lower a score")
-    assert found == [inside, before]
+    assert found == [inside, before, before]

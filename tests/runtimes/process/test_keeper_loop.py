@@ -139,6 +139,7 @@ def test_signals_are_calls_and_those_that_come_together_are_one(loop: Loop) -> N
     for _ in range(3):
         os.kill(os.getpid(), signal.SIGUSR1)
     loop.after(0, lambda: os.kill(os.getpid(), signal.SIGUSR2))
+    loop.after(5, loop.stop)  # a loop that is deaf after the first error would never end
     loop.run()
     assert heard == ["USR1", "USR2", "USR2"]
 

@@ -20,7 +20,7 @@ from podkeeper.runtimes.process.keeper.isolation import Isolation
 from podkeeper.runtimes.process.keeper.launch import MASKED_PATHS, READ_ONLY_PATHS, Bind, Launch, LaunchError
 from podkeeper.runtimes.process.keeper.mounts import COPY, EMPTY, LINK, READ, Layer, Mount
 from podkeeper.runtimes.process.keeper.termination import last_words
-from tests.runtimes.process.jailing import in_keeper
+from tests.runtimes.process.jailing import Broken, in_keeper
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to enter namespaces and become another user")
 
@@ -281,6 +281,9 @@ def test_processes_are_gathered_from_below_and_strange_ones_left_out(tmp_path: P
     (tmp_path / "x" / "cgroup.procs").write_text("34\n12\n")
     assert cgroup.processes(Place(2, (("unified", str(tmp_path)),))) == {12, 34}
     assert cgroup.processes(Place(2, (("unified", f"{tmp_path}/none"),))) == frozenset()
+    (tmp_path / "cgroup.procs").unlink()
+    (tmp_path / "cgroup.procs").mkdir()  # cannot be read, as that of a threaded cgroup
+    assert cgroup.processes(Place(2, (("unified", str(tmp_path)),))) == {12, 34}
 
 
 def test_killing_stops_forks_first(tmp_path: Path) -> None:
@@ -349,6 +352,20 @@ def test_without_the_two_programs_there_are_no_ids_to_hand_out(tmp_path: Path) -
         return idmap.subordinate_ids()
 
     assert in_keeper(action) == (idmap.NO_IDS, idmap.NO_IDS)
+
+
+@pytest.mark.parametrize("statuses", [(1, 0), (0, 1)])
+def test_ids_that_one_of_the_two_programs_does_not_map_are_refused(tmp_path: Path, statuses: tuple[int, int]) -> None:
+    for name, status in zip(("newuidmap", "newgidmap"), statuses, strict=True):
+        (tmp_path / name).write_text(f"#!/bin/sh\nexit {status}\n")
+        (tmp_path / name).chmod(0o755)
+
+    def action() -> None:
+        os.environ["PATH"] = f"{tmp_path}:/usr/bin:/bin"
+        idmap.enter_user_namespace((100000, 65536), (200000, 65536))
+
+    with pytest.raises(Broken, match="newuidmap or newgidmap refused"):
+        in_keeper(action)
 
 
 SUBORDINATE: dict[str, tuple[str, str, Any]] = {
@@ -428,8 +445,11 @@ def test_a_json_file_is_whole_or_not_there(tmp_path: Path) -> None:
     assert Path(path).read_text() == '{"a":1,"b":[1,"\\u00fc"]}'
     assert files.read_json(path) == {"a": 1, "b": [1, "ü"]}
     assert os.listdir(tmp_path) == ["x.json"]
-    for torn in ("", '{"a"', "[1]", "null"):
-        Path(path).write_text(torn)
+    with pytest.raises(TypeError):
+        files.write_json(path, {"a": object()})
+    assert files.read_json(path) == {"a": 1, "b": [1, "ü"]}
+    for torn in (b"", b'{"a"', b"[1]", b"null", b'{"a":"\xff'):
+        Path(path).write_bytes(torn)
         assert files.read_json(path) is None
 
 

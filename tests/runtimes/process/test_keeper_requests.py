@@ -310,6 +310,17 @@ def test_when_an_agent_leaves_its_own_commands_are_hung_up_on() -> None:
     assert kept(act) == [True, [], False]
 
 
+def test_when_an_agent_leaves_nothing_is_sent_to_commands_that_have_ended() -> None:
+    def act(stage: Stage) -> list[Any]:
+        stage.run()
+        stage.agent.ask("exec", (0, 1, 2), container="x", argv=["true"])
+        heard = stage.hear_next()
+        stage.agent.leave()
+        return [heard, stage.loop.timers]
+
+    assert kept(act) == [[ok(3, code=0, timed_out=False)], []]
+
+
 def test_who_attaches_gets_a_file_and_the_output() -> None:
     def act(stage: Stage) -> list[Any]:
         pid = stage.run(argv=("cat",), stdin=True)
@@ -343,10 +354,30 @@ def test_a_removed_container_is_killed_and_nothing_is_left_of_it() -> None:
     assert removed == [event("removed", "exited", code=137), ok(3)]
 
 
-def test_files_that_cannot_be_deleted_keep_the_container() -> None:
+def test_a_container_that_is_removed_twice_at_once_is_reported_once() -> None:
     def act(stage: Stage) -> list[Any]:
         stage.create()
-        stage.jail.refuse = "something is mounted there"
+        heard = [*stage.agent.ask("remove", container="x"), *stage.agent.ask("remove", container="x")]
+        while len(heard) < 3:
+            stage.reap_next()
+            heard += stage.agent.heard()
+        return heard
+
+    removed, *answers = kept(act)
+    assert removed == event("removed", "created")
+    assert sorted(answer["id"] for answer in answers) == [2, 3]
+    assert [answer["ok"] for answer in answers] == [{}, {}]
+
+
+@pytest.mark.parametrize("why", ["something is mounted", "the directory is a link"])
+def test_files_that_cannot_be_deleted_keep_the_container(why: str) -> None:
+    def act(stage: Stage) -> list[Any]:
+        stage.create()
+        if why == "something is mounted":
+            stage.jail.refuse = why
+        else:
+            os.rename("containers/x", "elsewhere")
+            os.symlink("../elsewhere", "containers/x")
         asked = stage.agent.ask("remove", container="x")
         return [asked, stage.hear_next(), len(stage.agent.ask("state")[0]["containers"])]
 
@@ -390,6 +421,20 @@ def test_a_shutdown_ends_everything_and_then_the_keeper() -> None:
     assert other == [exited, ok(1)]
     assert timers == [0]
     assert about == [1, True, -1, "{}"]
+
+
+def test_a_shutdown_lets_a_removal_that_has_begun_finish() -> None:
+    def act(stage: Stage) -> list[Any]:
+        stage.create()
+        stage.jail.gate, gate = os.pipe()
+        stage.agent.ask("remove", container="x")
+        stage.jail.gate = -1
+        stage.agent.ask("shutdown")
+        heard = shut_down(stage)
+        os.write(gate, b"!")
+        return [heard, stage.hear_next()]
+
+    assert kept(act) == [[ok(3)], [event("removed", "created"), ok(2)]]
 
 
 def test_an_empty_keeper_goes_at_once() -> None:

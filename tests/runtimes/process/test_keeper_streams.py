@@ -246,6 +246,22 @@ def test_who_writes_faster_than_its_pace_is_not_read_for_a_while(tmp_path: Path)
     assert (list(stream.loop.readable), stream.loop.timers) == ([stream.file], [])
 
 
+def test_a_reader_that_has_room_again_does_not_end_a_pause(tmp_path: Path) -> None:
+    stream = Stream(tmp_path, Pace(rate=1, burst=0))
+    follower = stream.attach()
+    while not stream.loop.writable:
+        if stream.loop.timers:
+            stream.loop.ring()
+        os.write(stream.writing, b"x" * 50_000)
+        stream.turn()
+    drained(follower)
+    (writable,) = stream.loop.writable.values()
+    writable()
+    assert (stream.loop.readable, len(stream.loop.timers)) == ({}, 1)
+    stream.loop.ring()
+    assert list(stream.loop.readable) == [stream.file]
+
+
 def test_a_stream_that_ends_while_it_pauses_leaves_no_timer(tmp_path: Path) -> None:
     stream = Stream(tmp_path, Pace(rate=1, burst=0))
     os.write(stream.writing, b"a\n")

@@ -406,7 +406,7 @@ def test_what_the_files_tell_while_a_keeper_says_nothing(tmp_path: Path) -> None
         assert scene.keeper.remembered() == ()
         container_files(tmp_path, "b", {"state": "running", "pid": 7, "ticks": 9, "started_at": 8})
         container_files(tmp_path, "a", None)
-        container_files(tmp_path, "broken", None, {"facts": {"name": 5}})
+        container_files(tmp_path, "aa-broken", None, {"facts": {"name": 5}})
         (tmp_path / "containers" / "unfinished").mkdir()
         running = {"state": "running", "pid": 7, "ticks": 9, "started_at": 8}
         assert scene.keeper.remembered() == (

@@ -228,6 +228,40 @@ def test_what_a_keeper_does_not_read_yet_is_sent_when_it_does() -> None:
     with_line(act)
 
 
+def test_files_are_closed_here_when_their_question_is_sent_in_parts() -> None:
+    async def act(line: Line) -> None:
+        line.link.begin("x", {"text": "a" * 1_000_000}, (nowhere(),))
+        received: list[Json] = []
+        while not received:
+            received = line.asked()
+            await asyncio.sleep(0)
+        assert received[0]["fds"] == 1
+
+    with_line(act)
+
+
+@pytest.mark.parametrize("turns", range(5))
+def test_files_of_an_answer_that_comes_as_its_question_is_given_up_are_closed(turns: int) -> None:
+    async def act(line: Line) -> None:
+        question = asyncio.ensure_future(line.link.ask("attach", {}, 5))
+        await turn()
+        (request,) = line.asked()
+        file = nowhere()
+        send_with(line.keeper, encode({"id": request["id"], "ok": {}, "fds": 1}), (file,))
+        os.close(file)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        if not question.done():
+            question.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await question
+        else:
+            os.close(question.result()[1][0])
+        await turn()
+
+    with_line(act)
+
+
 def test_files_that_came_and_were_not_asked_for_are_closed_with_the_line() -> None:
     async def act(line: Line) -> None:
         file = nowhere()
@@ -394,6 +428,22 @@ def test_when_a_command_has_ended_those_who_hold_its_files_are_not_waited_for() 
         for file in files:
             os.close(file)
         await session.aclose()
+
+    with_line(act)
+
+
+def test_when_a_command_has_ended_all_that_it_wrote_is_fetched() -> None:
+    async def act(line: Line) -> None:
+        ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)  # one read is one packet: short, as at a terminal
+        with theirs:
+            session = Session({Channel.STDOUT: ours.detach()})
+            end = asyncio.get_running_loop().create_future()
+            session.follow(line.link, 1, end)
+            for number in range(20):
+                theirs.send(b"%d" % number)
+            end.set_result(({"code": 0}, []))
+            assert [data async for _, data in session] == [b"%d" % number for number in range(20)]
+            await session.aclose()
 
     with_line(act)
 

@@ -65,6 +65,19 @@ def test_a_reopened_log_goes_on_in_a_new_file(tmp_path: Path) -> None:
     assert (tmp_path / "0.log.1").read_bytes().endswith(b"stdout F old\n")
 
 
+def test_a_log_that_cannot_be_reopened_goes_on_in_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "0.log"
+    log = ContainerLog(str(path))
+    log.open()
+    path.rename(tmp_path / "0.log.1")
+    path.mkdir()
+    with pytest.raises(IsADirectoryError):
+        log.open()
+    log.write("stdout", b"more\n")
+    log.close()
+    assert (tmp_path / "0.log.1").read_bytes().endswith(b"stdout F more\n")
+
+
 def test_a_log_begins_without_what_a_pod_of_the_same_uid_wrote_before(tmp_path: Path) -> None:
     home = tmp_path / "c"
     home.mkdir()

@@ -285,3 +285,30 @@ def test_the_agents_side_of_a_nursery(tmp_path: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
     asyncio.run(act())
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_requests_wait_while_the_nursery_is_busy_and_go_to_the_next_one_if_it_dies(tmp_path: Path) -> None:
+    name = 50_000 * "x"  # the socket takes fewer than eight such requests
+
+    async def act() -> list[str]:
+        hatchery = Hatchery(str(tmp_path), "plain")
+        hatchery.start()
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            await hatchery.told.wait()
+            os.kill(hatchery.pid, signal.SIGSTOP)
+            errands = [asyncio.ensure_future(hatchery.clear(name)) for _ in range(8)]
+            await asyncio.sleep(0)
+            os.kill(hatchery.pid, signal.SIGKILL)
+            while hatchery.alive:
+                await asyncio.sleep(0.001)
+            hatchery.start()
+            errors = await asyncio.gather(*errands, return_exceptions=True)
+        await hatchery.close()
+        assert {type(error) for error in errors} == {RuntimeUnavailable}
+        return [str(error).replace(name, "it") for error in errors]
+
+    lost = "cannot delete it: whoever was told to died over it"
+    refused = "cannot delete it: [Errno 36] File name too long: 'it'"
+    texts = asyncio.run(act())
+    assert texts == [lost] * texts.count(lost) + [refused] * texts.count(refused)
+    assert set(texts) == {lost, refused}

@@ -165,6 +165,22 @@ def test_a_terminal_comes_or_does_not() -> None:
 
 
 @needs_root
+def test_a_probe_leaves_nothing_behind_where_overlays_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    mount = libc.mount
+
+    def refuse(source: str | None, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
+        if kind == "overlay":
+            raise PermissionError(1, "Operation not permitted")
+        mount(source, target, kind, flags, data)
+
+    monkeypatch.setattr(libc, "mount", refuse)
+    with state_directory("root") as state:
+        found = in_keeper(lambda: probe(state))
+        assert (found.namespaces, found.overlay) == ("full", "")
+        assert os.listdir(state) == []
+
+
+@needs_root
 def test_inside_a_container_the_probe_finds_no_processes_of_ones_own() -> None:
     def action(state: str) -> Isolation:
         libc.unshare(libc.CLONE_NEWNS)

@@ -23,10 +23,11 @@ from podkeeper.model.runtime_calls import ContainerConfig, RuntimeEvent, Runtime
 from podkeeper.runtimes.process.household import new_id
 from podkeeper.runtimes.process.keeper.files import Json, read_json, write_json
 from podkeeper.runtimes.process.keepers import Patience
+from podkeeper.runtimes.process.launches import request_of
 from podkeeper.runtimes.process.runtime import ProcessRuntime
 from podkeeper.testing.port_calls import Fault, PortCall, PortCalls
 from podkeeper.testing.virtual_time import simulate
-from tests.runtimes.process.loop_keeper import LoopHatchery, LoopKeeper
+from tests.runtimes.process.loop_keeper import LoopHatchery, LoopKeeper, LoopThreads
 
 UID = PodUID("uid-web")
 POD = Pod(metadata=ObjectMeta(name="web", namespace="default", uid=UID), spec=PodSpec())
@@ -343,6 +344,16 @@ def test_a_stop_is_asked_for_with_its_grace_and_only_where_something_runs(grace:
     in_runtime(act)
 
 
+def test_a_container_that_its_keeper_no_longer_has_is_stopped() -> None:
+    async def act(scene: Scene) -> None:
+        _, container = await scene.running()
+        scene.keepers[0].containers.clear()
+        await scene.runtime.stop_container(container, 30)
+        assert len(scene.requests("stop")) == 1
+
+    in_runtime(act)
+
+
 def test_sparing_is_asked_of_every_keeper_that_is_ready() -> None:
     async def act(scene: Scene) -> None:
         first = await scene.sandbox()
@@ -437,7 +448,9 @@ def test_silent_keepers_are_tried_less_and_less_often() -> None:
         keeper.hang_up()
         # Each try takes 1.88 s; the pauses between them are 0.2, 0.5, 1, 2, 5 and 5 s.
         seventh = 6 * 1.88 + 0.2 + 0.5 + 1 + 2 + 5 + 5
-        await asyncio.sleep(seventh - 0.1)
+        await asyncio.sleep(0.5)
+        assert await scene.runtime.health() == RuntimeHealth()  # the first try is not over
+        await asyncio.sleep(seventh - 0.6)
         elsewhere.rename(address)
         asked = len(keeper.requests)
         assert await scene.runtime.health() != RuntimeHealth()
@@ -604,6 +617,20 @@ def test_a_keeper_that_dies_takes_its_containers_with_it() -> None:
     in_runtime(act)
 
 
+def test_a_sandbox_whose_keeper_leaves_is_not_ready_after_a_new_connection() -> None:
+    async def act(scene: Scene) -> None:
+        box, _ = await scene.running()
+        (keeper,) = scene.keepers
+        keeper.leaving = True
+        keeper.hang_up()
+        await asyncio.sleep(1)
+        assert scene.requests("state") == [{"do": "state"}]
+        assert [each.ready for each in (await scene.runtime.pod_record(UID)).sandboxes] == [False]
+        assert await scene.sandbox() != box
+
+    in_runtime(act)
+
+
 # ---- keepers that cannot be made, or do not go -----------------------------------------------
 
 
@@ -620,13 +647,37 @@ def test_a_keeper_that_cannot_be_made_leaves_nothing() -> None:
     in_runtime(act)
 
 
-def test_files_that_cannot_be_deleted_are_deleted_by_the_next_agent() -> None:
+def test_a_keeper_that_nobody_waits_for_any_more_is_ended_as_soon_as_it_can_be() -> None:
     async def act(scene: Scene) -> None:
-        scene.calls.arm(Fault(PortCall("hatchery", "hatch", 0), RuntimeUnavailable))
+        making = asyncio.ensure_future(scene.sandbox())
+        while not scene.keepers:
+            await asyncio.sleep(0)
+        (keeper,) = scene.keepers
+        keeper.mute = True  # it does not notice that its connection was closed
+        making.cancel()
+        await asyncio.sleep(10)
+        assert len(scene.sandboxes) == 1
+        keeper.die()
+        await asyncio.sleep(10)
+        assert scene.sandboxes == []
+
+    in_runtime(act)
+
+
+@pytest.mark.parametrize("how", ["never made", "removed"])
+def test_files_that_cannot_be_deleted_are_deleted_by_the_next_agent(how: str) -> None:
+    async def act(scene: Scene) -> None:
         scene.calls.arm(Fault(PortCall("hatchery", "clear", 0), RuntimeUnavailable))
-        with pytest.raises(RuntimeUnavailable):
-            await scene.sandbox()
+        if how == "removed":
+            box = await scene.sandbox()
+            scene.keepers[0].die()
+            await scene.runtime.remove_sandbox(box)
+        else:
+            scene.calls.arm(Fault(PortCall("hatchery", "hatch", 0), RuntimeUnavailable))
+            with pytest.raises(RuntimeUnavailable):
+                await scene.sandbox()
         await asyncio.sleep(1)
+        assert await scene.runtime.list_pods() == ()
         (left,) = scene.sandboxes
         assert left.startswith(".gone-")
         await scene.restart()
@@ -660,10 +711,11 @@ def test_a_keeper_that_does_not_go_is_given_time_and_then_ended() -> None:
     in_runtime(act)
 
 
-def test_a_keeper_that_cannot_be_ended_is_reported_and_stays() -> None:
+@pytest.mark.parametrize("answers", [False, True])
+def test_a_keeper_that_cannot_be_ended_is_reported_and_stays(answers: bool) -> None:
     async def act(scene: Scene) -> None:
         box, _ = await scene.running()
-        scene.keepers[0].mute = True
+        scene.keepers[0].mute, scene.keepers[0].stays = not answers, answers
         text = r"^cannot end the keeper of pod default/web, process \d+: it does not die$"
         with pytest.raises(RuntimeUnavailable, match=text):
             await scene.runtime.remove_sandbox(box)
@@ -683,6 +735,7 @@ def test_an_end_waits_for_a_keeper_that_cannot_be_reached(then: str) -> None:
         keeper.hang_up()
         await asyncio.sleep(0.1)
         loop = asyncio.get_running_loop()
+        loop.set_default_executor(LoopThreads())
         if then == "stays away":
             began = loop.time()
             with pytest.raises(RuntimeUnavailable, match=r"^cannot end the keeper"):
@@ -691,8 +744,7 @@ def test_an_end_waits_for_a_keeper_that_cannot_be_reached(then: str) -> None:
             return
         loop.call_later(20, lambda: elsewhere.rename(address) if then == "comes back" else keeper.die())
         seconds = await seconds_of(scene.runtime.stop_container(container, 5))
-        assert seconds > 19
-        assert seconds < 28 or then == "dies"  # a thread sees to the dead one: virtual time goes on meanwhile
+        assert 19 < seconds < 28
         assert await scene.states() == [(0, ContainerState.EXITED)]
         asked = [{"do": "stop", "container": container, "grace": 5.0}] if then == "comes back" else []
         assert scene.requests("stop") == asked
@@ -705,5 +757,65 @@ def test_a_pod_is_made_one_step_at_a_time() -> None:
         first, second = await asyncio.gather(scene.sandbox(), scene.sandbox())
         assert first == second
         assert len(scene.keepers) == 1
+
+    in_runtime(act)
+
+
+def test_a_call_waits_for_one_that_waited_before_it() -> None:
+    async def act(scene: Scene) -> None:
+        async def call_twice() -> str:
+            await scene.sandbox(1)
+            return await scene.sandbox()  # the other call may go on, and has not yet done so
+
+        first, second = await asyncio.gather(call_twice(), scene.sandbox())
+        assert first == second
+        assert len(scene.keepers) == 2
+
+    in_runtime(act)
+
+
+def test_calls_are_refused_while_the_runtime_closes() -> None:
+    async def act(scene: Scene) -> None:
+        closing = asyncio.ensure_future(scene.runtime.close())
+        await asyncio.sleep(0)
+        assert not closing.done()
+        with pytest.raises(RuntimeUnavailable, match=r"^cannot use the process runtime: it is not open$"):
+            await scene.sandbox()
+        await closing
+
+    in_runtime(act)
+
+
+# ---- calls at the same time ------------------------------------------------------------------
+
+
+def test_a_sandbox_that_is_removed_is_gone_while_its_files_are_being_deleted() -> None:
+    async def act(scene: Scene) -> None:
+        threads = LoopThreads()
+        asyncio.get_running_loop().set_default_executor(threads)
+        box = await scene.sandbox()
+        threads.held.add(shutil.rmtree)
+        removal = asyncio.ensure_future(scene.runtime.remove_sandbox(box))
+        await asyncio.sleep(5)
+        assert (removal.done(), len(scene.sandboxes)) == (False, 1)
+        assert await scene.runtime.list_pods() == ()
+        threads.release()
+        await removal
+        assert scene.sandboxes == []
+
+    in_runtime(act)
+
+
+def test_a_container_is_refused_when_its_sandbox_is_removed_while_it_is_prepared() -> None:
+    async def act(scene: Scene) -> None:
+        threads = LoopThreads()
+        asyncio.get_running_loop().set_default_executor(threads)
+        box = await scene.sandbox()
+        threads.held.add(request_of)
+        creation = asyncio.ensure_future(scene.runtime.create_container(box, config()))
+        await scene.runtime.remove_sandbox(box)
+        threads.release()
+        with pytest.raises(RuntimeUnavailable, match=r"^cannot ask the keeper of pod default/web"):
+            await creation
 
     in_runtime(act)

@@ -197,5 +197,44 @@ def test_a_sandbox_is_removed_while_containers_are_created_in_it() -> None:
     interleave(creation, {"the sandbox is removed": Stage.remove_sandbox}, cancel=False)
 
 
+async def remove_sandboxes(stage: Stage) -> None:
+    for box in stage.runtime._mirror.record(UID).sandboxes:
+        await stage.runtime.remove_sandbox(box.id)
+
+
+async def stop_sandboxes(stage: Stage) -> None:
+    for box in stage.runtime._mirror.record(UID).sandboxes:
+        await stage.runtime.stop_sandbox(box.id)
+
+
+async def remove_containers(stage: Stage) -> None:
+    for container in stage.runtime._mirror.record(UID).containers:
+        await stage.runtime.remove_container(container.id)
+
+
+async def run_sandbox(stage: Stage) -> None:
+    await stage.runtime.run_sandbox(SandboxConfig(pod=POD, attempt=0))
+
+
+async def stop_container(stage: Stage) -> None:
+    await stage.runtime.stop_container(stage.container, 1)
+
+
+@pytest.mark.parametrize(
+    ("call", "other"),
+    [
+        (Stage.remove_sandbox, remove_sandboxes),
+        (Stage.remove_sandbox, stop_sandboxes),
+        (Stage.remove_sandbox, run_sandbox),
+        (stop_container, remove_containers),
+        (stop_container, remove_sandboxes),
+    ],
+)
+def test_two_calls_at_the_same_time(
+    call: Callable[[Stage], Awaitable[None]], other: Callable[[Stage], Awaitable[None]]
+) -> None:
+    interleave(operation(with_pod, call), {other.__name__: other}, cancel=False)
+
+
 def test_every_call_of_the_fork_server_fails_once() -> None:
     fail_each_call(OPERATIONS["a pod is started"], lost_answers=False)

@@ -104,12 +104,15 @@ def test_where_the_kernel_gives_no_new_terminals_the_hosts_are_used(here: World)
     assert here.keep(action) == (3, "not a tty\r\nreal\r\nyes\r\n")
 
 
-def test_something_else_in_place_of_the_multiplexer_is_not_opened(here: World) -> None:
+@pytest.mark.parametrize(("make", "kind"), [("mkfifo /dev/ptmx", "-p"), ("ln -s ptmx /dev/ptmx", "-L")])
+def test_something_else_in_place_of_the_multiplexer_is_not_opened(here: World, make: str, kind: str) -> None:
     def action() -> tuple[int, str]:
         jail = Jail(isolation=here.isolation)
-        spec = here.spec("rm /dev/ptmx; mkfifo /dev/ptmx; exec sleep 60")
+        spec = here.spec(f"rm /dev/ptmx; {make}; touch /tmp/podkeeper-made; exec sleep 60")
         pid = start(jail, spec)
-        while run(jail, replace(spec, argv=("test", "-p", "/dev/ptmx")), pid)[0]:
+        while run(jail, replace(spec, argv=("sh", "-c", f"test -e /tmp/podkeeper-made && test {kind} /dev/ptmx")), pid)[
+            0
+        ]:
             pass
         seen = at_terminal(jail, replace(spec, argv=("sh", "-c", LOOK)), pid)
         end(pid)

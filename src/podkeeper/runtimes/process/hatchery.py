@@ -103,8 +103,10 @@ class Hatchery:
 
     async def _errand(self, what: str, request: Json) -> None:
         """Have something done that takes a keeper's powers, and wait for its end."""
+        answer, loop = b"", asyncio.get_running_loop()
         with await self._ask(request) as connection:
-            answer = await asyncio.get_running_loop().sock_recv(connection, 4096)
+            while piece := await loop.sock_recv(connection, 4096):  # a long path makes a long error
+                answer += piece
         why = json.loads(answer).get("error") if answer else "whoever was told to died over it"
         if why:
             raise RuntimeUnavailable(f"cannot {what} {request['directory']}: {why}")

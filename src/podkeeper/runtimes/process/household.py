@@ -243,8 +243,8 @@ class Household:
         """Send a keeper away, and by force whatever it keeps. Raises TryLater."""
         if sandbox.standing is Standing.STOPPED:
             return
+        keeper = self.keeper_of(sandbox)  # before the await: another call may remove the sandbox meanwhile
         await self.insist(sandbox, "shutdown", {}, SHUTDOWN_SECONDS)
-        keeper = self.keeper_of(sandbox)
         if not await keeper.is_dead_soon():
             await keeper.kill()
         keeper.hang_up()

@@ -62,7 +62,11 @@ class Link:
         try:
             async with asyncio.timeout(timeout_seconds):
                 return await answer
+        except asyncio.CancelledError:
+            _discard(answer)
+            raise
         except TimeoutError as error:
+            _discard(answer)
             text = f"cannot {do} in pod {self._name}: its keeper gave no answer within {timeout_seconds:g} s"
             raise CallTimedOut(text) from error
 
@@ -146,6 +150,12 @@ class Link:
 
     def _gone(self) -> LinkLost:
         return LinkLost(f"cannot reach the keeper of pod {self._name}: the connection is closed")
+
+
+def _discard(answer: "asyncio.Future[Answer]") -> None:
+    """Close the files of an answer that arrived in the same turn of the loop in which the caller stopped waiting."""
+    if answer.done() and not answer.cancelled() and answer.exception() is None:
+        _close_all(answer.result()[1])
 
 
 def _close_all(files: Sequence[int]) -> None:

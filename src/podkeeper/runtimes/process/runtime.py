@@ -177,6 +177,7 @@ class ProcessRuntime:
                 self._hidden,
                 self._most_processes,
             )
+            keeper = self._household.keeper_of(sandbox)  # before the await: the sandbox may be removed meanwhile
             request = await asyncio.to_thread(request_of, config, container_id, place)
             facts = ContainerFacts(
                 name=name,
@@ -187,7 +188,6 @@ class ProcessRuntime:
                 created_at=self._now(uid),
                 user=user_of(config.pod, config.container),
             )
-            keeper = self._household.keeper_of(sandbox)
             target = _target_of(config.container, sandbox)
             await keeper.ask("create", {**request, "target": target, "facts": msgspec.to_builtins(facts)})
         return container_id
