@@ -148,6 +148,7 @@ MUTANTS = (
         "if (not ended or is_static_pod(pod)) and any(",
         "if not ended and any(",
         ("tests/rules/test_phase.py",),
+        seed=1,
     ),
     Mutant(
         "backoff-without-ceiling",
@@ -155,7 +156,7 @@ MUTANTS = (
         "delay = min(max(entry.delay * 2, curve.initial), curve.maximum)",
         "delay = max(entry.delay * 2, curve.initial)",
         ("tests/rules/test_backoff.py",),
-        seed=0,
+        seed=1,
         workload=("crash-loops",),
     ),
     Mutant(
@@ -358,6 +359,7 @@ MUTANTS = (
         "        while self._settled < mark:",
         "        while False:",
         ("tests/engine/test_notebook.py", "tests/engine/test_status.py"),
+        seed=12,
     ),
     Mutant(
         "journal-never-written",
@@ -628,7 +630,7 @@ MUTANTS = (
             "test_a_restarted_agent_tells_the_mirror_of_a_former_manifest_nothing_of_the_new_pod",
         ),
         workload=("mirrors", "static-files"),
-        seed=2,
+        seed=4,
     ),
     Mutant(
         "backoff-reset-by-a-restart",

@@ -49,6 +49,11 @@ def _a_finished_pod_runs_again(it: Stage) -> None:
     it.publishes(known(phase="Succeeded"), known(phase="Running"))
 
 
+def _a_pod_that_runs_is_called_failed(it: Stage) -> None:
+    it.runs("c1")
+    it.publishes(known(phase="Running"), known(phase="Failed"))
+
+
 def _a_failed_pod_succeeds_after_all(it: Stage) -> None:
     it.publishes(known(phase="Failed"), known(phase="Succeeded"))
 
@@ -324,6 +329,7 @@ def _the_runtime_is_listed_in_a_storm(it: Stage) -> None:
 
 BROKEN: dict[str, tuple[str, Callable[[Stage], None]]] = {
     "a finished pod runs again": ("I1", _a_finished_pod_runs_again),
+    "a pod that runs is called Failed": ("I1", _a_pod_that_runs_is_called_failed),
     "a failed pod succeeds after all": ("I1", _a_failed_pod_succeeds_after_all),
     "a mirror takes back the end of its pod": ("I1", _a_mirror_takes_back_the_end_of_its_pod),
     "a restart count falls": ("I13", _a_restart_count_falls),

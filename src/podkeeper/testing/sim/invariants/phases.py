@@ -36,6 +36,11 @@ class Phases:
             self._world.checked("I1")
             if after.phase != before.phase:
                 self._world.broken("I1", uid, f"a pod that was {before.phase} became {after.phase}")
+        elif is_terminal(after.phase) and not is_mirror_pod(change.new):
+            self._world.checked("I1")
+            if running := self._world.truth.running(PodUID(uid)):
+                names = ", ".join(f"{life.name} ({life.id})" for life in running)
+                self._world.broken("I1", uid, f"the pod is called {after.phase} while {names} runs")
         former = {status.name: status for status in every_status(before)}
         for status in every_status(after):
             known = former.get(status.name)
