@@ -133,7 +133,7 @@ class World:
 
     def tell(self, update: ProbeUpdate) -> None:
         if self.deaf:
-            raise RuntimeError("nobody listens")
+            raise RuntimeError("the listener fails")
         self.told.append((self.now(), update.kind, update.container_id, update.result))
         self.on_tell()
 

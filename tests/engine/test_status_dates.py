@@ -76,31 +76,24 @@ def test_a_pod_of_an_old_list_takes_the_newer_dates() -> None:
     simulate(scenario())
 
 
-def test_a_status_that_was_noted_has_its_own_dates() -> None:
+@pytest.mark.parametrize(
+    ("sent", "expected"),
+    [(True, (BEGINNING, BEGINNING)), (False, (LONG_AGO, LONG_AGO))],
+    ids=["sent before: its own", "never sent: those of the API"],
+)
+def test_after_another_restart_a_noted_status_has_the_right_dates(sent: bool, expected: tuple[str, str]) -> None:
     async def scenario() -> None:
         first = Node(WEB, journal=(journal := FakeJournal()), hooks=OFFLINE)
         first.manager.set_pod_status(WEB, status(1, ready=True))
-        await first.manager.sync_batch(every=False)
+        if sent:
+            await first.manager.sync_batch(every=False)
         first.manager.set_pod_status(WEB, status(2, ready=True))
+        await asyncio.sleep(60)
         second = Node(WEB, journal=journal, hooks=OFFLINE)
         second.api.put(replace(WEB, status=SHOWN))
         second.manager.set_pod_status(WEB, status(3, ready=True))
         await second.manager.sync_batch(every=False)
-        assert dates(in_api(second)) == (BEGINNING, BEGINNING)
-
-    simulate(scenario())
-
-
-def test_dates_are_taken_from_the_api_also_after_another_restart() -> None:
-    async def scenario() -> None:
-        first = Node(WEB, journal=(journal := FakeJournal()), hooks=OFFLINE)
-        first.manager.set_pod_status(WEB, status(1, ready=True))
-        await asyncio.sleep(60)
-        second = Node(WEB, journal=journal)
-        second.api.put(replace(WEB, status=SHOWN))
-        second.manager.set_pod_status(WEB, status(2, ready=True))
-        await second.manager.sync_batch(every=False)
-        assert dates(in_api(second)) == (LONG_AGO, LONG_AGO)
+        assert dates(in_api(second)) == expected
 
     simulate(scenario())
 

@@ -233,7 +233,7 @@ BUGS: dict[str, Exception] = {
     "one that cannot be told": Speechless(),
     "one without a word": RuntimeError(),
     "a group of bugs": ExceptionGroup("several", [TryLater("cannot"), KeyError("oops")]),
-    "a backoff without a time zone": InBackoff("cannot", datetime(2026, 1, 1)),  # noqa: DTZ001 - the point
+    "a backoff without a time zone": InBackoff("cannot", datetime(2026, 1, 1)),  # noqa: DTZ001 - a time without a zone is the case under test
 }
 
 

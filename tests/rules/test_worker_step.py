@@ -232,7 +232,7 @@ WANTED: dict[str, tuple[State, Event, Step]] = {
               (AT_ONCE, ReadStatus(9.0)))),
     "still desired, it is left alone":
         (RESTING, Swept(desired=True), Step(RESTING)),
-    "a pod that does not end is left to whoever wants it":
+    "a retry does not concern a pod that is not terminating":
         (RESTING, RetryDue(), Step(RESTING)),
     "orphaned at rest, it is stopped; the grace is only noted":
         (RESTING, Swept(desired=False),
@@ -316,7 +316,7 @@ ENDING: dict[str, tuple[State, Event, Step]] = {
         (STOP_FAILED, Swept(desired=False),
          Step(Terminating(replace(KILLED_30, cause=Cause.ORPHANED), Reading(STOPS, STOP_30.again(), 5.0)),
               (ReadStatus(5.0),))),
-    "a failed stop is repeated when its retry is due, although nobody wants the pod":
+    "a failed stop is repeated when its retry is due, although no source names the pod":
         (STOP_FAILED, RetryDue(),
          Step(Terminating(KILLED_30, Reading(STOPS, STOP_30.again(), 5.0)), (ReadStatus(5.0),))),
     "an evicted pod stays evicted when it is orphaned":

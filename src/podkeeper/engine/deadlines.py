@@ -23,7 +23,7 @@ from podkeeper.rules.mirror import full_name
 
 log = logging.getLogger(__name__)
 
-REPEAT_SECONDS = 1.0  # a pod past its deadline is told of again and again until its end begins
+REPEAT_SECONDS = 1.0  # how often a pod past its deadline is reported until its termination begins
 LONGEST_WAIT_SECONDS = 60.0  # the wall clock may jump
 LOOK_AGAIN = timedelta(seconds=5)  # at a pod that has not started
 LOOK_AT_ENDING = timedelta(seconds=60)  # it may be created again under its UID

@@ -56,9 +56,9 @@ def listing_of(record: PodRecord) -> PodListing:
 def current_containers_first(record: PodRecord) -> PodRecord:
     """The record with the current container of each name before its others: one that runs, else the latest attempt.
 
-    A call that outlived its agent may make an earlier attempt anew, or a later one that the next agent does not know
-    of. By its time of creation or its number it would hide the one that runs or has run, and another would be started.
-    A container that has not started does not count if one that was created after it has.
+    A create call of a killed agent may take effect late. It creates an earlier attempt again, or a later one that the
+    next agent does not know. Sorted by time or by number alone, such a container would hide the one that runs or has
+    run, and the agent would start another. A container that has not started does not count if a newer one has.
     """
     firsts: dict[str, tuple[bool, bool, int]] = {}
     started: set[str] = set()
