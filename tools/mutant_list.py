@@ -552,7 +552,7 @@ MUTANTS = (
     Mutant(
         "old-note-believed",
         "engine/status.py",
-        "if cached is not None and uid in self._recalled and is_behind(cached.status, pod.status):",
+        "if cached is not None and uid in self._recalled and is_behind(cached, pod):",
         "if False:",
         ("tests/sim/test_invariants.py",),
         seed=5,

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable, Iterable
 from dataclasses import dataclass, field
+from dataclasses import replace as changed
 from datetime import timedelta
 
 import msgspec
@@ -14,7 +15,7 @@ from podkeeper.model.errors import ApiUnavailable, BadInput
 from podkeeper.model.k8s.core import Pod, PodCondition, PodStatus
 from podkeeper.model.k8s.meta import ObjectMeta
 from podkeeper.model.messages import PodUID
-from podkeeper.rules.status.publish import CachedStatus
+from podkeeper.rules.status.publish import CachedStatus, as_shown
 from podkeeper.testing.virtual_time import BEGINNING, simulate
 from tests.engine.test_status import FakeJournal, Hooks, Node, container, pod, status, uid_of
 
@@ -683,7 +684,8 @@ def test_an_accepted_status_is_noted_and_told_as_it_is_cached() -> None:
             finished=False,
             changed_at=BEGINNING,
         )
-        assert msgspec.json.decode(journal.notes["status/uid-web"], type=CachedStatus) == cached
+        noted = msgspec.json.decode(journal.notes["status/uid-web"], type=CachedStatus)
+        assert noted == changed(cached, shown=as_shown(WEB))
         assert told == [("uid-web", cached.status)]
         assert dict(node.manager.phases()) == {"uid-web": ""}  # none was published yet
         node.manager.terminate_pod(WEB)
@@ -829,6 +831,25 @@ def test_a_probes_word_is_a_new_version_once() -> None:
         for take in (node.manager.set_container_readiness, node.manager.set_container_startup):
             assert [take(uid_of(WEB), "fake://app", True) for _ in range(2)] == [True, False]
         assert node.manager.cached[uid_of(WEB)].version == 3
+
+    simulate(scenario())
+
+
+@pytest.mark.parametrize("only_running", [True, False])
+@pytest.mark.parametrize("ready", [True, False])
+def test_a_container_that_ended_becomes_ready_no_more(ready: bool, only_running: bool) -> None:
+    """Seed 92: a readiness probe succeeded just before its pod was over, and the loop took it after that."""
+
+    async def scenario() -> None:
+        node = Node(WEB, hooks={"only_running_is_ready": only_running})
+        ended = replace(container(exit_code=0), ready=not ready)
+        node.manager.set_pod_status(WEB, replace(status(1, phase="Failed"), container_statuses=(ended,)))
+        expected = not (ready and only_running)
+        assert node.manager.set_container_readiness(uid_of(WEB), "fake://app", ready) is expected
+        kept = node.manager.get_pod_status(uid_of(WEB))
+        assert kept is not None
+        assert kept.container_statuses is not None
+        assert kept.container_statuses[0].ready is (ready if expected else not ready)
 
     simulate(scenario())
 

@@ -25,11 +25,13 @@ from podkeeper.rules.status.publish import (
     CachedStatus,
     Refused,
     Sending,
+    Shown,
     Store,
     Stored,
     Unchanged,
     accept,
     accept_status,
+    as_shown,
     can_be_deleted,
     illegal_transition,
     is_behind,
@@ -37,6 +39,7 @@ from podkeeper.rules.status.publish import (
     merged_status,
     needs_reconcile,
     sending,
+    status_digest,
     status_patch,
     takes_back,
     versions_to_keep,
@@ -382,11 +385,6 @@ def statuses(*containers: ContainerStatus) -> PodStatus:
     return PodStatus(phase="Running", container_statuses=containers)
 
 
-def readiness(ready: str, since: str) -> PodStatus:
-    flagged = running("a", ready=ready == "True")
-    return replace(statuses(flagged), conditions=(condition("Ready", ready, since=since),))
-
-
 def in_backoff(name: str, *, of: str) -> ContainerStatus:
     last = replace(ended(1), container_id=of)
     return replace(waiting(name, reason="CrashLoopBackOff", last=last), container_id=f"fake://{name}")
@@ -430,30 +428,71 @@ BEHIND = {
     "the note knows that it started": (statuses(running("a")), statuses(running("a", started=False)), False),
     "another one had started": (statuses(replace(running("a", started=False), container_id="b")), RUNS, False),
     "the note knows that it ended, and is not started": (statuses(exited("a")), RUNS, False),
-    "the API knows that it became ready": (readiness("False", T0), readiness("True", T1), True),
-    "the note knows that it became ready": (readiness("True", T1), readiness("False", T0), False),
-    "it became ready within a second": (readiness("False", T0), readiness("True", T0), True),
-    "the note knows that the pod is over, by a clock that was put back": (
-        replace(readiness("False", T0), phase="Failed"),
-        readiness("True", T1),
-        False,
-    ),
-    "the note knows that it ended, by a clock that was put back": (
-        replace(readiness("False", T0), container_statuses=(exited("a"),)),
-        readiness("True", T1),
-        False,
-    ),
 }
 
 
-@pytest.mark.parametrize(("noted", "shown", "expected"), BEHIND.values(), ids=BEHIND.keys())
-def test_a_note_is_behind_when_something_has_moved_on_since(noted: PodStatus, shown: PodStatus, expected: bool) -> None:
-    assert is_behind(noted, shown) is expected
+def noted(status: PodStatus, shown: Shown | None = None) -> CachedStatus:
+    return CachedStatus(
+        version=3, name="web", namespace="ns", status=status, finished=False, changed_at=None, shown=shown
+    )
+
+
+@pytest.mark.parametrize(("ours", "shown", "expected"), BEHIND.values(), ids=BEHIND.keys())
+def test_a_note_is_behind_when_something_has_moved_on_since(ours: PodStatus, shown: PodStatus, expected: bool) -> None:
+    assert is_behind(noted(ours), in_api(shown, "20")) is expected
 
 
 @given(pod_statuses())
 def test_a_note_is_never_behind_the_same_status(status: PodStatus) -> None:
-    assert not is_behind(status, status)
+    shown = as_shown(in_api(RUNS, "10"))
+    assert not is_behind(noted(status), in_api(status, "20"))
+    assert not is_behind(noted(status, shown), in_api(status, "20"))
+
+
+def in_api(status: PodStatus, version: str, uid: str = "uid-web") -> Pod:
+    return Pod(metadata=ObjectMeta(name="web", namespace="ns", uid=uid, resource_version=version), status=status)
+
+
+NONE_READY = statuses(running("a", ready=False), running("b", ready=False))
+B_READY = statuses(running("a", ready=False), running("b", ready=True))
+ALL_READY = statuses(running("a", ready=True), running("b", ready=True))
+OTHERS_CONDITION = replace(NONE_READY, conditions=(condition("example.com/gate", "True"),))
+READY_CONDITION = replace(NONE_READY, conditions=(condition("Ready", "False"),))
+
+SENT_LATER = {
+    "it shows what it has shown": (B_READY, NONE_READY, "20", "uid-web", (), False),
+    "it shows the note": (B_READY, B_READY, "20", "uid-web", (), False),
+    "it shows what was being sent": (B_READY, ALL_READY, "20", "uid-web", (ALL_READY,), False),
+    "it shows another status": (B_READY, ALL_READY, "20", "uid-web", (), True),
+    "it shows another status than what was being sent": (B_READY, ALL_READY, "20", "uid-web", (RUNS,), True),
+    "it shows a container that is ready no more": (ALL_READY, B_READY, "20", "uid-web", (), True),
+    "somebody else set a condition": (B_READY, OTHERS_CONDITION, "20", "uid-web", (), False),
+    "a condition of ours is another": (B_READY, READY_CONDITION, "20", "uid-web", (), True),
+    "the list is as old as the note": (B_READY, ALL_READY, "10", "uid-web", (), False),
+    "the list is older than the note": (B_READY, ALL_READY, "9", "uid-web", (), False),
+    "versions that cannot be compared": (B_READY, ALL_READY, "x", "uid-web", (), False),
+    "no version": (B_READY, ALL_READY, "", "uid-web", (), False),
+    "another object": (B_READY, ALL_READY, "20", "uid-mirror", (), False),
+    "the note knows that it ended": (
+        statuses(exited("a"), running("b", ready=False)),
+        ALL_READY,
+        "20",
+        "uid-web",
+        (),
+        False,
+    ),
+    "the note knows that the pod is over": (replace(NONE_READY, phase="Failed"), ALL_READY, "20", "uid-web", (), False),
+}
+
+
+@pytest.mark.parametrize(
+    ("ours", "shown", "version", "uid", "sent", "expected"), SENT_LATER.values(), ids=SENT_LATER.keys()
+)
+def test_a_note_is_behind_when_the_api_shows_what_was_sent_after_it(
+    ours: PodStatus, shown: PodStatus, version: str, uid: str, sent: tuple[PodStatus, ...], expected: bool
+) -> None:
+    when_noted = as_shown(in_api(NONE_READY, "10"), tuple(map(status_digest, sent)))
+    assert is_behind(noted(ours, when_noted), in_api(shown, version, uid)) is expected
 
 
 BACK = {

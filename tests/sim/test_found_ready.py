@@ -7,6 +7,7 @@ import pytest
 from podkeeper.runtimes.fake import Behaviour, Operation
 from podkeeper.runtimes.fake.behaviour import ExecStep
 from podkeeper.testing.sim.mischief_agent import ClockJump, DiskTrouble
+from podkeeper.testing.sim.records import PodChanged
 from podkeeper.testing.sim.world import Fate
 from tests.sim.stories import Story, container, each_ready_bit, exec_probe, pod, tell
 
@@ -68,6 +69,34 @@ def test_a_pod_that_became_ready_at_once_stays_so_when_the_disk_took_note_of_its
         assert each_ready_bit(changes) == []
 
     tell(story)
+
+
+def test_a_container_that_became_ready_beside_one_that_is_not_stays_so_when_the_disk_took_no_note_of_it() -> None:
+    """Seed 34: neither phase nor conditions had changed, so the note did not look older than what the API showed."""
+
+    async def story(it: Story) -> None:
+        it.world.fate = Fate(notes_kept=False)
+        never = Behaviour(exec=(ExecStep(exit_code=1),))
+        probes = [container(each, ready=exec_probe(period=20)) for each in ("app", "slow")]
+        it.put(pod("web", *probes, app=ASKED_FOR_A_WHILE, slow=never))
+        await asyncio.sleep(0.05)
+        assert not it.status("web").ready
+        DiskTrouble(full=True, sync_seconds=0.0, seconds=30).play(it.world)
+        ClockJump(-3600.0, 60.0).play(it.world)
+        await asyncio.sleep(25)
+        assert it.status("web").ready
+        changes = it.changes()
+        await it.restart_agent()
+        await asyncio.sleep(60)
+        assert [shown for shown in changes if not _is_ready(shown)] == []
+
+    tell(story)
+
+
+def _is_ready(change: PodChanged) -> bool:
+    """Whether a change shows the container `app` as ready."""
+    statuses = () if change.new is None else change.new.status.container_statuses or ()
+    return any(each.ready for each in statuses if each.name == "app")
 
 
 def test_a_container_whose_start_was_told_to_have_failed_becomes_ready_when_its_probe_says_so() -> None:

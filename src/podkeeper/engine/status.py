@@ -40,21 +40,24 @@ from podkeeper.rules.status.publish import (
     CachedStatus,
     Refused,
     Sending,
+    Shown,
     Store,
     Stored,
     Unchanged,
     accept,
     accept_status,
+    as_shown,
     can_be_deleted,
     is_behind,
     is_urgent,
     merged_status,
     sending,
+    status_digest,
     status_patch,
     versions_to_keep,
     with_dates_of,
 )
-from podkeeper.rules.status.revise import ended_status, with_readiness, with_startup
+from podkeeper.rules.status.revise import ended_status, runs, with_readiness, with_startup
 
 log = logging.getLogger(__name__)
 
@@ -153,6 +156,7 @@ class StatusManager:
         still_ends: Callable[[PodUID], bool] = lambda uid: False,
         takes_back: Callable[[Pod, PodStatus], bool] = lambda in_api, ours: False,
         dates_from_api: bool = False,
+        only_running_is_ready: bool = False,
     ) -> None:
         """What the reference lacks, and its traces with it:
 
@@ -162,6 +166,8 @@ class StatusManager:
         `takes_back`: whether a status would undo what the API shows, and must not be told.
         `dates_from_api`: whether the first status of a pod takes its dates (start time, changes of conditions) from the
         API when it is sent. The pod it was made from may be a note without a status, or come from an old list.
+        `only_running_is_ready`: whether the success of a readiness probe is refused that came after the container's
+        end. Of a pod that is over, nothing would correct it.
         """
         self._api = api
         self._pods = pods
@@ -174,10 +180,13 @@ class StatusManager:
         self._still_ends = still_ends
         self._takes_back = takes_back
         self._dates_from_api = dates_from_api
+        self._only_running_is_ready = only_running_is_ready
         self._cache: dict[PodUID, CachedStatus] = {}
         self._phases: dict[PodUID, str] = {}
         self._sent: dict[str, int] = {}  # by UID of the API object
         self._recalled: set[PodUID] = set()  # noted before a restart and not confirmed since: the API may not know them
+        self._being_sent: dict[PodUID, PodStatus] = {}
+        self._shown: dict[PodUID, Shown] = {}  # the API's last answer about each pod, and what was sent since
         self._agreed: dict[PodUID, tuple[Pod, PodStatus]] = {}  # pairs found alike: the batch compares them once
         self._subscribers: list[Subscriber] = []
         self._changed: dict[PodUID, bool] = {}  # since the last pass; whether urgently
@@ -225,7 +234,11 @@ class StatusManager:
         found = self._known(uid, f"readiness of container {container_id}")
         if found is None:
             return False
-        return self._revise(*found, with_readiness(found[0], found[1].status, container_id, ready), container_id)
+        pod, cached = found
+        revised = with_readiness(pod, cached.status, container_id, ready)
+        if ready and self._only_running_is_ready and not runs(cached.status, container_id):
+            revised = None
+        return self._revise(pod, cached, revised, container_id)
 
     def set_container_startup(self, uid: PodUID, container_id: str, started: bool) -> bool:
         """Take a startup probe's word on a container (API id). Returns whether that is a new version."""
@@ -273,7 +286,7 @@ class StatusManager:
         for pod in pods:
             uid = shown_uid(pod)
             cached = self._recall(uid)
-            if cached is not None and uid in self._recalled and is_behind(cached.status, pod.status):
+            if cached is not None and uid in self._recalled and is_behind(cached, pod):
                 log.warning("noted status of pod %s is dropped: the API knows more", uid)
                 self._forget(uid)
 
@@ -391,10 +404,12 @@ class StatusManager:
         # What is accepted from here on counts its lag anew, and is sent after this.
         version = self._cache[uid] = replace(cached, changed_at=None)
         told = False
+        self._being_sent[uid] = version.status
         try:
             await self._notebook.settle(uid)
             told = await self._send_version(self._api, uid, version)
         finally:
+            del self._being_sent[uid]
             if not told:
                 self._still_untold(uid, cached.changed_at)
         if told and cached.changed_at is not None:
@@ -417,11 +432,12 @@ class StatusManager:
             return False  # it shows another spec, and is about to be replaced: `mirror_changed` will tell
         if self._takes_back(pod, cached.status):
             return False  # the source has yet to tell that it is over
-        if uid in self._recalled and is_behind(cached.status, pod.status):
+        if uid in self._recalled and is_behind(cached, pod):
             # `restore` compared the note with a list, which may be old. This answer is not.
             log.warning("noted status of pod %s is dropped: the API knows more", uid)
             self._forget(uid)
             return False
+        self._shown[uid] = as_shown(pod, (status_digest(cached.status),))
         could_run = self._could_run(_api_uid(pod))
         ours = with_dates_of(pod.status, cached.status) if cached.undated else cached.status
         merged = merged_status(pod, ours, could_run=could_run, now=self._clock.now())
@@ -431,6 +447,8 @@ class StatusManager:
         patch = status_patch(pod, merged.to_send)
         if patch is not None:
             pod = await api.patch_status(Pod, cached.name, patch, cached.namespace)
+        if uid in self._cache:
+            self._shown[uid] = as_shown(pod)
         self._sent[_api_uid(pod)] = cached.version
         if can_be_deleted(pod, cached):
             await self._delete(api, pod)
@@ -503,7 +521,7 @@ class StatusManager:
                 self._recalled.discard(uid)
                 self._cache[uid] = cached
                 self._phases[uid] = cached.status.phase or ""
-                self._notebook.write(uid, msgspec.json.encode(cached))
+                self._notebook.write(uid, msgspec.json.encode(replace(cached, shown=self._shown_when_noted(pod))))
                 if self._api is not None:
                     urgent = is_urgent(None if before is None else before.status, cached.status)
                     self._changed[uid] = urgent or self._changed.get(uid, False)
@@ -518,6 +536,17 @@ class StatusManager:
                 return False
             case _:
                 assert_never(acceptance)
+
+    def _shown_when_noted(self, pod: Pod) -> Shown | None:
+        """What the API may show of a pod: what it last answered, or else the source told, and what is being sent."""
+        uid = _uid_of(pod)
+        shown, sent = self._shown.get(uid), self._being_sent.get(uid)
+        if shown is None:
+            in_api = self._pods.mirror_of_pod(pod) if is_static_pod(pod) else pod
+            if self._api is None or in_api is None:
+                return None
+            shown = self._shown[uid] = as_shown(in_api)
+        return shown if sent is None else replace(shown, unanswered=(*shown.unanswered, status_digest(sent)))
 
     def _confirm(self, uid: PodUID) -> None:
         """A status is as it was. One from before a restart is sent once: the former life may not have come to it."""
@@ -534,7 +563,7 @@ class StatusManager:
                 log.exception("a subscriber failed over the status of pod %s", uid)
 
     def _forget(self, uid: PodUID) -> None:
-        for book in (self._cache, self._phases, self._agreed):
+        for book in (self._cache, self._phases, self._agreed, self._shown):
             book.pop(uid, None)
         self._recalled.discard(uid)
         self._postman.forget(uid)
@@ -553,6 +582,8 @@ class StatusManager:
             self._notebook.drop(uid)
             return None
         self._cache[uid] = recalled
+        if recalled.shown is not None:
+            self._shown[uid] = recalled.shown
         self._recalled.add(uid)
         self._phases[uid] = recalled.status.phase or ""
         return recalled

@@ -39,11 +39,11 @@ from podkeeper.ports.clock import Clock
 from podkeeper.ports.source import Tell
 from podkeeper.rules.mirror import full_name
 from podkeeper.rules.phase import is_terminal
+from podkeeper.rules.resource_version import is_newer, is_older, version_number
 
 log = logging.getLogger(__name__)
 
 _EVENTS_IN_A_ROW = 64
-_MOST_DIGITS = 40  # far beyond 64 bits; longer text is no version of any server
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +79,7 @@ class Ledger:
 
     def is_stale(self, listed: Listed[Pod]) -> bool:
         """Whether a list is older than what was seen."""
-        return _is_older(listed.resource_version, self.position)
+        return is_older(listed.resource_version, self.position)
 
     def take_list(self, listed: Listed[Pod]) -> tuple[PodUpdate, tuple[Pod, ...]]:
         """Take a list for the truth. Returns the SET to tell, and the pods in it that cannot be used.
@@ -95,14 +95,14 @@ class Ledger:
                     pods.setdefault(uid, pod)
         self._pods = pods
         self._gone.clear()
-        self._complete_up_to = _number(listed.resource_version)
+        self._complete_up_to = version_number(listed.resource_version)
         self.position = listed.resource_version
         return PodUpdate(Op.SET, tuple(pods.values()), API_SOURCE), refused
 
     def take_event(self, event: WatchEvent[Pod]) -> PodUpdate | None:
         """Take one event of the watch. Returns what it changes; None: nothing, it was told before."""
         pod, version = event.object, event.resource_version
-        if not _is_older(version, self.position):
+        if not is_older(version, self.position):
             self.position = version
         if event.type is WatchType.BOOKMARK:
             self._complete(version)
@@ -115,7 +115,7 @@ class Ledger:
             return self._take_deletion(pod, version)
         if known is None and (uid in self._gone or self._is_covered(version)):
             return None
-        if known is not None and not _is_newer(version, known.metadata.resource_version or ""):
+        if known is not None and not is_newer(version, known.metadata.resource_version or ""):
             return None
         self._pods[uid] = pod
         return PodUpdate(Op.ADD if known is None else Op.UPDATE, (pod,), API_SOURCE)
@@ -124,17 +124,17 @@ class Ledger:
         # Whatever its version: a UID never comes back, and some servers send the pod's last one, not the deletion's.
         uid = pod.metadata.uid or ""
         if not self._is_covered(version):
-            self._gone[uid] = _number(version)
+            self._gone[uid] = version_number(version)
         return None if self._pods.pop(uid, None) is None else PodUpdate(Op.REMOVE, (pod,), API_SOURCE)
 
     def _is_covered(self, version: str) -> bool:
         """Whether a list or a bookmark already stands for everything up to this version."""
-        number = _number(version)
+        number = version_number(version)
         return number is not None and self._complete_up_to is not None and number <= self._complete_up_to
 
     def _complete(self, version: str) -> None:
         """Everything up to a version was told: who is gone by then cannot be told of again."""
-        number = _number(version)
+        number = version_number(version)
         if number is not None and not self._is_covered(version):
             self._complete_up_to = number
             self._gone = {uid: at for uid, at in self._gone.items() if at is None or at > number}
@@ -143,22 +143,6 @@ class Ledger:
 def is_usable(pod: Pod) -> bool:
     """Whether a pod says who it is."""
     return bool(pod.metadata.uid and pod.metadata.name)
-
-
-def _number(version: str) -> int | None:
-    """A version as a number, where it is one."""
-    return int(version) if version.isascii() and version.isdigit() and len(version) <= _MOST_DIGITS else None
-
-
-def _is_older(version: str, than: str) -> bool:
-    """Whether a version is known to be older; False where they cannot be compared."""
-    one, other = _number(version), _number(than)
-    return one is not None and other is not None and one < other
-
-
-def _is_newer(version: str, than: str) -> bool:
-    """Whether a version is newer, or another one that cannot be compared."""
-    return version != than and not _is_older(version, than)
 
 
 def _ends_something(update: PodUpdate) -> bool:

@@ -19,16 +19,18 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+from hashlib import blake2b
 
 import msgspec
 from msgspec.structs import replace
 
-from podkeeper.model.k8s.core import Container, ContainerState, ContainerStatus, Pod, PodSpec, PodStatus
+from podkeeper.model.k8s.core import Container, ContainerStatus, Pod, PodSpec, PodStatus
 from podkeeper.model.times import format_time
 from podkeeper.rules.mirror import is_mirror_pod, is_static_pod
 from podkeeper.rules.patch.strategic import two_way_diff
 from podkeeper.rules.patch.value import JsonObject
 from podkeeper.rules.phase import is_terminal
+from podkeeper.rules.resource_version import is_older
 from podkeeper.rules.restart import (
     ALL_CONTAINERS_RESTARTING,
     RestartPolicy,
@@ -44,7 +46,6 @@ from podkeeper.rules.status.conditions import (
     READY,
     READY_TO_START_CONTAINERS,
     TRUE,
-    changed_readiness_later,
     find_condition,
     is_ours,
     is_shared,
@@ -68,6 +69,16 @@ _TIMED_CONDITIONS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """What the API showed of a pod when a note was written. It tells after a restart which of the two is newer."""
+
+    uid: str  # of the API object
+    resource_version: str
+    digest: str
+    unanswered: tuple[str, ...] = ()  # `status_digest` of each one that it may have been sent since
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CachedStatus:
     """The last status of a pod that was accepted."""
 
@@ -78,6 +89,7 @@ class CachedStatus:
     finished: bool  # stored when, or after, the last of the pod was cleaned up
     changed_at: datetime | None  # of the oldest change that the API has not been told; None: it knows all
     undated: bool = False  # its dates may not be those that the API has; so until a version is sent
+    shown: Shown | None = None  # in a note, and in what was recalled from one
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,19 +272,63 @@ def sending(
     return None
 
 
-def is_behind(noted: PodStatus, shown: PodStatus) -> bool:
-    """Whether a status noted before a restart is older than what the API shows: something has moved on since.
+def is_behind(noted: CachedStatus, pod: Pod) -> bool:
+    """Whether a note from before a restart is older than what the API shows of its pod.
 
     Notes come first, so this is rare: a disk was full, and a status was sent that it had refused.
     """
-    if is_terminal(shown.phase) and not is_terminal(noted.phase):
+    ours, shown = noted.status, pod.status
+    if _goes_beyond(shown, ours):
         return True
-    before, after = _containers_of(noted), _containers_of(shown)
-    if any(name in before and _has_moved_on(before[name], status) for name, status in after.items()):
+    return not _goes_beyond(ours, shown) and _was_sent_later(pod, noted)
+
+
+def _goes_beyond(later: PodStatus, earlier: PodStatus) -> bool:
+    """Whether one status is newer than another, by what never goes back."""
+    if is_terminal(later.phase) and not is_terminal(earlier.phase):
         return True
-    # Clocks jump: a time alone makes no note old that knows anything else.
-    known, told = ({name: _stage(status) for name, status in each.items()} for each in (before, after))
-    return noted.phase == shown.phase and known == told and changed_readiness_later(shown, noted)
+    before, after = _containers_of(earlier), _containers_of(later)
+    return any(name in before and _has_moved_on(before[name], status) for name, status in after.items())
+
+
+def _was_sent_later(pod: Pod, noted: CachedStatus) -> bool:
+    """Whether the API shows a status that it can only have got after a note was written.
+
+    Times do not tell: clocks jump, and a container changes while the conditions of its pod do not.
+    """
+    shown = noted.shown
+    if shown is None or shown.uid != pod.metadata.uid:
+        return False
+    if not is_older(shown.resource_version, pod.metadata.resource_version or ""):
+        return False
+    if _shown_digest(pod.status) == shown.digest:
+        return False  # somebody else has changed the pod
+    return status_digest(pod.status) not in (status_digest(noted.status), *shown.unanswered)
+
+
+def as_shown(pod: Pod, unanswered: tuple[str, ...] = ()) -> Shown:
+    """What the API shows of a pod, in short."""
+    return Shown(
+        uid=pod.metadata.uid or "",
+        resource_version=pod.metadata.resource_version or "",
+        digest=_shown_digest(pod.status),
+        unanswered=unanswered,
+    )
+
+
+def _shown_digest(status: PodStatus) -> str:
+    """A digest of what is ours in a status that the API shows."""
+    ours = tuple(each for each in status.conditions or () if is_ours(each))
+    return _digest(replace(status, conditions=ours))
+
+
+def status_digest(status: PodStatus) -> str:
+    """A digest of what a status says of containers: whatever is merged with it, that is what the API shows then."""
+    return _digest((status.phase, [_stage(each) for each in _containers_of(status).values()]))
+
+
+def _digest(value: object) -> str:
+    return blake2b(msgspec.json.encode(value), digest_size=12).hexdigest()
 
 
 def _containers_of(status: PodStatus) -> dict[str, ContainerStatus]:
@@ -299,9 +355,9 @@ def _has_ended(status: ContainerStatus) -> bool:
     return status.state.terminated is not None or (last is not None and last.container_id == status.container_id)
 
 
-def _stage(status: ContainerStatus) -> tuple[str | None, int, ContainerState]:
-    """How far a container is, but for what its probes say."""
-    return status.container_id, status.restart_count, status.state
+def _stage(status: ContainerStatus) -> tuple[object, ...]:
+    """How far a container is, and what its probes say."""
+    return status.name, status.container_id, status.restart_count, status.state, status.started, status.ready
 
 
 def takes_back(in_api: Pod, ours: PodStatus) -> bool:

@@ -47,6 +47,12 @@ def with_readiness(pod: Pod, status: PodStatus, container_id: str, ready: bool) 
     return replace(revised, conditions=with_condition(with_condition(revised.conditions, ready_now), containers_ready))
 
 
+def runs(status: PodStatus, container_id: str) -> bool:
+    """Whether a container runs, by a status of its pod."""
+    found = _find(status, container_id)
+    return found is not None and found.state.running is not None
+
+
 def with_startup(status: PodStatus, container_id: str, started: bool) -> PodStatus | None:
     """The status with a container's started flag set; None as in `with_readiness`."""
     found = _find(status, container_id)
