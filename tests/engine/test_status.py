@@ -194,6 +194,7 @@ class Hooks(TypedDict, total=False):
     still_ends: Callable[[PodUID], bool]
     takes_back: Callable[[Pod, PodStatus], bool]
     dates_from_api: bool
+    counts_from_api: bool
 
 
 class Node:

@@ -271,6 +271,7 @@ class Agent:
             is_outdated=is_outdated_mirror,
             takes_back=takes_back,
             dates_from_api=True,
+            counts_from_api=True,
             still_ends=lambda uid: not self.workers.should_pod_be_finished(uid),
         )
         self.statuses.subscribe(self._note_status)

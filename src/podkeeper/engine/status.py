@@ -34,7 +34,7 @@ from podkeeper.model.messages import PodUID
 from podkeeper.ports.api import Reader, Writer
 from podkeeper.ports.clock import Clock
 from podkeeper.rules.dispatch import is_rejection
-from podkeeper.rules.mirror import is_mirror_pod_of, is_static_pod, shown_uid
+from podkeeper.rules.mirror import is_mirror_pod, is_mirror_pod_of, is_static_pod, shown_uid
 from podkeeper.rules.status.publish import (
     Acceptance,
     CachedStatus,
@@ -46,12 +46,14 @@ from podkeeper.rules.status.publish import (
     accept,
     accept_status,
     can_be_deleted,
+    continues,
     is_behind,
     is_urgent,
     merged_status,
     sending,
     status_patch,
     versions_to_keep,
+    with_counts_of,
     with_dates_of,
 )
 from podkeeper.rules.status.revise import ended_status, with_readiness, with_startup
@@ -153,6 +155,7 @@ class StatusManager:
         still_ends: Callable[[PodUID], bool] = lambda uid: False,
         takes_back: Callable[[Pod, PodStatus], bool] = lambda in_api, ours: False,
         dates_from_api: bool = False,
+        counts_from_api: bool = False,
     ) -> None:
         """What the reference lacks, and its traces with it:
 
@@ -162,6 +165,8 @@ class StatusManager:
         `takes_back`: whether a status would undo what the API shows, and must not be told.
         `dates_from_api`: whether the first status of a pod takes its dates (start time, changes of conditions) from the
         API when it is sent. The pod it was made from may be a note without a status, or come from an old list.
+        `counts_from_api`: whether the first status of a pod that an agent sends keeps the restart counts that the API
+        shows. The note it was made from may be old.
         """
         self._api = api
         self._pods = pods
@@ -174,10 +179,12 @@ class StatusManager:
         self._still_ends = still_ends
         self._takes_back = takes_back
         self._dates_from_api = dates_from_api
+        self._counts_from_api = counts_from_api
         self._cache: dict[PodUID, CachedStatus] = {}
         self._phases: dict[PodUID, str] = {}
         self._sent: dict[str, int] = {}  # by UID of the API object
         self._recalled: set[PodUID] = set()  # noted before a restart and not confirmed since: the API may not know them
+        self._counted: set[PodUID] = set()  # their restart counts have been compared with those in the API
         self._agreed: dict[PodUID, tuple[Pod, PodStatus]] = {}  # pairs found alike: the batch compares them once
         self._subscribers: list[Subscriber] = []
         self._changed: dict[PodUID, bool] = {}  # since the last pass; whether urgently
@@ -274,8 +281,7 @@ class StatusManager:
             uid = shown_uid(pod)
             cached = self._recall(uid)
             if cached is not None and uid in self._recalled and is_behind(cached.status, pod.status):
-                log.warning("noted status of pod %s is dropped: the API knows more", uid)
-                self._forget(uid)
+                self._replace_note(uid, cached, pod)
 
     async def is_saved(self, uid: PodUID) -> bool:
         """Wait until a pod's last status is in the journal, but not for long. Return whether a crash would keep it.
@@ -419,15 +425,17 @@ class StatusManager:
             return False  # the source has yet to tell that it is over
         if uid in self._recalled and is_behind(cached.status, pod.status):
             # `restore` compared the note with a list, which may be old. This answer is not.
-            log.warning("noted status of pod %s is dropped: the API knows more", uid)
-            self._forget(uid)
+            self._replace_note(uid, cached, pod)
             return False
         could_run = self._could_run(_api_uid(pod))
         ours = with_dates_of(pod.status, cached.status) if cached.undated else cached.status
+        if self._counts_from_api and uid not in self._counted:
+            ours = with_counts_of(pod.status, ours)
         merged = merged_status(pod, ours, could_run=could_run, now=self._clock.now())
         # Compare the object, not its number: a pod that was forgotten and came back counts from 1 again.
         if self._cache[uid] is cached:
             self._cache[uid] = replace(cached, status=merged.cached, undated=False)
+            self._counted.add(uid)
         patch = status_patch(pod, merged.to_send)
         if patch is not None:
             pod = await api.patch_status(Pod, cached.name, patch, cached.namespace)
@@ -533,10 +541,25 @@ class StatusManager:
             except Exception:
                 log.exception("a subscriber failed over the status of pod %s", uid)
 
+    def _replace_note(self, uid: PodUID, noted: CachedStatus, in_api: Pod) -> None:
+        """Drop a note that is behind the API.
+
+        The next status of an API pod is made from the one in the API. A static pod has none: its mirror's is kept.
+        Without it, restart counts, last exit codes and the Ready condition would be lost.
+        """
+        log.warning("noted status of pod %s is dropped: the API knows more", uid)
+        self._forget(uid)
+        if is_mirror_pod(in_api) and continues(noted.status, in_api.status):
+            kept = self._cache[uid] = replace(noted, status=in_api.status)
+            self._recalled.add(uid)
+            self._phases[uid] = kept.status.phase or ""
+            self._notebook.write(uid, msgspec.json.encode(kept))
+
     def _forget(self, uid: PodUID) -> None:
         for book in (self._cache, self._phases, self._agreed):
             book.pop(uid, None)
         self._recalled.discard(uid)
+        self._counted.discard(uid)
         self._postman.forget(uid)
         self._notebook.drop(uid)
 
