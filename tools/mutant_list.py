@@ -563,7 +563,7 @@ MUTANTS = (
         "            still_ends=lambda uid: not self.workers.should_pod_be_finished(uid),\n",
         "",
         ("tests/sim/test_invariants.py",),
-        seed=3,
+        seed=54,
     ),
     Mutant(
         "late-record-hides-the-running-one",

@@ -195,6 +195,7 @@ class Hooks(TypedDict, total=False):
     takes_back: Callable[[Pod, PodStatus], bool]
     dates_from_api: bool
     only_running_is_ready: bool
+    counts_from_api: bool
 
 
 class Node:

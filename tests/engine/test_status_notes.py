@@ -205,3 +205,16 @@ def test_a_note_that_knows_more_than_a_later_status_is_kept() -> None:
         assert list(after.manager.cached) == [PodUID("uid-web")]
 
     simulate(scenario())
+
+
+def test_a_status_that_a_mirror_gave_is_noted_with_what_the_mirror_shows() -> None:
+    async def scenario() -> None:
+        before = NumberedNode(STATIC, MIRROR, journal=(journal := FakeJournal()))
+        before.manager.set_pod_status(STATIC, UNREADY)
+        after = NumberedNode(STATIC, MIRROR, journal=journal)
+        mirror = replace(versioned(MIRROR, 50), status=READY)
+        after.manager.restore([mirror])
+        assert note(journal, "hash").status == READY
+        assert note(journal, "hash").shown == as_shown(mirror)
+
+    simulate(scenario())

@@ -761,6 +761,122 @@ def test_a_static_pods_note_is_taken_up_by_its_mirror() -> None:
     simulate(scenario())
 
 
+STARTING = replace(container(), started=False)
+RESTARTED = replace(RUNNING, container_statuses=(replace(container(), container_id="fake://other", restart_count=1),))
+
+
+@pytest.mark.parametrize(
+    ("shown", "kept"),
+    [(EXITED, True), (RUNNING, True), (RESTARTED, False), (replace(EXITED, phase="Failed"), False)],
+    ids=["it exited", "nothing new", "another container", "the pod is over"],
+)
+@pytest.mark.parametrize("sent", [False, True], ids=["at its mirror's arrival", "at the first sending"])
+def test_a_static_pods_note_behind_its_mirror_is_replaced_by_the_mirrors_status(
+    shown: PodStatus, kept: bool, sent: bool
+) -> None:
+    async def scenario() -> None:
+        before = Node(STATIC, api=False, journal=(journal := FakeJournal()))
+        before.manager.set_pod_status(STATIC, RUNNING)
+        after = Node(STATIC, mirror := replace(MIRROR, status=shown), journal=journal)
+        if sent:
+            after.manager.get_pod_status(uid_of(STATIC))
+            await after.manager.sync_batch(every=False)
+        else:
+            after.manager.restore([mirror])
+        published = after.manager.get_pod_status(uid_of(STATIC))
+        if not kept:
+            assert (published, dict(after.manager.phases()), journal.notes) == (None, {}, {})
+            return
+        assert published is not None
+        assert published.container_statuses == shown.container_statuses
+        assert dict(after.manager.phases()) == {"hash": shown.phase}
+        again = Node(STATIC, mirror, journal=journal)  # the note is as new as the mirror
+        noted = again.manager.get_pod_status(uid_of(STATIC))
+        assert noted is not None
+        assert noted.container_statuses == shown.container_statuses
+
+    simulate(scenario())
+
+
+def test_the_status_of_a_mirror_from_an_old_list_is_replaced_by_that_of_the_mirror() -> None:
+    async def scenario() -> None:
+        before = Node(STATIC, api=False, journal=(journal := FakeJournal()))
+        before.manager.set_pod_status(STATIC, replace(RUNNING, container_statuses=(STARTING,)))
+        after = Node(STATIC, replace(MIRROR, status=EXITED), journal=journal)
+        listed = replace(RUNNING, container_statuses=(replace(STARTING, started=True),))
+        after.manager.restore([replace(MIRROR, status=listed)])
+        assert after.manager.get_pod_status(uid_of(STATIC)) == listed
+        await after.manager.sync_batch(every=False)
+        assert after.manager.get_pod_status(uid_of(STATIC)) == EXITED
+        assert after.api.pods["dns"].status == EXITED
+
+    simulate(scenario())
+
+
+def _counted(restarts: int, message: str = "1") -> PodStatus:
+    return PodStatus(
+        phase="Running", message=message, container_statuses=(replace(container(), restart_count=restarts),)
+    )
+
+
+def _count_in_api(node: Node) -> int:
+    (found,) = node.api.pods["web"].status.container_statuses or ()
+    return found.restart_count
+
+
+@pytest.mark.parametrize(
+    ("hooks", "noted", "expected"),
+    [
+        (Hooks(counts_from_api=True), False, 2),
+        (Hooks(counts_from_api=True), True, 2),
+        (Hooks(), False, 1),  # as the kubelet does
+    ],
+)
+def test_the_first_status_that_is_sent_keeps_the_restart_counts_of_the_api(
+    hooks: Hooks, noted: bool, expected: int
+) -> None:
+    async def scenario() -> None:
+        journal = FakeJournal()
+        if noted:
+            Node(WEB, api=False, journal=journal).manager.set_pod_status(WEB, _counted(1))
+        node = Node(WEB, journal=journal, hooks=hooks)
+        node.api.put(replace(WEB, status=_counted(2)))
+        node.manager.set_pod_status(WEB, _counted(1, "2"))
+        await node.manager.sync_batch(every=False)
+        (kept,) = node.manager.cached[uid_of(WEB)].status.container_statuses or ()
+        assert (_count_in_api(node), kept.restart_count) == (expected, expected)
+
+    simulate(scenario())
+
+
+def test_a_restart_count_that_is_overwritten_later_is_put_right() -> None:
+    async def scenario() -> None:
+        node = Node(WEB, hooks=Hooks(counts_from_api=True))
+        node.manager.set_pod_status(WEB, _counted(1))
+        await node.manager.sync_batch(every=False)
+        node.api.put(replace(node.api.pods["web"], status=_counted(7)))
+        node.watch("web")
+        await node.manager.sync_batch(every=True)
+        assert _count_in_api(node) == 1
+
+    simulate(scenario())
+
+
+def test_a_status_that_comes_while_the_first_one_is_sent_keeps_the_restart_counts_too() -> None:
+    async def scenario() -> None:
+        node = Node(WEB, hooks=Hooks(counts_from_api=True))
+        node.api.put(replace(WEB, status=_counted(2)))
+        node.api.seconds = lambda verb, name: 1.0
+        node.manager.set_pod_status(WEB, _counted(1))
+        async with node.running():
+            await asyncio.sleep(0.5)  # the API is being asked
+            node.manager.set_pod_status(WEB, _counted(1, "2"))
+            await asyncio.sleep(10)
+        assert (node.shown("web"), _count_in_api(node)) == ("2", 2)
+
+    simulate(scenario())
+
+
 def test_a_static_pods_status_is_saved_once_its_mirror_has_it() -> None:
     async def scenario() -> None:
         node = Node(STATIC, MIRROR, journal=(journal := FakeJournal()))

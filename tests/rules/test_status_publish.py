@@ -33,6 +33,7 @@ from podkeeper.rules.status.publish import (
     accept_status,
     as_shown,
     can_be_deleted,
+    continues,
     illegal_transition,
     is_behind,
     is_urgent,
@@ -43,6 +44,7 @@ from podkeeper.rules.status.publish import (
     status_patch,
     takes_back,
     versions_to_keep,
+    with_counts_of,
     with_dates_of,
 )
 from tests.rules.statuses import (
@@ -493,6 +495,51 @@ def test_a_note_is_behind_when_the_api_shows_what_was_sent_after_it(
 ) -> None:
     when_noted = as_shown(in_api(NONE_READY, "10"), tuple(map(status_digest, sent)))
     assert is_behind(noted(ours, when_noted), in_api(shown, version, uid)) is expected
+
+
+CONTINUES = {
+    "the same container": (RUNS, RUNS, True),
+    "the same container has exited": (RUNS, statuses(exited("a")), True),
+    "another container": (RUNS, statuses(replace(running("a"), container_id="fake://b")), False),
+    "one container more": (RUNS, statuses(running("a"), running("b")), False),
+    "another init container": (RUNS, replace(RUNS, init_container_statuses=(running("i"),)), False),
+    "nothing has started": (statuses(waiting("a")), statuses(waiting("a")), True),
+    "the pod is over": (RUNS, replace(RUNS, phase="Failed"), False),
+}
+
+
+@pytest.mark.parametrize(("noted", "shown", "expected"), CONTINUES.values(), ids=CONTINUES.keys())
+def test_a_noted_pod_continues_if_it_is_alive_with_the_same_containers(
+    noted: PodStatus, shown: PodStatus, expected: bool
+) -> None:
+    assert continues(noted, shown) is expected
+
+
+@pytest.mark.parametrize(
+    ("shown", "ours", "expected"),
+    [
+        (restarted(running("a"), 2), restarted(running("a"), 1), 2),
+        (restarted(exited("a"), 2), restarted(running("a"), 1), 2),
+        (restarted(running("a"), 1), restarted(running("a"), 2), 2),
+        (restarted(replace(running("a"), container_id="fake://b"), 2), restarted(running("a"), 1), 1),
+        (restarted(waiting("a"), 2), restarted(waiting("a"), 1), 1),
+        (PodStatus(), restarted(running("a"), 1), 1),
+    ],
+    ids=["higher", "higher, and it exited", "lower", "of another container", "of no container", "not shown"],
+)
+@pytest.mark.parametrize("init", [False, True])
+def test_the_restart_count_of_a_container_is_never_below_the_one_in_the_api(
+    shown: PodStatus, ours: PodStatus, expected: int, init: bool
+) -> None:
+    if init:
+        shown, ours = (
+            replace(each, container_statuses=None, init_container_statuses=each.container_statuses)
+            for each in (shown, ours)
+        )
+    raised = with_counts_of(shown, ours)
+    (found,) = (raised.init_container_statuses if init else raised.container_statuses) or ()
+    assert found.restart_count == expected
+    assert with_counts_of(ours, ours) == ours
 
 
 BACK = {

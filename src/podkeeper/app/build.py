@@ -272,6 +272,7 @@ class Agent:
             takes_back=takes_back,
             dates_from_api=True,
             only_running_is_ready=True,
+            counts_from_api=True,
             still_ends=lambda uid: not self.workers.should_pod_be_finished(uid),
         )
         self.statuses.subscribe(self._note_status)

@@ -34,7 +34,7 @@ from podkeeper.model.messages import PodUID
 from podkeeper.ports.api import Reader, Writer
 from podkeeper.ports.clock import Clock
 from podkeeper.rules.dispatch import is_rejection
-from podkeeper.rules.mirror import is_mirror_pod_of, is_static_pod, shown_uid
+from podkeeper.rules.mirror import is_mirror_pod, is_mirror_pod_of, is_static_pod, shown_uid
 from podkeeper.rules.status.publish import (
     Acceptance,
     CachedStatus,
@@ -48,6 +48,7 @@ from podkeeper.rules.status.publish import (
     accept_status,
     as_shown,
     can_be_deleted,
+    continues,
     is_behind,
     is_urgent,
     merged_status,
@@ -55,6 +56,7 @@ from podkeeper.rules.status.publish import (
     status_digest,
     status_patch,
     versions_to_keep,
+    with_counts_of,
     with_dates_of,
 )
 from podkeeper.rules.status.revise import ended_status, runs, with_readiness, with_startup
@@ -157,6 +159,7 @@ class StatusManager:
         takes_back: Callable[[Pod, PodStatus], bool] = lambda in_api, ours: False,
         dates_from_api: bool = False,
         only_running_is_ready: bool = False,
+        counts_from_api: bool = False,
     ) -> None:
         """What the reference lacks, and its traces with it:
 
@@ -168,6 +171,8 @@ class StatusManager:
         API when it is sent. The pod it was made from may be a note without a status, or come from an old list.
         `only_running_is_ready`: whether the success of a readiness probe is refused that came after the container's
         end. Of a pod that is over, nothing would correct it.
+        `counts_from_api`: whether the first status of a pod that an agent sends keeps the restart counts that the API
+        shows. The note it was made from may be old.
         """
         self._api = api
         self._pods = pods
@@ -181,12 +186,14 @@ class StatusManager:
         self._takes_back = takes_back
         self._dates_from_api = dates_from_api
         self._only_running_is_ready = only_running_is_ready
+        self._counts_from_api = counts_from_api
         self._cache: dict[PodUID, CachedStatus] = {}
         self._phases: dict[PodUID, str] = {}
         self._sent: dict[str, int] = {}  # by UID of the API object
         self._recalled: set[PodUID] = set()  # noted before a restart and not confirmed since: the API may not know them
         self._being_sent: dict[PodUID, PodStatus] = {}
         self._shown: dict[PodUID, Shown] = {}  # the API's last answer about each pod, and what was sent since
+        self._counted: set[PodUID] = set()  # their restart counts have been compared with those in the API
         self._agreed: dict[PodUID, tuple[Pod, PodStatus]] = {}  # pairs found alike: the batch compares them once
         self._subscribers: list[Subscriber] = []
         self._changed: dict[PodUID, bool] = {}  # since the last pass; whether urgently
@@ -287,8 +294,7 @@ class StatusManager:
             uid = shown_uid(pod)
             cached = self._recall(uid)
             if cached is not None and uid in self._recalled and is_behind(cached, pod):
-                log.warning("noted status of pod %s is dropped: the API knows more", uid)
-                self._forget(uid)
+                self._replace_note(uid, cached, pod)
 
     async def is_saved(self, uid: PodUID) -> bool:
         """Wait until a pod's last status is in the journal, but not for long. Return whether a crash would keep it.
@@ -434,16 +440,18 @@ class StatusManager:
             return False  # the source has yet to tell that it is over
         if uid in self._recalled and is_behind(cached, pod):
             # `restore` compared the note with a list, which may be old. This answer is not.
-            log.warning("noted status of pod %s is dropped: the API knows more", uid)
-            self._forget(uid)
+            self._replace_note(uid, cached, pod)
             return False
-        self._shown[uid] = as_shown(pod, (status_digest(cached.status),))
         could_run = self._could_run(_api_uid(pod))
         ours = with_dates_of(pod.status, cached.status) if cached.undated else cached.status
+        if self._counts_from_api and uid not in self._counted:
+            ours = with_counts_of(pod.status, ours)
+        self._shown[uid] = as_shown(pod, (status_digest(ours),))
         merged = merged_status(pod, ours, could_run=could_run, now=self._clock.now())
         # Compare the object, not its number: a pod that was forgotten and came back counts from 1 again.
         if self._cache[uid] is cached:
             self._cache[uid] = replace(cached, status=merged.cached, undated=False)
+            self._counted.add(uid)
         patch = status_patch(pod, merged.to_send)
         if patch is not None:
             pod = await api.patch_status(Pod, cached.name, patch, cached.namespace)
@@ -562,10 +570,26 @@ class StatusManager:
             except Exception:
                 log.exception("a subscriber failed over the status of pod %s", uid)
 
+    def _replace_note(self, uid: PodUID, noted: CachedStatus, in_api: Pod) -> None:
+        """Drop a note that is behind the API.
+
+        The next status of an API pod is made from the one in the API. A static pod has none: its mirror's is kept.
+        Without it, restart counts, last exit codes and the Ready condition would be lost.
+        """
+        log.warning("noted status of pod %s is dropped: the API knows more", uid)
+        self._forget(uid)
+        if is_mirror_pod(in_api) and continues(noted.status, in_api.status):
+            shown = self._shown[uid] = as_shown(in_api)
+            kept = self._cache[uid] = replace(noted, status=in_api.status, shown=shown)
+            self._recalled.add(uid)
+            self._phases[uid] = kept.status.phase or ""
+            self._notebook.write(uid, msgspec.json.encode(kept))
+
     def _forget(self, uid: PodUID) -> None:
         for book in (self._cache, self._phases, self._agreed, self._shown):
             book.pop(uid, None)
         self._recalled.discard(uid)
+        self._counted.discard(uid)
         self._postman.forget(uid)
         self._notebook.drop(uid)
 

@@ -194,6 +194,28 @@ def with_dates_of(shown: PodStatus, status: PodStatus) -> PodStatus:
     return replace(status, start_time=shown.start_time or status.start_time)
 
 
+def with_counts_of(shown: PodStatus, status: PodStatus) -> PodStatus:
+    """A status whose restart counts are at least those that the API shows for the same containers.
+
+    The count of one container never falls. If the API shows a higher one, the status was made from an old note.
+    """
+    counts = {each.container_id: each.restart_count for each in _containers_of(shown).values() if each.container_id}
+
+    def raised(statuses: tuple[ContainerStatus, ...] | None) -> tuple[ContainerStatus, ...] | None:
+        if statuses is None:
+            return None
+        return tuple(
+            replace(each, restart_count=max(each.restart_count, counts.get(each.container_id or "", 0)))
+            for each in statuses
+        )
+
+    return replace(
+        status,
+        container_statuses=raised(status.container_statuses),
+        init_container_statuses=raised(status.init_container_statuses),
+    )
+
+
 def _with_history(status: PodStatus, old: PodStatus, now: str) -> PodStatus:
     """The status with the times that only its predecessor knows."""
     for condition_type in _TIMED_CONDITIONS:
@@ -329,6 +351,15 @@ def status_digest(status: PodStatus) -> str:
 
 def _digest(value: object) -> str:
     return blake2b(msgspec.json.encode(value), digest_size=12).hexdigest()
+
+
+def continues(noted: PodStatus, shown: PodStatus) -> bool:
+    """Whether the API shows the pod alive and with the containers of a noted status.
+
+    A mirror with other containers may show a former run of its static pod.
+    """
+    before, after = ({n: each.container_id for n, each in _containers_of(status).items()} for status in (noted, shown))
+    return not is_terminal(shown.phase) and before == after
 
 
 def _containers_of(status: PodStatus) -> dict[str, ContainerStatus]:
