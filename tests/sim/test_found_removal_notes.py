@@ -4,8 +4,13 @@ import asyncio
 
 import pytest
 
+from podkeeper.model.k8s.core import EphemeralContainer
+from podkeeper.runtimes.fake import Behaviour
+from podkeeper.testing.sim.deeds import Debug
 from podkeeper.testing.sim.world import Fate
 from tests.sim.stories import Story, pod, tell
+
+DEBUGGER = EphemeralContainer(name="debugger", image="debug:v1")
 
 
 @pytest.mark.parametrize("stale_lists", [False, True], ids=["the API is down", "lists are stale"])
@@ -37,5 +42,30 @@ def test_a_pod_whose_end_was_noted_does_not_start_again_from_an_older_note(stale
         it.api.lists_as_of = None
         it.api.come_up()
         await it.until(lambda: it.is_gone("web"), within=60)
+
+    tell(story)
+
+
+def test_a_pod_with_a_debugger_whose_removal_left_no_trace_is_ended_again_once_the_list_is_fresh() -> None:
+    """The disk refused all notes, and the containers were removed. The checker blamed the next agent (I7)."""
+
+    async def story(it: Story) -> None:
+        uid = it.put(pod("web", debugger=Behaviour(after_seconds=5)))
+        await it.until(lambda: it.is_ready("web"), within=5)
+        Debug("debuggers", "web", DEBUGGER).play(it.world)
+        await asyncio.sleep(30)
+        it.world.journal.disk_full, it.world.fate = True, Fate(notes_kept=False)
+        it.world.troubles.begin(it.world.now(), "disk-full")
+        it.api.lists_as_of = it.api.version
+        it.world.troubles.begin(it.world.now(), "stale-lists")
+        it.delete("web", grace=0)
+        await it.until(lambda: all(life.removed is not None for life in it.lives(uid)), within=10)
+        it.api.set_watch_pace(delay_seconds=10)
+        it.world.troubles.begin(it.world.now(), "watch-stale")
+        it.world.crash()
+        await it.until(lambda: it.runs(uid), within=5)
+        it.world.journal.disk_full, it.api.lists_as_of = False, None
+        it.api.set_watch_pace()
+        await it.until(lambda: not it.runs(uid), within=60)
 
     tell(story)
