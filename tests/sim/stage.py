@@ -90,6 +90,10 @@ class Stage:
         record = ContainerRecord(id=id_, name=name, state=RuntimeState.EXITED, exit_code=exit_code)
         self.world.bus.tell(ContainerChanged(self.at, uid, record, RuntimeEventType.STOPPED))
 
+    def is_removed(self, id_: str, name: str = "app", uid: PodUID = UID) -> None:
+        record = ContainerRecord(id=id_, name=name, state=RuntimeState.EXITED)
+        self.world.bus.tell(ContainerChanged(self.at, uid, record, RuntimeEventType.DELETED))
+
     def again(self, spec: Pod, id_: str, attempt: int = 1, *, name: str = "app", sandbox: str = "s1") -> None:
         """The agent has another attempt of a container made and started."""
         self.creates(spec, attempt, name=name, sandbox=sandbox)

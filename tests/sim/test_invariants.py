@@ -17,6 +17,7 @@ from podkeeper.model.k8s.core import (
     ContainerState,
     ContainerStateTerminated,
     ContainerStateWaiting,
+    EphemeralContainer,
     Pod,
 )
 from podkeeper.model.messages import FILE_SOURCE, Op, PodUID, PodUpdate
@@ -178,6 +179,27 @@ def _a_pod_that_runs_once_is_initialised_again(it: Stage) -> None:
     it.runs("c1", "init")
     it.ends("c1", 0, "init")
     it.again(pod("web", init=(container("init"),), policy="Never"), "c2", name="init", sandbox="s2")
+
+
+def _a_disk_lost_the_note_of_an_end(it: Stage, *, removed: bool) -> Pod:
+    """An agent ended a pod with a debugger, and could not note that. An old list names the pod to the next agent."""
+    web = pod("web")
+    debugger = EphemeralContainer(name="debugger", image="debug:v1")
+    debugged = known(replace(web, spec=replace(web.spec, ephemeral_containers=(debugger,))))
+    it.hears(debugged)
+    it.runs("c1", "debugger")
+    it.ends("c1", 0, "debugger")
+    it.world.journal.disk_full = True
+    it.hears(debugged, op=Op.REMOVE)
+    if removed:
+        it.is_removed("c1", "debugger")
+    it.dies()
+    it.hears(debugged)
+    return debugged
+
+
+def _a_debugger_runs_again_beside_its_dead_container(it: Stage) -> None:
+    it.again(_a_disk_lost_the_note_of_an_end(it, removed=False), "c2", name="debugger", sandbox="s2")
 
 
 def _an_exit_code_is_lost_with_the_object(it: Stage) -> None:
@@ -354,6 +376,7 @@ BROKEN: dict[str, tuple[str, Callable[[Stage], None]]] = {
     "what succeeded runs again in another sandbox": ("I7", _what_succeeded_runs_again_in_another_sandbox),
     "an init container succeeds twice in one sandbox": ("I7", _an_init_container_succeeds_twice_in_one_sandbox),
     "a pod that runs once is initialised again": ("I7", _a_pod_that_runs_once_is_initialised_again),
+    "a debugger runs again beside its dead container": ("I7", _a_debugger_runs_again_beside_its_dead_container),
     "an exit code is lost with the object": ("I7", _an_exit_code_is_lost_with_the_object),
     "a restart is lost with the object": ("I7", _a_restart_is_lost_with_the_object),
     "a start after a deletion heard in a former life": ("I12", _a_start_after_the_deletion_a_former_life_heard_of),
@@ -446,6 +469,10 @@ def _what_runs_once_runs_anew_when_its_image_changes(it: Stage) -> None:
     it.calls("stop_container", "c1", 2)
     it.ends("c1", 0)
     it.again(pod("job", policy="Never"), "c2")
+
+
+def _a_debugger_runs_again_after_its_first_run_left_no_trace(it: Stage) -> None:
+    it.again(_a_disk_lost_the_note_of_an_end(it, removed=True), "c2", 0, name="debugger", sandbox="s2")
 
 
 def _an_init_container_runs_again_in_a_new_sandbox(it: Stage) -> None:
@@ -592,6 +619,9 @@ RIGHT: dict[str, Callable[[Stage], None]] = {
     "what failed runs again": _what_failed_runs_again,
     "what a probe had stopped runs again": _what_a_probe_had_stopped_runs_again_though_it_left_with_success,
     "what runs once runs anew when its image changes": _what_runs_once_runs_anew_when_its_image_changes,
+    "a debugger runs again after its first run left no trace": (
+        _a_debugger_runs_again_after_its_first_run_left_no_trace
+    ),
     "an init container runs again in a new sandbox": _an_init_container_runs_again_in_a_new_sandbox,
     "a static pod that comes back begins anew": _a_static_pod_that_comes_back_begins_anew,
     "a list from before a pod was made is no end": _a_list_from_before_a_pod_was_made_is_no_end,

@@ -45,7 +45,12 @@ class Stage:
         for task in self.running:
             task.cancel()
         seen, pods = Notebook(self.journal, "seen/"), Notebook(self.journal, "pod/")
-        source = RememberedSource(ApiSource(api=self.watched, node_name="n1", clock=self.clock, notes=seen), pods)
+        source = RememberedSource(
+            lambda remember: ApiSource(
+                api=self.watched, node_name="n1", clock=self.clock, notes=seen, remember=remember
+            ),
+            pods,
+        )
         self.storage = PodStorage(emit=lambda _: None, record=lambda _: None, now=self.clock.now)
         self.running = [self.group.create_task(source.run(self.storage.merge))]
 

@@ -227,7 +227,7 @@ class Notebook:
     def __init__(self, before: bytes | None = None) -> None:
         self.before = before
         self.calls: list[str] = []
-        self.refuses = False
+        self.refuses = ""  # the call that fails
 
     def take(self, key: str) -> bytes | None:
         self.calls.append(f"take {key}")
@@ -235,15 +235,22 @@ class Notebook:
 
     def write(self, key: str, note: bytes) -> None:
         self.calls.append(f"write {key} {note.decode()}")
-        if self.refuses:
-            raise RuntimeError("the notebook is closed")
+        self._maybe_fail("write")
 
     async def settle(self, key: str | None = None) -> None:
         self.calls.append(f"settle {key}")
         await asyncio.sleep(1)
 
+    def remember(self, update: PodUpdate) -> None:
+        self.calls.append(f"remember {update.op}")
+        self._maybe_fail("remember")
+
     def tell(self, update: PodUpdate) -> None:
         self.calls.append(f"tell {update.op}")
+
+    def _maybe_fail(self, call: str) -> None:
+        if self.refuses == call:
+            raise RuntimeError("the notebook is closed")
 
 
 def noted(
@@ -251,7 +258,7 @@ def noted(
 ) -> list[str]:
     async def scenario() -> None:
         api = ScriptedApi(lists, streams)
-        source = ApiSource(api=api, node_name="n1", clock=SteadyClock(), notes=notebook)
+        source = ApiSource(api=api, node_name="n1", clock=SteadyClock(), notes=notebook, remember=notebook.remember)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(seconds):
                 await source.run(notebook.tell)
@@ -266,7 +273,7 @@ def changed(version: int, *, phase: str | None = None, deleted: bool = False) ->
     return WatchEvent(WatchType.MODIFIED, Pod(metadata=metadata, status=PodStatus(phase=phase)), str(version))
 
 
-def test_the_end_of_a_pod_is_told_only_after_the_position_is_safe() -> None:
+def test_the_end_of_a_pod_is_told_only_after_its_note_and_the_position_are_safe() -> None:
     stream = [
         changed(11, phase="Running"),
         changed(12, phase="Running", deleted=True),
@@ -278,28 +285,35 @@ def test_the_end_of_a_pod_is_told_only_after_the_position_is_safe() -> None:
     ]
     assert noted(Notebook(), [listed(10, pod("a", 3))], stream) == [
         "take api",
-        *("write api 10", "settle api", "tell SET"),
-        *("write api 11", "tell UPDATE"),
-        *("write api 12", "settle api", "tell UPDATE"),
-        *("write api 13", "settle api", "tell UPDATE"),
-        *("write api 14", "settle api", "tell UPDATE"),
-        *("write api 15", "tell UPDATE"),
-        *("write api 16", "settle api", "tell REMOVE"),
+        *("remember SET", "write api 10", "settle api", "tell SET"),
+        *("remember UPDATE", "write api 11", "tell UPDATE"),
+        *("remember UPDATE", "write api 12", "settle api", "tell UPDATE"),
+        *("remember UPDATE", "write api 13", "settle api", "tell UPDATE"),
+        *("remember UPDATE", "write api 14", "settle api", "tell UPDATE"),
+        *("remember UPDATE", "write api 15", "tell UPDATE"),
+        *("remember REMOVE", "write api 16", "settle api", "tell REMOVE"),
     ]
 
 
 def test_what_an_earlier_life_saw_counts_as_seen() -> None:
     assert noted(Notebook(b"15"), [listed(14), listed(15)], QUIET) == [
-        "take api", "write api 15", "settle api", "tell SET",
+        "take api", "remember SET", "write api 15", "settle api", "tell SET",
     ]  # fmt: skip
-    assert noted(Notebook(b"\xff"), [listed(14)], QUIET)[1:] == ["write api 14", "settle api", "tell SET"]
+    assert noted(Notebook(b"\xff"), [listed(14)], QUIET)[2:] == ["write api 14", "settle api", "tell SET"]
 
 
 def test_a_change_is_told_even_if_it_cannot_be_noted() -> None:
     notebook = Notebook()
-    notebook.refuses = True
+    notebook.refuses = "write"
     calls = noted(notebook, [listed(10)], QUIET, seconds=0.5)
-    assert calls == ["take api", "write api 10", "tell SET"]
+    assert calls == ["take api", "remember SET", "write api 10", "tell SET"]
+
+
+def test_the_position_is_not_noted_if_the_pods_cannot_be_noted() -> None:
+    notebook = Notebook()
+    notebook.refuses = "remember"
+    calls = noted(notebook, [listed(10)], QUIET, seconds=0.5)
+    assert calls == ["take api", "remember SET", "tell SET"]
 
 
 # The ledger.

@@ -11,7 +11,7 @@ from podkeeper.model.k8s.core import Container, Pod, PodSpec, PodStatus
 from podkeeper.model.k8s.meta import ManagedFieldsEntry, ObjectMeta
 from podkeeper.model.messages import CONFIG_MIRROR_ANNOTATION, Op, PodUpdate
 from podkeeper.ports.source import Tell
-from podkeeper.sources.remembered import PATIENCE_SECONDS, RememberedSource
+from podkeeper.sources.remembered import PATIENCE_SECONDS, Remember, RememberedSource
 from podkeeper.testing.fakes import FakeJournal
 from podkeeper.testing.virtual_time import simulate
 
@@ -35,7 +35,8 @@ class Script:
 
     name = "api"
 
-    def __init__(self) -> None:
+    def __init__(self, remember: Remember) -> None:
+        self.remember = remember
         self.tell: Tell = lambda update: None
 
     async def run(self, tell: Tell) -> None:
@@ -43,6 +44,7 @@ class Script:
         await asyncio.Event().wait()
 
     def say(self, op: Op, *pods: Pod) -> None:
+        self.remember(PodUpdate(op, pods, self.name))
         self.tell(PodUpdate(op, pods, self.name))
 
 
@@ -62,10 +64,9 @@ class Life:
     """One life of the agent: a source and what it was heard to say."""
 
     def __init__(self, journal: FakeJournal) -> None:
-        self.script = Script()
         self.heard: list[tuple[Op, tuple[str, ...]]] = []
         self.pods: dict[str, Pod] = {}
-        self._source = RememberedSource(self.script, Notebook(journal, "pod/"))
+        self._source = RememberedSource(self._script, Notebook(journal, "pod/"))
 
     async def __aenter__(self) -> "Life":
         self._task = asyncio.create_task(self._source.run(self._hear))
@@ -76,6 +77,10 @@ class Life:
     async def __aexit__(self, *_: object) -> None:
         self._task.cancel()
         await asyncio.wait([self._task])
+
+    def _script(self, remember: Remember) -> Script:
+        self.script = Script(remember)
+        return self.script
 
     def _hear(self, update: PodUpdate) -> None:
         self.heard.append((update.op, tuple(each.metadata.name or "" for each in update.pods)))
@@ -242,7 +247,11 @@ def test_whoever_refuses_what_memory_says_does_not_end_the_source() -> None:
     async def scenario() -> list[Op]:
         journal = FakeJournal()
         await _with_memory(journal)
-        script, heard = Script(), list[Op]()
+        scripts, heard = list[Script](), list[Op]()
+
+        def script(remember: Remember) -> Script:
+            scripts.append(Script(remember))
+            return scripts[-1]
 
         def hear(update: PodUpdate) -> None:
             heard.append(update.op)
@@ -251,7 +260,7 @@ def test_whoever_refuses_what_memory_says_does_not_end_the_source() -> None:
 
         task = asyncio.create_task(RememberedSource(script, Notebook(journal, "pod/")).run(hear))
         await asyncio.sleep(LATER)
-        script.say(Op.SET, WEB)
+        scripts[0].say(Op.SET, WEB)
         task.cancel()
         await asyncio.wait([task])
         return heard

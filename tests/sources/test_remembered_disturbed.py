@@ -10,7 +10,7 @@ from podkeeper.engine.storage import PodStorage
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.messages import Op, PodUpdate
 from podkeeper.ports.source import Tell
-from podkeeper.sources.remembered import PATIENCE_SECONDS, RememberedSource
+from podkeeper.sources.remembered import PATIENCE_SECONDS, Remember, RememberedSource
 from podkeeper.testing.failures import fail_each_call
 from podkeeper.testing.interleave import interleave
 from podkeeper.testing.operations import Event, Operation
@@ -30,7 +30,12 @@ class Cluster:
     def __init__(self) -> None:
         self.pods = {name: pod(name) for name in ("stays", "goes")}
         self.is_up = True
+        self._remember: Remember = lambda update: None
         self._tell: Tell | None = None
+
+    def remembered_by(self, remember: Remember) -> "Cluster":
+        self._remember = remember
+        return self
 
     async def run(self, tell: Tell) -> None:
         self._tell, listed = None, False
@@ -55,6 +60,7 @@ class Cluster:
 
     def _sent(self, update: PodUpdate, tell: Tell) -> bool:
         try:
+            self._remember(update)
             tell(update)
         except Unexpected:
             return False
@@ -86,7 +92,7 @@ class Stage:
         if before is not None:
             await asyncio.wait([before])
             self.journal.crash()
-        await RememberedSource(self.cluster, Notebook(self._watched, "pod/")).run(
+        await RememberedSource(self.cluster.remembered_by, Notebook(self._watched, "pod/")).run(
             lambda update: self._merge(update, storage)
         )
 

@@ -18,8 +18,10 @@ def api_source(*, api: Watcher, node_name: str, clock: Clock, journal: Journal |
     """The API as a source; with a journal, one that is remembered."""
     if journal is None:
         return ApiSource(api=api, node_name=node_name, clock=clock)
-    source = ApiSource(api=api, node_name=node_name, clock=clock, notes=Notebook(journal, "seen/"))
-    return RememberedSource(source, Notebook(journal, "pod/"))
+    seen, pods = Notebook(journal, "seen/"), Notebook(journal, "pod/")
+    return RememberedSource(
+        lambda remember: ApiSource(api=api, node_name=node_name, clock=clock, notes=seen, remember=remember), pods
+    )
 
 
 def manifest_notes(journal: Journal, source: str, node_name: str, *, keep_secrets: bool) -> ManifestNotes:

@@ -17,6 +17,8 @@ What may be relied on:
   between, more than a minute) are no lateness: the server was restored from a backup, or replaced, and is the truth.
 * With notes that survive a restart, what a former life saw counts as seen: a pod whose end is told has the position
   noted before, so no late answer can make a restarted agent start it again.
+* The position is noted after the pods (`remember`) and becomes safe with them. If it became safe first, a crash could
+  leave the old note of a pod whose end counts as seen, and the next life would start the pod from that note.
 * A stream that says nothing at all for five minutes is taken for dead. Every half an hour, more or less, a list heals
   what no stream ever told; if that list cannot be had, watching goes on and it is asked for again soon.
 
@@ -189,14 +191,19 @@ class ApiSource:
         clock: Clock,
         note: Callable[[str], None] = lambda _: None,
         notes: Notes | None = None,
+        remember: Callable[[PodUpdate], None] = lambda _: None,
         timing: Timing = USUAL_TIMING,
     ) -> None:
-        """`note` hears what befalls the source; `notes` keep for the next life how much of the API was seen."""
+        """`note` hears what befalls the source; `notes` keep for the next life how much of the API was seen.
+
+        `remember` receives each update before it is told, and notes its pods for the next life.
+        """
         self._api = api
         self._selector = f"spec.nodeName={node_name}"
         self._clock = clock
         self._note = note
         self._notes = notes
+        self._remember = remember
         self._timing = timing
         self._ledger = Ledger()
         seen = None if notes is None else notes.take(API_SOURCE)
@@ -319,8 +326,9 @@ class ApiSource:
             await self._tell_safely(update, tell)
 
     async def _tell_safely(self, update: PodUpdate, tell: Tell) -> None:
-        """Note how far we have seen, and tell; of an end nobody is told before that is safe."""
+        """Note what and how far we have seen, and tell; of an end nobody is told before that is safe."""
         try:
+            self._remember(update)
             if self._notes is not None:
                 self._notes.write(API_SOURCE, self._ledger.position.encode())
                 if _ends_something(update):

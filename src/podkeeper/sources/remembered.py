@@ -1,6 +1,6 @@
 """A source with a memory: what it last said is told again after a restart, if the source itself has nothing to say.
 
-    source --SET, ADD, UPDATE, REMOVE--> remember --> tell
+    source --SET, ADD, UPDATE, REMOVE--> remember, then tell
                                             |
     notes of a former life --(the source is silent)--> tell: ADD, until the source speaks
 
@@ -14,6 +14,8 @@ What may be relied on:
 * A pod is noted before it is told. What only its status changes is not noted, save its end: a pod is noted when it
   comes, when it is changed or deleted, and once when it is over. So a pod seen deleted is remembered as being deleted,
   and one that is over as being over.
+* The source passes each update to `remember` before it tells it. A source that notes its own progress writes that after
+  `remember`. The journal keeps the order of writes, so a crash never leaves progress that is ahead of the pods' notes.
 * Mirrors are not remembered: they are shadows of pods that the node has itself.
 
 The writes become durable with the next sync of the journal; a disk that refuses holds nobody up.
@@ -21,7 +23,7 @@ The writes become durable with the next sync of the journal; a disk that refuses
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 import msgspec
@@ -39,6 +41,10 @@ log = logging.getLogger(__name__)
 
 PATIENCE_SECONDS = 5.0
 """How long a source may take for its first words before memory speaks."""
+
+
+Remember = Callable[[PodUpdate], None]
+"""Notes what is new in an update. The source calls it with each update, before it tells the update."""
 
 
 class Notes(Protocol):
@@ -63,8 +69,10 @@ class Notes(Protocol):
 class RememberedSource:
     """A source whose last words outlive the agent."""
 
-    def __init__(self, source: Source, notes: Notes, *, patience_seconds: float = PATIENCE_SECONDS) -> None:
-        self._source = source
+    def __init__(
+        self, make_source: Callable[[Remember], Source], notes: Notes, *, patience_seconds: float = PATIENCE_SECONDS
+    ) -> None:
+        self._source = make_source(self._remember)
         self._notes = notes
         self._patience_seconds = patience_seconds
         self._noted: dict[str, Pod] = {}  # by UID, as the notes have them
@@ -81,17 +89,7 @@ class RememberedSource:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._speak_for_it(tell))
             group.create_task(self._keep_safe())
-            await self._source.run(self._attentively(tell))
-
-    def _attentively(self, tell: Tell) -> Tell:
-        def remember_and_tell(update: PodUpdate) -> None:
-            if not self._has_spoken:
-                self._has_spoken = True
-                self._recall()
-            self._remember(update)
-            tell(update)
-
-        return remember_and_tell
+            await self._source.run(tell)
 
     # What is told from memory.
 
@@ -132,6 +130,9 @@ class RememberedSource:
 
     def _remember(self, update: PodUpdate) -> None:
         """Note what is new in a word of the source."""
+        if not self._has_spoken:
+            self._has_spoken = True
+            self._recall()
         pods = {pod.metadata.uid or "": pod for pod in update.pods if not is_mirror_pod(pod)}
         if update.op is Op.SET:
             self._forget(uid for uid in self._noted if uid not in pods)

@@ -34,10 +34,15 @@ class Starts:
         self._in_flight: set[PodUID] = set()  # whose one call that was under way has been seen
         self._makings = makings
         self._stopped: dict[PodUID, set[str]] = {}  # containers that the agent asked to end
+        self._life = 1  # of the agent
         world.bus.subscribe(Called, self._hear_call)
         world.bus.subscribe(ContainerChanged, self._see_container)
         world.bus.subscribe(PodChanged, self._see_pod)
-        world.bus.subscribe(LifeBegan, lambda _: self._in_flight.clear())
+        world.bus.subscribe(LifeBegan, self._begin_life)
+
+    def _begin_life(self, begun: LifeBegan) -> None:
+        self._in_flight.clear()
+        self._life = begun.life
 
     # I12: what is asked for.
 
@@ -107,11 +112,19 @@ class Starts:
         if pod is None or last is None or last.ended is None:
             return  # its first run; or its last one is not over, which is I3's business
         self._world.checked("I7")
-        why = self._against(pod, life, last, runs)
+        why = self._against(pod, known, life, last, runs)
         if why:
             self._world.broken("I7", uid, f"{life.name} runs again (attempt {life.attempt}): {why}")
 
-    def _against(self, pod: Pod, life: ContainerLife, last: ContainerLife, runs: list[ContainerLife]) -> str:
+    def _left_no_trace(self, known: KnownPod | None, runs: list[ContainerLife]) -> bool:
+        """Whether neither the journal nor the runtime shows this life of the agent that the pod ran and is over."""
+        end = None if known is None else known.end
+        unnoted = end is not None and not end.noted and end.life < self._life
+        return unnoted and all(run.removed is not None for run in runs)
+
+    def _against(
+        self, pod: Pod, known: KnownPod | None, life: ContainerLife, last: ContainerLife, runs: list[ContainerLife]
+    ) -> str:
         """Why a container may not run again; empty: it may."""
         spec = pod.spec
         once = spec.restart_policy == NEVER
@@ -120,7 +133,7 @@ class Starts:
         if once and last.sandbox_id != life.sandbox_id:
             return "a pod that runs once had its run in another sandbox"
         if any(each.name == life.name for each in spec.ephemeral_containers or ()):
-            return "an ephemeral container runs once"
+            return "" if self._left_no_trace(known, runs) else "an ephemeral container runs once"
         stopped = last.id in self._stopped.get(life.uid, ())
         for container in spec.init_containers or ():
             if container.name == life.name:
