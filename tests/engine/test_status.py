@@ -193,9 +193,8 @@ class Hooks(TypedDict, total=False):
     is_outdated: Callable[[Pod, Pod], bool]
     still_ends: Callable[[PodUID], bool]
     takes_back: Callable[[Pod, PodStatus], bool]
-    dates_from_api: bool
+    align: Callable[[Pod, PodStatus, bool], PodStatus]
     only_running_is_ready: bool
-    counts_from_api: bool
 
 
 class Node:

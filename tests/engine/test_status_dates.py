@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from podkeeper.model.k8s.core import Pod, PodCondition, PodStatus
+from podkeeper.rules.status.publish import aligned_with
 from podkeeper.testing.virtual_time import simulate
 from tests.engine.test_status import FakeJournal, Hooks, Node, pod, status, uid_of
 
@@ -18,7 +19,7 @@ def ready_since(time: str) -> PodCondition:
 
 
 SHOWN = PodStatus(start_time=LONG_AGO, conditions=(ready_since(LONG_AGO),))
-OFFLINE: Hooks = {"dates_from_api": True}
+OFFLINE: Hooks = {"align": aligned_with}
 
 
 def dates(of: PodStatus) -> tuple[str | None, str | None]:
@@ -76,24 +77,16 @@ def test_a_pod_of_an_old_list_takes_the_newer_dates() -> None:
     simulate(scenario())
 
 
-@pytest.mark.parametrize(
-    ("sent", "expected"),
-    [(True, (BEGINNING, BEGINNING)), (False, (LONG_AGO, LONG_AGO))],
-    ids=["sent before: its own", "never sent: those of the API"],
-)
-def test_after_another_restart_a_noted_status_has_the_right_dates(sent: bool, expected: tuple[str, str]) -> None:
+def test_after_a_restart_a_noted_status_has_the_dates_of_the_api() -> None:
     async def scenario() -> None:
         first = Node(WEB, journal=(journal := FakeJournal()), hooks=OFFLINE)
         first.manager.set_pod_status(WEB, status(1, ready=True))
-        if sent:
-            await first.manager.sync_batch(every=False)
-        first.manager.set_pod_status(WEB, status(2, ready=True))
         await asyncio.sleep(60)
         second = Node(WEB, journal=journal, hooks=OFFLINE)
         second.api.put(replace(WEB, status=SHOWN))
         second.manager.set_pod_status(WEB, status(3, ready=True))
         await second.manager.sync_batch(every=False)
-        assert dates(in_api(second)) == expected
+        assert dates(in_api(second)) == (LONG_AGO, LONG_AGO)
 
     simulate(scenario())
 

@@ -15,7 +15,7 @@ from podkeeper.model.errors import ApiUnavailable, BadInput
 from podkeeper.model.k8s.core import Pod, PodCondition, PodStatus
 from podkeeper.model.k8s.meta import ObjectMeta
 from podkeeper.model.messages import PodUID
-from podkeeper.rules.status.publish import CachedStatus, as_shown
+from podkeeper.rules.status.publish import CachedStatus, aligned_with, as_shown
 from podkeeper.testing.virtual_time import BEGINNING, simulate
 from tests.engine.test_status import FakeJournal, Hooks, Node, container, pod, status, uid_of
 
@@ -827,8 +827,8 @@ def _count_in_api(node: Node) -> int:
 @pytest.mark.parametrize(
     ("hooks", "noted", "expected"),
     [
-        (Hooks(counts_from_api=True), False, 2),
-        (Hooks(counts_from_api=True), True, 2),
+        (Hooks(align=aligned_with), False, 2),
+        (Hooks(align=aligned_with), True, 2),
         (Hooks(), False, 1),  # as the kubelet does
     ],
 )
@@ -851,7 +851,7 @@ def test_the_first_status_that_is_sent_keeps_the_restart_counts_of_the_api(
 
 def test_a_restart_count_that_is_overwritten_later_is_put_right() -> None:
     async def scenario() -> None:
-        node = Node(WEB, hooks=Hooks(counts_from_api=True))
+        node = Node(WEB, hooks=Hooks(align=aligned_with))
         node.manager.set_pod_status(WEB, _counted(1))
         await node.manager.sync_batch(every=False)
         node.api.put(replace(node.api.pods["web"], status=_counted(7)))
@@ -864,7 +864,7 @@ def test_a_restart_count_that_is_overwritten_later_is_put_right() -> None:
 
 def test_a_status_that_comes_while_the_first_one_is_sent_keeps_the_restart_counts_too() -> None:
     async def scenario() -> None:
-        node = Node(WEB, hooks=Hooks(counts_from_api=True))
+        node = Node(WEB, hooks=Hooks(align=aligned_with))
         node.api.put(replace(WEB, status=_counted(2)))
         node.api.seconds = lambda verb, name: 1.0
         node.manager.set_pod_status(WEB, _counted(1))

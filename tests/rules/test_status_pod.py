@@ -127,6 +127,24 @@ PHASES: dict[str, tuple[Pod, PodView, Said]] = {
             view(record(state="exited")), published=PodStatus(phase="Failed", reason="R"), ended=True, end_is_final=True
         ),
         ("Failed", "R", None)),
+    "an end that is final outranks an eviction": (
+        pod(A, status=PodStatus(phase="Running")),
+        changed(
+            view(record(state="exited")), published=PodStatus(phase="Succeeded"), eviction=EVICTION, end_is_final=True
+        ),
+        ("Succeeded", None, None)),
+    "an eviction that was published is final with its reason": (
+        pod(A, status=PodStatus(phase="Running")),
+        changed(
+            view(record(state="exited")),
+            published=PodStatus(phase="Failed", reason="Evicted", message="no room"),
+            eviction=EVICTION, end_is_final=True,
+        ),
+        ("Failed", "Evicted", "no room")),
+    "an eviction of a pod that runs, whose end would be final": (
+        pod(A, status=PodStatus(phase="Running")),
+        changed(view(record()), published=PodStatus(phase="Running"), eviction=EVICTION, end_is_final=True),
+        ("Failed", "Evicted", "no room")),
     "what the API shows as over is over": (
         pod(A, status=PodStatus(phase="Failed", reason="R")),
         changed(view(record()), published=PodStatus(phase="Running", reason="X")), ("Failed", None, None)),
@@ -327,7 +345,7 @@ def test_a_terminal_phase_never_changes(given_pod: Pod, seen: PodView) -> None:
         assert status.phase == given_pod.status.phase
     elif seen.published is not None and is_terminal(seen.published.phase):
         assert is_terminal(status.phase)
-        final = api_pod_status(given_pod, changed(seen, end_is_final=True, eviction=None), NODE)
+        final = api_pod_status(given_pod, changed(seen, end_is_final=True), NODE)
         assert final.phase == seen.published.phase
 
 

@@ -31,6 +31,7 @@ from podkeeper.rules.status.publish import (
     Unchanged,
     accept,
     accept_status,
+    aligned_with,
     as_shown,
     can_be_deleted,
     continues,
@@ -44,8 +45,6 @@ from podkeeper.rules.status.publish import (
     status_patch,
     takes_back,
     versions_to_keep,
-    with_counts_of,
-    with_dates_of,
 )
 from tests.rules.statuses import (
     NOON,
@@ -121,19 +120,11 @@ def test_the_start_time_of_a_static_pod_is_that_of_its_mirror() -> None:
     assert stored(accept_status(in_api, RUNS, None, None, NOW)).status.start_time == T1
 
 
-def test_later_versions_stay_undated_until_one_is_sent() -> None:
-    first = stored(accept_status(pod(A), RUNS, None, None, NOW))
-    assert not first.undated
-    again = replace(RUNS, reason="R")
-    assert not stored(accept_status(pod(A), again, first, None, NOW)).undated
-    assert stored(accept_status(pod(A), again, changed(first, undated=True), None, NOW)).undated
-
-
 def test_what_is_as_the_api_shows_it_has_the_dates_of_the_api() -> None:
     timed = ("Ready", "ContainersReady", "Initialized", "PodReadyToStartContainers", "PodScheduled")
     shown = PodStatus(start_time=T0, conditions=tuple(condition(each, since=T0, reason="Old") for each in timed))
     ours = PodStatus(start_time=T1, conditions=tuple(condition(each, since=T1, reason="New") for each in timed))
-    dated = with_dates_of(shown, ours)
+    dated = aligned_with(Pod(status=shown), ours, True)
     assert dated == replace(
         ours, start_time=T0, conditions=tuple(replace(c, last_transition_time=T0) for c in ours.conditions or ())
     )
@@ -149,7 +140,7 @@ def test_what_is_as_the_api_shows_it_has_the_dates_of_the_api() -> None:
 )
 def test_what_the_api_does_not_show_keeps_its_own_date(shown: PodStatus) -> None:
     ours = PodStatus(start_time=T1, conditions=(condition("Ready", since=T1),))
-    assert with_dates_of(shown, ours) == ours
+    assert aligned_with(Pod(status=shown), ours, True) == ours
 
 
 def test_a_status_that_revives_a_container_is_refused() -> None:
@@ -469,7 +460,7 @@ SENT_LATER = {
     "it shows another status than what was being sent": (B_READY, ALL_READY, "20", "uid-web", (RUNS,), True),
     "it shows a container that is ready no more": (ALL_READY, B_READY, "20", "uid-web", (), True),
     "somebody else set a condition": (B_READY, OTHERS_CONDITION, "20", "uid-web", (), False),
-    "a condition of ours is another": (B_READY, READY_CONDITION, "20", "uid-web", (), True),
+    "somebody else set the Ready condition": (B_READY, READY_CONDITION, "20", "uid-web", (), False),
     "the list is as old as the note": (B_READY, ALL_READY, "10", "uid-web", (), False),
     "the list is older than the note": (B_READY, ALL_READY, "9", "uid-web", (), False),
     "versions that cannot be compared": (B_READY, ALL_READY, "x", "uid-web", (), False),
@@ -536,10 +527,11 @@ def test_the_restart_count_of_a_container_is_never_below_the_one_in_the_api(
             replace(each, container_statuses=None, init_container_statuses=each.container_statuses)
             for each in (shown, ours)
         )
-    raised = with_counts_of(shown, ours)
+    raised = aligned_with(Pod(status=shown), ours, True)
     (found,) = (raised.init_container_statuses if init else raised.container_statuses) or ()
     assert found.restart_count == expected
-    assert with_counts_of(ours, ours) == ours
+    assert aligned_with(Pod(status=ours), ours, True) == ours
+    assert aligned_with(Pod(status=shown), ours, False) == ours
 
 
 BACK = {
@@ -559,24 +551,30 @@ def test_only_the_end_of_a_pod_of_the_api_is_for_ever(shown: str, ours: str, mir
     assert takes_back(in_api, PodStatus(phase=ours)) is back
 
 
+@pytest.mark.parametrize("first", [True, False])
 @pytest.mark.parametrize(
-    ("in_spec", "shown", "ours", "back"),
+    ("in_spec", "shown", "ours", "expected"),
     [
-        (["debug"], ["debug"], [], True),
-        (["debug", "more"], ["debug", "more"], ["debug"], True),
-        (["debug"], ["debug"], ["debug"], False),
-        (["debug"], [], [], False),
-        ([], ["debug"], [], False),
+        (["debug"], ["debug"], [], ["debug"]),
+        (["debug", "more"], ["more", "debug"], ["debug"], ["debug", "more"]),
+        (["debug"], ["debug"], ["debug"], ["debug"]),
+        (["debug"], [], [], []),
+        ([], ["debug"], [], []),
+        ([], [], ["debug"], ["debug"]),
     ],
 )
-def test_no_status_omits_an_ephemeral_container_that_the_api_shows(
-    in_spec: list[str], shown: list[str], ours: list[str], back: bool
+def test_an_ephemeral_container_that_only_the_api_knows_stays_in_the_status(
+    in_spec: list[str], shown: list[str], ours: list[str], expected: list[str], first: bool
 ) -> None:
-    def status(names: list[str]) -> PodStatus:
-        return PodStatus(phase="Running", ephemeral_container_statuses=tuple(map(running, names)) or None)
+    def status(names: list[str], ready: bool = False) -> PodStatus:
+        found = tuple(running(name, ready=ready) for name in names)
+        return PodStatus(phase="Running", ephemeral_container_statuses=found or None)
 
     spec = PodSpec(containers=(A,), ephemeral_containers=tuple(EphemeralContainer(name=name) for name in in_spec))
-    assert takes_back(Pod(spec=spec, status=status(shown)), status(ours)) is back
+    aligned = aligned_with(Pod(spec=spec, status=status(shown)), status(ours, ready=True), first)
+    assert [(each.name, each.ready) for each in aligned.ephemeral_container_statuses or ()] == [
+        (name, name in ours) for name in expected
+    ]
 
 
 def shown_as(phase: str, ready: str | None = None) -> PodStatus:

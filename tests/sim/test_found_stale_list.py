@@ -106,6 +106,26 @@ def test_a_pod_whose_removal_a_slow_disk_did_not_note_is_ended_again_once_the_li
     tell(story)
 
 
+def test_a_pod_that_ends_while_an_old_list_lacks_its_debugger_is_published_as_over() -> None:
+    """Its last status had no debugger, and was held back for ever: a finished pod makes no other one."""
+
+    async def story(it: Story) -> None:
+        it.put(pod("web", policy="Never", app=Behaviour(after_seconds=30, exit_code=3)))
+        await it.until(lambda: it.is_ready("web"), within=5)
+        lose_all_notes_and_show_old_lists(it, it.api.version, watch_delay_seconds=20)
+        Debug("debuggers", "web", EphemeralContainer(name="debugger", image="debug:v1")).play(it.world)
+        await it.until(lambda: shows_debugger(it), within=30)
+        it.world.crash()
+        it.api.set_watch_pace(stalled=True)
+        await asyncio.sleep(40)
+        recover(it)
+        await it.until(lambda: it.phase("web") == "Failed", within=60)
+        it.delete("web")
+        await it.until(lambda: it.is_gone("web"), within=60)
+
+    tell(story)
+
+
 def test_a_debugger_that_an_old_list_lacks_stays_published() -> None:
     """Seed 450: the note of the pod was older than its debugger, too, and the status made from it was sent (I18)."""
 

@@ -81,7 +81,7 @@ from podkeeper.rules.log_rotation import Policy as LogPolicy
 from podkeeper.rules.mirror import is_outdated_mirror
 from podkeeper.rules.resources import amounts_of
 from podkeeper.rules.status.pod import NodeView
-from podkeeper.rules.status.publish import takes_back
+from podkeeper.rules.status.publish import aligned_with, takes_back
 from podkeeper.rules.worker.pauses import USUAL_TIMING, Timing
 from podkeeper.rules.worker.states import Unknown
 
@@ -270,9 +270,8 @@ class Agent:
             observe_lag=self.metrics.status_synced,
             is_outdated=is_outdated_mirror,
             takes_back=takes_back,
-            dates_from_api=True,
+            align=aligned_with,
             only_running_is_ready=True,
-            counts_from_api=True,
             still_ends=lambda uid: not self.workers.should_pod_be_finished(uid),
         )
         self.statuses.subscribe(self._note_status)

@@ -56,10 +56,8 @@ from podkeeper.rules.status.publish import (
     status_digest,
     status_patch,
     versions_to_keep,
-    with_counts_of,
-    with_dates_of,
 )
-from podkeeper.rules.status.revise import ended_status, runs, with_readiness, with_startup
+from podkeeper.rules.status.revise import ended_status, is_container_running, with_readiness, with_startup
 
 log = logging.getLogger(__name__)
 
@@ -157,9 +155,8 @@ class StatusManager:
         is_outdated: Callable[[Pod, Pod], bool] = lambda mirror, static: False,
         still_ends: Callable[[PodUID], bool] = lambda uid: False,
         takes_back: Callable[[Pod, PodStatus], bool] = lambda in_api, ours: False,
-        dates_from_api: bool = False,
+        align: Callable[[Pod, PodStatus, bool], PodStatus] = lambda in_api, ours, first: ours,
         only_running_is_ready: bool = False,
-        counts_from_api: bool = False,
     ) -> None:
         """What the reference lacks, and its traces with it:
 
@@ -167,12 +164,9 @@ class StatusManager:
         `still_ends`: whether a pod that nobody wants has not ended yet. Its status is kept: should its source name it
         again meanwhile, it would count its restarts anew.
         `takes_back`: whether a status would undo what the API shows, and must not be told.
-        `dates_from_api`: whether the first status of a pod takes its dates (start time, changes of conditions) from the
-        API when it is sent. The pod it was made from may be a note without a status, or come from an old list.
-        `only_running_is_ready`: whether the success of a readiness probe is refused that came after the container's
-        end. Of a pod that is over, nothing would correct it.
-        `counts_from_api`: whether the first status of a pod that an agent sends keeps the restart counts that the API
-        shows. The note it was made from may be old.
+        `align`: puts into a status what the API shows and a restarted agent may have forgotten. Its last argument says
+        whether this agent has sent no status of the pod yet.
+        `only_running_is_ready`: whether the success of a readiness probe of a container that has exited is ignored.
         """
         self._api = api
         self._pods = pods
@@ -184,16 +178,15 @@ class StatusManager:
         self._is_outdated = is_outdated
         self._still_ends = still_ends
         self._takes_back = takes_back
-        self._dates_from_api = dates_from_api
+        self._align = align
         self._only_running_is_ready = only_running_is_ready
-        self._counts_from_api = counts_from_api
         self._cache: dict[PodUID, CachedStatus] = {}
         self._phases: dict[PodUID, str] = {}
         self._sent: dict[str, int] = {}  # by UID of the API object
         self._recalled: set[PodUID] = set()  # noted before a restart and not confirmed since: the API may not know them
         self._being_sent: dict[PodUID, PodStatus] = {}
         self._shown: dict[PodUID, Shown] = {}  # the API's last answer about each pod, and what was sent since
-        self._counted: set[PodUID] = set()  # their restart counts have been compared with those in the API
+        self._aligned: set[PodUID] = set()  # a status of theirs was aligned with the API since the start
         self._agreed: dict[PodUID, tuple[Pod, PodStatus]] = {}  # pairs found alike: the batch compares them once
         self._subscribers: list[Subscriber] = []
         self._changed: dict[PodUID, bool] = {}  # since the last pass; whether urgently
@@ -242,10 +235,9 @@ class StatusManager:
         if found is None:
             return False
         pod, cached = found
-        revised = with_readiness(pod, cached.status, container_id, ready)
-        if ready and self._only_running_is_ready and not runs(cached.status, container_id):
-            revised = None
-        return self._revise(pod, cached, revised, container_id)
+        if ready and self._only_running_is_ready and not is_container_running(cached.status, container_id):
+            return False
+        return self._revise(pod, cached, with_readiness(pod, cached.status, container_id, ready), container_id)
 
     def set_container_startup(self, uid: PodUID, container_id: str, started: bool) -> bool:
         """Take a startup probe's word on a container (API id). Returns whether that is a new version."""
@@ -437,21 +429,19 @@ class StatusManager:
         if self._is_outdated_mirror(pod, uid):
             return False  # it shows another spec, and is about to be replaced: `mirror_changed` will tell
         if self._takes_back(pod, cached.status):
-            return False  # the source has yet to tell that it is over
+            return False  # our view of the pod is older than the API's: the source will tell
         if uid in self._recalled and is_behind(cached, pod):
             # `restore` compared the note with a list, which may be old. This answer is not.
             self._replace_note(uid, cached, pod)
             return False
         could_run = self._could_run(_api_uid(pod))
-        ours = with_dates_of(pod.status, cached.status) if cached.undated else cached.status
-        if self._counts_from_api and uid not in self._counted:
-            ours = with_counts_of(pod.status, ours)
+        ours = self._align(pod, cached.status, uid not in self._aligned)
         self._shown[uid] = as_shown(pod, (status_digest(ours),))
         merged = merged_status(pod, ours, could_run=could_run, now=self._clock.now())
         # Compare the object, not its number: a pod that was forgotten and came back counts from 1 again.
         if self._cache[uid] is cached:
-            self._cache[uid] = replace(cached, status=merged.cached, undated=False)
-            self._counted.add(uid)
+            self._cache[uid] = replace(cached, status=merged.cached)
+            self._aligned.add(uid)
         patch = status_patch(pod, merged.to_send)
         if patch is not None:
             pod = await api.patch_status(Pod, cached.name, patch, cached.namespace)
@@ -524,8 +514,6 @@ class StatusManager:
         match acceptance:
             case Stored(cached):
                 before = self._cache.get(uid)
-                if before is None and self._dates_from_api:
-                    cached = replace(cached, undated=True)
                 self._recalled.discard(uid)
                 self._cache[uid] = cached
                 self._phases[uid] = cached.status.phase or ""
@@ -546,7 +534,7 @@ class StatusManager:
                 assert_never(acceptance)
 
     def _shown_when_noted(self, pod: Pod) -> Shown | None:
-        """What the API may show of a pod: what it last answered, or else the source told, and what is being sent."""
+        """What the API may show of a pod: its last answer (or else the pod of the source), and the status in flight."""
         uid = _uid_of(pod)
         shown, sent = self._shown.get(uid), self._being_sent.get(uid)
         if shown is None:
@@ -589,7 +577,7 @@ class StatusManager:
         for book in (self._cache, self._phases, self._agreed, self._shown):
             book.pop(uid, None)
         self._recalled.discard(uid)
-        self._counted.discard(uid)
+        self._aligned.discard(uid)
         self._postman.forget(uid)
         self._notebook.drop(uid)
 

@@ -65,7 +65,7 @@ class PodView:
     start_failures: Mapping[str, StartFailure] = field(default_factory=dict)  # by container name
     eviction: Eviction | None = None
     ended: bool = False  # no container will ever start again
-    end_is_final: bool = False  # a published Failed or Succeeded stays, whatever the containers say; not so upstream
+    end_is_final: bool = False  # a published Failed or Succeeded stays, whatever comes after it; not so upstream
     keeps_init_ends: bool = False  # of init containers that are removed for a new sandbox; not so upstream
     resize_conditions: tuple[PodCondition, ...] = ()
     actual_resources: ActualResources | None = None  # of the pod's cgroup
@@ -156,7 +156,8 @@ def _with_phase(status: PodStatus, phase: Phase, in_api: PodStatus, old: PodStat
     if settled == old.phase:
         reason = old.reason or in_api.reason or None
         message = old.message or in_api.message or None
-    if view.eviction is not None:
+    is_final = view.end_is_final and is_terminal(old.phase)
+    if view.eviction is not None and not is_final:
         settled, reason, message = Phase.FAILED, view.eviction.reason or None, view.eviction.message or None
     if is_terminal(in_api.phase):
         settled = in_api.phase

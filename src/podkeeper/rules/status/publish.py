@@ -70,12 +70,15 @@ _TIMED_CONDITIONS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
-    """What the API showed of a pod when a note was written. It tells after a restart which of the two is newer."""
+    """What the API showed of a pod when a note was written.
+
+    Compared after a restart, to decide whether the note or the API is newer.
+    """
 
     uid: str  # of the API object
     resource_version: str
-    digest: str
-    unanswered: tuple[str, ...] = ()  # `status_digest` of each one that it may have been sent since
+    digest: str  # `status_digest` of its status
+    unanswered: tuple[str, ...] = ()  # digests of the statuses that were sent since, without an answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +91,6 @@ class CachedStatus:
     status: PodStatus
     finished: bool  # stored when, or after, the last of the pod was cleaned up
     changed_at: datetime | None  # of the oldest change that the API has not been told; None: it knows all
-    undated: bool = False  # its dates may not be those that the API has; so until a version is sent
     shown: Shown | None = None  # in a note, and in what was recalled from one
 
 
@@ -177,13 +179,34 @@ def accept(
             status=new,
             finished=finished,
             changed_at=now if cached is None else cached.changed_at or now,
-            undated=cached is not None and cached.undated,
         )
     )
 
 
-def with_dates_of(shown: PodStatus, status: PodStatus) -> PodStatus:
-    """A status with the dates that the API shows, for what is as the API shows it.
+def aligned_with(in_api: Pod, status: PodStatus, first: bool) -> PodStatus:
+    """A status with what the API shows and an agent that was restarted may have forgotten.
+
+    `first`: no status of the pod was sent since the start of the agent.
+    """
+    status = _with_debuggers_of(in_api, status)
+    return _with_counts_of(in_api.status, _with_dates_of(in_api.status, status)) if first else status
+
+
+def _with_debuggers_of(in_api: Pod, status: PodStatus) -> PodStatus:
+    """A status with the ephemeral containers that only the API shows.
+
+    Ephemeral containers are the only ones that are added to a pod that exists: an old list may not name them.
+    """
+    wanted = {container.name for container in in_api.spec.ephemeral_containers or ()}
+    wanted.difference_update(each.name for each in status.ephemeral_container_statuses or ())
+    missing = tuple(each for each in in_api.status.ephemeral_container_statuses or () if each.name in wanted)
+    if not missing:
+        return status
+    return replace(status, ephemeral_container_statuses=(*(status.ephemeral_container_statuses or ()), *missing))
+
+
+def _with_dates_of(shown: PodStatus, status: PodStatus) -> PodStatus:
+    """A status with the start time in the API, and with its transition times for conditions that are equal there.
 
     A status that was made from a note of the pod, or from an old list, has other ones.
     """
@@ -194,7 +217,7 @@ def with_dates_of(shown: PodStatus, status: PodStatus) -> PodStatus:
     return replace(status, start_time=shown.start_time or status.start_time)
 
 
-def with_counts_of(shown: PodStatus, status: PodStatus) -> PodStatus:
+def _with_counts_of(shown: PodStatus, status: PodStatus) -> PodStatus:
     """A status whose restart counts are at least those that the API shows for the same containers.
 
     The count of one container never falls. If the API shows a higher one, the status was made from an old note.
@@ -323,9 +346,7 @@ def _was_sent_later(pod: Pod, noted: CachedStatus) -> bool:
         return False
     if not is_older(shown.resource_version, pod.metadata.resource_version or ""):
         return False
-    if _shown_digest(pod.status) == shown.digest:
-        return False  # somebody else has changed the pod
-    return status_digest(pod.status) not in (status_digest(noted.status), *shown.unanswered)
+    return status_digest(pod.status) not in (status_digest(noted.status), shown.digest, *shown.unanswered)
 
 
 def as_shown(pod: Pod, unanswered: tuple[str, ...] = ()) -> Shown:
@@ -333,24 +354,15 @@ def as_shown(pod: Pod, unanswered: tuple[str, ...] = ()) -> Shown:
     return Shown(
         uid=pod.metadata.uid or "",
         resource_version=pod.metadata.resource_version or "",
-        digest=_shown_digest(pod.status),
+        digest=status_digest(pod.status),
         unanswered=unanswered,
     )
 
 
-def _shown_digest(status: PodStatus) -> str:
-    """A digest of what is ours in a status that the API shows."""
-    ours = tuple(each for each in status.conditions or () if is_ours(each))
-    return _digest(replace(status, conditions=ours))
-
-
 def status_digest(status: PodStatus) -> str:
-    """A digest of what a status says of containers: whatever is merged with it, that is what the API shows then."""
-    return _digest((status.phase, [_stage(each) for each in _containers_of(status).values()]))
-
-
-def _digest(value: object) -> str:
-    return blake2b(msgspec.json.encode(value), digest_size=12).hexdigest()
+    """A digest of the phase, and of the regular and init containers: others write nothing of that."""
+    said = (status.phase, [_stage(each) for each in _containers_of(status).values()])
+    return blake2b(msgspec.json.encode(said), digest_size=12).hexdigest()
 
 
 def continues(noted: PodStatus, shown: PodStatus) -> bool:
@@ -392,18 +404,12 @@ def _stage(status: ContainerStatus) -> tuple[object, ...]:
 
 
 def takes_back(in_api: Pod, ours: PodStatus) -> bool:
-    """Whether a status calls a pod alive that the API shows to be over, or omits a container that the API shows.
+    """Whether a status calls a pod alive that the API shows to be over.
 
     An agent that forgot, and was shown an old list, makes such a status until its source catches up. A mirror is only
-    the image of a static pod, which may come back. Only ephemeral containers are added to a pod that exists.
+    the image of a static pod, which may come back.
     """
-    if is_terminal(in_api.status.phase) and not is_terminal(ours.phase) and not is_mirror_pod(in_api):
-        return True
-    wanted = {container.name for container in in_api.spec.ephemeral_containers or ()}
-    shown, known = (
-        {each.name for each in status.ephemeral_container_statuses or ()} for status in (in_api.status, ours)
-    )
-    return bool(wanted & shown - known)
+    return is_terminal(in_api.status.phase) and not is_terminal(ours.phase) and not is_mirror_pod(in_api)
 
 
 def is_urgent(old: PodStatus | None, new: PodStatus) -> bool:

@@ -47,7 +47,7 @@ def with_readiness(pod: Pod, status: PodStatus, container_id: str, ready: bool) 
     return replace(revised, conditions=with_condition(with_condition(revised.conditions, ready_now), containers_ready))
 
 
-def runs(status: PodStatus, container_id: str) -> bool:
+def is_container_running(status: PodStatus, container_id: str) -> bool:
     """Whether a container runs, by a status of its pod."""
     found = _find(status, container_id)
     return found is not None and found.state.running is not None
