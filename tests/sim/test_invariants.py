@@ -17,8 +17,10 @@ from podkeeper.model.k8s.core import (
     ContainerState,
     ContainerStateTerminated,
     ContainerStateWaiting,
+    ContainerStatus,
     EphemeralContainer,
     Pod,
+    PodStatus,
 )
 from podkeeper.model.messages import FILE_SOURCE, Op, PodUID, PodUpdate
 from podkeeper.model.runtime import ContainerRecord
@@ -202,6 +204,13 @@ def _a_debugger_runs_again_beside_its_dead_container(it: Stage) -> None:
     it.again(_a_disk_lost_the_note_of_an_end(it, removed=False), "c2", name="debugger", sandbox="s2")
 
 
+def _a_debugger_runs_again_that_the_api_shows(it: Stage) -> None:
+    debugged = _a_disk_lost_the_note_of_an_end(it, removed=True)
+    status = PodStatus(ephemeral_container_statuses=(ContainerStatus(name="debugger"),))
+    it.world.api.put(replace(debugged, status=status))
+    it.again(debugged, "c2", 0, name="debugger", sandbox="s2")
+
+
 def _an_exit_code_is_lost_with_the_object(it: Stage) -> None:
     it.runs("c1")
     it.ends("c1", 3)
@@ -376,6 +385,7 @@ BROKEN: dict[str, tuple[str, Callable[[Stage], None]]] = {
     "what succeeded runs again in another sandbox": ("I7", _what_succeeded_runs_again_in_another_sandbox),
     "an init container succeeds twice in one sandbox": ("I7", _an_init_container_succeeds_twice_in_one_sandbox),
     "a pod that runs once is initialised again": ("I7", _a_pod_that_runs_once_is_initialised_again),
+    "a debugger runs again that the API shows": ("I7", _a_debugger_runs_again_that_the_api_shows),
     "a debugger runs again beside its dead container": ("I7", _a_debugger_runs_again_beside_its_dead_container),
     "an exit code is lost with the object": ("I7", _an_exit_code_is_lost_with_the_object),
     "a restart is lost with the object": ("I7", _a_restart_is_lost_with_the_object),

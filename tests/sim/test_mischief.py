@@ -233,6 +233,25 @@ def test_of_two_windows_that_overlap_the_last_to_close_puts_things_right(
     told(world, story)
 
 
+def test_of_windows_that_are_alike_the_one_whose_time_is_up_closes() -> None:
+    world = World(1)
+
+    async def story() -> None:
+        WatchStale(30.0, 0.0).play(world)
+        WatchStale(20.0, 3.2).play(world)
+        WatchStale(10.0, 0.0).play(world)
+        await asyncio.sleep(5)
+        assert world.api._pace.stalled
+        await asyncio.sleep(10)  # the last one has closed: the second is the newest that is open
+        assert not world.api._pace.stalled
+        await asyncio.sleep(10)
+        assert world.api._pace.stalled
+        await asyncio.sleep(10)
+        assert not world.api._pace.stalled
+
+    world.play(story)
+
+
 # Calls.
 
 

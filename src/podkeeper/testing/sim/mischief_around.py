@@ -190,15 +190,12 @@ class WatchStale:
 
     def play(self, world: World) -> None:
         """Slow them; what was told late is still on its way for a while after that."""
-        world.watch_delays.append(self.delay_seconds)
+        window = object()  # others may be as late
+        world.watch_delays[window] = self.delay_seconds
         _set_watch_pace(world)
-        is_open = True
 
         def close() -> None:
-            nonlocal is_open
-            if is_open:
-                is_open = False
-                world.watch_delays.remove(self.delay_seconds)
+            if world.watch_delays.pop(window, None) is not None:
                 _set_watch_pace(world)
 
         world.loop.call_later(self.seconds, close)
@@ -206,7 +203,7 @@ class WatchStale:
 
 
 def _set_watch_pace(world: World) -> None:
-    delays = world.watch_delays
+    delays = [*world.watch_delays.values()]
     world.api.set_watch_pace(delay_seconds=delays[-1] if delays else 0.0, stalled=bool(delays) and delays[-1] <= 0)
 
 

@@ -130,7 +130,7 @@ class World:
         self.violation: Violation | None = None
         self.crash_point: CrashPoint = _never
         self.fate = Fate()
-        self.watch_delays: list[float] = []  # of the open windows of late watches, the last one counts; 0: stalled
+        self.watch_delays: dict[object, float] = {}  # by open window of late watches, the last one counts; 0: stalled
         self.agent: Agent | None = None
         self.life: Life | None = None
         self._lives = 0

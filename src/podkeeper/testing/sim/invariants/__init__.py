@@ -34,7 +34,7 @@ from podkeeper.testing.sim.world import World
 
 INVARIANTS: Final[Mapping[str, str]] = MappingProxyType(
     {
-        "I1": "a terminal phase never changes, and is published only when no container of the pod runs",
+        "I1": "a terminal phase never changes, and (mirrors apart) is published only when no container runs",
         "I2": "success is never reported for a container that did not run and succeed",
         "I3": "never two live containers of one name in a pod, nor two live pods of one static name",
         "I4": "the API object is deleted only when no process of the pod lives",

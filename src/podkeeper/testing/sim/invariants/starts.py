@@ -34,7 +34,7 @@ class Starts:
         self._in_flight: set[PodUID] = set()  # whose one call that was under way has been seen
         self._makings = makings
         self._stopped: dict[PodUID, set[str]] = {}  # containers that the agent asked to end
-        self._life = 1  # of the agent
+        self._life = 1  # the number of the agent's present life
         world.bus.subscribe(Called, self._hear_call)
         world.bus.subscribe(ContainerChanged, self._see_container)
         world.bus.subscribe(PodChanged, self._see_pod)
@@ -116,11 +116,13 @@ class Starts:
         if why:
             self._world.broken("I7", uid, f"{life.name} runs again (attempt {life.attempt}): {why}")
 
-    def _left_no_trace(self, known: KnownPod | None, runs: list[ContainerLife]) -> bool:
-        """Whether neither the journal nor the runtime shows this life of the agent that the pod ran and is over."""
-        end = None if known is None else known.end
-        unnoted = end is not None and not end.noted and end.life < self._life
-        return unnoted and all(run.removed is not None for run in runs)
+    def _left_no_trace(self, known: KnownPod | None, name: str, runs: list[ContainerLife]) -> bool:
+        """Whether neither journal nor runtime nor API shows this agent that an ephemeral container of that name ran."""
+        if known is None or known.end is None or known.end.noted or known.end.life == self._life:
+            return False
+        in_api = self._world.api.peek(Pod, known.pod.metadata.name or "", known.pod.metadata.namespace or "")
+        shown = () if in_api is None else in_api.status.ephemeral_container_statuses or ()
+        return all(run.removed is not None for run in runs) and all(each.name != name for each in shown)
 
     def _against(
         self, pod: Pod, known: KnownPod | None, life: ContainerLife, last: ContainerLife, runs: list[ContainerLife]
@@ -133,7 +135,7 @@ class Starts:
         if once and last.sandbox_id != life.sandbox_id:
             return "a pod that runs once had its run in another sandbox"
         if any(each.name == life.name for each in spec.ephemeral_containers or ()):
-            return "" if self._left_no_trace(known, runs) else "an ephemeral container runs once"
+            return "" if self._left_no_trace(known, life.name, runs) else "an ephemeral container runs once"
         stopped = last.id in self._stopped.get(life.uid, ())
         for container in spec.init_containers or ():
             if container.name == life.name:
