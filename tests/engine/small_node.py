@@ -68,7 +68,7 @@ from podkeeper.rules.status.pod import NodeView
 from podkeeper.rules.worker.updates import KillOptions, Update, UpdateType
 from podkeeper.runtimes.fake import Behaviour, FakeRuntime
 from podkeeper.testing.fakes import FakeCgroups, FakeProber, FakeVolumes
-from podkeeper.testing.virtual_time import SteadyClock, simulate
+from podkeeper.testing.virtual_time import FixedJitterClock, simulate
 
 T = TypeVar("T")
 
@@ -167,7 +167,7 @@ class SmallNode:
         delays: Mapping[str, float] | None = None,
         before: "SmallNode | None" = None,
     ) -> None:
-        self.clock = SteadyClock()
+        self.clock = FixedJitterClock()
         scripts = {("*", name): behaviour for name, behaviour in (behaviours or {}).items()}
         runtime = FakeRuntime(self.clock, behaviours=scripts, delays=delays)
         self.runtime: FakeRuntime = runtime if before is None else before.runtime

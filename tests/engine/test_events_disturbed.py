@@ -12,7 +12,7 @@ from podkeeper.testing.failures import check_backoff_resets, fail_each_call
 from podkeeper.testing.interleave import interleave
 from podkeeper.testing.operations import Event, Operation
 from podkeeper.testing.port_calls import PortCalls
-from podkeeper.testing.virtual_time import SteadyClock
+from podkeeper.testing.virtual_time import FixedJitterClock
 from tests.engine.test_events import WEB, Desk, event
 
 
@@ -47,7 +47,7 @@ class Stage:
 
 @asynccontextmanager
 async def stage(calls: PortCalls) -> AsyncIterator[Stage]:
-    it = Stage(Desk(WEB, calls=calls, clock=SteadyClock()))
+    it = Stage(Desk(WEB, calls=calls, clock=FixedJitterClock()))
     async with it.desk.running():
         yield it
 

@@ -9,7 +9,7 @@ import pytest
 
 from podkeeper.engine.postman import Postman
 from podkeeper.model.errors import TryLater
-from podkeeper.testing.virtual_time import SteadyClock, VirtualClock, simulate
+from podkeeper.testing.virtual_time import FixedJitterClock, VirtualClock, simulate
 
 T = TypeVar("T")
 
@@ -154,7 +154,7 @@ def test_failures_in_a_row_are_retried_after_doubling_delays(
 ) -> None:
     async def scenario() -> list[float]:
         tries: list[float] = []
-        postman: Postman[str] = Postman(clock=SteadyClock(fraction), what="news of")
+        postman: Postman[str] = Postman(clock=FixedJitterClock(fraction), what="news of")
 
         async def send(key: str) -> None:
             tries.append(_now())

@@ -17,7 +17,7 @@ from podkeeper.testing.failures import check_backoff_resets, fail_each_call
 from podkeeper.testing.interleave import interleave
 from podkeeper.testing.operations import Event, Operation
 from podkeeper.testing.port_calls import PortCalls
-from podkeeper.testing.virtual_time import SteadyClock
+from podkeeper.testing.virtual_time import FixedJitterClock
 from tests.engine.test_status import FakeJournal, Node, container, pod, status, uid_of
 
 WEB, DB = pod("web"), pod("db")
@@ -162,7 +162,7 @@ def stage_with(*pods: Pod) -> Callable[[PortCalls], AbstractAsyncContextManager[
     @asynccontextmanager
     async def stage(calls: PortCalls) -> AsyncIterator[Stage]:
         journal = FakeJournal(seconds=JOURNAL_SECONDS)
-        node = Node(*pods, journal=journal, calls=calls, clock=SteadyClock())
+        node = Node(*pods, journal=journal, calls=calls, clock=FixedJitterClock())
         it = Stage(node, journal)
         node.api.lost = it.call_made
         async with node.running():

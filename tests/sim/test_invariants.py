@@ -29,7 +29,7 @@ from podkeeper.model.runtime_calls import ContainerConfig, RuntimeEventType
 from podkeeper.runtimes.fake import Behaviour, ExecStep
 from podkeeper.testing.sim.invariants import INVARIANTS, watch
 from podkeeper.testing.sim.invariants.restarts import PATIENCE_SECONDS
-from podkeeper.testing.sim.invariants.storms import MOST_OF_NODE, MOST_OF_POD
+from podkeeper.testing.sim.invariants.storms import MOST_OF_NODE, MOST_PER_OBJECT
 from podkeeper.testing.sim.records import ContainerChanged, Told
 from podkeeper.testing.sim.world import World
 from tests.sim.stage import UID, Stage, going, known, mirror, said
@@ -343,13 +343,13 @@ def _the_cgroup_of_a_running_container_is_removed(it: Stage) -> None:
 
 
 def _a_pod_is_inspected_in_a_storm(it: Stage) -> None:
-    for number in range(MOST_OF_POD + 1):
+    for number in range(MOST_PER_OBJECT + 1):
         it.at = 60.0 + number / 10
         it.calls("pod_record")
 
 
 def _a_container_is_removed_in_a_storm(it: Stage) -> None:
-    for _ in range(MOST_OF_POD + 1):
+    for _ in range(MOST_PER_OBJECT + 1):
         it.calls("remove_container", "c1")
 
 
@@ -612,7 +612,7 @@ def _the_cgroup_of_a_container_is_removed_whose_start_was_never_answered(it: Sta
 
 
 def _a_pod_is_inspected_every_second(it: Stage) -> None:
-    for number in range(3 * MOST_OF_POD):
+    for number in range(3 * MOST_PER_OBJECT):
         it.at = float(number)
         it.calls("pod_record")
 

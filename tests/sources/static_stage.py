@@ -18,7 +18,7 @@ from podkeeper.sources.local_objects import LocalObjects
 from podkeeper.sources.manifest_notes import ManifestNotes
 from podkeeper.testing.fakes import FakeJournal
 from podkeeper.testing.port_calls import PortCalls, Unexpected
-from podkeeper.testing.virtual_time import SteadyClock
+from podkeeper.testing.virtual_time import FixedJitterClock
 from tests.sources.static_listener import config_map_text, pod_text
 
 
@@ -48,7 +48,7 @@ class StaticStage(ABC):
     """The lives of one source of manifests, one after the other."""
 
     def __init__(self, calls: PortCalls, group: asyncio.TaskGroup) -> None:
-        self.clock = SteadyClock()
+        self.clock = FixedJitterClock()
         self.journal = FailingJournal()
         self.refusals = 0  # so many of the next updates are refused
         self.lost_answers = 0  # so many of the next updates are merged, and then an error is raised

@@ -20,7 +20,7 @@ from podkeeper.testing.interleave import interleave
 from podkeeper.testing.memory_api import MemoryApi
 from podkeeper.testing.operations import Event, Operation
 from podkeeper.testing.port_calls import PortCalls
-from podkeeper.testing.virtual_time import SteadyClock, VirtualClock
+from podkeeper.testing.virtual_time import FixedJitterClock, VirtualClock
 
 
 def pod(name: str, image: str = "nginx:1") -> Pod:
@@ -71,7 +71,7 @@ class Stage:
 
 @asynccontextmanager
 async def stage(calls: PortCalls) -> AsyncIterator[Stage]:
-    clock = SteadyClock()
+    clock = FixedJitterClock()
     api = MemoryApi(clock)
     for name in ("stays", "changes", "goes"):
         api.put(pod(name))

@@ -11,7 +11,7 @@ from podkeeper.model.k8s.core import Pod, PodStatus
 from podkeeper.model.k8s.meta import ObjectMeta
 from podkeeper.model.messages import Op, PodUpdate
 from podkeeper.sources.apiserver import ApiSource, Ledger, Timing, is_usable
-from podkeeper.testing.virtual_time import SteadyClock, simulate
+from podkeeper.testing.virtual_time import FixedJitterClock, simulate
 from tests.sources.scripted_api import FOR_EVER, Consumer, ScriptedApi, Step, bookmark, event, listed, pod
 
 RESET = ApiUnavailable("connection reset")
@@ -36,7 +36,7 @@ def timeline(
     api = ScriptedApi(lists, streams)
 
     async def scenario() -> None:
-        clock = SteadyClock(jitter)
+        clock = FixedJitterClock(jitter)
         if timing is None:
             source = ApiSource(api=api, node_name="n1", clock=clock, note=notes.append)
         else:
@@ -188,7 +188,7 @@ def test_a_refused_change_leads_to_a_list_after_30_seconds_and_not_later_than_du
                 raise BadInput(Problem("cannot merge that"))
 
         timing = Timing(relist=relist)
-        source = ApiSource(api=api, node_name="n1", clock=SteadyClock(), timing=timing)
+        source = ApiSource(api=api, node_name="n1", clock=FixedJitterClock(), timing=timing)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(39):
                 await source.run(tell)
@@ -206,7 +206,7 @@ def test_a_burst_yields_after_every_64_events() -> None:
         consumer = Consumer()
         stream: list[Step] = [event("ADDED", f"p{n}", n) for n in range(11, 311)]
         api = ScriptedApi([listed(10)], [[*stream, *QUIET]])
-        source = ApiSource(api=api, node_name="n1", clock=SteadyClock())
+        source = ApiSource(api=api, node_name="n1", clock=FixedJitterClock())
         seen: list[int] = []
         running = asyncio.ensure_future(source.run(consumer.tell))
         while not seen or seen[-1] < 300:
@@ -258,7 +258,9 @@ def noted(
 ) -> list[str]:
     async def scenario() -> None:
         api = ScriptedApi(lists, streams)
-        source = ApiSource(api=api, node_name="n1", clock=SteadyClock(), notes=notebook, remember=notebook.remember)
+        source = ApiSource(
+            api=api, node_name="n1", clock=FixedJitterClock(), notes=notebook, remember=notebook.remember
+        )
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(seconds):
                 await source.run(notebook.tell)

@@ -10,7 +10,7 @@ from podkeeper.model.errors import BadInput, Problem
 from podkeeper.model.messages import PodUpdate
 from podkeeper.sources.http import HttpSource
 from podkeeper.sources.web_page import Fetched, NoAnswer, WebPage, shown_url
-from podkeeper.testing.virtual_time import SteadyClock, simulate
+from podkeeper.testing.virtual_time import FixedJitterClock, simulate
 from tests.sources.static_listener import InlineExecutor, Listener, pod_text, running
 from tests.sources.web_server import serving
 
@@ -55,7 +55,7 @@ def heard(
     async def scenario() -> tuple[list[tuple[float, str]], tuple[Problem, ...]]:
         asyncio.get_running_loop().set_default_executor(InlineExecutor())
         page = Page(*answers)
-        source = HttpSource(URL, "n1", SteadyClock(jitter), page=page, report=listener.report, **options)
+        source = HttpSource(URL, "n1", FixedJitterClock(jitter), page=page, report=listener.report, **options)
         assert source.name == "http"
         async with running(source, listener):
             await page.finished.wait()
@@ -146,7 +146,7 @@ def test_updates_come_from_the_source_http() -> None:
         def tell(update: PodUpdate) -> None:
             sources.append(update.source)
 
-        running_source = asyncio.ensure_future(HttpSource(URL, "n1", SteadyClock(), page=page).run(tell))
+        running_source = asyncio.ensure_future(HttpSource(URL, "n1", FixedJitterClock(), page=page).run(tell))
         await page.finished.wait()
         running_source.cancel()
         await asyncio.wait([running_source])

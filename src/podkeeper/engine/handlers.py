@@ -165,7 +165,7 @@ class SyncHandlers:
         self._note = note
         self._ask_anew = ask_anew  # whether a pod had been turned away before, which is forgotten with this
         self._rejected = rejected  # hears the reasons
-        self._retry = retry  # of a pod that is not desired; the reference leaves those to housekeeping
+        self._retry = retry  # of a pod that is not desired; the kubelet leaves those to housekeeping
         self._heard: set[str] = set()  # sources of which an update has been handled
 
     def all_sources_ready(self) -> bool:
@@ -212,7 +212,7 @@ class SyncHandlers:
         _isolated("sync", uid, partial(self._sync, uid))
 
     def retry(self, uid: PodUID) -> None:
-        """What a pod waited for is due: have it looked after, or repeat what failed at its end if it is not desired."""
+        """Sync a desired pod whose retry is due. For a pod that is not desired, repeat its failed clean-up."""
         if self._pods.pod_by_uid(uid) is None:
             _isolated("retry", uid, partial(self._retry, uid))
         else:

@@ -52,7 +52,7 @@ class Handlers(Protocol):
         """Handle a changed probe result."""
 
     def retry(self, uid: PodUID) -> None:
-        """What a pod waited for is due."""
+        """Sync a pod whose retry or deadline is due."""
 
     def wake_successor(self, name: str) -> None:
         """The static pod of that full name has left."""
@@ -85,7 +85,7 @@ class Housekeeping(Protocol):
     """Tidies up now and then."""
 
     async def run(self, is_well: Callable[[], bool], all_sources_ready: Callable[[], bool]) -> None:
-        """Tidy up every so often while the runtime is well, the whole node only once all sources are ready."""
+        """Run every 2 s while the runtime is healthy. Until all sources are ready, only restart static pods."""
 
     def hurry(self) -> None:
         """Do so at once."""

@@ -109,7 +109,7 @@ class VirtualClock:
         self._wall += timedelta(seconds=seconds)
 
 
-class SteadyClock(VirtualClock):
+class FixedJitterClock(VirtualClock):
     """A virtual clock without chance: every fraction is the same, so jitter is known."""
 
     def __init__(self, fraction: float = 0.0) -> None:

@@ -1,9 +1,9 @@
 """I22: no call is repeated in a storm: neither for one pod nor for the node, whatever goes wrong.
 
-Counted are calls of one operation in one minute, for each container, sandbox or other part of a pod: housekeeping tries
-every 2 s to remove each dead container of a pod that is gone. What else fails is tried again with backoff, and what is
-watched is not polled: the limits are several times what the worst histories show. A loop without any pause would keep
-virtual time from passing at all; this invariant ends such a play.
+Calls of one operation are counted by minute, for each container, sandbox or other part of a pod. Housekeeping tries
+every 2 s to remove each dead container of a pod that is gone. Everything else is retried with backoff, and what is
+watched is not polled. The limits are several times what the worst histories show. A loop without any pause would keep
+virtual time from passing; this invariant ends such a play.
 """
 
 from collections import Counter
@@ -12,7 +12,7 @@ from podkeeper.model.messages import PodUID
 from podkeeper.testing.sim.records import Asked, Called
 from podkeeper.testing.sim.world import World
 
-MOST_OF_POD = 90  # of one operation on one thing of it in a minute
+MOST_PER_OBJECT = 90  # calls of one operation for one part of a pod, in a minute
 MOST_OF_NODE = 1200
 IMAGES = frozenset({"image", "pull_image", "remove_image"})  # many pods may use one image, so they count for the node
 PROBES = frozenset({"exec_sync"})  # as often as a pod's own periods say, which may be several times a second
@@ -39,7 +39,7 @@ class Storms:
         uid = PodUID("") if call.operation in IMAGES else call.uid
         key = uid, call.room, call.operation, _thing_of(call) if uid else ""
         self._counts[key] += 1
-        if self._counts[key] > (MOST_OF_POD if uid else MOST_OF_NODE):
+        if self._counts[key] > (MOST_PER_OBJECT if uid else MOST_OF_NODE):
             text = f"{call.room}.{call.operation} was called {self._counts[key]} times within a minute"
             self._world.broken("I22", uid, text)
 
