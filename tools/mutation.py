@@ -33,10 +33,10 @@ import tomllib
 import zlib
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tools.mutation_blocks import Block, write_marked_copies
 from tools.mutation_operators import Defaults, Mutant, mutants, normalised, parameter_defaults
@@ -61,6 +61,7 @@ SHOW_EVERY_SECONDS = 15.0
 RECORDING = ("mutation_blocks.py", "mutation_runner.py")  # what a recording depends on, besides src and tests
 JUDGING = ("mutation_operators.py", "mutation_runner.py")
 Verdict = dict[str, Any]
+Number = TypeVar("Number", int, float)
 
 
 class Stopped(Exception):
@@ -369,9 +370,13 @@ class Results:
             verdicts[verdict["id"]] = verdict
         return verdicts
 
-    def begin(self) -> None:
-        """Start over."""
-        self.path.write_text(json.dumps(self.head) + "\n")
+    def resume(self) -> dict[str, Verdict]:
+        """Prepare the file for more lines. Returns what is known, without errors of the tool: judge these again."""
+        verdicts = {id: verdict for id, verdict in self.known().items() if verdict["verdict"] != "error"}
+        new = self.path.with_suffix(".new")
+        new.write_text("".join(json.dumps(line) + "\n" for line in (self.head, *verdicts.values())))
+        new.replace(self.path)
+        return verdicts
 
 
 def equivalents(path: Path) -> dict[tuple[str, str, str, str], str]:
@@ -488,14 +493,17 @@ def summary(chosen: Sequence[Mutant], verdicts: dict[str, Verdict], excused: Seq
     return not errors
 
 
-def _not_negative(text: str) -> float:
-    if (number := float(text)) < 0:
-        raise argparse.ArgumentTypeError(f"must not be negative: {text}")
-    return number
+def _at_least(minimum: Number) -> Callable[[str], Number]:
+    kind = type(minimum)
 
+    def read(text: str) -> Number:
+        number = kind(text)
+        if not number >= minimum:  # not `<`: nan
+            raise argparse.ArgumentTypeError(f"must be at least {minimum}: {text}")
+        return number
 
-def _count(text: str) -> int:
-    return int(_not_negative(str(int(text))))
+    read.__name__ = kind.__name__  # argparse prints it
+    return read
 
 
 def main(arguments: list[str]) -> int:
@@ -504,14 +512,14 @@ def main(arguments: list[str]) -> int:
         prog="python -m tools.mutation", description="Find bugs that no fast test notices."
     )
     parser.add_argument("rooms", nargs="+", metavar="ROOM", help="a package or module below src/podkeeper")
-    parser.add_argument("--sample", type=_count, default=0, help="judge so many mutants, drawn uniformly [all]")
+    parser.add_argument("--sample", type=_at_least(0), default=0, help="judge so many mutants, drawn uniformly [all]")
     parser.add_argument("--seed", type=int, default=1, help="which sample")
-    parser.add_argument("--jobs", type=_count, default=os.cpu_count() or 1, help="mutants at a time")
+    parser.add_argument("--jobs", type=_at_least(1), default=os.cpu_count() or 1, help="mutants at a time")
     parser.add_argument(
-        "--budget", type=_not_negative, default=BUDGET_SECONDS, help="seconds of tests for each mutant, by CPU time"
+        "--budget", type=_at_least(0.0), default=BUDGET_SECONDS, help="seconds of tests for each mutant, by CPU time"
     )
     parser.add_argument(
-        "--limit", type=_not_negative, default=LIMIT_SECONDS, help="seconds for a test, besides 5 times its usual time"
+        "--limit", type=_at_least(0.0), default=LIMIT_SECONDS, help="seconds for a test, besides 5 times its usual time"
     )
     parser.add_argument("--tests", nargs="+", default=[], metavar="PATH", help="use only these tests [all fast ones]")
     parser.add_argument("--again", action="store_true", help="forget the results of an earlier run")
@@ -552,9 +560,9 @@ def main(arguments: list[str]) -> int:
             "tests": options.tests,
         },
     )
-    verdicts = {} if options.again else results.known()
-    if not verdicts:
-        results.begin()
+    if options.again:
+        results.path.unlink(missing_ok=True)
+    verdicts = results.resume()
     planner = Planner(found, options.budget)
     jobs = [planner.job(mutant) for mutant in due.values() if mutant.id not in verdicts]
     print(f"{len(chosen)} mutants, {len(excused)} judged equivalent, {len(due) - len(jobs)} known", flush=True)

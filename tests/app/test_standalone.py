@@ -2,15 +2,23 @@
 
 import asyncio
 import ipaddress
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
+from podkeeper.app.sources import manifest_notes
 from podkeeper.app.standalone import AlreadyRunning, Assembly, Standalone, assembled, host_ip
+from podkeeper.journal.file import FileJournal
 from podkeeper.model.errors import AgentError, BadInput
 from podkeeper.model.kubelet_config import CrashLoopBackOffConfig, Duration, KubeletConfiguration
+from podkeeper.model.messages import FILE_SOURCE, HTTP_SOURCE
 from podkeeper.rules.log_rotation import Policy as LogPolicy
+from podkeeper.rules.static import FromURL
+from podkeeper.sources.contents import Reader
+
+URL = "http://127.0.0.1:1/pods"
 
 
 def put_together(wanted: Standalone) -> Assembly:
@@ -37,7 +45,7 @@ def test_without_a_configuration_all_is_usual(tmp_path: Path) -> None:
 
 def test_what_the_configuration_says_is_honoured(tmp_path: Path) -> None:
     config = KubeletConfiguration(
-        static_pod_url="http://127.0.0.1:1/pods",
+        static_pod_url=URL,
         max_pods=7,
         pod_logs_dir="/elsewhere",
         sync_frequency=Duration("30s"),
@@ -79,6 +87,36 @@ def test_what_manifests_held_is_noted_and_secrets_only_if_they_may_be(tmp_path: 
     notes = asyncio.run(live())
     assert b"web-n1" in notes
     assert (b"aHVzaA==" in notes) is keep_secrets
+
+
+@pytest.mark.parametrize(
+    "url, kept",
+    [pytest.param(None, ["file"], id="not configured"), pytest.param(URL, ["file", "http"], id="configured")],
+)
+def test_notes_of_a_manifest_source_that_is_not_configured_leave_the_disk(
+    tmp_path: Path, url: str | None, kept: list[str]
+) -> None:
+    path = tmp_path / "journal"
+    secret = "apiVersion: v1\nkind: Secret\nmetadata: {name: word}\ndata: {word: aHVzaA==}\n"
+    items = Reader("n1", has_store=True).read(secret.encode(), FromURL(URL), URL).items
+
+    async def former() -> None:
+        journal = FileJournal.open(path)
+        for source in (FILE_SOURCE, HTTP_SOURCE):
+            manifest_notes(journal, source, "n1", keep_secrets=True).keep({URL: items})
+        journal.put("other/http", b"a note of something else")
+        await journal.close()
+
+    async def present() -> list[str]:
+        config = KubeletConfiguration(static_pod_url=url)
+        async with assembled(replace(fake(tmp_path, config, "process"), keep_secrets=True)) as parts:
+            assert path.read_bytes().count(b"aHVzaA==") == len(kept)  # not only after the journal is closed
+            assert parts.ports.journal is not None
+            return sorted(key.rpartition("/")[0] for key in parts.ports.journal.load())
+
+    asyncio.run(former())
+    assert path.read_bytes().count(b"aHVzaA==") == 2
+    assert asyncio.run(present()) == [*(f"manifest/{source}" for source in kept), "other"]
 
 
 LOGS: dict[str, tuple[KubeletConfiguration, LogPolicy]] = {

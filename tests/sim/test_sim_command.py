@@ -96,7 +96,25 @@ def test_the_whole_trace_can_be_printed() -> None:
     assert len({line.split()[3] for line in everything.splitlines() if "API: pod" in line}) > 1
 
 
+def test_the_timeline_of_an_unknown_pod_is_named_and_the_campaign_ends_as_usual() -> None:
+    result = call("--seed", "0", "--jobs", "1", *QUIET, "--timeline", "nosuch")
+    assert result.exit_code == 0
+    assert result.stderr == "no line of pod nosuch in this play\n"
+    assert "No promise was broken." in result.stdout
+
+
 # What a failure tells.
+
+
+def test_a_failure_is_told_in_the_same_way_if_a_timeline_is_asked_for() -> None:
+    def told(*arguments: str) -> list[str]:
+        result = call("--seed", "1", *PLANTED, "--no-shrink", *arguments)
+        assert result.exit_code == 1
+        lines = result.stdout.splitlines()
+        first, end = (lines.index(line_with(start, result.stdout)) for start in ("BROKEN by seed 1", "1 seed,"))
+        return lines[first:end]
+
+    assert told("--timeline", "nosuch") == told("--timeline", "all") == told()
 
 
 def test_a_failure_names_the_promise_and_the_command_that_plays_it_again() -> None:
@@ -239,10 +257,6 @@ BAD = {
     "acts that the seed does not have": (
         ("--only", "1,9998-9999", "--hours", "0.05"),
         ["--only: seed 0 has no act 9998-9999 (its acts: 1 to "],
-    ),
-    "the timeline of a pod that the seed does not have": (
-        ("--timeline", "nosuch", "--hours", "0.05"),
-        ["--timeline: seed 0 has no pod nosuch"],
     ),
     "acts that are no numbers": (("--only", "1,x"), ["cannot read 'x'"]),
     "a profile key nobody knows": (("--profile", "pots=3"), ["'pots=3'", "pods", "polite", "crash"]),

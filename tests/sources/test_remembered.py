@@ -190,6 +190,35 @@ def test_a_source_that_comes_late_has_the_last_word_and_what_it_lacks_is_forgott
     assert sorted(journal.load()) == ["pod/uid-job"]
 
 
+def test_no_pods_are_added_after_an_update_that_the_source_did_not_pass_to_remember() -> None:
+    journal = FakeJournal()
+
+    async def then(life: Life) -> None:
+        await asyncio.sleep(SOON)
+        life.script.tell(PodUpdate(Op.SET, (JOB,), "api"))
+        await asyncio.sleep(LATER)
+        assert life.heard == [(Op.SET, ("job",))]
+        life.script.say(Op.SET, JOB)
+        await asyncio.sleep(1)
+
+    _second_life(then, journal)
+    assert sorted(journal.load()) == ["pod/uid-job"]
+
+
+def test_a_source_may_have_an_update_noted_while_it_is_made() -> None:
+    async def scenario() -> FakeJournal:
+        journal = FakeJournal()
+
+        def script(remember: Remember) -> Script:
+            remember(PodUpdate(Op.SET, (WEB,), "api"))
+            return Script(remember)
+
+        RememberedSource(script, Notebook(journal, "pod/"))
+        return journal
+
+    assert sorted(simulate(scenario())[0].load()) == ["pod/uid-web"]
+
+
 def test_only_what_should_be_and_the_end_are_written_not_every_status() -> None:
     async def scenario() -> int:
         journal = CountingJournal()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.mutation import Verdict, as_entry, chosen_mutants, equivalents, summary
+from tools.mutation import Results, Verdict, as_entry, chosen_mutants, equivalents, summary
 from tools.mutation_operators import Mutant, mutants, normalised, parameter_defaults
 
 HOUSE = Path(__file__).resolve().parent.parent.parent
@@ -145,19 +145,45 @@ raise SystemExit(7)
     assert not Path("/tmp/podkeeper-left-behind").exists()
 
 
-@pytest.mark.parametrize("option", ["--sample", "--jobs", "--budget", "--limit"])
-def test_a_negative_number_is_refused(option: str, tmp_path: Path) -> None:
-    ended = run(tmp_path, "sums", option, "-3")
+@pytest.mark.parametrize(
+    "option, number, why",
+    [
+        ("--sample", "-3", "must be at least 0: -3"),
+        ("--sample", "1.5", "invalid int value: '1.5'"),
+        ("--jobs", "0", "must be at least 1: 0"),
+        ("--budget", "-3", "must be at least 0.0: -3"),
+        ("--limit", "nan", "must be at least 0.0: nan"),
+    ],
+)
+def test_a_number_out_of_range_is_refused(option: str, number: str, why: str, tmp_path: Path) -> None:
+    ended = run(tmp_path, "sums", option, number)
     assert ended.returncode == 2
-    assert f"argument {option}: must not be negative: -3" in ended.stderr
+    assert f"argument {option}: {why}" in ended.stderr
+
+
+def verdict(id: str, kind: str) -> Verdict:
+    return {"id": id, "verdict": kind, "by": None, "seconds": 0.1, "left_out": 0}
+
+
+def test_a_run_continues_with_the_verdicts_that_it_has_and_without_errors(tmp_path: Path) -> None:
+    results = Results(tmp_path / "results.jsonl", {"seed": 1})
+    assert results.resume() == {}
+    with results.path.open("a") as file:
+        for line in (verdict("a", "killed"), verdict("b", "error"), verdict("c", "error"), verdict("c", "survived")):
+            file.write(json.dumps(line) + "\n")
+        file.write('{"id": "d", "verd')  # interrupted
+    known = {"a": verdict("a", "killed"), "c": verdict("c", "survived")}
+    assert results.resume() == known
+    with results.path.open("a") as file:
+        file.write(json.dumps(verdict("d", "killed")) + "\n")
+    assert results.known() == {**known, "d": verdict("d", "killed")}
+    assert Results(results.path, {"seed": 2}).resume() == {}
+    assert results.resume() == {}
 
 
 def test_mutants_that_could_not_be_judged_make_a_run_fail(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     first, second, *_ = chosen = all_mutants(SOURCE)
-    judged: dict[str, Verdict] = {
-        first.id: {"id": first.id, "verdict": "error", "by": None, "seconds": 0.1, "left_out": 0},
-        second.id: {"id": second.id, "verdict": "killed", "by": "a test", "seconds": 0.1, "left_out": 0},
-    }
+    judged = {first.id: verdict(first.id, "error"), second.id: verdict(second.id, "killed")}
     assert not summary(chosen, judged, (), tmp_path)
     assert "1 mutants were not judged: see errors.txt in build/mutation" in capsys.readouterr().out
     del judged[first.id]
@@ -187,10 +213,13 @@ def test_each_mutant_of_a_tiny_project_gets_its_verdict(tmp_path: Path) -> None:
     told = {line["id"]: line["verdict"] for line in map(json.loads, results.read_text().splitlines()[1:])}
     assert {change: told[by_change[change].id] for change in VERDICTS} == VERDICTS
     assert len(told) == len(VERDICTS)
-    # The last line is lost, as after an interruption: the same command judges that mutant alone.
-    results.write_text("".join(results.read_text().splitlines(keepends=True)[:-1]))
+    # One verdict is an error of the tool and one is cut off: the same command judges these two mutants alone.
+    *lines, error, cut_off = results.read_text().splitlines(keepends=True)
+    error = json.dumps({**json.loads(error), "verdict": "error"}) + "\n"
+    results.write_text("".join([*lines, error, cut_off[:20]]))
     second = run(tmp_path, "sums", "--limit", "1")
-    assert f"{len(VERDICTS) - 1} known" in second.stdout
+    assert second.returncode == 0, second.stdout + second.stderr
+    assert f"{len(VERDICTS) - 2} known" in second.stdout
     assert second.stdout.splitlines()[-4:-2] == first.stdout.splitlines()[-4:-2]
 
 

@@ -1,5 +1,6 @@
 """The sources of an agent, plugged together."""
 
+from collections.abc import Collection
 from pathlib import Path
 
 from podkeeper.engine.notebook import Notebook
@@ -12,6 +13,8 @@ from podkeeper.sources.kept_objects import KeptObjects, Tokens
 from podkeeper.sources.manifest_notes import ManifestNotes
 from podkeeper.sources.object_files import ObjectFiles
 from podkeeper.sources.remembered import RememberedSource
+
+_MANIFEST_NOTES = "manifest/"  # then the source's name and a slash
 
 
 def api_source(*, api: Watcher, node_name: str, clock: Clock, journal: Journal | None) -> Source:
@@ -26,7 +29,21 @@ def api_source(*, api: Watcher, node_name: str, clock: Clock, journal: Journal |
 
 def manifest_notes(journal: Journal, source: str, node_name: str, *, keep_secrets: bool) -> ManifestNotes:
     """The notes of a source of manifests, by which static pods run while their manifests cannot be read."""
-    return ManifestNotes(Notebook(journal, f"manifest/{source}/"), node_name, keep_secrets=keep_secrets)
+    return ManifestNotes(Notebook(journal, f"{_MANIFEST_NOTES}{source}/"), node_name, keep_secrets=keep_secrets)
+
+
+async def drop_unused_manifest_notes(journal: Journal, sources: Collection[str]) -> None:
+    """Drop the notes of all sources of manifests but these. Their Secrets leave the disk, too.
+
+    A source drops its own notes. If it is not configured any more, nothing else would.
+    """
+    notes = Notebook(journal, _MANIFEST_NOTES)
+    unused = [key for key in notes.old_keys() if key.partition("/")[0] not in sources]
+    for key in unused:
+        notes.drop(key)
+    if unused:
+        notes.purge()
+        await notes.settle()  # if the disk refuses, the next sync of the journal removes them
 
 
 def kept_objects(

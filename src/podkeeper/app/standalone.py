@@ -25,7 +25,7 @@ from podkeeper.app.local.forwards import Forwards, NoForwards
 from podkeeper.app.local.gate import Gate
 from podkeeper.app.local.streams import PlainStreams, Streams
 from podkeeper.app.name_lookup import NameLookup
-from podkeeper.app.sources import manifest_notes
+from podkeeper.app.sources import drop_unused_manifest_notes, manifest_notes
 from podkeeper.engine.container_care import PERIOD_SECONDS as CONTAINER_GC_SECONDS
 from podkeeper.engine.log_care import LogFiles
 from podkeeper.engine.notebook import Notebook
@@ -160,6 +160,7 @@ async def assembled(wanted: Standalone, report: Report | None = None) -> AsyncIt
         parts = await _maker_of(wanted.runtime)(wanted, clock, objects, opened)
         gate = Gate(clock=clock, notes=Notebook(parts.journal, "stopped/"))
         sources = _sources(wanted, clock, objects, parts.journal, report)
+        await drop_unused_manifest_notes(parts.journal, [source.name for source in sources])
         yield Assembly(
             ports=Ports(
                 runtime=parts.runtime,

@@ -42,6 +42,7 @@ from podkeeper.ports.source import Tell
 from podkeeper.rules.mirror import full_name
 from podkeeper.rules.phase import is_terminal
 from podkeeper.rules.resource_version import is_newer, is_older, version_number
+from podkeeper.sources.remembered import Remember
 
 log = logging.getLogger(__name__)
 
@@ -191,10 +192,10 @@ class ApiSource:
         clock: Clock,
         note: Callable[[str], None] = lambda _: None,
         notes: Notes | None = None,
-        remember: Callable[[PodUpdate], None] = lambda _: None,
+        remember: Remember = lambda _: None,
         timing: Timing = USUAL_TIMING,
     ) -> None:
-        """`note` hears what befalls the source; `notes` keep for the next life how much of the API was seen.
+        """`note` receives messages about the source. `notes` store the last version seen, for the next start.
 
         `remember` receives each update before it is told, and notes its pods for the next life.
         """
@@ -326,7 +327,7 @@ class ApiSource:
             await self._tell_safely(update, tell)
 
     async def _tell_safely(self, update: PodUpdate, tell: Tell) -> None:
-        """Note what and how far we have seen, and tell; of an end nobody is told before that is safe."""
+        """Note the pods, then the position, then tell. Wait until the notes are durable if the update ends a pod."""
         try:
             self._remember(update)
             if self._notes is not None:

@@ -55,7 +55,7 @@ class ObjectFiles:
         """What was written last under a name; None: nothing."""
         directory = self._open_directory()
         try:
-            # Without O_NONBLOCK a pipe would be waited for.
+            # O_NONBLOCK: opening a FIFO would block
             flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
             descriptor = os.open(name, flags, dir_fd=directory)
         except FileNotFoundError:
@@ -63,7 +63,8 @@ class ObjectFiles:
         finally:
             os.close(directory)
         try:
-            with open(descriptor, "rb", closefd=False) as file:  # fails for a directory, and would not close it
+            # open() raises for a directory and leaves the descriptor open
+            with open(descriptor, "rb", closefd=False) as file:
                 return file.read()
         finally:
             os.close(descriptor)

@@ -24,6 +24,7 @@ The writes become durable with the next sync of the journal; a disk that refuses
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Protocol
 
 import msgspec
@@ -72,12 +73,12 @@ class RememberedSource:
     def __init__(
         self, make_source: Callable[[Remember], Source], notes: Notes, *, patience_seconds: float = PATIENCE_SECONDS
     ) -> None:
-        self._source = make_source(self._remember)
         self._notes = notes
         self._patience_seconds = patience_seconds
         self._noted: dict[str, Pod] = {}  # by UID, as the notes have them
         self._has_spoken = False
         self._written = asyncio.Event()
+        self._source = make_source(self._remember)  # last: the source may pass an update at once
 
     @property
     def name(self) -> str:
@@ -89,7 +90,11 @@ class RememberedSource:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._speak_for_it(tell))
             group.create_task(self._keep_safe())
-            await self._source.run(tell)
+            await self._source.run(partial(self._pass_on, tell))
+
+    def _pass_on(self, tell: Tell, update: PodUpdate) -> None:
+        self._has_spoken = True
+        tell(update)
 
     # What is told from memory.
 
@@ -113,14 +118,14 @@ class RememberedSource:
         return True
 
     def _recall(self) -> None:
-        """Take up what a former life noted."""
+        """Read the notes of before the restart that nothing has read yet."""
         for uid in tuple(self._notes.old_keys()):
             note = self._notes.take(uid) or b""
             try:
                 pod = msgspec.json.decode(note, type=Pod)
                 if pod.metadata.uid != uid or not pod.metadata.name:
                     # The update with all noted pods would be refused because of this one.
-                    raise ValueError("it is not of this pod")
+                    raise ValueError("its UID or name does not match its key")
                 self._noted[uid] = pod
             except UNDECODABLE as error:
                 log.warning("noted pod %s is dropped: cannot read it: %s", uid, error)
@@ -130,9 +135,8 @@ class RememberedSource:
 
     def _remember(self, update: PodUpdate) -> None:
         """Note what is new in a word of the source."""
-        if not self._has_spoken:
-            self._has_spoken = True
-            self._recall()
+        self._has_spoken = True  # now: the source may tell the update much later
+        self._recall()
         pods = {pod.metadata.uid or "": pod for pod in update.pods if not is_mirror_pod(pod)}
         if update.op is Op.SET:
             self._forget(uid for uid in self._noted if uid not in pods)

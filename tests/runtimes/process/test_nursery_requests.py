@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from podkeeper.model.errors import RuntimeUnavailable
-from podkeeper.runtimes.process.hatchery import Hatchery, lock_file
+from podkeeper.runtimes.process.hatchery import Hatchery, lock_file, refusal
 from podkeeper.runtimes.process.keeper import nursery
 from podkeeper.runtimes.process.keeper.files import Json, boot_id, read_json, start_ticks, write_json
 from podkeeper.runtimes.process.keeper.idmap import HELP
@@ -287,6 +287,14 @@ def test_the_agents_side_of_a_nursery(tmp_path: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+def test_an_errand_with_no_answer_or_half_of_one_has_failed() -> None:
+    done, refused = encode({"ok": {}}), encode({"error": "No space left: 'é'"})
+    assert (refusal(done), refusal(refused)) == ("", "No space left: 'é'")
+    for answer in (done, refused):
+        lost = {refusal(answer[:length]) for length in range(len(answer.rstrip()))}
+        assert lost == {"its process died before it answered"}
+
+
 def test_requests_wait_while_the_nursery_is_busy_and_go_to_the_next_one_if_it_dies(tmp_path: Path) -> None:
     name = 50_000 * "x"  # the socket takes fewer than eight such requests
 
@@ -307,7 +315,7 @@ def test_requests_wait_while_the_nursery_is_busy_and_go_to_the_next_one_if_it_di
         assert {type(error) for error in errors} == {RuntimeUnavailable}
         return [str(error).replace(name, "it") for error in errors]
 
-    lost = "cannot delete it: whoever was told to died over it"
+    lost = "cannot delete it: its process died before it answered"
     refused = "cannot delete it: [Errno 36] File name too long: 'it'"
     texts = asyncio.run(act())
     assert texts == [lost] * texts.count(lost) + [refused] * texts.count(refused)

@@ -197,7 +197,7 @@ def sim(
 
 
 def _check_acts(plan: Plan) -> None:
-    """Refuse a selection of acts that this seed does not have: nothing would break without them."""
+    """Refuse act numbers that this seed does not have. Otherwise the play would skip them and pass."""
     acts = [act.number for act in history_of(replace(plan, only=None)).acts] if plan.only else []
     if plan.only and (unknown := plan.only.difference(acts)):
         there = f"{min(acts)} to {max(acts)}" if acts else "none"
@@ -258,10 +258,11 @@ def _play_all(
     except KeyboardInterrupt:
         return True
     if wishes.timeline:
-        lines = totals.results[first.seed].lines
-        if wishes.timeline != EVERYTHING and not any(line.uid for line in lines):
-            raise click.BadParameter(f"seed {first.seed} has no pod {wishes.timeline}", param_hint="--timeline")
-        _say(("", *map(str, lines)))
+        lines = totals.results[first.seed].timeline
+        if wishes.timeline == EVERYTHING or any(line.uid for line in lines):
+            _say(("", *map(str, lines)))
+        else:  # a wrong name, or the play broke before this pod was created
+            click.echo(f"no line of pod {wishes.timeline} in this play", err=True)
     return False
 
 

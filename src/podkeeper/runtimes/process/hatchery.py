@@ -107,8 +107,7 @@ class Hatchery:
         with await self._ask(request) as connection:
             while piece := await loop.sock_recv(connection, 4096):  # a long path makes a long error
                 answer += piece
-        why = json.loads(answer).get("error") if answer else "whoever was told to died over it"
-        if why:
+        if why := refusal(answer):
             raise RuntimeUnavailable(f"cannot {what} {request['directory']}: {why}")
 
     async def _ask(self, request: Json, files: Sequence[int] = ()) -> socket.socket:
@@ -163,6 +162,14 @@ class Hatchery:
             asyncio.get_running_loop().remove_reader(self._socket.fileno())
             self._socket.close()
             self._socket = None
+
+
+def refusal(answer: bytes) -> str:
+    """Return why an errand failed, from all bytes of its answer. Empty: it succeeded."""
+    try:
+        return str(json.loads(answer).get("error", ""))
+    except ValueError:
+        return "its process died before it answered"  # or in the middle of the answer
 
 
 def lock_file(path: str, *, make: bool) -> int | None:

@@ -61,7 +61,8 @@ class SeedResult:
     pods_alive: float = 0.0
     checks: Counter[str] = field(default_factory=Counter)
     troubles: Counter[str] = field(default_factory=Counter)
-    lines: tuple[Line, ...] = ()  # of the pod whose promise was broken, or whatever was asked for
+    lines: tuple[Line, ...] = ()  # of the pod whose promise was broken
+    timeline: tuple[Line, ...] = ()  # the part of the trace that was asked for
 
     @property
     def cpu_seconds_per_hour(self) -> float:
@@ -174,8 +175,8 @@ class Crew:
     def results(self, plans: Iterable[Plan], keep: str = "") -> Iterator[SeedResult]:
         """Play plans, each as soon as somebody has time for it; results come as they are there.
 
-        Those that are there at the same time come in the order of the plans: `--fail-fast` stops at the first failure.
-        `keep` says whose trace is wanted (a pod's name or UID, or "all"), besides that of a broken promise.
+        Results that are ready together are returned in plan order, so that `--fail-fast` reports the lowest seed.
+        `keep` selects the timeline in the results: the name or UID of a pod, or "all".
         """
         waiting = iter(plans)
         playing = [self._begin(Excerpt(plan), keep) for plan in islice(waiting, self._jobs + 1)]
@@ -213,7 +214,8 @@ def play_excerpt(excerpt: Excerpt, keep: str = "", also: str = "") -> SeedResult
     except Exception as error:
         return _fallen(excerpt, history, error, time.process_time() - began)
     used = time.process_time() - began
-    lines = _kept(outcome, keep)
+    lines = () if outcome.violation is None else _timeline(outcome, outcome.violation.uid)
+    timeline = tuple(outcome.trace.lines()) if keep == EVERYTHING else _timeline(outcome, keep) if keep else ()
     gc.collect()  # a world is full of cycles
     return SeedResult(
         plan=excerpt.plan,
@@ -228,6 +230,7 @@ def play_excerpt(excerpt: Excerpt, keep: str = "", also: str = "") -> SeedResult
         checks=outcome.checks,
         troubles=outcome.troubles,
         lines=lines,
+        timeline=timeline,
     )
 
 
@@ -253,11 +256,8 @@ def _fallen(excerpt: Excerpt, history: History, error: Exception, used: float) -
     return SeedResult(plan=excerpt.plan, violation=violation, hash="", seconds=0.0, cpu_seconds=used, acts=0)
 
 
-def _kept(outcome: Outcome, keep: str) -> tuple[Line, ...]:
-    if keep == EVERYTHING:
-        return tuple(outcome.trace.lines())
-    whom = keep or (outcome.violation.uid if outcome.violation is not None else None)
-    return () if whom is None else tuple(concerned(takewhile(_is_before_the_end, outcome.trace.lines()), whom))
+def _timeline(outcome: Outcome, whom: str) -> tuple[Line, ...]:
+    return tuple(concerned(takewhile(_is_before_the_end, outcome.trace.lines()), whom))
 
 
 def _is_before_the_end(line: Line) -> bool:

@@ -193,14 +193,22 @@ def _read(file: int, path: Path, header: Header, seeds: range) -> list[_Saved]:
     for number, line in enumerate(lines, start=2):
         try:
             result = msgspec.json.decode(line, type=_Saved)
-            if result.seed in saved or result.seed not in seeds:
-                raise ValueError(f"a second result of seed {result.seed}, or one of another campaign")
-            saved[result.seed] = result
         except UNDECODABLE as error:
             raise StateRefused(
                 f"cannot continue {path}: line {number} is damaged ({error}). "
                 "Remove that line to play its seed again, or remove the file to start again."
             ) from error
+        seed = result.seed
+        if seed in saved:
+            raise StateRefused(
+                f"cannot continue {path}: line {number} repeats seed {seed}: remove one of the two lines"
+            )
+        if seed not in seeds:
+            allowed = f"{seeds.start}:{seeds.stop}"
+            raise StateRefused(
+                f"cannot continue {path}: line {number} has seed {seed}, which is not in {allowed}: remove that line"
+            )
+        saved[seed] = result
     os.ftruncate(file, len(whole))
     return list(saved.values())
 
