@@ -364,7 +364,7 @@ MUTANTS = (
     Mutant(
         "journal-never-written",
         "engine/status.py",
-        "                self._notebook.write(uid, msgspec.json.encode(cached))\n",
+        "                self._notebook.write(uid, msgspec.json.encode(noted))\n",
         "",
         ("tests/engine/test_status.py",),
         seed=0,
@@ -554,8 +554,7 @@ MUTANTS = (
         "engine/status.py",
         "if cached is not None and uid in self._recalled and is_behind(cached, pod):",
         "if False:",
-        ("tests/sim/test_invariants.py",),
-        seed=5,
+        ("tests/engine/test_status_notes.py",),
     ),
     Mutant(
         "status-of-an-ending-pod-dropped",

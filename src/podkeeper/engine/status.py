@@ -517,7 +517,8 @@ class StatusManager:
                 self._recalled.discard(uid)
                 self._cache[uid] = cached
                 self._phases[uid] = cached.status.phase or ""
-                self._notebook.write(uid, msgspec.json.encode(replace(cached, shown=self._shown_when_noted(pod))))
+                noted = replace(cached, shown=self._shown_when_noted(pod))
+                self._notebook.write(uid, msgspec.json.encode(noted))
                 if self._api is not None:
                     urgent = is_urgent(None if before is None else before.status, cached.status)
                     self._changed[uid] = urgent or self._changed.get(uid, False)
