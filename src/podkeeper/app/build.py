@@ -320,6 +320,7 @@ class Agent:
             host_ips=lambda: self.settings.host_ips,
             allocatable=lambda: amounts_of(self.settings.node.status.allocatable),
             curve=self.settings.restart_curve,
+            may_start=self._may_start,
         )
         self.executor = PlanExecutor(
             runtime=self.runtime,
@@ -332,9 +333,7 @@ class Agent:
             lookup=self.settings.lookup,
             sandbox_ready=lambda pod, seen: self.syncer.on_sandbox_ready(pod, seen),
             observer=self.metrics,
-            # The loop handles no deletion while the runtime is unhealthy. After recovery, a sync may continue before
-            # the loop handles the deletion.
-            may_start=lambda uid: self.storage.wants(uid),
+            may_start=self._may_start,
         )
 
     # What decides when: syncer, workers, loop.
@@ -504,6 +503,11 @@ class Agent:
         if self.orphans is not None and self.orphans.is_in_doubt(uid):
             return False
         return self.manager.pod_by_uid(uid) is None and self.workers.should_pod_content_be_removed(uid)
+
+    def _may_start(self, uid: PodUID) -> bool:
+        # The loop handles no deletion while the runtime is unhealthy. After recovery, a sync may continue before the
+        # loop handles the deletion.
+        return self.storage.wants(uid)
 
     def _start_over(self, uid: PodUID) -> None:
         """Drop the status of a pod that is over, and have its dead containers removed before it starts again."""
