@@ -75,6 +75,7 @@ class Desk:
             collect=(lambda: self.call("collect 1"), lambda: self.call("collect 2")),
             observe=self.observe,
             happenings=(lambda: self.happened) if counted else None,
+            start_over=self.start_over,
         )
 
     def call(self, name: str, *arguments: object) -> None:
@@ -122,6 +123,13 @@ class Desk:
         forgotten = self.restartable.intersection(uids)
         self.restartable -= forgotten
         return forgotten
+
+    def is_restartable(self, uid: PodUID) -> bool:
+        return uid in self.restartable
+
+    def start_over(self, uid: PodUID) -> None:
+        self.call("start over", uid)
+        del self.published[uid]
 
     def told_since_sweep(self) -> frozenset[PodUID]:
         return self.told_since
@@ -657,14 +665,40 @@ def test_no_round_is_made_while(reason: str) -> None:
 
 def test_a_static_pod_that_is_named_again_is_started_again_before_all_sources_are_ready() -> None:
     async def story(desk: Desk) -> None:
-        held, over = pod("held", source=FILE_SOURCE), pod("over", source=FILE_SOURCE)
-        desk.desired, desk.mirror_pods = [STATIC, held, over, pod("web")], [MIRROR]
-        desk.published = {PodUID("over"): PodStatus(phase="Succeeded")}
-        desk.restartable, desk.held = uids("static", "held", "over", "web"), uids("held")
+        held = pod("held", source=FILE_SOURCE)
+        desk.desired, desk.mirror_pods = [STATIC, held, pod("web")], [MIRROR]
+        desk.published = {PodUID("static"): PodStatus(phase="Running")}
+        desk.restartable, desk.held = uids("static", "held", "web"), uids("held")
         await asyncio.sleep(5)
         restart = Update(type=UpdateType.CREATE, pod=STATIC, mirror_pod=MIRROR)
         assert desk.calls == [("count", "static"), ("tell worker", restart)]
         assert desk.restartable == uids("held", "web")
+
+    while_running(story, all_sources_ready=lambda: False)
+
+
+def test_a_static_pod_that_ended_starts_over_if_it_is_added_again_before_all_sources_are_ready() -> None:
+    async def story(desk: Desk) -> None:
+        over, stays = pod("over", source=FILE_SOURCE), pod("stays", source=FILE_SOURCE)
+        desk.desired = [over, stays]
+        desk.published = {uid: PodStatus(phase="Succeeded") for uid in uids("over", "stays")}
+        desk.restartable = uids("over")
+        await asyncio.sleep(5)
+        restart = Update(type=UpdateType.CREATE, pod=over)
+        assert desk.calls == [("start over", "over"), ("count", "over"), ("tell worker", restart)]
+        assert desk.published.keys() == uids("stays")
+
+    while_running(story, all_sources_ready=lambda: False)
+
+
+def test_a_static_pod_stays_over_if_its_former_run_cannot_be_dropped() -> None:
+    async def story(desk: Desk) -> None:
+        over = pod("over", source=FILE_SOURCE)
+        desk.desired, desk.published = [over, STATIC], {PodUID("over"): PodStatus(phase="Failed")}
+        desk.restartable, desk.failing = uids("over", "static"), {"start over": RuntimeError("broken")}
+        await asyncio.sleep(5)
+        restart = Update(type=UpdateType.CREATE, pod=STATIC)
+        assert desk.calls == [("start over", "over"), ("count", "static"), ("tell worker", restart)]
 
     while_running(story, all_sources_ready=lambda: False)
 

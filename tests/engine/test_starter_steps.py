@@ -82,6 +82,7 @@ class Desk:
         self.kill_errors: tuple[TryLater, ...] = ()
         self.seen = NOTHING
         self.objects: dict[str, ConfigMap | Secret] = {}
+        self.ends_with = ""  # the pod is deleted during the call of this name
         self.starter = ContainerStarter(
             runtime=self,
             images=self,
@@ -97,6 +98,7 @@ class Desk:
             host_ips=lambda: ("192.0.2.1",),
             allocatable=lambda: {"cpu": parse_quantity("3")},
             curve=CURVE,
+            may_start=lambda uid: uid == UID and self.ends_with not in self.names(),
         )
 
     def call(self, name: str, *arguments: object) -> None:
@@ -201,6 +203,26 @@ def test_a_start_from_its_backoff_to_its_event() -> None:
             ("start", "c1"),
             STARTED,
         ]
+
+    at_desk(story)
+
+
+@pytest.mark.parametrize(
+    ("ends_with", "last_calls"),
+    [
+        ("image", ["image"]),
+        ("look", ["image", "look", "remove"]),
+        ("create", ["image", "look", "remove", "create", "claim", "event"]),
+    ],
+)
+def test_nothing_starts_in_a_pod_that_is_deleted_meanwhile(ends_with: str, last_calls: list[str]) -> None:
+    stale = ContainerRecord(id="c0", name="app", state=ContainerState.CREATED)
+    record = NOTHING if ends_with == "image" else replace(NOTHING, containers=(stale,))
+
+    async def story(desk: Desk) -> None:
+        desk.ends_with = ends_with
+        assert await desk.start(record=record) is None
+        assert desk.names() == ["may restart", "settle", *last_calls]
 
     at_desk(story)
 

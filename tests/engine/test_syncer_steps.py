@@ -222,6 +222,10 @@ class World:
     async def kill_running_pod(self, record: PodRecord, grace_seconds: int) -> None:
         self.step(f"kill running {grace_seconds}")
 
+    async def collect_dead_containers(self, record: PodRecord, *, everything: bool) -> None:
+        assert everything
+        self.step(f"collect {len(record.containers)} dead")
+
     def forget(self, uid: PodUID) -> None:
         self.step("forget")
 
@@ -282,6 +286,12 @@ async def sync(world: World, of: Pod = WEB, record: PodRecord = NOTHING, mirror:
     return await world.syncer.sync_pod(UpdateType.SYNC, of, mirror, record)
 
 
+async def start_over(world: World) -> None:
+    world.syncer.start_over(uid(WEB))
+    world.seen = NOTHING
+    await sync(world, record=STOPPED)
+
+
 async def terminating(world: World) -> None:
     await world.syncer.sync_terminating_pod(WEB, RUNNING, 30, None)
 
@@ -324,6 +334,10 @@ ORDERS: dict[str, tuple[Callable[[World], Awaitable[object]], list[str]]] = {
     "a pod that ended gets nothing more": (
         lambda world: sync(world, pod("web", policy="Never"), record_of(WEB, ContainerState.EXITED, 1)),
         ["status"],
+    ),
+    "a pod that starts over has lost its dead containers before anything else": (
+        start_over,
+        ["collect 1 dead", "look", "status", "register", "prepare", "probe", "execute"],
     ),
     "terminating tells, stops, looks, and tells": (
         terminating,
@@ -946,3 +960,30 @@ def test_the_optional_neighbours_may_be_missing() -> None:
         assert "unregister" not in world.steps
 
     play(scenario, bare=True)
+
+
+def test_a_pod_starts_over_only_after_its_dead_containers_are_gone() -> None:
+    async def scenario(world: World) -> None:
+        world.syncer.start_over(uid(WEB))
+        world.seen = STOPPED
+        for _ in range(2):
+            with pytest.raises(TryLater, match="its former container app still exists"):
+                await sync(world, record=STOPPED)
+        assert world.told == []
+        world.seen = NOTHING
+        await sync(world, record=STOPPED)
+        assert [each.record.containers for each in world.executions] == [()]
+        await sync(world, record=RUNNING)
+        assert world.steps.count("collect 1 dead") == 3, "it starts over once"
+
+    play(scenario)
+
+
+def test_a_pod_that_terminates_before_it_starts_over_keeps_its_later_exits() -> None:
+    async def scenario(world: World) -> None:
+        world.syncer.start_over(uid(WEB))
+        await terminated(world)
+        await sync(world, record=STOPPED)
+        assert "collect 1 dead" not in world.steps
+
+    play(scenario)

@@ -88,6 +88,9 @@ class _Workers:
     def forget_restartable(self, uids: Collection[PodUID]) -> Collection[PodUID]:
         raise violation("the kubelet starts no pod again before all sources are ready")
 
+    def is_restartable(self, uid: PodUID) -> bool:
+        raise violation("the kubelet starts no pod again before all sources are ready")
+
     def told_since_sweep(self) -> frozenset[PodUID]:
         return frozenset()
 

@@ -1,5 +1,6 @@
 """Backoff notes: what a note means after a restart, a reboot, a jump of the wall clock, or damage."""
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import msgspec
@@ -63,7 +64,8 @@ def restarted(table: BackoffTable, monotonic: float, wall: datetime, then: float
 @given(st.lists(ENTRIES, max_size=4))
 def test_a_note_read_at_once_gives_back_all_entries(entries: list[Remembered]) -> None:
     now = steady(UPTIME)
-    assert list(decode_note(encode_note(entries, now, WALL), now, WALL)) == entries
+    found = decode_note(encode_note(entries, now, WALL), now, WALL)
+    assert found == tuple(replace(each, wall_ahead=WALL - now) for each in entries)
 
 
 @given(AWAY, JUMP, st.floats(0, 290))
@@ -131,6 +133,40 @@ def test_an_exit_during_the_absence_that_seems_older_than_its_start_is_waited_fo
     assert held.until == steady(70 + 40)
 
 
+LATE_JUMPS = {  # seconds that the wall clock jumps ahead after the restart: until when a container waits
+    "no jump": (0, 660),
+    "less than the container ran": (180, 660),
+    "more than the container ran": (7200, 661),  # the exit seems older than its start: the wait begins when it is seen
+    "back": (-180, 661),  # the exit seems to lie ahead: the wait begins when it is seen
+}
+
+
+@pytest.mark.parametrize("jump, until", LATE_JUMPS.values(), ids=LATE_JUMPS.keys())
+def test_a_wall_clock_that_jumps_after_a_restart_before_an_exit_is_seen_cuts_no_wait_short(
+    jump: float, until: float
+) -> None:
+    table, ahead = BackoffTable(), WALL - steady(0)
+    crash_loop(table, 5, until=200)  # the next delay is 160 s
+    new = restarted(table, 200, WALL + seconds(200), 210, WALL + seconds(210))
+    seen = exited(WALL + seconds(500), "c5")  # it ran for 300 s
+    held = new.begin_restart(POD, APP, seen, steady(501), None, ahead + seconds(jump))
+    assert held is not None
+    assert held.until == steady(until)
+    assert new.begin_restart(POD, APP, seen, steady(until), None, ahead + seconds(jump)) is None
+
+
+@pytest.mark.parametrize("jump", [0, 100, -200])
+def test_after_a_reboot_the_former_clock_makes_no_container_wait_longer(jump: float) -> None:
+    table = BackoffTable()
+    crash_loop(table, 5, until=1000)
+    booted = WALL + seconds(1100 + jump)  # when the new steady time is 0
+    new = restarted(table, 1000, WALL + seconds(1000), 30, booted + seconds(30))
+    seen = exited(booted + seconds(40), "c5")
+    held = new.begin_restart(POD, APP, seen, steady(50), None, booted - steady(0))
+    assert held is not None
+    assert held.until == steady(40 + 160)
+
+
 def test_a_restored_entry_obeys_the_maximum_of_now() -> None:
     short = DEFAULT_CURVE.tuned(maximum=seconds(30))
     table = BackoffTable()
@@ -162,7 +198,8 @@ RECORDED = (
 
 def test_a_recorded_note_of_an_earlier_agent_keeps_its_meaning() -> None:
     entry = Entry(seconds(40), steady(UPTIME - 30), DEFAULT_CURVE, "ErrImagePull")
-    expected = Remembered(("u1", "image"), entry, SeenExit("c1", WALL - seconds(10), steady(UPTIME - 10)))
+    exit_ = SeenExit("c1", WALL - seconds(10), steady(UPTIME - 10))
+    expected = Remembered(("u1", "image"), entry, exit_, wall_ahead=WALL - steady(UPTIME))
     assert decode_note(RECORDED, steady(UPTIME + 5), WALL + seconds(5)) == (expected,)
 
 

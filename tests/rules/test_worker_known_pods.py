@@ -175,6 +175,7 @@ def test_pods_that_are_over_and_wanted_again_are_forgotten_without_a_sweep() -> 
     for uid in (OLD, NEW):
         tell(workers, CREATE, uid)
     before = {uid: workers.state(uid) for uid in (OLD, NEW)}
+    assert [uid for uid in (WEB, OLD, NEW, NEWER, STRAY) if workers.is_restartable(uid)] == [OLD, NEW]
     assert workers.forget_restartable((WEB, OLD, NEW, NEWER, STRAY)) == before
     assert [type(workers.state(uid)) for uid in (WEB, OLD, NEW, NEWER)] == [Finished, Unknown, Unknown, Waiting]
     assert not workers.synced, "an unknown pod may still run"
@@ -186,6 +187,7 @@ def test_a_pod_that_still_ends_is_not_forgotten_though_it_is_wanted_again() -> N
     workers = node_with(OLD)
     tell(workers, KILL, OLD)
     tell(workers, CREATE, OLD)
+    assert not workers.is_restartable(OLD)
     assert workers.forget_restartable((OLD,)) == {}
     assert workers.forget_restartable(()) == {}
     assert isinstance(workers.state(OLD), TerminationRequested)

@@ -260,13 +260,14 @@ class Agent:
             pace=self.settings.relisting,
             observer=self.metrics,
         )
+        self._status_notes = Notebook(self.ports.journal, "status/")
         self.statuses = StatusManager(
             api=self.ports.api,
             pods=self.manager,
             could_run=self._could_run,
             clock=clock,
             postman=Postman(clock=clock, what="status"),
-            notebook=Notebook(self.ports.journal, "status/"),
+            notebook=self._status_notes,
             observe_lag=self.metrics.status_synced,
             is_outdated=is_outdated_mirror,
             takes_back=takes_back,
@@ -318,6 +319,7 @@ class Agent:
             host_ips=lambda: self.settings.host_ips,
             allocatable=lambda: amounts_of(self.settings.node.status.allocatable),
             curve=self.settings.restart_curve,
+            may_start=self._may_start,
         )
         self.executor = PlanExecutor(
             runtime=self.runtime,
@@ -330,9 +332,7 @@ class Agent:
             lookup=self.settings.lookup,
             sandbox_ready=lambda pod, seen: self.syncer.on_sandbox_ready(pod, seen),
             observer=self.metrics,
-            # While the runtime is not well, the loop handles no deletion. When it is well again, a pass may go on
-            # before the loop does.
-            may_start=lambda uid: self.storage.wants(uid),
+            may_start=self._may_start,
         )
 
     # What decides when: syncer, workers, loop.
@@ -438,6 +438,7 @@ class Agent:
                 collect=(self._forget_the_past,),
                 observe=self.metrics.kept_house,
                 happenings=lambda: self._happenings,
+                start_over=self._start_over,
             ),
             runtime=self._network,
             clock=clock,
@@ -501,6 +502,17 @@ class Agent:
         if self.orphans is not None and self.orphans.is_in_doubt(uid):
             return False
         return self.manager.pod_by_uid(uid) is None and self.workers.should_pod_content_be_removed(uid)
+
+    def _may_start(self, uid: PodUID) -> bool:
+        # The loop handles no deletion while the runtime is unhealthy. After recovery, a sync may continue before the
+        # loop handles the deletion.
+        return self.storage.wants(uid)
+
+    def _start_over(self, uid: PodUID) -> None:
+        """Drop the status of a pod that is over, and have its dead containers removed before it starts again."""
+        known = {*self.statuses.cached, *map(PodUID, self._status_notes.old_keys())}
+        self.statuses.remove_orphaned_statuses(known - {uid})
+        self.syncer.start_over(uid)
 
     def _could_run(self, uid: PodUID) -> bool:
         """Whether a container of a pod may run.

@@ -2,7 +2,9 @@
 
     list cgroups and directories -> sweep the workers -> list the runtime -> decide at one moment -> act
 
-The order, and everything that is decided, is explained in `rules.housekeeping`. The loop goes on meanwhile.
+The order, and everything that is decided, is explained in `rules.housekeeping`. The loop goes on meanwhile. Until all
+sources are ready a round does one thing only: it starts static pods again that were removed and added again
+(`Housekeeping.restart_static_pods`).
 
 Slow calls are kept apart. A listing that does not answer in time is done without: of cgroups and directories, its late
 answer serves a later round; the runtime is asked anew each round, with more patience each time. Whatever is removed is
@@ -28,6 +30,7 @@ from podkeeper.ports.clock import Clock
 from podkeeper.ports.volumes import Volumes
 from podkeeper.rules.housekeeping import Answers, Plan, Sight, is_running, plan_of, restart_of
 from podkeeper.rules.mirror import is_static_pod
+from podkeeper.rules.phase import is_terminal
 from podkeeper.rules.worker.updates import Update
 from podkeeper.rules.worker.workers import KnownPod
 
@@ -66,6 +69,9 @@ class Workers(Answers, Protocol):
 
     def forget_restartable(self, uids: Collection[PodUID]) -> Collection[PodUID]:
         """Forget those of these pods that are over and that a source wants again. Returns which ones those are."""
+
+    def is_restartable(self, uid: PodUID) -> bool:
+        """Whether a pod is over and a source wants it again."""
 
     def told_since_sweep(self) -> frozenset[PodUID]:
         """Whom the workers were told of since the last `sync_known_pods`."""
@@ -138,6 +144,10 @@ def _unobserved(sight: Sight, plan: Plan) -> None:
     """Nobody measures."""
 
 
+def _ignore(uid: PodUID) -> None:
+    """A pod leaves nothing behind."""
+
+
 class _Listing:
     """A list that may be slow in coming: at most one call is under way, and a late answer is kept."""
 
@@ -203,8 +213,13 @@ class Housekeeping:
         collect: Sequence[Callable[[], None]] = (),
         observe: Observe = _unobserved,
         happenings: Callable[[], int] | None = None,
+        start_over: Callable[[PodUID], None] = _ignore,
     ) -> None:
-        """`happenings` counts what could give housekeeping something to do; None: always."""
+        """`happenings` counts what could give housekeeping something to do; None: always.
+
+        `start_over` drops the status of a pod that is over. It has the pod's dead containers removed before the next
+        start.
+        """
         self._pods = pods
         self._workers = workers
         self._runtime = runtime
@@ -227,6 +242,7 @@ class Housekeeping:
         self._runtime_patience = RUNTIME_PATIENCE_SECONDS
         self._removals = _Removals(clock)
         self._happenings = happenings or count().__next__
+        self._start_over = start_over
         self._idle_since: tuple[int, float] | None = None  # the count of happenings, and when
         self._hurry = asyncio.Event()
 
@@ -275,12 +291,22 @@ class Housekeeping:
         This must not wait for the API: the pod may be the API server.
         """
         static = {_uid(pod): pod for pod in self._pods.pods() if is_static_pod(pod)}
-        for uid in self._workers.forget_restartable(static.keys() - self._held()):
-            pod, published = static[uid], self._status.get_pod_status(uid)
-            phase = None if published is None else published.phase
-            update = restart_of(pod, self._pods.mirror_of_pod(pod), phase, self._workers)
+        held = self._held()
+        candidates = [uid for uid in static if uid not in held]
+        for uid in candidates:
+            # No `tidy` has run since the pod was removed, so the status and the exits of its former run are still
+            # there. They would end the new run at once.
+            if self._workers.is_restartable(uid) and is_terminal(self._published_phase(uid)):
+                _isolated(f"drop the former run of pod {uid}", partial(self._start_over, uid))
+        for uid in self._workers.forget_restartable(candidates):
+            pod = static[uid]
+            update = restart_of(pod, self._pods.mirror_of_pod(pod), self._published_phase(uid), self._workers)
             if update is not None:
                 _isolated(f"start pod {uid} again", partial(self._restart, update))
+
+    def _published_phase(self, uid: PodUID) -> str | None:
+        published = self._status.get_pod_status(uid)
+        return None if published is None else published.phase
 
     async def tidy(self, group: asyncio.TaskGroup) -> None:
         """Make one round; what takes long goes on in the group."""

@@ -129,8 +129,13 @@ class ContainerStarter:
         host_ips: Callable[[], tuple[str, ...]],
         allocatable: Callable[[], Amounts],
         curve: Curve = DEFAULT_CURVE,
+        may_start: Callable[[PodUID], bool] = lambda uid: True,
     ) -> None:
-        """`objects` is where config maps and secrets are read; None: there are none. `claim` is told what is made."""
+        """`objects` is where config maps and secrets are read; None: there are none. `claim` is told what is made.
+
+        `may_start` returns whether a pod may still get containers. It is checked again after each call that may take
+        long.
+        """
         self._runtime = runtime
         self._images = images
         self._hooks = hooks
@@ -143,9 +148,13 @@ class ContainerStarter:
         self._host_ips = host_ips
         self._allocatable = allocatable
         self._curve = curve
+        self._may_start = may_start
 
     async def start(self, pod: Pod, container: Spec, record: PodRecord, place: Place) -> NotStarted | None:
-        """Start a container. `record` is the pod as the plan saw it: it says which try this is."""
+        """Start a container. `record` is the pod as the plan saw it: it says which try this is.
+
+        None also if the pod may no longer start containers: that is not an error, and needs no retry.
+        """
         held = self._held(pod, container, record)
         if held is not None:
             return held
@@ -160,6 +169,8 @@ class ContainerStarter:
             return self._failed(pod, container, CONFIG_ERROR, error)
         try:
             await self._clear_the_way(pod, container, record)
+            if not self._may_start(_uid(pod)):  # the image pull may have taken minutes
+                return None
             container_id = await self._runtime.create_container(place.sandbox_id, config)
         except NotConfigurable as error:  # found out by the runtime, and the spec's or the node's fault all the same
             return self._failed(pod, container, CONFIG_ERROR, error)
@@ -168,6 +179,8 @@ class ContainerStarter:
         # Before it starts: a start that was told to have failed may have come true.
         self._claim(_uid(pod), container.name, container_id)
         self._record(normal(pod, container.name, Reason.CREATED, "Container created"), pod)
+        if not self._may_start(_uid(pod)):
+            return None  # the container is removed with the pod
         try:
             await self._runtime.start_container(container_id)
         except TryLater as error:

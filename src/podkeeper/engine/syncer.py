@@ -120,6 +120,9 @@ class Executor(Protocol):
     async def kill_running_pod(self, record: PodRecord, grace_seconds: int) -> None:
         """Stop all containers and sandboxes of a pod whose spec nobody knows."""
 
+    async def collect_dead_containers(self, record: PodRecord, *, everything: bool) -> None:
+        """Remove dead containers and sandboxes. Removals that fail raise nothing."""
+
     def forget(self, uid: PodUID) -> None:
         """Forget a pod that is no more."""
 
@@ -268,6 +271,7 @@ class PodSyncer:
         self._observer = observer or _Unobserved()
         self._quiet: dict[PodUID, _Quiet] = {}
         self._with_sandbox: dict[PodUID, PodRecord] = {}  # seen in the middle of the pass that is under way
+        self._starting_over: set[PodUID] = set()  # what the runtime has of them is of a former run
 
     # The four functions.
 
@@ -278,6 +282,8 @@ class PodSyncer:
         self._quiet.pop(_uid(pod), None)
         if update_type is UpdateType.CREATE:
             self._measure(pod, self._observer.first_pass)
+        if _uid(pod) in self._starting_over:
+            record = await self._without_former_run(pod, record)
         try:
             ended = await self._round(pod, mirror_pod, record)
             if ended is _Round.CLEARED:  # nobody tells of removed containers: go on without waiting for news
@@ -331,6 +337,11 @@ class PodSyncer:
         await self._ground.remove_cgroup(uid)
         self._statuses.terminate_pod(pod)
         self._executor.forget(uid)
+        self._starting_over.discard(uid)
+
+    def start_over(self, uid: PodUID) -> None:
+        """Remove the dead containers of a pod at its next sync: the pod has ended, and runs again with the same UID."""
+        self._starting_over.add(uid)
 
     def on_sandbox_ready(self, pod: Pod, record: PodRecord) -> None:
         """In the middle of a pass, a pod got its sandbox: that is worth telling before images are pulled."""
@@ -338,6 +349,16 @@ class PodSyncer:
         self._publish(pod, record)
 
     # Setting up.
+
+    async def _without_former_run(self, pod: Pod, record: PodRecord) -> PodRecord:
+        """Remove what a former run of a pod left in the runtime. Raises TryLater if a dead container stays."""
+        uid = _uid(pod)
+        await self._executor.collect_dead_containers(record, everything=True)
+        left = await self._look(uid)
+        if dead := sorted(each.name for each in left.containers if each.state is not ContainerState.RUNNING):
+            raise TryLater(f"cannot start pod {_name(pod)} again: its former container {', '.join(dead)} still exists")
+        self._starting_over.discard(uid)
+        return left
 
     async def _round(self, pod: Pod, mirror_pod: Pod | None, record: PodRecord) -> _Round:
         """Publish where a pod stands, make ready what it needs, plan, and execute the plan."""

@@ -222,6 +222,10 @@ class PodWorkers:
             self._say_moved(uid, before)
         return forgotten.keys()
 
+    def is_restartable(self, uid: PodUID) -> bool:
+        """Whether a pod is over and a source wants it again."""
+        return self._workers.is_restartable(uid)
+
     def told_since_sweep(self) -> frozenset[PodUID]:
         """The pods given to `update_pod` since housekeeping came by: known, though its map lacks them."""
         return frozenset(self._told)

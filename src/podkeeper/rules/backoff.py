@@ -122,6 +122,7 @@ class Remembered:
     key: BackoffKey
     entry: Entry
     exit: SeenExit | None = None
+    wall_ahead: timedelta | None = None  # of steady time, when the note was written; None: not from a note
 
 
 # What is held back, and by which name it is known.
@@ -165,7 +166,7 @@ class BackoffTable:
         self._entries: dict[BackoffKey, Entry] = {}
         self._exits: dict[BackoffKey, SeenExit] = {}  # the last ones
         self._keys: dict[PodUID, dict[BackoffKey, None]] = {}  # of the entries, by pod
-        self._wall_ahead: dict[BackoffKey, timedelta] = {}  # when a restart was last allowed, in this life of the agent
+        self._wall_ahead: dict[BackoffKey, timedelta] = {}  # when a restart was last allowed, or the entry was noted
         self._restored: set[BackoffKey] = set()  # entries from before a restart of the agent, unchanged since
         self._changed: dict[PodUID, None] = {}  # pods whose entries changed since `take_changed`
 
@@ -276,6 +277,8 @@ class BackoffTable:
             self._restored.add(each.key)
             if each.exit is not None:
                 self._exits[each.key] = each.exit
+            if each.wall_ahead is not None:
+                self._wall_ahead[each.key] = each.wall_ahead
 
     def _entry(self, key: BackoffKey, curve: Curve | None) -> Entry | None:
         """The entry of a key. A restored one is limited to the current maximum: the settings may have changed."""

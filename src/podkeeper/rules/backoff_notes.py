@@ -67,7 +67,7 @@ def decode_note(note: bytes, now: datetime, wall: datetime) -> tuple[Remembered,
     try:
         found = msgspec.json.decode(note, type=_Note)
         written_at = now - time_away(found.steady, found.wall, now, wall)
-        return tuple(_remembered(each, written_at) for each in found.entries)
+        return tuple(_remembered(each, written_at, found.wall - written_at) for each in found.entries)
     except (*UNDECODABLE, OverflowError):
         return ()
 
@@ -82,10 +82,10 @@ def time_away(noted: datetime, noted_wall: datetime, now: datetime, wall: dateti
     return steady_away if steady_away >= _NOTHING else max(wall - noted_wall, _NOTHING)
 
 
-def _remembered(noted: _NotedEntry, written_at: datetime) -> Remembered:
+def _remembered(noted: _NotedEntry, written_at: datetime, wall_ahead: timedelta) -> Remembered:
     delay = min(max(noted.delay, _NOTHING), noted.curve.maximum)
     entry = Entry(delay, written_at - max(noted.age, _NOTHING), noted.curve, noted.cause)
     seen = None
     if noted.exit is not None:
         seen = SeenExit(noted.exit.id, noted.exit.finished_at, written_at - max(noted.exit.age, _NOTHING))
-    return Remembered(noted.key, entry, seen)
+    return Remembered(noted.key, entry, seen, wall_ahead)

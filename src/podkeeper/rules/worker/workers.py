@@ -132,13 +132,15 @@ class Workers:
         Returns where they stood. A sweep does the same, but it also ends pods that no source wants. So it has to wait
         until all sources are ready; this does not.
         """
-        forgotten: dict[PodUID, State] = {}
-        for uid in uids:
-            before = self.state(uid)
-            if isinstance(before, Finished | NeverStarted) and before.restart_requested:
-                self._send(uid, _SWEPT[True])
-                forgotten[uid] = before
+        forgotten = {uid: self.state(uid) for uid in uids if self.is_restartable(uid)}
+        for uid in forgotten:
+            self._send(uid, _SWEPT[True])
         return forgotten
+
+    def is_restartable(self, uid: PodUID) -> bool:
+        """Whether a pod is over, and a source has added it again since it was told to end."""
+        state = self.state(uid)
+        return isinstance(state, Finished | NeverStarted) and state.restart_requested
 
     def state(self, uid: PodUID) -> State:
         """Where a pod stands."""
