@@ -260,14 +260,13 @@ class Agent:
             pace=self.settings.relisting,
             observer=self.metrics,
         )
-        self._status_notes = Notebook(self.ports.journal, "status/")
         self.statuses = StatusManager(
             api=self.ports.api,
             pods=self.manager,
             could_run=self._could_run,
             clock=clock,
             postman=Postman(clock=clock, what="status"),
-            notebook=self._status_notes,
+            notebook=Notebook(self.ports.journal, "status/"),
             observe_lag=self.metrics.status_synced,
             is_outdated=is_outdated_mirror,
             takes_back=takes_back,
@@ -510,8 +509,7 @@ class Agent:
 
     def _start_over(self, uid: PodUID) -> None:
         """Drop the status of a pod that is over, and have its dead containers removed before it starts again."""
-        known = {*self.statuses.cached, *map(PodUID, self._status_notes.old_keys())}
-        self.statuses.remove_orphaned_statuses(known - {uid})
+        self.statuses.forget(uid)
         self.syncer.start_over(uid)
 
     def _could_run(self, uid: PodUID) -> bool:

@@ -268,14 +268,23 @@ class StatusManager:
         if cached is None or not is_rejection(cached.status):
             return False
         log.info("static pod %s/%s was turned away before, and is judged anew", cached.namespace, cached.name)
-        self._forget(uid)
+        self.forget(uid)
         return True
+
+    def forget(self, uid: PodUID) -> None:
+        """Forget the status of a pod, and its note."""
+        for book in (self._cache, self._phases, self._agreed, self._shown):
+            book.pop(uid, None)
+        self._recalled.discard(uid)
+        self._aligned.discard(uid)
+        self._postman.forget(uid)
+        self._notebook.drop(uid)
 
     def remove_orphaned_statuses(self, keep: Collection[PodUID]) -> None:
         """Forget all pods but these, and those that still end."""
         for uid in {*self._cache, *map(PodUID, self._notebook.old_keys())}.difference(keep):
             if not self._still_ends(uid):
-                self._forget(uid)
+                self.forget(uid)
 
     def restore(self, pods: Iterable[Pod]) -> None:
         """Take up what was noted of these pods before a restart; otherwise that waits until somebody asks.
@@ -450,7 +459,7 @@ class StatusManager:
         self._sent[_api_uid(pod)] = cached.version
         if can_be_deleted(pod, cached):
             await self._delete(api, pod)
-            self._forget(uid)
+            self.forget(uid)
         return True
 
     def _is_new_mirror(self, api_pod: Pod, uid: PodUID) -> bool:
@@ -474,7 +483,7 @@ class StatusManager:
             log.debug("pod %s was recreated as %s while it ends: nobody is told its status", uid, owner)
         else:
             log.info("pod %s was recreated as %s: its status is dropped", uid, owner)
-            self._forget(uid)
+            self.forget(uid)
 
     def _still_untold(self, uid: PodUID, changed_at: datetime | None) -> None:
         """Give a status back the time of its oldest change."""
@@ -566,21 +575,13 @@ class StatusManager:
         Without it, restart counts, last exit codes and the Ready condition would be lost.
         """
         log.warning("noted status of pod %s is dropped: the API knows more", uid)
-        self._forget(uid)
+        self.forget(uid)
         if is_mirror_pod(in_api) and continues(noted.status, in_api.status):
             shown = self._shown[uid] = as_shown(in_api)
             kept = self._cache[uid] = replace(noted, status=in_api.status, shown=shown)
             self._recalled.add(uid)
             self._phases[uid] = kept.status.phase or ""
             self._notebook.write(uid, msgspec.json.encode(kept))
-
-    def _forget(self, uid: PodUID) -> None:
-        for book in (self._cache, self._phases, self._agreed, self._shown):
-            book.pop(uid, None)
-        self._recalled.discard(uid)
-        self._aligned.discard(uid)
-        self._postman.forget(uid)
-        self._notebook.drop(uid)
 
     def _recall(self, uid: PodUID) -> CachedStatus | None:
         """The status of a pod: the accepted one, or else the one noted before a restart."""
