@@ -1,5 +1,6 @@
 """What two looks at the runtime tell: events, inspections, and a book that forgets nothing it has not settled."""
 
+from datetime import UTC, datetime, timedelta
 from itertools import product
 
 import pytest
@@ -26,6 +27,7 @@ from podkeeper.rules.relist import (
 )
 
 CREATED, RUNNING, EXITED, UNKNOWN = ContainerState
+BEGINNING = datetime(2026, 1, 1, tzinfo=UTC)
 STARTED, DIED, REMOVED, CHANGED, SYNC = LifecycleEventType
 WEB = PodUID("web")
 
@@ -252,8 +254,20 @@ def test_whoever_counts_the_events_knows_which_containers_run(
 # Attempts out of order.
 
 
-def attempt(name: str, number: int, state: ContainerState = EXITED) -> ContainerRecord:
-    return ContainerRecord(id=f"{name}{number}", name=name, state=state, restart_count=number)
+def attempt(
+    name: str, number: int, state: ContainerState = EXITED, *, created: int | None = None, finished: int | None = None
+) -> ContainerRecord:
+    created_at, finished_at = (
+        None if each is None else BEGINNING + timedelta(seconds=each) for each in (created, finished)
+    )
+    return ContainerRecord(
+        id=f"{name}{number}",
+        name=name,
+        state=state,
+        restart_count=number,
+        created_at=created_at,
+        finished_at=finished_at,
+    )
 
 
 ATTEMPTS: dict[str, tuple[tuple[ContainerRecord, ...], list[str]]] = {
@@ -267,6 +281,19 @@ ATTEMPTS: dict[str, tuple[tuple[ContainerRecord, ...], list[str]]] = {
     "a later attempt made late": ((attempt("a", 1, CREATED), attempt("a", 0, RUNNING)), ["a0", "a1"]),
     "a later attempt made before one that has run": ((attempt("a", 0, EXITED), attempt("a", 1, CREATED)), ["a0", "a1"]),
     "the next attempt, not started yet": ((attempt("a", 1, CREATED), attempt("a", 0, EXITED)), ["a1", "a0"]),
+    "the next attempt, created when the last one ended": (
+        (attempt("a", 1, CREATED, created=5), attempt("a", 0, finished=5)),
+        ["a1", "a0"],
+    ),
+    "a later attempt created while the last one ran": (
+        (attempt("a", 1, CREATED, created=4), attempt("a", 0, finished=5)),
+        ["a0", "a1"],
+    ),
+    "a later attempt created while another container ran": (
+        (attempt("a", 1, CREATED, created=4), attempt("b", 0, finished=5), attempt("a", 0, finished=3)),
+        ["a1", "b0", "a0"],
+    ),
+    "a later attempt of unknown age": ((attempt("a", 1, CREATED), attempt("a", 0, finished=5)), ["a1", "a0"]),
     "the next attempt, not started yet, of another": (
         (attempt("b", 0, EXITED), attempt("a", 1, CREATED), attempt("a", 0, EXITED)),
         ["b0", "a1", "a0"],

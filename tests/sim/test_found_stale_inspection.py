@@ -3,6 +3,7 @@
 import asyncio
 
 import msgspec
+import pytest
 
 from podkeeper.model.runtime_calls import RuntimeEvent
 from podkeeper.runtimes.fake import Behaviour, Operation
@@ -57,20 +58,28 @@ def test_a_create_call_of_a_dead_agent_does_not_replace_the_container_that_runs(
     tell(story)
 
 
-def test_a_container_runs_once_although_a_dead_agent_creates_a_later_attempt() -> None:
-    """Seed 94: a new sandbox had removed the first attempt, so the next agent counted from 0 again.
+@pytest.mark.parametrize(
+    ("runs_seconds", "create_seconds"),
+    [(5, 25.0), (40, 0.0)],
+    ids=["before the next agent creates its own", "while that of the next agent runs"],
+)
+def test_a_container_runs_once_although_a_dead_agent_creates_a_later_attempt(
+    runs_seconds: int, create_seconds: float
+) -> None:
+    """Seeds 94 and 331: a new sandbox had removed the first attempt, so the next agent counted from 0 again.
 
     The later attempt of the dead agent hid the one that ran, and a third one was started.
     """
 
     async def story(it: Story) -> None:
         it.world.fate = Fate(calls_go_on=True)
-        uid = it.put(pod("web", init=(container("prepare"),), prepare=Behaviour(after_seconds=5)))
-        await it.until(lambda: it.is_ready("web"), within=10)
+        uid = it.put(pod("web", init=(container("prepare"),), prepare=Behaviour(after_seconds=runs_seconds)))
+        await it.until(lambda: it.is_ready("web"), within=50)
         it.runtime.faults.hang(Operation.CREATE_CONTAINER, uid, seconds=30)
         it.runtime.kill_sandbox(uid)
         await asyncio.sleep(10)
-        it.runtime.faults.hang(Operation.CREATE_CONTAINER, uid, seconds=25)
+        if create_seconds:
+            it.runtime.faults.hang(Operation.CREATE_CONTAINER, uid, seconds=create_seconds)
         it.world.troubles.begin(it.world.now(), "hung-calls")
         await it.restart_agent()
         await asyncio.sleep(60)

@@ -58,7 +58,8 @@ def current_containers_first(record: PodRecord) -> PodRecord:
 
     A create call of a killed agent may take effect late. It creates an earlier attempt again, or a later one that the
     next agent does not know. Sorted by time or by number alone, such a container would hide the one that runs or has
-    run, and the agent would start another. A container that has not started does not count if a newer one has.
+    run, and the agent would start another. A container that has not started does not count if a newer one has, or if
+    it was created before another one ended: the next attempt is created only after that.
     """
     firsts: dict[str, tuple[bool, bool, int]] = {}
     started: set[str] = set()
@@ -66,7 +67,8 @@ def current_containers_first(record: PodRecord) -> PodRecord:
     in_order = True
     for container in record.containers:  # newest first
         name, has_started = container.name, container.state is not ContainerState.CREATED
-        rank = container.state is ContainerState.RUNNING, has_started or name not in started, container.restart_count
+        counts = has_started or (name not in started and not _was_created_too_early(container, record))
+        rank = container.state is ContainerState.RUNNING, counts, container.restart_count
         in_order = in_order and firsts.setdefault(name, rank) >= rank
         if has_started:
             started.add(name)
@@ -75,6 +77,15 @@ def current_containers_first(record: PodRecord) -> PodRecord:
         return record
     ranked.sort(key=itemgetter(0), reverse=True)  # stable: equals stay as they are
     return msgspec.structs.replace(record, containers=tuple(container for _, container in ranked))
+
+
+def _was_created_too_early(container: ContainerRecord, record: PodRecord) -> bool:
+    """Whether a container was created before another one of its name ended. Then it is not the next attempt."""
+    created = container.created_at
+    return created is not None and any(
+        other.name == container.name and other.finished_at is not None and other.finished_at > created
+        for other in record.containers
+    )
 
 
 def request_reinspection(book: Book, uid: PodUID) -> Book:
