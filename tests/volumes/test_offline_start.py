@@ -78,9 +78,13 @@ class Node:
         running.cancel()
         await asyncio.wait([running])
 
+    def stored(self) -> list[Path]:
+        """The finished files. A thread may still be writing a file with the suffix .new."""
+        return [path for path in (self.root / "objects").glob("*") if path.suffix != ".new"]
+
     async def until_stored(self, count: int) -> None:
         async with asyncio.timeout(10):
-            while len(os.listdir(self.root / "objects") if (self.root / "objects").exists() else ()) != count:
+            while len(self.stored()) != count:
                 await asyncio.sleep(0.005)
 
     def reboot(self) -> None:
