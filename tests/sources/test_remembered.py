@@ -205,6 +205,17 @@ def test_no_pods_are_added_after_an_update_that_the_source_did_not_pass_to_remem
     assert sorted(journal.load()) == ["pod/uid-job"]
 
 
+def test_no_pods_are_added_while_the_source_waits_to_tell_an_update_that_is_noted() -> None:
+    async def then(life: Life) -> None:
+        await asyncio.sleep(SOON)
+        life.script.remember(PodUpdate(Op.SET, (JOB,), "api"))
+        await asyncio.sleep(LATER)  # the notes are not durable yet
+        assert life.heard == []
+        life.script.tell(PodUpdate(Op.SET, (JOB,), "api"))
+
+    assert _second_life(then).heard == [(Op.SET, ("job",))]
+
+
 def test_a_source_may_have_an_update_noted_while_it_is_made() -> None:
     async def scenario() -> FakeJournal:
         journal = FakeJournal()
