@@ -66,6 +66,20 @@ def test_once_its_first_status_is_sent_a_pod_has_its_own_dates() -> None:
     simulate(scenario())
 
 
+def test_a_pod_that_was_forgotten_and_comes_back_takes_the_dates_of_the_api_again() -> None:
+    async def scenario() -> None:
+        node = Node(WEB, hooks=OFFLINE)
+        node.manager.set_pod_status(WEB, status(1, ready=True))
+        await node.manager.sync_batch(every=False)
+        node.manager.forget(uid_of(WEB))
+        node.api.put(replace(WEB, status=SHOWN))
+        node.manager.set_pod_status(WEB, status(2, ready=True))
+        await node.manager.sync_batch(every=True)
+        assert dates(in_api(node)) == (LONG_AGO, LONG_AGO)
+
+    simulate(scenario())
+
+
 def test_a_pod_of_an_old_list_takes_the_newer_dates() -> None:
     async def scenario() -> None:
         node = Node(known := replace(WEB, status=replace(SHOWN, start_time=BEGINNING)), hooks=OFFLINE)
