@@ -131,6 +131,46 @@ def test_a_note_holds_what_may_have_been_sent_although_the_answer_was_lost(verb:
     simulate(scenario())
 
 
+def test_a_note_holds_every_status_that_may_have_been_sent_since_the_last_answer() -> None:
+    async def scenario() -> None:
+        node = NumberedNode(WEB, journal=(journal := FakeJournal()))
+
+        def lose(asked: str, name: str) -> None:
+            if asked == "patch":
+                raise ApiUnavailable("the answer is lost")
+
+        node.api.lost = lose
+        await told(node, UNREADY)
+        node.api.seconds = lambda asked, name: 1.0 if asked == "get" else 0.0
+        async with asyncio.TaskGroup() as group:
+            group.create_task(told(node, READY))
+            await asyncio.sleep(0.5)
+            node.manager.set_pod_status(WEB, EXITED)
+            shown = note(journal).shown
+            assert shown is not None
+            assert shown.unanswered == (status_digest(UNREADY), status_digest(READY))
+
+    simulate(scenario())
+
+
+def test_a_note_written_while_the_one_before_becomes_durable_holds_what_is_about_to_be_sent() -> None:
+    async def scenario() -> None:
+        node = NumberedNode(WEB, journal=(journal := FakeJournal(seconds=0.8)))
+        async with asyncio.TaskGroup() as group:
+            group.create_task(told(node, UNREADY))
+            await asyncio.sleep(0.4)
+            node.manager.set_pod_status(WEB, READY)
+            await asyncio.sleep(0.8)  # READY is to be sent as soon as its note is durable
+            assert node.api.calls == []
+            node.manager.set_pod_status(WEB, EXITED)
+            shown = note(journal).shown
+            assert shown is not None
+            assert shown.unanswered == (status_digest(READY),)
+        assert node.api.pods["web"].status.container_statuses == READY.container_statuses
+
+    simulate(scenario())
+
+
 def test_a_forgotten_pod_that_comes_back_is_noted_as_the_source_shows_it() -> None:
     async def scenario() -> None:
         node = NumberedNode(WEB, journal=(journal := FakeJournal()))
