@@ -449,6 +449,7 @@ def in_api(status: PodStatus, version: str, uid: str = "uid-web") -> Pod:
 NONE_READY = statuses(running("a", ready=False), running("b", ready=False))
 B_READY = statuses(running("a", ready=False), running("b", ready=True))
 ALL_READY = statuses(running("a", ready=True), running("b", ready=True))
+I_UNREADY, I_READY = (replace(B_READY, init_container_statuses=(running("i", ready=each),)) for each in (False, True))
 OTHERS_CONDITION = replace(NONE_READY, conditions=(condition("example.com/gate", "True"),))
 READY_CONDITION = replace(NONE_READY, conditions=(condition("Ready", "False"),))
 
@@ -456,7 +457,9 @@ SENT_LATER = {
     "it shows what it has shown": (B_READY, NONE_READY, "20", "uid-web", (), False),
     "it shows the note": (B_READY, B_READY, "20", "uid-web", (), False),
     "it shows what was being sent": (B_READY, ALL_READY, "20", "uid-web", (ALL_READY,), False),
+    "it shows what was sent before the last one": (B_READY, ALL_READY, "20", "uid-web", (ALL_READY, RUNS), False),
     "it shows another status": (B_READY, ALL_READY, "20", "uid-web", (), True),
+    "it shows another status of an init container": (I_UNREADY, I_READY, "20", "uid-web", (), True),
     "it shows another status than what was being sent": (B_READY, ALL_READY, "20", "uid-web", (RUNS,), True),
     "it shows a container that is ready no more": (ALL_READY, B_READY, "20", "uid-web", (), True),
     "somebody else set a condition": (B_READY, OTHERS_CONDITION, "20", "uid-web", (), False),
