@@ -703,6 +703,16 @@ def test_a_static_pod_stays_over_if_its_former_run_cannot_be_dropped() -> None:
     while_running(story, all_sources_ready=lambda: False)
 
 
+def test_a_static_pod_that_cannot_be_started_again_does_not_hold_up_the_next() -> None:
+    async def story(desk: Desk) -> None:
+        desk.desired = [STATIC, pod("other", source=FILE_SOURCE)]
+        desk.restartable, desk.failing = uids("static", "other"), {"count": RuntimeError("broken")}
+        await asyncio.sleep(5)
+        assert set(desk.calls) == {("count", "static"), ("count", "other")}
+
+    while_running(story, all_sources_ready=lambda: False)
+
+
 def test_no_static_pod_is_started_again_while_the_runtime_is_not_well() -> None:
     async def story(desk: Desk) -> None:
         desk.desired, desk.restartable = [STATIC], uids("static")
