@@ -979,6 +979,18 @@ def test_a_pod_starts_over_only_after_its_dead_containers_are_gone() -> None:
     play(scenario)
 
 
+@pytest.mark.parametrize("state", [each for each in ContainerState if each is not ContainerState.RUNNING])
+def test_a_pod_does_not_start_over_beside_a_former_container_in_any_state_but_running(state: ContainerState) -> None:
+    async def scenario(world: World) -> None:
+        world.syncer.start_over(uid(WEB))
+        world.seen = record_of(WEB, state)
+        with pytest.raises(TryLater, match="its former container app still exists"):
+            await sync(world, record=STOPPED)
+        assert world.executions == []
+
+    play(scenario)
+
+
 def test_a_pod_that_terminates_before_it_starts_over_keeps_its_later_exits() -> None:
     async def scenario(world: World) -> None:
         world.syncer.start_over(uid(WEB))
