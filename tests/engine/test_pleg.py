@@ -241,6 +241,17 @@ def test_an_event_leads_to_a_look_then_to_the_cache_then_to_the_news() -> None:
     assert house.counts.latencies == [30.25]
 
 
+def test_the_removal_of_a_container_that_never_started_is_no_death() -> None:
+    async def scenario(house: House) -> None:
+        await asyncio.sleep(30)
+        house.runtime.put(WEB, CREATED, "next")
+        await asyncio.sleep(1)
+        house.runtime.put(WEB, None, "next")
+        await asyncio.sleep(1)
+
+    assert live(scenario, runtime_with(web=RUNNING)).news()[1:] == [(31.0, "web", REMOVED)]
+
+
 def test_what_is_there_at_the_start_is_found_and_told() -> None:
     house = live(lambda house: asyncio.sleep(1), runtime_with(web=RUNNING, db=EXITED))
     assert sorted(house.news()) == [(0.0, "db", DIED), (0.0, "web", STARTED)]
@@ -520,6 +531,22 @@ def test_a_pod_that_is_gone_is_forgotten_although_its_last_inspection_failed_dur
 
     house = live(scenario, runtime_with(web=RUNNING))
     assert [type_ for _, _, type_ in house.news()] == [STARTED, DIED, REMOVED]
+
+
+def test_a_listing_that_the_cache_refuses_does_not_end_the_retries_of_a_failed_inspection() -> None:
+    async def scenario(house: House) -> None:
+        await asyncio.sleep(30)
+        house.runtime.list_seconds = 2.0  # from 65 to 67, read at 66
+        await asyncio.sleep(35.5)
+        house.runtime.refusing.add(WEB)
+        house.runtime.put(WEB, None)  # inspections at 65.5 and 66.5 fail
+        await asyncio.sleep(2)
+        house.runtime.refusing.clear()
+        await asyncio.sleep(10)
+
+    house = live(scenario, runtime_with(web=RUNNING))
+    assert [at for _, at in house.runtime.looks] == [0, 65.5, 66.5, 68.5]
+    assert house.news()[1:] == [(68.5, "web", DIED), (68.5, "web", REMOVED)]
 
 
 # Failures.

@@ -362,6 +362,42 @@ def test_an_inspection_that_fails_after_a_later_listing_showed_the_pod_gone_is_n
     assert house.news()[1:] == [(65.0, "web", DIED), (65.0, "web", REMOVED)]
 
 
+def test_an_inspection_that_succeeds_after_a_failure_and_a_listing_without_the_pod_is_not_repeated() -> None:
+    async def scenario(house: House) -> None:
+        await asyncio.sleep(63)
+        house.runtime.refusing.add(WEB)
+        house.pleg.request(WEB)
+        await asyncio.sleep(0.5)
+        house.runtime.refusing.clear()
+        house.runtime.look_seconds = 20.0  # from 64 to 84
+        await asyncio.sleep(1)
+        house.runtime.put(WEB, None, tell=False)  # the listing at 65 shows it
+        await asyncio.sleep(30)
+
+    house = live(scenario, runtime_with(web=RUNNING))
+    assert [at for _, at in house.runtime.looks] == [0, 63, 64]
+    assert house.news()[1:] == [(65.0, "web", DIED), (65.0, "web", REMOVED)]
+
+
+def test_an_inspection_after_the_end_of_a_pod_whose_inspection_failed_before_tells_nothing() -> None:
+    async def scenario(house: House) -> None:
+        await asyncio.sleep(63)
+        house.runtime.refusing.add(WEB)
+        house.pleg.request(WEB)
+        await asyncio.sleep(0.5)
+        house.runtime.refusing.clear()
+        house.runtime.look_seconds = 20.0  # from 64 to 84
+        await asyncio.sleep(1)
+        house.runtime.put(WEB, None, tell=False)  # the listing at 65 shows it
+        await asyncio.sleep(1)
+        house.pleg.request(WEB)  # from 84 to 104
+        await asyncio.sleep(40)
+
+    house = live(scenario, runtime_with(web=RUNNING))
+    assert [at for _, at in house.runtime.looks] == [0, 63, 64, 84]
+    assert house.news()[1:] == [(65.0, "web", DIED), (65.0, "web", REMOVED)]
+
+
 def test_a_pod_that_comes_back_under_its_uid_after_failed_inspections_is_inspected_at_once() -> None:
     async def scenario(house: House) -> None:
         house.runtime.has_stream = False
