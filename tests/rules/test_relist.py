@@ -278,6 +278,14 @@ ATTEMPTS: dict[str, tuple[tuple[ContainerRecord, ...], list[str]]] = {
         (attempt("a", 1, CREATED), attempt("b", 0), attempt("a", 2, RUNNING)),
         ["a2", "a1", "b0"],
     ),
+    "before another container that is in order": (
+        (attempt("a", 1, CREATED), attempt("a", 2, RUNNING), attempt("b", 0)),
+        ["a2", "a1", "b0"],
+    ),
+    "a later attempt made before one whose exit is unknown": (
+        (attempt("a", 0, UNKNOWN), attempt("a", 1, CREATED)),
+        ["a0", "a1"],
+    ),
     "a later attempt made late": ((attempt("a", 1, CREATED), attempt("a", 0, RUNNING)), ["a0", "a1"]),
     "a later attempt made before one that has run": ((attempt("a", 0, EXITED), attempt("a", 1, CREATED)), ["a0", "a1"]),
     "the next attempt, not started yet": ((attempt("a", 1, CREATED), attempt("a", 0, EXITED)), ["a1", "a0"]),
