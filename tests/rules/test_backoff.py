@@ -273,6 +273,16 @@ def test_a_wall_clock_that_jumps_before_an_exit_is_seen_cuts_no_wait_short(then:
     assert table.begin_restart(POD, APP, record, at(until), wall_ahead=seconds(seen)) is None
 
 
+def test_a_jump_of_the_wall_clock_before_the_last_start_changes_no_later_wait() -> None:
+    table = BackoffTable()
+    crash(table, finished=0, now=20)
+    second, third = (PodRecord(uid="u1", containers=(exited(finished + 3),)) for finished in (30, 60))
+    assert table.begin_restart(POD, APP, second, at(50), wall_ahead=seconds(3)) is None
+    held = table.begin_restart(POD, APP, third, at(70), wall_ahead=seconds(3))
+    assert held is not None
+    assert held.until == at(60 + 20)
+
+
 def test_an_exit_that_seems_to_lie_ahead_was_not_later_than_now() -> None:
     table = BackoffTable()
     crash(table, finished=0, now=0)

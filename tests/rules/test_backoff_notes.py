@@ -155,7 +155,7 @@ def test_a_wall_clock_that_jumps_after_a_restart_before_an_exit_is_seen_cuts_no_
     assert new.begin_restart(POD, APP, seen, steady(until), None, ahead + seconds(jump)) is None
 
 
-@pytest.mark.parametrize("jump", [0, 100, -200])
+@pytest.mark.parametrize("jump", [0, 100, -200, -1090])  # the last one: by the former clock the exit is 10 s later
 def test_after_a_reboot_the_former_clock_makes_no_container_wait_longer(jump: float) -> None:
     table = BackoffTable()
     crash_loop(table, 5, until=1000)
@@ -177,6 +177,28 @@ def test_a_restored_entry_obeys_the_maximum_of_now() -> None:
     held = new.hold_pull(POD, "image", steady(10), short)
     assert held is not None
     assert held.until == steady(40)
+
+
+def test_a_restored_delay_of_a_pods_own_curve_goes_on_growing_along_that_curve() -> None:
+    patient = DEFAULT_CURVE.tuned(maximum=timedelta(hours=1))
+    table = BackoffTable()
+    for _ in range(8):
+        table.pull_failed(POD, "image", "", steady(10), patient)
+    new = restarted(table, 10, WALL, 10, WALL)
+    new.pull_failed(POD, "image", "", steady(20), patient)
+    assert [each.entry.delay for each in new.remembered(UID)] == [seconds(10 * 2**8)]
+
+
+def test_a_container_that_has_started_since_a_restart_waits_from_its_exit_whenever_that_is_seen() -> None:
+    table, ahead = BackoffTable(), WALL - steady(0)
+    crash_loop(table, 2, until=100)
+    new = restarted(table, 100, WALL + seconds(100), 110, WALL + seconds(110))
+    assert new.begin_restart(POD, APP, exited(WALL + seconds(115), "c2"), steady(140), None, ahead) is None
+    # The wall clock jumps ahead by two hours between the next exit and its inspection.
+    seen = exited(WALL + seconds(160), "c3")
+    held = new.begin_restart(POD, APP, seen, steady(165), None, ahead + seconds(7200))
+    assert held is not None
+    assert held.until == steady(160 + 40)
 
 
 def test_a_long_good_run_across_a_restart_still_resets() -> None:
