@@ -367,10 +367,11 @@ def test_a_batch_of_unsent_versions_does_not_take_an_overwritten_status_for_agre
     simulate(scenario())
 
 
-def test_an_overwritten_status_whose_correction_failed_counts_as_unsent() -> None:
+@pytest.mark.parametrize("static", [False, True])
+def test_an_overwritten_status_whose_correction_failed_counts_as_unsent(static: bool) -> None:
     async def scenario() -> None:
-        web = pod("web")
-        node = Node(web)
+        web = pod("web", "hash", source="file", hashed="hash") if static else pod("web")
+        node = Node(web, pod("web", "m-1", mirror=True)) if static else Node(web)
         node.manager.set_pod_status(web, status(1, ready=True))
         await node.manager.sync_batch(every=True)
         node.api.put(replace(node.api.pods["web"], status=status(666)))
