@@ -51,6 +51,19 @@ def test_a_job_succeeds_and_a_crash_loop_backs_off() -> None:
     in_node_house(scenario)
 
 
+def test_a_late_success_of_a_readiness_probe_makes_no_exited_container_ready() -> None:
+    async def scenario(house: NodeHouse) -> None:
+        house.runtime.behave("job", "app", Behaviour(after_seconds=3, exit_code=0))
+        await house.create(pod("job", policy="Never"))
+        await house.until(lambda: house.phase("job") == "Succeeded", within=10)
+        found = house.agent.statuses.get_pod_status(house.uid("job"))
+        assert found is not None
+        (status,) = found.container_statuses or ()
+        assert not house.agent.statuses.set_container_readiness(house.uid("job"), status.container_id or "", True)
+
+    in_node_house(scenario)
+
+
 HUNG = {
     "a sandbox that never comes up": lambda house, uid, name: house.runtime.faults.hang("run_sandbox", uid),
     "a container that never starts": lambda house, uid, name: house.runtime.faults.hang("start_container", uid),

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from podkeeper.engine.manager import PodManager, Translations
 from podkeeper.model.errors import ApiUnavailable, BadInput
-from podkeeper.model.k8s.core import Pod, PodCondition, PodStatus
+from podkeeper.model.k8s.core import ContainerState, ContainerStateWaiting, Pod, PodCondition, PodStatus
 from podkeeper.model.k8s.meta import ObjectMeta
 from podkeeper.model.messages import PodUID
 from podkeeper.rules.status.publish import CachedStatus, aligned_with, as_shown
@@ -966,6 +966,18 @@ def test_a_container_that_ended_becomes_ready_no_more(ready: bool, only_running:
         assert kept is not None
         assert kept.container_statuses is not None
         assert kept.container_statuses[0].ready is (ready if expected else not ready)
+
+    simulate(scenario())
+
+
+def test_a_container_that_waits_after_its_exit_does_not_become_ready() -> None:
+    async def scenario() -> None:
+        node = Node(WEB, hooks={"only_running_is_ready": True})
+        waiting = ContainerState(waiting=ContainerStateWaiting(reason="CrashLoopBackOff"))
+        crashed = replace(container(ready=False), state=waiting, last_state=container(exit_code=1).state)
+        node.manager.set_pod_status(WEB, replace(status(1), container_statuses=(crashed,)))
+        assert not node.manager.set_container_readiness(uid_of(WEB), "fake://app", True)
+        assert node.manager.cached[uid_of(WEB)].version == 1
 
     simulate(scenario())
 
