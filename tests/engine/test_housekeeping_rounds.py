@@ -573,13 +573,15 @@ def test_a_removal_that_fails_is_logged_once_until_it_succeeds_or_is_not_wanted(
     in_rounds(story)
 
 
-def test_a_removal_that_takes_ten_seconds_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("still_wanted", [True, False])
+def test_a_removal_that_takes_ten_seconds_is_logged_once(still_wanted: bool, caplog: pytest.LogCaptureFixture) -> None:
     async def story(desk: Desk, tidy: Callable[[], Awaitable[None]]) -> None:
         desk.orphaned_mirrors, desk.seconds = ["slow_ns"], {"delete mirror slow_ns": 30.0}
         seen = []
         await asyncio.sleep(100)
         for wait in (9.75, 0.25, 5.0, 0.0):
             await tidy()
+            desk.orphaned_mirrors = ["slow_ns"] if still_wanted else []
             seen.append(warnings(caplog))
             await asyncio.sleep(wait)
         assert seen == [0, 0, 1, 0]
