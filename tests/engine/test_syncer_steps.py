@@ -828,6 +828,7 @@ def test_an_eviction_ends_the_quiet() -> None:
 def test_a_pod_that_can_never_run_here_fails_with_the_reason_and_keeps_its_status(record: PodRecord) -> None:
     async def scenario(world: World) -> None:
         world.failing = {"prepare": GiveUp("cannot mount volume x: no such driver", "NoSuchDriver")}
+        world.failures = {"app": StartFailure("ErrImagePull", "no such image")}
         assert await sync(world, record=record)
         before, after = world.told
         assert after == replace(
