@@ -513,8 +513,8 @@ MUTANTS = (
     Mutant(
         "exit-codes-collected-too-early",
         "app/build.py",
-        "everything and self.workers.should_pod_be_finished(uid) and",
-        "everything and",
+        "is_over = known and self.workers.should_pod_be_finished(uid)",
+        "is_over = known",
         (
             "tests/sim/test_found.py",
             "tests/sim/test_invariants.py",
@@ -559,10 +559,31 @@ MUTANTS = (
     Mutant(
         "status-of-an-ending-pod-dropped",
         "app/build.py",
-        "            still_ends=lambda uid: not self.workers.should_pod_be_finished(uid),\n",
-        "",
-        ("tests/sim/test_invariants.py",),
+        "return self.manager.pod_by_uid(uid) is not None or not self.workers.should_pod_be_finished(uid)",
+        "return self.manager.pod_by_uid(uid) is not None",
+        ("tests/sim/test_found_static_note.py",),
         seed=54,
+    ),
+    Mutant(
+        "status-of-a-rejected-pod-dropped",
+        "app/build.py",
+        "return self.manager.pod_by_uid(uid) is not None or not self.workers.should_pod_be_finished(uid)",
+        "return not self.workers.should_pod_be_finished(uid)",
+        ("tests/sim/test_found_no_room.py",),
+    ),
+    Mutant(
+        "exits-of-a-pod-that-an-old-list-lacks-removed",
+        "app/build.py",
+        "known = not isinstance(self.workers.state(uid), Unknown)",
+        "known = True",
+        ("tests/sim/test_found_stale_list.py",),
+    ),
+    Mutant(
+        "new-sandbox-beside-old-init-containers",
+        "engine/executor.py",
+        "                    errors.append(error)\n",
+        "",
+        ("tests/engine/test_executor_steps.py", "tests/sim/test_found_init_containers.py"),
     ),
     Mutant(
         "late-record-hides-the-running-one",

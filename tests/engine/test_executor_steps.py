@@ -429,6 +429,18 @@ def test_a_pod_that_cannot_be_killed_gets_no_new_sandbox() -> None:
     at_desk(story)
 
 
+@pytest.mark.parametrize("failing", ["remove setup-2", "remove setup-1"])
+def test_a_pod_with_an_init_container_that_cannot_be_removed_gets_no_new_sandbox(failing: str) -> None:
+    record = replace(IN_SANDBOX, containers=(found("setup", number=2), found("setup")))
+
+    async def story(desk: Desk) -> None:
+        desk.failing[failing] = NO_ANSWER
+        assert await desk.errors(INIT, record, CREATE) == ["no answer"]
+        assert desk.steps() == ["kill pod", "remove setup-2", "remove setup-1"]
+
+    at_desk(story)
+
+
 def test_a_pod_is_killed_within_the_grace_that_is_given() -> None:
     async def story(desk: Desk) -> None:
         kills: list[Call] = [("kill pod", WEB, IN_SANDBOX, 7), ("kill pod", None, IN_SANDBOX, 1)]

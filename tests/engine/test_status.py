@@ -191,7 +191,7 @@ class Hooks(TypedDict, total=False):
     """What a status manager asks others, besides its neighbours."""
 
     is_outdated: Callable[[Pod, Pod], bool]
-    still_ends: Callable[[PodUID], bool]
+    is_needed: Callable[[PodUID], bool]
     takes_back: Callable[[Pod, PodStatus], bool]
     align: Callable[[Pod, PodStatus, bool], PodStatus]
     only_running_is_ready: bool
@@ -1072,6 +1072,22 @@ def test_a_status_is_saved_once_the_journal_or_the_api_has_it() -> None:
         journal.refusals = 0
         assert not await node.manager.is_saved(uid_of(web))  # given up; the next batch tries again
         node.manager.set_pod_status(web, status(4))
+        assert await node.manager.is_saved(uid_of(web))
+
+    simulate(scenario())
+
+
+def test_the_status_of_a_pod_that_was_forgotten_and_comes_back_is_not_the_one_sent_before() -> None:
+    async def scenario() -> None:
+        web, journal = pod("web"), FakeJournal()
+        node = Node(web, journal=journal)
+        node.manager.set_pod_status(web, status(1))
+        await node.manager.sync_batch(every=True)
+        node.manager.forget(uid_of(web))
+        journal.refusals = 1000
+        node.manager.set_pod_status(web, status(2))  # version 1 again
+        assert not await node.manager.is_saved(uid_of(web))
+        await node.manager.sync_batch(every=True)
         assert await node.manager.is_saved(uid_of(web))
 
     simulate(scenario())

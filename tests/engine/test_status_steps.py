@@ -376,13 +376,13 @@ UNSENT = {
     "the API has no such pod": Case((WEB,), WEB, None),
     "the name is another pod's": Case((WEB,), WEB, OTHER, kept=False),
     "the name is another pod's while this one ends": Case(
-        (WEB,), WEB, OTHER, {"still_ends": lambda uid: uid == "uid-web"}
+        (WEB,), WEB, OTHER, {"is_needed": lambda uid: uid == "uid-web"}
     ),
     "the name of an unknown pod is another pod's": Case((), WEB, OTHER, kept=False),
     "the name is that of a mirror, and the pod is not static": Case(
         (pod("dns", "uid-dns", hashed="hash"),), pod("dns", "uid-dns", hashed="hash"), MIRROR, kept=False
     ),
-    "another pod ends": Case((WEB,), WEB, OTHER, {"still_ends": lambda uid: uid != "uid-web"}, kept=False),
+    "another pod ends": Case((WEB,), WEB, OTHER, {"is_needed": lambda uid: uid != "uid-web"}, kept=False),
     "a plain pod has a static pod's name": Case((STATIC, MIRROR), STATIC, PLAIN),
     "the mirror is outdated": Case((STATIC, MIRROR), STATIC, MIRROR, {"is_outdated": lambda mirror, static: True}),
     "the API shows the end of the pod": Case((WEB,), WEB, WEB, {"takes_back": lambda in_api, ours: True}),
@@ -416,7 +416,7 @@ SENT = {
             WEB,
             {
                 "is_outdated": lambda mirror, static: True,  # only a static pod has a mirror
-                "still_ends": lambda uid: True,
+                "is_needed": lambda uid: True,
                 "takes_back": lambda in_api, ours: ours.message != "1" or in_api is not WEB,
             },
         ),
@@ -653,7 +653,7 @@ def test_a_pod_that_is_forgotten_is_forgotten_everywhere_and_counts_from_one_aga
 def test_orphans_that_still_end_keep_their_status_also_if_it_is_only_noted() -> None:
     async def scenario() -> None:
         pods = [pod(name) for name in ("kept", "ending", "gone")]
-        ending: Hooks = {"still_ends": lambda uid: uid == "uid-ending"}
+        ending: Hooks = {"is_needed": lambda uid: uid == "uid-ending"}
         first = Node(*pods, journal=(journal := FakeJournal()), hooks=ending)
         first.set_all(pods, 1)
         first.manager.remove_orphaned_statuses([uid_of(pods[0])])

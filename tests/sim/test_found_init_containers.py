@@ -1,12 +1,14 @@
 """What the simulation found about init containers of a pod that needs a new sandbox."""
 
 import asyncio
+from itertools import count
 
 import pytest
 
+from podkeeper.model.errors import RuntimeUnavailable
 from podkeeper.model.k8s.core import Container
 from podkeeper.model.messages import PodUID
-from podkeeper.runtimes.fake import Behaviour, Operation
+from podkeeper.runtimes.fake import Behaviour, Fault, Operation
 from tests.sim.stories import Story, container, pod, tell
 
 INIT_CONTAINERS = {
@@ -67,5 +69,33 @@ def test_an_init_container_that_cannot_start_again_is_published_as_waiting_all_t
         last = it.status("web", "first").last_state.terminated
         assert last is not None
         assert (last.container_id, last.exit_code) == (f"fake://{it.lives(it.uid('web'), 'first')[0].id}", 0)
+
+    tell(story)
+
+
+@pytest.mark.parametrize("refused", [0, 1])
+def test_all_init_containers_run_again_in_a_new_sandbox_although_one_could_not_be_removed(refused: int) -> None:
+    """Seed 508: the exit of a sidecar in the old sandbox counted as progress in the new one (I7).
+
+    The init container before it did not run again. Its status alternated between Completed and CreateContainerError.
+    """
+
+    async def story(it: Story) -> None:
+        init = (container("first"), container("second", restart="Always"))
+        uid = it.put(pod("web", container(), init=init, first=Behaviour(after_seconds=2)))
+        await it.until(lambda: it.is_ready("web"), within=10)
+        removals = count()
+
+        def refuse(operation: str, about: str) -> Fault | None:
+            hit = operation == Operation.REMOVE_CONTAINER and next(removals) == refused
+            return Fault(error=RuntimeUnavailable) if hit else None
+
+        it.runtime.faults.add_policy(refuse)
+        it.runtime.faults.fail(Operation.CREATE_CONTAINER, uid)
+        it.world.troubles.begin(it.world.now(), "runtime-errors", uid)
+        it.world.reboot(away_seconds=5)
+        await it.until(lambda: it.status("web").restart_count == 1 and it.is_ready("web"), within=120)
+        assert [len(it.lives(uid, name)) for name in ("first", "second", "app")] == [2, 2, 2]
+        assert it.status("web", "first").state.terminated is not None
 
     tell(story)

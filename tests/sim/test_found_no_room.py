@@ -157,3 +157,20 @@ def test_a_preempted_pod_stays_failed_though_its_containers_leave_with_success()
         assert (it.phase("victim"), it.seen("victim").status.reason) == ("Failed", "Preempting")
 
     tell(story)
+
+
+def test_a_rejected_pod_whose_successor_the_watch_has_not_shown_yet_is_not_started() -> None:
+    """Seed 583: the status was dropped because its object belonged to the successor, so the pod was started (I12)."""
+
+    async def story(it: Story) -> None:
+        it.put(pod("big", wants("8")))
+        await it.until(lambda: it.is_ready("big"), within=1)
+        WatchStale(seconds=300, delay_seconds=100).play(it.world)
+        rejected = it.put(pod("web", wants("4")))
+        await it.until(lambda: it.phase("web") == "Failed", within=110)
+        it.delete("web", grace=0)
+        it.put(pod("web", wants("4")))
+        await asyncio.sleep(300)
+        assert it.lives(rejected) == []
+
+    tell(story)

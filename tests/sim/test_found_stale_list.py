@@ -69,6 +69,27 @@ def test_a_job_that_ended_while_no_agent_lived_is_not_run_again_because_an_old_l
     tell(story)
 
 
+@pytest.mark.parametrize("seconds", [1.5, 10])
+def test_a_job_that_ends_while_an_old_list_lacks_it_is_not_run_again(seconds: float) -> None:
+    """Seed 774: the agent removed the container at its exit. A crash loop lost its backoff (I16)."""
+
+    async def story(it: Story) -> None:
+        await asyncio.sleep(5)
+        lose_all_notes_and_show_old_lists(it, it.api.version, watch_delay_seconds=20)
+        uid = it.put(pod("job", policy="Never"))
+        await it.until(lambda: it.is_ready("job"), within=30)
+        it.world.crash(away_seconds=1)
+        await asyncio.sleep(seconds)
+        it.runtime.end_container(uid, "app", 3)
+        await asyncio.sleep(15)
+        recover(it)
+        await it.until(lambda: it.phase("job") == "Failed", within=90)
+        await asyncio.sleep(60)
+        assert [life.exit_code for life in it.lives(uid)] == [3]
+
+    tell(story)
+
+
 def test_a_pod_that_the_api_no_longer_has_is_stopped_as_soon_as_the_api_answers() -> None:
     async def story(it: Story) -> None:
         uid = it.put(pod("web"))

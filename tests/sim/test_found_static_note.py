@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from podkeeper.model.messages import PodUID
+from podkeeper.runtimes.fake import Behaviour
 from podkeeper.testing.sim.world import Fate
 from tests.sim.stories import Story, container, each_ready_bit, exec_probe, pod, tell
 
@@ -72,3 +73,22 @@ def test_a_static_pod_keeps_its_restart_count_if_its_note_is_behind_its_mirror(
             assert each_ready_bit(changes) == []
 
     tell(story)
+
+
+def test_a_static_pod_that_is_added_again_while_it_terminates_goes_on_counting_its_restarts() -> None:
+    async def story(it: Story) -> None:
+        place, manifest = "/etc/podkeeper/web.yaml", pod("web", grace=20, app=Behaviour(term_seconds=None))
+        uid = it.write(place, manifest)
+        await it.until(lambda: it.is_ready(NAME), within=5)
+        await _lose_containers(it, uid)
+        await it.until(lambda: _is_restarted(it), within=30)
+        it.api.go_down()  # otherwise the first status after the drop takes the count from the mirror
+        it.world.troubles.begin(it.world.now(), "api-down")
+        it.world.files.erase(place)
+        await asyncio.sleep(10)  # housekeeping drops the statuses of pods that are over
+        it.write(place, manifest)
+        await it.until(lambda: len(it.lives(uid)) == 3, within=60)
+        it.api.come_up()
+        await it.until(lambda: it.status(NAME).restart_count == 2 and it.is_ready(NAME), within=60)
+
+    tell(story, watched=False)

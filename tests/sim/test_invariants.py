@@ -905,6 +905,28 @@ def test_a_static_pod_that_is_named_again_runs_again(gone_seconds: float) -> Non
     assert world.checks["I20"] == 1
 
 
+def test_a_static_pod_that_is_named_again_may_wait_for_the_rest_of_its_backoff() -> None:
+    """Seed 395: the invariant waited for 60 s, and a crash loop waits for up to five minutes."""
+    world = World(0)
+    watch(world)
+    place, manifest = "/etc/podkeeper/stat.yaml", pod("stat", app=Behaviour(after_seconds=1, exit_code=1))
+
+    async def story() -> None:
+        (made,) = world.files.write(place, manifest)
+        uid = PodUID(made.metadata.uid or "")
+        await asyncio.sleep(180)
+        before = len(world.truth.attempts(uid, "app"))
+        world.files.erase(place)
+        await asyncio.sleep(0.5)
+        world.files.write(place, manifest)
+        await asyncio.sleep(2 * PATIENCE_SECONDS)
+        assert len(world.truth.attempts(uid, "app")) == before, "its backoff is not over"
+        await asyncio.sleep(300)
+
+    assert world.play(story).violation is None
+    assert world.checks["I20"] == 1
+
+
 def test_a_static_pod_that_is_named_again_runs_again_though_the_api_has_not_answered() -> None:
     world = World(0)
     watch(world)

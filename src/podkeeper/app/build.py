@@ -272,7 +272,7 @@ class Agent:
             takes_back=takes_back,
             align=aligned_with,
             only_running_is_ready=True,
-            still_ends=lambda uid: not self.workers.should_pod_be_finished(uid),
+            is_needed=self._needs_status,
         )
         self.statuses.subscribe(self._note_status)
         self.probes = ProbeManager(
@@ -502,6 +502,9 @@ class Agent:
             return False
         return self.manager.pod_by_uid(uid) is None and self.workers.should_pod_content_be_removed(uid)
 
+    def _needs_status(self, uid: PodUID) -> bool:
+        return self.manager.pod_by_uid(uid) is not None or not self.workers.should_pod_be_finished(uid)
+
     def _may_start(self, uid: PodUID) -> bool:
         # The loop handles no deletion while the runtime is unhealthy. After recovery, a sync may continue before the
         # loop handles the deletion.
@@ -567,7 +570,10 @@ class Agent:
     async def _collect(self, uid: PodUID, container_id: str, everything: bool) -> None:
         # Of a pod that is over all may go, but not before its last status is saved: with a container goes its exit
         # code. What is left because of a full disk is removed with the remains of the pod once no source names it.
-        everything = everything and self.workers.should_pod_be_finished(uid) and await self.statuses.is_saved(uid)
+        # Workers do not know a pod that an old list lacks. It may run on, so housekeeping asks the API about it first.
+        known = not isinstance(self.workers.state(uid), Unknown)
+        is_over = known and self.workers.should_pod_be_finished(uid)
+        everything = everything and is_over and await self.statuses.is_saved(uid)
         await self.executor.collect_dead_containers(
             self.cache.get(uid), container_id=container_id, everything=everything
         )

@@ -235,13 +235,15 @@ class PlanExecutor:
             self._tell(EventType.NORMAL, Reason.SANDBOX_CHANGED, text, pod)
         if actions.kill_pod:
             errors = await self._stopper.kill_pod(pod, record, None)
-            old = all_init_containers(pod, record) if actions.create_sandbox else ()
-        else:
-            errors = await self._stopper.kill_containers(pod, record, actions.containers_to_kill)
-            errors = errors or await self._reset(pod, record, actions)
-            old = old_init_containers(pod, record)
+            if errors or not actions.create_sandbox:
+                return errors
+            # All of them must go before there is a new sandbox. An exit in the old sandbox would count as progress in
+            # the new one, and the init containers up to that one would not run again.
+            return await self._remove(Garbage(all_init_containers(pod, record)), pod.metadata.uid or "")
+        errors = await self._stopper.kill_containers(pod, record, actions.containers_to_kill)
+        errors = errors or await self._reset(pod, record, actions)
         if not errors:
-            await self._remove(Garbage(old), pod.metadata.uid or "")
+            await self._remove(Garbage(old_init_containers(pod, record)), pod.metadata.uid or "")
         return errors
 
     async def _reset(self, pod: Pod, record: PodRecord, actions: PodActions) -> tuple[TryLater, ...]:
@@ -258,8 +260,9 @@ class PlanExecutor:
                 return (error,)
         return ()
 
-    async def _remove(self, garbage: Garbage, uid: str) -> None:
-        """Remove what is left over. What cannot be removed is found again: nothing waits for it."""
+    async def _remove(self, garbage: Garbage, uid: str) -> tuple[TryLater, ...]:
+        """Remove all containers and sandboxes that can be removed. Returns the errors of the others."""
+        errors: list[TryLater] = []
         for remove, ids in (
             (self._runtime.remove_container, garbage.container_ids),
             (self._runtime.remove_sandbox, garbage.sandbox_ids),
@@ -269,6 +272,8 @@ class PlanExecutor:
                     await remove(each)
                 except TryLater as error:
                     log.warning("leftover %s of pod %s not removed, will retry: %s", each, uid, error)
+                    errors.append(error)
+        return tuple(errors)
 
     async def _create_sandbox(self, pod: Pod, attempt: int, cgroup_parent: str, place: Place) -> Place:
         """Make a sandbox, and learn its addresses. Raises when there is none."""

@@ -153,7 +153,7 @@ class StatusManager:
         notebook: Notebook,
         observe_lag: Callable[[float], None] = lambda seconds: None,
         is_outdated: Callable[[Pod, Pod], bool] = lambda mirror, static: False,
-        still_ends: Callable[[PodUID], bool] = lambda uid: False,
+        is_needed: Callable[[PodUID], bool] = lambda uid: False,
         takes_back: Callable[[Pod, PodStatus], bool] = lambda in_api, ours: False,
         align: Callable[[Pod, PodStatus, bool], PodStatus] = lambda in_api, ours, first: ours,
         only_running_is_ready: bool = False,
@@ -161,8 +161,9 @@ class StatusManager:
         """What the reference lacks, and its traces with it:
 
         `is_outdated`: whether a mirror shows another spec than its static pod's, so that its status is not told.
-        `still_ends`: whether a pod that nobody wants has not ended yet. Its status is kept: should its source name it
-        again meanwhile, it would count its restarts anew.
+        `is_needed`: whether the status of a pod must be kept although its object in the API is gone. The status of a
+        terminating pod has its restart counts, in case its source names it again. A pod without a status is started,
+        so a rejected pod needs its status until its source drops it.
         `takes_back`: whether a status would undo what the API shows, and must not be told.
         `align`: puts into a status what the API shows and a restarted agent may have forgotten. Its last argument says
         whether this agent has sent no status of the pod yet.
@@ -176,7 +177,7 @@ class StatusManager:
         self._notebook = notebook
         self._observe_lag = observe_lag
         self._is_outdated = is_outdated
-        self._still_ends = still_ends
+        self._is_needed = is_needed
         self._takes_back = takes_back
         self._align = align
         self._only_running_is_ready = only_running_is_ready
@@ -186,7 +187,7 @@ class StatusManager:
         self._recalled: set[PodUID] = set()  # noted before a restart and not confirmed since: the API may not know them
         self._being_sent: dict[PodUID, PodStatus] = {}
         self._shown: dict[PodUID, Shown] = {}  # the API's last answer about each pod, and what was sent since
-        self._aligned: set[PodUID] = set()  # a status of theirs was aligned with the API since the start
+        self._aligned: set[PodUID] = set()  # a status was aligned with the API since the start, or since `forget`
         self._agreed: dict[PodUID, tuple[Pod, PodStatus]] = {}  # pairs found alike: the batch compares them once
         self._subscribers: list[Subscriber] = []
         self._changed: dict[PodUID, bool] = {}  # since the last pass; whether urgently
@@ -281,9 +282,9 @@ class StatusManager:
         self._notebook.drop(uid)
 
     def remove_orphaned_statuses(self, keep: Collection[PodUID]) -> None:
-        """Forget all pods but these, and those that still end."""
+        """Forget all pods but these, and those whose status is still needed."""
         for uid in {*self._cache, *map(PodUID, self._notebook.old_keys())}.difference(keep):
-            if not self._still_ends(uid):
+            if not self._is_needed(uid):
                 self.forget(uid)
 
     def restore(self, pods: Iterable[Pod]) -> None:
@@ -306,6 +307,8 @@ class StatusManager:
         cached = self._cache.get(uid)
         if cached is None or self._notebook.is_durable(uid):
             return True
+        if uid not in self._aligned:
+            return False  # `_sent` may have a version from before the pod was forgotten; versions start from 1 again
         api_uid = self._pods.translations().pod_to_mirror.get(uid, uid)
         return api_uid is not None and self._sent.get(api_uid) == cached.version
 
@@ -479,8 +482,8 @@ class StatusManager:
         pod = self._pods.pod_by_uid(uid)
         if pod is not None and is_static_pod(pod):
             log.debug("static pod %s has no mirror now: its status is told to the next one", uid)
-        elif self._still_ends(uid):
-            log.debug("pod %s was recreated as %s while it ends: nobody is told its status", uid, owner)
+        elif self._is_needed(uid):
+            log.debug("pod %s was recreated as %s: its status is not sent", uid, owner)
         else:
             log.info("pod %s was recreated as %s: its status is dropped", uid, owner)
             self.forget(uid)

@@ -1,5 +1,6 @@
 """`podkeeper port-forward`, called as a person calls it: real listeners, a real agent, Ctrl-C at the end."""
 
+import errno
 import os
 import re
 import signal
@@ -130,13 +131,17 @@ def it(tmp_path: Path) -> Iterator[House]:
 
 
 def ask(port: int, question: bytes, host: str = "127.0.0.1") -> bytes:
-    """What comes back on a connection."""
+    """The bytes that come back until the peer closes or resets the connection."""
+    answer = b""
     with socket.create_connection((host, port), timeout=10) as connected:
-        connected.sendall(question)
-        connected.shutdown(socket.SHUT_WR)
-        answer = b""
-        while data := connected.recv(65536):
-            answer += data
+        try:
+            connected.sendall(question)
+            connected.shutdown(socket.SHUT_WR)
+            while data := connected.recv(65536):
+                answer += data
+        except OSError as error:
+            if error.errno not in (errno.ENOTCONN, errno.ECONNRESET, errno.EPIPE):
+                raise
     return answer
 
 

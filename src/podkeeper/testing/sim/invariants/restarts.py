@@ -6,12 +6,15 @@ and all other pods of that name have ended and nothing has disturbed the pod for
 must have started since the request.
 
 The request ends when the source drops the pod again. Nothing is judged while there is no room for the pod or no image.
+The UID is the same, so a container whose former runs or starts failed waits for the rest of its backoff, as in the
+kubelet.
 """
 
 from dataclasses import dataclass
 
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.messages import API_SOURCE, Op, PodUID
+from podkeeper.rules.backoff import CRASH_LOOP_BACK_OFF
 from podkeeper.rules.mirror import full_name
 from podkeeper.testing.sim.invariants.pods import Pods, turned_away
 from podkeeper.testing.sim.invariants.promptness import API, ELSEWHERE
@@ -73,7 +76,7 @@ class Restarts:
             elif self._runs_again(uid, request):
                 self._world.checked("I20")
                 del self._requests[uid]
-            elif asked.at - request.quiet_since > PATIENCE_SECONDS:
+            elif asked.at - request.quiet_since > self._patience_seconds(uid):
                 self._world.checked("I20")
                 del self._requests[uid]
                 text = f"its source named {full_name(request.pod)} again after {request.at:.3f} s, and it does not run"
@@ -82,6 +85,15 @@ class Restarts:
     def _runs_again(self, uid: PodUID, request: _Request) -> bool:
         lives = [life for life in self._world.truth.of_pod(uid) if life.id not in request.former]
         return any(life.started is not None or life.ended is not None for life in lives)
+
+    def _patience_seconds(self, uid: PodUID) -> float:
+        status = None if self._world.agent is None else self._world.agent.statuses.get_pod_status(uid)
+        for each in (
+            () if status is None else (*(status.init_container_statuses or ()), *(status.container_statuses or ()))
+        ):
+            if each.state.waiting is not None and each.state.waiting.reason == CRASH_LOOP_BACK_OFF:
+                return PATIENCE_SECONDS + self._world.settings.restart_curve.maximum.total_seconds()
+        return PATIENCE_SECONDS
 
     def _is_hindered(self, uid: PodUID, request: _Request) -> bool:
         """Whether something still stands in the way of the new run, or may have done so a moment ago."""

@@ -1,8 +1,9 @@
 """I16: what fails is tried again, neither in haste nor too often.
 
 * A container that ends by itself after it had to be started again rests before its next start, for ten seconds at
-  least or what the node's settings say; unless it ran so long in between that its past is forgotten. (One that the
-  agent stopped begins again in the same pass, as in the reference. A pod that asks for its own pace is let be.)
+  least or what the node's settings say; unless it ran so long in between that its past is forgotten. (As in the
+  kubelet, a container that the agent stopped starts again in the same sync, and this start does not count as a retry.
+  A pod with its own backoff settings is not judged.)
 * A liveness probe that has failed as often as its threshold allows is not asked again: the container is to be stopped.
 
 The first holds across restarts of the agent: it keeps its backoff in the journal. Only a journal that could not be
@@ -67,7 +68,7 @@ class Retries:
         excuses = CALLS if last.started >= self._reborn else CALLS | LOSES_NOTES
         if self._world.troubles.touched(last.started - NOTED_SECONDS, change.uid, FAULT_RATES.keys() - excuses):
             return
-        if last.id in self._stopped or last.ended - last.started >= FORGOTTEN_SECONDS:
+        if last.id in self._stopped or before.id in self._stopped or last.ended - last.started >= FORGOTTEN_SECONDS:
             return
         known = self._pods.get(change.uid)
         if known is not None and any(each.startswith(OWN_PACE) for each in known.pod.metadata.annotations or ()):
