@@ -81,7 +81,7 @@ MUTANTS = (
         "waits = replace(state, activity=replace(busy, pending=latest(busy.pending, work)))",
         "waits = replace(state, activity=replace(busy, pending=busy.pending or work))",
         ("tests/rules/test_worker_step.py", "tests/rules/test_worker_laws.py"),
-        seed=0,
+        seed=1,
         workload=("updates",),
         faults=("dawdle",),
     ),
@@ -226,7 +226,7 @@ MUTANTS = (
         "next_state = OnHold(state.container_id) if decided else replace(state, streak=streak)",
         "next_state = replace(state, streak=streak)",
         ("tests/rules/test_probe.py",),
-        seed=7,
+        seed=14,
     ),
     Mutant(
         "terminal-phase-sent-while-containers-run",
@@ -359,7 +359,7 @@ MUTANTS = (
         "        while self._settled < mark:",
         "        while False:",
         ("tests/engine/test_notebook.py", "tests/engine/test_status.py"),
-        seed=12,
+        seed=11,
     ),
     Mutant(
         "journal-never-written",
