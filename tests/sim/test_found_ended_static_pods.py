@@ -6,6 +6,7 @@ import pytest
 
 from podkeeper.model.runtime import bare_container_id
 from podkeeper.runtimes.fake import Behaviour
+from podkeeper.testing.sim.mischief_around import UnreadableSources
 from tests.sim.stories import Story, container, pod, tell
 
 PLACE = "/etc/podkeeper/job.yaml"
@@ -64,5 +65,50 @@ def test_an_ended_static_pod_whose_manifest_stays_does_not_run_again_without_the
         it.api.come_up()
         await asyncio.sleep(100)
         assert len(it.lives(uid)) == 1
+
+    tell(story)
+
+
+def test_an_ended_static_pod_that_is_added_again_has_a_status_although_another_source_is_missing() -> None:
+    """The mirror of the former run refused each status of the new one, so the pod ran without a status."""
+
+    async def story(it: Story) -> None:
+        job = pod("job", container(), policy="Never", app=Behaviour(after_seconds=30))
+        uid = it.write(PLACE, job)
+        await it.until(lambda: it.in_api("job-n1") is not None and it.phase("job-n1") == "Succeeded", within=40)
+        it.world.crash()
+        UnreadableSources(files=False, web=True, seconds=100).play(it.world)
+        await asyncio.sleep(10)
+        it.world.files.erase(PLACE)
+        await asyncio.sleep(5)
+        it.write(PLACE, job)
+        await it.until(lambda: it.runs(uid), within=3)
+        await it.until(lambda: it.is_ready("job-n1"), within=5)
+        await it.until(lambda: it.phase("job-n1") == "Succeeded", within=40)
+        assert shown_ids(it) == [it.lives(uid)[-1].id]
+
+    tell(story)
+
+
+def test_the_deadline_of_a_static_pod_that_is_added_again_counts_from_its_new_start() -> None:
+    """When the API answered, the pod took the start time of its former run from the mirror, and was killed."""
+
+    async def story(it: Story) -> None:
+        life = Behaviour(after_seconds=50, exit_code=0)
+        job = pod("job", container(), policy="Never", deadline=60, app=life)
+        uid = it.write(PLACE, job)
+        await it.until(lambda: it.in_api("job-n1") is not None and it.phase("job-n1") == "Succeeded", within=60)
+        it.api.go_down()
+        it.world.troubles.begin(it.world.now(), "api-down")
+        await it.restart_agent()
+        await asyncio.sleep(5)
+        it.world.files.erase(PLACE)
+        await asyncio.sleep(5)
+        it.write(PLACE, job)
+        await it.until(lambda: it.runs(uid), within=3)
+        it.api.come_up()
+        await asyncio.sleep(70)
+        assert [life.exit_code for life in it.lives(uid)] == [0, 0]
+        assert it.phase("job-n1") == "Succeeded"
 
     tell(story)

@@ -511,8 +511,8 @@ class Agent:
         return self.storage.wants(uid)
 
     def _start_over(self, uid: PodUID) -> None:
-        """Drop the status of a pod that is over, and have its dead containers removed before it starts again."""
-        self.statuses.forget(uid)
+        """Drop the status of an ended pod. Its next sync removes the dead containers before it starts new ones."""
+        self.statuses.start_over(uid)
         self.syncer.start_over(uid)
 
     def _could_run(self, uid: PodUID) -> bool:

@@ -175,7 +175,7 @@ class PlanExecutor:
     ) -> None:
         """Do all that can be done of a plan; then raise what went wrong. `mounts` are host paths by volume name."""
         errors = await self._stop(pod, record, actions)
-        raise_all(f"cannot stop what must stop of pod {described(pod)}", errors)
+        raise_all(f"cannot stop or remove containers of pod {described(pod)}", errors)
         if actions.kill_pod and not actions.create_sandbox:
             return  # nothing can start any more
         if not self._may_start(PodUID(pod.metadata.uid or "")):
@@ -237,8 +237,8 @@ class PlanExecutor:
             errors = await self._stopper.kill_pod(pod, record, None)
             if errors or not actions.create_sandbox:
                 return errors
-            # All of them must go before there is a new sandbox. An exit in the old sandbox would count as progress in
-            # the new one, and the init containers up to that one would not run again.
+            # Remove all init containers before the new sandbox is created. Otherwise an exit in the old sandbox counts
+            # as progress, and that init container and those before it do not run again.
             return await self._remove(Garbage(all_init_containers(pod, record)), pod.metadata.uid or "")
         errors = await self._stopper.kill_containers(pod, record, actions.containers_to_kill)
         errors = errors or await self._reset(pod, record, actions)

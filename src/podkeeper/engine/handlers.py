@@ -212,7 +212,7 @@ class SyncHandlers:
         _isolated("sync", uid, partial(self._sync, uid))
 
     def retry(self, uid: PodUID) -> None:
-        """Sync a desired pod whose retry is due. For a pod that is not desired, repeat its failed clean-up."""
+        """Sync a pod whose retry or deadline is due. If it is not desired, repeat its failed clean-up."""
         if self._pods.pod_by_uid(uid) is None:
             _isolated("retry", uid, partial(self._retry, uid))
         else:

@@ -3,8 +3,8 @@
     list cgroups and directories -> sweep the workers -> list the runtime -> decide at one moment -> act
 
 The order, and everything that is decided, is explained in `rules.housekeeping`. The loop goes on meanwhile. Until all
-sources are ready a round does one thing only: it starts static pods again that were removed and added again
-(`Housekeeping.restart_static_pods`).
+sources are ready, a round only restarts static pods that were removed and added again. It drops the status of their
+former run first (`Housekeeping.restart_static_pods`).
 
 Slow calls are kept apart. A listing that does not answer in time is done without: of cgroups and directories, its late
 answer serves a later round; the runtime is asked anew each round, with more patience each time. Whatever is removed is
@@ -145,7 +145,7 @@ def _unobserved(sight: Sight, plan: Plan) -> None:
 
 
 def _ignore(uid: PodUID) -> None:
-    """A pod leaves nothing behind."""
+    """Drop nothing of a pod's former run."""
 
 
 class _Listing:
@@ -217,8 +217,8 @@ class Housekeeping:
     ) -> None:
         """`happenings` counts what could give housekeeping something to do; None: always.
 
-        `start_over` drops the status of a pod that is over. It has the pod's dead containers removed before the next
-        start.
+        `start_over` drops the status of an ended pod. The next sync removes the dead containers before it starts new
+        ones.
         """
         self._pods = pods
         self._workers = workers

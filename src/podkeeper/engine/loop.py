@@ -52,7 +52,7 @@ class Handlers(Protocol):
         """Handle a changed probe result."""
 
     def retry(self, uid: PodUID) -> None:
-        """Sync a pod whose retry or deadline is due."""
+        """Sync a pod whose retry or deadline is due. If it is not desired, repeat its failed clean-up."""
 
     def wake_successor(self, name: str) -> None:
         """The static pod of that full name has left."""

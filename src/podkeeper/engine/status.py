@@ -161,13 +161,13 @@ class StatusManager:
         """What the reference lacks, and its traces with it:
 
         `is_outdated`: whether a mirror shows another spec than its static pod's, so that its status is not told.
-        `is_needed`: whether the status of a pod must be kept although its object in the API is gone. The status of a
-        terminating pod has its restart counts, in case its source names it again. A pod without a status is started,
-        so a rejected pod needs its status until its source drops it.
+        `is_needed`: whether to keep the status of a pod that no source names, or whose name another API object has. The
+        status of a terminating pod has its restart counts, in case its source names it again. A pod without a status is
+        started, so a rejected pod needs its status until its source drops it.
         `takes_back`: whether a status would undo what the API shows, and must not be told.
-        `align`: puts into a status what the API shows and a restarted agent may have forgotten. Its last argument says
-        whether this agent has sent no status of the pod yet.
-        `only_running_is_ready`: whether the success of a readiness probe of a container that has exited is ignored.
+        `align`: adds to a status what a restarted agent may have lost. Its last argument: no status of this pod was
+        aligned since the agent started or forgot the pod.
+        `only_running_is_ready`: whether a successful readiness probe is ignored unless the container runs.
         """
         self._api = api
         self._pods = pods
@@ -188,6 +188,7 @@ class StatusManager:
         self._being_sent: dict[PodUID, PodStatus] = {}
         self._shown: dict[PodUID, Shown] = {}  # the API's last answer about each pod, and what was sent since
         self._aligned: set[PodUID] = set()  # a status was aligned with the API since the start, or since `forget`
+        self._started_over: set[PodUID] = set()  # static pods whose mirror may still show their former run
         self._agreed: dict[PodUID, tuple[Pod, PodStatus]] = {}  # pairs found alike: the batch compares them once
         self._subscribers: list[Subscriber] = []
         self._changed: dict[PodUID, bool] = {}  # since the last pass; whether urgently
@@ -227,7 +228,7 @@ class StatusManager:
 
     def set_pod_status(self, pod: Pod, status: PodStatus) -> bool:
         """Take a status that was just computed. Returns whether it is a new version."""
-        uid, mirror = _uid_of(pod), self._pods.mirror_of_pod(pod)
+        uid, mirror = _uid_of(pod), self._mirror_of_this_run(pod)
         return self._keep(pod, accept_status(pod, status, self._recall(uid), mirror, self._clock.now()))
 
     def set_container_readiness(self, uid: PodUID, container_id: str, ready: bool) -> bool:
@@ -249,7 +250,7 @@ class StatusManager:
 
     def terminate_pod(self, pod: Pod) -> None:
         """Give a pod of which nothing is left its last status; after that its API object may go."""
-        cached, mirror = self._recall(_uid_of(pod)), self._pods.mirror_of_pod(pod)
+        cached, mirror = self._recall(_uid_of(pod)), self._mirror_of_this_run(pod)
         last = ended_status(pod, None if cached is None else cached.status)
         self._keep(pod, accept(pod, last, cached, mirror, self._clock.now(), Store.AS_LAST))
 
@@ -278,8 +279,14 @@ class StatusManager:
             book.pop(uid, None)
         self._recalled.discard(uid)
         self._aligned.discard(uid)
+        self._started_over.discard(uid)
         self._postman.forget(uid)
         self._notebook.drop(uid)
+
+    def start_over(self, uid: PodUID) -> None:
+        """Forget the status of a static pod that has ended and runs again, and ignore what its mirror shows of it."""
+        self.forget(uid)
+        self._started_over.add(uid)
 
     def remove_orphaned_statuses(self, keep: Collection[PodUID]) -> None:
         """Forget all pods but these, and those whose status is still needed."""
@@ -447,7 +454,8 @@ class StatusManager:
             self._replace_note(uid, cached, pod)
             return False
         could_run = self._could_run(_api_uid(pod))
-        ours = self._align(pod, cached.status, uid not in self._aligned)
+        first = uid not in self._aligned and uid not in self._started_over
+        ours = self._align(pod, cached.status, first)
         self._shown[uid] = as_shown(pod, (status_digest(ours),))
         merged = merged_status(pod, ours, could_run=could_run, now=self._clock.now())
         # Compare the object, not its number: a pod that was forgotten and came back counts from 1 again.
@@ -505,6 +513,10 @@ class StatusManager:
 
     # Keeping.
 
+    def _mirror_of_this_run(self, pod: Pod) -> Pod | None:
+        """The mirror of a static pod, unless it may show a former run: no status may be compared with that."""
+        return None if pod.metadata.uid in self._started_over else self._pods.mirror_of_pod(pod)
+
     def _known(self, uid: PodUID, news: str) -> tuple[Pod, CachedStatus] | None:
         """A desired pod that has a status; others have no use for the news."""
         pod, cached = self._pods.pod_by_uid(uid), self._recall(uid)
@@ -517,7 +529,7 @@ class StatusManager:
         if revised is None:
             log.debug("probe's word on container %s of pod %s changes nothing", container_id, _api_uid(pod))
             return False
-        mirror = self._pods.mirror_of_pod(pod)
+        mirror = self._mirror_of_this_run(pod)
         return self._keep(pod, accept(pod, revised, cached, mirror, self._clock.now()))
 
     def _keep(self, pod: Pod, acceptance: Acceptance) -> bool:
@@ -600,7 +612,9 @@ class StatusManager:
             return None
         self._cache[uid] = recalled
         if recalled.shown is not None:
-            self._shown[uid] = recalled.shown
+            # The note was written before its status was sent.
+            unanswered = (*recalled.shown.unanswered, status_digest(recalled.status))
+            self._shown[uid] = replace(recalled.shown, unanswered=unanswered)
         self._recalled.add(uid)
         self._phases[uid] = recalled.status.phase or ""
         return recalled

@@ -121,7 +121,7 @@ class Executor(Protocol):
         """Stop all containers and sandboxes of a pod whose spec nobody knows."""
 
     async def collect_dead_containers(self, record: PodRecord, *, everything: bool) -> None:
-        """Remove dead containers and sandboxes. Removals that fail raise nothing."""
+        """Remove dead containers and sandboxes. Does not raise if a removal fails."""
 
     def forget(self, uid: PodUID) -> None:
         """Forget a pod that is no more."""
@@ -271,7 +271,7 @@ class PodSyncer:
         self._observer = observer or _Unobserved()
         self._quiet: dict[PodUID, _Quiet] = {}
         self._with_sandbox: dict[PodUID, PodRecord] = {}  # seen in the middle of the pass that is under way
-        self._starting_over: set[PodUID] = set()  # what the runtime has of them is of a former run
+        self._starting_over: set[PodUID] = set()  # pods whose containers in the runtime are of a former run
 
     # The four functions.
 

@@ -122,7 +122,7 @@ class Remembered:
     key: BackoffKey
     entry: Entry
     exit: SeenExit | None = None
-    wall_ahead: timedelta | None = None  # of steady time, when the note was written; None: not from a note
+    wall_ahead: timedelta | None = None  # wall minus steady clock when it was noted; None: not noted
 
 
 # What is held back, and by which name it is known.
@@ -166,7 +166,7 @@ class BackoffTable:
         self._entries: dict[BackoffKey, Entry] = {}
         self._exits: dict[BackoffKey, SeenExit] = {}  # the last ones
         self._keys: dict[PodUID, dict[BackoffKey, None]] = {}  # of the entries, by pod
-        self._wall_ahead: dict[BackoffKey, timedelta] = {}  # when a restart was last allowed, or the entry was noted
+        self._wall_ahead: dict[BackoffKey, timedelta] = {}  # wall minus steady clock at the last start or note
         self._restored: set[BackoffKey] = set()  # entries from before a restart of the agent, unchanged since
         self._changed: dict[PodUID, None] = {}  # pods whose entries changed since `take_changed`
 

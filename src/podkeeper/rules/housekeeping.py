@@ -7,8 +7,8 @@ yet, and what was listed *after* shows what still runs. The loop goes on meanwhi
 since the sweep counts as known. In: a `Sight`, all of it as it is at this moment. Out: a `Plan`; nothing in it depends
 on the success of another part, and what fails is found again by the next housekeeping.
 
-`plan_of` must not run before all sources are ready: the pods of a missing source would look orphaned. `restart_of` may.
-Housekeeping also uses it to start static pods again while a source is missing. The kubelet counterpart is
+`plan_of` must not run before all sources are ready: the pods of a missing source would look orphaned. `restart_of` may
+run earlier: housekeeping uses it to restart static pods while a source is missing. The kubelet counterpart is
 `HandlePodCleanups` in pkg/kubelet/kubelet_pods.go.
 """
 

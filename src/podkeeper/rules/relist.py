@@ -54,7 +54,9 @@ def listing_of(record: PodRecord) -> PodListing:
 
 
 def current_containers_first(record: PodRecord) -> PodRecord:
-    """The record with the current container of each name before its others: one that runs, else the latest attempt.
+    """The record with the current container of each name before its others.
+
+    That is one that runs, else the latest attempt that has started or can still be the next one.
 
     A create call of a killed agent may take effect late. It creates an earlier attempt again, or a later one that the
     next agent does not know. Sorted by time or by number alone, such a container would hide the one that runs or has

@@ -1,7 +1,7 @@
-"""Resource versions: how new what the API shows is.
+"""Compare Kubernetes resource versions.
 
-Versions of one kind of object are numbers that grow (Kubernetes promises so since 1.35). A server that promises nothing
-may have others: those cannot be compared.
+Since Kubernetes 1.35, versions of one resource type are increasing integers. Versions that are not integers cannot be
+compared.
 """
 
 _MOST_DIGITS = 40  # far beyond 64 bits; longer text is no version of any server

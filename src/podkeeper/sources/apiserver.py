@@ -17,8 +17,9 @@ What may be relied on:
   between, more than a minute) are no lateness: the server was restored from a backup, or replaced, and is the truth.
 * With notes that survive a restart, what a former life saw counts as seen: a pod whose end is told has the position
   noted before, so no late answer can make a restarted agent start it again.
-* The position is noted after the pods (`remember`) and becomes safe with them. If it became safe first, a crash could
-  leave the old note of a pod whose end counts as seen, and the next life would start the pod from that note.
+* The position is noted after the pods (`remember`) and becomes durable with them. If it became durable first, a crash
+  could leave a position after a deletion and a note of the pod before it. The next agent would start the deleted pod
+  from its note.
 * A stream that says nothing at all for five minutes is taken for dead. Every half an hour, more or less, a list heals
   what no stream ever told; if that list cannot be had, watching goes on and it is asked for again soon.
 

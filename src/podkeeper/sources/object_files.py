@@ -55,7 +55,7 @@ class ObjectFiles:
         """What was written last under a name; None: nothing."""
         directory = self._open_directory()
         try:
-            # O_NONBLOCK: opening a FIFO would block
+            # O_NONBLOCK, because opening a FIFO without it blocks
             flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
             descriptor = os.open(name, flags, dir_fd=directory)
         except FileNotFoundError:
@@ -63,7 +63,7 @@ class ObjectFiles:
         finally:
             os.close(directory)
         try:
-            # open() raises for a directory and leaves the descriptor open
+            # closefd=False: if open() raises (a directory), the descriptor is closed below
             with open(descriptor, "rb", closefd=False) as file:
                 return file.read()
         finally:

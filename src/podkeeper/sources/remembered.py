@@ -125,7 +125,7 @@ class RememberedSource:
                 pod = msgspec.json.decode(note, type=Pod)
                 if pod.metadata.uid != uid or not pod.metadata.name:
                     # The update with all noted pods would be refused because of this one.
-                    raise ValueError("its UID or name does not match its key")
+                    raise ValueError("its UID differs from its key, or it has no name")
                 self._noted[uid] = pod
             except UNDECODABLE as error:
                 log.warning("noted pod %s is dropped: cannot read it: %s", uid, error)
@@ -135,7 +135,7 @@ class RememberedSource:
 
     def _remember(self, update: PodUpdate) -> None:
         """Note what is new in a word of the source."""
-        self._has_spoken = True  # now: the source may tell the update much later
+        self._has_spoken = True  # the source may wait for the journal before it sends the update
         self._recall()
         pods = {pod.metadata.uid or "": pod for pod in update.pods if not is_mirror_pod(pod)}
         if update.op is Op.SET:

@@ -70,7 +70,7 @@ _TIMED_CONDITIONS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
-    """What the API showed of a pod when a note was written.
+    """The last state of an API object that the agent knew when it wrote a note.
 
     Compared after a restart, to decide whether the note or the API is newer.
     """
@@ -78,7 +78,7 @@ class Shown:
     uid: str  # of the API object
     resource_version: str
     digest: str  # `status_digest` of its status
-    unanswered: tuple[str, ...] = ()  # digests of the statuses that were sent since, without an answer
+    unanswered: tuple[str, ...] = ()  # digests of statuses that may have been sent since
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,9 +184,9 @@ def accept(
 
 
 def aligned_with(in_api: Pod, status: PodStatus, first: bool) -> PodStatus:
-    """A status with what the API shows and an agent that was restarted may have forgotten.
+    """Add to a status what a restarted agent may have lost: times, restart counts, ephemeral containers.
 
-    `first`: no status of the pod was sent since the start of the agent.
+    `first`: no status of this pod was aligned since the agent started or forgot the pod.
     """
     status = _with_debuggers_of(in_api, status)
     return _with_counts_of(in_api.status, _with_dates_of(in_api.status, status)) if first else status
@@ -208,7 +208,7 @@ def _with_debuggers_of(in_api: Pod, status: PodStatus) -> PodStatus:
 def _with_dates_of(shown: PodStatus, status: PodStatus) -> PodStatus:
     """A status with the start time in the API, and with its transition times for conditions that are equal there.
 
-    A status that was made from a note of the pod, or from an old list, has other ones.
+    A status that was made from a note of the pod, or from an old list, has different times.
     """
     for condition_type in _TIMED_CONDITIONS:
         condition = find_condition(status.conditions, condition_type)
@@ -320,7 +320,7 @@ def sending(
 def is_behind(noted: CachedStatus, pod: Pod) -> bool:
     """Whether a note from before a restart is older than what the API shows of its pod.
 
-    Notes come first, so this is rare: a disk was full, and a status was sent that it had refused.
+    This is rare: the disk was full, so the agent sent a status whose note could not be written.
     """
     ours, shown = noted.status, pod.status
     if _goes_beyond(shown, ours):
@@ -337,7 +337,7 @@ def _goes_beyond(later: PodStatus, earlier: PodStatus) -> bool:
 
 
 def _was_sent_later(pod: Pod, noted: CachedStatus) -> bool:
-    """Whether the API shows a status that it can only have got after a note was written.
+    """Whether the API shows a newer version with a status that is neither noted nor known to have been sent before.
 
     Times do not tell: clocks jump, and a container changes while the conditions of its pod do not.
     """
@@ -360,7 +360,7 @@ def as_shown(pod: Pod, unanswered: tuple[str, ...] = ()) -> Shown:
 
 
 def status_digest(status: PodStatus) -> str:
-    """A digest of the phase, and of the regular and init containers: others write nothing of that."""
+    """A digest of the phase, and of the regular and init containers. Only the agent writes these fields."""
     said = (status.phase, [_stage(each) for each in _containers_of(status).values()])
     return blake2b(msgspec.json.encode(said), digest_size=12).hexdigest()
 

@@ -115,7 +115,7 @@ class State:
     def opened(cls, path: Path, plan: Plan, seeds: range, also: str = "") -> Iterator["State"]:
         """Open a file, or make it, for a campaign. Raises StateRefused if it belongs to something else."""
         try:
-            # O_NONBLOCK: opening a FIFO would block.
+            # O_NONBLOCK, because opening a FIFO without it blocks.
             file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK, 0o644)
         except OSError as error:
             raise StateRefused(f"cannot open {path}: {error.strerror}") from error
