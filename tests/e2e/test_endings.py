@@ -15,14 +15,24 @@ from tests.host.own_cgroups import needs
 
 pytestmark = pytest.mark.slow
 
+LISTEN = f"echo listening; {LINGER}"
+
+
+async def until_it_listens(node: Node) -> None:
+    """Wait until the shell has set its traps. Before that, the kernel drops the signal, because the shell is PID 1."""
+    await node.until_ready("app")
+    await node.until(lambda: node.log("app") == "listening\n")
+
+
 # Ends.
 
 
 def test_a_container_that_listens_ends_long_before_its_time_is_up(on_a_node: OnANode, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         ends = ends_of(node)
-        node.create(pod("app", container=sh(f"trap 'exit 4' TERM; {LINGER}"), terminationGracePeriodSeconds=60))
-        await node.until_ready("app")
+        script = f"trap 'exit 4' TERM; {LISTEN}"
+        node.create(pod("app", container=sh(script), terminationGracePeriodSeconds=60))
+        await until_it_listens(node)
         node.delete("app")
         await node.until(lambda: node.is_gone("app"), within=10)
         assert ends["app"].exit_code == 4
@@ -61,9 +71,9 @@ def test_a_second_delete_may_shorten_the_grace(on_a_node: OnANode, tmp_path: Pat
 def test_a_container_is_asked_to_end_with_the_signal_it_wants(on_a_node: OnANode, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         ends = ends_of(node)
-        fields = {**sh(f"trap 'exit 5' USR1; trap 'exit 6' TERM; {LINGER}"), "lifecycle": {"stopSignal": "SIGUSR1"}}
+        fields = {**sh(f"trap 'exit 5' USR1; trap 'exit 6' TERM; {LISTEN}"), "lifecycle": {"stopSignal": "SIGUSR1"}}
         node.create(pod("app", container=fields, os={"name": "linux"}, terminationGracePeriodSeconds=20))
-        await node.until_ready("app")
+        await until_it_listens(node)
         node.delete("app")
         await node.until(lambda: node.is_gone("app"))
         assert ends["app"].exit_code == 5
