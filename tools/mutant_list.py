@@ -188,6 +188,20 @@ MUTANTS = (
         ("tests/rules/test_housekeeping.py",),
     ),
     Mutant(
+        "removal-from-a-pod-that-was-added-again",
+        "engine/housekeeping.py",
+        "if not self._workers.could_have_running_containers(uid):\n            await remove()",
+        "await remove()",
+        ("tests/engine/test_housekeeping_rounds.py", "tests/sim/test_found_late_removal.py"),
+    ),
+    Mutant(
+        "last-attempt-collected-before-it-starts",
+        "rules/collect.py",
+        "if found.state is ContainerState.CREATED and _is_last_attempt(record, found):",
+        "if False:",
+        ("tests/rules/test_collect.py", "tests/sim/test_found.py"),
+    ),
+    Mutant(
         "mounted-directory-removed",
         "rules/housekeeping.py",
         "directories_to_remove=orphaned - with_volumes,",

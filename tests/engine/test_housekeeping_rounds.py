@@ -49,6 +49,7 @@ class Desk:
         self.known: dict[PodUID, KnownPod] = {}
         self.restartable: frozenset[PodUID] = frozenset()
         self.told_since: frozenset[PodUID] = frozenset()
+        self.could_run: frozenset[PodUID] = frozenset()
         self.held: frozenset[PodUID] = frozenset()
         self.published: dict[PodUID, PodStatus] = {}
         self.runtime_pods: list[PodRecord] = []
@@ -139,6 +140,9 @@ class Desk:
 
     def is_pod_known_terminated(self, uid: PodUID) -> bool:
         return False
+
+    def could_have_running_containers(self, uid: PodUID) -> bool:
+        return uid in self.could_run
 
     def is_pod_termination_requested(self, uid: PodUID) -> bool:
         return False
@@ -360,6 +364,24 @@ def test_what_a_round_does_and_in_which_order() -> None:
         ]
 
     in_rounds(story)
+
+
+def test_nothing_is_removed_from_a_pod_that_is_added_again_before_the_removal_begins() -> None:
+    async def played() -> None:
+        desk = Desk()
+        desk.runtime_pods, desk.confirmed = [stopped("dead")], uids("dead")
+        desk.cgroups, desk.dirs, desk.mounted = uids("c", "m"), uids("d"), uids("m")
+        removals = {"remove remains dead", "unmount m", "remove directory d", "throttle m", "remove cgroup c"}
+        async with asyncio.TaskGroup() as group:
+            await desk.house.tidy(group)
+            desk.could_run = uids("dead", "c", "d", "m")
+        assert removals.isdisjoint(name for name, *_ in desk.taken())
+        desk.could_run = frozenset()
+        async with asyncio.TaskGroup() as group:
+            await desk.house.tidy(group)
+        assert removals <= {name for name, *_ in desk.taken()}
+
+    simulate(played())
 
 
 def test_a_node_without_volumes_cgroups_and_api_has_nothing_to_list() -> None:

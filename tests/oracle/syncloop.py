@@ -97,6 +97,9 @@ class _Workers:
     def is_pod_known_terminated(self, uid: PodUID) -> bool:
         return uid in self.known_terminated
 
+    def could_have_running_containers(self, uid: PodUID) -> bool:
+        return uid in self.known and self.known[uid].stage is not Stage.TERMINATED
+
     def is_pod_termination_requested(self, uid: PodUID) -> bool:
         return uid in self.termination_requested
 

@@ -2,6 +2,7 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from podkeeper.model.runtime import ContainerRecord, ContainerState, PodRecord, SandboxRecord
 from podkeeper.rules.collect import Garbage, all_garbage_of, all_init_containers, garbage_of, old_init_containers
@@ -32,6 +33,17 @@ def test_of_each_container_the_newest_exit_is_kept() -> None:
 def test_one_that_was_created_and_never_started_goes_once_there_is_a_newer_one() -> None:
     assert garbage_of(record(("a", CREATED), ("a", EXITED))) == Garbage()
     assert garbage_of(record(("a", RUNNING), ("a", CREATED))) == Garbage(("a0",))
+
+
+def test_the_last_attempt_stays_until_it_starts_even_if_it_looks_older() -> None:
+    exited, created = (
+        ContainerRecord(id=name, name="a", state=state, restart_count=count)
+        for name, state, count in (("old", EXITED, 1), ("next", CREATED, 2))
+    )
+    other = ContainerRecord(id="other", name="b", state=EXITED, restart_count=7)
+    assert garbage_of(PodRecord(uid="uid", containers=(other, exited, created))) == Garbage()
+    again = structs.replace(created, restart_count=1)
+    assert garbage_of(PodRecord(uid="uid", containers=(other, exited, again))) == Garbage(("next",))
 
 
 def test_one_in_a_state_nobody_knows_goes_once_there_is_a_newer_one() -> None:

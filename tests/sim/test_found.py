@@ -102,6 +102,27 @@ def test_a_container_in_back_off_waits_no_longer_because_the_clock_jumps(jump: f
     tell(story)
 
 
+def test_a_container_that_is_about_to_start_is_not_removed_because_the_clock_jumps() -> None:
+    """Seed 100043: after the clock was put back, the new attempt looked older than a dead one, and was removed."""
+
+    async def story(it: Story) -> None:
+        uid = it.put(pod("web", app=Behaviour(after_seconds=1, exit_code=1, crashes=1)))
+        await it.until(lambda: len(it.lives(uid)) == 2 and it.runs(uid), within=5)
+        it.world.clock.jump(-480)
+        it.world.troubles.begin(it.world.now(), "clock-jump")
+        it.runtime.faults.fail(Operation.REMOVE_CONTAINER, uid)  # so that the first dead one is still there
+        it.runtime.faults.hang(Operation.START_CONTAINER, uid, seconds=5)
+        it.world.troubles.begin(it.world.now(), "slow-calls", uid)
+        it.api.replace_spec("web", pod("web", container(image="app:v2")).spec)
+        await it.until(lambda: len(it.lives(uid)) == 3, within=5)
+        await asyncio.sleep(1)
+        it.agent.loop.tell_lifecycle(LifecycleEvent(uid, LifecycleEventType.CONTAINER_DIED, it.lives(uid)[1].id))
+        await it.until(lambda: it.runs(uid), within=10)
+        assert len(it.lives(uid)) == 3
+
+    tell(story)
+
+
 @pytest.mark.parametrize("jump", [7200, 6, -7200])
 def test_a_container_is_not_restarted_early_because_the_clock_jumps_before_its_exit_is_seen(jump: float) -> None:
     """Seed 387: by the new clock the exit was hours old, so its backoff seemed to be over (I16)."""

@@ -76,6 +76,9 @@ class Workers(Answers, Protocol):
     def told_since_sweep(self) -> frozenset[PodUID]:
         """Whom the workers were told of since the last `sync_known_pods`."""
 
+    def could_have_running_containers(self, uid: PodUID) -> bool:
+        """A container of this pod may run, or may be started."""
+
     def update_pod(self, update: Update) -> None:
         """Tell a pod's worker something."""
 
@@ -397,6 +400,17 @@ class Housekeeping:
         removals: dict[_Removal, _Call] = {}
         for name in plan.mirrors_to_delete:
             removals["the mirror", name] = partial(self._mirrors.delete, name)
+        for (what, uid), call in self._removals_from_pods(plan).items():
+            removals[what, uid] = partial(self._remove_unless_added, PodUID(uid), call)
+        return removals
+
+    async def _remove_unless_added(self, uid: PodUID, remove: "_Call") -> None:
+        """Remove something of a pod, unless a source has added the pod again since the plan was made."""
+        if not self._workers.could_have_running_containers(uid):
+            await remove()
+
+    def _removals_from_pods(self, plan: Plan) -> "dict[_Removal, _Call]":
+        removals: dict[_Removal, _Call] = {}
         if self._remove_remains is not None:
             for record in plan.remains_to_remove:
                 removals["the remains", record.uid] = partial(self._remove_remains, record)

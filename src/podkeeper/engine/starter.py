@@ -133,8 +133,8 @@ class ContainerStarter:
     ) -> None:
         """`objects` is where config maps and secrets are read; None: there are none. `claim` is told what is made.
 
-        `may_start` returns whether a pod may still get containers. It is checked again before the
-        container is created and before it is started.
+        `may_start` returns whether a pod may still get containers. It is checked again before the container is created
+        and before it is started.
         """
         self._runtime = runtime
         self._images = images

@@ -3,7 +3,7 @@
 A pod's record comes in; ids go out. The newest exit of each container name is kept, because its code, logs and time
 are shown and decide about restarts; what is older goes, and so does whatever was created and never started, or is in a
 state nobody knows, once there is a newer one. Once a pod is deleted all goes. What runs is never touched, nor is the
-newest container of a name, which may be about to start. The Go ancestors are
+newest container of a name or its last attempt, which may be about to start. The Go ancestors are
 pkg/kubelet/pod_container_deletor.go and pkg/kubelet/kuberuntime/kuberuntime_gc.go.
 """
 
@@ -74,8 +74,15 @@ def _is_old(record: PodRecord, found: ContainerRecord, kept_exits: int) -> bool:
     if found.state is ContainerState.EXITED:
         exits = [each for each in record.containers if each.name == found.name and each.state is ContainerState.EXITED]
         return found not in exits[:kept_exits]
+    if found.state is ContainerState.CREATED and _is_last_attempt(record, found):
+        return False  # it may be about to start, even if the clock was put back and it looks older than the others
     # One in a state nobody knows may still run: its removal stops it by force, as a newer one has taken its place.
     return found.state is not ContainerState.RUNNING and found is not record.container(found.name)
+
+
+def _is_last_attempt(record: PodRecord, found: ContainerRecord) -> bool:
+    others = (each for each in record.containers if each.name == found.name and each is not found)
+    return all(each.restart_count < found.restart_count for each in others)
 
 
 def _newest_sandbox(record: PodRecord) -> str:

@@ -10,7 +10,7 @@ publishes one. It stays over for all lives of the agent that follow: what one of
 from dataclasses import dataclass, field
 
 from podkeeper.engine.notebook import PATIENCE_SECONDS
-from podkeeper.model.k8s.core import Pod
+from podkeeper.model.k8s.core import Pod, PodStatus
 from podkeeper.model.messages import API_SOURCE, Op, PodUID
 from podkeeper.rules.mirror import full_name, is_mirror_pod, shown_uid
 from podkeeper.rules.phase import is_terminal
@@ -155,5 +155,11 @@ def turned_away(world: World, uid: PodUID) -> bool:
     Only the agent knows: a static pod has no mirror then, and another one may still run, from a former life in which
     there was room.
     """
+    status = status_in_agent(world, uid)
+    return is_terminal(status.phase) and (status.reason or "").startswith(NO_ROOM)
+
+
+def status_in_agent(world: World, uid: PodUID) -> PodStatus:
+    """The status of a pod that the agent keeps; an empty one if there is no agent, or it keeps none."""
     status = None if world.agent is None else world.agent.statuses.get_pod_status(uid)
-    return status is not None and is_terminal(status.phase) and (status.reason or "").startswith(NO_ROOM)
+    return PodStatus() if status is None else status

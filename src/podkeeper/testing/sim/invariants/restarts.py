@@ -16,7 +16,7 @@ from podkeeper.model.k8s.core import Pod
 from podkeeper.model.messages import API_SOURCE, Op, PodUID
 from podkeeper.rules.backoff import CRASH_LOOP_BACK_OFF
 from podkeeper.rules.mirror import full_name
-from podkeeper.testing.sim.invariants.pods import Pods, turned_away
+from podkeeper.testing.sim.invariants.pods import Pods, status_in_agent, turned_away
 from podkeeper.testing.sim.invariants.promptness import API, ELSEWHERE
 from podkeeper.testing.sim.pods import all_containers
 from podkeeper.testing.sim.records import Asked, LifeBegan, Told
@@ -87,12 +87,11 @@ class Restarts:
         return any(life.started is not None or life.ended is not None for life in lives)
 
     def _patience_seconds(self, uid: PodUID) -> float:
-        status = None if self._world.agent is None else self._world.agent.statuses.get_pod_status(uid)
-        for each in (
-            () if status is None else (*(status.init_container_statuses or ()), *(status.container_statuses or ()))
-        ):
-            if each.state.waiting is not None and each.state.waiting.reason == CRASH_LOOP_BACK_OFF:
-                return PATIENCE_SECONDS + self._world.settings.restart_curve.maximum.total_seconds()
+        status = status_in_agent(self._world, uid)
+        containers = (*(status.init_container_statuses or ()), *(status.container_statuses or ()))
+        waiting = [each.state.waiting.reason for each in containers if each.state.waiting is not None]
+        if CRASH_LOOP_BACK_OFF in waiting:
+            return PATIENCE_SECONDS + self._world.settings.restart_curve.maximum.total_seconds()
         return PATIENCE_SECONDS
 
     def _is_hindered(self, uid: PodUID, request: _Request) -> bool:
