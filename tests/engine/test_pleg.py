@@ -194,6 +194,14 @@ def now() -> float:
     return asyncio.get_running_loop().time()
 
 
+async def refuse_looks(house: "House", *, seconds: float) -> None:
+    """Request an inspection of WEB, and let inspections fail for so long."""
+    house.runtime.refusing.add(WEB)
+    house.pleg.request(WEB)
+    await asyncio.sleep(seconds)
+    house.runtime.refusing.clear()
+
+
 def live(
     scenario: Callable[[House], Awaitable[None]],
     runtime: Runtime | None = None,
@@ -572,10 +580,7 @@ def test_a_failed_look_is_repeated_ever_less_often_and_told_when_it_succeeds() -
 def test_a_failed_look_that_missed_nothing_still_ends_in_a_sync() -> None:
     async def scenario(house: House) -> None:
         await asyncio.sleep(30)
-        house.runtime.refusing.add(WEB)
-        house.pleg.request(WEB)
-        await asyncio.sleep(0.5)
-        house.runtime.refusing.clear()
+        await refuse_looks(house, seconds=0.5)
         await asyncio.sleep(1)
 
     assert live(scenario, runtime_with(web=RUNNING)).news()[1:] == [(31.0, "web", SYNC)]
@@ -584,10 +589,7 @@ def test_a_failed_look_that_missed_nothing_still_ends_in_a_sync() -> None:
 def test_a_request_does_not_wait_for_the_pause_after_a_failure() -> None:
     async def scenario(house: House) -> None:
         await asyncio.sleep(30)
-        house.runtime.refusing.add(WEB)
-        house.pleg.request(WEB)
-        await asyncio.sleep(8)
-        house.runtime.refusing.clear()
+        await refuse_looks(house, seconds=8)
         await house.cache.get_newer_than(WEB, house.moment())
         assert now() == 38
         await asyncio.sleep(20)

@@ -31,6 +31,7 @@ from tests.engine.test_pleg import (
     TwoMinded,
     live,
     now,
+    refuse_looks,
     runtime_with,
 )
 
@@ -291,10 +292,7 @@ def test_the_pauses_between_inspections_start_from_the_shortest_after_a_success(
     async def scenario(house: House) -> None:
         await asyncio.sleep(30)
         for _ in range(2):
-            house.runtime.refusing.add(WEB)
-            house.pleg.request(WEB)
-            await asyncio.sleep(5)
-            house.runtime.refusing.clear()
+            await refuse_looks(house, seconds=5)
             await asyncio.sleep(5)
 
     house = live(scenario, runtime_with(web=RUNNING))
@@ -362,39 +360,27 @@ def test_an_inspection_that_fails_after_a_later_listing_showed_the_pod_gone_is_n
     assert house.news()[1:] == [(65.0, "web", DIED), (65.0, "web", REMOVED)]
 
 
-def test_an_inspection_that_succeeds_after_a_failure_and_a_listing_without_the_pod_is_not_repeated() -> None:
+@pytest.mark.parametrize(
+    ("asked_again", "looks"),
+    [(False, [0, 63, 64]), (True, [0, 63, 64, 84])],
+    ids=["it is not repeated", "a requested one tells nothing new"],
+)
+def test_an_inspection_that_succeeds_after_a_failure_and_a_listing_without_the_pod(
+    asked_again: bool, looks: list[float]
+) -> None:
     async def scenario(house: House) -> None:
         await asyncio.sleep(63)
-        house.runtime.refusing.add(WEB)
-        house.pleg.request(WEB)
-        await asyncio.sleep(0.5)
-        house.runtime.refusing.clear()
-        house.runtime.look_seconds = 20.0  # from 64 to 84
-        await asyncio.sleep(1)
-        house.runtime.put(WEB, None, tell=False)  # the listing at 65 shows it
-        await asyncio.sleep(30)
-
-    house = live(scenario, runtime_with(web=RUNNING))
-    assert [at for _, at in house.runtime.looks] == [0, 63, 64]
-    assert house.news()[1:] == [(65.0, "web", DIED), (65.0, "web", REMOVED)]
-
-
-def test_an_inspection_after_the_end_of_a_pod_whose_inspection_failed_before_tells_nothing() -> None:
-    async def scenario(house: House) -> None:
-        await asyncio.sleep(63)
-        house.runtime.refusing.add(WEB)
-        house.pleg.request(WEB)
-        await asyncio.sleep(0.5)
-        house.runtime.refusing.clear()
+        await refuse_looks(house, seconds=0.5)
         house.runtime.look_seconds = 20.0  # from 64 to 84
         await asyncio.sleep(1)
         house.runtime.put(WEB, None, tell=False)  # the listing at 65 shows it
         await asyncio.sleep(1)
-        house.pleg.request(WEB)  # from 84 to 104
+        if asked_again:
+            house.pleg.request(WEB)  # from 84 to 104
         await asyncio.sleep(40)
 
     house = live(scenario, runtime_with(web=RUNNING))
-    assert [at for _, at in house.runtime.looks] == [0, 63, 64, 84]
+    assert [at for _, at in house.runtime.looks] == looks
     assert house.news()[1:] == [(65.0, "web", DIED), (65.0, "web", REMOVED)]
 
 

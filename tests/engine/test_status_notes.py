@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from podkeeper.model.errors import ApiUnavailable
 from podkeeper.model.k8s.core import Pod, PodStatus
 from podkeeper.model.messages import PodUID
-from podkeeper.rules.status.publish import CachedStatus, as_shown, status_digest
+from podkeeper.rules.status.publish import CachedStatus, Shown, as_shown, status_digest
 from podkeeper.testing.virtual_time import simulate
 from tests.engine.test_status import FakeJournal, Node, container, pod, status, uid_of
 
@@ -46,6 +46,14 @@ class NumberedNode(Node):
 def told(node: NumberedNode, said: PodStatus) -> Coroutine[object, object, int]:
     node.manager.set_pod_status(versioned(WEB, 10), said)
     return node.manager.sync_batch(every=True)
+
+
+def shown_in_note_of(said: PodStatus, node: NumberedNode, journal: FakeJournal) -> Shown:
+    """Set a status of WEB. Returns what its note holds of the API."""
+    node.manager.set_pod_status(WEB, said)
+    shown = note(journal).shown
+    assert shown is not None
+    return shown
 
 
 def test_a_first_note_holds_what_the_source_showed() -> None:
@@ -104,9 +112,7 @@ def test_a_note_written_during_a_call_holds_what_is_being_sent(verb: str) -> Non
         async with asyncio.TaskGroup() as group:
             group.create_task(told(node, UNREADY))
             await asyncio.sleep(0.5)
-            node.manager.set_pod_status(WEB, READY)
-            shown = note(journal).shown
-            assert shown is not None
+            shown = shown_in_note_of(READY, node, journal)
             assert set(shown.unanswered) == {status_digest(UNREADY)}
         assert note(journal).shown == shown
 
@@ -124,9 +130,7 @@ def test_a_note_holds_what_may_have_been_sent_although_the_answer_was_lost(verb:
 
         node.api.lost = lose
         await told(node, UNREADY)
-        node.manager.set_pod_status(WEB, READY)
-        shown = note(journal).shown
-        assert shown is not None
+        shown = shown_in_note_of(READY, node, journal)
         assert shown.unanswered == ((status_digest(UNREADY),) if verb == "patch" else ())
 
     simulate(scenario())
@@ -146,9 +150,7 @@ def test_a_note_holds_every_status_that_may_have_been_sent_since_the_last_answer
         async with asyncio.TaskGroup() as group:
             group.create_task(told(node, READY))
             await asyncio.sleep(0.5)
-            node.manager.set_pod_status(WEB, EXITED)
-            shown = note(journal).shown
-            assert shown is not None
+            shown = shown_in_note_of(EXITED, node, journal)
             assert shown.unanswered == (status_digest(UNREADY), status_digest(READY))
 
     simulate(scenario())
@@ -163,9 +165,7 @@ def test_a_note_written_while_the_one_before_becomes_durable_holds_what_is_about
             node.manager.set_pod_status(WEB, READY)
             await asyncio.sleep(0.8)  # READY is to be sent as soon as its note is durable
             assert node.api.calls == []
-            node.manager.set_pod_status(WEB, EXITED)
-            shown = note(journal).shown
-            assert shown is not None
+            shown = shown_in_note_of(EXITED, node, journal)
             assert shown.unanswered == (status_digest(READY),)
         assert node.api.pods["web"].status.container_statuses == READY.container_statuses
 

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from podkeeper.model.k8s.core import EphemeralContainer
+from podkeeper.model.messages import PodUID
 from podkeeper.runtimes.fake import Behaviour
 from podkeeper.testing.sim.deeds import Debug
 from podkeeper.testing.sim.world import Fate
@@ -30,17 +31,28 @@ def recover(it: Story) -> None:
     it.api.set_watch_pace()
 
 
+async def start_what_old_lists_lack(it: Story, policy: str = "Never", **lives: Behaviour) -> PodUID:
+    """Start a pod after the moment whose lists the next agent gets. Every note about it is lost."""
+    await asyncio.sleep(5)
+    lose_all_notes_and_show_old_lists(it, it.api.version, watch_delay_seconds=20)
+    uid = it.put(pod("job", policy=policy, **lives))
+    await it.until(lambda: it.is_ready("job"), within=30)
+    return uid
+
+
+async def see_one_failure(it: Story, uid: PodUID) -> None:
+    """The job becomes Failed with the exit code of its only run."""
+    await it.until(lambda: it.phase("job") == "Failed", within=90)
+    await asyncio.sleep(60)
+    assert [life.exit_code for life in it.lives(uid)] == [3]
+
+
 @pytest.mark.parametrize("policy", ["Never", "Always"])
 def test_a_running_pod_that_an_old_list_lacks_is_not_stopped(policy: str) -> None:
     """The pod was killed as an orphan; when the watch reported it, a job that runs once ran again (I7)."""
 
     async def story(it: Story) -> None:
-        await asyncio.sleep(5)
-        before = it.api.version
-        lose_all_notes_and_show_old_lists(it, before, watch_delay_seconds=20)
-        uid = it.put(pod("job", policy=policy))
-        await it.until(lambda: it.runs(uid), within=30)
-        await it.until(lambda: it.is_ready("job"), within=30)
+        uid = await start_what_old_lists_lack(it, policy)
         it.world.crash()
         await asyncio.sleep(15)
         recover(it)
@@ -55,16 +67,11 @@ def test_a_job_that_ended_while_no_agent_lived_is_not_run_again_because_an_old_l
     """Its dead container was removed as an orphan's, and with it the only proof that the job had run."""
 
     async def story(it: Story) -> None:
-        await asyncio.sleep(5)
-        lose_all_notes_and_show_old_lists(it, it.api.version, watch_delay_seconds=20)
-        uid = it.put(pod("job", policy="Never", app=Behaviour(after_seconds=30, exit_code=3)))
-        await it.until(lambda: it.is_ready("job"), within=30)
+        uid = await start_what_old_lists_lack(it, app=Behaviour(after_seconds=30, exit_code=3))
         it.world.crash(away_seconds=30)
         await asyncio.sleep(50)
         recover(it)
-        await it.until(lambda: it.phase("job") == "Failed", within=90)
-        await asyncio.sleep(60)
-        assert [life.exit_code for life in it.lives(uid)] == [3]
+        await see_one_failure(it, uid)
 
     tell(story)
 
@@ -74,18 +81,13 @@ def test_a_job_that_ends_while_an_old_list_lacks_it_is_not_run_again(seconds: fl
     """Seed 774: the agent removed the container at its exit. A crash loop lost its backoff (I16)."""
 
     async def story(it: Story) -> None:
-        await asyncio.sleep(5)
-        lose_all_notes_and_show_old_lists(it, it.api.version, watch_delay_seconds=20)
-        uid = it.put(pod("job", policy="Never"))
-        await it.until(lambda: it.is_ready("job"), within=30)
+        uid = await start_what_old_lists_lack(it)
         it.world.crash(away_seconds=1)
         await asyncio.sleep(seconds)
         it.runtime.end_container(uid, "app", 3)
         await asyncio.sleep(15)
         recover(it)
-        await it.until(lambda: it.phase("job") == "Failed", within=90)
-        await asyncio.sleep(60)
-        assert [life.exit_code for life in it.lives(uid)] == [3]
+        await see_one_failure(it, uid)
 
     tell(story)
 
