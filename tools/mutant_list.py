@@ -774,6 +774,13 @@ MUTANTS = (
         ("tests/engine/test_probes.py",),
     ),
     Mutant(
+        "ended-call-counts-as-under-way",
+        "engine/ground.py",
+        "is_changing = earlier is not None and not earlier.done()",
+        "is_changing = earlier is not None",
+        ("tests/sim/test_found_cgroup_trouble.py",),
+    ),
+    Mutant(
         "prepared-until-the-unmount-is-over",
         "engine/ground.py",
         "        self._prepared.pop(uid, None)\n        await remove(uid)",

@@ -1,9 +1,13 @@
-"""What the simulation asked too much of: an agent that starts while cgroups cannot be made."""
+"""What the simulation found about cgroups that cannot be made, or only slowly."""
 
 import asyncio
 
+import pytest
+
 from podkeeper.runtimes.fake import Behaviour
+from podkeeper.testing.sim.invariants import watch
 from podkeeper.testing.sim.records import Called
+from podkeeper.testing.sim.world import World
 from tests.sim.stories import Story, pod, tell
 
 
@@ -78,3 +82,22 @@ def test_a_removed_pod_is_cleaned_up_although_the_api_has_never_answered() -> No
         assert uid not in await it.world.cgroups.list_pods()
 
     tell(story)
+
+
+@pytest.mark.parametrize("seed", [38, 228, 332])  # the end of the first call is noticed late
+def test_a_cgroup_that_was_just_prepared_is_not_asked_for_again(seed: int) -> None:
+    """Seed 88: the second call was slow, and the restart of a container waited for it (I8)."""
+    world = World(seed)
+    watch(world)
+    ensured: list[Called] = []
+    world.bus.subscribe(Called, lambda call: ensured.append(call) if call.operation == "ensure" else None)
+
+    async def story() -> None:
+        world.loop.dawdle(0.1, 0.02)
+        world.troubles.begin(0.0, "dawdle")
+        Story(world).put(pod("web"))
+        await asyncio.sleep(3)
+
+    verdict = world.play(story)
+    assert verdict.violation is None, verdict.violation
+    assert len(ensured) == 1

@@ -67,8 +67,10 @@ class Ground:
         """Make all ready that a pod stands on, unless that was done for this version of it."""
         uid = _uid(pod)
         prepared = self._prepared.get(uid)
+        earlier = self._under_way.get(uid)
         # While another call waits for its turn, it may be about to take away what was prepared.
-        if prepared is None or uid in self._under_way or not _stands_on_the_same(prepared.pod, pod):
+        is_changing = earlier is not None and not earlier.done()
+        if prepared is None or is_changing or not _stands_on_the_same(prepared.pod, pod):
             prepared = await self._complete(uid, lambda: self._prepare(pod))
         prepared.pod = pod
         return prepared
