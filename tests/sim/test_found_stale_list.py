@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from podkeeper.model.k8s.core import EphemeralContainer
+from podkeeper.model.k8s.core import EphemeralContainer, Pod
 from podkeeper.model.messages import PodUID
 from podkeeper.runtimes.fake import Behaviour
 from podkeeper.testing.sim.deeds import Debug
@@ -31,11 +31,11 @@ def recover(it: Story) -> None:
     it.api.set_watch_pace()
 
 
-async def start_what_old_lists_lack(it: Story, policy: str = "Never", **lives: Behaviour) -> PodUID:
-    """Start a pod after the moment whose lists the next agent gets. Every note about it is lost."""
+async def start_what_old_lists_lack(it: Story, job: Pod) -> PodUID:
+    """Create the job after the moment whose lists the next agent gets. Every note about it is lost."""
     await asyncio.sleep(5)
     lose_all_notes_and_show_old_lists(it, it.api.version, watch_delay_seconds=20)
-    uid = it.put(pod("job", policy=policy, **lives))
+    uid = it.put(job)
     await it.until(lambda: it.is_ready("job"), within=30)
     return uid
 
@@ -52,7 +52,7 @@ def test_a_running_pod_that_an_old_list_lacks_is_not_stopped(policy: str) -> Non
     """The pod was killed as an orphan; when the watch reported it, a job that runs once ran again (I7)."""
 
     async def story(it: Story) -> None:
-        uid = await start_what_old_lists_lack(it, policy)
+        uid = await start_what_old_lists_lack(it, pod("job", policy=policy))
         it.world.crash()
         await asyncio.sleep(15)
         recover(it)
@@ -67,7 +67,9 @@ def test_a_job_that_ended_while_no_agent_lived_is_not_run_again_because_an_old_l
     """Its dead container was removed as an orphan's, and with it the only proof that the job had run."""
 
     async def story(it: Story) -> None:
-        uid = await start_what_old_lists_lack(it, app=Behaviour(after_seconds=30, exit_code=3))
+        uid = await start_what_old_lists_lack(
+            it, pod("job", policy="Never", app=Behaviour(after_seconds=30, exit_code=3))
+        )
         it.world.crash(away_seconds=30)
         await asyncio.sleep(50)
         recover(it)
@@ -81,7 +83,7 @@ def test_a_job_that_ends_while_an_old_list_lacks_it_is_not_run_again(seconds: fl
     """Seed 774: the agent removed the container at its exit. A crash loop lost its backoff (I16)."""
 
     async def story(it: Story) -> None:
-        uid = await start_what_old_lists_lack(it)
+        uid = await start_what_old_lists_lack(it, pod("job", policy="Never"))
         it.world.crash(away_seconds=1)
         await asyncio.sleep(seconds)
         it.runtime.end_container(uid, "app", 3)
