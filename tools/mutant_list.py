@@ -579,6 +579,13 @@ MUTANTS = (
         seed=54,
     ),
     Mutant(
+        "status-dropped-with-the-object",
+        "engine/status.py",
+        "            if not self._is_needed(uid):\n                self.forget(uid)\n        return True",
+        "            self.forget(uid)\n        return True",
+        ("tests/engine/test_status.py", "tests/sim/test_found_removal_notes.py"),
+    ),
+    Mutant(
         "status-of-a-rejected-pod-dropped",
         "app/build.py",
         "return self.manager.pod_by_uid(uid) is not None or not self.workers.should_pod_be_finished(uid)",

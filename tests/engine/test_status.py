@@ -736,6 +736,24 @@ def test_a_deleted_pod_leaves_the_api_once_its_last_status_is_there() -> None:
     simulate(scenario())
 
 
+def test_the_status_of_a_deleted_pod_stays_while_it_is_needed() -> None:
+    async def scenario() -> None:
+        web, needed = pod("web", deleted=True), {"uid-web"}
+        node = Node(web, journal=(journal := FakeJournal()), hooks={"is_needed": needed.__contains__})
+        async with node.running():
+            node.manager.set_pod_status(web, status(1, phase="Failed"))
+            node.manager.terminate_pod(web)
+            await asyncio.sleep(30)
+            assert node.api.deletions == [("web", 0, "uid-web")]
+            assert node.manager.phases() == {"uid-web": "Failed"}
+            assert "status/uid-web" in journal.notes
+            needed.clear()
+            node.manager.remove_orphaned_statuses(())
+            assert (dict(node.manager.cached), journal.notes) == ({}, {})
+
+    simulate(scenario())
+
+
 @pytest.mark.parametrize("gone", [False, True], ids=["a failed deletion is retried", "somebody else was faster"])
 def test_a_deletion_that_goes_wrong(gone: bool) -> None:
     async def scenario() -> None:

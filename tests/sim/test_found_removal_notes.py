@@ -6,7 +6,7 @@ import pytest
 
 from podkeeper.model.k8s.core import EphemeralContainer
 from podkeeper.runtimes.fake import Behaviour
-from podkeeper.testing.sim.deeds import Debug
+from podkeeper.testing.sim.deeds import Debug, Evict
 from podkeeper.testing.sim.world import Fate
 from tests.sim.stories import Story, pod, tell
 
@@ -42,6 +42,35 @@ def test_a_pod_whose_end_was_noted_does_not_start_again_from_an_older_note(stale
         it.api.lists_as_of = None
         it.api.come_up()
         await it.until(lambda: it.is_gone("web"), within=60)
+
+    tell(story)
+
+
+def test_a_pod_that_the_agent_deleted_does_not_start_again_before_the_source_has_reported_that() -> None:
+    """Seed 579: the status was dropped with the object. The next agent started the pod from its note (I12)."""
+
+    async def story(it: Story) -> None:
+        uid = it.put(pod("web"))
+        await it.until(lambda: it.is_ready("web"), within=5)
+        it.api.go_down()
+        it.world.troubles.begin(it.world.now(), "api-down")
+        await it.restart_agent()
+        await it.until(lambda: it.agent.manager.pod_by_uid(uid) is not None, within=10)
+        Evict("evictions", "web", 2).play(it.world)
+        await it.until(lambda: not it.runs(uid), within=10)
+        it.delete("web", grace=1)
+        it.api.faults.fail("list", times=1000)
+        it.api.come_up()
+        await it.until(lambda: it.is_gone("web"), within=90)
+        await asyncio.sleep(5)
+        it.api.go_down()
+        await it.restart_agent()
+        await asyncio.sleep(30)
+        assert len(it.lives(uid)) == 1
+        it.api.faults.clear()
+        it.api.come_up()
+        await it.until(lambda: it.agent.manager.pod_by_uid(uid) is None, within=90)
+        await it.until(lambda: it.agent.statuses.get_pod_status(uid) is None, within=10)
 
     tell(story)
 

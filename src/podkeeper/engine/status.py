@@ -161,9 +161,10 @@ class StatusManager:
         """What the reference lacks, and its traces with it:
 
         `is_outdated`: whether a mirror shows another spec than its static pod's, so that its status is not told.
-        `is_needed`: whether to keep the status of a pod that no source names, or whose name another API object has. The
-        status of a terminating pod has its restart counts, in case its source names it again. A pod without a status is
-        started, so a rejected pod needs its status until its source drops it.
+        `is_needed`: whether to keep the status of a pod that no source names, that the API does not have any more, or
+        whose name another API object has. The status of a terminating pod has its restart counts, in case its source
+        names it again. A pod without a status is started, so a rejected or deleted pod needs its status until its
+        source drops it.
         `takes_back`: whether a status would undo what the API shows, and must not be told.
         `align`: adds to a status what a restarted agent may have lost. Its last argument: no status of this pod was
         aligned since the agent started or forgot the pod.
@@ -470,7 +471,9 @@ class StatusManager:
         self._sent[_api_uid(pod)] = cached.version
         if can_be_deleted(pod, cached):
             await self._delete(api, pod)
-            self.forget(uid)
+            # The next agent may start the pods that the source last reported. Its note keeps this one from starting.
+            if not self._is_needed(uid):
+                self.forget(uid)
         return True
 
     def _is_new_mirror(self, api_pod: Pod, uid: PodUID) -> bool:
