@@ -218,7 +218,8 @@ class Graces:
         if deletion is not None and deletion.grace_seconds > 0:
             # While the runtime is not well all news wait; then they are taken up one after the other.
             taken_up = self._world.troubles.lasted_until(deletion.told_at, CALLS)
-            if call.at > taken_up + NEWS_SECONDS:
+            late_seconds = DAWDLE_SECONDS if self._has_dawdled(taken_up) else 0.0
+            if call.at > taken_up + NEWS_SECONDS + late_seconds:
                 return deletion.grace_seconds
         meta, spec = known.pod.metadata, known.pod.spec
         former = 0 if deletion is None else deletion.former_seconds
