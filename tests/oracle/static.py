@@ -4,18 +4,28 @@ from collections.abc import Iterator
 
 import msgspec
 
-from podkeeper.model.errors import BadInput
+from podkeeper.model.errors import BadInput, Problem
 from podkeeper.model.k8s.core import Pod
-from podkeeper.model.manifest import read_documents
+from podkeeper.model.manifest import Document, read_documents
 from podkeeper.model.messages import CONFIG_HASH_ANNOTATION
 from podkeeper.rules.static import FromFile, FromURL, NotAPod, static_pod_from
 from tests.oracle.compare import Difference, Json, Replay, differences
 
 
 def _static_pod(given: Json) -> Pod:
-    (document,) = read_documents(given["manifest"], given["source"]).all_sound()
     origin = FromFile(given["source"]) if given["source_is_file"] else FromURL(given["source"])
-    return static_pod_from(document, origin, given["node_name"])
+    return static_pod_from(_only_document(given), origin, given["node_name"])
+
+
+def _only_document(given: Json) -> Document:
+    """Return the first object of a manifest. The recorded function decodes that one only, and accepts no list."""
+    try:
+        documents = read_documents(given["manifest"], given["source"]).all_sound()
+    except BadInput as error:
+        raise NotAPod(*error.problems) from error
+    if not documents or documents[0].prefix:
+        raise NotAPod(Problem("expected an object that is not in a list", file=given["source"]))
+    return documents[0]
 
 
 def _answer(given: Json) -> Json:

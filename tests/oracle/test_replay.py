@@ -44,6 +44,37 @@ def test_an_exception_of_ours_is_a_failure_of_that_case_only() -> None:
     assert len(report.failures) >= 1
 
 
+POD = """apiVersion: v1
+kind: Pod
+metadata: {name: web}
+spec: {containers: [{name: app, image: app}]}
+"""
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        "",
+        "  \n",
+        "---\n",
+        "# only a comment\n",
+        "[]",
+        "- a\n- b\n",
+        "apiVersion: v1\nkind: List\nitems:\n- " + POD.replace("\n", "\n  "),
+        "apiVersion: v1\nkind: PodList\nitems: []\n",
+        "kind: [unclosed",
+        "a: b: c",
+        "\t",
+    ],
+)
+def test_a_manifest_without_a_single_object_replays_as_an_error_without_a_pod(manifest: str) -> None:
+    given = {"manifest": manifest, "source": "/etc/web.yaml", "source_is_file": True, "node_name": "n1"}
+    right = {"in": given, "out": {"error": True, "is_pod": False}}
+    wrong = {"in": given, "out": {"error": True, "is_pod": True}}
+    report = replay({"component": "decisions", "set": "x", "tables": {"static_pod": [right, wrong]}})
+    assert [failure.case for failure in report.failures] == ["decisions/static_pod[1]"]
+
+
 def test_only_chooses_a_part() -> None:
     document = {"component": "status", "set": "x", "tables": {"nope": [{"in": {}, "out": 1}]}, "scripts": []}
     assert replay(document, Part.TABLES).failures[0].case == "status/nope[0]"
