@@ -5,19 +5,20 @@ PYTHON ?= $(shell for candidate in python3.11 python3.12 python3.13 python3; do 
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 # Without compiled files each of the many Python processes that the tests start compiles the whole source again.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv run demo test check format e2e torture torture-runtime sim bench mutants mutation model clean
+.PHONY: help venv run demo test check format e2e torture torture-runtime sim bench mutants mutation model lock clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
 
 venv: $(READY)  ## set up the virtual environment (every target does so by itself)
 
-$(READY): pyproject.toml
+$(READY): pyproject.toml requirements.lock
 	@if [ -z "$(PYTHON)" ]; then \
 		echo "podkeeper needs Python 3.11 or newer, and none was found."; \
 		echo "  Debian, Ubuntu: apt-get install python3 python3-venv    Fedora: dnf install python3.11"; \
@@ -27,7 +28,8 @@ $(READY): pyproject.toml
 		echo "  Debian, Ubuntu: apt-get install python3-venv    then call make again"; exit 1; fi
 	@echo "setting up $(VENV) with $(PYTHON) (once)"
 	@$(PYTHON) -m venv --clear $(VENV)
-	@if ! $(BIN)/python -m pip install --quiet --disable-pip-version-check --only-binary :all: --editable '.[dev]'; then \
+	@if ! { $(PIP) --require-hashes --only-binary :all: --requirement requirements.lock && \
+		$(PIP) --no-deps --no-build-isolation --editable .; }; then \
 		echo "installing the dependencies failed: pip must reach a Python package index"; \
 		echo "  (behind a proxy or mirror: set HTTPS_PROXY or configure pip), then call make again"; exit 1; fi
 	@touch $@
@@ -92,6 +94,11 @@ mutation: $(READY)  ## plant small bugs in ROOM=engine/status (any packages or m
 model: $(READY)  ## regenerate src/podkeeper/model/k8s: make model DESCRIPTION=path/of/openapi.json.gz
 	@test -n "$(DESCRIPTION)" || { echo "say which: make model DESCRIPTION=path/of/kubernetes-openapi-v2.json.gz"; exit 1; }
 	@$(BIN)/python -m tools.generate_model $(DESCRIPTION)
+
+lock:  ## update requirements.lock: the newest versions of all dependencies, with hashes
+	@$(PYTHON) -m venv build/lock-venv && build/lock-venv/bin/pip install --quiet --disable-pip-version-check uv
+	@build/lock-venv/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 --extra dev \
+		--generate-hashes --no-emit-index-url --no-header --output-file requirements.lock pyproject.toml
 
 clean:  ## remove the virtual environment and caches
 	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
