@@ -114,13 +114,38 @@ def test_model_and_rules_use_no_library_but_msgspec_and_only_the_manifest_reader
     assert wrong == []
 
 
-def test_engine_files_do_not_import_each_other() -> None:
+ENGINE_ORDER = (
+    # What every other module may use.
+    *("observer", "metrics", "history", "background", "queue", "notebook", "postman", "backoff"),
+    # Desired pods, what is published about them, and the runtime behind its limits.
+    *("storage", "manager", "events", "guard"),
+    # What is observed.
+    *("cache", "pleg", "status", "prober", "probes"),
+    # What a sync does with one pod.
+    *("hooks", "stopper", "image_access", "pull_secrets", "images", "starter", "executor"),
+    *("ground", "mirrors", "predecessors", "syncer", "workers"),
+    # What the loop does with all pods.
+    *("deadlines", "admission", "preemption", "evictor", "orphans", "housekeeping", "handlers", "loop"),
+    # Garbage collection and log rotation.
+    *("container_care", "image_care", "link_care", "log_care"),
+)
+"""The modules of the engine. A module imports only modules before it, so there is no cycle."""
+
+
+def test_every_engine_module_has_a_place_in_the_order() -> None:
+    found = {module.name.removeprefix("engine.") for module in modules() if module.room == "engine"}
+    assert sorted(ENGINE_ORDER) == sorted(found - {"__init__"})
+
+
+def test_engine_modules_import_only_modules_before_them() -> None:
+    place = {name: number for number, name in enumerate(ENGINE_ORDER)}
     wrong = [
         f"{module.name} imports {target}"
         for module in modules()
         if module.room == "engine"
         for target in module.imports
         if target.startswith("podkeeper.engine.")
+        and place[target.split(".")[2]] >= place[module.name.removeprefix("engine.")]
     ]
     assert wrong == []
 

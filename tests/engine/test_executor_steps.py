@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from podkeeper.engine.executor import PlanExecutor
+from podkeeper.engine.observer import Observer
 from podkeeper.model.errors import RuntimeRefused, RuntimeUnavailable, TryLater
 from podkeeper.model.k8s.core import Container, EphemeralContainer, Pod
 from podkeeper.model.messages import EventType, PodEvent, PodUID
@@ -39,7 +40,7 @@ def found(name: str, state: ContainerState = ContainerState.EXITED, number: int 
     return ContainerRecord(id=f"{name}-{number}", name=name, state=state)
 
 
-class Desk:
+class Desk(Observer):
     """All neighbours of an executor in one, which notes their calls, and the executor."""
 
     def __init__(self) -> None:

@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from podkeeper.engine.images import ImageManager
+from podkeeper.engine.observer import Observer
 from podkeeper.model.errors import CallTimedOut, ImagePullFailed, RuntimeUnavailable, TryLater
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.messages import EventType, PodEvent, PodUID
@@ -138,7 +139,7 @@ class _Book:
         return self._desk.private
 
 
-class _Observer:
+class _Observer(Observer):
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
 

@@ -7,8 +7,9 @@ from datetime import UTC, datetime
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from podkeeper.engine import executor, guard, housekeeping, images, pleg, probes, syncer, workers
+from podkeeper.engine import guard, housekeeping
 from podkeeper.engine.metrics import Metrics
+from podkeeper.engine.observer import Observer
 from podkeeper.model import engine_metrics as of
 from podkeeper.model.engine_metrics import CounterFamily, GaugeFamily, HistogramFamily
 from podkeeper.model.k8s.core import Container, EphemeralContainer, Pod, PodSpec, PodStatus
@@ -637,26 +638,20 @@ def test_two_agents_in_one_process_do_not_share_numbers() -> None:
     assert samples(other)["kubelet_pleg_discard_events"] == 0
 
 
-def test_metrics_fit_everybody_who_tells() -> None:
+def test_metrics_count_what_each_module_reports() -> None:
     metrics = Metrics()
-    for_pleg: pleg.Observer = metrics
-    for_workers: workers.Observer = metrics
-    for_syncer: syncer.SyncObserver = metrics
-    for_executor: executor.StartObserver = metrics
-    for_images: images.PullObserver = metrics
-    for_probes: probes.ProbeObserver = metrics
     for_guard: guard.ObserveCall = metrics.runtime_call
     for_housekeeping: housekeeping.Observe = metrics.kept_house
     for_handlers: Callable[[str], None] = metrics.rejected
     for_preemption: Callable[[str], None] = metrics.preempted
     for_status: Callable[[float], None] = metrics.status_synced
 
-    for_pleg.missed(1)
-    for_workers.pass_ended("kill", 1.0)
-    for_syncer.first_pass(1.0)
-    for_executor.sandbox_begun()
-    for_images.pulled(1.0, 1)
-    for_probes.probed(WEB, "c", ProbeKind.LIVENESS, ProbeResult.FAILURE, 1.0)
+    metrics.missed(1)
+    metrics.pass_ended("kill", 1.0)
+    metrics.first_pass(1.0)
+    metrics.sandbox_begun()
+    metrics.pulled(1.0, 1)
+    metrics.probed(WEB, "c", ProbeKind.LIVENESS, ProbeResult.FAILURE, 1.0)
     for_guard("stop_container", 0.1, failed=False)
     for_housekeeping(SIGHT, PLAN)
     for_handlers("OutOfpods")
@@ -677,3 +672,8 @@ def test_metrics_fit_everybody_who_tells() -> None:
     ]
     found = samples(metrics)
     assert {name: found.get(name) for name in expected} == dict.fromkeys(expected, 1)
+
+
+def test_metrics_override_every_method_of_the_observer() -> None:
+    reports = {name for name in vars(Observer) if not name.startswith("_")}
+    assert reports <= vars(Metrics).keys()

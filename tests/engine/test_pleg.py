@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from podkeeper.engine.cache import PodCache
+from podkeeper.engine.observer import Observer
 from podkeeper.engine.pleg import Pace, Pleg
 from podkeeper.model.errors import CallTimedOut, RuntimeRefused, RuntimeUnavailable
 from podkeeper.model.messages import LifecycleEvent, LifecycleEventType, PodUID
@@ -120,7 +121,7 @@ class TwoMinded(Runtime):
         return [record(uid, dict.fromkeys(states, UNKNOWN)) for uid, states in self.pods.items()]
 
 
-class Counts:
+class Counts(Observer):
     """An observer that remembers. `seen` has whole calls, without those about events."""
 
     def __init__(self) -> None:

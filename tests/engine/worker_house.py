@@ -7,7 +7,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from podkeeper.engine.workers import Observer, PodWorkers
+from podkeeper.engine.observer import Observer
+from podkeeper.engine.workers import PodWorkers
 from podkeeper.model.errors import GiveUp, InBackoff, NetworkNotReady, RuntimeUnavailable, TryLater
 from podkeeper.model.k8s.core import Container, Pod, PodSpec, PodStatus
 from podkeeper.model.k8s.meta import ObjectMeta
@@ -199,7 +200,7 @@ class Faults:
 
 
 @dataclass(slots=True)
-class FakeObserver:
+class FakeObserver(Observer):
     """Stores every call, and raises if it is broken."""
 
     seen: list[tuple[object, ...]] = field(default_factory=list)

@@ -19,6 +19,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Final, Protocol
 
+from podkeeper.engine.observer import Observer
 from podkeeper.model.errors import TryLater
 from podkeeper.model.k8s.core import Container, EphemeralContainer, Pod
 from podkeeper.model.messages import EventType, PodEvent, PodUID
@@ -88,36 +89,6 @@ class Stopper(Protocol):
         """Forget a pod that is no more."""
 
 
-class StartObserver(Protocol):
-    """Who counts starts; kinds are `container`, `init_container` and `ephemeral_container`."""
-
-    def sandbox_begun(self) -> None:
-        """A pod is about to get a sandbox."""
-
-    def sandbox_failed(self) -> None:
-        """It did not get it."""
-
-    def start_begun(self, kind: str) -> None:
-        """A container is about to be started."""
-
-    def start_failed(self, kind: str, reason: str) -> None:
-        """It was not, for the reason its status shows."""
-
-
-class _Unobserved:
-    def sandbox_begun(self) -> None:
-        pass
-
-    def sandbox_failed(self) -> None:
-        pass
-
-    def start_begun(self, kind: str) -> None:
-        pass
-
-    def start_failed(self, kind: str, reason: str) -> None:
-        pass
-
-
 def _ignore(*_: object) -> None:
     """Nobody wants to know."""
 
@@ -137,7 +108,7 @@ class PlanExecutor:
         cluster_domain: str = "cluster.local",
         lookup: Callable[[Pod], Awaitable[Lookup]] | None = None,
         sandbox_ready: Callable[[Pod, PodRecord], None] = _ignore,
-        observer: StartObserver | None = None,
+        observer: Observer | None = None,
         may_start: Callable[[PodUID], bool] = lambda uid: True,
         max_pods_with_failures: int = MAX_PODS_WITH_FAILURES,
     ) -> None:
@@ -155,7 +126,7 @@ class PlanExecutor:
         self._cluster_domain = cluster_domain
         self._lookup = lookup
         self._sandbox_ready = sandbox_ready
-        self._observer = observer or _Unobserved()
+        self._observer = observer or Observer()
         self._may_start = may_start
         self._max_pods_with_failures = max_pods_with_failures
         # A pod's mapping is replaced when something changes, and only then: whoever holds one can compare.

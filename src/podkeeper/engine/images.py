@@ -22,6 +22,7 @@ from typing import Any, Protocol, TypeVar
 
 from msgspec.structs import replace
 
+from podkeeper.engine.observer import Observer
 from podkeeper.model.errors import ImagePullFailed, TryLater
 from podkeeper.model.k8s.core import Container, EphemeralContainer, Pod
 from podkeeper.model.messages import PodEvent, PodUID
@@ -93,18 +94,6 @@ class PullBook(Protocol):
         """Whether these credentials must be shown to the registry before an image that is there may be used."""
 
 
-class PullObserver(Protocol):
-    """Who measures pulls."""
-
-    def pulled(self, seconds: float, size_bytes: int) -> None:
-        """An image was pulled, for one pod that waited so long."""
-
-
-class _Unobserved:
-    def pulled(self, seconds: float, size_bytes: int) -> None:
-        pass
-
-
 @dataclass(frozen=True, slots=True)
 class _Wanted:
     """Who wants which image."""
@@ -134,7 +123,7 @@ class ImageManager:
         spawn: Spawn,
         pulls: FailedPulls,
         curve: Curve = DEFAULT_CURVE,
-        observer: PullObserver | None = None,
+        observer: Observer | None = None,
         node_configs: Callable[[], Awaitable[Sequence[str]]] | None = None,
         book: PullBook | None = None,
     ) -> None:
@@ -145,7 +134,7 @@ class ImageManager:
         self._spawn = spawn
         self._backoff = pulls
         self._curve = curve
-        self._observer = observer or _Unobserved()
+        self._observer = observer or Observer()
         self._node_configs = node_configs
         self._book = book
         self._pulls: dict[PullKey, asyncio.Future[_Pulled]] = {}

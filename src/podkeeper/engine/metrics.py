@@ -21,6 +21,7 @@ from typing import Final
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.metrics_core import Metric
 
+from podkeeper.engine.observer import Observer
 from podkeeper.model import engine_metrics as of
 from podkeeper.model.engine_metrics import CounterFamily, GaugeFamily, HistogramFamily
 from podkeeper.model.k8s.core import Pod
@@ -35,7 +36,7 @@ CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 _TOTAL: Final = "_total"
 
 
-class Metrics:
+class Metrics(Observer):
     """Counts and measures the engine."""
 
     def __init__(self) -> None:

@@ -26,6 +26,7 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
+from podkeeper.engine.observer import Observer
 from podkeeper.model.errors import AgentError, CallTimedOut
 from podkeeper.model.messages import LifecycleEvent, PodUID
 from podkeeper.model.runtime import PodRecord
@@ -74,47 +75,6 @@ class Cache(Protocol):
 
     def all_seen(self, at: float, but: Collection[PodUID] = ()) -> None:
         """A listing begun at `at` agrees with everything, but for these pods."""
-
-
-class Observer(Protocol):
-    """What PLEG tells whoever counts."""
-
-    def relisted(self, seconds: float, interval_seconds: float | None) -> None:
-        """A relist has ended, well or not; `interval_seconds` since the begin of the last good one."""
-
-    def listed(self, pods: Sequence[PodRecord], now: datetime) -> None:
-        """A relist has succeeded with this listing."""
-
-    def looked(self, seconds: float) -> None:
-        """A look at one pod has ended, well or not."""
-
-    def missed(self, pods: int) -> None:
-        """So many pods had changed and no event had said so."""
-
-    def discarded(self) -> None:
-        """A lifecycle event could not be handed on."""
-
-    def heard(self, latency_seconds: float) -> None:
-        """A runtime event came this long after what it tells of."""
-
-    def stream_opened(self) -> None:
-        """The event stream was asked for."""
-
-    def stream_broke(self) -> None:
-        """The event stream has ended or failed."""
-
-
-class _Silence:
-    """Counts nothing."""
-
-    def relisted(self, seconds: float, interval_seconds: float | None) -> None: ...
-    def listed(self, pods: Sequence[PodRecord], now: datetime) -> None: ...
-    def looked(self, seconds: float) -> None: ...
-    def missed(self, pods: int) -> None: ...
-    def discarded(self) -> None: ...
-    def heard(self, latency_seconds: float) -> None: ...
-    def stream_opened(self) -> None: ...
-    def stream_broke(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,7 +157,7 @@ class Pleg:
         self._clock = clock
         self._moment = moment
         self._pace = pace
-        self._observer: Observer = observer or _Silence()
+        self._observer = observer or Observer()
         self._group: asyncio.TaskGroup | None = None
         self._pods: dict[PodUID, _Pod] = {}
         self._queue: deque[PodUID] = deque()

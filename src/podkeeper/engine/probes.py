@@ -19,10 +19,11 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
-from typing import Final, Protocol
+from typing import Final
 
 from msgspec.structs import replace
 
+from podkeeper.engine.observer import Observer
 from podkeeper.model.errors import BadInput
 from podkeeper.model.k8s.core import Container, ContainerStatus, Pod, PodStatus
 from podkeeper.model.messages import PodEvent, PodUID, ProbeKind, ProbeResult, ProbeUpdate
@@ -61,24 +62,6 @@ Record = Callable[[PodEvent, Pod | PodRecord | None], None]
 Execute = Callable[[Pod, Target, str, str], Awaitable[Report]]
 """Executes a probe once, given the pod's address and the container's id as the API shows it."""
 _Key = tuple[str, ProbeKind]
-
-
-class ProbeObserver(Protocol):
-    """Who counts probes."""
-
-    def probed(self, pod: Pod, container: str, kind: ProbeKind, result: ProbeResult, seconds: float) -> None:
-        """A probe was executed (its repetitions included) and gave a result."""
-
-    def gone(self, pod: Pod, container: str, kind: ProbeKind) -> None:
-        """A probe worker ended: its series end too."""
-
-
-class _Unobserved:
-    def probed(self, pod: Pod, container: str, kind: ProbeKind, result: ProbeResult, seconds: float) -> None:
-        pass
-
-    def gone(self, pod: Pod, container: str, kind: ProbeKind) -> None:
-        pass
 
 
 class _PodProbes:
@@ -145,7 +128,7 @@ class ProbeManager:
         tell: Callable[[ProbeUpdate], None],
         record: Record,
         clock: Clock,
-        observer: ProbeObserver | None = None,
+        observer: Observer | None = None,
         slots: int = SLOTS,
         lease_seconds: float = LEASE_SECONDS,
     ) -> None:
@@ -155,7 +138,7 @@ class ProbeManager:
         self._record = record
         self._clock = clock
         self._began = clock.monotonic()
-        self._observer = observer or _Unobserved()
+        self._observer = observer or Observer()
         self._free_slots = slots
         self._lease_seconds = lease_seconds
         self._leases: dict[_Worker, asyncio.TimerHandle] = {}

@@ -24,6 +24,7 @@ from typing import Final, Protocol
 
 from msgspec.structs import replace
 
+from podkeeper.engine.observer import Observer
 from podkeeper.model.errors import AgentError, BadInput, GiveUp, NetworkNotReady, TryLater
 from podkeeper.model.k8s.core import Pod, PodStatus
 from podkeeper.model.messages import CONFIG_FIRST_SEEN_ANNOTATION, EventType, PodEvent, PodUID, ProbeResult
@@ -179,16 +180,6 @@ class References(Protocol):
         """The docker configurations to pull this pod's images with."""
 
 
-class SyncObserver(Protocol):
-    """Who measures how fast pods get going; both since the agent first saw the pod."""
-
-    def first_pass(self, seconds: float) -> None:
-        """A pod's first pass begins."""
-
-    def running(self, seconds: float) -> None:
-        """A pod is seen running for the first time."""
-
-
 class NoReferences:
     """Where pods can refer to nothing."""
 
@@ -201,14 +192,6 @@ class NoReferences:
     async def pull_secrets(self, pod: Pod) -> Sequence[PullSecret]:
         """There are none."""
         return ()
-
-
-class _Unobserved:
-    def first_pass(self, seconds: float) -> None:
-        pass
-
-    def running(self, seconds: float) -> None:
-        pass
 
 
 class _Round(Enum):
@@ -251,7 +234,7 @@ class PodSyncer:
         evictions: Sequence[Evicting] = (),
         predecessors: Predecessors | None = None,
         references: References | None = None,
-        observer: SyncObserver | None = None,
+        observer: Observer | None = None,
     ) -> None:
         """`look` waits for a record of a pod as it is from now on, `request_look` only asks that one be taken soon."""
         self._statuses = statuses
@@ -268,7 +251,7 @@ class PodSyncer:
         self._evictions = tuple(evictions)
         self._predecessors = predecessors
         self._references = references or NoReferences()
-        self._observer = observer or _Unobserved()
+        self._observer = observer or Observer()
         self._quiet: dict[PodUID, _Quiet] = {}
         self._with_sandbox: dict[PodUID, PodRecord] = {}  # seen in the middle of the pass that is under way
         self._starting_over: set[PodUID] = set()  # pods whose containers in the runtime are of a former run

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ParamSpec, Protocol
 
+from podkeeper.engine.observer import Observer
 from podkeeper.model.errors import AgentError, BadInput, Problem, TryLater
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.messages import PodEvent, PodUID
@@ -90,38 +91,6 @@ class Cache(Protocol):
         """What a look begun after `since` found; None: what there is."""
 
 
-class Observer(Protocol):
-    """Who counts what the workers do."""
-
-    def pod_started(self, pod: Pod) -> None:
-        """A pod's worker begins with it."""
-
-    def pass_begun(self, update_type: UpdateType, waited_seconds: float) -> None:
-        """A pass begins, so long after its news reached the agent."""
-
-    def pass_ended(self, operation: str, seconds: float) -> None:
-        """A pass ended, so long after its news; the operation is its update's type, or `terminated` at the very end."""
-
-    def working(self, known: Mapping[PodUID, KnownPod]) -> None:
-        """All workers there are, whenever housekeeping comes by."""
-
-
-class Unobserved:
-    """Counts nothing."""
-
-    def pod_started(self, pod: Pod) -> None:
-        """Not counted."""
-
-    def pass_begun(self, update_type: UpdateType, waited_seconds: float) -> None:
-        """Not counted."""
-
-    def pass_ended(self, operation: str, seconds: float) -> None:
-        """Not counted."""
-
-    def working(self, known: Mapping[PodUID, KnownPod]) -> None:
-        """Not counted."""
-
-
 @dataclass(slots=True, eq=False)
 class _Pass:
     """A pass that was ordered and has not been reported."""
@@ -161,7 +130,7 @@ class PodWorkers:
         self._moment = moment
         self._left = left
         self._note = note
-        self._observer: Observer = observer or Unobserved()
+        self._observer = observer or Observer()
         self._workers = Workers(timing)
         self._told: set[PodUID] = set()
         self._orders: deque[tuple[PodUID, Order]] = deque()

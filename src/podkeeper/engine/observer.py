@@ -1,0 +1,91 @@
+"""What engine modules report to the code that measures them.
+
+`Observer` does nothing. `engine.metrics.Metrics` counts. A subclass overrides only the methods it needs. Reports are
+for measurements only: no decision may depend on them, and a method must not raise or block.
+"""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+
+from podkeeper.model.k8s.core import Pod
+from podkeeper.model.messages import PodUID, ProbeKind, ProbeResult
+from podkeeper.model.runtime import PodRecord
+from podkeeper.rules.worker.updates import UpdateType
+from podkeeper.rules.worker.workers import KnownPod
+
+
+class Observer:
+    """Receives measurements and drops them."""
+
+    # Workers.
+
+    def pod_started(self, pod: Pod) -> None:
+        """A worker takes up a pod for the first time."""
+
+    def pass_begun(self, update_type: UpdateType, waited_seconds: float) -> None:
+        """A sync begins, `waited_seconds` after its update reached the agent."""
+
+    def pass_ended(self, operation: str, seconds: float) -> None:
+        """A sync ended, `seconds` after its update. `operation` is the update type, or `terminated` at the end."""
+
+    def working(self, known: Mapping[PodUID, KnownPod]) -> None:
+        """All workers, once per housekeeping."""
+
+    # Syncer. Seconds count from the moment when the agent first saw the pod.
+
+    def first_pass(self, seconds: float) -> None:
+        """The first sync of a pod begins."""
+
+    def running(self, seconds: float) -> None:
+        """A pod is Running for the first time."""
+
+    # Executor. Kinds are `container`, `init_container` and `ephemeral_container`.
+
+    def sandbox_begun(self) -> None:
+        """A sandbox is about to be created."""
+
+    def sandbox_failed(self) -> None:
+        """A sandbox was not created."""
+
+    def start_begun(self, kind: str) -> None:
+        """A container is about to be started."""
+
+    def start_failed(self, kind: str, reason: str) -> None:
+        """A container was not started. `reason` is the one in its status."""
+
+    def pulled(self, seconds: float, size_bytes: int) -> None:
+        """An image was pulled for one pod, which waited `seconds`."""
+
+    # PLEG.
+
+    def relisted(self, seconds: float, interval_seconds: float | None) -> None:
+        """A relist ended, successfully or not. `interval_seconds`: since the start of the last successful one."""
+
+    def listed(self, pods: Sequence[PodRecord], now: datetime) -> None:
+        """A relist succeeded with this listing."""
+
+    def looked(self, seconds: float) -> None:
+        """An inspection of one pod ended, successfully or not."""
+
+    def missed(self, pods: int) -> None:
+        """A relist found this many pods changed without an event."""
+
+    def discarded(self) -> None:
+        """A lifecycle event could not be delivered."""
+
+    def heard(self, latency_seconds: float) -> None:
+        """A runtime event arrived, this long after the change it reports."""
+
+    def stream_opened(self) -> None:
+        """The event stream was requested."""
+
+    def stream_broke(self) -> None:
+        """The event stream ended or failed."""
+
+    # Probes.
+
+    def probed(self, pod: Pod, container: str, kind: ProbeKind, result: ProbeResult, seconds: float) -> None:
+        """A probe was executed, including its repetitions, and returned a result."""
+
+    def gone(self, pod: Pod, container: str, kind: ProbeKind) -> None:
+        """A probe worker ended, so its metric series end."""
