@@ -10,13 +10,18 @@ from contextlib import asynccontextmanager
 from typing import TypeVar
 
 from podkeeper.engine.admission import Admission
+from podkeeper.engine.cache import PodCache
 from podkeeper.engine.deadlines import ActiveDeadlines
 from podkeeper.engine.handlers import SyncHandlers
 from podkeeper.engine.housekeeping import Housekeeping
 from podkeeper.engine.loop import SyncLoop
 from podkeeper.engine.manager import PodManager
+from podkeeper.engine.mirrors import MirrorClient
 from podkeeper.engine.preemption import Preemption
+from podkeeper.engine.probes import ProbeManager
 from podkeeper.engine.queue import WorkQueue
+from podkeeper.engine.status import StatusManager
+from podkeeper.engine.syncer import PodSyncer
 from podkeeper.engine.workers import PodWorkers
 from podkeeper.model.errors import TryLater
 from podkeeper.model.k8s.core import Container, Node, NodeStatus, Pod, PodSpec, PodStatus, ResourceRequirements
@@ -36,6 +41,7 @@ from podkeeper.model.wire import QuantityLike
 from podkeeper.rules.worker.updates import StatusFunction, UpdateType
 from podkeeper.testing.port_calls import PortCalls
 from podkeeper.testing.virtual_time import VirtualClock, simulate
+from tests.doubles import stand_in
 from tests.violations import violation
 
 T = TypeVar("T")
@@ -278,8 +284,8 @@ class LoopHouse:
         self.pods, self.syncer = PodManager(), ToySyncer(self.runtime)
         self.queue = WorkQueue(self.clock.monotonic)
         self.workers = PodWorkers(
-            syncer=self.syncer,
-            cache=ToyCache(self.runtime),
+            syncer=stand_in(PodSyncer, self.syncer),
+            cache=stand_in(PodCache, ToyCache(self.runtime)),
             enqueue=lambda uid, seconds: self.loop.enqueue(uid, seconds),
             record=lambda event, _: self.events.append(event),
             clock=self.clock,
@@ -288,17 +294,19 @@ class LoopHouse:
         )
         allocatable: dict[str, QuantityLike] = {"cpu": cpu, "memory": "1Ti", "pods": max_pods}
         node = Node(metadata=ObjectMeta(name="node"), status=NodeStatus(allocatable=allocatable))
-        self.admission = Admission(node=lambda: node, workers=self.workers, status=self.status)
+        self.admission = Admission(node=lambda: node, workers=self.workers, status=stand_in(StatusManager, self.status))
         self.preemption = Preemption(
             workers=self.workers, record=lambda event, _: self.events.append(event), clock=self.clock
         )
         self.deadlines = ActiveDeadlines(
-            status=self.status, is_ending=self.workers.is_pod_termination_requested, clock=self.clock
+            status=stand_in(StatusManager, self.status),
+            is_ending=self.workers.is_pod_termination_requested,
+            clock=self.clock,
         )
         self.handlers = SyncHandlers(
             pods=self.pods,
             workers=self.workers,
-            status=self.status,
+            status=stand_in(StatusManager, self.status),
             deadlines=self.deadlines,
             admission=self.admission,
             preemption=self.preemption,
@@ -309,13 +317,14 @@ class LoopHouse:
             clock=self.clock,
         )
         watched_runtime = self.runtime if calls is None else calls.watch("runtime", self.runtime)
+        mirrors = stand_in(MirrorClient, self.mirrors)
         self.housekeeping = Housekeeping(
             pods=self.pods,
             workers=self.workers,
             runtime=watched_runtime,
-            status=self.status,
-            probes=self.probes,
-            mirrors=self.mirrors if calls is None else calls.watch("mirrors", self.mirrors, {"delete": (TryLater,)}),
+            status=stand_in(StatusManager, self.status),
+            probes=stand_in(ProbeManager, self.probes),
+            mirrors=mirrors if calls is None else calls.watch("mirrors", mirrors, {"delete": (TryLater,)}),
             admission=self.admission,
             clock=self.clock,
             volumes=self.house if calls is None else calls.watch("volumes", self.house),

@@ -23,6 +23,7 @@ from podkeeper.engine.guard import GuardedRuntime
 from podkeeper.engine.hooks import HookRunner
 from podkeeper.engine.images import ImageManager
 from podkeeper.engine.manager import PodManager
+from podkeeper.engine.mirrors import MirrorClient
 from podkeeper.engine.notebook import Notebook
 from podkeeper.engine.pleg import Pleg
 from podkeeper.engine.postman import Postman
@@ -69,6 +70,7 @@ from podkeeper.rules.worker.updates import KillOptions, Update, UpdateType
 from podkeeper.runtimes.fake import Behaviour, FakeRuntime
 from podkeeper.testing.fakes import FakeCgroups, FakeProber, FakeVolumes
 from podkeeper.testing.virtual_time import FixedJitterClock, simulate
+from tests.doubles import stand_in
 
 T = TypeVar("T")
 
@@ -242,7 +244,7 @@ class SmallNode:
             probes=self.probes,
             executor=self.executor,
             ground=Ground(volumes=self.volumes, cgroups=self.cgroups, record=record, spawn=spawn),
-            mirrors=self.mirrors,
+            mirrors=stand_in(MirrorClient, self.mirrors),
             references=self.references,
             look=lambda uid: self.cache.get_newer_than(uid, self.moment()),
             request_look=self.pleg.request,

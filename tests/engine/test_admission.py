@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from podkeeper.engine.admission import Admission
+from podkeeper.engine.status import StatusManager
 from podkeeper.model.k8s.core import (
     Container,
     ContainerPort,
@@ -24,6 +25,7 @@ from podkeeper.model.k8s.core import (
 from podkeeper.model.k8s.meta import ObjectMeta
 from podkeeper.model.messages import API_SOURCE, CONFIG_SOURCE_ANNOTATION, FILE_SOURCE, HTTP_SOURCE, Op, PodUID
 from podkeeper.rules.admit import Enforcement, Preempt, Rejection, admit
+from tests.doubles import stand_in
 from tests.engine.loop_house import LoopHouse, play, pod, uids
 
 NODE = Node(metadata=ObjectMeta(name="node"), status=NodeStatus(allocatable={"cpu": "2", "memory": "4Gi", "pods": "5"}))
@@ -60,7 +62,7 @@ def wanting(uid: str, cpu: str = "0", *, port: int = 0, address: str = "", sourc
 
 def admission(*pods: Pod) -> tuple[Admission, Workers, Statuses]:
     workers, statuses = Workers(), Statuses()
-    made = Admission(node=lambda: NODE, workers=workers, status=statuses)
+    made = Admission(node=lambda: NODE, workers=workers, status=stand_in(StatusManager, statuses))
     for each in pods:
         made.add(each)
     return made, workers, statuses
@@ -165,7 +167,9 @@ def test_what_containers_cannot_be_held_to_is_refused() -> None:
         (Enforcement(), "SysctlForbidden"),
         (Enforcement(unsafe_sysctls=("kernel.msg*",)), "None"),
     ):
-        made = Admission(node=lambda: NODE, workers=Workers(), status=Statuses(), enforcement=enforcement)
+        made = Admission(
+            node=lambda: NODE, workers=Workers(), status=stand_in(StatusManager, Statuses()), enforcement=enforcement
+        )
         assert reason(made.admit(asking)) == expected
 
 

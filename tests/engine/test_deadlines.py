@@ -9,10 +9,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from podkeeper.engine.deadlines import ActiveDeadlines
+from podkeeper.engine.status import StatusManager
 from podkeeper.model.k8s.core import Pod, PodStatus
 from podkeeper.model.messages import PodUID
 from podkeeper.model.times import format_time
 from podkeeper.rules.evict import deadline_eviction
+from tests.doubles import stand_in
 from tests.engine.loop_house import pod
 
 BEGINNING = datetime(2026, 1, 1, tzinfo=UTC)
@@ -26,7 +28,9 @@ class Desk:
         self.seconds = 0.0
         self.statuses: dict[PodUID, PodStatus] = {}
         self.ending: set[PodUID] = set()
-        self.deadlines = ActiveDeadlines(status=self, is_ending=self.ending.__contains__, clock=self)
+        self.deadlines = ActiveDeadlines(
+            status=stand_in(StatusManager, self), is_ending=self.ending.__contains__, clock=self
+        )
 
     def now(self) -> datetime:
         return BEGINNING + timedelta(seconds=self.seconds)

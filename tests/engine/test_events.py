@@ -23,6 +23,7 @@ from podkeeper.rules.events import Limits, RecordedEvent
 from podkeeper.rules.patch.strategic import apply
 from podkeeper.testing.port_calls import PortCalls
 from podkeeper.testing.virtual_time import BEGINNING, VirtualClock, simulate
+from tests.doubles import stand_in
 from tests.violations import violation
 
 K = TypeVar("K", bound=Wire)
@@ -287,7 +288,7 @@ def key_of(name: str, number: int = 0) -> EventKey:
 def test_each_event_is_its_own_target_and_only_warnings_are_urgent() -> None:
     async def scenario() -> None:
         post, api = FakePostman(), FakeApi()
-        recorder = EventRecorder(api=api, node_name="node-1", clock=VirtualClock(), postman=post)
+        recorder = EventRecorder(api=api, node_name="node-1", clock=VirtualClock(), postman=stand_in(Postman, post))
         recorder.record(event("a"), WEB)
         recorder.record(event("b", type_=EventType.WARNING), WEB)
         recorder.record(event("a"), WEB)
@@ -321,7 +322,9 @@ def test_events_beyond_those_that_may_wait_are_dropped_and_counted(api: bool) ->
 
 def test_by_default_4096_events_may_wait_and_32_of_a_pod_are_kept() -> None:
     async def scenario() -> None:
-        recorder = EventRecorder(api=FakeApi(), node_name="node-1", clock=VirtualClock(), postman=FakePostman())
+        recorder = EventRecorder(
+            api=FakeApi(), node_name="node-1", clock=VirtualClock(), postman=stand_in(Postman, FakePostman())
+        )
         for number in range(4096):
             recorder.record(event(), ObjectReference(kind="Pod", name=f"p{number}"))
         assert recorder.dropped == 0
@@ -341,7 +344,9 @@ def test_an_event_beyond_the_limits_is_kept_but_not_written_and_still_counted(
     async def scenario() -> None:
         api, clock = FakeApi(), VirtualClock()
         limits = Limits(burst=2, refill_seconds=60)
-        recorder = EventRecorder(api=api, node_name="node-1", clock=clock, postman=FakePostman(), limits=limits)
+        recorder = EventRecorder(
+            api=api, node_name="node-1", clock=clock, postman=stand_in(Postman, FakePostman()), limits=limits
+        )
         for _ in range(4):
             recorder.record(event(), WEB)
             await recorder.flush()

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from podkeeper.engine.evictor import EMPTY_DIR_SIGNAL, Evictor
+from podkeeper.engine.workers import PodWorkers
 from podkeeper.model.errors import TryLater
 from podkeeper.model.k8s.core import Pod, PodSpec, PodStatus
 from podkeeper.model.k8s.meta import ObjectMeta
@@ -14,6 +15,7 @@ from podkeeper.model.runtime import PodRecord
 from podkeeper.rules.worker.updates import StatusFunction
 from podkeeper.testing.port_calls import PortCalls
 from podkeeper.testing.virtual_time import VirtualClock
+from tests.doubles import stand_in
 
 WEB = PodUID("web")
 
@@ -33,8 +35,9 @@ class House:
 
     def evictor(self, calls: PortCalls | None = None) -> Evictor:
         """An evictor among these neighbours."""
+        workers = stand_in(PodWorkers, self)
         return Evictor(
-            workers=self if calls is None else calls.watch("workers", self, {"kill_pod": (TryLater,)}),
+            workers=workers if calls is None else calls.watch("workers", workers, {"kill_pod": (TryLater,)}),
             pod_by_uid=self.pods.get,
             record=self.record,
             spawn=self.spawn,

@@ -7,6 +7,8 @@ from msgspec.structs import replace
 
 from podkeeper.engine.executor import PlanExecutor
 from podkeeper.engine.observer import Observer
+from podkeeper.engine.starter import ContainerStarter
+from podkeeper.engine.stopper import PodStopper
 from podkeeper.model.errors import RuntimeRefused, RuntimeUnavailable, TryLater
 from podkeeper.model.k8s.core import Container, EphemeralContainer, Pod
 from podkeeper.model.messages import EventType, PodEvent, PodUID
@@ -20,6 +22,7 @@ from podkeeper.rules.plan.place import Place
 from podkeeper.rules.plan.result import NotStarted
 from podkeeper.rules.status.containers import StartFailure
 from podkeeper.testing.virtual_time import simulate
+from tests.doubles import stand_in
 from tests.engine.execution_house import UID, container, pod
 
 Call = tuple[object, ...]
@@ -53,8 +56,8 @@ class Desk(Observer):
         self.starts_left = 100
         self.executor = PlanExecutor(
             runtime=self,
-            starter=self,
-            stopper=self,
+            starter=stand_in(ContainerStarter, self),
+            stopper=stand_in(PodStopper, self),
             record=lambda event, about: self.calls.append(("event", event, about)),
             host_ips=lambda: ("192.0.2.1",),
             log_root="/logs",
@@ -299,7 +302,11 @@ def test_nothing_starts_in_a_pod_that_is_to_end(actions: PodActions, starts_left
 def test_the_optional_neighbours_may_be_missing() -> None:
     async def story(desk: Desk) -> None:
         desk.executor = PlanExecutor(
-            runtime=desk, starter=desk, stopper=desk, record=lambda event, about: None, host_ips=lambda: ()
+            runtime=desk,
+            starter=stand_in(ContainerStarter, desk),
+            stopper=stand_in(PodStopper, desk),
+            record=lambda event, about: None,
+            host_ips=lambda: (),
         )
         desk.not_started = {"app": REFUSED}
         assert len(await desk.errors(WEB, NOTHING, CREATE)) == 1

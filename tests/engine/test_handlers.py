@@ -6,8 +6,13 @@ from typing import Any, cast
 import pytest
 from msgspec.structs import replace
 
+from podkeeper.engine.admission import Admission
+from podkeeper.engine.deadlines import ActiveDeadlines
 from podkeeper.engine.handlers import SyncHandlers
 from podkeeper.engine.manager import PodManager
+from podkeeper.engine.preemption import Preemption
+from podkeeper.engine.status import StatusManager
+from podkeeper.engine.workers import PodWorkers
 from podkeeper.model.errors import TryLater
 from podkeeper.model.k8s.core import Pod, PodCondition, PodReadinessGate, PodStatus
 from podkeeper.model.messages import (
@@ -29,6 +34,7 @@ from podkeeper.rules.admit import Preempt, Rejection
 from podkeeper.rules.mirror import Couple
 from podkeeper.rules.worker.updates import Update, UpdateType
 from podkeeper.testing.virtual_time import VirtualClock, simulate
+from tests.doubles import stand_in
 from tests.engine.loop_house import pod
 
 Call = tuple[object, ...]
@@ -74,11 +80,11 @@ class Desk:
         }
         self.handlers = SyncHandlers(
             pods=self.pods,
-            workers=self,
-            status=self,
-            deadlines=_Followers("deadline", self.call),
-            admission=_Judge(self),
-            preemption=self,
+            workers=stand_in(PodWorkers, self),
+            status=stand_in(StatusManager, self),
+            deadlines=stand_in(ActiveDeadlines, _Followers("deadline", self.call)),
+            admission=stand_in(Admission, _Judge(self)),
+            preemption=stand_in(Preemption, self),
             sources=tuple(sources),
             has_seen=lambda asked: self.seen_all and set(asked) == set(sources),
             collect_dead=lambda uid, container_id, everything: self.call("collect", uid, container_id, everything),

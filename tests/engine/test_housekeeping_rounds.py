@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from podkeeper.engine.admission import Admission
 from podkeeper.engine.housekeeping import Housekeeping
+from podkeeper.engine.manager import PodManager
+from podkeeper.engine.mirrors import MirrorClient
+from podkeeper.engine.orphans import OrphanCheck
+from podkeeper.engine.probes import ProbeManager
+from podkeeper.engine.status import StatusManager
+from podkeeper.engine.workers import PodWorkers
 from podkeeper.model.errors import RuntimeUnavailable, TryLater
 from podkeeper.model.k8s.core import Pod, PodStatus
 from podkeeper.model.messages import FILE_SOURCE, PodUID
@@ -17,6 +24,7 @@ from podkeeper.rules.housekeeping import Plan, Sight
 from podkeeper.rules.worker.updates import KillOptions, Update, UpdateType
 from podkeeper.rules.worker.workers import KnownPod, Stage
 from podkeeper.testing.virtual_time import VirtualClock, simulate
+from tests.doubles import stand_in
 from tests.engine.loop_house import pod, uids
 
 Call = tuple[object, ...]
@@ -60,18 +68,18 @@ class Desk:
         self.rounds: list[tuple[Sight, Plan]] = []
         self.happened = 0
         self.house = Housekeeping(
-            pods=self,
-            workers=self,
+            pods=stand_in(PodManager, self),
+            workers=stand_in(PodWorkers, self),
             runtime=_Runtime(self),
-            status=self,
-            probes=_Probes(self),
-            mirrors=_Mirrors(self),
-            admission=self,
+            status=stand_in(StatusManager, self),
+            probes=stand_in(ProbeManager, _Probes(self)),
+            mirrors=stand_in(MirrorClient, _Mirrors(self)),
+            admission=stand_in(Admission, self),
             clock=self.clock,
             volumes=self if furnished else None,
             cgroups=_Cgroups(self) if furnished else None,
             remove_remains=self.remove_remains if furnished else None,
-            orphans=self if furnished else None,
+            orphans=stand_in(OrphanCheck, self) if furnished else None,
             held=lambda: self.held,
             collect=(lambda: self.call("collect 1"), lambda: self.call("collect 2")),
             observe=self.observe,

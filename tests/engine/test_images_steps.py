@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from podkeeper.engine.backoff import DurableBackoff
+from podkeeper.engine.image_access import PullBook
 from podkeeper.engine.images import ImageManager
 from podkeeper.engine.observer import Observer
 from podkeeper.model.errors import CallTimedOut, ImagePullFailed, RuntimeUnavailable, TryLater
@@ -19,6 +21,7 @@ from podkeeper.rules.keyring import Credentials, PullSecret, SecretName
 from podkeeper.rules.plan.result import NotStarted
 from podkeeper.rules.status.containers import StartFailure
 from podkeeper.testing.virtual_time import BEGINNING, VirtualClock, simulate
+from tests.doubles import stand_in
 from tests.engine.image_house import IMAGE, config, secret, wants
 from tests.violations import violation
 
@@ -63,11 +66,11 @@ class Desk:
             clock=self.clock,
             record=lambda event, about: self.calls.append(("event", event)),
             spawn=asyncio.ensure_future,
-            pulls=self,
+            pulls=stand_in(DurableBackoff, self),
             curve=CURVE,
             observer=_Observer(self),
             node_configs=self.node_configs if with_node else None,
-            book=_Book(self) if with_book else None,
+            book=stand_in(PullBook, _Book(self)) if with_book else None,
         )
 
     async def ensure(self, of: Pod, *secrets: PullSecret) -> ImageRecord | NotStarted:
@@ -264,7 +267,7 @@ def test_a_pull_may_go_unobserved() -> None:
             clock=desk.clock,
             record=lambda event, about: None,
             spawn=asyncio.ensure_future,
-            pulls=desk,
+            pulls=stand_in(DurableBackoff, desk),
         )
         assert await desk.ensure(wants("web")) is FOUND
 

@@ -6,6 +6,9 @@ from itertools import pairwise
 
 import pytest
 
+from podkeeper.engine.deadlines import ActiveDeadlines
+from podkeeper.engine.handlers import SyncHandlers
+from podkeeper.engine.housekeeping import Housekeeping
 from podkeeper.engine.loop import SyncLoop
 from podkeeper.engine.queue import WorkQueue
 from podkeeper.model.errors import RuntimeUnavailable
@@ -22,6 +25,7 @@ from podkeeper.model.messages import (
 )
 from podkeeper.model.runtime_calls import RuntimeHealth
 from podkeeper.testing.virtual_time import VirtualClock, simulate
+from tests.doubles import stand_in
 from tests.engine.loop_house import never, pod
 
 WEB, DB = PodUID("web"), PodUID("db")
@@ -55,7 +59,12 @@ class Neighbours:
         self.asked: list[float] = []
         self.queue = WorkQueue(self.clock.monotonic)
         self.loop = SyncLoop(
-            handlers=self, queue=self.queue, deadlines=self, housekeeping=self, runtime=self, clock=self.clock
+            handlers=stand_in(SyncHandlers, self),
+            queue=self.queue,
+            deadlines=stand_in(ActiveDeadlines, self),
+            housekeeping=stand_in(Housekeeping, self),
+            runtime=self,
+            clock=self.clock,
         )
 
     def note(self, what: str) -> None:

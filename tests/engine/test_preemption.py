@@ -7,6 +7,7 @@ from typing import TypeVar
 import pytest
 
 from podkeeper.engine.preemption import Preemption
+from podkeeper.engine.workers import PodWorkers
 from podkeeper.model.errors import TryLater
 from podkeeper.model.k8s.core import Pod, PodStatus
 from podkeeper.model.messages import EventType, PodEvent, PodUID
@@ -14,6 +15,7 @@ from podkeeper.model.runtime import PodRecord
 from podkeeper.rules.admit import Preempt
 from podkeeper.rules.worker.updates import StatusFunction
 from podkeeper.testing.virtual_time import VirtualClock, simulate
+from tests.doubles import stand_in
 from tests.engine.small_node import pod, uid
 
 T = TypeVar("T")
@@ -35,7 +37,7 @@ class House:
         self.told_before_kill = True
         self.orders: list[tuple[bool, PodStatus]] = []  # as an eviction or not, and the last status of a running pod
         self.preemption = Preemption(
-            workers=self, record=self.record, clock=VirtualClock(), preempted=self.counted.append
+            workers=stand_in(PodWorkers, self), record=self.record, clock=VirtualClock(), preempted=self.counted.append
         )
 
     def record(self, event: PodEvent, about: Pod | PodRecord | None) -> None:

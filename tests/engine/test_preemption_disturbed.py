@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from podkeeper.engine.preemption import Preemption
+from podkeeper.engine.workers import PodWorkers
 from podkeeper.model.errors import TryLater
 from podkeeper.model.k8s.core import Pod, PodStatus
 from podkeeper.model.messages import PodUID
@@ -16,6 +17,7 @@ from podkeeper.testing.interleave import interleave
 from podkeeper.testing.operations import Event, Operation
 from podkeeper.testing.port_calls import PortCalls
 from podkeeper.testing.virtual_time import VirtualClock
+from tests.doubles import stand_in
 from tests.engine.loop_house import pod, uids
 
 DNS, PROXY = pod("dns"), pod("proxy")
@@ -85,7 +87,7 @@ class Stage:
 async def stage(calls: PortCalls) -> AsyncIterator[Stage]:
     workers = Workers()
     preemption = Preemption(
-        workers=calls.watch("workers", workers, {"kill_pod": (TryLater,)}),
+        workers=calls.watch("workers", stand_in(PodWorkers, workers), {"kill_pod": (TryLater,)}),
         record=lambda event, about: None,
         clock=VirtualClock(),
     )

@@ -9,9 +9,11 @@ import msgspec
 import pytest
 
 from podkeeper.engine.image_access import PullBook
+from podkeeper.engine.notebook import Notebook
 from podkeeper.rules.image_access import Access, Policy, PulledImage, Verification, access_by
 from podkeeper.rules.keyring import Credentials, SecretName
 from podkeeper.testing.virtual_time import VirtualClock, simulate
+from tests.doubles import stand_in
 
 IMAGE, NAME = "reg.test/app:v1", "reg.test/app"
 MINE = Credentials(username="me", password="mine", source=SecretName("team", "s", "u"))
@@ -54,7 +56,12 @@ class Life:
         self.clock = VirtualClock()
         self.begun, self.pulled = begun or Notes(), pulled or Notes()
         verification = Verification(policy or Policy.NOT_PRELOADED)
-        self.book = PullBook(begun=self.begun, pulled=self.pulled, clock=self.clock, verification=verification)
+        self.book = PullBook(
+            begun=stand_in(Notebook, self.begun),
+            pulled=stand_in(Notebook, self.pulled),
+            clock=self.clock,
+            verification=verification,
+        )
 
     def must_pull(self, *offered: Credentials, reference: str = IMAGE) -> bool:
         return self.book.must_pull(reference, "i1", offered)

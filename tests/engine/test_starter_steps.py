@@ -7,7 +7,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from podkeeper.engine.backoff import DurableBackoff
+from podkeeper.engine.hooks import HookRunner
+from podkeeper.engine.images import ImageManager
 from podkeeper.engine.starter import ContainerStarter
+from podkeeper.engine.stopper import PodStopper
 from podkeeper.model.errors import (
     ApiUnavailable,
     BadInput,
@@ -49,6 +53,7 @@ from podkeeper.rules.plan.place import Place
 from podkeeper.rules.plan.result import NotStarted
 from podkeeper.rules.status.containers import StartFailure
 from podkeeper.testing.virtual_time import BEGINNING, VirtualClock, simulate
+from tests.doubles import stand_in
 from tests.engine.execution_house import UID, command, container, pod
 
 Call = tuple[object, ...]
@@ -85,11 +90,11 @@ class Desk:
         self.ends_with = ""  # the pod is deleted during the call of this name
         self.starter = ContainerStarter(
             runtime=self,
-            images=self,
-            hooks=self,
-            killer=self,
+            images=stand_in(ImageManager, self),
+            hooks=stand_in(HookRunner, self),
+            killer=stand_in(PodStopper, self),
             objects=self if with_objects else None,
-            restarts=self,
+            restarts=stand_in(DurableBackoff, self),
             claim=lambda uid, name, container_id: self.call("claim", uid, name, container_id),
             clock=VirtualClock(),
             record=lambda event, about: self.call(

@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from podkeeper.engine import status as engine_status
 from podkeeper.engine.manager import PodManager
 from podkeeper.engine.notebook import Notebook
 from podkeeper.engine.postman import Postman
@@ -41,6 +40,7 @@ from podkeeper.rules.patch.strategic import apply
 from podkeeper.rules.status.publish import CachedStatus, is_urgent
 from podkeeper.testing.port_calls import PortCalls
 from podkeeper.testing.virtual_time import VirtualClock, simulate
+from tests.doubles import stand_in
 from tests.violations import violation
 
 K = TypeVar("K", bound=Wire)
@@ -209,7 +209,7 @@ class Node:
         calls: PortCalls | None = None,
         clock: VirtualClock | None = None,
         known: PodManager | None = None,
-        postman: engine_status.Postman | None = None,
+        postman: object = None,
         hooks: Hooks | None = None,
     ) -> None:
         self.api = FakeApi()
@@ -225,7 +225,9 @@ class Node:
             pods=self.known,
             could_run=self.could_run.__contains__,
             clock=self.clock,
-            postman=postman or Postman(clock=self.clock, what="status of pod", concurrency=concurrency),
+            postman=stand_in(
+                Postman, postman or Postman[PodUID](clock=self.clock, what="status of pod", concurrency=concurrency)
+            ),
             notebook=Notebook(
                 journal if calls is None or journal is None else calls.watch("journal", journal), "status/"
             ),

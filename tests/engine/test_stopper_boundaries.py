@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import pytest
 from msgspec.structs import replace
 
+from podkeeper.engine.hooks import HookRunner
 from podkeeper.engine.stopper import PodStopper
 from podkeeper.model.errors import RuntimeRefused, TryLater
 from podkeeper.model.k8s.core import Container, EphemeralContainer, Lifecycle, LifecycleHandler, Pod, Probe
@@ -17,6 +18,7 @@ from podkeeper.model.runtime import ContainerRecord, ContainerState, PodRecord, 
 from podkeeper.rules.container_grace import KillReason
 from podkeeper.rules.plan import ContainerToKill
 from podkeeper.testing.virtual_time import VirtualClock, simulate
+from tests.doubles import stand_in
 from tests.engine.execution_house import UID, command, container, pod
 
 T = TypeVar("T")
@@ -44,7 +46,9 @@ class Desk:
         self.scripts: dict[str, Callable[[], Awaitable[None]]] = {}  # by container or sandbox; "hook": all hooks
         self.hook_failure: str | None = None
         self.tasks: list[asyncio.Task[Any]] = []
-        self.stopper = PodStopper(runtime=self, hooks=self, clock=VirtualClock(), record=self.record, spawn=self.spawn)
+        self.stopper = PodStopper(
+            runtime=self, hooks=stand_in(HookRunner, self), clock=VirtualClock(), record=self.record, spawn=self.spawn
+        )
 
     async def stop_container(self, container_id: str, grace_seconds: float) -> None:
         self.stops.append((now(), container_id, grace_seconds))

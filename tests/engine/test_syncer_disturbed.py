@@ -6,6 +6,11 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 import pytest
 from msgspec.structs import replace
 
+from podkeeper.engine.executor import PlanExecutor
+from podkeeper.engine.ground import Ground
+from podkeeper.engine.mirrors import MirrorClient
+from podkeeper.engine.probes import ProbeManager
+from podkeeper.engine.status import StatusManager
 from podkeeper.engine.syncer import PodSyncer
 from podkeeper.model.errors import GiveUp, NotFound, RuntimeUnavailable, TryLater
 from podkeeper.model.k8s.core import Pod
@@ -22,6 +27,7 @@ from podkeeper.testing.interleave import interleave
 from podkeeper.testing.operations import Event, Operation
 from podkeeper.testing.port_calls import PortCalls
 from podkeeper.testing.virtual_time import BEGINNING, VirtualClock
+from tests.doubles import stand_in
 from tests.engine.small_node import pod
 from tests.engine.test_syncer_steps import RUNNING, SANDBOX, WEB, World
 
@@ -47,11 +53,11 @@ class Stage(World):
 
     def new_syncer(self) -> PodSyncer:
         return PodSyncer(
-            statuses=self,
-            probes=self,
-            executor=self.calls.watch("executor", self, ERRORS["executor"]),
-            ground=self.calls.watch("ground", self, ERRORS["ground"]),
-            mirrors=self.calls.watch("mirrors", self, ERRORS["mirrors"]),
+            statuses=stand_in(StatusManager, self),
+            probes=stand_in(ProbeManager, self),
+            executor=stand_in(PlanExecutor, self.calls.watch("executor", self, ERRORS["executor"])),
+            ground=stand_in(Ground, self.calls.watch("ground", self, ERRORS["ground"])),
+            mirrors=stand_in(MirrorClient, self.calls.watch("mirrors", self, ERRORS["mirrors"])),
             references=self,
             look=self.calls.watch("cache", self, ERRORS["cache"]).look,
             request_look=self.request_look,

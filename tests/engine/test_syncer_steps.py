@@ -9,6 +9,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from podkeeper.engine.executor import PlanExecutor
+from podkeeper.engine.ground import Ground
+from podkeeper.engine.mirrors import MirrorClient
+from podkeeper.engine.probes import ProbeManager
+from podkeeper.engine.status import StatusManager
 from podkeeper.engine.syncer import PodSyncer
 from podkeeper.model.errors import GiveUp, InBackoff, NetworkNotReady, RuntimeRefused, TryLater
 from podkeeper.model.k8s.core import (
@@ -39,6 +44,7 @@ from podkeeper.rules.status.containers import StartFailure
 from podkeeper.rules.status.pod import NodeView
 from podkeeper.rules.worker.updates import UpdateType
 from podkeeper.testing.virtual_time import BEGINNING, VirtualClock, simulate
+from tests.doubles import stand_in
 from tests.engine.small_node import container, pod, uid
 from tests.violations import violation
 
@@ -130,11 +136,11 @@ class World:
             "observer": self,
         }
         self.syncer = PodSyncer(
-            statuses=self,
-            probes=self,
-            executor=self,
-            ground=self,
-            mirrors=self,
+            statuses=stand_in(StatusManager, self),
+            probes=stand_in(ProbeManager, self),
+            executor=stand_in(PlanExecutor, self),
+            ground=stand_in(Ground, self),
+            mirrors=stand_in(MirrorClient, self),
             look=self.look,
             request_look=self.request_look,
             node=lambda: self.node,

@@ -7,6 +7,8 @@ import weakref
 
 import pytest
 
+from podkeeper.engine.cache import PodCache
+from podkeeper.engine.syncer import PodSyncer
 from podkeeper.engine.workers import PodWorkers
 from podkeeper.model.errors import GiveUp, TryLater
 from podkeeper.model.messages import PodUID
@@ -15,6 +17,7 @@ from podkeeper.rules.worker.states import Cause, Terminated
 from podkeeper.rules.worker.updates import KillOptions
 from podkeeper.rules.worker.workers import KnownPod, Stage
 from podkeeper.testing.virtual_time import VirtualClock, simulate
+from tests.doubles import stand_in
 from tests.engine.worker_house import (
     ALL_THE_WAY,
     BUGS,
@@ -248,8 +251,8 @@ def test_a_life_without_errors_needs_no_observer_and_logs_no_error(caplog: pytes
     async def scenario() -> None:
         syncer, queued = FakeSyncer(), list[tuple[PodUID, float]]()
         workers = PodWorkers(
-            syncer=syncer,
-            cache=FakeCache(),
+            syncer=stand_in(PodSyncer, syncer),
+            cache=stand_in(PodCache, FakeCache()),
             enqueue=lambda uid, delay: queued.append((uid, delay)),
             record=lambda *_: None,
             clock=VirtualClock(),

@@ -7,7 +7,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from podkeeper.engine.cache import PodCache
 from podkeeper.engine.observer import Observer
+from podkeeper.engine.syncer import PodSyncer
 from podkeeper.engine.workers import PodWorkers
 from podkeeper.model.errors import GiveUp, InBackoff, NetworkNotReady, RuntimeUnavailable, TryLater
 from podkeeper.model.k8s.core import Container, Pod, PodSpec, PodStatus
@@ -18,6 +20,7 @@ from podkeeper.rules.worker.updates import KillOptions, StatusFunction, Update, 
 from podkeeper.rules.worker.workers import KnownPod
 from podkeeper.testing.port_calls import PortCalls
 from podkeeper.testing.virtual_time import VirtualClock
+from tests.doubles import stand_in
 
 WEB, DB = PodUID("web"), PodUID("db")
 ALL_THE_WAY = ["sync_pod", "sync_terminating_pod", "sync_terminated_pod"]
@@ -264,9 +267,10 @@ class House:
             last = max(clock.monotonic(), math.nextafter(last, math.inf))
             return last
 
+        syncer, cache = stand_in(PodSyncer, self.syncer), stand_in(PodCache, self.cache)
         self.workers = PodWorkers(
-            syncer=self.syncer if self.calls is None else self.calls.watch("syncer", self.syncer, SYNCER_ERRORS),
-            cache=self.cache if self.calls is None else self.calls.watch("cache", self.cache, CACHE_ERRORS),
+            syncer=syncer if self.calls is None else self.calls.watch("syncer", syncer, SYNCER_ERRORS),
+            cache=cache if self.calls is None else self.calls.watch("cache", cache, CACHE_ERRORS),
             enqueue=self._enqueue,
             record=self._record,
             clock=clock,

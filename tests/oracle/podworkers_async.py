@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
+from podkeeper.engine.cache import PodCache
+from podkeeper.engine.syncer import PodSyncer
 from podkeeper.engine.workers import PodWorkers
 from podkeeper.model.errors import TryLater
 from podkeeper.model.k8s.core import Pod, PodStatus
@@ -25,6 +27,7 @@ from podkeeper.rules.worker.events import (
 from podkeeper.rules.worker.states import State
 from podkeeper.rules.worker.updates import StatusFunction, Update, UpdateType
 from podkeeper.rules.worker.workers import KnownPod
+from tests.doubles import stand_in
 from tests.oracle.podworkers_world import World, error_of, is_end
 from tests.violations import violation
 
@@ -125,8 +128,8 @@ class PodWorkersDriver:
         cache = WorldCache(world)
         self._syncer = BlockedSyncer(world, cache)
         self._workers = PodWorkers(
-            syncer=self._syncer,
-            cache=cache,
+            syncer=stand_in(PodSyncer, self._syncer),
+            cache=stand_in(PodCache, cache),
             enqueue=world.enqueue,
             record=self._record,
             clock=WorldClock(world),

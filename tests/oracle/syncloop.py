@@ -8,13 +8,18 @@ import asyncio
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 
+from podkeeper.engine.admission import Admission
 from podkeeper.engine.deadlines import ActiveDeadlines
 from podkeeper.engine.handlers import SyncHandlers
 from podkeeper.engine.housekeeping import Housekeeping
 from podkeeper.engine.loop import SyncLoop
 from podkeeper.engine.manager import PodManager
+from podkeeper.engine.mirrors import MirrorClient
 from podkeeper.engine.preemption import Preemption
+from podkeeper.engine.probes import ProbeManager
 from podkeeper.engine.queue import WorkQueue
+from podkeeper.engine.status import StatusManager
+from podkeeper.engine.workers import PodWorkers
 from podkeeper.model.k8s.core import Container, Pod, PodCondition, PodReadinessGate, PodSpec, PodStatus
 from podkeeper.model.k8s.meta import ObjectMeta
 from podkeeper.model.messages import (
@@ -36,6 +41,7 @@ from podkeeper.rules.admit import Rejection
 from podkeeper.rules.worker.updates import StatusFunction, Update
 from podkeeper.rules.worker.workers import KnownPod, Stage
 from podkeeper.testing.virtual_time import simulate
+from tests.doubles import stand_in
 from tests.oracle.compare import Difference, Json, differences
 from tests.violations import violation
 
@@ -196,14 +202,16 @@ class _Node:
         self.runtime, self.mirrors = _Runtime(), _Mirrors()
         self.queue = WorkQueue(self.clock.monotonic)
         pods = PodManager()
-        deadlines = ActiveDeadlines(status=self.statuses, is_ending=lambda uid: False, clock=self.clock)
+        deadlines = ActiveDeadlines(
+            status=stand_in(StatusManager, self.statuses), is_ending=lambda uid: False, clock=self.clock
+        )
         self.handlers = SyncHandlers(
             pods=pods,
-            workers=self.workers,
-            status=self.statuses,
+            workers=stand_in(PodWorkers, self.workers),
+            status=stand_in(StatusManager, self.statuses),
             deadlines=deadlines,
-            admission=self.admission,
-            preemption=Preemption(workers=self.workers, record=lambda *_: None, clock=self.clock),
+            admission=stand_in(Admission, self.admission),
+            preemption=Preemption(workers=stand_in(PodWorkers, self.workers), record=lambda *_: None, clock=self.clock),
             sources=sources,
             has_seen=lambda _: True,
             collect_dead=lambda *_: None,
@@ -212,12 +220,12 @@ class _Node:
         )
         self.housekeeping = Housekeeping(
             pods=pods,
-            workers=self.workers,
+            workers=stand_in(PodWorkers, self.workers),
             runtime=self.runtime,
-            status=self.statuses,
-            probes=_Probes(),
-            mirrors=self.mirrors,
-            admission=self.admission,
+            status=stand_in(StatusManager, self.statuses),
+            probes=stand_in(ProbeManager, _Probes()),
+            mirrors=stand_in(MirrorClient, self.mirrors),
+            admission=stand_in(Admission, self.admission),
             clock=self.clock,
         )
         self.loop = SyncLoop(

@@ -11,20 +11,13 @@ question is asked again; so admitting costs the size of one pod, and only a refu
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
-from podkeeper.model.k8s.core import Node, Pod, PodStatus
+from podkeeper.engine.status import StatusManager
+from podkeeper.model.k8s.core import Node, Pod
 from podkeeper.model.messages import PodUID
 from podkeeper.rules.admit import Enforcement, Preempt, Rejection, admit_beside
 from podkeeper.rules.housekeeping import Answers, is_active
 from podkeeper.rules.usage import NodeUsage, Share, share_of
-
-
-class Statuses(Protocol):
-    """What admission asks of the status manager."""
-
-    def get_pod_status(self, uid: PodUID) -> PodStatus | None:
-        """What we published of a pod."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +34,7 @@ class Admission:
         *,
         node: Callable[[], Node],
         workers: Answers,
-        status: Statuses,
+        status: StatusManager,
         enforcement: Enforcement | None = None,
     ) -> None:
         """`enforcement` is what containers can be held to; None: not asked about."""

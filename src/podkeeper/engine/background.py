@@ -15,13 +15,20 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from podkeeper.model.errors import AgentError
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+
+class Spawn(Protocol):
+    """Starts work that outlives its caller."""
+
+    def __call__(self, work: Coroutine[Any, Any, T], /) -> asyncio.Future[T]:
+        """Start some work. A caller that shields the future may stop waiting for it."""
 
 
 class Background:

@@ -12,10 +12,10 @@ dropped, and the pod has no backoff. The kubelet has no counterpart: it keeps ba
 """
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Protocol
 
+from podkeeper.engine.notebook import Notebook
 from podkeeper.model.k8s.core import Container, EphemeralContainer, Pod
 from podkeeper.model.messages import PodUID
 from podkeeper.model.runtime import PodRecord
@@ -24,25 +24,6 @@ from podkeeper.rules.backoff import BackoffTable, Curve, Held, steady
 from podkeeper.rules.backoff_notes import decode_note, encode_note
 
 log = logging.getLogger(__name__)
-
-
-class Notebook(Protocol):
-    """Where the notes are; see `engine.notebook`."""
-
-    def old_keys(self) -> Iterable[str]:
-        """The keys of notes from before the restart that were not taken."""
-
-    def take(self, key: str) -> bytes | None:
-        """The note from before the restart, once."""
-
-    def write(self, key: str, note: bytes) -> None:
-        """Write a note."""
-
-    def drop(self, key: str) -> None:
-        """Drop a note."""
-
-    async def settle(self, key: str | None = None) -> None:
-        """Return once a key's note is durable, or the disk took too long."""
 
 
 class DurableBackoff:

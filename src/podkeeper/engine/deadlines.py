@@ -12,10 +12,10 @@ import heapq
 import logging
 from collections.abc import Callable
 from datetime import datetime, timedelta
-from typing import Protocol
 
+from podkeeper.engine.status import StatusManager
 from podkeeper.model.errors import BadInput
-from podkeeper.model.k8s.core import Pod, PodStatus
+from podkeeper.model.k8s.core import Pod
 from podkeeper.model.messages import PodUID
 from podkeeper.ports.clock import Clock
 from podkeeper.rules.evict import deadline_of
@@ -29,17 +29,10 @@ LOOK_AGAIN = timedelta(seconds=5)  # at a pod that has not started
 LOOK_AT_ENDING = timedelta(seconds=60)  # it may be created again under its UID
 
 
-class Statuses(Protocol):
-    """What this room asks of the status manager."""
-
-    def get_pod_status(self, uid: PodUID) -> PodStatus | None:
-        """What we published of a pod."""
-
-
 class ActiveDeadlines:
     """The desired pods that have a deadline, by the time to look at them."""
 
-    def __init__(self, *, status: Statuses, is_ending: Callable[[PodUID], bool], clock: Clock) -> None:
+    def __init__(self, *, status: StatusManager, is_ending: Callable[[PodUID], bool], clock: Clock) -> None:
         self._status = status
         self._is_ending = is_ending
         self._clock = clock

@@ -12,11 +12,11 @@ The Go ancestor is client-go's tools/record.
 
 import logging
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Protocol
 
+from podkeeper.engine.postman import Postman
 from podkeeper.model.errors import AlreadyExists, ApiError, ApiUnavailable, NotFound
 from podkeeper.model.k8s.core import Event, EventSource, ObjectReference, Pod
 from podkeeper.model.messages import EventType, PodEvent, PodUID
@@ -45,19 +45,6 @@ EventKey = tuple[str, str]
 """Namespace and name of an Event."""
 
 
-class Postman(Protocol):
-    """What this room asks of the postman: one delivery at a time per target, and nobody waits for another."""
-
-    def offer(self, key: EventKey, target: Hashable, *, urgent: bool = False, at_once: bool = False) -> None:
-        """Ask for a delivery."""
-
-    async def run(self, send: Callable[[EventKey], Awaitable[None]]) -> None:
-        """Deliver until cancelled."""
-
-    async def drain(self, keys: Iterable[EventKey], send: Callable[[EventKey], Awaitable[None]]) -> None:
-        """Return once each of these has had its turn."""
-
-
 @dataclass(frozen=True, slots=True)
 class _Letter:
     """An Event to write."""
@@ -75,7 +62,7 @@ class EventRecorder:
         api: Writer | None,
         node_name: str,
         clock: Clock,
-        postman: Postman,
+        postman: Postman[EventKey],
         pod_by_uid: Callable[[PodUID], Pod | None] = lambda uid: None,
         limits: Limits = USUAL_LIMITS,
         pending: int = PENDING,

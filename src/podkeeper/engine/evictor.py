@@ -8,8 +8,9 @@ Go ancestor is `evictPod` in pkg/kubelet/eviction.
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
-from typing import Any, Protocol
+from typing import Any
 
+from podkeeper.engine.workers import PodWorkers
 from podkeeper.model.errors import TryLater
 from podkeeper.model.k8s.core import Pod, PodStatus
 from podkeeper.model.messages import EventType, PodEvent, PodUID
@@ -18,24 +19,11 @@ from podkeeper.ports.clock import Clock
 from podkeeper.rules.evict import evicted_status, shortage_eviction
 from podkeeper.rules.mirror import full_name
 from podkeeper.rules.preempt import is_critical_pod
-from podkeeper.rules.worker.updates import StatusFunction
 
 log = logging.getLogger(__name__)
 
 GRACE_SECONDS = 1
 EMPTY_DIR_SIGNAL = "emptydirfs.limit"
-
-
-class Workers(Protocol):
-    """Who kills."""
-
-    def is_pod_termination_requested(self, uid: PodUID) -> bool:
-        """Whether a pod is to end already."""
-
-    async def kill_pod(
-        self, pod: Pod, *, evict: bool, grace_override_seconds: int, status_function: StatusFunction
-    ) -> None:
-        """Kill a pod and wait for it; TryLater when that takes too long."""
 
 
 class Evictor:
@@ -44,7 +32,7 @@ class Evictor:
     def __init__(
         self,
         *,
-        workers: Workers,
+        workers: PodWorkers,
         pod_by_uid: Callable[[PodUID], Pod | None],
         record: Callable[[PodEvent, Pod | PodRecord | None], None],
         spawn: Callable[[Coroutine[Any, Any, None]], "asyncio.Future[None]"],

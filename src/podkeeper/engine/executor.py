@@ -20,6 +20,8 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Final, Protocol
 
 from podkeeper.engine.observer import Observer
+from podkeeper.engine.starter import ContainerStarter
+from podkeeper.engine.stopper import PodStopper
 from podkeeper.model.errors import TryLater
 from podkeeper.model.k8s.core import Container, EphemeralContainer, Pod
 from podkeeper.model.messages import EventType, PodEvent, PodUID
@@ -61,34 +63,6 @@ class Runtime(Protocol):
         """All about one pod."""
 
 
-class Starter(Protocol):
-    """Starts single containers."""
-
-    async def start(self, pod: Pod, container: Spec, record: PodRecord, place: Place) -> NotStarted | None:
-        """Start a container, or tell why it has to wait."""
-
-
-class Stopper(Protocol):
-    """Stops containers and sandboxes; what fails is returned."""
-
-    async def kill_pod(
-        self, pod: Pod | None, record: PodRecord, grace_override_seconds: int | None
-    ) -> tuple[TryLater, ...]:
-        """Stop all containers of a pod, then its sandboxes."""
-
-    async def kill_containers(
-        self,
-        pod: Pod,
-        record: PodRecord,
-        kills: Sequence[ContainerToKill],
-        grace_override_seconds: int | None = None,
-    ) -> tuple[TryLater, ...]:
-        """Stop some containers of a pod that lives on."""
-
-    def forget(self, uid: PodUID) -> None:
-        """Forget a pod that is no more."""
-
-
 def _ignore(*_: object) -> None:
     """Nobody wants to know."""
 
@@ -100,8 +74,8 @@ class PlanExecutor:
         self,
         *,
         runtime: Runtime,
-        starter: Starter,
-        stopper: Stopper,
+        starter: ContainerStarter,
+        stopper: PodStopper,
         record: Callable[[PodEvent, Pod | PodRecord | None], None],
         host_ips: Callable[[], tuple[str, ...]],
         log_root: str = "/var/log/pods",

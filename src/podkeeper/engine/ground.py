@@ -14,8 +14,9 @@ import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
+from podkeeper.engine.background import Spawn
 from podkeeper.model.errors import AgentError, TryLater
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.messages import EventType, PodEvent, PodUID
@@ -36,13 +37,6 @@ class Prepared:
     pod: Pod
     cgroup_parent: str
     host_paths: Mapping[str, str]  # by the volume's name
-
-
-class Spawn(Protocol):
-    """Lets work outlive the pass that began it."""
-
-    def __call__(self, work: Coroutine[Any, Any, T], /) -> asyncio.Future[T]:
-        """Begin some work; who shields the future may stop waiting for it."""
 
 
 class Ground:

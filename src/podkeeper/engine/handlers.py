@@ -14,8 +14,14 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
 from typing import Protocol
 
+from podkeeper.engine.admission import Admission
+from podkeeper.engine.deadlines import ActiveDeadlines
+from podkeeper.engine.manager import PodManager
+from podkeeper.engine.preemption import Preemption
+from podkeeper.engine.status import StatusManager
+from podkeeper.engine.workers import PodWorkers
 from podkeeper.model.errors import AgentError
-from podkeeper.model.k8s.core import Pod, PodStatus
+from podkeeper.model.k8s.core import Pod
 from podkeeper.model.messages import LifecycleEvent, Op, PodEvent, PodUID, PodUpdate, ProbeUpdate
 from podkeeper.model.runtime import PodRecord
 from podkeeper.ports.clock import Clock
@@ -24,90 +30,6 @@ from podkeeper.rules.mirror import Couple, full_name, is_mirror_pod
 from podkeeper.rules.worker.updates import Update
 
 log = logging.getLogger(__name__)
-
-
-class Pods(Protocol):
-    """What the handlers ask of the pod manager, and tell it."""
-
-    def update(self, pod: Pod) -> None:
-        """Take in a new pod or mirror, or a new version of it."""
-
-    def remove(self, pod: Pod) -> None:
-        """Forget a pod or mirror."""
-
-    def couple(self, either: Pod) -> Couple:
-        """A pod with its mirror, whichever of the two is at hand."""
-
-    def pod_by_uid(self, uid: PodUID) -> Pod | None:
-        """The desired pod of that UID."""
-
-
-class Workers(Protocol):
-    """What the handlers ask of the workers, and tell them."""
-
-    def update_pod(self, update: Update) -> None:
-        """Tell a pod's worker something."""
-
-    def is_pod_termination_requested(self, uid: PodUID) -> bool:
-        """This known pod is to end."""
-
-    def should_pod_content_be_removed(self, uid: PodUID) -> bool:
-        """All that is kept for the pod may go."""
-
-    def next_in_line(self, full_name: str) -> PodUID | None:
-        """The static pod of that name whose turn it is by now and which waits to be told."""
-
-
-class Statuses(Protocol):
-    """What the handlers tell the status manager."""
-
-    def set_pod_status(self, pod: Pod, status: PodStatus) -> object:
-        """Publish a status."""
-
-    def mirror_changed(self, uid: PodUID) -> None:
-        """Tell the status to a static pod's new mirror."""
-
-    def set_container_readiness(self, uid: PodUID, container_id: str, ready: bool) -> object:
-        """Set a container's ready flag; refuses, and logs, what it does not know."""
-
-    def set_container_startup(self, uid: PodUID, container_id: str, started: bool) -> object:
-        """Set a container's started flag; refuses, and logs, what it does not know."""
-
-
-class Deadlines(Protocol):
-    """Which pods have been active for too long."""
-
-    def follow(self, pod: Pod) -> None:
-        """Take in a desired pod, or what has become of it."""
-
-    def forget(self, uid: PodUID) -> None:
-        """Forget a pod."""
-
-
-class Admission(Protocol):
-    """Who may run here."""
-
-    def admit(self, pod: Pod) -> admit.Rejection | admit.Preempt | None:
-        """Judge a pod."""
-
-    def add(self, pod: Pod) -> None:
-        """Count a pod that is let in."""
-
-    def update(self, pod: Pod) -> None:
-        """Count a changed pod as it is now, if it is counted at all."""
-
-    def forget(self, uid: PodUID) -> None:
-        """Count a pod no more."""
-
-
-class Preemption(Protocol):
-    """Makes room for critical pods."""
-
-    def hold(self, pod: Pod, preempt: admit.Preempt, then: Callable[[], None]) -> None:
-        """Hold a pod, have its victims killed, and call `then`."""
-
-    def held(self) -> Collection[PodUID]:
-        """The pods that the workers must not be told of yet."""
 
 
 class Removals(Protocol):
@@ -132,10 +54,10 @@ class SyncHandlers:
     def __init__(
         self,
         *,
-        pods: Pods,
-        workers: Workers,
-        status: Statuses,
-        deadlines: Deadlines,
+        pods: PodManager,
+        workers: PodWorkers,
+        status: StatusManager,
+        deadlines: ActiveDeadlines,
         admission: Admission,
         preemption: Preemption,
         sources: Collection[str],

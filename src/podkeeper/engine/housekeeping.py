@@ -21,14 +21,21 @@ from functools import partial
 from itertools import count, filterfalse
 from typing import Protocol
 
+from podkeeper.engine.admission import Admission
+from podkeeper.engine.manager import PodManager
+from podkeeper.engine.mirrors import MirrorClient
+from podkeeper.engine.orphans import OrphanCheck
+from podkeeper.engine.probes import ProbeManager
+from podkeeper.engine.status import StatusManager
+from podkeeper.engine.workers import PodWorkers
 from podkeeper.model.errors import TryLater
-from podkeeper.model.k8s.core import Pod, PodStatus
+from podkeeper.model.k8s.core import Pod
 from podkeeper.model.messages import PodUID
 from podkeeper.model.runtime import PodRecord
 from podkeeper.ports.cgroups import Cgroups
 from podkeeper.ports.clock import Clock
 from podkeeper.ports.volumes import Volumes
-from podkeeper.rules.housekeeping import Answers, Plan, Sight, is_running, plan_of, restart_of
+from podkeeper.rules.housekeeping import Plan, Sight, is_running, plan_of, restart_of
 from podkeeper.rules.mirror import is_static_pod
 from podkeeper.rules.phase import is_terminal
 from podkeeper.rules.worker.updates import Update
@@ -45,94 +52,11 @@ SLOW_SECONDS = 10.0  # after this a removal is named, and no longer counted as o
 REMOVALS_AT_A_TIME = 256
 
 
-class Pods(Protocol):
-    """What housekeeping asks of the pod manager."""
-
-    def pods(self) -> Sequence[Pod]:
-        """The desired pods."""
-
-    def mirrors(self) -> Sequence[Pod]:
-        """The mirrors."""
-
-    def mirror_of_pod(self, pod: Pod) -> Pod | None:
-        """The mirror that stands for a pod."""
-
-    def orphaned_mirror_full_names(self) -> Sequence[str]:
-        """The full names of mirrors that no desired pod has."""
-
-
-class Workers(Answers, Protocol):
-    """What housekeeping asks of the workers, and tells them."""
-
-    def sync_known_pods(self, desired: Collection[PodUID]) -> Mapping[PodUID, KnownPod]:
-        """Forget what is over, end what nobody wants, tell what remains."""
-
-    def forget_restartable(self, uids: Collection[PodUID]) -> Collection[PodUID]:
-        """Forget those of these pods that are over and that a source wants again. Returns which ones those are."""
-
-    def is_restartable(self, uid: PodUID) -> bool:
-        """Whether a pod is over and a source wants it again."""
-
-    def told_since_sweep(self) -> frozenset[PodUID]:
-        """Whom the workers were told of since the last `sync_known_pods`."""
-
-    def could_have_running_containers(self, uid: PodUID) -> bool:
-        """A container of this pod may run, or may be started."""
-
-    def update_pod(self, update: Update) -> None:
-        """Tell a pod's worker something."""
-
-
 class Runtime(Protocol):
     """What housekeeping asks of the runtime."""
 
     async def list_pods(self) -> Sequence[PodRecord]:
         """Every pod the runtime has anything of."""
-
-
-class Statuses(Protocol):
-    """What housekeeping asks of the status manager, and tells it."""
-
-    def get_pod_status(self, uid: PodUID) -> PodStatus | None:
-        """What we published of a pod."""
-
-    def remove_orphaned_statuses(self, keep: Collection[PodUID]) -> None:
-        """Forget the statuses of all others."""
-
-
-class Probes(Protocol):
-    """What housekeeping tells the probes."""
-
-    def keep_only(self, uids: Collection[PodUID]) -> None:
-        """Stop probing all other pods."""
-
-
-class Mirrors(Protocol):
-    """What housekeeping has done in the API."""
-
-    async def delete(self, pod_full_name: str) -> bool:
-        """Delete a mirror."""
-
-
-class Orphans(Protocol):
-    """What housekeeping asks about pods that no source names."""
-
-    @property
-    def confirmed(self) -> Collection[PodUID]:
-        """UIDs that the API does not have."""
-
-    def keep_only(self, uids: Collection[PodUID]) -> None:
-        """Forget the answers about all other pods."""
-
-    def ask(self, records: Sequence[PodRecord], group: asyncio.TaskGroup, confirmed: Callable[[], None]) -> None:
-        """Ask about pods in the background, and call `confirmed` for each one that is an orphan."""
-
-
-class Counting(Protocol):
-    """What housekeeping tells admission: a pod that starts again holds its share again."""
-
-    def add(self, pod: Pod) -> None:
-        """Count a pod."""
 
 
 async def _none() -> frozenset[PodUID]:
@@ -200,18 +124,18 @@ class Housekeeping:
     def __init__(
         self,
         *,
-        pods: Pods,
-        workers: Workers,
+        pods: PodManager,
+        workers: PodWorkers,
         runtime: Runtime,
-        status: Statuses,
-        probes: Probes,
-        mirrors: Mirrors,
-        admission: Counting,
+        status: StatusManager,
+        probes: ProbeManager,
+        mirrors: MirrorClient,
+        admission: Admission,
         clock: Clock,
         volumes: Volumes | None = None,
         cgroups: Cgroups | None = None,
         remove_remains: Callable[[PodRecord], Awaitable[None]] | None = None,
-        orphans: Orphans | None = None,
+        orphans: OrphanCheck | None = None,
         held: Callable[[], Collection[PodUID]] = tuple,
         collect: Sequence[Callable[[], None]] = (),
         observe: Observe = _unobserved,

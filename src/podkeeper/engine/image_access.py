@@ -11,11 +11,11 @@ pkg/kubelet/images/pullmanager.
 
 import logging
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
-from typing import Protocol
+from collections.abc import Collection, Sequence
 
 import msgspec
 
+from podkeeper.engine.notebook import Notebook
 from podkeeper.model.errors import UNDECODABLE
 from podkeeper.ports.clock import Clock
 from podkeeper.rules.image_access import Access, PulledImage, Verification, access_by, must_pull, with_access
@@ -24,29 +24,10 @@ from podkeeper.rules.keyring import Credentials
 log = logging.getLogger(__name__)
 
 
-class Notes(Protocol):
-    """Where notes are kept."""
-
-    def old_keys(self) -> Iterable[str]:
-        """The keys of notes from before the restart."""
-
-    def take(self, key: str) -> bytes | None:
-        """A note from before the restart, once."""
-
-    def write(self, key: str, note: bytes) -> None:
-        """Write a note."""
-
-    def drop(self, key: str) -> None:
-        """Forget a note."""
-
-    async def settle(self, key: str | None = None) -> None:
-        """Return once a note is safe, or patience has ended."""
-
-
 class PullBook:
     """Knows of all pulls of this agent and its former lives."""
 
-    def __init__(self, *, begun: Notes, pulled: Notes, clock: Clock, verification: Verification) -> None:
+    def __init__(self, *, begun: Notebook, pulled: Notebook, clock: Clock, verification: Verification) -> None:
         self._verification = verification
         self._clock = clock
         self._begun_notes = begun

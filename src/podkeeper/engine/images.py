@@ -16,12 +16,15 @@ is pkg/kubelet/images.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import TypeVar
 
 from msgspec.structs import replace
 
+from podkeeper.engine.background import Spawn
+from podkeeper.engine.backoff import DurableBackoff
+from podkeeper.engine.image_access import PullBook
 from podkeeper.engine.observer import Observer
 from podkeeper.model.errors import ImagePullFailed, TryLater
 from podkeeper.model.k8s.core import Container, EphemeralContainer, Pod
@@ -29,7 +32,7 @@ from podkeeper.model.messages import PodEvent, PodUID
 from podkeeper.model.runtime import ImageRecord, PodRecord
 from podkeeper.ports.clock import Clock
 from podkeeper.ports.runtime import Images
-from podkeeper.rules.backoff import DEFAULT_CURVE, Curve, Held
+from podkeeper.rules.backoff import DEFAULT_CURVE, Curve
 from podkeeper.rules.backoff_tuning import BackoffKind, curve_for
 from podkeeper.rules.container_events import Reason, normal, warning
 from podkeeper.rules.keyring import Credentials, PullSecret, config_of, keys_for
@@ -56,42 +59,6 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 PullKey = tuple[str, tuple[Credentials, ...]]
-
-
-class Spawn(Protocol):
-    """Begins work that outlives the one who began it."""
-
-    def __call__(self, work: Coroutine[Any, Any, T], /) -> asyncio.Future[T]:
-        """Begin."""
-
-
-class FailedPulls(Protocol):
-    """Knows which images have to wait before they are pulled again."""
-
-    def hold_pull(self, pod: Pod, image: str, curve: Curve) -> Held | None:
-        """Ask to pull an image. None: it may be pulled."""
-
-    def pull_failed(self, pod: Pod, image: str, cause: str, curve: Curve) -> None:
-        """Record a failed pull."""
-
-    async def settle(self, uid: PodUID) -> None:
-        """Return once the pod's backoff is durable."""
-
-
-class PullBook(Protocol):
-    """Knows who may use which image."""
-
-    async def begin(self, reference: str) -> None:
-        """Note, durably, that an image is about to be pulled."""
-
-    def pulled(self, reference: str, image_id: str, credentials: Credentials | None) -> None:
-        """An image was pulled, with these credentials or without."""
-
-    def ended(self, reference: str, *, surely: bool) -> None:
-        """A pull goes on no more; not `surely`: the runtime may yet complete it."""
-
-    def must_pull(self, reference: str, image_id: str, offered: Sequence[Credentials]) -> bool:
-        """Whether these credentials must be shown to the registry before an image that is there may be used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +88,7 @@ class ImageManager:
         clock: Clock,
         record: Callable[[PodEvent, Pod | PodRecord | None], None],
         spawn: Spawn,
-        pulls: FailedPulls,
+        pulls: DurableBackoff,
         curve: Curve = DEFAULT_CURVE,
         observer: Observer | None = None,
         node_configs: Callable[[], Awaitable[Sequence[str]]] | None = None,

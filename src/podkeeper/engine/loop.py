@@ -15,10 +15,13 @@ Go ancestors are `syncLoop` and `syncLoopIteration` in pkg/kubelet/kubelet.go.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
 
+from podkeeper.engine.deadlines import ActiveDeadlines
+from podkeeper.engine.handlers import SyncHandlers
+from podkeeper.engine.housekeeping import Housekeeping
+from podkeeper.engine.queue import WorkQueue
 from podkeeper.model.errors import TryLater
 from podkeeper.model.messages import LifecycleEvent, PodUID, PodUpdate, ProbeUpdate
 from podkeeper.ports.clock import Clock
@@ -34,64 +37,6 @@ HEALTH_PERIOD_SECONDS = 5.0
 HEALTH_PATIENCE_SECONDS = 10.0
 FIRST_BACKOFF_SECONDS = 0.1
 LONGEST_BACKOFF_SECONDS = 5.0
-
-
-class Handlers(Protocol):
-    """What the loop does with what it hears. None of these raises."""
-
-    def all_sources_ready(self) -> bool:
-        """Every source has spoken, and what it said first has been handled."""
-
-    def config(self, update: PodUpdate) -> Iterator[bool]:
-        """Handle an update of desired pods, one pod per step. A step that yields True took long."""
-
-    def lifecycle(self, event: LifecycleEvent) -> None:
-        """Handle what happened in a pod."""
-
-    def probe(self, update: ProbeUpdate) -> None:
-        """Handle a changed probe result."""
-
-    def retry(self, uid: PodUID) -> None:
-        """Sync a pod whose retry or deadline is due. If it is not desired, repeat its failed clean-up."""
-
-    def wake_successor(self, name: str) -> None:
-        """The static pod of that full name has left."""
-
-
-class Queue(Protocol):
-    """When pods are to be looked at again."""
-
-    def enqueue(self, uid: PodUID, delay_seconds: float) -> None:
-        """Set the time of a pod's next turn."""
-
-    def get_work(self) -> list[PodUID]:
-        """Take out the pods whose time has passed."""
-
-    def next_due(self) -> float | None:
-        """The time after which there is work."""
-
-
-class Deadlines(Protocol):
-    """Which pods have been active for too long."""
-
-    def past(self) -> list[PodUID]:
-        """The pods whose deadline has passed."""
-
-    def seconds_to_next(self) -> float | None:
-        """How long nothing is going to happen."""
-
-
-class Housekeeping(Protocol):
-    """Tidies up now and then."""
-
-    async def run(self, is_well: Callable[[], bool], all_sources_ready: Callable[[], bool]) -> None:
-        """Run every 2 s while the runtime is healthy. Until all sources are ready, only restart static pods."""
-
-    def hurry(self) -> None:
-        """Do so at once."""
-
-    def is_removing(self, uid: PodUID) -> bool:
-        """Whether something is being taken from a pod."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +55,9 @@ class SyncLoop:
     def __init__(
         self,
         *,
-        handlers: Handlers,
-        queue: Queue,
-        deadlines: Deadlines,
+        handlers: SyncHandlers,
+        queue: WorkQueue,
+        deadlines: ActiveDeadlines,
         housekeeping: Housekeeping,
         runtime: Health,
         clock: Clock,

@@ -15,6 +15,7 @@ import logging
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
+from podkeeper.engine.manager import PodManager
 from podkeeper.model.errors import AlreadyExists, Conflict, NotFound, TryLater
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.messages import PodUID
@@ -35,16 +36,6 @@ K = TypeVar("K", bound=Wire)
 
 FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 30.0
-
-
-class Pods(Protocol):
-    """What this room asks of the pod manager."""
-
-    def pod_by_uid(self, uid: PodUID) -> Pod | None:
-        """The desired pod of that UID."""
-
-    def mirror_of_pod(self, pod: Pod) -> Pod | None:
-        """The mirror that stands for a pod, as the API last showed it."""
 
 
 class Api(Reader, Protocol):
@@ -68,7 +59,9 @@ class Api(Reader, Protocol):
 class MirrorClient:
     """Creates, replaces and deletes mirrors."""
 
-    def __init__(self, *, api: Api | None, pods: Pods, node_name: str, node_uid: Callable[[], str | None]) -> None:
+    def __init__(
+        self, *, api: Api | None, pods: PodManager, node_name: str, node_uid: Callable[[], str | None]
+    ) -> None:
         self._api = api
         self._pods = pods
         self._node_name = node_name

@@ -17,7 +17,7 @@ pkg/kubelet/pleg/generic.go and evented.go.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -26,6 +26,7 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
+from podkeeper.engine.cache import PodCache
 from podkeeper.engine.observer import Observer
 from podkeeper.model.errors import AgentError, CallTimedOut
 from podkeeper.model.messages import LifecycleEvent, PodUID
@@ -56,25 +57,6 @@ _NAMED = 3  # pods named in one line of the log
 
 class WatchedRuntime(Inspection, Events, Protocol):
     """What is needed of a runtime here."""
-
-
-class Cache(Protocol):
-    """Where looks are kept; see `PodCache`."""
-
-    def get(self, uid: PodUID) -> PodRecord:
-        """What was last seen of a pod."""
-
-    def set(self, uid: PodUID, record: PodRecord, at: float) -> bool:
-        """A look begun at `at` has seen this. False: the cache holds something newer and refused it."""
-
-    def set_error(self, uid: PodUID, error: Exception, at: float) -> None:
-        """A look begun at `at` failed."""
-
-    def drop(self, uid: PodUID, at: float) -> bool:
-        """A look begun at `at` found nothing. False: the cache holds something newer and refused it."""
-
-    def all_seen(self, at: float, but: Collection[PodUID] = ()) -> None:
-        """A listing begun at `at` agrees with everything, but for these pods."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +126,7 @@ class Pleg:
         self,
         *,
         runtime: WatchedRuntime,
-        cache: Cache,
+        cache: PodCache,
         emit: Callable[[LifecycleEvent], None],
         clock: Clock,
         moment: Callable[[], float],

@@ -12,8 +12,8 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Collection
-from typing import Protocol
 
+from podkeeper.engine.workers import PodWorkers
 from podkeeper.model.errors import TryLater
 from podkeeper.model.k8s.core import Pod, PodStatus
 from podkeeper.model.messages import EventType, PodEvent, PodUID
@@ -22,16 +22,8 @@ from podkeeper.ports.clock import Clock
 from podkeeper.rules.admit import Preempt
 from podkeeper.rules.evict import PREEMPTED, evicted_status
 from podkeeper.rules.mirror import full_name
-from podkeeper.rules.worker.updates import StatusFunction
 
 log = logging.getLogger(__name__)
-
-
-class Workers(Protocol):
-    """Who kills."""
-
-    async def kill_pod(self, pod: Pod, *, evict: bool, status_function: StatusFunction) -> None:
-        """Kill a pod and wait for it; TryLater when that takes too long."""
 
 
 def _ignore(*_: object) -> None:
@@ -44,7 +36,7 @@ class Preemption:
     def __init__(
         self,
         *,
-        workers: Workers,
+        workers: PodWorkers,
         record: Callable[[PodEvent, Pod | PodRecord | None], None],
         clock: Clock,
         preempted: Callable[[str], None] = _ignore,

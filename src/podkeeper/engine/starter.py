@@ -12,19 +12,23 @@ Whether to wait is decided by `rules.backoff`, everything a container is made fr
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final, Protocol
 
 from msgspec.structs import replace
 
+from podkeeper.engine.backoff import DurableBackoff
+from podkeeper.engine.hooks import HookRunner
+from podkeeper.engine.images import ImageManager
+from podkeeper.engine.stopper import PodStopper
 from podkeeper.model.errors import ApiError, BadInput, NotConfigurable, NotFound, RuntimeRefused, TryLater
-from podkeeper.model.k8s.core import ConfigMap, Container, EphemeralContainer, LifecycleHandler, Pod, Secret
+from podkeeper.model.k8s.core import ConfigMap, Container, EphemeralContainer, Pod, Secret
 from podkeeper.model.messages import PodEvent, PodUID
 from podkeeper.model.runtime import ContainerRecord, ContainerState, ImageRecord, PodRecord
 from podkeeper.model.runtime_calls import ContainerConfig
 from podkeeper.ports.api import Reader
 from podkeeper.ports.clock import Clock
-from podkeeper.rules.backoff import DEFAULT_CURVE, Curve, Held
+from podkeeper.rules.backoff import DEFAULT_CURVE, Curve
 from podkeeper.rules.backoff_tuning import BackoffKind, curve_for
 from podkeeper.rules.container_events import Reason, normal, warning
 from podkeeper.rules.container_grace import KillReason
@@ -32,7 +36,6 @@ from podkeeper.rules.container_hash import container_hash
 from podkeeper.rules.downward import Surroundings
 from podkeeper.rules.environment import ObjectKind, ObjectReference, invocation_of, references_of
 from podkeeper.rules.hooks import POST_START_ERROR
-from podkeeper.rules.keyring import PullSecret
 from podkeeper.rules.mounts import mounts_of
 from podkeeper.rules.naming import container_log_path, container_path, described
 from podkeeper.rules.plan.actions import ContainerToKill
@@ -70,47 +73,6 @@ class Containers(Protocol):
         """All about one pod."""
 
 
-class ImageSource(Protocol):
-    """Gets images onto the node."""
-
-    async def ensure(self, pod: Pod, container: Spec, secrets: Sequence[PullSecret]) -> ImageRecord | NotStarted:
-        """Get a container's image, or tell why it has to wait."""
-
-
-class Hooks(Protocol):
-    """Executes lifecycle hooks."""
-
-    async def execute(
-        self,
-        hook: LifecycleHandler,
-        pod: Pod,
-        container: Spec,
-        container_id: str,
-        pod_ip: str,
-        timeout_seconds: float,
-    ) -> str | None:
-        """Execute a hook. Returns why it failed, None when it went well."""
-
-
-class Killer(Protocol):
-    """Stops containers."""
-
-    async def kill_containers(
-        self, pod: Pod, record: PodRecord, kills: Sequence[ContainerToKill]
-    ) -> tuple[TryLater, ...]:
-        """Stop some containers of a pod that lives on. Returns what failed."""
-
-
-class Restarts(Protocol):
-    """Knows which containers have to wait before they start again."""
-
-    def begin_restart(self, pod: Pod, container: Spec, record: PodRecord, curve: Curve) -> Held | None:
-        """Ask to start a container. None: it may start, after `settle`."""
-
-    async def settle(self, uid: PodUID) -> None:
-        """Return once the pod's backoff is durable."""
-
-
 class ContainerStarter:
     """Starts containers."""
 
@@ -118,11 +80,11 @@ class ContainerStarter:
         self,
         *,
         runtime: Containers,
-        images: ImageSource,
-        hooks: Hooks,
-        killer: Killer,
+        images: ImageManager,
+        hooks: HookRunner,
+        killer: PodStopper,
         objects: Reader | None,
-        restarts: Restarts,
+        restarts: DurableBackoff,
         claim: Callable[[PodUID, str, str], None],
         clock: Clock,
         record: Callable[[PodEvent, Pod | PodRecord | None], None],

@@ -20,7 +20,7 @@ The Go ancestor is pkg/kubelet/status/status_manager.go.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
 from types import MappingProxyType
@@ -28,6 +28,9 @@ from typing import Protocol, assert_never
 
 import msgspec
 
+from podkeeper.engine.manager import PodManager
+from podkeeper.engine.notebook import Notebook
+from podkeeper.engine.postman import Postman
 from podkeeper.model.errors import UNDECODABLE, BadInput, NotFound, Problem
 from podkeeper.model.k8s.core import Pod, PodStatus
 from podkeeper.model.messages import PodUID
@@ -82,63 +85,6 @@ class Translations(Protocol):
         """Each mirror's static pod."""
 
 
-class Pods(Protocol):
-    """What this room asks of the pod manager."""
-
-    def pod_by_uid(self, uid: PodUID) -> Pod | None:
-        """The desired pod of that UID."""
-
-    def mirror_of_pod(self, pod: Pod) -> Pod | None:
-        """The mirror that stands for a pod."""
-
-    def translate_uid(self, uid: PodUID) -> PodUID:
-        """The UID we know a pod by."""
-
-    def translations(self) -> Translations:
-        """All translations of UIDs, both ways."""
-
-
-class Postman(Protocol):
-    """What this room asks of the postman: one delivery at a time per target, and nobody waits for another."""
-
-    def offer(self, key: PodUID, target: Hashable, *, urgent: bool = False, at_once: bool = False) -> None:
-        """Ask for a delivery. `at_once`: even if it has just failed."""
-
-    def forget(self, key: PodUID) -> None:
-        """Take back an offer."""
-
-    async def run(self, send: Callable[[PodUID], Awaitable[None]]) -> None:
-        """Deliver until cancelled."""
-
-    async def drain(self, keys: Iterable[PodUID], send: Callable[[PodUID], Awaitable[None]]) -> None:
-        """Return once each of these has had its turn."""
-
-
-class Notebook(Protocol):
-    """What this room asks of the notebook: notes that survive a restart."""
-
-    def old_keys(self) -> Iterable[str]:
-        """The keys of notes from before the restart that nobody has taken or changed."""
-
-    def take(self, key: str) -> bytes | None:
-        """The note of before the restart, once."""
-
-    def write(self, key: str, note: bytes) -> None:
-        """Write a note."""
-
-    def drop(self, key: str) -> None:
-        """Forget a note."""
-
-    async def settle(self, key: str | None = None) -> None:
-        """Return once a key's note (None: every note) is safe, or cannot be waited for any longer."""
-
-    def is_durable(self, key: str) -> bool:
-        """Whether a crash would keep a key's last write."""
-
-    async def try_again(self) -> None:
-        """Make safe what could not be waited for."""
-
-
 class StatusManager:
     """Keeps, tells and sends the statuses of pods."""
 
@@ -146,10 +92,10 @@ class StatusManager:
         self,
         *,
         api: Api | None,
-        pods: Pods,
+        pods: PodManager,
         could_run: Callable[[PodUID], bool],
         clock: Clock,
-        postman: Postman,
+        postman: Postman[PodUID],
         notebook: Notebook,
         observe_lag: Callable[[float], None] = lambda seconds: None,
         is_outdated: Callable[[Pod, Pod], bool] = lambda mirror, static: False,

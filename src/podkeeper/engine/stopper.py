@@ -19,12 +19,14 @@ and `killPodWithSyncResult` in pkg/kubelet/kuberuntime.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
+from podkeeper.engine.background import Spawn
+from podkeeper.engine.hooks import HookRunner
 from podkeeper.model.errors import TryLater
-from podkeeper.model.k8s.core import Container, EphemeralContainer, LifecycleHandler, Pod
+from podkeeper.model.k8s.core import Container, EphemeralContainer, Pod
 from podkeeper.model.messages import PodEvent, PodUID
 from podkeeper.model.runtime import ContainerRecord, ContainerState, PodRecord
 from podkeeper.ports.clock import Clock
@@ -49,28 +51,6 @@ class Stops(Protocol):
 
     async def stop_sandbox(self, sandbox_id: str) -> None:
         """Stop a sandbox, and by force whatever still runs in it."""
-
-
-class Hooks(Protocol):
-    """Executes lifecycle hooks."""
-
-    async def execute(
-        self,
-        hook: LifecycleHandler,
-        pod: Pod,
-        container: Spec,
-        container_id: str,
-        pod_ip: str,
-        timeout_seconds: float,
-    ) -> str | None:
-        """Execute a hook. Returns why it failed, None when it went well."""
-
-
-class Spawn(Protocol):
-    """Begins work that outlives the one who began it."""
-
-    def __call__(self, work: Coroutine[Any, Any, T], /) -> asyncio.Future[T]:
-        """Begin."""
 
 
 class _Ending:
@@ -134,7 +114,7 @@ class PodStopper:
         self,
         *,
         runtime: Stops,
-        hooks: Hooks,
+        hooks: HookRunner,
         clock: Clock,
         record: Callable[[PodEvent, Pod | PodRecord | None], None],
         spawn: Spawn,

@@ -17,17 +17,23 @@ do is over after a few comparisons. The Go ancestors are `SyncPod`, `SyncTermina
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final, Protocol
 
 from msgspec.structs import replace
 
+from podkeeper.engine.executor import PlanExecutor
+from podkeeper.engine.ground import Ground, Prepared
+from podkeeper.engine.mirrors import MirrorClient
 from podkeeper.engine.observer import Observer
+from podkeeper.engine.predecessors import Predecessors
+from podkeeper.engine.probes import ProbeManager
+from podkeeper.engine.status import StatusManager
 from podkeeper.model.errors import AgentError, BadInput, GiveUp, NetworkNotReady, TryLater
 from podkeeper.model.k8s.core import Pod, PodStatus
-from podkeeper.model.messages import CONFIG_FIRST_SEEN_ANNOTATION, EventType, PodEvent, PodUID, ProbeResult
+from podkeeper.model.messages import CONFIG_FIRST_SEEN_ANNOTATION, EventType, PodEvent, PodUID
 from podkeeper.model.runtime import ContainerState, PodRecord
 from podkeeper.model.times import parse_time
 from podkeeper.ports.clock import Clock
@@ -40,7 +46,6 @@ from podkeeper.rules.probe.flags import ProbeView, readiness_wanted_now
 from podkeeper.rules.probe.worker import probes_of
 from podkeeper.rules.restart import ALL_CONTAINERS_RESTARTING
 from podkeeper.rules.status.conditions import TRUE, find_condition
-from podkeeper.rules.status.containers import StartFailure
 from podkeeper.rules.status.pod import NodeView, PodView, api_pod_status
 from podkeeper.rules.worker.updates import StatusFunction, UpdateType
 
@@ -54,117 +59,6 @@ SANDBOX_LOST = "SandboxLost"
 
 Record = Callable[[PodEvent, Pod | PodRecord | None], None]
 Evicting = Callable[[Pod], Eviction | None]
-
-
-class Statuses(Protocol):
-    """The status manager, as the syncer needs it."""
-
-    def get_pod_status(self, uid: PodUID) -> PodStatus | None:
-        """The last status accepted; the same object for as long as it stands."""
-
-    def set_pod_status(self, pod: Pod, status: PodStatus) -> bool:
-        """Take a new status."""
-
-    def terminate_pod(self, pod: Pod) -> None:
-        """The pod holds nothing any more: no status will follow."""
-
-
-class Probes(Protocol):
-    """The probe manager, as the syncer needs it."""
-
-    def add_pod(self, pod: Pod) -> None:
-        """Probe its containers from now on; again is fine."""
-
-    def stop_liveness_and_startup(self, pod: Pod) -> None:
-        """Nothing shall restart its containers any more."""
-
-    def remove_pod(self, uid: PodUID) -> None:
-        """Probe none of its containers any more."""
-
-    def wake(self, uid: PodUID, containers: Iterable[str]) -> None:
-        """Ask now whether these containers are ready."""
-
-    def view(self, uid: PodUID) -> ProbeView:
-        """What the probes know; the same object for as long as no result of any kind changes."""
-
-    def liveness(self, uid: PodUID) -> Mapping[str, ProbeResult]:
-        """Liveness results by the runtime's own container ids."""
-
-    def startup(self, uid: PodUID) -> Mapping[str, ProbeResult]:
-        """Startup results by the runtime's own container ids."""
-
-
-class Executor(Protocol):
-    """Who executes plans over the runtime."""
-
-    async def execute(
-        self,
-        pod: Pod,
-        record: PodRecord,
-        actions: PodActions,
-        *,
-        mounts: Mapping[str, str],
-        cgroup_parent: str,
-        pull_secrets: Sequence[PullSecret],
-    ) -> None:
-        """Do what a plan says, all that can be done of it; then raise what went wrong."""
-
-    def failures_of(self, uid: PodUID) -> Mapping[str, StartFailure]:
-        """Why containers of a pod could not be started, by name; another mapping whenever something changes."""
-
-    def clear_failures(self, record: PodRecord) -> None:
-        """Drop the start failures of containers that run."""
-
-    async def kill_pod(self, pod: Pod, record: PodRecord, grace_seconds: int | None) -> None:
-        """Stop all containers of a pod and its sandboxes; None: within the grace of its spec."""
-
-    async def kill_running_pod(self, record: PodRecord, grace_seconds: int) -> None:
-        """Stop all containers and sandboxes of a pod whose spec nobody knows."""
-
-    async def collect_dead_containers(self, record: PodRecord, *, everything: bool) -> None:
-        """Remove dead containers and sandboxes. Does not raise if a removal fails."""
-
-    def forget(self, uid: PodUID) -> None:
-        """Forget a pod that is no more."""
-
-
-class Prepared(Protocol):
-    """What a pod's containers stand on."""
-
-    @property
-    def cgroup_parent(self) -> str:
-        """Where its containers belong; empty where cgroups are not used."""
-
-    @property
-    def host_paths(self) -> Mapping[str, str]:
-        """Where its volumes lie, by name."""
-
-
-class Ground(Protocol):
-    """Who makes cgroups and volumes ready. What is begun is completed, even if the caller is cancelled."""
-
-    async def prepare(self, pod: Pod) -> Prepared:
-        """Make all ready that a pod stands on. Cheap once that was done for this version of the pod."""
-
-    async def unmount(self, uid: PodUID) -> None:
-        """Take down a pod's volumes. Returns once nothing of them is left."""
-
-    async def remove_cgroup(self, uid: PodUID) -> None:
-        """Remove a pod's cgroup. Returns once it is gone."""
-
-
-class Mirrors(Protocol):
-    """Who keeps the API's shadows of static pods."""
-
-    async def ensure(self, static: Pod, mirror: Pod | None) -> None:
-        """See to it that a static pod has its mirror. Does not wait for the API."""
-
-
-class Predecessors(Protocol):
-    """Who ends former copies of static pods that no worker knows of."""
-
-    async def end(self, static: Pod) -> None:
-        """Return once no former copy of a static pod runs."""
 
 
 class References(Protocol):
@@ -220,11 +114,11 @@ class PodSyncer:
     def __init__(
         self,
         *,
-        statuses: Statuses,
-        probes: Probes,
-        executor: Executor,
+        statuses: StatusManager,
+        probes: ProbeManager,
+        executor: PlanExecutor,
         ground: Ground,
-        mirrors: Mirrors,
+        mirrors: MirrorClient,
         look: Callable[[PodUID], Awaitable[PodRecord]],
         request_look: Callable[[PodUID], None],
         node: Callable[[], NodeView],
@@ -443,7 +337,7 @@ class PodSyncer:
         except AgentError as error:
             log.warning("mirror of pod %s not brought up to date, the pod goes on: %s", _name(pod), error)
 
-    # Statuses.
+    # StatusManager.
 
     def _publish(self, pod: Pod, record: PodRecord) -> PodStatus:
         """Set the status of a pod that is alive. What only waits for its readiness probe is probed at once."""

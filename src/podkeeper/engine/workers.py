@@ -20,9 +20,11 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import ParamSpec, Protocol
+from typing import ParamSpec
 
+from podkeeper.engine.cache import PodCache
 from podkeeper.engine.observer import Observer
+from podkeeper.engine.syncer import PodSyncer
 from podkeeper.model.errors import AgentError, BadInput, Problem, TryLater
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.messages import PodEvent, PodUID
@@ -63,34 +65,6 @@ Begin = ReadStatus | SyncTerminatingRuntimePod  # how a pass may begin: to kill 
 P = ParamSpec("P")
 
 
-class Syncer(Protocol):
-    """What a pass calls. May raise anything, at any await; a cancelled call ends as soon as it safely can."""
-
-    async def sync_pod(self, update_type: UpdateType, pod: Pod, mirror_pod: Pod | None, record: PodRecord) -> bool:
-        """Make the pod run as configured. True: it has come to its natural end."""
-
-    async def sync_terminating_pod(
-        self, pod: Pod, record: PodRecord, grace_seconds: int | None, status_function: StatusFunction | None
-    ) -> None:
-        """Stop the pod's containers. Returns once none runs."""
-
-    async def sync_terminating_runtime_pod(self, running_pod: PodRecord) -> None:
-        """Stop the containers of a pod that only the runtime knows."""
-
-    async def sync_terminated_pod(self, pod: Pod, record: PodRecord) -> None:
-        """Give back what a stopped pod still holds."""
-
-
-class Cache(Protocol):
-    """What the runtime was last seen to have."""
-
-    def get_if_sure(self, uid: PodUID) -> PodRecord | None:
-        """What there is now, empty if nothing; None when that is not known."""
-
-    async def get_newer_than(self, uid: PodUID, since: float | None) -> PodRecord:
-        """What a look begun after `since` found; None: what there is."""
-
-
 @dataclass(slots=True, eq=False)
 class _Pass:
     """A pass that was ordered and has not been reported."""
@@ -110,8 +84,8 @@ class PodWorkers:
     def __init__(
         self,
         *,
-        syncer: Syncer,
-        cache: Cache,
+        syncer: PodSyncer,
+        cache: PodCache,
         enqueue: Callable[[PodUID, float], None],
         record: Callable[[PodEvent, Subject | None], None],
         clock: Clock,
