@@ -29,6 +29,7 @@ from podkeeper.engine.pleg import Pleg
 from podkeeper.engine.postman import Postman
 from podkeeper.engine.prober import ProbeExecutor
 from podkeeper.engine.probes import ProbeManager
+from podkeeper.engine.pull_secrets import PullSecrets
 from podkeeper.engine.queue import WorkQueue
 from podkeeper.engine.starter import ContainerStarter
 from podkeeper.engine.status import StatusManager
@@ -245,7 +246,7 @@ class SmallNode:
             executor=self.executor,
             ground=Ground(volumes=self.volumes, cgroups=self.cgroups, record=record, spawn=spawn),
             mirrors=stand_in(MirrorClient, self.mirrors),
-            references=self.references,
+            references=stand_in(PullSecrets, self.references),
             look=lambda uid: self.cache.get_newer_than(uid, self.moment()),
             request_look=self.pleg.request,
             node=lambda: NodeView(runtime_name="fake", host_ips=("192.0.2.1",)),

@@ -10,6 +10,7 @@ from podkeeper.engine.executor import PlanExecutor
 from podkeeper.engine.ground import Ground
 from podkeeper.engine.mirrors import MirrorClient
 from podkeeper.engine.probes import ProbeManager
+from podkeeper.engine.pull_secrets import PullSecrets
 from podkeeper.engine.status import StatusManager
 from podkeeper.engine.syncer import PodSyncer
 from podkeeper.model.errors import GiveUp, NotFound, RuntimeUnavailable, TryLater
@@ -58,7 +59,7 @@ class Stage(World):
             executor=stand_in(PlanExecutor, self.calls.watch("executor", self, ERRORS["executor"])),
             ground=stand_in(Ground, self.calls.watch("ground", self, ERRORS["ground"])),
             mirrors=stand_in(MirrorClient, self.calls.watch("mirrors", self, ERRORS["mirrors"])),
-            references=self,
+            references=stand_in(PullSecrets, self),
             look=self.calls.watch("cache", self, ERRORS["cache"]).look,
             request_look=self.request_look,
             node=lambda: self.node,

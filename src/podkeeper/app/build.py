@@ -35,7 +35,7 @@ from podkeeper.engine.housekeeping import Housekeeping
 from podkeeper.engine.image_access import PullBook
 from podkeeper.engine.image_care import ImageCare
 from podkeeper.engine.images import ImageManager
-from podkeeper.engine.log_care import LogCare, LogFiles
+from podkeeper.engine.log_care import LogCare
 from podkeeper.engine.loop import SyncLoop
 from podkeeper.engine.manager import PodManager
 from podkeeper.engine.metrics import Metrics
@@ -65,6 +65,7 @@ from podkeeper.ports.api import Api, Reader
 from podkeeper.ports.cgroups import Cgroups
 from podkeeper.ports.clock import Clock
 from podkeeper.ports.journal import Journal
+from podkeeper.ports.logs import LogFiles
 from podkeeper.ports.prober import Prober
 from podkeeper.ports.runtime import Health, Runtime
 from podkeeper.ports.source import Source

@@ -27,7 +27,6 @@ from podkeeper.app.local.streams import PlainStreams, Streams
 from podkeeper.app.name_lookup import NameLookup
 from podkeeper.app.sources import drop_unused_manifest_notes, manifest_notes
 from podkeeper.engine.container_care import PERIOD_SECONDS as CONTAINER_GC_SECONDS
-from podkeeper.engine.log_care import LogFiles
 from podkeeper.engine.notebook import Notebook
 from podkeeper.host.clock import SystemClock
 from podkeeper.journal.errors import JournalInUse
@@ -42,6 +41,7 @@ from podkeeper.model.quantity import parse_quantity
 from podkeeper.ports.cgroups import Cgroups
 from podkeeper.ports.clock import Clock
 from podkeeper.ports.journal import Journal
+from podkeeper.ports.logs import LogFiles
 from podkeeper.ports.prober import Prober
 from podkeeper.ports.runtime import Runtime
 from podkeeper.ports.volumes import Volumes

@@ -10,12 +10,13 @@ is garbage is decided by `rules.collect`. The Go ancestor is pkg/kubelet/kuberun
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Final, Protocol
+from collections.abc import Awaitable, Callable
+from typing import Final
 
 from podkeeper.model.errors import TryLater
 from podkeeper.model.messages import EventType, PodEvent
 from podkeeper.model.runtime import PodRecord
+from podkeeper.ports.runtime import PodListing
 from podkeeper.rules.collect import Garbage, garbage_of
 
 log = logging.getLogger(__name__)
@@ -24,20 +25,13 @@ PERIOD_SECONDS: Final = 60.0
 GC_FAILED: Final = "ContainerGCFailed"
 
 
-class Runtime(Protocol):
-    """What is asked of the runtime."""
-
-    async def list_pods(self) -> Sequence[PodRecord]:
-        """Every pod the runtime has anything of."""
-
-
 class ContainerCare:
     """Removes what is left over of pods that still exist."""
 
     def __init__(
         self,
         *,
-        runtime: Runtime,
+        runtime: PodListing,
         collect: Callable[[PodRecord], Awaitable[None]],
         tell: Callable[[PodEvent], None],
         period_seconds: float = PERIOD_SECONDS,

@@ -19,7 +19,6 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import count, filterfalse
-from typing import Protocol
 
 from podkeeper.engine.admission import Admission
 from podkeeper.engine.manager import PodManager
@@ -34,6 +33,7 @@ from podkeeper.model.messages import PodUID
 from podkeeper.model.runtime import PodRecord
 from podkeeper.ports.cgroups import Cgroups
 from podkeeper.ports.clock import Clock
+from podkeeper.ports.runtime import PodListing
 from podkeeper.ports.volumes import Volumes
 from podkeeper.rules.housekeeping import Plan, Sight, is_running, plan_of, restart_of
 from podkeeper.rules.mirror import is_static_pod
@@ -50,13 +50,6 @@ RUNTIME_PATIENCE_SECONDS = 2.0  # doubled each time the runtime does not answer,
 LONGEST_RUNTIME_PATIENCE_SECONDS = 30.0
 SLOW_SECONDS = 10.0  # after this a removal is named, and no longer counted as one of
 REMOVALS_AT_A_TIME = 256
-
-
-class Runtime(Protocol):
-    """What housekeeping asks of the runtime."""
-
-    async def list_pods(self) -> Sequence[PodRecord]:
-        """Every pod the runtime has anything of."""
 
 
 async def _none() -> frozenset[PodUID]:
@@ -126,7 +119,7 @@ class Housekeeping:
         *,
         pods: PodManager,
         workers: PodWorkers,
-        runtime: Runtime,
+        runtime: PodListing,
         status: StatusManager,
         probes: ProbeManager,
         mirrors: MirrorClient,

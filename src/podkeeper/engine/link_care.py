@@ -14,19 +14,12 @@ from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 
 from podkeeper.model.errors import TryLater
-from podkeeper.model.runtime import PodRecord
+from podkeeper.ports.runtime import PodListing
 from podkeeper.rules.log_links import LogLink, dead_links, links_of
 
 log = logging.getLogger(__name__)
 
 PERIOD_SECONDS: Final = 60.0
-
-
-class Runtime(Protocol):
-    """What is asked of the runtime."""
-
-    async def list_pods(self) -> Sequence[PodRecord]:
-        """Every pod the runtime has anything of."""
 
 
 class Links(Protocol):
@@ -46,7 +39,7 @@ class LinkCare:
     """Cares for the links, as long as the agent lives."""
 
     def __init__(
-        self, *, runtime: Runtime, links: Links, log_root: str, period_seconds: float = PERIOD_SECONDS
+        self, *, runtime: PodListing, links: Links, log_root: str, period_seconds: float = PERIOD_SECONDS
     ) -> None:
         self._runtime = runtime
         self._links = links

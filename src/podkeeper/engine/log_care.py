@@ -27,6 +27,7 @@ from podkeeper.model.log_tree import ContainerLogs, LogTree
 from podkeeper.model.messages import PodUID
 from podkeeper.model.runtime import ContainerRecord, ContainerState, PodRecord
 from podkeeper.ports.clock import Clock
+from podkeeper.ports.logs import LogFiles
 from podkeeper.rules.log_rotation import (
     NOTHING_TO_DO,
     SHORTEST_PAUSE_SECONDS,
@@ -53,34 +54,6 @@ class Runtime(Protocol):
 
     async def reopen_log(self, container_id: str) -> None:
         """Let a container's log go on in a new file of the same name."""
-
-
-class LogFiles(Protocol):
-    """The log tree; what fails raises TryLater, what is gone is gone."""
-
-    async def survey(self) -> LogTree:
-        """All that there is."""
-
-    def exists(self, logs: ContainerLogs, name: str) -> bool:
-        """Whether a file is there now."""
-
-    async def remove(self, logs: ContainerLogs, names: Sequence[str]) -> None:
-        """Remove some files."""
-
-    async def move(self, logs: ContainerLogs, name: str, to: str) -> None:
-        """Give a file a new name."""
-
-    async def move_back(self, logs: ContainerLogs, name: str, moved_to: str) -> None:
-        """Give a file its old name again, unless another one has it by now."""
-
-    async def compress(self, logs: ContainerLogs, name: str) -> None:
-        """Put a compressed part in the place of a rotated one."""
-
-    def put_aside(self, pod: str) -> None:
-        """Take a pod's directory out of sight, at once."""
-
-    async def clear(self) -> None:
-        """Delete what was put aside."""
 
 
 _Key = tuple[str, str, str]

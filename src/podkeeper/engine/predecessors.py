@@ -10,23 +10,16 @@ There is no Go ancestor: the reference lets both run.
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol
+from collections.abc import Awaitable, Callable
 
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.messages import PodUID
 from podkeeper.model.runtime import PodRecord
+from podkeeper.ports.runtime import PodListing
 from podkeeper.rules.housekeeping import ORPHAN_GRACE_SECONDS, is_running
 from podkeeper.rules.mirror import full_name
 
 log = logging.getLogger(__name__)
-
-
-class Runtime(Protocol):
-    """What this room asks of the runtime."""
-
-    async def list_pods(self) -> Sequence[PodRecord]:
-        """Every pod the runtime has anything of."""
 
 
 class Predecessors:
@@ -35,7 +28,7 @@ class Predecessors:
     def __init__(
         self,
         *,
-        runtime: Runtime,
+        runtime: PodListing,
         kill: Callable[[PodRecord, int], Awaitable[None]],
         is_desired: Callable[[PodUID], bool],
     ) -> None:

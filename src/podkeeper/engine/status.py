@@ -28,7 +28,7 @@ from typing import Protocol, assert_never
 
 import msgspec
 
-from podkeeper.engine.manager import PodManager
+from podkeeper.engine.manager import PodManager, Translations
 from podkeeper.engine.notebook import Notebook
 from podkeeper.engine.postman import Postman
 from podkeeper.model.errors import UNDECODABLE, BadInput, NotFound, Problem
@@ -71,18 +71,6 @@ Subscriber = Callable[[PodUID, PodStatus], None]
 
 class Api(Reader, Writer, Protocol):
     """What this room asks of the API."""
-
-
-class Translations(Protocol):
-    """Which UIDs stand for each other."""
-
-    @property
-    def pod_to_mirror(self) -> Mapping[PodUID, PodUID | None]:
-        """Each static pod's mirror; None: it has none yet."""
-
-    @property
-    def mirror_to_pod(self) -> Mapping[PodUID, PodUID]:
-        """Each mirror's static pod."""
 
 
 class StatusManager:

@@ -20,7 +20,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Final, Protocol
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -30,6 +30,7 @@ from podkeeper.engine.mirrors import MirrorClient
 from podkeeper.engine.observer import Observer
 from podkeeper.engine.predecessors import Predecessors
 from podkeeper.engine.probes import ProbeManager
+from podkeeper.engine.pull_secrets import PullSecrets
 from podkeeper.engine.status import StatusManager
 from podkeeper.model.errors import AgentError, BadInput, GiveUp, NetworkNotReady, TryLater
 from podkeeper.model.k8s.core import Pod, PodStatus
@@ -38,7 +39,6 @@ from podkeeper.model.runtime import ContainerState, PodRecord
 from podkeeper.model.times import parse_time
 from podkeeper.ports.clock import Clock
 from podkeeper.rules.evict import PAST_DEADLINE, Eviction, deadline_eviction, evicted_status
-from podkeeper.rules.keyring import PullSecret
 from podkeeper.rules.mirror import is_static_pod
 from podkeeper.rules.phase import Phase, is_terminal
 from podkeeper.rules.plan import PodActions, compute_pod_actions, is_stranded
@@ -59,33 +59,6 @@ SANDBOX_LOST = "SandboxLost"
 
 Record = Callable[[PodEvent, Pod | PodRecord | None], None]
 Evicting = Callable[[Pod], Eviction | None]
-
-
-class References(Protocol):
-    """Who keeps the config maps and secrets that pods refer to."""
-
-    def register(self, pod: Pod) -> None:
-        """This pod needs what it refers to; again is fine."""
-
-    def unregister(self, uid: PodUID) -> None:
-        """This pod needs nothing any more; unknown is fine."""
-
-    async def pull_secrets(self, pod: Pod) -> Sequence[PullSecret]:
-        """The docker configurations to pull this pod's images with."""
-
-
-class NoReferences:
-    """Where pods can refer to nothing."""
-
-    def register(self, pod: Pod) -> None:
-        """Nothing to keep."""
-
-    def unregister(self, uid: PodUID) -> None:
-        """Nothing was kept."""
-
-    async def pull_secrets(self, pod: Pod) -> Sequence[PullSecret]:
-        """There are none."""
-        return ()
 
 
 class _Round(Enum):
@@ -119,6 +92,7 @@ class PodSyncer:
         executor: PlanExecutor,
         ground: Ground,
         mirrors: MirrorClient,
+        references: PullSecrets,
         look: Callable[[PodUID], Awaitable[PodRecord]],
         request_look: Callable[[PodUID], None],
         node: Callable[[], NodeView],
@@ -127,7 +101,6 @@ class PodSyncer:
         clock: Clock,
         evictions: Sequence[Evicting] = (),
         predecessors: Predecessors | None = None,
-        references: References | None = None,
         observer: Observer | None = None,
     ) -> None:
         """`look` waits for a record of a pod as it is from now on, `request_look` only asks that one be taken soon."""
@@ -136,6 +109,7 @@ class PodSyncer:
         self._executor = executor
         self._ground = ground
         self._mirrors = mirrors
+        self._references = references
         self._look = look
         self._request_look = request_look
         self._node = node
@@ -144,7 +118,6 @@ class PodSyncer:
         self._clock = clock
         self._evictions = tuple(evictions)
         self._predecessors = predecessors
-        self._references = references or NoReferences()
         self._observer = observer or Observer()
         self._quiet: dict[PodUID, _Quiet] = {}
         self._with_sandbox: dict[PodUID, PodRecord] = {}  # seen in the middle of the pass that is under way

@@ -71,11 +71,15 @@ class Images(Protocol):
         """How full the file system is that images lie on; None: images take no space here."""
 
 
-class Inspection(Protocol):
-    """What there is."""
+class PodListing(Protocol):
+    """All pods at once."""
 
     async def list_pods(self) -> Sequence[PodRecord]:
         """Every pod the runtime has anything of, whoever started it: ids and states; details may be missing."""
+
+
+class Inspection(PodListing, Protocol):
+    """All pods, and one pod in detail."""
 
     async def pod_record(self, uid: PodUID) -> PodRecord:
         """All about one pod, with exit codes and times. A pod it has nothing of is an empty record."""
