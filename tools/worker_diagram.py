@@ -52,7 +52,7 @@ Transition = tuple[State, str, Step]
 RUNTIME_ONLY = "TerminatingRuntimeOnly"
 PLACES = {
     **{state.__name__: state.__doc__ for state in (Unknown, Waiting, Syncing, TerminationRequested, Terminating)},
-    RUNTIME_ONLY: "Terminating, when only the runtime knows the pod: there is nothing to clean up afterwards.",
+    RUNTIME_ONLY: "Terminating, but only the runtime knows the pod. There is nothing to clean up afterwards.",
     **{state.__name__: state.__doc__ for state in (Terminated, Finished, NeverStarted)},
 }
 """Name -> meaning, from left to right."""
@@ -62,10 +62,10 @@ PROGRESS: Mapping[str, Event] = {
     "not its turn": MustWait(),
     "status read": StatusRead(),
     "status unreadable": StatusUnreadable("cache unavailable"),
-    "pass succeeded": Passed(1.0),
-    "natural end": Passed(1.0, ended=True),
-    "pass failed": Failed(1.0),
-    "swept": Swept(desired=True),
+    "sync succeeded": Passed(1.0),
+    "pod completed": Passed(1.0, ended=True),
+    "sync failed": Failed(1.0),
+    "housekeeping": Swept(desired=True),
     "orphaned": Swept(desired=False),
 }
 
@@ -92,8 +92,8 @@ def alphabet(source: str) -> dict[str, Event]:
         "create": Told(Update(type=UpdateType.CREATE, pod=pod)),
         "update": Told(Update(type=UpdateType.UPDATE, pod=pod)),
         "deletion": Told(Update(type=UpdateType.UPDATE, pod=pod_from(source, deleting=True))),
-        "final phase": Told(Update(type=UpdateType.UPDATE, pod=failed)),
-        "final phase with nothing running": Told(Update(type=UpdateType.UPDATE, pod=failed), PodRecord(uid="uid")),
+        "terminal phase": Told(Update(type=UpdateType.UPDATE, pod=failed)),
+        "terminal phase with nothing running": Told(Update(type=UpdateType.UPDATE, pod=failed), PodRecord(uid="uid")),
         "kill": Told(Update(type=UpdateType.KILL, pod=pod)),
         "eviction": Told(Update(type=UpdateType.KILL, pod=pod, kill=KillOptions(evict=True))),
         "runtime kill": Told(Update(type=UpdateType.KILL, running_pod=PodRecord(uid="uid"))),
@@ -185,17 +185,19 @@ def page() -> str:
     return "\n\n".join(
         [
             "# The states of a pod worker",
-            "Drawn by `python -m tools.worker_diagram` from the decisions in `rules/worker`; not to be edited by hand.",
+            "`python -m tools.worker_diagram` generates this page from the decisions in `rules/worker`. Do not edit it "
+            "by hand.",
             "\n".join(meanings),
             "## A pod from the API",
-            "It never really waits: the turn that it asks for is given at once.",
+            "A pod from the API leaves Waiting at once, because only static pods wait for their turn.",
             mermaid(arrows(API_SOURCE, _position)),
             "## A static pod",
-            "Static pods of one full name start one after the other; one that is to end before its turn never starts.",
+            "Static pods with the same full name start one after the other. If a pod must stop before its turn, it "
+            "never starts.",
             mermaid(arrows(FILE_SOURCE, _position)),
-            "## What a worker does meanwhile",
-            "While it reads or calls, the latest update waits. A move from one state to the next begins the next pass "
-            "at once.",
+            "## Activity of a worker",
+            "A busy worker reads the pod's status (Reading) or runs a sync function (Calling). Meanwhile only the "
+            "latest update waits. When the pod changes its state, the next sync starts at once.",
             mermaid(arrows(API_SOURCE, _activity)),
         ]
     )

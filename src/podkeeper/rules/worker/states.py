@@ -90,17 +90,17 @@ Activity = Idle | Busy
 
 
 class Unknown(msgspec.Struct, frozen=True):
-    """Never seen, or forgotten."""
+    """The worker has never seen the pod, or has forgotten it."""
 
 
 class Waiting(msgspec.Struct, frozen=True):
-    """Seen, and not started: a static pod of the same full name comes first."""
+    """The pod has not started, because another static pod with the same full name comes first."""
 
     pending: Work
 
 
 class Syncing(msgspec.Struct, frozen=True):
-    """Wanted: containers are started, restarted and looked after."""
+    """The pod should run. Containers are started, restarted and probed."""
 
     activity: Activity
 
@@ -116,21 +116,21 @@ class Ending(msgspec.Struct, frozen=True):
 
 
 class TerminationRequested(msgspec.Struct, frozen=True):
-    """Unwanted, but the worker has not got to it: a sync pass under way may still start a container."""
+    """The pod must stop, but a sync in progress may still start a container."""
 
     ending: Ending
     activity: Activity
 
 
 class Terminating(msgspec.Struct, frozen=True):
-    """Unwanted, and the worker knows it: no container starts any more, those that run are being stopped."""
+    """The pod must stop. No container may start. Running containers are being stopped."""
 
     ending: Ending
     activity: Activity
 
 
 class Terminated(msgspec.Struct, frozen=True):
-    """No container runs, nor ever will; what the pod held is being cleaned up."""
+    """No container runs or will start. The resources of the pod are being cleaned up."""
 
     cause: Cause
     activity: Activity
@@ -138,7 +138,7 @@ class Terminated(msgspec.Struct, frozen=True):
 
 
 class Finished(msgspec.Struct, frozen=True):
-    """Nothing is left to do; remembered so that it does not start again."""
+    """Nothing is left to do. The worker keeps the pod, so that it does not start again."""
 
     cause: Cause
     pod: Pod | None  # as the last pass saw it; None: no pass was ever made with its configuration
@@ -146,7 +146,7 @@ class Finished(msgspec.Struct, frozen=True):
 
 
 class NeverStarted(msgspec.Struct, frozen=True):
-    """A static pod that was to end before its turn came: finished without a single pass."""
+    """A static pod that had to stop before its turn came. It finished without a sync."""
 
     cause: Cause
     restart_requested: bool = False
