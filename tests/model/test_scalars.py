@@ -84,14 +84,14 @@ REFUSED = (
 
 
 @pytest.mark.parametrize("text", REFUSED, ids=lambda text: repr(text[:20]))
-def test_text_that_is_no_quantity_is_refused_with_an_example(text: str) -> None:
-    with pytest.raises(BadInput, match="right would be"):
+def test_a_malformed_quantity_is_rejected_with_an_example(text: str) -> None:
+    with pytest.raises(BadInput, match=r"Invalid value: .*quantities must match .*e\.g\. 2, 500m"):
         parse_quantity(text)
 
 
 @pytest.mark.parametrize("number", [True, float("nan"), float("inf"), 10**5000], ids=["bool", "nan", "inf", "huge"])
-def test_numbers_that_are_no_quantity_are_refused(number: float) -> None:
-    with pytest.raises(BadInput, match="right would be"):
+def test_booleans_infinities_and_huge_numbers_are_not_quantities(number: float) -> None:
+    with pytest.raises(BadInput, match=r"Invalid value: .*quantities must match"):
         parse_quantity(number)
 
 
@@ -203,8 +203,8 @@ NO_TIMES = (
 
 
 @pytest.mark.parametrize("text", NO_TIMES)
-def test_what_is_no_time_is_refused_with_an_example(text: str) -> None:
-    with pytest.raises(BadInput, match="right would be 2000-01-31T23:59:59Z"):
+def test_a_malformed_time_is_rejected_with_an_example(text: str) -> None:
+    with pytest.raises(BadInput, match=r"RFC 3339 format \(e\.g\. 2000-01-31T23:59:59Z\)"):
         parse_time(text)
 
 
@@ -213,7 +213,7 @@ def test_a_micro_time_carries_exactly_six_digits() -> None:
     assert parse_micro_time("2000-01-31T03:59:59.123456Z") == moment
     assert parse_micro_time("2000-01-31T05:59:59,123456+02:00") == moment
     for fraction in ("", ".5", ".1234567"):
-        with pytest.raises(BadInput, match=r"right would be 2000-01-31T23:59:59\.000000Z"):
+        with pytest.raises(BadInput, match=r"RFC 3339 format \(e\.g\. 2000-01-31T23:59:59\.000000Z\)"):
             parse_micro_time(f"2000-01-31T03:59:59{fraction}Z")
 
 

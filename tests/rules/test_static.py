@@ -206,11 +206,11 @@ REFUSALS: dict[str, tuple[Callable[[], core.Pod], References, bool]] = {
 
 
 @pytest.mark.parametrize("make, allowed, refused", REFUSALS.values(), ids=REFUSALS.keys())
-def test_references_are_refused_unless_the_node_has_a_store(
+def test_references_are_forbidden_without_a_local_store(
     make: Callable[[], core.Pod], allowed: References, refused: bool
 ) -> None:
     if refused:
-        with pytest.raises(BadInput, match=r"spec\.volumes\[0\].*: cannot refer to"):
+        with pytest.raises(BadInput, match=r"spec\.volumes\[0\].*: Forbidden: static pods may not reference"):
             static_pod(make(), FILE, "n", allowed)
     else:
         assert static_pod(make(), FILE, "n", allowed).status.phase == "Pending"
@@ -222,14 +222,17 @@ def document(text: str) -> Document:
 
 
 NOT_PODS = {
-    "a service": ("apiVersion: v1\nkind: Service\n", "web.yaml:2: kind: cannot run a Service; a Pod would be right"),
-    "nothing known": ("apiVersion: v1\nkind: Pods\n", "web.yaml:2: kind: cannot use a 'Pods' of 'v1'"),
-    "a pod of wrong types": ("apiVersion: v1\nkind: Pod\nspec: 5\n", "web.yaml:3: spec: cannot be the number 5"),
+    "a service": (
+        "apiVersion: v1\nkind: Service\n",
+        'web.yaml:2: kind: Unsupported value: "Service": supported values: "Pod"',
+    ),
+    "nothing known": ("apiVersion: v1\nkind: Pods\n", 'web.yaml:2: kind: Unsupported value: "Pods": unknown kind'),
+    "a pod of wrong types": ("apiVersion: v1\nkind: Pod\nspec: 5\n", "web.yaml:3: spec: Invalid value: number 5"),
 }
 
 
 @pytest.mark.parametrize("text, message", NOT_PODS.values(), ids=NOT_PODS.keys())
-def test_what_is_not_a_pod(text: str, message: str) -> None:
+def test_other_documents_are_rejected(text: str, message: str) -> None:
     with pytest.raises(NotAPod) as caught:
         static_pod_from(document(text), FILE, "n")
     assert str(caught.value).startswith(message)

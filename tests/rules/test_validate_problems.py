@@ -76,105 +76,103 @@ def annotations(size: int) -> Json:
 
 CLAIM = {"spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}}
 LONG_NAME = "x" * 64
-SHOWN = f"'{'x' * 79}…"
-SUBDOMAIN = "at most 253 of a-z, 0-9, '-' and '.', with a letter or digit at both ends of each part"
+SHOWN = f'"{"x" * 79}…"'
+POLICIES = 'supported values: "Always", "OnFailure", "Never"'
 
 BOUNDARIES: dict[str, tuple[Json, Json, str]] = {
     "annotations of 256 KiB": (
         annotations(262144),
         annotations(262145),
-        "metadata.annotations: cannot hold 262145 bytes in all; right would be at most 262144",
+        "metadata.annotations: Too long: may not be more than 262144 bytes",
     ),
     "a deletion cost of 32 bits": (
         deletion_cost("2147483647"),
         deletion_cost("2147483648"),
-        "metadata.annotations[controller.kubernetes.io/pod-deletion-cost]: cannot be '2147483648'; "
-        "right would be a 32-bit integer",
+        'metadata.annotations[controller.kubernetes.io/pod-deletion-cost]: Invalid value: "2147483648": '
+        "must be a 32bit integer",
     ),
     "a negative deletion cost of 32 bits": (
         deletion_cost("-2147483648"),
         deletion_cost("-2147483649"),
-        "metadata.annotations[controller.kubernetes.io/pod-deletion-cost]: cannot be '-2147483649'; "
-        "right would be a 32-bit integer",
+        'metadata.annotations[controller.kubernetes.io/pod-deletion-cost]: Invalid value: "-2147483649": '
+        "must be a 32bit integer",
     ),
     "a deletion cost without zeros in front": (
         deletion_cost("0"),
         deletion_cost("01"),
-        "metadata.annotations[controller.kubernetes.io/pod-deletion-cost]: cannot be '01'; "
-        "right would be a 32-bit integer",
+        "metadata.annotations[controller.kubernetes.io/pod-deletion-cost]: "
+        'Invalid value: "01": must be a 32bit integer',
     ),
     "a deadline of one second": (
         {"spec": {"activeDeadlineSeconds": 1}},
         {"spec": {"activeDeadlineSeconds": 0}},
-        "spec.activeDeadlineSeconds: cannot be 0; right would be a number from 1 to 2147483647",
+        "spec.activeDeadlineSeconds: Invalid value: 0: must be between 1 and 2147483647, inclusive",
     ),
     "a deadline of 31 bits": (
         {"spec": {"activeDeadlineSeconds": 2147483647}},
         {"spec": {"activeDeadlineSeconds": 2147483648}},
-        "spec.activeDeadlineSeconds: cannot be 2147483648; right would be a number from 1 to 2147483647",
+        "spec.activeDeadlineSeconds: Invalid value: 2147483648: must be between 1 and 2147483647, inclusive",
     ),
     "a hostname of 64 characters": (
         {"spec": {"hostnameOverride": LONG_NAME}},
         {"spec": {"hostnameOverride": LONG_NAME + "x"}},
-        f"spec.hostnameOverride: cannot be '{LONG_NAME}x'; right would be at most 64 characters",
+        f'spec.hostnameOverride: Invalid value: "{LONG_NAME}x": must be no more than 64 characters',
     ),
     "32 search domains": (
         dns(searches=["a"] * 32),
         dns(searches=["a"] * 33),
-        "spec.dnsConfig.searches: cannot be so long; right would be at most 32 domains of 2048 characters",
+        "spec.dnsConfig.searches: Too many: 33: must have at most 32 items",
     ),
     "search domains of 2048 characters": (
         dns(searches=[f"{'x' * 204}"] * 9 + ["x" * 203]),
         dns(searches=[f"{'x' * 204}"] * 10),
-        "spec.dnsConfig.searches: cannot be so long; right would be at most 32 domains of 2048 characters",
+        "spec.dnsConfig.searches: Too long: may not be more than 2048 characters, including spaces",
     ),
     "a profile of 4095 bytes": (
         app_armor("é" * 2047 + "x"),
         app_armor("é" * 2048),
-        "spec.containers[0].securityContext.appArmorProfile.localhostProfile: cannot be so long; "
-        "right would be at most 4095 bytes",
+        "spec.containers[0].securityContext.appArmorProfile.localhostProfile: "
+        "Too long: may not be more than 4095 bytes",
     ),
     "20 restart rules": (
         rules(20),
         rules(21),
-        "spec.containers[0].restartPolicyRules: cannot hold 21 rules; right would be at most 20",
+        "spec.containers[0].restartPolicyRules: Too many: 21: must have at most 20 items",
     ),
     "255 exit codes": (
         rules(1, codes=255),
         rules(1, codes=256),
-        "spec.containers[0].restartPolicyRules[0].exitCodes.values: cannot hold so many codes; "
-        "right would be at most 255",
+        "spec.containers[0].restartPolicyRules[0].exitCodes.values: Too many: 256: must have at most 255 items",
     ),
     "a CSI driver of 63 characters": (
         volume(csi={"driver": LONG_NAME[1:]}),
         volume(csi={"driver": LONG_NAME}),
-        f"spec.volumes[0].csi.driver: cannot be '{LONG_NAME}'; right would be at most 63 characters",
+        "spec.volumes[0].csi.driver: Too long: may not be more than 63 characters",
     ),
     "a tenant of 64 characters": (
         volume(quobyte={"registry": "a:1", "volume": "v", "tenant": LONG_NAME}),
         volume(quobyte={"registry": "a:1", "volume": "v", "tenant": LONG_NAME + "x"}),
-        f"spec.volumes[0].quobyte.tenant: cannot be '{LONG_NAME}x'; right would be at most 64 characters",
+        "spec.volumes[0].quobyte.tenant: Too long: may not be more than 64 characters",
     ),
     "a pod whose name fits into that of a claim": (
         {"metadata": {"name": "x" * 250}, **volume(ephemeral={"volumeClaimTemplate": CLAIM})},
         {"metadata": {"name": "x" * 251}, **volume(ephemeral={"volumeClaimTemplate": CLAIM})},
-        "spec.volumes[0].name: cannot be 'v0'; "
-        "right would be short enough to name a claim together with the pod's name",
+        f'spec.volumes[0].name: Invalid value: "v0": PVC name {SHOWN}: {names.dns_subdomain.detail}',
     ),
     "a name of 253 characters": (
         {"metadata": {"name": "x" * 253}},
         {"metadata": {"name": "x" * 254}},
-        f"metadata.name: cannot be {SHOWN}; right would be {SUBDOMAIN}",
+        f"metadata.name: Invalid value: {SHOWN}: {names.dns_subdomain.detail}",
     ),
     "a value of which 78 characters are shown": (
         {"spec": {"restartPolicy": "Never"}},
         {"spec": {"restartPolicy": "x" * 78}},
-        f"spec.restartPolicy: cannot be '{'x' * 78}'; right would be Always, OnFailure or Never",
+        f'spec.restartPolicy: Unsupported value: "{"x" * 78}": {POLICIES}',
     ),
     "a longer value of which 79 characters are shown": (
         {"spec": {"restartPolicy": "OnFailure"}},
         {"spec": {"restartPolicy": "x" * 79}},
-        f"spec.restartPolicy: cannot be {SHOWN}; right would be Always, OnFailure or Never",
+        f"spec.restartPolicy: Unsupported value: {SHOWN}: {POLICIES}",
     ),
 }
 

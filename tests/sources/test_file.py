@@ -138,18 +138,20 @@ def test_what_is_hidden_or_left_over_is_ignored(tmp_path: Path, name: str) -> No
 # A file that cannot be used.
 
 BROKEN: dict[str, tuple[bytes, int, str]] = {
-    "text that is no YAML": (b"kind: Pod\nmetadata: [\n", 3, "cannot read this as YAML"),
+    "text that is no YAML": (b"kind: Pod\nmetadata: [\n", 3, "cannot parse YAML"),
     "text that is no text": (b"a: \xff\xfe\n", 1, "UTF-8"),
     "nothing at all": (b"", 0, "it is empty"),
-    "an invalid pod": (pod_text("web").replace("name: app", "name: App").encode(), 7, "right would be"),
+    "an invalid pod": (pod_text("web").replace("name: app", "name: App").encode(), 7, "Invalid value: "),
     "a pod without a name": (pod_text("web").replace("  name: web", "  labels: {}").encode(), 3, "needs a name"),
-    "a wrong type": (pod_text("web", more="    args: yes\n").encode(), 9, "a list would be right"),
+    "a wrong type": (pod_text("web", more="    args: yes\n").encode(), 9, "must be a list"),
     "a misspelt kind": (pod_text("web").replace("Pod", "pod").encode(), 2, "did you mean Pod?"),
     "an unknown version": (pod_text("web").replace("v1", "v9").encode(), 1, "v1 would be right"),
-    "no kind": (b"a: 1\n", 1, "cannot be left out"),
+    "no kind": (b"a: 1\n", 1, "Required value"),
     "one name twice": (f"{pod_text('web')}---\n{pod_text('web')}".encode(), 13, "stands here twice"),
     "a reference to what no API has": (
-        pod_text("web", more="    envFrom:\n    - configMapRef: {name: c}\n").encode(), 10, "may not depend on the API"
+        pod_text("web", more="    envFrom:\n    - configMapRef: {name: c}\n").encode(),
+        10,
+        "static pods may not reference configmaps",
     ),
 }  # fmt: skip
 

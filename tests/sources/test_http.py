@@ -125,7 +125,7 @@ TROUBLES: dict[str, tuple[Callable[[Server], None], str]] = {
     "not found": (set_status, "404 Not Found"),
     "an empty body": (set_empty, "it is empty"),
     "a body too large": (set_huge, "larger than"),
-    "a broken body": (set_broken, "cannot read this as YAML"),
+    "a broken body": (set_broken, "cannot parse YAML"),
 }
 
 

@@ -7,7 +7,7 @@ Whole nanoseconds inside, as in Go, so that reading and writing lose nothing. Th
 import re
 from typing import Final
 
-from podkeeper.model.errors import BadInput, Problem
+from podkeeper.model.errors import BadInput, Problem, quoted
 
 NANOSECONDS_PER_SECOND: Final = 1_000_000_000
 
@@ -94,5 +94,4 @@ def _decimal(value: int, unit: int) -> str:
 
 
 def _bad(text: str) -> BadInput:
-    shown = repr(text if len(text) <= 40 else text[:37] + "...")
-    return BadInput(Problem(f"cannot read {shown} as a duration; right would be 1m30s, 100ms or 4h"))
+    return BadInput(Problem(f"Invalid value: {quoted(text)}: must be a duration (e.g. 1m30s, 100ms or 4h)"))

@@ -1,10 +1,14 @@
-"""Errors, sorted by what the one who catches them does.
+"""Exception classes, grouped by what the handler does with them.
 
-`TryLater`: the same pass may succeed later. `GiveUp`: the pod can never run here. `BadInput`:
-somebody handed us something wrong; it names the object, the field and what would be right.
-Everything else is a bug and is not caught by name. Messages start with "cannot".
+* `TryLater`: the pod is valid. The same sync may succeed later.
+* `GiveUp`: the pod can never run on this node.
+* `BadInput`: an input is invalid. It names the object, the field, the value found and the value expected.
+
+Every other exception is a bug, and no code catches it by name. Messages start with "cannot". Errors about a field are
+the exception: they use the wording of Kubernetes field errors ("Invalid value: ..."), because users search for it.
 """
 
+import json
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
@@ -15,17 +19,20 @@ UNDECODABLE: Final = (ValueError, RecursionError)
 ValueError stands for malformed JSON, wrong types and text that is not UTF-8. RecursionError stands for deep nesting.
 """
 
+_MOST_SHOWN: Final = 80
+_MOST_BITS: Final = 1024
+
 
 class AgentError(Exception):
-    """The root of what podkeeper itself raises."""
+    """The base class of all exceptions that podkeeper raises itself."""
 
 
 class TryLater(AgentError):
-    """Nothing is wrong with the pod; the same pass may succeed later."""
+    """The pod is valid. The same sync may succeed later."""
 
 
 class NetworkNotReady(TryLater):
-    """The runtime's network does not work yet; the retry comes sooner than after other errors."""
+    """The runtime's network is not ready. The retry comes sooner than after other errors."""
 
 
 class InBackoff(TryLater):
@@ -37,19 +44,19 @@ class InBackoff(TryLater):
 
 
 class RuntimeUnavailable(TryLater):
-    """The runtime as a whole does not answer."""
+    """The runtime does not answer any call."""
 
 
 class CallTimedOut(TryLater):
-    """A call met its own deadline; it may have taken effect."""
+    """A call reached its own deadline. It may still have taken effect."""
 
 
 class RuntimeRefused(TryLater):
-    """The runtime answered that it cannot; the message is its own."""
+    """The runtime answered with an error. The message is the runtime's."""
 
 
 class ImagePullFailed(TryLater):
-    """An image could not be fetched; `reason` is what the container's status shows (`ErrImagePull`)."""
+    """The runtime could not pull an image. The container's status shows `reason`."""
 
     def __init__(self, message: str, reason: str = "ErrImagePull") -> None:
         super().__init__(message)
@@ -57,35 +64,35 @@ class ImagePullFailed(TryLater):
 
 
 class NotConfigurable(TryLater):
-    """A container or sandbox cannot be made from its spec as things are now; the message is for its status."""
+    """A container or sandbox cannot be created from its spec at the moment. Its status shows the message."""
 
 
 class ApiError(TryLater):
-    """The API said no, or nothing."""
+    """The API server refused a request or did not answer it."""
 
 
 class ApiUnavailable(ApiError):
-    """The API cannot be reached, or is not well; later it may be."""
+    """The API server cannot be reached or reports an internal error. The same request may succeed later."""
 
 
 class NotFound(ApiError):
-    """There is no such object."""
+    """The object does not exist."""
 
 
 class AlreadyExists(ApiError):
-    """An object of that name is there."""
+    """An object of that name exists already."""
 
 
 class Conflict(ApiError):
-    """The object is not what the caller took it for: another UID, or a newer version."""
+    """The object has another UID or a newer version than the request names."""
 
 
 class Gone(ApiError):
-    """The version asked for is too old to be watched from: list again."""
+    """The resource version is too old to start a watch from. The client must list again."""
 
 
 class GiveUp(AgentError):
-    """The pod can never run here. The syncer publishes `reason` and reports the pod as ended."""
+    """The pod can never run on this node. The syncer publishes `reason` and reports the pod as terminal."""
 
     def __init__(self, message: str, reason: str) -> None:
         super().__init__(message)
@@ -94,12 +101,12 @@ class GiveUp(AgentError):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing wrong with an input: where it stands and what would be right."""
+    """One error in an input: the place, the value found and the value expected."""
 
     message: str
-    field: str = ""  # "spec.containers[0].image"; empty when the whole document is meant
+    field: str = ""  # "spec.containers[0].image"; empty if the whole document is meant
     file: str = ""
-    line: int = 0  # from 1; 0 when not known
+    line: int = 0  # starts at 1; 0 if unknown
 
     def __str__(self) -> str:
         place = ":".join(filter(None, [self.file, str(self.line) if self.line else ""]))
@@ -107,8 +114,19 @@ class Problem:
 
 
 class BadInput(AgentError):
-    """Input that cannot be used; `problems` holds every one that was found."""
+    """An input that cannot be used. `problems` holds all errors found in it."""
 
     def __init__(self, *problems: Problem) -> None:
         super().__init__("; ".join(str(problem) for problem in problems))
         self.problems = problems
+
+
+def quoted(value: object) -> str:
+    """Return a value as Kubernetes field errors show it: texts in double quotes, long values cut."""
+    if isinstance(value, int) and value.bit_length() > _MOST_BITS:
+        return f"an integer of {value.bit_length()} bits"  # Python refuses to print more than 4300 digits
+    # Escape everything in texts with control characters or lone surrogates, because a terminal cannot show those.
+    shown = json.dumps(value, ensure_ascii=not str(value).isprintable(), default=str)
+    if len(shown) > _MOST_SHOWN:
+        shown = shown[:_MOST_SHOWN] + ('…"' if isinstance(value, str) else "…")
+    return shown

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import field
 
 from podkeeper.model.durations import parse_duration
-from podkeeper.model.errors import BadInput, Problem
+from podkeeper.model.errors import BadInput, Problem, quoted
 from podkeeper.model.k8s import core
 from podkeeper.model.manifest import Document, decode, unknown_fields
 from podkeeper.model.wire import Filled, Int32, Int64, Wire, fill
@@ -242,7 +242,7 @@ class PassedOver:
 def read_kubelet_configuration(document: Document) -> KubeletConfiguration:
     """The configuration that a document holds, without defaults. Raises `BadInput` with every problem."""
     if (document.api_version, document.kind) != (API_VERSION, KIND):
-        message = f"cannot use this as the agent's configuration; apiVersion {API_VERSION}, kind {KIND} would be right"
+        message = f"Unsupported value: {quoted(document.kind)}: must be kind {KIND} of apiVersion {API_VERSION}"
         raise BadInput(document.problem(message, "kind"))
     config = decode(document, KubeletConfiguration)
     problems = []

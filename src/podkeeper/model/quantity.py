@@ -20,7 +20,7 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import Final, TypeGuard
 
-from podkeeper.model.errors import BadInput, Problem
+from podkeeper.model.errors import BadInput, Problem, quoted
 from podkeeper.model.wire import QuantityLike
 
 MAX_INT64: Final = 2**63 - 1
@@ -28,6 +28,10 @@ MIN_INT64: Final = -(2**63)
 
 _NANO: Final = -9
 _MILLI: Final = -3
+_EXPECTED: Final = (
+    "quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$' "
+    "(e.g. 2, 500m, 1.5Gi or 12e6)"
+)
 _LIMIT: Final = 1000  # of exponents and of digits; the reference has none and can be made to hang
 
 _SHAPE: Final = re.compile(r"([+-]?)([0-9]*)(?:(\.)([0-9]*))?([eEinumkKMGTP]*[-+]?[0-9]*)")
@@ -229,10 +233,7 @@ def _json_text(number: float) -> str:
 
 
 def _unreadable(wire: QuantityLike) -> BadInput:
-    shown = f"a number of {wire.bit_length()} bits" if _is_huge(wire) else repr(wire)
-    if len(shown) > 60:
-        shown = f"{shown[:60]}…"
-    return BadInput(Problem(f"cannot read {shown} as a quantity; right would be for instance 2, 500m, 1.5Gi or 12e6"))
+    return BadInput(Problem(f"Invalid value: {quoted(wire)}: {_EXPECTED}"))
 
 
 def _is_huge(wire: QuantityLike) -> TypeGuard[int]:

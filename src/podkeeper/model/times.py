@@ -11,7 +11,7 @@ import re
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from podkeeper.model.errors import BadInput, Problem
+from podkeeper.model.errors import BadInput, Problem, quoted
 
 _RFC3339: Final = re.compile(
     r"(\d{4})-(\d\d)-(\d\d)T(\d{1,2}):(\d\d):(\d\d)(?:[.,](\d+))?(?:Z|([+-])(\d\d):(\d\d))", re.ASCII
@@ -74,5 +74,4 @@ def _parse(text: str, right: str) -> datetime:
 
 
 def _unreadable(text: str, right: str) -> BadInput:
-    shown = repr(text) if len(text) <= 40 else repr(f"{text[:40]}…")
-    return BadInput(Problem(f"cannot read {shown} as a time; right would be {right}"))
+    return BadInput(Problem(f"Invalid value: {quoted(text)}: must be a time in RFC 3339 format (e.g. {right})"))

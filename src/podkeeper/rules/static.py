@@ -1,18 +1,16 @@
-"""Static pods: a manifest from a file or a URL becomes a pod of this node.
+"""Convert a manifest from a file or URL to a static pod of this node.
 
-A document comes in, with where it was found; a complete, valid pod goes out, or `BadInput` with
-every problem. Nobody schedules a static pod and no API server names it, so this room does:
+Input: a document and its origin. Output: a complete, valid pod, or `BadInput` with all problems. No scheduler and no
+API server handle a static pod, so this module sets its identity:
 
-* its name ends with the node's name, its namespace is `default` unless it says otherwise, and it
-  is bound to this node and pending;
-* its UID is a hash of what the manifest means and where it was found, unless the manifest sets
-  one: the same file is the same pod after a restart, an edited file is a new one. The
-  UID is also its config hash, by which its mirror pod is recognised;
-* one from a file tolerates every NoExecute taint: it must not be evicted for the node's troubles.
+* The name ends with the node's name. The namespace defaults to `default`. The pod is bound to this node and pending.
+* The UID is a hash of the decoded manifest and its origin, unless the manifest sets a UID. The same file is the same
+  pod after a restart, and an edited file is a new pod. The UID is also the config hash that identifies the mirror pod.
+* A pod from a file tolerates all NoExecute taints.
 
-A static pod may not refer to objects of an API server that may never be reached, unless the node
-has a store of its own for them. The Go ancestors are pkg/kubelet/config/common.go (`applyDefaults`,
-`tryDecodeSinglePod`) and `HasAPIObjectReference` in pkg/api/pod.
+A static pod may not refer to API objects, because the API server may be unreachable. The objects of a local store are
+an exception. Kubelet counterparts: `applyDefaults` and `tryDecodeSinglePod` in pkg/kubelet/config/common.go, and
+`HasAPIObjectReference` in pkg/api/pod.
 """
 
 import hashlib
@@ -22,7 +20,7 @@ from typing import Final
 
 import msgspec
 
-from podkeeper.model.errors import BadInput, Problem
+from podkeeper.model.errors import BadInput, Problem, quoted
 from podkeeper.model.k8s import core
 from podkeeper.model.manifest import Document, decode, type_of
 from podkeeper.model.messages import CONFIG_HASH_ANNOTATION
@@ -36,15 +34,11 @@ _TOLERATE_NO_EXECUTE: Final = core.Toleration(operator="Exists", effect="NoExecu
 
 @dataclass(frozen=True, slots=True)
 class FromFile:
-    """The manifest was found in a file."""
-
     path: str
 
 
 @dataclass(frozen=True, slots=True)
 class FromURL:
-    """The manifest was fetched from a URL."""
-
     url: str
 
 
@@ -52,23 +46,24 @@ Origin = FromFile | FromURL
 
 
 class References(Enum):
-    """Which API objects a static pod may refer to."""
+    """The resources that a static pod may refer to."""
 
     NONE = frozenset[str]()
     LOCAL_STORE = frozenset({"configmaps", "secrets", "serviceaccounts"})
 
 
 class NotAPod(BadInput):
-    """The document is something else than a pod, or too broken to tell."""
+    """The document is not a pod, or it cannot be decoded."""
 
 
 def static_pod_from(
     document: Document, origin: Origin, node_name: str, allowed: References = References.NONE
 ) -> core.Pod:
-    """The pod that a document describes, as this node runs it. Problems come with file and line."""
+    """Return the pod of a document as this node runs it. Raises `BadInput`, whose problems have file and line."""
     try:
         if type_of(document) is not core.Pod:
-            raise BadInput(document.problem(f"cannot run a {document.kind}; a Pod would be right", "kind"))
+            message = f'Unsupported value: {quoted(document.kind)}: supported values: "Pod"'
+            raise BadInput(document.problem(message, "kind"))
         pod = decode(document, core.Pod)
     except BadInput as error:
         raise NotAPod(*error.problems) from error
@@ -79,9 +74,9 @@ def static_pod_from(
 
 
 def static_pod(pod: core.Pod, origin: Origin, node_name: str, allowed: References = References.NONE) -> core.Pod:
-    """A decoded pod as this node runs it: defaulted, identified, valid. Raises `BadInput` with every problem."""
+    """Default, identify and validate a decoded pod. Raises `BadInput` with all problems."""
     if not pod.metadata.name:
-        raise BadInput(Problem("cannot be empty; a static pod needs a name", "metadata.name"))
+        raise BadInput(Problem("Required value: a static pod needs a name", "metadata.name"))
     pod = identified(default_pod(pod), origin, node_name)
     if problems := (*validate_pod(pod), *refused_references(pod, allowed)):
         raise BadInput(*problems)
@@ -89,7 +84,7 @@ def static_pod(pod: core.Pod, origin: Origin, node_name: str, allowed: Reference
 
 
 def identified(pod: core.Pod, origin: Origin, node_name: str) -> core.Pod:
-    """A defaulted pod with its identity on this node."""
+    """Set name, namespace, UID, node and phase of a defaulted pod."""
     uid = pod.metadata.uid or uid_of(pod, origin, node_name)
     metadata = msgspec.structs.replace(
         pod.metadata,
@@ -100,6 +95,7 @@ def identified(pod: core.Pod, origin: Origin, node_name: str) -> core.Pod:
     )
     tolerations = pod.spec.tolerations
     if isinstance(origin, FromFile):
+        # As in the kubelet: a taint must not evict the node's own pods.
         tolerations = _with_no_execute_tolerated(tolerations or ())
     return msgspec.structs.replace(
         pod,
@@ -110,12 +106,10 @@ def identified(pod: core.Pod, origin: Origin, node_name: str) -> core.Pod:
 
 
 def uid_of(pod: core.Pod, origin: Origin, node_name: str) -> str:
-    """A UID that changes with what the manifest means, and with where it was found; 32 hex digits.
-
-    A URL may serve a whole fleet, so only a file's pods differ from node to node.
-    """
+    """Return 32 hex digits that depend on the decoded manifest and its origin."""
     match origin:
         case FromFile(path):
+            # Without the node's name for URLs, as in the kubelet: one URL may serve many nodes.
             place = f"host:{node_name}file:{path}"
         case FromURL(url):
             place = f"url:{url}"
@@ -124,16 +118,15 @@ def uid_of(pod: core.Pod, origin: Origin, node_name: str) -> str:
 
 
 def refused_references(pod: core.Pod, allowed: References) -> tuple[Problem, ...]:
-    """What a static pod refers to and may not."""
     return tuple(_refusal(found) for found in references_of(pod.spec) if found.resource not in allowed.value)
 
 
 def _refusal(found: Reference) -> Problem:
-    return Problem(f"cannot refer to {found.resource}: static pods may not depend on the API", found.field)
+    return Problem(f"Forbidden: static pods may not reference {found.resource}", found.field)
 
 
 def _with_no_execute_tolerated(tolerations: tuple[core.Toleration, ...]) -> tuple[core.Toleration, ...]:
-    """The toleration added, or put in the place of one that differs only in how long it tolerates."""
+    """Add the toleration, or replace one that differs only in its seconds."""
     kept = tuple(_TOLERATE_NO_EXECUTE if _tolerates_no_execute(each) else each for each in tolerations)
     return kept if _TOLERATE_NO_EXECUTE in kept else (*kept, _TOLERATE_NO_EXECUTE)
 

@@ -1,8 +1,7 @@
-"""Which API objects a pod's spec refers to, and where.
+"""List the API objects that a pod's spec refers to.
 
-A defaulted spec comes in; every reference goes out with the resource it points to and the field
-that does. A volume kind that keeps its data elsewhere but takes its password from a secret counts
-by that secret. The Go ancestor is `HasAPIObjectReference` with its visitors in pkg/api/pod/util.go.
+Input: a defaulted spec. Output: the resource and the field of each reference. For network volumes, the reference is
+the secret with their credentials. Kubelet counterpart: `HasAPIObjectReference` and its visitors in pkg/api/pod/util.go.
 """
 
 from collections.abc import Iterator
@@ -15,14 +14,11 @@ AnyContainer = core.Container | core.EphemeralContainer
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """One reference to an API object."""
-
-    resource: str  # as in a URL: "configmaps"
+    resource: str  # plural, as in API paths: "configmaps"
     field: str
 
 
 def references_of(spec: core.PodSpec) -> Iterator[Reference]:
-    """Every reference of a pod to objects of the API."""
     if spec.service_account_name:
         yield Reference("serviceaccounts", "spec.serviceAccountName")
     for index, secret in enumerate(spec.image_pull_secrets or ()):
@@ -81,7 +77,7 @@ def _in_volume(volume: core.Volume, field: str) -> Iterator[Reference]:
 
 
 def _in_remote_volume(volume: core.Volume, field: str) -> Iterator[Reference]:
-    """Volumes that only take a password from a secret."""
+    """Yield the secrets with the credentials of network volumes."""
     for name, source in (
         ("cephfs", volume.cephfs),
         ("cinder", volume.cinder),

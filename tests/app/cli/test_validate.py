@@ -49,11 +49,11 @@ def test_an_empty_file_a_folder_and_what_is_passed_over_are_told(tmp_path: Path)
         assert words in result.output
 
 
-def test_a_field_that_nobody_knows_is_told_also_when_the_document_has_worse_problems(tmp_path: Path) -> None:
+def test_an_unknown_field_is_reported_beside_other_problems(tmp_path: Path) -> None:
     (tmp_path / "typo.yaml").write_text(TYPO)
     result = validate(tmp_path)
     assert result.exit_code == 1
-    assert f"error: {tmp_path / 'typo.yaml'}:6: spec.containers[0].image: cannot be empty" in result.output
+    assert f"error: {tmp_path / 'typo.yaml'}:6: spec.containers[0].image: Required value" in result.output
     assert f"warning: {tmp_path / 'typo.yaml'}:7: spec.containers[0].imagee" in result.output
 
 

@@ -1,10 +1,10 @@
-"""Documents: the objects of a manifest text, each with its place in the file.
+"""Split a manifest into documents and find the line of each field.
 
-A text comes in, YAML or JSON, one document or many; out come the sound documents and the
-problems of the others: one bad document never harms another. `---` lines part documents before
-YAML is read at all, as `kubectl` does; lists (`kind: List`, `PodList`, ...) are unpacked.
+Input: a YAML or JSON text with any number of documents. Output: the valid documents, and the problems of the others.
+An invalid document does not affect the others, because the text is split at `---` lines before YAML is parsed, as in
+`kubectl`. Lists (`kind: List`, `PodList`, ...) are unpacked.
 
-A document keeps its text and looks for lines only when somebody asks, that is, in an error.
+A document keeps its text and computes line numbers only on demand, because only errors need them.
 """
 
 import re
@@ -27,7 +27,7 @@ _PLAIN_PART: Final = re.compile(r"[A-Za-z_][\w-]*", re.ASCII)
 
 @dataclass(frozen=True)
 class Text:
-    """The text of one document, and where it stands in its file."""
+    """The text of one document and its position in the file."""
 
     text: str
     file: str
@@ -35,30 +35,29 @@ class Text:
 
     @cached_property
     def lines(self) -> dict[Path, int]:
-        """The line in the file of every field."""
         return {path: line + self.first_line - 1 for path, line in find_lines(self.text).items()}
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One object as it was written: plain values, never to be mutated."""
+    """One object as plain values. They must not be mutated, because aliased parts are shared."""
 
     content: JSONObject
     source: Text
-    prefix: Path = ()  # where a list held this object: ("items", "3")
+    prefix: Path = ()  # the object's position in a list: ("items", "3")
 
     @property
     def api_version(self) -> str:
-        """What `apiVersion` says; empty when it says nothing sensible."""
+        """The value of `apiVersion`, empty if it is missing or not a string."""
         return _text(self.content.get("apiVersion"))
 
     @property
     def kind(self) -> str:
-        """What `kind` says; empty when it says nothing sensible."""
+        """The value of `kind`, empty if it is missing or not a string."""
         return _text(self.content.get("kind"))
 
     def line_of(self, field: str) -> int:
-        """The line where a field stands, or the nearest part around it that can be found."""
+        """Return the line of a field, or of the nearest enclosing field in the text."""
         path = (*self.prefix, *parse_path(field))
         lines = self.source.lines
         for length in range(len(path), 0, -1):
@@ -67,30 +66,29 @@ class Document:
         return next(iter(lines.values()), self.source.first_line)
 
     def problem(self, message: str, field: str = "") -> Problem:
-        """Something wrong with this document, with its place."""
         return Problem(message, field, self.source.file, self.line_of(field))
 
     def locate(self, problem: Problem) -> Problem:
-        """A problem that somebody found in this object without knowing the file."""
+        """Add file and line to a problem of this object."""
         return self.problem(problem.message, problem.field)
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a text held: the documents that can be used, and what is wrong with the others."""
+    """The valid documents of a text, and the problems of the others."""
 
     documents: tuple[Document, ...]
     problems: tuple[Problem, ...]
 
     def all_sound(self) -> tuple[Document, ...]:
-        """The documents of a text without any problem; otherwise raises `BadInput`."""
+        """Return all documents. Raise `BadInput` if any document has a problem."""
         if self.problems:
             raise BadInput(*self.problems)
         return self.documents
 
 
 def read_documents(data: bytes | str, file: str = "") -> Reading:
-    """Read a manifest. Never raises on bad text: what cannot be read is in `problems`."""
+    """Parse a manifest. Never raises: the errors are in `problems`."""
     documents: list[Document] = []
     problems: list[Problem] = []
     for found in _read(data, file):
@@ -103,12 +101,12 @@ def read_documents(data: bytes | str, file: str = "") -> Reading:
 
 
 def parse_path(field: str) -> Path:
-    """The parts of a field's name: `spec.containers[0].name`, `metadata.labels[example.com/x]`."""
+    """Split a field name such as `spec.containers[0].name` or `metadata.labels[example.com/x]`."""
     return tuple(inside or name for inside, name in _PART.findall(field))
 
 
 def format_path(path: Path) -> str:
-    """The name of a field from its parts; numbers and keys that are not simple names stand in brackets."""
+    """Join the parts of a field name. Indexes, and keys that are not identifiers, are put in brackets."""
     parts = (f".{part}" if _PLAIN_PART.fullmatch(part) else f"[{part}]" for part in path)
     return "".join(parts).removeprefix(".")
 
@@ -136,17 +134,17 @@ def _decoded(data: bytes | str) -> str:
     try:
         return data.decode("utf-16") if data.startswith(_UTF16_MARKS) else data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        message = f"cannot read this as text: {error.reason} at byte {error.start}; UTF-8 would be right"
+        message = f"cannot decode the file: {error.reason} at byte {error.start}; expected UTF-8"
         raise Unreadable(message, data.count(b"\n", 0, error.start) + 1) from error
 
 
 def _chunks(text: str, line: int) -> Iterator[tuple[str, int]]:
-    """The texts between `---` lines, each with the separator before it, and the line where each begins."""
+    """Yield the texts between `---` lines and the first line of each. A text includes the separator before it."""
     start = 0
     for end in (*(match.start() for match in _SEPARATOR.finditer(text)), len(text)):
         chunk = text[start:end]
         if end < len(text) and _is_prologue(chunk):
-            continue  # directives belong to the document after them
+            continue  # directives (%YAML) belong to the next document
         if chunk.removeprefix("---").strip():
             yield chunk, line
         line += chunk.count("\n")
@@ -163,7 +161,7 @@ def _value_of(chunk: str) -> Value | Unreadable:
     separator = _SEPARATOR.search(chunk)
     behind = separator[1].strip() if separator is not None else ""
     if separator is not None and behind and not behind.startswith("#"):
-        message = f"cannot read {shown(behind)} behind the separator ---; it would have to stand on the next line"
+        message = f"cannot parse {shown(behind)} after the separator ---; move it to the next line"
         return Unreadable(message, chunk.count("\n", 0, separator.start()) + 1)
     try:
         return read_tree(chunk)
@@ -180,9 +178,9 @@ def _from_value(value: Value | Unreadable, source: Text) -> Iterator[Document | 
 
 
 def _unpacked(value: Value, source: Text, prefix: Path) -> Iterator[Document | Problem]:
-    """The objects in a value: itself, or what it holds when it is a list of objects."""
+    """Yield the object, or the items if the object is a list."""
     if not isinstance(value, dict):
-        message = f"cannot be {kind_of_value(value)}; an object with apiVersion and kind would be right"
+        message = f"Invalid value: {kind_of_value(value)}: must be an object with apiVersion and kind"
         yield Document({}, source).problem(message, format_path(prefix))
         return
     document = Document(value, source, prefix)
@@ -191,9 +189,9 @@ def _unpacked(value: Value, source: Text, prefix: Path) -> Iterator[Document | P
         return
     items = [] if value.get("items") is None else value["items"]
     if not isinstance(items, list):
-        yield document.problem(f"cannot be {kind_of_value(items)}; a list of objects would be right", "items")
+        yield document.problem(f"Invalid value: {kind_of_value(items)}: must be a list of objects", "items")
         return
-    # The items of a typed list need not repeat what they are.
+    # The items of a typed list (PodList) may omit apiVersion and kind.
     implied = {"apiVersion": document.api_version, "kind": document.kind.removesuffix("List")}
     for number, item in enumerate(items):
         if document.kind != "List" and isinstance(item, dict):
@@ -202,20 +200,20 @@ def _unpacked(value: Value, source: Text, prefix: Path) -> Iterator[Document | P
 
 
 def kind_of_value(value: Value) -> str:
-    """What a plain value is, in a reader's words."""
+    """Describe a value and its JSON type for an error message."""
     match value:
         case None:
             return "null"
         case bool():
-            return f"the boolean {str(value).lower()}"
+            return f"boolean {str(value).lower()}"
         case int() | float():
-            return f"the number {value}"
+            return f"number {value}"
         case str():
-            return f"the text {shown(value)}"
+            return f"string {shown(value)}"
         case list():
-            return "a list"
+            return "list"
         case _:
-            return "a mapping"
+            return "mapping"
 
 
 def _text(value: Value) -> str:

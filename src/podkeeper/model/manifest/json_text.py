@@ -1,8 +1,8 @@
-"""From JSON text to plain values: several objects may follow each other in one text.
+"""Parse JSON text into plain values. One text may hold several objects in a row.
 
-Stricter than Go in one thing: a repeated key is refused, as it is in YAML. Otherwise as
-`kubectl` reads: whole floats are integers, integers beyond 64 bits are floats, half a surrogate
-pair is the replacement character, and NaN is not JSON.
+The result is the same as in `kubectl`: whole floats become integers, integers beyond 64 bits become floats, a lone
+surrogate becomes the replacement character, and NaN is an error. One difference: duplicate keys are an error, as in
+our YAML parser. Go uses the last one.
 """
 
 import json
@@ -23,7 +23,7 @@ _ESCAPE: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """One object of a text: its value, or why it cannot be used; and where it begins and ends."""
+    """One object of a text: its value or its error, and its start and end offsets."""
 
     value: Value | Unreadable
     start: int
@@ -31,9 +31,9 @@ class Found:
 
 
 def objects(text: str) -> Iterator[Found]:
-    """Each object of the text, until something comes that is not a JSON object."""
+    """Yield the objects of the text up to the first part that is not a JSON object."""
     if _SURROGATE.search(text) is not None:
-        text = _ESCAPE.sub(_without_lone_surrogate, text)  # as long as before, so that positions hold
+        text = _ESCAPE.sub(_without_lone_surrogate, text)  # keeps the length, because callers use the offsets
     start = _begin(text, 0)
     while text.startswith("{", start):
         found = _read_object(text, start)
@@ -51,21 +51,22 @@ def _read_object(text: str, start: int) -> Found | None:
     try:
         value, end = decoder.raw_decode(text, start)
     except RecursionError:
-        return Found(Unreadable(f"cannot go deeper than {MAX_DEPTH} levels", 1), start, len(text))
+        return Found(Unreadable(scalars.TOO_DEEP.format(MAX_DEPTH), 1), start, len(text))
     except ValueError:
         return None
     if doubts.too_large is not None:
         line = text.count("\n", start, text.find(doubts.too_large, start)) + 1
-        return Found(Unreadable(f"cannot express {scalars.shown(doubts.too_large)} in 64 bits", line), start, end)
+        message = f"cannot parse {scalars.shown(doubts.too_large)}: the number does not fit in 64 bits"
+        return Found(Unreadable(message, line), start, end)
     if _is_too_deep(value):
-        return Found(Unreadable(f"cannot go deeper than {MAX_DEPTH} levels", 1), start, end)
+        return Found(Unreadable(scalars.TOO_DEEP.format(MAX_DEPTH), 1), start, end)
     if doubts.repeated is not None:
         return Found(_name_repetition(text[start:end], doubts.repeated), start, end)
     return Found(value, start, end)
 
 
 class _Doubts:
-    """What the decoder met and could not give a place to."""
+    """Errors found by the decoder's hooks, which do not know the position."""
 
     def __init__(self) -> None:
         self.repeated: str | None = None
@@ -78,7 +79,7 @@ class _Doubts:
         return value
 
     def integer(self, text: str) -> int | float:
-        # Nothing longer fits 64 bits; and to read very long integers takes Python very long.
+        # Check the length first: longer integers never fit in 64 bits, and int() is slow for very long ones.
         return number if len(text) <= 20 and scalars.fits_int64(number := int(text)) else self.number(text)
 
     def number(self, text: str) -> int | float:
@@ -117,7 +118,7 @@ def _is_too_deep(value: Value) -> bool:
 
 
 def _name_repetition(text: str, key: str) -> Unreadable:
-    """The repeated key with its place, if the YAML reader can follow this JSON: it refuses the key too."""
+    """Return the error about a duplicate key, with its line if the YAML parser can parse this JSON."""
     message = scalars.repetition(key)
     try:
         read_tree(text)

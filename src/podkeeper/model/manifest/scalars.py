@@ -1,11 +1,12 @@
-"""What a YAML scalar means to Kubernetes: go-yaml v2's reading of YAML 1.1, then JSON's.
+"""Convert YAML scalars to JSON values as go-yaml v2 and kubectl do.
 
-Text and tag come in; a string, bool, int, float or None goes out, the value that `kubectl` would
-send. The traps: `0644` is 420 and `0o17` is 15, `yes` and `y` are true, `22:22` and dates stay
-text, `1e3` is the integer 1000 (JSON does not know it was a float), an integer beyond 64 bits is
-a float, and infinity is refused because JSON cannot say it.
+Input: text and tag. Output: a string, bool, int, float or None, the value that `kubectl` would send. Surprising cases:
 
-The Go ancestors are `resolve` in go-yaml v2 and `convertToJSONableObject` in sigs.k8s.io/yaml.
+* `0644` is 420 and `0o17` is 15. `yes` and `y` are true. `22:22` and dates are strings.
+* `1e3` is the integer 1000, because JSON does not keep the difference.
+* An integer beyond 64 bits is a float. Infinity is an error, because JSON cannot express it.
+
+Kubelet counterparts: `resolve` in go-yaml v2 and `convertToJSONableObject` in sigs.k8s.io/yaml.
 """
 
 import base64
@@ -16,8 +17,11 @@ import struct
 from decimal import Decimal
 from typing import Final
 
+from podkeeper.model.errors import quoted
+
 Scalar = str | bool | int | float | None
 
+TOO_DEEP: Final = "cannot nest deeper than {} levels"
 LONG_TAG: Final = "tag:yaml.org,2002:"
 MERGE_TAG: Final = LONG_TAG + "merge"
 
@@ -41,8 +45,8 @@ _BASES: Final = {"hex": 16, "bin": 2, "oct": 8, "dec": 10}
 _FLOAT: Final = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _POINT_FLOAT: Final = re.compile(
     r"\.[0-9]+(?:_[0-9]+)*(?:[eE][-+]?[0-9]+)?"
-)  # a leading point: single underscores only
-_MAX_DIGITS: Final = 4000  # Python refuses to read longer integers, and none of them fits 64 bits
+)  # after a leading point, go-yaml accepts only single underscores
+_MAX_DIGITS: Final = 4000  # int() raises for longer texts, and no longer integer fits in 64 bits
 
 _TIMESTAMP: Final = re.compile(
     r"(\d{4})-(\d{1,2})-(\d{1,2})"
@@ -53,31 +57,31 @@ _LONE_BYTES: Final = re.compile("[\udc80-\udcff]")
 
 
 class NotReadable(ValueError):
-    """A scalar that cannot be what its tag says, or that JSON cannot express."""
+    """A scalar that does not match its tag, or that JSON cannot express."""
 
 
 def plain_value(text: str) -> Scalar:
-    """What an untagged, unquoted scalar is in JSON."""
+    """Return the JSON value of an untagged, unquoted scalar."""
     return text if text[:1] not in _FIRST_OF_OTHERS else json_value(_resolve(text))
 
 
 def tagged_value(tag: str, text: str) -> Scalar:
-    """What a scalar with an explicit tag is in JSON; tags Go does not know make text."""
+    """Return the JSON value of a scalar with an explicit tag. With an unknown tag it is a string, as in Go."""
     return json_value(_resolve_tagged(tag, text))
 
 
 def plain_key(text: str) -> str:
-    """What an untagged, unquoted mapping key is in JSON, where every key is text."""
+    """Return the JSON key, a string, of an untagged, unquoted mapping key."""
     return text if text[:1] not in _FIRST_OF_OTHERS else key_text(_resolve(text))
 
 
 def tagged_key(tag: str, text: str) -> str:
-    """What a mapping key with an explicit tag is in JSON."""
+    """Return the JSON key of a mapping key with an explicit tag."""
     return key_text(_resolve_tagged(tag, text))
 
 
 def json_value(value: Scalar) -> Scalar:
-    """What is left of a number after Go has written it as JSON and read it again."""
+    """Return a value after a round trip through Go's JSON encoder and decoder. Only numbers can change."""
     match value:
         case bool() | str() | None:
             return value
@@ -88,16 +92,15 @@ def json_value(value: Scalar) -> Scalar:
 
 
 def fits_int64(value: int) -> bool:
-    """Whether Go would keep an integer as an integer."""
     return -_INT64_MAX - 1 <= value <= _INT64_MAX
 
 
 def json_float(value: float) -> int | float:
-    """The integer that a whole float is written as, within 64 bits; otherwise the float."""
+    """Return a whole float as an integer if it fits in 64 bits, because Go writes it without a point."""
     if not math.isfinite(value):
-        raise NotReadable(f"cannot express {value} in JSON; write a finite number or quote the text")
+        raise NotReadable(f"cannot express {value} in JSON; use a finite number or put the text in quotes")
     if value.is_integer() and abs(value) < 1e19:
-        # From the shortest digits, as Go writes them: above 2**53 they are not the float's exact value.
+        # Go writes the shortest digits. Above 2**53 they differ from int(value).
         whole = int(Decimal(repr(value)))
         if fits_int64(whole):
             return whole
@@ -105,7 +108,7 @@ def json_float(value: float) -> int | float:
 
 
 def _resolve(text: str) -> Scalar:
-    """Go's value of an untagged scalar, before JSON narrows it."""
+    """Return go-yaml's value of an untagged scalar, before the JSON conversion."""
     if text in _WORDS:
         return _WORDS[text]
     first = text[0]
@@ -129,7 +132,7 @@ def _number(plain: str) -> int | float | None:
 
 def _float(plain: str) -> float | None:
     value = float(plain)
-    return value if math.isfinite(value) else None  # out of range is text to Go
+    return value if math.isfinite(value) else None  # a number out of range is a string in Go
 
 
 def _resolve_tagged(tag: str, text: str) -> Scalar:
@@ -151,30 +154,29 @@ def _resolve_tagged(tag: str, text: str) -> Scalar:
                     return float(value)
                 case _:
                     raise _cannot_be(text, wanted)
-        case _:  # "str", and tags that mean nothing to Go
+        case _:  # "str", and tags that go-yaml ignores
             return text
 
 
 def _cannot_be(text: str, tag: str) -> NotReadable:
-    return NotReadable(f"cannot read {shown(text)} as a !!{tag}")
+    return NotReadable(f"cannot parse {shown(text)} as !!{tag}")
 
 
 def shown(text: str) -> str:
-    """Some of a text, for a message."""
-    return repr(text if len(text) <= 40 else text[:37] + "...")
+    """Return a text in double quotes for an error message, cut to 40 characters."""
+    return quoted(text if len(text) <= 40 else text[:37] + "...")
 
 
 def repetition(key: str) -> str:
-    """The message about a key that stands twice."""
-    return f"cannot set {shown(key)} twice in one mapping"
+    return f"Duplicate value: key {shown(key)} already set in map"
 
 
 def _from_base64(text: str) -> str:
     try:
         data = base64.b64decode(text.replace("\r", "").replace("\n", "").encode(), validate=True)
     except binascii.Error as error:
-        raise NotReadable(f"cannot read {shown(text)} as !!binary: {error}; standard base64 would be right") from error
-    # JSON has no bytes: each byte that is not UTF-8 becomes one replacement character, as in Go.
+        raise NotReadable(f"cannot parse {shown(text)} as !!binary: {error}; expected standard base64") from error
+    # JSON has no bytes, so each byte that is not UTF-8 becomes one replacement character, as in Go.
     return _LONE_BYTES.sub("\ufffd", data.decode("utf-8", "surrogateescape"))
 
 
@@ -189,7 +191,7 @@ def _is_timestamp(text: str) -> bool:
 
 
 def key_text(value: Scalar) -> str:
-    """How Go spells a key that is not text."""
+    """Return a key as Go's JSON encoder writes it."""
     match value:
         case str():
             return value
@@ -200,13 +202,13 @@ def key_text(value: Scalar) -> str:
         case float():
             return _short_float(value)
         case None:
-            raise NotReadable("cannot use null as a key; quote it or name the field")
+            raise NotReadable("cannot use null as a key; put it in quotes or add the name of the field")
         case _:
-            raise NotReadable(f"cannot use {value} as a key: it needs more than 64 bits; quote it")
+            raise NotReadable(f"cannot use {value} as a key, because it does not fit in 64 bits; put it in quotes")
 
 
 def _short_float(value: float) -> str:
-    """The shortest text that reads back as the same 32-bit float: how Go spells a float as a key."""
+    """Return the shortest text that parses to the same 32-bit float. Go writes float keys this way."""
     try:
         single: float = struct.unpack("f", struct.pack("f", value))[0]
     except OverflowError:

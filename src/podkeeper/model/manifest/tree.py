@@ -1,14 +1,14 @@
-"""From YAML text to plain values, one document at a time, without recursion.
+"""Parse one YAML document into plain values, without recursion.
 
-The parser's events come in; dicts, lists and scalars go out, as `kubectl` would turn them into
-JSON. An explicit stack stands where PyYAML's composer recurses: it kills the process on deep
-nesting. Budgets keep a small text from becoming a huge value: depth, and what aliases repeat.
-Aliased parts are shared, not copied; whoever writes the value out pays for them in full, so they
-are counted in full here.
+Input: the events of PyYAML. Output: dicts, lists and scalars, as `kubectl` would convert them to JSON. The builder has
+its own stack, because PyYAML's composer recurses and crashes the process on deep nesting.
 
-Two things Go does that a reader may not expect: a merge key (`<<`) acts where it stands, so that it
-overrides the keys before it and yields to those after; and only the first document of a text
-counts. Duplicate keys are refused, where Go silently takes the last one.
+Depth and aliases are limited, so that a small text cannot become a huge value. Aliased parts are shared, not copied,
+but they count in full, because encoding the value repeats them.
+
+Two surprising rules of Go apply here, too. A merge key (`<<`) overrides the keys before it, and the keys after it
+override the merged ones. Only the first document of a text is used. One difference: duplicate keys are an error. Go
+uses the last one.
 """
 
 from collections.abc import Iterator
@@ -19,12 +19,12 @@ import yaml
 
 from podkeeper.model.manifest import scalars
 
-Value = Any  # what JSON can hold; it stays untyped until `typed.decode` gives it a type
+Value = Any  # any JSON value; `typed.decode` converts it to a typed object
 
-MAX_DEPTH: Final = 256  # far above any real object, far below what recursion stands
-_SHOWN_DEPTH: Final = 12  # a longer path helps nobody
+MAX_DEPTH: Final = 256  # far above any real object, far below Python's recursion limit
+_SHOWN_DEPTH: Final = 12  # a longer path does not help the reader
 MAX_ALIASED_CHARACTERS: Final = 16 * 2**20
-# Go's measure for "excessive aliasing": the share of nodes that may come from aliases, by document size.
+# go-yaml's limit for "excessive aliasing": the share of nodes that may come from aliases, by document size.
 _ALIASES_ALWAYS_FINE: Final = 100
 _NODES_ALWAYS_FINE: Final = 1_000
 _SMALL_NODES, _LARGE_NODES = 400_000, 4_000_000
@@ -32,17 +32,17 @@ _SMALL_SHARE, _LARGE_SHARE = 0.99, 0.10
 
 _LOADER = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
 
-# What a frame's key may be besides a name.
+# Special values of a frame's key.
 _NO_KEY: Final = object()  # in a mapping, between two entries
 _MERGE: Final = object()  # after `<<`
 _ITEM: Final = object()  # always in a list
 
 Path = tuple[str, ...]
-"""The way to a field: names, and the numbers of list items as text."""
+"""The path of a field: names, and list indexes as text."""
 
 
 class Unreadable(Exception):
-    """A text that is not one sound document: why, in which line of it (from 1), and at which field."""
+    """A text that is not a valid document, with the line in this text (starting at 1) and the field."""
 
     def __init__(self, message: str, line: int, path: Path = ()) -> None:
         super().__init__(message)
@@ -60,13 +60,13 @@ class _Frame:
     nodes_before: int
     characters_before: int
     key: str | object = _NO_KEY  # of the entry being read
-    levels: int = 1  # of this collection, as far as it has been read
-    merged: set[str] = field(default_factory=set)  # keys that came from a merge and may be overridden
+    levels: int = 1  # nesting depth of this collection so far
+    merged: set[str] = field(default_factory=set)  # keys from a merge, which later keys may override
 
 
 @dataclass(frozen=True, slots=True)
 class _Anchored:
-    """What an alias stands for, and what repeating it costs."""
+    """The value of an anchor, and the nodes and characters that each alias adds."""
 
     value: Value
     levels: int
@@ -75,17 +75,17 @@ class _Anchored:
 
 
 def read_tree(text: str) -> Value:
-    """The value of the first document in the text; None when there is none. Raises `Unreadable`."""
+    """Return the value of the first document, or None if there is none. Raises `Unreadable`."""
     return _Builder().read(text)
 
 
 def find_lines(text: str) -> dict[Path, int]:
-    """The line (from 1) where each field of the first document begins; as far as the text can be read."""
+    """Return the line (starting at 1) of each field of the first document, up to the first syntax error."""
     lines: dict[Path, int] = {}
     try:
         for path, line in _fields(text):
             lines.setdefault(path, line)
-    except Unreadable:  # JSON that is not quite YAML: the lines up to there still help
+    except Unreadable:  # some JSON is not valid YAML; the lines before the error are still correct
         pass
     return lines
 
@@ -98,11 +98,11 @@ def _events(text: str) -> Iterator[yaml.Event]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         about = ", ".join(filter(None, [error.context, error.problem]))
-        raise Unreadable(f"cannot read this as YAML: {about}", mark.line + 1 if mark else 1) from error
+        raise Unreadable(f"cannot parse YAML: {about}", mark.line + 1 if mark else 1) from error
     except yaml.reader.ReaderError as error:
-        # libyaml counts its position in bytes.
+        # libyaml reports the position in bytes.
         before = text.encode()[: error.position].decode(errors="replace")
-        message = f"cannot read this as YAML: {error.reason} (character {error.character!r})"
+        message = f"cannot parse YAML: {error.reason} (character {error.character!r})"
         raise Unreadable(message, before.count("\n") + 1) from error
 
 
@@ -117,13 +117,11 @@ def _value_of(event: yaml.ScalarEvent, text: str) -> Value:
 
 
 class _Builder:
-    """Builds one document's value from events."""
-
     def __init__(self) -> None:
         self._stack: list[_Frame] = []
-        self._anchors: dict[str, _Anchored | None] = {}  # None while the anchor's own value is being read
+        self._anchors: dict[str, _Anchored | None] = {}  # None until the anchor's value is complete
         self._root: Value = None
-        self._nodes = 1  # all of them, those that aliases repeat included
+        self._nodes = 1  # all nodes, including those repeated by aliases
         self._characters = 0
         self._aliased_nodes = 0
         self._aliased_characters = 0
@@ -173,7 +171,7 @@ class _Builder:
 
     def _open(self, value: Value, anchor: str | None) -> None:
         if len(self._stack) >= MAX_DEPTH:
-            raise scalars.NotReadable(f"cannot go deeper than {MAX_DEPTH} levels")
+            raise scalars.NotReadable(scalars.TOO_DEEP.format(MAX_DEPTH))
         if self._stack and self._stack[-1].key is _NO_KEY:
             raise scalars.NotReadable("cannot use a list or a mapping as a key")
         if anchor is not None:
@@ -191,24 +189,24 @@ class _Builder:
         self._put(frame.value)
 
     def _contain(self, levels: int) -> None:
-        """Note that the open collection holds one of so many levels: aliases can nest without brackets."""
+        """Add a collection with this many levels to the open one. Needed because aliases nest without brackets."""
         if len(self._stack) + levels > MAX_DEPTH:
-            raise scalars.NotReadable(f"cannot go deeper than {MAX_DEPTH} levels")
+            raise scalars.NotReadable(scalars.TOO_DEEP.format(MAX_DEPTH))
         if self._stack:
             self._stack[-1].levels = max(self._stack[-1].levels, levels + 1)
 
     def _alias(self, anchor: str) -> None:
         if anchor not in self._anchors:
-            raise scalars.NotReadable(f"cannot find the anchor &{anchor}; it must stand before *{anchor}")
+            raise scalars.NotReadable(f"cannot find the anchor &{anchor}; define it before *{anchor}")
         anchored = self._anchors[anchor]
         if anchored is None:
-            raise scalars.NotReadable(f"cannot put *{anchor} inside &{anchor}: it would contain itself")
+            raise scalars.NotReadable(f"cannot use *{anchor} inside &{anchor}, because it would contain itself")
         self._nodes += 1 + anchored.nodes
         self._characters += anchored.characters
         self._aliased_nodes += anchored.nodes
         self._aliased_characters += anchored.characters
         if self._aliases_too_much():
-            raise scalars.NotReadable("cannot accept so much repetition by aliases; write the parts out")
+            raise scalars.NotReadable("cannot accept a document with excessive aliasing; write out the aliased parts")
         self._contain(anchored.levels)
         if self._stack and self._stack[-1].key is _NO_KEY:
             if isinstance(anchored.value, (dict, list)):
@@ -247,10 +245,10 @@ class _Builder:
         frame.key = _NO_KEY
 
     def _merge(self, frame: _Frame, value: Value, from_alias: bool) -> None:
-        # The first of a list wins, so the last goes in first. An alias of a list is not a list to Go.
+        # The first item of a list has priority, so apply the last one first. Go does not merge an alias of a list.
         parts = value[::-1] if isinstance(value, list) and not from_alias else [value]
         if not all(isinstance(part, dict) for part in parts):
-            raise scalars.NotReadable("cannot merge (<<) anything but a mapping or a list of mappings")
+            raise scalars.NotReadable("cannot merge (<<): expected a mapping or a list of mappings")
         for part in parts:
             frame.merged.update(part.keys() - (frame.value.keys() - frame.merged))
             frame.value.update(part)
@@ -265,7 +263,7 @@ class _Builder:
 
 @dataclass(slots=True)
 class _Place:
-    """A collection on the way to a field: where it stands, and which entry of it is being read."""
+    """An open collection: its path and the entry being read."""
 
     path: Path
     next_item: int | None  # None in a mapping
@@ -273,7 +271,7 @@ class _Place:
 
 
 def _fields(text: str) -> Iterator[tuple[Path, int]]:
-    """Every field of the first document with its line: the key's, or that of a list's item."""
+    """Yield every field of the first document with the line of its key or list item."""
     stack: list[_Place] = []
     for event in _events(text):
         match event:

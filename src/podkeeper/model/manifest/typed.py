@@ -1,12 +1,13 @@
-"""From a document's plain values to a typed object, with every mistake named.
+"""Convert the plain values of a document to a typed object and report all errors.
 
-The fast way is the usual one: the values fit the struct. Only when they do not does a slow walk
-along the type find all that is wrong, each with its field and line. The same walk does two more
-things. It lists the fields a type does not know, which the kubelet ignores and a strict reader
-refuses. And it reads `null` in a list or a map as the zero of its type, as Go does (an
-annotation without a value is the empty text), where msgspec would refuse it.
+If the values match the struct, msgspec converts them at once. Otherwise a slower walk along the type collects all
+errors with field and line. The same walk has two more results:
 
-Times, quantities and base64 are text to the decoder; here each must also read as what it is.
+* the unknown fields, which the kubelet ignores and strict validation rejects
+* `null` in a list or map replaced by the zero value, as in Go (an annotation without a value is ""). msgspec would
+  reject it.
+
+msgspec accepts any string as a time, quantity or base64 text, so this module checks these, too.
 """
 
 import base64
@@ -29,31 +30,31 @@ from podkeeper.model.wire import Wire
 
 W = TypeVar("W", bound=Wire)
 
-MOST_PROBLEMS: Final = 100  # of one kind in one document; nobody reads on
-_MOST_SUGGESTIONS: Final = 20  # looking for similar names takes a while
+MOST_PROBLEMS: Final = 100  # per document, for errors and unknown fields each; more do not help the reader
+_MOST_SUGGESTIONS: Final = 20  # the search for similar names is slow
 
 
 def type_of(document: Document, kinds: Mapping[tuple[str, str], type[Wire]] = KINDS) -> type[Wire]:
-    """The struct for what a document says it is. Raises `BadInput` when it says nothing, or nothing known."""
+    """Return the struct for a document's kind. Raises `BadInput` if the kind is missing or unknown."""
     missing = [
-        document.problem(f"cannot be left out; {example} would be right", field)
-        for field, said, example in (
-            ("apiVersion", document.api_version, "for a pod, v1"),
-            ("kind", document.kind, "for a pod, Pod"),
+        document.problem(f"Required value: must be set (for a pod: {example})", field)
+        for field, found, example in (
+            ("apiVersion", document.api_version, "v1"),
+            ("kind", document.kind, "Pod"),
         )
-        if not said
+        if not found
     ]
     if missing:
         raise BadInput(*missing)
     wanted = kinds.get((document.api_version, document.kind))
     if wanted is None:
-        message = f"cannot use a {shown(document.kind)} of {shown(document.api_version)}: no such kind is known here"
+        message = f"Unsupported value: {shown(document.kind)}: unknown kind of apiVersion {shown(document.api_version)}"
         raise BadInput(document.problem(message, "kind"))
     return wanted
 
 
 def decode(document: Document, wanted: type[W]) -> W:
-    """The document as a typed object; unknown fields are passed over. Raises `BadInput` with all problems."""
+    """Return the document as a typed object. Ignores unknown fields. Raises `BadInput` with all problems."""
     walk = _Walk(document)
     try:
         decoded = msgspec.convert(document.content, wanted)
@@ -67,14 +68,14 @@ def decode(document: Document, wanted: type[W]) -> W:
 
 
 def unknown_fields(document: Document, wanted: type[Wire]) -> tuple[Problem, ...]:
-    """The fields that the type does not have: ignored by the kubelet, errors to a strict reader."""
+    """Return the fields that the type does not have. The kubelet ignores them."""
     walk = _Walk(document)
     walk.visit(document.content, _inspected(wanted), ())
     return tuple(walk.unknown)
 
 
 class _Walk:
-    """One walk along a value and the type it should have."""
+    """One walk along a value and its expected type."""
 
     def __init__(self, document: Document) -> None:
         self._document = document
@@ -82,7 +83,7 @@ class _Walk:
         self.unknown: list[Problem] = []
 
     def visit(self, value: Value, wanted: inspect.Type, path: Path) -> Value:
-        """The value with nulls mended; what is wrong or unknown goes to the lists."""
+        """Return the value with nulls replaced. Errors and unknown fields are added to the lists."""
         match _bare(wanted):
             case inspect.StructType() as struct if isinstance(value, dict):
                 return self._visit_struct(value, struct, path)
@@ -94,12 +95,12 @@ class _Walk:
                 self._check(value, _mark_of(wanted), path)
                 return value
             case other:
-                message = f"cannot be {kind_of_value(value)}; {_expected(other, value)} would be right"
+                message = f"Invalid value: {kind_of_value(value)}: must be {_expected(other, value)}"
                 self._note(self.problems, message, path)
                 return None
 
     def check_marked(self, value: Value, wanted: inspect.Type, path: Path) -> None:
-        """Visit only what leads to text that must read as something, in a value whose types are right."""
+        """Visit only the times, quantities and base64 texts of a value that msgspec has accepted."""
         match _bare(wanted):
             case inspect.StructType() as struct if isinstance(value, dict):
                 for name, marked in _marked_fields_of(struct).items():
@@ -138,27 +139,27 @@ class _Walk:
     def _note_unknown(self, path: Path, struct: str, fields: Mapping[str, inspect.Type]) -> None:
         similar = get_close_matches(path[-1][:80], fields, n=1) if len(self.unknown) < _MOST_SUGGESTIONS else []
         hint = f"; did you mean {similar[0]}?" if similar else ""
-        self._note(self.unknown, f"cannot be used: {struct} has no such field{hint}", path)
+        self._note(self.unknown, f"unknown field of {struct}{hint}", path)
 
     def _note(self, notes: list[Problem], message: str, path: Path) -> None:
         if len(notes) < MOST_PROBLEMS:
             notes.append(self._document.problem(message, format_path(path)))
 
 
-_inspected = cache(inspect.type_info)  # a pod's type is a large tree
+_inspected = cache(inspect.type_info)  # cached, because the type of a pod is a large tree
 _fields_by_struct: dict[type, Mapping[str, inspect.Type]] = {}
 _marked_by_struct: dict[type, Mapping[str, inspect.Type]] = {}
 
 
 def _fields_of(struct: inspect.StructType) -> Mapping[str, inspect.Type]:
-    """The fields of a struct by their names on the wire."""
+    """Return the fields of a struct by their names in the API."""
     if struct.cls not in _fields_by_struct:
         _fields_by_struct[struct.cls] = {field.encode_name: field.type for field in struct.fields}
     return _fields_by_struct[struct.cls]
 
 
 def _marked_fields_of(struct: inspect.StructType) -> Mapping[str, inspect.Type]:
-    """The fields of a struct that lead to marked text, however deep."""
+    """Return the fields of a struct that contain marked texts at any depth."""
     if struct.cls not in _marked_by_struct:
         fields = _fields_of(struct).items()
         _marked_by_struct[struct.cls] = {name: wanted for name, wanted in fields if _leads_to_mark(wanted)}
@@ -176,7 +177,7 @@ def _leads_to_mark(wanted: inspect.Type) -> bool:
 
 
 def _bare(wanted: inspect.Type) -> inspect.Type:
-    """The type without `| None` and without its mark."""
+    """Return the type without `| None` and without its mark."""
     if isinstance(wanted, inspect.Metadata):
         return wanted.type
     if not isinstance(wanted, inspect.UnionType):
@@ -186,7 +187,7 @@ def _bare(wanted: inspect.Type) -> inspect.Type:
 
 
 def _mark_of(wanted: inspect.Type) -> str | None:
-    """What text of this type must read as, if anything."""
+    """Return the format that texts of this type must have, if any."""
     match wanted:
         case inspect.Metadata(extra={"reads_as": str(mark)}):
             return mark
@@ -200,7 +201,7 @@ def _read_base64(value: Value) -> None:
     try:
         base64.b64decode(str(value).replace("\r", "").replace("\n", ""), validate=True)
     except ValueError as error:
-        raise BadInput(Problem(f"cannot be read as base64 ({error}); for plain text use stringData")) from error
+        raise BadInput(Problem(f"Invalid value: not base64 ({error}); use stringData for plain text")) from error
 
 
 _READERS: Final[Mapping[str, Callable[[Any], object]]] = {
@@ -235,16 +236,16 @@ def _fits(value: Value, wanted: inspect.Type) -> bool:
 
 
 def _expected(wanted: inspect.Type, value: Value) -> str:
-    """What would be right, in a reader's words, with a hint when the value is nearly that."""
+    """Describe the expected type, with a hint if only the quotes are wrong."""
     match wanted:
         case inspect.UnionType(types=options):
             return " or ".join(sorted({_expected(option, None) for option in options}))
         case inspect.StrType():
-            return "text" if value is None or isinstance(value, (str, list, dict)) else "text (in quotes)"
+            return "a string" if value is None or isinstance(value, (str, list, dict)) else "a string (in quotes)"
         case inspect.BoolType():
             return "true or false"
         case inspect.IntType(ge=low, le=high) if isinstance(value, int) and not isinstance(value, bool):
-            return f"an integer from {low} to {high}"
+            return f"an integer between {low} and {high}"
         case inspect.IntType():
             digits = isinstance(value, str) and value.removeprefix("-").isdecimal()
             return "an integer (without quotes)" if digits else "an integer"
@@ -257,7 +258,7 @@ def _expected(wanted: inspect.Type, value: Value) -> str:
 
 
 def _zero(wanted: inspect.Type) -> Value:
-    """What Go makes of a null in a list or a map."""
+    """Return the value that Go uses for a null in a list or map."""
     match wanted:
         case inspect.StrType():
             return ""
@@ -265,7 +266,7 @@ def _zero(wanted: inspect.Type) -> Value:
             return False
         case inspect.IntType() | inspect.FloatType():
             return 0
-        case inspect.UnionType():  # of quantities only
+        case inspect.UnionType():  # only quantities are unions
             return "0"
         case inspect.VarTupleType():
             return []

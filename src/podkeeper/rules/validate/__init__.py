@@ -1,1 +1,1 @@
-"""Validation: would the reference's API have taken this pod? `pod` is the door, `names` has the words."""
+"""Pod validation as in the API server. `pod` is the entry point, `names` has the field errors."""

@@ -1,14 +1,12 @@
-"""Validation of containers: app containers, init containers and sidecars, ephemeral containers.
+"""Validation of app containers, init containers, sidecars and ephemeral containers.
 
-One spec comes in; every problem of its containers goes out. Names are unique across all three
-lists. The Go ancestors are `validateContainers`, `validateInitContainers` and
-`validateEphemeralContainers` in pkg/apis/core/validation.
+Container names must be unique across all three lists of a spec. Kubelet counterparts: `validateContainers`,
+`validateInitContainers` and `validateEphemeralContainers` in pkg/apis/core/validation.
 """
 
 from collections.abc import Mapping
 from typing import Final
 
-from podkeeper.model.errors import Problem
 from podkeeper.model.k8s import core
 from podkeeper.rules.restart import is_sidecar
 from podkeeper.rules.validate import env, hooks, resources, security
@@ -19,6 +17,7 @@ from podkeeper.rules.validate.names import (
     dns_label,
     missing,
     no_backsteps,
+    not_found,
     optional_choice,
     port_name,
     repeated,
@@ -31,6 +30,7 @@ AnyContainer = core.Container | core.EphemeralContainer
 
 PULL_POLICIES: Final = ("Always", "IfNotPresent", "Never")
 
+_NOT_EPHEMERAL: Final = "cannot be set for an Ephemeral Container"
 _FORBIDDEN_IN_EPHEMERAL: Final = (
     ("ports", "ports"),
     ("liveness_probe", "livenessProbe"),
@@ -50,9 +50,8 @@ _HOOKS: Final = (
 
 
 def containers(spec: core.PodSpec, volumes: Mapping[str, core.Volume]) -> Problems:
-    """Everything wrong with all containers of a pod."""
     if not spec.containers:
-        yield missing("spec.containers", "at least one container")
+        yield missing("spec.containers", "must have at least one container")
     names: set[str] = set()
     host_ports: set[tuple[str | None, str | None, int]] = set()
     for index, container in enumerate(spec.containers):
@@ -81,9 +80,9 @@ def _common(
     names.add(container.name)
     image = container.image or ""
     if not image:
-        yield missing(f"{field}.image", "an image reference")
+        yield missing(f"{field}.image")
     elif image != image.strip():
-        yield wrong(f"{field}.image", image, "a reference without white space around it")
+        yield wrong(f"{field}.image", image, "must not have leading or trailing whitespace")
     yield from choice(
         f"{field}.terminationMessagePolicy", container.termination_message_policy, ("File", "FallbackToLogsOnError")
     )
@@ -109,11 +108,11 @@ def _init_container(field: str, container: core.Container, spec: core.PodSpec) -
         return
     for attribute, name in _HOOKS:
         if getattr(container, attribute) is not None:
-            yield unwanted(f"{field}.{name}", "for an init container without restartPolicy Always")
+            yield unwanted(f"{field}.{name}", "may not be set for init containers without restartPolicy=Always")
     for index, policy in enumerate(container.resize_policy or ()):
         if policy.restart_policy == "RestartContainer":
             at = f"{field}.resizePolicy[{index}].restartPolicy"
-            yield wrong(at, policy.restart_policy, "NotRequired for an init container that is no sidecar")
+            yield wrong(at, policy.restart_policy, "must be NotRequired for init containers that are not sidecars")
 
 
 def _ephemeral_containers(spec: core.PodSpec, volumes: Mapping[str, core.Volume], names: set[str]) -> Problems:
@@ -122,17 +121,17 @@ def _ephemeral_containers(spec: core.PodSpec, volumes: Mapping[str, core.Volume]
         at = f"spec.ephemeralContainers[{index}]"
         yield from _common(at, container, spec, volumes, names)
         if container.target_container_name and container.target_container_name not in others:
-            yield wrong(f"{at}.targetContainerName", container.target_container_name, "the name of a container")
+            yield not_found(f"{at}.targetContainerName", container.target_container_name)
         for attribute, name in _FORBIDDEN_IN_EPHEMERAL:
             if getattr(container, attribute):
-                yield unwanted(f"{at}.{name}", "for an ephemeral container")
+                yield unwanted(f"{at}.{name}", _NOT_EPHEMERAL)
         if container.resources != core.ResourceRequirements():
-            yield unwanted(f"{at}.resources", "for an ephemeral container")
+            yield unwanted(f"{at}.resources", _NOT_EPHEMERAL)
         for position, mount in enumerate(container.volume_mounts or ()):
             if mount.sub_path:
-                yield unwanted(f"{at}.volumeMounts[{position}].subPath", "for an ephemeral container")
+                yield unwanted(f"{at}.volumeMounts[{position}].subPath", _NOT_EPHEMERAL)
             if mount.sub_path_expr:
-                yield unwanted(f"{at}.volumeMounts[{position}].subPathExpr", "for an ephemeral container")
+                yield unwanted(f"{at}.volumeMounts[{position}].subPathExpr", _NOT_EPHEMERAL)
 
 
 # ---- ports ---------------------------------------------------------------------------------
@@ -148,7 +147,7 @@ def _ports(field: str, ports: tuple[core.ContainerPort, ...]) -> Problems:
                 yield repeated(f"{at}.name", port.name)
             names.add(port.name)
         if port.container_port == 0:
-            yield missing(f"{at}.containerPort", "a number from 1 to 65535")
+            yield missing(f"{at}.containerPort")
         else:
             yield from within(f"{at}.containerPort", port.container_port, 1, 65535)
         yield from within(f"{at}.hostPort", port.host_port or None, 1, 65535)
@@ -156,16 +155,12 @@ def _ports(field: str, ports: tuple[core.ContainerPort, ...]) -> Problems:
 
 
 def _host_ports(field: str, container: core.Container, taken: set[tuple[str | None, str | None, int]]) -> Problems:
-    """Ask that no port of the host is wanted twice."""
     for index, port in enumerate(container.ports or ()):
         if not port.host_port:
             continue
         key = (port.protocol, port.host_ip or None, port.host_port)
         if key in taken:
-            yield Problem(
-                f"cannot be {port.host_port} again; right would be a free port of the host",
-                f"{field}.ports[{index}].hostPort",
-            )
+            yield repeated(f"{field}.ports[{index}].hostPort", port.host_port)
         taken.add(key)
 
 
@@ -173,7 +168,7 @@ def _ports_of_host(field: str, container: core.Container) -> Problems:
     for index, port in enumerate(container.ports or ()):
         if (port.host_port or 0) != port.container_port:
             at = f"{field}.ports[{index}].hostPort"
-            yield wrong(at, port.host_port or 0, f"{port.container_port}, since hostNetwork is true")
+            yield wrong(at, port.host_port or 0, "must match `containerPort` when `hostNetwork` is true")
 
 
 # ---- mounts and devices --------------------------------------------------------------------
@@ -185,20 +180,20 @@ def _mounts(field: str, container: AnyContainer, volumes: Mapping[str, core.Volu
     for index, mount in enumerate(container.volume_mounts or ()):
         at = f"{field}[{index}]"
         if mount.name not in volumes:
-            yield wrong(f"{at}.name", mount.name, "the name of one of spec.volumes")
+            yield not_found(f"{at}.name", mount.name)
         if not mount.mount_path:
-            yield missing(f"{at}.mountPath", "an absolute path")
+            yield missing(f"{at}.mountPath")
         if mount.mount_path in paths:
-            yield wrong(f"{at}.mountPath", mount.mount_path, "a path nothing else is mounted on")
+            yield wrong(f"{at}.mountPath", mount.mount_path, "must be unique")
         paths.add(mount.mount_path)
         if mount.name in devices:
-            yield wrong(f"{at}.name", mount.name, "a volume that is not among volumeDevices")
+            yield wrong(f"{at}.name", mount.name, "must not already exist in volumeDevices")
         if mount.mount_path in devices.values():
-            yield wrong(f"{at}.mountPath", mount.mount_path, "a path that is not among volumeDevices")
+            yield wrong(f"{at}.mountPath", mount.mount_path, "must not already exist as a path in volumeDevices")
         yield from descending_path(f"{at}.subPath", mount.sub_path or "")
         yield from descending_path(f"{at}.subPathExpr", mount.sub_path_expr or "")
         if mount.sub_path and mount.sub_path_expr:
-            yield unwanted(f"{at}.subPathExpr", "beside subPath")
+            yield wrong(f"{at}.subPathExpr", mount.sub_path_expr, "subPathExpr and subPath are mutually exclusive")
         yield from _mount_modes(at, mount, container)
 
 
@@ -207,15 +202,15 @@ def _mount_modes(field: str, mount: core.VolumeMount, container: AnyContainer) -
     yield from optional_choice(f"{field}.mountPropagation", propagation, ("Bidirectional", "HostToContainer", "None"))
     context = container.security_context
     if propagation == "Bidirectional" and not (context is not None and context.privileged):
-        yield wrong(f"{field}.mountPropagation", propagation, "None or HostToContainer, or a privileged container")
+        yield unwanted(f"{field}.mountPropagation", "Bidirectional mount propagation requires a privileged container")
     recursive = mount.recursive_read_only
     at = f"{field}.recursiveReadOnly"
     yield from optional_choice(at, recursive, ("Disabled", "IfPossible", "Enabled"))
     if recursive in ("Enabled", "IfPossible"):
         if not mount.read_only:
-            yield unwanted(at, "unless readOnly is true")
+            yield unwanted(at, "may only be specified when readOnly is true")
         if propagation not in (None, "None"):
-            yield unwanted(at, "unless mountPropagation is None")
+            yield unwanted(at, "may only be specified when mountPropagation is None or not specified")
 
 
 def _devices(field: str, container: AnyContainer, volumes: Mapping[str, core.Volume]) -> Problems:
@@ -226,17 +221,20 @@ def _devices(field: str, container: AnyContainer, volumes: Mapping[str, core.Vol
         at = f"{field}[{index}]"
         volume = volumes.get(device.name)
         if volume is None:
-            yield wrong(f"{at}.name", device.name, "the name of one of spec.volumes")
+            yield not_found(f"{at}.name", device.name)
         elif volume.persistent_volume_claim is None and volume.ephemeral is None:
-            yield wrong(f"{at}.name", device.name, "a volume of kind persistentVolumeClaim or ephemeral")
+            detail = "can only use volume source type of PersistentVolumeClaim or Ephemeral for block mode"
+            yield wrong(f"{at}.name", device.name, detail)
         if device.name in names:
-            yield repeated(f"{at}.name", device.name)
+            yield wrong(f"{at}.name", device.name, "must be unique")
         if device.name in mounts:
-            yield wrong(f"{at}.name", device.name, "a volume that is not among volumeMounts")
+            yield wrong(f"{at}.name", device.name, "must not already exist in volumeMounts")
         if not device.device_path:
-            yield missing(f"{at}.devicePath", "a path")
-        if device.device_path in paths or device.device_path in mounts.values():
-            yield wrong(f"{at}.devicePath", device.device_path, "a path used for nothing else")
+            yield missing(f"{at}.devicePath")
+        if device.device_path in paths:
+            yield wrong(f"{at}.devicePath", device.device_path, "must be unique")
+        elif device.device_path in mounts.values():
+            yield wrong(f"{at}.devicePath", device.device_path, "must not already exist as a path in volumeMounts")
         yield from no_backsteps(f"{at}.devicePath", device.device_path)
         names.add(device.name)
         paths.add(device.device_path)
@@ -252,4 +250,5 @@ def _resize_policy(field: str, policies: tuple[core.ContainerResizePolicy, ...],
         yield from choice(f"{at}.resourceName", policy.resource_name, ("cpu", "memory"))
         yield from choice(f"{at}.restartPolicy", policy.restart_policy, ("NotRequired", "RestartContainer"))
         if spec.restart_policy == "Never" and policy.restart_policy == "RestartContainer":
-            yield wrong(f"{at}.restartPolicy", policy.restart_policy, "NotRequired, since the pod never restarts")
+            detail = "must be NotRequired when the pod's restartPolicy is Never"
+            yield wrong(f"{at}.restartPolicy", policy.restart_policy, detail)

@@ -1,7 +1,7 @@
-"""Validation of environments: variables, where their values come from, and the downward API.
+"""Validation of environment variables, their sources, and selectors of the downward API.
 
-The Go ancestors are `ValidateEnv`, `ValidateEnvFrom` and the field and resource selectors in
-pkg/apis/core/validation, which volumes of the downward API share.
+Downward API volumes use the same selectors. Kubelet counterparts: `ValidateEnv`, `ValidateEnvFrom` and the field and
+resource selectors in pkg/apis/core/validation.
 """
 
 from collections.abc import Collection, Mapping
@@ -17,10 +17,11 @@ from podkeeper.rules.validate.names import (
     dns_subdomain,
     env_name,
     label_key,
-    listed,
     missing,
     no_backsteps,
-    unwanted,
+    not_found,
+    supported,
+    unsupported,
     wrong,
 )
 from podkeeper.rules.validate.resources import readable
@@ -53,7 +54,6 @@ _BYTE_DIVISORS: Final = ("1", "1k", "1M", "1G", "1T", "1P", "1E", "1Ki", "1Mi", 
 
 
 def variables(field: str, given: tuple[core.EnvVar, ...], volumes: Mapping[str, core.Volume]) -> Problems:
-    """Everything wrong with the variables of a container."""
     for index, variable in enumerate(given):
         at = f"{field}[{index}]"
         yield from env_name(f"{at}.name", variable.name)
@@ -63,7 +63,7 @@ def variables(field: str, given: tuple[core.EnvVar, ...], volumes: Mapping[str, 
         at = f"{at}.valueFrom"
         yield from _exactly_one(at, source)
         if variable.value:
-            yield unwanted(at, "beside a value")
+            yield wrong(at, "", "may not be specified when `value` is not empty")
         if source.field_ref is not None:
             yield from field_selector(f"{at}.fieldRef", source.field_ref, ENV_FIELDS)
         if source.resource_field_ref is not None:
@@ -77,53 +77,55 @@ def variables(field: str, given: tuple[core.EnvVar, ...], volumes: Mapping[str, 
 
 
 def sources(field: str, given: tuple[core.EnvFromSource, ...]) -> Problems:
-    """Everything wrong with the config maps and secrets whose keys all become variables."""
+    """Check the config maps and secrets in `envFrom`."""
     for index, source in enumerate(given):
         at = f"{field}[{index}]"
         if source.prefix:
             yield from env_name(f"{at}.prefix", source.prefix)
         references = (("configMapRef", source.config_map_ref), ("secretRef", source.secret_ref))
         present = [(name, reference) for name, reference in references if reference is not None]
-        if len(present) != 1:
-            yield Problem("cannot have none or two sources; right would be configMapRef or secretRef", at)
+        if not present:
+            yield wrong(at, "", "must specify one of: `configMapRef` or `secretRef`")
+        elif len(present) > 1:
+            yield wrong(at, [name for name, _ in present], "may not have more than one field specified at a time")
         for name, reference in present:
             yield from dns_subdomain(f"{at}.{name}.name", reference.name or "")
 
 
 def field_selector(field: str, selector: core.ObjectFieldSelector, allowed: Collection[str]) -> Problems:
-    """Ask that the downward API can show the field."""
     if selector.api_version != "v1":
-        yield wrong(f"{field}.apiVersion", selector.api_version, "v1")
+        yield unsupported(f"{field}.apiVersion", selector.api_version, ("v1",))
         return
     path = "spec.nodeName" if selector.field_path == "spec.host" else selector.field_path
     whole, bracket, subscript = path.removesuffix("']").partition("['")
     if path.endswith("']") and bracket and whole:
         if whole not in ("metadata.annotations", "metadata.labels"):
-            yield wrong(f"{field}.fieldPath", path, "a subscript of metadata.labels or metadata.annotations only")
+            yield wrong(f"{field}.fieldPath", path, "only metadata.labels and metadata.annotations support subscripts")
         else:
             yield from label_key(
                 f"{field}.fieldPath", subscript.lower() if whole == "metadata.annotations" else subscript
             )
     elif path not in allowed:
-        right = f"{listed(allowed)}, or one label or annotation such as metadata.labels['app']"
-        yield wrong(f"{field}.fieldPath", path, right) if path else missing(f"{field}.fieldPath", right)
+        known = (*allowed, "metadata.labels['<key>']", "metadata.annotations['<key>']")
+        at = f"{field}.fieldPath"
+        yield unsupported(at, path, known) if path else missing(at, supported(known))
 
 
 def resource_selector(field: str, selector: core.ResourceFieldSelector, *, in_volume: bool = False) -> Problems:
-    """Ask that the downward API can show the resource, in the unit wanted."""
     resource = selector.resource
     if in_volume and not selector.container_name:
-        yield missing(f"{field}.containerName", "the name of a container")
+        yield missing(f"{field}.containerName")
     elif resource not in _RESOURCES and not resource.startswith(_HUGE_PAGES):
-        right = listed((*_RESOURCES, *(f"{prefix}<size>" for prefix in _HUGE_PAGES)))
-        yield wrong(f"{field}.resource", resource, right) if resource else missing(f"{field}.resource", right)
+        known = (*_RESOURCES, *(f"{prefix}<size>" for prefix in _HUGE_PAGES))
+        at = f"{field}.resource"
+        yield unsupported(at, resource, known) if resource else missing(at, supported(known))
     divisor = readable(f"{field}.divisor", selector.divisor)
     if isinstance(divisor, Problem):
         yield divisor
     elif divisor != ZERO and (resource in _RESOURCES or resource.startswith(_HUGE_PAGES)):
         allowed = _CPU_DIVISORS if resource.endswith(".cpu") else _BYTE_DIVISORS
         if str(divisor) not in allowed:
-            yield wrong(f"{field}.divisor", str(divisor), listed(allowed))
+            yield unsupported(f"{field}.divisor", str(divisor), allowed)
 
 
 def _exactly_one(field: str, source: core.EnvVarSource) -> Problems:
@@ -135,9 +137,11 @@ def _exactly_one(field: str, source: core.EnvVarSource) -> Problems:
         source.secret_key_ref,
         source.file_key_ref,
     )
-    count = sum(part is not None for part in given)
-    if count != 1:
-        yield Problem(f"cannot have {count} sources; right would be exactly one of {', '.join(kinds)}", field)
+    present = [name for name, part in zip(kinds, given, strict=True) if part is not None]
+    if not present:
+        yield wrong(field, "", f"must specify one of: {', '.join(f'`{name}`' for name in kinds)}")
+    elif len(present) > 1:
+        yield wrong(field, present, "may not have more than one field specified at a time")
 
 
 def _key_selector(field: str, selector: core.ConfigMapKeySelector | core.SecretKeySelector) -> Problems:
@@ -149,8 +153,10 @@ def _file_selector(field: str, selector: core.FileKeySelector, volumes: Mapping[
     yield from env_name(f"{field}.key", selector.key)
     yield from dns_label(f"{field}.volumeName", selector.volume_name)
     if not selector.path:
-        yield missing(f"{field}.path", "the path of a file in the volume")
+        yield missing(f"{field}.path")
     yield from no_backsteps(f"{field}.path", selector.path)
     volume = volumes.get(selector.volume_name)
-    if volume is None or volume.empty_dir is None:
-        yield wrong(f"{field}.volumeName", selector.volume_name, "the name of a volume of kind emptyDir")
+    if volume is None:
+        yield not_found(f"{field}.volumeName", selector.volume_name)
+    elif volume.empty_dir is None:
+        yield wrong(f"{field}.volumeName", selector.volume_name, "referenced volume must be of type emptyDir")

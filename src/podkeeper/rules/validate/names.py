@@ -1,8 +1,8 @@
-"""The words of validation: how a complaint reads, and what names, keys, paths and addresses look like.
+"""Field errors of Kubernetes, and the checks of names, keys, paths and addresses.
 
-Every check yields a `Problem` that names the field, says what is wrong and what would be right. A
-`Rule` is a test together with the sentence that tells what would pass it. The grammars are those
-of apimachinery/pkg/util/validation.
+Every check yields a `Problem` with the field and the wording of a Kubernetes field error ("Invalid value: ...").
+A `Rule` is a test and the detail that the error shows. Kubelet counterparts: apimachinery/pkg/util/validation and its
+package `field`.
 """
 
 import ipaddress
@@ -11,12 +11,14 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from podkeeper.model.errors import Problem
+from podkeeper.model.errors import Problem, quoted
 from podkeeper.model.k8s import meta
 
 Problems = Iterator[Problem]
 
 ANNOTATION_BYTES: Final = 256 * 1024
+NOT_NEGATIVE: Final = "must be greater than or equal to 0"
+POSITIVE: Final = "must be greater than 0"
 
 _LABEL: Final = r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?"
 _DNS_LABEL: Final = re.compile(_LABEL)
@@ -31,60 +33,68 @@ _SYSCTL_PART: Final = r"[a-z0-9](?:[-_a-z0-9]*[a-z0-9])?"
 _SYSCTL: Final = re.compile(rf"(?:{_SYSCTL_PART}[./])*{_SYSCTL_PART}")
 
 
-# ---- how a complaint reads -----------------------------------------------------------------
+# ---- field errors --------------------------------------------------------------------------
+# The wording of k8s.io/apimachinery/pkg/util/validation/field/errors.go.
 
 
-def missing(field: str, right: str) -> Problem:
-    """Something required is not there."""
-    return Problem(f"cannot be empty; right would be {right}", field)
+def missing(field: str, detail: str = "") -> Problem:
+    return Problem(f"Required value: {detail}" if detail else "Required value", field)
 
 
-def wrong(field: str, value: object, right: str) -> Problem:
-    """A value that cannot stand."""
-    shown = repr(value)
-    return Problem(f"cannot be {shown if len(shown) <= 80 else f'{shown[:80]}…'}; right would be {right}", field)
+def wrong(field: str, value: object, detail: str) -> Problem:
+    return Problem(f"Invalid value: {quoted(value)}: {detail}", field)
 
 
-def unwanted(field: str, why: str) -> Problem:
-    """Something that must not be there at all."""
-    return Problem(f"cannot be set {why}; right would be to leave it out", field)
+def unsupported(field: str, value: object, choices: Iterable[str]) -> Problem:
+    return Problem(f"Unsupported value: {quoted(value)}: {supported(choices)}", field)
+
+
+def unwanted(field: str, detail: str) -> Problem:
+    return Problem(f"Forbidden: {detail}", field)
 
 
 def repeated(field: str, value: object) -> Problem:
-    """A second one of what must be unique."""
-    return Problem(f"cannot be {value!r} a second time; right would be a name of its own", field)
+    return Problem(f"Duplicate value: {quoted(value)}", field)
 
 
-def listed(choices: Iterable[str]) -> str:
-    """Choices as a phrase: `a, b or c`."""
-    *front, last = choices
-    return f"{', '.join(front)} or {last}" if front else last
+def not_found(field: str, value: object) -> Problem:
+    return Problem(f"Not found: {quoted(value)}", field)
+
+
+def too_long(field: str, most: int, unit: str = "bytes") -> Problem:
+    return Problem(f"Too long: may not be more than {most} {unit}", field)
+
+
+def too_many(field: str, count: int, most: int) -> Problem:
+    return Problem(f"Too many: {count}: must have at most {most} items", field)
+
+
+def supported(choices: Iterable[str]) -> str:
+    return f"supported values: {', '.join(map(quoted, choices))}"
 
 
 def choice(field: str, value: str | None, choices: Collection[str]) -> Problems:
-    """Ask that a value is one of a few words."""
+    """Check a required value. An empty value counts as missing."""
     if not value:
-        yield missing(field, listed(choices))
+        yield missing(field, supported(choices))
     elif value not in choices:
-        yield wrong(field, value, listed(choices))
+        yield unsupported(field, value, choices)
 
 
 def optional_choice(field: str, value: str | None, choices: Collection[str]) -> Problems:
-    """Ask that a value, where there is one, is one of a few words."""
+    """Check a value that may be missing. An empty value is not missing."""
     if value is not None and value not in choices:
-        yield wrong(field, value, listed(choices))
+        yield unsupported(field, value, choices)
 
 
 def within(field: str, number: int | None, low: int, high: int) -> Problems:
-    """Ask that a number, where there is one, lies in a range."""
     if number is not None and not low <= number <= high:
-        yield wrong(field, number, f"a number from {low} to {high}")
+        yield wrong(field, number, f"must be between {low} and {high}, inclusive")
 
 
 def not_negative(field: str, number: int | None) -> Problems:
-    """Ask that a number, where there is one, is not below zero."""
     if number is not None and number < 0:
-        yield wrong(field, number, "zero or more")
+        yield wrong(field, number, NOT_NEGATIVE)
 
 
 # ---- names and keys ------------------------------------------------------------------------
@@ -92,15 +102,14 @@ def not_negative(field: str, number: int | None) -> Problems:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What a text must look like."""
+    """The syntax of a text."""
 
     holds: Callable[[str], bool]
-    right: str
+    detail: str
 
     def __call__(self, field: str, value: str) -> Problems:
-        """Ask this of a text."""
         if not self.holds(value):
-            yield wrong(field, value, self.right) if value else missing(field, self.right)
+            yield wrong(field, value, self.detail) if value else missing(field)
 
 
 def _is_subdomain(text: str) -> bool:
@@ -151,49 +160,73 @@ def _is_address(text: str) -> bool:
 
 dns_label: Final = Rule(
     lambda text: len(text) <= 63 and _DNS_LABEL.fullmatch(text) is not None,
-    "at most 63 of a-z, 0-9 and '-', with a letter or digit at both ends",
+    "a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', "
+    "and must start and end with an alphanumeric character (e.g. 'my-name', at most 63 characters)",
 )
 dns_subdomain: Final = Rule(
-    _is_subdomain, "at most 253 of a-z, 0-9, '-' and '.', with a letter or digit at both ends of each part"
+    _is_subdomain,
+    "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', "
+    "and must start and end with an alphanumeric character (e.g. 'example.com', at most 253 characters)",
 )
-search_path: Final = Rule(_is_search_path, "a DNS domain such as 'example.com' (parts may hold '_')")
+search_path: Final = Rule(
+    _is_search_path,
+    "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '_', '-' or '.', "
+    "and must start and end with an alphanumeric character (e.g. 'example.com', at most 253 characters)",
+)
 label_key: Final = Rule(
     _is_label_key,
-    "a name such as 'app' or 'example.com/app': at most 63 of letters, digits, '-', '_' and '.' after a DNS prefix",
+    "name part must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric "
+    "character (e.g. 'MyName', at most 63 characters) with an optional DNS subdomain prefix and '/' "
+    "(e.g. 'example.com/MyName')",
 )
 label_value: Final = Rule(
-    _is_label_value, "nothing, or at most 63 of letters, digits, '-', '_' and '.', with a letter or digit at both ends"
+    _is_label_value,
+    "a valid label must be an empty string or consist of alphanumeric characters, '-', '_' or '.', "
+    "and must start and end with an alphanumeric character (e.g. 'MyValue', at most 63 characters)",
 )
-data_key: Final = Rule(_is_data_key, "at most 253 of letters, digits, '-', '_' and '.', not beginning with '..'")
-port_name: Final = Rule(_is_port_name, "at most 15 of a-z, 0-9 and single '-' inside, with at least one letter")
-env_name: Final = Rule(_is_env_name, "printable ASCII without '='")
-http_header: Final = Rule(lambda text: _HTTP_HEADER.fullmatch(text) is not None, "letters, digits and '-'")
-address: Final = Rule(_is_address, "an IP address such as '10.9.8.7' or '2001:db8::ffff'")
+data_key: Final = Rule(
+    _is_data_key,
+    "a valid config key must consist of alphanumeric characters, '-', '_' or '.', "
+    "and must not be '.' or start with '..' (e.g. 'key.name', at most 253 characters)",
+)
+port_name: Final = Rule(
+    _is_port_name,
+    "must be no more than 15 characters, must contain only alpha-numeric characters (a-z, 0-9), and hyphens (-), "
+    "must contain at least one letter (a-z), must not contain consecutive hyphens, "
+    "must not begin or end with a hyphen",
+)
+env_name: Final = Rule(
+    _is_env_name,
+    "a valid environment variable name must consist only of printable ASCII characters other than '='",
+)
+http_header: Final = Rule(
+    lambda text: _HTTP_HEADER.fullmatch(text) is not None,
+    "a valid HTTP header must consist of alphanumeric characters or '-' (e.g. 'X-Header-Name')",
+)
+address: Final = Rule(_is_address, "must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)")
 sysctl_name: Final = Rule(
     lambda text: len(text) <= 253 and _SYSCTL.fullmatch(text) is not None,
-    "a kernel parameter such as 'net.ipv4.tcp_syncookies'",
+    "must have at most 253 characters and be a kernel parameter (e.g. 'net.ipv4.tcp_syncookies')",
 )
 
 
 def labels(field: str, given: Mapping[str, str] | None) -> Problems:
-    """Ask that labels, or the labels a selector wants, have proper keys and values."""
+    """Check labels, or the labels of a selector."""
     for key, value in (given or {}).items():
         yield from label_key(f"{field}[{key}]", key)
         yield from label_value(f"{field}[{key}]", value)
 
 
 def annotations(field: str, given: Mapping[str, str] | None) -> Problems:
-    """Ask that annotations have proper keys and are not too large all together."""
     size = 0
     for key, value in (given or {}).items():
         yield from label_key(f"{field}[{key}]", key.lower())
         size += len(key.encode(errors="surrogatepass")) + len(value.encode(errors="surrogatepass"))
     if size > ANNOTATION_BYTES:
-        yield Problem(f"cannot hold {size} bytes in all; right would be at most {ANNOTATION_BYTES}", field)
+        yield too_long(field, ANNOTATION_BYTES)
 
 
 def label_selector(field: str, selector: meta.LabelSelector | None) -> Problems:
-    """Ask that a label selector can be evaluated."""
     if selector is None:
         return
     yield from labels(f"{field}.matchLabels", selector.match_labels)
@@ -206,42 +239,46 @@ def label_selector(field: str, selector: meta.LabelSelector | None) -> Problems:
 
 
 def operator_and_values(field: str, operator: str, values: tuple[str, ...] | None, *, ordered: bool) -> Problems:
-    """Ask that an operator of a selector has as many values as it needs; node selectors also compare."""
+    """Check that the operator of a selector has as many values as it needs.
+
+    `ordered` allows `Gt` and `Lt`, which only node selectors have.
+    """
     match operator:
         case "In" | "NotIn":
             if not values:
-                yield missing(f"{field}.values", f"at least one value for {operator}")
+                yield missing(f"{field}.values", "must be specified when `operator` is 'In' or 'NotIn'")
         case "Exists" | "DoesNotExist":
             if values:
-                yield unwanted(f"{field}.values", f"for {operator}")
+                yield unwanted(f"{field}.values", "may not be specified when `operator` is 'Exists' or 'DoesNotExist'")
         case "Gt" | "Lt" if ordered:
             if len(values or ()) != 1:
-                yield wrong(f"{field}.values", list(values or ()), f"exactly one value for {operator}")
+                detail = "must be specified single value when `operator` is 'Lt' or 'Gt'"
+                yield missing(f"{field}.values", detail)
         case _:
             known = ("In", "NotIn", "Exists", "DoesNotExist", *(("Gt", "Lt") if ordered else ()))
-            yield wrong(f"{field}.operator", operator, listed(known))
+            yield unsupported(f"{field}.operator", operator, known)
 
 
 # ---- paths ---------------------------------------------------------------------------------
 
 
 def no_backsteps(field: str, path: str) -> Problems:
-    """Ask that a path does not climb."""
     if ".." in path.split("/"):
-        yield wrong(field, path, "a path without '..'")
+        yield wrong(field, path, "must not contain '..'")
 
 
 def descending_path(field: str, path: str) -> Problems:
-    """Ask that a path stays below the place it starts from."""
+    """Check that a path is relative and does not leave the directory it starts from."""
     if path.startswith("/"):
-        yield wrong(field, path, "a relative path")
+        yield wrong(field, path, "must be a relative path")
     yield from no_backsteps(field, path)
 
 
 def file_path(field: str, path: str) -> Problems:
-    """Ask for the path of a file in a volume; names beginning with '..' are the agent's own."""
+    """Check the path of a file in a volume."""
     if not path:
-        yield missing(field, "a relative path")
+        yield missing(field)
     yield from descending_path(field, path)
+    # The agent's own files in such a volume start with '..' (..data, ..2026_11_15), as the kubelet's do.
     if path.startswith("..") and not path.startswith("../") and path != "..":
-        yield wrong(field, path, "a path that does not begin with '..'")
+        yield wrong(field, path, "must not start with '..'")

@@ -1,14 +1,14 @@
-"""Validation of where a pod wants to run: selectors, affinity, tolerations, spread.
+"""Validation of scheduling fields: node selectors, affinity, tolerations and topology spread.
 
-The agent obeys little of this itself (the scheduler does), but an API that stored nonsense would
-hand it on. The Go ancestors are `validateAffinity`, `ValidateTolerations` and
-`validateTopologySpreadConstraints` in pkg/apis/core/validation.
+The agent itself uses only a few of these fields. The scheduler uses the others. Kubelet counterparts:
+`validateAffinity`, `ValidateTolerations` and `validateTopologySpreadConstraints` in pkg/apis/core/validation.
 """
 
 from typing import Final
 
 from podkeeper.model.k8s import core, meta
 from podkeeper.rules.validate.names import (
+    POSITIVE,
     Problems,
     choice,
     dns_label,
@@ -20,6 +20,8 @@ from podkeeper.rules.validate.names import (
     missing,
     operator_and_values,
     optional_choice,
+    repeated,
+    unsupported,
     unwanted,
     within,
     wrong,
@@ -31,7 +33,6 @@ _PREFERRED: Final = "preferredDuringSchedulingIgnoredDuringExecution"
 
 
 def placement(spec: core.PodSpec) -> Problems:
-    """Everything wrong with where a pod wants to run."""
     yield from labels("spec.nodeSelector", spec.node_selector)
     affinity = spec.affinity or core.Affinity()
     if affinity.node_affinity is not None:
@@ -49,7 +50,7 @@ def _node_affinity(field: str, affinity: core.NodeAffinity) -> Problems:
     if required is not None:
         at = f"{field}.{_REQUIRED}.nodeSelectorTerms"
         if not required.node_selector_terms:
-            yield missing(at, "at least one term")
+            yield missing(at, "must have at least one node selector term")
         for index, term in enumerate(required.node_selector_terms):
             yield from _node_term(f"{at}[{index}]", term, check_values=True)
     for index, weighted in enumerate(affinity.preferred_during_scheduling_ignored_during_execution or ()):
@@ -71,7 +72,9 @@ def _node_term(field: str, term: core.NodeSelectorTerm, *, check_values: bool) -
         yield from choice(f"{at}.operator", requirement.operator, ("In", "NotIn"))
         yield from choice(f"{at}.key", requirement.key, ("metadata.name",))
         if len(requirement.values or ()) != 1:
-            yield wrong(f"{at}.values", list(requirement.values or ()), "exactly one node name")
+            yield missing(
+                f"{at}.values", "must be only one value when `operator` is 'In' or 'NotIn' for node field selector"
+            )
         for position, value in enumerate(requirement.values or ()):
             yield from dns_subdomain(f"{at}.values[{position}]", value)
 
@@ -95,27 +98,27 @@ def _pod_term(field: str, term: core.PodAffinityTerm) -> Problems:
     yield from _merged_keys(f"{field}.matchLabelKeys", term.match_label_keys or (), term.label_selector)
     for index, key in enumerate(term.match_label_keys or ()):
         if key in (term.mismatch_label_keys or ()):
-            yield wrong(f"{field}.matchLabelKeys[{index}]", key, "a key that is not among mismatchLabelKeys")
+            yield wrong(f"{field}.matchLabelKeys[{index}]", key, "exists in both matchLabelKeys and mismatchLabelKeys")
     yield from label_key(f"{field}.topologyKey", term.topology_key)
 
 
 def _label_keys(field: str, keys: tuple[str, ...], selector: meta.LabelSelector | None) -> Problems:
     if keys and selector is None:
-        yield unwanted(field, "without a labelSelector")
+        yield unwanted(field, "must not be specified when labelSelector is not set")
         return
     for index, key in enumerate(keys):
         yield from label_key(f"{field}[{index}]", key)
 
 
 def _merged_keys(field: str, keys: tuple[str, ...], selector: meta.LabelSelector | None) -> Problems:
-    """Complain of a key the selector already settles; one expression per key is what merging them adds."""
+    """Report keys that the selector has already. The API server adds one expression per key to the selector."""
     if selector is None:
         return
     settled = set(selector.match_labels or {})
     for requirement in selector.match_expressions or ():
         if requirement.key in keys and requirement.key in settled:
             at = f"{field}[{keys.index(requirement.key)}]"
-            yield wrong(at, requirement.key, "a key that labelSelector does not name")
+            yield wrong(at, requirement.key, "exists in both matchLabelKeys and labelSelector")
         settled.add(requirement.key)
 
 
@@ -123,17 +126,19 @@ def _toleration(field: str, toleration: core.Toleration) -> Problems:
     if toleration.key:
         yield from label_key(f"{field}.key", toleration.key)
     elif toleration.operator != "Exists":
-        yield wrong(f"{field}.operator", toleration.operator or "", "Exists, since the key is empty")
+        detail = 'operator must be Exists when `key` is empty, which means "match all values and all keys"'
+        yield wrong(f"{field}.operator", toleration.operator or "", detail)
     if toleration.toleration_seconds is not None and toleration.effect != "NoExecute":
-        yield wrong(f"{field}.effect", toleration.effect or "", "NoExecute, since tolerationSeconds is given")
+        detail = "effect must be 'NoExecute' when `tolerationSeconds` is set"
+        yield wrong(f"{field}.effect", toleration.effect or "", detail)
     match toleration.operator or "Equal":
         case "Equal":
             yield from label_value(f"{field}.value", toleration.value or "")
         case "Exists":
             if toleration.value:
-                yield unwanted(f"{field}.value", "for Exists")
+                yield wrong(f"{field}.value", toleration.value, "value must be empty when `operator` is 'Exists'")
         case other:
-            yield wrong(f"{field}.operator", other, "Equal or Exists")
+            yield unsupported(f"{field}.operator", other, ("Equal", "Exists"))
     yield from optional_choice(f"{field}.effect", toleration.effect or None, _EFFECTS)
 
 
@@ -142,19 +147,21 @@ def _spread(constraints: tuple[core.TopologySpreadConstraint, ...]) -> Problems:
     for index, constraint in enumerate(constraints):
         at = f"spec.topologySpreadConstraints[{index}]"
         if constraint.max_skew <= 0:
-            yield wrong(f"{at}.maxSkew", constraint.max_skew, "one or more")
+            yield wrong(f"{at}.maxSkew", constraint.max_skew, POSITIVE)
         if not constraint.topology_key:
-            yield missing(f"{at}.topologyKey", "the key of a node label")
+            yield missing(f"{at}.topologyKey", "can not be empty")
         yield from choice(f"{at}.whenUnsatisfiable", constraint.when_unsatisfiable, ("DoNotSchedule", "ScheduleAnyway"))
         key = (constraint.topology_key, constraint.when_unsatisfiable)
         if key in seen:
-            yield wrong(f"{at}.topologyKey", constraint.topology_key, "used once per whenUnsatisfiable")
+            # The field stays topologyKey (upstream names the pair), so that the file's line can be found.
+            yield repeated(f"{at}.topologyKey", ", ".join(key))
         seen.add(key)
         if constraint.min_domains is not None:
             if constraint.min_domains <= 0:
-                yield wrong(f"{at}.minDomains", constraint.min_domains, "one or more")
+                yield wrong(f"{at}.minDomains", constraint.min_domains, POSITIVE)
             if constraint.when_unsatisfiable != "DoNotSchedule":
-                yield unwanted(f"{at}.minDomains", "unless whenUnsatisfiable is DoNotSchedule")
+                detail = "can only use minDomains if whenUnsatisfiable=DoNotSchedule"
+                yield wrong(f"{at}.minDomains", constraint.min_domains, detail)
         yield from optional_choice(f"{at}.nodeAffinityPolicy", constraint.node_affinity_policy, ("Ignore", "Honor"))
         yield from optional_choice(f"{at}.nodeTaintsPolicy", constraint.node_taints_policy, ("Ignore", "Honor"))
         keys = constraint.match_label_keys or ()

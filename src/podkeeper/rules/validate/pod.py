@@ -1,14 +1,11 @@
-"""Validation of pods: would the reference's API have taken this one?
+"""Validation of a pod: metadata and the top-level fields of the spec.
 
-A pod comes in, decoded and with or without its defaults; every problem goes out, each naming the
-field in wire spelling, what is wrong with it and what would be right. An empty answer means the
-API would have stored the pod. Nothing raises: whatever can be decoded can be judged.
+Input: a decoded pod, with or without its defaults. Output: all field errors, with field names as in the API. No errors
+means that the API server would store the pod. Validation never raises.
 
-This file is the door: metadata and what stands at the top of a spec. `containers` (with `env`, `hooks`,
-`resources`, `security`), `volumes` (with `storage`) and `placement` look at the rest; `names` has the
-words. The Go ancestor is
-`ValidatePodCreate` in pkg/apis/core/validation. Where we know less than the reference (Windows
-options, annotations that fields have replaced) we let things pass.
+`containers` (with `env`, `hooks`, `resources`, `security`), `volumes` (with `storage`) and `placement` check the other
+fields. Windows options and annotations that fields have replaced are not checked. Kubelet counterpart:
+`ValidatePodCreate` in pkg/apis/core/validation.
 """
 
 import re
@@ -34,6 +31,8 @@ from podkeeper.rules.validate.names import (
     optional_choice,
     repeated,
     search_path,
+    too_long,
+    too_many,
     unwanted,
     within,
     wrong,
@@ -55,14 +54,14 @@ _DNS_POLICIES: Final = ("ClusterFirstWithHostNet", "ClusterFirst", "Default", "N
 
 
 class Occasion(Enum):
-    """When a pod is judged: some things may be added to a pod but not be born with it."""
+    """Which request is validated. An update may add fields that a create may not have."""
 
     CREATE = auto()
     UPDATE = auto()
 
 
 def validate_pod(pod: core.Pod, occasion: Occasion = Occasion.CREATE) -> tuple[Problem, ...]:
-    """Everything wrong with a pod; what it leaves out counts as its default."""
+    """Return all field errors of a pod. Missing fields are defaulted first."""
     return tuple(_problems(default_pod(pod), occasion))
 
 
@@ -87,9 +86,9 @@ def _problems(pod: core.Pod, occasion: Occasion) -> Problems:
     yield from _host_aliases(spec.host_aliases or ())
     if occasion is Occasion.CREATE:
         if spec.ephemeral_containers:
-            yield unwanted("spec.ephemeralContainers", "when a pod is created")
+            yield unwanted("spec.ephemeralContainers", "cannot be set on create")
         if spec.node_name and spec.scheduling_gates:
-            yield unwanted("spec.nodeName", "while there are schedulingGates")
+            yield unwanted("spec.nodeName", "cannot be set until all schedulingGates have been cleared")
 
 
 # ---- metadata ------------------------------------------------------------------------------
@@ -98,9 +97,13 @@ def _problems(pod: core.Pod, occasion: Occasion) -> Problems:
 def _metadata(metadata: meta.ObjectMeta) -> Problems:
     if metadata.generate_name:
         prefix = metadata.generate_name
+        # A prefix may end with '-', because the API server appends letters and digits.
         for _ in dns_subdomain("", f"{prefix[:-2]}a" if len(prefix) > 1 and prefix.endswith("-") else prefix):
-            yield wrong("metadata.generateName", prefix, "the beginning of a name: a-z, 0-9, '-' and '.'")
-    yield from dns_subdomain("metadata.name", metadata.name or "")
+            yield wrong("metadata.generateName", prefix, dns_subdomain.detail)
+    if metadata.name:
+        yield from dns_subdomain("metadata.name", metadata.name)
+    else:
+        yield missing("metadata.name", "name or generateName is required")
     yield from dns_label("metadata.namespace", metadata.namespace or "")
     yield from not_negative("metadata.generation", metadata.generation)
     yield from labels("metadata.labels", metadata.labels)
@@ -111,11 +114,11 @@ def _metadata(metadata: meta.ObjectMeta) -> Problems:
         at = f"metadata.finalizers[{index}]"
         yield from label_key(at, finalizer)
         if finalizer and "/" not in finalizer and finalizer not in _STANDARD_FINALIZERS:
-            yield wrong(at, finalizer, "a name with a domain, such as 'example.com/cleanup'")
+            detail = "name is neither a standard finalizer name nor is it fully qualified (e.g. 'example.com/cleanup')"
+            yield wrong(at, finalizer, detail)
     if {"orphan", "foregroundDeletion"} <= set(finalizers):
-        yield Problem(
-            "cannot hold both orphan and foregroundDeletion; right would be one of them", "metadata.finalizers"
-        )
+        detail = "finalizer orphan and foregroundDeletion cannot be both set"
+        yield wrong("metadata.finalizers", list(finalizers), detail)
 
 
 def _owners(owners: tuple[meta.OwnerReference, ...]) -> Problems:
@@ -128,27 +131,29 @@ def _owners(owners: tuple[meta.OwnerReference, ...]) -> Problems:
             ("uid", owner.uid),
         ):
             if not value:
-                yield missing(f"{at}.{name}", f"the owner's {name}")
-    if sum(bool(owner.controller) for owner in owners) > 1:
-        yield Problem("cannot hold two controllers; right would be one", "metadata.ownerReferences")
+                yield missing(f"{at}.{name}", "must not be empty")
+    controllers = [f"{owner.kind}/{owner.name}" for owner in owners if owner.controller]
+    if len(controllers) > 1:
+        detail = "Only one reference can have Controller set to true"
+        yield wrong("metadata.ownerReferences", controllers, detail)
 
 
 def _annotations_of_pods(pod: core.Pod) -> Problems:
     given = pod.metadata.annotations or {}
     if CONFIG_MIRROR_ANNOTATION in given and not pod.spec.node_name:
-        yield missing("spec.nodeName", "the node a mirror pod stands for")
+        yield missing("spec.nodeName", "must set spec.nodeName if mirror pod annotation is set")
     cost = given.get(_DELETION_COST)
     if cost is not None and not (_INTEGER.fullmatch(cost) and -(2**31) <= int(cost) < 2**31):
-        yield wrong(f"metadata.annotations[{_DELETION_COST}]", cost, "a 32-bit integer")
+        yield wrong(f"metadata.annotations[{_DELETION_COST}]", cost, "must be a 32bit integer")
 
 
-# ---- the top of a spec ---------------------------------------------------------------------
+# ---- top-level fields of the spec ----------------------------------------------------------
 
 
 def _resource_claims(pod: core.Pod) -> Problems:
     claims = pod.spec.resource_claims or ()
     if claims and CONFIG_MIRROR_ANNOTATION in (pod.metadata.annotations or {}):
-        yield unwanted("spec.resourceClaims", "for a static pod")
+        yield unwanted("spec.resourceClaims", "static pods do not support resource claims")
         return
     seen: set[str] = set()
     for index, claim in enumerate(claims):
@@ -158,11 +163,9 @@ def _resource_claims(pod: core.Pod) -> Problems:
             yield repeated(f"{at}.name", claim.name)
         seen.add(claim.name)
         if (claim.resource_claim_name is None) == (claim.resource_claim_template_name is None):
-            yield Problem(
-                "cannot have none or both of resourceClaimName and resourceClaimTemplateName; "
-                "right would be one of them",
-                at,
-            )
+            given = [claim.resource_claim_name, claim.resource_claim_template_name]
+            detail = "must specify exactly one of: `resourceClaimName`, `resourceClaimTemplateName`"
+            yield wrong(at, list(filter(None, given)), detail)
         if claim.resource_claim_name is not None:
             yield from dns_subdomain(f"{at}.resourceClaimName", claim.resource_claim_name)
         if claim.resource_claim_template_name is not None:
@@ -182,7 +185,7 @@ def _gates(spec: core.PodSpec) -> Problems:
 
 
 def _names(spec: core.PodSpec) -> Problems:
-    """Names of other objects, where they are given."""
+    """Check the names of other objects. All of them are optional."""
     if spec.service_account_name:
         yield from dns_subdomain("spec.serviceAccountName", spec.service_account_name)
     if spec.node_name:
@@ -203,11 +206,11 @@ def _hostname(spec: core.PodSpec) -> Problems:
     if spec.hostname_override is not None:
         at = "spec.hostnameOverride"
         if spec.set_hostname_as_fqdn:
-            yield unwanted(at, "while setHostnameAsFQDN is true")
+            yield unwanted(at, "setHostnameAsFQDN and hostnameOverride are mutually exclusive")
         if spec.host_network:
-            yield unwanted(at, "while hostNetwork is true")
+            yield unwanted(at, "hostnameOverride is not allowed when hostNetwork is true")
         if len(spec.hostname_override) > MAX_HOSTNAME:
-            yield wrong(at, spec.hostname_override, f"at most {MAX_HOSTNAME} characters")
+            yield wrong(at, spec.hostname_override, f"must be no more than {MAX_HOSTNAME} characters")
         yield from dns_subdomain(at, spec.hostname_override)
 
 
@@ -216,23 +219,21 @@ def _dns(spec: core.PodSpec) -> Problems:
     config = spec.dns_config or core.PodDNSConfig()
     nameservers, searches = config.nameservers or (), config.searches or ()
     if spec.dns_policy == "None" and not nameservers:
-        yield missing("spec.dnsConfig.nameservers", "at least one nameserver, since dnsPolicy is None")
+        detail = "must provide at least one DNS nameserver when `dnsPolicy` is None"
+        yield missing("spec.dnsConfig.nameservers", detail)
     if len(nameservers) > MAX_NAMESERVERS:
-        yield Problem(
-            f"cannot hold {len(nameservers)}; right would be at most {MAX_NAMESERVERS}", "spec.dnsConfig.nameservers"
-        )
+        yield too_many("spec.dnsConfig.nameservers", len(nameservers), MAX_NAMESERVERS)
     for index, nameserver in enumerate(nameservers):
         yield from address(f"spec.dnsConfig.nameservers[{index}]", nameserver)
-    if len(searches) > MAX_SEARCHES or len(" ".join(searches)) > MAX_SEARCH_CHARACTERS:
-        yield Problem(
-            f"cannot be so long; right would be at most {MAX_SEARCHES} domains of {MAX_SEARCH_CHARACTERS} characters",
-            "spec.dnsConfig.searches",
-        )
+    if len(searches) > MAX_SEARCHES:
+        yield too_many("spec.dnsConfig.searches", len(searches), MAX_SEARCHES)
+    elif len(" ".join(searches)) > MAX_SEARCH_CHARACTERS:
+        yield too_long("spec.dnsConfig.searches", MAX_SEARCH_CHARACTERS, "characters, including spaces")
     for index, search in enumerate(searches):
         yield from search_path(f"spec.dnsConfig.searches[{index}]", search)
     for index, option in enumerate(config.options or ()):
         if not option.name:
-            yield missing(f"spec.dnsConfig.options[{index}].name", "the name of a resolver option")
+            yield missing(f"spec.dnsConfig.options[{index}].name")
 
 
 def _host_aliases(aliases: tuple[core.HostAlias, ...]) -> Problems:

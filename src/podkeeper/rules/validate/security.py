@@ -1,14 +1,13 @@
-"""Validation of security contexts: who a pod runs as and what it may do to the host.
+"""Validation of security contexts and of the namespaces that a pod shares with the host.
 
-The Go ancestors are `ValidateSecurityContext`, `validatePodSpecSecurityContext` and
-`validateHostUsers` in pkg/apis/core/validation. Options of Windows are not looked into: this agent
-runs on Linux and turns such pods away at admission.
+Windows options are not checked, because this agent runs on Linux and rejects Windows pods at admission. Kubelet
+counterparts: `ValidateSecurityContext`, `validatePodSpecSecurityContext` and `validateHostUsers` in
+pkg/apis/core/validation.
 """
 
 from collections.abc import Iterator
 from typing import Final
 
-from podkeeper.model.errors import Problem
 from podkeeper.model.k8s import core
 from podkeeper.rules.validate.names import (
     Problems,
@@ -18,6 +17,7 @@ from podkeeper.rules.validate.names import (
     optional_choice,
     repeated,
     sysctl_name,
+    too_long,
     unwanted,
     within,
     wrong,
@@ -26,6 +26,9 @@ from podkeeper.rules.validate.names import (
 MAX_ID: Final = 2**31 - 1
 MAX_PROFILE_BYTES: Final = 4095
 
+_NOT_LINUX: Final = "windows options cannot be set for a linux pod"
+_ONLY_LOCALHOST: Final = "can only be set when type is Localhost"
+_NEEDED_BY_LOCALHOST: Final = "must be set when type is Localhost"
 _PROFILE_TYPES: Final = ("Localhost", "RuntimeDefault", "Unconfined")
 _IPC_SYSCTLS: Final = frozenset(
     f"kernel.{name}"
@@ -34,26 +37,26 @@ _IPC_SYSCTLS: Final = frozenset(
 
 
 def container_security(field: str, context: core.SecurityContext | None, spec: core.PodSpec) -> Problems:
-    """Everything wrong with the security context of a container."""
     if context is None:
         return
     yield from within(f"{field}.runAsUser", context.run_as_user, 0, MAX_ID)
     yield from within(f"{field}.runAsGroup", context.run_as_group, 0, MAX_ID)
     yield from optional_choice(f"{field}.procMount", context.proc_mount, ("Default", "Unmasked"))
     if context.proc_mount == "Unmasked" and spec.host_users is not False:
-        yield wrong(f"{field}.procMount", context.proc_mount, "Default, or spec.hostUsers false")
+        yield wrong(f"{field}.procMount", context.proc_mount, "`hostUsers` must be false to use `Unmasked`")
     yield from _seccomp(f"{field}.seccompProfile", context.seccomp_profile)
     yield from _app_armor(f"{field}.appArmorProfile", context.app_armor_profile)
     if context.allow_privilege_escalation is False:
         at = f"{field}.allowPrivilegeEscalation"
         if context.privileged:
-            yield wrong(at, False, "true, or privileged false")
+            yield wrong(at, False, "cannot set `allowPrivilegeEscalation` to false and `privileged` to true")
         if context.capabilities is not None and "CAP_SYS_ADMIN" in (context.capabilities.add or ()):
-            yield wrong(at, False, "true, or CAP_SYS_ADMIN not added")
+            detail = "cannot set `allowPrivilegeEscalation` to false and `capabilities.Add` CAP_SYS_ADMIN"
+            yield wrong(at, False, detail)
 
 
 def every_container(spec: core.PodSpec) -> Iterator[tuple[str, core.Container | core.EphemeralContainer]]:
-    """All containers of a pod, each with the field it stands in."""
+    """Yield all containers of a pod, each with its field."""
     for index, container in enumerate(spec.containers):
         yield f"spec.containers[{index}]", container
     for index, container in enumerate(spec.init_containers or ()):
@@ -63,7 +66,7 @@ def every_container(spec: core.PodSpec) -> Iterator[tuple[str, core.Container | 
 
 
 def pod_security(spec: core.PodSpec) -> Problems:
-    """Everything wrong with the security context of a pod, and with what it shares with the host."""
+    """Check the security context of a pod and the namespaces that it shares with the host."""
     context = spec.security_context or core.PodSecurityContext()
     field = "spec.securityContext"
     yield from within(f"{field}.fsGroup", context.fs_group, 0, MAX_ID)
@@ -72,7 +75,7 @@ def pod_security(spec: core.PodSpec) -> Problems:
     for index, group in enumerate(context.supplemental_groups or ()):
         yield from within(f"{field}.supplementalGroups[{index}]", group, 0, MAX_ID)
     if spec.share_process_namespace and spec.host_pid:
-        yield wrong("spec.shareProcessNamespace", True, "false, or hostPID false")
+        yield wrong("spec.shareProcessNamespace", True, "ShareProcessNamespace and HostPID cannot both be enabled")
     yield from _sysctls(f"{field}.sysctls", spec, context.sysctls or ())
     yield from optional_choice(
         f"{field}.fsGroupChangePolicy", context.fs_group_change_policy, ("OnRootMismatch", "Always")
@@ -92,10 +95,10 @@ def _host_users(spec: core.PodSpec) -> Problems:
         return
     for name, given in (("hostNetwork", spec.host_network), ("hostPID", spec.host_pid), ("hostIPC", spec.host_ipc)):
         if given:
-            yield unwanted(f"spec.{name}", "while hostUsers is false")
+            yield unwanted(f"spec.{name}", "when `hostUsers` is false")
     for field, container in every_container(spec):
         if container.volume_devices:
-            yield unwanted(f"{field}.volumeDevices", "while hostUsers is false")
+            yield unwanted(f"{field}.volumeDevices", "when `hostUsers` is false")
 
 
 def _os(spec: core.PodSpec, context: core.PodSecurityContext) -> Problems:
@@ -104,10 +107,10 @@ def _os(spec: core.PodSpec, context: core.PodSecurityContext) -> Problems:
     yield from choice("spec.os.name", spec.os.name, ("linux", "windows"))
     if spec.os.name == "linux":
         if context.windows_options is not None:
-            yield unwanted("spec.securityContext.windowsOptions", "for a linux pod")
+            yield unwanted("spec.securityContext.windowsOptions", _NOT_LINUX)
         for field, container in every_container(spec):
             if container.security_context is not None and container.security_context.windows_options is not None:
-                yield unwanted(f"{field}.securityContext.windowsOptions", "for a linux pod")
+                yield unwanted(f"{field}.securityContext.windowsOptions", _NOT_LINUX)
 
 
 def _sysctls(field: str, spec: core.PodSpec, sysctls: tuple[core.Sysctl, ...]) -> Problems:
@@ -120,13 +123,13 @@ def _sysctls(field: str, spec: core.PodSpec, sysctls: tuple[core.Sysctl, ...]) -
         seen.add(sysctl.name)
         name = _with_dots(sysctl.name)
         if spec.host_network and name.startswith("net."):
-            yield unwanted(at, "while hostNetwork is true")
+            yield wrong(at, sysctl.name, "may not be specified when 'hostNetwork' is true")
         if spec.host_ipc and (name in _IPC_SYSCTLS or name.startswith("fs.mqueue.")):
-            yield unwanted(at, "while hostIPC is true")
+            yield wrong(at, sysctl.name, "may not be specified when 'hostIPC' is true")
 
 
 def _with_dots(sysctl: str) -> str:
-    """A name spelt with slashes, spelt with dots; either separator may stand inside an interface name."""
+    """Return a sysctl's name with dots as separators. The other separator may be part of an interface name."""
     first = next((letter for letter in sysctl if letter in "./"), ".")
     return sysctl if first == "." else sysctl.translate(str.maketrans("./", "/."))
 
@@ -137,9 +140,9 @@ def _seccomp(field: str, profile: core.SeccompProfile | None) -> Problems:
     yield from choice(f"{field}.type", profile.type, _PROFILE_TYPES)
     if profile.type != "Localhost":
         if profile.localhost_profile is not None:
-            yield unwanted(f"{field}.localhostProfile", "unless the type is Localhost")
+            yield wrong(f"{field}.localhostProfile", profile.localhost_profile, _ONLY_LOCALHOST)
     elif profile.localhost_profile is None:
-        yield missing(f"{field}.localhostProfile", "the profile's path, since the type is Localhost")
+        yield missing(f"{field}.localhostProfile", _NEEDED_BY_LOCALHOST)
     else:
         yield from descending_path(f"{field}.localhostProfile", profile.localhost_profile)
 
@@ -152,10 +155,10 @@ def _app_armor(field: str, profile: core.AppArmorProfile | None) -> Problems:
     name = profile.localhost_profile
     if profile.type != "Localhost":
         if name is not None and profile.type in _PROFILE_TYPES:
-            yield unwanted(at, "unless the type is Localhost")
+            yield wrong(at, name, _ONLY_LOCALHOST)
     elif not name:
-        yield missing(at, "the profile's name, since the type is Localhost")
+        yield missing(at, _NEEDED_BY_LOCALHOST)
     elif name != name.strip():
-        yield wrong(at, name, "a name without white space around it")
+        yield wrong(at, name, "must not be padded with whitespace")
     elif len(name.encode(errors="surrogatepass")) > MAX_PROFILE_BYTES:
-        yield Problem(f"cannot be so long; right would be at most {MAX_PROFILE_BYTES} bytes", at)
+        yield too_long(at, MAX_PROFILE_BYTES)

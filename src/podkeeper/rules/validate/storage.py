@@ -1,8 +1,7 @@
 """Validation of volumes that need a storage system: CSI, ephemeral claims, network and cloud disks.
 
-Most of these kinds live on only in old manifests (in-tree plugins were moved to CSI drivers); what
-the reference refuses in them is refused here, kind by kind. The Go ancestors are the
-`validate...VolumeSource` functions in pkg/apis/core/validation.
+Most of these volume types appear only in old manifests, because CSI drivers have replaced the in-tree plugins.
+Kubelet counterparts: the `validate...VolumeSource` functions in pkg/apis/core/validation.
 """
 
 import re
@@ -14,6 +13,7 @@ from podkeeper.model.errors import Problem
 from podkeeper.model.k8s import core, meta
 from podkeeper.model.quantity import ZERO
 from podkeeper.rules.validate.names import (
+    POSITIVE,
     Problems,
     annotations,
     choice,
@@ -24,6 +24,7 @@ from podkeeper.rules.validate.names import (
     labels,
     missing,
     optional_choice,
+    too_long,
     unwanted,
     within,
     wrong,
@@ -35,24 +36,24 @@ ACCESS_MODES: Final = ("ReadWriteOnce", "ReadOnlyMany", "ReadWriteMany", "ReadWr
 _INITIATOR: Final = re.compile(
     r"iqn(?:.*iqn)?\.\d{4}-\d{2}\.([a-zA-Z0-9.-]+)(:[^,;*&$|\s]+)|eui.[a-zA-Z0-9]{16}|naa.[a-zA-Z0-9]{32}", re.ASCII
 )
-_INITIATOR_RIGHT: Final = "an initiator such as 'iqn.2016-04.com.example:disk', eui. or naa."
+_INITIATOR_DETAIL: Final = "must be valid format (e.g. iqn.2016-04.com.example:disk, or start with eui. or naa.)"
 
 
 def _required(field: str, **parts: object) -> Problems:
-    """Ask that each part (named as on the wire) is there."""
+    """Check that each part is set. The keywords are the field names of the API."""
     for name, value in parts.items():
         if not value:
-            yield missing(f"{field}.{name}", "a value: this kind of volume needs it")
+            yield missing(f"{field}.{name}")
 
 
 def _named_secret(field: str, reference: core.LocalObjectReference | None) -> Problems:
     if reference is not None and not reference.name:
-        yield missing(f"{field}.name", "the name of a secret")
+        yield missing(f"{field}.name")
 
 
 def _csi(field: str, source: core.CSIVolumeSource) -> Problems:
     if len(source.driver) > 63:
-        yield wrong(f"{field}.driver", source.driver, "at most 63 characters")
+        yield too_long(f"{field}.driver", 63, "characters")
     else:
         yield from dns_subdomain(f"{field}.driver", source.driver.lower())
     reference = source.node_publish_secret_ref
@@ -64,35 +65,36 @@ def _ephemeral(field: str, source: core.EphemeralVolumeSource) -> Problems:
     template = source.volume_claim_template
     at = f"{field}.volumeClaimTemplate"
     if template is None:
-        yield missing(at, "a claim")
+        yield missing(at)
         return
     yield from annotations(f"{at}.metadata.annotations", template.metadata.annotations)
     yield from labels(f"{at}.metadata.labels", template.metadata.labels)
     for part in msgspec.structs.fields(meta.ObjectMeta):
         if part.name not in ("annotations", "labels") and getattr(template.metadata, part.name):
-            yield unwanted(f"{at}.metadata.{part.encode_name}", "in the template of a claim")
+            detail = "cannot be set for an ephemeral volume"
+            yield unwanted(f"{at}.metadata.{part.encode_name}", detail)
     yield from _claim_spec(f"{at}.spec", template.spec)
 
 
 def _claim_spec(field: str, spec: core.PersistentVolumeClaimSpec) -> Problems:
     modes = spec.access_modes or ()
     if not modes:
-        yield missing(f"{field}.accessModes", "at least one access mode")
+        yield missing(f"{field}.accessModes", "at least 1 access mode is required")
     for index, mode in enumerate(modes):
         yield from choice(f"{field}.accessModes[{index}]", mode, ACCESS_MODES)
     if "ReadWriteOncePod" in modes and len(set(modes)) > 1:
-        yield wrong(f"{field}.accessModes", list(modes), "ReadWriteOncePod alone")
+        yield unwanted(f"{field}.accessModes", "may not use ReadWriteOncePod with other access modes")
     yield from label_selector(f"{field}.selector", spec.selector)
     at = f"{field}.resources.requests[storage]"
     storage = (spec.resources.requests or {}).get("storage")
     if storage is None:
-        yield missing(at, "an amount of storage")
+        yield missing(at)
     else:
         amount = readable(at, storage)
         if isinstance(amount, Problem):
             yield amount
         elif amount <= ZERO:
-            yield wrong(at, str(amount), "more than zero")
+            yield wrong(at, str(amount), POSITIVE)
     if spec.storage_class_name:
         yield from dns_subdomain(f"{field}.storageClassName", spec.storage_class_name)
     if spec.volume_attributes_class_name:
@@ -103,7 +105,7 @@ def _claim_spec(field: str, spec: core.PersistentVolumeClaimSpec) -> Problems:
 def _nfs(field: str, source: core.NFSVolumeSource) -> Problems:
     yield from _required(field, server=source.server)
     if not source.path.startswith("/"):
-        yield wrong(f"{field}.path", source.path, "an absolute path")
+        yield wrong(f"{field}.path", source.path, "must be an absolute path")
 
 
 def _iscsi(field: str, source: core.ISCSIVolumeSource) -> Problems:
@@ -111,42 +113,50 @@ def _iscsi(field: str, source: core.ISCSIVolumeSource) -> Problems:
     yield from _initiator(f"{field}.iqn", source.iqn)
     yield from within(f"{field}.lun", source.lun, 0, 255)
     if (source.chap_auth_discovery or source.chap_auth_session) and source.secret_ref is None:
-        yield missing(f"{field}.secretRef", "a secret for CHAP")
+        yield missing(f"{field}.secretRef", "must be set when CHAP authentication is enabled")
     if source.initiator_name is not None:
         yield from _initiator(f"{field}.initiatorName", source.initiator_name)
 
 
 def _initiator(field: str, name: str) -> Problems:
     if not name:
-        yield missing(field, _INITIATOR_RIGHT)
+        yield missing(field)
     elif _INITIATOR.fullmatch(name) is None:
-        yield wrong(field, name, _INITIATOR_RIGHT)
+        yield wrong(field, name, _INITIATOR_DETAIL)
 
 
 def _fc(field: str, source: core.FCVolumeSource) -> Problems:
-    if bool(source.target_ww_ns) == bool(source.wwids):
-        yield Problem("cannot have none or both of targetWWNs and wwids; right would be one of them", field)
+    if source.target_ww_ns and source.wwids:
+        yield wrong(f"{field}", ["targetWWNs", "wwids"], "targetWWNs and wwids can not be specified simultaneously")
+    elif not source.target_ww_ns and not source.wwids:
+        yield missing(field, "must specify either targetWWNs or wwids")
     if source.target_ww_ns:
         if source.lun is None:
-            yield missing(f"{field}.lun", "a number from 0 to 255, since targetWWNs is given")
+            yield missing(f"{field}.lun", "lun is required if targetWWNs is specified")
         yield from within(f"{field}.lun", source.lun, 0, 255)
 
 
 def _flocker(field: str, source: core.FlockerVolumeSource) -> Problems:
-    if bool(source.dataset_name) == bool(source.dataset_uuid):
-        yield Problem("cannot have none or both of datasetName and datasetUUID; right would be one of them", field)
+    if source.dataset_name and source.dataset_uuid:
+        yield wrong(
+            field, ["datasetName", "datasetUUID"], "datasetName and datasetUUID can not be specified simultaneously"
+        )
+    elif not source.dataset_name and not source.dataset_uuid:
+        yield missing(field, "one of datasetName and datasetUUID is required")
     if "/" in (source.dataset_name or ""):
-        yield wrong(f"{field}.datasetName", source.dataset_name, "a name without '/'")
+        yield wrong(f"{field}.datasetName", source.dataset_name, "must not contain '/'")
 
 
 def _quobyte(field: str, source: core.QuobyteVolumeSource) -> Problems:
     yield from _required(field, registry=source.registry, volume=source.volume)
     for pair in source.registry.split(",") if source.registry else ():
         if ":" not in pair:
-            yield wrong(f"{field}.registry", source.registry, "host:port pairs with commas between")
+            yield wrong(
+                f"{field}.registry", source.registry, "must be a host:port pair or multiple pairs separated by commas"
+            )
             break
     if len(source.tenant or "") > 64:
-        yield wrong(f"{field}.tenant", source.tenant, "at most 64 characters")
+        yield too_long(f"{field}.tenant", 64, "characters")
 
 
 def _flex_volume(field: str, source: core.FlexVolumeSource) -> Problems:
@@ -154,7 +164,8 @@ def _flex_volume(field: str, source: core.FlexVolumeSource) -> Problems:
     for key in source.options or {}:
         namespace = f".{key.split('/', 1)[0].lower()}"
         if namespace.endswith((".kubernetes.io", ".k8s.io")):
-            yield wrong(f"{field}.options[{key}]", key, "a key outside kubernetes.io and k8s.io")
+            detail = "kubernetes.io and k8s.io namespaces are reserved for Kubernetes use"
+            yield wrong(f"{field}.options[{key}]", key, detail)
 
 
 def _azure_disk(field: str, source: core.AzureDiskVolumeSource) -> Problems:
@@ -163,7 +174,7 @@ def _azure_disk(field: str, source: core.AzureDiskVolumeSource) -> Problems:
     yield from optional_choice(f"{field}.kind", source.kind, ("Shared", "Dedicated", "Managed"))
     start = "/subscriptions/" if source.kind == "Managed" else "https://"
     if source.kind is not None and not source.disk_uri.startswith(start):
-        yield wrong(f"{field}.diskURI", source.disk_uri, f"a URI beginning with {start} for kind {source.kind}")
+        yield wrong(f"{field}.diskURI", source.disk_uri, f"must start with {start} for kind {source.kind}")
 
 
 def _storage_os(field: str, source: core.StorageOSVolumeSource) -> Problems:
@@ -250,4 +261,4 @@ STORAGE_KINDS: Final = {
     core.PortworxVolumeSource: _portworx,
     core.ScaleIOVolumeSource: _scale_io,
 }
-"""What to ask of each kind, by the kind's own struct."""
+"""The check of each volume type."""

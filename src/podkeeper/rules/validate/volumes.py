@@ -1,8 +1,7 @@
-"""Validation of volumes: one kind each, complete, with names of their own and paths that stay inside.
+"""Validation of volumes: unique names, exactly one type each, and paths that stay inside the volume.
 
-The kinds a node agent serves itself are checked here; the kinds that need a storage system of
-their own are checked in `storage`. The Go ancestors are `ValidateVolumes` and
-`validateVolumeSource` in pkg/apis/core/validation.
+This module checks the volume types that the agent provides itself. `storage` checks the types that need a storage
+system. Kubelet counterparts: `ValidateVolumes` and `validateVolumeSource` in pkg/apis/core/validation.
 """
 
 from collections.abc import Callable, Iterator
@@ -10,11 +9,12 @@ from typing import Any, Final, cast
 
 import msgspec
 
-from podkeeper.model.errors import Problem
+from podkeeper.model.errors import Problem, quoted
 from podkeeper.model.k8s import core
 from podkeeper.model.quantity import ZERO
 from podkeeper.rules.validate.env import FILE_FIELDS, field_selector, resource_selector
 from podkeeper.rules.validate.names import (
+    NOT_NEGATIVE,
     Problems,
     choice,
     dns_label,
@@ -49,7 +49,6 @@ _KEY_TYPES: Final = ("RSA3072", "RSA4096", "ECDSAP256", "ECDSAP384", "ECDSAP521"
 
 
 def volumes(pod: core.Pod) -> Problems:
-    """Everything wrong with the volumes of a pod."""
     names: set[str] = set()
     name_of_pod = pod.metadata.name or ""
     own_claims = {f"{name_of_pod}-{v.name}" for v in pod.spec.volumes or () if v.ephemeral is not None and name_of_pod}
@@ -62,26 +61,30 @@ def volumes(pod: core.Pod) -> Problems:
         yield from _source(at, volume)
         if volume.ephemeral is not None and name_of_pod and volume.name:
             for _ in dns_subdomain(f"{at}.name", f"{name_of_pod}-{volume.name}"):
-                yield wrong(f"{at}.name", volume.name, "short enough to name a claim together with the pod's name")
+                # The controller names the claim POD-VOLUME.
+                yield wrong(
+                    f"{at}.name",
+                    volume.name,
+                    f"PVC name {quoted(f'{name_of_pod}-{volume.name}')}: {dns_subdomain.detail}",
+                )
         claim = volume.persistent_volume_claim
         if claim is not None and claim.claim_name in own_claims:
-            right = "a claim that is not made for an ephemeral volume of this pod"
-            yield wrong(f"{at}.persistentVolumeClaim.claimName", claim.claim_name, right)
+            detail = "must not reference a PVC that gets created for an ephemeral volume"
+            yield wrong(f"{at}.persistentVolumeClaim.claimName", claim.claim_name, detail)
         if volume.projected is not None and not pod.spec.service_account_name:
             for position, source in enumerate(volume.projected.sources):
                 if source.service_account_token is not None:
                     place = f"{at}.projected.sources[{position}].serviceAccountToken"
-                    yield unwanted(place, "while serviceAccountName is empty")
+                    yield unwanted(place, "must not be specified when serviceAccountName is not set")
 
 
 def _source(field: str, volume: core.Volume) -> Problems:
     given = list(_sources_of(volume))
     if not given:
-        yield missing(field, "one kind of volume, such as emptyDir")
+        yield missing(field, "must specify a volume type")
         return
-    first = given[0][0]
     for name, _ in given[1:]:
-        yield unwanted(f"{field}.{name}", f"beside {first}: a volume is of one kind")
+        yield unwanted(f"{field}.{name}", "may not specify more than 1 volume type")
     name, source = given[0]
     check = _KINDS.get(type(source))
     if check is not None:
@@ -89,7 +92,7 @@ def _source(field: str, volume: core.Volume) -> Problems:
 
 
 def _sources_of(volume: core.Volume) -> Iterator[tuple[str, object]]:
-    """The kinds a volume claims to be, in wire spelling; the empty directory is asked first, as in Go."""
+    """Yield the types that a volume sets, named as in the API. `emptyDir` comes first, as in the kubelet."""
     parts = sorted(msgspec.structs.fields(volume), key=lambda part: part.name != "empty_dir")
     for part in parts:
         source = getattr(volume, part.name)
@@ -104,12 +107,12 @@ def _empty_dir(field: str, source: core.EmptyDirVolumeSource) -> Problems:
     if isinstance(size, Problem):
         yield size
     elif size < ZERO:
-        yield wrong(f"{field}.sizeLimit", str(size), "zero or more")
+        yield wrong(f"{field}.sizeLimit", str(size), NOT_NEGATIVE)
 
 
 def _host_path(field: str, source: core.HostPathVolumeSource) -> Problems:
     if not source.path:
-        yield missing(f"{field}.path", "a path of the host")
+        yield missing(f"{field}.path")
         return
     yield from no_backsteps(f"{field}.path", source.path)
     yield from optional_choice(f"{field}.type", source.type, _HOST_PATH_TYPES)
@@ -117,14 +120,14 @@ def _host_path(field: str, source: core.HostPathVolumeSource) -> Problems:
 
 def _secret(field: str, source: core.SecretVolumeSource) -> Problems:
     if not source.secret_name:
-        yield missing(f"{field}.secretName", "the name of a secret")
+        yield missing(f"{field}.secretName")
     yield from _mode(f"{field}.defaultMode", source.default_mode)
     yield from _items(f"{field}.items", source.items)
 
 
 def _config_map(field: str, source: core.ConfigMapVolumeSource) -> Problems:
     if not source.name:
-        yield missing(f"{field}.name", "the name of a config map")
+        yield missing(f"{field}.name")
     yield from _mode(f"{field}.defaultMode", source.default_mode)
     yield from _items(f"{field}.items", source.items)
 
@@ -133,7 +136,7 @@ def _items(field: str, items: tuple[core.KeyToPath, ...] | None) -> Problems:
     for index, item in enumerate(items or ()):
         at = f"{field}[{index}]"
         if not item.key:
-            yield missing(f"{at}.key", "a key of the data")
+            yield missing(f"{at}.key")
         yield from file_path(f"{at}.path", item.path)
         yield from _mode(f"{at}.mode", item.mode)
 
@@ -147,8 +150,11 @@ def _downward_api(field: str, source: core.DownwardAPIVolumeSource) -> Problems:
 def _downward_file(field: str, file: core.DownwardAPIVolumeFile) -> Problems:
     yield from file_path(f"{field}.path", file.path)
     yield from _mode(f"{field}.mode", file.mode)
-    if (file.field_ref is None) == (file.resource_field_ref is None):
-        yield Problem("cannot have none or both sources; right would be fieldRef or resourceFieldRef", field)
+    if file.field_ref is None and file.resource_field_ref is None:
+        yield missing(field, "one of fieldRef and resourceFieldRef is required")
+    elif file.field_ref is not None and file.resource_field_ref is not None:
+        detail = "fieldRef and resourceFieldRef can not be specified simultaneously"
+        yield wrong(field, ["fieldRef", "resourceFieldRef"], detail)
     if file.field_ref is not None:
         yield from field_selector(f"{field}.fieldRef", file.field_ref, FILE_FIELDS)
     elif file.resource_field_ref is not None:
@@ -157,17 +163,17 @@ def _downward_file(field: str, file: core.DownwardAPIVolumeFile) -> Problems:
 
 def _mode(field: str, mode: int | None) -> Problems:
     if mode is not None and not 0 <= mode <= 0o777:
-        yield wrong(field, mode, "a file mode from 0 to 0777 (octal; 511 in decimal)")
+        yield wrong(field, mode, "must be a number between 0 and 0777 (octal), both inclusive")
 
 
 def _claim(field: str, source: core.PersistentVolumeClaimVolumeSource) -> Problems:
     if not source.claim_name:
-        yield missing(f"{field}.claimName", "the name of a claim")
+        yield missing(f"{field}.claimName")
 
 
 def _image(field: str, source: core.ImageVolumeSource) -> Problems:
     if not source.reference:
-        yield missing(f"{field}.reference", "an image reference")
+        yield missing(f"{field}.reference")
     yield from choice(f"{field}.pullPolicy", source.pull_policy, ("Always", "IfNotPresent", "Never"))
 
 
@@ -185,11 +191,11 @@ def _projected(field: str, source: core.ProjectedVolumeSource) -> Problems:
             if getattr(projection, part.name) is not None
         ]
         for name in kinds[1:]:
-            yield unwanted(f"{at}.{name}", f"beside {kinds[0]}: a source is of one kind")
+            yield unwanted(f"{at}.{name}", "may not specify more than 1 volume type per source")
         yield from _projection(at, projection)
         for place, path in _paths_of(at, projection):
             if path in taken:
-                yield wrong(place, path, "a path no other source writes")
+                yield wrong(place, path, "conflicting duplicate paths")
             taken.add(path)
 
 
@@ -197,7 +203,7 @@ def _projection(field: str, projection: core.VolumeProjection) -> Problems:
     for name, keyed in (("secret", projection.secret), ("configMap", projection.config_map)):
         if keyed is not None:
             if not keyed.name:
-                yield missing(f"{field}.{name}.name", f"the name of a {name}")
+                yield missing(f"{field}.{name}.name")
             yield from _items(f"{field}.{name}.items", keyed.items)
     if projection.downward_api is not None:
         for index, file in enumerate(projection.downward_api.items or ()):
@@ -213,28 +219,30 @@ def _projection(field: str, projection: core.VolumeProjection) -> Problems:
 
 
 def _trust_bundle(field: str, bundle: core.ClusterTrustBundleProjection) -> Problems:
-    if (bundle.name is None) == (bundle.signer_name is None):
-        yield Problem("cannot have none or both of name and signerName; right would be one of them", field)
+    if bundle.name is not None and bundle.signer_name is not None:
+        yield wrong(field, ["name", "signerName"], "only one of name and signerName may be used")
+    elif bundle.name is None and bundle.signer_name is None:
+        yield missing(field, "either name or signerName must be specified")
     elif bundle.name is not None:
         if not bundle.name:
-            yield missing(f"{field}.name", "the name of a trust bundle")
+            yield missing(f"{field}.name")
         if bundle.label_selector is not None:
-            yield unwanted(f"{field}.labelSelector", "beside name")
+            yield unwanted(f"{field}.labelSelector", "labelSelector cannot be specified when name is specified")
     else:
         if not bundle.signer_name:
-            yield missing(f"{field}.signerName", "the name of a signer")
+            yield missing(f"{field}.signerName")
         yield from label_selector(f"{field}.labelSelector", bundle.label_selector)
     yield from file_path(f"{field}.path", bundle.path)
 
 
 def _certificate(field: str, certificate: core.PodCertificateProjection) -> Problems:
     if not certificate.signer_name:
-        yield missing(f"{field}.signerName", "the name of a signer")
+        yield missing(f"{field}.signerName")
     yield from choice(f"{field}.keyType", certificate.key_type, _KEY_TYPES)
     yield from within(f"{field}.maxExpirationSeconds", certificate.max_expiration_seconds, *CERTIFICATE_SECONDS)
     paths = _certificate_paths(field, certificate)
     if not paths:
-        yield missing(field, "credentialBundlePath, keyPath or certificateChainPath")
+        yield missing(field, "specify at least one of credentialBundlePath, keyPath, and certificateChainPath")
     for place, path in paths:
         yield from file_path(place, path)
 
@@ -249,7 +257,7 @@ def _certificate_paths(field: str, certificate: core.PodCertificateProjection) -
 
 
 def _paths_of(field: str, projection: core.VolumeProjection) -> Iterator[tuple[str, str]]:
-    """Where a source writes; the reference does not ask this of tokens."""
+    """Yield the paths that a source writes. The kubelet does not check the paths of tokens."""
     for name, keyed in (("secret", projection.secret), ("configMap", projection.config_map)):
         for index, item in enumerate((keyed.items if keyed is not None else None) or ()):
             if item.path:
@@ -264,7 +272,7 @@ def _paths_of(field: str, projection: core.VolumeProjection) -> Iterator[tuple[s
         yield from _certificate_paths(f"{field}.podCertificate", projection.pod_certificate)
 
 
-# Any: each check takes the one kind it is filed under, which a mapping cannot say.
+# Any, because each check takes the type of its own key, which a dict type cannot express.
 _KINDS: Final = cast(
     dict[type, Callable[[str, Any], Problems]],
     {
