@@ -20,7 +20,7 @@ def test_plan_shows_every_example() -> None:
     for name in ("web-n1", "job-n1", "pair-n1", "crash-n1"):
         assert f"default/{name}" in result.output
     assert "start init container reader" in result.output
-    assert "4 pods planned, 0 problems" in result.output
+    assert "4 pods planned, 0 errors" in result.output
 
 
 def test_validate_names_file_line_and_field_of_every_problem_and_keeps_the_good(tmp_path: Path) -> None:
@@ -37,7 +37,7 @@ def test_validate_names_file_line_and_field_of_every_problem_and_keeps_the_good(
     assert any(f"{path}:13: spec.containers[0].image" in line for line in lines)
     assert any("metadata.name" in line for line in lines)
     assert any(f"{path}:20: spec.restartPolicy" in line for line in lines)
-    assert "1 pod and 0 other objects can be used" in lines[-1]
+    assert "1 valid pod, 0 other valid objects" in lines[-1]
 
 
 def test_an_unknown_field_is_a_warning_and_an_error_when_strict(tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_config_maps_and_secrets_may_lie_beside_the_pods(tmp_path: Path) -> None
     (tmp_path / "settings.yaml").write_text("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: s}\ndata: {a: b}\n")
     (tmp_path / ".hidden.yaml").write_text("not: [valid")
     result = call("validate", tmp_path)
-    assert (result.exit_code, result.output.strip()) == (0, "0 pods and 1 other object can be used")
+    assert (result.exit_code, result.output.strip()) == (0, "0 valid pods, 1 other valid object")
 
 
 def test_a_file_that_cannot_be_read_is_a_problem_not_a_crash(tmp_path: Path) -> None:

@@ -166,7 +166,7 @@ def test_real_pods_have_their_logs_cared_for_and_simulated_ones_have_none(tmp_pa
 def test_one_root_has_one_agent_and_is_given_back(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with assembled(fake(tmp_path / "r")):
-            with pytest.raises(AlreadyRunning, match="runs already"):
+            with pytest.raises(AlreadyRunning, match="another agent uses the root"):
                 async with assembled(fake(tmp_path / "r")):
                     pass
         async with assembled(fake(tmp_path / "r")):
@@ -176,13 +176,13 @@ def test_one_root_has_one_agent_and_is_given_back(tmp_path: Path) -> None:
 
 
 REFUSALS = {
-    "a runtime that is not there": ("podman", "r", "right would be one of: process, cri, fake"),
-    "a root that is a file": ("fake", "file", "--root names another one"),
+    "a runtime that is not there": ("podman", "r", "supported runtimes: process, cri, fake"),
+    "a root that is a file": ("fake", "file", "use another root with --root"),
 }
 
 
 @pytest.mark.parametrize("runtime, root, message", REFUSALS.values(), ids=REFUSALS.keys())
-def test_what_is_refused(tmp_path: Path, runtime: str, root: str, message: str) -> None:
+def test_invalid_options_are_rejected(tmp_path: Path, runtime: str, root: str, message: str) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(AgentError, match=message):
         put_together(fake(tmp_path / root, runtime=runtime))

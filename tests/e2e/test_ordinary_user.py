@@ -84,7 +84,7 @@ def test_a_pod_has_files_of_its_own_volumes_logs_and_commands_and_leaves_nothing
     assert len(ann.in_memory()) == 1
 
     assert ann.end(signal.SIGINT) == 0
-    assert ann.said.splitlines()[-1] == "All pods are stopped."
+    assert ann.said.splitlines()[-1] == "All pods have stopped."
     assert (ann.home / "end").read_text() == "asked\n"
     assert ann.in_memory() == []
     assert [*ann.root.glob("pods/*/volumes"), *ann.root.glob("runtime/sandboxes/*/containers/*/upper-*")] == []

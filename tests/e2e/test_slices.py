@@ -85,7 +85,7 @@ def test_pods_of_every_class_live_in_slices_of_their_own(node: SliceNode) -> Non
 @pytest.mark.slow
 def test_the_doctor_finds_the_systemd_that_makes_cgroups(node: SliceNode) -> None:
     said = node.systemd.run(*PODKEEPER, "doctor", "--runtime-endpoint", node.containerd.socket)
-    assert "slices, made by systemd " in said
+    assert "(slices)" in said
 
 
 @pytest.mark.slow

@@ -300,7 +300,7 @@ def test_input_that_is_there_once_ends_with_the_first(house: House) -> None:
 
 def test_who_has_no_input_is_only_listened_to(house: House) -> None:
     with at(house, "attach", "-it", "mute") as person:
-        person.see(rb"Unable to pass input on - container app has no stdin")
+        person.see(rb"Unable to use stdin - container app has no stdin")
         person.see(rb"Unable to use a TTY - container app did not allocate one")
         person.see(rb"tick\r\ntick\r\n")
         person.type(b"\x03")

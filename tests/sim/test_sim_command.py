@@ -99,7 +99,7 @@ def test_the_whole_trace_can_be_printed() -> None:
 def test_the_timeline_of_an_unknown_pod_is_named_and_the_campaign_ends_as_usual() -> None:
     result = call("--seed", "0", "--jobs", "1", *QUIET, "--timeline", "nosuch")
     assert result.exit_code == 0
-    assert result.stderr == "no line of pod nosuch in this play\n"
+    assert result.stderr == "pod nosuch not found in the trace\n"
     assert "No promise was broken." in result.stdout
 
 
@@ -243,7 +243,7 @@ def test_the_time_left_is_shown_in_two_units(seconds: float, text: str) -> None:
 # What is refused.
 
 BAD = {
-    "the state of a single seed": (("--state", "campaign"), ["--state wants --seeds"]),
+    "the state of a single seed": (("--state", "campaign"), ["--state requires --seeds"]),
     "a state file that is something else": (
         ("--seeds", "0:3", "--state", __file__),
         ["--state: ", "not the state file of a campaign"],
@@ -252,7 +252,7 @@ BAD = {
     "a workload nobody knows": (("--workload", "all,-srv"), ["there is no 'srv'", WORKLOADS["servers"]]),
     "seeds without an end": (("--seeds", "3"), ["FIRST:LAST"]),
     "seeds backwards": (("--seeds", "5:3"), ["FIRST:LAST"]),
-    "a seed and seeds": (("--seeds", "0:3", "--seed", "1"), ["exclude"]),
+    "a seed and seeds": (("--seeds", "0:3", "--seed", "1"), ["mutually exclusive"]),
     "acts of many seeds": (("--seeds", "0:3", "--only", "1"), ["single --seed"]),
     "acts that the seed does not have": (
         ("--only", "1,9998-9999", "--hours", "0.05"),

@@ -1,1 +1,1 @@
-"""Configuration, wiring and the command line: the only room that knows everything."""
+"""Configuration, wiring and the command line. Only this package imports all others."""

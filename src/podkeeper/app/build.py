@@ -1,11 +1,11 @@
-"""The wiring: plugs the rooms of the engine together. The only place that knows them all.
+"""Construct an agent: connect the modules of the engine.
 
     sources -> storage -> loop -> workers -> syncer -> executor -> runtime
                            ^  ^                                       |
                  probes ---+  +--- PLEG <- cache <--------------------+      statuses -> API
 
-Ports come in, an `Agent` goes out; `run` lets it live until it is cancelled. Cancelling it stops the agent, not the
-pods: an agent built on the same runtime goes on where this one stopped.
+Input: `Ports` and `Settings`. Output: an `Agent`. Cancelling `Agent.run` stops the agent, not the pods. Another agent
+on the same runtime adopts them.
 """
 
 import asyncio
@@ -90,7 +90,7 @@ KUBERNETES_VERSION = "1.36"
 
 
 Complain = Callable[[PodUID, str], None]
-"""Hears of a pod, and what is wrong with it."""
+"""Receives a pod and its problem."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,63 +105,59 @@ class Ports:
     sources: tuple[Source, ...]
     api: Api | None = None
     objects: Reader | None = None  # config maps and secrets; None: the API's
-    keep_objects: Callable[[Iterable[Pod]], None] | None = None  # learns which pods' objects are still needed
+    keep_objects: Callable[[Iterable[Pod]], None] | None = None  # receives the pods whose objects are still needed
     journal: Journal | None = None
-    over_used: Callable[[Complain], None] | None = None  # tells of pods whose volumes grew too large
+    over_used: Callable[[Complain], None] | None = None  # reports pods whose volumes exceed their limit
     node_pull_configs: Callable[[], Awaitable[Sequence[str]]] | None = None  # the node's own docker configurations
-    pull_journal: Journal | None = None  # who pulled which image; None: everybody may use what is there
-    kept_images: tuple[str, ...] = ()  # images that are never removed, by name
-    log_files: LogFiles | None = None  # None: somebody else cares for logs, or there are none
+    pull_journal: Journal | None = None  # which pod pulled which image; None: all pods may use all present images
+    kept_images: tuple[str, ...] = ()  # names of images that are never removed
+    log_files: LogFiles | None = None  # None: the agent does not rotate logs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How one agent is to behave."""
-
     node: Node
     host_ips: tuple[str, ...] = ()
     log_root: str = "/var/log/pods"
     cluster_domain: str = "cluster.local"
-    lookup: Callable[[Pod], Awaitable[Lookup]] | None = None  # how pods look up names; None: as the runtime does it
+    lookup: Callable[[Pod], Awaitable[Lookup]] | None = None  # DNS settings of pods; None: those of the runtime
     log_policy: LogPolicy = USUAL_POLICY
     timing: Timing = USUAL_TIMING
     restart_curve: Curve = DEFAULT_CURVE
     pull_curve: Curve = DEFAULT_CURVE
     runtime_limits: RuntimeLimits = USUAL_LIMITS
-    verification: Verification = USUAL_VERIFICATION  # counts only where there is a `pull_journal`
-    image_gc: GcPolicy | None = None  # None: images stay
-    container_gc_seconds: float | None = None  # None: dead containers go when their successors die, and only then
+    verification: Verification = USUAL_VERIFICATION  # used only with a `pull_journal`
+    image_gc: GcPolicy | None = None  # None: images are never removed
+    container_gc_seconds: float | None = None  # None: dead containers are removed only when their successors exit
     relisting: Pace = USUAL_PACE
-    enforcement: Enforcement | None = None  # what containers can be held to; None: not asked at admission
+    enforcement: Enforcement | None = None  # what the runtime can enforce; None: admission does not check it
 
     @property
     def node_name(self) -> str:
-        """The node's name."""
         return self.node.metadata.name or ""
 
 
 class _Room(Protocol):
-    """A part of the agent that lives as long as the agent."""
+    """A part of the agent that runs as long as the agent."""
 
     async def run(self) -> None: ...
 
 
 class Moments:
-    """Instants on the monotonic clock, no two alike: so "newer" is never a matter of luck."""
+    """Strictly increasing instants of the monotonic clock, so that of two instants one is always newer."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._last = -inf
 
     def __call__(self) -> float:
-        """The next one."""
         self._last = max(self._clock.monotonic(), nextafter(self._last, inf))
         return self._last
 
 
 @dataclass(slots=True)
 class _NetworkWatch:
-    """Remembers what the runtime said of its network when the loop last asked how it is."""
+    """Store the network state of the loop's last health check of the runtime."""
 
     runtime: Health
     trouble: str | None = field(default="the runtime has not answered yet")
@@ -173,8 +169,6 @@ class _NetworkWatch:
 
 
 class Agent:
-    """One node agent, wired."""
-
     def __init__(self, ports: Ports, settings: Settings) -> None:
         self.ports = ports
         self.settings = settings
@@ -197,7 +191,7 @@ class Agent:
         self._restarts = self._backoff(settings.restart_curve, "restart-backoff/")
         self._pulls = self._backoff(settings.pull_curve, "pull-backoff/")
         self._network = _NetworkWatch(self.runtime)
-        self._happenings = 0  # that could give housekeeping something to do
+        self._happenings = 0  # counts events that may require housekeeping
         self._build_sight()
         self._build_hands()
         self._build_mind()
@@ -207,7 +201,7 @@ class Agent:
         self.log_care = self._log_care(ports.log_files)
 
     async def run(self) -> None:
-        """Live until cancelled; the pods live on."""
+        """Run until cancelled. The pods keep running."""
         rooms: tuple[_Room, ...] = (
             *(self.runtime, self.background, self.pleg, self.statuses, self.events),
             *(self.mirrors, self.probes, self.preemption, self.workers, self.loop),
@@ -225,18 +219,18 @@ class Agent:
             self.background.give_up()
 
     async def flush(self, within_seconds: float) -> None:
-        """Before a graceful end, while the agent still lives: tell the API what it has not been told."""
+        """Send pending statuses and events to the API. Must be called before a graceful exit, while the agent runs."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_seconds):
                 await self.statuses.sync_batch(every=True)
                 await self.events.flush()
 
     def explain(self, uid: PodUID) -> Explanation:
-        """Where a pod stands, since when, what it waits for, and how it got there."""
+        """Return a pod's state, what it waits for, and its timeline."""
         return self.history.explain(uid)
 
     def node_view(self) -> NodeView:
-        """What every pod shows of this node."""
+        """Return the facts about this node that pod statuses contain."""
         return NodeView(
             runtime_name=self.runtime.name,
             host_ips=self.settings.host_ips,
@@ -244,10 +238,10 @@ class Agent:
         )
 
     def health(self) -> tuple[str, ...]:
-        """What is wrong, in sentences; nothing when all is well."""
+        """Return problems of the agent itself. Empty if it is healthy."""
         return tuple(filter(None, (self.loop.health(), self.pleg.health())))
 
-    # What is seen: the cache and who fills it, statuses, probes.
+    # Observation: the cache and the PLEG, statuses, probes.
 
     def _build_sight(self) -> None:
         clock = self.ports.clock
@@ -289,7 +283,7 @@ class Agent:
         notebook = Notebook(self.ports.journal, prefix)
         return DurableBackoff(table=BackoffTable(curve), clock=self.ports.clock, notebook=notebook)
 
-    # What acts on the runtime.
+    # Actions on the runtime.
 
     def _build_hands(self) -> None:
         clock, record, spawn = self.ports.clock, self._record, self.background.spawn
@@ -335,7 +329,7 @@ class Agent:
             may_start=self._may_start,
         )
 
-    # What decides when: syncer, workers, loop.
+    # Decisions: syncer, workers, loop.
 
     def _build_mind(self) -> None:
         clock, record = self.ports.clock, self._record
@@ -444,7 +438,7 @@ class Agent:
             clock=clock,
         )
 
-    # What is only cared for where somebody asks for it.
+    # Optional parts.
 
     def _book_of(self, journal: Journal | None) -> PullBook | None:
         if journal is None:
@@ -490,13 +484,13 @@ class Agent:
             is_gone=self._is_gone,
         )
 
-    # Small wires.
+    # Connections between modules.
 
     def _record_of_node(self, event: PodEvent) -> None:
         self.events.record(event, ObjectReference(api_version="v1", kind="Node", name=self.settings.node_name))
 
     def _is_gone(self, uid: PodUID) -> bool:
-        """Whether a pod is no more: every source has spoken, and neither they nor the workers know of it."""
+        """Return whether a pod is removed: all sources are ready, and neither they nor the workers have it."""
         if not self.storage.has_seen([source.name for source in self.ports.sources]):
             return False
         if self.orphans is not None and self.orphans.is_in_doubt(uid):
@@ -517,22 +511,20 @@ class Agent:
         self.syncer.start_over(uid)
 
     def _could_run(self, uid: PodUID) -> bool:
-        """Whether a container of a pod may run.
-
-        Until every source has spoken the workers say so of whomever they do not know, in case he ran before they
-        began: a source that never speaks would keep it from everybody that there was no room for a pod. The runtime
-        knows who ran. Under the UID of a mirror nothing ever runs, and nobody knows it: its pod is asked about.
-        """
+        """Return whether a container of a pod may run."""
+        # Containers never run under the UID of a mirror pod, so use the UID of its static pod.
         uid = self.manager.translate_uid(uid)
         if not isinstance(self.workers.state(uid), Unknown) or self.manager.pod_by_uid(uid) is None:
             return self.workers.could_have_running_containers(uid)
+        # Until all sources are ready, workers assume that unknown pods may be running. If a source never became ready,
+        # a pod rejected for lack of resources would never be reported as failed. So check the runtime's cache, too.
         seen = self.cache.get_if_sure(uid)
         return self.workers.could_have_running_containers(uid) and (seen is None or is_running(seen))
 
     def _on_update(self, update: PodUpdate) -> None:
         self._happenings += 1
         if update.op is Op.ADD:
-            self.statuses.restore(update.pods)  # what a former life of the agent knew of them
+            self.statuses.restore(update.pods)  # from the journal of the previous agent
         self.loop.tell_config(update)
 
     def _on_lifecycle(self, event: LifecycleEvent) -> None:
@@ -569,9 +561,9 @@ class Agent:
         self.background.spawn(self._collect(uid, container_id, everything))
 
     async def _collect(self, uid: PodUID, container_id: str, everything: bool) -> None:
-        # Of a pod that is over all may go, but not before its last status is saved: with a container goes its exit
-        # code. What is left because of a full disk is removed with the remains of the pod once no source names it.
-        # Workers do not know a pod that an old list lacks. It may run on, so housekeeping asks the API about it first.
+        # Remove all containers of a finished pod, but only after its last status is saved, because the exit codes are
+        # lost with the containers. If a full disk prevents that, cleanup removes them once no source has the pod.
+        # Workers do not know a pod that is missing in a stale list. It may still run, so housekeeping asks the API.
         known = not isinstance(self.workers.state(uid), Unknown)
         is_over = known and self.workers.should_pod_be_finished(uid)
         everything = everything and is_over and await self.statuses.is_saved(uid)
@@ -581,13 +573,13 @@ class Agent:
 
 
 def _mounts_recursively(node: Node) -> bool:
-    """Whether the runtime's usual handler makes what lies below a read-only mount read-only, too."""
+    """Return whether the runtime's default handler supports recursive read-only mounts."""
     usual = next((each.features for each in node.status.runtime_handlers or () if not each.name), None)
     return usual is not None and bool(usual.recursive_read_only_mounts)
 
 
 def simple_node(name: str, *, cpu: str = "8", memory: str = "32Gi", pods: int = 110) -> Node:
-    """A node that has this much to give: for tests, benchmarks and simulations."""
+    """Return a node with this capacity, for tests, benchmarks and simulations."""
     amounts = {"cpu": cpu, "memory": memory, "pods": str(pods)}
     return Node(
         metadata=ObjectMeta(name=name, uid=f"node-{name}", labels={"kubernetes.io/os": "linux"}),

@@ -1,13 +1,14 @@
-"""Which cgroups the pods of a container runtime have: whose hand makes them, and where.
+"""Choose the cgroup driver and the cgroups of pods that a CRI runtime runs.
 
-    driver_of(what the runtime says, configuration) -> cgroupfs, systemd
-    pod_cgroups(...) -> directories that we make ourselves, or slices that systemd makes for us
-    parent_of(...) -> what a runtime is told as a pod's cgroup parent
+    driver_of(the runtime's driver, configuration) -> cgroupfs, systemd
+    pod_cgroups(...) -> directories made by podkeeper, or slices made by systemd
+    parent_of(...) -> the cgroup parent that is sent to the runtime
 
-The driver is the runtime's: `cgroupDriver` counts only where that does not say. Pods' cgroups are below `cgroupRoot`
-under the reference's name if that is set, so that a node can be taken over from the reference kubelet; else below a
-name of this agent's own, because two agents that share one would remove each other's pods. The Go ancestors are
-`getCgroupDriverFromCRI` in cmd/kubelet/app/server.go and pkg/kubelet/cm/container_manager_linux.go.
+The runtime's driver has priority. `cgroupDriver` is used only if the runtime does not report one.
+
+With `cgroupRoot`, pods use the kubelet's cgroup names, so that podkeeper can adopt a node from the kubelet. Otherwise
+they use a name of this agent, because two agents with the same name would remove each other's pods. Kubelet
+counterparts: `getCgroupDriverFromCRI` in cmd/kubelet/app/server.go and pkg/kubelet/cm/container_manager_linux.go.
 """
 
 import asyncio
@@ -25,6 +26,7 @@ from podkeeper.model.kubelet_config import KubeletConfiguration
 from podkeeper.ports.cgroups import Cgroups
 from podkeeper.rules.cgroup_limits import PERIOD_MICROSECONDS, CpuPolicy
 from podkeeper.rules.cgroup_names import directory_path, name_of, pod_name, slice_path
+from podkeeper.rules.validate.names import unsupported
 from podkeeper.runtimes.process.keeper import cgroup
 from podkeeper.runtimes.process.keeper.cgroup import Place
 
@@ -33,18 +35,16 @@ SYSTEMD: Final = "systemd"
 
 
 def driver_of(told: str, config: KubeletConfiguration) -> str:
-    """Who makes cgroups: as the runtime tells ("": it does not), else as the configuration says. Raises BadInput."""
+    """Return the runtime's driver, or the configured one if the runtime reports "". Raises BadInput."""
     if told:
         return told
     if config.cgroup_driver not in ("", CGROUPFS, SYSTEMD):
-        raise BadInput(
-            Problem(f"{config.cgroup_driver!r} is no cgroup driver; right would be cgroupfs or systemd", "cgroupDriver")
-        )
+        raise BadInput(unsupported("cgroupDriver", config.cgroup_driver, (CGROUPFS, SYSTEMD)))
     return config.cgroup_driver or CGROUPFS
 
 
 def cgroup_root_of(root: Path, config: KubeletConfiguration) -> str:
-    """The name below which pods have their cgroups: a path for directories, for slices one that stands for theirs."""
+    """Return the parent of all pod cgroups as a path. `slice_path` converts it for the systemd driver."""
     if not config.cgroup_root:
         return own_root(str(root))
     above = config.cgroup_root.strip("/")
@@ -52,13 +52,11 @@ def cgroup_root_of(root: Path, config: KubeletConfiguration) -> str:
 
 
 def parent_of(driver: str, cgroup_root: str) -> Callable[[Pod], str]:
-    """What a runtime is told as the cgroup parent of a pod."""
     path, root = slice_path if driver == SYSTEMD else directory_path, name_of(cgroup_root)
     return lambda pod: path(pod_name(root, pod))
 
 
 def policy_of(config: KubeletConfiguration) -> CpuPolicy:
-    """How pods are held to their CPU limits."""
     period = seconds_of(config.cpu_cfs_quota_period) if config.cpu_cfs_quota_period else 0.0
     return CpuPolicy(config.cpu_cfs_quota is not False, round(period * 1_000_000) or PERIOD_MICROSECONDS)
 
@@ -66,7 +64,7 @@ def policy_of(config: KubeletConfiguration) -> CpuPolicy:
 async def pod_cgroups(
     driver: str, cgroup_root: str, config: KubeletConfiguration, *, pod_pids_limit: int, opened: AsyncExitStack
 ) -> Cgroups:
-    """Pods' cgroups as a driver makes them, until the stack is closed. Raises BadInput, TryLater."""
+    """Open the pod cgroups of a driver. The stack closes them. Raises BadInput, TryLater."""
     if driver == SYSTEMD:
         return await _slices(cgroup_root, config, pod_pids_limit, opened)
     cgroups = await asyncio.to_thread(
@@ -83,7 +81,7 @@ async def pod_cgroups(
 
 
 async def _slices(cgroup_root: str, config: KubeletConfiguration, pids: int, opened: AsyncExitStack) -> Cgroups:
-    """Imported when wanted: nobody else needs D-Bus."""
+    # Import late, because only this driver needs D-Bus.
     from podkeeper.host.slices import open_slices
     from podkeeper.host.systemd import NoSystemd, Systemd
 
@@ -95,26 +93,26 @@ async def _slices(cgroup_root: str, config: KubeletConfiguration, pids: int, ope
     try:
         slices = await open_slices(systemd, cgroup, name_of(cgroup_root), policy=policy_of(config), pod_pids_limit=pids)
     except TryLater as error:
-        raise TryLater(f"cannot make pods' cgroups below {slice_path(name_of(cgroup_root))}: {error}") from error
+        raise TryLater(f"cannot create pod cgroups in {slice_path(name_of(cgroup_root))}: {error}") from error
     opened.push_async_callback(slices.close)
     return slices
 
 
 def no_systemd(trouble: str) -> str:
-    """What to do where a runtime makes cgroups through systemd, and we cannot."""
+    """Return the error for a runtime with the systemd driver on a machine where systemd is not available."""
     return (
-        f"cannot make pods' cgroups as the container runtime wants them, through systemd: {trouble}; run podkeeper as "
-        f"root on a machine that systemd runs; where there is none, let the runtime do without: {CGROUPFS_HINT}"
+        f"cannot create pod cgroups with systemd, the runtime's cgroup driver: {trouble}; run podkeeper as root, or on "
+        f"a machine without systemd, switch the runtime to cgroupfs: {CGROUPFS_HINT}"
     )
 
 
 def _refuse_missing_root(config: KubeletConfiguration, cgroups: HostCgroups[Place] | NoCgroups) -> None:
-    """Who names a root expects limits: pods without any would be a bad surprise. Raises BadInput."""
+    """Reject a `cgroupRoot` that cannot be used, because its limits would silently not apply. Raises BadInput."""
     if config.cgroup_root and isinstance(cgroups, NoCgroups):
         raise BadInput(
             Problem(
-                f"cannot make pods' cgroups below {config.cgroup_root}: {cgroups.describe()}; right would be a cgroup "
-                "that is there in every hierarchy (/ always is), or none: then podkeeper makes one of its own",
+                f"cannot create pod cgroups in {config.cgroup_root}: {cgroups.describe()}; use a cgroup that exists in "
+                "every hierarchy (such as /), or leave cgroupRoot empty",
                 field="cgroupRoot",
             )
         )

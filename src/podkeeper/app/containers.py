@@ -1,12 +1,12 @@
-"""Podkeeper alone on a machine, with containers: what the runtime `cri` brings with it.
+"""Open the CRI runtime and the parts that it needs, for a standalone agent.
 
     cri_machinery(wanted, clock, objects, opened) -> Machinery, for `app/standalone.py`
 
-Which socket: `--runtime-endpoint`, else `containerRuntimeEndpoint` of the configuration, else the first of the usual
-ones that is there. Which cgroups: `app/container_cgroups.py`; the runtime is asked first, for it has its say in that.
+The socket is `--runtime-endpoint`, or `containerRuntimeEndpoint` of the configuration, or the first default socket that
+exists. `app/container_cgroups.py` chooses the cgroups, after the runtime has reported its driver.
 
-A runtime that is not there is said so at once. One whose socket is there and who does not answer may just be starting:
-it is waited for, for a while.
+If the socket does not exist, podkeeper exits at once. If it exists but nothing answers, the runtime may be starting, so
+podkeeper retries for 30 s.
 """
 
 import asyncio
@@ -59,7 +59,7 @@ LINK_SECONDS: Final = 2.0
 
 
 async def cri_machinery(wanted: Standalone, clock: Clock, objects: LocalObjects, opened: AsyncExitStack) -> Machinery:
-    """Pods as containers of a runtime that speaks CRI: they outlive the agent. Raises BadInput, RuntimeUnavailable."""
+    """Open a CRI runtime. Its containers keep running without the agent. Raises BadInput, RuntimeUnavailable."""
     root, config = wanted.root, with_defaults(wanted.config)
     socket = socket_of(wanted.runtime_endpoint or wanted.config.container_runtime_endpoint)
     journal = await asyncio.to_thread(FileJournal.open, root / "journal")
@@ -107,7 +107,7 @@ async def cri_machinery(wanted: Standalone, clock: Clock, objects: LocalObjects,
         node_pull_configs=NodeDockerConfig(usual_places(root), clock).configs,
         pull_journal=journal,
         log_files=HostLogFiles(wanted.log_root),
-        kept_images=tuple(filter(None, [own.sandbox_image])),  # old runtimes do not pin it
+        kept_images=tuple(filter(None, [own.sandbox_image])),  # because old runtimes do not pin it
         enforcement=Enforcement(runtime.facts.allowed_unsafe_sysctls, runtime.facts.apparmor),
         features=NodeFeatures(supplemental_groups_policy=runtime.facts.supplemental_groups_policy),
         handlers=_handlers(runtime.facts),
@@ -115,7 +115,7 @@ async def cri_machinery(wanted: Standalone, clock: Clock, objects: LocalObjects,
 
 
 async def waited_for(socket: str, ask: Callable[[], Awaitable[T]], patience_seconds: float = PATIENCE_SECONDS) -> T:
-    """What a runtime answers; one whose socket is there and who does not answer is waited for. Raises TryLater."""
+    """Return the runtime's answer. Retry while the socket exists but nothing answers. Raises TryLater."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + patience_seconds
     told = ""
@@ -127,12 +127,12 @@ async def waited_for(socket: str, ask: Callable[[], Awaitable[T]], patience_seco
                 raise
             if told != str(error):
                 told = str(error)
-                log.warning("%s; in case it is just starting, it is waited for, up to %g s", error, patience_seconds)
+                log.warning("%s; the runtime may be starting, will retry for up to %g s", error, patience_seconds)
         await asyncio.sleep(PAUSE_SECONDS)
 
 
 def facts_with(facts: NodeFacts, config: KubeletConfiguration) -> NodeFacts:
-    """What is known of the machine, with what the configuration has its say in. Raises BadInput."""
+    """Add the settings of the configuration to the facts about the machine. Raises BadInput."""
     troubles = filter(None, map(unsafe_sysctl_trouble, config.allowed_unsafe_sysctls or ()))
     if problems := [Problem(trouble, field="allowedUnsafeSysctls") for trouble in troubles]:
         raise BadInput(*problems)
@@ -147,7 +147,7 @@ def facts_with(facts: NodeFacts, config: KubeletConfiguration) -> NodeFacts:
 
 
 def _handlers(facts: NodeFacts) -> tuple[NodeRuntimeHandler, ...] | None:
-    """The runtime's handlers, as a node's status shows them."""
+    """Return the runtime's handlers for the node's status."""
     made = (
         NodeRuntimeHandler(
             name=name,
@@ -161,7 +161,7 @@ def _handlers(facts: NodeFacts) -> tuple[NodeRuntimeHandler, ...] | None:
 
 
 def _linking(links: HostLogLinks, log_root: str) -> Started:
-    """Links a container's log when it is started. Nobody waits long for it: what fails is healed by `LinkCare`."""
+    """Return a hook that links a container's log after its start. It gives up soon, because `LinkCare` retries."""
 
     async def link(container_id: str, config: ContainerConfig) -> None:
         meta, name = config.pod.metadata, config.container.name
@@ -173,13 +173,13 @@ def _linking(links: HostLogLinks, log_root: str) -> Started:
             async with asyncio.timeout(LINK_SECONDS):
                 await links.make([made])
         except (TryLater, TimeoutError) as error:
-            log.warning("the log of container %s has no link yet, will retry: %s", name, error)
+            log.warning("cannot link the log of container %s, will retry: %s", name, error)
 
     return link
 
 
 def _rebuilding(wanted: Standalone, parent: Callable[[Pod], str]) -> Callable[[Pod, int], SandboxConfig]:
-    """What a sandbox was made from, worked out again for a runtime that does not keep it."""
+    """Return a function that computes a sandbox's config again, because runtimes do not store all of it."""
 
     def rebuild(pod: Pod, attempt: int) -> SandboxConfig:
         return SandboxConfig(

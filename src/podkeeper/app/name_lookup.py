@@ -1,10 +1,10 @@
-"""How pods of this node look up names: the node's resolver file, read for each sandbox, and the cluster's settings.
+"""DNS settings of pods, from the node's resolver file and the cluster's settings.
 
     NameLookup(cluster, path of the resolver file, the node's addresses)  ->  called with a pod: a `Lookup`
 
-The file changes when the machine moves to another network, so it is not remembered. "" stands for no file: pods then
-look up nothing but what the cluster knows, as in the reference. `rules.dns` decides; a file that cannot be read keeps
-the sandbox waiting.
+The resolver file is read for each sandbox, because it changes when the machine moves to another network. "" means no
+file: as in the kubelet, pods then use only the cluster's DNS. If the file cannot be read, the sandbox waits.
+`rules.dns` computes the settings.
 """
 
 import asyncio
@@ -20,14 +20,12 @@ LONGEST_FILE: Final = 10 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class NameLookup:
-    """Says how names are looked up in pods."""
-
     cluster: ClusterNames
     resolver_file: str = "/etc/resolv.conf"
     host_ips: tuple[str, ...] = ()
 
     async def __call__(self, pod: Pod) -> Lookup:
-        """How names are looked up in a pod. Raises NotConfigurable."""
+        """Return the DNS settings of a pod. Raises NotConfigurable."""
         host = parsed_resolver_file(await asyncio.to_thread(self._read)) if self.resolver_file else None
         return lookup_for(pod, self.cluster, host, self.host_ips)
 

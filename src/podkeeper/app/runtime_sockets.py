@@ -1,4 +1,4 @@
-"""Where container runtimes listen: the socket that was named, or the first of the usual ones that is there."""
+"""Find the socket of the container runtime: the given one, or the first default socket that exists."""
 
 import os
 from collections.abc import Sequence
@@ -9,20 +9,20 @@ from podkeeper.model.errors import BadInput, Problem
 USUAL_SOCKETS: Final = ("/run/containerd/containerd.sock", "/run/crio/crio.sock", "/run/cri-dockerd.sock")
 HOW_TO_GET: Final = "as root, apt-get install containerd containernetworking-plugins (Debian, Ubuntu), or install CRI-O"
 CGROUPFS_HINT: Final = (
-    "for containerd, set SystemdCgroup = false in its config.toml (in the options of the runtime runc), for CRI-O "
-    'cgroup_manager = "cgroupfs" and conmon_cgroup = "pod" in crio.conf, and restart it once no pod runs in it'
+    "for containerd, set SystemdCgroup = false in config.toml (in the options of the runtime runc); for CRI-O, set "
+    'cgroup_manager = "cgroupfs" and conmon_cgroup = "pod" in crio.conf; then restart it while it runs no pods'
 )
 
 
 def socket_of(asked: str, usual: Sequence[str] = USUAL_SOCKETS) -> str:
-    """The path of the runtime's socket; "": of the one that is there. Raises BadInput."""
+    """Return the path of the given socket, or of the first existing default socket for "". Raises BadInput."""
     if not asked:
         found = next((path for path in usual if os.path.exists(path)), None)
         if found is None:
             raise BadInput(
                 Problem(
-                    f"cannot find a container runtime: none of {', '.join(usual)} is there; install one "
-                    f"({HOW_TO_GET}), or name its socket with --runtime-endpoint"
+                    f"cannot find a container runtime: none of {', '.join(usual)} exists; install one "
+                    f"({HOW_TO_GET}), or set its socket with --runtime-endpoint"
                 )
             )
         return found
@@ -30,7 +30,8 @@ def socket_of(asked: str, usual: Sequence[str] = USUAL_SOCKETS) -> str:
     if not path.startswith("/"):
         raise BadInput(
             Problem(
-                f"cannot reach a container runtime at {asked!r}; right would be unix:///run/containerd/containerd.sock"
+                f"cannot use {asked!r} as the runtime's socket; expected a path or a URL such as "
+                "unix:///run/containerd/containerd.sock"
             )
         )
     return path

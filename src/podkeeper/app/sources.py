@@ -1,4 +1,4 @@
-"""The sources of an agent, plugged together."""
+"""Construct the sources of an agent."""
 
 from collections.abc import Collection
 from pathlib import Path
@@ -18,7 +18,7 @@ _MANIFEST_NOTES = "manifest/"  # then the source's name and a slash
 
 
 def api_source(*, api: Watcher, node_name: str, clock: Clock, journal: Journal | None) -> Source:
-    """The API as a source; with a journal, one that is remembered."""
+    """Return the API source. With a journal, it stores its pods across restarts."""
     if journal is None:
         return ApiSource(api=api, node_name=node_name, clock=clock)
     seen, pods = Notebook(journal, "seen/"), Notebook(journal, "pod/")
@@ -28,7 +28,7 @@ def api_source(*, api: Watcher, node_name: str, clock: Clock, journal: Journal |
 
 
 def manifest_notes(journal: Journal, source: str, node_name: str, *, keep_secrets: bool) -> ManifestNotes:
-    """The notes of a source of manifests, by which static pods run while their manifests cannot be read."""
+    """Return the stored manifests of a source. With them, static pods start while the manifests are unreadable."""
     return ManifestNotes(Notebook(journal, f"{_MANIFEST_NOTES}{source}/"), node_name, keep_secrets=keep_secrets)
 
 
@@ -49,7 +49,7 @@ async def drop_unused_manifest_notes(journal: Journal, sources: Collection[str])
 def kept_objects(
     *, api: Reader, root: Path, clock: Clock, keep_secrets: bool, tokens: Tokens | None = None
 ) -> KeptObjects:
-    """The API's config maps and secrets, which this node's pods find also when it starts without the API.
+    """Return the API's config maps and secrets, stored so that pods can start without the API.
 
     Give it to the volumes and to the agent (`Ports.objects`, `Ports.keep_objects`), and let its `run` run.
     """

@@ -1,10 +1,11 @@
-"""Podkeeper alone on a machine: everything concrete, plugged together from one frozen value.
+"""Construct all parts of a standalone agent from one frozen value.
 
-    Standalone -> assembled -> Assembly: ports and settings for an `Agent`, the gate, who talks with processes
+    Standalone -> assembled -> Assembly: ports and settings for an `Agent`, the gate, streams
 
-What a runtime brings with it (itself, volumes, cgroups, prober, journal) is made by one function per runtime, in
-`_MAKERS`; the rest (sources, gate, the node, the kubelet's configuration) is the same for all. What is opened is
-closed when the context ends, in reverse order. One agent per root: the root's lock is taken first and given back last.
+One function per runtime (`_MAKERS`) opens the runtime, volumes, cgroups, prober and journal. Sources, gate, node and
+settings are the same for all runtimes. At its end, the context closes everything in reverse order.
+
+Each root has at most one agent: the lock of the root is taken first and released last.
 """
 
 import asyncio
@@ -51,6 +52,7 @@ from podkeeper.rules.dns import ClusterNames
 from podkeeper.rules.log_rotation import USUAL_POLICY as USUAL_LOG_POLICY
 from podkeeper.rules.log_rotation import Policy as LogPolicy
 from podkeeper.rules.resources import amounts_of
+from podkeeper.rules.validate.names import NOT_NEGATIVE, POSITIVE, wrong
 from podkeeper.rules.worker.pauses import USUAL_TIMING, Timing
 from podkeeper.sources.complaints import Report
 from podkeeper.sources.file import PERIOD_SECONDS, FileSource
@@ -59,11 +61,10 @@ from podkeeper.sources.local_objects import LocalObjects
 
 DEFAULT_MAX_PODS = 110
 DEFAULT_POD_PIDS = 1024
-"""How many processes a pod may have unless the configuration says otherwise: the reference sets no limit, and a fork
-bomb would take the machine."""
+"""Default limit of processes per pod. The kubelet has none, but a fork bomb would then stop the whole machine."""
 REFERENCE_LOG_ROOT = Path("/var/log/pods")
 LOG_LINK_ROOT = Path("/var/log/containers")
-"""Where collectors of logs look, and where the logs of the reference kubelet are."""
+"""The kubelet's log directories, where log collectors search."""
 HONOURED = frozenset(
     {
         *("staticPodPath", "staticPodURL", "staticPodURLHeader", "fileCheckFrequency", "httpCheckFrequency"),
@@ -72,50 +73,49 @@ HONOURED = frozenset(
         *("containerLogMaxSize", "containerLogMaxFiles", "containerLogMaxWorkers", "containerLogMonitorInterval"),
     }
 )
-"""The fields of a kubelet's configuration that change something here."""
+"""The supported fields of the kubelet configuration."""
 HONOURED_FOR_CONTAINERS = HONOURED | {
     *("containerRuntimeEndpoint", "cgroupRoot", "cgroupDriver", "seccompDefault", "cpuCFSQuota", "cpuCFSQuotaPeriod"),
     *("allowedUnsafeSysctls", "clusterDNS", "clusterDomain", "resolvConf"),
 }
-"""The same with the runtime `cri`."""
+"""The supported fields with `--runtime cri`."""
 
 
 Room = Callable[[], Coroutine[None, None, None]]
-"""Something that lives as long as the agent: called once, it runs until it is cancelled."""
+"""A coroutine function that runs beside the agent until it is cancelled."""
 
 
 class AlreadyRunning(AgentError):
-    """Another agent has this root."""
+    """Another agent uses this root."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standalone:
-    """How one agent on this machine is wanted."""
+    """The options of `podkeeper run`."""
 
     paths: tuple[Path, ...]
     root: Path
     node_name: str
     runtime: str = "process"
-    runtime_endpoint: str = ""  # of the runtime `cri`; "": the configuration's, or a usual one
+    runtime_endpoint: str = ""  # for the runtime `cri`; "": from the configuration, or a default socket
     host_images: tuple[str, ...] = ()
     config: KubeletConfiguration = field(default_factory=KubeletConfiguration)
     keep_secrets: bool = False  # whether Secrets of manifests may be stored on disk (docs/decisions/0010)
-    log_links: Path | None = None  # where links to containers' logs lie; None: where collectors expect them, if at all
+    log_links: Path | None = None  # directory of links to container logs; None: see `log_link_root`
 
     @property
     def log_root(self) -> Path:
-        """Where the containers' logs lie."""
         return Path(self.config.pod_logs_dir) if self.config.pod_logs_dir else self.root / "logs"
 
     @property
     def log_link_root(self) -> Path | None:
-        """Where links to containers' logs lie; None: nobody looks for any, the logs being in a place of their own."""
+        """The directory of links to container logs. None if the logs are not where log collectors search."""
         return self.log_links or (LOG_LINK_ROOT if self.log_root == REFERENCE_LOG_ROOT else None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machinery:
-    """What comes with a runtime."""
+    """The parts that depend on the runtime."""
 
     runtime: Runtime
     volumes: Volumes
@@ -127,32 +127,32 @@ class Machinery:
     rooms: tuple[Room, ...] = ()
     over_used: Callable[[Complain], None] | None = None
     node_pull_configs: Callable[[], Awaitable[Sequence[str]]] | None = None
-    pull_journal: Journal | None = None  # where it is noted who pulled which image, if that matters
+    pull_journal: Journal | None = None  # records which pod pulled which image, if access to images is checked
     kept_images: tuple[str, ...] = ()
-    spare_all: Callable[[], Awaitable[None]] | None = None  # calls every stop off; None: too late for that
+    spare_all: Callable[[], Awaitable[None]] | None = None  # cancels all stops; None: the runtime cannot do that
     log_files: LogFiles | None = None
-    enforcement: Enforcement | None = None  # what containers can be held to; None: not asked at admission
-    features: NodeFeatures | None = None  # what the runtime offers to pods
-    handlers: tuple[NodeRuntimeHandler, ...] | None = None  # and each of its handlers
+    enforcement: Enforcement | None = None  # what the runtime can enforce; None: admission does not check it
+    features: NodeFeatures | None = None  # features of the runtime
+    handlers: tuple[NodeRuntimeHandler, ...] | None = None  # features of each of its handlers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assembly:
-    """An agent's parts, ready to be wired."""
+    """All parts of an agent, ready for `Agent`."""
 
     ports: Ports
     settings: Settings
     gate: Gate
     streams: Callable[[Agent], Streams]
     forwards: Forwards
-    rooms: tuple[Room, ...]  # what must run beside the agent
-    problems: Callable[[], tuple[Problem, ...]]  # of the manifests, now
-    spare_all: Callable[[], Awaitable[None]] | None  # lets pods that are being stopped go on, if they still can
+    rooms: tuple[Room, ...]  # coroutine functions to run beside the agent
+    problems: Callable[[], tuple[Problem, ...]]  # returns the current problems of the manifests
+    spare_all: Callable[[], Awaitable[None]] | None  # cancels the termination of pods that are stopping
 
 
 @asynccontextmanager
 async def assembled(wanted: Standalone, report: Report | None = None) -> AsyncIterator[Assembly]:
-    """All parts of an agent; `report` hears what is wrong with manifests. Raises AlreadyRunning, BadInput."""
+    """Open all parts of an agent. `report` receives problems of manifests. Raises AlreadyRunning, BadInput."""
     async with AsyncExitStack() as opened:
         clock = SystemClock()
         _take_root(wanted.root, opened)
@@ -190,11 +190,11 @@ async def assembled(wanted: Standalone, report: Report | None = None) -> AsyncIt
 # ---- runtimes ----
 
 Maker = Callable[[Standalone, Clock, LocalObjects, AsyncExitStack], Awaitable[Machinery]]
-"""Opens what a runtime needs; what must be closed goes to the stack, what pods refer to comes from the objects."""
+"""Opens a runtime and its parts. The stack closes them. The objects are the config maps and secrets of pods."""
 
 
 async def _fake(wanted: Standalone, clock: Clock, objects: LocalObjects, opened: AsyncExitStack) -> Machinery:
-    """Nothing real: pods live in this process, as their annotations script it, and end with it."""
+    """Simulate pods in this process. Their annotations script them. They end with the agent."""
     from podkeeper.runtimes.fake import FakeRuntime
     from podkeeper.testing.fakes import FakeCgroups, FakeJournal, FakeProber, FakeVolumes
 
@@ -208,7 +208,7 @@ async def _fake(wanted: Standalone, clock: Clock, objects: LocalObjects, opened:
 
 
 async def _process(wanted: Standalone, clock: Clock, objects: LocalObjects, opened: AsyncExitStack) -> Machinery:
-    """Pods as processes of this machine: they outlive the agent."""
+    """Run pods as processes of this machine. They keep running without the agent."""
     from podkeeper.app.local.forwards import HostForwards
     from podkeeper.app.local.process_streams import ProcessStreams
     from podkeeper.host.cgroups import open_cgroups, own_root
@@ -255,7 +255,7 @@ async def _process(wanted: Standalone, clock: Clock, objects: LocalObjects, open
 
 
 async def _cri(wanted: Standalone, clock: Clock, objects: LocalObjects, opened: AsyncExitStack) -> Machinery:
-    """Pods as containers. Imported when wanted: protobuf and grpc weigh ten MiB."""
+    # Import late, because protobuf and grpc need ten MiB of memory.
     from podkeeper.app.containers import cri_machinery
 
     return await cri_machinery(wanted, clock, objects, opened)
@@ -268,27 +268,27 @@ def _maker_of(runtime: str) -> Maker:
     maker = _MAKERS.get(runtime)
     if maker is None:
         known = ", ".join(_MAKERS)
-        raise BadInput(Problem(f"cannot run pods with the runtime {runtime!r}; right would be one of: {known}"))
+        raise BadInput(Problem(f"unknown runtime {runtime!r}; supported runtimes: {known}"))
     return maker
 
 
-# ---- the rest ----
+# ---- parts that do not depend on the runtime ----
 
 
 def _take_root(root: Path, opened: AsyncExitStack) -> None:
-    """Have the root for this agent alone, until the stack is closed."""
+    """Lock the root for this agent. The stack releases the lock."""
     try:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = JournalLock.take(root / "agent.lock")
     except JournalInUse as error:
         who = f"process {error.pid}" if error.pid else "another process"
         raise AlreadyRunning(
-            f"cannot start: an agent with the root {root} runs already ({who}); 'podkeeper ps --root {root}' asks it, "
-            "--root DIR gives this one a place of its own"
+            f"cannot start: another agent uses the root {root} ({who}); list its pods with "
+            f"'podkeeper ps --root {root}', or use another root with --root DIR"
         ) from error
     except OSError as error:
         raise BadInput(
-            Problem(f"cannot use {root} as the agent's root: {error.strerror}; --root names another one")
+            Problem(f"cannot use {root} as the agent's root: {error.strerror}; use another root with --root DIR")
         ) from error
     opened.callback(lock.release)
 
@@ -342,13 +342,12 @@ def _settings(wanted: Standalone, parts: Machinery) -> Settings:
 
 
 def _lookup(config: KubeletConfiguration) -> NameLookup:
-    """How containers look up names."""
     cluster = ClusterNames(tuple(config.cluster_dns or ()), config.cluster_domain or "", joined=False)
     return NameLookup(cluster, config.resolv_conf or "", (host_ip(),))
 
 
 def machine_node(wanted: Standalone) -> Node:
-    """This machine, and what it can give to pods."""
+    """Return this machine as a node, with its capacity."""
     cores = os.cpu_count() or 1
     most = wanted.config.max_pods if wanted.config.max_pods is not None else DEFAULT_MAX_PODS
     if wanted.config.pods_per_core:
@@ -363,35 +362,38 @@ def _restart_curve(config: KubeletConfiguration) -> Curve:
 
 
 def _log_policy(config: KubeletConfiguration) -> LogPolicy:
-    """How logs are rotated; a negative size: not at all. Raises BadInput."""
+    """Return the policy of the log rotation. A negative size disables it. Raises BadInput."""
     complete = with_defaults(config)
     files, workers = complete.container_log_max_files or 0, complete.container_log_max_workers or 0
     seconds = _seconds(config.container_log_monitor_interval, USUAL_LOG_POLICY.interval_seconds)
-    wrong = {
-        "containerLogMaxFiles": f"cannot be {files}; right would be 2 or more" if files < 2 else "",
-        "containerLogMaxWorkers": f"cannot be {workers}; right would be 1 or more" if workers < 1 else "",
-        "containerLogMonitorInterval": "cannot be negative; right would be 10s" if seconds < 0 else "",
-    }
+    problems = []
+    if files < 2:
+        problems.append(wrong("containerLogMaxFiles", files, "must be greater than 1"))
+    if workers < 1:
+        problems.append(wrong("containerLogMaxWorkers", workers, POSITIVE))
+    if seconds < 0:
+        problems.append(wrong("containerLogMonitorInterval", config.container_log_monitor_interval, NOT_NEGATIVE))
     size = 0
     try:
         size = parse_quantity(complete.container_log_max_size or "").value
     except BadInput as error:
-        wrong["containerLogMaxSize"] = str(error)
-    if any(wrong.values()):
-        raise BadInput(*(Problem(message, field=name) for name, message in wrong.items() if message))
+        problems.append(Problem(str(error), "containerLogMaxSize"))
+    if problems:
+        raise BadInput(*problems)
     return LogPolicy(size if size >= 0 else None, files, workers, seconds)
 
 
 def _seconds(wanted: Duration | None, usual: float) -> float:
-    """A period of the configuration; silence and zero mean the usual one, as in the reference."""
+    """Return a configured period. As in the kubelet, no value and zero mean the default."""
     return (seconds_of(wanted) if wanted else 0.0) or usual
 
 
 def host_ip() -> str:
-    """The address that this machine is reached by: the one it would send from. Nothing is sent."""
+    """Return the source address of this machine's default route."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         try:
-            asking.connect(("192.0.2.1", 9))  # an address for documentation: only the route to it is looked up
+            # For UDP, connect() only looks up the route and sends nothing. The address is reserved for documentation.
+            asking.connect(("192.0.2.1", 9))
             return str(asking.getsockname()[0])
         except OSError:
             return "127.0.0.1"

@@ -1,7 +1,7 @@
-"""One pod's life in lines, with the time between steps: for a terminal, or plain.
+"""Format the timeline of a pod: one line per step, with the time between steps.
 
-Passes are not told, what came at once is told at once, and the same again is counted. Who watches several pods that
-bore one name after another numbers them.
+Syncs are omitted, simultaneous entries share a line, and repeated entries are counted. If several pods had the same
+name in succession, they are numbered.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,30 +15,27 @@ from rich.text import Text
 
 from podkeeper.engine.history import MOVED, NEXT_PASS, UNKNOWN, Entry, Explanation
 
-TROUBLE: Final = "trouble:"
-"""How news of trouble begin."""
+TROUBLE: Final = "fault:"
+"""The prefix of entries about faults."""
 
 _PASSES: Final = frozenset({"pass begun", "pass ended", NEXT_PASS})
-_TERSE: Final = frozenset({"Pulling", "Pulled", "Created", "Started", "BackOff"})  # the name says it all
+_TERSE: Final = frozenset({"Pulling", "Pulled", "Created", "Started", "BackOff"})  # shown without their messages
 _ARROW: Final = " -> "
 _TOGETHER: Final = timedelta(seconds=1)
 
 
 @dataclass(frozen=True, slots=True)
 class Noted:
-    """An entry of a pod's timeline."""
-
     entry: Entry
-    pod_number: int  # 1: the first pod that bore the name; 0: news that concern it
+    pod_number: int  # 1: the first pod with this name; 0: an entry about the node
 
 
 def clock_face(at: datetime) -> str:
-    """A moment, as a clock on the wall shows it."""
     return f"{at:%H:%M:%S}"
 
 
 def span(length: timedelta) -> str:
-    """A span of time, in the two largest units that matter: 8s, 2m40s, 1h05m."""
+    """Format a duration with its two largest units: 8s, 2m40s, 1h05m."""
     seconds = max(0, round(length.total_seconds()))
     if seconds < 60:
         return f"{seconds}s"
@@ -48,7 +45,7 @@ def span(length: timedelta) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """What befell a pod at about one moment, and how often."""
+    """Entries of about the same time, and how often they were repeated."""
 
     at: datetime
     words: str
@@ -58,11 +55,10 @@ class _Step:
 
 
 def timeline(name: str, noted: Sequence[Noted], explanation: Explanation, *, plain: bool) -> RenderableType:
-    """One pod's life, a line per step, with the time between steps."""
     passes = sum(each.entry.times for each in noted if each.entry.what == "pass begun")
     facts = [] if explanation.state == UNKNOWN else [_state(explanation)]
-    facts += [f"its worker's passes: {passes}"] if passes else []
-    head = Text(f"the timeline of {name}", "bold").append(": " + "; ".join(facts) if facts else "", "not bold")
+    facts += [f"syncs: {passes}"] if passes else []
+    head = Text(f"timeline of {name}", "bold").append(": " + "; ".join(facts) if facts else "", "not bold")
     several = len({each.pod_number for each in noted} - {0}) > 1
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True, style="dim")
@@ -80,7 +76,7 @@ def timeline(name: str, noted: Sequence[Noted], explanation: Explanation, *, pla
 def _state(explanation: Explanation) -> str:
     since = "" if explanation.since is None else f" for {span(explanation.asked_at - explanation.since)}"
     retry = explanation.next_retry
-    then = "" if retry is None else f", next pass in {span(retry - explanation.asked_at)}"
+    then = "" if retry is None else f", next sync in {span(retry - explanation.asked_at)}"
     return f"{explanation.state}{since}{then}"
 
 
@@ -96,7 +92,7 @@ def _told(step: _Step) -> Text:
 
 
 def _steps(noted: Iterable[Noted]) -> list[_Step]:
-    """What is worth telling: passes are not, what came at once is told at once, and the same again is counted."""
+    """Omit syncs, join simultaneous entries, and count repeated ones."""
     steps: list[_Step] = []
     for group in _groups(each for each in noted if each.entry.what not in _PASSES):
         at, pod_number = group[0].entry.at, group[0].pod_number
@@ -121,7 +117,7 @@ def _groups(noted: Iterable[Noted]) -> Iterator[list[Noted]]:
 
 
 def _chained(words: Iterable[str]) -> list[str]:
-    """Moves that follow each other as one: `a -> b`, `b -> c` is `a -> b -> c`."""
+    """Join consecutive state changes: `a -> b`, `b -> c` becomes `a -> b -> c`."""
     told: list[str] = []
     for each in words:
         start, arrow, rest = each.partition(_ARROW)
@@ -137,7 +133,7 @@ def _words(entry: Entry) -> str:
 
 
 def _what(entry: Entry) -> str:
-    detail = " ".join(entry.detail.split())  # what a probe says may have many lines
+    detail = " ".join(entry.detail.split())  # the output of a probe may have several lines
     if not detail or entry.what in _TERSE:
         return entry.what
     if entry.what == MOVED:
@@ -146,5 +142,5 @@ def _what(entry: Entry) -> str:
 
 
 def _again(times: int, at: datetime, last_at: datetime | None) -> str:
-    """How often, unless it was all at once."""
+    """Format the number of repetitions, unless all of them were within a second."""
     return "" if last_at is None or last_at - at < _TOGETHER else f" ({times} times, last {clock_face(last_at)})"

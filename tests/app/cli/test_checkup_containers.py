@@ -41,7 +41,7 @@ def test_what_is_wrong_is_said_with_what_would_help(
 def test_the_systemd_that_makes_cgroups_is_named() -> None:
     found = {each.what: each for each in findings_of(SLICES, News.CRI, has_sandbox_image=True, systemd=252)}
     assert found["cgroup driver"].mark is Mark.GOOD
-    assert found["cgroup driver"].found == "slices, made by systemd 252"
+    assert found["cgroup driver"].found == "systemd 252 (slices)"
 
 
 def test_plugins_that_lie_elsewhere_are_looked_for(tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ def test_a_runtime_that_answers_is_named() -> None:
         result = CliRunner().invoke(main, ["doctor", "--runtime-endpoint", f"unix://{path}"])
     assert result.exit_code == 0
     assert f"fakerd 1.2.3 answers on {path}" in result.output
-    assert "pods have addresses of their own" in result.output
+    assert "each pod has its own IP address" in result.output
     assert "no event stream" in result.output
 
 
@@ -67,4 +67,4 @@ def test_one_that_does_not_is_no_reason_to_despair(tmp_path: Path) -> None:
     assert finding.mark is Mark.WEAK
     assert "there is no such socket" in finding.found
     (finding,) = container_findings("tcp://1.2.3.4:5")
-    assert "right would be unix:///run/containerd/containerd.sock" in finding.found
+    assert "such as unix:///run/containerd/containerd.sock" in finding.found

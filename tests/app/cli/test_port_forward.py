@@ -45,11 +45,11 @@ def test_which_ports_are_meant(text: str, expected: Pair) -> None:
 
 
 WRONG = {
-    "too many": ("1:2:3", "right would be 8080:80"),
+    "too many": ("1:2:3", "e.g. 8080:80"),
     "no remote port": ("80:", "does not have a named port ''"),
     "a name that no container gave": ("8080:htp", "does not have a named port 'htp'; its named ports: http, metrics"),
-    "a remote port of 0": ("80:0", "right would be 1 to 65535"),
-    "a remote port that is too large": ("65536", "right would be 1 to 65535"),
+    "a remote port of 0": ("80:0", "expected a number from 1 to 65535"),
+    "a remote port that is too large": ("65536", "expected a number from 1 to 65535"),
     "a local port that is too large": ("65536:80", "cannot listen on port '65536'"),
     "a local port that is none": ("x:80", "cannot listen on port 'x'"),
 }

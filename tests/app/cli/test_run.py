@@ -96,8 +96,8 @@ def test_each_change_is_a_line_and_ctrl_c_stops_the_pods_with_progress(tmp_path:
         assert str(tmp_path / "r" / "podkeeper.sock") in lines[1]
         assert any("web-n1" in line and "Running" in line and "ready 1/1  restarts 0" in line for line in lines)
         assert any("still stopping: web-n1 (0s of 20 s)" in line for line in lines)
-        assert lines[-2].endswith("web-n1  gone")
-        assert lines[-1] == "All pods are stopped."
+        assert lines[-2].endswith("web-n1  removed")
+        assert lines[-1] == "All pods have stopped."
         assert not (tmp_path / "r" / "podkeeper.sock").exists()
 
 
@@ -118,19 +118,19 @@ def test_sigterm_ends_the_agent_at_once(tmp_path: Path) -> None:
         assert "still stopping" not in it.out
 
 
-def test_sigterm_stops_the_pods_where_that_was_asked_for(tmp_path: Path) -> None:
+def test_sigterm_stops_the_pods_with_stop_pods_on_exit(tmp_path: Path) -> None:
     with running(tmp_path, "--stop-pods-on-exit", web=pod("web", lives=SLOW)) as it:
         it.until(lambda: it.statuses() == {"web": "Running"})
         it.process.send_signal(signal.SIGTERM)
         assert it.wait() == 0
-        assert "All pods are stopped." in it.out
+        assert "All pods have stopped." in it.out
 
 
 ONCE: dict[str, tuple[dict[str, str], int, str]] = {
     "all succeed": (
         {"a": pod("a", lives={"app": {"after_seconds": 0.1}}, policy="Never")},
         0,
-        "All pods have ended: 1 succeeded.",
+        "All pods have terminated: 1 succeeded.",
     ),
     "one fails": (
         {
@@ -138,7 +138,7 @@ ONCE: dict[str, tuple[dict[str, str], int, str]] = {
             "b": pod("b", lives={"app": {"after_seconds": 0.2, "exit_code": 3}}, policy="Never"),
         },
         1,
-        "All pods have ended: 1 succeeded, 1 failed: b-n1.",
+        "All pods have terminated: 1 succeeded, 1 failed: b-n1.",
     ),
     "a manifest cannot be used": (
         {
@@ -146,14 +146,14 @@ ONCE: dict[str, tuple[dict[str, str], int, str]] = {
             "bad": "apiVersion: v1\nkind: Pod\nmetadata: {name: bad}\nspec:\n  containers: []\n",
         },
         1,
-        "All pods have ended: 1 succeeded.",
+        "All pods have terminated: 1 succeeded.",
     ),
-    "there is none": ({}, 1, "There was no pod to run."),
+    "there is none": ({}, 1, "No pods found."),
 }
 
 
 @pytest.mark.parametrize("files, status, words", ONCE.values(), ids=ONCE.keys())
-def test_once_ends_when_all_pods_have_and_its_status_tells(
+def test_once_exits_after_all_pods_with_a_status(
     tmp_path: Path, files: dict[str, str], status: int, words: str
 ) -> None:
     with running(tmp_path, "--once", **files) as it:
@@ -174,7 +174,7 @@ def test_an_invalid_manifest_is_reported_while_the_valid_pods_run(tmp_path: Path
         assert f"error: {place}: {reason}" in it.err
         (tmp_path / "m" / "bad.yaml").write_text(pod("bad"))
         it.until(lambda: it.statuses() == {"web": "Running", "bad": "Running"})
-        assert "mended" in it.err
+        assert "bad.yaml: fixed or removed" in it.err
 
 
 def test_a_second_agent_of_the_same_root_is_refused(tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_a_second_agent_of_the_same_root_is_refused(tmp_path: Path) -> None:
         it.until(lambda: it.statuses() == {"web": "Running"})
         second = subprocess.run(command(tmp_path), capture_output=True, text=True, timeout=15)
         assert second.returncode == 1
-        assert f"an agent with the root {tmp_path / 'r'} runs already (process {it.process.pid})" in second.stderr
+        assert f"another agent uses the root {tmp_path / 'r'} (process {it.process.pid})" in second.stderr
         assert it.statuses() == {"web": "Running"}
 
 
@@ -208,7 +208,7 @@ def test_on_a_terminal_there_is_a_table(tmp_path: Path) -> None:
         assert "POD" in seen
         assert "web-n1" in seen
         process.send_signal(signal.SIGINT)
-        assert "All pods are stopped." in _read_until(terminal, lambda text: "All pods are stopped." in text)
+        assert "All pods have stopped." in _read_until(terminal, lambda text: "All pods have stopped." in text)
         assert process.wait(10) == 0
     finally:
         process.kill()
@@ -231,7 +231,7 @@ def _read_until(terminal: int, condition: Callable[[str], bool]) -> str:
 # ---- the configuration ----
 
 
-def test_what_a_configuration_asks_for_in_vain_is_named(tmp_path: Path) -> None:
+def test_unsupported_configuration_fields_are_reported(tmp_path: Path) -> None:
     config = tmp_path / "kubelet.yaml"
     (tmp_path / "static").mkdir()
     (tmp_path / "static" / "a.yaml").write_text(pod("a", lives={"app": {"after_seconds": 0.1}}, policy="Never"))
@@ -242,7 +242,7 @@ def test_what_a_configuration_asks_for_in_vain_is_named(tmp_path: Path) -> None:
     with running(tmp_path, "--once", "--config", str(config)) as it:
         assert it.wait() == 0
         assert "1 succeeded" in it.out
-        assert f"warning: {config}:5: failSwapOn: is not honoured by 'podkeeper run'" in it.err
+        assert f"warning: {config}:5: failSwapOn: unsupported by 'podkeeper run', ignored" in it.err
         assert f"{config}:6: hairpinMode" in it.err
         assert f"{config}:7: nonsense" in it.err
         assert "maxPods" not in it.err
@@ -315,18 +315,18 @@ def test_nohup_keeps_the_agent_alive(tmp_path: Path) -> None:
         signal.signal(signal.SIGHUP, before)
 
 
-def test_once_says_which_pods_never_end(tmp_path: Path) -> None:
+def test_once_names_pods_that_restart_forever(tmp_path: Path) -> None:
     with running(tmp_path, "--once", web=pod("web"), job=pod("job", policy="OnFailure")) as it:
-        it.until(lambda: "note: web-n1 starts again after every end" in it.out)
+        it.until(lambda: "these restart forever (restartPolicy: Always): web-n1" in it.out)
         it.client.post("stop", "default", "web")
         it.client.post("stop", "default", "job")
         assert it.wait() == 1
-        assert "There was no pod to run." in it.out
+        assert "No pods found." in it.out
 
 
-def test_a_folder_without_manifests_is_said_to_be_one(tmp_path: Path) -> None:
+def test_a_directory_without_manifests_is_reported(tmp_path: Path) -> None:
     with running(tmp_path) as it:
-        it.until(lambda: f"There is no pod yet; manifests are looked for in {tmp_path / 'm'}." in it.out)
+        it.until(lambda: f"No pods yet. Watching for manifests in {tmp_path / 'm'}." in it.out)
 
 
 def test_an_invalid_node_name_is_a_usage_error(tmp_path: Path) -> None:

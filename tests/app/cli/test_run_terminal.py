@@ -55,7 +55,7 @@ def test_a_terminal_that_cannot_draw_gets_lines(tmp_path: Path, kind: str) -> No
     with on_terminal(manifests(tmp_path, pod("web")), TERM=kind) as it:
         it.until(lambda text: "web-n1  Running            ready 1/1" in text)
         it.press_ctrl_c()
-        it.until(lambda text: "All pods are stopped." in text)
+        it.until(lambda text: "All pods have stopped." in text)
         assert not it.picture.is_styled
 
 
@@ -66,7 +66,7 @@ def test_a_terminal_that_knows_no_unicode_gets_ascii(tmp_path: Path) -> None:
     with on_terminal(manifests(tmp_path, strange, pod("web")), 60, 20, **ascii_only) as it:
         it.until(lambda text: "Running" in text and "web-n1" in text)
         it.press_ctrl_c()
-        it.until(lambda text: "All pods are stopped." in text)
+        it.until(lambda text: "All pods have stopped." in text)
         assert it.wait() == 0
 
 

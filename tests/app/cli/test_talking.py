@@ -34,7 +34,7 @@ def test_who_attaches_to_a_container_without_input_and_terminal_is_told_so_and_l
     result = it.call("attach", "-it", "web")
     living.join()
     assert result.exit_code == 0
-    assert "Unable to pass input on - container app has no stdin" in result.output
+    assert "Unable to use stdin - container app has no stdin" in result.output
     assert "Unable to use a TTY - container app did not allocate one" in result.output
 
 

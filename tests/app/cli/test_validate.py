@@ -22,12 +22,12 @@ def validate(*arguments: str | Path, stdin: str = "") -> Result:
     return CliRunner().invoke(main, ["validate", *map(str, arguments), "--node-name", "n1"], input=stdin)
 
 
-def test_what_an_editor_leaves_behind_is_no_manifest(tmp_path: Path) -> None:
+def test_backup_files_of_editors_are_ignored(tmp_path: Path) -> None:
     (tmp_path / "web.yaml").write_text(pod("web"))
     for leftover in ("web.yaml~", ".web.yaml.swp", "#web.yaml#", "web.yaml.bak"):
         (tmp_path / leftover).write_text("not: [whole")
     result = validate(tmp_path)
-    assert (result.exit_code, result.output) == (0, "1 pod and 0 other objects can be used\n")
+    assert (result.exit_code, result.output) == (0, "1 valid pod, 0 other valid objects\n")
 
 
 def test_a_name_that_stands_twice_is_told_with_the_other_place(tmp_path: Path) -> None:
@@ -57,8 +57,8 @@ def test_an_unknown_field_is_reported_beside_other_problems(tmp_path: Path) -> N
     assert f"warning: {tmp_path / 'typo.yaml'}:7: spec.containers[0].imagee" in result.output
 
 
-def test_a_manifest_may_come_from_stdin(tmp_path: Path) -> None:
-    assert validate("-", stdin=f"{pod('web')}\n---\n{pod('job')}").output == "2 pods and 0 other objects can be used\n"
+def test_a_manifest_from_stdin(tmp_path: Path) -> None:
+    assert validate("-", stdin=f"{pod('web')}\n---\n{pod('job')}").output == "2 valid pods, 0 other valid objects\n"
     bad = validate("-", stdin=TYPO)
     assert (bad.exit_code, "error: <stdin>:6: spec.containers[0].image" in bad.output) == (1, True)
 
@@ -72,6 +72,6 @@ def test_problems_as_json(tmp_path: Path) -> None:
     assert (first["field"], second["severity"]) == ("spec.containers[0].image", "warning")
 
 
-def test_a_folder_without_manifests_is_said_to_be_one(tmp_path: Path) -> None:
+def test_a_directory_without_manifests_is_reported(tmp_path: Path) -> None:
     result = validate(tmp_path)
-    assert (result.exit_code, result.output) == (0, "0 pods and 0 other objects can be used; no manifest was found\n")
+    assert (result.exit_code, result.output) == (0, "0 valid pods, 0 other valid objects; no manifests found\n")

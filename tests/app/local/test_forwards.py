@@ -109,11 +109,11 @@ def free_port() -> int:
 
 REFUSALS: dict[str, tuple[str, dict[str, object], str]] = {
     "nobody listens": ("web", {"port": free_port()}, "127.0.0.1: Connection refused; ::1: "),
-    "no port": ("web", {}, "right would be a port"),
-    "a port that is none": ("web", {"port": 70_000}, "right would be a port, 1 to 65535"),
-    "a port that is no number": ("web", {"port": "http"}, "cannot read 'http'"),
-    "a pod that does not run": ("job", {"port": 80}, "cannot forward to pod 'job-n1': it does not run"),
-    "a pod that is not there": ("zz", {"port": 80}, "cannot find a pod"),
+    "no port": ("web", {}, "port: Required value"),
+    "a port that is none": ("web", {"port": 70_000}, "must be between 1 and 65535"),
+    "a port that is no number": ("web", {"port": "http"}, 'Invalid value: "http"'),
+    "a pod that does not run": ("job", {"port": 80}, "cannot forward to pod 'job-n1': it is not running"),
+    "a pod that is not there": ("zz", {"port": 80}, "pod 'default/zz' not found"),
 }
 
 
@@ -134,5 +134,5 @@ def test_a_runtime_without_networks_says_so(tmp_path: Path) -> None:
 def test_the_sandbox_that_is_ready_is_the_one_to_reach() -> None:
     old, new = SandboxRecord(id="old", ready=False), SandboxRecord(id="new", ready=True)
     assert sandbox_to_reach(Pod(), (old, new)) == "new"
-    with pytest.raises(RuntimeRefused, match="does not run"):
+    with pytest.raises(RuntimeRefused, match="is not running"):
         sandbox_to_reach(Pod(), (old,))

@@ -152,10 +152,10 @@ def test_a_follower_of_a_container_is_told_its_last_words(it: House) -> None:
 
 
 REFUSALS = {
-    "a container that is not in the pod": ("zz", {}, "right would be one of: app"),
+    "a container that is not in the pod": ("zz", {}, "it has: app"),
     "nothing ran before": ("app", {"previous": True}, 'previous terminated container "app" in pod "web-n1" not found'),
-    "a tail that is no number": ("app", {"tailLines": "many"}, "tailLines: cannot read 'many'"),
-    "a time that is none": ("app", {"sinceTime": "yesterday"}, "cannot read"),
+    "a tail that is no number": ("app", {"tailLines": "many"}, 'tailLines: Invalid value: "many"'),
+    "a time that is none": ("app", {"sinceTime": "yesterday"}, "RFC 3339"),
 }
 
 

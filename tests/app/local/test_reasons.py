@@ -25,7 +25,7 @@ WHYS: dict[str, tuple[Pod, Explanation, str, str]] = {
         pod(status(waits("CrashLoopBackOff"), restarts=1, last=ended(3, "Error"))),
         explained(8),
         "",
-        "app: CrashLoopBackOff, last exit code 3, next look in 8 s",
+        "app: CrashLoopBackOff, last exit code 3, next sync in 8 s",
     ),
     "an image that is not there": (
         pod(status(waits("ErrImagePull", "no such\nimage")), phase="Pending"),
@@ -36,7 +36,7 @@ WHYS: dict[str, tuple[Pod, Explanation, str, str]] = {
     "rejected": (pod(phase="Failed", reason="OutOfcpu", message="no room"), explained(), "", "OutOfcpu: no room"),
     "stopped by hand": (pod(reason="Stopped", message="stopped by Ann"), explained(), "", "stopped by Ann"),
     "the runtime is slow": (pod(phase="Pending"), explained(), "it takes so long", "it takes so long"),
-    "not ready": (pod(status(RUNNING)), explained(), "", "app: runs, and is not ready"),
+    "not ready": (pod(status(RUNNING)), explained(), "", "app: running, not ready"),
     "over": (pod(status(DONE), phase="Succeeded"), explained(), "", "app: Completed, exit code 0"),
     "over, and what prepared it is not what matters": (
         pod(status(DONE), inits=(status(DONE, name="prep"),), phase="Succeeded"),
@@ -60,7 +60,7 @@ WHYS: dict[str, tuple[Pod, Explanation, str, str]] = {
         pod(status(waits("ContainerCreating")), phase="Pending"),
         explained(8, 'secret "s" not found'),
         "",
-        'secret "s" not found, next look in 8 s',
+        'secret "s" not found, next sync in 8 s',
     ),
     "being made": (
         pod(status(waits("ContainerCreating")), phase="Pending"),
@@ -72,20 +72,20 @@ WHYS: dict[str, tuple[Pod, Explanation, str, str]] = {
         pod(status(RUNNING)),
         explained(probe="Readiness probe failed: not\nyet\n"),
         "",
-        "app: runs, and is not ready: Readiness probe failed: not yet",
+        "app: running, not ready: Readiness probe failed: not yet",
     ),
     "ended, and not yet begun again": (pod(status(ended(3, "Error"))), explained(), "", "app: Error, exit code 3"),
     "an init container runs": (
         pod(status(waits("PodInitializing")), inits=(status(RUNNING, name="prep"),), phase="Pending"),
         explained(),
         "",
-        "init container prep runs for 60m, the others wait for it",
+        "init container prep has been running for 60m, the other containers wait for it",
     ),
     "a sidecar has not started": (
         pod(inits=(status(RUNNING, name="side", started=False),), sidecars=("side",), phase="Pending"),
         explained(),
         "",
-        "sidecar side runs for 60m, the others wait for it",
+        "sidecar side has been running for 60m, the other containers wait for it",
     ),
     "being stopped": (
         pod(status(RUNNING, ready=True), deleted=True),
@@ -98,5 +98,5 @@ WHYS: dict[str, tuple[Pod, Explanation, str, str]] = {
 
 
 @pytest.mark.parametrize("shown, explanation, slow, expected", WHYS.values(), ids=WHYS.keys())
-def test_why_a_pod_is_as_it_is(shown: Pod, explanation: Explanation, slow: str, expected: str) -> None:
+def test_the_reason_of_a_pods_status(shown: Pod, explanation: Explanation, slow: str, expected: str) -> None:
     assert why(shown, explanation, slow) == expected

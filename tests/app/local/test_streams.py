@@ -40,15 +40,15 @@ def test_a_command_is_run_and_its_exit_code_told(it: House) -> None:
 
 
 REFUSALS: dict[str, tuple[tuple[str, ...], dict[str, object], str]] = {
-    "no command": (("exec", "default", "web", "app"), {}, "cannot run nothing"),
+    "no command": (("exec", "default", "web", "app"), {}, "command: Required value"),
     "an input that the runtime has not": (
         ("exec", "default", "web", "app"),
         {"command": ["sh"], "input": True},
-        "cannot keep an input open",
+        "cannot use stdin or a TTY",
     ),
-    "a container that is not there": (("exec", "default", "web", "zz"), {"command": ["sh"]}, "one of: app"),
-    "a container that does not run": (("exec", "default", "job", "app"), {"command": ["sh"]}, "it does not run"),
-    "an input of one that has none": (("attach", "default", "web", "app"), {"input": True}, "cannot keep an input"),
+    "a container that is not there": (("exec", "default", "web", "zz"), {"command": ["sh"]}, "it has: app"),
+    "a container that does not run": (("exec", "default", "job", "app"), {"command": ["sh"]}, "is not running"),
+    "an input of one that has none": (("attach", "default", "web", "app"), {"input": True}, "cannot use stdin"),
 }
 
 

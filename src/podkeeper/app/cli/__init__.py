@@ -1,4 +1,4 @@
-"""The command line: `podkeeper COMMAND`. One module per command, imported only when it is called."""
+"""Command line of podkeeper: one module per command."""
 
 import io
 import sys
@@ -16,7 +16,7 @@ COMMANDS = (
 
 
 class _Commands(click.Group):
-    """Finds a command in the module of its name, so that no command pays for another's imports."""
+    """Import a command's module only when the command is used, because the imports of some commands are slow."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -26,8 +26,8 @@ class _Commands(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             near = get_close_matches(args[0], COMMANDS, n=1, cutoff=0.5)
-            hint = f"did you mean '{near[0]}'?" if near else f"there are: {', '.join(COMMANDS)}"
-            ctx.fail(f"cannot find a command {args[0]!r}; {hint}")
+            hint = f"did you mean '{near[0]}'?" if near else f"available commands: {', '.join(COMMANDS)}"
+            ctx.fail(f"unknown command '{args[0]}'; {hint}")
         return super().resolve_command(ctx, args)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -41,21 +41,20 @@ class _Commands(click.Group):
 
 _EPILOG = """
 \b
-Begin with:                podkeeper doctor
-                           podkeeper run examples
-In another terminal then:  podkeeper ps
+To begin, run 'podkeeper doctor', then 'podkeeper run examples'.
+Run 'podkeeper COMMAND --help' for the options of a command.
 """
 
 
 @click.command(
     cls=_Commands,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},
     epilog=_EPILOG,
 )
 @click.version_option(__version__, prog_name="podkeeper")
 def main() -> None:
-    """Run pods and keep them as their specs say: the Kubernetes node agent, in Python."""
+    """Run pods from manifests on this machine, as the kubelet does."""
     for stream in (sys.stdout, sys.stderr):
-        # What a terminal cannot show is told in escapes; it is no reason to fail.
+        # Print characters that the terminal's encoding lacks as escapes. By default Python would raise.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

@@ -1,6 +1,7 @@
-"""What the commands share that ask an agent: where it is, which pod is meant, and what to say when that fails.
+"""Helpers of all commands that send requests to an agent.
 
-Standard library and click only: a command's first word must come at once.
+They find the agent's socket, the pod and the container, and turn errors into messages. Standard library and click
+only, so that commands start fast.
 """
 
 import functools
@@ -19,13 +20,17 @@ from podkeeper.app.local.places import SOCKET_VARIABLE, default_root, default_so
 P = ParamSpec("P")
 T = TypeVar("T")
 
+CONTAINER_HELP = "Container name [default: the pod's default container, or the first]."
+
 
 def asks(command: Callable[P, T]) -> Callable[P, T]:
-    """Give a command the options that say which agent is asked: it gets them as `client`."""
+    """Add the options that select an agent. The command receives a `client` instead of their values."""
 
-    @click.option("--socket", "socket_path", type=click.Path(path_type=Path), help="The agent's socket.")
     @click.option(
-        "--root", type=click.Path(path_type=Path), help="The agent's root, if it was started with one of its own."
+        "--socket", "socket_path", type=click.Path(path_type=Path), help="Socket of the agent [default: from --root]."
+    )
+    @click.option(
+        "--root", type=click.Path(path_type=Path), help=f"Root directory of the agent [default: {default_root()}]."
     )
     @functools.wraps(command)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -40,45 +45,45 @@ def asks(command: Callable[P, T]) -> Callable[P, T]:
 
 
 def place_of(socket_path: Path | None, root: Path | None) -> Path:
-    """Where the agent that is meant should listen."""
     return socket_path or (socket_for(root.absolute()) if root is not None else default_socket())
 
 
 @contextmanager
 def troubles_told() -> Iterator[None]:
-    """Say what went wrong in a line, and what to do about it."""
+    """Turn exceptions of the client into messages with the next step."""
     try:
         yield
     except NobodyAnswers as error:
         raise click.ClickException(
             f"{error}\n"
-            "Start one with 'podkeeper run PATH...'; if it was started with --root or --socket, say so here as well "
-            f"(or set {SOCKET_VARIABLE}). Usual places: {default_socket()}, {default_root()}."
+            "Start an agent with 'podkeeper run PATH...'. If it was started with --root or --socket, use the same "
+            f"option here, or set {SOCKET_VARIABLE}.\n"
+            f"Default socket: {default_socket()}, default root: {default_root()}."
         ) from error
     except AskingFailed as error:
         raise click.ClickException(str(error)) from error
     except BrokenPipeError:
-        raise SystemExit(141) from None  # `| head` has seen enough
+        raise SystemExit(141) from None  # the reader, such as `head`, has closed the pipe (128 + SIGPIPE)
 
 
 def pod_named(client: LocalClient, name: str) -> Json:
-    """The pod that a person means: `web`, `web-node`, `namespace/web`."""
+    """Return a pod by name: `web`, `web-node` or `namespace/web`."""
     return client.get("pods", *name.split("/", 1))
 
 
 def identity(pod: Json) -> tuple[str, str]:
-    """A pod's namespace and full name, as paths want them."""
+    """Return a pod's namespace and full name."""
     return pod["metadata"]["namespace"], pod["metadata"]["name"]
 
 
 def shown_name(pod: Json) -> str:
-    """A pod's name as `ps` shows it: with its namespace where that is not the usual one."""
+    """Return a pod's name as `ps` shows it, with its namespace if that is not `default`."""
     namespace, name = identity(pod)
     return name if namespace == "default" else f"{namespace}/{name}"
 
 
 def containers_of(pod: Json) -> list[str]:
-    """The names of a pod's containers, in the order in which kubectl shows their logs."""
+    """Return the names of a pod's containers in the order of kubectl's logs."""
     spec = pod["spec"]
     kinds = ("initContainers", "containers", "ephemeralContainers")
     return [each["name"] for kind in kinds for each in spec.get(kind) or ()]
@@ -88,34 +93,33 @@ DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
 
 
 def container_meant(pod: Json, named: str | None) -> str:
-    """The container that is meant: the one named, the one the pod names itself, or the first."""
+    """Return the named container, or the one of the default-container annotation, or the first."""
     known = containers_of(pod)
     annotations = pod["metadata"].get("annotations") or {}
     wanted = named or annotations.get(DEFAULT_CONTAINER) or pod["spec"]["containers"][0]["name"]
     if wanted not in known:
         raise click.ClickException(
-            f"cannot find a container {wanted!r} in pod {pod['metadata']['name']}; right would be one of: "
-            + ", ".join(known)
+            f"container {wanted} not found in pod {pod['metadata']['name']}; it has: {', '.join(known)}"
         )
     return str(wanted)
 
 
 def container_named(pod: Json, name: str) -> Json:
-    """What a pod says about one of its containers."""
+    """Return the spec of a container."""
     kinds = ("initContainers", "containers", "ephemeralContainers")
     every: Iterator[Json] = (each for kind in kinds for each in pod["spec"].get(kind) or ())
     return next(each for each in every if each["name"] == name)
 
 
 def table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Rows as lines, in columns, as kubectl writes them."""
+    """Yield lines with aligned columns in kubectl's format."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         yield "   ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
 
 
 def complete_pod(context: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
-    """The names of pods that begin so, for the shell; nothing where nobody answers."""
+    """Return the pod names with this prefix, or nothing if no agent answers."""
     try:
         found = _client_meant(context).get("pods")
     except (AskingFailed, json.JSONDecodeError):
@@ -124,8 +128,8 @@ def complete_pod(context: click.Context, parameter: click.Parameter, begun: str)
 
 
 def complete_container(context: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
-    """The names of the containers of the pod that was named before."""
-    # After an option that still lacks its value, click leaves what stands before it unsorted.
+    """Return the container names with this prefix of the pod named before."""
+    # If an option still lacks its value, click has not yet assigned the arguments before it.
     pod = str(context.params.get("pod") or next(iter(context.args), ""))
     try:
         found = pod_named(_client_meant(context), pod)
@@ -135,6 +139,6 @@ def complete_container(context: click.Context, parameter: click.Parameter, begun
 
 
 def _client_meant(context: click.Context) -> LocalClient:
-    """The agent that the options typed so far mean."""
+    """Return a client for the agent that the options typed so far select."""
     named, root = context.params.get("socket_path"), context.params.get("root")
     return LocalClient(place_of(named and Path(named), root and Path(root)))

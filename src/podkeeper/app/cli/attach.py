@@ -1,8 +1,9 @@
-"""`podkeeper attach POD`: join the first process of a container, from now on."""
+"""`podkeeper attach POD`: attach to the main process of a running container."""
 
 import click
 
 from podkeeper.app.cli.asking import (
+    CONTAINER_HELP,
     asks,
     complete_container,
     complete_pod,
@@ -16,16 +17,22 @@ from podkeeper.app.local.client import LocalClient
 
 @click.command()
 @click.argument("pod", shell_complete=complete_pod)
-@click.option("-c", "--container", help="Which container [the first].", shell_complete=complete_container)
-@click.option("-i", "--stdin", "with_input", is_flag=True, help="Pass this command's input on.")
-@click.option("-t", "--tty", "terminal", is_flag=True, help="Its terminal is ours (with -i).")
+@click.option("-c", "--container", help=CONTAINER_HELP, shell_complete=complete_container)
+@click.option("-i", "--stdin", "with_input", is_flag=True, help="Pass stdin to the container.")
+@click.option("-t", "--tty", "terminal", is_flag=True, help="Use this terminal as the container's TTY (needs -i).")
 @asks
 def attach(pod: str, container: str | None, with_input: bool, terminal: bool, client: LocalClient) -> None:
-    """See what a container writes from now on, and talk with it.
+    """Attach to the main process of a container.
 
-    Ctrl-C leaves it alone, unless its terminal is ours (-it): then every key goes there, Ctrl-C too. To leave it
-    running, close the window or end this command. It goes on without you; only a container with stdinOnce finds its
-    input ended when the first who wrote to it goes.
+    Prints the output that the container writes from now on. Ctrl-C detaches, and the container keeps running. With
+    -it, the container receives all keys, including Ctrl-C. To detach then, close the terminal or kill this command.
+
+    A container with stdinOnce reaches the end of its input when the first client detaches.
+
+    \b
+    Examples:
+      podkeeper attach web
+      podkeeper attach -it shell
     """
     from podkeeper.app.cli.talking import talk
 
@@ -45,14 +52,14 @@ def attach(pod: str, container: str | None, with_input: bool, terminal: bool, cl
 
 
 def _possible(container: dict[str, object], with_input: bool, terminal: bool) -> tuple[bool, bool]:
-    """What of an input and a terminal there is to be had; says what there is not, as kubectl does."""
+    """Return whether to use stdin and a TTY. Print what the container does not support, as kubectl does."""
     from podkeeper.app.cli.talking import has_terminal
 
     name = container["name"]
     if with_input and not container.get("stdin"):
-        click.echo(f"Unable to pass input on - container {name} has no stdin", err=True)
+        click.echo(f"Unable to use stdin - container {name} has no stdin", err=True)
         with_input = False
     if terminal and not container.get("tty"):
         click.echo(f"Unable to use a TTY - container {name} did not allocate one", err=True)
-    # Who writes to a container at a terminal is at that terminal, asked for or not.
+    # Use the TTY even without -t: input to a container with a TTY always goes through it.
     return with_input, bool(with_input and container.get("tty") and has_terminal())

@@ -1,6 +1,6 @@
-"""What this machine's container runtime offers to pods: who answers, how it is set up, and how to put that right.
+"""Checks of the container runtime for `podkeeper doctor`, with hints for its configuration.
 
-A socket (or "" for the usual ones) comes in, findings go out. Nothing is changed and nothing is pulled.
+Input: a socket, or "" for the default sockets. Output: findings. The checks change nothing and pull no images.
 """
 
 import asyncio
@@ -39,10 +39,10 @@ _NETWORK: Final = {
 
 
 def container_findings(endpoint: str) -> tuple[Finding, ...]:
-    """Look at the container runtime at a socket, or at the first of the usual ones."""
+    """Check the container runtime at a socket, or at the first default socket that exists."""
     if not endpoint and not any(map(os.path.exists, USUAL_SOCKETS)):
-        hint = f"only needed for images; to have one: {HOW_TO_GET}"
-        return (Finding(WHAT, Mark.MISSING, "there is no container runtime", (hint,)),)
+        hint = f"only required for images; to install one: {HOW_TO_GET}"
+        return (Finding(WHAT, Mark.MISSING, "no container runtime found", (hint,)),)
     try:
         socket = socket_of(endpoint)
         return tuple(asyncio.run(_looked_at(socket)))
@@ -71,7 +71,7 @@ async def _looked_at(socket: str) -> list[Finding]:
 
 
 async def _systemd() -> "int | str":
-    """The version of this machine's systemd, or why it does not answer."""
+    """Return the version of systemd, or the error if it does not answer."""
     from podkeeper.host.systemd import NoSystemd, Systemd
 
     try:
@@ -83,25 +83,26 @@ async def _systemd() -> "int | str":
 
 
 def findings_of(own: "About", news: "News", *, has_sandbox_image: bool, systemd: "int | str" = "") -> Iterator[Finding]:
-    """What is to be said of how a runtime is set up; `systemd` is its version, or why it does not answer."""
+    """Check a runtime's configuration. `systemd` is the version of systemd, or its error."""
     from podkeeper.runtimes.cri.about import News
 
     yield _network(own)
     match own.cgroup_driver, systemd:
         case "systemd", int(version):
-            yield Finding("cgroup driver", Mark.GOOD, f"slices, made by systemd {version}")
+            yield Finding("cgroup driver", Mark.GOOD, f"systemd {version} (slices)")
         case "systemd", trouble:
-            found = f"the runtime makes them through systemd, and no pod can run: {trouble}"
+            found = f"the runtime uses systemd, which is not available, so no pod can run: {trouble}"
             hints = ("run podkeeper as root", f"on a machine without systemd, {CGROUPFS_HINT}")
             yield Finding("cgroup driver", Mark.WEAK, found, hints)
         case "cgroupfs", _:
-            yield Finding("cgroup driver", Mark.GOOD, "made by podkeeper (cgroupfs)")
+            yield Finding("cgroup driver", Mark.GOOD, "cgroupfs")
         case _:
-            found = "the runtime does not tell; cgroupDriver of podkeeper's configuration must say the same"
+            found = "not reported by the runtime; set cgroupDriver in podkeeper's --config to the runtime's driver"
             yield Finding("cgroup driver", Mark.GOOD, found)
     if news is News.NONE:
-        hint = "containerd 1.6 or later has one; CRI-O 1.26 or later with enable_pod_events = true in [crio.runtime]"
-        yield Finding("pod events", Mark.WEAK, "no event stream: what happens is seen some seconds later", (hint,))
+        hint = "use containerd 1.6 or later, or CRI-O 1.26 or later with enable_pod_events = true in [crio.runtime]"
+        found = "no event stream: podkeeper detects changes by relisting, some seconds later"
+        yield Finding("pod events", Mark.WEAK, found, (hint,))
     else:
         yield Finding("pod events", Mark.GOOD, news.value)
     if own.sandbox_image:
@@ -110,28 +111,30 @@ def findings_of(own: "About", news: "News", *, has_sandbox_image: bool, systemd:
 
 def _network(own: "About") -> Finding:
     if not own.network_trouble:
-        return Finding("pod network", Mark.GOOD, "pods have addresses of their own")
-    return Finding("pod network", Mark.WEAK, f"no pod can have an address: {own.network_trouble}", tuple(_hints(own)))
+        return Finding("pod network", Mark.GOOD, "each pod has its own IP address")
+    return Finding(
+        "pod network", Mark.WEAK, f"pods cannot get an IP address: {own.network_trouble}", tuple(_hints(own))
+    )
 
 
 def _hints(own: "About") -> Iterator[str]:
-    """What may help to get a network."""
     there = next((path for path in _PLUGINS if os.path.exists(f"{path}/bridge")), "")
     configured = own.plugin_directory
     if not there and not (configured and os.path.exists(f"{configured}/bridge")):
         yield "install the CNI plugins: apt-get install containernetworking-plugins"
     elif configured and not os.path.exists(f"{configured}/bridge"):
-        yield f'the CNI plugins are in {there}: set bin_dir = "{there}" in containerd\'s config.toml, and restart it'
+        yield f'the CNI plugins are in {there}: set bin_dir = "{there}" in containerd\'s config.toml and restart it'
     directory = own.network_directory or "/etc/cni/net.d"
-    yield f"a CNI configuration must be in {directory}; one that will do, as {directory}/10-pods.conflist:"
+    yield f"add a CNI configuration to {directory}, for example as {directory}/10-pods.conflist:"
     yield json.dumps(_NETWORK)
 
 
 def _sandbox_image(name: str, *, is_there: bool) -> Finding:
     if is_there:
-        return Finding("sandboxes", Mark.GOOD, f"made from {name}")
+        return Finding("sandboxes", Mark.GOOD, f"image {name}")
     hint = (
-        "where no registry can be reached: import it (containerd: ctr -n k8s.io images import FILE, CRI-O: podman load "
-        "-i FILE), or name another one"
+        "without a registry, import the image (containerd: ctr -n k8s.io images import FILE, CRI-O: podman load "
+        "-i FILE), or configure another one"
     )
-    return Finding("sandboxes", Mark.WEAK, f"{name} is not there yet: the first pod has it pulled", (hint,))
+    found = f"image {name} is not present; the runtime pulls it for the first pod"
+    return Finding("sandboxes", Mark.WEAK, found, (hint,))

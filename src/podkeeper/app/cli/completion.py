@@ -1,19 +1,19 @@
-"""`podkeeper completion SHELL`: the script that lets a shell complete commands, options and the names of pods."""
+"""`podkeeper completion SHELL`: print a script for completing commands, options and pod names."""
 
 import click
 
 _HINTS = {
-    "bash": 'eval "$(podkeeper completion bash)"    in ~/.bashrc',
-    "zsh": 'eval "$(podkeeper completion zsh)"    in ~/.zshrc',
-    "fish": "podkeeper completion fish | source    in ~/.config/fish/config.fish",
+    "bash": '  eval "$(podkeeper completion bash)"    # in ~/.bashrc',
+    "zsh": '  eval "$(podkeeper completion zsh)"     # in ~/.zshrc',
+    "fish": "  podkeeper completion fish | source    # in ~/.config/fish/config.fish",
 }
 
 
-@click.command(epilog="\b\n" + "\n".join(_HINTS.values()))
+@click.command(epilog="\b\nTo enable completion, add one of these lines:\n" + "\n".join(_HINTS.values()))
 @click.argument("shell", type=click.Choice(list(_HINTS)))
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:
-    """Print the completion script for a shell."""
+    """Print a shell completion script."""
     from click.shell_completion import get_completion_class
 
     complete = get_completion_class(shell)

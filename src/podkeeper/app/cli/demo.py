@@ -1,7 +1,7 @@
-"""`podkeeper demo`: a simulated node lives through an hour of pods in seconds, before your eyes.
+"""`podkeeper demo`: simulate an hour of a node in a few seconds.
 
-On a terminal the node's table is drawn as it changes; elsewhere, and with --plain, plain lines are written: the same
-ones for the same seed.
+On a terminal, the demo redraws a table of the pods. Otherwise, and with --plain, it prints lines. The same seed prints
+the same lines.
 """
 
 import logging
@@ -20,22 +20,23 @@ from podkeeper.app.demo.recorder import Picture, Recorder
 from podkeeper.app.demo.story import NAMES, STATIC_NAME, Story, tell
 from podkeeper.app.timeline import span, timeline
 
-_FRAME_SECONDS = 0.06  # of real time, per story minute: an hour in some four seconds
-_MOMENTS = (9, 24, 41)  # the pictures that plain lines show, before the last one
+_FRAME_SECONDS = 0.06  # real time per simulated minute: an hour takes about four seconds
+_MOMENTS = (9, 24, 41)  # the tables to print between plain lines, besides the last one
 _PLAIN_WIDTH = 120
 _SHORT = {"static": STATIC_NAME}
 
 
 @click.command()
-@click.option(
-    "--minutes", default=60, show_default=True, type=click.IntRange(10, 600), help="How long the node lives, virtually."
-)
-@click.option("--seed", default=1, show_default=True, help="Another seed, another story.")
-@click.option("--pod", "pod_name", default="static", show_default=True, help="Whose timeline is drawn.")
-@click.option("--plain", is_flag=True, help="Plain lines, as when the output is no terminal.")
-@click.option("-v", "--verbose", is_flag=True, help="Write the agent's log to stderr; implies --plain.")
+@click.option("--minutes", default=60, show_default=True, type=click.IntRange(10, 600), help="Simulated minutes.")
+@click.option("--seed", default=1, show_default=True, help="Seed of the random events.")
+@click.option("--pod", "pod_name", default="static", show_default=True, help="Pod whose timeline to show.")
+@click.option("--plain", is_flag=True, help="Print lines instead of a table [default if stdout is not a terminal].")
+@click.option("-v", "--verbose", is_flag=True, help="Write the agent's log to stderr. Implies --plain.")
 def demo(minutes: int, seed: int, pod_name: str, plain: bool, verbose: bool) -> None:
-    """Watch a simulated node live through an hour of pods, in seconds."""
+    """Simulate an hour of a node in a few seconds.
+
+    Runs the real engine on a fake runtime in virtual time. No pod runs on this machine.
+    """
     story = tell(minutes, seed)
     pod_name = _known(pod_name, story)
     _set_up_logging(verbose)
@@ -50,13 +51,13 @@ def _known(name: str, story: Story) -> str:
     if name not in story.names:
         visitors = f"{story.visitors[0]} to {story.visitors[-1]}"
         raise click.BadParameter(
-            f"there is no pod {name!r}; right would be one of: {', '.join(NAMES)}, {visitors}", param_hint="--pod"
+            f"pod {name!r} not found; available pods: {', '.join(NAMES)}, {visitors}", param_hint="--pod"
         )
     return name
 
 
 def _set_up_logging(verbose: bool) -> None:
-    """Let the log say nothing unless asked: trouble is part of the story, and warnings would garble the picture."""
+    """Hide the log by default. The demo simulates faults, and their warnings would disturb the table."""
     if verbose:
         logging.basicConfig(level=logging.INFO, format="%(levelname)-7s %(name)s: %(message)s")
     else:
@@ -75,7 +76,7 @@ def _in_lines(story: Story, seed: int, pod_name: str) -> None:
                 console.print("", node_table(picture, plain=True, fold=True), "", sep="\n")
         _print_ending(console, story, recorder, pod_name, plain=True)
     for line in captured.get().splitlines():
-        click.echo(line.rstrip())  # tables are padded to the right
+        click.echo(line.rstrip())  # rich pads tables with spaces on the right
 
 
 def _on_a_terminal(story: Story, seed: int, pod_name: str) -> None:
@@ -98,7 +99,7 @@ def _on_a_terminal(story: Story, seed: int, pod_name: str) -> None:
 def _print_intro(console: Console, story: Story, seed: int) -> None:
     lifetime = span(timedelta(seconds=story.seconds))
     console.print(
-        f"A simulated node lives for {lifetime}, seed {seed}: the real engine on a fake runtime, in virtual time."
+        f"Simulating {lifetime} of a node with seed {seed}: the real engine on a fake runtime, in virtual time."
     )
     console.print()
 
@@ -106,7 +107,7 @@ def _print_intro(console: Console, story: Story, seed: int) -> None:
 def _print_ending(
     console: Console, story: Story, recorder: Recorder, pod_name: str, *, plain: bool, real_seconds: float | None = None
 ) -> None:
-    assert recorder.explanation is not None  # every pod of a story comes
+    assert recorder.explanation is not None  # every pod of a story is created at some time
     console.print()
     console.print(node_table(recorder.pictures[-1], plain=plain, fold=True))
     console.print()
@@ -116,12 +117,12 @@ def _print_ending(
     console.print()
     totals = recorder.totals()
     console.print(
-        f"{span(timedelta(seconds=story.seconds))} lived: {totals.pods} pods seen, {totals.containers} containers "
-        f"started, {totals.statuses} statuses sent, {totals.missed} lost events healed by relisting."
+        f"{span(timedelta(seconds=story.seconds))} simulated: {totals.pods} pods, {totals.containers} containers "
+        f"started, {totals.statuses} status updates sent, {totals.missed} lost events recovered by relisting."
     )
     if real_seconds is not None:
-        console.print(f"It took {real_seconds:.1f} s of real time.", style="dim")
+        console.print(f"The simulation took {real_seconds:.1f} s.", style="dim")
     console.print(
-        "Next: 'podkeeper demo --pod crash' (or web, or any other), 'podkeeper demo --seed 7',\n"
+        "Next: 'podkeeper demo --pod crash' (or another pod), 'podkeeper demo --seed 7',\n"
         "      'podkeeper plan examples', 'make test'."
     )

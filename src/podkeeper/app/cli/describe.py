@@ -1,4 +1,4 @@
-"""`podkeeper describe POD...`: all about pods, as `kubectl describe pod` writes it, with their last events."""
+"""`podkeeper describe POD...`: show details and events of pods in the format of `kubectl describe pod`."""
 
 from datetime import UTC, datetime
 
@@ -12,7 +12,10 @@ from podkeeper.app.local.client import LocalClient
 @click.argument("pods", nargs=-1, required=True, shell_complete=complete_pod)
 @asks
 def describe(pods: tuple[str, ...], client: LocalClient) -> None:
-    """Show all about pods, and what happened to them."""
+    """Show details and events of pods.
+
+    Example: podkeeper describe web
+    """
     import msgspec
 
     from podkeeper.app.cli.describing import describe_pod

@@ -1,7 +1,7 @@
-"""A pod at length, as `kubectl describe pod` writes it: same sections, same words, same columns.
+"""Format a pod like `kubectl describe pod`: same sections, words and columns.
 
-A pod with its status and its events come in, text goes out. What kubectl looks up in a cluster (and a pod on one
-machine does not have) is left out. The Go ancestor is `describePod` in k8s.io/kubectl/pkg/describe.
+Input: a pod with its status, and its events. Output: text. Data that kubectl gets from other objects of a cluster is
+omitted. Counterpart: `describePod` in k8s.io/kubectl/pkg/describe.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -31,14 +31,13 @@ from podkeeper.rules.qos import qos_of
 
 NONE = "<none>"
 _LONGEST_ANNOTATION = 140
-_THE_NODES = ("limits.cpu", "limits.memory")  # where a container has no limit, the node's is its own
+_THE_NODES = ("limits.cpu", "limits.memory")  # without a limit, these show the node's capacity
 P = ParamSpec("P")
 _APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 AnyContainer = Container | EphemeralContainer
 
 
 def describe_pod(pod: Pod, events: Sequence[Event], now: datetime) -> str:
-    """All about one pod."""
     lines = [
         *_head(pod, now),
         *_containers("Init Containers", pod.spec.init_containers or (), pod.status.init_container_statuses, pod),
@@ -99,7 +98,7 @@ def _head(pod: Pod, now: datetime) -> Iterator[str]:
 
 
 def _ending(left: timedelta) -> str:
-    # kubectl tells how long it lasts from the end of the grace on, and before that "<invalid>".
+    # kubectl prints the time since the end of the grace period. Before that end it prints "<invalid>".
     return f"killed in {human_duration(left)}" if left > timedelta(0) else f"lasts {human_duration(-left)}"
 
 
@@ -297,7 +296,7 @@ def _surroundings(pod: Pod) -> Surroundings:
 
 
 def _or_nothing(value: Callable[P, str], *args: P.args, **kwargs: P.kwargs) -> str:
-    """A value, where there is one."""
+    """Call the function. Return "" if the value is not available."""
     try:
         return value(*args, **kwargs)
     except NotConfigurable:

@@ -1,4 +1,4 @@
-"""A pod's volumes at length, as `kubectl describe pod` writes them."""
+"""The volumes section of `kubectl describe pod`."""
 
 from collections.abc import Iterable, Iterator
 
@@ -6,7 +6,6 @@ from podkeeper.model.k8s.core import DownwardAPIVolumeFile, ProjectedVolumeSourc
 
 
 def volume_lines(volumes: Iterable[Volume]) -> Iterator[str]:
-    """The section of the volumes."""
     yield "Volumes:"
     for volume in volumes:
         yield f"  {volume.name}:"

@@ -1,4 +1,4 @@
-"""`podkeeper doctor`: what this machine offers to pods, what it does not, and how to get that."""
+"""`podkeeper doctor`: check which pod features this machine supports and how to enable the others."""
 
 import click
 
@@ -6,12 +6,14 @@ import click
 @click.command()
 @click.option(
     "--runtime-endpoint", metavar="SOCKET", default="",
-    help="A container runtime's socket [that of containerd or CRI-O, whichever is there].",
+    help="Socket of the container runtime to check [default: containerd or CRI-O, if running].",
 )  # fmt: skip
 def doctor(runtime_endpoint: str) -> None:
-    """Look at this machine: what pods can have here, and how to get what is missing.
+    """Check which features this machine supports.
 
-    The exit status is 1 only when no pod can run at all.
+    Lists namespaces, cgroups, the container runtime and other features, with a hint for each missing one.
+
+    The exit status is 1 if this machine cannot run any pod, otherwise 0.
     """
     from podkeeper.app.cli.checkup import checkup
     from podkeeper.app.cli.findings import Mark
@@ -26,6 +28,6 @@ def doctor(runtime_endpoint: str) -> None:
     fatal = [finding.what for finding in findings if finding.mark is Mark.FATAL]
     click.echo()
     if fatal:
-        click.echo(f"No pod can run here: {', '.join(fatal)}.")
+        click.echo(f"This machine cannot run pods: {', '.join(fatal)}.")
         raise SystemExit(1)
-    click.echo("Pods can run here: 'podkeeper run examples' runs some.")
+    click.echo("This machine can run pods. Try 'podkeeper run examples'.")

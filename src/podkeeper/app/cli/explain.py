@@ -1,4 +1,4 @@
-"""`podkeeper explain POD`: where a pod stands, since when, what it waits for, when it is tried again, and how so."""
+"""`podkeeper explain POD`: show a pod's state, what it waits for, its next retry and its timeline."""
 
 import sys
 from typing import TYPE_CHECKING
@@ -13,21 +13,21 @@ if TYPE_CHECKING:
 
 _PLAIN_WIDTH = 120
 _MEANINGS = {
-    "waiting": "it waits for its turn",
-    "syncing": "it is kept as its manifest says",
-    "termination requested": "it is to be stopped",
-    "terminating": "it is being stopped",
-    "terminated": "it has stopped, and is cleaned up after",
-    "finished": "it is over",
+    "waiting": "waits until the pod may start",
+    "syncing": "starts and restarts containers as the manifest says",
+    "termination requested": "will be stopped",
+    "terminating": "stops the containers",
+    "terminated": "has stopped, cleanup is in progress",
+    "finished": "has stopped and is cleaned up",
 }
 
 
 @click.command()
 @click.argument("pod", shell_complete=complete_pod)
-@click.option("--json", "as_json", is_flag=True, help="As one JSON document.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @asks
 def explain(pod: str, as_json: bool, client: LocalClient) -> None:
-    """Tell how a pod came to be as it is, with the timeline of its life.
+    """Show why a pod is in its state, with a timeline.
 
     Example: podkeeper explain crash
     """
@@ -42,7 +42,7 @@ def explain(pod: str, as_json: bool, client: LocalClient) -> None:
 
 
 def _row_of(pod: Json, client: LocalClient) -> dict[str, str]:
-    """What `ps` shows of a pod, by column."""
+    """Return the pod's row of `podkeeper ps` by column."""
     table = client.get("pods", accept=TABLE_ACCEPTED)
     columns = [column["name"] for column in table["columnDefinitions"]]
     rows = (dict(zip(columns, row["cells"], strict=True)) for row in table["rows"])
@@ -50,7 +50,7 @@ def _row_of(pod: Json, client: LocalClient) -> dict[str, str]:
 
 
 def _local(entry: "Entry") -> "Entry":
-    """An entry in the time of this place."""
+    """Convert an entry's times to the local time zone."""
     from dataclasses import replace
 
     return replace(entry, at=entry.at.astimezone(), last_at=entry.last_at and entry.last_at.astimezone())
@@ -90,7 +90,7 @@ def _facts(pod: Json, told: "Explanation", row: dict[str, str]) -> "list[tuple[s
     if told.waiting_for:
         facts.append(("waiting for", told.waiting_for))
     if told.next_retry is not None:
-        facts.append(("next look", f"in {span(told.next_retry - told.asked_at)}"))
+        facts.append(("next sync", f"in {span(told.next_retry - told.asked_at)}"))
     facts += [("container", _container(each)) for each in _statuses(pod)]
     return facts
 
@@ -101,17 +101,18 @@ def _statuses(pod: Json) -> list[Json]:
 
 
 def _container(status: Json) -> str:
-    """A container, how it is, and how it ended before."""
+    """Describe a container's state and its last state."""
     words = f"{status['name']}: {_state(status.get('state') or {})}"
     before = _state(status.get("lastState") or {})
-    return f"{words}; before that {before}" if before else words
+    return f"{words}; last state: {before}" if before else words
 
 
 def _state(state: Json) -> str:
     if (running := state.get("running")) is not None:
-        return f"runs since {running.get('startedAt', '')}"
+        return f"running since {running.get('startedAt', '')}"
     if (ended := state.get("terminated")) is not None:
-        return f"ended with {ended.get('reason', '')}, exit code {ended['exitCode']}, at {ended.get('finishedAt', '')}"
+        reason = ended.get("reason", "")
+        return f"terminated ({reason}), exit code {ended['exitCode']}, at {ended.get('finishedAt', '')}"
     if (waiting := state.get("waiting")) is not None:
-        return f"waits: {waiting.get('reason', '')}"
+        return f"waiting ({waiting.get('reason', '')})"
     return ""

@@ -1,8 +1,8 @@
-"""Listening here and passing connections on to a pod: for `port-forward`.
+"""Accept local connections and forward them to a pod, for `port-forward`.
 
-    accepted --thread--> channel 0        channel 1 --thread--> accepted        channel 3: why it could not be forwarded
+    connection --thread--> channel 0        channel 1 --thread--> connection        channel 3: the error
 
-Standard library only, two threads for each connection: there are few of them, and nothing heavy need be imported.
+Standard library only, with two threads per connection. Connections are few, and the imports stay fast.
 """
 
 import contextlib
@@ -27,49 +27,47 @@ _BACKLOG: Final = 128
 
 
 class Pair(NamedTuple):
-    """A port here (0: whichever is free) and one of the pod."""
+    """A local port (0: any free port) and a port of the pod."""
 
     local: int
     remote: int
 
 
 class Listener(NamedTuple):
-    """Where connections come in, and where they go."""
-
     socket: socket.socket
     pair: Pair
 
 
-# ---- what is meant ----
+# ---- arguments ----
 
 
 def pairs_meant(pod: Json, texts: Sequence[str]) -> list[Pair]:
-    """The pairs of ports that a person means. Raises ClickException."""
+    """Parse the port arguments. Raises ClickException."""
     return [_pair(pod, text) for text in texts]
 
 
 def _pair(pod: Json, text: str) -> Pair:
     first, colon, second = text.partition(":")
     if ":" in second:
-        raise click.ClickException(f"cannot read {text!r}; right would be 8080:80, 80 or :80")
+        raise click.ClickException(f"cannot parse ports {text!r}; expected [LOCAL:]REMOTE, e.g. 8080:80, 80 or :80")
     remote = _remote(pod, second if colon else first)
     local = remote if not colon else _number(first) if first else 0
     if local is None or local > _LARGEST_PORT:
-        raise click.ClickException(f"cannot listen on port {first!r}; right would be a number up to {_LARGEST_PORT}")
+        raise click.ClickException(f"cannot listen on port {first!r}; expected a number from 0 to {_LARGEST_PORT}")
     return Pair(local, remote)
 
 
 def _remote(pod: Json, text: str) -> int:
     if (number := _number(text)) is not None:
         if not 0 < number <= _LARGEST_PORT:
-            raise click.ClickException(f"cannot forward to port {number}; right would be 1 to {_LARGEST_PORT}")
+            raise click.ClickException(f"cannot forward to port {number}; expected a number from 1 to {_LARGEST_PORT}")
         return number
     spec = pod["spec"]
     containers = [*(spec.get("containers") or ()), *(spec.get("initContainers") or ())]
     named = {port.get("name"): port["containerPort"] for each in containers for port in each.get("ports") or ()}
     if not text or text not in named:
         known = ", ".join(name for name in named if name)
-        hint = f"; its named ports: {known}" if known else "; it names none, give the number"
+        hint = f"; its named ports: {known}" if known else "; it has no named ports, use a number"
         raise click.ClickException(f"Pod '{pod['metadata']['name']}' does not have a named port '{text}'{hint}")
     return int(named[text])
 
@@ -78,12 +76,12 @@ def _number(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdigit() else None
 
 
-# ---- listening ----
+# ---- listeners ----
 
 
 @contextlib.contextmanager
 def listeners_for(pairs: Sequence[Pair], address: str) -> Iterator[list[Listener]]:
-    """Listen, and say so; a pair for which that fails is told of. Raises ClickException when all fail."""
+    """Open the listeners and print them. Print failures, too. Raises ClickException if all fail."""
     groups = _groups(address)
     with contextlib.ExitStack() as opened:
         made: list[Listener] = []
@@ -100,7 +98,7 @@ def listeners_for(pairs: Sequence[Pair], address: str) -> Iterator[list[Listener
 
 
 def _groups(address: str) -> list[tuple[str, ...]]:
-    """The addresses that are meant, in groups of which one must do: not every machine has both of localhost's."""
+    """Return groups of addresses. One of each group must work, because some machines lack ::1 or 127.0.0.1."""
     groups: list[tuple[str, ...]] = []
     for each in dict.fromkeys(address.split(",")):
         if each == "localhost":
@@ -109,12 +107,12 @@ def _groups(address: str) -> list[tuple[str, ...]]:
         try:
             groups.append((str(ipaddress.ip_address(each)),))
         except ValueError:
-            raise click.ClickException(f"{each!r} is not a valid IP; right would be one, or localhost") from None
+            raise click.ClickException(f"{each!r} is not a valid IP; expected an IP address or localhost") from None
     return groups
 
 
 def _listen(pair: Pair, groups: Sequence[tuple[str, ...]], opened: contextlib.ExitStack) -> list[Listener]:
-    """Listen with the same port on one address of each group at least, or on none. Raises OSError."""
+    """Listen on the same port on at least one address of each group, otherwise on none. Raises OSError."""
     made: list[Listener] = []
     with contextlib.ExitStack() as undone:
         for group in groups:
@@ -143,37 +141,35 @@ def _place(listening: socket.socket) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-# ---- passing on ----
+# ---- forwarding ----
 
 
 class Forwarding:
-    """Passes connections on to one pod."""
-
     def __init__(self, client: LocalClient, pod: tuple[str, str]) -> None:
         self._client = client
         self._pod = pod
 
     def run(self, listeners: Sequence[Listener]) -> None:
-        """Take connections until Ctrl-C."""
+        """Accept connections until Ctrl-C."""
         with selectors.DefaultSelector() as selector, contextlib.suppress(KeyboardInterrupt):
             for listener in listeners:
                 listener.socket.setblocking(False)
                 selector.register(listener.socket, selectors.EVENT_READ, listener)
             while True:
-                for key, _ in selector.select(TURN_SECONDS):  # in turns, so that Ctrl-C is heard
+                for key, _ in selector.select(TURN_SECONDS):  # with a timeout, because Ctrl-C is handled between calls
                     self._take(key.data)
 
     def _take(self, listener: Listener) -> None:
         try:
             connected, _ = listener.socket.accept()
         except OSError:
-            return  # whoever came is gone again
+            return  # the client has closed the connection already
         connected.setblocking(True)
         click.echo(f"Handling connection for {listener.pair.local}")
         threading.Thread(target=self._serve, args=(connected, listener.pair), daemon=True).start()
 
     def _serve(self, connected: socket.socket, pair: Pair) -> None:
-        """One connection, to its end; what is wrong with it is told, and is no trouble of the others."""
+        """Forward one connection until it is closed. Print its error, which does not affect other connections."""
         trouble = ""
         with connected:
             try:
@@ -183,9 +179,9 @@ class Forwarding:
             except AskingFailed as error:
                 trouble = str(error)
             except OSError:
-                pass  # whoever connected is gone, and wants no more
+                pass  # the client has closed the connection
             with contextlib.suppress(OSError):
-                connected.shutdown(socket.SHUT_RDWR)  # a close alone would not wake the thread that reads
+                connected.shutdown(socket.SHUT_RDWR)  # close() alone does not wake the thread in recv()
         if trouble:
             click.echo(f"an error occurred forwarding {pair.local} -> {pair.remote}: {trouble}", err=True)
 
@@ -198,11 +194,11 @@ def _pass_up(connected: socket.socket, conversation: Talk) -> None:
 
 
 def _pass_down(conversation: Talk, connected: socket.socket) -> str:
-    """All that comes back; why it ended, or nothing when all is well."""
-    with contextlib.suppress(struct.error):  # the agent broke off within a message
+    """Write the pod's data to the connection. Return the error, or "" on success."""
+    with contextlib.suppress(struct.error):  # the agent closed the stream within a message
         for channel, data in conversation.messages():
             if channel == STDOUT:
                 connected.sendall(data)
             elif channel == ERROR:
                 return str(json.loads(data).get("message") or "")
-    return "the agent went away"
+    return "lost the connection to the agent"

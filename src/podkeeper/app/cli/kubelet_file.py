@@ -1,4 +1,4 @@
-"""A kubelet's configuration file, for `podkeeper run --config`: what it says, and what of it changes nothing."""
+"""Read the kubelet configuration file for `podkeeper run --config` and list its unsupported fields."""
 
 from pathlib import Path
 
@@ -10,13 +10,13 @@ _IDENTITY = frozenset({"apiVersion", "kind"})
 
 
 def read_kubelet_file(path: Path, honoured: frozenset[str]) -> tuple[KubeletConfiguration, tuple[Problem, ...]]:
-    """The configuration, and every field of it that is not honoured. Raises BadInput with every problem."""
+    """Return the configuration and its unsupported fields. Raises BadInput with all problems."""
     try:
         documents = read_documents(path.read_bytes(), str(path)).all_sound()
     except OSError as error:
-        raise BadInput(Problem(f"cannot read it: {error.strerror}", file=str(path))) from error
+        raise BadInput(Problem(f"cannot read the file: {error.strerror}", file=str(path))) from error
     if len(documents) != 1:
-        raise BadInput(Problem(f"cannot hold {len(documents)} documents; one would be right", file=str(path)))
+        raise BadInput(Problem(f"expected one document, found {len(documents)}", file=str(path)))
     (document,) = documents
     config = read_kubelet_configuration(document)
     return config, _without_effect(document, honoured)
@@ -29,5 +29,5 @@ def _without_effect(document: Document, honoured: frozenset[str]) -> tuple[Probl
     return (
         *strange.unknown,
         *strange.not_obeyed,
-        *(document.problem("is not honoured by 'podkeeper run'", name) for name in rest),
+        *(document.problem("unsupported by 'podkeeper run', ignored", name) for name in rest),
     )

@@ -1,4 +1,4 @@
-"""`podkeeper logs POD`: what its containers wrote, as kubectl shows it; several ones with their names in front."""
+"""`podkeeper logs POD`: print the logs of containers, with the container's name in front if there are several."""
 
 import re
 import sys
@@ -27,7 +27,7 @@ def _since(context: click.Context, option: click.Parameter, text: str | None) ->
     if text is None:
         return None
     if not _SPAN.fullmatch(text):
-        raise click.BadParameter(f"cannot read {text!r}; right would be 5s, 2m or 1h30m")
+        raise click.BadParameter(f"cannot parse {text!r} as a duration (e.g. 5s, 2m or 1h30m)")
     parts = re.findall(r"([\d.]+)([smh])", text)
     return max(1, round(sum(float(number) * _UNITS[unit] for number, unit in parts)))
 
@@ -35,20 +35,20 @@ def _since(context: click.Context, option: click.Parameter, text: str | None) ->
 @click.command()
 @click.argument("pod", shell_complete=complete_pod)
 @click.argument("container_argument", metavar="[CONTAINER]", required=False, shell_complete=complete_container)
-@click.option("-c", "--container", help="One container of the pod.", shell_complete=complete_container)
+@click.option("-c", "--container", help="Container name [default: all containers].", shell_complete=complete_container)
+@click.option("--all-containers", is_flag=True, help="Print the logs of all containers [default].")
 @click.option(
-    "--all-containers", is_flag=True, help="All of them [so it is where there are several and none is named]."
+    "--prefix/--no-prefix",
+    default=None,
+    help="Print the container's name before each line [default if there are several].",
 )
-@click.option(
-    "--prefix/--no-prefix", default=None, help="Begin each line with the container's name [where there are several]."
-)
-@click.option("-f", "--follow", is_flag=True, help="Go on as long as the containers run.")
-@click.option("-p", "--previous", is_flag=True, help="What the container before this one wrote.")
-@click.option("--tail", type=int, metavar="LINES", help="Only the last so many lines; -1: all of them.")
-@click.option("--since", callback=_since, metavar="SPAN", help="Only what is newer than 5s, 2m or 1h.")
-@click.option("--since-time", metavar="TIME", help="Only what came after a time (RFC 3339).")
-@click.option("--limit-bytes", type=click.IntRange(min=1), help="At most so much.")
-@click.option("--timestamps", is_flag=True, help="Begin each line with its time.")
+@click.option("-f", "--follow", is_flag=True, help="Continue to print new lines while the containers run.")
+@click.option("-p", "--previous", is_flag=True, help="Print the log of the previous instance of the container.")
+@click.option("--tail", type=int, metavar="LINES", help="Number of last lines to print [default: -1, all].")
+@click.option("--since", callback=_since, metavar="DURATION", help="Print only lines newer than 5s, 2m or 1h.")
+@click.option("--since-time", metavar="TIME", help="Print only lines after this time (RFC 3339).")
+@click.option("--limit-bytes", type=click.IntRange(min=1), help="Maximum number of bytes to print.")
+@click.option("--timestamps", is_flag=True, help="Print the time before each line.")
 @asks
 def logs(
     pod: str,
@@ -65,7 +65,7 @@ def logs(
     timestamps: bool,
     client: LocalClient,
 ) -> None:
-    """Show what the containers of a pod wrote.
+    """Print the logs of the containers of a pod.
 
     \b
     Examples:
@@ -113,7 +113,7 @@ def _one_by_one(streams: Mapping[str, Iterator[bytes]], with_names: bool) -> lis
 
 
 def _all_at_once(streams: Mapping[str, Iterator[bytes]], with_names: bool) -> list[str]:
-    """Follow several containers; lines stay whole."""
+    """Follow several containers without mixing parts of their lines."""
     failures: list[str] = []
     turn = threading.Lock()
 
@@ -123,14 +123,14 @@ def _all_at_once(streams: Mapping[str, Iterator[bytes]], with_names: bool) -> li
         except AskingFailed as error:
             failures.append(str(error))
         except (OSError, ValueError):
-            return  # nobody reads any more
+            return  # stdout is closed
 
     threads = [threading.Thread(target=follow, args=pair, daemon=True) for pair in streams.items()]
     for thread in threads:
         thread.start()
     for thread in threads:
         while thread.is_alive():
-            thread.join(TURN_SECONDS)  # in turns, so that Ctrl-C is heard
+            thread.join(TURN_SECONDS)  # with a timeout, because join() without one would block Ctrl-C
     return failures
 
 
@@ -141,7 +141,7 @@ def _write(
     *,
     whole_lines: bool = False,
 ) -> None:
-    """Write a stream as it comes, byte for byte where nothing has to be put in front of lines."""
+    """Write a stream without delay. Without a prefix, blocks are written unchanged."""
     lock = turn or threading.Lock()
     pieces = stream if not prefix and not whole_lines else _prefixed(stream, prefix.encode())
     for piece in pieces:

@@ -1,7 +1,9 @@
-"""Manifests named on the command line: files and folders in, static pods and problems out.
+"""Read the manifests named on the command line.
 
-They are found and read by the very code that `podkeeper run` uses (`sources`): the same files count, names that stand
-twice are told, and whatever is passed over there is named here. Fields that no kind knows are looked for besides.
+Input: files and directories. Output: static pods, other objects, problems and warnings.
+
+The same code as in `podkeeper run` (package `sources`) finds and reads the files, so both report the same problems:
+duplicate names, ignored files, unsupported kinds. In addition, this module reports unknown fields as warnings.
 """
 
 import sys
@@ -18,14 +20,13 @@ from podkeeper.sources.local_objects import LocalObject
 from podkeeper.sources.shelf import Shelf
 from podkeeper.sources.survey import bytes_of, look_once
 
+NODE_NAME_HELP = "Name of the node [default: hostname of this machine]."
 STDIN = "-"
 _STDIN_SHOWN = "<stdin>"
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What the manifests hold."""
-
     pods: tuple[Pod, ...]
     others: tuple[LocalObject, ...]  # config maps and secrets
     problems: tuple[Problem, ...]
@@ -34,7 +35,7 @@ class Found:
 
 
 def find(paths: Iterable[Path], node_name: str) -> Found:
-    """Read all manifests; what is wrong in one harms no other. `-` is what comes from stdin."""
+    """Read all manifests. An invalid manifest does not affect the others. `-` stands for stdin."""
     reader = Reader(node_name, has_store=True)
     contents: dict[str, Contents] = {}
     problems: list[Problem] = []
@@ -60,13 +61,13 @@ def _strange_fields_of(place: str) -> Iterator[Problem]:
     try:
         yield from _strange_fields(bytes_of(place), place)
     except OSError:
-        return  # told already
+        return  # the survey has reported it
 
 
 def _strange_fields(data: bytes, shown: str) -> Iterator[Problem]:
-    """The fields that mean nothing, also of documents that have worse problems: they may be their cause."""
+    """Yield unknown fields, even of documents with other errors, because a misspelt field may be their cause."""
     for document in read_documents(data, shown).documents:
         try:
             yield from unknown_fields(document, type_of(document))
         except BadInput:
-            continue  # told already
+            continue  # the reader has reported it

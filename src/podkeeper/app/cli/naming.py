@@ -1,6 +1,6 @@
-"""How this command line is called from here, so that what it tells people to type works as it stands.
+"""The command name and options for messages that tell users what to type.
 
-Standard library only: every command may need it.
+Standard library only, because every command imports this module.
 """
 
 import os
@@ -15,7 +15,7 @@ NAME = "podkeeper"
 
 
 def own_name() -> str:
-    """`podkeeper`, or the path it was called by where the shell would not find it."""
+    """Return `podkeeper`, or the path of the program if it is not on the PATH."""
     called = Path(sys.argv[0])
     if called.name != NAME or not called.exists():
         return NAME
@@ -27,7 +27,7 @@ def own_name() -> str:
 
 
 def which_agent(root: Path, socket_path: Path | None = None) -> str:
-    """The option, with a space before it, by which other commands find an agent; empty where they need none."""
+    """Return the option, with a leading space, that other commands need to find this agent, or ""."""
     if socket_path is not None:
         return f" --socket {shlex.quote(str(socket_path))}"
     if os.environ.get(SOCKET_VARIABLE) or root == default_root():

@@ -1,7 +1,6 @@
-"""`podkeeper plan PATH...`: show every decision that would be made about the pods in manifests.
+"""`podkeeper plan PATH...`: show what the agent would do with the pods in manifests, without running them.
 
-Nothing is run: this shows what the rules say. For each pod it tells who it is on this node, what the
-first pass of its worker would do, what the API would show meanwhile, and how long it may take to stop.
+For each pod: its identity on this node, the actions of its first sync, its first status and its grace period.
 """
 
 import socket
@@ -12,7 +11,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from podkeeper.app.cli.manifests import find
+from podkeeper.app.cli.manifests import NODE_NAME_HELP, find
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.runtime import PodRecord
 from podkeeper.rules.grace import effective_grace
@@ -23,9 +22,14 @@ from podkeeper.rules.status.pod import NodeView, PodView, api_pod_status
 
 @click.command()
 @click.argument("paths", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
-@click.option("--node-name", default=lambda: socket.gethostname().lower(), help="The node's name [this host's name].")
+@click.option("--node-name", default=lambda: socket.gethostname().lower(), help=NODE_NAME_HELP)
 def plan(paths: tuple[Path, ...], node_name: str) -> None:
-    """Show what would be decided about the pods in manifests (files or folders); nothing is run."""
+    """Show what the agent would do with the pods in manifests.
+
+    PATHS are files or directories. Runs no pod.
+
+    Example: podkeeper plan examples
+    """
     found = find(paths, node_name)
     for problem in found.problems:
         click.echo(f"error: {problem}", err=True)
@@ -34,8 +38,8 @@ def plan(paths: tuple[Path, ...], node_name: str) -> None:
     console = Console(highlight=False)
     for pod in found.pods:
         console.print(_decisions_about(pod))
-    console.print(f"{len(found.pods)} pods planned, {len(found.problems)} problems. Nothing was run.")
-    console.print("Next: 'podkeeper validate PATH...' names every problem in manifests of your own.")
+    console.print(f"{len(found.pods)} pods planned, {len(found.problems)} errors. No pod was run.")
+    console.print("Next: check your own manifests with 'podkeeper validate PATH...'.")
     raise SystemExit(1 if found.problems else 0)
 
 
@@ -46,9 +50,9 @@ def _decisions_about(pod: Pod) -> Table:
     table.add_column("outcome", overflow="fold")
     table.add_row("identity", f"uid {pod.metadata.uid}, a static pod of {pod.spec.node_name}")
     table.add_row("restart policy", pod.spec.restart_policy)
-    table.add_row("first pass", _first_pass(pod))
-    table.add_row("the API shows", _first_status(pod))
-    table.add_row("grace to stop", f"{grace.seconds} s")
+    table.add_row("first sync", _first_pass(pod))
+    table.add_row("first status", _first_status(pod))
+    table.add_row("grace period", f"{grace.seconds} s")
     return table
 
 
@@ -72,7 +76,7 @@ def _first_status(pod: Pod) -> str:
     probes = ProbeView(agent_started=datetime.now(UTC))
     status = api_pod_status(pod, PodView(record=_nothing_yet(pod), probes=probes), NodeView(runtime_name="process"))
     waiting = [
-        f"{container.name} waits ({container.state.waiting.reason})"
+        f"{container.name} waiting ({container.state.waiting.reason})"
         for container in (*(status.init_container_statuses or ()), *(status.container_statuses or ()))
         if container.state.waiting is not None
     ]

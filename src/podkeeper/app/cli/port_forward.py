@@ -1,7 +1,8 @@
-"""`podkeeper port-forward POD [LOCAL:]REMOTE...`: connections to ports of this machine go to ports of a pod.
+"""`podkeeper port-forward POD [LOCAL:]REMOTE...`: forward local ports to a pod.
 
-Each connection asks the agent for itself: one that breaks is told of and the others go on, and a pod that was
-restarted meanwhile is found again. The Go ancestors are kubectl's `port-forward` and client-go's `tools/portforward`.
+Each connection has its own request to the agent. A broken connection is reported and does not affect the others, and
+forwarding continues after a restart of the pod. Counterparts: kubectl's `port-forward` and client-go's
+`tools/portforward`.
 """
 
 import click
@@ -14,14 +15,22 @@ from podkeeper.app.local.client import LocalClient
 @click.argument("pod", shell_complete=complete_pod)
 @click.argument("ports", nargs=-1, required=True, metavar="[LOCAL:]REMOTE...")
 @click.option(
-    "--address", default="localhost", show_default=True, help="Where to listen: addresses or localhost, with commas."
+    "--address",
+    default="localhost",
+    show_default=True,
+    help="Addresses to listen on, separated by commas. IP addresses or localhost.",
 )
 @asks
 def port_forward(pod: str, ports: tuple[str, ...], address: str, client: LocalClient) -> None:
-    """Reach ports of a pod from here, such as: podkeeper port-forward web 8080:80.
+    """Forward local ports to a pod.
 
-    LOCAL may be left out (the same number), or be empty (":80": a port that is free). REMOTE may be the name that a
-    container gave it. Ctrl-C ends it.
+    LOCAL defaults to REMOTE. With an empty LOCAL (":80"), podkeeper chooses a free port. REMOTE is a number or the
+    name of a container port. Press Ctrl-C to end.
+
+    \b
+    Examples:
+      podkeeper port-forward web 8080:80
+      podkeeper port-forward web :http
     """
     from podkeeper.app.cli.forwarding import Forwarding, listeners_for, pairs_meant
 

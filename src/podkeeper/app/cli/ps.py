@@ -1,4 +1,4 @@
-"""`podkeeper ps`: the pods of this machine's agent, in a table as kubectl prints it, and why each is as it is."""
+"""`podkeeper ps`: list the agent's pods in a table like kubectl's, with the reason of each status."""
 
 import json
 import shutil
@@ -14,11 +14,13 @@ from podkeeper.app.local.client import TABLE_ACCEPTED, Json, LocalClient
 @click.argument("pods", nargs=-1, shell_complete=complete_pod)
 @click.option(
     "-o", "--output", type=click.Choice(["wide", "name", "json", "yaml"]),
-    help="More columns, the names only, or the objects.",
+    help="Output format [default: a table].",
 )  # fmt: skip
 @asks
 def ps(pods: tuple[str, ...], output: str | None, client: LocalClient) -> None:
-    """List the pods, or some of them: how they are, and why.
+    """List pods with their status and its reason.
+
+    Lists all pods by default.
 
     \b
     Examples:
@@ -32,7 +34,7 @@ def ps(pods: tuple[str, ...], output: str | None, client: LocalClient) -> None:
         return
     found = client.get("pods", accept=TABLE_ACCEPTED)
     if not found["rows"]:
-        click.echo("No pods. The agent waits for manifests.")
+        click.echo("No pods found. The agent watches for manifests.")
         return
     if pods:
         names = {shown_name(pod) for pod in asked}

@@ -1,4 +1,4 @@
-"""`podkeeper run PATH...`: run the pods of manifests, in the foreground, and keep them as their specs say."""
+"""`podkeeper run PATH...`: run the agent in the foreground with the pods of manifests."""
 
 import asyncio
 import logging
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from podkeeper.model.kubelet_config import KubeletConfiguration
 
 RUNTIMES = ("process", "cri", "fake")
-_SHOWN_ANYWAY = (  # broken manifests, and pods that are tried again: the screen tells of them
+_SHOWN_ANYWAY = (  # loggers of invalid manifests and of retries, which the screen shows already
     *("podkeeper.sources.", "podkeeper.engine.workers", "podkeeper.engine.starter", "podkeeper.engine.images"),
 )
-_NO_TABLE = ("", "dumb", "unknown")  # terminals on which nothing can be drawn again
+_NO_TABLE = ("", "dumb", "unknown")  # values of TERM for terminals that cannot redraw lines
 _LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)
 
 
@@ -33,31 +33,37 @@ _LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)
 @click.option(
     "--root",
     type=click.Path(file_okay=False, path_type=Path),
-    help=f"Where the agent keeps its things [{default_root()}].",
+    help=f"Directory for the agent's data [default: {default_root()}].",
 )
-@click.option("--socket", "socket_path", type=click.Path(path_type=Path), help="Where it answers the other commands.")
-@click.option("--node-name", default=lambda: socket.gethostname().lower(), help="The node's name [this host's name].")
-@click.option("--runtime", default="process", show_default=True, type=click.Choice(RUNTIMES), help="What runs pods.")
+@click.option(
+    "--socket", "socket_path", type=click.Path(path_type=Path),
+    help="Socket for the other podkeeper commands [default: from --root].",
+)  # fmt: skip
+@click.option(
+    "--node-name", default=lambda: socket.gethostname().lower(),
+    help="Name of the node [default: hostname of this machine].",
+)  # fmt: skip
+@click.option("--runtime", default="process", show_default=True, type=click.Choice(RUNTIMES), help="Container runtime.")
 @click.option(
     "--runtime-endpoint", metavar="SOCKET", default="",
-    help="With --runtime cri: the runtime's socket [that of containerd or CRI-O, whichever is there].",
+    help="Socket of the runtime, for --runtime cri [default: containerd or CRI-O, if running].",
 )  # fmt: skip
 @click.option(
     "--host-image", "host_images", multiple=True, metavar="PATTERN",
-    help="Images that mean this machine's own files, besides 'host'. May be repeated.",
+    help="Run images that match PATTERN on this machine's own files, like the image 'host'. Repeatable.",
 )  # fmt: skip
 @click.option(
     "--config", "config_path", metavar="FILE", type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="A KubeletConfiguration; what of it is not honoured is named.",
+    help="KubeletConfiguration file. Unsupported fields are reported.",
 )  # fmt: skip
 @click.option(
     "--keep-secrets", is_flag=True,
-    help="Store the Secrets of manifests below --root, so that pods start while the manifests cannot be read.",
+    help="Store Secrets from manifests in --root. Pods can then start while the manifests are unreadable.",
 )  # fmt: skip
-@click.option("--once", is_flag=True, help="End when all pods have ended; exit with 0 only if all of them succeeded.")
-@click.option("--stop-pods-on-exit", is_flag=True, help="Stop the pods also when the agent is ended by SIGTERM.")
-@click.option("--plain", is_flag=True, help="Plain lines, as when the output is no terminal.")
-@click.option("-v", "--verbose", count=True, help="Write more of the agent's log to stderr; twice: all of it.")
+@click.option("--once", is_flag=True, help="Exit when all pods have terminated.")
+@click.option("--stop-pods-on-exit", is_flag=True, help="Stop the pods on SIGTERM, too.")
+@click.option("--plain", is_flag=True, help="Print lines instead of a table [default if stdout is not a terminal].")
+@click.option("-v", "--verbose", count=True, help="Log to stderr at level INFO. Use -vv for DEBUG.")
 def run(
     paths: tuple[Path, ...],
     root: Path | None,
@@ -73,23 +79,24 @@ def run(
     plain: bool,
     verbose: int,
 ) -> None:
-    """Run the pods of manifests (files or folders) and keep them as their specs say.
+    """Run the pods of manifest files or directories.
 
-    Changed manifests take effect at once. Ctrl-C stops the pods; pressed again, it leaves running who has not ended.
-    SIGTERM ends the agent only: the pods go on, and the next 'podkeeper run' takes them up again.
+    The agent applies changes of manifests at once. Ctrl-C stops the pods and then exits. Press Ctrl-C again to exit
+    and leave the remaining pods running. On SIGTERM, the agent exits and all pods keep running. The next
+    'podkeeper run' adopts them.
 
     \b
     Examples:
-      podkeeper run web.yaml              one manifest
-      podkeeper run --once jobs/          until all pods of a folder have ended
-      podkeeper run --root ~/pk pods/     with a place of its own for what it keeps
+      podkeeper run web.yaml             # one manifest
+      podkeeper run --once jobs/         # until all pods have terminated
+      podkeeper run --root ~/pk pods/    # with its own data directory
 
     \b
     Exit status:
-      0    all pods were stopped or left as asked; with --once, all of them succeeded
-      1    it could not start; with --once, a pod failed or a manifest could not be used
-      2    the command was not called as it should be
-      130  Ctrl-C was pressed again; with --once, once
+      0    success; with --once, all pods succeeded
+      1    cannot start; with --once, a pod failed or a manifest is invalid
+      2    wrong usage
+      130  Ctrl-C was pressed twice; with --once, Ctrl-C was pressed
     """
     from podkeeper.app.cli.run_life import Wishes
     from podkeeper.app.process import tune_garbage_collection
@@ -102,9 +109,11 @@ def run(
     try:
         config = _configuration(config_path, runtime)
         if not paths and not config.static_pod_path and not config.static_pod_url:
-            raise click.UsageError("nothing to run: name manifests (files or folders), or a staticPodPath in --config")
+            raise click.UsageError(
+                "nothing to run; give manifest files or directories, or set staticPodPath in --config"
+            )
         if runtime_endpoint and runtime != "cri":
-            raise click.UsageError("--runtime-endpoint names a container runtime: say --runtime cri as well")
+            raise click.UsageError("--runtime-endpoint requires --runtime cri")
         if bad := next(dns_subdomain("--node-name", node_name), None):
             raise click.UsageError(str(bad))
         wanted = Standalone(
@@ -161,7 +170,7 @@ async def _live(wanted: "Standalone", wishes: "Wishes", place: Path, screen: "Sc
         await server.start()
         try:
             screen.say(f"podkeeper {__version__}: node {wanted.node_name}, runtime {info.runtime}, root {wanted.root}")
-            screen.say(f"It answers on {place}: try '{own_name()} ps{option}'.")
+            screen.say(f"Listening on {place}. Try '{own_name()} ps{option}'.")
             return await Life(agent, parts.gate, screen, wishes).run(parts.problems, parts.rooms, parts.spare_all)
         finally:
             await server.close()
@@ -196,7 +205,7 @@ def _can_draw() -> bool:
 
 def _set_up_logging(verbose: int, screen: "Screen") -> None:
     def is_wanted(record: logging.LogRecord) -> bool:
-        # What is broken off when the agent ends is no news to whoever ended it.
+        # Hide warnings after the screen is closed: calls that the exit interrupts fail as expected.
         is_news = not screen.closed or record.levelno >= logging.ERROR
         return bool(verbose) or (is_news and not record.name.startswith(_SHOWN_ANYWAY))
 
@@ -207,7 +216,7 @@ def _set_up_logging(verbose: int, screen: "Screen") -> None:
 
 
 class _ToStderr(logging.Handler):
-    """Writes to whatever stderr is now: a live table takes it over, and shows lines above itself."""
+    """Write to the current `sys.stderr`, because the live table replaces it to print lines above itself."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:

@@ -1,10 +1,11 @@
-"""The life of an agent in the foreground: from the first look at the manifests to the last word.
+"""Run an agent in the foreground and handle signals and --once.
 
-    Ctrl-C    the pods are stopped, gracefully; again: who has not ended by then goes on, and the agent ends
-    SIGTERM   as a service manager sends it: the agent ends, the pods go on (or are stopped, where that was asked for)
-    --once    ends by itself, when all pods have; the exit status is 0 only if all of them succeeded
+    Ctrl-C          stop all pods gracefully, then exit
+    Ctrl-C twice    exit and leave the remaining pods running
+    SIGTERM         exit and leave all pods running (with --stop-pods-on-exit: stop them first)
+    --once          exit when all pods have terminated, with status 0 only if all of them succeeded
 
-A pod that is stopped here is not "stopped" for the next agent: what its manifest says holds again.
+The next agent starts the pods that were stopped here again. Only `podkeeper stop` is permanent.
 """
 
 import asyncio
@@ -30,26 +31,22 @@ INTERRUPTED = 130
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wishes:
-    """How a life is to end."""
+    """Options of `podkeeper run` about its end."""
 
     once: bool = False
     stop_pods_on_exit: bool = False
-    again: str = "podkeeper run"  # the command that takes the pods up again
-    pods_survive: bool = True  # whether there is anything left to take up
-    places: str = ""  # where manifests are looked for
+    again: str = "podkeeper run"  # the command that adopts the pods
+    pods_survive: bool = True  # whether pods can run without the agent
+    places: str = ""  # the files and directories of the manifests
 
 
 class _Word(Enum):
-    """What is heard from outside."""
-
     INTERRUPT = auto()
     TERMINATE = auto()
     ALL_ENDED = auto()
 
 
 class Life:
-    """One agent, from its first breath to its last."""
-
     def __init__(self, agent: Agent, gate: Gate, screen: Screen, wishes: Wishes) -> None:
         self._agent = agent
         self._gate = gate
@@ -57,7 +54,7 @@ class Life:
         self._wishes = wishes
         self._board = Board(agent, gate)
         self._words: asyncio.Queue[_Word] = asyncio.Queue()
-        self._ends: dict[str, str] = {}  # by name: the phases that pods ended with
+        self._ends: dict[str, str] = {}  # the last phase of each pod, by name
         self._impatient = False
 
     async def run(
@@ -66,9 +63,9 @@ class Life:
         rooms: Iterable[Room] = (),
         spare_all: Callable[[], Awaitable[None]] | None = None,
     ) -> int:
-        """Live, with what must live beside the agent. Returns the exit status.
+        """Run the agent and the `rooms` beside it. Returns the exit status.
 
-        `problems` tells of bad manifests; `spare_all` lets pods go on that are being stopped.
+        `problems` returns the invalid manifests. `spare_all` cancels the termination of pods that are stopping.
         """
         self._agent.statuses.subscribe(lambda uid, status: self._screen.changed())
         async with self._signals(), asyncio.TaskGroup() as group:
@@ -80,10 +77,10 @@ class Life:
             for task in tasks:
                 task.cancel()
         if self._impatient and spare_all is not None:
-            await spare_all()  # not before: an agent that lives would go on stopping them
+            await spare_all()  # after the agent's end, because a running agent would continue to stop them
         return status
 
-    # ---- hearing ----
+    # ---- signals and --once ----
 
     @contextlib.asynccontextmanager
     async def _signals(self) -> AsyncIterator[None]:
@@ -91,10 +88,10 @@ class Life:
         heard = {
             signal.SIGINT: _Word.INTERRUPT,
             signal.SIGTERM: _Word.TERMINATE,
-            signal.SIGHUP: _Word.TERMINATE,  # the terminal is gone: the pods need not go with it
+            signal.SIGHUP: _Word.TERMINATE,  # the terminal was closed; pods must survive that
         }
         if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
-            del heard[signal.SIGHUP]  # `nohup` asked for that
+            del heard[signal.SIGHUP]  # started by `nohup`
         for number, word in heard.items():
             loop.add_signal_handler(number, self._words.put_nowait, word)
         try:
@@ -104,28 +101,29 @@ class Life:
                 loop.remove_signal_handler(number)
 
     async def _watch(self) -> None:
-        """Say what is to be expected; with --once, see when every pod has ended."""
+        """Print notes about the manifests. With --once, wait until all pods have terminated."""
         sources = [source.name for source in self._agent.ports.sources]
         while not self._agent.storage.has_seen(sources):
             await asyncio.sleep(LOOK_SECONDS)
         if not self._wishes.once:
             if not self._gate.pods():
-                self._screen.say(f"There is no pod yet; manifests are looked for in {self._wishes.places}.")
+                self._screen.say(f"No pods yet. Watching for manifests in {self._wishes.places}.")
             return
         endless = [shown_name(pod) for pod in self._gate.pods() if pod.spec.restart_policy in (None, "", "Always")]
         if endless:
-            whose = f"{endless[0]} starts" if len(endless) == 1 else f"{', '.join(endless)} start"
+            names = ", ".join(endless)
             self._screen.say(
-                f"note: {whose} again after every end (restartPolicy: Always), and --once waits for all pods to end."
+                f"note: --once waits for all pods, but these restart forever (restartPolicy: Always): {names}"
             )
         while not self._all_ended():
             await asyncio.sleep(LOOK_SECONDS)
         self._words.put_nowait(_Word.ALL_ENDED)
 
     def _all_ended(self) -> bool:
-        """Asked of all that the sources name: the agent may not have heard of the last of them yet.
+        """Return whether all pods have terminated.
 
-        Who was stopped by a person does not count, however its containers end meanwhile; it is waited for.
+        Checks the pods of the sources, because the agent may not have received the last of them yet. Waits for pods
+        that are being stopped by `podkeeper stop`, but does not count how they end.
         """
         if self._gate.leaving():
             return False
@@ -142,26 +140,26 @@ class Life:
         status = self._agent.statuses.get_pod_status(uid)
         return "" if status is None else status.phase or ""
 
-    # ---- ending ----
+    # ---- exit ----
 
     async def _end(self, problems: Callable[[], object]) -> int:
         word = await self._words.get()
         if word is _Word.ALL_ENDED:
             return await self._ended(bool(problems()))
         if word is _Word.TERMINATE and not self._wishes.stop_pods_on_exit:
-            self._tell_left("Only the agent ends, its pods go on running")
+            self._tell_left("The agent exits. These pods keep running")
             return 0
         if await self._stop():
             return INTERRUPTED if self._wishes.once else 0
         self._impatient = True
-        self._tell_left("Who has not ended by now goes on running")
+        self._tell_left("The agent exits. These pods keep running")
         return INTERRUPTED
 
     async def _stop(self) -> bool:
-        """Stop all pods; false: somebody lost patience."""
+        """Stop all pods. Returns false if a second signal arrived before they had stopped."""
         self._gate.close()
         if self._board.leaving():
-            self._screen.say("Stopping the pods. Ctrl-C again leaves them running.")
+            self._screen.say("Stopping all pods. Press Ctrl-C again to exit and leave the remaining pods running.")
         while leaving := self._board.leaving():
             self._screen.stopping(leaving, self._board.now())
             self._screen.changed()
@@ -170,11 +168,11 @@ class Life:
                     await self._words.get()
                     return False
         self._screen.look(self._board)
-        self._screen.say("All pods are stopped.")
+        self._screen.say("All pods have stopped.")
         return True
 
     async def _ended(self, has_problems: bool) -> int:
-        """Say how it went, and clear away: the next run begins afresh."""
+        """Print the results and remove the pods, so that the next run starts from scratch. Returns the exit status."""
         good = [name for name, phase in self._ends.items() if phase == "Succeeded"]
         bad = [name for name, phase in self._ends.items() if phase != "Succeeded"]
         self._screen.close(self._board)
@@ -182,10 +180,10 @@ class Life:
         while self._board.leaving() and self._words.empty():
             await asyncio.sleep(LOOK_SECONDS)
         if not self._ends:
-            self._screen.say("There was no pod to run.")
+            self._screen.say("No pods found.")
             return 1
         failed = f", {len(bad)} failed: {', '.join(bad)}" if bad else ""
-        self._screen.say(f"All pods have ended: {len(good)} succeeded{failed}.")
+        self._screen.say(f"All pods have terminated: {len(good)} succeeded{failed}.")
         return 1 if bad or has_problems else 0
 
     def _tell_left(self, words: str) -> None:
@@ -193,7 +191,7 @@ class Life:
         alive = [shown_name(pod) for pod in self._board.pods() if _runs(pod)]
         if alive and self._wishes.pods_survive:
             self._screen.say(f"{words}: {', '.join(alive)}.")
-            self._screen.say(f"Take them up again with: {self._wishes.again}")
+            self._screen.say(f"To adopt them again, run: {self._wishes.again}")
 
 
 def _runs(pod: Pod) -> bool:

@@ -1,8 +1,9 @@
-"""What `podkeeper run` shows on a terminal: a table of the pods, drawn again whenever something changes.
+"""Output of `podkeeper run` on a terminal: a table of the pods that is redrawn after changes.
 
-The only module of `run` that knows rich: who writes to a file or a pipe does not load it. A table that changes is drawn
-a few times a second at most; one that does not, once a second for the ages, and more rarely where it is long. What
-does not fit is left out in an order: ages, restarts, how many are ready; then the ends of names, then whole pods.
+Only this module of `run` imports rich, so output to a file or pipe does not load it. The table is redrawn at most five
+times per second after changes, and once per second for the ages (less often if it is long).
+
+If the terminal is too small, the table omits in this order: ages, restarts, ready counts, ends of names, pods.
 """
 
 import asyncio
@@ -25,10 +26,10 @@ from podkeeper.model.messages import PodUID
 
 _AT_MOST_EVERY_SECONDS = 0.2
 _AGES_EVERY_SECONDS = 1.0
-_SLOWER_PER_POD_SECONDS = 0.02  # a table of a hundred pods is drawn every two seconds
-_LINES_AROUND = 4  # the heading, its rule, and a blank line before and after
+_SLOWER_PER_POD_SECONDS = 0.02  # a table of a hundred pods is redrawn every two seconds
+_LINES_AROUND = 4  # the heading, its rule, and an empty line before and after
 _HEADINGS = ("POD", "READY", "STATUS", "RESTARTS", "AGE")
-_DROPPED = ((), ("AGE",), ("AGE", "RESTARTS"), ("AGE", "RESTARTS", "READY"))  # the narrower, the more
+_DROPPED = ((), ("AGE",), ("AGE", "RESTARTS"), ("AGE", "RESTARTS", "READY"))  # columns to omit, for less and less width
 _ROOM_FOR_WHY = 16
 _SHORTEST_NAME = 12
 _GAP = 3
@@ -36,11 +37,11 @@ _MOST_PROBLEMS = 5
 
 
 class LiveTable:
-    """A table at the bottom of the terminal, and what is said above it."""
+    """A table at the bottom of the terminal, with permanent lines above it."""
 
     def __init__(self, program: str = "podkeeper", which_agent: str = "") -> None:
-        """`which_agent`: the option by which other commands find this agent, if they need one."""
-        elsewhere = f"In another terminal: {program} ps{which_agent}; or logs, exec, explain POD."
+        """`which_agent` is the option that other commands need to find this agent."""
+        elsewhere = f"In another terminal: {program} ps{which_agent}, or logs, exec, explain POD."
         self._hint = f"Ctrl-C stops the pods. {elsewhere}"
         self._all = f"'{program} ps{which_agent}' shows all"
         self._console = Console(highlight=False, markup=False)
@@ -53,12 +54,11 @@ class LiveTable:
         self.closed = False
 
     def say(self, words: str = "") -> None:
-        """Above the table."""
         with somebody_may_read():
             self._console.print(words, soft_wrap=True)
 
     def complain(self, place: str, problems: Sequence[Problem]) -> None:
-        """Below the table, until it is mended."""
+        """Show the problems below the table until they are fixed."""
         if problems:
             self._problems[place] = tuple(problems)
         else:
@@ -66,11 +66,9 @@ class LiveTable:
         self.changed()
 
     def changed(self) -> None:
-        """Draw anew soon."""
         self._news.set()
 
     async def run(self, board: Board) -> None:
-        """Draw until cancelled."""
         with somebody_may_read(), self._live:
             while not self.closed:
                 self.look(board)
@@ -81,18 +79,16 @@ class LiveTable:
                 self._news.clear()
 
     def stopping(self, leaving: Mapping[PodUID, Since], now: datetime) -> None:
-        """Below the table."""
         self._stopping = still_stopping(leaving, now)
         self.changed()
 
     def look(self, board: Board) -> None:
-        """Draw anew."""
         if not self.closed:
             with somebody_may_read():
                 self._live.update(self._picture(board.shown(), board), refresh=True)
 
     def close(self, board: Board) -> None:
-        """The table as it was in the end stays."""
+        """Stop redrawing and leave the last table on the terminal."""
         if self.closed:
             return
         self.closed = True
@@ -114,22 +110,22 @@ class LiveTable:
         problems = [problem for several in self._problems.values() for problem in several]
         yield from (Text(f"error: {problem}", "red") for problem in problems[:_MOST_PROBLEMS])
         if len(problems) > _MOST_PROBLEMS:
-            yield self._line(f"... and {len(problems) - _MOST_PROBLEMS} problems more", "red")
-        yield from (Text(f"the agent: {trouble}", "bold red") for trouble in board.health())
+            yield self._line(f"... and {len(problems) - _MOST_PROBLEMS} more errors", "red")
+        yield from (Text(f"agent: {trouble}", "bold red") for trouble in board.health())
         if self._stopping:
             yield Text(f"still stopping: {self._stopping}", "magenta")
-            yield self._line("Ctrl-C again: who has not ended by then goes on running.", "magenta")
+            yield self._line("Press Ctrl-C again to exit and leave the remaining pods running.", "magenta")
         else:
             yield self._line(self._hint, "dim")
 
     def _line(self, words: str, style: str) -> Text:
-        """Words that take one line, whatever the width."""
+        """Return a text of one line, cut to the width of the terminal."""
         return Text(words, style, no_wrap=True, overflow=self._overflow)
 
     def _table(self, shown: Sequence[Shown], now: datetime) -> Table:
         table = Table(box=None if self._plain else box.SIMPLE_HEAD, pad_edge=False, expand=True)
         rows = [_cells(each, now) for each in shown]
-        # Told how wide they must be, or rich would rather squeeze these than the last one.
+        # Set the widths, because rich would otherwise shrink these columns instead of the last one.
         widths = _widths(rows, self._console.width)
         for heading, width in widths.items():
             table.add_column(heading, no_wrap=True, width=width, overflow=self._overflow)
@@ -140,7 +136,7 @@ class LiveTable:
 
 
 def _widths(rows: Sequence[Mapping[str, Text]], room: int) -> dict[str, int]:
-    """The columns that there is room for beside the last one, and how wide each is."""
+    """Return the widths of the columns that fit beside WHY."""
     full = {heading: max(len(heading), *(row[heading].cell_len for row in rows), 0) for heading in _HEADINGS}
     widths = full
     for dropped in _DROPPED:

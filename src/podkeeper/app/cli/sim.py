@@ -1,8 +1,8 @@
-"""`podkeeper sim`: the whole agent lives through random workload and random faults; does it keep its promises?
+"""`podkeeper sim`: run the agent with random workloads and faults in virtual time and check its invariants.
 
-Every seed is a history of its own, and the same one whenever it is played. Processes with fixed string hashing play
-(`testing.sim.campaign`); here the command line is read, progress is shown and results are told. How to read a failure,
-and how to write scenarios and invariants of your own: docs/simulation.md.
+A seed determines a whole history, so each run of a seed is the same. Worker processes with a fixed string hash run the
+seeds (`testing.sim.campaign`). This module parses the options and prints progress and results. docs/simulation.md
+describes how to read failures and how to write scenarios and invariants.
 """
 
 import json
@@ -29,18 +29,18 @@ from podkeeper.testing.sim.state import State, StateRefused
 from podkeeper.testing.sim.workload import WORKLOADS
 from podkeeper.testing.sim.world import Violation
 
-INTERRUPTED = 130  # as shells have it
-LATER_SECONDS = 300.0  # so much later than the whole history a part of it may break a promise
+INTERRUPTED = 130  # 128 + SIGINT, as in shells
+LATER_SECONDS = 300.0  # a part of a history may violate an invariant up to this much later than the whole
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wishes:
-    """What was asked for besides the plans."""
+    """Options other than the plan."""
 
     jobs: int
     fail_fast: bool
-    shrink_seconds: float  # 0: not at all
+    shrink_seconds: float  # 0: do not shrink
     timeline: str
     also: str
     log: str
@@ -52,7 +52,7 @@ Callback = Callable[[click.Context, click.Parameter, str | None], object]
 
 
 def _read_by(read: Callable[[str], object]) -> Callback:
-    """What reads an option that has a spelling of its own."""
+    """Return a click callback that reports a ValueError of the parser as a usage error."""
 
     def callback(context: click.Context, option: click.Parameter, text: str | None) -> object:
         try:
@@ -69,7 +69,7 @@ def _choice(known: Mapping[str, str]) -> Callback:
             return choice_read(text, known)
         except ValueError as error:
             raise ValueError(
-                f"{error}; right would be all, none, NAME,NAME or all,-NAME with:\n{_table(known)}"
+                f"{error}; expected all, none, NAME,NAME or all,-NAME with these names:\n{_table(known)}"
             ) from None
 
     return _read_by(read)
@@ -78,12 +78,12 @@ def _choice(known: Mapping[str, str]) -> Callback:
 def _function(text: str) -> str:
     if not text:
         return text
-    sys.path[:0] = [] if os.getcwd() in sys.path else [os.getcwd()]  # as with python -m
+    sys.path[:0] = [] if os.getcwd() in sys.path else [os.getcwd()]  # import from the working directory, as python -m
     try:
         named_function(text)
     except (ImportError, AttributeError, AssertionError, ValueError) as error:
         raise ValueError(
-            f"cannot use {text!r} ({error}): right would be MODULE:FUNCTION, a function of a World"
+            f"cannot import {text!r} ({error}); expected MODULE:FUNCTION with one argument, a World"
         ) from None
     return text
 
@@ -100,31 +100,34 @@ def _list_and_leave(context: click.Context, option: click.Parameter, wanted: boo
 
 
 @click.command()
-@click.option("--seed", type=click.IntRange(min=0), help="Play one seed [0].")
+@click.option("--seed", type=click.IntRange(min=0), help="Run one seed [default: 0].")
+@click.option("--seeds", metavar="FIRST:LAST", callback=_read_by(seeds_read), help="Run a range of seeds without LAST.")
 @click.option(
-    "--seeds", metavar="FIRST:LAST", callback=_read_by(seeds_read), help="Play many, the last one not included."
+    "--hours", default=6.0, show_default=True, type=click.FloatRange(0.05, 1000), help="Virtual hours per seed."
 )
-@click.option(
-    "--hours", default=6.0, show_default=True, type=click.FloatRange(0.05, 1000), help="Virtual hours a seed."
-)
-@click.option("--jobs", type=click.IntRange(min=1), help="How many processes play [one per core].")
+@click.option("--jobs", type=click.IntRange(min=1), help="Number of processes [default: one per core].")
 @click.option(
     "--faults",
     default="all",
     show_default=True,
     metavar="NAMES",
     callback=_choice(FAULTS),
-    help="all, none, X,Y or all,-X.",
+    help="Faults to inject: all, none, X,Y or all,-X.",
 )
 @click.option(
-    "--workload", default="all", show_default=True, metavar="NAMES", callback=_choice(WORKLOADS), help="Likewise."
+    "--workload",
+    default="all",
+    show_default=True,
+    metavar="NAMES",
+    callback=_choice(WORKLOADS),
+    help="Kinds of workload to run: all, none, X,Y or all,-X.",
 )
 @click.option("--profile", "changes", multiple=True, metavar="KEY=VALUE", help="Change the profile, e.g. pods=30.")
 @click.option(
-    "--only", metavar="NUMBERS", callback=_read_by(numbers_read), help="Play these acts only, as a failure names them."
+    "--only", metavar="NUMBERS", callback=_read_by(numbers_read), help="Run only these acts, as printed by a failure."
 )
 @click.option(
-    "--also", default="", metavar="MODULE:FUNCTION", callback=_read_by(_function), help="Invariants of your own."
+    "--also", default="", metavar="MODULE:FUNCTION", callback=_read_by(_function), help="Add your own invariants."
 )
 @click.option(
     "--state",
@@ -132,19 +135,30 @@ def _list_and_leave(context: click.Context, option: click.Parameter, wanted: boo
     type=click.Path(dir_okay=False, path_type=Path),
     help="Save the result of each seed in FILE. Run the same command again to continue after an interruption.",
 )
-@click.option("--fail-fast/--keep-going", help="Whether to stop at the first seed that fails [keep going].")
-@click.option("--shrink/--no-shrink", "shrinks", default=True, help="Whether to look for a shorter history [shrink].")
-@click.option("--shrink-seconds", default=60.0, show_default=True, type=click.FloatRange(min=1), help="For how long.")
-@click.option("--timeline", default="", metavar="POD", help="Print a pod's trace (name or UID; all: everything).")
+@click.option("--fail-fast/--keep-going", help="Stop at the first failed seed [default: --keep-going].")
+@click.option(
+    "--shrink/--no-shrink", "shrinks", default=True, help="Search a shorter history of a failure [default: --shrink]."
+)
+@click.option(
+    "--shrink-seconds", default=60.0, show_default=True, type=click.FloatRange(min=1), help="Time limit of the search."
+)
+@click.option("--timeline", default="", metavar="POD", help="Print the trace of a pod (name, UID or 'all').")
 @click.option(
     "--log",
     default="",
     type=click.Choice(["", *LOG_LEVELS]),
     metavar="LEVEL",
-    help=f"Write the agent's log to stderr: {', '.join(LOG_LEVELS)}.",
+    help=f"Write the agent's log to stderr at LEVEL: {', '.join(LOG_LEVELS)}.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Tell the results as one JSON document.")
-@click.option("--list", is_flag=True, is_eager=True, expose_value=False, callback=_list_and_leave, help="All names.")
+@click.option("--json", "as_json", is_flag=True, help="Print the results as one JSON document.")
+@click.option(
+    "--list",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_list_and_leave,
+    help="List all faults and workloads, then exit.",
+)
 def sim(
     seed: int | None,
     seeds: range | None,
@@ -163,13 +177,21 @@ def sim(
     log: str,
     as_json: bool,
 ) -> None:
-    """Let the agent live through random workload and faults in virtual time, and check its promises all along."""
+    """Test the agent against random workloads and faults.
+
+    Runs the agent in virtual time and checks its invariants all the time. See docs/simulation.md.
+
+    \b
+    Examples:
+      podkeeper sim --seed 7
+      podkeeper sim --seeds 0:100 --hours 2 --fail-fast
+    """
     if seed is not None and seeds is not None:
-        raise click.UsageError("--seed and --seeds exclude each other")
+        raise click.UsageError("--seed and --seeds are mutually exclusive")
     if seeds is not None and (only is not None or timeline):
-        raise click.UsageError("--only and --timeline want a single --seed")
+        raise click.UsageError("--only and --timeline require a single --seed")
     if seeds is None and state is not None:
-        raise click.UsageError("--state wants --seeds")
+        raise click.UsageError("--state requires --seeds")
     try:
         profile = profile_read(changes, Profile())
     except ValueError as error:
@@ -192,12 +214,12 @@ def sim(
     except StateRefused as error:
         raise click.BadParameter(str(error), param_hint="--state") from None
     except BrokenProcessPool:
-        raise click.ClickException("a process that played died; was there enough memory?") from None
+        raise click.ClickException("a worker process died unexpectedly; it may have run out of memory") from None
     raise SystemExit(status)
 
 
 def _check_acts(plan: Plan) -> None:
-    """Refuse act numbers that this seed does not have. Otherwise the play would skip them and pass."""
+    """Reject act numbers that this seed does not have. Otherwise the run would skip them and pass."""
     acts = [act.number for act in history_of(replace(plan, only=None)).acts] if plan.only else []
     if plan.only and (unknown := plan.only.difference(acts)):
         there = f"{min(acts)} to {max(acts)}" if acts else "none"
@@ -206,7 +228,7 @@ def _check_acts(plan: Plan) -> None:
 
 
 def _simulate(first: Plan, seeds: range, wishes: Wishes) -> int:
-    """Play all seeds, tell what came of it, and say with which status to exit."""
+    """Run all seeds and print the results. Returns the exit status."""
     if wishes.state is None:
         return _campaign(first, seeds, wishes, None)
     with State.opened(wishes.state, first, seeds, wishes.also) as state:
@@ -235,14 +257,14 @@ def _campaign(first: Plan, seeds: range, wishes: Wishes, state: State | None) ->
             _say(("", *failure_told(failure, also=wishes.also)))
         _say(("", *summary(totals, seconds, of=len(seeds), before=before)))
         if state is not None and totals.seeds < len(seeds):
-            _say((f"Run the same command again to play the other {len(seeds) - totals.seeds}.",))
+            _say((f"Run the same command again to run the other {len(seeds) - totals.seeds}.",))
     return 1 if failures else INTERRUPTED if interrupted else 0
 
 
 def _play_all(
     crew: Crew, first: Plan, seeds: range, wishes: Wishes, totals: Totals, state: State | None = None
 ) -> bool:
-    """Play all seeds that have no result yet; true: Ctrl-C came before the end."""
+    """Run all seeds that have no result yet. Returns true if Ctrl-C interrupted them."""
     if wishes.fail_fast and totals.failures:
         return False
     plans = (replace(first, seed=seed) for seed in seeds if seed not in totals.results)
@@ -261,13 +283,13 @@ def _play_all(
         lines = totals.results[first.seed].timeline
         if wishes.timeline == EVERYTHING or any(line.uid for line in lines):
             _say(("", *map(str, lines)))
-        else:  # a wrong name, or the play broke before this pod was created
-            click.echo(f"no line of pod {wishes.timeline} in this play", err=True)
+        else:  # a wrong name, or the run failed before it created the pod
+            click.echo(f"pod {wishes.timeline} not found in the trace", err=True)
     return False
 
 
 def _worth_telling(totals: Totals) -> list[SeedResult]:
-    """The first failure of each kind is told at length, the others are but named."""
+    """Return the first failure of each invariant. Only these are printed in full."""
     kinds: dict[str, SeedResult] = {}
     for failure in totals.failures:
         assert failure.violation is not None
@@ -276,7 +298,7 @@ def _worth_telling(totals: Totals) -> list[SeedResult]:
 
 
 def _shrunk(crew: Crew, failure: SeedResult, seconds: float) -> Failure:
-    """A failure, with as short a history as can be found in so many seconds."""
+    """Search for the shortest history of a failure within the time limit."""
     plan, violation = failure.plan, failure.violation
     assert violation is not None
     until = time.monotonic() + seconds
@@ -296,7 +318,7 @@ def _shrunk(crew: Crew, failure: SeedResult, seconds: float) -> Failure:
         )
     try:
         return Failure(failure, shrunk, crew.play(excerpt_of(shrunk.history, plan)))
-    except (KeyboardInterrupt, BrokenProcessPool):  # Ctrl-C takes those who play with it
+    except (KeyboardInterrupt, BrokenProcessPool):  # Ctrl-C kills the worker processes, too
         return Failure(failure, shrunk)
 
 

@@ -1,4 +1,4 @@
-"""How far `podkeeper sim` is: a bar on a terminal, a line now and then elsewhere. On stderr, stdout is for results."""
+"""Progress of `podkeeper sim` on stderr: a bar on a terminal, otherwise a line every 20 seconds."""
 
 import sys
 import time
@@ -13,20 +13,20 @@ from podkeeper.testing.sim.campaign import Totals
 from podkeeper.testing.sim.shrink import Shrunk
 
 SAID_EVERY_SECONDS = 20.0
-NAMED_SEEDS = 8  # of those that failed
+NAMED_SEEDS = 8  # how many failed seeds to list
 
 
 @contextmanager
 def playing_shown(seeds: int, totals: Totals) -> Iterator[Callable[[], None]]:
-    """While seeds are played; what is given is to be called after each."""
-    began, seconds_before = time.monotonic(), totals.seconds  # a campaign that is continued has some already
+    """Show progress while seeds run. The caller calls the yielded function after each seed."""
+    began, seconds_before = time.monotonic(), totals.seconds  # not 0 if a saved campaign is continued
 
     def words() -> str:
         speed = (totals.seconds - seconds_before) / 3600.0 / max(0.001, time.monotonic() - began)
         failed = [each.plan.seed for each in totals.failures]
         which = f" ({', '.join(map(str, failed[:NAMED_SEEDS]))}{', ...' if len(failed) > NAMED_SEEDS else ''})"
         number = f"{len(failed)} failure{'' if len(failed) == 1 else 's'}{which}" if failed else "no failures"
-        return f"{number}, {speed:.2f} virtual hours a second"
+        return f"{number}, {speed:.2f} virtual hours per second"
 
     with _shown("seeds", seeds, totals.seeds) as say:
         yield lambda: say(totals.seeds, words())
@@ -34,12 +34,12 @@ def playing_shown(seeds: int, totals: Totals) -> Iterator[Callable[[], None]]:
 
 @contextmanager
 def shrinking_shown(seed: int, seconds: float) -> Iterator[Callable[[Shrunk], None]]:
-    """While a failure is shrunk; what is given is to be told each trial."""
+    """Show progress while a failure is shrunk. The caller calls the yielded function after each trial."""
     began = time.monotonic()
     with _shown(f"shrinking seed {seed}, seconds", round(seconds)) as say:
         yield lambda shrunk: say(
             min(round(seconds), int(time.monotonic() - began)),
-            f"{len(shrunk.history.acts)} acts left after {shrunk.plays} plays",
+            f"{len(shrunk.history.acts)} acts left after {shrunk.plays} trials",
         )
 
 
@@ -76,7 +76,7 @@ def _in_lines(what: str, total: int, done_before: int) -> Callable[[int, str], N
 
 
 def time_shown(seconds: float) -> str:
-    """A duration in the two largest units: 40 s, 3 min 20 s, 2 h 5 min."""
+    """Format a duration with its two largest units: 40 s, 3 min 20 s, 2 h 5 min."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"

@@ -1,4 +1,4 @@
-"""`podkeeper start POD...`: let pods go on that were stopped by hand."""
+"""`podkeeper start POD...`: start pods again after `podkeeper stop`."""
 
 import click
 
@@ -10,7 +10,9 @@ from podkeeper.app.local.client import LocalClient
 @click.argument("pods", nargs=-1, required=True, shell_complete=complete_pod)
 @asks
 def start(pods: tuple[str, ...], client: LocalClient) -> None:
-    """Start pods again that 'podkeeper stop' has stopped: they begin anew, as if they had never run.
+    """Start stopped pods.
+
+    Starts pods that 'podkeeper stop' has stopped. They start from scratch, as if they had never run.
 
     Example: podkeeper start web
     """
@@ -18,8 +20,8 @@ def start(pods: tuple[str, ...], client: LocalClient) -> None:
         client.post("start", *identity(pod))
         name = identity(pod)[1]
         if pod["metadata"].get("deletionTimestamp"):
-            click.echo(f"{name} is started again as soon as it has ended.")
+            click.echo(f"{name} will be started as soon as it has stopped.")
         elif pod["status"].get("reason") == "Stopped":
-            click.echo(f"{name} is started again.")
+            click.echo(f"{name} started.")
         else:
             click.echo(f"{name} was not stopped.")

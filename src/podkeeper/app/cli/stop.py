@@ -1,4 +1,4 @@
-"""`podkeeper stop POD...`: end pods and hold them back until they are started again or their manifests change."""
+"""`podkeeper stop POD...`: stop pods until `podkeeper start` or a change of their manifests."""
 
 import time
 
@@ -13,16 +13,20 @@ _SAY_SECONDS = 5.0
 
 @click.command()
 @click.argument("pods", nargs=-1, required=True, shell_complete=complete_pod)
-@click.option("--grace-period", type=click.IntRange(min=1), metavar="SECONDS", help="Instead of what the pod asks for.")
-@click.option("--force", is_flag=True, help="As quickly as possible: with a grace of one second.")
-@click.option("--no-wait", is_flag=True, help="Do not wait until they have ended.")
+@click.option(
+    "--grace-period",
+    type=click.IntRange(min=1),
+    metavar="SECONDS",
+    help="Grace period [default: the pod's terminationGracePeriodSeconds].",
+)
+@click.option("--force", is_flag=True, help="Stop at once, with a grace period of 1 second.")
+@click.option("--no-wait", is_flag=True, help="Do not wait until the pods have stopped.")
 @asks
 def stop(pods: tuple[str, ...], grace_period: int | None, force: bool, no_wait: bool, client: LocalClient) -> None:
-    """Stop pods, each with its own grace.
+    """Stop pods until they are started again.
 
-    A pod from a manifest has nobody else who could delete it: it stays stopped, also when the agent is started anew,
-    until 'podkeeper start POD' or a change of its manifest. To be rid of it for good, remove the manifest.
-    A pod that is being stopped already can be stopped again with less grace.
+    A stopped pod stays stopped until 'podkeeper start POD' or a change of its manifest, even if the agent restarts.
+    To remove a pod, remove its manifest. To shorten the grace period of a pod that is stopping, stop it again.
 
     \b
     Examples:
@@ -31,15 +35,15 @@ def stop(pods: tuple[str, ...], grace_period: int | None, force: bool, no_wait: 
     """
     if force:
         grace_period = 1
-    found = [pod_named(client, name) for name in pods]  # all of them, before any is touched
+    found = [pod_named(client, name) for name in pods]  # first find all pods, so that a wrong name stops none
     for pod in found:
         client.post("stop", *identity(pod), gracePeriodSeconds=grace_period)
     if not no_wait:
         _wait(client, found)
     for pod in found:
         name = identity(pod)[1]
-        done = "is being stopped" if no_wait else "is stopped"
-        click.echo(f"{name} {done}; it stays so until 'podkeeper start {name}' or a change of its manifest.")
+        done = "is stopping" if no_wait else "stopped"
+        click.echo(f"{name} {done}. To start it again, run 'podkeeper start {name}' or change its manifest.")
 
 
 def _wait(client: LocalClient, pods: list[Json]) -> None:
@@ -57,7 +61,7 @@ def _is_stopped(client: LocalClient, pod: Json) -> bool:
         now = client.get("pods", *identity(pod))
     except AskingFailed as error:
         if error.code == 404:
-            return True  # its manifest went meanwhile
+            return True  # its manifest was removed in the meantime
         raise
     return now["metadata"]["uid"] != pod["metadata"]["uid"] or not _is_ending(now)
 

@@ -1,10 +1,10 @@
-"""Elastic tab stops: cells of neighbouring lines that end in a tab form a column, as wide as the widest of them.
+"""Elastic tab stops: align the cells of adjacent lines that end in a tab.
 
     Name:\\tweb            Name:       web
     Node:\\tn1        ->   Node:       n1
     Containers:           Containers:          (has no tab: ends the column)
 
-As Go's text/tabwriter does it with two spaces of padding: what kubectl prints comes out alike.
+The result is the same as Go's text/tabwriter with two spaces of padding, so that the output matches kubectl's.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,13 +13,13 @@ PADDING = 2
 
 
 def tabbed(lines: Iterable[str]) -> str:
-    """Lines with their tabs turned into spaces; a newline in one makes it two."""
+    """Replace tabs by spaces. A line with a newline counts as two lines."""
     rows = [row.split("\t") for line in lines for row in line.split("\n")]
     return "".join(f"{line}\n" for line in _formatted(rows, ()))
 
 
 def _formatted(rows: Sequence[list[str]], widths: tuple[int, ...]) -> Iterator[str]:
-    """Rows whose first cells have these widths: find the blocks of the next column, and go on inside them."""
+    """Yield rows whose first columns have these widths. Finds the blocks of the next column and recurses into them."""
     column, index = len(widths), 0
     while index < len(rows):
         end = index

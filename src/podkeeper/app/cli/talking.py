@@ -1,10 +1,10 @@
-"""Talking with a process in a container from a terminal: for `exec` and `attach`.
+"""Connect the terminal to a process in a container, for `exec` and `attach`.
 
     stdin -----thread--> channel 0        channels 1, 2 --> stdout, stderr        channel 3 --> the exit status
     SIGWINCH --thread--> channel 4
 
-With a terminal of its own on the other side, ours only passes bytes on (raw mode, Ctrl-C too); when it is over, and
-however that comes about, it is put back. Without one Ctrl-C ends this command, and with it a command that it started.
+If the process has a TTY, the local terminal is in raw mode and passes all bytes on, including Ctrl-C. The terminal is
+restored in any case. Without a TTY, Ctrl-C ends this command, and with it a process started by `exec`.
 """
 
 import contextlib
@@ -29,9 +29,9 @@ _INTERRUPTED = 130
 
 
 def talk(conversation: Talk, *, with_input: bool, terminal: bool, redraw: bool = False) -> int:
-    """Carry words both ways. Returns the exit status; raises ClickException when there is none.
+    """Pass data in both directions. Returns the exit status. Raises ClickException if there is none.
 
-    `redraw` has the screen of a program drawn anew that has been at its terminal for a while.
+    `redraw` makes a full-screen program draw its screen again, which `attach` needs.
     """
     try:
         with conversation, _raw_terminal() if terminal else contextlib.nullcontext():
@@ -45,7 +45,7 @@ def talk(conversation: Talk, *, with_input: bool, terminal: bool, redraw: bool =
 
 
 def has_terminal() -> bool:
-    """Whether there is a terminal here to pass on; says so when there is none, as kubectl does."""
+    """Return whether stdin is a terminal. If not, print kubectl's message."""
     if sys.stdin.isatty():
         return True
     click.echo("Unable to use a TTY - input is not a terminal or the right kind of file", err=True)
@@ -53,7 +53,7 @@ def has_terminal() -> bool:
 
 
 def _pass_input(conversation: Talk) -> None:
-    with contextlib.suppress(OSError, ValueError):  # whoever listened is gone
+    with contextlib.suppress(OSError, ValueError):  # the connection or stdin is closed
         while data := os.read(sys.stdin.fileno(), _BLOCK_BYTES):
             conversation.send(STDIN, data)
         conversation.send(CLOSE, bytes([STDIN]))
@@ -67,34 +67,35 @@ def _pass_output(conversation: Talk) -> int:
             stream.flush()
         elif channel == ERROR:
             return _status(json.loads(data))
-    raise click.ClickException("the agent went away; what was started with it has been ended")
+    raise click.ClickException("lost the connection to the agent; a command started by exec has been killed")
 
 
 def _status(told: dict[str, object]) -> int:
-    """The exit status that the kubelet's word for the end means."""
+    """Return the exit status from the Status object on the error channel."""
     if told.get("status") == "Success":
         return 0
     details = told.get("details")
     for cause in (details.get("causes") or ()) if isinstance(details, dict) else ():
         if cause.get("reason") == "ExitCode":
             return int(cause["message"])
-    raise click.ClickException(str(told.get("message") or "the command could not be run"))
+    raise click.ClickException(str(told.get("message") or "cannot run the command"))
 
 
 def _follow_size(conversation: Talk, redraw: bool) -> None:
-    """Tell how large our terminal is, now and whenever that changes."""
+    """Send the size of the local terminal, now and after each change."""
     changes: queue.SimpleQueue[int] = queue.SimpleQueue()
-    steps = (1, 0) if redraw else (0,)  # a change that is none makes a program draw its screen again, as kubectl has it
+    # To force a redraw, send a size that is one larger and then the real one, as kubectl does.
+    steps = (1, 0) if redraw else (0,)
 
     def tell() -> None:
-        with contextlib.suppress(OSError):  # whoever listened is gone
+        with contextlib.suppress(OSError):  # the connection is closed
             for step in steps:
                 _tell_size(conversation, step)
             while True:
                 changes.get()
                 _tell_size(conversation, 0)
 
-    # Not from within the handler: it may come in the middle of another message.
+    # Do not send from the signal handler, because it may interrupt the sending of another message.
     signal.signal(signal.SIGWINCH, lambda number, frame: changes.put(number))
     threading.Thread(target=tell, daemon=True).start()
 
@@ -107,16 +108,16 @@ def _tell_size(conversation: Talk, more: int) -> None:
 
 @contextlib.contextmanager
 def _raw_terminal() -> Iterator[None]:
-    """Pass every key on; whoever ends us leaves the terminal as it was."""
+    """Put the terminal into raw mode. Restore it at the end, even after SIGTERM and SIGHUP."""
     file = sys.stdin.fileno()
     before = termios.tcgetattr(file)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _leave)
     try:
-        tty.setraw(file, termios.TCSANOW)  # what was typed ahead is not thrown away
+        tty.setraw(file, termios.TCSANOW)  # the default, TCSAFLUSH, would discard keys typed before
         yield
     finally:
-        with contextlib.suppress(termios.error):  # it is gone
+        with contextlib.suppress(termios.error):  # the terminal is closed
             termios.tcsetattr(file, termios.TCSADRAIN, before)
 
 

@@ -1,4 +1,4 @@
-"""`podkeeper validate PATH...`: name every problem in manifests, each with file, line and field."""
+"""`podkeeper validate PATH...`: check manifests and report errors with file, line and field."""
 
 import json
 import socket
@@ -6,19 +6,19 @@ from pathlib import Path
 
 import click
 
-from podkeeper.app.cli.manifests import Found, find
+from podkeeper.app.cli.manifests import NODE_NAME_HELP, Found, find
 from podkeeper.model.errors import Problem
 
 
 @click.command()
 @click.argument("paths", nargs=-1, required=True, type=click.Path(exists=True, allow_dash=True, path_type=Path))
-@click.option("--strict", is_flag=True, help="Fields that no kind knows are errors, not warnings.")
-@click.option("-o", "--output", type=click.Choice(["json"]), help="As one JSON document.")
-@click.option("--node-name", default=lambda: socket.gethostname().lower(), help="The node's name [this host's name].")
+@click.option("--strict", is_flag=True, help="Report unknown fields as errors [default: as warnings].")
+@click.option("-o", "--output", type=click.Choice(["json"]), help="Output format [default: text].")
+@click.option("--node-name", default=lambda: socket.gethostname().lower(), help=NODE_NAME_HELP)
 def validate(paths: tuple[Path, ...], strict: bool, output: str | None, node_name: str) -> None:
-    """Check manifests (files, folders, or - for stdin) and name all problems; nothing is run.
+    """Check manifests and report all errors.
 
-    Files are found and read as 'podkeeper run' does it.
+    PATHS are files, directories, or - for stdin. Reads the same files as 'podkeeper run', but runs no pod.
 
     \b
     Examples:
@@ -26,7 +26,11 @@ def validate(paths: tuple[Path, ...], strict: bool, output: str | None, node_nam
       cat web.yaml | podkeeper validate -
       podkeeper validate -o json pods/ | jq .problems
 
-    Exit status: 0 when all can be used, 1 when there is a problem, 2 when the command was not called as it should be.
+    \b
+    Exit status:
+      0  all manifests are valid
+      1  a manifest has errors
+      2  wrong usage
     """
     found = find(paths, node_name)
     count = len(found.problems) + (len(found.warnings) if strict else 0)
@@ -42,9 +46,9 @@ def _tell(found: Found, count: int, *, strict: bool) -> None:
         click.echo(f"error: {problem}", err=True)
     for warning in found.warnings:
         click.echo(f"{'error' if strict else 'warning'}: {warning}", err=True)
-    good = f"{_plural(len(found.pods), 'pod')} and {_plural(len(found.others), 'other object')} can be used"
-    none = "" if found.files else "; no manifest was found"
-    click.echo(f"{good}; {_plural(count, 'problem')} to mend" if count else good + none)
+    good = f"{_plural(len(found.pods), 'valid pod')}, {_plural(len(found.others), 'other valid object')}"
+    none = "" if found.files else "; no manifests found"
+    click.echo(f"{good}, {_plural(count, 'error')}" if count else good + none)
 
 
 def _document(found: Found, *, strict: bool) -> dict[str, object]:

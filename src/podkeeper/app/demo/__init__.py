@@ -1,10 +1,11 @@
-"""`podkeeper demo`: a simulated node lives through an hour of pods in seconds.
+"""The simulation of `podkeeper demo`: an hour of a node in a few seconds.
 
-    cast       the pods: what each is to be, and what its containers do with their lives
-    story      what happens when: pods come and go, and trouble
-    node       the stage: a whole agent in virtual time, on a fake runtime and an API in memory
-    recorder   looks at the node every story minute: its table, and one pod's whole timeline
-    play       plays a story on a node; drawing: shows what was recorded
+    cast       the pods and the scripted behaviour of their containers
+    story      the events: pods are created and deleted, faults happen
+    node       an agent in virtual time, on a fake runtime and an in-memory API
+    recorder   records the table of pods every minute, and the timeline of one pod
+    play       runs a story on a node
+    drawing    formats the recorded values
 
-Nothing here is faked about the engine: it is wired as in production. Only what it stands on is.
+The engine is the same as in production. Only the runtime, the API and the clock are simulated.
 """

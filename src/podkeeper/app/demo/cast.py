@@ -1,8 +1,11 @@
-"""The cast: the pods of the story, each with the script of its containers' lives in its annotations.
+"""The pods of the demo. Their annotations script the behaviour of their containers.
 
-Who they are is in their names: `web` serves, `pair` needs a sidecar, `job` ends well, `crash` never does, `late` waits
-for its image, `leaver` says good-bye properly, `overtime` meets its deadline, `giant` fits on no node like ours,
-`stuck` has a runtime call that hangs, `static` comes from a file, and visitors come and go.
+web         a server with probes              giant      requests more CPUs than the node has
+pair        has a sidecar                     overtime   exceeds its active deadline
+job         succeeds                          leaver     has a preStop hook
+crash       fails again and again             stuck      its sandbox call hangs
+late        waits for its image               static     comes from a file
+visitor-N   random pods
 """
 
 from collections.abc import Mapping
@@ -30,7 +33,7 @@ DRAIN = ("drain", "connections")
 
 
 def web(node_name: str) -> Pod:
-    """A server with probes; the story decides what they find."""
+    """A server with probes. `Story.answer` decides their results."""
     server = Container(
         name="server",
         image="web:v1",
@@ -41,7 +44,6 @@ def web(node_name: str) -> Pod:
 
 
 def job(node_name: str, work_seconds: float) -> Pod:
-    """Runs once, to its good end."""
     lives = {"count": Behaviour(after_seconds=work_seconds)}
     return _pod("job", node_name, _container("count"), policy="Never", lives=lives)
 
@@ -53,7 +55,7 @@ def crash(node_name: str) -> Pod:
 
 
 def pair(node_name: str) -> Pod:
-    """First an init container, then a sidecar, then the app that needs both."""
+    """An app with an init container and a sidecar."""
     first = _container("migrate")
     sidecar = Container(name="proxy", image="proxy:v1", restart_policy="Always")
     lives = {"migrate": Behaviour(after_seconds=12)}
@@ -61,18 +63,18 @@ def pair(node_name: str) -> Pod:
 
 
 def late(node_name: str) -> Pod:
-    """Wants an image that nobody can pull yet."""
+    """A pod whose image cannot be pulled yet."""
     return _pod("late", node_name, Container(name="app", image=LATE_IMAGE))
 
 
 def static(version: str) -> Pod:
-    """A manifest on the node's own disk; takes its time to stop."""
+    """A static pod that needs 8 s to stop."""
     lives = {"agent": Behaviour(term_seconds=8)}
     return _pod("static", "", Container(name="agent", image=f"agent:{version}"), lives=lives)
 
 
 def leaver(node_name: str) -> Pod:
-    """Drains its connections before it is asked to end, and then takes a while."""
+    """A pod with a preStop hook of 15 s that needs another 5 s to stop."""
     drain = Lifecycle(pre_stop=LifecycleHandler(exec=ExecAction(command=DRAIN)))
     server = Container(name="server", image="server:v1", lifecycle=drain)
     lives = {"server": Behaviour(term_seconds=5, exec=(ExecStep(takes_seconds=15),))}
@@ -80,22 +82,22 @@ def leaver(node_name: str) -> Pod:
 
 
 def overtime(node_name: str, deadline_seconds: int) -> Pod:
-    """Works longer than it may."""
+    """A pod that exceeds its active deadline."""
     return _pod("overtime", node_name, _container("app"), policy="Never", deadline_seconds=deadline_seconds)
 
 
 def giant(node_name: str) -> Pod:
-    """Asks for more than the node has."""
+    """A pod that requests more CPUs than the node has."""
     return _pod("giant", node_name, _container("app", cpu="64"))
 
 
 def stuck(node_name: str) -> Pod:
-    """An ordinary pod, and yet the runtime will not start it."""
+    """A normal pod. The story makes the runtime hang when it creates the sandbox."""
     return _pod("stuck", node_name, _container("app"))
 
 
 def visitor(name: str, node_name: str, stay_seconds: float, exit_code: int) -> Pod:
-    """Comes, works and goes."""
+    """A pod that runs for a while and exits."""
     lives = {"work": Behaviour(after_seconds=stay_seconds, exit_code=exit_code)}
     return _pod(name, node_name, _container("work", cpu="50m"), policy="Never", lives=lives)
 

@@ -1,6 +1,6 @@
-"""Drawing: pictures, and the hour of every pod; for a terminal, or as plain lines.
+"""Format the recorded tables and the overview of all pods, for a terminal or as plain text.
 
-Everything is a rich renderable; what differs between the two are boxes, glyphs and colours.
+Everything is a rich renderable. Terminal and plain text differ in boxes, glyphs and colours.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from podkeeper.testing.virtual_time import BEGINNING
 
 @dataclass(frozen=True, slots=True)
 class _Sign:
-    """How a look is shown."""
+    """The sign of a `Look`."""
 
     glyph: str
     plain: str
@@ -36,26 +36,25 @@ _SIGNS: Final = {
     Look.ENDING: _Sign("▼", "v", "magenta", "terminating"),
     Look.SUCCEEDED: _Sign("✓", "S", "blue", "succeeded"),
     Look.FAILED: _Sign("✗", "F", "red", "failed"),
-    Look.GONE: _Sign("·", ".", "dim", "gone"),
+    Look.GONE: _Sign("·", ".", "dim", "removed"),
 }
-_ABSENT: Final = _Sign(" ", " ", "", "not yet there")
+_ABSENT: Final = _Sign(" ", " ", "", "not created yet")
 
 
 def story_clock(at_seconds: float) -> str:
-    """A moment of the story, as its virtual clock shows it."""
+    """Format a time of the story's virtual clock."""
     return clock_face(BEGINNING + timedelta(seconds=at_seconds))
 
 
 def news_line(act: Act) -> Text:
-    """What happened, in a line."""
     style = "bold red" if TROUBLE in act.news else ""
     return Text.assemble((story_clock(act.at_seconds), "dim"), "  ", (act.news, style))
 
 
 def node_table(picture: Picture, *, plain: bool, fold: bool) -> Table:
-    """The node at one moment; what does not fit is folded, or cut."""
+    """Format the pods at one time. Long reasons are folded or cut."""
     table = Table(
-        title=f"the node at {story_clock(picture.at_seconds)}",
+        title=f"node at {story_clock(picture.at_seconds)}",
         title_justify="left",
         title_style="bold",
         box=None if plain else box.SIMPLE_HEAD,
@@ -64,9 +63,9 @@ def node_table(picture: Picture, *, plain: bool, fold: bool) -> Table:
     )
     rows = [*map(_cells, picture.rows), _visitors(picture), *map(_trouble, picture.troubles)]
     for index, heading in enumerate(("POD", "PHASE", "READY", "RESTARTS", "AGE")):
-        # Told how wide it must be, or rich would rather squeeze these than the last one.
+        # Set the widths, because rich would otherwise shrink these columns instead of the last one.
         table.add_column(heading, no_wrap=True, width=max(len(heading), *(len(row[index]) for row in rows)))
-    table.add_column("WHY, OR WHAT IT WAITS FOR", ratio=1, no_wrap=not fold, overflow="fold" if fold else "ellipsis")
+    table.add_column("WHY", ratio=1, no_wrap=not fold, overflow="fold" if fold else "ellipsis")
     for row in rows:
         table.add_row(*row)
     return table
@@ -88,15 +87,15 @@ def _cells(row: Row) -> _Cells:
 
 
 def _visitors(picture: Picture) -> _Cells:
-    return Text("visitors", "dim"), Text(f"{picture.visitors} here", "dim"), Text(), Text(), Text(), Text()
+    return Text("visitors", "dim"), Text(f"{picture.visitors} pods", "dim"), Text(), Text(), Text(), Text()
 
 
 def _trouble(trouble: str) -> _Cells:
-    return Text("the agent", "bold red"), Text(), Text(), Text(), Text(), Text(trouble, "bold red")
+    return Text("agent", "bold red"), Text(), Text(), Text(), Text(), Text(trouble, "bold red")
 
 
 def lives(pictures: Sequence[Picture], *, plain: bool) -> RenderableType:
-    """Every pod's life at a glance: one sign per picture."""
+    """Format the overview: one line per pod, one sign per recorded table."""
 
     def drawn(sign: _Sign) -> tuple[str, str]:
         return (sign.plain if plain else sign.glyph), sign.style
@@ -109,4 +108,4 @@ def lives(pictures: Sequence[Picture], *, plain: bool) -> RenderableType:
         table.add_row(name, Text.assemble(*map(drawn, signs)))
     legend = Text("  ").join(Text.assemble(drawn(sign), (f" {sign.meaning}", "dim")) for sign in _SIGNS.values())
     each = span(timedelta(seconds=pictures[0].at_seconds))
-    return Group(Text.assemble(("the whole time, pod by pod", "bold"), f": one sign is {each}"), table, legend)
+    return Group(Text.assemble(("overview of all pods", "bold"), f": one sign is {each}"), table, legend)

@@ -1,7 +1,7 @@
-"""The stage: one node with all that outlives an agent, and the agent that lives now.
+"""A simulated node: an agent, and the parts that survive a crash of the agent.
 
-Whoever else there is in the cluster (`create`, `delete`) acts on the API in memory; the node's own disk holds static
-manifests. An agent can crash and another one take its place: same runtime, same journal, same disk.
+`create` and `delete` act on the in-memory API. `write` changes static manifests on the simulated disk. If the agent
+crashes, the next agent has the same runtime, journal and disk.
 """
 
 import asyncio
@@ -25,11 +25,11 @@ _DELAYS: dict[str, float] = {
     Operation.CREATE_CONTAINER: 0.1,
     Operation.START_CONTAINER: 0.2,
     Operation.PULL_IMAGE: 2.0,
-}  # in seconds, about as a real runtime has them
+}  # in seconds, similar to a real runtime
 
 
 class DemoNode:
-    """A simulated node. To be made inside of a running virtual loop."""
+    """A simulated node. Must be created in a running virtual loop."""
 
     def __init__(self, seed: int) -> None:
         self.clock = VirtualClock(seed=seed)
@@ -48,68 +48,67 @@ class DemoNode:
     # ---- the agent ----
 
     def live(self, group: asyncio.TaskGroup) -> None:
-        """Let the first agent live."""
+        """Start the first agent."""
         self._group = group
         self._living = group.create_task(self.agent.run(), name="agent")
 
     def crash_agent(self) -> None:
-        """End the agent, and nothing else; what it had not yet written for good is lost."""
+        """Kill the agent only. Entries that the journal has not synced are lost."""
         assert self._living is not None
         self._living.cancel()
         self._journal.crash()
 
     def start_agent(self) -> None:
-        """Let a new agent live, on all that the former one left."""
+        """Start a new agent after a crash."""
         assert self._living is not None
-        assert self._living.done(), "the former agent lives"
+        assert self._living.done(), "the previous agent is still running"
         self.agent = self._new_agent()
         self._living = self._group.create_task(self.agent.run(), name="agent")
 
     @property
     def is_kept(self) -> bool:
-        """Whether an agent lives."""
+        """Whether an agent is running."""
         return self._living is not None and not self._living.done()
 
     @property
     def agents(self) -> int:
-        """How many agents there have been."""
+        """The number of agents so far."""
         return len(self._counts)
 
     def counted(self, sample: str) -> int:
-        """What all agents so far have counted under a metric's name, over all labels."""
+        """Return the sum of a metric over all agents and labels."""
         families = (family for metrics in self._counts for family in metrics.registry.collect())
         return round(sum(each.value for family in families for each in family.samples if each.name == sample))
 
-    # ---- what others do ----
+    # ---- API and disk ----
 
     def create(self, pod: Pod) -> PodUID:
         """Create a pod in the API, bound to this node."""
         return self._remember(self.api.put(pod))
 
     def delete(self, name: str) -> None:
-        """Delete a pod in the API, with the grace it asks for; one that is not there is gone already."""
+        """Delete a pod in the API with its own grace period. A missing pod is ignored."""
         if self.api.peek(Pod, name) is not None:
             self.api.mark_deleted(Pod, name)
 
     def write(self, path: str, pod: Pod) -> PodUID:
-        """Put a manifest onto the node's disk, instead of what was there."""
+        """Write a manifest to the simulated disk, replacing the old one."""
         (made,) = self.files.write(path, pod)
         return self._remember(made)
 
     def uids(self, name: str) -> tuple[PodUID, ...]:
-        """All pods that ever had a name, the first in front."""
+        """Return all pods that ever had this name, oldest first."""
         return tuple(self._uids.get(name, ()))
 
     def born(self, uid: PodUID) -> datetime:
-        """When a pod came."""
         return self._born[uid]
 
     @property
     def pods_seen(self) -> int:
-        """How many pods there have been."""
+        """The number of pods so far."""
         return len(self._born)
 
-    # ---- small parts ----
+    # ---- helpers ----
 
     def _remember(self, pod: Pod) -> PodUID:
         uid = PodUID(pod.metadata.uid or "")

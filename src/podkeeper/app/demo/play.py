@@ -1,4 +1,4 @@
-"""Plays a story on a node, in virtual time, and hands each picture on as soon as it is taken."""
+"""Run a story on a simulated node and pass on each recorded table."""
 
 import asyncio
 from collections.abc import Callable
@@ -11,11 +11,11 @@ from podkeeper.testing.virtual_time import simulate
 
 Show = Callable[[Picture], None]
 
-_GLANCES = 6  # per story minute: between pictures, a look at how the pods are
+_GLANCES = 6  # samples of the pods per simulated minute, for the overview
 
 
 def play(story: Story, *, seed: int, pod_name: str, show: Show) -> Recorder:
-    """Let a node live through a story, one picture per story minute. Returns what was recorded."""
+    """Run a story in virtual time with one table per simulated minute. Returns the recorder."""
     return simulate(_play(story, seed, pod_name, show))[0]
 
 

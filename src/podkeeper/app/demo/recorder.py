@@ -1,7 +1,7 @@
-"""The recorder: looks at the node now and then and keeps what it saw, as values that can be drawn.
+"""Record the pods of a simulated node as values that `drawing` can format.
 
-A `Picture` is the node's table at one moment. Of one pod the whole timeline is kept: an agent's own history is bounded
-and ends with the agent, so it is read often and pieced together, over all agents and all pods that bore the name.
+A `Picture` is the table of pods at one time. For one pod, the recorder keeps the whole timeline. It reads the agent's
+history often and joins the parts, because that history is bounded and lost with the agent.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,11 +21,11 @@ from podkeeper.model.k8s.core import ContainerStatus, Pod, PodStatus
 from podkeeper.model.messages import PodUID
 from podkeeper.rules.mirror import full_name
 
-_SAME = timedelta(milliseconds=1)  # instants are shown with the wall clock's rounding
+_SAME = timedelta(milliseconds=1)  # tolerance, because the wall clock rounds
 
 
 class Look(IntEnum):
-    """How a pod is, at a glance. Where several fall together, the first of them is worth showing: it passes."""
+    """The state of a pod in the overview. Of several states in an interval, the lowest (shortest) is shown."""
 
     WAITING = auto()
     ENDING = auto()
@@ -39,8 +39,6 @@ class Look(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One pod in the node's table."""
-
     name: str
     look: Look
     phase: str
@@ -52,11 +50,11 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """The node at one moment, and what had happened since the picture before."""
+    """The pods at one time, and the events since the previous picture."""
 
     at_seconds: float
     rows: tuple[Row, ...]
-    looks: Mapping[str, Look]  # since the picture before
+    looks: Mapping[str, Look]  # the lowest `Look` since the previous picture
     visitors: int
     troubles: tuple[str, ...]
     news: tuple[Act, ...]
@@ -64,8 +62,6 @@ class Picture:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
-    """The hour in figures."""
-
     pods: int
     containers: int
     statuses: int
@@ -73,8 +69,6 @@ class Totals:
 
 
 class Recorder:
-    """Looks at one node, and follows one of its pods."""
-
     def __init__(self, node: DemoNode, pod_name: str) -> None:
         self._node = node
         self._pod_name = pod_name
@@ -82,12 +76,12 @@ class Recorder:
         self._news: list[Act] = []
         self._concerning: list[Noted] = []
         self._looks: dict[str, Look] = {}
-        self._gone_at: dict[str, datetime | None] = {}  # None: it is there
+        self._gone_at: dict[str, datetime | None] = {}  # None: the pod exists
         self.pictures: list[Picture] = []
-        self.explanation: Explanation | None = None  # how the pod was last; of several that bore the name, the newest
+        self.explanation: Explanation | None = None  # the last one of the newest pod with this name
 
     def hear(self, act: Act) -> None:
-        """Note that something is about to happen."""
+        """Record an event before it happens."""
         self._follow()
         if not act.news:
             return
@@ -96,12 +90,11 @@ class Recorder:
             self._concerning.append(Noted(Entry(self._node.clock.now(), act.news), 0))
 
     def glance(self) -> None:
-        """See how the pods are, for the next picture."""
+        """Sample the pods for the next picture."""
         for name in NAMES:
             self._looks[name] = min(self._look(name), self._looks.get(name, Look.ABSENT))
 
     def look(self) -> Picture:
-        """Take a picture."""
         self._follow()
         self.glance()
         node = self._node
@@ -111,7 +104,7 @@ class Recorder:
             rows=tuple(self._row(name) for name in NAMES if node.uids(name)),
             looks=self._looks,
             visitors=len(known.difference(NAMES)),
-            troubles=node.agent.health() if node.is_kept else ("no agent lives",),
+            troubles=node.agent.health() if node.is_kept else ("not running",),
             news=tuple(self._news),
         )
         self._news, self._looks = [], {}
@@ -119,7 +112,7 @@ class Recorder:
         return picture
 
     def timeline(self) -> tuple[Noted, ...]:
-        """All that befell the pod, in order."""
+        """Return all entries about the pod, oldest first."""
         numbers = {uid: number for number, uid in enumerate(self._node.uids(self._pod_name), 1)}
         befell = [Noted(entry, numbers[uid]) for (_, uid), entries in self._timelines.items() for entry in entries]
         born = self._node.born(self._node.uids(self._pod_name)[0])
@@ -127,7 +120,6 @@ class Recorder:
         return tuple(sorted([*news, *befell], key=lambda noted: noted.entry.at))
 
     def totals(self) -> Totals:
-        """What all agents have counted."""
         counted = self._node.counted
         return Totals(
             pods=self._node.pods_seen,
@@ -136,7 +128,7 @@ class Recorder:
             missed=counted(engine_metrics.MISSED_EVENTS.name),
         )
 
-    # ---- small parts ----
+    # ---- helpers ----
 
     def _follow(self) -> None:
         for uid in self._node.uids(self._pod_name):
@@ -145,7 +137,7 @@ class Recorder:
             self._timelines[whose] = _continued(self._timelines.get(whose, []), self.explanation.timeline)
 
     def _status(self, name: str) -> tuple[Pod, PodStatus] | None:
-        """A pod as the agent knows it; None: it does not."""
+        """Return a pod and its status, or None if the agent does not know it."""
         agent, uid = self._node.agent, self._node.uids(name)[-1]
         pod = agent.manager.pod_by_uid(uid)
         return None if pod is None else (pod, agent.statuses.get_pod_status(uid) or pod.status)
@@ -158,7 +150,7 @@ class Recorder:
             self._gone_at[name] = None
             return _look(*known)
         if name not in self._gone_at:
-            return Look.WAITING  # the agent has not heard of it yet
+            return Look.WAITING  # the agent has not received it yet
         self._gone_at[name] = self._gone_at[name] or self._node.clock.now()
         return Look.GONE
 
@@ -167,8 +159,8 @@ class Recorder:
         if known is None:
             gone_at = self._gone_at.get(name)
             if gone_at is None:
-                return Row(name=name, look=Look.WAITING, phase="Pending", why="the agent has not heard of it")
-            return Row(name=name, look=Look.GONE, phase="gone", why=f"since {gone_at:%H:%M:%S}")
+                return Row(name=name, look=Look.WAITING, phase="Pending", why="not yet received by the agent")
+            return Row(name=name, look=Look.GONE, phase="removed", why=f"at {gone_at:%H:%M:%S}")
         pod, status = known
         uid = PodUID(pod.metadata.uid or "")
         containers = [*_sidecar_statuses(pod, status), *(status.container_statuses or ())]
@@ -183,19 +175,18 @@ class Recorder:
         )
 
     def _why(self, pod: Pod, status: PodStatus, explanation: Explanation) -> str:
-        """What a pod waits for, or why it is as it is."""
         agent = self._node.agent
         for call in agent.runtime.slow_calls():
-            # A call that met its deadline is tried anew, and may yet hang in the runtime when the pod runs.
+            # Only while the pod is pending: a call that timed out was repeated, but may still hang in the runtime.
             if status.phase == "Pending" and call.about == f"{pod.metadata.namespace}/{pod.metadata.name}":
                 return f"the runtime has not answered {call.operation} for {call.seconds:.0f} s"
         if explanation.uid in agent.workers.waiting(full_name(pod)):
-            return "waits for its predecessor to end"
+            return "waits until its predecessor has terminated"
         return why(replace(pod, status=status), explanation)
 
 
 def _continued(known: list[Entry], newer: Sequence[Entry]) -> list[Entry]:
-    """A timeline with what the agent remembers now: the end of what is known, perhaps counted on, and more."""
+    """Join the known timeline with the agent's current one, which overlaps and may have larger counts."""
     if not newer:
         return known
     for index in reversed(range(len(known))):

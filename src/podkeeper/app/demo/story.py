@@ -1,6 +1,6 @@
-"""The story: what happens when, as a list of acts. Seeded: the same seed tells the same story, to the second.
+"""The events of the demo, as a list of acts. The same seed gives the same acts.
 
-Its times are story minutes: sixty of them, stretched or pressed into the time that the node is to live.
+Times are story minutes. A story has sixty of them, which are scaled to the simulated time.
 """
 
 import random
@@ -19,39 +19,37 @@ STATIC_NAME = f"static-{NODE_NAME}"
 NAMES = ("web", "pair", STATIC_NAME, "job", "crash", "late", "giant", "overtime", "leaver", "stuck")
 _MANIFEST = "/manifests/static.yaml"
 _READY_AFTER_SECONDS = 8.0
-_API_DOWN, _API_UP = 34.0, 39.0  # in story minutes, as all that follows
+_API_DOWN, _API_UP = 34.0, 39.0  # in story minutes, like the next constants
 _FIRST_VISIT, _LAST_VISIT = 1.5, 57.0
-_VAGUENESS = 0.5  # an act comes up to this much later
+_VAGUENESS = 0.5  # maximum random delay of an act
 
-When = Callable[[float], float]  # an act's second, for its story minute
+When = Callable[[float], float]  # converts a story minute to seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """Something that happens; what a reader is told of it, and whose business it is."""
+    """One event."""
 
     at_seconds: float
     do: Callable[[DemoNode], object]
-    news: str = ""  # empty: not worth telling
-    about: str = ""  # a pod's name; empty: the whole node's business
+    news: str = ""  # the line to print; empty: none
+    about: str = ""  # the name of a pod; empty: about the node
 
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """All that will happen."""
-
     seconds: float
-    acts: tuple[Act, ...]  # in their order
+    acts: tuple[Act, ...]  # sorted by time
     visitors: tuple[str, ...]
     web_ill_seconds: float  # the age at which the first web server stops answering
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All pods that will ever be."""
+        """All pods of the story."""
         return (*NAMES, *self.visitors)
 
     def answer(self, request: ExecRequest) -> CommandEnd | None:
-        """What a command run in a container says; None: what the container's own script says."""
+        """Return the result of a command in a container. None: use the container's own script."""
         match request:
             case ExecRequest(command=cast.READY_CHECK, age_seconds=age) if age < _READY_AFTER_SECONDS:
                 return Exited(1, b"still warming up")
@@ -62,7 +60,7 @@ class Story:
 
 
 def tell(minutes: int, seed: int) -> Story:
-    """The story of so many minutes."""
+    """Create a story of this length."""
     chance = random.Random(seed)
     minute = 60.0 * minutes / STORY_MINUTES  # a story minute, in seconds
 
@@ -97,17 +95,17 @@ def _arrivals(when: When, minute: float) -> Iterator[Act]:
 
     def come(story_minute: float, pod: Pod, news: str) -> Act:
         name = pod.metadata.name or ""
-        return Act(when(story_minute), partial(DemoNode.create, pod=pod), f"{name} comes: {news}", name)
+        return Act(when(story_minute), partial(DemoNode.create, pod=pod), f"{name} is created: {news}", name)
 
-    yield Act(0.0, begin, f"a static pod lies on the disk of node {NODE_NAME}; web and pair are bound to it")
-    yield come(0.5, cast.job(NODE_NAME, 4 * minute), "it will end well")
+    yield Act(0.0, begin, f"node {NODE_NAME} starts with a static pod; web and pair are created")
+    yield come(0.5, cast.job(NODE_NAME, 4 * minute), "it will succeed")
     yield come(1, cast.crash(NODE_NAME), "it fails 4 s after each start")
-    yield come(2, cast.late(NODE_NAME), "nobody can pull its image yet")
-    yield come(3, cast.giant(NODE_NAME), "it asks for 64 CPUs, there are 8")
+    yield come(2, cast.late(NODE_NAME), "its image cannot be pulled yet")
+    yield come(3, cast.giant(NODE_NAME), "it requests 64 CPUs, the node has 8")
     yield come(
-        4, cast.overtime(NODE_NAME, deadline_seconds), f"it may run for {deadline_seconds} s, and would for ever"
+        4, cast.overtime(NODE_NAME, deadline_seconds), f"its active deadline is {deadline_seconds} s, it runs longer"
     )
-    yield come(5, cast.leaver(NODE_NAME), "it has connections to drain before it ends")
+    yield come(5, cast.leaver(NODE_NAME), "its preStop hook drains connections")
 
 
 def _changes(when: When) -> Iterator[Act]:
@@ -118,13 +116,13 @@ def _changes(when: When) -> Iterator[Act]:
     yield Act(
         when(30),
         partial(DemoNode.delete, name="leaver"),
-        "leaver is deleted: it has 45 s to drain and to end",
+        "leaver is deleted: its grace period is 45 s",
         "leaver",
     )
     yield Act(
         when(36),
         partial(DemoNode.write, path=_MANIFEST, pod=cast.static("v2")),
-        "static's manifest is edited: another pod, to start once its predecessor is gone",
+        "static's manifest is edited: the new pod starts when the old one has terminated",
         STATIC_NAME,
     )
 
@@ -137,17 +135,17 @@ def _troubles(when: When) -> Iterator[Act]:
     def hang(node: DemoNode) -> None:
         node.runtime.faults.hang(Operation.RUN_SANDBOX, node.create(cast.stuck(NODE_NAME)))
 
-    yield Act(when(19), lose_events, "trouble: the runtime's event stream breaks; the next one tells nothing")
-    yield Act(when(23), lambda node: node.runtime.filter_events(None), "the event stream tells news again")
-    yield Act(when(24), hang, "stuck comes, and trouble: the runtime hangs when asked for its sandbox", "stuck")
-    yield Act(when(_API_DOWN), lambda node: node.api.go_down(), "trouble: the API cannot be reached")
+    yield Act(when(19), lose_events, "fault: the runtime's event stream breaks; the next one sends no events")
+    yield Act(when(23), lambda node: node.runtime.filter_events(None), "the event stream works again")
+    yield Act(when(24), hang, "stuck is created, fault: the runtime hangs while it creates the sandbox", "stuck")
+    yield Act(when(_API_DOWN), lambda node: node.api.go_down(), "fault: the API cannot be reached")
     yield Act(when(_API_UP), lambda node: node.api.come_up(), "the API can be reached again")
-    yield Act(when(45), DemoNode.crash_agent, "trouble: the agent crashes; the containers live on")
-    yield Act(when(46), DemoNode.start_agent, "a new agent finds what runs, and lets it run")
+    yield Act(when(45), DemoNode.crash_agent, "fault: the agent crashes; the containers keep running")
+    yield Act(when(46), DemoNode.start_agent, "a new agent starts and adopts the running containers")
 
 
 def _visits(chance: random.Random, minute: float) -> Iterator[tuple[str, Act, Act]]:
-    """Who comes and goes, and when. Nobody can do either while the API is down."""
+    """Yield random pods with their creation and deletion. Both are impossible while the API is down."""
     number, now = 0, _FIRST_VISIT
     while (now := _with_api(now + chance.expovariate(1.0))) < _LAST_VISIT:
         number += 1
@@ -162,6 +160,6 @@ def _visits(chance: random.Random, minute: float) -> Iterator[tuple[str, Act, Ac
 
 
 def _with_api(story_minute: float) -> float:
-    """Then, or as long after the API's return as it was after its loss."""
+    """Return the time, or move it behind the outage of the API."""
     is_down = _API_DOWN <= story_minute <= _API_UP + _VAGUENESS
     return story_minute + _API_UP - _API_DOWN + _VAGUENESS if is_down else story_minute

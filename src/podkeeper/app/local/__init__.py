@@ -1,11 +1,13 @@
-"""The agent's local API: what runs on this machine, asked and told over a unix socket.
+"""The agent's local API: HTTP over a unix socket.
 
-places       where an agent keeps its things, and where its socket is (no imports of weight)
-gate         between the sources and the agent: holds pods back that a person stopped
-board        what the agent knows of its pods, as objects, tables and words
-printing     the columns of `kubectl get pods`, and why a pod is as it is
-logs         a container's log, from its file, followed over rotation
-streams      talking with a process in a container: exec and attach
-server       all of it as HTTP over the socket; paths and objects are the kubelet's and Kubernetes' own
-client       who asks: standard library only, so that a command answers at once
+places       default paths of the root and the socket (standard library only)
+gate         between the sources and the agent: holds back stopped pods
+board        the agent's pods as objects, tables and texts
+printing     the columns of `kubectl get pods`
+reasons      the reason of a pod's status, in one line
+logs         container logs, including rotated files
+streams      exec and attach
+forwards     port forwarding
+server       the HTTP server, with the paths of the kubelet and the objects of Kubernetes
+client       the client of the command line (standard library only)
 """

@@ -1,13 +1,12 @@
-"""The board: what an agent knows of its pods, as whoever asks wants to see it.
+"""The agent's pods for the local API: with status, as tables, with events and explanations.
 
-In: an agent and its gate. Out: pods with their statuses as the API would show them, tables, events, explanations; and
-pods by the names that people use. Three kinds of pods are on it:
+Input: an agent and its gate. It also finds pods by the names in their manifests. There are three kinds of pods:
 
-    wanted     by a source, and kept by the agent
-    leaving    not wanted any more, still being stopped: shown with a deletion timestamp, as in the API
-    stopped    by a person: named by a source and held back, with nothing left of it
+    wanted     a source has the pod, and the agent runs it
+    leaving    no longer wanted, but still stopping: shown with a deletion timestamp, as in the API
+    stopped    by `podkeeper stop`: a source has the pod, the gate holds it back, and it is cleaned up
 
-The Go ancestor is `GetPods` in pkg/kubelet, which shows the first kind only.
+Kubelet counterpart: `GetPods` in pkg/kubelet, which returns only the first kind.
 """
 
 import asyncio
@@ -37,80 +36,73 @@ COMPONENT = "kubelet"
 _NEAR_MATCHES = 5
 NO_PORT = "NodePorts"
 _HEARING = timedelta(seconds=0.1)
-_TIDYING_SECONDS = 5.0  # for so long what a pod left is waited for; housekeeping may be unable to remove it now
+_TIDYING_SECONDS = 5.0  # wait this long for the cleanup of a pod; housekeeping may be unable to finish it now
 _LOOK_SECONDS = 0.05
 
 
 class NoSuchPod(AgentError):
-    """No pod goes by that name."""
+    """No pod has this name."""
 
 
 class WhichPod(AgentError):
-    """More than one pod goes by that name."""
+    """Several pods have this name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A pod on the board, and why it is as it is."""
+    """A pod and the reason of its status."""
 
     pod: Pod
     why: str
 
 
 class Board:
-    """What is known of the pods of one agent."""
-
     def __init__(self, agent: Agent, gate: Gate) -> None:
         self._agent = agent
         self._gate = gate
-        self._ended: dict[PodUID, float] = {}  # who is leaving and has ended, and when that was seen
+        self._ended: dict[PodUID, float] = {}  # when leaving pods were first seen as terminated
 
     @property
     def node_name(self) -> str:
-        """The node's name."""
         return self._agent.settings.node_name
 
     def now(self) -> datetime:
-        """Wall time, as the agent has it."""
         return self._agent.ports.clock.now()
 
     def health(self) -> tuple[str, ...]:
-        """What is wrong with the agent itself."""
+        """Return problems of the agent itself."""
         return self._agent.health()
 
     # ---- pods ----
 
     def pods(self) -> tuple[Pod, ...]:
-        """All pods, in the order of their names."""
+        """Return all pods, sorted by namespace and name."""
         return tuple(sorted(self._all(), key=lambda pod: (pod.metadata.namespace or "", pod.metadata.name or "")))
 
     def pod_list(self) -> PodList:
-        """All pods, as the kubelet lists them."""
         return PodList(api_version="v1", kind="PodList", items=self.pods())
 
     def shown(self) -> tuple[Shown, ...]:
-        """All pods, with the reasons."""
         slow = self._slow()
         return tuple(Shown(pod, self._why(pod, slow)) for pod in self.pods())
 
     def table(self) -> Table:
-        """All pods in lines."""
         return pods_table(((each.pod, each.why) for each in self.shown()), self.now())
 
     def leaving(self) -> dict[PodUID, Since]:
-        """The pods that are being stopped."""
+        """Return the pods that are stopping."""
         self._see_who_is_gone()
         return dict(self._gate.leaving())
 
     async def see_off(self) -> None:
-        """See who is gone, until cancelled: who is wanted again comes back then, whether anybody looks or not."""
+        """Check for terminated pods until cancelled, so that the gate starts pods again that are wanted again."""
         while True:
             await self._gate.until_one_leaves()
             self._see_who_is_gone()
             await asyncio.sleep(_LOOK_SECONDS)
 
     def find(self, name: str, namespace: str = "") -> Pod:
-        """The pod that somebody means: by its full name, or by that in its manifest. Raises NoSuchPod, WhichPod."""
+        """Find a pod by its full name or the name in its manifest. Raises NoSuchPod, WhichPod."""
         pods = [pod for pod in self.pods() if not namespace or pod.metadata.namespace == namespace]
         found = [pod for pod in pods if pod.metadata.name == name] or [
             pod for pod in pods if pod.metadata.name == f"{name}-{self.node_name.lower()}"
@@ -118,20 +110,20 @@ class Board:
         asked = f"{namespace}/{name}" if namespace else name
         alive = [pod for pod in found if not pod.metadata.deletion_timestamp]
         if len(found) > 1 and len(alive) == 1:
-            return alive[0]  # its predecessor is still on its way out
+            return alive[0]  # the other one is its predecessor, which is still stopping
         if len(found) > 1:
             names = ", ".join(f"{pod.metadata.namespace}/{pod.metadata.name}" for pod in found)
-            raise WhichPod(f"cannot tell which pod {asked!r} is meant; right would be one of: {names}")
+            raise WhichPod(f"pod name {asked!r} is ambiguous; use one of: {names}")
         if not found:
-            raise NoSuchPod(f"cannot find a pod {asked!r}{self._hint(name)}")
+            raise NoSuchPod(f"pod {asked!r} not found{self._hint(name)}")
         return found[0]
 
     def explain(self, pod: Pod) -> Explanation:
-        """Where a pod stands, since when, what it waits for, and how it came there."""
+        """Return a pod's state, what it waits for, and its timeline."""
         return self._agent.explain(_uid(pod))
 
     def events(self, pod: Pod | None = None) -> EventList:
-        """The last events of one pod or of all, the latest last."""
+        """Return the last events of one pod or of all pods, oldest first."""
         pods = self.pods() if pod is None else (pod,)
         events = [
             (recorded.last_at, self._event(each, recorded))
@@ -144,7 +136,7 @@ class Board:
             items=tuple(event for _, event in sorted(events, key=lambda pair: pair[0])),
         )
 
-    # ---- small parts ----
+    # ---- helpers ----
 
     def _all(self) -> Iterator[Pod]:
         self._see_who_is_gone()
@@ -165,12 +157,12 @@ class Board:
                 self._gate.gone(uid)
 
     def _has_ended(self, uid: PodUID, since: Since) -> bool:
-        # The loop may not have heard yet that it is unwanted; or, a moment ago, not even that it is wanted.
+        # The loop may not have received the removal yet or, shortly after the creation, not even the pod.
         unheard = self._agent.manager.pod_by_uid(uid) is not None or abs(self.now() - since.at) < _HEARING
         return not unheard and isinstance(self._agent.workers.state(uid), Unknown | Finished | NeverStarted)
 
     def _has_remains(self, uid: PodUID) -> bool:
-        """Whether a pod that has ended left something that would be taken for a crash, were it started again now."""
+        """Return whether a terminated pod has old containers. A new start would take them for a crash."""
         agent, now = self._agent, self._agent.ports.clock.monotonic()
         seen = agent.cache.get(uid)
         is_clean = isinstance(agent.workers.state(uid), Unknown) and not (seen.containers or seen.sandboxes)
@@ -190,20 +182,20 @@ class Board:
         status = PodStatus(
             phase="Pending",
             reason=STOPPED,
-            message=f"stopped by hand at {format_time(since.at)}; "
-            f"'podkeeper start {shown_name(pod)}' or a change of its manifest starts it",
+            message=f"stopped by 'podkeeper stop' at {format_time(since.at)}; "
+            f"to start it again, run 'podkeeper start {shown_name(pod)}' or change its manifest",
         )
         return replace(pod, status=status, metadata=self._dated(pod.metadata, status))
 
     def _dated(self, metadata: ObjectMeta, status: PodStatus) -> ObjectMeta:
-        """With the time since when a pod is there: one from a manifest was never created in an API that says so."""
+        """Add a creation timestamp, because pods from manifests have none from an API."""
         born = instant(status.start_time) or self._gate.seen_since(PodUID(metadata.uid or ""))
         if metadata.creation_timestamp or born is None:
             return metadata
         return replace(metadata, creation_timestamp=format_time(born))
 
     def _slow(self) -> dict[str, str]:
-        """The pods for which the runtime takes too long with something."""
+        """Return slow calls to the runtime, by pod."""
         return {
             call.about: f"the runtime has not answered {call.operation} for {call.seconds:.0f} s"
             for call in self._agent.runtime.slow_calls()
@@ -212,20 +204,20 @@ class Board:
     def _why(self, pod: Pod, slow: dict[str, str]) -> str:
         uid = _uid(pod)
         if uid in self._agent.workers.waiting(full_name(pod)):
-            return "waits for its predecessor to end"
+            return "waits until its predecessor has terminated"
         said = why(pod, self._agent.explain(uid), slow.get(f"{pod.metadata.namespace}/{pod.metadata.name}", ""))
         if self._gate.comes_back(uid):
-            return f"{said}; then it is started again"
+            return f"{said}; then it is started again"  # the pod is stopping, but wanted again
         return f"{said}; {rivals}" if (rivals := self._rivals(pod)) else said
 
     def _rivals(self, pod: Pod) -> str:
-        """Of a pod for which there was no free port: who has what it wants."""
+        """Return which pods use the host ports of a pod that was rejected for lack of a free port."""
         if pod.status.reason != NO_PORT:
             return ""
         wanted = host_ports(pod)
         others = [each for each in self._agent.manager.pods() if _uid(each) != _uid(pod)]
         held = {port: shown_name(each) for each in others for port in host_ports(each) & wanted}
-        return ", ".join(f"host port {port} is taken by {name}" for port, name in sorted(held.items()))
+        return ", ".join(f"host port {port} is used by {name}" for port, name in sorted(held.items()))
 
     def _event(self, pod: Pod, recorded: RecordedEvent) -> Event:
         stamp = int(recorded.first_at.timestamp() * 1e9)
@@ -242,14 +234,13 @@ class Board:
             return ": the agent has no pods"
         near = get_close_matches(name.removesuffix(suffix), plain, n=_NEAR_MATCHES, cutoff=0.5)
         if near:
-            return f"; near matches: {', '.join(near)}"
+            return f"; did you mean: {', '.join(near)}?"
         some = sorted(plain)[:_NEAR_MATCHES]
-        more = f", and {len(plain) - len(some)} more" if len(plain) > len(some) else ""
-        return f"; there are: {', '.join(some)}{more}"
+        more = f" and {len(plain) - len(some)} more" if len(plain) > len(some) else ""
+        return f"; available pods: {', '.join(some)}{more}"
 
 
 def host_ports(pod: Pod) -> frozenset[int]:
-    """The ports of this machine that a pod wants for itself."""
     containers = (*(pod.spec.init_containers or ()), *pod.spec.containers)
     return frozenset(port.host_port for each in containers for port in each.ports or () if port.host_port)
 

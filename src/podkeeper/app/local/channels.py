@@ -1,9 +1,9 @@
-"""A conversation over a WebSocket, in the channels that kubectl and the kubelet speak (v5.channel.k8s.io).
+"""Streams over a WebSocket with the protocol of kubectl and the kubelet (v5.channel.k8s.io).
 
     client --> 0 stdin   4 size of the terminal, {"Width": 80, "Height": 24}   255 close of a channel
-    server --> 1 stdout  2 stderr  3 how it ended, a Status with the exit code
+    server --> 1 stdout  2 stderr  3 a Status with the exit code
 
-Each message is one byte that names the channel, and data. The Go ancestors are
+Each message is one byte with the channel, followed by the data. Kubelet counterparts:
 k8s.io/apimachinery/pkg/util/remotecommand and pkg/kubelet's `remotecommand` server.
 """
 
@@ -32,14 +32,14 @@ LOOK_SECONDS: Final = 1.0
 
 
 class TerminalSize(msgspec.Struct, frozen=True):
-    """How large a terminal is, as kubectl says it."""
+    """The size of a terminal, with kubectl's field names."""
 
     Width: int = 0
     Height: int = 0
 
 
 async def talk(conversation: Conversation, socket: web.WebSocketResponse) -> None:
-    """Carry words both ways until the process has ended, or whoever talks with it is gone."""
+    """Pass data in both directions until the process exits or the client disconnects."""
     works = (_hear(conversation, socket), _say(conversation, socket), _watch(socket))
     tasks = [asyncio.create_task(work) for work in works]
     try:
@@ -53,7 +53,7 @@ async def talk(conversation: Conversation, socket: web.WebSocketResponse) -> Non
 
 
 async def _watch(socket: web.WebSocketResponse) -> None:
-    """Wait until the other side is gone: while a process takes no input nobody reads, and nobody else would notice."""
+    """Wait until the client disconnects. Polls, because nothing reads the socket while the process takes no input."""
     poll = select.poll()
     poll.register(socket.get_extra_info("socket").fileno(), select.POLLRDHUP)
     while not poll.poll(0):
@@ -61,7 +61,7 @@ async def _watch(socket: web.WebSocketResponse) -> None:
 
 
 async def _say(conversation: Conversation, socket: web.WebSocketResponse) -> None:
-    """All output, and then the end."""
+    """Send all output, then the exit status."""
     async for stream, data in conversation.output():
         await socket.send_bytes(bytes([OUTPUT_CHANNELS[stream]]) + data)
     status = msgspec.json.encode(status_of(await conversation.wait()))
@@ -69,7 +69,7 @@ async def _say(conversation: Conversation, socket: web.WebSocketResponse) -> Non
 
 
 async def _hear(conversation: Conversation, socket: web.WebSocketResponse) -> None:
-    """All input, until the other side closes."""
+    """Receive input until the client closes."""
     async for message in socket:
         if message.type is not WSMsgType.BINARY or not message.data:
             continue
@@ -85,7 +85,7 @@ async def _hear(conversation: Conversation, socket: web.WebSocketResponse) -> No
 
 
 def status_of(end: CommandEnd) -> Status:
-    """How a command ended, as the kubelet tells it."""
+    """Return the Status that the kubelet sends for this end of a command."""
     if isinstance(end, Exited) and end.code == 0:
         return Status(status="Success")
     if isinstance(end, Exited):

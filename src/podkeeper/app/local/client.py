@@ -1,7 +1,7 @@
-"""Who asks the local API: a few calls over the socket, and a conversation.
+"""Client of the local API, for the command line.
 
-Standard library only, and no more of it than needed: a command's first word must come at once, and importing an HTTP
-library costs more than asking. Every trouble is an `AskingFailed` whose message says what to do.
+Standard library only, because importing an HTTP library takes longer than the request. All errors are `AskingFailed`
+with a message for the user.
 """
 
 import base64
@@ -24,12 +24,12 @@ Json = dict[str, Any]
 TABLE_ACCEPTED: Final = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json"
 PROTOCOL: Final = "v5.channel.k8s.io"
 ANSWER_SECONDS: Final = 30.0
-TURN_SECONDS: Final = 0.5  # for how long to wait before one looks up
+TURN_SECONDS: Final = 0.5  # timeout of blocking calls, after which Python can handle Ctrl-C
 _BLOCK_BYTES: Final = 65536
 
 
 class AskingFailed(Exception):
-    """The agent could not be asked, or said no."""
+    """The request failed, or the agent answered with an error."""
 
     def __init__(self, message: str, code: int = 0) -> None:
         super().__init__(message)
@@ -37,42 +37,38 @@ class AskingFailed(Exception):
 
 
 class NobodyAnswers(AskingFailed):
-    """No agent listens where it was looked for."""
+    """No agent listens on the socket."""
 
 
 class LocalClient:
-    """Asks the agent behind one socket."""
-
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def get(self, *parts: str, accept: str = "application/json", **query: object) -> Json:
-        """An object."""
         found: Json = json.loads(self._ask("GET", parts, query, {"Accept": accept}).read())
         return found
 
     def text(self, *parts: str) -> str:
-        """Plain words."""
         return self._ask("GET", parts, {}, {}).read().decode()
 
     def post(self, *parts: str, **query: object) -> Json:
-        """Have something done; the answer is the object it was done to."""
+        """Send a POST request. Returns the changed object."""
         found: Json = json.loads(self._ask("POST", parts, query, {}).read())
         return found
 
     def stream(self, *parts: str, **query: object) -> Generator[bytes, None, None]:
-        """What comes, as it comes; whoever has enough closes it."""
+        """Yield the body in blocks as they arrive. Close the generator to stop early."""
         answer = self._ask("GET", parts, query, {}, endless=True)
         try:
             while block := answer.read1(_BLOCK_BYTES):
                 yield block
         except (OSError, http.client.HTTPException) as error:
-            raise AskingFailed("the agent went away while it was telling") from error
+            raise AskingFailed("lost the connection to the agent") from error
         finally:
             answer.close()
 
     def talk(self, *parts: str, **query: object) -> "Talk":
-        """Begin a conversation."""
+        """Open a WebSocket."""
         key = base64.b64encode(os.urandom(16)).decode()
         head = (
             f"GET {_target(parts, query)} HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
@@ -80,7 +76,7 @@ class LocalClient:
         )
         connection = self._connect(None)
         assert connection.sock is not None
-        # By hand: http.client closes a connection that is no more HTTP.
+        # Parse the answer here, because http.client closes the connection after a protocol switch.
         connected = connection.sock
         conversation = Talk(connected, connected.makefile("rb"))
         try:
@@ -94,7 +90,7 @@ class LocalClient:
             raise
         return conversation
 
-    # ---- small parts ----
+    # ---- helpers ----
 
     def _ask(
         self, method: str, parts: tuple[str, ...], query: Mapping[str, object], headers: dict[str, str], *,
@@ -131,27 +127,26 @@ class LocalClient:
 
 
 class Talk:
-    """One conversation: messages of a channel and data. Several threads may speak, one listens."""
+    """A WebSocket with channels. Several threads may send, one may receive."""
 
     def __init__(self, connected: socket.socket, file: BinaryIO) -> None:
         self._socket = connected
-        self._file = file  # what came with the answer is in its buffer
+        self._file = file  # its buffer may hold data that arrived with the answer
         self._saying = threading.Lock()
 
     def begin(self, path: Path) -> None:
-        """Read the answer to the request. Raises AskingFailed when it is no."""
+        """Read the answer to the request. Raises AskingFailed if the agent refuses it."""
         status = int(self._file.readline().split()[1])
         headers = http.client.parse_headers(self._file)
         if status != http.client.SWITCHING_PROTOCOLS:
             body = self._file.read(int(headers.get("Content-Length", "0")))
-            raise AskingFailed(_message(body, f"the agent at {path} does not converse ({status})"), status)
+            raise AskingFailed(_message(body, f"the agent at {path} refused the stream ({status})"), status)
 
     def send(self, channel: int, data: bytes) -> None:
-        """Say something."""
         self._send_frame(0x2, bytes([channel]) + data)
 
     def messages(self) -> Iterator[tuple[int, bytes]]:
-        """What the other side says, until it closes."""
+        """Yield messages until the agent closes the connection."""
         while (frame := self._frame()) is not None:
             kind, data = frame
             if kind == 0x8:
@@ -162,8 +157,7 @@ class Talk:
                 yield data[0], data[1:]
 
     def close(self) -> None:
-        """Hang up."""
-        with contextlib.suppress(OSError):  # the other side may have done so before
+        with contextlib.suppress(OSError):  # the agent may have closed it before
             self._socket.shutdown(socket.SHUT_RDWR)
         self._file.close()
         self._socket.close()
@@ -184,12 +178,12 @@ class Talk:
             head = struct.pack("!BBH", 0x80 | kind, 0xFE, length)
         else:
             head = struct.pack("!BBQ", 0x80 | kind, 0xFF, length)
-        # The mask is there against proxies that read along; with none, zeros will do.
+        # A mask of zeros is enough, because masks only protect against proxies and a unix socket has none.
         with self._saying:
             self._socket.sendall(head + bytes(4) + data)
 
     def _frame(self) -> tuple[int, bytes] | None:
-        """One message, put together; None: the other side is gone."""
+        """Return one message, assembled from its frames. None if the agent has closed the connection."""
         parts: list[bytes] = []
         first = 0
         while True:
@@ -210,7 +204,7 @@ class Talk:
 
 
 class _Socket(socket.socket):
-    """Waits in turns, so that Ctrl-C is heard: one that comes a moment before a wait is noted, and does not end it."""
+    """Wait with timeouts. A Ctrl-C just before a blocking call would otherwise be handled only after the call."""
 
     def recv_into(self, *arguments: Any) -> int:
         if self.gettimeout() is None:
@@ -222,8 +216,6 @@ class _Socket(socket.socket):
 
 
 class _Connection(http.client.HTTPConnection):
-    """HTTP over a unix socket."""
-
     def __init__(self, path: Path, seconds: float | None) -> None:
         super().__init__("localhost", timeout=seconds)
         self._path = path
@@ -237,11 +229,11 @@ class _Connection(http.client.HTTPConnection):
 def _why_nobody(path: Path, error: OSError) -> str:
     match error:
         case FileNotFoundError() | ConnectionRefusedError():
-            return f"no agent answers at {path}"
+            return f"no agent is running at {path}"
         case PermissionError():
             return f"the agent at {path} belongs to another user"
         case _:
-            return f"cannot ask at {path}: {error.strerror or error}"
+            return f"cannot connect to {path}: {error.strerror or error}"
 
 
 def _pairs(name: str, value: object) -> list[tuple[str, str]]:
@@ -263,7 +255,7 @@ def _target(parts: tuple[str, ...], query: Mapping[str, object]) -> str:
 
 
 def _message(body: bytes, otherwise: str) -> str:
-    """What an answer that is no success says, whoever gave it."""
+    """Return the message of an error response, which may be a Status or plain text."""
     try:
         return str(json.loads(body)["message"])
     except (ValueError, KeyError, TypeError):

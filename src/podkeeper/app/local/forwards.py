@@ -1,9 +1,9 @@
-"""Forwarding a TCP connection to a port of a pod.
+"""Forward a TCP connection to a port of a pod.
 
-    Forwards.forward(sandbox, port) -> Conversation: what comes back is its output, its end says whether it came about
+    Forwards.forward(sandbox, port) -> Conversation: its output is the pod's data, its end is success or the error
 
-Who listens where people connect is the command line; here is only the way from there to the pod. A runtime whose pods
-have networks of their own offers `Forwards` itself; for pods on the network of the machine there is `HostForwards`.
+The command line listens for connections. This module connects to the pod. Runtimes with pod networks implement
+`Forwards`. `HostForwards` is for pods in the network of the machine.
 """
 
 import asyncio
@@ -13,11 +13,12 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Final, Protocol
 
 from podkeeper.app.local.streams import Conversation
-from podkeeper.model.errors import BadInput, Problem, RuntimeRefused
+from podkeeper.model.errors import BadInput, RuntimeRefused
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.probing import CommandEnd, Exited, NotRun
 from podkeeper.model.runtime import SandboxRecord
 from podkeeper.rules.logline import STDOUT
+from podkeeper.rules.validate.names import missing, within
 
 LOOPBACKS: Final = ("127.0.0.1", "::1")
 CONNECT_SECONDS: Final = 10.0
@@ -27,25 +28,23 @@ _LARGEST_PORT: Final = 65535
 
 
 class Forwards(Protocol):
-    """A runtime whose pods' ports can be reached."""
+    """A runtime that supports port forwarding."""
 
     async def forward(self, sandbox_id: str, port: int) -> Conversation:
-        """Connect to a port of a pod that runs. Raises RuntimeRefused with the reason."""
+        """Connect to a port of a running pod. Raises RuntimeRefused with the reason."""
 
 
 class NoForwards:
-    """For a runtime whose pods have no ports."""
+    """For a runtime whose pods have no network."""
 
     async def forward(self, sandbox_id: str, port: int) -> Conversation:
-        """Refuse."""
         raise RuntimeRefused("cannot forward to a port: the pods of this runtime have no network")
 
 
 class HostForwards:
-    """For pods on the network of this machine: what they listen on is found on its loopback."""
+    """For pods in the network of this machine. Their ports are on the loopback addresses."""
 
     async def forward(self, sandbox_id: str, port: int) -> Conversation:
-        """Connect."""
         troubles = []
         for address in LOOPBACKS:
             try:
@@ -59,8 +58,6 @@ class HostForwards:
 
 
 class _Connected:
-    """A TCP connection, as a conversation."""
-
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
@@ -74,7 +71,7 @@ class _Connected:
             self._end = NotRun(f"the connection broke: {_reason(error)}")
 
     async def send(self, data: bytes) -> None:
-        with contextlib.suppress(OSError):  # what it still says is worth hearing
+        with contextlib.suppress(OSError):  # continue, because the pod may still send data
             self._writer.write(data)
             await self._writer.drain()
 
@@ -83,34 +80,36 @@ class _Connected:
             self._writer.write_eof()
 
     async def resize(self, columns: int, rows: int) -> None:
-        """There is no terminal."""
+        pass
 
     async def wait(self) -> CommandEnd:
         return self._end
 
     async def close(self) -> None:
         self._writer.close()
-        with contextlib.suppress(OSError):  # a timeout is one as well
+        with contextlib.suppress(OSError):  # TimeoutError is an OSError
             async with asyncio.timeout(_CLOSE_SECONDS):
                 await self._writer.wait_closed()
-        self._writer.transport.abort()  # what the other end does not take is not waited for
+        self._writer.transport.abort()  # discard data that the pod does not read
 
 
 def _reason(error: OSError) -> str:
-    """Why, in the system's words: asyncio has its own, in which the reason is missing."""
+    """Return the system's text for an error, because asyncio's own text does not contain the reason."""
     return os.strerror(error.errno) if error.errno else str(error)
 
 
 def sandbox_to_reach(pod: Pod, sandboxes: Sequence[SandboxRecord]) -> str:
-    """The sandbox in which a pod's ports are. Raises RuntimeRefused when it does not run."""
+    """Return the ready sandbox of a pod. Raises RuntimeRefused if there is none."""
     for sandbox in sandboxes:
         if sandbox.ready:
             return sandbox.id
-    raise RuntimeRefused(f"cannot forward to pod {pod.metadata.name!r}: it does not run")
+    raise RuntimeRefused(f"cannot forward to pod {pod.metadata.name!r}: it is not running")
 
 
 def port_asked(port: int | None) -> int:
-    """A port to which one can connect. Raises BadInput."""
-    if port is None or not 0 < port <= _LARGEST_PORT:
-        raise BadInput(Problem(f"cannot forward to it; right would be a port, 1 to {_LARGEST_PORT}", field="port"))
+    """Return the port of a request. Raises BadInput."""
+    if port is None:
+        raise BadInput(missing("port"))
+    if problems := [*within("port", port, 1, _LARGEST_PORT)]:
+        raise BadInput(*problems)
     return port

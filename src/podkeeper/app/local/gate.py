@@ -1,17 +1,17 @@
-"""The gate between the sources and the agent: lets pods through, and holds back those that a person stopped.
+"""The gate between sources and agent: holds back pods stopped by `podkeeper stop`.
 
-    source --SET--> gate --SET, without those held back--> storage
-    source that cannot read everything yet --ADD, REMOVE--> gate --ADD, REMOVE, likewise--> storage
+    source --SET--> gate --SET without stopped pods--> storage
+    source that is not ready --ADD, REMOVE--> gate --ADD, REMOVE without stopped pods--> storage
 
-A static pod has nobody who could delete it but the owner of its manifest. So "stop" means: as if its manifest were not
-there, until somebody starts it again or the manifest changes. A changed manifest is another pod, with another UID, and
-the gate goes by UIDs; nothing else is needed. What is held back is noted, and stays held back when the agent is
-started anew.
+A static pod cannot be deleted without removing its manifest. So "stop" hides the manifest from the agent until
+`podkeeper start` or a change of the manifest. The gate uses UIDs, and a changed manifest is a new pod with a new UID.
+The journal stores the stopped pods across restarts of the agent.
 
-Closing the gate holds everything back, for as long as this agent lives and without a note: so a person leaves.
-Pods that were let through and are no more wanted are remembered as leaving until somebody says that they are gone:
-the agent itself knows them only by UID by then. Who is wanted again meanwhile (started by hand, or its manifest is
-back) waits for that: it begins anew, instead of being taken for one that crashed.
+`close()` holds back all pods until this agent exits, and stores nothing. `podkeeper run` uses it on Ctrl-C.
+
+A pod that is no longer wanted counts as leaving until the board reports that it is gone, because the agent itself
+only knows its UID by then. If the pod is wanted again in the meantime, it waits until it is gone. Then it starts from
+scratch. Otherwise the agent would take its old containers for a crash.
 """
 
 import asyncio
@@ -34,47 +34,45 @@ from podkeeper.sources.remembered import Notes
 
 @dataclass(frozen=True, slots=True)
 class Since:
-    """A pod, and since when what is said of it is true."""
+    """A pod, and the time since when it is stopped or leaving."""
 
     pod: Pod
     at: datetime
-    grace_seconds: int = 0  # of one that is leaving: after so long it is killed
+    grace_seconds: int = 0  # grace period of a leaving pod
 
     def left(self, now: datetime) -> timedelta:
-        """How much of its grace is left."""
+        """Return the rest of the grace period."""
         return max(timedelta(0), self.at + timedelta(seconds=self.grace_seconds) - now)
 
 
 class Gate:
-    """Holds pods of some sources back."""
-
     def __init__(self, *, clock: Clock, notes: Notes) -> None:
         self._clock = clock
         self._notes = notes
-        self._told: dict[str, tuple[Pod, ...]] = {}  # by source: what it said last
-        self._ready: set[str] = set()  # sources that have said all they have: a SET
-        self._through: dict[str, tuple[Pod, ...]] = {}  # by source: what the agent was told last
+        self._told: dict[str, tuple[Pod, ...]] = {}  # the pods of each source
+        self._ready: set[str] = set()  # sources that have sent a SET with all their pods
+        self._through: dict[str, tuple[Pod, ...]] = {}  # the pods of each source that were passed to the agent
         self._tells: dict[str, Tell] = {}
-        self._seen: dict[PodUID, datetime] = {}  # when each was named first
+        self._seen: dict[PodUID, datetime] = {}  # when each pod was first received
         self._held: dict[PodUID, datetime] = {}
         self._leaving: dict[PodUID, Since] = {}
-        self._news = asyncio.Event()  # somebody leaves
+        self._news = asyncio.Event()  # set when a pod starts to leave
         self.closed = False
 
     def behind(self, source: Source) -> Source:
-        """The same source, seen through the gate."""
+        """Return the source with its updates filtered by the gate."""
         return _Gated(source, self._hear)
 
     def pods(self) -> tuple[Pod, ...]:
-        """All that the sources name, held back or not."""
+        """Return all pods of the sources, including stopped ones."""
         return tuple(pod for pods in self._told.values() for pod in pods)
 
     def seen_since(self, uid: PodUID) -> datetime | None:
-        """Since when a source names a pod."""
+        """Return when a source first sent a pod."""
         return self._seen.get(uid)
 
     def held(self) -> Mapping[PodUID, Since]:
-        """The pods that a person stopped."""
+        """Return the stopped pods, without those that are still leaving."""
         return {
             uid: Since(pod, at)
             for pod in self.pods()
@@ -82,31 +80,31 @@ class Gate:
         }
 
     def leaving(self) -> Mapping[PodUID, Since]:
-        """The pods that were let through, are not wanted any more, and may not be gone."""
+        """Return the pods that are no longer wanted and may still run."""
         return dict(self._leaving)
 
     async def until_one_leaves(self) -> None:
-        """Wait until a pod is leaving; return at once where one is."""
+        """Wait until there is a leaving pod."""
         while not self._leaving:
             self._news.clear()
             await self._news.wait()
 
     def comes_back(self, uid: PodUID) -> bool:
-        """Whether a pod that is leaving is let through again once it is gone."""
+        """Return whether a leaving pod is started again once it is gone."""
         wanted = not self.closed and uid not in self._held and uid in self._seen
         return wanted and uid in self._leaving
 
     def gone(self, uid: PodUID) -> None:
-        """Learn that nothing is left of a pod that was leaving."""
+        """Record that a leaving pod has terminated and is cleaned up."""
         comes_back = self.comes_back(uid)
         self._leaving.pop(uid, None)
         if comes_back:
             self._tell_all()
 
     async def hold(self, uid: PodUID, grace_seconds: int | None = None) -> None:
-        """Hold a pod back from now on; returns once that is noted. `grace_seconds`, if not what the pod asks for."""
+        """Stop a pod. Returns when the journal has stored that. `grace_seconds` overrides the pod's grace period."""
         now = self._clock.now()
-        # Not if its manifest is gone and it is only leaving: nothing would ever drop the note.
+        # Store nothing for a pod whose manifest is removed, because nothing would ever drop that note.
         if uid in self._seen and uid not in self._held:
             self._held[uid] = now
             self._notes.write(uid, format_micro_time(now).encode())
@@ -117,18 +115,18 @@ class Gate:
         await self._notes.settle(uid)
 
     async def release(self, uid: PodUID) -> None:
-        """Let a pod through again; one that is not held back is let through already."""
+        """Start a stopped pod. For other pods this is a no-op."""
         if self._held.pop(uid, None) is not None:
             self._notes.drop(uid)
             self._tell_all()
         await self._notes.settle()
 
     def close(self) -> None:
-        """Hold everything back, whatever the sources say, while this agent lives."""
+        """Hold back all pods until this agent exits."""
         self.closed = True
         self._tell_all()
 
-    # ---- small parts ----
+    # ---- helpers ----
 
     def _hear(self, source: str, change: PodUpdate, tell: Tell) -> None:
         self._tells[source] = tell
@@ -147,7 +145,7 @@ class Gate:
         self._tell(source)
 
     def _recall(self, pods: tuple[Pod, ...]) -> None:
-        """Hold back what a former life of the agent held back; forget what was said of pods that are no more."""
+        """Restore pods stopped before a restart. Forget pods that no source has any more."""
         for uid in map(_uid, pods):
             self._seen.setdefault(uid, self._clock.now())
             if (note := self._notes.take(uid)) is not None:
@@ -162,7 +160,7 @@ class Gate:
             self._tell(source)
 
     def _tell(self, source: str) -> None:
-        """Tell the agent what a source says, without those held back; who does not come through any more leaves."""
+        """Send the pods of a source without the stopped ones. Pods that were sent before and are missing now leave."""
         said = () if self.closed else self._told[source]
         through = tuple(pod for pod in said if _uid(pod) not in self._held and _uid(pod) not in self._leaving)
         kept, now = set(map(_uid, through)), self._clock.now()
@@ -181,7 +179,7 @@ class Gate:
 
 
 class _Gated:
-    """A source whose words go through the gate."""
+    """A source behind the gate."""
 
     def __init__(self, source: Source, hear: Callable[[str, PodUpdate, Tell], None]) -> None:
         self._source = source
@@ -196,7 +194,7 @@ class _Gated:
 
 
 def with_deletion(since: Since) -> Pod:
-    """A pod that is leaving, as the API shows one that is being deleted."""
+    """Return a leaving pod with the deletion timestamp that the API would show."""
     metadata = msgspec.structs.replace(
         since.pod.metadata,
         deletion_timestamp=format_time(since.at + timedelta(seconds=since.grace_seconds)),

@@ -1,11 +1,12 @@
-"""A log and its rotated parts, read as one: no line is missed and none is told twice, however often it is rotated.
+"""Read a log and its rotated files as one, without missing or repeating lines.
 
-    0.log.20261115-100007.gz -> 0.log.20261115-101502 -> 0.log        and on, while more are made
+    0.log.20261115-100007.gz -> 0.log.20261115-101502 -> 0.log        and so on, after later rotations
 
-The part that is being written has no stamp yet. What is known of it is the newest stamp that was there when it was
-opened: the first one after that will be its own. So even a reader that is so slow that its part is compressed
-meanwhile, or removed, finds its place. Files are local and blocks are small: they are read on the loop; only the
-search for the last lines goes to a thread.
+The current file has no stamp yet. When it is opened, the newest existing stamp is recorded. The first newer stamp is
+then that of this file. So a slow reader finds its position even if its file was compressed or removed in the meantime.
+
+Files are local and blocks are small, so they are read on the event loop. Only the search for the last lines uses a
+thread.
 """
 
 import asyncio
@@ -22,27 +23,27 @@ from typing import Final
 from podkeeper.rules.log_rotation import BEFORE_ALL, COMPRESSED, Stamp, parts_of, stamp_at
 from podkeeper.rules.logread import BLOCK_BYTES, LogOptions, tail_start
 
-_BLOCKS_AT_ONCE: Final = 16  # then others get their turn
-_TRIES: Final = 100  # to open a part before it gets another name
-_LATE: Final = timedelta(minutes=1)  # a line may be so much younger than the stamp of its part: clocks are put right
-_SIZE_BYTES: Final = 4  # at the end of a compressed file: the size of what is in it, as far as it fits
+_BLOCKS_AT_ONCE: Final = 16  # then let other tasks run
+_TRIES: Final = 100  # attempts to open a file before it is renamed
+_LATE: Final = timedelta(minutes=1)  # a line may be this much newer than the stamp of its file, after a clock change
+_SIZE_BYTES: Final = 4  # the end of a gzip file: the size of its content modulo 2**32
 _SIZE_MASK: Final = 0xFFFFFFFF
 
 _Part = FileIO | gzip.GzipFile
 
 
 class LogTrail:
-    """Where a reader stands in a log."""
+    """The position of a reader in a log."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._part: _Part | None = None
-        self._stamp: Stamp | None = None  # of the open part; None: it was the one being written when it was opened,
-        self._after = BEFORE_ALL  # and this was the newest stamp then
-        self._last: Stamp | None = None  # with the part after this one a reader who does not follow is done
+        self._stamp: Stamp | None = None  # of the open file; None: it was the current file when it was opened,
+        self._after = BEFORE_ALL  # and this was the newest stamp at that time
+        self._last: Stamp | None = None  # without `follow`, reading ends with the file after this one
 
     async def open_first(self, options: LogOptions) -> bool:
-        """Open the part in which the wanted lines begin, where they begin. False: there is no log yet."""
+        """Open the file with the first requested line, at that line. Returns false if there is no log yet."""
         if not options.follow:
             self._last = self._newest()
         if options.tail_lines is not None:
@@ -50,7 +51,7 @@ class LogTrail:
         return self._open_after(_stamp_before(options.since))
 
     async def blocks(self) -> AsyncIterator[bytes]:
-        """What stands in the open part, up to its end."""
+        """Yield the rest of the open file."""
         count = 0
         while self._part is not None and (block := _read(self._part)):
             yield block
@@ -59,7 +60,7 @@ class LogTrail:
                 await asyncio.sleep(0)
 
     def moved_on(self) -> bool:
-        """At the end of a part: whether there is more to read, in it (it grew, or was emptied) or in the next one."""
+        """Return whether there is more to read: this file has grown or was truncated, or there is a next file."""
         part = self._part
         if part is None or (self._last is not None and (self._stamp is None or self._stamp > self._last)):
             return False
@@ -69,11 +70,10 @@ class LogTrail:
         if not self._has_successor(part):
             return False
         if isinstance(part, FileIO) and os.fstat(part.fileno()).st_size > part.tell():
-            return True  # the last words before the change came after the last look
+            return True  # lines were written between the last read and the rotation
         return self._open_after(self._own_stamp(part) if self._stamp is None else self._stamp)
 
     def close(self) -> None:
-        """Read no more."""
         if self._part is not None:
             self._part.close()
             self._part = None
@@ -91,7 +91,7 @@ class LogTrail:
         return max(self._parts(), default=BEFORE_ALL)
 
     def _has_successor(self, part: _Part) -> bool:
-        """Whether nothing is written to a part any more; one that has its new name may still be written to."""
+        """Return whether the file is complete. A renamed file may still be written to until there is a new one."""
         try:
             written = os.stat(self._path)
         except OSError:
@@ -100,32 +100,32 @@ class LogTrail:
         return (written.st_dev, written.st_ino) != (own.st_dev, own.st_ino)
 
     def _own_stamp(self, part: _Part) -> Stamp:
-        """The stamp that the open part has got; if it is gone already, the one before that."""
+        """Return the stamp of the open file after its rotation, or the previous stamp if the file is removed."""
         for stamp, path in self._parts().items():
             if stamp > self._after:
                 return stamp if _is_same(path, part) else self._after
         return self._after
 
     def _open_after(self, stamp: Stamp) -> bool:
-        """Open the first part that is newer than a stamp; if there is none, all stays as it is."""
+        """Open the first file that is newer than a stamp. Returns false if there is none."""
         for _ in range(_TRIES):
             later = [(each, path) for each, path in self._parts().items() if each > stamp]
             if later:
                 if (part := _opened(later[0][1])) is not None:
                     self._go_to(part, later[0][0])
                     return True
-                continue  # it was compressed, or removed, since we looked
+                continue  # it was compressed or removed after the listing
             if (part := _opened(self._path)) is None:
                 return False
             if self._newest() <= stamp:
                 self._go_to(part, None)
                 self._after = stamp
                 return True
-            part.close()  # rotated just now: nobody knows whether this is the old file or the new one
+            part.close()  # rotated just now, so this may be the old file or the new one
         return False
 
     def _open_before(self, stamp: Stamp | None) -> bool:
-        """Open the last part that is older than a stamp (None: the newest); if there is none, all stays as it is."""
+        """Open the last file that is older than a stamp (None: the newest). Returns false if there is none."""
         for each, path in reversed(self._parts().items()):
             if (stamp is None or each < stamp) and (part := _opened(path)) is not None:
                 self._go_to(part, each)
@@ -137,7 +137,7 @@ class LogTrail:
         self._part, self._stamp = part, stamp
 
     def _open_tail(self, lines: int) -> bool:
-        """Open the part in which the last so many lines begin, there, or the oldest one."""
+        """Open the file with the first of the last N lines, at that line, or the oldest file."""
         if not self._open_after(self._newest()) and not self._open_before(None):
             return False
         while self._part is not None and (lines := _seek_tail(self._part, lines)) > 0:
@@ -148,7 +148,7 @@ class LogTrail:
 
 
 def _stamp_before(since: int) -> Stamp:
-    """A stamp that no part has which holds lines from a time on, in nanoseconds since 1970."""
+    """Return a stamp older than all files with lines since this time (in nanoseconds since 1970)."""
     with suppress(OverflowError):
         if since > 0:
             return stamp_at(datetime.fromtimestamp(0, UTC) + timedelta(seconds=since // 10**9) - _LATE)
@@ -163,7 +163,7 @@ def _opened(path: Path) -> _Part | None:
 
 
 def _read(part: _Part) -> bytes:
-    """The next block; a part that is damaged ends where it is."""
+    """Return the next block, or b"" at the end or at the first error of a damaged file."""
     try:
         return part.read(BLOCK_BYTES) or b""
     except (OSError, EOFError, zlib.error):
@@ -171,7 +171,7 @@ def _read(part: _Part) -> bytes:
 
 
 def _is_same(path: Path, part: _Part) -> bool:
-    """Whether a rotated file is the one that is open, perhaps compressed: then its size must do to know it again."""
+    """Return whether a rotated file is the open one. A compressed file is recognized by its size only."""
     own = os.fstat(part.fileno())
     try:
         there = path.stat()
@@ -185,9 +185,9 @@ def _is_same(path: Path, part: _Part) -> bool:
 
 
 def _seek_tail(part: _Part, lines: int) -> int:
-    """Go to where the last so many lines of a part begin. Returns how many there are too few."""
+    """Go to the first of the last N lines of a file. Returns how many lines are missing."""
     if isinstance(part, FileIO):
-        size = os.fstat(part.fileno()).st_size  # what comes during the search comes after the tail
+        size = os.fstat(part.fileno()).st_size  # lines written during the search come after the tail
         start = tail_start(size, lambda at, length: os.pread(part.fileno(), length, at), lines)
         part.seek(start)
         if start > 0:

@@ -1,10 +1,10 @@
-"""A container's log: which file it is, and what stands in it, from a line on and for as long as the container lives.
+"""Find and read the log of a container.
 
     pod, container, previous? -> LogFile -> read_file -> bytes, as the container wrote them
 
-Which file it is, and why there is none, is the kubelet's decision (`validateContainerLogStatus`). A rotated log is read
-as one, from its oldest part on (`log_trail`), in blocks, so a log of any size costs no memory. Who follows looks again
-a few times a second, goes on through all rotations, and is done when the container is.
+The choice of the file, and the errors if there is none, are the kubelet's (`validateContainerLogStatus`). Rotated files
+are read as one log (`log_trail`), in blocks, so that large logs need no memory. A follower polls the file ten
+times per second, continues after rotations, and ends when the container has exited.
 """
 
 import asyncio
@@ -25,32 +25,30 @@ LOOK_AGAIN_SECONDS = 0.1
 
 
 class NoLog(AgentError):
-    """There is nothing to read, and the message says why."""
+    """There is no log. The message has the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogFile:
-    """Where a container's log is, and whose it is."""
-
     path: Path
     uid: PodUID
     container_id: str
 
 
 def log_file(agent: Agent, pod: Pod, container: str, *, previous: bool = False) -> LogFile:
-    """The log of a container of a pod that is shown with its status. Raises NoLog."""
+    """Return the log file of a container. The pod must have its status. Raises NoLog."""
     uid = PodUID(pod.metadata.uid or "")
     container_id = bare_container_id(_container_id(pod, container, previous=previous))
     records = agent.cache.get(uid).containers
     attempt = next((each.restart_count for each in records if each.id == container_id), None)
     if attempt is None:
-        raise NoLog(f"cannot read the log of container {container!r} in pod {pod.metadata.name!r}: it has been removed")
+        raise NoLog(f'log of container "{container}" in pod "{pod.metadata.name}" not found: it has been removed')
     directory = pod_log_directory(agent.settings.log_root, pod)
     return LogFile(Path(directory, container_log_path(container, attempt)), uid, container_id)
 
 
 def is_running(agent: Agent, log: LogFile) -> bool:
-    """Whether a container may still write to its log."""
+    """Return whether a container may still write to its log."""
     records = agent.cache.get(log.uid).containers
     return any(each.id == log.container_id and each.state is not ContainerState.EXITED for each in records)
 
@@ -92,16 +90,14 @@ def _status_of(pod: Pod, container: str) -> ContainerStatus:
     ]
     if container in known:
         raise NoLog(f'container "{container}" in pod "{pod.metadata.name}" is not available')
-    raise NoLog(
-        f"cannot find a container {container!r} in pod {pod.metadata.name!r}; right would be one of: {', '.join(known)}"
-    )
+    raise NoLog(f"container {container} not found in pod {pod.metadata.name}; it has: {', '.join(known)}")
 
 
 # ---- reading ----
 
 
 async def read_file(path: Path, options: LogOptions, *, goes_on: Callable[[], bool]) -> AsyncIterator[bytes]:
-    """What a container wrote, in pieces; who follows is told more for as long as `goes_on` says so."""
+    """Yield a log in pieces. With `follow`, continue while `goes_on` returns true."""
     reading = begin(options)
     if reading is None:
         return
@@ -113,7 +109,9 @@ async def read_file(path: Path, options: LogOptions, *, goes_on: Callable[[], bo
             await asyncio.sleep(LOOK_AGAIN_SECONDS)
         unfinished = b""
         while True:
-            last_look = not (options.follow and goes_on())  # asked before the look: what came before the end is seen
+            last_look = not (
+                options.follow and goes_on()
+            )  # check before reading, so that the last lines are not missed
             async for block in file.blocks():
                 *lines, unfinished = (unfinished + block).split(b"\n")
                 reading, data = _take(reading, lines)

@@ -1,10 +1,11 @@
-"""Where an agent keeps its things, and where its socket is found: the same answer for agent and command line.
+"""Default paths of the agent's root and socket, for the agent and the command line.
 
-    root      as root /var/lib/podkeeper, else $XDG_STATE_HOME/podkeeper (~/.local/state/podkeeper)
-    socket    $PODKEEPER_SOCKET; as root /run/podkeeper/podkeeper.sock, else $XDG_RUNTIME_DIR/podkeeper/podkeeper.sock
-              and, where there is no such directory of ours, podkeeper.sock in the root
+    root      as root: /var/lib/podkeeper, otherwise $XDG_STATE_HOME/podkeeper (~/.local/state/podkeeper)
+    socket    $PODKEEPER_SOCKET, or
+              as root: /run/podkeeper/podkeeper.sock, otherwise $XDG_RUNTIME_DIR/podkeeper/podkeeper.sock, or
+              podkeeper.sock in the root, if the user has no such runtime directory
 
-Standard library only: every command imports this.
+Standard library only, because every command imports this module.
 """
 
 import os
@@ -14,21 +15,21 @@ from pathlib import Path
 
 SOCKET_VARIABLE = "PODKEEPER_SOCKET"
 SOCKET_NAME = "podkeeper.sock"
-_LONGEST_SOCKET_PATH = 107  # what the kernel takes
+_LONGEST_SOCKET_PATH = 107  # bytes; the kernel's limit (sun_path, without the final NUL)
 
 
 def default_root(environment: Mapping[str, str] = os.environ, *, is_root: bool | None = None) -> Path:
-    """Where an agent keeps what must survive it."""
+    """Return the default directory for the agent's data."""
     if _is_root(is_root):
         return Path("/var/lib/podkeeper")
     state = environment.get("XDG_STATE_HOME", "")
-    # A relative path in these variables is to be ignored, says the XDG base directory specification.
+    # The XDG base directory specification requires that relative paths are ignored.
     base = Path(state) if state.startswith("/") else Path(_home(environment), ".local", "state")
     return base / "podkeeper"
 
 
 def default_socket(environment: Mapping[str, str] = os.environ, *, is_root: bool | None = None) -> Path:
-    """Where an agent that was told nothing else listens."""
+    """Return the socket of an agent without --root and --socket."""
     if named := environment.get(SOCKET_VARIABLE):
         return Path(named)
     if _is_root(is_root):
@@ -39,20 +40,20 @@ def default_socket(environment: Mapping[str, str] = os.environ, *, is_root: bool
 
 
 def socket_for(root: Path, environment: Mapping[str, str] = os.environ, *, is_root: bool | None = None) -> Path:
-    """Where the agent of a root listens: one with a root of its own does so there, beside the usual one."""
+    """Return the socket of the agent with this root. With a non-default root, the socket is in that root."""
     if root == default_root(environment, is_root=is_root) or environment.get(SOCKET_VARIABLE):
         return default_socket(environment, is_root=is_root)
     return root / SOCKET_NAME
 
 
 def too_long(socket: Path) -> str:
-    """Why a socket cannot be made at a path; empty when it can."""
+    """Return the error if the path is too long for a socket, otherwise ""."""
     length = len(os.fsencode(socket))
     if length <= _LONGEST_SOCKET_PATH:
         return ""
     return (
-        f"cannot listen on {socket}: the path has {length} bytes, and the kernel takes {_LONGEST_SOCKET_PATH}; "
-        f"name a shorter one with --socket or {SOCKET_VARIABLE}"
+        f"cannot listen on {socket}: the path has {length} bytes, but the kernel allows {_LONGEST_SOCKET_PATH}; "
+        f"use a shorter path with --socket or {SOCKET_VARIABLE}"
     )
 
 
@@ -66,7 +67,7 @@ def _home(environment: Mapping[str, str]) -> str:
 
 
 def _is_ours(directory: str) -> bool:
-    """Whether a directory is there, and this user's: after `su` the variable names one of somebody else."""
+    """Return whether a directory exists and belongs to this user. After `su`, it may belong to another user."""
     try:
         return directory.startswith("/") and os.stat(directory).st_uid == os.geteuid()
     except OSError:

@@ -1,8 +1,8 @@
-"""How a pod is shown in a line: the columns of `kubectl get pods`. Why it is as it is, is told by `reasons`.
+"""The columns of `kubectl get pods`. `reasons` has the text of the column WHY.
 
-Pods with their statuses come in, cells and words go out; nothing here knows an agent. STATUS, READY and RESTARTS are
-what kubectl prints for the same object. The Go ancestors are `printPod` in pkg/printers/internalversion and
-`HumanDuration` in k8s.io/apimachinery/pkg/util/duration.
+Input: pods with their status. Output: the cells of a table. STATUS, READY and RESTARTS have the same values as in
+kubectl. Counterparts: `printPod` in pkg/printers/internalversion and `HumanDuration` in
+k8s.io/apimachinery/pkg/util/duration.
 """
 
 from collections.abc import Iterable
@@ -16,10 +16,10 @@ from podkeeper.model.times import instant
 from podkeeper.rules.static import DEFAULT_NAMESPACE
 
 TABLE_ACCEPTED: Final = "application/json;as=Table;v=v1;g=meta.k8s.io"
-"""What a client that wants rows instead of objects accepts."""
+"""The Accept header of a client that requests a Table."""
 
 STOPPED: Final = "Stopped"
-"""The reason of a pod that a person stopped."""
+"""The status reason of a pod stopped by `podkeeper stop`."""
 
 _NONE: Final = "<none>"
 _COLUMNS: Final = (
@@ -38,27 +38,24 @@ _COLUMNS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A pod in three cells."""
+    """The values of the columns STATUS, READY and RESTARTS."""
 
     status: str
     ready: int
     total: int
     restarts: int
-    restarted_at: datetime | None = None  # the end of the last run before this one
+    restarted_at: datetime | None = None  # when the previous instance of a container terminated
 
     def ready_of_total(self) -> str:
-        """The READY column."""
         return f"{self.ready}/{self.total}"
 
     def restarts_told(self, now: datetime) -> str:
-        """The RESTARTS column."""
         if not self.restarts or self.restarted_at is None:
             return str(self.restarts)
         return f"{self.restarts} ({human_duration(now - self.restarted_at)} ago)"
 
 
 def summary_of(pod: Pod) -> Summary:
-    """A pod as kubectl sums it up."""
     status = pod.status
     sidecars = frozenset(each.name for each in pod.spec.init_containers or () if each.restart_policy == "Always")
     total = len(pod.spec.containers) + len(sidecars)
@@ -82,7 +79,7 @@ def summary_of(pod: Pod) -> Summary:
 
 @dataclass(frozen=True, slots=True)
 class _Init:
-    """How the init containers are; no reason: they are done."""
+    """The summary of the init containers. The reason is empty if all of them have completed."""
 
     reason: str
     ready: int
@@ -111,7 +108,7 @@ def _init_summary(pod: Pod, sidecars: frozenset[str]) -> _Init:
 
 
 def _main_reason(status: PodStatus, reason: str) -> tuple[str, int]:
-    """The STATUS that the ordinary containers lead to, and how many of them are ready."""
+    """Return the STATUS of the app containers and the number of ready ones."""
     ready, error, has_running = 0, "", False
     for each in reversed(status.container_statuses or ()):
         waiting, ended = each.state.waiting, each.state.terminated
@@ -150,12 +147,11 @@ def _is_true(status: PodStatus, condition: str) -> bool:
 
 
 def is_ready(status: PodStatus) -> bool:
-    """Whether a pod's Ready condition is true."""
     return _is_true(status, "Ready")
 
 
 def human_duration(length: timedelta) -> str:
-    """A span of time in two or three figures, as kubectl tells it: 90s, 5m3s, 3h12m, 5d4h, 2y14d."""
+    """Format a duration as kubectl does: 90s, 5m3s, 3h12m, 5d4h, 2y14d."""
     seconds = int(length.total_seconds())
     if seconds < 120:
         return "<invalid>" if seconds < -1 else f"{max(seconds, 0)}s"
@@ -180,13 +176,12 @@ def _rest(number: int, unit: str) -> str:
 
 
 def shown_name(pod: Pod) -> str:
-    """A pod's name, with its namespace where that is not the usual one."""
+    """Return a pod's name, with its namespace if that is not `default`."""
     meta = pod.metadata
     return f"{meta.name}" if meta.namespace in (None, "", DEFAULT_NAMESPACE) else f"{meta.namespace}/{meta.name}"
 
 
 def born_at(pod: Pod) -> datetime | None:
-    """Since when a pod is there, as far as it says so itself."""
     return instant(pod.metadata.creation_timestamp)
 
 
@@ -194,7 +189,7 @@ def born_at(pod: Pod) -> datetime | None:
 
 
 def pods_table(pods: Iterable[tuple[Pod, str]], now: datetime) -> Table:
-    """Pods, each with its why, as Kubernetes answers `kubectl get`; columns of priority 1 are for `-o wide`."""
+    """Return pods and their reasons as a Table of the Kubernetes API. Columns of priority 1 are for `-o wide`."""
     return Table(
         api_version="meta.k8s.io/v1",
         kind="Table",

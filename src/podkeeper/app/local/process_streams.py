@@ -1,4 +1,4 @@
-"""Talking with the processes of the embedded runtime: its sessions, as conversations."""
+"""Exec and attach for the process runtime."""
 
 from collections.abc import AsyncIterator, Sequence
 
@@ -11,26 +11,21 @@ from podkeeper.runtimes.process.sessions import Session
 
 
 class ProcessStreams:
-    """Streams of the process runtime."""
-
     def __init__(self, runtime: ProcessRuntime) -> None:
         self._runtime = runtime
 
     async def exec(self, container_id: str, command: Sequence[str], *, tty: bool, stdin: bool) -> Conversation:
-        """Start a process beside those of a container."""
         return _Spoken(await self._runtime.exec_stream(container_id, command, tty=tty, stdin=stdin), ends=True)
 
     async def attach(self, log: LogFile, *, tty: bool, stdin: bool) -> Conversation:
-        """Join a container's first process; whether it has a terminal is its own affair."""
+        """Connect to a container's main process. `tty` is ignored, because the container has a TTY or not."""
         return _Spoken(await self._runtime.attach(log.container_id, stdin=stdin), ends=False)
 
 
 class _Spoken:
-    """A session, as a conversation."""
-
     def __init__(self, session: Session, *, ends: bool) -> None:
         self._session = session
-        self._ends = ends  # whether it is a command of ours, of which one can know how it ended
+        self._ends = ends  # whether exec started the process, so that its exit code is known
 
     async def output(self) -> AsyncIterator[tuple[str, bytes]]:
         async for channel, data in self._session:
@@ -40,7 +35,7 @@ class _Spoken:
         try:
             await self._session.write(data)
         except RuntimeRefused:
-            return  # it has closed its input; what it says and how it ends is still worth hearing
+            return  # the process has closed its stdin; continue, because its output and exit code are still needed
 
     async def close_input(self) -> None:
         self._session.close_stdin()

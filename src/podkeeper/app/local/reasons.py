@@ -1,7 +1,7 @@
-"""Why a pod is as it is, in a line: what it waits for, how it ended, what keeps it from being ready.
+"""The reason of a pod's status in one line: what it waits for, how it ended, why it is not ready.
 
-A pod with its status and its explanation come in, words go out; nothing where all is well. Who has most to say speaks:
-first the pod as a whole, then its containers in the order in which they start.
+Input: a pod with its status and its explanation. Output: a text, or "" if the pod is healthy. The reason of the pod has
+priority over those of its containers, which are checked in the order of their start.
 """
 
 from collections.abc import Sequence
@@ -14,16 +14,16 @@ from podkeeper.model.k8s.core import ContainerStatus, Pod
 from podkeeper.model.times import instant
 
 LONGEST: Final = 240
-_NOT_YET: Final = (None, "PodInitializing", "ContainerCreating")  # reasons that say nothing but "not yet"
+_NOT_YET: Final = (None, "PodInitializing", "ContainerCreating")  # reasons without information
 _OVER: Final = ("Succeeded", "Failed")
 _UNHEALTHY: Final = "Unhealthy"  # the event of a probe that failed
 _PULL_FAILED: Final = "ErrImagePull: "
 
 
 def why(pod: Pod, explanation: Explanation, slow: str = "") -> str:
-    """What a pod waits for, or why it is as it is; nothing where all is well.
+    """Return the reason of a pod's status, or "" if the pod is healthy.
 
-    `slow`: a call to the runtime on the pod's behalf that takes too long, in words.
+    `slow` describes a call to the runtime for this pod that takes too long.
     """
     status = pod.status
     if pod.metadata.deletion_timestamp and status.phase not in _OVER:
@@ -54,7 +54,7 @@ def _leaving(pod: Pod, explanation: Explanation) -> str:
 
 def _waits(statuses: Sequence[ContainerStatus], explanation: Explanation) -> str:
     retry = explanation.next_retry
-    then = "" if retry is None else f", next look in {(retry - explanation.asked_at).total_seconds():.0f} s"
+    then = "" if retry is None else f", next sync in {(retry - explanation.asked_at).total_seconds():.0f} s"
     for each in statuses:
         if (waiting := each.state.waiting) is not None and waiting.reason not in _NOT_YET:
             return f"{each.name}: {waiting.reason}{_more(each)}{then}"
@@ -65,14 +65,14 @@ def _waits(statuses: Sequence[ContainerStatus], explanation: Explanation) -> str
 
 
 def _more(container: ContainerStatus) -> str:
-    """What is worth knowing of a container that waits: how it ended before, or what was said."""
+    """Return the last exit code or the message of a waiting container."""
     ended, waiting = container.last_state.terminated, container.state.waiting
     if waiting is None:
         return ""
     if waiting.reason == "CrashLoopBackOff" and ended is not None:
         said = "" if ended.exit_code != 128 or not ended.message else f": {ended.message}"
         return f", last exit code {ended.exit_code}{said}"
-    message = (waiting.message or "").rpartition(_PULL_FAILED)[2]  # the reason of a back-off is what one wants to know
+    message = (waiting.message or "").rpartition(_PULL_FAILED)[2]  # the error that caused the back-off
     return f": {message}" if message else ""
 
 
@@ -96,7 +96,7 @@ def _initialises(pod: Pod, inits: Sequence[ContainerStatus], explanation: Explan
         begun = instant(running.started_at)
         since = "" if begun is None else f" for {human_duration(explanation.asked_at - begun)}"
         kind = "sidecar" if each.name in sidecars else "init container"
-        return f"{kind} {each.name} runs{since}, the others wait for it"
+        return f"{kind} {each.name} has been running{since}, the other containers wait for it"
     return ""
 
 
@@ -104,7 +104,7 @@ def _is_not_ready(pod: Pod, statuses: Sequence[ContainerStatus], explanation: Ex
     said = next((entry.detail for entry in reversed(explanation.timeline) if entry.what == _UNHEALTHY), "")
     for each in statuses:
         if not each.ready and each.state.running is not None:
-            return f"{each.name}: runs, and is not ready" + (f": {said}" if said else "")
+            return f"{each.name}: running, not ready" + (f": {said}" if said else "")
     for condition in pod.status.conditions or ():
         if condition.type == "Ready" and condition.status != "True" and condition.message:
             return f"not ready: {condition.message}"
@@ -114,7 +114,7 @@ def _is_not_ready(pod: Pod, statuses: Sequence[ContainerStatus], explanation: Ex
 def _ended_before(statuses: Sequence[ContainerStatus]) -> str:
     for each in statuses:
         if each.restart_count and (ended := each.last_state.terminated) is not None:
-            return f"{each.name}: last ended with {ended.reason}, exit code {ended.exit_code}"
+            return f"{each.name}: last terminated with {ended.reason}, exit code {ended.exit_code}"
     return ""
 
 

@@ -1,18 +1,18 @@
-"""The local API: HTTP over a unix socket that only its owner may open.
+"""Server of the local API: HTTP over a unix socket that only its owner may open.
 
-    GET  /healthz                                   ok, or what is wrong
-    GET  /info                                      who answers: version, node, root, runtime, process
-    GET  /pods                                      PodList; as a Table for who accepts one, as kubectl does
+    GET  /healthz                                   ok, or the problems of the agent
+    GET  /info                                      version, node, root, runtime and process of the agent
+    GET  /pods                                      PodList, or a Table if the client accepts one, as kubectl does
     GET  /pods/{name}, /pods/{namespace}/{name}     one Pod, by the name in its manifest or by its full name
     GET  /events, /events/{namespace}/{name}        EventList
-    GET  /explain/{namespace}/{name}                where a pod stands, and how it came there
-    POST /stop/{namespace}/{name}, /start/...       hold a pod back, or let it go on
+    GET  /explain/{namespace}/{name}                state and timeline of a pod
+    POST /stop/{namespace}/{name}, /start/...       stop or start a pod
     GET  /containerLogs/{namespace}/{name}/{container}?follow&previous&tailLines&sinceSeconds&sinceTime&timestamps
     GET  /exec/..., /attach/{namespace}/{name}/{container}?command&input&output&error&tty     (WebSocket)
-    GET  /portForward/{namespace}/{name}?port       one TCP connection, as a conversation       (WebSocket)
+    GET  /portForward/{namespace}/{name}?port       one TCP connection                          (WebSocket)
 
-Paths, parameters and objects are the kubelet's where it has them; an error is a Kubernetes `Status`. There is nobody to
-be told apart: who may open the socket may do everything, so its mode is 0600.
+Paths, parameters and objects are those of the kubelet, where it has them. Errors are Kubernetes `Status` objects. There
+is no authorization: a client that can open the socket may do everything, so the mode of the socket is 0600.
 """
 
 import logging
@@ -43,6 +43,7 @@ from podkeeper.model.messages import PodUID
 from podkeeper.model.runtime import ContainerState
 from podkeeper.rules.logline import ZERO_TIME, UnixNanoseconds, parse_log_time
 from podkeeper.rules.logread import LogOptions
+from podkeeper.rules.validate.names import missing, wrong
 from podkeeper.rules.worker.states import Finished, NeverStarted, Unknown
 
 log = logging.getLogger(__name__)
@@ -50,17 +51,15 @@ log = logging.getLogger(__name__)
 SOCKET_MODE = 0o600
 SHUTDOWN_SECONDS = 0.5
 _JSON = "application/json"
-_TRUE = frozenset({"1", "t", "true", "yes", ""})  # `?follow` alone means yes
+_TRUE = frozenset({"1", "t", "true", "yes", ""})  # "" for `?follow` without a value
 
 
 class SocketInUse(AgentError):
-    """Another agent listens there."""
+    """Another agent listens on the socket."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Info:
-    """Who answers."""
-
     version: str
     node: str
     root: str
@@ -70,8 +69,6 @@ class Info:
 
 
 class LocalServer:
-    """Answers on a socket, from `start` to `close`."""
-
     def __init__(
         self, *, agent: Agent, gate: Gate, streams: Streams, info: Info, path: Path, forwards: Forwards | None = None
     ) -> None:
@@ -89,13 +86,13 @@ class LocalServer:
         listening = listen(self._path)
         app = web.Application(middlewares=[_errors_told])
         app.add_routes(self._routes())
-        # A follower that went away must not be followed to the end of its container's days.
+        # Cancel handlers of disconnected clients. Otherwise `logs -f` would be served until its container exits.
         self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS)
         await self._runner.setup()
         await web.SockSite(self._runner, listening).start()
 
     async def close(self) -> None:
-        """Listen no more; the socket is gone."""
+        """Stop listening and remove the socket."""
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
@@ -121,7 +118,7 @@ class LocalServer:
             web.get(f"/portForward/{one}", self._port_forward),
         ]
 
-    # ---- what there is ----
+    # ---- reading ----
 
     async def _healthz(self, request: web.Request) -> web.Response:
         trouble = self._board.health()
@@ -154,11 +151,11 @@ class LocalServer:
         return _json(self._board.find(pod.metadata.name or "", pod.metadata.namespace or ""), status=202)
 
     async def _kill(self, pod: Pod, grace_seconds: int) -> None:
-        """End a pod sooner than its manifest would have it."""
+        """Kill a pod with another grace period than that of its manifest."""
         try:
             await self._agent.workers.kill_pod(pod, grace_override_seconds=grace_seconds)
         except TryLater as error:
-            log.warning("pod %s is not stopped within its grace: %s", pod.metadata.name, error)
+            log.warning("pod %s did not stop within its grace period: %s", pod.metadata.name, error)
 
     async def _start(self, request: web.Request) -> web.Response:
         pod = self._asked(request)
@@ -178,12 +175,12 @@ class LocalServer:
         await answer.write_eof()
         return answer
 
-    # ---- talking ----
+    # ---- streams ----
 
     async def _exec(self, request: web.Request) -> web.StreamResponse:
         command = request.query.getall("command", [])
         if not command:
-            raise BadInput(Problem("cannot run nothing; right would be ?command=ls&command=-l", field="command"))
+            raise BadInput(missing("command", "use a query such as ?command=ls&command=-l"))
         log_of = self._running(request)
         tty, stdin = _flag(request.query, "tty"), _flag(request.query, "input")
         return await self._talk(request, self._streams.exec(log_of.container_id, command, tty=tty, stdin=stdin))
@@ -199,7 +196,7 @@ class LocalServer:
         return await self._talk(request, self._forwards.forward(sandbox_id, port))
 
     async def _talk(self, request: web.Request, opening: Awaitable[Conversation]) -> web.StreamResponse:
-        conversation = await opening  # before the upgrade: a refusal is an answer like any other
+        conversation = await opening  # before the upgrade, so that an error is a normal HTTP response
         try:
             answer = web.WebSocketResponse(protocols=(PROTOCOL,), max_msg_size=0)
             await answer.prepare(request)
@@ -209,13 +206,13 @@ class LocalServer:
         return answer
 
     def _running(self, request: web.Request) -> LogFile:
-        """The container of a request, which runs. Raises NoLog, RuntimeRefused."""
+        """Return the running container of a request. Raises NoLog, RuntimeRefused."""
         pod, container = self._asked(request), request.match_info["container"]
         found = log_file(self._agent, pod, container)
         for record in self._agent.cache.get(found.uid).containers:
             if record.id == found.container_id and record.state is ContainerState.RUNNING:
                 return found
-        raise RuntimeRefused(f"cannot talk with container {container!r} of pod {pod.metadata.name!r}: it does not run")
+        raise RuntimeRefused(f"container {container!r} of pod {pod.metadata.name!r} is not running")
 
     def _asked(self, request: web.Request) -> Pod:
         return self._board.find(request.match_info["name"], request.match_info.get("namespace", ""))
@@ -225,7 +222,7 @@ class LocalServer:
 
 
 def listen(path: Path) -> socket.socket:
-    """A socket at a path, for its owner only; what a dead agent left there is swept away.
+    """Create a socket that only its owner may open. Replaces the socket of a dead agent.
 
     Raises SocketInUse and BadInput.
     """
@@ -234,23 +231,23 @@ def listen(path: Path) -> socket.socket:
     try:
         return _listening(path)
     except OSError as error:
-        text = f"cannot listen on {path}: {error.strerror}; name a place of your own with --socket or {SOCKET_VARIABLE}"
+        text = f"cannot listen on {path}: {error.strerror}; use another path with --socket or {SOCKET_VARIABLE}"
         raise BadInput(Problem(text)) from error
 
 
 def _listening(path: Path) -> socket.socket:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if path.exists() and not stat.S_ISSOCK(path.stat().st_mode):
-        raise SocketInUse(f"cannot listen on {path}: there is something else; name another one with --socket")
+        raise SocketInUse(f"cannot listen on {path}: the file exists and is not a socket; use another --socket")
     if answers(path):
         raise SocketInUse(
-            f"cannot listen on {path}: another agent does; stop that one first, or name another socket with --socket"
+            f"cannot listen on {path}: another agent uses it; stop that agent first, or use another --socket"
         )
     with suppress(FileNotFoundError):
         path.unlink()
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
-        before = os.umask(0o777 & ~SOCKET_MODE)  # there is no moment at which others could connect
+        before = os.umask(0o777 & ~SOCKET_MODE)  # not chmod after bind, because others could connect in between
         try:
             listening.bind(str(path))
         finally:
@@ -264,7 +261,7 @@ def _listening(path: Path) -> socket.socket:
 
 
 def answers(path: Path) -> bool:
-    """Whether somebody listens on a socket."""
+    """Return whether a process listens on a socket."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
         asking.settimeout(1.0)
         try:
@@ -276,14 +273,14 @@ def answers(path: Path) -> bool:
     return True
 
 
-# ---- small parts ----
+# ---- helpers ----
 
 
 @web.middleware
 async def _errors_told(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
-    """Say what went wrong as Kubernetes does."""
+    """Turn exceptions into responses with a Status."""
     try:
         return await handler(request)
     except NoSuchPod as error:
@@ -297,7 +294,7 @@ async def _errors_told(
     except web.HTTPException as error:
         return _failure(error.status, error.reason, f"cannot {request.method} {request.path}: {error.reason}")
     except ConnectionResetError:
-        raise  # whoever asked is gone
+        raise  # the client has disconnected
     except Exception as error:
         log.exception("cannot answer %s %s", request.method, request.path)
         return _failure(500, "InternalError", f"cannot answer: {type(error).__name__}: {error}")
@@ -327,7 +324,7 @@ def _number(query: Mapping[str, str], name: str) -> int | None:
     if text is None:
         return None
     if not text.isascii() or not text.isdigit():
-        raise BadInput(Problem(f"cannot read {text!r}; right would be a number, 0 or more", field=name))
+        raise BadInput(wrong(name, text, "must be an integer greater than or equal to 0"))
     return int(text)
 
 
@@ -346,8 +343,8 @@ def _since(query: Mapping[str, str], now: datetime) -> UnixNanoseconds:
         try:
             return parse_log_time(query["sinceTime"].encode()).unix_nanoseconds
         except BadInput as error:
-            about = f"cannot read {query['sinceTime']!r}; right would be a time such as 2026-11-15T10:00:00Z"
-            raise BadInput(Problem(about, field="sinceTime")) from error
+            detail = "must be a time in RFC 3339 format (e.g. 2026-11-15T10:00:00Z)"
+            raise BadInput(wrong("sinceTime", query["sinceTime"], detail)) from error
     seconds = _number(query, "sinceSeconds")
     if seconds is None:
         return ZERO_TIME

@@ -1,10 +1,9 @@
-"""Talking with a process in a container: `exec` starts one, `attach` joins the one that runs.
+"""Streams to processes in containers: `exec` starts a process, `attach` connects to the main process.
 
     Streams.exec, Streams.attach -> Conversation:  send, close_input, resize -->  process  --> output, wait
 
-A runtime that can talk offers `Streams` itself. For one that cannot there is `PlainStreams`: a command is run to its
-end and its output told then, and attaching means reading the log on; what needs an open input is refused with the
-reason.
+Runtimes with streams implement `Streams`. `PlainStreams` is for the others: `exec` returns the output after the command
+has exited, `attach` follows the log, and requests with stdin or a TTY are refused.
 """
 
 import asyncio
@@ -22,74 +21,72 @@ NO_TIMEOUT = 0.0
 
 
 class Conversation(Protocol):
-    """A process that is talked with. Whoever has one closes it; that takes the process's input away, and its output."""
+    """A connection to a process. The caller must close it, which closes the process's input and output."""
 
     def output(self) -> AsyncIterator[tuple[str, bytes]]:
-        """What it writes, each piece with its stream (`stdout`, `stderr`); ends when all is said."""
+        """Yield the output in pieces with their stream (`stdout`, `stderr`) until the end of the output."""
 
     async def send(self, data: bytes) -> None:
-        """Write to its input; returns when there is room for more."""
+        """Write to stdin. Returns when there is room for more."""
 
     async def close_input(self) -> None:
-        """Tell it that no more input comes."""
+        """Close stdin."""
 
     async def resize(self, columns: int, rows: int) -> None:
-        """Tell it how large its terminal is; without one, nothing happens."""
+        """Set the size of the TTY. Without a TTY this is a no-op."""
 
     async def wait(self) -> CommandEnd:
-        """How it ended; for one that was only joined, that it goes on is an end as well."""
+        """Return how the process ended. After `attach`, returns success even if the process keeps running."""
 
     async def close(self) -> None:
-        """Stop talking. A process that was started for this conversation is told so, and killed if it goes on."""
+        """Disconnect. A process started by `exec` receives SIGHUP and is killed if it does not exit."""
 
 
 class Streams(Protocol):
-    """A runtime that can talk with processes."""
+    """A runtime that supports exec and attach."""
 
     async def exec(self, container_id: str, command: Sequence[str], *, tty: bool, stdin: bool) -> Conversation:
-        """Start a process beside those of a container that runs. Raises RuntimeRefused with the reason."""
+        """Start a process in a running container. Raises RuntimeRefused with the reason."""
 
     async def attach(self, log: LogFile, *, tty: bool, stdin: bool) -> Conversation:
-        """Join a container's first process, from now on. Raises RuntimeRefused with the reason."""
+        """Connect to a container's main process. Raises RuntimeRefused with the reason."""
 
 
 class PlainStreams:
-    """Streams on a runtime that can only run commands to their end."""
+    """Streams for a runtime that only supports `exec_sync`."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
 
     async def exec(self, container_id: str, command: Sequence[str], *, tty: bool, stdin: bool) -> Conversation:
-        """Run a command; what it wrote is told when it has ended."""
         if tty or stdin:
             raise RuntimeRefused(
-                f"cannot keep an input open: the runtime {self._agent.runtime.name!r} has no terminals"
+                f"cannot use stdin or a TTY: the runtime {self._agent.runtime.name!r} does not support them"
             )
         end = asyncio.ensure_future(self._agent.ports.runtime.exec_sync(container_id, command, NO_TIMEOUT))
         return _Told(end)
 
     async def attach(self, log: LogFile, *, tty: bool, stdin: bool) -> Conversation:
-        """Read the log on from its end."""
         if stdin:
-            raise RuntimeRefused(f"cannot keep an input open: the runtime {self._agent.runtime.name!r} has none")
+            raise RuntimeRefused(f"cannot use stdin: the runtime {self._agent.runtime.name!r} does not support it")
         return _LogRead(self._agent, log)
 
 
 class _Mute:
-    """Takes no input."""
+    """A process without stdin and TTY."""
 
     async def send(self, data: bytes) -> None:
-        """There is nobody to read it."""
+        pass
 
     async def close_input(self) -> None:
-        """It never was open."""
+        pass
 
     async def resize(self, columns: int, rows: int) -> None:
-        """There is no terminal."""
+        pass
 
 
 class _Told(_Mute):
-    """A command that is told of when it has ended."""
+    """A command whose output is available after its exit."""
 
     def __init__(self, end: asyncio.Future[CommandEnd]) -> None:
         self._end = end
@@ -106,7 +103,7 @@ class _Told(_Mute):
 
 
 class _LogRead(_Mute):
-    """A container whose log is read on."""
+    """A container whose log is followed."""
 
     def __init__(self, agent: Agent, log: LogFile) -> None:
         self._agent = agent
@@ -121,11 +118,11 @@ class _LogRead(_Mute):
         return Exited(0)
 
     async def close(self) -> None:
-        """Nothing is open."""
+        pass
 
 
 def end_in_words(end: CommandEnd) -> str:
-    """Why a command gave no exit code; empty when it did."""
+    """Return why a command has no exit code, or "" if it has one."""
     match end:
         case Exited():
             return ""
