@@ -145,7 +145,7 @@ def test_timing_can_be_chosen() -> None:
     )  # fmt: skip
 
 
-def test_everything_that_happens_is_noted() -> None:
+def test_all_lists_and_failures_are_reported() -> None:
     unnamed = pod("", 4)
     _, notes = timeline(
         [RESET, FOR_EVER, listed(10, pod("a", 3), unnamed), listed(9), listed(20)],
@@ -157,26 +157,29 @@ def test_everything_that_happens_is_noted() -> None:
         seconds=500,
     )
     assert notes == [
-        "cannot list pods: connection reset; trying again in 1.0 s",
-        "cannot list pods: no answer in time; trying again in 2.0 s",
+        "cannot list pods: connection reset; will retry in 1.0 s",
+        "cannot list pods: no answer in time; will retry in 2.0 s",
         "refused pod _ns",
         "listed 1 pods at version 10",
         "refused pod b_ns",
-        "the watch of pods broke; trying again in 1.0 s",
-        "the watch of pods was closed early; trying again in 2.0 s",
-        "the watch of pods cannot go on from where it was; trying again in 4.0 s",
-        "cannot use a list of pods of version 9: 11 was seen before; trying again in 8.0 s",
+        "the watch of pods broke; will retry in 1.0 s",
+        "the watch of pods was closed early; will retry in 2.0 s",
+        "the watch of pods cannot continue, because its version is too old; will retry in 4.0 s",
+        "cannot use a list of pods of version 9: version 11 is already known; will retry in 8.0 s",
         "listed 0 pods at version 20",
-        "cannot follow pods for an unforeseen reason; trying again in 16.0 s",
+        "unexpected error while watching pods; will retry in 16.0 s",
         "listed 0 pods at version 20",
     ]
 
 
-def test_a_silent_watch_that_lived_less_than_a_minute_is_noted() -> None:
+def test_a_silent_watch_of_less_than_a_minute_is_reported() -> None:
     timing = Timing(silence=5.0)
     found, notes = timeline([listed(10)], QUIET, seconds=8, timing=timing)
     assert found == requests("0 list", "0 watch 10", "6 watch 10")
-    assert notes == ["listed 0 pods at version 10", "the watch of pods says nothing; trying again in 1.0 s"]
+    assert notes == [
+        "listed 0 pods at version 10",
+        "the watch of pods received no events or bookmarks; will retry in 1.0 s",
+    ]
 
 
 def test_a_refused_change_leads_to_a_list_after_30_seconds_and_not_later_than_due() -> None:

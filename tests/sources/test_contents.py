@@ -45,32 +45,34 @@ MANIFESTS: dict[str, tuple[str, bool, tuple[list[str], list[tuple[str, str, int]
         ([], [], True)),
     "nothing at all": (
         " \n", True,
-        ([], [("cannot find anything in it: it is empty; if its pods should go, remove it", "", 0)], False)),
+        ([], [("the manifest is empty; to remove its pods, remove the file", "", 0)], False)),
     "a kind that is not ours": (
         document("Service"), True,
-        ([], [("cannot use a Service here, it is passed over; from manifests this node takes pods, config maps and "
-               "secrets", "kind", 2)], True)),
+        ([], [('Unsupported value: "Service": ignored; supported values: "Pod", "ConfigMap", "Secret"', "kind", 2)],
+         True)),
     "a kind that is not ours without a store": (
         document("ConfigMap"), False,
-        ([], [("cannot use a ConfigMap here, it is passed over; from manifests this node takes pods", "kind", 2)],
+        ([], [('Unsupported value: "ConfigMap": ignored; supported values: "Pod"', "kind", 2)],
          True)),
     "a secret without a store": (
         document("Secret"), False,
-        ([], [("cannot use a Secret here, it is passed over; from manifests this node takes pods", "kind", 2)], True)),
+        ([], [('Unsupported value: "Secret": ignored; supported values: "Pod"', "kind", 2)], True)),
     "a kind that is misspelt": (
-        document("Pods"), True, ([], [("cannot use a Pods; did you mean Pod?", "kind", 2)], False)),
+        document("Pods"), True, ([], [('Unsupported value: "Pods": did you mean Pod?', "kind", 2)], False)),
     "a kind in other letters": (
-        document("configMap"), True, ([], [("cannot use a configMap; did you mean ConfigMap?", "kind", 2)], False)),
+        document("configMap"), True,
+        ([], [('Unsupported value: "configMap": did you mean ConfigMap?', "kind", 2)], False)),
     "another version": (
-        document("Pod", "v2"), True, ([], [("cannot use a Pod of v2; v1 would be right", "apiVersion", 1)], False)),
+        document("Pod", "v2"), True,
+        ([], [('Unsupported value: "v2": supported values: "v1"', "apiVersion", 1)], False)),
     "another version of what is not ours": (
         document("Deployment", "apps/v1"), True,
-        ([], [("cannot use a Deployment here, it is passed over; from manifests this node takes pods, config maps and "
-               "secrets", "kind", 2)], True)),
+        ([], [('Unsupported value: "Deployment": ignored; supported values: "Pod", "ConfigMap", "Secret"', "kind", 2)],
+         True)),
     "one pod twice": (
         f"{pod_text('web')}---\n{pod_text('web')}---\n{pod_text('db')}", True,
         (["Pod default/web", "Pod default/db"],
-         [("cannot be used: Pod default/web stands here twice", "metadata.name", 13)], False)),
+         [("Duplicate value: Pod default/web is defined twice in this manifest", "metadata.name", 13)], False)),
 }  # fmt: skip
 
 
@@ -92,9 +94,9 @@ def test_what_cannot_be_parsed_is_not_whole_and_the_rest_counts() -> None:
     assert (missing.items, missing.whole, len(missing.problems)) == ((), False, 2)
 
 
-def test_an_empty_body_of_a_url_says_what_to_serve() -> None:
+def test_an_empty_body_of_a_url_is_not_whole() -> None:
     contents = Reader("n1", has_store=True).read(b"", FromURL("http://h/"), "h")
-    why = "cannot find anything in it: it is empty; if its pods should go, serve an empty PodList"
+    why = "the manifest is empty; to remove its pods, serve an empty PodList"
     assert contents == Contents(problems=(Problem(why, file="h"),), whole=False)
 
 
@@ -148,7 +150,7 @@ def test_an_object_may_hold_a_mebibyte(kind: str, fields: dict[str, dict[str, st
     if size is None:
         assert make(large).metadata.name == "x"
     else:
-        with pytest.raises(BadInput, match=f"cannot hold {size} bytes in all; right would be at most {MIB}"):
+        with pytest.raises(BadInput, match=f"Too long: may not be more than {MIB} bytes"):
             make(large)
 
 
@@ -173,10 +175,10 @@ def test_what_an_api_server_refuses_is_refused(text: str, fields: list[str]) -> 
 HIDDEN: dict[str, tuple[str, str, int]] = {
     "data that is no base64": (
         values("Secret", "data:", "  a: sesame!"),
-        "cannot be used; base64 (for plain text use stringData) would be right; what it is now is not shown", 6),
+        "Invalid value: (hidden): must be base64 (use stringData for plain text)", 6),
     "text that is a number": (
         values("Secret", "stringData:", "  a: 12345"),
-        "cannot be used; text (in quotes) would be right; what it is now is not shown", 6),
+        "Invalid value: (hidden): must be a string (in quotes)", 6),
 }  # fmt: skip
 
 
@@ -211,11 +213,11 @@ def test_files_are_listed_in_order(tmp_path: Path) -> None:
     paths = tuple(str(tmp_path / name) for name in ("a.yaml", "b.yaml", "folder"))
     assert list_files(str(tmp_path)) == Listing(paths)
     assert list_files(paths[0]) == Listing((paths[0],))
-    missing = "cannot find it; make it a directory with manifests, or a manifest: it is looked for all the time"
+    missing = "no such file or directory; create a manifest or a directory there, podkeeper watches the path"
     for name in ("missing", "a.yaml/x"):
         path = str(tmp_path / name)
         assert list_files(path) == Listing(problem=Problem(missing, file=path))
-    about = "cannot be read: it is neither a file nor a directory"
+    about = "cannot read it: neither a file nor a directory"
     assert list_files("/dev/null") == Listing(problem=Problem(about, file="/dev/null"))
     (tmp_path / "loop").symlink_to("loop")
     loop = str(tmp_path / "loop")
@@ -253,7 +255,7 @@ def test_the_bytes_of_a_file_are_bounded(tmp_path: Path) -> None:
     assert len(bytes_of(str(path))) == MOST_BYTES == 10 * 1024 * 1024
     with path.open("ab") as file:
         file.write(b"x")
-    with pytest.raises(OSError, match=f"it is larger than {MOST_BYTES} bytes"):
+    with pytest.raises(OSError, match=f"larger than {MOST_BYTES} bytes"):
         bytes_of(str(path))
-    with pytest.raises(OSError, match="it is not a file"):
+    with pytest.raises(OSError, match="not a regular file"):
         bytes_of("/dev/null")

@@ -64,7 +64,7 @@ def test_the_same_files_are_the_same_pods_after_a_restart_and_elsewhere_others(t
     assert asyncio.run(uid_in("here")) != asyncio.run(uid_in("there"))
 
 
-def test_a_path_that_is_not_there_is_told_once_and_found_when_it_comes(tmp_path: Path) -> None:
+def test_a_missing_path_is_reported_once_and_watched(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "down" / "manifests"
 
     async def scenario() -> None:
@@ -72,7 +72,7 @@ def test_a_path_that_is_not_there_is_told_once_and_found_when_it_comes(tmp_path:
             await listener.hears()
             (problem,) = source.problems()
             assert problem.file == str(path)
-            assert "cannot find it" in problem.message
+            assert "no such file or directory" in problem.message
             path.mkdir(parents=True)
             (path / "web.yaml").write_text(pod_text("web"))
             await listener.hears("web")
@@ -140,14 +140,14 @@ def test_what_is_hidden_or_left_over_is_ignored(tmp_path: Path, name: str) -> No
 BROKEN: dict[str, tuple[bytes, int, str]] = {
     "text that is no YAML": (b"kind: Pod\nmetadata: [\n", 3, "cannot parse YAML"),
     "text that is no text": (b"a: \xff\xfe\n", 1, "UTF-8"),
-    "nothing at all": (b"", 0, "it is empty"),
+    "nothing at all": (b"", 0, "the manifest is empty"),
     "an invalid pod": (pod_text("web").replace("name: app", "name: App").encode(), 7, "Invalid value: "),
     "a pod without a name": (pod_text("web").replace("  name: web", "  labels: {}").encode(), 3, "needs a name"),
     "a wrong type": (pod_text("web", more="    args: yes\n").encode(), 9, "must be a list"),
     "a misspelt kind": (pod_text("web").replace("Pod", "pod").encode(), 2, "did you mean Pod?"),
-    "an unknown version": (pod_text("web").replace("v1", "v9").encode(), 1, "v1 would be right"),
+    "an unknown version": (pod_text("web").replace("v1", "v9").encode(), 1, 'supported values: "v1"'),
     "no kind": (b"a: 1\n", 1, "Required value"),
-    "one name twice": (f"{pod_text('web')}---\n{pod_text('web')}".encode(), 13, "stands here twice"),
+    "one name twice": (f"{pod_text('web')}---\n{pod_text('web')}".encode(), 13, "is defined twice in this manifest"),
     "a reference to what no API has": (
         pod_text("web", more="    envFrom:\n    - configMapRef: {name: c}\n").encode(),
         10,
@@ -157,9 +157,7 @@ BROKEN: dict[str, tuple[bytes, int, str]] = {
 
 
 @pytest.mark.parametrize("text, line, reason", BROKEN.values(), ids=BROKEN.keys())
-def test_a_broken_file_is_named_with_line_and_reason_and_keeps_its_pods(
-    tmp_path: Path, text: bytes, line: int, reason: str
-) -> None:
+def test_an_invalid_file_is_reported_and_keeps_its_pods(tmp_path: Path, text: bytes, line: int, reason: str) -> None:
     path = tmp_path / "web.yaml"
     path.write_text(f"{pod_text('web')}---\n{pod_text('db')}")
     (tmp_path / "other.yaml").write_text(pod_text("other"))
@@ -310,7 +308,7 @@ def test_a_name_belongs_to_the_file_that_had_it_first(tmp_path: Path) -> None:
             await until(lambda: bool(source.problems()))
             (problem,) = source.problems()
             assert (problem.file, problem.line) == (str(tmp_path / "a.yaml"), 4)
-            assert problem.message.endswith(f"Pod default/web stands already in {tmp_path / 'm.yaml'}")
+            assert problem.message.endswith(f"Pod default/web is already defined in {tmp_path / 'm.yaml'}")
             assert listener.images() == {"web": "m"}
             (tmp_path / "m.yaml").unlink()
             await until(lambda: listener.images() == {"web": "a"})

@@ -123,14 +123,14 @@ def set_broken(server: Server) -> None:
 
 TROUBLES: dict[str, tuple[Callable[[Server], None], str]] = {
     "not found": (set_status, "404 Not Found"),
-    "an empty body": (set_empty, "it is empty"),
+    "an empty body": (set_empty, "the manifest is empty"),
     "a body too large": (set_huge, "larger than"),
     "a broken body": (set_broken, "cannot parse YAML"),
 }
 
 
 @pytest.mark.parametrize("spoil, reason", TROUBLES.values(), ids=TROUBLES.keys())
-def test_trouble_is_told_once_and_takes_nothing_away(spoil: Callable[[Server], None], reason: str) -> None:
+def test_failures_are_reported_once_and_change_no_pods(spoil: Callable[[Server], None], reason: str) -> None:
     async def scenario() -> None:
         server = Server(pod_text("web"))
         async with listening(server) as (listener, source):
@@ -333,9 +333,9 @@ def test_a_password_in_the_url_is_used_and_never_shown() -> None:
 
 
 @pytest.mark.parametrize("url", ["", "manifests.yaml", "ftp://host/x", "http://"])
-def test_what_is_no_url_is_refused_at_once(url: str) -> None:
+def test_an_invalid_url_is_rejected_at_once(url: str) -> None:
     async def scenario() -> None:
-        with pytest.raises(BadInput, match="would be right"):
+        with pytest.raises(BadInput, match="expected http"):
             HttpSource(url, "n1", SystemClock())
 
     asyncio.run(scenario())

@@ -81,7 +81,7 @@ def test_failures_are_reported_and_retried_with_a_backoff() -> None:
     asked, told, reports, problems = heard(Fetched(WEB, "e"), refused, refused, ZeroDivisionError("odd"), None)
     assert [at for at, _ in asked] == [0, 20, 21, 23, 27]
     assert {etag for _, etag in asked[1:]} == {"e"}
-    odd = "cannot be used for an unforeseen reason: ZeroDivisionError('odd'); please report this"
+    odd = "unexpected error: ZeroDivisionError('odd'); please report this bug"
     assert reports[:2] == [
         (PLACE, (Problem("cannot fetch it: 503", file=PLACE),)),
         (PLACE, (Problem(odd, file=PLACE),)),
@@ -104,7 +104,7 @@ def test_not_modified_is_no_first_answer() -> None:
 
 def test_an_empty_body_is_an_empty_set_only_at_first() -> None:
     empty = Fetched(b" \n", "e")
-    why = "cannot find anything in it: it is empty; if its pods should go, serve an empty PodList"
+    why = "the manifest is empty; to remove its pods, serve an empty PodList"
     asked, told, _, problems = heard(empty, Fetched(WEB, "w"), empty, Fetched(DB, "d"))
     assert asked == [(0, ""), (20, ""), (40, "w"), (41, "w")]
     assert (told, problems) == ([[], ["web"], ["db"]], ())
@@ -113,7 +113,7 @@ def test_an_empty_body_is_an_empty_set_only_at_first() -> None:
 
 @pytest.mark.parametrize("url", ["ftp://h/p", "http:///p", "/p", "https://", "h"])
 def test_an_invalid_url_is_refused(url: str) -> None:
-    with pytest.raises(BadInput, match="http://HOST/PATH would be right"):
+    with pytest.raises(BadInput, match=r"expected http\[s\]://HOST/PATH"):
         HttpSource(url, "n1", Unused())
 
 

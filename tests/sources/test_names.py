@@ -45,18 +45,18 @@ def test_a_pod_is_found(text: str, called: str) -> None:
 
 
 NOT_FOUND = {
-    "two have the name": ("db-node-1", "say one of: default/db-node-1, prod/db-node-1"),
-    "two have the plain name": ("db", "2 have that name"),
+    "two have the name": ("db-node-1", "use one of: default/db-node-1, prod/db-node-1"),
+    "two have the plain name": ("db", "2 pods match"),
     "another namespace": ("other/web", "did you mean default/web-node-1?"),
-    "a pod of the API by less than its name": ("job", "cannot find a pod 'job'"),
+    "a pod of the API by less than its name": ("job", "pod 'job' not found"),
     "a slip of the pen": ("wbe", "did you mean default/web-node-1?"),
-    "nothing like it": ("zzzzzz", "there are: default/api, "),
-    "no text": ("", "cannot find a pod ''"),
+    "nothing like it": ("zzzzzz", "available pods: default/api, "),
+    "no text": ("", "pod '' not found"),
 }
 
 
 @pytest.mark.parametrize("text, message", NOT_FOUND.values(), ids=NOT_FOUND.keys())
-def test_a_pod_is_not_guessed(text: str, message: str) -> None:
+def test_unknown_and_ambiguous_names_are_rejected(text: str, message: str) -> None:
     with pytest.raises(BadInput) as refused:
         find_pod(text, PODS)
     assert message in str(refused.value)

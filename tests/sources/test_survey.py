@@ -157,7 +157,7 @@ print(len(found.files), found.watch_trouble)
 """
 
 
-def test_where_the_kernel_gives_no_watch_files_are_read_and_it_is_said(tmp_path: Path) -> None:
+def test_without_inotify_files_are_read_and_a_warning_is_returned(tmp_path: Path) -> None:
     (tmp_path / "web.yaml").write_text(pod_text("web"))
     script = 'echo 0 > /proc/sys/user/max_inotify_instances && exec "$@"'
     command = ["unshare", "--user", "--map-root-user", "sh", "-c", script, "sh"]
@@ -169,7 +169,7 @@ def test_where_the_kernel_gives_no_watch_files_are_read_and_it_is_said(tmp_path:
     done = subprocess.run(
         [*command, sys.executable, "-c", WITHOUT_INOTIFY, str(tmp_path)], capture_output=True, text=True, check=False
     )
-    assert done.stdout.startswith("1 cannot be told of changes:"), done.stderr
+    assert done.stdout.startswith("1 cannot watch for changes:"), done.stderr
     assert "max_user_instances" in done.stdout
 
 
@@ -275,7 +275,7 @@ def test_a_stored_file_that_was_removed_is_gone_at_once_and_one_that_cannot_be_r
     assert not survey.files[unreadable].stored
 
 
-def test_what_is_no_manifest_is_named(tmp_path: Path) -> None:
+def test_other_kinds_of_files_are_reported(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "broken").symlink_to("nowhere")
@@ -286,12 +286,12 @@ def test_what_is_no_manifest_is_named(tmp_path: Path) -> None:
         for path, seen in survey.files.items()
     }
     assert told == {
-        "broken": ("cannot read it: it is a link to what is not there", False, True),
+        "broken": ("cannot read it: the target of the symbolic link does not exist", False, True),
         "folder": (
-            "cannot look into a folder within a folder of manifests; name it as a path of its own", True, False,
+            "subdirectories are ignored; to use this one, add it as a separate path", True, False,
         ),
         "loop": ("cannot read it: Too many levels of symbolic links", False, True),
-        "pipe": ("cannot be read: it is not a file", True, False),
+        "pipe": ("cannot read it: not a regular file", True, False),
     }  # fmt: skip
     assert {seen.contents.problems[0].file for seen in survey.files.values()} == set(survey.files)
 

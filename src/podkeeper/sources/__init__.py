@@ -1,1 +1,1 @@
-"""Ways in: where desired pods come from, behind the source port."""
+"""Sources of pods: files, URLs and the API server, behind the source port."""

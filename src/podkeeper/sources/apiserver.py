@@ -1,29 +1,30 @@
-"""The API server as a source: the pods bound to this node, listed once and then followed.
+"""The API source: lists and watches the pods that are bound to this node.
 
-    list --SET--> watch --ADD, UPDATE, REMOVE--> (stream ends or breaks) --> watch on from the last version
+    list --SET--> watch --ADD, UPDATE, REMOVE--> (stream ends or breaks) --> watch from the last version
       ^                                                                         |
-      `--- Gone, three fruitless watches, half an hour, an unforeseen error ----'
+      `--- Gone, three watches without events, half an hour, unexpected error --'
 
-`Ledger` decides what a list or an event changes; it neither awaits nor logs. `ApiSource` is the shell: it asks,
-obeys, and rests between tries so that no answer of the server, however odd, makes a hot loop.
+`Ledger` decides what a list or an event changes. It does not await or log. `ApiSource` sends the requests, and pauses
+between them, so that no answer of the server can cause a hot loop.
 
-What may be relied on:
+Guarantees:
 
-* The first word is a SET, and only a list that succeeded leads to one. While the API is away nothing is removed.
-* Versions of one server are numbers that grow with every change (Kubernetes guarantees it). An event that is not
-  newer than its pod, or than a list or bookmark already taken, is a repetition and says nothing. UIDs are never used
-  twice, so a pod seen deleted stays deleted. Versions that are no numbers are compared for being equal, no more.
-* A list older than what was seen removes nobody: it is refused and asked for again. Seven in a row (with the pauses
-  between, more than a minute) are no lateness: the server was restored from a backup, or replaced, and is the truth.
-* With notes that survive a restart, what a former life saw counts as seen: a pod whose end is told has the position
-  noted before, so no late answer can make a restarted agent start it again.
-* The position is noted after the pods (`remember`) and becomes durable with them. If it became durable first, a crash
+* The first update is a SET, and only a successful list results in a SET. While the API is unreachable, no pod is
+  removed.
+* Kubernetes guarantees that versions are numbers that increase with every change. An event that is not newer than its
+  pod, or than the last list or bookmark, is ignored. UIDs are never reused, so a deleted pod stays deleted. Versions
+  that are not numbers are only compared for equality.
+* A list that is older than a known version is rejected and requested again. After seven such lists (over a minute), the
+  server was probably restored from a backup or replaced, so the list is accepted.
+* With notes, versions from before a restart count as known, too. The position is stored before the end of a pod is
+  passed on, so a stale answer cannot make a restarted agent start the pod again.
+* The position is stored after the pods (`remember`) and becomes durable with them. If it became durable first, a crash
   could leave a position after a deletion and a note of the pod before it. The next agent would start the deleted pod
   from its note.
-* A stream that says nothing at all for five minutes is taken for dead. Every half an hour, more or less, a list heals
-  what no stream ever told; if that list cannot be had, watching goes on and it is asked for again soon.
+* A stream without events and bookmarks for five minutes counts as broken. About every half an hour, a list recovers
+  lost events. If that list fails, the watch continues, and the list is retried soon.
 
-The Go ancestors are pkg/kubelet/config/apiserver.go and client-go's tools/cache/reflector.go.
+Kubelet counterparts: pkg/kubelet/config/apiserver.go and client-go's tools/cache/reflector.go.
 """
 
 import asyncio
@@ -52,43 +53,45 @@ _EVENTS_IN_A_ROW = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """How patient the source is, in seconds."""
+    """Timeouts and limits. Times are in seconds."""
 
-    first_pause: float = 1.0  # after one failure; doubled with each further one, and jittered up to twice as long
+    first_pause: float = 1.0  # after one failure; doubled after each further one, plus jitter of up to 100 %
     longest_pause: float = 30.0
-    lasting: float = 60.0  # a stream that lived so long was no failure
+    lasting: float = 60.0  # a stream that lasted this long is not a failure
     silence: float = 300.0  # without event or bookmark; servers send a bookmark every minute
-    list_deadline: float = 120.0  # should the client not keep its own
-    relist: float = 1800.0  # jittered down to half of it, so that nodes do not ask in step
-    fruitless_watches: int = 3  # in a row that brought nothing; then a list is asked for instead
-    stale_lists: int = 7  # in a row older than what was seen; then the server is believed
+    list_deadline: float = 120.0  # in case the client has no deadline
+    relist: float = 1800.0  # minus jitter of up to 50 %, so that nodes do not list at the same time
+    fruitless_watches: int = 3  # after this many watches without events in a row, list again
+    stale_lists: int = 7  # after this many stale lists in a row, accept the list
 
 
 USUAL_TIMING = Timing()
 
 
-# What is decided.
+# Decisions.
 
 
 class Ledger:
-    """What was seen of the API's pods, and up to which version."""
+    """The known pods of the API, and the known version."""
 
     __slots__ = ("_complete_up_to", "_gone", "_pods", "position")
 
     def __init__(self) -> None:
-        self._pods: dict[str, Pod] = {}  # as told, by UID
-        self._gone: dict[str, int | None] = {}  # UIDs seen deleted since `_complete_up_to`, with the version of that
-        self._complete_up_to: int | None = None  # everything up to here was told: a list's or a bookmark's version
-        self.position = ""  # the newest version seen: where to watch on from
+        self._pods: dict[str, Pod] = {}  # the pods passed on, by UID
+        self._gone: dict[str, int | None] = {}  # UIDs deleted since `_complete_up_to`, with the version of the deletion
+        self._complete_up_to: int | None = (
+            None  # the version of the last list or bookmark; all earlier events are known
+        )
+        self.position = ""  # the newest known version, from which the next watch starts
 
     def is_stale(self, listed: Listed[Pod]) -> bool:
-        """Whether a list is older than what was seen."""
+        """Return whether a list is older than the known version."""
         return is_older(listed.resource_version, self.position)
 
     def take_list(self, listed: Listed[Pod]) -> tuple[PodUpdate, tuple[Pod, ...]]:
-        """Take a list for the truth. Returns the SET to tell, and the pods in it that cannot be used.
+        """Accept a list. Returns the SET, and the unusable pods of the list.
 
-        A pod that was misread is not gone: if one of its name was told before, the SET keeps that.
+        An unusable pod is not removed: if a pod of the same name is known, the SET keeps that one.
         """
         refused = tuple(pod for pod in listed.items if not is_usable(pod))
         pods = {pod.metadata.uid or "": pod for pod in listed.items if is_usable(pod)}
@@ -104,7 +107,7 @@ class Ledger:
         return PodUpdate(Op.SET, tuple(pods.values()), API_SOURCE), refused
 
     def take_event(self, event: WatchEvent[Pod]) -> PodUpdate | None:
-        """Take one event of the watch. Returns what it changes; None: nothing, it was told before."""
+        """Process one event of the watch. Returns the update, or None if the event is not new."""
         pod, version = event.object, event.resource_version
         if not is_older(version, self.position):
             self.position = version
@@ -125,19 +128,19 @@ class Ledger:
         return PodUpdate(Op.ADD if known is None else Op.UPDATE, (pod,), API_SOURCE)
 
     def _take_deletion(self, pod: Pod, version: str) -> PodUpdate | None:
-        # Whatever its version: a UID never comes back, and some servers send the pod's last one, not the deletion's.
+        # Ignore the version, because UIDs are never reused, and some servers send the pod's last version here.
         uid = pod.metadata.uid or ""
         if not self._is_covered(version):
             self._gone[uid] = version_number(version)
         return None if self._pods.pop(uid, None) is None else PodUpdate(Op.REMOVE, (pod,), API_SOURCE)
 
     def _is_covered(self, version: str) -> bool:
-        """Whether a list or a bookmark already stands for everything up to this version."""
+        """Return whether the last list or bookmark includes this version."""
         number = version_number(version)
         return number is not None and self._complete_up_to is not None and number <= self._complete_up_to
 
     def _complete(self, version: str) -> None:
-        """Everything up to a version was told: who is gone by then cannot be told of again."""
+        """Record that all events up to a version are known. Earlier deletions need not be kept any more."""
         number = version_number(version)
         if number is not None and not self._is_covered(version):
             self._complete_up_to = number
@@ -145,46 +148,44 @@ class Ledger:
 
 
 def is_usable(pod: Pod) -> bool:
-    """Whether a pod says who it is."""
+    """Return whether a pod has a UID and a name."""
     return bool(pod.metadata.uid and pod.metadata.name)
 
 
 def _ends_something(update: PodUpdate) -> bool:
-    """Whether a word of the API is one that must never be unsaid: a pod is to end, is over or is gone."""
+    """Return whether an update deletes, removes or completes a pod. This must not be lost by a crash."""
     return update.op in (Op.SET, Op.REMOVE) or any(
         pod.metadata.deletion_timestamp is not None or is_terminal(pod.status.phase) for pod in update.pods
     )
 
 
-# What is done.
+# Actions.
 
 
 class Notes(Protocol):
-    """What this room asks of a notebook: notes by key that survive a restart."""
+    """Notes by key that survive a restart: the part of `Notebook` that this module uses."""
 
     def take(self, key: str) -> bytes | None:
-        """The note of before the restart, once."""
+        """Return the note from before the restart. Later calls return None."""
 
     def write(self, key: str, note: bytes) -> None:
         """Write a note."""
 
     async def settle(self, key: str | None = None) -> None:
-        """Return once a key's note is safe, or cannot be waited for any longer."""
+        """Return when the note of a key is durable, or after a timeout."""
 
 
 class _End(Enum):
-    """How following a stream ended."""
+    """How a watch ended."""
 
     CLOSED = auto()
     BROKEN = auto()
     SILENT = auto()
-    TOO_OLD = auto()  # the version cannot be watched from any more
+    TOO_OLD = auto()  # the server cannot start a watch from this version any more
     LIST_DUE = auto()
 
 
 class ApiSource:
-    """Tells the pods that the API has for one node."""
-
     def __init__(
         self,
         *,
@@ -196,9 +197,9 @@ class ApiSource:
         remember: Remember = lambda _: None,
         timing: Timing = USUAL_TIMING,
     ) -> None:
-        """`note` receives messages about the source. `notes` store the last version seen, for the next start.
+        """`note` receives messages about the source. `notes` store the newest known version for the next start.
 
-        `remember` receives each update before it is told, and notes its pods for the next life.
+        `remember` receives each update before it is sent, and stores its pods for the next start.
         """
         self._api = api
         self._selector = f"spec.nodeName={node_name}"
@@ -210,39 +211,38 @@ class ApiSource:
         self._ledger = Ledger()
         seen = None if notes is None else notes.take(API_SOURCE)
         self._ledger.position = "" if seen is None else seen.decode(errors="replace")
-        self._failures = 0  # tries in a row that came to nothing
-        self._fruitless = 0  # watches in a row that brought nothing
-        self._must_list = True  # there is nothing to watch from
-        self._list_due = 0.0  # on the monotonic clock; from then on a list would heal what was lost
+        self._failures = 0  # failures in a row
+        self._fruitless = 0  # watches without events in a row
+        self._must_list = True  # there is no version to watch from
+        self._list_due = 0.0  # on the monotonic clock: when to list again, to recover lost events
         self._stale_lists = 0  # in a row
 
     @property
     def name(self) -> str:
-        """`api`."""
         return API_SOURCE
 
     async def run(self, tell: Tell) -> None:
-        """List, watch and tell, until cancelled. Never raises for what the API, or the one told, does."""
-        self._must_list = True  # run again, it begins anew: with a SET
+        """List and watch until cancelled. Errors of the API and of the receiver do not end it."""
+        self._must_list = True  # a second run must start with a SET, too
         while True:
             pause = await self._try(tell)
             if pause > 0:
                 await asyncio.sleep(pause)
 
     async def _try(self, tell: Tell) -> float:
-        """List or watch, whichever is due. Returns how long to rest."""
+        """List or watch, whichever is due. Returns the pause before the next try."""
         try:
             if self._must_list or self._clock.monotonic() >= self._list_due:
                 trouble = await self._list(tell)
                 return 0.0 if trouble is None else self._without_list(trouble)
             return await self._watch_once(tell)
         except Exception:
-            log.exception("cannot follow the API's pods for an unforeseen reason, will list them again")
+            log.exception("unexpected error while watching pods, will list again")
             self._must_list = True
-            return self._rest("cannot follow pods for an unforeseen reason")
+            return self._rest("unexpected error while watching pods")
 
     async def _list(self, tell: Tell) -> str | None:
-        """List and tell. Returns what was wrong, if anything was."""
+        """List the pods and send them. Returns the error, if any."""
         try:
             async with asyncio.timeout(self._timing.list_deadline):
                 listed = await self._api.list(Pod, field_selector=self._selector)
@@ -252,7 +252,7 @@ class ApiSource:
             return "cannot list pods: no answer in time"
         if self._ledger.is_stale(listed) and not self._is_believed():
             version, seen = listed.resource_version, self._ledger.position
-            return f"cannot use a list of pods of version {version}: {seen} was seen before"
+            return f"cannot use a list of pods of version {version}: version {seen} is already known"
         update, refused = self._ledger.take_list(listed)
         for pod in refused:
             self._refuse(pod)
@@ -264,33 +264,33 @@ class ApiSource:
         return None
 
     def _without_list(self, trouble: str) -> float:
-        """Go on without a list where that is possible; where it is not, rest."""
+        """Continue to watch after a failed list if possible. Returns the pause before the next try."""
         if self._must_list:
             return self._rest(trouble)
         pause = self._timing.longest_pause * (1 + self._clock.fraction())
         self._list_due = self._clock.monotonic() + pause
-        log.warning("%s; watching on, and listing again in %.1f s", trouble, pause)
+        log.warning("%s; continuing to watch, will list again in %.1f s", trouble, pause)
         return 0.0
 
     def _is_believed(self) -> bool:
-        """Whether so many lists were older than what was seen that the server must be another one."""
+        """Count a stale list. Returns whether there were so many that the server must have been restored."""
         self._stale_lists += 1
         if self._stale_lists < self._timing.stale_lists:
             return False
         log.error(
-            "the API stays behind version %s, as if restored from a backup: taking its list for the truth",
+            "the API's lists stay older than version %s, as after a restore from a backup: accepting its list",
             self._ledger.position,
         )
         return True
 
     async def _watch_once(self, tell: Tell) -> float:
-        """Watch as long as the stream lasts. Returns how long to rest."""
+        """Watch until the stream ends. Returns the pause before the next try."""
         begun, position = self._clock.monotonic(), self._ledger.position
         end = await self._watch(tell)
         return self._after_watch(end, self._clock.monotonic() - begun, self._ledger.position != position)
 
     async def _watch(self, tell: Tell) -> _End:
-        """Follow the pods until the stream ends, however it does."""
+        """Watch until the stream ends. Returns how it ended."""
         try:
             stream = self._api.watch(Pod, self._ledger.position, field_selector=self._selector)
             try:
@@ -307,7 +307,7 @@ class ApiSource:
         return _End.CLOSED
 
     async def _follow(self, stream: AsyncIterator[WatchEvent[Pod]], tell: Tell) -> None:
-        """Take what a stream says, until it ends or says nothing for too long."""
+        """Process the events of a stream until it ends or times out."""
         loop = asyncio.get_running_loop()
         async with asyncio.timeout_at(self._deadline(loop)) as deadline:
             taken = 0
@@ -316,7 +316,7 @@ class ApiSource:
                 deadline.reschedule(self._deadline(loop))
                 taken += 1
                 if taken % _EVENTS_IN_A_ROW == 0:
-                    await asyncio.sleep(0)  # a burst that lies ready must not keep the loop from everybody else
+                    await asyncio.sleep(0)  # let other tasks run during a burst of events
 
     def _deadline(self, loop: asyncio.AbstractEventLoop) -> float:
         return min(loop.time() + self._timing.silence, self._list_due)
@@ -328,25 +328,25 @@ class ApiSource:
             await self._tell_safely(update, tell)
 
     async def _tell_safely(self, update: PodUpdate, tell: Tell) -> None:
-        """Note the pods, then the position, then tell. Wait until the notes are durable if the update ends a pod."""
+        """Store the pods, then the position, then send. If the update ends a pod, wait until the notes are durable."""
         try:
             self._remember(update)
             if self._notes is not None:
                 self._notes.write(API_SOURCE, self._ledger.position.encode())
                 if _ends_something(update):
                     await self._notes.settle(API_SOURCE)
-        finally:  # the ledger has taken it: nobody else would tell
+        finally:  # send in any case, because the ledger counts the update as known
             self._pass_on(update, tell)
 
     def _pass_on(self, update: PodUpdate, tell: Tell) -> None:
-        """Tell. Whoever is told may fail, as a boundary may: the other pods go on, and a list tells it once more."""
+        """Send an update. If the receiver fails, list again soon, which sends the pods again."""
         try:
             tell(update)
             return
         except AgentError as error:
             log.error("%s of %d pods from the API was refused: %s", update.op, len(update.pods), error)
         except Exception:
-            log.exception("%s of %d pods from the API failed in an unforeseen way", update.op, len(update.pods))
+            log.exception("%s of %d pods from the API failed unexpectedly", update.op, len(update.pods))
         self._list_due = min(self._list_due, self._clock.monotonic() + self._timing.longest_pause)
 
     def _refuse(self, pod: Pod) -> None:
@@ -354,8 +354,8 @@ class ApiSource:
         self._say(f"refused pod {full_name(pod)}")
 
     def _after_watch(self, end: _End, lived: float, progress: bool) -> float:
-        """Decide what comes after a watch, and how long to rest before it."""
-        if progress:  # this server knows newer versions than the lists that seemed stale
+        """Decide whether to list after a watch. Returns the pause before the next try."""
+        if progress:  # the server has newer versions than its stale lists
             self._fruitless = self._stale_lists = 0
         elif end is not _End.LIST_DUE:
             self._fruitless += 1
@@ -367,25 +367,25 @@ class ApiSource:
             case _End.LIST_DUE:
                 return 0.0
             case _End.CLOSED | _End.SILENT | _End.TOO_OLD if lived >= self._timing.lasting:
-                return 0.0  # so long a life is pause enough
+                return 0.0  # no pause needed after such a long watch
             case _End.CLOSED:
                 return self._rest("the watch of pods was closed early")
             case _End.BROKEN:
                 return self._rest("the watch of pods broke")
             case _End.SILENT:
-                return self._rest("the watch of pods says nothing")
+                return self._rest("the watch of pods received no events or bookmarks")
             case _End.TOO_OLD:
-                return self._rest("the watch of pods cannot go on from where it was")
+                return self._rest("the watch of pods cannot continue, because its version is too old")
 
     def _rest(self, why: str) -> float:
-        """Count a failure; the pause grows with each, and differs from node to node."""
+        """Count a failure. Returns a pause with exponential backoff and jitter."""
         timing = self._timing
-        # Bounded before the power is taken: a server may be away for weeks.
+        # Limit the exponent, because 2.0 ** n overflows after weeks of failures.
         pause = min(timing.first_pause * 2.0 ** min(self._failures, 16), timing.longest_pause)
         pause *= 1 + self._clock.fraction()
         self._failures += 1
-        log.warning("%s; trying again in %.1f s", why, pause)
-        self._say(f"{why}; trying again in {pause:.1f} s")
+        log.warning("%s; will retry in %.1f s", why, pause)
+        self._say(f"{why}; will retry in {pause:.1f} s")
         return pause
 
     def _say(self, what: str) -> None:
@@ -396,7 +396,7 @@ class ApiSource:
 
 
 async def _close(stream: AsyncIterator[WatchEvent[Pod]]) -> None:
-    """Close a stream that is a generator; one that is left is closed only when it is collected."""
+    """Close a stream that is a generator. Otherwise it would stay open until it is garbage-collected."""
     close = getattr(stream, "aclose", None)
     if close is not None:
         await close()

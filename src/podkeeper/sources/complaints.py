@@ -1,8 +1,8 @@
-"""What is wrong with which manifest now; each change is told once.
+"""Report the problems of manifests, once per change.
 
-In: what a source found wrong, by place, with a version that changes whenever the place does. Out: log lines and calls
-of `report` for what is news, and `now()` for whoever asks. A manifest that was edited and is still wrong is
-told again, also in the same words: the one who edited it waits for an answer.
+Input: the problems of a source by place, with a version that changes whenever the place changes. Output: log lines and
+calls of `report` for changes, and `now()` with the current problems. If an edited manifest still has the same problems,
+they are reported again, because the user waits for a result.
 """
 
 import logging
@@ -14,35 +14,33 @@ from podkeeper.model.errors import Problem
 log = logging.getLogger(__name__)
 
 Report = Callable[[str, tuple[Problem, ...]], None]
-"""Is told a place (a file, a directory, a URL) and all that is wrong with it; nothing: it is mended, or gone."""
+"""Receives a place (file, directory, URL) and its problems. No problems means that it was fixed or removed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Complaint:
-    """All that is wrong with one place."""
+    """All problems of one place."""
 
     problems: tuple[Problem, ...]
-    version: object = None  # of what the place holds
-    held: int = 0  # how many things stay as they were for it
+    version: object = None  # of the content
+    held: int = 0  # number of its older objects that stay in use
 
 
 class Complaints:
-    """Remembers what was told."""
-
     def __init__(self, report: Report | None = None) -> None:
         self._report = report
         self._told: dict[str, Complaint] = {}
 
     def now(self) -> tuple[Problem, ...]:
-        """All that is wrong."""
+        """Return all current problems."""
         return tuple(problem for complaint in self._told.values() for problem in complaint.problems)
 
     def take(self, found: Mapping[str, Complaint]) -> None:
-        """Take what is wrong now for the truth, and tell what is news."""
+        """Replace the current problems and report the changes."""
         before, self._told = self._told, dict(found)
         for place in before:
             if place not in found:
-                log.info("%s is mended or gone", place)
+                log.info("%s: fixed or removed", place)
                 self._tell(place, ())
         for place, complaint in found.items():
             if before.get(place) != complaint:
@@ -53,12 +51,12 @@ class Complaints:
         for problem in complaint.problems:
             log.error("%s", problem)
         if complaint.held:
-            log.warning("%s: what else it had before (%d) stays as it is until it is mended", place, complaint.held)
+            log.warning("%s: %d objects from its last valid version stay in use", place, complaint.held)
 
     def _tell(self, place: str, problems: tuple[Problem, ...]) -> None:
         if self._report is None:
             return
         try:
             self._report(place, problems)
-        except Exception:  # who shows problems must not become one
-            log.exception("cannot report what is wrong with %s", place)
+        except Exception:  # an error in the display of problems must not stop the source
+            log.exception("cannot report the problems of %s", place)

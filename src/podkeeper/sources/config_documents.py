@@ -1,8 +1,8 @@
-"""Config maps and secrets in manifests: a document comes in, the object as an API server would store it goes out.
+"""Convert documents to config maps and secrets, as an API server would store them.
 
-Its namespace is `default` unless it says otherwise; a secret's `stringData` is folded into its `data`. What an API
-server would refuse is refused here, as `BadInput` with file and line; a secret's values are never part of a message.
-The Go ancestors are `ValidateConfigMap` and `ValidateSecret` in pkg/apis/core/validation.
+The namespace defaults to `default`, and a secret's `stringData` is merged into its `data`. Objects that an API server
+would reject raise `BadInput` with file and line. Messages never contain values of secrets. Kubelet counterparts:
+`ValidateConfigMap` and `ValidateSecret` in pkg/apis/core/validation.
 """
 
 import base64
@@ -19,25 +19,26 @@ from podkeeper.rules.static import DEFAULT_NAMESPACE
 from podkeeper.rules.validate import names
 
 MOST_BYTES: Final = 1024 * 1024
-"""Of one object's values together."""
+"""The maximum size of all values of one object."""
 
 _DEFAULT_SECRET_TYPE: Final = "Opaque"
 _SECRET_FIELDS: Final = ("data", "stringData")
 
 
 def config_map_from(document: Document) -> ConfigMap:
-    """The config map that a document describes. Raises `BadInput` with every problem."""
+    """Return the config map of a document. Raises `BadInput` with all problems."""
     found = decode(document, ConfigMap)
     _refuse(document, _config_map_problems(found))
     return replace(found, metadata=_at_home(found.metadata))
 
 
 def secret_from(document: Document) -> Secret:
-    """The secret that a document describes. Raises `BadInput` with every problem."""
+    """Return the secret of a document. Raises `BadInput` with all problems."""
     try:
         found = decode(document, Secret)
     except BadInput as error:
-        raise BadInput(*map(_without_value, error.problems)) from None  # the cause would quote the value
+        # "from None", because the original error contains the value.
+        raise BadInput(*map(_without_value, error.problems)) from None
     folded = {key: base64.b64encode(text.encode()).decode() for key, text in (found.string_data or {}).items()}
     data = {**(found.data or {}), **folded} or None
     found = replace(found, data=data, string_data=None, type=found.type or _DEFAULT_SECRET_TYPE)
@@ -80,7 +81,7 @@ def _identity_problems(metadata: ObjectMeta) -> Iterator[Problem]:
 
 def _size_problems(size: int) -> Iterator[Problem]:
     if size > MOST_BYTES:
-        yield Problem(f"cannot hold {size} bytes in all; right would be at most {MOST_BYTES}", "data")
+        yield names.too_long("data", MOST_BYTES)
 
 
 def _bytes_of_text(text: str) -> int:
@@ -93,12 +94,12 @@ def _bytes_of_base64(text: str) -> int:
 
 
 def _without_value(problem: Problem) -> Problem:
-    """A problem with a secret's value, told without it."""
+    """Remove the value from a problem of a secret."""
     field = problem.field.partition("[")[0].partition(".")[0]
     if field not in _SECRET_FIELDS:
         return problem
-    right = "base64 (for plain text use stringData)" if field == "data" else "text (in quotes)"
-    return Problem(f"cannot be used; {right} would be right; what it is now is not shown", *_place(problem))
+    expected = "base64 (use stringData for plain text)" if field == "data" else "a string (in quotes)"
+    return Problem(f"Invalid value: (hidden): must be {expected}", *_place(problem))
 
 
 def _place(problem: Problem) -> tuple[str, str, int]:

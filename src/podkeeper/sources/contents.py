@@ -1,14 +1,15 @@
-"""What one manifest holds: a text comes in; pods, config maps and secrets go out, and what is wrong with the rest.
+"""Read one manifest: pods, config maps, secrets and problems.
 
     text --documents--> Pod               --rules/static.py-----> a pod of this node
                         ConfigMap, Secret --config_documents.py-> an object of the node's own store
-                        something else    ----------------------> passed over, and said
-                        broken            ----------------------> problems, and the text is not whole
+                        other kinds       ----------------------> ignored, with a problem
+                        invalid documents ----------------------> problems, and the text is not `whole`
 
-A text that is not `whole` may have meant more than could be read: whoever keeps what it held before (`shelf.py`) takes
-nothing away for it. A Service or a Deployment is no such doubt: it was never a pod. A text without any
-document but not without comments is whole, and empty: so a manifest can be commented out. An empty text is
-what a full disk leaves behind; it is not believed.
+A text that is not `whole` may contain more objects than could be read, so `shelf.py` keeps its older objects in use. An
+ignored kind, such as a Deployment, does not count as missing.
+
+A text with comments only is whole and holds no objects, so that users can comment out a manifest. An empty text is not
+whole, because a full disk leaves empty files.
 """
 
 import logging
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Final
 
-from podkeeper.model.errors import BadInput, Problem
+from podkeeper.model.errors import BadInput, Problem, quoted
 from podkeeper.model.k8s.core import ConfigMap, Pod, Secret
 from podkeeper.model.manifest import Document, read_documents, type_of
 from podkeeper.rules.static import FromFile, Origin, References, static_pod_from
@@ -27,57 +28,53 @@ from podkeeper.sources.local_objects import ObjectKey, key_of
 log = logging.getLogger(__name__)
 
 MOST_BYTES: Final = 10 * 1024 * 1024
-"""Of one manifest; the reference reads no more either."""
+"""The maximum size of a manifest, as in the kubelet."""
 
 _OURS: Final = {"pod": "Pod", "configmap": "ConfigMap", "secret": "Secret"}
-_EMPTY_LISTS: Final = frozenset({"PodList", "ConfigMapList", "SecretList"})  # a list without items says so
+_EMPTY_LISTS: Final = frozenset({"PodList", "ConfigMapList", "SecretList"})  # documents only if they have no items
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One object of a manifest, and where it stands; a pod's key has its plain name, without the node's behind it."""
+    """One object of a manifest. The key of a pod has the name of the manifest, without the node's name."""
 
     key: ObjectKey
     value: Pod | ConfigMap | Secret
-    place: Document  # without its content: only to find a line, should anybody ask
+    place: Document  # without its content, only to find line numbers
 
     def problem(self, message: str, field: str) -> Problem:
-        """Something wrong with this object, with its place."""
         return self.place.problem(message, field)
 
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What a manifest holds."""
+    """The objects and problems of a manifest."""
 
     items: tuple[Item, ...] = ()
     problems: tuple[Problem, ...] = ()
-    whole: bool = True  # False: it may have meant more than this
+    whole: bool = True  # False: it may contain more objects than `items`
 
     def keys(self) -> frozenset[ObjectKey]:
-        """Which objects it holds."""
         return frozenset(item.key for item in self.items)
 
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """Reads manifests for one node."""
-
     node_name: str
-    has_store: bool  # config maps and secrets have a place here, and pods may refer to them
+    has_store: bool  # whether the node stores config maps and secrets, so that pods may refer to them
 
     def read(self, data: bytes, origin: Origin, shown: str) -> Contents:
-        """Read a manifest. `shown` is what problems call it. Never raises: whatever is wrong is in the problems."""
+        """Read a manifest. Problems call it `shown`. Never raises."""
         try:
             return self._read(data, origin, shown)
-        except Exception as error:  # a mistake of ours in one manifest must not keep the others from being read
-            log.exception("cannot read %s for an unforeseen reason", shown)
-            return broken(f"cannot read it for an unforeseen reason: {error!r}; please report this", shown)
+        except Exception as error:  # a bug that one manifest triggers must not affect the others
+            log.exception("unexpected error while reading %s", shown)
+            return broken(f"unexpected error while reading the manifest: {error!r}; please report this bug", shown)
 
     def _read(self, data: bytes, origin: Origin, shown: str) -> Contents:
         if not data.strip():
-            gone = "remove it" if isinstance(origin, FromFile) else "serve an empty PodList"
-            return broken(f"cannot find anything in it: it is empty; if its pods should go, {gone}", shown)
+            remedy = "remove the file" if isinstance(origin, FromFile) else "serve an empty PodList"
+            return broken(f"the manifest is empty; to remove its pods, {remedy}", shown)
         reading = read_documents(data, shown)
         items: dict[ObjectKey, Item] = {}
         problems = list(reading.problems)
@@ -86,7 +83,8 @@ class Reader:
             try:
                 for item in self._items(document, origin):
                     if item.key in items:
-                        raise BadInput(item.problem(f"cannot be used: {item.key} stands here twice", "metadata.name"))
+                        message = f"Duplicate value: {item.key} is defined twice in this manifest"
+                        raise BadInput(item.problem(message, "metadata.name"))
                     items[item.key] = item
             except _PassedOver as error:
                 problems += error.problems
@@ -96,7 +94,7 @@ class Reader:
         return Contents(tuple(items.values()), tuple(problems), whole)
 
     def _items(self, document: Document, origin: Origin) -> Iterator[Item]:
-        """What a document describes; nothing when it is a list without items."""
+        """Yield the object of a document. Yields nothing for a list without items."""
         place = Document({}, document.source, document.prefix)
         match document.api_version, document.kind:
             case "v1", "Pod":
@@ -116,29 +114,30 @@ class Reader:
 
     def _refuse(self, document: Document) -> None:
         if not document.kind or not document.api_version:
-            type_of(document)  # says what is missing
+            type_of(document)  # raises with the missing fields
         near = get_close_matches(document.kind.lower(), _OURS, n=1, cutoff=0.8)
         ours = _OURS[near[0]] if near else ""
         if near and document.kind != ours:
-            raise BadInput(document.problem(f"cannot use a {document.kind}; did you mean {ours}?", "kind"))
+            message = f"Unsupported value: {quoted(document.kind)}: did you mean {ours}?"
+            raise BadInput(document.problem(message, "kind"))
         if near and document.api_version != "v1":
-            message = f"cannot use a {document.kind} of {document.api_version}; v1 would be right"
+            message = f'Unsupported value: {quoted(document.api_version)}: supported values: "v1"'
             raise BadInput(document.problem(message, "apiVersion"))
-        used = "pods, config maps and secrets" if self.has_store else "pods"
-        message = f"cannot use a {document.kind} here, it is passed over; from manifests this node takes {used}"
+        used = '"Pod", "ConfigMap", "Secret"' if self.has_store else '"Pod"'
+        message = f"Unsupported value: {quoted(document.kind)}: ignored; supported values: {used}"
         raise _PassedOver(document.problem(message, "kind"))
 
 
 def pod_item(pod: Pod, node_name: str, place: Document) -> Item:
-    """A static pod of this node as an item of its manifest."""
+    """Return a static pod of this node as an item of its manifest."""
     name = (pod.metadata.name or "").removesuffix(f"-{node_name.lower()}")
     return Item(ObjectKey("Pod", pod.metadata.namespace or "", name), pod, place)
 
 
 class _PassedOver(BadInput):
-    """The document is something that was never meant for a node alone."""
+    """The document has a kind that a node does not use. It is ignored."""
 
 
 def broken(message: str, shown: str) -> Contents:
-    """The contents of what cannot be read at all."""
+    """Return the contents of a manifest that cannot be read at all."""
     return Contents(problems=(Problem(message, file=shown),), whole=False)

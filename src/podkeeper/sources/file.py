@@ -1,22 +1,21 @@
-"""Manifests in files as a source: the static pods of this node, and the config maps and secrets beside them.
+"""The file source: static pods, config maps and secrets from manifest files.
 
-    inotify, or every 20 s --> survey (in a thread) --> shelf --> SET of all pods, if they differ from those last told
+    inotify, or every 20 s --> survey (in a thread) --> shelf --> SET of all pods, if they have changed
 
-In: paths of directories and files, there or not. Out: a SET at first, even an empty one, and after each change. A file
-may hold many documents, YAML or JSON, and lists. What a pod becomes is decided in `rules/static.py`.
+Input: paths of directories and files, which may not exist. Output: a SET at the start, even if it is empty, and after
+each change. A file may hold several documents in YAML or JSON, and lists. `rules/static.py` creates the pods.
 
-What may be relied on:
+Guarantees:
 
-* A file that cannot be used (unreadable, broken, an invalid pod, a name that is taken) is named with line and reason,
-  once per change, and takes nothing away: what it held before stays until it is mended. Other files do not notice.
-* With notes this also holds for what an earlier life of the agent read: see `static_teller.py`. While a named path
-  cannot be listed since the start (it is there and cannot be read), the source does not count as ready.
-* A file that is removed takes its pods with it, after a moment in which it may come back.
-* No half of a file is read: see `survey.py` and `watch.py`.
-* A path that is not there is told once, and looked for all the time. Where the kernel cannot watch, looking every 20 s
-  must do, and that is said.
+* The problems of a file (unreadable, malformed, invalid pod, duplicate name) are reported with line and reason, once
+  per change. Its older objects stay in use until it is fixed. Other files are not affected.
+* With notes, this also applies across restarts of the agent: see `static_teller.py`. Until all paths could be listed
+  once, the source is not ready.
+* If a file is removed, its pods are removed after 0.2 s.
+* Incomplete files are not read: see `survey.py` and `watch.py`.
+* A missing path is reported once and watched. If inotify is not available, the source polls every 20 s and logs that.
 
-The loop never waits for a file system. The Go ancestors are pkg/kubelet/config/file.go and file_linux.go.
+The event loop never waits for a file system. Kubelet counterparts: pkg/kubelet/config/file.go and file_linux.go.
 """
 
 import asyncio
@@ -40,14 +39,12 @@ from podkeeper.sources.watch import Watch
 log = logging.getLogger(__name__)
 
 PERIOD_SECONDS: Final = 20.0
-"""How often all files are looked at, whatever the kernel says."""
+"""How often all files are inspected even without events."""
 
-_BREATH_SECONDS: Final = 0.01  # between two surveys: many files that come one by one are told in a few words
+_BREATH_SECONDS: Final = 0.01  # minimum time between surveys, so that many quick changes result in few updates
 
 
 class FileSource:
-    """Static pods from files."""
-
     def __init__(
         self,
         paths: Iterable[str | os.PathLike[str]],
@@ -60,10 +57,10 @@ class FileSource:
         notes: ManifestNotes | None = None,
         open_watch: Callable[[], Watch] = Watch,
     ) -> None:
-        """`objects` holds the node's config maps and secrets; None: it has none, and pods may not refer to any.
+        """`objects` holds the node's config maps and secrets. None: pods may not refer to any.
 
-        `notes` keep what the files held for the next life of the agent; None: nothing is kept.
-        `open_watch` opens what reports changes of files.
+        `notes` store the manifests across restarts of the agent. None: nothing is stored.
+        `open_watch` opens the watch for file changes.
         """
         self._paths = tuple(dict.fromkeys(os.path.abspath(path) for path in paths))
         self._reader = Reader(node_name, has_store=objects is not None)
@@ -76,15 +73,14 @@ class FileSource:
 
     @property
     def name(self) -> str:
-        """`file`."""
         return FILE_SOURCE
 
     def problems(self) -> tuple[Problem, ...]:
-        """What is wrong with the files now, each with its place."""
+        """Return the current problems of the files."""
         return self._teller.problems()
 
     async def run(self, tell: Tell) -> None:
-        """Tell the pods of all files, now and whenever they change, until cancelled."""
+        """Send the pods of all files, now and after each change, until cancelled."""
         self._teller.begin(lambda place: owner_of(place, self._paths) is not None)
         surveyor = Surveyor(self._paths, self._reader, self._teller.places(), self._open_watch)
         try:
@@ -98,13 +94,13 @@ class FileSource:
             surveyor.close()
 
     async def _look(self, surveyor: Surveyor, tell: Tell) -> float:
-        """Look at all files and tell what is news. Returns when to look again, if nothing happens before."""
+        """Inspect all files and send changes. Returns the time until the next survey if no event comes before."""
         try:
             wall_ns = int(self._clock.now().timestamp() * 1e9)
             survey = await asyncio.to_thread(surveyor.survey, wall_ns, self._clock.monotonic())
             self._take(survey, tell)
         except Exception:
-            log.exception("cannot look at the manifests for an unforeseen reason, will try again")
+            log.exception("unexpected error while inspecting the manifests, will retry")
             return self._period_seconds
         return self._period_seconds if survey.again_in is None else min(survey.again_in, self._period_seconds)
 
@@ -112,12 +108,12 @@ class FileSource:
         if survey.watch_trouble != self._watch_trouble:
             self._watch_trouble = survey.watch_trouble
             if survey.watch_trouble is not None:
-                log.warning("%s; looking every %g s instead", survey.watch_trouble, self._period_seconds)
+                log.warning("%s; polling every %g s instead", survey.watch_trouble, self._period_seconds)
         found = {path: Found(seen.contents, seen.version) for path, seen in survey.files.items()}
         self._teller.take(found, survey.problems, tell, complete=survey.complete)
 
     async def _await_news(self, watch: Watch | None, seconds: float) -> None:
-        """Wait until the kernel tells of a change, or for so long."""
+        """Wait for an event of the watch, but not longer than this."""
         loop = asyncio.get_running_loop()
         self._news.clear()
         try:
@@ -132,7 +128,7 @@ class FileSource:
                 loop.remove_reader(watch.fileno())
 
     def _drain(self, watch: Watch, deadline: asyncio.Timeout) -> None:
-        """Take the kernel's news; a file begun and not finished is looked at when its writer falls silent."""
+        """Read the events. If files are still being written, wake up when they count as complete."""
         now = self._clock.monotonic()
         if watch.drain(now):
             self._news.set()

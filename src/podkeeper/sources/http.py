@@ -1,16 +1,18 @@
-"""Manifests at a URL as a source: static pods that a web server hands out, to one node or to a whole fleet.
+"""The HTTP source: static pods from a URL.
 
-    every 20 s --GET--> a body --contents.py, shelf.py--> SET of all pods, if they differ from those last told
-                `--> 304, or the same body: nothing new
-                `--> anything else: said once per change; what was told stays true; asked again after a pause
+    every 20 s --GET--> a body --contents.py, shelf.py--> SET of all pods, if they have changed
+                `--> 304, or the same body: no change
+                `--> any other answer: reported once, pods stay as they are, retry with backoff
 
-In: a URL (http or https) and the headers to send. Out: a SET as soon as a body could be read. The body is a manifest
-like a file: one pod, a PodList, or many documents. What is wrong with it is named with line and reason, and takes
-nothing away. No answer, an error or an empty body is no word about pods; only that an empty body comes as the very
-first answer is told as an empty SET, as the reference does, so that nobody waits for this source for ever. With notes
-what the URL held before a restart of the agent stays true until it answers: see `static_teller.py`.
+Input: a URL (http or https) and request headers. Output: a SET as soon as a body could be read. The body is a manifest
+as in a file: one pod, a PodList, or several documents. Its problems are reported with line and reason, and its older
+objects stay in use.
 
-`web_page.py` sends the requests. The Go ancestor is pkg/kubelet/config/http.go.
+No answer, an error or an empty body does not change the pods. As in the kubelet, an empty body as the first answer
+results in an empty SET, so that the agent does not wait for this source forever. With notes, the pods from before a
+restart stay in use until the URL answers: see `static_teller.py`.
+
+`web_page.py` sends the requests. Kubelet counterpart: pkg/kubelet/config/http.go.
 """
 
 import asyncio
@@ -34,14 +36,12 @@ from podkeeper.sources.web_page import Headers, NoAnswer, Page, WebPage, shown_u
 log = logging.getLogger(__name__)
 
 PERIOD_SECONDS: Final = 20.0
-"""How often the URL is asked."""
+"""How often the URL is fetched."""
 
-_FIRST_PAUSE_SECONDS: Final = 1.0  # after one failure; doubled with each further one, up to the period
+_FIRST_PAUSE_SECONDS: Final = 1.0  # after one failure; doubled after each further one, up to the period
 
 
 class HttpSource:
-    """Static pods from a URL."""
-
     def __init__(
         self,
         url: str,
@@ -55,13 +55,13 @@ class HttpSource:
         notes: ManifestNotes | None = None,
         page: Page | None = None,
     ) -> None:
-        """`objects` holds the node's config maps and secrets; None: it has none, and pods may not refer to any.
+        """`objects` holds the node's config maps and secrets. None: pods may not refer to any.
 
-        `notes` keep what the URL held for the next life of the agent; None: nothing is kept.
-        `page` fetches the URL; None: with aiohttp.
+        `notes` store the manifest across restarts of the agent. None: nothing is stored.
+        `page` fetches the URL. None: use aiohttp.
         """
         if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
-            raise BadInput(Problem(f"cannot fetch manifests from {shown_url(url)!r}; http://HOST/PATH would be right"))
+            raise BadInput(Problem(f"cannot fetch manifests from {shown_url(url)!r}; expected http[s]://HOST/PATH"))
         self._url = url
         self._place = shown_url(url)
         self._reader = Reader(node_name, has_store=objects is not None)
@@ -75,15 +75,14 @@ class HttpSource:
 
     @property
     def name(self) -> str:
-        """`http`."""
         return HTTP_SOURCE
 
     def problems(self) -> tuple[Problem, ...]:
-        """What is wrong with the URL or its manifests now."""
+        """Return the current problems of the URL and its manifests."""
         return self._teller.problems()
 
     async def run(self, tell: Tell) -> None:
-        """Tell the pods of the URL, now and whenever they change, until cancelled."""
+        """Send the pods of the URL, now and after each change, until cancelled."""
         self._teller.begin(lambda place: place == self._place)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._teller.run(tell))
@@ -95,15 +94,15 @@ class HttpSource:
                 await asyncio.sleep(await self._try(page, tell))
 
     async def _try(self, page: Page, tell: Tell) -> float:
-        """Ask once and tell what is news. Returns how long to rest."""
+        """Fetch the URL once and send changes. Returns the pause before the next request."""
         try:
             found = await self._ask(page)
             self._teller.take({self._place: found}, {}, tell)
         except NoAnswer as error:
             self._teller.complain(self._place, Problem(str(error), file=self._place))
         except Exception as error:
-            log.exception("cannot use what %s says for an unforeseen reason, will ask again", self._place)
-            message = f"cannot be used for an unforeseen reason: {error!r}; please report this"
+            log.exception("unexpected error while handling %s, will retry", self._place)
+            message = f"unexpected error: {error!r}; please report this bug"
             self._teller.complain(self._place, Problem(message, file=self._place))
         else:
             self._failures = 0
@@ -111,7 +110,7 @@ class HttpSource:
         return self._pause()
 
     async def _ask(self, page: Page) -> Found:
-        """What the URL holds now. Raises NoAnswer when it does not say."""
+        """Return the contents of the URL. Raises NoAnswer."""
         last = self._last
         fetched = await page.fetch(self._etag if last is not None else "")
         if fetched is None:
@@ -123,10 +122,10 @@ class HttpSource:
             if last is None and not self._teller.places():
                 last = self._last = Found(Contents(), b"")
                 return last
-            why = "cannot find anything in it: it is empty; if its pods should go, serve an empty PodList"
+            why = "the manifest is empty; to remove its pods, serve an empty PodList"
             if last is not None:
                 raise NoAnswer(why)
-            last = self._last = Found(broken(why, self._place), b"")  # what it had before the restart stays
+            last = self._last = Found(broken(why, self._place), b"")  # keeps the objects from before the restart
             return last
         version = hashlib.blake2b(data, digest_size=16).digest()
         if last is None or last.version != version:
@@ -136,7 +135,7 @@ class HttpSource:
         return last
 
     def _pause(self) -> float:
-        """Count a failure; the pause grows with each, and differs from node to node."""
+        """Count a failure. Returns a pause with exponential backoff and jitter."""
         pause = min(_FIRST_PAUSE_SECONDS * 2.0 ** min(self._failures, 16), self._period_seconds)
         self._failures += 1
         return pause * (1 + self._clock.fraction() / 2)

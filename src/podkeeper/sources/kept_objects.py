@@ -3,15 +3,16 @@
     get, token --> API --answers--> caller, and `store` if it changed
                     `--no answer since the agent started--> `store` --> caller
 
-In: the API's reader, its provider of tokens, and a store that survives a reboot. Out: the same objects. The decision
-and what an attacker gets: docs/decisions/0010.
+Input: the API's reader, its provider of tokens, and a store that survives a reboot. Output: the same objects.
+docs/decisions/0010 has the decision and the risks.
 
 * The store is read until the API has answered one call for a config map, secret or token since the agent started.
-  From then on an error is an error, as without a store. Other calls do not count.
+  After that, errors are passed on, as without a store. Other calls do not count.
 * Config maps are stored. Secrets and tokens are stored only if `keep_secrets` is set. Secrets of type
   kubernetes.io/service-account-token are never stored: they are credentials of the cluster and do not expire.
-* `keep_for` removes what no pod of this node needs any more. What the API answers with NotFound is removed, too.
-* Callers never wait for a write. What the disk refuses is retried and costs nothing but the next offline start.
+* `keep_for` removes objects that no pod of this node needs any more. If the API answers NotFound, the object is
+  removed, too.
+* Callers never wait for a write. Failed writes are retried. They only affect the next offline start.
 """
 
 import asyncio
@@ -38,40 +39,40 @@ ANSWER_SECONDS: Final = 10.0
 """How long the API may take for an answer before the store is read instead."""
 
 ASK_AGAIN_SECONDS: Final = 10.0
-"""So long after an unanswered call the store answers at once: a pod with ten objects waits for one call, not ten."""
+"""After a call without an answer, use the store at once for this time. A pod with ten objects then waits only once."""
 
 RETRY_SECONDS: Final = 30.0
 CLUSTER_CREDENTIAL: Final = "kubernetes.io/service-account-token"
 
 
 class Store(Protocol):
-    """Bytes by name, as `ObjectFiles` has them. Calls block, and raise OSError."""
+    """Bytes by name, such as `ObjectFiles`. Calls block, and raise OSError."""
 
     def open(self) -> frozenset[str]:
-        """Make the store ready. Returns the names there are."""
+        """Prepare the store. Returns the existing names."""
 
     def name_of(self, key: str) -> str:
-        """The name for a key."""
+        """Return the name for a key."""
 
     def read(self, name: str) -> bytes | None:
-        """What was written last."""
+        """Return the value, or None if it does not exist."""
 
     def write(self, name: str, data: bytes) -> None:
-        """Replace what is there."""
+        """Replace the value."""
 
     def remove(self, name: str) -> None:
-        """Remove it."""
+        """Remove the value, if it exists."""
 
 
 class Tokens(Protocol):
-    """Makes service account tokens."""
+    """A provider of service account tokens."""
 
     async def token(self, pod: Pod, audience: str, expiration_seconds: int | None) -> str:
-        """A token that is good for a while yet."""
+        """Return a token that does not expire soon."""
 
 
 class _Envelope(msgspec.Struct, frozen=True):
-    """What a file holds; the key says whether it is the one that was asked for."""
+    """The content of a file. It includes the key, because file names are hashes."""
 
     kind: str
     namespace: str
@@ -80,7 +81,7 @@ class _Envelope(msgspec.Struct, frozen=True):
 
 
 class KeptObjects:
-    """Reads objects, and stores those that this node's pods need."""
+    """Reads objects, and stores those that the pods of this node need."""
 
     def __init__(
         self,
@@ -92,7 +93,7 @@ class KeptObjects:
         tokens: Tokens | None = None,
         in_thread: Callable[..., Awaitable[Any]] = asyncio.to_thread,
     ) -> None:
-        """`tokens`: where service account tokens come from; None: from nowhere. `in_thread` runs a blocking call."""
+        """`tokens` provides service account tokens. None: there are none. `in_thread` runs a blocking call."""
         self._api = api
         self._store = store
         self._clock = clock
@@ -103,23 +104,23 @@ class KeptObjects:
         self._ask_again_at = 0.0
         self._opened = asyncio.Lock()
         self._names: set[str] | None = None  # of the files; None: the store has not been opened
-        self._stored: dict[str, bytes] = {}  # by name: the digest of what was written in this life
+        self._stored: dict[str, bytes] = {}  # by name: the digest of the last write since the start
         self._pending: dict[str, bytes | None] = {}  # by name: to be written; None: to be removed
         self._work = asyncio.Event()
-        self._put_since_drop = False  # something was put that nobody may need
+        self._put_since_drop = False  # an object was stored that may not be needed any more
         self._needed: dict[str, tuple[PodSpec, frozenset[NeededObject]]] | None = None  # by UID of the pod
 
     # Reading.
 
     async def get(self, kind: type[K], name: str, namespace: str = "") -> K:
-        """The object as the API has it, or as it was stored. Raises NotFound."""
+        """Return an object from the API or from the store. Raises NotFound."""
         if kind is not ConfigMap and kind is not Secret:
             return await self._api.get(kind, name, namespace)
         key = NeededObject(CONFIG_MAP if kind is ConfigMap else SECRET, namespace, name)
         return await self._read(key, lambda: self._api.get(kind, name, namespace), kind)
 
     async def token(self, pod: Pod, audience: str, expiration_seconds: int | None) -> str:
-        """A token from the provider, or the last one: it is renewed as soon as the API answers. Raises TryLater."""
+        """Return a token from the provider or the stored one. Raises TryLater."""
         tokens = self._tokens
         if tokens is None:
             raise TryLater("cannot get a service account token: this node has no provider of tokens")
@@ -136,7 +137,7 @@ class KeptObjects:
                 return await self._asked(key, ask)
         except (ApiUnavailable, TimeoutError) as error:
             why = str(error) or f"no answer within {ANSWER_SECONDS:g} s"
-            if self._api_answered:  # to another call, meanwhile
+            if self._api_answered:  # another call was answered in the meantime
                 raise ApiUnavailable(f"cannot get {key}: {why}") from error
             self._ask_again_at = self._clock.monotonic() + ASK_AGAIN_SECONDS
             log.warning("using stored copies of %s and other objects: the API does not answer: %s", key, why)
@@ -151,7 +152,7 @@ class KeptObjects:
             raise
         self._api_answered = True
         envelope = _Envelope(key.kind, key.namespace, key.name, msgspec.Raw(msgspec.json.encode(answer)))
-        # An older copy of what may not be stored is removed: it became a credential, or permission was withdrawn.
+        # If the object may not be stored, remove an older copy: its type may have changed, or the option was removed.
         stored = msgspec.json.encode(envelope) if self._may_keep(key, answer) else None
         self._put(self._store.name_of(str(key)), stored)
         return answer
@@ -184,7 +185,7 @@ class KeptObjects:
     # Writing.
 
     def keep_for(self, pods: Iterable[Pod]) -> None:
-        """Forget what these pods do not need. Call it only when they are all pods of the node."""
+        """Remove objects that these pods do not need. They must be all pods of the node."""
         before, now = self._needed or {}, dict[str, tuple[PodSpec, frozenset[NeededObject]]]()
         for pod in pods:
             uid = pod.metadata.uid or ""
@@ -192,7 +193,7 @@ class KeptObjects:
             now[uid] = known if known is not None and known[0] is pod.spec else (pod.spec, needed_objects(pod))
         changed, self._needed = now != self._needed, now
         if self._names is None:
-            self._work.set()  # opens the store, which removes what is not needed
+            self._work.set()  # opens the store, which removes objects that are not needed
         elif changed or self._put_since_drop:  # an answer may come after the pod that asked for it was removed
             self._drop_unneeded()
 
@@ -222,9 +223,9 @@ class KeptObjects:
             try:
                 await self._open()
                 await self._write_all()
-            except Exception as error:  # an unexpected one as well: a bug in the store must not end the agent
+            except Exception as error:  # unexpected errors, too, because a bug in the store must not end the agent
                 unexpected = None if isinstance(error, OSError) else error
-                message = "cannot store objects of pods, next try in %g s: %s"
+                message = "cannot store objects of pods, will retry in %g s: %s"
                 log.warning(message, RETRY_SECONDS, error, exc_info=unexpected)
                 await asyncio.sleep(RETRY_SECONDS)
                 self._work.set()
@@ -238,7 +239,7 @@ class KeptObjects:
 
     async def _write_all(self) -> None:
         refused: dict[str, OSError] = {}
-        # A name that is refused does not block the others: on a full disk, a removal makes room for a write.
+        # Continue after an error, because on a full disk a removal may make room for a write.
         while (name := next((each for each in self._pending if each not in refused), None)) is not None:
             try:
                 await self._write(name, self._pending[name])
@@ -257,7 +258,7 @@ class KeptObjects:
             await self._in_thread(self._store.write, name, data)
             names.add(name)
             self._stored[name] = _digest(data)
-        if self._pending.get(name) is data:  # not replaced meanwhile
+        if self._pending.get(name) is data:  # not replaced in the meantime
             del self._pending[name]
 
 

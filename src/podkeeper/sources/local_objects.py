@@ -1,14 +1,13 @@
-"""The node's own config maps and secrets: those that lie beside the pods in its manifests.
+"""The node's own config maps and secrets, from its manifests.
 
     documents of a source --replace--> LocalObjects --get--> containers' environments, volumes
-                                            `--subscribe--> whoever shows an object live
+                                            `--subscribe--> volumes, which update their files
 
-A node without an API server has no other place for them. Each source owns what it found and replaces it as a whole;
-of two sources that have an object of one name, the one that came first in the alphabet (`file` before `http`) counts.
-Whoever asks by the `Reader` of ports/api.py need not know that there is no API.
+Each source replaces all its objects at once. If two sources have an object of the same name, the source whose name
+comes first (`file` before `http`) has priority. `LocalObjects` implements the `Reader` of ports/api.py for a node
+without API server.
 
-Nothing here awaits: an object is there for every reader before `replace` returns, so a source that replaces its
-objects before it tells its pods never lets a pod look for what is not there yet.
+`replace` does not await. So a source can replace its objects before it sends its pods, and pods find them at once.
 """
 
 import logging
@@ -30,8 +29,6 @@ LocalObject = ConfigMap | Secret
 
 @dataclass(frozen=True, slots=True)
 class ObjectKey:
-    """Which object: its kind, as `kind` in a manifest says it, and its name."""
-
     kind: str
     namespace: str
     name: str
@@ -41,37 +38,35 @@ class ObjectKey:
 
 
 Listener = Callable[[frozenset[ObjectKey]], None]
-"""Is told which objects came, changed or went."""
+"""Receives the keys of created, changed and removed objects."""
 
 
 class LocalObjects:
-    """Config maps and secrets of this node."""
-
     def __init__(self) -> None:
         self._by_owner: dict[str, dict[ObjectKey, LocalObject]] = {}
         self._all: dict[ObjectKey, LocalObject] = {}
         self._listeners: dict[object, Listener] = {}
 
     async def get(self, kind: type[K], name: str, namespace: str = "") -> K:
-        """The object as it is now. Raises NotFound."""
+        """Return an object. Raises NotFound."""
         key = ObjectKey(kind.__name__, namespace or DEFAULT_NAMESPACE, name)
         found = self._all.get(key)
         if not isinstance(found, kind):
-            raise NotFound(f"cannot find {key} among this node's manifests; put its document beside the pods")
+            raise NotFound(f"{key} not found in this node's manifests; add it to the manifests of the pods")
         return found
 
     def objects(self) -> tuple[LocalObject, ...]:
-        """All of them, in the order of their kinds and names."""
+        """Return all objects, sorted by kind and name."""
         return tuple(self._all[key] for key in sorted(self._all, key=str))
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
-        """Tell somebody of every change from now on. Returns what ends that."""
-        ticket = object()  # one listener may come twice
+        """Call the listener on every change. Returns a function that ends the subscription."""
+        ticket = object()  # the same listener may subscribe twice
         self._listeners[ticket] = listener
         return lambda: self._listeners.pop(ticket, None) and None
 
     def replace(self, owner: str, objects: Iterable[LocalObject]) -> frozenset[ObjectKey]:
-        """Hold exactly these objects for an owner, instead of those it had. Returns what that changed."""
+        """Replace all objects of an owner. Returns the keys of changed objects."""
         self._by_owner[owner] = {key_of(each): each for each in objects}
         before, self._all = self._all, {}
         for _, owned in sorted(self._by_owner.items(), reverse=True):
@@ -85,10 +80,9 @@ class LocalObjects:
         for listener in tuple(self._listeners.values()):
             try:
                 listener(changed)
-            except Exception:  # a listener's trouble is neither the source's nor the other listeners'
-                log.exception("cannot tell a listener that %s changed", ", ".join(sorted(map(str, changed))))
+            except Exception:  # an error in a listener must not affect the source and the other listeners
+                log.exception("unexpected error in a listener for changes of %s", ", ".join(sorted(map(str, changed))))
 
 
 def key_of(what: LocalObject) -> ObjectKey:
-    """How an object is found again."""
     return ObjectKey(type(what).__name__, what.metadata.namespace or DEFAULT_NAMESPACE, what.metadata.name or "")

@@ -1,16 +1,16 @@
-"""Store what static manifests held, for an agent that starts while they cannot be read.
+"""Store the objects of static manifests, for an agent that starts while the manifests are unreadable.
 
     Shelf: items by place --keep--> one note per place --(restart)--> recall --> Shelf
 
-In: what counts of each file or URL. Out: the same after a restart, equal to what the source itself made of the manifest
-(UID, config hash and all), so a pod that runs is adopted and not replaced.
+Input: the objects in use of each file or URL. Output: the same objects after a restart, with the same UIDs and config
+hashes, so that running pods are adopted and not replaced.
 
-* A note is written before its pods are told. It becomes durable with the next sync of the journal; a disk that refuses
+* A note is written before its pods are sent. It becomes durable with the next sync of the journal. A failing disk
   delays nothing.
-* A note lasts as long as its place: the journal holds no more than the manifests do.
-* A note of another node name, or one that cannot be decoded, is dropped: the pods in it are not those of this node.
-* Content of Secrets is only stored if `keep_secrets` is set (docs/decisions/0010). A pod whose Secret is missing waits
-  for the source. A Secret that is replaced or gone also leaves the disk, with the next sync.
+* A note is removed with its place, so the journal does not grow.
+* A note of another node name, or one that cannot be decoded, is dropped, because its pods are not those of this node.
+* Secrets are only stored if `keep_secrets` is set (docs/decisions/0010). A pod whose Secret is missing waits for the
+  source. A replaced or removed Secret is removed from the disk with the next sync.
 """
 
 import asyncio
@@ -34,39 +34,37 @@ log = logging.getLogger(__name__)
 
 
 class PurgedNotes(Notes, Protocol):
-    """Notes whose former content can be removed from the disk."""
+    """Notes whose old content can be removed from the disk."""
 
     def purge(self) -> None:
-        """Have replaced and dropped notes removed from the disk with the next sync."""
+        """Remove replaced and dropped notes from the disk with the next sync."""
 
 
 class _Note(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What one place held."""
+    """The objects of one place."""
 
     node: str
-    place: bytes  # a path need not be text
+    place: bytes  # because a path may not be valid UTF-8
     pods: tuple[Pod, ...] = ()
     config_maps: tuple[ConfigMap, ...] = ()
     secrets: tuple[Secret, ...] = ()
 
 
 class ManifestNotes:
-    """Notes of one source of manifests."""
-
     def __init__(
         self, notes: PurgedNotes, node_name: str, *, keep_secrets: bool, patience_seconds: float = PATIENCE_SECONDS
     ) -> None:
-        """`patience_seconds`: how long the source may take to read anything before the stored pods are told."""
+        """`patience_seconds`: how long to wait for the source before the stored pods are sent."""
         self.patience_seconds = patience_seconds
         self._notes = notes
         self._node_name = node_name
         self._keep_secrets = keep_secrets
-        self._kept: dict[str, bytes] = {}  # by key: the note as it was written last
-        self._secret: set[str] = set()  # keys whose note holds Secrets
+        self._kept: dict[str, bytes] = {}  # by key: the last written note
+        self._secret: set[str] = set()  # keys of notes with Secrets
         self._written = asyncio.Event()
 
     def recall(self) -> dict[str, tuple[Item, ...]]:
-        """What the places held before the restart, in the order of places. Empty when called again."""
+        """Return the objects from before the restart, in the order of places. Later calls return nothing."""
         recalled: dict[str, tuple[Item, ...]] = {}
         for key in tuple(self._notes.old_keys()):
             encoded = self._notes.take(key) or b""
@@ -78,7 +76,7 @@ class ManifestNotes:
                     raise ValueError("a pod in it has no UID or no name")
             except UNDECODABLE as error:
                 log.warning("dropped the note of a manifest that cannot be decoded: %s", error)
-                self._secret.add(key)  # perhaps
+                self._secret.add(key)  # it may contain Secrets
                 self._drop(key)
                 continue
             if note.secrets:
@@ -86,14 +84,14 @@ class ManifestNotes:
             if note.node != self._node_name:
                 self._drop(key)
                 continue
-            if note.secrets and not self._keep_secrets:  # permission was withdrawn
+            if note.secrets and not self._keep_secrets:  # the option was removed since the last start
                 note = msgspec.structs.replace(note, secrets=())
                 self._write(key, msgspec.json.encode(note))
             recalled[os.fsdecode(note.place)] = _items(note)
         return dict(sorted(recalled.items()))
 
     def keep(self, counting: Mapping[str, tuple[Item, ...]]) -> None:
-        """Store what each place holds now, and nothing of other places."""
+        """Store the objects of these places, and drop the notes of all others."""
         notes = {_key(place): self._note(place, items) for place, items in counting.items() if items}
         for gone in self._kept.keys() - notes.keys():
             self._drop(gone)
@@ -105,7 +103,7 @@ class ManifestNotes:
                     self._secret.add(key)
 
     async def run(self) -> None:
-        """Have the journal synced after each change, until cancelled."""
+        """Sync the journal after each change, until cancelled."""
         while True:
             await self._written.wait()
             self._written.clear()
@@ -113,7 +111,7 @@ class ManifestNotes:
 
     def _write(self, key: str, note: bytes) -> None:
         self._notes.write(key, note)
-        self._kept[key] = note  # after the write: a note that could not be written is written again
+        self._kept[key] = note  # after the write, so that a failed write is repeated
         self._purge_secrets(key)
         self._written.set()
 

@@ -1,9 +1,7 @@
-"""Which pod somebody means: a text comes in, with the pods there are; the one that is meant goes out.
+"""Find a pod by name, `namespace/name` or UID.
 
-A pod may be called by its name, by `namespace/name`, or by its UID. A pod from a manifest has the node's name behind
-its own (`web` became `web-node1`); it may be called by its plain name too. A name is taken by the letter first: a
-plain name only counts when no pod has it for its own. Whatever fits more than one pod is answered with all of them,
-never with a guess.
+A static pod (`web-node1`) can also be found by the name in its manifest (`web`). Full names have priority over names in
+manifests. If several pods match, the error lists all of them.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,15 +16,15 @@ _MOST_SHOWN: Final = 10
 
 
 def plain_name(pod: Pod) -> str:
-    """A pod's name as its manifest has it: that of a static pod, without the node's name behind it."""
+    """Return a pod's name as in its manifest, without the node's name."""
     name = pod.metadata.name or ""
     return name.removesuffix(f"-{(pod.spec.node_name or '').lower()}") if is_static_pod(pod) else name
 
 
 def find_pod(text: str, pods: Iterable[Pod]) -> Pod:
-    """The pod that a person means. Raises BadInput when there is none, or more than one.
+    """Find a pod. Raises BadInput if there is none or more than one.
 
-    Of two pods of one name (one is being replaced) the later one is meant.
+    Of two pods with the same name (one replaces the other), returns the later one.
     """
     known = {(pod.metadata.namespace or "", pod.metadata.name or ""): pod for pod in pods if not is_mirror_pod(pod)}
     namespace, _, name = text.strip().rpartition("/")
@@ -39,10 +37,8 @@ def find_pod(text: str, pods: Iterable[Pod]) -> Pod:
         if len(found) == 1:
             return found[0]
         if found:
-            right = ", ".join(sorted(map(_called, found))[:_MOST_SHOWN])
-            raise BadInput(
-                Problem(f"cannot tell which pod {text!r} is: {len(found)} have that name; say one of: {right}")
-            )
+            names = ", ".join(sorted(map(_called, found))[:_MOST_SHOWN])
+            raise BadInput(Problem(f"pod name {text!r} is ambiguous: {len(found)} pods match; use one of: {names}"))
     raise BadInput(Problem(_not_found(text, name, tuple(known.values()))))
 
 
@@ -52,10 +48,10 @@ def _called(pod: Pod) -> str:
 
 def _not_found(text: str, name: str, pods: Sequence[Pod]) -> str:
     if not pods:
-        return f"cannot find a pod {text!r}: there are no pods"
+        return f"pod {text!r} not found: there are no pods"
     by_name = {plain_name(pod): pod for pod in pods} | {pod.metadata.name or "": pod for pod in pods}
     if similar := get_close_matches(name, by_name, n=1):
-        return f"cannot find a pod {text!r}; did you mean {_called(by_name[similar[0]])}?"
+        return f"pod {text!r} not found; did you mean {_called(by_name[similar[0]])}?"
     shown = sorted(map(_called, pods))
     more = f" and {len(shown) - _MOST_SHOWN} more" if len(shown) > _MOST_SHOWN else ""
-    return f"cannot find a pod {text!r}; there are: {', '.join(shown[:_MOST_SHOWN])}{more}"
+    return f"pod {text!r} not found; available pods: {', '.join(shown[:_MOST_SHOWN])}{more}"

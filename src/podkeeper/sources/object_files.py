@@ -1,11 +1,11 @@
-"""A directory of small files that only the agent's user can read: one file per key, replaced as a whole.
+"""Store values in small files that only the agent's user can read: one file per key.
 
-In: keys and bytes. Out: the bytes after a crash or a power cut, as they were before or after the last write, never
-mixed. Every call blocks, and raises OSError when the disk refuses.
+Writes are atomic: after a crash or power failure, a file has its old or its new content. All calls block, and raise
+OSError if the disk fails.
 
-The directory has mode 0700 and each file 0600. A directory of another user, or one that is a symbolic link, is not
-used: its owner could read what is written to it. A file that is removed is gone from the directory when the call
-returns. The blocks on the disk are not overwritten.
+The directory has mode 0700, each file 0600. A directory of another user or a symbolic link is not used, because its
+owner could read the files. A removed file is gone from the directory when the call returns, but its blocks on the disk
+are not overwritten.
 """
 
 import contextlib
@@ -22,15 +22,13 @@ _NAME: Final = re.compile(rf"[0-9a-f]{{{2 * _NAME_BYTES}}}")
 
 
 class ObjectFiles:
-    """Values by key, in one directory."""
-
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
     def open(self) -> frozenset[str]:
-        """Make the directory if there is none, and remove unfinished files. Returns the names of the others.
+        """Create the directory if needed, and remove unfinished files. Returns the names of the others.
 
-        Files with names that `name_of` cannot give are left alone.
+        Ignores files whose names `name_of` cannot return.
         """
         self._directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):
@@ -48,11 +46,11 @@ class ObjectFiles:
 
     @staticmethod
     def name_of(key: str) -> str:
-        """The name of a key's file: a hash, because the name of an object can be longer than that of a file."""
+        """Return the file name of a key: a hash, because object names can be longer than file names."""
         return hashlib.blake2b(key.encode(), digest_size=_NAME_BYTES).hexdigest()
 
     def read(self, name: str) -> bytes | None:
-        """What was written last under a name; None: nothing."""
+        """Return the content of a file, or None if it does not exist."""
         directory = self._open_directory()
         try:
             # O_NONBLOCK, because opening a FIFO without it blocks
@@ -70,7 +68,7 @@ class ObjectFiles:
             os.close(descriptor)
 
     def write(self, name: str, data: bytes) -> None:
-        """Replace what is there. Durable when it returns."""
+        """Replace the content of a file. The write is durable when the call returns."""
         directory, unfinished = self._open_directory(), name + _UNFINISHED
         try:
             try:

@@ -1,12 +1,12 @@
-"""Where manifests lie: which files of a directory count, in which order, and what must be watched to see them change.
+"""Find the manifest files of a path and the points to watch for changes.
 
-In: a path that somebody named, a directory or a file, there or not. Out: the files to read, or why there are none; and
-the points at which a change of the path itself shows: every symbolic link on the way, the last name, or the
-first that is missing. So a directory that appears later, or is swapped by its link, is seen like any other change.
+Input: the path of a directory or file, which may not exist. Output: the files to read, or the problem, and the points
+where a change of the path is visible: every symbolic link on the way, the last name, and the first missing name. So the
+watch also sees a directory that is created later or replaced by its link.
 
-As in the reference, names that begin with a dot do not count (a ConfigMap volume keeps its `..data` so), and folders
-within a folder are not entered. Unlike there, what editors and package managers leave beside a file does not count.
-The Go ancestor is `extractFromDir` in pkg/kubelet/config/file.go.
+As in the kubelet, names that start with a dot are ignored (a ConfigMap volume has `..data`), and so are subdirectories.
+In contrast to the kubelet, backup files of editors and package managers are ignored, too. Kubelet counterpart:
+`extractFromDir` in pkg/kubelet/config/file.go.
 """
 
 import os
@@ -21,57 +21,57 @@ _LEFTOVERS: Final = (
     *("~", ".swp", ".swx", ".bak", ".orig", ".rej", ".tmp"),
     *(".dpkg-old", ".dpkg-new", ".dpkg-dist", ".dpkg-tmp", ".rpmsave", ".rpmnew", ".rpmorig"),
 )
-_MOST_LINKS: Final = 40  # as the kernel
+_MOST_LINKS: Final = 40  # the kernel's limit
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """What a path leads to."""
+    """The files of a path."""
 
     files: tuple[str, ...] = ()
     problem: Problem | None = None
-    certain: bool = True  # False: the files could not be listed, and may all be there
+    certain: bool = True  # False: the files could not be listed, but may still exist
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Something to watch: a directory, and the one name in it that matters, or every name."""
+    """A directory to watch, and one name in it or all names (None)."""
 
     directory: str
     name: str | None
-    path: str  # what a change is about: this path, or what lies below it
-    writes: bool  # whether writes to what it names matter, or only its coming and going
+    path: str  # changes affect this path or the files in it
+    writes: bool  # whether to watch writes, too, or only creation, renaming and removal
 
 
 def shown(path: str) -> str:
-    """A path as it can be printed, also one that is no text."""
+    """Return a printable form of a path, which may not be valid UTF-8."""
     return path.encode("utf-8", "backslashreplace").decode()
 
 
 def is_ignored(name: str) -> bool:
-    """Whether a name in a directory never is a manifest: hidden, or left over by an editor or package manager."""
+    """Return whether a file is hidden, or a backup file of an editor or package manager."""
     return name.startswith(".") or name.endswith(_LEFTOVERS) or (name.startswith("#") and name.endswith("#"))
 
 
 def list_files(path: str) -> Listing:
-    """The files that a named path stands for: itself, or those of the directory, in order."""
+    """Return the files of a path: the path itself, or the sorted files of the directory."""
     try:
         mode = os.stat(path).st_mode
         if stat.S_ISREG(mode):
             return Listing((path,))
         if not stat.S_ISDIR(mode):
-            return Listing(problem=_problem("cannot be read: it is neither a file nor a directory", path))
+            return Listing(problem=_problem("cannot read it: neither a file nor a directory", path))
         names = sorted(name for name in os.listdir(path) if not is_ignored(name))
         return Listing(tuple(os.path.join(path, name) for name in names))
     except (FileNotFoundError, NotADirectoryError):
-        about = "cannot find it; make it a directory with manifests, or a manifest: it is looked for all the time"
+        about = "no such file or directory; create a manifest or a directory there, podkeeper watches the path"
         return Listing(problem=_problem(about, path))
     except OSError as error:
         return Listing(problem=_problem(f"cannot read it: {error.strerror}", path), certain=False)
 
 
 def points_of(path: str) -> Iterator[Point]:
-    """What to watch so that no change of a named path is missed; `path` is absolute."""
+    """Yield all points to watch for changes of an absolute path."""
     is_directory = os.path.isdir(path)
     for directory, name in _turns(path):
         yield Point(directory, name, path, writes=not is_directory)
@@ -80,7 +80,7 @@ def points_of(path: str) -> Iterator[Point]:
 
 
 def _turns(path: str) -> Iterator[tuple[str, str]]:
-    """Directory and name of each symbolic link on the way, and of the last name, or the first that is missing."""
+    """Yield directory and name of each symbolic link on the way, and of the last name or the first missing one."""
     current, links = "/", 0
     parts = _parts(path)
     while parts:
@@ -94,7 +94,7 @@ def _turns(path: str) -> Iterator[tuple[str, str]]:
         except FileNotFoundError:
             yield current, name
             return
-        except OSError:  # there, and no link
+        except OSError:  # it exists and is not a link
             if not parts:
                 yield current, name
             current = here
@@ -109,7 +109,7 @@ def _turns(path: str) -> Iterator[tuple[str, str]]:
 
 
 def _parts(path: str) -> list[str]:
-    """The names of a path, the first one last."""
+    """Return the names of a path in reverse order."""
     return [part for part in reversed(path.split("/")) if part not in ("", ".")]
 
 

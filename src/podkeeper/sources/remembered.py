@@ -1,24 +1,23 @@
-"""A source with a memory: what it last said is told again after a restart, if the source itself has nothing to say.
+"""Store the pods of a source, so that they can start after a restart while the source is unreachable.
 
-    source --SET, ADD, UPDATE, REMOVE--> remember, then tell
+    source --SET, ADD, UPDATE, REMOVE--> store, then pass on
                                             |
-    notes of a former life --(the source is silent)--> tell: ADD, until the source speaks
+    stored pods --(the source does not answer)--> ADD, until the source answers
 
-In: a source that may be out of reach when the agent starts (the API's), and notes that survive a restart. Out: its
-words, unchanged. When the node comes up and the API does not, the last known pods start from the notes.
+Input: a source that may be unreachable when the agent starts (the API), and notes that survive a restart. Output: the
+source's updates, unchanged. If the node boots without the API, the stored pods start.
 
-What may be relied on:
+Guarantees:
 
-* Memory only ever adds. It is told as an ADD, which does not count as the source having spoken: nobody is taken for an
-  orphan because a note was lost. The source's first list (its SET) replaces all that memory said.
-* A pod is noted before it is told. What only its status changes is not noted, save its end: a pod is noted when it
-  comes, when it is changed or deleted, and once when it is over. So a pod seen deleted is remembered as being deleted,
-  and one that is over as being over.
-* The source passes each update to `remember` before it tells it. A source that notes its own progress writes that after
-  `remember`. The journal keeps the order of writes, so a crash never leaves progress that is ahead of the pods' notes.
-* Mirrors are not remembered: they are shadows of pods that the node has itself.
+* Stored pods are sent as an ADD, which does not make the source ready. So no pod becomes an orphan because its note was
+  lost. The first SET of the source replaces all stored pods.
+* A pod is stored before it is passed on: when it is added, changed or deleted, and when it becomes terminal. Other
+  changes of its status are not stored. So a deleted pod stays deleted after a restart, and a terminal one terminal.
+* The source passes each update to `remember` before it sends it. If it stores its own progress, it does so after
+  `remember`. The journal keeps the order of writes, so a crash never leaves progress that is ahead of the stored pods.
+* Mirror pods are not stored, because the node has their static pods itself.
 
-The writes become durable with the next sync of the journal; a disk that refuses holds nobody up.
+The writes become durable with the next sync of the journal. A failing disk delays nothing.
 """
 
 import asyncio
@@ -41,52 +40,51 @@ from podkeeper.rules.phase import is_terminal
 log = logging.getLogger(__name__)
 
 PATIENCE_SECONDS = 5.0
-"""How long a source may take for its first words before memory speaks."""
+"""How long to wait for the source's first update before the stored pods are sent."""
 
 
 Remember = Callable[[PodUpdate], None]
-"""Notes what is new in an update. The source calls it with each update, before it tells the update."""
+"""Stores the changes of an update. The source calls it with each update, before it sends the update."""
 
 
 class Notes(Protocol):
-    """What this room asks of a notebook: notes by key that survive a restart."""
+    """Notes by key that survive a restart: the part of `Notebook` that this module uses."""
 
     def old_keys(self) -> Iterable[str]:
-        """The keys of notes from before the restart that nobody has taken or changed."""
+        """Return the keys of notes from before the restart that were neither taken nor changed."""
 
     def take(self, key: str) -> bytes | None:
-        """The note of before the restart, once."""
+        """Return the note from before the restart. Later calls return None."""
 
     def write(self, key: str, note: bytes) -> None:
         """Write a note."""
 
     def drop(self, key: str) -> None:
-        """Forget a note."""
+        """Remove a note."""
 
     async def settle(self, key: str | None = None) -> None:
-        """Return once every note is safe, or cannot be waited for any longer."""
+        """Return when all notes are durable, or after a timeout."""
 
 
 class RememberedSource:
-    """A source whose last words outlive the agent."""
+    """A source whose pods survive a restart of the agent."""
 
     def __init__(
         self, make_source: Callable[[Remember], Source], notes: Notes, *, patience_seconds: float = PATIENCE_SECONDS
     ) -> None:
         self._notes = notes
         self._patience_seconds = patience_seconds
-        self._noted: dict[str, Pod] = {}  # by UID, as the notes have them
+        self._noted: dict[str, Pod] = {}  # the stored pods, by UID
         self._has_spoken = False
         self._written = asyncio.Event()
-        self._source = make_source(self._remember)  # last: the source may pass an update at once
+        self._source = make_source(self._remember)  # last, because the source may send an update at once
 
     @property
     def name(self) -> str:
-        """The source's."""
         return self._source.name
 
     async def run(self, tell: Tell) -> None:
-        """Tell what the source tells; and what it told a former life, while it says nothing."""
+        """Pass on the source's updates. Send the stored pods while the source does not answer."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._speak_for_it(tell))
             group.create_task(self._keep_safe())
@@ -96,7 +94,7 @@ class RememberedSource:
         self._has_spoken = True
         tell(update)
 
-    # What is told from memory.
+    # Sending stored pods.
 
     async def _speak_for_it(self, tell: Tell) -> None:
         await asyncio.sleep(self._patience_seconds)
@@ -104,21 +102,21 @@ class RememberedSource:
             self._recall()
             if not self._noted or self._tells_noted(tell):
                 return
-            await asyncio.sleep(self._patience_seconds)  # again: the source may be out of reach for days
+            await asyncio.sleep(self._patience_seconds)  # retry, because the source may be unreachable for days
 
     def _tells_noted(self, tell: Tell) -> bool:
-        """Tell the noted pods. Returns whether they were taken."""
+        """Send the stored pods. Returns whether they were accepted."""
         pods = tuple(self._noted.values())
-        log.warning("source %s says nothing: going on with the %d pods it last had", self.name, len(pods))
+        log.warning("source %s does not answer: using its %d stored pods", self.name, len(pods))
         try:
             tell(PodUpdate(Op.ADD, pods, self.name))
         except Exception:
-            log.exception("cannot go on with the pods that source %s last had, will retry", self.name)
+            log.exception("cannot use the stored pods of source %s, will retry", self.name)
             return False
         return True
 
     def _recall(self) -> None:
-        """Read the notes of before the restart that nothing has read yet."""
+        """Read the notes from before the restart, once."""
         for uid in tuple(self._notes.old_keys()):
             note = self._notes.take(uid) or b""
             try:
@@ -128,13 +126,12 @@ class RememberedSource:
                     raise ValueError("its UID differs from its key, or it has no name")
                 self._noted[uid] = pod
             except UNDECODABLE as error:
-                log.warning("noted pod %s is dropped: cannot read it: %s", uid, error)
+                log.warning("dropped stored pod %s, which cannot be decoded: %s", uid, error)
                 self._notes.drop(uid)
 
-    # What is remembered.
+    # Storing pods.
 
     def _remember(self, update: PodUpdate) -> None:
-        """Note what is new in a word of the source."""
         self._has_spoken = True  # the source may wait for the journal before it sends the update
         self._recall()
         pods = {pod.metadata.uid or "": pod for pod in update.pods if not is_mirror_pod(pod)}
@@ -147,9 +144,8 @@ class RememberedSource:
             noted = self._noted.get(uid)
             if uid and (noted is None or _is_news(noted, pod)):
                 self._notes.write(uid, msgspec.json.encode(_without_ballast(pod)))
-                self._noted[uid] = (
-                    pod  # after the write: a pod that could not be noted is noted when it is listed again
-                )
+                # After the write: if it fails, the pod is stored when it is listed again.
+                self._noted[uid] = pod
                 self._written.set()
 
     def _forget(self, uids: Iterable[str]) -> None:
@@ -159,7 +155,7 @@ class RememberedSource:
             self._written.set()
 
     async def _keep_safe(self) -> None:
-        """Have the notes synced. What a full disk refuses, the next sync of the journal takes along, whoever asks."""
+        """Sync the journal after each change. If the disk fails, the next sync of the journal includes the notes."""
         while True:
             await self._written.wait()
             self._written.clear()
@@ -167,12 +163,12 @@ class RememberedSource:
 
 
 def _is_news(noted: Pod, pod: Pod) -> bool:
-    """Whether a pod has to be noted again: for what it should be, or because it is over."""
+    """Return whether a pod must be stored again: its spec or deletion has changed, or it has become terminal."""
     if is_terminal(pod.status.phase) and not is_terminal(noted.status.phase):
         return True
     return compare(noted, pod) in (Verdict.UPDATE, Verdict.DELETE)
 
 
 def _without_ballast(pod: Pod) -> Pod:
-    """A pod without the book the API keeps on who wrote which field."""
+    """Return a pod without `managedFields`, which the agent does not use."""
     return replace(pod, metadata=replace(pod.metadata, managed_fields=None)) if pod.metadata.managed_fields else pod

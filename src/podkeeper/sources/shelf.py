@@ -1,19 +1,19 @@
-"""What counts of all that a source's manifests hold, now and before: the decisions, without a file in sight.
+"""Decide which objects of a source's manifests are in use. This module reads no files.
 
-    contents by place  +  what counted before  --take-->  pods, objects, and what is wrong with which place
+    contents by place  +  objects in use before  --take-->  pods, objects, and problems by place
 
-* A place that is not whole, or that lost a name to another, takes nothing away: its sound documents take effect, and
-  what else it had stays as it was until it is mended. A place that is gone takes all it had with it.
-* A name counts once. Whoever has it keeps it; among newcomers the first place in order gets it, the others are told
-  where it stands already. When it becomes free, the next one gets it.
-* What comes out is in the order of places, and within a place as it is written: the same manifests give the same
-  answer, but for who had a name first.
+* If a place is not whole, or has a name that another place uses, its valid objects take effect, and its older objects
+  stay in use until the manifest is fixed. If a place is removed, its objects are removed, too.
+* A name is used once. The place that has it keeps it. Among new places, the first one gets it, and the others get a
+  problem. If the name becomes free, the next place gets it.
+* The result is sorted by place and by position in the manifest. It depends only on the manifests and on which place had
+  a name first.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from podkeeper.model.errors import Problem
+from podkeeper.model.errors import Problem, quoted
 from podkeeper.model.k8s.core import Pod
 from podkeeper.sources.contents import Contents, Item
 from podkeeper.sources.local_objects import LocalObject, ObjectKey
@@ -21,35 +21,35 @@ from podkeeper.sources.local_objects import LocalObject, ObjectKey
 
 @dataclass(frozen=True, slots=True)
 class Shelved:
-    """What counts."""
+    """The objects in use."""
 
     pods: tuple[Pod, ...]
     objects: tuple[LocalObject, ...]
-    problems: Mapping[str, tuple[Problem, ...]]  # by place; only places that have any
-    held: Mapping[str, int]  # by place: how many things stay although the manifest no longer holds them soundly
+    problems: Mapping[str, tuple[Problem, ...]]  # by place; only places with problems
+    held: Mapping[str, int]  # by place: number of older objects that stay in use
 
 
 class Shelf:
-    """Remembers what counted of each place."""
+    """The objects in use, by place."""
 
     def __init__(self) -> None:
         self._counting: dict[str, tuple[Item, ...]] = {}
 
     @property
     def counting(self) -> Mapping[str, tuple[Item, ...]]:
-        """What counts of each place, in the order of places."""
+        """The objects in use of each place, in the order of places."""
         return self._counting
 
     def restore(self, counting: Mapping[str, tuple[Item, ...]]) -> None:
-        """Begin with what counted before a restart of the agent."""
+        """Set the objects that were in use before a restart of the agent."""
         self._counting = dict(counting)
 
     def now(self) -> Shelved:
-        """What counts, without new contents."""
+        """Return the objects in use without new contents."""
         return self._shelved({}, {})
 
     def take(self, contents: Mapping[str, Contents]) -> Shelved:
-        """Decide what counts now; `contents` has every place there is, in order."""
+        """Update the objects in use. `contents` has all existing places, in order."""
         before = {place: self._counting.get(place, ()) for place in contents}
         held = {place: _others(before[place], found) for place, found in contents.items() if not found.whole}
         owners = _owners(contents, before, held)
@@ -76,14 +76,14 @@ class Shelf:
         )
 
     def _drop_twins(self, problems: dict[str, list[Problem]]) -> None:
-        """Let no two pods have one UID: to the engine they would be one pod."""
+        """Remove pods with a duplicate UID, because the engine identifies pods by UID."""
         seen: dict[str, ObjectKey] = {}
         for place, items in self._counting.items():
             kept = []
             for item in items:
                 uid = item.value.metadata.uid or "" if isinstance(item.value, Pod) else ""
                 if uid and seen.setdefault(uid, item.key) != item.key:
-                    message = f"cannot be used: {seen[uid]} has this UID; leave it out, or set another"
+                    message = f"Duplicate value: {quoted(uid)}: used by {seen[uid]}; remove the UID or set another one"
                     problems[place].append(item.problem(message, "metadata.uid"))
                 else:
                     kept.append(item)
@@ -91,7 +91,7 @@ class Shelf:
 
 
 def _others(items: tuple[Item, ...], found: Contents) -> tuple[Item, ...]:
-    """The items that a manifest does not hold now."""
+    """Return the items that a manifest no longer has."""
     keys = found.keys()
     return tuple(item for item in items if item.key not in keys)
 
@@ -99,7 +99,7 @@ def _others(items: tuple[Item, ...], found: Contents) -> tuple[Item, ...]:
 def _owners(
     contents: Mapping[str, Contents], before: Mapping[str, tuple[Item, ...]], held: Mapping[str, tuple[Item, ...]]
 ) -> dict[ObjectKey, str]:
-    """Who has each name: the one that had it, as long as it still has or holds it; else the first that has it."""
+    """Return the place that gets each name: the one that had it before, otherwise the first one."""
     had = {item.key: place for place, items in before.items() for item in items}
     owners: dict[ObjectKey, str] = {}
     for place, found in contents.items():
@@ -110,4 +110,4 @@ def _owners(
 
 
 def _taken(item: Item, owner: str) -> Problem:
-    return item.problem(f"cannot be used: {item.key} stands already in {owner}", "metadata.name")
+    return item.problem(f"Duplicate value: {item.key} is already defined in {owner}", "metadata.name")

@@ -1,22 +1,22 @@
-"""Looking at all manifests below some paths: what each holds now, read only if it changed.
+"""Inspect all manifests of some paths, and read those that have changed.
 
-    paths --places.py--> files --stat: as before?--> what was read before
-                                    `--no: read--> contents.py --> what it holds
+    paths --places.py--> files --stat: unchanged?--> the known contents
+                                    `--no: read--> contents.py --> new contents
 
-In: paths, and the time. Out: each file's contents, in order. One survey of 500 unchanged files takes a few
-milliseconds. It may also hang as long as a file system does, so it runs in a thread; one survey at a time.
+Input: paths and the time. Output: the contents of each file, in order. A survey of 500 unchanged files takes a few
+milliseconds. It can hang with its file system, so it runs in a thread, one survey at a time.
 
-What may be relied on:
+Guarantees:
 
-* A file counts as unchanged only by all of: inode, size, and the times of its last write and last change; and only if
-  it was not read within moments of that change, when the clock of a file system cannot tell two writes apart.
-* A file that is being written (`watch.py`) is passed over: it holds what it held before. Without a watch, or after one
-  lost events, so is every file that changed within the last second.
-* A file that is gone holds what it held for a moment more. Editors move the old file away before they write the new
-  one; nobody's pods should stop for that.
-* A file or directory that cannot be read is not gone.
-* A file that an earlier life of the agent stored (`stored`) and that cannot be read yet is not gone either. If its
-  directory can be read and lacks it, it is gone at once: it was removed while no agent ran.
+* A file counts as unchanged only if inode, size, mtime and ctime are the same, and if it was not read shortly after
+  that change, because the clock of a file system cannot distinguish two quick writes.
+* A file that is being written (`watch.py`) keeps its known contents. Without a working watch, the same applies to files
+  that changed within the last second.
+* A removed file keeps its known contents for 0.2 s, because editors move the old file away before they write the new
+  one.
+* A file or directory that cannot be read does not count as removed.
+* The same applies to a file that is only known from before a restart (`stored`). If its directory can be read and does
+  not have it, it counts as removed at once.
 """
 
 import hashlib
@@ -34,39 +34,39 @@ from podkeeper.sources.places import Listing, list_files, points_of, shown
 from podkeeper.sources.watch import Watch
 
 GONE_SECONDS: Final = 0.2
-"""How long a file must be away to be gone."""
+"""A file counts as removed after this time."""
 
-_SETTLE_NS: Final = 1_000_000_000  # a file left alone for so long is whole, as far as one can see without a watch
-_BLUR_NS: Final = 100_000_000  # coarser than the clock of any file system we may meet
+_SETTLE_NS: Final = 1_000_000_000  # without a watch, a file counts as complete after this time without changes
+_BLUR_NS: Final = 100_000_000  # larger than the clock resolution of all common file systems
 
 Stamp = tuple[int, int, int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A file as it was last seen."""
+    """The last known state of a file."""
 
     contents: Contents
-    version: bytes  # of its text
-    stamp: Stamp | None = None  # None: look again, whatever it looks like
+    version: bytes  # hash of the text
+    stamp: Stamp | None = None  # None: read the file again in any case
     missing_since: float | None = None
-    stored: bool = False  # known only from before the restart: it has not been read yet
+    stored: bool = False  # only known from before the restart, not read yet
 
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What all files hold."""
+    """The result of a survey."""
 
     files: Mapping[str, Seen]
-    problems: Mapping[str, Problem]  # with the named paths themselves
-    watch_trouble: str | None  # why changes may be noticed late
-    again_in: float | None  # seconds until something may look different by itself
-    complete: bool = True  # False: a path could not be listed since the start; it may hold more files
+    problems: Mapping[str, Problem]  # problems of the paths themselves
+    watch_trouble: str | None  # why changes may be detected late
+    again_in: float | None  # seconds until another survey is needed even without events
+    complete: bool = True  # False: a path could not be listed since the start and may have more files
 
 
 @dataclass(slots=True)
 class _Pass:
-    """One survey while it is made."""
+    """The state of a survey in progress."""
 
     wall_ns: int
     now: float
@@ -76,8 +76,6 @@ class _Pass:
 
 
 class Surveyor:
-    """Looks, and remembers what it saw."""
-
     def __init__(
         self,
         paths: tuple[str, ...],
@@ -85,27 +83,27 @@ class Surveyor:
         stored: Iterable[str] = (),
         open_watch: Callable[[], Watch] = Watch,
     ) -> None:
-        """`paths` are absolute. `stored`: the files below them that were known before the restart."""
+        """`paths` are absolute. `stored` are their files that were known before the restart."""
         self._open_watch = open_watch
         self._paths = paths
         self._reader = reader
-        # The named path that each file was found by.
+        # The path that each file belongs to.
         self._owners = {path: owner for path in stored if (owner := owner_of(path, paths)) is not None}
         self._files = dict.fromkeys(self._owners, _STORED)
-        self._unlisted = set(paths)  # never listed so far
+        self._unlisted = set(paths)  # paths that could not be listed so far
         self._surveys = 0
         self._busy = threading.Lock()
         self._closed = False
         self.watch: Watch | None = None
 
     def close(self) -> None:
-        """Stop watching; a survey under way in its thread does so when it ends, however long it hangs."""
+        """Close the watch. If a survey is running in its thread, that survey closes the watch at its end."""
         self._closed = True
         if self._busy.acquire(blocking=False):
             self._release()
 
     def survey(self, wall_ns: int, now: float) -> Survey:
-        """Look at everything. `wall_ns` is the wall clock's time, `now` the loop's."""
+        """Inspect all files. `wall_ns` is the time of the wall clock, `now` that of the loop."""
         with self._busy:
             trouble = self._point()
             found = self.look(wall_ns, now, trouble)
@@ -120,13 +118,13 @@ class Surveyor:
         self._busy.release()
 
     def _point(self) -> str | None:
-        """Point the watch at what is there now. Returns why it cannot see everything."""
+        """Set the points of the watch. Returns an error if it cannot watch all of them."""
         try:
             self.watch = self.watch or self._open_watch()
         except OSError as error:
-            return f"cannot be told of changes: {error.strerror}; raising fs.inotify.max_user_instances may help"
+            return f"cannot watch for changes: {error.strerror}; try to raise fs.inotify.max_user_instances"
         points = None
-        for _ in range(3):  # what comes between looking and watching would be missed
+        for _ in range(3):  # repeat, because changes between listing and watching would be missed
             before, points = points, [point for path in self._paths for point in points_of(path)]
             if points == before:
                 break
@@ -135,7 +133,7 @@ class Surveyor:
         return None
 
     def look(self, wall_ns: int, now: float, trouble: str | None) -> Survey:
-        """Look at everything, without pointing the watch; `trouble`: why there is none that sees everything."""
+        """Inspect all files without changing the watch. `trouble` is the error of the watch, if any."""
         watch = self.watch
         blind = trouble is not None or watch is None or watch.lost
         this = _Pass(wall_ns, now, watch.unfinished(now) if watch is not None else {}, blind and self._surveys > 0)
@@ -154,7 +152,7 @@ class Surveyor:
         return Survey(files, problems, trouble, min(this.waits, default=None), not self._unlisted)
 
     def _candidates(self, listings: Mapping[str, Listing]) -> dict[str, str]:
-        """Every file there is or was, in order, and the named path it belongs to."""
+        """Return all existing and known files, in order, with the path that each belongs to."""
         owners: dict[str, str] = {}
         known: dict[str, list[str]] = {}
         for path in self._files:
@@ -166,7 +164,7 @@ class Surveyor:
         return owners
 
     def _look_at(self, path: str, listing: Listing, this: _Pass) -> Seen | None:
-        """A file as it is now; None when it is not there, or nobody can say yet what it holds."""
+        """Return the state of a file. None if it does not exist or is not complete yet."""
         seen = self._files.get(path)
         if not listing.certain:
             return seen
@@ -174,7 +172,7 @@ class Surveyor:
             info = os.stat(path)
         except (FileNotFoundError, NotADirectoryError):
             if os.path.islink(path):
-                return _trouble(path, "cannot read it: it is a link to what is not there")
+                return _trouble(path, "cannot read it: the target of the symbolic link does not exist")
             return _missing(seen, this)
         except OSError as error:
             return _trouble(path, f"cannot read it: {error.strerror}")
@@ -204,21 +202,21 @@ class Surveyor:
 
 
 _STORED: Final = Seen(Contents(whole=False), b"", stored=True)
-"""Nothing is known of its text; what it held is on the shelf."""
+"""A file with unknown text. Its objects are on the shelf."""
 
 
 def owner_of(path: str, paths: Iterable[str]) -> str | None:
-    """The named path that a file belongs to: itself or its directory. None: it belongs to no path any more."""
+    """Return the path that a file belongs to: itself or its directory. None if it belongs to none of the paths."""
     return next((owner for owner in paths if owner in (path, os.path.dirname(path))), None)
 
 
 def look_once(path: str, reader: Reader) -> Survey:
-    """What the files of a path hold now, for who looks once and needs no watch."""
+    """Inspect the files of a path once, without a watch."""
     return Surveyor((os.path.normpath(path),), reader).look(0, 0.0, None)
 
 
 def _missing(seen: Seen | None, this: _Pass) -> Seen | None:
-    """What a file that is away still holds."""
+    """Return the state of a missing file: the known one until GONE_SECONDS are over, then None."""
     if seen is None or seen.stored:
         return None
     since = this.now if seen.missing_since is None else seen.missing_since
@@ -230,10 +228,10 @@ def _missing(seen: Seen | None, this: _Pass) -> Seen | None:
 
 
 def _not_a_file(path: str, mode: int, stamp: Stamp) -> Seen:
-    """What stands where a manifest could: it is no manifest, for certain."""
-    about = "cannot be read: it is not a file"
+    """Return the state of a directory or special file. It holds no objects, so its contents are whole."""
+    about = "cannot read it: not a regular file"
     if stat.S_ISDIR(mode):
-        about = "cannot look into a folder within a folder of manifests; name it as a path of its own"
+        about = "subdirectories are ignored; to use this one, add it as a separate path"
     return Seen(Contents(problems=(Problem(about, file=shown(path)),)), about.encode(), stamp)
 
 
@@ -242,11 +240,12 @@ def _trouble(path: str, message: str) -> Seen:
 
 
 def bytes_of(path: str) -> bytes:
-    """The bytes of a regular file. Raises OSError, also for what is no file: to open a pipe could wait for ever."""
+    """Return the bytes of a regular file. Raises OSError, also for other kinds of files."""
+    # O_NONBLOCK, because opening a FIFO without it blocks.
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OSError("it is not a file")
+            raise OSError("not a regular file")
         data = file.read(MOST_BYTES + 1)
     if len(data) > MOST_BYTES:
-        raise OSError(f"it is larger than {MOST_BYTES} bytes")
+        raise OSError(f"larger than {MOST_BYTES} bytes")
     return data

@@ -1,11 +1,11 @@
-"""The kernel's word that manifests changed (inotify), and which of them somebody is still writing.
+"""Watch manifests with inotify, and detect files that are still being written.
 
-In: the points to watch (`places.py`). Out: whether something changed that matters, and the paths that were begun but
-not finished: a file is worth reading when its writer closed it or moved it into place, not while half of it is there.
-A writer that says nothing for a while is taken to be done.
+Input: the points to watch (`places.py`). Output: whether a relevant change happened, and the files that are still being
+written. A file is complete when its writer has closed it or renamed it into place. A file without writes for a second
+counts as complete, too.
 
-When the kernel lost events it says so: `lost` is then set until somebody looked at everything. One at a time owns a
-watch: the loop, which drains it, or the thread that surveys and points it anew.
+If the kernel lost events, `lost` is true until the next survey. Either the loop (which drains events) or the survey
+thread (which changes the points) uses a watch, never both at the same time.
 """
 
 import errno
@@ -18,36 +18,36 @@ from inotify_simple import INotify, flags
 from podkeeper.sources.places import Point, is_ignored
 
 SILENCE_SECONDS: Final = 1.0
-"""After which a file that is still open is taken to be whole."""
+"""An open file without writes for this long counts as complete."""
 
 _COMING_AND_GOING: Final[int] = flags.CREATE | flags.MOVED_TO | flags.MOVED_FROM | flags.DELETE
 _END_OF_WATCH: Final[int] = flags.IGNORED | flags.DELETE_SELF | flags.MOVE_SELF | flags.UNMOUNT
 _NAMES: Final[int] = _COMING_AND_GOING | flags.DELETE_SELF | flags.MOVE_SELF | flags.ONLYDIR | flags.MASK_ADD
 _WRITES: Final[int] = _NAMES | flags.MODIFY | flags.CLOSE_WRITE | flags.ATTRIB
-# Went between being found and being watched; or above what was named, and not ours to list: the period must do there.
+# Errors to ignore: the path was removed in the meantime, or a parent directory is not readable. Polling covers these.
 _PASSING: Final = (errno.ENOENT, errno.ENOTDIR, errno.EACCES)
 
 
 class Watch:
-    """One inotify instance. Opening it takes a moment (a library is looked for): do that in a thread."""
+    """One inotify instance. Create it in a thread, because the search for the C library is slow."""
 
     def __init__(self) -> None:
-        """Raises OSError when the user has too many already."""
+        """Raises OSError if the user has too many instances."""
         self._inotify = INotify(nonblocking=True)
         self._points: dict[int, list[Point]] = {}
         self._writing: dict[str, float] = {}
         self.lost = False
 
     def fileno(self) -> int:
-        """What becomes readable when there is news."""
+        """Return the descriptor that becomes readable on events."""
         return int(self._inotify.fileno())
 
     def close(self) -> None:
-        """End it. A second time is fine."""
+        """Close the instance. Closing it again is a no-op."""
         self._inotify.close()
 
     def point_at(self, points: Iterable[Point]) -> str | None:
-        """Watch exactly these points. Returns why some of them cannot be watched."""
+        """Watch exactly these points. Returns an error if some of them cannot be watched."""
         found: dict[int, list[Point]] = {}
         trouble = None
         for point in points:
@@ -62,17 +62,17 @@ class Watch:
         for watch in before.keys() - found.keys():
             try:
                 self._inotify.rm_watch(watch)
-            except OSError:  # its directory is gone, and the watch with it
+            except OSError:  # the kernel removed the watch together with its directory
                 continue
         return trouble
 
     def drain(self, now: float) -> bool:
-        """Take all news. Returns whether it is time to look: something that matters came, went or was finished."""
+        """Read all events. Returns whether a relevant file was created, completed, renamed or removed."""
         news = [self._take(event.wd, event.mask, event.name, now) for event in self._inotify.read(timeout=0)]
         return True in news
 
     def unfinished(self, now: float) -> dict[str, float]:
-        """The paths that are being written, and for how long to wait for each."""
+        """Return the paths that are being written, and how long to wait for each."""
         waits = {path: since + SILENCE_SECONDS - now for path, since in self._writing.items()}
         self._writing = {path: self._writing[path] for path, wait in waits.items() if wait > 0}
         return {path: wait for path, wait in waits.items() if wait > 0}
@@ -91,7 +91,7 @@ class Watch:
         if point.name not in (None, name):
             return False
         if mask & flags.ISDIR or (point.name is None and is_ignored(name)):
-            return bool(mask & _COMING_AND_GOING)  # `..data` of a ConfigMap volume: all files behind it change
+            return bool(mask & _COMING_AND_GOING)  # a new `..data` of a ConfigMap volume changes all its files
         path = point.path if point.name == name else os.path.join(point.path, name)
         if mask & flags.MODIFY or (mask & flags.CREATE and point.writes and not os.path.islink(path)):
             self._writing[path] = now

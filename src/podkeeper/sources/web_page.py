@@ -28,7 +28,7 @@ Headers = Mapping[str, str | Iterable[str]]
 
 
 class NoAnswer(Exception):
-    """The server did not say which pods it wants; the message says why."""
+    """The server sent no usable answer. The message has the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,18 +43,16 @@ class Page(Protocol):
     """A URL that can be fetched while it is open. It can be opened again after it was closed."""
 
     async def __aenter__(self) -> "Page":
-        """Open it."""
+        """Open the page."""
 
     async def __aexit__(self, *_: object) -> None:
-        """Close it."""
+        """Close the page."""
 
     async def fetch(self, etag: str) -> Fetched | None:
         """Return the body. None: it has not changed since this ETag. Raises NoAnswer."""
 
 
 class WebPage:
-    """A page of a web server."""
-
     def __init__(self, url: str, headers: Headers) -> None:
         self._url = url
         self._headers = _pairs(headers)
@@ -94,7 +92,7 @@ class WebPage:
 
 
 def shown_url(url: str) -> str:
-    """A URL without the name and password in it."""
+    """Return a URL without user name and password."""
     parts = urlsplit(url)
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
 
@@ -104,12 +102,12 @@ async def _body(answer: "aiohttp.ClientResponse") -> bytes:
     async for chunk in answer.content.iter_chunked(64 * 1024):
         data += chunk
         if len(data) > MOST_BYTES:
-            raise NoAnswer(f"cannot fetch it: it is larger than {MOST_BYTES} bytes")
+            raise NoAnswer(f"cannot fetch it: larger than {MOST_BYTES} bytes")
     return bytes(data)
 
 
 def _pairs(headers: Headers) -> list[tuple[str, str]]:
-    """Names and values; a name may have many."""
+    """Return pairs of name and value. A header may have several values."""
     return [
         (name, value)
         for name, values in headers.items()

@@ -30,22 +30,25 @@ def test_backup_files_of_editors_are_ignored(tmp_path: Path) -> None:
     assert (result.exit_code, result.output) == (0, "1 valid pod, 0 other valid objects\n")
 
 
-def test_a_name_that_stands_twice_is_told_with_the_other_place(tmp_path: Path) -> None:
+def test_a_duplicate_name_is_reported_with_the_other_place(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(pod("web"))
     (tmp_path / "b.yaml").write_text(pod("web"))
     result = validate(tmp_path)
     assert result.exit_code == 1
-    assert f"{tmp_path / 'b.yaml'}:1: metadata.name: cannot be used: Pod default/web stands already in" in result.output
+    assert (
+        f"{tmp_path / 'b.yaml'}:1: metadata.name: Duplicate value: Pod default/web is already defined in"
+        in result.output
+    )
     assert f"in {tmp_path / 'a.yaml'}" in result.output
 
 
-def test_an_empty_file_a_folder_and_what_is_passed_over_are_told(tmp_path: Path) -> None:
+def test_empty_files_subdirectories_and_ignored_kinds_are_reported(tmp_path: Path) -> None:
     (tmp_path / "empty.yaml").touch()
     (tmp_path / "more").mkdir()
     (tmp_path / "app.yaml").write_text("apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: d}\n")
     result = validate(tmp_path)
     assert result.exit_code == 1
-    for words in ("it is empty", "cannot look into a folder within a folder", "cannot use a Deployment here"):
+    for words in ("the manifest is empty", "subdirectories are ignored", 'Unsupported value: "Deployment": ignored'):
         assert words in result.output
 
 
