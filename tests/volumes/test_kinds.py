@@ -180,8 +180,8 @@ def test_of_a_volume_that_cannot_be_made_it_is_said_why(volume: Volume, expected
     assert complaint(volume) == f'MountVolume.SetUp failed for volume "v" : {expected}'
 
 
-def test_a_size_limit_that_cannot_be_read_is_named() -> None:
-    assert "'much'" in complaint(Volume(name="v", empty_dir=EmptyDirVolumeSource(size_limit="much")))
+def test_an_invalid_size_limit_is_reported() -> None:
+    assert '"much"' in complaint(Volume(name="v", empty_dir=EmptyDirVolumeSource(size_limit="much")))
 
 
 def test_of_several_volumes_each_is_named() -> None:
