@@ -172,5 +172,5 @@ def test_the_doctor_tells_an_ordinary_user_what_it_has(ann: Somebody) -> None:
     lines = [line.split(maxsplit=2) for line in found.stdout.splitlines() if not line.startswith(" ")]
     findings = {words[1]: (words[0], words[2]) for words in lines if len(words) == 3}
     assert findings["namespaces"] == ("ok", "each container has its own, inside a user namespace")
-    assert findings["users"] == ("weak", "containers run as this user alone, and see it as root")
+    assert findings["users"] == ("weak", "containers can only run as this user, which they see as root")
     assert findings["root"][1].startswith(str(ann.home / ".local" / "state" / "podkeeper"))

@@ -129,7 +129,7 @@ def test_an_invalid_configuration_is_reported(body: str, message: str) -> None:
 def test_fields_that_change_nothing_are_told() -> None:
     found = passed_over(configuration("maxPods: 5\ncpuManagerPolicy: static\nmaxPod: 3\ncrashLoopBackOff: {max: 1s}\n"))
     assert [str(problem) for problem in found.not_obeyed] == [
-        "kubelet.yaml:4: cpuManagerPolicy: cannot be obeyed: this agent does not act on it"
+        "kubelet.yaml:4: cpuManagerPolicy: unsupported by podkeeper, ignored"
     ]
     assert [(problem.field, problem.line) for problem in found.unknown] == [("maxPod", 5), ("crashLoopBackOff.max", 6)]
 

@@ -261,7 +261,7 @@ def passed_over(document: Document) -> PassedOver:
     strange = unknown_fields(document, KubeletConfiguration)
     return PassedOver(
         not_obeyed=tuple(
-            document.problem("cannot be obeyed: this agent does not act on it", problem.field)
+            document.problem("unsupported by podkeeper, ignored", problem.field)
             for problem in strange
             if problem.field in REFERENCE_FIELDS
         ),
