@@ -197,7 +197,7 @@ MUTANTS = (
     Mutant(
         "last-attempt-collected-before-it-starts",
         "rules/collect.py",
-        "if found.state is ContainerState.CREATED and _is_last_attempt(record, found):",
+        "if found.state is ContainerState.CREATED and _may_start_next(record, found):",
         "if False:",
         ("tests/rules/test_collect.py", "tests/sim/test_found.py"),
     ),

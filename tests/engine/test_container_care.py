@@ -7,6 +7,7 @@ from podkeeper.engine.container_care import ContainerCare
 from podkeeper.model.errors import RuntimeUnavailable
 from podkeeper.model.messages import PodEvent
 from podkeeper.model.runtime import ContainerRecord, ContainerState, PodRecord
+from podkeeper.rules.collect import garbage_of
 from podkeeper.testing.virtual_time import simulate
 
 
@@ -49,6 +50,24 @@ def swept(listing: Listing, seconds: float) -> tuple[list[str], list[PodEvent]]:
 
 def test_only_pods_with_garbage_are_seen_to_every_minute() -> None:
     assert swept(Listing(dead("tidy", 1), dead("crashed", 3)), 150) == (["crashed"] * 2, [])
+
+
+def test_the_last_attempt_counts_as_the_last_exit_even_if_the_clock_was_set_back() -> None:
+    earlier, later = (
+        ContainerRecord(id=name, name="c", state=ContainerState.EXITED, restart_count=count)
+        for name, count in (("earlier", 1), ("later", 2))
+    )
+    collected: list[PodRecord] = []
+
+    async def collect(record: PodRecord) -> None:
+        collected.append(record)
+
+    async def life() -> None:
+        listing = Listing(PodRecord(uid="web", containers=(earlier, later)))  # the newest creation time comes first
+        await ContainerCare(runtime=listing, collect=collect, tell=lambda event: None).sweep()
+
+    simulate(life())
+    assert [garbage_of(record).container_ids for record in collected] == [("earlier",)]
 
 
 def test_a_runtime_that_does_not_tell_is_told_of() -> None:

@@ -195,8 +195,8 @@ def now() -> float:
     return asyncio.get_running_loop().time()
 
 
-async def refuse_looks(house: "House", *, seconds: float) -> None:
-    """Request an inspection of WEB, and let inspections fail for so long."""
+async def fail_inspections(house: "House", *, seconds: float) -> None:
+    """Make inspections of WEB fail for some seconds, and request one."""
     house.runtime.refusing.add(WEB)
     house.pleg.request(WEB)
     await asyncio.sleep(seconds)
@@ -581,7 +581,7 @@ def test_a_failed_look_is_repeated_ever_less_often_and_told_when_it_succeeds() -
 def test_a_failed_look_that_missed_nothing_still_ends_in_a_sync() -> None:
     async def scenario(house: House) -> None:
         await asyncio.sleep(30)
-        await refuse_looks(house, seconds=0.5)
+        await fail_inspections(house, seconds=0.5)
         await asyncio.sleep(1)
 
     assert live(scenario, runtime_with(web=RUNNING)).news()[1:] == [(31.0, "web", SYNC)]
@@ -590,7 +590,7 @@ def test_a_failed_look_that_missed_nothing_still_ends_in_a_sync() -> None:
 def test_a_request_does_not_wait_for_the_pause_after_a_failure() -> None:
     async def scenario(house: House) -> None:
         await asyncio.sleep(30)
-        await refuse_looks(house, seconds=8)
+        await fail_inspections(house, seconds=8)
         await house.cache.get_newer_than(WEB, house.moment())
         assert now() == 38
         await asyncio.sleep(20)

@@ -29,9 +29,9 @@ from tests.engine.test_pleg import (
     House,
     Runtime,
     TwoMinded,
+    fail_inspections,
     live,
     now,
-    refuse_looks,
     runtime_with,
 )
 
@@ -292,7 +292,7 @@ def test_the_pauses_between_inspections_start_from_the_shortest_after_a_success(
     async def scenario(house: House) -> None:
         await asyncio.sleep(30)
         for _ in range(2):
-            await refuse_looks(house, seconds=5)
+            await fail_inspections(house, seconds=5)
             await asyncio.sleep(5)
 
     house = live(scenario, runtime_with(web=RUNNING))
@@ -363,14 +363,14 @@ def test_an_inspection_that_fails_after_a_later_listing_showed_the_pod_gone_is_n
 @pytest.mark.parametrize(
     ("asked_again", "looks"),
     [(False, [0, 63, 64]), (True, [0, 63, 64, 84])],
-    ids=["it is not repeated", "a requested one tells nothing new"],
+    ids=["not repeated", "repeated on request"],
 )
-def test_an_inspection_that_succeeds_after_a_failure_and_a_listing_without_the_pod(
+def test_an_inspection_that_succeeds_after_a_listing_without_the_pod_reports_nothing_more(
     asked_again: bool, looks: list[float]
 ) -> None:
     async def scenario(house: House) -> None:
         await asyncio.sleep(63)
-        await refuse_looks(house, seconds=0.5)
+        await fail_inspections(house, seconds=0.5)
         house.runtime.look_seconds = 20.0  # from 64 to 84
         await asyncio.sleep(1)
         house.runtime.put(WEB, None, tell=False)  # the listing at 65 shows it

@@ -49,7 +49,7 @@ def told(node: NumberedNode, said: PodStatus) -> Coroutine[object, object, int]:
 
 
 def shown_in_note_of(said: PodStatus, node: NumberedNode, journal: FakeJournal) -> Shown:
-    """Set a status of WEB. Returns what its note holds of the API."""
+    """Set a status of WEB. Returns the API state in its note."""
     node.manager.set_pod_status(WEB, said)
     shown = note(journal).shown
     assert shown is not None

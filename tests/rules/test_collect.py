@@ -42,6 +42,8 @@ def test_the_last_attempt_stays_until_it_starts_even_if_it_looks_older() -> None
     )
     other = ContainerRecord(id="other", name="b", state=EXITED, restart_count=7)
     assert garbage_of(PodRecord(uid="uid", containers=(other, exited, created))) == Garbage()
+    running = structs.replace(exited, state=RUNNING)
+    assert garbage_of(PodRecord(uid="uid", containers=(other, running, created))) == Garbage(("next",))
     again = structs.replace(created, restart_count=1)
     assert garbage_of(PodRecord(uid="uid", containers=(other, exited, again))) == Garbage(("next",))
 

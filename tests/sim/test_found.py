@@ -102,7 +102,7 @@ def test_a_container_in_back_off_waits_no_longer_because_the_clock_jumps(jump: f
     tell(story)
 
 
-def test_a_container_that_is_about_to_start_is_not_removed_because_the_clock_jumps() -> None:
+def test_a_clock_jump_does_not_remove_a_container_that_is_about_to_start() -> None:
     """Seed 100043: after the clock was put back, the new attempt looked older than a dead one, and was removed."""
 
     async def story(it: Story) -> None:

@@ -1,4 +1,4 @@
-"""What the simulation found about cgroups that cannot be made, or only slowly."""
+"""What the simulation found about cgroups that cannot be created, or are created slowly."""
 
 import asyncio
 

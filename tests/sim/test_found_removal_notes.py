@@ -46,7 +46,7 @@ def test_a_pod_whose_end_was_noted_does_not_start_again_from_an_older_note(stale
     tell(story)
 
 
-def test_a_pod_that_the_agent_deleted_does_not_start_again_before_the_source_has_reported_that() -> None:
+def test_a_pod_deleted_by_the_agent_does_not_start_again_while_its_source_still_reports_it() -> None:
     """Seed 579: the status was dropped with the object. The next agent started the pod from its note (I12)."""
 
     async def story(it: Story) -> None:

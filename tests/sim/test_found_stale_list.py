@@ -31,8 +31,8 @@ def recover(it: Story) -> None:
     it.api.set_watch_pace()
 
 
-async def start_what_old_lists_lack(it: Story, job: Pod) -> PodUID:
-    """Create the job after the moment whose lists the next agent gets. Every note about it is lost."""
+async def start_job_missing_from_old_lists(it: Story, job: Pod) -> PodUID:
+    """Start a job that is missing from the lists that the next agent receives. All notes about it are lost."""
     await asyncio.sleep(5)
     lose_all_notes_and_show_old_lists(it, it.api.version, watch_delay_seconds=20)
     uid = it.put(job)
@@ -40,7 +40,7 @@ async def start_what_old_lists_lack(it: Story, job: Pod) -> PodUID:
     return uid
 
 
-async def see_one_failure(it: Story, uid: PodUID) -> None:
+async def expect_one_failed_run(it: Story, uid: PodUID) -> None:
     """The job becomes Failed with the exit code of its only run."""
     await it.until(lambda: it.phase("job") == "Failed", within=90)
     await asyncio.sleep(60)
@@ -52,7 +52,7 @@ def test_a_running_pod_that_an_old_list_lacks_is_not_stopped(policy: str) -> Non
     """The pod was killed as an orphan; when the watch reported it, a job that runs once ran again (I7)."""
 
     async def story(it: Story) -> None:
-        uid = await start_what_old_lists_lack(it, pod("job", policy=policy))
+        uid = await start_job_missing_from_old_lists(it, pod("job", policy=policy))
         it.world.crash()
         await asyncio.sleep(15)
         recover(it)
@@ -67,13 +67,13 @@ def test_a_job_that_ended_while_no_agent_lived_is_not_run_again_because_an_old_l
     """Its dead container was removed as an orphan's, and with it the only proof that the job had run."""
 
     async def story(it: Story) -> None:
-        uid = await start_what_old_lists_lack(
+        uid = await start_job_missing_from_old_lists(
             it, pod("job", policy="Never", app=Behaviour(after_seconds=30, exit_code=3))
         )
         it.world.crash(away_seconds=30)
         await asyncio.sleep(50)
         recover(it)
-        await see_one_failure(it, uid)
+        await expect_one_failed_run(it, uid)
 
     tell(story)
 
@@ -83,13 +83,13 @@ def test_a_job_that_ends_while_an_old_list_lacks_it_is_not_run_again(seconds: fl
     """Seed 774: the agent removed the container at its exit. A crash loop lost its backoff (I16)."""
 
     async def story(it: Story) -> None:
-        uid = await start_what_old_lists_lack(it, pod("job", policy="Never"))
+        uid = await start_job_missing_from_old_lists(it, pod("job", policy="Never"))
         it.world.crash(away_seconds=1)
         await asyncio.sleep(seconds)
         it.runtime.end_container(uid, "app", 3)
         await asyncio.sleep(15)
         recover(it)
-        await see_one_failure(it, uid)
+        await expect_one_failed_run(it, uid)
 
     tell(story)
 

@@ -272,7 +272,7 @@ def _a_hook_and_a_stop_get_a_grace_each(it: Stage) -> None:
     it.calls("stop_container", "c1", 10)
 
 
-def _a_late_loop_grants_a_grace_that_was_shortened(it: Stage) -> None:
+def _a_late_loop_still_uses_the_old_grace(it: Stage) -> None:
     it.world.troubles.begin(it.at, "dawdle")
     it.hears(known(pod("web", grace=30)))
     it.runs("c1")
@@ -389,7 +389,7 @@ BROKEN: dict[str, tuple[str, Callable[[Stage], None]]] = {
     "a hook and a stop get a grace each": ("I5", _a_hook_and_a_stop_get_a_grace_each),
     "a kill is put off": ("I5", _a_kill_is_put_off),
     "a shortened grace is granted again": ("I5", _a_grace_that_was_shortened_long_ago_is_granted_again),
-    "a shortened grace is granted again by a late loop": ("I5", _a_late_loop_grants_a_grace_that_was_shortened),
+    "a shortened grace is granted again by a late loop": ("I5", _a_late_loop_still_uses_the_old_grace),
     "what runs once runs twice": ("I7", _what_runs_once_runs_twice),
     "what succeeded runs again": ("I7", _what_succeeded_runs_again),
     "what succeeded runs again in another sandbox": ("I7", _what_succeeded_runs_again_in_another_sandbox),
@@ -560,8 +560,8 @@ def _news_wait_until_the_runtime_is_well(it: Stage) -> None:
     it.calls("stop_container", "c1", 2)
 
 
-def _news_are_taken_up_late_after_the_runtime_is_well(it: Stage) -> None:
-    """Seed 545: the loop asks a runtime that was not well after up to 5 s, and its wake-up was late."""
+def _updates_are_handled_late_after_the_runtime_recovers(it: Stage) -> None:
+    """Seed 545: the loop checks an unhealthy runtime every 5 s at most, and this wake-up came late."""
     it.hears(known(pod("web", grace=30)))
     it.runs("c1")
     it.hears(going(known(pod("web", grace=30)), grace=1), op=Op.UPDATE)
@@ -658,7 +658,7 @@ RIGHT: dict[str, Callable[[Stage], None]] = {
     "a list from before a pod was made is no end": _a_list_from_before_a_pod_was_made_is_no_end,
     "a grace shrinks": _a_grace_shrinks,
     "a stop with the old grace comes late": _a_stop_with_the_old_grace_comes_late,
-    "news are taken up late after the runtime is well": _news_are_taken_up_late_after_the_runtime_is_well,
+    "news are taken up late after the runtime is well": _updates_are_handled_late_after_the_runtime_recovers,
     "a new life grants a new grace": _a_new_life_grants_a_new_grace,
     "a stop comes a late wake-up after its hook": _a_stop_comes_a_late_wake_up_after_its_hook,
     "news wait until the runtime is well": _news_wait_until_the_runtime_is_well,

@@ -18,6 +18,7 @@ from podkeeper.model.messages import EventType, PodEvent
 from podkeeper.model.runtime import PodRecord
 from podkeeper.ports.runtime import PodListing
 from podkeeper.rules.collect import Garbage, garbage_of
+from podkeeper.rules.relist import current_containers_first
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +57,7 @@ class ContainerCare:
 
     async def sweep(self) -> None:
         """Make one round. Raises TryLater when the runtime does not tell what there is."""
-        for record in await self._runtime.list_pods():
+        # A runtime may sort by creation time. If the clock was set back, an older exit would look like the last one.
+        for record in map(current_containers_first, await self._runtime.list_pods()):
             if garbage_of(record) != Garbage():
                 await self._collect(record)

@@ -62,7 +62,7 @@ class Ground:
         uid = _uid(pod)
         prepared = self._prepared.get(uid)
         earlier = self._under_way.get(uid)
-        # While another call waits for its turn, it may be about to take away what was prepared.
+        # A pending call may remove what was prepared. An ended one stays in `_under_way` until its callback runs.
         is_changing = earlier is not None and not earlier.done()
         if prepared is None or is_changing or not _stands_on_the_same(prepared.pod, pod):
             prepared = await self._complete(uid, lambda: self._prepare(pod))

@@ -317,20 +317,24 @@ class Housekeeping:
         removals: dict[_Removal, _Call] = {}
         for name in plan.mirrors_to_delete:
             removals["the mirror", name] = partial(self._mirrors.delete, name)
+        if self._remove_remains is not None:
+            for record in plan.remains_to_remove:
+                # Also of a pod that was added again: the exits of its former run must not end the new one.
+                removals["the remains", record.uid] = partial(self._remove_remains, record)
         for (what, uid), call in self._removals_from_pods(plan).items():
-            removals[what, uid] = partial(self._remove_unless_added, PodUID(uid), call)
+            removals[what, uid] = partial(self._remove_unless_it_may_run, PodUID(uid), call)
         return removals
 
-    async def _remove_unless_added(self, uid: PodUID, remove: "_Call") -> None:
-        """Remove something of a pod, unless a source has added the pod again since the plan was made."""
+    async def _remove_unless_it_may_run(self, uid: PodUID, remove: "_Call") -> None:
+        """Remove something of a pod, unless its containers may run by now.
+
+        A source may have added the pod again since the plan was made.
+        """
         if not self._workers.could_have_running_containers(uid):
             await remove()
 
     def _removals_from_pods(self, plan: Plan) -> "dict[_Removal, _Call]":
         removals: dict[_Removal, _Call] = {}
-        if self._remove_remains is not None:
-            for record in plan.remains_to_remove:
-                removals["the remains", record.uid] = partial(self._remove_remains, record)
         if (volumes := self._volumes) is not None:
             for uid in plan.volumes_to_unmount:
                 removals["the volumes", uid] = partial(volumes.unmount, uid)

@@ -95,8 +95,8 @@ class StatusManager:
         """What the reference lacks, and its traces with it:
 
         `is_outdated`: whether a mirror shows another spec than its static pod's, so that its status is not told.
-        `is_needed`: whether to keep the status of a pod that no source names, that the API does not have any more, or
-        whose name another API object has. The status of a terminating pod has its restart counts, in case its source
+        `is_needed`: whether to keep a status although no source names the pod, its API object is gone, or another
+        object has its name. The status of a terminating pod has its restart counts, in case its source
         names it again. A pod without a status is started, so a rejected or deleted pod needs its status until its
         source drops it.
         `takes_back`: whether a status would undo what the API shows, and must not be told.
@@ -405,7 +405,8 @@ class StatusManager:
         self._sent[_api_uid(pod)] = cached.version
         if can_be_deleted(pod, cached):
             await self._delete(api, pod)
-            # The next agent may start the pods that the source last reported. Its note keeps this one from starting.
+            # After a restart, the agent may start the pods that the source last reported. The stored status prevents
+            # that for this pod.
             if not self._is_needed(uid):
                 self.forget(uid)
         return True

@@ -1,10 +1,10 @@
 """Which dead containers and sandboxes of a pod are removed.
 
-A pod's record comes in; ids go out. The newest exit of each container name is kept, because its code, logs and time
-are shown and decide about restarts; what is older goes, and so does whatever was created and never started, or is in a
-state nobody knows, once there is a newer one. Once a pod is deleted all goes. What runs is never touched, nor is the
-newest container of a name or its last attempt, which may be about to start. The Go ancestors are
-pkg/kubelet/pod_container_deletor.go and pkg/kubelet/kuberuntime/kuberuntime_gc.go.
+A pod's record comes in; ids go out. The newest exit of each container name is kept, because its exit code, logs and
+times are shown and decide about restarts. Older exits are removed. So are containers that never started or are in an
+unknown state, once there is a newer one. When a pod is deleted, everything is removed. Running containers are never
+removed. The newest container of a name and its highest attempt are kept, because either may be about to start.
+Kubelet counterpart: pkg/kubelet/pod_container_deletor.go and pkg/kubelet/kuberuntime/kuberuntime_gc.go.
 """
 
 from dataclasses import dataclass
@@ -74,15 +74,19 @@ def _is_old(record: PodRecord, found: ContainerRecord, kept_exits: int) -> bool:
     if found.state is ContainerState.EXITED:
         exits = [each for each in record.containers if each.name == found.name and each.state is ContainerState.EXITED]
         return found not in exits[:kept_exits]
-    if found.state is ContainerState.CREATED and _is_last_attempt(record, found):
-        return False  # it may be about to start, even if the clock was put back and it looks older than the others
+    if found.state is ContainerState.CREATED and _may_start_next(record, found):
+        return False
     # One in a state nobody knows may still run: its removal stops it by force, as a newer one has taken its place.
     return found.state is not ContainerState.RUNNING and found is not record.container(found.name)
 
 
-def _is_last_attempt(record: PodRecord, found: ContainerRecord) -> bool:
-    others = (each for each in record.containers if each.name == found.name and each is not found)
-    return all(each.restart_count < found.restart_count for each in others)
+def _may_start_next(record: PodRecord, found: ContainerRecord) -> bool:
+    """Whether a created container is the highest attempt and none of its name runs.
+
+    It may be about to start. If the clock was set back, it looks older than the others.
+    """
+    others = [each for each in record.containers if each.name == found.name and each is not found]
+    return all(each.restart_count < found.restart_count and each.state is not ContainerState.RUNNING for each in others)
 
 
 def _newest_sandbox(record: PodRecord) -> str:

@@ -45,7 +45,7 @@ ROUNDING_SECONDS = 1.0
 """A begun second of a grace is not charged."""
 
 DAWDLE_SECONDS = 5.0
-"""An agent that wakes up late, up to two seconds each time, comes that much later from a hook to the stop."""
+"""Wake-ups may be up to two seconds late each. So a stop follows its hook later, and updates are handled later."""
 
 NEWS_SECONDS = 5.0
 """So long after a deletion was told, or a shorter grace, a call begun before may still reach the runtime."""

@@ -160,6 +160,6 @@ def turned_away(world: World, uid: PodUID) -> bool:
 
 
 def status_in_agent(world: World, uid: PodUID) -> PodStatus:
-    """The status of a pod that the agent keeps; an empty one if there is no agent, or it keeps none."""
+    """The agent's status of a pod. Empty if no agent runs or it has none."""
     status = None if world.agent is None else world.agent.statuses.get_pod_status(uid)
     return PodStatus() if status is None else status
