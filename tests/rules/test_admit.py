@@ -317,6 +317,9 @@ def test_critical_pods_preempt_the_others_and_each_other_by_priority() -> None:
     assert may_preempt(higher, high)
     assert not may_preempt(high, high)
     assert not may_preempt(high, pod("static", source="file"))
+    assert not may_preempt(low, low)
+    assert not may_preempt(pod("a", priority=1), low)
+    assert not may_preempt(pod("a"), pod("b"))
 
 
 def test_a_critical_pod_that_fits_kills_nobody() -> None:
