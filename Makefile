@@ -68,10 +68,10 @@ format: $(READY)  ## Format the code and fix lint errors.
 # A part is a path, or several joined by a plus. It excludes the parts below it, so `tests` has all other tests.
 # Parts with long waits come first, short ones last.
 # Each part is one process. With pytest-xdist, every worker would collect all tests and report to a controller.
-# tests/runtimes/process must be a part of its own: its tests enter namespaces, which fails in a process with threads
+# tests/runtimes/process must be a separate part, because its tests enter namespaces, which fails in a process with threads
 # (such as gRPC's).
 # Contracts and runtimes are one part, because they share a containerd.
-PARTS := tests/contracts+tests/runtimes tests/app tests/runtimes/process tests tests/sim tests/engine tests/rules tests/sim/test_sieve.py
+PARTS := tests/contracts+tests/runtimes+tests/streams tests/app tests/runtimes/process tests tests/sim tests/engine tests/rules tests/sim/test_sieve.py
 PATHS := $(subst +, ,$(PARTS))
 
 test:  ## Run check and all fast tests.

@@ -1,1 +1,1 @@
-"""Benchmarks: ratios in one run against a named reference; commands and figures in docs/performance.md."""
+"""Benchmarks: ratios against a reference in the same run. docs/performance.md has commands and figures."""

@@ -1,14 +1,14 @@
-"""Podkeeper beside the reference kubelet, on the same machine: `python -m bench.beside_kubelet [--json] [--quick]`.
+"""Podkeeper beside the kubelet on one machine: `python -m bench.beside_kubelet [--json] [--quick]`.
 
-It needs what `bench.cri` needs, and the reference's program: `kubelet` (1.36) on the path or in KUBEBUILDER_ASSETS;
-what is missing is said. Both run alone, without an API server, on one containerd, from the same folder of manifests and
-the same configuration, by turns. Whatever happens is seen in the same way for both: in the runtime's lists.
+Requires everything that `bench.cri` requires, and `kubelet` (1.36) on the path or in KUBEBUILDER_ASSETS. A missing
+component is reported. Both agents run alternately, without an API server, on one containerd, with the same manifests
+and configuration. All times are measured in the same way for both: in the runtime's lists.
 
-    start    the agent is started on a folder of pods ---> all containers run ---> it says that all are Ready
-    add      one more manifest                        ---> its container runs
-    crash    a container's process is killed          ---> it runs again
-    remove   a manifest is taken away                 ---> its sandbox is stopped
-    rest     nothing happens for a while              ---> what the agent needs for that
+    start    start the agent with a directory of pods ---> all containers run ---> it reports all pods as Ready
+    add      add one manifest                         ---> its container runs
+    crash    kill the process of a container          ---> it runs again
+    remove   remove a manifest                        ---> its sandbox is stopped
+    rest     no change for a while                    ---> CPU and memory of the agent
 """
 
 import argparse
@@ -23,13 +23,13 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from bench.watched import cpu_seconds, kib_of, processes, words_of
-from podkeeper.runtimes.cri.calls import Calls
+from bench.watched import cpu_seconds, kib_of, message_of, processes
+from podkeeper.runtimes.cri.calls import CriCalls
 from podkeeper.runtimes.cri.requests.labels import POD_NAME
 from podkeeper.runtimes.cri.schema import cri
 from podkeeper.runtimes.cri.transport import GrpcTransport
-from tests.e2e.reference_kubelet import NODE, NodeOfBoth, node_of_both, reference_kubelet
-from tests.runtimes.cri.containerd import BUSYBOX_IMAGE, Containerd, borrowed, missing
+from tests.e2e.kubelet_node import NODE, HandoverNode, handover_node, kubelet_program
+from tests.runtimes.cri.containerd import BUSYBOX_IMAGE, Containerd, missing, shared_instance
 
 GIVE_UP_SECONDS = 180.0
 LOOK_SECONDS = 0.02
@@ -39,21 +39,21 @@ Figures = dict[str, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """What is to be measured."""
+class BenchSize:
+    """The extent of a measurement."""
 
     pods: int = 100
-    turns: int = 2  # of each of the two
-    changes: int = 10  # pods that come, crash and go in a turn
+    turns: int = 2  # per agent
+    changes: int = 10  # pods that are added, crash and are removed in a turn
     settle_seconds: float = 15.0
     rest_seconds: float = 60.0
 
 
-QUICK = Wanted(pods=3, turns=1, changes=1, settle_seconds=0.0, rest_seconds=5.0)
+QUICK = BenchSize(pods=3, turns=1, changes=1, settle_seconds=0.0, rest_seconds=5.0)
 
 
 class Runtime:
-    """What the runtime shows, asked by somebody who is none of the two."""
+    """The runtime's lists, read by the benchmark and not by one of the agents."""
 
     def __init__(self, socket: str) -> None:
         self._socket = socket
@@ -61,17 +61,16 @@ class Runtime:
         self._transport = GrpcTransport(socket)
 
     def running(self) -> dict[str, str]:
-        """The container that runs of each pod."""
-        listed = self._loop.run_until_complete(Calls(self._transport).containers())
+        """Return the running container of each pod."""
+        listed = self._loop.run_until_complete(CriCalls(self._transport).containers())
         return {_pod_of(each.labels): each.id for each in listed if each.state == cri.CONTAINER_RUNNING}
 
     def ready_sandboxes(self) -> set[str]:
-        """Pods with a sandbox that is ready."""
-        listed = self._loop.run_until_complete(Calls(self._transport).sandboxes())
+        """Return the pods with a ready sandbox."""
+        listed = self._loop.run_until_complete(CriCalls(self._transport).sandboxes())
         return {_pod_of(each.labels) for each in listed if each.state == cri.SANDBOX_READY}
 
     def close(self) -> None:
-        """Hang up."""
         self._loop.run_until_complete(self._transport.close())
         self._loop.close()
 
@@ -81,7 +80,7 @@ def _pod_of(labels: Mapping[str, str]) -> str:
 
 
 def seconds_until(holds: Callable[[], bool], pause: float = LOOK_SECONDS) -> float:
-    """How long it takes from now on until something holds."""
+    """Return the seconds until a condition holds."""
     begun = time.monotonic()
     while not holds():
         if time.monotonic() - begun > GIVE_UP_SECONDS:
@@ -91,16 +90,15 @@ def seconds_until(holds: Callable[[], bool], pause: float = LOOK_SECONDS) -> flo
 
 
 class Turn:
-    """One life of one of the two agents, with all that is measured in it."""
+    """One run of one agent, with its figures."""
 
-    def __init__(self, node: NodeOfBoth, runtime: Runtime, wanted: Wanted) -> None:
+    def __init__(self, node: HandoverNode, runtime: Runtime, wanted: BenchSize) -> None:
         self._node = node
         self._runtime = runtime
         self._wanted = wanted
         self._seen = defaultdict[str, list[float]](list)
 
     def figures(self, start: Callable[[], None]) -> Figures:
-        """Start the agent, and measure."""
         for number in range(self._wanted.pods):
             self._write(number)
         start()
@@ -124,16 +122,16 @@ class Turn:
         }
 
     def _change(self, number: int) -> None:
-        """A pod comes, crashes and goes."""
+        """Add a pod, kill its container and remove the pod."""
         name = f"pod-{number}"
         self._write(number)
         self._seen["add_ms"].append(seconds_until(lambda: name in self._runtime.running()))
         before = self._runtime.running()[name]
-        seconds_until(lambda: self._ready() > self._wanted.pods, 0.1)  # it knows what it has done
+        seconds_until(lambda: self._ready() > self._wanted.pods, 0.1)  # the agent has processed its change
         os.kill(_asleep(number), signal.SIGKILL)
         self._seen["crash_ms"].append(seconds_until(lambda: self._runtime.running().get(name, before) != before))
         seconds_until(lambda: self._ready() > self._wanted.pods, 0.1)
-        self._node.unwrite(name)
+        self._node.remove_manifest(name)
         self._seen["remove_ms"].append(seconds_until(lambda: name not in self._runtime.ready_sandboxes()))
         seconds_until(lambda: len(self._node.pods()) == self._wanted.pods, 0.1)
 
@@ -148,53 +146,52 @@ class Turn:
         self._node.write(f"pod-{number}", containers=[app], terminationGracePeriodSeconds=5)
 
     def _ready(self) -> int:
-        """How many pods are Ready, as the agent says."""
+        """Return the number of pods that the agent reports as Ready."""
         conditions = (each for pod in self._node.pods().values() for each in pod["status"].get("conditions", ()))
         return sum(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
 
 
 def _asleep(number: int) -> int:
-    """The process that sleeps in a pod."""
+    """Return the sleeping process of a pod."""
     words = ["sleep", str(FIRST_NAP + number)]
-    return next(pid for pid in processes() if words_of(pid) == words)
+    return next(pid for pid in processes() if message_of(pid) == words)
 
 
-def measured(containerd: Containerd, wanted: Wanted) -> Figures:
-    """Both by turns; medians, and podkeeper's over the reference's."""
+def measured(containerd: Containerd, wanted: BenchSize) -> Figures:
+    """Measure both agents alternately. Return medians and the ratios podkeeper / kubelet."""
     seen: dict[str, dict[str, list[float]]] = {"kubelet": defaultdict(list), "podkeeper": defaultdict(list)}
     for turn in range(wanted.turns):
-        for who in ("kubelet", "podkeeper"):
-            _say(f"turn {turn + 1} of {wanted.turns}: {who} with {wanted.pods} pods ...")
+        for agent in ("kubelet", "podkeeper"):
+            _log(f"turn {turn + 1} of {wanted.turns}: {agent} with {wanted.pods} pods ...")
             runtime = Runtime(containerd.socket)
             try:
-                with node_of_both(containerd) as node:
-                    start = node.start_reference if who == "kubelet" else node.start_podkeeper
+                with handover_node(containerd) as node:
+                    start = node.start_kubelet if agent == "kubelet" else node.start_podkeeper
                     figures = Turn(node, runtime, wanted).figures(start)
             finally:
                 runtime.close()
             for name, value in figures.items():
-                seen[who][name].append(value)
+                seen[agent][name].append(value)
     result: Figures = {}
     for name in seen["kubelet"]:
-        theirs, ours = (statistics.median(seen[who][name]) for who in ("kubelet", "podkeeper"))
+        theirs, ours = (statistics.median(seen[agent][name]) for agent in ("kubelet", "podkeeper"))
         result |= {f"kubelet_{name}": theirs, f"podkeeper_{name}": ours, f"{name}_ratio": ours / theirs}
     return result
 
 
 def main(arguments: list[str]) -> int:
-    """Measure and print."""
     parser = argparse.ArgumentParser(prog="python -m bench.beside_kubelet", description=__doc__.partition("\n")[0])
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--quick", action="store_true", help="a few pods, once: half a minute")
+    parser.add_argument("--quick", action="store_true", help="few pods, one turn [about half a minute]")
     options = parser.parse_args(arguments)
     if (reason := missing()) is not None:
         print(f"cannot measure real containers: {reason}", file=sys.stderr)
         return 1
-    if reference_kubelet() is None:
-        print("no reference kubelet: put `kubelet` (1.36) on the path, or in KUBEBUILDER_ASSETS", file=sys.stderr)
+    if kubelet_program() is None:
+        print("cannot find the kubelet: put `kubelet` (1.36) on the path or in KUBEBUILDER_ASSETS", file=sys.stderr)
         return 1
-    with borrowed() as containerd:
-        figures = measured(containerd, QUICK if options.quick else Wanted())
+    with shared_instance() as containerd:
+        figures = measured(containerd, QUICK if options.quick else BenchSize())
     if options.json:
         print(json.dumps({name: round(value, 3) for name, value in figures.items()}, indent=2))
         return 0
@@ -205,7 +202,7 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _say(text: str) -> None:
+def _log(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 

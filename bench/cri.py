@@ -1,14 +1,15 @@
-"""What real containers cost, beside what they must cost: `python -m bench.cri [--json] [--quick]`.
+"""Cost of real containers beside the bare CRI calls: `python -m bench.cri [--json] [--quick]`.
 
-It starts a containerd of its own (root, and Debian's containerd, runc, containernetworking-plugins and busybox-static;
-what is missing is said) and measures, by turns and in one run, so that whatever else the machine does hits both:
+The benchmark starts its own containerd. It requires root and Debian's containerd, runc, containernetworking-plugins and
+busybox-static. A missing component is reported. It measures alternately in one run, so that other load on the machine
+affects both sides:
 
-* the floor: the bare CRI calls with the same messages (`bench.cri_floor`), with as many at a time as serves it best;
-* podkeeper: an agent wired as `podkeeper run --runtime cri` does it, with an API in memory, in this process;
-* the node at rest: a real `podkeeper run --runtime cri` on a folder of manifests, seen from outside through /proc.
+* the floor: the bare CRI calls with the same messages (`bench.cri_floor`), with the best concurrency,
+* podkeeper: an agent in this process, wired like `podkeeper run --runtime cri`, with an API in memory,
+* the idle node: a real `podkeeper run --runtime cri` on a directory of manifests, measured from outside through /proc.
 
-Pods have one container in a network of their own, and no probe. Compare ratios: machines are shared. A burst is
-compared with the mean of the floors before and after it; of three bursts the median counts. The bars are in
+Pods have one container in their own network namespace and no probe. Compare ratios, because machines are shared. Each
+burst is compared with the mean of the floors before and after it. The median of three bursts counts. The bars are in
 `docs/performance.md`.
 """
 
@@ -26,15 +27,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.cri_floor import Floor
-from bench.user import NODE, Shape, User, burst_gone, burst_ready, crashed, created, deleted, done, living
+from bench.user import NODE, Shape, User, burst_gone, burst_ready, crashed, created, deleted, done, running_agent
 from bench.watched import cpu_seconds, kib_of, quiet_node
 from podkeeper.app.standalone import Standalone
-from podkeeper.runtimes.cri.calls import Calls
+from podkeeper.runtimes.cri.calls import CriCalls
 from podkeeper.runtimes.cri.transport import GrpcTransport
 from tests.runtimes.cri.containerd import BUSYBOX_IMAGE, Containerd, missing
 
 ROUNDS = 20
-BLOCK = 4  # rounds of the floor, then rounds of podkeeper, and so on
+BLOCK = 4  # rounds of the floor, then as many of podkeeper, and so on
 BURSTS = (30, 100)
 BURST_TIMES = 3
 LIMITS = (4, 6, 8)
@@ -61,34 +62,34 @@ BARS: Mapping[str, float] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """What is to be measured."""
+class BenchSize:
+    """The extent of a measurement."""
 
     rounds: int = ROUNDS
     bursts: tuple[int, ...] = BURSTS
-    times: int = BURST_TIMES  # that each burst is made
+    times: int = BURST_TIMES  # repetitions of each burst
     limits: tuple[int, ...] = LIMITS
-    idle_pods: int = 100  # 0: no node at rest
+    idle_pods: int = 100  # 0: no idle node
     idle_seconds: float = IDLE_SECONDS
     settle_seconds: float = SETTLE_SECONDS
 
 
-QUICK = Wanted(rounds=5, bursts=(10,), times=1, limits=(4,), idle_pods=0)
+QUICK = BenchSize(rounds=5, bursts=(10,), times=1, limits=(4,), idle_pods=0)
 
-Floored = tuple[list[float], list[float]]  # seconds until each pod was ready, and until each was gone
+FloorTimes = tuple[list[float], list[float]]  # seconds until each pod was ready, and until each was gone
 
 
 @dataclass(frozen=True, slots=True)
 class Burst:
-    """What one burst took."""
+    """The times and CPU of one burst."""
 
     times: Mapping[str, float]  # seconds
     start_cpu_ms: float  # per pod
     delete_cpu_ms: float
 
 
-def _floor_of(what: str) -> Callable[[Floored], float]:
-    """What to compare with, of a burst of the floor."""
+def _floor_of(what: str) -> Callable[[FloorTimes], float]:
+    """Return the figures of a floor burst to compare with."""
     if what == "all_ready":
         return lambda floored: floored[0][-1]
     if what == "median_pod":
@@ -97,27 +98,27 @@ def _floor_of(what: str) -> Callable[[Floored], float]:
 
 
 class Bench:
-    """Floor and podkeeper, by turns, on one containerd."""
+    """Floor and podkeeper, alternately on one containerd."""
 
     def __init__(self, node: Containerd, root: Path) -> None:
         self._node = node
         self._root = root
         self._lives = 0
 
-    async def figures(self, wanted: Wanted) -> Figures:
-        """All that is measured from inside."""
+    async def figures(self, wanted: BenchSize) -> Figures:
+        """Return all figures that are measured inside this process."""
         async with self._floor() as floor:
             figures = await self._one_at_a_time(floor, wanted.rounds)
             limit = await _best_limit(floor, wanted.limits)
             for count in wanted.bursts:
-                _say(f"{count} pods at once, {wanted.times} times: floor ({limit} at a time), podkeeper, floor ...")
+                _log(f"{count} pods at once, {wanted.times} times: floor ({limit} at a time), podkeeper, floor ...")
                 figures |= await self._at_once(floor, count, limit, wanted.times)
             return figures | {"floor_at_a_time": limit}
 
     async def _one_at_a_time(self, floor: Floor, rounds: int) -> Figures:
-        _say(f"{rounds} pods of each kind, one at a time ...")
+        _log(f"{rounds} pods of each kind, one at a time ...")
         seen = defaultdict[str, list[float]](list)
-        await floor.one()  # not counted: the first one finds nothing in any cache
+        await floor.one()  # not counted, because all caches are empty
         for first in range(0, rounds, BLOCK):
             block = range(first, min(first + BLOCK, rounds))
             for _ in block:
@@ -125,7 +126,7 @@ class Bench:
                 seen["floor_create"].append(create)
                 seen["floor_delete"].append(remove)
             async with self._podkeeper(10) as user:
-                await created(user, "first")  # not counted: this life of the agent has only begun
+                await created(user, "first")  # not counted, because the agent has just started
                 await deleted(user, "first")
                 for number in block:
                     seen["create"].append(await created(user, f"web-{number}"))
@@ -145,7 +146,7 @@ class Bench:
         }
 
     async def _at_once(self, floor: Floor, count: int, limit: int, times: int) -> Figures:
-        """Floor and podkeeper by turns, floor last; each burst beside the floors before and after it. Medians."""
+        """Return medians of bursts. Each burst is compared with the floors before and after it."""
         seen = defaultdict[str, list[float]](list)
         before = await floor.many(count, limit)
         for _ in range(times):
@@ -156,7 +157,7 @@ class Bench:
                 seen[f"burst{count}_{what}_s"].append(ours)
                 seen[f"floor_burst{count}_{what}_s"].append(lowest)
                 seen[f"burst{count}_{what}_ratio"].append(ours / lowest)
-            # Of the largest burst, which comes last.
+            # The largest burst comes last.
             seen["agent_cpu_ms_per_started_pod"].append(burst.start_cpu_ms)
             seen["agent_cpu_ms_per_deleted_pod"].append(burst.delete_cpu_ms)
             before = after
@@ -185,8 +186,8 @@ class Bench:
         return Burst(times, start_cpu / count * 1000, delete_cpu / count * 1000)
 
     def resting_figures(self, count: int, settle_seconds: float, idle_seconds: float) -> Figures:
-        """A real `podkeeper run` with quiet pods, watched."""
-        _say(f"{count} quiet pods, watched for {settle_seconds + idle_seconds:.0f} s ...")
+        """Return the figures of a real `podkeeper run` with quiet pods."""
+        _log(f"{count} quiet pods, measured for {settle_seconds + idle_seconds:.0f} s ...")
         pods = {f"pod-{number}": SHAPE.manifest(f"pod-{number}") for number in range(count)}
         words = ("--node-name", NODE, "--runtime", "cri", "--runtime-endpoint", self._node.socket)
         with quiet_node(self._root, pods, *words) as quiet:
@@ -210,30 +211,30 @@ class Bench:
 
     @asynccontextmanager
     async def _podkeeper(self, pods: int) -> AsyncIterator[User]:
-        """An agent. It lives only while it is measured: it would take the floor's pods for strays and end them."""
-        self._lives += 1  # each with a root of its own: an API that begins anew is no API that was seen before
+        """Run an agent during a measurement only, because it would remove the floor's pods as orphaned."""
+        self._lives += 1  # a new root each time, because a new API does not know the objects of the old one
         root = self._root / f"agent-{self._lives}"
         wanted = Standalone(paths=(), root=root, node_name=NODE, runtime="cri", runtime_endpoint=self._node.socket)
-        async with living(wanted, SHAPE, pods) as user:
+        async with running_agent(wanted, SHAPE, pods) as user:
             yield user
             await self._nothing_left()
 
     async def _nothing_left(self) -> None:
-        """Wait until the runtime has nothing of any pod."""
+        """Wait until the runtime has no pods."""
         transport = GrpcTransport(self._node.socket)
         try:
             async with asyncio.timeout(GIVE_UP_SECONDS):
-                while await Calls(transport).sandboxes():
+                while await CriCalls(transport).sandboxes():
                     await asyncio.sleep(0.05)
         finally:
             await transport.close()
 
 
 async def _best_limit(floor: Floor, limits: tuple[int, ...]) -> int:
-    """How many at a time serve the floor best."""
+    """Return the concurrency at which the floor is fastest."""
     if len(limits) == 1:
         return limits[0]
-    _say(f"the floor with {', '.join(map(str, limits))} at a time ...")
+    _log(f"the floor with {', '.join(map(str, limits))} at a time ...")
     taken = dict.fromkeys(limits, 0.0)
     for limit in (*limits, *reversed(limits)):
         ready, gone = await floor.many(LIMITS_TRIED_WITH, limit)
@@ -243,7 +244,7 @@ async def _best_limit(floor: Floor, limits: tuple[int, ...]) -> int:
 
 @contextmanager
 def _containerd() -> Iterator[tuple[Containerd, Path]]:
-    """A containerd of our own, and a directory; gone in the end."""
+    """Start a containerd and create a directory. Remove both at the end."""
     with tempfile.TemporaryDirectory(prefix="podkeeper-bench-", ignore_cleanup_errors=True) as place:
         home, root = Path(place, "c"), Path(place, "p")
         home.mkdir()
@@ -251,27 +252,26 @@ def _containerd() -> Iterator[tuple[Containerd, Path]]:
         node = Containerd(home)
         try:
             node.start()
-            with node.inside():
+            with node.in_network():
                 yield node, root
         finally:
             node.stop()
 
 
-# ---- the command ----
+# ---- Command ----
 
 
 def main(arguments: list[str]) -> int:
-    """Measure and print."""
     parser = argparse.ArgumentParser(prog="python -m bench.cri", description="Measure real containers.")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--quick", action="store_true", help="a few pods, ten at once, no node at rest: a minute")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"how often for a median [{ROUNDS}]")
-    parser.add_argument("--idle-seconds", type=float, default=IDLE_SECONDS, help="how long the node is watched at rest")
+    parser.add_argument("--quick", action="store_true", help="few pods, bursts of ten, no idle node [about a minute]")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"measurements per median [{ROUNDS}]")
+    parser.add_argument("--idle-seconds", type=float, default=IDLE_SECONDS, help="duration of the idle measurement")
     options = parser.parse_args(arguments)
     if (reason := missing()) is not None:
         print(f"cannot measure real containers: {reason}", file=sys.stderr)
         return 1
-    wanted = QUICK if options.quick else Wanted(rounds=options.rounds, idle_seconds=options.idle_seconds)
+    wanted = QUICK if options.quick else BenchSize(rounds=options.rounds, idle_seconds=options.idle_seconds)
     with _containerd() as (node, root):
         bench = Bench(node, root)
         figures = asyncio.run(bench.figures(wanted))
@@ -292,7 +292,7 @@ def _verdict(name: str, value: float) -> str:
     return f"   bar {bar:g}{'' if value <= bar else '   MISSED'}"
 
 
-def _say(text: str) -> None:
+def _log(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 

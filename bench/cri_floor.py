@@ -1,10 +1,10 @@
-"""The floor under real containers: the bare CRI calls, with the very messages podkeeper sends, and nothing else.
+"""The floor for real containers: the bare CRI calls with the messages that podkeeper sends.
 
     Floor.made     RunPodSandbox, CreateContainer, StartContainer
     Floor.removed  StopContainer, RemoveContainer, StopPodSandbox, RemovePodSandbox
 
-One pod after the other, or many with so many at a time. Messages and files are made before the time runs. Nobody looks
-how things are: less cannot be done by anybody who is to end up with the same containers.
+Pods run one after the other, or many at a time with limited concurrency. Messages and files are prepared before the
+measurement. There are no status calls, so no agent can create the same containers with fewer calls.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from bench.user import Shape
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.runtime_calls import ContainerConfig, Dns, SandboxConfig
 from podkeeper.rules.naming import container_log_path, pod_log_directory
-from podkeeper.runtimes.cri.calls import Calls
+from podkeeper.runtimes.cri.calls import CriCalls
 from podkeeper.runtimes.cri.pod_files import PodFiles
 from podkeeper.runtimes.cri.requests.container import container_message
 from podkeeper.runtimes.cri.requests.node import NodeFacts
@@ -36,7 +36,7 @@ _DNS = Dns(servers=("10.96.0.10",), searches=("default.svc.cluster.local",), opt
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A pod that is yet to be made."""
+    """The messages of a pod that is not created yet."""
 
     sandbox: cri.PodSandboxConfig
     container: cri.ContainerConfig
@@ -44,7 +44,7 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A pod that runs, and when it came to."""
+    """A running pod and the time at which it started to run."""
 
     sandbox_id: str
     container_id: str
@@ -52,11 +52,11 @@ class Made:
 
 
 class Floor:
-    """Makes and removes pods as barely as can be."""
+    """Creates and removes pods with the fewest calls."""
 
     def __init__(self, socket: str, facts: NodeFacts, cgroup_root: str, log_root: str, shape: Shape) -> None:
         self._transport = GrpcTransport(socket)
-        self._calls = Calls(self._transport)
+        self._calls = CriCalls(self._transport)
         self._facts = facts
         self._files = PodFiles(facts.pods_root)
         self._cgroup_root = cgroup_root
@@ -65,11 +65,10 @@ class Floor:
         self._image_id = ""
 
     async def close(self) -> None:
-        """Hang up."""
         await self._transport.close()
 
     async def prepared(self, name: str) -> Prepared:
-        """Work out all that is asked for."""
+        """Prepare all messages and files."""
         if not self._image_id:
             image = await self._calls.image(self._shape.image)
             assert image is not None
@@ -88,7 +87,7 @@ class Floor:
             log_path=container_log_path(container.name, 0),
             pod_ips=("10.88.0.2",),
         )
-        files = self._files.make_for(config, sandbox.log_directory)
+        files = self._files.create(config, sandbox.log_directory)
         return Prepared(sandbox, container_message(config, self._facts, files))
 
     def _sandbox(self, pod: Pod) -> cri.PodSandboxConfig:
@@ -103,14 +102,14 @@ class Floor:
         return sandbox_message(config, self._facts)
 
     async def made(self, pod: Prepared) -> Made:
-        """Have a pod run."""
+        """Create and start a pod."""
         sandbox_id = await self._calls.run_sandbox(pod.sandbox, "")
         container_id = await self._calls.create_container(sandbox_id, pod.container, pod.sandbox)
         await self._calls.start_container(container_id)
         return Made(sandbox_id, container_id, time.monotonic())
 
     async def removed(self, pod: Made) -> float:
-        """Stop a pod and remove all of it. Returns when that was done."""
+        """Stop and remove a pod. Return the time at which it was removed."""
         await self._calls.stop_container(pod.container_id, GRACE_SECONDS)
         await self._calls.remove_container(pod.container_id)
         await self._calls.stop_sandbox(pod.sandbox_id)
@@ -118,14 +117,14 @@ class Floor:
         return time.monotonic()
 
     async def one(self) -> tuple[float, float]:
-        """Milliseconds to make one pod, and to remove it."""
+        """Return the milliseconds to create one pod, and to remove it."""
         pod = await self.prepared("web")
         begun = time.monotonic()
         made = await self.made(pod)
         return (made.at - begun) * 1000, (-time.monotonic() + await self.removed(made)) * 1000
 
     async def many(self, count: int, at_a_time: int) -> tuple[list[float], list[float]]:
-        """Seconds until each of many pods ran, and until each was removed, the quickest first."""
+        """Return the seconds until each of many pods ran, and until each was removed, in ascending order."""
         pods = [await self.prepared(f"pod-{number}") for number in range(count)]
         begun = time.monotonic()
         made = await _limited(at_a_time, self.made, pods)

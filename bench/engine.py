@@ -1,9 +1,9 @@
-"""What the engine costs with many pods: `python -m bench.engine [--json] [--pods N]`.
+"""Cost of the engine with many pods: `python -m bench.engine [--json] [--pods N]`.
 
-A whole agent, wired as in production, on the fake runtime and a real clock: N pods (one container, one readiness
-probe every 60 s, a spec of 2 KB) are created, become Ready, rest, and are deleted with grace. Each size runs in a
-process of its own. The API is not counted: its time is measured apart and taken off, its memory is packed away. The
-named reference is the same agent with 100 pods; the bars are in `docs/performance.md`.
+A whole agent, wired as in production, runs on the fake runtime and a real clock. N pods (one container, one readiness
+probe every 60 s, a spec of 2 KB) are created, become Ready, stay idle, and are deleted gracefully. Each size runs in a
+separate process. The API does not count: its time is measured separately and subtracted, and its objects are stored as
+bytes. Ratios compare with the same agent with 100 pods. The bars are in `docs/performance.md`.
 """
 
 import argparse
@@ -21,67 +21,53 @@ from bench.thrifty_api import ThriftyApi
 from podkeeper.app.build import Agent, Ports, Settings, simple_node
 from podkeeper.app.process import tune_garbage_collection
 from podkeeper.host.clock import SystemClock
-from podkeeper.model.k8s.core import Container, EnvVar, ExecAction, Pod, PodSpec, Probe
-from podkeeper.model.k8s.meta import ObjectMeta
+from podkeeper.model.k8s.core import EnvVar, Pod
 from podkeeper.runtimes.fake import FakeRuntime
 from podkeeper.sources.apiserver import ApiSource
+from podkeeper.testing.build import container, pod, probe
 from podkeeper.testing.fakes import FakeCgroups, FakeJournal, FakeProber, FakeVolumes
 
 NODE = "bench"
 IDLE_SECONDS = 60.0
-REST_SECONDS = 100.0  # before that: by then every pod has been looked after once more, and is at rest
+REST_SECONDS = 100.0  # before the idle measurement; every pod has then had its next sync
 SETTLE_SECONDS = 5.0
 GIVE_UP_SECONDS = 600.0
 
 
-def pod(index: int) -> Pod:
-    """A pod with a spec of about 2 KB."""
+def pod_of(index: int) -> Pod:
+    """Return a pod with a spec of about 2 KB."""
     env = tuple(EnvVar(name=f"SETTING_{number:02}", value="x" * 30) for number in range(24))
-    probe = Probe(
-        exec=ExecAction(command=("check",)),
-        period_seconds=60,
-        timeout_seconds=1,
-        success_threshold=1,
-        failure_threshold=3,
-    )
-    return Pod(
-        metadata=ObjectMeta(
-            name=f"pod-{index}",
-            namespace="default",
-            uid=f"00000000-0000-4000-8000-{index:012}",
-            creation_timestamp="2026-01-01T00:00:00Z",
-            labels={"app": "bench", "index": str(index)},
-        ),
-        spec=PodSpec(
-            node_name=NODE,
-            restart_policy="Always",
-            termination_grace_period_seconds=30,
-            containers=(Container(name="app", image="registry.example/app:v1", env=env, readiness_probe=probe),),
-        ),
+    return pod(
+        f"pod-{index}",
+        container(image="registry.example/app:v1", env=env, readiness=probe(period=60)),
+        node=NODE,
+        uid=f"00000000-0000-4000-8000-{index:012}",
+        created="2026-01-01T00:00:00Z",
+        labels={"app": "bench", "index": str(index)},
     )
 
 
 def rss_kib() -> int:
-    """Resident memory now."""
+    """Return the resident memory."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * resource.getpagesize() // 1024
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Wait, in steps too small to matter, until a condition holds."""
+    """Poll in negligible steps until a condition holds."""
     begun = time.monotonic()
     while not condition():
         if time.monotonic() - begun > GIVE_UP_SECONDS:
-            raise TimeoutError("the bench gave up")
+            raise TimeoutError("the condition did not hold in time")
         await asyncio.sleep(0.05)
 
 
 async def measure(count: int, idle_seconds: float) -> dict[str, float]:
-    """One life of a node with so many pods."""
+    """Run an agent with this number of pods. Return its figures."""
     clock = SystemClock(seed=1)
     api, runtime = ThriftyApi(clock), FakeRuntime(clock)
     for index in range(count):
-        await api.create(pod(index))
+        await api.create(pod_of(index))
     ports = Ports(
         runtime=runtime,
         volumes=FakeVolumes(clock),
@@ -94,11 +80,11 @@ async def measure(count: int, idle_seconds: float) -> dict[str, float]:
     )
     node = simple_node(NODE, cpu="100000", memory="100Ti", pods=count + 10)
     agent = Agent(ports, Settings(node=node, host_ips=("192.0.2.1",)))
-    tune_garbage_collection()  # as `podkeeper` does for its own process
+    tune_garbage_collection()  # like the `podkeeper` process
     before_kib = rss_kib()
     figures: dict[str, float] = {}
     async with asyncio.TaskGroup() as group:
-        living = group.create_task(agent.run())
+        running = group.create_task(agent.run())
         wall, cpu, away = time.monotonic(), time.process_time(), api.seconds
         await until(lambda: api.ready() == count)
         away = api.seconds - away
@@ -122,12 +108,12 @@ async def measure(count: int, idle_seconds: float) -> dict[str, float]:
         figures["gone_seconds"] = time.monotonic() - wall - away
         figures["gone_cpu_ms_per_pod"] = (time.process_time() - cpu - away) / count * 1000
         figures["api_seconds_gone"] = away
-        living.cancel()
+        running.cancel()
     return figures
 
 
 async def update_to_sync_ms(api: ThriftyApi, runtime: FakeRuntime, count: int) -> float:
-    """The median time from a changed image in the API to the runtime being asked to stop the old container."""
+    """Return the median time from a changed image in the API to the call that stops the old container."""
     times = []
     for round_number in range(min(20, count)):
         index = round_number * (count // min(20, count))
@@ -147,6 +133,7 @@ import asyncio, resource
 from podkeeper.app.build import Agent, Ports, Settings, simple_node
 from podkeeper.host.clock import SystemClock
 from podkeeper.runtimes.fake import FakeRuntime
+from podkeeper.testing.build import container, pod, probe
 from podkeeper.testing.fakes import FakeCgroups, FakeJournal, FakeProber, FakeVolumes
 
 async def main():
@@ -154,9 +141,9 @@ async def main():
     ports = Ports(runtime=FakeRuntime(clock), volumes=FakeVolumes(clock), cgroups=FakeCgroups(clock),
                   prober=FakeProber(), clock=clock, sources=(), journal=FakeJournal())
     async with asyncio.TaskGroup() as group:
-        living = group.create_task(Agent(ports, Settings(node=simple_node("n"))).run())
+        running = group.create_task(Agent(ports, Settings(node=simple_node("n"))).run())
         await asyncio.sleep(0.05)
-        living.cancel()
+        running.cancel()
 
 asyncio.run(main())
 usage = resource.getrusage(resource.RUSAGE_SELF)
@@ -165,13 +152,13 @@ print(usage.ru_utime + usage.ru_stime)
 
 
 def start_cpu_seconds() -> float:
-    """CPU of a process that starts an agent on the fake runtime, the best of five."""
+    """Return the CPU time of a process that starts an agent on the fake runtime, the best of five."""
     command = [sys.executable, "-c", START]
     return min(float(subprocess.run(command, check=True, capture_output=True, text=True).stdout) for _ in range(5))
 
 
 def in_own_process(count: int, idle_seconds: float) -> dict[str, float]:
-    """Measure in a process of its own, so that no other size leaves its memory behind."""
+    """Measure in a separate process, so that the memory of other sizes does not count."""
     command = [sys.executable, "-m", "bench.engine", "--one", str(count), "--idle-seconds", str(idle_seconds)]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     figures: dict[str, float] = json.loads(done.stdout)
@@ -189,17 +176,16 @@ BARS = {
 
 
 def main(arguments: list[str]) -> int:
-    """Measure and print."""
     parser = argparse.ArgumentParser(prog="python -m bench.engine", description="Measure the engine with many pods.")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--pods", type=int, default=10_000, help="how many [10000]")
-    parser.add_argument("--idle-seconds", type=float, default=IDLE_SECONDS, help="how long the node is watched at rest")
+    parser.add_argument("--pods", type=int, default=10_000, help="number of pods [default: 10000]")
+    parser.add_argument("--idle-seconds", type=float, default=IDLE_SECONDS, help="duration of the idle measurement")
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.one:
         print(json.dumps(asyncio.run(measure(options.one, options.idle_seconds))))
         return 0
-    # Before and after the large one, and the median: a machine that is faster for a minute favours nobody.
+    # Measure before and after the large size and take the median, in case the machine's speed changes.
     print("100 pods, three times ...", file=sys.stderr, flush=True)
     small = [in_own_process(100, 0) for _ in range(3)]
     print(f"{options.pods} pods (minutes) ...", file=sys.stderr, flush=True)
@@ -221,7 +207,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _cost(figures: dict[str, float]) -> float:
-    """CPU per pod, from creation to its end."""
+    """Return the CPU time per pod, from creation to removal."""
     return figures["running_cpu_ms_per_pod"] + figures["gone_cpu_ms_per_pod"]
 
 

@@ -1,13 +1,13 @@
-"""What real pods cost: `python -m bench.process [--json] [--rounds N] [--pods N] [--idle-seconds S]`.
+"""Cost of pods on the process runtime: `python -m bench.process [--json] [--rounds N] [--pods N] [--idle-seconds S]`.
 
-An agent with the process runtime, wired as `podkeeper run` does it, twice, each time in a process of its own:
+Two agents with the process runtime, wired like `podkeeper run`, each in a separate process:
 
-* the quick figures: pods enter by an API in memory inside the agent's process, one at a time and then all at once.
-  Every moment is one that a user of the API could see: from the change there to the change that answers it;
-* the node at rest: `podkeeper run` on a folder of manifests, seen from outside through /proc.
+* the quick figures: an API in memory inside the agent's process gets the pods, one at a time and then all at once.
+  Times are those that a user of the API observes: from a change in the API to the change that follows from it.
+* the idle node: `podkeeper run` on a directory of manifests, measured from outside through /proc.
 
-Pods have one container and no probe: what is measured is the agent and the runtime, not a server's start. Files lie on
-the machine's own disk below a temporary directory; nothing is left behind. The bars are in `docs/performance.md`.
+Pods have one container and no probe, so the start of a server does not count. Files are in a temporary directory on the
+machine's disk, which is removed at the end. The bars are in `docs/performance.md`.
 """
 
 import argparse
@@ -20,7 +20,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from bench.user import NODE, Shape, User, burst_gone, burst_ready, crashed, created, deleted, done, living
+from bench.user import NODE, Shape, User, burst_gone, burst_ready, crashed, created, deleted, done, running_agent
 from bench.watched import cpu_seconds, kib_of, quiet_node
 from podkeeper.app.standalone import Standalone
 
@@ -31,18 +31,18 @@ SETTLE_SECONDS = 10.0
 SHAPE = Shape()
 
 
-# ---- the quick figures: inside the agent's process ----
+# ---- Quick figures, inside the agent's process ----
 
 
 async def quick_figures(root: Path, rounds: int, count: int) -> dict[str, float]:
-    """One agent; pods one at a time, then many at once."""
-    async with living(Standalone(paths=(), root=root, node_name=NODE), SHAPE, count) as user:
+    """Measure one agent with pods one at a time, then many at once."""
+    async with running_agent(Standalone(paths=(), root=root, node_name=NODE), SHAPE, count) as user:
         return await _figures_of(user, rounds, count)
 
 
 async def _figures_of(user: User, rounds: int, count: int) -> dict[str, float]:
     create, delete, crash, job = [], [], [], []
-    for number in range(-1, rounds):  # the first one is not counted: the nursery is still starting
+    for number in range(-1, rounds):  # the first round does not count, because the fork server is starting
         create.append(await created(user, "web"))
         delete.append(await deleted(user, "web"))
         crash.append(await crashed(user, f"crash-{number}", 200_000 + number))
@@ -59,11 +59,11 @@ async def _figures_of(user: User, rounds: int, count: int) -> dict[str, float]:
     }
 
 
-# ---- the node at rest: seen from outside ----
+# ---- Idle node, measured from outside ----
 
 
 def resting_figures(root: Path, count: int, settle_seconds: float, idle_seconds: float) -> dict[str, float]:
-    """`podkeeper run` with quiet pods, watched."""
+    """Return the figures of `podkeeper run` with quiet pods."""
     pods = {f"pod-{number}": SHAPE.manifest(f"pod-{number}") for number in range(count)}
     with quiet_node(root, pods, "--node-name", NODE) as quiet:
         time.sleep(settle_seconds)
@@ -81,11 +81,11 @@ def resting_figures(root: Path, count: int, settle_seconds: float, idle_seconds:
 
 
 def keepers_of(root: Path) -> list[int]:
-    """The processes that keep the pods."""
+    """Return the keeper processes."""
     return [int(json.loads(path.read_text())["pid"]) for path in root.glob("r/runtime/sandboxes/*/keeper.json")]
 
 
-# ---- the command ----
+# ---- Command ----
 
 BARS = {
     "create_ready_p50_ms": 80.0,
@@ -97,7 +97,7 @@ BARS = {
 
 
 def in_own_process(root: Path, rounds: int, count: int) -> dict[str, float]:
-    """The quick figures, measured in a process of their own."""
+    """Measure the quick figures in a separate process."""
     words = [sys.executable, "-m", "bench.process", "--quick", str(root), "--rounds", str(rounds), "--pods", str(count)]
     done = subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True)
     figures: dict[str, float] = json.loads(done.stdout)
@@ -105,12 +105,11 @@ def in_own_process(root: Path, rounds: int, count: int) -> dict[str, float]:
 
 
 def main(arguments: list[str]) -> int:
-    """Measure and print."""
     parser = argparse.ArgumentParser(prog="python -m bench.process", description="Measure real pods.")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"how often for a median [{ROUNDS}]")
-    parser.add_argument("--pods", type=int, default=PODS, help=f"how many at once, and at rest [{PODS}]")
-    parser.add_argument("--idle-seconds", type=float, default=IDLE_SECONDS, help="how long the node is watched at rest")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"measurements per median [{ROUNDS}]")
+    parser.add_argument("--pods", type=int, default=PODS, help=f"pods at once and idle [default: {PODS}]")
+    parser.add_argument("--idle-seconds", type=float, default=IDLE_SECONDS, help="duration of the idle measurement")
     parser.add_argument("--settle-seconds", type=float, default=SETTLE_SECONDS, help=argparse.SUPPRESS)
     parser.add_argument("--quick", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
@@ -122,7 +121,7 @@ def main(arguments: list[str]) -> int:
         print(f"{options.rounds} pods of each kind, then {options.pods} at once ...", file=sys.stderr, flush=True)
         figures = in_own_process(root / "quick", options.rounds, options.pods)
         wait = options.settle_seconds + options.idle_seconds
-        print(f"{options.pods} quiet pods, watched for {wait:.0f} s ...", file=sys.stderr, flush=True)
+        print(f"{options.pods} quiet pods, measured for {wait:.0f} s ...", file=sys.stderr, flush=True)
         figures |= resting_figures(root, options.pods, options.settle_seconds, options.idle_seconds)
     if options.json:
         print(json.dumps({name: round(value, 3) for name, value in figures.items()}, indent=2))

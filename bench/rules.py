@@ -1,8 +1,8 @@
-"""What the decisions cost: `python -m bench.rules [--json]`.
+"""CPU cost of the rules: `python -m bench.rules [--json]`.
 
-CPU time of this process, best of several rounds, as the machines are shared and noisy. Each figure
-stands beside a reference measured in the same run: the same work on plain dicts by msgspec, so
-that a slow machine slows both. The bars are in `docs/performance.md`.
+The figures are CPU times of this process, the best of several rounds, because machines are shared. The same work on
+plain dicts with msgspec is measured in the same run, so that a slow machine affects both. The bars are in
+`docs/performance.md`.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from podkeeper.engine.storage import PodStorage
 from podkeeper.model.k8s.core import Pod, PodList
 from podkeeper.model.messages import Op, PodUpdate
 from podkeeper.model.runtime import ContainerRecord, ContainerState, PodRecord, SandboxRecord
-from podkeeper.rules.container_hash import container_hash
+from podkeeper.rules.container.hash import container_hash
 from podkeeper.rules.plan import compute_pod_actions
 
 ROUNDS = 15
@@ -30,7 +30,7 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def pod_document(index: int, containers: int = 3) -> dict[str, Any]:
-    """A pod as an API server sends it, about 4.5 KB with three containers."""
+    """Return a pod as an API server sends it, with three containers and about 4.5 KB."""
     probe = {"httpGet": {"path": "/healthz", "port": 8080, "scheme": "HTTP"}, "timeoutSeconds": 1,
              "periodSeconds": 10, "successThreshold": 1, "failureThreshold": 3}  # fmt: skip
     names = [f"c{number}" for number in range(containers)]
@@ -79,7 +79,7 @@ def pod_document(index: int, containers: int = 3) -> dict[str, Any]:
 
 
 def milliseconds(work: Callable[[], object], rounds: int = ROUNDS) -> float:
-    """CPU milliseconds of the best round."""
+    """Return the CPU milliseconds of the best round."""
     best = float("inf")
     for _ in range(rounds):
         gc.collect()
@@ -103,7 +103,7 @@ def decode_figures() -> dict[str, float]:
 
 
 def merge_figures() -> dict[str, float]:
-    """Merge a SET of 1,000 pods that say nothing new: equal objects, freshly decoded."""
+    """Merge a SET of 1,000 unchanged pods: equal objects, decoded again."""
     raw = msgspec.json.encode([pod_document(index) for index in range(1000)])
     decoder = msgspec.json.Decoder(tuple[Pod, ...])
     emitted: list[PodUpdate] = []
@@ -121,7 +121,7 @@ def merge_figures() -> dict[str, float]:
 
 
 def plan_figures() -> dict[str, float]:
-    """One plan for a running pod of five containers, and for one that must be started."""
+    """Compute a plan for a running pod with five containers, and for one that must be started."""
     pod = msgspec.convert(pod_document(1, containers=5), Pod)
     running = PodRecord(
         uid="u",
@@ -159,7 +159,6 @@ BARS = {
 
 
 def main(arguments: list[str]) -> int:
-    """Measure and print."""
     parser = argparse.ArgumentParser(prog="python -m bench.rules", description="Measure the cost of the decisions.")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)

@@ -1,7 +1,7 @@
-"""An API for benchmarks that costs the agent nothing: its time is counted apart, its pods are packed bytes.
+"""API for benchmarks that counts its own time separately and stores pods as bytes.
 
-Everything it hands out is decoded afresh, as a client would: the agent shares no object with it, so the memory
-measured is the agent's own.
+It decodes every object that it returns, like a real client. The agent shares no object with it, so the measured memory
+belongs to the agent.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ K = TypeVar("K", bound=Wire)
 
 
 class ThriftyApi:
-    """Pods of one node, packed; events are counted and forgotten."""
+    """The pods of one node as bytes. Events are only counted."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -33,17 +33,16 @@ class ThriftyApi:
         self._version = 1
         self._changes: deque[tuple[WatchType, str, bytes]] = deque()
         self._news = asyncio.Event()
-        self.seconds = 0.0  # spent here
+        self.seconds = 0.0  # time spent in this class
         self.events = 0
         self._ready: set[str] = set()
 
     def __len__(self) -> int:
         return len(self._pods)
 
-    # What the agent asks.
+    # Calls of the agent.
 
     async def get(self, kind: type[K], name: str, namespace: str = "") -> K:
-        """One pod, decoded afresh."""
         begun = time.perf_counter()
         try:
             return cast(K, self._typed(self._packed(name)))
@@ -51,7 +50,6 @@ class ThriftyApi:
             self.seconds += time.perf_counter() - begun
 
     async def list(self, kind: type[K], *, namespace: str = "", field_selector: str = "") -> Listed[K]:
-        """All pods, decoded afresh."""
         begun = time.perf_counter()
         items = tuple(cast(K, self._typed(packed)) for packed in self._pods.values()) if kind is Pod else ()
         self.seconds += time.perf_counter() - begun
@@ -61,7 +59,7 @@ class ThriftyApi:
     def watch(
         self, kind: type[K], resource_version: str, *, namespace: str = "", field_selector: str = ""
     ) -> AsyncIterator[WatchEvent[K]]:
-        """What changes from now on; one watcher only."""
+        """Watch changes from now on. Supports only one watch."""
         return self._watch(kind)
 
     async def _watch(self, kind: type[K]) -> AsyncIterator[WatchEvent[K]]:
@@ -76,23 +74,22 @@ class ThriftyApi:
                 yield event
 
     async def create(self, what: K) -> K:
-        """Take a pod; an event is only counted."""
+        """Store a pod. An event is only counted."""
         if isinstance(what, Event):
             self.events += 1
             return what
         assert isinstance(what, Pod)
         if (what.metadata.name or "") in self._pods:
-            raise AlreadyExists(f"cannot create pod {what.metadata.name}: it is there")
+            raise AlreadyExists(f"cannot create pod {what.metadata.name}: it already exists")
         self._store(WatchType.ADDED, msgspec.to_builtins(what))
         return what
 
     async def patch_status(self, kind: type[K], name: str, patch: JSONObject, namespace: str = "") -> K:
-        """Change a pod's status."""
         begun = time.perf_counter()
         try:
             old = self._plain(self._packed(name))
             if patch.get("metadata", {}).get("uid", old["metadata"]["uid"]) != old["metadata"]["uid"]:
-                raise Conflict(f"cannot patch pod {name}: it is another one by now")
+                raise Conflict(f"cannot patch pod {name}: its UID has changed")
             new = cast("dict[str, Any]", strategic.apply(old, patch, "v1/Pod"))
             self._store(WatchType.MODIFIED, new)
             return cast(K, self._typed(self._packed(name)))
@@ -100,7 +97,7 @@ class ThriftyApi:
             self.seconds += time.perf_counter() - begun
 
     async def patch(self, kind: type[K], name: str, patch: JSONObject, namespace: str = "") -> K:
-        """Count one more time an event."""
+        """Count a repeated event."""
         self.events += 1
         return kind()
 
@@ -113,7 +110,7 @@ class ThriftyApi:
         grace_seconds: int | None = None,
         uid: str | None = None,
     ) -> None:
-        """Remove a pod at last, or begin its graceful end."""
+        """Remove a pod, or mark it as deleted if it has a grace period."""
         begun = time.perf_counter()
         pod = self._plain(self._packed(name))
         if grace_seconds == 0:
@@ -129,16 +126,16 @@ class ThriftyApi:
             self._store(WatchType.MODIFIED, pod)
         self.seconds += time.perf_counter() - begun
 
-    # What others do.
+    # Changes by other clients.
 
     def change_image(self, name: str, image: str) -> None:
-        """Somebody gives a pod's container another image."""
+        """Change the image of a pod's container."""
         pod = self._plain(self._packed(name))
         pod["spec"]["containers"][0]["image"] = image
         self._store(WatchType.MODIFIED, pod)
 
     def ready(self) -> int:
-        """How many pods the API shows as ready."""
+        """Return the number of Ready pods."""
         return len(self._ready)
 
     def _packed(self, name: str) -> bytes:

@@ -1,10 +1,10 @@
-"""Somebody who uses an agent through the API, and how long he has to wait: shared by the benches of real pods.
+"""Times that a user of the API observes, for the benchmarks with real pods.
 
-    living(wanted, pods)    an agent in this process, wired as `podkeeper run` does it, with an API in memory
-    Shape, polite           what the pods are like: one container, no probe
+    running_agent(wanted, pods)    an agent in this process, wired like `podkeeper run`, with an API in memory
+    Shape, sleep_command    the pods: one container, no probe
     created, deleted, crashed, done    one pod, in milliseconds; burst_ready, burst_gone: many at once, in seconds
 
-Every moment is one that a user of the API could see: from the change there to the change that answers it.
+A time starts at a change in the API and ends at the change that follows from it.
 """
 
 import asyncio
@@ -19,13 +19,13 @@ from typing import cast
 import msgspec
 from msgspec.structs import replace as changed
 
-from bench.watched import processes, words_of
+from bench.watched import message_of, processes
 from podkeeper.app.build import Agent, simple_node
 from podkeeper.app.process import tune_garbage_collection
 from podkeeper.app.sources import api_source
-from podkeeper.app.standalone import Standalone, assembled
+from podkeeper.app.standalone import Standalone, open_agent_parts
 from podkeeper.model.k8s.core import Pod
-from podkeeper.rules.defaults import default_pod
+from podkeeper.rules.defaults.pod import default_pod
 from podkeeper.testing.memory_api import MemoryApi
 from podkeeper.testing.memory_watch import Change
 
@@ -33,21 +33,21 @@ NODE = "bench"
 GIVE_UP_SECONDS = 120.0
 
 
-def polite(nap_seconds: int = 100_000) -> tuple[str, ...]:
-    """A command that does nothing, and ends when asked to: a container's first process hears no TERM unless it asks."""
+def sleep_command(nap_seconds: int = 100_000) -> tuple[str, ...]:
+    """Return a command that sleeps and handles TERM, which the first process of a container otherwise ignores."""
     return ("sh", "-c", f"trap 'exit 0' TERM; sleep {nap_seconds} & wait")
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What pods are made of."""
+    """The properties of the pods."""
 
     image: str = "host"
 
     def manifest(
-        self, name: str, command: tuple[str, ...] = polite(), restart_policy: str = "Always"
+        self, name: str, command: tuple[str, ...] = sleep_command(), restart_policy: str = "Always"
     ) -> dict[str, object]:
-        """A pod of one container."""
+        """Return a pod with one container."""
         container = {"name": "app", "image": self.image, "imagePullPolicy": "IfNotPresent", "command": list(command)}
         return {
             "apiVersion": "v1",
@@ -56,66 +56,61 @@ class Shape:
             "spec": {"restartPolicy": restart_policy, "terminationGracePeriodSeconds": 30, "containers": [container]},
         }
 
-    def pod(self, name: str, command: tuple[str, ...] = polite(), restart_policy: str = "Always") -> Pod:
-        """The same as the API would hold it, bound to this node."""
+    def pod(self, name: str, command: tuple[str, ...] = sleep_command(), restart_policy: str = "Always") -> Pod:
+        """Return the pod as the API stores it, bound to this node."""
         pod = default_pod(msgspec.convert(self.manifest(name, command, restart_policy), Pod))
         meta = changed(pod.metadata, namespace="default")
         return changed(pod, metadata=meta, spec=changed(pod.spec, node_name=NODE))
 
 
 class User:
-    """Somebody who creates, watches and deletes pods through the API."""
+    """Creates, watches and deletes pods through the API."""
 
     def __init__(self, api: MemoryApi, shape: Shape) -> None:
         self._api = api
         self.shape = shape
         self._changed = asyncio.Event()
-        self._names: list[str] = []  # whose pods changed since somebody last looked
-        api.witness(Pod, self._saw)
+        self._names: list[str] = []  # names of pods that changed since the last check
+        api.on_change(Pod, self._on_change)
 
     def create(self, *pods: Pod) -> None:
-        """Create pods."""
         for pod in pods:
             self._api.put(pod)
 
     def delete(self, name: str) -> None:
-        """Delete a pod, with its own grace."""
+        """Delete a pod with the grace period of its spec."""
         self._api.mark_deleted(Pod, name, "default")
 
     def find(self, name: str) -> Pod | None:
-        """A pod as the API shows it."""
         return self._api.peek(Pod, name, "default")
 
     def is_gone(self, name: str) -> bool:
-        """Whether the API has no such pod."""
         return self.find(name) is None
 
     def is_ready(self, name: str) -> bool:
-        """Whether a pod is Ready."""
         pod = self.find(name)
         conditions = () if pod is None else pod.status.conditions or ()
         return any(each.type == "Ready" and each.status == "True" for each in conditions)
 
     def is_done(self, name: str) -> bool:
-        """Whether a job has succeeded."""
         pod = self.find(name)
         return pod is not None and pod.status.phase == "Succeeded"
 
     def restarts(self, name: str) -> int:
-        """How often the container of a pod was restarted, once it runs again."""
+        """Return the restart count of a pod's container, or 0 if it does not run."""
         pod = self.find(name)
         shown = () if pod is None else pod.status.container_statuses or ()
         return sum(each.restart_count for each in shown if each.state.running is not None)
 
     async def until(self, holds: Callable[[str], bool], names: Iterable[str], what: str) -> list[float]:
-        """Wait, without polling, until something holds of each pod. Returns when it came to hold, in that order."""
+        """Wait, without polling, until a condition holds for each pod. Return the times in ascending order."""
         missing, moments = set(names), []
         self._names = list(missing)
         try:
             async with asyncio.timeout(GIVE_UP_SECONDS):
                 while True:
-                    looked, self._names = self._names, []
-                    for name in looked:
+                    changed, self._names = self._names, []
+                    for name in changed:
                         if name in missing and holds(name):
                             missing.remove(name)
                             moments.append(time.monotonic())
@@ -125,34 +120,34 @@ class User:
                     await self._changed.wait()
         except TimeoutError:
             shown = [(name, msgspec.to_builtins(pod.status)) for name in sorted(missing) if (pod := self.find(name))]
-            raise TimeoutError(f"not within {GIVE_UP_SECONDS:g} s: {what}; seen: {shown[:3]}") from None
+            raise TimeoutError(f"timed out after {GIVE_UP_SECONDS:g} s: {what}; last states: {shown[:3]}") from None
 
-    def _saw(self, change: Change) -> None:
+    def _on_change(self, change: Change) -> None:
         self._names.append(cast(Pod, change.new or change.old).metadata.name or "")
         self._changed.set()
 
 
 @asynccontextmanager
-async def living(wanted: Standalone, shape: Shape, pods: int) -> AsyncIterator[User]:
-    """An agent that lives in this process, and who uses it."""
-    async with assembled(wanted) as parts:
+async def running_agent(wanted: Standalone, shape: Shape, pods: int) -> AsyncIterator[User]:
+    """Run an agent in this process, and yield its user."""
+    async with open_agent_parts(wanted) as parts:
         api = MemoryApi(parts.ports.clock)
         source = api_source(api=api, node_name=NODE, clock=parts.ports.clock, journal=parts.ports.journal)
         node = simple_node(NODE, cpu="1000", memory="1Ti", pods=pods + 10)
         agent = Agent(replace(parts.ports, api=api, sources=(source,)), replace(parts.settings, node=node))
-        tune_garbage_collection()  # as `podkeeper` does for its own process
+        tune_garbage_collection()  # like the `podkeeper` process
         async with asyncio.TaskGroup() as group:
-            living = [group.create_task(agent.run()), *(group.create_task(room()) for room in parts.rooms)]
+            tasks = [group.create_task(each()) for each in (agent.run, *parts.background_tasks)]
             yield User(api, shape)
-            for task in living:
+            for task in tasks:
                 task.cancel()
 
 
-# ---- one pod ----
+# ---- One pod ----
 
 
 async def created(user: User, name: str) -> float:
-    """From its creation until it is Ready."""
+    """Return the time from the creation of a pod until it is Ready."""
     begun = time.monotonic()
     user.create(user.shape.pod(name))
     await user.until(user.is_ready, [name], "a pod is Ready")
@@ -160,7 +155,7 @@ async def created(user: User, name: str) -> float:
 
 
 async def deleted(user: User, name: str) -> float:
-    """From its deletion until the API has it no more."""
+    """Return the time from the deletion of a pod until the API has removed it."""
     begun = time.monotonic()
     user.delete(name)
     await user.until(user.is_gone, [name], "a deleted pod is gone")
@@ -168,8 +163,8 @@ async def deleted(user: User, name: str) -> float:
 
 
 async def crashed(user: User, name: str, nap_seconds: int) -> float:
-    """A container is killed from outside; the time until it runs again. A first crash waits for no back-off."""
-    command = polite(nap_seconds)  # no two alike, so that it is found
+    """Kill a container. Return the time until it runs again. The first restart has no backoff."""
+    command = sleep_command(nap_seconds)  # unique, so that the process can be found
     user.create(user.shape.pod(name, command))
     await user.until(user.is_ready, [name], "a pod is Ready")
     victim = await _first_process(command)
@@ -182,7 +177,7 @@ async def crashed(user: User, name: str, nap_seconds: int) -> float:
 
 
 async def done(user: User, name: str) -> float:
-    """From the creation of a job until it has succeeded."""
+    """Return the time from the creation of a job until it has succeeded."""
     begun = time.monotonic()
     user.create(user.shape.pod(name, ("true",), "Never"))
     await user.until(user.is_done, [name], "a job is done")
@@ -192,9 +187,9 @@ async def done(user: User, name: str) -> float:
 
 
 async def _first_process(command: tuple[str, ...]) -> int:
-    """The process of a command. It may still be about to become it: runtimes call that started."""
+    """Wait for the process of a command. Runtimes report a container as started before it executes its command."""
     async with asyncio.timeout(GIVE_UP_SECONDS):
-        while (found := next((pid for pid in processes() if words_of(pid) == [*command]), None)) is None:
+        while (found := next((pid for pid in processes() if message_of(pid) == [*command]), None)) is None:
             await asyncio.sleep(0.01)
     return found
 
@@ -203,11 +198,11 @@ def _since(begun: float) -> float:
     return (time.monotonic() - begun) * 1000
 
 
-# ---- many at once ----
+# ---- Many pods at once ----
 
 
 async def burst_ready(user: User, names: Sequence[str]) -> list[float]:
-    """How long each of many pods that are created at once took to be Ready, the quickest first."""
+    """Create pods at once. Return the times until each was Ready, in ascending order."""
     pods = [user.shape.pod(name) for name in names]
     begun = time.monotonic()
     user.create(*pods)
@@ -215,7 +210,7 @@ async def burst_ready(user: User, names: Sequence[str]) -> list[float]:
 
 
 async def burst_gone(user: User, names: Sequence[str]) -> list[float]:
-    """How long each of many pods that are deleted at once took to be gone, the quickest first."""
+    """Delete pods at once. Return the times until each was removed, in ascending order."""
     begun = time.monotonic()
     for name in names:
         user.delete(name)

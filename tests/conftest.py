@@ -1,6 +1,7 @@
-"""What all tests share: one way of drawing examples (the same each time, on any machine), an order, a certificate.
+"""Settings and fixtures for all tests: Hypothesis profile, order of slow tests, TLS certificate.
 
-At the end of a run, the number of interleavings and injected failures is printed (`podkeeper.testing.operations`).
+Hypothesis draws the same examples on every machine. At the end of a run, pytest prints the number of interleavings and
+injected failures (`podkeeper.testing.operations`).
 """
 
 import gc
@@ -23,46 +24,45 @@ from tests.violations import take_violations
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 settings.register_profile(
-    "house",
-    max_examples=50,  # always the same ones: more of them cost much and find little
+    "podkeeper",
+    max_examples=50,  # always the same, so more would only cost time
     derandomize=True,
     deadline=None,
     database=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
-settings.load_profile("house")
+settings.load_profile("podkeeper")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of the slow ones the longest first: whoever begins one last has the others wait for him."""
-    if config.getoption("markexpr") == "slow":  # else the quickest answer is wanted, as by `tools.mutants`
+    """Run the longest slow tests first, so that no xdist worker starts one when the others are done."""
+    if config.getoption("markexpr") == "slow":  # fast runs keep the order, because `tools.mutants` stops at a failure
         items.sort(key=lambda item: not ("sim" in item.path.parts and item.get_closest_marker("slow")))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Collect garbage less often: it costs a tenth of the CPU time of the simulation's tests."""
+    """Collect garbage less often, because it costs a tenth of the CPU time of the simulation tests."""
     gc.set_threshold(20_000, 20, 20)
     gc.collect()
-    gc.freeze()  # thousands of collected tests
+    gc.freeze()  # exclude the thousands of collected tests
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Send the counts of an xdist worker to the controller."""
     if hasattr(session.config, "workeroutput"):
-        session.config.workeroutput["disturbed"] = dict(operations.COUNTS)
+        session.config.workeroutput["operation_runs"] = dict(operations.COUNTS)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any, error: object) -> None:
     """Add the counts of an xdist worker."""
-    operations.COUNTS.update(getattr(node, "workeroutput", {}).get("disturbed", {}))
+    operations.COUNTS.update(getattr(node, "workeroutput", {}).get("operation_runs", {}))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print the counts."""
     if operations.COUNTS:
         counts = ", ".join(f"{count} {kind}" for kind, count in sorted(operations.COUNTS.items()))
-        terminalreporter.write_line(f"disturbed runs: {counts}")
+        terminalreporter.write_line(f"operation runs: {counts}")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -73,7 +73,7 @@ def pytest_runtest_call() -> Generator[None, None, None]:
         yield
     except BaseException as error:
         for message in take_violations():
-            error.add_note(f"a fake noticed: {message}")
+            error.add_note(f"a fake reported: {message}")
         raise
     if found := take_violations():
         raise AssertionError("; ".join(found))
@@ -81,12 +81,12 @@ def pytest_runtest_call() -> Generator[None, None, None]:
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ssl.SSLContext]:
-    """A server's side of TLS, with a certificate for somebody else, signed by nobody."""
+    """Return a server-side TLS context with a self-signed certificate for another host name."""
     openssl = shutil.which("openssl")
     if openssl is None:
         pytest.skip("making a certificate needs the openssl command")
     key, made = (str(tmp_path_factory.mktemp("tls") / name) for name in ("key.pem", "certificate.pem"))
-    kind = ["-newkey", "rsa:1024", "-nodes", "-subj", "/CN=somebody.invalid", "-days", "1"]
+    kind = ["-newkey", "rsa:1024", "-nodes", "-subj", "/CN=another-host.invalid", "-days", "1"]
     subprocess.run([openssl, "req", "-x509", *kind, "-keyout", key, "-out", made], check=True, capture_output=True)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.set_ciphers("DEFAULT:@SECLEVEL=1")

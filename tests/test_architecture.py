@@ -1,14 +1,16 @@
-"""The import table of the house, executable: which room may know which.
+"""Import table of the packages, import order of the engine, and the architecture page.
 
     app -> { engine, sources, runtimes, host, volumes, node, server, apiserver, client, journal }
-        -> { rules, ports } -> model
+        -> { rules, ports, streams } -> { model, linux, concurrency }
 
-A new arrow needs a new entry here and a reviewer who agrees. `docs/architecture.md` shows the same table
-(and a test keeps the two alike).
+A new import between packages needs a new entry here and an agreed reason. `docs/architecture.md` shows the same
+table, and a test compares the two.
 """
 
 import ast
 import functools
+import importlib
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,20 +22,23 @@ ROOT = Path(podkeeper.__file__).parent
 DOCS = Path(__file__).parent.parent / "docs"
 
 EVERYTHING = frozenset({"*"})
-BASE = frozenset({"model", "rules", "ports"})
+BASE = frozenset({"model", "rules", "ports", "concurrency"})
 MAY_IMPORT: dict[str, frozenset[str]] = {
     "model": frozenset(),
-    "rules": frozenset({"model"}),
+    "linux": frozenset(),
+    "concurrency": frozenset(),
+    "rules": frozenset({"model", "linux"}),  # of linux only `logline`, which is pure
     "ports": frozenset({"model"}),
+    "streams": frozenset({"model", "linux", "concurrency"}),  # of linux only `logline`
     "engine": BASE,
     "sources": BASE | {"client"},
-    "runtimes": BASE,
-    "host": BASE,
-    "volumes": BASE,
+    "runtimes": BASE | {"linux", "streams"},
+    "host": BASE | {"linux"},
+    "volumes": BASE | {"linux"},
     "journal": BASE,
     "client": BASE,
     "node": BASE | {"client"},
-    "server": BASE,
+    "server": BASE | {"streams"},
     "apiserver": BASE,
     "testing": EVERYTHING,
     "app": EVERYTHING,
@@ -42,7 +47,7 @@ IMPURE = frozenset({"asyncio", "logging", "os", "random", "socket", "sqlite3", "
 
 
 class Module(NamedTuple):
-    room: str
+    package: str
     name: str  # dotted, inside the package
     imports: tuple[str, ...]  # dotted names
     docstring: str | None
@@ -50,43 +55,43 @@ class Module(NamedTuple):
 
 @functools.cache
 def modules() -> list[Module]:
-    """Every module of the package, parsed once for all tests."""
+    """Return all modules of podkeeper, parsed once for all tests."""
     found = []
     for path in sorted(ROOT.rglob("*.py")):
         parts = path.relative_to(ROOT).with_suffix("").parts
         tree = ast.parse(path.read_text())
-        room = parts[0] if len(parts) > 1 else ""
-        found.append(Module(room, ".".join(parts), tuple(imports(tree)), ast.get_docstring(tree)))
+        package = parts[0] if len(parts) > 1 else ""
+        found.append(Module(package, ".".join(parts), tuple(imports(tree)), ast.get_docstring(tree)))
     return found
 
 
 def imports(tree: ast.Module) -> Iterator[str]:
-    """Dotted names of everything a module imports."""
+    """Yield the dotted names of all imports of a module."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, "imports are absolute, so that this table can read them"
+            assert node.level == 0, "relative imports are not supported by this test"
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def arrows() -> Iterator[tuple[str, str, str]]:
-    """(module, its room, room it imports) for every arrow between rooms."""
+def imports_between_packages() -> Iterator[tuple[str, str, str]]:
+    """Yield (module, its package, imported package) for each import between packages."""
     for module in modules():
         for target in module.imports:
-            if target.startswith("podkeeper.") and (other := target.split(".")[1]) != module.room:
-                yield module.name, module.room, other
+            if target.startswith("podkeeper.") and (other := target.split(".")[1]) != module.package:
+                yield module.name, module.package, other
 
 
-def test_every_room_is_in_the_table() -> None:
-    assert {module.room for module in modules() if module.room} <= MAY_IMPORT.keys()
+def test_every_package_is_in_the_table() -> None:
+    assert {module.package for module in modules() if module.package} <= MAY_IMPORT.keys()
 
 
 def test_imports_follow_the_table() -> None:
     wrong = [
         f"{name} imports {other}"
-        for name, room, other in arrows()
-        if room and MAY_IMPORT[room] != EVERYTHING and other not in MAY_IMPORT[room] and other != "__version__"
+        for name, package, other in imports_between_packages()
+        if package and MAY_IMPORT[package] != EVERYTHING and other not in MAY_IMPORT[package] and other != "__version__"
     ]
     assert wrong == []
 
@@ -95,45 +100,68 @@ def test_model_and_rules_are_pure() -> None:
     wrong = [
         f"{module.name} imports {target}"
         for module in modules()
-        if module.room in ("model", "rules")
+        if module.package in ("model", "rules")
         for target in module.imports
         if target.split(".")[0] in IMPURE
     ]
     assert wrong == []
 
 
-def test_model_and_rules_use_no_library_but_msgspec_and_only_the_manifest_reader_knows_yaml() -> None:
+def test_model_and_rules_use_only_msgspec_and_the_manifest_reader_yaml() -> None:
     own = sys.stdlib_module_names | {"podkeeper", "msgspec"}
     wrong = [
         f"{module.name} imports {library}"
         for module in modules()
-        if module.room in ("model", "rules")
+        if module.package in ("model", "rules")
         for library in {target.split(".")[0] for target in module.imports} - own
         if not (library == "yaml" and module.name.startswith("model.manifest"))
     ]
     assert wrong == []
 
 
+def test_linux_and_concurrency_use_only_the_standard_library() -> None:
+    wrong = [
+        f"{module.name} imports {target}"
+        for module in modules()
+        if module.package in ("linux", "concurrency")
+        for target in module.imports
+        if target.split(".")[0] not in sys.stdlib_module_names and not target.startswith(f"podkeeper.{module.package}")
+    ]
+    assert wrong == []
+
+
+def test_rules_and_streams_use_only_the_log_line_format_of_linux() -> None:
+    wrong = [
+        f"{module.name} imports {target}"
+        for module in modules()
+        if module.package in ("rules", "streams")
+        for target in module.imports
+        if target.startswith("podkeeper.linux") and not target.startswith("podkeeper.linux.logline")
+    ]
+    assert wrong == []
+
+
 ENGINE_ORDER = (
-    # What every other module may use.
-    *("observer", "metrics", "history", "background", "queue", "notebook", "postman", "backoff"),
-    # Desired pods, what is published about them, and the runtime behind its limits.
-    *("storage", "manager", "events", "guard"),
-    # What is observed.
-    *("cache", "pleg", "status", "prober", "probes"),
-    # What a sync does with one pod.
-    *("hooks", "stopper", "image_access", "pull_secrets", "images", "starter", "executor"),
-    *("ground", "mirrors", "predecessors", "syncer", "workers"),
-    # What the loop does with all pods.
-    *("deadlines", "admission", "preemption", "evictor", "orphans", "housekeeping", "handlers", "loop"),
+    # Used by all other modules.
+    *("observer", "metrics", "history", "background", "queue", "inbox", "checkpoints", "api_sender", "backoff"),
+    # Desired pods, events, the node and the runtime with its limits.
+    *("storage", "manager", "events", "bounded_runtime", "runtime_state", "node_info"),
+    # Observed state.
+    *("cache", "orphans", "pod_facts", "pleg", "status_records", "status", "prober", "probes"),
+    # Syncs of single pods.
+    *("hooks", "stopper", "image_pull_manager", "pull_secrets", "images", "starter", "executor"),
+    *("pod_setup", "mirror_client", "static_conflicts", "syncer", "workers"),
+    # Decisions about all pods.
+    *("container_deletor", "deadlines", "admission", "preemption", "eviction", "state_gc", "housekeeping"),
+    *("handlers", "loop"),
     # Garbage collection and log rotation.
-    *("container_care", "image_care", "link_care", "log_care"),
+    *("container_gc", "image_gc", "log_symlinks", "log_manager"),
 )
 """The modules of the engine. A module imports only modules before it, so there is no cycle."""
 
 
 def test_every_engine_module_has_a_place_in_the_order() -> None:
-    found = {module.name.removeprefix("engine.") for module in modules() if module.room == "engine"}
+    found = {module.name.removeprefix("engine.") for module in modules() if module.package == "engine"}
     assert sorted(ENGINE_ORDER) == sorted(found - {"__init__"})
 
 
@@ -142,7 +170,7 @@ def test_engine_modules_import_only_modules_before_them() -> None:
     wrong = [
         f"{module.name} imports {target}"
         for module in modules()
-        if module.room == "engine"
+        if module.package == "engine"
         for target in module.imports
         if target.startswith("podkeeper.engine.")
         and place[target.split(".")[2]] >= place[module.name.removeprefix("engine.")]
@@ -150,15 +178,54 @@ def test_engine_modules_import_only_modules_before_them() -> None:
     assert wrong == []
 
 
-def test_every_module_says_what_the_room_is_for() -> None:
+def test_every_module_has_a_docstring() -> None:
     assert [module.name for module in modules() if not module.docstring] == []
 
 
 def test_the_architecture_page_shows_this_table() -> None:
     page = (DOCS / "architecture.md").read_text()
     missing = [
-        room
-        for room, allowed in MAY_IMPORT.items()
-        if f"| `{room}/` | {'everything' if allowed == EVERYTHING else ', '.join(sorted(allowed)) or '-'} |" not in page
+        package
+        for package, allowed in MAY_IMPORT.items()
+        if f"| `{package}/` | {'everything' if allowed == EVERYTHING else ', '.join(sorted(allowed)) or '-'} |"
+        not in page
     ]
+    assert missing == []
+
+
+def section(title: str) -> str:
+    """Return one section of the architecture page."""
+    return (DOCS / "architecture.md").read_text().partition(f"## {title}\n")[2].partition("\n## ")[0]
+
+
+def found(dotted: str) -> tuple[str, object]:
+    """Return the module of a dotted name inside the package, and the object."""
+    known = {module.name.removesuffix(".__init__") for module in modules()}
+    name = max((each for each in known if dotted.startswith(f"{each}.")), key=len)
+    attributes = dotted.removeprefix(f"{name}.").split(".")
+    return name, functools.reduce(getattr, attributes, importlib.import_module(f"podkeeper.{name}"))
+
+
+def test_the_path_of_a_pod_names_functions_that_exist_and_counts_them() -> None:
+    text = section("The path of one pod")
+    packages = "|".join(MAY_IMPORT)
+    dotted = re.findall(rf"`((?:{packages})\.[\w.]+)`", text)
+    assert dotted
+    assert [name for name in dotted if not callable(found(name)[1])] == []
+    steps = re.findall(rf"^\| [\w ]*\| `((?:{packages})\.[\w.]+)`", text, re.MULTILINE)
+    files = {found(name)[0] for name in steps}
+    assert f"The path has {len(steps)} calls in {len(files)} files." in text
+
+
+def test_the_modules_on_the_architecture_page_exist() -> None:
+    rows = re.findall(r"^\| (`(?:engine|sources|model)/[^|]*)\|", (DOCS / "architecture.md").read_text(), re.MULTILINE)
+    known = {module.name for module in modules()} | {module.name.rpartition(".")[0] for module in modules()}
+    missing = []
+    for row in rows:
+        package = ""
+        for name in re.findall(r"`([\w/*]+)`", row):
+            package = name.partition("/")[0] if "/" in name else package
+            dotted = name.replace("/", ".") if "/" in name else f"{package}.{name}"
+            if dotted.removesuffix(".*").rstrip(".") not in known | set(MAY_IMPORT):
+                missing.append(dotted)
     assert missing == []

@@ -1,4 +1,4 @@
-"""The planted bugs can be planted, and what the simulation must catch is counted fairly."""
+"""The planted bugs can be planted, and the result counts only bugs that the simulation can catch."""
 
 import pytest
 
@@ -15,20 +15,20 @@ def test_each_mutant_changes_one_place_and_names_tests_that_exist(mutant: Mutant
     assert all((ROOT / test.partition("::")[0]).exists() for test in mutant.tests)
 
 
-def test_mutants_have_names_of_their_own() -> None:
+def test_mutants_have_unique_names() -> None:
     assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
 
 
 def test_the_simulation_runs_the_engine_and_no_real_runtime_disk_or_server() -> None:
     simulated = simulated_files()
-    assert {"engine/syncer.py", "rules/restart.py", "app/build.py", "sources/apiserver.py"} <= simulated
+    assert {"engine/syncer.py", "rules/container/restart.py", "app/build.py", "sources/apiserver.py"} <= simulated
     real = ("runtimes/process/", "runtimes/cri/", "volumes/", "journal/", "host/", "sources/file.py", "sources/http.py")
     assert [file for file in sorted(simulated) if file.startswith(real) and not file.endswith("__init__.py")] == []
 
 
 SUMMARIES = {
     "all caught, half by the simulation": ({"a": Verdict(TEST, SEED), "b": Verdict(TEST, None)}, {"a", "b"}, 0),
-    "what the simulation does not run does not count": (
+    "code that the simulation does not run does not count": (
         {"a": Verdict(TEST, SEED), "b": Verdict(TEST, None), "c": Verdict(TEST, None)},
         {"a", "b"},
         0,
@@ -38,7 +38,7 @@ SUMMARIES = {
         {"a", "b", "c"},
         1,
     ),
-    "one that nothing caught": ({"a": Verdict(TEST, SEED), "b": Verdict(None, None)}, {"a"}, 1),
+    "one mutant survived": ({"a": Verdict(TEST, SEED), "b": Verdict(None, None)}, {"a"}, 1),
 }
 
 

@@ -1,4 +1,4 @@
-"""The tools that work with real pods work: a small bench and a short torture. What they find is theirs to say."""
+"""The benchmarks and torture tools with real pods run to their end."""
 
 import json
 import subprocess
@@ -9,7 +9,7 @@ import pytest
 
 from bench.cri import BARS as CONTAINER_BARS
 from bench.process import BARS
-from tests.e2e.reference_kubelet import needs_reference_kubelet
+from tests.e2e.kubelet_node import needs_kubelet
 from tests.runtimes.cri.containerd import missing
 
 pytestmark = pytest.mark.slow
@@ -22,17 +22,17 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_bench_of_real_pods_gives_every_figure() -> None:
+def test_the_process_benchmark_prints_every_figure() -> None:
     few = ("--rounds", "2", "--pods", "3", "--idle-seconds", "1", "--settle-seconds", "0")
     done = run("bench.process", "--json", *few)
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout)
-    asked_for = {*BARS, "delete_gone_p50_ms", "crash_restart_p50_ms", "job_done_p50_ms"}
-    assert {name.replace("100", "3") for name in asked_for} <= figures.keys()
+    expected = {*BARS, "delete_gone_p50_ms", "crash_restart_p50_ms", "job_done_p50_ms"}
+    assert {name.replace("100", "3") for name in expected} <= figures.keys()
     assert all(value > 0 for name, value in figures.items() if "idle" not in name)
 
 
-def test_a_short_torture_breaks_nothing_and_tells_its_seed() -> None:
+def test_a_short_torture_succeeds_and_prints_its_seed() -> None:
     done = run("tools.torture", "--rounds", "3", "--seed", "11")
     assert done.returncode == 0, done.stdout + done.stderr
     first, *_, last = done.stdout.splitlines()
@@ -45,33 +45,33 @@ containers = pytest.mark.skipif(missing() is not None, reason=missing() or "")
 
 
 @containers
-def test_the_bench_of_containers_gives_floor_and_podkeeper_side_by_side() -> None:
+def test_the_cri_benchmark_prints_floor_and_podkeeper() -> None:
     done = run("bench.cri", "--quick", "--json")
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout)
-    asked_for = {name.replace("100", "10") for name in CONTAINER_BARS if not name.startswith(("idle", "agent_rss"))}
-    assert asked_for <= figures.keys()
+    expected = {name.replace("100", "10") for name in CONTAINER_BARS if not name.startswith(("idle", "agent_rss"))}
+    assert expected <= figures.keys()
     ratios = {name.removesuffix("_ratio"): value for name, value in figures.items() if name.endswith("_ratio")}
     assert {f"floor_{name}_s" for name in ratios if name.startswith("burst")} <= figures.keys()
     assert all(value > 0 for value in figures.values())
 
 
 @containers
-@needs_reference_kubelet
-def test_the_bench_beside_the_reference_gives_both() -> None:
+@needs_kubelet
+def test_the_kubelet_benchmark_prints_both_agents() -> None:
     done = run("bench.beside_kubelet", "--quick", "--json")
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout)
     measured = {name.removesuffix("_ratio") for name in figures if name.endswith("_ratio")}
     assert {"start_all_ready_s", "add_ms", "crash_ms", "remove_ms", "rest_cpu_percent", "rss_mib"} <= measured
-    assert all(figures[f"{who}_{name}"] >= 0 for who in ("kubelet", "podkeeper") for name in measured)
+    assert all(figures[f"{agent}_{name}"] >= 0 for agent in ("kubelet", "podkeeper") for name in measured)
 
 
 @containers
-def test_a_short_torture_of_the_runtime_breaks_nothing_and_tells_its_seed() -> None:
+def test_a_short_runtime_torture_succeeds_and_prints_its_seed() -> None:
     done = run("tools.torture_runtime", "--rounds", "3", "--seed", "11")
     assert done.returncode == 0, done.stdout + done.stderr
     first, *_, last = done.stdout.splitlines()
     assert first == "torture-runtime: seed 11, 3 rounds"
     assert "seed 11" in last
-    assert "Nothing doubled, nothing lost" in last
+    assert "Nothing was doubled or lost" in last

@@ -1,4 +1,4 @@
-"""The map of the seeds names things that exist: modules, functions, tests and rows of tables."""
+"""The names in docs/kubelet-map.md exist: modules, functions, tests and table rows."""
 
 import importlib
 import re
@@ -21,7 +21,7 @@ def names(cell: str) -> list[str]:
 
 
 def exists(name: str) -> bool:
-    """Whether a dotted name below the package leads somewhere."""
+    """Return whether a dotted name inside the package exists."""
     parts = name.split(".")
     for length in range(len(parts), 0, -1):
         try:
@@ -36,8 +36,8 @@ def exists(name: str) -> bool:
     return False
 
 
-def is_shown(reference: str) -> bool:
-    """Whether a file of tests has a test, or a row, of that name."""
+def is_tested(reference: str) -> bool:
+    """Return whether a test file has a test or table row with this name."""
     path, _, what = reference.partition("::")
     text = (TESTS / path).read_text() if (TESTS / path).is_file() else ""
     return bool(text) and (f"def {what}(" in text if not what.startswith('"') else what in text)
@@ -54,4 +54,4 @@ def test_every_home_and_every_test_exists(row: tuple[str, str, str]) -> None:
     assert [name for name in dotted if not exists(name)] == []
     references = names(row[2])
     assert references
-    assert [name for name in references if not is_shown(name)] == []
+    assert [name for name in references if not is_tested(name)] == []

@@ -1,4 +1,4 @@
-"""A check inside a fake counts even where the code under test catches everything."""
+"""A failed check inside a fake fails the test, even if the code under test catches the exception."""
 
 import contextlib
 

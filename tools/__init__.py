@@ -1,1 +1,1 @@
-"""Tools for the project itself; nothing here ships."""
+"""Tools for the development of podkeeper. They are not shipped."""

@@ -1,7 +1,7 @@
-"""Lay out the examples for `make run`: `python -m tools.examples FOLDER`.
+"""Copy the examples for `make run`: `python -m tools.examples FOLDER`.
 
-They are copied as they are, save that the web server gets a port that is free on this machine. Then it is said what
-can be tried while they run.
+The web server gets a port that is free on this machine. All other files are copied unchanged. Then print commands to
+try while the pods run.
 """
 
 import socket
@@ -13,18 +13,17 @@ USUAL_PORT = 8080
 
 NEXT = """\
 The pods of {examples}: a web server with probes (http://127.0.0.1:{port}/), a job, a sidecar pair, a crash loop.
-Ctrl-C stops them. In another terminal, meanwhile:
+Press Ctrl-C to stop them. In another terminal, try:
 
-    .venv/bin/podkeeper ps                   what runs, and why something does not
-    .venv/bin/podkeeper logs -f pair         what containers say
-    .venv/bin/podkeeper explain crash        what a pod waits for, and how it got there
-    .venv/bin/podkeeper exec web -- id       a command inside a container
-    edit {folder}/job.yaml                   another manifest is another pod, at once
+    .venv/bin/podkeeper ps                   list pods and the reason if one does not run
+    .venv/bin/podkeeper logs -f pair         follow the logs of a pod
+    .venv/bin/podkeeper explain crash        show what a pod waits for, and its history
+    .venv/bin/podkeeper exec web -- id       run a command in a container
+    edit {folder}/job.yaml                   a changed manifest replaces its pod at once
 """
 
 
 def main(folder: Path) -> int:
-    """Lay them out."""
     port = free_port(USUAL_PORT)
     folder.mkdir(parents=True, exist_ok=True)
     for path in sorted(EXAMPLES.glob("*.yaml")):
@@ -37,7 +36,7 @@ def main(folder: Path) -> int:
 
 
 def free_port(usual: int) -> int:
-    """The usual port if nobody has it, else any that is free."""
+    """Return the usual port if it is free, otherwise any free port."""
     for port in (usual, 0):
         with socket.socket() as tried:
             tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

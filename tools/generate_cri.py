@@ -1,8 +1,8 @@
-"""Makes what is shipped of CRI's messages from our `.proto` files: the descriptor, and stubs for type checkers.
+"""Generate the CRI message descriptor and type stubs from our `.proto` files.
 
     python -m tools.generate_cri            # after a change of runtimes/cri/schema/*.proto
 
-Needs `grpcio-tools`, which the development environment has; what it writes needs no compiler.
+Needs `grpcio-tools`, which is in the development environment. The generated files need no compiler.
 """
 
 import sys
@@ -16,14 +16,14 @@ PROTOS = ("cri.proto", "containerd_events.proto")
 
 
 def generated() -> dict[str, bytes]:
-    """The files to be shipped, by name."""
+    """Return the generated files by name."""
     with tempfile.TemporaryDirectory() as place:
         made = Path(place)
         status = protoc.main(
             ["protoc", f"-I{SCHEMA}", f"--descriptor_set_out={made / 'schema.bin'}", f"--pyi_out={made}", *PROTOS]
         )
         if status != 0:
-            raise SystemExit(f"protoc could not read the schema (status {status}); what it said is above")
+            raise SystemExit(f"cannot compile the schema: protoc exited with status {status}, see its output above")
         files = {"schema.bin": (made / "schema.bin").read_bytes()}
         for proto in PROTOS:
             stem = proto.removesuffix(".proto")
@@ -32,7 +32,6 @@ def generated() -> dict[str, bytes]:
 
 
 def main() -> int:
-    """Write them."""
     for name, content in generated().items():
         (SCHEMA / name).write_bytes(content)
         print(f"wrote {SCHEMA.name}/{name}, {len(content)} bytes")

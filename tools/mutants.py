@@ -1,15 +1,13 @@
-"""Plant known small bugs, one by one, and show what catches each: `python -m tools.mutants [NAME...]`.
+"""Plant known bugs one by one and show what catches each: `python -m tools.mutants [NAME...]`.
 
-A suite that stays green over a planted bug proves nothing. Each mutant is one replacement in one file of a copy of the
-source. Two hunters go after it, each on its own:
+Each mutant is one replacement in one file of a copy of the source. Two methods try to catch it independently:
 
-* the tests: first those named with the mutant, then all fast ones;
-* the simulation: the seed named with the mutant, then the first one or more, one virtual hour each.
+* the tests: first those listed with the mutant, then all fast tests,
+* the simulation: the seed listed with the mutant, then one or more other seeds, one virtual hour each.
 
-A catch counts only if the same test, or the same seed, passes without the bug. A mutant that neither catches fails the
-run, and so does one that can no longer be planted. The run also fails if the simulation catches less than half of the
-mutants in code that it runs. It cannot catch a bug in a module that it never imports, such as a real runtime or the
-journal on disk.
+A catch counts only if the same test or seed passes without the bug. The run fails if neither method catches a mutant or
+if a mutant cannot be planted. It also fails if the simulation catches less than half of the mutants in code that it
+runs. The simulation cannot catch a bug in a module that it never imports, such as a real runtime or the journal file.
 """
 
 import argparse
@@ -32,13 +30,13 @@ from tools.mutant_list import MUTANTS, Mutant
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src"
 HOURS = "1"
-OTHER_SEEDS = 1  # tried after the mutant's own
-PATIENCE_SECONDS = 180.0  # a planted bug may make a play endless
+OTHER_SEEDS = 1  # in addition to the seed of the mutant
+PATIENCE_SECONDS = 180.0  # a planted bug may cause an endless simulation
 
 
 @dataclass(frozen=True, slots=True)
 class Catch:
-    """What caught a mutant, and how fast."""
+    """The test or seed that caught a mutant, and the time it took."""
 
     by: str
     seconds: float
@@ -49,44 +47,43 @@ class Catch:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What became of one mutant."""
+    """The result for one mutant."""
 
     by_tests: Catch | None
     by_simulation: Catch | None
-    trouble: str = ""  # why it could not be judged
+    problem: str = ""  # why the mutant could not be planted
 
     @property
     def caught(self) -> bool:
-        """Whether anybody noticed."""
         return self.by_tests is not None or self.by_simulation is not None
 
 
 class CannotPlant(Exception):
-    """The text a mutant replaces is not (or not once) in its file."""
+    """The text to replace does not occur exactly once in the file."""
 
 
 def plant(mutant: Mutant, source: Path) -> None:
-    """Put one bug into a copy of the source."""
+    """Insert one bug into a copy of the source."""
     path = source / "podkeeper" / mutant.file
     text = path.read_text()
     if text.count(mutant.before) != 1:
-        raise CannotPlant(f"{text.count(mutant.before)} places in {mutant.file} read {mutant.before!r}")
+        raise CannotPlant(f"{text.count(mutant.before)} places in {mutant.file} match {mutant.before!r}")
     path.write_text(text.replace(mutant.before, mutant.after))
 
 
 @contextmanager
 def planted(mutant: Mutant) -> Iterator[Path]:
-    """A copy of the source with one bug in it."""
+    """Create a copy of the source with one bug."""
     with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
         copy = Path(folder) / "src"
-        # What is compiled comes along: it holds for all files but the one that is changed.
+        # Copy compiled files, too. They are valid for all files except the changed one.
         shutil.copytree(SOURCE, copy, ignore=shutil.ignore_patterns("*.egg-info"))
         plant(mutant, copy)
         yield copy
 
 
 def run_python(source: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a module against some source; killed when it takes too long."""
+    """Run a module with the given source. Kill it after PATIENCE_SECONDS."""
     environment = {**os.environ, "PYTHONPATH": str(source), "PYTHONHASHSEED": "0"}
     command = [sys.executable, "-m", *arguments]
     return subprocess.run(
@@ -98,11 +95,11 @@ def run_python(source: Path, *arguments: str) -> subprocess.CompletedProcess[str
 
 
 def first_failure(source: Path, arguments: list[str]) -> str | None:
-    """The first test that fails against this source, None when all pass."""
+    """Return the first test that fails with this source, or None if all pass."""
     try:
         done = run_python(source, "pytest", "-x", "-q", "-p", "no:cacheprovider", "--no-header", *arguments)
     except subprocess.TimeoutExpired:
-        return None if arguments[0] == "-m" else arguments[0]  # which test hangs is not known, unless one was named
+        return None if arguments[0] == "-m" else arguments[0]  # the test that hangs is only known if one was given
     if done.returncode == 0:
         return None
     failed = re.search(r"^(?:FAILED|ERROR) (tests/.+?)(?: - |$)", done.stdout, re.MULTILINE)
@@ -110,12 +107,14 @@ def first_failure(source: Path, arguments: list[str]) -> str | None:
 
 
 def caught_by_tests(mutant: Mutant, copy: Path) -> Catch | None:
-    """Look for a test that notices."""
+    """Return the first test that fails with the mutant and passes without it."""
     started = time.monotonic()
     noticed, hint = first_failure(copy, list(mutant.tests)), ""
     if noticed is None:
-        noticed, hint = first_failure(copy, ["-m", "not slow"]), " (name it with the mutant: this took long)"
-    if noticed is None or first_failure(SOURCE, [noticed]) is not None:  # a test that fails anyway noticed nothing
+        noticed, hint = first_failure(copy, ["-m", "not slow"]), " (list it with the mutant)"
+    if (
+        noticed is None or first_failure(SOURCE, [noticed]) is not None
+    ):  # a test that also fails without the bug does not count
         return None
     return Catch(noticed + hint, time.monotonic() - started)
 
@@ -124,12 +123,12 @@ def caught_by_tests(mutant: Mutant, copy: Path) -> Catch | None:
 
 
 def broken_seed(source: Path, mutant: Mutant, seeds: list[int]) -> tuple[int, str] | None:
-    """The first of the seeds in which a promise breaks against this source, and which."""
+    """Return the first seed that violates an invariant with this source, and the violation."""
     how = ("--hours", HOURS, "--workload", ",".join(mutant.workload), "--faults", ",".join(mutant.faults))
     try:
         done = run_python(source, "tools.sim_catch", *how, *map(str, seeds))
     except subprocess.TimeoutExpired:
-        return seeds[0], "the play never ends"
+        return seeds[0], "the simulation does not end"
     if done.returncode != 0:
         return seeds[0], done.stderr.strip().splitlines()[-1]
     found = json.loads(done.stdout.strip().splitlines()[-1])
@@ -137,7 +136,7 @@ def broken_seed(source: Path, mutant: Mutant, seeds: list[int]) -> tuple[int, st
 
 
 def caught_by_simulation(mutant: Mutant, copy: Path, others: int) -> Catch | None:
-    """Look for a seed that notices."""
+    """Return the first seed that fails with the mutant and passes without it."""
     started = time.monotonic()
     seeds = [] if mutant.seed is None else [mutant.seed]
     seeds += [seed for seed in range(others) if seed not in seeds]
@@ -148,7 +147,7 @@ def caught_by_simulation(mutant: Mutant, copy: Path, others: int) -> Catch | Non
 
 
 def simulated_files() -> frozenset[str]:
-    """The files below src/podkeeper that a simulation imports. It can catch bugs in no others."""
+    """Return the files below src/podkeeper that a simulation imports. It can only catch bugs in these."""
     listing = (
         "import sys, tools.sim_catch as _; [print(getattr(each, '__file__', '')) for each in sys.modules.values()]"
     )
@@ -161,33 +160,31 @@ def simulated_files() -> frozenset[str]:
     return frozenset(str(file.relative_to(package)) for file in files if file.is_relative_to(package))
 
 
-def judge(mutant: Mutant, hunters: str, others: int) -> Verdict:
-    """Plant one mutant and look for whoever notices."""
+def judge(mutant: Mutant, methods: str, others: int) -> Verdict:
+    """Plant one mutant and run the chosen methods."""
     try:
         with planted(mutant) as copy:
-            by_tests = caught_by_tests(mutant, copy) if hunters != "simulation" else None
-            by_simulation = caught_by_simulation(mutant, copy, others) if hunters != "tests" else None
+            by_tests = caught_by_tests(mutant, copy) if methods != "simulation" else None
+            by_simulation = caught_by_simulation(mutant, copy, others) if methods != "tests" else None
             return Verdict(by_tests, by_simulation)
     except CannotPlant as error:
         return Verdict(None, None, str(error))
 
 
 def shown(verdict: Verdict) -> str:
-    """A verdict in words."""
-    if verdict.trouble:
-        return f"CANNOT BE PLANTED: {verdict.trouble}"
+    if verdict.problem:
+        return f"CANNOT BE PLANTED: {verdict.problem}"
     if not verdict.caught:
-        return "SURVIVED (or what fails, fails without it too)"
+        return "SURVIVED (no test or seed fails only with this bug)"
     return "; ".join(f"caught by {catch}" for catch in (verdict.by_tests, verdict.by_simulation) if catch)
 
 
 def main(arguments: list[str]) -> int:
-    """Judge all mutants, or those named."""
-    parser = argparse.ArgumentParser(prog="python -m tools.mutants", description="Plant bugs; show who catches them.")
+    parser = argparse.ArgumentParser(prog="python -m tools.mutants", description="Plant known bugs.")
     parser.add_argument("names", nargs="*", metavar="NAME", help="only these mutants")
-    parser.add_argument("--by", choices=("both", "tests", "simulation"), default="both", help="who hunts")
-    parser.add_argument("--others", type=int, default=OTHER_SEEDS, help="how many seeds besides the mutant's own")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="mutants at a time")
+    parser.add_argument("--by", choices=("both", "tests", "simulation"), default="both", help="method [default: both]")
+    parser.add_argument("--others", type=int, default=OTHER_SEEDS, help="number of other seeds per mutant")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="parallel mutants")
     options = parser.parse_args(arguments)
     unknown = set(options.names) - {mutant.name for mutant in MUTANTS}
     if unknown:
@@ -204,17 +201,17 @@ def main(arguments: list[str]) -> int:
     return summary(verdicts, {mutant.name for mutant in chosen if mutant.file in simulated}, options.by)
 
 
-def summary(verdicts: dict[str, Verdict], in_simulated_code: Collection[str], hunters: str) -> int:
-    """Print the result. Returns the exit status. `in_simulated_code`: the mutants that the simulation can catch."""
+def summary(verdicts: dict[str, Verdict], in_simulated_code: Collection[str], methods: str) -> int:
+    """Print the result and return the exit status. `in_simulated_code`: mutants that the simulation can catch."""
     survivors = [name for name, verdict in verdicts.items() if not verdict.caught]
     caught = {name for name, verdict in verdicts.items() if verdict.by_simulation is not None}
     print(f"{len(verdicts) - len(survivors)} mutants caught, {len(survivors)} not: {', '.join(survivors) or 'none'}")
-    if hunters == "tests":
+    if methods == "tests":
         return 1 if survivors else 0
     possible = set(in_simulated_code) | caught
     print(
-        f"the simulation alone caught {len(caught)} of {len(possible)} in code that it runs (at least half are due), "
-        f"and of {len(verdicts)} in all"
+        f"the simulation alone caught {len(caught)} of {len(possible)} in code that it runs (expected at least half), "
+        f"and of {len(verdicts)} in total"
     )
     return 1 if survivors or len(caught) * 2 < len(possible) else 0
 

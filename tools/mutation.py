@@ -1,10 +1,10 @@
-"""Mutation testing: plant every small bug, or a sample, and show which ones no fast test notices.
+"""Mutation testing: insert small bugs and show those that no fast test detects.
 
     python -m tools.mutation engine/status            all mutants of one module
     python -m tools.mutation rules --sample 300 --seed 1
-    python -m tools.mutation engine/status --tests tests/engine/test_status.py    what these tests alone notice
+    python -m tools.mutation engine/status --tests tests/engine/test_status.py    what these tests detect alone
 
-A room is a package or module below `src/podkeeper`. The first run, and each run after a change of `src` or `tests`,
+ROOM is a package or module below `src/podkeeper`. The first run, and each run after a change of `src` or `tests`,
 records which test reaches which block of code. Then each mutant gets the tests that reach it, the quickest and most
 specific first, until one fails. `tools.mutation_operators` lists what is mutated and what is not.
 
@@ -52,23 +52,23 @@ from tools.mutation_runner import (
 )
 
 EQUIVALENT = "tools/mutation_equivalent.toml"
-APART = "tests/runtimes/process/"  # no library's threads may share a process with these tests
+APART = "tests/runtimes/process/"  # these tests fail in a process with threads of a library
 BUDGET_SECONDS = 20.0
-ELSEWHERE_SHARE = 0.25  # of the budget, for tests that reach a mutant in another process
+ELSEWHERE_SHARE = 0.25  # share of the budget for tests that reach a mutant in another process
 MOST_FRESH_FILES = 12  # test files for a mutant of module level code
 LIMIT_SECONDS = 6.0
 SHOW_EVERY_SECONDS = 15.0
-RECORDING = ("mutation_blocks.py", "mutation_runner.py")  # what a recording depends on, besides src and tests
+RECORDING = ("mutation_blocks.py", "mutation_runner.py")  # inputs of a recording in addition to src and tests
 JUDGING = ("mutation_operators.py", "mutation_runner.py")
 Verdict = dict[str, Any]
 Number = TypeVar("Number", int, float)
 
 
 class Stopped(Exception):
-    """A run cannot go on."""
+    """The run cannot continue."""
 
 
-# Which test reaches what.
+# Recording: which test reaches which block.
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,32 +77,32 @@ class Reach:
 
     blocks: list[Block]
     tests: list[Test]
-    breadth: list[int]  # of each test: how many blocks it reaches, in whatever process
-    here: list["array[int]"]  # of each block: the tests that reach it in their own process
-    elsewhere: list["array[int]"]  # in another one
-    imports: frozenset[int]  # blocks that importing the tests reaches
+    breadth: list[int]  # by test: number of blocks that it reaches in any process
+    here: list["array[int]"]  # by block: tests that reach it in their own process
+    elsewhere: list["array[int]"]  # by block: tests that reach it in another process
+    imports: frozenset[int]  # blocks that run when the tests are imported
     left_out: list[str]  # tests that fail without a mutant
     defaults: Defaults
 
 
 def digest(root: Path, *tools: str) -> str:
-    """A name for the state of the source, the tests and some modules of this tool."""
-    told = hashlib.sha256()
+    """Return a hash of the source, the tests and some modules of this tool."""
+    state = hashlib.sha256()
     paths = [*(TOOLS / "tools" / name for name in tools), *sorted((root / "src").rglob("*.py"))]
     for path in [*paths, *sorted((root / "tests").rglob("*"))]:
         if path.is_file() and path.suffix != ".pyc" and not _is_of_tools(root, path):
             place = path.relative_to(root if path.is_relative_to(root) else TOOLS)
-            told.update(f"{place}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
-    return told.hexdigest()[:16]
+            state.update(f"{place}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
+    return state.hexdigest()[:16]
 
 
 def _is_of_tools(root: Path, path: Path) -> bool:
-    """Whether a test is of the tools, and not of what is mutated."""
+    """Return whether a test tests the tools, which are not mutated."""
     return path.is_relative_to(root / "tests" / "tools")
 
 
 def reach(root: Path, build: Path, state: str, workers: int, tests: Sequence[str]) -> Reach:
-    """Which test reaches what: as recorded, or recorded now. `tests`: files and folders [all]. Raises Stopped."""
+    """Return the stored recording, or record now. `tests`: files and folders, empty for all. Raise Stopped."""
     files = test_files(root, tests)
     if tests:
         with tempfile.TemporaryDirectory(prefix="mut-") as name:
@@ -122,18 +122,18 @@ def reach(root: Path, build: Path, state: str, workers: int, tests: Sequence[str
 
 
 def test_files(root: Path, chosen: Sequence[str]) -> list[str]:
-    """The files of tests, all or those at some paths. Raises Stopped."""
+    """Return the test files at these paths, or all. Raise Stopped."""
     found: set[Path] = set()
     for name in chosen or ["tests"]:
         path = root / name
         if not path.exists():
-            raise Stopped(f"{name}: no such file or folder of tests in {root}")
+            raise Stopped(f"{name}: no such test file or folder in {root}")
         found |= {path} if path.is_file() else set(path.rglob("test_*.py"))
     return sorted(str(path.relative_to(root)) for path in found if not _is_of_tools(root, path))
 
 
 def record(root: Path, parts: Path, workers: int, files: list[str]) -> Reach:
-    """Run fast tests once, over source with marks. `parts`: where the beginning of a recording is, or will be."""
+    """Run the fast tests once with marked source. `parts` holds an unfinished recording, if any."""
     source = root / "src"
     results = [parts.with_name(f"{parts.name}-{number}.jsonl") for number in range(workers)]
     done = {line["file"] for line in _recorded(parts) if "file" in line}
@@ -141,7 +141,7 @@ def record(root: Path, parts: Path, workers: int, files: list[str]) -> Reach:
     todo = [file for file in files if file not in done]
     print(f"recording which test reaches what: {len(todo)} test files", flush=True)
     with tempfile.TemporaryDirectory(prefix="mut-") as name:
-        os.chmod(name, 0o711)  # containers may have other users
+        os.chmod(name, 0o711)  # containers may run as other users
         scratch = Path(name)
         copies = [scratch / str(number) / "src" for number in range(workers)]
         blocks = write_marked_copies(source, copies)
@@ -163,7 +163,7 @@ def record(root: Path, parts: Path, workers: int, files: list[str]) -> Reach:
 
 
 def _recorded(parts: Path) -> list[dict[str, Any]]:
-    """What was recorded so far, of test files that came to their end."""
+    """Return the recorded results of completed test files."""
     lines: list[dict[str, Any]] = []
     for part in sorted(parts.parent.glob(f"{parts.name}-*.jsonl")):
         unfinished: list[dict[str, Any]] = []
@@ -171,24 +171,26 @@ def _recorded(parts: Path) -> list[dict[str, Any]]:
             try:
                 line = json.loads(text)
             except ValueError:
-                continue  # cut off in the middle
+                continue  # incomplete line of an interrupted run
             if "test" in line:
                 unfinished.append(line)
                 continue
             if "file" in line:
                 ours = [test for test in unfinished if test["test"].partition("::")[0] == line["file"]]
-                lines += {test["test"]: test for test in ours}.values()  # the last of each: a file may begin twice
+                lines += {
+                    test["test"]: test for test in ours
+                }.values()  # the last result of each test, because a file may be started twice
                 unfinished = []
             lines.append(line)
     return lines
 
 
 def _reach_of(blocks: list[Block], lines: list[dict[str, Any]], defaults: Defaults) -> Reach:
-    told = sorted((line for line in lines if line.get("passed")), key=lambda line: str(line["test"]))
+    passed = sorted((line for line in lines if line.get("passed")), key=lambda line: str(line["test"]))
     here = [array("I") for _ in blocks]
     elsewhere = [array("I") for _ in blocks]
     breadth = []
-    for number, line in enumerate(told):
+    for number, line in enumerate(passed):
         own, others = _marked(line["here"]), _marked(line["elsewhere"])
         breadth.append(len({*own, *others}))
         for block in own:
@@ -197,7 +199,7 @@ def _reach_of(blocks: list[Block], lines: list[dict[str, Any]], defaults: Defaul
             elsewhere[block].append(number)
     return Reach(
         blocks=blocks,
-        tests=[Test(line["test"], line["seconds"], line["cost"]) for line in told],
+        tests=[Test(line["test"], line["seconds"], line["cost"]) for line in passed],
         breadth=breadth,
         here=here,
         elsewhere=elsewhere,
@@ -216,7 +218,7 @@ def _defaults(source: Path) -> Defaults:
 
 
 def _start(root: Path, source: Path, words: Sequence[str], queue: int) -> subprocess.Popen[bytes]:
-    """Start a process of the runner, apart from the terminal's signals."""
+    """Start a runner process that does not receive the terminal's signals."""
     program = [sys.executable, "-m", "tools.mutation_runner", *words]
     with open(root / "build" / "mutation" / "log.txt", "ab") as log:
         return subprocess.Popen(
@@ -231,11 +233,11 @@ def _start(root: Path, source: Path, words: Sequence[str], queue: int) -> subpro
         )
 
 
-# Which mutants, which tests for each.
+# Selection of mutants and tests.
 
 
 def modules_of(source: Path, rooms: Iterable[str]) -> list[Path]:
-    """The modules of some rooms. Raises Stopped."""
+    """Return the modules of these packages. Raise Stopped."""
     found: set[Path] = set()
     for room in rooms:
         place = source / "podkeeper" / room.removesuffix(".py")
@@ -247,7 +249,7 @@ def modules_of(source: Path, rooms: Iterable[str]) -> list[Path]:
 
 
 def chosen_mutants(source: Path, rooms: Iterable[str], defaults: Defaults, sample: int, seed: int) -> list[Mutant]:
-    """All mutants of some rooms, or a sample: each mutant is equally likely. 0: all."""
+    """Return all mutants (`sample` 0) or a uniform sample."""
     everything: list[Mutant] = []
     texts: dict[str, bytes] = {}
     for path in modules_of(source, rooms):
@@ -282,7 +284,7 @@ class Planner:
                 self._by_name.setdefault(name, set()).add(number)
 
     def job(self, mutant: Mutant) -> Job:
-        """A mutant and its tests."""
+        """Return the job for a mutant: its tests in order."""
         if not mutant.functions:
             tests, left_out = self._for_module_level(mutant)
             return Job(mutant, (), tuple(tests), left_out)
@@ -290,24 +292,24 @@ class Planner:
         if block is None:
             return Job(mutant, (), ())
         here, left_out = self._within_budget(self._ordered(self._reach.here[block]))
-        # Tests that start the whole program reach much of it, slowly: where others reach the same, they get less time.
+        # Tests that start the whole program are slow, so they get less time if other tests reach the same block.
         share = ELSEWHERE_SHARE if here else 1.0
         others, left_out_too = self._within_budget(self._ordered(self._reach.elsewhere[block]), share)
         apart = [test for test in here if self._reach.tests[test].file.startswith(APART)]
         together = [test for test in here if not self._reach.tests[test].file.startswith(APART)]
-        # What ran while the tests were imported, ran without the mutant.
+        # Code that runs during the import of the tests runs without a swapped-in mutant.
         again = here if block in self._reach.imports else []
         fresh = tuple(dict.fromkeys([*others, *again]))
         return Job(mutant, tuple(tuple(part) for part in (together, apart) if part), fresh, left_out + left_out_too)
 
     def _block_of(self, mutant: Mutant) -> int | None:
-        """The innermost block that holds a mutant."""
+        """Return the innermost block that contains a mutant."""
         blocks = self._reach.blocks
         found = [n for n in self._by_file.get(mutant.file, []) if blocks[n].holds(mutant.line, mutant.column)]
         return min(found, key=lambda number: blocks[number].size, default=None)
 
     def _ordered(self, tests: Iterable[int]) -> list[int]:
-        """The quickest and most specific first; of the many cases of one test some come early, the rest later."""
+        """Return tests by cost and specificity. Only some cases of a parametrized test come early."""
         found = self._reach
         by_cost = sorted(tests, key=lambda test: (found.tests[test].cost + 0.001) * found.breadth[test])
         cases: Counter[str] = Counter()
@@ -319,7 +321,7 @@ class Planner:
         return sorted(by_cost, key=lambda test: rank[test])
 
     def _for_module_level(self, mutant: Mutant) -> tuple[list[int], int]:
-        """Tests that reach code which uses the names that a statement binds, and other tests of the same module."""
+        """Return tests that reach code with the names that a statement binds, and other tests of the module."""
         found = self._reach
         users = set().union(*(self._by_name.get(name, set()) for name in mutant.names))
         using = {test for block in users for test in (*found.here[block], *found.elsewhere[block])}
@@ -348,13 +350,13 @@ class Planner:
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """The file of results: a head that says what they are of, then one line for each mutant."""
+    """The results file: a header that identifies the run, then one line per mutant."""
 
     path: Path
     head: dict[str, Any]
 
     def known(self) -> dict[str, Verdict]:
-        """What an earlier run of the same found, by mutant."""
+        """Return the verdicts of an earlier identical run by mutant."""
         try:
             first, *lines = self.path.read_text().splitlines()
         except (OSError, ValueError):
@@ -366,12 +368,12 @@ class Results:
             try:
                 verdict = json.loads(line)
             except ValueError:
-                continue  # cut off in the middle
+                continue  # incomplete line of an interrupted run
             verdicts[verdict["id"]] = verdict
         return verdicts
 
     def resume(self) -> dict[str, Verdict]:
-        """Prepare the file for more lines. Returns what is known, without errors of the tool: judge these again."""
+        """Open the file for more lines. Return known verdicts except errors of the tool, which are judged again."""
         verdicts = {id: verdict for id, verdict in self.known().items() if verdict["verdict"] != "error"}
         new = self.path.with_suffix(".new")
         new.write_text("".join(json.dumps(line) + "\n" for line in (self.head, *verdicts.values())))
@@ -380,7 +382,7 @@ class Results:
 
 
 def equivalents(path: Path) -> dict[tuple[str, str, str, str], str]:
-    """Survivors that no test can kill, and why. Raises Stopped."""
+    """Return the survivors that no test can kill, with reasons. Raise Stopped."""
     if not path.exists():
         return {}
     found = {}
@@ -393,19 +395,19 @@ def equivalents(path: Path) -> dict[tuple[str, str, str, str], str]:
 
 
 def as_entry(mutant: Mutant) -> str:
-    """A survivor as the list of equivalents has it; JSON's strings are TOML's."""
+    """Return a survivor as an entry of the list of equivalents. JSON strings are valid TOML strings."""
     file, scope, before, after = (json.dumps(part, ensure_ascii=False) for part in mutant.key)
     return f'[[equivalent]]\nfile = {file}\nscope = {scope}\nbefore = {before}\nafter = {after}\nreason = ""\n'
 
 
 def small_diff(mutant: Mutant) -> str:
-    """The lines that differ."""
+    """Return the changed lines."""
     lines = difflib.unified_diff(mutant.before.splitlines(), mutant.after.splitlines(), lineterm="", n=0)
     return "\n".join(f"    {line}" for line in lines if not line.startswith(("---", "+++", "@@")))
 
 
 def shown(mutant: Mutant, verdict: Verdict) -> str:
-    """A survivor in words."""
+    """Return the text for a survivor."""
     what = "no test reaches" if verdict["verdict"] == "unreached" else "SURVIVED"
     more = f", {verdict['left_out']} more tests not tried" if verdict["left_out"] else ""
     head = f"{what} {mutant.file}:{mutant.line} {mutant.scope or 'module level'} ({mutant.operator}{more})"
@@ -413,7 +415,7 @@ def shown(mutant: Mutant, verdict: Verdict) -> str:
 
 
 def table(chosen: Sequence[Mutant], verdicts: dict[str, Verdict], excused: Iterable[Mutant]) -> Iterator[str]:
-    """The figures of each module and of all."""
+    """Return the figures per module and in total."""
     columns = ("mutants", "killed", "timeout", "survived", "unreached", "equivalent", "error")
     counts: dict[str, Counter[str]] = {}
     kinds = {mutant.id: "equivalent" for mutant in excused}
@@ -435,7 +437,7 @@ _last_shown = 0.0
 
 
 def _show(line: str, *, tick: bool = False) -> None:
-    """Print progress; `tick`: not too often."""
+    """Print progress. With `tick`, only from time to time."""
     global _last_shown
     if not tick or time.monotonic() - _last_shown >= SHOW_EVERY_SECONDS:
         _last_shown = time.monotonic()
@@ -443,7 +445,7 @@ def _show(line: str, *, tick: bool = False) -> None:
 
 
 def judge(plan: Plan, results: Results, due: Set[str]) -> None:
-    """Run the jobs of a plan and show what survives. `due`: the mutants that need a verdict."""
+    """Run the jobs of a plan and show the survivors. `due`: mutants without a verdict."""
     by_id = {job.mutant.id: job.mutant for job in plan.jobs}
     (plan.scratch / "plan").write_bytes(pickle.dumps(plan))
     queue = write_queue(plan.scratch / "queue", len(plan.jobs))
@@ -473,7 +475,7 @@ def judge(plan: Plan, results: Results, due: Set[str]) -> None:
 
 
 def summary(chosen: Sequence[Mutant], verdicts: dict[str, Verdict], excused: Sequence[Mutant], build: Path) -> bool:
-    """Print what is known. Returns whether the tool itself made no error."""
+    """Print the results. Return whether the tool itself had no error."""
     spared = {mutant.id for mutant in excused}
     alive = [m for m in chosen if verdicts.get(m.id, {}).get("verdict") in ("survived", "unreached")]
     alive = [mutant for mutant in alive if mutant.id not in spared]
@@ -486,7 +488,7 @@ def summary(chosen: Sequence[Mutant], verdicts: dict[str, Verdict], excused: Seq
     if seconds:
         cut = sum(bool(verdicts[mutant.id]["left_out"]) for mutant in alive)
         print(f"time for a mutant: median {seconds[len(seconds) // 2]:.1f} s, mean {sum(seconds) / len(seconds):.1f} s")
-        print(f"{cut} survivors have more tests, beyond the budget, that were not tried")
+        print(f"{cut} survivors have more tests, which were skipped because of the budget")
     errors = sum(verdict["verdict"] == "error" for verdict in verdicts.values())
     if errors:
         print(f"{errors} mutants were not judged: see errors.txt in build/mutation")
@@ -498,7 +500,7 @@ def _at_least(minimum: Number) -> Callable[[str], Number]:
 
     def read(text: str) -> Number:
         number = kind(text)
-        if not number >= minimum:  # not `<`: nan
+        if not number >= minimum:  # not `<`, because of nan
             raise argparse.ArgumentTypeError(f"must be at least {minimum}: {text}")
         return number
 
@@ -507,23 +509,23 @@ def _at_least(minimum: Number) -> Callable[[str], Number]:
 
 
 def main(arguments: list[str]) -> int:
-    """Judge the mutants of some rooms."""
     parser = argparse.ArgumentParser(
         prog="python -m tools.mutation", description="Find bugs that no fast test notices."
     )
-    parser.add_argument("rooms", nargs="+", metavar="ROOM", help="a package or module below src/podkeeper")
-    parser.add_argument("--sample", type=_at_least(0), default=0, help="judge so many mutants, drawn uniformly [all]")
-    parser.add_argument("--seed", type=int, default=1, help="which sample")
-    parser.add_argument("--jobs", type=_at_least(1), default=os.cpu_count() or 1, help="mutants at a time")
+    parser.add_argument("rooms", nargs="+", metavar="ROOM", help="package or module below src/podkeeper")
+    parser.add_argument("--sample", type=_at_least(0), default=0, help="number of random mutants [default: all]")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the sample")
+    parser.add_argument("--jobs", type=_at_least(1), default=os.cpu_count() or 1, help="parallel mutants")
+    parser.add_argument("--budget", type=_at_least(0.0), default=BUDGET_SECONDS, help="CPU seconds of tests per mutant")
     parser.add_argument(
-        "--budget", type=_at_least(0.0), default=BUDGET_SECONDS, help="seconds of tests for each mutant, by CPU time"
+        "--limit",
+        type=_at_least(0.0),
+        default=LIMIT_SECONDS,
+        help="seconds per test, plus 5 times its usual time",
     )
-    parser.add_argument(
-        "--limit", type=_at_least(0.0), default=LIMIT_SECONDS, help="seconds for a test, besides 5 times its usual time"
-    )
-    parser.add_argument("--tests", nargs="+", default=[], metavar="PATH", help="use only these tests [all fast ones]")
-    parser.add_argument("--again", action="store_true", help="forget the results of an earlier run")
-    parser.add_argument("--root", type=Path, default=TOOLS, help="a project with src/podkeeper and tests")
+    parser.add_argument("--tests", nargs="+", default=[], metavar="PATH", help="use only these tests [default: all]")
+    parser.add_argument("--again", action="store_true", help="discard the results of an earlier run")
+    parser.add_argument("--root", type=Path, default=TOOLS, help="project with src/podkeeper and tests")
     options = parser.parse_args(arguments)
     rooms = [room for given in options.rooms for room in given.split()]
     root = options.root.resolve()
@@ -540,7 +542,7 @@ def main(arguments: list[str]) -> int:
         print(str(error) or "interrupted")
         return 2
     for test in found.left_out:
-        print(f"not used, fails without a mutant: {test}")
+        print(f"skipped, because it fails without a mutant: {test}")
     chosen = chosen_mutants(root / "src", rooms, found.defaults, options.sample, options.seed)
     excused = [mutant for mutant in chosen if mutant.key in excused_keys]
     due = {mutant.id: mutant for mutant in chosen}
@@ -575,7 +577,7 @@ def main(arguments: list[str]) -> int:
             judge(plan, results, due.keys())
         if digest(root, *JUDGING) != state:
             results.path.unlink(missing_ok=True)
-            raise Stopped("src or tests changed during the run, so its verdicts mean nothing: run the command again")
+            raise Stopped("src or tests changed during the run, so its verdicts are invalid: run the command again")
     except (Stopped, KeyboardInterrupt) as error:
         print(str(error) or "interrupted: the same command continues")
         status = 2
@@ -587,6 +589,6 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    from tools import mutation  # so that what is pickled has one name
+    from tools import mutation  # so that pickled classes have one module name
 
     sys.exit(mutation.main(sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""Which test reaches which block of code: the source with a mark at the head of every block.
+"""Mark every block of the source, to record which test reaches which block.
 
 A block is a run of statements that are executed together, up to the next branch or loop. Marking costs one store into
 shared memory, in all threads. Python's tracing hooks call back for every line or call, and do not reach other
@@ -6,7 +6,7 @@ processes. The marks do: processes that a test starts from the same source map t
 go to its second half, because a mutant that such a process runs must be on disk.
 
 The marked source is a copy of `src` in which only the compiled files differ. They are of the kind that Python loads
-without a look at the source, so tests that read the source still find the original.
+without checking the source, so tests that read the source still find the original.
 """
 
 import ast
@@ -36,25 +36,25 @@ except OSError:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A run of statements; lines from 1, columns in bytes from 0."""
+    """A sequence of statements. Lines count from 1, columns in bytes from 0."""
 
     file: str
     start: tuple[int, int]
     end: tuple[int, int]
-    names: frozenset[str]  # all names and attributes in it
+    names: frozenset[str]  # all names and attributes in the block
 
     @property
     def size(self) -> tuple[int, int]:
-        """For comparison: of two blocks that hold a place the inner one is the smaller."""
+        """Return a key by which an inner block is smaller than an outer one."""
         return self.end[0] - self.start[0], self.end[1] - self.start[1]
 
     def holds(self, line: int, column: int) -> bool:
-        """Whether a place is in it."""
+        """Return whether the block contains a position."""
         return self.start <= (line, column) < self.end
 
 
 class _Marker(ast.NodeTransformer):
-    """Puts marks into the functions of a module, and lists its blocks."""
+    """Adds marks to the functions of a module and lists its blocks."""
 
     def __init__(self, file: str, first_number: int) -> None:
         self.blocks: list[Block] = []
@@ -122,7 +122,7 @@ def _is_compound(statement: ast.stmt) -> bool:
 
 
 def marked_module(file: str, source: bytes, first_number: int) -> tuple[CodeType, list[Block]]:
-    """A module with marks, compiled, and its blocks; the numbers of its marks start with the one given."""
+    """Return a compiled module with marks, and its blocks. Marks are numbered from `first_number`."""
     tree = ast.parse(source)
     marker = _Marker(file, first_number)
     marker.visit(tree)
@@ -134,21 +134,21 @@ def marked_module(file: str, source: bytes, first_number: int) -> tuple[CodeType
 
 
 def write_compiled(path: Path, code: CodeType) -> None:
-    """Have Python load this code for a source file, whatever the file says."""
+    """Make Python load this code for a source file, whatever the file contains."""
     target = Path(importlib.util.cache_from_source(str(path)))
     target.parent.mkdir(exist_ok=True)
     unchecked = (1).to_bytes(4, "little")
-    target.unlink(missing_ok=True)  # it may be a link to another copy's
+    target.unlink(missing_ok=True)  # it may be a link to the file of another copy
     target.write_bytes(importlib.util.MAGIC_NUMBER + unchecked + bytes(8) + marshal.dumps(code))
 
 
 def copy_source(source: Path, target: Path) -> None:
-    """A copy of the source, with its compiled files: they hold for all modules but the one that is changed."""
+    """Copy the source and its compiled files, which are valid for all unchanged modules."""
     shutil.copytree(source, target, ignore=shutil.ignore_patterns("*.egg-info"))
 
 
 def write_marked_copies(source: Path, targets: list[Path]) -> list[Block]:
-    """Copies of the source with marks, one for each process that runs tests. Returns the blocks in all of it."""
+    """Create copies of the source with marks, one per test process. Return all blocks."""
     blocks: list[Block] = []
     for target in targets:
         copy_source(source, target)
@@ -161,5 +161,5 @@ def write_marked_copies(source: Path, targets: list[Path]) -> list[Block]:
     for target in targets:
         (target / "podkeeper" / f"{MARKS}.py").write_text(_MARKS_MODULE.format(size=len(blocks), variable=MAIN_PROCESS))
         (target / "marks").write_bytes(bytes(2 * len(blocks)))
-        (target / "marks").chmod(0o666)  # containers may have other users
+        (target / "marks").chmod(0o666)  # containers may run as other users
     return blocks

@@ -1,4 +1,4 @@
-"""The mutants of one module: small edits of its text, each made by a named operator.
+"""Mutation operators: the small edits of one module that are its mutants.
 
 An edit replaces a range of bytes. The syntax tree says where; the text stays as it is everywhere else, so a mutant is
 shown as a small diff. Reviews of this project found two kinds of bugs most often, and some operators are here for them:
@@ -92,7 +92,7 @@ _SIMPLE = ast.Expr | ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Delete
 _MOVABLE = _SIMPLE | ast.If | ast.For | ast.AsyncFor | ast.With | ast.AsyncWith
 
 Defaults = Mapping[str, Mapping[str, bool]]
-"""By the name of a function or class: its parameters, and whether each has a default."""
+"""By name of a function or class: its parameters, and whether each has a default."""
 
 
 @dataclass(frozen=True)
@@ -106,35 +106,35 @@ class Mutant:
     text: bytes
     line: int
     column: int  # in bytes, from 0
-    scope: str  # the qualified name of the innermost class or function
+    scope: str  # qualified name of the innermost class or function
     functions: tuple[str, ...]  # qualified names of the enclosing functions, the outermost first; (): module level
     names: tuple[str, ...]  # at module level: the names that the statement binds
-    before: str  # the lines that it touches
+    before: str  # the affected lines
     after: str
 
     @cached_property
     def id(self) -> str:
-        """A name that stays the same as long as the module does."""
-        told = f"{self.file}:{self.start}:{self.end}:{self.operator}:".encode() + self.text
-        return hashlib.sha256(told).hexdigest()[:12]
+        """Return an ID that is stable while the module does not change."""
+        identity = f"{self.file}:{self.start}:{self.end}:{self.operator}:".encode() + self.text
+        return hashlib.sha256(identity).hexdigest()[:12]
 
     @property
     def key(self) -> tuple[str, str, str, str]:
-        """A name that survives changes elsewhere in the module."""
+        """Return a key that is stable when other parts of the module change."""
         return self.file, self.scope, normalised(self.before), normalised(self.after)
 
     def applied(self, source: bytes) -> bytes:
-        """The module with this bug."""
+        """Return the module with this bug."""
         return source[: self.start] + self.text + source[self.end :]
 
 
 def normalised(text: str) -> str:
-    """A text without its layout."""
+    """Return a text without whitespace differences."""
     return " ".join(text.split())
 
 
 def parameter_defaults(modules: Sequence[ast.Module]) -> Defaults:
-    """Which parameters and fields have defaults, of everything defined in some modules."""
+    """Return which parameters and fields have defaults, for all definitions in these modules."""
     found: dict[str, dict[str, bool]] = {}
 
     def note(callee: str, parameter: str, has_default: bool) -> None:
@@ -165,7 +165,7 @@ def parameter_defaults(modules: Sequence[ast.Module]) -> Defaults:
 
 
 def mutants(file: str, source: bytes, defaults: Defaults) -> list[Mutant]:
-    """All mutants of a module, in the order of its text."""
+    """Return all mutants of a module, in the order of its text."""
     finder = _Finder(file, source, defaults)
     finder.visit(ast.parse(source))
     found = {(mutant.start, mutant.end, mutant.text): mutant for mutant in reversed(finder.found)}
@@ -188,9 +188,9 @@ class _Finder(ast.NodeVisitor):
         self._returns: list[str] = []
         self._names: tuple[str, ...] = ()
 
-    # Places and edits.
+    # Positions and edits.
 
-    # Only statements and expressions get here. They have positions; `ast.AST` does not declare them.
+    # Only statements and expressions occur here. They have positions that `ast.AST` does not declare.
 
     def _start(self, node: ast.AST) -> int:
         return self._lines[node.lineno - 1] + node.col_offset  # type: ignore[attr-defined,no-any-return]
@@ -258,7 +258,7 @@ class _Finder(ast.NodeVisitor):
                 self.visit(default)
         self._names = names
         scopes = self._scopes
-        # As CPython names it: what is inside a function is its local.
+        # Like CPython: definitions inside a function are below `<locals>`.
         name = f"{self._functions[-1]}.<locals>.{node.name}" if self._functions else ".".join([*scopes, node.name])
         self._scopes = [*scopes, node.name]
         self._functions.append(name)
@@ -321,11 +321,11 @@ class _Finder(ast.NodeVisitor):
         self.visit(node.value)
 
     def _delete_assignment(self, node: ast.stmt) -> None:
-        if self._scopes[-1:] != ["__init__"]:  # there it only makes the attribute missing
+        if self._scopes[-1:] != ["__init__"]:  # in `__init__` it would only remove the attribute
             self._replace("delete", node, "pass")
 
     def visit_Assert(self, node: ast.Assert) -> None:
-        """Says what is known to be so."""
+        """Skip `assert`."""
 
     def visit_Raise(self, node: ast.Raise) -> None:
         self._replace("raise", node, "pass")
@@ -496,7 +496,7 @@ class _Finder(ast.NodeVisitor):
                 self._replace("string", node, repr(node.value + b"~"))
 
     def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
-        """A text for people."""
+        """Skip message texts."""
 
     def visit_Dict(self, node: ast.Dict) -> None:
         for key in node.keys:
@@ -514,7 +514,7 @@ class _Finder(ast.NodeVisitor):
         self.generic_visit(node)
 
     def visit_Tuple(self, node: ast.Tuple) -> None:
-        if len(node.elts) > 2:  # a smaller one may be a pair, or need its comma
+        if len(node.elts) > 2:  # a smaller tuple may be a pair or need its comma
             self._members(node.elts, node.elts)
         self.generic_visit(node)
 
@@ -525,7 +525,7 @@ class _Finder(ast.NodeVisitor):
             self._drop_from_list("member", self._start(start), self._end(end))
 
     def _drop_from_list(self, operator: str, start: int, end: int) -> None:
-        """Drop one of several that commas separate."""
+        """Remove one of several comma-separated elements."""
         before = len(self._source[:start].rstrip())
         if self._source[before - 1 : before] == b",":
             self._add(operator, before - 1, end, b"")
@@ -582,7 +582,7 @@ def _is_logging(node: ast.AST) -> bool:
 
 
 def _is_uninteresting(node: ast.stmt) -> bool:
-    """Whether nothing but the log, or the type checker, notices a statement."""
+    """Return whether a statement affects only the log or the type checker."""
     match node:
         case ast.Pass() | ast.Expr(value=ast.Constant()):
             return True
@@ -596,7 +596,7 @@ def _is_text(node: ast.expr) -> bool:
 
 
 def _is_type(node: ast.expr) -> bool:
-    """Whether an expression looks like a type: `list[str]`, `Pod`, `None`."""
+    """Return whether an expression looks like a type: `list[str]`, `Pod`, `None`."""
     match node:
         case ast.Constant(value=None):
             return True
@@ -617,7 +617,7 @@ def _bound_names(statement: ast.stmt) -> Iterator[str]:
 
 
 def _may_swap(first: ast.stmt, second: ast.stmt) -> bool:
-    """Whether two neighbours may change places: one awaits, and neither needs what the other binds."""
+    """Return whether two statements may be swapped: one awaits, and neither uses a name that the other binds."""
     if not isinstance(first, _MOVABLE) or not isinstance(second, _MOVABLE):
         return False
     if _is_uninteresting(first) or _is_uninteresting(second) or not (_awaits(first) or _awaits(second)):

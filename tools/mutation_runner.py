@@ -5,7 +5,7 @@
 
 A mutant inside a function is swapped in by replacing `__code__` of the function objects that exist. A mutant of module
 level code, or of code that other processes run, needs the fresh process. Each child has a time limit for each test and
-a memory limit. A worker kills everything that a child leaves behind, also what started a session of its own.
+a memory limit. A worker kills everything that a child leaves behind, including processes in other sessions.
 
 The same machinery records which test reaches which block, from copies of the source with marks (`mutation_blocks`).
 """
@@ -40,12 +40,12 @@ from tools.mutation_blocks import MAIN_PROCESS, MARKS, copy_source, write_compil
 from tools.mutation_operators import Mutant
 
 TOOLS = Path(__file__).resolve().parent.parent
-LIMIT_FACTOR = 5.0  # a test may take so many times what it usually takes, plus the plan's limit
-FIRST_LIMIT_SECONDS = 90.0  # for a fresh process to come to its first test
+LIMIT_FACTOR = 5.0  # a test may take this multiple of its usual time, plus the plan's limit
+FIRST_LIMIT_SECONDS = 90.0  # until a fresh process starts its first test
 RECORD_LIMIT_SECONDS = 300.0
 TEARDOWN_SECONDS = 10.0  # some tests stop a container runtime
-WAITING_COST = 0.2  # of a second by the clock, beside a second of CPU time
-MEMORY_BYTES = 2 << 30  # that a mutant may take besides what the tests have at their start
+WAITING_COST = 0.2  # cost of a second of elapsed time, relative to a second of CPU time
+MEMORY_BYTES = 2 << 30  # limit for a mutant, in addition to the memory of the collected tests
 FRESH_FILES = (1, 5)  # the first fresh process gets test file 1, the second one files 2 to 5, the third one the rest
 NUMBER_WIDTH = 8
 
@@ -54,15 +54,15 @@ Outcome = Literal["passed", "failed", "timeout", "cannot swap", "error"]
 
 @dataclass(frozen=True, slots=True)
 class Test:
-    """A test, and what it usually takes."""
+    """A test and its usual time."""
 
     id: str
-    seconds: float  # by the clock: what its time limit goes by
-    cost: float  # CPU seconds plus 0.2 of the seconds by the clock: orders the tests and counts against the budget
+    seconds: float  # elapsed time, which determines the time limit
+    cost: float  # CPU seconds plus 0.2 of the elapsed seconds; orders the tests and counts against the budget
 
     @property
     def file(self) -> str:
-        """Where it is."""
+        """Return the file of the test."""
         return self.id.partition("::")[0]
 
 
@@ -73,12 +73,12 @@ class Job:
     mutant: Mutant
     in_fork: tuple[tuple[int, ...], ...]  # by number; one tuple for each child
     in_fresh_process: tuple[int, ...]
-    left_out: int = 0  # tests beyond the budget
+    left_out: int = 0  # number of tests beyond the budget
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a warm process is to do."""
+    """The work of a warm process."""
 
     root: Path
     results: Path
@@ -90,13 +90,13 @@ class Plan:
 
     @property
     def source(self) -> Path:
-        """What is mutated."""
+        """Return the source folder."""
         return self.root / "src"
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What came of some tests: the number of the one that decided it, and why."""
+    """The result of some tests: the number of the deciding test, and the reason."""
 
     outcome: Outcome
     test: int | None = None
@@ -123,7 +123,7 @@ class Functions:
                 self._found.setdefault((code.co_filename, code.co_qualname, code.co_firstlineno), []).append(thing)
 
     def swap(self, mutant: Mutant) -> None:
-        """Put a mutant into this process. Raises CannotSwap, SyntaxError."""
+        """Insert a mutant into this process. Raise CannotSwap or SyntaxError."""
         path = str(self._source / "podkeeper" / mutant.file)
         text = Path(path).read_bytes()
         before, after = (_by_name(compile(t, path, "exec", dont_inherit=True)) for t in (text, mutant.applied(text)))
@@ -137,7 +137,7 @@ class Functions:
             for function in functions:
                 try:
                     function.__code__ = after[name][len(lines) - 1]
-                except ValueError as error:  # another number of variables of its surroundings
+                except ValueError as error:  # another number of closure variables
                     raise CannotSwap(name) from error
 
 
@@ -158,12 +158,12 @@ def _by_name(code: CodeType) -> dict[str, list[CodeType]]:
 
 
 def adopt_orphans() -> None:
-    """Have processes whose parents died become children of this process, so that it can end them."""
+    """Make this process the reaper of orphaned descendants, so that it can kill them."""
     ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
 
 
 def end_descendants() -> None:
-    """Kill all processes below this one, and wait for them."""
+    """Kill all descendants of this process and wait for them."""
     while below := _descendants(os.getpid()):
         for pid in below:
             with suppress(ProcessLookupError):
@@ -196,12 +196,12 @@ def _descendants(top: int) -> list[int]:
 
 
 def enter_cell(*kept: Path) -> None:
-    """Go on in a child with a mount and a PID namespace of its own. This process waits, and ends as the child does.
+    """Continue in a child with its own mount and PID namespace. This process waits and exits with the same status.
 
     The child sees an empty /tmp, except for the `kept` directories, these tools and this Python.
 
-    A mutant of the process runtime may change the root directory, kill all processes, or write outside its container:
-    as root it would do so to the whole machine. Other users cannot enter such namespaces: they should run mutants of
+    A mutant of the process runtime may change the root directory, kill all processes, or write outside its container.
+    Run as root, it would affect the whole machine. Other users cannot enter such namespaces and should run mutants of
     that runtime in a container.
     """
     if os.geteuid() != 0:
@@ -224,11 +224,11 @@ def enter_cell(*kept: Path) -> None:
         os.close(handle)
     _go_on_in_child()
     check(libc.mount(b"proc", b"/proc", b"proc", 0, None))
-    _go_on_in_child()  # the first process of a namespace ignores signals that it does not handle
+    _go_on_in_child()  # because the first process of a namespace ignores signals without a handler
 
 
 def _go_on_in_child() -> None:
-    """Fork. The parent reaps all its children until the new one has ended, and ends like it."""
+    """Fork. The parent reaps all children until the new one has ended, then exits with the same status."""
     pid = os.fork()
     while pid:
         ended, status = os.wait()
@@ -237,7 +237,7 @@ def _go_on_in_child() -> None:
 
 
 def _prepare_child(temporary: Path) -> None:
-    """A session, a memory limit and a temporary folder of its own, and nothing to read or to say."""
+    """Give a child its own session, memory limit and temporary folder, without input and output."""
     os.setsid()
     silence = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1, 2):
@@ -247,7 +247,7 @@ def _prepare_child(temporary: Path) -> None:
 
 
 def _write_error(build: Path) -> None:
-    """Write down an error of this tool in a child."""
+    """Log an error of this tool in a child."""
     with open(build / "errors.txt", "a") as errors:
         traceback.print_exc(file=errors)
 
@@ -261,26 +261,26 @@ def _limit_memory() -> None:
 
 def _use_temporary(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    folder.chmod(0o1777)  # as /tmp is: tests become other users
+    folder.chmod(0o1777)  # like /tmp, because tests run as other users
     os.environ["TMPDIR"] = os.environ["PYTEST_DEBUG_TEMPROOT"] = str(folder)
     tempfile.tempdir = None
 
 
 def next_number(queue: int) -> int | None:
-    """Take the next job's number from a file that all workers share, with its position."""
+    """Read the number of the next job from a file whose position all workers share."""
     line = os.read(queue, NUMBER_WIDTH)
     return int(line) if line else None
 
 
 def write_queue(path: Path, count: int) -> int:
-    """A file of numbers, open for reading."""
+    """Return a file of job numbers, open for reading."""
     path.write_text("".join(f"{number:>{NUMBER_WIDTH - 1}}\n" for number in range(count)))
     queue = os.open(path, os.O_RDONLY)
     os.set_inheritable(queue, True)
     return queue
 
 
-# Running tests, in whatever process.
+# Running tests in any process.
 
 
 @dataclass(eq=False)  # pytest keeps plugins in sets
@@ -294,21 +294,19 @@ class Collected:
     skipped: bool = False
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        """Take over."""
         _shrink_no_examples()
         self.items = {item.nodeid: item for item in session.items}
         self.serve(self, session)
         return True
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Note a failure at once: the teardown may take long."""
+        """Record a failure at once, because the teardown may take long."""
         self.skipped = self.skipped or report.skipped
         if report.failed and not self.failed:
             self.failed = True
             self.on_failure()
 
     def run(self, item: pytest.Item, following: pytest.Item | None) -> None:
-        """Run one test."""
         self.failed = self.skipped = False
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
 
@@ -320,37 +318,37 @@ class Collected:
             self.on_failure = partial(tell, f"failed {number}")
             self.run(item, items[number + 1] if number + 1 < len(items) else None)
             if self.failed:
-                # Fixtures of modules leave nothing behind either. The worker does not wait long for them.
+                # Tear down module fixtures, too. The worker does not wait long for them.
                 item.session._setupstate.teardown_exact(None)
                 return
         tell("passed")
 
 
 def environment_for(source: Path) -> dict[str, str]:
-    """The environment of a process that imports this source."""
+    """Return the environment of a process that imports this source."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join((str(source), str(TOOLS))), "PYTHONHASHSEED": "0"}
 
 
 def pytest_main(files: Iterable[str], plugin: object) -> int:
-    """Run pytest in this process. Output is not captured: forked children would share the files."""
+    """Run pytest in this process, without output capture, because forked children would share its files."""
     quiet = ["-q", "-q", "-s", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not slow", "--no-header"]
     return int(pytest.main([*quiet, "--rootdir", os.getcwd(), *files], plugins=[plugin]))
 
 
 def _shrink_no_examples() -> None:
-    """A counterexample is enough; Hypothesis would spend seconds on making it small."""
+    """Disable shrinking in Hypothesis, because any counterexample is enough."""
     engine = sys.modules.get("hypothesis.internal.conjecture.engine")
     if engine is not None:
         vars(engine)["MAX_SHRINKING_SECONDS"] = 0
 
 
 def watch(pid: int, pipe: int, limits: Sequence[float], first_limit: float) -> Run:
-    """Wait for what a child reports. A child that dies without a word has failed."""
+    """Wait for the report of a child. A child that dies without a report has failed."""
     deadline = time.monotonic() + first_limit
     current: int | None = None
     buffer = b""
     while True:
-        ended = _has_ended(pid)  # first: all that a child wrote before its end can be read below
+        ended = _has_ended(pid)  # before reading, so that everything the child wrote is read below
         ready, _, _ = select.select([pipe], [], [], max(0.0, min(0.2, deadline - time.monotonic())))
         if ready:
             chunk = os.read(pipe, 65536)
@@ -379,7 +377,7 @@ def watch(pid: int, pipe: int, limits: Sequence[float], first_limit: float) -> R
 
 
 def _has_ended(pid: int) -> bool:
-    """Whether a child has ended. Orphans that have ended are waited for: tests look whether they are gone."""
+    """Return whether a child has ended. Reap orphans, because tests check that they are gone."""
     while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
         if ended.si_pid == pid:
             return True
@@ -397,7 +395,7 @@ def _give_time_for_teardown(pid: int) -> None:
 
 
 class Worker:
-    """Takes jobs and judges mutants, in forked children of the warm process and in fresh processes."""
+    """Judges mutants in forked children of the warm process and in fresh processes."""
 
     def __init__(self, plan: Plan, number: int, collected: Collected, functions: Functions) -> None:
         self._plan = plan
@@ -410,7 +408,6 @@ class Worker:
         self._unreliable: set[int] = set()
 
     def work(self, queue: int) -> None:
-        """Judge mutants until none is left."""
         adopt_orphans()
         results = os.open(self._plan.results, os.O_WRONLY | os.O_APPEND)
         while (number := next_number(queue)) is not None:
@@ -440,7 +437,7 @@ class Worker:
         return {"verdict": "killed" if run.outcome == "failed" else run.outcome, "by": by}
 
     def _fresh_parts(self, tests: Sequence[int]) -> Iterator[tuple[int, ...]]:
-        """A fresh process takes long to collect many files: the likeliest come first, alone."""
+        """Run the likeliest test files first, alone, because a fresh process takes long to collect many files."""
         files: dict[str, list[int]] = {}
         for test in tests:
             files.setdefault(self._plan.tests[test].file, []).append(test)
@@ -522,7 +519,7 @@ class Worker:
             return self._numbered(run, tests)
         finally:
             self._clean_up(reading)
-            started.returncode = 0  # it is waited for
+            started.returncode = 0  # already reaped
             if mutant is not None:
                 self._compile(mutant, changed=False)
 
@@ -543,15 +540,15 @@ class Worker:
 
 
 def _write_line(file: int, word: str) -> None:
-    with suppress(OSError):  # if a test closed it, the worker sees how the process ends
+    with suppress(OSError):  # if a test closed it, the worker uses the exit status
         os.write(file, word.encode() + b"\n")
 
 
-# What the processes do.
+# Entry points of the processes.
 
 
 def serve_mutants(plan: Plan, queue: int) -> int:
-    """Be the warm process: collect, fork the workers, wait for them."""
+    """Run the warm process: collect the tests, fork the workers and wait for them."""
     wanted = {test for job in plan.jobs for stage in job.in_fork for test in stage}
     files = dict.fromkeys(plan.tests[test].file for test in sorted(wanted))
     collected = Collected(lambda collected, session: _run_workers(plan, queue, collected))
@@ -561,7 +558,7 @@ def serve_mutants(plan: Plan, queue: int) -> int:
 
 
 def _run_workers(plan: Plan, queue: int, collected: Collected) -> int:
-    """Fork the workers and wait for them. If one ends early, mutants lack a verdict, and `tools.mutation` says so."""
+    """Fork the workers and wait for them. If one ends early, `tools.mutation` reports the missing verdicts."""
     functions = Functions(plan.source)
     gc.collect()
     gc.freeze()
@@ -580,7 +577,7 @@ def _run_workers(plan: Plan, queue: int, collected: Collected) -> int:
 
 
 def serve_fresh(folder: Path, pipe: int) -> int:
-    """Be a fresh process: run these tests in this order."""
+    """Run a fresh process: run these tests in this order."""
     names = json.loads((folder / "tests.json").read_text())
     os.set_inheritable(pipe, False)
     enter_cell(Path.cwd(), folder)
@@ -591,19 +588,19 @@ def serve_fresh(folder: Path, pipe: int) -> int:
 
     def serve(collected: Collected, session: pytest.Session) -> None:
         tests = [name for name in names if name in collected.items]
-        if len(tests) < len(names):  # the mutant changes what is collected
+        if len(tests) < len(names):  # the mutant changes the collected tests
             _write_line(pipe, "failed 0")
             return
         collected.run_until_failure(tests, lambda word: _write_line(pipe, word))
 
     status = pytest_main(dict.fromkeys(name.partition("::")[0] for name in names), Collected(serve))
-    if status:  # the collection failed, and no test has said so
+    if status:  # the collection failed before any test
         _write_line(pipe, "failed 0")
     return status
 
 
 def serve_record(marked: Path, results: Path, files: list[str], queue: int) -> int:
-    """Be a recording process: run whole test files, each in a child, and write down which blocks each test reaches."""
+    """Run a recording process: run each test file in a child and record which blocks each test reaches."""
     os.environ[MAIN_PROCESS] = str(os.getpid())
     adopt_orphans()
     module = __import__(f"podkeeper.{MARKS}", fromlist=["marks"])
@@ -627,7 +624,7 @@ def serve_record(marked: Path, results: Path, files: list[str], queue: int) -> i
             started, used = time.monotonic(), sum(os.times()[:4])
             collected.run(item, following)
             seconds = time.monotonic() - started
-            told = {
+            record = {
                 "test": item.nodeid,
                 "passed": not collected.failed and not collected.skipped,
                 "failed": collected.failed,
@@ -636,7 +633,7 @@ def serve_record(marked: Path, results: Path, files: list[str], queue: int) -> i
                 "here": packed(0),
                 "elsewhere": packed(size),
             }
-            os.write(output, json.dumps(told).encode() + b"\n")
+            os.write(output, json.dumps(record).encode() + b"\n")
 
         gc.collect()
         gc.freeze()
@@ -667,7 +664,7 @@ def serve_record(marked: Path, results: Path, files: list[str], queue: int) -> i
 
 
 def main(arguments: list[str]) -> int:
-    """Be one of the processes of `tools.mutation`."""
+    """Run one of the processes of `tools.mutation`."""
     match arguments:
         case ["warm", plan, queue]:
             return serve_mutants(pickle.loads(Path(plan).read_bytes()), int(queue))
@@ -675,7 +672,7 @@ def main(arguments: list[str]) -> int:
             return serve_fresh(Path(folder), int(pipe))
         case ["record", marked, results, files, queue]:
             return serve_record(Path(marked), Path(results), json.loads(Path(files).read_text()), int(queue))
-    print("started by tools.mutation only")
+    print("this module is started by tools.mutation only")
     return 2
 
 

@@ -1,12 +1,12 @@
-"""The pods of the torture: each start of a container leaves a line, and its command line says whose it is.
+"""Pods of the torture tools: manifests, and the facts that must hold for each pod.
 
-A manifest is what a user would write. Beside it stands what must hold of it: how often each container may have started
-at most, with which code it ends, whether it goes on for ever.
+Each container appends a line to a ledger when it starts, and its command line names the pod. The facts are the maximum
+number of starts, the exit code, and whether the container runs forever.
 
-    ledger/<pod>.<generation>.<container>     one line for every start, written by the container itself
-    ledger/<pod>.<generation>.end             one line for every time a job came to its end
+    ledger/<pod>.<generation>.<container>     one line per start, written by the container itself
+    ledger/<pod>.<generation>.end             one line per completion of a job
 
-So what the agent and the runtime believe is never asked for to find out what really happened.
+So the checks do not depend on the records of the agent or the runtime.
 """
 
 import os
@@ -42,52 +42,52 @@ while True:
 
 
 class Kind(Enum):
-    """What a pod does."""
+    """The behaviour of a pod."""
 
     SERVER = "server"  # http and tcp probes
     QUIET = "quiet"  # exec probes
     PAIR = "pair"  # an init container, a sidecar and an app
-    JOB = "job"  # ends by itself, once
-    LOOP = "loop"  # ends again and again
+    JOB = "job"  # ends once
+    LOOP = "loop"  # exits repeatedly
 
 
 @dataclass(slots=True)
 class Tortured:
-    """A pod, and what was seen and done to it."""
+    """A pod, its observed state and the actions on it."""
 
     kind: Kind
     name: str
-    mark: str  # of this torture, on the command line of every container
+    mark: str  # identifies this run on the command line of every container
     image: str = HOST
-    code: int = 0  # that a job ends with
+    code: int = 0  # exit code of a job
     generation: int = 0
-    strikes: Counter[str] = field(default_factory=Counter)  # by container: how often the torture killed it
-    seen: dict[str, tuple[int, int]] = field(default_factory=dict)  # by container: the process that must not change
-    ready_since: str = ""  # once it was seen Ready: it must stay so, from then on
-    ended: bool = False  # a job that was seen with its last status
-    restarts: int = 0  # of a loop: the most that were told of
-    unlived: Counter[str] = field(default_factory=Counter)  # by container: made, and the agent killed before its start
-    undone: Counter[str] = field(default_factory=Counter)  # by container: begun, and ended by a runtime that came back
-    settled_at: int = 0  # how many kills there had been when all was last well with it
+    strikes: Counter[str] = field(default_factory=Counter)  # by container: number of kills
+    seen: dict[str, tuple[int, int]] = field(default_factory=dict)  # by container: (PID, start time)
+    ready_since: str = ""  # time at which it became Ready; it must stay Ready since then
+    ended: bool = False  # the final status of the job was observed
+    restarts: int = 0  # of a loop: the highest reported restart count
+    unlived: Counter[str] = field(default_factory=Counter)  # by container: created, not started
+    undone: Counter[str] = field(default_factory=Counter)  # by container: killed by a restarted runtime
+    settled_at: int = 0  # number of kills at the last successful check
     manifest: Json = field(default_factory=dict)
 
     @property
     def version(self) -> str:
-        """Names the pod and the manifest it comes from."""
+        """Return a name for the pod and its manifest."""
         return f"{self.name}.{self.generation}"
 
     @property
     def goes_on(self) -> bool:
-        """Whether it never ends by itself."""
+        """Return whether its containers run forever."""
         return self.kind in (Kind.SERVER, Kind.QUIET, Kind.PAIR)
 
     @property
     def lasting(self) -> tuple[str, ...]:
-        """The containers that go on for ever."""
+        """Return the containers that run forever."""
         return {Kind.PAIR: ("side", "app"), Kind.SERVER: ("app",), Kind.QUIET: ("app",)}.get(self.kind, ())
 
     def begin(self, chance: random.Random, ledger: Path) -> None:
-        """Make it anew: another generation, of which nothing was seen."""
+        """Start another generation with a new manifest, and reset the observed state."""
         self.generation += 1
         self.strikes.clear()
         self.seen.clear()
@@ -98,7 +98,7 @@ class Tortured:
         self.manifest = _manifest(self, chance, ledger)
 
     def most_starts(self, container: str) -> int:
-        """How often a container may have started by now."""
+        """Return the maximum number of starts of a container so far."""
         if self.kind is Kind.LOOP:
             return sys.maxsize
         return 1 + self.strikes[container]
@@ -151,7 +151,7 @@ def _server(pod: Tortured) -> Json:
 
 
 def _contained_server(pod: Tortured) -> Json:
-    """One that a small image has, in a network of its own."""
+    """Return a server of the busybox image in its own network namespace."""
     begin = "echo ok > /scratch/index.html; httpd -p 8080 -h /scratch; "
     asked = {"httpGet": {"path": "/", "port": 8080}, "periodSeconds": 1, "timeoutSeconds": 10}
     alive = {"tcpSocket": {"port": 8080}, "periodSeconds": 1, "timeoutSeconds": 10}

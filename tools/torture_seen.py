@@ -1,4 +1,4 @@
-"""What the torture sees: statuses as the agent shows them, and /proc and cgroups as they are; and how it goes, told."""
+"""Observations of the torture tools: statuses from the agent, /proc, cgroups; and progress output."""
 
 import os
 from collections import defaultdict
@@ -10,22 +10,22 @@ from podkeeper.host.cgroups import own_root
 from tools.torture_pods import Tortured
 
 Processes = Mapping[tuple[str, str], list[tuple[int, int]]]
-"""By version of a pod and container: its first processes, each by pid and start."""
+"""By pod version and container: the first processes, each with PID and start time."""
 
 
 def names_of(pod: Tortured) -> list[str]:
-    """The containers of a pod, of any kind."""
+    """Return the names of all containers of a pod, including init containers."""
     spec = pod.manifest["spec"]
     return [each["name"] for each in (*spec.get("initContainers", ()), *spec["containers"])]
 
 
 def is_leaving(pod: Any) -> bool:
-    """Whether a pod that is shown is being stopped."""
+    """Return whether a reported pod is being deleted."""
     return "deletionTimestamp" in pod["metadata"]
 
 
 def status_of(pod: Tortured, shown: Mapping[str, Any]) -> Any:
-    """Its status; None: it, or this version of it, is not shown."""
+    """Return the status, or None if this version of the pod is not reported."""
     found = shown.get(pod.name)
     if found is None or found["spec"]["containers"][0]["command"][-2] != pod.version:
         return None
@@ -33,13 +33,13 @@ def status_of(pod: Tortured, shown: Mapping[str, Any]) -> Any:
 
 
 def containers_of(status: Any) -> dict[str, Any]:
-    """The statuses of its containers, by name."""
+    """Return the container statuses by name."""
     every = (status or {}).get("initContainerStatuses", []) + (status or {}).get("containerStatuses", [])
     return {each["name"]: each for each in every}
 
 
 def ready_of(status: Any) -> tuple[str, str]:
-    """Its condition Ready, and since when."""
+    """Return the status of the Ready condition and its last transition time."""
     for each in status.get("conditions", ()):
         if each["type"] == "Ready":
             return each["status"], each.get("lastTransitionTime", "")
@@ -47,7 +47,7 @@ def ready_of(status: Any) -> tuple[str, str]:
 
 
 def code_of(container: Any) -> int | None:
-    """How it ended, the last time if it runs again; None: it never did."""
+    """Return the latest exit code, or None if the container has never exited."""
     for state in (container.get("state", {}), container.get("lastState", {})):
         if "terminated" in state:
             return int(state["terminated"]["exitCode"])
@@ -55,7 +55,7 @@ def code_of(container: Any) -> int | None:
 
 
 def reason_of(container: Any) -> str:
-    """Why it ended, the last time if it runs again; empty: it never did, or nobody says."""
+    """Return the reason of the latest exit. Empty if there is none."""
     for state in (container.get("state", {}), container.get("lastState", {})):
         if "terminated" in state:
             return str(state["terminated"].get("reason", ""))
@@ -63,16 +63,16 @@ def reason_of(container: Any) -> str:
 
 
 def brief(status: Any) -> str:
-    """What matters of a status, for people."""
-    told = {
+    """Return a short text for a status."""
+    reported = {
         name: (each["restartCount"], each.get("state"), each.get("lastState"))
         for name, each in containers_of(status).items()
     }
-    return f"{status.get('phase')}, {ready_of(status)}, {told}"
+    return f"{status.get('phase')}, {ready_of(status)}, {reported}"
 
 
 def first_processes(mark: str) -> Processes:
-    """The first process of every container of this torture."""
+    """Return the first process of every container of this run."""
     found: dict[int, tuple[str, str]] = {}
     parents: dict[int, tuple[int, int]] = {}
     for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
@@ -88,33 +88,33 @@ def first_processes(mark: str) -> Processes:
             found[pid] = (words[at + 1], words[at + 2])
             parents[pid] = (int(fields[1]), int(fields[19]))
     by_container = defaultdict(list)
-    for pid, who in found.items():
+    for pid, container in found.items():
         parent, ticks = parents[pid]
-        if found.get(parent) != who:  # else it is a fork that will be somebody else in a moment
-            by_container[who].append((pid, ticks))
+        if found.get(parent) != container:  # otherwise a child of the first process
+            by_container[container].append((pid, ticks))
     return by_container
 
 
 def cgroups_of(root: Path) -> list[str]:
-    """The cgroups of an agent, its pods' among them."""
+    """Return the cgroups of an agent and its pods."""
     name = f"/{own_root(str(root))}"
     return [place for place, _, _ in os.walk("/sys/fs/cgroup") if f"{place}/".find(f"{name}/") >= 0]
 
 
 def keepers_of(root: Path) -> list[int]:
-    """Processes that keep pods, or would."""
+    """Return the keeper processes of an agent."""
     found = [int(name) for name in os.listdir("/proc") if name.isdigit()]
     return [pid for pid in found if link_of(f"/proc/{pid}/cwd").startswith(str(root / "runtime"))]
 
 
 def children_of(pid: int) -> list[int]:
-    """The processes that a process began, or has taken in."""
+    """Return the children of a process, including adopted ones."""
     found = [task / "children" for task in Path(f"/proc/{pid}/task").glob("*")]
     return [int(word) for path in found for line in lines_of(path) for word in line.split()]
 
 
 def left_in(place: Path, root: Path) -> list[str]:
-    """What still lies about of an agent's pods."""
+    """Return mounts, sandboxes, files and cgroups that are left of an agent's pods."""
     return [
         *(f"a mount at {line.split()[4]}" for line in lines_of("/proc/self/mountinfo") if str(place) in line),
         *(f"sandbox {path.name}" for path in root.glob("runtime/sandboxes/*")),
@@ -124,7 +124,7 @@ def left_in(place: Path, root: Path) -> list[str]:
 
 
 def lines_of(path: str | Path) -> list[str]:
-    """The lines of a file; none: there is no such file."""
+    """Return the lines of a file. Empty if the file does not exist."""
     try:
         return Path(path).read_text().splitlines()
     except FileNotFoundError:
@@ -132,7 +132,7 @@ def lines_of(path: str | Path) -> list[str]:
 
 
 def link_of(path: str) -> str:
-    """Where a link leads; empty: there is none."""
+    """Return the target of a link. Empty if the link does not exist."""
     try:
         return os.readlink(path)
     except OSError:
@@ -140,15 +140,14 @@ def link_of(path: str) -> str:
 
 
 class Progress:
-    """One line that changes on a terminal; elsewhere a line now and then."""
+    """Progress output: one changing line on a terminal, otherwise a line every 20 rounds."""
 
     def __init__(self, rounds: int, out: TextIO) -> None:
         self._rounds = rounds
         self._out = out
         self._live = out.isatty()
 
-    def tell(self, number: int, so_far: str) -> None:
-        """After each round."""
+    def update(self, number: int, so_far: str) -> None:
         text = f"round {number}/{self._rounds}: {so_far}"
         if self._live:
             self._out.write(f"\r\x1b[K{text}")
@@ -157,7 +156,7 @@ class Progress:
         self._out.flush()
 
     def end(self) -> None:
-        """What comes next has a line of its own."""
+        """Clear the line, so that the next output starts on it."""
         if self._live:
             self._out.write("\r\x1b[K")
             self._out.flush()

@@ -1,10 +1,10 @@
-"""What is tortured, and what must hold of it: an agent on a folder of manifests, and deeds by a plan.
+"""An agent on a directory of manifests, random actions, and checks of its invariants.
 
-    Torture.round()   deeds and trouble, then mostly a `check`
-    Torture.check()   waits until all is as it should be; raises `Broken` for what may never be, or never comes to be
-    Torture.end()     stops all pods, and sees that nothing is left
+    Torture.round()   actions and a fault, then usually a `check`
+    Torture.check()   waits for the expected state; raises `Broken` if an invariant is violated or the time is up
+    Torture.end()     stops all pods and checks that nothing is left
 
-The trouble here is that the agent is killed (`tools.torture`); in `tools.torture_runtime` it is the runtime.
+The fault here is a kill of the agent (`tools.torture`). `tools.torture_runtime` kills the runtime instead.
 """
 
 import json
@@ -20,8 +20,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from podkeeper.app.local.client import AskingFailed, LocalClient
-from podkeeper.app.local.places import SOCKET_NAME
+from podkeeper.app.local.client import LocalClient, RequestFailed
+from podkeeper.app.local.paths import SOCKET_NAME
 from tools.torture_pods import CRASH_CODE, END, HOST, KILLED, Kind, Tortured
 from tools.torture_seen import (
     Processes,
@@ -48,13 +48,13 @@ FEWEST_PODS = 5
 
 
 class Broken(Exception):
-    """A promise is broken."""
+    """An invariant is violated."""
 
 
 class Torture:
-    """One agent after the other, on one folder."""
+    """A series of agents on one directory."""
 
-    image = HOST  # that its pods are made from
+    image = HOST  # of the pods
     patience_seconds = PATIENCE_SECONDS
 
     def __init__(self, place: Path, seed: int) -> None:
@@ -68,45 +68,44 @@ class Torture:
         self._agent: subprocess.Popen[bytes] | None = None
         self._born = 0
         self.pods: dict[str, Tortured] = {}
-        self.gone: list[str] = []  # versions that were taken away
-        self.deeds: list[str] = []
+        self.gone: list[str] = []  # versions that were removed or replaced
+        self.actions: list[str] = []
         self.strikes = self.checks = self.jobs = self.kills = 0
 
-    # ---- the agent ----
+    # ---- Agent ----
 
     def start(self) -> None:
-        """Start an agent."""
         words = [*AGENT, "run", str(self._folder), "--root", str(self._root), "--node-name", NODE, "--plain", "-v"]
-        words += self._more_words()
+        words += self._more_arguments()
         surroundings = {name: value for name, value in os.environ.items() if name != "PODKEEPER_SOCKET"}
         with open(self._place / "agent.log", "ab") as output:
             self._agent = subprocess.Popen(
                 words, stdout=output, stderr=output, stdin=subprocess.DEVNULL, env=surroundings
             )
 
-    def _more_words(self) -> list[str]:
-        """What else an agent is told at its start."""
+    def _more_arguments(self) -> list[str]:
+        """Return additional arguments of the agent."""
         return []
 
     def kill(self) -> None:
-        """Kill it, without a word."""
+        """Kill the agent with SIGKILL."""
         assert self._agent is not None
         if self._agent.poll() is not None:
-            raise Broken(f"the agent ended by itself, with {self._agent.returncode}")
+            raise Broken(f"the agent exited unexpectedly with status {self._agent.returncode}")
         self._agent.kill()
         self._agent.wait()
         self._agent = None
         self.kills += 1
 
     def round(self) -> None:
-        """Some deeds, a kill at some moment, more deeds, another agent, and a look at how things are."""
+        """Run some actions, kill the agent, run more actions, start another agent, then usually check the state."""
         for _ in range(self._chance.randrange(3)):
-            self.deed()
+            self.action()
         time.sleep(self._chance.random() * 0.5)
         self._note("kill the agent")
         self.kill()
         for _ in range(self._chance.randrange(3)):
-            self.deed()
+            self.action()
             time.sleep(self._chance.random() * 0.2)
         self._note("start the agent")
         self.start()
@@ -116,7 +115,7 @@ class Torture:
             self.check()
 
     def end(self) -> None:
-        """Stop the pods as Ctrl-C does, then let an agent without manifests tidy up: nothing is left."""
+        """Stop the pods with Ctrl-C, run an agent without manifests, and check that nothing is left."""
         self.check()
         self._interrupt()
         if left := self._alive():
@@ -142,29 +141,29 @@ class Torture:
             raise Broken("the agent does not end at Ctrl-C") from None
         self._agent = None
         if code != 0:
-            raise Broken(f"after Ctrl-C the agent ended with {code}")
+            raise Broken(f"the agent exited with status {code} after Ctrl-C")
 
     def _alive(self) -> list[str]:
-        """What still runs."""
+        """Return the containers and keepers that still run."""
         return [
             *(f"{version}.{name}" for version, name in first_processes(self._mark)),
             *(f"keeper {pid}" for pid in keepers_of(self._root)),
         ]
 
     def _unanswered(self) -> list[str]:
-        """What an agent that still starts does not do yet: it would take Ctrl-C for the end of its start."""
+        """Return a text if the agent does not answer yet. Ctrl-C would then only cancel its start."""
         try:
             self._client.get("pods")
-        except AskingFailed:
+        except RequestFailed:
             return ["an agent that does not answer"]
         return []
 
     def _left(self) -> list[str]:
-        """What still lies about."""
+        """Return what is left of the pods."""
         return left_in(self._place, self._root)
 
     def clear_away(self) -> None:
-        """After a failure: end what still runs; only files stay, to be looked at."""
+        """After a failure, kill all processes and remove the cgroups. Keep the files for analysis."""
         if self._agent is not None:
             self._agent.send_signal(signal.SIGINT)
             try:
@@ -176,17 +175,17 @@ class Torture:
         for pid in found + keepers_of(self._root):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        time.sleep(0.1)  # for the kernel to have them leave their cgroups
+        time.sleep(0.1)  # until the kernel has removed the processes from their cgroups
         for group in sorted(cgroups_of(self._root), key=len, reverse=True):
             with suppress(OSError):
                 os.rmdir(group)
 
-    # ---- deeds ----
+    # ---- Actions ----
 
-    def deed(self) -> None:
-        """Something a user, or bad luck, could do."""
-        deeds = (self.add, self.remove, self.change, self.strike)
-        what = self._chance.choices(deeds, (3, 2, 1, 3))[0]
+    def action(self) -> None:
+        """Run a random action of a user, or kill a container."""
+        actions = (self.add, self.remove, self.change, self.strike)
+        what = self._chance.choices(actions, (3, 2, 1, 3))[0]
         if len(self.pods) < FEWEST_PODS:
             what = self.add
         elif len(self.pods) >= MOST_PODS and what == self.add:
@@ -194,7 +193,7 @@ class Torture:
         what()
 
     def add(self, kind: Kind | None = None) -> None:
-        """One more pod."""
+        """Add a pod."""
         self._born += 1
         kind = kind or self._chance.choice(list(Kind))
         pod = self.pods[f"{kind.value}-{self._born}"] = Tortured(
@@ -207,7 +206,7 @@ class Torture:
         self._note(f"add {pod.version}")
 
     def remove(self) -> None:
-        """One pod less."""
+        """Remove a pod."""
         pod = self._chance.choice(list(self.pods.values()))
         self._path(pod).unlink()
         self.gone.append(pod.version)
@@ -215,7 +214,7 @@ class Torture:
         self._note(f"remove {pod.version}")
 
     def change(self) -> None:
-        """Another manifest under the same name: the old pod ends, then another one begins."""
+        """Replace a manifest. The old pod ends, then a new pod with the same name starts."""
         pod = self._chance.choice(list(self.pods.values()))
         self.gone.append(pod.version)
         pod.begin(self._chance, self._ledger)
@@ -224,7 +223,7 @@ class Torture:
         self._note(f"change {pod.name}: now {pod.version}")
 
     def strike(self) -> None:
-        """Kill a container that is known to run."""
+        """Kill a container that runs."""
         known = [(pod, container) for pod in self.pods.values() for container in pod.seen]
         if not known:
             return
@@ -245,12 +244,12 @@ class Torture:
         return self._folder / f"{pod.name}.json"
 
     def _note(self, what: str) -> None:
-        self.deeds.append(f"{time.strftime('%H:%M:%S')} {what}")
+        self.actions.append(f"{time.strftime('%H:%M:%S')} {what}")
 
-    # ---- how things are ----
+    # ---- Checks ----
 
     def check(self) -> None:
-        """Wait until everything is as it should be. Raises Broken when something never may be, or never comes to be."""
+        """Wait for the expected state. Raise Broken if an invariant is violated or the time is up."""
         deadline = time.monotonic() + self.patience_seconds
         while True:
             shown = self._shown()
@@ -262,16 +261,16 @@ class Torture:
                 break
             assert self._agent is not None
             if time.monotonic() > deadline or self._agent.poll() is not None:
-                raise Broken(f"not within {self.patience_seconds:g} s: {'; '.join(missing)}")
+                raise Broken(f"timed out after {self.patience_seconds:g} s: {'; '.join(missing)}")
             time.sleep(POLL_SECONDS)
-        self._remember(shown, processes)
+        self._store_observed(shown, processes)
         self.checks += 1
 
     def _shown(self) -> dict[str, Any]:
-        """By name in its manifest: the pods that the agent shows; nothing yet while it starts."""
+        """Return the pods that the agent reports, by the name in the manifest. Empty while the agent starts."""
         try:
             items = self._client.get("pods")["items"]
-        except AskingFailed:
+        except RequestFailed:
             return {}
         return {pod["metadata"]["name"].removesuffix(f"-{NODE}"): pod for pod in items if not is_leaving(pod)}
 
@@ -279,81 +278,81 @@ class Torture:
         return len(lines_of(self._ledger / f"{pod.version}.{container}"))
 
     def _wrong(self, pod: Tortured, shown: Mapping[str, Any], processes: Processes) -> list[str]:
-        """What may never be, not even for a moment."""
+        """Return violated invariants, which must hold at all times."""
         wrong = []
         for container in names_of(pod):
             starts, most = self._starts(pod, container), self._most_starts(pod, container)
             if starts > most:
-                wrong.append(f"{pod.version}.{container} started {starts} times, {most} would be right")
+                wrong.append(f"{pod.version}.{container} started {starts} times, expected at most {most}")
             alive = [pid for (version, name), pids in processes.items() for pid in pids
                      if name == container and version.rpartition(".")[0] == pod.name]  # fmt: skip
             if len(alive) > 1:
                 wrong.append(f"{pod.name}.{container} runs {len(alive)} times: {alive}")
             if (known := pod.seen.get(container)) and known not in alive:
-                wrong.append(f"{pod.version}.{container} is lost: it was {known}, there is {alive}")
+                wrong.append(f"{pod.version}.{container} is lost: expected {known}, found {alive}")
         status = status_of(pod, shown)
         if pod.ready_since and status is not None and ready_of(status) != ("True", pod.ready_since):
-            wrong.append(f"{pod.version} was Ready since {pod.ready_since}, and is {ready_of(status)}")
+            wrong.append(f"{pod.version} was Ready since {pod.ready_since}, but is now {ready_of(status)}")
         for name, each in containers_of(status).items():
-            told, right = each["restartCount"], self._most_told(pod, name)
-            if pod.goes_on and told > right:
-                wrong.append(f"{pod.version}.{name} is told to have restarted {told} times, {right} would be right")
+            count, most = each["restartCount"], self._most_restarts(pod, name)
+            if pod.goes_on and count > most:
+                wrong.append(f"{pod.version}.{name} reports {count} restarts, expected at most {most}")
             if pod.kind is Kind.LOOP and each["restartCount"] < pod.restarts:
-                wrong.append(f"{pod.version} forgot restarts: {pod.restarts}, then {each['restartCount']}")
-            if pod.ended and not self._is_told(each, pod.code):
-                wrong.append(f"{pod.version} had ended with {pod.code}, and is {each['state']}")
+                wrong.append(f"{pod.version} lost restarts: {pod.restarts}, then {each['restartCount']}")
+            if pod.ended and not self._reports_code(each, pod.code):
+                wrong.append(f"{pod.version} had exited with {pod.code}, but is now {each['state']}")
         return wrong
 
     def _most_starts(self, pod: Tortured, container: str) -> int:
-        """How often a container may have started by now."""
+        """Return the maximum number of starts of a container so far."""
         return pod.most_starts(container)
 
-    def _is_told(self, container: Any, code: int) -> bool:
-        """Whether a status tells with which code a container ended."""
+    def _reports_code(self, container: Any, code: int) -> bool:
+        """Return whether a status reports this exit code."""
         return code_of(container) == code
 
-    def _most_told(self, pod: Tortured, container: str) -> int:
-        """How many restarts may be told of: the true ones, and one for every start that a kill can have prevented."""
+    def _most_restarts(self, pod: Tortured, container: str) -> int:
+        """Return the maximum restart count: real restarts, and one per start that a kill may have prevented."""
         settled = container in pod.seen or (container == "init" and pod.seen)
         return pod.strikes[container] + pod.unlived[container] + (0 if settled else self.kills - pod.settled_at)
 
     def _missing(self, shown: Mapping[str, Any], processes: Processes) -> list[str]:
-        """What must come to be."""
+        """Return what is still missing of the expected state."""
         missing = [text for pod in self.pods.values() for text in self._missing_of(pod, status_of(pod, shown))]
-        missing += [f"{name} is still shown" for name in shown if name not in self.pods]
+        missing += [f"{name} is still reported" for name in shown if name not in self.pods]
         wanted = {pod.version for pod in self.pods.values()}
         missing += [f"{version} still runs" for version, _ in processes if version not in wanted]
         return missing
 
     def _missing_of(self, pod: Tortured, status: Any) -> list[str]:
         if status is None:
-            return [f"{pod.version} is not shown"]
-        told = containers_of(status)
+            return [f"{pod.version} is not reported"]
+        reported = containers_of(status)
         missing = []
         if pod.goes_on and ready_of(status)[0] != "True":
             missing.append(f"{pod.version} is not Ready: {brief(status)}")
         for name in pod.lasting:
             strikes = pod.strikes[name]
             starts, most = self._starts(pod, name), self._most_starts(pod, name)
-            if not strikes < starts <= most or told.get(name, {}).get("restartCount", -1) < strikes:
+            if not strikes < starts <= most or reported.get(name, {}).get("restartCount", -1) < strikes:
                 missing.append(f"{pod.version}.{name} was killed {strikes} times: {brief(status)}")
-            elif strikes and not self._is_told(told[name], KILLED):
-                missing.append(f"{pod.version}.{name} is not told to have been killed: {told[name]}")
+            elif strikes and not self._reports_code(reported[name], KILLED):
+                missing.append(f"{pod.version}.{name} does not report its kill: {reported[name]}")
         if pod.kind is Kind.JOB and (
-            status.get("phase") != ("Failed" if code_of(told.get("app", {})) else "Succeeded")
-            or not self._is_told(told.get("app", {}), pod.code)
+            status.get("phase") != ("Failed" if code_of(reported.get("app", {})) else "Succeeded")
+            or not self._reports_code(reported.get("app", {}), pod.code)
             or self._starts(pod, END) != 1
         ):
             missing.append(f"{pod.version} should end with {pod.code}: {brief(status)}")
         if pod.kind is Kind.LOOP:
-            starts, app = self._starts(pod, "app"), told.get("app", {})
-            told_right = bool(app) and starts <= app["restartCount"] + 1 <= starts + self.kills
-            if not told_right or not (code_of(app) is None or self._is_told(app, CRASH_CODE)):
+            starts, app = self._starts(pod, "app"), reported.get("app", {})
+            count_fits = bool(app) and starts <= app["restartCount"] + 1 <= starts + self.kills
+            if not count_fits or not (code_of(app) is None or self._reports_code(app, CRASH_CODE)):
                 missing.append(f"{pod.version} started {starts} times: {brief(status)}")
         return missing
 
-    def _remember(self, shown: Mapping[str, Any], processes: Processes) -> None:
-        """From now on this must stay."""
+    def _store_observed(self, shown: Mapping[str, Any], processes: Processes) -> None:
+        """Store the observed state, which must not change from now on."""
         for pod in self.pods.values():
             status = status_of(pod, shown)
             if pod.goes_on:

@@ -1,10 +1,9 @@
-"""Draw the pod worker's state machine from the machine itself.
+"""Generate docs/worker-states.md from the state machine of the pod workers.
 
     python -m tools.worker_diagram > docs/worker-states.md
 
-Starting from an unknown pod, every event of a small alphabet is tried in every state that can be reached,
-until nothing new turns up. What `step` did is what is drawn; nothing here knows how it should be. The
-laws in `tests/rules/test_worker_laws.py` are checked over the same walk.
+Beginning with an unknown pod, apply each event of a small alphabet to each reachable state, until there are no new
+states. The diagram shows what `step` returns. The laws in `tests/rules/worker/test_laws.py` check the same steps.
 """
 
 import sys
@@ -18,36 +17,36 @@ from podkeeper.model.messages import API_SOURCE, CONFIG_SOURCE_ANNOTATION, FILE_
 from podkeeper.model.runtime import PodRecord
 from podkeeper.rules.worker.events import (
     Event,
-    Failed,
+    HousekeepingRan,
     IllegalStep,
-    MayStart,
-    MustWait,
-    Passed,
+    StartAllowed,
+    StartDeferred,
     StatusRead,
     StatusUnreadable,
     Step,
-    Swept,
-    Told,
+    Synced,
+    SyncFailed,
+    Updated,
 )
-from podkeeper.rules.worker.passes import taken
 from podkeeper.rules.worker.states import (
-    Ending,
     Finished,
     NeverStarted,
     State,
     Syncing,
     Terminated,
     Terminating,
+    Termination,
     TerminationRequested,
     Unknown,
     Waiting,
     Work,
 )
 from podkeeper.rules.worker.step import step
+from podkeeper.rules.worker.syncs import last_work
 from podkeeper.rules.worker.updates import KillOptions, Update, UpdateType
 
 Transition = tuple[State, str, Step]
-"""(state before, name of the event, what the machine made of it)."""
+"""(former state, name of the event, resulting step)."""
 
 RUNTIME_ONLY = "TerminatingRuntimeOnly"
 PLACES = {
@@ -58,20 +57,19 @@ PLACES = {
 """Name -> meaning, from left to right."""
 
 PROGRESS: Mapping[str, Event] = {
-    "its turn": MayStart(),
-    "not its turn": MustWait(),
+    "its turn": StartAllowed(),
+    "not its turn": StartDeferred(),
     "status read": StatusRead(),
     "status unreadable": StatusUnreadable("cache unavailable"),
-    "sync succeeded": Passed(1.0),
-    "pod completed": Passed(1.0, ended=True),
-    "sync failed": Failed(1.0),
-    "housekeeping": Swept(desired=True),
-    "orphaned": Swept(desired=False),
+    "sync succeeded": Synced(1.0),
+    "pod completed": Synced(1.0, is_terminal=True),
+    "sync failed": SyncFailed(1.0),
+    "housekeeping": HousekeepingRan(desired=True),
+    "orphaned": HousekeepingRan(desired=False),
 }
 
 
 def pod_from(source: str, *, deleting: bool = False, phase: str = "Running") -> Pod:
-    """A small pod of one source."""
     return Pod(
         metadata=ObjectMeta(
             uid="uid",
@@ -86,23 +84,25 @@ def pod_from(source: str, *, deleting: bool = False, phase: str = "Running") -> 
 
 
 def alphabet(source: str) -> dict[str, Event]:
-    """One of every kind of event that a pod of this source can meet, by name."""
+    """Return one event of every kind that a pod of this source can receive, by name."""
     pod, failed = pod_from(source), pod_from(source, phase="Failed")
     return {
-        "create": Told(Update(type=UpdateType.CREATE, pod=pod)),
-        "update": Told(Update(type=UpdateType.UPDATE, pod=pod)),
-        "deletion": Told(Update(type=UpdateType.UPDATE, pod=pod_from(source, deleting=True))),
-        "terminal phase": Told(Update(type=UpdateType.UPDATE, pod=failed)),
-        "terminal phase with nothing running": Told(Update(type=UpdateType.UPDATE, pod=failed), PodRecord(uid="uid")),
-        "kill": Told(Update(type=UpdateType.KILL, pod=pod)),
-        "eviction": Told(Update(type=UpdateType.KILL, pod=pod, kill=KillOptions(evict=True))),
-        "runtime kill": Told(Update(type=UpdateType.KILL, running_pod=PodRecord(uid="uid"))),
+        "create": Updated(Update(type=UpdateType.CREATE, pod=pod)),
+        "update": Updated(Update(type=UpdateType.UPDATE, pod=pod)),
+        "deletion": Updated(Update(type=UpdateType.UPDATE, pod=pod_from(source, deleting=True))),
+        "terminal phase": Updated(Update(type=UpdateType.UPDATE, pod=failed)),
+        "terminal phase with nothing running": Updated(
+            Update(type=UpdateType.UPDATE, pod=failed), PodRecord(uid="uid")
+        ),
+        "kill": Updated(Update(type=UpdateType.KILL, pod=pod)),
+        "eviction": Updated(Update(type=UpdateType.KILL, pod=pod, kill=KillOptions(evict=True))),
+        "runtime kill": Updated(Update(type=UpdateType.KILL, running_pod=PodRecord(uid="uid"))),
         **PROGRESS,
     }
 
 
 def transitions(events: Mapping[str, Event]) -> Iterator[Transition]:
-    """Every legal step from every state that these events can lead to."""
+    """Return every legal step from every state that these events can reach."""
     states: list[State] = [Unknown()]
     seen = {_key(states[0])}
     while states:
@@ -119,11 +119,11 @@ def transitions(events: Mapping[str, Event]) -> Iterator[Transition]:
 
 
 def _key(value: object) -> Hashable:
-    """Tells states apart as far as the machine can: the rest is only carried."""
+    """Return a key without the values that never influence a step."""
     match value:
         case Work(subject=subject, grace_seconds=grace_seconds):
             return (type(subject), grace_seconds)
-        case Ending(cause=cause, grace_seconds=grace_seconds, restart_requested=restart_requested):
+        case Termination(cause=cause, grace_seconds=grace_seconds, restart_requested=restart_requested):
             return (cause, grace_seconds, restart_requested)
         case Pod():
             return Pod
@@ -132,11 +132,11 @@ def _key(value: object) -> Hashable:
         case Hashable():
             return value
         case _:
-            raise TypeError(f"cannot tell {value!r} from others")
+            raise TypeError(f"cannot make a key of {value!r}")
 
 
 def arrows(source: str, place: Callable[[State], str | None]) -> dict[tuple[str, str], list[str]]:
-    """(from, to) -> the events that lead there, where the place changes."""
+    """Return the events that change the place, by (from, to)."""
     found: dict[tuple[str, str], list[str]] = {}
     for before, event, after in transitions(alphabet(source)):
         here, there = place(before), place(after.state)
@@ -149,7 +149,7 @@ def arrows(source: str, place: Callable[[State], str | None]) -> dict[tuple[str,
 
 def _position(state: State) -> str:
     match state:
-        case Terminating(activity=activity) if isinstance(taken(activity).subject, PodRecord):
+        case Terminating(activity=activity) if isinstance(last_work(activity).subject, PodRecord):
             return RUNTIME_ONLY
         case _:
             return type(state).__name__
@@ -166,7 +166,7 @@ def _activity(state: State) -> str | None:
 
 
 def mermaid(found: Mapping[tuple[str, str], list[str]]) -> str:
-    """A state diagram; the order of its lines depends on nothing but their content."""
+    """Return a state diagram with its lines in a fixed order."""
     places, names = list(PLACES), list(alphabet(API_SOURCE))
 
     def rank(ends: tuple[str, str]) -> list[tuple[int, str]]:
@@ -180,7 +180,6 @@ def mermaid(found: Mapping[tuple[str, str], list[str]]) -> str:
 
 
 def page() -> str:
-    """The whole of `docs/worker-states.md`."""
     meanings = [f"- **{name}**: {meaning}" for name, meaning in PLACES.items()]
     return "\n\n".join(
         [
@@ -196,8 +195,8 @@ def page() -> str:
             "never starts.",
             mermaid(arrows(FILE_SOURCE, _position)),
             "## Activity of a worker",
-            "A busy worker reads the pod's status (Reading) or runs a sync function (Calling). Meanwhile only the "
-            "latest update waits. When the pod changes its state, the next sync starts at once.",
+            "A busy worker reads the pod's status (ReadingStatus) or runs a sync function (RunningSync). Meanwhile "
+            "only the latest update stays pending. When the pod changes its state, the next sync starts at once.",
             mermaid(arrows(API_SOURCE, _activity)),
         ]
     )

@@ -1,6 +1,6 @@
 """Podkeeper: the Kubernetes node agent, in Python.
 
-The rooms of the house, and what each may know of the others, are in `docs/architecture.md`.
+`docs/architecture.md` lists the packages and what each may import.
 """
 
 __version__ = "0.1.0.dev0"

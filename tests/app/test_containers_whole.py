@@ -1,4 +1,4 @@
-"""A whole agent on containerd, as `podkeeper run --runtime cri` puts it together: what users and their tools see."""
+"""A whole agent on containerd, constructed as by `podkeeper run --runtime cri`."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -13,15 +13,15 @@ import pytest
 
 from podkeeper.app.build import Agent
 from podkeeper.app.sources import api_source
-from podkeeper.app.standalone import Assembly, Standalone, assembled
-from podkeeper.engine.link_care import LinkCare
+from podkeeper.app.standalone import AgentParts, Standalone, open_agent_parts
+from podkeeper.engine.log_symlinks import LogSymlinks
 from podkeeper.host.cgroups import own_root
 from podkeeper.host.log_links import HostLogLinks
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.kubelet_config import Duration, KubeletConfiguration
-from podkeeper.rules.defaults import default_pod
+from podkeeper.rules.defaults.pod import default_pod
 from podkeeper.testing.memory_api import MemoryApi
-from tests.runtimes.cri.containerd import BUSYBOX_IMAGE, Containerd, borrowed, missing, remove_cgroups
+from tests.runtimes.cri.containerd import BUSYBOX_IMAGE, Containerd, missing, remove_cgroups, shared_instance
 
 pytestmark = pytest.mark.slow  # real containers
 
@@ -35,14 +35,14 @@ FULL = {"cpu": "100m", "memory": "32Mi"}
 def containerd() -> Iterator[Containerd]:
     if (reason := missing()) is not None:
         pytest.skip(reason)
-    with borrowed() as node:
+    with shared_instance() as node:
         yield node
 
 
-class House:
+class Node:
     """The agent, and an API in memory."""
 
-    def __init__(self, root: Path, parts: Assembly, api: MemoryApi) -> None:
+    def __init__(self, root: Path, parts: AgentParts, api: MemoryApi) -> None:
         self.root = root
         self.parts = parts
         self._api = api
@@ -88,7 +88,7 @@ async def until(holds: Callable[[], bool], what: str) -> None:
 
 
 @asynccontextmanager
-async def built(node: Containerd, root: Path) -> AsyncIterator[House]:
+async def built(node: Containerd, root: Path) -> AsyncIterator[Node]:
     config = KubeletConfiguration(
         pod_logs_dir=str(root / "pods"),
         container_log_monitor_interval=Duration("1s"),
@@ -103,21 +103,21 @@ async def built(node: Containerd, root: Path) -> AsyncIterator[House]:
         config=config,
         log_links=root / "links",
     )
-    async with assembled(wanted) as parts:
+    async with open_agent_parts(wanted) as parts:
         api = MemoryApi(parts.ports.clock)
         source = api_source(api=api, node_name=NODE, clock=parts.ports.clock, journal=parts.ports.journal)
         agent = Agent(replace(parts.ports, api=api, sources=(source,)), parts.settings)
         async with asyncio.TaskGroup() as group:
-            lives = [group.create_task(agent.run()), *(group.create_task(room()) for room in parts.rooms)]
+            tasks = [group.create_task(each()) for each in (agent.run, *parts.background_tasks)]
             try:
-                yield House(root, parts, api)
+                yield Node(root, parts, api)
             finally:
-                for life in lives:
-                    life.cancel()
+                for task in tasks:
+                    task.cancel()
 
 
-def in_a_house(node: Containerd, root: Path, scenario: Callable[[House], Awaitable[None]]) -> None:
-    async def whole() -> None:
+def on_node(node: Containerd, root: Path, scenario: Callable[[Node], Awaitable[None]]) -> None:
+    async def run() -> None:
         try:
             async with built(node, root) as house:
                 await scenario(house)
@@ -125,11 +125,11 @@ def in_a_house(node: Containerd, root: Path, scenario: Callable[[House], Awaitab
             await node.remove_all()
             remove_cgroups(own_root(str(root / "r")))
 
-    node.run(whole())
+    node.run(run())
 
 
-def test_who_cannot_be_held_to_its_walls_is_rejected_at_once(containerd: Containerd, tmp_path: Path) -> None:
-    async def scenario(house: House) -> None:
+def test_a_pod_whose_settings_cannot_be_enforced_is_rejected(containerd: Containerd, tmp_path: Path) -> None:
+    async def scenario(house: Node) -> None:
         house.create("forbidden", securityContext={"sysctls": [{"name": "kernel.shmmax", "value": "1"}]})
         house.create("allowed", securityContext={"sysctls": [{"name": "kernel.msgmax", "value": "4096"}]})
         house.create("strict", securityContext={"supplementalGroupsPolicy": "Strict"})
@@ -154,11 +154,13 @@ def test_who_cannot_be_held_to_its_walls_is_rejected_at_once(containerd: Contain
             assert words in (pod.status.message or "")
         await until(lambda: house.is_ready("allowed"), "the other one is ready")
 
-    in_a_house(containerd, tmp_path, scenario)
+    on_node(containerd, tmp_path, scenario)
 
 
-def test_a_guaranteed_pod_shows_what_it_was_given_as_the_reference_does(containerd: Containerd, tmp_path: Path) -> None:
-    async def scenario(house: House) -> None:
+def test_the_status_of_a_guaranteed_pod_has_its_resources_as_in_the_kubelet(
+    containerd: Containerd, tmp_path: Path
+) -> None:
+    async def scenario(house: Node) -> None:
         house.create("guaranteed", resources={"requests": FULL, "limits": FULL})
         house.create("plain")
         await until(lambda: house.is_ready("guaranteed") and house.is_ready("plain"), "both are ready")
@@ -174,11 +176,11 @@ def test_a_guaranteed_pod_shows_what_it_was_given_as_the_reference_does(containe
         assert status.allocated_resources is None
         assert msgspec.to_builtins(status).get("resources") == {}
 
-    in_a_house(containerd, tmp_path, scenario)
+    on_node(containerd, tmp_path, scenario)
 
 
-def test_collectors_find_a_link_to_each_log_until_it_goes(containerd: Containerd, tmp_path: Path) -> None:
-    async def scenario(house: House) -> None:
+def test_each_log_has_a_link_until_it_is_removed(containerd: Containerd, tmp_path: Path) -> None:
+    async def scenario(house: Node) -> None:
         house.create("web")
         await until(lambda: house.is_ready("web"), "it is ready")
         pod = house.find("web")
@@ -191,12 +193,12 @@ def test_collectors_find_a_link_to_each_log_until_it_goes(containerd: Containerd
         await until(lambda: "stdout F hello" in link.read_text(), "its log can be read there")
         house.delete("web")
         await until(lambda: not link.exists(), "its log is gone")
-        care = LinkCare(
+        care = LogSymlinks(
             runtime=house.parts.ports.runtime,
             links=HostLogLinks(tmp_path / "links"),
             log_root=str(tmp_path / "pods"),
         )
-        await care.look()
+        await care.sync()
         assert house.links() == []
 
-    in_a_house(containerd, tmp_path, scenario)
+    on_node(containerd, tmp_path, scenario)

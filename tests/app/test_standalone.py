@@ -1,4 +1,4 @@
-"""An agent put together from one value: what the kubelet's configuration changes, and what is refused."""
+"""The parts of a standalone agent: the effect of the kubelet configuration, and errors."""
 
 import asyncio
 import ipaddress
@@ -8,33 +8,33 @@ from pathlib import Path
 
 import pytest
 
-from podkeeper.app.sources import manifest_notes
-from podkeeper.app.standalone import AlreadyRunning, Assembly, Standalone, assembled, host_ip
+from podkeeper.app.sources import stored_manifests
+from podkeeper.app.standalone import AgentParts, AlreadyRunning, Standalone, host_ip, open_agent_parts
 from podkeeper.journal.file import FileJournal
 from podkeeper.model.errors import AgentError, BadInput
 from podkeeper.model.kubelet_config import CrashLoopBackOffConfig, Duration, KubeletConfiguration
 from podkeeper.model.messages import FILE_SOURCE, HTTP_SOURCE
-from podkeeper.rules.log_rotation import Policy as LogPolicy
-from podkeeper.rules.static import FromURL
-from podkeeper.sources.contents import Reader
+from podkeeper.rules.logs.rotation import RotationPolicy as LogPolicy
+from podkeeper.rules.static.pod import FromURL
+from podkeeper.sources.manifest_content import ManifestReader
 
 URL = "http://127.0.0.1:1/pods"
 
 
-def put_together(wanted: Standalone) -> Assembly:
-    async def look() -> Assembly:
-        async with assembled(wanted) as parts:
+def parts_of(wanted: Standalone) -> AgentParts:
+    async def open_parts() -> AgentParts:
+        async with open_agent_parts(wanted) as parts:
             return parts
 
-    return asyncio.run(look())
+    return asyncio.run(open_parts())
 
 
 def fake(root: Path, config: KubeletConfiguration | None = None, runtime: str = "fake") -> Standalone:
     return Standalone(paths=(), root=root, node_name="n1", runtime=runtime, config=config or KubeletConfiguration())
 
 
-def test_without_a_configuration_all_is_usual(tmp_path: Path) -> None:
-    parts = put_together(fake(tmp_path / "r"))
+def test_the_defaults_without_a_configuration(tmp_path: Path) -> None:
+    parts = parts_of(fake(tmp_path / "r"))
     assert (parts.ports.runtime.name, [source.name for source in parts.ports.sources]) == ("fake", ["file"])
     assert parts.settings.node_name == "n1"
     assert (parts.settings.node.status.allocatable or {})["pods"] == "110"
@@ -43,7 +43,7 @@ def test_without_a_configuration_all_is_usual(tmp_path: Path) -> None:
     assert parts.problems() == ()
 
 
-def test_what_the_configuration_says_is_honoured(tmp_path: Path) -> None:
+def test_the_configuration_is_applied(tmp_path: Path) -> None:
     config = KubeletConfiguration(
         static_pod_url=URL,
         max_pods=7,
@@ -51,7 +51,7 @@ def test_what_the_configuration_says_is_honoured(tmp_path: Path) -> None:
         sync_frequency=Duration("30s"),
         crash_loop_back_off=CrashLoopBackOffConfig(max_container_restart_period=Duration("4s")),
     )
-    parts = put_together(fake(tmp_path / "r", config))
+    parts = parts_of(fake(tmp_path / "r", config))
     assert [source.name for source in parts.ports.sources] == ["file", "http"]
     assert (parts.settings.node.status.allocatable or {})["pods"] == "7"
     assert parts.settings.log_root == "/elsewhere"
@@ -61,7 +61,7 @@ def test_what_the_configuration_says_is_honoured(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("keep_secrets", [False, True])
-def test_what_manifests_held_is_noted_and_secrets_only_if_they_may_be(tmp_path: Path, keep_secrets: bool) -> None:
+def test_manifests_are_stored_and_secrets_only_with_keep_secrets(tmp_path: Path, keep_secrets: bool) -> None:
     (tmp_path / "all.yaml").write_text(
         "apiVersion: v1\nkind: Pod\nmetadata: {name: web}\nspec: {containers: [{name: app, image: host}]}\n---\n"
         "apiVersion: v1\nkind: Secret\nmetadata: {name: word}\ndata: {word: aHVzaA==}\n"
@@ -75,41 +75,41 @@ def test_what_manifests_held_is_noted_and_secrets_only_if_they_may_be(tmp_path: 
             runtime="fake",
             keep_secrets=keep_secrets,
         )
-        async with assembled(wanted) as parts, asyncio.timeout(10):
-            told = asyncio.Event()
+        async with open_agent_parts(wanted) as parts, asyncio.timeout(10):
+            sent = asyncio.Event()
             source, journal = parts.ports.sources[0], parts.ports.journal
-            running = asyncio.create_task(source.run(lambda update: told.set()))
-            await told.wait()
+            running = asyncio.create_task(source.run(lambda update: sent.set()))
+            await sent.wait()
             running.cancel()
             assert journal is not None
             return b"".join(journal.load().values())
 
-    notes = asyncio.run(live())
-    assert b"web-n1" in notes
-    assert (b"aHVzaA==" in notes) is keep_secrets
+    checkpoints = asyncio.run(live())
+    assert b"web-n1" in checkpoints
+    assert (b"aHVzaA==" in checkpoints) is keep_secrets
 
 
 @pytest.mark.parametrize(
     "url, kept",
     [pytest.param(None, ["file"], id="not configured"), pytest.param(URL, ["file", "http"], id="configured")],
 )
-def test_notes_of_a_manifest_source_that_is_not_configured_leave_the_disk(
+def test_manifests_of_a_source_that_is_not_configured_are_removed_from_the_disk(
     tmp_path: Path, url: str | None, kept: list[str]
 ) -> None:
     path = tmp_path / "journal"
     secret = "apiVersion: v1\nkind: Secret\nmetadata: {name: word}\ndata: {word: aHVzaA==}\n"
-    items = Reader("n1", has_store=True).read(secret.encode(), FromURL(URL), URL).items
+    items = ManifestReader("n1", has_store=True).read(secret.encode(), FromURL(URL), URL).items
 
     async def former() -> None:
         journal = FileJournal.open(path)
         for source in (FILE_SOURCE, HTTP_SOURCE):
-            manifest_notes(journal, source, "n1", keep_secrets=True).keep({URL: items})
+            stored_manifests(journal, source, "n1", keep_secrets=True).save({URL: items})
         journal.put("other/http", b"a note of something else")
         await journal.close()
 
     async def present() -> list[str]:
         config = KubeletConfiguration(static_pod_url=url)
-        async with assembled(replace(fake(tmp_path, config, "process"), keep_secrets=True)) as parts:
+        async with open_agent_parts(replace(fake(tmp_path, config, "process"), keep_secrets=True)) as parts:
             assert path.read_bytes().count(b"aHVzaA==") == len(kept)  # not only after the journal is closed
             assert parts.ports.journal is not None
             return sorted(key.rpartition("/")[0] for key in parts.ports.journal.load())
@@ -131,7 +131,7 @@ LOGS: dict[str, tuple[KubeletConfiguration, LogPolicy]] = {
         LogPolicy(1_500_000, 3, 4, 90.0),
     ),
     "never": (KubeletConfiguration(container_log_max_size="-1"), LogPolicy(max_bytes=None)),
-    "no interval is the usual one": (
+    "no interval is the default": (
         KubeletConfiguration(container_log_monitor_interval=Duration("0s")),
         LogPolicy(),
     ),
@@ -139,11 +139,11 @@ LOGS: dict[str, tuple[KubeletConfiguration, LogPolicy]] = {
 
 
 @pytest.mark.parametrize("config, expected", LOGS.values(), ids=LOGS.keys())
-def test_how_logs_are_rotated(tmp_path: Path, config: KubeletConfiguration, expected: LogPolicy) -> None:
-    assert put_together(fake(tmp_path / "r", config)).settings.log_policy == expected
+def test_the_policy_of_log_rotation(tmp_path: Path, config: KubeletConfiguration, expected: LogPolicy) -> None:
+    assert parts_of(fake(tmp_path / "r", config)).settings.log_policy == expected
 
 
-def test_every_bad_word_about_logs_is_named(tmp_path: Path) -> None:
+def test_all_invalid_log_settings_are_reported(tmp_path: Path) -> None:
     config = KubeletConfiguration(
         container_log_max_size="much",
         container_log_max_files=1,
@@ -151,32 +151,32 @@ def test_every_bad_word_about_logs_is_named(tmp_path: Path) -> None:
         container_log_monitor_interval=Duration("-3s"),
     )
     with pytest.raises(BadInput) as refused:
-        put_together(fake(tmp_path / "r", config))
+        parts_of(fake(tmp_path / "r", config))
     assert {problem.field for problem in refused.value.problems} == {
         *("containerLogMaxSize", "containerLogMaxFiles", "containerLogMaxWorkers", "containerLogMonitorInterval"),
     }
 
 
-def test_real_pods_have_their_logs_cared_for_and_simulated_ones_have_none(tmp_path: Path) -> None:
-    assert put_together(fake(tmp_path / "r")).ports.log_files is None
+def test_logs_are_rotated_except_with_the_fake_runtime(tmp_path: Path) -> None:
+    assert parts_of(fake(tmp_path / "r")).ports.log_files is None
     config = KubeletConfiguration(pod_logs_dir=str(tmp_path / "logs"))
-    assert put_together(fake(tmp_path / "s", config, runtime="process")).ports.log_files is not None
+    assert parts_of(fake(tmp_path / "s", config, runtime="process")).ports.log_files is not None
 
 
-def test_one_root_has_one_agent_and_is_given_back(tmp_path: Path) -> None:
+def test_a_root_is_locked_by_one_agent_and_released(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with assembled(fake(tmp_path / "r")):
+        async with open_agent_parts(fake(tmp_path / "r")):
             with pytest.raises(AlreadyRunning, match="another agent uses the root"):
-                async with assembled(fake(tmp_path / "r")):
+                async with open_agent_parts(fake(tmp_path / "r")):
                     pass
-        async with assembled(fake(tmp_path / "r")):
+        async with open_agent_parts(fake(tmp_path / "r")):
             pass
 
     asyncio.run(scenario())
 
 
 REFUSALS = {
-    "a runtime that is not there": ("podman", "r", "supported runtimes: process, cri, fake"),
+    "an unknown runtime": ("podman", "r", "supported runtimes: process, cri, fake"),
     "a root that is a file": ("fake", "file", "use another root with --root"),
 }
 
@@ -185,7 +185,7 @@ REFUSALS = {
 def test_invalid_options_are_rejected(tmp_path: Path, runtime: str, root: str, message: str) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(AgentError, match=message):
-        put_together(fake(tmp_path / root, runtime=runtime))
+        parts_of(fake(tmp_path / root, runtime=runtime))
 
 
 def test_the_machine_has_an_address() -> None:

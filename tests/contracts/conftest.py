@@ -1,4 +1,4 @@
-"""Let pytest explain the asserts of the contracts, as it does those of tests; lend container runtimes and systemd."""
+"""Fixtures for container runtimes and systemd, and pytest's assert messages inside the contracts."""
 
 import pytest
 

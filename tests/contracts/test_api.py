@@ -1,4 +1,4 @@
-"""Every API client against the API contract."""
+"""Each API client against the API contract."""
 
 import pytest
 
@@ -13,7 +13,7 @@ from podkeeper.testing.virtual_time import VirtualClock
 def memory(seconds_per_call: float = 0.0) -> ApiSubject:
     methods = ("get", "list", "watch", "create", "patch", "patch_status", "delete")
     made = MemoryApi(VirtualClock(), delays=dict.fromkeys(methods, seconds_per_call))
-    api: Api = made  # the type checker's own contract
+    api: Api = made  # mypy checks the signatures
 
     async def expire() -> None:
         made.expire()
@@ -29,5 +29,5 @@ IMPLEMENTATIONS = {
 
 @pytest.mark.parametrize("scenario", API.scenarios, ids=name_of)
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS.values(), ids=IMPLEMENTATIONS.keys())
-def test_a_promise_is_kept(implementation: Implementation[ApiSubject], scenario: Scenario[ApiSubject]) -> None:
+def test_contract(implementation: Implementation[ApiSubject], scenario: Scenario[ApiSubject]) -> None:
     implementation.check(scenario)

@@ -1,4 +1,4 @@
-"""Every implementation of pod cgroups against their contract."""
+"""Each implementation of pod cgroups against the contract."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -12,9 +12,9 @@ from podkeeper.testing.contracts.cgroups import CGROUPS
 from podkeeper.testing.contracts.contract import Scenario
 from podkeeper.testing.fakes import FakeCgroups
 from podkeeper.testing.virtual_time import VirtualClock
-from tests.host.booted import Booted
+from tests.host.booted import BootedSystemd
 from tests.host.own_cgroups import needs_cgroups, own_cgroups
-from tests.host.slice_scenes import promise
+from tests.host.slice_scenarios import contract
 
 
 def fake() -> Cgroups:
@@ -23,7 +23,7 @@ def fake() -> Cgroups:
 
 @asynccontextmanager
 async def host() -> AsyncIterator[Cgroups]:
-    """The machine's own, below a root of this test."""
+    """The cgroups of this machine, below a root for this test."""
     with own_cgroups() as (cgroups, _):
         yield cgroups
 
@@ -36,10 +36,10 @@ IMPLEMENTATIONS = [
 
 @pytest.mark.parametrize("scenario", CGROUPS.scenarios, ids=name_of)
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_a_promise_is_kept(implementation: Implementation[Cgroups], scenario: Scenario[Cgroups]) -> None:
+def test_contract(implementation: Implementation[Cgroups], scenario: Scenario[Cgroups]) -> None:
     implementation.check(scenario)
 
 
 @pytest.mark.parametrize("scenario", CGROUPS.scenarios, ids=name_of)
-def test_a_promise_is_kept_by_slices(systemd: Booted, scenario: Scenario[Cgroups]) -> None:
-    systemd.play(promise, scenario.__name__)
+def test_contract_on_systemd_slices(systemd: BootedSystemd, scenario: Scenario[Cgroups]) -> None:
+    systemd.run_scenario(contract, scenario.__name__)

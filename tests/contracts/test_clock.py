@@ -1,4 +1,4 @@
-"""Every clock against the clock contract."""
+"""Each clock against the clock contract."""
 
 import asyncio
 
@@ -28,11 +28,11 @@ IMPLEMENTATIONS = {
 
 @pytest.mark.parametrize("scenario", CLOCK.scenarios, ids=name_of)
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS.values(), ids=IMPLEMENTATIONS.keys())
-def test_a_promise_is_kept(implementation: Implementation[Clock], scenario: Scenario[Clock]) -> None:
+def test_contract(implementation: Implementation[Clock], scenario: Scenario[Clock]) -> None:
     implementation.check(scenario)
 
 
-def test_a_seeded_clock_throws_the_same_dice() -> None:
+def test_clocks_with_the_same_seed_return_the_same_fractions() -> None:
     loop = asyncio.new_event_loop()
     first, second = SystemClock(loop, seed=7), SystemClock(loop, seed=7)
     loop.close()

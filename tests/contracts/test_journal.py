@@ -1,4 +1,4 @@
-"""Every journal against the journal contract."""
+"""Each journal against the journal contract."""
 
 import asyncio
 import shutil
@@ -34,7 +34,7 @@ class FakeSubject:
 
 @dataclass
 class FileSubject:
-    """A real file. A crash hits a sync at its start, in the middle of its write, or at its end."""
+    """A real file. A crash happens at the start of a sync, during its write, or at its end."""
 
     root: Path
     progress: float
@@ -47,14 +47,14 @@ class FileSubject:
         return self.journals[-1]
 
     async def crash(self) -> None:
-        """What the disk has is copied, as it was somewhere between before and after a last sync, and used from then."""
+        """Continue with a copy of the file as it was at some moment of a last sync."""
         path = self._path
         before = path.read_bytes() if path.exists() else b""
         await self.journals[-1].sync()
         after = path.read_bytes() if path.exists() else b""
         self.crashes += 1
         self._path.parent.mkdir()
-        if not after.startswith(before):  # it was rewritten: there are the old file and the new one, nothing between
+        if not after.startswith(before):  # rewritten, so a crash leaves the old file, the new one, or both
             self._path.write_bytes(after if self.progress >= 1 else before)
             self._path.with_name("journal.new").write_bytes(after[: int(len(after) * self.progress)])
         else:
@@ -71,7 +71,7 @@ def fake(keep: int) -> JournalSubject:
 
 def file(progress: float, spare_bytes: int = 1024 * 1024) -> Callable[[], AbstractAsyncContextManager[JournalSubject]]:
     @asynccontextmanager
-    async def whole() -> AsyncIterator[JournalSubject]:
+    async def open_subject() -> AsyncIterator[JournalSubject]:
         root = Path(tempfile.mkdtemp(prefix="podkeeper-journal-"))
         subject = FileSubject(root, progress, spare_bytes)
         try:
@@ -81,21 +81,21 @@ def file(progress: float, spare_bytes: int = 1024 * 1024) -> Callable[[], Abstra
                 await journal.close()
             shutil.rmtree(root)
 
-    return whole
+    return open_subject
 
 
 IMPLEMENTATIONS = {
-    "fake that loses all": Implementation(opened(lambda: fake(keep=0))),
-    "fake that loses some": Implementation(opened(lambda: fake(keep=4))),
+    "fake that loses all unsynced writes": Implementation(opened(lambda: fake(keep=0))),
+    "fake that loses some unsynced writes": Implementation(opened(lambda: fake(keep=4))),
     "fake that loses nothing": Implementation(opened(lambda: fake(keep=1000))),
-    "file that loses all": Implementation(file(0.0), run=asyncio.run),
-    "file that is torn": Implementation(file(0.47), run=asyncio.run),
+    "file that loses all unsynced writes": Implementation(file(0.0), run=asyncio.run),
+    "file with a torn write": Implementation(file(0.47), run=asyncio.run),
     "file that loses nothing": Implementation(file(1.0), run=asyncio.run),
-    "file that is soon rewritten, torn": Implementation(file(0.47, spare_bytes=0), run=asyncio.run),
+    "often rewritten file with a torn write": Implementation(file(0.47, spare_bytes=0), run=asyncio.run),
 }
 
 
 @pytest.mark.parametrize("scenario", JOURNAL.scenarios, ids=name_of)
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS.values(), ids=IMPLEMENTATIONS.keys())
-def test_a_promise_is_kept(implementation: Implementation[JournalSubject], scenario: Scenario[JournalSubject]) -> None:
+def test_contract(implementation: Implementation[JournalSubject], scenario: Scenario[JournalSubject]) -> None:
     implementation.check(scenario)

@@ -1,4 +1,4 @@
-"""Every prober against the prober contract."""
+"""Each prober against the prober contract."""
 
 import asyncio
 import math
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from podkeeper.host.prober import NetworkProber
-from podkeeper.model.probing import Endpoint, GrpcEnd, HttpAnswer, HttpEnd, HttpRequest, NoAnswer, NotConnected
+from podkeeper.model.probing import Endpoint, GrpcEnd, HttpAnswer, HttpEnd, HttpRequest, NoHttpAnswer, NotConnected
 from podkeeper.ports.prober import Prober
 from podkeeper.testing.contracts import Implementation, name_of, opened
 from podkeeper.testing.contracts.contract import Scenario
@@ -23,7 +23,7 @@ CLOSED = Endpoint("10.0.0.9", 81)
 def fake() -> ProberSubject:
     def http(request: HttpRequest) -> HttpEnd | None:
         if str(CLOSED) in request.url:
-            return NoAnswer("connection refused")
+            return NoHttpAnswer("connection refused")
         return HttpAnswer(500) if request.url.endswith("/broken") else None
 
     def tcp(endpoint: Endpoint) -> str | None:
@@ -36,7 +36,7 @@ def fake() -> ProberSubject:
     silent, unreachable = Endpoint("10.0.0.2", 80), Endpoint("10.0.0.3", 80)
     made.silent_hosts.add(silent.host)
     made.latency_seconds[unreachable.host] = math.inf
-    prober: Prober = made  # the type checker's own contract
+    prober: Prober = made  # mypy checks the signatures
     return ProberSubject(
         prober,
         answering=Endpoint("10.0.0.1", 80),
@@ -63,7 +63,7 @@ async def network() -> AsyncIterator[ProberSubject]:
     prober: Prober = made
     async with (
         loopback.server(_web) as answering,
-        loopback.server(loopback.silence) as silent,
+        loopback.server(loopback.silent) as silent,
         loopback.grpc_server(_healthy) as serving,
     ):
         with loopback.closed() as closed, loopback.unreachable() as unreachable:
@@ -81,5 +81,5 @@ IMPLEMENTATIONS = {
 
 @pytest.mark.parametrize("scenario", PROBER.scenarios, ids=name_of)
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS.values(), ids=IMPLEMENTATIONS.keys())
-def test_a_promise_is_kept(implementation: Implementation[ProberSubject], scenario: Scenario[ProberSubject]) -> None:
+def test_contract(implementation: Implementation[ProberSubject], scenario: Scenario[ProberSubject]) -> None:
     implementation.check(scenario)

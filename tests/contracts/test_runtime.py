@@ -1,4 +1,4 @@
-"""Every runtime against the runtime contract."""
+"""Each runtime against the runtime contract."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -14,20 +14,20 @@ from podkeeper.testing.contracts.contract import Scenario
 from podkeeper.testing.contracts.runtime import RUNTIME, RuntimeSubject
 from podkeeper.testing.virtual_time import VirtualClock
 from tests.runtimes.cri.cri_node import MISSING_IMAGE, PULLABLE_IMAGE, CriNode
-from tests.runtimes.process.home import at_home
+from tests.runtimes.process.harness import temporary_runtime
 
 
 def fake(seconds_per_call: float = 0.0) -> RuntimeSubject:
     delays: dict[str, float] = dict.fromkeys(Operation, seconds_per_call)
     made = FakeRuntime(VirtualClock(), delays=delays)
     made.missing_images.add("podkeeper.invalid/missing:1")
-    runtime: Runtime = made  # the type checker's own contract
+    runtime: Runtime = made  # mypy checks the signatures
     return RuntimeSubject(runtime, image="busybox:1")
 
 
 @asynccontextmanager
 async def process() -> AsyncIterator[RuntimeSubject]:
-    async with at_home(jail="auto") as made:
+    async with temporary_runtime(jail="auto") as made:
         runtime: Runtime = made
         with TemporaryDirectory(prefix="podkeeper-test-") as log_root:
             yield RuntimeSubject(runtime, image="host", log_root=log_root)
@@ -42,16 +42,16 @@ IMPLEMENTATIONS = {
 
 @pytest.mark.parametrize("scenario", RUNTIME.scenarios, ids=name_of)
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS.values(), ids=IMPLEMENTATIONS.keys())
-def test_a_promise_is_kept(implementation: Implementation[RuntimeSubject], scenario: Scenario[RuntimeSubject]) -> None:
+def test_contract(implementation: Implementation[RuntimeSubject], scenario: Scenario[RuntimeSubject]) -> None:
     implementation.check(scenario)
 
 
 @pytest.mark.parametrize("scenario", RUNTIME.scenarios, ids=name_of)
-def test_a_container_runtime_keeps_a_promise(cri_node: CriNode, scenario: Scenario[RuntimeSubject]) -> None:
+def test_contract_on_cri_runtimes(cri_node: CriNode, scenario: Scenario[RuntimeSubject]) -> None:
     @asynccontextmanager
-    async def opened_there() -> AsyncIterator[RuntimeSubject]:
+    async def open_on_node() -> AsyncIterator[RuntimeSubject]:
         async with cri_node.opened() as made:
             runtime: Runtime = made
             yield RuntimeSubject(runtime, image=PULLABLE_IMAGE, missing_image=MISSING_IMAGE)
 
-    Implementation(opened_there, run=cri_node.run).check(scenario)
+    Implementation(open_on_node, run=cri_node.run).check(scenario)

@@ -1,4 +1,4 @@
-"""Every source of pods against the source contract."""
+"""Each source against the source contract."""
 
 import asyncio
 import tempfile
@@ -27,7 +27,7 @@ from tests.sources.web_server import serving
 
 
 def static(made: FakeStaticSource, root: str) -> SourceSubject:
-    source: Source = made  # the type checker's own contract
+    source: Source = made  # mypy checks the signatures
     written: set[str] = set()
 
     async def publish(pods: tuple[Pod, ...]) -> None:
@@ -39,7 +39,7 @@ def static(made: FakeStaticSource, root: str) -> SourceSubject:
         written.clear()
         written.update(places)
 
-    return SourceSubject(source, publish, trouble=made.fail, relief=made.recover)
+    return SourceSubject(source, publish, fail=made.fail, recover=made.recover)
 
 
 def api() -> SourceSubject:
@@ -55,12 +55,12 @@ def api() -> SourceSubject:
         for pod in pods:
             memory.put(replace(pod, spec=replace(pod.spec, node_name="n1")))
 
-    return SourceSubject(source, publish, trouble=memory.go_down, relief=memory.come_up)
+    return SourceSubject(source, publish, fail=memory.go_down, recover=memory.come_up)
 
 
 @asynccontextmanager
 async def files() -> AsyncIterator[SourceSubject]:
-    """A real directory; in trouble every file in it is broken."""
+    """A real directory. While it fails, each file has invalid content."""
     with tempfile.TemporaryDirectory() as directory:
         source: Source = FileSource([directory], "n1", SystemClock())
         texts: dict[Path, bytes] = {}
@@ -74,20 +74,20 @@ async def files() -> AsyncIterator[SourceSubject]:
             texts.clear()
             texts.update(wanted)
 
-        def trouble() -> None:
+        def fail() -> None:
             for path in texts:
                 path.write_bytes(b"kind: [")
 
-        def relief() -> None:
+        def recover() -> None:
             for path, text in texts.items():
                 path.write_bytes(text)
 
-        yield SourceSubject(source, publish, trouble, relief)
+        yield SourceSubject(source, publish, fail, recover)
 
 
 @asynccontextmanager
 async def url() -> AsyncIterator[SourceSubject]:
-    """A real web server; in trouble it has only errors to give."""
+    """A real web server. While it fails, it returns errors."""
     body, status = b"", 200
 
     async def answer(request: web.Request) -> web.Response:
@@ -97,17 +97,17 @@ async def url() -> AsyncIterator[SourceSubject]:
         nonlocal body
         body = b'{"apiVersion": "v1", "kind": "PodList", "items": [' + b", ".join(map(as_text, pods)) + b"]}"
 
-    def trouble() -> None:
+    def fail() -> None:
         nonlocal status
         status = 500
 
-    def relief() -> None:
+    def recover() -> None:
         nonlocal status
         status = 200
 
     async with serving(answer) as address:
         source: Source = HttpSource(address, "n1", SystemClock(), period_seconds=0.05)
-        yield SourceSubject(source, publish, trouble, relief)
+        yield SourceSubject(source, publish, fail, recover)
 
 
 def as_text(pod: Pod) -> bytes:
@@ -125,5 +125,5 @@ IMPLEMENTATIONS = {
 
 @pytest.mark.parametrize("scenario", SOURCE.scenarios, ids=name_of)
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS.values(), ids=IMPLEMENTATIONS.keys())
-def test_a_promise_is_kept(implementation: Implementation[SourceSubject], scenario: Scenario[SourceSubject]) -> None:
+def test_contract(implementation: Implementation[SourceSubject], scenario: Scenario[SourceSubject]) -> None:
     implementation.check(scenario)

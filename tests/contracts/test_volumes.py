@@ -1,4 +1,4 @@
-"""Every implementation of volumes against their contract."""
+"""Each implementation of volumes against the volumes contract."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -12,28 +12,28 @@ from podkeeper.testing.contracts.contract import Scenario
 from podkeeper.testing.contracts.volumes import VOLUMES
 from podkeeper.testing.fakes import FakeVolumes
 from podkeeper.testing.virtual_time import VirtualClock
-from tests.volumes.volume_house import as_nobody, needs_root, volumes_in_a_house
+from tests.volumes.harness import as_unprivileged_user, needs_root, temporary_volumes
 
 
 def fake() -> Volumes:
     return FakeVolumes(VirtualClock())
 
 
-def run_as_nobody(scene: Coroutine[Any, Any, None]) -> None:
-    as_nobody(lambda: asyncio.run(scene))
-    scene.close()  # it was played in a process of its own
+def run_as_unprivileged_user(scenario: Coroutine[Any, Any, None]) -> None:
+    as_unprivileged_user(lambda: asyncio.run(scenario))
+    scenario.close()  # it ran in a child process
 
 
 IMPLEMENTATIONS = [
     pytest.param(Implementation(opened(fake)), id="fake"),
-    pytest.param(Implementation(volumes_in_a_house, run=asyncio.run), id="host"),
+    pytest.param(Implementation(temporary_volumes, run=asyncio.run), id="host"),
     pytest.param(
-        Implementation(volumes_in_a_house, run=run_as_nobody), id="host, as an ordinary user", marks=needs_root
+        Implementation(temporary_volumes, run=run_as_unprivileged_user), id="host, as another user", marks=needs_root
     ),
 ]
 
 
 @pytest.mark.parametrize("scenario", VOLUMES.scenarios, ids=name_of)
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_a_promise_is_kept(implementation: Implementation[Volumes], scenario: Scenario[Volumes]) -> None:
+def test_contract(implementation: Implementation[Volumes], scenario: Scenario[Volumes]) -> None:
     implementation.check(scenario)

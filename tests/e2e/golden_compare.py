@@ -1,27 +1,27 @@
-"""What the reference kubelet showed (`golden/`), and when a status or an event of ours says the same.
+"""Compare statuses and events with recordings of the kubelet (`golden/`).
 
-A recording and a pod of ours go through one `plain`; what is equal then says the same. It leaves out or replaces only
-what another machine, another moment or another runtime must say differently:
+`Plain` normalizes both the recording and our pod. It drops or replaces only values that depend on the machine, the time
+or the runtime:
 
 | what                          | becomes            | why                                                      |
 |-------------------------------|--------------------|----------------------------------------------------------|
-| a container's id              | `container 1`, ... | numbered as met: which are the same is compared          |
-| an image's digest             | `DIGEST`           | our busybox is another one                               |
+| a container's id              | `container 1`, ... | numbered by first use, so that equality is compared       |
+| an image's digest             | `DIGEST`           | our busybox differs                                      |
 | a pod's UID and namespace     | `namespace(UID)`   | in texts; the recorded pods had a namespace of their own |
 | the node's name               | `NODE`             | static pods are named after it                           |
 | a time                        | `TIME`             | but not the epoch, which means "never"                   |
-| how long a back-off holds     | `DURATION`         | it doubles with each try, from a beginning that we hurry |
-| an address                    | `ADDRESS`          | and who could not look a registry up, and why            |
-| the service account's volume  | nothing            | an API server adds it, and here is none                  |
-| a pod's memory limit of 8 EiB | nothing            | so cgroup v1 spells "none", and the reference repeats it |
+| duration of a back-off        | `DURATION`         | it doubles with each retry, and ours starts shorter      |
+| an address                    | `ADDRESS`          | including failed DNS lookups of a registry               |
+| the service account's volume  | nothing            | an API server adds it, but there is none here            |
+| a pod's memory limit of 8 EiB | nothing            | cgroup v1 has it for "none", and the kubelet shows it    |
 
 On CRI-O and on processes, these as well:
 
 | what                          | becomes            | why                                                      |
 |-------------------------------|--------------------|----------------------------------------------------------|
-| an image's id                 | `image id`         | whether there is one is compared                         |
-| the words of the runtime      | `RUNTIME`          | wherever they are quoted, also in events                 |
-| a container's `user`          | nothing            | runtimes tell it or not; the recorded one did not        |
+| an image's id                 | `image id`         | only its presence is compared                            |
+| messages of the runtime       | `RUNTIME`          | wherever they are quoted, also in events                 |
+| a container's `user`          | nothing            | only some runtimes report it; the recorded one did not   |
 
 On processes, these as well:
 
@@ -30,8 +30,7 @@ On processes, these as well:
 | the busybox image             | `host`             | the process runtime runs the host's own files            |
 | a port                        | `PORT`             | pods have the host's network, where a port must be free  |
 
-Events are compared as a set, without how often each was told: that only says how long somebody watched. But what was
-told once is to be told once.
+Events are compared as a set. Their counts depend on the duration of the recording, so only a count of 1 is compared.
 """
 
 import re
@@ -54,11 +53,11 @@ SETTLED = (
     *("imagepullbackoff", "errneverpull", "invalidimagename", "createconfigerror", "missingvolume"),
     *("init-sidecar", "init-fail", "init-waiting", "activedeadline"),
 )
-"""The situations that last: whoever looks sees them."""
+"""The situations with a stable status."""
 
 SERVICE_ACCOUNT_PATH = "/var/run/secrets/kubernetes.io/serviceaccount"
 NEVER = "1970-01-01T00:00:00Z"
-NO_LIMIT = "9007199254740988Ki"  # whether a pod shows it is a matter of luck: not before the cgroup was read once
+NO_LIMIT = "9007199254740988Ki"  # shown only after the kubelet has read the cgroup
 
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z")
 _ADDRESS = re.compile(r"\b\d{1,3}(\.\d{1,3}){3}\b")
@@ -70,37 +69,37 @@ _DIGEST = re.compile(r"\bsha256:[0-9a-f]{64}\b")
 _PULL_FAILED = re.compile(r'"[^"]*": ErrImagePull: (.*)', re.DOTALL)
 
 Json = Any
-Told = tuple[str, str, str, str, str]  # type, reason, message, the container's path, who says so
+EventKey = tuple[str, str, str, str, str]  # type, reason, message, the container's field path, the reporter
 
 
 @dataclass
 class Plain:
-    """One side's own words, and the plain ones that take their places."""
+    """The values of one side and their replacements."""
 
     uid: str
     namespace: str
     node: str
-    real: bool  # the containers are; else they are processes
-    alike: bool  # they are containerd's, as the recorded ones
-    runtime_words: frozenset[str] = frozenset()
+    real: bool  # CRI containers, not processes
+    alike: bool  # containerd, as in the recording
+    runtime_messages: frozenset[str] = frozenset()
     containers: dict[str, str] = field(default_factory=dict)
 
     def status(self, wire: Mapping[str, Json]) -> Json:
-        """A pod's status."""
+        """Return a normalized status of a pod."""
         return self._walk("", wire)
 
     def text(self, text: str) -> str:
-        """Any text, message or name."""
+        """Return a normalized text, message or name."""
         if not self.alike:
-            for words in sorted(self.runtime_words, key=len, reverse=True):
-                text = text.replace(words, "RUNTIME")
+            for messages in sorted(self.runtime_messages, key=len, reverse=True):
+                text = text.replace(messages, "RUNTIME")
         if not self.real:
             text = text.replace(RECORDED_IMAGE, HOST_IMAGE)
         text = text.replace(f"{self.namespace}({self.uid})", "namespace(UID)").replace(self.uid, "UID")
         text = re.sub(rf"\b{re.escape(self.node)}\b", "NODE", text)
         text = text if text == NEVER else _TIME.sub("TIME", text)
         text = _ADDRESS.sub("ADDRESS", text)
-        text = _LOOKUP.sub(r"lookup \1 in vain", text) if self.real else _PORT.sub("ADDRESS:PORT", text)
+        text = _LOOKUP.sub(r"lookup \1 failed", text) if self.real else _PORT.sub("ADDRESS:PORT", text)
         return _HELD.sub("back-off DURATION restarting", text)
 
     def _walk(self, name: str, value: Json) -> Json:
@@ -124,7 +123,6 @@ class Plain:
         return value
 
     def _is_nothing(self, name: str, value: Json) -> bool:
-        """Whether a field is left out."""
         match name:
             case "user":
                 return not self.alike
@@ -135,18 +133,20 @@ class Plain:
         return False
 
 
-def plain_of(pod: Mapping[str, Json], node: str, words: frozenset[str], *, real: bool, alike: bool) -> Plain:
-    """What one side calls things; `real`: it is compared with containers, `alike`: with containerd's."""
+def plain_of(pod: Mapping[str, Json], node: str, messages: frozenset[str], *, real: bool, alike: bool) -> Plain:
+    """Return the values of one side. `real`: compared with containers. `alike`: compared with containerd."""
     meta = pod["metadata"]
-    return Plain(uid=meta["uid"], namespace=meta["namespace"], node=node, real=real, alike=alike, runtime_words=words)
+    return Plain(
+        uid=meta["uid"], namespace=meta["namespace"], node=node, real=real, alike=alike, runtime_messages=messages
+    )
 
 
-def runtime_words(status: Mapping[str, Json]) -> frozenset[str]:
-    """The runtime's words in a status: what stands where only the runtime speaks."""
-    return frozenset(filter(None, _spoken(status)))
+def runtime_messages(status: Mapping[str, Json]) -> frozenset[str]:
+    """Return the messages in a status that come from the runtime."""
+    return frozenset(filter(None, _messages_of_runtime(status)))
 
 
-def _spoken(status: Mapping[str, Json]) -> Iterator[str]:
+def _messages_of_runtime(status: Mapping[str, Json]) -> Iterator[str]:
     for container in (*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())):
         for each in (*container["state"].values(), *container["lastState"].values()):
             reason, message = each.get("reason"), each.get("message", "")
@@ -157,7 +157,7 @@ def _spoken(status: Mapping[str, Json]) -> Iterator[str]:
 
 
 def held_back(status: Mapping[str, Json], pod: str) -> Json:
-    """A status of a pod whose container ended or would not start, once that container is held back."""
+    """Return the status after the exited or failed container has entered its backoff."""
     container = status["containerStatuses"][0]
     message = f"back-off DURATION restarting failed container={container['name']} pod={pod}_namespace(UID)"
     held = container | {
@@ -168,7 +168,7 @@ def held_back(status: Mapping[str, Json], pod: str) -> Json:
 
 
 def plain_metadata(pod: Mapping[str, Json], node: str) -> Json:
-    """What the kubelet writes of a mirror's metadata: names, labels, owners, and which annotations there are."""
+    """Return the metadata of a mirror pod that the kubelet sets: names, labels, owners, annotation keys."""
     meta = pod["metadata"]
     return {
         "name": meta["name"].replace(node, "NODE"),
@@ -179,23 +179,23 @@ def plain_metadata(pod: Mapping[str, Json], node: str) -> Json:
     }
 
 
-def told(events: Iterable[Mapping[str, Json]], plain: Plain) -> dict[Told, int]:
-    """What events say of a pod, and how often (the most, if the pod was there several times)."""
-    said: dict[Told, int] = {}
+def event_counts(events: Iterable[Mapping[str, Json]], plain: Plain) -> dict[EventKey, int]:
+    """Return the events of a pod with their counts (the maximum, if the pod existed several times)."""
+    counts: dict[EventKey, int] = {}
     for event in events:
         about = event["involvedObject"]
         message = replace(plain, uid=about["uid"], namespace=about["namespace"]).text(event["message"])
         source = event["source"]
-        who = (
+        reporter = (
             f"{source['component']} on {source['host']}, {event['reportingComponent']} on {event['reportingInstance']}"
         )
-        key = (event["type"], event["reason"], message, about.get("fieldPath", ""), plain.text(who))
-        said[key] = max(said.get(key, 0), event["count"])
-    return said
+        key = (event["type"], event["reason"], message, about.get("fieldPath", ""), plain.text(reporter))
+        counts[key] = max(counts.get(key, 0), event["count"])
+    return counts
 
 
-def says_the_same(ours: Mapping[Told, int], theirs: Mapping[Told, int]) -> bool:
-    """Whether the same was told, and once what was told once."""
+def same_events(ours: Mapping[EventKey, int], theirs: Mapping[EventKey, int]) -> bool:
+    """Return whether both have the same events, and a count of 1 where the recording has 1."""
     return ours.keys() == theirs.keys() and all(ours[key] == 1 for key, count in theirs.items() if count == 1)
 
 
@@ -208,19 +208,19 @@ def _documents(path: str) -> list[Json]:
 
 
 def recorded(name: str) -> dict[str, Json]:
-    """A pod as the reference showed it."""
+    """Return a recorded pod."""
     found: dict[str, Json] = _documents(f"{name}.yaml")[0]
     return found
 
 
 def recorded_events(pod: str) -> list[dict[str, Json]]:
-    """What the reference told of a pod."""
+    """Return the recorded events of a pod."""
     every = [*_documents("events.yaml")[0]["items"], *_documents("events-default.yaml")[0]["items"]]
     return [event for event in every if event["involvedObject"]["name"] == pod]
 
 
 def manifest(name: str, image: str) -> dict[str, Json]:
-    """A pod as it was created, with what there is for its image."""
+    """Return the recorded manifest of a pod, with our image."""
     documents = (*_documents("in/pods.yaml"), *_documents("in/static.yaml"))
     found: dict[str, Json] = deepcopy(next(each for each in documents if each["metadata"]["name"] == name))
     for container in (*found["spec"].get("initContainers", ()), *found["spec"]["containers"]):

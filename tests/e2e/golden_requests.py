@@ -1,19 +1,19 @@
-"""What the reference kubelet asked of its runtime (`tests/runtimes/cri/golden`), and what we ask, made comparable.
+"""Recorded CRI requests of the kubelet (`tests/runtimes/cri/golden`) and ours, in a comparable form.
 
-Both are JSON, as containerd repeats the configuration of a sandbox or container in its verbose status. `Plain` puts
-plain words in the places of what another machine or another moment must say differently:
+Both are JSON, from the configuration in containerd's verbose status of a sandbox or container. `Plain` replaces values
+that depend on the machine or the time:
 
 | what                                                  | becomes         |
 |-------------------------------------------------------|-----------------|
 | a pod's UID                                           | `UID`           |
-| where pods' files, logs and cgroups are               | `PODS`, `LOGS`, `CGROUPS` |
-| the file for last words                               | `WORDS`         |
+| paths of the files, logs and cgroups of pods          | `PODS`, `LOGS`, `CGROUPS` |
+| the file of the termination message                   | `WORDS`         |
 | an image's digest                                     | `sha256:DIGEST` |
 | when a pod was first seen                             | `TIME`          |
-| variables of services (`KUBERNETES_...`)              | nothing: we make none |
+| variables of services (`KUBERNETES_...`)              | nothing: we set none |
 | sizes of huge pages that this machine does not have   | nothing         |
 
-Variables are sorted: Go draws their order by lot.
+Variables are sorted, because their order in Go is random.
 """
 
 import json
@@ -28,7 +28,7 @@ import msgspec
 import yaml
 
 from podkeeper.model.k8s.core import Pod
-from podkeeper.runtimes.cri.machine import machine_facts
+from podkeeper.runtimes.cri.host_facts import machine_facts
 from podkeeper.runtimes.cri.schema import cri
 from podkeeper.runtimes.cri.transport import Transport
 
@@ -49,7 +49,7 @@ Json = Any
 
 @dataclass(frozen=True, slots=True)
 class Plain:
-    """One side's own places."""
+    """The UID and the paths of one side."""
 
     uid: str
     pods: str
@@ -57,7 +57,7 @@ class Plain:
     cgroups: str
 
     def config(self, config: Mapping[str, Json]) -> Json:
-        """A configuration in plain words."""
+        """Return a configuration with replaced values."""
         kept = dict(config)
         if variables := kept.pop("envs", None):
             own = [each for each in variables if not each["key"].startswith("KUBERNETES_")]
@@ -91,7 +91,7 @@ def _hugepage_sizes() -> frozenset[str]:
 
 
 def recorded_plain(uid: str) -> Plain:
-    """The places of the recording."""
+    """Return the paths of the recording."""
     return Plain(uid=uid, pods="/var/lib/kubelet/pods", logs="/var/log/pods", cgroups="/kubepods")
 
 
@@ -105,7 +105,7 @@ def _objects() -> Mapping[str, Json]:
 
 
 def recorded_sandbox(pod: str) -> dict[str, Json]:
-    """The sandbox of a pod, as recorded: `config_sent`, `list`, `status`."""
+    """Return the recorded sandbox of a pod: `config_sent`, `list`, `status`."""
     found: dict[str, Json] = next(
         each for each in _objects()["sandboxes"] if each["config_sent"]["metadata"]["name"] == pod
     )
@@ -113,7 +113,7 @@ def recorded_sandbox(pod: str) -> dict[str, Json]:
 
 
 def recorded_containers(pod: str) -> dict[str, dict[str, Json]]:
-    """The containers of a pod by name, as recorded."""
+    """Return the recorded containers of a pod by name."""
     every = _objects()["containers"]
     return {
         each["config_sent"]["metadata"]["name"]: each
@@ -123,7 +123,7 @@ def recorded_containers(pod: str) -> dict[str, dict[str, Json]]:
 
 
 def pod_text(name: str) -> str:
-    """A pod as the API held it, in JSON. Without the token in its service account's volume: nobody gives one here."""
+    """Return a recorded pod of the API as JSON, without the service account token, which no server issues here."""
     pod = yaml.safe_load((GOLDEN / f"{name}.yaml").read_text())
     for volume in pod["spec"]["volumes"]:
         if "projected" in volume:
@@ -133,20 +133,18 @@ def pod_text(name: str) -> str:
 
 
 def pod_of(name: str, text: str = "") -> Pod:
-    """A pod as the API held it."""
     return msgspec.json.decode((text or pod_text(name)).encode(), type=Pod)
 
 
 def static_text() -> str:
-    """The manifest of the static pod."""
     return (GOLDEN / "static.yaml").read_text()
 
 
-# What a runtime was asked.
+# Configurations that the runtime reports.
 
 
 async def sandbox_config(transport: Transport, sandbox_id: str) -> Json:
-    """The configuration of a sandbox, as containerd repeats it."""
+    """Return the configuration in the verbose status of a sandbox."""
     request = cri.PodSandboxStatusRequest(pod_sandbox_id=sandbox_id, verbose=True)
     method = "/runtime.v1.RuntimeService/PodSandboxStatus"
     answer = await transport.unary(method, request, cri.PodSandboxStatusResponse, 10)
@@ -154,7 +152,7 @@ async def sandbox_config(transport: Transport, sandbox_id: str) -> Json:
 
 
 async def container_config(transport: Transport, container_id: str) -> Json:
-    """The configuration of a container, as containerd repeats it."""
+    """Return the configuration in the verbose status of a container."""
     request = cri.ContainerStatusRequest(container_id=container_id, verbose=True)
     method = "/runtime.v1.RuntimeService/ContainerStatus"
     answer = await transport.unary(method, request, cri.ContainerStatusResponse, 10)
@@ -162,7 +160,7 @@ async def container_config(transport: Transport, container_id: str) -> Json:
 
 
 def differences(one: Json, other: Json, path: str = "") -> Iterator[str]:
-    """Where two configurations differ, each with its place."""
+    """Yield the differences of two configurations with their paths."""
     if isinstance(one, dict) and isinstance(other, dict):
         for key in sorted(one.keys() | other.keys()):
             yield from differences(one.get(key), other.get(key), f"{path}.{key}")

@@ -1,4 +1,4 @@
-"""Config maps and secrets that lie beside the pods of a scenario."""
+"""Create or update config maps and secrets in the API of a node."""
 
 import base64
 
@@ -8,11 +8,9 @@ from tests.e2e.node import NAMESPACE, Node
 
 
 def config_map(node: Node, name: str, **data: str) -> None:
-    """Write a config map, or what it says now."""
     node.api.put(ConfigMap(metadata=ObjectMeta(name=name, namespace=NAMESPACE), data=data))
 
 
 def secret(node: Node, name: str, *, kind: str = "Opaque", **data: str) -> None:
-    """Write a secret, or what it says now."""
     encoded = {key: base64.b64encode(text.encode()).decode() for key, text in data.items()}
     node.api.put(Secret(metadata=ObjectMeta(name=name, namespace=NAMESPACE), type=kind, data=encoded))

@@ -1,6 +1,6 @@
-"""Small programs for containers, and the diary in which they note what happens to them.
+"""Scripts for containers, and the diary: a file of the host to which containers append words.
 
-The diary is a file of the host's that a pod mounts: it tells the order of things, and outlives the pod.
+The diary records the order of events across containers. It is a hostPath volume and outlives the pod.
 """
 
 from collections.abc import Mapping
@@ -8,27 +8,27 @@ from pathlib import Path
 from typing import Any
 
 Wire = Mapping[str, Any]
-"""Fields as the wire spells them."""
+"""Fields in their wire spelling."""
 
 LINGER = "while :; do sleep 0.02; done"
-"""Stay, and hear signals soon."""
+"""Run forever and handle signals without delay."""
 
 POLITE = f"trap 'exit 0' TERM; {LINGER}"
-"""Stay until asked to end."""
+"""Run until SIGTERM, then exit with 0."""
 
 
 def sh(script: str) -> Wire:
-    """Fields of a container that runs a script."""
+    """Return the command of a container that runs a script."""
     return {"command": ["sh", "-c", script]}
 
 
 def named(name: str, script: str, **fields: Any) -> Wire:
-    """One more container of a pod."""
+    """Return a container that runs a script."""
     return {"name": name, "image": "host", **sh(script), **fields}
 
 
 class Diary:
-    """What containers noted: `echo word >>/diary/all`."""
+    """The file that containers write with `echo word >>/diary/all`."""
 
     def __init__(self, directory: Path) -> None:
         directory.chmod(0o777)
@@ -38,19 +38,19 @@ class Diary:
 
     @property
     def words(self) -> list[str]:
-        """All that was noted, in order."""
+        """All words, in the order of writing."""
         return self._file.read_text().split() if self._file.exists() else []
 
     def writes(self, name: str, script: str, **fields: Any) -> Wire:
-        """A container that may note things."""
+        """Return a container that mounts the diary."""
         return named(name, script, volumeMounts=self.mounts, **fields)
 
     def add(self, word: str) -> None:
-        """Note something from outside."""
+        """Write a word from outside of containers."""
         with self._file.open("a") as file:
             file.write(f"{word}\n")
 
 
 def note(word: str) -> Wire:
-    """A handler that writes into the diary."""
+    """Return a hook or probe handler that writes a word."""
     return {"exec": {"command": ["sh", "-c", f"echo {word} >>/diary/all"]}}

@@ -1,12 +1,11 @@
-"""A node whose containerd makes cgroups through systemd: that one, containerd and the agent, all inside of namespaces.
+"""A node whose containerd creates cgroups through systemd. Systemd, containerd and the agent run in namespaces.
 
     with slice_node() as node:
         node.write("web", containers=[...]); node.start(); node.until(lambda: node.is_ready("web")); node.kill()
 
-Systemd is `tests/host/booted.py`'s, which seals the machine's files off: everything here lies in its one directory that
-can be written. The agent is a process of its own, as `podkeeper run --runtime cri` starts it, with the reference's
-cgroup root; or it is the reference kubelet, where the machine has it: both read the same configuration and manifests,
-and keep their files in the same places.
+`tests/host/booted.py` boots systemd with a read-only file system, so all files are in its one writable directory. The
+agent is `podkeeper run --runtime cri` with the kubelet's cgroup root, or the kubelet itself, if it is installed. Both
+read the same configuration and manifests and use the same directories.
 """
 
 import asyncio
@@ -24,14 +23,14 @@ from uuid import uuid4
 
 import yaml
 
-from podkeeper.runtimes.cri.calls import Calls
+from podkeeper.runtimes.cri.calls import CriCalls
 from podkeeper.runtimes.cri.schema import cri
 from podkeeper.runtimes.cri.transport import GrpcTransport
-from tests.e2e.reference_kubelet import NODE, PORT, pods_told, reference_kubelet
-from tests.host.booted import Booted, booted
-from tests.runtimes.cri.containerd import HOUSE_IMAGE, Containerd
+from tests.e2e.kubelet_node import NODE, PORT, kubelet_program, reported_pods
+from tests.host.booted import BootedSystemd, booted
+from tests.runtimes.cri.containerd import LOCAL_IMAGE, Containerd
 
-PATIENCE_SECONDS = 60.0
+TIMEOUT_SECONDS = 60.0
 PODKEEPER = (sys.executable, "-B", "-c", "from podkeeper.app.cli import main; main(prog_name='podkeeper')")
 SERVES = "trap 'exit 0' TERM; echo start >> /ledger/$NAME; sleep 100000 & wait"
 _THROUGH_SYSTEMD = """
@@ -43,9 +42,9 @@ _THROUGH_SYSTEMD = """
 
 
 class SliceContainerd(Containerd):
-    """A containerd that makes cgroups through a systemd, beside it."""
+    """A containerd that creates cgroups through a booted systemd."""
 
-    def __init__(self, systemd: Booted) -> None:
+    def __init__(self, systemd: BootedSystemd) -> None:
         root = systemd.root / "c"
         root.mkdir()
         super().__init__(root)
@@ -64,19 +63,19 @@ class SliceContainerd(Containerd):
             self._process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
 
     def stop(self) -> None:
-        """Remove all pods; the rest goes with systemd."""
+        """Remove all pods. The shutdown of systemd removes the rest."""
         if self._process is not None:
             try:
                 asyncio.run(self.remove_all())
             finally:
                 self._process.kill()
-                self._process.wait(PATIENCE_SECONDS)
+                self._process.wait(TIMEOUT_SECONDS)
 
 
 class SliceNode:
-    """The machine, and an agent on it now and then."""
+    """The machine with at most one agent at a time."""
 
-    def __init__(self, systemd: Booted, containerd: Containerd) -> None:
+    def __init__(self, systemd: BootedSystemd, containerd: Containerd) -> None:
         self.systemd = systemd
         self.containerd = containerd
         self._manifests, self._ledger, self._root = (systemd.root / name for name in ("manifests", "ledger", "r"))
@@ -93,11 +92,11 @@ class SliceNode:
         }
 
     def write(self, name: str, resources: Mapping[str, Any]) -> str:
-        """Write the manifest of a pod that notes down each start. Returns its UID."""
+        """Write the manifest of a pod that records each start. Return its UID."""
         uid = str(uuid4())
         container = {
             "name": "app",
-            "image": HOUSE_IMAGE,
+            "image": LOCAL_IMAGE,
             "imagePullPolicy": "IfNotPresent",
             "command": ["sh", "-c", SERVES],
             "env": [{"name": "NAME", "value": name}],
@@ -114,43 +113,41 @@ class SliceNode:
         (self._manifests / f"{name}.yaml").write_text(yaml.safe_dump(manifest))
         return uid
 
-    def unwrite(self, name: str) -> None:
-        """Take a pod's manifest away."""
+    def remove_manifest(self, name: str) -> None:
         (self._manifests / f"{name}.yaml").unlink()
 
-    # The agent's life.
+    # Lifecycle of the agent.
 
     def start(self) -> None:
-        """Start podkeeper, and tell it nothing of the driver: the runtime does."""
+        """Start podkeeper without a cgroup driver in its configuration: the runtime reports it."""
         self._is_ours = True
         where = ("--root", str(self._root), "--config", self._configured(), "--node-name", NODE)
         self._start(*PODKEEPER, "run", str(self._manifests), "--runtime", "cri", "--plain", *where)
 
-    def start_reference(self) -> None:
-        """Start the reference kubelet."""
-        program = reference_kubelet()
+    def start_kubelet(self) -> None:
+        program = kubelet_program()
         assert program is not None
         if not self._root.exists():
             self._root.mkdir()
-            # As on a machine whose root is shared; else it mounts that over itself, hiding what is mounted in it.
+            # As on a host with shared root. Otherwise the kubelet bind-mounts it onto itself and hides mounts inside.
             self.systemd.run("mount", "--bind", str(self._root), str(self._root))
             self.systemd.run("mount", "--make-rshared", str(self._root))
         self._is_ours = False
         where = ("--root-dir", str(self._root), "--cert-dir", str(self.systemd.root / "pki"))
         self._start(
-            program, "--config", self._configured(**self._of_the_reference()), "--hostname-override", NODE, *where
+            program, "--config", self._configured(**self._kubelet_settings()), "--hostname-override", NODE, *where
         )
 
-    def _of_the_reference(self) -> dict[str, Any]:
-        """What the reference must be told besides, alone and in namespaces."""
+    def _kubelet_settings(self) -> dict[str, Any]:
+        """Return the additional settings that the kubelet needs in namespaces and without an API server."""
         return {
-            "cgroupDriver": "systemd",  # this containerd is too old to tell it
+            "cgroupDriver": "systemd",  # this containerd is too old to report it
             "staticPodPath": str(self._manifests),
             "volumePluginDir": str(self.systemd.root / "plugins"),
             "failCgroupV1": False,
             "failSwapOn": False,
             "enforceNodeAllocatable": [],
-            "featureGates": {"KubeletInUserNamespace": True},  # kernel settings are not its own here
+            "featureGates": {"KubeletInUserNamespace": True},  # it cannot change sysctls here
             "readOnlyPort": PORT,
             "address": "127.0.0.1",
             "authentication": {"anonymous": {"enabled": True}, "webhook": {"enabled": False}},
@@ -166,48 +163,47 @@ class SliceNode:
         return str(path)
 
     def _start(self, *argv: str) -> None:
-        with (self.systemd.root / "said").open("ab") as said:
+        with (self.systemd.root / "output").open("ab") as output:
             command = self.systemd.command(*argv)
-            self._agent = subprocess.Popen(command, stdout=said, stderr=said, stdin=subprocess.DEVNULL)
+            self._agent = subprocess.Popen(command, stdout=output, stderr=output, stdin=subprocess.DEVNULL)
 
     def end(self, how: signal.Signals = signal.SIGKILL) -> None:
-        """End the agent; its pods live on."""
+        """Stop the agent. Its pods keep running."""
         assert self._agent is not None
-        children = Path(f"/proc/{self._agent.pid}/task/{self._agent.pid}/children")  # nsenter's one is the agent
+        children = Path(f"/proc/{self._agent.pid}/task/{self._agent.pid}/children")  # the child of nsenter is the agent
         (agent,) = map(int, children.read_text().split())
         os.kill(agent, how)
-        self._agent.wait(PATIENCE_SECONDS)
+        self._agent.wait(TIMEOUT_SECONDS)
         self._agent = None
 
-    # How things are.
+    # Observations.
 
     def pods(self) -> Mapping[str, Any]:
-        """What the agent says of its pods, by name; nothing while it does not answer."""
-        return pods_told(self.containerd, self._root / "podkeeper.sock" if self._is_ours else None)
+        """Return the pods of the agent by name, or {} while it does not answer."""
+        return reported_pods(self.containerd, self._root / "podkeeper.sock" if self._is_ours else None)
 
     def is_ready(self, *names: str) -> bool:
-        """Whether the agent says that pods are ready."""
         pods = self.pods()
         conditions = [pods.get(name, {}).get("status", {}).get("conditions", ()) for name in names]
         return all(any(it["type"] == "Ready" and it["status"] == "True" for it in each) for each in conditions)
 
     def container_id(self, name: str) -> str:
-        """The container of a pod."""
+        """Return the container id of a pod."""
         (status,) = self.pods()[name]["status"]["containerStatuses"]
         return str(status["containerID"]).removeprefix("containerd://")
 
     def cgroup_parents(self) -> dict[str, str]:
-        """What the runtime was told as the cgroup parent of each pod, by the agent that started it."""
+        """Return the cgroup parent in the sandbox configuration of each pod."""
         return asyncio.run(self._cgroup_parents())
 
     async def _cgroup_parents(self) -> dict[str, str]:
         transport = GrpcTransport(self.containerd.socket)
         found = {}
         try:
-            for box in await Calls(transport).sandboxes():
+            for box in await CriCalls(transport).sandboxes():
                 request = cri.PodSandboxStatusRequest(pod_sandbox_id=box.id, verbose=True)
                 method = "/runtime.v1.RuntimeService/PodSandboxStatus"
-                answer = await transport.unary(method, request, cri.PodSandboxStatusResponse, PATIENCE_SECONDS)
+                answer = await transport.unary(method, request, cri.PodSandboxStatusResponse, TIMEOUT_SECONDS)
                 name = box.metadata.name.removesuffix(f"-{NODE}")
                 found[name] = json.loads(answer.info["info"])["config"]["linux"]["cgroup_parent"]
         finally:
@@ -215,31 +211,31 @@ class SliceNode:
         return found
 
     def starts(self, name: str) -> int:
-        """How often the container of a pod really began, by its own account."""
+        """Return how often the container of a pod started, from its own records."""
         return len((self._ledger / name).read_text().splitlines())
 
-    def told(self, path: str, file: str) -> str:
-        """What the kernel says of a cgroup."""
+    def cgroup_file(self, path: str, file: str) -> str:
+        """Read a file of a cgroup."""
         return (self.systemd.directory(file.partition(".")[0], path) / file).read_text().strip()
 
     def until(self, holds: Callable[[], object]) -> None:
-        """Wait until something holds."""
-        end = time.monotonic() + PATIENCE_SECONDS
+        """Wait for a condition."""
+        end = time.monotonic() + TIMEOUT_SECONDS
         while not holds():
-            said = (self.systemd.root / "said").read_text(errors="replace")[-8000:]
-            assert time.monotonic() < end, f"waited in vain: {json.dumps(self.pods())}\n{said}"
-            assert self._agent is None or self._agent.poll() is None, said
+            output = (self.systemd.root / "output").read_text(errors="replace")[-8000:]
+            assert time.monotonic() < end, f"not within {TIMEOUT_SECONDS:g} s: {json.dumps(self.pods())}\n{output}"
+            assert self._agent is None or self._agent.poll() is None, output
             time.sleep(0.05)
 
     def close(self) -> None:
-        """End the agent, if it runs."""
+        """Stop the agent if it runs."""
         if self._agent is not None:
             self.end()
 
 
 @contextmanager
 def slice_node() -> Iterator[SliceNode]:
-    """A node; nothing is left of it."""
+    """Create a node. Afterwards, nothing is left of it."""
     with booted() as systemd:
         containerd = SliceContainerd(systemd)
         try:

@@ -1,7 +1,7 @@
-"""A node changes hands: podkeeper takes up what the reference kubelet started, and leaves what that could take up.
+"""Adoption: podkeeper continues pods that the kubelet started.
 
-The pods of the reference are made with its recorded requests (`reference_node`). What podkeeper makes is compared with
-them in `test_golden_requests`: who reads one can read the other.
+`recorded_node` creates the pods with the recorded requests of the kubelet. `test_golden_requests` shows that podkeeper
+sends the same requests, so the kubelet can adopt its pods, too.
 """
 
 from collections.abc import Mapping
@@ -15,6 +15,7 @@ from podkeeper.model.messages import PodUID
 from podkeeper.model.runtime import PodRecord
 from podkeeper.runtimes.cri.transport import GrpcTransport
 from podkeeper.testing.memory_watch import Change
+from tests.e2e.backends import CriBackend
 from tests.e2e.golden_requests import (
     NODE,
     SETTINGS,
@@ -23,11 +24,10 @@ from tests.e2e.golden_requests import (
     recorded_containers,
     static_text,
 )
-from tests.e2e.homes import Containers
-from tests.e2e.kinds import containers_only
-from tests.e2e.node import Node, OnANode
+from tests.e2e.node import Node, ScenarioRunner
 from tests.e2e.objects import config_map
-from tests.e2e.reference_node import Left, leave
+from tests.e2e.recorded_node import Left, leave
+from tests.e2e.runtime_kinds import containers_only
 from tests.host.own_cgroups import needs_cgroups
 from tests.runtimes.cri.cri_node import CriNode
 
@@ -35,31 +35,30 @@ pytestmark = [pytest.mark.slow, containers_only, needs_cgroups]
 
 
 def cri_node_of(node: Node) -> CriNode:
-    assert isinstance(node.home, Containers)
-    return node.home.cri_node
+    assert isinstance(node.backend, CriBackend)
+    return node.backend.cri_node
 
 
-async def taken_over(node: Node, *pods: str) -> dict[str, Left]:
-    """Begin anew on a node that the reference has left."""
+async def adopt(node: Node, *pods: str) -> dict[str, Left]:
+    """Start an agent on a node with pods of the kubelet."""
     await node.end()
     config_map(node, "cm1", **SETTINGS)
     left = await leave(node, cri_node_of(node), *pods)
-    await node.begin()
+    await node.start_agent()
     return left
 
 
 async def record_of(node: Node, left: Left) -> PodRecord:
-    """What the runtime has of a pod now."""
     return await node.runtime.pod_record(PodUID(left.uid))
 
 
 def ids(record: PodRecord) -> tuple[list[str], set[str]]:
-    """Of sandboxes and containers."""
+    """Return the ids of the sandboxes and of the containers."""
     return [box.id for box in record.sandboxes], {each.id for each in record.containers}
 
 
-def until_taken_up(node: Node, name: str) -> bool:
-    """Whether the agent of now has said something of a pod, and that it is ready."""
+def is_adopted(node: Node, name: str) -> bool:
+    """Return whether the new agent has a status of the pod, and the pod is Ready."""
     uid = node.uid(name)
     return node.agent.statuses.get_pod_status(uid) is not None and node.is_ready(name)
 
@@ -71,13 +70,13 @@ def shown_ids(node: Node, name: str) -> Mapping[str, str]:
 
 
 def cgroups_at(path: str) -> list[str]:
-    """The directories of a cgroup, in all hierarchies."""
+    """Return the directories of a cgroup in all hierarchies."""
     return [
         found for found in (*glob(f"/sys/fs/cgroup{path}"), *glob(f"/sys/fs/cgroup/*{path}")) if Path(found).is_dir()
     ]
 
 
-def test_pods_of_the_reference_go_on_as_if_nothing_had_happened(on_a_node: OnANode, tmp_path: Path) -> None:
+def test_pods_of_the_kubelet_are_adopted_without_restart(run_on_node: ScenarioRunner, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         unready: list[str] = []
 
@@ -90,12 +89,12 @@ def test_pods_of_the_reference_go_on_as_if_nothing_had_happened(on_a_node: OnANo
                     if each.type == "Ready" and each.status != "True" and pod.metadata.name != "mark"
                 )
 
-        left = await taken_over(node, "full", "hostish")
-        node.api.witness(Pod, note)
+        left = await adopt(node, "full", "hostish")
+        node.api.on_change(Pod, note)
         before = {name: ids(await record_of(node, each)) for name, each in left.items()}
-        await node.until(lambda: all(until_taken_up(node, name) for name in left), "both are taken up")
+        await node.until(lambda: all(is_adopted(node, name) for name in left), "both are adopted")
         node.create({"metadata": {"name": "mark"}, "spec": {"containers": [{"name": "app", "image": "host"}]}})
-        await node.until(lambda: node.phase("mark") != "Pending", "the agent does its work")
+        await node.until(lambda: node.phase("mark") != "Pending", "the agent has synced")
         for name, each in left.items():
             assert ids(await record_of(node, each)) == before[name]
             assert shown_ids(node, name) == each.containers
@@ -103,13 +102,13 @@ def test_pods_of_the_reference_go_on_as_if_nothing_had_happened(on_a_node: OnANo
         assert [event for name in left for event in node.events(name)] == []
         assert unready == []
 
-    on_a_node(scenario, tmp_path, name=NODE)
+    run_on_node(scenario, tmp_path, name=NODE)
 
 
-def test_a_pod_of_the_reference_is_deleted_with_all_that_it_had(on_a_node: OnANode, tmp_path: Path) -> None:
+def test_an_adopted_pod_is_deleted_completely(run_on_node: ScenarioRunner, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
-        left = (await taken_over(node, "full"))["full"]
-        await node.until(lambda: until_taken_up(node, "full"))
+        left = (await adopt(node, "full"))["full"]
+        await node.until(lambda: is_adopted(node, "full"))
         assert cgroups_at(left.cgroup) != []
         node.delete("full", grace_seconds=5)
         await node.until(lambda: node.is_gone("full"))
@@ -117,20 +116,22 @@ def test_a_pod_of_the_reference_is_deleted_with_all_that_it_had(on_a_node: OnANo
         assert killed == {"Stopping container main", "Stopping container side"}
         await node.until(lambda: cgroups_at(left.cgroup) == [], "its cgroups are gone")
         await node.until(lambda: not (node.root / "pods" / left.uid).exists(), "its files are gone")
-        await node.until(lambda: node.agent.cache.get(PodUID(left.uid)) == PodRecord(uid=left.uid), "no trace is left")
+        await node.until(
+            lambda: node.agent.cache.get(PodUID(left.uid)) == PodRecord(uid=left.uid), "its record is empty"
+        )
 
-    on_a_node(scenario, tmp_path, name=NODE)
+    run_on_node(scenario, tmp_path, name=NODE)
 
 
-def test_a_container_of_the_reference_is_run_again_where_it_was(on_a_node: OnANode, tmp_path: Path) -> None:
+def test_an_adopted_container_is_restarted_in_its_sandbox(run_on_node: ScenarioRunner, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
-        left = (await taken_over(node, "plain"))["plain"]
-        await node.until(lambda: len(node.agent.cache.get(PodUID(left.uid)).containers) == 2, "it is run again")
+        left = (await adopt(node, "plain"))["plain"]
+        await node.until(lambda: len(node.agent.cache.get(PodUID(left.uid)).containers) == 2, "it is restarted")
         record = await record_of(node, left)
         assert [box.id for box in record.sandboxes] == [left.sandbox_id]
         made = max(record.containers, key=lambda each: each.restart_count)
         assert made.restart_count == 3
-        if cri_node_of(node).name == "cri-o":  # which does not repeat what it was asked
+        if cri_node_of(node).name == "cri-o":  # its verbose status does not contain the configuration
             return
         transport = GrpcTransport(cri_node_of(node).socket)
         try:
@@ -143,13 +144,13 @@ def test_a_container_of_the_reference_is_run_again_where_it_was(on_a_node: OnANo
         assert (ours["labels"], ours["log_path"]) == (theirs["labels"], "c/3.log")
         assert ours["metadata"] == {"name": "c", "attempt": 3}
 
-    on_a_node(scenario, tmp_path, name=NODE)
+    run_on_node(scenario, tmp_path, name=NODE)
 
 
-def test_a_static_pod_of_the_reference_gives_way_to_ours(on_a_node: OnANode, tmp_path: Path) -> None:
+def test_a_static_pod_of_the_kubelet_is_replaced(run_on_node: ScenarioRunner, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         node.write("static", static_text().replace("spec:\n", "spec:\n  terminationGracePeriodSeconds: 1\n"))
-        left = (await taken_over(node, STATIC))[STATIC]
+        left = (await adopt(node, STATIC))[STATIC]
         mirrors = [each for each in node.api.objects(Pod) if each.metadata.name == STATIC]
         assert len(mirrors) <= 1
 
@@ -159,9 +160,9 @@ def test_a_static_pod_of_the_reference_gives_way_to_ours(on_a_node: OnANode, tmp
                 each.metadata.name == STATIC and each.status.phase == "Running" for each in node.api.objects(Pod)
             )
 
-        await node.until(is_replaced, "the reference's copy is gone, and ours runs", within=60)
+        await node.until(is_replaced, "the kubelet's copy is gone, and ours runs", within=60)
         running = [each for each in await node.runtime.list_pods() if each.name == STATIC]
         assert len(running) == 1
         assert running[0].uid != left.uid
 
-    on_a_node(scenario, tmp_path, name=NODE)
+    run_on_node(scenario, tmp_path, name=NODE)

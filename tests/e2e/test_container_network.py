@@ -1,4 +1,4 @@
-"""The network of a pod: an address of its own, names that it knows, and who can reach it."""
+"""Pod networking: addresses, DNS, /etc/hosts, host network, host ports."""
 
 import asyncio
 import shutil
@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.asking import said, told
-from tests.e2e.homes import Containers
-from tests.e2e.kinds import containers_only
-from tests.e2e.node import Node, OnANode, pod
+from tests.e2e.backends import CriBackend
+from tests.e2e.node import Node, ScenarioRunner, pod
+from tests.e2e.pod_queries import event_messages, log_after_success
+from tests.e2e.runtime_kinds import containers_only
 from tests.e2e.scripts import POLITE, Diary, sh
 from tests.runtimes.cri.cri_node import GATEWAY
 
@@ -21,7 +21,7 @@ QUICK = {f"{kind}.probe-period-milliseconds.podkeeper.io/app": "100" for kind in
 
 
 def web(name: str = "app", container: Any = None, **spec: Any) -> Any:
-    """A pod that serves pages, and says so by HTTP; `container`: more about its container."""
+    """Return a pod with a web server and an HTTP readiness probe. `container` has more fields of its container."""
     probe = {"httpGet": {"port": "web"}, "failureThreshold": 1, "timeoutSeconds": 1}
     fields = {**sh(SERVES), "ports": [{"name": "web", "containerPort": 8080}], "readinessProbe": probe}
     fields |= container or {}
@@ -29,7 +29,7 @@ def web(name: str = "app", container: Any = None, **spec: Any) -> Any:
 
 
 async def page(address: str, path: str = "/", port: int = 8080) -> str:
-    """What a web server says."""
+    """Fetch a page from a web server."""
     reader, writer = await asyncio.open_connection(address, port)
     writer.write(f"GET {path} HTTP/1.0\r\n\r\n".encode())
     try:
@@ -38,7 +38,7 @@ async def page(address: str, path: str = "/", port: int = 8080) -> str:
         writer.close()
 
 
-def test_pods_have_addresses_of_their_own_and_are_probed_there(on_a_node: OnANode, tmp_path: Path) -> None:
+def test_each_pod_has_its_own_address_and_is_probed_there(run_on_node: ScenarioRunner, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         node.create(web("one"))
         node.create(web("two"))
@@ -49,10 +49,12 @@ def test_pods_have_addresses_of_their_own_and_are_probed_there(on_a_node: OnANod
         there = await node.exec("one", "wget", "-q", "-O", "-", f"http://{two}:8080/")
         assert there.output == b"hello\n"
 
-    on_a_node(scenario, tmp_path)
+    run_on_node(scenario, tmp_path)
 
 
-def test_who_stops_serving_is_found_dead_and_runs_again(on_a_node: OnANode, tmp_path: Path, diary: Diary) -> None:
+def test_a_failed_tcp_liveness_probe_restarts_the_container(
+    run_on_node: ScenarioRunner, tmp_path: Path, diary: Diary
+) -> None:
     async def scenario(node: Node) -> None:
         probe = {"tcpSocket": {"port": 8080}, "failureThreshold": 1, "initialDelaySeconds": 1}
         serves = "echo run >>/diary/all; mkdir /www; httpd -p 8080 -h /www; " + POLITE
@@ -61,12 +63,12 @@ def test_who_stops_serving_is_found_dead_and_runs_again(on_a_node: OnANode, tmp_
         await node.until_ready("app")
         await node.exec("app", "killall", "httpd")
         await node.until(lambda: diary.words == ["run", "run"])
-        assert "connection refused" in told(node, "Unhealthy")[0]
+        assert "connection refused" in event_messages(node, "Unhealthy")[0]
 
-    on_a_node(scenario, tmp_path)
+    run_on_node(scenario, tmp_path)
 
 
-def test_hooks_are_requests_to_the_pods_own_address(on_a_node: OnANode, tmp_path: Path) -> None:
+def test_http_hooks_go_to_the_pod_address(run_on_node: ScenarioRunner, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         hook = {"httpGet": {"port": 8080, "path": "/cgi-bin/hook"}}
         answer = "#!/bin/sh\\necho called >>/v/all; echo; echo ok\\n"
@@ -87,26 +89,26 @@ def test_hooks_are_requests_to_the_pods_own_address(on_a_node: OnANode, tmp_path
         await node.until(lambda: node.is_gone("app"))
         assert (shown / "all").read_text() == "called\n"
 
-    on_a_node(scenario, tmp_path / "node")
+    run_on_node(scenario, tmp_path / "node")
 
 
-def test_names_are_looked_up_as_the_pod_says(on_a_node: OnANode, tmp_path: Path) -> None:
+def test_dns_policy_and_dns_config_are_applied(run_on_node: ScenarioRunner, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         own = {"nameservers": ["192.0.2.1"], "searches": ["a.example"], "options": [{"name": "ndots", "value": "3"}]}
-        look = ("cat", "/etc/resolv.conf")
-        node.create(pod("own", command=look, restartPolicy="Never", dnsPolicy="None", dnsConfig=own))
-        node.create(pod("cluster", command=look, restartPolicy="Never"))
-        assert (await said(node, "own")).splitlines() == [
+        show = ("cat", "/etc/resolv.conf")
+        node.create(pod("own", command=show, restartPolicy="Never", dnsPolicy="None", dnsConfig=own))
+        node.create(pod("cluster", command=show, restartPolicy="Never"))
+        assert (await log_after_success(node, "own")).splitlines() == [
             "search a.example", "nameserver 192.0.2.1", "options ndots:3"
         ]  # fmt: skip
-        cluster = (await said(node, "cluster")).splitlines()
+        cluster = (await log_after_success(node, "cluster")).splitlines()
         assert cluster[0].startswith("search default.svc.cluster.local svc.cluster.local cluster.local")
         assert cluster[1:] == ["nameserver 10.96.0.10", "options ndots:5"]
 
-    on_a_node(scenario, tmp_path)
+    run_on_node(scenario, tmp_path)
 
 
-def test_a_pod_knows_itself_and_its_aliases_by_name(on_a_node: OnANode, tmp_path: Path) -> None:
+def test_etc_hosts_has_the_pod_and_its_host_aliases(run_on_node: ScenarioRunner, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         aliases = [{"ip": "192.0.2.7", "hostnames": ["seven", "seven.example"]}]
         script = 'echo "$POD_IP"; cat /etc/hosts'
@@ -115,14 +117,14 @@ def test_a_pod_knows_itself_and_its_aliases_by_name(on_a_node: OnANode, tmp_path
         node.create(
             pod("app", container=fields, restartPolicy="Never", hostname="front", subdomain="shop", hostAliases=aliases)
         )
-        address, *lines = (await said(node)).splitlines()
+        address, *lines = (await log_after_success(node)).splitlines()
         assert f"{address}\tfront.shop.default.svc.cluster.local\tfront" in lines
         assert lines[-1] == "192.0.2.7\tseven\tseven.example"
 
-    on_a_node(scenario, tmp_path)
+    run_on_node(scenario, tmp_path)
 
 
-def test_a_pod_in_the_hosts_network_has_the_hosts_address(on_a_node: OnANode, tmp_path: Path) -> None:
+def test_a_pod_with_host_network_has_the_host_address(run_on_node: ScenarioRunner, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         node.create(web(hostNetwork=True))
         await node.until_ready("app")
@@ -130,12 +132,12 @@ def test_a_pod_in_the_hosts_network_has_the_hosts_address(on_a_node: OnANode, tm
         assert shown.pod_ip == shown.host_ip
         assert (await page("127.0.0.1")).endswith("hello\n")
 
-    on_a_node(scenario, tmp_path)
+    run_on_node(scenario, tmp_path)
 
 
-def test_a_port_of_the_host_leads_to_the_pod_as_long_as_it_is_there(on_a_node: OnANode, tmp_path: Path) -> None:
-    assert isinstance(on_a_node.home, Containers)
-    cri_node = on_a_node.home.cri_node
+def test_a_host_port_reaches_the_pod_until_its_removal(run_on_node: ScenarioRunner, tmp_path: Path) -> None:
+    assert isinstance(run_on_node.backend, CriBackend)
+    cri_node = run_on_node.backend.cri_node
     if cri_node.name == "cri-o" and shutil.which("nft") is None:
         pytest.skip("there is no nft, which CRI-O calls for ports of the host: install Debian's nftables")
     if shutil.which("iptables") is None:
@@ -155,4 +157,4 @@ def test_a_port_of_the_host_leads_to_the_pod_as_long_as_it_is_there(on_a_node: O
             await page(GATEWAY, port=18080)
 
     with cri_node.with_host_ports():
-        on_a_node(scenario, tmp_path)
+        run_on_node(scenario, tmp_path)

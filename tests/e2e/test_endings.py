@@ -1,4 +1,4 @@
-"""How containers end: when asked, when their time is up, by themselves; and their last words."""
+"""Container termination: signals, grace periods, deadlines, OOM kills, termination messages."""
 
 import asyncio
 import os
@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.asking import ends_of, waits_for
-from tests.e2e.kinds import not_on_containerd
-from tests.e2e.node import Node, OnANode, pod
+from tests.e2e.node import Node, ScenarioRunner, pod
+from tests.e2e.oom import require_oom_report, retry_until_oom_reported
+from tests.e2e.pod_queries import record_terminations, waiting_reason
+from tests.e2e.runtime_kinds import not_on_containerd
 from tests.e2e.scripts import LINGER, POLITE, Wire, sh
-from tests.e2e.want_of_memory import must_be_noticed, until_noticed
 from tests.host.own_cgroups import needs
 
 pytestmark = pytest.mark.slow
@@ -24,12 +24,14 @@ async def until_it_listens(node: Node) -> None:
     await node.until(lambda: node.log("app") == "listening\n")
 
 
-# Ends.
+# Termination.
 
 
-def test_a_container_that_listens_ends_long_before_its_time_is_up(on_a_node: OnANode, tmp_path: Path) -> None:
+def test_a_container_that_handles_sigterm_stops_before_its_grace_period_ends(
+    run_on_node: ScenarioRunner, tmp_path: Path
+) -> None:
     async def scenario(node: Node) -> None:
-        ends = ends_of(node)
+        ends = record_terminations(node)
         script = f"trap 'exit 4' TERM; {LISTEN}"
         node.create(pod("app", container=sh(script), terminationGracePeriodSeconds=60))
         await until_it_listens(node)
@@ -38,12 +40,14 @@ def test_a_container_that_listens_ends_long_before_its_time_is_up(on_a_node: OnA
         assert ends["app"].exit_code == 4
         assert ("Normal", "Killing", "Stopping container app") in node.events("app")
 
-    on_a_node(scenario, tmp_path)
+    run_on_node(scenario, tmp_path)
 
 
-def test_a_container_that_does_not_listen_is_killed_when_its_time_is_up(on_a_node: OnANode, tmp_path: Path) -> None:
+def test_a_container_that_ignores_sigterm_is_killed_after_its_grace_period(
+    run_on_node: ScenarioRunner, tmp_path: Path
+) -> None:
     async def scenario(node: Node) -> None:
-        ends, loop = ends_of(node), asyncio.get_running_loop()
+        ends, loop = record_terminations(node), asyncio.get_running_loop()
         node.create(pod("app", container=sh(f"trap '' TERM; {LINGER}"), terminationGracePeriodSeconds=1))
         await node.until_ready("app")
         node.delete("app")
@@ -52,25 +56,25 @@ def test_a_container_that_does_not_listen_is_killed_when_its_time_is_up(on_a_nod
         assert 0.9 < loop.time() - began < 20
         assert ends["app"].exit_code == 137
 
-    on_a_node(scenario, tmp_path)
+    run_on_node(scenario, tmp_path)
 
 
-def test_a_second_delete_may_shorten_the_grace(on_a_node: OnANode, tmp_path: Path) -> None:
+def test_a_second_delete_can_shorten_the_grace_period(run_on_node: ScenarioRunner, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         node.create(pod("app", container=sh(f"trap '' TERM; {LINGER}"), terminationGracePeriodSeconds=600))
         await node.until_ready("app")
         node.delete("app")
-        await node.until(lambda: any(told[1] == "Killing" for told in node.events("app")))
+        await node.until(lambda: any(event[1] == "Killing" for event in node.events("app")))
         node.delete("app", grace_seconds=1)
         await node.until(lambda: node.is_gone("app"), within=10)
 
-    on_a_node(scenario, tmp_path)
+    run_on_node(scenario, tmp_path)
 
 
-@not_on_containerd  # 1.6 does not know of the wish, and ends containers with TERM
-def test_a_container_is_asked_to_end_with_the_signal_it_wants(on_a_node: OnANode, tmp_path: Path) -> None:
+@not_on_containerd  # containerd 1.6 ignores the stop signal and sends SIGTERM
+def test_a_container_is_stopped_with_its_stop_signal(run_on_node: ScenarioRunner, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
-        ends = ends_of(node)
+        ends = record_terminations(node)
         fields = {**sh(f"trap 'exit 5' USR1; trap 'exit 6' TERM; {LISTEN}"), "lifecycle": {"stopSignal": "SIGUSR1"}}
         node.create(pod("app", container=fields, os={"name": "linux"}, terminationGracePeriodSeconds=20))
         await until_it_listens(node)
@@ -78,42 +82,42 @@ def test_a_container_is_asked_to_end_with_the_signal_it_wants(on_a_node: OnANode
         await node.until(lambda: node.is_gone("app"))
         assert ends["app"].exit_code == 5
 
-    on_a_node(scenario, tmp_path)
+    run_on_node(scenario, tmp_path)
 
 
-def test_a_pod_fails_when_its_deadline_has_passed(on_a_node: OnANode, tmp_path: Path) -> None:
+def test_a_pod_fails_after_its_active_deadline(run_on_node: ScenarioRunner, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         node.create(pod("app", container=sh(POLITE), activeDeadlineSeconds=3))
         await node.until_ready("app")
         await node.until_phase("app", "Failed")
         assert node.see("app").status.reason == "DeadlineExceeded"
         await node.until(lambda: node.status("app").state.terminated is not None)
-        assert ("Normal", "DeadlineExceeded") in [told[:2] for told in node.events("app")]
+        assert ("Normal", "DeadlineExceeded") in [event[:2] for event in node.events("app")]
 
-    on_a_node(scenario, tmp_path)
+    run_on_node(scenario, tmp_path)
 
 
-def test_a_pod_deleted_before_it_could_start_is_gone(on_a_node: OnANode, tmp_path: Path) -> None:
+def test_a_pod_can_be_deleted_before_it_starts(run_on_node: ScenarioRunner, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         node.create(pod("app", image="podkeeper.invalid/missing:1"))
-        await node.until(lambda: waits_for(node, "app") in ("ErrImagePull", "ImagePullBackOff"))
+        await node.until(lambda: waiting_reason(node, "app") in ("ErrImagePull", "ImagePullBackOff"))
         node.delete("app", grace_seconds=30)
         await node.until(lambda: node.is_gone("app"), within=20)
 
-    on_a_node(scenario, tmp_path)
+    run_on_node(scenario, tmp_path)
 
 
-def test_what_a_container_leaves_running_ends_with_it(on_a_node: OnANode, tmp_path: Path) -> None:
+def test_child_processes_end_with_their_container(run_on_node: ScenarioRunner, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         node.create(pod("app", container=sh("setsid sleep 4321 & sleep 0.1; exit 0"), restartPolicy="Never"))
         await node.until_phase("app", "Succeeded")
         await node.until(lambda: not _is_running("sleep\0004321\0"))
 
-    on_a_node(scenario, tmp_path)
+    run_on_node(scenario, tmp_path)
 
 
 def _is_running(command: str) -> bool:
-    """Whether any process of the machine has this command line."""
+    """Return whether any process of this machine has this command line."""
     for number in filter(str.isdigit, os.listdir("/proc")):
         try:
             if Path(f"/proc/{number}/cmdline").read_text() == command:
@@ -124,7 +128,9 @@ def _is_running(command: str) -> bool:
 
 
 @needs("memory")
-def test_a_container_that_takes_too_much_memory_is_told_as_such(on_a_node: OnANode, tmp_path: Path) -> None:
+def test_a_container_over_its_memory_limit_is_reported_as_oom_killed(
+    run_on_node: ScenarioRunner, tmp_path: Path
+) -> None:
     async def scenario(node: Node) -> None:
         fields = {
             "command": ["dd", "if=/dev/zero", "of=/dev/null", "bs=200M"],
@@ -132,33 +138,33 @@ def test_a_container_that_takes_too_much_memory_is_told_as_such(on_a_node: OnANo
         }
         node.create(pod("app", container=fields, restartPolicy="Never"))
         await node.until_phase("app", "Failed")
-        await must_be_noticed(node, "app")
+        await require_oom_report(node, "app")
         end = node.status("app").state.terminated
         assert end is not None
         assert (end.reason, end.exit_code) == ("OOMKilled", 137)
 
-    until_noticed(on_a_node, scenario, tmp_path)
+    retry_until_oom_reported(run_on_node, scenario, tmp_path)
 
 
-# Last words.
+# Termination messages.
 
 LAST_WORDS: dict[str, tuple[Wire, int, str | None]] = {
-    "what it wrote into its file": (sh("echo -n bye >/dev/termination-log"), 0, "bye"),
-    "what it wrote into the file of its choice": (
+    "the default file": (sh("echo -n bye >/dev/termination-log"), 0, "bye"),
+    "terminationMessagePath": (
         {**sh("echo -n bye >/tmp/words"), "terminationMessagePath": "/tmp/words"}, 0, "bye"
     ),
-    "the file, also when it fails": (sh("echo -n sorry >/dev/termination-log; exit 3"), 3, "sorry"),
-    "nothing, when it wrote nothing": (sh("echo in the log; exit 3"), 3, None),
-    "the end of its log, if it fails and asked for that": (
+    "the file after a failure": (sh("echo -n sorry >/dev/termination-log; exit 3"), 3, "sorry"),
+    "no message if the file is empty": (sh("echo in the log; exit 3"), 3, None),
+    "the end of the log after a failure, with FallbackToLogsOnError": (
         {
             **sh("echo one; sleep 0.1; echo two >&2; exit 3"),
             "terminationMessagePolicy": "FallbackToLogsOnError",
         }, 3, "one\ntwo\n",
     ),
-    "not its log, if it succeeds": (
+    "not the log after a success": (
         {**sh("echo one"), "terminationMessagePolicy": "FallbackToLogsOnError"}, 0, None
     ),
-    "the file before the log": (
+    "the file takes precedence over the log": (
         {
             **sh("echo one; echo -n two >/dev/termination-log; exit 3"),
             "terminationMessagePolicy": "FallbackToLogsOnError",
@@ -171,8 +177,8 @@ LAST_WORDS: dict[str, tuple[Wire, int, str | None]] = {
 
 
 @pytest.mark.parametrize("fields, code, expected", LAST_WORDS.values(), ids=LAST_WORDS.keys())
-def test_the_last_words_of_a_container_are(
-    on_a_node: OnANode, fields: Wire, code: int, expected: str | None, tmp_path: Path
+def test_termination_message(
+    run_on_node: ScenarioRunner, fields: Wire, code: int, expected: str | None, tmp_path: Path
 ) -> None:
     async def scenario(node: Node) -> None:
         node.create(pod("app", container=fields, restartPolicy="Never"))
@@ -182,4 +188,4 @@ def test_the_last_words_of_a_container_are(
         assert end.exit_code == code
         assert end.message == expected
 
-    on_a_node(scenario, tmp_path)
+    run_on_node(scenario, tmp_path)

@@ -1,14 +1,14 @@
-"""What a container is told when it wakes up: its command, its variables, its working directory, its standard input."""
+"""Process environment of containers: command, variables, working directory, standard input."""
 
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.asking import said, waits_for
-from tests.e2e.homes import HOST_IP
-from tests.e2e.kinds import crio_only, not_on_crio
-from tests.e2e.node import NAMESPACE, NODE, Node, OnANode, pod
+from tests.e2e.backends import HOST_IP
+from tests.e2e.node import NAMESPACE, NODE, Node, ScenarioRunner, pod
 from tests.e2e.objects import config_map, secret
+from tests.e2e.pod_queries import log_after_success, waiting_reason
+from tests.e2e.runtime_kinds import crio_only, not_on_crio
 from tests.e2e.scripts import Wire, sh
 
 pytestmark = pytest.mark.slow
@@ -24,15 +24,15 @@ TOLD: dict[str, tuple[Wire, str]] = {
         {"command": None, "args": ["echo", "hello"]},
         "hello\n",
     ),
-    "variables are put into command and args": (
+    "variables are expanded in command and args": (
         {"command": ["echo", "$(A)"], "args": ["$(B)-$(A)"], "env": [{"name": "A", "value": "1"}, {"name": "B"}]},
         "1 -1\n",
     ),
-    "an escaped or unknown variable is left as it stands": (
+    "escaped and unknown variables are not expanded": (
         {"command": ["echo", "$$(A)", "$(NOBODY)", "$A"], "env": [{"name": "A", "value": "1"}]},
         "$(A) $(NOBODY) $A\n",
     ),
-    "a variable may use those before it": (
+    "a variable can refer to earlier ones": (
         {
             **sh('echo "$B|$C"'),
             "env": [
@@ -44,7 +44,7 @@ TOLD: dict[str, tuple[Wire, str]] = {
         },
         "12|$(D)\n",
     ),
-    "a variable of two lines stays whole": (
+    "a variable with two lines": (
         {**sh('echo "$A"'), "env": [{"name": "A", "value": "one\ntwo"}]},
         "one\ntwo\n",
     ),
@@ -64,7 +64,7 @@ TOLD: dict[str, tuple[Wire, str]] = {
         },
         "red medium\n",
     ),
-    "single keys of a config map and a secret": (
+    "single keys of a config map and of a secret": (
         {
             **sh('echo "$A, $B"'),
             "env": [
@@ -74,7 +74,7 @@ TOLD: dict[str, tuple[Wire, str]] = {
         },
         "green, open sesame\n",
     ),
-    "what is optional may be missing": (
+    "optional references may be missing": (
         {
             **sh('echo "${A-unset} ${B-unset}"'),
             "envFrom": [
@@ -104,7 +104,7 @@ TOLD: dict[str, tuple[Wire, str]] = {
         {"command": ["pwd"], "workingDir": "/usr/bin"},
         "/usr/bin\n",
     ),
-    "a command is found in the PATH the container was given": (
+    "a command is searched in the PATH of the container": (
         {
             "command": ["marker"],
             "env": [{"name": "PATH", "value": "/opt/tools"}],
@@ -112,19 +112,19 @@ TOLD: dict[str, tuple[Wire, str]] = {
         },
         "from the volume\n",
     ),
-    "without stdin there is nothing to read": (
+    "standard input is empty without stdin": (
         sh('read line; echo "end $? [$line]"'),
         "end 1 []\n",
     ),
-    "no terminal unless asked for": (
+    "no terminal by default": (
         sh("test -t 0 || test -t 1 || echo none"),
         "none\n",
     ),
-    "a terminal where asked for": (
+    "a terminal with tty": (
         {**sh('test -t 1 && echo "$TERM"'), "tty": True},
         "xterm\n",
     ),
-    "writing to the standard error is heard as well": (
+    "standard error is in the log": (
         sh("echo bad >&2"),
         "bad\n",
     ),
@@ -132,7 +132,9 @@ TOLD: dict[str, tuple[Wire, str]] = {
 
 
 @pytest.mark.parametrize("fields, expected", TOLD.values(), ids=TOLD.keys())
-def test_a_container_is_told(on_a_node: OnANode, fields: Wire, expected: str, tmp_path: Path) -> None:
+def test_command_environment_and_stdio(
+    run_on_node: ScenarioRunner, fields: Wire, expected: str, tmp_path: Path
+) -> None:
     async def scenario(node: Node) -> None:
         config_map(node, "settings", colour="green", size="large")
         config_map(node, "others", colour="red")
@@ -140,12 +142,12 @@ def test_a_container_is_told(on_a_node: OnANode, fields: Wire, expected: str, tm
         secret(node, "keys", password="open sesame")
         tools = {"name": "tools", "configMap": {"name": "tools", "defaultMode": 0o755}}
         node.create(pod("app", container=fields, restartPolicy="Never", volumes=[tools]))
-        assert await said(node) == expected
+        assert await log_after_success(node) == expected
 
-    on_a_node(scenario, tmp_path)
+    run_on_node(scenario, tmp_path)
 
 
-def test_a_container_is_told_about_its_pod_and_node(on_a_node: OnANode, tmp_path: Path) -> None:
+def test_downward_api_variables(run_on_node: ScenarioRunner, tmp_path: Path) -> None:
     paths = {
         "NAME": "metadata.name",
         "NAMESPACE": "metadata.namespace",
@@ -171,38 +173,38 @@ def test_a_container_is_told_about_its_pod_and_node(on_a_node: OnANode, tmp_path
             automountServiceAccountToken=False,
         )
         node.create(made)
-        told = (await said(node, "web-1")).splitlines()
+        lines = (await log_after_success(node, "web-1")).splitlines()
         shown = node.see("web-1").status
-        assert told == [
+        assert lines == [
             "web-1", NAMESPACE, node.uid("web-1"), "front", "two words", NODE, "robot", shown.pod_ip, shown.host_ip
         ]  # fmt: skip
         assert shown.host_ip == HOST_IP
 
-    on_a_node(scenario, tmp_path)
+    run_on_node(scenario, tmp_path)
 
 
-def test_without_limits_a_container_is_told_what_the_node_has(on_a_node: OnANode, tmp_path: Path) -> None:
+def test_without_limits_resource_fields_have_the_node_allocatable(run_on_node: ScenarioRunner, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         env = [{"name": "CPU", "valueFrom": {"resourceFieldRef": {"resource": "limits.cpu", "divisor": "1m"}}}]
         node.create(pod("app", container={**sh('echo "$CPU"'), "env": env}, restartPolicy="Never"))
-        assert int(await said(node)) >= 1000
+        assert int(await log_after_success(node)) >= 1000
 
-    on_a_node(scenario, tmp_path)
+    run_on_node(scenario, tmp_path)
 
 
-def test_the_environment_of_the_agent_stays_with_the_agent(
-    on_a_node: OnANode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_environment_of_the_agent_is_not_inherited(
+    run_on_node: ScenarioRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OF_THE_AGENT", "private")
 
     async def scenario(node: Node) -> None:
         node.create(pod("app", command=("env",), restartPolicy="Never"))
-        told = dict(line.split("=", 1) for line in (await said(node)).splitlines())
-        assert "OF_THE_AGENT" not in told
-        assert told["HOSTNAME"] == "app"
-        assert "/bin" in told["PATH"].split(":")
+        lines = dict(line.split("=", 1) for line in (await log_after_success(node)).splitlines())
+        assert "OF_THE_AGENT" not in lines
+        assert lines["HOSTNAME"] == "app"
+        assert "/bin" in lines["PATH"].split(":")
 
-    on_a_node(scenario, tmp_path)
+    run_on_node(scenario, tmp_path)
 
 
 MISSING: dict[str, tuple[Wire, str]] = {
@@ -220,39 +222,39 @@ MISSING: dict[str, tuple[Wire, str]] = {
 
 
 @pytest.mark.parametrize("fields, message", MISSING.values(), ids=MISSING.keys())
-def test_a_container_waits_for_what_it_refers_to(
-    on_a_node: OnANode, fields: Wire, message: str, tmp_path: Path
+def test_a_container_waits_for_missing_references(
+    run_on_node: ScenarioRunner, fields: Wire, message: str, tmp_path: Path
 ) -> None:
     async def scenario(node: Node) -> None:
         config_map(node, "here", other="1")
         secret(node, "here", other="1")
         node.create(pod("app", container={"command": ["true"], **fields}, restartPolicy="Never"))
-        await node.until(lambda: waits_for(node, "app") == "CreateContainerConfigError")
+        await node.until(lambda: waiting_reason(node, "app") == "CreateContainerConfigError")
         waiting = node.status("app").state.waiting
         assert waiting is not None
         assert waiting.message == message
         assert node.phase("app") == "Pending"
         assert ("Warning", "Failed", f"Error: {message}") in node.events("app")
 
-    on_a_node(scenario, tmp_path)
+    run_on_node(scenario, tmp_path)
 
 
-def test_a_container_starts_once_its_config_map_is_there(on_a_node: OnANode, tmp_path: Path) -> None:
+def test_a_container_starts_after_its_config_map_is_created(run_on_node: ScenarioRunner, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         fields = {**sh('echo "$colour"'), "envFrom": [{"configMapRef": {"name": "later"}}]}
         node.create(pod("app", container=fields, restartPolicy="Never"))
-        await node.until(lambda: waits_for(node, "app") == "CreateContainerConfigError")
+        await node.until(lambda: waiting_reason(node, "app") == "CreateContainerConfigError")
         config_map(node, "later", colour="blue")
-        assert await said(node) == "blue\n"
+        assert await log_after_success(node) == "blue\n"
 
-    on_a_node(scenario, tmp_path, retry_seconds=0.2)
+    run_on_node(scenario, tmp_path, retry_seconds=0.2)
 
 
-# What cannot start.
+# Commands that cannot start.
 
 
 @not_on_crio
-def test_a_command_that_is_not_there_is_told_as_such(on_a_node: OnANode, tmp_path: Path) -> None:
+def test_a_missing_command_is_reported(run_on_node: ScenarioRunner, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         node.create(pod("app", command=("no-such-program",), restartPolicy="Never"))
         await node.until_phase("app", "Failed")
@@ -261,32 +263,30 @@ def test_a_command_that_is_not_there_is_told_as_such(on_a_node: OnANode, tmp_pat
         assert (end.exit_code, end.reason) == (128, "StartError")
         assert 'exec: "no-such-program": executable file not found in $PATH' in (end.message or "")
 
-    on_a_node(scenario, tmp_path)
+    run_on_node(scenario, tmp_path)
 
 
-@crio_only  # it looks for the command when the container is created, and there is no container then
-def test_a_command_that_is_not_there_is_told_by_crio_before_there_is_a_container(
-    on_a_node: OnANode, tmp_path: Path
-) -> None:
+@crio_only  # CRI-O resolves the command in CreateContainer, so there is no container
+def test_crio_reports_a_missing_command_at_creation(run_on_node: ScenarioRunner, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         node.create(pod("app", command=("no-such-program",), restartPolicy="Never"))
-        await node.until(lambda: waits_for(node, "app") == "CreateContainerError")
+        await node.until(lambda: waiting_reason(node, "app") == "CreateContainerError")
         waiting = node.status("app").state.waiting
         assert waiting is not None
         assert "executable file `no-such-program` not found in $PATH" in (waiting.message or "")
 
-    on_a_node(scenario, tmp_path)
+    run_on_node(scenario, tmp_path)
 
 
 # Standard input.
 
 
-def test_what_is_typed_reaches_a_container_that_listens(on_a_node: OnANode, tmp_path: Path) -> None:
+def test_attached_input_reaches_a_container_with_stdin(run_on_node: ScenarioRunner, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         fields = {**sh('read line; echo "got $line"'), "stdin": True, "stdinOnce": True}
         node.create(pod("app", container=fields, restartPolicy="Never"))
         await node.until_ready("app")
         await node.type("app", "hello\n")
-        assert await said(node) == "got hello\n"
+        assert await log_after_success(node) == "got hello\n"
 
-    on_a_node(scenario, tmp_path)
+    run_on_node(scenario, tmp_path)

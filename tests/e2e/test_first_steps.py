@@ -1,11 +1,12 @@
-"""The first steps of a pod with real processes: it starts, is seen, ends and is gone."""
+"""Basic pod lifecycle with real processes: start, readiness, completion, deletion, agent restart."""
 
 from pathlib import Path
 
-from tests.e2e.node import Node, OnANode, pod
+from podkeeper.rules.worker.states import Syncing
+from tests.e2e.node import Node, ScenarioRunner, pod
 
 
-def test_a_pod_starts_becomes_ready_and_is_deleted(on_a_node: OnANode, tmp_path: Path) -> None:
+def test_a_pod_starts_becomes_ready_and_is_deleted(run_on_node: ScenarioRunner, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         node.create(pod("web", command=("sh", "-c", "echo hello; trap 'exit 0' TERM; while :; do sleep 0.1; done")))
         await node.until_ready("web")
@@ -13,27 +14,31 @@ def test_a_pod_starts_becomes_ready_and_is_deleted(on_a_node: OnANode, tmp_path:
         node.delete("web")
         await node.until(lambda: node.is_gone("web"))
 
-    on_a_node(scenario, tmp_path)
+    run_on_node(scenario, tmp_path)
 
 
-def test_a_job_succeeds(on_a_node: OnANode, tmp_path: Path) -> None:
+def test_a_job_succeeds(run_on_node: ScenarioRunner, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         node.create(pod("job", command=("true",), restartPolicy="Never"))
         await node.until_phase("job", "Succeeded")
         assert node.exit_code("job") == 0
 
-    on_a_node(scenario, tmp_path)
+    run_on_node(scenario, tmp_path)
 
 
-def test_a_restarted_agent_finds_its_pods_as_they_were(on_a_node: OnANode, tmp_path: Path) -> None:
+def test_a_restarted_agent_adopts_its_pods(run_on_node: ScenarioRunner, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         node.create(pod("web"))
         await node.until_ready("web")
-        before = node.status("web").container_id
-        await node.restarted()
-        await node.until(lambda: node.agent.workers.state(node.uid("web")) is not None)
+        before = node.status("web").container_id or ""
+        await node.restart_agent()
+        uid = node.uid("web")
+        await node.until(lambda: isinstance(node.agent.workers.state(uid), Syncing))
+        await node.until(
+            lambda: [each.id for each in node.agent.cache.get(uid).containers] == [before.rpartition("://")[2]]
+        )
         await node.until_ready("web")
         assert node.status("web").container_id == before
         assert node.status("web").restart_count == 0
 
-    on_a_node(scenario, tmp_path)
+    run_on_node(scenario, tmp_path)

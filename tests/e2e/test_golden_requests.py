@@ -1,8 +1,8 @@
-"""The pods whose requests were recorded from the reference kubelet, through the whole agent, on a real containerd.
+"""CRI requests of the whole agent on a real containerd, compared with recordings of the kubelet.
 
-What containerd says it was asked is what the reference asked, but for what `golden_requests` names. The requests
-themselves are compared field by field in tests/runtimes/cri/test_requests_golden.py; here the agent has found out by
-itself what it took from the recording there: addresses, attempts, paths, files.
+The configurations that containerd reports must equal the recorded ones, except for what `golden_requests` lists.
+tests/runtimes/cri/requests/test_requests_golden.py compares the requests field by field and takes addresses, attempts,
+paths and files from the recording. Here the agent determines them.
 """
 
 import asyncio
@@ -14,8 +14,9 @@ from msgspec.structs import replace
 
 from podkeeper.model.k8s.core import PodStatus
 from podkeeper.model.runtime import PodRecord
-from podkeeper.rules.backoff import DEFAULT_CURVE
+from podkeeper.rules.backoff.table import DEFAULT_CURVE
 from podkeeper.runtimes.cri.transport import GrpcTransport, Transport
+from tests.e2e.backends import CriBackend
 from tests.e2e.golden_requests import (
     FROM_API,
     NODE,
@@ -32,33 +33,36 @@ from tests.e2e.golden_requests import (
     sandbox_config,
     static_text,
 )
-from tests.e2e.homes import Containers
-from tests.e2e.kinds import containerd_only
-from tests.e2e.node import PATIENCE_SECONDS, Node, OnANode
+from tests.e2e.node import TIMEOUT_SECONDS, Node, ScenarioRunner
 from tests.e2e.objects import config_map
+from tests.e2e.runtime_kinds import containerd_only
 from tests.host.own_cgroups import HERE, needs_cgroups
 
-pytestmark = [pytest.mark.slow, containerd_only, needs_cgroups]  # CRI-O does not repeat what it was asked
+pytestmark = [
+    pytest.mark.slow,
+    containerd_only,
+    needs_cgroups,
+]  # the verbose status of CRI-O does not contain the configuration
 
 SOON = {"restart_curve": DEFAULT_CURVE.tuned(initial=timedelta(seconds=1))}
 
 
 def plain_of(node: Node, uid: str) -> Plain:
-    """The places of a node of ours."""
+    """Return the paths of our node."""
     cgroups = f"{HERE.base.rstrip('/')}/{node.cgroup_root}"
     return Plain(uid=uid, pods=str(node.root / "pods"), logs=str(node.root / "logs"), cgroups=cgroups)
 
 
 def recorded_attempts(pod: str) -> dict[str, int]:
-    """Which attempt of each container was recorded."""
+    """Return the recorded attempt of each container."""
     containers = recorded_containers(pod).items()
     return {name: each["config_sent"]["metadata"].get("attempt", 0) for name, each in containers}
 
 
 async def until_made(node: Node, pod: str) -> PodRecord:
-    """What the runtime has of a pod, once that is all that was recorded."""
+    """Wait until the runtime has all recorded containers of a pod, and return its record."""
     wanted = recorded_attempts(pod).items()
-    async with asyncio.timeout(PATIENCE_SECONDS):
+    async with asyncio.timeout(TIMEOUT_SECONDS):
         while True:
             found = next((each for each in await node.runtime.list_pods() if each.name == pod), None)
             if found is not None and wanted <= {(each.name, each.restart_count) for each in found.containers}:
@@ -66,8 +70,8 @@ async def until_made(node: Node, pod: str) -> PodRecord:
             await asyncio.sleep(0.05)
 
 
-async def asked_otherwise(transport: Transport, node: Node, pod: str) -> list[str]:
-    """Where what the runtime was asked for a pod differs from the recording."""
+async def request_differences(transport: Transport, node: Node, pod: str) -> list[str]:
+    """Return where the requests for a pod differ from the recording."""
     record = await until_made(node, pod)
     box = recorded_sandbox(pod)["config_sent"]
     theirs, ours = recorded_plain(box["metadata"]["uid"]), plain_of(node, record.uid)
@@ -81,9 +85,9 @@ async def asked_otherwise(transport: Transport, node: Node, pod: str) -> list[st
     return found
 
 
-def test_the_agent_asks_for_pods_as_the_reference_does(on_a_node: OnANode, tmp_path: Path) -> None:
-    assert isinstance(on_a_node.home, Containers)
-    cri_node, resolver_file = on_a_node.home.cri_node, tmp_path / "resolv.conf"
+def test_cri_requests_equal_those_of_the_kubelet(run_on_node: ScenarioRunner, tmp_path: Path) -> None:
+    assert isinstance(run_on_node.backend, CriBackend)
+    cri_node, resolver_file = run_on_node.backend.cri_node, tmp_path / "resolv.conf"
     resolver_file.write_text(RESOLVER_FILE)
 
     async def scenario(node: Node) -> None:
@@ -93,13 +97,18 @@ def test_the_agent_asks_for_pods_as_the_reference_does(on_a_node: OnANode, tmp_p
             node.create(replace(pod_of(name), status=PodStatus()))
         transport = GrpcTransport(cri_node.socket)
         try:
-            assert [await asked_otherwise(transport, node, name) for name in (*FROM_API, STATIC)] == [[], [], [], []]
+            assert [await request_differences(transport, node, name) for name in (*FROM_API, STATIC)] == [
+                [],
+                [],
+                [],
+                [],
+            ]
         finally:
             await transport.close()
         static = await until_made(node, STATIC)
-        node.unwrite("static")
-        await node.until(lambda: any(told[1] == "Killing" for told in node.events(STATIC)))
-        await node.runtime.stop_container(static.containers[0].id, 0)  # it would take all of its grace
+        node.remove_manifest("static")
+        await node.until(lambda: any(event[1] == "Killing" for event in node.events(STATIC)))
+        await node.runtime.stop_container(static.containers[0].id, 0)  # it would use its whole grace period
 
-    home = Containers(cri_node, resolver_file=str(resolver_file))
-    OnANode(home)(scenario, tmp_path / "node", name=NODE, settings=SOON)
+    backend = CriBackend(cri_node, resolver_file=str(resolver_file))
+    ScenarioRunner(backend)(scenario, tmp_path / "node", name=NODE, settings=SOON)

@@ -1,7 +1,7 @@
-"""gRPC probes of containers, by an agent in a process of its own.
+"""gRPC probes of containers, with the agent in a separate process.
 
-gRPC connects from threads of its own, which stay in the network in which they were begun. The tests' process is now in
-the network of one runtime and now in another's; an agent that runs as a command is in one for all its life.
+gRPC connects from its own threads, which stay in the network namespace in which they were started. The process of the
+tests enters the network of several runtimes. An agent that runs as a command stays in one.
 """
 
 import asyncio
@@ -13,17 +13,17 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.house import roots_house, until
-from tests.e2e.kinds import AND_CRIO, CONTAINERD
+from tests.e2e.agent_process import agent_with_pods, until
+from tests.e2e.cli_runtimes import cli_runtime
+from tests.e2e.runtime_kinds import AND_CRIO, CONTAINERD
 from tests.e2e.scripts import POLITE, sh
-from tests.e2e.ways import way_of
 from tests.host.loopback import grpc_server
 
 pytestmark = pytest.mark.slow
 
 
 class HealthService:
-    """A health service that says what it is told to, and notes what it was asked."""
+    """A health service with a configurable status, which records its requests."""
 
     def __init__(self) -> None:
         self.port = 0
@@ -32,7 +32,7 @@ class HealthService:
 
     @contextmanager
     def serving(self) -> Iterator[None]:
-        """Serve in the network of whoever calls, from a thread of its own."""
+        """Serve from a thread, in the network namespace of the caller."""
         begun, over = threading.Event(), asyncio.Event()
         loops: list[asyncio.AbstractEventLoop] = []
 
@@ -58,16 +58,17 @@ class HealthService:
 
 
 @pytest.mark.parametrize("kind", [CONTAINERD, *AND_CRIO])
-def test_readiness_by_grpc_follows_the_health_service(
-    request: pytest.FixtureRequest, tmp_path: Path, kind: str
-) -> None:
-    way, health = way_of(request, kind), HealthService()
-    with way.inside(), health.serving():
+def test_grpc_readiness_follows_the_health_service(request: pytest.FixtureRequest, tmp_path: Path, kind: str) -> None:
+    runtime, health = cli_runtime(request, kind), HealthService()
+    with runtime.in_network(), health.serving():
         probe = {"grpc": {"port": health.port, "service": "shop"}, "failureThreshold": 1, "periodSeconds": 1}
         containers = {"app": {**sh(POLITE), "readinessProbe": probe}}
-        with roots_house(tmp_path, way, containers, hostNetwork=True) as house:
-            until(lambda: b"NOT_SERVING" in house.call("describe", "app").stdout, "it is told why the pod is not ready")
+        with agent_with_pods(tmp_path, runtime, containers, hostNetwork=True) as agent:
+            until(
+                lambda: b"NOT_SERVING" in agent.call("describe", "app").stdout,
+                "the events say why the pod is not ready",
+            )
             assert health.asked[0] == b"\x0a\x04shop"
-            assert not house.container("app")["ready"]
+            assert not agent.container("app")["ready"]
             health.answer = b"\x08\x01"
-            until(lambda: house.container("app")["ready"], "the pod is ready")
+            until(lambda: agent.container("app")["ready"], "the pod is ready")

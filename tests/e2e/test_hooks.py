@@ -1,6 +1,6 @@
-"""Hooks right after the start of a container and before its end.
+"""Lifecycle hooks: postStart and preStop.
 
-Servers that hooks talk to live in this process: `host` in the spec leads there.
+The servers of HTTP hooks run in this process. The hooks reach them through `host` in the spec.
 """
 
 import asyncio
@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.asking import told
-from tests.e2e.node import Node, OnANode, pod
+from tests.e2e.node import Node, ScenarioRunner, pod
+from tests.e2e.pod_queries import event_messages
 from tests.e2e.scripts import LINGER, POLITE, Diary, note, sh
-from tests.host.loopback import noting, server, silence
+from tests.host.loopback import recording, server, silent
 
 pytestmark = pytest.mark.slow
 
-# After the start.
+# postStart.
 
 
-def test_a_container_counts_as_running_once_its_hook_has_ended(
-    on_a_node: OnANode, tmp_path: Path, diary: Diary
+def test_a_container_is_running_after_its_post_start_hook(
+    run_on_node: ScenarioRunner, tmp_path: Path, diary: Diary
 ) -> None:
     async def scenario(node: Node) -> None:
         hook = {"exec": {"command": ["sh", "-c", "until grep -q go /diary/all; do sleep 0.02; done 2>/dev/null"]}}
@@ -31,21 +31,21 @@ def test_a_container_counts_as_running_once_its_hook_has_ended(
         diary.add("go")
         await node.until_ready("app")
 
-    on_a_node(scenario, tmp_path)
+    run_on_node(scenario, tmp_path)
 
 
-def test_a_container_is_killed_when_its_first_hook_fails(on_a_node: OnANode, tmp_path: Path) -> None:
+def test_a_failed_post_start_hook_kills_the_container(run_on_node: ScenarioRunner, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         hook = {"exec": {"command": ["sh", "-c", "echo no luck; exit 4"]}}
         node.create(pod("app", container={**sh(POLITE), "lifecycle": {"postStart": hook}}, restartPolicy="Never"))
-        await node.until_phase("app", "Succeeded")  # it ends politely when asked to
-        assert told(node, "FailedPostStartHook") == ["PostStartHook failed"]
-        assert told(node, "Killing") == ["FailedPostStartHook"]
+        await node.until_phase("app", "Succeeded")  # it exits with 0 on SIGTERM
+        assert event_messages(node, "FailedPostStartHook") == ["PostStartHook failed"]
+        assert event_messages(node, "Killing") == ["FailedPostStartHook"]
 
-    on_a_node(scenario, tmp_path)
+    run_on_node(scenario, tmp_path)
 
 
-def test_a_hook_of_time_holds_a_container_back(on_a_node: OnANode, tmp_path: Path) -> None:
+def test_a_post_start_sleep_delays_the_running_state(run_on_node: ScenarioRunner, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         loop = asyncio.get_running_loop()
         began = loop.time()
@@ -53,14 +53,14 @@ def test_a_hook_of_time_holds_a_container_back(on_a_node: OnANode, tmp_path: Pat
         await node.until_ready("app")
         assert 1 <= loop.time() - began < 20
 
-    on_a_node(scenario, tmp_path)
+    run_on_node(scenario, tmp_path)
 
 
 @pytest.mark.parametrize("when", ["postStart", "preStop"])
-def test_a_hook_may_be_a_request(on_a_node: OnANode, when: str, tmp_path: Path) -> None:
+def test_http_post_start_hook(run_on_node: ScenarioRunner, when: str, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         requests: list[str] = []
-        async with server(noting(requests)) as there:
+        async with server(recording(requests)) as there:
             headers = [{"name": "X-Word", "value": "please"}]
             action = {"path": "/hook?a=1", "port": there.port, "host": there.host, "httpHeaders": headers}
             node.create(pod("app", container={**sh(POLITE), "lifecycle": {when: {"httpGet": action}}}))
@@ -72,25 +72,23 @@ def test_a_hook_may_be_a_request(on_a_node: OnANode, when: str, tmp_path: Path) 
         assert requests[0].startswith("GET /hook?a=1 HTTP/1.1\r\n")
         assert "X-Word: please\r\n" in requests[0]
 
-    on_a_node(scenario, tmp_path)
+    run_on_node(scenario, tmp_path)
 
 
-def test_a_hook_that_only_knocks_is_refused_as_ever(on_a_node: OnANode, tmp_path: Path) -> None:
+def test_a_tcp_hook_fails(run_on_node: ScenarioRunner, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
-        async with server(silence) as there:
+        async with server(silent) as there:
             hook = {"tcpSocket": {"port": there.port, "host": there.host}}
             node.create(pod("app", container={**sh(POLITE), "lifecycle": {"postStart": hook}}, restartPolicy="Never"))
-            await node.until(lambda: bool(told(node, "FailedPostStartHook")))
+            await node.until(lambda: bool(event_messages(node, "FailedPostStartHook")))
 
-    on_a_node(scenario, tmp_path)
-
-
-# Before the end.
+    run_on_node(scenario, tmp_path)
 
 
-def test_the_last_hook_runs_before_a_container_is_asked_to_end(
-    on_a_node: OnANode, tmp_path: Path, diary: Diary
-) -> None:
+# preStop.
+
+
+def test_the_pre_stop_hook_runs_before_sigterm(run_on_node: ScenarioRunner, tmp_path: Path, diary: Diary) -> None:
     async def scenario(node: Node) -> None:
         script = f"trap 'echo term >>/diary/all; exit 0' TERM; {LINGER}"
         app = diary.writes("app", script, lifecycle={"preStop": note("hook")})
@@ -100,32 +98,34 @@ def test_the_last_hook_runs_before_a_container_is_asked_to_end(
         await node.until(lambda: node.is_gone("app"))
         assert diary.words == ["hook", "term"]
 
-    on_a_node(scenario, tmp_path)
+    run_on_node(scenario, tmp_path)
 
 
-def test_a_container_that_ends_by_itself_needs_no_last_hook(on_a_node: OnANode, tmp_path: Path, diary: Diary) -> None:
+def test_a_container_that_exits_by_itself_skips_the_pre_stop_hook(
+    run_on_node: ScenarioRunner, tmp_path: Path, diary: Diary
+) -> None:
     async def scenario(node: Node) -> None:
         app = diary.writes("app", "sleep 0.1", lifecycle={"preStop": note("hook")})
         node.create(pod("app", containers=[app], volumes=diary.volumes, restartPolicy="Never"))
         await node.until_phase("app", "Succeeded")
         assert diary.words == []
 
-    on_a_node(scenario, tmp_path)
+    run_on_node(scenario, tmp_path)
 
 
-def test_a_container_ends_also_when_its_last_hook_fails(on_a_node: OnANode, tmp_path: Path) -> None:
+def test_a_container_stops_after_a_failed_pre_stop_hook(run_on_node: ScenarioRunner, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         hook = {"exec": {"command": ["false"]}}
         node.create(pod("app", container={**sh(POLITE), "lifecycle": {"preStop": hook}}))
         await node.until_ready("app")
         node.delete("app")
         await node.until(lambda: node.is_gone("app"))
-        assert told(node, "FailedPreStopHook") == ["PreStopHook failed"]
+        assert event_messages(node, "FailedPreStopHook") == ["PreStopHook failed"]
 
-    on_a_node(scenario, tmp_path)
+    run_on_node(scenario, tmp_path)
 
 
-def test_time_spent_in_the_last_hook_is_time_of_the_grace(on_a_node: OnANode, tmp_path: Path) -> None:
+def test_the_pre_stop_hook_counts_against_the_grace_period(run_on_node: ScenarioRunner, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         hook = {"exec": {"command": ["sleep", "60"]}}
         node.create(
@@ -135,10 +135,10 @@ def test_time_spent_in_the_last_hook_is_time_of_the_grace(on_a_node: OnANode, tm
         node.delete("app")
         await node.until(lambda: node.is_gone("app"), within=10)
 
-    on_a_node(scenario, tmp_path)
+    run_on_node(scenario, tmp_path)
 
 
-def test_a_last_hook_of_time_lets_a_container_go_on_for_a_while(on_a_node: OnANode, tmp_path: Path) -> None:
+def test_a_pre_stop_sleep_delays_sigterm(run_on_node: ScenarioRunner, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         loop = asyncio.get_running_loop()
         fields = {**sh(POLITE), "lifecycle": {"preStop": {"sleep": {"seconds": 1}}}}
@@ -149,4 +149,4 @@ def test_a_last_hook_of_time_lets_a_container_go_on_for_a_while(on_a_node: OnANo
         await node.until(lambda: node.is_gone("app"))
         assert 1 <= loop.time() - began < 20
 
-    on_a_node(scenario, tmp_path)
+    run_on_node(scenario, tmp_path)

@@ -1,5 +1,7 @@
-"""Logs of real containers under `podkeeper run`: rotated while they are followed, removed with their pods, and whole
-whenever the agent is killed."""
+"""Logs of real containers under `podkeeper run`.
+
+They are rotated while a client follows them, removed with their pods, and complete after the agent is killed.
+"""
 
 import gzip
 import os
@@ -18,31 +20,31 @@ from typing import Any
 import pytest
 import yaml
 
-from podkeeper.app.local.client import AskingFailed, LocalClient
-from podkeeper.rules.log_rotation import parts_of
-from tests.e2e.kinds import AND_CRIO, CONTAINERD, PROCESSES
-from tests.e2e.ways import Way, way_of
-from tests.runtimes.process.home import keepers_of
+from podkeeper.app.local.client import LocalClient, RequestFailed
+from podkeeper.rules.logs.rotation import parts_of
+from tests.e2e.cli_runtimes import CliRuntime, cli_runtime
+from tests.e2e.runtime_kinds import AND_CRIO, CONTAINERD, PROCESS
+from tests.runtimes.process.harness import keepers_of
 from tools.torture_seen import cgroups_of
 
 pytestmark = pytest.mark.slow
 
-PATIENCE_SECONDS = 30.0
+TIMEOUT_SECONDS = 30.0
 CALL = "from podkeeper.app.cli import main; main(prog_name='podkeeper')"
 LIVE = "trap 'exit 0' TERM; while :; do sleep 0.05; done"
 
 
 def count(lines: int, pause_every: int = 50) -> str:
-    """A script that writes so many numbered lines, not all at once."""
+    """Return a script that writes numbered lines with short pauses."""
     pause = f"[ $((i % {pause_every})) = 0 ] && sleep 0.02"
     return f"i=0; while [ $i -lt {lines} ]; do echo line $i; i=$((i+1)); {pause}; done"
 
 
 class Machine:
-    """An agent of its own, as people run it."""
+    """An agent started by `podkeeper run`."""
 
-    def __init__(self, place: Path, way: Way, **config: object) -> None:
-        self._way = way
+    def __init__(self, place: Path, runtime: CliRuntime, **config: object) -> None:
+        self._runtime = runtime
         self.root = place / "r"
         self.manifests = place / "m"
         self.manifests.mkdir()
@@ -54,9 +56,9 @@ class Machine:
         self.agent: subprocess.Popen[bytes]
 
     def start(self) -> None:
-        with (self._place / "out").open("ab") as out, self._way.inside():
+        with (self._place / "out").open("ab") as out, self._runtime.in_network():
             arguments = ("--root", str(self.root), "--node-name", "n1", "--config", str(self._config))
-            call = (sys.executable, "-c", CALL, "run", str(self.manifests), *arguments, *self._way.arguments)
+            call = (sys.executable, "-c", CALL, "run", str(self.manifests), *arguments, *self._runtime.arguments)
             self.agent = subprocess.Popen(call, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
 
     def kill(self) -> None:
@@ -64,13 +66,13 @@ class Machine:
         self.agent.wait()
 
     def interrupt(self) -> None:
-        """Ctrl-C: the pods are stopped, and the agent ends."""
+        """Send SIGINT (Ctrl-C): the pods are stopped, and the agent exits."""
         self.agent.send_signal(signal.SIGINT)
-        assert self.agent.wait(PATIENCE_SECONDS) == 0
+        assert self.agent.wait(TIMEOUT_SECONDS) == 0
 
     def write(self, name: str, script: str, **spec: Any) -> None:
         annotations = {"podkeeper.io/restart-backoff-initial": "1s", "podkeeper.io/restart-backoff-maximum": "1s"}
-        container = {"name": "app", "image": self._way.image, "command": ["sh", "-c", script]}
+        container = {"name": "app", "image": self._runtime.image, "command": ["sh", "-c", script]}
         manifest = {
             "apiVersion": "v1",
             "kind": "Pod",
@@ -80,7 +82,7 @@ class Machine:
         (self.manifests / f"{name}.yaml").write_text(yaml.safe_dump(manifest))
 
     def logs(self, name: str) -> Path | None:
-        """The directory of a pod's logs."""
+        """Return the log directory of a pod."""
         return next((self.root / "logs").glob(f"default_{name}-n1_*"), None)
 
     def files(self, name: str) -> list[str]:
@@ -90,10 +92,10 @@ class Machine:
         return []
 
     def disk(self, name: str, attempt: int = 0) -> list[str]:
-        """The contents of a log on disk, from its oldest part on, without times and tags."""
+        """Return the lines of a log on disk, oldest first, without times and tags."""
         directory = self.logs(name)
         assert directory is not None
-        log, end = f"{attempt}.log", time.monotonic() + PATIENCE_SECONDS
+        log, end = f"{attempt}.log", time.monotonic() + TIMEOUT_SECONDS
         while True:
             files = self.files(name)
             parts = [directory / "app" / each for each in (*parts_of(log, files).values(), log)]
@@ -102,14 +104,14 @@ class Machine:
                 is_whole = files == self.files(name)
             except FileNotFoundError:
                 is_whole = False
-            if not is_whole:  # it was rotated meanwhile
+            if not is_whole:  # a rotation ran meanwhile
                 assert time.monotonic() < end
                 continue
-            whole = text[: text.rfind(b"\n") + 1]  # the last line may be just being written
+            whole = text[: text.rfind(b"\n") + 1]  # the last line may be incomplete
             return [line.split(" ", 3)[3] for line in whole.decode().splitlines()]
 
     def show(self, *arguments: str) -> list[str]:
-        """What `podkeeper logs` says."""
+        """Return the output of `podkeeper logs`."""
         return subprocess.run(self.logs_command(*arguments), capture_output=True, text=True).stdout.splitlines()
 
     def logs_command(self, *arguments: str) -> list[str]:
@@ -117,42 +119,41 @@ class Machine:
         return [sys.executable, "-c", CALL, "logs", "--socket", socket, *arguments]
 
     def status(self, name: str) -> dict[str, Any]:
-        """What is said of a pod's container; nothing: there is none, or nobody answers."""
-        with suppress(AskingFailed, KeyError, IndexError):
+        """Return the status of a pod's container, or {} if there is none or the agent does not answer."""
+        with suppress(RequestFailed, KeyError, IndexError):
             found: dict[str, Any] = self.client.get("pods", "default", f"{name}-n1")["status"]["containerStatuses"][0]
             return found
         return {}
 
     def restarts(self, name: str) -> int:
-        """How often a pod's container was run again, once the agent knows."""
-        self.until(lambda: self.status(name), f"something is known of {name}")
+        """Return the restart count of a pod's container. Wait until the agent reports it."""
+        self.until(lambda: self.status(name), f"{name} has a status")
         return int(self.status(name)["restartCount"])
 
     def answers(self) -> bool:
-        """Whether the agent can be spoken with."""
-        with suppress(AskingFailed):
+        with suppress(RequestFailed):
             return bool(self.client.get("pods"))
         return False
 
     def until(self, holds: Callable[[], object], what: str) -> None:
-        end = time.monotonic() + PATIENCE_SECONDS
+        end = time.monotonic() + TIMEOUT_SECONDS
         while not holds():
             assert time.monotonic() < end, f"never: {what}\n{(self._place / 'out').read_text()[-4000:]}"
             time.sleep(0.02)
 
     def close(self) -> None:
-        """Stop all, and see that nothing is left."""
+        """Stop everything and check that nothing is left."""
         for path in self.manifests.iterdir():
             path.unlink()
         with suppress(AssertionError, subprocess.TimeoutExpired):
-            self.until(self.answers, "the agent answers")  # before that it does not know what Ctrl-C means
+            self.until(self.answers, "the agent answers")  # it installs its signal handlers before
             self.until(lambda: not any(map(_is_of_pod, cgroups_of(self.root))), "the pods are gone")
             self.interrupt()
         self.kill()
-        left = self._way.left(self.root)
-        self._way.remove(self.root)
-        end = time.monotonic() + PATIENCE_SECONDS
-        while self._way.left(self.root) and time.monotonic() < end:
+        left = self._runtime.left(self.root)
+        self._runtime.remove(self.root)
+        end = time.monotonic() + TIMEOUT_SECONDS
+        while self._runtime.left(self.root) and time.monotonic() < end:
             time.sleep(0.02)
         groups = cgroups_of(self.root)
         for group in sorted(groups, key=len, reverse=True):
@@ -171,10 +172,10 @@ def _content(path: Path) -> bytes:
 
 @pytest.fixture
 def machine(request: pytest.FixtureRequest) -> Iterator[Machine]:
-    """An agent that runs, with a configuration of the test's own."""
-    with TemporaryDirectory(prefix="podkeeper-test-") as place:  # a short path: sockets need that
+    """Run an agent with the configuration of the test."""
+    with TemporaryDirectory(prefix="podkeeper-test-") as place:  # socket paths must be short
         kind, config = request.param
-        made = Machine(Path(place), way_of(request, kind), **config)
+        made = Machine(Path(place), cli_runtime(request, kind), **config)
         made.start()
         try:
             yield made
@@ -183,35 +184,37 @@ def machine(request: pytest.FixtureRequest) -> Iterator[Machine]:
 
 
 def configured(
-    size: str, files: int, interval: str = "200ms", kinds: Sequence[str] = (PROCESSES, CONTAINERD, *AND_CRIO)
+    size: str, files: int, interval: str = "200ms", kinds: Sequence[str] = (PROCESS, CONTAINERD, *AND_CRIO)
 ) -> pytest.MarkDecorator:
     config = {"containerLogMaxSize": size, "containerLogMaxFiles": files, "containerLogMonitorInterval": interval}
     return pytest.mark.parametrize("machine", [(kind, config) for kind in kinds], indirect=True, ids=kinds)
 
 
 @configured("16Ki", 6)
-def test_a_chatty_container_is_followed_through_all_rotations(machine: Machine) -> None:
+def test_logs_are_followed_across_rotations(machine: Machine) -> None:
     lines = [f"line {number}" for number in range(12_000)]
     machine.write("chatty", f"sleep 0.5; {count(len(lines))}; {LIVE}")
     machine.until(lambda: "running" in machine.status("chatty").get("state", {}), "chatty runs")
     most = 0
-    with TemporaryDirectory(prefix="podkeeper-test-") as place, Path(place, "heard").open("w+") as heard:
-        following = subprocess.Popen(machine.logs_command("-f", "chatty"), stdout=heard)
+    with TemporaryDirectory(prefix="podkeeper-test-") as place, Path(place, "captured").open("w+") as captured:
+        following = subprocess.Popen(machine.logs_command("-f", "chatty"), stdout=captured)
         try:
-            end = time.monotonic() + PATIENCE_SECONDS
-            while not (said := Path(heard.name).read_text()).endswith(f"{lines[-1]}\n"):
-                assert time.monotonic() < end, f"heard {said.count(chr(10))} lines of {len(lines)}"
-                # What was just packed is there twice for a moment.
+            end = time.monotonic() + TIMEOUT_SECONDS
+            while not (output := Path(captured.name).read_text()).endswith(f"{lines[-1]}\n"):
+                assert time.monotonic() < end, f"captured {output.count(chr(10))} lines of {len(lines)}"
+                # A compressed part exists twice for a moment.
                 parts = {name.removesuffix(".gz") for name in machine.files("chatty") if not name.endswith(".tmp")}
                 most = max(most, len(parts))
                 time.sleep(0.02)
         finally:
             following.kill()
             following.wait()
-    assert said.splitlines() == lines
+    assert output.splitlines() == lines
     assert 5 <= most <= 6
-    machine.until(lambda: sum(name.endswith(".gz") for name in machine.files("chatty")) == 4, "old parts are packed")
-    machine.until(lambda: machine.show("chatty") == machine.disk("chatty"), "all that is kept is shown")
+    machine.until(
+        lambda: sum(name.endswith(".gz") for name in machine.files("chatty")) == 4, "old parts are compressed"
+    )
+    machine.until(lambda: machine.show("chatty") == machine.disk("chatty"), "podkeeper logs shows all parts")
     kept = machine.disk("chatty")
     assert len(kept) < len(lines)
     assert kept == lines[-len(kept) :]
@@ -220,7 +223,7 @@ def test_a_chatty_container_is_followed_through_all_rotations(machine: Machine) 
 
 
 @configured("16Ki", 100)
-def test_the_log_of_the_container_before_is_whole_and_older_ones_are_gone(machine: Machine) -> None:
+def test_the_previous_log_is_complete_and_older_ones_are_removed(machine: Machine) -> None:
     machine.write("crash", f"{count(2_000)}; exit 1")
     machine.until(lambda: machine.restarts("crash") >= 3, "it has crashed three times")
 
@@ -229,12 +232,12 @@ def test_the_log_of_the_container_before_is_whole_and_older_ones_are_gone(machin
         return len(attempts) <= 2 and max(attempts) >= 3
 
     machine.until(are_two_kept, "the logs of the last two containers are kept")
-    said = machine.show("--previous", "crash")
-    assert said == [f"line {number}" for number in range(2_000)]
+    output = machine.show("--previous", "crash")
+    assert output == [f"line {number}" for number in range(2_000)]
 
 
 @configured("10Mi", 5)
-def test_with_a_pod_its_logs_go_and_no_others(machine: Machine) -> None:
+def test_the_logs_of_a_removed_pod_are_removed(machine: Machine) -> None:
     def has_a_log(name: str) -> bool:
         return machine.files(name) == ["0.log"]
 
@@ -250,7 +253,7 @@ def test_with_a_pod_its_logs_go_and_no_others(machine: Machine) -> None:
 
 
 @configured("10Mi", 5)
-def test_what_went_while_no_agent_ran_is_tidied_up_by_the_next(machine: Machine) -> None:
+def test_logs_of_pods_removed_while_no_agent_ran_are_removed(machine: Machine) -> None:
     machine.write("gone", f"echo hello; {LIVE}")
     machine.until(lambda: machine.files("gone") == ["0.log"], "it has a log")
     machine.kill()
@@ -260,24 +263,24 @@ def test_what_went_while_no_agent_ran_is_tidied_up_by_the_next(machine: Machine)
 
 
 @configured("10Mi", 5, "1h")
-def test_a_pod_that_is_stopped_and_started_begins_a_log_of_its_own(machine: Machine) -> None:
+def test_a_pod_started_again_after_a_stop_has_a_new_log(machine: Machine) -> None:
     machine.write("web", f"cat /proc/sys/kernel/random/uuid; {LIVE}")
-    machine.until(lambda: machine.files("web") and machine.disk("web"), "it has said something")
+    machine.until(lambda: machine.files("web") and machine.disk("web"), "it has a log")
     first = machine.disk("web")
     machine.interrupt()
     machine.start()
-    machine.until(lambda: machine.files("web") and machine.disk("web") not in ([], first), "it has said something else")
+    machine.until(lambda: machine.files("web") and machine.disk("web") not in ([], first), "it has a new log")
     assert (len(first), machine.show("web")) == (1, machine.disk("web"))
     assert len(machine.disk("web")) == 1
 
 
-@configured("4Ki", 5, kinds=[PROCESSES])  # a container's log is written by the runtime, which cannot be held up
-def test_an_agent_that_is_killed_between_two_steps_of_a_rotation_loses_nothing(machine: Machine) -> None:
+@configured("4Ki", 5, kinds=[PROCESS])  # CRI runtimes write the logs themselves and cannot be paused
+def test_a_kill_between_two_steps_of_a_rotation_loses_no_lines(machine: Machine) -> None:
     machine.write("web", f"echo first; {LIVE}")
-    machine.until(lambda: machine.files("web") and machine.disk("web") == ["first"], "it has said something")
+    machine.until(lambda: machine.files("web") and machine.disk("web") == ["first"], "it has a log")
     directory, (keeper,) = machine.logs("web"), keepers_of(str(machine.root / "runtime")).values()
     assert directory is not None
-    os.kill(keeper, signal.SIGSTOP)  # so that it cannot begin a new file when it is asked to
+    os.kill(keeper, signal.SIGSTOP)  # so that it cannot reopen the log
     try:
         with (directory / "app" / "0.log").open("a") as log:
             log.write("2026-11-15T10:00:00.000000000Z stdout F second\n" * 100)
@@ -293,8 +296,8 @@ def test_an_agent_that_is_killed_between_two_steps_of_a_rotation_loses_nothing(m
 
 @configured("4Ki", 1000, "20ms")
 @pytest.mark.parametrize("seed", range(2))
-def test_nothing_is_lost_when_the_agent_is_killed_while_it_rotates(machine: Machine, seed: int) -> None:
-    chance = random.Random(seed)
+def test_kills_during_rotations_lose_no_lines(machine: Machine, seed: int) -> None:
+    rng = random.Random(seed)
     lines = [f"line {number}" for number in range(12_000)]
     machine.write("chatty", f"{count(len(lines), pause_every=20)}; {LIVE}")
     machine.until(lambda: "running" in machine.status("chatty").get("state", {}), "chatty runs")
@@ -309,13 +312,15 @@ def test_nothing_is_lost_when_the_agent_is_killed_while_it_rotates(machine: Mach
     while kills < 6 and not is_written():
         before = len(machine.files("chatty"))
         machine.until(partial(has_more_than, before), "it rotates")
-        time.sleep(chance.uniform(0, 0.1))
+        time.sleep(rng.uniform(0, 0.1))
         machine.kill()
         machine.start()
         kills += 1
     assert kills >= 2
-    machine.until(is_written, "all is written")
-    machine.until(lambda: not any(name.endswith(".tmp") for name in machine.files("chatty")), "nothing is half done")
+    machine.until(is_written, "all lines are written")
+    machine.until(
+        lambda: not any(name.endswith(".tmp") for name in machine.files("chatty")), "no temporary file is left"
+    )
     assert machine.disk("chatty") == lines
     assert machine.restarts("chatty") == 0
-    machine.until(lambda: machine.show("chatty") == lines, "all is shown")
+    machine.until(lambda: machine.show("chatty") == lines, "podkeeper logs shows all lines")

@@ -1,7 +1,7 @@
-"""Bad neighbours: what one pod does to itself is contained and reported, and a quiet pod beside it does not notice.
+"""Noisy neighbours: the misbehaviour of one pod is contained, reported, and does not disturb a quiet pod.
 
-The quiet pod is Ready before, through and after; its probes keep succeeding on time, none of its containers restarts,
-and another one like it starts as fast as it did.
+The quiet pod stays Ready, its probes succeed on time, and its containers do not restart. Another pod like it starts as
+fast as before.
 """
 
 import asyncio
@@ -16,22 +16,22 @@ from typing import Any
 import pytest
 
 from podkeeper.model.k8s.core import Pod
-from tests.e2e.homes import POD_PIDS
+from tests.e2e.backends import POD_PIDS
 from tests.e2e.machine import needs_mounts, without_mounts
-from tests.e2e.node import Node, OnANode, pod
-from tests.e2e.want_of_memory import must_be_noticed, until_noticed
+from tests.e2e.node import Node, ScenarioRunner, pod
+from tests.e2e.oom import require_oom_report, retry_until_oom_reported
 from tests.host.own_cgroups import needs
 
 pytestmark = pytest.mark.slow
 
 SERVE = "trap 'exit 0' TERM; while :; do sleep 0.05; done"
-NAP = f"60.{os.getpid():07}"  # as long as no other test's
-# A shell that cannot fork gives up; what it made stays, and so does the first process.
+NAP = f"60.{os.getpid():07}"  # unique, to find the processes of this test
+# A shell that cannot fork exits. Its children and the first process stay.
 BOMB = f"sh -c 'while :; do sleep {NAP} & done' 2>/dev/null; exec sleep 1000"
-# As in the reference, a pod that is evicted and whose containers all end well has succeeded; these do not.
+# As in the kubelet, an evicted pod whose containers all exit with 0 has succeeded. These do not exit with 0.
 FILL = "trap 'exit 143' TERM; head -c 4000000 /dev/zero > /v/big; while :; do sleep 0.05; done"
-LATEST_BEAT_SECONDS = 4.0  # between two probes, one of which is due every second: else something holds them up
-SLOW_START_SECONDS = 15.0  # usually some fifty milliseconds; the machine may be busy with others, too
+LATEST_BEAT_SECONDS = 4.0  # between two probes, with a period of one second
+SLOW_START_SECONDS = 15.0  # usually about 50 ms, but the machine may be busy
 
 
 def sh(script: str) -> tuple[str, ...]:
@@ -39,7 +39,7 @@ def sh(script: str) -> tuple[str, ...]:
 
 
 def quiet(name: str, beats: Path) -> Pod:
-    """A pod whose probes leave a mark each time they are made."""
+    """Return a pod whose probes write a timestamp each time they run."""
     mounts = [{"name": "beats", "mountPath": "/beats"}]
     return pod(
         name,
@@ -55,8 +55,8 @@ def _beat(name: str) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def unnoticed(node: Node, tmp_path: Path) -> AsyncIterator[None]:
-    """What begins in here, a quiet pod does not notice: it lives through at least two seconds and a half of it."""
+async def quiet_pod_undisturbed(node: Node, tmp_path: Path) -> AsyncIterator[None]:
+    """Check that a quiet pod is not disturbed during the context, for at least 2.5 s."""
     beats = tmp_path / "beats"
     beats.mkdir()
     node.create(quiet("quiet", beats))
@@ -85,7 +85,7 @@ async def unnoticed(node: Node, tmp_path: Path) -> AsyncIterator[None]:
 
 
 def _uptime() -> float:
-    """The clock that also containers can read."""
+    """Return the uptime, a clock that containers can read, too."""
     return float(Path("/proc/uptime").read_text().split()[0])
 
 
@@ -98,23 +98,23 @@ async def _watch(node: Node, flaps: list[str]) -> None:
 
 
 @pytest.mark.usefixtures("limited_processes")
-def test_a_fork_bomb_is_contained(on_a_node: OnANode, tmp_path: Path) -> None:
+def test_a_fork_bomb_is_contained(run_on_node: ScenarioRunner, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
-        async with unnoticed(node, tmp_path):
+        async with quiet_pod_undisturbed(node, tmp_path):
             node.create(pod("bomb", command=sh(BOMB), container={"resources": {"limits": {"cpu": "500m"}}}))
             await node.until(lambda: node.phase("bomb") == "Running")
-            await node.until(lambda: _sleepers() > 400, "the bomb has gone off")
+            await node.until(lambda: _sleepers() > 400, "the fork bomb runs")
             await asyncio.sleep(0.5)
             assert _sleepers() <= POD_PIDS
         node.delete("bomb", grace_seconds=1)
         await node.until(lambda: node.is_gone("bomb"))
-        await node.until(lambda: _sleepers() < 50, "all of it is gone")
+        await node.until(lambda: _sleepers() < 50, "the fork bomb is gone")
 
-    on_a_node(scenario, tmp_path / "node")
+    run_on_node(scenario, tmp_path / "node")
 
 
 def _sleepers() -> int:
-    """How many processes there are that take such a nap."""
+    """Return the number of processes that sleep for NAP."""
     found = 0
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -125,20 +125,22 @@ def _sleepers() -> int:
 
 
 @pytest.mark.usefixtures("limited_processes")
-def test_a_fork_bomb_that_has_had_its_time_leaves_nobody(on_a_node: OnANode, tmp_path: Path) -> None:
+def test_a_fork_bomb_past_its_deadline_leaves_no_processes(run_on_node: ScenarioRunner, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         limits = {"resources": {"limits": {"cpu": "500m"}}}
         node.create(pod("bomb", command=sh(BOMB), container=limits, activeDeadlineSeconds=2))
         await node.until_phase("bomb", "Failed")
         assert node.see("bomb").status.reason == "DeadlineExceeded"
-        await node.until(lambda: _sleepers() < 50, "all of it is gone")
+        await node.until(lambda: _sleepers() < 50, "the fork bomb is gone")
 
-    on_a_node(scenario, tmp_path)
+    run_on_node(scenario, tmp_path)
 
 
-def test_a_process_that_ignores_term_is_killed_when_its_grace_is_over(on_a_node: OnANode, tmp_path: Path) -> None:
+def test_a_process_that_ignores_sigterm_is_killed_after_its_grace_period(
+    run_on_node: ScenarioRunner, tmp_path: Path
+) -> None:
     async def scenario(node: Node) -> None:
-        async with unnoticed(node, tmp_path):
+        async with quiet_pod_undisturbed(node, tmp_path):
             node.create(pod("deaf", command=sh("trap '' TERM; echo up; while :; do sleep 0.05; done")))
             await node.until(lambda: node.log("deaf") == "up\n")
             begun = time.monotonic()
@@ -147,10 +149,10 @@ def test_a_process_that_ignores_term_is_killed_when_its_grace_is_over(on_a_node:
             assert 0.9 < time.monotonic() - begun < 20
         assert any(reason == "Killing" for _, reason, _ in node.events("deaf"))
 
-    on_a_node(scenario, tmp_path / "node")
+    run_on_node(scenario, tmp_path / "node")
 
 
-def test_children_that_ignore_term_do_not_outlive_their_pod(on_a_node: OnANode, tmp_path: Path) -> None:
+def test_children_that_ignore_sigterm_do_not_outlive_their_pod(run_on_node: ScenarioRunner, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         script = f"setsid sh -c \"trap '' TERM; sleep {NAP}; sleep {NAP}\" & {SERVE}"
         node.create(pod("deaf", command=sh(script)))
@@ -160,12 +162,12 @@ def test_children_that_ignore_term_do_not_outlive_their_pod(on_a_node: OnANode, 
         await node.until(lambda: node.is_gone("deaf"))
         assert _sleepers() == 0
 
-    on_a_node(scenario, tmp_path)
+    run_on_node(scenario, tmp_path)
 
 
-def test_a_process_that_writes_logs_at_full_speed_is_nobody_elses_trouble(on_a_node: OnANode, tmp_path: Path) -> None:
+def test_logging_at_full_speed_does_not_disturb_other_pods(run_on_node: ScenarioRunner, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
-        async with unnoticed(node, tmp_path):
+        async with quiet_pod_undisturbed(node, tmp_path):
             limits = {"resources": {"limits": {"cpu": "500m"}}}
             node.create(pod("loud", command=("yes", "0123456789" * 8), container=limits))
             await node.until_ready("loud")
@@ -174,12 +176,14 @@ def test_a_process_that_writes_logs_at_full_speed_is_nobody_elses_trouble(on_a_n
         await node.until(lambda: node.is_gone("loud"))
         assert time.monotonic() - begun < 20
 
-    on_a_node(scenario, tmp_path / "node")
+    run_on_node(scenario, tmp_path / "node")
 
 
-def test_a_pod_that_fills_its_directory_on_disk_is_evicted(on_a_node: OnANode, tmp_path: Path) -> None:
+def test_a_pod_that_exceeds_the_size_limit_of_an_empty_dir_is_evicted(
+    run_on_node: ScenarioRunner, tmp_path: Path
+) -> None:
     async def scenario(node: Node) -> None:
-        async with unnoticed(node, tmp_path):
+        async with quiet_pod_undisturbed(node, tmp_path):
             node.create(_with_directory("greedy", FILL, {"sizeLimit": "1Mi"}))
             await node.until_phase("greedy", "Failed")
         shown = node.see("greedy").status
@@ -188,7 +192,7 @@ def test_a_pod_that_fills_its_directory_on_disk_is_evicted(on_a_node: OnANode, t
         assert [each for each in node.events("greedy") if each[1] == "Evicted"] == [("Warning", "Evicted", message)]
         await node.until(lambda: not (node.root / "pods" / node.uid("greedy") / "volumes").exists())
 
-    on_a_node(scenario, tmp_path / "node", measure_seconds=0.2)
+    run_on_node(scenario, tmp_path / "node", measure_seconds=0.2)
 
 
 def _with_directory(name: str, script: str, source: dict[str, Any]) -> Pod:
@@ -196,7 +200,7 @@ def _with_directory(name: str, script: str, source: dict[str, Any]) -> Pod:
     return pod(name, command=sh(script), container=mounts, volumes=[{"name": "v", "emptyDir": source}])
 
 
-def test_a_pod_within_its_limit_is_not_evicted(on_a_node: OnANode, tmp_path: Path) -> None:
+def test_a_pod_within_its_limit_is_not_evicted(run_on_node: ScenarioRunner, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         node.create(_with_directory("modest", f"head -c 500000 /dev/zero > /v/some; {SERVE}", {"sizeLimit": "1Mi"}))
         node.create(_with_directory("greedy", FILL, {"sizeLimit": "1Mi"}))
@@ -205,40 +209,38 @@ def test_a_pod_within_its_limit_is_not_evicted(on_a_node: OnANode, tmp_path: Pat
         assert node.is_ready("modest")
         assert node.status("modest").restart_count == 0
 
-    on_a_node(scenario, tmp_path, measure_seconds=0.2)
+    run_on_node(scenario, tmp_path, measure_seconds=0.2)
 
 
 @needs_mounts
-def test_a_pod_that_fills_its_directory_in_memory_only_hears_that_it_is_full(
-    on_a_node: OnANode, tmp_path: Path
-) -> None:
+def test_a_full_empty_dir_in_memory_returns_enospc(run_on_node: ScenarioRunner, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
-        async with unnoticed(node, tmp_path):
+        async with quiet_pod_undisturbed(node, tmp_path):
             fill = "until ! head -c 300000 /dev/zero >> /v/big; do :; done 2>/dev/null; echo full; " + SERVE
             node.create(_with_directory("greedy", fill, {"medium": "Memory", "sizeLimit": "1Mi"}))
             await node.until(lambda: node.log("greedy") == "full\n")
         assert node.is_ready("greedy")
 
-    on_a_node(scenario, tmp_path / "node", measure_seconds=0.2)
+    run_on_node(scenario, tmp_path / "node", measure_seconds=0.2)
 
 
 @without_mounts
-def test_where_nobody_keeps_the_size_a_pod_that_fills_its_directory_in_memory_is_evicted(
-    on_a_node: OnANode, tmp_path: Path
-) -> None:
+def test_without_tmpfs_sizes_a_pod_that_fills_memory_is_evicted(run_on_node: ScenarioRunner, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
-        async with unnoticed(node, tmp_path):
+        async with quiet_pod_undisturbed(node, tmp_path):
             node.create(_with_directory("greedy", FILL, {"medium": "Memory", "sizeLimit": "1Mi"}))
             await node.until_phase("greedy", "Failed")
         assert node.see("greedy").status.reason == "Evicted"
         await node.until(lambda: node.uid("greedy") not in node.mounted_pods())
 
-    on_a_node(scenario, tmp_path / "node", measure_seconds=0.2)
+    run_on_node(scenario, tmp_path / "node", measure_seconds=0.2)
 
 
-def test_a_probe_that_hangs_is_given_up_and_its_container_restarted(on_a_node: OnANode, tmp_path: Path) -> None:
+def test_a_hanging_liveness_probe_times_out_and_restarts_its_container(
+    run_on_node: ScenarioRunner, tmp_path: Path
+) -> None:
     async def scenario(node: Node) -> None:
-        async with unnoticed(node, tmp_path):
+        async with quiet_pod_undisturbed(node, tmp_path):
             probe = {
                 "exec": {"command": ["sh", "-c", f"trap '' TERM; sleep {NAP}"]},
                 "periodSeconds": 1,
@@ -248,14 +250,16 @@ def test_a_probe_that_hangs_is_given_up_and_its_container_restarted(on_a_node: O
             node.create(pod("stuck", command=sh(SERVE), container={"livenessProbe": probe}))
             await node.until_ready("stuck")
             await node.until(lambda: node.status("stuck").restart_count >= 1)
-        told = [message for kind, reason, message in node.events("stuck") if (kind, reason) == ("Warning", "Unhealthy")]
-        assert any("Liveness probe" in message and "timed out" in message for message in told), told
+        messages = [
+            message for kind, reason, message in node.events("stuck") if (kind, reason) == ("Warning", "Unhealthy")
+        ]
+        assert any("Liveness probe" in message and "timed out" in message for message in messages), messages
 
-    on_a_node(scenario, tmp_path / "node")
+    run_on_node(scenario, tmp_path / "node")
 
 
-def test_a_readiness_probe_that_hangs_leaves_its_container_running_and_nobody_behind(
-    on_a_node: OnANode, tmp_path: Path
+def test_a_hanging_readiness_probe_leaves_its_container_running_and_no_processes(
+    run_on_node: ScenarioRunner, tmp_path: Path
 ) -> None:
     async def scenario(node: Node) -> None:
         probe = {"exec": {"command": ["sleep", NAP]}, "periodSeconds": 1, "timeoutSeconds": 1, "failureThreshold": 1}
@@ -263,17 +267,17 @@ def test_a_readiness_probe_that_hangs_leaves_its_container_running_and_nobody_be
         await node.until(lambda: any(reason == "Unhealthy" for _, reason, _ in node.events("stuck")))
         assert not node.is_ready("stuck")
         assert node.status("stuck").restart_count == 0
-        assert _sleepers() <= 1  # the next one may hang already
+        assert _sleepers() <= 1  # the next probe may already run
         node.delete("stuck")
         await node.until(lambda: node.is_gone("stuck"))
         assert _sleepers() == 0
 
-    on_a_node(scenario, tmp_path)
+    run_on_node(scenario, tmp_path)
 
 
-def test_many_probes_that_hang_hold_nobody_up(on_a_node: OnANode, tmp_path: Path) -> None:
+def test_many_hanging_probes_do_not_delay_other_pods(run_on_node: ScenarioRunner, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
-        async with unnoticed(node, tmp_path):
+        async with quiet_pod_undisturbed(node, tmp_path):
             probe = {"exec": {"command": ["sleep", NAP]}, "periodSeconds": 1, "timeoutSeconds": 1}
             for number in range(10):
                 node.create(pod(f"stuck-{number}", command=sh(SERVE), container={"readinessProbe": probe}))
@@ -284,12 +288,12 @@ def test_many_probes_that_hang_hold_nobody_up(on_a_node: OnANode, tmp_path: Path
                 )
             )
 
-    on_a_node(scenario, tmp_path / "node")
+    run_on_node(scenario, tmp_path / "node")
 
 
-def test_a_crash_loop_is_slowed_down_and_nobody_else_is(on_a_node: OnANode, tmp_path: Path) -> None:
+def test_a_crash_loop_is_backed_off_without_delaying_other_pods(run_on_node: ScenarioRunner, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
-        async with unnoticed(node, tmp_path):
+        async with quiet_pod_undisturbed(node, tmp_path):
             node.create(pod("crashing", command=("false",)))
             await node.until(lambda: any(reason == "BackOff" for _, reason, _ in node.events("crashing")))
         waiting = node.status("crashing").state.waiting
@@ -297,19 +301,19 @@ def test_a_crash_loop_is_slowed_down_and_nobody_else_is(on_a_node: OnANode, tmp_
         assert waiting.reason == "CrashLoopBackOff"
         assert node.status("crashing").restart_count <= 2
 
-    on_a_node(scenario, tmp_path / "node")
+    run_on_node(scenario, tmp_path / "node")
 
 
 @needs("memory")
-def test_a_container_that_takes_too_much_memory_is_killed_alone(on_a_node: OnANode, tmp_path: Path) -> None:
+def test_only_the_container_over_its_memory_limit_is_oom_killed(run_on_node: ScenarioRunner, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
-        async with unnoticed(node, node.root):
+        async with quiet_pod_undisturbed(node, node.root):
             limits = {"resources": {"limits": {"memory": "32Mi"}}}
             node.create(pod("hungry", command=("tail", "/dev/zero"), container=limits, restartPolicy="Never"))
             await node.until_phase("hungry", "Failed")
-        await must_be_noticed(node, "hungry")
+        await require_oom_report(node, "hungry")
         end = node.status("hungry").state.terminated
         assert end is not None
         assert (end.reason, end.exit_code) == ("OOMKilled", 137)
 
-    until_noticed(on_a_node, scenario, tmp_path)
+    retry_until_oom_reported(run_on_node, scenario, tmp_path)

@@ -1,4 +1,4 @@
-"""Containers one after the other and beside each other: init containers, sidecars, ephemeral ones."""
+"""Order of containers: init containers, sidecars, ephemeral containers."""
 
 from pathlib import Path
 
@@ -7,17 +7,17 @@ from msgspec import convert
 from msgspec.structs import replace
 
 from podkeeper.model.k8s.core import EphemeralContainer
-from tests.e2e.asking import restarts
-from tests.e2e.node import Node, OnANode, pod
+from tests.e2e.node import Node, ScenarioRunner, pod
+from tests.e2e.pod_queries import restart_count
 from tests.e2e.scripts import LINGER, POLITE, Diary, named, sh
 
 pytestmark = pytest.mark.slow
 
-# In turn.
+# Init containers.
 
 
-def test_init_containers_run_one_after_the_other_and_before_the_others(
-    on_a_node: OnANode, tmp_path: Path, diary: Diary
+def test_init_containers_run_in_order_before_the_main_containers(
+    run_on_node: ScenarioRunner, tmp_path: Path, diary: Diary
 ) -> None:
     async def scenario(node: Node) -> None:
         turns = [
@@ -30,10 +30,12 @@ def test_init_containers_run_one_after_the_other_and_before_the_others(
         await node.until(lambda: diary.words == ["a", "a-end", "b", "b-end", "app"])
         assert [node.exit_code("app", name) for name in ("a", "b")] == [0, 0]
 
-    on_a_node(scenario, tmp_path)
+    run_on_node(scenario, tmp_path)
 
 
-def test_a_pod_fails_with_its_init_container_where_nothing_runs_again(on_a_node: OnANode, tmp_path: Path) -> None:
+def test_with_restart_policy_never_a_failed_init_container_fails_the_pod(
+    run_on_node: ScenarioRunner, tmp_path: Path
+) -> None:
     async def scenario(node: Node) -> None:
         node.create(pod("app", initContainers=[named("first", "exit 9")], restartPolicy="Never"))
         await node.until_phase("app", "Failed")
@@ -41,10 +43,12 @@ def test_a_pod_fails_with_its_init_container_where_nothing_runs_again(on_a_node:
         assert node.status("app").state.running is None
         assert node.log("app") == ""
 
-    on_a_node(scenario, tmp_path)
+    run_on_node(scenario, tmp_path)
 
 
-def test_a_failed_init_container_runs_again_until_it_succeeds(on_a_node: OnANode, tmp_path: Path, diary: Diary) -> None:
+def test_a_failed_init_container_is_retried_until_it_succeeds(
+    run_on_node: ScenarioRunner, tmp_path: Path, diary: Diary
+) -> None:
     async def scenario(node: Node) -> None:
         first = diary.writes("first", "echo run >>/diary/all; test $(wc -l </diary/all) -eq 2")
         node.create(pod("app", container=sh(POLITE), initContainers=[first], volumes=diary.volumes))
@@ -52,17 +56,15 @@ def test_a_failed_init_container_runs_again_until_it_succeeds(on_a_node: OnANode
         assert diary.words == ["run", "run"]
         assert node.status("app", "first").restart_count == 1
 
-    on_a_node(scenario, tmp_path)
+    run_on_node(scenario, tmp_path)
 
 
-# Beside each other.
+# Sidecars and ephemeral containers.
 
 STARTED = {"exec": {"command": ["grep", "-q", "^ready-a", "/diary/all"]}, "periodSeconds": 1, "failureThreshold": 20}
 
 
-def test_a_sidecar_has_started_before_what_comes_after_it_begins(
-    on_a_node: OnANode, tmp_path: Path, diary: Diary
-) -> None:
+def test_a_sidecar_starts_before_later_containers(run_on_node: ScenarioRunner, tmp_path: Path, diary: Diary) -> None:
     async def scenario(node: Node) -> None:
         script = "echo a >>/diary/all; sleep 0.3; echo ready-a >>/diary/all; " + POLITE
         sidecar = diary.writes("a", script, restartPolicy="Always", startupProbe=STARTED)
@@ -76,10 +78,12 @@ def test_a_sidecar_has_started_before_what_comes_after_it_begins(
         await node.until(lambda: diary.words == ["a", "ready-a", "first", "app"])
         assert node.status("app", "a").started
 
-    on_a_node(scenario, tmp_path)
+    run_on_node(scenario, tmp_path)
 
 
-def test_sidecars_are_stopped_last_and_in_reverse(on_a_node: OnANode, tmp_path: Path, diary: Diary) -> None:
+def test_sidecars_are_stopped_last_and_in_reverse_order(
+    run_on_node: ScenarioRunner, tmp_path: Path, diary: Diary
+) -> None:
     async def scenario(node: Node) -> None:
         def ending(name: str) -> str:
             return f"trap 'sleep 0.1; echo {name} >>/diary/all; exit 0' TERM; {LINGER}"
@@ -98,24 +102,22 @@ def test_sidecars_are_stopped_last_and_in_reverse(on_a_node: OnANode, tmp_path: 
         await node.until(lambda: node.is_gone("app"))
         assert diary.words == ["app", "b", "a"]
 
-    on_a_node(scenario, tmp_path)
+    run_on_node(scenario, tmp_path)
 
 
-def test_a_sidecar_that_ends_runs_again_and_the_others_do_not_notice(
-    on_a_node: OnANode, tmp_path: Path, diary: Diary
-) -> None:
+def test_an_exited_sidecar_is_restarted_alone(run_on_node: ScenarioRunner, tmp_path: Path, diary: Diary) -> None:
     async def scenario(node: Node) -> None:
         script = f"echo side >>/diary/all; test $(wc -l </diary/all) -ge 2 || exit 0; {POLITE}"
         sidecar = diary.writes("side", script, restartPolicy="Always")
         node.create(pod("app", container=sh(POLITE), initContainers=[sidecar], volumes=diary.volumes))
         await node.until(lambda: diary.words == ["side", "side"])
         await node.until_ready("app")
-        assert (node.status("app", "side").restart_count, restarts(node)) == (1, 0)
+        assert (node.status("app", "side").restart_count, restart_count(node)) == (1, 0)
 
-    on_a_node(scenario, tmp_path)
+    run_on_node(scenario, tmp_path)
 
 
-def test_a_job_does_not_wait_for_its_sidecar(on_a_node: OnANode, tmp_path: Path, diary: Diary) -> None:
+def test_a_job_does_not_wait_for_its_sidecar(run_on_node: ScenarioRunner, tmp_path: Path, diary: Diary) -> None:
     async def scenario(node: Node) -> None:
         sidecar = diary.writes("side", f"trap 'echo side >>/diary/all; exit 0' TERM; {LINGER}", restartPolicy="Always")
         app = diary.writes("app", "echo app >>/diary/all")
@@ -125,10 +127,10 @@ def test_a_job_does_not_wait_for_its_sidecar(on_a_node: OnANode, tmp_path: Path,
         await node.until_phase("app", "Succeeded")
         assert diary.words == ["app", "side"]
 
-    on_a_node(scenario, tmp_path)
+    run_on_node(scenario, tmp_path)
 
 
-def test_an_ephemeral_container_joins_a_running_pod(on_a_node: OnANode, tmp_path: Path) -> None:
+def test_an_ephemeral_container_joins_a_running_pod(run_on_node: ScenarioRunner, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         node.create(pod("app", container=sh(f"echo target; {POLITE}")))
         await node.until_ready("app")
@@ -143,4 +145,4 @@ def test_an_ephemeral_container_joins_a_running_pod(on_a_node: OnANode, tmp_path
         assert node.status("app", "debug").restart_count == 0
         assert (node.status("app").container_id, node.is_ready("app")) == (before, True)
 
-    on_a_node(scenario, tmp_path)
+    run_on_node(scenario, tmp_path)

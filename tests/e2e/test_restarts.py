@@ -1,54 +1,58 @@
-"""Containers that run again, or do not: policies, rules, crash loops."""
+"""Container restarts: policies, rules, crash loops."""
 
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.asking import restarts, waits_for
-from tests.e2e.node import Node, OnANode, pod
+from tests.e2e.node import Node, ScenarioRunner, pod
+from tests.e2e.pod_queries import restart_count, waiting_reason
 from tests.e2e.scripts import POLITE, Diary, Wire, named, sh
 
 pytestmark = pytest.mark.slow
 
-HASTY = {"podkeeper.io/restart-backoff-initial": "1s", "podkeeper.io/restart-backoff-maximum": "1s"}
+FAST_BACKOFF = {"podkeeper.io/restart-backoff-initial": "1s", "podkeeper.io/restart-backoff-maximum": "1s"}
 """Annotations of a pod whose containers run again soon."""
 
 
-# Run again, or not.
+# Restart policies and rules.
 
 POLICIES: dict[str, tuple[str, str, str, int]] = {
-    "after a failure, where always": ("Always", "exit 1", "Running", 1),
-    "after a success too, where always": ("Always", "exit 0", "Running", 1),
-    "after a failure, where on failure": ("OnFailure", "exit 1", "Running", 1),
-    "not after a success, where on failure": ("OnFailure", "exit 0", "Succeeded", 0),
-    "not after a failure, where never": ("Never", "exit 1", "Failed", 0),
+    "Always, after a failure": ("Always", "exit 1", "Running", 1),
+    "Always, after a success": ("Always", "exit 0", "Running", 1),
+    "OnFailure, after a failure": ("OnFailure", "exit 1", "Running", 1),
+    "OnFailure, not after a success": ("OnFailure", "exit 0", "Succeeded", 0),
+    "Never, not after a failure": ("Never", "exit 1", "Failed", 0),
 }
 
 
 @pytest.mark.parametrize("policy, script, phase, times", POLICIES.values(), ids=POLICIES.keys())
-def test_a_container_runs_again(
-    on_a_node: OnANode, policy: str, script: str, phase: str, times: int, tmp_path: Path
+def test_restart_policy(
+    run_on_node: ScenarioRunner, policy: str, script: str, phase: str, times: int, tmp_path: Path
 ) -> None:
     async def scenario(node: Node) -> None:
         node.create(pod("app", container=sh(script), restartPolicy=policy))
-        await node.until(lambda: node.phase("app") == phase and restarts(node) == times)
+        await node.until(lambda: node.phase("app") == phase and restart_count(node) == times)
         assert node.exit_code("app") == int(script.split()[1])
 
-    on_a_node(scenario, tmp_path)
+    run_on_node(scenario, tmp_path)
 
 
-def test_a_container_that_succeeds_at_last_has_succeeded(on_a_node: OnANode, tmp_path: Path, diary: Diary) -> None:
+def test_a_container_that_succeeds_after_a_restart_completes_the_pod(
+    run_on_node: ScenarioRunner, tmp_path: Path, diary: Diary
+) -> None:
     async def scenario(node: Node) -> None:
         app = diary.writes("app", "echo run >>/diary/all; test $(wc -l </diary/all) -eq 2")
         node.create(pod("app", containers=[app], volumes=diary.volumes, restartPolicy="OnFailure"))
         await node.until_phase("app", "Succeeded")
-        assert (restarts(node), diary.words) == (1, ["run", "run"])
+        assert (restart_count(node), diary.words) == (1, ["run", "run"])
         assert node.log("app", attempt=1) == ""
 
-    on_a_node(scenario, tmp_path)
+    run_on_node(scenario, tmp_path)
 
 
-def test_one_failure_of_two_is_a_failure_once_both_have_ended(on_a_node: OnANode, tmp_path: Path, diary: Diary) -> None:
+def test_a_pod_with_one_failed_container_fails_after_both_exit(
+    run_on_node: ScenarioRunner, tmp_path: Path, diary: Diary
+) -> None:
     async def scenario(node: Node) -> None:
         waiting = diary.writes("waiting", "until grep -q go /diary/all; do sleep 0.02; done 2>/dev/null")
         node.create(
@@ -60,19 +64,19 @@ def test_one_failure_of_two_is_a_failure_once_both_have_ended(on_a_node: OnANode
         await node.until_phase("app", "Failed")
         assert node.exit_code("app", "waiting") == 0
 
-    on_a_node(scenario, tmp_path)
+    run_on_node(scenario, tmp_path)
 
 
 RULES: dict[str, tuple[Wire, int, str]] = {
-    "again after a code its rule names": ({"operator": "In", "values": [42]}, 42, "again"),
-    "not after a code its rule does not name": ({"operator": "In", "values": [42]}, 43, "ended"),
-    "again after a code its rule does not exclude": ({"operator": "NotIn", "values": [0, 42]}, 43, "again"),
+    "restart after a code in the rule": ({"operator": "In", "values": [42]}, 42, "again"),
+    "no restart after a code that is not in the rule": ({"operator": "In", "values": [42]}, 43, "ended"),
+    "restart after a code that the rule does not exclude": ({"operator": "NotIn", "values": [0, 42]}, 43, "again"),
 }
 
 
 @pytest.mark.parametrize("codes, code, fate", RULES.values(), ids=RULES.keys())
-def test_a_container_with_a_rule_of_its_own_runs(
-    on_a_node: OnANode, codes: Wire, code: int, fate: str, tmp_path: Path, diary: Diary
+def test_container_restart_rules(
+    run_on_node: ScenarioRunner, codes: Wire, code: int, fate: str, tmp_path: Path, diary: Diary
 ) -> None:
     async def scenario(node: Node) -> None:
         rules = [{"action": "Restart", "exitCodes": codes}]
@@ -82,10 +86,10 @@ def test_a_container_with_a_rule_of_its_own_runs(
         await node.until_phase("app", "Succeeded" if fate == "again" else "Failed")
         assert len(diary.words) == (2 if fate == "again" else 1)
 
-    on_a_node(scenario, tmp_path)
+    run_on_node(scenario, tmp_path)
 
 
-def test_a_container_may_ask_that_all_start_over(on_a_node: OnANode, tmp_path: Path, diary: Diary) -> None:
+def test_a_restart_rule_can_restart_all_containers(run_on_node: ScenarioRunner, tmp_path: Path, diary: Diary) -> None:
     async def scenario(node: Node) -> None:
         rules = [{"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [88]}}]
         script = "echo app >>/diary/all; test $(grep -c app /diary/all) -eq 2 || exit 88; " + POLITE
@@ -105,32 +109,32 @@ def test_a_container_may_ask_that_all_start_over(on_a_node: OnANode, tmp_path: P
         assert diary.words.index("first") < diary.words.index("app")
         await node.until_ready("app")
 
-    on_a_node(scenario, tmp_path)
+    run_on_node(scenario, tmp_path)
 
 
 # Crash loops.
 
 
-def test_a_crash_loop_is_told_and_slowed_down(on_a_node: OnANode, tmp_path: Path) -> None:
+def test_a_crash_loop_is_reported_and_backed_off(run_on_node: ScenarioRunner, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         node.create(pod("app", container=sh("exit 1")))
-        await node.until(lambda: waits_for(node, "app") == "CrashLoopBackOff")
+        await node.until(lambda: waiting_reason(node, "app") == "CrashLoopBackOff")
         waiting = node.status("app").state.waiting
         assert waiting is not None
         assert (waiting.message or "").startswith("back-off 10s restarting failed container=app pod=app_default(")
-        await node.until(lambda: ("Warning", "BackOff") in [told[:2] for told in node.events("app")])
-        assert (restarts(node), node.exit_code("app"), node.is_ready("app")) == (1, 1, False)
+        await node.until(lambda: ("Warning", "BackOff") in [event[:2] for event in node.events("app")])
+        assert (restart_count(node), node.exit_code("app"), node.is_ready("app")) == (1, 1, False)
 
-    on_a_node(scenario, tmp_path)
+    run_on_node(scenario, tmp_path)
 
 
-def test_a_pod_may_ask_for_a_quicker_crash_loop(on_a_node: OnANode, tmp_path: Path) -> None:
+def test_annotations_shorten_the_crash_loop_backoff(run_on_node: ScenarioRunner, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
-        node.create(pod("app", container=sh("exit 1"), annotations=HASTY))
-        await node.until(lambda: waits_for(node, "app") == "CrashLoopBackOff")
+        node.create(pod("app", container=sh("exit 1"), annotations=FAST_BACKOFF))
+        await node.until(lambda: waiting_reason(node, "app") == "CrashLoopBackOff")
         waiting = node.status("app").state.waiting
         assert waiting is not None
         assert (waiting.message or "").startswith("back-off 1s restarting")
-        await node.until(lambda: restarts(node) >= 2, within=9)
+        await node.until(lambda: restart_count(node) >= 2, within=9)
 
-    on_a_node(scenario, tmp_path)
+    run_on_node(scenario, tmp_path)

@@ -1,4 +1,4 @@
-"""Static pods with real processes: they live and end with their files, and the API shows them."""
+"""Static pods with real processes: manifests, mirror pods, local config maps and secrets."""
 
 from pathlib import Path
 from typing import Any
@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from podkeeper.model.k8s.core import Pod
-from tests.e2e.node import NODE, Node, OnANode
+from tests.e2e.node import NODE, Node, ScenarioRunner
 
 pytestmark = pytest.mark.slow
 
@@ -40,7 +40,7 @@ def container_id(node: Node, name: str) -> str:
     return node.status(mirror(name)).container_id or ""
 
 
-def test_a_pod_in_a_file_runs_and_the_api_shows_its_mirror(on_a_node: OnANode, tmp_path: Path) -> None:
+def test_a_static_pod_runs_and_has_a_mirror_pod(run_on_node: ScenarioRunner, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         node.write("web", manifest("web", f"echo hello; {SERVE}"))
         await node.until_ready(mirror("web"))
@@ -51,10 +51,10 @@ def test_a_pod_in_a_file_runs_and_the_api_shows_its_mirror(on_a_node: OnANode, t
         assert (shown.spec.node_name, shown.status.phase) == (NODE, "Running")
         assert (shown.metadata.owner_references or ())[0].kind == "Node"
 
-    on_a_node(scenario, tmp_path)
+    run_on_node(scenario, tmp_path)
 
 
-def test_many_pods_in_one_file_and_json_beside_yaml(on_a_node: OnANode, tmp_path: Path) -> None:
+def test_several_pods_per_file_in_yaml_and_json(run_on_node: ScenarioRunner, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         node.write("both", documents(manifest("one"), manifest("two")))
         node.write("third", '{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "three"}, "spec": {"containers":'
@@ -62,10 +62,10 @@ def test_many_pods_in_one_file_and_json_beside_yaml(on_a_node: OnANode, tmp_path
                    ' "terminationGracePeriodSeconds": 1}}')  # fmt: skip
         await node.until_ready(mirror("one"), mirror("two"), mirror("three"))
 
-    on_a_node(scenario, tmp_path)
+    run_on_node(scenario, tmp_path)
 
 
-def test_an_edited_file_ends_the_old_pod_and_starts_the_new_one(on_a_node: OnANode, tmp_path: Path) -> None:
+def test_an_edited_file_replaces_its_pod(run_on_node: ScenarioRunner, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         node.write("web", manifest("web"))
         await node.until_ready(mirror("web"))
@@ -75,7 +75,7 @@ def test_an_edited_file_ends_the_old_pod_and_starts_the_new_one(on_a_node: OnANo
         after = node.see(mirror("web"))
         assert (after.spec.containers[0].command or ())[2].startswith("echo changed")
 
-    on_a_node(scenario, tmp_path)
+    run_on_node(scenario, tmp_path)
 
 
 def _is_another(node: Node, before: Pod) -> bool:
@@ -83,7 +83,7 @@ def _is_another(node: Node, before: Pod) -> bool:
     return found is not None and found.metadata.uid != before.metadata.uid
 
 
-def test_an_edit_of_one_pod_leaves_the_other_of_the_same_file_alone(on_a_node: OnANode, tmp_path: Path) -> None:
+def test_an_edit_of_one_pod_does_not_affect_others_in_the_file(run_on_node: ScenarioRunner, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         node.write("both", documents(manifest("one"), manifest("two")))
         await node.until_ready(mirror("one"), mirror("two"))
@@ -93,10 +93,10 @@ def test_an_edit_of_one_pod_leaves_the_other_of_the_same_file_alone(on_a_node: O
         assert container_id(node, "two") == two
         assert node.status(mirror("two")).restart_count == 0
 
-    on_a_node(scenario, tmp_path)
+    run_on_node(scenario, tmp_path)
 
 
-def test_a_file_that_is_only_written_anew_changes_nothing(on_a_node: OnANode, tmp_path: Path) -> None:
+def test_a_file_rewritten_without_changes_has_no_effect(run_on_node: ScenarioRunner, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         node.write("web", manifest("web"))
         await node.until_ready(mirror("web"))
@@ -106,26 +106,28 @@ def test_a_file_that_is_only_written_anew_changes_nothing(on_a_node: OnANode, tm
         await node.until_ready(mirror("mark"))
         assert container_id(node, "web") == before
 
-    on_a_node(scenario, tmp_path)
+    run_on_node(scenario, tmp_path)
 
 
-def test_a_removed_file_ends_its_pod_with_its_grace(on_a_node: OnANode, tmp_path: Path) -> None:
+def test_a_removed_file_stops_its_pod_with_its_grace_period(run_on_node: ScenarioRunner, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
-        told = tmp_path / "told"
-        told.mkdir()
-        script = "trap 'echo bye > /told/word; exit 0' TERM; while :; do sleep 0.05; done"
-        mounts = {"volumeMounts": [{"name": "told", "mountPath": "/told"}]}
-        volumes = [{"name": "told", "hostPath": {"path": str(told)}}]
+        shared = tmp_path / "shared"
+        shared.mkdir()
+        script = "trap 'echo bye > /shared/word; exit 0' TERM; while :; do sleep 0.05; done"
+        mounts = {"volumeMounts": [{"name": "shared", "mountPath": "/shared"}]}
+        volumes = [{"name": "shared", "hostPath": {"path": str(shared)}}]
         node.write("web", manifest("web", script, mounts, volumes=volumes))
         await node.until_ready(mirror("web"))
-        node.unwrite("web")
+        node.remove_manifest("web")
         await node.until(lambda: node.is_gone(mirror("web")))
-        assert (told / "word").read_text() == "bye\n"
+        assert (shared / "word").read_text() == "bye\n"
 
-    on_a_node(scenario, tmp_path / "node")
+    run_on_node(scenario, tmp_path / "node")
 
 
-def test_a_broken_file_keeps_its_pods_and_is_named_with_its_line(on_a_node: OnANode, tmp_path: Path) -> None:
+def test_a_file_with_a_syntax_error_keeps_its_pods_and_is_reported_with_its_line(
+    run_on_node: ScenarioRunner, tmp_path: Path
+) -> None:
     async def scenario(node: Node) -> None:
         node.write("web", manifest("web"))
         await node.until_ready(mirror("web"))
@@ -135,7 +137,7 @@ def test_a_broken_file_keeps_its_pods_and_is_named_with_its_line(on_a_node: OnAN
         (problem,) = node.problems()
         assert "web.yaml" in problem
         assert ":4" in problem or ":3" in problem
-        node.write("other", manifest("other"))  # nobody else suffers
+        node.write("other", manifest("other"))  # other files are not affected
         await node.until_ready(mirror("other"))
         assert container_id(node, "web") == before
         node.write("web", manifest("web"))
@@ -143,20 +145,20 @@ def test_a_broken_file_keeps_its_pods_and_is_named_with_its_line(on_a_node: OnAN
         assert container_id(node, "web") == before
         assert node.is_ready(mirror("web"))
 
-    on_a_node(scenario, tmp_path)
+    run_on_node(scenario, tmp_path)
 
 
-def test_a_file_with_an_invalid_pod_says_which_field_is_wrong(on_a_node: OnANode, tmp_path: Path) -> None:
+def test_an_invalid_pod_is_reported_with_its_field(run_on_node: ScenarioRunner, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         node.write("bad", manifest("bad", restartPolicy="Sometimes"))
         await node.until(lambda: bool(node.problems()))
         assert "spec.restartPolicy" in node.problems()[0]
         assert node.find(mirror("bad")) is None
 
-    on_a_node(scenario, tmp_path)
+    run_on_node(scenario, tmp_path)
 
 
-def test_a_mirror_that_is_deleted_comes_back_and_its_pod_does_not_notice(on_a_node: OnANode, tmp_path: Path) -> None:
+def test_a_deleted_mirror_pod_is_recreated_without_a_restart(run_on_node: ScenarioRunner, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         node.write("web", manifest("web"))
         await node.until_ready(mirror("web"))
@@ -167,87 +169,87 @@ def test_a_mirror_that_is_deleted_comes_back_and_its_pod_does_not_notice(on_a_no
         assert container_id(node, "web") == running
         assert node.status(mirror("web")).restart_count == 0
 
-    on_a_node(scenario, tmp_path)
+    run_on_node(scenario, tmp_path)
 
 
-def test_a_static_pod_survives_a_restart_of_the_agent(on_a_node: OnANode, tmp_path: Path) -> None:
+def test_a_static_pod_survives_a_restart_of_the_agent(run_on_node: ScenarioRunner, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         node.write("web", manifest("web"))
         await node.until_ready(mirror("web"))
         before = container_id(node, "web")
-        await node.restarted()
+        await node.restart_agent()
         node.write("mark", manifest("mark"))
         await node.until_ready(mirror("web"), mirror("mark"))
         assert container_id(node, "web") == before
 
-    on_a_node(scenario, tmp_path)
+    run_on_node(scenario, tmp_path)
 
 
-def test_a_file_that_is_removed_while_the_agent_is_away_ends_its_pod(on_a_node: OnANode, tmp_path: Path) -> None:
+def test_a_file_removed_while_no_agent_ran_stops_its_pod(run_on_node: ScenarioRunner, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
-        told = tmp_path / "told"
-        told.mkdir()
-        script = "trap 'touch /told/end; exit 0' TERM; while :; do sleep 0.05; done"
-        mounts = {"volumeMounts": [{"name": "told", "mountPath": "/told"}]}
-        volumes = [{"name": "told", "hostPath": {"path": str(told)}}]
+        shared = tmp_path / "shared"
+        shared.mkdir()
+        script = "trap 'touch /shared/end; exit 0' TERM; while :; do sleep 0.05; done"
+        mounts = {"volumeMounts": [{"name": "shared", "mountPath": "/shared"}]}
+        volumes = [{"name": "shared", "hostPath": {"path": str(shared)}}]
         node.write("web", manifest("web", script, mounts, volumes=volumes))
         node.write("stays", manifest("stays"))
         await node.until_ready(mirror("web"), mirror("stays"))
         before = container_id(node, "stays")
         await node.end()
-        node.unwrite("web")
-        await node.begin()
-        await node.until(lambda: node.is_gone(mirror("web")) and (told / "end").exists())
+        node.remove_manifest("web")
+        await node.start_agent()
+        await node.until(lambda: node.is_gone(mirror("web")) and (shared / "end").exists())
         assert container_id(node, "stays") == before
 
-    on_a_node(scenario, tmp_path / "node")
+    run_on_node(scenario, tmp_path / "node")
 
 
-def test_a_static_job_ends_and_stays_ended(on_a_node: OnANode, tmp_path: Path) -> None:
+def test_a_completed_static_job_is_not_run_again(run_on_node: ScenarioRunner, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         node.write("job", manifest("job", "exit 3", restartPolicy="Never"))
         await node.until_phase(mirror("job"), "Failed")
         assert node.exit_code(mirror("job")) == 3
         before = container_id(node, "job")
-        await node.restarted()
+        await node.restart_agent()
         node.write("mark", manifest("mark"))
         await node.until_ready(mirror("mark"))
         assert (node.phase(mirror("job")), container_id(node, "job")) == ("Failed", before)
 
-    on_a_node(scenario, tmp_path)
+    run_on_node(scenario, tmp_path)
 
 
-# Config maps and secrets beside the pods.
+# Local config maps and secrets.
 
 
-def test_a_config_map_beside_the_pods_gives_environment_and_volumes_and_is_seen_live(
-    on_a_node: OnANode, tmp_path: Path
+def test_a_local_config_map_sets_variables_and_volumes_and_updates_live(
+    run_on_node: ScenarioRunner, tmp_path: Path
 ) -> None:
     async def scenario(node: Node) -> None:
-        told = tmp_path / "told"
-        told.mkdir()
-        script = "trap 'exit 0' TERM; while :; do echo $COLOUR $(cat /v/colour) > /told/word; sleep 0.02; done"
+        shared = tmp_path / "shared"
+        shared.mkdir()
+        script = "trap 'exit 0' TERM; while :; do echo $COLOUR $(cat /v/colour) > /shared/word; sleep 0.02; done"
         more = {
             "env": [{"name": "COLOUR", "valueFrom": {"configMapKeyRef": {"name": "paint", "key": "colour"}}}],
-            "volumeMounts": [{"name": "v", "mountPath": "/v"}, {"name": "told", "mountPath": "/told"}],
+            "volumeMounts": [{"name": "v", "mountPath": "/v"}, {"name": "shared", "mountPath": "/shared"}],
         }
         volumes = [
             {"name": "v", "configMap": {"name": "paint"}},
-            {"name": "told", "hostPath": {"path": str(told)}},
+            {"name": "shared", "hostPath": {"path": str(shared)}},
         ]
         node.write("paint", config_map("paint", colour="blue"))
         node.write("web", manifest("web", script, more, volumes=volumes))
         await node.until_ready(mirror("web"))
         before = container_id(node, "web")
-        await node.until(lambda: (told / "word").exists() and (told / "word").read_text() == "blue blue\n")
+        await node.until(lambda: (shared / "word").exists() and (shared / "word").read_text() == "blue blue\n")
         node.write("paint", config_map("paint", colour="red"))
-        await node.until(lambda: (told / "word").read_text() == "blue red\n")
+        await node.until(lambda: (shared / "word").read_text() == "blue red\n")
         assert container_id(node, "web") == before
 
-    on_a_node(scenario, tmp_path / "node")
+    run_on_node(scenario, tmp_path / "node")
 
 
-def test_a_pod_waits_for_the_secret_that_is_not_beside_it_yet(on_a_node: OnANode, tmp_path: Path) -> None:
+def test_a_static_pod_waits_for_a_missing_local_secret(run_on_node: ScenarioRunner, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         volumes = [{"name": "v", "secret": {"secretName": "door"}}]
         mounts = {"volumeMounts": [{"name": "v", "mountPath": "/v"}]}
@@ -257,4 +259,4 @@ def test_a_pod_waits_for_the_secret_that_is_not_beside_it_yet(on_a_node: OnANode
         node.write("door", secret)
         await node.until_phase(mirror("job"), "Succeeded")
 
-    on_a_node(scenario, tmp_path, retry_seconds=0.3)
+    run_on_node(scenario, tmp_path, retry_seconds=0.3)

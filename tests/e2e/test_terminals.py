@@ -1,6 +1,6 @@
-"""`podkeeper exec` and `podkeeper attach` at a real terminal: keys go in, a screen comes out, and ends are ends.
+"""`podkeeper exec` and `podkeeper attach` at a real terminal.
 
-One agent for all, as root and as an ordinary user; whoever types is a real process at a pseudo-terminal.
+All tests share one agent per runtime, as root and as an ordinary user. The client is a process at a pseudo-terminal.
 """
 
 import errno
@@ -20,16 +20,16 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.house import PATIENCE_SECONDS, House, manifest, roots_house, until
-from tests.e2e.kinds import AND_CRIO, CONTAINERD, PROCESSES
-from tests.e2e.somebody import somebody
-from tests.e2e.ways import way_of
-from tests.runtimes.process.home import running
+from tests.e2e.agent_process import TIMEOUT_SECONDS, AgentProcess, agent_with_pods, manifest, until
+from tests.e2e.cli_runtimes import cli_runtime
+from tests.e2e.runtime_kinds import AND_CRIO, CONTAINERD, PROCESS
+from tests.e2e.unprivileged_user import unprivileged_user
+from tests.runtimes.process.harness import running
 from tests.signals import usual_signals
 
 pytestmark = pytest.mark.slow
 
-NAP = f"4243.{os.getpid():07}"  # as long as nobody else's
+NAP = f"4243.{os.getpid():07}"  # unique, to find the processes of this test
 
 PODS: dict[str, dict[str, Any]] = {
     "box": {"command": ["sleep", "36000"]},
@@ -41,39 +41,39 @@ PODS: dict[str, dict[str, Any]] = {
 
 
 def until_asleep(nap: str) -> None:
-    until(lambda: running(f"sleep\0{nap}\0"), f"somebody sleeps for {nap}")
+    until(lambda: running(f"sleep\0{nap}\0"), f"a process sleeps for {nap}")
 
 
 def until_awake(nap: str) -> None:
-    until(lambda: not running(f"sleep\0{nap}\0"), f"nobody sleeps for {nap}")
+    until(lambda: not running(f"sleep\0{nap}\0"), f"no process sleeps for {nap}")
 
 
 @pytest.fixture(scope="module", params=["root", "user", CONTAINERD, *AND_CRIO])
-def house(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    """An agent with all pods running."""
+def agent(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[AgentProcess]:
+    """Run an agent and wait for all pods."""
     if request.param != "user":
         if os.geteuid() != 0:
             pytest.skip("needs root")
-        way = way_of(request, PROCESSES if request.param == "root" else request.param)
-        with roots_house(tmp_path_factory.mktemp("house"), way, PODS) as house:
-            until(lambda: all(house.container(name).get("ready") for name in PODS), "all pods run")
-            yield house
+        runtime = cli_runtime(request, PROCESS if request.param == "root" else request.param)
+        with agent_with_pods(tmp_path_factory.mktemp("agent"), runtime, PODS) as agent:
+            until(lambda: all(agent.container(name).get("ready") for name in PODS), "all pods run")
+            yield agent
         return
-    with somebody() as user:
+    with unprivileged_user() as user:
         user.write("pods", *(manifest(*each) for each in PODS.items()))
         user.start()
         user.until(lambda: all(user.is_ready(name) for name in PODS), "all pods run")
-        yield House(user.root)
+        yield AgentProcess(user.root)
         user.end(signal.SIGINT)
 
 
 class Terminal:
-    """A person at a terminal, who has just entered a command."""
+    """A pseudo-terminal with a command in the foreground."""
 
     def __init__(self, argv: list[str], rows: int = 24, columns: int = 80) -> None:
         self.master, theirs = pty.openpty()
         self.before = termios.tcgetattr(theirs)
-        self.theirs = theirs  # held open, so that the terminal is still there when the command has ended
+        self.theirs = theirs  # held open, so that the terminal outlives the command
         self.resize(rows, columns)
         with usual_signals():
             self.process = subprocess.Popen(
@@ -82,7 +82,7 @@ class Terminal:
                 stdout=theirs,
                 stderr=theirs,
                 start_new_session=True,
-                preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # one thread only: nothing can be half done
+                preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # safe, because this process has one thread
             )
         self.screen = b""
 
@@ -93,8 +93,8 @@ class Terminal:
         fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
     def see(self, pattern: bytes, *, press: Callable[[], None] | None = None) -> re.Match[bytes]:
-        """Wait until something new is on the screen, perhaps pressing a key now and then; what came before is old."""
-        end = time.monotonic() + PATIENCE_SECONDS
+        """Wait for new output that matches, call `press` while waiting, and discard the output up to the match."""
+        end = time.monotonic() + TIMEOUT_SECONDS
         while (found := re.search(pattern, self.screen)) is None:
             assert time.monotonic() < end, f"{pattern!r} never came: {self.screen[-500:]!r}"
             if press is not None:
@@ -104,14 +104,14 @@ class Terminal:
         return found
 
     def wait(self) -> int:
-        """The exit status; the screen shows all by then."""
-        status = self.process.wait(PATIENCE_SECONDS)
+        """Return the exit status after reading all output."""
+        status = self.process.wait(TIMEOUT_SECONDS)
         while self._read(0.0):
             pass
         return status
 
-    def is_as_it_was(self) -> bool:
-        """Whether the command has left the terminal in the state in which it found it."""
+    def is_restored(self) -> bool:
+        """Return whether the terminal has the attributes that it had before the command."""
         return termios.tcgetattr(self.theirs) == self.before
 
     def close(self) -> None:
@@ -133,176 +133,179 @@ class Terminal:
 
 
 @contextmanager
-def at(house: House, command: str, *arguments: str, rows: int = 24, columns: int = 80) -> Iterator[Terminal]:
-    terminal = Terminal(house.argv(command, *arguments), rows, columns)
+def at(agent: AgentProcess, command: str, *arguments: str, rows: int = 24, columns: int = 80) -> Iterator[Terminal]:
+    terminal = Terminal(agent.argv(command, *arguments), rows, columns)
     try:
         yield terminal
     finally:
         terminal.close()
 
 
-of_processes = pytest.mark.parametrize("house", ["root", "user"], indirect=True, scope="module")
-"""For what CRI cannot do: it has no way to end a process that was started in a container."""
+process_runtime_only = pytest.mark.parametrize("agent", ["root", "user"], indirect=True, scope="module")
+"""For features that the CRI lacks: it cannot end a process that was started in a container."""
 
 
 # ---- exec ----
 
 
-def test_a_shell_is_at_a_real_terminal_with_job_control(house: House) -> None:
-    with at(house, "exec", "-it", "box", "--", "sh") as person:
-        person.see(rb"[#$] ")
-        person.type(b"tty; test -t 0 && test -t 1 && test -t 2 && echo re''al; echo TERM=$TERM\n")
-        person.see(rb"\n/dev/pts/[0-9]+\r\nreal\r\nTERM=xterm\r\n")
-        person.type(b"set -m; sleep 5 & jobs\n")
-        assert b"can't access tty" not in person.see(rb"Running[^\n]*sleep 5").string
-        person.type(b"kill %1; exit 42\n")
-        assert person.wait() == 42
-        assert person.is_as_it_was()
+def test_exec_provides_a_terminal_with_job_control(agent: AgentProcess) -> None:
+    with at(agent, "exec", "-it", "box", "--", "sh") as terminal:
+        terminal.see(rb"[#$] ")
+        terminal.type(b"tty; test -t 0 && test -t 1 && test -t 2 && echo re''al; echo TERM=$TERM\n")
+        terminal.see(rb"\n/dev/pts/[0-9]+\r\nreal\r\nTERM=xterm\r\n")
+        terminal.type(b"set -m; sleep 5 & jobs\n")
+        assert b"can't access tty" not in terminal.see(rb"Running[^\n]*sleep 5").string
+        terminal.type(b"kill %1; exit 42\n")
+        assert terminal.wait() == 42
+        assert terminal.is_restored()
 
 
-def test_the_window_is_as_large_as_ours_and_changes_with_it(house: House) -> None:
+def test_exec_forwards_the_terminal_size_and_its_changes(agent: AgentProcess) -> None:
     script = "trap 'stty size' WINCH; stty size; while :; do sleep 0.05; done"
-    with at(house, "exec", "-it", "box", "--", "sh", "-c", script, rows=41, columns=101) as person:
-        person.see(rb"41 101\r\n")
-        person.resize(50, 132)
-        person.see(rb"50 132\r\n")
-        person.type(b"\x03")
-        assert person.wait() == 130
+    with at(agent, "exec", "-it", "box", "--", "sh", "-c", script, rows=41, columns=101) as terminal:
+        terminal.see(rb"41 101\r\n")
+        terminal.resize(50, 132)
+        terminal.see(rb"50 132\r\n")
+        terminal.type(b"\x03")
+        assert terminal.wait() == 130
 
 
-def test_ctrl_c_reaches_who_is_in_the_foreground(house: House) -> None:
-    with at(house, "exec", "-it", "box", "--", "sh") as person:
-        person.see(rb"[#$] ")
-        person.type(f"sleep {NAP}1\n".encode())
+def test_ctrl_c_reaches_the_foreground_process(agent: AgentProcess) -> None:
+    with at(agent, "exec", "-it", "box", "--", "sh") as terminal:
+        terminal.see(rb"[#$] ")
+        terminal.type(f"sleep {NAP}1\n".encode())
         until_asleep(f"{NAP}1")
-        person.type(b"\x03")
-        person.type(b"echo status-$?\n")
-        person.see(rb"status-130\r\n[^\n]*[#$] ")  # a shell that edits lines sets its terminal before it asks
+        terminal.type(b"\x03")
+        terminal.type(b"echo status-$?\n")
+        terminal.see(rb"status-130\r\n[^\n]*[#$] ")  # the shell sets its terminal before it prompts
         until_awake(f"{NAP}1")
-        person.type(b"\x04")  # Ctrl-D: a shell ends
-        assert person.wait() == 0
+        terminal.type(b"\x04")  # Ctrl-D ends the shell
+        assert terminal.wait() == 0
 
 
-@of_processes
-def test_who_is_gone_leaves_nothing_running(house: House) -> None:
+@process_runtime_only
+def test_the_command_ends_when_the_exec_client_ends(agent: AgentProcess) -> None:
     for number, end in enumerate((signal.SIGKILL, signal.SIGHUP, signal.SIGTERM)):
         nap = f"{NAP}2{number}"
-        with at(house, "exec", "-it", "box", "--", "sh") as person:
-            person.see(rb"[#$] ")
-            person.type(f"sleep {nap}\n".encode())
+        with at(agent, "exec", "-it", "box", "--", "sh") as terminal:
+            terminal.see(rb"[#$] ")
+            terminal.type(f"sleep {nap}\n".encode())
             until_asleep(nap)
-            person.process.send_signal(end)
-            person.process.wait(PATIENCE_SECONDS)
-            assert person.is_as_it_was() == (end != signal.SIGKILL)
+            terminal.process.send_signal(end)
+            terminal.process.wait(TIMEOUT_SECONDS)
+            assert terminal.is_restored() == (end != signal.SIGKILL)
         until_awake(nap)
 
 
-@of_processes
-@pytest.mark.parametrize("arguments", [(), ("-i",)], ids=["only listening", "with more to say than is read"])
-def test_without_a_terminal_too_who_is_gone_leaves_nothing_running(house: House, arguments: tuple[str, ...]) -> None:
+@process_runtime_only
+@pytest.mark.parametrize("arguments", [(), ("-i",)], ids=["without input", "with more input than is read"])
+def test_without_a_terminal_the_command_ends_when_the_exec_client_ends(
+    agent: AgentProcess, arguments: tuple[str, ...]
+) -> None:
     nap = f"{NAP}3"
     reading, writing = os.pipe()
-    asking = subprocess.Popen(house.argv("exec", *arguments, "box", "--", "sleep", nap), stdin=reading)
+    client = subprocess.Popen(agent.argv("exec", *arguments, "box", "--", "sleep", nap), stdin=reading)
     try:
         until_asleep(nap)
         os.set_blocking(writing, False)
         deadline = time.monotonic() + 0.5
-        while time.monotonic() < deadline:  # more than anybody takes off our hands
+        while time.monotonic() < deadline:  # more than any buffer holds
             with suppress(BlockingIOError):
                 os.write(writing, bytes(65536))
     finally:
-        asking.kill()
-        asking.wait()
+        client.kill()
+        client.wait()
         os.close(reading)
         os.close(writing)
     until_awake(nap)
 
 
-def test_input_arrives_to_its_end_and_output_is_complete_and_apart(house: House) -> None:
-    said = os.urandom(3_000_000)
-    echoed = house.call("exec", "-i", "box", "--", "sh", "-c", "cat; echo done >&2; exit 7", said=said)
-    assert (echoed.returncode, echoed.stdout == said, echoed.stderr) == (7, True, b"done\n")
-    counted = house.call("exec", "box", "--", "seq", "300000")
+def test_exec_transfers_all_input_and_separate_output_streams(agent: AgentProcess) -> None:
+    stdin = os.urandom(3_000_000)
+    echoed = agent.call("exec", "-i", "box", "--", "sh", "-c", "cat; echo done >&2; exit 7", stdin=stdin)
+    assert (echoed.returncode, echoed.stdout == stdin, echoed.stderr) == (7, True, b"done\n")
+    counted = agent.call("exec", "box", "--", "seq", "300000")
     assert counted.stdout.split() == [b"%d" % number for number in range(1, 300001)]
-    closed = house.call("exec", "box", "--", "cat", said=b"nobody asked for this")
+    closed = agent.call("exec", "box", "--", "cat", stdin=b"not read")
     assert (closed.returncode, closed.stdout) == (0, b"")
 
 
-def test_a_terminal_is_not_made_of_a_pipe(house: House) -> None:
-    told = house.call("exec", "-it", "box", "--", "sh", "-c", "test -t 0 || cat", said=b"words")
-    assert (told.returncode, told.stdout) == (0, b"words")
-    assert told.stderr.startswith(b"Unable to use a TTY - input is not a terminal")
+def test_exec_with_a_pipe_has_no_terminal(agent: AgentProcess) -> None:
+    result = agent.call("exec", "-it", "box", "--", "sh", "-c", "test -t 0 || cat", stdin=b"words")
+    assert (result.returncode, result.stdout) == (0, b"words")
+    assert result.stderr.startswith(b"Unable to use a TTY - input is not a terminal")
 
 
 # ---- attach ----
 
-SECOND_ATTACH = "with CRI-O 1.33 and conmon 2.1.6, who joins after somebody else has not been seen to hear anything"
+SECOND_ATTACH = "with CRI-O 1.33 and conmon 2.1.6, a second client receives no output"
 
 
-def is_crio(house: House) -> bool:
-    """Whether pods run in CRI-O."""
-    return str(house.container("shell").get("containerID", "")).startswith("cri-o://")
+def is_crio(agent: AgentProcess) -> bool:
+    return str(agent.container("shell").get("containerID", "")).startswith("cri-o://")
 
 
-def test_a_shell_is_attached_to_and_goes_on_without_us(house: House) -> None:
-    if is_crio(house):
+def test_an_attached_shell_continues_after_the_client_ends(agent: AgentProcess) -> None:
+    if is_crio(agent):
         pytest.skip(SECOND_ATTACH)
-    before = house.container("shell")["containerID"]
-    with at(house, "attach", "-it", "shell", rows=33, columns=99) as person:
-        person.see(rb"If you don't see a command prompt, try pressing enter.")
-        # Who joins tells a size that is none first, and then its own.
-        person.type(b"until [ \"$(stty size)\" = '33 99' ]; do :; done; tty; stty size; x=kept\n")
-        person.see(rb"/dev/pts/0\r\n33 99\r\n")
-        with at(house, "attach", "shell") as looking:
-            looking.see(rb"here> ", press=lambda: person.type(b"\n"))
-            person.type(f"sleep {NAP}4\n".encode())
-            looking.see(rb"sleep 4243")
+    before = agent.container("shell")["containerID"]
+    with at(agent, "attach", "-it", "shell", rows=33, columns=99) as terminal:
+        terminal.see(rb"If you don't see a command prompt, try pressing enter.")
+        # A client first sends the size 0x0 and then its own.
+        terminal.type(b"until [ \"$(stty size)\" = '33 99' ]; do :; done; tty; stty size; x=kept\n")
+        terminal.see(rb"/dev/pts/0\r\n33 99\r\n")
+        with at(agent, "attach", "shell") as viewer:
+            viewer.see(rb"here> ", press=lambda: terminal.type(b"\n"))
+            terminal.type(f"sleep {NAP}4\n".encode())
+            viewer.see(rb"sleep 4243")
             until_asleep(f"{NAP}4")
-            person.type(b"\x03")  # goes to the container, and ends nobody here
-            person.see(rb"\^C[^>]*here> ")
-            person.type(b"echo bo''th\n")
-            for each in (person, looking):
+            terminal.type(b"\x03")  # goes to the container and ends no client
+            terminal.see(rb"\^C[^>]*here> ")
+            terminal.type(b"echo bo''th\n")
+            for each in (terminal, viewer):
                 each.see(rb"both\r+\n")
-            looking.type(b"\x03")  # this one is at its own terminal
-            assert looking.wait() == 130
-        person.process.kill()
-    with at(house, "attach", "-it", "shell") as again:
+            viewer.type(b"\x03")  # this client has its own terminal
+            assert viewer.wait() == 130
+        terminal.process.kill()
+    with at(agent, "attach", "-it", "shell") as again:
         again.type(b"echo $x-$((40 + 2))\n")
         again.see(rb"kept-42\r\n")
-    assert (house.container("shell")["containerID"], house.restarts("shell")) == (before, 0)
+    assert (agent.container("shell")["containerID"], agent.restarts("shell")) == (before, 0)
 
 
-def test_who_ends_the_shell_ends_the_attachment(house: House) -> None:
-    restarts = house.restarts("shell")
-    with at(house, "attach", "-it", "shell") as person:
-        person.type(b"exit\n")
-        assert person.wait() == 0
-        assert person.is_as_it_was()
-    until(lambda: house.restarts("shell") == restarts + 1 and house.container("shell").get("ready"), "a new one runs")
+def test_attach_ends_with_the_shell(agent: AgentProcess) -> None:
+    restarts = agent.restarts("shell")
+    with at(agent, "attach", "-it", "shell") as terminal:
+        terminal.type(b"exit\n")
+        assert terminal.wait() == 0
+        assert terminal.is_restored()
+    until(lambda: agent.restarts("shell") == restarts + 1 and agent.container("shell").get("ready"), "a new shell runs")
 
 
-def test_input_stays_open_from_one_to_the_next(house: House) -> None:
-    if is_crio(house):
+def test_stdin_stays_open_between_attach_clients(agent: AgentProcess) -> None:
+    if is_crio(agent):
         pytest.skip(SECOND_ATTACH)
-    with at(house, "attach", "reader") as looking:
-        looking.see(rb"got zero", press=lambda: house.call("attach", "-i", "reader", said=b"zero\n").check_returncode())
+    with at(agent, "attach", "reader") as viewer:
+        viewer.see(rb"got zero", press=lambda: agent.call("attach", "-i", "reader", stdin=b"zero\n").check_returncode())
         for word in (b"one", b"two"):
-            assert house.call("attach", "-i", "reader", said=word + b"\n").returncode == 0
-            looking.see(rb"got " + word)
-    assert house.restarts("reader") == 0
+            assert agent.call("attach", "-i", "reader", stdin=word + b"\n").returncode == 0
+            viewer.see(rb"got " + word)
+    assert agent.restarts("reader") == 0
 
 
-def test_input_that_is_there_once_ends_with_the_first(house: House) -> None:
-    restarts = house.restarts("once")
-    assert house.call("attach", "-i", "once", said=b"words\n").stdout == b"words\nover\n"
-    until(lambda: house.restarts("once") == restarts + 1 and house.container("once").get("ready"), "it has ended")
+def test_stdin_once_closes_after_the_first_client(agent: AgentProcess) -> None:
+    restarts = agent.restarts("once")
+    assert agent.call("attach", "-i", "once", stdin=b"words\n").stdout == b"words\nover\n"
+    until(
+        lambda: agent.restarts("once") == restarts + 1 and agent.container("once").get("ready"), "it has been restarted"
+    )
 
 
-def test_who_has_no_input_is_only_listened_to(house: House) -> None:
-    with at(house, "attach", "-it", "mute") as person:
-        person.see(rb"Unable to use stdin - container app has no stdin")
-        person.see(rb"Unable to use a TTY - container app did not allocate one")
-        person.see(rb"tick\r\ntick\r\n")
-        person.type(b"\x03")
-        assert person.wait() == 130
-    assert house.restarts("mute") == 0
+def test_attach_to_a_container_without_stdin_shows_its_output(agent: AgentProcess) -> None:
+    with at(agent, "attach", "-it", "mute") as terminal:
+        terminal.see(rb"Unable to use stdin - container app has no stdin")
+        terminal.see(rb"Unable to use a TTY - container app did not allocate one")
+        terminal.see(rb"tick\r\ntick\r\n")
+        terminal.type(b"\x03")
+        assert terminal.wait() == 130
+    assert agent.restarts("mute") == 0

@@ -1,4 +1,4 @@
-"""Volumes made from objects, with real processes: what containers find in them, and how that changes."""
+"""Volumes from API objects, with real processes: contents and updates."""
 
 import asyncio
 import os
@@ -10,40 +10,40 @@ from typing import Any
 import pytest
 
 from podkeeper.model.k8s.core import ConfigMap
-from tests.e2e.node import NAMESPACE, Node, OnANode
+from tests.e2e.node import NAMESPACE, Node, ScenarioRunner
 from tests.e2e.objects import config_map, secret
-from tests.e2e.volume_pods import at, job, output, server
+from tests.e2e.volume_pods import at, job, run_job, server
 
 pytestmark = pytest.mark.slow
 
-# Config maps, secrets, the pod's own fields.
+# Config maps, secrets, downward API.
 
 
-def test_a_config_map_is_files_that_nobody_may_change(on_a_node: OnANode, tmp_path: Path) -> None:
+def test_a_config_map_volume_is_read_only(run_on_node: ScenarioRunner, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         config_map(node, "settings", colour="blue", size="10")
         script = "cd /v; ls; cat colour; echo; stat -L -c %a colour; echo x 2>/dev/null > colour || echo no"
-        said = await output(node, job("app", script, {"configMap": {"name": "settings"}}))
-        assert said.splitlines() == ["colour", "size", "blue", "644", "no"]
+        output = await run_job(node, job("app", script, {"configMap": {"name": "settings"}}))
+        assert output.splitlines() == ["colour", "size", "blue", "644", "no"]
 
-    on_a_node(scenario, tmp_path)
+    run_on_node(scenario, tmp_path)
 
 
-def test_chosen_items_appear_at_their_paths_with_their_modes(on_a_node: OnANode, tmp_path: Path) -> None:
+def test_config_map_items_have_their_paths_and_modes(run_on_node: ScenarioRunner, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         config_map(node, "settings", colour="blue", size="10")
         items = [{"key": "colour", "path": "deep/paint", "mode": 0o400}]
         script = "cd /v; find -L . -type f ! -path '*/..*' | sort; stat -L -c %a deep/paint"
-        said = await output(node, job("app", script, {"configMap": {"name": "settings", "items": items}}))
-        assert said.splitlines() == ["./deep/paint", "400"]
+        output = await run_job(node, job("app", script, {"configMap": {"name": "settings", "items": items}}))
+        assert output.splitlines() == ["./deep/paint", "400"]
 
-    on_a_node(scenario, tmp_path)
+    run_on_node(scenario, tmp_path)
 
 
 MISSING = {
-    "a config map that is not there": ({"configMap": {"name": "no"}}, 'configmap "no" not found'),
-    "a secret that is not there": ({"secret": {"secretName": "no"}}, 'secret "no" not found'),
-    "a key that is not there": (
+    "a missing config map": ({"configMap": {"name": "no"}}, 'configmap "no" not found'),
+    "a missing secret": ({"secret": {"secretName": "no"}}, 'secret "no" not found'),
+    "a missing key": (
         {"configMap": {"name": "few", "items": [{"key": "no", "path": "x"}]}},
         "configmap references non-existent config key: no",
     ),
@@ -51,7 +51,7 @@ MISSING = {
 
 
 @pytest.mark.parametrize(("source", "why"), MISSING.values(), ids=MISSING.keys())
-def test_a_pod_waits_for(on_a_node: OnANode, source: Mapping[str, Any], why: str, tmp_path: Path) -> None:
+def test_a_pod_waits_for(run_on_node: ScenarioRunner, source: Mapping[str, Any], why: str, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         config_map(node, "few", other="x")
         node.create(job("app", "true", source))
@@ -63,41 +63,41 @@ def test_a_pod_waits_for(on_a_node: OnANode, source: Mapping[str, Any], why: str
         secret(node, "no", x="1")
         await node.until_phase("app", "Succeeded")
 
-    on_a_node(scenario, tmp_path, retry_seconds=0.3)
+    run_on_node(scenario, tmp_path, retry_seconds=0.3)
 
 
-def test_nobody_waits_for_what_is_optional(on_a_node: OnANode, tmp_path: Path) -> None:
+def test_missing_optional_objects_do_not_delay_a_pod(run_on_node: ScenarioRunner, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         sources = [
             {"configMap": {"name": "no", "optional": True}},
             {"secret": {"name": "no", "optional": True}},
         ]
-        said = await output(node, job("app", "ls /v | wc -l", {"projected": {"sources": sources}}))
-        assert said == "0\n"
+        output = await run_job(node, job("app", "ls /v | wc -l", {"projected": {"sources": sources}}))
+        assert output == "0\n"
 
-    on_a_node(scenario, tmp_path)
+    run_on_node(scenario, tmp_path)
 
 
-def test_a_secret_lies_in_memory_and_is_its_owners_alone(on_a_node: OnANode, tmp_path: Path) -> None:
+def test_a_secret_is_in_memory_with_its_default_mode(run_on_node: ScenarioRunner, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         secret(node, "door", key="sesame")
         script = "cat /v/key; echo; stat -f -c %T /v; stat -L -c %a /v/key"
-        said = await output(node, job("app", script, {"secret": {"secretName": "door", "defaultMode": 0o600}}))
-        assert said.splitlines() == ["sesame", "tmpfs", "600"]
+        output = await run_job(node, job("app", script, {"secret": {"secretName": "door", "defaultMode": 0o600}}))
+        assert output.splitlines() == ["sesame", "tmpfs", "600"]
         kept = [path for path in _files_on_disk(node.root) if b"sesame" in path.read_bytes()]
         assert [path for path in kept if not path.is_relative_to(node.root / "logs")] == []
 
-    on_a_node(scenario, tmp_path)
+    run_on_node(scenario, tmp_path)
 
 
 def _files_on_disk(root: Path) -> list[Path]:
-    """What would be found on the disk if the machine were switched off: what is mounted below does not count."""
+    """Return the files on disk, without mounted file systems."""
     device = root.stat().st_dev
     every = (Path(top) / name for top, _, names in os.walk(root) for name in names)
     return [path for path in every if stat.S_ISREG(path.lstat().st_mode) and path.stat().st_dev == device]
 
 
-def test_the_pods_own_fields_as_files(on_a_node: OnANode, tmp_path: Path) -> None:
+def test_downward_api_volume(run_on_node: ScenarioRunner, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         items = [
             {"path": "name", "fieldRef": {"fieldPath": "metadata.name"}},
@@ -111,13 +111,13 @@ def test_the_pods_own_fields_as_files(on_a_node: OnANode, tmp_path: Path) -> Non
             container={"resources": {"limits": {"cpu": "2"}}},
             labels={"tier": "web"},
         )
-        said = await output(node, wanted)
-        assert said.splitlines() == ["app", 'tier="web"', "2"]
+        output = await run_job(node, wanted)
+        assert output.splitlines() == ["app", 'tier="web"', "2"]
 
-    on_a_node(scenario, tmp_path)
+    run_on_node(scenario, tmp_path)
 
 
-def test_a_projected_volume_shows_many_objects_in_one_place(on_a_node: OnANode, tmp_path: Path) -> None:
+def test_a_projected_volume_combines_several_sources(run_on_node: ScenarioRunner, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         config_map(node, "settings", colour="blue")
         secret(node, "door", key="sesame")
@@ -127,16 +127,16 @@ def test_a_projected_volume_shows_many_objects_in_one_place(on_a_node: OnANode, 
             {"downwardAPI": {"items": [{"path": "name", "fieldRef": {"fieldPath": "metadata.name"}}]}},
         ]
         script = "cd /v; for each in colour private/key name; do cat $each; echo; done"
-        said = await output(node, job("app", script, {"projected": {"sources": sources}}))
-        assert said.splitlines() == ["blue", "sesame", "app"]
+        output = await run_job(node, job("app", script, {"projected": {"sources": sources}}))
+        assert output.splitlines() == ["blue", "sesame", "app"]
 
-    on_a_node(scenario, tmp_path)
+    run_on_node(scenario, tmp_path)
 
 
 # Updates.
 
 
-def test_a_running_container_sees_a_config_map_change_all_at_once(on_a_node: OnANode, tmp_path: Path) -> None:
+def test_a_config_map_update_is_atomic(run_on_node: ScenarioRunner, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         config_map(node, "settings", one="1", two="1")
         watch = "cd /v/..data && echo $(cat one)-$(cat two); cd /"
@@ -148,11 +148,11 @@ def test_a_running_container_sees_a_config_map_change_all_at_once(on_a_node: OnA
         assert {"1-2", "2-1"}.isdisjoint(node.log("app").splitlines())
         assert node.status("app").restart_count == 0
 
-    on_a_node(scenario, tmp_path, refresh_seconds=0.2)
+    run_on_node(scenario, tmp_path, refresh_seconds=0.2)
 
 
-def test_a_key_that_is_removed_disappears_and_a_map_that_is_removed_leaves_its_files(
-    on_a_node: OnANode, tmp_path: Path
+def test_a_removed_key_disappears_and_a_removed_config_map_keeps_its_files(
+    run_on_node: ScenarioRunner, tmp_path: Path
 ) -> None:
     async def scenario(node: Node) -> None:
         config_map(node, "settings", old="1", both="1")
@@ -174,10 +174,10 @@ def test_a_key_that_is_removed_disappears_and_a_map_that_is_removed_leaves_its_f
                 found = (await node.exec("app", "ls", "/v")).output.decode().split()
         return found
 
-    on_a_node(scenario, tmp_path, refresh_seconds=0.1)
+    run_on_node(scenario, tmp_path, refresh_seconds=0.1)
 
 
-def test_a_part_of_a_config_map_stays_what_it_was_when_the_container_began(on_a_node: OnANode, tmp_path: Path) -> None:
+def test_a_sub_path_of_a_config_map_is_not_updated(run_on_node: ScenarioRunner, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         config_map(node, "settings", colour="blue")
         mounts = (at("/v"), at("/colour", subPath="colour"))
@@ -187,4 +187,4 @@ def test_a_part_of_a_config_map_stays_what_it_was_when_the_container_began(on_a_
         config_map(node, "settings", colour="red")
         await node.until(lambda: "red blue\n" in node.log("app"))
 
-    on_a_node(scenario, tmp_path, refresh_seconds=0.2)
+    run_on_node(scenario, tmp_path, refresh_seconds=0.2)

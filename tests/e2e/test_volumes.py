@@ -1,4 +1,4 @@
-"""Volumes with real processes: empty directories, paths of the host, how they are mounted, what is left at the end."""
+"""Volumes with real processes: emptyDir, hostPath, mount options, cleanup."""
 
 import socket
 from collections.abc import Mapping
@@ -7,20 +7,20 @@ from typing import Any
 
 import pytest
 
-from podkeeper.volumes.kernel import file_system_of
+from podkeeper.linux.mounts import file_system_of
 from tests.e2e.machine import needs_mounts, needs_other_users
-from tests.e2e.node import Node, OnANode, pod
+from tests.e2e.node import Node, ScenarioRunner, pod
 from tests.e2e.objects import config_map, secret
-from tests.e2e.volume_pods import SERVE, at, container, job, output, server
+from tests.e2e.volume_pods import SERVE, at, container, job, run_job, server
 
 pytestmark = pytest.mark.slow
 
-# Empty directories.
+# emptyDir.
 
 
 @pytest.mark.parametrize("source", [{}, {"medium": "Memory"}], ids=["on disk", "in memory"])
-def test_containers_of_a_pod_share_an_empty_directory(
-    on_a_node: OnANode, source: Mapping[str, Any], tmp_path: Path
+def test_containers_of_a_pod_share_an_empty_dir(
+    run_on_node: ScenarioRunner, source: Mapping[str, Any], tmp_path: Path
 ) -> None:
     async def scenario(node: Node) -> None:
         node.create(
@@ -37,10 +37,12 @@ def test_containers_of_a_pod_share_an_empty_directory(
         await node.until_phase("pair", "Succeeded")
         assert node.log("pair") == "hello\n"
 
-    on_a_node(scenario, tmp_path)
+    run_on_node(scenario, tmp_path)
 
 
-def test_what_an_init_container_prepares_is_there_for_the_others(on_a_node: OnANode, tmp_path: Path) -> None:
+def test_files_of_an_init_container_are_visible_to_later_containers(
+    run_on_node: ScenarioRunner, tmp_path: Path
+) -> None:
     async def scenario(node: Node) -> None:
         prepared = job(
             "app",
@@ -48,43 +50,43 @@ def test_what_an_init_container_prepares_is_there_for_the_others(on_a_node: OnAN
             {"emptyDir": {}},
             initContainers=[container("setup", "echo page > /build/site", at("/build"))],
         )
-        assert await output(node, prepared) == "page\n"
+        assert await run_job(node, prepared) == "page\n"
 
-    on_a_node(scenario, tmp_path)
+    run_on_node(scenario, tmp_path)
 
 
-def test_an_empty_directory_outlives_a_restart_of_its_container(on_a_node: OnANode, tmp_path: Path) -> None:
+def test_an_empty_dir_survives_a_container_restart(run_on_node: ScenarioRunner, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         script = f"if test -f /v/been-here; then echo again; {SERVE}; fi; touch /v/been-here; exit 1"
         node.create(server("app", {"emptyDir": {}}, script=script))
         await node.until(lambda: node.log("app", attempt=1) == "again\n")
         await node.until(lambda: node.status("app").restart_count == 1)
 
-    on_a_node(scenario, tmp_path)
+    run_on_node(scenario, tmp_path)
 
 
 @needs_mounts
-def test_a_directory_in_memory_is_no_larger_than_its_limit(on_a_node: OnANode, tmp_path: Path) -> None:
+def test_an_empty_dir_in_memory_has_its_size_limit(run_on_node: ScenarioRunner, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         script = "stat -f -c %T /v; head -c 2000000 /dev/zero > /v/big 2>/dev/null || echo full; wc -c < /v/big"
         source = {"emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}
-        assert await output(node, job("app", script, source)) == f"tmpfs\nfull\n{1 << 20}\n"
+        assert await run_job(node, job("app", script, source)) == f"tmpfs\nfull\n{1 << 20}\n"
 
-    on_a_node(scenario, tmp_path)
+    run_on_node(scenario, tmp_path)
 
 
 @needs_other_users
-def test_the_group_of_a_pods_volumes_may_write_in_them(on_a_node: OnANode, tmp_path: Path) -> None:
+def test_fs_group_can_write_to_volumes(run_on_node: ScenarioRunner, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         who = {"runAsUser": 1000, "runAsGroup": 1000, "fsGroup": 2000}
         script = "stat -c '%g %a' /v; touch /v/mine; stat -c '%u %g' /v/mine"
-        said = await output(node, job("app", script, {"emptyDir": {}}, securityContext=who))
-        assert said == "2000 2777\n1000 2000\n"
+        output = await run_job(node, job("app", script, {"emptyDir": {}}, securityContext=who))
+        assert output == "2000 2777\n1000 2000\n"
 
-    on_a_node(scenario, tmp_path)
+    run_on_node(scenario, tmp_path)
 
 
-# Paths of the host.
+# hostPath.
 
 
 def _make(path: Path, kind: str) -> None:
@@ -99,35 +101,35 @@ def _make(path: Path, kind: str) -> None:
 
 
 HOST_PATHS = {
-    "a directory that must be there": ("Directory", "directory", "test -d /v"),
-    "a directory that is made": ("DirectoryOrCreate", "", "test -d /v && touch /v/x"),
-    "a file that must be there": ("File", "file", "test -f /v"),
-    "a file that is made": ("FileOrCreate", "", "test -f /v && echo hi > /v"),
+    "an existing directory": ("Directory", "directory", "test -d /v"),
+    "a created directory": ("DirectoryOrCreate", "", "test -d /v && touch /v/x"),
+    "an existing file": ("File", "file", "test -f /v"),
+    "a created file": ("FileOrCreate", "", "test -f /v && echo hi > /v"),
     "a socket": ("Socket", "socket", "test -S /v"),
-    "whatever is there": ("", "file", "test -f /v"),
+    "unchecked type": ("", "file", "test -f /v"),
 }
 
 
 @pytest.mark.parametrize(("kind", "there", "script"), HOST_PATHS.values(), ids=HOST_PATHS.keys())
-def test_a_host_path(on_a_node: OnANode, kind: str, there: str, script: str, tmp_path: Path) -> None:
+def test_a_host_path(run_on_node: ScenarioRunner, kind: str, there: str, script: str, tmp_path: Path) -> None:
     shown = tmp_path / "h"
     _make(shown, there)
 
     async def scenario(node: Node) -> None:
-        await output(node, job("app", script, {"hostPath": {"path": str(shown), "type": kind}}))
+        await run_job(node, job("app", script, {"hostPath": {"path": str(shown), "type": kind}}))
 
-    on_a_node(scenario, tmp_path / "node")
-    assert shown.exists()  # what is the host's stays when the pod is gone
+    run_on_node(scenario, tmp_path / "node")
+    assert shown.exists()  # files of the host survive the pod
 
 
-def test_a_device_of_the_host(on_a_node: OnANode, tmp_path: Path) -> None:
+def test_a_host_path_device(run_on_node: ScenarioRunner, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
-        await output(node, job("app", "test -c /v", {"hostPath": {"path": "/dev/zero", "type": "CharDevice"}}))
+        await run_job(node, job("app", "test -c /v", {"hostPath": {"path": "/dev/zero", "type": "CharDevice"}}))
 
-    on_a_node(scenario, tmp_path)
+    run_on_node(scenario, tmp_path)
 
 
-def test_a_pod_waits_for_a_host_path_that_is_not_what_it_should_be(on_a_node: OnANode, tmp_path: Path) -> None:
+def test_a_pod_waits_for_a_host_path_of_the_wrong_type(run_on_node: ScenarioRunner, tmp_path: Path) -> None:
     shown = tmp_path / "h"
     shown.write_text("a file")
     refused = f'MountVolume.SetUp failed for volume "v" : hostPath type check failed: {shown} is not a directory'
@@ -142,36 +144,36 @@ def test_a_pod_waits_for_a_host_path_that_is_not_what_it_should_be(on_a_node: On
         await node.until_phase("app", "Succeeded")
         assert node.log("app") == "at last"
 
-    on_a_node(scenario, tmp_path / "node", retry_seconds=0.3)
+    run_on_node(scenario, tmp_path / "node", retry_seconds=0.3)
 
 
 # Mounts.
 
 
-def test_a_volume_that_is_mounted_read_only_can_be_read_and_no_more(on_a_node: OnANode, tmp_path: Path) -> None:
+def test_a_read_only_mount_cannot_be_written(run_on_node: ScenarioRunner, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         script = "echo hi > /rw/x; cat /ro/x; touch /ro/y 2>/dev/null || echo no"
         wanted = job("app", script, {"emptyDir": {}}, at("/rw"), at("/ro", readOnly=True))
-        assert await output(node, wanted) == "hi\nno\n"
+        assert await run_job(node, wanted) == "hi\nno\n"
 
-    on_a_node(scenario, tmp_path)
+    run_on_node(scenario, tmp_path)
 
 
 SUB_PATHS = {
-    "a directory is made where it is missing": (at("/part", subPath="a/b"), "a/b"),
-    "variables name a part": (at("/part", subPathExpr="pods/$(POD)"), "pods/app"),
+    "a missing directory is created": (at("/part", subPath="a/b"), "a/b"),
+    "subPathExpr expands variables": (at("/part", subPathExpr="pods/$(POD)"), "pods/app"),
 }
 
 
 @pytest.mark.parametrize(("part", "place"), SUB_PATHS.values(), ids=SUB_PATHS.keys())
-def test_of_a_part_of_a_volume(on_a_node: OnANode, part: Mapping[str, Any], place: str, tmp_path: Path) -> None:
+def test_sub_paths(run_on_node: ScenarioRunner, part: Mapping[str, Any], place: str, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         env = [{"name": "POD", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]
         script = f"echo mine > /part/x; cat /v/{place}/x; ls /part"
         wanted = job("app", script, {"emptyDir": {}}, at("/v"), part, container={"env": env})
-        assert await output(node, wanted) == "mine\nx\n"
+        assert await run_job(node, wanted) == "mine\nx\n"
 
-    on_a_node(scenario, tmp_path)
+    run_on_node(scenario, tmp_path)
 
 
 REFUSALS = ("not within volume path", 'failed to prepare subPath for volumeMount "v" of container "app"')
@@ -184,9 +186,7 @@ ATTACKS = {
 
 
 @pytest.mark.parametrize("target", ATTACKS.values(), ids=ATTACKS.keys())
-def test_a_link_that_a_container_planted_does_not_lead_out_of_the_volume(
-    on_a_node: OnANode, target: str, tmp_path: Path
-) -> None:
+def test_a_sub_path_symlink_cannot_escape_the_volume(run_on_node: ScenarioRunner, target: str, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     target = target.format(outside=outside)
@@ -207,11 +207,11 @@ def test_a_link_that_a_container_planted_does_not_lead_out_of_the_volume(
         assert node.log("app") == ""
         assert node.phase("app") != "Succeeded"
 
-    on_a_node(scenario, tmp_path / "node")
+    run_on_node(scenario, tmp_path / "node")
     assert list(outside.iterdir()) == []
 
 
-def test_a_volume_within_a_volume(on_a_node: OnANode, tmp_path: Path) -> None:
+def test_a_volume_mounted_inside_another_volume(run_on_node: ScenarioRunner, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         config_map(node, "settings", colour="blue")
         wanted = pod(
@@ -222,15 +222,15 @@ def test_a_volume_within_a_volume(on_a_node: OnANode, tmp_path: Path) -> None:
             volumes=[{"name": "v", "configMap": {"name": "settings"}}, {"name": "run", "emptyDir": {}}],
             restartPolicy="Never",
         )
-        assert await output(node, wanted) == "blue"
+        assert await run_job(node, wanted) == "blue"
 
-    on_a_node(scenario, tmp_path)
-
-
-# The end.
+    run_on_node(scenario, tmp_path)
 
 
-def test_nothing_is_left_of_volumes_but_what_was_the_hosts(on_a_node: OnANode, tmp_path: Path) -> None:
+# Cleanup.
+
+
+def test_only_host_paths_survive_the_removal_of_a_pod(run_on_node: ScenarioRunner, tmp_path: Path) -> None:
     shown = tmp_path / "h"
     shown.mkdir()
     (shown / "precious").write_text("x")
@@ -249,22 +249,22 @@ def test_nothing_is_left_of_volumes_but_what_was_the_hosts(on_a_node: OnANode, t
         await node.until_ready("app")
         uid = node.uid("app")
         home = node.root / "pods" / uid
-        in_memory = [
+        memory_directories = [
             (home / "volumes" / f"kubernetes.io~{each}").resolve() for each in ("empty-dir/memory", "secret/door")
         ]
-        assert [file_system_of(str(path)) for path in in_memory] == ["tmpfs", "tmpfs"]
+        assert [file_system_of(str(path)) for path in memory_directories] == ["tmpfs", "tmpfs"]
         node.delete("app")
         await node.until(lambda: node.is_gone("app"))
         await node.until(lambda: uid not in node.mounted_pods() and not home.exists())
-        assert not any(path.exists() for path in in_memory)
+        assert not any(path.exists() for path in memory_directories)
 
-    on_a_node(scenario, tmp_path / "node")
+    run_on_node(scenario, tmp_path / "node")
     assert (shown / "precious").read_text() == "x"
 
 
-def test_a_job_that_is_over_keeps_nothing_in_memory(on_a_node: OnANode, tmp_path: Path) -> None:
+def test_a_completed_job_keeps_no_memory_volumes(run_on_node: ScenarioRunner, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
-        await output(node, job("app", "head -c 100000 /dev/zero > /v/x", {"emptyDir": {"medium": "Memory"}}))
+        await run_job(node, job("app", "head -c 100000 /dev/zero > /v/x", {"emptyDir": {"medium": "Memory"}}))
         await node.until(lambda: node.uid("app") not in node.mounted_pods())
 
-    on_a_node(scenario, tmp_path)
+    run_on_node(scenario, tmp_path)

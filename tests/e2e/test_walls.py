@@ -1,20 +1,20 @@
-"""The walls around a container: files, processes, names and messages of its own, unless it shares them."""
+"""Isolation of containers: files, processes, hostname, IPC, and sharing of them."""
 
 import os
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.asking import said
-from tests.e2e.node import Node, OnANode, pod
+from tests.e2e.node import Node, ScenarioRunner, pod
+from tests.e2e.pod_queries import log_after_success
 from tests.e2e.scripts import Wire, sh
 
 pytestmark = pytest.mark.slow
 
-# Its files.
+# Files.
 
 
-def test_a_read_only_root_leaves_volumes_writable(on_a_node: OnANode, tmp_path: Path) -> None:
+def test_a_read_only_root_leaves_volumes_writable(run_on_node: ScenarioRunner, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         fields = {
             **sh(
@@ -24,12 +24,12 @@ def test_a_read_only_root_leaves_volumes_writable(on_a_node: OnANode, tmp_path: 
             "volumeMounts": [{"name": "scratch", "mountPath": "/scratch"}],
         }
         node.create(pod("app", container=fields, restartPolicy="Never", volumes=[{"name": "scratch", "emptyDir": {}}]))
-        assert await said(node) == "ok\n"
+        assert await log_after_success(node) == "ok\n"
 
-    on_a_node(scenario, tmp_path)
+    run_on_node(scenario, tmp_path)
 
 
-def test_what_a_container_writes_is_its_own(on_a_node: OnANode, tmp_path: Path) -> None:
+def test_files_written_by_a_container_are_private(run_on_node: ScenarioRunner, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         node.create(
             pod(
@@ -44,40 +44,38 @@ def test_what_a_container_writes_is_its_own(on_a_node: OnANode, tmp_path: Path) 
         assert node.log("app") == "nothing\n"
         assert not Path("/etc/of-a-pod").exists()
 
-    on_a_node(scenario, tmp_path)
+    run_on_node(scenario, tmp_path)
 
 
-def test_a_restarted_container_begins_with_clean_files(on_a_node: OnANode, tmp_path: Path) -> None:
+def test_a_restarted_container_has_a_clean_file_system(run_on_node: ScenarioRunner, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         script = "test -e /etc/of-a-pod && echo old; touch /etc/of-a-pod; echo end; exit 1"
         node.create(pod("app", container=sh(script)))
         await node.until(lambda: "end" in node.log("app", attempt=1))
         assert node.log("app", attempt=1) == "end\n"
 
-    on_a_node(scenario, tmp_path)
+    run_on_node(scenario, tmp_path)
 
 
-# Its neighbours.
+# Processes, hostname, IPC.
 
 HOSTNAMES: dict[str, tuple[str, Wire, str]] = {
-    "its pod's name": ("web-1", {}, "web-1"),
-    "the name its pod asks for": ("web-1", {"hostname": "front"}, "front"),
-    "the first 63 letters of a long name": ("w" * 70, {}, "w" * 63),
+    "the pod name": ("web-1", {}, "web-1"),
+    "spec.hostname": ("web-1", {"hostname": "front"}, "front"),
+    "the first 63 characters of a long name": ("w" * 70, {}, "w" * 63),
 }
 
 
 @pytest.mark.parametrize("name, spec, expected", HOSTNAMES.values(), ids=HOSTNAMES.keys())
-def test_the_host_of_a_container_is_called(
-    on_a_node: OnANode, name: str, spec: Wire, expected: str, tmp_path: Path
-) -> None:
+def test_hostname(run_on_node: ScenarioRunner, name: str, spec: Wire, expected: str, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         node.create(pod(name, command=("uname", "-n"), restartPolicy="Never", **spec))
-        assert await said(node, name) == f"{expected}\n"
+        assert await log_after_success(node, name) == f"{expected}\n"
 
-    on_a_node(scenario, tmp_path)
+    run_on_node(scenario, tmp_path)
 
 
-def test_a_container_sees_only_its_own_processes(on_a_node: OnANode, tmp_path: Path) -> None:
+def test_a_container_sees_only_its_own_processes(run_on_node: ScenarioRunner, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         other = {"name": "other", "image": "host", "command": ["sleep", "987"]}
         looking = {"name": "app", "image": "host", **sh('echo "I am $$$$"; exec sleep 654')}
@@ -88,10 +86,10 @@ def test_a_container_sees_only_its_own_processes(on_a_node: OnANode, tmp_path: P
         assert b"sleep 654" in seen.output
         assert b"sleep 987" not in seen.output
 
-    on_a_node(scenario, tmp_path)
+    run_on_node(scenario, tmp_path)
 
 
-def test_containers_that_share_processes_see_each_other(on_a_node: OnANode, tmp_path: Path) -> None:
+def test_containers_with_shared_pids_see_each_other(run_on_node: ScenarioRunner, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         other = {"name": "other", "image": "host", "command": ["sleep", "987"]}
         looking = {"name": "app", "image": "host", "command": ["sleep", "654"]}
@@ -102,10 +100,10 @@ def test_containers_that_share_processes_see_each_other(on_a_node: OnANode, tmp_
         assert b"sleep 987" in seen.output
         assert str(os.getpid()).encode() not in (await node.exec("app", "ls", "/proc")).output.split()
 
-    on_a_node(scenario, tmp_path)
+    run_on_node(scenario, tmp_path)
 
 
-def test_one_container_may_signal_another_where_processes_are_shared(on_a_node: OnANode, tmp_path: Path) -> None:
+def test_containers_with_shared_pids_can_signal_each_other(run_on_node: ScenarioRunner, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         target = {"name": "app", "image": "host", **sh("trap 'exit 7' USR1; while :; do sleep 0.02; done")}
         script = "while ! grep -ls 'exit[ ]7' /proc/[0-9]*/cmdline; do sleep 0.05; done; sleep 0.1; "
@@ -115,21 +113,21 @@ def test_one_container_may_signal_another_where_processes_are_shared(on_a_node: 
         await node.until_phase("app", "Failed")
         assert (node.exit_code("app"), node.exit_code("app", "sender")) == (7, 0)
 
-    on_a_node(scenario, tmp_path)
+    run_on_node(scenario, tmp_path)
 
 
-def test_a_pod_of_the_hosts_processes_sees_them_all(on_a_node: OnANode, tmp_path: Path) -> None:
+def test_a_pod_with_host_pid_sees_all_processes(run_on_node: ScenarioRunner, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         node.create(pod("app", command=("cat", f"/proc/{os.getpid()}/comm"), hostPID=True, restartPolicy="Never"))
-        assert await said(node) == Path("/proc/self/comm").read_text()
+        assert await log_after_success(node) == Path("/proc/self/comm").read_text()
 
-    on_a_node(scenario, tmp_path)
+    run_on_node(scenario, tmp_path)
 
 
-@pytest.mark.parametrize("shared", [True, False], ids=["the host's where asked for", "their own otherwise"])
-def test_messages_and_semaphores_are(on_a_node: OnANode, shared: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("shared", [True, False], ids=["hostIPC", "own namespace"])
+def test_ipc_namespace(run_on_node: ScenarioRunner, shared: bool, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         node.create(pod("app", command=("readlink", "/proc/self/ns/ipc"), hostIPC=shared, restartPolicy="Never"))
-        assert ((await said(node)).strip() == os.readlink("/proc/self/ns/ipc")) is shared
+        assert ((await log_after_success(node)).strip() == os.readlink("/proc/self/ns/ipc")) is shared
 
-    on_a_node(scenario, tmp_path)
+    run_on_node(scenario, tmp_path)

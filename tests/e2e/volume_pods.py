@@ -1,4 +1,4 @@
-"""Pods with one volume `v`: jobs that look at it and end, servers that go on."""
+"""Pods with one volume `v`: jobs that exit and servers that keep running."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,17 +10,17 @@ SERVE = "trap 'exit 0' TERM; while :; do sleep 0.05; done"
 
 
 def at(path: str, volume: str = "v", **more: Any) -> dict[str, Any]:
-    """Where a container has a volume."""
+    """Return a volume mount."""
     return {"name": volume, "mountPath": path, **more}
 
 
 def container(name: str, script: str, *mounts: Mapping[str, Any]) -> dict[str, Any]:
-    """A container that runs a script."""
+    """Return a container that runs a script."""
     return {"name": name, "image": "host", "command": ["sh", "-c", script], "volumeMounts": list(mounts)}
 
 
 def job(name: str, script: str, volume: Mapping[str, Any], *mounts: Mapping[str, Any], **spec: Any) -> Pod:
-    """A pod that looks at one volume `v` and ends. `container=...` are more fields of its container."""
+    """Return a pod with one volume `v` that runs a script once. `container=...` has more fields of its container."""
     spec.setdefault("restartPolicy", "Never")
     more = spec.pop("container", {})
     return pod(
@@ -32,12 +32,12 @@ def job(name: str, script: str, volume: Mapping[str, Any], *mounts: Mapping[str,
 
 
 def server(name: str, volume: Mapping[str, Any], *mounts: Mapping[str, Any], script: str = SERVE, **spec: Any) -> Pod:
-    """A pod that has one volume `v` and goes on."""
+    """Return a pod with one volume `v` that keeps running."""
     return job(name, script, volume, *mounts, restartPolicy="Always", **spec)
 
 
-async def output(node: Node, wanted: Pod) -> str:
-    """What a job says, which must succeed."""
+async def run_job(node: Node, wanted: Pod) -> str:
+    """Create a job, wait for its success, and return its log."""
     name = node.create(wanted).metadata.name or ""
     await node.until(lambda: node.phase(name) in ("Succeeded", "Failed"), f"{name} has ended")
     assert node.phase(name) == "Succeeded", node.log(name)

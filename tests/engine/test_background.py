@@ -1,4 +1,4 @@
-"""Background work outlives whoever waits for it, and hurts nobody when it fails."""
+"""Background work continues without its caller, and its errors affect no other work."""
 
 import asyncio
 import gc
@@ -23,8 +23,8 @@ async def background() -> AsyncIterator[Background]:
         running.cancel()
 
 
-async def give_up_waiting(future: asyncio.Future[str], *, shielded: bool) -> None:
-    """Wait for a second at most, as a pass that is then cancelled."""
+async def wait_one_second(future: asyncio.Future[str], *, shielded: bool) -> None:
+    """Wait for one second, like a sync that is then cancelled."""
 
     async def wait() -> None:
         await (asyncio.shield(future) if shielded else future)
@@ -35,20 +35,20 @@ async def give_up_waiting(future: asyncio.Future[str], *, shielded: bool) -> Non
         waiting.cancel()
 
 
-def test_work_goes_on_when_nobody_waits_any_more() -> None:
+def test_work_continues_after_its_caller_stopped_waiting() -> None:
     async def scenario() -> str:
         async with background() as work:
             future = work.spawn(asyncio.sleep(60, "done"))
-            await give_up_waiting(future, shielded=True)
+            await wait_one_second(future, shielded=True)
             return await future
 
     assert simulate(scenario()) == ("done", 60.0)
 
 
-def test_who_cancels_the_future_cancels_the_work_and_does_not_wait() -> None:
+def test_cancelling_the_future_cancels_the_work_without_waiting() -> None:
     ended: list[float] = []
 
-    async def slow_to_let_go() -> str:
+    async def slow_to_cancel() -> str:
         try:
             await asyncio.sleep(60)
         finally:
@@ -58,17 +58,17 @@ def test_who_cancels_the_future_cancels_the_work_and_does_not_wait() -> None:
 
     async def scenario() -> float:
         async with background() as work:
-            await give_up_waiting(work.spawn(slow_to_let_go()), shielded=False)
-            gave_up = asyncio.get_running_loop().time()
+            await wait_one_second(work.spawn(slow_to_cancel()), shielded=False)
+            stopped_waiting_at = asyncio.get_running_loop().time()
             await asyncio.sleep(30)
-            return gave_up
+            return stopped_waiting_at
 
     assert simulate(scenario())[0] == 1.0
     assert ended == [6.0]
 
 
-@pytest.mark.parametrize("error", [TryLater("cannot now"), ZeroDivisionError("a bug")], ids=["trouble", "a bug"])
-def test_failed_work_reaches_those_who_wait_and_nobody_else(error: Exception) -> None:
+@pytest.mark.parametrize("error", [TryLater("cannot now"), ZeroDivisionError("a bug")], ids=["expected", "unexpected"])
+def test_an_error_reaches_only_its_own_caller(error: Exception) -> None:
     async def fail() -> str:
         raise error
 
@@ -82,7 +82,7 @@ def test_failed_work_reaches_those_who_wait_and_nobody_else(error: Exception) ->
     assert simulate(scenario())[0] == "well"
 
 
-def test_work_that_comes_too_late_is_cancelled() -> None:
+def test_work_spawned_after_the_end_is_cancelled() -> None:
     async def scenario() -> tuple[bool, str]:
         async with background() as work:
             pass
@@ -92,7 +92,7 @@ def test_work_that_comes_too_late_is_cancelled() -> None:
     assert simulate(scenario())[0] == (True, inspect.CORO_CLOSED)
 
 
-def test_the_end_of_the_agent_ends_all_work() -> None:
+def test_work_is_cancelled_when_the_agent_stops() -> None:
     async def scenario() -> bool:
         async with background() as work:
             future = work.spawn(asyncio.sleep(3600, "late"))
@@ -101,21 +101,21 @@ def test_the_end_of_the_agent_ends_all_work() -> None:
     assert simulate(scenario()) == (True, 0.0)
 
 
-def test_work_that_comes_before_the_agent_runs_begins_with_it() -> None:
+def test_work_spawned_before_the_agent_runs_starts_with_it() -> None:
     async def scenario() -> str:
         work = Background()
         future = work.spawn(asyncio.sleep(1, "early"))
         await asyncio.sleep(10)
         async with asyncio.TaskGroup() as group:
             running = group.create_task(work.run())
-            told = await future
+            result = await future
             running.cancel()
-            return told
+            return result
 
     assert simulate(scenario()) == ("early", 11.0)
 
 
-def test_work_of_an_agent_that_never_came_to_run_is_given_up() -> None:
+def test_give_up_cancels_the_work_of_an_agent_that_never_ran() -> None:
     async def scenario() -> bool:
         work = Background()
         early = work.spawn(asyncio.sleep(1, "never"))
@@ -129,25 +129,25 @@ def test_work_of_an_agent_that_never_came_to_run_is_given_up() -> None:
     assert simulate(scenario()) == (True, 0.0)
 
 
-def test_work_that_had_no_time_to_begin_is_cancelled_like_any_other() -> None:
+def test_work_is_cancelled_before_its_first_step() -> None:
     async def scenario() -> tuple[bool, str]:
         work = Background()
         running = asyncio.create_task(work.run())
         await asyncio.sleep(0)
         running.cancel()
-        unbegun = asyncio.sleep(1, "never begun")
-        future = work.spawn(unbegun)
+        not_started = asyncio.sleep(1, "never started")
+        future = work.spawn(not_started)
         await asyncio.wait([running])
-        return future.cancelled(), inspect.getcoroutinestate(unbegun)
+        return future.cancelled(), inspect.getcoroutinestate(not_started)
 
     assert simulate(scenario()) == ((True, inspect.CORO_CLOSED), 0.0)
 
 
-def test_work_whose_future_was_cancelled_before_the_agent_ran_never_begins() -> None:
-    begun: list[str] = []
+def test_work_whose_future_was_cancelled_before_the_agent_ran_never_starts() -> None:
+    started: list[str] = []
 
     async def work(name: str) -> None:
-        begun.append(name)
+        started.append(name)
 
     async def scenario() -> bool:
         built = Background()
@@ -160,27 +160,27 @@ def test_work_whose_future_was_cancelled_before_the_agent_ran_never_begins() -> 
         return unwanted.cancelled()
 
     assert simulate(scenario())[0]
-    assert begun == ["wanted"]
+    assert started == ["wanted"]
 
 
-@pytest.mark.parametrize("given_up", [False, True], ids=["after it has run", "after it was given up"])
+@pytest.mark.parametrize("given_up", [False, True], ids=["after a run", "after give_up"])
 def test_a_background_runs_once(given_up: bool) -> None:
     async def scenario() -> None:
         if given_up:
             built = Background()
             built.give_up()
-            built.give_up()  # no trouble
+            built.give_up()  # does nothing
         else:
             async with background() as built:
                 pass
-        with pytest.raises(RuntimeError, match="cannot run the background twice"):
+        with pytest.raises(RuntimeError, match="cannot run the background tasks twice"):
             await built.run()
 
     simulate(scenario())
 
 
 @pytest.mark.parametrize("error", [None, ZeroDivisionError("a bug")], ids=["returns", "fails"])
-def test_work_that_ends_in_its_own_way_after_it_was_cancelled_does_no_harm(error: Exception | None) -> None:
+def test_work_that_ignores_its_cancellation_does_no_harm(error: Exception | None) -> None:
     async def stubborn() -> str:
         try:
             await asyncio.sleep(60)

@@ -8,22 +8,22 @@ from math import inf
 
 from podkeeper.engine.background import Background
 from podkeeper.testing.interleave import interleave
-from podkeeper.testing.operations import Event, Operation
+from podkeeper.testing.operations import Event, OperationTest
 from podkeeper.testing.port_calls import PortCalls
 
 
 @dataclass
-class Stage:
+class Harness:
     background: Background
     running: asyncio.Task[None]
-    begun: int = 0
+    started: int = 0
     ended: int = 0
     cancelled_at: float = inf
     completed_late: int = 0
     futures: list[asyncio.Future[str]] = field(default_factory=list)
 
     async def work(self) -> str:
-        self.begun += 1
+        self.started += 1
         try:
             await asyncio.sleep(0)
             await asyncio.sleep(10)
@@ -33,7 +33,7 @@ class Stage:
             self.ended += 1
 
     async def spawn_and_wait(self) -> None:
-        """What a sync does. Cancelled, it stops to wait, and the work goes on."""
+        """Do what a sync does. If it is cancelled, the work continues."""
         future = self.background.spawn(self.work())
         self.futures.append(future)
         await asyncio.wait({future})
@@ -43,47 +43,47 @@ class Stage:
         for future in self.futures:
             future.cancel()
 
-    def holds(self) -> None:
-        assert self.begun == self.ended
+    def check(self) -> None:
+        assert self.started == self.ended
         assert self.completed_late <= sum(not future.cancelled() for future in self.futures)
         assert all(future.done() for future in self.futures), "a future that never ends"
 
 
 @asynccontextmanager
-async def stage(calls: PortCalls) -> AsyncIterator[Stage]:
+async def stage(calls: PortCalls) -> AsyncIterator[Harness]:
     background = Background()
     running = asyncio.ensure_future(background.run())
-    yield Stage(background, running)
+    yield Harness(background, running)
     running.cancel()
     await asyncio.wait({running})
 
 
-async def stop(stage: Stage) -> None:
-    """What the application does at its end."""
+async def stop(stage: Harness) -> None:
+    """Do what the agent does when it stops."""
     stage.running.cancel()
     await asyncio.wait({stage.running})
     stage.background.give_up()
 
 
-EVENTS: dict[str, Event[Stage]] = {
+EVENTS: dict[str, Event[Harness]] = {
     "the agent stops": stop,
-    "the work is cancelled": Stage.cancel_the_work,
+    "the work is cancelled": Harness.cancel_the_work,
 }
 
 
 def test_every_future_ends_and_no_work_is_left() -> None:
-    operation = Operation(
-        stage=stage, run=Stage.spawn_and_wait, state=lambda _: None, check=Stage.holds, settle_seconds=20
+    operation = OperationTest(
+        setup=stage, run=Harness.spawn_and_wait, state=lambda _: None, check=Harness.check, settle_seconds=20
     )
     interleave(operation, EVENTS, depth=2)
 
 
-def test_work_goes_on_when_its_caller_is_cancelled() -> None:
-    def all_work_was_done(stage: Stage) -> None:
-        stage.holds()
+def test_work_continues_when_its_caller_is_cancelled() -> None:
+    def all_work_was_done(stage: Harness) -> None:
+        stage.check()
         assert all(future.result() == "done" for future in stage.futures)
 
-    operation = Operation(
-        stage=stage, run=Stage.spawn_and_wait, state=lambda _: None, check=all_work_was_done, settle_seconds=20
+    operation = OperationTest(
+        setup=stage, run=Harness.spawn_and_wait, state=lambda _: None, check=all_work_was_done, settle_seconds=20
     )
-    interleave(operation, {"other work": Stage.spawn_and_wait})
+    interleave(operation, {"other work": Harness.spawn_and_wait})

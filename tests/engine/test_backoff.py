@@ -1,16 +1,16 @@
-"""Backoff across restarts of the agent, in virtual time, over a journal."""
+"""Backoff across restarts of the agent."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 
 from podkeeper.engine.backoff import DurableBackoff
-from podkeeper.engine.notebook import Notebook
+from podkeeper.engine.checkpoints import Checkpoints
 from podkeeper.model.k8s.core import Container, Pod
 from podkeeper.model.k8s.meta import ObjectMeta
 from podkeeper.model.messages import PodUID
 from podkeeper.model.runtime import ContainerRecord, ContainerState, PodRecord
-from podkeeper.rules.backoff import DEFAULT_CURVE, BackoffTable, Curve
+from podkeeper.rules.backoff.table import DEFAULT_CURVE, BackoffTable, Curve
 from podkeeper.testing.fakes import FakeJournal
 from podkeeper.testing.virtual_time import VirtualClock, simulate
 
@@ -29,7 +29,7 @@ class CountingJournal(FakeJournal):
 
 
 class Node:
-    """What outlives the agent, and the backoff of the agent that runs."""
+    """A journal and a runtime record that survive restarts, and the backoff of the running agent."""
 
     def __init__(self) -> None:
         self.clock = VirtualClock()
@@ -42,7 +42,7 @@ class Node:
         if lose_unsynced:
             self.journal.crash()
         self.backoff = DurableBackoff(
-            table=BackoffTable(), clock=self.clock, notebook=Notebook(self.journal, "restart-backoff/")
+            table=BackoffTable(), clock=self.clock, checkpoints=Checkpoints(self.journal, "restart-backoff/")
         )
 
     def container_exits(self) -> None:
@@ -53,7 +53,7 @@ class Node:
         self.record = PodRecord(uid=UID, containers=(ended,))
 
     def wait_seconds(self) -> float:
-        """Ask to start the container: how long it has to wait."""
+        """Request to start the container. Return how long it has to wait."""
         held = self.backoff.begin_restart(POD, APP, self.record, DEFAULT_CURVE)
         return 0.0 if held is None else (held.until - self.clock.now()).total_seconds()
 
@@ -62,7 +62,7 @@ class Node:
         return 0.0 if held is None else (held.until - self.clock.now()).total_seconds()
 
     async def crash_loop(self, times: int) -> None:
-        """Let the container exit and start so often; it runs for a second each time."""
+        """Let the container exit and start `times` times. It runs for one second each time."""
         for _ in range(times):
             self.container_exits()
             while wait := self.wait_seconds():
@@ -71,17 +71,17 @@ class Node:
             await asyncio.sleep(1)
 
 
-def on_node(story: Callable[[Node], Awaitable[None]]) -> Node:
-    async def life() -> Node:
+def on_node(scenario: Callable[[Node], Awaitable[None]]) -> Node:
+    async def run() -> Node:
         node = Node()
-        await story(node)
+        await scenario(node)
         return node
 
-    return simulate(life())[0]
+    return simulate(run())[0]
 
 
-def test_a_crash_loop_goes_on_where_it_was_after_a_restart() -> None:
-    async def story(node: Node) -> None:
+def test_a_crash_loop_continues_its_backoff_after_a_restart() -> None:
+    async def scenario(node: Node) -> None:
         await node.crash_loop(3)
         node.container_exits()
         assert node.wait_seconds() == 40
@@ -93,33 +93,33 @@ def test_a_crash_loop_goes_on_where_it_was_after_a_restart() -> None:
         node.container_exits()
         assert node.wait_seconds() == 80
 
-    on_node(story)
+    on_node(scenario)
 
 
-def test_an_exit_while_the_agent_is_down_is_waited_for_from_its_time() -> None:
-    async def story(node: Node) -> None:
+def test_the_backoff_of_an_exit_while_the_agent_is_down_starts_at_the_exit() -> None:
+    async def scenario(node: Node) -> None:
         await node.crash_loop(3)
         node.container_exits()
         await asyncio.sleep(12)
         node.restart()
         assert round(node.wait_seconds(), 3) == 28
 
-    on_node(story)
+    on_node(scenario)
 
 
-def test_what_was_settled_survives_a_crash_that_loses_all_else() -> None:
-    async def story(node: Node) -> None:
+def test_a_settled_backoff_survives_a_crash() -> None:
+    async def scenario(node: Node) -> None:
         await node.crash_loop(2)
         node.container_exits()
-        assert node.wait_seconds() == 20  # the exit is noted, and the note is lost
+        assert node.wait_seconds() == 20  # the checkpoint of the exit is written, and lost by the crash
         node.restart(lose_unsynced=True)
         assert node.wait_seconds() == 20
 
-    on_node(story)
+    on_node(scenario)
 
 
-def test_a_failed_pull_is_waited_for_across_a_restart() -> None:
-    async def story(node: Node) -> None:
+def test_the_backoff_of_a_failed_pull_survives_a_restart() -> None:
+    async def scenario(node: Node) -> None:
         for _ in range(2):
             node.backoff.pull_failed(POD, IMAGE, "ErrImagePull: no", DEFAULT_CURVE)
         await asyncio.sleep(5)
@@ -131,13 +131,13 @@ def test_a_failed_pull_is_waited_for_across_a_restart() -> None:
         await asyncio.sleep(15)
         assert node.pull_wait_seconds() == 0
 
-    on_node(story)
+    on_node(scenario)
 
 
-def test_a_wall_clock_that_jumps_while_the_agent_is_down_changes_no_wait() -> None:
+def test_a_wall_clock_jump_while_the_agent_is_down_changes_no_backoff() -> None:
     for jump in (7200, -7200):
 
-        async def story(node: Node, jump: float = jump) -> None:
+        async def scenario(node: Node, jump: float = jump) -> None:
             await node.crash_loop(3)
             node.container_exits()
             assert node.wait_seconds() == 40
@@ -146,11 +146,11 @@ def test_a_wall_clock_that_jumps_while_the_agent_is_down_changes_no_wait() -> No
             node.restart()
             assert round(node.wait_seconds(), 3) == 30
 
-        on_node(story)
+        on_node(scenario)
 
 
-def test_waiting_writes_nothing_and_a_restart_of_a_container_at_most_twice() -> None:
-    async def story(node: Node) -> None:
+def test_waiting_writes_nothing_and_a_container_restart_writes_at_most_twice() -> None:
+    async def scenario(node: Node) -> None:
         await node.crash_loop(3)
         before = node.journal.writes
         node.container_exits()
@@ -163,11 +163,11 @@ def test_waiting_writes_nothing_and_a_restart_of_a_container_at_most_twice() -> 
         assert node.wait_seconds() == 0
         assert node.journal.writes - before == 2
 
-    on_node(story)
+    on_node(scenario)
 
 
-def test_the_note_goes_with_its_pod() -> None:
-    async def story(node: Node) -> None:
+def test_the_checkpoint_is_dropped_with_its_pod() -> None:
+    async def scenario(node: Node) -> None:
         await node.crash_loop(3)
         node.restart()
         node.backoff.collect(lambda uid: False)
@@ -175,11 +175,11 @@ def test_the_note_goes_with_its_pod() -> None:
         node.backoff.collect(lambda uid: uid == UID)
         assert node.journal.load() == {}
 
-    on_node(story)
+    on_node(scenario)
 
 
-def test_a_note_is_dropped_when_its_entries_have_expired() -> None:
-    async def story(node: Node) -> None:
+def test_a_checkpoint_is_dropped_when_its_entries_have_expired() -> None:
+    async def scenario(node: Node) -> None:
         await node.crash_loop(3)
         await asyncio.sleep(650)
         node.restart()
@@ -188,13 +188,13 @@ def test_a_note_is_dropped_when_its_entries_have_expired() -> None:
         node.container_exits()
         assert node.wait_seconds() == 0
 
-    on_node(story)
+    on_node(scenario)
 
 
-def test_a_note_that_cannot_be_decoded_means_no_backoff() -> None:
-    async def story(node: Node) -> None:
+def test_a_checkpoint_that_cannot_be_decoded_means_no_backoff() -> None:
+    async def scenario(node: Node) -> None:
         await node.crash_loop(3)
-        node.journal.put("restart-backoff/u1", b"\x00{not a note")
+        node.journal.put("restart-backoff/u1", b"\x00{invalid")
         node.restart()
         assert node.journal.load() == {}
         node.container_exits()
@@ -203,11 +203,11 @@ def test_a_note_that_cannot_be_decoded_means_no_backoff() -> None:
         node.container_exits()
         assert node.wait_seconds() == 10
 
-    on_node(story)
+    on_node(scenario)
 
 
-def test_a_wait_ends_at_an_instant_of_the_wall_clock_as_it_is_now() -> None:
-    async def story(node: Node) -> None:
+def test_the_end_of_a_backoff_is_in_current_wall_time() -> None:
+    async def scenario(node: Node) -> None:
         await node.crash_loop(2)
         node.backoff.pull_failed(POD, IMAGE, "ErrImagePull: no", DEFAULT_CURVE)
         node.container_exits()
@@ -222,11 +222,11 @@ def test_a_wait_ends_at_an_instant_of_the_wall_clock_as_it_is_now() -> None:
         assert (held.reason, pull.reason) == ("CrashLoopBackOff", "ImagePullBackOff")
         assert held.message == "back-off 20s restarting failed container=app pod=web_prod(u1)"
 
-    on_node(story)
+    on_node(scenario)
 
 
-def test_the_curve_of_the_caller_counts() -> None:
-    async def story(node: Node) -> None:
+def test_the_curve_of_the_caller_is_used() -> None:
+    async def scenario(node: Node) -> None:
         slow = Curve(initial=timedelta(seconds=100))
         node.backoff.pull_failed(POD, IMAGE, "ErrImagePull: no", slow)
         held = node.backoff.hold_pull(POD, IMAGE, slow)
@@ -239,11 +239,11 @@ def test_the_curve_of_the_caller_counts() -> None:
         assert wait is not None
         assert wait.until - node.clock.now() == timedelta(seconds=100)
 
-    on_node(story)
+    on_node(scenario)
 
 
-def test_settling_waits_for_the_note_of_this_pod() -> None:
-    async def story(node: Node) -> None:
+def test_settling_waits_for_the_checkpoint_of_this_pod() -> None:
+    async def scenario(node: Node) -> None:
         node.journal.sync_seconds = 0.5
         node.container_exits()
         assert node.wait_seconds() == 0
@@ -252,11 +252,11 @@ def test_settling_waits_for_the_note_of_this_pod() -> None:
         await node.backoff.settle(UID)
         assert node.clock.monotonic() == 0.5
 
-    on_node(story)
+    on_node(scenario)
 
 
-def test_a_restart_keeps_every_note_of_every_pod() -> None:
-    async def story(node: Node) -> None:
+def test_a_restart_keeps_the_checkpoints_of_all_pods() -> None:
+    async def scenario(node: Node) -> None:
         other = Pod(metadata=ObjectMeta(name="db", namespace="prod", uid="u2"))
         for each in (POD, other):
             node.backoff.pull_failed(each, IMAGE, "ErrImagePull: no", DEFAULT_CURVE)
@@ -266,4 +266,4 @@ def test_a_restart_keeps_every_note_of_every_pod() -> None:
         node.backoff.collect(lambda uid: uid == UID)
         assert list(node.journal.load()) == ["restart-backoff/u2"]
 
-    on_node(story)
+    on_node(scenario)

@@ -1,17 +1,18 @@
-"""The pod cache: newer means begun later, and nobody who waits is forgotten."""
+"""The pod cache: newer means that the inspection began later, and every waiter gets an answer."""
 
 import asyncio
 import weakref
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podkeeper.engine.cache import PodCache
+from podkeeper.engine.cache import Moments, PodCache
 from podkeeper.model.errors import RuntimeRefused
 from podkeeper.model.messages import PodUID
 from podkeeper.model.runtime import PodRecord, SandboxRecord
-from podkeeper.testing.virtual_time import simulate
+from podkeeper.testing.virtual_time import VirtualClock, simulate
 
 WEB, DB = PodUID("web"), PodUID("db")
 
@@ -24,9 +25,15 @@ NOTHING = PodRecord(uid=WEB)
 REFUSED = RuntimeRefused("cannot tell")
 
 
+def connected(inspect: Callable[[PodUID, float], object]) -> PodCache:
+    pods = PodCache()
+    pods.connect(inspect)
+    return pods
+
+
 def cache() -> tuple[PodCache, list[PodUID]]:
     asked: list[PodUID] = []
-    return PodCache(refresh=lambda uid, since: asked.append(uid)), asked
+    return connected(lambda uid, since: asked.append(uid)), asked
 
 
 async def answer(pods: PodCache, since: float | None, uid: PodUID = WEB) -> PodRecord | None:
@@ -39,11 +46,11 @@ async def answer(pods: PodCache, since: float | None, uid: PodUID = WEB) -> PodR
     return None
 
 
-def test_a_pod_nobody_knows_is_an_empty_record() -> None:
+def test_an_unknown_pod_is_an_empty_record() -> None:
     assert cache()[0].get(WEB) == NOTHING
 
 
-def test_what_was_set_is_there_and_an_older_look_does_not_replace_it() -> None:
+def test_a_stored_record_is_not_replaced_by_an_older_inspection() -> None:
     pods, _ = cache()
     pods.set(WEB, seen(box="new"), at=2)
     pods.set(WEB, seen(box="old"), at=1)
@@ -60,7 +67,7 @@ def test_newer_is_strictly_later() -> None:
     assert simulate(scenario())[0] == [seen(), seen(), None, None]
 
 
-def test_who_finds_the_cache_too_old_has_the_pod_looked_at_at_once() -> None:
+def test_a_reader_of_an_old_entry_causes_an_inspection_at_once() -> None:
     async def scenario() -> tuple[list[PodUID], PodRecord]:
         pods, asked = cache()
         pods.set(WEB, seen(box="old"), at=1)
@@ -78,9 +85,9 @@ def test_who_finds_the_cache_too_old_has_the_pod_looked_at_at_once() -> None:
     assert simulate(scenario()) == (([WEB], seen(box="new")), 1.0)
 
 
-def test_a_look_that_answers_during_the_request_is_not_lost() -> None:
+def test_an_inspection_that_ends_during_the_request_is_not_lost() -> None:
     async def scenario() -> PodRecord:
-        pods = PodCache(refresh=lambda uid, since: pods.set(uid, seen(), at=4))
+        pods = connected(lambda uid, since: pods.set(uid, seen(), at=4))
         return await pods.get_newer_than(WEB, 3)
 
     assert simulate(scenario())[0] == seen()
@@ -96,7 +103,7 @@ def test_before_anything_was_seen_even_the_undemanding_wait() -> None:
     assert simulate(scenario())[0] == (None, [WEB], NOTHING)
 
 
-def test_a_listing_makes_everything_as_new_as_itself_but_what_it_contradicts() -> None:
+def test_a_listing_confirms_all_pods_except_those_it_contradicts() -> None:
     async def scenario() -> list[PodRecord | None]:
         pods, _ = cache()
         pods.set(WEB, seen(), at=1)
@@ -127,7 +134,7 @@ def test_a_pod_held_back_keeps_the_age_the_listing_before_gave_it() -> None:
     assert simulate(scenario())[0] == [seen(), None, seen(box="new")]
 
 
-def test_a_look_that_comes_late_does_not_get_the_age_of_the_listing_before_it() -> None:
+def test_a_late_inspection_does_not_get_the_age_of_an_earlier_listing() -> None:
     async def scenario() -> list[PodRecord | None]:
         pods, _ = cache()
         pods.all_seen(5)
@@ -139,7 +146,7 @@ def test_a_look_that_comes_late_does_not_get_the_age_of_the_listing_before_it() 
     assert simulate(scenario())[0] == [seen(), None, seen()]
 
 
-def test_a_listing_wakes_all_who_wait_for_what_it_confirms() -> None:
+def test_a_listing_wakes_the_waiters_of_pods_it_confirms() -> None:
     async def scenario() -> list[PodRecord]:
         pods, _ = cache()
         pods.set(DB, seen(DB), at=1)
@@ -152,7 +159,7 @@ def test_a_listing_wakes_all_who_wait_for_what_it_confirms() -> None:
     assert simulate(scenario())[0] == [NOTHING, seen(DB)]
 
 
-def test_a_dropped_pod_is_known_to_be_nothing_as_of_then() -> None:
+def test_a_dropped_pod_is_an_empty_record_since_its_drop() -> None:
     async def scenario() -> list[PodRecord | None]:
         pods, _ = cache()
         pods.set(WEB, seen(), at=1)
@@ -165,7 +172,7 @@ def test_a_dropped_pod_is_known_to_be_nothing_as_of_then() -> None:
     assert simulate(scenario())[0] == [NOTHING, None, NOTHING, None, NOTHING]
 
 
-def test_a_failed_look_gives_its_error_to_those_it_is_new_enough_for_and_the_record_stays() -> None:
+def test_a_failed_inspection_raises_for_its_waiters_and_the_record_stays() -> None:
     async def scenario() -> PodRecord:
         pods, _ = cache()
         pods.set(WEB, seen(), at=1)
@@ -190,7 +197,7 @@ def test_a_failed_look_gives_its_error_to_those_it_is_new_enough_for_and_the_rec
     assert simulate(scenario())[0] == seen(box="new")
 
 
-def test_a_cancelled_waiter_disturbs_nobody() -> None:
+def test_a_cancelled_waiter_affects_no_other() -> None:
     async def scenario() -> PodRecord:
         pods, asked = cache()
         async with asyncio.TaskGroup() as group:
@@ -213,8 +220,8 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-def test_everybody_gets_an_answer_that_is_newer_and_nobody_another(steps: list[tuple[str, PodUID]]) -> None:
-    """Against the simplest thing: the instant of the last step that says anything of the pod."""
+def test_each_waiter_gets_a_newer_record(steps: list[tuple[str, PodUID]]) -> None:
+    """Compare with a simple model: the instant of the last step about the pod."""
 
     async def is_newer(pods: PodCache, since: float) -> bool:
         try:
@@ -245,10 +252,10 @@ def test_everybody_gets_an_answer_that_is_newer_and_nobody_another(steps: list[t
     simulate(scenario())
 
 
-def test_what_was_listed_but_never_looked_at_is_not_known() -> None:
-    cache = PodCache(refresh=lambda uid, since: None)
+def test_a_listed_pod_that_was_never_inspected_is_not_sure() -> None:
+    cache = connected(lambda uid, since: None)
     uid, other = PodUID("a"), PodUID("b")
-    assert cache.get_if_sure(uid) is None  # nobody has looked at anything
+    assert cache.get_if_sure(uid) is None  # nothing was inspected yet
     cache.all_seen(1.0, but=[uid])
     assert cache.get_if_sure(uid) is None  # it is there, whatever it is
     assert cache.get_if_sure(other) == PodRecord(uid=other)  # it is not
@@ -256,8 +263,8 @@ def test_what_was_listed_but_never_looked_at_is_not_known() -> None:
     assert cache.get_if_sure(uid) == PodRecord(uid=uid, name="web")
 
 
-def test_a_pod_whose_only_inspection_failed_is_not_known() -> None:
-    cache = PodCache(refresh=lambda uid, since: None)
+def test_a_pod_whose_only_inspection_failed_is_not_sure() -> None:
+    cache = connected(lambda uid, since: None)
     cache.all_seen(1.0, but=[WEB])
     cache.set_error(WEB, REFUSED, 2.0)
     assert cache.get_if_sure(WEB) is None  # a listing showed the pod; nothing is known about its containers
@@ -266,8 +273,8 @@ def test_a_pod_whose_only_inspection_failed_is_not_known() -> None:
     assert cache.get_if_sure(WEB) == seen()  # inspected once: this is the last known state
 
 
-def test_the_cache_says_whether_it_took_an_inspection() -> None:
-    cache = PodCache(refresh=lambda uid, since: None)
+def test_the_cache_returns_whether_it_stored_an_inspection() -> None:
+    cache = connected(lambda uid, since: None)
     assert cache.set(WEB, seen(), 1.0)
     cache.all_seen(3.0)
     cache.all_seen(4.0, but=[WEB])
@@ -280,7 +287,7 @@ def test_the_cache_says_whether_it_took_an_inspection() -> None:
 def test_a_refresh_gets_the_pod_and_the_instant_it_must_begin_after() -> None:
     async def scenario() -> list[tuple[PodUID, float]]:
         asked: list[tuple[PodUID, float]] = []
-        pods = PodCache(refresh=lambda uid, since: asked.append((uid, since)))
+        pods = connected(lambda uid, since: asked.append((uid, since)))
         for uid, since in ((WEB, 3.0), (DB, None), (WEB, 4.0)):
             await answer(pods, since, uid)
         pods.set(WEB, seen(), 5)
@@ -319,7 +326,7 @@ def test_a_failed_inspection_makes_nothing_surer_and_nothing_less_sure() -> None
     assert pods.get_if_sure(DB) is None
 
 
-def test_what_a_late_inspection_brings_is_not_sure_until_the_next_listing() -> None:
+def test_a_late_inspection_is_not_sure_until_the_next_listing() -> None:
     pods, _ = cache()
     pods.all_seen(5)
     pods.set(WEB, seen(), 4)
@@ -366,7 +373,7 @@ def test_a_pod_that_comes_back_after_it_was_dropped_stays() -> None:
     [(3, (), [2, 3, 4]), (3, (WEB,), [2]), (5, (), [2, 3, 4]), (6, (), [2, 3, 4, 5])],
     ids=["confirmed by the listing", "there again", "at the same instant", "after the listing"],
 )
-def test_how_newly_a_dropped_pod_is_known_to_be_nothing_after_a_listing_at_5(
+def test_the_age_of_a_dropped_pod_after_a_listing_at_5(
     dropped: float, but: tuple[PodUID, ...], answered: list[int]
 ) -> None:
     async def scenario() -> list[int]:
@@ -411,7 +418,7 @@ class TracedUID(str):
     """A UID that can be watched from outside: plain texts take no weak references."""
 
 
-def test_nothing_is_kept_of_pods_that_are_gone_and_of_those_who_waited_for_them() -> None:
+def test_nothing_is_kept_of_removed_pods_and_their_waiters() -> None:
     async def scenario() -> list[bool]:
         pods, asked = cache()
         watched = []
@@ -431,3 +438,30 @@ def test_nothing_is_kept_of_pods_that_are_gone_and_of_those_who_waited_for_them(
         return [reference() is None for reference in watched]
 
     assert simulate(scenario())[0] == [True, True]
+
+
+def test_a_requested_inspection_must_begin_after_the_request() -> None:
+    asked: list[tuple[PodUID, float]] = []
+    connected(lambda uid, since: asked.append((uid, since))).request(WEB)
+    assert asked == [(WEB, float("inf"))]
+
+
+def test_a_cache_without_inspections_waits_for_a_listing() -> None:
+    async def scenario() -> PodRecord:
+        pods = PodCache()
+        asyncio.get_running_loop().call_later(3, pods.all_seen, 1.0)
+        return await pods.get_newer_than(WEB, None)
+
+    assert simulate(scenario()) == (NOTHING, 3)
+
+
+def test_moments_follow_the_clock_and_never_repeat() -> None:
+    async def scenario() -> list[float]:
+        moment = Moments(VirtualClock())
+        first = [moment(), moment(), moment()]
+        await asyncio.sleep(2)
+        return [*first, moment()]
+
+    first, second, third, last = simulate(scenario())[0]
+    assert first < second < third < 1e-6
+    assert (first, last) == (0, 2)

@@ -11,7 +11,7 @@ from podkeeper.model.errors import TryLater
 from podkeeper.model.messages import PodUID
 from podkeeper.model.runtime import PodRecord
 from podkeeper.testing.interleave import interleave
-from podkeeper.testing.operations import Event, Operation
+from podkeeper.testing.operations import Event, OperationTest
 from podkeeper.testing.port_calls import PortCalls
 
 WEB, DB = PodUID("web"), PodUID("db")
@@ -24,7 +24,7 @@ def seen(at: float, uid: PodUID = WEB) -> PodRecord:
 
 
 @dataclass
-class Stage:
+class Harness:
     cache: PodCache
     refreshes: int
     others: list[asyncio.Task[None]] = field(default_factory=list)
@@ -70,7 +70,7 @@ class Stage:
 
 
 @asynccontextmanager
-async def stage(calls: PortCalls) -> AsyncIterator[Stage]:
+async def stage(calls: PortCalls) -> AsyncIterator[Harness]:
     loop = asyncio.get_running_loop()
 
     def refresh(uid: PodUID, since: float) -> None:
@@ -81,7 +81,8 @@ async def stage(calls: PortCalls) -> AsyncIterator[Stage]:
         else:
             loop.call_later(1, made.cache.set, uid, seen(NEW, uid), NEW)
 
-    made = Stage(PodCache(refresh=refresh), 0)
+    made = Harness(PodCache(), 0)
+    made.cache.connect(refresh)
     made.cache.set(WEB, seen(3), 3)
     made.read_beside()
     for number in range(4):  # moments while all readers wait
@@ -89,8 +90,8 @@ async def stage(calls: PortCalls) -> AsyncIterator[Stage]:
     yield made
 
 
-EVENTS: dict[str, Event[Stage]] = {
-    "an older inspection ends": Stage.end_older_inspection,
+EVENTS: dict[str, Event[Harness]] = {
+    "an older inspection ends": Harness.end_older_inspection,
     "a newer inspection ends": lambda stage: stage.answer(lambda cache: cache.set(WEB, seen(NEW), NEW)),
     "the latest inspection ends": lambda stage: stage.answer(lambda cache: cache.set(WEB, seen(LATEST), LATEST)),
     "an older inspection fails": lambda stage: stage.cache.set_error(WEB, TryLater("cannot inspect"), OLD),
@@ -99,17 +100,17 @@ EVENTS: dict[str, Event[Stage]] = {
     "a newer listing agrees": lambda stage: stage.answer(lambda cache: cache.all_seen(NEW)),
     "a listing shows the pod changed": lambda stage: stage.cache.all_seen(LATEST, but=[WEB]),
     "another pod is inspected": lambda stage: stage.read(DB),
-    "another reader begins": Stage.read_beside,
-    "the other readers are cancelled": Stage.cancel_the_others,
+    "another reader begins": Harness.read_beside,
+    "the other readers are cancelled": Harness.cancel_the_others,
 }
 
 
 def test_a_reader_gets_a_newer_record_whatever_comes_first() -> None:
-    reading = Operation(
-        stage=stage,
-        run=Stage.read,
-        state=Stage.known,
-        afterwards=Stage.reads_go_on,
+    reading = OperationTest(
+        setup=stage,
+        run=Harness.read,
+        state=Harness.known,
+        afterwards=Harness.reads_go_on,
         settle_seconds=2,
     )
     interleave(reading, EVENTS)
@@ -118,21 +119,21 @@ def test_a_reader_gets_a_newer_record_whatever_comes_first() -> None:
 def test_a_newer_failure_reaches_the_readers() -> None:
     """They fail, and the next read has another inspection made."""
 
-    async def read_until_it_works(stage: Stage) -> None:
+    async def read_until_it_works(stage: Harness) -> None:
         await stage.read()
 
-    def fail(stage: Stage) -> None:
+    def fail(stage: Harness) -> None:
         stage.cache.set_error(WEB, TryLater("cannot inspect"), SINCE + 0.5)
 
     @asynccontextmanager
-    async def alone(calls: PortCalls) -> AsyncIterator[Stage]:
+    async def alone(calls: PortCalls) -> AsyncIterator[Harness]:
         async with stage(calls) as both:
             await asyncio.sleep(0)
             both.cancel_the_others()
             await asyncio.wait(both.others)
             yield both
 
-    reading = Operation(
-        stage=alone, run=read_until_it_works, state=Stage.known, afterwards=Stage.reads_go_on, settle_seconds=2
+    reading = OperationTest(
+        setup=alone, run=read_until_it_works, state=Harness.known, afterwards=Harness.reads_go_on, settle_seconds=2
     )
     interleave(reading, {"a newer inspection fails": fail})

@@ -1,4 +1,4 @@
-"""The event recorder, with an event at every await and a failure at every call."""
+"""The event recorder, with an event at every await and a failure of every call."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -10,96 +10,98 @@ import pytest
 from podkeeper.model.errors import AlreadyExists, ApiUnavailable, Conflict
 from podkeeper.testing.failures import check_backoff_resets, fail_each_call
 from podkeeper.testing.interleave import interleave
-from podkeeper.testing.operations import Event, Operation
+from podkeeper.testing.operations import Event, OperationTest
 from podkeeper.testing.port_calls import PortCalls
 from podkeeper.testing.virtual_time import FixedJitterClock
-from tests.engine.test_events import WEB, Desk, event
+from tests.engine.test_events import WEB, Harness, event
 
 
 @dataclass
-class Stage:
-    desk: Desk
+class Disturbed:
+    harness: Harness
 
     def record(self, message: str) -> None:
-        self.desk.recorder.record(event(message), WEB)
+        self.harness.recorder.record(event(message), WEB)
 
     def expire(self) -> None:
-        """The API forgets its events after an hour or so."""
-        self.desk.api.events.clear()
+        """Remove all events, like the API server after --event-ttl."""
+        self.harness.api.events.clear()
 
-    def what_is_written(self) -> object:
-        """The newest count of each event. One that expired may be there again or not: nothing is left to write."""
-        return sorted((message or "", count or 0) for _, count, message in self.desk.api.shown() if message != "first")
+    def written(self) -> object:
+        """Return the newest count of each event. An expired event may or may not exist again."""
+        return sorted(
+            (message or "", count or 0) for _, count, message in self.harness.api.shown() if message != "first"
+        )
 
-    def is_sound(self) -> None:
-        assert self.desk.recorder.dropped == 0
+    def check(self) -> None:
+        assert self.harness.recorder.dropped == 0
 
     async def nothing_is_left_and_the_next_event_is_counted(self) -> None:
-        calls = len(self.desk.api.calls)
-        await self.desk.recorder.flush()
-        assert len(self.desk.api.calls) == calls
-        before = {message: count or 0 for _, count, message in self.desk.api.shown()}
+        calls = len(self.harness.api.calls)
+        await self.harness.recorder.flush()
+        assert len(self.harness.api.calls) == calls
+        before = {message: count or 0 for _, count, message in self.harness.api.shown()}
         self.record("second")
         await asyncio.sleep(1)
-        after = {message: count or 0 for _, count, message in self.desk.api.shown()}
+        after = {message: count or 0 for _, count, message in self.harness.api.shown()}
         assert after["second"] >= max(2, before.get("second", 0) + 1)
 
 
 @asynccontextmanager
-async def stage(calls: PortCalls) -> AsyncIterator[Stage]:
-    it = Stage(Desk(WEB, calls=calls, clock=FixedJitterClock()))
-    async with it.desk.running():
+async def stage(calls: PortCalls) -> AsyncIterator[Disturbed]:
+    it = Disturbed(Harness(WEB, calls=calls, clock=FixedJitterClock()))
+    async with it.harness.running():
         yield it
 
 
-async def record(stage: Stage) -> None:
+async def record(stage: Disturbed) -> None:
     stage.record("second")
     await asyncio.sleep(0.01)
     stage.record("second")
     await asyncio.sleep(0.01)
 
 
-RECORDING = Operation(
-    stage=stage,
+RECORDING = OperationTest(
+    setup=stage,
     run=record,
-    state=Stage.what_is_written,
-    check=Stage.is_sound,
-    afterwards=Stage.nothing_is_left_and_the_next_event_is_counted,
+    state=Disturbed.written,
+    check=Disturbed.check,
+    afterwards=Disturbed.nothing_is_left_and_the_next_event_is_counted,
     settle_seconds=3,
 )
-EVENTS: dict[str, Event[Stage]] = {
+EVENTS: dict[str, Event[Disturbed]] = {
     "the event is repeated": lambda stage: stage.record("second"),
     "another event": lambda stage: stage.record("third"),
-    "what waits is written": lambda stage: stage.desk.recorder.flush(),
+    "pending events are flushed": lambda stage: stage.harness.recorder.flush(),
 }
 
 
 def test_every_event_while_one_is_written() -> None:
-    interleave(RECORDING, EVENTS, in_call_order=True, cancel=False)  # a second recording would be counted
-    # Whether the last write came before or after the API forgot the event, the next one makes it again.
-    forgotten = Operation(
-        stage=stage, run=record, state=lambda _: None, afterwards=RECORDING.afterwards, settle_seconds=3
+    interleave(RECORDING, EVENTS, in_call_order=True, cancel=False)  # a second harness would be counted
+    # The next write creates the event again, whether it expired before or after the last write.
+    forgotten = OperationTest(
+        setup=stage, run=record, state=lambda _: None, afterwards=RECORDING.afterwards, settle_seconds=3
     )
-    interleave(forgotten, {"the API forgets its events": Stage.expire}, cancel=False)
+    interleave(forgotten, {"the events expire": Disturbed.expire}, cancel=False)
 
 
 def test_every_call_fails_once() -> None:
-    # These answers contradict each other, or refuse the event for good: it is dropped then.
+    # The event is dropped if these answers contradict each other or reject it.
     refusals = [("api", "create", AlreadyExists), ("api", "patch", Conflict)]
     fail_each_call(RECORDING, leave_out=refusals)
 
 
-def test_the_pause_after_a_failure_doubles_and_a_success_resets_it() -> None:
-    async def once(stage: Stage) -> None:
+def test_the_backoff_after_a_failure_doubles_and_a_success_resets_it() -> None:
+    async def once(stage: Disturbed) -> None:
         stage.record("third")
         await asyncio.sleep(20)
         stage.record("third")
 
-    again = Operation(stage=stage, run=once, state=lambda _: None, settle_seconds=20)
+    again = OperationTest(setup=stage, run=once, state=lambda _: None, settle_seconds=20)
     pauses = check_backoff_resets(again, "api", "create", ApiUnavailable, lambda stage: record_new(stage))
     assert pauses == pytest.approx([0.5, 1, 2, 4])
 
 
-async def record_new(stage: Stage) -> None:
+async def record_new(stage: Disturbed) -> None:
     stage.expire()
     stage.record("third")

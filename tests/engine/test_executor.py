@@ -17,21 +17,22 @@ from podkeeper.model.k8s.core import (
 from podkeeper.model.k8s.meta import ObjectMeta
 from podkeeper.model.runtime import ContainerState
 from podkeeper.model.runtime_calls import ContainerConfig, Mount, SandboxConfig
-from podkeeper.rules.container_hash import container_hash
+from podkeeper.rules.container.hash import container_hash
 from podkeeper.rules.plan import ContainerToReset, PodActions
 from podkeeper.runtimes.fake import Behaviour, Operation
+from podkeeper.testing.build import pod
 from podkeeper.testing.memory_api import MemoryApi
 from podkeeper.testing.virtual_time import VirtualClock, simulate
-from tests.engine.execution_house import CHANGES, UID, House, container, house, pod, sleep
+from tests.engine.execution_harness import CHANGES, UID, ExecutionHarness, container, running_harness, sleep
 
 CREATE, START = Operation.CREATE_CONTAINER, Operation.START_CONTAINER
 
 
-def synced(of: Pod, passes: int = 1) -> House:
-    """The house after so many passes that all go well."""
+def synced(of: Pod, passes: int = 1) -> ExecutionHarness:
+    """Return the harness after this number of successful syncs."""
 
-    async def scenario() -> House:
-        async with house() as home:
+    async def scenario() -> ExecutionHarness:
+        async with running_harness() as home:
             for _ in range(passes):
                 await home.sync(of)
             return home
@@ -43,24 +44,24 @@ def synced(of: Pod, passes: int = 1) -> House:
 
 
 def test_a_pod_begins_with_its_sandbox_and_then_its_containers_in_order() -> None:
-    home = synced(pod(container("web"), container("log")))
+    home = synced(pod("web", container("web"), container("log")))
     assert home.changes() == [
         (Operation.RUN_SANDBOX, ""),
         (CREATE, "web"), (START, "web"),
         (CREATE, "log"), (START, "log"),
     ]  # fmt: skip
     assert home.events()[:4] == [
-        ("Pulling", 'Pulling image "registry.example/web:v1"'),
-        ("Pulled", 'Successfully pulled image "registry.example/web:v1" in 0s (0s including waiting). '
+        ("Pulling", 'Pulling image "web:v1"'),
+        ("Pulled", 'Successfully pulled image "web:v1" in 0s (0s including waiting). '
                    "Image size: 10485760 bytes."),
         ("Created", "Container created"),
         ("Started", "Container started"),
     ]  # fmt: skip
-    assert {event.container_path for event in home.told} == {"spec.containers{web}", "spec.containers{log}"}
+    assert {event.container_path for event in home.recorded} == {"spec.containers{web}", "spec.containers{log}"}
 
 
-def test_who_cares_hears_of_a_sandbox_before_any_image_is_pulled() -> None:
-    home = synced(pod(container("web")))
+def test_a_new_sandbox_is_reported_before_any_image_is_pulled() -> None:
+    home = synced(pod("web", container("web")))
     assert [(len(record.sandboxes), record.containers) for record in home.ready] == [(1, ())]
 
 
@@ -71,11 +72,15 @@ def test_ephemeral_containers_go_before_init_and_app_containers() -> None:
         init_containers_to_start=(0,),
         containers_to_start=(0,),
     )
-    spec = pod(container("web"), init=(container("setup"),), debug=(EphemeralContainer(name="shell", image="sh:1"),))
+    spec = pod(
+        "web", container("web"), init=(container("setup"),), debug=(EphemeralContainer(name="shell", image="sh:1"),)
+    )
 
-    async def scenario() -> House:
-        async with house() as home:
-            await home.executor.execute(spec, await home.look(), actions, mounts={}, cgroup_parent="", pull_secrets=())
+    async def scenario() -> ExecutionHarness:
+        async with running_harness() as home:
+            await home.executor.execute(
+                spec, await home.inspect(), actions, mounts={}, cgroup_parent="", pull_secrets=()
+            )
             return home
 
     assert [name for _, name in simulate(scenario())[0].changes(START)] == ["shell", "setup", "web"]
@@ -83,18 +88,18 @@ def test_ephemeral_containers_go_before_init_and_app_containers() -> None:
 
 def test_a_post_start_hook_holds_up_the_next_container() -> None:
     async def scenario() -> list[tuple[str, float]]:
-        async with house() as home:
-            await home.sync(pod(container("proxy", post_start=sleep(5)), container("web")))
+        async with running_harness() as home:
+            await home.sync(pod("web", container("proxy", post_start=sleep(5)), container("web")))
             return [(call.subject, call.begun) for call in home.fake.ledger if call.operation == START]
 
     assert simulate(scenario())[0] == [("proxy", 0.0), ("web", 5.0)]
 
 
-def test_a_dead_sandbox_is_replaced_and_init_containers_begin_anew() -> None:
-    spec = pod(container("web"), init=(container("setup"),))
+def test_a_dead_sandbox_is_replaced_and_init_containers_run_again() -> None:
+    spec = pod("web", container("web"), init=(container("setup"),))
 
-    async def scenario() -> House:
-        async with house() as home:
+    async def scenario() -> ExecutionHarness:
+        async with running_harness() as home:
             home.fake.behave("web", "setup", Behaviour(after_seconds=1))
             await home.sync(spec)
             await asyncio.sleep(2)
@@ -109,7 +114,7 @@ def test_a_dead_sandbox_is_replaced_and_init_containers_begin_anew() -> None:
                 (CREATE, "setup"),
                 (START, "setup"),
             ]
-            record = await home.look()
+            record = await home.inspect()
             assert [sandbox.attempt for sandbox in record.sandboxes] == [1, 0]
             assert record.container("setup") is not None
             web = record.container("web")
@@ -124,32 +129,32 @@ def test_a_dead_sandbox_is_replaced_and_init_containers_begin_anew() -> None:
 
 
 def test_older_runs_of_init_containers_are_removed_before_the_next() -> None:
-    spec = pod(container("web"), init=(container("setup"),))
+    spec = pod("web", container("web"), init=(container("setup"),))
 
     async def scenario() -> list[int]:
-        async with house() as home:
+        async with running_harness() as home:
             home.fake.behave("web", "setup", Behaviour(after_seconds=1, exit_code=1))
             for _ in range(4):
                 await home.try_sync(spec)
                 await asyncio.sleep(1000)
-            return [found.restart_count for found in (await home.look()).containers]
+            return [found.restart_count for found in (await home.inspect()).containers]
 
     assert simulate(scenario())[0] == [3, 2]
 
 
 def test_containers_that_start_over_are_killed_without_grace_and_removed_in_order() -> None:
-    spec = pod(container("a"), container("b", pre_stop=sleep(9)), grace=60)
+    spec = pod("web", container("a"), container("b", pre_stop=sleep(9)), grace=60)
 
-    async def scenario() -> House:
-        async with house() as home:
+    async def scenario() -> ExecutionHarness:
+        async with running_harness() as home:
             home.fake.behave("web", "*", Behaviour(term_seconds=None))
             await home.sync(spec)
-            record = await home.look()
+            record = await home.inspect()
             ids = {found.name: found.id for found in record.containers}
             resets = tuple(ContainerToReset(ids[name], name, kill_first=True) for name in ("b", "a"))
             actions = PodActions(sandbox_id=record.sandboxes[0].id, containers_to_reset=resets)
             await home.executor.execute(spec, record, actions, mounts={}, cgroup_parent="", pull_secrets=())
-            assert (await home.look()).containers == ()
+            assert (await home.inspect()).containers == ()
             return home
 
     home, seconds = simulate(scenario())
@@ -158,12 +163,14 @@ def test_containers_that_start_over_are_killed_without_grace_and_removed_in_orde
 
 
 def test_a_plan_that_only_kills_starts_nothing() -> None:
-    spec = pod(container("web"), debug=(EphemeralContainer(name="shell", image="sh:1"),))
+    spec = pod("web", container("web"), debug=(EphemeralContainer(name="shell", image="sh:1"),))
     actions = PodActions(kill_pod=True, ephemeral_containers_to_start=(0,))
 
-    async def scenario() -> House:
-        async with house() as home:
-            await home.executor.execute(spec, await home.look(), actions, mounts={}, cgroup_parent="", pull_secrets=())
+    async def scenario() -> ExecutionHarness:
+        async with running_harness() as home:
+            await home.executor.execute(
+                spec, await home.inspect(), actions, mounts={}, cgroup_parent="", pull_secrets=()
+            )
             return home
 
     assert simulate(scenario())[0].changes() == []
@@ -172,7 +179,7 @@ def test_a_plan_that_only_kills_starts_nothing() -> None:
 # What a container is made from.
 
 
-def test_a_container_is_made_from_its_spec_and_what_was_worked_out() -> None:
+def test_a_container_is_created_from_its_spec_and_computed_values() -> None:
     web = changed(
         container("web"),
         command=("serve", "$(COLOUR)"),
@@ -186,13 +193,13 @@ def test_a_container_is_made_from_its_spec_and_what_was_worked_out() -> None:
         ),
         volume_mounts=(VolumeMount(name="data", mount_path="/data", sub_path="$x", read_only=True),),
     )
-    spec = pod(web)
+    spec = pod("web", web)
 
     async def scenario() -> tuple[SandboxConfig, ContainerConfig]:
         api = MemoryApi(VirtualClock())
         paint = ConfigMap(metadata=ObjectMeta(name="paint", namespace="default"), data={"colour": "blue"})
         await api.create(paint)
-        async with house(api) as home:
+        async with running_harness(api) as home:
             await home.sync(spec, mounts={"data": "/volumes/data"})
             given = {call.operation: call.given for call in home.fake.ledger}
             return given[Operation.RUN_SANDBOX], given[CREATE]
@@ -210,10 +217,10 @@ def test_a_container_is_made_from_its_spec_and_what_was_worked_out() -> None:
 
 
 def test_each_restart_counts_on_from_the_newest_record() -> None:
-    spec = pod(container("web"))
+    spec = pod("web", container("web"))
 
     async def scenario() -> list[tuple[int, str]]:
-        async with house() as home:
+        async with running_harness() as home:
             home.fake.behave("web", "web", Behaviour(after_seconds=1, exit_code=1))
             for _ in range(3):
                 await home.sync(spec)
@@ -226,10 +233,11 @@ def test_each_restart_counts_on_from_the_newest_record() -> None:
 
 def test_a_pod_in_the_nodes_network_has_the_nodes_addresses() -> None:
     spec = pod(
+        "web",
         changed(
             container("web"),
             env=(EnvVar(name="IP", value_from=EnvVarSource(field_ref=ObjectFieldSelector(field_path="status.podIP"))),),
-        )
+        ),
     )
     spec = changed(spec, spec=changed(spec.spec, host_network=True))
     made = next(call.given for call in synced(spec).fake.ledger if call.operation == CREATE)
@@ -240,55 +248,55 @@ def test_a_pod_in_the_nodes_network_has_the_nodes_addresses() -> None:
 
 
 def test_the_newest_exit_of_each_container_is_kept() -> None:
-    spec = pod(container("web"), container("log"))
+    spec = pod("web", container("web"), container("log"))
 
     async def scenario() -> None:
-        async with house() as home:
+        async with running_harness() as home:
             home.fake.behave("web", "*", Behaviour(after_seconds=1, exit_code=4))
             for _ in range(3):
                 await home.sync(spec)
                 await asyncio.sleep(1000)
-            record = await home.look()
+            record = await home.inspect()
             web = record.container("web")
             assert web is not None
             await home.executor.collect_dead_containers(record, container_id=web.id)
-            record = await home.look()
+            record = await home.inspect()
             counts = {name: [c.restart_count for c in record.containers if c.name == name] for name in ("web", "log")}
             assert counts == {"web": [2], "log": [2, 1, 0]}
             await home.executor.collect_dead_containers(record)
-            assert [found.exit_code for found in (await home.look()).containers] == [4, 4]
+            assert [found.exit_code for found in (await home.inspect()).containers] == [4, 4]
 
     simulate(scenario())
 
 
-def test_of_a_deleted_pod_everything_goes_that_does_not_run() -> None:
-    spec = pod(container("web"), container("log"))
+def test_all_dead_containers_of_a_deleted_pod_are_removed() -> None:
+    spec = pod("web", container("web"), container("log"))
 
     async def scenario() -> None:
-        async with house() as home:
+        async with running_harness() as home:
             await home.sync(spec)
             home.fake.end_container(UID, "web", 1)
-            await home.executor.collect_dead_containers(await home.look(), everything=True)
-            record = await home.look()
+            await home.executor.collect_dead_containers(await home.inspect(), everything=True)
+            record = await home.inspect()
             assert [(found.name, found.state) for found in record.containers] == [("log", ContainerState.RUNNING)]
             await home.kill(spec)
-            await home.executor.collect_dead_containers(await home.look(), everything=True)
-            record = await home.look()
+            await home.executor.collect_dead_containers(await home.inspect(), everything=True)
+            record = await home.inspect()
             assert (record.containers, record.sandboxes) == ((), ())
 
     simulate(scenario())
 
 
-def test_what_cannot_be_removed_keeps_nothing_else_from_being_removed() -> None:
-    spec = pod(container("web"), container("log"), restart_policy="Never")
+def test_a_failed_removal_prevents_no_other_removal() -> None:
+    spec = pod("web", container("web"), container("log"), policy="Never")
 
     async def scenario() -> None:
-        async with house() as home:
+        async with running_harness() as home:
             await home.sync(spec)
             await home.kill(spec)
             home.fake.faults.fail(Operation.REMOVE_CONTAINER, UID)
-            record = changed(await home.look(), sandboxes=())
+            record = changed(await home.inspect(), sandboxes=())
             await home.executor.collect_dead_containers(record, everything=True)
-            assert len((await home.look()).containers) == 1
+            assert len((await home.inspect()).containers) == 1
 
     simulate(scenario())

@@ -7,21 +7,22 @@ from dataclasses import dataclass
 
 from podkeeper.model.errors import AgentError
 from podkeeper.model.k8s.core import Pod
+from podkeeper.testing.build import exec_hook, pod
 from podkeeper.testing.failures import fail_each_call
 from podkeeper.testing.interleave import interleave
-from podkeeper.testing.operations import Event, Operation
+from podkeeper.testing.operations import Event, OperationTest
 from podkeeper.testing.port_calls import PortCalls
-from tests.engine.execution_house import STARTS, UID, House, command, container, house, pod
+from tests.engine.execution_harness import STARTS, UID, ExecutionHarness, container, running_harness
 
 MESH = container("mesh", sidecar=True)
-WEB = pod(container("web", post_start=command("hello"), pre_stop=command("bye")), init=(MESH,))
-WEB_V2 = pod(container("web", image="registry.example/web:v2"), init=(MESH,))
-DB = pod(container("db"), name="db")
+WEB = pod("web", container("web", post_start=exec_hook("hello"), pre_stop=exec_hook("bye")), init=(MESH,))
+WEB_V2 = pod("web", container("web", image="web:v2"), init=(MESH,))
+DB = pod("db", container("db"))
 
 
 @dataclass
-class Stage:
-    home: House
+class Harness:
+    home: ExecutionHarness
     sync_task: asyncio.Task[None] | None = None
     killed: bool = False
     starts_before_the_kill: int = 0
@@ -62,7 +63,7 @@ class Stage:
     async def comes_up(self) -> None:
         """Whatever happened, more syncs bring the pod up, and then no failure of it is left."""
         for _ in range(12):  # a restart may wait for 10 s, a second one for 20 s
-            record = await self.home.look()
+            record = await self.home.inspect()
             self.home.executor.clear_failures(record)
             if self.home.plan_is_empty(WEB, record):
                 break
@@ -76,25 +77,25 @@ class Stage:
 
 
 @asynccontextmanager
-async def stage(calls: PortCalls) -> AsyncIterator[Stage]:
-    async with house(calls=calls) as home:
-        yield Stage(home)
+async def stage(calls: PortCalls) -> AsyncIterator[Harness]:
+    async with running_harness(calls=calls) as home:
+        yield Harness(home)
 
 
 @asynccontextmanager
-async def with_the_sidecar(calls: PortCalls) -> AsyncIterator[Stage]:
+async def with_the_sidecar(calls: PortCalls) -> AsyncIterator[Harness]:
     async with stage(calls) as empty:
         await empty.sync()
         yield empty
 
 
-async def start(stage: Stage) -> None:
+async def start(stage: Harness) -> None:
     """Two syncs: the app starts once the sidecar runs."""
     await stage.sync()
     await stage.sync()
 
 
-ACCIDENTS: dict[str, Event[Stage]] = {
+ACCIDENTS: dict[str, Event[Harness]] = {
     "the sidecar exits": lambda stage: stage.home.fake.end_container(UID, "mesh", 1),
     "the app exits": lambda stage: stage.home.fake.end_container(UID, "web", 1),
     "the sandbox dies": lambda stage: stage.home.fake.kill_sandbox(UID),
@@ -102,32 +103,37 @@ ACCIDENTS: dict[str, Event[Stage]] = {
 
 
 def test_accidents_at_every_await_of_a_start() -> None:
-    operation = Operation(
-        stage=with_the_sidecar,
-        run=Stage.sync,
+    operation = OperationTest(
+        setup=with_the_sidecar,
+        run=Harness.sync,
         state=lambda _: None,
-        check=Stage.holds,
-        afterwards=Stage.comes_up,
+        check=Harness.holds,
+        afterwards=Harness.comes_up,
         retry_seconds=11,
     )
     interleave(operation, ACCIDENTS)
 
 
 def test_another_pod_starts_beside() -> None:
-    operation = Operation(stage=stage, run=Stage.sync, state=Stage.running, check=Stage.holds)
+    operation = OperationTest(setup=stage, run=Harness.sync, state=Harness.running, check=Harness.holds)
     interleave(operation, {"another pod": lambda stage: stage.home.sync(DB)}, cancel=False)
 
 
 def test_a_pod_killed_at_every_await_of_its_start_is_dead() -> None:
     # The workers make no other sync after the one that was cancelled.
     for on in (stage, with_the_sidecar):
-        operation = Operation(stage=on, run=Stage.sync, state=lambda _: None, check=Stage.killed_means_dead)
-        interleave(operation, {"the pod is killed": Stage.kill}, in_call_order=True, cancel=False)
+        operation = OperationTest(setup=on, run=Harness.sync, state=lambda _: None, check=Harness.killed_means_dead)
+        interleave(operation, {"the pod is killed": Harness.kill}, in_call_order=True, cancel=False)
 
 
 def test_every_call_of_a_start_fails_once() -> None:
-    operation = Operation(
-        stage=stage, run=start, state=Stage.running, check=Stage.holds, afterwards=Stage.comes_up, retry_seconds=11
+    operation = OperationTest(
+        setup=stage,
+        run=start,
+        state=Harness.running,
+        check=Harness.holds,
+        afterwards=Harness.comes_up,
+        retry_seconds=11,
     )
     fail_each_call(operation)
 
@@ -136,15 +142,15 @@ def test_every_call_of_a_changed_pod_fails_once() -> None:
     """The old container must have ended before the new one starts."""
 
     @asynccontextmanager
-    async def with_the_old_version(calls: PortCalls) -> AsyncIterator[Stage]:
+    async def with_the_old_version(calls: PortCalls) -> AsyncIterator[Harness]:
         async with with_the_sidecar(calls) as stage:
             await stage.sync()
             yield stage
 
-    async def change(stage: Stage) -> None:
+    async def change(stage: Harness) -> None:
         await stage.sync(WEB_V2)
 
-    operation = Operation(
-        stage=with_the_old_version, run=change, state=Stage.running, check=Stage.holds, retry_seconds=11
+    operation = OperationTest(
+        setup=with_the_old_version, run=change, state=Harness.running, check=Harness.holds, retry_seconds=11
     )
     fail_each_call(operation)

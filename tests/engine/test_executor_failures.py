@@ -1,4 +1,4 @@
-"""Executing plans when something fails, and passes that are cut short: what that holds up, and what not."""
+"""Plans with failing steps, and cancelled syncs: which other steps they prevent."""
 
 import asyncio
 from datetime import timedelta
@@ -16,13 +16,14 @@ from podkeeper.model.k8s.core import (
     SecurityContext,
 )
 from podkeeper.model.messages import PodUID
-from podkeeper.rules.backoff import latest_exit
+from podkeeper.rules.backoff.table import latest_exit
 from podkeeper.rules.plan import PodActions
 from podkeeper.rules.status.containers import StartFailure
 from podkeeper.runtimes.fake import Behaviour, ExecStep, Operation
+from podkeeper.testing.build import exec_hook, pod
 from podkeeper.testing.memory_api import MemoryApi
 from podkeeper.testing.virtual_time import VirtualClock, simulate
-from tests.engine.execution_house import UID, House, command, container, house, pod, sleep
+from tests.engine.execution_harness import UID, ExecutionHarness, container, running_harness, sleep
 
 CREATE, START = Operation.CREATE_CONTAINER, Operation.START_CONTAINER
 
@@ -30,12 +31,12 @@ CREATE, START = Operation.CREATE_CONTAINER, Operation.START_CONTAINER
 # What fails, and what that holds up.
 
 
-def failing(of: Pod, *faults: tuple[str, str | None]) -> tuple[House, list[Exception]]:
-    """One pass in which these operations fail, and what it raised."""
+def failing(of: Pod, *faults: tuple[str, str | None]) -> tuple[ExecutionHarness, list[Exception]]:
+    """Run one sync in which these operations fail. Return its errors."""
 
-    async def scenario() -> tuple[House, list[Exception]]:
-        async with house() as home:
-            home.fake.missing_images.add("registry.example/absent:v1")
+    async def scenario() -> tuple[ExecutionHarness, list[Exception]]:
+        async with running_harness() as home:
+            home.fake.missing_images.add("absent:v1")
             for operation, about in faults:
                 home.fake.faults.fail(operation, about)
             return home, list(await home.try_sync(of))
@@ -43,39 +44,39 @@ def failing(of: Pod, *faults: tuple[str, str | None]) -> tuple[House, list[Excep
     return simulate(scenario())[0]
 
 
-def waiting(home: House) -> dict[str, str]:
+def waiting(home: ExecutionHarness) -> dict[str, str]:
     return {name: failure.reason for name, failure in home.executor.failures_of(UID).items()}
 
 
 def test_one_containers_failing_image_does_not_hold_up_another() -> None:
-    home, errors = failing(pod(container("absent"), container("web")))
+    home, errors = failing(pod("web", container("absent"), container("web")))
     assert [name for _, name in home.changes(START)] == ["web"]
     assert waiting(home) == {"absent": "ErrImagePull"}
     assert len(errors) == 1
     assert home.events("Failed")[-1] == ("Failed", "Error: ErrImagePull")
 
 
-def test_a_container_that_cannot_be_created_is_told_so() -> None:
-    home, _ = failing(pod(container("web"), container("log")), (CREATE, UID))
+def test_a_failed_container_creation_is_reported() -> None:
+    home, _ = failing(pod("web", container("web"), container("log")), (CREATE, UID))
     assert home.executor.failures_of(UID) == {
-        "web": StartFailure("CreateContainerError", "cannot create_container web: a fault was ordered")
+        "web": StartFailure("CreateContainerError", "cannot create_container web: injected fault")
     }
-    assert home.events("Failed") == [("Failed", "Error: cannot create_container web: a fault was ordered")]
+    assert home.events("Failed") == [("Failed", "Error: cannot create_container web: injected fault")]
     assert [name for _, name in home.changes(START)] == ["log"]
 
 
-def test_a_container_that_cannot_be_started_is_told_so() -> None:
-    home, _ = failing(pod(container("web")), (START, UID))
+def test_a_failed_container_start_is_reported() -> None:
+    home, _ = failing(pod("web", container("web")), (START, UID))
     assert waiting(home) == {"web": "RunContainerError"}
     assert [reason for reason, _ in home.events()][-2:] == ["Created", "Failed"]
 
 
-def test_a_container_whose_config_map_is_missing_is_told_so() -> None:
+def test_a_missing_config_map_is_reported() -> None:
     source = EnvVarSource(config_map_key_ref=ConfigMapKeySelector(name="missing", key="k"))
-    spec = pod(changed(container("web"), env=(EnvVar(name="A", value_from=source),)), container("log"))
+    spec = pod("web", changed(container("web"), env=(EnvVar(name="A", value_from=source),)), container("log"))
 
-    async def scenario() -> House:
-        async with house(MemoryApi(VirtualClock())) as home:
+    async def scenario() -> ExecutionHarness:
+        async with running_harness(MemoryApi(VirtualClock())) as home:
             await home.try_sync(spec)
             return home
 
@@ -89,21 +90,23 @@ def test_a_container_whose_config_map_is_missing_is_told_so() -> None:
 
 def test_without_an_api_nothing_can_be_referred_to() -> None:
     source = EnvVarSource(config_map_key_ref=ConfigMapKeySelector(name="paint", key="k"))
-    home, _ = failing(pod(changed(container("web"), env=(EnvVar(name="A", value_from=source),))))
+    home, _ = failing(pod("web", changed(container("web"), env=(EnvVar(name="A", value_from=source),))))
     failure = home.executor.failures_of(UID)["web"]
     assert failure.message == "couldn't get configMap default/paint, no kubeClient defined"
 
 
 def test_a_container_that_must_not_be_root_is_not() -> None:
-    home, _ = failing(pod(changed(container("web"), security_context=SecurityContext(run_as_non_root=True))))
+    home, _ = failing(pod("web", changed(container("web"), security_context=SecurityContext(run_as_non_root=True))))
     assert waiting(home) == {"web": "CreateContainerConfigError"}
 
 
 def test_an_ephemeral_container_needs_its_target() -> None:
-    spec = pod(container("web"), debug=(EphemeralContainer(name="shell", image="sh:1", target_container_name="gone"),))
+    spec = pod(
+        "web", container("web"), debug=(EphemeralContainer(name="shell", image="sh:1", target_container_name="gone"),)
+    )
 
-    async def scenario() -> House:
-        async with house() as home:
+    async def scenario() -> ExecutionHarness:
+        async with running_harness() as home:
             await home.sync(spec)
             await home.try_sync(spec)
             return home
@@ -116,12 +119,14 @@ def test_an_init_container_that_does_not_start_holds_up_the_rest_but_a_sidecar_d
     actions = PodActions(create_sandbox=True, init_containers_to_start=(0, 1), containers_to_start=(0,))
 
     async def started(*init: str) -> list[str]:
-        async with house() as home:
-            home.fake.missing_images.add("registry.example/absent:v1")
-            spec = pod(container("web"), init=(container("absent", sidecar="sidecar" in init), container("setup")))
+        async with running_harness() as home:
+            home.fake.missing_images.add("absent:v1")
+            spec = pod(
+                "web", container("web"), init=(container("absent", sidecar="sidecar" in init), container("setup"))
+            )
             with pytest.raises(ExceptionGroup):
                 await home.executor.execute(
-                    spec, await home.look(), actions, mounts={}, cgroup_parent="", pull_secrets=()
+                    spec, await home.inspect(), actions, mounts={}, cgroup_parent="", pull_secrets=()
                 )
             return [name for _, name in home.changes(START)]
 
@@ -130,10 +135,10 @@ def test_an_init_container_that_does_not_start_holds_up_the_rest_but_a_sidecar_d
 
 
 def test_a_failed_post_start_hook_kills_its_container() -> None:
-    spec = pod(container("web", post_start=command("fail"), pre_stop=sleep(3)), container("log"), grace=30)
+    spec = pod("web", container("web", post_start=exec_hook("fail"), pre_stop=sleep(3)), container("log"), grace=30)
 
-    async def scenario() -> House:
-        async with house() as home:
+    async def scenario() -> ExecutionHarness:
+        async with running_harness() as home:
             home.fake.behave("web", "web", Behaviour(exec=(ExecStep(exit_code=9, output="bad\n"),)))
             await home.try_sync(spec)
             assert [record.name for _, record in home.fake.live_containers()] == ["log"]
@@ -150,11 +155,11 @@ def test_a_failed_post_start_hook_kills_its_container() -> None:
     assert home.stops() == [("web", 3.0, 27)]
 
 
-def test_a_crashing_container_backs_off_and_says_until_when() -> None:
-    spec = pod(container("web"), container("log"))
+def test_a_crashing_container_backs_off_and_shows_the_retry_time() -> None:
+    spec = pod("web", container("web"), container("log"))
 
     async def scenario() -> None:
-        async with house() as home:
+        async with running_harness() as home:
             home.fake.behave("web", "web", Behaviour(after_seconds=1, exit_code=1))
             await home.sync(spec)
             await asyncio.sleep(2)
@@ -162,13 +167,13 @@ def test_a_crashing_container_backs_off_and_says_until_when() -> None:
             await asyncio.sleep(2)
             (error,) = await home.try_sync(spec)
             assert isinstance(error, InBackoff)
-            last = latest_exit(await home.look(), "web")
+            last = latest_exit(await home.inspect(), "web")
             assert last is not None
             assert last.finished_at is not None
             assert error.until == last.finished_at + timedelta(seconds=10)
             assert home.executor.failures_of(UID)["web"].reason == "CrashLoopBackOff"
-            assert home.told[-1].reason == "BackOff"
-            assert home.told[-1].container_path == "spec.containers{web}"
+            assert home.recorded[-1].reason == "BackOff"
+            assert home.recorded[-1].container_path == "spec.containers{web}"
             await asyncio.sleep(10)
             await home.sync(spec)
             assert home.executor.failures_of(UID) == {}
@@ -176,11 +181,11 @@ def test_a_crashing_container_backs_off_and_says_until_when() -> None:
     simulate(scenario())
 
 
-def test_a_pod_may_ask_for_a_shorter_crash_loop() -> None:
-    spec = pod(container("web"), annotations={"podkeeper.io/restart-backoff-initial": "1s"})
+def test_a_pod_may_configure_a_shorter_crash_loop_backoff() -> None:
+    spec = pod("web", container("web"), annotations={"podkeeper.io/restart-backoff-initial": "1s"})
 
     async def scenario() -> int:
-        async with house() as home:
+        async with running_harness() as home:
             home.fake.behave("web", "web", Behaviour(after_seconds=1, exit_code=1))
             for _ in range(3):
                 await home.try_sync(spec)
@@ -192,25 +197,25 @@ def test_a_pod_may_ask_for_a_shorter_crash_loop() -> None:
 
 @pytest.mark.parametrize("error", [RuntimeRefused, NetworkNotReady])
 def test_without_a_sandbox_nothing_starts(error: type[TryLater]) -> None:
-    async def scenario() -> House:
-        async with house() as home:
+    async def scenario() -> ExecutionHarness:
+        async with running_harness() as home:
             home.fake.faults.fail(Operation.RUN_SANDBOX, UID, error=error)
             with pytest.raises(error):
-                await home.sync(pod(container("web")))
+                await home.sync(pod("web", container("web")))
             return home
 
     home = simulate(scenario())[0]
     assert [name for name, _ in home.changes()] == [Operation.RUN_SANDBOX]
-    text = "Failed to create pod sandbox: cannot run_sandbox uid-web: a fault was ordered"
+    text = "Failed to create pod sandbox: cannot run_sandbox uid-web: injected fault"
     assert home.events() == [("FailedCreatePodSandBox", text)]
 
 
-def test_a_sandbox_nobody_can_look_at_starts_nothing() -> None:
-    async def scenario() -> House:
-        async with house() as home:
-            await home.look()
-            spec = pod(container("web"))
-            record = await home.look()
+def test_a_sandbox_that_cannot_be_inspected_starts_nothing() -> None:
+    async def scenario() -> ExecutionHarness:
+        async with running_harness() as home:
+            await home.inspect()
+            spec = pod("web", container("web"))
+            record = await home.inspect()
             home.fake.faults.fail(Operation.POD_RECORD, UID)
             actions = PodActions(create_sandbox=True, containers_to_start=(0,))
             with pytest.raises(RuntimeRefused):
@@ -222,12 +227,12 @@ def test_a_sandbox_nobody_can_look_at_starts_nothing() -> None:
     assert home.changes(CREATE) == []
 
 
-def test_what_cannot_be_stopped_keeps_anything_from_starting() -> None:
-    newer = pod(container("web", image="registry.example/web:v2"))
+def test_a_failed_stop_prevents_all_starts() -> None:
+    newer = pod("web", container("web", image="web:v2"))
 
-    async def scenario() -> House:
-        async with house() as home:
-            await home.sync(pod(container("web")))
+    async def scenario() -> ExecutionHarness:
+        async with running_harness() as home:
+            await home.sync(pod("web", container("web")))
             home.fake.faults.fail(Operation.STOP_CONTAINER, UID)
             with pytest.raises(ExceptionGroup, match="cannot stop"):
                 await home.sync(newer)
@@ -240,23 +245,23 @@ def test_what_cannot_be_stopped_keeps_anything_from_starting() -> None:
     assert not home.fake.violations, "never two of one container"
 
 
-def test_why_a_pod_fails_is_forgotten_with_the_pod_and_with_the_oldest() -> None:
+def test_failures_are_dropped_with_their_pod_and_the_oldest_first() -> None:
     async def scenario() -> list[bool]:
-        async with house() as home:
-            home.fake.missing_images.add("registry.example/absent:v1")
+        async with running_harness() as home:
+            home.fake.missing_images.add("absent:v1")
             for name in ("a", "b", "c"):
-                await home.try_sync(pod(container("absent"), name=name))
+                await home.try_sync(pod(name, container("absent")))
             home.executor.forget(PodUID("uid-c"))
             return [bool(home.executor.failures_of(PodUID(f"uid-{name}"))) for name in ("a", "b", "c")]
 
     assert simulate(scenario())[0] == [False, True, False]
 
 
-def test_what_was_told_of_failures_does_not_change_afterwards_and_stands_until_something_does() -> None:
+def test_failures_are_immutable_and_stay_until_a_change() -> None:
     async def scenario() -> None:
-        async with house() as home:
-            home.fake.missing_images.add("registry.example/absent:v1")
-            spec = pod(container("absent"), container("web"))
+        async with running_harness() as home:
+            home.fake.missing_images.add("absent:v1")
+            spec = pod("web", container("absent"), container("web"))
             before = home.executor.failures_of(UID)
             await home.try_sync(spec)
             await home.try_sync(spec)
@@ -276,8 +281,8 @@ def test_what_was_told_of_failures_does_not_change_afterwards_and_stands_until_s
 STEPS = {
     # the step under way -> what has been changed in the end
     "the sandbox": (Operation.RUN_SANDBOX, [Operation.RUN_SANDBOX]),
-    "the look at the sandbox": (Operation.POD_RECORD, [Operation.RUN_SANDBOX]),
-    "the look at the image": (Operation.IMAGE, [Operation.RUN_SANDBOX]),
+    "the inspection of the sandbox": (Operation.POD_RECORD, [Operation.RUN_SANDBOX]),
+    "the inspection of the image": (Operation.IMAGE, [Operation.RUN_SANDBOX]),
     "the pull": (Operation.PULL_IMAGE, [Operation.RUN_SANDBOX]),
     "the creation": (CREATE, [Operation.RUN_SANDBOX, CREATE]),
     "the start": (START, [Operation.RUN_SANDBOX, CREATE, START]),
@@ -287,13 +292,13 @@ COMPLETED = (Operation.RUN_SANDBOX, CREATE, START)
 
 
 @pytest.mark.parametrize("step, changes", STEPS.values(), ids=STEPS.keys())
-def test_a_pass_that_is_cut_short_completes_its_step_and_begins_no_other(step: str, changes: list[str]) -> None:
-    spec = pod(container("web", post_start=command("warm-up")), container("log"))
+def test_a_cancelled_sync_completes_its_step_and_begins_no_other(step: str, changes: list[str]) -> None:
+    spec = pod("web", container("web", post_start=exec_hook("warm-up")), container("log"))
     actions = PodActions(create_sandbox=True, containers_to_start=(0, 1))
 
     async def scenario() -> None:
-        async with house() as home:
-            record = await home.look()
+        async with running_harness() as home:
+            record = await home.inspect()
             home.fake.delays[step] = 5
             async with asyncio.TaskGroup() as group:
                 pass_ = group.create_task(
@@ -313,13 +318,13 @@ def test_a_pass_that_is_cut_short_completes_its_step_and_begins_no_other(step: s
     simulate(scenario())
 
 
-def test_a_pass_cut_short_while_it_stops_a_container_lets_the_stop_go_on_and_starts_nothing() -> None:
-    newer = pod(container("web", image="registry.example/web:v2"), grace=30)
+def test_a_sync_cancelled_during_a_stop_completes_the_stop_and_starts_nothing() -> None:
+    newer = pod("web", container("web", image="web:v2"), grace=30)
 
     async def scenario() -> None:
-        async with house() as home:
+        async with running_harness() as home:
             home.fake.behave("web", "web", Behaviour(term_seconds=20))
-            await home.sync(pod(container("web"), grace=30))
+            await home.sync(pod("web", container("web"), grace=30))
             async with asyncio.TaskGroup() as group:
                 pass_ = group.create_task(home.sync(newer))
                 await asyncio.sleep(2)

@@ -1,4 +1,4 @@
-"""The plan executor alone: every call to its neighbours, with all that is passed on, in order."""
+"""The plan executor alone: every call to another module, with its arguments, in order."""
 
 from collections.abc import Callable, Coroutine, Sequence
 
@@ -14,21 +14,22 @@ from podkeeper.model.k8s.core import Container, EphemeralContainer, Pod
 from podkeeper.model.messages import EventType, PodEvent, PodUID
 from podkeeper.model.runtime import ContainerRecord, ContainerState, PodRecord, SandboxRecord
 from podkeeper.model.runtime_calls import Dns, SandboxConfig
-from podkeeper.rules.container_grace import KillReason
-from podkeeper.rules.dns import Lookup
-from podkeeper.rules.keyring import PullSecret
+from podkeeper.rules.container.grace import KillReason
+from podkeeper.rules.dns import PodDns
+from podkeeper.rules.images.keyring import PullSecret
 from podkeeper.rules.plan.actions import ContainerToKill, ContainerToReset, PodActions
-from podkeeper.rules.plan.place import Place
 from podkeeper.rules.plan.result import NotStarted
+from podkeeper.rules.plan.sandbox_config import SandboxContext
 from podkeeper.rules.status.containers import StartFailure
+from podkeeper.testing.build import pod
 from podkeeper.testing.virtual_time import simulate
 from tests.doubles import stand_in
-from tests.engine.execution_house import UID, container, pod
+from tests.engine.execution_harness import UID, container
 
 Call = tuple[object, ...]
 Spec = Container | EphemeralContainer
-WEB = pod(container("app"), container("proxy"))
-INIT = pod(container("app"), init=(container("setup"), container("mesh", sidecar=True), container("late")))
+WEB = pod("web", container("app"), container("proxy"))
+INIT = pod("web", container("app"), init=(container("setup"), container("mesh", sidecar=True), container("late")))
 SECRETS = (PullSecret("{}"),)
 MOUNTS = {"data": "/volumes/data"}
 NOTHING = PodRecord(uid=UID)
@@ -43,16 +44,16 @@ def found(name: str, state: ContainerState = ContainerState.EXITED, number: int 
     return ContainerRecord(id=f"{name}-{number}", name=name, state=state)
 
 
-class Desk(Observer):
-    """All neighbours of an executor in one, which notes their calls, and the executor."""
+class Harness(Observer):
+    """An executor, and all modules that it calls. Calls are recorded."""
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
         self.failing: dict[str, TryLater] = {}  # by the name of a call
         self.not_started: dict[str, NotStarted] = {}
-        self.places: list[Place] = []
+        self.places: list[SandboxContext] = []
         self.seen = IN_SANDBOX
-        self.lookup = Lookup(Dns(servers=("10.0.0.53",)))
+        self.lookup = PodDns(Dns(servers=("10.0.0.53",)))
         self.starts_left = 100
         self.executor = PlanExecutor(
             runtime=self,
@@ -63,7 +64,6 @@ class Desk(Observer):
             log_root="/logs",
             cluster_domain="example.org",
             lookup=self.look_up,
-            sandbox_ready=lambda pod, record: self.calls.append(("sandbox ready", record)),
             observer=self,
             may_start=self.may_start,
             max_pods_with_failures=2,
@@ -78,7 +78,15 @@ class Desk(Observer):
             raise self.failing[name]
 
     async def execute(self, of: Pod, record: PodRecord, actions: PodActions) -> None:
-        await self.executor.execute(of, record, actions, mounts=MOUNTS, cgroup_parent="/pods/web", pull_secrets=SECRETS)
+        await self.executor.execute(
+            of,
+            record,
+            actions,
+            mounts=MOUNTS,
+            cgroup_parent="/pods/web",
+            pull_secrets=SECRETS,
+            on_sandbox=lambda pod, record: self.calls.append(("sandbox ready", record)),
+        )
 
     async def errors(self, of: Pod, record: PodRecord, actions: PodActions) -> list[str]:
         """Execute a plan that fails. Returns what it raises."""
@@ -90,7 +98,7 @@ class Desk(Observer):
         """The names of the calls, and the containers that are started."""
         return [f"start {call[1]}" if call[0] == "start" else str(call[0]) for call in self.calls]
 
-    async def look_up(self, pod: Pod) -> Lookup:
+    async def look_up(self, pod: Pod) -> PodDns:
         self.call("look up")
         return self.lookup
 
@@ -112,7 +120,7 @@ class Desk(Observer):
 
     # Starter and stopper.
 
-    async def start(self, pod: Pod, container: Spec, record: PodRecord, place: Place) -> NotStarted | None:
+    async def start(self, pod: Pod, container: Spec, record: PodRecord, place: SandboxContext) -> NotStarted | None:
         self.call("start", container.name)
         self.places.append(place)
         return self.not_started.get(container.name)
@@ -139,42 +147,42 @@ class Desk(Observer):
 
     # The observer.
 
-    def sandbox_begun(self) -> None:
+    def sandbox_starting(self) -> None:
         self.call("sandbox begun")
 
     def sandbox_failed(self) -> None:
         self.call("sandbox failed")
 
-    def start_begun(self, kind: str) -> None:
+    def container_starting(self, kind: str) -> None:
         self.call(f"begun {kind}")
 
-    def start_failed(self, kind: str, reason: str) -> None:
+    def container_start_failed(self, kind: str, reason: str) -> None:
         self.call(f"failed {kind} {reason}")
 
 
-def at_desk(story: Callable[[Desk], Coroutine[None, None, None]]) -> None:
-    simulate(story(Desk()))
+def with_harness(story: Callable[[Harness], Coroutine[None, None, None]]) -> None:
+    simulate(story(Harness()))
 
 
 # Starting.
 
 
 def test_containers_start_in_the_sandbox_and_with_all_that_the_pod_stands_on() -> None:
-    async def story(desk: Desk) -> None:
-        await desk.execute(WEB, IN_SANDBOX, START)
-        assert desk.steps() == ["kill", "begun container", "start app", "begun container", "start proxy"]
-        place = Place(sandbox_id="s1", pod_ips=("10.0.0.1",), volumes=MOUNTS, pull_secrets=SECRETS)
-        assert desk.places == [place, place]
+    async def story(harness: Harness) -> None:
+        await harness.execute(WEB, IN_SANDBOX, START)
+        assert harness.steps() == ["kill", "begun container", "start app", "begun container", "start proxy"]
+        place = SandboxContext(sandbox_id="s1", pod_ips=("10.0.0.1",), volumes=MOUNTS, pull_secrets=SECRETS)
+        assert harness.places == [place, place]
 
-    at_desk(story)
+    with_harness(story)
 
 
 def test_a_new_sandbox_is_made_from_the_pod_and_its_containers_learn_its_addresses() -> None:
     event = PodEvent(EventType.WARNING, "DNSConfigForming", "too many", UID)
 
-    async def story(desk: Desk) -> None:
-        desk.lookup = Lookup(Dns(servers=("10.0.0.53",)), (event,))
-        desk.seen = replace(
+    async def story(harness: Harness) -> None:
+        harness.lookup = PodDns(Dns(servers=("10.0.0.53",)), (event,))
+        harness.seen = replace(
             IN_SANDBOX,
             sandboxes=(
                 SandboxRecord(id="s3", ready=False, ip="10.0.0.3"),
@@ -182,40 +190,40 @@ def test_a_new_sandbox_is_made_from_the_pod_and_its_containers_learn_its_address
                 SandboxRecord(id="s1", ready=False, ip="10.0.0.1"),
             ),
         )
-        await desk.execute(WEB, NOTHING, replace(CREATE, attempt=3))
+        await harness.execute(WEB, NOTHING, replace(CREATE, attempt=3))
         config = SandboxConfig(
             pod=WEB,
             attempt=3,
             hostname="web",
             log_directory="/logs/default_web_uid-web",
             cgroup_parent="/pods/web",
-            dns=desk.lookup.dns,
+            dns=harness.lookup.dns,
         )
-        assert desk.calls == [
+        assert harness.calls == [
             ("kill pod", WEB, NOTHING, None),
             ("sandbox begun",),
             ("look up",),
             ("event", event, WEB),
             ("run sandbox", config),
             ("look", UID),
-            ("sandbox ready", desk.seen),
+            ("sandbox ready", harness.seen),
             ("begun container",),
             ("start", "app"),
         ]
         ips = ("10.0.0.2", "fd00::2")
-        assert desk.places == [Place(sandbox_id="s2", pod_ips=ips, volumes=MOUNTS, pull_secrets=SECRETS)]
+        assert harness.places == [SandboxContext(sandbox_id="s2", pod_ips=ips, volumes=MOUNTS, pull_secrets=SECRETS)]
 
-    at_desk(story)
+    with_harness(story)
 
 
 @pytest.mark.parametrize("sandbox", [SandboxRecord(id="s2", ready=True), SandboxRecord(id="s1", ready=True, ip="1")])
 def test_a_sandbox_without_an_address_gives_none(sandbox: SandboxRecord) -> None:
-    async def story(desk: Desk) -> None:
-        desk.seen = replace(IN_SANDBOX, sandboxes=(sandbox,))
-        await desk.execute(WEB, NOTHING, CREATE)
-        assert [place.pod_ips for place in desk.places] == [()]
+    async def story(harness: Harness) -> None:
+        harness.seen = replace(IN_SANDBOX, sandboxes=(sandbox,))
+        await harness.execute(WEB, NOTHING, CREATE)
+        assert [place.pod_ips for place in harness.places] == [()]
 
-    at_desk(story)
+    with_harness(story)
 
 
 @pytest.mark.parametrize(
@@ -232,16 +240,16 @@ def test_addresses_of_a_pod(
 ) -> None:
     of = replace(WEB, spec=replace(WEB.spec, host_network=host_network or None))
 
-    async def story(desk: Desk) -> None:
-        desk.seen = replace(IN_SANDBOX, sandboxes=(SandboxRecord(id="s2", ready=True, ip="10.0.0.2"),))
-        await desk.execute(of, replace(IN_SANDBOX, ips=ips), actions)
-        assert {place.pod_ips for place in desk.places} == {expected}
+    async def story(harness: Harness) -> None:
+        harness.seen = replace(IN_SANDBOX, sandboxes=(SandboxRecord(id="s2", ready=True, ip="10.0.0.2"),))
+        await harness.execute(of, replace(IN_SANDBOX, ips=ips), actions)
+        assert {place.pod_ips for place in harness.places} == {expected}
 
-    at_desk(story)
+    with_harness(story)
 
 
 def test_kinds_of_containers_start_in_order_and_are_counted_by_kind() -> None:
-    everything = pod(container("app"), init=(container("setup"),), debug=(EphemeralContainer(name="debug"),))
+    everything = pod("web", container("app"), init=(container("setup"),), debug=(EphemeralContainer(name="debug"),))
     actions = PodActions(
         sandbox_id="s1",
         ephemeral_containers_to_start=(0,),
@@ -249,14 +257,14 @@ def test_kinds_of_containers_start_in_order_and_are_counted_by_kind() -> None:
         containers_to_start=(0,),
     )
 
-    async def story(desk: Desk) -> None:
-        desk.not_started = {"debug": REFUSED, "app": REFUSED}
-        errors = await desk.errors(everything, IN_SANDBOX, actions)
+    async def story(harness: Harness) -> None:
+        harness.not_started = {"debug": REFUSED, "app": REFUSED}
+        errors = await harness.errors(everything, IN_SANDBOX, actions)
         assert errors == [
             "cannot start container debug: RunContainerError: no",
             "cannot start container app: RunContainerError: no",
         ]
-        assert desk.steps() == [
+        assert harness.steps() == [
             "kill",
             "begun ephemeral_container",
             "start debug",
@@ -268,18 +276,18 @@ def test_kinds_of_containers_start_in_order_and_are_counted_by_kind() -> None:
             "failed container RunContainerError",
         ]
 
-    at_desk(story)
+    with_harness(story)
 
 
 @pytest.mark.parametrize("failing, started", [("setup", ["setup"]), ("mesh", ["setup", "mesh", "late"])])
 def test_only_an_init_container_that_runs_to_its_end_holds_up_the_next(failing: str, started: list[str]) -> None:
-    async def story(desk: Desk) -> None:
-        desk.not_started = {failing: REFUSED}
+    async def story(harness: Harness) -> None:
+        harness.not_started = {failing: REFUSED}
         actions = PodActions(sandbox_id="s1", init_containers_to_start=(0, 1, 2))
-        assert len(await desk.errors(INIT, IN_SANDBOX, actions)) == 1
-        assert [call[1] for call in desk.calls if call[0] == "start"] == started
+        assert len(await harness.errors(INIT, IN_SANDBOX, actions)) == 1
+        assert [call[1] for call in harness.calls if call[0] == "start"] == started
 
-    at_desk(story)
+    with_harness(story)
 
 
 @pytest.mark.parametrize(
@@ -291,40 +299,40 @@ def test_only_an_init_container_that_runs_to_its_end_holds_up_the_next(failing: 
     ],
 )
 def test_nothing_starts_in_a_pod_that_is_to_end(actions: PodActions, starts_left: int, steps: list[str]) -> None:
-    async def story(desk: Desk) -> None:
-        desk.starts_left = starts_left
-        await desk.execute(WEB, IN_SANDBOX, actions)
-        assert desk.steps() == steps
+    async def story(harness: Harness) -> None:
+        harness.starts_left = starts_left
+        await harness.execute(WEB, IN_SANDBOX, actions)
+        assert harness.steps() == steps
 
-    at_desk(story)
+    with_harness(story)
 
 
 def test_the_optional_neighbours_may_be_missing() -> None:
-    async def story(desk: Desk) -> None:
-        desk.executor = PlanExecutor(
-            runtime=desk,
-            starter=stand_in(ContainerStarter, desk),
-            stopper=stand_in(PodStopper, desk),
+    async def story(harness: Harness) -> None:
+        harness.executor = PlanExecutor(
+            runtime=harness,
+            starter=stand_in(ContainerStarter, harness),
+            stopper=stand_in(PodStopper, harness),
             record=lambda event, about: None,
             host_ips=lambda: (),
         )
-        desk.not_started = {"app": REFUSED}
-        assert len(await desk.errors(WEB, NOTHING, CREATE)) == 1
-        (config,) = (call[1] for call in desk.calls if call[0] == "run sandbox")
+        harness.not_started = {"app": REFUSED}
+        assert len(await harness.errors(WEB, NOTHING, CREATE)) == 1
+        (config,) = (call[1] for call in harness.calls if call[0] == "run sandbox")
         assert isinstance(config, SandboxConfig)
         assert (config.dns, config.log_directory) == (None, "/var/log/pods/default_web_uid-web")
-        assert desk.executor.failures_of(UID) == {"app": REFUSED.failure}
-        desk.failing["run sandbox"] = NO_ANSWER
+        assert harness.executor.failures_of(UID) == {"app": REFUSED.failure}
+        harness.failing["run sandbox"] = NO_ANSWER
         with pytest.raises(RuntimeUnavailable):
-            await desk.execute(WEB, NOTHING, CREATE)
+            await harness.execute(WEB, NOTHING, CREATE)
 
-    at_desk(story)
+    with_harness(story)
 
 
 # Without a sandbox.
 
 NO_SANDBOX: dict[str, tuple[str, PodEvent, list[str]]] = {
-    "names cannot be looked up": (
+    "the DNS settings are not available": (
         "look up",
         PodEvent(EventType.WARNING, "FailedCreatePodSandBox", "Failed to create pod sandbox: no answer", UID),
         ["kill pod", "sandbox begun", "look up", "sandbox failed", "event"],
@@ -344,32 +352,32 @@ NO_SANDBOX: dict[str, tuple[str, PodEvent, list[str]]] = {
 
 @pytest.mark.parametrize("failing, event, steps", NO_SANDBOX.values(), ids=NO_SANDBOX.keys())
 def test_nothing_starts_without_a_sandbox(failing: str, event: PodEvent, steps: list[str]) -> None:
-    async def story(desk: Desk) -> None:
-        desk.failing[failing] = NO_ANSWER
+    async def story(harness: Harness) -> None:
+        harness.failing[failing] = NO_ANSWER
         with pytest.raises(RuntimeUnavailable):
-            await desk.execute(WEB, NOTHING, CREATE)
-        assert desk.steps() == steps
-        assert desk.calls[-1] == ("event", event, WEB)
+            await harness.execute(WEB, NOTHING, CREATE)
+        assert harness.steps() == steps
+        assert harness.calls[-1] == ("event", event, WEB)
 
-    at_desk(story)
+    with_harness(story)
 
 
-def test_a_sandbox_that_is_replaced_is_told_and_its_init_containers_are_removed() -> None:
+def test_a_replaced_sandbox_is_recorded_and_its_init_containers_are_removed() -> None:
     record = replace(IN_SANDBOX, containers=(found("app"), found("setup", number=2), found("setup")))
 
-    async def story(desk: Desk) -> None:
+    async def story(harness: Harness) -> None:
         actions = PodActions(kill_pod=True, create_sandbox=True, sandbox_id="s1", init_containers_to_start=(0,))
-        await desk.execute(INIT, record, actions)
+        await harness.execute(INIT, record, actions)
         text = "Pod sandbox changed, it will be killed and re-created."
         event = PodEvent(EventType.NORMAL, "SandboxChanged", text, UID)
-        assert desk.calls[:4] == [
+        assert harness.calls[:4] == [
             ("event", event, INIT),
             ("kill pod", INIT, record, None),
             ("remove setup-2",),
             ("remove setup-1",),
         ]
 
-    at_desk(story)
+    with_harness(story)
 
 
 # Stopping.
@@ -378,12 +386,12 @@ def test_a_sandbox_that_is_replaced_is_told_and_its_init_containers_are_removed(
 def test_a_plan_that_only_kills_removes_and_starts_nothing() -> None:
     record = replace(IN_SANDBOX, containers=(found("setup", number=2), found("setup")))
 
-    async def story(desk: Desk) -> None:
+    async def story(harness: Harness) -> None:
         actions = PodActions(kill_pod=True, sandbox_id="s1", ephemeral_containers_to_start=(0,))
-        await desk.execute(INIT, record, actions)
-        assert desk.calls == [("kill pod", INIT, record, None)]
+        await harness.execute(INIT, record, actions)
+        assert harness.calls == [("kill pod", INIT, record, None)]
 
-    at_desk(story)
+    with_harness(story)
 
 
 KILL = ContainerToKill("app-1", "app", "changed", KillReason.LIVENESS_PROBE)
@@ -398,10 +406,10 @@ RESETS = PodActions(
 def test_containers_are_killed_then_reset_then_older_init_containers_are_removed() -> None:
     record = replace(IN_SANDBOX, containers=(found("setup", number=2), found("setup")))
 
-    async def story(desk: Desk) -> None:
-        await desk.execute(INIT, record, RESETS)
+    async def story(harness: Harness) -> None:
+        await harness.execute(INIT, record, RESETS)
         kill = ContainerToKill("proxy-1", "proxy", "killing", KillReason.RESTART_ALL_CONTAINERS)
-        assert desk.calls == [
+        assert harness.calls == [
             ("kill app-1", KILL, None),
             ("remove app-1",),
             ("kill proxy-1", kill, 0),
@@ -411,58 +419,58 @@ def test_containers_are_killed_then_reset_then_older_init_containers_are_removed
             ("start", "app"),
         ]
 
-    at_desk(story)
+    with_harness(story)
 
 
 @pytest.mark.parametrize("step", ["kill app-1", "remove app-1", "kill proxy-1", "remove proxy-1"])
-def test_a_step_that_fails_while_containers_are_stopped_is_the_last(step: str) -> None:
+def test_a_failed_stop_step_ends_the_plan(step: str) -> None:
     record = replace(IN_SANDBOX, containers=(found("setup", number=2), found("setup")))
 
-    async def story(desk: Desk) -> None:
-        desk.failing[step] = NO_ANSWER
-        assert await desk.errors(INIT, record, RESETS) == ["no answer"]
-        assert desk.steps()[-1] == step
+    async def story(harness: Harness) -> None:
+        harness.failing[step] = NO_ANSWER
+        assert await harness.errors(INIT, record, RESETS) == ["no answer"]
+        assert harness.steps()[-1] == step
 
-    at_desk(story)
+    with_harness(story)
 
 
 def test_a_pod_that_cannot_be_killed_gets_no_new_sandbox() -> None:
     record = replace(IN_SANDBOX, containers=(found("setup"),))
 
-    async def story(desk: Desk) -> None:
-        desk.failing["kill pod"] = NO_ANSWER
-        assert await desk.errors(INIT, record, CREATE) == ["no answer"]
-        assert desk.steps() == ["kill pod"]
+    async def story(harness: Harness) -> None:
+        harness.failing["kill pod"] = NO_ANSWER
+        assert await harness.errors(INIT, record, CREATE) == ["no answer"]
+        assert harness.steps() == ["kill pod"]
 
-    at_desk(story)
+    with_harness(story)
 
 
 @pytest.mark.parametrize("failing", ["remove setup-2", "remove setup-1"])
 def test_a_pod_with_an_init_container_that_cannot_be_removed_gets_no_new_sandbox(failing: str) -> None:
     record = replace(IN_SANDBOX, containers=(found("setup", number=2), found("setup")))
 
-    async def story(desk: Desk) -> None:
-        desk.failing[failing] = NO_ANSWER
-        assert await desk.errors(INIT, record, CREATE) == ["no answer"]
-        assert desk.steps() == ["kill pod", "remove setup-2", "remove setup-1"]
+    async def story(harness: Harness) -> None:
+        harness.failing[failing] = NO_ANSWER
+        assert await harness.errors(INIT, record, CREATE) == ["no answer"]
+        assert harness.steps() == ["kill pod", "remove setup-2", "remove setup-1"]
 
-    at_desk(story)
+    with_harness(story)
 
 
 def test_a_pod_is_killed_within_the_grace_that_is_given() -> None:
-    async def story(desk: Desk) -> None:
+    async def story(harness: Harness) -> None:
         kills: list[Call] = [("kill pod", WEB, IN_SANDBOX, 7), ("kill pod", None, IN_SANDBOX, 1)]
-        await desk.executor.kill_pod(WEB, IN_SANDBOX, 7)
-        await desk.executor.kill_running_pod(IN_SANDBOX, 1)
-        assert desk.calls == kills
-        desk.failing["kill pod"] = NO_ANSWER
+        await harness.executor.kill_pod(WEB, IN_SANDBOX, 7)
+        await harness.executor.kill_running_pod(IN_SANDBOX, 1)
+        assert harness.calls == kills
+        harness.failing["kill pod"] = NO_ANSWER
         with pytest.raises(ExceptionGroup) as of_known:
-            await desk.executor.kill_pod(WEB, IN_SANDBOX, 7)
+            await harness.executor.kill_pod(WEB, IN_SANDBOX, 7)
         with pytest.raises(ExceptionGroup) as of_running:
-            await desk.executor.kill_running_pod(IN_SANDBOX, 1)
+            await harness.executor.kill_running_pod(IN_SANDBOX, 1)
         assert of_known.value.exceptions == of_running.value.exceptions == (NO_ANSWER,)
 
-    at_desk(story)
+    with_harness(story)
 
 
 # Dead containers.
@@ -491,12 +499,12 @@ def test_dead_containers_are_removed_and_one_that_stays_holds_up_none(
         sandboxes=(SandboxRecord(id="s1", ready=False),),
     )
 
-    async def story(desk: Desk) -> None:
-        desk.failing["remove app-2"] = RuntimeRefused("busy")
-        await desk.executor.collect_dead_containers(record, container_id=container_id, everything=everything)
-        assert desk.steps() == removed
+    async def story(harness: Harness) -> None:
+        harness.failing["remove app-2"] = RuntimeRefused("busy")
+        await harness.executor.collect_dead_containers(record, container_id=container_id, everything=everything)
+        assert harness.steps() == removed
 
-    at_desk(story)
+    with_harness(story)
 
 
 # Start failures.
@@ -505,65 +513,65 @@ DB = PodUID("uid-db")
 IMAGE = StartFailure("ErrImagePull", "no such image")
 
 
-async def fail(desk: Desk, of: Pod = WEB, **failures: StartFailure) -> None:
+async def fail(harness: Harness, of: Pod = WEB, **failures: StartFailure) -> None:
     """Start both containers of a pod, of which some fail."""
-    desk.not_started = {name: NotStarted(failure) for name, failure in failures.items()}
+    harness.not_started = {name: NotStarted(failure) for name, failure in failures.items()}
     if failures:
-        await desk.errors(of, IN_SANDBOX, START)
+        await harness.errors(of, IN_SANDBOX, START)
     else:
-        await desk.execute(of, IN_SANDBOX, START)
+        await harness.execute(of, IN_SANDBOX, START)
 
 
 def test_start_failures_last_until_a_start_succeeds() -> None:
-    async def story(desk: Desk) -> None:
-        assert desk.executor.failures_of(UID) == {}
-        await fail(desk, app=IMAGE, proxy=REFUSED.failure)
-        both = desk.executor.failures_of(UID)
+    async def story(harness: Harness) -> None:
+        assert harness.executor.failures_of(UID) == {}
+        await fail(harness, app=IMAGE, proxy=REFUSED.failure)
+        both = harness.executor.failures_of(UID)
         assert both == {"app": IMAGE, "proxy": REFUSED.failure}
-        await fail(desk, app=IMAGE, proxy=REFUSED.failure)
-        assert desk.executor.failures_of(UID) is both
-        await fail(desk, proxy=IMAGE)
-        assert desk.executor.failures_of(UID) == {"proxy": IMAGE}
+        await fail(harness, app=IMAGE, proxy=REFUSED.failure)
+        assert harness.executor.failures_of(UID) is both
+        await fail(harness, proxy=IMAGE)
+        assert harness.executor.failures_of(UID) == {"proxy": IMAGE}
         assert len(both) == 2
-        await fail(desk)
-        assert desk.executor.failures_of(UID) == {}
+        await fail(harness)
+        assert harness.executor.failures_of(UID) == {}
 
-    at_desk(story)
+    with_harness(story)
 
 
 @pytest.mark.parametrize("state", ContainerState)
 def test_only_a_container_that_runs_clears_its_start_failure(state: ContainerState) -> None:
-    async def story(desk: Desk) -> None:
-        await fail(desk, app=IMAGE, proxy=IMAGE)
-        desk.executor.clear_failures(replace(IN_SANDBOX, containers=(found("app", state), found("other", state))))
+    async def story(harness: Harness) -> None:
+        await fail(harness, app=IMAGE, proxy=IMAGE)
+        harness.executor.clear_failures(replace(IN_SANDBOX, containers=(found("app", state), found("other", state))))
         left = {"proxy"} if state is ContainerState.RUNNING else {"app", "proxy"}
-        assert set(desk.executor.failures_of(UID)) == left
-        desk.executor.clear_failures(PodRecord(uid="unknown", containers=(found("proxy", ContainerState.RUNNING),)))
-        assert set(desk.executor.failures_of(UID)) == left
+        assert set(harness.executor.failures_of(UID)) == left
+        harness.executor.clear_failures(PodRecord(uid="unknown", containers=(found("proxy", ContainerState.RUNNING),)))
+        assert set(harness.executor.failures_of(UID)) == left
 
-    at_desk(story)
+    with_harness(story)
 
 
 def test_the_pod_that_failed_longest_ago_is_forgotten_first() -> None:
     def named(name: str) -> Pod:
-        return pod(container("app"), container("proxy"), name=name)
+        return pod(name, container("app"), container("proxy"))
 
-    async def story(desk: Desk) -> None:
+    async def story(harness: Harness) -> None:
         for name in ("web", "db", "web", "mail"):  # two have room
-            await fail(desk, named(name), app=IMAGE)
-        kept = [name for name in ("web", "db", "mail") if desk.executor.failures_of(PodUID(f"uid-{name}"))]
+            await fail(harness, named(name), app=IMAGE)
+        kept = [name for name in ("web", "db", "mail") if harness.executor.failures_of(PodUID(f"uid-{name}"))]
         assert kept == ["web", "mail"]
 
-    at_desk(story)
+    with_harness(story)
 
 
 def test_a_forgotten_pod_has_no_failures() -> None:
-    async def story(desk: Desk) -> None:
-        await fail(desk, app=IMAGE)
-        desk.calls.clear()
-        desk.executor.forget(UID)
-        desk.executor.forget(DB)
-        assert desk.executor.failures_of(UID) == {}
-        assert desk.calls == [("forget", UID), ("forget", DB)]
+    async def story(harness: Harness) -> None:
+        await fail(harness, app=IMAGE)
+        harness.calls.clear()
+        harness.executor.forget(UID)
+        harness.executor.forget(DB)
+        assert harness.executor.failures_of(UID) == {}
+        assert harness.calls == [("forget", UID), ("forget", DB)]
 
-    at_desk(story)
+    with_harness(story)

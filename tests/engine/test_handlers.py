@@ -1,6 +1,8 @@
-"""The handlers one call at a time: which neighbours each piece of news reaches, with what, and in which order."""
+"""The handlers alone: which modules each message reaches, with which arguments, in which order."""
 
 from collections.abc import Callable, Iterable
+from functools import partial
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -9,11 +11,14 @@ from msgspec.structs import replace
 from podkeeper.engine.admission import Admission
 from podkeeper.engine.deadlines import ActiveDeadlines
 from podkeeper.engine.handlers import SyncHandlers
+from podkeeper.engine.history import PodHistory
 from podkeeper.engine.manager import PodManager
+from podkeeper.engine.observer import Observer
 from podkeeper.engine.preemption import Preemption
 from podkeeper.engine.status import StatusManager
 from podkeeper.engine.workers import PodWorkers
 from podkeeper.model.errors import TryLater
+from podkeeper.model.history import PodHeld, PodRejected
 from podkeeper.model.k8s.core import Pod, PodCondition, PodReadinessGate, PodStatus
 from podkeeper.model.messages import (
     API_SOURCE,
@@ -30,32 +35,32 @@ from podkeeper.model.messages import (
     ProbeUpdate,
 )
 from podkeeper.model.runtime import PodRecord
-from podkeeper.rules.admit import Preempt, Rejection
-from podkeeper.rules.mirror import Couple
+from podkeeper.rules.admission.admit import Preempt, Rejection
+from podkeeper.rules.static.mirror import PodAndMirror
 from podkeeper.rules.worker.updates import Update, UpdateType
 from podkeeper.testing.virtual_time import VirtualClock, simulate
 from tests.doubles import stand_in
-from tests.engine.loop_house import pod
+from tests.engine.loop_harness import pod
 
 Call = tuple[object, ...]
 
 pytestmark = pytest.mark.usefixtures("no_errors")
 
 WEB, DELETED = pod("web"), pod("web", deleted=True)
-STATIC, MIRROR = pod("dns", "static", source=FILE_SOURCE), pod("dns", "shadow", mirror=True)
+STATIC, MIRROR = pod("dns", uid="static", source=FILE_SOURCE), pod("dns", uid="shadow", mirror="hash")
 UID = PodUID("web")
 NOW = 0.0  # of the virtual clock
 
 
 def update(type_: UpdateType, of: Pod, mirror: Pod | None = None) -> Call:
-    """The call that tells a worker of a pod."""
+    """Return the call that sends an update to a worker."""
     return "tell worker", Update(type=type_, pod=of, mirror_pod=mirror, start_time=NOW)
 
 
-class Desk:
-    """Handlers with a real pod manager. All other neighbours are this desk, which notes their calls.
+class Harness:
+    """Handlers with a real pod manager. This harness replaces all other modules and records their calls.
 
-    If `bare`, the handlers have none of the optional neighbours.
+    If `bare`, the handlers have none of the optional modules.
     """
 
     def __init__(self, sources: Iterable[str] = (API_SOURCE,), *, bare: bool = False) -> None:
@@ -73,9 +78,9 @@ class Desk:
         self.pods = PodManager()
         optional: dict[str, Any] = {
             "on_removal": self.removal,
-            "note": lambda uid, what, text: self.call("note", uid, what, text),
-            "ask_anew": self.ask_anew,
-            "rejected": lambda reason: self.call("rejected", reason),
+            "history": stand_in(PodHistory, SimpleNamespace(add=partial(self.call, "history"))),
+            "clear_rejection": self.ask_anew,
+            "observer": stand_in(Observer, SimpleNamespace(rejected=partial(self.call, "rejected"))),
             "retry": lambda uid: self.call("retry", uid),
         }
         self.handlers = SyncHandlers(
@@ -158,11 +163,11 @@ class Desk:
     def held(self) -> frozenset[PodUID]:
         return frozenset(self.held_pods)
 
-    def removal(self, couple: Couple, at: float, *, all_sources_ready: bool) -> Update | None:
-        self.call("removal", couple.pod, couple.asked_by_mirror, all_sources_ready)
-        if couple.pod is None or not all_sources_ready:
+    def removal(self, pair: PodAndMirror, at: float, *, all_sources_ready: bool) -> Update | None:
+        self.call("removal", pair.pod, pair.was_mirror, all_sources_ready)
+        if pair.pod is None or not all_sources_ready:
             return None
-        return Update(type=UpdateType.UPDATE, pod=couple.pod, start_time=at)
+        return Update(type=UpdateType.UPDATE, pod=pair.pod, start_time=at)
 
     def ask_anew(self, pod: Pod) -> bool:
         self.asked_anew.append(pod.metadata.uid)
@@ -186,10 +191,10 @@ class _Followers:
 
 
 class _Judge:
-    """Admission: judges as the desk says."""
+    """Admission with the verdict of the harness."""
 
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
+    def __init__(self, harness: Harness) -> None:
+        self._desk = harness
 
     def admit(self, pod: Pod) -> Rejection | Preempt | None:
         self._desk.call("admit", pod.metadata.uid)
@@ -205,9 +210,11 @@ class _Judge:
         self._desk.call("count no more", uid)
 
 
-def at_desk(story: Callable[[Desk], None], sources: Iterable[str] = (API_SOURCE,), *, bare: bool = False) -> None:
+def with_harness(
+    story: Callable[[Harness], None], sources: Iterable[str] = (API_SOURCE,), *, bare: bool = False
+) -> None:
     async def played() -> None:
-        story(Desk(sources, bare=bare))
+        story(Harness(sources, bare=bare))
 
     simulate(played())
 
@@ -216,94 +223,94 @@ def at_desk(story: Callable[[Desk], None], sources: Iterable[str] = (API_SOURCE,
 
 
 def test_all_sources_are_ready_once_an_update_of_each_was_handled() -> None:
-    def story(desk: Desk) -> None:
-        assert not desk.handlers.all_sources_ready()
-        desk.config(Op.ADD, source=FILE_SOURCE)
-        assert not desk.handlers.all_sources_ready()
-        step = desk.handlers.config(PodUpdate(Op.ADD, (WEB,), API_SOURCE))
+    def story(harness: Harness) -> None:
+        assert not harness.handlers.all_sources_ready()
+        harness.config(Op.ADD, source=FILE_SOURCE)
+        assert not harness.handlers.all_sources_ready()
+        step = harness.handlers.config(PodUpdate(Op.ADD, (WEB,), API_SOURCE))
         next(step)
-        assert not desk.handlers.all_sources_ready()
+        assert not harness.handlers.all_sources_ready()
         assert list(step) == []
-        assert desk.handlers.all_sources_ready()
-        desk.seen_all = False
-        assert not desk.handlers.all_sources_ready()
+        assert harness.handlers.all_sources_ready()
+        harness.seen_all = False
+        assert not harness.handlers.all_sources_ready()
 
-    at_desk(story, sources=(API_SOURCE, FILE_SOURCE))
+    with_harness(story, sources=(API_SOURCE, FILE_SOURCE))
 
 
 def test_a_refused_update_shows_that_its_source_is_there(caplog: pytest.LogCaptureFixture) -> None:
-    def story(desk: Desk) -> None:
-        assert desk.config("SHRUG", WEB) == []
-        assert desk.calls == []
-        assert desk.handlers.all_sources_ready()
+    def story(harness: Harness) -> None:
+        assert harness.config("SHRUG", WEB) == []
+        assert harness.calls == []
+        assert harness.handlers.all_sources_ready()
 
-    at_desk(story)
+    with_harness(story)
     caplog.clear()
 
 
 def test_a_pod_without_a_uid_is_skipped(caplog: pytest.LogCaptureFixture) -> None:
-    def story(desk: Desk) -> None:
-        assert desk.config(Op.UPDATE, pod("bad", ""), WEB) == [False]
-        assert [call for call in desk.calls if call[0] == "tell worker"] == [update(UpdateType.UPDATE, WEB)]
+    def story(harness: Harness) -> None:
+        assert harness.config(Op.UPDATE, pod("bad", uid=""), WEB) == [False]
+        assert [call for call in harness.calls if call[0] == "tell worker"] == [update(UpdateType.UPDATE, WEB)]
 
-    at_desk(story)
+    with_harness(story)
     caplog.clear()
 
 
 @pytest.mark.parametrize("error", [TryLater("cannot"), ZeroDivisionError()], ids=["expected", "unexpected"])
 def test_an_error_of_one_pod_holds_up_no_other(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
-    def story(desk: Desk) -> None:
-        desk.failing["tell worker"] = error
-        assert desk.config(Op.UPDATE, pod("a"), pod("b")) == [False, False]
-        told = [call[1] for call in desk.calls if call[0] == "tell worker"]
+    def story(harness: Harness) -> None:
+        harness.failing["tell worker"] = error
+        assert harness.config(Op.UPDATE, pod("a"), pod("b")) == [False, False]
+        told = [call[1] for call in harness.calls if call[0] == "tell worker"]
         assert [each.uid for each in told if isinstance(each, Update)] == ["a", "b"]
-        desk.taken()
-        desk.handlers.sync(PodUID("a"))
-        desk.failing["collect"] = error
-        desk.handlers.lifecycle(LifecycleEvent(PodUID("a"), LifecycleEventType.CONTAINER_DIED, "c1"))
-        desk.handlers.probe(ProbeUpdate(ProbeKind.READINESS, PodUID("a"), "fake://1", ProbeResult.SUCCESS))
-        assert [call[0] for call in desk.calls] == ["tell worker", "tell worker", "collect", "ready", "tell worker"]
+        harness.taken()
+        harness.handlers.sync(PodUID("a"))
+        harness.failing["collect"] = error
+        harness.handlers.lifecycle(LifecycleEvent(PodUID("a"), LifecycleEventType.CONTAINER_DIED, "c1"))
+        harness.handlers.probe(ProbeUpdate(ProbeKind.READINESS, PodUID("a"), "fake://1", ProbeResult.SUCCESS))
+        assert [call[0] for call in harness.calls] == ["tell worker", "tell worker", "collect", "ready", "tell worker"]
 
-    at_desk(story)
+    with_harness(story)
     caplog.clear()
 
 
-def test_only_additions_are_taken_in_order_of_age() -> None:
+def test_only_additions_are_handled_by_age() -> None:
     young, old = pod("young", created="2026-01-01T00:00:02Z"), pod("old", created="2026-01-01T00:00:01Z")
 
-    def told(desk: Desk) -> list[object]:
-        return [call[1].uid for call in desk.taken() if isinstance(call[1], Update)]
+    def told(harness: Harness) -> list[object]:
+        return [call[1].uid for call in harness.taken() if isinstance(call[1], Update)]
 
-    def story(desk: Desk) -> None:
-        desk.config(Op.ADD, young, old)
-        assert told(desk) == ["old", "young"]
-        desk.config(Op.UPDATE, young, old)
-        assert told(desk) == ["young", "old"]
+    def story(harness: Harness) -> None:
+        harness.config(Op.ADD, young, old)
+        assert told(harness) == ["old", "young"]
+        harness.config(Op.UPDATE, young, old)
+        assert told(harness) == ["young", "old"]
 
-    at_desk(story)
+    with_harness(story)
 
 
 # One pod at a time.
 
 
 def test_a_pod_that_fits_is_counted_and_started() -> None:
-    def story(desk: Desk) -> None:
-        assert desk.config(Op.ADD, WEB) == [False]
-        assert desk.pods.pod_by_uid(UID) is WEB
-        assert desk.calls == [
+    def story(harness: Harness) -> None:
+        assert harness.config(Op.ADD, WEB) == [False]
+        assert harness.pods.pod_by_uid(UID) is WEB
+        assert harness.calls == [
             ("follow deadline", "web"),
             ("admit", "web"),
             ("count", "web"),
             update(UpdateType.CREATE, WEB),
         ]
 
-    at_desk(story)
+    with_harness(story)
 
 
 def test_a_pod_that_does_not_fit_fails_with_the_reason() -> None:
-    def story(desk: Desk) -> None:
-        desk.verdict = Rejection("OutOfcpu", "Node didn't have enough resource: cpu")
-        assert desk.config(Op.ADD, WEB) == [True]
+    def story(harness: Harness) -> None:
+        harness.verdict = Rejection("OutOfcpu", "Node didn't have enough resource: cpu")
+        assert harness.config(Op.ADD, WEB) == [True]
         failed = PodStatus(
             phase="Failed",
             reason="OutOfcpu",
@@ -311,104 +318,104 @@ def test_a_pod_that_does_not_fit_fails_with_the_reason() -> None:
             qos_class="BestEffort",
         )
         event = PodEvent(EventType.WARNING, "OutOfcpu", "Node didn't have enough resource: cpu", "web")
-        assert desk.calls == [
+        assert harness.calls == [
             ("follow deadline", "web"),
             ("admit", "web"),
             ("count no more", "web"),
             ("status", "web", failed),
             ("event", event, WEB),
-            ("note", "web", "rejected", "OutOfcpu: Node didn't have enough resource: cpu"),
+            ("history", "web", PodRejected("OutOfcpu", "Node didn't have enough resource: cpu")),
             ("rejected", "OutOfcpu"),
         ]
 
-    at_desk(story)
+    with_harness(story)
 
 
-def test_a_pod_that_ends_needs_no_admission_unless_it_had_been_turned_away() -> None:
-    def story(desk: Desk) -> None:
-        desk.ending.add(UID)
-        assert desk.config(Op.ADD, WEB) == [False]
-        assert desk.taken() == [("follow deadline", "web"), update(UpdateType.CREATE, WEB)]
-        desk.turned_away.add(UID)
-        desk.config(Op.ADD, WEB)
-        assert ("admit", "web") in desk.taken()
+def test_a_terminating_pod_needs_no_admission_unless_it_was_rejected() -> None:
+    def story(harness: Harness) -> None:
+        harness.ending.add(UID)
+        assert harness.config(Op.ADD, WEB) == [False]
+        assert harness.taken() == [("follow deadline", "web"), update(UpdateType.CREATE, WEB)]
+        harness.turned_away.add(UID)
+        harness.config(Op.ADD, WEB)
+        assert ("admit", "web") in harness.taken()
 
-    at_desk(story)
+    with_harness(story)
 
 
 def test_a_mirror_of_no_pod_reaches_only_the_manager() -> None:
-    def story(desk: Desk) -> None:
-        desk.turned_away.add(PodUID("shadow"))
+    def story(harness: Harness) -> None:
+        harness.turned_away.add(PodUID("shadow"))
         for op in (Op.ADD, Op.UPDATE, Op.RECONCILE):
-            assert desk.config(op, MIRROR) == [False]
-        assert desk.calls == []
+            assert harness.config(op, MIRROR) == [False]
+        assert harness.calls == []
 
-    at_desk(story)
+    with_harness(story)
 
 
-def test_news_of_a_mirror_updates_its_static_pod() -> None:
-    def story(desk: Desk) -> None:
-        desk.have(STATIC, source=FILE_SOURCE)
-        desk.config(Op.ADD, MIRROR)
-        assert desk.taken() == [("mirror changed", "static"), update(UpdateType.UPDATE, STATIC, MIRROR)]
-        assert desk.asked_anew == ["static"]
-        desk.config(Op.UPDATE, MIRROR)
-        assert desk.taken() == [update(UpdateType.UPDATE, STATIC, MIRROR)]
-        desk.config(Op.REMOVE, MIRROR)
-        assert desk.taken() == [("removal", STATIC, True, True), update(UpdateType.UPDATE, STATIC)]
-        desk.held_pods.add(PodUID("static"))
-        desk.config(Op.REMOVE, MIRROR)
-        assert desk.taken() == [("removal", STATIC, True, True)]
+def test_an_update_of_a_mirror_updates_its_static_pod() -> None:
+    def story(harness: Harness) -> None:
+        harness.have(STATIC, source=FILE_SOURCE)
+        harness.config(Op.ADD, MIRROR)
+        assert harness.taken() == [("mirror changed", "static"), update(UpdateType.UPDATE, STATIC, MIRROR)]
+        assert harness.asked_anew == ["static"]
+        harness.config(Op.UPDATE, MIRROR)
+        assert harness.taken() == [update(UpdateType.UPDATE, STATIC, MIRROR)]
+        harness.config(Op.REMOVE, MIRROR)
+        assert harness.taken() == [("removal", STATIC, True, True), update(UpdateType.UPDATE, STATIC)]
+        harness.held_pods.add(PodUID("static"))
+        harness.config(Op.REMOVE, MIRROR)
+        assert harness.taken() == [("removal", STATIC, True, True)]
 
-    at_desk(story, sources=(FILE_SOURCE, API_SOURCE))
+    with_harness(story, sources=(FILE_SOURCE, API_SOURCE))
 
 
 @pytest.mark.parametrize("op", [Op.UPDATE, Op.DELETE])
 def test_a_changed_pod_is_counted_again(op: Op) -> None:
-    def story(desk: Desk) -> None:
-        assert desk.config(op, DELETED) == [False]
-        assert desk.pods.pod_by_uid(UID) is DELETED
-        assert desk.calls == [
+    def story(harness: Harness) -> None:
+        assert harness.config(op, DELETED) == [False]
+        assert harness.pods.pod_by_uid(UID) is DELETED
+        assert harness.calls == [
             ("count again", "web"),
             ("follow deadline", "web"),
             update(UpdateType.UPDATE, DELETED),
         ]
 
-    at_desk(story)
+    with_harness(story)
 
 
 def test_a_removed_pod_is_counted_no_more_and_its_worker_is_updated_even_if_it_is_held() -> None:
-    def story(desk: Desk) -> None:
-        desk.have(WEB)
-        desk.held_pods.add(UID)
-        assert desk.config(Op.REMOVE, WEB) == [False]
-        assert desk.pods.pod_by_uid(UID) is None
-        assert desk.calls == [
+    def story(harness: Harness) -> None:
+        harness.have(WEB)
+        harness.held_pods.add(UID)
+        assert harness.config(Op.REMOVE, WEB) == [False]
+        assert harness.pods.pod_by_uid(UID) is None
+        assert harness.calls == [
             ("count no more", "web"),
             ("forget deadline", "web"),
             ("removal", WEB, False, True),
             update(UpdateType.UPDATE, WEB),
         ]
 
-    at_desk(story)
+    with_harness(story)
 
 
 def test_a_removal_before_all_sources_are_ready_is_not_sent_to_the_worker() -> None:
-    def story(desk: Desk) -> None:
-        desk.have(WEB)
-        desk.seen_all = False
-        desk.config(Op.REMOVE, WEB)
-        assert desk.calls == [("count no more", "web"), ("forget deadline", "web"), ("removal", WEB, False, False)]
+    def story(harness: Harness) -> None:
+        harness.have(WEB)
+        harness.seen_all = False
+        harness.config(Op.REMOVE, WEB)
+        assert harness.calls == [("count no more", "web"), ("forget deadline", "web"), ("removal", WEB, False, False)]
 
-    at_desk(story)
+    with_harness(story)
 
 
 def test_the_removal_of_a_mirror_without_a_static_pod_causes_no_call() -> None:
-    def story(desk: Desk) -> None:
-        desk.config(Op.REMOVE, MIRROR)
-        assert desk.calls == [("removal", None, True, False)]
+    def story(harness: Harness) -> None:
+        harness.config(Op.REMOVE, MIRROR)
+        assert harness.calls == [("removal", None, True, False)]
 
-    at_desk(story)
+    with_harness(story)
 
 
 def reconciled(phase: str, reason: str | None = None, *, gated: bool = False) -> Pod:
@@ -434,13 +441,13 @@ RECONCILED = {
 def test_a_reconciled_pod_is_synced_if_its_readiness_is_stale_and_cleaned_up_if_it_was_evicted(
     shown: Pod, syncs: bool, collects: bool
 ) -> None:
-    def story(desk: Desk) -> None:
-        desk.config(Op.RECONCILE, shown)
+    def story(harness: Harness) -> None:
+        harness.config(Op.RECONCILE, shown)
         expected: list[Call] = [("count again", "web"), ("follow deadline", "web")]
         expected += [update(UpdateType.SYNC, shown)] * syncs
-        assert desk.calls == expected + [("collect", "web", "", True)] * collects
+        assert harness.calls == expected + [("collect", "web", "", True)] * collects
 
-    at_desk(story)
+    with_harness(story)
 
 
 # Held pods.
@@ -449,66 +456,66 @@ PREEMPT = Preempt(victims=(pod("low"), pod("lower")))
 
 
 def test_a_pod_that_preempts_is_counted_and_held_before_its_worker_starts_it() -> None:
-    def story(desk: Desk) -> None:
-        desk.verdict = PREEMPT
-        assert desk.config(Op.ADD, WEB) == [True]
-        assert desk.taken() == [
+    def story(harness: Harness) -> None:
+        harness.verdict = PREEMPT
+        assert harness.config(Op.ADD, WEB) == [True]
+        assert harness.taken() == [
             ("follow deadline", "web"),
             ("admit", "web"),
             ("count", "web"),
-            ("note", "web", "held", "until 2 pods have been killed for it"),
+            ("history", "web", PodHeld(2)),
             ("hold", "web", PREEMPT),
         ]
-        assert desk.config(Op.ADD, WEB) == [False]  # the pod is judged once
-        assert desk.taken() == [("follow deadline", "web")]
-        desk.config(Op.UPDATE, WEB)
-        desk.handlers.sync(UID)
-        assert [call for call in desk.taken() if call[0] == "tell worker"] == []
-        assert desk.release() == [update(UpdateType.CREATE, WEB)]
+        assert harness.config(Op.ADD, WEB) == [False]  # the pod is judged once
+        assert harness.taken() == [("follow deadline", "web")]
+        harness.config(Op.UPDATE, WEB)
+        harness.handlers.sync(UID)
+        assert [call for call in harness.taken() if call[0] == "tell worker"] == []
+        assert harness.release() == [update(UpdateType.CREATE, WEB)]
 
-    at_desk(story)
+    with_harness(story)
 
 
 @pytest.mark.parametrize("now", [None, DELETED], ids=["removed", "deleted"])
 def test_a_held_pod_that_is_not_wanted_any_more_is_not_started(now: Pod | None) -> None:
-    def story(desk: Desk) -> None:
-        desk.verdict = PREEMPT
-        desk.config(Op.ADD, WEB)
-        desk.config(Op.REMOVE, WEB) if now is None else desk.config(Op.DELETE, now)
-        assert desk.release() == []
+    def story(harness: Harness) -> None:
+        harness.verdict = PREEMPT
+        harness.config(Op.ADD, WEB)
+        harness.config(Op.REMOVE, WEB) if now is None else harness.config(Op.DELETE, now)
+        assert harness.release() == []
 
-    at_desk(story)
+    with_harness(story)
 
 
 def test_a_held_pod_that_ended_meanwhile_is_sent_to_its_worker() -> None:
-    def story(desk: Desk) -> None:
-        desk.verdict = PREEMPT
-        desk.config(Op.ADD, WEB)
-        desk.ending.add(UID)
-        assert desk.release() == [update(UpdateType.CREATE, WEB)]
+    def story(harness: Harness) -> None:
+        harness.verdict = PREEMPT
+        harness.config(Op.ADD, WEB)
+        harness.ending.add(UID)
+        assert harness.release() == [update(UpdateType.CREATE, WEB)]
 
-    at_desk(story)
+    with_harness(story)
 
 
 def test_the_deletion_of_a_held_pod_is_sent_to_its_worker_at_once() -> None:
-    def story(desk: Desk) -> None:
-        desk.verdict = PREEMPT
-        desk.have(WEB)
-        desk.config(Op.DELETE, DELETED)
-        assert desk.calls[-1] == update(UpdateType.UPDATE, DELETED)
+    def story(harness: Harness) -> None:
+        harness.verdict = PREEMPT
+        harness.have(WEB)
+        harness.config(Op.DELETE, DELETED)
+        assert harness.calls[-1] == update(UpdateType.UPDATE, DELETED)
 
-    at_desk(story)
+    with_harness(story)
 
 
 @pytest.mark.parametrize("verdict, admitted", [(PREEMPT, True), (Rejection("OutOfcpu", "no"), False)])
 def test_no_pod_is_killed_for_one_that_is_being_deleted(verdict: Rejection | Preempt, admitted: bool) -> None:
-    def story(desk: Desk) -> None:
-        desk.verdict = verdict
-        assert desk.config(Op.ADD, DELETED) == [not admitted]
-        assert (update(UpdateType.CREATE, DELETED) in desk.calls) == admitted
-        assert [call for call in desk.calls if call[0] == "hold"] == []
+    def story(harness: Harness) -> None:
+        harness.verdict = verdict
+        assert harness.config(Op.ADD, DELETED) == [not admitted]
+        assert (update(UpdateType.CREATE, DELETED) in harness.calls) == admitted
+        assert [call for call in harness.calls if call[0] == "hold"] == []
 
-    at_desk(story)
+    with_harness(story)
 
 
 # Events, probes, successors.
@@ -532,13 +539,13 @@ def test_no_pod_is_killed_for_one_that_is_being_deleted(verdict: Rejection | Pre
 def test_lifecycle_events_sync_a_pod_and_collect_dead_containers(
     type_: LifecycleEventType, container: str, removable: bool, expected: list[Call]
 ) -> None:
-    def story(desk: Desk) -> None:
-        desk.have(WEB)
-        desk.removable |= {UID} if removable else set()
-        desk.handlers.lifecycle(LifecycleEvent(UID, type_, container))
-        assert desk.calls == expected
+    def story(harness: Harness) -> None:
+        harness.have(WEB)
+        harness.removable |= {UID} if removable else set()
+        harness.handlers.lifecycle(LifecycleEvent(UID, type_, container))
+        assert harness.calls == expected
 
-    at_desk(story)
+    with_harness(story)
 
 
 @pytest.mark.parametrize(
@@ -555,58 +562,58 @@ def test_lifecycle_events_sync_a_pod_and_collect_dead_containers(
 def test_probe_results_set_flags_before_the_pod_is_synced(
     kind: ProbeKind, result: ProbeResult, expected: list[Call]
 ) -> None:
-    def story(desk: Desk) -> None:
-        desk.have(WEB)
-        desk.handlers.probe(ProbeUpdate(kind, UID, "fake://1", result))
-        assert desk.calls == expected
+    def story(harness: Harness) -> None:
+        harness.have(WEB)
+        harness.handlers.probe(ProbeUpdate(kind, UID, "fake://1", result))
+        assert harness.calls == expected
 
-    at_desk(story)
+    with_harness(story)
 
 
-def test_a_sync_passes_on_the_mirror_and_needs_a_desired_pod() -> None:
-    def story(desk: Desk) -> None:
-        desk.have(STATIC, MIRROR)
-        desk.handlers.sync(PodUID("static"))
-        desk.handlers.sync(PodUID("unknown"))
-        assert desk.calls == [update(UpdateType.SYNC, STATIC, MIRROR)]
+def test_a_sync_includes_the_mirror_and_needs_a_desired_pod() -> None:
+    def story(harness: Harness) -> None:
+        harness.have(STATIC, MIRROR)
+        harness.handlers.sync(PodUID("static"))
+        harness.handlers.sync(PodUID("unknown"))
+        assert harness.calls == [update(UpdateType.SYNC, STATIC, MIRROR)]
 
-    at_desk(story)
+    with_harness(story)
 
 
 def test_a_retry_syncs_a_desired_pod_and_repeats_the_end_of_another() -> None:
-    def story(desk: Desk) -> None:
-        desk.have(WEB)
-        desk.handlers.retry(UID)
-        desk.handlers.retry(PodUID("removed"))
-        assert desk.calls == [update(UpdateType.SYNC, WEB), ("retry", "removed")]
+    def story(harness: Harness) -> None:
+        harness.have(WEB)
+        harness.handlers.retry(UID)
+        harness.handlers.retry(PodUID("removed"))
+        assert harness.calls == [update(UpdateType.SYNC, WEB), ("retry", "removed")]
 
-    at_desk(story)
+    with_harness(story)
 
 
 def test_only_a_successor_that_waits_is_woken() -> None:
-    def story(desk: Desk) -> None:
-        desk.have(STATIC)
-        desk.handlers.wake_successor("dns_ns")
-        assert desk.calls == []
-        desk.waiting["dns_ns"] = PodUID("static")
-        desk.handlers.wake_successor("dns_ns")
-        assert desk.calls == [update(UpdateType.SYNC, STATIC)]
+    def story(harness: Harness) -> None:
+        harness.have(STATIC)
+        harness.handlers.wake_successor("dns_ns")
+        assert harness.calls == []
+        harness.waiting["dns_ns"] = PodUID("static")
+        harness.handlers.wake_successor("dns_ns")
+        assert harness.calls == [update(UpdateType.SYNC, STATIC)]
 
-    at_desk(story)
+    with_harness(story)
 
 
 def test_the_optional_neighbours_may_be_missing() -> None:
-    def story(desk: Desk) -> None:
-        desk.ending.add(UID)
-        desk.config(Op.ADD, WEB)
-        assert desk.taken() == [("follow deadline", "web"), update(UpdateType.CREATE, WEB)]
-        desk.ending.clear()
-        desk.verdict = Rejection("OutOfcpu", "no")
-        assert desk.config(Op.ADD, WEB) == [True]
-        desk.verdict = PREEMPT
-        assert desk.config(Op.ADD, WEB) == [True]
-        desk.taken()
-        desk.config(Op.REMOVE, WEB)
-        assert desk.calls[-1] == ("tell worker", Update(type=UpdateType.KILL, pod=WEB))
+    def story(harness: Harness) -> None:
+        harness.ending.add(UID)
+        harness.config(Op.ADD, WEB)
+        assert harness.taken() == [("follow deadline", "web"), update(UpdateType.CREATE, WEB)]
+        harness.ending.clear()
+        harness.verdict = Rejection("OutOfcpu", "no")
+        assert harness.config(Op.ADD, WEB) == [True]
+        harness.verdict = PREEMPT
+        assert harness.config(Op.ADD, WEB) == [True]
+        harness.taken()
+        harness.config(Op.REMOVE, WEB)
+        assert harness.calls[-1] == ("tell worker", Update(type=UpdateType.KILL, pod=WEB))
 
-    at_desk(story, bare=True)
+    with_harness(story, bare=True)

@@ -1,4 +1,4 @@
-"""A pod's history: bounded, counted where it repeats itself, and readable."""
+"""Pod history: state, timeline and next retry, bounded, with repeated events counted."""
 
 import asyncio
 import weakref
@@ -9,53 +9,69 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from podkeeper.engine.history import (
-    LONGEST_TIMELINE,
-    MOVED,
-    NEXT_PASS,
-    PASS_ENDED,
-    UNKNOWN,
-    Entry,
-    Explanation,
-    History,
-    timeline_lines,
+from podkeeper.engine.history import LONGEST_TIMELINE, UNKNOWN, Explanation, PodHistory, TimelineEntry
+from podkeeper.model.history import (
+    EventRecorded,
+    HistoryEvent,
+    Moved,
+    PodHeld,
+    PodRejected,
+    RetryScheduled,
+    StatusChanged,
+    SyncEnded,
+    SyncError,
+    SyncResult,
+    SyncStarted,
 )
+from podkeeper.model.k8s.core import PodCondition, PodStatus
 from podkeeper.model.messages import PodUID
 from podkeeper.rules.worker.states import Unknown, in_words
 from podkeeper.testing.virtual_time import BEGINNING, VirtualClock, simulate
 
 WEB, DB = PodUID("uid-web"), PodUID("uid-db")
+STARTED = Moved("unknown", "syncing")
+DELETED = Moved("syncing", "terminating (deleted)")
+FORGOTTEN = Moved("finished (deleted)", "unknown")
+REJECTED = PodRejected("OutOfcpu", "no CPU")
+PULLED = EventRecorded("Pulled", "image web:1")
+DONE = SyncEnded(SyncResult.DONE)
 
 
-def told(script: Callable[[History, VirtualClock], object], most_remembered: int = 10) -> Explanation:
-    """What a history explains after a script that takes no time."""
+def explained(script: Callable[[PodHistory, VirtualClock], object], most_remembered: int = 10) -> Explanation:
+    """Return the explanation of WEB after a script that takes no time."""
 
     async def scenario() -> Explanation:
         clock = VirtualClock()
-        history = History(clock=clock, most_remembered=most_remembered)
+        history = PodHistory(clock=clock, most_remembered=most_remembered)
         script(history, clock)
         return history.explain(WEB)
 
     return simulate(scenario())[0]
 
 
-def words(explanation: Explanation) -> list[str]:
-    return [f"{entry.what}: {entry.detail}" + f" x{entry.times}" * (entry.times > 1) for entry in explanation.timeline]
+def after(*events: HistoryEvent) -> Explanation:
+    def script(history: PodHistory, _: VirtualClock) -> None:
+        for event in events:
+            history.add(WEB, event)
+
+    return explained(script)
 
 
-def test_a_pod_never_heard_of_is_unknown() -> None:
-    explanation = told(lambda *_: None)
-    assert explanation == Explanation(uid=WEB, asked_at=BEGINNING)
-    assert timeline_lines(explanation) == ["unknown"]
+def counted(explanation: Explanation) -> list[tuple[HistoryEvent, int]]:
+    return [(entry.event, entry.times) for entry in explanation.timeline]
 
 
-def test_a_pod_tells_its_state_since_when_and_how_it_came_there() -> None:
+def test_a_pod_without_events_is_unknown() -> None:
+    assert after() == Explanation(uid=WEB, asked_at=BEGINNING)
+
+
+def test_an_explanation_has_the_state_since_when_and_the_timeline() -> None:
     async def scenario() -> Explanation:
-        history = History(clock=VirtualClock())
-        history.note(WEB, "seen", "from api")
-        history.note(WEB, MOVED, "unknown -> syncing")
+        history = PodHistory(clock=VirtualClock())
+        history.add(WEB, PULLED)
+        history.add(WEB, STARTED)
         await asyncio.sleep(90)
-        history.note(WEB, MOVED, "syncing -> terminating (deleted)")
+        history.add(WEB, DELETED)
         await asyncio.sleep(5)
         return history.explain(WEB)
 
@@ -63,382 +79,292 @@ def test_a_pod_tells_its_state_since_when_and_how_it_came_there() -> None:
     later = BEGINNING + timedelta(seconds=90)
     assert (explanation.state, explanation.since) == ("terminating (deleted)", later)
     assert explanation.timeline == (
-        Entry(BEGINNING, "seen", "from api"),
-        Entry(BEGINNING, MOVED, "unknown -> syncing"),
-        Entry(later, MOVED, "syncing -> terminating (deleted)"),
+        TimelineEntry(BEGINNING, PULLED),
+        TimelineEntry(BEGINNING, STARTED),
+        TimelineEntry(later, DELETED),
     )
 
 
-def test_what_repeats_itself_is_counted() -> None:
+def test_repeated_events_are_counted() -> None:
     async def scenario() -> Explanation:
-        history = History(clock=VirtualClock())
-        history.note(WEB, MOVED, "unknown -> syncing")
+        history = PodHistory(clock=VirtualClock())
+        history.add(WEB, STARTED)
         for minute in range(60):
-            history.note(WEB, "pass begun", "sync (sync)")
-            history.note(WEB, "pass ended", "done")
-            history.note(WEB, NEXT_PASS, f"in {minute} s")
+            history.add(WEB, SyncStarted("sync", "sync"))
+            history.add(WEB, DONE)
+            history.add(WEB, RetryScheduled(minute))
             await asyncio.sleep(60)
         return history.explain(WEB)
 
     explanation = simulate(scenario())[0]
-    assert words(explanation) == [
-        "moved: unknown -> syncing",
-        "pass begun: sync (sync) x60",
-        "pass ended: done x60",
-        "next pass: in 59 s x60",
+    assert counted(explanation) == [
+        (STARTED, 1),
+        (SyncStarted("sync", "sync"), 60),
+        (DONE, 60),
+        (RetryScheduled(59), 60),
     ]
     assert explanation.timeline[1].at == BEGINNING
     assert explanation.timeline[1].last_at == BEGINNING + timedelta(minutes=59)
 
 
-def test_a_change_of_state_begins_a_new_count() -> None:
-    def script(history: History, _: VirtualClock) -> None:
-        history.note(WEB, "pass ended", "done")
-        history.note(WEB, MOVED, "syncing -> terminating (deleted)")
-        history.note(WEB, "pass ended", "done")
-
-    assert words(told(script)) == ["pass ended: done", "moved: syncing -> terminating (deleted)", "pass ended: done"]
+def test_a_state_change_begins_a_new_count() -> None:
+    assert counted(after(DONE, DELETED, DONE)) == [(DONE, 1), (DELETED, 1), (DONE, 1)]
 
 
-def test_waiting_ends_when_something_else_is_said_or_the_pod_moves() -> None:
-    waits: list[str] = []
-
-    def script(history: History, clock: VirtualClock) -> None:
-        def look() -> None:
-            waits.append(history.explain(WEB).waiting_for)
-
-        history.note(WEB, "pass ended", "failed", waiting_for="volume data")
-        look()
-        history.note(WEB, "event", "Pulled")
-        look()
-        history.note(WEB, "pass ended", "done", waiting_for="")
-        look()
-        history.note(WEB, "pass ended", "failed", waiting_for="volume data")
-        history.note(WEB, MOVED, "syncing -> terminating (deleted)")
-        look()
-
-    told(script)
-    assert waits == ["volume data", "volume data", "", ""]
-
-
-def test_a_retry_is_told_until_it_is_due() -> None:
-    async def scenario() -> list[timedelta | None]:
-        clock = VirtualClock()
-        history = History(clock=clock)
-
-        def left(uid: PodUID) -> timedelta | None:
-            retry = history.explain(uid).next_retry
-            return None if retry is None else retry - clock.now()
-
-        history.note(WEB, "held back", "back-off 40 s", retry_at=clock.now() + timedelta(seconds=40))
-        history.will_retry(DB, 30)
-        seen = [left(WEB), left(DB)]
-        await asyncio.sleep(40)
-        return [*seen, left(WEB), left(DB)]
-
-    assert simulate(scenario())[0] == [timedelta(seconds=40), timedelta(seconds=30), None, None]
-
-
-def test_a_corrected_wall_clock_corrects_what_is_shown() -> None:
+def test_a_corrected_wall_clock_corrects_the_shown_times() -> None:
     async def scenario() -> Explanation:
         clock = VirtualClock()
-        history = History(clock=clock)
-        history.note(WEB, MOVED, "unknown -> syncing")
+        history = PodHistory(clock=clock)
+        history.add(WEB, STARTED)
         await asyncio.sleep(10)
         clock.jump(3600)
         return history.explain(WEB)
 
     explanation = simulate(scenario())[0]
     assert explanation.since == BEGINNING + timedelta(hours=1)
-    assert timeline_lines(explanation)[0] == "syncing for 10 s"
+    assert explanation.asked_at - explanation.since == timedelta(seconds=10)
 
 
-def test_a_forgotten_pod_still_explains_why_it_went() -> None:
-    def script(history: History, _: VirtualClock) -> None:
-        history.note(WEB, MOVED, "unknown -> syncing")
-        history.note(WEB, MOVED, "syncing -> finished (evicted)")
-        history.note(WEB, MOVED, f"finished (evicted) -> {in_words(Unknown())}")
-
-    explanation = told(script)
+def test_a_forgotten_pod_keeps_its_last_state() -> None:
+    evicted = Moved("syncing", "finished (evicted)")
+    explanation = after(STARTED, evicted, Moved("finished (evicted)", in_words(Unknown())))
     assert explanation.state == "finished (evicted)"
     assert len(explanation.timeline) == 3
 
 
-def test_only_so_many_pods_without_a_worker_are_remembered_and_a_living_one_is_never_dropped() -> None:
-    def script(history: History, _: VirtualClock) -> None:
-        history.note(WEB, MOVED, "unknown -> syncing")
+def test_pods_without_a_worker_are_bounded_and_pods_with_one_are_kept() -> None:
+    def script(history: PodHistory, _: VirtualClock) -> None:
+        history.add(WEB, STARTED)
         for number in range(20):
             gone = PodUID(f"uid-{number}")
-            history.note(gone, MOVED, "unknown -> syncing")
-            history.note(gone, MOVED, "syncing -> unknown")
-            history.note(PodUID(f"rejected-{number}"), "rejected", "OutOfcpu")
+            history.add(gone, STARTED)
+            history.add(gone, Moved("syncing", "unknown"))
+            history.add(PodUID(f"rejected-{number}"), REJECTED)
         remembered = [bool(history.explain(PodUID(f"uid-{number}")).timeline) for number in (0, 14, 15, 19)]
         assert remembered == [False, False, True, True]
 
-    assert told(script).state == "syncing"
+    assert explained(script).state == "syncing"
 
 
-def test_a_pod_that_comes_back_goes_on_with_its_history() -> None:
-    def script(history: History, _: VirtualClock) -> None:
-        history.note(WEB, MOVED, "unknown -> syncing")
-        history.note(WEB, MOVED, "finished (deleted) -> unknown")
-        history.note(WEB, MOVED, "unknown -> syncing")
+def test_a_pod_that_gets_a_worker_again_keeps_its_timeline() -> None:
+    def script(history: PodHistory, _: VirtualClock) -> None:
+        for event in (STARTED, FORGOTTEN, STARTED):
+            history.add(WEB, event)
         for number in range(20):
-            history.note(PodUID(f"uid-{number}"), "rejected")
+            history.add(PodUID(f"uid-{number}"), REJECTED)
 
-    explanation = told(script)
+    explanation = explained(script)
     assert (explanation.state, len(explanation.timeline)) == ("syncing", 3)
 
 
-def test_the_state_of_a_pod_without_a_worker_is_named_as_the_workers_name_it() -> None:
+def test_the_state_of_a_pod_without_a_worker_has_the_name_that_workers_use() -> None:
     assert in_words(Unknown()) == UNKNOWN
 
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["x", "y"]), st.integers(0, 3)), max_size=200))
-def test_a_timeline_is_bounded_in_order_and_counts_every_note(notes: list[tuple[str, str, int]]) -> None:
+def test_a_timeline_is_bounded_in_order_and_counts_every_event(notes: list[tuple[str, str, int]]) -> None:
     async def scenario() -> Explanation:
-        history = History(clock=VirtualClock())
-        for what, detail, move in notes:
+        history = PodHistory(clock=VirtualClock())
+        for reason, message, move in notes:
             await asyncio.sleep(1)
-            history.note(WEB, MOVED if move == 0 else what, f"s -> {detail}" if move == 0 else detail)
+            history.add(WEB, Moved("s", message) if move == 0 else EventRecorded(reason, message))
         return history.explain(WEB)
 
     timeline = simulate(scenario())[0].timeline
     assert len(timeline) <= LONGEST_TIMELINE
     assert list(timeline) == sorted(timeline, key=lambda entry: entry.at)
-    counted = sum(entry.times for entry in timeline)
-    assert counted == len(notes) or (len(timeline) == LONGEST_TIMELINE and counted < len(notes))
+    total = sum(entry.times for entry in timeline)
+    assert total == len(notes) or (len(timeline) == LONGEST_TIMELINE and total < len(notes))
 
 
-def test_texts_that_many_pods_share_are_kept_once() -> None:
-    async def scenario() -> tuple[str, str]:
-        history = History(clock=VirtualClock())
+def test_equal_events_of_several_pods_are_stored_once() -> None:
+    async def scenario() -> tuple[HistoryEvent, HistoryEvent]:
+        history = PodHistory(clock=VirtualClock())
         for uid in (WEB, DB):
-            history.note(uid, "".join(["pa", "ss"]), "".join(["do", "ne"]))
-        return history.explain(WEB).timeline[0].detail, history.explain(DB).timeline[0].detail
+            history.add(uid, EventRecorded("Pulled", "".join(["do", "ne"])))
+        return history.explain(WEB).timeline[0].event, history.explain(DB).timeline[0].event
 
     one, other = simulate(scenario())[0]
     assert one is other
-
-
-def test_a_very_long_detail_is_cut() -> None:
-    (entry,) = told(lambda history, _: history.note(WEB, "pass ended", "x" * 100_000)).timeline
-    assert 100 < len(entry.detail) < 1000
-
-
-def test_lines_for_the_terminal() -> None:
-    async def scenario() -> list[str]:
-        clock = VirtualClock()
-        history = History(clock=clock)
-        history.note(WEB, MOVED, "unknown -> syncing")
-        await asyncio.sleep(3 * 3600 + 61)
-        history.note(WEB, "pass ended", "failed: no image")
-        history.note(WEB, "pass ended", "failed: no image", waiting_for="image web:1")
-        history.will_retry(WEB, 75)
-        return timeline_lines(history.explain(WEB))
-
-    assert simulate(scenario())[0] == [
-        "syncing for 3 h 1 min",
-        "waiting for image web:1",
-        "next try in 1 min 15 s",
-        "",
-        "2026-01-01 00:00:00  moved       unknown -> syncing",
-        "2026-01-01 03:01:01  pass ended  failed: no image  (2 times, last 03:01:01)",
-    ]
 
 
 # Bounds, exactly.
 
 
 @pytest.mark.parametrize("count", [49, 50, 51, 52])
-def test_a_timeline_holds_the_latest_fifty_notes(count: int) -> None:
+def test_a_timeline_holds_the_latest_fifty_events(count: int) -> None:
     async def scenario() -> Explanation:
-        history = History(clock=VirtualClock())
+        history = PodHistory(clock=VirtualClock())
         for number in range(count):
-            history.note(WEB, f"what {number}", f"detail {number}")
+            history.add(WEB, EventRecorded(f"reason {number}", f"message {number}"))
             await asyncio.sleep(1)
         return history.explain(WEB)
 
     assert simulate(scenario())[0].timeline == tuple(
-        Entry(BEGINNING + timedelta(seconds=number), f"what {number}", f"detail {number}")
+        TimelineEntry(BEGINNING + timedelta(seconds=number), EventRecorded(f"reason {number}", f"message {number}"))
         for number in range(max(0, count - 50), count)
     )
 
 
 @pytest.mark.parametrize("between, times", [(0, [2]), (1, [2, 1]), (5, [2, 1, 1, 1, 1, 1]), (6, [1] * 8)])
-def test_a_note_is_counted_if_it_is_among_the_last_six(between: int, times: list[int]) -> None:
-    def script(history: History, _: VirtualClock) -> None:
-        history.note(WEB, "event", "Pulled")
-        for number in range(between):
-            history.note(WEB, "other", str(number))
-        history.note(WEB, "event", "Pulled")
-
-    assert [entry.times for entry in told(script).timeline] == times
+def test_an_event_is_counted_if_it_is_among_the_last_six(between: int, times: list[int]) -> None:
+    others = [EventRecorded("Other", str(number)) for number in range(between)]
+    assert [entry.times for entry in after(PULLED, *others, PULLED).timeline] == times
 
 
-def test_notes_that_differ_in_their_detail_or_their_subject_are_kept_apart() -> None:
-    def script(history: History, _: VirtualClock) -> None:
-        for what, detail in (("event", "a"), ("event", "b"), ("probe", "b"), ("event", "a")):
-            history.note(WEB, what, detail)
-
-    assert words(told(script)) == ["event: a x2", "event: b", "probe: b"]
+def test_events_that_differ_in_type_reason_or_message_are_kept_apart() -> None:
+    a, b, other = EventRecorded("event", "a"), EventRecorded("event", "b"), EventRecorded("probe", "b")
+    same_fields = PodRejected("event", "a")
+    assert counted(after(a, b, other, same_fields, a)) == [(a, 2), (b, 1), (other, 1), (same_fields, 1)]
 
 
-@pytest.mark.parametrize("length, kept", [(255, 255), (256, 256), (257, 256)])
-def test_a_detail_has_at_most_256_characters(length: int, kept: int) -> None:
-    (entry,) = told(lambda history, _: history.note(WEB, "event", "x" * length)).timeline
-    assert entry.detail == "x" * kept
+@pytest.mark.parametrize("length, kept", [(255, 255), (256, 256), (257, 256), (100_000, 256)])
+def test_a_message_has_at_most_256_characters(length: int, kept: int) -> None:
+    for event in (EventRecorded("Pulled", "x" * length), SyncError("x" * length), PodRejected("r", "x" * length)):
+        (entry,) = after(event).timeline
+        assert isinstance(entry.event, EventRecorded | SyncError | PodRejected)
+        assert entry.event.message == "x" * kept
 
 
 def test_by_default_a_thousand_pods_without_a_worker_are_remembered() -> None:
     async def scenario() -> list[bool]:
-        history = History(clock=VirtualClock())
+        history = PodHistory(clock=VirtualClock())
         uids = [PodUID(f"uid-{number}") for number in range(1001)]
         for uid in uids[:1000]:
-            history.note(uid, "rejected")
+            history.add(uid, REJECTED)
         all_kept = bool(history.explain(uids[0]).timeline)
-        history.note(uids[1000], "rejected")
+        history.add(uids[1000], REJECTED)
         return [all_kept, *(bool(history.explain(uid).timeline) for uid in (uids[0], uids[1], uids[1000]))]
 
     assert simulate(scenario())[0] == [True, False, True, True]
 
 
-def remembered(script: Callable[[History], object], *uids: str) -> list[str]:
-    """Which of some pods a history that remembers two still knows."""
+def remembered(script: Callable[[PodHistory], object], *uids: str) -> list[str]:
+    """Return which pods a history knows that remembers two pods without a worker."""
     known: list[str] = []
 
-    def look(history: History, _: VirtualClock) -> None:
+    def run(history: PodHistory, _: VirtualClock) -> None:
         script(history)
         known.extend(uid for uid in uids if history.explain(PodUID(uid)).timeline)
 
-    told(look, most_remembered=2)
+    explained(run, most_remembered=2)
     return known
 
 
-def test_the_pod_whose_last_note_is_oldest_is_forgotten_first() -> None:
-    def script(history: History) -> None:
+def test_the_pod_whose_last_event_is_oldest_is_dropped_first() -> None:
+    def script(history: PodHistory) -> None:
         for uid in ("a", "b", "a", "c"):
-            history.note(PodUID(uid), "rejected")
+            history.add(PodUID(uid), REJECTED)
 
     assert remembered(script, "a", "b", "c") == ["a", "c"]
 
 
-def test_a_pod_that_waits_for_a_retry_counts_as_noted() -> None:
-    def script(history: History) -> None:
+def test_a_scheduled_retry_counts_as_an_event() -> None:
+    def script(history: PodHistory) -> None:
         for uid in ("a", "b"):
-            history.note(PodUID(uid), "rejected")
-        history.will_retry(PodUID("a"), 5)
-        history.note(PodUID("c"), "rejected")
+            history.add(PodUID(uid), REJECTED)
+        history.add(PodUID("a"), RetryScheduled(5))
+        history.add(PodUID("c"), REJECTED)
 
     assert remembered(script, "a", "b", "c") == ["a", "c"]
 
 
-def test_pods_whose_workers_have_forgotten_them_are_bounded_too() -> None:
-    def script(history: History) -> None:
+def test_pods_forgotten_by_their_workers_are_bounded() -> None:
+    def script(history: PodHistory) -> None:
         for uid in ("a", "b", "c"):
-            history.note(PodUID(uid), MOVED, "unknown -> syncing")
+            history.add(PodUID(uid), STARTED)
         for uid in ("a", "b", "c"):
-            history.note(PodUID(uid), MOVED, "syncing -> unknown")
+            history.add(PodUID(uid), Moved("syncing", "unknown"))
 
     assert remembered(script, "a", "b", "c") == ["b", "c"]
 
 
-def test_a_pod_with_a_worker_takes_no_place_of_those_without() -> None:
-    def script(history: History) -> None:
+def test_pods_with_a_worker_do_not_count_against_the_bound() -> None:
+    def script(history: PodHistory) -> None:
         for uid in ("a", "b", "c"):
-            history.note(PodUID(uid), MOVED, "unknown -> syncing")
-            history.note(PodUID(uid), "event", "Pulled")
-            history.will_retry(PodUID(uid), 5)
+            history.add(PodUID(uid), STARTED)
+            history.add(PodUID(uid), PULLED)
+            history.add(PodUID(uid), RetryScheduled(5))
         for uid in ("d", "e"):
-            history.note(PodUID(uid), "rejected")
+            history.add(PodUID(uid), REJECTED)
 
     assert remembered(script, "a", "b", "c", "d", "e") == ["a", "b", "c", "d", "e"]
 
 
-def test_a_pod_that_gets_a_worker_leaves_its_place_to_others() -> None:
-    def script(history: History) -> None:
-        history.note(PodUID("a"), "rejected")
-        history.note(PodUID("b"), MOVED, "unknown -> syncing")
-        history.note(PodUID("c"), "rejected")
+def test_a_pod_that_gets_a_worker_no_longer_counts_against_the_bound() -> None:
+    def script(history: PodHistory) -> None:
+        history.add(PodUID("a"), REJECTED)
+        history.add(PodUID("b"), STARTED)
+        history.add(PodUID("c"), REJECTED)
 
     assert remembered(script, "a", "b", "c") == ["a", "b", "c"]
 
 
 class Text(str):
-    """A text that can be watched from outside: plain ones take no weak references."""
+    """A text that can be weakly referenced."""
 
 
-def test_texts_that_no_timeline_shows_any_more_are_freed() -> None:
+def test_events_that_no_timeline_shows_are_freed() -> None:
     alive: weakref.WeakSet[Text] = weakref.WeakSet()
     found: list[int] = []
 
-    def script(history: History, _: VirtualClock) -> None:
-        for number in range(2048):
-            what = Text(f"what {number}")
-            alive.add(what)
-            history.note(WEB, what)
-            if number >= 2046:
+    def script(history: PodHistory, _: VirtualClock) -> None:
+        for number in range(2049):
+            reason = Text(f"reason {number}")
+            alive.add(reason)
+            history.add(WEB, EventRecorded(reason, ""))
+            if number >= 2047:
                 found.append(len(alive))
 
-    told(script)
-    assert found == [2047, 50]  # with the empty detail 2048 texts; then those of the timeline
+    explained(script)
+    assert found == [2048, 50]  # 2048 shared events, then those of the timeline
 
 
-# What a pod waits for.
+# What a pod waits for, and until when.
+
+WAITS: dict[str, tuple[tuple[HistoryEvent, ...], str]] = {
+    "a failed sync is waited for": ((SyncError("no image"),), "no image"),
+    "an event changes nothing": ((SyncError("no image"), PULLED), "no image"),
+    "a status changes nothing": ((SyncError("no image"), StatusChanged("Pending", False)), "no image"),
+    "a hold changes nothing": ((SyncError("no image"), PodHeld(1)), "no image"),
+    "a new sync changes nothing": ((SyncError("no image"), SyncStarted("sync", "sync")), "no image"),
+    "another failure replaces it": ((SyncError("no image"), SyncError("no volume")), "no volume"),
+    "a sync that is done ends it": ((SyncError("no image"), DONE), ""),
+    "a cancelled sync ends it": ((SyncError("no image"), SyncEnded(SyncResult.CANCELLED)), ""),
+    "a state change ends it": ((SyncError("no image"), DELETED), ""),
+}
 
 
-@pytest.mark.parametrize(
-    "what, detail, waiting_for, expected",
-    [
-        (PASS_ENDED, "failed: no image", None, "no image"),
-        (PASS_ENDED, "failed: failed: twice", None, "failed: twice"),
-        (PASS_ENDED, "done", None, ""),
-        (PASS_ENDED, "it failed: no image", None, ""),
-        (PASS_ENDED, "failed: no image", "image web:1", "image web:1"),
-        (PASS_ENDED, "failed: no image", "", ""),
-        ("event", "failed: no image", None, "before"),
-        ("event", "done", "volume data", "volume data"),
-    ],
-)
-def test_what_a_pod_waits_for(what: str, detail: str, waiting_for: str | None, expected: str) -> None:
-    def script(history: History, _: VirtualClock) -> None:
-        history.note(WEB, "event", waiting_for="before")
-        history.note(WEB, what, detail, waiting_for=waiting_for)
+@pytest.mark.parametrize("events, expected", WAITS.values(), ids=WAITS.keys())
+def test_what_a_pod_waits_for(events: tuple[HistoryEvent, ...], expected: str) -> None:
+    assert after(STARTED, *events).waiting_for == expected
 
-    assert told(script).waiting_for == expected
+
+def test_waiting_for_shows_a_long_error_completely() -> None:
+    assert after(SyncError("x" * 1000)).waiting_for == "x" * 1000
 
 
 SOON, LATER = BEGINNING + timedelta(seconds=10), BEGINNING + timedelta(seconds=20)
+RETRIES: dict[str, tuple[HistoryEvent, object]] = {
+    "an event": (PULLED, SOON),
+    "a sync ends": (DONE, None),
+    "a sync fails": (SyncError("no image"), None),
+    "another retry": (RetryScheduled(20), LATER),
+    "a state change": (DELETED, None),
+    "the worker ends": (Moved("syncing", "unknown"), None),
+}
 
 
-@pytest.mark.parametrize(
-    "note, expected",
-    [
-        (lambda history: history.note(WEB, "event", "Pulled"), SOON),
-        (lambda history: history.note(WEB, PASS_ENDED, "done"), None),
-        (lambda history: history.note(WEB, "event", waiting_for="image"), None),
-        (lambda history: history.note(WEB, "event", waiting_for="image", retry_at=LATER), LATER),
-        (lambda history: history.note(WEB, "event", retry_at=LATER), LATER),
-        (lambda history: history.will_retry(WEB, 20), LATER),
-        (lambda history: history.note(WEB, MOVED, "syncing -> terminating"), None),
-        (lambda history: history.note(WEB, MOVED, "syncing -> unknown"), None),
-    ],
-    ids=["an event", "a sync ends", "a wait", "a wait with a retry", "a retry", "no note", "a move", "the worker ends"],
-)
-def test_the_next_retry_after(note: Callable[[History], object], expected: object) -> None:
-    def script(history: History, _: VirtualClock) -> None:
-        history.note(WEB, MOVED, "unknown -> syncing")
-        history.note(WEB, "held back", retry_at=SOON)
-        note(history)
-
-    assert told(script).next_retry == expected
+@pytest.mark.parametrize("event, expected", RETRIES.values(), ids=RETRIES.keys())
+def test_the_next_retry_after(event: HistoryEvent, expected: object) -> None:
+    assert after(STARTED, RetryScheduled(10), event).next_retry == expected
 
 
-def test_a_retry_is_in_the_future_until_its_very_instant() -> None:
+def test_a_retry_is_in_the_future_until_it_is_due() -> None:
     async def scenario() -> list[bool]:
-        history = History(clock=VirtualClock())
-        history.will_retry(WEB, 2)
+        history = PodHistory(clock=VirtualClock())
+        history.add(WEB, RetryScheduled(2))
         found = []
         for _ in range(3):
             found.append(history.explain(WEB).next_retry is None)
@@ -448,64 +374,27 @@ def test_a_retry_is_in_the_future_until_its_very_instant() -> None:
     assert simulate(scenario())[0] == [False, False, True]
 
 
-def test_the_state_is_what_follows_the_last_arrow() -> None:
-    explanation = told(lambda history, _: history.note(WEB, MOVED, "unknown -> syncing -> terminating"))
-    assert (explanation.state, explanation.since) == ("terminating", BEGINNING)
-
-
-def test_a_pod_without_a_worker_that_moves_nowhere_keeps_its_notes() -> None:
-    def script(history: History, _: VirtualClock) -> None:
-        history.note(WEB, "rejected", "OutOfcpu", waiting_for="room")
-        history.note(WEB, MOVED, "unknown -> unknown")
-
-    assert told(script) == Explanation(
-        uid=WEB,
-        asked_at=BEGINNING,
-        timeline=(Entry(BEGINNING, "rejected", "OutOfcpu"), Entry(BEGINNING, MOVED, "unknown -> unknown")),
+def test_a_pod_without_a_worker_that_stays_unknown_keeps_its_timeline() -> None:
+    nowhere = Moved("unknown", "unknown")
+    assert after(REJECTED, nowhere) == Explanation(
+        uid=WEB, asked_at=BEGINNING, timeline=(TimelineEntry(BEGINNING, REJECTED), TimelineEntry(BEGINNING, nowhere))
     )
 
 
-# Lines for the terminal.
-
-
-@pytest.mark.parametrize(
-    "seconds, expected",
-    [
-        (-5, "0 s"),
-        (0.4, "0 s"),
-        (0.6, "1 s"),
-        (59, "59 s"),
-        (60, "1 min 0 s"),
-        (61, "1 min 1 s"),
-        (3599, "59 min 59 s"),
-        (3600, "1 h 0 min"),
-        (3660, "1 h 1 min"),
-        (86399, "23 h 59 min"),
-        (86400, "1 d 0 h"),
-        (90000, "1 d 1 h"),
-        (180000, "2 d 2 h"),
-    ],
+READY, NOT_READY, OTHER = (
+    PodCondition(type="Ready", status="True"),
+    PodCondition(type="Ready", status="False"),
+    PodCondition(type="Initialized", status="True"),
 )
-def test_a_span_is_shown_in_its_two_largest_units(seconds: float, expected: str) -> None:
-    span = timedelta(seconds=seconds)
-    explanation = Explanation(uid=WEB, asked_at=BEGINNING, since=BEGINNING - span, next_retry=BEGINNING + span)
-    assert timeline_lines(explanation) == [f"unknown for {expected}", f"next try in {expected}"]
+STATUSES: dict[str, tuple[PodStatus, StatusChanged]] = {
+    "ready": (PodStatus(phase="Running", conditions=(OTHER, READY)), StatusChanged("Running", True)),
+    "not ready": (PodStatus(phase="Running", conditions=(OTHER, NOT_READY)), StatusChanged("Running", False)),
+    "no condition": (PodStatus(phase="Pending"), StatusChanged("Pending", False)),
+    "no phase": (PodStatus(), StatusChanged("", False)),
+}
 
 
-def test_a_line_ends_with_its_last_word_or_its_count() -> None:
-    explanation = Explanation(
-        uid=WEB,
-        asked_at=BEGINNING,
-        timeline=(
-            Entry(BEGINNING, "seen"),
-            Entry(BEGINNING, "rejected", times=2, last_at=BEGINNING + timedelta(seconds=1)),
-            Entry(BEGINNING, "event", "Pulled"),
-        ),
-    )
-    assert timeline_lines(explanation) == [
-        "unknown",
-        "",
-        "2026-01-01 00:00:00  seen",
-        "2026-01-01 00:00:00  rejected  (2 times, last 00:00:01)",
-        "2026-01-01 00:00:00  event     Pulled",
-    ]
+@pytest.mark.parametrize("status, expected", STATUSES.values(), ids=STATUSES.keys())
+def test_a_published_status_is_added(status: PodStatus, expected: StatusChanged) -> None:
+    explanation = explained(lambda history, _: history.status_changed(WEB, status))
+    assert counted(explanation) == [(expected, 1)]

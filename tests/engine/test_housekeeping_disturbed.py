@@ -10,20 +10,20 @@ from itertools import pairwise
 from podkeeper.model.messages import Op, PodUID
 from podkeeper.testing.failures import fail_each_call
 from podkeeper.testing.interleave import interleave
-from podkeeper.testing.operations import Event, Operation
+from podkeeper.testing.operations import Event, OperationTest
 from podkeeper.testing.port_calls import PortCalls
 from podkeeper.testing.virtual_time import simulate
-from tests.engine.loop_house import LoopHouse, never, pod, uids
+from tests.engine.loop_harness import LoopHarness, never, pod, uids
 
 ROUNDS_SECONDS = 7.0
 """Long enough for what one round after the other takes down: volumes, then the directory, then the cgroup."""
 
 
 @dataclass
-class Stage:
-    """A node with pod web, with a running pod that is not desired, and with all that pod gone has left behind."""
+class Harness:
+    """A node with pod web, a running orphaned pod, and the leftovers of the removed pod `gone`."""
 
-    node: LoopHouse
+    node: LoopHarness
     came_at: dict[str, float] = field(default_factory=dict)
 
     def come(self, name: str) -> None:
@@ -46,7 +46,7 @@ class Stage:
 
     def what_is_left(self) -> object:
         """What runs and what is there, but for pods that came back: what had been taken from them may be anything."""
-        house, came = self.node.house, uids(*self.came_at)
+        house, came = self.node.host, uids(*self.came_at)
         left = [each - came for each in (house.cgroups, house.dirs, house.mounts)]
         return sorted(self.node.runtime.running), left, set(self.node.mirrors.deleted)
 
@@ -57,17 +57,17 @@ class Stage:
         assert node.probes.kept == desired
         assert node.status.kept is not None
         assert node.status.kept >= desired
-        assert not any(node.loop.is_tidying(PodUID(name)) for name in ("web", "gone", "stranger"))
+        assert not any(node.loop.is_cleaning_up(PodUID(name)) for name in ("web", "gone", "stranger"))
         assert not node.syncer.did("kill orphan", "web"), "a pod that its worker ends is killed as an orphan"
         for name, came_at in self.came_at.items():
             assert len(node.syncer.did("sync", name)) == 1, "a pod that has just come is started again"
-            removals = [call for at, call in node.house.begun if at > came_at and call.endswith(f" {name}")]
+            removals = [call for at, call in node.host.begun if at > came_at and call.endswith(f" {name}")]
             assert not removals, "something is taken from a pod that is desired"
             killed = [at for at in node.syncer.did("kill orphan", name) if at > came_at]
             assert not killed, "a desired pod is killed as an orphan"
 
     async def the_next_orphan_is_taken_down(self) -> None:
-        house = self.node.house
+        house = self.node.host
         house.cgroups |= uids("late")
         house.dirs |= uids("late")
         house.mounts |= uids("late")
@@ -77,11 +77,11 @@ class Stage:
 
 
 @asynccontextmanager
-async def stage(calls: PortCalls) -> AsyncIterator[Stage]:
-    it = Stage(LoopHouse(calls=calls))
-    house = it.node.house
+async def stage(calls: PortCalls) -> AsyncIterator[Harness]:
+    it = Harness(LoopHarness(calls=calls))
+    house = it.node.host
     async with it.node.alive():
-        it.node.tell(Op.ADD, pod("web"), pod("dns", "mirror", mirror=True))
+        it.node.tell(Op.ADD, pod("web"), pod("dns", uid="mirror", mirror="hash"))
         await asyncio.sleep(2.5)
         it.node.mirrors.deleted.clear()
         house.cgroups |= uids("gone", "web")
@@ -91,26 +91,26 @@ async def stage(calls: PortCalls) -> AsyncIterator[Stage]:
         yield it
 
 
-async def tidy(stage: Stage) -> None:
-    stage.node.loop.tidy_soon()
+async def tidy(stage: Harness) -> None:
+    stage.node.loop.request_housekeeping()
     await asyncio.sleep(0.1)
 
 
-TIDYING = Operation(
-    stage=stage,
+TIDYING = OperationTest(
+    setup=stage,
     run=tidy,
-    state=Stage.what_is_left,
-    check=Stage.is_sound,
-    afterwards=Stage.the_next_orphan_is_taken_down,
+    state=Harness.what_is_left,
+    check=Harness.is_sound,
+    afterwards=Harness.the_next_orphan_is_taken_down,
     settle_seconds=ROUNDS_SECONDS,
 )
-EVENTS: dict[str, Event[Stage]] = {
+EVENTS: dict[str, Event[Harness]] = {
     "the running pod becomes desired": lambda stage: stage.come("stranger"),
-    "pod gone comes back": lambda stage: stage.come("gone"),
+    "pod gone is added again": lambda stage: stage.come("gone"),
     "a new pod comes": lambda stage: stage.come("young"),
     "pod web is removed": lambda stage: stage.node.tell(Op.REMOVE, pod("web")),
-    "pod web comes back": Stage.come_back,
-    "the runtime hangs": Stage.hide_the_runtime,
+    "pod web comes back": Harness.come_back,
+    "the runtime hangs": Harness.hide_the_runtime,
 }
 
 
@@ -118,25 +118,25 @@ def test_every_event_while_a_node_is_tidied() -> None:
     interleave(TIDYING, EVENTS, cancel=False)  # the round belongs to `run`
 
 
-def test_a_round_that_is_asked_for_during_another_one_follows_at_once() -> None:
+def test_a_requested_round_follows_the_running_one_at_once() -> None:
     rounds: list[int] = []
 
-    def count(it: Stage) -> int:
-        return it.node.house.calls.count("list cgroups")
+    def count(it: Harness) -> int:
+        return it.node.host.calls.count("list cgroups")
 
-    def ask(it: Stage) -> None:
+    def ask(it: Harness) -> None:
         rounds.append(count(it))
-        it.node.loop.tidy_soon()
+        it.node.loop.request_housekeeping()
 
-    def followed(it: Stage) -> None:
+    def followed(it: Harness) -> None:
         assert not rounds or count(it) > rounds.pop()
 
-    soon = Operation(stage=stage, run=tidy, state=lambda _: None, check=followed, settle_seconds=0.5)
+    soon = OperationTest(setup=stage, run=tidy, state=lambda _: None, check=followed, settle_seconds=0.5)
     interleave(soon, {"another round is due": ask}, cancel=False)
 
 
 def test_the_runtime_is_waited_for_longer_until_it_has_answered_once() -> None:
-    async def pauses(it: Stage, count: int) -> list[float]:
+    async def pauses(it: Harness, count: int) -> list[float]:
         """Let the runtime hang. Return the time from one listing to the next."""
         begun: list[float] = []
 

@@ -10,26 +10,29 @@ from msgspec.structs import replace
 
 from podkeeper.engine.admission import Admission
 from podkeeper.engine.housekeeping import Housekeeping
+from podkeeper.engine.inbox import LoopInbox
 from podkeeper.engine.manager import PodManager
-from podkeeper.engine.mirrors import MirrorClient
+from podkeeper.engine.mirror_client import MirrorClient
+from podkeeper.engine.observer import Observer
 from podkeeper.engine.orphans import OrphanCheck
 from podkeeper.engine.probes import ProbeManager
+from podkeeper.engine.state_gc import StateGC
 from podkeeper.engine.status import StatusManager
 from podkeeper.engine.workers import PodWorkers
 from podkeeper.model.errors import RuntimeUnavailable, TryLater
 from podkeeper.model.k8s.core import Pod, PodStatus
 from podkeeper.model.messages import FILE_SOURCE, PodUID
 from podkeeper.model.runtime import PodRecord, SandboxRecord
-from podkeeper.rules.housekeeping import Plan, Sight
+from podkeeper.rules.housekeeping import CleanupInput, CleanupPlan
 from podkeeper.rules.worker.updates import KillOptions, Update, UpdateType
-from podkeeper.rules.worker.workers import KnownPod, Stage
+from podkeeper.rules.worker.workers import PodWorkerState, PodWorkerSync
 from podkeeper.testing.virtual_time import VirtualClock, simulate
 from tests.doubles import stand_in
-from tests.engine.loop_house import pod, uids
+from tests.engine.loop_harness import pod, uids
 
 Call = tuple[object, ...]
-KNOWN = KnownPod(stage=Stage.SYNC, orphan=False, has_config=True, static=False)
-STATIC, MIRROR = pod("dns", "static", source=FILE_SOURCE), pod("dns", "shadow", mirror=True)
+KNOWN = PodWorkerSync(state=PodWorkerState.SYNC, orphan=False, has_config=True, static=False)
+STATIC, MIRROR = pod("dns", uid="static", source=FILE_SOURCE), pod("dns", uid="shadow", mirror="hash")
 
 pytestmark = pytest.mark.usefixtures("no_errors")
 
@@ -42,8 +45,8 @@ def stopped(uid: str) -> PodRecord:
     return replace(running(uid), sandboxes=(SandboxRecord(id=f"s-{uid}", ready=False),))
 
 
-class Desk:
-    """All neighbours of housekeeping in one, which notes their calls. Calls can be made to fail, or to take time."""
+class Harness:
+    """Housekeeping, and all modules that it calls. Calls are recorded, and can fail or take time."""
 
     def __init__(self, *, furnished: bool = True, counted: bool = True) -> None:
         self.clock = VirtualClock()
@@ -54,7 +57,7 @@ class Desk:
         self.desired: list[Pod] = []
         self.mirror_pods: list[Pod] = []
         self.orphaned_mirrors: list[str] = []
-        self.known: dict[PodUID, KnownPod] = {}
+        self.known: dict[PodUID, PodWorkerSync] = {}
         self.restartable: frozenset[PodUID] = frozenset()
         self.told_since: frozenset[PodUID] = frozenset()
         self.could_run: frozenset[PodUID] = frozenset()
@@ -65,9 +68,10 @@ class Desk:
         self.dirs: frozenset[PodUID] = frozenset()
         self.mounted: frozenset[PodUID] = frozenset()
         self.confirmed: frozenset[PodUID] = frozenset()
-        self.rounds: list[tuple[Sight, Plan]] = []
-        self.happened = 0
-        self.house = Housekeeping(
+        self.rounds: list[tuple[CleanupInput, CleanupPlan]] = []
+        self.inbox = LoopInbox(clock=self.clock)
+        self.moves = 0
+        self.housekeeping = Housekeeping(
             pods=stand_in(PodManager, self),
             workers=stand_in(PodWorkers, self),
             runtime=_Runtime(self),
@@ -78,12 +82,12 @@ class Desk:
             clock=self.clock,
             volumes=self if furnished else None,
             cgroups=_Cgroups(self) if furnished else None,
-            remove_remains=self.remove_remains if furnished else None,
+            remove_containers=self.remove_containers if furnished else None,
             orphans=stand_in(OrphanCheck, self) if furnished else None,
             held=lambda: self.held,
-            collect=(lambda: self.call("collect 1"), lambda: self.call("collect 2")),
-            observe=self.observe,
-            happenings=(lambda: self.happened) if counted else None,
+            state_gc=stand_in(StateGC, self),
+            observer=stand_in(Observer, self),
+            inbox=self.inbox if counted else None,
             start_over=self.start_over,
         )
 
@@ -124,7 +128,7 @@ class Desk:
 
     # Workers.
 
-    def sync_known_pods(self, desired: Collection[PodUID]) -> Mapping[PodUID, KnownPod]:
+    def sync_known_pods(self, desired: Collection[PodUID]) -> Mapping[PodUID, PodWorkerSync]:
         self.call("sweep", frozenset(desired))
         return self.known
 
@@ -140,7 +144,7 @@ class Desk:
         self.call("start over", uid)
         del self.published[uid]
 
-    def told_since_sweep(self) -> frozenset[PodUID]:
+    def updated_since_sweep(self) -> frozenset[PodUID]:
         return self.told_since
 
     def update_pod(self, update: Update) -> None:
@@ -169,7 +173,10 @@ class Desk:
     def add(self, pod: Pod) -> None:
         self.call("count", pod.metadata.uid)
 
-    def observe(self, sight: Sight, plan: Plan) -> None:
+    def collect(self) -> None:
+        self.call("collect state")
+
+    def pods_cleaned_up(self, sight: CleanupInput, plan: CleanupPlan) -> None:
         self.rounds.append((sight, plan))
         self.call("observe")
 
@@ -178,7 +185,7 @@ class Desk:
     def keep_only(self, uids: Collection[PodUID]) -> None:
         self.call("keep answers", frozenset(uids))
 
-    def ask(self, records: Sequence[PodRecord], group: asyncio.TaskGroup, confirmed: Callable[[], None]) -> None:
+    def check(self, records: Sequence[PodRecord], group: asyncio.TaskGroup, confirmed: Callable[[], None]) -> None:
         self.call("ask", *records)
         if records:
             confirmed()
@@ -201,13 +208,13 @@ class Desk:
     async def remove_directory(self, uid: PodUID) -> None:
         await self.slow_call(f"remove directory {uid}")
 
-    async def remove_remains(self, record: PodRecord) -> None:
+    async def remove_containers(self, record: PodRecord) -> None:
         await self.slow_call(f"remove remains {record.uid}")
 
 
 class _Runtime:
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
+    def __init__(self, harness: Harness) -> None:
+        self._desk = harness
 
     async def list_pods(self) -> Sequence[PodRecord]:
         await self._desk.slow_call("list runtime")
@@ -215,16 +222,16 @@ class _Runtime:
 
 
 class _Probes:
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
+    def __init__(self, harness: Harness) -> None:
+        self._desk = harness
 
     def keep_only(self, uids: Collection[PodUID]) -> None:
         self._desk.call("keep probes", frozenset(uids))
 
 
 class _Mirrors:
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
+    def __init__(self, harness: Harness) -> None:
+        self._desk = harness
 
     async def delete(self, pod_full_name: str) -> bool:
         await self._desk.slow_call(f"delete mirror {pod_full_name}")
@@ -232,8 +239,8 @@ class _Mirrors:
 
 
 class _Cgroups:
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
+    def __init__(self, harness: Harness) -> None:
+        self._desk = harness
 
     async def list_pods(self) -> frozenset[PodUID]:
         await self._desk.slow_call("list cgroups")
@@ -249,27 +256,27 @@ class _Cgroups:
         await self._desk.slow_call(f"throttle {uid}")
 
 
-Story = Callable[[Desk, Callable[[], Awaitable[None]]], Coroutine[Any, Any, None]]
+Story = Callable[[Harness, Callable[[], Awaitable[None]]], Coroutine[Any, Any, None]]
 
 
 def in_rounds(story: Story, *, furnished: bool = True) -> None:
-    """Tell a story with a desk and a function that makes one round; what it began goes on."""
+    """Run a story with a harness and a function that runs one round. Its removals continue."""
 
     async def played() -> None:
-        desk = Desk(furnished=furnished)
+        harness = Harness(furnished=furnished)
         async with asyncio.TaskGroup() as group:
 
             async def tidy() -> None:
-                await desk.house.tidy(group)
+                await harness.housekeeping.clean_up_pods(group)
                 await asyncio.sleep(0)
 
-            await story(desk, tidy)
+            await story(harness, tidy)
 
     simulate(played())
 
 
 def while_running(
-    story: Callable[[Desk], Coroutine[Any, Any, None]],
+    story: Callable[[Harness], Coroutine[Any, Any, None]],
     is_well: Callable[[], bool] = lambda: True,
     all_sources_ready: Callable[[], bool] = lambda: True,
     *,
@@ -278,10 +285,10 @@ def while_running(
     """Tell a story while rounds are made; `counted`: what happens is counted."""
 
     async def played() -> None:
-        desk = Desk(counted=counted)
-        task = asyncio.create_task(desk.house.run(is_well, all_sources_ready))
+        harness = Harness(counted=counted)
+        task = asyncio.create_task(harness.housekeeping.run(is_well, all_sources_ready))
         await asyncio.sleep(0)
-        await story(desk)
+        await story(harness)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -292,26 +299,26 @@ def while_running(
 # What a round sees and does.
 
 
-def test_what_a_round_sees() -> None:
-    async def story(desk: Desk, tidy: Callable[[], Awaitable[None]]) -> None:
+def test_the_input_of_a_round() -> None:
+    async def story(harness: Harness, tidy: Callable[[], Awaitable[None]]) -> None:
         web, rejected, new, blank, unseen = (pod(name) for name in ("web", "rejected", "new", "blank", "unseen"))
-        desk.desired = [web, STATIC, rejected, new, blank, unseen]
-        desk.mirror_pods, desk.orphaned_mirrors = [MIRROR], ["old_ns"]
-        desk.known = {PodUID("web"): KNOWN}
-        desk.told_since, desk.held = uids("static"), uids("new")
-        desk.published = {
+        harness.desired = [web, STATIC, rejected, new, blank, unseen]
+        harness.mirror_pods, harness.orphaned_mirrors = [MIRROR], ["old_ns"]
+        harness.known = {PodUID("web"): KNOWN}
+        harness.told_since, harness.held = uids("static"), uids("new")
+        harness.published = {
             PodUID("rejected"): PodStatus(phase="Failed"),
             PodUID("web"): PodStatus(phase="Running"),
             PodUID("static"): PodStatus(phase="Running"),
             PodUID("new"): PodStatus(phase="Pending"),
             PodUID("blank"): PodStatus(),
         }
-        desk.runtime_pods = [running("web"), stopped("gone")]
-        desk.cgroups, desk.dirs, desk.mounted = uids("c"), uids("d"), uids("m")
-        desk.confirmed = uids("gone")
+        harness.runtime_pods = [running("web"), stopped("gone")]
+        harness.cgroups, harness.dirs, harness.mounted = uids("c"), uids("d"), uids("m")
+        harness.confirmed = uids("gone")
         await tidy()
-        assert [sight for sight, _ in desk.rounds] == [
-            Sight(
+        assert [sight for sight, _ in harness.rounds] == [
+            CleanupInput(
                 desired=[
                     (web, None),
                     (STATIC, MIRROR),
@@ -322,8 +329,8 @@ def test_what_a_round_sees() -> None:
                 ],
                 mirrors=[MIRROR],
                 orphaned_mirrors=["old_ns"],
-                known=desk.known,
-                told_since=uids("static", "new"),
+                known=harness.known,
+                updated_since=uids("static", "new"),
                 runtime_pods=[running("web")],
                 stopped_pods=[stopped("gone")],
                 phases={PodUID("rejected"): "Failed"},
@@ -337,17 +344,17 @@ def test_what_a_round_sees() -> None:
     in_rounds(story)
 
 
-def test_what_a_round_does_and_in_which_order() -> None:
-    async def story(desk: Desk, tidy: Callable[[], Awaitable[None]]) -> None:
+def test_a_round_runs_its_steps_in_order() -> None:
+    async def story(harness: Harness, tidy: Callable[[], Awaitable[None]]) -> None:
         again = pod("again")
         deleted = pod("deleted", deleted=True, phase="Failed")
-        desk.desired, desk.orphaned_mirrors = [again, deleted], ["old_ns"]
-        desk.runtime_pods = [running("stranger"), running("doubtful"), stopped("dead")]
-        desk.confirmed = uids("stranger", "dead")
-        desk.cgroups, desk.dirs, desk.mounted = uids("c", "m"), uids("d"), uids("m")
+        harness.desired, harness.orphaned_mirrors = [again, deleted], ["old_ns"]
+        harness.runtime_pods = [running("stranger"), running("doubtful"), stopped("dead")]
+        harness.confirmed = uids("stranger", "dead")
+        harness.cgroups, harness.dirs, harness.mounted = uids("c", "m"), uids("d"), uids("m")
         await tidy()
         kill = KillOptions(grace_override_seconds=1)
-        assert desk.taken() == [
+        assert harness.taken() == [
             ("list cgroups",),
             ("list directories",),
             ("sweep", uids("again", "deleted")),
@@ -360,8 +367,7 @@ def test_what_a_round_does_and_in_which_order() -> None:
             ("tell worker", Update(type=UpdateType.CREATE, pod=again)),
             ("tell worker", Update(type=UpdateType.KILL, pod=deleted)),
             ("tell worker", Update(type=UpdateType.KILL, running_pod=running("stranger"), kill=kill)),
-            ("collect 1",),
-            ("collect 2",),
+            ("collect state",),
             ("ask", running("doubtful")),
             ("delete mirror old_ns",),
             ("remove remains dead",),
@@ -376,39 +382,38 @@ def test_what_a_round_does_and_in_which_order() -> None:
 
 def test_only_the_remains_of_a_pod_are_removed_if_it_is_added_again_before_the_removal_begins() -> None:
     async def played() -> None:
-        desk = Desk()
-        desk.runtime_pods, desk.confirmed = [stopped("dead")], uids("dead")
-        desk.cgroups, desk.dirs, desk.mounted = uids("c", "m"), uids("d"), uids("m")
+        harness = Harness()
+        harness.runtime_pods, harness.confirmed = [stopped("dead")], uids("dead")
+        harness.cgroups, harness.dirs, harness.mounted = uids("c", "m"), uids("d"), uids("m")
         removals = {"unmount m", "remove directory d", "throttle m", "remove cgroup c"}
         async with asyncio.TaskGroup() as group:
-            await desk.house.tidy(group)
-            desk.could_run = uids("dead", "c", "d", "m")
-        names = {name for name, *_ in desk.taken()}
+            await harness.housekeeping.clean_up_pods(group)
+            harness.could_run = uids("dead", "c", "d", "m")
+        names = {name for name, *_ in harness.taken()}
         assert removals.isdisjoint(names)
         assert "remove remains dead" in names, "the exits of the former run must not end the new one"
-        desk.could_run = frozenset()
+        harness.could_run = frozenset()
         async with asyncio.TaskGroup() as group:
-            await desk.house.tidy(group)
-        assert removals <= {name for name, *_ in desk.taken()}
+            await harness.housekeeping.clean_up_pods(group)
+        assert removals <= {name for name, *_ in harness.taken()}
 
     simulate(played())
 
 
 def test_a_node_without_volumes_cgroups_and_api_has_nothing_to_list() -> None:
-    async def story(desk: Desk, tidy: Callable[[], Awaitable[None]]) -> None:
-        desk.runtime_pods = [stopped("dead")]
-        desk.mounted = uids("m")
+    async def story(harness: Harness, tidy: Callable[[], Awaitable[None]]) -> None:
+        harness.runtime_pods = [stopped("dead")]
+        harness.mounted = uids("m")
         await tidy()
-        assert [name for name, *_ in desk.taken()] == [
+        assert [name for name, *_ in harness.taken()] == [
             "sweep",
             "list runtime",
             "observe",
             "keep probes",
             "keep statuses",
-            "collect 1",
-            "collect 2",
+            "collect state",
         ]
-        (sight, _), *_ = desk.rounds
+        (sight, _), *_ = harness.rounds
         assert (sight.cgroups, sight.directories, sight.with_volumes, sight.absent) == (
             frozenset(),
             frozenset(),
@@ -420,15 +425,15 @@ def test_a_node_without_volumes_cgroups_and_api_has_nothing_to_list() -> None:
 
 
 @pytest.mark.parametrize(
-    "failing", ["observe", "keep probes", "keep statuses", "count", "tell worker", "collect 1", "collect 2"]
+    "failing", ["observe", "keep probes", "keep statuses", "count", "tell worker", "collect state"]
 )
 def test_a_part_of_a_round_that_fails_spares_the_others(failing: str, caplog: pytest.LogCaptureFixture) -> None:
-    async def story(desk: Desk, tidy: Callable[[], Awaitable[None]]) -> None:
-        desk.failing[failing] = ZeroDivisionError()
-        desk.desired, desk.cgroups = [pod("again")], uids("c")
-        desk.runtime_pods, desk.confirmed = [running("stranger")], uids("stranger")
+    async def story(harness: Harness, tidy: Callable[[], Awaitable[None]]) -> None:
+        harness.failing[failing] = ZeroDivisionError()
+        harness.desired, harness.cgroups = [pod("again")], uids("c")
+        harness.runtime_pods, harness.confirmed = [running("stranger")], uids("stranger")
         await tidy()
-        names = [name for name, *_ in desk.taken()]
+        names = [name for name, *_ in harness.taken()]
         expected = [
             "observe",
             "keep probes",
@@ -436,8 +441,7 @@ def test_a_part_of_a_round_that_fails_spares_the_others(failing: str, caplog: py
             "count",
             "tell worker",
             "tell worker",
-            "collect 1",
-            "collect 2",
+            "collect state",
             "ask",
             "remove cgroup c",
         ]
@@ -453,36 +457,36 @@ def test_a_part_of_a_round_that_fails_spares_the_others(failing: str, caplog: py
 
 
 def test_a_slow_list_is_waited_for_one_second_and_serves_a_later_round() -> None:
-    async def story(desk: Desk, tidy: Callable[[], Awaitable[None]]) -> None:
-        desk.seconds = {"list cgroups": 5.0, "list directories": 0.5}
-        desk.cgroups, desk.dirs = uids("c"), uids("d")
+    async def story(harness: Harness, tidy: Callable[[], Awaitable[None]]) -> None:
+        harness.seconds = {"list cgroups": 5.0, "list directories": 0.5}
+        harness.cgroups, harness.dirs = uids("c"), uids("d")
         for _ in range(2):
             await tidy()
-        assert desk.times("sweep") == [1.0, 2.0]
+        assert harness.times("sweep") == [1.0, 2.0]
         await asyncio.sleep(3.25)
-        desk.cgroups, desk.seconds["list cgroups"] = frozenset(), 0.0
+        harness.cgroups, harness.seconds["list cgroups"] = frozenset(), 0.0
         await tidy()
         await tidy()
-        assert [(sight.cgroups, sight.directories) for sight, _ in desk.rounds] == [
+        assert [(sight.cgroups, sight.directories) for sight, _ in harness.rounds] == [
             (frozenset(), uids("d")),
             (frozenset(), uids("d")),
             (uids("c"), uids("d")),
             (frozenset(), uids("d")),
         ]
-        assert desk.times("list cgroups") == [0.0, 5.75]
+        assert harness.times("list cgroups") == [0.0, 5.75]
 
     in_rounds(story)
 
 
 @pytest.mark.parametrize("error", [TryLater("busy"), ZeroDivisionError()], ids=["expected", "unexpected"])
-def test_a_list_that_fails_is_asked_for_again(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
-    async def story(desk: Desk, tidy: Callable[[], Awaitable[None]]) -> None:
-        desk.cgroups = uids("c")
-        desk.failing["list cgroups"] = error
+def test_a_failed_list_is_retried(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+    async def story(harness: Harness, tidy: Callable[[], Awaitable[None]]) -> None:
+        harness.cgroups = uids("c")
+        harness.failing["list cgroups"] = error
         await tidy()
-        desk.failing.clear()
+        harness.failing.clear()
         await tidy()
-        assert [sight.cgroups for sight, _ in desk.rounds] == [frozenset(), uids("c")]
+        assert [sight.cgroups for sight, _ in harness.rounds] == [frozenset(), uids("c")]
 
     in_rounds(story)
     caplog.clear()
@@ -496,13 +500,13 @@ def warnings(caplog: pytest.LogCaptureFixture) -> int:
 
 
 def test_a_list_that_fails_is_logged_once_until_it_succeeds(caplog: pytest.LogCaptureFixture) -> None:
-    async def story(desk: Desk, tidy: Callable[[], Awaitable[None]]) -> None:
+    async def story(harness: Harness, tidy: Callable[[], Awaitable[None]]) -> None:
         seen = []
         for error in (TryLater("busy"), TryLater("busy"), None, TryLater("busy")):
-            desk.failing = {} if error is None else {"list cgroups": error}
+            harness.failing = {} if error is None else {"list cgroups": error}
             await tidy()
             seen.append(warnings(caplog))
-        desk.failing, desk.seconds = {}, {"list directories": 100.0}
+        harness.failing, harness.seconds = {}, {"list directories": 100.0}
         for _ in range(2):
             await tidy()
             seen.append(warnings(caplog))
@@ -512,32 +516,32 @@ def test_a_list_that_fails_is_logged_once_until_it_succeeds(caplog: pytest.LogCa
 
 
 def test_the_runtime_is_waited_for_longer_each_time_until_it_answers() -> None:
-    async def story(desk: Desk, tidy: Callable[[], Awaitable[None]]) -> None:
+    async def story(harness: Harness, tidy: Callable[[], Awaitable[None]]) -> None:
         waits = []
         for seconds in (60.0, 60.0, 60.0, 60.0, 60.0, 60.0, 25.0, 60.0):
-            desk.seconds["list runtime"] = seconds
-            begun = desk.clock.monotonic()
+            harness.seconds["list runtime"] = seconds
+            begun = harness.clock.monotonic()
             await tidy()
-            waits.append(desk.clock.monotonic() - begun)
+            waits.append(harness.clock.monotonic() - begun)
         assert waits == [2, 4, 8, 16, 30, 30, 25, 2]
-        blind = [sight.runtime_pods is None for sight, _ in desk.rounds]
+        blind = [sight.runtime_pods is None for sight, _ in harness.rounds]
         assert blind == [True, True, True, True, True, True, False, True]
 
     in_rounds(story)
 
 
 def test_a_runtime_that_cannot_be_listed_is_given_more_time_and_shows_nothing() -> None:
-    async def story(desk: Desk, tidy: Callable[[], Awaitable[None]]) -> None:
-        desk.runtime_pods = [stopped("dead")]
-        desk.failing["list runtime"] = RuntimeUnavailable("no socket")
+    async def story(harness: Harness, tidy: Callable[[], Awaitable[None]]) -> None:
+        harness.runtime_pods = [stopped("dead")]
+        harness.failing["list runtime"] = RuntimeUnavailable("no socket")
         await tidy()
-        (sight, _), *_ = desk.rounds
+        (sight, _), *_ = harness.rounds
         assert (sight.runtime_pods, sight.stopped_pods) == (None, [])
-        assert "keep answers" not in [name for name, *_ in desk.taken()]
-        desk.failing.clear()
-        desk.seconds["list runtime"] = 3.0
+        assert "keep answers" not in [name for name, *_ in harness.taken()]
+        harness.failing.clear()
+        harness.seconds["list runtime"] = 3.0
         await tidy()
-        assert desk.rounds[-1][0].stopped_pods == [stopped("dead")]
+        assert harness.rounds[-1][0].stopped_pods == [stopped("dead")]
 
     in_rounds(story)
 
@@ -546,12 +550,12 @@ def test_a_runtime_that_cannot_be_listed_is_given_more_time_and_shows_nothing() 
 
 
 def test_no_more_than_256_removals_are_under_way_besides_slow_ones() -> None:
-    async def story(desk: Desk, tidy: Callable[[], Awaitable[None]]) -> None:
-        desk.cgroups = uids(*(f"c-{number:03}" for number in range(600)))
-        desk.seconds = {f"remove cgroup {uid}": 10.5 for uid in desk.cgroups}
+    async def story(harness: Harness, tidy: Callable[[], Awaitable[None]]) -> None:
+        harness.cgroups = uids(*(f"c-{number:03}" for number in range(600)))
+        harness.seconds = {f"remove cgroup {uid}": 10.5 for uid in harness.cgroups}
 
         def removals() -> int:
-            return sum(str(name).startswith("remove cgroup") for name, *_ in desk.taken())
+            return sum(str(name).startswith("remove cgroup") for name, *_ in harness.taken())
 
         begun = []
         await asyncio.sleep(100)
@@ -566,18 +570,18 @@ def test_no_more_than_256_removals_are_under_way_besides_slow_ones() -> None:
 
 
 def test_a_removal_under_way_is_not_begun_again_and_keeps_no_other_waiting() -> None:
-    async def story(desk: Desk, tidy: Callable[[], Awaitable[None]]) -> None:
-        desk.orphaned_mirrors, desk.seconds = ["stuck_ns"], {"delete mirror stuck_ns": 3.0}
+    async def story(harness: Harness, tidy: Callable[[], Awaitable[None]]) -> None:
+        harness.orphaned_mirrors, harness.seconds = ["stuck_ns"], {"delete mirror stuck_ns": 3.0}
         await tidy()
-        assert desk.house.is_removing(PodUID("stuck_ns"))
-        desk.orphaned_mirrors = ["stuck_ns", "other_ns"]
-        desk.taken()
+        assert harness.housekeeping.is_removing(PodUID("stuck_ns"))
+        harness.orphaned_mirrors = ["stuck_ns", "other_ns"]
+        harness.taken()
         await tidy()
-        assert [name for name, *_ in desk.taken()][-1] == "delete mirror other_ns"
+        assert [name for name, *_ in harness.taken()][-1] == "delete mirror other_ns"
         await asyncio.sleep(3)
-        assert not desk.house.is_removing(PodUID("stuck_ns"))
+        assert not harness.housekeeping.is_removing(PodUID("stuck_ns"))
         await tidy()
-        assert ("delete mirror stuck_ns",) in desk.taken()
+        assert ("delete mirror stuck_ns",) in harness.taken()
 
     in_rounds(story)
 
@@ -585,7 +589,7 @@ def test_a_removal_under_way_is_not_begun_again_and_keeps_no_other_waiting() -> 
 def test_a_removal_that_fails_is_logged_once_until_it_succeeds_or_is_not_wanted(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def story(desk: Desk, tidy: Callable[[], Awaitable[None]]) -> None:
+    async def story(harness: Harness, tidy: Callable[[], Awaitable[None]]) -> None:
         seen = []
         for fails, wanted in (
             (True, True),
@@ -595,8 +599,8 @@ def test_a_removal_that_fails_is_logged_once_until_it_succeeds_or_is_not_wanted(
             (True, False),
             (True, True),
         ):
-            desk.failing = {"delete mirror a_ns": TryLater("busy")} if fails else {}
-            desk.orphaned_mirrors = ["a_ns"] if wanted else []
+            harness.failing = {"delete mirror a_ns": TryLater("busy")} if fails else {}
+            harness.orphaned_mirrors = ["a_ns"] if wanted else []
             await tidy()
             await asyncio.sleep(0.01)
             seen.append(warnings(caplog))
@@ -607,13 +611,13 @@ def test_a_removal_that_fails_is_logged_once_until_it_succeeds_or_is_not_wanted(
 
 @pytest.mark.parametrize("still_wanted", [True, False])
 def test_a_removal_that_takes_ten_seconds_is_logged_once(still_wanted: bool, caplog: pytest.LogCaptureFixture) -> None:
-    async def story(desk: Desk, tidy: Callable[[], Awaitable[None]]) -> None:
-        desk.orphaned_mirrors, desk.seconds = ["slow_ns"], {"delete mirror slow_ns": 30.0}
+    async def story(harness: Harness, tidy: Callable[[], Awaitable[None]]) -> None:
+        harness.orphaned_mirrors, harness.seconds = ["slow_ns"], {"delete mirror slow_ns": 30.0}
         seen = []
         await asyncio.sleep(100)
         for wait in (9.75, 0.25, 5.0, 0.0):
             await tidy()
-            desk.orphaned_mirrors = ["slow_ns"] if still_wanted else []
+            harness.orphaned_mirrors = ["slow_ns"] if still_wanted else []
             seen.append(warnings(caplog))
             await asyncio.sleep(wait)
         assert seen == [0, 0, 1, 0]
@@ -622,12 +626,12 @@ def test_a_removal_that_takes_ten_seconds_is_logged_once(still_wanted: bool, cap
 
 
 def test_a_removal_that_fails_unexpectedly_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
-    async def story(desk: Desk, tidy: Callable[[], Awaitable[None]]) -> None:
-        desk.orphaned_mirrors, desk.failing = ["a_ns"], {"delete mirror a_ns": ZeroDivisionError()}
+    async def story(harness: Harness, tidy: Callable[[], Awaitable[None]]) -> None:
+        harness.orphaned_mirrors, harness.failing = ["a_ns"], {"delete mirror a_ns": ZeroDivisionError()}
         for _ in range(2):
             await tidy()
             await asyncio.sleep(0.01)
-        assert len(desk.times("delete mirror a_ns")) == 2
+        assert len(harness.times("delete mirror a_ns")) == 2
 
     in_rounds(story)
     caplog.clear()
@@ -637,43 +641,43 @@ def test_a_removal_that_fails_unexpectedly_is_tried_again(caplog: pytest.LogCapt
 
 
 def test_while_nothing_happens_a_round_is_made_every_30_seconds() -> None:
-    async def story(desk: Desk) -> None:
+    async def story(harness: Harness) -> None:
         await asyncio.sleep(63)
-        assert desk.times("sweep") == [2, 32, 62]
-        desk.happened += 1
+        assert harness.times("sweep") == [2, 32, 62]
+        harness.inbox.changes += 1
         await asyncio.sleep(6)
-        assert desk.times("sweep") == [2, 32, 62, 64]
+        assert harness.times("sweep") == [2, 32, 62, 64]
 
     while_running(story)
 
 
-def test_a_round_follows_every_two_seconds_if_nothing_counts_what_happens() -> None:
-    async def story(desk: Desk) -> None:
+def test_a_round_runs_every_two_seconds_if_changes_are_not_counted() -> None:
+    async def story(harness: Harness) -> None:
         await asyncio.sleep(7)
-        assert desk.times("sweep") == [2, 4, 6]
+        assert harness.times("sweep") == [2, 4, 6]
 
     while_running(story, counted=False)
 
 
 def test_a_round_follows_every_two_seconds_while_there_is_work() -> None:
-    async def story(desk: Desk) -> None:
-        desk.orphaned_mirrors = ["a_ns"]
+    async def story(harness: Harness) -> None:
+        harness.orphaned_mirrors = ["a_ns"]
         await asyncio.sleep(7)
-        assert desk.times("sweep") == [2, 4, 6]
-        desk.orphaned_mirrors = []
+        assert harness.times("sweep") == [2, 4, 6]
+        harness.orphaned_mirrors = []
         await asyncio.sleep(10)
-        assert desk.times("sweep") == [2, 4, 6, 8]
+        assert harness.times("sweep") == [2, 4, 6, 8]
 
     while_running(story)
 
 
 def test_a_round_follows_every_two_seconds_while_a_removal_is_under_way() -> None:
-    async def story(desk: Desk) -> None:
-        desk.orphaned_mirrors, desk.seconds = ["a_ns"], {"delete mirror a_ns": 7.0}
+    async def story(harness: Harness) -> None:
+        harness.orphaned_mirrors, harness.seconds = ["a_ns"], {"delete mirror a_ns": 7.0}
         await asyncio.sleep(3)
-        desk.orphaned_mirrors = []
+        harness.orphaned_mirrors = []
         await asyncio.sleep(17)
-        assert desk.times("sweep") == [2, 4, 6, 8]
+        assert harness.times("sweep") == [2, 4, 6, 8]
 
     while_running(story)
 
@@ -682,14 +686,14 @@ def test_a_round_follows_every_two_seconds_while_a_removal_is_under_way() -> Non
 def test_no_round_is_made_while(reason: str) -> None:
     ready = False
 
-    async def story(desk: Desk) -> None:
+    async def story(harness: Harness) -> None:
         nonlocal ready
-        desk.desired, desk.restartable = [pod("web")], uids("web")
+        harness.desired, harness.restartable = [pod("web")], uids("web")
         await asyncio.sleep(5)
-        assert desk.calls == []
+        assert harness.calls == []
         ready = True
         await asyncio.sleep(2)
-        assert desk.times("sweep") == [6]
+        assert harness.times("sweep") == [6]
 
     if reason == "the runtime is not well":
         while_running(story, is_well=lambda: ready)
@@ -698,89 +702,89 @@ def test_no_round_is_made_while(reason: str) -> None:
 
 
 def test_a_static_pod_that_is_named_again_is_started_again_before_all_sources_are_ready() -> None:
-    async def story(desk: Desk) -> None:
+    async def story(harness: Harness) -> None:
         held = pod("held", source=FILE_SOURCE)
-        desk.desired, desk.mirror_pods = [STATIC, held, pod("web")], [MIRROR]
-        desk.published = {PodUID("static"): PodStatus(phase="Running")}
-        desk.restartable, desk.held = uids("static", "held", "web"), uids("held")
+        harness.desired, harness.mirror_pods = [STATIC, held, pod("web")], [MIRROR]
+        harness.published = {PodUID("static"): PodStatus(phase="Running")}
+        harness.restartable, harness.held = uids("static", "held", "web"), uids("held")
         await asyncio.sleep(5)
         restart = Update(type=UpdateType.CREATE, pod=STATIC, mirror_pod=MIRROR)
-        assert desk.calls == [("count", "static"), ("tell worker", restart)]
-        assert desk.restartable == uids("held", "web")
+        assert harness.calls == [("count", "static"), ("tell worker", restart)]
+        assert harness.restartable == uids("held", "web")
 
     while_running(story, all_sources_ready=lambda: False)
 
 
 def test_a_static_pod_that_ended_starts_over_if_it_is_added_again_before_all_sources_are_ready() -> None:
-    async def story(desk: Desk) -> None:
+    async def story(harness: Harness) -> None:
         over, stays = pod("over", source=FILE_SOURCE), pod("stays", source=FILE_SOURCE)
-        desk.desired = [over, stays]
-        desk.published = {uid: PodStatus(phase="Succeeded") for uid in uids("over", "stays")}
-        desk.restartable = uids("over")
+        harness.desired = [over, stays]
+        harness.published = {uid: PodStatus(phase="Succeeded") for uid in uids("over", "stays")}
+        harness.restartable = uids("over")
         await asyncio.sleep(5)
         restart = Update(type=UpdateType.CREATE, pod=over)
-        assert desk.calls == [("start over", "over"), ("count", "over"), ("tell worker", restart)]
-        assert desk.published.keys() == uids("stays")
+        assert harness.calls == [("start over", "over"), ("count", "over"), ("tell worker", restart)]
+        assert harness.published.keys() == uids("stays")
 
     while_running(story, all_sources_ready=lambda: False)
 
 
 def test_a_static_pod_stays_over_if_its_former_run_cannot_be_dropped() -> None:
-    async def story(desk: Desk) -> None:
+    async def story(harness: Harness) -> None:
         over = pod("over", source=FILE_SOURCE)
-        desk.desired, desk.published = [over, STATIC], {PodUID("over"): PodStatus(phase="Failed")}
-        desk.restartable, desk.failing = uids("over", "static"), {"start over": RuntimeError("broken")}
+        harness.desired, harness.published = [over, STATIC], {PodUID("over"): PodStatus(phase="Failed")}
+        harness.restartable, harness.failing = uids("over", "static"), {"start over": RuntimeError("broken")}
         await asyncio.sleep(5)
         restart = Update(type=UpdateType.CREATE, pod=STATIC)
-        assert desk.calls == [("start over", "over"), ("count", "static"), ("tell worker", restart)]
+        assert harness.calls == [("start over", "over"), ("count", "static"), ("tell worker", restart)]
 
     while_running(story, all_sources_ready=lambda: False)
 
 
 def test_a_static_pod_that_cannot_be_started_again_does_not_hold_up_the_next() -> None:
-    async def story(desk: Desk) -> None:
-        desk.desired = [STATIC, pod("other", source=FILE_SOURCE)]
-        desk.restartable, desk.failing = uids("static", "other"), {"count": RuntimeError("broken")}
+    async def story(harness: Harness) -> None:
+        harness.desired = [STATIC, pod("other", source=FILE_SOURCE)]
+        harness.restartable, harness.failing = uids("static", "other"), {"count": RuntimeError("broken")}
         await asyncio.sleep(5)
-        assert set(desk.calls) == {("count", "static"), ("count", "other")}
+        assert set(harness.calls) == {("count", "static"), ("count", "other")}
 
     while_running(story, all_sources_ready=lambda: False)
 
 
-def test_no_static_pod_is_started_again_while_the_runtime_is_not_well() -> None:
-    async def story(desk: Desk) -> None:
-        desk.desired, desk.restartable = [STATIC], uids("static")
+def test_no_static_pod_is_restarted_while_the_runtime_is_unhealthy() -> None:
+    async def story(harness: Harness) -> None:
+        harness.desired, harness.restartable = [STATIC], uids("static")
         await asyncio.sleep(5)
-        assert desk.calls == []
+        assert harness.calls == []
 
     while_running(story, is_well=lambda: False, all_sources_ready=lambda: False)
 
 
 def test_a_hurried_round_is_made_at_once_and_once() -> None:
-    async def story(desk: Desk) -> None:
+    async def story(harness: Harness) -> None:
         await asyncio.sleep(0.5)
-        desk.orphaned_mirrors = ["a_ns"]
-        desk.house.hurry()
+        harness.orphaned_mirrors = ["a_ns"]
+        harness.housekeeping.request()
         await asyncio.sleep(3)
-        assert desk.times("sweep") == [0.5, 2.5]
+        assert harness.times("sweep") == [0.5, 2.5]
 
     while_running(story)
 
 
 def test_an_orphan_that_is_confirmed_brings_the_next_round_at_once() -> None:
-    async def story(desk: Desk) -> None:
-        desk.runtime_pods, desk.seconds = [running("doubtful")], {"list runtime": 0.25}
+    async def story(harness: Harness) -> None:
+        harness.runtime_pods, harness.seconds = [running("doubtful")], {"list runtime": 0.25}
         await asyncio.sleep(2.9)
-        assert desk.times("sweep") == [2, 2.25, 2.5, 2.75]
+        assert harness.times("sweep") == [2, 2.25, 2.5, 2.75]
 
     while_running(story)
 
 
 def test_a_round_that_fails_is_followed_by_another(caplog: pytest.LogCaptureFixture) -> None:
-    async def story(desk: Desk) -> None:
-        desk.failing["sweep"] = ZeroDivisionError()
+    async def story(harness: Harness) -> None:
+        harness.failing["sweep"] = ZeroDivisionError()
         await asyncio.sleep(5)
-        assert desk.times("sweep") == [2, 4]
+        assert harness.times("sweep") == [2, 4]
 
     while_running(story)
     caplog.clear()

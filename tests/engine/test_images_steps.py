@@ -1,4 +1,4 @@
-"""The image manager alone: every call to its neighbours, with all that is passed on, in order."""
+"""The image manager alone: the exact calls to its collaborators, in order."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
@@ -9,20 +9,20 @@ import pytest
 from msgspec.structs import replace
 
 from podkeeper.engine.backoff import DurableBackoff
-from podkeeper.engine.image_access import PullBook
+from podkeeper.engine.image_pull_manager import ImagePullManager
 from podkeeper.engine.images import ImageManager
 from podkeeper.engine.observer import Observer
 from podkeeper.model.errors import CallTimedOut, ImagePullFailed, RuntimeUnavailable, TryLater
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.messages import EventType, PodEvent, PodUID
 from podkeeper.model.runtime import ImageFsUsage, ImageRecord
-from podkeeper.rules.backoff import Curve, Held
-from podkeeper.rules.keyring import Credentials, PullSecret, SecretName
+from podkeeper.rules.backoff.table import BackoffWait, Curve
+from podkeeper.rules.images.keyring import Credentials, PullSecret, SecretName
 from podkeeper.rules.plan.result import NotStarted
 from podkeeper.rules.status.containers import StartFailure
 from podkeeper.testing.virtual_time import BEGINNING, VirtualClock, simulate
 from tests.doubles import stand_in
-from tests.engine.image_house import IMAGE, config, secret, wants
+from tests.engine.image_harness import IMAGE, config, secret, wants
 from tests.violations import violation
 
 Call = tuple[object, ...]
@@ -44,22 +44,22 @@ def warning(reason: str, message: str) -> Call:
 
 
 def shown(text: str) -> str:
-    """The password in a configuration."""
+    """Return the password in a docker configuration."""
     return next((word for word in ("own", "other", "node") if word in text), "none")
 
 
-class Desk:
-    """All neighbours of an image manager in one, which notes their calls, and the image manager."""
+class Harness:
+    """An image manager, and fakes of all its collaborators that record their calls."""
 
-    def __init__(self, *, with_book: bool = True, with_node: bool = True) -> None:
+    def __init__(self, *, with_pull_manager: bool = True, with_node: bool = True) -> None:
         self.calls: list[Call] = []
-        self.errors: dict[str, Exception] = {}  # by the password that is shown to the registry
+        self.errors: dict[str, Exception] = {}  # by password
         self.present: ImageRecord | None = None
-        self.look_error: Exception | None = None
-        self.seconds = 0.0  # that a pull takes
-        self.config_seconds = 0.0  # that reading the node's own credentials takes
+        self.inspect_error: Exception | None = None
+        self.seconds = 0.0  # duration of a pull
+        self.config_seconds = 0.0  # duration of reading the node's credentials
         self.private = False
-        self.held: Held | None = None
+        self.held: BackoffWait | None = None
         self.clock = VirtualClock()
         self.images = ImageManager(
             runtime=self,
@@ -70,14 +70,14 @@ class Desk:
             curve=CURVE,
             observer=_Observer(self),
             node_configs=self.node_configs if with_node else None,
-            book=stand_in(PullBook, _Book(self)) if with_book else None,
+            pull_manager=stand_in(ImagePullManager, _PullManager(self)) if with_pull_manager else None,
         )
 
     async def ensure(self, of: Pod, *secrets: PullSecret) -> ImageRecord | NotStarted:
         return await self.images.ensure(of, of.spec.containers[0], secrets)
 
     def taken(self) -> list[Call]:
-        """The calls since the last time."""
+        """Return and clear the calls."""
         taken, self.calls = self.calls, []
         return taken
 
@@ -88,9 +88,9 @@ class Desk:
     # The runtime.
 
     async def image(self, reference: str) -> ImageRecord | None:
-        self.calls.append(("look", reference))
-        if self.look_error is not None:
-            raise self.look_error
+        self.calls.append(("inspect", reference))
+        if self.inspect_error is not None:
+            raise self.inspect_error
         return self.present
 
     async def pull_image(self, reference: str, secrets: Sequence[str] = ()) -> ImageRecord:
@@ -112,7 +112,7 @@ class Desk:
 
     # Failed pulls.
 
-    def hold_pull(self, pod: Pod, image: str, curve: Curve) -> Held | None:
+    def hold_pull(self, pod: Pod, image: str, curve: Curve) -> BackoffWait | None:
         self.calls.append(("may pull", pod.metadata.uid, image, curve))
         return self.held
 
@@ -123,40 +123,40 @@ class Desk:
         self.calls.append(("settle", uid))
 
 
-class _Book:
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
+class _PullManager:
+    def __init__(self, harness: Harness) -> None:
+        self._harness = harness
 
-    async def begin(self, reference: str) -> None:
-        self._desk.calls.append(("begin", reference))
+    async def record_pull_intent(self, reference: str) -> None:
+        self._harness.calls.append(("begin", reference))
 
-    def pulled(self, reference: str, image_id: str, credentials: Credentials | None) -> None:
+    def record_image_pulled(self, reference: str, image_id: str, credentials: Credentials | None) -> None:
         source = None if credentials is None or credentials.source is None else credentials.source.name
-        self._desk.calls.append(("pulled", reference, image_id, credentials, source))
+        self._harness.calls.append(("pulled", reference, image_id, credentials, source))
 
-    def ended(self, reference: str, *, surely: bool) -> None:
-        self._desk.calls.append(("ended", reference, surely))
+    def record_pull_ended(self, reference: str, *, certain: bool) -> None:
+        self._harness.calls.append(("ended", reference, certain))
 
-    def must_pull(self, reference: str, image_id: str, offered: Sequence[Credentials]) -> bool:
-        self._desk.calls.append(("may use", reference, image_id, *offered))
-        return self._desk.private
+    def must_attempt_image_pull(self, reference: str, image_id: str, offered: Sequence[Credentials]) -> bool:
+        self._harness.calls.append(("may use", reference, image_id, *offered))
+        return self._harness.private
 
 
 class _Observer(Observer):
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
+    def __init__(self, harness: Harness) -> None:
+        self._harness = harness
 
-    def pulled(self, seconds: float, size_bytes: int) -> None:
-        self._desk.calls.append(("observe", seconds, size_bytes))
+    def image_pulled(self, seconds: float, size_bytes: int) -> None:
+        self._harness.calls.append(("observe", seconds, size_bytes))
 
 
-def at_desk(
-    story: Callable[[Desk], Coroutine[Any, Any, None]], *, with_book: bool = True, with_node: bool = True
+def run_scenario(
+    scenario: Callable[[Harness], Coroutine[Any, Any, None]], *, with_pull_manager: bool = True, with_node: bool = True
 ) -> None:
-    async def played() -> None:
-        await story(Desk(with_book=with_book, with_node=with_node))
+    async def main() -> None:
+        await scenario(Harness(with_pull_manager=with_pull_manager, with_node=with_node))
 
-    simulate(played())
+    simulate(main())
 
 
 PULLING = normal("Pulling", f'Pulling image "{IMAGE}"')
@@ -168,75 +168,75 @@ def pulled(seconds: str, waited: str) -> Call:
     return normal("Pulled", text)
 
 
-# Images that are there.
+# Present images.
 
 
-def test_an_image_that_is_there_is_used_if_the_pod_may_use_it() -> None:
-    async def story(desk: Desk) -> None:
-        desk.present = FOUND
-        assert await desk.ensure(wants("web"), secret("own", "s")) is FOUND
+def test_a_present_image_is_used_if_the_pod_has_access() -> None:
+    async def scenario(harness: Harness) -> None:
+        harness.present = FOUND
+        assert await harness.ensure(wants("web"), secret("own", "s")) is FOUND
         text = f'Container image "{IMAGE}" already present on machine and can be accessed by the pod'
-        assert desk.taken() == [
-            ("look", IMAGE),
+        assert harness.taken() == [
+            ("inspect", IMAGE),
             ("may use", IMAGE, "sha256:1", OWN, NODE),
             normal("Pulled", text),
         ]
-        desk.private = True
-        assert await desk.ensure(wants("web"), secret("own", "s")) is FOUND
-        assert desk.taken()[2:4] == [MAY_PULL, PULLING]
+        harness.private = True
+        assert await harness.ensure(wants("web"), secret("own", "s")) is FOUND
+        assert harness.taken()[2:4] == [MAY_PULL, PULLING]
 
-    at_desk(story)
-
-
-def test_without_a_book_an_image_that_is_there_is_everybodys() -> None:
-    async def story(desk: Desk) -> None:
-        desk.present = FOUND
-        assert await desk.ensure(wants("web")) is FOUND
-        assert [call[0] for call in desk.calls] == ["look", "event"]
-
-    at_desk(story, with_book=False)
+    run_scenario(scenario)
 
 
-def test_an_image_that_may_not_be_pulled_and_not_be_used_is_given_up() -> None:
-    async def story(desk: Desk) -> None:
-        desk.present, desk.private = FOUND, True
+def test_without_a_pull_manager_every_pod_may_use_a_present_image() -> None:
+    async def scenario(harness: Harness) -> None:
+        harness.present = FOUND
+        assert await harness.ensure(wants("web")) is FOUND
+        assert [call[0] for call in harness.calls] == ["inspect", "event"]
+
+    run_scenario(scenario, with_pull_manager=False)
+
+
+def test_a_present_image_without_access_fails_with_policy_never() -> None:
+    async def scenario(harness: Harness) -> None:
+        harness.present, harness.private = FOUND, True
         text = f'Container image "{IMAGE}" is not present with pull policy of Never'
-        assert await desk.ensure(wants("web", policy="Never")) == NotStarted(StartFailure("ErrImageNeverPull", text))
-        assert desk.calls[-1] == warning("ErrImageNeverPull", text)
-        assert len(desk.calls) == 3
+        assert await harness.ensure(wants("web", policy="Never")) == NotStarted(StartFailure("ErrImageNeverPull", text))
+        assert harness.calls[-1] == warning("ErrImageNeverPull", text)
+        assert len(harness.calls) == 3
 
-    at_desk(story)
+    run_scenario(scenario)
 
 
-def test_a_runtime_that_cannot_tell_whether_an_image_is_there_is_named() -> None:
-    async def story(desk: Desk) -> None:
-        desk.look_error = RuntimeUnavailable("no socket")
+def test_an_inspect_error_of_the_runtime_is_reported() -> None:
+    async def scenario(harness: Harness) -> None:
+        harness.inspect_error = RuntimeUnavailable("no socket")
         text = f'Failed to inspect image "{IMAGE}": no socket'
-        assert await desk.ensure(wants("web")) == NotStarted(StartFailure("ImageInspectError", text))
-        assert desk.calls == [("look", IMAGE), warning("InspectFailed", text)]
+        assert await harness.ensure(wants("web")) == NotStarted(StartFailure("ImageInspectError", text))
+        assert harness.calls == [("inspect", IMAGE), warning("InspectFailed", text)]
 
-    at_desk(story)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize("image", ["", "UPPER//bad"])
-def test_a_name_that_cannot_be_read_is_not_looked_for(image: str) -> None:
-    async def story(desk: Desk) -> None:
-        answer = await desk.ensure(wants("web", image))
+def test_an_invalid_image_name_is_not_inspected(image: str) -> None:
+    async def scenario(harness: Harness) -> None:
+        answer = await harness.ensure(wants("web", image))
         assert isinstance(answer, NotStarted)
         assert answer.failure.reason == "InvalidImageName"
-        assert desk.calls == [warning("InspectFailed", answer.failure.message or "")]
+        assert harness.calls == [warning("InspectFailed", answer.failure.message or "")]
 
-    at_desk(story)
+    run_scenario(scenario)
 
 
 # Pulls.
 
 
-def test_a_pull_from_its_backoff_to_its_event() -> None:
-    async def story(desk: Desk) -> None:
-        desk.seconds = 1.5
-        assert await desk.ensure(wants("web", policy="Always"), secret("own", "s")) is FOUND
-        assert desk.calls == [
+def test_a_pull_makes_all_calls_in_order() -> None:
+    async def scenario(harness: Harness) -> None:
+        harness.seconds = 1.5
+        assert await harness.ensure(wants("web", policy="Always"), secret("own", "s")) is FOUND
+        assert harness.calls == [
             MAY_PULL,
             PULLING,
             ("begin", IMAGE),
@@ -248,37 +248,37 @@ def test_a_pull_from_its_backoff_to_its_event() -> None:
             ("observe", 1.5, 1234),
         ]
 
-    at_desk(story)
+    run_scenario(scenario)
 
 
-def test_the_time_until_a_pull_begins_is_part_of_the_wait() -> None:
-    async def story(desk: Desk) -> None:
-        desk.seconds, desk.config_seconds = 1.5, 0.5
-        await desk.ensure(wants("web", policy="Always"))
-        assert desk.calls[-2:] == [pulled("1.5s", "2s"), ("observe", 2.0, 1234)]
+def test_the_time_before_a_pull_counts_as_waiting() -> None:
+    async def scenario(harness: Harness) -> None:
+        harness.seconds, harness.config_seconds = 1.5, 0.5
+        await harness.ensure(wants("web", policy="Always"))
+        assert harness.calls[-2:] == [pulled("1.5s", "2s"), ("observe", 2.0, 1234)]
 
-    at_desk(story)
+    run_scenario(scenario)
 
 
-def test_a_pull_may_go_unobserved() -> None:
-    async def story(desk: Desk) -> None:
-        desk.images = ImageManager(
-            runtime=desk,
-            clock=desk.clock,
+def test_the_observer_is_optional() -> None:
+    async def scenario(harness: Harness) -> None:
+        harness.images = ImageManager(
+            runtime=harness,
+            clock=harness.clock,
             record=lambda event, about: None,
             spawn=asyncio.ensure_future,
-            pulls=stand_in(DurableBackoff, desk),
+            pulls=stand_in(DurableBackoff, harness),
         )
-        assert await desk.ensure(wants("web")) is FOUND
+        assert await harness.ensure(wants("web")) is FOUND
 
-    at_desk(story)
+    run_scenario(scenario)
 
 
-def test_a_pull_without_credentials_and_without_a_book() -> None:
-    async def story(desk: Desk) -> None:
-        assert await desk.ensure(wants("web")) is FOUND
-        assert desk.calls == [
-            ("look", IMAGE),
+def test_a_pull_without_credentials_and_without_a_pull_manager() -> None:
+    async def scenario(harness: Harness) -> None:
+        assert await harness.ensure(wants("web")) is FOUND
+        assert harness.calls == [
+            ("inspect", IMAGE),
             MAY_PULL,
             PULLING,
             ("pull", IMAGE, "none"),
@@ -286,61 +286,64 @@ def test_a_pull_without_credentials_and_without_a_book() -> None:
             ("observe", 0.0, 1234),
         ]
 
-    at_desk(story, with_book=False, with_node=False)
+    run_scenario(scenario, with_pull_manager=False, with_node=False)
 
 
-def test_pods_that_want_the_same_image_share_a_pull_and_each_is_told_how_long_it_waited() -> None:
-    async def story(desk: Desk) -> None:
-        desk.seconds = 3.0
-        first = asyncio.create_task(desk.ensure(wants("web"), secret("own", "s")))
+def test_a_shared_pull_reports_the_waiting_time_of_each_pod() -> None:
+    async def scenario(harness: Harness) -> None:
+        harness.seconds = 3.0
+        first = asyncio.create_task(harness.ensure(wants("web"), secret("own", "s")))
         await asyncio.sleep(2)
-        second = asyncio.create_task(desk.ensure(wants("web"), secret("own", "t")))
-        other = asyncio.create_task(desk.ensure(wants("web"), secret("other", "s")))
+        second = asyncio.create_task(harness.ensure(wants("web"), secret("own", "t")))
+        other = asyncio.create_task(harness.ensure(wants("web"), secret("other", "s")))
         await asyncio.gather(first, second, other)
-        assert [call for call in desk.calls if call[0] == "pull"] == [("pull", IMAGE, "own"), ("pull", IMAGE, "other")]
-        told = [call for call in desk.calls if call[0] == "event" and call != PULLING]
-        assert told == [pulled("3s", "3s"), pulled("1s", "1s"), pulled("3s", "3s")]
-        noted = [(call[3], call[4]) for call in desk.calls if call[0] == "pulled"]
-        # The pull is noted once, and then for each pod with its own secret.
-        assert noted == [(OWN, "s"), (OWN, "s"), (OWN, "t"), (OTHER, "s"), (OTHER, "s")]
-        desk.taken()
-        await desk.ensure(wants("web"), secret("own", "s"))
-        assert ("pull", IMAGE, "own") in desk.calls
+        assert [call for call in harness.calls if call[0] == "pull"] == [
+            ("pull", IMAGE, "own"),
+            ("pull", IMAGE, "other"),
+        ]
+        recorded = [call for call in harness.calls if call[0] == "event" and call != PULLING]
+        assert recorded == [pulled("3s", "3s"), pulled("1s", "1s"), pulled("3s", "3s")]
+        pulls = [(call[3], call[4]) for call in harness.calls if call[0] == "pulled"]
+        # The pull is recorded once, and then for each pod with its own secret.
+        assert pulls == [(OWN, "s"), (OWN, "s"), (OWN, "t"), (OTHER, "s"), (OTHER, "s")]
+        harness.taken()
+        await harness.ensure(wants("web"), secret("own", "s"))
+        assert ("pull", IMAGE, "own") in harness.calls
 
-    at_desk(story, with_node=False)
+    run_scenario(scenario, with_node=False)
 
 
-def test_a_pull_goes_on_when_the_pod_that_waits_for_it_is_killed() -> None:
-    async def story(desk: Desk) -> None:
-        desk.seconds = 3.0
-        first = asyncio.create_task(desk.ensure(wants("web")))
+def test_a_pull_continues_when_the_waiting_pod_is_killed() -> None:
+    async def scenario(harness: Harness) -> None:
+        harness.seconds = 3.0
+        first = asyncio.create_task(harness.ensure(wants("web")))
         await asyncio.sleep(1)
         first.cancel()
         await asyncio.sleep(1)
-        assert await desk.ensure(wants("web")) is FOUND
-        assert [call for call in desk.calls if call[0] == "pull"] == [("pull", IMAGE, "node")]
+        assert await harness.ensure(wants("web")) is FOUND
+        assert [call for call in harness.calls if call[0] == "pull"] == [("pull", IMAGE, "node")]
 
-    at_desk(story)
+    run_scenario(scenario)
 
 
 # Failures.
 
 
-def test_a_pull_that_is_held_back_is_not_begun() -> None:
+def test_a_pull_in_backoff_does_not_begin() -> None:
     until = BEGINNING + timedelta(seconds=40)
 
-    async def story(desk: Desk) -> None:
-        desk.held = Held(
+    async def scenario(harness: Harness) -> None:
+        harness.held = BackoffWait(
             "ImagePullBackOff", "Back-off", until, PodEvent(EventType.NORMAL, "BackOff", "text", "uid-web")
         )
-        assert await desk.ensure(wants("web")) == NotStarted(StartFailure("ImagePullBackOff", "Back-off"), until)
-        assert desk.calls == [("look", IMAGE), MAY_PULL, normal("BackOff", "text")]
+        assert await harness.ensure(wants("web")) == NotStarted(StartFailure("ImagePullBackOff", "Back-off"), until)
+        assert harness.calls == [("inspect", IMAGE), MAY_PULL, normal("BackOff", "text")]
 
-    at_desk(story)
+    run_scenario(scenario)
 
 
 FAILURES: dict[str, tuple[dict[str, Exception], list[str], str, str, bool]] = {
-    # what fails -> what is tried, reason and message, is it sure that nothing was pulled
+    # errors -> credentials tried, reason, message, certain that nothing was pulled
     "refused": (
         {"own": ImagePullFailed("denied"), "node": ImagePullFailed("unknown")},
         ["own", "node"],
@@ -355,14 +358,14 @@ FAILURES: dict[str, tuple[dict[str, Exception], list[str], str, str, bool]] = {
         "denied",
         True,
     ),
-    "one answer was lost": (
+    "the first answer is lost": (
         {"own": CallTimedOut("no answer"), "node": ImagePullFailed("unknown")},
         ["own", "node"],
         "ErrImagePull",
         "no answer",
         False,
     ),
-    "another answer was lost": (
+    "the second answer is lost": (
         {"own": ImagePullFailed("denied"), "node": CallTimedOut("no answer")},
         ["own", "node"],
         "ErrImagePull",
@@ -372,59 +375,59 @@ FAILURES: dict[str, tuple[dict[str, Exception], list[str], str, str, bool]] = {
 }
 
 
-@pytest.mark.parametrize("errors, tried, reason, text, surely", FAILURES.values(), ids=FAILURES.keys())
-def test_a_failed_pull_is_told_and_held_back(
-    errors: dict[str, Exception], tried: list[str], reason: str, text: str, surely: bool
+@pytest.mark.parametrize("errors, tried, reason, text, certain", FAILURES.values(), ids=FAILURES.keys())
+def test_a_failed_pull_is_recorded_and_backs_off(
+    errors: dict[str, Exception], tried: list[str], reason: str, text: str, certain: bool
 ) -> None:
-    async def story(desk: Desk) -> None:
-        desk.errors = errors
-        assert await desk.ensure(wants("web"), secret("own", "s")) == NotStarted(StartFailure(reason, text))
-        assert desk.calls == [
-            ("look", IMAGE),
+    async def scenario(harness: Harness) -> None:
+        harness.errors = errors
+        assert await harness.ensure(wants("web"), secret("own", "s")) == NotStarted(StartFailure(reason, text))
+        assert harness.calls == [
+            ("inspect", IMAGE),
             MAY_PULL,
             PULLING,
             ("begin", IMAGE),
             *(("pull", IMAGE, password) for password in tried),
-            ("ended", IMAGE, surely),
+            ("ended", IMAGE, certain),
             warning("Failed", f'Failed to pull image "{IMAGE}": {text}'),
             ("pull failed", "uid-web", IMAGE, f"{reason}: {text}", CURVE),
             ("settle", "uid-web"),
         ]
 
-    at_desk(story)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize(
     "error, reason",
     [(ImagePullFailed("no", "RegistryUnavailable"), "RegistryUnavailable"), (TryLater("no"), "ErrImagePull")],
 )
-def test_the_reason_of_a_failed_pull_is_the_runtimes_own(error: Exception, reason: str) -> None:
-    async def story(desk: Desk) -> None:
-        desk.errors = {"none": error}
-        assert await desk.ensure(wants("web")) == NotStarted(StartFailure(reason, "no"))
+def test_the_reason_of_a_failed_pull_comes_from_the_runtime(error: Exception, reason: str) -> None:
+    async def scenario(harness: Harness) -> None:
+        harness.errors = {"none": error}
+        assert await harness.ensure(wants("web")) == NotStarted(StartFailure(reason, "no"))
 
-    at_desk(story, with_node=False)
+    run_scenario(scenario, with_node=False)
 
 
-def test_credentials_are_tried_until_one_opens_the_image() -> None:
-    async def story(desk: Desk) -> None:
-        desk.errors = {"own": ImagePullFailed("denied")}
+def test_credentials_are_tried_until_the_registry_accepts_one() -> None:
+    async def scenario(harness: Harness) -> None:
+        harness.errors = {"own": ImagePullFailed("denied")}
         second = PullSecret(config("other"), SecretName("team", "t"))
-        assert await desk.ensure(wants("web"), secret("own", "s"), second) is FOUND
-        assert [call[2] for call in desk.calls if call[0] == "pull"] == ["own", "other"]
-        assert [call[3:] for call in desk.calls if call[0] == "pulled"] == [(OTHER, "t"), (OTHER, "t")]
+        assert await harness.ensure(wants("web"), secret("own", "s"), second) is FOUND
+        assert [call[2] for call in harness.calls if call[0] == "pull"] == ["own", "other"]
+        assert [call[3:] for call in harness.calls if call[0] == "pulled"] == [(OTHER, "t"), (OTHER, "t")]
 
-    at_desk(story)
+    run_scenario(scenario)
 
 
-def test_the_pod_may_tune_its_backoff() -> None:
-    async def story(desk: Desk) -> None:
-        desk.errors = {"node": ImagePullFailed("denied")}
+def test_annotations_tune_the_backoff_curve() -> None:
+    async def scenario(harness: Harness) -> None:
+        harness.errors = {"node": ImagePullFailed("denied")}
         of = wants("web")
         annotations = {"podkeeper.io/pull-backoff-initial": "2s"}
         tuned = replace(of, metadata=replace(of.metadata, annotations=annotations))
-        await desk.ensure(tuned)
-        curves = {call[-1] for call in desk.calls if call[0] in ("may pull", "pull failed")}
+        await harness.ensure(tuned)
+        curves = {call[-1] for call in harness.calls if call[0] in ("may pull", "pull failed")}
         assert curves == {CURVE.tuned(initial=timedelta(seconds=2), maximum=None)}
 
-    at_desk(story)
+    run_scenario(scenario)

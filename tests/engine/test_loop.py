@@ -20,7 +20,7 @@ from podkeeper.model.messages import (
     ProbeUpdate,
 )
 from podkeeper.rules.worker.updates import Update
-from tests.engine.loop_house import LoopHouse, never, play, pod
+from tests.engine.loop_harness import LoopHarness, never, play, pod
 
 WEB = PodUID("web")
 
@@ -29,7 +29,7 @@ WEB = PodUID("web")
 
 
 def test_a_pod_that_is_added_runs_at_once() -> None:
-    async def story(node: LoopHouse) -> set[str]:
+    async def story(node: LoopHarness) -> set[str]:
         node.tell(Op.ADD, pod("web"))
         await asyncio.sleep(0.01)
         return set(node.runtime.running)
@@ -37,8 +37,8 @@ def test_a_pod_that_is_added_runs_at_once() -> None:
     assert play(story) == ({"web"}, 0.01)
 
 
-def test_additions_are_taken_up_in_order_of_age_and_one_without_a_readable_time_holds_up_nobody() -> None:
-    async def story(node: LoopHouse) -> list[str]:
+def test_additions_are_handled_by_age_and_an_unreadable_time_delays_none() -> None:
+    async def story(node: LoopHarness) -> list[str]:
         young, old = "2026-01-01T00:00:02Z", "2026-01-01T00:00:01Z"
         node.tell(Op.ADD, pod("young", created=young), pod("odd", created="yesterday"), pod("old", created=old))
         await asyncio.sleep(0.01)
@@ -48,7 +48,7 @@ def test_additions_are_taken_up_in_order_of_age_and_one_without_a_readable_time_
 
 
 def test_a_removed_pod_is_stopped_and_forgotten() -> None:
-    async def story(node: LoopHouse) -> tuple[set[str], bool]:
+    async def story(node: LoopHarness) -> tuple[set[str], bool]:
         node.tell(Op.ADD, pod("web"))
         await asyncio.sleep(1)
         node.tell(Op.REMOVE, pod("web"))
@@ -60,21 +60,21 @@ def test_a_removed_pod_is_stopped_and_forgotten() -> None:
 
 REFUSED = {
     "an op that only sources send": lambda node: node.tell(Op.SET, pod("bad")),
-    "an op that nobody knows": lambda node: node.tell("SHRUG", pod("bad")),
-    "a pod without a UID": lambda node: node.tell(Op.ADD, pod("bad", "")),
-    "an event of a pod that is not desired": lambda node: node.loop.tell_lifecycle(
+    "an unknown operation": lambda node: node.tell("SHRUG", pod("bad")),
+    "a pod without a UID": lambda node: node.tell(Op.ADD, pod("bad", uid="")),
+    "an event of a pod that is not desired": lambda node: node.inbox.put(
         LifecycleEvent(PodUID("bad"), LifecycleEventType.CONTAINER_STARTED)
     ),
-    "a result of a probe nobody made": lambda node: node.loop.tell_probe(
+    "a result of an unknown probe": lambda node: node.inbox.put(
         ProbeUpdate(ProbeKind.LIVENESS, PodUID("bad"), "fake://1", ProbeResult.FAILURE)
     ),
-    "the end of a static pod nobody follows": lambda node: node.loop.left("nobody_ns"),
+    "the end of a static pod without a successor": lambda node: node.inbox.static_pod_ended("absent_ns"),
 }
 
 
 @pytest.mark.parametrize("tell", REFUSED.values(), ids=REFUSED.keys())
-def test_what_makes_no_sense_is_refused_and_the_loop_goes_on(tell: Callable[[LoopHouse], None]) -> None:
-    async def story(node: LoopHouse) -> set[str]:
+def test_invalid_messages_are_ignored_and_the_loop_continues(tell: Callable[[LoopHarness], None]) -> None:
+    async def story(node: LoopHarness) -> set[str]:
         tell(node)
         node.tell(Op.ADD, pod("good"))
         await asyncio.sleep(0.01)
@@ -84,7 +84,7 @@ def test_what_makes_no_sense_is_refused_and_the_loop_goes_on(tell: Callable[[Loo
 
 
 def test_an_exception_about_one_pod_spares_the_others() -> None:
-    async def story(node: LoopHouse) -> set[str]:
+    async def story(node: LoopHarness) -> set[str]:
         update = node.workers.update_pod
 
         def raising(told: Update) -> None:
@@ -102,7 +102,7 @@ def test_an_exception_about_one_pod_spares_the_others() -> None:
 
 
 def test_readiness_and_startup_results_set_flags_and_a_liveness_failure_syncs() -> None:
-    async def story(node: LoopHouse) -> tuple[object, int]:
+    async def story(node: LoopHarness) -> tuple[object, int]:
         node.tell(Op.ADD, pod("web"))
         await asyncio.sleep(0.01)
         before = len(node.syncer.diary)
@@ -112,7 +112,7 @@ def test_readiness_and_startup_results_set_flags_and_a_liveness_failure_syncs() 
             (ProbeKind.LIVENESS, ProbeResult.SUCCESS),
             (ProbeKind.LIVENESS, ProbeResult.FAILURE),
         ):
-            node.loop.tell_probe(ProbeUpdate(kind, WEB, "fake://1", result))
+            node.inbox.put(ProbeUpdate(kind, WEB, "fake://1", result))
             await asyncio.sleep(0.01)
         return node.status.flags, len(node.syncer.diary) - before
 
@@ -121,20 +121,20 @@ def test_readiness_and_startup_results_set_flags_and_a_liveness_failure_syncs() 
 
 
 def test_a_dead_container_is_collected_with_its_older_kin() -> None:
-    async def story(node: LoopHouse) -> object:
+    async def story(node: LoopHarness) -> object:
         node.tell(Op.ADD, pod("web"))
-        node.loop.tell_lifecycle(LifecycleEvent(WEB, LifecycleEventType.CONTAINER_DIED, "c1"))
-        node.loop.tell_lifecycle(LifecycleEvent(WEB, LifecycleEventType.CONTAINER_REMOVED, "c0"))
+        node.inbox.put(LifecycleEvent(WEB, LifecycleEventType.CONTAINER_DIED, "c1"))
+        node.inbox.put(LifecycleEvent(WEB, LifecycleEventType.CONTAINER_REMOVED, "c0"))
         await asyncio.sleep(0.01)
         return node.collected
 
     assert play(story)[0] == [("web", "c1", False)]
 
 
-def test_a_new_mirror_is_told_the_status_at_once() -> None:
-    async def story(node: LoopHouse) -> object:
-        node.tell(Op.ADD, pod("dns", "static", source=FILE_SOURCE), source=FILE_SOURCE)
-        node.tell(Op.ADD, pod("dns", "shadow", mirror=True))
+def test_a_new_mirror_gets_the_status_at_once() -> None:
+    async def story(node: LoopHarness) -> object:
+        node.tell(Op.ADD, pod("dns", uid="static", source=FILE_SOURCE), source=FILE_SOURCE)
+        node.tell(Op.ADD, pod("dns", uid="shadow", mirror="hash"))
         await asyncio.sleep(0.01)
         return node.status.told_mirrors
 
@@ -144,12 +144,12 @@ def test_a_new_mirror_is_told_the_status_at_once() -> None:
 # Turns.
 
 
-def test_a_pod_gets_its_turn_exactly_when_its_work_is_due() -> None:
-    async def story(node: LoopHouse) -> list[float]:
+def test_a_pod_is_synced_exactly_when_it_is_due() -> None:
+    async def story(node: LoopHarness) -> list[float]:
         node.tell(Op.ADD, pod("web"))
         await asyncio.sleep(0.01)
         for seconds in (7.5, 0.0, 100.0):
-            node.loop.enqueue(WEB, seconds)
+            node.inbox.enqueue(WEB, seconds)
             await asyncio.sleep(20)
         await asyncio.sleep(90)
         return node.syncer.did("sync", "web")
@@ -159,18 +159,18 @@ def test_a_pod_gets_its_turn_exactly_when_its_work_is_due() -> None:
 
 
 def test_an_idle_node_wakes_up_for_its_pods_and_for_nothing_else() -> None:
-    async def story(node: LoopHouse) -> int:
+    async def story(node: LoopHarness) -> int:
         node.tell(Op.ADD, pod("web"))
         await asyncio.sleep(1)
         turns = 0
-        get_work = node.queue.get_work
+        get_work = node.inbox.queue.get_work
 
         def counted() -> list[PodUID]:
             nonlocal turns
             turns += 1
             return get_work()
 
-        node.queue.get_work = counted  # type: ignore[method-assign]  # counts calls
+        node.inbox.queue.get_work = counted  # type: ignore[method-assign]  # counts calls
         await asyncio.sleep(600)
         return turns
 
@@ -179,10 +179,10 @@ def test_an_idle_node_wakes_up_for_its_pods_and_for_nothing_else() -> None:
 
 
 def test_a_pod_past_its_deadline_is_synced_every_second_until_it_ends() -> None:
-    async def story(node: LoopHouse) -> tuple[list[float], int]:
-        node.tell(Op.ADD, pod("web", deadline_seconds=30, start_time="2026-01-01T00:00:00Z"))
+    async def story(node: LoopHarness) -> tuple[list[float], int]:
+        node.tell(Op.ADD, pod("web", deadline=30, status=PodStatus(start_time="2026-01-01T00:00:00Z")))
         await asyncio.sleep(33.5)
-        node.tell(Op.DELETE, pod("web", deadline_seconds=30, start_time="2026-01-01T00:00:00Z", deleted=True))
+        node.tell(Op.DELETE, pod("web", deadline=30, deleted=True, status=PodStatus(start_time="2026-01-01T00:00:00Z")))
         await asyncio.sleep(0.5)
         seen = len(node.syncer.diary)
         await asyncio.sleep(30)
@@ -192,10 +192,10 @@ def test_a_pod_past_its_deadline_is_synced_every_second_until_it_ends() -> None:
 
 
 def test_a_deadline_that_comes_before_all_work_is_not_slept_through() -> None:
-    async def story(node: LoopHouse) -> list[float]:
+    async def story(node: LoopHarness) -> list[float]:
         node.tell(Op.ADD, *(pod(f"quiet-{n}") for n in range(50)))
         await asyncio.sleep(1)
-        node.tell(Op.ADD, pod("web", deadline_seconds=30, start_time="2026-01-01T00:00:00Z"))
+        node.tell(Op.ADD, pod("web", deadline=30, status=PodStatus(start_time="2026-01-01T00:00:00Z")))
         await asyncio.sleep(29.5)
         return node.syncer.did("sync", "web")
 
@@ -203,8 +203,8 @@ def test_a_deadline_that_comes_before_all_work_is_not_slept_through() -> None:
 
 
 def test_a_deadline_counts_from_the_start_time_that_is_published_later() -> None:
-    async def story(node: LoopHouse) -> list[float]:
-        node.tell(Op.ADD, pod("web", deadline_seconds=30))
+    async def story(node: LoopHarness) -> list[float]:
+        node.tell(Op.ADD, pod("web", deadline=30))
         await asyncio.sleep(8)
         node.status.set_pod_status(pod("web"), PodStatus(start_time="2026-01-01T00:00:08Z"))
         await asyncio.sleep(30.5)
@@ -228,10 +228,10 @@ TROUBLES = {"it does not answer": _down, "it hangs": never, "its client is broke
 
 
 @pytest.mark.parametrize("trouble", TROUBLES.values(), ids=TROUBLES.keys())
-def test_while_the_runtime_is_not_well_nothing_is_started_and_nothing_is_lost(
+def test_while_the_runtime_is_unhealthy_nothing_starts_and_nothing_is_lost(
     trouble: Callable[[], Awaitable[None]],
 ) -> None:
-    async def story(node: LoopHouse) -> tuple[list[object], set[str]]:
+    async def story(node: LoopHarness) -> tuple[list[object], set[str]]:
         seen: list[object] = []
         node.tell(Op.ADD, pod("before"))
         await asyncio.sleep(1)
@@ -251,8 +251,8 @@ def test_while_the_runtime_is_not_well_nothing_is_started_and_nothing_is_lost(
     assert running == {f"pod-{n}" for n in range(100)}
 
 
-def test_a_runtime_that_says_it_is_not_ready_is_asked_again_after_pauses_that_double() -> None:
-    async def story(node: LoopHouse) -> list[float]:
+def test_an_unready_runtime_is_checked_again_with_backoff() -> None:
+    async def story(node: LoopHarness) -> list[float]:
         asked: list[float] = []
 
         async def note() -> None:
@@ -270,8 +270,8 @@ def test_a_runtime_that_says_it_is_not_ready_is_asked_again_after_pauses_that_do
 # Bursts and hangs.
 
 
-def test_ten_thousand_additions_hold_up_nobody_for_more_than_a_few_pods() -> None:
-    async def story(node: LoopHouse) -> int:
+def test_ten_thousand_additions_delay_other_tasks_only_by_a_few_pods() -> None:
+    async def story(node: LoopHarness) -> int:
         node.tell(Op.ADD, *(pod(f"pod-{n}") for n in range(10_000)))
         worst = 0
         while len(node.runtime.running) < 10_000:
@@ -282,11 +282,11 @@ def test_ten_thousand_additions_hold_up_nobody_for_more_than_a_few_pods() -> Non
 
     worst, seconds = play(story)
     assert worst <= 32
-    assert seconds == 0.0  # as fast as the machine goes: no pause is made
+    assert seconds == 0.0  # without any pause
 
 
-def test_one_hung_pass_delays_none_of_a_hundred_pods() -> None:
-    async def story(node: LoopHouse) -> tuple[int, set[str]]:
+def test_one_hung_sync_delays_none_of_a_hundred_pods() -> None:
+    async def story(node: LoopHarness) -> tuple[int, set[str]]:
         node.syncer.hanging.add("pod-0")
         node.tell(Op.ADD, *(pod(f"pod-{n}") for n in range(100)))
         await asyncio.sleep(0.01)
@@ -305,9 +305,9 @@ def changed(predecessor: Pod, uid: str) -> Pod:
     return replace(predecessor, metadata=replace(predecessor.metadata, uid=uid))
 
 
-def test_the_successor_of_a_static_pod_starts_as_soon_as_its_predecessor_has_left() -> None:
-    async def story(node: LoopHouse) -> tuple[list[float], list[float]]:
-        old = pod("dns", "old", source=FILE_SOURCE)
+def test_the_successor_of_a_static_pod_starts_as_soon_as_its_predecessor_has_ended() -> None:
+    async def story(node: LoopHarness) -> tuple[list[float], list[float]]:
+        old = pod("dns", uid="old", source=FILE_SOURCE)
         node.syncer.stop_seconds["old"] = 17.25
         node.tell(Op.ADD, old, source=FILE_SOURCE)
         await asyncio.sleep(1)
@@ -320,8 +320,8 @@ def test_the_successor_of_a_static_pod_starts_as_soon_as_its_predecessor_has_lef
 
 
 def test_of_three_versions_of_a_static_pod_the_last_one_runs() -> None:
-    async def story(node: LoopHouse) -> tuple[set[str], list[float]]:
-        first = pod("dns", "1", source=FILE_SOURCE)
+    async def story(node: LoopHarness) -> tuple[set[str], list[float]]:
+        first = pod("dns", uid="1", source=FILE_SOURCE)
         node.syncer.stop_seconds["1"] = 5
         node.tell(Op.ADD, first, source=FILE_SOURCE)
         await asyncio.sleep(1)

@@ -21,21 +21,22 @@ from podkeeper.model.messages import (
     Op,
     PodUID,
 )
+from podkeeper.testing.build import container
 from podkeeper.testing.failures import check_backoff_resets, fail_each_call
 from podkeeper.testing.interleave import interleave
-from podkeeper.testing.operations import Event, Operation
+from podkeeper.testing.operations import Event, OperationTest
 from podkeeper.testing.port_calls import PortCalls
-from tests.engine.loop_house import LoopHouse, pod
+from tests.engine.loop_harness import LoopHarness, pod
 
-OLD = pod("old", cpu="4")
-CRITICAL = pod("critical", source=FILE_SOURCE, cpu="3")
+OLD = pod("old", container(requests={"cpu": "4"}))
+CRITICAL = pod("critical", container(requests={"cpu": "3"}), source=FILE_SOURCE)
 """Static pods are critical: pod old is killed for it."""
 UID = PodUID("critical")
 
 
 @dataclass
-class Stage:
-    node: LoopHouse
+class Harness:
+    node: LoopHarness
 
     def tell(self, op: Op, *pods: Pod, source: str = API_SOURCE) -> None:
         self.node.tell(op, *pods, source=source)
@@ -49,7 +50,7 @@ class Stage:
         self.of_critical(Op.ADD)
 
     def died(self) -> None:
-        self.node.loop.tell_lifecycle(LifecycleEvent(UID, LifecycleEventType.CONTAINER_DIED, "c1"))
+        self.node.inbox.put(LifecycleEvent(UID, LifecycleEventType.CONTAINER_DIED, "c1"))
 
     def become_unwell(self) -> None:
         """The runtime is not ready for a while, longer than the period of the health check."""
@@ -73,14 +74,14 @@ class Stage:
     async def there_is_no_room_for_another_large_pod(self) -> None:
         """A pod that runs is counted, so another one does not fit."""
         running = set(self.node.runtime.running)
-        self.tell(Op.ADD, pod("last", cpu="3"))
+        self.tell(Op.ADD, pod("last", container(requests={"cpu": "3"})))
         await asyncio.sleep(0.1)
         assert ("last" in self.node.runtime.running) == running.isdisjoint({"critical", "greedy", "old"})
 
 
 @asynccontextmanager
-async def stage(calls: PortCalls) -> AsyncIterator[Stage]:
-    it = Stage(LoopHouse(sources=(API_SOURCE, FILE_SOURCE), calls=calls))
+async def stage(calls: PortCalls) -> AsyncIterator[Harness]:
+    it = Harness(LoopHarness(sources=(API_SOURCE, FILE_SOURCE), calls=calls))
     it.node.syncer.stop_seconds["old"] = 1
     async with it.node.alive():
         it.tell(Op.ADD, OLD)
@@ -89,56 +90,56 @@ async def stage(calls: PortCalls) -> AsyncIterator[Stage]:
         yield it
 
 
-async def add_critical(stage: Stage) -> None:
+async def add_critical(stage: Harness) -> None:
     stage.of_critical(Op.ADD)
     await asyncio.sleep(1.5)
 
 
-ADDING = Operation(
-    stage=stage,
+ADDING = OperationTest(
+    setup=stage,
     run=add_critical,
-    state=Stage.what_runs,
-    check=Stage.is_sound,
-    afterwards=Stage.there_is_no_room_for_another_large_pod,
+    state=Harness.what_runs,
+    check=Harness.is_sound,
+    afterwards=Harness.there_is_no_room_for_another_large_pod,
     settle_seconds=15,
 )
-EVENTS: dict[str, Event[Stage]] = {
+EVENTS: dict[str, Event[Harness]] = {
     "the pod is updated": lambda stage: stage.of_critical(Op.UPDATE),
-    "a container dies": Stage.died,
-    "work is due": lambda stage: stage.node.loop.enqueue(UID, 0),
-    "a static pod has left": lambda stage: stage.node.loop.left("critical_ns"),
-    "housekeeping": lambda stage: stage.node.loop.tidy_soon(),
-    "a mirror comes": lambda stage: stage.tell(Op.ADD, pod("critical", "mirror", mirror=True)),
+    "a container dies": Harness.died,
+    "work is due": lambda stage: stage.node.inbox.enqueue(UID, 0),
+    "a static pod has ended": lambda stage: stage.node.inbox.static_pod_ended("critical_ns"),
+    "housekeeping": lambda stage: stage.node.loop.request_housekeeping(),
+    "a mirror comes": lambda stage: stage.tell(Op.ADD, pod("critical", uid="mirror", mirror="hash")),
     "another pod comes": lambda stage: stage.tell(Op.ADD, pod("small")),
 }
-LATE_EVENTS: dict[str, Event[Stage]] = {
+LATE_EVENTS: dict[str, Event[Harness]] = {
     "the pod is removed": lambda stage: stage.of_critical(Op.REMOVE),
-    "the pod comes back": Stage.come_back,
+    "the pod comes back": Harness.come_back,
     "the victim is removed": lambda stage: stage.tell(Op.REMOVE, OLD),
-    "a large pod comes": lambda stage: stage.tell(Op.ADD, pod("greedy", cpu="3")),
-    "the runtime is not ready": Stage.become_unwell,
+    "a large pod comes": lambda stage: stage.tell(Op.ADD, pod("greedy", container(requests={"cpu": "3"}))),
+    "the runtime is not ready": Harness.become_unwell,
 }
 
 
 def test_no_event_delays_a_critical_pod() -> None:
-    soon = dataclasses.replace(ADDING, state=Stage.what_runs_since, settle_seconds=0.2)
+    soon = dataclasses.replace(ADDING, state=Harness.what_runs_since, settle_seconds=0.2)
     interleave(soon, EVENTS, in_call_order=True, cancel=False)
 
 
-def test_every_event_while_a_critical_pod_waits_for_room() -> None:
+def test_every_event_while_a_critical_pod_is_held() -> None:
     interleave(ADDING, LATE_EVENTS, in_call_order=True, cancel=False)
 
 
-async def sync_in_time(stage: Stage) -> None:
-    stage.node.loop.enqueue(PodUID("old"), 0.5)
+async def sync_in_time(stage: Harness) -> None:
+    stage.node.inbox.enqueue(PodUID("old"), 0.5)
     await asyncio.sleep(1)
 
 
-WORK: dict[str, Event[Stage]] = {
-    "work is due earlier": lambda stage: stage.node.loop.enqueue(PodUID("small"), 0.1),
-    "work is due later": lambda stage: stage.node.loop.enqueue(PodUID("small"), 0.9),
-    "work is due at once": lambda stage: stage.node.loop.enqueue(PodUID("small"), 0),
-    "a pod with a deadline comes": lambda stage: stage.tell(Op.ADD, pod("job", deadline_seconds=1)),
+WORK: dict[str, Event[Harness]] = {
+    "work is due earlier": lambda stage: stage.node.inbox.enqueue(PodUID("small"), 0.1),
+    "work is due later": lambda stage: stage.node.inbox.enqueue(PodUID("small"), 0.9),
+    "work is due at once": lambda stage: stage.node.inbox.enqueue(PodUID("small"), 0),
+    "a pod with a deadline comes": lambda stage: stage.tell(Op.ADD, pod("job", deadline=1)),
 }
 
 
@@ -146,21 +147,21 @@ def test_no_event_delays_work_that_is_due() -> None:
     """Every pod that is enqueued is synced, and the one of the operation in time."""
 
     @asynccontextmanager
-    async def idle(calls: PortCalls) -> AsyncIterator[Stage]:
-        it = Stage(LoopHouse(calls=calls))
+    async def idle(calls: PortCalls) -> AsyncIterator[Harness]:
+        it = Harness(LoopHarness(calls=calls))
         async with it.node.alive():
             it.tell(Op.ADD, OLD, pod("small"))
             await asyncio.sleep(2.1)
             it.node.syncer.diary.clear()
             yield it
 
-    def synced(it: Stage) -> object:
+    def synced(it: Harness) -> object:
         return len(it.node.syncer.did("sync", "small"))
 
-    def in_time(it: Stage) -> None:
+    def in_time(it: Harness) -> None:
         assert it.node.syncer.did("sync", "old") == pytest.approx([2.6], abs=0.01)
 
-    syncing = Operation(stage=idle, run=sync_in_time, state=synced, check=in_time, settle_seconds=2)
+    syncing = OperationTest(setup=idle, run=sync_in_time, state=synced, check=in_time, settle_seconds=2)
     interleave(syncing, WORK, in_call_order=True, cancel=False)
 
 
@@ -170,11 +171,11 @@ def test_every_call_fails_once() -> None:
 
 def test_the_pause_between_health_checks_doubles_and_a_success_resets_it() -> None:
     @asynccontextmanager
-    async def empty(calls: PortCalls) -> AsyncIterator[Stage]:
-        it = Stage(LoopHouse(calls=calls))
+    async def empty(calls: PortCalls) -> AsyncIterator[Harness]:
+        it = Harness(LoopHarness(calls=calls))
         async with it.node.alive():
             yield it
 
-    waiting = Operation(stage=empty, run=lambda _: asyncio.sleep(3), state=lambda _: None)
+    waiting = OperationTest(setup=empty, run=lambda _: asyncio.sleep(3), state=lambda _: None)
     pauses = check_backoff_resets(waiting, "runtime", "health", RuntimeUnavailable, lambda _: asyncio.sleep(6))
     assert pauses == pytest.approx([0.1, 0.2, 0.4, 0.8])

@@ -1,4 +1,4 @@
-"""The sync loop alone, with neighbours that note when they are called: turns, breaths, and the runtime's health."""
+"""The sync loop alone: order of messages, due syncs, yields to other tasks, health of the runtime."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
@@ -9,8 +9,9 @@ import pytest
 from podkeeper.engine.deadlines import ActiveDeadlines
 from podkeeper.engine.handlers import SyncHandlers
 from podkeeper.engine.housekeeping import Housekeeping
+from podkeeper.engine.inbox import LoopInbox
 from podkeeper.engine.loop import SyncLoop
-from podkeeper.engine.queue import WorkQueue
+from podkeeper.engine.runtime_state import RuntimeState
 from podkeeper.model.errors import RuntimeUnavailable
 from podkeeper.model.messages import (
     API_SOURCE,
@@ -26,7 +27,7 @@ from podkeeper.model.messages import (
 from podkeeper.model.runtime_calls import RuntimeHealth
 from podkeeper.testing.virtual_time import VirtualClock, simulate
 from tests.doubles import stand_in
-from tests.engine.loop_house import never, pod
+from tests.engine.loop_harness import never, pod
 
 WEB, DB = PodUID("web"), PodUID("db")
 DIED = LifecycleEvent(WEB, LifecycleEventType.CONTAINER_DIED, "c1")
@@ -40,7 +41,7 @@ def additions(number: int) -> PodUpdate:
 
 
 class Neighbours:
-    """All neighbours of a loop in one, and the loop. To be made inside of a virtual loop."""
+    """A loop, and all modules that it calls. Must be created inside a virtual loop."""
 
     def __init__(self) -> None:
         self.clock = VirtualClock()
@@ -52,18 +53,18 @@ class Neighbours:
         self.health_seen: set[str | None] = set()  # while pods of updates were handled
         self.late: list[PodUID] = []
         self.deadline: float | None = None  # when the next one passes
-        self.is_well: Callable[[], bool] = lambda: False
+        self.is_healthy: Callable[[], bool] = lambda: False
         self.all_heard: Callable[[], bool] = lambda: False
         self.trouble: Callable[[], Awaitable[None]] | None = None
         self.ready = True
         self.asked: list[float] = []
-        self.queue = WorkQueue(self.clock.monotonic)
+        self.inbox = LoopInbox(clock=self.clock)
         self.loop = SyncLoop(
             handlers=stand_in(SyncHandlers, self),
-            queue=self.queue,
+            inbox=self.inbox,
             deadlines=stand_in(ActiveDeadlines, self),
             housekeeping=stand_in(Housekeeping, self),
-            runtime=self,
+            runtime_state=RuntimeState(self),
             clock=self.clock,
         )
 
@@ -112,11 +113,11 @@ class Neighbours:
 
     # Housekeeping.
 
-    async def run(self, is_well: Callable[[], bool], all_sources_ready: Callable[[], bool]) -> None:
-        self.is_well, self.all_heard = is_well, all_sources_ready
+    async def run(self, is_healthy: Callable[[], bool], all_sources_ready: Callable[[], bool]) -> None:
+        self.is_healthy, self.all_heard = is_healthy, all_sources_ready
         await never()
 
-    def hurry(self) -> None:
+    def request(self) -> None:
         self.note("hurry")
 
     def is_removing(self, uid: PodUID) -> bool:
@@ -150,12 +151,12 @@ def play(story: Callable[[Neighbours], Awaitable[None]], prepare: Callable[[Neig
 # News.
 
 
-def test_news_is_handled_in_order_and_successors_of_static_pods_go_first() -> None:
+def test_messages_are_handled_in_order_and_successors_of_static_pods_first() -> None:
     async def story(it: Neighbours) -> None:
-        it.loop.tell_probe(READY)
-        it.loop.tell_config(additions(2))
-        it.loop.tell_lifecycle(DIED)
-        it.loop.left("dns_ns")
+        it.inbox.put(READY)
+        it.inbox.put(additions(2))
+        it.inbox.put(DIED)
+        it.inbox.static_pod_ended("dns_ns")
         await asyncio.sleep(0)
         await asyncio.sleep(0.01)
         assert it.names() == ["left dns_ns", "probe web", "config of 2", "lifecycle web"]
@@ -166,14 +167,14 @@ def test_news_is_handled_in_order_and_successors_of_static_pods_go_first() -> No
 @pytest.mark.parametrize(
     "tell",
     [
-        lambda it: it.loop.tell_config(additions(1)),
-        lambda it: it.loop.tell_lifecycle(DIED),
-        lambda it: it.loop.tell_probe(READY),
-        lambda it: it.loop.left("dns_ns"),
+        lambda it: it.inbox.put(additions(1)),
+        lambda it: it.inbox.put(DIED),
+        lambda it: it.inbox.put(READY),
+        lambda it: it.inbox.static_pod_ended("dns_ns"),
     ],
     ids=["config", "lifecycle", "probe", "left"],
 )
-def test_any_news_wakes_the_loop(tell: Callable[[Neighbours], None]) -> None:
+def test_any_message_wakes_the_loop(tell: Callable[[Neighbours], None]) -> None:
     async def story(it: Neighbours) -> None:
         for _ in range(2):
             it.calls.clear()
@@ -184,11 +185,11 @@ def test_any_news_wakes_the_loop(tell: Callable[[Neighbours], None]) -> None:
     play(story)
 
 
-def test_news_that_cannot_be_handled_is_skipped(caplog: pytest.LogCaptureFixture) -> None:
+def test_messages_that_cannot_be_handled_are_skipped(caplog: pytest.LogCaptureFixture) -> None:
     async def story(it: Neighbours) -> None:
         it.failing = True
-        it.loop.tell_config(additions(3))
-        it.loop.tell_lifecycle(DIED)
+        it.inbox.put(additions(3))
+        it.inbox.put(DIED)
         await asyncio.sleep(0.01)
         assert it.names() == ["config of 3", "lifecycle web"]
 
@@ -197,7 +198,7 @@ def test_news_that_cannot_be_handled_is_skipped(caplog: pytest.LogCaptureFixture
 
 
 async def portions(it: Neighbours, done: Callable[[], int]) -> set[int]:
-    """How much is done between two moments in which everybody else may run, until nothing more is done."""
+    """Return how many pods are handled between two yields, until nothing more is handled."""
     seen = [done()]
     for _ in range(200):
         await asyncio.sleep(0)
@@ -210,25 +211,25 @@ async def portions(it: Neighbours, done: Callable[[], int]) -> set[int]:
 def test_everybody_else_may_run_after_every_32_pods_and_after_each_costly_one(costly: bool, most: int) -> None:
     async def story(it: Neighbours) -> None:
         it.costly = costly
-        it.loop.tell_config(additions(32 * 3))
+        it.inbox.put(additions(32 * 3))
         assert await portions(it, lambda: it.handled) == {most}
 
     play(story)
 
 
-def test_everybody_else_may_run_after_every_32_pieces_of_news() -> None:
+def test_other_tasks_may_run_after_every_32_messages() -> None:
     async def story(it: Neighbours) -> None:
         for _ in range(96):
-            it.loop.tell_lifecycle(DIED)
+            it.inbox.put(DIED)
         assert await portions(it, lambda: len(it.calls)) == {32}
 
     play(story)
 
 
-def test_everybody_else_may_run_after_every_32_turns() -> None:
+def test_other_tasks_may_run_after_every_32_due_syncs() -> None:
     async def story(it: Neighbours) -> None:
         for number in range(96):
-            it.loop.enqueue(PodUID(f"pod-{number}"), 1)
+            it.inbox.enqueue(PodUID(f"pod-{number}"), 1)
         await asyncio.sleep(1)
         assert it.calls == []
         await asyncio.sleep(0.001)
@@ -237,11 +238,11 @@ def test_everybody_else_may_run_after_every_32_turns() -> None:
     play(story)
 
 
-def test_an_update_pauses_in_the_middle_while_the_runtime_is_not_well() -> None:
+def test_an_update_pauses_while_the_runtime_is_unhealthy() -> None:
     async def story(it: Neighbours) -> None:
         async def fail_later() -> None:
             if it.handled == 0:
-                it.loop.tell_config(additions(100))
+                it.inbox.put(additions(100))
                 while it.handled < 10:
                     await asyncio.sleep(0)
             raise RuntimeUnavailable("no socket")
@@ -263,15 +264,15 @@ def test_an_update_pauses_in_the_middle_while_the_runtime_is_not_well() -> None:
 # Turns.
 
 
-def test_a_turn_comes_for_due_work_and_for_deadlines_each_pod_once() -> None:
+def test_due_syncs_and_deadlines_sync_each_pod_once() -> None:
     async def story(it: Neighbours) -> None:
-        it.loop.enqueue(WEB, 1)
-        it.loop.enqueue(DB, 0.5)
+        it.inbox.enqueue(WEB, 1)
+        it.inbox.enqueue(DB, 0.5)
         it.late, it.deadline = [WEB, PodUID("late")], 1.0
         await asyncio.sleep(1.5)
         assert it.calls == [(0.511, "retry db"), (1.0, "retry web"), (1.0, "retry late"), (1.011, "retry web")]
         it.calls.clear()
-        it.queue.enqueue(WEB, -1)
+        it.inbox.queue.enqueue(WEB, -1)
         it.late, it.deadline = [DB, WEB], 0.0
         assert list(it.loop.tick()) == [False, False]
         assert it.names() == ["retry web", "retry db"]
@@ -279,22 +280,22 @@ def test_a_turn_comes_for_due_work_and_for_deadlines_each_pod_once() -> None:
     play(story)
 
 
-def test_work_that_is_due_sooner_than_the_next_turn_is_not_slept_through() -> None:
+def test_a_sync_due_earlier_wakes_the_loop() -> None:
     async def story(it: Neighbours) -> None:
-        it.loop.enqueue(WEB, 20)
+        it.inbox.enqueue(WEB, 20)
         await asyncio.sleep(1)
-        it.loop.enqueue(DB, 2)
+        it.inbox.enqueue(DB, 2)
         await asyncio.sleep(25)
         assert it.calls == [(3.011, "retry db"), (20.011, "retry web")]
 
     play(story)
 
 
-def test_overdue_work_gets_its_turn_at_once() -> None:
+def test_overdue_syncs_run_at_once() -> None:
     async def story(it: Neighbours) -> None:
-        it.loop.enqueue(WEB, 20)
+        it.inbox.enqueue(WEB, 20)
         await asyncio.sleep(1)
-        it.loop.enqueue(DB, -5)
+        it.inbox.enqueue(DB, -5)
         await asyncio.sleep(1)
         assert it.calls == [(1.011, "retry db")]
 
@@ -303,10 +304,10 @@ def test_overdue_work_gets_its_turn_at_once() -> None:
 
 def test_a_deadline_that_an_update_brings_is_not_slept_through() -> None:
     async def story(it: Neighbours) -> None:
-        it.loop.enqueue(WEB, 20)
+        it.inbox.enqueue(WEB, 20)
         await asyncio.sleep(1)
         it.late, it.deadline = [DB], 7.0
-        it.loop.tell_config(additions(1))
+        it.inbox.put(additions(1))
         await asyncio.sleep(9)
         assert it.calls == [(1.01, "config of 1"), (7.0, "retry db")]
 
@@ -322,21 +323,21 @@ def test_a_deadline_that_an_update_brings_is_not_slept_through() -> None:
         pytest.param(60.25, 60.5, id="at the half second"),
     ],
 )
-def test_turns_that_are_far_off_are_taken_together(delay: float, due: float) -> None:
+def test_far_syncs_run_together(delay: float, due: float) -> None:
     async def story(it: Neighbours) -> None:
-        it.loop.enqueue(WEB, delay)
-        assert it.queue.next_due() == pytest.approx(due, abs=1e-6)
+        it.inbox.enqueue(WEB, delay)
+        assert it.inbox.queue.next_due() == pytest.approx(due, abs=1e-6)
         await asyncio.sleep(due + 1)
         assert it.calls == [(round(due + 0.001, 3), "retry web")]
 
     play(story)
 
 
-def test_housekeeping_is_told_and_asked() -> None:
+def test_housekeeping_requests_and_queries_are_forwarded() -> None:
     async def story(it: Neighbours) -> None:
-        it.loop.tidy_soon()
+        it.loop.request_housekeeping()
         assert it.names() == ["hurry"]
-        assert (it.loop.is_tidying(WEB), it.loop.is_tidying(DB)) == (True, False)
+        assert (it.loop.is_cleaning_up(WEB), it.loop.is_cleaning_up(DB)) == (True, False)
 
     play(story)
 
@@ -357,26 +358,26 @@ def not_ready(it: Neighbours) -> None:
 
 
 TROUBLES: dict[str, tuple[Callable[[Neighbours], None], float, str]] = {
-    "not ready": (not_ready, 0, "the runtime says it is not ready: starting"),
+    "not ready": (not_ready, 0, "the runtime is not ready: starting"),
     "down": (lambda it: setattr(it, "trouble", _down), 0, "the runtime does not answer: no socket"),
     "hangs": (lambda it: setattr(it, "trouble", never), 10, "the runtime does not answer within 10 s"),
-    "broken": (lambda it: setattr(it, "trouble", _broken), 0, "the runtime cannot be asked how it is"),
+    "broken": (lambda it: setattr(it, "trouble", _broken), 0, "the health check of the runtime failed unexpectedly"),
 }
 
 
 @pytest.mark.parametrize("disturb, patience, text", TROUBLES.values(), ids=TROUBLES.keys())
-def test_news_and_turns_wait_until_the_runtime_is_well(
+def test_messages_and_due_syncs_wait_until_the_runtime_is_healthy(
     disturb: Callable[[Neighbours], None], patience: float, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def story(it: Neighbours) -> None:
         assert it.loop.health() is None
-        assert it.is_well()
+        assert it.is_healthy()
         disturb(it)
         await asyncio.sleep(5 + patience)
         assert it.loop.health() == text
-        assert not it.is_well()
-        it.loop.tell_lifecycle(DIED)
-        it.loop.enqueue(WEB, 0.1)
+        assert not it.is_healthy()
+        it.inbox.put(DIED)
+        it.inbox.enqueue(WEB, 0.1)
         await asyncio.sleep(3 + patience)
         assert it.calls == []
         it.ready, it.trouble = True, None
@@ -388,7 +389,7 @@ def test_news_and_turns_wait_until_the_runtime_is_well(
     caplog.clear()
 
 
-def test_the_loop_is_not_well_before_the_runtime_has_answered() -> None:
+def test_the_loop_is_unhealthy_before_the_runtime_has_answered() -> None:
     async def life() -> None:
         it = Neighbours()
         assert it.loop.health() == "the runtime has not answered yet"
@@ -396,16 +397,16 @@ def test_the_loop_is_not_well_before_the_runtime_has_answered() -> None:
     simulate(life())
 
 
-def test_housekeeping_can_ask_whether_all_sources_are_ready() -> None:
+def test_housekeeping_can_query_whether_all_sources_are_ready() -> None:
     async def story(it: Neighbours) -> None:
         assert it.all_heard()
         it.sources_ready = False
-        assert (it.is_well(), it.all_heard()) == (True, False)
+        assert (it.is_healthy(), it.all_heard()) == (True, False)
 
     play(story)
 
 
-def test_the_runtime_is_asked_every_5_seconds_and_more_often_while_it_is_not_well() -> None:
+def test_the_runtime_is_checked_every_5_seconds_and_more_often_while_unhealthy() -> None:
     async def story(it: Neighbours) -> None:
         await asyncio.sleep(10)
         not_ready(it)

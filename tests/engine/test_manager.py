@@ -1,4 +1,6 @@
-"""Desired pods and their mirrors: lookups, translations, orphans."""
+"""Desired pods and their mirror pods: lookups, translations, orphans."""
+
+from functools import partial
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -6,18 +8,16 @@ from hypothesis import strategies as st
 from podkeeper.engine.manager import PodManager
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.k8s.meta import ObjectMeta
-from podkeeper.model.messages import CONFIG_MIRROR_ANNOTATION, CONFIG_SOURCE_ANNOTATION, PodUID
-from podkeeper.rules.mirror import Couple, full_name, is_mirror_pod
+from podkeeper.model.messages import PodUID
+from podkeeper.rules.static.mirror import PodAndMirror, full_name, is_mirror_pod
+from podkeeper.testing import build
+
+pod = partial(build.pod, namespace="ns", source="api")
 
 
-def pod(name: str, uid: str, *, source: str = "api", mirror: bool = False) -> Pod:
-    annotations = {CONFIG_SOURCE_ANNOTATION: source} | ({CONFIG_MIRROR_ANNOTATION: "hash"} if mirror else {})
-    return Pod(metadata=ObjectMeta(name=name, namespace="ns", uid=uid, annotations=annotations))
-
-
-WEB = pod("web", "web-1")
-STATIC = pod("dns", "static-1", source="file")
-MIRROR = pod("dns", "mirror-1", mirror=True)
+WEB = pod("web", uid="web-1")
+STATIC = pod("dns", uid="static-1", source="file")
+MIRROR = pod("dns", uid="mirror-1", mirror="hash")
 
 
 def manager(*pods: Pod) -> PodManager:
@@ -28,103 +28,101 @@ def manager(*pods: Pod) -> PodManager:
 
 
 def test_a_pod_is_found_by_uid_and_by_full_name() -> None:
-    holding = manager(WEB)
-    assert holding.pod_by_uid(PodUID("web-1")) is holding.pod_by_full_name("web_ns") is WEB
-    assert holding.pod_by_uid(PodUID("nobody")) is None
+    known = manager(WEB)
+    assert known.pod_by_uid(PodUID("web-1")) is known.pod_by_full_name("web_ns") is WEB
+    assert known.pod_by_uid(PodUID("unknown")) is None
 
 
 def test_a_pod_without_a_uid_is_found_under_an_empty_one() -> None:
-    nameless = Pod(metadata=ObjectMeta(name="web", namespace="ns"))
-    holding = manager(nameless)
-    assert holding.pod_by_uid(PodUID("")) is nameless
-    holding.remove(nameless)
-    assert (holding.pods(), holding.pod_by_full_name("web_ns")) == ((), None)
+    without_uid = Pod(metadata=ObjectMeta(name="web", namespace="ns"))
+    known = manager(without_uid)
+    assert known.pod_by_uid(PodUID("")) is without_uid
+    known.remove(without_uid)
+    assert (known.pods(), known.pod_by_full_name("web_ns")) == ((), None)
 
 
-def test_only_static_pods_are_listed_with_their_mirrors() -> None:
-    holding = manager(WEB, STATIC, MIRROR)
-    assert holding.static_pods() == ((STATIC, MIRROR),)
-    assert holding.orphaned_mirror_full_names() == ()
-    assert holding.couple(WEB) == Couple(WEB, None, asked_by_mirror=False)
+def test_an_api_pod_has_no_mirror_pod() -> None:
+    known = manager(WEB, STATIC, MIRROR)
+    assert known.orphaned_mirror_full_names() == ()
+    assert known.couple(WEB) == PodAndMirror(WEB, None, was_mirror=False)
 
 
-def test_a_mirror_is_never_among_the_desired_pods() -> None:
-    holding = manager(STATIC, MIRROR)
-    assert (holding.pods(), holding.mirrors()) == ((STATIC,), (MIRROR,))
-    assert holding.pod_by_uid(PodUID("mirror-1")) is None
+def test_a_mirror_pod_is_not_a_desired_pod() -> None:
+    known = manager(STATIC, MIRROR)
+    assert (known.pods(), known.mirrors()) == ((STATIC,), (MIRROR,))
+    assert known.pod_by_uid(PodUID("mirror-1")) is None
 
 
-def test_static_pod_and_mirror_find_each_other_in_either_order() -> None:
-    for holding in (manager(STATIC, MIRROR), manager(MIRROR, STATIC)):
-        assert holding.translate_uid(PodUID("mirror-1")) == "static-1"
-        assert holding.pod_of_mirror(MIRROR) is STATIC
-        assert holding.mirror_of_pod(STATIC) is MIRROR
-        assert holding.couple(STATIC) == Couple(STATIC, MIRROR, asked_by_mirror=False)
-        assert holding.couple(MIRROR) == Couple(STATIC, MIRROR, asked_by_mirror=True)
-        assert holding.translations().pod_to_mirror == {"static-1": "mirror-1"}
-        assert holding.translations().mirror_to_pod == {"mirror-1": "static-1"}
+def test_static_pod_and_mirror_pod_are_matched_in_either_order() -> None:
+    for known in (manager(STATIC, MIRROR), manager(MIRROR, STATIC)):
+        assert known.translate_uid(PodUID("mirror-1")) == "static-1"
+        assert known.pod_of_mirror(MIRROR) is STATIC
+        assert known.mirror_of_pod(STATIC) is MIRROR
+        assert known.couple(STATIC) == PodAndMirror(STATIC, MIRROR, was_mirror=False)
+        assert known.couple(MIRROR) == PodAndMirror(STATIC, MIRROR, was_mirror=True)
+        assert known.translations().pod_to_mirror == {"static-1": "mirror-1"}
+        assert known.translations().mirror_to_pod == {"mirror-1": "static-1"}
 
 
 def test_any_other_uid_translates_to_itself() -> None:
-    holding = manager(WEB, STATIC, MIRROR)
-    assert [holding.translate_uid(PodUID(uid)) for uid in ("web-1", "static-1", "nobody", "")] == [
-        "web-1", "static-1", "nobody", "",
+    known = manager(WEB, STATIC, MIRROR)
+    assert [known.translate_uid(PodUID(uid)) for uid in ("web-1", "static-1", "unknown", "")] == [
+        "web-1", "static-1", "unknown", "",
     ]  # fmt: skip
 
 
-def test_a_static_pod_without_a_mirror_is_listed_as_such() -> None:
-    holding = manager(WEB, STATIC)
-    assert holding.translations().pod_to_mirror == {"static-1": None}
-    assert holding.static_pods() == ((STATIC, None),)
+def test_a_static_pod_without_a_mirror_pod_translates_to_none() -> None:
+    known = manager(WEB, STATIC)
+    assert known.translations().pod_to_mirror == {"static-1": None}
 
 
-def test_a_mirror_is_orphaned_while_no_desired_pod_has_its_name() -> None:
-    holding = manager(WEB, STATIC, MIRROR)
-    assert holding.orphaned_mirror_full_names() == ()
-    holding.remove(STATIC)
-    assert holding.orphaned_mirror_full_names() == ("dns_ns",)
-    assert holding.couple(MIRROR) == Couple(None, MIRROR, asked_by_mirror=True)
-    holding.remove(MIRROR)
-    assert (holding.orphaned_mirror_full_names(), holding.mirrors()) == ((), ())
+def test_a_mirror_pod_without_a_desired_pod_is_orphaned() -> None:
+    known = manager(WEB, STATIC, MIRROR)
+    assert known.orphaned_mirror_full_names() == ()
+    known.remove(STATIC)
+    assert known.orphaned_mirror_full_names() == ("dns_ns",)
+    assert known.couple(MIRROR) == PodAndMirror(None, MIRROR, was_mirror=True)
+    known.remove(MIRROR)
+    assert (known.orphaned_mirror_full_names(), known.mirrors()) == ((), ())
 
 
-def test_a_translation_is_forgotten_with_the_mirror() -> None:
-    holding = manager(STATIC, MIRROR)
-    holding.remove(STATIC)
-    assert holding.translate_uid(PodUID("mirror-1")) == "static-1"
-    holding.remove(MIRROR)
-    assert holding.translate_uid(PodUID("mirror-1")) == "mirror-1"
+def test_a_translation_is_removed_with_the_mirror_pod() -> None:
+    known = manager(STATIC, MIRROR)
+    known.remove(STATIC)
+    assert known.translate_uid(PodUID("mirror-1")) == "static-1"
+    known.remove(MIRROR)
+    assert known.translate_uid(PodUID("mirror-1")) == "mirror-1"
 
 
-def test_a_successor_of_the_same_name_takes_the_mirror_over() -> None:
-    holding = manager(STATIC, MIRROR, pod("dns", "static-2", source="file"))
-    assert holding.translate_uid(PodUID("mirror-1")) == "static-2"
-    assert len(holding.pods()) == 2
+def test_a_new_static_pod_of_the_same_name_gets_the_mirror_pod() -> None:
+    known = manager(STATIC, MIRROR, pod("dns", uid="static-2", source="file"))
+    assert known.translate_uid(PodUID("mirror-1")) == "static-2"
+    assert len(known.pods()) == 2
 
 
-def test_removing_an_unknown_pod_is_no_trouble() -> None:
-    holding = manager(WEB)
-    holding.remove(STATIC)
-    holding.remove(MIRROR)
-    assert holding.pods() == (WEB,)
+def test_removing_an_unknown_pod_does_nothing() -> None:
+    known = manager(WEB)
+    known.remove(STATIC)
+    known.remove(MIRROR)
+    assert known.pods() == (WEB,)
 
 
 ANY = st.builds(
     pod,
     st.sampled_from(["a", "b"]),
-    st.sampled_from(["1", "2", "3", "4"]),
+    uid=st.sampled_from(["1", "2", "3", "4"]),
     source=st.sampled_from(["file", "api"]),
-    mirror=st.booleans(),
+    mirror=st.sampled_from([None, "hash"]),
 )
 
 
 @settings(deadline=None, derandomize=True)
 @given(st.lists(ANY, max_size=10))
-def test_after_updates_alone_each_name_leads_to_the_last_of_its_kind(history: list[Pod]) -> None:
-    holding = manager(*history)
+def test_each_full_name_leads_to_its_last_update(history: list[Pod]) -> None:
+    known = manager(*history)
     last = {(full_name(pod), is_mirror_pod(pod)): pod for pod in history}
     for name in ("a_ns", "b_ns"):
         desired, mirror = last.get((name, False)), last.get((name, True))
-        assert holding.pod_by_full_name(name) is desired
-        assert (name in holding.orphaned_mirror_full_names()) == (mirror is not None and desired is None)
-    assert holding.translations().mirror_to_pod.keys() <= {pod.metadata.uid for pod in holding.mirrors()}
+        assert known.pod_by_full_name(name) is desired
+        assert (name in known.orphaned_mirror_full_names()) == (mirror is not None and desired is None)
+    assert known.translations().mirror_to_pod.keys() <= {pod.metadata.uid for pod in known.mirrors()}

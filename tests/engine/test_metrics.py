@@ -1,39 +1,31 @@
-"""Metrics under the reference's names, in the format that Prometheus reads, fit for all who tell."""
+"""Metrics under the kubelet's names, in the Prometheus text format."""
 
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from podkeeper.engine import guard, housekeeping
 from podkeeper.engine.metrics import Metrics
 from podkeeper.engine.observer import Observer
 from podkeeper.model import engine_metrics as of
 from podkeeper.model.engine_metrics import CounterFamily, GaugeFamily, HistogramFamily
-from podkeeper.model.k8s.core import Container, EphemeralContainer, Pod, PodSpec, PodStatus
+from podkeeper.model.k8s.core import EphemeralContainer, Pod, PodSpec
 from podkeeper.model.k8s.meta import ObjectMeta
-from podkeeper.model.messages import CONFIG_SOURCE_ANNOTATION, PodUID, ProbeKind, ProbeResult
+from podkeeper.model.messages import PodUID, ProbeKind, ProbeResult
 from podkeeper.model.runtime import ContainerRecord, ContainerState, PodRecord, SandboxRecord
-from podkeeper.rules.housekeeping import Plan, Sight
+from podkeeper.rules.housekeeping import CleanupInput, CleanupPlan
 from podkeeper.rules.worker.updates import Update, UpdateType
-from podkeeper.rules.worker.workers import KnownPod, Stage
+from podkeeper.rules.worker.workers import PodWorkerState, PodWorkerSync
+from podkeeper.testing import build
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-def pod(name: str, *, source: str = "api", phase: str = "Running", ephemeral: int = 0) -> Pod:
-    return Pod(
-        metadata=ObjectMeta(
-            name=name, namespace="ns", uid=f"uid-{name}", annotations={CONFIG_SOURCE_ANNOTATION: source}
-        ),
-        spec=PodSpec(
-            containers=(Container(name="c"),),
-            ephemeral_containers=tuple(EphemeralContainer(name=f"e{number}") for number in range(ephemeral)),
-        ),
-        status=PodStatus(phase=phase),
-    )
+pod = partial(build.pod, namespace="ns", source="api", phase="Running")
+DEBUG = (EphemeralContainer(name="e0"), EphemeralContainer(name="e1"))
 
 
 WEB = pod("web")
@@ -50,13 +42,13 @@ def samples(metrics: Metrics) -> dict[str, float]:
     return found
 
 
-# What is told, and what it comes to.
+# Reports and their samples.
 
 TYPE = "probe_type=Liveness"
 PROBE = f"container=c,namespace=ns,pod=web,{TYPE}"
 TOLD: dict[str, tuple[list[Callable[[Metrics], object]], dict[str, float]]] = {
-    "a pass": (
-        [lambda m: m.pass_ended("sync", 0.3)],
+    "a sync": (
+        [lambda m: m.sync_ended("sync", 0.3)],
         {
             "kubelet_pod_worker_duration_seconds_bucket{le=0.25,operation_type=sync}": 0,
             "kubelet_pod_worker_duration_seconds_bucket{le=0.5,operation_type=sync}": 1,
@@ -65,8 +57,8 @@ TOLD: dict[str, tuple[list[Callable[[Metrics], object]], dict[str, float]]] = {
             "kubelet_pod_worker_duration_seconds_count{operation_type=sync}": 1,
         },
     ),
-    "a pass that begins": (
-        [lambda m: m.pass_begun(UpdateType.CREATE, 0.1)],
+    "a sync that begins": (
+        [lambda m: m.sync_started(UpdateType.CREATE, 0.1)],
         {
             "podkeeper_pod_worker_wait_seconds_count{operation_type=create}": 1,
             "podkeeper_pod_worker_wait_seconds_sum{operation_type=create}": 0.1,
@@ -76,15 +68,15 @@ TOLD: dict[str, tuple[list[Callable[[Metrics], object]], dict[str, float]]] = {
         [lambda m: m.pod_started(WEB)],
         {"kubelet_containers_per_pod_count_sum": 1, "kubelet_containers_per_pod_count_count": 1},
     ),
-    "a first pass": (
-        [lambda m: m.first_pass(0.1)],
+    "a first sync": (
+        [lambda m: m.first_sync_started(0.1)],
         {
             "kubelet_pod_worker_start_duration_seconds_sum": 0.1,
             "kubelet_pod_worker_start_duration_seconds_count": 1,
         },
     ),
     "a pod that runs": (
-        [lambda m: m.running(2.5)],
+        [lambda m: m.pod_running(2.5)],
         {
             "kubelet_pod_start_duration_seconds_bucket{le=2}": 0,
             "kubelet_pod_start_duration_seconds_bucket{le=3}": 1,
@@ -143,14 +135,14 @@ TOLD: dict[str, tuple[list[Callable[[Metrics], object]], dict[str, float]]] = {
     ),
     "slow calls": ([lambda m: m.slow_calls(3)], {"podkeeper_slow_calls": 3}),
     "a pull": (
-        [lambda m: m.pulled(7.0, 700 * 2**20)],
+        [lambda m: m.image_pulled(7.0, 700 * 2**20)],
         {
             "kubelet_image_pull_duration_seconds_sum{image_size_in_bytes=500MB-1GB}": 7,
             "kubelet_image_pull_duration_seconds_count{image_size_in_bytes=500MB-1GB}": 1,
         },
     ),
     "a pull of an image of unknown size": (
-        [lambda m: m.pulled(7.0, 0)],
+        [lambda m: m.image_pulled(7.0, 0)],
         {
             "kubelet_image_pull_duration_seconds_sum{image_size_in_bytes=N/A}": 7,
             "kubelet_image_pull_duration_seconds_count{image_size_in_bytes=N/A}": 1,
@@ -165,9 +157,9 @@ TOLD: dict[str, tuple[list[Callable[[Metrics], object]], dict[str, float]]] = {
     ),
     "a start": (
         [
-            Metrics.sandbox_begun,
-            lambda m: m.start_begun("container"),
-            lambda m: m.start_failed("container", "ErrImagePull"),
+            Metrics.sandbox_starting,
+            lambda m: m.container_starting("container"),
+            lambda m: m.container_start_failed("container", "ErrImagePull"),
         ],
         {
             "kubelet_started_pods_total": 1,
@@ -196,7 +188,7 @@ TOLD: dict[str, tuple[list[Callable[[Metrics], object]], dict[str, float]]] = {
     ),
     "a listing": (
         [
-            lambda m: m.listed(
+            lambda m: m.pods_listed(
                 [
                     PodRecord(
                         uid="a",
@@ -222,14 +214,14 @@ TOLD: dict[str, tuple[list[Callable[[Metrics], object]], dict[str, float]]] = {
             "kubelet_pleg_last_seen_seconds": NOW.timestamp(),
         },
     ),
-    "what PLEG hears": (
+    "reports of the PLEG": (
         [
-            lambda m: m.looked(0.1),
-            lambda m: m.missed(2),
-            Metrics.discarded,
-            lambda m: m.heard(0.2),
+            lambda m: m.inspected(0.1),
+            lambda m: m.events_missed(2),
+            Metrics.event_discarded,
+            lambda m: m.event_received(0.2),
             Metrics.stream_opened,
-            Metrics.stream_broke,
+            Metrics.stream_ended,
         ],
         {
             "podkeeper_pleg_look_duration_seconds_sum": 0.1,
@@ -244,15 +236,15 @@ TOLD: dict[str, tuple[list[Callable[[Metrics], object]], dict[str, float]]] = {
     ),
     "the workers": (
         [
-            lambda m: m.working(
+            lambda m: m.workers_listed(
                 {
-                    PodUID("1"): KnownPod(Stage.SYNC, orphan=False, has_config=True, static=True),
-                    PodUID("2"): KnownPod(Stage.SYNC, orphan=False, has_config=True, static=False),
-                    PodUID("3"): KnownPod(Stage.TERMINATED, orphan=True, has_config=True, static=False),
-                    PodUID("4"): KnownPod(Stage.TERMINATING, orphan=True, has_config=False, static=False),
-                    PodUID("5"): KnownPod(Stage.TERMINATING, orphan=True, has_config=True, static=True),
-                    PodUID("6"): KnownPod(Stage.TERMINATING, orphan=False, has_config=True, static=False),
-                    PodUID("7"): KnownPod(Stage.TERMINATING, orphan=False, has_config=True, static=False),
+                    PodUID("1"): PodWorkerSync(PodWorkerState.SYNC, orphan=False, has_config=True, static=True),
+                    PodUID("2"): PodWorkerSync(PodWorkerState.SYNC, orphan=False, has_config=True, static=False),
+                    PodUID("3"): PodWorkerSync(PodWorkerState.TERMINATED, orphan=True, has_config=True, static=False),
+                    PodUID("4"): PodWorkerSync(PodWorkerState.TERMINATING, orphan=True, has_config=False, static=False),
+                    PodUID("5"): PodWorkerSync(PodWorkerState.TERMINATING, orphan=True, has_config=True, static=True),
+                    PodUID("6"): PodWorkerSync(PodWorkerState.TERMINATING, orphan=False, has_config=True, static=False),
+                    PodUID("7"): PodWorkerSync(PodWorkerState.TERMINATING, orphan=False, has_config=True, static=False),
                 }
             )
         ],
@@ -266,7 +258,7 @@ TOLD: dict[str, tuple[list[Callable[[Metrics], object]], dict[str, float]]] = {
             "kubelet_working_pods{config=orphan,lifecycle=sync,static=}": 0,
         },
     ),
-    "pods that are turned away": (
+    "rejected pods": (
         [
             lambda m: m.rejected("OutOfcpu"),
             lambda m: m.rejected("OutOfexample.com/gpu"),
@@ -300,7 +292,7 @@ TOLD: dict[str, tuple[list[Callable[[Metrics], object]], dict[str, float]]] = {
 
 
 @pytest.mark.parametrize("tells, expected", TOLD.values(), ids=TOLD.keys())
-def test_told(tells: list[Callable[[Metrics], object]], expected: dict[str, float]) -> None:
+def test_reported_lifecycle_events(tells: list[Callable[[Metrics], object]], expected: dict[str, float]) -> None:
     metrics = Metrics()
     for tell in tells:
         tell(metrics)
@@ -314,12 +306,12 @@ def totals(found: dict[str, float]) -> dict[str, float]:
     return {name: value for name, value in found.items() if value and "_bucket{" not in name}
 
 
-def test_what_is_told_again_is_added_to_a_counter_and_replaces_a_gauge() -> None:
+def test_repeated_reports_increase_a_counter_and_replace_a_gauge() -> None:
     metrics = Metrics()
     for depth, seconds in ((5, 0.25), (3, 0.5), (4, 1.0)):
         metrics.queued("pods", depth)
         metrics.dequeued("nodes", depth, seconds)
-        metrics.missed(depth)
+        metrics.events_missed(depth)
         metrics.slow_calls(depth)
     assert totals(samples(metrics)) == {
         "workqueue_adds_total{name=pods}": 3,
@@ -353,28 +345,30 @@ def test_a_fresh_agent_shows_workers_but_not_yet_the_pods_of_the_node() -> None:
 def test_a_listing_replaces_the_one_before() -> None:
     metrics = Metrics()
     running = ContainerRecord(id="1", name="c", state=ContainerState.RUNNING)
-    metrics.listed([PodRecord(uid="a", sandboxes=(SandboxRecord(id="s", ready=True),), containers=(running,))], NOW)
-    metrics.listed([], NOW)
+    metrics.pods_listed(
+        [PodRecord(uid="a", sandboxes=(SandboxRecord(id="s", ready=True),), containers=(running,))], NOW
+    )
+    metrics.pods_listed([], NOW)
     assert totals(samples(metrics)) == {"kubelet_pleg_last_seen_seconds": NOW.timestamp()}
 
 
-DEBUGGED, STATIC = pod("web", ephemeral=2), pod("static", source="file")
+DEBUGGED, STATIC = pod("web", debug=DEBUG[:2]), pod("static", source="file")
 REJECTED, OVER = pod("rejected", phase="Pending"), pod("over", phase="Succeeded")
-SIGHT = Sight(
+SIGHT = CleanupInput(
     desired=[(DEBUGGED, None), (STATIC, DEBUGGED), (REJECTED, None), (OVER, None)],
     mirrors=[DEBUGGED],
     orphaned_mirrors=[],
-    known={PodUID("uid-over"): KnownPod(Stage.TERMINATED, orphan=False, has_config=True, static=False)},
+    known={PodUID("uid-over"): PodWorkerSync(PodWorkerState.TERMINATED, orphan=False, has_config=True, static=False)},
     phases={PodUID("uid-rejected"): "Failed"},
 )
-PLAN = Plan(
+PLAN = CleanupPlan(
     could_run=frozenset(),
     statuses_to_keep=frozenset(),
     directories_to_remove=frozenset(),
     volumes_to_unmount=frozenset(),
     mirrors_to_delete=(),
     restarts=(Update(type=UpdateType.CREATE, pod=STATIC), Update(type=UpdateType.CREATE, pod=DEBUGGED)),
-    endings=(),
+    terminations=(),
     orphan_kills=(Update(type=UpdateType.KILL, running_pod=PodRecord(uid="nobody")),),
     cgroups_to_remove=frozenset(),
     cgroups_to_throttle=frozenset(),
@@ -384,9 +378,9 @@ PLAN = Plan(
 NO_PLAN = replace(PLAN, restarts=(), orphan_kills=())
 
 
-def test_housekeeping_tells_the_pods_of_the_node() -> None:
+def test_housekeeping_reports_the_pods_of_the_node() -> None:
     metrics = Metrics()
-    metrics.kept_house(SIGHT, PLAN)
+    metrics.pods_cleaned_up(SIGHT, PLAN)
     expected = {
         "kubelet_desired_pods{static=}": 3,
         "kubelet_desired_pods{static=true}": 1,
@@ -401,16 +395,16 @@ def test_housekeeping_tells_the_pods_of_the_node() -> None:
     assert totals(samples(metrics)) == expected
 
 
-def sight_of(*desired: Pod, stage: Stage | None = None, phase: str | None = None) -> Sight:
+def sight_of(*desired: Pod, stage: PodWorkerState | None = None, phase: str | None = None) -> CleanupInput:
     """These pods, all with a worker at a stage, and a published phase."""
     uids = [PodUID(each.metadata.uid or "") for each in desired]
-    return Sight(
+    return CleanupInput(
         desired=[(each, None) for each in desired],
         mirrors=[],
         orphaned_mirrors=[],
         known={}
         if stage is None
-        else {uid: KnownPod(stage, orphan=False, has_config=True, static=False) for uid in uids},
+        else {uid: PodWorkerSync(stage, orphan=False, has_config=True, static=False) for uid in uids},
         phases={} if phase is None else dict.fromkeys(uids, phase),
     )
 
@@ -419,20 +413,20 @@ def sight_of(*desired: Pod, stage: Stage | None = None, phase: str | None = None
     "phase, stage, active",
     [
         ("Running", None, 1),
-        ("Running", Stage.SYNC, 1),
-        ("Running", Stage.TERMINATING, 1),
-        ("Running", Stage.TERMINATED, 0),
+        ("Running", PodWorkerState.SYNC, 1),
+        ("Running", PodWorkerState.TERMINATING, 1),
+        ("Running", PodWorkerState.TERMINATED, 0),
         ("Failed", None, 0),
-        ("Failed", Stage.SYNC, 0),
-        ("Failed", Stage.TERMINATING, 1),
-        ("Failed", Stage.TERMINATED, 0),
+        ("Failed", PodWorkerState.SYNC, 0),
+        ("Failed", PodWorkerState.TERMINATING, 1),
+        ("Failed", PodWorkerState.TERMINATED, 0),
     ],
 )
 def test_a_pod_is_active_until_its_phase_is_terminal_and_its_worker_has_ended(
-    phase: str, stage: Stage | None, active: int
+    phase: str, stage: PodWorkerState | None, active: int
 ) -> None:
     metrics = Metrics()
-    metrics.kept_house(sight_of(WEB, stage=stage, phase=phase), NO_PLAN)
+    metrics.pods_cleaned_up(sight_of(WEB, stage=stage, phase=phase), NO_PLAN)
     found = samples(metrics)
     assert (found["kubelet_desired_pods{static=}"], found["kubelet_active_pods{static=}"]) == (1, active)
 
@@ -440,7 +434,7 @@ def test_a_pod_is_active_until_its_phase_is_terminal_and_its_worker_has_ended(
 def test_pods_are_counted_as_housekeeping_last_saw_them() -> None:
     metrics = Metrics()
     nameless = Pod(metadata=ObjectMeta(), spec=PodSpec())
-    metrics.kept_house(sight_of(WEB, DEBUGGED, pod("db", ephemeral=1), nameless), PLAN)
+    metrics.pods_cleaned_up(sight_of(WEB, DEBUGGED, pod("db", debug=DEBUG[:1]), nameless), PLAN)
     assert totals(samples(metrics)) == {
         "kubelet_desired_pods{static=}": 4,
         "kubelet_active_pods{static=}": 4,
@@ -449,7 +443,7 @@ def test_pods_are_counted_as_housekeeping_last_saw_them() -> None:
         "kubelet_restarted_pods_total{static=true}": 1,
         "kubelet_orphaned_runtime_pods_total": 1,
     }
-    metrics.kept_house(sight_of(), PLAN)
+    metrics.pods_cleaned_up(sight_of(), PLAN)
     assert totals(samples(metrics)) == {
         "kubelet_restarted_pods_total{static=}": 2,
         "kubelet_restarted_pods_total{static=true}": 2,
@@ -459,14 +453,14 @@ def test_pods_are_counted_as_housekeeping_last_saw_them() -> None:
 
 def test_the_published_phase_of_a_pod_without_a_uid_counts() -> None:
     metrics = Metrics()
-    metrics.kept_house(sight_of(Pod(metadata=ObjectMeta(name="web"), spec=PodSpec()), phase="Failed"), NO_PLAN)
+    metrics.pods_cleaned_up(sight_of(Pod(metadata=ObjectMeta(name="web"), spec=PodSpec()), phase="Failed"), NO_PLAN)
     assert totals(samples(metrics)) == {"kubelet_desired_pods{static=}": 1}
 
 
 def test_a_restart_without_a_pod_counts_as_not_static() -> None:
     metrics = Metrics()
     restart = Update(type=UpdateType.CREATE, running_pod=PodRecord(uid="nobody"))
-    metrics.kept_house(sight_of(), replace(NO_PLAN, restarts=(restart,)))
+    metrics.pods_cleaned_up(sight_of(), replace(NO_PLAN, restarts=(restart,)))
     assert totals(samples(metrics)) == {"kubelet_restarted_pods_total{static=}": 1}
 
 
@@ -491,15 +485,15 @@ def test_a_probes_series_end_with_it_and_a_pods_with_the_pod() -> None:
     for kind in ProbeKind:
         metrics.probed(WEB, "c", kind, ProbeResult.SUCCESS, 0.1)
     metrics.probed(pod("db"), "c", ProbeKind.LIVENESS, ProbeResult.SUCCESS, 0.1)
-    metrics.gone(WEB, "c", ProbeKind.STARTUP)
-    metrics.gone(WEB, "unknown", ProbeKind.STARTUP)
+    metrics.probe_removed(WEB, "c", ProbeKind.STARTUP)
+    metrics.probe_removed(WEB, "unknown", ProbeKind.STARTUP)
     assert not [name for name in probe_samples(metrics) if "Startup" in name]
     metrics.forget_pod(PodUID("uid-web"))
-    metrics.forget_pod(PodUID("uid-nobody"))
+    metrics.forget_pod(PodUID("uid-unknown"))
     left = probe_samples(metrics)
     assert left
     assert all("pod=db" in name for name in left)
-    metrics.gone(pod("db"), "c", ProbeKind.LIVENESS)
+    metrics.probe_removed(pod("db"), "c", ProbeKind.LIVENESS)
     assert probe_samples(metrics) == []
 
 
@@ -553,7 +547,7 @@ def test_a_probe_of_a_pod_without_metadata_is_shown_and_ends_like_any_other() ->
     metrics, nameless = Metrics(), Pod(metadata=ObjectMeta(), spec=PodSpec())
     for container in ("c", "d"):
         metrics.probed(nameless, container, ProbeKind.LIVENESS, ProbeResult.FAILURE, 1.0)
-    metrics.gone(nameless, "d", ProbeKind.LIVENESS)
+    metrics.probe_removed(nameless, "d", ProbeKind.LIVENESS)
     assert probe_samples(metrics) == [
         "prober_probe_total{container=c,namespace=,pod=,pod_uid=,probe_type=Liveness,result=failed}"
     ]
@@ -568,7 +562,7 @@ def test_families_of_every_kind_are_written_line_by_line() -> None:
     metrics = Metrics()
     metrics.queued("pods", 2)
     metrics.evicted("memory.available")
-    metrics.start_failed("container", "ErrImagePull")
+    metrics.container_start_failed("container", "ErrImagePull")
     metrics.pod_started(WEB)
     metrics.relisted(0.5, None)
     lines = metrics.exposition().decode().splitlines()
@@ -610,7 +604,7 @@ def test_every_family_is_written_once_under_its_own_name_and_type() -> None:
     assert sorted(typed) == sorted(f"# TYPE {family.name} {kinds[type(family)]}" for family in of.families())
 
 
-def test_the_text_looks_as_the_reference_writes_it() -> None:
+def test_the_text_has_the_kubelets_format() -> None:
     metrics = Metrics()
     metrics.probed(WEB, "c", ProbeKind.LIVENESS, ProbeResult.SUCCESS, 2.0)
     metrics.relisted(0.5, 1.0)
@@ -624,7 +618,7 @@ def test_the_text_looks_as_the_reference_writes_it() -> None:
 
 def test_labels_are_escaped() -> None:
     metrics, odd = Metrics(), 'a"b\\c\nd'
-    metrics.pass_ended(odd, 0.1)
+    metrics.sync_ended(odd, 0.1)
     metrics.probed(WEB, odd, ProbeKind.LIVENESS, ProbeResult.SUCCESS, 0.1)
     families = text_string_to_metric_families(metrics.exposition().decode())
     values = {value for family in families for sample in family.samples for value in sample.labels.values()}
@@ -633,30 +627,24 @@ def test_labels_are_escaped() -> None:
 
 def test_two_agents_in_one_process_do_not_share_numbers() -> None:
     one, other = Metrics(), Metrics()
-    one.discarded()
+    one.event_discarded()
     assert samples(one)["kubelet_pleg_discard_events"] == 1
     assert samples(other)["kubelet_pleg_discard_events"] == 0
 
 
-def test_metrics_count_what_each_module_reports() -> None:
+def test_metrics_count_the_reports_of_each_module() -> None:
     metrics = Metrics()
-    for_guard: guard.ObserveCall = metrics.runtime_call
-    for_housekeeping: housekeeping.Observe = metrics.kept_house
-    for_handlers: Callable[[str], None] = metrics.rejected
-    for_preemption: Callable[[str], None] = metrics.preempted
-    for_status: Callable[[float], None] = metrics.status_synced
-
-    metrics.missed(1)
-    metrics.pass_ended("kill", 1.0)
-    metrics.first_pass(1.0)
-    metrics.sandbox_begun()
-    metrics.pulled(1.0, 1)
+    metrics.events_missed(1)
+    metrics.sync_ended("kill", 1.0)
+    metrics.first_sync_started(1.0)
+    metrics.sandbox_starting()
+    metrics.image_pulled(1.0, 1)
     metrics.probed(WEB, "c", ProbeKind.LIVENESS, ProbeResult.FAILURE, 1.0)
-    for_guard("stop_container", 0.1, failed=False)
-    for_housekeeping(SIGHT, PLAN)
-    for_handlers("OutOfpods")
-    for_preemption("pods")
-    for_status(1.0)
+    metrics.runtime_call("stop_container", 0.1, failed=False)
+    metrics.pods_cleaned_up(SIGHT, PLAN)
+    metrics.rejected("OutOfpods")
+    metrics.preempted("pods")
+    metrics.status_synced(1.0)
     expected = [
         "podkeeper_pleg_missed_events_total",
         "kubelet_pod_worker_duration_seconds_count{operation_type=kill}",

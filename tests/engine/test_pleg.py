@@ -1,4 +1,4 @@
-"""PLEG in virtual time: whatever becomes of events, the cache ends up as the runtime is, and every change is told."""
+"""PLEG in virtual time: with any loss of events, the cache follows the runtime and every change is reported."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from podkeeper.engine.cache import PodCache
 from podkeeper.engine.observer import Observer
-from podkeeper.engine.pleg import Pace, Pleg
+from podkeeper.engine.pleg import Pleg, PlegTiming
 from podkeeper.model.errors import CallTimedOut, RuntimeRefused, RuntimeUnavailable
 from podkeeper.model.messages import LifecycleEvent, LifecycleEventType, PodUID
 from podkeeper.model.runtime import ContainerRecord, ContainerState, PodRecord, SandboxRecord
@@ -33,7 +33,7 @@ def record(uid: PodUID, states: dict[str, ContainerState]) -> PodRecord:
 
 
 class Runtime:
-    """Pods in a dictionary; a look or listing takes its time and is taken half-way through it."""
+    """Pods in a dictionary. An inspection or listing takes time, and reads the state half-way through it."""
 
     def __init__(self) -> None:
         self.pods: dict[PodUID, dict[str, ContainerState]] = {}
@@ -50,7 +50,7 @@ class Runtime:
         self.streams: list[asyncio.Queue[RuntimeEvent | None]] = []
 
     def put(self, uid: PodUID, state: ContainerState | None, container: str = "app", tell: bool = True) -> None:
-        """Let a container be in a state, or be gone; tell so."""
+        """Set the state of a container, or remove it, and send an event."""
         pod = self.pods.setdefault(uid, {})
         pod.pop(container, None)
         if state is not None:
@@ -136,35 +136,35 @@ class Counts(Observer):
         self.seen.append(("relisted", seconds, interval_seconds))
         self.intervals.append(interval_seconds)
 
-    def listed(self, pods: Sequence[PodRecord], now: datetime) -> None:
+    def pods_listed(self, pods: Sequence[PodRecord], now: datetime) -> None:
         self.seen.append(("listed", [pod.uid for pod in pods], (now - BEGINNING).total_seconds()))
 
-    def looked(self, seconds: float) -> None:
+    def inspected(self, seconds: float) -> None:
         self.seen.append(("looked", seconds))
 
-    def missed(self, pods: int) -> None:
+    def events_missed(self, pods: int) -> None:
         self.missed_pods += pods
 
-    def discarded(self) -> None:
+    def event_discarded(self) -> None:
         self.discarded_events += 1
 
-    def heard(self, latency_seconds: float) -> None:
+    def event_received(self, latency_seconds: float) -> None:
         self.latencies.append(latency_seconds)
 
     def stream_opened(self) -> None:
         self.seen.append(("opened", now()))
 
-    def stream_broke(self) -> None:
+    def stream_ended(self) -> None:
         self.seen.append(("broke", now()))
         self.breaks += 1
 
 
 @dataclass
-class House:
-    """A PLEG with its neighbours; `told` has each event with its time and what the cache showed at that instant."""
+class PlegHarness:
+    """A PLEG and its modules. `told` has each event with its time and the cached record at that instant."""
 
     runtime: Runtime = field(default_factory=Runtime)
-    pace: Pace = field(default_factory=Pace)
+    timing: PlegTiming = field(default_factory=PlegTiming)
     counts: Counts = field(default_factory=Counts)
     told: list[tuple[float, LifecycleEvent, PodRecord]] = field(default_factory=list)
     deaf: bool = False
@@ -172,10 +172,10 @@ class House:
 
     def __post_init__(self) -> None:
         self.clock = VirtualClock()
-        self.cache = PodCache(refresh=lambda uid, since: self.pleg.request(uid, since))
+        self.cache = PodCache()
         self.pleg = Pleg(
             runtime=self.runtime, cache=self.cache, emit=self.emit, clock=self.clock, moment=self.moment,
-            pace=self.pace, observer=self.counts,
+            timing=self.timing, observer=self.counts,
         )  # fmt: skip
 
     def moment(self) -> float:
@@ -195,34 +195,34 @@ def now() -> float:
     return asyncio.get_running_loop().time()
 
 
-async def fail_inspections(house: "House", *, seconds: float) -> None:
+async def fail_inspections(harness: "PlegHarness", *, seconds: float) -> None:
     """Make inspections of WEB fail for some seconds, and request one."""
-    house.runtime.refusing.add(WEB)
-    house.pleg.request(WEB)
+    harness.runtime.refusing.add(WEB)
+    harness.pleg.request(WEB)
     await asyncio.sleep(seconds)
-    house.runtime.refusing.clear()
+    harness.runtime.refusing.clear()
 
 
 def live(
-    scenario: Callable[[House], Awaitable[None]],
+    scenario: Callable[[PlegHarness], Awaitable[None]],
     runtime: Runtime | None = None,
-    pace: Pace | None = None,
-    kind: type[House] = House,
-) -> House:
+    timing: PlegTiming | None = None,
+    kind: type[PlegHarness] = PlegHarness,
+) -> PlegHarness:
     """Let a PLEG live through a scenario in virtual time."""
 
-    async def life() -> House:
-        house = kind(runtime or Runtime(), pace or Pace())
+    async def life() -> PlegHarness:
+        harness = kind(runtime or Runtime(), timing or PlegTiming())
         bugs: list[dict[str, object]] = []
         asyncio.get_running_loop().set_exception_handler(lambda _, bug: bugs.append(bug))
-        running = asyncio.ensure_future(house.pleg.run())
-        await scenario(house)
+        running = asyncio.ensure_future(harness.pleg.run())
+        await scenario(harness)
         assert not running.done()
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
         assert bugs == []
-        return house
+        return harness
 
     return simulate(life())[0]
 
@@ -237,115 +237,115 @@ def runtime_with(**pods: ContainerState) -> Runtime:
 # Events and requests.
 
 
-def test_an_event_leads_to_a_look_then_to_the_cache_then_to_the_news() -> None:
-    async def scenario(house: House) -> None:
-        house.runtime.look_seconds = 0.25
+def test_an_event_causes_an_inspection_then_a_cache_entry_then_lifecycle_events() -> None:
+    async def scenario(harness: PlegHarness) -> None:
+        harness.runtime.look_seconds = 0.25
         await asyncio.sleep(30.25)
-        house.runtime.put(WEB, RUNNING)
+        harness.runtime.put(WEB, RUNNING)
         await asyncio.sleep(1)
 
-    house = live(scenario)
-    assert house.news() == [(30.5, "web", STARTED)]
-    assert house.told[0][2] == record(WEB, {"app": RUNNING})
-    assert house.counts.latencies == [30.25]
+    harness = live(scenario)
+    assert harness.news() == [(30.5, "web", STARTED)]
+    assert harness.told[0][2] == record(WEB, {"app": RUNNING})
+    assert harness.counts.latencies == [30.25]
 
 
 def test_the_removal_of_a_container_that_never_started_is_no_death() -> None:
-    async def scenario(house: House) -> None:
+    async def scenario(harness: PlegHarness) -> None:
         await asyncio.sleep(30)
-        house.runtime.put(WEB, CREATED, "next")
+        harness.runtime.put(WEB, CREATED, "next")
         await asyncio.sleep(1)
-        house.runtime.put(WEB, None, "next")
+        harness.runtime.put(WEB, None, "next")
         await asyncio.sleep(1)
 
     assert live(scenario, runtime_with(web=RUNNING)).news()[1:] == [(31.0, "web", REMOVED)]
 
 
-def test_what_is_there_at_the_start_is_found_and_told() -> None:
-    house = live(lambda house: asyncio.sleep(1), runtime_with(web=RUNNING, db=EXITED))
-    assert sorted(house.news()) == [(0.0, "db", DIED), (0.0, "web", STARTED)]
-    assert house.counts.missed_pods == 0
+def test_pods_that_exist_at_the_start_are_reported() -> None:
+    harness = live(lambda harness: asyncio.sleep(1), runtime_with(web=RUNNING, db=EXITED))
+    assert sorted(harness.news()) == [(0.0, "db", DIED), (0.0, "web", STARTED)]
+    assert harness.counts.missed_pods == 0
 
 
-def test_whoever_waits_for_news_after_its_own_action_gets_them_without_a_relist() -> None:
-    async def scenario(house: House) -> None:
-        house.runtime.look_seconds = 0.1
+def test_a_reader_gets_a_record_after_its_own_action_without_a_relist() -> None:
+    async def scenario(harness: PlegHarness) -> None:
+        harness.runtime.look_seconds = 0.1
         await asyncio.sleep(30)
-        since = house.moment()
-        house.runtime.put(WEB, RUNNING, tell=False)
-        found = await house.cache.get_newer_than(WEB, since)
+        since = harness.moment()
+        harness.runtime.put(WEB, RUNNING, tell=False)
+        found = await harness.cache.get_newer_than(WEB, since)
         assert (found, now()) == (record(WEB, {"app": RUNNING}), 30.1)
-        assert await house.cache.get_newer_than(WEB, since) == found
+        assert await harness.cache.get_newer_than(WEB, since) == found
 
-    house = live(scenario)
-    assert house.runtime.looks == [(WEB, 30.0)]
-    assert house.counts.missed_pods == 0
+    harness = live(scenario)
+    assert harness.runtime.looks == [(WEB, 30.0)]
+    assert harness.counts.missed_pods == 0
 
 
-def test_a_look_at_a_pod_that_is_not_there_yet_ends_the_wait_and_is_forgotten() -> None:
-    async def scenario(house: House) -> None:
+def test_an_inspection_of_an_absent_pod_ends_the_wait_and_is_forgotten() -> None:
+    async def scenario(harness: PlegHarness) -> None:
         await asyncio.sleep(30)
-        assert await house.cache.get_newer_than(WEB, house.moment()) == PodRecord(uid=WEB)
+        assert await harness.cache.get_newer_than(WEB, harness.moment()) == PodRecord(uid=WEB)
 
     assert live(scenario).news() == []
 
 
-def test_requests_during_a_look_lead_to_one_more_look() -> None:
-    async def scenario(house: House) -> None:
-        house.runtime.look_seconds = 1.0
+def test_requests_during_an_inspection_cause_one_more() -> None:
+    async def scenario(harness: PlegHarness) -> None:
+        harness.runtime.look_seconds = 1.0
         await asyncio.sleep(30)
         for _ in range(5):
-            house.pleg.request(WEB)
-        await asyncio.sleep(0.6)  # the look was taken at half past
-        house.runtime.put(WEB, RUNNING, tell=False)
+            harness.pleg.request(WEB)
+        await asyncio.sleep(0.6)  # the inspection read the state after half a second
+        harness.runtime.put(WEB, RUNNING, tell=False)
         for _ in range(5):
-            house.pleg.request(WEB)
+            harness.pleg.request(WEB)
         await asyncio.sleep(5)
 
-    house = live(scenario)
-    assert house.runtime.looks == [(WEB, 30.0), (WEB, 31.0)]
-    assert house.news() == [(32.0, "web", STARTED)]
+    harness = live(scenario)
+    assert harness.runtime.looks == [(WEB, 30.0), (WEB, 31.0)]
+    assert harness.news() == [(32.0, "web", STARTED)]
 
 
-def test_a_look_under_way_serves_whoever_acted_before_it_began_and_nobody_who_acted_since() -> None:
-    async def scenario(house: House) -> None:
-        house.runtime.look_seconds = 1.0
-        house.runtime.put(WEB, RUNNING, tell=False)
+def test_a_running_inspection_serves_only_actions_before_its_begin() -> None:
+    async def scenario(harness: PlegHarness) -> None:
+        harness.runtime.look_seconds = 1.0
+        harness.runtime.put(WEB, RUNNING, tell=False)
         await asyncio.sleep(30)
-        acted = house.moment()
-        house.pleg.request(WEB)
+        acted = harness.moment()
+        harness.pleg.request(WEB)
         await asyncio.sleep(0.2)
-        await house.cache.get_newer_than(WEB, acted)
+        await harness.cache.get_newer_than(WEB, acted)
         assert now() == 31.0
-        house.pleg.request(WEB)
+        harness.pleg.request(WEB)
         await asyncio.sleep(0.2)
-        await house.cache.get_newer_than(WEB, house.moment())
+        await harness.cache.get_newer_than(WEB, harness.moment())
         assert now() == 33.0
 
-    house = live(scenario)
-    assert [at for _, at in house.runtime.looks if at >= 30] == [30.0, 31.0, 32.0]
+    harness = live(scenario)
+    assert [at for _, at in harness.runtime.looks if at >= 30] == [30.0, 31.0, 32.0]
 
 
 def test_an_ended_pod_keeps_its_address() -> None:
-    async def scenario(house: House) -> None:
+    async def scenario(harness: PlegHarness) -> None:
         await asyncio.sleep(10)
-        house.runtime.put(WEB, EXITED)
+        harness.runtime.put(WEB, EXITED)
         await asyncio.sleep(1)
-        assert house.cache.get(WEB).ips == ("10.0.0.1",)
+        assert harness.cache.get(WEB).ips == ("10.0.0.1",)
 
     live(scenario, runtime_with(web=RUNNING))
 
 
-def test_a_pod_that_vanishes_is_dropped_and_its_end_told() -> None:
-    async def scenario(house: House) -> None:
+def test_a_pod_that_disappears_is_dropped_and_its_end_reported() -> None:
+    async def scenario(harness: PlegHarness) -> None:
         await asyncio.sleep(10)
-        house.runtime.put(WEB, None)
-        house.runtime.put(DB, None, tell=False)
+        harness.runtime.put(WEB, None)
+        harness.runtime.put(DB, None, tell=False)
         await asyncio.sleep(60)
-        assert (house.cache.get(WEB), house.cache.get(DB)) == (PodRecord(uid=WEB), PodRecord(uid=DB))
+        assert (harness.cache.get(WEB), harness.cache.get(DB)) == (PodRecord(uid=WEB), PodRecord(uid=DB))
 
-    house = live(scenario, runtime_with(web=RUNNING, db=RUNNING))
-    assert house.news()[2:] == [
+    harness = live(scenario, runtime_with(web=RUNNING, db=RUNNING))
+    assert harness.news()[2:] == [
         (10.0, "web", DIED), (10.0, "web", REMOVED), (65.0, "db", DIED), (65.0, "db", REMOVED),
     ]  # fmt: skip
 
@@ -355,8 +355,8 @@ def test_a_sandbox_alone_is_a_pod() -> None:
         def record(self, uid: PodUID) -> PodRecord:
             return PodRecord(uid=uid, sandboxes=(SandboxRecord(id="box", ready=True),))
 
-    async def scenario(house: House) -> None:
-        house.pleg.request(WEB)
+    async def scenario(harness: PlegHarness) -> None:
+        harness.pleg.request(WEB)
         await asyncio.sleep(1)
 
     assert live(scenario, Boxes()).news() == [(0.0, "web", STARTED)]
@@ -366,23 +366,23 @@ def test_a_sandbox_alone_is_a_pod() -> None:
 
 
 def test_with_events_the_relist_is_slow_once_the_stream_has_proved_itself() -> None:
-    house = live(lambda house: asyncio.sleep(130), runtime_with(web=RUNNING))
-    assert house.runtime.lists == [0, 1, 2, 3, 4, 5, 65, 125]
-    assert house.counts.intervals == [None, 1, 1, 1, 1, 1, 60, 60]
-    assert len(house.runtime.looks) == 1
+    harness = live(lambda harness: asyncio.sleep(130), runtime_with(web=RUNNING))
+    assert harness.runtime.lists == [0, 1, 2, 3, 4, 5, 65, 125]
+    assert harness.counts.intervals == [None, 1, 1, 1, 1, 1, 60, 60]
+    assert len(harness.runtime.looks) == 1
 
 
 def test_without_events_it_is_as_quick_as_the_references() -> None:
-    async def scenario(house: House) -> None:
-        house.runtime.has_stream = False
+    async def scenario(harness: PlegHarness) -> None:
+        harness.runtime.has_stream = False
         await asyncio.sleep(100.5)
-        house.runtime.put(WEB, RUNNING)
+        harness.runtime.put(WEB, RUNNING)
         await asyncio.sleep(20)
 
-    house = live(scenario)
-    assert [at for at in house.runtime.lists if 40 < at < 60] == list(range(41, 60))
-    assert house.news() == [(101.0, "web", STARTED)]
-    assert house.counts.missed_pods == 0  # nobody could have told
+    harness = live(scenario)
+    assert [at for at in harness.runtime.lists if 40 < at < 60] == list(range(41, 60))
+    assert harness.news() == [(101.0, "web", STARTED)]
+    assert harness.counts.missed_pods == 0  # no event was possible
 
 
 def test_a_stream_that_ends_at_once_again_and_again_counts_as_none() -> None:
@@ -391,377 +391,378 @@ def test_a_stream_that_ends_at_once_again_and_again_counts_as_none() -> None:
             return
             yield
 
-    house = live(lambda house: asyncio.sleep(60.5), Hasty())
-    assert set(range(60)) <= set(house.runtime.lists)
-    assert house.counts.breaks < 12  # it is asked ever less often
+    harness = live(lambda harness: asyncio.sleep(60.5), Hasty())
+    assert set(range(60)) <= set(harness.runtime.lists)
+    assert harness.counts.breaks < 12  # it is asked ever less often
 
 
 def test_after_a_break_there_is_a_relist_and_the_stream_is_followed_again() -> None:
-    async def scenario(house: House) -> None:
+    async def scenario(harness: PlegHarness) -> None:
         await asyncio.sleep(30)
-        house.runtime.put(WEB, RUNNING, tell=False)
-        house.runtime.break_streams()
+        harness.runtime.put(WEB, RUNNING, tell=False)
+        harness.runtime.break_streams()
         await asyncio.sleep(20)
-        house.runtime.put(WEB, EXITED)
+        harness.runtime.put(WEB, EXITED)
         await asyncio.sleep(1)
 
-    house = live(scenario)
-    assert house.news() == [(30.0, "web", STARTED), (50.0, "web", DIED)]
-    assert house.counts.missed_pods == 0  # a break is no lie
+    harness = live(scenario)
+    assert harness.news() == [(30.0, "web", STARTED), (50.0, "web", DIED)]
+    assert harness.counts.missed_pods == 0  # a break is no lie
 
 
 def test_a_lost_event_is_healed_by_the_relist_counted_once_and_arouses_doubt() -> None:
-    async def scenario(house: House) -> None:
+    async def scenario(harness: PlegHarness) -> None:
         await asyncio.sleep(30)
-        house.runtime.put(WEB, EXITED, tell=False)
-        house.runtime.put(DB, None, tell=False)
+        harness.runtime.put(WEB, EXITED, tell=False)
+        harness.runtime.put(DB, None, tell=False)
         await asyncio.sleep(36)
-        await house.cache.get_newer_than(WEB, house.moment())  # as the worker does on the news: no event
+        await harness.cache.get_newer_than(WEB, harness.moment())  # as the worker does after the event
         await asyncio.sleep(64)
 
-    house = live(scenario, runtime_with(web=RUNNING, db=EXITED))
-    assert sorted(house.news()[2:]) == [(65.0, "db", REMOVED), (65.0, "web", DIED)]
-    assert house.counts.missed_pods == 2
-    assert 70 in house.runtime.lists  # 65 and 2 for a late event; then every second
+    harness = live(scenario, runtime_with(web=RUNNING, db=EXITED))
+    assert sorted(harness.news()[2:]) == [(65.0, "db", REMOVED), (65.0, "web", DIED)]
+    assert harness.counts.missed_pods == 2
+    assert 70 in harness.runtime.lists  # 65 and 2 for a late event; then every second
 
 
-def test_news_of_what_the_agent_does_about_a_missed_event_does_not_make_up_for_it() -> None:
-    async def scenario(house: House) -> None:
+def test_events_of_our_own_reaction_to_a_missed_event_do_not_replace_it() -> None:
+    async def scenario(harness: PlegHarness) -> None:
         await asyncio.sleep(30)
-        house.runtime.put(WEB, EXITED, tell=False)
+        harness.runtime.put(WEB, EXITED, tell=False)
         await asyncio.sleep(36)  # the relist at 65 has found it
-        house.runtime.put(WEB, RUNNING, tell=False)
-        house.runtime.tell(WEB, happened=BEGINNING + timedelta(seconds=66))
+        harness.runtime.put(WEB, RUNNING, tell=False)
+        harness.runtime.tell(WEB, happened=BEGINNING + timedelta(seconds=66))
         await asyncio.sleep(30)
 
     assert live(scenario, runtime_with(web=RUNNING)).counts.missed_pods == 1
 
 
 def test_a_late_event_is_not_a_missed_one() -> None:
-    async def scenario(house: House) -> None:
+    async def scenario(harness: PlegHarness) -> None:
         await asyncio.sleep(64.5)
-        house.runtime.put(WEB, EXITED, tell=False)
+        harness.runtime.put(WEB, EXITED, tell=False)
         await asyncio.sleep(1)
-        house.runtime.tell(WEB)
+        harness.runtime.tell(WEB)
         await asyncio.sleep(30)
 
-    house = live(scenario, runtime_with(web=RUNNING))
-    assert house.news()[1:] == [(65.0, "web", DIED)]
-    assert house.counts.missed_pods == 0
+    harness = live(scenario, runtime_with(web=RUNNING))
+    assert harness.news()[1:] == [(65.0, "web", DIED)]
+    assert harness.counts.missed_pods == 0
 
 
 def test_an_announced_change_that_cannot_be_seen_yet_is_not_a_missed_one() -> None:
-    async def scenario(house: House) -> None:
+    async def scenario(harness: PlegHarness) -> None:
         await asyncio.sleep(30)
-        house.runtime.refusing.add(WEB)
-        house.runtime.put(WEB, EXITED)
+        harness.runtime.refusing.add(WEB)
+        harness.runtime.put(WEB, EXITED)
         await asyncio.sleep(155.5)
-        house.runtime.refusing.clear()  # half a second after a relist
-        house.pleg.request(WEB)
+        harness.runtime.refusing.clear()  # half a second after a relist
+        harness.pleg.request(WEB)
         await asyncio.sleep(60)
 
-    house = live(scenario, runtime_with(web=RUNNING))
-    assert house.news()[1:] == [(185.5, "web", DIED)]
-    assert house.counts.missed_pods == 0
+    harness = live(scenario, runtime_with(web=RUNNING))
+    assert harness.news()[1:] == [(185.5, "web", DIED)]
+    assert harness.counts.missed_pods == 0
 
 
-def test_a_listing_that_disagrees_with_the_looks_is_no_missed_event() -> None:
+def test_a_listing_that_disagrees_with_inspections_is_no_missed_event() -> None:
     runtime = TwoMinded()
     runtime.put(WEB, RUNNING)
-    house = live(lambda house: asyncio.sleep(200), runtime)
-    assert (house.news(), house.counts.missed_pods) == ([(0.0, "web", STARTED)], 0)
+    harness = live(lambda harness: asyncio.sleep(200), runtime)
+    assert (harness.news(), harness.counts.missed_pods) == ([(0.0, "web", STARTED)], 0)
 
 
-def test_a_look_begun_after_the_listing_wins_over_it() -> None:
-    async def scenario(house: House) -> None:
+def test_an_inspection_that_began_after_the_listing_wins() -> None:
+    async def scenario(harness: PlegHarness) -> None:
         await asyncio.sleep(30)
-        house.runtime.list_seconds = 4.0  # taken at 67
+        harness.runtime.list_seconds = 4.0  # taken at 67
         await asyncio.sleep(38)
-        house.runtime.put(WEB, RUNNING)
-        house.runtime.put(DB, EXITED)
+        harness.runtime.put(WEB, RUNNING)
+        harness.runtime.put(DB, EXITED)
         await asyncio.sleep(10)
-        assert house.cache.get(WEB) == record(WEB, {"app": RUNNING})
-        assert house.cache.get(DB).containers == record(DB, {"app": EXITED}).containers
+        assert harness.cache.get(WEB) == record(WEB, {"app": RUNNING})
+        assert harness.cache.get(DB).containers == record(DB, {"app": EXITED}).containers
 
-    house = live(scenario, runtime_with(db=RUNNING))
-    assert house.news()[1:] == [(68.0, "web", STARTED), (68.0, "db", DIED)]
-    assert house.runtime.looks[1:] == [(WEB, 68.0), (DB, 68.0)]
-    assert house.counts.missed_pods == 0
+    harness = live(scenario, runtime_with(db=RUNNING))
+    assert harness.news()[1:] == [(68.0, "web", STARTED), (68.0, "db", DIED)]
+    assert harness.runtime.looks[1:] == [(WEB, 68.0), (DB, 68.0)]
+    assert harness.counts.missed_pods == 0
 
 
-def test_a_look_begun_before_the_listing_that_shows_the_pod_gone_is_not_believed() -> None:
-    async def scenario(house: House) -> None:
+def test_an_inspection_older_than_the_listing_without_the_pod_is_ignored() -> None:
+    async def scenario(harness: PlegHarness) -> None:
         await asyncio.sleep(30)
-        house.runtime.look_seconds = 60.0  # taken at 64, answered at 94
+        harness.runtime.look_seconds = 60.0  # taken at 64, answered at 94
         await asyncio.sleep(4)
-        house.pleg.request(WEB)
+        harness.pleg.request(WEB)
         await asyncio.sleep(30.5)
-        house.runtime.put(WEB, None, tell=False)
+        harness.runtime.put(WEB, None, tell=False)
         await asyncio.sleep(60)
-        assert house.cache.get(WEB) == PodRecord(uid=WEB)
+        assert harness.cache.get(WEB) == PodRecord(uid=WEB)
 
-    house = live(scenario, runtime_with(web=RUNNING))
-    assert house.news()[1:] == [(65.0, "web", DIED), (65.0, "web", REMOVED)]
+    harness = live(scenario, runtime_with(web=RUNNING))
+    assert harness.news()[1:] == [(65.0, "web", DIED), (65.0, "web", REMOVED)]
 
 
-def test_a_slow_inspection_that_the_cache_refuses_does_not_make_its_record_look_confirmed() -> None:
+def test_a_refused_slow_inspection_does_not_confirm_its_record() -> None:
     """The book took the new state, the cache kept the old one, and the next listing confirmed the wrong one."""
 
-    async def scenario(house: House) -> None:
-        runtime = house.runtime
+    async def scenario(harness: PlegHarness) -> None:
+        runtime = harness.runtime
         runtime.has_stream = False  # a listing every second
         await asyncio.sleep(1.5)
         runtime.look_seconds = 8.0  # answered at 9.5
-        house.pleg.request(WEB)
+        harness.pleg.request(WEB)
         await asyncio.sleep(2)  # listings at 2 and 3 confirm the cached record: it is newer than the inspection
         runtime.put(WEB, EXITED, tell=False)
-        since = house.moment()
-        found = await house.cache.get_newer_than(WEB, since)
+        since = harness.moment()
+        found = await harness.cache.get_newer_than(WEB, since)
         assert [container.state for container in found.containers] == [EXITED]
 
-    house = live(scenario, runtime_with(web=RUNNING))
-    assert house.news()[1:] == [(17.5, "web", DIED)]
+    harness = live(scenario, runtime_with(web=RUNNING))
+    assert harness.news()[1:] == [(17.5, "web", DIED)]
 
 
-def test_a_pod_that_is_gone_is_forgotten_although_its_last_inspection_failed_during_the_listing() -> None:
+def test_a_removed_pod_is_forgotten_although_its_inspection_failed_during_the_listing() -> None:
     """The cache kept the error, PLEG forgot the pod, and every later listing confirmed the error."""
 
-    async def scenario(house: House) -> None:
-        runtime = house.runtime
+    async def scenario(harness: PlegHarness) -> None:
+        runtime = harness.runtime
         runtime.has_stream = False
         await asyncio.sleep(3.5)
         runtime.list_seconds = 2.0  # from 4 to 6, read at 5
         await asyncio.sleep(1)
         runtime.refusing.add(WEB)
-        house.pleg.request(WEB)  # begun after the listing, and failed before its end
+        harness.pleg.request(WEB)  # begun after the listing, and failed before its end
         runtime.put(WEB, None, tell=False)
         await asyncio.sleep(20)
-        assert await house.cache.get_newer_than(WEB, house.moment() - 10) == PodRecord(uid=WEB)
+        assert await harness.cache.get_newer_than(WEB, harness.moment() - 10) == PodRecord(uid=WEB)
 
-    house = live(scenario, runtime_with(web=RUNNING))
-    assert [type_ for _, _, type_ in house.news()] == [STARTED, DIED, REMOVED]
+    harness = live(scenario, runtime_with(web=RUNNING))
+    assert [type_ for _, _, type_ in harness.news()] == [STARTED, DIED, REMOVED]
 
 
 def test_a_listing_that_the_cache_refuses_does_not_end_the_retries_of_a_failed_inspection() -> None:
-    async def scenario(house: House) -> None:
+    async def scenario(harness: PlegHarness) -> None:
         await asyncio.sleep(30)
-        house.runtime.list_seconds = 2.0  # from 65 to 67, read at 66
+        harness.runtime.list_seconds = 2.0  # from 65 to 67, read at 66
         await asyncio.sleep(35.5)
-        house.runtime.refusing.add(WEB)
-        house.runtime.put(WEB, None)  # inspections at 65.5 and 66.5 fail
+        harness.runtime.refusing.add(WEB)
+        harness.runtime.put(WEB, None)  # inspections at 65.5 and 66.5 fail
         await asyncio.sleep(2)
-        house.runtime.refusing.clear()
+        harness.runtime.refusing.clear()
         await asyncio.sleep(10)
 
-    house = live(scenario, runtime_with(web=RUNNING))
-    assert [at for _, at in house.runtime.looks] == [0, 65.5, 66.5, 68.5]
-    assert house.news()[1:] == [(68.5, "web", DIED), (68.5, "web", REMOVED)]
+    harness = live(scenario, runtime_with(web=RUNNING))
+    assert [at for _, at in harness.runtime.looks] == [0, 65.5, 66.5, 68.5]
+    assert harness.news()[1:] == [(68.5, "web", DIED), (68.5, "web", REMOVED)]
 
 
 # Failures.
 
 
-def test_a_failed_look_is_repeated_ever_less_often_and_told_when_it_succeeds() -> None:
-    async def scenario(house: House) -> None:
+def test_a_failed_inspection_is_retried_with_backoff_and_reported_on_success() -> None:
+    async def scenario(harness: PlegHarness) -> None:
         await asyncio.sleep(30)
-        house.runtime.refusing.add(WEB)
-        house.runtime.put(WEB, EXITED)
+        harness.runtime.refusing.add(WEB)
+        harness.runtime.put(WEB, EXITED)
         await asyncio.sleep(5)
-        assert house.cache.get(WEB) == record(WEB, {"app": RUNNING})
+        assert harness.cache.get(WEB) == record(WEB, {"app": RUNNING})
         with pytest.raises(RuntimeRefused):
-            await house.cache.get_newer_than(WEB, 29)
-        house.runtime.refusing.clear()
+            await harness.cache.get_newer_than(WEB, 29)
+        harness.runtime.refusing.clear()
         await asyncio.sleep(10)
 
-    house = live(scenario, runtime_with(web=RUNNING))
-    assert [at for _, at in house.runtime.looks] == [0, 30, 31, 33, 37]
-    assert house.news()[1:] == [(37.0, "web", DIED)]
+    harness = live(scenario, runtime_with(web=RUNNING))
+    assert [at for _, at in harness.runtime.looks] == [0, 30, 31, 33, 37]
+    assert harness.news()[1:] == [(37.0, "web", DIED)]
 
 
-def test_a_failed_look_that_missed_nothing_still_ends_in_a_sync() -> None:
-    async def scenario(house: House) -> None:
+def test_a_failed_inspection_without_a_change_still_causes_a_sync() -> None:
+    async def scenario(harness: PlegHarness) -> None:
         await asyncio.sleep(30)
-        await fail_inspections(house, seconds=0.5)
+        await fail_inspections(harness, seconds=0.5)
         await asyncio.sleep(1)
 
     assert live(scenario, runtime_with(web=RUNNING)).news()[1:] == [(31.0, "web", SYNC)]
 
 
 def test_a_request_does_not_wait_for_the_pause_after_a_failure() -> None:
-    async def scenario(house: House) -> None:
+    async def scenario(harness: PlegHarness) -> None:
         await asyncio.sleep(30)
-        await fail_inspections(house, seconds=8)
-        await house.cache.get_newer_than(WEB, house.moment())
+        await fail_inspections(harness, seconds=8)
+        await harness.cache.get_newer_than(WEB, harness.moment())
         assert now() == 38
         await asyncio.sleep(20)
 
-    house = live(scenario, runtime_with(web=RUNNING))
-    assert [at for _, at in house.runtime.looks] == [0, 30, 31, 33, 37, 38]
+    harness = live(scenario, runtime_with(web=RUNNING))
+    assert [at for _, at in harness.runtime.looks] == [0, 30, 31, 33, 37, 38]
 
 
-def test_a_relist_does_not_hurry_a_pod_whose_looks_fail_but_lets_it_go_when_it_is_gone() -> None:
-    async def scenario(house: House) -> None:
-        house.runtime.has_stream = False
-        house.runtime.refusing.add(WEB)
-        house.runtime.put(WEB, RUNNING)
+def test_a_relist_keeps_the_backoff_of_failed_inspections_but_drops_removed_pods() -> None:
+    async def scenario(harness: PlegHarness) -> None:
+        harness.runtime.has_stream = False
+        harness.runtime.refusing.add(WEB)
+        harness.runtime.put(WEB, RUNNING)
         await asyncio.sleep(40)
-        house.runtime.put(WEB, None)
+        harness.runtime.put(WEB, None)
         await asyncio.sleep(40)
 
-    house = live(scenario)
-    assert [at for _, at in house.runtime.looks] == [0, 1, 3, 7, 15, 31]
-    assert house.news() == [(40.0, "web", SYNC)]
+    harness = live(scenario)
+    assert [at for _, at in harness.runtime.looks] == [0, 1, 3, 7, 15, 31]
+    assert harness.news() == [(40.0, "web", SYNC)]
 
 
 def test_a_failed_relist_is_tried_again_soon() -> None:
-    async def scenario(house: House) -> None:
+    async def scenario(harness: PlegHarness) -> None:
         await asyncio.sleep(60)
-        house.runtime.list_error = RuntimeUnavailable("cannot list")
+        harness.runtime.list_error = RuntimeUnavailable("cannot list")
         await asyncio.sleep(10)
-        house.runtime.list_error = ValueError("a bug")
+        harness.runtime.list_error = ValueError("a bug")
         await asyncio.sleep(9.5)
-        house.runtime.list_error = None
+        harness.runtime.list_error = None
         await asyncio.sleep(20.5)
 
     assert live(scenario).runtime.lists[6:] == [65, 66, 68, 72, 80]
 
 
-def test_a_neighbour_that_fails_to_take_news_is_counted_and_stops_nothing() -> None:
-    async def scenario(house: House) -> None:
-        house.deaf = True
+def test_a_receiver_that_raises_is_counted_and_stops_nothing() -> None:
+    async def scenario(harness: PlegHarness) -> None:
+        harness.deaf = True
         await asyncio.sleep(1)
-        house.deaf = False
-        house.runtime.put(DB, RUNNING)
+        harness.deaf = False
+        harness.runtime.put(DB, RUNNING)
         await asyncio.sleep(1)
 
-    house = live(scenario, runtime_with(web=RUNNING))
-    assert (house.counts.discarded_events, house.news()) == (1, [(1.0, "db", STARTED)])
+    harness = live(scenario, runtime_with(web=RUNNING))
+    assert (harness.counts.discarded_events, harness.news()) == (1, [(1.0, "db", STARTED)])
 
 
 def test_an_event_that_names_no_pod_is_refused() -> None:
-    async def scenario(house: House) -> None:
+    async def scenario(harness: PlegHarness) -> None:
         await asyncio.sleep(30)
-        house.runtime.tell(PodUID(""))
-        house.runtime.put(WEB, RUNNING)
+        harness.runtime.tell(PodUID(""))
+        harness.runtime.put(WEB, RUNNING)
         await asyncio.sleep(1)
 
-    house = live(scenario)
-    assert (house.runtime.looks, house.news()) == ([(WEB, 30.0)], [(30.0, "web", STARTED)])
+    harness = live(scenario)
+    assert (harness.runtime.looks, harness.news()) == ([(WEB, 30.0)], [(30.0, "web", STARTED)])
 
 
 def test_a_jump_of_the_wall_clock_moves_nothing() -> None:
-    async def scenario(house: House) -> None:
+    async def scenario(harness: PlegHarness) -> None:
         await asyncio.sleep(30)
-        house.clock.jump(-86_400)
-        house.runtime.put(WEB, RUNNING)
+        harness.clock.jump(-86_400)
+        harness.runtime.put(WEB, RUNNING)
         await asyncio.sleep(30)
-        house.clock.jump(10 * 86_400)
+        harness.clock.jump(10 * 86_400)
         await asyncio.sleep(70)
-        assert house.pleg.health() is None
+        assert harness.pleg.health() is None
 
-    house = live(scenario)
-    assert house.runtime.lists == [0, 1, 2, 3, 4, 5, 65, 125]
-    assert house.news() == [(30.0, "web", STARTED)]
-    assert house.counts.latencies == [0.0]
+    harness = live(scenario)
+    assert harness.runtime.lists == [0, 1, 2, 3, 4, 5, 65, 125]
+    assert harness.news() == [(30.0, "web", STARTED)]
+    assert harness.counts.latencies == [0.0]
 
 
 # What hangs.
 
 
-def test_one_pods_hung_look_delays_no_other_pod_and_no_relist() -> None:
+def test_one_hung_inspection_delays_no_other_pod_and_no_relist() -> None:
     pods = [PodUID(f"pod-{index}") for index in range(100)]
 
-    async def scenario(house: House) -> None:
-        house.runtime.look_seconds = 0.1
+    async def scenario(harness: PlegHarness) -> None:
+        harness.runtime.look_seconds = 0.1
         await asyncio.sleep(30)
-        house.runtime.hung.add(pods[7])
+        harness.runtime.hung.add(pods[7])
         for uid in pods:
-            house.runtime.put(uid, EXITED)
+            harness.runtime.put(uid, EXITED)
         await asyncio.sleep(0.8)  # 16 at a time, less the hung one: 7 rounds of 0.1 s
-        assert len(house.told) == 100 + 99
+        assert len(harness.told) == 100 + 99
         await asyncio.sleep(20)
         for uid in pods:
-            house.runtime.put(uid, RUNNING)
+            harness.runtime.put(uid, RUNNING)
         await asyncio.sleep(0.8)
-        assert len(house.told) == 100 + 99 + 99
-        assert house.pleg.health() is None
-        [slow] = house.pleg.slow_looks()
+        assert len(harness.told) == 100 + 99 + 99
+        assert harness.pleg.health() is None
+        [slow] = harness.pleg.slow_inspections()
         assert (slow.uid, slow.pod, round(slow.seconds, 3)) == (pods[7], "ns/pod-7", 21.6)
-        house.runtime.hung.clear()
-        await asyncio.sleep(150)  # its own deadline has passed, and it was looked at again
+        harness.runtime.hung.clear()
+        await asyncio.sleep(150)  # its own deadline has passed, and it was inspected again
 
-    house = live(scenario, runtime_with(**dict.fromkeys(pods, RUNNING)))
-    assert house.runtime.lists[:8] == [0, 1, 2, 3, 4, 5, 65, 125]
-    assert [event.type for _, event, _ in house.told if event.uid == pods[7]] == [STARTED, SYNC]
+    harness = live(scenario, runtime_with(**dict.fromkeys(pods, RUNNING)))
+    assert harness.runtime.lists[:8] == [0, 1, 2, 3, 4, 5, 65, 125]
+    assert [event.type for _, event, _ in harness.told if event.uid == pods[7]] == [STARTED, SYNC]
 
 
-def test_hung_looks_give_their_slots_back_after_the_lease() -> None:
+def test_hung_inspections_return_their_slots_after_the_lease() -> None:
     hung = [PodUID(f"hung-{index}") for index in range(4)]
 
-    async def scenario(house: House) -> None:
+    async def scenario(harness: PlegHarness) -> None:
         await asyncio.sleep(30)
-        house.runtime.hung.update(hung)
+        harness.runtime.hung.update(hung)
         for uid in hung:
-            house.pleg.request(uid)
+            harness.pleg.request(uid)
             await asyncio.sleep(0.5)
-        house.runtime.put(WEB, RUNNING)
-        house.runtime.put(DB, RUNNING)
+        harness.runtime.put(WEB, RUNNING)
+        harness.runtime.put(DB, RUNNING)
         await asyncio.sleep(20)
 
-    house = live(scenario, pace=Pace(look_slots=4, look_lease_seconds=10))
-    assert house.news() == [(40.0, "web", STARTED), (40.0, "db", STARTED)]
+    harness = live(scenario, timing=PlegTiming(inspection_slots=4, inspection_lease_seconds=10))
+    assert harness.news() == [(40.0, "web", STARTED), (40.0, "db", STARTED)]
 
 
-def test_a_look_that_hangs_for_ever_meets_its_deadline() -> None:
-    async def scenario(house: House) -> None:
+def test_a_hung_inspection_times_out() -> None:
+    async def scenario(harness: PlegHarness) -> None:
         await asyncio.sleep(30)
-        house.runtime.hung.add(WEB)
-        house.runtime.put(WEB, EXITED, tell=False)  # or a listing that shows nothing new would be answer enough
+        harness.runtime.hung.add(WEB)
+        harness.runtime.put(WEB, EXITED, tell=False)  # or a listing that shows nothing new would be answer enough
         with pytest.raises(CallTimedOut, match="ns/web"):
-            await house.cache.get_newer_than(WEB, house.moment())
+            await harness.cache.get_newer_than(WEB, harness.moment())
         assert now() == 150
 
     live(scenario, runtime_with(web=RUNNING))
 
 
-def test_a_hung_relist_stops_no_look_is_named_and_given_up() -> None:
-    async def scenario(house: House) -> None:
+def test_a_hung_relist_delays_no_inspection_is_named_and_times_out() -> None:
+    async def scenario(harness: PlegHarness) -> None:
         await asyncio.sleep(30)
-        house.runtime.list_hangs = True  # from the relist at 65 on; the last good one was at 5
+        harness.runtime.list_hangs = True  # from the relist at 65 on; the last good one was at 5
         await asyncio.sleep(154)
-        house.runtime.put(WEB, RUNNING)
+        harness.runtime.put(WEB, RUNNING)
         await asyncio.sleep(1)
-        assert house.pleg.health() is None
-        house.runtime.hung.add(DB)
-        house.pleg.request(DB)
+        assert harness.pleg.health() is None
+        harness.runtime.hung.add(DB)
+        harness.pleg.request(DB)
         await asyncio.sleep(15)
-        assert house.pleg.health() == (
-            "the last good relist began 195 s ago; one has been under way for 135 s; looks that hang: db for 15 s"
+        assert harness.pleg.health() == (
+            "the last successful relist began 195 s ago; the current one has been running for 135 s; "
+            "inspections that hang: db for 15 s"
         )
-        house.runtime.list_hangs = False
+        harness.runtime.list_hangs = False
         await asyncio.sleep(60)
-        assert house.pleg.health() is None
+        assert harness.pleg.health() is None
 
-    house = live(scenario)
-    assert house.news() == [(184.0, "web", STARTED)]
-    assert house.runtime.lists[6:8] == [65, 246]
+    harness = live(scenario)
+    assert harness.news() == [(184.0, "web", STARTED)]
+    assert harness.runtime.lists[6:8] == [65, 246]
 
 
-def test_a_listing_that_shows_nothing_new_is_answer_enough_when_a_look_hangs() -> None:
-    async def scenario(house: House) -> None:
+def test_a_listing_without_changes_answers_waiters_of_a_hung_inspection() -> None:
+    async def scenario(harness: PlegHarness) -> None:
         await asyncio.sleep(30)
-        house.runtime.hung.add(WEB)
-        assert await house.cache.get_newer_than(WEB, house.moment()) == record(WEB, {"app": RUNNING})
+        harness.runtime.hung.add(WEB)
+        assert await harness.cache.get_newer_than(WEB, harness.moment()) == record(WEB, {"app": RUNNING})
         assert now() == 65
 
     live(scenario, runtime_with(web=RUNNING))
 
 
 def test_before_the_first_relist_it_is_not_healthy() -> None:
-    async def scenario(house: House) -> None:
-        assert house.pleg.health() == "no relist has succeeded yet"
+    async def scenario(harness: PlegHarness) -> None:
+        assert harness.pleg.health() == "no relist has succeeded yet"
         await asyncio.sleep(1)
-        assert house.pleg.health() is None
+        assert harness.pleg.health() is None
 
     live(scenario)
 
@@ -782,7 +783,7 @@ CHANGES = st.lists(
 
 
 class Faulty(Runtime):
-    """Fails its next look or listing when told to; delivers events late."""
+    """Fail the next inspection or listing on request. Deliver events late."""
 
     fail_look = False
     fail_list = False
@@ -802,9 +803,9 @@ class Faulty(Runtime):
         return found
 
 
-async def suffer(house: House, changes: list[tuple[str, str, str, float]]) -> None:
+async def suffer(harness: PlegHarness, changes: list[tuple[str, str, str, float]]) -> None:
     """Each container runs, exits and is removed, in step with the changes that name it; ids are never reused."""
-    runtime = house.runtime
+    runtime = harness.runtime
     assert isinstance(runtime, Faulty)
     runtime.look_seconds, runtime.list_seconds = 0.1, 0.2
     steps: dict[tuple[str, str], int] = {}
@@ -832,12 +833,12 @@ async def suffer(house: House, changes: list[tuple[str, str, str, float]]) -> No
 @settings(max_examples=75)
 @given(CHANGES)
 def test_whatever_becomes_of_the_events_all_ends_the_same(changes: list[tuple[str, str, str, float]]) -> None:
-    house = live(lambda house: suffer(house, changes), Faulty())
+    harness = live(lambda harness: suffer(harness, changes), Faulty())
     for name in "abc":
         uid = PodUID(name)
-        truth = house.runtime.record(uid)
-        assert house.cache.get(uid).containers == truth.containers
-        told = [event for _, event, _ in house.told if event.uid == uid]
+        truth = harness.runtime.record(uid)
+        assert harness.cache.get(uid).containers == truth.containers
+        told = [event for _, event, _ in harness.told if event.uid == uid]
         for container in truth.containers:
             ends = [event.type for event in told if event.data == container.id]
             assert ends.count(DIED) == (container.state is EXITED)
@@ -845,7 +846,7 @@ def test_whatever_becomes_of_the_events_all_ends_the_same(changes: list[tuple[st
         known_alive = {event.data for event in told if event.type is STARTED}
         for container_id in known_alive - {container.id for container in truth.containers}:
             assert [event.type for event in told if event.data == container_id] == [STARTED, DIED, REMOVED]
-    for _, event, cached in house.told:
+    for _, event, cached in harness.told:
         states = {container.id: container.state for container in cached.containers}
         match event.type:
             case LifecycleEventType.CONTAINER_STARTED:
@@ -876,17 +877,17 @@ STEPS = st.lists(
 def test_a_view_newer_than_an_action_shows_that_action(
     steps: list[tuple[PodUID, str, bool, float, float, float]], has_stream: bool
 ) -> None:
-    async def scenario(house: House) -> None:
-        runtime = house.runtime
+    async def scenario(harness: PlegHarness) -> None:
+        runtime = harness.runtime
         runtime.has_stream = has_stream
         for number, (uid, then, told, pause, runtime.look_seconds, runtime.list_seconds) in enumerate(steps):
             if then == "request":
-                house.pleg.request(uid)
+                harness.pleg.request(uid)
             else:
                 container, state = f"c{number // 3}", STATES[number % 3]
                 runtime.put(uid, state, container, tell=told)
             if then == "wait":
-                found = await house.cache.get_newer_than(uid, house.moment())
+                found = await harness.cache.get_newer_than(uid, harness.moment())
                 assert {each.id: each.state for each in found.containers} == runtime.pods.get(uid, {})
             await asyncio.sleep(pause)
 

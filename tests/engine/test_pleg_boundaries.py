@@ -10,7 +10,7 @@ from math import inf, nextafter
 
 import pytest
 
-from podkeeper.engine.pleg import Pace, Pleg, SlowLook
+from podkeeper.engine.pleg import Pleg, PlegTiming, SlowInspection
 from podkeeper.model.errors import RuntimeUnavailable
 from podkeeper.model.messages import LifecycleEvent, LifecycleEventType, PodUID
 from podkeeper.model.runtime import ContainerState, PodRecord
@@ -26,7 +26,7 @@ from tests.engine.test_pleg import (
     STARTED,
     SYNC,
     WEB,
-    House,
+    PlegHarness,
     Runtime,
     TwoMinded,
     fail_inspections,
@@ -39,13 +39,13 @@ from tests.engine.test_pleg import (
 
 
 def test_the_observer_receives_each_relist_inspection_and_stream_with_its_time() -> None:
-    async def scenario(house: House) -> None:
-        house.runtime.list_seconds, house.runtime.look_seconds = 0.5, 0.25
+    async def scenario(harness: PlegHarness) -> None:
+        harness.runtime.list_seconds, harness.runtime.look_seconds = 0.5, 0.25
         await asyncio.sleep(2)
-        house.runtime.break_streams()
+        harness.runtime.break_streams()
         await asyncio.sleep(0.75)
 
-    assert live(scenario, runtime_with(web=RUNNING), Pace(poll_seconds=2.0)).counts.seen == [
+    assert live(scenario, runtime_with(web=RUNNING), PlegTiming(poll_seconds=2.0)).counts.seen == [
         ("opened", 0.0),
         ("listed", ["web"], 0.5),
         ("relisted", 0.5, None),
@@ -60,14 +60,14 @@ def test_a_relist_that_fails_is_counted_and_shows_no_pods() -> None:
     runtime = runtime_with(web=RUNNING)
     runtime.list_error = RuntimeUnavailable("cannot list")
 
-    async def scenario(house: House) -> None:
+    async def scenario(harness: PlegHarness) -> None:
         runtime.list_seconds = 0.5
         await asyncio.sleep(1)
         runtime.list_error = None
         await asyncio.sleep(1.5)
 
-    house = live(scenario, runtime)
-    assert [seen for seen in house.counts.seen if seen[0] in ("listed", "relisted")] == [
+    harness = live(scenario, runtime)
+    assert [seen for seen in harness.counts.seen if seen[0] in ("listed", "relisted")] == [
         ("relisted", 0.5, None),
         ("listed", ["web"], 2.0),
         ("relisted", 0.5, None),
@@ -79,12 +79,7 @@ PAUSES = {0: 0.5, 1: 1.0, 2: 2.0, 3: 4.0, 5: 16.0, 6: 30.0, 7: 30.0, 10_000: 30.
 
 @pytest.mark.parametrize("failures, seconds", PAUSES.items())
 def test_the_pause_doubles_with_each_failure_up_to_half_a_minute(failures: int, seconds: float) -> None:
-    assert Pace().pause_after(failures) == seconds
-
-
-def test_the_pause_stops_doubling_after_twenty_times_whatever_its_limit() -> None:
-    pace = Pace(retry_seconds=3, retry_max_seconds=inf)
-    assert [pace.pause_after(failures) for failures in (20, 21, 22, 5000)] == [3 * 2**19, *[3 * 2**20] * 3]
+    assert PlegTiming().retry.after(failures) == seconds
 
 
 # Health.
@@ -93,19 +88,19 @@ def test_the_pause_stops_doubling_after_twenty_times_whatever_its_limit() -> Non
 def test_without_a_good_relist_for_three_minutes_it_is_not_healthy() -> None:
     runtime = runtime_with(web=RUNNING)
 
-    async def scenario(house: House) -> None:
+    async def scenario(harness: PlegHarness) -> None:
         await asyncio.sleep(5.5)
-        runtime.list_error = RuntimeUnavailable("cannot list")  # the last good relist began at 5
+        runtime.list_error = RuntimeUnavailable("cannot list")  # the last successful relist began at 5
         for at, health in (
             (185.0, None),
-            (185.125, "the last good relist began 180 s ago"),
-            (190.0, "the last good relist began 185 s ago"),
+            (185.125, "the last successful relist began 180 s ago"),
+            (190.0, "the last successful relist began 185 s ago"),
         ):
             await asyncio.sleep(at - now())
-            assert house.pleg.health() == health
+            assert harness.pleg.health() == health
         runtime.list_error = None
         await asyncio.sleep(30)
-        assert house.pleg.health() is None
+        assert harness.pleg.health() is None
 
     live(scenario, runtime)
 
@@ -114,12 +109,12 @@ def test_before_the_first_good_relist_health_names_the_one_in_progress() -> None
     runtime = Runtime()
     runtime.list_error = RuntimeUnavailable("cannot list")
 
-    async def scenario(house: House) -> None:
+    async def scenario(harness: PlegHarness) -> None:
         await asyncio.sleep(0.5)
-        assert house.pleg.health() == "no relist has succeeded yet"
+        assert harness.pleg.health() == "no relist has succeeded yet"
         runtime.list_hangs = True
         await asyncio.sleep(3.5)
-        assert house.pleg.health() == "no relist has succeeded yet; one has been under way for 3 s"
+        assert harness.pleg.health() == "no relist has succeeded yet; the current one has been running for 3 s"
 
     live(scenario, runtime)
 
@@ -128,37 +123,37 @@ def test_before_the_first_good_relist_health_names_the_one_in_progress() -> None
     "hung, named", [(3, "a for 20 s, b for 20 s, c for 20 s"), (5, "a for 20 s, b for 20 s, c for 20 s and 2 more")]
 )
 def test_health_names_the_first_three_inspections_that_hang(hung: int, named: str) -> None:
-    async def scenario(house: House) -> None:
-        house.runtime.list_hangs = True
-        house.runtime.hung = {PodUID(name) for name in "abcde"}
+    async def scenario(harness: PlegHarness) -> None:
+        harness.runtime.list_hangs = True
+        harness.runtime.hung = {PodUID(name) for name in "abcde"}
         await asyncio.sleep(1)
         for name in "abcde"[:hung]:
-            house.pleg.request(PodUID(name))
+            harness.pleg.request(PodUID(name))
         await asyncio.sleep(15)
-        house.pleg.request(PodUID("young"))
+        harness.pleg.request(PodUID("young"))
         await asyncio.sleep(5)
-        assert house.pleg.health() == (
-            f"no relist has succeeded yet; one has been under way for 21 s; looks that hang: {named}"
+        assert harness.pleg.health() == (
+            f"no relist has succeeded yet; the current one has been running for 21 s; inspections that hang: {named}"
         )
 
     live(scenario)
 
 
 def test_an_inspection_is_slow_from_the_end_of_its_lease_on() -> None:
-    async def scenario(house: House) -> None:
+    async def scenario(harness: PlegHarness) -> None:
         await asyncio.sleep(30)
-        house.runtime.hung |= {WEB, DB}
-        house.pleg.request(WEB)
+        harness.runtime.hung |= {WEB, DB}
+        harness.pleg.request(WEB)
         await asyncio.sleep(1)
-        house.pleg.request(DB)
+        harness.pleg.request(DB)
         for at, expected in (
             (39.5, ()),
-            (40.0, (SlowLook(WEB, "ns/web", 10.0),)),
-            (40.5, (SlowLook(WEB, "ns/web", 10.5),)),
-            (41.0, (SlowLook(WEB, "ns/web", 11.0), SlowLook(DB, "db", 10.0))),
+            (40.0, (SlowInspection(WEB, "ns/web", 10.0),)),
+            (40.5, (SlowInspection(WEB, "ns/web", 10.5),)),
+            (41.0, (SlowInspection(WEB, "ns/web", 11.0), SlowInspection(DB, "db", 10.0))),
         ):
             await asyncio.sleep(at - now())
-            assert house.pleg.slow_looks() == expected
+            assert harness.pleg.slow_inspections() == expected
 
     live(scenario, runtime_with(web=RUNNING))
 
@@ -168,39 +163,39 @@ def test_an_inspection_is_slow_from_the_end_of_its_lease_on() -> None:
 
 def test_a_request_made_before_it_runs_is_served_once_it_does() -> None:
     async def scenario() -> list[tuple[PodUID, float]]:
-        house = House(runtime_with(web=RUNNING))
-        house.runtime.list_hangs = True
-        house.pleg.request(WEB)
+        harness = PlegHarness(runtime_with(web=RUNNING))
+        harness.runtime.list_hangs = True
+        harness.pleg.request(WEB)
         await asyncio.sleep(3)
-        assert house.runtime.looks == []
-        running = asyncio.ensure_future(house.pleg.run())
+        assert harness.runtime.looks == []
+        running = asyncio.ensure_future(harness.pleg.run())
         await asyncio.sleep(1)
         running.cancel()
         await asyncio.wait({running})
-        return house.runtime.looks
+        return harness.runtime.looks
 
     assert simulate(scenario())[0] == [(WEB, 3.0)]
 
 
 @pytest.mark.parametrize("later, looks", [(0, [30.0, 31.0]), (-1, [30.0])])
 def test_an_inspection_serves_only_requests_about_actions_before_its_start(later: int, looks: list[float]) -> None:
-    async def scenario(house: House) -> None:
-        house.runtime.look_seconds = 1.0
+    async def scenario(harness: PlegHarness) -> None:
+        harness.runtime.look_seconds = 1.0
         await asyncio.sleep(30)
-        house.pleg.request(DB)
+        harness.pleg.request(DB)
         await asyncio.sleep(0.5)
-        began = house.last
-        house.pleg.request(DB, nextafter(began, -inf) if later else began)
+        began = harness.last
+        harness.pleg.request(DB, nextafter(began, -inf) if later else began)
         await asyncio.sleep(5)
 
     assert [at for _, at in live(scenario).runtime.looks] == looks
 
 
 def test_an_inspection_that_has_ended_serves_no_later_request() -> None:
-    async def scenario(house: House) -> None:
+    async def scenario(harness: PlegHarness) -> None:
         for at in (30.0, 31.0):
             await asyncio.sleep(at - now())
-            house.pleg.request(DB, 29.0)
+            harness.pleg.request(DB, 29.0)
         await asyncio.sleep(1)
 
     assert live(scenario).runtime.looks == [(DB, 30.0), (DB, 31.0)]
@@ -208,136 +203,136 @@ def test_an_inspection_that_has_ended_serves_no_later_request() -> None:
 
 @pytest.mark.parametrize("slots", [1, 2, 3])
 def test_no_more_inspections_run_at_a_time_than_there_are_slots(slots: int) -> None:
-    async def scenario(house: House) -> None:
-        house.runtime.look_seconds = 1.0
+    async def scenario(harness: PlegHarness) -> None:
+        harness.runtime.look_seconds = 1.0
         await asyncio.sleep(30)
         for name in "abcdef":
-            house.pleg.request(PodUID(name))
+            harness.pleg.request(PodUID(name))
         await asyncio.sleep(10)
 
-    house = live(scenario, pace=Pace(look_slots=slots))
-    assert house.runtime.looks == [(name, 30.0 + index // slots) for index, name in enumerate("abcdef")]
+    harness = live(scenario, timing=PlegTiming(inspection_slots=slots))
+    assert harness.runtime.looks == [(name, 30.0 + index // slots) for index, name in enumerate("abcdef")]
 
 
 def test_by_default_sixteen_inspections_run_at_a_time() -> None:
-    async def scenario(house: House) -> None:
-        house.runtime.look_seconds = 1.0
+    async def scenario(harness: PlegHarness) -> None:
+        harness.runtime.look_seconds = 1.0
         await asyncio.sleep(30)
         for number in range(17):
-            house.pleg.request(PodUID(str(number)))
+            harness.pleg.request(PodUID(str(number)))
         await asyncio.sleep(10)
 
     assert [at for _, at in live(scenario).runtime.looks] == [30.0] * 16 + [31.0]
 
 
 def test_each_hung_inspection_loses_its_slot_after_its_own_lease() -> None:
-    async def scenario(house: House) -> None:
-        house.runtime.hung |= {PodUID(name) for name in "abcd"}
+    async def scenario(harness: PlegHarness) -> None:
+        harness.runtime.hung |= {PodUID(name) for name in "abcd"}
         await asyncio.sleep(30)
         for name in "abcd":
-            house.pleg.request(PodUID(name))
-        house.pleg.request(WEB)
+            harness.pleg.request(PodUID(name))
+        harness.pleg.request(WEB)
         await asyncio.sleep(50)
 
-    house = live(scenario, pace=Pace(look_slots=1))
-    assert house.runtime.looks == [(name, 30.0 + 10 * index) for index, name in enumerate(["a", "b", "c", "d", WEB])]
+    harness = live(scenario, timing=PlegTiming(inspection_slots=1))
+    assert harness.runtime.looks == [(name, 30.0 + 10 * index) for index, name in enumerate(["a", "b", "c", "d", WEB])]
 
 
 def test_a_late_request_does_not_shorten_the_lease_of_a_hung_inspection() -> None:
-    async def scenario(house: House) -> None:
-        house.runtime.hung.add(DB)
+    async def scenario(harness: PlegHarness) -> None:
+        harness.runtime.hung.add(DB)
         await asyncio.sleep(30)
-        house.pleg.request(DB)
+        harness.pleg.request(DB)
         await asyncio.sleep(9.5)
-        house.pleg.request(WEB)
+        harness.pleg.request(WEB)
         await asyncio.sleep(5)
 
-    assert live(scenario, pace=Pace(look_slots=1)).runtime.looks == [(DB, 30.0), (WEB, 40.0)]
+    assert live(scenario, timing=PlegTiming(inspection_slots=1)).runtime.looks == [(DB, 30.0), (WEB, 40.0)]
 
 
-def test_a_pod_that_a_listing_shows_gone_while_it_waits_for_a_slot_is_inspected_in_its_turn() -> None:
-    async def scenario(house: House) -> None:
-        house.runtime.has_stream = False
-        house.runtime.hung.add(DB)
+def test_a_removed_pod_that_waits_for_a_slot_is_still_inspected() -> None:
+    async def scenario(harness: PlegHarness) -> None:
+        harness.runtime.has_stream = False
+        harness.runtime.hung.add(DB)
         await asyncio.sleep(30.5)
-        house.pleg.request(DB)
-        house.pleg.request(WEB)
-        house.runtime.put(WEB, None, tell=False)
+        harness.pleg.request(DB)
+        harness.pleg.request(WEB)
+        harness.runtime.put(WEB, None, tell=False)
         await asyncio.sleep(20)
 
-    house = live(scenario, runtime_with(web=RUNNING), Pace(look_slots=1))
-    assert [look for look in house.runtime.looks if look[1] > 30] == [(DB, 30.5), (WEB, 40.5)]
-    assert house.news()[1:] == [(31.0, "web", DIED), (31.0, "web", REMOVED)]
+    harness = live(scenario, runtime_with(web=RUNNING), PlegTiming(inspection_slots=1))
+    assert [look for look in harness.runtime.looks if look[1] > 30] == [(DB, 30.5), (WEB, 40.5)]
+    assert harness.news()[1:] == [(31.0, "web", DIED), (31.0, "web", REMOVED)]
 
 
 def test_an_inspection_that_outlived_its_lease_frees_no_second_slot_when_it_ends() -> None:
-    async def scenario(house: House) -> None:
+    async def scenario(harness: PlegHarness) -> None:
         await asyncio.sleep(30)
-        house.runtime.look_seconds = 12.0
-        house.pleg.request(PodUID("a"))
+        harness.runtime.look_seconds = 12.0
+        harness.pleg.request(PodUID("a"))
         await asyncio.sleep(0.5)
-        house.pleg.request(PodUID("b"))  # at the end of the lease, at 40
+        harness.pleg.request(PodUID("b"))  # at the end of the lease, at 40
         await asyncio.sleep(0.5)
-        house.pleg.request(PodUID("c"))  # not when a ends, at 42
+        harness.pleg.request(PodUID("c"))  # not when a ends, at 42
         await asyncio.sleep(30)
 
-    house = live(scenario, pace=Pace(look_slots=1))
-    assert house.runtime.looks == [("a", 30.0), ("b", 40.0), ("c", 50.0)]
+    harness = live(scenario, timing=PlegTiming(inspection_slots=1))
+    assert harness.runtime.looks == [("a", 30.0), ("b", 40.0), ("c", 50.0)]
 
 
 # Failures of inspections.
 
 
 def test_the_pauses_between_inspections_start_from_the_shortest_after_a_success() -> None:
-    async def scenario(house: House) -> None:
+    async def scenario(harness: PlegHarness) -> None:
         await asyncio.sleep(30)
         for _ in range(2):
-            await fail_inspections(house, seconds=5)
+            await fail_inspections(harness, seconds=5)
             await asyncio.sleep(5)
 
-    house = live(scenario, runtime_with(web=RUNNING))
-    assert [at for _, at in house.runtime.looks] == [0, 30, 31, 33, 37, 40, 41, 43, 47]
+    harness = live(scenario, runtime_with(web=RUNNING))
+    assert [at for _, at in harness.runtime.looks] == [0, 30, 31, 33, 37, 40, 41, 43, 47]
 
 
 def test_a_request_during_an_inspection_that_fails_leads_to_another_one_at_once() -> None:
-    async def scenario(house: House) -> None:
-        house.runtime.look_seconds = 1.0
+    async def scenario(harness: PlegHarness) -> None:
+        harness.runtime.look_seconds = 1.0
         await asyncio.sleep(30)
-        house.runtime.refusing.add(WEB)
-        house.pleg.request(WEB)
+        harness.runtime.refusing.add(WEB)
+        harness.pleg.request(WEB)
         await asyncio.sleep(0.25)
-        house.pleg.request(WEB)
+        harness.pleg.request(WEB)
         await asyncio.sleep(0.5)
-        house.runtime.refusing.clear()
+        harness.runtime.refusing.clear()
         await asyncio.sleep(10)
 
-    house = live(scenario, runtime_with(web=RUNNING))
-    assert [at for _, at in house.runtime.looks] == [0, 30, 30.5]
-    assert house.news()[1:] == [(31.5, "web", SYNC)]
+    harness = live(scenario, runtime_with(web=RUNNING))
+    assert [at for _, at in harness.runtime.looks] == [0, 30, 30.5]
+    assert harness.news()[1:] == [(31.5, "web", SYNC)]
 
 
 @pytest.mark.parametrize("error", [ValueError("a bug"), TimeoutError("its own")], ids=["a bug", "a timeout"])
 def test_an_unexpected_error_of_an_inspection_is_stored_as_it_is_and_the_inspection_repeated(error: Exception) -> None:
     runtime = runtime_with(web=RUNNING)
 
-    async def scenario(house: House) -> None:
+    async def scenario(harness: PlegHarness) -> None:
         await asyncio.sleep(30)
         runtime.look_error = error
         runtime.put(WEB, EXITED)
         with pytest.raises(type(error)) as caught:
-            await house.cache.get_newer_than(WEB, house.moment())
+            await harness.cache.get_newer_than(WEB, harness.moment())
         assert caught.value is error
         runtime.look_error = None
         await asyncio.sleep(2)
 
-    house = live(scenario, runtime)
-    assert [at for _, at in house.runtime.looks] == [0, 30, 31]
-    assert house.news()[1:] == [(31.0, "web", DIED)]
+    harness = live(scenario, runtime)
+    assert [at for _, at in harness.runtime.looks] == [0, 30, 31]
+    assert harness.news()[1:] == [(31.0, "web", DIED)]
 
 
 def test_only_the_first_of_several_failures_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario(house: House) -> None:
-        house.runtime.refusing.add(WEB)
+    async def scenario(harness: PlegHarness) -> None:
+        harness.runtime.refusing.add(WEB)
         await asyncio.sleep(10)
 
     with caplog.at_level(logging.DEBUG, "podkeeper.engine.pleg"):
@@ -345,19 +340,19 @@ def test_only_the_first_of_several_failures_is_a_warning(caplog: pytest.LogCaptu
     assert [entry.levelno for entry in caplog.records] == [logging.WARNING, logging.DEBUG, logging.DEBUG, logging.DEBUG]
 
 
-def test_an_inspection_that_fails_after_a_later_listing_showed_the_pod_gone_is_not_repeated() -> None:
-    async def scenario(house: House) -> None:
+def test_an_inspection_that_fails_after_a_listing_without_the_pod_is_not_repeated() -> None:
+    async def scenario(harness: PlegHarness) -> None:
         await asyncio.sleep(64)
-        house.runtime.look_seconds = 20.0
-        house.pleg.request(WEB)  # until 74
-        house.runtime.refusing.add(WEB)
-        house.runtime.put(WEB, None, tell=False)  # the listing at 65 shows it
+        harness.runtime.look_seconds = 20.0
+        harness.pleg.request(WEB)  # until 74
+        harness.runtime.refusing.add(WEB)
+        harness.runtime.put(WEB, None, tell=False)  # the listing at 65 shows it
         await asyncio.sleep(20)
-        assert await house.cache.get_newer_than(WEB, 60) == PodRecord(uid=WEB)
+        assert await harness.cache.get_newer_than(WEB, 60) == PodRecord(uid=WEB)
 
-    house = live(scenario, runtime_with(web=RUNNING))
-    assert [at for _, at in house.runtime.looks] == [0, 64]
-    assert house.news()[1:] == [(65.0, "web", DIED), (65.0, "web", REMOVED)]
+    harness = live(scenario, runtime_with(web=RUNNING))
+    assert [at for _, at in harness.runtime.looks] == [0, 64]
+    assert harness.news()[1:] == [(65.0, "web", DIED), (65.0, "web", REMOVED)]
 
 
 @pytest.mark.parametrize(
@@ -368,52 +363,52 @@ def test_an_inspection_that_fails_after_a_later_listing_showed_the_pod_gone_is_n
 def test_an_inspection_that_succeeds_after_a_listing_without_the_pod_reports_nothing_more(
     asked_again: bool, looks: list[float]
 ) -> None:
-    async def scenario(house: House) -> None:
+    async def scenario(harness: PlegHarness) -> None:
         await asyncio.sleep(63)
-        await fail_inspections(house, seconds=0.5)
-        house.runtime.look_seconds = 20.0  # from 64 to 84
+        await fail_inspections(harness, seconds=0.5)
+        harness.runtime.look_seconds = 20.0  # from 64 to 84
         await asyncio.sleep(1)
-        house.runtime.put(WEB, None, tell=False)  # the listing at 65 shows it
+        harness.runtime.put(WEB, None, tell=False)  # the listing at 65 shows it
         await asyncio.sleep(1)
         if asked_again:
-            house.pleg.request(WEB)  # from 84 to 104
+            harness.pleg.request(WEB)  # from 84 to 104
         await asyncio.sleep(40)
 
-    house = live(scenario, runtime_with(web=RUNNING))
-    assert [at for _, at in house.runtime.looks] == looks
-    assert house.news()[1:] == [(65.0, "web", DIED), (65.0, "web", REMOVED)]
+    harness = live(scenario, runtime_with(web=RUNNING))
+    assert [at for _, at in harness.runtime.looks] == looks
+    assert harness.news()[1:] == [(65.0, "web", DIED), (65.0, "web", REMOVED)]
 
 
 def test_a_pod_that_comes_back_under_its_uid_after_failed_inspections_is_inspected_at_once() -> None:
-    async def scenario(house: House) -> None:
-        house.runtime.has_stream = False
-        house.runtime.refusing.add(WEB)
-        house.runtime.put(WEB, RUNNING)
+    async def scenario(harness: PlegHarness) -> None:
+        harness.runtime.has_stream = False
+        harness.runtime.refusing.add(WEB)
+        harness.runtime.put(WEB, RUNNING)
         await asyncio.sleep(8)
-        house.runtime.put(WEB, None)
+        harness.runtime.put(WEB, None)
         await asyncio.sleep(2)
-        house.runtime.refusing.clear()
-        house.runtime.put(WEB, RUNNING, "app-2")
+        harness.runtime.refusing.clear()
+        harness.runtime.put(WEB, RUNNING, "app-2")
         await asyncio.sleep(20)
 
-    house = live(scenario)
-    assert [at for _, at in house.runtime.looks] == [0, 1, 3, 7, 10]
-    assert house.news() == [(8.0, "web", SYNC), (10.0, "web", STARTED)]
+    harness = live(scenario)
+    assert [at for _, at in harness.runtime.looks] == [0, 1, 3, 7, 10]
+    assert harness.news() == [(8.0, "web", SYNC), (10.0, "web", STARTED)]
 
 
 def test_an_event_that_cannot_be_delivered_does_not_hold_up_the_next() -> None:
-    class Picky(House):
+    class Picky(PlegHarness):
         def emit(self, event: LifecycleEvent) -> None:
             self.deaf = event.type is DIED
             super().emit(event)
 
-    async def scenario(house: House) -> None:
+    async def scenario(harness: PlegHarness) -> None:
         await asyncio.sleep(1)
-        house.runtime.put(WEB, None)
+        harness.runtime.put(WEB, None)
         await asyncio.sleep(1)
 
-    house = live(scenario, runtime_with(web=RUNNING), kind=Picky)
-    assert (house.counts.discarded_events, house.news()) == (1, [(0.0, "web", STARTED), (1.0, "web", REMOVED)])
+    harness = live(scenario, runtime_with(web=RUNNING), kind=Picky)
+    assert (harness.counts.discarded_events, harness.news()) == (1, [(0.0, "web", STARTED), (1.0, "web", REMOVED)])
 
 
 # Relists.
@@ -422,7 +417,7 @@ def test_an_event_that_cannot_be_delivered_does_not_hold_up_the_next() -> None:
 def test_the_pauses_between_relists_start_from_the_shortest_after_a_success() -> None:
     runtime = Runtime()
 
-    async def scenario(house: House) -> None:
+    async def scenario(harness: PlegHarness) -> None:
         await asyncio.sleep(60)
         for _ in range(2):
             runtime.list_error = TimeoutError("its own")
@@ -445,18 +440,18 @@ def test_a_relist_that_fails_is_logged_once(error: Exception, level: int, caplog
     runtime = Runtime()
     runtime.list_error = error
     with caplog.at_level(logging.WARNING, "podkeeper.engine.pleg"):
-        live(lambda house: asyncio.sleep(0.5), runtime)
+        live(lambda harness: asyncio.sleep(0.5), runtime)
     assert [(entry.levelno, entry.exc_info is not None) for entry in caplog.records] == [
         (level, level == logging.ERROR)
     ]
 
 
 def test_a_stream_that_breaks_during_a_relist_leads_to_another_relist_at_once() -> None:
-    async def scenario(house: House) -> None:
+    async def scenario(harness: PlegHarness) -> None:
         await asyncio.sleep(64.5)
-        house.runtime.list_seconds = 4.0  # from 65 to 69
+        harness.runtime.list_seconds = 4.0  # from 65 to 69
         await asyncio.sleep(3)
-        house.runtime.break_streams()
+        harness.runtime.break_streams()
         await asyncio.sleep(3)
 
     assert live(scenario).runtime.lists == [*range(6), 65, 69]
@@ -469,17 +464,17 @@ def test_an_empty_record_in_a_listing_is_skipped() -> None:
 
     runtime = Hollow()
     runtime.put(WEB, RUNNING)
-    house = live(lambda house: asyncio.sleep(70), runtime)
-    assert house.runtime.looks == [(WEB, 0.0)]
-    assert (house.news(), house.counts.missed_pods) == ([(0.0, "web", STARTED)], 0)
+    harness = live(lambda harness: asyncio.sleep(70), runtime)
+    assert harness.runtime.looks == [(WEB, 0.0)]
+    assert (harness.news(), harness.counts.missed_pods) == ([(0.0, "web", STARTED)], 0)
 
 
 def test_a_listing_in_which_nothing_has_happened_leads_to_no_inspection() -> None:
     runtime = TwoMinded()
     runtime.put(WEB, CREATED)
-    house = live(lambda house: asyncio.sleep(70), runtime)  # created and unknown count as the same
-    assert house.runtime.looks == [(WEB, 0.0)]
-    assert (house.news(), house.counts.missed_pods) == ([], 0)
+    harness = live(lambda harness: asyncio.sleep(70), runtime)  # created and unknown count as the same
+    assert harness.runtime.looks == [(WEB, 0.0)]
+    assert (harness.news(), harness.counts.missed_pods) == ([], 0)
 
 
 # Missed events: changes that no event announces although the stream was open.
@@ -489,14 +484,14 @@ each_fate = pytest.mark.parametrize("state", [EXITED, None], ids=["it exits", "i
 
 @each_fate
 def test_after_a_missed_event_the_relist_is_quick_for_a_minute(state: ContainerState | None) -> None:
-    async def scenario(house: House) -> None:
+    async def scenario(harness: PlegHarness) -> None:
         await asyncio.sleep(30)
-        house.runtime.put(WEB, state, tell=False)
+        harness.runtime.put(WEB, state, tell=False)
         await asyncio.sleep(200)
 
-    house = live(scenario, runtime_with(web=RUNNING))
-    assert house.counts.missed_pods == 1
-    assert house.runtime.lists == [*range(6), 65, *range(67, 128), 187]
+    harness = live(scenario, runtime_with(web=RUNNING))
+    assert harness.counts.missed_pods == 1
+    assert harness.runtime.lists == [*range(6), 65, *range(67, 128), 187]
 
 
 @each_fate
@@ -504,11 +499,11 @@ def test_after_a_missed_event_the_relist_is_quick_for_a_minute(state: ContainerS
 def test_an_event_that_comes_within_two_seconds_of_the_relist_was_not_missed(
     state: ContainerState | None, late: float, missed: int
 ) -> None:
-    async def scenario(house: House) -> None:
+    async def scenario(harness: PlegHarness) -> None:
         await asyncio.sleep(64.5)
-        house.runtime.put(WEB, state, tell=False)
+        harness.runtime.put(WEB, state, tell=False)
         await asyncio.sleep(0.5 + late)
-        house.runtime.tell(WEB, state=state)
+        harness.runtime.tell(WEB, state=state)
         await asyncio.sleep(10)
 
     assert live(scenario, runtime_with(web=RUNNING)).counts.missed_pods == missed
@@ -519,11 +514,11 @@ def test_an_event_that_comes_within_two_seconds_of_the_relist_was_not_missed(
 def test_an_event_of_something_after_the_relist_does_not_replace_the_missed_one(
     state: ContainerState | None, happened: float, missed: int
 ) -> None:
-    async def scenario(house: House) -> None:
+    async def scenario(harness: PlegHarness) -> None:
         await asyncio.sleep(30)
-        house.runtime.put(WEB, state, tell=False)
+        harness.runtime.put(WEB, state, tell=False)
         await asyncio.sleep(36)
-        house.runtime.tell(WEB, state=state, happened=BEGINNING + timedelta(seconds=happened))
+        harness.runtime.tell(WEB, state=state, happened=BEGINNING + timedelta(seconds=happened))
         await asyncio.sleep(10)
 
     assert live(scenario, runtime_with(web=RUNNING)).counts.missed_pods == missed
@@ -531,52 +526,52 @@ def test_an_event_of_something_after_the_relist_does_not_replace_the_missed_one(
 
 @each_fate
 def test_a_change_while_there_is_no_stream_is_no_missed_event(state: ContainerState | None) -> None:
-    async def scenario(house: House) -> None:
-        house.runtime.has_stream = False
+    async def scenario(harness: PlegHarness) -> None:
+        harness.runtime.has_stream = False
         await asyncio.sleep(40.5)
-        house.runtime.put(WEB, state, tell=False)
+        harness.runtime.put(WEB, state, tell=False)
         await asyncio.sleep(10)
 
-    house = live(scenario, runtime_with(web=RUNNING))
-    assert (len(house.news()) > 1, house.counts.missed_pods) == (True, 0)
+    harness = live(scenario, runtime_with(web=RUNNING))
+    assert (len(harness.news()) > 1, harness.counts.missed_pods) == (True, 0)
 
 
 @each_fate
 def test_a_change_before_the_stream_can_be_trusted_is_no_missed_event(state: ContainerState | None) -> None:
-    async def scenario(house: House) -> None:
+    async def scenario(harness: PlegHarness) -> None:
         await asyncio.sleep(30.0)
-        house.runtime.break_streams()
+        harness.runtime.break_streams()
         await asyncio.sleep(2.5)
-        house.runtime.put(WEB, state, tell=False)
+        harness.runtime.put(WEB, state, tell=False)
         await asyncio.sleep(10)
 
-    house = live(scenario, runtime_with(web=RUNNING))
-    assert (house.news()[1][0], house.counts.missed_pods) == (33.0, 0)
+    harness = live(scenario, runtime_with(web=RUNNING))
+    assert (harness.news()[1][0], harness.counts.missed_pods) == (33.0, 0)
 
 
 @each_fate
 def test_a_change_after_a_new_stream_has_proved_itself_is_a_missed_event(state: ContainerState | None) -> None:
-    async def scenario(house: House) -> None:
+    async def scenario(harness: PlegHarness) -> None:
         await asyncio.sleep(30.0)
-        house.runtime.break_streams()
+        harness.runtime.break_streams()
         await asyncio.sleep(6)
-        house.runtime.put(WEB, state, tell=False)
+        harness.runtime.put(WEB, state, tell=False)
         await asyncio.sleep(70)
 
-    house = live(scenario, runtime_with(web=RUNNING))
-    assert (house.news()[1][0], house.counts.missed_pods) == (95.0, 1)
+    harness = live(scenario, runtime_with(web=RUNNING))
+    assert (harness.news()[1][0], harness.counts.missed_pods) == (95.0, 1)
 
 
 @each_fate
 def test_a_change_after_an_inspection_is_a_missed_event_even_if_relists_fail(state: ContainerState | None) -> None:
     runtime = runtime_with(web=RUNNING)
 
-    async def scenario(house: House) -> None:
+    async def scenario(harness: PlegHarness) -> None:
         await asyncio.sleep(30.0)
         runtime.list_error = RuntimeUnavailable("cannot list")
         runtime.break_streams()
         await asyncio.sleep(6)
-        house.pleg.request(WEB)
+        harness.pleg.request(WEB)
         await asyncio.sleep(1)
         runtime.put(WEB, state, tell=False)
         runtime.list_error = None
@@ -587,81 +582,83 @@ def test_a_change_after_an_inspection_is_a_missed_event_even_if_relists_fail(sta
 
 @each_fate
 def test_an_announced_change_that_cannot_be_inspected_is_no_missed_event(state: ContainerState | None) -> None:
-    async def scenario(house: House) -> None:
+    async def scenario(harness: PlegHarness) -> None:
         await asyncio.sleep(30)
-        house.runtime.refusing.add(WEB)
-        house.runtime.put(WEB, state)
+        harness.runtime.refusing.add(WEB)
+        harness.runtime.put(WEB, state)
         await asyncio.sleep(60)
 
-    house = live(scenario, runtime_with(web=RUNNING))
-    assert (len(house.news()) > 1, house.counts.missed_pods) == (state is None, 0)
+    harness = live(scenario, runtime_with(web=RUNNING))
+    assert (len(harness.news()) > 1, harness.counts.missed_pods) == (state is None, 0)
 
 
 def test_a_change_that_no_inspection_confirms_in_time_is_not_counted_as_missed() -> None:
-    async def scenario(house: House) -> None:
+    async def scenario(harness: PlegHarness) -> None:
         await asyncio.sleep(30)
-        house.runtime.look_seconds = 5.0  # from the relist at 65 to 70, and events may come until 67
-        house.runtime.put(WEB, EXITED, tell=False)
+        harness.runtime.look_seconds = 5.0  # from the relist at 65 to 70, and events may come until 67
+        harness.runtime.put(WEB, EXITED, tell=False)
         await asyncio.sleep(60)
 
-    house = live(scenario, runtime_with(web=RUNNING))
-    assert (house.news()[1:], house.counts.missed_pods) == ([(70.0, "web", DIED)], 0)
+    harness = live(scenario, runtime_with(web=RUNNING))
+    assert (harness.news()[1:], harness.counts.missed_pods) == ([(70.0, "web", DIED)], 0)
 
 
 def test_an_announced_change_just_after_a_wrong_listing_is_not_counted_as_missed() -> None:
     runtime = TwoMinded()
     runtime.put(WEB, RUNNING)
 
-    async def scenario(house: House) -> None:
+    async def scenario(harness: PlegHarness) -> None:
         await asyncio.sleep(66)  # the listing at 65 was wrong
         runtime.put(WEB, EXITED, tell=False)
         runtime.tell(WEB, state=EXITED, happened=BEGINNING + timedelta(seconds=66))
         await asyncio.sleep(10)
 
-    house = live(scenario, runtime)
-    assert (house.news()[1:], house.counts.missed_pods) == ([(66.0, "web", DIED)], 0)
+    harness = live(scenario, runtime)
+    assert (harness.news()[1:], harness.counts.missed_pods) == ([(66.0, "web", DIED)], 0)
 
 
 def test_several_pods_with_missed_events_are_counted_together() -> None:
-    async def scenario(house: House) -> None:
+    async def scenario(harness: PlegHarness) -> None:
         await asyncio.sleep(30)
-        house.runtime.put(WEB, EXITED, tell=False)
-        house.runtime.put(DB, None, tell=False)
-        house.runtime.put(PodUID("cron"), EXITED, tell=False)
-        house.runtime.put(PodUID("new"), RUNNING, tell=False)
+        harness.runtime.put(WEB, EXITED, tell=False)
+        harness.runtime.put(DB, None, tell=False)
+        harness.runtime.put(PodUID("cron"), EXITED, tell=False)
+        harness.runtime.put(PodUID("new"), RUNNING, tell=False)
         await asyncio.sleep(35.5)
-        house.runtime.tell(PodUID("cron"))
+        harness.runtime.tell(PodUID("cron"))
         await asyncio.sleep(40)
 
-    house = live(scenario, runtime_with(web=RUNNING, db=RUNNING, cron=RUNNING))
-    assert house.counts.missed_pods == 3
+    harness = live(scenario, runtime_with(web=RUNNING, db=RUNNING, cron=RUNNING))
+    assert harness.counts.missed_pods == 3
 
 
 def test_a_request_for_a_pod_that_does_not_exist_is_no_missed_event() -> None:
-    async def scenario(house: House) -> None:
+    async def scenario(harness: PlegHarness) -> None:
         await asyncio.sleep(30)
-        house.pleg.request(DB)
+        harness.pleg.request(DB)
         await asyncio.sleep(100)
 
-    house = live(scenario)
-    assert (house.counts.missed_pods, house.runtime.looks) == (0, [(DB, 30.0)])
+    harness = live(scenario)
+    assert (harness.counts.missed_pods, harness.runtime.looks) == (0, [(DB, 30.0)])
 
 
 def test_pleg_needs_no_observer() -> None:
     async def scenario() -> list[tuple[float, str, LifecycleEventType]]:
-        house = House(runtime_with(web=RUNNING))
-        pleg = Pleg(runtime=house.runtime, cache=house.cache, emit=house.emit, clock=house.clock, moment=house.moment)
+        harness = PlegHarness(runtime_with(web=RUNNING))
+        pleg = Pleg(
+            runtime=harness.runtime, cache=harness.cache, emit=harness.emit, clock=harness.clock, moment=harness.moment
+        )
         running = asyncio.ensure_future(pleg.run())
         await asyncio.sleep(30)
-        house.runtime.put(WEB, EXITED, tell=False)
+        harness.runtime.put(WEB, EXITED, tell=False)
         await asyncio.sleep(40)
-        house.runtime.put(DB, RUNNING)
-        house.runtime.break_streams()
+        harness.runtime.put(DB, RUNNING)
+        harness.runtime.break_streams()
         await asyncio.sleep(1)
         assert not running.done()
         running.cancel()
         await asyncio.wait({running})
-        return house.news()
+        return harness.news()
 
     assert simulate(scenario())[0] == [(0.0, "web", STARTED), (65.0, "web", DIED), (70.0, "db", STARTED)]
 
@@ -696,8 +693,8 @@ LIVES: dict[str, tuple[tuple[float, ...], list[float]]] = {
 def test_a_stream_that_ends_too_soon_is_opened_again_after_a_pause(
     lives: tuple[float, ...], opened: list[float]
 ) -> None:
-    house = live(lambda house: asyncio.sleep(200), Mortal(*lives))
-    streams = [seen for seen in house.counts.seen if seen[0] in ("opened", "broke")]
+    harness = live(lambda harness: asyncio.sleep(200), Mortal(*lives))
+    streams = [seen for seen in harness.counts.seen if seen[0] in ("opened", "broke")]
     broke = [start + life for start, life in zip(opened, lives, strict=False)]
     assert streams == sorted([*(("opened", at) for at in opened), *(("broke", at) for at in broke)], key=_by_time)
 
@@ -720,14 +717,14 @@ def test_a_stream_is_opened_again_however_it_ends(error: Exception | None, caplo
             async for event in super().events():
                 yield event
 
-    async def scenario(house: House) -> None:
+    async def scenario(harness: PlegHarness) -> None:
         await asyncio.sleep(10)
-        house.runtime.put(WEB, RUNNING)
+        harness.runtime.put(WEB, RUNNING)
         await asyncio.sleep(1)
 
     with caplog.at_level(logging.WARNING, "podkeeper.engine.pleg"):
-        house = live(scenario, Broken())
-    assert (house.news(), house.counts.breaks) == ([(10.0, "web", STARTED)], 1)
+        harness = live(scenario, Broken())
+    assert (harness.news(), harness.counts.breaks) == ([(10.0, "web", STARTED)], 1)
     unexpected = [logging.ERROR] if isinstance(error, ValueError) else []
     assert [entry.levelno for entry in caplog.records] == [*unexpected, logging.WARNING]
 
@@ -737,40 +734,40 @@ def test_a_stream_is_opened_again_however_it_ends(error: Exception | None, caplo
 
 def test_a_request_made_after_it_has_stopped_is_not_served() -> None:
     async def scenario() -> list[tuple[PodUID, float]]:
-        house = House(runtime_with(web=RUNNING))
-        running = asyncio.ensure_future(house.pleg.run())
+        harness = PlegHarness(runtime_with(web=RUNNING))
+        running = asyncio.ensure_future(harness.pleg.run())
         await asyncio.sleep(1)
         running.cancel()
         await asyncio.wait({running})
-        house.pleg.request(WEB)
+        harness.pleg.request(WEB)
         await asyncio.sleep(100)
-        return house.runtime.looks
+        return harness.runtime.looks
 
     assert simulate(scenario())[0] == [(WEB, 0.0)]
 
 
-BUSY: dict[str, Callable[[House], None]] = {
-    "an inspection waits for its next attempt": lambda house: house.runtime.refusing.add(WEB),
-    "an inspection waits for a slot": lambda house: house.runtime.hung.update({WEB, DB}),
+BUSY: dict[str, Callable[[PlegHarness], None]] = {
+    "an inspection waits for its next attempt": lambda harness: harness.runtime.refusing.add(WEB),
+    "an inspection waits for a slot": lambda harness: harness.runtime.hung.update({WEB, DB}),
 }
 
 
 @pytest.mark.parametrize("make_busy", BUSY.values(), ids=BUSY.keys())
-def test_nothing_is_left_in_the_event_loop_once_it_has_stopped(
-    make_busy: Callable[[House], None], caplog: pytest.LogCaptureFixture
+def test_no_task_or_timer_remains_after_the_stop(
+    make_busy: Callable[[PlegHarness], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario() -> None:
-        house = House(Runtime(), Pace(look_slots=1))
-        gone = weakref.ref(house.pleg)
-        make_busy(house)
-        running = asyncio.ensure_future(house.pleg.run())
+        harness = PlegHarness(Runtime(), PlegTiming(inspection_slots=1))
+        gone = weakref.ref(harness.pleg)
+        make_busy(harness)
+        running = asyncio.ensure_future(harness.pleg.run())
         await asyncio.sleep(1)
         for uid in (WEB, DB, PodUID("cron")):
-            house.pleg.request(uid)
+            harness.pleg.request(uid)
         await asyncio.sleep(0.5)
         running.cancel()
         await asyncio.wait({running})
-        del house, running
+        del harness, running
         gc.collect()
         assert gone() is None
 

@@ -10,15 +10,15 @@ from podkeeper.engine.workers import PodWorkers
 from podkeeper.model.errors import TryLater
 from podkeeper.model.k8s.core import Pod, PodStatus
 from podkeeper.model.messages import PodUID
-from podkeeper.rules.admit import Preempt
+from podkeeper.rules.admission.admit import Preempt
 from podkeeper.rules.worker.updates import StatusFunction
 from podkeeper.testing.failures import fail_each_call
 from podkeeper.testing.interleave import interleave
-from podkeeper.testing.operations import Event, Operation
+from podkeeper.testing.operations import Event, OperationTest
 from podkeeper.testing.port_calls import PortCalls
 from podkeeper.testing.virtual_time import VirtualClock
 from tests.doubles import stand_in
-from tests.engine.loop_house import pod, uids
+from tests.engine.loop_harness import pod, uids
 
 DNS, PROXY = pod("dns"), pod("proxy")
 ONE, TWO, THREE = pod("one"), pod("two"), pod("three")
@@ -26,8 +26,6 @@ KILL_SECONDS = 1.0
 
 
 class Workers:
-    """Kill pods."""
-
     def __init__(self) -> None:
         self.killed: list[str] = []
 
@@ -39,7 +37,7 @@ class Workers:
 
 
 @dataclass
-class Stage:
+class Setup:
     preemption: Preemption
     workers: Workers
     calls: PortCalls
@@ -70,7 +68,7 @@ class Stage:
         if uid not in self.preemption.held() and not any(happened.failed for happened in self.calls.log):
             self.wrong.append(f"{uid} is not held until its victims are dead")
 
-    def what_started(self) -> object:
+    def started_pods(self) -> object:
         return sorted(self.started), self.preemption.held()
 
     def is_sound(self) -> None:
@@ -84,7 +82,7 @@ class Stage:
 
 
 @asynccontextmanager
-async def stage(calls: PortCalls) -> AsyncIterator[Stage]:
+async def setup(calls: PortCalls) -> AsyncIterator[Setup]:
     workers = Workers()
     preemption = Preemption(
         workers=calls.watch("workers", stand_in(PodWorkers, workers), {"kill_pod": (TryLater,)}),
@@ -93,35 +91,35 @@ async def stage(calls: PortCalls) -> AsyncIterator[Stage]:
     )
     async with asyncio.TaskGroup() as group:
         running = group.create_task(preemption.run())
-        yield Stage(preemption, workers, calls)
+        yield Setup(preemption, workers, calls)
         running.cancel()
 
 
-async def make_room(stage: Stage) -> None:
-    stage.hold(DNS, ONE, TWO)
+async def make_room(setup: Setup) -> None:
+    setup.hold(DNS, ONE, TWO)
     await asyncio.sleep(2)
 
 
-MAKING_ROOM = Operation(
-    stage=stage,
+MAKING_ROOM = OperationTest(
+    setup=setup,
     run=make_room,
-    state=Stage.what_started,
-    check=Stage.is_sound,
-    afterwards=Stage.another_pod_can_be_held,
+    state=Setup.started_pods,
+    check=Setup.is_sound,
+    afterwards=Setup.another_pod_can_be_held,
     settle_seconds=3,
 )
-EVENTS: dict[str, Event[Stage]] = {
-    "another pod needs room": lambda stage: stage.hold(PROXY, THREE),
-    "another pod has the same victim": lambda stage: stage.hold(PROXY, TWO),
-    "another pod needs no victim": lambda stage: stage.hold(PROXY),
-    "another pod cannot start": lambda stage: stage.hold(PROXY, THREE, fails=True),
+EVENTS: dict[str, Event[Setup]] = {
+    "another pod needs room": lambda setup: setup.hold(PROXY, THREE),
+    "another pod has the same victim": lambda setup: setup.hold(PROXY, TWO),
+    "another pod needs no victim": lambda setup: setup.hold(PROXY),
+    "another pod cannot start": lambda setup: setup.hold(PROXY, THREE, fails=True),
 }
 
 
-def test_every_event_while_room_is_made() -> None:
+def test_every_event_while_victims_are_killed() -> None:
     # The handlers never hold a pod twice, so the operation is not begun again.
     interleave(MAKING_ROOM, EVENTS, cancel=False, in_call_order=True)
 
 
-def test_a_pod_starts_although_a_kill_failed() -> None:
+def test_a_pod_starts_even_if_a_kill_failed() -> None:
     fail_each_call(MAKING_ROOM)

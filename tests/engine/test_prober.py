@@ -1,4 +1,4 @@
-"""One execution of a probe: what is asked of whom, and what comes back."""
+"""One execution of a probe: the request that is made and the report."""
 
 import asyncio
 from collections.abc import Sequence
@@ -23,43 +23,43 @@ from podkeeper.model.k8s.core import (
 from podkeeper.model.k8s.meta import ObjectMeta
 from podkeeper.model.messages import ProbeKind
 from podkeeper.model.probing import (
-    Answered,
     CommandEnd,
+    CommandExited,
     Endpoint,
-    Exited,
     GrpcEnd,
+    HealthAnswer,
     HttpAnswer,
     HttpEnd,
     HttpRequest,
 )
-from podkeeper.rules.probe.report import Outcome, Report
+from podkeeper.rules.probe.report import ProbeOutcome, Report
 from podkeeper.rules.probe.worker import Target
 
 
 class Node:
-    """A runtime and a network that note what they are asked."""
+    """A runtime and a network that record requests."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[object, ...]] = []
+        self.requests: list[tuple[object, ...]] = []
         self.down = False
 
     async def exec_sync(self, container_id: str, command: Sequence[str], timeout_seconds: float) -> CommandEnd:
         if self.down:
             raise RuntimeUnavailable("cannot reach the runtime")
-        self.asked.append(("exec", container_id, tuple(command), timeout_seconds))
-        return Exited(0, b"fine")
+        self.requests.append(("exec", container_id, tuple(command), timeout_seconds))
+        return CommandExited(0, b"fine")
 
     async def http(self, request: HttpRequest, timeout_seconds: float) -> HttpEnd:
-        self.asked.append(("http", request.url, request.headers["User-Agent"], timeout_seconds))
+        self.requests.append(("http", request.url, request.headers["User-Agent"], timeout_seconds))
         return HttpAnswer(200, b"fine")
 
     async def tcp(self, endpoint: Endpoint, timeout_seconds: float) -> str | None:
-        self.asked.append(("tcp", str(endpoint), timeout_seconds))
+        self.requests.append(("tcp", str(endpoint), timeout_seconds))
         return None
 
     async def grpc(self, endpoint: Endpoint, service: str, timeout_seconds: float) -> GrpcEnd:
-        self.asked.append(("grpc", str(endpoint), service, timeout_seconds))
-        return Answered(1)
+        self.requests.append(("grpc", str(endpoint), service, timeout_seconds))
+        return HealthAnswer(1)
 
 
 def execute(probe: Probe, node: Node) -> Report:
@@ -74,55 +74,55 @@ def execute(probe: Probe, node: Node) -> Report:
     return asyncio.run(executor.execute(pod, Target(web, ProbeKind.LIVENESS, probe), "10.0.0.1", "fake://c1"))
 
 
-WELL = {
+REQUESTS = {
     "a command runs in the container, with the variables of its spec": (
         Probe(exec=ExecAction(command=("check", "$(MODE)")), timeout_seconds=3),
         ("exec", "c1", ("check", "quick"), 3),
-        Report(Outcome.SUCCESS, "fine"),
+        Report(ProbeOutcome.SUCCESS, "fine"),
     ),
-    "without a timeout a second must do": (
+    "the default timeout is one second": (
         Probe(exec=ExecAction(command=("check",))),
         ("exec", "c1", ("check",), 1),
-        Report(Outcome.SUCCESS, "fine"),
+        Report(ProbeOutcome.SUCCESS, "fine"),
     ),
-    "HTTP goes to the pod's address, ports have names": (
+    "HTTP uses the pod's IP and named ports": (
         Probe(http_get=HTTPGetAction(port="main", path="/healthz"), timeout_seconds=2),
         ("http", "http://10.0.0.1:8080/healthz", ("kube-probe/1.36",), 2),
-        Report(Outcome.SUCCESS, "fine"),
+        Report(ProbeOutcome.SUCCESS, "fine"),
     ),
     "TCP only connects": (
         Probe(tcp_socket=TCPSocketAction(port=53, host="dns.example")),
         ("tcp", "dns.example:53", 1),
-        Report(Outcome.SUCCESS),
+        Report(ProbeOutcome.SUCCESS),
     ),
-    "gRPC asks the health service": (
+    "gRPC calls the health service": (
         Probe(grpc=GRPCAction(port=9000, service="shop")),
         ("grpc", "10.0.0.1:9000", "shop", 1),
-        Report(Outcome.SUCCESS, "service healthy"),
+        Report(ProbeOutcome.SUCCESS, "service healthy"),
     ),
-    "gRPC without a service asks about the whole server, within the probe's timeout": (
+    "gRPC without a service checks the whole server, within the probe's timeout": (
         Probe(grpc=GRPCAction(port=9000), timeout_seconds=4),
         ("grpc", "10.0.0.1:9000", "", 4),
-        Report(Outcome.SUCCESS, "service healthy"),
+        Report(ProbeOutcome.SUCCESS, "service healthy"),
     ),
-    "TCP goes to the pod's address, within the probe's timeout": (
+    "TCP uses the pod's IP, within the probe's timeout": (
         Probe(tcp_socket=TCPSocketAction(port="main"), timeout_seconds=5),
         ("tcp", "10.0.0.1:8080", 5),
-        Report(Outcome.SUCCESS),
+        Report(ProbeOutcome.SUCCESS),
     ),
-    "HTTP without a timeout has a second": (
+    "HTTP has a default timeout of one second": (
         Probe(http_get=HTTPGetAction(port=80, path="/", host="example.com")),
         ("http", "http://example.com:80/", ("kube-probe/1.36",), 1),
-        Report(Outcome.SUCCESS, "fine"),
+        Report(ProbeOutcome.SUCCESS, "fine"),
     ),
 }
 
 
-@pytest.mark.parametrize("probe, asked, report", WELL.values(), ids=WELL.keys())
-def test_what_is_asked(probe: Probe, asked: tuple[object, ...], report: Report) -> None:
+@pytest.mark.parametrize("probe, expected, report", REQUESTS.values(), ids=REQUESTS.keys())
+def test_each_handler_makes_its_request(probe: Probe, expected: tuple[object, ...], report: Report) -> None:
     node = Node()
     assert execute(probe, node) == report
-    assert node.asked == [asked]
+    assert node.requests == [expected]
 
 
 EVERYTHING = Probe(
@@ -133,7 +133,7 @@ EVERYTHING = Probe(
 )
 
 
-def test_of_several_handlers_exec_goes_before_http_before_tcp_before_grpc() -> None:
+def test_of_several_handlers_the_first_of_exec_http_tcp_grpc_is_used() -> None:
     node = Node()
     for probe in (
         EVERYTHING,
@@ -142,22 +142,22 @@ def test_of_several_handlers_exec_goes_before_http_before_tcp_before_grpc() -> N
         replace(EVERYTHING, exec=None, http_get=None, tcp_socket=None),
     ):
         execute(probe, node)
-    assert [what for what, *_ in node.asked] == ["exec", "http", "tcp", "grpc"]
+    assert [what for what, *_ in node.requests] == ["exec", "http", "tcp", "grpc"]
 
 
-ILL = {
+ERRORS = {
     "no handler": (Probe(), "missing probe handler for web_ns(u1):web"),
-    "a port nobody named": (
+    "an unknown port name": (
         Probe(http_get=HTTPGetAction(port="other")),
         'strconv.Atoi: parsing "other": invalid syntax',
     ),
-    "a port beyond all ports": (Probe(tcp_socket=TCPSocketAction(port=70000)), "invalid port number: 70000"),
+    "a port out of range": (Probe(tcp_socket=TCPSocketAction(port=70000)), "invalid port number: 70000"),
     "a runtime that does not answer": (Probe(exec=ExecAction(command=("check",))), "cannot reach the runtime"),
 }
 
 
-@pytest.mark.parametrize("probe, error", ILL.values(), ids=ILL.keys())
-def test_what_cannot_be_executed_is_reported_not_raised(probe: Probe, error: str) -> None:
+@pytest.mark.parametrize("probe, error", ERRORS.values(), ids=ERRORS.keys())
+def test_an_execution_error_is_reported_and_not_raised(probe: Probe, error: str) -> None:
     node = Node()
     node.down = True
-    assert execute(probe, node) == Report(Outcome.UNKNOWN, error=error)
+    assert execute(probe, node) == Report(ProbeOutcome.UNKNOWN, error=error)

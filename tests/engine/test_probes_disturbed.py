@@ -10,32 +10,22 @@ from msgspec.structs import replace
 
 from podkeeper.model.k8s.core import Pod, PodStatus
 from podkeeper.model.messages import ProbeKind, ProbeResult, ProbeUpdate
+from podkeeper.testing.build import container, probe, uid_of
 from podkeeper.testing.failures import fail_each_call
 from podkeeper.testing.interleave import interleave
-from podkeeper.testing.operations import Event, Operation
+from podkeeper.testing.operations import Event, OperationTest
 from podkeeper.testing.port_calls import PortCalls
-from tests.engine.probe_house import (
-    FAILURE,
-    ILL,
-    READINESS,
-    SUCCESS,
-    WELL,
-    World,
-    container,
-    pod,
-    probe,
-    uid,
-)
+from tests.engine.probe_harness import FAILURE, HEALTHY, READINESS, SUCCESS, UNHEALTHY, ProbeHarness, pod
 
-WEB = pod(container(readiness=probe(10, 1), liveness=probe(10, 1)))
-DB = pod(container("db", readiness=probe(10, 1)), name="db")
+WEB = pod("web", container("web", readiness=probe(period=10, failures=1), liveness=probe(period=10, failures=1)))
+DB = pod("db", container("db", readiness=probe(period=10, failures=1)))
 EXECUTION_SECONDS = 0.3
 PERIODS_SECONDS = 21.0
-"""Long enough for two ticks of each worker: one sees what changed, one is quiet."""
+"""Long enough for two ticks of each worker: the first sees the change, the second finds nothing to do."""
 
 
-class Witness(World):
-    """Notes what is wrong at the moment when something is told."""
+class CheckingHarness(ProbeHarness):
+    """A harness that checks each result at the moment when it is sent."""
 
     def __init__(self, *, slots: int, lease_seconds: float, calls: PortCalls) -> None:
         super().__init__(slots=slots, lease_seconds=lease_seconds, calls=calls)
@@ -43,8 +33,8 @@ class Witness(World):
         self.limit = slots if lease_seconds > EXECUTION_SECONDS else 2 * slots
         self.wrong: list[str] = []
 
-    def tell(self, update: ProbeUpdate) -> None:
-        super().tell(update)
+    def send(self, update: ProbeUpdate) -> None:
+        super().send(update)
         view = self.probes.view(update.uid)
         if update.kind is READINESS and view.readiness.get(update.container_id) is not update.result:
             self.wrong.append(f"{update} is not what the view shows")
@@ -56,143 +46,143 @@ class Witness(World):
 
     def probed(self, pod: Pod, container: str, kind: ProbeKind, result: ProbeResult, seconds: float) -> None:
         super().probed(pod, container, kind, result, seconds)
-        if (container, kind) not in self.probes.view(uid(pod)).workers:
+        if (container, kind) not in self.probes.view(uid_of(pod)).workers:
             self.wrong.append(f"the stopped {kind} probe of {container} was counted")
 
 
 @dataclass
-class Stage:
-    world: Witness
+class Setup:
+    harness: CheckingHarness
 
     def add(self) -> None:
-        """Add pod db first: those of pod web then wait for the slot."""
+        """Add pod db first, so the probes of pod web wait for the slot."""
         for each, name in ((DB, "db-1"), (WEB, "web-1")):
-            self.world.runs(each, name)
-            self.world.probes.add_pod(each)
+            self.harness.runs(each, name)
+            self.harness.probes.add_pod(each)
 
     def wake(self) -> None:
-        self.world.probes.wake(uid(WEB), ["web"])
+        self.harness.probes.wake(uid_of(WEB), ["web"])
 
     def replace_container(self) -> None:
-        self.world.runs(WEB, "web-2")
+        self.harness.runs(WEB, "web-2")
 
     def come_back(self) -> None:
-        """The pod ends, and its UID starts again."""
-        self.world.probes.remove_pod(uid(WEB))
-        self.world.runs(WEB, "web-2")
-        self.world.probes.add_pod(WEB)
+        """Remove the pod and add its UID again."""
+        self.harness.probes.remove_pod(uid_of(WEB))
+        self.harness.runs(WEB, "web-2")
+        self.harness.probes.add_pod(WEB)
 
     def fail(self) -> None:
-        self.world.report = ILL
+        self.harness.report = UNHEALTHY
 
     def end(self) -> None:
-        """The pod has ended, and its worker publishes that."""
-        self.world.statuses[uid(WEB)] = PodStatus(phase="Succeeded")
+        """Publish that the pod has succeeded."""
+        self.harness.statuses[uid_of(WEB)] = PodStatus(phase="Succeeded")
 
     def results(self) -> object:
-        probes = self.world.probes
-        views = {each: probes.view(uid(each)) for each in (WEB, DB)}
+        probes = self.harness.probes
+        views = {each: probes.view(uid_of(each)) for each in (WEB, DB)}
         return [
-            (view.readiness, view.startup, view.workers, probes.liveness(uid(each))) for each, view in views.items()
+            (view.readiness, view.startup, view.workers, probes.liveness(uid_of(each))) for each, view in views.items()
         ]
 
     def is_sound(self) -> None:
-        world = self.world
-        assert not world.wrong
-        assert world.most_of_one <= 1
-        assert world.most_at_a_time <= world.limit
-        assert world.under_way.total() == 0
-        told = {container_id: result for _, kind, container_id, result in world.told if kind is READINESS}
+        harness = self.harness
+        assert not harness.wrong
+        assert harness.max_of_one_probe <= 1
+        assert harness.max_concurrent <= harness.limit
+        assert harness.in_flight.total() == 0
+        sent = {container_id: result for _, kind, container_id, result in harness.sent if kind is READINESS}
         for each in (WEB, DB):
-            for container_id, result in world.probes.view(uid(each)).readiness.items():
-                assert told.get(container_id, FAILURE) is result  # a container that begins unready is no news
+            for container_id, result in harness.probes.view(uid_of(each)).readiness.items():
+                assert sent.get(container_id, FAILURE) is result  # an initial failure is not sent
 
     async def every_worker_goes_on(self) -> None:
-        """No worker has lost its timer, and no slot is lost."""
-        world = self.world
-        world.report = WELL
+        """Check that no worker has lost its timer and no slot is lost."""
+        harness = self.harness
+        harness.report = HEALTHY
         for each, name in ((WEB, "web-9"), (DB, "db-9")):
-            world.runs(each, name)
-        before = len(world.executed)
+            harness.runs(each, name)
+        before = len(harness.executed)
         self.wake()
         await asyncio.sleep(1)
-        woken = {(name, kind) for _, name, kind in world.executed[before:]}
-        assert (("web", READINESS) in woken) == (("web", READINESS) in world.probes.view(uid(WEB)).workers)
+        woken = {(name, kind) for _, name, kind in harness.executed[before:]}
+        assert (("web", READINESS) in woken) == (("web", READINESS) in harness.probes.view(uid_of(WEB)).workers)
         await asyncio.sleep(PERIODS_SECONDS)
-        workers = world.probes.view(uid(WEB)).workers | world.probes.view(uid(DB)).workers
-        assert {(name, kind) for _, name, kind in world.executed[before:]} == workers
-        assert len(world.probes) == len(workers)
-        results = {**world.probes.view(uid(WEB)).readiness, **world.probes.view(uid(DB)).readiness}
+        workers = harness.probes.view(uid_of(WEB)).workers | harness.probes.view(uid_of(DB)).workers
+        assert {(name, kind) for _, name, kind in harness.executed[before:]} == workers
+        assert len(harness.probes) == len(workers)
+        results = {**harness.probes.view(uid_of(WEB)).readiness, **harness.probes.view(uid_of(DB)).readiness}
         assert results == {f"fake://{name}-9": SUCCESS for name, kind in workers if kind is READINESS}
 
 
-Stages = Callable[[PortCalls], AbstractAsyncContextManager[Stage]]
+Setups = Callable[[PortCalls], AbstractAsyncContextManager[Setup]]
 
 
-def stage(slots: int, lease_seconds: float, *, added: bool) -> Stages:
-    """Few slots for three workers. `added`: two pods are probed already."""
+def setup(slots: int, lease_seconds: float, *, added: bool) -> Setups:
+    """Return a setup with few slots for three workers. `added`: both pods are probed already."""
 
     @asynccontextmanager
-    async def made(calls: PortCalls) -> AsyncIterator[Stage]:
-        world = Witness(slots=slots, lease_seconds=lease_seconds, calls=calls)
-        world.takes = lambda _: EXECUTION_SECONDS
+    async def running(calls: PortCalls) -> AsyncIterator[Setup]:
+        harness = CheckingHarness(slots=slots, lease_seconds=lease_seconds, calls=calls)
+        harness.takes = lambda _: EXECUTION_SECONDS
         async with asyncio.TaskGroup() as group:
-            running = group.create_task(world.probes.run())
+            task = group.create_task(harness.probes.run())
             await asyncio.sleep(3600)  # a young agent would spread its first ticks
-            it = Stage(world)
+            made = Setup(harness)
             if added:
-                it.add()
+                made.add()
                 await asyncio.sleep(2)
-            yield it
-            running.cancel()
+            yield made
+            task.cancel()
 
-    return made
+    return running
 
 
-async def begin(stage: Stage) -> None:
-    stage.add()
+async def begin(setup: Setup) -> None:
+    setup.add()
     await asyncio.sleep(1)
 
 
-async def probe_at_once(stage: Stage) -> None:
-    stage.wake()
+async def probe_at_once(setup: Setup) -> None:
+    setup.wake()
     await asyncio.sleep(1)
 
 
 OPERATIONS = {
-    name: Operation(
-        stage=on,
+    name: OperationTest(
+        setup=on,
         run=run,
-        state=Stage.results,
-        check=Stage.is_sound,
-        afterwards=Stage.every_worker_goes_on,
+        state=Setup.results,
+        check=Setup.is_sound,
+        afterwards=Setup.every_worker_goes_on,
         settle_seconds=PERIODS_SECONDS,
     )
     for name, on, run in (
-        ("first ticks", stage(1, 60, added=False), begin),
-        ("first ticks with short leases", stage(1, 0.2, added=False), begin),
-        ("at once", stage(2, 60, added=True), probe_at_once),
+        ("first ticks", setup(1, 60, added=False), begin),
+        ("first ticks with short leases", setup(1, 0.2, added=False), begin),
+        ("at once", setup(2, 60, added=True), probe_at_once),
     )
 }
-EVENTS: dict[str, Event[Stage]] = {
-    "a wake-up": Stage.wake,
-    "the pod is added again": lambda stage: stage.world.probes.add_pod(replace(WEB)),
-    "the container is replaced": Stage.replace_container,
-    "the container exits": lambda stage: stage.world.exits(WEB, "web-1", 1),
-    "the containers become ill": Stage.fail,
-    "the pod ends": Stage.end,
-    "the pod terminates": lambda stage: stage.world.probes.stop_liveness_and_startup(WEB),
-    "the pod is removed": lambda stage: stage.world.probes.keep_only([uid(DB)]),
-    "the pod comes back": Stage.come_back,
+EVENTS: dict[str, Event[Setup]] = {
+    "a wake-up": Setup.wake,
+    "the pod is added again": lambda setup: setup.harness.probes.add_pod(replace(WEB)),
+    "the container is replaced": Setup.replace_container,
+    "the container exits": lambda setup: setup.harness.exits(WEB, "web-1", 1),
+    "the probes fail": Setup.fail,
+    "the pod ends": Setup.end,
+    "the pod terminates": lambda setup: setup.harness.probes.stop_liveness_and_startup(WEB),
+    "the pod is removed": lambda setup: setup.harness.probes.keep_only([uid_of(DB)]),
+    "the pod is removed and added again": Setup.come_back,
 }
 
 
 @pytest.mark.parametrize("operation", OPERATIONS.values(), ids=OPERATIONS.keys())
-def test_every_event_while_probes_are_executed(operation: Operation[Stage]) -> None:
-    # There is nothing to cancel: executions belong to `run`, which is cancelled only when the agent ends.
+def test_every_event_while_probes_are_executed(operation: OperationTest[Setup]) -> None:
+    # No cancellations: executions belong to `run`, which is cancelled only when the agent ends.
     interleave(operation, EVENTS, in_call_order=True, cancel=False)
 
 
 @pytest.mark.parametrize("operation", OPERATIONS.values(), ids=OPERATIONS.keys())
-def test_every_execution_fails_once(operation: Operation[Stage]) -> None:
+def test_every_execution_fails_once(operation: OperationTest[Setup]) -> None:
     fail_each_call(operation)

@@ -1,4 +1,4 @@
-"""The work queue against the simplest thing that could work: a dictionary of due times."""
+"""The work queue, compared with a dictionary of times."""
 
 import weakref
 
@@ -12,8 +12,6 @@ WEB, DB = PodUID("web"), PodUID("db")
 
 
 class Clock:
-    """Seconds that pass when told to."""
-
     def __init__(self) -> None:
         self.now = 0.0
 
@@ -26,7 +24,7 @@ def queue() -> tuple[WorkQueue, Clock]:
     return WorkQueue(clock), clock
 
 
-def test_work_is_due_once_its_time_has_passed_not_when_it_comes() -> None:
+def test_a_pod_is_due_after_its_time_and_not_at_its_time() -> None:
     work, clock = queue()
     work.enqueue(WEB, 10)
     clock.now = 10
@@ -35,14 +33,14 @@ def test_work_is_due_once_its_time_has_passed_not_when_it_comes() -> None:
     assert work.get_work() == [WEB]
 
 
-def test_work_is_given_out_once() -> None:
+def test_a_due_pod_is_returned_once() -> None:
     work, clock = queue()
     work.enqueue(WEB, 0)
     clock.now = 1
     assert (work.get_work(), work.get_work(), len(work)) == ([WEB], [], 0)
 
 
-def test_the_last_word_counts_whether_it_is_sooner_or_later() -> None:
+def test_a_new_entry_replaces_an_earlier_or_later_one() -> None:
     work, clock = queue()
     work.enqueue(WEB, 5)
     work.enqueue(WEB, 50)
@@ -54,7 +52,7 @@ def test_the_last_word_counts_whether_it_is_sooner_or_later() -> None:
     assert work.get_work() == [WEB]
 
 
-def test_the_longest_overdue_comes_first() -> None:
+def test_pods_are_returned_in_the_order_of_their_times() -> None:
     work, clock = queue()
     work.enqueue(WEB, 2)
     work.enqueue(DB, 1)
@@ -62,7 +60,7 @@ def test_the_longest_overdue_comes_first() -> None:
     assert work.get_work() == [DB, WEB]
 
 
-def test_the_next_due_time_is_known_without_polling() -> None:
+def test_next_due_is_the_time_of_the_first_entry() -> None:
     work, clock = queue()
     assert work.next_due() is None
     clock.now = 100
@@ -74,10 +72,10 @@ def test_the_next_due_time_is_known_without_polling() -> None:
 
 
 class TracedUID(str):
-    """A text that can be watched from outside: its plain kin take no weak references."""
+    """A `str` that supports weak references."""
 
 
-def test_putting_pods_off_for_ever_piles_up_nothing() -> None:
+def test_replaced_entries_are_removed_from_the_heap() -> None:
     work, clock = queue()
     watched = []
     for turn in range(5_000):
@@ -89,7 +87,7 @@ def test_putting_pods_off_for_ever_piles_up_nothing() -> None:
     assert sum(reference() is not None for reference in watched) < 200
 
 
-def test_pods_are_still_in_order_while_one_is_put_off_many_times() -> None:
+def test_pods_stay_in_order_while_one_is_enqueued_many_times() -> None:
     work, clock = queue()
     late, middle, early = PodUID("late"), PodUID("middle"), PodUID("early")
     for uid, delay_seconds in ((late, 3000), (middle, 2000), (early, 1000)):
@@ -111,7 +109,7 @@ STEPS = st.one_of(
 
 @settings(deadline=None, derandomize=True)
 @given(st.lists(STEPS, max_size=60))
-def test_it_does_what_a_plain_dictionary_would_do(steps: list[tuple[str, str, int]]) -> None:
+def test_the_queue_behaves_like_a_dictionary_of_times(steps: list[tuple[str, str, int]]) -> None:
     work, clock = queue()
     due: dict[str, float] = {}
     for step, uid, seconds in steps:

@@ -1,4 +1,4 @@
-"""The container starter alone: every call to its neighbours, with all that is passed on, in order."""
+"""The container starter alone: the exact calls to its collaborators, in order."""
 
 from collections.abc import Callable, Coroutine, Sequence
 from datetime import timedelta
@@ -44,25 +44,28 @@ from podkeeper.model.messages import EventType, PodEvent, PodUID
 from podkeeper.model.quantity import parse_quantity
 from podkeeper.model.runtime import ContainerRecord, ContainerState, ImageRecord, PodRecord
 from podkeeper.model.runtime_calls import ContainerConfig, Mount
-from podkeeper.rules.backoff import Curve, Held
-from podkeeper.rules.container_grace import KillReason
-from podkeeper.rules.container_hash import container_hash
-from podkeeper.rules.keyring import PullSecret
+from podkeeper.rules.backoff.table import BackoffWait, Curve
+from podkeeper.rules.container.grace import KillReason
+from podkeeper.rules.container.hash import container_hash
+from podkeeper.rules.images.keyring import PullSecret
 from podkeeper.rules.plan.actions import ContainerToKill
-from podkeeper.rules.plan.place import Place
 from podkeeper.rules.plan.result import NotStarted
+from podkeeper.rules.plan.sandbox_config import SandboxContext
 from podkeeper.rules.status.containers import StartFailure
+from podkeeper.testing.build import exec_hook, pod
 from podkeeper.testing.virtual_time import BEGINNING, VirtualClock, simulate
 from tests.doubles import stand_in
-from tests.engine.execution_house import UID, command, container, pod
+from tests.engine.execution_harness import UID, container
 
 Call = tuple[object, ...]
 Spec = Container | EphemeralContainer
 CURVE = Curve(initial=timedelta(seconds=7))
 SECRETS = (PullSecret("{}"),)
-PLACE = Place(sandbox_id="s1", pod_ips=("10.0.0.1", "fd00::1"), volumes={"data": "/volumes/data"}, pull_secrets=SECRETS)
+PLACE = SandboxContext(
+    sandbox_id="s1", pod_ips=("10.0.0.1", "fd00::1"), volumes={"data": "/volumes/data"}, pull_secrets=SECRETS
+)
 APP = container("app")
-WEB = pod(APP)
+WEB = pod("web", APP)
 NOTHING = PodRecord(uid=UID)
 NO_ANSWER = RuntimeUnavailable("no answer from c1")
 
@@ -75,13 +78,13 @@ CREATED = event(EventType.NORMAL, "Created", "Container created")
 STARTED = event(EventType.NORMAL, "Started", "Container started")
 
 
-class Desk:
-    """All neighbours of a starter in one, which notes their calls, and the starter."""
+class Harness:
+    """A starter, and fakes of all its collaborators that record their calls."""
 
     def __init__(self, *, with_objects: bool = True) -> None:
         self.calls: list[Call] = []
         self.failing: dict[str, Exception] = {}  # by the name of a call
-        self.held: Held | None = None
+        self.held: BackoffWait | None = None
         self.image: ImageRecord | NotStarted = ImageRecord(id="sha256:1", user="1000")
         self.hook_failure: str | None = None
         self.kill_errors: tuple[TryLater, ...] = ()
@@ -115,7 +118,7 @@ class Desk:
         return [call[0] for call in self.calls]
 
     def config(self) -> ContainerConfig:
-        """What the container is made from."""
+        """Return the configuration of the created container."""
         (made,) = (call[2] for call in self.calls if call[0] == "create")
         assert isinstance(made, ContainerConfig)
         return made
@@ -136,7 +139,7 @@ class Desk:
         self.call("remove", container_id)
 
     async def pod_record(self, uid: PodUID) -> PodRecord:
-        self.call("look", uid)
+        self.call("inspect", uid)
         return self.seen
 
     # Images, restarts, objects, hooks, killer.
@@ -145,7 +148,7 @@ class Desk:
         self.call("image", container.name, secrets)
         return self.image
 
-    def begin_restart(self, pod: Pod, container: Spec, record: PodRecord, curve: Curve) -> Held | None:
+    def begin_restart(self, pod: Pod, container: Spec, record: PodRecord, curve: Curve) -> BackoffWait | None:
         self.call("may restart", container.name, record, curve)
         return self.held
 
@@ -177,16 +180,16 @@ class Desk:
         return self.kill_errors
 
 
-def at_desk(story: Callable[[Desk], Coroutine[Any, Any, None]]) -> None:
-    async def played() -> None:
-        await story(Desk())
+def run_scenario(scenario: Callable[[Harness], Coroutine[Any, Any, None]]) -> None:
+    async def main() -> None:
+        await scenario(Harness())
 
-    simulate(played())
+    simulate(main())
 
 
-def test_a_start_from_its_backoff_to_its_event() -> None:
-    async def story(desk: Desk) -> None:
-        assert await desk.start() is None
+def test_a_start_makes_all_calls_in_order() -> None:
+    async def scenario(harness: Harness) -> None:
+        assert await harness.start() is None
         config = ContainerConfig(
             pod=WEB,
             container=APP,
@@ -194,11 +197,11 @@ def test_a_start_from_its_backoff_to_its_event() -> None:
             image="sha256:1",
             image_user="1000",
             spec_hash=container_hash(APP),
-            env=desk.config().env,
+            env=harness.config().env,
             log_path="app/0.log",
             pod_ips=PLACE.pod_ips,
         )
-        assert desk.calls == [
+        assert harness.calls == [
             ("may restart", "app", NOTHING, CURVE),
             ("settle", UID),
             ("image", "app", SECRETS),
@@ -209,30 +212,30 @@ def test_a_start_from_its_backoff_to_its_event() -> None:
             STARTED,
         ]
 
-    at_desk(story)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize(
     ("ends_with", "last_calls"),
     [
         ("image", ["image"]),
-        ("look", ["image", "look", "remove"]),
-        ("create", ["image", "look", "remove", "create", "claim", "event"]),
+        ("inspect", ["image", "inspect", "remove"]),
+        ("create", ["image", "inspect", "remove", "create", "claim", "event"]),
     ],
 )
-def test_nothing_starts_in_a_pod_that_is_deleted_meanwhile(ends_with: str, last_calls: list[str]) -> None:
+def test_nothing_starts_in_a_pod_deleted_meanwhile(ends_with: str, last_calls: list[str]) -> None:
     stale = ContainerRecord(id="c0", name="app", state=ContainerState.CREATED)
     record = NOTHING if ends_with == "image" else replace(NOTHING, containers=(stale,))
 
-    async def story(desk: Desk) -> None:
-        desk.ends_with = ends_with
-        assert await desk.start(record=record) is None
-        assert desk.names() == ["may restart", "settle", *last_calls]
+    async def scenario(harness: Harness) -> None:
+        harness.ends_with = ends_with
+        assert await harness.start(record=record) is None
+        assert harness.names() == ["may restart", "settle", *last_calls]
 
-    at_desk(story)
+    run_scenario(scenario)
 
 
-def test_a_container_is_made_from_its_spec_its_objects_and_its_record() -> None:
+def test_the_configuration_uses_the_spec_the_objects_and_the_record() -> None:
     made = replace(
         APP,
         command=("run", "$(COLOR)"),
@@ -243,29 +246,29 @@ def test_a_container_is_made_from_its_spec_its_objects_and_its_record() -> None:
         ),
         volume_mounts=(VolumeMount(name="data", mount_path="/data"),),
     )
-    of = replace(pod(made), spec=replace(pod(made).spec, volumes=(Volume(name="data"),)))
+    of = replace(pod("web", made), spec=replace(pod("web", made).spec, volumes=(Volume(name="data"),)))
     exited = ContainerRecord(id="c0", name="app", state=ContainerState.EXITED, restart_count=4)
 
-    async def story(desk: Desk) -> None:
-        desk.objects = {
+    async def scenario(harness: Harness) -> None:
+        harness.objects = {
             "paint": ConfigMap(metadata=ObjectMeta(name="paint"), data={"COLOR": "red"}),
             "spice": Secret(metadata=ObjectMeta(name="spice"), data={"TASTE": "aG90"}),
         }
-        await desk.start(of, record=replace(NOTHING, containers=(exited,)))
-        config = desk.config()
+        await harness.start(of, record=replace(NOTHING, containers=(exited,)))
+        config = harness.config()
         assert (config.attempt, config.log_path) == (5, "app/5.log")
         assert (config.command, config.args) == (("run", "red"), ("hot",))
         assert {"COLOR": "red", "TASTE": "hot"}.items() <= config.env.items()
         assert config.mounts == (Mount(container_path="/data", host_path="/volumes/data", volume="data"),)
-        assert [call for call in desk.calls if call[0] == "get"] == [
+        assert [call for call in harness.calls if call[0] == "get"] == [
             ("get", ConfigMap, "paint", "default"),
             ("get", Secret, "spice", "default"),
         ]
 
-    at_desk(story)
+    run_scenario(scenario)
 
 
-def test_the_environment_shows_what_the_pod_and_the_node_have() -> None:
+def test_the_environment_shows_fields_of_the_pod_and_resources_of_the_node() -> None:
     def of_pod(path: str) -> EnvVarSource:
         return EnvVarSource(field_ref=ObjectFieldSelector(field_path=path))
 
@@ -278,42 +281,42 @@ def test_the_environment_shows_what_the_pod_and_the_node_have() -> None:
     }
     env = tuple(EnvVar(name=name, value_from=source) for name, source in sources.items())
 
-    async def story(desk: Desk) -> None:
-        assert await desk.start(pod(replace(APP, env=env))) is None
+    async def scenario(harness: Harness) -> None:
+        assert await harness.start(pod("web", replace(APP, env=env))) is None
         shown = {"NAME": "web", "POD": "10.0.0.1", "ALL": "10.0.0.1,fd00::1", "HOST": "192.0.2.1", "CPU": "3"}
-        assert {name: value for name, value in desk.config().env.items() if name in shown} == shown
+        assert {name: value for name, value in harness.config().env.items() if name in shown} == shown
 
-    at_desk(story)
+    run_scenario(scenario)
 
 
 REFERRING = replace(APP, env_from=(EnvFromSource(secret_ref=SecretEnvSource(name="spice")),))
 
 
 @pytest.mark.parametrize("optional", [False, True])
-def test_an_object_that_is_missing_matters_unless_it_is_optional(optional: bool) -> None:
+def test_a_missing_object_fails_the_start_unless_it_is_optional(optional: bool) -> None:
     source = EnvFromSource(secret_ref=SecretEnvSource(name="spice", optional=optional))
 
-    async def story(desk: Desk) -> None:
-        desk.failing["get"] = NotFound("no spice")
-        answer = await desk.start(pod(replace(APP, env_from=(source,))))
+    async def scenario(harness: Harness) -> None:
+        harness.failing["get"] = NotFound("no spice")
+        answer = await harness.start(pod("web", replace(APP, env_from=(source,))))
         expected = NotStarted(StartFailure("CreateContainerConfigError", 'secret "spice" not found'))
         assert answer == (None if optional else expected)
 
-    at_desk(story)
+    run_scenario(scenario)
 
 
-def test_an_optional_object_that_is_missing_hides_no_other() -> None:
+def test_a_missing_optional_object_does_not_affect_other_objects() -> None:
     sources = (
         EnvFromSource(secret_ref=SecretEnvSource(name="gone", optional=True)),
         EnvFromSource(config_map_ref=ConfigMapEnvSource(name="paint")),
     )
 
-    async def story(desk: Desk) -> None:
-        desk.objects = {"paint": ConfigMap(metadata=ObjectMeta(name="paint"), data={"COLOR": "red"})}
-        assert await desk.start(pod(replace(APP, env_from=sources))) is None
-        assert desk.config().env["COLOR"] == "red"
+    async def scenario(harness: Harness) -> None:
+        harness.objects = {"paint": ConfigMap(metadata=ObjectMeta(name="paint"), data={"COLOR": "red"})}
+        assert await harness.start(pod("web", replace(APP, env_from=sources))) is None
+        assert harness.config().env["COLOR"] == "red"
 
-    at_desk(story)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize(
@@ -323,44 +326,44 @@ def test_an_optional_object_that_is_missing_hides_no_other() -> None:
         (EnvFromSource(config_map_ref=ConfigMapEnvSource(name="paint")), "configMap default/paint"),
     ],
 )
-def test_without_an_api_no_object_is_found(source: EnvFromSource, text: str) -> None:
-    async def story(_: Desk) -> None:
-        desk = Desk(with_objects=False)
-        answer = await desk.start(pod(replace(APP, env_from=(source,))))
+def test_without_an_api_references_to_objects_fail(source: EnvFromSource, text: str) -> None:
+    async def scenario(_: Harness) -> None:
+        harness = Harness(with_objects=False)
+        answer = await harness.start(pod("web", replace(APP, env_from=(source,))))
         text_ = f"couldn't get {text}, no kubeClient defined"
         assert answer == NotStarted(StartFailure("CreateContainerConfigError", text_))
 
-    at_desk(story)
+    run_scenario(scenario)
 
 
-# What keeps a container from starting.
+# Containers that do not start.
 
 
 def test_a_container_in_backoff_waits() -> None:
     until = BEGINNING + timedelta(seconds=40)
-    told = PodEvent(EventType.WARNING, "BackOff", "Back-off restarting failed container", UID)
+    recorded = PodEvent(EventType.WARNING, "BackOff", "Back-off restarting failed container", UID)
 
-    async def story(desk: Desk) -> None:
-        desk.held = Held("CrashLoopBackOff", "back-off 40s", until, told)
-        assert await desk.start() == NotStarted(StartFailure("CrashLoopBackOff", "back-off 40s"), until)
-        assert desk.calls == [
+    async def scenario(harness: Harness) -> None:
+        harness.held = BackoffWait("CrashLoopBackOff", "back-off 40s", until, recorded)
+        assert await harness.start() == NotStarted(StartFailure("CrashLoopBackOff", "back-off 40s"), until)
+        assert harness.calls == [
             ("may restart", "app", NOTHING, CURVE),
             event(EventType.WARNING, "BackOff", "Back-off restarting failed container"),
         ]
 
-    at_desk(story)
+    run_scenario(scenario)
 
 
 def test_a_container_without_its_image_waits() -> None:
-    async def story(desk: Desk) -> None:
-        desk.image = NotStarted(StartFailure("ErrImagePull", "no such image"), BEGINNING)
-        assert await desk.start() is desk.image
-        assert desk.calls[2:] == [
+    async def scenario(harness: Harness) -> None:
+        harness.image = NotStarted(StartFailure("ErrImagePull", "no such image"), BEGINNING)
+        assert await harness.start() is harness.image
+        assert harness.calls[2:] == [
             ("image", "app", SECRETS),
             event(EventType.WARNING, "Failed", "Error: ErrImagePull"),
         ]
 
-    at_desk(story)
+    run_scenario(scenario)
 
 
 FAILURES: dict[str, tuple[str, Exception, str, str, list[object]]] = {
@@ -397,39 +400,39 @@ FAILURES: dict[str, tuple[str, Exception, str, str, list[object]]] = {
 
 
 @pytest.mark.parametrize("failing, error, reason, text, names", FAILURES.values(), ids=FAILURES.keys())
-def test_a_failed_step_is_the_last_and_is_told(
+def test_a_failed_step_is_the_last_and_is_recorded(
     failing: str, error: Exception, reason: str, text: str, names: list[object]
 ) -> None:
-    async def story(desk: Desk) -> None:
-        desk.objects = {"spice": Secret(metadata=ObjectMeta(name="spice"), data={})}
-        desk.failing[failing] = error
-        assert await desk.start(pod(REFERRING)) == NotStarted(StartFailure(reason, text))
-        assert desk.names()[3:] == names
-        assert desk.calls[-1] == event(EventType.WARNING, "Failed", f"Error: {text}")
+    async def scenario(harness: Harness) -> None:
+        harness.objects = {"spice": Secret(metadata=ObjectMeta(name="spice"), data={})}
+        harness.failing[failing] = error
+        assert await harness.start(pod("web", REFERRING)) == NotStarted(StartFailure(reason, text))
+        assert harness.names()[3:] == names
+        assert harness.calls[-1] == event(EventType.WARNING, "Failed", f"Error: {text}")
 
-    at_desk(story)
+    run_scenario(scenario)
 
 
-def test_the_id_of_a_container_is_in_no_event() -> None:
-    async def story(desk: Desk) -> None:
-        desk.failing["start"] = NO_ANSWER
-        assert await desk.start() == NotStarted(StartFailure("RunContainerError", "no answer from c1"))
-        assert desk.calls[-1] == event(EventType.WARNING, "Failed", "Error: no answer from app")
+def test_events_show_the_name_of_a_container_and_not_its_id() -> None:
+    async def scenario(harness: Harness) -> None:
+        harness.failing["start"] = NO_ANSWER
+        assert await harness.start() == NotStarted(StartFailure("RunContainerError", "no answer from c1"))
+        assert harness.calls[-1] == event(EventType.WARNING, "Failed", "Error: no answer from app")
 
-    at_desk(story)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize("user, starts", [("1000", True), ("0", False)])
-def test_a_container_that_must_not_be_root_is_not(user: str, starts: bool) -> None:
+def test_run_as_non_root_is_enforced(user: str, starts: bool) -> None:
     guarded = replace(APP, security_context=SecurityContext(run_as_non_root=True))
 
-    async def story(desk: Desk) -> None:
-        desk.image = ImageRecord(id="sha256:1", user=user)
-        answer = await desk.start(pod(guarded))
+    async def scenario(harness: Harness) -> None:
+        harness.image = ImageRecord(id="sha256:1", user=user)
+        answer = await harness.start(pod("web", guarded))
         assert (answer is None) == starts
         assert answer is None or answer.failure.reason == "CreateContainerConfigError"
 
-    at_desk(story)
+    run_scenario(scenario)
 
 
 # Ephemeral containers.
@@ -447,15 +450,15 @@ def test_an_ephemeral_container_shares_the_processes_of_its_target(target: str |
     debug = EphemeralContainer(name="debug", image="sh:1", target_container_name=target)
     running = ContainerRecord(id="c0", name="app", state=ContainerState.RUNNING)
 
-    async def story(desk: Desk) -> None:
-        answer = await desk.start(pod(APP, debug=(debug,)), debug, replace(NOTHING, containers=(running,)))
+    async def scenario(harness: Harness) -> None:
+        answer = await harness.start(pod("web", APP, debug=(debug,)), debug, replace(NOTHING, containers=(running,)))
         if expected is None:
             failure = StartFailure("CreateContainerConfigError", "unable to find target container gone")
             assert answer == NotStarted(failure)
         else:
-            assert desk.config().target_id == expected
+            assert harness.config().target_id == expected
 
-    at_desk(story)
+    run_scenario(scenario)
 
 
 # Earlier attempts.
@@ -470,70 +473,70 @@ TRIED = replace(
 )
 
 
-def test_earlier_attempts_that_were_not_started_are_removed_before_the_next() -> None:
-    async def story(desk: Desk) -> None:
-        desk.seen = replace(NOTHING, containers=(attempt(2),))  # the other one is gone by now
-        assert await desk.start(record=TRIED) is None
-        assert desk.names()[3:] == ["look", "remove", "remove", "create", "claim", "event", "start", "event"]
-        assert [call[1] for call in desk.calls if call[0] == "remove"] == ["app-2", "app-1"]
+def test_unstarted_earlier_attempts_are_removed_before_the_next() -> None:
+    async def scenario(harness: Harness) -> None:
+        harness.seen = replace(NOTHING, containers=(attempt(2),))  # the other one has been removed meanwhile
+        assert await harness.start(record=TRIED) is None
+        assert harness.names()[3:] == ["inspect", "remove", "remove", "create", "claim", "event", "start", "event"]
+        assert [call[1] for call in harness.calls if call[0] == "remove"] == ["app-2", "app-1"]
 
-    at_desk(story)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize("state", [ContainerState.RUNNING, ContainerState.EXITED, ContainerState.UNKNOWN])
 def test_a_container_is_not_created_if_an_earlier_attempt_has_started(state: ContainerState) -> None:
-    async def story(desk: Desk) -> None:
-        desk.seen = replace(NOTHING, containers=(attempt(2), attempt(1, state)))
-        answer = await desk.start(record=TRIED)
+    async def scenario(harness: Harness) -> None:
+        harness.seen = replace(NOTHING, containers=(attempt(2), attempt(1, state)))
+        answer = await harness.start(record=TRIED)
         text = "cannot create container app: an earlier attempt has started after all"
         assert answer == NotStarted(StartFailure("CreateContainerError", text))
-        assert desk.names()[3:] == ["look", "event"]
+        assert harness.names()[3:] == ["inspect", "event"]
 
-    at_desk(story)
+    run_scenario(scenario)
 
 
 # Hooks.
 
-HOOKED = pod(container("app", post_start=command("warm", "up")))
+HOOKED = pod("web", container("app", post_start=exec_hook("warm", "up")))
 HOOK = HOOKED.spec.containers[0].lifecycle
 assert HOOK is not None
 HOOK_CALL: Call = ("hook", HOOK.post_start, "app", "c1", "10.0.0.1", 3600.0)
 
 
 def test_a_post_start_hook_is_executed_last() -> None:
-    async def story(desk: Desk) -> None:
-        assert await desk.start(HOOKED) is None
-        assert desk.calls[-2:] == [STARTED, HOOK_CALL]
+    async def scenario(harness: Harness) -> None:
+        assert await harness.start(HOOKED) is None
+        assert harness.calls[-2:] == [STARTED, HOOK_CALL]
 
-    at_desk(story)
+    run_scenario(scenario)
 
 
-def test_a_post_start_hook_of_a_pod_without_an_address_has_none() -> None:
-    async def story(desk: Desk) -> None:
-        await desk.starter.start(HOOKED, HOOKED.spec.containers[0], NOTHING, Place(sandbox_id="s1"))
-        assert desk.calls[-1][4] == ""
+def test_a_post_start_hook_of_a_pod_without_an_ip_gets_an_empty_ip() -> None:
+    async def scenario(harness: Harness) -> None:
+        await harness.starter.start(HOOKED, HOOKED.spec.containers[0], NOTHING, SandboxContext(sandbox_id="s1"))
+        assert harness.calls[-1][4] == ""
 
-    at_desk(story)
+    run_scenario(scenario)
 
 
 def test_other_hooks_are_not_executed_at_the_start() -> None:
-    async def story(desk: Desk) -> None:
-        assert await desk.start(pod(container("app", pre_stop=command("bye")))) is None
-        assert desk.calls[-1] == STARTED
+    async def scenario(harness: Harness) -> None:
+        assert await harness.start(pod("web", container("app", pre_stop=exec_hook("bye")))) is None
+        assert harness.calls[-1] == STARTED
 
-    at_desk(story)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize("errors", [(), (TryLater("cannot stop"),)], ids=["stopped", "not stopped"])
 def test_a_container_whose_hook_fails_is_stopped(errors: tuple[TryLater, ...]) -> None:
     before = replace(NOTHING, containers=(attempt(0, ContainerState.EXITED),))
 
-    async def story(desk: Desk) -> None:
-        desk.hook_failure, desk.kill_errors = "exit status 1", errors
-        answer = await desk.start(HOOKED, record=before)
+    async def scenario(harness: Harness) -> None:
+        harness.hook_failure, harness.kill_errors = "exit status 1", errors
+        answer = await harness.start(HOOKED, record=before)
         assert answer == NotStarted(StartFailure("PostStartHookError", "exit status 1"))
         running = ContainerRecord(id="c1", name="app", state=ContainerState.RUNNING)
-        assert desk.calls[-3:] == [
+        assert harness.calls[-3:] == [
             HOOK_CALL,
             event(EventType.WARNING, "FailedPostStartHook", "PostStartHook failed"),
             (
@@ -543,4 +546,4 @@ def test_a_container_whose_hook_fails_is_stopped(errors: tuple[TryLater, ...]) -
             ),
         ]
 
-    at_desk(story)
+    run_scenario(scenario)

@@ -1,10 +1,12 @@
-"""The status manager in virtual time: what the API is told, in which order, and what no trouble may delay or lose."""
+"""The status manager in virtual time: what is sent in which order, and failures of calls, API and disk."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import TypedDict, TypeVar
 
 import msgspec
@@ -13,9 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from podkeeper.engine.api_sender import ApiSender
+from podkeeper.engine.checkpoints import Checkpoints
 from podkeeper.engine.manager import PodManager
-from podkeeper.engine.notebook import Notebook
-from podkeeper.engine.postman import Postman
+from podkeeper.engine.observer import Observer
 from podkeeper.engine.status import StatusManager
 from podkeeper.model.errors import ApiUnavailable, BadInput, Conflict, NotFound, TryLater
 from podkeeper.model.k8s.core import (
@@ -25,19 +28,20 @@ from podkeeper.model.k8s.core import (
     ContainerStatus,
     Pod,
     PodCondition,
-    PodSpec,
     PodStatus,
 )
 from podkeeper.model.k8s.meta import ObjectMeta
 from podkeeper.model.messages import (
-    CONFIG_HASH_ANNOTATION,
-    CONFIG_MIRROR_ANNOTATION,
     CONFIG_SOURCE_ANNOTATION,
+    Op,
     PodUID,
+    PodUpdate,
 )
 from podkeeper.model.wire import JSONObject, Wire
 from podkeeper.rules.patch.strategic import apply
 from podkeeper.rules.status.publish import CachedStatus, is_urgent
+from podkeeper.testing import build
+from podkeeper.testing.build import uid_of
 from podkeeper.testing.port_calls import PortCalls
 from podkeeper.testing.virtual_time import VirtualClock, simulate
 from tests.doubles import stand_in
@@ -46,51 +50,33 @@ from tests.violations import violation
 K = TypeVar("K", bound=Wire)
 
 
-def pod(
-    name: str, uid: str = "", *, source: str = "api", mirror: bool = False, deleted: bool = False, hashed: str = ""
-) -> Pod:
-    annotations = {CONFIG_SOURCE_ANNOTATION: source} | ({CONFIG_MIRROR_ANNOTATION: "hash"} if mirror else {})
-    annotations |= {CONFIG_HASH_ANNOTATION: hashed} if hashed else {}
-    return Pod(
-        metadata=ObjectMeta(
-            name=name,
-            namespace="ns",
-            uid=uid or f"uid-{name}",
-            annotations=annotations,
-            deletion_timestamp="2026-01-01T00:00:00Z" if deleted else None,
-        ),
-        spec=PodSpec(containers=(), restart_policy="Never"),
-    )
+pod = partial(build.pod, namespace="ns", source="api", policy="Never")
 
 
 def status(number: int = 0, *, phase: str = "Running", ready: bool = False) -> PodStatus:
-    """A status; its number is what the API's status can be told by."""
+    """Return a status. Its message is the number, so that the API shows which status it has."""
     condition = PodCondition(type="Ready", status="True" if ready else "False")
     return PodStatus(phase=phase, message=str(number), conditions=(condition,))
 
 
-def container(ready: bool = True, exit_code: int | None = None) -> ContainerStatus:
+def container_status(ready: bool = True, exit_code: int | None = None) -> ContainerStatus:
     state = ContainerState(running=ContainerStateRunning())
     if exit_code is not None:
         state = ContainerState(terminated=ContainerStateTerminated(exit_code=exit_code))
     return ContainerStatus(name="app", container_id="fake://app", state=state, ready=ready)
 
 
-def uid_of(of: Pod) -> PodUID:
-    return PodUID(of.metadata.uid or "")
-
-
 @dataclass
 class FakeApi:
-    """Pods in the API. `trouble(verb, name)` comes before a call takes effect, `lost` after it."""
+    """Pods in the API. `fail_before(verb, name)` is called before a call takes effect, `fail_after` after it."""
 
     pods: dict[str, Pod] = field(default_factory=dict)
-    trouble: Callable[[str, str], None] = lambda verb, name: None
-    lost: Callable[[str, str], None] = lambda verb, name: None
+    fail_before: Callable[[str, str], None] = lambda verb, name: None
+    fail_after: Callable[[str, str], None] = lambda verb, name: None
     seconds: Callable[[str, str], float] = lambda verb, name: 0.0
     hung: set[str] = field(default_factory=set)  # names of pods whose patches do not return
-    calls: list[tuple[float, str, str]] = field(default_factory=list)  # begun
-    told: list[tuple[float, str, str]] = field(default_factory=list)  # when, whom, number of the status
+    calls: list[tuple[float, str, str]] = field(default_factory=list)  # start time, verb, pod
+    patched: list[tuple[float, str, str]] = field(default_factory=list)  # time, pod, number of the status
     deletions: list[tuple[str, int | None, str | None]] = field(default_factory=list)
     busy: dict[str, int] = field(default_factory=dict)
     most_at_once: int = 0
@@ -110,11 +96,11 @@ class FakeApi:
             await asyncio.sleep(self.seconds(verb, name))
             while verb == "patch" and name in self.hung:
                 await asyncio.sleep(0.5)
-            self.trouble(verb, name)
+            self.fail_before(verb, name)
             if name not in self.pods or self.pods[name].metadata.namespace != namespace:
                 raise NotFound(f"cannot {verb} {name}: there is none")
             yield
-            self.lost(verb, name)
+            self.fail_after(verb, name)
         finally:
             self.busy[name] -= 1
 
@@ -138,7 +124,7 @@ class FakeApi:
             patched = msgspec.convert(apply(old, patch, "v1/Pod"), kind)
             assert isinstance(patched, Pod)
             self.pods[name] = patched
-            self.told.append((asyncio.get_running_loop().time(), name, patched.status.message or ""))
+            self.patched.append((asyncio.get_running_loop().time(), name, patched.status.message or ""))
             return patched
 
     async def delete(
@@ -159,46 +145,46 @@ class FakeApi:
 
 @dataclass
 class FakeJournal:
-    """A dictionary; `sync` may be slow, or refuse."""
+    """A dictionary. `sync` may be slow or fail."""
 
-    notes: dict[str, bytes] = field(default_factory=dict)
+    values: dict[str, bytes] = field(default_factory=dict)
     durable: dict[str, bytes] = field(default_factory=dict)
     seconds: float = 0.0
-    refusals: int = 0
+    failures: int = 0
 
     def load(self) -> Mapping[str, bytes]:
-        return dict(self.notes)
+        return dict(self.values)
 
     def put(self, key: str, value: bytes) -> None:
-        self.notes[key] = value
+        self.values[key] = value
 
     def purge(self) -> None:
-        raise violation("a status manager keeps no secrets")
+        raise violation("a status manager stores no secrets")
 
     def drop(self, key: str) -> None:
-        self.notes.pop(key, None)
+        self.values.pop(key, None)
 
     async def sync(self) -> None:
-        writing = dict(self.notes)
+        writing = dict(self.values)
         await asyncio.sleep(self.seconds)
-        if self.refusals:
-            self.refusals -= 1
+        if self.failures:
+            self.failures -= 1
             raise TryLater("cannot write: the disk is full")
         self.durable = writing
 
 
 class Hooks(TypedDict, total=False):
-    """What a status manager asks others, besides its neighbours."""
+    """Arguments of a status manager for deviations from the kubelet."""
 
     is_outdated: Callable[[Pod, Pod], bool]
     is_needed: Callable[[PodUID], bool]
-    takes_back: Callable[[Pod, PodStatus], bool]
+    would_revive: Callable[[Pod, PodStatus], bool]
     align: Callable[[Pod, PodStatus, bool], PodStatus]
     only_running_is_ready: bool
 
 
 class Node:
-    """A status manager with its neighbours; `at` is the time."""
+    """A status manager with a fake API and journal. `at` is the time."""
 
     def __init__(
         self,
@@ -209,7 +195,7 @@ class Node:
         calls: PortCalls | None = None,
         clock: VirtualClock | None = None,
         known: PodManager | None = None,
-        postman: object = None,
+        sender: object = None,
         hooks: Hooks | None = None,
     ) -> None:
         self.api = FakeApi()
@@ -225,13 +211,13 @@ class Node:
             pods=self.known,
             could_run=self.could_run.__contains__,
             clock=self.clock,
-            postman=stand_in(
-                Postman, postman or Postman[PodUID](clock=self.clock, what="status of pod", concurrency=concurrency)
+            sender=stand_in(
+                ApiSender, sender or ApiSender[PodUID](clock=self.clock, what="status of pod", concurrency=concurrency)
             ),
-            notebook=Notebook(
+            checkpoints=Checkpoints(
                 journal if calls is None or journal is None else calls.watch("journal", journal), "status/"
             ),
-            observe_lag=self.lags.append,
+            observer=stand_in(Observer, SimpleNamespace(status_synced=self.lags.append)),
             **(hooks or {}),
         )
 
@@ -254,7 +240,7 @@ class Node:
             self.manager.set_pod_status(each, status(number))
 
     def watch(self, name: str) -> None:
-        """Let the pod manager see what the API has."""
+        """Deliver a pod of the API to the pod manager."""
         self.known.update(self.api.pods[name])
 
 
@@ -262,7 +248,7 @@ def many(count: int) -> list[Pod]:
     return [pod(f"p{index}") for index in range(count)]
 
 
-# What is sent, and when.
+# What is sent and when.
 
 
 def test_a_change_is_sent_at_once_and_its_lag_observed() -> None:
@@ -274,7 +260,7 @@ def test_a_change_is_sent_at_once_and_its_lag_observed() -> None:
             await asyncio.sleep(3)
             assert node.manager.set_pod_status(web, status(1, ready=True))
             await asyncio.sleep(1)
-        assert node.api.told == [(3.5, "web", "1")]
+        assert node.api.patched == [(3.5, "web", "1")]
         assert node.manager.sent_versions == {"uid-web": 1}
         assert node.lags == [0.5]
 
@@ -296,7 +282,7 @@ def test_an_unchanged_status_is_not_sent_again() -> None:
     simulate(scenario())
 
 
-def test_changes_made_while_one_is_sent_go_out_as_one_afterwards() -> None:
+def test_changes_during_a_call_are_sent_together_afterwards() -> None:
     async def scenario() -> None:
         web = pod("web")
         node = Node(web)
@@ -306,21 +292,21 @@ def test_changes_made_while_one_is_sent_go_out_as_one_afterwards() -> None:
                 node.manager.set_pod_status(web, status(number))
                 await asyncio.sleep(0.3)
             await asyncio.sleep(10)
-        assert [(at, number) for at, _, number in node.api.told] == [(2.0, "1"), (4.0, "5")]
-        assert node.lags == [2.0, pytest.approx(3.7)]  # the second since 0.3, when 2 came
+        assert [(at, number) for at, _, number in node.api.patched] == [(2.0, "1"), (4.0, "5")]
+        assert node.lags == [2.0, pytest.approx(3.7)]  # the second since 0.3, the time of status 2
 
     simulate(scenario())
 
 
-def test_a_status_that_somebody_overwrote_is_put_right_by_the_batch() -> None:
+def test_an_overwritten_status_is_restored_by_the_batch() -> None:
     async def scenario() -> None:
         web = pod("web")
         node = Node(web)
         async with node.running():
             node.manager.set_pod_status(web, status(1, ready=True))
             await asyncio.sleep(12)
-            meddled = replace(node.api.pods["web"], status=status(666))
-            node.api.put(meddled)
+            overwritten = replace(node.api.pods["web"], status=status(666))
+            node.api.put(overwritten)
             node.watch("web")
             await asyncio.sleep(10)
             assert node.shown("web") == "1"
@@ -332,17 +318,17 @@ def test_a_status_that_somebody_overwrote_is_put_right_by_the_batch() -> None:
     simulate(scenario())
 
 
-@pytest.mark.parametrize("static", [False, True], ids=["of its own", "of its mirror"])
-def test_a_status_that_is_overwritten_after_batches_agreed_with_it_is_put_right(static: bool) -> None:
+@pytest.mark.parametrize("static", [False, True], ids=["an API pod", "a static pod"])
+def test_a_status_overwritten_after_batches_found_it_equal_is_restored(static: bool) -> None:
     async def scenario() -> None:
         web = pod("web", source="file" if static else "api")
-        node = Node(web, pod("web", "uid-mirror", mirror=True)) if static else Node(web)
+        node = Node(web, pod("web", uid="uid-mirror", mirror="hash")) if static else Node(web)
         async with node.running():
             node.manager.set_pod_status(web, status(1, ready=True))
             await asyncio.sleep(1)
             for meddling in (666, 667):
-                node.watch("web")  # the watch shows what we sent
-                await asyncio.sleep(25)  # two batches agree
+                node.watch("web")  # the watch delivers the sent status
+                await asyncio.sleep(25)  # two batches find the status equal
                 agreed = len(node.api.calls)
                 node.api.put(replace(node.api.pods["web"], status=status(meddling)))
                 node.watch("web")
@@ -353,7 +339,7 @@ def test_a_status_that_is_overwritten_after_batches_agreed_with_it_is_put_right(
     simulate(scenario())
 
 
-def test_a_batch_of_unsent_versions_does_not_take_an_overwritten_status_for_agreed() -> None:
+def test_a_batch_of_unsent_versions_does_not_mark_an_overwritten_status_as_equal() -> None:
     async def scenario() -> None:
         web = pod("web")
         node = Node(web)
@@ -370,10 +356,10 @@ def test_a_batch_of_unsent_versions_does_not_take_an_overwritten_status_for_agre
 
 
 @pytest.mark.parametrize("static", [False, True])
-def test_an_overwritten_status_whose_correction_failed_counts_as_unsent(static: bool) -> None:
+def test_an_overwritten_status_whose_patch_failed_is_unsent(static: bool) -> None:
     async def scenario() -> None:
-        web = pod("web", "hash", source="file", hashed="hash") if static else pod("web")
-        node = Node(web, pod("web", "m-1", mirror=True)) if static else Node(web)
+        web = pod("web", uid="hash", source="file", hashed="hash") if static else pod("web")
+        node = Node(web, pod("web", uid="m-1", mirror="hash")) if static else Node(web)
         node.manager.set_pod_status(web, status(1, ready=True))
         await node.manager.sync_batch(every=True)
         node.api.put(replace(node.api.pods["web"], status=status(666)))
@@ -382,17 +368,17 @@ def test_an_overwritten_status_whose_correction_failed_counts_as_unsent(static: 
         def away(verb: str, name: str) -> None:
             raise ApiUnavailable("cannot reach the API")
 
-        node.api.trouble = away
+        node.api.fail_before = away
         await node.manager.sync_batch(every=True)
         assert node.shown("web") == "666"
-        node.api.trouble = lambda verb, name: None
-        assert await node.manager.sync_batch(every=False) == 1  # as at shutdown
+        node.api.fail_before = lambda verb, name: None
+        assert await node.manager.sync_batch(every=False) == 1  # like at shutdown
         assert node.shown("web") == "1"
 
     simulate(scenario())
 
 
-def test_a_version_accepted_while_another_is_sent_counts_as_unsent() -> None:
+def test_a_version_accepted_during_a_call_is_unsent() -> None:
     async def scenario() -> None:
         web = pod("web")
         node = Node(web)
@@ -400,7 +386,7 @@ def test_a_version_accepted_while_another_is_sent_counts_as_unsent() -> None:
         node.manager.set_pod_status(web, status(1))
         async with asyncio.TaskGroup() as group:
             batch = group.create_task(node.manager.sync_batch(every=False))
-            await asyncio.sleep(1.5)  # in the middle of the patch
+            await asyncio.sleep(1.5)  # during the patch
             node.manager.set_pod_status(web, status(2))
             assert await batch == 1
         assert node.shown("web") == "1"
@@ -410,7 +396,7 @@ def test_a_version_accepted_while_another_is_sent_counts_as_unsent() -> None:
     simulate(scenario())
 
 
-def test_a_condition_of_somebody_else_is_kept() -> None:
+def test_a_condition_of_another_client_is_kept() -> None:
     async def scenario() -> None:
         web = pod("web")
         gate = PodCondition(type="example.com/gate", status="True")
@@ -423,7 +409,7 @@ def test_a_condition_of_somebody_else_is_kept() -> None:
     simulate(scenario())
 
 
-def test_ready_and_terminal_statuses_overtake_the_rest() -> None:
+def test_ready_and_terminal_statuses_are_sent_first() -> None:
     async def scenario() -> None:
         usual, ready, over = many(100), pod("ready"), pod("over")
         node = Node(*usual, ready, over, concurrency=4)
@@ -433,25 +419,25 @@ def test_ready_and_terminal_statuses_overtake_the_rest() -> None:
         node.manager.set_pod_status(over, status(1, phase="Succeeded"))
         async with node.running():
             await asyncio.sleep(60)
-        assert len(node.api.told) == 102
-        assert {"ready", "over"} <= {name for _, name, _ in node.api.told[:4]}
+        assert len(node.api.patched) == 102
+        assert {"ready", "over"} <= {name for _, name, _ in node.api.patched[:4]}
 
     simulate(scenario())
 
 
 URGENCY: dict[str, tuple[PodStatus | None, PodStatus, bool]] = {
-    "the first status of a pod that waits": (None, status(phase="Pending"), False),
-    "the first status of a pod that is ready": (None, status(ready=True), True),
+    "the first status of a pending pod": (None, status(phase="Pending"), False),
+    "the first status of a ready pod": (None, status(ready=True), True),
     "the pod becomes ready": (status(), status(ready=True), True),
     "the pod becomes unready": (status(ready=True), status(), True),
     "the pod ends": (status(), status(phase="Succeeded"), True),
-    "a ready pod stays so": (status(1, ready=True), status(2, ready=True), False),
-    "a pod that is over stays so": (status(1, phase="Failed"), status(2, phase="Failed"), False),
+    "a ready pod stays ready": (status(1, ready=True), status(2, ready=True), False),
+    "a failed pod stays failed": (status(1, phase="Failed"), status(2, phase="Failed"), False),
 }
 
 
 @pytest.mark.parametrize("old, new, expected", URGENCY.values(), ids=URGENCY.keys())
-def test_urgency(old: PodStatus | None, new: PodStatus, expected: bool) -> None:
+def test_is_urgent(old: PodStatus | None, new: PodStatus, expected: bool) -> None:
     assert is_urgent(old, new) is expected
 
 
@@ -466,12 +452,12 @@ def test_a_flood_of_urgent_statuses_does_not_starve_the_others() -> None:
                 for each in urgent:
                     node.manager.set_pod_status(each, status(turn, ready=turn % 2 == 0))
                 await asyncio.sleep(0.1)
-        assert min(at for at, name, _ in node.api.told if name == "quiet") <= 3
+        assert min(at for at, name, _ in node.api.patched if name == "quiet") <= 3
 
     simulate(scenario())
 
 
-def test_a_thousand_pods_and_one_that_never_stops_talking_all_have_their_turn() -> None:
+def test_a_pod_that_changes_all_the_time_does_not_starve_a_thousand_others() -> None:
     async def scenario() -> None:
         pods, talker = many(1000), pod("talker")
         node = Node(*pods, talker)
@@ -481,18 +467,18 @@ def test_a_thousand_pods_and_one_that_never_stops_talking_all_have_their_turn() 
             for number in range(200):
                 node.manager.set_pod_status(talker, status(number))
                 await asyncio.sleep(0.1)
-        first = {name: at for at, name, _ in reversed(node.api.told)}
+        first = {name: at for at, name, _ in reversed(node.api.patched)}
         assert len(first) == 1001
-        assert max(first.values()) <= 1001 * 0.2 / 16 + 1  # as fast as sixteen at a time can be
+        assert max(first.values()) <= 1001 * 0.2 / 16 + 1  # the duration with sixteen calls at a time
         assert node.api.most_at_once == 16
 
     simulate(scenario())
 
 
-# One pod's trouble.
+# Failures of one pod.
 
 
-def test_one_hung_patch_delays_none_of_a_hundred_pods() -> None:
+def test_a_hung_patch_does_not_delay_other_pods() -> None:
     async def scenario() -> None:
         pods = many(100)
         node = Node(*pods)
@@ -502,8 +488,8 @@ def test_one_hung_patch_delays_none_of_a_hundred_pods() -> None:
                 at = node.at
                 node.set_all(pods, number)
                 await asyncio.sleep(0.1)
-                told = [name for when, name, told in node.api.told if told == str(number) and when == at]
-                assert sorted(told) == sorted(each.metadata.name or "" for each in pods if each is not pods[7])
+                sent = [name for when, name, found in node.api.patched if found == str(number) and when == at]
+                assert sorted(sent) == sorted(each.metadata.name or "" for each in pods if each is not pods[7])
                 await asyncio.sleep(15)  # a batch or two
             node.api.hung = set()
             await asyncio.sleep(0.5)
@@ -512,7 +498,7 @@ def test_one_hung_patch_delays_none_of_a_hundred_pods() -> None:
     simulate(scenario())
 
 
-def test_more_hung_calls_than_slots_hold_nobody_up_for_longer_than_their_leases() -> None:
+def test_more_hung_calls_than_slots_delay_others_only_for_their_leases() -> None:
     async def scenario() -> None:
         pods = many(100)
         node = Node(*pods)
@@ -520,31 +506,31 @@ def test_more_hung_calls_than_slots_hold_nobody_up_for_longer_than_their_leases(
         async with node.running():
             node.set_all(pods, 1)
             await asyncio.sleep(10.1)
-            assert {name for _, name, _ in node.api.told} == {f"p{index}" for index in range(40, 100)}
+            assert {name for _, name, _ in node.api.patched} == {f"p{index}" for index in range(40, 100)}
             at = node.at
             node.set_all(pods[40:], 2)
-            await asyncio.sleep(5.1)  # the last of the hung may still hold slots
+            await asyncio.sleep(5.1)  # the last hung calls may still have slots
             assert all(node.shown(f"p{index}") == "2" for index in range(40, 100)), at
 
     simulate(scenario())
 
 
-def test_a_pod_the_api_always_refuses_is_retried_ever_more_slowly_and_alone() -> None:
+def test_a_failing_pod_is_retried_with_backoff_and_delays_no_other() -> None:
     async def scenario() -> None:
         bad, good = pod("bad"), pod("good")
         node = Node(bad, good)
 
-        def trouble(verb: str, name: str) -> None:
+        def fail_before(verb: str, name: str) -> None:
             if name == "bad" and verb == "patch":
                 raise ApiUnavailable("cannot patch: 500")
 
-        node.api.trouble = trouble
+        node.api.fail_before = fail_before
         async with node.running():
             for second in range(600):
                 node.manager.set_pod_status(good, status(second))
                 node.manager.set_pod_status(bad, status(second))
                 await asyncio.sleep(1)
-        assert len([name for _, name, _ in node.api.told if name == "good"]) == 600
+        assert len([name for _, name, _ in node.api.patched if name == "good"]) == 600
         tries = [at for at, verb, name in node.api.calls if (verb, name) == ("patch", "bad")]
         assert 20 <= len(tries) <= 50
         assert max(after - before for before, after in pairwise(tries)) <= 30
@@ -552,16 +538,16 @@ def test_a_pod_the_api_always_refuses_is_retried_ever_more_slowly_and_alone() ->
     simulate(scenario())
 
 
-def test_an_unforeseen_exception_in_one_sending_harms_no_other() -> None:
+def test_an_unexpected_error_for_one_pod_affects_no_other() -> None:
     async def scenario() -> None:
         bad, good = pod("bad"), pod("good")
         node = Node(bad, good)
 
-        def trouble(verb: str, name: str) -> None:
+        def fail_before(verb: str, name: str) -> None:
             if name == "bad" and node.at < 60:
                 raise ZeroDivisionError
 
-        node.api.trouble = trouble
+        node.api.fail_before = fail_before
         async with node.running():
             node.set_all((bad, good), 1)
             await asyncio.sleep(0.1)
@@ -572,28 +558,28 @@ def test_an_unforeseen_exception_in_one_sending_harms_no_other() -> None:
     simulate(scenario())
 
 
-# The API's trouble.
+# Failures of the API.
 
 
-def test_after_an_hour_without_the_api_it_soon_knows_the_newest_of_everything() -> None:
+def test_after_an_hour_without_the_api_all_newest_statuses_are_sent_soon() -> None:
     async def scenario() -> None:
         pods = many(50)
         node = Node(*pods)
 
-        def trouble(verb: str, name: str) -> None:
+        def fail_before(verb: str, name: str) -> None:
             if node.at < 3600:
                 raise ApiUnavailable("cannot connect")
 
-        node.api.trouble = trouble
+        node.api.fail_before = fail_before
         async with node.running():
             for number in range(60):
                 node.set_all(pods, number)
                 await asyncio.sleep(60)
-            assert node.api.told == []
-            assert len(node.api.calls) <= 50 * 3600 / 10  # nobody hammers what is down
+            assert node.api.patched == []
+            assert len(node.api.calls) <= 50 * 3600 / 10  # few calls while the API is down
             await asyncio.sleep(30)
         assert {node.shown(each.metadata.name or "") for each in pods} == {"59"}
-        assert len(node.api.told) == 50
+        assert len(node.api.patched) == 50
         assert all(lag >= 3600 for lag in node.lags)
 
     simulate(scenario())
@@ -608,7 +594,7 @@ def test_a_patch_whose_answer_was_lost_is_not_sent_twice() -> None:
             if verb == "patch" and node.at < 1:
                 raise ApiUnavailable("cannot read the answer")
 
-        node.api.lost = lost
+        node.api.fail_after = lost
         async with node.running():
             node.manager.set_pod_status(web, status(1))
             await asyncio.sleep(0.1)
@@ -621,7 +607,7 @@ def test_a_patch_whose_answer_was_lost_is_not_sent_twice() -> None:
     simulate(scenario())
 
 
-def test_a_pod_that_is_not_in_the_api_is_looked_for_with_each_batch_only() -> None:
+def test_a_pod_that_is_not_in_the_api_is_retried_only_by_batches() -> None:
     async def scenario() -> None:
         web = pod("web")
         node = Node(web)
@@ -638,9 +624,9 @@ def test_a_pod_that_is_not_in_the_api_is_looked_for_with_each_batch_only() -> No
 
 
 @pytest.mark.parametrize("when", ["get", "patch"])
-def test_a_recreated_pod_is_not_touched_and_the_old_status_dropped(when: str) -> None:
+def test_the_status_of_a_recreated_pod_is_dropped_and_not_sent(when: str) -> None:
     async def scenario() -> None:
-        old, new = pod("web", "uid-old"), pod("web", "uid-new")
+        old, new = pod("web", uid="uid-old"), pod("web", uid="uid-new")
         node = Node(old)
         node.api.seconds = lambda verb, name: 1.0
         node.manager.set_pod_status(old, status(1))
@@ -648,16 +634,16 @@ def test_a_recreated_pod_is_not_touched_and_the_old_status_dropped(when: str) ->
             await asyncio.sleep(0.5 if when == "get" else 1.5)
             node.api.put(new)
             await asyncio.sleep(30)
-        assert node.api.told == []
+        assert node.api.patched == []
         assert node.manager.get_pod_status(uid_of(old)) is None
         assert node.manager.phases() == {}
 
     simulate(scenario())
 
 
-def test_two_pods_of_one_name_are_never_sent_at_once() -> None:
+def test_two_pods_of_one_name_are_sent_one_after_the_other() -> None:
     async def scenario() -> None:  # FakeApi refuses two calls at once for a name
-        old, new = pod("web", "uid-old"), pod("web", "uid-new")
+        old, new = pod("web", uid="uid-old"), pod("web", uid="uid-new")
         node = Node(old)
         node.api.put(new)
         node.api.seconds = lambda verb, name: 3.0
@@ -677,7 +663,7 @@ def test_two_pods_of_one_name_are_never_sent_at_once() -> None:
     seconds=st.lists(st.sampled_from((0.0, 0.2, 1.0, 7.0)), min_size=1, max_size=7),
     faults=st.lists(st.sampled_from(("", "", "", "before", "after", "bug")), min_size=1, max_size=11),
 )
-def test_the_api_never_goes_back_and_always_arrives(
+def test_the_api_never_gets_an_older_version_and_gets_the_newest(
     updates: list[tuple[int, float]], seconds: list[float], faults: list[str]
 ) -> None:
     async def scenario() -> None:
@@ -697,8 +683,8 @@ def test_the_api_never_goes_back_and_always_arrives(
                 raise ValueError("a bug")
 
         node.api.seconds = lambda verb, name: seconds[turn("seconds") % len(seconds)]
-        node.api.trouble = lambda verb, name: fault("before")
-        node.api.lost = lambda verb, name: fault("after")
+        node.api.fail_before = lambda verb, name: fault("before")
+        node.api.fail_after = lambda verb, name: fault("after")
         async with node.running():
             for number, (index, pause) in enumerate(updates, 1):
                 node.manager.set_pod_status(pods[index], status(number))
@@ -706,9 +692,9 @@ def test_the_api_never_goes_back_and_always_arrives(
             await asyncio.sleep(250)
         for each in pods:
             name = each.metadata.name or ""
-            told = [int(number) for _, found, number in node.api.told if found == name]
+            sent = [int(number) for _, found, number in node.api.patched if found == name]
             cached = node.manager.get_pod_status(uid_of(each))
-            assert told == sorted(told)
+            assert sent == sorted(sent)
             assert node.shown(name) == (None if cached is None else cached.message)
 
     simulate(scenario())
@@ -717,22 +703,22 @@ def test_the_api_never_goes_back_and_always_arrives(
 # The end of pods.
 
 
-def test_a_deleted_pod_leaves_the_api_once_its_last_status_is_there() -> None:
+def test_a_deleted_pod_is_removed_from_the_api_after_its_last_status() -> None:
     async def scenario() -> None:
         web = pod("web", deleted=True)
         node = Node(web)
-        told: list[str | None] = []
-        node.manager.subscribe(lambda uid, accepted: told.append(accepted.phase))
+        received: list[str | None] = []
+        node.manager.subscribe(lambda uid, accepted: received.append(accepted.phase))
         node.could_run.add(uid_of(web))
         async with node.running():
             node.manager.set_pod_status(web, status(1, phase="Failed"))
             await asyncio.sleep(15)
-            assert (node.api.pods["web"].status.phase, node.api.deletions) == (None, [])  # it could still run
+            assert (node.api.pods["web"].status.phase, node.api.deletions) == (None, [])  # a container could still run
             node.could_run.clear()
             node.manager.terminate_pod(web)
             await asyncio.sleep(1)
         assert node.api.deletions == [("web", 0, "uid-web")]
-        assert told == ["Failed", "Failed"]
+        assert received == ["Failed", "Failed"]
         assert (dict(node.manager.cached), dict(node.manager.phases())) == ({}, {})
 
     simulate(scenario())
@@ -748,28 +734,28 @@ def test_the_status_of_a_deleted_pod_stays_while_it_is_needed() -> None:
             await asyncio.sleep(30)
             assert node.api.deletions == [("web", 0, "uid-web")]
             assert node.manager.phases() == {"uid-web": "Failed"}
-            assert "status/uid-web" in journal.notes
+            assert "status/uid-web" in journal.values
             needed.clear()
             node.manager.remove_orphaned_statuses(())
-            assert (dict(node.manager.cached), journal.notes) == ({}, {})
+            assert (dict(node.manager.cached), journal.values) == ({}, {})
 
     simulate(scenario())
 
 
-@pytest.mark.parametrize("gone", [False, True], ids=["a failed deletion is retried", "somebody else was faster"])
-def test_a_deletion_that_goes_wrong(gone: bool) -> None:
+@pytest.mark.parametrize("gone", [False, True], ids=["is retried", "another client has deleted the pod"])
+def test_a_failed_deletion(gone: bool) -> None:
     async def scenario() -> None:
         web = pod("web", deleted=True)
         node = Node(web)
 
-        def trouble(verb: str, name: str) -> None:
+        def fail_before(verb: str, name: str) -> None:
             if verb == "delete" and node.at < 5:
                 if gone:
                     del node.api.pods["web"]
                 else:
                     raise ApiUnavailable("cannot connect")
 
-        node.api.trouble = trouble
+        node.api.fail_before = fail_before
         async with node.running():
             node.manager.set_pod_status(web, status(1, phase="Succeeded"))
             node.manager.terminate_pod(web)
@@ -780,20 +766,20 @@ def test_a_deletion_that_goes_wrong(gone: bool) -> None:
     simulate(scenario())
 
 
-def test_what_is_final_can_be_sent_before_the_agent_ends() -> None:
+def test_sync_batch_sends_failed_statuses_at_shutdown() -> None:
     async def scenario() -> None:
         pods = many(30)
         node = Node(*pods)
         node.api.seconds = lambda verb, name: 0.1
 
-        def trouble(verb: str, name: str) -> None:
+        def fail_before(verb: str, name: str) -> None:
             if node.at < 1.5:
                 raise ApiUnavailable("cannot connect")
 
-        node.api.trouble = trouble
+        node.api.fail_before = fail_before
         async with node.running():
             node.set_all(pods, 1)
-            await asyncio.sleep(1.5)  # all have failed and wait
+            await asyncio.sleep(1.5)  # all have failed and are in backoff
             assert await node.manager.sync_batch(every=False) == 30
             assert {node.shown(each.metadata.name or "") for each in pods} == {"1"}
             assert node.at < 2.5
@@ -802,7 +788,7 @@ def test_what_is_final_can_be_sent_before_the_agent_ends() -> None:
     simulate(scenario())
 
 
-def test_orphans_are_forgotten() -> None:
+def test_orphaned_statuses_are_removed() -> None:
     async def scenario() -> None:
         pods = many(3)
         node = Node(*pods)
@@ -811,7 +797,7 @@ def test_orphans_are_forgotten() -> None:
         assert list(node.manager.cached) == list(node.manager.phases()) == [uid_of(pods[1])]
         async with node.running():
             await asyncio.sleep(30)
-        assert [name for _, name, _ in node.api.told] == ["p1"]
+        assert [name for _, name, _ in node.api.patched] == ["p1"]
         node.manager.remove_orphaned_statuses(())
         async with node.running():
             await asyncio.sleep(11)
@@ -823,23 +809,23 @@ def test_orphans_are_forgotten() -> None:
 # Static pods.
 
 
-@pytest.mark.parametrize("hint", [False, True], ids=["with the next batch", "at once when told"])
-def test_a_static_pods_status_waits_for_its_mirror(hint: bool) -> None:
+@pytest.mark.parametrize("hint", [False, True], ids=["until the next batch", "until mirror_changed"])
+def test_the_status_of_a_static_pod_waits_for_its_mirror_pod(hint: bool) -> None:
     async def scenario() -> None:
         static, first, second = (
-            pod("dns", "hash", source="file"),
-            *(pod("dns", uid, mirror=True) for uid in ("m1", "m2")),
+            pod("dns", uid="hash", source="file"),
+            *(pod("dns", uid=uid, mirror="hash") for uid in ("m1", "m2")),
         )
         node = Node(static)
         async with node.running():
             node.manager.set_pod_status(static, status(1, ready=True))
             await asyncio.sleep(15)
             assert node.api.calls == []
-            for mirror in (first, second):  # the second: somebody deleted the first
+            for mirror in (first, second):  # the second one replaces the first
                 node.api.put(mirror)
                 node.known.remove(first)
                 node.known.update(mirror)
-                node.manager.mirror_changed(PodUID("nobody"))
+                node.manager.mirror_changed(PodUID("unknown"))
                 if hint:
                     node.manager.mirror_changed(uid_of(static))
                 await asyncio.sleep(0.1 if hint else 10)
@@ -856,10 +842,12 @@ def test_without_an_api_everything_but_sending_works() -> None:
     async def scenario() -> None:
         web = pod("web")
         node = Node(web, api=False)
-        heard: list[tuple[str, str | None]] = []
-        node.manager.subscribe(lambda uid, accepted: heard.append((uid, accepted.phase)))
+        received: list[tuple[str, str | None]] = []
+        node.manager.subscribe(lambda uid, accepted: received.append((uid, accepted.phase)))
         async with node.running():
-            assert node.manager.set_pod_status(web, replace(status(1), container_statuses=(container(ready=False),)))
+            assert node.manager.set_pod_status(
+                web, replace(status(1), container_statuses=(container_status(ready=False),))
+            )
             assert node.manager.set_container_readiness(uid_of(web), "fake://app", True)
             assert node.manager.set_container_startup(uid_of(web), "fake://app", True)
             node.manager.mirror_changed(uid_of(web))
@@ -870,33 +858,37 @@ def test_without_an_api_everything_but_sending_works() -> None:
         assert kept.container_statuses is not None
         assert (kept.container_statuses[0].ready, kept.container_statuses[0].started) == (True, True)
         assert dict(node.manager.phases()) == {"uid-web": "Running"}
-        assert heard == [("uid-web", "Running")] * 3
-        assert not node.manager.has_news
+        assert received == [("uid-web", "Running")] * 3
+        assert not node.manager.has_changes
 
     simulate(scenario())
 
 
-def test_a_status_for_a_pod_without_a_uid_is_refused_by_name() -> None:
+def test_a_pod_without_a_uid_is_rejected() -> None:
     async def scenario() -> None:
-        nameless = Pod(metadata=ObjectMeta(name="web", namespace="ns"))
+        without_uid = Pod(metadata=ObjectMeta(name="web", namespace="ns"))
         node = Node()
-        for ask in (
-            lambda: node.manager.set_pod_status(nameless, status()),
-            lambda: node.manager.terminate_pod(nameless),
+        for call in (
+            lambda: node.manager.set_pod_status(without_uid, status()),
+            lambda: node.manager.terminate_pod(without_uid),
         ):
-            with pytest.raises(BadInput, match=r"metadata.uid: cannot keep a status for pod ns/web: .* right"):
-                ask()
+            with pytest.raises(BadInput, match=r"metadata\.uid: Required value: cannot store the status of pod ns/web"):
+                call()
         assert dict(node.manager.cached) == {}
 
     simulate(scenario())
 
 
-def test_a_probes_word_on_what_is_unknown_changes_nothing() -> None:
+def test_a_probe_result_for_an_unknown_pod_or_container_changes_nothing() -> None:
     async def scenario() -> None:
-        web, silent = pod("web"), pod("silent")
+        web, silent = pod("web"), pod("no-status")
         node = Node(web, silent)
-        node.manager.set_pod_status(web, replace(status(1), container_statuses=(container(),)))
-        for uid, container_id in (("nobody", "fake://app"), ("uid-silent", "fake://app"), ("uid-web", "fake://dead")):
+        node.manager.set_pod_status(web, replace(status(1), container_statuses=(container_status(),)))
+        for uid, container_id in (
+            ("unknown", "fake://app"),
+            ("uid-no-status", "fake://app"),
+            ("uid-web", "fake://dead"),
+        ):
             assert not node.manager.set_container_readiness(PodUID(uid), container_id, False)
             assert not node.manager.set_container_startup(PodUID(uid), container_id, False)
         assert {uid: cached.version for uid, cached in node.manager.cached.items()} == {"uid-web": 1}
@@ -904,12 +896,12 @@ def test_a_probes_word_on_what_is_unknown_changes_nothing() -> None:
     simulate(scenario())
 
 
-def test_a_container_that_ended_does_not_come_back() -> None:
+def test_a_terminated_container_stays_terminated() -> None:
     async def scenario() -> None:
         web = pod("web")
         node = Node(web)
-        node.manager.set_pod_status(web, replace(status(1), container_statuses=(container(exit_code=3),)))
-        assert not node.manager.set_pod_status(web, replace(status(2), container_statuses=(container(),)))
+        node.manager.set_pod_status(web, replace(status(1), container_statuses=(container_status(exit_code=3),)))
+        assert not node.manager.set_pod_status(web, replace(status(2), container_statuses=(container_status(),)))
         kept = node.manager.get_pod_status(uid_of(web))
         assert kept is not None
         assert kept.message == "1"
@@ -917,19 +909,19 @@ def test_a_container_that_ended_does_not_come_back() -> None:
     simulate(scenario())
 
 
-def test_a_subscriber_that_fails_harms_nobody() -> None:
+def test_a_failing_subscriber_affects_no_other() -> None:
     async def scenario() -> None:
         web = pod("web")
         node = Node(web)
-        heard: list[PodUID] = []
+        received: list[PodUID] = []
 
         def fail(uid: PodUID, accepted: PodStatus) -> None:
-            raise RuntimeError("not my day")
+            raise RuntimeError("a bug")
 
         node.manager.subscribe(fail)
-        node.manager.subscribe(lambda uid, accepted: heard.append(uid))
+        node.manager.subscribe(lambda uid, accepted: received.append(uid))
         assert node.manager.set_pod_status(web, status(1))
-        assert heard == ["uid-web"]
+        assert received == ["uid-web"]
 
     simulate(scenario())
 
@@ -937,7 +929,7 @@ def test_a_subscriber_that_fails_harms_nobody() -> None:
 # The journal.
 
 
-def test_a_restart_loses_no_exit_code_and_no_ready_bit() -> None:
+def test_a_restart_keeps_exit_codes_and_readiness() -> None:
     async def scenario() -> None:
         web, gone = pod("web", source="file"), pod("gone", source="file")
         journal = FakeJournal()
@@ -945,24 +937,31 @@ def test_a_restart_loses_no_exit_code_and_no_ready_bit() -> None:
         async with before.running():
             before.manager.set_pod_status(gone, status(1))
             before.manager.set_pod_status(
-                web, replace(status(2, ready=True), container_statuses=(container(exit_code=3),))
+                web, replace(status(2, ready=True), container_statuses=(container_status(exit_code=3),))
             )
             await asyncio.sleep(1)
         kept = before.manager.get_pod_status(uid_of(web))
         after = Node(web, api=False, journal=FakeJournal(dict(journal.durable)))
-        assert dict(after.manager.phases()) == {}  # known when asked for
-        after.manager.restore([web])
+        assert dict(after.manager.phases()) == {}  # not loaded yet
+        for op in (Op.UPDATE, Op.REMOVE):
+            after.manager.restore_added(PodUpdate(op, (web,), "api"))
+        assert dict(after.manager.phases()) == {}
+        after.manager.restore_added(PodUpdate(Op.ADD, (web,), "api"))
         assert dict(after.manager.phases()) == {"uid-web": "Running"}
         assert after.manager.get_pod_status(uid_of(web)) == kept
-        assert not after.manager.set_pod_status(web, replace(status(3), container_statuses=(container(),)))  # it ended
-        assert after.manager.set_pod_status(web, replace(status(3), container_statuses=(container(exit_code=3),)))
+        assert not after.manager.set_pod_status(
+            web, replace(status(3), container_statuses=(container_status(),))
+        )  # it terminated
+        assert after.manager.set_pod_status(
+            web, replace(status(3), container_statuses=(container_status(exit_code=3),))
+        )
         assert after.manager.cached[uid_of(web)].version == 2
         assert after.manager.get_pod_status(uid_of(gone)) is not None
 
     simulate(scenario())
 
 
-def test_after_a_restart_the_api_is_told_what_it_missed() -> None:
+def test_after_a_restart_an_unsent_status_is_sent() -> None:
     async def scenario() -> None:
         web = pod("web")
         journal = FakeJournal()
@@ -977,26 +976,26 @@ def test_after_a_restart_the_api_is_told_what_it_missed() -> None:
     simulate(scenario())
 
 
-def test_a_note_older_than_the_api_is_not_sent_though_a_stale_list_agrees_with_it() -> None:
-    """Simulation seed 13: the disk had refused the newest note, and the first list was as old as the one it had."""
+def test_a_checkpoint_behind_the_api_is_not_sent_even_if_an_old_list_equals_it() -> None:
+    """Simulation seed 13: the newest checkpoint was not written, and the first list was as old as the previous one."""
 
     async def scenario() -> None:
         web = pod("web")
         before = Node(web, journal=(journal := FakeJournal()))
-        running = replace(status(1, ready=True), container_statuses=(container(),))
+        running = replace(status(1, ready=True), container_statuses=(container_status(),))
         before.manager.set_pod_status(web, running)
-        exited = replace(status(2), container_statuses=(container(exit_code=3),))
+        exited = replace(status(2), container_statuses=(container_status(exit_code=3),))
         after = Node(replace(web, status=exited), journal=journal)
         after.manager.restore([replace(web, status=running)])
         async with after.running():
             await asyncio.sleep(11)
         assert after.shown("web") == "2"
-        assert journal.notes == {}
+        assert journal.values == {}
 
     simulate(scenario())
 
 
-def test_notes_go_with_their_pods() -> None:
+def test_checkpoints_are_dropped_with_their_pods() -> None:
     async def scenario() -> None:
         web, old = pod("web"), pod("old")
         first = Node(web, old, journal=(journal := FakeJournal()))
@@ -1004,10 +1003,10 @@ def test_notes_go_with_their_pods() -> None:
         journal.put("else/where", b"not ours")
         second = Node(web, journal=journal)
         second.manager.remove_orphaned_statuses({uid_of(web)})
-        assert sorted(journal.notes) == ["else/where", "status/uid-web"]
+        assert sorted(journal.values) == ["else/where", "status/uid-web"]
         second.manager.restore([web])
         second.manager.remove_orphaned_statuses(frozenset())
-        assert sorted(journal.notes) == ["else/where"]
+        assert sorted(journal.values) == ["else/where"]
 
     simulate(scenario())
 
@@ -1016,20 +1015,20 @@ NOT_UTF_8 = b'{"name": "\xff"}'
 TOO_DEEP = b'{"x": ' + b"[" * 2000
 
 
-@pytest.mark.parametrize("note", [b"", b"not json", b"{}", b'{"version": "one"}', b"\xff", NOT_UTF_8, TOO_DEEP])
-def test_a_note_that_cannot_be_read_is_dropped(note: bytes) -> None:
+@pytest.mark.parametrize("data", [b"", b"not json", b"{}", b'{"version": "one"}', b"\xff", NOT_UTF_8, TOO_DEEP])
+def test_a_checkpoint_that_cannot_be_decoded_is_dropped(data: bytes) -> None:
     async def scenario() -> None:
         web = pod("web")
-        node = Node(web, journal=(journal := FakeJournal({"status/uid-web": note})))
+        node = Node(web, journal=(journal := FakeJournal({"status/uid-web": data})))
         assert node.manager.get_pod_status(uid_of(web)) is None
-        assert journal.notes == {}
+        assert journal.values == {}
         assert node.manager.set_pod_status(web, status(1))
 
     simulate(scenario())
 
 
 @pytest.mark.parametrize("pause", [0.0, 0.1, 0.3, 0.5, 0.7])
-def test_nothing_is_sent_before_the_journal_has_it(pause: float) -> None:
+def test_a_status_is_sent_only_after_it_is_durable(pause: float) -> None:
     async def scenario() -> None:
         web = pod("web")
         node = Node(web, journal=(journal := FakeJournal(seconds=0.5)))
@@ -1040,21 +1039,21 @@ def test_nothing_is_sent_before_the_journal_has_it(pause: float) -> None:
             durable = msgspec.json.decode(journal.durable["status/uid-web"], type=CachedStatus)
             safe.append(verb == "get" or durable.version >= int(node.shown("web") or 0))
 
-        node.api.lost = lost
+        node.api.fail_after = lost
         async with node.running():
             for number in range(1, 40):
                 node.manager.set_pod_status(web, status(number))
                 await asyncio.sleep(pause)
             await asyncio.sleep(5)
-        assert len(node.api.told) >= 39 * pause / 1.5  # nor does a pod that goes on changing have to stop for it
+        assert len(node.api.patched) >= 39 * pause / 1.5  # a pod that keeps changing is sent as well
         assert node.shown("web") == "39"
         assert all(safe)
 
     simulate(scenario())
 
 
-@pytest.mark.parametrize("journal", [FakeJournal(seconds=1e6), FakeJournal(refusals=3)], ids=["hangs", "refuses"])
-def test_a_disk_in_trouble_does_not_keep_statuses_from_the_api(journal: FakeJournal) -> None:
+@pytest.mark.parametrize("journal", [FakeJournal(seconds=1e6), FakeJournal(failures=3)], ids=["hangs", "fails"])
+def test_statuses_are_sent_even_if_the_disk_hangs_or_fails(journal: FakeJournal) -> None:
     async def scenario() -> None:
         pods = many(2)
         node = Node(*pods, journal=journal)
@@ -1065,46 +1064,46 @@ def test_a_disk_in_trouble_does_not_keep_statuses_from_the_api(journal: FakeJour
             await asyncio.sleep(2)
             assert [node.shown("p0"), node.shown("p1")] == ["1", "1"]
             await asyncio.sleep(60)
-            assert journal.seconds > 0 or journal.durable == journal.notes
+            assert journal.seconds > 0 or journal.durable == journal.values
             node.manager.set_pod_status(pods[0], status(2))
             assert await node.manager.sync_batch(every=False) == 1
 
     simulate(scenario())
 
 
-# Whether a crash would keep it.
+# Whether a status survives a crash.
 
 
-def test_a_status_is_saved_once_the_journal_or_the_api_has_it() -> None:
+def test_a_status_is_saved_if_the_journal_or_the_api_has_it() -> None:
     async def scenario() -> None:
         web, journal = pod("web"), FakeJournal()
         node = Node(web, journal=journal)
-        assert await node.manager.is_saved(uid_of(web))  # there is nothing to lose
+        assert await node.manager.is_saved(uid_of(web))  # no status can be lost
         node.manager.set_pod_status(web, status(1))
         assert await node.manager.is_saved(uid_of(web))
-        journal.refusals = 1000
+        journal.failures = 1000
         node.manager.set_pod_status(web, status(2))
         assert not await node.manager.is_saved(uid_of(web))
         await node.manager.sync_batch(every=True)
         assert await node.manager.is_saved(uid_of(web))
         node.manager.set_pod_status(web, status(3))
         assert not await node.manager.is_saved(uid_of(web))  # the API has an older one
-        journal.refusals = 0
-        assert not await node.manager.is_saved(uid_of(web))  # given up; the next batch tries again
+        journal.failures = 0
+        assert not await node.manager.is_saved(uid_of(web))  # after the timeout; the next batch retries
         node.manager.set_pod_status(web, status(4))
         assert await node.manager.is_saved(uid_of(web))
 
     simulate(scenario())
 
 
-def test_the_status_of_a_pod_that_was_forgotten_and_comes_back_is_not_the_one_sent_before() -> None:
+def test_a_forgotten_pod_that_comes_back_is_not_saved_by_an_earlier_version() -> None:
     async def scenario() -> None:
         web, journal = pod("web"), FakeJournal()
         node = Node(web, journal=journal)
         node.manager.set_pod_status(web, status(1))
         await node.manager.sync_batch(every=True)
         node.manager.forget(uid_of(web))
-        journal.refusals = 1000
+        journal.failures = 1000
         node.manager.set_pod_status(web, status(2))  # version 1 again
         assert not await node.manager.is_saved(uid_of(web))
         await node.manager.sync_batch(every=True)
@@ -1113,11 +1112,11 @@ def test_the_status_of_a_pod_that_was_forgotten_and_comes_back_is_not_the_one_se
     simulate(scenario())
 
 
-def test_the_status_of_a_static_pod_without_a_mirror_is_saved_by_the_journal_only() -> None:
+def test_without_a_mirror_pod_the_status_of_a_static_pod_is_saved_only_by_the_journal() -> None:
     async def scenario() -> None:
         static, journal = pod("static", source="file"), FakeJournal()
         node = Node(static, journal=journal)
-        journal.refusals = 1000
+        journal.failures = 1000
         node.manager.set_pod_status(static, status(1))
         await node.manager.sync_batch(every=True)
         assert not await node.manager.is_saved(uid_of(static))

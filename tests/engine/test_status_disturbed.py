@@ -1,4 +1,4 @@
-"""The status manager, its postman and its notebook, with an event at every await and a failure at every call."""
+"""The status manager with its sender and checkpoints: an event at every await, a failure of every call."""
 
 import asyncio
 import dataclasses
@@ -13,61 +13,62 @@ from msgspec.structs import replace
 from podkeeper.model.errors import ApiUnavailable, NotFound
 from podkeeper.model.k8s.core import Pod, PodStatus
 from podkeeper.rules.status.publish import CachedStatus
+from podkeeper.testing.build import uid_of
 from podkeeper.testing.failures import check_backoff_resets, fail_each_call
 from podkeeper.testing.interleave import interleave
-from podkeeper.testing.operations import Event, Operation
+from podkeeper.testing.operations import Event, OperationTest
 from podkeeper.testing.port_calls import PortCalls
 from podkeeper.testing.virtual_time import FixedJitterClock
-from tests.engine.test_status import FakeJournal, Node, container, pod, status, uid_of
+from tests.engine.test_status import FakeJournal, Node, container_status, pod, status
 
 WEB, DB = pod("web"), pod("db")
 STATIC, MIRROR, NEXT_MIRROR = (
-    pod("dns", "static", source="file"),
-    pod("dns", "m-1", mirror=True),
-    pod("dns", "m-2", mirror=True),
+    pod("dns", uid="static", source="file"),
+    pod("dns", uid="m-1", mirror="hash"),
+    pod("dns", uid="m-2", mirror="hash"),
 )
 REJECTED = PodStatus(phase="Failed", reason="OutOfcpu", message="2")
-FIRST = replace(status(1), container_statuses=(container(ready=False),))
+FIRST = replace(status(1), container_statuses=(container_status(ready=False),))
 SOON_SECONDS = 2.0
-"""Before the next batch, which would find what was missed."""
+"""Before the next batch, which would hide a missed change."""
 BATCHES_SECONDS = 21.0
-"""Long enough for two batches: one finds what was missed, one is quiet."""
+"""Long enough for two batches: the first finds a missed change, the second finds nothing."""
 JOURNAL_SECONDS = 0.02
-"""Longer than a sending takes, so that one that does not wait for the journal overtakes it."""
+"""Longer than a call to the API, so that a call that does not wait for the journal is noticed."""
 
 
 @dataclass
-class Stage:
+class Harness:
     node: Node
     journal: FakeJournal
-    early: list[str] = field(default_factory=list)  # statuses that were sent before they were durable
+    early: list[str] = field(default_factory=list)  # pods whose status was sent before it was durable
 
     def set(self, of: Pod, new: PodStatus) -> None:
-        """Publish a status, but none after the last one: a worker that is finished does not sync."""
+        """Publish a status, unless the pod is finished."""
         cached = self.node.manager.cached.get(uid_of(of))
         if cached is None or not cached.finished:
             self.node.manager.set_pod_status(of, new)
 
     def call_made(self, verb: str, name: str) -> None:
-        """Let the watch show each patch, and compare it with the journal."""
+        """Let the watch deliver each patch, and compare it with the journal."""
         if verb != "patch":
             return
         shown = self.node.api.pods[name]
         self.node.known.update(shown)
         uid = self.node.known.translate_uid(uid_of(shown))
-        note = self.journal.durable.get(f"status/{uid}")
-        noted = 0 if note is None else int(msgspec.json.decode(note, type=CachedStatus).status.message or 0)
-        if uid in self.node.manager.cached and noted < int(shown.status.message or 0):
+        data = self.journal.durable.get(f"status/{uid}")
+        durable = 0 if data is None else int(msgspec.json.decode(data, type=CachedStatus).status.message or 0)
+        if uid in self.node.manager.cached and durable < int(shown.status.message or 0):
             self.early.append(f"{name} {shown.status.message}")
 
     def overwrite(self, name: str) -> None:
-        """Somebody else writes a status, and the watch shows it."""
+        """Another client writes a status, and the watch delivers it."""
         if name in self.node.api.pods:
             self.node.api.put(replace(self.node.api.pods[name], status=status(0, phase="Pending")))
             self.node.watch(name)
 
     def forget(self, of: Pod) -> None:
-        """The object is gone, its source removes the pod, and housekeeping finds its status orphaned."""
+        """The API object is deleted, the source removes the pod, and housekeeping removes its orphaned status."""
         self.delete_object(of.metadata.name or "")
         self.node.known.remove(of)
         self.node.manager.remove_orphaned_statuses([uid for uid in self.node.manager.cached if uid != uid_of(of)])
@@ -76,7 +77,7 @@ class Stage:
         self.node.api.pods.pop(name, None)
 
     def show_mirror(self, mirror: Pod) -> None:
-        """The mirror was replaced, and the watch shows the new one."""
+        """The mirror pod was replaced, and the watch delivers the new one."""
         if (old := self.node.known.mirror_of_pod(mirror)) is not None:
             self.node.known.remove(old)
         self.node.api.put(mirror)
@@ -87,18 +88,18 @@ class Stage:
         self.node.manager.set_container_readiness(uid_of(of), "fake://app", True)
 
     def create_again(self) -> None:
-        """The pod is deleted and another one has its name. The source shows both."""
+        """The pod is deleted, and another one has its name. The source delivers both."""
         self.node.known.remove(WEB)
-        self.node.api.put(pod("web", "another"))
+        self.node.api.put(pod("web", uid="another"))
         self.node.watch("web")
 
     def admit_again(self) -> None:
-        """A static pod was rejected, its manifest comes back, and it is admitted. Versions start from 1 again."""
-        self.node.manager.ask_anew(STATIC)
+        """Add the manifest of a rejected static pod again. The pod is admitted, and versions start from 1 again."""
+        self.node.manager.forget_rejection(STATIC)
         self.set(STATIC, status(4))
 
     def end_pod(self) -> None:
-        """The last of a deleted pod was cleaned up."""
+        """A deleted pod was cleaned up."""
         deleted = pod("web", deleted=True)
         if "web" in self.node.api.pods:
             self.node.api.put(replace(self.node.api.pods["web"], metadata=deleted.metadata))
@@ -106,18 +107,18 @@ class Stage:
         self.set(deleted, status(5, phase="Succeeded"))
         self.node.manager.terminate_pod(deleted)
 
-    def what_is_known(self) -> object:
-        """What the API says of each object, and what we say of its pod.
+    def statuses(self) -> object:
+        """Return the status of each API object, and the cached status of its pod.
 
-        If we keep no status of a pod, the API may show any: a sending may have been under way when it was forgotten.
-        If the API has no object of a pod, its source removes the pod soon, and housekeeping forgets its status.
+        If no status is cached, the API may show any, because a call may have been in flight when it was forgotten. Pods
+        without an API object are left out, because their source removes them soon.
         """
-        return {name: self._known_of(shown) for name, shown in self.node.api.pods.items()}
+        return {name: self._status_of(shown) for name, shown in self.node.api.pods.items()}
 
     def _cached(self, shown: Pod) -> CachedStatus | None:
         return self.node.manager.cached.get(self.node.known.translate_uid(uid_of(shown)))
 
-    def _known_of(self, shown: Pod) -> object:
+    def _status_of(self, shown: Pod) -> object:
         cached = self._cached(shown)
         if cached is None:
             return shown.metadata.uid
@@ -125,46 +126,46 @@ class Stage:
         ready = [each.ready for each in theirs.container_statuses or ()]
         return shown.metadata.uid, ours.message, ours.phase, cached.finished, theirs.message, theirs.phase, ready
 
-    def is_sound(self) -> None:
+    def check(self) -> None:
         assert not self.early
-        self.is_noted()
+        self.check_journal()
 
-    def is_noted(self) -> None:
-        """Nothing is left to do, and the journal has what we know."""
+    def check_journal(self) -> None:
+        """Check that nothing is left to do, and that the journal has the cached statuses."""
         manager = self.node.manager
-        assert not manager.has_news
+        assert not manager.has_changes
         for shown in self.node.api.pods.values():
             cached = self._cached(shown)
             assert cached is None or cached.changed_at is None
         assert manager.phases() == {uid: each.status.phase for uid, each in manager.cached.items()}
-        assert self.journal.notes.keys() == {f"status/{uid}" for uid in manager.cached}
+        assert self.journal.values.keys() == {f"status/{uid}" for uid in manager.cached}
         assert not any(self.node.api.busy.values())
 
-    def is_counted(self) -> None:
-        """The lag counts from the change at 0 s to the call that succeeded, whatever failed in between."""
-        self.is_noted()
-        assert self.journal.durable == self.journal.notes
+    def check_lag(self) -> None:
+        """Check that the lag is from the change at 0 s to the successful call."""
+        self.check_journal()
+        assert self.journal.durable == self.journal.values
         if "web" in self.node.api.pods:
             assert self.node.lags[-1] == self.node.api.calls[-1][0]
 
     async def an_overwritten_status_is_restored(self) -> None:
-        """For each pod: what was agreed on before must not hide the difference."""
-        agreed = self.what_is_known()
+        """Check for each pod that a status found equal before does not hide the difference."""
+        before = self.statuses()
         for name in [*self.node.api.pods]:
             self.overwrite(name)
         await asyncio.sleep(11)
-        assert self.what_is_known() == agreed
+        assert self.statuses() == before
 
 
-def stage_with(*pods: Pod) -> Callable[[PortCalls], AbstractAsyncContextManager[Stage]]:
-    """A manager that runs. If pod db is there, its status was sent, and the API has agreed since."""
+def stage_with(*pods: Pod) -> Callable[[PortCalls], AbstractAsyncContextManager[Harness]]:
+    """A running manager. If pod db exists, its status was sent, and a batch found it equal."""
 
     @asynccontextmanager
-    async def stage(calls: PortCalls) -> AsyncIterator[Stage]:
+    async def stage(calls: PortCalls) -> AsyncIterator[Harness]:
         journal = FakeJournal(seconds=JOURNAL_SECONDS)
         node = Node(*pods, journal=journal, calls=calls, clock=FixedJitterClock())
-        it = Stage(node, journal)
-        node.api.lost = it.call_made
+        it = Harness(node, journal)
+        node.api.fail_after = it.call_made
         async with node.running():
             if DB in pods:
                 node.manager.set_pod_status(DB, FIRST)
@@ -174,91 +175,93 @@ def stage_with(*pods: Pod) -> Callable[[PortCalls], AbstractAsyncContextManager[
     return stage
 
 
-async def publish(stage: Stage) -> None:
+async def publish(stage: Harness) -> None:
     stage.set(WEB, replace(FIRST, message="2"))
     await asyncio.sleep(0.1)
 
 
-async def end(stage: Stage) -> None:
+async def end(stage: Harness) -> None:
     stage.end_pod()
     await asyncio.sleep(0.1)
 
 
-async def reject_static(stage: Stage) -> None:
+async def reject_static(stage: Harness) -> None:
     stage.set(STATIC, REJECTED)
     await asyncio.sleep(0.1)
 
 
 def operation(
-    run: Callable[[Stage], Awaitable[None]], *pods: Pod, settle_seconds: float = BATCHES_SECONDS
-) -> Operation[Stage]:
-    return Operation(
-        stage=stage_with(*pods),
+    run: Callable[[Harness], Awaitable[None]], *pods: Pod, settle_seconds: float = BATCHES_SECONDS
+) -> OperationTest[Harness]:
+    return OperationTest(
+        setup=stage_with(*pods),
         run=run,
-        state=Stage.what_is_known,
-        check=Stage.is_sound,
-        afterwards=Stage.an_overwritten_status_is_restored,
+        state=Harness.statuses,
+        check=Harness.check,
+        afterwards=Harness.an_overwritten_status_is_restored,
         settle_seconds=settle_seconds,
     )
 
 
-EVENTS: dict[str, Event[Stage]] = {
+EVENTS: dict[str, Event[Harness]] = {
     "a newer status": lambda stage: stage.set(WEB, status(3)),
     "the status of another pod": lambda stage: stage.set(DB, status(3)),
     "a probe result": lambda stage: stage.probe(WEB),
     "the pod is forgotten": lambda stage: stage.forget(WEB),
-    "the pod ends": Stage.end_pod,
+    "the pod finishes": Harness.end_pod,
     "a batch": lambda stage: stage.node.manager.sync_batch(every=True),
 }
 EVENTS_AT_THE_END = {name: EVENTS[name] for name in ("the status of another pod", "the pod is forgotten", "a batch")}
-EVENTS_FOR_THE_BATCH: dict[str, Event[Stage]] = {
+EVENTS_FOR_THE_BATCH: dict[str, Event[Harness]] = {
     "the status is overwritten": lambda stage: stage.overwrite("web"),
     "the object is deleted": lambda stage: stage.delete_object("web"),
-    "the object is created again": Stage.create_again,
+    "the object is recreated": Harness.create_again,
 }
-EVENTS_OF_A_STATIC_POD: dict[str, Event[Stage]] = {
-    "the pod is admitted again": Stage.admit_again,
-    "the mirror is replaced": lambda stage: stage.show_mirror(NEXT_MIRROR),
+EVENTS_OF_A_STATIC_POD: dict[str, Event[Harness]] = {
+    "the pod is admitted again": Harness.admit_again,
+    "the mirror pod is replaced": lambda stage: stage.show_mirror(NEXT_MIRROR),
     "a batch": lambda stage: stage.node.manager.sync_batch(every=True),
 }
-EVENTS_OF_A_MIRROR: dict[str, Event[Stage]] = {
-    "the mirror is overwritten": lambda stage: stage.overwrite("dns"),
-    "the mirror is deleted": lambda stage: stage.delete_object("dns"),
+EVENTS_OF_A_MIRROR: dict[str, Event[Harness]] = {
+    "the mirror pod is overwritten": lambda stage: stage.overwrite("dns"),
+    "the mirror pod is deleted": lambda stage: stage.delete_object("dns"),
 }
 
 
 @pytest.mark.parametrize(
     "run, soon",
-    [(publish, EVENTS), (end, EVENTS_AT_THE_END)],  # a worker that is finished publishes nothing
+    [(publish, EVENTS), (end, EVENTS_AT_THE_END)],  # a finished worker publishes nothing
     ids=["publish", "end"],
 )
 def test_every_event_while_a_status_is_sent(
-    run: Callable[[Stage], Awaitable[None]], soon: dict[str, Event[Stage]]
+    run: Callable[[Harness], Awaitable[None]], soon: dict[str, Event[Harness]]
 ) -> None:
-    # Nothing ends the last of a pod twice, so only the publishing is cancelled and repeated.
-    sending = operation(run, WEB, DB, settle_seconds=SOON_SECONDS)
-    interleave(sending, soon, cancel=run is publish, in_call_order=True)
+    # A pod finishes once, so only `publish` is cancelled and repeated.
+    operated = operation(run, WEB, DB, settle_seconds=SOON_SECONDS)
+    interleave(operated, soon, cancel=run is publish, in_call_order=True)
     interleave(operation(run, WEB, DB), EVENTS_FOR_THE_BATCH, cancel=False, in_call_order=True)
 
 
-@pytest.mark.parametrize("events", [EVENTS_OF_A_STATIC_POD, EVENTS_OF_A_MIRROR], ids=["soon", "by the batch"])
-def test_every_event_while_the_status_of_a_static_pod_is_sent(events: dict[str, Event[Stage]]) -> None:
+@pytest.mark.parametrize(
+    "events", [EVENTS_OF_A_STATIC_POD, EVENTS_OF_A_MIRROR], ids=["sent at once", "sent by the batch"]
+)
+def test_every_event_while_the_status_of_a_static_pod_is_sent(events: dict[str, Event[Harness]]) -> None:
     settle_seconds = SOON_SECONDS if events is EVENTS_OF_A_STATIC_POD else BATCHES_SECONDS
-    sending = operation(reject_static, STATIC, MIRROR, DB, settle_seconds=settle_seconds)
-    interleave(sending, events, in_call_order=True)
+    operated = operation(reject_static, STATIC, MIRROR, DB, settle_seconds=settle_seconds)
+    interleave(operated, events, in_call_order=True)
 
 
 @pytest.mark.parametrize("run", [publish, end])
-def test_every_call_fails_once(run: Callable[[Stage], Awaitable[None]]) -> None:
+def test_every_call_fails_once(run: Callable[[Harness], Awaitable[None]]) -> None:
     undisturbed = operation(run, WEB)
-    # A disk that fails does not keep a status from the API, so `is_sound` would say too much.
-    checked = dataclasses.replace(undisturbed, check=Stage.is_counted, afterwards=None)
-    # A pod that is gone already counts as deleted.
+    # A failed disk does not delay a status, so `check` would be too strict.
+    checked = dataclasses.replace(undisturbed, check=Harness.check_lag, afterwards=None)
+    # A missing pod counts as deleted.
     fail_each_call(checked, leave_out=[("api", "delete", NotFound)])
 
 
-def test_the_pause_after_a_failure_doubles_and_a_success_resets_it() -> None:
-    async def publish_again(stage: Stage) -> None:
+def test_the_backoff_after_a_failure_doubles_and_a_success_resets_it() -> None:
+    async def publish_again(stage: Harness) -> None:
         stage.set(WEB, status(3))
 
     pauses = check_backoff_resets(operation(publish, WEB), "api", "get", ApiUnavailable, publish_again)

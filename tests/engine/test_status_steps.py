@@ -1,4 +1,4 @@
-"""The status manager step by step: what it offers for sending, what it refuses to send, and what it forgets."""
+"""Single steps of the status manager: offers to the sender, unsent statuses, and forgotten pods."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable, Iterable
@@ -15,21 +15,22 @@ from podkeeper.model.errors import ApiUnavailable, BadInput
 from podkeeper.model.k8s.core import ContainerState, ContainerStateWaiting, Pod, PodCondition, PodStatus
 from podkeeper.model.k8s.meta import ObjectMeta
 from podkeeper.model.messages import PodUID
-from podkeeper.rules.status.publish import CachedStatus, aligned_with, as_shown
+from podkeeper.rules.status.publish import CachedStatus, aligned_with, snapshot_of
+from podkeeper.testing.build import uid_of
 from podkeeper.testing.virtual_time import BEGINNING, simulate
-from tests.engine.test_status import FakeJournal, Hooks, Node, container, pod, status, uid_of
+from tests.engine.test_status import FakeJournal, Hooks, Node, container_status, pod, status
 
 WEB, DB = pod("web"), pod("db")
-MIRROR, NEXT_MIRROR = pod("dns", "m-1", mirror=True), pod("dns", "m-2", mirror=True)
-STATIC = pod("dns", "hash", source="file", hashed="hash")
+MIRROR, NEXT_MIRROR = pod("dns", uid="m-1", mirror="hash"), pod("dns", uid="m-2", mirror="hash")
+STATIC = pod("dns", uid="hash", source="file", hashed="hash")
 REJECTED = PodStatus(phase="Failed", reason="OutOfcpu", message="2")
-EXITED = replace(status(2), container_statuses=(container(exit_code=3),))
-RUNNING = replace(status(1, ready=True), container_statuses=(container(),))
+EXITED = replace(status(2), container_statuses=(container_status(exit_code=3),))
+RUNNING = replace(status(1, ready=True), container_statuses=(container_status(),))
 
 
 @dataclass
-class FakePostman:
-    """Keeps what it is asked for, and delivers only what is drained."""
+class FakeSender:
+    """Records offers, and sends only drained keys."""
 
     offers: list[tuple[PodUID, Hashable, bool, bool]] = field(default_factory=list)  # the flags: urgent, at once
     forgotten: list[PodUID] = field(default_factory=list)
@@ -54,29 +55,29 @@ class FakePostman:
             await send(key)
 
 
-# What is offered for sending.
+# Offers to the sender.
 
 
-def test_changes_are_offered_in_order_under_the_name_of_their_object() -> None:
+def test_changes_are_offered_in_order_with_the_name_of_their_object_as_target() -> None:
     async def scenario() -> None:
-        node = Node(WEB, DB, postman=(post := FakePostman()))
+        node = Node(WEB, DB, sender=(sender := FakeSender()))
         node.manager.set_pod_status(DB, status(1))
         node.manager.set_pod_status(WEB, status(1, ready=True))
-        assert node.manager.has_news
+        assert node.manager.has_changes
         async with node.running():
             await asyncio.sleep(1)
-        assert post.offers == [
+        assert sender.offers == [
             ("uid-db", ("ns", "db"), False, False),
             ("uid-web", ("ns", "web"), True, False),
         ]
-        assert not node.manager.has_news
+        assert not node.manager.has_changes
 
     simulate(scenario())
 
 
-def test_a_change_stays_urgent_whatever_comes_before_it_is_offered() -> None:
+def test_a_change_stays_urgent_until_it_is_offered() -> None:
     async def scenario() -> None:
-        node = Node(STATIC, MIRROR, WEB, postman=(post := FakePostman()))
+        node = Node(STATIC, MIRROR, WEB, sender=(sender := FakeSender()))
         node.manager.set_pod_status(STATIC, status(1, ready=True))
         node.manager.mirror_changed(uid_of(STATIC))
         node.manager.set_pod_status(WEB, status(1, ready=True))
@@ -86,7 +87,7 @@ def test_a_change_stays_urgent_whatever_comes_before_it_is_offered() -> None:
             node.manager.set_pod_status(WEB, status(3, ready=True))
             node.manager.mirror_changed(uid_of(STATIC))
             await asyncio.sleep(1)
-        assert [(uid, urgent) for uid, _, urgent, _ in post.offers] == [
+        assert [(uid, urgent) for uid, _, urgent, _ in sender.offers] == [
             ("hash", True),
             ("uid-web", True),
             ("uid-web", False),
@@ -96,48 +97,48 @@ def test_a_change_stays_urgent_whatever_comes_before_it_is_offered() -> None:
     simulate(scenario())
 
 
-def test_a_pass_by_hand_offers_what_is_due_at_once_and_as_urgent_as_it_is() -> None:
+def test_sync_batch_offers_due_statuses_at_once_with_their_urgency() -> None:
     async def scenario() -> None:
-        node = Node(WEB, DB, STATIC, postman=(post := FakePostman()))
-        node.manager.set_pod_status(STATIC, status(1))  # it has no mirror yet
+        node = Node(WEB, DB, STATIC, sender=(sender := FakeSender()))
+        node.manager.set_pod_status(STATIC, status(1))  # it has no mirror pod yet
         node.manager.set_pod_status(WEB, status(1))
         node.manager.set_pod_status(DB, status(1, ready=True))
         assert await node.manager.sync_batch(every=False) == 2
-        assert post.offers == [("uid-web", ("ns", "web"), False, True), ("uid-db", ("ns", "db"), True, True)]
-        assert post.drained == ["uid-web", "uid-db"]
-        assert not node.manager.has_news
+        assert sender.offers == [("uid-web", ("ns", "web"), False, True), ("uid-db", ("ns", "db"), True, True)]
+        assert sender.drained == ["uid-web", "uid-db"]
+        assert not node.manager.has_changes
         assert node.manager.sent_versions == {"uid-web": 1, "uid-db": 1}
         assert await node.manager.sync_batch(every=False) == 0
 
     simulate(scenario())
 
 
-def test_what_was_offered_before_is_not_urgent_in_a_pass_by_hand() -> None:
+def test_sync_batch_offers_a_status_that_was_offered_before_as_not_urgent() -> None:
     async def scenario() -> None:
-        node = Node(WEB, postman=(post := FakePostman()))
+        node = Node(WEB, sender=(sender := FakeSender()))
         node.manager.set_pod_status(WEB, status(1, ready=True))
         async with node.running():
             await asyncio.sleep(1)
             await node.manager.sync_batch(every=False)
-        assert [offer[2:] for offer in post.offers] == [(True, False), (False, True)]
+        assert [offer[2:] for offer in sender.offers] == [(True, False), (False, True)]
 
     simulate(scenario())
 
 
-@pytest.mark.parametrize("by_hand", [False, True])
-def test_nothing_is_offered_before_it_is_durable(by_hand: bool) -> None:
+@pytest.mark.parametrize("in_batch", [False, True])
+def test_a_status_is_offered_only_after_it_is_durable(in_batch: bool) -> None:
     async def scenario() -> list[tuple[float, str]]:
         offers: list[tuple[float, str]] = []
-        post = FakePostman(offered=lambda: offers.append((node.at, post.offers[-1][0])))
-        node = Node(WEB, DB, journal=FakeJournal(seconds=0.5), postman=post)
+        sender = FakeSender(offered=lambda: offers.append((node.at, sender.offers[-1][0])))
+        node = Node(WEB, DB, journal=FakeJournal(seconds=0.5), sender=sender)
         node.manager.set_pod_status(WEB, status(1))
-        if by_hand:
+        if in_batch:
             async with asyncio.TaskGroup() as group:
                 batch = group.create_task(node.manager.sync_batch(every=False))
                 await asyncio.sleep(0.25)
                 node.manager.set_pod_status(DB, status(1))
-            assert batch.result() == 1  # what came later is left for the next pass
-            assert node.manager.has_news
+            assert batch.result() == 1  # later changes are left for the next batch
+            assert node.manager.has_changes
             await node.manager.sync_batch(every=False)
         else:
             async with node.running():
@@ -151,66 +152,66 @@ def test_nothing_is_offered_before_it_is_durable(by_hand: bool) -> None:
 
 def test_without_an_api_nothing_is_offered() -> None:
     async def scenario() -> None:
-        node = Node(WEB, api=False, postman=(post := FakePostman()))
+        node = Node(WEB, api=False, sender=(sender := FakeSender()))
         node.manager.set_pod_status(WEB, status(1))
         async with node.running():
             await asyncio.sleep(25)
-        assert post.offers == []
+        assert sender.offers == []
 
     simulate(scenario())
 
 
-@pytest.mark.parametrize("api", [False, True], ids=["without an API", "of a pod that was forgotten"])
-def test_a_delivery_does_nothing(api: bool) -> None:
+@pytest.mark.parametrize("api", [False, True], ids=["without an API", "for a forgotten pod"])
+def test_a_call_of_the_sender_does_nothing(api: bool) -> None:
     async def scenario() -> None:
-        node = Node(WEB, api=api, postman=(post := FakePostman()))
+        node = Node(WEB, api=api, sender=(sender := FakeSender()))
         node.manager.set_pod_status(WEB, status(1))
         if api:
             node.manager.remove_orphaned_statuses(())
         before = dict(node.manager.cached)
         async with node.running():
             await asyncio.sleep(1)
-            assert post.send is not None
-            await post.send(uid_of(WEB))
+            assert sender.send is not None
+            await sender.send(uid_of(WEB))
         assert (node.api.calls, dict(node.manager.cached)) == ([], before)
 
     simulate(scenario())
 
 
-def test_a_delivery_waits_for_the_note_of_its_pod() -> None:
+def test_a_call_waits_for_the_checkpoint_of_its_pod() -> None:
     async def scenario() -> list[float]:
-        node = Node(WEB, journal=FakeJournal(seconds=0.5), postman=(post := FakePostman()))
+        node = Node(WEB, journal=FakeJournal(seconds=0.5), sender=(sender := FakeSender()))
         async with node.running():
             await asyncio.sleep(1)
             node.manager.set_pod_status(WEB, status(1))
-            assert post.send is not None
-            await post.send(uid_of(WEB))
+            assert sender.send is not None
+            await sender.send(uid_of(WEB))
         return [at for at, _, _ in node.api.calls]
 
     assert simulate(scenario())[0] == [1.5, 1.5]
 
 
-def test_a_status_is_compared_with_the_api_until_the_watch_shows_what_was_sent() -> None:
+def test_a_status_is_compared_until_the_watch_delivers_the_sent_one() -> None:
     async def scenario() -> list[float]:
         node = Node(WEB)
         async with node.running():
             node.manager.set_pod_status(WEB, status(1))
             await asyncio.sleep(1)
             node.watch("web")
-            await asyncio.sleep(14)  # the batch at 10 agrees
+            await asyncio.sleep(14)  # the batch at 10 finds the status equal
             node.manager.set_pod_status(WEB, status(2))
-            await asyncio.sleep(20)  # the batches at 20 and 30 see the first status still
+            await asyncio.sleep(20)  # the batches at 20 and 30 still see the first status
             node.watch("web")
             await asyncio.sleep(10)
             node.api.put(replace(node.api.pods["web"], status=status(666)))
             node.watch("web")
-            await asyncio.sleep(20)  # the batch at 50 corrects it, the one at 60 sees no correction yet
+            await asyncio.sleep(20)  # the batch at 50 restores it, the one at 60 does not see this yet
         return [at for at, verb, _ in node.api.calls if verb == "get"]
 
     assert simulate(scenario())[0] == [0, 15, 20, 30, 50, 60]
 
 
-def test_batches_leave_a_static_pod_alone_whose_mirror_shows_its_status() -> None:
+def test_batches_skip_a_static_pod_whose_mirror_pod_has_its_status() -> None:
     async def scenario() -> None:
         node = Node(STATIC, MIRROR)
         async with node.running():
@@ -228,7 +229,7 @@ def test_batches_leave_a_static_pod_alone_whose_mirror_shows_its_status() -> Non
     simulate(scenario())
 
 
-def test_only_a_pass_over_everything_forgets_the_versions_of_pods_that_are_gone() -> None:
+def test_only_a_full_batch_drops_the_versions_of_removed_pods() -> None:
     async def scenario() -> None:
         node = Node(WEB, STATIC, MIRROR)
         for each in (WEB, STATIC):
@@ -243,7 +244,7 @@ def test_only_a_pass_over_everything_forgets_the_versions_of_pods_that_are_gone(
     simulate(scenario())
 
 
-def test_a_batch_looks_at_five_hundred_pods_and_then_lets_others_go_on() -> None:
+def test_a_batch_yields_after_five_hundred_pods() -> None:
     async def scenario() -> None:
         pods = [pod(f"p{index}") for index in range(502)]
         turns: list[int] = []
@@ -254,55 +255,55 @@ def test_a_batch_looks_at_five_hundred_pods_and_then_lets_others_go_on() -> None
             turn += 1
 
         def offered() -> None:
-            if node.at >= 10 and not turns:  # a pod is forgotten meanwhile
+            if node.at >= 10 and not turns:  # a pod is forgotten during the batch
                 node.manager.remove_orphaned_statuses([uid_of(each) for each in pods if each is not pods[500]])
             turns.append(turn)
             asyncio.get_running_loop().call_soon(count_turn)
 
-        node = Node(*pods, postman=(post := FakePostman(offered=offered)))
+        node = Node(*pods, sender=(sender := FakeSender(offered=offered)))
         node.set_all(pods, 1)
         async with node.running():
             await asyncio.sleep(9)
-            post.offers.clear()
+            sender.offers.clear()
             turns.clear()
             await asyncio.sleep(1.5)
         del pods[500]
-        assert post.offers == [(uid_of(each), ("ns", each.metadata.name), False, False) for each in pods]
+        assert sender.offers == [(uid_of(each), ("ns", each.metadata.name), False, False) for each in pods]
         assert [turns.index(each) for each in sorted(set(turns))] == [0, 500]
 
     simulate(scenario())
 
 
 @pytest.mark.parametrize(
-    "pods, uid", [((WEB,), "uid-web"), ((STATIC, MIRROR), "nobody")], ids=["without an API", "of an unknown pod"]
+    "pods, uid", [((WEB,), "uid-web"), ((STATIC, MIRROR), "unknown")], ids=["without an API", "for an unknown pod"]
 )
-def test_a_mirror_is_no_news(pods: tuple[Pod, ...], uid: str) -> None:
+def test_a_changed_mirror_pod_is_ignored(pods: tuple[Pod, ...], uid: str) -> None:
     async def scenario() -> bool:
-        node = Node(*pods, api=uid == "nobody")
-        if uid != "nobody":
+        node = Node(*pods, api=uid == "unknown")
+        if uid != "unknown":
             node.manager.set_pod_status(WEB, status(1))
         node.manager.mirror_changed(PodUID(uid))
-        return node.manager.has_news
+        return node.manager.has_changes
 
     assert not simulate(scenario())[0]
 
 
-def test_the_mirror_of_a_pod_that_was_noted_before_a_restart_is_news() -> None:
+def test_a_changed_mirror_pod_loads_the_checkpoint_of_its_pod() -> None:
     async def scenario() -> None:
         before = Node(STATIC, journal=(journal := FakeJournal()))
         before.manager.set_pod_status(STATIC, status(1))
         after = Node(STATIC, MIRROR, journal=journal)
         after.manager.mirror_changed(uid_of(STATIC))
-        assert after.manager.has_news
+        assert after.manager.has_changes
 
     simulate(scenario())
 
 
-# Batches in trouble.
+# Failures in a batch.
 
 
 class FailingPods(PodManager):
-    """A pod manager with a bug that comes and goes."""
+    """A pod manager with a bug that occurs `broken` times."""
 
     broken = 0
 
@@ -313,19 +314,19 @@ class FailingPods(PodManager):
         return super().translations()
 
 
-def test_a_batch_that_fails_unexpectedly_is_made_up_by_the_next() -> None:
+def test_the_next_batch_runs_after_an_unexpected_error() -> None:
     async def scenario() -> None:
-        node = Node(known=(known := FailingPods()), postman=(post := FakePostman()))
+        node = Node(known=(known := FailingPods()), sender=(sender := FakeSender()))
         known.update(WEB)
         node.manager.set_pod_status(WEB, status(1))
         async with node.running():
             await asyncio.sleep(1)
-            assert len(post.offers) == 1
+            assert len(sender.offers) == 1
             known.broken = 1
             await asyncio.sleep(10)
-            assert (known.broken, len(post.offers)) == (0, 1)
+            assert (known.broken, len(sender.offers)) == (0, 1)
             await asyncio.sleep(10)
-            assert len(post.offers) == 2
+            assert len(sender.offers) == 2
 
     simulate(scenario())
 
@@ -339,12 +340,12 @@ def test_a_hung_disk_does_not_delay_the_batch() -> None:
             await asyncio.sleep(35)
         return [at for at, _, _ in node.api.calls]
 
-    assert simulate(scenario())[0] == [1.0, 10.0, 21.0, 32.0]  # the disk is tried again after each batch, for a second
+    assert simulate(scenario())[0] == [1.0, 10.0, 21.0, 32.0]  # each batch retries the disk for one second
 
 
-def test_without_an_api_a_refused_note_is_written_by_the_next_batch() -> None:
+def test_without_an_api_a_failed_checkpoint_is_written_by_the_next_batch() -> None:
     async def scenario() -> None:
-        node = Node(WEB, api=False, journal=(journal := FakeJournal(refusals=1)))
+        node = Node(WEB, api=False, journal=(journal := FakeJournal(failures=1)))
         node.manager.set_pod_status(WEB, status(1))
         async with node.running():
             await asyncio.sleep(9.5)
@@ -355,12 +356,12 @@ def test_without_an_api_a_refused_note_is_written_by_the_next_batch() -> None:
     simulate(scenario())
 
 
-# What is not sent, and keeps its time of change.
+# Unsent statuses, which keep their time of change.
 
 
 @dataclass
 class Case:
-    """A status that is due, and why the API is not told it."""
+    """A status that is due, and the API object under its name."""
 
     pods: tuple[Pod, ...]
     of: Pod
@@ -370,29 +371,31 @@ class Case:
     new: PodStatus = field(default_factory=lambda: status(1))
 
 
-OTHER = pod("web", "uid-other")
-PLAIN = pod("dns", "uid-plain")
+OTHER = pod("web", uid="uid-other")
+PLAIN = pod("dns", uid="uid-plain")
 UNSENT = {
-    "the API has no such pod": Case((WEB,), WEB, None),
-    "the name is another pod's": Case((WEB,), WEB, OTHER, kept=False),
-    "the name is another pod's while this one ends": Case(
+    "the API does not have the pod": Case((WEB,), WEB, None),
+    "another pod has the name": Case((WEB,), WEB, OTHER, kept=False),
+    "another pod has the name while the status is needed": Case(
         (WEB,), WEB, OTHER, {"is_needed": lambda uid: uid == "uid-web"}
     ),
-    "the name of an unknown pod is another pod's": Case((), WEB, OTHER, kept=False),
-    "the name is that of a mirror, and the pod is not static": Case(
-        (pod("dns", "uid-dns", hashed="hash"),), pod("dns", "uid-dns", hashed="hash"), MIRROR, kept=False
+    "another pod has the name of an unknown pod": Case((), WEB, OTHER, kept=False),
+    "a mirror pod has the name of an API pod": Case(
+        (pod("dns", uid="uid-dns", hashed="hash"),), pod("dns", uid="uid-dns", hashed="hash"), MIRROR, kept=False
     ),
-    "another pod ends": Case((WEB,), WEB, OTHER, {"is_needed": lambda uid: uid != "uid-web"}, kept=False),
-    "a plain pod has a static pod's name": Case((STATIC, MIRROR), STATIC, PLAIN),
-    "the mirror is outdated": Case((STATIC, MIRROR), STATIC, MIRROR, {"is_outdated": lambda mirror, static: True}),
-    "the API shows the end of the pod": Case((WEB,), WEB, WEB, {"takes_back": lambda in_api, ours: True}),
+    "another pod has the name, and only its status is needed": Case(
+        (WEB,), WEB, OTHER, {"is_needed": lambda uid: uid != "uid-web"}, kept=False
+    ),
+    "an API pod has the name of a static pod": Case((STATIC, MIRROR), STATIC, PLAIN),
+    "the mirror pod is outdated": Case((STATIC, MIRROR), STATIC, MIRROR, {"is_outdated": lambda mirror, static: True}),
+    "the status would revive a finished pod": Case((WEB,), WEB, WEB, {"would_revive": lambda in_api, ours: True}),
 }
 
 
 @pytest.mark.parametrize("case", UNSENT.values(), ids=UNSENT.keys())
 def test_nothing_is_sent_if(case: Case) -> None:
     async def scenario() -> None:
-        node = Node(*case.pods, hooks=case.hooks, postman=FakePostman())
+        node = Node(*case.pods, hooks=case.hooks, sender=FakeSender())
         node.api.pods.clear()
         if case.in_api is not None:
             node.api.put(case.in_api)
@@ -409,20 +412,20 @@ def test_nothing_is_sent_if(case: Case) -> None:
 
 
 SENT = {
-    "the hooks are about others": (
+    "the hooks apply to other pods": (
         Case(
             (WEB,),
             WEB,
             WEB,
             {
-                "is_outdated": lambda mirror, static: True,  # only a static pod has a mirror
+                "is_outdated": lambda mirror, static: True,  # ignored, because only a static pod has a mirror pod
                 "is_needed": lambda uid: True,
-                "takes_back": lambda in_api, ours: ours.message != "1" or in_api is not WEB,
+                "would_revive": lambda in_api, ours: ours.message != "1" or in_api is not WEB,
             },
         ),
         "uid-web",
     ),
-    "the mirror is the one we know": (
+    "the mirror pod is known": (
         Case(
             (STATIC, MIRROR),
             STATIC,
@@ -431,10 +434,10 @@ SENT = {
         ),
         "m-1",
     ),
-    "the mirror is newer than the one we know": (Case((STATIC, MIRROR), STATIC, NEXT_MIRROR), "m-2"),
-    "its source does not name the pod any more": (Case((), WEB, WEB), "uid-web"),
+    "the mirror pod is newer than the known one": (Case((STATIC, MIRROR), STATIC, NEXT_MIRROR), "m-2"),
+    "the source has removed the pod": (Case((), WEB, WEB), "uid-web"),
     "the object has no UID": (Case((WEB,), WEB, replace(WEB, metadata=replace(WEB.metadata, uid=None))), ""),
-    "the API knows more, but this life has seen the pod itself": (
+    "the API shows progress, but the status is not restored": (
         Case((WEB,), WEB, replace(WEB, status=EXITED), new=RUNNING),
         "uid-web",
     ),
@@ -444,7 +447,7 @@ SENT = {
 @pytest.mark.parametrize("case, api_uid", SENT.values(), ids=SENT.keys())
 def test_a_status_is_sent_if(case: Case, api_uid: str) -> None:
     async def scenario() -> None:
-        node = Node(*case.pods, hooks=case.hooks, postman=FakePostman())
+        node = Node(*case.pods, hooks=case.hooks, sender=FakeSender())
         assert case.in_api is not None
         hook = case.hooks.get("is_outdated")
         if hook is not None and case.of is STATIC:
@@ -460,8 +463,8 @@ def test_a_status_is_sent_if(case: Case, api_uid: str) -> None:
     simulate(scenario())
 
 
-def test_a_mirror_that_belongs_to_a_successor_is_not_touched() -> None:
-    """Two static pods have one name for a while. A mirror of both is the later one's."""
+def test_a_mirror_pod_of_the_next_static_pod_gets_no_old_status() -> None:
+    """Two static pods have the same name for some time. The mirror pod belongs to the newer one."""
 
     async def scenario() -> None:
         successor = replace(STATIC, metadata=replace(STATIC.metadata, uid="successor"))
@@ -470,14 +473,14 @@ def test_a_mirror_that_belongs_to_a_successor_is_not_touched() -> None:
         async with node.running():
             await asyncio.sleep(1)
         assert [verb for _, verb, _ in node.api.calls] == ["get"]
-        assert uid_of(STATIC) in node.manager.cached  # it is still desired
+        assert uid_of(STATIC) in node.manager.cached  # the pod is still desired
 
     simulate(scenario())
 
 
-def test_a_status_of_a_pod_that_is_forgotten_while_the_api_is_asked_is_not_sent() -> None:
+def test_the_status_of_a_pod_forgotten_during_the_get_is_not_sent() -> None:
     async def scenario() -> None:
-        node = Node(WEB, postman=FakePostman())
+        node = Node(WEB, sender=FakeSender())
         node.api.seconds = lambda verb, name: 1.0
         node.manager.set_pod_status(WEB, status(1))
         async with asyncio.TaskGroup() as group:
@@ -490,16 +493,16 @@ def test_a_status_of_a_pod_that_is_forgotten_while_the_api_is_asked_is_not_sent(
     simulate(scenario())
 
 
-def test_the_lag_counts_from_the_oldest_change_that_was_not_sent() -> None:
+def test_the_lag_starts_at_the_oldest_unsent_change() -> None:
     async def scenario() -> None:
         node = Node(WEB)
-        node.api.trouble = away
+        node.api.fail_before = away
         for number in (1, 2):
             node.manager.set_pod_status(WEB, status(number))
             await node.manager.sync_batch(every=False)
             assert node.manager.cached[uid_of(WEB)].changed_at == BEGINNING
             await asyncio.sleep(5)
-        node.api.trouble = lambda verb, name: None
+        node.api.fail_before = lambda verb, name: None
         await node.manager.sync_batch(every=False)
         assert node.lags == [10.0]
         assert node.manager.cached[uid_of(WEB)].changed_at is None
@@ -513,15 +516,15 @@ def away(verb: str, name: str) -> None:
     raise ApiUnavailable("cannot reach the API")
 
 
-def test_a_correction_that_fails_does_not_change_the_time_of_a_newer_change() -> None:
+def test_a_failed_restore_does_not_change_the_time_of_a_newer_change() -> None:
     async def scenario() -> None:
-        node = Node(WEB, postman=FakePostman())
+        node = Node(WEB, sender=FakeSender())
         node.manager.set_pod_status(WEB, status(1))
         await node.manager.sync_batch(every=True)
         node.api.put(replace(node.api.pods["web"], status=status(666)))
         node.watch("web")
         node.api.seconds = lambda verb, name: 1.0
-        node.api.trouble = away
+        node.api.fail_before = away
 
         async def correct() -> None:
             with pytest.raises(ApiUnavailable):
@@ -537,17 +540,17 @@ def test_a_correction_that_fails_does_not_change_the_time_of_a_newer_change() ->
     simulate(scenario())
 
 
-def test_a_deletion_that_fails_is_tried_again_and_the_status_counts_as_sent() -> None:
+def test_a_failed_deletion_is_retried_and_the_status_counts_as_sent() -> None:
     async def scenario() -> None:
         deleted = pod("web", deleted=True)
-        node = Node(deleted, postman=FakePostman())
+        node = Node(deleted, sender=FakeSender())
         node.manager.set_pod_status(deleted, status(1, phase="Succeeded"))
         node.manager.terminate_pod(deleted)
-        node.api.trouble = lambda verb, name: away(verb, name) if verb == "delete" else None
+        node.api.fail_before = lambda verb, name: away(verb, name) if verb == "delete" else None
         with pytest.raises(ApiUnavailable):
             await node.manager.sync_batch(every=True)
         assert (list(node.manager.cached), dict(node.manager.sent_versions)) == (["uid-web"], {"uid-web": 2})
-        node.api.trouble = lambda verb, name: None
+        node.api.fail_before = lambda verb, name: None
         node.watch("web")
         assert await node.manager.sync_batch(every=True) == 1
         assert (node.api.deletions, dict(node.manager.cached)) == ([("web", 0, "uid-web")], {})
@@ -555,7 +558,7 @@ def test_a_deletion_that_fails_is_tried_again_and_the_status_counts_as_sent() ->
     simulate(scenario())
 
 
-def test_a_disruption_counts_from_when_the_api_is_told_the_end() -> None:
+def test_the_time_of_a_disruption_is_that_of_the_terminal_phase() -> None:
     async def scenario() -> None:
         node = Node(WEB)
         disrupted = PodCondition(type="DisruptionTarget", status="True")
@@ -569,7 +572,7 @@ def test_a_disruption_counts_from_when_the_api_is_told_the_end() -> None:
     simulate(scenario())
 
 
-def test_a_wall_clock_that_is_set_back_makes_no_lag_negative() -> None:
+def test_the_lag_is_not_negative_if_the_wall_clock_is_set_back() -> None:
     async def scenario() -> None:
         node = Node(WEB)
         node.manager.set_pod_status(WEB, status(1))
@@ -580,7 +583,7 @@ def test_a_wall_clock_that_is_set_back_makes_no_lag_negative() -> None:
     simulate(scenario())
 
 
-def test_whether_containers_could_run_is_asked_for_the_object_in_the_api() -> None:
+def test_could_run_gets_the_uid_of_the_api_object() -> None:
     async def scenario() -> list[str | None]:
         node = Node(STATIC, MIRROR)
         node.could_run.add("m-1")
@@ -595,54 +598,52 @@ def test_whether_containers_could_run_is_asked_for_the_object_in_the_api() -> No
     assert simulate(scenario())[0] == [None, "Failed"]
 
 
-# What is forgotten.
+# Forgotten pods.
 
 
 @pytest.mark.parametrize(
-    "of, new, asked",
+    "of, new, forgotten",
     [
         (STATIC, REJECTED, True),
         (STATIC, status(1), False),
-        (STATIC, replace(REJECTED, container_statuses=(container(exit_code=1),)), False),
+        (STATIC, replace(REJECTED, container_statuses=(container_status(exit_code=1),)), False),
         (STATIC, None, False),
         (WEB, REJECTED, False),
     ],
-    ids=["rejected", "running", "failed after it ran", "without a status", "not static"],
+    ids=["rejected", "running", "failed after a run", "without a status", "not static"],
 )
-@pytest.mark.parametrize("restarted", [False, True], ids=["in this life", "before a restart"])
-def test_a_rejection_is_forgotten_if_a_static_pod_asks_again(
-    of: Pod, new: PodStatus | None, asked: bool, restarted: bool
-) -> None:
+@pytest.mark.parametrize("restarted", [False, True], ids=["by this agent", "before a restart"])
+def test_forget_rejection(of: Pod, new: PodStatus | None, forgotten: bool, restarted: bool) -> None:
     async def scenario() -> None:
         node = Node(of, journal=(journal := FakeJournal()))
         if new is not None:
             node.manager.set_pod_status(of, new)
         if restarted:
             node = Node(of, journal=journal)
-        assert node.manager.ask_anew(of) is asked
-        assert (node.manager.get_pod_status(uid_of(of)) is None) is (asked or new is None)
-        assert (journal.notes == {}) is (asked or new is None)
+        assert node.manager.forget_rejection(of) is forgotten
+        assert (node.manager.get_pod_status(uid_of(of)) is None) is (forgotten or new is None)
+        assert (journal.values == {}) is (forgotten or new is None)
 
     simulate(scenario())
 
 
-def test_a_pod_without_a_uid_cannot_ask_again() -> None:
+def test_the_rejection_of_a_pod_without_a_uid_cannot_be_forgotten() -> None:
     async def scenario() -> None:
-        with pytest.raises(BadInput, match=r"metadata.uid: cannot keep a status for pod ns/dns: .* right"):
-            Node().manager.ask_anew(Pod(metadata=ObjectMeta(name="dns", namespace="ns")))
+        with pytest.raises(BadInput, match=r"metadata\.uid: Required value: cannot store the status of pod ns/dns"):
+            Node().manager.forget_rejection(Pod(metadata=ObjectMeta(name="dns", namespace="ns")))
 
     simulate(scenario())
 
 
-def test_a_pod_that_is_forgotten_is_forgotten_everywhere_and_counts_from_one_again() -> None:
+def test_a_forgotten_pod_leaves_nothing_and_starts_from_version_one_again() -> None:
     async def scenario() -> None:
-        node = Node(STATIC, MIRROR, journal=(journal := FakeJournal()), postman=(post := FakePostman()))
+        node = Node(STATIC, MIRROR, journal=(journal := FakeJournal()), sender=(sender := FakeSender()))
         for number in (1, 2):
             node.manager.set_pod_status(STATIC, replace(REJECTED, message=str(number)))
         assert node.manager.cached[uid_of(STATIC)].version == 2
-        node.manager.ask_anew(STATIC)
-        assert (dict(node.manager.cached), dict(node.manager.phases()), journal.notes) == ({}, {}, {})
-        assert post.forgotten == ["hash"]
+        node.manager.forget_rejection(STATIC)
+        assert (dict(node.manager.cached), dict(node.manager.phases()), journal.values) == ({}, {}, {})
+        assert sender.forgotten == ["hash"]
         node.manager.set_pod_status(STATIC, status(3))
         assert node.manager.cached[uid_of(STATIC)].version == 1
         assert dict(node.manager.phases()) == {"hash": "Running"}
@@ -650,7 +651,7 @@ def test_a_pod_that_is_forgotten_is_forgotten_everywhere_and_counts_from_one_aga
     simulate(scenario())
 
 
-def test_orphans_that_still_end_keep_their_status_also_if_it_is_only_noted() -> None:
+def test_needed_statuses_of_orphans_are_kept_including_checkpoints() -> None:
     async def scenario() -> None:
         pods = [pod(name) for name in ("kept", "ending", "gone")]
         ending: Hooks = {"is_needed": lambda uid: uid == "uid-ending"}
@@ -658,22 +659,22 @@ def test_orphans_that_still_end_keep_their_status_also_if_it_is_only_noted() -> 
         first.set_all(pods, 1)
         first.manager.remove_orphaned_statuses([uid_of(pods[0])])
         assert list(first.manager.cached) == ["uid-kept", "uid-ending"]
-        assert list(journal.notes) == ["status/uid-kept", "status/uid-ending"]
+        assert list(journal.values) == ["status/uid-kept", "status/uid-ending"]
         second = Node(*pods, journal=journal, hooks=ending)
         second.manager.remove_orphaned_statuses(())
-        assert list(journal.notes) == ["status/uid-ending"]
+        assert list(journal.values) == ["status/uid-ending"]
 
     simulate(scenario())
 
 
-# What is accepted.
+# Accepted statuses.
 
 
-def test_an_accepted_status_is_noted_and_told_as_it_is_cached() -> None:
+def test_subscribers_and_the_checkpoint_get_the_cached_status() -> None:
     async def scenario() -> None:
         node = Node(WEB, journal=(journal := FakeJournal()))
-        told: list[tuple[PodUID, PodStatus]] = []
-        node.manager.subscribe(lambda uid, accepted: told.append((uid, accepted)))
+        received: list[tuple[PodUID, PodStatus]] = []
+        node.manager.subscribe(lambda uid, accepted: received.append((uid, accepted)))
         node.manager.set_pod_status(WEB, PodStatus(message="1"))
         cached = node.manager.cached[uid_of(WEB)]
         assert cached == CachedStatus(
@@ -684,40 +685,40 @@ def test_an_accepted_status_is_noted_and_told_as_it_is_cached() -> None:
             finished=False,
             changed_at=BEGINNING,
         )
-        noted = msgspec.json.decode(journal.notes["status/uid-web"], type=CachedStatus)
-        assert noted == changed(cached, shown=as_shown(WEB))
-        assert told == [("uid-web", cached.status)]
-        assert dict(node.manager.phases()) == {"uid-web": ""}  # none was published yet
+        stored = msgspec.json.decode(journal.values["status/uid-web"], type=CachedStatus)
+        assert stored == changed(cached, shown=snapshot_of(WEB))
+        assert received == [("uid-web", cached.status)]
+        assert dict(node.manager.phases()) == {"uid-web": ""}  # no phase was published yet
         node.manager.terminate_pod(WEB)
         last = node.manager.cached[uid_of(WEB)]
         assert (last.version, last.finished) == (2, True)
-        assert told[1:] == [("uid-web", last.status)]
+        assert received[1:] == [("uid-web", last.status)]
         assert dict(node.manager.phases()) == {"uid-web": last.status.phase}
 
     simulate(scenario())
 
 
 @pytest.mark.parametrize("api", [True, False])
-def test_a_status_from_before_a_restart_that_is_confirmed_is_sent_once(api: bool) -> None:
+def test_a_restored_and_confirmed_status_is_sent_once(api: bool) -> None:
     async def scenario() -> None:
         before = Node(WEB, api=False, journal=(journal := FakeJournal()))
         before.manager.set_pod_status(WEB, status(1))
         after = Node(WEB, api=api, journal=journal)
-        assert not after.manager.has_news
+        assert not after.manager.has_changes
         assert not after.manager.set_pod_status(WEB, status(1))
-        assert after.manager.has_news
+        assert after.manager.has_changes
         async with after.running():
             await asyncio.sleep(1)
-            assert [number for _, _, number in after.api.told] == ["1"] * api
-            assert not after.manager.has_news
+            assert [number for _, _, number in after.api.patched] == ["1"] * api
+            assert not after.manager.has_changes
             after.watch("web")
             assert not after.manager.set_pod_status(WEB, status(1))
-            assert not after.manager.has_news
+            assert not after.manager.has_changes
 
     simulate(scenario())
 
 
-def test_a_phase_noted_before_a_restart_is_known_once_it_is_asked_for() -> None:
+def test_a_restored_phase_is_published_when_it_is_loaded() -> None:
     async def scenario() -> None:
         before = Node(WEB, DB, api=False, journal=(journal := FakeJournal()))
         before.manager.set_pod_status(WEB, status(1))
@@ -734,23 +735,21 @@ def test_a_phase_noted_before_a_restart_is_known_once_it_is_asked_for() -> None:
 @pytest.mark.parametrize(
     "restarted, shown, kept", [(True, EXITED, False), (True, RUNNING, True), (False, EXITED, True)]
 )
-def test_only_a_note_of_a_former_life_that_is_behind_the_api_is_dropped(
-    restarted: bool, shown: PodStatus, kept: bool
-) -> None:
+def test_only_a_restored_status_behind_the_api_is_dropped(restarted: bool, shown: PodStatus, kept: bool) -> None:
     async def scenario() -> None:
         node = Node(WEB, journal=(journal := FakeJournal()))
         node.manager.set_pod_status(WEB, RUNNING)
         if restarted:
             node = Node(WEB, journal=journal)
         node.manager.restore([DB, replace(WEB, status=shown)])
-        assert (list(node.manager.cached), list(journal.notes)) == (
+        assert (list(node.manager.cached), list(journal.values)) == (
             (["uid-web"], ["status/uid-web"]) if kept else ([], [])
         )
 
     simulate(scenario())
 
 
-def test_a_static_pods_note_is_taken_up_by_its_mirror() -> None:
+def test_restoring_a_mirror_pod_loads_the_checkpoint_of_its_static_pod() -> None:
     async def scenario() -> None:
         before = Node(STATIC, api=False, journal=(journal := FakeJournal()))
         before.manager.set_pod_status(STATIC, status(1))
@@ -761,17 +760,19 @@ def test_a_static_pods_note_is_taken_up_by_its_mirror() -> None:
     simulate(scenario())
 
 
-STARTING = replace(container(), started=False)
-RESTARTED = replace(RUNNING, container_statuses=(replace(container(), container_id="fake://other", restart_count=1),))
+STARTING = replace(container_status(), started=False)
+RESTARTED = replace(
+    RUNNING, container_statuses=(replace(container_status(), container_id="fake://other", restart_count=1),)
+)
 
 
 @pytest.mark.parametrize(
     ("shown", "kept"),
     [(EXITED, True), (RUNNING, True), (RESTARTED, False), (replace(EXITED, phase="Failed"), False)],
-    ids=["it exited", "nothing new", "another container", "the pod is over"],
+    ids=["the container exited", "no change", "another container", "the pod is finished"],
 )
-@pytest.mark.parametrize("sent", [False, True], ids=["at its mirror's arrival", "at the first sending"])
-def test_a_static_pods_note_behind_its_mirror_is_replaced_by_the_mirrors_status(
+@pytest.mark.parametrize("sent", [False, True], ids=["when the mirror pod is restored", "by the first call"])
+def test_a_checkpoint_behind_the_mirror_pod_is_replaced_by_the_status_of_the_mirror_pod(
     shown: PodStatus, kept: bool, sent: bool
 ) -> None:
     async def scenario() -> None:
@@ -785,20 +786,20 @@ def test_a_static_pods_note_behind_its_mirror_is_replaced_by_the_mirrors_status(
             after.manager.restore([mirror])
         published = after.manager.get_pod_status(uid_of(STATIC))
         if not kept:
-            assert (published, dict(after.manager.phases()), journal.notes) == (None, {}, {})
+            assert (published, dict(after.manager.phases()), journal.values) == (None, {}, {})
             return
         assert published is not None
         assert published.container_statuses == shown.container_statuses
         assert dict(after.manager.phases()) == {"hash": shown.phase}
-        again = Node(STATIC, mirror, journal=journal)  # the note is as new as the mirror
-        noted = again.manager.get_pod_status(uid_of(STATIC))
-        assert noted is not None
-        assert noted.container_statuses == shown.container_statuses
+        again = Node(STATIC, mirror, journal=journal)  # the checkpoint is as new as the mirror pod
+        restored = again.manager.get_pod_status(uid_of(STATIC))
+        assert restored is not None
+        assert restored.container_statuses == shown.container_statuses
 
     simulate(scenario())
 
 
-def test_the_status_of_a_mirror_from_an_old_list_is_replaced_by_that_of_the_mirror() -> None:
+def test_the_status_of_a_mirror_pod_from_an_old_list_is_replaced_by_the_current_one() -> None:
     async def scenario() -> None:
         before = Node(STATIC, api=False, journal=(journal := FakeJournal()))
         before.manager.set_pod_status(STATIC, replace(RUNNING, container_statuses=(STARTING,)))
@@ -815,7 +816,7 @@ def test_the_status_of_a_mirror_from_an_old_list_is_replaced_by_that_of_the_mirr
 
 def _counted(restarts: int, message: str = "1") -> PodStatus:
     return PodStatus(
-        phase="Running", message=message, container_statuses=(replace(container(), restart_count=restarts),)
+        phase="Running", message=message, container_statuses=(replace(container_status(), restart_count=restarts),)
     )
 
 
@@ -825,19 +826,17 @@ def _count_in_api(node: Node) -> int:
 
 
 @pytest.mark.parametrize(
-    ("hooks", "noted", "expected"),
+    ("hooks", "stored", "expected"),
     [
         (Hooks(align=aligned_with), False, 2),
         (Hooks(align=aligned_with), True, 2),
         (Hooks(), False, 1),  # as the kubelet does
     ],
 )
-def test_the_first_status_that_is_sent_keeps_the_restart_counts_of_the_api(
-    hooks: Hooks, noted: bool, expected: int
-) -> None:
+def test_the_first_sent_status_keeps_the_restart_counts_of_the_api(hooks: Hooks, stored: bool, expected: int) -> None:
     async def scenario() -> None:
         journal = FakeJournal()
-        if noted:
+        if stored:
             Node(WEB, api=False, journal=journal).manager.set_pod_status(WEB, _counted(1))
         node = Node(WEB, journal=journal, hooks=hooks)
         node.api.put(replace(WEB, status=_counted(2)))
@@ -849,7 +848,7 @@ def test_the_first_status_that_is_sent_keeps_the_restart_counts_of_the_api(
     simulate(scenario())
 
 
-def test_a_restart_count_that_is_overwritten_later_is_put_right() -> None:
+def test_a_restart_count_that_is_overwritten_later_is_restored() -> None:
     async def scenario() -> None:
         node = Node(WEB, hooks=Hooks(align=aligned_with))
         node.manager.set_pod_status(WEB, _counted(1))
@@ -862,14 +861,14 @@ def test_a_restart_count_that_is_overwritten_later_is_put_right() -> None:
     simulate(scenario())
 
 
-def test_a_status_that_comes_while_the_first_one_is_sent_keeps_the_restart_counts_too() -> None:
+def test_a_status_accepted_during_the_first_call_keeps_the_restart_counts_of_the_api() -> None:
     async def scenario() -> None:
         node = Node(WEB, hooks=Hooks(align=aligned_with))
         node.api.put(replace(WEB, status=_counted(2)))
         node.api.seconds = lambda verb, name: 1.0
         node.manager.set_pod_status(WEB, _counted(1))
         async with node.running():
-            await asyncio.sleep(0.5)  # the API is being asked
+            await asyncio.sleep(0.5)  # during the GET
             node.manager.set_pod_status(WEB, _counted(1, "2"))
             await asyncio.sleep(10)
         assert (node.shown("web"), _count_in_api(node)) == ("2", 2)
@@ -877,22 +876,22 @@ def test_a_status_that_comes_while_the_first_one_is_sent_keeps_the_restart_count
     simulate(scenario())
 
 
-def test_a_static_pods_status_is_saved_once_its_mirror_has_it() -> None:
+def test_the_status_of_a_static_pod_is_saved_if_its_mirror_pod_has_it() -> None:
     async def scenario() -> None:
         node = Node(STATIC, MIRROR, journal=(journal := FakeJournal()))
-        journal.refusals = 1000
+        journal.failures = 1000
         node.manager.set_pod_status(STATIC, status(1))
         assert not await node.manager.is_saved(uid_of(STATIC))
         await node.manager.sync_batch(every=True)
         assert await node.manager.is_saved(uid_of(STATIC))
         node.known.remove(MIRROR)
         node.known.update(NEXT_MIRROR)
-        assert not await node.manager.is_saved(uid_of(STATIC))  # this one has not
+        assert not await node.manager.is_saved(uid_of(STATIC))  # the new mirror pod does not have it
 
     simulate(scenario())
 
 
-def test_what_a_sending_learns_does_not_replace_a_version_that_came_meanwhile() -> None:
+def test_the_merged_status_does_not_replace_a_version_accepted_during_the_call() -> None:
     async def scenario() -> None:
         node = Node(WEB)
         node.api.seconds = lambda verb, name: 1.0
@@ -909,12 +908,12 @@ def test_what_a_sending_learns_does_not_replace_a_version_that_came_meanwhile() 
     simulate(scenario())
 
 
-@pytest.mark.parametrize("changed", [False, True], ids=["still as noted", "a new status"])
-def test_a_note_behind_the_api_is_dropped_when_it_is_sent_unless_there_is_a_new_status(changed: bool) -> None:
+@pytest.mark.parametrize("changed", [False, True], ids=["the same status", "a new status"])
+def test_a_checkpoint_behind_the_api_is_dropped_before_it_is_sent_unless_there_is_a_new_status(changed: bool) -> None:
     async def scenario() -> None:
         before = Node(WEB, api=False, journal=(journal := FakeJournal()))
         before.manager.set_pod_status(WEB, RUNNING)
-        after = Node(replace(WEB, status=EXITED), journal=journal, postman=FakePostman())
+        after = Node(replace(WEB, status=EXITED), journal=journal, sender=FakeSender())
         after.manager.get_pod_status(uid_of(WEB))
         if changed:
             after.manager.set_pod_status(WEB, replace(RUNNING, message="3"))
@@ -922,7 +921,7 @@ def test_a_note_behind_the_api_is_dropped_when_it_is_sent_unless_there_is_a_new_
         if changed:
             assert (after.shown("web"), len(after.lags)) == ("3", 1)
         else:
-            assert (after.shown("web"), after.lags, dict(after.manager.cached), journal.notes) == ("2", [], {}, {})
+            assert (after.shown("web"), after.lags, dict(after.manager.cached), journal.values) == ("2", [], {}, {})
 
     simulate(scenario())
 
@@ -931,19 +930,19 @@ def test_a_confirmed_status_is_not_urgent() -> None:
     async def scenario() -> None:
         before = Node(WEB, api=False, journal=(journal := FakeJournal()))
         before.manager.set_pod_status(WEB, status(1, ready=True))
-        after = Node(WEB, journal=journal, postman=(post := FakePostman()))
+        after = Node(WEB, journal=journal, sender=(sender := FakeSender()))
         after.manager.set_pod_status(WEB, status(1, ready=True))
         async with after.running():
             await asyncio.sleep(1)
-        assert post.offers == [("uid-web", ("ns", "web"), False, False)]
+        assert sender.offers == [("uid-web", ("ns", "web"), False, False)]
 
     simulate(scenario())
 
 
-def test_a_probes_word_is_a_new_version_once() -> None:
+def test_a_probe_result_is_a_new_version_once() -> None:
     async def scenario() -> None:
         node = Node(WEB)
-        node.manager.set_pod_status(WEB, replace(status(1), container_statuses=(container(ready=False),)))
+        node.manager.set_pod_status(WEB, replace(status(1), container_statuses=(container_status(ready=False),)))
         for take in (node.manager.set_container_readiness, node.manager.set_container_startup):
             assert [take(uid_of(WEB), "fake://app", True) for _ in range(2)] == [True, False]
         assert node.manager.cached[uid_of(WEB)].version == 3
@@ -953,12 +952,12 @@ def test_a_probes_word_is_a_new_version_once() -> None:
 
 @pytest.mark.parametrize("only_running", [True, False])
 @pytest.mark.parametrize("ready", [True, False])
-def test_a_container_that_ended_becomes_ready_no_more(ready: bool, only_running: bool) -> None:
-    """Seed 92: a readiness probe succeeded just before its pod was over, and the loop took it after that."""
+def test_a_terminated_container_does_not_become_ready(ready: bool, only_running: bool) -> None:
+    """Simulation seed 92: the result of a readiness probe was processed after its pod had finished."""
 
     async def scenario() -> None:
         node = Node(WEB, hooks={"only_running_is_ready": only_running})
-        ended = replace(container(exit_code=0), ready=not ready)
+        ended = replace(container_status(exit_code=0), ready=not ready)
         node.manager.set_pod_status(WEB, replace(status(1, phase="Failed"), container_statuses=(ended,)))
         expected = not (ready and only_running)
         assert node.manager.set_container_readiness(uid_of(WEB), "fake://app", ready) is expected
@@ -974,7 +973,7 @@ def test_a_container_that_waits_after_its_exit_does_not_become_ready() -> None:
     async def scenario() -> None:
         node = Node(WEB, hooks={"only_running_is_ready": True})
         waiting = ContainerState(waiting=ContainerStateWaiting(reason="CrashLoopBackOff"))
-        crashed = replace(container(ready=False), state=waiting, last_state=container(exit_code=1).state)
+        crashed = replace(container_status(ready=False), state=waiting, last_state=container_status(exit_code=1).state)
         node.manager.set_pod_status(WEB, replace(status(1), container_statuses=(crashed,)))
         assert not node.manager.set_container_readiness(uid_of(WEB), "fake://app", True)
         assert node.manager.cached[uid_of(WEB)].version == 1
@@ -982,10 +981,10 @@ def test_a_container_that_waits_after_its_exit_does_not_become_ready() -> None:
     simulate(scenario())
 
 
-def test_a_probes_word_on_a_pod_that_is_not_desired_any_more_changes_nothing() -> None:
+def test_a_probe_result_for_a_removed_pod_changes_nothing() -> None:
     async def scenario() -> None:
         node = Node()
-        node.manager.set_pod_status(WEB, replace(status(1), container_statuses=(container(ready=False),)))
+        node.manager.set_pod_status(WEB, replace(status(1), container_statuses=(container_status(ready=False),)))
         for take in (node.manager.set_container_readiness, node.manager.set_container_startup):
             assert not take(uid_of(WEB), "fake://app", True)
         assert node.manager.cached[uid_of(WEB)].version == 1
@@ -993,14 +992,14 @@ def test_a_probes_word_on_a_pod_that_is_not_desired_any_more_changes_nothing() -
     simulate(scenario())
 
 
-@pytest.mark.parametrize("cached", [False, True], ids=["as its source shows it", "as it was published"])
-def test_the_last_status_is_the_newest_one_with_all_containers_ended(cached: bool) -> None:
+@pytest.mark.parametrize("cached", [False, True], ids=["of the source", "as published"])
+def test_the_last_status_is_the_newest_one_with_all_containers_terminated(cached: bool) -> None:
     async def scenario() -> None:
-        shown = replace(status(1, phase="Succeeded"), container_statuses=(container(exit_code=7),))
+        shown = replace(status(1, phase="Succeeded"), container_statuses=(container_status(exit_code=7),))
         node = Node(of := replace(WEB, status=shown))
         if cached:
             node.manager.set_pod_status(
-                of, replace(status(2, phase="Failed"), container_statuses=(container(exit_code=8),))
+                of, replace(status(2, phase="Failed"), container_statuses=(container_status(exit_code=8),))
             )
         node.manager.terminate_pod(of)
         last = node.manager.get_pod_status(uid_of(WEB))

@@ -6,18 +6,21 @@ from collections import Counter
 import pytest
 from msgspec.structs import replace
 
+from podkeeper.engine.loop import HEALTH_PERIOD_SECONDS
 from podkeeper.model.errors import ApiUnavailable
 from podkeeper.model.k8s.core import Container, ContainerRestartRule, ContainerRestartRuleOnExitCodes, Pod, PodStatus
 from podkeeper.model.messages import FILE_SOURCE
+from podkeeper.model.runtime_calls import RuntimeHealth
 from podkeeper.rules.evict import Eviction, evicted_status
 from podkeeper.rules.worker.states import Finished, Syncing
 from podkeeper.rules.worker.updates import KillOptions
 from podkeeper.runtimes.fake import Behaviour, ExecStep
-from tests.engine.small_node import SmallNode, container, in_small_node, pod, probe, uid
+from podkeeper.testing.build import container, exec_hook, probe, uid_of
+from tests.engine.small_node import SmallNode, in_small_node, pod
 
 
 def finished(node: SmallNode, of: Pod) -> bool:
-    return isinstance(node.workers.state(uid(of)), Finished)
+    return isinstance(node.agent.workers.state(uid_of(of)), Finished)
 
 
 def exit_of(node: SmallNode, of: Pod, name: str = "app") -> tuple[int, str | None] | None:
@@ -29,35 +32,35 @@ def started(node: SmallNode, of: Pod | None = None) -> list[tuple[float, str]]:
     return [(round(at, 3), name) for at, _, name in node.calls("start_container", about=of)]
 
 
-def test_a_pod_runs_is_ready_and_goes() -> None:
+def test_a_pod_starts_becomes_ready_and_is_removed() -> None:
     async def scenario(node: SmallNode) -> None:
         web = pod("web", container(readiness=probe()), volumes=("data",))
         node.add(web)
         await asyncio.sleep(1)
         assert node.phases_of(web) == ["Pending", "Running"]
-        assert node.is_ready(web)
-        assert uid(web) in node.volumes.mounted_pods()
-        assert node.references.registered == {uid(web)}
+        assert node.reports_ready(web)
+        assert uid_of(web) in node.volumes.mounted_pods()
+        assert node.references.registered == {uid_of(web)}
         sandbox = next(call.given for call in node.runtime.ledger if call.operation == "run_sandbox")
         assert sandbox.cgroup_parent == "/kubepods/poduid-web"
-        node.delete(web)
+        node.delete_pod(web)
         await asyncio.sleep(1)
         assert finished(node, web)
         assert exit_of(node, web) == (0, "Completed")
         assert node.volumes.mounted_pods() == frozenset() == await node.cgroups.list_pods()
         assert node.references.registered == set()
-        assert len(node.probes) == 0
+        assert len(node.agent.probes) == 0
 
     in_small_node(scenario)
 
 
 def test_all_of_it_takes_no_longer_than_the_runtime() -> None:
     async def scenario(node: SmallNode) -> None:
-        web = pod("web", container(readiness=probe(60)))
+        web = pod("web", container(readiness=probe(period=60)))
         node.add(web)
         await asyncio.sleep(0.31)
-        assert node.is_ready(web)
-        node.delete(web)
+        assert node.reports_ready(web)
+        node.delete_pod(web)
         await asyncio.sleep(0.06)
         assert finished(node, web)
 
@@ -86,10 +89,11 @@ def test_a_crash_loop_backs_off_10_20_40_seconds_from_each_exit() -> None:
         await asyncio.sleep(1)
         waiting = node.container_status(web).state.waiting
         assert waiting is not None
-        assert waiting.reason == "CrashLoopBackOff"  # at once, not with the next pass
+        assert waiting.reason == "CrashLoopBackOff"  # at once, not with the next sync
         assert node.container_status(web).last_state.terminated is not None
         await asyncio.sleep(120)
-        assert started(node) == [(0, "app"), (1, "app"), (12, "app"), (33, "app"), (74, "app")]
+        # The loop runs a sync 1 ms after its due time, and rounds due times that are 30 s away up to half seconds.
+        assert started(node) == [(0, "app"), (1, "app"), (12.001, "app"), (33.002, "app"), (74.501, "app")]
         assert node.container_status(web).restart_count == 4
 
     in_small_node(scenario, behaviours={"app": Behaviour(after_seconds=1, exit_code=1)})
@@ -102,11 +106,11 @@ def test_init_containers_run_one_after_the_other_and_sidecars_stay() -> None:
         await asyncio.sleep(10)
         assert started(node) == [(0, "first"), (2, "proxy"), (2, "second"), (5, "app")]
         assert node.phases_of(web) == ["Pending", "Running"]
-        assert node.is_ready(web)
-        node.delete(web)
+        assert node.reports_ready(web)
+        node.delete_pod(web)
         await asyncio.sleep(10)
         ends = [(call.subject, call.ended) for call in node.runtime.ledger if call.operation == "stop_container"]
-        assert ends == [("app", 14), ("proxy", 15)]  # the sidecar goes last
+        assert ends == [("app", 14), ("proxy", 15)]  # the sidecar stops last
         assert finished(node, web)
 
     in_small_node(
@@ -122,7 +126,7 @@ def test_init_containers_run_one_after_the_other_and_sidecars_stay() -> None:
 
 GRACES = {
     "hook and politeness share the grace": (30, Behaviour(exec=(ExecStep(takes_seconds=5),), term_seconds=7), 12, 0),
-    "who ignores the request is killed when it is over": (30, Behaviour(term_seconds=None), 30, 137),
+    "a container that ignores SIGTERM is killed after the grace period": (30, Behaviour(term_seconds=None), 30, 137),
     "a hook may use it all up": (10, Behaviour(exec=(ExecStep(takes_seconds=60),), term_seconds=None), 12, 137),
 }
 
@@ -130,10 +134,10 @@ GRACES = {
 @pytest.mark.parametrize("grace, behaviour, seconds, code", GRACES.values(), ids=GRACES.keys())
 def test_deletion_within_the_grace(grace: int, behaviour: Behaviour, seconds: float, code: int) -> None:
     async def scenario(node: SmallNode) -> None:
-        web = pod("web", container(pre_stop=True), grace=grace)
+        web = pod("web", container(pre_stop=exec_hook("bye")), grace=grace)
         node.add(web)
         await asyncio.sleep(100)
-        node.delete(web)
+        node.delete_pod(web)
         await asyncio.sleep(seconds - 0.5)
         assert not finished(node, web)
         assert node.status(web).phase == "Running"
@@ -149,9 +153,9 @@ def test_a_shortened_grace_counts_at_once() -> None:
         web = pod("web", grace=600)
         node.add(web)
         await asyncio.sleep(1)
-        node.delete(web)
+        node.delete_pod(web)
         await asyncio.sleep(9)
-        node.delete(web, grace=2)
+        node.delete_pod(web, grace=2)
         await asyncio.sleep(2.1)
         assert finished(node, web)
 
@@ -169,7 +173,7 @@ def test_an_evicted_pod_fails_with_the_reason_and_keeps_its_exit_codes() -> None
 
         node.kill(web, KillOptions(evict=True, grace_override_seconds=3, status_function=evict))
         await asyncio.sleep(1)
-        assert node.status(web).phase == "Failed"  # told before anything stops
+        assert node.status(web).phase == "Failed"  # published before any container stops
         assert node.container_status(web).state.running is not None
         await asyncio.sleep(3)
         assert (node.status(web).reason, node.status(web).message) == ("Evicted", "The node was low on memory.")
@@ -181,13 +185,13 @@ def test_an_evicted_pod_fails_with_the_reason_and_keeps_its_exit_codes() -> None
     )
 
 
-def test_whoever_evicts_is_asked_in_every_pass() -> None:
+def test_eviction_rules_are_evaluated_in_every_sync() -> None:
     async def scenario(node: SmallNode) -> None:
         web = pod("web")
         node.add(web)
         await asyncio.sleep(100)
-        node.evictions[uid(web)] = Eviction("Evicted", "Too much disk.")
-        node.sync(uid(web))
+        node.evictions[uid_of(web)] = Eviction("Evicted", "Too much disk.")
+        node.sync(web)
         await asyncio.sleep(5)
         assert (node.status(web).phase, node.status(web).reason) == ("Failed", "Evicted")
         assert finished(node, web)
@@ -209,19 +213,19 @@ def test_a_pod_past_its_deadline_fails() -> None:
     in_small_node(scenario)
 
 
-def test_a_hung_volume_delays_nobody_but_its_own_pod() -> None:
+def test_a_hung_volume_delays_only_its_own_pod() -> None:
     async def scenario(node: SmallNode) -> None:
         pods = [pod(f"pod-{number}", volumes=("data",)) for number in range(100)]
-        node.volumes.faults.hang("mount", uid(pods[7]))
+        node.volumes.faults.hang("mount", uid_of(pods[7]))
         node.add(*pods)
         await asyncio.sleep(0.001)
         assert Counter(node.status(each).phase for each in pods) == {"Running": 99, "Pending": 1}
         for each in pods:
-            node.delete(each)
+            node.delete_pod(each)
         await asyncio.sleep(1)
         assert [each.metadata.name for each in pods if not finished(node, each)] == ["pod-7"]
         # Not even its own containers wait for it, only what comes after a call that is under way.
-        assert node.workers.is_pod_known_terminated(uid(pods[7]))
+        assert node.agent.workers.is_pod_known_terminated(uid_of(pods[7]))
         node.volumes.faults.clear()
         await asyncio.sleep(1)
         assert finished(node, pods[7])
@@ -233,11 +237,11 @@ def test_a_hung_volume_delays_nobody_but_its_own_pod() -> None:
 def test_a_volume_that_cannot_be_mounted_is_named_and_tried_again() -> None:
     async def scenario(node: SmallNode) -> None:
         web = pod("web", volumes=("data",))
-        node.volumes.faults.fail("mount", uid(web))
+        node.volumes.faults.fail("mount", uid_of(web))
         node.add(web)
         await asyncio.sleep(5)
-        assert [message for _, reason, message in node.events if reason == "FailedMount"] == [
-            "cannot mount web: a fault was ordered"
+        assert [message for reason, message in node.events() if reason == "FailedMount"] == [
+            "cannot mount web: injected fault"
         ]
         assert node.status(web).phase == "Pending"
         assert started(node) == []
@@ -250,15 +254,16 @@ def test_a_volume_that_cannot_be_mounted_is_named_and_tried_again() -> None:
 def test_without_a_network_only_pods_on_the_nodes_own_start() -> None:
     async def scenario(node: SmallNode) -> None:
         web, proxy = pod("web"), pod("proxy", host_network=True)
-        node.network = "cni plugin not initialized"
+        node.runtime.condition = RuntimeHealth(network_ready=False, message="cni plugin not initialized")
+        await asyncio.sleep(HEALTH_PERIOD_SECONDS)
         node.add(web, proxy)
         await asyncio.sleep(10)
         assert (node.status(web).phase, node.status(proxy).phase) == ("Pending", "Running")
         assert node.status(proxy).pod_ip == "192.0.2.1"
         message = "network is not ready: cni plugin not initialized"
-        assert ("NetworkNotReady", message) in [(reason, text) for _, reason, text in node.events]
-        node.network = None
-        await asyncio.sleep(1.1)
+        assert ("NetworkNotReady", message) in node.events()
+        node.runtime.condition = RuntimeHealth()
+        await asyncio.sleep(HEALTH_PERIOD_SECONDS + 1.1)
         assert node.status(web).phase == "Running"
 
     in_small_node(scenario)
@@ -278,7 +283,7 @@ def test_static_pods_want_a_mirror_and_run_without_one() -> None:
 
 def test_a_container_that_fails_its_liveness_probe_is_replaced() -> None:
     async def scenario(node: SmallNode) -> None:
-        web = pod("web", container(liveness=probe(10, failures=2)))
+        web = pod("web", container(liveness=probe(period=10, failures=2)))
         node.add(web)
         await asyncio.sleep(15)
         first = node.container_status(web).container_id
@@ -314,7 +319,7 @@ def test_nothing_starts_once_a_pod_is_to_end() -> None:
         web = pod("web", *(container(f"c{number}") for number in range(5)))
         node.add(web)
         await asyncio.sleep(2.5)  # in the middle of the third
-        node.delete(web)
+        node.delete_pod(web)
         await asyncio.sleep(60)
         assert [name for _, name in started(node)] == ["c0", "c1", "c2"]
         assert finished(node, web)
@@ -324,31 +329,27 @@ def test_nothing_starts_once_a_pod_is_to_end() -> None:
 
 def test_a_restarted_agent_changes_nothing_about_pods_that_run() -> None:
     async def scenario(node: SmallNode) -> None:
-        web = pod("web", container(readiness=probe(60)))
+        web = pod("web", container(readiness=probe(period=60)))
         node.add(web)
         await asyncio.sleep(100)
         known = replace(web, status=node.status(web))
-        successor = SmallNode(before=node)
-        flags: list[bool] = []
-        successor.statuses.subscribe(lambda *_: flags.append(successor.is_ready(known)))
         calls = len(node.calls("start_container", "run_sandbox", "stop_container"))
-        async with asyncio.TaskGroup() as group:
-            running = group.create_task(successor.run())
-            await asyncio.sleep(0)
-            successor.add(known)
-            await asyncio.sleep(200)
-            running.cancel()
-        assert successor.is_ready(known)
+        await node.restart_agent()
+        flags: list[bool] = []
+        node.agent.statuses.subscribe(lambda *_: flags.append(node.reports_ready(known)))
+        node.add(known)
+        await asyncio.sleep(200)
+        assert node.reports_ready(known)
         assert all(flags)
         assert len(node.calls("start_container", "run_sandbox", "stop_container")) == calls
 
     in_small_node(scenario)
 
 
-def test_a_failed_start_tells_why_at_once_and_takes_nothing_back() -> None:
+def test_a_failed_start_is_published_at_once_and_reverts_nothing() -> None:
     async def scenario(node: SmallNode) -> None:
         web = pod("web")
-        node.runtime.faults.fail("create_container", uid(web), times=None)
+        node.runtime.faults.fail("create_container", uid_of(web), times=None)
         node.add(web)
         await asyncio.sleep(0.5)
         waiting = node.container_status(web).state.waiting
@@ -358,32 +359,32 @@ def test_a_failed_start_tells_why_at_once_and_takes_nothing_back() -> None:
     in_small_node(scenario)
 
 
-def test_a_pod_only_the_runtime_knows_is_killed_with_little_grace() -> None:
+def test_a_runtime_only_pod_is_killed_with_a_short_grace_period() -> None:
     async def scenario(node: SmallNode) -> None:
         web = pod("web", grace=600)
         node.add(web)
         await asyncio.sleep(1)
-        record = node.cache.get(uid(web))
+        record = node.agent.cache.get(uid_of(web))
         began = node.clock.monotonic()
-        await node.syncer.sync_terminating_runtime_pod(record)
+        await node.agent.syncer.sync_terminating_runtime_pod(record)
         assert node.clock.monotonic() - began == 2  # as little as a container may have
-        assert all(not sandbox.ready for sandbox in (await node.runtime.pod_record(uid(web))).sandboxes)
+        assert all(not sandbox.ready for sandbox in (await node.runtime.pod_record(uid_of(web))).sandboxes)
 
     in_small_node(scenario, behaviours={"app": Behaviour(term_seconds=None)})
 
 
-def test_a_quiet_pod_is_left_alone() -> None:
+def test_an_unchanged_pod_is_not_synced_again() -> None:
     async def scenario(node: SmallNode) -> None:
         web = pod("web", Container(name="app", image="app:v1"))
         node.add(web)
         await asyncio.sleep(100)
         status, calls = node.status(web), len(node.volumes.ledger)
         for _ in range(5):
-            node.sync(uid(web))
+            node.sync(web)
             await asyncio.sleep(1)
         assert node.status(web) is status
         assert len(node.volumes.ledger) == calls
-        assert isinstance(node.workers.state(uid(web)), Syncing)
+        assert isinstance(node.agent.workers.state(uid_of(web)), Syncing)
 
     in_small_node(scenario)
 
@@ -391,11 +392,11 @@ def test_a_quiet_pod_is_left_alone() -> None:
 def test_a_start_that_took_effect_without_an_answer_is_no_failure() -> None:
     async def scenario(node: SmallNode) -> None:
         web = pod("web")
-        node.runtime.faults.lose_answer("start_container", uid(web))
+        node.runtime.faults.lose_answer("start_container", uid_of(web))
         node.add(web)
         await asyncio.sleep(30)
         assert started(node, web) == [(0.0, "app")]
         assert node.container_status(web).state.running is not None
-        assert node.executor.failures_of(uid(web)) == {}
+        assert node.agent.executor.failures_of(uid_of(web)) == {}
 
     in_small_node(scenario)

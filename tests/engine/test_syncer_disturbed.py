@@ -6,18 +6,20 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 import pytest
 from msgspec.structs import replace
 
+from podkeeper.engine.cache import PodCache
 from podkeeper.engine.executor import PlanExecutor
-from podkeeper.engine.ground import Ground
-from podkeeper.engine.mirrors import MirrorClient
+from podkeeper.engine.mirror_client import MirrorClient
+from podkeeper.engine.pod_setup import PodSetup
 from podkeeper.engine.probes import ProbeManager
 from podkeeper.engine.pull_secrets import PullSecrets
+from podkeeper.engine.runtime_state import RuntimeState
 from podkeeper.engine.status import StatusManager
 from podkeeper.engine.syncer import PodSyncer
 from podkeeper.model.errors import GiveUp, NotFound, RuntimeUnavailable, TryLater
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.messages import FILE_SOURCE, ProbeKind, ProbeResult
 from podkeeper.model.runtime import ContainerState, PodRecord
-from podkeeper.rules.keyring import PullSecret
+from podkeeper.rules.images.keyring import PullSecret
 from podkeeper.rules.plan import PodActions
 from podkeeper.rules.probe.flags import ProbeView
 from podkeeper.rules.status.containers import StartFailure
@@ -25,25 +27,25 @@ from podkeeper.rules.status.pod import NodeView
 from podkeeper.rules.worker.updates import UpdateType
 from podkeeper.testing.failures import fail_each_call
 from podkeeper.testing.interleave import interleave
-from podkeeper.testing.operations import Event, Operation
+from podkeeper.testing.operations import Event, OperationTest
 from podkeeper.testing.port_calls import PortCalls
 from podkeeper.testing.virtual_time import BEGINNING, VirtualClock
 from tests.doubles import stand_in
 from tests.engine.small_node import pod
-from tests.engine.test_syncer_steps import RUNNING, SANDBOX, WEB, World
+from tests.engine.test_syncer_steps import MOMENT, RUNNING, SANDBOX, WEB, Harness
 
 STATIC = pod("web", source=FILE_SOURCE)
 MIRROR = pod("web")
 ERRORS: Mapping[str, Mapping[str, tuple[type[Exception], ...]]] = {
     "executor": {"execute": (TryLater,), "kill_pod": (RuntimeUnavailable,), "kill_running_pod": (RuntimeUnavailable,)},
-    "ground": {"prepare": (TryLater, GiveUp), "unmount": (TryLater,), "remove_cgroup": (TryLater,)},
+    "pod_setup": {"prepare": (TryLater, GiveUp), "unmount": (TryLater,), "remove_cgroup": (TryLater,)},
     "mirrors": {"ensure": (NotFound,)},
-    "cache": {"look": (RuntimeUnavailable,)},
+    "cache": {"get_newer_than": (RuntimeUnavailable,)},
 }
 
 
-class Stage(World):
-    """A syncer whose neighbours are watched. The pod's containers run after `execute`, and have exited after a kill."""
+class DisturbedHarness(Harness):
+    """A syncer with watched modules. The pod's containers run after `execute`, and have exited after a kill."""
 
     def __init__(self, calls: PortCalls) -> None:
         super().__init__()
@@ -57,13 +59,13 @@ class Stage(World):
             statuses=stand_in(StatusManager, self),
             probes=stand_in(ProbeManager, self),
             executor=stand_in(PlanExecutor, self.calls.watch("executor", self, ERRORS["executor"])),
-            ground=stand_in(Ground, self.calls.watch("ground", self, ERRORS["ground"])),
+            pod_setup=stand_in(PodSetup, self.calls.watch("pod_setup", self, ERRORS["pod_setup"])),
             mirrors=stand_in(MirrorClient, self.calls.watch("mirrors", self, ERRORS["mirrors"])),
             references=stand_in(PullSecrets, self),
-            look=self.calls.watch("cache", self, ERRORS["cache"]).look,
-            request_look=self.request_look,
+            cache=stand_in(PodCache, self.calls.watch("cache", self, ERRORS["cache"])),
+            moment=lambda: MOMENT,
             node=lambda: self.node,
-            network_trouble=lambda: self.network,
+            runtime_state=stand_in(RuntimeState, self),
             record=self.record,
             clock=VirtualClock(),
         )
@@ -77,9 +79,10 @@ class Stage(World):
         mounts: Mapping[str, str],
         cgroup_parent: str,
         pull_secrets: Sequence[PullSecret],
+        on_sandbox: Callable[[Pod, PodRecord], None] | None = None,
     ) -> None:
-        if actions.create_sandbox:
-            self.syncer.on_sandbox_ready(pod, PodRecord(uid=record.uid, sandboxes=(SANDBOX,)))
+        if actions.create_sandbox and on_sandbox is not None:
+            on_sandbox(pod, PodRecord(uid=record.uid, sandboxes=(SANDBOX,)))
         self.seen = RUNNING
         self.step("execute")
 
@@ -109,7 +112,7 @@ class Stage(World):
         return phase, self.seen == RUNNING, self.finished
 
     def holds(self) -> None:
-        """A pod is only reported as finished when its volumes and its cgroup are gone."""
+        """A pod is only reported as finished after its volumes and its cgroup are removed."""
         if "terminate" in self.steps:
             done = self.steps[: self.steps.index("terminate")]
             assert {"unmount", "unregister", "remove cgroup"} <= set(done)
@@ -123,24 +126,24 @@ class Stage(World):
         assert self.published == published
 
 
-Run = Callable[[Stage], Awaitable[None]]
+Run = Callable[[DisturbedHarness], Awaitable[None]]
 
 
-async def start(stage: Stage) -> None:
+async def start(stage: DisturbedHarness) -> None:
     """Two syncs: the second one publishes what the first one has started."""
     await stage.sync()
     await stage.sync()
 
 
-async def start_static(stage: Stage) -> None:
+async def start_static(stage: DisturbedHarness) -> None:
     await stage.sync_static()
     await stage.sync_static()
 
 
-def stage_after(*steps: Run) -> Callable[[PortCalls], AbstractAsyncContextManager[Stage]]:
+def stage_after(*steps: Run) -> Callable[[PortCalls], AbstractAsyncContextManager[DisturbedHarness]]:
     @asynccontextmanager
-    async def stage(calls: PortCalls) -> AsyncIterator[Stage]:
-        stage = Stage(calls)
+    async def stage(calls: PortCalls) -> AsyncIterator[DisturbedHarness]:
+        stage = DisturbedHarness(calls)
         for step in steps:
             await step(stage)
         yield stage
@@ -148,11 +151,11 @@ def stage_after(*steps: Run) -> Callable[[PortCalls], AbstractAsyncContextManage
     return stage
 
 
-def change_node(stage: Stage) -> None:
+def change_node(stage: DisturbedHarness) -> None:
     stage.node = NodeView(runtime_name="fake", host_ips=("192.0.2.9",))
 
 
-def change_probes(stage: Stage) -> None:
+def change_probes(stage: DisturbedHarness) -> None:
     """The container is not ready any more."""
     stage.probe_view = ProbeView(
         agent_started=BEGINNING,
@@ -161,23 +164,23 @@ def change_probes(stage: Stage) -> None:
     )
 
 
-def restart_container(stage: Stage) -> None:
+def restart_container(stage: DisturbedHarness) -> None:
     """The container was restarted: the next sync sees it."""
     found = replace(RUNNING.containers[0], id="c2", restart_count=1)
     stage.seen = replace(RUNNING, containers=(found,))
 
 
-def fail_start(stage: Stage) -> None:
+def fail_start(stage: DisturbedHarness) -> None:
     stage.failures = {"app": StartFailure("RunContainerError", "cannot start")}
 
 
-def overwrite_status(stage: Stage) -> None:
+def overwrite_status(stage: DisturbedHarness) -> None:
     """Another module changes the published status, as the status manager does with a readiness flag."""
     if stage.published is not None:
         stage.published = replace(stage.published, host_ip="198.51.100.1")
 
 
-EVENTS: dict[str, Event[Stage]] = {
+EVENTS: dict[str, Event[DisturbedHarness]] = {
     "the node's address changes": change_node,
     "a probe has another result": change_probes,
     "the status is changed by another": overwrite_status,
@@ -186,18 +189,23 @@ EVENTS: dict[str, Event[Stage]] = {
 }
 
 
-@pytest.mark.parametrize("run", [Stage.sync, Stage.sync_static])
-def test_no_change_is_overlooked_by_a_sync_that_finds_nothing_to_do(run: Run) -> None:
+@pytest.mark.parametrize("run", [DisturbedHarness.sync, DisturbedHarness.sync_static])
+def test_a_sync_without_work_misses_no_change(run: Run) -> None:
     for before in ((run,), (run, run)):  # the second sync publishes what the first one started
-        operation = Operation(
-            stage=stage_after(*before), run=run, state=lambda _: None, afterwards=Stage.the_status_is_up_to_date
+        operation = OperationTest(
+            setup=stage_after(*before),
+            run=run,
+            state=lambda _: None,
+            afterwards=DisturbedHarness.the_status_is_up_to_date,
         )
         interleave(operation, EVENTS)
 
 
-@pytest.mark.parametrize("run", [Stage.sync, Stage.sync_static])
-def test_no_change_is_overlooked_while_a_pod_starts(run: Run) -> None:
-    operation = Operation(stage=stage_after(), run=run, state=lambda _: None, afterwards=Stage.the_status_is_up_to_date)
+@pytest.mark.parametrize("run", [DisturbedHarness.sync, DisturbedHarness.sync_static])
+def test_no_change_is_missed_while_a_pod_starts(run: Run) -> None:
+    operation = OperationTest(
+        setup=stage_after(), run=run, state=lambda _: None, afterwards=DisturbedHarness.the_status_is_up_to_date
+    )
     interleave(operation, EVENTS)
 
 
@@ -206,12 +214,14 @@ def test_no_change_is_overlooked_while_a_pod_starts(run: Run) -> None:
     [
         ((), start),
         ((), start_static),
-        ((Stage.sync,), Stage.sync_terminating),
-        ((Stage.sync, Stage.sync_terminating), Stage.sync_terminated),
-        ((), Stage.sync_runtime_pod),
+        ((DisturbedHarness.sync,), DisturbedHarness.sync_terminating),
+        ((DisturbedHarness.sync, DisturbedHarness.sync_terminating), DisturbedHarness.sync_terminated),
+        ((), DisturbedHarness.sync_runtime_pod),
     ],
 )
 def test_every_call_fails_once(before: Sequence[Run], run: Run) -> None:
-    operation = Operation(stage=stage_after(*before), run=run, state=Stage.outcome, check=Stage.holds)
+    operation = OperationTest(
+        setup=stage_after(*before), run=run, state=DisturbedHarness.outcome, check=DisturbedHarness.holds
+    )
     interleave(operation, {})
-    fail_each_call(operation, leave_out=[("ground", "prepare", GiveUp)])
+    fail_each_call(operation, leave_out=[("pod_setup", "prepare", GiveUp)])

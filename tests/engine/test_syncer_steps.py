@@ -1,4 +1,4 @@
-"""The sync functions step by step: their order, their repetition after a crash, their quiet passes."""
+"""The sync functions step by step: order, repetition after a crash, syncs without work."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from podkeeper.engine.cache import PodCache
 from podkeeper.engine.executor import PlanExecutor
-from podkeeper.engine.ground import Ground
-from podkeeper.engine.mirrors import MirrorClient
+from podkeeper.engine.mirror_client import MirrorClient
+from podkeeper.engine.pod_setup import PodSetup
 from podkeeper.engine.probes import ProbeManager
 from podkeeper.engine.pull_secrets import PullSecrets
+from podkeeper.engine.runtime_state import RuntimeState
 from podkeeper.engine.status import StatusManager
 from podkeeper.engine.syncer import PodSyncer
 from podkeeper.model.errors import GiveUp, InBackoff, NetworkNotReady, RuntimeRefused, TryLater
@@ -34,21 +36,23 @@ from podkeeper.model.messages import (
     ProbeResult,
 )
 from podkeeper.model.runtime import ContainerRecord, ContainerState, NetworkMode, PodRecord, SandboxRecord
-from podkeeper.rules.container_grace import KillReason
-from podkeeper.rules.container_hash import container_hash
+from podkeeper.rules.container.grace import KillReason
+from podkeeper.rules.container.hash import container_hash
 from podkeeper.rules.evict import PAST_DEADLINE, Eviction
-from podkeeper.rules.keyring import PullSecret
+from podkeeper.rules.images.keyring import PullSecret
 from podkeeper.rules.plan import PodActions
 from podkeeper.rules.plan.actions import ContainerToKill
 from podkeeper.rules.probe.flags import ProbeView
 from podkeeper.rules.status.containers import StartFailure
 from podkeeper.rules.status.pod import NodeView
 from podkeeper.rules.worker.updates import UpdateType
+from podkeeper.testing.build import container, uid_of
 from podkeeper.testing.virtual_time import BEGINNING, VirtualClock, simulate
 from tests.doubles import stand_in
-from tests.engine.small_node import container, pod, uid
+from tests.engine.small_node import pod
 from tests.violations import violation
 
+MOMENT = 1.0
 WEB = pod("web")
 STATIC = pod("web", source=FILE_SOURCE)
 SECRETIVE = replace(WEB, spec=replace(WEB.spec, image_pull_secrets=(LocalObjectReference(name="registry"),)))
@@ -69,11 +73,11 @@ def record_of(of: Pod, state: ContainerState, exit_code: int = 0) -> PodRecord:
         exit_code=exit_code,
     )
     return PodRecord(
-        uid=uid(of), name="web", namespace="ns", ips=("10.0.0.1",), sandboxes=(SANDBOX,), containers=(found,)
+        uid=uid_of(of), name="web", namespace="ns", ips=("10.0.0.1",), sandboxes=(SANDBOX,), containers=(found,)
     )
 
 
-NOTHING = PodRecord(uid=uid(WEB))
+NOTHING = PodRecord(uid=uid_of(WEB))
 RUNNING = record_of(WEB, ContainerState.RUNNING)
 STOPPED = record_of(WEB, ContainerState.EXITED, 3)
 
@@ -99,8 +103,8 @@ class Execution:
     pull_secrets: Sequence[PullSecret]
 
 
-class World:
-    """All neighbours of a syncer in one: notes each step, and dies before one on order.
+class Harness:
+    """A syncer, and all modules that it calls. Records each step, and crashes before a chosen one.
 
     If `bare`, the syncer has none of its optional neighbours.
     """
@@ -118,7 +122,7 @@ class World:
         self.seen = RUNNING
         self.after_kill = STOPPED
         self.node = NodeView(runtime_name="fake", host_ips=("192.0.2.1",))
-        self.network: str | None = None
+        self.network_error: str | None = None
         self.probe_view = ProbeView(agent_started=BEGINNING)
         self.failures: Mapping[str, StartFailure] = {}
         self.will_fail_with = self.failures
@@ -128,24 +132,26 @@ class World:
         self.secrets: Sequence[PullSecret] = ()
         self.evictions: dict[str, Eviction | None] = {"first": None, "second": None}
         self.finished = False
+        self.restarted: list[PodUID] = []
+        self.on_sandbox: Callable[[Pod, PodRecord], None]
         self.seconds: list[tuple[str, float]] = []
-        self.looks_wanted = 0
+        self.inspections_requested = 0
         optional: dict[str, Any] = {
             "evictions": [partial(self.evicting, name) for name in self.evictions],
-            "predecessors": self,
+            "static_conflicts": self,
             "observer": self,
         }
         self.syncer = PodSyncer(
             statuses=stand_in(StatusManager, self),
             probes=stand_in(ProbeManager, self),
             executor=stand_in(PlanExecutor, self),
-            ground=stand_in(Ground, self),
+            pod_setup=stand_in(PodSetup, self),
             mirrors=stand_in(MirrorClient, self),
             references=stand_in(PullSecrets, self),
-            look=self.look,
-            request_look=self.request_look,
+            cache=stand_in(PodCache, self),
+            moment=lambda: MOMENT,
             node=lambda: self.node,
-            network_trouble=lambda: self.network,
+            runtime_state=stand_in(RuntimeState, self),
             record=self.record,
             clock=VirtualClock(),
             **({} if bare else optional),
@@ -172,6 +178,9 @@ class World:
             self.published = status
             self.told.append(status)
         return changed
+
+    def start_over(self, uid: PodUID) -> None:
+        self.restarted.append(uid)
 
     def terminate_pod(self, pod: Pod) -> None:
         self.step("terminate")
@@ -211,7 +220,10 @@ class World:
         mounts: Mapping[str, str],
         cgroup_parent: str,
         pull_secrets: Sequence[PullSecret],
+        on_sandbox: Callable[[Pod, PodRecord], None] | None = None,
     ) -> None:
+        assert on_sandbox is not None
+        self.on_sandbox = on_sandbox
         self.executions.append(Execution(record, actions, mounts, cgroup_parent, pull_secrets))
         self.failures = self.will_fail_with
         self.step("execute")
@@ -220,7 +232,7 @@ class World:
         return self.failures
 
     def clear_failures(self, record: PodRecord) -> None:
-        assert record.uid == uid(WEB)
+        assert record.uid == uid_of(WEB)
 
     async def kill_pod(self, pod: Pod, record: PodRecord, grace_seconds: int | None) -> None:
         self.step(f"kill {grace_seconds}")
@@ -236,7 +248,7 @@ class World:
     def forget(self, uid: PodUID) -> None:
         self.step("forget")
 
-    # Ground, mirrors, references.
+    # PodSetup, mirrors, references.
 
     async def prepare(self, pod: Pod) -> Prepared:
         self.step("prepare")
@@ -261,151 +273,152 @@ class World:
         self.step("pull secrets")
         return self.secrets
 
-    async def end(self, static: Pod) -> None:
-        self.step("predecessors")
+    async def resolve(self, static: Pod) -> None:
+        self.step("static_conflicts")
 
     # The rest.
 
     def evicting(self, name: str, pod: Pod) -> Eviction | None:
         return self.evictions[name]
 
-    async def look(self, uid: PodUID) -> PodRecord:
-        self.step("look")
+    async def get_newer_than(self, uid: PodUID, since: float | None) -> PodRecord:
+        assert since == MOMENT
+        self.step("inspect")
         return self.seen
 
-    def request_look(self, uid: PodUID) -> None:
+    def request(self, uid: PodUID) -> None:
         if uid != WEB.metadata.uid:
-            raise violation(f"a look at pod {uid!r}, which no test has")
-        self.looks_wanted += 1
+            raise violation(f"an inspection of pod {uid!r}, which no test has")
+        self.inspections_requested += 1
 
     def record(self, event: PodEvent, about: Pod | PodRecord | None) -> None:
         self.recorded.append((event, about))
         self.events.append((event.reason, event.message))
 
-    def first_pass(self, seconds: float) -> None:
+    def first_sync_started(self, seconds: float) -> None:
         self.seconds.append(("first pass", seconds))
 
-    def running(self, seconds: float) -> None:
+    def pod_running(self, seconds: float) -> None:
         self.seconds.append(("running", seconds))
 
 
-async def sync(world: World, of: Pod = WEB, record: PodRecord = NOTHING, mirror: Pod | None = None) -> bool:
-    return await world.syncer.sync_pod(UpdateType.SYNC, of, mirror, record)
+async def sync(harness: Harness, of: Pod = WEB, record: PodRecord = NOTHING, mirror: Pod | None = None) -> bool:
+    return await harness.syncer.sync_pod(UpdateType.SYNC, of, mirror, record)
 
 
-async def start_over(world: World) -> None:
-    world.syncer.start_over(uid(WEB))
-    world.seen = NOTHING
-    await sync(world, record=STOPPED)
+async def start_over(harness: Harness) -> None:
+    harness.syncer.start_over(uid_of(WEB))
+    harness.seen = NOTHING
+    await sync(harness, record=STOPPED)
 
 
-async def terminating(world: World) -> None:
-    await world.syncer.sync_terminating_pod(WEB, RUNNING, 30, None)
+async def terminating(harness: Harness) -> None:
+    await harness.syncer.sync_terminating_pod(WEB, RUNNING, 30, None)
 
 
-async def terminated(world: World) -> None:
-    await world.syncer.sync_terminated_pod(WEB, STOPPED)
+async def terminated(harness: Harness) -> None:
+    await harness.syncer.sync_terminated_pod(WEB, STOPPED)
 
 
-async def orphaned(world: World) -> None:
-    await world.syncer.sync_terminating_runtime_pod(RUNNING)
+async def orphaned(harness: Harness) -> None:
+    await harness.syncer.sync_terminating_runtime_pod(RUNNING)
 
 
-def play(scenario: Callable[[World], Awaitable[object]], *, bare: bool = False) -> World:
-    async def played() -> World:
-        world = World(bare=bare)
-        await scenario(world)
+def play(scenario: Callable[[Harness], Awaitable[object]], *, bare: bool = False) -> Harness:
+    async def played() -> Harness:
+        harness = Harness(bare=bare)
+        await scenario(harness)
         await asyncio.sleep(0)
-        return world
+        return harness
 
     return simulate(played())[0]
 
 
-ORDERS: dict[str, tuple[Callable[[World], Awaitable[object]], list[str]]] = {
+ORDERS: dict[str, tuple[Callable[[Harness], Awaitable[object]], list[str]]] = {
     "a sync makes ready what a pod needs before anything starts": (
         sync,
         ["status", "register", "prepare", "probe", "execute"],
     ),
     "a static pod wants its mirror too": (
-        lambda world: sync(world, STATIC),
-        ["status", "register", "mirror", "prepare", "probe", "predecessors", "execute"],
+        lambda harness: sync(harness, STATIC),
+        ["status", "register", "mirror", "prepare", "probe", "static_conflicts", "execute"],
     ),
     "a static pod that has its sandbox needs no predecessor to end": (
-        lambda world: sync(world, STATIC, PodRecord(uid=uid(WEB), sandboxes=(SANDBOX,))),
+        lambda harness: sync(harness, STATIC, PodRecord(uid=uid_of(WEB), sandboxes=(SANDBOX,))),
         ["status", "register", "mirror", "prepare", "probe", "execute"],
     ),
     "pull secrets are read before the plan is executed, if the pod names any": (
-        lambda world: sync(world, SECRETIVE),
+        lambda harness: sync(harness, SECRETIVE),
         ["status", "register", "prepare", "probe", "pull secrets", "execute"],
     ),
     "a pod that ended gets nothing more": (
-        lambda world: sync(world, pod("web", policy="Never"), record_of(WEB, ContainerState.EXITED, 1)),
+        lambda harness: sync(harness, pod("web", policy="Never"), record_of(WEB, ContainerState.EXITED, 1)),
         ["status"],
     ),
     "a pod that starts over has lost its dead containers before anything else": (
         start_over,
-        ["collect 1 dead", "look", "status", "register", "prepare", "probe", "execute"],
+        ["collect 1 dead", "inspect", "status", "register", "prepare", "probe", "execute"],
     ),
-    "terminating tells, stops, looks, and tells": (
+    "terminating publishes, stops, inspects and publishes": (
         terminating,
-        ["status", "stop liveness", "kill 30", "stop probes", "look", "status"],
+        ["status", "stop liveness", "kill 30", "stop probes", "inspect", "status"],
     ),
-    "terminated gives back volumes, references and cgroup, and says so last": (
+    "terminated releases volumes, references and cgroup, then reports": (
         terminated,
         ["status", "unmount", "unregister", "remove cgroup", "terminate", "forget"],
     ),
-    "what only the runtime knows has no status": (orphaned, ["kill running 1"]),
+    "a runtime-only pod has no status": (orphaned, ["kill running 1"]),
 }
 
 
 @pytest.mark.parametrize("function, steps", ORDERS.values(), ids=ORDERS.keys())
 def test_a_sync_function_takes_its_steps_in_order(
-    function: Callable[[World], Awaitable[object]], steps: list[str]
+    function: Callable[[Harness], Awaitable[object]], steps: list[str]
 ) -> None:
     assert play(function).steps == steps
 
 
 @pytest.mark.parametrize("function, steps", ORDERS.values(), ids=ORDERS.keys())
 def test_a_crash_before_any_step_is_healed_by_running_the_function_again(
-    function: Callable[[World], Awaitable[object]], steps: list[str]
+    function: Callable[[Harness], Awaitable[object]], steps: list[str]
 ) -> None:
     smooth = play(function)
     for number in range(len(steps)):
 
-        async def crashing(world: World, number: int = number) -> None:
-            world.dies_before = number
+        async def crashing(harness: Harness, number: int = number) -> None:
+            harness.dies_before = number
             with pytest.raises(Crash):
-                await function(world)
-            world.dies_before = None
-            await function(world)
+                await function(harness)
+            harness.dies_before = None
+            await function(harness)
 
         healed = play(crashing)
         assert healed.steps == steps[:number] + steps
         assert (healed.published, healed.finished) == (smooth.published, smooth.finished)
 
 
-def test_what_failed_is_raised_and_ends_the_pass_there() -> None:
-    async def scenario(world: World) -> None:
+def test_an_error_is_raised_and_ends_the_sync() -> None:
+    async def scenario(harness: Harness) -> None:
         for name, error in (
             ("prepare", TryLater("cannot mount volume data")),
             ("execute", InBackoff("cannot start", BEGINNING)),
         ):
-            world.failing = {name: error}
+            harness.failing = {name: error}
             with pytest.raises(type(error)):
-                await sync(world)
-            assert world.steps[-1] == name
-        assert world.looks_wanted == 0
+                await sync(harness)
+            assert harness.steps[-1] == name
+        assert harness.inspections_requested == 0
 
-    assert play(scenario).looks_wanted == 1  # what was done of the plan shall be seen, once the pass is over
+    assert play(scenario).inspections_requested == 1  # the inspection follows the sync
 
 
 def test_all_failures_of_a_plan_arrive_and_are_shown_at_once() -> None:
-    async def scenario(world: World) -> None:
+    async def scenario(harness: Harness) -> None:
         failures = ExceptionGroup("cannot start", [InBackoff("cannot start app", BEGINNING), TryLater("cannot pull")])
-        world.failing = {"execute": failures}
-        world.will_fail_with = {"app": StartFailure("CrashLoopBackOff", "back-off 10s")}
+        harness.failing = {"execute": failures}
+        harness.will_fail_with = {"app": StartFailure("CrashLoopBackOff", "back-off 10s")}
         with pytest.raises(ExceptionGroup) as raised:
-            await sync(world)
+            await sync(harness)
         assert raised.value is failures
 
     statuses = (play(scenario).published or PodStatus()).container_statuses or ()
@@ -413,7 +426,7 @@ def test_all_failures_of_a_plan_arrive_and_are_shown_at_once() -> None:
 
 
 ENDS: dict[str, BaseException | None] = {
-    "well": None,
+    "success": None,
     "with a failed start": ExceptionGroup("cannot start", [TryLater("cannot pull")]),
     "cancelled": asyncio.CancelledError(),
     "with an unexpected error": RuntimeError("a bug"),
@@ -424,22 +437,22 @@ ENDS: dict[str, BaseException | None] = {
 def test_the_record_from_the_middle_of_a_sync_ends_with_that_sync(end: BaseException | None) -> None:
     """The next sync that fails publishes what it was given: a container that runs by then is shown as running."""
     both = pod("web", container("app"), container("proxy"))
-    sandbox_only = PodRecord(uid=uid(both), name="web", namespace="ns", ips=("10.0.0.1",), sandboxes=(SANDBOX,))
+    sandbox_only = PodRecord(uid=uid_of(both), name="web", namespace="ns", ips=("10.0.0.1",), sandboxes=(SANDBOX,))
     first, second = {"proxy": StartFailure("ErrImagePull")}, {"proxy": StartFailure("ImagePullBackOff")}
 
-    async def scenario(world: World) -> None:
-        world.meanwhile["execute"] = lambda: world.syncer.on_sandbox_ready(both, sandbox_only)
-        world.will_fail_with = first
+    async def scenario(harness: Harness) -> None:
+        harness.meanwhile["execute"] = lambda: harness.on_sandbox(both, sandbox_only)
+        harness.will_fail_with = first
         if end is None:
-            await sync(world, both)
+            await sync(harness, both)
         else:
-            world.failing = {"execute": end}
+            harness.failing = {"execute": end}
             with pytest.raises(type(end)):
-                await sync(world, both)
-        world.failing = {"execute": TryLater("cannot start proxy")}
-        world.will_fail_with = second
+                await sync(harness, both)
+        harness.failing = {"execute": TryLater("cannot start proxy")}
+        harness.will_fail_with = second
         with pytest.raises(TryLater):
-            await sync(world, both, record_of(both, ContainerState.RUNNING))
+            await sync(harness, both, record_of(both, ContainerState.RUNNING))
 
     statuses = {each.name: each for each in (play(scenario).published or PodStatus()).container_statuses or ()}
     assert statuses["app"].state.running is not None
@@ -448,14 +461,14 @@ def test_the_record_from_the_middle_of_a_sync_ends_with_that_sync(end: BaseExcep
 
 
 def test_a_failed_start_is_shown_with_the_sandbox_that_the_same_sync_made() -> None:
-    sandbox_only = PodRecord(uid=uid(WEB), name="web", namespace="ns", ips=("10.0.0.1",), sandboxes=(SANDBOX,))
+    sandbox_only = PodRecord(uid=uid_of(WEB), name="web", namespace="ns", ips=("10.0.0.1",), sandboxes=(SANDBOX,))
 
-    async def scenario(world: World) -> None:
-        world.meanwhile["execute"] = lambda: world.syncer.on_sandbox_ready(WEB, sandbox_only)
-        world.failing = {"execute": TryLater("cannot pull")}
-        world.will_fail_with = {"app": StartFailure("ErrImagePull")}
+    async def scenario(harness: Harness) -> None:
+        harness.meanwhile["execute"] = lambda: harness.on_sandbox(WEB, sandbox_only)
+        harness.failing = {"execute": TryLater("cannot pull")}
+        harness.will_fail_with = {"app": StartFailure("ErrImagePull")}
         with pytest.raises(TryLater):
-            await sync(world)
+            await sync(harness)
 
     status = play(scenario).published or PodStatus()
     assert status.pod_ip == "10.0.0.1"
@@ -465,73 +478,73 @@ def test_a_failed_start_is_shown_with_the_sandbox_that_the_same_sync_made() -> N
 
 
 def test_a_new_sandbox_is_published_before_its_containers_start() -> None:
-    sandbox_only = PodRecord(uid=uid(WEB), name="web", namespace="ns", ips=("10.0.0.1",), sandboxes=(SANDBOX,))
+    sandbox_only = PodRecord(uid=uid_of(WEB), name="web", namespace="ns", ips=("10.0.0.1",), sandboxes=(SANDBOX,))
 
-    async def scenario(world: World) -> None:
-        world.meanwhile["execute"] = lambda: world.syncer.on_sandbox_ready(WEB, sandbox_only)
-        await sync(world)
-        assert [status.pod_ip for status in world.told] == [None, "10.0.0.1"]
+    async def scenario(harness: Harness) -> None:
+        harness.meanwhile["execute"] = lambda: harness.on_sandbox(WEB, sandbox_only)
+        await sync(harness)
+        assert [status.pod_ip for status in harness.told] == [None, "10.0.0.1"]
 
     play(scenario)
 
 
-def test_what_runs_already_has_its_probes_before_anything_is_said_of_it() -> None:
+def test_running_containers_have_probes_before_their_first_status() -> None:
     probed = pod("web", container(readiness=Probe()))
 
-    async def scenario(world: World) -> None:
-        await sync(world, probed, record_of(probed, ContainerState.RUNNING))
-        assert world.steps[:2] == ["probe", "status"]
-        world.steps.clear()
+    async def scenario(harness: Harness) -> None:
+        await sync(harness, probed, record_of(probed, ContainerState.RUNNING))
+        assert harness.steps[:2] == ["probe", "status"]
+        harness.steps.clear()
         app = RUNNING.containers[0]
-        await sync(world, probed, replace(RUNNING, containers=(app, replace(app, state=ContainerState.EXITED))))
-        assert world.steps[:2] == ["probe", "status"]
-        world.steps.clear()
-        world.probe_view = ProbeView(agent_started=BEGINNING, workers=frozenset({("app", ProbeKind.READINESS)}))
-        await sync(world, probed, record_of(probed, ContainerState.RUNNING))
-        assert world.steps[0] == "status"
+        await sync(harness, probed, replace(RUNNING, containers=(app, replace(app, state=ContainerState.EXITED))))
+        assert harness.steps[:2] == ["probe", "status"]
+        harness.steps.clear()
+        harness.probe_view = ProbeView(agent_started=BEGINNING, workers=frozenset({("app", ProbeKind.READINESS)}))
+        await sync(harness, probed, record_of(probed, ContainerState.RUNNING))
+        assert harness.steps[0] == "status"
 
     play(scenario)
 
 
 def test_a_container_that_only_waits_for_its_readiness_probe_is_probed_at_once() -> None:
-    async def scenario(world: World) -> None:
-        world.probe_view = ProbeView(agent_started=BEGINNING, workers=frozenset({("app", ProbeKind.READINESS)}))
-        await sync(world, record=RUNNING)
-        assert world.steps[:2] == ["status", "wake app"]
+    async def scenario(harness: Harness) -> None:
+        harness.probe_view = ProbeView(agent_started=BEGINNING, workers=frozenset({("app", ProbeKind.READINESS)}))
+        await sync(harness, record=RUNNING)
+        assert harness.steps[:2] == ["status", "wake app"]
 
     play(scenario)
 
 
 def test_how_long_a_pod_took_is_measured_from_when_it_was_first_seen() -> None:
-    async def scenario(world: World) -> None:
+    async def scenario(harness: Harness) -> None:
         for seen in ("2025-12-31T23:59:50.000000000Z", "long ago"):
             meta = replace(WEB.metadata, annotations={CONFIG_FIRST_SEEN_ANNOTATION: seen})
             web = replace(WEB, metadata=meta)
-            world.published = None
-            await world.syncer.sync_pod(UpdateType.CREATE, web, None, NOTHING)
-            await sync(world, web, RUNNING)
-            await sync(world, web, RUNNING)
-        assert world.seconds == [("first pass", 10.0), ("running", 10.0)]
+            harness.published = None
+            await harness.syncer.sync_pod(UpdateType.CREATE, web, None, NOTHING)
+            await sync(harness, web, RUNNING)
+            await sync(harness, web, RUNNING)
+        assert harness.seconds == [("first pass", 10.0), ("running", 10.0)]
 
     play(scenario)
 
 
 def test_without_network_nothing_is_made_ready() -> None:
-    async def scenario(world: World) -> None:
-        world.network = "no plugin"
+    async def scenario(harness: Harness) -> None:
+        harness.network_error = "no plugin"
         with pytest.raises(NetworkNotReady, match="cannot start pod ns/web: network is not ready: no plugin"):
-            await sync(world)
-        assert world.steps == ["status"]
-        assert world.events == [("NetworkNotReady", "network is not ready: no plugin")]
+            await sync(harness)
+        assert harness.steps == ["status"]
+        assert harness.events == [("NetworkNotReady", "network is not ready: no plugin")]
 
     play(scenario)
 
 
 def test_a_mirror_that_cannot_be_made_is_no_reason_to_stop() -> None:
-    async def scenario(world: World) -> None:
-        world.failing = {"mirror": TryLater("cannot reach the API")}
-        assert not await sync(world, pod("web", source=FILE_SOURCE))
-        assert world.steps[-1] == "execute"
+    async def scenario(harness: Harness) -> None:
+        harness.failing = {"mirror": TryLater("cannot reach the API")}
+        assert not await sync(harness, pod("web", source=FILE_SOURCE))
+        assert harness.steps[-1] == "execute"
 
     play(scenario)
 
@@ -547,31 +560,31 @@ STILL_RUNNING = {
 def test_all_containers_that_still_run_after_a_kill_are_named_in_order(
     named: str, containers: tuple[ContainerRecord, ...]
 ) -> None:
-    async def scenario(world: World) -> None:
-        world.after_kill = replace(RUNNING, containers=containers)
+    async def scenario(harness: Harness) -> None:
+        harness.after_kill = replace(RUNNING, containers=containers)
         with pytest.raises(TryLater, match=f"container {named} still runs"):
-            await terminating(world)
-        assert world.steps[-1] == "look"
+            await terminating(harness)
+        assert harness.steps[-1] == "inspect"
 
     play(scenario)
 
 
 def test_a_kill_that_fails_is_recorded_and_probes_go_on() -> None:
-    async def scenario(world: World) -> None:
-        world.failing = {"kill 30": ExceptionGroup("cannot kill", [RuntimeRefused("cannot stop app")])}
+    async def scenario(harness: Harness) -> None:
+        harness.failing = {"kill 30": ExceptionGroup("cannot kill", [RuntimeRefused("cannot stop app")])}
         with pytest.raises(ExceptionGroup):
-            await terminating(world)
-        assert world.events == [("FailedKillPod", "error killing pod: cannot stop app")]
-        assert "stop probes" not in world.steps
+            await terminating(harness)
+        assert harness.events == [("FailedKillPod", "error killing pod: cannot stop app")]
+        assert "stop probes" not in harness.steps
 
     play(scenario)
 
 
 def test_the_last_status_keeps_addresses_and_exit_codes() -> None:
-    async def scenario(world: World) -> None:
-        world.after_kill = PodRecord(uid=STOPPED.uid, containers=STOPPED.containers)
-        await terminating(world)
-        await world.syncer.sync_terminated_pod(WEB, NOTHING)  # and nothing is left of it by now
+    async def scenario(harness: Harness) -> None:
+        harness.after_kill = PodRecord(uid=STOPPED.uid, containers=STOPPED.containers)
+        await terminating(harness)
+        await harness.syncer.sync_terminated_pod(WEB, NOTHING)  # and nothing is left of it by now
 
     status = play(scenario).published or PodStatus()
     ended = (status.container_statuses or ())[0].state.terminated
@@ -582,117 +595,117 @@ def test_the_last_status_keeps_addresses_and_exit_codes() -> None:
 
 @pytest.mark.parametrize("end", [terminating, terminated])
 def test_a_failed_start_does_not_hide_the_exit_of_a_container_in_the_last_status(
-    end: Callable[[World], Awaitable[None]],
+    end: Callable[[Harness], Awaitable[None]],
 ) -> None:
     """The answer of the start was lost, and the container exited before any sync saw it running."""
 
-    async def scenario(world: World) -> None:
-        world.failures = {"app": StartFailure("RunContainerError", "the answer was lost")}
-        await end(world)
-        assert world.published is not None
-        assert [each.state.terminated is not None for each in world.published.container_statuses or ()] == [True]
+    async def scenario(harness: Harness) -> None:
+        harness.failures = {"app": StartFailure("RunContainerError", "the answer was lost")}
+        await end(harness)
+        assert harness.published is not None
+        assert [each.state.terminated is not None for each in harness.published.container_statuses or ()] == [True]
 
     play(scenario)
 
 
-def test_the_status_function_has_the_last_word_before_the_kill() -> None:
-    async def scenario(world: World) -> None:
+def test_the_status_function_sets_the_status_before_the_kill() -> None:
+    async def scenario(harness: Harness) -> None:
         def touched(status: PodStatus) -> PodStatus:
-            assert world.steps == []
+            assert harness.steps == []
             return PodStatus(phase="Failed", reason="Evicted", container_statuses=status.container_statuses)
 
-        await world.syncer.sync_terminating_pod(WEB, RUNNING, None, touched)
+        await harness.syncer.sync_terminating_pod(WEB, RUNNING, None, touched)
 
-    world = play(scenario)
-    assert [status.reason for status in world.told] == ["Evicted", "Evicted"]
+    harness = play(scenario)
+    assert [status.reason for status in harness.told] == ["Evicted", "Evicted"]
 
 
-LOUD: dict[str, Callable[[World], Awaitable[object]]] = {
-    "another version of the pod": lambda world: sync(world, pod("web", grace=1), RUNNING),
-    "another mirror": lambda world: sync(world, WEB, RUNNING, WEB),
-    "another record": lambda world: sync(world, WEB, STOPPED),
+LOUD: dict[str, Callable[[Harness], Awaitable[object]]] = {
+    "another version of the pod": lambda harness: sync(harness, pod("web", grace=1), RUNNING),
+    "another mirror": lambda harness: sync(harness, WEB, RUNNING, WEB),
+    "another record": lambda harness: sync(harness, WEB, STOPPED),
 }
-CHANGES: dict[str, Callable[[World], None]] = {
-    "a probe's result": lambda world: setattr(world, "probe_view", ProbeView(agent_started=BEGINNING)),
-    "another status": lambda world: setattr(world, "published", PodStatus(phase="Running")),
-    "a failed start": lambda world: setattr(world, "failures", {"app": StartFailure("ErrImagePull")}),
-    "another address of the node": lambda world: setattr(world, "node", NodeView(runtime_name="fake")),
+CHANGES: dict[str, Callable[[Harness], None]] = {
+    "a probe's result": lambda harness: setattr(harness, "probe_view", ProbeView(agent_started=BEGINNING)),
+    "another status": lambda harness: setattr(harness, "published", PodStatus(phase="Running")),
+    "a failed start": lambda harness: setattr(harness, "failures", {"app": StartFailure("ErrImagePull")}),
+    "another address of the node": lambda harness: setattr(harness, "node", NodeView(runtime_name="fake")),
 }
 
 
-async def settle(world: World) -> None:
+async def settle(harness: Harness) -> None:
     """Sync a pod that runs until nothing is left to do."""
-    await sync(world, record=RUNNING)
-    await sync(world, record=RUNNING)
-    world.steps.clear()
+    await sync(harness, record=RUNNING)
+    await sync(harness, record=RUNNING)
+    harness.steps.clear()
 
 
-def test_a_pass_over_a_quiet_pod_touches_nobody() -> None:
-    async def scenario(world: World) -> None:
-        await settle(world)
-        assert not await sync(world, record=record_of(WEB, ContainerState.RUNNING))  # equal, if not the same
-        assert world.steps == []
-        assert world.looks_wanted == 0
+def test_a_sync_of_an_unchanged_pod_calls_no_module() -> None:
+    async def scenario(harness: Harness) -> None:
+        await settle(harness)
+        assert not await sync(harness, record=record_of(WEB, ContainerState.RUNNING))  # equal, if not the same
+        assert harness.steps == []
+        assert harness.inspections_requested == 0
 
     play(scenario)
 
 
 @pytest.mark.parametrize("pass_", LOUD.values(), ids=LOUD.keys())
-def test_other_words_end_the_quiet(pass_: Callable[[World], Awaitable[object]]) -> None:
-    async def scenario(world: World) -> None:
-        await settle(world)
-        await pass_(world)
-        assert world.steps[0] == "status"
+def test_a_changed_reason_ends_the_unchanged_state(pass_: Callable[[Harness], Awaitable[object]]) -> None:
+    async def scenario(harness: Harness) -> None:
+        await settle(harness)
+        await pass_(harness)
+        assert harness.steps[0] == "status"
 
     play(scenario)
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
-def test_a_change_ends_the_quiet(change: Callable[[World], None]) -> None:
-    async def scenario(world: World) -> None:
-        await settle(world)
-        change(world)
-        await sync(world, record=RUNNING)
-        assert world.steps[0] == "status"
+def test_a_change_ends_the_quiet(change: Callable[[Harness], None]) -> None:
+    async def scenario(harness: Harness) -> None:
+        await settle(harness)
+        change(harness)
+        await sync(harness, record=RUNNING)
+        assert harness.steps[0] == "status"
 
     play(scenario)
 
 
 @pytest.mark.parametrize("step", ["register", "prepare"])
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
-def test_a_change_in_the_middle_of_a_sync_is_seen_by_the_next(change: Callable[[World], None], step: str) -> None:
-    async def scenario(world: World) -> None:
-        await sync(world, record=RUNNING)
-        world.meanwhile[step] = lambda: change(world)
-        await sync(world, record=RUNNING)
-        world.steps.clear()
-        await sync(world, record=RUNNING)
-        assert world.steps[0] == "status"
+def test_a_change_in_the_middle_of_a_sync_is_seen_by_the_next(change: Callable[[Harness], None], step: str) -> None:
+    async def scenario(harness: Harness) -> None:
+        await sync(harness, record=RUNNING)
+        harness.meanwhile[step] = lambda: change(harness)
+        await sync(harness, record=RUNNING)
+        harness.steps.clear()
+        await sync(harness, record=RUNNING)
+        assert harness.steps[0] == "status"
 
     play(scenario)
 
 
 def test_a_lost_network_ends_the_quiet() -> None:
-    async def scenario(world: World) -> None:
-        await settle(world)
-        world.network = "gone"
+    async def scenario(harness: Harness) -> None:
+        await settle(harness)
+        harness.network_error = "gone"
         with pytest.raises(NetworkNotReady):
-            await sync(world, record=RUNNING)
-        world.network = None
-        world.steps.clear()
-        await sync(world, record=RUNNING)
-        assert world.steps[0] == "status"  # after a sync that failed, the next one is not skipped
+            await sync(harness, record=RUNNING)
+        harness.network_error = None
+        harness.steps.clear()
+        await sync(harness, record=RUNNING)
+        assert harness.steps[0] == "status"  # after a sync that failed, the next one is not skipped
 
     play(scenario)
 
 
 def test_a_static_pod_without_a_mirror_is_never_quiet() -> None:
-    async def scenario(world: World) -> None:
+    async def scenario(harness: Harness) -> None:
         static = pod("web", source=FILE_SOURCE)
         for _ in range(3):
-            world.steps.clear()
-            await sync(world, static, RUNNING)
-            assert "mirror" in world.steps
+            harness.steps.clear()
+            await sync(harness, static, RUNNING)
+            assert "mirror" in harness.steps
 
     play(scenario)
 
@@ -703,13 +716,13 @@ def test_a_static_pod_without_a_mirror_is_never_quiet() -> None:
 def test_the_executor_gets_all_that_a_pod_stands_on() -> None:
     secrets = (PullSecret("{}"),)
 
-    async def scenario(world: World) -> None:
-        world.secrets = secrets
-        await sync(world, SECRETIVE)
-        await sync(world)
+    async def scenario(harness: Harness) -> None:
+        harness.secrets = secrets
+        await sync(harness, SECRETIVE)
+        await sync(harness)
         expected = PodActions(kill_pod=True, create_sandbox=True, containers_to_start=(0,))
         mounts = {"data": "/volumes/data"}
-        assert world.executions == [
+        assert harness.executions == [
             Execution(NOTHING, expected, mounts, "/pods", secrets),
             Execution(NOTHING, expected, mounts, "/pods", ()),
         ]
@@ -718,17 +731,17 @@ def test_the_executor_gets_all_that_a_pod_stands_on() -> None:
 
 
 def test_the_executor_gets_the_addresses_that_the_status_shows() -> None:
-    async def scenario(world: World) -> None:
+    async def scenario(harness: Harness) -> None:
         own = pod("web", host_network=True)
-        await sync(world, own, replace(record_of(own, ContainerState.EXITED, 1), ips=()))
-        assert [each.record.ips for each in world.executions] == [("192.0.2.1",)]
+        await sync(harness, own, replace(record_of(own, ContainerState.EXITED, 1), ips=()))
+        assert [each.record.ips for each in harness.executions] == [("192.0.2.1",)]
 
     play(scenario)
 
 
 INIT = pod("web", init=(container("setup"),))
 DEBUGGED = replace(WEB, spec=replace(WEB.spec, ephemeral_containers=(EphemeralContainer(name="debug"),)))
-IN_SANDBOX = PodRecord(uid=uid(WEB), ips=("10.0.0.1",), sandboxes=(SANDBOX,))
+IN_SANDBOX = PodRecord(uid=uid_of(WEB), ips=("10.0.0.1",), sandboxes=(SANDBOX,))
 
 
 @pytest.mark.parametrize(
@@ -742,9 +755,9 @@ IN_SANDBOX = PodRecord(uid=uid(WEB), ips=("10.0.0.1",), sandboxes=(SANDBOX,))
     ],
 )
 def test_any_container_to_start_is_work(of: Pod, record: PodRecord, expected: PodActions) -> None:
-    async def scenario(world: World) -> None:
-        assert not await sync(world, of, record)
-        assert [each.actions for each in world.executions] == [expected]
+    async def scenario(harness: Harness) -> None:
+        assert not await sync(harness, of, record)
+        assert [each.actions for each in harness.executions] == [expected]
 
     play(scenario)
 
@@ -756,10 +769,10 @@ def test_a_failed_probe_alone_is_work(kind: str) -> None:
     running = record_of(probed, ContainerState.RUNNING)
     second = replace(running.containers[0], id="c2", name="other", spec_hash=container_hash(other))
 
-    async def scenario(world: World) -> None:
-        setattr(world, kind, {"c1": ProbeResult.FAILURE})
-        await sync(world, probed, replace(running, containers=(*running.containers, second)))
-        kills = [kill for each in world.executions for kill in each.actions.containers_to_kill]
+    async def scenario(harness: Harness) -> None:
+        setattr(harness, kind, {"c1": ProbeResult.FAILURE})
+        await sync(harness, probed, replace(running, containers=(*running.containers, second)))
+        kills = [kill for each in harness.executions for kill in each.actions.containers_to_kill]
         reason = KillReason.LIVENESS_PROBE if kind == "live" else KillReason.STARTUP_PROBE
         assert [(kill.id, kill.name, kill.reason) for kill in kills] == [("c1", "app", reason)]
         assert isinstance(kills[0], ContainerToKill)
@@ -774,21 +787,21 @@ BEGUN = PodStatus(phase="Running", start_time="2025-12-31T23:59:30Z")  # 30 seco
 
 
 def test_a_pod_past_its_deadline_is_recorded_once() -> None:
-    async def scenario(world: World) -> None:
-        world.published = BEGUN
-        await sync(world, LATE, RUNNING)
-        await world.syncer.sync_terminating_pod(LATE, RUNNING, None, None)
-        expected = PodEvent(EventType.NORMAL, PAST_DEADLINE.reason, PAST_DEADLINE.message, uid(LATE))
-        assert world.recorded == [(expected, LATE)]
-        assert world.published.reason == PAST_DEADLINE.reason
+    async def scenario(harness: Harness) -> None:
+        harness.published = BEGUN
+        await sync(harness, LATE, RUNNING)
+        await harness.syncer.sync_terminating_pod(LATE, RUNNING, None, None)
+        expected = PodEvent(EventType.NORMAL, PAST_DEADLINE.reason, PAST_DEADLINE.message, uid_of(LATE))
+        assert harness.recorded == [(expected, LATE)]
+        assert harness.published.reason == PAST_DEADLINE.reason
 
     play(scenario)
 
 
 def test_the_deadline_of_a_pod_that_this_agent_never_published_is_recorded() -> None:
-    async def scenario(world: World) -> None:
-        assert await sync(world, replace(LATE, status=BEGUN), RUNNING)
-        assert [event.reason for event, _ in world.recorded] == [PAST_DEADLINE.reason]
+    async def scenario(harness: Harness) -> None:
+        assert await sync(harness, replace(LATE, status=BEGUN), RUNNING)
+        assert [event.reason for event, _ in harness.recorded] == [PAST_DEADLINE.reason]
 
     play(scenario)
 
@@ -810,34 +823,34 @@ FULL, SHUT = Eviction("Evicted", "the disk is full"), Eviction("Terminated", "th
 def test_the_first_reason_to_end_a_pod_is_shown(
     of: Pod, first: Eviction | None, second: Eviction | None, expected: Eviction | None
 ) -> None:
-    async def scenario(world: World) -> None:
-        world.published = BEGUN
-        world.evictions.update(first=first, second=second)
-        assert await sync(world, of, RUNNING) == (expected is not None)
-        shown = world.published.reason, world.published.message
+    async def scenario(harness: Harness) -> None:
+        harness.published = BEGUN
+        harness.evictions.update(first=first, second=second)
+        assert await sync(harness, of, RUNNING) == (expected is not None)
+        shown = harness.published.reason, harness.published.message
         assert shown == ((expected.reason, expected.message) if expected else (None, None))
 
     play(scenario)
 
 
 def test_an_eviction_ends_the_quiet() -> None:
-    async def scenario(world: World) -> None:
-        await settle(world)
-        world.evictions["second"] = SHUT
-        world.probe_view = ProbeView(agent_started=BEGINNING, workers=frozenset({("app", ProbeKind.READINESS)}))
-        assert await sync(world, record=RUNNING)
-        assert world.steps == ["status"]
+    async def scenario(harness: Harness) -> None:
+        await settle(harness)
+        harness.evictions["second"] = SHUT
+        harness.probe_view = ProbeView(agent_started=BEGINNING, workers=frozenset({("app", ProbeKind.READINESS)}))
+        assert await sync(harness, record=RUNNING)
+        assert harness.steps == ["status"]
 
     play(scenario)
 
 
 @pytest.mark.parametrize("record", [NOTHING, RUNNING], ids=["new", "running"])
 def test_a_pod_that_can_never_run_here_fails_with_the_reason_and_keeps_its_status(record: PodRecord) -> None:
-    async def scenario(world: World) -> None:
-        world.failing = {"prepare": GiveUp("cannot mount volume x: no such driver", "NoSuchDriver")}
-        world.failures = {"app": StartFailure("ErrImagePull", "no such image")}
-        assert await sync(world, record=record)
-        before, after = world.told
+    async def scenario(harness: Harness) -> None:
+        harness.failing = {"prepare": GiveUp("cannot mount volume x: no such driver", "NoSuchDriver")}
+        harness.failures = {"app": StartFailure("ErrImagePull", "no such image")}
+        assert await sync(harness, record=record)
+        before, after = harness.told
         assert after == replace(
             before, phase="Failed", reason="NoSuchDriver", message="cannot mount volume x: no such driver"
         )
@@ -849,11 +862,11 @@ def test_a_pod_that_runs_once_and_lost_its_sandbox_too_early_fails() -> None:
     once = pod("web", container("app"), container("late"), policy="Never")
     lost = replace(record_of(once, ContainerState.EXITED), sandboxes=(replace(SANDBOX, ready=False),))
 
-    async def scenario(world: World) -> None:
-        assert await sync(world, once, lost)
-        assert world.published is not None
-        assert (world.published.phase, world.published.reason) == ("Failed", "SandboxLost")
-        assert world.steps == ["status", "status"]
+    async def scenario(harness: Harness) -> None:
+        assert await sync(harness, once, lost)
+        assert harness.published is not None
+        assert (harness.published.phase, harness.published.reason) == ("Failed", "SandboxLost")
+        assert harness.steps == ["status", "status"]
 
     play(scenario)
 
@@ -864,57 +877,57 @@ def test_a_pod_that_runs_once_and_lost_its_sandbox_too_early_fails() -> None:
 def test_a_failed_kill_names_all_errors_and_the_pod() -> None:
     failure = ExceptionGroup("kill", [RuntimeRefused("no app"), ExceptionGroup("stop", [TryLater("no sandbox")])])
 
-    async def scenario(world: World) -> None:
-        world.failing = {"kill 30": TryLater("no answer"), "kill running 1": failure}
+    async def scenario(harness: Harness) -> None:
+        harness.failing = {"kill 30": TryLater("no answer"), "kill running 1": failure}
         with pytest.raises(TryLater):
-            await terminating(world)
+            await terminating(harness)
         with pytest.raises(ExceptionGroup):
-            await orphaned(world)
+            await orphaned(harness)
 
         def event(message: str) -> PodEvent:
-            return PodEvent(EventType.WARNING, "FailedKillPod", f"error killing pod: {message}", uid(WEB))
+            return PodEvent(EventType.WARNING, "FailedKillPod", f"error killing pod: {message}", uid_of(WEB))
 
-        assert world.recorded == [(event("no answer"), WEB), (event("no app; no sandbox"), RUNNING)]
+        assert harness.recorded == [(event("no answer"), WEB), (event("no app; no sandbox"), RUNNING)]
         await asyncio.sleep(0)
-        assert world.looks_wanted == 0
-        world.failing = {}
-        await orphaned(world)
+        assert harness.inspections_requested == 0
+        harness.failing = {}
+        await orphaned(harness)
 
-    assert play(scenario).looks_wanted == 1
+    assert play(scenario).inspections_requested == 1
 
 
 @pytest.mark.parametrize("end", [terminating, terminated])
-def test_a_pod_that_ends_is_not_quiet_any_more(end: Callable[[World], Awaitable[None]]) -> None:
-    async def scenario(world: World) -> None:
-        await settle(world)
-        status = world.published
-        await end(world)
-        world.published = status
-        world.steps.clear()
-        await sync(world, record=RUNNING)
-        assert world.steps[0] == "status"
+def test_a_pod_that_ends_is_not_quiet_any_more(end: Callable[[Harness], Awaitable[None]]) -> None:
+    async def scenario(harness: Harness) -> None:
+        await settle(harness)
+        status = harness.published
+        await end(harness)
+        harness.published = status
+        harness.steps.clear()
+        await sync(harness, record=RUNNING)
+        assert harness.steps[0] == "status"
 
     play(scenario)
 
 
 def test_a_static_pod_with_a_mirror_is_quiet() -> None:
-    async def scenario(world: World) -> None:
+    async def scenario(harness: Harness) -> None:
         for _ in range(3):
-            world.steps.clear()
-            await sync(world, STATIC, RUNNING, mirror=WEB)
-        assert world.steps == []
+            harness.steps.clear()
+            await sync(harness, STATIC, RUNNING, mirror=WEB)
+        assert harness.steps == []
 
     play(scenario)
 
 
 def test_a_lost_network_does_not_stop_a_pod_on_the_network_of_the_node() -> None:
-    async def scenario(world: World) -> None:
-        world.network = "no plugin"
+    async def scenario(harness: Harness) -> None:
+        harness.network_error = "no plugin"
         own = pod("web", host_network=True)
         for _ in range(3):
-            world.steps.clear()
-            await sync(world, own, replace(RUNNING, ips=(), sandboxes=(replace(SANDBOX, network=NetworkMode.NODE),)))
-        assert (world.steps, world.events) == ([], [])
+            harness.steps.clear()
+            await sync(harness, own, replace(RUNNING, ips=(), sandboxes=(replace(SANDBOX, network=NetworkMode.NODE),)))
+        assert (harness.steps, harness.events) == ([], [])
 
     play(scenario)
 
@@ -923,86 +936,94 @@ def test_a_lost_network_does_not_stop_a_pod_on_the_network_of_the_node() -> None
 def test_the_time_until_a_pod_runs_is_measured_once(phase: str | None, measured: int) -> None:
     meta = replace(WEB.metadata, annotations={CONFIG_FIRST_SEEN_ANNOTATION: "2025-12-31T23:59:50.000000000Z"})
 
-    async def scenario(world: World) -> None:
-        world.published = None if phase is None else PodStatus(phase=phase)
-        await sync(world, replace(WEB, metadata=meta), RUNNING)
-        assert world.seconds == [("running", 10.0)] * measured
+    async def scenario(harness: Harness) -> None:
+        harness.published = None if phase is None else PodStatus(phase=phase)
+        await sync(harness, replace(WEB, metadata=meta), RUNNING)
+        assert harness.seconds == [("running", 10.0)] * measured
 
     play(scenario)
 
 
 @pytest.mark.parametrize("annotations", [None, {}, {"other": "2025-12-31T23:59:50Z"}])
 def test_no_time_is_measured_for_a_pod_without_the_time_it_was_seen(annotations: dict[str, str] | None) -> None:
-    async def scenario(world: World) -> None:
+    async def scenario(harness: Harness) -> None:
         unseen = replace(WEB, metadata=replace(WEB.metadata, annotations=annotations))
-        await world.syncer.sync_pod(UpdateType.CREATE, unseen, None, RUNNING)
-        assert world.seconds == []
+        await harness.syncer.sync_pod(UpdateType.CREATE, unseen, None, RUNNING)
+        assert harness.seconds == []
 
     play(scenario)
 
 
-def test_a_pod_whose_status_is_not_taken_is_never_quiet() -> None:
-    async def scenario(world: World) -> None:
-        world.refuses = True
+def test_a_pod_whose_status_is_refused_is_synced_in_full() -> None:
+    async def scenario(harness: Harness) -> None:
+        harness.refuses = True
         for _ in range(3):
-            world.steps.clear()
-            await sync(world, record=RUNNING)
-            assert world.steps[0] == "status"
+            harness.steps.clear()
+            await sync(harness, record=RUNNING)
+            assert harness.steps[0] == "status"
 
     play(scenario)
 
 
-def test_the_status_before_a_kill_shows_what_still_runs() -> None:
+def test_the_status_before_a_kill_shows_running_containers() -> None:
     first, last = play(terminating).told
     assert [each.state.running is not None for each in first.container_statuses or ()] == [True]
     assert [each.state.terminated is not None for each in last.container_statuses or ()] == [True]
 
 
 def test_the_optional_neighbours_may_be_missing() -> None:
-    async def scenario(world: World) -> None:
-        await world.syncer.sync_pod(UpdateType.CREATE, STATIC, None, NOTHING)
-        assert len(world.executions) == 1
-        await sync(world, STATIC, RUNNING)
-        await terminated(world)
-        assert world.finished
+    async def scenario(harness: Harness) -> None:
+        await harness.syncer.sync_pod(UpdateType.CREATE, STATIC, None, NOTHING)
+        assert len(harness.executions) == 1
+        await sync(harness, STATIC, RUNNING)
+        await terminated(harness)
+        assert harness.finished
 
     play(scenario, bare=True)
 
 
-def test_a_pod_starts_over_only_after_its_dead_containers_are_gone() -> None:
-    async def scenario(world: World) -> None:
-        world.syncer.start_over(uid(WEB))
-        world.seen = STOPPED
+def test_a_pod_that_starts_over_loses_its_status() -> None:
+    async def scenario(harness: Harness) -> None:
+        harness.syncer.start_over(uid_of(WEB))
+        assert harness.restarted == [uid_of(WEB)]
+
+    play(scenario)
+
+
+def test_a_pod_starts_over_only_after_its_dead_containers_are_removed() -> None:
+    async def scenario(harness: Harness) -> None:
+        harness.syncer.start_over(uid_of(WEB))
+        harness.seen = STOPPED
         for _ in range(2):
             with pytest.raises(TryLater, match="its former container app still exists"):
-                await sync(world, record=STOPPED)
-        assert world.told == []
-        world.seen = NOTHING
-        await sync(world, record=STOPPED)
-        assert [each.record.containers for each in world.executions] == [()]
-        await sync(world, record=RUNNING)
-        assert world.steps.count("collect 1 dead") == 3, "it starts over once"
+                await sync(harness, record=STOPPED)
+        assert harness.told == []
+        harness.seen = NOTHING
+        await sync(harness, record=STOPPED)
+        assert [each.record.containers for each in harness.executions] == [()]
+        await sync(harness, record=RUNNING)
+        assert harness.steps.count("collect 1 dead") == 3, "it starts over once"
 
     play(scenario)
 
 
 @pytest.mark.parametrize("state", [each for each in ContainerState if each is not ContainerState.RUNNING])
 def test_a_pod_does_not_start_over_beside_a_former_container_in_any_state_but_running(state: ContainerState) -> None:
-    async def scenario(world: World) -> None:
-        world.syncer.start_over(uid(WEB))
-        world.seen = record_of(WEB, state)
+    async def scenario(harness: Harness) -> None:
+        harness.syncer.start_over(uid_of(WEB))
+        harness.seen = record_of(WEB, state)
         with pytest.raises(TryLater, match="its former container app still exists"):
-            await sync(world, record=STOPPED)
-        assert world.executions == []
+            await sync(harness, record=STOPPED)
+        assert harness.executions == []
 
     play(scenario)
 
 
 def test_a_pod_that_terminates_before_it_starts_over_keeps_its_later_exits() -> None:
-    async def scenario(world: World) -> None:
-        world.syncer.start_over(uid(WEB))
-        await terminated(world)
-        await sync(world, record=STOPPED)
-        assert "collect 1 dead" not in world.steps
+    async def scenario(harness: Harness) -> None:
+        harness.syncer.start_over(uid_of(WEB))
+        await terminated(harness)
+        await sync(harness, record=STOPPED)
+        assert "collect 1 dead" not in harness.steps
 
     play(scenario)

@@ -1,4 +1,4 @@
-"""The pod workers in virtual time: passes, cancellation, static pods in line, faults, the agent's own end."""
+"""The pod workers in virtual time: syncs, cancellation, order of static pods, faults, the end of the agent."""
 
 import asyncio
 from datetime import timedelta
@@ -19,121 +19,121 @@ from podkeeper.rules.worker.states import (
     Unknown,
 )
 from podkeeper.rules.worker.updates import KillOptions, Update, UpdateType
-from podkeeper.rules.worker.workers import KnownPod, Stage
+from podkeeper.rules.worker.workers import PodWorkerState, PodWorkerSync
 from podkeeper.testing.virtual_time import BEGINNING, simulate
-from tests.engine.worker_house import (
+from tests.engine.worker_harness import (
     ALL_THE_WAY,
     DB,
     WEB,
     Called,
-    House,
+    WorkersHarness,
     again,
     calm,
     change,
     create,
     failing,
-    house,
     kill,
     kill_orphan,
     lasting,
     never,
     pod,
+    running_workers,
     static,
 )
 
 # One pod's life.
 
 
-def test_a_pod_lives_from_its_creation_to_its_end() -> None:
+def test_a_pod_runs_through_all_states() -> None:
     async def scenario() -> None:
-        async with house() as home:
+        async with running_workers() as harness:
             stopped = asyncio.Event()
-            home.workers.update_pod(create(pod("web", grace=30)))
-            assert isinstance(home.workers.state(WEB), Syncing)  # before anything was awaited
+            harness.workers.update_pod(create(pod("web", grace=30)))
+            assert isinstance(harness.workers.state(WEB), Syncing)  # before anything was awaited
             await calm()
-            assert home.syncer.of("web") == ["sync_pod"]
-            assert not home.workers.is_pod_termination_requested(WEB)
-            home.workers.update_pod(kill(pod("web", grace=30), KillOptions(completed=stopped)))
-            assert home.workers.is_pod_termination_requested(WEB)
+            assert harness.syncer.of("web") == ["sync_pod"]
+            assert not harness.workers.is_pod_termination_requested(WEB)
+            harness.workers.update_pod(kill(pod("web", grace=30), KillOptions(completed=stopped)))
+            assert harness.workers.is_pod_termination_requested(WEB)
             await calm()
             assert stopped.is_set()
-            assert home.syncer.of("web") == ALL_THE_WAY
-            assert home.syncer.calls[1].said == 30
-            assert home.workers.should_pod_be_finished(WEB)
-            assert home.workers.sync_known_pods([]) == {}
-            assert home.workers.state(WEB) == Unknown()
+            assert harness.syncer.of("web") == ALL_THE_WAY
+            assert harness.syncer.calls[1].said == 30
+            assert harness.workers.should_pod_be_finished(WEB)
+            assert harness.workers.sync_known_pods([]) == {}
+            assert harness.workers.state(WEB) == Unknown()
 
     simulate(scenario())
 
 
 def test_a_pod_that_ends_by_itself_is_cleaned_up_at_once() -> None:
     async def scenario() -> None:
-        async with house() as home:
-            home.syncer.ending.add("job")
-            home.workers.update_pod(create(pod("job")))
+        async with running_workers() as harness:
+            harness.syncer.ending.add("job")
+            harness.workers.update_pod(create(pod("job")))
             await calm()
-            assert home.syncer.of("job") == ALL_THE_WAY
-            state = home.workers.state(PodUID("job"))
+            assert harness.syncer.of("job") == ALL_THE_WAY
+            state = harness.workers.state(PodUID("job"))
             assert isinstance(state, Finished)
             assert state.cause is Cause.COMPLETED
 
     simulate(scenario())
 
 
-def test_each_pass_gets_what_was_read_for_it_and_reads_something_newer_than_the_last_pass() -> None:
+def test_each_sync_gets_a_record_newer_than_the_last_sync() -> None:
     async def scenario() -> None:
-        async with house() as home:
-            home.workers.update_pod(create(pod("web")))
+        async with running_workers() as harness:
+            harness.workers.update_pod(create(pod("web")))
             await asyncio.sleep(10)
-            home.workers.update_pod(again(pod("web")))
+            harness.workers.update_pod(again(pod("web")))
             await calm()
-            assert home.cache.asked == [(WEB, None), (WEB, 0.0)]
-            assert [record.name for record in home.syncer.records] == ["look 1", "look 2"]
+            assert harness.cache.asked == [(WEB, None), (WEB, 0.0)]
+            assert [record.name for record in harness.syncer.records] == ["look 1", "look 2"]
 
     simulate(scenario())
 
 
-def test_a_pod_only_the_runtime_knows_is_killed_without_a_look_and_forgotten() -> None:
+def test_a_runtime_only_pod_is_killed_without_an_inspection_and_forgotten() -> None:
     async def scenario() -> None:
-        async with house() as home:
-            home.workers.update_pod(kill_orphan(PodRecord(uid="lost", name="lost", namespace="ns")))
+        async with running_workers() as harness:
+            harness.workers.update_pod(kill_orphan(PodRecord(uid="lost", name="lost", namespace="ns")))
             await calm()
-            assert home.syncer.of("lost") == ["sync_terminating_runtime_pod"]
-            assert home.cache.asked == []
-            assert home.workers.state(PodUID("lost")) == Unknown()
+            assert harness.syncer.of("lost") == ["sync_terminating_runtime_pod"]
+            assert harness.cache.asked == []
+            assert harness.workers.state(PodUID("lost")) == Unknown()
 
     simulate(scenario())
 
 
 def test_an_orphan_is_ended_by_the_sweep_and_the_finished_are_forgotten() -> None:
     async def scenario() -> None:
-        async with house() as home:
+        async with running_workers() as harness:
             for name in ("web", "db"):
-                home.workers.update_pod(create(pod(name)))
+                harness.workers.update_pod(create(pod(name)))
             await calm()
-            known = home.workers.sync_known_pods([WEB])
+            known = harness.workers.sync_known_pods([WEB])
             assert known == {
-                WEB: KnownPod(Stage.SYNC, orphan=False, has_config=True, static=False),
-                DB: KnownPod(Stage.TERMINATING, orphan=True, has_config=True, static=False),
+                WEB: PodWorkerSync(PodWorkerState.SYNC, orphan=False, has_config=True, static=False),
+                DB: PodWorkerSync(PodWorkerState.TERMINATING, orphan=True, has_config=True, static=False),
             }
             await calm()
-            assert home.syncer.of("db") == ALL_THE_WAY
-            assert home.workers.sync_known_pods([WEB]).keys() == {WEB}
+            assert harness.syncer.of("db") == ALL_THE_WAY
+            assert harness.workers.sync_known_pods([WEB]).keys() == {WEB}
 
     simulate(scenario())
 
 
-def test_told_since_sweep_counts_from_the_last_sweep() -> None:
+def test_updated_since_sweep_counts_from_the_last_sweep() -> None:
     async def scenario() -> None:
-        async with house() as home:
-            home.workers.update_pod(create(pod("web")))
-            assert home.workers.told_since_sweep() == {WEB}
-            home.workers.sync_known_pods([WEB])
-            assert home.workers.told_since_sweep() == frozenset()
-            home.workers.update_pod(kill(pod("db")))
+        async with running_workers() as harness:
+            harness.workers.update_pod(create(pod("web")))
+            assert harness.workers.updated_since_sweep() == {WEB}
+            harness.workers.sync_known_pods([WEB])
+            assert harness.workers.updated_since_sweep() == frozenset()
+            harness.workers.update_pod(kill(pod("db")))
             with pytest.raises(BadInput):
-                home.workers.update_pod(kill(pod("anonymous", uid="")))
-            assert home.workers.told_since_sweep() == {DB}
+                harness.workers.update_pod(kill(pod("anonymous", uid="")))
+            assert harness.workers.updated_since_sweep() == {DB}
 
     simulate(scenario())
 
@@ -143,15 +143,15 @@ def test_told_since_sweep_counts_from_the_last_sweep() -> None:
 
 def test_delays_are_stretched_by_up_to_half_and_no_delay_stays_none() -> None:
     async def scenario() -> list[float]:
-        async with house() as home:
+        async with running_workers() as harness:
             for _ in range(200):
-                home.workers.update_pod(again(pod("web")))
+                harness.workers.update_pod(again(pod("web")))
                 await calm()
-            home.syncer.ending.add("job")
-            home.workers.update_pod(create(pod("job")))
+            harness.syncer.ending.add("job")
+            harness.workers.update_pod(create(pod("job")))
             await calm()
-            assert {delay for uid, delay in home.queued if uid == "job"} == {0}
-            return [delay for uid, delay in home.queued if uid == "web"]
+            assert {delay for uid, delay in harness.queued if uid == "job"} == {0}
+            return [delay for uid, delay in harness.queued if uid == "web"]
 
     delays, _ = simulate(scenario())
     assert len(delays) == 200
@@ -174,31 +174,31 @@ PAUSES: dict[str, tuple[Exception, float]] = {
 
 
 @pytest.mark.parametrize("error, nominal_seconds", PAUSES.values(), ids=PAUSES.keys())
-def test_a_failed_pass_is_tried_again_after(error: Exception, nominal_seconds: float) -> None:
+def test_a_failed_sync_is_retried_after(error: Exception, nominal_seconds: float) -> None:
     async def scenario() -> None:
-        async with house() as home:
-            home.syncer.behave("sync_pod", "web", failing(error))
-            home.workers.update_pod(create(pod("web")))
+        async with running_workers() as harness:
+            harness.syncer.behave("sync_pod", "web", failing(error))
+            harness.workers.update_pod(create(pod("web")))
             await calm()
-            ((_, delay),) = home.queued
+            ((_, delay),) = harness.queued
             assert nominal_seconds <= delay <= 1.5 * nominal_seconds
-            assert home.syncer.of("web") == ["sync_pod"]
+            assert harness.syncer.of("web") == ["sync_pod"]
 
     simulate(scenario())
 
 
 def test_an_unreadable_status_is_recorded_and_tried_again() -> None:
     async def scenario() -> None:
-        async with house() as home:
-            home.cache.behaviour = failing(TryLater("cannot look"))
-            home.workers.update_pod(create(pod("web")))
+        async with running_workers() as harness:
+            harness.cache.behaviour = failing(TryLater("cannot look"))
+            harness.workers.update_pod(create(pod("web")))
             await calm()
-            assert home.syncer.calls == []
-            assert home.recorded == [("FailedSync", pod("web"))]
-            home.cache.behaviour = None
-            home.workers.update_pod(again(pod("web")))
+            assert harness.syncer.calls == []
+            assert harness.recorded == [("FailedSync", pod("web"))]
+            harness.cache.behaviour = None
+            harness.workers.update_pod(again(pod("web")))
             await calm()
-            assert home.syncer.of("web") == ["sync_pod"]
+            assert harness.syncer.of("web") == ["sync_pod"]
 
     simulate(scenario())
 
@@ -208,48 +208,48 @@ def test_an_unreadable_status_is_recorded_and_tried_again() -> None:
 
 def test_one_pod_that_hangs_delays_no_other() -> None:
     async def scenario() -> None:
-        async with house() as home:
+        async with running_workers() as harness:
             pods = [pod(f"pod-{number}") for number in range(100)]
-            home.syncer.behave("sync_pod", "pod-0", never)
+            harness.syncer.behave("sync_pod", "pod-0", never)
             for each in pods:
-                home.workers.update_pod(create(each))
+                harness.workers.update_pod(create(each))
             await calm()
-            assert {call.name for call in home.syncer.calls} == {each.metadata.name for each in pods}
+            assert {call.name for call in harness.syncer.calls} == {each.metadata.name for each in pods}
             for each in pods[1:]:
-                home.workers.update_pod(kill(each))
+                harness.workers.update_pod(kill(each))
             await calm()
             for each in pods[1:]:
-                assert home.syncer.of(each.metadata.name or "") == ALL_THE_WAY
-            assert all(call.at < 1e-3 for call in home.syncer.calls)
-            assert home.workers.could_have_running_containers(PodUID("pod-0"))
+                assert harness.syncer.of(each.metadata.name or "") == ALL_THE_WAY
+            assert all(call.at < 1e-3 for call in harness.syncer.calls)
+            assert harness.workers.could_have_running_containers(PodUID("pod-0"))
 
     simulate(scenario())
 
 
 def test_a_pod_whose_status_never_comes_delays_no_other_and_can_be_killed() -> None:
     async def scenario() -> None:
-        async with house() as home:
-            home.cache.behaviour = never
-            home.workers.update_pod(create(pod("web")))
+        async with running_workers() as harness:
+            harness.cache.behaviour = never
+            harness.workers.update_pod(create(pod("web")))
             await calm()
-            home.cache.behaviour = None
-            home.workers.update_pod(create(pod("db")))
+            harness.cache.behaviour = None
+            harness.workers.update_pod(create(pod("db")))
             await calm()
-            assert home.syncer.of("db") == ["sync_pod"]
-            home.workers.update_pod(kill(pod("web")))
+            assert harness.syncer.of("db") == ["sync_pod"]
+            harness.workers.update_pod(kill(pod("web")))
             await calm()
-            assert home.syncer.of("web") == ["sync_terminating_pod", "sync_terminated_pod"]
+            assert harness.syncer.of("web") == ["sync_terminating_pod", "sync_terminated_pod"]
 
     simulate(scenario())
 
 
 def test_idle_pods_hold_no_tasks() -> None:
     async def scenario() -> int:
-        async with house() as home:
+        async with running_workers() as harness:
             for number in range(10_000):
-                home.workers.update_pod(create(pod(f"pod-{number}")))
+                harness.workers.update_pod(create(pod(f"pod-{number}")))
             await calm()
-            assert len(home.syncer.calls) == 10_000
+            assert len(harness.syncer.calls) == 10_000
             return len(asyncio.all_tasks())
 
     assert simulate(scenario())[0] == 2  # this one, and the workers' own
@@ -262,21 +262,21 @@ def test_of_a_storm_of_updates_only_the_latest_counts() -> None:
         async def wait() -> None:
             await gate.wait()
 
-        async with house() as home:
-            home.syncer.behave("sync_pod", "web", wait)
-            home.workers.update_pod(create(pod("web")))
+        async with running_workers() as harness:
+            harness.syncer.behave("sync_pod", "web", wait)
+            harness.workers.update_pod(create(pod("web")))
             for version in range(1, 1001):
-                home.workers.update_pod(change(pod("web", version=version)))
+                harness.workers.update_pod(change(pod("web", labels={"version": str(version)})))
                 await asyncio.sleep(0)
-            assert len(home.syncer.calls) == 1
+            assert len(harness.syncer.calls) == 1
             gate.set()
             await calm()
-            assert [call.said for call in home.syncer.calls] == ["create 0", "update 1000"]
+            assert [call.said for call in harness.syncer.calls] == ["create 0", "update 1000"]
 
     simulate(scenario())
 
 
-# Cutting a pass short.
+# Cancelled syncs.
 
 
 def test_a_kill_cuts_the_sync_short_once_and_waits_until_it_has_ended() -> None:
@@ -291,25 +291,25 @@ def test_a_kill_cuts_the_sync_short_once_and_waits_until_it_has_ended() -> None:
                 await asyncio.sleep(2)
                 raise
 
-        async with house() as home:
-            home.syncer.behave("sync_pod", "web", finish_what_is_in_flight)
-            home.workers.update_pod(create(pod("web", grace=30)))
+        async with running_workers() as harness:
+            harness.syncer.behave("sync_pod", "web", finish_what_is_in_flight)
+            harness.workers.update_pod(create(pod("web", grace=30)))
             await asyncio.sleep(1)
             for _ in range(3):  # the later ones change nothing
-                home.workers.update_pod(kill(pod("web", grace=30)))
-            assert isinstance(home.workers.state(WEB), TerminationRequested)
-            assert not home.workers.should_pod_containers_be_terminating(WEB)  # not while that sync may go on
+                harness.workers.update_pod(kill(pod("web", grace=30)))
+            assert isinstance(harness.workers.state(WEB), TerminationRequested)
+            assert not harness.workers.should_pod_containers_be_terminating(WEB)  # not while that sync may go on
             await asyncio.sleep(1.5)
-            assert home.syncer.of("web") == ["sync_pod"]
+            assert harness.syncer.of("web") == ["sync_pod"]
             await asyncio.sleep(1)
             assert cuts == [1]
-            assert home.syncer.calls[1] == Called(3, "sync_terminating_pod", "web", 30)
-            assert isinstance(home.workers.state(WEB), Finished)
+            assert harness.syncer.calls[1] == Called(3, "sync_terminating_pod", "web", 30)
+            assert isinstance(harness.workers.state(WEB), Finished)
 
     simulate(scenario())
 
 
-def test_each_new_grace_cuts_the_pass_once_more() -> None:
+def test_each_shorter_grace_period_cancels_the_sync_again() -> None:
     async def scenario() -> None:
         cuts: list[float] = []
 
@@ -320,20 +320,23 @@ def test_each_new_grace_cuts_the_pass_once_more() -> None:
                 except asyncio.CancelledError:
                     cuts.append(asyncio.get_running_loop().time())
 
-        async with house() as home:
-            home.syncer.behave("sync_terminating_pod", "web", stubborn)
-            home.workers.update_pod(create(pod("web")))
+        async with running_workers() as harness:
+            harness.syncer.behave("sync_terminating_pod", "web", stubborn)
+            harness.workers.update_pod(create(pod("web")))
             await calm()
             for grace in (600, 60, 60, 6):
-                home.workers.update_pod(kill(pod("web"), KillOptions(grace_override_seconds=grace)))
+                harness.workers.update_pod(kill(pod("web"), KillOptions(grace_override_seconds=grace)))
                 await asyncio.sleep(1)
             assert len(cuts) == 2
-            assert home.syncer.of("web") == [*ALL_THE_WAY[:2], "sync_terminated_pod"]  # it ended well although cut
+            assert harness.syncer.of("web") == [
+                *ALL_THE_WAY[:2],
+                "sync_terminated_pod",
+            ]  # it succeeded although it was cancelled
 
     simulate(scenario())
 
 
-def test_a_pass_may_end_well_although_it_was_cut_short() -> None:
+def test_a_cancelled_sync_may_still_succeed() -> None:
     async def scenario() -> None:
         async def end_anyway() -> None:
             try:
@@ -341,45 +344,45 @@ def test_a_pass_may_end_well_although_it_was_cut_short() -> None:
             except asyncio.CancelledError:
                 return
 
-        async with house() as home:
-            home.syncer.ending.add("web")
-            home.syncer.behave("sync_pod", "web", end_anyway)
-            home.workers.update_pod(create(pod("web")))
+        async with running_workers() as harness:
+            harness.syncer.ending.add("web")
+            harness.syncer.behave("sync_pod", "web", end_anyway)
+            harness.workers.update_pod(create(pod("web")))
             await calm()
-            home.workers.update_pod(kill(pod("web"), KillOptions(evict=True)))
+            harness.workers.update_pod(kill(pod("web"), KillOptions(evict=True)))
             await calm()
-            state = home.workers.state(WEB)
+            state = harness.workers.state(WEB)
             assert isinstance(state, Finished)
             assert state.cause is Cause.EVICTED
-            assert (WEB, 0) in home.queued  # it moved on, it did not fail
+            assert (WEB, 0) in harness.queued  # it moved on, it did not fail
 
     simulate(scenario())
 
 
-def test_a_pass_that_raises_cancelled_by_itself_has_failed() -> None:
+def test_a_sync_that_raises_cancelled_by_itself_has_failed() -> None:
     async def scenario() -> None:
         async def give_up() -> None:
             raise asyncio.CancelledError
 
-        async with house() as home:
-            home.syncer.behave("sync_pod", "web", give_up)
-            home.workers.update_pod(create(pod("web")))
-            home.workers.update_pod(create(pod("db")))
+        async with running_workers() as harness:
+            harness.syncer.behave("sync_pod", "web", give_up)
+            harness.workers.update_pod(create(pod("web")))
+            harness.workers.update_pod(create(pod("db")))
             await calm()
-            assert [uid for uid, delay in home.queued if delay < 20] == [WEB]
-            assert home.syncer.of("db") == ["sync_pod"]
+            assert [uid for uid, delay in harness.queued if delay < 20] == [WEB]
+            assert harness.syncer.of("db") == ["sync_pod"]
             assert not asyncio.current_task().cancelling()  # type: ignore[union-attr]  # there is a task
 
     simulate(scenario())
 
 
-def test_a_pod_killed_before_its_pass_took_a_step_is_never_synced() -> None:
+def test_a_pod_killed_before_the_first_step_of_its_sync_is_never_synced() -> None:
     async def scenario() -> None:
-        async with house() as home:
-            home.workers.update_pod(create(pod("web")))
-            home.workers.update_pod(kill(pod("web")))
+        async with running_workers() as harness:
+            harness.workers.update_pod(create(pod("web")))
+            harness.workers.update_pod(kill(pod("web")))
             await calm()
-            assert home.syncer.of("web") == ["sync_terminating_pod", "sync_terminated_pod"]
+            assert harness.syncer.of("web") == ["sync_terminating_pod", "sync_terminated_pod"]
 
     simulate(scenario())
 
@@ -390,93 +393,93 @@ def test_a_cache_that_takes_a_cancelling_for_an_answer_starts_nothing() -> None:
             try:
                 await never()
             except asyncio.CancelledError:
-                home.cache.behaviour = None
+                harness.cache.behaviour = None
 
-        async with house() as home:
-            home.cache.behaviour = swallow
-            home.workers.update_pod(create(pod("web")))
+        async with running_workers() as harness:
+            harness.cache.behaviour = swallow
+            harness.workers.update_pod(create(pod("web")))
             await calm()
-            home.workers.update_pod(kill(pod("web")))
+            harness.workers.update_pod(kill(pod("web")))
             await calm()
-            assert home.syncer.of("web") == ["sync_terminating_pod", "sync_terminated_pod"]
+            assert harness.syncer.of("web") == ["sync_terminating_pod", "sync_terminated_pod"]
 
     simulate(scenario())
 
 
 def test_a_grace_that_already_runs_is_shortened() -> None:
     async def scenario() -> float:
-        async with house() as home:
+        async with running_workers() as harness:
             stopped = asyncio.Event()
 
             async def stubborn() -> None:
-                grace = home.syncer.calls[-1].said
+                grace = harness.syncer.calls[-1].said
                 assert isinstance(grace, int)
                 await asyncio.sleep(grace)
 
-            home.syncer.behave("sync_terminating_pod", "web", stubborn)
-            home.workers.update_pod(create(pod("web")))
+            harness.syncer.behave("sync_terminating_pod", "web", stubborn)
+            harness.workers.update_pod(create(pod("web")))
             await asyncio.sleep(1)
-            home.workers.update_pod(kill(pod("web"), KillOptions(grace_override_seconds=600)))
+            harness.workers.update_pod(kill(pod("web"), KillOptions(grace_override_seconds=600)))
             await asyncio.sleep(9)
-            home.workers.update_pod(kill(pod("web"), KillOptions(grace_override_seconds=2, completed=stopped)))
+            harness.workers.update_pod(kill(pod("web"), KillOptions(grace_override_seconds=2, completed=stopped)))
             await stopped.wait()
             return asyncio.get_running_loop().time()
 
     assert simulate(scenario())[0] == 12.0
 
 
-def test_a_pass_may_ask_for_its_own_pods_end() -> None:
+def test_a_sync_may_request_the_end_of_its_own_pod() -> None:
     async def scenario() -> None:
-        async with house() as home:
+        async with running_workers() as harness:
 
             async def evict_myself() -> None:
-                home.workers.update_pod(kill(pod("web"), KillOptions(evict=True)))
+                harness.workers.update_pod(kill(pod("web"), KillOptions(evict=True)))
                 await never()
 
-            home.syncer.behave("sync_pod", "web", evict_myself)
-            home.workers.update_pod(create(pod("web")))
+            harness.syncer.behave("sync_pod", "web", evict_myself)
+            harness.workers.update_pod(create(pod("web")))
             await calm()
-            assert home.syncer.of("web") == ALL_THE_WAY
+            assert harness.syncer.of("web") == ALL_THE_WAY
 
     simulate(scenario())
 
 
-def test_a_pass_whose_last_act_cuts_itself_short_has_ended_well() -> None:
+def test_a_sync_that_cancels_itself_in_its_last_step_has_succeeded() -> None:
     async def scenario() -> None:
-        async with house() as home:
+        async with running_workers() as harness:
 
             async def shorten_own_grace() -> None:
-                home.workers.update_pod(kill(pod("web"), KillOptions(grace_override_seconds=2)))
+                harness.workers.update_pod(kill(pod("web"), KillOptions(grace_override_seconds=2)))
 
-            home.syncer.behave("sync_terminating_pod", "web", shorten_own_grace)
-            home.workers.update_pod(create(pod("web", grace=30)))
+            harness.syncer.behave("sync_terminating_pod", "web", shorten_own_grace)
+            harness.workers.update_pod(create(pod("web", grace=30)))
             await calm()
-            home.workers.update_pod(kill(pod("web", grace=30)))
+            harness.workers.update_pod(kill(pod("web", grace=30)))
             await calm()
-            assert home.syncer.of("web") == ALL_THE_WAY
+            assert harness.syncer.of("web") == ALL_THE_WAY
 
     simulate(scenario())
 
 
 def test_a_waiter_that_calls_back_finds_the_workers_in_order() -> None:
-    """The signal fires between the orders of one decision, and cuts short the very pass that is ordered next."""
+    """The signal fires between the orders of one decision, and cancels the sync that is ordered next."""
 
     async def scenario() -> None:
-        async with house() as home:
+        async with running_workers() as harness:
 
             class Caller:
                 def set(self) -> None:
-                    home.workers.update_pod(kill(pod("web"), KillOptions(evict=True)))
+                    harness.workers.update_pod(kill(pod("web"), KillOptions(evict=True)))
 
-            home.workers.update_pod(create(pod("web")))
+            harness.workers.update_pod(create(pod("web")))
             await calm()
             useless_kill = KillOptions(completed=Caller())  # kill options without a kill complete at once
-            home.workers.update_pod(Update(type=UpdateType.UPDATE, pod=pod("web"), kill=useless_kill))
+            harness.workers.update_pod(Update(type=UpdateType.UPDATE, pod=pod("web"), kill=useless_kill))
             await calm()
-            state = home.workers.state(WEB)
+            state = harness.workers.state(WEB)
             assert isinstance(state, Finished)
             assert state.cause is Cause.EVICTED
-            assert home.syncer.of("web") == ALL_THE_WAY
+            assert harness.syncer.of("web") == ALL_THE_WAY
 
     simulate(scenario())
 
@@ -484,88 +487,88 @@ def test_a_waiter_that_calls_back_finds_the_workers_in_order() -> None:
 # Static pods in line.
 
 
-def test_static_pods_of_one_name_take_turns_and_the_next_is_named_at_once() -> None:
+def test_static_pods_of_one_name_run_in_order_and_the_next_is_reported_at_once() -> None:
     async def scenario() -> None:
-        async with house() as home:
-            home.syncer.behave("sync_terminated_pod", "static", lasting(5))
+        async with running_workers() as harness:
+            harness.syncer.behave("sync_terminated_pod", "static", lasting(5))
             for uid in ("s1", "s2", "s3"):
-                home.workers.update_pod(create(static(uid)))
+                harness.workers.update_pod(create(static(uid=uid)))
             await calm()
-            assert home.workers.waiting("static_ns") == ("s2", "s3")
-            assert home.workers.next_in_line("static_ns") is None
-            assert len(home.syncer.calls) == 1
-            assert {uid: delay >= 10 for uid, delay in home.queued} == {"s1": True, "s2": True, "s3": True}
-            home.workers.update_pod(kill(static("s1")))
-            assert home.workers.is_pod_for_mirror_pod_terminating("static_ns")
+            assert harness.workers.waiting("static_ns") == ("s2", "s3")
+            assert harness.workers.next_in_line("static_ns") is None
+            assert len(harness.syncer.calls) == 1
+            assert {uid: delay >= 10 for uid, delay in harness.queued} == {"s1": True, "s2": True, "s3": True}
+            harness.workers.update_pod(kill(static(uid="s1")))
+            assert harness.workers.is_pod_for_mirror_pod_terminating("static_ns")
             await asyncio.sleep(6)
-            ((at, name),) = home.left
+            ((at, name),) = harness.left
             assert name == "static_ns"
             assert at == pytest.approx(5, abs=1e-3)
-            assert home.workers.next_in_line("static_ns") == "s2"
-            home.workers.update_pod(again(static("s2")))
-            assert home.workers.next_in_line("static_ns") is None
-            assert home.workers.waiting("static_ns") == ("s3",)
+            assert harness.workers.next_in_line("static_ns") == "s2"
+            harness.workers.update_pod(again(static(uid="s2")))
+            assert harness.workers.next_in_line("static_ns") is None
+            assert harness.workers.waiting("static_ns") == ("s3",)
             await calm()
-            assert home.syncer.calls[-1].function == "sync_pod"
-            home.workers.sync_known_pods([PodUID("s2"), PodUID("s3")])
-            assert home.workers.state(PodUID("s1")) == Unknown()
-            assert len(home.left) == 1  # forgetting who had left before is no news
+            assert harness.syncer.calls[-1].function == "sync_pod"
+            harness.workers.sync_known_pods([PodUID("s2"), PodUID("s3")])
+            assert harness.workers.state(PodUID("s1")) == Unknown()
+            assert len(harness.left) == 1  # forgetting a pod that has ended is not reported
 
     simulate(scenario())
 
 
 def test_a_successor_can_start_in_the_very_moment_its_predecessor_leaves() -> None:
     async def scenario() -> None:
-        async with house() as home:
+        async with running_workers() as harness:
             started: list[float] = []
 
             def wake(full_name: str) -> None:
-                uid = home.workers.next_in_line(full_name)
+                uid = harness.workers.next_in_line(full_name)
                 if uid is not None:
                     started.append(asyncio.get_running_loop().time())
-                    home.workers.update_pod(again(static(uid)))
+                    harness.workers.update_pod(again(static(uid=uid)))
 
-            home.on_left = wake
+            harness.on_left = wake
             for uid in ("s1", "s2"):
-                home.workers.update_pod(create(static(uid)))
+                harness.workers.update_pod(create(static(uid=uid)))
             await asyncio.sleep(7)
-            home.workers.update_pod(kill(static("s1")))
+            harness.workers.update_pod(kill(static(uid="s1")))
             await calm()
             assert started == [7]
-            assert isinstance(home.workers.state(PodUID("s2")), Syncing)
+            assert isinstance(harness.workers.state(PodUID("s2")), Syncing)
 
     simulate(scenario())
 
 
-def test_an_update_from_inside_a_sweep_counts_as_told_since_that_sweep() -> None:
+def test_an_update_during_a_sweep_counts_as_since_that_sweep() -> None:
     async def scenario() -> None:
-        async with house() as home:
+        async with running_workers() as harness:
             for uid in ("s1", "s2", "s3"):
-                home.workers.update_pod(create(static(uid)))
-            home.on_left = lambda _: home.workers.update_pod(create(pod("web")))
-            known = home.workers.sync_known_pods([PodUID("s1"), PodUID("s2")])  # s3 leaves the line
+                harness.workers.update_pod(create(static(uid=uid)))
+            harness.on_left = lambda _: harness.workers.update_pod(create(pod("web")))
+            known = harness.workers.sync_known_pods([PodUID("s1"), PodUID("s2")])  # s3 leaves the line
             assert WEB not in known
-            assert home.workers.told_since_sweep() == {WEB}
+            assert harness.workers.updated_since_sweep() == {WEB}
 
     simulate(scenario())
 
 
-def test_who_leaves_the_line_is_told_of_too_and_api_pods_are_not() -> None:
+def test_a_static_pod_that_leaves_the_line_is_reported_and_api_pods_are_not() -> None:
     async def scenario() -> None:
-        async with house() as home:
+        async with running_workers() as harness:
             for uid in ("s1", "s2", "s3"):
-                home.workers.update_pod(create(static(uid)))
-            home.workers.update_pod(kill(static("s2")))
-            assert home.workers.state(PodUID("s2")) == NeverStarted(Cause.KILLED)
-            assert len(home.left) == 1
-            home.workers.sync_known_pods([PodUID("s1")])
-            assert isinstance(home.workers.state(PodUID("s3")), Unknown)
-            assert len(home.left) == 2  # forgetting s2, which had left before, is no news
-            home.workers.update_pod(create(pod("web")))
-            home.workers.update_pod(kill(pod("web")))
+                harness.workers.update_pod(create(static(uid=uid)))
+            harness.workers.update_pod(kill(static(uid="s2")))
+            assert harness.workers.state(PodUID("s2")) == NeverStarted(Cause.KILLED)
+            assert len(harness.left) == 1
+            harness.workers.sync_known_pods([PodUID("s1")])
+            assert isinstance(harness.workers.state(PodUID("s3")), Unknown)
+            assert len(harness.left) == 2  # forgetting s2, which has ended, is not reported
+            harness.workers.update_pod(create(pod("web")))
+            harness.workers.update_pod(kill(pod("web")))
             await calm()
-            assert home.workers.should_pod_be_finished(WEB)
-            assert len(home.left) == 2
+            assert harness.workers.should_pod_be_finished(WEB)
+            assert len(harness.left) == 2
 
     simulate(scenario())
 
@@ -573,22 +576,22 @@ def test_who_leaves_the_line_is_told_of_too_and_api_pods_are_not() -> None:
 # The agent's own beginning and end.
 
 
-def test_what_is_told_before_the_agent_runs_is_done_once_it_does() -> None:
+def test_updates_before_the_agent_runs_are_executed_when_it_runs() -> None:
     async def scenario() -> None:
-        home = House()
+        harness = WorkersHarness()
         for name in ("web", "db", "gone"):
-            home.workers.update_pod(create(pod(name)))
-        home.workers.update_pod(kill(pod("gone")))
-        home.workers.update_pod(kill_orphan(PodRecord(uid="lost", name="lost")))
+            harness.workers.update_pod(create(pod(name)))
+        harness.workers.update_pod(kill(pod("gone")))
+        harness.workers.update_pod(kill_orphan(PodRecord(uid="lost", name="lost")))
         await asyncio.sleep(5)
-        assert home.syncer.calls == []
-        assert isinstance(home.workers.state(WEB), Syncing)
-        home.start()
+        assert harness.syncer.calls == []
+        assert isinstance(harness.workers.state(WEB), Syncing)
+        harness.start()
         await calm()
-        assert home.syncer.of("web") == home.syncer.of("db") == ["sync_pod"]
-        assert home.syncer.of("gone") == ["sync_terminating_pod", "sync_terminated_pod"]
-        assert home.syncer.of("lost") == ["sync_terminating_runtime_pod"]
-        await home.stop()
+        assert harness.syncer.of("web") == harness.syncer.of("db") == ["sync_pod"]
+        assert harness.syncer.of("gone") == ["sync_terminating_pod", "sync_terminated_pod"]
+        assert harness.syncer.of("lost") == ["sync_terminating_runtime_pod"]
+        await harness.stop()
 
     simulate(scenario())
 
@@ -608,43 +611,43 @@ def test_stopping_the_agent_stops_no_pod() -> None:
             except asyncio.CancelledError:
                 return
 
-        home = House()
-        home.start()
-        home.syncer.behave("sync_pod", "web", finish_what_is_in_flight)
-        home.syncer.behave("sync_terminating_pod", "db", end_well)
+        harness = WorkersHarness()
+        harness.start()
+        harness.syncer.behave("sync_pod", "web", finish_what_is_in_flight)
+        harness.syncer.behave("sync_terminating_pod", "db", end_well)
         for name in ("web", "db", "idle"):
-            home.workers.update_pod(create(pod(name)))
+            harness.workers.update_pod(create(pod(name)))
         await calm()
-        home.workers.update_pod(kill(pod("db")))
+        harness.workers.update_pod(kill(pod("db")))
         await calm()
-        before = [home.workers.state(uid) for uid in (WEB, DB, PodUID("idle"))]
-        said = len(home.queued), len(home.recorded), len(home.syncer.calls)
-        await home.stop()
+        before = [harness.workers.state(uid) for uid in (WEB, DB, PodUID("idle"))]
+        said = len(harness.queued), len(harness.recorded), len(harness.syncer.calls)
+        await harness.stop()
         assert asyncio.get_running_loop().time() == pytest.approx(3, abs=1e-3)  # what was in flight is done
-        assert home.running is not None
-        assert home.running.cancelled()
-        assert [home.workers.state(uid) for uid in (WEB, DB, PodUID("idle"))] == before
-        assert (len(home.queued), len(home.recorded), len(home.syncer.calls)) == said
+        assert harness.running is not None
+        assert harness.running.cancelled()
+        assert [harness.workers.state(uid) for uid in (WEB, DB, PodUID("idle"))] == before
+        assert (len(harness.queued), len(harness.recorded), len(harness.syncer.calls)) == said
         with pytest.raises(TryLater, match="cannot update pod web_ns: the agent is stopping"):
-            home.workers.update_pod(kill(pod("web")))
+            harness.workers.update_pod(kill(pod("web")))
         with pytest.raises(TryLater, match="stopping"):
-            home.workers.sync_known_pods([])
+            harness.workers.sync_known_pods([])
         with pytest.raises(TryLater, match="stopping"):
-            await home.workers.kill_pod(pod("web"))
+            await harness.workers.kill_pod(pod("web"))
         with pytest.raises(RuntimeError, match="twice"):
-            await home.workers.run()
+            await harness.workers.run()
 
     simulate(scenario())
 
 
 def test_the_workers_run_once() -> None:
     async def scenario() -> None:
-        async with house() as home:
+        async with running_workers() as harness:
             with pytest.raises(RuntimeError, match="twice"):
-                await home.workers.run()
-            home.workers.update_pod(create(pod("web")))
+                await harness.workers.run()
+            harness.workers.update_pod(create(pod("web")))
             await calm()
-            assert home.syncer.of("web") == ["sync_pod"]
+            assert harness.syncer.of("web") == ["sync_pod"]
 
     simulate(scenario())
 
@@ -652,12 +655,12 @@ def test_the_workers_run_once() -> None:
 # Killing and waiting.
 
 
-def test_who_kills_waits_until_no_container_runs() -> None:
+def test_a_kill_waits_until_no_container_runs() -> None:
     async def scenario() -> float:
-        async with house() as home:
-            home.syncer.behave("sync_terminating_pod", "web", lasting(4))
-            home.syncer.behave("sync_terminated_pod", "web", never)
-            home.workers.update_pod(create(pod("web", grace=30)))
+        async with running_workers() as harness:
+            harness.syncer.behave("sync_terminating_pod", "web", lasting(4))
+            harness.syncer.behave("sync_terminated_pod", "web", never)
+            harness.workers.update_pod(create(pod("web", grace=30)))
             await asyncio.sleep(1)
             touched: list[PodStatus] = []
 
@@ -665,12 +668,12 @@ def test_who_kills_waits_until_no_container_runs() -> None:
                 touched.append(status)
                 return status
 
-            await home.workers.kill_pod(
+            await harness.workers.kill_pod(
                 pod("web", grace=30), evict=True, grace_override_seconds=5, status_function=last_touch
             )
-            assert home.syncer.calls[1].said == 5
+            assert harness.syncer.calls[1].said == 5
             assert touched == [PodStatus()]
-            state = home.workers.state(WEB)
+            state = harness.workers.state(WEB)
             assert isinstance(state, Terminated)
             assert state.cause is Cause.EVICTED
             return asyncio.get_running_loop().time()
@@ -678,34 +681,34 @@ def test_who_kills_waits_until_no_container_runs() -> None:
     assert simulate(scenario())[0] == 5.0
 
 
-def test_who_kills_what_does_not_run_need_not_wait() -> None:
+def test_a_kill_of_a_pod_that_does_not_run_does_not_wait() -> None:
     async def scenario() -> None:
-        async with house() as home:
+        async with running_workers() as harness:
             for uid in ("s1", "s2"):
-                home.workers.update_pod(create(static(uid)))
-            await home.workers.kill_pod(static("s2"))  # before its turn came
-            await home.workers.kill_pod(static("s1"))
+                harness.workers.update_pod(create(static(uid=uid)))
+            await harness.workers.kill_pod(static(uid="s2"))  # before it may start
+            await harness.workers.kill_pod(static(uid="s1"))
             await calm()
-            await home.workers.kill_pod(static("s1"))  # finished by now
-            assert isinstance(home.workers.state(PodUID("s2")), NeverStarted)
-            assert home.recorded == []
+            await harness.workers.kill_pod(static(uid="s1"))  # finished by now
+            assert isinstance(harness.workers.state(PodUID("s2")), NeverStarted)
+            assert harness.recorded == []
 
     assert simulate(scenario())[1] < 1
 
 
-def test_who_kills_in_vain_is_told_so_in_time() -> None:
+def test_a_kill_without_effect_raises_in_time() -> None:
     async def scenario() -> None:
-        async with house() as home:
-            home.syncer.behave("sync_terminating_pod", "web", never)
-            home.workers.update_pod(create(pod("web", grace=30)))
+        async with running_workers() as harness:
+            harness.syncer.behave("sync_terminating_pod", "web", never)
+            harness.workers.update_pod(create(pod("web", grace=30)))
             await calm()
             before = asyncio.get_running_loop().time()
             with pytest.raises(TryLater, match="web_ns"):
-                await home.workers.kill_pod(pod("web", grace=30))
+                await harness.workers.kill_pod(pod("web", grace=30))
             assert asyncio.get_running_loop().time() - before == pytest.approx(45)
-            assert home.recorded == [("ExceededGracePeriod", pod("web", grace=30))]
-            home.faults.raising = {"record"}
+            assert harness.recorded == [("ExceededGracePeriod", pod("web", grace=30))]
+            harness.faults.raising = {"record"}
             with pytest.raises(AgentError):
-                await home.workers.kill_pod(pod("web", grace=30))
+                await harness.workers.kill_pod(pod("web", grace=30))
 
     simulate(scenario())

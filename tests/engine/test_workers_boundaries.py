@@ -11,14 +11,15 @@ from podkeeper.engine.cache import PodCache
 from podkeeper.engine.syncer import PodSyncer
 from podkeeper.engine.workers import PodWorkers
 from podkeeper.model.errors import GiveUp, TryLater
+from podkeeper.model.history import HistoryEvent, RetryScheduled, SyncEnded, SyncError, SyncResult, SyncStarted
 from podkeeper.model.messages import PodUID
 from podkeeper.model.runtime import PodRecord
 from podkeeper.rules.worker.states import Cause, Terminated
 from podkeeper.rules.worker.updates import KillOptions
-from podkeeper.rules.worker.workers import KnownPod, Stage
+from podkeeper.rules.worker.workers import PodWorkerState, PodWorkerSync, WorkerTable
 from podkeeper.testing.virtual_time import VirtualClock, simulate
 from tests.doubles import stand_in
-from tests.engine.worker_house import (
+from tests.engine.worker_harness import (
     ALL_THE_WAY,
     BUGS,
     DB,
@@ -26,17 +27,17 @@ from tests.engine.worker_house import (
     FakeCache,
     FakeObserver,
     FakeSyncer,
-    House,
+    WorkersHarness,
     again,
     calm,
     create,
     failing,
-    house,
     kill,
     kill_orphan,
     lasting,
     never,
     pod,
+    running_workers,
     static,
 )
 
@@ -68,7 +69,7 @@ def yes(workers: PodWorkers, uid: PodUID) -> set[str]:
     return {question for question in QUESTIONS if getattr(workers, question)(uid)}
 
 
-def test_the_answers_about_an_evicted_pod_in_each_stage_of_its_life() -> None:
+def test_the_predicates_of_an_evicted_pod_in_each_state() -> None:
     async def reluctant() -> None:
         try:
             await never()
@@ -77,11 +78,11 @@ def test_the_answers_about_an_evicted_pod_in_each_stage_of_its_life() -> None:
             raise
 
     async def scenario() -> None:
-        async with house() as home:
-            workers = home.workers
-            home.syncer.behave("sync_pod", "web", reluctant)
+        async with running_workers() as harness:
+            workers = harness.workers
+            harness.syncer.behave("sync_pod", "web", reluctant)
             for function in ALL_THE_WAY[1:]:
-                home.syncer.behave(function, "web", lasting(1))
+                harness.syncer.behave(function, "web", lasting(1))
             assert yes(workers, WEB) == MAY_RUN
             workers.update_pod(create(pod("web")))
             await calm()
@@ -103,30 +104,30 @@ def test_the_answers_about_an_evicted_pod_in_each_stage_of_its_life() -> None:
 
 def test_the_answers_about_static_pods_of_one_name() -> None:
     async def scenario() -> None:
-        async with house() as home:
-            workers, name = home.workers, "static_ns"
+        async with running_workers() as harness:
+            workers, name = harness.workers, "static_ns"
 
             def line() -> tuple[bool, PodUID | None, tuple[PodUID, ...]]:
                 terminating = workers.is_pod_for_mirror_pod_terminating(name)
                 return terminating, workers.next_in_line(name), workers.waiting(name)
 
             assert line() == (False, None, ())
-            home.syncer.behave("sync_terminating_pod", "static", lasting(1))
+            harness.syncer.behave("sync_terminating_pod", "static", lasting(1))
             for uid in ("s1", "s2", "s3"):
-                workers.update_pod(create(static(uid)))
+                workers.update_pod(create(static(uid=uid)))
             await calm()
             assert line() == (False, None, ("s2", "s3"))
-            workers.update_pod(kill(static("s1")))
+            workers.update_pod(kill(static(uid="s1")))
             await calm()
             assert line() == (True, None, ("s2", "s3"))
             await asyncio.sleep(2)
             assert line() == (False, "s2", ("s2", "s3"))
-            assert [full_name for _, full_name in home.left] == [name]
-            workers.update_pod(again(static("s2")))
+            assert [full_name for _, full_name in harness.left] == [name]
+            workers.update_pod(again(static(uid="s2")))
             workers.sync_known_pods([PodUID("s2")])  # s1 has finished, and s3 has never started
             await calm()
             assert line() == (False, None, ())
-            assert [full_name for _, full_name in home.left] == [name, name]
+            assert [full_name for _, full_name in harness.left] == [name, name]
 
     simulate(scenario())
 
@@ -135,20 +136,20 @@ def test_the_answers_about_static_pods_of_one_name() -> None:
 
 
 @pytest.mark.parametrize("evict, cause", [(None, Cause.KILLED), (False, Cause.KILLED), (True, Cause.EVICTED)])
-def test_a_kill_is_an_eviction_only_if_the_caller_asks_for_one(evict: bool | None, cause: Cause) -> None:
+def test_a_kill_is_an_eviction_only_if_the_caller_requests_it(evict: bool | None, cause: Cause) -> None:
     async def scenario() -> None:
-        async with house() as home:
-            home.syncer.behave("sync_terminated_pod", "web", never)
-            home.workers.update_pod(create(pod("web", grace=7)))
+        async with running_workers() as harness:
+            harness.syncer.behave("sync_terminated_pod", "web", never)
+            harness.workers.update_pod(create(pod("web", grace=7)))
             await calm()
             if evict is None:
-                await home.workers.kill_pod(pod("web", grace=7))
+                await harness.workers.kill_pod(pod("web", grace=7))
             else:
-                await home.workers.kill_pod(pod("web", grace=7), evict=evict)
-            state = home.workers.state(WEB)
+                await harness.workers.kill_pod(pod("web", grace=7), evict=evict)
+            state = harness.workers.state(WEB)
             assert isinstance(state, Terminated)
             assert state.cause is cause
-            assert [call.said for call in home.syncer.calls[1:2]] == [7]
+            assert [call.said for call in harness.syncer.calls[1:2]] == [7]
 
     simulate(scenario())
 
@@ -156,13 +157,13 @@ def test_a_kill_is_an_eviction_only_if_the_caller_asks_for_one(evict: bool | Non
 @pytest.mark.parametrize("override, seconds", [(None, 45), (100, 150), (2, 10)])
 def test_a_kill_waits_half_as_long_again_as_its_grace(override: int | None, seconds: float) -> None:
     async def scenario() -> None:
-        async with house() as home:
-            home.syncer.behave("sync_terminating_pod", "web", never)
-            home.workers.update_pod(create(pod("web", grace=30)))
+        async with running_workers() as harness:
+            harness.syncer.behave("sync_terminating_pod", "web", never)
+            harness.workers.update_pod(create(pod("web", grace=30)))
             await calm()
             began = asyncio.get_running_loop().time()
             with pytest.raises(TryLater):
-                await home.workers.kill_pod(pod("web", grace=30), grace_override_seconds=override)
+                await harness.workers.kill_pod(pod("web", grace=30), grace_override_seconds=override)
             assert asyncio.get_running_loop().time() - began == pytest.approx(seconds)
 
     simulate(scenario())
@@ -172,7 +173,7 @@ def test_a_kill_waits_half_as_long_again_as_its_grace(override: int | None, seco
 
 FAILURES: dict[str, tuple[Exception, str]] = {
     "a plain bug": (BUGS["a plain bug"], "'oops'"),
-    "one whose text cannot be read": (BUGS["one that cannot be told"], "Speechless"),
+    "one whose text cannot be read": (BUGS["one that cannot be told"], "NoMessage"),
     "one without a word": (BUGS["one without a word"], "RuntimeError"),
     "a group of bugs": (BUGS["a group of bugs"], "cannot; 'oops'"),
     "a backoff without a time zone": (BUGS["a backoff without a time zone"], "cannot"),
@@ -190,30 +191,31 @@ def test_the_history_has_the_reason_of_a_failed_sync_and_the_time_of_the_next(
     error: Exception, text: str, reading: bool
 ) -> None:
     async def scenario() -> None:
-        async with house() as home:
+        async with running_workers() as harness:
             if reading:
-                home.cache.behaviour = failing(error)
+                harness.cache.behaviour = failing(error)
             else:
-                home.syncer.behave("sync_pod", "web", failing(error))
-            home.workers.update_pod(create(pod("web")))
+                harness.syncer.behave("sync_pod", "web", failing(error))
+            harness.workers.update_pod(create(pod("web")))
             await calm()
-            assert [note for note in home.notes if note[1] == "pass ended"] == [(WEB, "pass ended", f"failed: {text}")]
-            ((uid, delay),) = home.queued
+            assert [entry for entry in harness.history if isinstance(entry[1], SyncError)] == [(WEB, SyncError(text))]
+            ((uid, delay),) = harness.queued
             assert uid == WEB
             assert 10 <= delay <= 15
-            assert home.notes[-1] == (WEB, "next pass", f"in {delay:.1f} s")
+            assert harness.history[-1] == (WEB, RetryScheduled(delay))
 
     simulate(scenario())
 
 
-@pytest.mark.parametrize("ends, outcome", [(False, "done"), (True, "the pod has come to its end")])
-def test_the_history_shows_whether_a_pod_has_come_to_its_natural_end(ends: bool, outcome: str) -> None:
+@pytest.mark.parametrize("ends, result", [(False, SyncResult.DONE), (True, SyncResult.POD_ENDED)])
+def test_the_history_shows_whether_a_pod_has_ended_by_itself(ends: bool, result: SyncResult) -> None:
     async def scenario() -> None:
-        async with house() as home:
-            home.syncer.ending = {"web"} if ends else set()
-            home.workers.update_pod(create(pod("web")))
+        async with running_workers() as harness:
+            harness.syncer.ending = {"web"} if ends else set()
+            harness.workers.update_pod(create(pod("web")))
             await calm()
-            assert next(note for note in home.notes if note[1] == "pass ended") == (WEB, "pass ended", outcome)
+            ended = next(entry for entry in harness.history if isinstance(entry[1], SyncEnded))
+            assert ended == (WEB, SyncEnded(result))
 
     simulate(scenario())
 
@@ -236,9 +238,9 @@ def test_only_an_unexpected_error_is_logged_with_its_traceback(
     error: Exception, levels: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario() -> None:
-        async with house() as home:
-            home.syncer.behave("sync_pod", "web", failing(error))
-            home.workers.update_pod(create(pod("web")))
+        async with running_workers() as harness:
+            harness.syncer.behave("sync_pod", "web", failing(error))
+            harness.workers.update_pod(create(pod("web")))
             await calm()
 
     with caplog.at_level(logging.WARNING, "podkeeper.engine.workers"):
@@ -247,7 +249,7 @@ def test_only_an_unexpected_error_is_logged_with_its_traceback(
     assert logged == [(level, level == logging.ERROR) for level in levels]
 
 
-def test_a_life_without_errors_needs_no_observer_and_logs_no_error(caplog: pytest.LogCaptureFixture) -> None:
+def test_without_errors_no_observer_is_needed_and_nothing_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
         syncer, queued = FakeSyncer(), list[tuple[PodUID, float]]()
         workers = PodWorkers(
@@ -257,12 +259,13 @@ def test_a_life_without_errors_needs_no_observer_and_logs_no_error(caplog: pytes
             record=lambda *_: None,
             clock=VirtualClock(),
             moment=asyncio.get_running_loop().time,
+            states=WorkerTable(),
         )
         running = asyncio.ensure_future(workers.run())
         await calm()
-        workers.update_pod(create(static("s1"), start_time=0.0))
+        workers.update_pod(create(static(uid="s1"), start_time=0.0))
         await calm()
-        workers.update_pod(kill(static("s1")))
+        workers.update_pod(kill(static(uid="s1")))
         await calm()
         assert workers.sync_known_pods([]) == {}
         assert syncer.of("static") == ALL_THE_WAY
@@ -280,10 +283,10 @@ def test_only_an_unexpected_error_of_the_cache_is_logged(
     error: Exception, count: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario() -> None:
-        async with house() as home:
-            home.cache.error = error
-            home.workers.update_pod(create(pod("web")))
-            home.cache.error = None
+        async with running_workers() as harness:
+            harness.cache.error = error
+            harness.workers.update_pod(create(pod("web")))
+            harness.cache.error = None
             await calm()
 
     with caplog.at_level(logging.ERROR, "podkeeper.engine.workers"):
@@ -297,27 +300,27 @@ def test_only_an_unexpected_error_of_the_cache_is_logged(
 def test_each_pod_is_counted_when_it_starts_and_those_without_configuration_never() -> None:
     async def scenario() -> None:
         observer = FakeObserver()
-        async with house(observer) as home:
+        async with running_workers(observer) as harness:
             for uid in ("s1", "s2"):
-                home.workers.update_pod(create(static(uid)))
-            home.workers.update_pod(create(pod("web")))
-            home.workers.update_pod(kill_orphan(PodRecord(uid="lost", name="lost", namespace="ns")))
+                harness.workers.update_pod(create(static(uid=uid)))
+            harness.workers.update_pod(create(pod("web")))
+            harness.workers.update_pod(kill_orphan(PodRecord(uid="lost", name="lost", namespace="ns")))
             await calm()
             assert observer.seen == [("started", "s1", 1), ("started", "web", 1)]
-            home.workers.update_pod(kill(static("s1")))
+            harness.workers.update_pod(kill(static(uid="s1")))
             await calm()
-            home.workers.update_pod(again(static("s2")))
-            home.workers.update_pod(again(pod("web")))
+            harness.workers.update_pod(again(static(uid="s2")))
+            harness.workers.update_pod(again(pod("web")))
             await calm()
             assert observer.seen[2:] == [("started", "s2", 1)]
-            home.workers.sync_known_pods([WEB, PodUID("s2")])
+            harness.workers.sync_known_pods([WEB, PodUID("s2")])
             running = {"orphan": False, "has_config": True}
             assert observer.seen[3:] == [
                 (
                     "working",
                     {
-                        "s2": KnownPod(Stage.SYNC, static=True, **running),
-                        "web": KnownPod(Stage.SYNC, static=False, **running),
+                        "s2": PodWorkerSync(PodWorkerState.SYNC, static=True, **running),
+                        "web": PodWorkerSync(PodWorkerState.SYNC, static=False, **running),
                     },
                 )
             ]
@@ -329,11 +332,11 @@ def test_the_end_of_a_pod_without_configuration_frees_no_name_and_breaks_nothing
     async def scenario() -> None:
         bugs: list[dict[str, object]] = []
         asyncio.get_running_loop().set_exception_handler(lambda _, bug: bugs.append(bug))
-        async with house() as home:
-            home.workers.update_pod(kill_orphan(PodRecord(uid="lost", name="static", namespace="ns")))
+        async with running_workers() as harness:
+            harness.workers.update_pod(kill_orphan(PodRecord(uid="lost", name="static", namespace="ns")))
             await calm()
-            assert [call.function for call in home.syncer.calls] == ["sync_terminating_runtime_pod"]
-            assert (home.left, bugs) == ([], [])
+            assert [call.function for call in harness.syncer.calls] == ["sync_terminating_runtime_pod"]
+            assert (harness.left, bugs) == ([], [])
 
     simulate(scenario())
 
@@ -341,56 +344,56 @@ def test_the_end_of_a_pod_without_configuration_frees_no_name_and_breaks_nothing
 # Begin and end.
 
 
-def test_a_neighbour_may_add_a_pod_while_the_first_syncs_begin() -> None:
+def test_a_module_may_add_a_pod_while_the_first_syncs_begin() -> None:
     async def scenario() -> None:
-        home = House()
+        harness = WorkersHarness()
 
-        def add(uid: PodUID, what: str, detail: str) -> None:
-            if uid == WEB and what == "pass begun":
-                home.workers.update_pod(create(pod("db")))
+        def add(uid: PodUID, event: HistoryEvent) -> None:
+            if uid == WEB and isinstance(event, SyncStarted):
+                harness.workers.update_pod(create(pod("db")))
 
-        home.on_note = add
-        home.workers.update_pod(create(pod("web")))
-        home.workers.update_pod(create(pod("cron")))
-        home.start()
+        harness.on_history = add
+        harness.workers.update_pod(create(pod("web")))
+        harness.workers.update_pod(create(pod("cron")))
+        harness.start()
         await calm()
-        assert sorted(call.name for call in home.syncer.calls) == ["cron", "db", "web"]
-        assert home.running is not None
-        assert not home.running.done()
-        await home.stop()
+        assert sorted(call.name for call in harness.syncer.calls) == ["cron", "db", "web"]
+        assert harness.running is not None
+        assert not harness.running.done()
+        await harness.stop()
 
     simulate(scenario())
 
 
 def test_a_pod_killed_before_the_agent_runs_is_stopped_once_it_does() -> None:
     async def scenario() -> None:
-        home = House()
-        home.workers.update_pod(create(pod("web")))
-        home.workers.update_pod(kill(pod("web")))
+        harness = WorkersHarness()
+        harness.workers.update_pod(create(pod("web")))
+        harness.workers.update_pod(kill(pod("web")))
         await calm()
-        assert home.syncer.calls == []
-        home.start()
+        assert harness.syncer.calls == []
+        harness.start()
         await calm()
-        assert [call.function for call in home.syncer.calls] == ALL_THE_WAY[1:]
-        await home.stop()
+        assert [call.function for call in harness.syncer.calls] == ALL_THE_WAY[1:]
+        await harness.stop()
 
     simulate(scenario())
 
 
 def test_stopped_workers_refuse_every_update_and_sweep() -> None:
     async def scenario() -> None:
-        async with house() as home:
-            home.syncer.behave("sync_pod", "web", never)
-            home.workers.update_pod(create(pod("web")))
+        async with running_workers() as harness:
+            harness.syncer.behave("sync_pod", "web", never)
+            harness.workers.update_pod(create(pod("web")))
             await calm()
-        notes = list(home.notes)
+        history = list(harness.history)
         for update in (again(pod("web")), kill_orphan(PodRecord(uid="lost", name="lost", namespace="ns"))):
             with pytest.raises(TryLater, match=r"(web|lost)_ns"):
-                home.workers.update_pod(update)
+                harness.workers.update_pod(update)
         with pytest.raises(TryLater):
-            home.workers.sync_known_pods([])
-        assert home.workers.told_since_sweep() == {WEB}
-        assert (home.notes, home.queued) == (notes, [])
+            harness.workers.sync_known_pods([])
+        assert harness.workers.updated_since_sweep() == {WEB}
+        assert (harness.history, harness.queued) == (history, [])
 
     simulate(scenario())
 
@@ -402,9 +405,9 @@ def test_nothing_is_kept_of_a_sync_that_has_ended() -> None:
         async def note() -> None:
             tasks.append(weakref.ref(asyncio.current_task()))
 
-        async with house() as home:
-            home.syncer.behave("sync_terminating_runtime_pod", "lost", note)
-            home.workers.update_pod(kill_orphan(PodRecord(uid="lost", name="lost", namespace="ns")))
+        async with running_workers() as harness:
+            harness.syncer.behave("sync_terminating_runtime_pod", "lost", note)
+            harness.workers.update_pod(kill_orphan(PodRecord(uid="lost", name="lost", namespace="ns")))
             await calm()
             gc.collect()
             assert [task() for task in tasks] == [None]

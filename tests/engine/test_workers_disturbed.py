@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from podkeeper.model.errors import TryLater
+from podkeeper.model.history import SyncEnded, SyncResult
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.messages import PodUID
 from podkeeper.model.runtime import PodRecord
@@ -17,12 +18,12 @@ from podkeeper.rules.worker.states import Syncing, Unknown
 from podkeeper.rules.worker.updates import KillOptions, Update
 from podkeeper.testing.failures import fail_each_call
 from podkeeper.testing.interleave import interleave
-from podkeeper.testing.operations import Event, Operation
+from podkeeper.testing.operations import Event, OperationTest
 from podkeeper.testing.port_calls import PortCalls
-from tests.engine.worker_house import (
+from tests.engine.worker_harness import (
     DB,
     WEB,
-    House,
+    WorkersHarness,
     again,
     calm,
     change,
@@ -33,7 +34,11 @@ from tests.engine.worker_house import (
     static,
 )
 
-V0, V1, DELETED = pod("web", grace=30), pod("web", grace=30, version=1), pod("web", grace=30, deleted=True)
+V0, V1, DELETED = (
+    pod("web", grace=30),
+    pod("web", grace=30, labels={"version": "1"}),
+    pod("web", grace=30, deleted=True),
+)
 LOST = PodRecord(uid=WEB, name="web", namespace="ns")
 ONE_LIFE = re.compile("r*s*t*e*")  # killed while only the runtime knew it; sync, terminating, terminated
 LETTERS = {
@@ -46,8 +51,8 @@ RETRIED_SECONDS = 40.0  # a failed sync is retried after 10 s to 15 s
 
 
 @dataclass(slots=True)
-class Node(House):
-    """Workers with a loop of a few lines: due pods are synced, static pods take turns."""
+class Node(WorkersHarness):
+    """Workers with a small loop: due pods are synced, static pods run in order."""
 
     wanted: dict[PodUID, Pod] = field(default_factory=dict)
     killed: list[asyncio.Event] = field(default_factory=list)
@@ -191,7 +196,7 @@ EVENTS: dict[str, Event[Node]] = {
     "an update": lambda node: node.tell(change(V1)),
     "a sync": lambda node: node.workers.update_pod(again(node.wanted.get(WEB, V0))),
     "the deletion": lambda node: node.tell(change(DELETED)),
-    "a kill with a short grace": lambda node: node.kill_with_signal(KillOptions(grace_override_seconds=2)),
+    "a kill with a short grace period": lambda node: node.kill_with_signal(KillOptions(grace_override_seconds=2)),
     "an eviction": lambda node: node.kill_with_signal(KillOptions(evict=True)),
     "another pod": lambda node: node.tell(create(pod("db"))),
     "a sweep": lambda node: node.sweep(wanted=True),
@@ -203,9 +208,9 @@ def operation(
     run: Callable[[Node], Awaitable[None]],
     on: Callable[[PortCalls], AbstractAsyncContextManager[Node]] = with_a_pod,
     settle: float = RETRIED_SECONDS,
-) -> Operation[Node]:
-    return Operation(
-        stage=on,
+) -> OperationTest[Node]:
+    return OperationTest(
+        setup=on,
         run=run,
         state=Node.where,
         check=Node.holds,
@@ -242,8 +247,8 @@ def test_a_pod_created_again_while_it_ends_starts_after_the_next_sweep() -> None
         await calm()
         assert isinstance(node.workers.state(WEB), Syncing) == (node.wanted[WEB] is V1)
 
-    deletion = Operation(
-        stage=with_a_pod,
+    deletion = OperationTest(
+        setup=with_a_pod,
         run=delete,
         state=lambda node: node.wanted[WEB] is V1,
         check=Node.holds,
@@ -255,7 +260,7 @@ def test_a_pod_created_again_while_it_ends_starts_after_the_next_sweep() -> None
 
 
 def test_a_static_pod_starts_when_its_predecessor_has_finished() -> None:
-    old, new, third = static("old"), static("new"), static("third")
+    old, new, third = static(uid="old"), static(uid="new"), static(uid="third")
 
     @asynccontextmanager
     async def with_a_static_pod(calls: PortCalls) -> AsyncIterator[Node]:
@@ -279,8 +284,8 @@ def test_a_static_pod_starts_when_its_predecessor_has_finished() -> None:
         "a third pod of the same name": lambda node: node.tell(create(third)),
         "a sweep": lambda node: node.sweep(wanted=True),
     }
-    replacing = Operation(
-        stage=with_a_static_pod,
+    replacing = OperationTest(
+        setup=with_a_static_pod,
         run=replace_it,
         state=states,
         check=Node.holds,
@@ -300,9 +305,9 @@ def test_workers_that_stop_leave_no_sync_behind(run: Callable[[Node], Awaitable[
         assert node.syncer.overlaps == []
         assert node.syncer.busy == set()
         # A sync that ends with the agent is not a failed one.
-        assert run is not update or (WEB, "pass ended", "cut short") not in node.notes
+        assert run is not update or (WEB, SyncEnded(SyncResult.CANCELLED)) not in node.history
 
-    stopping = Operation(stage=with_a_pod, run=run_if_possible, state=lambda _: None, check=nothing_is_left)
+    stopping = OperationTest(setup=with_a_pod, run=run_if_possible, state=lambda _: None, check=nothing_is_left)
     interleave(stopping, {"the agent stops": Node.stop_now}, cancel=False)
 
 

@@ -17,17 +17,17 @@ from podkeeper.model.runtime import PodRecord
 from podkeeper.rules.worker.states import Finished, NeverStarted
 from podkeeper.rules.worker.updates import KillOptions
 from podkeeper.testing.virtual_time import simulate
-from tests.engine.worker_house import (
-    House,
+from tests.engine.worker_harness import (
+    WorkersHarness,
     again,
     change,
     create,
     failing,
-    house,
     kill,
     kill_orphan,
     lasting,
     pod,
+    running_workers,
     static,
 )
 from tests.oracle.podworkers_async import PodWorkersDriver
@@ -90,7 +90,7 @@ steps = st.one_of(
 
 @settings(max_examples=75, deadline=None)
 @given(st.lists(steps, min_size=5, max_size=40))
-def test_the_workers_do_what_the_machine_decides(history: list[Step]) -> None:
+def test_the_workers_follow_the_state_machine(history: list[Step]) -> None:
     async def scenario() -> None:
         worlds = World(), World()
         drivers: tuple[Driver, Driver] = DirectDriver(worlds[0]), PodWorkersDriver(worlds[1])
@@ -124,23 +124,23 @@ acts = st.tuples(
 )
 
 
-async def act(home: House, name: str, what: str, waiters: list[asyncio.Event]) -> None:
+async def act(harness: WorkersHarness, name: str, what: str, waiters: list[asyncio.Event]) -> None:
     match what:
         case "create":
-            home.workers.update_pod(create(pod(name)))
+            harness.workers.update_pod(create(pod(name)))
         case "change":
-            home.workers.update_pod(change(pod(name, version=1)))
+            harness.workers.update_pod(change(pod(name, labels={"version": "1"})))
         case "again":
-            home.workers.update_pod(again(pod(name)))
+            harness.workers.update_pod(again(pod(name)))
         case "kill":
-            if not home.workers.should_pod_be_finished(PodUID(name)):  # the finished never fire
+            if not harness.workers.should_pod_be_finished(PodUID(name)):  # the finished never fire
                 waiters.append(asyncio.Event())
-                home.workers.update_pod(kill(pod(name), KillOptions(completed=waiters[-1])))
+                harness.workers.update_pod(kill(pod(name), KillOptions(completed=waiters[-1])))
         case "shorten":
-            home.workers.update_pod(kill(pod(name), KillOptions(grace_override_seconds=3)))
+            harness.workers.update_pod(kill(pod(name), KillOptions(grace_override_seconds=3)))
         case "orphan":
-            if home.workers.is_pod_known_terminated(PodUID(name)):
-                home.workers.sync_known_pods([PodUID(other) for other in NAMES if other != name])
+            if harness.workers.is_pod_known_terminated(PodUID(name)):
+                harness.workers.sync_known_pods([PodUID(other) for other in NAMES if other != name])
 
 
 @settings(max_examples=75, deadline=None)
@@ -148,28 +148,28 @@ async def act(home: House, name: str, what: str, waiters: list[asyncio.Event]) -
     st.dictionaries(st.tuples(st.sampled_from(FUNCTIONS), st.sampled_from(NAMES)), outcomes),
     st.lists(acts, max_size=30),
 )
-def test_whatever_happens_at_once_passes_never_overlap_and_the_killed_end(behaviours: Any, history: Any) -> None:
+def test_syncs_never_overlap_and_killed_pods_end(behaviours: Any, history: Any) -> None:
     async def scenario() -> None:
-        async with house() as home:
+        async with running_workers() as harness:
             waiters: list[asyncio.Event] = []
             for (function, name), behaviour in behaviours.items():
                 if behaviour is not None:
-                    home.syncer.behave(function, name, behaviour)
+                    harness.syncer.behave(function, name, behaviour)
             for pause_seconds, name, what in history:
                 if pause_seconds:
                     await asyncio.sleep(pause_seconds)
-                await act(home, name, what, waiters)
-            home.syncer.behaviours.clear()
+                await act(harness, name, what, waiters)
+            harness.syncer.behaviours.clear()
             for name in NAMES:
-                home.workers.update_pod(kill(pod(name), KillOptions(grace_override_seconds=1)))
+                harness.workers.update_pod(kill(pod(name), KillOptions(grace_override_seconds=1)))
             await asyncio.sleep(3000)
-            for name in NAMES:  # a pass that failed before the faults ended is tried again by the loop
-                home.workers.update_pod(again(pod(name)))
+            for name in NAMES:  # the loop retries a sync that failed before the faults ended
+                harness.workers.update_pod(again(pod(name)))
             await asyncio.sleep(1)
-            assert home.syncer.overlaps == []
+            assert harness.syncer.overlaps == []
             assert all(waiter.is_set() for waiter in waiters)
             for name in NAMES:
-                assert isinstance(home.workers.state(PodUID(name)), Finished)
+                assert isinstance(harness.workers.state(PodUID(name)), Finished)
             assert len(asyncio.all_tasks()) == 2
 
     simulate(scenario())
@@ -177,28 +177,28 @@ def test_whatever_happens_at_once_passes_never_overlap_and_the_killed_end(behavi
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(["s1", "s2", "s3"]), st.booleans(), st.sampled_from([0.0, 1.0, 4.0]))))
-def test_static_pods_of_one_name_never_run_side_by_side_and_all_get_their_turn(history: Any) -> None:
+def test_static_pods_of_one_name_never_overlap_and_all_run(history: Any) -> None:
     async def scenario() -> None:
-        async with house() as home:
+        async with running_workers() as harness:
             for function in FUNCTIONS:
-                home.syncer.behave(function, "static", lasting(2))  # overlaps are counted by name
+                harness.syncer.behave(function, "static", lasting(2))  # overlaps are counted by name
 
             def wake(full_name: str) -> None:
-                uid = home.workers.next_in_line(full_name)
+                uid = harness.workers.next_in_line(full_name)
                 if uid is not None:
-                    home.workers.update_pod(again(static(uid)))
+                    harness.workers.update_pod(again(static(uid=uid)))
 
-            home.on_left = wake
+            harness.on_left = wake
             for uid, wanted, pause_seconds in history:
-                home.workers.update_pod(create(static(uid)) if wanted else kill(static(uid)))
+                harness.workers.update_pod(create(static(uid=uid)) if wanted else kill(static(uid=uid)))
                 if pause_seconds:
                     await asyncio.sleep(pause_seconds)
             for uid in ("s1", "s2", "s3"):
-                home.workers.update_pod(kill(static(uid)))
+                harness.workers.update_pod(kill(static(uid=uid)))
                 await asyncio.sleep(10)
-            assert home.syncer.overlaps == []
+            assert harness.syncer.overlaps == []
             for uid in ("s1", "s2", "s3"):
-                assert isinstance(home.workers.state(PodUID(uid)), Finished | NeverStarted)
+                assert isinstance(harness.workers.state(PodUID(uid)), Finished | NeverStarted)
 
     simulate(scenario())
 
@@ -206,16 +206,16 @@ def test_static_pods_of_one_name_never_run_side_by_side_and_all_get_their_turn(h
 @given(st.lists(st.sampled_from(["orphan", "sweep"]), max_size=6))
 def test_a_runtime_pod_killed_again_and_again_is_killed_once_at_a_time(history: list[str]) -> None:
     async def scenario() -> None:
-        async with house() as home:
-            home.syncer.behave("sync_terminating_runtime_pod", "lost", lasting(1))
+        async with running_workers() as harness:
+            harness.syncer.behave("sync_terminating_runtime_pod", "lost", lasting(1))
             for what in history:
                 if what == "sweep":
-                    home.workers.sync_known_pods([])
+                    harness.workers.sync_known_pods([])
                 else:
-                    home.workers.update_pod(kill_orphan(PodRecord(uid="lost", name="lost")))
+                    harness.workers.update_pod(kill_orphan(PodRecord(uid="lost", name="lost")))
                 await asyncio.sleep(0.4)
             await asyncio.sleep(10)
-            assert home.syncer.overlaps == []
-            assert home.workers.sync_known_pods([]) == {}
+            assert harness.syncer.overlaps == []
+            assert harness.workers.sync_known_pods([]) == {}
 
     simulate(scenario())

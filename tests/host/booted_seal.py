@@ -1,17 +1,17 @@
-"""The first process inside: seals the machine's files off, mounts what is needed, checks, and becomes systemd.
+"""The first process inside: make the files of the machine read-only, mount, check, and exec systemd.
 
-Run by `tests/host/booted.py` in fresh mount, PID, cgroup, UTS and IPC namespaces; standard library only.
+Started by `tests/host/booted.py` in new mount, PID, cgroup, UTS and IPC namespaces. Uses only the standard library.
 
-A systemd that boots on a machine's own root takes it for its own: it empties /tmp, writes /etc, /var and kernel
-settings, and starts what is installed. So, before it starts, and whatever units it may be asked for later:
+A systemd that boots on the root of a machine would empty /tmp, write to /etc, /var and kernel settings, and start the
+installed services. So this process prepares the mounts first:
 
-    everything that is mounted        read-only, and nothing here spreads to the machine nor the other way
-    /run, /tmp, /var, /dev/shm        empty ones, in memory
-    unit files, generators, tmpfiles  hidden; there are four targets that do nothing
-    /proc/sys                         read-only, but for the network, which is another one here
-    what may be written               one directory of the test's, and the cgroups of our own subtree
+    all mounts                        read-only and private
+    /run, /tmp, /var, /dev/shm        new and empty, in memory
+    unit files, generators, tmpfiles  hidden, except for four empty targets
+    /proc/sys                         read-only, except for the network, which is a separate one
+    writable                          one directory of the test, and the cgroups below ours
 
-If that is not so in the end, nothing is started.
+If a check fails, systemd is not started.
 """
 
 import ctypes
@@ -24,7 +24,7 @@ READ_ONLY = 0x1  # MOUNT_ATTR_RDONLY
 RECURSIVE = 0x8000
 PRIVATE = 1 << 18
 BIND, DETACH = 4096, 2
-MOUNT_SETATTR = 442  # on every architecture
+MOUNT_SETATTR = 442  # on all architectures
 HERE = -100
 
 IN_MEMORY = ("/run", "/tmp", "/var", "/dev/shm")
@@ -65,7 +65,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Attributes(ctypes.Structure):
-    """What mount_setattr is told."""
+    """struct mount_attr of mount_setattr(2)."""
 
     _fields_ = (
         ("set", ctypes.c_uint64),
@@ -76,7 +76,6 @@ class Attributes(ctypes.Structure):
 
 
 def main(wanted: dict[str, Any]) -> None:
-    """Seal, mount, check, and become systemd."""
     needed = {path: os.open(path, os.O_PATH) for path in (*wanted["shown"], wanted["writable"])}
     attributes("/", RECURSIVE, set_=READ_ONLY, propagation=PRIVATE)
     mount("proc", "/proc", "proc")
@@ -93,7 +92,7 @@ def main(wanted: dict[str, Any]) -> None:
     for name in TARGETS:
         with open(f"/etc/systemd/system/{name}.target", "w") as unit:
             unit.write(NOTHING)
-    for path, handle in needed.items():  # what /tmp or /var would hide
+    for path, handle in needed.items():  # the new /tmp and /var hide them
         os.makedirs(path, exist_ok=True)
         bind(f"/proc/self/fd/{handle}", path)
         os.close(handle)
@@ -105,7 +104,7 @@ def main(wanted: dict[str, Any]) -> None:
 
 
 def mount_cgroups(hierarchies: list[list[str]]) -> None:
-    """Each has a directory ("": the top itself), a kind and options; their tops are those of our cgroup namespace."""
+    """Mount the hierarchies of our cgroup namespace. Each has a directory ("" for the top), a type and options."""
     if _libc.umount2(b"/sys/fs/cgroup", DETACH) != 0:
         fail("umount /sys/fs/cgroup")
     if any(directory for directory, _, _ in hierarchies):
@@ -117,8 +116,8 @@ def mount_cgroups(hierarchies: list[list[str]]) -> None:
 
 
 def check(wanted: dict[str, Any]) -> None:
-    """Raises unless nothing of the machine can be written."""
-    open_ones = set()
+    """Raise an error if a file of the machine is writable."""
+    writable = set()
     with open("/proc/self/mountinfo") as lines:
         for line in lines:
             fields = line.split()
@@ -126,10 +125,10 @@ def check(wanted: dict[str, Any]) -> None:
             if any(word.startswith(("shared:", "master:")) for word in fields[6 : fields.index("-")]):
                 raise RuntimeError(f"{point} is shared with the machine")
             if "rw" in options and kind not in ("cgroup", "cgroup2"):
-                open_ones.add(point)
-    mine = {*IN_MEMORY, *HIDDEN, "/proc", "/proc/sys/net", "/sys/fs/cgroup", wanted["writable"]}
-    if strange := open_ones - mine:
-        raise RuntimeError(f"these could be written: {sorted(strange)}")
+                writable.add(point)
+    allowed = {*IN_MEMORY, *HIDDEN, "/proc", "/proc/sys/net", "/sys/fs/cgroup", wanted["writable"]}
+    if others := writable - allowed:
+        raise RuntimeError(f"writable mounts of the machine: {sorted(others)}")
     for directory in (*MUST_FAIL, *wanted["shown"]):
         trial = f"{directory.rstrip('/')}/podkeeper-must-not-write-this-{os.getpid()}"
         try:
@@ -137,7 +136,7 @@ def check(wanted: dict[str, Any]) -> None:
         except OSError:
             continue
         os.unlink(trial)
-        raise RuntimeError(f"{directory} could be written")
+        raise RuntimeError(f"{directory} is writable")
 
 
 def mount(source: str, target: str, kind: str, options: str = "") -> None:
@@ -151,14 +150,14 @@ def bind(source: str, target: str) -> None:
 
 
 def attributes(path: str, how: int, *, set_: int = 0, clear: int = 0, propagation: int = 0) -> None:
-    told = Attributes(set_, clear, propagation, 0)
-    if _libc.syscall(MOUNT_SETATTR, HERE, path.encode(), how, ctypes.byref(told), ctypes.sizeof(told)) != 0:
+    change = Attributes(set_, clear, propagation, 0)
+    if _libc.syscall(MOUNT_SETATTR, HERE, path.encode(), how, ctypes.byref(change), ctypes.sizeof(change)) != 0:
         fail(f"change the mounts at {path}")
 
 
-def fail(deed: str) -> None:
+def fail(action: str) -> None:
     code = ctypes.get_errno()
-    raise OSError(code, f"cannot {deed}: {os.strerror(code)}")
+    raise OSError(code, f"cannot {action}: {os.strerror(code)}")
 
 
 if __name__ == "__main__":

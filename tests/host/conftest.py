@@ -1,25 +1,25 @@
-"""The systemd of the session, for tests that want a real one."""
+"""A real systemd for the session."""
 
 from collections.abc import Iterator
 
 import pytest
 
-from tests.host.booted import Booted, booted, missing
+from tests.host.booted import BootedSystemd, booted, missing
 
 
 @pytest.fixture(scope="session")
-def systemd() -> Iterator[Booted]:
-    """A systemd on cgroups as this machine has them; skipped with the reason where there can be none."""
+def systemd() -> Iterator[BootedSystemd]:
+    """A booted systemd with the cgroup version of this machine. Skip if it cannot be booted."""
     if (reason := missing()) is not None:
         pytest.skip(reason)
-    with booted() as made:
-        yield made
+    with booted() as systemd:
+        yield systemd
 
 
 @pytest.fixture(scope="session")
-def unified_systemd() -> Iterator[Booted]:
-    """The same, on version 2 alone."""
+def unified_systemd() -> Iterator[BootedSystemd]:
+    """A booted systemd with cgroup version 2 only."""
     if (reason := missing()) is not None:
         pytest.skip(reason)
-    with booted(unified=True) as made:
-        yield made
+    with booted(unified=True) as systemd:
+        yield systemd

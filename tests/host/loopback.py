@@ -1,4 +1,4 @@
-"""Servers on the loopback, each of which ends with its block."""
+"""Servers on the loopback interface, which stop at the end of their block."""
 
 import asyncio
 import socket
@@ -17,7 +17,7 @@ HEALTH = "grpc.health.v1.Health"
 
 @asynccontextmanager
 async def server(talk: Talk, tls: ssl.SSLContext | None = None) -> AsyncIterator[Endpoint]:
-    """A server that talks so with everybody who connects."""
+    """A server that calls `talk` for every connection."""
     talks: set[asyncio.Task[None]] = set()
 
     async def one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -41,8 +41,8 @@ async def server(talk: Talk, tls: ssl.SSLContext | None = None) -> AsyncIterator
         await asyncio.gather(*talks, return_exceptions=True)
 
 
-def saying(text: str | bytes) -> Talk:
-    """Read a request, say something, hang up."""
+def replying(text: str | bytes) -> Talk:
+    """Read a request, send a text, close."""
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -52,8 +52,8 @@ def saying(text: str | bytes) -> Talk:
     return talk
 
 
-def noting(requests: list[str], answer: str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok") -> Talk:
-    """As `saying`, and the request is noted."""
+def recording(requests: list[str], answer: str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok") -> Talk:
+    """Like `replying`, and record the request."""
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         requests.append((await reader.readuntil(b"\r\n\r\n")).decode())
@@ -63,15 +63,15 @@ def noting(requests: list[str], answer: str = "HTTP/1.1 200 OK\r\nContent-Length
     return talk
 
 
-async def silence(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Listen for ever and never say a word."""
+async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Read forever and never reply."""
     while await reader.read(1000):
         pass
 
 
 @contextmanager
 def closed() -> Iterator[Endpoint]:
-    """A port where nobody listens, and nobody else will."""
+    """A port on which no server listens and no other process can listen."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         yield Endpoint("127.0.0.1", taken.getsockname()[1])
@@ -79,13 +79,13 @@ def closed() -> Iterator[Endpoint]:
 
 @contextmanager
 def unreachable() -> Iterator[Endpoint]:
-    """A port that does not even accept: its queue is full, and the kernel drops whoever comes."""
+    """A port that does not accept: its queue is full, so the kernel drops new connections."""
     with socket.socket() as listening, socket.socket() as first, socket.socket() as second, socket.socket() as third:
         listening.bind(("127.0.0.1", 0))
         listening.listen(0)
-        for caller in (first, second, third):
-            caller.setblocking(False)
-            caller.connect_ex(listening.getsockname())
+        for client in (first, second, third):
+            client.setblocking(False)
+            client.connect_ex(listening.getsockname())
         yield Endpoint("127.0.0.1", listening.getsockname()[1])
 
 
@@ -93,7 +93,7 @@ def unreachable() -> Iterator[Endpoint]:
 async def grpc_server(
     check: "Callable[[bytes, grpc.aio.ServicerContext], Awaitable[bytes]] | None",
 ) -> AsyncIterator[Endpoint]:
-    """A gRPC server with a health service of its own making, or without one."""
+    """A gRPC server with this health service, or without one."""
     serving = grpc.aio.server()
     if check is not None:
         method = grpc.unary_unary_rpc_method_handler(check)

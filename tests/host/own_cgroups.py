@@ -1,4 +1,4 @@
-"""A cgroup tree of the test's own on this machine, gone afterwards whatever happens in between; and small processes."""
+"""Real pod cgroups for a test, removed at its end, and processes that join them."""
 
 import os
 import subprocess
@@ -10,28 +10,28 @@ from functools import partial
 
 import pytest
 
-from podkeeper.host.cgroup_survey import survey
 from podkeeper.host.cgroups import HostCgroups, open_cgroups
-from podkeeper.runtimes.process.keeper import cgroup
-from podkeeper.runtimes.process.keeper.cgroup import Place
+from podkeeper.linux import cgroup
+from podkeeper.linux.cgroup import Cgroup
+from podkeeper.linux.cgroup_support import detect
 
-HERE = survey(cgroup.hierarchies())
+HERE = detect()
 needs_cgroups = pytest.mark.skipif(not HERE.version, reason=HERE.describe())
 
 
 def needs(*controllers: str) -> pytest.MarkDecorator:
-    """Skip where the machine gives us no such controllers."""
+    """Skip a test if the machine lacks one of these controllers."""
     missing = sorted(set(controllers) - set(HERE.controllers))
     return pytest.mark.skipif(bool(missing), reason=f"no cgroup controller for {missing}: {HERE.describe()}")
 
 
 @contextmanager
-def own_cgroups() -> Iterator[tuple[HostCgroups[Place], Place]]:
-    """Pod cgroups below a root that nobody else has, and that root."""
+def own_cgroups() -> Iterator[tuple[HostCgroups, Cgroup]]:
+    """Yield pod cgroups below a unique root, and that root."""
     name = f"podkeeper-test-{uuid.uuid4().hex[:12]}"
     path = f"{HERE.base.rstrip('/')}/{name}"
     try:
-        cgroups = open_cgroups(cgroup, name)
+        cgroups = open_cgroups(name)
         assert isinstance(cgroups, HostCgroups), cgroups.describe()
         root = cgroup.find(path)
         assert root is not None
@@ -43,10 +43,10 @@ def own_cgroups() -> Iterator[tuple[HostCgroups[Place], Place]]:
 
 
 @contextmanager
-def process_in(place: Place, program: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A Python program that has joined a cgroup before its first line runs."""
+def process_in(group: Cgroup, program: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a Python program that joins a cgroup before its first line."""
     argv = [sys.executable, "-I", "-S", "-c", program]
-    join = partial(_join, place)
+    join = partial(_join, group)
     process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, preexec_fn=join)
     try:
         yield process
@@ -57,14 +57,14 @@ def process_in(place: Place, program: str) -> Iterator[subprocess.Popen[bytes]]:
             process.stdout.close()
 
 
-def _join(place: Place) -> None:
-    for file in cgroup.procs_files(place):
+def _join(group: Cgroup) -> None:
+    for file in cgroup.procs_files(group):
         with open(file, "w") as procs:
             procs.write("0")
 
 
-def as_nobody(call: Callable[[], str], joining: Place | None = None) -> str:
-    """What a call returns when an ordinary user makes it, in a process of its own (and in a cgroup)."""
+def as_unprivileged_user(call: Callable[[], str], joining: Cgroup | None = None) -> str:
+    """Return the result of a call by an ordinary user, in a new process that may join a cgroup."""
     reading, writing = os.pipe()
     if (pid := os.fork()) == 0:
         answer = "the child failed"

@@ -1,26 +1,20 @@
-"""Small pods of each class, for tests of cgroups."""
+"""Small pods of each QoS class, for tests of cgroups."""
 
 import uuid
 
-from podkeeper.model.k8s.core import Container, Pod, PodSpec, ResourceRequirements
-from podkeeper.model.k8s.meta import ObjectMeta
-from podkeeper.model.messages import PodUID
+from podkeeper.model.k8s.core import Pod, ResourceRequirements
 from podkeeper.model.wire import QuantityLike
+from podkeeper.testing.build import container, pod
 
 Resources = dict[str, QuantityLike]
 
 
-def pod(requests: Resources | None = None, limits: Resources | None = None, uid: str | None = None) -> Pod:
+def pod_with(requests: Resources | None = None, limits: Resources | None = None, uid: str | None = None) -> Pod:
+    """Return a pod with these resources, and with a new UID by default."""
     resources = ResourceRequirements(requests=requests or {}, limits=limits or {})
-    spec = PodSpec(containers=(Container(name="web", image="web", resources=resources),))
-    metadata = ObjectMeta(name="web", namespace="default", uid=uid if uid is not None else str(uuid.uuid4()))
-    return Pod(metadata=metadata, spec=spec)
+    return pod("web", container("web", resources=resources), uid=str(uuid.uuid4()) if uid is None else uid)
 
 
-def uid_of(pod: Pod) -> PodUID:
-    return PodUID(pod.metadata.uid or "")
-
-
-BEST_EFFORT = pod()
-BURSTABLE = pod({"cpu": "250m"}, {"memory": "64Mi"})
-GUARANTEED = pod({"cpu": "500m", "memory": "64Mi"}, {"cpu": "500m", "memory": "64Mi"})
+BEST_EFFORT = pod_with()
+BURSTABLE = pod_with({"cpu": "250m"}, {"memory": "64Mi"})
+GUARANTEED = pod_with({"cpu": "500m", "memory": "64Mi"}, {"cpu": "500m", "memory": "64Mi"})

@@ -1,4 +1,4 @@
-"""The node's own docker configuration: where it is looked for, and how long it is believed."""
+"""The Docker configuration of the node: search order and caching."""
 
 import asyncio
 import json
@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from podkeeper.host.clock import SystemClock
-from podkeeper.host.docker_config import LIFETIME_SECONDS, NodeDockerConfig, usual_places
+from podkeeper.host.docker_config import LIFETIME_SECONDS, NodeDockerConfig, default_paths
 
 NEWER = json.dumps({"auths": {"reg.test": {"username": "newer"}}})
 OLDER = json.dumps({"reg.test": {"username": "older"}})
 
 
-class Clock(SystemClock):
-    """A clock that is set by hand: files are read by a real thread."""
+class ManualClock(SystemClock):
+    """A clock that the test sets, because a real thread reads the files."""
 
     def __init__(self) -> None:
         self.at = 0.0
@@ -23,19 +23,21 @@ class Clock(SystemClock):
         return self.at
 
 
-def found(*places: Path) -> list[str]:
-    return list(asyncio.run(NodeDockerConfig(places, Clock()).configs()))
+def found(*paths: Path) -> list[str]:
+    return list(asyncio.run(NodeDockerConfig(paths, ManualClock()).configs()))
 
 
-def test_the_usual_places_begin_in_the_agents_root_and_end_with_the_older_form(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", "/home/somebody")
-    assert [str(place) for place in usual_places(Path("/agent"))] == [
-        *("/agent/config.json", "/home/somebody/.docker/config.json", "/.docker/config.json"),
-        *("/agent/.dockercfg", "/home/somebody/.dockercfg", "/.dockercfg"),
+def test_the_default_paths_begin_in_the_state_directory_and_end_with_dockercfg(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HOME", "/home/user")
+    assert [str(path) for path in default_paths(Path("/agent"))] == [
+        *("/agent/config.json", "/home/user/.docker/config.json", "/.docker/config.json"),
+        *("/agent/.dockercfg", "/home/user/.dockercfg", "/.dockercfg"),
     ]
 
 
-def test_the_first_that_can_be_read_counts_alone(tmp_path: Path) -> None:
+def test_only_the_first_readable_file_is_used(tmp_path: Path) -> None:
     newer, older = tmp_path / "config.json", tmp_path / ".dockercfg"
     assert found(newer, older) == []
     older.write_text(OLDER)
@@ -44,42 +46,42 @@ def test_the_first_that_can_be_read_counts_alone(tmp_path: Path) -> None:
     assert found(newer, older) == [NEWER]
 
 
-PASSED_OVER = {
-    "no JSON": b"{",
-    "no text": b"\xff",
-    "a bad entry": json.dumps({"auths": {"reg.test": {"auth": "%"}}}).encode(),
-    "other settings of docker's": json.dumps({"credsStore": "pass", "psFormat": "table"}).encode(),
+IGNORED = {
+    "not JSON": b"{",
+    "not UTF-8": b"\xff",
+    "an invalid entry": json.dumps({"auths": {"reg.test": {"auth": "%"}}}).encode(),
+    "only other settings": json.dumps({"credsStore": "pass", "psFormat": "table"}).encode(),
 }
 
 
-@pytest.mark.parametrize("content", PASSED_OVER.values(), ids=PASSED_OVER.keys())
-def test_what_is_none_is_passed_over(content: bytes, tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", IGNORED.values(), ids=IGNORED.keys())
+def test_an_unusable_file_is_ignored(content: bytes, tmp_path: Path) -> None:
     newer, older = tmp_path / "config.json", tmp_path / ".dockercfg"
     newer.write_bytes(content)
     older.write_text(OLDER)
     assert found(newer, older) == [OLDER]
 
 
-def test_a_directory_in_its_place_is_passed_over(tmp_path: Path) -> None:
+def test_a_directory_instead_of_a_file_is_ignored(tmp_path: Path) -> None:
     (tmp_path / "config.json").mkdir()
     assert found(tmp_path / "config.json") == []
 
 
-def test_a_new_configuration_counts_after_five_minutes(tmp_path: Path) -> None:
-    place, clock = tmp_path / "config.json", Clock()
-    place.write_text(NEWER)
-    node = NodeDockerConfig([place], clock)
+def test_a_new_configuration_is_used_after_five_minutes(tmp_path: Path) -> None:
+    path, clock = tmp_path / "config.json", ManualClock()
+    path.write_text(NEWER)
+    node = NodeDockerConfig([path], clock)
 
-    async def ask() -> list[str]:
+    async def configs() -> list[str]:
         return list(await node.configs())
 
-    assert asyncio.run(ask()) == [NEWER]
+    assert asyncio.run(configs()) == [NEWER]
     changed = NEWER.replace("newer", "newest")
-    place.write_text(changed)
+    path.write_text(changed)
     clock.at = LIFETIME_SECONDS - 1
-    assert asyncio.run(ask()) == [NEWER]
+    assert asyncio.run(configs()) == [NEWER]
     clock.at = LIFETIME_SECONDS
-    assert asyncio.run(ask()) == [changed]
-    place.unlink()
+    assert asyncio.run(configs()) == [changed]
+    path.unlink()
     clock.at = 2 * LIFETIME_SECONDS
-    assert asyncio.run(ask()) == []
+    assert asyncio.run(configs()) == []

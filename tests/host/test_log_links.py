@@ -1,4 +1,4 @@
-"""Links to logs on a real disk."""
+"""Log links on a real disk."""
 
 import asyncio
 import os
@@ -8,7 +8,7 @@ import pytest
 
 from podkeeper.host.log_links import HostLogLinks
 from podkeeper.model.errors import TryLater
-from podkeeper.rules.log_links import LogLink
+from podkeeper.rules.logs.symlinks import LogLink
 
 
 def test_a_link_leads_to_its_log_until_it_is_removed(tmp_path: Path) -> None:
@@ -21,7 +21,7 @@ def test_a_link_leads_to_its_log_until_it_is_removed(tmp_path: Path) -> None:
         await links.make([LogLink("a.log", str(log)), LogLink("b.log", str(tmp_path / "never.log"))])
         assert await links.survey() == {"a.log": True}
         assert (tmp_path / "var" / "containers" / "a.log").read_text() == "hello\n"
-        await links.make([LogLink("a.log", str(log))])  # it may be made twice
+        await links.make([LogLink("a.log", str(log))])  # idempotent
         log.unlink()
         assert await links.survey() == {"a.log": False}
         await links.remove(["a.log", "unknown.log"])
@@ -30,7 +30,7 @@ def test_a_link_leads_to_its_log_until_it_is_removed(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_what_is_no_link_is_left_alone(tmp_path: Path) -> None:
+def test_other_files_are_not_removed(tmp_path: Path) -> None:
     (tmp_path / "file.log").write_text("mine")
     os.symlink(tmp_path / "nowhere", tmp_path / "other")
     links = HostLogLinks(tmp_path)
@@ -43,8 +43,8 @@ def test_what_is_no_link_is_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "file.log").read_text() == "mine"
 
 
-def test_a_directory_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_created_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     links = HostLogLinks(tmp_path / "file" / "below")
-    with pytest.raises(TryLater, match=r"cannot make the links to logs in .*below"):
+    with pytest.raises(TryLater, match=r"cannot create the log links in .*below"):
         asyncio.run(links.make([]))

@@ -1,20 +1,20 @@
-"""Pods' cgroups as slices of a real systemd."""
+"""Pod cgroups as slices of a real systemd."""
 
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from tests.host import slice_scenes
-from tests.host.booted import Booted
+from tests.host import slice_scenarios
+from tests.host.booted import BootedSystemd
 
 
-@pytest.mark.parametrize("scene", slice_scenes.SCENES, ids=lambda scene: scene.__name__)
-def test_with_a_real_systemd(systemd: Booted, scene: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("scenario", slice_scenarios.SCENARIOS, ids=lambda scenario: scenario.__name__)
+def test_slices_of_a_real_systemd(systemd: BootedSystemd, scenario: Callable[..., Any]) -> None:
     if systemd.version != 1:
-        pytest.skip("the scenes look at the kernel's files of version 1")
-    systemd.play(scene)
+        pytest.skip("the scenarios check files of version 1")
+    systemd.run_scenario(scenario)
 
 
-def test_systemd_is_told_what_version_2_calls_the_limits(unified_systemd: Booted) -> None:
-    unified_systemd.play(slice_scenes.systemd_is_told_what_version_2_calls_the_limits)
+def test_systemd_gets_the_limits_of_version_2(unified_systemd: BootedSystemd) -> None:
+    unified_systemd.run_scenario(slice_scenarios.systemd_gets_the_limits_of_version_2)

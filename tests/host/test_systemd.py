@@ -1,4 +1,4 @@
-"""Talking with systemd: over the system bus as well as over its own socket, and with those who are no systemd."""
+"""Systemd over the system bus and over its private socket, and peers that are not systemd."""
 
 import asyncio
 import os
@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from jeepney import DBusAddress, new_signal
 
-from podkeeper.host.dbus import Connection, Refused, connected
+from podkeeper.host.dbus import DBusConnection, DBusError, connect
 from podkeeper.host.systemd import NoSystemd, Systemd
 from podkeeper.ports.cgroups import Cgroups
 from podkeeper.testing.contracts import name_of
 from podkeeper.testing.contracts.cgroups import CGROUPS
 from podkeeper.testing.contracts.contract import Scenario
-from tests.host import systemd_scenes
-from tests.host.booted import Booted
+from tests.host import systemd_scenarios
+from tests.host.booted import BootedSystemd
 
 DAEMON = "/usr/bin/dbus-daemon"
 SOCKET = """[Unit]
@@ -38,10 +38,10 @@ CONFIG = """<busconfig><type>system</type><listen>systemd:</listen><auth>EXTERNA
 
 
 @pytest.fixture
-def with_a_bus(systemd: Booted) -> Iterator[Booted]:
-    """The same systemd, with a system bus beside it."""
+def with_a_bus(systemd: BootedSystemd) -> Iterator[BootedSystemd]:
+    """The booted systemd with a system bus."""
     if not os.path.exists(DAEMON):
-        pytest.skip("there is no dbus-daemon: install Debian's dbus-daemon")
+        pytest.skip("dbus-daemon is missing: install the package dbus-daemon")
     files = {
         "/run/systemd/system/dbus.socket": SOCKET,
         "/run/systemd/system/dbus.service": SERVICE,
@@ -51,7 +51,7 @@ def with_a_bus(systemd: Booted) -> Iterator[Booted]:
         systemd.run("sh", "-c", 'mkdir -p "$(dirname "$1")"; printf %s "$2" >"$1"', "sh", path, text)
     systemd.run("systemctl", "daemon-reload")
     systemd.run("systemctl", "start", "dbus.service")
-    systemd.play(systemd_scenes.systemd_is_on_the_bus)
+    systemd.run_scenario(systemd_scenarios.systemd_is_on_the_bus)
     try:
         yield systemd
     finally:
@@ -61,26 +61,26 @@ def with_a_bus(systemd: Booted) -> Iterator[Booted]:
 
 
 @pytest.mark.parametrize("scenario", CGROUPS.scenarios, ids=name_of)
-def test_a_promise_is_kept_over_the_system_bus(with_a_bus: Booted, scenario: Scenario[Cgroups]) -> None:
-    with_a_bus.play(systemd_scenes.promise_on_the_bus, scenario.__name__)
+def test_the_contract_holds_over_the_system_bus(with_a_bus: BootedSystemd, scenario: Scenario[Cgroups]) -> None:
+    with_a_bus.run_scenario(systemd_scenarios.contract_on_the_bus, scenario.__name__)
 
 
-def test_the_bus_serves_where_systemds_own_socket_does_not(with_a_bus: Booted) -> None:
-    with_a_bus.play(systemd_scenes.where_its_own_socket_is_closed_the_bus_serves)
+def test_the_bus_is_used_if_the_private_socket_fails(with_a_bus: BootedSystemd) -> None:
+    with_a_bus.run_scenario(systemd_scenarios.the_bus_is_used_if_the_private_socket_fails)
 
 
-def test_a_bus_may_be_restarted(with_a_bus: Booted) -> None:
-    with_a_bus.play(systemd_scenes.a_bus_may_be_restarted)
+def test_a_restart_of_the_bus_is_survived(with_a_bus: BootedSystemd) -> None:
+    with_a_bus.run_scenario(systemd_scenarios.a_restart_of_the_bus_is_survived)
 
 
-def test_what_systemd_says_is_passed_on(systemd: Booted) -> None:
-    systemd.play(systemd_scenes.what_systemd_says_is_passed_on)
+def test_errors_of_systemd_are_reported(systemd: BootedSystemd) -> None:
+    systemd.run_scenario(systemd_scenarios.errors_of_systemd_are_reported)
 
 
 # ---- no systemd ------------------------------------------------------------------------------
 
 
-def test_who_is_not_there_is_named(tmp_path: Path) -> None:
+def test_missing_sockets_are_named(tmp_path: Path) -> None:
     private, bus = str(tmp_path / "private"), str(tmp_path / "bus")
     with pytest.raises(NoSystemd, match=rf"cannot reach systemd: {private}: No such file or directory; {bus}: No such"):
         asyncio.run(Systemd.open(private, bus))
@@ -89,8 +89,8 @@ def test_who_is_not_there_is_named(tmp_path: Path) -> None:
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
-def talked(tmp_path: Path, talk: Talk, scenario: Callable[[str], Awaitable[None]]) -> None:
-    """Let somebody talk on a socket while a scenario happens."""
+def with_peer(tmp_path: Path, talk: Talk, scenario: Callable[[str], Awaitable[None]]) -> None:
+    """Run a scenario with a scripted peer on a socket."""
     path = str(tmp_path / "s")
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -107,20 +107,20 @@ def talked(tmp_path: Path, talk: Talk, scenario: Callable[[str], Awaitable[None]
     asyncio.run(whole())
 
 
-async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def authenticate(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     await reader.readuntil(b"BEGIN\r\n")
     writer.write(b"OK 0123456789abcdef0123456789abcdef\r\n")
     await writer.drain()
 
 
-async def to(path: str) -> Connection:
-    return await connected(path, lambda signal, values: None, lambda: None)
+async def connected(path: str) -> DBusConnection:
+    return await connect(path, lambda signal, values: None, lambda: None)
 
 
-WHERE = ("org.example", "/org/example", "org.example.It")
+TARGET = ("org.example", "/org/example", "org.example.It")
 
 
-def test_who_turns_us_away_is_no_systemd(tmp_path: Path) -> None:
+def test_a_rejected_authentication_is_reported(tmp_path: Path) -> None:
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readline()
         writer.write(b"REJECTED EXTERNAL\r\n")
@@ -130,28 +130,28 @@ def test_who_turns_us_away_is_no_systemd(tmp_path: Path) -> None:
         with pytest.raises(NoSystemd, match=r"Authentication failed.*REJECTED"):
             await Systemd.open(path, "")
 
-    talked(tmp_path, talk, scenario)
+    with_peer(tmp_path, talk, scenario)
 
 
-def test_who_hangs_up_ends_every_call_and_those_after_it(tmp_path: Path) -> None:
+def test_a_closed_connection_fails_pending_and_later_calls(tmp_path: Path) -> None:
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await greet(reader, writer)
+        await authenticate(reader, writer)
         await reader.read(1)
 
     async def scenario(path: str) -> None:
-        connection = await to(path)
+        connection = await connected(path)
         with pytest.raises(ConnectionError):
-            await connection.call(WHERE, "Do")
+            await connection.call(TARGET, "Do")
         with pytest.raises(ConnectionError, match="closed"):
-            await connection.call(WHERE, "Do")
+            await connection.call(TARGET, "Do")
         assert not connection.is_open
 
-    talked(tmp_path, talk, scenario)
+    with_peer(tmp_path, talk, scenario)
 
 
-def test_a_greeting_may_come_in_pieces_and_with_more_behind_it(tmp_path: Path) -> None:
-    heard: list[tuple[str, tuple[str, ...]]] = []
-    signal = new_signal(DBusAddress("/org/example", interface="org.example.It"), "Happened", "s", ("so it is",))
+def test_an_authentication_reply_may_arrive_in_parts_with_a_signal_behind_it(tmp_path: Path) -> None:
+    received: list[tuple[str, tuple[str, ...]]] = []
+    signal = new_signal(DBusAddress("/org/example", interface="org.example.It"), "Happened", "s", ("value",))
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"BEGIN\r\n")
@@ -163,34 +163,34 @@ def test_a_greeting_may_come_in_pieces_and_with_more_behind_it(tmp_path: Path) -
         await reader.read()
 
     async def scenario(path: str) -> None:
-        connection = await connected(path, lambda name, values: heard.append((name, values)), lambda: None)
+        connection = await connect(path, lambda name, values: received.append((name, values)), lambda: None)
         async with asyncio.timeout(10):
-            while not heard:
+            while not received:
                 await asyncio.sleep(0.01)
         connection.close()
 
-    talked(tmp_path, talk, scenario)
-    assert heard == [("org.example.It.Happened", ("so it is",))]
+    with_peer(tmp_path, talk, scenario)
+    assert received == [("org.example.It.Happened", ("value",))]
 
 
-def test_who_talks_nonsense_is_hung_up_on(tmp_path: Path) -> None:
+def test_invalid_data_closes_the_connection(tmp_path: Path) -> None:
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await greet(reader, writer)
-        writer.write(b"what a nice day it is, is it not? " * 10)
+        await authenticate(reader, writer)
+        writer.write(b"this is not a D-Bus message. " * 10)
         await writer.drain()
 
     async def scenario(path: str) -> None:
         with pytest.raises(ConnectionError):
-            await (await to(path)).call(WHERE, "Do")
+            await (await connected(path)).call(TARGET, "Do")
 
-    talked(tmp_path, talk, scenario)
-
-
-def test_refused_is_told_by_its_name() -> None:
-    assert (Refused("org.example.No", "").name, str(Refused("org.example.No", ""))) == ("org.example.No",) * 2
-    assert str(Refused("org.example.No", "not today")) == "not today"
+    with_peer(tmp_path, talk, scenario)
 
 
-def test_d_bus_is_imported_only_where_it_is_needed() -> None:
-    code = "import sys, podkeeper.app.containers, podkeeper.app.cli.checkup; sys.exit('jeepney' in sys.modules)"
+def test_a_dbus_error_has_a_name_and_a_message() -> None:
+    assert (DBusError("org.example.No", "").name, str(DBusError("org.example.No", ""))) == ("org.example.No",) * 2
+    assert str(DBusError("org.example.No", "denied")) == "denied"
+
+
+def test_dbus_is_imported_only_for_the_systemd_driver() -> None:
+    code = "import sys, podkeeper.app.containers, podkeeper.app.cli.doctor_checks; sys.exit('jeepney' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -1,4 +1,4 @@
-"""A disk that refuses to make things durable, and loses at a power cut all that was not."""
+"""A disk whose syncs can fail, and that loses everything not synced at a power cut."""
 
 import errno
 import os

@@ -24,10 +24,10 @@ MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None  # the crashes are ou
 KEYS = ("a", "b", "status/ü")
 Write = tuple[str, bytes | None]
 
-BEGUN: Sequence[Write] = [("base", b"0")]  # written whole, under another name: nobody ever sees half of it
+BEGUN: Sequence[Write] = [("base", b"0")]  # a rewrite is renamed when complete, so no reader sees a part of it
 HISTORIES: dict[str, Sequence[Sequence[Write]]] = {  # a sync after each inner list
     "a few notes": [BEGUN, [("a", b"1")], [("b", b"22"), ("a", b"333")], [("a", None)]],
-    "one round of many": [
+    "one batch of many": [
         BEGUN,
         [("a", b"1"), ("b", b""), ("a", None), ("c", b"x" * 40), ("base", None), ("a", b"4"), ("b", None)],
     ],
@@ -67,7 +67,7 @@ def recovered(path: Path) -> dict[str, bytes]:
 
 
 def lived(path: Path, history: Sequence[Sequence[Write]]) -> list[tuple[int, int]]:
-    """Play a history. Returns, for each sync, the file's size and the number of writes by then."""
+    """Execute a history. Return, for each sync, the file's size and the number of writes so far."""
 
     async def scenario() -> list[tuple[int, int]]:
         journal = FileJournal.open(path)
@@ -83,7 +83,7 @@ def lived(path: Path, history: Sequence[Sequence[Write]]) -> list[tuple[int, int
     return asyncio.run(scenario())
 
 
-def test_a_crash_at_any_byte_keeps_what_was_synced_and_a_first_part_of_the_rest(memory: Path) -> None:
+def test_a_crash_at_any_byte_keeps_synced_notes_and_a_prefix_of_the_rest(memory: Path) -> None:
     for name, history in HISTORIES.items():
         path = memory / name / "journal"
         marks = lived(path, history)
@@ -98,7 +98,7 @@ def test_a_crash_at_any_byte_keeps_what_was_synced_and_a_first_part_of_the_rest(
         assert not list(memory.glob("crashed.damaged*"))
 
 
-def test_damage_at_any_byte_keeps_a_first_part_and_loses_no_file(memory: Path) -> None:
+def test_damage_at_any_byte_keeps_a_prefix_and_loses_no_file(memory: Path) -> None:
     path = memory / "journal"
     history = HISTORIES["a few notes"]
     marks = lived(path, history)
@@ -233,7 +233,7 @@ asyncio.run(main())
 """
 
 
-def test_whatever_was_synced_survives_kill_9(tmp_path: Path) -> None:
+def test_synced_notes_survive_kill_9(tmp_path: Path) -> None:
     path, chance = tmp_path / "journal", random.Random(5)
     for _ in range(6):
         writer = subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True)

@@ -1,4 +1,4 @@
-"""The journal's file on disk: what is synced in which order, and what becomes of a file that somebody changed."""
+"""The journal's file on disk: the order of syncs, and files that others changed."""
 
 import errno
 import os
@@ -15,7 +15,7 @@ MORE = encode("b", b"2")
 
 
 class RecordingDisk(Durability):
-    """Records each sync, as `data name` or `everything name`; one of them can be refused."""
+    """Records each sync, as `data name` or `everything name`. One of them can fail."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -41,7 +41,7 @@ def disk() -> RecordingDisk:
 
 @pytest.fixture
 def file(tmp_path: Path, disk: RecordingDisk) -> Iterator[JournalFile]:
-    """A file that holds one note. At the end no descriptor may be left open."""
+    """A file with one note. At the end no descriptor may be open."""
     before = os.listdir("/proc/self/fd")
     made = JournalFile(tmp_path / "state" / "journal", disk)
     made.rewrite(OLD)
@@ -54,7 +54,7 @@ def names(file: JournalFile) -> list[str]:
     return sorted(os.listdir(file.path.parent))
 
 
-def test_a_missing_directory_is_made_and_its_name_made_durable(tmp_path: Path, disk: RecordingDisk) -> None:
+def test_a_missing_directory_is_created_durably(tmp_path: Path, disk: RecordingDisk) -> None:
     make_ready(tmp_path / "a" / "b" / "journal", disk)
     assert disk.calls == [f"everything {tmp_path.name}", "everything a"]
     assert [(tmp_path / name).stat().st_mode & 0o777 for name in ("a", "a/b")] == [0o700, 0o700]
@@ -104,7 +104,7 @@ def test_nothing_is_appended_to_a_file_that_was(
     assert (file.size, disk.calls) == (size, [])
 
 
-def test_what_an_earlier_append_left_is_cut_off(file: JournalFile, disk: RecordingDisk) -> None:
+def test_the_rest_of_a_failed_append_is_cut_off(file: JournalFile, disk: RecordingDisk) -> None:
     disk.refused = ("data journal", errno.EIO)
     with pytest.raises(OSError):
         file.append(encode("longer", bytes(100)))
@@ -133,7 +133,7 @@ def test_a_directory_that_cannot_be_synced_does_not_need_it(file: JournalFile, d
     assert file.append(MORE)
 
 
-def test_a_file_is_read_whole_and_a_rewrite_that_was_cut_short_is_removed(file: JournalFile) -> None:
+def test_a_file_is_read_and_an_interrupted_rewrite_is_removed(file: JournalFile) -> None:
     file.path.with_name("journal.new").write_bytes(b"half")
     fresh = JournalFile(file.path)
     assert (fresh.read(), fresh.size, fresh.damaged) == (encode_all(OLD), len(encode_all(OLD)), False)
@@ -170,7 +170,7 @@ def test_a_damaged_file_gets_the_first_free_name(file: JournalFile) -> None:
     assert not file.damaged
 
 
-def test_a_damaged_file_that_somebody_removed_is_not_kept(file: JournalFile) -> None:
+def test_a_damaged_file_that_was_removed_is_not_kept(file: JournalFile) -> None:
     file.damaged = True
     file.path.unlink()
     file.rewrite({"c": b"3"})
@@ -178,17 +178,17 @@ def test_a_damaged_file_that_somebody_removed_is_not_kept(file: JournalFile) -> 
 
 
 ADVICE = {
-    errno.ENOSPC: "no space left on device; make room on the file system of /state",
-    errno.EDQUOT: "disk quota exceeded; make room on the file system of /state",
-    errno.EROFS: "read-only file system; mount the file system of /state read-write again (`dmesg` may tell why it is "
-    "not)",
+    errno.ENOSPC: "no space left on device; free space on the file system of /state",
+    errno.EDQUOT: "disk quota exceeded; free space on the file system of /state",
+    errno.EROFS: "read-only file system; mount the file system of /state read-write again (`dmesg` may show "
+    "the reason)",
     errno.EACCES: f"permission denied; let user {os.geteuid()} write in /state",
     errno.EPERM: f"operation not permitted; let user {os.geteuid()} write in /state",
     errno.EFBIG: "file too large; raise the limit on the size of files (`ulimit -f`)",
-    errno.EIO: "input/output error; the disk may be failing: see `dmesg`",
+    errno.EIO: "input/output error; the disk may be failing, check `dmesg`",
     errno.EMFILE: "too many open files; raise the limit on open files (`ulimit -n`)",
     errno.ENFILE: "too many open files in system; raise the limit on open files (`ulimit -n`)",
-    errno.ENOTDIR: "not a directory; see to /state/journal",
+    errno.ENOTDIR: "not a directory; check /state/journal",
 }
 
 
@@ -198,4 +198,4 @@ def test_each_error_comes_with_advice(code: int) -> None:
 
 
 def test_an_error_without_a_number_comes_with_its_text() -> None:
-    assert advice(OSError("Odd"), Path("/state/journal")) == "odd; see to /state/journal"
+    assert advice(OSError("Odd"), Path("/state/journal")) == "odd; check /state/journal"

@@ -1,4 +1,4 @@
-"""The journal in a file: group commit, compaction, damage, trouble with the disk."""
+"""The journal in a file: group commit, compaction, damage, disk errors."""
 
 import asyncio
 import logging
@@ -28,7 +28,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of its own with 64 KiB."""
+    """A separate file system with 64 KiB."""
     if os.geteuid() != 0:
         pytest.skip("mounting a small file system needs root")
     place = tmp_path / "disk"
@@ -45,7 +45,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 async def written(path: Path, *rounds: dict[str, bytes]) -> None:
-    """A journal with these notes, a sync after each round."""
+    """A journal with these notes, with a sync after each batch."""
     journal = FileJournal.open(path)
     for notes in rounds:
         for key, value in notes.items():
@@ -61,7 +61,7 @@ def reopened(path: Path) -> dict[str, bytes]:
     return notes
 
 
-def test_nothing_is_written_before_somebody_syncs(path: Path) -> None:
+def test_nothing_is_written_before_a_sync(path: Path) -> None:
     async def scenario() -> None:
         journal = FileJournal.open(path)
         journal.put("a", b"1")
@@ -76,12 +76,12 @@ def test_nothing_is_written_before_somebody_syncs(path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_notes_are_for_the_agent_s_eyes_only(path: Path) -> None:
+def test_files_are_readable_only_by_the_agents_user(path: Path) -> None:
     asyncio.run(written(path, {"a": b"1"}))
     assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o600, 0o700)
 
 
-def test_who_syncs_at_the_same_time_shares_the_work(path: Path) -> None:
+def test_concurrent_syncs_share_a_write(path: Path) -> None:
     async def scenario() -> int:
         journal = FileJournal.open(path)
 
@@ -90,22 +90,22 @@ def test_who_syncs_at_the_same_time_shares_the_work(path: Path) -> None:
             await journal.sync()
 
         await asyncio.gather(*(write(number) for number in range(500)))
-        rounds = journal.rounds
+        rounds = journal.batches
         await journal.close()
         return rounds
 
-    assert asyncio.run(scenario()) <= 2  # the first one's, and everybody else's
+    assert asyncio.run(scenario()) <= 2  # one for the first sync, one for all others
     assert len(reopened(path)) == 500
 
 
-def test_the_same_word_twice_and_a_sync_of_nothing_do_not_touch_the_disk(path: Path) -> None:
+def test_equal_notes_and_empty_syncs_do_not_write(path: Path) -> None:
     async def scenario() -> int:
         journal = FileJournal.open(path)
         for _ in range(5):
             journal.put("a", b"1")
             journal.drop("unknown")
             await journal.sync()
-        rounds = journal.rounds
+        rounds = journal.batches
         await journal.close()
         return rounds
 
@@ -126,7 +126,7 @@ def test_the_loop_does_not_wait_for_the_disk(path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_the_file_stays_small_whatever_is_written(path: Path) -> None:
+def test_the_file_size_is_bounded(path: Path) -> None:
     async def scenario() -> None:
         journal = FileJournal.open(path, spare_bytes=20_000)
         for number in range(300):
@@ -145,7 +145,7 @@ def test_the_file_stays_small_whatever_is_written(path: Path) -> None:
     assert sorted(it.name for it in path.parent.iterdir()) == ["journal", "journal.lock"]
 
 
-def test_pending_notes_stay_small_while_nobody_syncs(path: Path) -> None:
+def test_pending_records_are_bounded_without_a_sync(path: Path) -> None:
     async def scenario() -> None:
         journal = FileJournal.open(path)
         await journal.sync()
@@ -171,7 +171,7 @@ def test_a_torn_end_is_cut_off_with_a_warning(path: Path, caplog: pytest.LogCapt
     assert f"byte {len(whole)}:" in warning.getMessage()
 
 
-def test_a_damaged_file_is_kept_aside_and_what_comes_before_the_damage_is_used(
+def test_a_damaged_file_is_kept_and_the_notes_before_the_damage_are_used(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     good = encode_all({"a": b"1", "b": b"2"})
@@ -187,21 +187,21 @@ def test_a_damaged_file_is_kept_aside_and_what_comes_before_the_damage_is_used(
     assert str(path.with_name("journal.damaged-1")) in caplog.text
 
 
-def test_what_was_read_from_a_damaged_file_can_be_written_on(path: Path) -> None:
+def test_writing_continues_after_a_damaged_file(path: Path) -> None:
     path.parent.mkdir()
     path.write_bytes(b"rubbish" + encode_all({"a": b"1"}))
     asyncio.run(written(path, {"b": b"2"}))
     assert reopened(path) == {"b": b"2"}
 
 
-def test_a_rewrite_that_was_cut_short_is_forgotten(path: Path) -> None:
+def test_an_interrupted_rewrite_is_ignored(path: Path) -> None:
     asyncio.run(written(path, {"a": b"1"}))
     path.with_name("journal.new").write_bytes(encode_all({"a": b"2"})[:-1])
     assert reopened(path) == {"a": b"1"}
     assert not path.with_name("journal.new").exists()
 
 
-def test_a_journal_of_another_version_is_left_alone(path: Path) -> None:
+def test_a_journal_of_another_version_is_not_changed(path: Path) -> None:
     path.parent.mkdir()
     path.write_bytes(b"podkeeper journal 2\nof tomorrow")
     for _ in range(2):  # the lock is free again after the first
@@ -210,7 +210,7 @@ def test_a_journal_of_another_version_is_left_alone(path: Path) -> None:
     assert path.read_bytes() == b"podkeeper journal 2\nof tomorrow"
 
 
-def test_what_cannot_be_a_journal_is_refused_with_a_reason(tmp_path: Path) -> None:
+def test_a_path_that_cannot_be_a_journal_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(JournalUnusable, match="not a directory"):
         FileJournal.open(tmp_path / "file" / "journal")
@@ -228,7 +228,7 @@ MEDDLING = {
 
 
 @pytest.mark.parametrize("meddle", MEDDLING.values(), ids=MEDDLING.keys())
-def test_a_file_that_somebody_meddled_with_is_written_anew(path: Path, meddle: object) -> None:
+def test_a_file_changed_by_others_is_rewritten(path: Path, meddle: object) -> None:
     async def scenario() -> None:
         journal = FileJournal.open(path)
         journal.put("a", b"1")
@@ -244,7 +244,7 @@ def test_a_file_that_somebody_meddled_with_is_written_anew(path: Path, meddle: o
     assert reopened(path) == {"a": b"1", "b": b"2"}
 
 
-def test_when_its_directory_is_removed_it_is_made_again(path: Path) -> None:
+def test_a_removed_directory_is_created_again(path: Path) -> None:
     async def scenario() -> None:
         journal = FileJournal.open(path)
         journal.put("a", b"1")
@@ -260,7 +260,7 @@ def test_when_its_directory_is_removed_it_is_made_again(path: Path) -> None:
     assert reopened(path) == {"a": b"1", "b": b"2"}
 
 
-def test_a_full_disk_is_told_and_the_notes_are_kept_until_there_is_room(small_disk: Path) -> None:
+def test_a_full_disk_is_reported_and_the_notes_are_kept(small_disk: Path) -> None:
     path, ballast = small_disk / "journal", small_disk / "ballast"
 
     async def scenario() -> None:
@@ -269,11 +269,11 @@ def test_a_full_disk_is_told_and_the_notes_are_kept_until_there_is_room(small_di
         await journal.sync()
         ballast.write_bytes(bytes(56 * 1024))
         journal.put("during", bytes(8000))
-        for number in range(3):  # everybody is told, each time
+        for number in range(3):  # every sync raises, each time
             journal.put(f"more{number}", bytes(100))
             failures = await asyncio.gather(journal.sync(), journal.sync(), return_exceptions=True)
             assert [type(it) for it in failures] == [TryLater, TryLater]
-            assert "make room" in str(failures[0])
+            assert "free space" in str(failures[0])
             assert str(path) in str(failures[0])
         ballast.unlink()
         await journal.sync()
@@ -295,7 +295,7 @@ def test_a_disk_too_full_for_a_rewrite_keeps_the_old_file(small_disk: Path) -> N
         ballast.write_bytes(bytes(48 * 1024))
         journal.put("a", bytes(9001))
         journal.put("a", bytes(9002))
-        with pytest.raises(TryLater, match="make room"):
+        with pytest.raises(TryLater, match="free space"):
             await journal.sync()
         assert not path.with_name("journal.new").exists()
         ballast.unlink()
@@ -306,7 +306,7 @@ def test_a_disk_too_full_for_a_rewrite_keeps_the_old_file(small_disk: Path) -> N
     assert reopened(path) == {"a": bytes(9002)}
 
 
-def test_a_read_only_file_system_is_told_and_waited_for(small_disk: Path) -> None:
+def test_a_read_only_file_system_is_reported_and_the_notes_are_kept(small_disk: Path) -> None:
     path = small_disk / "journal"
 
     async def remount(how: str) -> None:
@@ -329,7 +329,7 @@ def test_a_read_only_file_system_is_told_and_waited_for(small_disk: Path) -> Non
     asyncio.run(scenario())
 
 
-def test_a_directory_that_may_not_be_written_is_told(path: Path) -> None:
+def test_a_directory_without_write_permission_is_reported(path: Path) -> None:
     if os.geteuid() == 0:
         pytest.skip("root may write everywhere")
 
@@ -346,8 +346,8 @@ def test_a_directory_that_may_not_be_written_is_told(path: Path) -> None:
     assert reopened(path) == {"a": b"1"}
 
 
-def test_a_write_that_got_half_way_is_not_taken_for_done(path: Path) -> None:
-    """A limit on the size of files is a disk that is full in the middle of a record, for every user."""
+def test_a_partial_write_is_not_durable(path: Path) -> None:
+    """A limit on the file size acts like a disk that is full in the middle of a record, even for root."""
     asyncio.run(written(path, {"a": b"1"}))
     whole = path.read_bytes()
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -372,7 +372,7 @@ def test_a_write_that_got_half_way_is_not_taken_for_done(path: Path) -> None:
     assert reopened(path.with_name("crashed")) == {"a": b"1"}
 
 
-def test_whoever_came_during_a_round_that_failed_gets_one_of_his_own(path: Path) -> None:
+def test_a_sync_during_a_failed_write_gets_its_own_write(path: Path) -> None:
     asyncio.run(written(path, {"a": b"1"}))
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
 
@@ -399,7 +399,7 @@ def test_whoever_came_during_a_round_that_failed_gets_one_of_his_own(path: Path)
     assert reopened(path) == {"a": b"1", "b": bytes(40_000), "c": b"3"}
 
 
-def test_what_is_written_while_a_round_fails_is_newer_than_what_the_round_had(path: Path) -> None:
+def test_notes_written_during_a_failed_write_are_newer(path: Path) -> None:
     disk = Disk(path.parent.parent)
 
     async def scenario() -> None:
@@ -427,7 +427,7 @@ def test_what_is_written_while_a_round_fails_is_newer_than_what_the_round_had(pa
     assert reopened(path) == {"changed": b"new", "kept": b"new"}
 
 
-def test_many_rounds_that_fail_lose_no_note_and_change_no_order(path: Path) -> None:
+def test_many_failed_writes_lose_no_note_and_keep_the_order(path: Path) -> None:
     disk = Disk(path.parent.parent)
 
     async def scenario() -> None:
@@ -448,7 +448,7 @@ def test_many_rounds_that_fail_lose_no_note_and_change_no_order(path: Path) -> N
 
 
 @pytest.mark.parametrize("spare_bytes", [0, 1 << 20], ids=["rewritten each time", "appended to"])
-def test_what_was_synced_survives_a_power_cut(path: Path, spare_bytes: int) -> None:
+def test_synced_notes_survive_a_power_cut(path: Path, spare_bytes: int) -> None:
     disk = Disk(path.parent.parent)
 
     def survived() -> dict[str, bytes]:
@@ -478,8 +478,8 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("verdicts", REFUSALS.values(), ids=REFUSALS.keys())
-def test_at_no_moment_does_a_power_cut_lose_what_was_synced_before(path: Path, verdicts: list[bool]) -> None:
-    """A rewrite syncs the new file and then the directory; each may be refused, and the power cut may follow."""
+def test_a_power_cut_at_any_time_keeps_synced_notes(path: Path, verdicts: list[bool]) -> None:
+    """A rewrite syncs the new file and then the directory. Each may fail, and a power cut may follow."""
     disk = Disk(path.parent.parent)
 
     async def scenario() -> None:
@@ -520,7 +520,7 @@ def test_a_file_that_replaces_a_removed_one_is_not_appended_to_before_its_name_i
     asyncio.run(scenario())
 
 
-def test_a_round_may_fail_after_so_much_was_written_that_the_file_is_to_be_rewritten(path: Path) -> None:
+def test_a_write_may_fail_after_a_rewrite_became_necessary(path: Path) -> None:
     disk = Disk(path.parent.parent)
 
     async def scenario() -> None:
@@ -544,8 +544,8 @@ def test_a_round_may_fail_after_so_much_was_written_that_the_file_is_to_be_rewri
     asyncio.run(scenario())
 
 
-def test_a_rewrite_holds_what_was_noted_when_it_began(path: Path) -> None:
-    """The loop goes on noting while the thread writes: the thread has a copy."""
+def test_a_rewrite_contains_the_notes_at_its_start(path: Path) -> None:
+    """The loop continues to write notes while the thread writes, so the thread has a copy."""
     disk = Disk(path.parent.parent)
 
     async def scenario() -> None:
@@ -567,7 +567,7 @@ def test_a_rewrite_holds_what_was_noted_when_it_began(path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_a_journal_that_could_not_be_read_can_be_opened_once_it_can(path: Path) -> None:
+def test_an_unreadable_journal_can_be_opened_later(path: Path) -> None:
     path.mkdir(parents=True)
     with pytest.raises(JournalUnusable):
         FileJournal.open(path)
@@ -615,7 +615,7 @@ def test_a_torn_end_that_could_not_be_cut_off_is_not_appended_to(path: Path) -> 
     assert reopened(path) == {"a": b"1", "b": b"2"}
 
 
-def test_whoever_is_cancelled_leaves_the_round_to_the_others(path: Path) -> None:
+def test_cancelling_a_sync_does_not_cancel_the_write(path: Path) -> None:
     disk = Disk(path.parent.parent)
 
     async def scenario() -> None:
@@ -634,7 +634,7 @@ def test_whoever_is_cancelled_leaves_the_round_to_the_others(path: Path) -> None
     asyncio.run(scenario())
 
 
-def test_closing_while_the_disk_refuses_gives_the_journal_to_the_next_agent(path: Path) -> None:
+def test_closing_with_a_failing_disk_releases_the_lock(path: Path) -> None:
     disk = Disk(path.parent.parent)
 
     async def scenario() -> None:
@@ -650,7 +650,7 @@ def test_closing_while_the_disk_refuses_gives_the_journal_to_the_next_agent(path
     assert reopened(path)["a"] in (b"1", b"2")
 
 
-def test_closing_syncs_what_is_left(path: Path) -> None:
+def test_closing_syncs_pending_notes(path: Path) -> None:
     async def scenario() -> None:
         journal = FileJournal.open(path)
         journal.put("a", b"1")
@@ -664,7 +664,7 @@ def test_closing_syncs_what_is_left(path: Path) -> None:
 
 
 class ManualThread:
-    """Does its work when the test says so."""
+    """Executes its work when the test calls it."""
 
     def __init__(self) -> None:
         self.work: list[Callable[[], None]] = []
@@ -691,7 +691,7 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-def test_closing_is_not_done_while_a_round_is_under_way(path: Path) -> None:
+def test_closing_during_a_write_keeps_the_lock(path: Path) -> None:
     async def scenario() -> None:
         thread = ManualThread()
         journal = FileJournal.open(path, thread=thread)
@@ -719,7 +719,7 @@ def test_without_a_thread_the_notes_are_kept_for_the_next_sync(path: Path) -> No
         for key in ("first", "second"):
             journal.put(key, b"1")
             thread.can_start = False
-            with pytest.raises(TryLater, match=f"cannot write the journal {path}: no thread can be started"):
+            with pytest.raises(TryLater, match=f"cannot write the journal {path}: cannot start a thread"):
                 await journal.sync()
             thread.can_start = True
             syncing = asyncio.ensure_future(journal.sync())
@@ -733,7 +733,7 @@ def test_without_a_thread_the_notes_are_kept_for_the_next_sync(path: Path) -> No
     assert reopened(path) == {"first": b"1", "second": b"1"}
 
 
-def test_a_round_may_end_after_the_loop_is_closed(path: Path) -> None:
+def test_a_write_may_end_after_the_loop_is_closed(path: Path) -> None:
     thread = ManualThread()
 
     async def scenario() -> None:
@@ -749,7 +749,7 @@ def test_a_round_may_end_after_the_loop_is_closed(path: Path) -> None:
     assert read(path.read_bytes()).notes == {"a": b"1"}
 
 
-def test_an_error_that_no_disk_should_raise_is_passed_on_and_the_notes_are_kept(path: Path) -> None:
+def test_an_unexpected_error_is_raised_and_the_notes_are_kept(path: Path) -> None:
     class Odd(Durability):
         error: Exception | None = None
 
@@ -769,12 +769,12 @@ def test_an_error_that_no_disk_should_raise_is_passed_on_and_the_notes_are_kept(
         disk.error = OSError(5, "Input/output error")
         with pytest.raises(TryLater, match=f"cannot write the journal {path}: input/output error; the disk may"):
             await journal.sync()
-        assert journal.rounds == 1
+        assert journal.batches == 1
         disk.error = None
         await journal.sync()
-        assert journal.rounds == 2
+        assert journal.batches == 2
         await journal.close()
-        assert journal.rounds == 2
+        assert journal.batches == 2
 
     asyncio.run(scenario())
     assert reopened(path) == {"a": b"1", "b": b"2"}
@@ -811,7 +811,7 @@ COMPACTED: dict[str, tuple[int, list[tuple[str, int | None]], list[int]]] = {
         0, [("key1", 180), ("key1", 80), ("key1", 80)], [200, 100, 200]),
     "a longer value leaves more live bytes": (
         0, [("key1", 80), ("key1", 180), ("key1", 180)], [100, 300, 200]),
-    "what is dropped is garbage": (
+    "dropped notes are garbage": (
         120, [("key1", 80), ("key2", 80), ("key1", None), ("key2", None)], [100, 200, 220, 0]),
     "nothing live and all of it spare": (240, [("key1", 80), ("key2", 80), ("key1", None), ("key2", None)],
         [100, 200, 220, 240]),
@@ -819,13 +819,13 @@ COMPACTED: dict[str, tuple[int, list[tuple[str, int | None]], list[int]]] = {
 
 
 @pytest.mark.parametrize("spare_bytes, steps, expected", COMPACTED.values(), ids=COMPACTED.keys())
-def test_the_file_is_rewritten_when_too_much_of_it_is_out_of_date(
+def test_the_file_is_rewritten_when_too_much_of_it_is_obsolete(
     spare_bytes: int, steps: list[tuple[str, int | None]], expected: list[int], path: Path
 ) -> None:
     assert sizes(path, spare_bytes, *steps) == expected
 
 
-def test_garbage_of_before_a_restart_counts(path: Path) -> None:
+def test_garbage_from_before_a_restart_counts(path: Path) -> None:
     assert sizes(path, 300, *[("key1", 80)] * 3) == [100, 200, 300]
     assert sizes(path, 300, *[("key1", 40)] * 2) == [360, 60]
     assert sizes(path, 300) == []
@@ -840,17 +840,17 @@ def test_many_writes_between_two_syncs_make_one_rewrite(path: Path) -> None:
         for number in range(10):
             journal.put("key1", bytes([number]) * 80)
         await journal.sync()
-        assert (journal.size - len(HEADER), journal.rounds) == (100, 2)
+        assert (journal.size - len(HEADER), journal.batches) == (100, 2)
         journal.put("key1", bytes(80))
         await journal.sync()
-        assert (journal.size - len(HEADER), journal.rounds) == (200, 3)
+        assert (journal.size - len(HEADER), journal.batches) == (200, 3)
         await journal.close()
 
     asyncio.run(scenario())
     assert reopened(path) == {"key1": bytes(80)}
 
 
-def test_what_is_loaded_is_a_copy(path: Path) -> None:
+def test_load_returns_a_copy(path: Path) -> None:
     async def scenario() -> None:
         journal = FileJournal.open(path)
         journal.put("a", b"1")
@@ -868,7 +868,7 @@ def test_a_journal_without_notes_is_not_written(path: Path) -> None:
     async def scenario() -> None:
         journal = FileJournal.open(path)
         await journal.sync()
-        assert (journal.rounds, journal.size, path.exists()) == (0, 0, False)
+        assert (journal.batches, journal.size, path.exists()) == (0, 0, False)
         journal.put("a", b"1")
         await journal.sync()
         (thread,) = (each for each in threading.enumerate() if each.name == "journal")

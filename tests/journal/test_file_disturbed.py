@@ -1,4 +1,4 @@
-"""The journal in a file, with an event at every await and a failure at every write of the disk."""
+"""The journal in a file, with an event at every await and a failure at every disk write."""
 
 import asyncio
 import errno
@@ -16,14 +16,14 @@ from podkeeper.journal.lock import JournalLock
 from podkeeper.journal.records import read
 from podkeeper.model.errors import TryLater
 from podkeeper.testing.interleave import interleave
-from podkeeper.testing.operations import Event, Operation, Run
+from podkeeper.testing.operations import Event, OperationTest, Run
 from podkeeper.testing.port_calls import PortCalls
 
 MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 
 
 class LoopThread:
-    """Writes in the event loop, in a callback of its own."""
+    """Writes in the event loop, in its own callback."""
 
     def do(self, work: Callable[[], None]) -> None:
         asyncio.get_running_loop().call_soon(work)
@@ -35,7 +35,7 @@ class LoopThread:
 class Disk(JournalFile):
     """A file whose writes fail as ordered: the first `before` of them work, the next `failures` do not.
 
-    A failing write leaves half of its bytes, or all of them without the disk's word that they are safe.
+    A failing write leaves half of its bytes, or all of them without confirming that they are durable.
     """
 
     before = 0
@@ -65,7 +65,7 @@ class Disk(JournalFile):
 
 
 @dataclass
-class Stage:
+class Harness:
     journal: FileJournal
     disk: Disk
 
@@ -90,33 +90,35 @@ class Stage:
             self.journal.put(key, value)
 
 
-def writing(*, spare_bytes: int = 1 << 20, before: int = 0, failures: int = 0, whole: bool = False) -> Operation[Stage]:
+def writing(
+    *, spare_bytes: int = 1 << 20, before: int = 0, failures: int = 0, whole: bool = False
+) -> OperationTest[Harness]:
     @asynccontextmanager
-    async def stage(_: PortCalls) -> AsyncIterator[Stage]:
+    async def stage(_: PortCalls) -> AsyncIterator[Harness]:
         with tempfile.TemporaryDirectory(prefix="journal-", dir=MEMORY) as name:
             disk = Disk(Path(name, "journal"))
             disk.rewrite({"old": b"0"})
             disk.before, disk.failures, disk.whole = before, failures, whole
             lock = JournalLock.take(Path(name, "lock"))
-            yield Stage(FileJournal(disk, lock, {"old": b"0"}, spare_bytes, LoopThread()), disk)
+            yield Harness(FileJournal(disk, lock, {"old": b"0"}, spare_bytes, LoopThread()), disk)
             lock.release()
 
-    return Operation(
-        stage=stage,
+    return OperationTest(
+        setup=stage,
         run=lambda stage: stage.write("a", b"1"),
         state=lambda stage: stage.journal.load(),
         afterwards=everything_becomes_durable,
     )
 
 
-async def everything_becomes_durable(stage: Stage) -> None:
+async def everything_becomes_durable(stage: Harness) -> None:
     stage.disk.failures = 0
     await stage.write("last", b"word")
     assert stage.on_disk() == stage.journal.load()  # what a restart finds
     assert stage.disk.size == stage.disk.path.stat().st_size  # no byte of a failed write is left
 
 
-EVENTS: dict[str, Event[Stage]] = {
+EVENTS: dict[str, Event[Harness]] = {
     "the key is written": lambda stage: stage.note("a", b"newer"),
     "the key is dropped": lambda stage: stage.note("a", None),
     "an old key is dropped": lambda stage: stage.note("old", None),
@@ -132,17 +134,17 @@ def test_every_event_at_every_await(spare_bytes: int) -> None:
     interleave(writing(spare_bytes=spare_bytes), EVENTS, depth=2 if spare_bytes > 0 else 1)
 
 
-def test_a_sync_that_came_during_a_failing_round_waits_for_its_own() -> None:
+def test_a_sync_during_a_failing_write_waits_for_its_own() -> None:
     failed: list[str] = []
 
-    async def sync(stage: Stage, key: str) -> None:
+    async def sync(stage: Harness, key: str) -> None:
         stage.note(key, b"1")
         try:
             await stage.journal.sync()
         except TryLater:
             failed.append(key)
 
-    async def two_rounds(stage: Stage) -> None:
+    async def two_rounds(stage: Harness) -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(sync(stage, "first"))
             await asyncio.sleep(0)  # its round begins
@@ -163,7 +165,7 @@ def test_every_event_at_every_await_of_a_write_that_fails(spare_bytes: int, whol
 @pytest.mark.parametrize("spare_bytes", SPARE_BYTES)
 @pytest.mark.parametrize("before", range(4))
 def test_any_one_of_several_writes_fails(spare_bytes: int, before: int) -> None:
-    async def several(stage: Stage) -> None:
+    async def several(stage: Harness) -> None:
         for key, value in (("a", b"1"), ("a", None), ("a", b"2"), ("b", b"3")):
             await stage.write(key, value)
 

@@ -24,7 +24,7 @@ sys.stdin.read()
 """
 
 
-def test_a_second_agent_is_told_who_has_the_journal(tmp_path: Path) -> None:
+def test_a_second_agent_gets_the_holders_process_id(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert holder.stdout is not None
@@ -42,7 +42,7 @@ def test_a_second_agent_is_told_who_has_the_journal(tmp_path: Path) -> None:
     asyncio.run(FileJournal.open(path).close())  # the dead hold nothing
 
 
-def test_one_process_cannot_open_it_twice_either(tmp_path: Path) -> None:
+def test_one_process_cannot_open_it_twice(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     journal = FileJournal.open(path)
     with pytest.raises(JournalInUse, match=str(os.getpid())):
@@ -51,7 +51,7 @@ def test_one_process_cannot_open_it_twice_either(tmp_path: Path) -> None:
     asyncio.run(FileJournal.open(path).close())
 
 
-def test_a_forked_child_does_not_keep_the_journal_from_the_next_agent(tmp_path: Path) -> None:
+def test_a_forked_child_does_not_hold_the_lock(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     journal = FileJournal.open(path)
     ours, childs = socket.socketpair()
@@ -91,7 +91,7 @@ def test_a_lock_file_names_its_holder_and_is_released_once(tmp_path: Path) -> No
     JournalLock.take(path).release()
 
 
-def test_a_lock_that_cannot_be_made_is_an_error_and_leaves_no_descriptor(tmp_path: Path) -> None:
+def test_a_lock_that_cannot_be_created_is_an_error_and_leaks_no_descriptor(tmp_path: Path) -> None:
     before = os.listdir("/proc/self/fd")
     with pytest.raises(FileNotFoundError):
         JournalLock.take(tmp_path / "missing" / "lock")

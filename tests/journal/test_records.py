@@ -1,4 +1,4 @@
-"""The journal's format: what is read is what was written, and damage is seen for what it is."""
+"""The journal's format: written records are read back, and damage is classified."""
 
 import struct
 import zlib
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podkeeper.journal.records import HEADER, Damage, OtherVersion, Reading, encode, encode_all, read, record_size
+from podkeeper.journal.records import HEADER, Damage, OtherVersion, ParsedRecords, encode, encode_all, read, record_size
 
 NOTES = {"status/a": b'{"phase":"Running"}', "pod/ü": b"", "seen/": bytes(range(256))}
 WHOLE = encode_all(NOTES)
@@ -20,46 +20,46 @@ def flipped(data: bytes, place: int) -> bytes:
 
 
 @given(st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), st.binary()))
-def test_what_is_written_is_read(notes: dict[str, bytes]) -> None:
+def test_written_notes_are_read_back(notes: dict[str, bytes]) -> None:
     data = encode_all(notes)
-    assert read(data) == Reading(notes, len(data))
+    assert read(data) == ParsedRecords(notes, len(data))
     assert len(data) == len(HEADER) + sum(record_size(key, value) for key, value in notes.items())
 
 
-def told(notes: int, end: int, damage: Damage) -> Reading:
-    """The first few notes."""
-    return Reading({key: NOTES[key] for key in list(NOTES)[:notes]}, end, damage)
+def told(notes: int, end: int, damage: Damage) -> ParsedRecords:
+    """Return the first few notes."""
+    return ParsedRecords({key: NOTES[key] for key in list(NOTES)[:notes]}, end, damage)
 
 
 LATER = encode("seen/", b"1") + encode("pod/ü", None) + encode("status/a", None)
 CASES = {
-    "nothing at all is an empty journal": (b"", Reading({}, 0)),
-    "a first line alone is an empty journal": (HEADER, Reading({}, len(HEADER))),
-    "a first line that breaks off is torn": (HEADER[:7], told(0, 0, Damage.TAIL)),
-    "the last word on a key counts": (WHOLE + LATER, Reading({"seen/": b"1"}, len(WHOLE + LATER))),
-    "a record that breaks off is torn": (WHOLE[:-1], told(2, SECOND, Damage.TAIL)),
+    "an empty file is an empty journal": (b"", ParsedRecords({}, 0)),
+    "a first line alone is an empty journal": (HEADER, ParsedRecords({}, len(HEADER))),
+    "an incomplete first line is torn": (HEADER[:7], told(0, 0, Damage.TAIL)),
+    "the last record of a key counts": (WHOLE + LATER, ParsedRecords({"seen/": b"1"}, len(WHOLE + LATER))),
+    "an incomplete record is torn": (WHOLE[:-1], told(2, SECOND, Damage.TAIL)),
     "zeros at the end, as after a power cut, are torn": (WHOLE + bytes(4096), told(3, len(WHOLE), Damage.TAIL)),
     "rubbish at the end is torn": (WHOLE + b"\xf5pk1 rubbish" * 9, told(3, len(WHOLE), Damage.TAIL)),
-    "a last record that is wrong is torn": (flipped(WHOLE, len(WHOLE) - 5), told(2, SECOND, Damage.TAIL)),
-    "a wrong record before a good one is damage": (flipped(WHOLE, FIRST + 3), told(1, FIRST, Damage.MIDDLE)),
-    "a wrong length before a good one is damage": (flipped(WHOLE, FIRST + 8), told(1, FIRST, Damage.MIDDLE)),
-    "a damaged first line takes no note with it": (flipped(WHOLE, 3), told(3, 0, Damage.MIDDLE)),
-    "a damaged version takes no note with it": (flipped(WHOLE, len(HEADER) - 2), told(3, 0, Damage.MIDDLE)),
-    "something else altogether is damage": (b"SQLite format 3\0" + bytes(100), told(0, 0, Damage.MIDDLE)),
+    "an invalid last record is torn": (flipped(WHOLE, len(WHOLE) - 5), told(2, SECOND, Damage.TAIL)),
+    "an invalid record before a valid one is damage": (flipped(WHOLE, FIRST + 3), told(1, FIRST, Damage.MIDDLE)),
+    "a wrong length before a valid record is damage": (flipped(WHOLE, FIRST + 8), told(1, FIRST, Damage.MIDDLE)),
+    "a damaged first line loses no note": (flipped(WHOLE, 3), told(3, 0, Damage.MIDDLE)),
+    "a damaged version loses no note": (flipped(WHOLE, len(HEADER) - 2), told(3, 0, Damage.MIDDLE)),
+    "other content is damage": (b"SQLite format 3\0" + bytes(100), told(0, 0, Damage.MIDDLE)),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("data, expected", CASES.values(), ids=CASES.keys())
-def test_read(data: bytes, expected: Reading) -> None:
+def test_read(data: bytes, expected: ParsedRecords) -> None:
     assert read(data) == expected
 
 
-def test_a_journal_of_another_version_is_not_taken_for_a_damaged_one() -> None:
+def test_another_version_is_not_damage() -> None:
     with pytest.raises(OtherVersion, match="12"):
         read(b"podkeeper journal 12\nwhatever that may mean")
 
 
-def test_no_flipped_bit_goes_unnoticed() -> None:
+def test_every_flipped_bit_is_detected() -> None:
     for place in range(len(WHOLE)):
         reading = read(flipped(WHOLE, place))
         assert reading.damage is not Damage.NONE
@@ -87,14 +87,14 @@ GOOD = record(b"k", 1, b"v")
 MORE_CASES = {
     "a key may be dropped that was never written": (HEADER + record(b"x", -1) + GOOD, {"k": b"v"}, None, Damage.NONE),
     "a length below that of a dropped key": (HEADER + record(b"k", -2), {}, 20, Damage.TAIL),
-    "such a length before a good record": (HEADER + record(b"k", -2) + GOOD, {}, 20, Damage.MIDDLE),
+    "such a length before a valid record": (HEADER + record(b"k", -2) + GOOD, {}, 20, Damage.MIDDLE),
     "another mark": (HEADER + GOOD + record(b"k", 1, b"w", b"\xf5pk2"), {"k": b"v"}, 38, Damage.TAIL),
     "a record of a head alone": (HEADER + record(b"", 0), {"": b""}, None, Damage.NONE),
     "a head without its last byte": (HEADER + record(b"", 0)[:-1], {}, 20, Damage.TAIL),
     "a byte between two records": (HEADER + GOOD + b"x" + GOOD, {"k": b"v"}, 38, Damage.MIDDLE),
     "a false mark and then a record": (HEADER + b"x\xf5pk1\xf5pk1" + GOOD, {}, 20, Damage.MIDDLE),
     "a first line without its end": (HEADER[:-1], {}, 0, Damage.TAIL),
-    "a version that is no number": (b"podkeeper journal x\n", {}, 0, Damage.MIDDLE),
+    "a version that is not a number": (b"podkeeper journal x\n", {}, 0, Damage.MIDDLE),
     "a version without a number": (b"podkeeper journal \n2", {}, 0, Damage.MIDDLE),
     "a number after another first word": (b"podkeeping journal 2\n", {}, 0, Damage.MIDDLE),
     "records behind a first line of another version": (
@@ -104,7 +104,7 @@ MORE_CASES = {
 
 @pytest.mark.parametrize("data, notes, end, damage", MORE_CASES.values(), ids=MORE_CASES.keys())
 def test_read_of_odd_records(data: bytes, notes: dict[str, bytes], end: int | None, damage: Damage) -> None:
-    assert read(data) == Reading(notes, len(data) if end is None else end, damage)
+    assert read(data) == ParsedRecords(notes, len(data) if end is None else end, damage)
 
 
 @pytest.mark.parametrize("version", ["2", "12", "0"])

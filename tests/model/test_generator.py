@@ -74,14 +74,14 @@ def test_types_follow_the_description() -> None:
     }
 
 
-def test_what_it_cannot_translate_is_an_error_that_names_it() -> None:
+def test_an_unsupported_type_is_an_error_that_names_it() -> None:
     with pytest.raises(UnknownShape, match="tensor"):
         fields_of(CORE + "Thing", definition(odd={"type": "tensor"}))
     with pytest.raises(UnknownShape, match=r"io\.k8s\.api\.new\.v9\.Kind"):
         fields_of(CORE + "Thing", definition(odd={"$ref": "#/definitions/io.k8s.api.new.v9.Kind"}))
 
 
-def test_a_type_that_contains_itself_is_refused() -> None:
+def test_a_type_that_contains_itself_is_rejected() -> None:
     node = definition(child={"$ref": f"#/definitions/{CORE}Node"})
     with pytest.raises(UnknownShape, match="contains itself"):
         Description({"definitions": {CORE + "Node": node}}).closure([CORE + "Node"])
@@ -108,7 +108,7 @@ def test_the_patch_schema_holds_only_what_leads_to_a_strategy() -> None:
     assert kinds == {"v1/Pod": CORE + "Pod"}
 
 
-def test_plain_and_gzip_descriptions_are_read_and_others_refused(tmp_path: Path) -> None:
+def test_plain_and_gzip_descriptions_are_accepted_and_others_rejected(tmp_path: Path) -> None:
     plain, packed, wrong = tmp_path / "a.json", tmp_path / "b.json.gz", tmp_path / "c.json"
     plain.write_text(json.dumps({"definitions": {}}))
     packed.write_bytes(gzip.compress(plain.read_bytes()))
@@ -118,6 +118,6 @@ def test_plain_and_gzip_descriptions_are_read_and_others_refused(tmp_path: Path)
         read_document(wrong)
 
 
-def test_a_missing_root_is_noticed() -> None:
+def test_a_missing_root_is_an_error() -> None:
     with pytest.raises(KeyError):
         generate({"definitions": {}})

@@ -11,12 +11,12 @@ from podkeeper.model.discovery import APIGroupDiscoveryList, APIResourceDiscover
 from podkeeper.model.durations import format_duration, parse_duration, seconds_of
 from podkeeper.model.errors import BadInput
 from podkeeper.model.kubelet_config import (
-    REFERENCE_FIELDS,
+    KUBELET_FIELDS,
     Duration,
     KubeletConfiguration,
     ShutdownGracePeriodByPodPriority,
-    passed_over,
     read_kubelet_configuration,
+    unsupported_fields,
 )
 from podkeeper.model.kubelet_defaults import EVICTION_HARD, with_defaults
 from podkeeper.model.manifest import Document, read_documents
@@ -28,8 +28,8 @@ SECOND = 1_000_000_000
 
 # What Go's time.ParseDuration and Duration.String say.
 DURATIONS = {
-    "nothing": ("0", 0, "0s"),
-    "minus nothing": ("-0", 0, "0s"),
+    "zero": ("0", 0, "0s"),
+    "minus zero": ("-0", 0, "0s"),
     "a minute and a half": ("90s", 90 * SECOND, "1m30s"),
     "an hour": ("60m", 3600 * SECOND, "1h0m0s"),
     "several terms": ("1h15m30.918s", 4_530_918_000_000, "1h15m30.918s"),
@@ -64,7 +64,7 @@ def test_a_malformed_duration_is_rejected(text: str) -> None:
 
 
 @given(st.integers(-(2**63), 2**63 - 1) | st.integers(-3600 * SECOND, 3600 * SECOND))
-def test_what_is_written_reads_the_same(nanoseconds: int) -> None:
+def test_formatted_durations_parse_to_the_same_value(nanoseconds: int) -> None:
     assert parse_duration(format_duration(nanoseconds)) == nanoseconds
 
 
@@ -74,16 +74,16 @@ def test_seconds_for_timers() -> None:
 
 def configuration(body: str) -> Document:
     text = f"apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n{body}"
-    (document,) = read_documents(text, "kubelet.yaml").all_sound()
+    (document,) = read_documents(text, "kubelet.yaml").all_valid()
     return document
 
 
-def test_our_fields_are_fields_of_the_reference() -> None:
+def test_supported_fields_are_fields_of_the_kubelet() -> None:
     ours = {field.encode_name for field in msgspec.structs.fields(KubeletConfiguration)} - {"apiVersion", "kind"}
-    assert ours < REFERENCE_FIELDS
+    assert ours < KUBELET_FIELDS
 
 
-def test_a_configuration_is_read() -> None:
+def test_a_kubelet_configuration_is_decoded() -> None:
     config = read_kubelet_configuration(
         configuration(
             "staticPodPath: /etc/kubernetes/manifests\nsyncFrequency: 90s\nport: 0\n"
@@ -122,13 +122,15 @@ BAD_CONFIGURATIONS = {
 def test_an_invalid_configuration_is_reported(body: str, message: str) -> None:
     text = f"apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n{body}\n"
     with pytest.raises(BadInput) as caught:
-        read_kubelet_configuration(read_documents(text, "kubelet.yaml").all_sound()[-1])
+        read_kubelet_configuration(read_documents(text, "kubelet.yaml").all_valid()[-1])
     assert str(caught.value).startswith(message)
 
 
-def test_fields_that_change_nothing_are_told() -> None:
-    found = passed_over(configuration("maxPods: 5\ncpuManagerPolicy: static\nmaxPod: 3\ncrashLoopBackOff: {max: 1s}\n"))
-    assert [str(problem) for problem in found.not_obeyed] == [
+def test_unsupported_and_unknown_fields_are_reported() -> None:
+    found = unsupported_fields(
+        configuration("maxPods: 5\ncpuManagerPolicy: static\nmaxPod: 3\ncrashLoopBackOff: {max: 1s}\n")
+    )
+    assert [str(problem) for problem in found.unsupported] == [
         "kubelet.yaml:4: cpuManagerPolicy: unsupported by podkeeper, ignored"
     ]
     assert [(problem.field, problem.line) for problem in found.unknown] == [("maxPod", 5), ("crashLoopBackOff.max", 6)]
@@ -138,7 +140,7 @@ def defaulted(**fields: Any) -> KubeletConfiguration:
     return with_defaults(KubeletConfiguration(**fields))
 
 
-def test_silence_means_the_defaults_of_the_reference() -> None:
+def test_absent_fields_get_the_kubelets_defaults() -> None:
     config = defaulted()
     assert (config.port, config.max_pods, config.sync_frequency) == (10250, 110, "1m0s")
     assert (config.authentication.anonymous.enabled, config.authentication.webhook.enabled) == (False, True)
@@ -152,14 +154,14 @@ def test_defaulting_twice_is_defaulting_once() -> None:
 
 
 ZEROS: dict[str, tuple[KubeletConfiguration, KubeletConfiguration]] = {
-    "a zero that Go cannot tell from silence": (defaulted(port=0, address=""), defaulted()),
-    "no time": (defaulted(sync_frequency=Duration("0s")), defaulted()),
+    "a zero that Go cannot distinguish from absent": (defaulted(port=0, address=""), defaulted()),
+    "a duration of zero": (defaulted(sync_frequency=Duration("0s")), defaulted()),
     "a negative limit of processes": (defaulted(pod_pids_limit=-7), defaulted()),
 }
 
 
 @pytest.mark.parametrize("got, expected", ZEROS.values(), ids=ZEROS.keys())
-def test_zeros_that_mean_silence(got: KubeletConfiguration, expected: KubeletConfiguration) -> None:
+def test_zeros_that_mean_absent(got: KubeletConfiguration, expected: KubeletConfiguration) -> None:
     assert got == expected
 
 

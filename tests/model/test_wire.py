@@ -19,7 +19,7 @@ ALWAYS_WRITTEN = {
         core.ContainerStatus(name="web"),
         {"name": "web", "ready": False, "restartCount": 0, "image": "", "imageID": "", "state": {}, "lastState": {}},
     ),
-    "a condition writes its unknown times as null": (
+    "a condition writes unknown times as null": (
         core.PodCondition(type="Ready", status="True"),
         {"type": "Ready", "status": "True", "lastProbeTime": None, "lastTransitionTime": None},
     ),
@@ -36,7 +36,7 @@ ALWAYS_WRITTEN = {
         core.PodSpec(containers=(), host_network=False, termination_grace_period_seconds=0, init_containers=()),
         {"containers": [], "hostNetwork": False, "terminationGracePeriodSeconds": 0, "initContainers": []},
     ),
-    "metadata writes no time it does not know": (meta.ObjectMeta(name="x"), {"name": "x"}),
+    "metadata does not write unknown times": (meta.ObjectMeta(name="x"), {"name": "x"}),
 }
 
 
@@ -63,29 +63,29 @@ def test_labels_null_and_labels_empty_differ() -> None:
     assert encoded(empty) == {"labels": {}}
 
 
-def test_unknown_fields_are_passed_over() -> None:
+def test_unknown_fields_are_ignored() -> None:
     assert msgspec.json.decode(b'{"spec": {"notYetInvented": 1}}', type=core.Pod) == core.Pod()
 
 
-def test_numbers_out_of_range_are_refused_with_their_path() -> None:
+def test_numbers_out_of_range_are_rejected_with_their_path() -> None:
     with pytest.raises(msgspec.ValidationError, match=r"\$\.spec\.priority"):
         msgspec.json.decode(b'{"spec": {"priority": 2147483648}}', type=core.Pod)
 
 
-def test_names_are_spelled_as_python_spells_them() -> None:
+def test_field_names_are_in_snake_case() -> None:
     pod = msgspec.json.decode(b'{"status": {"podIP": "10.0.0.1", "hostIPs": [{"ip": "10.0.0.2"}]}}', type=core.Pod)
     assert pod.status.pod_ip == "10.0.0.1"
     assert pod.status.host_ips == (core.HostIP(ip="10.0.0.2"),)
     assert meta.ListMeta(continue_="token") == msgspec.json.decode(b'{"continue": "token"}', type=meta.ListMeta)
 
 
-def test_fill_leaves_what_is_there() -> None:
+def test_fill_keeps_given_values() -> None:
     status = core.ContainerStatus(name="web", restart_count=3)
     fill(status)
     assert (status.name, status.restart_count, status.ready) == ("web", 3, False)
 
 
-def test_kinds_know_their_structs() -> None:
+def test_kinds_map_to_their_structs() -> None:
     assert kinds.KINDS["v1", "Pod"] is core.Pod
     assert kinds.KINDS["events.k8s.io/v1", "Event"] is events.Event
     assert kinds.KINDS["v1", "Event"] is core.Event

@@ -1,1 +1,1 @@
-"""Replays of what the reference kubelet was recorded doing; `python -m tests.oracle FILE...` runs them."""
+"""Replays of recorded kubelet behaviour. `python -m tests.oracle FILE...` runs them."""

@@ -1,20 +1,18 @@
-"""`python -m tests.oracle [--only tables|scripts] FILE...`: replay recorded files; exit 1 on any difference."""
+"""Replay recorded files: `python -m tests.oracle [--only tables|scripts] FILE...`. Exit 1 on any difference."""
 
 import argparse
 import sys
 import time
 from pathlib import Path
 
-from tests.oracle.replay import Part, Refused, read_recording, replay
+from tests.oracle.replay import InvalidRecording, Part, read_recording, replay
 
 SHOWN_FAILURES_PER_FILE = 10
 
 
 def main(arguments: list[str]) -> int:
-    """Replay each file, show the first differences, end with `N passed, M failed`."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.oracle", description="Replay recorded cases of the reference kubelet."
-    )
+    """Replay each file and print the first differences. The last line is `N passed, M failed`."""
+    parser = argparse.ArgumentParser(prog="python -m tests.oracle", description="Replay recorded cases of the kubelet.")
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="recorded file, plain or gzip JSON")
     parser.add_argument(
         "--only", choices=[Part.TABLES.value, Part.SCRIPTS.value], help="replay only this part of each file"
@@ -25,8 +23,8 @@ def main(arguments: list[str]) -> int:
         started = time.perf_counter()
         try:
             report = replay(read_recording(path), Part(options.only or Part.ALL))
-        except Refused as refusal:
-            print(f"REFUSED {refusal}")
+        except InvalidRecording as error:
+            print(f"INVALID {error}")
             failed += 1
             continue
         for failure in report.failures[:SHOWN_FAILURES_PER_FILE]:
@@ -37,7 +35,7 @@ def main(arguments: list[str]) -> int:
         if hidden > 0:
             print(f"... and {hidden} more failed cases in {path}")
         seconds = time.perf_counter() - started
-        print(f"{path}: {report.passed} as the reference, {len(report.failures)} not, {seconds:.1f} s")
+        print(f"{path}: {report.passed} as the kubelet, {len(report.failures)} different, {seconds:.1f} s")
         passed += report.passed
         failed += len(report.failures)
     print(f"{passed} passed, {failed} failed")

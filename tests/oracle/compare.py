@@ -1,36 +1,36 @@
-"""Compare what the reference did with what we do.
+"""Compare recorded kubelet behaviour with ours.
 
-A *replay* takes a recorded case and yields the differences it finds. A table row that is a plain
-question and answer needs only a function from `in` to our answer: `answers` makes the replay.
+A *replay* takes a recorded case and yields the differences. For a table with an input and an output per row, `answers`
+makes the replay from a function that returns our output.
 """
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-Json = Any  # a recorded value; it came from JSON and goes no further than these replays
+Json = Any  # a recorded value from JSON, only used in these replays
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One place where we and the reference disagree."""
+    """One place where our result differs from that of the kubelet."""
 
     where: str
     expected: Json
     got: Json
 
     def __str__(self) -> str:
-        return f"at {self.where or 'the answer'}\n      reference: {self.expected!r}\n      podkeeper: {self.got!r}"
+        return f"at {self.where or 'the answer'}\n      kubelet:   {self.expected!r}\n      podkeeper: {self.got!r}"
 
 
 Replay = Callable[[Json, Json], Iterable[Difference]]
-"""(in, out) of a recorded row -> where we differ."""
+"""Takes (in, out) of a recorded row and returns the differences."""
 
 MISSING = "<absent>"
 
 
 def differences(expected: Json, got: Json, where: str = "") -> Iterator[Difference]:
-    """Walk two JSON values side by side."""
+    """Yield the differences between two JSON values."""
     if isinstance(expected, dict) and isinstance(got, dict):
         for key in sorted(expected.keys() | got.keys()):
             place = f"{where}.{key}" if where else str(key)
@@ -43,7 +43,7 @@ def differences(expected: Json, got: Json, where: str = "") -> Iterator[Differen
 
 
 def answers(ask: Callable[[Json], Json]) -> Replay:
-    """The replay of a question-and-answer table."""
+    """Return the replay of a table with one input and one output per row."""
 
     def replay(given: Json, expected: Json) -> Iterator[Difference]:
         yield from differences(expected, ask(given))

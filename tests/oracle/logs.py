@@ -1,15 +1,16 @@
 """Replays of the recorded log tables: one line, and whole files with options."""
 
+from podkeeper.linux.logline import ZERO_TIME, BadLogLine, LogTime, parse_cri_line, parse_log_time
 from podkeeper.model.errors import BadInput
-from podkeeper.rules.logline import ZERO_TIME, LogTime, parse_cri_line, parse_log_time
-from podkeeper.rules.logread import LogOptions, lines_of, read_log, tail_start
+from podkeeper.rules.logs.reading import LogOptions, tail_start
 from tests.oracle.compare import Json, Replay, answers
+from tests.rules.logs.whole_files import read_log
 
 
 def _line(given: Json) -> Json:
     try:
         line = parse_cri_line(given["line"].encode())
-    except BadInput:
+    except BadLogLine:
         return {"error": True}
     return {
         "content": line.content.decode(),
@@ -33,7 +34,7 @@ def _read(given: Json) -> Json:
     written = {"stdout": b"", "stderr": b""}
     failed = False
     try:
-        for chunk in read_log(lines_of([file[start:]]), options):
+        for chunk in read_log(file[start:], options):
             written[chunk.stream] += chunk.data
     except BadInput:
         failed = True

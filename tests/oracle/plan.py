@@ -1,4 +1,4 @@
-"""Replays of the recorded plan tables: actions of one sync, sandboxes, restarts, grace and back-off."""
+"""Replays of the recorded plan tables: actions of one sync, sandboxes, restarts, grace periods and backoff."""
 
 import re
 from collections.abc import Iterator
@@ -10,12 +10,12 @@ from msgspec import to_builtins
 from podkeeper.model.k8s.core import Container, Pod
 from podkeeper.model.messages import ProbeResult
 from podkeeper.model.runtime import ContainerRecord, ContainerState, NetworkMode, PodRecord, SandboxRecord
-from podkeeper.rules.backoff import BackoffTable, Curve, restart_key
-from podkeeper.rules.container_grace import KillReason, container_grace_seconds
-from podkeeper.rules.container_hash import container_hash
+from podkeeper.rules.backoff.table import BackoffTable, Curve, restart_key
+from podkeeper.rules.container.grace import KillReason, container_grace_seconds
+from podkeeper.rules.container.hash import container_hash
+from podkeeper.rules.container.restart import container_should_restart
 from podkeeper.rules.plan import compute_pod_actions
 from podkeeper.rules.plan.sandbox import sandbox_change
-from podkeeper.rules.restart import container_should_restart
 from tests.oracle.compare import Difference, Json, Replay, answers, differences
 
 EPOCH = datetime(2000, 1, 1, tzinfo=UTC)

@@ -1,4 +1,4 @@
-"""Replays of the recorded tables about pods kept and watched: manager, mirrors, relisting, work queue."""
+"""Replays of the recorded tables of the pod manager, mirror pods, relist and work queue."""
 
 from collections.abc import Iterator
 
@@ -10,8 +10,8 @@ from podkeeper.model.errors import BadInput, TryLater
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.messages import LifecycleEvent, PodUID
 from podkeeper.model.runtime import ContainerState
-from podkeeper.rules.mirror import is_mirror_pod_of, mirror_deletion, mirror_pod_for
-from podkeeper.rules.relist import Book, PodListing, relist, request_reinspection, settle, transition
+from podkeeper.rules.relist import ListedPod, RelistState, complete_inspection, relist, request_reinspection, transition
+from podkeeper.rules.static.mirror import is_mirror_pod_of, mirror_deletion, mirror_pod_for
 from tests.oracle.compare import Difference, Json, Replay, answers, differences
 
 
@@ -36,7 +36,7 @@ def _manager(_: Json, script: Json) -> Iterator[Difference]:
 
 def _manager_state(manager: PodManager, expected: Json) -> Json:
     translations = manager.translations()
-    # The recorder asked for all its test pods: KIND-N is named pN.
+    # The recording covers all test pods: KIND-N has the name pN.
     asked = {uid: _pod({"uid": uid, "name": f"p{uid[-1]}", "namespace": "ns"}) for uid in expected["translate_uid"]}
     mirrors = {uid: manager.mirror_of_pod(pod) for uid, pod in asked.items()}
     pod_to_mirror = {}
@@ -55,7 +55,7 @@ def _manager_state(manager: PodManager, expected: Json) -> Json:
     }
 
 
-# Mirror pods. What is left of an API here: a name is taken once.
+# Mirror pods. The API of the recording only checks that a name is unique.
 
 
 def _create_mirror(given: Json) -> Json:
@@ -111,19 +111,19 @@ def _transition(given: Json) -> Json:
     return [kind.value for kind in transition(_state(given["old"]), _state(given["new"]))]
 
 
-def _listing(given: Json) -> PodListing:
+def _listing(given: Json) -> ListedPod:
     containers, sandboxes = (
         {found["id"]: ContainerState(found["state"]) for found in given[part]} for part in ("containers", "sandboxes")
     )
-    return PodListing(PodUID(given["uid"]), containers, sandboxes)
+    return ListedPod(PodUID(given["uid"]), containers, sandboxes)
 
 
 def _relists(_: Json, script: Json) -> Iterator[Difference]:
-    book = Book()
+    book = RelistState()
     for index, step in enumerate(script):
         for uid in step["reinspect_requested"]:
             book = request_reinspection(book, PodUID(uid))
-        told: list[LifecycleEvent] = []
+        sent: list[LifecycleEvent] = []
         inspected, cache_changes = [], []
         if not step["list_fails"]:
             book, findings = relist(book, [_listing(pod) for pod in step["pods"]])
@@ -134,9 +134,9 @@ def _relists(_: Json, script: Json) -> Iterator[Difference]:
                 else:
                     inspected.append(finding.uid)
                     cache_changes.append(f"{'set' if works else 'set_error'}:{finding.uid}")
-                book, events = settle(book, finding, inspected=works)
-                told += events
-        got = {"events": _by_pod(told), "inspected": sorted(inspected), "cache_changes": sorted(cache_changes)}
+                book, events = complete_inspection(book, finding, inspected=works)
+                sent += events
+        got = {"events": _by_pod(sent), "inspected": sorted(inspected), "cache_changes": sorted(cache_changes)}
         yield from differences(step["expect"], got, f"[{index}]")
 
 

@@ -1,11 +1,10 @@
-"""The `podworkers` scripts: what surrounds the workers in them, and how they are played.
+"""Replay of the `podworkers` scripts: the environment of the workers, and the steps.
 
-A script is played by three parts. The `World` is what surrounds the workers: sync functions that block
-until the script finishes them, the status cache, the work queue, the event recorder. A `Driver` connects
-workers to it. `play` runs the steps and compares; it knows drivers by their protocol only.
+The `World` is the environment of the workers: sync functions that block until the script completes them, the status
+cache, the work queue and the event recorder. A `Driver` connects workers to it. `play` runs the steps and compares.
 
-Two drivers play each script: the `DirectDriver` here, which does at once whatever the machine orders and so
-proves the decisions alone, and the one in `tests.oracle.podworkers_async` with the real workers.
+Two drivers run each script. The `DirectDriver` executes all orders at once and so tests the decisions alone. The driver
+in `tests.oracle.podworkers_async` has the real workers.
 """
 
 from collections import Counter
@@ -19,29 +18,29 @@ from podkeeper.model.k8s.core import Pod, PodSpec, PodStatus
 from podkeeper.model.k8s.meta import ObjectMeta
 from podkeeper.model.messages import CONFIG_SOURCE_ANNOTATION, PodEvent, PodUID
 from podkeeper.model.runtime import ContainerRecord, ContainerState, PodRecord, SandboxRecord
-from podkeeper.rules.worker import questions
+from podkeeper.rules.worker import predicates
 from podkeeper.rules.worker.events import (
     Call,
     Cancel,
     Complete,
     Enqueue,
-    Failed,
     Order,
-    Passed,
-    PassEvent,
     ReadStatus,
-    Record,
+    RecordEvent,
     StatusRead,
     StatusUnreadable,
+    Synced,
+    SyncEvent,
+    SyncFailed,
     SyncPod,
     SyncTerminatedPod,
     SyncTerminatingPod,
     SyncTerminatingRuntimePod,
 )
-from podkeeper.rules.worker.pauses import pause_after
 from podkeeper.rules.worker.states import State
+from podkeeper.rules.worker.timing import retry_delay_after
 from podkeeper.rules.worker.updates import KillOptions, Update, UpdateType
-from podkeeper.rules.worker.workers import KnownPod, Workers
+from podkeeper.rules.worker.workers import PodWorkerSync, WorkerTable
 from tests.oracle.compare import Difference, Json, differences
 from tests.violations import violation
 
@@ -61,7 +60,6 @@ class Channel:
     close: Callable[[str], None] = field(compare=False)
 
     def set(self) -> None:
-        """Let the world note its closing."""
         self.close(self.name)
 
 
@@ -76,7 +74,7 @@ class NamedStatusFunction:
 
 
 def pod_of(given: Json) -> Pod:
-    """The pod a script describes, marked with its version."""
+    """Return the pod of a script, with its version as a marker."""
     return Pod(
         metadata=ObjectMeta(
             uid=given["uid"],
@@ -93,7 +91,7 @@ def pod_of(given: Json) -> Pod:
 
 
 def update_of(do: Json, close: Callable[[str], None]) -> Update:
-    """The update a script's step describes; its completion channel is closed by `close`."""
+    """Return the update of a script step. `close` closes its completion channel."""
     options, running, version = do.get("kill_options"), do.get("running_pod"), do.get("mirror_version")
     return Update(
         type=UpdateType(do["type"]),
@@ -112,7 +110,7 @@ def update_of(do: Json, close: Callable[[str], None]) -> Update:
 
 
 def version_of(pod: Pod | None) -> int | None:
-    """The marker of a pod that reached a sync function."""
+    """Return the version of a pod."""
     return None if pod is None else int((pod.metadata.labels or {})[VERSION_LABEL])
 
 
@@ -129,7 +127,7 @@ class RunningCall:
 
 @dataclass(slots=True)
 class World:
-    """What surrounds the workers, and what was seen there during one step."""
+    """The environment of the workers, and what happened during one step."""
 
     now: int = 0
     running: dict[PodUID, RunningCall] = field(default_factory=dict)
@@ -139,11 +137,9 @@ class World:
     closed: list[str] = field(default_factory=list)
 
     def note(self, uid: PodUID, event: Json) -> None:
-        """Something happened to a pod."""
         self.events.setdefault(uid, []).append(event)
 
     def cached(self, uid: PodUID) -> PodRecord:
-        """The cache's `get`."""
         containers, sandboxes = self.runtime.get(uid, (0, 0))
         exited = ContainerRecord(id="exited", name="exited", state=ContainerState.EXITED)
         runs = (ContainerRecord(id=f"c{i}", name=f"c{i}", state=ContainerState.RUNNING) for i in range(containers))
@@ -151,7 +147,7 @@ class World:
         return PodRecord(uid=uid, containers=(exited, *runs), sandboxes=tuple(ready))
 
     def read_newer(self, uid: PodUID, newer_than: float | None) -> str | None:
-        """The cache's `get_newer_than`; gives its error."""
+        """Return the error of the cache's `get_newer_than`, if any."""
         if self.cache_errors[uid] == 0:
             return None
         self.cache_errors[uid] -= 1
@@ -159,51 +155,48 @@ class World:
         return "cache unavailable"
 
     def enter(self, uid: PodUID, call: Call, newer_than: float | None) -> None:
-        """A sync function is called, and blocks."""
+        """Record the call of a sync function, which blocks."""
         match call:
             case SyncPod(update_type=update_type, pod=pod, mirror_pod=mirror_pod):
-                said: dict[str, Json] = {"update_type": str(update_type), "version": version_of(pod)}
+                details: dict[str, Json] = {"update_type": str(update_type), "version": version_of(pod)}
                 self._enter(
-                    uid, "sync_pod", said | {"mirror_version": version_of(mirror_pod), "newer_than": newer_than}
+                    uid, "sync_pod", details | {"mirror_version": version_of(mirror_pod), "newer_than": newer_than}
                 )
             case SyncTerminatingPod(pod=pod, grace_seconds=grace, status_function=function):
                 name = function.name if isinstance(function, NamedStatusFunction) else None
-                said = {"version": version_of(pod), "grace": grace, "status_fn": name, "newer_than": newer_than}
-                self._enter(uid, "sync_terminating_pod", said)
+                details = {"version": version_of(pod), "grace": grace, "status_fn": name, "newer_than": newer_than}
+                self._enter(uid, "sync_terminating_pod", details)
             case SyncTerminatingRuntimePod(running_pod=running_pod):
                 self._enter(uid, "sync_terminating_runtime_pod", {"name": running_pod.name})
             case SyncTerminatedPod(pod=pod):
                 self._enter(uid, "sync_terminated_pod", {"version": version_of(pod), "newer_than": newer_than})
 
-    def _enter(self, uid: PodUID, function: str, said: dict[str, Json]) -> None:
+    def _enter(self, uid: PodUID, function: str, details: dict[str, Json]) -> None:
         if uid in self.running:
             raise violation(f"two sync functions at once for {uid}")
         self.running[uid] = RunningCall(function)
-        self.note(uid, {"call": function} | said)
+        self.note(uid, {"call": function} | details)
 
     def leave(self, uid: PodUID, result: str) -> None:
-        """The sync function that runs for a pod returns."""
+        """Record the return of the running sync function."""
         call = self.running.pop(uid)
         self.note(uid, {"return": call.function, "result": result, "cancelled": call.cancelled})
 
     def cancel(self, uid: PodUID) -> None:
-        """The context of the call that runs for a pod is cancelled."""
+        """Mark the running sync function as cancelled."""
         self.running[uid].cancelled = True
 
     def enqueue(self, uid: PodUID, delay_seconds: float) -> None:
-        """The work queue's `enqueue`, with the delay before jitter."""
+        """Record a call of the work queue, with the delay before jitter."""
         self.note(uid, {"enqueue": int(delay_seconds) if float(delay_seconds).is_integer() else delay_seconds})
 
     def record(self, uid: PodUID, event: PodEvent) -> None:
-        """The event recorder."""
         self.note(uid, {"event": event.reason, "event_type": str(event.type), "message": event.message})
 
     def close(self, channel: str) -> None:
-        """A completion channel is closed."""
         self.closed.append(channel)
 
     def wall(self) -> datetime:
-        """The time of day."""
         return EPOCH + timedelta(seconds=self.now)
 
 
@@ -211,91 +204,85 @@ class World:
 
 
 class Driver(Protocol):
-    """Workers connected to a world. Each asynchronous method returns when nothing moves any more."""
+    """Workers connected to a world. Each asynchronous method returns when all tasks are idle."""
 
     async def update(self, update: Update) -> None:
-        """Tell the workers."""
+        """Send an update to the workers."""
 
     async def finish(self, uid: PodUID, result: str, backoff_seconds: float) -> None:
-        """Let the sync function that runs for a pod return."""
+        """Let the running sync function return."""
 
-    async def sync_known_pods(self, desired: set[PodUID]) -> Mapping[PodUID, KnownPod]:
-        """Housekeeping comes by."""
+    async def sync_known_pods(self, desired: set[PodUID]) -> Mapping[PodUID, PodWorkerSync]:
+        """Run `sync_known_pods`."""
 
     def answers(self, uid: PodUID) -> tuple[bool, ...]:
-        """The seven predicates, in the order of the recordings."""
+        """Return seven predicates, in the order of the recordings."""
 
     def is_pod_for_mirror_pod_terminating(self, full_name: str) -> bool:
-        """The eighth."""
+        """Return the eighth predicate."""
 
     def state(self, uid: PodUID) -> State:
-        """Where a pod stands."""
+        """Return the state of a pod's worker."""
 
     async def close(self) -> None:
-        """The script is over."""
+        """Stop all tasks."""
 
 
 class DirectDriver:
-    """Obeys the machine's orders at once: the decisions alone, without tasks."""
+    """Executes orders at once, without tasks. This tests the decisions alone."""
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._workers = Workers()
+        self._workers = WorkerTable()
         self._newer_than: dict[PodUID, float | None] = {}
 
     async def update(self, update: Update) -> None:
-        """Tell the workers."""
-        self._obey(update.uid, self._workers.update(update, self._world.cached(update.uid)))
+        self._execute(update.uid, self._workers.update(update, self._world.cached(update.uid)))
 
     async def finish(self, uid: PodUID, result: str, backoff_seconds: float) -> None:
-        """Let the sync function that runs for a pod return."""
         self._world.leave(uid, result)
         error = error_of(self._world, result, backoff_seconds)
         if error is None:
-            news: PassEvent = Passed(self._world.now, ended=is_end(result))
+            progress: SyncEvent = Synced(self._world.now, is_terminal=is_terminal_result(result))
         else:
-            news = Failed(self._world.now, pause_after(error, self._world.wall()))
-        self._obey(uid, self._workers.report(uid, news))
+            progress = SyncFailed(self._world.now, retry_delay_after(error, self._world.wall()))
+        self._execute(uid, self._workers.report(uid, progress))
 
-    async def sync_known_pods(self, desired: set[PodUID]) -> Mapping[PodUID, KnownPod]:
-        """Housekeeping comes by."""
-        sweep = self._workers.sync_known_pods(desired)
-        for uid, orders in sweep.orders.items():
-            self._obey(uid, orders)
-        return sweep.known
+    async def sync_known_pods(self, desired: set[PodUID]) -> Mapping[PodUID, PodWorkerSync]:
+        result = self._workers.sync_known_pods(desired)
+        for uid, orders in result.orders.items():
+            self._execute(uid, orders)
+        return result.known
 
     def answers(self, uid: PodUID) -> tuple[bool, ...]:
-        """The seven predicates."""
         state, synced = self._workers.state(uid), self._workers.synced
         return (
-            questions.is_known_terminated(state),
-            questions.could_have_running_containers(state, synced=synced),
-            questions.is_termination_requested(state),
-            questions.should_containers_be_terminating(state, synced=synced),
-            questions.should_runtime_be_removed(state, synced=synced),
-            questions.should_content_be_removed(state, synced=synced),
-            questions.should_be_finished(state, synced=synced),
+            predicates.is_known_terminated(state),
+            predicates.could_have_running_containers(state, synced=synced),
+            predicates.is_termination_requested(state),
+            predicates.should_containers_be_terminating(state, synced=synced),
+            predicates.should_runtime_be_removed(state, synced=synced),
+            predicates.should_content_be_removed(state, synced=synced),
+            predicates.should_be_finished(state, synced=synced),
         )
 
     def is_pod_for_mirror_pod_terminating(self, full_name: str) -> bool:
-        """The eighth."""
         return self._workers.is_pod_for_mirror_pod_terminating(full_name)
 
     def state(self, uid: PodUID) -> State:
-        """Where a pod stands."""
         return self._workers.state(uid)
 
     async def close(self) -> None:
-        """Nothing runs on its own here."""
+        """Do nothing, because there are no tasks."""
 
-    def _obey(self, uid: PodUID, orders: Iterable[Order]) -> None:
+    def _execute(self, uid: PodUID, orders: Iterable[Order]) -> None:
         for order in orders:
             match order:
                 case ReadStatus(newer_than=newer_than):
                     self._newer_than[uid] = newer_than
                     error = self._world.read_newer(uid, newer_than)
-                    news = StatusRead() if error is None else StatusUnreadable(error)
-                    self._obey(uid, self._workers.report(uid, news))
+                    progress = StatusRead() if error is None else StatusUnreadable(error)
+                    self._execute(uid, self._workers.report(uid, progress))
                 case Cancel():
                     self._world.cancel(uid)
                 case Enqueue(delay_seconds=delay_seconds):
@@ -303,19 +290,18 @@ class DirectDriver:
                 case Complete(signals=signals):
                     for signal in signals:
                         signal.set()
-                case Record(event=event):
+                case RecordEvent(event=event):
                     self._world.record(uid, event)
                 case SyncPod() | SyncTerminatingPod() | SyncTerminatingRuntimePod() | SyncTerminatedPod() as call:
                     self._world.enter(uid, call, self._newer_than.get(uid))
 
 
-def is_end(result: str) -> bool:
-    """Whether a sync function that returned so says that the pod has come to its end."""
+def is_terminal_result(result: str) -> bool:
     return result == "terminal"
 
 
 def error_of(world: World, result: str, backoff_seconds: float) -> TryLater | None:
-    """What a sync function that ends so raises."""
+    """Return the exception of a sync function with this result, if any."""
     match result:
         case "ok" | "terminal":
             return None
@@ -326,14 +312,14 @@ def error_of(world: World, result: str, backoff_seconds: float) -> TryLater | No
         case "error" | "terminal_error" | "canceled":
             return TryLater(f"cannot sync: {result}")
         case _:
-            raise ValueError(f"cannot play the unknown result {result!r}")
+            raise ValueError(f"cannot replay the unknown result {result!r}")
 
 
-# The play.
+# The replay.
 
 
 async def play(script: Json, make_driver: Callable[[World], Driver]) -> list[Difference]:
-    """Run a script's steps one after the other; after each, compare all that can be seen."""
+    """Run the steps of a script. After each, compare everything that is recorded."""
     world = World()
     driver = make_driver(world)
     found: list[Difference] = []
@@ -354,10 +340,10 @@ async def play(script: Json, make_driver: Callable[[World], Driver]) -> list[Dif
 
 
 async def do_step(world: World, driver: Driver, do: Json) -> dict[str, Json]:
-    """Do what one step says; tell what was seen in the world."""
+    """Apply one step and return what happened."""
     world.events, world.closed = {}, []
-    said = await _do(world, driver, do)
-    return said | {
+    details = await _do(world, driver, do)
+    return details | {
         "events": world.events,
         "running": {uid: {"fn": call.function, "cancelled": call.cancelled} for uid, call in world.running.items()},
         "closed": sorted(world.closed),
@@ -382,9 +368,9 @@ async def _do(world: World, driver: Driver, do: Json) -> dict[str, Json]:
         case "runtime":
             world.runtime[do["uid"]] = (do["running_containers"], do["ready_sandboxes"])
         case op:
-            raise ValueError(f"cannot play the unknown step {op!r}")
+            raise ValueError(f"cannot replay the unknown step {op!r}")
     return {}
 
 
-def _known(pod: KnownPod) -> Json:
-    return {"state": str(pod.stage), "orphan": pod.orphan, "has_config": pod.has_config, "static": pod.static}
+def _known(pod: PodWorkerSync) -> Json:
+    return {"state": str(pod.state), "orphan": pod.orphan, "has_config": pod.has_config, "static": pod.static}

@@ -8,13 +8,24 @@ import msgspec
 from podkeeper.model.errors import BadInput
 from podkeeper.model.k8s.core import Container, HTTPGetAction, Pod, PodStatus
 from podkeeper.model.messages import ProbeKind, ProbeResult
-from podkeeper.model.probing import Exited, HttpAnswer, NoAnswer, NotRun, TimedOut
-from podkeeper.rules.probe.exec import judge_exec
+from podkeeper.model.probing import CommandExited, HttpAnswer, NoHttpAnswer, NotRun, TimedOut
+from podkeeper.rules.probe.exec import exec_report
 from podkeeper.rules.probe.flags import ProbeView, with_probe_flags
-from podkeeper.rules.probe.http import http_request, judge_http
+from podkeeper.rules.probe.http import http_report, http_request
 from podkeeper.rules.probe.net import resolve_port
-from podkeeper.rules.probe.report import Again, Outcome, Report, Verdict, judge
-from podkeeper.rules.probe.worker import Ended, Known, Live, OnHold, Probing, Step, Waiting, after, probes_of, tick
+from podkeeper.rules.probe.report import ProbeConclusion, ProbeOutcome, Report, Retry, conclude
+from podkeeper.rules.probe.worker import (
+    AwaitingContainer,
+    Live,
+    OnHold,
+    ProbeStep,
+    Probing,
+    Stopped,
+    TickInput,
+    count_outcome,
+    probes_of,
+    tick,
+)
 from tests.oracle.compare import Difference, Json, Replay, answers, differences
 
 EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
@@ -43,18 +54,18 @@ def _flags(given: Json) -> Json:
     }
 
 
-def _judged(kind: ProbeKind, execute: Callable[[], Report]) -> tuple[Verdict, int]:
-    """Execute a probe until it is judged, as the engine does."""
+def _concluded(kind: ProbeKind, execute: Callable[[], Report]) -> tuple[ProbeConclusion, int]:
+    """Execute a probe until there is a conclusion, as the engine does."""
     executions = 0
     while True:
         executions += 1
-        verdict = judge(kind, execute(), executions)
-        if verdict is not Again.RETRY:
-            return verdict, executions
+        conclusion = conclude(kind, execute(), executions)
+        if conclusion is not Retry.NOW:
+            return conclusion, executions
 
 
 class _Worker:
-    """One recorded worker: its pod, its clock, and the results it has stored."""
+    """One recorded worker: its pod, its clock and its stored results."""
 
     def __init__(self, given: Json) -> None:
         self._given = given
@@ -81,12 +92,12 @@ class _Worker:
         (self._target,) = probes_of(self._pod)
         self._seconds = 0
         self._status: PodStatus | None = None
-        self._state: Live = Waiting()
+        self._state: Live = AwaitingContainer()
         self._container_id: str | None = None
         self._stored: dict[str, ProbeResult] = {}
 
-    def obey(self, step: Json) -> Json:
-        """Take one recorded step; answer what a `probe` step expects."""
+    def apply(self, step: Json) -> Json:
+        """Apply one recorded step. Return the result of a `probe` step."""
         match step["op"]:
             case "status":
                 self._see(step)
@@ -113,51 +124,51 @@ class _Worker:
         self._status = msgspec.convert({"phase": step["phase"], key: statuses}, PodStatus)
 
     def _probe(self, outcome: str) -> Json:
-        known = Known(self._pod, self._status, _at(self._given["kubelet_start"]), _at(self._seconds))
+        known = TickInput(self._pod, self._status, _at(self._given["kubelet_start"]), _at(self._seconds))
         step = tick(self._state, self._target, known)
         self._take(step)
         executions = 0
         if step.execute and isinstance(step.state, Probing):
-            report = Report(Outcome(outcome), error="not executed" if outcome == "error" else None)
-            verdict, executions = _judged(self._target.kind, lambda: report)
-            step = after(step.state, self._target, verdict.result)
+            report = Report(ProbeOutcome(outcome), error="not executed" if outcome == "error" else None)
+            conclusion, executions = _concluded(self._target.kind, lambda: report)
+            step = count_outcome(step.state, self._target, conclusion.result)
             self._take(step)
         return {
             "executions": executions,
-            "keep_going": not isinstance(step.state, Ended),
-            # The reference's flag outlives its worker; ours is a state, so ask the last one before the end.
+            "keep_going": not isinstance(step.state, Stopped),
+            # In the kubelet, the flag stays after the worker has stopped. Ours is a state, so use the last one before.
             "on_hold": isinstance(self._state, OnHold) and self._state.container_id == self._container_id,
             "result": self._container_id and self._stored.get(self._container_id),
         }
 
-    def _take(self, step: Step) -> None:
+    def _take(self, step: ProbeStep) -> None:
         if step.forget is not None:
             self._stored.pop(step.forget, None)
-        if not isinstance(step.state, Waiting):
+        if not isinstance(step.state, AwaitingContainer):
             self._container_id = step.state.container_id
         if step.store is not None and self._container_id is not None:
             self._stored[self._container_id] = step.store
-        if not isinstance(step.state, Ended):
+        if not isinstance(step.state, Stopped):
             self._state = step.state
 
 
 def _worker(given: Json, script: Json) -> Iterator[Difference]:
     worker = _Worker(given)
     for index, step in enumerate(script):
-        got = worker.obey(step)
+        got = worker.apply(step)
         if "expect" in step:
             yield from differences(step["expect"], msgspec.to_builtins(got), f"step {index}")
 
 
 def _mapping(given: Json) -> Json:
     error = "could not be executed" if given["low_level_error"] else None
-    report = Report(Outcome(given["low_level_result"]), given["low_level_output"], error)
-    verdict, executions = _judged(ProbeKind(given["probe_type"]), lambda: report)
+    report = Report(ProbeOutcome(given["low_level_result"]), given["low_level_output"], error)
+    conclusion, executions = _concluded(ProbeKind(given["probe_type"]), lambda: report)
     return {
-        "events": [],  # the recorder that took these rows swallowed every event
+        "events": [],  # the recording has no events
         "executions": executions,
-        "is_error": verdict.result is None,
-        "result": str(verdict.result or ProbeResult.FAILURE),  # beside an error the reference names a failure
+        "is_error": conclusion.result is None,
+        "result": str(conclusion.result or ProbeResult.FAILURE),  # with an error, the kubelet returns a failure
     }
 
 
@@ -176,9 +187,9 @@ def _body(given: Json, key: str) -> bytes:
 
 def _http_result(given: Json, expected: Json) -> Iterator[Difference]:
     if given["transport_error"] is not None:
-        report = judge_http(NoAnswer(given["transport_error"]))
+        report = http_report(NoHttpAnswer(given["transport_error"]))
     else:
-        report = judge_http(HttpAnswer(given["status"], _body(given, "body")))
+        report = http_report(HttpAnswer(given["status"], _body(given, "body")))
     yield from _report(report, expected)
 
 
@@ -186,13 +197,13 @@ def _exec_result(given: Json, expected: Json) -> Iterator[Difference]:
     output = _body(given, "output")
     match given["command_error"].partition(":"):
         case ("none", _, _):
-            report = judge_exec(Exited(0, output))
+            report = exec_report(CommandExited(0, output))
         case ("exit", _, code):
-            report = judge_exec(Exited(int(code), output))
+            report = exec_report(CommandExited(int(code), output))
         case ("timeout", _, _):
-            report = judge_exec(TimedOut("command timed out"))
+            report = exec_report(TimedOut("command timed out"))
         case _:
-            report = judge_exec(NotRun("cannot run"))
+            report = exec_report(NotRun("cannot run"))
     if expected.get("output_is_error_text"):
         expected = {**expected, "output": "command timed out"}
         del expected["output_is_error_text"]

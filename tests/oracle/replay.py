@@ -1,8 +1,8 @@
-"""Replay recorded files of the reference against our real functions and classes.
+"""Replay files with recorded kubelet behaviour against our functions and classes.
 
-In: a file of one component (plain or gzip JSON): tables of rows, scripts of steps, or both. Out: for
-each case whether we did as the reference did, and where not. A table or component nobody here knows
-is a failure, never a skip: a gap must not look like success.
+In: a file of one component (plain or gzip JSON) with tables of rows, scripts of steps, or both. Out: for each case,
+the differences from the kubelet. An unknown table or component is a failure, not a skip, so that a gap does not look
+like a success.
 """
 
 import gzip
@@ -23,17 +23,17 @@ SHOWN_DIFFERENCES_PER_CASE = 4
 
 TABLES: dict[tuple[str, str], Replay] = {
     (component, name): replay
-    for component, rooms in {
+    for component, modules in {
         "decisions": [
             *(logs.TABLES, plan.TABLES, pods.TABLES, probe.TABLES, qos.TABLES, static.TABLES),
             *(status.DECISION_TABLES, worker.TABLES),
         ],
         "status": [status.TABLES],
     }.items()
-    for tables in rooms
+    for tables in modules
     for name, replay in tables.items()
 }
-"""(component, table) -> its replay."""
+"""The replay of each (component, table)."""
 
 SCRIPTS: dict[str, Callable[[Json], Iterable[Difference]]] = {
     **storage.SCRIPTS,
@@ -41,24 +41,24 @@ SCRIPTS: dict[str, Callable[[Json], Iterable[Difference]]] = {
     **worker.SCRIPTS,
     **status.SCRIPTS,
 }
-"""component -> the replay of one of its scripts."""
+"""The replay of a script of each component."""
 
 
 class Part(StrEnum):
-    """Which part of a file is replayed."""
+    """The part of a file to replay."""
 
     ALL = "all"
     TABLES = "tables"
     SCRIPTS = "scripts"
 
 
-class Refused(Exception):
-    """The file cannot be replayed at all; the message says why and what would be right."""
+class InvalidRecording(Exception):
+    """The file cannot be replayed. The message has the reason and the expected file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """One case in which we differ from the reference."""
+    """One case in which we differ from the kubelet."""
 
     case: str
     differences: tuple[str, ...]
@@ -66,13 +66,13 @@ class Failure:
 
 @dataclass(slots=True)
 class Report:
-    """What a replay found."""
+    """The result of a replay."""
 
     passed: int = 0
     failures: list[Failure] = field(default_factory=list)
 
     def add(self, case: str, found: Callable[[], Iterable[Difference]]) -> None:
-        """Run one case; an exception in our code is a difference like any other."""
+        """Run one case. An exception in our code is a difference, too."""
         try:
             first = tuple(str(difference) for difference in islice(found(), SHOWN_DIFFERENCES_PER_CASE))
         except Exception:
@@ -84,21 +84,25 @@ class Report:
 
 
 def read_recording(path: Path) -> dict[str, Json]:
-    """Read one recorded file and refuse what is not one of the newer release."""
+    """Read one recorded file of the newer release. Raises InvalidRecording for all others."""
     try:
         raw = path.read_bytes()
         document = msgspec.json.decode(gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw)
     except (OSError, EOFError, msgspec.DecodeError) as error:
-        raise Refused(f"cannot read {path} as a recorded file: {error}") from error
+        raise InvalidRecording(f"cannot read {path} as a recorded file: {error}") from error
     if not isinstance(document, dict) or not isinstance(document.get("component"), str):
-        raise Refused(f"cannot replay {path}: it names no component; give a file shaped like oracle/*/visible.json.gz")
+        raise InvalidRecording(
+            f"cannot replay {path}: it has no component; expected a file shaped like oracle/*/visible.json.gz"
+        )
     if "older" in str(document.get("set", "")):
-        raise Refused(f"cannot replay {path}: it holds the older release's expectations; give the newer release's file")
+        raise InvalidRecording(
+            f"cannot replay {path}: it is a recording of the older release; expected one of the newer release"
+        )
     return document
 
 
 def replay(document: dict[str, Json], part: Part = Part.ALL) -> Report:
-    """Replay all cases of one recorded document."""
+    """Replay all cases of one recorded file."""
     component = document["component"]
     report = Report()
     if part is not Part.SCRIPTS:
@@ -111,7 +115,7 @@ def replay(document: dict[str, Json], part: Part = Part.ALL) -> Report:
             case = f"{component}/{script.get('id', '?')}{_title(script.get('title'))}"
             report.add(case, partial(_script, component, script))
     if not report.passed and not report.failures:
-        report.failures.append(Failure(component, (f"the file holds no {part} to replay",)))
+        report.failures.append(Failure(component, (f"the file has no {part} to replay",)))
     return report
 
 
@@ -122,7 +126,7 @@ def _title(title: str | None) -> str:
 def _row(component: str, name: str, row: Json) -> Iterator[Difference]:
     known = TABLES.get((component, name))
     if known is None:
-        yield Difference(f"table {name}", "a replay", "no such table is known here")
+        yield Difference(f"table {name}", "a replay", "unknown table")
     else:
         yield from known(row["in"], row["out"])
 
@@ -130,6 +134,6 @@ def _row(component: str, name: str, row: Json) -> Iterator[Difference]:
 def _script(component: str, script: Json) -> Iterator[Difference]:
     known = SCRIPTS.get(component)
     if known is None:
-        yield Difference(f"scripts of {component}", "a replay", "no such component is known here")
+        yield Difference(f"scripts of {component}", "a replay", "unknown component")
     else:
         yield from known(script)

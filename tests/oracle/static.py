@@ -8,7 +8,7 @@ from podkeeper.model.errors import BadInput, Problem
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.manifest import Document, read_documents
 from podkeeper.model.messages import CONFIG_HASH_ANNOTATION
-from podkeeper.rules.static import FromFile, FromURL, NotAPod, static_pod_from
+from podkeeper.rules.static.pod import FromFile, FromURL, NotAPod, static_pod_from
 from tests.oracle.compare import Difference, Json, Replay, differences
 
 
@@ -20,7 +20,7 @@ def _static_pod(given: Json) -> Pod:
 def _only_document(given: Json) -> Document:
     """Return the first object of a manifest. The recorded function decodes that one only, and accepts no list."""
     try:
-        documents = read_documents(given["manifest"], given["source"]).all_sound()
+        documents = read_documents(given["manifest"], given["source"]).all_valid()
     except BadInput as error:
         raise NotAPod(*error.problems) from error
     if not documents or documents[0].prefix:
@@ -56,7 +56,7 @@ def _answer(given: Json) -> Json:
 
 
 class _StaticPods:
-    """Rows name generated UIDs only by class, so that the replay has to remember them."""
+    """Rows contain only the class of a generated UID, so the replay stores the UID of each class."""
 
     def __init__(self) -> None:
         self._first: Json = None
@@ -68,14 +68,14 @@ class _StaticPods:
         expected = dict(expected)
         if expected.pop("uid_generated", False):
             uid, label = got.pop("uid", ""), expected.pop("uid_class")
-            self._forget_former_file(given, uid, label)
+            self._reset_for_new_file(given, uid, label)
             yield from differences(expected.pop("uid_length"), len(uid), "uid_length")
             yield from differences(uid, self._uid_of_class.setdefault(label, uid), f"uid of class {label}")
             yield from differences(label, self._class_of_uid.setdefault(uid, label), "uid_class")
         yield from differences(expected, got)
 
-    def _forget_former_file(self, given: Json, uid: str, label: int) -> None:
-        """Each file counts its classes from 0, in the order of their first rows."""
+    def _reset_for_new_file(self, given: Json, uid: str, label: int) -> None:
+        """Each file numbers its classes from 0, in the order of their first rows."""
         if label == 0 and (given == self._first or self._uid_of_class.get(0) != uid):
             self._first = given
             self._uid_of_class.clear()

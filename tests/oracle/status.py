@@ -1,4 +1,4 @@
-"""Replays of what the reference decided about pod statuses: phase, conditions, containers, publishing."""
+"""Replays of the recorded status tables: phase, conditions, containers, publishing."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -20,7 +20,6 @@ from podkeeper.model.runtime import ContainerRecord, NetworkMode, PodRecord, San
 from podkeeper.model.runtime import ContainerState as RuntimeState
 from podkeeper.model.times import format_time, parse_time
 from podkeeper.rules.evict import Eviction, deadline_eviction
-from podkeeper.rules.phase import phase_of
 from podkeeper.rules.probe.flags import ProbeView
 from podkeeper.rules.status.conditions import (
     containers_ready_condition,
@@ -30,6 +29,7 @@ from podkeeper.rules.status.conditions import (
 )
 from podkeeper.rules.status.containers import StartFailure
 from podkeeper.rules.status.normalise import equal_by_kubelet, normalised
+from podkeeper.rules.status.phase import phase_of
 from podkeeper.rules.status.pod import NodeView, PodView, api_pod_status
 from podkeeper.rules.status.publish import illegal_transition, merged_status
 from tests.oracle.compare import Json, Replay, answers
@@ -55,7 +55,7 @@ def pod_phase(given: Json) -> Json:
     return phase_of(
         pod,
         statuses(given["container_statuses"]),
-        ended=given["pod_is_terminal"],
+        pod_is_terminal=given["pod_is_terminal"],
         initialized=given["regular_container_started"],
     ).value
 
@@ -107,7 +107,7 @@ def complete_status(given: Json) -> Json:
             for name, failure in given["waiting_reasons"].items()
         },
         eviction=None if evict is None else Eviction(evict["reason"], evict["message"]),
-        ended=given["pod_is_terminal"],
+        pod_is_terminal=given["pod_is_terminal"],
     )
     return plain(api_pod_status(pod, view, NODE))
 

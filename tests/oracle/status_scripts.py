@@ -1,7 +1,7 @@
-"""Replays of the recorded status manager scripts over the real status manager, in virtual time.
+"""Replays of the recorded status manager scripts with the real status manager, in virtual time.
 
-The scripts' `sync` steps are passes that the replay asks for; nothing runs in the background. The API is a
-dictionary that notes what it is asked.
+The replay runs the `sync` steps of the scripts. Nothing runs in the background. The API is a dictionary that records
+calls.
 """
 
 import asyncio
@@ -13,36 +13,35 @@ from typing import TypeVar
 
 import msgspec
 
+from podkeeper.engine.api_sender import ApiSender
+from podkeeper.engine.checkpoints import Checkpoints
 from podkeeper.engine.manager import PodManager
-from podkeeper.engine.notebook import Notebook
-from podkeeper.engine.postman import Postman
 from podkeeper.engine.status import StatusManager
 from podkeeper.model.errors import ApiUnavailable, NotFound
 from podkeeper.model.k8s.core import Pod, PodStatus
 from podkeeper.model.messages import PodUID
 from podkeeper.model.wire import JSONObject, Wire
-from podkeeper.rules.mirror import is_static_pod
 from podkeeper.rules.patch.strategic import apply
-from podkeeper.rules.status.publish import can_be_deleted, needs_reconcile, sending
+from podkeeper.rules.static.mirror import is_static_pod
+from podkeeper.rules.status.publish import can_be_deleted, needs_reconcile, send_reason
 from podkeeper.testing.virtual_time import BEGINNING, VirtualClock, simulate
 from tests.oracle.compare import Difference, Json, differences
 from tests.violations import violation
 
 K = TypeVar("K", bound=Wire)
 
-logging.getLogger("podkeeper").addHandler(logging.NullHandler())  # refusals and failures are what scripts are about
+logging.getLogger("podkeeper").addHandler(logging.NullHandler())  # scripts contain many failures
 
 SCRIPTS_BEGIN = datetime(2000, 1, 1, tzinfo=UTC)
 
 
 def plain(value: object) -> Json:
-    """A value as JSON has it on the wire."""
     return msgspec.json.decode(msgspec.json.encode(value))
 
 
 @dataclass
 class Api:
-    """The pods in the API, and what was asked of them."""
+    """The pods in the API, and the calls."""
 
     pods: dict[str, Pod] = field(default_factory=dict)
     to_fail: dict[str, int] = field(default_factory=dict)
@@ -87,8 +86,8 @@ class Api:
         del self.pods[f"{namespace}/{name}"]
 
 
-class Stage:
-    """A status manager with its neighbours."""
+class Harness:
+    """A status manager and the modules it uses."""
 
     def __init__(self) -> None:
         self.api = Api()
@@ -101,16 +100,16 @@ class Stage:
             pods=self.known,
             could_run=lambda uid: self.could_run.get(uid, False),
             clock=clock,
-            postman=Postman(clock=clock, what="status of pod"),
-            notebook=Notebook(None, "status/"),
+            sender=ApiSender(clock=clock, what="status of pod"),
+            checkpoints=Checkpoints(None, "status/"),
         )
 
     def api_uid(self, uid: PodUID) -> PodUID | None:
-        """The UID in the API of a cached pod; None: a static pod that has no mirror yet."""
+        """Return the UID of a cached pod in the API. None for a static pod without a mirror pod."""
         return self.known.translations().pod_to_mirror.get(uid, uid)
 
     def shown_pod(self, uid: PodUID) -> Pod | None:
-        """The pod whose status the API shows, as last seen."""
+        """Return the pod whose status is in the API, as last seen."""
         pod = self.known.pod_by_uid(uid)
         return self.known.mirror_of_pod(pod) if pod is not None and is_static_pod(pod) else pod
 
@@ -122,30 +121,30 @@ def replay_script(script: Json) -> Iterator[Difference]:
 
 
 async def replay_steps(script: Json) -> list[Difference]:
-    stage = Stage()
+    harness = Harness()
     found: list[Difference] = []
     for index, step in enumerate(script["steps"]):
-        before_api = {name: pod.status for name, pod in stage.api.pods.items()}
-        before_cache = {uid: cached.status for uid, cached in stage.manager.cached.items()}
-        stage.api.calls = {}
-        returned = await perform(stage, step["do"])
-        got = observed(stage, step["do"]["op"], before_api, before_cache) | returned
+        before_api = {name: pod.status for name, pod in harness.api.pods.items()}
+        before_cache = {uid: cached.status for uid, cached in harness.manager.cached.items()}
+        harness.api.calls = {}
+        returned = await perform(harness, step["do"])
+        got = observed(harness, step["do"]["op"], before_api, before_cache) | returned
         found.extend(differences(comparable(step["expect"]), got, f"step {index} ({step['do']['op']})"))
     return found
 
 
-async def perform(stage: Stage, step: Json) -> dict[str, Json]:
-    manager = stage.manager
+async def perform(harness: Harness, step: Json) -> dict[str, Json]:
+    manager = harness.manager
     match step:
         case {"op": "api_put", "pod": pod}:
             found = msgspec.convert(pod, Pod)
-            stage.api.pods[f"{found.metadata.namespace}/{found.metadata.name}"] = found
+            harness.api.pods[f"{found.metadata.namespace}/{found.metadata.name}"] = found
         case {"op": "api_remove", "namespace": namespace, "name": name}:
-            stage.api.pods.pop(f"{namespace}/{name}", None)
+            harness.api.pods.pop(f"{namespace}/{name}", None)
         case {"op": "pm_update", "pod": pod}:
-            stage.known.update(msgspec.convert(pod, Pod))
+            harness.known.update(msgspec.convert(pod, Pod))
         case {"op": "pm_remove", "pod": pod}:
-            stage.known.remove(msgspec.convert(pod, Pod))
+            harness.known.remove(msgspec.convert(pod, Pod))
         case {"op": "set_status", "pod": pod, "status": status}:
             changed = manager.set_pod_status(msgspec.convert(pod, Pod), msgspec.convert(status, PodStatus))
             return {"returned_changed": changed}
@@ -160,30 +159,30 @@ async def perform(stage: Stage, step: Json) -> dict[str, Json]:
         case {"op": "sync", "all": every}:
             return {"returned_syncs": await manager.sync_batch(every)}
         case {"op": "could_run", "uid": uid, "value": value}:
-            stage.could_run[uid] = value
+            harness.could_run[uid] = value
         case {"op": "advance", "seconds": seconds}:
             await asyncio.sleep(seconds)
         case {"op": "api_fail", "verb": verb}:
-            stage.api.to_fail[verb] = stage.api.to_fail.get(verb, 0) + 1
+            harness.api.to_fail[verb] = harness.api.to_fail.get(verb, 0) + 1
         case _:
             raise ValueError(f"cannot perform {step['op']!r}: no such step is known here")
     return {}
 
 
 def observed(
-    stage: Stage, op: str, before_api: dict[str, PodStatus], before_cache: dict[PodUID, PodStatus]
+    harness: Harness, op: str, before_api: dict[str, PodStatus], before_cache: dict[PodUID, PodStatus]
 ) -> dict[str, Json]:
-    """The state of the manager as the scripts describe it."""
-    manager, api_pods = stage.manager, stage.api.pods
+    """Return the state of the manager in the form of the scripts."""
+    manager, api_pods = harness.manager, harness.api.pods
     needs = {}
     for uid, cached in manager.cached.items():
-        api_uid = stage.api_uid(uid)
+        api_uid = harness.api_uid(uid)
         if api_uid is None:
             continue
-        pod, sent = stage.known.pod_by_uid(api_uid), manager.sent_versions.get(api_uid)
-        own, shown = stage.known.pod_by_uid(uid), stage.shown_pod(uid)
+        pod, sent = harness.known.pod_by_uid(api_uid), manager.sent_versions.get(api_uid)
+        own, shown = harness.known.pod_by_uid(uid), harness.shown_pod(uid)
         needs[uid] = {
-            "needs_update": sending(cached, sent, every=True, pod=pod, api_pod=None) is not None,
+            "needs_update": send_reason(cached, sent, every=True, pod=pod, api_pod=None) is not None,
             "needs_reconcile": shown is not None and needs_reconcile(shown, cached),
             "can_be_deleted": own is not None and can_be_deleted(own, cached),
         }
@@ -198,18 +197,18 @@ def observed(
         if plain(before_cache.get(uid)) != plain(cached.status)
     }
     return {
-        "api_actions": stage.api.calls,
+        "api_actions": harness.api.calls,
         "cache": {uid: {"version": each.version, "finished": each.finished} for uid, each in manager.cached.items()},
         "changed_cached_statuses": changed_cache,
         "changed_api_statuses": changed_api,
         "sent_versions": dict(manager.sent_versions),
-        "signal": manager.has_news,
+        "signal": manager.has_changes,
         "needs": needs,
     }
 
 
 def comparable(expect: Json) -> Json:
-    """What a script expects; what sending did to the cache counts like any other change of it."""
+    """Return the expectation of a script. A cache change by a send counts like any other."""
     side_effect = expect.get("cached_status_side_effect", {})
     rest = {key: value for key, value in expect.items() if key != "cached_status_side_effect"}
     return {

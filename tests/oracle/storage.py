@@ -24,7 +24,7 @@ SOURCES = (API_SOURCE, FILE_SOURCE, HTTP_SOURCE)
 
 
 def _pod(given: Json) -> Pod:
-    """The recorded texts for spec and status stand in one free field of each."""
+    """A pod with the recorded texts for spec and status in one field of each."""
     metadata = ObjectMeta(
         uid=given["uid"],
         name=given["name"],
@@ -38,19 +38,19 @@ def _pod(given: Json) -> Pod:
 
 
 def _shown(pod: Pod) -> Json:
-    about = pod.metadata
-    annotations = dict(about.annotations or {})
+    metadata = pod.metadata
+    annotations = dict(metadata.annotations or {})
     seen = annotations.get(CONFIG_FIRST_SEEN_ANNOTATION, "user")
     if not seen.startswith("user"):
         annotations[CONFIG_FIRST_SEEN_ANNOTATION] = f"step:{int((parse_time(seen) - EPOCH).total_seconds())}"
     return {
-        "uid": about.uid,
-        "name": about.name,
-        "namespace": about.namespace,
+        "uid": metadata.uid,
+        "name": metadata.name,
+        "namespace": metadata.namespace,
         "annotations": annotations,
-        "labels": about.labels,
-        "deletion_timestamp": about.deletion_timestamp,
-        "deletion_grace_period_seconds": about.deletion_grace_period_seconds,
+        "labels": metadata.labels,
+        "deletion_timestamp": metadata.deletion_timestamp,
+        "deletion_grace_period_seconds": metadata.deletion_grace_period_seconds,
         "spec": pod.spec.node_name,
         "status": pod.status.message,
     }
@@ -74,7 +74,7 @@ def _shown_event(event: PodEvent) -> Json:
 
 
 def replay_sequence(sequence: Json) -> Iterator[Difference]:
-    """Run a sequence step by step on a fresh storage; the clock shows the step's number in seconds."""
+    """Run a sequence step by step on a new storage. The time is the number of the step in seconds."""
     updates: list[PodUpdate] = []
     events: list[PodEvent] = []
     now = EPOCH

@@ -1,7 +1,7 @@
-"""Replay of the recorded scripts on the loop's handlers, its turns and housekeeping.
+"""Replay of the recorded scripts for the handlers of the sync loop and housekeeping.
 
-As when they were recorded, the workers, the status manager and the admission verdict are recorders that answer what the
-script says; the pod manager, the queue, the deadlines and all decisions are the real ones.
+As in the recording, the workers, the status manager and the admission are fakes with the answers of the script. The pod
+manager, the queue, the deadlines and all decisions are the real ones.
 """
 
 import asyncio
@@ -12,12 +12,13 @@ from podkeeper.engine.admission import Admission
 from podkeeper.engine.deadlines import ActiveDeadlines
 from podkeeper.engine.handlers import SyncHandlers
 from podkeeper.engine.housekeeping import Housekeeping
+from podkeeper.engine.inbox import LoopInbox
 from podkeeper.engine.loop import SyncLoop
 from podkeeper.engine.manager import PodManager
-from podkeeper.engine.mirrors import MirrorClient
+from podkeeper.engine.mirror_client import MirrorClient
 from podkeeper.engine.preemption import Preemption
 from podkeeper.engine.probes import ProbeManager
-from podkeeper.engine.queue import WorkQueue
+from podkeeper.engine.runtime_state import RuntimeState
 from podkeeper.engine.status import StatusManager
 from podkeeper.engine.workers import PodWorkers
 from podkeeper.model.k8s.core import Container, Pod, PodCondition, PodReadinessGate, PodSpec, PodStatus
@@ -37,9 +38,9 @@ from podkeeper.model.messages import (
 from podkeeper.model.runtime import PodRecord, SandboxRecord
 from podkeeper.model.runtime_calls import RuntimeHealth
 from podkeeper.model.times import format_time
-from podkeeper.rules.admit import Rejection
+from podkeeper.rules.admission.admit import Rejection
 from podkeeper.rules.worker.updates import StatusFunction, Update
-from podkeeper.rules.worker.workers import KnownPod, Stage
+from podkeeper.rules.worker.workers import PodWorkerState, PodWorkerSync
 from podkeeper.testing.virtual_time import simulate
 from tests.doubles import stand_in
 from tests.oracle.compare import Difference, Json, differences
@@ -47,7 +48,7 @@ from tests.violations import violation
 
 EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 USUAL_NOW_SECONDS = 1000
-BEFORE_EPOCH_SECONDS = 10_000  # recorded creation times may lie before the recorder's epoch
+BEFORE_EPOCH_SECONDS = 10_000  # recorded creation times may be before the epoch of the recording
 
 
 class _Clock:
@@ -65,19 +66,19 @@ class _Clock:
 
 
 class _Workers:
-    """Answers what the script says, and notes what it is told."""
+    """Returns the answers of the script, and records the calls."""
 
     def __init__(self) -> None:
         self.updates: list[Update] = []
         self.desired: list[PodUID] = []
-        self.known: dict[PodUID, KnownPod] = {}
+        self.known: dict[PodUID, PodWorkerSync] = {}
         self.known_terminated: set[PodUID] = set()
         self.termination_requested: set[PodUID] = set()
         self.mirror_terminating: set[str] = set()
 
     def answer(self, step: Json) -> None:
         self.known = {
-            uid: KnownPod(Stage(stage), orphan=False, has_config=True, static=False)
+            uid: PodWorkerSync(PodWorkerState(stage), orphan=False, has_config=True, static=False)
             for uid, stage in step["known"].items()
         }
         self.known_terminated = set(step["known_terminated"])
@@ -87,7 +88,7 @@ class _Workers:
     def update_pod(self, update: Update) -> None:
         self.updates.append(update)
 
-    def sync_known_pods(self, desired: Collection[PodUID]) -> Mapping[PodUID, KnownPod]:
+    def sync_known_pods(self, desired: Collection[PodUID]) -> Mapping[PodUID, PodWorkerSync]:
         self.desired = sorted(desired)
         return self.known
 
@@ -97,14 +98,14 @@ class _Workers:
     def is_restartable(self, uid: PodUID) -> bool:
         raise violation("the kubelet starts no pod again before all sources are ready")
 
-    def told_since_sweep(self) -> frozenset[PodUID]:
+    def updated_since_sweep(self) -> frozenset[PodUID]:
         return frozenset()
 
     def is_pod_known_terminated(self, uid: PodUID) -> bool:
         return uid in self.known_terminated
 
     def could_have_running_containers(self, uid: PodUID) -> bool:
-        return uid in self.known and self.known[uid].stage is not Stage.TERMINATED
+        return uid in self.known and self.known[uid].state is not PodWorkerState.TERMINATED
 
     def is_pod_termination_requested(self, uid: PodUID) -> bool:
         return uid in self.termination_requested
@@ -119,11 +120,11 @@ class _Workers:
         return None
 
     async def kill_pod(self, pod: Pod, *, evict: bool, status_function: StatusFunction) -> None:
-        raise violation("no recorded script preempts anybody")
+        raise violation("no recorded script preempts a pod")
 
 
 class _Statuses:
-    """Notes what it is told, and answers with it."""
+    """Stores statuses and returns them."""
 
     def __init__(self) -> None:
         self.calls: list[Json] = []
@@ -132,8 +133,8 @@ class _Statuses:
     def set_pod_status(self, pod: Pod, status: PodStatus) -> None:
         uid = pod.metadata.uid or ""
         self._statuses[PodUID(uid)] = status
-        told = {"phase": status.phase, "reason": status.reason, "message": status.message}
-        self.calls.append({"call": "set_pod_status", "uid": uid, **told})
+        fields = {"phase": status.phase, "reason": status.reason, "message": status.message}
+        self.calls.append({"call": "set_pod_status", "uid": uid, **fields})
 
     def mirror_changed(self, uid: PodUID) -> None: ...
 
@@ -154,7 +155,7 @@ class _Statuses:
 
 
 class _Admission:
-    """Turns away whom the script says."""
+    """Rejects the pods of the script."""
 
     def __init__(self) -> None:
         self.rejected: set[str] = set()
@@ -200,10 +201,10 @@ class _Node:
         self.clock = _Clock()
         self.workers, self.statuses, self.admission = _Workers(), _Statuses(), _Admission()
         self.runtime, self.mirrors = _Runtime(), _Mirrors()
-        self.queue = WorkQueue(self.clock.monotonic)
+        self.inbox = LoopInbox(clock=self.clock)
         pods = PodManager()
         deadlines = ActiveDeadlines(
-            status=stand_in(StatusManager, self.statuses), is_ending=lambda uid: False, clock=self.clock
+            status=stand_in(StatusManager, self.statuses), is_terminating=lambda uid: False, clock=self.clock
         )
         self.handlers = SyncHandlers(
             pods=pods,
@@ -230,15 +231,15 @@ class _Node:
         )
         self.loop = SyncLoop(
             handlers=self.handlers,
-            queue=self.queue,
+            inbox=self.inbox,
             deadlines=deadlines,
             housekeeping=self.housekeeping,
-            runtime=self.runtime,
+            runtime_state=RuntimeState(self.runtime),
             clock=self.clock,
         )
 
     def do(self, step: Json) -> Json:
-        """Take one recorded step; returns what is expected of it, as we did it."""
+        """Apply one recorded step and return our result."""
         self.workers.updates.clear()
         self.statuses.calls.clear()
         more: dict[str, Json] = {}
@@ -255,11 +256,11 @@ class _Node:
             case "tick":
                 self.clock.seconds = step.get("now", USUAL_NOW_SECONDS)
                 for uid in step["work_due"]:
-                    self.queue.enqueue(PodUID(uid), -1)
+                    self.inbox.queue.enqueue(PodUID(uid), -1)
                 list(self.loop.tick())
                 self.clock.seconds = USUAL_NOW_SECONDS
             case "housekeeping":
-                more = self._keep_house(step)
+                more = self._housekeeping(step)
             case other:
                 raise AssertionError(f"unknown event {other!r}")
         updates = [_shown(update) for update in self.workers.updates]
@@ -267,21 +268,21 @@ class _Node:
             updates.sort(key=lambda update: (update["pod"] or update["running_pod"], update["type"]))
         return {"update_pod_calls": updates, "status_manager_calls": list(self.statuses.calls), **more}
 
-    def _keep_house(self, step: Json) -> dict[str, Json]:
+    def _housekeeping(self, step: Json) -> dict[str, Json]:
         self.runtime.running = step["runtime_pods"]
         self.workers.desired, self.mirrors.deleted = [], []
         ran = self.handlers.all_sources_ready()
         if ran:
-            simulate(self._tidy())
+            simulate(self._run_housekeeping())
         return {
             "ran": ran,
             "sync_known_pods_desired": list(self.workers.desired),
             "mirror_pods_deleted": sorted(self.mirrors.deleted),
         }
 
-    async def _tidy(self) -> None:
+    async def _run_housekeeping(self) -> None:
         async with asyncio.TaskGroup() as group:
-            await self.housekeeping.tidy(group)
+            await self.housekeeping.clean_up_pods(group)
 
 
 def _pod(given: Json) -> Pod:
@@ -329,7 +330,7 @@ def _shown(update: Update) -> Json:
 
 
 def replay_script(script: Json) -> Iterator[Difference]:
-    """Run a script step by step on a fresh node."""
+    """Run a script step by step on a new node."""
     node = _Node(script["needed_sources"])
     for index, step in enumerate(script["steps"]):
         if step["event"] == "workers":

@@ -1,4 +1,4 @@
-"""Everything recorded from the reference that lies in `tests/oracle/data` is replayed, and the replayer has teeth."""
+"""Replay all recordings in `tests/oracle/data`, and test that the replay finds differences."""
 
 import gzip
 import json
@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from tests.oracle.__main__ import main
-from tests.oracle.replay import Part, Refused, read_recording, replay
+from tests.oracle.replay import InvalidRecording, Part, read_recording, replay
 
 DATA = sorted((Path(__file__).parent / "data").glob("*.json.gz"))
 
 
 @pytest.mark.parametrize("path", DATA, ids=lambda path: path.name)
-def test_we_do_what_the_reference_was_recorded_doing(path: Path) -> None:
+def test_recorded_kubelet_behaviour(path: Path) -> None:
     report = replay(read_recording(path))
     assert not report.failures, report.failures[:3]
     assert report.passed > 100
@@ -38,7 +38,7 @@ def test_an_unknown_table_or_component_is_a_failure_not_a_skip() -> None:
     assert [len(report.failures) for report in (table, script, nothing)] == [1, 1, 1]
 
 
-def test_an_exception_of_ours_is_a_failure_of_that_case_only() -> None:
+def test_an_exception_is_a_failure_of_that_case_only() -> None:
     rows = [{"in": {}, "out": "BestEffort"}, {"in": {"containers": "nonsense"}, "out": "BestEffort"}]
     report = replay({"component": "decisions", "set": "x", "tables": {"qos_class": rows}})
     assert len(report.failures) >= 1
@@ -75,7 +75,7 @@ def test_a_manifest_without_a_single_object_replays_as_an_error_without_a_pod(ma
     assert [failure.case for failure in report.failures] == ["decisions/static_pod[1]"]
 
 
-def test_only_chooses_a_part() -> None:
+def test_only_selects_a_part() -> None:
     document = {"component": "status", "set": "x", "tables": {"nope": [{"in": {}, "out": 1}]}, "scripts": []}
     assert replay(document, Part.TABLES).failures[0].case == "status/nope[0]"
     assert "no scripts" in replay(document, Part.SCRIPTS).failures[0].differences[0]
@@ -91,14 +91,14 @@ def test_only_chooses_a_part() -> None:
     ],
     ids=["not json", "not a recording", "no component", "the older release"],
 )
-def test_what_is_not_a_recording_of_the_newer_release_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_other_files_than_recordings_of_the_newer_release_are_rejected(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "file.json"
     path.write_bytes(content)
-    with pytest.raises(Refused, match="cannot"):
+    with pytest.raises(InvalidRecording, match="cannot"):
         read_recording(path)
 
 
-def test_the_command_ends_with_the_counts_and_tells_by_its_status(
+def test_the_command_prints_the_counts_and_sets_its_exit_status(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bad = write(

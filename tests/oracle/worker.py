@@ -1,6 +1,6 @@
-"""Replays for the pod workers: two tables about grace, and the `podworkers` scripts.
+"""Replays for the pod workers: two tables of grace periods, and the `podworkers` scripts.
 
-Each script is played twice: with the decisions alone, and with the real workers in virtual time.
+Each script runs twice: with the decisions alone, and with the real workers in virtual time.
 """
 
 import asyncio
@@ -15,12 +15,12 @@ from tests.oracle.compare import Difference, Json, Replay, answers
 from tests.oracle.podworkers_async import PodWorkersDriver
 from tests.oracle.podworkers_world import DirectDriver, play
 
-# The scripts are full of failures that the workers rightly warn of; what counts here is the difference.
+# The scripts contain failures that the workers log. Only differences count here.
 logging.getLogger("podkeeper").addHandler(logging.NullHandler())
 
 
 def replay_script(script: Json) -> Iterable[Difference]:
-    """Play a script with each driver in turn."""
+    """Run a script with each driver."""
     for make_driver in (DirectDriver, PodWorkersDriver):
         found, _ = simulate(play(script, make_driver))
         yield from found
@@ -28,7 +28,7 @@ def replay_script(script: Json) -> Iterable[Difference]:
 
 def _effective_grace_period(given: Json) -> Json:
     grace = effective_grace(
-        given["current"] or None,  # the reference writes "none yet" as 0
+        given["current"] or None,  # in the recording, 0 means none yet
         deletion_seconds=given["deletion_grace_period_seconds"],
         override_seconds=given["override"],
         spec_seconds=given["termination_grace_period_seconds"],
@@ -42,7 +42,7 @@ def _kill_pod_timeout(given: Json) -> Json:
     event, kill = request.on_timeout, request.update.kill
     assert kill is not None
     return {
-        "error": True,  # every row tells of a wait in vain
+        "error": True,  # in every row, the wait times out
         "event": f"{event.type} {event.reason} {event.message}",
         "passed_evict": kill.evict,
         "passed_grace_override": kill.grace_override_seconds,

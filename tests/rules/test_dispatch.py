@@ -1,5 +1,6 @@
-"""What each piece of news means for the workers, one sentence per row."""
+"""The updates for the pod workers, one sentence per row."""
 
+from functools import partial
 from itertools import product
 
 import pytest
@@ -18,11 +19,10 @@ from podkeeper.model.messages import (
 )
 from podkeeper.rules.dispatch import (
     FORCED_GRACE_SECONDS,
-    Admission,
-    LifecycleAnswer,
-    ProbeAnswer,
+    AdmissionNeeded,
+    LifecycleAction,
+    ProbeAction,
     Reconciliation,
-    in_order_of_creation,
     is_rejection,
     on_addition,
     on_lifecycle_event,
@@ -32,28 +32,28 @@ from podkeeper.rules.dispatch import (
     on_removal_at_once,
     on_sync,
     on_update,
+    pods_by_creation_time,
     pods_to_sync,
     rejection,
 )
-from podkeeper.rules.mirror import Couple
+from podkeeper.rules.static.mirror import PodAndMirror
 from podkeeper.rules.worker.updates import KillOptions, Update, UpdateType
+from podkeeper.testing import build
 
 AT = 12.5
 
 
-def pod(name: str = "web", *, phase: str = "Running", reason: str | None = None, created: str | None = None) -> Pod:
-    metadata = ObjectMeta(name=name, namespace="ns", uid=f"uid-{name}", creation_timestamp=created)
-    return Pod(metadata=metadata, status=PodStatus(phase=phase, reason=reason))
+pod = partial(build.pod, namespace="ns", phase="Running")
 
 
 WEB, DONE, MIRROR = pod(), pod(phase="Succeeded"), pod("mirror")
 STATIC = Pod(metadata=ObjectMeta(name="web", uid="uid-static", annotations={CONFIG_SOURCE_ANNOTATION: "file"}))
-ALONE = Couple(WEB, None, asked_by_mirror=False)
-STATIC_ALONE = Couple(STATIC, None, asked_by_mirror=False)
-BY_FORCE = KillOptions(grace_override_seconds=FORCED_GRACE_SECONDS)
-WITH_MIRROR = Couple(WEB, MIRROR, asked_by_mirror=False)
-BY_MIRROR = Couple(WEB, MIRROR, asked_by_mirror=True)
-ORPHANED_MIRROR = Couple(None, MIRROR, asked_by_mirror=True)
+ALONE = PodAndMirror(WEB, None, was_mirror=False)
+STATIC_ALONE = PodAndMirror(STATIC, None, was_mirror=False)
+FORCE_KILL = KillOptions(grace_override_seconds=FORCED_GRACE_SECONDS)
+WITH_MIRROR = PodAndMirror(WEB, MIRROR, was_mirror=False)
+BY_MIRROR = PodAndMirror(WEB, MIRROR, was_mirror=True)
+ORPHANED_MIRROR = PodAndMirror(None, MIRROR, was_mirror=True)
 
 
 def update(kind: UpdateType, pod: Pod = WEB, mirror: Pod | None = None) -> Update:
@@ -63,59 +63,71 @@ def update(kind: UpdateType, pod: Pod = WEB, mirror: Pod | None = None) -> Updat
 CREATE, UPDATE, SYNC, KILL = UpdateType
 
 ADDITIONS = {
-    "a new pod must be admitted": (ALONE, False, Admission(update(CREATE))),
-    "its mirror goes with it": (WITH_MIRROR, False, Admission(update(CREATE, mirror=MIRROR))),
-    "a pod that is ending needs no admission": (ALONE, True, update(CREATE)),
-    "a pod that is over needs no admission": (Couple(DONE, None, False), False, update(CREATE, DONE)),
-    "a mirror is an update of its static pod": (BY_MIRROR, False, update(UPDATE, mirror=MIRROR)),
-    "a mirror without its static pod is nothing": (ORPHANED_MIRROR, False, None),
+    "a new pod must be admitted": (ALONE, False, AdmissionNeeded(update(CREATE))),
+    "the update contains the mirror pod": (WITH_MIRROR, False, AdmissionNeeded(update(CREATE, mirror=MIRROR))),
+    "a terminating pod needs no admission": (ALONE, True, update(CREATE)),
+    "a terminal pod needs no admission": (PodAndMirror(DONE, None, False), False, update(CREATE, DONE)),
+    "a new mirror pod is an update of its static pod": (BY_MIRROR, False, update(UPDATE, mirror=MIRROR)),
+    "a mirror pod without a static pod is ignored": (ORPHANED_MIRROR, False, None),
 }
 
 
-@pytest.mark.parametrize("couple, ending, expected", ADDITIONS.values(), ids=ADDITIONS.keys())
-def test_addition(couple: Couple, ending: bool, expected: Update | Admission | None) -> None:
-    assert on_addition(couple, AT, termination_requested=ending) == expected
+@pytest.mark.parametrize("pair, terminating, expected", ADDITIONS.values(), ids=ADDITIONS.keys())
+def test_addition(pair: PodAndMirror, terminating: bool, expected: Update | AdmissionNeeded | None) -> None:
+    assert on_addition(pair, AT, termination_requested=terminating) == expected
 
 
 UPDATES = {
     "a changed pod is an update": (WITH_MIRROR, update(UPDATE, mirror=MIRROR)),
-    "a changed mirror is an update of its static pod": (BY_MIRROR, update(UPDATE, mirror=MIRROR)),
-    "a mirror without its static pod is nothing": (ORPHANED_MIRROR, None),
+    "a changed mirror pod is an update of its static pod": (BY_MIRROR, update(UPDATE, mirror=MIRROR)),
+    "a mirror pod without a static pod is ignored": (ORPHANED_MIRROR, None),
 }
 
 
-@pytest.mark.parametrize("couple, expected", UPDATES.values(), ids=UPDATES.keys())
-def test_update(couple: Couple, expected: Update | None) -> None:
-    assert on_update(couple, AT) == expected
+@pytest.mark.parametrize("pair, expected", UPDATES.values(), ids=UPDATES.keys())
+def test_update(pair: PodAndMirror, expected: Update | None) -> None:
+    assert on_update(pair, AT) == expected
 
 
 REMOVALS = {
     "a removed pod is killed": (ALONE, True, Update(type=KILL, pod=WEB)),
-    "but not before every source has spoken": (ALONE, False, None),
-    "a removed mirror is an update of its static pod": (BY_MIRROR, True, update(UPDATE, mirror=MIRROR)),
-    "and that at any time": (BY_MIRROR, False, update(UPDATE, mirror=MIRROR)),
-    "a mirror without its static pod is nothing": (ORPHANED_MIRROR, True, None),
+    "a removed pod is not killed before all sources are ready": (ALONE, False, None),
+    "a removed mirror pod is an update of its static pod": (BY_MIRROR, True, update(UPDATE, mirror=MIRROR)),
+    "a removed mirror pod is an update even before all sources are ready": (
+        BY_MIRROR,
+        False,
+        update(UPDATE, mirror=MIRROR),
+    ),
+    "a mirror pod without a static pod is ignored": (ORPHANED_MIRROR, True, None),
 }
 
 
-@pytest.mark.parametrize("couple, ready, expected", REMOVALS.values(), ids=REMOVALS.keys())
-def test_removal(couple: Couple, ready: bool, expected: Update | None) -> None:
-    assert on_removal(couple, AT, all_sources_ready=ready) == expected
+@pytest.mark.parametrize("pair, ready, expected", REMOVALS.values(), ids=REMOVALS.keys())
+def test_removal(pair: PodAndMirror, ready: bool, expected: Update | None) -> None:
+    assert on_removal(pair, AT, all_sources_ready=ready) == expected
 
 
 REMOVALS_AT_ONCE = {
-    "a pod the API has no more was deleted by force": (ALONE, True, Update(type=KILL, pod=WEB, kill=BY_FORCE)),
-    "and is killed before every source has spoken": (ALONE, False, Update(type=KILL, pod=WEB, kill=BY_FORCE)),
-    "a removed static pod is killed with its own grace": (STATIC_ALONE, True, Update(type=KILL, pod=STATIC)),
-    "and that though the API has never answered": (STATIC_ALONE, False, Update(type=KILL, pod=STATIC)),
-    "the static pod of a removed mirror has none": (BY_MIRROR, True, update(UPDATE)),
-    "a mirror without its static pod is nothing": (ORPHANED_MIRROR, True, None),
+    "a pod that is missing in the API was force-deleted": (ALONE, True, Update(type=KILL, pod=WEB, kill=FORCE_KILL)),
+    "a force-deleted pod is killed before all sources are ready": (
+        ALONE,
+        False,
+        Update(type=KILL, pod=WEB, kill=FORCE_KILL),
+    ),
+    "a removed static pod is killed with its own grace period": (STATIC_ALONE, True, Update(type=KILL, pod=STATIC)),
+    "a removed static pod is killed although the API has never answered": (
+        STATIC_ALONE,
+        False,
+        Update(type=KILL, pod=STATIC),
+    ),
+    "the update for a removed mirror pod has no mirror pod": (BY_MIRROR, True, update(UPDATE)),
+    "a mirror pod without a static pod is ignored": (ORPHANED_MIRROR, True, None),
 }
 
 
-@pytest.mark.parametrize("couple, ready, expected", REMOVALS_AT_ONCE.values(), ids=REMOVALS_AT_ONCE.keys())
-def test_removal_at_once(couple: Couple, ready: bool, expected: Update | None) -> None:
-    assert on_removal_at_once(couple, AT, all_sources_ready=ready) == expected
+@pytest.mark.parametrize("pair, ready, expected", REMOVALS_AT_ONCE.values(), ids=REMOVALS_AT_ONCE.keys())
+def test_removal_at_once(pair: PodAndMirror, ready: bool, expected: Update | None) -> None:
+    assert on_removal_at_once(pair, AT, all_sources_ready=ready) == expected
 
 
 STALE = Pod(
@@ -125,35 +137,36 @@ STALE = Pod(
 )
 
 RECONCILIATIONS = {
-    "a status that fits needs nothing": (WITH_MIRROR, Reconciliation()),
-    "a readiness that does not fit its gates is synced":
-        (Couple(STALE, MIRROR, False), Reconciliation(update(SYNC, STALE, MIRROR))),
-    "so it is when the mirror brought the news":
-        (Couple(STALE, MIRROR, True), Reconciliation(update(SYNC, STALE, MIRROR))),
-    "the dead containers of an evicted pod may go":
-        (Couple(pod(phase="Failed", reason="Evicted"), None, False), Reconciliation(clean_dead_containers=True)),
-    "those of a pod that failed by itself stay":
-        (Couple(pod(phase="Failed", reason="DeadlineExceeded"), None, False), Reconciliation()),
-    "a mirror without its static pod is nothing": (ORPHANED_MIRROR, Reconciliation()),
+    "a current status needs nothing": (WITH_MIRROR, Reconciliation()),
+    "a readiness that does not match its gates is synced":
+        (PodAndMirror(STALE, MIRROR, False), Reconciliation(update(SYNC, STALE, MIRROR))),
+    "a readiness that does not match is synced if the mirror pod changed":
+        (PodAndMirror(STALE, MIRROR, True), Reconciliation(update(SYNC, STALE, MIRROR))),
+    "the dead containers of an evicted pod may be removed":
+        (PodAndMirror(pod(status=PodStatus(phase="Failed", reason="Evicted")), None, False),
+         Reconciliation(clean_dead_containers=True)),
+    "the dead containers of a pod that failed by itself stay":
+        (PodAndMirror(pod(status=PodStatus(phase="Failed", reason="DeadlineExceeded")), None, False), Reconciliation()),
+    "a mirror pod without a static pod is ignored": (ORPHANED_MIRROR, Reconciliation()),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("couple, expected", RECONCILIATIONS.values(), ids=RECONCILIATIONS.keys())
-def test_reconciliation(couple: Couple, expected: Reconciliation) -> None:
-    assert on_reconciliation(couple, AT) == expected
+@pytest.mark.parametrize("pair, expected", RECONCILIATIONS.values(), ids=RECONCILIATIONS.keys())
+def test_reconciliation(pair: PodAndMirror, expected: Reconciliation) -> None:
+    assert on_reconciliation(pair, AT) == expected
 
 
-def test_the_oldest_pods_are_taken_up_first_and_equals_in_the_order_told() -> None:
+def test_pods_are_sorted_by_creation_time_then_by_order_received() -> None:
     late, early = pod("late", created="2024-01-02T00:00:00Z"), pod("early", created="2024-01-01T23:00:00-02:00")
     never, twin = pod("never"), pod("twin", created="2024-01-02T00:00:00Z")
-    ordered = in_order_of_creation([early, late, never, twin])
+    ordered = pods_by_creation_time([early, late, never, twin])
     assert [pod.metadata.name for pod in ordered] == ["never", "late", "twin", "early"]
 
 
-def test_every_lifecycle_event_but_a_removal_leads_to_a_sync_and_a_death_to_a_collection() -> None:
+def test_every_lifecycle_event_but_a_removal_causes_a_sync_and_a_death_causes_garbage_collection() -> None:
     answers = {kind: on_lifecycle_event(LifecycleEvent(PodUID("uid"), kind)) for kind in LifecycleEventType}
     assert answers == {
-        kind: LifecycleAnswer(
+        kind: LifecycleAction(
             sync=kind is not LifecycleEventType.CONTAINER_REMOVED,
             collect_dead_containers=kind is LifecycleEventType.CONTAINER_DIED,
         )
@@ -162,15 +175,15 @@ def test_every_lifecycle_event_but_a_removal_leads_to_a_sync_and_a_death_to_a_co
 
 
 PROBES = {
-    (ProbeKind.LIVENESS, ProbeResult.SUCCESS): ProbeAnswer(sync=False),
-    (ProbeKind.LIVENESS, ProbeResult.UNKNOWN): ProbeAnswer(sync=False),
-    (ProbeKind.LIVENESS, ProbeResult.FAILURE): ProbeAnswer(sync=True),
-    (ProbeKind.READINESS, ProbeResult.SUCCESS): ProbeAnswer(sync=True, ready=True),
-    (ProbeKind.READINESS, ProbeResult.UNKNOWN): ProbeAnswer(sync=True, ready=False),
-    (ProbeKind.READINESS, ProbeResult.FAILURE): ProbeAnswer(sync=True, ready=False),
-    (ProbeKind.STARTUP, ProbeResult.SUCCESS): ProbeAnswer(sync=True, started=True),
-    (ProbeKind.STARTUP, ProbeResult.UNKNOWN): ProbeAnswer(sync=True, started=False),
-    (ProbeKind.STARTUP, ProbeResult.FAILURE): ProbeAnswer(sync=True, started=False),
+    (ProbeKind.LIVENESS, ProbeResult.SUCCESS): ProbeAction(sync=False),
+    (ProbeKind.LIVENESS, ProbeResult.UNKNOWN): ProbeAction(sync=False),
+    (ProbeKind.LIVENESS, ProbeResult.FAILURE): ProbeAction(sync=True),
+    (ProbeKind.READINESS, ProbeResult.SUCCESS): ProbeAction(sync=True, ready=True),
+    (ProbeKind.READINESS, ProbeResult.UNKNOWN): ProbeAction(sync=True, ready=False),
+    (ProbeKind.READINESS, ProbeResult.FAILURE): ProbeAction(sync=True, ready=False),
+    (ProbeKind.STARTUP, ProbeResult.SUCCESS): ProbeAction(sync=True, started=True),
+    (ProbeKind.STARTUP, ProbeResult.UNKNOWN): ProbeAction(sync=True, started=False),
+    (ProbeKind.STARTUP, ProbeResult.FAILURE): ProbeAction(sync=True, started=False),
 }
 
 
@@ -178,7 +191,7 @@ def test_probe_results() -> None:
     assert {key: on_probe_result(*key) for key in product(ProbeKind, ProbeResult)} == PROBES
 
 
-def test_a_tick_syncs_the_pods_whose_work_is_due_and_those_somebody_asks_for() -> None:
+def test_pods_to_sync_have_due_work_or_are_requested() -> None:
     pods = [pod("due"), pod("late"), pod("idle")]
     due = {PodUID("uid-due"), PodUID("uid-gone")}
     chosen = pods_to_sync(pods, due, lambda pod: pod.metadata.name == "late")
@@ -196,13 +209,13 @@ def test_a_rejected_pod_fails_with_the_reason_and_keeps_its_qos_class() -> None:
 
 ENDED = ContainerStatus(name="app")
 REJECTIONS = {
-    "turned away":                       (rejection(WEB, "OutOfcpu", "no cpu").status, True),
-    "not over":                          (PodStatus(phase="Pending"), False),
-    "over, and it had containers":       (PodStatus(phase="Failed", container_statuses=(ENDED,)), False),
-    "failed before its containers came": (PodStatus(phase="Failed", init_container_statuses=(ENDED,)), False),
+    "rejected":                         (rejection(WEB, "OutOfcpu", "no cpu").status, True),
+    "not terminal":                     (PodStatus(phase="Pending"), False),
+    "terminal with containers":         (PodStatus(phase="Failed", container_statuses=(ENDED,)), False),
+    "failed with init containers only": (PodStatus(phase="Failed", init_container_statuses=(ENDED,)), False),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("status, expected", REJECTIONS.values(), ids=REJECTIONS.keys())
-def test_a_rejection_is_known_by_its_saying_nothing_of_containers(status: PodStatus, expected: bool) -> None:
+def test_a_rejection_has_no_container_statuses(status: PodStatus, expected: bool) -> None:
     assert is_rejection(status) is expected

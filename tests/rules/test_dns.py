@@ -1,4 +1,4 @@
-"""How names are looked up in a pod."""
+"""DNS settings of pods."""
 
 from typing import Any
 
@@ -8,64 +8,64 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from podkeeper.model.errors import NotConfigurable
-from podkeeper.model.k8s.core import Pod, PodDNSConfig, PodDNSConfigOption, PodSpec
-from podkeeper.model.k8s.meta import ObjectMeta
+from podkeeper.model.k8s.core import Pod, PodDNSConfig, PodDNSConfigOption
 from podkeeper.model.messages import EventType
 from podkeeper.model.runtime_calls import Dns
 from podkeeper.rules.dns import (
-    LONGEST_SEARCH,
-    MOST_SEARCH_CHARACTERS,
-    MOST_SEARCHES,
-    MOST_SERVERS,
-    ClusterNames,
-    lookup_for,
-    parsed_resolver_file,
+    MAX_NAMESERVERS,
+    MAX_SEARCH_CHARACTERS,
+    MAX_SEARCH_LENGTH,
+    MAX_SEARCHES,
+    ClusterDns,
+    parse_resolv_conf,
+    pod_dns,
 )
+from podkeeper.testing.build import pod
 
-CLUSTER = ClusterNames(servers=("10.0.0.10",), domain="cluster.local")
+CLUSTER = ClusterDns(servers=("10.0.0.10",), domain="cluster.local")
 HOST = Dns(servers=("192.0.2.53",), searches=("example.com",), options=("timeout:2", "rotate"))
 IN_CLUSTER = ("shop.svc.cluster.local", "svc.cluster.local", "cluster.local")
 
 
-def pod(policy: str | None = "ClusterFirst", own: PodDNSConfig | None = None, **spec: Any) -> Pod:
-    base = PodSpec(dns_policy=policy, dns_config=own)
-    return Pod(metadata=ObjectMeta(name="web", namespace="shop", uid="uid-1"), spec=replace(base, **spec))
+def pod_with(policy: str | None = "ClusterFirst", own: PodDNSConfig | None = None, **spec: Any) -> Pod:
+    """A pod with this DNS policy and configuration."""
+    return pod(namespace="shop", uid="uid-1", spec={"dns_policy": policy, "dns_config": own, **spec})
 
 
 FROM_CLUSTER = Dns(servers=("10.0.0.10",), searches=(*IN_CLUSTER, "example.com"), options=("ndots:5",))
 
 POLICIES = {
-    "the cluster first": (pod(), CLUSTER, HOST, FROM_CLUSTER),
-    "that is what silence means": (pod(None), CLUSTER, HOST, FROM_CLUSTER),
-    "so does an empty policy": (pod(""), CLUSTER, HOST, FROM_CLUSTER),
-    "an empty policy in the node's network": (pod("", host_network=True), CLUSTER, HOST, HOST),
-    "silence in the node's network": (pod(None, host_network=True), CLUSTER, HOST, HOST),
-    "a policy nobody knows too": (pod("Sideways"), CLUSTER, HOST, FROM_CLUSTER),
-    "in the node's network, the node's": (pod(host_network=True), CLUSTER, HOST, HOST),
-    "in the node's network, the cluster if it must be": (
-        pod("ClusterFirstWithHostNet", host_network=True), CLUSTER, HOST, FROM_CLUSTER),
-    "the node's": (pod("Default"), CLUSTER, HOST, HOST),
-    "nobody": (pod("None"), CLUSTER, HOST, Dns()),
+    "ClusterFirst": (pod_with(), CLUSTER, HOST, FROM_CLUSTER),
+    "no policy is ClusterFirst": (pod_with(None), CLUSTER, HOST, FROM_CLUSTER),
+    "an empty policy is ClusterFirst": (pod_with(""), CLUSTER, HOST, FROM_CLUSTER),
+    "an empty policy in the host network": (pod_with("", host_network=True), CLUSTER, HOST, HOST),
+    "no policy in the host network": (pod_with(None, host_network=True), CLUSTER, HOST, HOST),
+    "an unknown policy is ClusterFirst": (pod_with("Sideways"), CLUSTER, HOST, FROM_CLUSTER),
+    "ClusterFirst in the host network uses the node's DNS": (pod_with(host_network=True), CLUSTER, HOST, HOST),
+    "ClusterFirstWithHostNet in the host network": (
+        pod_with("ClusterFirstWithHostNet", host_network=True), CLUSTER, HOST, FROM_CLUSTER),
+    "Default": (pod_with("Default"), CLUSTER, HOST, HOST),
+    "None": (pod_with("None"), CLUSTER, HOST, Dns()),
     "a cluster without a domain": (
-        pod(), ClusterNames(servers=("10.0.0.10",)), HOST,
+        pod_with(), ClusterDns(servers=("10.0.0.10",)), HOST,
         Dns(servers=("10.0.0.10",), searches=("example.com",), options=("ndots:5",))),
-    "nothing is searched twice": (
-        pod(), CLUSTER, Dns(searches=("svc.cluster.local", "example.com")), FROM_CLUSTER),
-    "a node without a resolver file": (pod(), CLUSTER, None, replace(FROM_CLUSTER, searches=IN_CLUSTER)),
-    "a node that stands alone": (pod(), ClusterNames(domain="cluster.local", joined=False), HOST, HOST),
-    "a node that shall look up nothing": (
-        pod("Default"), CLUSTER, None, Dns(servers=("127.0.0.1", "::1"), searches=(".",))),
+    "duplicate searches are removed": (
+        pod_with(), CLUSTER, Dns(searches=("svc.cluster.local", "example.com")), FROM_CLUSTER),
+    "a node without a resolver file": (pod_with(), CLUSTER, None, replace(FROM_CLUSTER, searches=IN_CLUSTER)),
+    "a standalone node": (pod_with(), ClusterDns(domain="cluster.local", joined=False), HOST, HOST),
+    "a node without resolvConf": (
+        pod_with("Default"), CLUSTER, None, Dns(servers=("127.0.0.1", "::1"), searches=(".",))),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("pod, cluster, host, expected", POLICIES.values(), ids=POLICIES.keys())
-def test_policy(pod: Pod, cluster: ClusterNames, host: Dns | None, expected: Dns) -> None:
-    found = lookup_for(pod, cluster, host, ("192.0.2.1", "2001:db8::1"))
+def test_policy(pod: Pod, cluster: ClusterDns, host: Dns | None, expected: Dns) -> None:
+    found = pod_dns(pod, cluster, host, ("192.0.2.1", "2001:db8::1"))
     assert (found.dns, found.events) == (expected, ())
 
 
-def test_without_a_cluster_to_ask_it_is_the_nodes_and_the_owner_is_told() -> None:
-    found = lookup_for(pod(), ClusterNames(domain="cluster.local"), HOST)
+def test_without_cluster_servers_the_nodes_dns_is_used_with_a_warning() -> None:
+    found = pod_dns(pod_with(), ClusterDns(domain="cluster.local"), HOST)
     assert found.dns == HOST
     assert [(event.type, event.reason, event.uid) for event in found.events] == [
         (EventType.WARNING, "MissingClusterDNS", "uid-1")
@@ -80,18 +80,18 @@ def option(name: str, value: str | None = None) -> PodDNSConfigOption:
     return PodDNSConfigOption(name=name, value=value)
 
 
-def test_what_a_pod_says_itself_is_added_and_its_options_replace() -> None:
+def test_dns_config_is_added_and_its_options_replace() -> None:
     own = PodDNSConfig(
         nameservers=("192.0.2.53", "192.0.2.54"),
         searches=("example.com", "own.example"),
         options=(option("timeout", "5"), option("edns0"), option("ndots", "")),
     )
-    assert lookup_for(pod("Default", own), CLUSTER, HOST).dns == Dns(
+    assert pod_dns(pod_with("Default", own), CLUSTER, HOST).dns == Dns(
         servers=("192.0.2.53", "192.0.2.54"),
         searches=("example.com", "own.example"),
         options=("timeout:5", "rotate", "edns0", "ndots"),
     )
-    assert lookup_for(pod("None", own), CLUSTER, HOST).dns.options == ("timeout:5", "edns0", "ndots")
+    assert pod_dns(pod_with("None", own), CLUSTER, HOST).dns.options == ("timeout:5", "edns0", "ndots")
 
 
 OWN_PARTS = {
@@ -113,12 +113,12 @@ OWN_PARTS = {
 
 @pytest.mark.parametrize("own, expected", OWN_PARTS.values(), ids=OWN_PARTS.keys())
 def test_a_dns_config_changes_only_the_parts_that_it_sets(own: PodDNSConfig, expected: Dns) -> None:
-    assert lookup_for(pod("Default", own), CLUSTER, HOST).dns == expected
+    assert pod_dns(pod_with("Default", own), CLUSTER, HOST).dns == expected
 
 
-def test_what_does_not_fit_is_left_out_and_told() -> None:
+def test_entries_beyond_the_limits_are_omitted_with_an_event() -> None:
     host = Dns(servers=("192.0.2.1", "192.0.2.2", "192.0.2.3", "192.0.2.4"), searches=tuple(f"d{n}" for n in range(33)))
-    found = lookup_for(pod("Default"), CLUSTER, host)
+    found = pod_dns(pod_with("Default"), CLUSTER, host)
     assert (found.dns.servers, found.dns.searches) == (host.servers[:3], host.searches[:32])
     assert [event.reason for event in found.events] == ["DNSConfigForming", "DNSConfigForming"]
     assert found.events[0].message == (
@@ -140,7 +140,7 @@ SEARCHES = {
 
 @pytest.mark.parametrize("searches, kept", SEARCHES.values(), ids=SEARCHES.keys())
 def test_searches_that_fit(searches: tuple[str, ...], kept: int) -> None:
-    found = lookup_for(pod("Default"), CLUSTER, Dns(searches=searches))
+    found = pod_dns(pod_with("Default"), CLUSTER, Dns(searches=searches))
     assert (len(found.dns.searches), len(found.events)) == (kept, kept != len(searches))
 
 
@@ -148,15 +148,15 @@ names = st.lists(st.text("abc.", min_size=1, max_size=300), max_size=50).map(tup
 
 
 @given(st.sampled_from(["ClusterFirst", "Default", "None"]), names, names, names, names)
-def test_a_resolver_can_take_what_comes_out(
+def test_the_result_is_within_the_limits(
     policy: str, servers: tuple[str, ...], searches: tuple[str, ...], own: tuple[str, ...], more: tuple[str, ...]
 ) -> None:
     config = PodDNSConfig(nameservers=own, searches=more)
-    found = lookup_for(pod(policy, config), CLUSTER, Dns(servers=servers, searches=searches))
-    assert len(found.dns.servers) <= MOST_SERVERS
-    assert len(found.dns.searches) <= MOST_SEARCHES
-    assert len(" ".join(found.dns.searches)) <= MOST_SEARCH_CHARACTERS
-    assert max(map(len, found.dns.searches), default=0) <= LONGEST_SEARCH
+    found = pod_dns(pod_with(policy, config), CLUSTER, Dns(servers=servers, searches=searches))
+    assert len(found.dns.servers) <= MAX_NAMESERVERS
+    assert len(found.dns.searches) <= MAX_SEARCHES
+    assert len(" ".join(found.dns.searches)) <= MAX_SEARCH_CHARACTERS
+    assert max(map(len, found.dns.searches), default=0) <= MAX_SEARCH_LENGTH
 
 
 # ---- the node's file ----
@@ -164,21 +164,21 @@ def test_a_resolver_can_take_what_comes_out(
 FILES = {
     "an empty one": ("", Dns()),
     "servers add up": ("nameserver 1.1.1.1\nnameserver 2.2.2.2 # second", Dns(servers=("1.1.1.1", "2.2.2.2"))),
-    "of search lines the last counts": ("search a b\nsearch c.\n", Dns(searches=("c",))),
+    "the last search line counts": ("search a b\nsearch c.\n", Dns(searches=("c",))),
     "the root is not searched": ("search . a.\n", Dns(searches=("a",))),
     "an empty search line searches nothing": ("search a\nsearch\n", Dns()),
-    "options by name, the last counts": (
+    "the last option of a name counts": (
         "options ndots:1 rotate\noptions ndots:2", Dns(options=("ndots:2", "rotate"))),
-    "comments and what nobody knows": ("# nameserver 1.1.1.1\n; x\n\t nameserver\t2.2.2.2\ndomain d\n",
+    "comments and unknown keywords": ("# nameserver 1.1.1.1\n; x\n\t nameserver\t2.2.2.2\ndomain d\n",
         Dns(servers=("2.2.2.2",))),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("text, expected", FILES.values(), ids=FILES.keys())
 def test_resolver_file(text: str, expected: Dns) -> None:
-    assert parsed_resolver_file(text) == expected
+    assert parse_resolv_conf(text) == expected
 
 
 def test_a_line_without_a_server_is_refused() -> None:
     with pytest.raises(NotConfigurable, match="nameserver list is empty"):
-        parsed_resolver_file("nameserver\n")
+        parse_resolv_conf("nameserver\n")

@@ -1,4 +1,4 @@
-"""Events as the API shows them, and which are created, counted, combined or dropped."""
+"""Kubernetes events: their fields, and which are created, counted, combined or dropped."""
 
 from collections.abc import Iterable
 from datetime import UTC, datetime
@@ -12,21 +12,21 @@ from podkeeper.model.k8s.core import Event, EventSource, ObjectReference, Pod
 from podkeeper.model.k8s.meta import ObjectMeta
 from podkeeper.model.messages import EventType, PodEvent
 from podkeeper.model.runtime import PodRecord
-from podkeeper.rules.events import Correlator, Limits, api_event, count_patch, event_name, reference_to
+from podkeeper.rules.events import Correlator, EventLimits, api_event, count_patch, event_name, reference_to
 
 NOW = datetime(2026, 11, 15, 6, 30, 46, 123456, tzinfo=UTC)
 SOURCE = EventSource(component="kubelet", host="node-1")
 WEB = Pod(metadata=ObjectMeta(name="web", namespace="ns", uid="u1", resource_version="402"))
 
 
-def happened(
+def event_of(
     message: str = "m", *, reason: str = "Started", type_: EventType = EventType.NORMAL, path: str = "", stamp: int = 1
 ) -> Event:
     about = reference_to(WEB, path)
     return api_event(PodEvent(type_, reason, message), about, SOURCE, NOW, stamp)
 
 
-def test_an_event_has_the_shape_the_reference_writes() -> None:
+def test_an_event_equals_that_of_the_kubelet() -> None:
     event = PodEvent(EventType.NORMAL, "Created", "Container created", "u1", "spec.containers{c}")
     made = api_event(event, reference_to(WEB, event.container_path), SOURCE, NOW, 0x18E824319825C79E)
     assert msgspec.json.decode(msgspec.json.encode(made)) == {
@@ -60,28 +60,28 @@ def test_a_runtime_record_is_referred_to_without_a_version() -> None:
     assert reference_to(record) == ObjectReference(api_version="v1", kind="Pod", name="web", namespace="ns", uid="u1")
 
 
-def test_a_reference_leaves_out_fields_that_are_empty() -> None:
+def test_a_reference_omits_empty_fields() -> None:
     nothing = ObjectReference(api_version="v1", kind="Pod")
     assert reference_to(PodRecord(uid="", name="", namespace="")) == nothing
     assert reference_to(Pod(metadata=ObjectMeta(name="", namespace="", uid="", resource_version=""))) == nothing
 
 
-def test_an_event_about_something_without_a_namespace_lies_in_the_default_one() -> None:
+def test_an_event_without_a_namespace_is_in_the_default_namespace() -> None:
     node = ObjectReference(api_version="v1", kind="Node", name="node-1")
     made = api_event(PodEvent(EventType.NORMAL, "Starting", ""), node, SOURCE, NOW, 1)
     assert (made.metadata.namespace, made.involved_object.namespace) == ("default", None)
 
 
 @pytest.mark.parametrize("name", ["", "UPPER", "a_b", ".a", "a" * 252], ids=["none", "upper", "sign", "dot", "long"])
-def test_a_name_the_api_would_refuse_is_replaced(name: str) -> None:
+def test_an_invalid_event_name_is_replaced(name: str) -> None:
     made = {event_name(name, stamp) for stamp in range(3)}
     assert len(made) == 3
     assert all(len(each) == 36 and each.lower() == each for each in made)
 
 
-def written(events: Iterable[tuple[float, Event]], limits: Limits | None = None) -> list[tuple[int, str] | None]:
-    """(count, message) of what is written for events at their times; None: dropped."""
-    correlator = Correlator(limits or Limits())
+def written(events: Iterable[tuple[float, Event]], limits: EventLimits | None = None) -> list[tuple[int, str] | None]:
+    """(count, message) of each written event. None: dropped."""
+    correlator = Correlator(limits or EventLimits())
     made = [correlator.correlate(event, at, stamp) for stamp, (at, event) in enumerate(events, 1000)]
     return [None if event is None else (event.count or 0, event.message or "") for event in made]
 
@@ -91,26 +91,26 @@ def combined(message: str) -> str:
 
 
 CASES: dict[str, tuple[list[tuple[float, Event]], list[tuple[int, str] | None]]] = {
-    "the same again is counted": (
-        [(0, happened()), (1, happened()), (5000, happened())],
+    "an equal event is counted": (
+        [(0, event_of()), (1, event_of()), (5000, event_of())],
         [(1, "m"), (2, "m"), (3, "m")],
     ),
     "another container, reason or type is another event": (
         [
-            (0, happened()),
-            (0, happened(path="spec.containers{a}")),
-            (0, happened(path="spec.containers{b}")),
-            (0, happened(reason="Killing")),
-            (0, happened(type_=EventType.WARNING)),
+            (0, event_of()),
+            (0, event_of(path="spec.containers{a}")),
+            (0, event_of(path="spec.containers{b}")),
+            (0, event_of(reason="Killing")),
+            (0, event_of(type_=EventType.WARNING)),
         ],
         [(1, "m")] * 5,
     ),
-    "nine messages stand for themselves, the tenth and all new ones are combined and counted": (
-        [(at, happened(f"m{at}")) for at in range(13)],
+    "nine messages are separate, the tenth and all new ones are combined and counted": (
+        [(at, event_of(f"m{at}")) for at in range(13)],
         [*((1, f"m{at}") for at in range(9)), *((at - 8, combined(f"m{at}")) for at in range(9, 13))],
     ),
-    "the first nine go on standing for themselves": (
-        [*((at, happened(f"m{at}")) for at in range(11)), (11, happened("m0")), (12, happened("m9"))],
+    "the first nine messages stay separate": (
+        [*((at, event_of(f"m{at}")) for at in range(11)), (11, event_of("m0")), (12, event_of("m9"))],
         [
             *((1, f"m{at}") for at in range(9)),
             (1, combined("m9")),
@@ -119,28 +119,28 @@ CASES: dict[str, tuple[list[tuple[float, Event]], list[tuple[int, str] | None]]]
             (3, combined("m9")),
         ],
     ),
-    "messages of several containers are combined alike": (
-        [(at, happened(f"m{at}", path=f"spec.containers{{c{at}}}")) for at in range(11)],
+    "messages of several containers are combined, too": (
+        [(at, event_of(f"m{at}", path=f"spec.containers{{c{at}}}")) for at in range(11)],
         [*((1, f"m{at}") for at in range(9)), (1, combined("m9")), (2, combined("m10"))],
     ),
     "after exactly ten quiet minutes they are still similar": (
-        [*((at, happened(f"m{at}")) for at in range(9)), (608, happened("new"))],
+        [*((at, event_of(f"m{at}")) for at in range(9)), (608, event_of("new"))],
         [*((1, f"m{at}") for at in range(9)), (1, combined("new"))],
     ),
     "after more than ten quiet minutes all messages are new": (
-        [*((at, happened(f"m{at}")) for at in range(9)), (608.5, happened("new"))],
+        [*((at, event_of(f"m{at}")) for at in range(9)), (608.5, event_of("new"))],
         [*((1, f"m{at}") for at in range(9)), (1, "new")],
     ),
-    "the 26th write at once is dropped, and counted by the next that is not": (
-        [*((0, happened()) for _ in range(27)), (300, happened()), (301, happened())],
+    "the 26th write at once is dropped and counted by the next write": (
+        [*((0, event_of()) for _ in range(27)), (300, event_of()), (301, event_of())],
         [*((count, "m") for count in range(1, 26)), None, None, (28, "m"), None],
     ),
-    "normal events do not use up what warnings may": (
-        [*((0, happened()) for _ in range(26)), (0, happened("w", type_=EventType.WARNING))],
+    "normal events do not use the tokens of warnings": (
+        [*((0, event_of()) for _ in range(26)), (0, event_of("w", type_=EventType.WARNING))],
         [*((count, "m") for count in range(1, 26)), None, (1, "w")],
     ),
-    "the burst is all there is after a long silence": (
-        [(0, happened()), *((1e6, happened()) for _ in range(26))],
+    "after a long pause there are only the tokens of one burst": (
+        [(0, event_of()), *((1e6, event_of()) for _ in range(26))],
         [(1, "m"), *((count, "m") for count in range(2, 27)), None],
     ),
 }  # fmt: skip
@@ -151,11 +151,11 @@ def test_correlate(events: list[tuple[float, Event]], expected: list[tuple[int, 
     assert written(events) == expected
 
 
-def test_what_is_counted_keeps_its_name_and_beginning() -> None:
+def test_a_counted_event_keeps_its_name_and_first_time() -> None:
     correlator = Correlator()
-    first = correlator.correlate(happened(stamp=0xA), 0, 0xA)
+    first = correlator.correlate(event_of(stamp=0xA), 0, 0xA)
     later = msgspec.structs.replace(
-        happened(stamp=0xB), first_timestamp="2027-01-01T00:00:00Z", last_timestamp="2027-01-01T00:00:00Z"
+        event_of(stamp=0xB), first_timestamp="2027-01-01T00:00:00Z", last_timestamp="2027-01-01T00:00:00Z"
     )
     again = correlator.correlate(later, 9, 0xB)
     assert first is not None
@@ -164,16 +164,16 @@ def test_what_is_counted_keeps_its_name_and_beginning() -> None:
     assert count_patch(again) == {"count": 2, "lastTimestamp": "2027-01-01T00:00:00Z", "message": "m"}
 
 
-def test_a_combined_event_has_a_name_of_its_own_and_keeps_it() -> None:
+def test_a_combined_event_has_its_own_name_and_keeps_it() -> None:
     correlator = Correlator()
-    made = [correlator.correlate(happened(f"m{number}", stamp=number), 0, number) for number in range(12)]
+    made = [correlator.correlate(event_of(f"m{number}", stamp=number), 0, number) for number in range(12)]
     names = [event.metadata.name for event in made if event is not None]
     assert names == [*(f"web.{number:x}" for number in range(9)), *["web.9"] * 3]
 
 
-def test_what_is_longest_unused_is_forgotten_first() -> None:
-    few = Limits(remembered=2)
-    events = [(0.0, happened(message)) for message in ("a", "b", "a", "c", "a", "b")]
+def test_the_least_recently_used_entry_is_dropped_first() -> None:
+    few = EventLimits(table_size=2)
+    events = [(0.0, event_of(message)) for message in ("a", "b", "a", "c", "a", "b")]
     assert written(events, few) == [(1, "a"), (1, "b"), (2, "a"), (1, "c"), (3, "a"), (1, "b")]
 
 
@@ -182,7 +182,7 @@ def test_no_history_writes_more_than_its_tokens_and_combines_before_ten(history:
     at, events = 0.0, []
     for message, pause in history:
         at += pause
-        events.append((at, happened(f"m{message}")))
+        events.append((at, event_of(f"m{message}")))
     found = written(events)
     assert sum(each is not None for each in found) <= 25 + at / 300
     counts: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""Names that are derived from a pod: descriptions, log paths, host names."""
+"""Names derived from a pod: messages, log paths, hostnames."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from podkeeper.rules.naming import (
     container_log_name,
     container_log_path,
     container_path,
-    described,
+    format_pod,
     hostname_of,
     log_directory_name,
     pod_log_directory,
@@ -21,12 +21,12 @@ from podkeeper.rules.naming import (
 META = ObjectMeta(name="web", namespace="team", uid="u1")
 
 
-def test_a_pod_is_described_by_name_namespace_and_uid() -> None:
-    assert described(Pod(metadata=META)) == "web_team(u1)"
-    assert described(Pod()) == "_()"
+def test_a_pod_is_formatted_as_name_namespace_and_uid() -> None:
+    assert format_pod(Pod(metadata=META)) == "web_team(u1)"
+    assert format_pod(Pod()) == "_()"
 
 
-def test_where_a_container_stands_in_the_spec() -> None:
+def test_container_path() -> None:
     spec = PodSpec(
         containers=(Container(name="a"), Container(name="b")),
         init_containers=(Container(name="i"),),
@@ -43,7 +43,7 @@ def test_where_a_container_stands_in_the_spec() -> None:
     assert container_path(None, "a") == "implicitly required container a"
 
 
-def test_where_logs_are() -> None:
+def test_log_paths() -> None:
     assert pod_log_directory("/var/log/pods", Pod(metadata=META)) == "/var/log/pods/team_web_u1"
     assert pod_log_directory("/var/log/pods", Pod()) == "/var/log/pods/__"
     assert log_directory_name("team", "web", "u1") == "team_web_u1"
@@ -55,7 +55,7 @@ def hostname(name: str = "web", domain: str = "", **spec: Any) -> str:
     return hostname_of(Pod(metadata=ObjectMeta(name=name, namespace="ns"), spec=PodSpec(**spec)), domain)
 
 
-def test_the_host_name_of_a_pod() -> None:
+def test_hostname() -> None:
     assert hostname() == "web"
     assert hostname(hostname="own") == "own"
     assert hostname(hostname="") == "web"
@@ -65,7 +65,7 @@ def test_the_host_name_of_a_pod() -> None:
     assert hostname_of(Pod()) == ""
 
 
-def test_a_host_name_is_cut_to_63_characters_without_a_separator_at_its_end() -> None:
+def test_a_hostname_is_cut_to_63_characters_without_a_trailing_separator() -> None:
     assert hostname("x" * 63) == "x" * 63
     assert hostname("x" * 64) == "x" * 63
     assert hostname("x" * 62 + "-y") == "x" * 62
@@ -76,13 +76,13 @@ def test_a_host_name_is_cut_to_63_characters_without_a_separator_at_its_end() ->
     assert hostname(hostname_override="z" * 64) == "z" * 63
 
 
-def test_the_full_name_needs_a_subdomain() -> None:
+def test_the_fqdn_needs_a_subdomain() -> None:
     assert hostname(domain="d", set_hostname_as_fqdn=True) == "web"
     assert hostname(domain="d", subdomain="s") == "web"
     assert hostname(domain="d", set_hostname_as_fqdn=True, subdomain="s") == "web.s.ns.svc.d"
 
 
-def test_a_full_name_has_at_most_64_characters() -> None:
+def test_an_fqdn_has_at_most_64_characters() -> None:
     rest = ".s.ns.svc.d"
     fits = "x" * (64 - len(rest))
     assert hostname(fits, "d", set_hostname_as_fqdn=True, subdomain="s") == fits + rest

@@ -27,23 +27,23 @@ def spec(
 
 
 CASES = {
-    "nothing asked is best effort": (spec(asking()), "BestEffort"),
-    "zeros are nothing asked": (spec(asking({"cpu": "0"}, {"memory": "0"})), "BestEffort"),
+    "no resources is BestEffort": (spec(asking()), "BestEffort"),
+    "zeros are ignored": (spec(asking({"cpu": "0"}, {"memory": "0"})), "BestEffort"),
     "other resources do not count": (spec(asking({"ephemeral-storage": "1Gi"})), "BestEffort"),
-    "limits that equal requests guarantee": (spec(asking(FULL, FULL)), "Guaranteed"),
-    "equal however written": (spec(asking({"cpu": "1000m", "memory": "1024Mi"}, FULL)), "Guaranteed"),
-    "limits without requests do not": (spec(asking(None, FULL)), "Burstable"),
+    "limits equal to requests are Guaranteed": (spec(asking(FULL, FULL)), "Guaranteed"),
+    "equal amounts in different formats": (spec(asking({"cpu": "1000m", "memory": "1024Mi"}, FULL)), "Guaranteed"),
+    "limits without requests are Burstable": (spec(asking(None, FULL)), "Burstable"),
     "a request below its limit is burstable": (spec(asking({"cpu": "1", "memory": "1"}, FULL)), "Burstable"),
-    "one resource is not enough": (spec(asking({"cpu": "1"}, {"cpu": "1"})), "Burstable"),
-    "one container without limits is enough to lose it": (spec(asking(FULL, FULL), asking()), "Burstable"),
+    "one resource alone is Burstable": (spec(asking({"cpu": "1"}, {"cpu": "1"})), "Burstable"),
+    "one container without limits makes it Burstable": (spec(asking(FULL, FULL), asking()), "Burstable"),
     "init containers count": (spec(asking(FULL, FULL), init=(asking(),)), "Burstable"),
     "only sums are compared": (
         spec(asking({"cpu": "1", "memory": "2Gi"}, FULL), asking(FULL, {"cpu": "1", "memory": "2Gi"})),
         "Guaranteed",
     ),
-    "the pod's own resources speak for all": (spec(asking(), whole=asking(FULL, FULL)), "Guaranteed"),
-    "even when they are empty": (spec(asking(FULL, FULL), whole=asking()), "BestEffort"),
-    "the pod's requests alone are burstable": (spec(asking(), whole=asking(FULL)), "Burstable"),
+    "pod-level resources replace those of containers": (spec(asking(), whole=asking(FULL, FULL)), "Guaranteed"),
+    "even if they are empty": (spec(asking(FULL, FULL), whole=asking()), "BestEffort"),
+    "pod-level requests alone are Burstable": (spec(asking(), whole=asking(FULL)), "Burstable"),
 }  # fmt: skip
 
 
@@ -52,7 +52,7 @@ def test_qos_class(given: core.PodSpec, expected: str) -> None:
     assert qos_class(given) == expected
 
 
-def test_the_recorded_class_wins() -> None:
+def test_the_class_in_the_status_has_priority() -> None:
     assert qos_of(core.Pod(spec=spec(asking()), status=core.PodStatus(qos_class="Guaranteed"))) == "Guaranteed"
     assert qos_of(core.Pod(spec=spec(asking()))) == "BestEffort"
 

@@ -1,4 +1,4 @@
-"""What two looks at the runtime tell: events, inspections, and a book that forgets nothing it has not settled."""
+"""Relisting the runtime: events, inspections and the state between relists."""
 
 from datetime import UTC, datetime, timedelta
 from itertools import product
@@ -10,20 +10,20 @@ from hypothesis import strategies as st
 from podkeeper.model.messages import LifecycleEvent, LifecycleEventType, PodUID
 from podkeeper.model.runtime import ContainerRecord, ContainerState, PodRecord, SandboxRecord
 from podkeeper.rules.relist import (
-    Book,
-    Finding,
-    PodListing,
+    ListedPod,
+    PodToInspect,
+    RelistState,
+    complete_inspection,
     current_containers_first,
     events_between,
     ips_to_cache,
     is_unchanged,
     listing_of,
+    relevant_events,
     relist,
     relist_pod,
     request_reinspection,
-    settle,
     transition,
-    worth_telling,
 )
 
 CREATED, RUNNING, EXITED, UNKNOWN = ContainerState
@@ -35,44 +35,44 @@ WEB = PodUID("web")
 States = dict[str, ContainerState]
 
 
-def listing(uid: str = "web", /, sandboxes: States | None = None, **containers: ContainerState) -> PodListing:
-    return PodListing(PodUID(uid), containers, sandboxes or {})
+def listing(uid: str = "web", /, sandboxes: States | None = None, **containers: ContainerState) -> ListedPod:
+    return ListedPod(PodUID(uid), containers, sandboxes or {})
 
 
-def listings(pods: dict[str, States]) -> list[PodListing]:
-    return [PodListing(PodUID(uid), states, {}) for uid, states in pods.items()]
+def listings(pods: dict[str, States]) -> list[ListedPod]:
+    return [ListedPod(PodUID(uid), states, {}) for uid, states in pods.items()]
 
 
-def told(events: tuple[LifecycleEvent, ...]) -> list[tuple[str, LifecycleEventType]]:
+def types_of(events: tuple[LifecycleEvent, ...]) -> list[tuple[str, LifecycleEventType]]:
     return [(event.data, event.type) for event in events]
 
 
-def look(
-    book: Book, *pods: PodListing, failing: frozenset[str] = frozenset()
-) -> tuple[Book, tuple[LifecycleEvent, ...]]:
-    """A whole relist; the inspection of those in `failing` fails."""
-    book, findings = relist(book, pods)
+def relist_and_inspect(
+    state: RelistState, *pods: ListedPod, failing: frozenset[str] = frozenset()
+) -> tuple[RelistState, tuple[LifecycleEvent, ...]]:
+    """Relist and inspect. The inspection of the pods in `failing` fails."""
+    state, to_inspect = relist(state, pods)
     events: tuple[LifecycleEvent, ...] = ()
-    for finding in findings:
-        book, more = settle(book, finding, inspected=finding.uid not in failing)
+    for pod in to_inspect:
+        state, more = complete_inspection(state, pod, inspected=pod.uid not in failing)
         events += more
-    return book, events
+    return state, events
 
 
 Row = tuple[list[ContainerState | None], ContainerState | None, tuple[LifecycleEventType, ...]]
 
 TRANSITIONS: dict[str, Row] = {
-    "running, whatever it was: it started": ([None, EXITED, UNKNOWN, CREATED], RUNNING, (STARTED,)),
-    "exited, whatever it was: it died": ([None, RUNNING, UNKNOWN, CREATED], EXITED, (DIED,)),
-    "gone after its exit was told: removed": ([EXITED], None, (REMOVED,)),
-    "gone before its exit was told: died and removed": ([RUNNING, UNKNOWN, CREATED], None, (DIED, REMOVED)),
-    "unclear now: changed": ([None, RUNNING, EXITED], UNKNOWN, (CHANGED,)),
-    "created counts as unclear": ([None, RUNNING, EXITED], CREATED, (CHANGED,)),
-    "from created to unknown is no step": ([CREATED, UNKNOWN], UNKNOWN, ()),
-    "from unknown to created is no step": ([CREATED, UNKNOWN], CREATED, ()),
-    "still running": ([RUNNING], RUNNING, ()),
-    "still exited": ([EXITED], EXITED, ()),
-    "still not there": ([None], None, ()),
+    "from any state to running: started": ([None, EXITED, UNKNOWN, CREATED], RUNNING, (STARTED,)),
+    "from any state to exited: died": ([None, RUNNING, UNKNOWN, CREATED], EXITED, (DIED,)),
+    "removed after its exit was reported: removed": ([EXITED], None, (REMOVED,)),
+    "removed before its exit was reported: died and removed": ([RUNNING, UNKNOWN, CREATED], None, (DIED, REMOVED)),
+    "from any state to unknown: changed": ([None, RUNNING, EXITED], UNKNOWN, (CHANGED,)),
+    "created counts as unknown": ([None, RUNNING, EXITED], CREATED, (CHANGED,)),
+    "from created to unknown is no change": ([CREATED, UNKNOWN], UNKNOWN, ()),
+    "from unknown to created is no change": ([CREATED, UNKNOWN], CREATED, ()),
+    "idle running": ([RUNNING], RUNNING, ()),
+    "idle exited": ([EXITED], EXITED, ()),
+    "idle missing": ([None], None, ()),
 }
 
 
@@ -84,32 +84,32 @@ def test_transition(
 
 
 NEVER_LIVED: dict[str, tuple[ContainerState, ContainerState | None, list[LifecycleEventType]]] = {
-    "made, not started, gone: nobody died": (CREATED, None, [REMOVED]),
-    "made, started, ended: that is a death": (CREATED, EXITED, [DIED]),
-    "gone while it ran: that is a death": (RUNNING, None, [DIED, REMOVED]),
-    "gone, and nobody knows what it did": (UNKNOWN, None, [DIED, REMOVED]),
+    "created, never started, removed: no death": (CREATED, None, [REMOVED]),
+    "created, started, exited: a death": (CREATED, EXITED, [DIED]),
+    "removed while it ran: a death": (RUNNING, None, [DIED, REMOVED]),
+    "removed in an unknown state: a death": (UNKNOWN, None, [DIED, REMOVED]),
 }
 
 
 @pytest.mark.parametrize("old, new, expected", NEVER_LIVED.values(), ids=NEVER_LIVED.keys())
-def test_what_never_lived_is_not_told_to_have_died(
+def test_containers_that_never_started_are_not_reported_as_died(
     old: ContainerState, new: ContainerState | None, expected: list[LifecycleEventType]
 ) -> None:
     before, after = listing(app=old), listing() if new is None else listing(app=new)
     events = events_between(WEB, before, after)
-    assert [event.type for event in worth_telling(events, before)] == expected
-    assert worth_telling(events, None) == events
+    assert [event.type for event in relevant_events(events, before)] == expected
+    assert relevant_events(events, None) == events
 
 
-def test_the_transitions_above_are_all_there_are() -> None:
+def test_the_table_has_all_transitions() -> None:
     rows = [(old, new) for olds, new, _ in TRANSITIONS.values() for old in olds]
     assert sorted(map(str, rows)) == sorted(map(str, product([None, *ContainerState], repeat=2)))
 
 
-def test_events_come_in_the_order_of_the_old_listing_then_of_the_new() -> None:
+def test_events_are_in_the_order_of_the_old_listing_then_of_the_new() -> None:
     old = listing(sandboxes={"box": RUNNING}, one=RUNNING, two=EXITED)
     new = listing(sandboxes={"box2": RUNNING}, three=RUNNING, two=RUNNING)
-    assert told(events_between(WEB, old, new)) == [
+    assert types_of(events_between(WEB, old, new)) == [
         ("one", DIED), ("one", REMOVED), ("two", STARTED), ("box", DIED), ("box", REMOVED),
         ("three", STARTED), ("box2", STARTED),
     ]  # fmt: skip
@@ -123,80 +123,80 @@ def test_a_sandbox_counts_as_a_container_that_runs_while_it_is_ready() -> None:
 
 
 def test_an_unchanged_pod_is_not_inspected() -> None:
-    book, _ = look(Book(), listing(app=RUNNING))
-    assert relist(book, [listing(app=RUNNING)]) == (book, ())
+    state, _ = relist_and_inspect(RelistState(), listing(app=RUNNING))
+    assert relist(state, [listing(app=RUNNING)]) == (state, ())
 
 
-def test_unchanged_is_what_is_in_the_book_and_not_wished_for() -> None:
-    book, _ = look(Book(), listing(app=RUNNING))
-    assert is_unchanged(book, listing(app=RUNNING))
-    assert not is_unchanged(book, listing(app=EXITED))
-    assert not is_unchanged(request_reinspection(book, WEB), listing(app=RUNNING))
-    assert not is_unchanged(Book(), listing(app=RUNNING))
+def test_a_pod_is_unchanged_if_it_equals_its_record_and_no_inspection_is_requested() -> None:
+    state, _ = relist_and_inspect(RelistState(), listing(app=RUNNING))
+    assert is_unchanged(state, listing(app=RUNNING))
+    assert not is_unchanged(state, listing(app=EXITED))
+    assert not is_unchanged(request_reinspection(state, WEB), listing(app=RUNNING))
+    assert not is_unchanged(RelistState(), listing(app=RUNNING))
 
 
-def test_a_failed_inspection_keeps_the_events_back_until_one_succeeds() -> None:
-    book, _ = look(Book(), listing(app=RUNNING))
-    book, events = look(book, listing(app=EXITED), failing=frozenset({"web"}))
+def test_events_are_sent_only_after_an_inspection_succeeds() -> None:
+    state, _ = relist_and_inspect(RelistState(), listing(app=RUNNING))
+    state, events = relist_and_inspect(state, listing(app=EXITED), failing=frozenset({"web"}))
     assert events == ()
-    book, events = look(book, listing(app=EXITED))
-    assert told(events) == [("app", DIED)]
-    assert look(book, listing(app=EXITED)) == (book, ())
+    state, events = relist_and_inspect(state, listing(app=EXITED))
+    assert types_of(events) == [("app", DIED)]
+    assert relist_and_inspect(state, listing(app=EXITED)) == (state, ())
 
 
-def test_a_failed_inspection_is_repeated_even_if_the_change_is_undone() -> None:
-    book, _ = look(Book(), listing(app=RUNNING))
-    book, _ = look(book, listing(app=UNKNOWN), failing=frozenset({"web"}))
-    _, events = look(book, listing(app=RUNNING))
-    assert told(events) == [("", SYNC)]
+def test_a_failed_inspection_is_repeated_even_if_the_change_is_reverted() -> None:
+    state, _ = relist_and_inspect(RelistState(), listing(app=RUNNING))
+    state, _ = relist_and_inspect(state, listing(app=UNKNOWN), failing=frozenset({"web"}))
+    _, events = relist_and_inspect(state, listing(app=RUNNING))
+    assert types_of(events) == [("", SYNC)]
 
 
-def test_a_pod_that_vanished_before_it_could_be_inspected_is_dropped_once() -> None:
-    book, _ = look(Book(), listing(app=RUNNING), failing=frozenset({"web"}))
-    after, findings = relist(book, [])
-    assert findings == (Finding(WEB, None, ()),)
-    assert settle(after, findings[0], inspected=False) == (Book(), (LifecycleEvent(WEB, SYNC),))
+def test_a_pod_that_disappears_before_its_inspection_is_removed_once() -> None:
+    state, _ = relist_and_inspect(RelistState(), listing(app=RUNNING), failing=frozenset({"web"}))
+    after, to_inspect = relist(state, [])
+    assert to_inspect == (PodToInspect(WEB, None, ()),)
+    assert complete_inspection(after, to_inspect[0], inspected=False) == (RelistState(), (LifecycleEvent(WEB, SYNC),))
 
 
-def test_a_change_nobody_acts_on_leads_to_an_inspection_but_to_no_event() -> None:
-    book, findings = relist(Book(), [listing(app=CREATED)])
-    assert [finding.uid for finding in findings] == [WEB]
-    assert settle(book, findings[0], inspected=True)[1] == ()
+def test_container_changed_causes_an_inspection_but_no_event() -> None:
+    state, to_inspect = relist(RelistState(), [listing(app=CREATED)])
+    assert [pod.uid for pod in to_inspect] == [WEB]
+    assert complete_inspection(state, to_inspect[0], inspected=True)[1] == ()
 
 
-def test_a_wished_inspection_of_an_unchanged_pod_ends_in_a_sync_and_is_done_once() -> None:
-    book, _ = look(Book(), listing(app=RUNNING))
-    book, events = look(request_reinspection(book, WEB), listing(app=RUNNING))
-    assert told(events) == [("", SYNC)]
-    assert look(book, listing(app=RUNNING)) == (book, ())
+def test_a_requested_inspection_of_an_unchanged_pod_causes_one_sync() -> None:
+    state, _ = relist_and_inspect(RelistState(), listing(app=RUNNING))
+    state, events = relist_and_inspect(request_reinspection(state, WEB), listing(app=RUNNING))
+    assert types_of(events) == [("", SYNC)]
+    assert relist_and_inspect(state, listing(app=RUNNING)) == (state, ())
 
 
-def test_a_wish_for_a_pod_nobody_has_seen_waits_until_it_shows() -> None:
-    book, events = look(request_reinspection(Book(), WEB))
+def test_a_request_for_an_unknown_pod_waits_until_it_is_listed() -> None:
+    state, events = relist_and_inspect(request_reinspection(RelistState(), WEB))
     assert events == ()
-    assert [finding.uid for finding in relist(book, [listing()])[1]] == [WEB]
+    assert [pod.uid for pod in relist(state, [listing()])[1]] == [WEB]
 
 
-def test_a_wish_made_while_the_inspection_runs_is_not_lost() -> None:
-    book, (finding,) = relist(Book(), [listing(app=RUNNING)])
-    book, _ = settle(request_reinspection(book, WEB), finding, inspected=True)
-    assert [found.uid for found in relist(book, [listing(app=RUNNING)])[1]] == [WEB]
+def test_a_request_during_an_inspection_is_not_lost() -> None:
+    state, (pod,) = relist(RelistState(), [listing(app=RUNNING)])
+    state, _ = complete_inspection(request_reinspection(state, WEB), pod, inspected=True)
+    assert [found.uid for found in relist(state, [listing(app=RUNNING)])[1]] == [WEB]
 
 
-def test_looking_at_one_pod_leaves_the_others_alone() -> None:
-    book, _ = look(Book(), listing(app=RUNNING), listing("db", app2=RUNNING))
-    _, findings = relist_pod(book, WEB, listing(app=EXITED))
-    assert [(finding.uid, told(finding.events)) for finding in findings] == [("web", [("app", DIED)])]
-    _, (gone,) = relist_pod(book, WEB, None)
-    assert (gone.listed, told(gone.events)) == (None, [("app", DIED), ("app", REMOVED)])
+def test_relisting_one_pod_does_not_affect_the_others() -> None:
+    state, _ = relist_and_inspect(RelistState(), listing(app=RUNNING), listing("db", app2=RUNNING))
+    _, to_inspect = relist_pod(state, WEB, listing(app=EXITED))
+    assert [(pod.uid, types_of(pod.events)) for pod in to_inspect] == [("web", [("app", DIED)])]
+    _, (gone,) = relist_pod(state, WEB, None)
+    assert (gone.listed, types_of(gone.events)) == (None, [("app", DIED), ("app", REMOVED)])
 
 
 READY, NOT_READY = SandboxRecord(id="s", ready=True), SandboxRecord(id="s", ready=False)
 CACHED = PodRecord(uid="web", ips=("10.0.0.1",))
 
 ADDRESSES = {
-    "what the runtime says now counts": (PodRecord(uid="web", ips=("10.0.0.2",)), CACHED, ("10.0.0.2",)),
-    "an ended pod keeps its address": (PodRecord(uid="web", sandboxes=(NOT_READY,)), CACHED, ("10.0.0.1",)),
+    "current addresses of the runtime count": (PodRecord(uid="web", ips=("10.0.0.2",)), CACHED, ("10.0.0.2",)),
+    "a terminated pod keeps its address": (PodRecord(uid="web", sandboxes=(NOT_READY,)), CACHED, ("10.0.0.1",)),
     "a pod without any sandbox keeps its address": (PodRecord(uid="web"), CACHED, ("10.0.0.1",)),
     "a new sandbox without an address yet has none": (PodRecord(uid="web", sandboxes=(READY,)), CACHED, ()),
     "nothing known before": (PodRecord(uid="web"), None, ()),
@@ -211,42 +211,42 @@ def test_ips_to_cache(fresh: PodRecord, cached: PodRecord | None, expected: tupl
 # Laws.
 
 states = st.dictionaries(st.sampled_from(["c1", "c2", "c3"]), st.sampled_from(list(ContainerState)), min_size=1)
-looks = st.dictionaries(st.sampled_from(["web", "db"]), states, max_size=2)
-histories = st.lists(st.tuples(looks, st.frozensets(st.sampled_from(["web", "db"]))), max_size=8)
+listings_ = st.dictionaries(st.sampled_from(["web", "db"]), states, max_size=2)
+histories = st.lists(st.tuples(listings_, st.frozensets(st.sampled_from(["web", "db"]))), max_size=8)
 
 
 @settings(deadline=None, derandomize=True)
-@given(histories, looks)
-def test_two_good_looks_at_a_still_runtime_end_in_silence(
+@given(histories, listings_)
+def test_after_two_successful_relists_of_an_idle_runtime_there_are_no_events(
     history: list[tuple[dict[str, States], frozenset[str]]],
-    still: dict[str, States],
+    idle: dict[str, States],
 ) -> None:
-    book = Book()
+    state = RelistState()
     for pods, failing in history:
-        book, _ = look(book, *listings(pods), failing=failing)
-    seen = listings(still)
-    book, _ = look(book, *seen)
-    assert relist(book, seen) == (book, ())
-    assert set(book.records) == set(still)
+        state, _ = relist_and_inspect(state, *listings(pods), failing=failing)
+    listed = listings(idle)
+    state, _ = relist_and_inspect(state, *listed)
+    assert relist(state, listed) == (state, ())
+    assert set(state.records) == set(idle)
 
 
 @settings(deadline=None, derandomize=True)
 @given(histories)
-def test_whoever_counts_the_events_knows_which_containers_run(
+def test_the_events_show_which_containers_run(
     history: list[tuple[dict[str, States], frozenset[str]]],
 ) -> None:
-    book = Book()
+    state = RelistState()
     running: set[tuple[str, str]] = set()
     for pods, failing in history:
-        book, events = look(book, *listings(pods), failing=failing)
+        state, events = relist_and_inspect(state, *listings(pods), failing=failing)
         for event in events:
             if event.type is STARTED:
                 running.add((event.uid, event.data))
             else:
                 running.discard((event.uid, event.data))
-        # Changed is told to nobody, so one that became unclear may still count; never one that ended or is gone.
+        # ContainerChanged is not sent, so a container in unknown state may count as running. An exited one may not.
         for uid, container in running:
-            record = book.records[PodUID(uid)]
+            record = state.records[PodUID(uid)]
             assert record is not None
             assert record.containers[container] in (RUNNING, UNKNOWN, CREATED)
 
@@ -271,9 +271,9 @@ def attempt(
 
 
 ATTEMPTS: dict[str, tuple[tuple[ContainerRecord, ...], list[str]]] = {
-    "newest first as ever": ((attempt("a", 2), attempt("b", 0), attempt("a", 1)), ["a2", "b0", "a1"]),
+    "newest first": ((attempt("a", 2), attempt("b", 0), attempt("a", 1)), ["a2", "b0", "a1"]),
     "names with counts of their own": ((attempt("a", 0), attempt("b", 7)), ["a0", "b7"]),
-    "an earlier attempt made late": ((attempt("a", 1, CREATED), attempt("a", 2, RUNNING)), ["a2", "a1"]),
+    "an earlier attempt created late": ((attempt("a", 1, CREATED), attempt("a", 2, RUNNING)), ["a2", "a1"]),
     "beside another container": (
         (attempt("a", 1, CREATED), attempt("b", 0), attempt("a", 2, RUNNING)),
         ["a2", "a1", "b0"],
@@ -282,12 +282,15 @@ ATTEMPTS: dict[str, tuple[tuple[ContainerRecord, ...], list[str]]] = {
         (attempt("a", 1, CREATED), attempt("a", 2, RUNNING), attempt("b", 0)),
         ["a2", "a1", "b0"],
     ),
-    "a later attempt made before one whose exit is unknown": (
+    "a later attempt created before one whose exit is unknown": (
         (attempt("a", 0, UNKNOWN), attempt("a", 1, CREATED)),
         ["a0", "a1"],
     ),
-    "a later attempt made late": ((attempt("a", 1, CREATED), attempt("a", 0, RUNNING)), ["a0", "a1"]),
-    "a later attempt made before one that has run": ((attempt("a", 0, EXITED), attempt("a", 1, CREATED)), ["a0", "a1"]),
+    "a later attempt created late": ((attempt("a", 1, CREATED), attempt("a", 0, RUNNING)), ["a0", "a1"]),
+    "a later attempt created before one that has run": (
+        (attempt("a", 0, EXITED), attempt("a", 1, CREATED)),
+        ["a0", "a1"],
+    ),
     "the next attempt, not started yet": ((attempt("a", 1, CREATED), attempt("a", 0, EXITED)), ["a1", "a0"]),
     "the next attempt, created when the last one ended": (
         (attempt("a", 1, CREATED, created=5), attempt("a", 0, finished=5)),
@@ -306,14 +309,14 @@ ATTEMPTS: dict[str, tuple[tuple[ContainerRecord, ...], list[str]]] = {
         (attempt("b", 0, EXITED), attempt("a", 1, CREATED), attempt("a", 0, EXITED)),
         ["b0", "a1", "a0"],
     ),
-    "a later attempt that has ended": ((attempt("a", 1, EXITED), attempt("a", 0, RUNNING)), ["a0", "a1"]),
-    "two that run": ((attempt("a", 0, RUNNING), attempt("a", 1, RUNNING)), ["a1", "a0"]),
-    "nothing at all": ((), []),
+    "a later attempt that has exited": ((attempt("a", 1, EXITED), attempt("a", 0, RUNNING)), ["a0", "a1"]),
+    "two running attempts": ((attempt("a", 0, RUNNING), attempt("a", 1, RUNNING)), ["a1", "a0"]),
+    "no containers": ((), []),
 }
 
 
 @pytest.mark.parametrize(("containers", "expected"), ATTEMPTS.values(), ids=ATTEMPTS.keys())
-def test_the_current_container_of_a_name_stands_before_the_others(
+def test_the_current_container_of_a_name_comes_first(
     containers: tuple[ContainerRecord, ...], expected: list[str]
 ) -> None:
     record = PodRecord(uid="web", containers=containers)

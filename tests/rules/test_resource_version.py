@@ -20,8 +20,8 @@ COMPARED = {
     "equal": ("10", "10", False, False),
     "no number, another text": ("a", "b", False, True),
     "no number, the same text": ("a", "a", False, False),
-    "a number beside none": ("1", "a", False, True),
-    "none beside a number": ("", "1", False, True),
+    "a number and a text": ("1", "a", False, True),
+    "an empty text and a number": ("", "1", False, True),
 }
 
 

@@ -1,7 +1,6 @@
-"""Wild pods: anything that can be decoded, for rules that must never raise.
+"""Random pods with any decodable content, for rules that must never raise.
 
-The shape comes from the generated structs themselves, so a new field is exercised as soon as the
-model has it. One seed, one pod.
+The fields come from the generated structs, so new fields of the model are included. One seed gives one pod.
 """
 
 import random
@@ -24,7 +23,7 @@ NUMBERS = (0, 1, -1, 2, 80, 65536, 511, 2**31 - 1, -(2**31))
 
 
 def wild_pod(seed: int) -> core.Pod:
-    """Some pod. Its shallow parts are usually there, its deep ones sometimes."""
+    """Return a random pod. Outer fields are usually set, inner ones less often."""
     return msgspec.convert(_some(_POD, random.Random(seed), 0), core.Pod)
 
 

@@ -27,13 +27,13 @@ async def rest(stream: EventStream) -> list[str]:
     return found
 
 
-def test_every_stream_receives_what_happens_after_it_was_opened() -> None:
+def test_every_stream_receives_events_after_it_was_opened() -> None:
     async def scenario() -> None:
         hub = EventHub()
         first = hub.subscribe()
-        hub.tell(event("a"))
+        hub.send(event("a"))
         second = hub.subscribe()
-        hub.tell(event("b"))
+        hub.send(event("b"))
         assert [await rest(each) for each in (first, second)] == [["a", "b"], ["b"]]
         assert aiter(first) is first
 
@@ -46,14 +46,14 @@ def test_a_consumer_that_waits_is_woken() -> None:
         stream = hub.subscribe()
         waiting = asyncio.ensure_future(anext(stream))
         await asyncio.sleep(1)
-        hub.tell(event("a"))
-        hub.tell(event("b"))
+        hub.send(event("a"))
+        hub.send(event("b"))
         assert [await waiting, await anext(stream)] == [event("a"), event("b")]
         waiting = asyncio.ensure_future(anext(stream))
         await asyncio.sleep(1)
         waiting.cancel()
         await asyncio.wait([waiting])
-        hub.tell(event("c"))
+        hub.send(event("c"))
         assert await anext(stream) == event("c")
 
     simulate(scenario())
@@ -64,14 +64,14 @@ def test_a_full_queue_breaks_the_stream_of_that_consumer_only() -> None:
         hub = EventHub(limit=2)
         slow, quick = hub.subscribe(), hub.subscribe()
         for name in "abcd":
-            hub.tell(event(name))
+            hub.send(event(name))
             assert await rest(quick) == [name]
         for _ in range(2):
-            with pytest.raises(RuntimeUnavailable, match="cannot go on telling news: 2 events were not fetched"):
+            with pytest.raises(RuntimeUnavailable, match="cannot send more events: 2 are not consumed"):
                 await anext(slow)
         just_full = hub.subscribe()
         for name in "xy":
-            hub.tell(event(name))
+            hub.send(event(name))
         assert await rest(just_full) == ["x", "y"]
 
     simulate(scenario())
@@ -85,24 +85,24 @@ def test_the_usual_limit_is_ten_thousand_events() -> None:
         assert await anext(stream) == event("a")
         stream.put(event("a"))
         stream.put(event("a"))
-        with pytest.raises(RuntimeUnavailable, match="10000 events were not fetched"):
+        with pytest.raises(RuntimeUnavailable, match="10000 are not consumed"):
             await anext(stream)
 
     assert QUEUE_LIMIT == 10_000
     simulate(scenario())
 
 
-def test_a_stream_that_ends_gives_the_rest_and_one_that_breaks_does_not() -> None:
+def test_an_ended_stream_returns_its_queue_and_a_broken_one_does_not() -> None:
     async def scenario() -> None:
         ended, broken = EventHub(), EventHub()
         streams = ended.subscribe(), broken.subscribe()
         for hub in (ended, broken):
-            hub.tell(event("a"))
+            hub.send(event("a"))
         ended.close(StopAsyncIteration())
         broken.close(RuntimeUnavailable("gone"))
         for hub in (ended, broken):
             hub.close(RuntimeUnavailable("too late"))
-            hub.tell(event("b"))
+            hub.send(event("b"))
         assert [each.container_id async for each in streams[0]] == ["a"]
         with pytest.raises(RuntimeUnavailable, match="gone"):
             await anext(streams[1])
@@ -124,21 +124,21 @@ def test_the_end_wakes_a_consumer_that_waits() -> None:
             await anext(other)
         fresh = hub.subscribe()
         await fresh.aclose()
-        hub.tell(event("a"))
+        hub.send(event("a"))
         assert [each async for each in fresh] == []
 
     simulate(scenario())
 
 
-def test_filters_lose_repeat_and_delay_one_after_the_other() -> None:
+def test_filters_drop_repeat_and_delay_in_order() -> None:
     async def scenario() -> list[tuple[float, str]]:
         hub = EventHub()
         loop = asyncio.get_running_loop()
         hub.filters.append(lambda each: [] if each.container_id == "lost" else [(0.0, each), (2.0, event("twin"))])
         hub.filters.append(lambda each: [(3.0 if each.container_id == "twin" else 0.0, each)])
         stream = hub.subscribe()
-        hub.tell(event("lost"))
-        hub.tell(event("a"))
+        hub.send(event("lost"))
+        hub.send(event("a"))
         names = [((await anext(stream)).container_id, loop.time()) for _ in range(2)]
         return [(at, name) for name, at in names]
 

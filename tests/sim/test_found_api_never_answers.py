@@ -1,14 +1,15 @@
-"""What the simulation found about static pods of an agent that the API has not answered since it started."""
+"""Regressions from the simulation: static pods of an agent that the API has not answered since it started."""
 
 import asyncio
 
 import pytest
 
 from podkeeper.runtimes.fake import Behaviour
-from tests.sim.stories import Story, container, pod, tell
+from podkeeper.testing.build import container
+from tests.sim.sim_node import SimNode, pod, run_scenario
 
 PLACE = "/etc/podkeeper/web.yaml"
-GONE = ""  # the manifest is erased
+GONE = ""  # the manifest is removed
 
 WRITES = {
     "the successor is written again": (0.05, ("app:v2", "app:v1", "app:v2")),
@@ -20,34 +21,34 @@ WRITES = {
 
 
 @pytest.mark.parametrize(("pause", "images"), WRITES.values(), ids=WRITES.keys())
-def test_a_static_pod_that_is_named_again_runs_again_without_the_api(pause: float, images: tuple[str, ...]) -> None:
+def test_a_static_pod_that_is_added_again_runs_again_without_the_api(pause: float, images: tuple[str, ...]) -> None:
     """Seed 334: only housekeeping restarted such pods, and it waits until the API has answered once (I14).
 
-    If the pod is the API server of this node, both would wait for ever.
+    If the pod is the API server of this node, both would wait forever.
     """
 
-    async def story(it: Story) -> None:
+    async def scenario(node: SimNode) -> None:
         def write(image: str) -> None:
-            it.write(PLACE, pod("web", container(image=image), app=Behaviour(term_seconds=0.5)))
+            node.write(PLACE, pod("web", container(image=image), behaviours={"app": Behaviour(term_seconds=0.5)}))
 
         write("app:v1")
-        await it.until(lambda: it.is_ready("web-n1"), within=3)
-        it.api.go_down()
-        it.world.troubles.begin(it.world.now(), "api-down")
-        await it.restart_agent()
+        await node.until(lambda: node.is_ready("web-n1"), within=3)
+        node.api.go_down()
+        node.world.fault_log.begin(node.world.now(), "api-down")
+        await node.restart_agent()
         await asyncio.sleep(20)
         for image in images:
             if image:
                 write(image)
             else:
-                it.world.files.erase(PLACE)
+                node.world.files.erase(PLACE)
             await asyncio.sleep(pause)
-        await it.until(lambda: [life.image for life in it.world.truth.all_running()] == [images[-1]], within=3)
+        await node.until(lambda: [run.image for run in node.world.truth.all_running()] == [images[-1]], within=3)
         await asyncio.sleep(60)
-        assert [life.image for life in it.world.truth.all_running()] == [images[-1]]
-        it.api.come_up()
-        await it.until(lambda: it.is_ready("web-n1"), within=70)
+        assert [run.image for run in node.world.truth.all_running()] == [images[-1]]
+        node.api.come_up()
+        await node.until(lambda: node.is_ready("web-n1"), within=70)
         await asyncio.sleep(30)
-        assert [life.image for life in it.world.truth.all_running()] == [images[-1]]
+        assert [run.image for run in node.world.truth.all_running()] == [images[-1]]
 
-    tell(story)
+    run_scenario(scenario)

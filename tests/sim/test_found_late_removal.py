@@ -1,12 +1,13 @@
-"""What the simulation found about removals that begin some time after housekeeping has decided on them."""
+"""Regressions from the simulation: removals that begin some time after housekeeping has decided on them."""
 
 import asyncio
 
 import pytest
 
+from podkeeper.testing.build import container
 from podkeeper.testing.sim.invariants import watch
 from podkeeper.testing.sim.world import World
-from tests.sim.stories import Story, container, pod
+from tests.sim.sim_node import SimNode, pod
 
 PLACE = "/etc/podkeeper/web.yaml"
 
@@ -17,21 +18,21 @@ def test_a_static_pod_that_is_added_again_keeps_its_directory(seed: int) -> None
     world = World(seed)
     watch(world)
 
-    async def story() -> None:
-        it = Story(world)
+    async def scenario() -> None:
+        node = SimNode(world)
         first, second = (pod("web", container(image=image), grace=1) for image in ("app:v1", "app:v2"))
-        uid = it.write(PLACE, first)
-        await it.until(lambda: it.runs(uid), within=5)
-        successor = it.write(PLACE, second)
-        await it.until(lambda: it.runs(successor), within=5)
-        it.world.troubles.begin(it.world.now(), "dawdle")
-        it.world.loop.dawdle(0.1, 1.0)
-        it.agent.loop.tidy_soon()
+        uid = node.write(PLACE, first)
+        await node.until(lambda: node.runs(uid), within=5)
+        successor = node.write(PLACE, second)
+        await node.until(lambda: node.runs(successor), within=5)
+        node.world.fault_log.begin(node.world.now(), "dawdle")
+        node.world.loop.delay_wakeups(0.1, 1.0)
+        node.agent.loop.request_housekeeping()
         await asyncio.sleep(0.4)
-        it.world.loop.dawdle(0.0, 0.0)
-        it.write(PLACE, first)
-        await it.until(lambda: it.runs(uid), within=15)
+        node.world.loop.delay_wakeups(0.0, 0.0)
+        node.write(PLACE, first)
+        await node.until(lambda: node.runs(uid), within=15)
         await asyncio.sleep(2)
 
-    verdict = world.play(story)
-    assert verdict.violation is None, verdict.violation
+    result = world.run(scenario)
+    assert result.violation is None, result.violation

@@ -1,4 +1,4 @@
-"""What the simulation found about pods for which there is no room: named after what went wrong."""
+"""Regressions from the simulation: pods for which there is no room."""
 
 import asyncio
 import dataclasses
@@ -8,13 +8,14 @@ from msgspec.structs import replace
 
 from podkeeper.app.build import simple_node
 from podkeeper.model.k8s.core import Container, Pod, ResourceRequirements
-from podkeeper.rules.phase import is_terminal
-from podkeeper.rules.preempt import SYSTEM_CRITICAL_PRIORITY
+from podkeeper.rules.admission.preempt import SYSTEM_CRITICAL_PRIORITY
+from podkeeper.rules.status.phase import is_terminal
 from podkeeper.runtimes.fake import Behaviour
-from podkeeper.testing.sim.mischief_around import UnreadableSources, WatchStale
+from podkeeper.testing.build import container
+from podkeeper.testing.sim.faults_services import UnreadableSources, WatchStale
 from podkeeper.testing.sim.records import PodChanged
 from podkeeper.testing.sim.world import NODE
-from tests.sim.stories import Story, container, pod, tell
+from tests.sim.sim_node import SimNode, pod, run_scenario
 
 PLACE = "/static.yaml"
 
@@ -31,146 +32,153 @@ STUBBORN = Behaviour(term_seconds=None)
 
 
 @pytest.mark.parametrize("when", ["while it is held", "before the agent comes back"])
-def test_a_critical_pod_is_deleted_in_time_though_others_are_being_killed_for_it(when: str) -> None:
-    """After a restart it found its place taken: its deletion waited for the grace of those killed for it (I5)."""
+def test_a_critical_pod_is_deleted_in_time_during_its_preemption(when: str) -> None:
+    """After a restart there was no room: its deletion waited for the grace periods of the preempted pods (I5)."""
 
-    async def story(it: Story) -> None:
-        it.put(pod("victim", wants("4"), grace=60, app=STUBBORN))
-        uid = it.put(critical(pod("web", wants("4"), grace=2)))
-        await it.until(lambda: it.is_ready("victim", "web"), within=1)
-        it.world.crash(away_seconds=5)
-        it.write(PLACE, pod("static", wants("4")))  # came last, and is told first
+    async def scenario(node: SimNode) -> None:
+        node.put(pod("victim", wants("4"), grace=60, behaviours={"app": STUBBORN}))
+        uid = node.put(critical(pod("web", wants("4"), grace=2)))
+        await node.until(lambda: node.is_ready("victim", "web"), within=1)
+        node.world.crash(downtime_seconds=5)
+        node.write(PLACE, pod("static", wants("4")))  # created last, received first
         if when.startswith("before"):
-            it.delete("web")
+            node.delete("web")
         await asyncio.sleep(20)
         if when.startswith("while"):
-            assert uid in it.agent.preemption.held()
-            it.delete("web")
-        await it.until(lambda: it.is_gone("web"), within=10)
+            assert uid in node.agent.preemption.held()
+            node.delete("web")
+        await node.until(lambda: node.is_gone("web"), within=10)
         await asyncio.sleep(120)
-        assert it.is_gone("web")
-        assert len(it.lives(uid)) == 1
+        assert node.is_gone("web")
+        assert len(node.runs_of(uid)) == 1
 
-    tell(story)
+    run_scenario(scenario)
 
 
-def test_a_pod_for_which_there_is_no_room_is_told_so_though_a_source_has_never_spoken() -> None:
-    """No manifest could be read since the agent began: it waited to say that a pod is over until that was over (I8)."""
+def test_a_rejection_is_published_although_a_source_is_not_ready() -> None:
+    """A source was not ready, and the agent did not publish the rejection until it was (I8)."""
 
-    async def story(it: Story) -> None:
-        it.world.crash(away_seconds=1)
-        UnreadableSources(files=True, web=False, seconds=200).play(it.world)
+    async def scenario(node: SimNode) -> None:
+        node.world.crash(downtime_seconds=1)
+        UnreadableSources(files=True, web=False, seconds=200).run(node.world)
         await asyncio.sleep(20)
-        it.put(pod("web", wants("9")))
-        await it.until(lambda: it.phase("web") == "Failed", within=1)
-        assert it.seen("web").status.reason == "OutOfcpu"
+        node.put(pod("web", wants("9")))
+        await node.until(lambda: node.phase("web") == "Failed", within=1)
+        assert node.seen("web").status.reason == "OutOfcpu"
 
-    tell(story)
+    run_scenario(scenario)
 
 
-def test_a_pod_that_finds_no_room_after_a_restart_is_not_called_over_while_it_runs() -> None:
-    """That it is not ready it is told at once: so it is not watched."""
+def test_a_pod_rejected_after_a_restart_is_not_terminal_while_it_runs() -> None:
+    """Only the phase is checked here, because readiness changes at once."""
 
-    async def story(it: Story) -> None:
-        uid = it.put(pod("web", wants("8")))
-        await it.until(lambda: it.is_ready("web"), within=1)
-        it.world.crash(away_seconds=1)
-        it.world.settings = dataclasses.replace(it.world.settings, node=simple_node(NODE, cpu="4"))
-        UnreadableSources(files=True, web=False, seconds=60).play(it.world)
+    async def scenario(node: SimNode) -> None:
+        uid = node.put(pod("web", wants("8")))
+        await node.until(lambda: node.is_ready("web"), within=1)
+        node.world.crash(downtime_seconds=1)
+        node.world.settings = dataclasses.replace(node.world.settings, node=simple_node(NODE, cpu="4"))
+        UnreadableSources(files=True, web=False, seconds=60).run(node.world)
         ran = []
 
         def see(change: PodChanged) -> None:
             if change.new is not None and is_terminal(change.new.status.phase):
-                ran.append(it.runs(uid))
+                ran.append(node.runs(uid))
 
-        it.world.bus.subscribe(PodChanged, see)
-        await it.until(lambda: bool(ran), within=120)
+        node.world.bus.subscribe(PodChanged, see)
+        await node.until(lambda: bool(ran), within=120)
         assert not any(ran)
 
-    tell(story, watched=False)
+    run_scenario(scenario, watched=False)
 
 
 @pytest.mark.parametrize("how", ["the agent is restarted", "it comes back at once", "it comes back later"])
-def test_a_static_pod_that_was_turned_away_is_judged_anew_when(how: str) -> None:
-    """That it had failed was kept, in the journal too: there was room, and it never ran (I10)."""
+def test_a_rejected_static_pod_is_admitted_again_when(how: str) -> None:
+    """Its failure was stored, also in the journal. There was room, and it never ran (I10)."""
 
-    async def story(it: Story) -> None:
-        it.put(critical(pod("big", wants("8"), grace=1)))
-        await it.until(lambda: it.is_ready("big"), within=1)
+    async def scenario(node: SimNode) -> None:
+        node.put(critical(pod("big", wants("8"), grace=1)))
+        await node.until(lambda: node.is_ready("big"), within=1)
         manifest = pod("static", wants("4"))
-        uid = it.write(PLACE, manifest)
+        uid = node.write(PLACE, manifest)
         await asyncio.sleep(10)
-        assert not it.runs(uid)
-        it.delete("big")
-        await it.until(lambda: it.is_gone("big"), within=10)
+        assert not node.runs(uid)
+        node.delete("big")
+        await node.until(lambda: node.is_gone("big"), within=10)
         await asyncio.sleep(10)
-        assert not it.runs(uid)  # as in the reference: nobody asks for it again
+        assert not node.runs(uid)  # as in the kubelet: it is not admitted again by itself
         if how == "the agent is restarted":
-            await it.restart_agent()
+            await node.restart_agent()
         else:
-            it.world.files.erase(PLACE)
+            node.world.files.erase(PLACE)
             await asyncio.sleep(0.5 if how.endswith("at once") else 10)
-            assert it.write(PLACE, manifest) == uid
-        await it.until(lambda: it.runs(uid), within=5)
-        await it.until(lambda: it.is_ready("static-n1"), within=5)
+            assert node.write(PLACE, manifest) == uid
+        await node.until(lambda: node.runs(uid), within=5)
+        await node.until(lambda: node.is_ready("static-n1"), within=5)
 
-    tell(story)
+    run_scenario(scenario)
 
 
-def test_a_static_pod_that_comes_back_at_once_and_still_finds_no_room_is_turned_away_again() -> None:
-    async def story(it: Story) -> None:
-        it.put(critical(pod("big", wants("8"), grace=1)))
-        await it.until(lambda: it.is_ready("big"), within=1)
+def test_a_static_pod_that_is_added_again_without_room_is_rejected_again() -> None:
+    async def scenario(node: SimNode) -> None:
+        node.put(critical(pod("big", wants("8"), grace=1)))
+        await node.until(lambda: node.is_ready("big"), within=1)
         manifest = pod("static", wants("4"))
-        uid = it.write(PLACE, manifest)
+        uid = node.write(PLACE, manifest)
         await asyncio.sleep(10)
-        it.world.files.erase(PLACE)
+        node.world.files.erase(PLACE)
         await asyncio.sleep(0.5)
-        it.write(PLACE, manifest)
+        node.write(PLACE, manifest)
         await asyncio.sleep(60)
-        assert (it.runs(uid), it.is_ready("big")) == (False, True)
+        assert (node.runs(uid), node.is_ready("big")) == (False, True)
 
-    tell(story)
+    run_scenario(scenario)
 
 
-def test_a_static_job_that_is_done_is_not_run_again_by_a_restart() -> None:
-    async def story(it: Story) -> None:
-        uid = it.write(PLACE, pod("job", policy="Never", app=Behaviour(after_seconds=5, exit_code=0)))
+def test_a_restart_of_the_agent_does_not_run_a_completed_static_job_again() -> None:
+    async def scenario(node: SimNode) -> None:
+        uid = node.write(PLACE, pod("job", policy="Never", behaviours={"app": Behaviour(after_seconds=5, exit_code=0)}))
         await asyncio.sleep(20)
-        await it.restart_agent()
+        await node.restart_agent()
         await asyncio.sleep(60)
-        assert (len(it.lives(uid)), it.phase("job-n1")) == (1, "Succeeded")
+        assert (len(node.runs_of(uid)), node.phase("job-n1")) == (1, "Succeeded")
 
-    tell(story)
+    run_scenario(scenario)
 
 
-def test_a_preempted_pod_stays_failed_though_its_containers_leave_with_success() -> None:
+def test_a_preempted_pod_stays_failed_although_its_containers_exit_with_0() -> None:
     """Seed 194: the watch had not shown that the API knew it as Failed when the last status was made (I1)."""
 
-    async def story(it: Story) -> None:
-        it.put(pod("victim", wants("6"), policy="OnFailure", app=Behaviour(term_seconds=0.5, term_exit_code=0)))
-        await it.until(lambda: it.is_ready("victim"), within=1)
-        WatchStale(seconds=60, delay_seconds=5).play(it.world)
-        it.put(critical(pod("web", wants("6"))))
+    async def scenario(node: SimNode) -> None:
+        node.put(
+            pod(
+                "victim",
+                wants("6"),
+                policy="OnFailure",
+                behaviours={"app": Behaviour(term_seconds=0.5, term_exit_code=0)},
+            )
+        )
+        await node.until(lambda: node.is_ready("victim"), within=1)
+        WatchStale(seconds=60, delay_seconds=5).run(node.world)
+        node.put(critical(pod("web", wants("6"))))
         await asyncio.sleep(30)
-        assert it.is_ready("web")
-        assert (it.phase("victim"), it.seen("victim").status.reason) == ("Failed", "Preempting")
+        assert node.is_ready("web")
+        assert (node.phase("victim"), node.seen("victim").status.reason) == ("Failed", "Preempting")
 
-    tell(story)
+    run_scenario(scenario)
 
 
-def test_a_rejected_pod_whose_successor_the_watch_has_not_shown_yet_is_not_started() -> None:
+def test_a_rejected_pod_is_not_started_if_the_watch_has_not_delivered_its_successor() -> None:
     """Seed 583: the status was dropped because its object belonged to the successor, so the pod was started (I12)."""
 
-    async def story(it: Story) -> None:
-        it.put(pod("big", wants("8")))
-        await it.until(lambda: it.is_ready("big"), within=1)
-        WatchStale(seconds=300, delay_seconds=100).play(it.world)
-        rejected = it.put(pod("web", wants("4")))
-        await it.until(lambda: it.phase("web") == "Failed", within=110)
-        it.delete("web", grace=0)
-        it.put(pod("web", wants("4")))
+    async def scenario(node: SimNode) -> None:
+        node.put(pod("big", wants("8")))
+        await node.until(lambda: node.is_ready("big"), within=1)
+        WatchStale(seconds=300, delay_seconds=100).run(node.world)
+        rejected = node.put(pod("web", wants("4")))
+        await node.until(lambda: node.phase("web") == "Failed", within=110)
+        node.delete("web", grace=0)
+        node.put(pod("web", wants("4")))
         await asyncio.sleep(300)
-        assert it.lives(rejected) == []
+        assert node.runs_of(rejected) == []
 
-    tell(story)
+    run_scenario(scenario)

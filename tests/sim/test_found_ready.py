@@ -1,4 +1,4 @@
-"""What the simulation found about readiness, one scenario each: named after what went wrong."""
+"""Regressions from the simulation: readiness."""
 
 import asyncio
 
@@ -6,91 +6,92 @@ import pytest
 
 from podkeeper.runtimes.fake import Behaviour, Operation
 from podkeeper.runtimes.fake.behaviour import ExecStep
-from podkeeper.testing.sim.mischief_agent import ClockJump, DiskTrouble
+from podkeeper.testing.build import container, probe
+from podkeeper.testing.sim.faults_agent import ClockJump, DiskFault
 from podkeeper.testing.sim.records import PodChanged
-from podkeeper.testing.sim.world import Fate
-from tests.sim.stories import Story, container, each_ready_bit, exec_probe, pod, tell
+from podkeeper.testing.sim.world import CrashOptions
+from tests.sim.sim_node import SimNode, pod, published_changes, run_scenario
 
 ASKED_FOR_A_WHILE = Behaviour(exec=(ExecStep(takes_seconds=0.1),))
-"""A container whose probes take long enough to be caught unready."""
+"""A container whose probes are slow enough for a restart to see it unready."""
 
 
 @pytest.mark.parametrize("jump", ["ahead when it started, then put right", "put back before the restart"])
-def test_a_clock_that_jumps_makes_no_pod_unready_when_the_agent_is_restarted(jump: str) -> None:
-    """By the clock the container had started after the agent: it was taken for its own, and unready until probed."""
+def test_a_clock_jump_and_a_restart_make_no_pod_unready(jump: str) -> None:
+    """By the wall clock the container had started after the agent, so it counted as new and unready."""
 
-    async def story(it: Story) -> None:
+    async def scenario(node: SimNode) -> None:
         if jump.startswith("ahead"):
-            ClockJump(3600.0, 60.0).play(it.world)
-        it.put(pod("web", container(ready=exec_probe(period=20)), app=ASKED_FOR_A_WHILE))
+            ClockJump(3600.0, 60.0).run(node.world)
+        node.put(pod("web", container(readiness=probe(period=20)), behaviours={"app": ASKED_FOR_A_WHILE}))
         await asyncio.sleep(61)
-        assert it.is_ready("web")
+        assert node.is_ready("web")
         if jump.startswith("put back"):
-            it.world.clock.jump(-3600)
-        changes = it.changes()
-        await it.restart_agent()
+            node.world.clock.jump(-3600)
+        changes = node.changes()
+        await node.restart_agent()
         await asyncio.sleep(60)
-        assert it.is_ready("web")
-        assert each_ready_bit(changes) == []
+        assert node.is_ready("web")
+        assert published_changes(changes) == []
 
-    tell(story)
+    run_scenario(scenario)
 
 
 def test_a_container_that_starts_in_the_second_of_a_restart_stays_ready() -> None:
-    """Times are told in whole seconds: by them a container of this very second was the new agent's own."""
+    """Times have whole seconds, so a container of the same second counted as started by the new agent."""
 
-    async def story(it: Story) -> None:
+    async def scenario(node: SimNode) -> None:
         await asyncio.sleep(10.1)
-        it.put(pod("web", container(ready=exec_probe(period=20)), app=ASKED_FOR_A_WHILE))
-        await it.until(lambda: it.is_ready("web"), within=0.3)
-        changes = it.changes()
-        await it.restart_agent(away_seconds=0.1)
+        node.put(pod("web", container(readiness=probe(period=20)), behaviours={"app": ASKED_FOR_A_WHILE}))
+        await node.until(lambda: node.is_ready("web"), within=0.3)
+        changes = node.changes()
+        await node.restart_agent(downtime_seconds=0.1)
         await asyncio.sleep(60)
-        assert each_ready_bit(changes) == []
+        assert published_changes(changes) == []
 
-    tell(story)
+    run_scenario(scenario)
 
 
-def test_a_pod_that_became_ready_at_once_stays_so_when_the_disk_took_note_of_its_start_only() -> None:
-    """The API knew better than the note, but both were of one second: the note won, and the pod was unready."""
+def test_a_pod_stays_ready_if_the_disk_stored_only_its_start() -> None:
+    """The API was newer than the journal, but within the same second: the journal won, and the pod was unready."""
 
-    async def story(it: Story) -> None:
-        it.world.fate = Fate(notes_kept=False)
+    async def scenario(node: SimNode) -> None:
+        node.world.crash_options = CrashOptions(keep_unsynced=False)
         await asyncio.sleep(20.1)
-        it.put(pod("web", container(ready=exec_probe(period=20)), app=ASKED_FOR_A_WHILE))
+        node.put(pod("web", container(readiness=probe(period=20)), behaviours={"app": ASKED_FOR_A_WHILE}))
         await asyncio.sleep(0.05)
-        assert not it.status("web").ready
-        DiskTrouble(full=True, sync_seconds=0.0, seconds=2).play(it.world)
+        assert not node.status("web").ready
+        DiskFault(full=True, sync_seconds=0.0, seconds=2).run(node.world)
         await asyncio.sleep(1)
-        assert it.is_ready("web")
-        changes = it.changes()
-        await it.restart_agent()
+        assert node.is_ready("web")
+        changes = node.changes()
+        await node.restart_agent()
         await asyncio.sleep(60)
-        assert each_ready_bit(changes) == []
+        assert published_changes(changes) == []
 
-    tell(story)
+    run_scenario(scenario)
 
 
-def test_a_container_that_became_ready_beside_one_that_is_not_stays_so_when_the_disk_took_no_note_of_it() -> None:
+def test_a_ready_container_beside_an_unready_one_stays_ready_if_the_disk_did_not_store_it() -> None:
     """Seed 34: neither phase nor conditions had changed, so the note did not look older than what the API showed."""
 
-    async def story(it: Story) -> None:
-        it.world.fate = Fate(notes_kept=False)
+    async def scenario(node: SimNode) -> None:
+        node.world.crash_options = CrashOptions(keep_unsynced=False)
         never = Behaviour(exec=(ExecStep(exit_code=1),))
-        probes = [container(each, ready=exec_probe(period=20)) for each in ("app", "slow")]
-        it.put(pod("web", *probes, app=ASKED_FOR_A_WHILE, slow=never))
+        probes = [container(each, readiness=probe(period=20)) for each in ("app", "slow")]
+        node.put(pod("web", *probes, behaviours={"app": ASKED_FOR_A_WHILE, "slow": never}))
         await asyncio.sleep(0.05)
-        assert not it.status("web").ready
-        DiskTrouble(full=True, sync_seconds=0.0, seconds=30).play(it.world)
-        ClockJump(-3600.0, 60.0).play(it.world)
+        assert not node.status("web").ready
+        DiskFault(full=True, sync_seconds=0.0, seconds=30).run(node.world)
+        ClockJump(-3600.0, 60.0).run(node.world)
         await asyncio.sleep(25)
-        assert it.status("web").ready
-        changes = it.changes()
-        await it.restart_agent()
+        assert node.status("web").ready
+        changes = node.changes()
+        await node.restart_agent()
         await asyncio.sleep(60)
         assert [shown for shown in changes if not _is_ready(shown)] == []
 
-    tell(story)
+    run_scenario(scenario)
 
 
 def _is_ready(change: PodChanged) -> bool:
@@ -99,47 +100,49 @@ def _is_ready(change: PodChanged) -> bool:
     return any(each.ready for each in statuses if each.name == "app")
 
 
-def test_a_container_whose_start_was_told_to_have_failed_becomes_ready_when_its_probe_says_so() -> None:
-    async def story(it: Story) -> None:
-        life = Behaviour(exec=(ExecStep(exit_code=1), ExecStep(from_seconds=30)))
-        it.runtime.faults.lose_answer(Operation.START_CONTAINER)
-        uid = it.put(pod("web", container(ready=exec_probe(period=5)), app=life))
+def test_a_container_whose_start_seemed_to_fail_becomes_ready_by_its_probe() -> None:
+    async def scenario(node: SimNode) -> None:
+        run = Behaviour(exec=(ExecStep(exit_code=1), ExecStep(from_seconds=30)))
+        node.runtime.faults.lose_answer(Operation.START_CONTAINER)
+        uid = node.put(pod("web", container(readiness=probe(period=5)), behaviours={"app": run}))
         await asyncio.sleep(20)
-        assert not it.is_ready("web")
+        assert not node.is_ready("web")
         await asyncio.sleep(20)
-        assert it.is_ready("web")
-        assert len(it.lives(uid)) == 1
+        assert node.is_ready("web")
+        assert len(node.runs_of(uid)) == 1
 
-    tell(story)
+    run_scenario(scenario)
 
 
-@pytest.mark.parametrize("look_hangs", [False, True], ids=["seen at once", "not seen for a while"])
+@pytest.mark.parametrize("inspection_hangs", [False, True], ids=["inspected at once", "inspected late"])
 @pytest.mark.parametrize("noted_after", [1.0, 5.0, 25.0], ids=["not begun", "not started", "not ready"])
-def test_what_a_full_disk_took_note_of_last_is_not_told_again_after_a_restart(
-    noted_after: float, look_hangs: bool
+def test_an_old_status_of_a_full_disk_is_not_published_after_a_restart(
+    noted_after: float, inspection_hangs: bool
 ) -> None:
-    """The API knew better than the note: what ran and was ready was called unstarted, or even Pending, once more."""
+    """The API was newer than the journal: a ready container was published as not started, or even as Pending."""
     started = Behaviour(exec=(ExecStep(exit_code=1), ExecStep(from_seconds=15)))
     ready = Behaviour(exec=(ExecStep(exit_code=1), ExecStep(from_seconds=35)))
 
-    async def story(it: Story) -> None:
-        it.world.fate = Fate(notes_kept=False)
-        it.runtime.delays[Operation.RUN_SANDBOX] = 2
-        side = container("side", startup=exec_probe(period=5, failures=20), restart="Always")
-        uid = it.put(pod("web", container(ready=exec_probe(period=20)), init=(side,), side=started, app=ready))
+    async def scenario(node: SimNode) -> None:
+        node.world.crash_options = CrashOptions(keep_unsynced=False)
+        node.runtime.delays[Operation.RUN_SANDBOX] = 2
+        side = container("side", startup=probe(period=5, failures=20), sidecar=True)
+        uid = node.put(
+            pod("web", container(readiness=probe(period=20)), init=(side,), behaviours={"side": started, "app": ready})
+        )
         await asyncio.sleep(noted_after)
-        DiskTrouble(full=True, sync_seconds=0.0, seconds=300).play(it.world)
-        await it.until(lambda: it.is_ready("web"), within=90)
-        if look_hangs:
-            it.runtime.faults.hang(Operation.POD_RECORD, seconds=40)
-            it.world.troubles.begin(it.world.now(), "hung-calls", uid)
-        changes = it.changes()
-        await it.restart_agent()
+        DiskFault(full=True, sync_seconds=0.0, seconds=300).run(node.world)
+        await node.until(lambda: node.is_ready("web"), within=90)
+        if inspection_hangs:
+            node.runtime.faults.hang(Operation.POD_RECORD, seconds=40)
+            node.world.fault_log.begin(node.world.now(), "hung-calls", uid)
+        changes = node.changes()
+        await node.restart_agent()
         await asyncio.sleep(60)
-        assert each_ready_bit(changes) == []
-        assert it.status("web", "side").started
+        assert published_changes(changes) == []
+        assert node.status("web", "side").started
 
-    tell(story)
+    run_scenario(scenario)
 
 
 def test_a_ready_container_stays_ready_after_a_restart_while_another_one_is_in_crash_loop_back_off() -> None:
@@ -149,26 +152,31 @@ def test_a_ready_container_stays_ready_after_a_restart_while_another_one_is_in_c
     container had been probed.
     """
 
-    async def story(it: Story) -> None:
-        lists_as_of = it.api.version
+    async def scenario(node: SimNode) -> None:
+        lists_as_of = node.api.version
         crashing = Behaviour(after_seconds=5, exit_code=1)
-        it.put(
-            pod("web", container(ready=exec_probe(period=60)), container("side"), app=ASKED_FOR_A_WHILE, side=crashing)
+        node.put(
+            pod(
+                "web",
+                container(readiness=probe(period=60)),
+                container("side"),
+                behaviours={"app": ASKED_FOR_A_WHILE, "side": crashing},
+            )
         )
         await asyncio.sleep(100)
-        await it.until(lambda: it.status("web", "side").state.waiting is not None, within=60)
-        assert it.status("web").ready
-        changes = it.changes()
-        it.api.lists_as_of = lists_as_of
-        it.world.troubles.begin(it.world.now(), "stale-lists")
-        it.runtime.go_down()
-        it.world.troubles.begin(it.world.now(), "runtime-down")
-        await it.restart_agent()
+        await node.until(lambda: node.status("web", "side").state.waiting is not None, within=60)
+        assert node.status("web").ready
+        changes = node.changes()
+        node.api.lists_as_of = lists_as_of
+        node.world.fault_log.begin(node.world.now(), "stale-lists")
+        node.runtime.go_down()
+        node.world.fault_log.begin(node.world.now(), "runtime-down")
+        await node.restart_agent()
         await asyncio.sleep(15)
-        it.runtime.come_up()
+        node.runtime.come_up()
         await asyncio.sleep(15)
-        it.api.lists_as_of = None
+        node.api.lists_as_of = None
         await asyncio.sleep(90)
-        assert all(("app", True, True) in after.containers for _, _, after in each_ready_bit(changes))
+        assert all(("app", True, True) in after.containers for _, _, after in published_changes(changes))
 
-    tell(story)
+    run_scenario(scenario)

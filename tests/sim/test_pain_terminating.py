@@ -1,4 +1,4 @@
-"""Pains of the end: pods stuck Terminating, grace counted twice, names that stay reserved, volumes left behind."""
+"""Pains 1, 13, 17 and 18: termination, grace periods, timed-out calls, orphaned volumes."""
 
 import asyncio
 import logging
@@ -8,131 +8,132 @@ import pytest
 
 from podkeeper.model.messages import PodUID
 from podkeeper.runtimes.fake import Behaviour, ExecStep
-from podkeeper.testing.sim.life import Side
-from podkeeper.testing.sim.records import Called
+from podkeeper.testing.build import container, exec_hook
+from podkeeper.testing.sim.agent_process import Side
+from podkeeper.testing.sim.records import CallStarted
 from podkeeper.testing.sim.world import World
-from tests.sim.stories import AT_ONCE, Story, container, pod, tell
+from tests.sim.sim_node import AT_ONCE, SimNode, pod, run_scenario
 
 GRACE = 10
 STUBBORN = Behaviour(term_seconds=None)
 
 
-# 1: pod stuck Terminating for ever.
+# 1: pod stuck Terminating forever.
 
 
-async def _agent_dies_again_and_again(it: Story, uid: PodUID) -> None:
+async def _agent_crashes_repeatedly(node: SimNode, uid: PodUID) -> None:
     for away in (0.5, 2.0, 7.0):
         await asyncio.sleep(1)
-        it.world.crash(away_seconds=away)
+        node.world.crash(downtime_seconds=away)
         await asyncio.sleep(away)
 
 
-async def _api_is_away(it: Story, uid: PodUID) -> None:
-    it.api.go_down()
+async def _api_is_down(node: SimNode, uid: PodUID) -> None:
+    node.api.go_down()
     await asyncio.sleep(120)
-    it.api.come_up()
+    node.api.come_up()
 
 
-async def _api_and_agent_are_away(it: Story, uid: PodUID) -> None:
-    it.api.go_down()
+async def _api_and_agent_are_down(node: SimNode, uid: PodUID) -> None:
+    node.api.go_down()
     await asyncio.sleep(3)
-    it.world.crash(away_seconds=30)
+    node.world.crash(downtime_seconds=30)
     await asyncio.sleep(60)
-    it.api.come_up()
+    node.api.come_up()
 
 
-async def _a_volume_is_busy(it: Story, uid: PodUID) -> None:
-    it.world.volumes.in_use.add(uid)
+async def _a_volume_is_busy(node: SimNode, uid: PodUID) -> None:
+    node.world.volumes.in_use.add(uid)
     await asyncio.sleep(90)
-    it.world.volumes.in_use.clear()
+    node.world.volumes.in_use.clear()
 
 
-async def _an_unmount_hangs(it: Story, uid: PodUID) -> None:
-    it.world.volumes.faults.hang("unmount", uid)
+async def _an_unmount_hangs(node: SimNode, uid: PodUID) -> None:
+    node.world.volumes.faults.hang("unmount", uid)
     await asyncio.sleep(90)
-    it.world.volumes.faults.clear()
+    node.world.volumes.faults.clear()
 
 
-async def _a_cgroup_does_not_go(it: Story, uid: PodUID) -> None:
-    it.world.cgroups.faults.fail("remove", uid, times=5)
-    await asyncio.sleep(60)
-
-
-async def _the_stop_hangs(it: Story, uid: PodUID) -> None:
-    it.runtime.faults.hang("stop_container", uid)
-    await asyncio.sleep(90)
-    it.runtime.faults.clear()
-
-
-async def _the_stop_is_refused(it: Story, uid: PodUID) -> None:
-    it.runtime.faults.fail("stop_container", uid, times=5)
+async def _a_cgroup_cannot_be_removed(node: SimNode, uid: PodUID) -> None:
+    node.world.cgroups.faults.fail("remove", uid, times=5)
     await asyncio.sleep(60)
 
 
-async def _the_container_vanishes(it: Story, uid: PodUID) -> None:
-    (life,) = it.lives(uid)
-    await it.runtime.remove_container(life.id)
+async def _the_stop_hangs(node: SimNode, uid: PodUID) -> None:
+    node.runtime.faults.hang("stop_container", uid)
+    await asyncio.sleep(90)
+    node.runtime.faults.clear()
 
 
-async def _the_sandbox_vanishes(it: Story, uid: PodUID) -> None:
-    (sandbox,) = it.sandboxes(uid)
-    await it.runtime.remove_sandbox(sandbox)
+async def _the_stop_is_refused(node: SimNode, uid: PodUID) -> None:
+    node.runtime.faults.fail("stop_container", uid, times=5)
+    await asyncio.sleep(60)
 
 
-async def _all_vanishes_while_the_agent_is_away(it: Story, uid: PodUID) -> None:
-    (sandbox,) = it.sandboxes(uid)
-    it.world.crash(away_seconds=5)
-    await it.runtime.remove_sandbox(sandbox)
+async def _the_container_vanishes(node: SimNode, uid: PodUID) -> None:
+    (run,) = node.runs_of(uid)
+    await node.runtime.remove_container(run.id)
+
+
+async def _the_sandbox_vanishes(node: SimNode, uid: PodUID) -> None:
+    (sandbox,) = node.sandboxes(uid)
+    await node.runtime.remove_sandbox(sandbox)
+
+
+async def _everything_vanishes_while_the_agent_is_down(node: SimNode, uid: PodUID) -> None:
+    (sandbox,) = node.sandboxes(uid)
+    node.world.crash(downtime_seconds=5)
+    await node.runtime.remove_sandbox(sandbox)
     await asyncio.sleep(6)
 
 
-async def _the_runtime_is_away(it: Story, uid: PodUID) -> None:
-    it.runtime.go_down()
+async def _the_runtime_is_down(node: SimNode, uid: PodUID) -> None:
+    node.runtime.go_down()
     await asyncio.sleep(60)
-    it.runtime.come_up()
+    node.runtime.come_up()
 
 
-async def _the_machine_restarts(it: Story, uid: PodUID) -> None:
-    it.world.reboot()
+async def _the_machine_restarts(node: SimNode, uid: PodUID) -> None:
+    node.world.reboot()
     await asyncio.sleep(31)
 
 
 STUCK = {
-    "the agent dies again and again": _agent_dies_again_and_again,
-    "the API is away": _api_is_away,
-    "the API and the agent are away": _api_and_agent_are_away,
+    "the agent crashes repeatedly": _agent_crashes_repeatedly,
+    "the API is down": _api_is_down,
+    "the API and the agent are down": _api_and_agent_are_down,
     "a volume is busy": _a_volume_is_busy,
     "an unmount hangs": _an_unmount_hangs,
-    "a cgroup cannot be removed": _a_cgroup_does_not_go,
+    "a cgroup cannot be removed": _a_cgroup_cannot_be_removed,
     "the stop of a container hangs": _the_stop_hangs,
     "the stop of a container is refused": _the_stop_is_refused,
     "the container is gone from the runtime": _the_container_vanishes,
     "the sandbox is gone from the runtime": _the_sandbox_vanishes,
-    "all is gone when the agent comes back": _all_vanishes_while_the_agent_is_away,
-    "the runtime is away": _the_runtime_is_away,
+    "everything is gone when the agent restarts": _everything_vanishes_while_the_agent_is_down,
+    "the runtime is down": _the_runtime_is_down,
     "the machine restarts": _the_machine_restarts,
 }
-VANISHING = (_the_container_vanishes, _the_sandbox_vanishes, _all_vanishes_while_the_agent_is_away)
+VANISHING = (_the_container_vanishes, _the_sandbox_vanishes, _everything_vanishes_while_the_agent_is_down)
 
 
-@pytest.mark.parametrize("trouble", STUCK.values(), ids=STUCK.keys())
-def test_no_deleted_pod_stays_terminating_for_ever(trouble: Callable[[Story, PodUID], Awaitable[None]]) -> None:
+@pytest.mark.parametrize("fault", STUCK.values(), ids=STUCK.keys())
+def test_no_deleted_pod_stays_terminating_forever(fault: Callable[[SimNode, PodUID], Awaitable[None]]) -> None:
     """Pain 1: k/k 51835, 106734, 116954."""
 
-    async def story(it: Story) -> None:
-        uid = it.put(pod("web", grace=GRACE, app=STUBBORN))
-        await it.until(lambda: it.is_ready("web"), within=3)
-        it.delete("web")
-        it.world.troubles.begin(it.world.now(), "of the story", uid)  # whose grace and exits are not to be judged
-        await trouble(it, uid)
-        # All is well again: what is left of the grace, and the longest pause after a failure.
-        await it.until(lambda: it.is_gone("web"), within=GRACE + 60)
+    async def scenario(node: SimNode) -> None:
+        uid = node.put(pod("web", grace=GRACE, behaviours={"app": STUBBORN}))
+        await node.until(lambda: node.is_ready("web"), within=3)
+        node.delete("web")
+        node.world.fault_log.begin(node.world.now(), "of the scenario", uid)  # excuses its grace period and exits
+        await fault(node, uid)
+        # The fault is over: the rest of the grace period, and the longest backoff.
+        await node.until(lambda: node.is_gone("web"), within=GRACE + 60)
         await asyncio.sleep(40)
-        assert not it.runs(uid)
-        assert it.world.volumes.mounted_pods() == frozenset()
-        assert await it.world.cgroups.list_pods() == frozenset()
+        assert not node.runs(uid)
+        assert node.world.volumes.mounted_pods() == frozenset()
+        assert await node.world.cgroups.list_pods() == frozenset()
 
-    tell(story, watched=trouble not in VANISHING)
+    run_scenario(scenario, watched=fault not in VANISHING)
 
 
 ENDING = (
@@ -143,29 +144,29 @@ ENDING = (
 
 @pytest.mark.parametrize("side", Side)
 @pytest.mark.parametrize("call", ENDING)
-def test_an_agent_that_dies_while_it_ends_a_pod_leaves_none_terminating(call: str, side: Side) -> None:
-    """Pain 1: k/k 51835, 106734; the agent is killed right before and right after each call that ends a pod."""
+def test_a_crash_during_termination_leaves_no_pod_terminating(call: str, side: Side) -> None:
+    """Pain 1: k/k 51835, 106734; the agent is killed before and after each call of a termination."""
 
-    async def story(it: Story) -> None:
-        uid = it.put(pod("web", grace=GRACE))
-        await it.until(lambda: it.is_ready("web"), within=3)
+    async def scenario(node: SimNode) -> None:
+        uid = node.put(pod("web", grace=GRACE))
+        await node.until(lambda: node.is_ready("web"), within=3)
         deaths = 0
 
-        def dies_here(made: Called, at: Side) -> bool:
+        def dies_here(made: CallStarted, at: Side) -> bool:
             nonlocal deaths
-            is_it = deaths == 0 and at is side and f"{made.room}.{made.operation}" == call
+            is_it = deaths == 0 and at is side and f"{made.port}.{made.operation}" == call
             deaths += is_it
             return is_it
 
-        it.world.crash_point = dies_here
-        it.delete("web")
-        await it.until(lambda: it.is_gone("web") and it.world.is_up, within=GRACE + 30)
+        node.world.crash_point = dies_here
+        node.delete("web")
+        await node.until(lambda: node.is_gone("web") and node.world.is_up, within=GRACE + 30)
         await asyncio.sleep(40)
-        assert (deaths, it.runs(uid)) == (1, False)
-        assert it.world.volumes.mounted_pods() == frozenset()
-        assert await it.world.cgroups.list_pods() == frozenset()
+        assert (deaths, node.runs(uid)) == (1, False)
+        assert node.world.volumes.mounted_pods() == frozenset()
+        assert await node.world.cgroups.list_pods() == frozenset()
 
-    tell(story)
+    run_scenario(scenario)
 
 
 # 13: grace counted twice with preStop; a forced delete waits.
@@ -178,47 +179,47 @@ HOOKS = {
 
 
 @pytest.mark.parametrize("hook", HOOKS.values(), ids=HOOKS.keys())
-def test_hook_and_signals_together_fit_the_grace(hook: ExecStep) -> None:
+def test_hook_and_signals_together_fit_into_the_grace_period(hook: ExecStep) -> None:
     """Pain 13: k/k 115817, 117373; the container ignores the signal."""
 
-    async def story(it: Story) -> None:
-        life = Behaviour(term_seconds=None, exec=(hook,))
-        uid = it.put(pod("web", container(pre_stop="drain"), grace=GRACE, app=life))
-        await it.until(lambda: it.is_ready("web"), within=3)
-        it.delete("web")
-        begun = it.world.now()
-        await it.until(lambda: not it.runs(uid), within=2 * GRACE)
-        seconds = (it.lives(uid)[0].ended or 0) - begun
-        # A hook that used up all the grace leaves the container two seconds for its signal, as the reference has it.
+    async def scenario(node: SimNode) -> None:
+        run = Behaviour(term_seconds=None, exec=(hook,))
+        uid = node.put(pod("web", container(pre_stop=exec_hook("drain")), grace=GRACE, behaviours={"app": run}))
+        await node.until(lambda: node.is_ready("web"), within=3)
+        node.delete("web")
+        begun = node.world.now()
+        await node.until(lambda: not node.runs(uid), within=2 * GRACE)
+        seconds = (node.runs_of(uid)[0].ended or 0) - begun
+        # As in the kubelet, a hook that uses the whole grace period leaves two seconds for the signal.
         assert GRACE - 0.1 <= seconds <= GRACE + 2 + AT_ONCE
-        await it.until(lambda: it.is_gone("web"), within=1)
+        await node.until(lambda: node.is_gone("web"), within=1)
 
-    tell(story)
+    run_scenario(scenario)
 
 
 SHORTENED = {
-    "while the container is asked to end": container(),
-    "while the hook runs": container(pre_stop="drain"),
+    "while the container is stopped": container(),
+    "while the hook runs": container(pre_stop=exec_hook("drain")),
 }
 
 
 @pytest.mark.parametrize("shape", SHORTENED.values(), ids=SHORTENED.keys())
-def test_a_shortened_grace_takes_effect_at_once(shape: object) -> None:
+def test_a_shortened_grace_period_takes_effect_at_once(shape: object) -> None:
     """Pain 13: k/k 113717, 117373; deleted with ten minutes, then with two seconds."""
 
-    async def story(it: Story) -> None:
-        life = Behaviour(term_seconds=None, exec=(ExecStep(takes_seconds=9999),))
+    async def scenario(node: SimNode) -> None:
+        run = Behaviour(term_seconds=None, exec=(ExecStep(takes_seconds=9999),))
         assert isinstance(shape, type(container()))
-        uid = it.put(pod("web", shape, grace=600, app=life))
-        await it.until(lambda: it.runs(uid), within=3)
-        it.delete("web")
+        uid = node.put(pod("web", shape, grace=600, behaviours={"app": run}))
+        await node.until(lambda: node.runs(uid), within=3)
+        node.delete("web")
         await asyncio.sleep(20)
-        assert it.runs(uid)
-        it.delete("web", grace=2)
-        assert await it.until(lambda: not it.runs(uid), within=60) <= 4 + AT_ONCE
-        await it.until(lambda: it.is_gone("web"), within=1)
+        assert node.runs(uid)
+        node.delete("web", grace=2)
+        assert await node.until(lambda: not node.runs(uid), within=60) <= 4 + AT_ONCE
+        await node.until(lambda: node.is_gone("web"), within=1)
 
-    tell(story)
+    run_scenario(scenario)
 
 
 FORCED = {"a pod that runs": False, "a pod that is ending for ten minutes": True}
@@ -226,96 +227,94 @@ FORCED = {"a pod that runs": False, "a pod that is ending for ten minutes": True
 
 @pytest.mark.parametrize("ends", FORCED.values(), ids=FORCED.keys())
 def test_a_forced_deletion_waits_for_nothing(ends: bool) -> None:
-    """Pain 13: k/k 113717, 120449; its name is free at once, and its containers are dead soon after."""
+    """Pain 13: k/k 113717, 120449; its name is free at once, and its containers stop soon after."""
 
-    async def story(it: Story) -> None:
-        uid = it.put(pod("web", grace=600, app=STUBBORN))
-        await it.until(lambda: it.is_ready("web"), within=3)
+    async def scenario(node: SimNode) -> None:
+        uid = node.put(pod("web", grace=600, behaviours={"app": STUBBORN}))
+        await node.until(lambda: node.is_ready("web"), within=3)
         if ends:
-            it.delete("web")
+            node.delete("web")
             await asyncio.sleep(5)
-        it.delete("web", grace=0)
-        assert it.is_gone("web")
-        successor = it.put(pod("web"))
-        assert await it.until(lambda: it.runs(successor), within=10) <= AT_ONCE
-        assert await it.until(lambda: not it.runs(uid), within=60) <= 2 + AT_ONCE
+        node.delete("web", grace=0)
+        assert node.is_gone("web")
+        successor = node.put(pod("web"))
+        assert await node.until(lambda: node.runs(successor), within=10) <= AT_ONCE
+        assert await node.until(lambda: not node.runs(uid), within=60) <= 2 + AT_ONCE
 
-    tell(story)
+    run_scenario(scenario)
 
 
-# 17: a timed-out create leaves "name is reserved" for ever.
+# 17: a timed-out create leaves "name is reserved" forever.
 
 MAKING = ("run_sandbox", "create_container", "start_container", "pull_image")
 
 
-@pytest.mark.parametrize(
-    "late_seconds", [0.0, 200.0], ids=["the answer is lost", "the answer comes after the deadline"]
-)
+@pytest.mark.parametrize("late_seconds", [0.0, 200.0], ids=["the answer is lost", "the answer is late"])
 @pytest.mark.parametrize("operation", MAKING)
-def test_what_a_timed_out_call_made_is_taken_up_or_cleaned_up(operation: str, late_seconds: float) -> None:
-    """Pain 17: containerd 4604; twice in a row the call takes effect and nobody hears of it."""
+def test_the_result_of_a_timed_out_call_is_adopted_or_removed(operation: str, late_seconds: float) -> None:
+    """Pain 17: containerd 4604; twice in a row the call takes effect without an answer."""
 
-    async def story(it: Story) -> None:
-        it.runtime.faults.lose_answer(operation, times=2, seconds=late_seconds)
-        uid = it.put(pod("web"))
-        await it.until(lambda: it.is_ready("web"), within=60 + 2 * late_seconds)
+    async def scenario(node: SimNode) -> None:
+        node.runtime.faults.lose_answer(operation, times=2, seconds=late_seconds)
+        uid = node.put(pod("web"))
+        await node.until(lambda: node.is_ready("web"), within=60 + 2 * late_seconds)
         await asyncio.sleep(300)
-        assert it.is_ready("web")
-        assert len(it.sandboxes(uid)) == 1
-        assert len([life for life in it.lives(uid) if life.running]) == 1
-        assert len([life for life in it.lives(uid) if life.started is not None]) == 1
+        assert node.is_ready("web")
+        assert len(node.sandboxes(uid)) == 1
+        assert len([run for run in node.runs_of(uid) if run.running]) == 1
+        assert len([run for run in node.runs_of(uid) if run.started is not None]) == 1
 
-    tell(story)
+    run_scenario(scenario)
 
 
 # 18: orphaned volumes logged every 2 s, never cleaned.
 
 
-def _left_behind(it: Story, uid: PodUID) -> bool:
-    return uid in it.world.volumes.mounted_pods()
+def _left_behind(node: SimNode, uid: PodUID) -> bool:
+    return uid in node.world.volumes.mounted_pods()
 
 
-def test_volumes_of_a_pod_that_went_while_no_agent_lived_are_cleaned_up() -> None:
+def test_volumes_of_a_pod_that_was_removed_while_no_agent_ran_are_cleaned_up() -> None:
     """Pain 18: k/k 60987, 134075."""
 
-    async def story(it: Story) -> None:
-        uid = it.put(pod("web"))
-        await it.until(lambda: it.is_ready("web"), within=3)
-        it.world.crash(away_seconds=60)
-        it.runtime.kill_sandbox(uid)
-        it.delete("web", grace=0)
+    async def scenario(node: SimNode) -> None:
+        uid = node.put(pod("web"))
+        await node.until(lambda: node.is_ready("web"), within=3)
+        node.world.crash(downtime_seconds=60)
+        node.runtime.kill_sandbox(uid)
+        node.delete("web", grace=0)
         await asyncio.sleep(60)
-        await it.until(lambda: not _left_behind(it, uid), within=10)
+        await node.until(lambda: not _left_behind(node, uid), within=10)
         await asyncio.sleep(5)
-        assert await it.world.volumes.directories() == frozenset()
+        assert await node.world.volumes.directories() == frozenset()
 
-    tell(story)
+    run_scenario(scenario)
 
 
-def test_a_volume_in_use_is_never_removed_and_its_trouble_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
-    """Pain 18: k/k 60987, 134075; somebody holds an orphan's volume open for ten minutes."""
+def test_a_volume_in_use_is_never_removed_and_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Pain 18: k/k 60987, 134075; a volume of an orphaned pod is in use for ten minutes."""
     removals: list[str] = []
 
     def prepare(world: World) -> None:
         world.bus.subscribe(
-            Called, lambda made: removals.append(made.uid) if made.operation == "remove_directory" else None
+            CallStarted, lambda made: removals.append(made.uid) if made.operation == "remove_directory" else None
         )
 
-    async def story(it: Story) -> None:
-        uid = it.put(pod("web"))
-        await it.until(lambda: it.is_ready("web"), within=3)
-        it.world.volumes.in_use.add(uid)
-        it.world.crash(away_seconds=5)
-        it.runtime.kill_sandbox(uid)
-        it.delete("web", grace=0)
+    async def scenario(node: SimNode) -> None:
+        uid = node.put(pod("web"))
+        await node.until(lambda: node.is_ready("web"), within=3)
+        node.world.volumes.in_use.add(uid)
+        node.world.crash(downtime_seconds=5)
+        node.runtime.kill_sandbox(uid)
+        node.delete("web", grace=0)
         caplog.clear()
         await asyncio.sleep(600)
-        assert _left_behind(it, uid)
+        assert _left_behind(node, uid)
         assert removals == []
-        told = [each for each in caplog.records if each.levelno >= logging.WARNING and uid in each.getMessage()]
-        assert len(told) == 1
-        it.world.volumes.in_use.clear()
-        await it.until(lambda: not _left_behind(it, uid), within=40)
-        await it.until(lambda: uid in removals, within=40)
+        warnings = [each for each in caplog.records if each.levelno >= logging.WARNING and uid in each.getMessage()]
+        assert len(warnings) == 1
+        node.world.volumes.in_use.clear()
+        await node.until(lambda: not _left_behind(node, uid), within=40)
+        await node.until(lambda: uid in removals, within=40)
 
-    tell(story, prepare=prepare)
+    run_scenario(scenario, prepare=prepare)

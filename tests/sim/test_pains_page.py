@@ -1,4 +1,4 @@
-"""The page of pains is honest: every pain is on it, and every test it names exists and cites its pain."""
+"""docs/pains.md has every pain, and each test that it names exists and cites its pain."""
 
 import ast
 import re
@@ -14,7 +14,7 @@ WITHOUT_A_TEST = (19, 22, 24, 26)  # they do not touch the engine
 
 
 def rows() -> dict[int, list[str]]:
-    """The cells of each row of the table, by the number of its pain."""
+    """Return the cells of each row of the table, by the number of its pain."""
     found = {}
     for line in PAGE.read_text().splitlines():
         if match := re.match(r"\| (\d+) \|", line):
@@ -23,12 +23,12 @@ def rows() -> dict[int, list[str]]:
 
 
 def named_in(number: int) -> list[tuple[str, str]]:
-    """The tests a row names: (file, name)."""
+    """Return the tests that a row names: (file, name)."""
     return re.findall(r"`(\w+\.py)::(\w+)`", rows()[number][3])
 
 
 def docstrings() -> dict[tuple[str, str], str]:
-    """Every scenario there is, with what it says of itself."""
+    """Return all scenarios with their docstrings."""
     return {
         (path.name, node.name): ast.get_docstring(node) or ""
         for path in sorted(HERE.glob("test_pain_*.py"))
@@ -43,7 +43,7 @@ def test_every_pain_is_on_the_page() -> None:
 
 
 @pytest.mark.parametrize("number", PAINS)
-def test_a_row_names_tests_that_exist_and_are_about_it(number: int) -> None:
+def test_a_row_names_existing_tests_that_cite_its_pain(number: int) -> None:
     named, there = named_in(number), docstrings()
     assert bool(named) is (number not in WITHOUT_A_TEST)
     assert [test for test in named if test not in there] == []

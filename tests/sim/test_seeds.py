@@ -1,41 +1,41 @@
-"""A slice of the simulation: whole nodes from a few seeds. `.ci/run` plays more, `podkeeper sim` any number."""
+"""A few seeds of the simulation. `make sim` and `podkeeper sim` run more."""
 
 from collections import Counter
 from itertools import pairwise
 
 import pytest
 
-from podkeeper.testing.sim.campaign import Crew, SeedResult
+from podkeeper.testing.sim.campaign import SeedResult, WorkerPool
+from podkeeper.testing.sim.faults import FAULTS
 from podkeeper.testing.sim.invariants import INVARIANTS
-from podkeeper.testing.sim.mischief import FAULTS
-from podkeeper.testing.sim.play import Plan
+from podkeeper.testing.sim.run import SimPlan
 
 SEEDS = range(4)
 
 
 @pytest.fixture(scope="module")
 def results() -> list[SeedResult]:
-    """The seeds, played once for all tests here."""
-    with Crew(jobs=1) as crew:
-        return sorted(crew.results(Plan(seed=seed, hours=1) for seed in SEEDS), key=lambda result: result.plan.seed)
+    """Run the seeds once for all tests here."""
+    with WorkerPool(jobs=1) as crew:
+        return sorted(crew.results(SimPlan(seed=seed, hours=1) for seed in SEEDS), key=lambda result: result.plan.seed)
 
 
-def test_no_promise_is_broken(results: list[SeedResult]) -> None:
+def test_no_invariant_is_violated(results: list[SeedResult]) -> None:
     assert [(result.plan.seed, str(result.violation)) for result in results if result.violation is not None] == []
 
 
-def test_every_promise_is_put_to_the_test_and_every_kind_of_trouble_is_made(results: list[SeedResult]) -> None:
+def test_every_invariant_is_checked_and_every_fault_happens(results: list[SeedResult]) -> None:
     checks = sum((result.checks for result in results), Counter[str]())
-    troubles = sum((result.troubles for result in results), Counter[str]())
-    assert (sorted(INVARIANTS.keys() - checks.keys()), sorted(FAULTS.keys() - troubles.keys())) == ([], [])
+    fault_counts = sum((result.fault_counts for result in results), Counter[str]())
+    assert (sorted(INVARIANTS.keys() - checks.keys()), sorted(FAULTS.keys() - fault_counts.keys())) == ([], [])
 
 
 def test_the_node_is_busy(results: list[SeedResult]) -> None:
     assert sum(result.pods_alive for result in results) / len(results) >= 8
 
 
-def test_each_seed_is_another_history_and_the_same_one_in_another_process(results: list[SeedResult]) -> None:
+def test_each_seed_has_its_own_hash_which_is_the_same_in_another_process(results: list[SeedResult]) -> None:
     assert all(one.hash != other.hash for one, other in pairwise(results))
-    with Crew(jobs=1) as crew:
-        (again,) = crew.results([Plan(seed=SEEDS[-1], hours=1)])
+    with WorkerPool(jobs=1) as crew:
+        (again,) = crew.results([SimPlan(seed=SEEDS[-1], hours=1)])
     assert again.hash == results[-1].hash

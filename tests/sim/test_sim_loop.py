@@ -1,4 +1,4 @@
-"""The simulation's loop: what asyncio does in the order of a set, it does in the same order in every loop."""
+"""The simulation's event loop is deterministic."""
 
 import asyncio
 from random import Random
@@ -10,7 +10,7 @@ from podkeeper.testing.virtual_time import Stuck, VirtualLoop, simulate
 
 
 def order_of_cancelling(tasks: int) -> list[int]:
-    """In which order a task group cancels its tasks when one fails."""
+    """Return the order in which a task group cancels its tasks when one fails."""
     cancelled: list[int] = []
 
     async def wait(number: int) -> None:
@@ -37,8 +37,8 @@ def order_of_cancelling(tasks: int) -> list[int]:
     return cancelled
 
 
-def test_a_task_group_cancels_in_the_order_in_which_tasks_were_made() -> None:
-    """By address, as plain tasks are hashed, it would be any order."""
+def test_a_task_group_cancels_tasks_in_creation_order() -> None:
+    """Plain tasks are hashed by address, so their order would vary."""
     assert order_of_cancelling(200) == list(range(200))
 
 
@@ -65,7 +65,7 @@ def history_on(loop: VirtualLoop) -> list[tuple[float, int]]:
     return ran
 
 
-def test_timers_run_in_the_same_order_as_on_asyncios_own_loop() -> None:
+def test_timers_run_in_the_same_order_as_in_asyncio() -> None:
     ran = history_on(SimLoop(Random(0)))
     assert ran == history_on(VirtualLoop())
     assert len(ran) > 100
@@ -84,6 +84,6 @@ def test_a_callback_that_raises_does_not_stop_the_loop() -> None:
     assert errors == ["ZeroDivisionError('integer division or modulo by zero')"]
 
 
-def test_a_loop_with_nothing_left_to_do_is_stuck() -> None:
+def test_a_loop_without_work_raises_stuck() -> None:
     with pytest.raises(Stuck):
         simulate(asyncio.Event().wait(), SimLoop(Random(0)))

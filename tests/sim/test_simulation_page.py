@@ -1,4 +1,4 @@
-"""docs/simulation.md says what is true: its examples run, its commands can be typed, its options are all there are."""
+"""The examples and commands in docs/simulation.md work, and its table has all options."""
 
 import re
 import shlex
@@ -10,7 +10,7 @@ import click
 import pytest
 
 from podkeeper.app.cli.sim import sim
-from podkeeper.testing.sim.play import Plan, history_of, play
+from podkeeper.testing.sim.run import SimPlan, run_schedule, schedule_of
 
 PAGE = (Path(__file__).parent.parent.parent / "docs" / "simulation.md").read_text()
 COMMANDS = [
@@ -22,7 +22,7 @@ COMMANDS = [
 
 @cache
 def names() -> dict[str, Any]:
-    """What the page's code defines."""
+    """Return the names that the code of the page defines."""
     found: dict[str, Any] = {}
     for block in re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL):
         exec(compile(block, "simulation.md", "exec"), found)
@@ -35,9 +35,9 @@ def test_the_scenario_runs() -> None:
     tests[0]()
 
 
-def test_the_invariant_is_put_to_the_test_and_holds() -> None:
-    plan = Plan(seed=7, hours=0.1, faults=(), workload=("servers", "jobs"))
-    outcome = play(history_of(plan), also=names()["ReadyHasAddress"])
+def test_the_invariant_is_checked_and_holds() -> None:
+    plan = SimPlan(seed=7, hours=0.1, faults=(), workload=("servers", "jobs"))
+    outcome = run_schedule(schedule_of(plan), also=names()["ReadyHasAddress"])
     assert outcome.violation is None
     assert outcome.checks["R1"] > 5
 

@@ -1,4 +1,4 @@
-"""The state file of a campaign: what was saved is there again, and what does not fit is refused."""
+"""State files of campaigns: results are restored, and files that do not match are refused."""
 
 import os
 from collections import Counter
@@ -9,13 +9,13 @@ import pytest
 
 from podkeeper.model.messages import PodUID
 from podkeeper.testing.sim.campaign import SeedResult
-from podkeeper.testing.sim.play import Plan
 from podkeeper.testing.sim.profile import Profile
-from podkeeper.testing.sim.state import State, StateRefused
-from podkeeper.testing.sim.trace import Line
+from podkeeper.testing.sim.run import SimPlan
+from podkeeper.testing.sim.state import StateFile, StateRefused
+from podkeeper.testing.sim.trace import TraceLine
 from podkeeper.testing.sim.world import Violation
 
-PLAN = Plan(seed=0, hours=2.0)
+PLAN = SimPlan(seed=0, hours=2.0)
 SEEDS = range(10)
 
 
@@ -26,21 +26,21 @@ def result(seed: int, violation: Violation | None = None) -> SeedResult:
         hash=f"{seed:04x}",
         seconds=7200.0,
         cpu_seconds=1.25,
-        acts=30,
+        actions=30,
         length=400,
-        lives=3,
+        agents=3,
         pods_alive=9.5,
         checks=Counter(I1=7),
-        troubles=Counter(crash=2),
-        lines=(Line(1.5, "u1", "agent 1 starts"),) if violation else (),
+        fault_counts=Counter(crash=2),
+        lines=(TraceLine(1.5, "u1", "agent 1 starts"),) if violation else (),
     )
 
 
-BROKEN = result(3, Violation("I7", 12.5, PodUID("u1"), "something is not as it was"))
+BROKEN = result(3, Violation("I7", 12.5, PodUID("u1"), "something changed"))
 
 
-def saved(path: Path, plan: Plan = PLAN, seeds: range = SEEDS, also: str = "") -> list[SeedResult]:
-    with State.opened(path, plan, seeds, also) as state:
+def saved(path: Path, plan: SimPlan = PLAN, seeds: range = SEEDS, also: str = "") -> list[SeedResult]:
+    with StateFile.opened(path, plan, seeds, also) as state:
         return list(state.results())
 
 
@@ -48,24 +48,24 @@ def saved(path: Path, plan: Plan = PLAN, seeds: range = SEEDS, also: str = "") -
 def path(tmp_path: Path) -> Path:
     """A file with two results."""
     path = tmp_path / "campaign"
-    with State.opened(path, PLAN, SEEDS) as state:
+    with StateFile.opened(path, PLAN, SEEDS) as state:
         state.append(result(1))
         state.append(BROKEN)
     return path
 
 
-def test_results_are_there_again_in_the_order_in_which_they_came(path: Path) -> None:
+def test_results_are_read_in_their_order_of_arrival(path: Path) -> None:
     assert saved(path) == [result(1), BROKEN]
 
 
-def test_a_campaign_is_continued_where_it_was(path: Path) -> None:
-    with State.opened(path, PLAN, SEEDS) as state:
+def test_a_campaign_continues_with_the_missing_seeds(path: Path) -> None:
+    with StateFile.opened(path, PLAN, SEEDS) as state:
         state.append(result(0))
     assert saved(path) == [result(1), BROKEN, result(0)]
 
 
 def test_a_result_is_in_the_file_as_soon_as_it_is_appended(path: Path) -> None:
-    with State.opened(path, PLAN, SEEDS) as state:
+    with StateFile.opened(path, PLAN, SEEDS) as state:
         before = path.read_bytes()
         state.append(result(5))
         assert path.read_bytes().startswith(before)
@@ -73,16 +73,16 @@ def test_a_result_is_in_the_file_as_soon_as_it_is_appended(path: Path) -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 40, 200])
-def test_a_result_that_was_cut_off_is_dropped_and_can_be_written_again(path: Path, cut: int) -> None:
+def test_an_incomplete_result_is_dropped_and_can_be_written_again(path: Path, cut: int) -> None:
     path.write_bytes(path.read_bytes()[:-cut])
     assert saved(path) == [result(1)]
-    with State.opened(path, PLAN, SEEDS) as state:
+    with StateFile.opened(path, PLAN, SEEDS) as state:
         state.append(BROKEN)
     assert saved(path) == [result(1), BROKEN]
 
 
 @pytest.mark.parametrize("length", [0, 5, 60])
-def test_a_file_that_was_cut_off_in_its_header_is_begun_again(path: Path, length: int) -> None:
+def test_a_file_with_an_incomplete_header_starts_again(path: Path, length: int) -> None:
     path.write_bytes(path.read_bytes()[:length])
     assert saved(path) == []
     assert saved(path) == []
@@ -98,7 +98,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("option", OTHERS)
-def test_a_file_of_another_campaign_is_refused_with_the_option_that_differs(path: Path, option: str) -> None:
+def test_a_file_with_other_options_is_refused(path: Path, option: str) -> None:
     plan, seeds = OTHERS[option]
     before = path.read_bytes()
     with pytest.raises(StateRefused, match=f"{option}: .* in the file, .* now.*To start again, remove the file"):
@@ -112,7 +112,7 @@ def test_a_file_with_other_invariants_is_refused(path: Path) -> None:
 
 
 def test_a_file_of_another_version_of_the_code_is_refused(path: Path) -> None:
-    with State.opened(path, PLAN, SEEDS):
+    with StateFile.opened(path, PLAN, SEEDS):
         header, _, rest = path.read_text().partition("\n")
     code = header.partition('"code":"')[2].partition('"')[0]
     path.write_text(f"{header.replace(code, 'another')}\n{rest}")
@@ -124,7 +124,7 @@ def test_a_file_of_another_version_of_the_code_is_refused(path: Path) -> None:
     "content",
     [b"a letter to a friend\n", b"a letter", b'{"some": "json"}\n', b'{"podkeeper_sim": 1, "code": "\xff"}\n'],
 )
-def test_a_file_that_is_something_else_is_refused_and_left_alone(tmp_path: Path, content: bytes) -> None:
+def test_another_file_is_refused_and_not_changed(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "letter"
     path.write_bytes(content)
     with pytest.raises(StateRefused, match="not the state file of a campaign"):
@@ -140,7 +140,7 @@ def test_a_file_that_is_something_else_is_refused_and_left_alone(tmp_path: Path,
         pytest.param(b'{"x": ' + b"[" * 2000, id="too deep"),
     ],
 )
-def test_a_damaged_line_is_named(path: Path, line: bytes) -> None:
+def test_a_damaged_line_is_reported(path: Path, line: bytes) -> None:
     header, _, second = path.read_bytes().splitlines()
     path.write_bytes(b"\n".join((header, line, second, b"")))
     with pytest.raises(StateRefused, match="line 2 is damaged"):
@@ -154,8 +154,8 @@ def test_a_damaged_line_is_named(path: Path, line: bytes) -> None:
         pytest.param(999, "line 4 has seed 999, which is not in 0:10: remove that line", id="of another campaign"),
     ],
 )
-def test_a_result_that_does_not_belong_in_the_file_is_named(path: Path, seed: int, problem: str) -> None:
-    with State.opened(path, PLAN, SEEDS) as state:
+def test_a_result_that_does_not_belong_in_the_file_is_reported(path: Path, seed: int, problem: str) -> None:
+    with StateFile.opened(path, PLAN, SEEDS) as state:
         state.append(result(seed))
     with pytest.raises(StateRefused) as refused:
         saved(path)
@@ -163,11 +163,11 @@ def test_a_result_that_does_not_belong_in_the_file_is_named(path: Path, seed: in
 
 
 def test_a_file_in_use_is_refused(path: Path) -> None:
-    with State.opened(path, PLAN, SEEDS), pytest.raises(StateRefused, match="another campaign is using it"):
+    with StateFile.opened(path, PLAN, SEEDS), pytest.raises(StateRefused, match="another campaign is using it"):
         saved(path)
 
 
-def test_what_is_not_a_regular_file_is_refused(tmp_path: Path) -> None:
+def test_a_fifo_or_directory_is_refused(tmp_path: Path) -> None:
     os.mkfifo(pipe := tmp_path / "pipe")
     for path in (pipe, Path("/dev/null"), Path("/dev/full")):
         with pytest.raises(StateRefused, match=f"cannot use {path}: it is not a regular file"):

@@ -1,4 +1,4 @@
-"""The workload of the simulation: drawn from chance alone, all of it possible, and played without a fault."""
+"""The workload of the simulation: it is drawn from the seed, valid, and runs without violations."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -9,28 +9,27 @@ import pytest
 from podkeeper.model.errors import TryLater
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.messages import PodUID
-from podkeeper.rules.defaults import default_pod
+from podkeeper.rules.defaults.pod import default_pod
 from podkeeper.rules.validate.pod import validate_pod
 from podkeeper.runtimes.fake.behaviour import ExecStep
-from podkeeper.testing.sim.deeds import (
+from podkeeper.testing.sim.actions import (
+    AddEphemeralContainer,
+    AddLabel,
     ChangeImage,
     Create,
-    Debug,
     Delete,
     EndContainer,
-    Erase,
     Evict,
     KillSandbox,
-    Label,
-    Lose,
-    Remark,
-    Succeed,
-    Write,
+    RemoveManifest,
+    Replace,
+    SetCondition,
+    SetImagePullable,
+    WriteManifest,
     found,
     static_name,
     uid_of,
 )
-from podkeeper.testing.sim.history import Deed, chapters_of, numbered
 from podkeeper.testing.sim.pods import (
     EXEC,
     GRPC,
@@ -38,38 +37,39 @@ from podkeeper.testing.sim.pods import (
     TCP,
     WELL,
     Draw,
-    Part,
-    Purpose,
+    ProbePurpose,
+    ScriptedContainer,
     failing_from,
     late,
     never_ends_by_itself,
-    part,
     pod_of,
     probed,
     readiness_is_steady,
+    scripted_container,
     with_hook,
 )
 from podkeeper.testing.sim.profile import FAULT_RATES, Profile
-from podkeeper.testing.sim.workload import WORKLOADS, answer_probes, workload_deeds
+from podkeeper.testing.sim.schedule import Action, numbered, segments_of
+from podkeeper.testing.sim.workload import WORKLOADS, answer_probes, workload_actions
 from podkeeper.testing.sim.world import World
 
-LONG = chapters_of(6)
+LONG = segments_of(6)
 
 
-def drawn(seed: int, hours: float = 6, *kinds: str) -> list[tuple[float, Deed]]:
-    return workload_deeds(Random(seed), chapters_of(hours), Profile(), kinds or tuple(WORKLOADS))
+def drawn(seed: int, hours: float = 6, *kinds: str) -> list[tuple[float, Action]]:
+    return workload_actions(Random(seed), segments_of(hours), Profile(), kinds or tuple(WORKLOADS))
 
 
-def pods_in(deeds: list[tuple[float, Deed]]) -> list[Pod]:
-    return [deed.pod for _, deed in deeds if isinstance(deed, Create | Succeed | Write)]
+def pods_in(actions: list[tuple[float, Action]]) -> list[Pod]:
+    return [action.pod for _, action in actions if isinstance(action, Create | Replace | WriteManifest)]
 
 
 def draw() -> Draw:
     return Draw(Random(1), Profile())
 
 
-def app(name: str = "app", number: int = 0) -> Part:
-    return part(draw(), name, number, term_seconds=0.0, term_exit_code=0)
+def app(name: str = "app", number: int = 0) -> ScriptedContainer:
+    return scripted_container(draw(), name, number, term_seconds=0.0, term_exit_code=0)
 
 
 def ready(pod: Pod | None) -> bool:
@@ -77,68 +77,68 @@ def ready(pod: Pod | None) -> bool:
     return any(each.type == "Ready" and each.status == "True" for each in conditions)
 
 
-def in_world(story: Callable[[World], Awaitable[None]]) -> World:
-    """Play a story beside a living agent; nothing may go wrong."""
+def in_world(scenario: Callable[[World], Awaitable[None]]) -> World:
+    """Run a scenario next to the agent, without any violation."""
     world = World("workload")
     answer_probes(world)
-    verdict = world.play(lambda: story(world))
-    assert verdict.violation is None
+    result = world.run(lambda: scenario(world))
+    assert result.violation is None
     assert list(world.runtime.violations) == []
     return world
 
 
-# What is drawn.
+# Drawing.
 
 
-def test_the_same_chance_draws_the_same_deeds() -> None:
+def test_the_same_seed_draws_the_same_workload() -> None:
     assert drawn(3) == drawn(3)
     assert drawn(3) != drawn(4)
 
 
-def test_every_kind_is_drawn_and_has_a_share_and_a_sentence() -> None:
-    assert {deed.kind for _, deed in drawn(1) + drawn(2)} == set(WORKLOADS)
+def test_every_kind_is_drawn_and_has_a_share_and_a_description() -> None:
+    assert {action.kind for _, action in drawn(1) + drawn(2)} == set(WORKLOADS)
     assert set(Profile().shares) == set(WORKLOADS)
     assert all(WORKLOADS.values())
 
 
-def test_every_deed_there_is_is_drawn() -> None:
+def test_every_action_is_drawn() -> None:
     kinds = (
         Create,
         Delete,
-        Succeed,
+        Replace,
         ChangeImage,
-        Label,
-        Remark,
-        Debug,
-        Write,
-        Erase,
+        AddLabel,
+        SetCondition,
+        AddEphemeralContainer,
+        WriteManifest,
+        RemoveManifest,
         Evict,
         EndContainer,
         KillSandbox,
-        Lose,
+        SetImagePullable,
     )
-    assert {type(deed) for _, deed in drawn(1) + drawn(2)} == set(kinds)
+    assert {type(action) for _, action in drawn(1) + drawn(2)} == set(kinds)
 
 
 @pytest.mark.parametrize("kind", WORKLOADS)
-def test_only_what_was_chosen_is_drawn(kind: str) -> None:
-    assert {deed.kind for _, deed in drawn(5, 1, kind)} == {kind}
+def test_only_the_selected_kind_is_drawn(kind: str) -> None:
+    assert {action.kind for _, action in drawn(5, 1, kind)} == {kind}
 
 
-def test_nothing_chosen_nothing_drawn() -> None:
-    assert workload_deeds(Random(1), LONG, Profile(), ()) == []
-    assert workload_deeds(Random(1), (), Profile(), WORKLOADS) == []
+def test_an_empty_selection_draws_nothing() -> None:
+    assert workload_actions(Random(1), LONG, Profile(), ()) == []
+    assert workload_actions(Random(1), (), Profile(), WORKLOADS) == []
 
 
-def test_no_deed_is_done_in_calm() -> None:
-    for at, deed in drawn(1):
-        assert any(chapter.begins <= at < chapter.calm_from for chapter in LONG), deed
-        if isinstance(deed, Succeed):  # which may wait
-            chapter = next(each for each in LONG if each.begins <= at < each.ends)
-            assert at + deed.patience_seconds <= chapter.calm_from + 0.001
+def test_no_action_runs_in_calm() -> None:
+    for at, action in drawn(1):
+        assert any(segment.begins <= at < segment.calm_from for segment in LONG), action
+        if isinstance(action, Replace):  # this may wait
+            segment = next(each for each in LONG if each.begins <= at < each.ends)
+            assert at + action.patience_seconds <= segment.calm_from + 0.001
 
 
-def test_every_pod_is_one_that_an_api_server_would_take() -> None:
+def test_every_pod_is_valid() -> None:
     pods = pods_in(drawn(1) + drawn(2))
     assert len(pods) > 100
     for pod in pods:
@@ -146,7 +146,7 @@ def test_every_pod_is_one_that_an_api_server_would_take() -> None:
         assert (pod.spec.termination_grace_period_seconds or 0) <= 60
 
 
-def test_a_profile_says_what_it_is() -> None:
+def test_a_profile_describes_itself() -> None:
     profile = Profile(pods=3, faults_per_hour=2.0, fault_rates={"crash": 1.5})
     assert profile.fault_rate("crash") == 3.0
     assert profile.fault_rate("reboot") == 0.0
@@ -156,123 +156,123 @@ def test_a_profile_says_what_it_is() -> None:
     assert set(Profile().fault_rates) == set(FAULT_RATES)
 
 
-# What can be told of a pod.
+# Predictions.
 
-_JOB = part(draw(), after_seconds=5.0)
-STEADY: dict[str, tuple[Part, bool, bool]] = {  # the container, steadily ready, runs until stopped
-    "nobody asks it anything": (app(), True, True),
-    "it answers well": (probed(draw(), app(), Purpose.READINESS, WELL, ways=(EXEC,)), True, True),
-    "it answers well, over the network": (probed(draw(), app(), Purpose.READINESS, WELL, ways=(TCP,)), True, True),
-    "it is not ready at once": (probed(draw(), app(), Purpose.READINESS, late(draw())), False, True),
-    "its startup takes a while": (probed(draw(), app(), Purpose.STARTUP, late(draw())), False, False),
-    "it dies of its liveness": (probed(draw(), app(), Purpose.LIVENESS, failing_from(60)), True, False),
-    "it is too slow": (
-        probed(draw(), app(), Purpose.READINESS, (ExecStep(takes_seconds=9),), ways=(EXEC,)), False, True),
+_JOB = scripted_container(draw(), after_seconds=5.0)
+STEADY: dict[str, tuple[ScriptedContainer, bool, bool]] = {  # the container, steadily ready, runs until stopped
+    "it has no probes": (app(), True, True),
+    "its probe succeeds": (probed(draw(), app(), ProbePurpose.READINESS, WELL, methods=(EXEC,)), True, True),
+    "its network probe succeeds": (probed(draw(), app(), ProbePurpose.READINESS, WELL, methods=(TCP,)), True, True),
+    "it becomes ready late": (probed(draw(), app(), ProbePurpose.READINESS, late(draw())), False, True),
+    "it starts slowly": (probed(draw(), app(), ProbePurpose.STARTUP, late(draw())), False, False),
+    "its liveness probe fails": (probed(draw(), app(), ProbePurpose.LIVENESS, failing_from(60)), True, False),
+    "its probe times out": (
+        probed(draw(), app(), ProbePurpose.READINESS, (ExecStep(takes_seconds=9),), methods=(EXEC,)), False, True),
     "it ends": (_JOB, True, False),
-    "it never starts": (app().doing(start_error="no"), True, False),
+    "it never starts": (app().with_behaviour(start_error="no"), True, False),
     "its postStart hook fails": (with_hook(app(), "post_start", EXEC, ExecStep(exit_code=1)), True, False),
     "its preStop hook fails": (with_hook(app(), "pre_stop", EXEC, ExecStep(exit_code=1)), True, True),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("it, steady, lasting", STEADY.values(), ids=STEADY.keys())
-def test_a_pods_future_can_be_read(it: Part, steady: bool, lasting: bool) -> None:
-    pod = pod_of("web", [it])
+@pytest.mark.parametrize("container, steady, lasting", STEADY.values(), ids=STEADY.keys())
+def test_readiness_and_end_of_a_pod_are_predicted(container: ScriptedContainer, steady: bool, lasting: bool) -> None:
+    pod = pod_of("web", [container])
     assert (readiness_is_steady(pod), never_ends_by_itself(pod, "app")) == (steady, lasting)
 
 
-def test_a_container_that_a_pod_does_not_have_does_not_last() -> None:
+def test_an_unknown_container_does_not_last() -> None:
     assert not never_ends_by_itself(pod_of("web", [app()]), "another")
 
 
-# What is played.
+# Runs.
 
 
-@pytest.mark.parametrize("way", [EXEC, HTTP, TCP, GRPC])
-def test_a_probe_is_answered_as_the_script_says(way: str) -> None:
+@pytest.mark.parametrize("method", [EXEC, HTTP, TCP, GRPC])
+def test_a_probe_is_answered_by_the_script(method: str) -> None:
     steps = (ExecStep(), ExecStep(from_seconds=100, exit_code=1), ExecStep(from_seconds=200))
     settings = {"period_seconds": 5, "failure_threshold": 1, "initial_delay_seconds": None}
-    pod = pod_of("web", [probed(draw(), app(), Purpose.READINESS, steps, ways=(way,), **settings)])
+    pod = pod_of("web", [probed(draw(), app(), ProbePurpose.READINESS, steps, methods=(method,), **settings)])
 
-    async def story(world: World) -> None:
-        Create("servers", pod).play(world)
+    async def scenario(world: World) -> None:
+        Create("servers", pod).run(world)
         for moment, expected in ((50, True), (150, False), (250, True)):
             await asyncio.sleep(moment - world.now())
             assert ready(found(world, "web")) is expected, moment
 
-    in_world(story)
+    in_world(scenario)
 
 
-def test_where_nobody_listens_nobody_is_ready() -> None:
-    deaf = probed(draw(), app(), Purpose.READINESS, WELL, ways=(TCP,)).doing(exec=())
+def test_a_probe_of_a_closed_port_fails() -> None:
+    deaf = probed(draw(), app(), ProbePurpose.READINESS, WELL, methods=(TCP,)).with_behaviour(exec=())
 
-    async def story(world: World) -> None:
-        Create("servers", pod_of("web", [deaf])).play(world)
+    async def scenario(world: World) -> None:
+        Create("servers", pod_of("web", [deaf])).run(world)
         await asyncio.sleep(60)
         assert not ready(found(world, "web"))
         assert not readiness_is_steady(pod_of("web", [deaf]))
 
-    in_world(story)
+    in_world(scenario)
 
 
-def test_a_successor_comes_as_soon_as_its_predecessor_is_gone() -> None:
-    slow = pod_of("web", [app().doing(term_seconds=7.0)])
+def test_a_successor_is_created_as_soon_as_its_predecessor_is_removed() -> None:
+    slow = pod_of("web", [app().with_behaviour(term_seconds=7.0)])
 
-    async def story(world: World) -> None:
-        Create("successors", slow).play(world)
+    async def scenario(world: World) -> None:
+        Create("successors", slow).run(world)
         await asyncio.sleep(30)
         first = uid_of(world, "web")
-        Succeed("successors", pod_of("web", [app()]), patience_seconds=60).play(world)
+        Replace("successors", pod_of("web", [app()]), patience_seconds=60).run(world)
         await asyncio.sleep(6)
         assert uid_of(world, "web") == first
         await asyncio.sleep(3)
         assert uid_of(world, "web") not in (None, first)
 
-    in_world(story)
+    in_world(scenario)
 
 
-def test_after_a_forced_deletion_the_successor_is_there_at_once() -> None:
-    async def story(world: World) -> None:
-        Create("successors", pod_of("web", [app()])).play(world)
+def test_after_a_forced_deletion_the_successor_is_created_at_once() -> None:
+    async def scenario(world: World) -> None:
+        Create("successors", pod_of("web", [app()])).run(world)
         await asyncio.sleep(30)
         first = uid_of(world, "web")
-        Succeed("successors", pod_of("web", [app()]), grace_seconds=0).play(world)
+        Replace("successors", pod_of("web", [app()]), grace_seconds=0).run(world)
         assert uid_of(world, "web") not in (None, first)
         await asyncio.sleep(30)
         assert ready(found(world, "web"))
 
-    in_world(story)
+    in_world(scenario)
 
 
-def test_a_successor_is_not_waited_for_in_calm() -> None:
-    async def story(world: World) -> None:
-        Create("successors", pod_of("web", [app().doing(term_seconds=7.0)])).play(world)
+def test_a_replacement_gives_up_when_calm_begins() -> None:
+    async def scenario(world: World) -> None:
+        Create("successors", pod_of("web", [app().with_behaviour(term_seconds=7.0)])).run(world)
         await asyncio.sleep(30)
-        Succeed("successors", pod_of("web", [app()]), patience_seconds=5).play(world)
+        Replace("successors", pod_of("web", [app()]), patience_seconds=5).run(world)
         await asyncio.sleep(60)
         assert found(world, "web") is None
 
-    in_world(story)
+    in_world(scenario)
 
 
-def test_an_evicted_pod_says_so() -> None:
-    async def story(world: World) -> None:
-        # One that ends well when asked to counts as succeeded, evicted or not: the reference's rule.
-        Create("evictions", pod_of("web", [app().doing(term_exit_code=143)])).play(world)
-        Write("static-files", pod_of("static", [app()])).play(world)
+def test_an_evicted_pod_has_a_reason() -> None:
+    async def scenario(world: World) -> None:
+        # As in the kubelet, a container that exits with 0 counts as succeeded, even if evicted.
+        Create("evictions", pod_of("web", [app().with_behaviour(term_exit_code=143)])).run(world)
+        WriteManifest("static-files", pod_of("static", [app()])).run(world)
         await asyncio.sleep(30)
-        Evict("evictions", "web", 1).play(world)
-        Evict("evictions", static_name("static"), 1).play(world)  # but not a critical one
+        Evict("evictions", "web", 1).run(world)
+        Evict("evictions", static_name("static"), 1).run(world)  # but not a critical one
         await asyncio.sleep(30)
         web, static = found(world, "web"), found(world, static_name("static"))
         assert web is not None
         assert (web.status.phase, web.status.reason) == ("Failed", "Evicted")
         assert ready(static)
 
-    in_world(story)
+    in_world(scenario)
 
 
-def test_what_the_agent_was_to_do_ends_with_its_life() -> None:
+def test_a_task_in_the_agent_ends_with_its_process() -> None:
     ended: list[str] = []
 
     async def work() -> None:
@@ -284,82 +284,82 @@ def test_what_the_agent_was_to_do_ends_with_its_life() -> None:
     async def later() -> None:
         raise TryLater("cannot do it now")
 
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         await asyncio.sleep(5)
         world.in_agent(work())
-        world.in_agent(later())  # which is no error
+        world.in_agent(later())  # not an error
         await asyncio.sleep(5)
         assert ended == []
-        world.crash(away_seconds=5)
-        world.in_agent(later())  # nobody is there to do it
+        world.crash(downtime_seconds=5)
+        world.in_agent(later())  # there is no agent
         await asyncio.sleep(1)
         assert ended == ["work"]
 
-    in_world(story)
+    in_world(scenario)
 
 
-def test_what_falls_over_in_the_agent_is_reported() -> None:
+def test_an_error_in_an_agent_task_is_reported() -> None:
     async def bug() -> None:
         raise ZeroDivisionError
 
     world = World("workload")
 
-    async def story() -> None:
+    async def scenario() -> None:
         await asyncio.sleep(1)
         world.in_agent(bug())
         await asyncio.sleep(1)
 
-    violation = world.play(story).violation
+    violation = world.run(scenario).violation
     assert violation is not None
     assert violation.invariant == "alive"
 
 
 MISSED = (
-    Delete("deletes", "nobody"),
-    Succeed("successors", pod_of("nobody", [app()])),
-    ChangeImage("updates", "nobody", "app", "app:v2"),
-    Remark("updates", "nobody", "example.com/seen"),
-    Label("updates", "nobody", "x"),
-    Erase("static-files", "nobody"),
-    Evict("evictions", "nobody", 1),
-    EndContainer("accidents", "nobody", "app", 1),
-    KillSandbox("accidents", "nobody"),
+    Delete("deletes", "missing"),
+    Replace("successors", pod_of("missing", [app()])),
+    ChangeImage("updates", "missing", "app", "app:v2"),
+    SetCondition("updates", "missing", "example.com/seen"),
+    AddLabel("updates", "missing", "x"),
+    RemoveManifest("static-files", "missing"),
+    Evict("evictions", "missing", 1),
+    EndContainer("accidents", "missing", "app", 1),
+    KillSandbox("accidents", "missing"),
 )
 
 
-@pytest.mark.parametrize("deed", MISSED, ids=str)
-def test_a_deed_whose_pod_is_gone_does_nothing(deed: Deed) -> None:
-    async def story(world: World) -> None:
+@pytest.mark.parametrize("action", MISSED, ids=str)
+def test_an_action_without_its_pod_does_nothing(action: Action) -> None:
+    async def scenario(world: World) -> None:
         await asyncio.sleep(1)
         before = world.api.version
-        deed.play(world)
+        action.run(world)
         await asyncio.sleep(1)
         assert world.api.version == before
 
-    in_world(story)
+    in_world(scenario)
 
 
-def test_the_default_workload_plays_for_an_hour_and_keeps_the_node_busy() -> None:
-    chapters = chapters_of(1)
-    acts = numbered(workload_deeds(Random("1/workload"), chapters, Profile(), WORKLOADS))
+def test_the_default_workload_runs_for_an_hour_and_keeps_the_node_busy() -> None:
+    segments = segments_of(1)
+    actions = numbered(workload_actions(Random("1/workload"), segments, Profile(), WORKLOADS))
     alive: list[int] = []
     seen: set[PodUID] = set()
 
     async def look_on(world: World) -> None:
         while True:
             await asyncio.sleep(60)
-            running = {life.uid for life in world.truth.all_running()}
+            running = {run.uid for run in world.truth.all_running()}
             alive.append(len(running))
             seen.update(running)
 
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         onlooker = asyncio.create_task(look_on(world))
-        for act in acts:
-            await asyncio.sleep(act.at - world.now())
-            act.deed.play(world)
-        await asyncio.sleep(chapters[-1].ends - world.now())
+        for timed in actions:
+            await asyncio.sleep(timed.at - world.now())
+            timed.action.run(world)
+        await asyncio.sleep(segments[-1].ends - world.now())
         onlooker.cancel()
 
-    in_world(story)
+    in_world(scenario)
     assert sum(alive) / len(alive) >= 8
     assert len(seen) > 20

@@ -1,16 +1,17 @@
-"""Two APIs for the tests of the API source: one that plays a script, one that has pods and faults."""
+"""Two fake APIs for the API source: one follows a script, the other has pods and faults."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar, cast
 
 from podkeeper.model.api import Listed, WatchEvent, WatchType
 from podkeeper.model.errors import ApiUnavailable, Gone
 from podkeeper.model.k8s.core import Pod
-from podkeeper.model.k8s.meta import ObjectMeta
 from podkeeper.model.messages import Op, PodUpdate
 from podkeeper.model.wire import Wire
+from podkeeper.testing import build
 from tests.violations import violation
 
 K = TypeVar("K", bound=Wire)
@@ -18,16 +19,7 @@ K = TypeVar("K", bound=Wire)
 SELECTOR = "spec.nodeName=n1"
 FOR_EVER = 1e9  # seconds
 
-
-def pod(name: str, version: object, *, uid: str | None = None, labels: str = "") -> Pod:
-    metadata = ObjectMeta(
-        name=name,
-        namespace="ns",
-        uid=f"uid-{name}" if uid is None else uid,
-        resource_version=str(version),
-        labels={"app": labels} if labels else None,
-    )
-    return Pod(metadata=metadata)
+pod = partial(build.pod, namespace="ns")
 
 
 def listed(version: object, *pods: Pod) -> Listed[Pod]:
@@ -35,14 +27,14 @@ def listed(version: object, *pods: Pod) -> Listed[Pod]:
 
 
 def event(kind: str, name: str, version: object, **more: Any) -> WatchEvent[Pod]:
-    return WatchEvent(WatchType(kind), pod(name, version, **more), str(version))
+    return WatchEvent(WatchType(kind), pod(name, version=version, **more), str(version))
 
 
 def bookmark(version: object) -> WatchEvent[Pod]:
     return WatchEvent(WatchType.BOOKMARK, Pod(), str(version))
 
 
-Step = WatchEvent[Pod] | Exception | float  # say, break, or wait
+Step = WatchEvent[Pod] | Exception | float  # send, break, or wait
 
 
 def _require_own_pods(kind: type, namespace: str, field_selector: str) -> None:
@@ -51,12 +43,12 @@ def _require_own_pods(kind: type, namespace: str, field_selector: str) -> None:
 
 
 class ScriptedApi:
-    """Answers each list and each watch with the next of its script; the last answer is repeated."""
+    """Answer each list and watch with the next step of the script. Repeat the last one."""
 
     def __init__(self, lists: Sequence[Listed[Pod] | Exception | float], streams: Sequence[Sequence[Step]]) -> None:
         self._lists, self._streams = list(lists), list(streams)
         self.requests: list[tuple[float, str]] = []
-        self.closed = 0  # streams that were left properly
+        self.closed = 0  # streams that were closed
 
     async def list(self, kind: type[K], *, namespace: str = "", field_selector: str = "") -> Listed[K]:
         _require_own_pods(kind, namespace, field_selector)
@@ -91,18 +83,18 @@ class ScriptedApi:
 
 @dataclass(slots=True)
 class Consumer:
-    """What somebody who believes every word of the source has in the end: versions by UID."""
+    """A receiver that applies all updates of the source: versions by UID."""
 
     pods: dict[str, str] = field(default_factory=dict)
-    words: list[str] = field(default_factory=list)  # `ADD web@11`
+    updates: list[str] = field(default_factory=list)  # `ADD web@11`
 
-    def tell(self, update: PodUpdate) -> None:
+    def emit(self, update: PodUpdate) -> None:
         if update.source != "api":
             raise violation(f"the source is called {update.source}")
-        if not self.words and update.op is not Op.SET:
+        if not self.updates and update.op is not Op.SET:
             raise violation(f"the first word is not a SET: {update}")
         named = [f"{pod.metadata.name}@{pod.metadata.resource_version}" for pod in update.pods]
-        self.words.append(" ".join([update.op, *named]))
+        self.updates.append(" ".join([update.op, *named]))
         if update.op is Op.SET:
             self.pods.clear()
         for pod in update.pods:
@@ -120,7 +112,7 @@ WATCH_FAULTS = ("gone", "break", "end", "hang", "lose", "duplicate", "replay", "
 
 
 class FaultyApi:
-    """An API that has pods and a history; each request takes the next fault of its list, until there is none."""
+    """An API with pods and a history. Each request takes the next fault of its list."""
 
     def __init__(self, list_faults: Sequence[str], watch_faults: Sequence[str], *, bookmarks: bool) -> None:
         self._list_faults, self._watch_faults = list(list_faults), list(watch_faults)
@@ -133,15 +125,15 @@ class FaultyApi:
         self._made = 0
 
     def change(self, kind: str, name: str) -> None:
-        """Create, touch or delete the pod of a name; what makes no sense changes nothing."""
+        """Create, change or delete the pod of a name. An impossible change is ignored."""
         if (kind == "create") == (name in self.pods):
             return
         self._version += 1
         if kind == "create":
             self._made += 1
-            fresh = pod(name, self._version, uid=f"uid-{self._made}")
+            fresh = pod(name, version=self._version, uid=f"uid-{self._made}")
         else:
-            fresh = pod(name, self._version, uid=self.pods[name].metadata.uid)
+            fresh = pod(name, version=self._version, uid=self.pods[name].metadata.uid)
         if kind == "delete":
             del self.pods[name]
         else:
@@ -195,13 +187,13 @@ class FaultyApi:
                     yield cast(WatchEvent[K], bookmark(sent))
 
 
-def _distorted(news: Sequence[WatchEvent[Pod]], fault: str) -> Sequence[WatchEvent[Pod]]:
+def _distorted(events: Sequence[WatchEvent[Pod]], fault: str) -> Sequence[WatchEvent[Pod]]:
     match fault:
         case "lose":
-            return news[1:]
+            return events[1:]
         case "duplicate":
-            return [event for event in news for _ in range(2)]
+            return [event for event in events for _ in range(2)]
         case "swap":
-            return news[::-1]
+            return events[::-1]
         case _:
-            return news
+            return events

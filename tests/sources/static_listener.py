@@ -1,4 +1,4 @@
-"""Somebody who listens to a source of manifests, and short manifests to write."""
+"""A receiver of the updates of a source, and short manifests to write."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -15,7 +15,7 @@ from tests.violations import violation
 P = ParamSpec("P")
 T = TypeVar("T")
 
-PATIENCE_SECONDS = 10.0
+SOURCE_TIMEOUT_SECONDS = 10.0
 
 
 def pod_text(name: str, image: str = "host", more: str = "") -> str:
@@ -29,39 +29,39 @@ def config_map_text(name: str, value: str) -> str:
     return f"apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: {name}\ndata:\n  key: {value}\n"
 
 
-class Listener:
-    """Remembers every word of a source, and what it reports as wrong."""
+class Receiver:
+    """Records all updates and reports of a source."""
 
     def __init__(self) -> None:
-        self.told: list[PodUpdate] = []
+        self.updates: list[PodUpdate] = []
         self.reports: list[tuple[str, tuple[Problem, ...]]] = []
 
-    def tell(self, update: PodUpdate) -> None:
+    def emit(self, update: PodUpdate) -> None:
         if update.op is not Op.SET:
-            raise violation(f"a static source tells SETs only, not {update}")
-        self.told.append(update)
+            raise violation(f"a static source sends only SETs, not {update}")
+        self.updates.append(update)
 
     def report(self, place: str, problems: tuple[Problem, ...]) -> None:
         self.reports.append((place, problems))
 
     def names(self) -> list[str]:
-        """The pods last told, without the node's name."""
-        return [(pod.metadata.name or "").removesuffix("-n1") for pod in self.told[-1].pods]
+        """Return the pods of the last update, without the node's name."""
+        return [(pod.metadata.name or "").removesuffix("-n1") for pod in self.updates[-1].pods]
 
     def images(self) -> dict[str, str]:
-        pods = self.told[-1].pods
+        pods = self.updates[-1].pods
         return {name: pod.spec.containers[0].image or "" for name, pod in zip(self.names(), pods, strict=True)}
 
-    async def hears(self, *names: str) -> None:
-        """Wait until exactly these pods are told, in this order."""
+    async def receives(self, *names: str) -> None:
+        """Wait for exactly these pods, in this order."""
         await until(
-            lambda: bool(self.told) and self.names() == list(names),
-            lambda: f"{names}, but {self.told and self.names()}",
+            lambda: bool(self.updates) and self.names() == list(names),
+            lambda: f"{names}, but {self.updates and self.names()}",
         )
 
 
 class FailingStore(LocalObjects):
-    """A store that unexpectedly fails, so many times."""
+    """A store that fails unexpectedly a number of times."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class FailingStore(LocalObjects):
 
 
 class InlineExecutor(ThreadPoolExecutor):
-    """Makes each call at once, in the thread of the loop: virtual time does not wait for other threads."""
+    """Make each call at once in the loop's thread, because virtual time does not wait for threads."""
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> "Future[T]":
         done: Future[T] = Future()
@@ -88,7 +88,7 @@ class InlineExecutor(ThreadPoolExecutor):
 
 async def until(holds: Callable[[], bool], what: Callable[[], str] = lambda: "it") -> None:
     try:
-        async with asyncio.timeout(PATIENCE_SECONDS):
+        async with asyncio.timeout(SOURCE_TIMEOUT_SECONDS):
             while not holds():
                 await asyncio.sleep(0.005)
     except TimeoutError:
@@ -96,9 +96,9 @@ async def until(holds: Callable[[], bool], what: Callable[[], str] = lambda: "it
 
 
 @asynccontextmanager
-async def running(source: Source, listener: Listener) -> AsyncIterator[None]:
-    """Run a source while the block lasts; if the source fails, so does the block."""
+async def running(source: Source, receiver: Receiver) -> AsyncIterator[None]:
+    """Run a source during the block. If the source fails, the block fails."""
     async with asyncio.TaskGroup() as group:
-        task = group.create_task(source.run(listener.tell))
+        task = group.create_task(source.run(receiver.emit))
         yield
         task.cancel()

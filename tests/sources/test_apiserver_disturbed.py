@@ -1,35 +1,33 @@
-"""The API source, with an event at every await and a failure at every call: in the end it has told what the API has."""
+"""The API source with an event at every await and a failure at every call: its last updates match the API."""
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 import pytest
 
-from podkeeper.engine.notebook import Notebook
+from podkeeper.engine.checkpoints import Checkpoints
 from podkeeper.engine.storage import PodStorage
 from podkeeper.model.errors import ApiUnavailable
-from podkeeper.model.k8s.core import Container, Pod, PodSpec
-from podkeeper.model.k8s.meta import ObjectMeta
+from podkeeper.model.k8s.core import Pod
 from podkeeper.sources.apiserver import ApiSource
-from podkeeper.sources.remembered import RememberedSource
+from podkeeper.sources.stored_pods import StoredPodsSource
+from podkeeper.testing import build
 from podkeeper.testing.failures import check_backoff_resets, fail_each_call
 from podkeeper.testing.fakes import FakeJournal
 from podkeeper.testing.interleave import interleave
 from podkeeper.testing.memory_api import MemoryApi
-from podkeeper.testing.operations import Event, Operation
+from podkeeper.testing.operations import Event, OperationTest
 from podkeeper.testing.port_calls import PortCalls
 from podkeeper.testing.virtual_time import FixedJitterClock, VirtualClock
 
-
-def pod(name: str, image: str = "nginx:1") -> Pod:
-    spec = PodSpec(node_name="n1", containers=(Container(name="c", image=image),))
-    return Pod(metadata=ObjectMeta(name=name, namespace="ns"), spec=spec)
+pod = partial(build.pod, namespace="ns", uid="", node="n1", image="nginx:1")
 
 
 @dataclass
-class Stage:
+class Harness:
     api: MemoryApi
     watched: MemoryApi
     journal: FakeJournal
@@ -41,14 +39,12 @@ class Stage:
         self.storage = PodStorage(emit=lambda _: None, record=lambda _: None, now=self.clock.now)
 
     def start(self) -> None:
-        """Start an agent's source. What an earlier one told is forgotten, what it noted is not."""
+        """Start the source of a new agent. Received pods are lost, checkpoints are not."""
         for task in self.running:
             task.cancel()
-        seen, pods = Notebook(self.journal, "seen/"), Notebook(self.journal, "pod/")
-        source = RememberedSource(
-            lambda remember: ApiSource(
-                api=self.watched, node_name="n1", clock=self.clock, notes=seen, remember=remember
-            ),
+        seen, pods = Checkpoints(self.journal, "seen/"), Checkpoints(self.journal, "pod/")
+        source = StoredPodsSource(
+            lambda store: ApiSource(api=self.watched, node_name="n1", clock=self.clock, checkpoints=seen, store=store),
             pods,
         )
         self.storage = PodStorage(emit=lambda _: None, record=lambda _: None, now=self.clock.now)
@@ -57,10 +53,10 @@ class Stage:
     def put(self, pod: Pod) -> None:
         self.api.put(pod)
 
-    def told(self) -> dict[str, str]:
+    def received(self) -> dict[str, str]:
         return {pod.metadata.name or "": pod.spec.containers[0].image or "" for pod in self.storage.merged_state()}
 
-    def true(self) -> dict[str, str]:
+    def expected_pods(self) -> dict[str, str]:
         pods = [self.api.peek(Pod, name, "ns") for name in ("stays", "changes", "goes", "comes", "last")]
         return {pod.metadata.name or "": pod.spec.containers[0].image or "" for pod in pods if pod is not None}
 
@@ -70,54 +66,59 @@ class Stage:
 
 
 @asynccontextmanager
-async def stage(calls: PortCalls) -> AsyncIterator[Stage]:
+async def open_harness(calls: PortCalls) -> AsyncIterator[Harness]:
     clock = FixedJitterClock()
     api = MemoryApi(clock)
     for name in ("stays", "changes", "goes"):
         api.put(pod(name))
     async with asyncio.TaskGroup() as group:
-        made = Stage(api, calls.watch("api", api), FakeJournal(), clock, group)
+        made = Harness(api, calls.watch("api", api), FakeJournal(), clock, group)
         yield made
         for task in made.running:
             task.cancel()
 
 
-async def live(stage: Stage) -> None:
-    """List, watch, see a change, lose the watch, and go on."""
-    stage.start()
+async def change_pods(harness: Harness) -> None:
+    """List, watch, receive a change, lose the watch, and continue."""
+    harness.start()
     await asyncio.sleep(1)
-    stage.api.put(pod("changes", "nginx:2"))
+    harness.api.put(pod("changes", image="nginx:2"))
     await asyncio.sleep(1)
-    stage.api.break_watches()
-    stage.api.remove(Pod, "goes", "ns")
+    harness.api.break_watches()
+    harness.api.remove(Pod, "goes", "ns")
     await asyncio.sleep(10)
 
 
-def all_is_told(stage: Stage) -> None:
-    assert stage.told() == stage.true()
-    # A restart without the API starts the noted pods, so the notes must be as true.
-    uids = {pod.metadata.uid for pod in stage.api.objects(Pod)}
-    assert {key.removeprefix("pod/") for key in stage.journal.load() if key.startswith("pod/")} == uids
+def check_pods_and_checkpoints(harness: Harness) -> None:
+    assert harness.received() == harness.expected_pods()
+    # A restart without the API starts the stored pods, so they must match, too.
+    uids = {pod.metadata.uid for pod in harness.api.objects(Pod)}
+    assert {key.removeprefix("pod/") for key in harness.journal.load() if key.startswith("pod/")} == uids
 
 
-async def news_still_arrives(stage: Stage) -> None:
-    stage.api.put(pod("last"))
+async def changes_still_arrive(harness: Harness) -> None:
+    harness.api.put(pod("last"))
     await asyncio.sleep(1)
-    all_is_told(stage)
+    check_pods_and_checkpoints(harness)
 
 
-LIVE = Operation(
-    stage=stage, run=live, state=Stage.told, check=all_is_told, afterwards=news_still_arrives, settle_seconds=120
+LIVE = OperationTest(
+    setup=open_harness,
+    run=change_pods,
+    state=Harness.received,
+    check=check_pods_and_checkpoints,
+    afterwards=changes_still_arrive,
+    settle_seconds=120,
 )
-EVENTS: dict[str, Event[Stage]] = {
-    "a pod comes": lambda stage: stage.put(pod("comes")),
-    "a pod changes": lambda stage: stage.put(pod("stays", "nginx:3")),
-    "a pod goes": lambda stage: stage.api.remove(Pod, "stays", "ns"),
-    "the connection breaks": lambda stage: stage.api.break_watches(),
-    "the stream ends": lambda stage: stage.api.end_watches(),
-    "the history is lost": Stage.lose_history,
-    "the agent restarts": Stage.start,
-    "the clock jumps": lambda stage: stage.clock.jump(3600),
+EVENTS: dict[str, Event[Harness]] = {
+    "a pod comes": lambda harness: harness.put(pod("comes")),
+    "a pod changes": lambda harness: harness.put(pod("stays", image="nginx:3")),
+    "a pod goes": lambda harness: harness.api.remove(Pod, "stays", "ns"),
+    "the connection breaks": lambda harness: harness.api.break_watches(),
+    "the stream ends": lambda harness: harness.api.end_watches(),
+    "the history is lost": Harness.lose_history,
+    "the agent restarts": Harness.start,
+    "the clock jumps": lambda harness: harness.clock.jump(3600),
 }
 
 
@@ -130,9 +131,9 @@ def test_every_call_fails_once() -> None:
 
 
 @pytest.mark.parametrize("method", ["list", "watch"])
-def test_a_success_resets_the_pause_between_tries(method: str) -> None:
-    async def lose_the_watch(stage: Stage) -> None:
-        stage.lose_history()
+def test_a_success_resets_the_backoff(method: str) -> None:
+    async def lose_the_watch(harness: Harness) -> None:
+        harness.lose_history()
 
     pauses = check_backoff_resets(LIVE, "api", method, ApiUnavailable, lose_the_watch)
     assert pauses[:3] == [1, 2, 4]

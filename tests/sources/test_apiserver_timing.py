@@ -1,4 +1,4 @@
-"""The API source to the second: when it lists, watches and rests, and what it notes before it passes a change on."""
+"""The times of the API source's requests, and the order of stores and updates."""
 
 import asyncio
 from collections.abc import Sequence
@@ -7,10 +7,9 @@ import pytest
 
 from podkeeper.model.api import Listed, WatchEvent, WatchType
 from podkeeper.model.errors import ApiUnavailable, BadInput, Gone, Problem
-from podkeeper.model.k8s.core import Pod, PodStatus
-from podkeeper.model.k8s.meta import ObjectMeta
+from podkeeper.model.k8s.core import Pod
 from podkeeper.model.messages import Op, PodUpdate
-from podkeeper.sources.apiserver import ApiSource, Ledger, Timing, is_usable
+from podkeeper.sources.apiserver import ApiSource, ReflectorState, WatchTiming, is_usable
 from podkeeper.testing.virtual_time import FixedJitterClock, simulate
 from tests.sources.scripted_api import FOR_EVER, Consumer, ScriptedApi, Step, bookmark, event, listed, pod
 
@@ -29,29 +28,29 @@ def timeline(
     *streams: Sequence[Step],
     seconds: float,
     jitter: float = 0.0,
-    timing: Timing | None = None,
+    timing: WatchTiming | None = None,
 ) -> tuple[list[tuple[float, str]], list[str]]:
-    """All requests with their times, and all notes."""
-    notes: list[str] = []
+    """Return all requests with their times, and all messages."""
+    messages: list[str] = []
     api = ScriptedApi(lists, streams)
 
     async def scenario() -> None:
         clock = FixedJitterClock(jitter)
         if timing is None:
-            source = ApiSource(api=api, node_name="n1", clock=clock, note=notes.append)
+            source = ApiSource(api=api, node_name="n1", clock=clock, on_message=messages.append)
         else:
-            source = ApiSource(api=api, node_name="n1", clock=clock, note=notes.append, timing=timing)
+            source = ApiSource(api=api, node_name="n1", clock=clock, on_message=messages.append, timing=timing)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(seconds):
-                await source.run(Consumer().tell)
+                await source.run(Consumer().emit)
 
     simulate(scenario())
-    return api.requests, notes
+    return api.requests, messages
 
 
-def requests(*told: str) -> list[tuple[float, str]]:
+def requests(*texts: str) -> list[tuple[float, str]]:
     """`7 list`, `7 watch 10`."""
-    return [(float(at), request) for at, _, request in (each.partition(" ") for each in told)]
+    return [(float(at), request) for at, _, request in (each.partition(" ") for each in texts)]
 
 
 TIMELINES: dict[str, tuple[Sequence[Listed[Pod] | Exception | float], Sequence[Sequence[Step]], float, list[str]]] = {
@@ -60,22 +59,22 @@ TIMELINES: dict[str, tuple[Sequence[Listed[Pod] | Exception | float], Sequence[S
         ["0 list", "1 list", "3 list", "7 list", "15 list", "31 list", "61 list", "91 list"]),
     "a list may take two minutes": (
         [FOR_EVER, listed(10)], [QUIET], 122, ["0 list", "121 list", "121 watch 10"]),
-    "a watch that breaks is retried with a backoff, and every third time there is a list": (
+    "a watch that breaks is retried with a backoff, and every third time with a list": (
         [listed(10)], [[RESET]], 95,
         ["0 list", "0 watch 10", "1 watch 10", "3 watch 10", "7 list", "7 watch 10", "15 watch 10", "31 watch 10",
          "61 list", "61 watch 10", "91 watch 10"]),
     "a watch that is closed early is retried the same way": (
         [listed(10)], [[59.0]], 200,
         ["0 list", "0 watch 10", "60 watch 10", "121 watch 10", "184 list", "184 watch 10"]),
-    "a watch that lived a minute is renewed at once": (
+    "a watch of at least a minute is renewed at once": (
         [listed(10)], [[60.0]], 200,
         ["0 list", "0 watch 10", "60 watch 10", "120 watch 10", "180 list", "180 watch 10"]),
     "a watch that breaks after a minute is renewed after the shortest pause": (
         [listed(10)], [[60.0, RESET]], 200,
         ["0 list", "0 watch 10", "61 watch 10", "122 watch 10", "183 list", "183 watch 10"]),
-    "a version too old after a minute leads to a list at once": (
+    "a version that is too old after a minute leads to a list at once": (
         [listed(10), listed(20)], [[60.0, GONE], QUIET], 100, ["0 list", "0 watch 10", "60 list", "60 watch 20"]),
-    "a version too old earlier leads to a list after a pause": (
+    "a version that is too old earlier leads to a list after a pause": (
         [listed(10), listed(20)], [[59.0, GONE], QUIET], 100, ["0 list", "0 watch 10", "60 list", "60 watch 20"]),
     "events do not shorten the backoff of versions that are too old": (
         [listed(10), listed(20), listed(30), listed(40)],
@@ -84,23 +83,23 @@ TIMELINES: dict[str, tuple[Sequence[Listed[Pod] | Exception | float], Sequence[S
     "events do shorten the backoff of watches that break": (
         [listed(10)], [[bookmark(11), RESET], [bookmark(12), RESET], [bookmark(13), RESET], QUIET], 100,
         ["0 list", "0 watch 10", "1 watch 11", "2 watch 12", "3 watch 13"]),
-    "only watches in a row that bring nothing lead to a list": (
+    "only consecutive watches without events lead to a list": (
         [listed(10)], [[RESET], [RESET], [bookmark(11), RESET], [RESET], [RESET], QUIET], 100,
         ["0 list", "0 watch 10", "1 watch 10", "3 watch 10", "4 watch 11", "6 watch 11", "10 watch 11"]),
-    "a silent stream is given up after five minutes, and the third one leads to a list": (
+    "a silent stream is closed after five minutes, and the third one leads to a list": (
         [listed(10)], [QUIET], 1000,
         ["0 list", "0 watch 10", "300 watch 10", "600 watch 10", "900 list", "900 watch 10"]),
     "each event gives a stream five more minutes": (
         [listed(10)], [[299.0, bookmark(11), 299.0, bookmark(12), *QUIET], QUIET], 1000,
         ["0 list", "0 watch 10", "898 watch 12"]),
-    "after half an hour there is a list, whatever the stream says": (
+    "after half an hour there is a list, even if the stream sends events": (
         [listed(10), listed(500)], [minutes(100), QUIET], 1900,
         ["0 list", "0 watch 10", "1800 list", "1800 watch 500"]),
     "if that list fails, the next one comes after 30 seconds": (
         [listed(10), RESET, RESET, listed(500)], [minutes(100), *[minutes(10, 50, 7.0)] * 2, QUIET], 1900,
         ["0 list", "0 watch 10", "1800 list", "1800 watch 39", "1830 list", "1830 watch 53", "1860 list",
          "1860 watch 500"]),
-    "seven lists in a row that are too old are believed": (
+    "after seven consecutive stale lists, the list is accepted": (
         [listed(900), listed(20)], [[GONE], QUIET], 200,
         ["0 list", "0 watch 900", "1 list", "3 list", "7 list", "15 list", "31 list", "61 list", "91 list",
          "91 watch 20"]),
@@ -127,7 +126,7 @@ def test_jitter_lengthens_pauses_and_shortens_the_period_of_lists() -> None:
 
 
 def test_progress_of_a_watch_clears_the_count_of_old_lists() -> None:
-    timing = Timing(stale_lists=2, relist=100.0, longest_pause=50.0)
+    timing = WatchTiming(stale_lists=2, relist=100.0, longest_pause=50.0)
     stream: list[Step] = [bookmark(900), *QUIET]
     more: list[Step] = [bookmark(901), *QUIET]
     found, _ = timeline([listed(10), listed(20)], stream, more, QUIET, seconds=249, timing=timing)
@@ -137,7 +136,7 @@ def test_progress_of_a_watch_clears_the_count_of_old_lists() -> None:
 
 
 def test_timing_can_be_chosen() -> None:
-    timing = Timing(first_pause=3.0, longest_pause=5.0, fruitless_watches=1, silence=20.0, lasting=10.0)
+    timing = WatchTiming(first_pause=3.0, longest_pause=5.0, fruitless_watches=1, silence=20.0, lasting=10.0)
     found, _ = timeline([RESET, RESET, RESET, listed(10)], [RESET], QUIET, seconds=64, timing=timing)
     assert found == requests(
         "0 list", "3 list", "8 list", "13 list", "13 watch 10", "18 list", "18 watch 10", "38 list", "38 watch 10",
@@ -146,9 +145,9 @@ def test_timing_can_be_chosen() -> None:
 
 
 def test_all_lists_and_failures_are_reported() -> None:
-    unnamed = pod("", 4)
-    _, notes = timeline(
-        [RESET, FOR_EVER, listed(10, pod("a", 3), unnamed), listed(9), listed(20)],
+    unnamed = pod("", version=4)
+    _, checkpoints = timeline(
+        [RESET, FOR_EVER, listed(10, pod("a", version=3), unnamed), listed(9), listed(20)],
         [event("ADDED", "b", 11, uid=""), event("ADDED", "c", 11), bookmark(11), RESET],
         [],
         [GONE],
@@ -156,7 +155,7 @@ def test_all_lists_and_failures_are_reported() -> None:
         QUIET,
         seconds=500,
     )
-    assert notes == [
+    assert checkpoints == [
         "cannot list pods: connection reset; will retry in 1.0 s",
         "cannot list pods: no answer in time; will retry in 2.0 s",
         "refused pod _ns",
@@ -173,10 +172,10 @@ def test_all_lists_and_failures_are_reported() -> None:
 
 
 def test_a_silent_watch_of_less_than_a_minute_is_reported() -> None:
-    timing = Timing(silence=5.0)
-    found, notes = timeline([listed(10)], QUIET, seconds=8, timing=timing)
+    timing = WatchTiming(silence=5.0)
+    found, checkpoints = timeline([listed(10)], QUIET, seconds=8, timing=timing)
     assert found == requests("0 list", "0 watch 10", "6 watch 10")
-    assert notes == [
+    assert checkpoints == [
         "listed 0 pods at version 10",
         "the watch of pods received no events or bookmarks; will retry in 1.0 s",
     ]
@@ -186,18 +185,18 @@ def test_a_refused_change_leads_to_a_list_after_30_seconds_and_not_later_than_du
     async def scenario(relist: float) -> list[tuple[float, str]]:
         api = ScriptedApi([listed(10)], [[5.0, event("ADDED", "a", 11), *QUIET], QUIET])
 
-        def tell(update: PodUpdate) -> None:
+        def emit(update: PodUpdate) -> None:
             if update.op is Op.ADD:
                 raise BadInput(Problem("cannot merge that"))
 
-        timing = Timing(relist=relist)
+        timing = WatchTiming(relist=relist)
         source = ApiSource(api=api, node_name="n1", clock=FixedJitterClock(), timing=timing)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(39):
-                await source.run(tell)
+                await source.run(emit)
         return api.requests
 
-    # The list is older than the event, so watching goes on.
+    # The list is older than the event, so the watch continues.
     expected = requests("0 list", "0 watch 10", "35 list", "35 watch 11")
     assert simulate(scenario(1800.0))[0] == expected
     expected = requests("0 list", "0 watch 10", "20 list", "20 watch 11")
@@ -211,21 +210,21 @@ def test_a_burst_yields_after_every_64_events() -> None:
         api = ScriptedApi([listed(10)], [[*stream, *QUIET]])
         source = ApiSource(api=api, node_name="n1", clock=FixedJitterClock())
         seen: list[int] = []
-        running = asyncio.ensure_future(source.run(consumer.tell))
+        running = asyncio.ensure_future(source.run(consumer.emit))
         while not seen or seen[-1] < 300:
             await asyncio.sleep(0)
-            seen.append(len(consumer.words) - 1)
+            seen.append(len(consumer.updates) - 1)
         running.cancel()
         return seen
 
     assert [count for count in simulate(scenario())[0] if count > 0] == [64, 128, 192, 256, 300]
 
 
-# Notes of how far the API was seen.
+# Stored positions.
 
 
-class Notebook:
-    """Records what is written and awaited, in order with what is told."""
+class Checkpoints:
+    """Records stores, writes, syncs and updates in order."""
 
     def __init__(self, before: bytes | None = None) -> None:
         self.before = before
@@ -236,49 +235,56 @@ class Notebook:
         self.calls.append(f"take {key}")
         return self.before
 
-    def write(self, key: str, note: bytes) -> None:
-        self.calls.append(f"write {key} {note.decode()}")
+    def old_keys(self) -> tuple[str, ...]:
+        return ()
+
+    def write(self, key: str, data: bytes) -> None:
+        self.calls.append(f"write {key} {data.decode()}")
         self._maybe_fail("write")
+
+    def drop(self, key: str) -> None:
+        self.calls.append(f"drop {key}")
 
     async def settle(self, key: str | None = None) -> None:
         self.calls.append(f"settle {key}")
         await asyncio.sleep(1)
 
-    def remember(self, update: PodUpdate) -> None:
-        self.calls.append(f"remember {update.op}")
-        self._maybe_fail("remember")
+    def store(self, update: PodUpdate) -> None:
+        self.calls.append(f"store {update.op}")
+        self._maybe_fail("store")
 
-    def tell(self, update: PodUpdate) -> None:
-        self.calls.append(f"tell {update.op}")
+    def emit(self, update: PodUpdate) -> None:
+        self.calls.append(f"emit {update.op}")
 
     def _maybe_fail(self, call: str) -> None:
         if self.refuses == call:
-            raise RuntimeError("the notebook is closed")
+            raise RuntimeError("the journal is closed")
 
 
-def noted(
-    notebook: Notebook, lists: Sequence[Listed[Pod] | Exception | float], *streams: Sequence[Step], seconds: float = 50
+def calls_of(
+    checkpoints: Checkpoints,
+    lists: Sequence[Listed[Pod] | Exception | float],
+    *streams: Sequence[Step],
+    seconds: float = 50,
 ) -> list[str]:
     async def scenario() -> None:
         api = ScriptedApi(lists, streams)
         source = ApiSource(
-            api=api, node_name="n1", clock=FixedJitterClock(), notes=notebook, remember=notebook.remember
+            api=api, node_name="n1", clock=FixedJitterClock(), checkpoints=checkpoints, store=checkpoints.store
         )
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(seconds):
-                await source.run(notebook.tell)
+                await source.run(checkpoints.emit)
 
     simulate(scenario())
-    return notebook.calls
+    return checkpoints.calls
 
 
 def changed(version: int, *, phase: str | None = None, deleted: bool = False) -> WatchEvent[Pod]:
-    at = "2026-01-01T00:00:00Z" if deleted else None
-    metadata = ObjectMeta(name="a", namespace="ns", uid="uid-a", resource_version=str(version), deletion_timestamp=at)
-    return WatchEvent(WatchType.MODIFIED, Pod(metadata=metadata, status=PodStatus(phase=phase)), str(version))
+    return WatchEvent(WatchType.MODIFIED, pod("a", version=version, phase=phase, deleted=deleted), str(version))
 
 
-def test_the_end_of_a_pod_is_told_only_after_its_note_and_the_position_are_safe() -> None:
+def test_the_end_of_a_pod_is_sent_after_the_pod_and_the_position_are_durable() -> None:
     stream = [
         changed(11, phase="Running"),
         changed(12, phase="Running", deleted=True),
@@ -288,76 +294,76 @@ def test_the_end_of_a_pod_is_told_only_after_its_note_and_the_position_are_safe(
         event("DELETED", "a", 16),
         *QUIET,
     ]
-    assert noted(Notebook(), [listed(10, pod("a", 3))], stream) == [
+    assert calls_of(Checkpoints(), [listed(10, pod("a", version=3))], stream) == [
         "take api",
-        *("remember SET", "write api 10", "settle api", "tell SET"),
-        *("remember UPDATE", "write api 11", "tell UPDATE"),
-        *("remember UPDATE", "write api 12", "settle api", "tell UPDATE"),
-        *("remember UPDATE", "write api 13", "settle api", "tell UPDATE"),
-        *("remember UPDATE", "write api 14", "settle api", "tell UPDATE"),
-        *("remember UPDATE", "write api 15", "tell UPDATE"),
-        *("remember REMOVE", "write api 16", "settle api", "tell REMOVE"),
+        *("store SET", "write api 10", "settle api", "emit SET"),
+        *("store UPDATE", "write api 11", "emit UPDATE"),
+        *("store UPDATE", "write api 12", "settle api", "emit UPDATE"),
+        *("store UPDATE", "write api 13", "settle api", "emit UPDATE"),
+        *("store UPDATE", "write api 14", "settle api", "emit UPDATE"),
+        *("store UPDATE", "write api 15", "emit UPDATE"),
+        *("store REMOVE", "write api 16", "settle api", "emit REMOVE"),
     ]
 
 
-def test_what_an_earlier_life_saw_counts_as_seen() -> None:
-    assert noted(Notebook(b"15"), [listed(14), listed(15)], QUIET) == [
-        "take api", "remember SET", "write api 15", "settle api", "tell SET",
+def test_a_version_from_before_a_restart_is_known() -> None:
+    assert calls_of(Checkpoints(b"15"), [listed(14), listed(15)], QUIET) == [
+        "take api", "store SET", "write api 15", "settle api", "emit SET",
     ]  # fmt: skip
-    assert noted(Notebook(b"\xff"), [listed(14)], QUIET)[2:] == ["write api 14", "settle api", "tell SET"]
+    assert calls_of(Checkpoints(b"\xff"), [listed(14)], QUIET)[2:] == ["write api 14", "settle api", "emit SET"]
 
 
-def test_a_change_is_told_even_if_it_cannot_be_noted() -> None:
-    notebook = Notebook()
-    notebook.refuses = "write"
-    calls = noted(notebook, [listed(10)], QUIET, seconds=0.5)
-    assert calls == ["take api", "remember SET", "write api 10", "tell SET"]
+def test_a_change_is_sent_even_if_it_cannot_be_stored() -> None:
+    checkpoints = Checkpoints()
+    checkpoints.refuses = "write"
+    calls = calls_of(checkpoints, [listed(10)], QUIET, seconds=0.5)
+    assert calls == ["take api", "store SET", "write api 10", "emit SET"]
 
 
-def test_the_position_is_not_noted_if_the_pods_cannot_be_noted() -> None:
-    notebook = Notebook()
-    notebook.refuses = "remember"
-    calls = noted(notebook, [listed(10)], QUIET, seconds=0.5)
-    assert calls == ["take api", "remember SET", "tell SET"]
+def test_the_position_is_not_noted_if_the_pods_cannot_be_calls_of() -> None:
+    checkpoints = Checkpoints()
+    checkpoints.refuses = "store"
+    calls = calls_of(checkpoints, [listed(10)], QUIET, seconds=0.5)
+    assert calls == ["take api", "store SET", "emit SET"]
 
 
-# The ledger.
+# The state of the reflector.
 
 
 def test_a_list_is_stale_only_if_it_is_older() -> None:
-    ledger = Ledger()
-    assert not ledger.is_stale(listed(1))
-    ledger.take_list(listed(10))
+    state = ReflectorState()
+    assert not state.is_stale(listed(1))
+    state.take_list(listed(10))
     versions = ["9", "10", "11", "", "x", "-1", "٩", "9" * 40, "1" + "0" * 40]
-    assert [ledger.is_stale(listed(version)) for version in versions] == [True] + [False] * 8
-    ledger.take_list(listed("5" + "0" * 39))
-    assert [ledger.is_stale(listed(version)) for version in ("4" + "9" * 39, "4" + "9" * 38)] == [True, True]
-    ledger.take_list(listed("1" + "0" * 40))  # 41 digits: no number
-    assert not ledger.is_stale(listed(5))
+    assert [state.is_stale(listed(version)) for version in versions] == [True] + [False] * 8
+    state.take_list(listed("5" + "0" * 39))
+    assert [state.is_stale(listed(version)) for version in ("4" + "9" * 39, "4" + "9" * 38)] == [True, True]
+    state.take_list(listed("1" + "0" * 40))  # 41 digits, so not a number
+    assert not state.is_stale(listed(5))
 
 
-def test_a_list_is_told_with_all_that_can_be_used() -> None:
-    ledger = Ledger()
-    usable, unnamed, without_uid = pod("a", 3), pod("", 4), pod("b", 5, uid="")
+def test_a_list_is_a_set_of_its_usable_pods() -> None:
+    state = ReflectorState()
+    usable, unnamed, without_uid = pod("a", version=3), pod("", version=4), pod("b", version=5, uid="")
     assert [is_usable(each) for each in (usable, unnamed, without_uid)] == [True, False, False]
-    update, refused = ledger.take_list(listed(10, usable, unnamed, without_uid))
+    update, refused = state.take_list(listed(10, usable, unnamed, without_uid))
     assert (update, refused) == (PodUpdate(Op.SET, (usable,), "api"), (unnamed, without_uid))
-    assert ledger.position == "10"
+    assert state.position == "10"
 
 
-def test_a_misread_pod_is_kept_unless_another_has_its_name() -> None:
-    ledger = Ledger()
-    a, b, c = pod("a", 3), pod("b", 4), pod("c", 5)
-    ledger.take_list(listed(10, a, b, c))
-    again = pod("b", 12, uid="new")
-    update, _ = ledger.take_list(listed(20, pod("a", 11, uid=""), pod("b", 11, uid=""), again))
+def test_an_unusable_pod_is_kept_unless_another_pod_has_its_name() -> None:
+    state = ReflectorState()
+    a, b, c = pod("a", version=3), pod("b", version=4), pod("c", version=5)
+    state.take_list(listed(10, a, b, c))
+    again = pod("b", version=12, uid="new")
+    update, _ = state.take_list(listed(20, pod("a", version=11, uid=""), pod("b", version=11, uid=""), again))
     assert update.pods == (again, a)
 
 
-def test_events_change_the_position_and_are_told_once() -> None:
-    ledger = Ledger()
-    ledger.take_list(listed(10, pod("a", 3)))
-    told = []
+def test_events_change_the_position_and_are_sent_once() -> None:
+    state = ReflectorState()
+    state.take_list(listed(10, pod("a", version=3)))
+    updates = []
     for each in (
         event("MODIFIED", "a", 10),
         event("MODIFIED", "a", 10),
@@ -373,9 +379,9 @@ def test_events_change_the_position_and_are_told_once() -> None:
         event("MODIFIED", "e", 22),
         event("ADDED", "", 23, uid="x"),
     ):
-        update = ledger.take_event(each)
-        told.append((f"{update.op} {update.pods[0].metadata.name}" if update else None, ledger.position))
-    assert told == [
+        update = state.take_event(each)
+        updates.append((f"{update.op} {update.pods[0].metadata.name}" if update else None, state.position))
+    assert updates == [
         ("UPDATE a", "10"),
         (None, "10"),
         (None, "10"),
@@ -392,20 +398,20 @@ def test_events_change_the_position_and_are_told_once() -> None:
     ]
 
 
-def test_an_older_bookmark_does_not_uncover_what_a_newer_one_covered() -> None:
-    ledger = Ledger()
-    ledger.take_list(listed(10))
+def test_an_older_bookmark_does_not_undo_a_newer_one() -> None:
+    state = ReflectorState()
+    state.take_list(listed(10))
     for version in (30, 20, "x"):
-        ledger.take_event(bookmark(version))
-    assert ledger.take_event(event("ADDED", "a", 30)) is None
-    assert ledger.take_event(event("ADDED", "a", 31)) is not None
+        state.take_event(bookmark(version))
+    assert state.take_event(event("ADDED", "a", 30)) is None
+    assert state.take_event(event("ADDED", "a", 31)) is not None
 
 
-def test_a_deleted_pod_is_forgotten_with_the_bookmark_of_its_deletion() -> None:
-    ledger = Ledger()
-    ledger.take_list(listed(10))
+def test_a_deletion_is_dropped_after_its_bookmark() -> None:
+    state = ReflectorState()
+    state.take_list(listed(10))
     for name, version in (("a", 20), ("b", 21), ("odd", "x")):
-        ledger.take_event(event("DELETED", name, version))
-    ledger.take_event(bookmark(20))
-    told = {name: ledger.take_event(event("ADDED", name, 25)) is not None for name in ("a", "b", "odd", "new")}
-    assert told == {"a": True, "b": False, "odd": False, "new": True}
+        state.take_event(event("DELETED", name, version))
+    state.take_event(bookmark(20))
+    updates = {name: state.take_event(event("ADDED", name, 25)) is not None for name in ("a", "b", "odd", "new")}
+    assert updates == {"a": True, "b": False, "odd": False, "new": True}

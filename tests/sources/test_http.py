@@ -1,4 +1,4 @@
-"""Pods from a real web server: what is asked, what is told, and what no answer takes away."""
+"""Pods from a real web server: requests, updates, and failures that change no pods."""
 
 import asyncio
 import subprocess
@@ -15,13 +15,13 @@ from podkeeper.model.errors import BadInput, TryLater
 from podkeeper.model.k8s.core import ConfigMap
 from podkeeper.model.messages import PodUpdate
 from podkeeper.sources.http import HttpSource
+from podkeeper.sources.http_fetch import FetchedBody, FetchFailed
 from podkeeper.sources.local_objects import LocalObjects
-from podkeeper.sources.web_page import Fetched, NoAnswer
 from podkeeper.testing.virtual_time import simulate
 from tests.sources.static_listener import (
     FailingStore,
     InlineExecutor,
-    Listener,
+    Receiver,
     config_map_text,
     pod_text,
     running,
@@ -31,7 +31,7 @@ from tests.sources.web_server import serving
 
 
 class Server:
-    """Says what a test says, and remembers what it was asked."""
+    """Serves the body of a test and records the requests."""
 
     def __init__(self, body: str = "", *, etag: str = "") -> None:
         self.body = body
@@ -46,7 +46,7 @@ class Server:
             return web.Response(status=304)
         return web.Response(text=self.body, status=self.status, headers={"ETag": self.etag} if self.etag else None)
 
-    async def is_asked_again(self) -> None:
+    async def has_another_request(self) -> None:
         count = len(self.asked)
         await until(lambda: len(self.asked) >= count + 2)
 
@@ -54,8 +54,8 @@ class Server:
 @asynccontextmanager
 async def listening(
     server: Server, *, headers: dict[str, tuple[str, ...]] | None = None, objects: LocalObjects | None = None
-) -> AsyncIterator[tuple[Listener, HttpSource]]:
-    listener = Listener()
+) -> AsyncIterator[tuple[Receiver, HttpSource]]:
+    receiver = Receiver()
     async with serving(server.answer) as server.url:
         source = HttpSource(
             server.url,
@@ -64,10 +64,10 @@ async def listening(
             headers=headers,
             objects=objects,
             period_seconds=0.02,
-            report=listener.report,
+            report=receiver.report,
         )
-        async with running(source, listener):
-            yield listener, source
+        async with running(source, receiver):
+            yield receiver, source
 
 
 BODIES = {
@@ -75,16 +75,16 @@ BODIES = {
     "many documents": (f"{pod_text('web')}---\n{pod_text('db')}", ("web", "db")),
     "an empty list": ('{"apiVersion": "v1", "kind": "PodList", "items": []}', ()),
     "a list without items": ('{"apiVersion": "v1", "kind": "PodList"}', ()),
-    "nothing, as the first answer": ("", ()),
+    "an empty body as the first answer": ("", ()),
 }
 
 
 @pytest.mark.parametrize("body, names", BODIES.values(), ids=BODIES.keys())
 def test_a_body_is_a_manifest(body: str, names: tuple[str, ...]) -> None:
     async def scenario() -> None:
-        async with listening(Server(body)) as (listener, _):
-            await listener.hears(*names)
-            assert {update.source for update in listener.told} == {"http"}
+        async with listening(Server(body)) as (receiver, _):
+            await receiver.receives(*names)
+            assert {update.source for update in receiver.updates} == {"http"}
 
     asyncio.run(scenario())
 
@@ -92,15 +92,15 @@ def test_a_body_is_a_manifest(body: str, names: tuple[str, ...]) -> None:
 def test_headers_are_sent_and_a_body_that_did_not_change_is_not_sent_again() -> None:
     async def scenario() -> None:
         server = Server(pod_text("web"), etag='"one"')
-        async with listening(server, headers={"X-Node": ("n1", "again")}) as (listener, _):
-            await listener.hears("web")
-            await server.is_asked_again()
+        async with listening(server, headers={"X-Node": ("n1", "again")}) as (receiver, _):
+            await receiver.receives("web")
+            await server.has_another_request()
             assert server.asked[0].headers.getall("X-Node") == ["n1", "again"]
             assert "If-None-Match" not in server.asked[0].headers
             assert server.asked[-1].headers["If-None-Match"] == '"one"'
-            assert len(listener.told) == 1
+            assert len(receiver.updates) == 1
             server.body, server.etag = pod_text("db"), '"two"'
-            await listener.hears("db")
+            await receiver.receives("db")
 
     asyncio.run(scenario())
 
@@ -117,7 +117,7 @@ def set_huge(server: Server) -> None:
     server.body = "#" * (11 * 1024 * 1024)
 
 
-def set_broken(server: Server) -> None:
+def set_invalid(server: Server) -> None:
     server.body = "kind: Pod\nmetadata: [\n"
 
 
@@ -125,7 +125,7 @@ TROUBLES: dict[str, tuple[Callable[[Server], None], str]] = {
     "not found": (set_status, "404 Not Found"),
     "an empty body": (set_empty, "the manifest is empty"),
     "a body too large": (set_huge, "larger than"),
-    "a broken body": (set_broken, "cannot parse YAML"),
+    "an invalid body": (set_invalid, "cannot parse YAML"),
 }
 
 
@@ -133,16 +133,16 @@ TROUBLES: dict[str, tuple[Callable[[Server], None], str]] = {
 def test_failures_are_reported_once_and_change_no_pods(spoil: Callable[[Server], None], reason: str) -> None:
     async def scenario() -> None:
         server = Server(pod_text("web"))
-        async with listening(server) as (listener, source):
-            await listener.hears("web")
+        async with listening(server) as (receiver, source):
+            await receiver.receives("web")
             spoil(server)
             await until(lambda: bool(source.problems()))
-            await server.is_asked_again()
+            await server.has_another_request()
             assert reason in source.problems()[0].message
-            assert [place for place, _ in listener.reports] == [server.url]
-            assert listener.names() == ["web"]
+            assert [place for place, _ in receiver.reports] == [server.url]
+            assert receiver.names() == ["web"]
             server.status, server.body = 200, pod_text("web", "mended")
-            await until(lambda: listener.images() == {"web": "mended"})
+            await until(lambda: receiver.images() == {"web": "mended"})
             assert source.problems() == ()
 
     asyncio.run(scenario())
@@ -153,22 +153,22 @@ REFUSED = {name: TROUBLES[name] for name in ("an empty body", "a body too large"
 
 @pytest.mark.parametrize("spoil, reason", REFUSED.values(), ids=REFUSED.keys())
 def test_the_etag_of_a_refused_body_is_not_sent_back(spoil: Callable[[Server], None], reason: str) -> None:
-    """A server that answers 304 to it would make the trouble look gone."""
+    """If it were sent, a server could answer 304, and the problem would seem to be fixed."""
 
     async def scenario() -> None:
         server = Server(pod_text("web"), etag='"good"')
-        async with listening(server) as (listener, source):
-            await listener.hears("web")
+        async with listening(server) as (receiver, source):
+            await receiver.receives("web")
             spoil(server)
             server.etag = '"refused"'
             await until(lambda: bool(source.problems()))
             for _ in range(2):
-                await server.is_asked_again()
+                await server.has_another_request()
                 assert reason in source.problems()[0].message
             assert '"refused"' not in {request.headers.get("If-None-Match") for request in server.asked}
             server.body, server.etag = pod_text("web"), '"good"'
             await until(lambda: not source.problems())
-            assert len(listener.told) == 1
+            assert len(receiver.updates) == 1
 
     asyncio.run(scenario())
 
@@ -176,127 +176,125 @@ def test_the_etag_of_a_refused_body_is_not_sent_back(spoil: Callable[[Server], N
 def test_the_etag_of_a_first_answer_that_was_empty_is_not_sent_back() -> None:
     async def scenario() -> None:
         server = Server("", etag='"empty"')
-        async with listening(server) as (listener, source):
-            await until(lambda: bool(listener.told))
+        async with listening(server) as (receiver, source):
+            await until(lambda: bool(receiver.updates))
             await until(lambda: bool(source.problems()))  # only the first answer may be empty
-            await server.is_asked_again()
+            await server.has_another_request()
             assert {request.headers.get("If-None-Match") for request in server.asked} == {None}
 
     asyncio.run(scenario())
 
 
-def test_an_unexpected_failure_is_reported_and_the_same_body_is_taken_by_the_next_try() -> None:
+def test_an_unexpected_failure_is_reported_and_the_same_body_is_processed_again() -> None:
     async def scenario() -> None:
         server, store = Server(pod_text("web"), etag='"one"'), FailingStore()
-        async with listening(server, objects=store) as (listener, source):
-            await listener.hears("web")
+        async with listening(server, objects=store) as (receiver, source):
+            await receiver.receives("web")
             store.failures = 1
             server.body, server.etag = pod_text("db"), '"two"'
-            await listener.hears("db")
-            assert any("please report this" in each.message for _, problems in listener.reports for each in problems)
+            await receiver.receives("db")
+            assert any("please report this" in each.message for _, problems in receiver.reports for each in problems)
             assert source.problems() == ()
 
     asyncio.run(scenario())
 
 
-def test_what_was_refused_by_the_listener_is_told_again_though_the_server_says_nothing_new() -> None:
+def test_a_refused_update_is_sent_again_although_the_body_has_not_changed() -> None:
     async def scenario() -> None:
         server = Server(pod_text("web"), etag='"one"')
         refusals = [TryLater("the loop is not ready"), RuntimeError("a bug")]
-        told: list[PodUpdate] = []
+        updates: list[PodUpdate] = []
 
-        def tell(update: PodUpdate) -> None:
+        def emit(update: PodUpdate) -> None:
             if refusals:
                 raise refusals.pop()
-            told.append(update)
+            updates.append(update)
 
         async with serving(server.answer) as url:
             source = HttpSource(url, "n1", SystemClock(), period_seconds=0.02)
             async with asyncio.TaskGroup() as group:
-                running_source = group.create_task(source.run(tell))
-                await until(lambda: bool(told))
-                await server.is_asked_again()
+                running_source = group.create_task(source.run(emit))
+                await until(lambda: bool(updates))
+                await server.has_another_request()
                 running_source.cancel()
-        assert len(told) == 1
+        assert len(updates) == 1
 
     asyncio.run(scenario())
 
 
-def test_a_server_that_is_not_there_says_nothing_about_pods() -> None:
+def test_an_unreachable_server_changes_no_pods() -> None:
     async def scenario() -> None:
         async with serving(Server().answer) as gone:
             pass
-        listener = Listener()
+        receiver = Receiver()
         source = HttpSource(gone, "n1", SystemClock(), period_seconds=0.02)
-        async with running(source, listener):
+        async with running(source, receiver):
             await until(lambda: bool(source.problems()))
             assert "cannot fetch it" in source.problems()[0].message
-        assert listener.told == []
+        assert receiver.updates == []
 
     asyncio.run(scenario())
 
 
-def test_a_first_answer_that_is_an_error_is_no_empty_set() -> None:
+def test_an_error_as_the_first_answer_is_not_an_empty_set() -> None:
     async def scenario() -> None:
         server = Server(pod_text("web"))
         server.status = 503
-        async with listening(server) as (listener, source):
+        async with listening(server) as (receiver, source):
             await until(lambda: bool(source.problems()))
-            assert listener.told == []
+            assert receiver.updates == []
             server.status = 200
-            await listener.hears("web")
+            await receiver.receives("web")
 
     asyncio.run(scenario())
 
 
-class Steady(SystemClock):
-    """A clock without chance."""
-
+class ClockWithoutJitter(SystemClock):
     def fraction(self) -> float:
         return 0.0
 
 
-class ScriptedPage:
-    """Succeeds or fails as scripted, and notes when it is fetched."""
+class ScriptedFetcher:
+    """Succeeds or fails as scripted, and records the times of the requests."""
 
     def __init__(self, succeeds: list[bool]) -> None:
         self._succeeds = succeeds
         self.times: list[float] = []
         self.finished = asyncio.Event()
 
-    async def __aenter__(self) -> "ScriptedPage":
+    async def __aenter__(self) -> "ScriptedFetcher":
         return self
 
     async def __aexit__(self, *_: object) -> None:
         pass
 
-    async def fetch(self, etag: str) -> Fetched:
+    async def fetch(self, etag: str) -> FetchedBody:
         if len(self.times) == len(self._succeeds):
             self.finished.set()
             await asyncio.Event().wait()
         self.times.append(asyncio.get_running_loop().time())
         if not self._succeeds[len(self.times) - 1]:
-            raise NoAnswer("cannot fetch it: 503")
-        return Fetched(pod_text("web").encode())
+            raise FetchFailed("cannot fetch it: 503")
+        return FetchedBody(pod_text("web").encode())
 
 
-def test_pauses_grow_with_failures_up_to_the_period_and_start_over_after_a_success() -> None:
+def test_pauses_grow_with_failures_up_to_the_period_and_are_reset_by_a_success() -> None:
     async def scenario() -> list[float]:
         asyncio.get_running_loop().set_default_executor(InlineExecutor())
-        page = ScriptedPage([False] * 6 + [True, False, False, True, True, True])
-        async with running(HttpSource("http://example.test", "n1", Steady(), page=page), Listener()):
-            await page.finished.wait()
-        return [after - before for before, after in pairwise(page.times)]
+        fetcher = ScriptedFetcher([False] * 6 + [True, False, False, True, True, True])
+        async with running(HttpSource("http://example.test", "n1", ClockWithoutJitter(), fetcher=fetcher), Receiver()):
+            await fetcher.finished.wait()
+        return [after - before for before, after in pairwise(fetcher.times)]
 
     assert simulate(scenario())[0] == [1, 2, 4, 8, 16, 20, 20, 1, 2, 20, 20]
 
 
-def test_a_fleet_that_shares_a_url_shares_uids() -> None:
+def test_nodes_with_the_same_url_have_the_same_uids() -> None:
     async def uid_on(node: str, url: str) -> str | None:
-        listener = Listener()
-        async with running(HttpSource(url, node, SystemClock()), listener):
-            await until(lambda: bool(listener.told))
-        return listener.told[0].pods[0].metadata.uid
+        receiver = Receiver()
+        async with running(HttpSource(url, node, SystemClock()), receiver):
+            await until(lambda: bool(receiver.updates))
+        return receiver.updates[0].pods[0].metadata.uid
 
     async def scenario() -> None:
         async with serving(Server(pod_text("web")).answer) as url:
@@ -305,12 +303,12 @@ def test_a_fleet_that_shares_a_url_shares_uids() -> None:
     asyncio.run(scenario())
 
 
-def test_config_maps_of_a_url_are_kept_in_the_store() -> None:
+def test_config_maps_of_a_url_are_stored() -> None:
     async def scenario() -> None:
         objects = LocalObjects()
         server = Server(f"{config_map_text('c', 'v1')}---\n{pod_text('web')}")
-        async with listening(server, objects=objects) as (listener, _):
-            await listener.hears("web")
+        async with listening(server, objects=objects) as (receiver, _):
+            await receiver.receives("web")
             assert (await objects.get(ConfigMap, "c")).data == {"key": "v1"}
 
     asyncio.run(scenario())
@@ -319,15 +317,15 @@ def test_config_maps_of_a_url_are_kept_in_the_store() -> None:
 def test_a_password_in_the_url_is_used_and_never_shown() -> None:
     async def scenario() -> None:
         server = Server("kind: [")
-        listener = Listener()
+        receiver = Receiver()
         async with serving(server.answer) as url:
             with_password = url.replace("http://", "http://node:hush@")
-            source = HttpSource(with_password, "n1", SystemClock(), report=listener.report)
-            async with running(source, listener):
-                await until(lambda: bool(listener.reports))
+            source = HttpSource(with_password, "n1", SystemClock(), report=receiver.report)
+            async with running(source, receiver):
+                await until(lambda: bool(receiver.reports))
         assert server.asked[0].headers["Authorization"].startswith("Basic ")
-        assert "hush" not in repr(listener.reports)
-        assert listener.reports[0][0] == url
+        assert "hush" not in repr(receiver.reports)
+        assert receiver.reports[0][0] == url
 
     asyncio.run(scenario())
 

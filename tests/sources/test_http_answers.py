@@ -1,4 +1,4 @@
-"""A URL as a source, answer by answer: what is sent back as ETag, what is reported, and how long it rests."""
+"""The HTTP source, response by response: ETags, reports and pauses."""
 
 import asyncio
 from typing import Any
@@ -9,9 +9,9 @@ from aiohttp import web
 from podkeeper.model.errors import BadInput, Problem
 from podkeeper.model.messages import PodUpdate
 from podkeeper.sources.http import HttpSource
-from podkeeper.sources.web_page import Fetched, NoAnswer, WebPage, shown_url
+from podkeeper.sources.http_fetch import FetchedBody, FetchFailed, HttpFetcher, shown_url
 from podkeeper.testing.virtual_time import FixedJitterClock, simulate
-from tests.sources.static_listener import InlineExecutor, Listener, pod_text, running
+from tests.sources.static_listener import InlineExecutor, Receiver, pod_text, running
 from tests.sources.web_server import serving
 
 URL = "http://user:secret@example.test/pods"
@@ -19,23 +19,23 @@ PLACE = "http://example.test/pods"
 WEB, DB = pod_text("web").encode(), pod_text("db").encode()
 
 
-class Page:
-    """Gives the next answer, and records when it was asked with which ETag."""
+class ScriptedFetcher:
+    """Returns the next response, and records the time and ETag of each request."""
 
-    def __init__(self, *answers: Fetched | Exception | None) -> None:
+    def __init__(self, *answers: FetchedBody | Exception | None) -> None:
         self._answers = list(answers)
         self.asked: list[tuple[float, str]] = []
         self.finished = asyncio.Event()
         self.open = 0
 
-    async def __aenter__(self) -> "Page":
+    async def __aenter__(self) -> "ScriptedFetcher":
         self.open += 1
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self.open -= 1
 
-    async def fetch(self, etag: str) -> Fetched | None:
+    async def fetch(self, etag: str) -> FetchedBody | None:
         if not self._answers:
             self.finished.set()
             await asyncio.Event().wait()
@@ -46,39 +46,41 @@ class Page:
         return answer
 
 
-def heard(
-    *answers: Fetched | Exception | None, jitter: float = 0.0, **options: Any
+def results_of(
+    *answers: FetchedBody | Exception | None, jitter: float = 0.0, **options: Any
 ) -> tuple[list[tuple[float, str]], list[list[str]], list[tuple[str, tuple[Problem, ...]]], tuple[Problem, ...]]:
-    """The requests, the names of each SET, the reports, and the problems in the end."""
-    listener = Listener()
+    """Return the requests, the names of each SET, the reports, and the last problems."""
+    receiver = Receiver()
 
     async def scenario() -> tuple[list[tuple[float, str]], tuple[Problem, ...]]:
         asyncio.get_running_loop().set_default_executor(InlineExecutor())
-        page = Page(*answers)
-        source = HttpSource(URL, "n1", FixedJitterClock(jitter), page=page, report=listener.report, **options)
+        fetcher = ScriptedFetcher(*answers)
+        source = HttpSource(URL, "n1", FixedJitterClock(jitter), fetcher=fetcher, report=receiver.report, **options)
         assert source.name == "http"
-        async with running(source, listener):
-            await page.finished.wait()
+        async with running(source, receiver):
+            await fetcher.finished.wait()
             problems = source.problems()
-        assert page.open == 0
-        return page.asked, problems
+        assert fetcher.open == 0
+        return fetcher.asked, problems
 
     asked, problems = simulate(scenario())[0]
-    told = [[(pod.metadata.name or "").removesuffix("-n1") for pod in update.pods] for update in listener.told]
-    return asked, told, listener.reports, problems
+    updates = [[(pod.metadata.name or "").removesuffix("-n1") for pod in update.pods] for update in receiver.updates]
+    return asked, updates, receiver.reports, problems
 
 
-def test_a_body_is_told_once_and_its_etag_sent_back() -> None:
-    asked, told, reports, problems = heard(
-        Fetched(WEB, "one"), None, Fetched(WEB, "two"), Fetched(DB, ""), Fetched(DB, "three"), None
+def test_a_body_is_sent_once_and_its_etag_is_sent_back() -> None:
+    asked, updates, reports, problems = results_of(
+        FetchedBody(WEB, "one"), None, FetchedBody(WEB, "two"), FetchedBody(DB, ""), FetchedBody(DB, "three"), None
     )
     assert asked == [(0, ""), (20, "one"), (40, "one"), (60, "two"), (80, ""), (100, "three")]
-    assert (told, reports, problems) == ([["web"], ["db"]], [], ())
+    assert (updates, reports, problems) == ([["web"], ["db"]], [], ())
 
 
 def test_failures_are_reported_and_retried_with_a_backoff() -> None:
-    refused = NoAnswer("cannot fetch it: 503")
-    asked, told, reports, problems = heard(Fetched(WEB, "e"), refused, refused, ZeroDivisionError("odd"), None)
+    refused = FetchFailed("cannot fetch it: 503")
+    asked, updates, reports, problems = results_of(
+        FetchedBody(WEB, "e"), refused, refused, ZeroDivisionError("odd"), None
+    )
     assert [at for at, _ in asked] == [0, 20, 21, 23, 27]
     assert {etag for _, etag in asked[1:]} == {"e"}
     odd = "unexpected error: ZeroDivisionError('odd'); please report this bug"
@@ -86,29 +88,29 @@ def test_failures_are_reported_and_retried_with_a_backoff() -> None:
         (PLACE, (Problem("cannot fetch it: 503", file=PLACE),)),
         (PLACE, (Problem(odd, file=PLACE),)),
     ]
-    assert (told, problems) == ([["web"]], ())
+    assert (updates, problems) == ([["web"]], ())
 
 
 @pytest.mark.parametrize("jitter, expected", [(0.0, [0, 1, 3, 7, 12, 17]), (1.0, [0, 1.5, 4.5, 10.5, 18, 25.5])])
 def test_pauses_grow_up_to_the_period_and_are_jittered(jitter: float, expected: list[float]) -> None:
-    asked, told, _, problems = heard(*[NoAnswer("no")] * 6, jitter=jitter, period_seconds=5.0)
+    asked, updates, _, problems = results_of(*[FetchFailed("no")] * 6, jitter=jitter, period_seconds=5.0)
     assert [at for at, _ in asked] == expected
-    assert (told, problems) == ([], (Problem("no", file=PLACE),))
+    assert (updates, problems) == ([], (Problem("no", file=PLACE),))
 
 
-def test_not_modified_is_no_first_answer() -> None:
-    asked, told, _, problems = heard(None)
-    assert (asked, told) == ([(0, "")], [])
+def test_not_modified_as_the_first_answer_is_an_error() -> None:
+    asked, updates, _, problems = results_of(None)
+    assert (asked, updates) == ([(0, "")], [])
     assert problems == (Problem("cannot fetch it: 304 Not Modified", file=PLACE),)
 
 
-def test_an_empty_body_is_an_empty_set_only_at_first() -> None:
-    empty = Fetched(b" \n", "e")
+def test_an_empty_body_is_an_empty_set_only_as_the_first_answer() -> None:
+    empty = FetchedBody(b" \n", "e")
     why = "the manifest is empty; to remove its pods, serve an empty PodList"
-    asked, told, _, problems = heard(empty, Fetched(WEB, "w"), empty, Fetched(DB, "d"))
+    asked, updates, _, problems = results_of(empty, FetchedBody(WEB, "w"), empty, FetchedBody(DB, "d"))
     assert asked == [(0, ""), (20, ""), (40, "w"), (41, "w")]
-    assert (told, problems) == ([[], ["web"], ["db"]], ())
-    assert heard(Fetched(WEB, ""), empty)[3] == (Problem(why, file=PLACE),)
+    assert (updates, problems) == ([[], ["web"], ["db"]], ())
+    assert results_of(FetchedBody(WEB, ""), empty)[3] == (Problem(why, file=PLACE),)
 
 
 @pytest.mark.parametrize("url", ["ftp://h/p", "http:///p", "/p", "https://", "h"])
@@ -118,7 +120,7 @@ def test_an_invalid_url_is_refused(url: str) -> None:
 
 
 class Unused:
-    """A clock that nobody asks."""
+    """A clock that is never used."""
 
     def __getattr__(self, name: str) -> Any:
         raise AssertionError(name)
@@ -141,13 +143,13 @@ def test_updates_come_from_the_source_http() -> None:
 
     async def scenario() -> None:
         asyncio.get_running_loop().set_default_executor(InlineExecutor())
-        page = Page(Fetched(WEB, ""))
+        fetcher = ScriptedFetcher(FetchedBody(WEB, ""))
 
-        def tell(update: PodUpdate) -> None:
+        def emit(update: PodUpdate) -> None:
             sources.append(update.source)
 
-        running_source = asyncio.ensure_future(HttpSource(URL, "n1", FixedJitterClock(), page=page).run(tell))
-        await page.finished.wait()
+        running_source = asyncio.ensure_future(HttpSource(URL, "n1", FixedJitterClock(), fetcher=fetcher).run(emit))
+        await fetcher.finished.wait()
         running_source.cancel()
         await asyncio.wait([running_source])
 
@@ -155,7 +157,7 @@ def test_updates_come_from_the_source_http() -> None:
     assert sources == ["http"]
 
 
-def test_a_page_is_fetched_with_its_headers_until_it_is_closed() -> None:
+def test_a_url_is_fetched_with_its_headers() -> None:
     asked: list[tuple[str | None, list[str]]] = []
 
     async def answer(request: web.Request) -> web.Response:
@@ -167,15 +169,15 @@ def test_a_page_is_fetched_with_its_headers_until_it_is_closed() -> None:
 
     async def scenario() -> None:
         async with serving(answer) as url:
-            page = WebPage(url, {"X-Own": ("one", "two")})
-            async with page:
-                assert await page.fetch("") == Fetched(b"body", "e")
-                assert await page.fetch("e") is None
-                assert await page.fetch("f") == Fetched(b"body", "")
-                with pytest.raises(NoAnswer, match=r"^cannot fetch it: 404 Not Found$"):
-                    await page.fetch("")
+            fetcher = HttpFetcher(url, {"X-Own": ("one", "two")})
+            async with fetcher:
+                assert await fetcher.fetch("") == FetchedBody(b"body", "e")
+                assert await fetcher.fetch("e") is None
+                assert await fetcher.fetch("f") == FetchedBody(b"body", "")
+                with pytest.raises(FetchFailed, match=r"^cannot fetch it: 404 Not Found$"):
+                    await fetcher.fetch("")
             with pytest.raises(RuntimeError):
-                await page.fetch("")
+                await fetcher.fetch("")
 
     asyncio.run(scenario())
     assert asked == [(None, ["one", "two"]), ("e", ["one", "two"]), ("f", ["one", "two"]), (None, ["one", "two"])]

@@ -1,4 +1,4 @@
-"""The http source, with an event at every await and a failure at every call: in the end it has told what is served."""
+"""The HTTP source with an event at every await and a failure at every call: its last updates match the server."""
 
 import asyncio
 import hashlib
@@ -8,63 +8,65 @@ from dataclasses import replace
 
 from podkeeper.ports.source import Source
 from podkeeper.sources.http import PERIOD_SECONDS, HttpSource
+from podkeeper.sources.http_fetch import FetchedBody, Fetcher, FetchFailed
 from podkeeper.sources.local_objects import LocalObjects
-from podkeeper.sources.manifest_notes import ManifestNotes
-from podkeeper.sources.web_page import Fetched, NoAnswer, Page
+from podkeeper.sources.stored_manifests import StoredManifests
 from podkeeper.testing.failures import check_backoff_resets, fail_each_call
 from podkeeper.testing.interleave import interleave
-from podkeeper.testing.operations import Event, Operation
+from podkeeper.testing.operations import Event, OperationTest
 from podkeeper.testing.port_calls import PortCalls
-from tests.sources.static_stage import StaticStage, manifest
+from tests.sources.static_harness import StaticHarness, manifest
 
 BROKEN = "kind: Pod\nmetadata: [\n"
 UNUSABLE = ("", BROKEN)
 
 
-class FakePage:
-    """A page whose ETag is a digest of its body, as many servers have it, also of a body that cannot be used."""
+class FakeFetcher:
+    """A URL whose ETag is a digest of its body, even of an invalid body, as on many servers."""
 
     def __init__(self, calls: PortCalls) -> None:
         self.body = ""
         self.is_up = True
-        self.answered = ""  # the last usable body that was handed out
-        self._watched: Page = calls.watch("page", self, {"fetch": (NoAnswer,)})
+        self.answered = ""  # the last valid body that was returned
+        self._watched: Fetcher = calls.watch("page", self, {"fetch": (FetchFailed,)})
 
-    async def __aenter__(self) -> Page:
+    async def __aenter__(self) -> Fetcher:
         return self._watched
 
     async def __aexit__(self, *_: object) -> None:
         pass
 
-    async def fetch(self, etag: str) -> Fetched | None:
+    async def fetch(self, etag: str) -> FetchedBody | None:
         if not self.is_up:
-            raise NoAnswer("cannot fetch it: 503 Service Unavailable")
+            raise FetchFailed("cannot fetch it: 503 Service Unavailable")
         if self.body not in UNUSABLE:
             self.answered = self.body
         digest = hashlib.blake2b(self.body.encode(), digest_size=8).hexdigest()
-        return None if etag == digest else Fetched(self.body.encode(), digest)
+        return None if etag == digest else FetchedBody(self.body.encode(), digest)
 
 
-class Stage(StaticStage):
+class Harness(StaticHarness):
     def __init__(self, calls: PortCalls, group: asyncio.TaskGroup) -> None:
-        self.page = FakePage(calls)
+        self.fetcher = FakeFetcher(calls)
         self.images: dict[str, dict[str, str]] = {}  # by body
         super().__init__(calls, group)
 
-    def build(self, objects: LocalObjects, notes: ManifestNotes) -> Source:
-        return HttpSource("http://host/m", "n1", self.clock, objects=objects, notes=notes, page=self.page)
+    def build(self, objects: LocalObjects, stored_manifests: StoredManifests) -> Source:
+        return HttpSource(
+            "http://host/m", "n1", self.clock, objects=objects, stored_manifests=stored_manifests, fetcher=self.fetcher
+        )
 
     def serve(self, **images: str) -> None:
-        self.page.is_up = True
+        self.fetcher.is_up = True
         items = [manifest(name, image) for name, image in images.items()]
-        self.page.body = "---\n".join(items) or '{"apiVersion": "v1", "kind": "PodList"}'
-        self.images[self.page.body] = images
+        self.fetcher.body = "---\n".join(items) or '{"apiVersion": "v1", "kind": "PodList"}'
+        self.images[self.fetcher.body] = images
 
-    def spoil(self, body: str) -> None:
-        self.page.body = body
+    def damage(self, body: str) -> None:
+        self.fetcher.body = body
 
     def go_down(self) -> None:
-        self.page.is_up = False
+        self.fetcher.is_up = False
 
     def problems(self) -> tuple[str, ...]:
         assert isinstance(self.source, HttpSource)
@@ -72,68 +74,68 @@ class Stage(StaticStage):
 
     def check(self) -> None:
         super().check()
-        is_good = self.page.is_up and self.page.body not in UNUSABLE
+        is_good = self.fetcher.is_up and self.fetcher.body not in UNUSABLE
         assert (self.problems() == ()) == is_good, self.problems()
-        assert self.told() == self.images[self.page.body if is_good else self.page.answered]
+        assert self.received() == self.images[self.fetcher.body if is_good else self.fetcher.answered]
 
 
 @asynccontextmanager
-async def stage(calls: PortCalls) -> AsyncIterator[Stage]:
+async def open_harness(calls: PortCalls) -> AsyncIterator[Harness]:
     async with asyncio.TaskGroup() as group:
-        made = Stage(calls, group)
+        made = Harness(calls, group)
         made.serve(stays="v1", goes="v1")
         yield made
         made.stop()
 
 
-async def live(stage: Stage) -> None:
-    """Tell what is served, and then what is served instead."""
-    stage.start()
+async def change_pods(harness: Harness) -> None:
+    """Send what is served, then its replacement."""
+    harness.start()
     await asyncio.sleep(1)
-    stage.serve(stays="v2", comes="v1")
+    harness.serve(stays="v2", comes="v1")
     await asyncio.sleep(PERIOD_SECONDS)
 
 
-async def recover(stage: Stage) -> None:
-    """Find the URL without an answer, with an empty body, and well again."""
-    stage.start()
+async def recover(harness: Harness) -> None:
+    """Fetch the URL without an answer, with an empty body, and then with a valid one."""
+    harness.start()
     await asyncio.sleep(1)
-    stage.go_down()
+    harness.go_down()
     await asyncio.sleep(PERIOD_SECONDS)
-    stage.page.is_up = True
-    stage.spoil("")
+    harness.fetcher.is_up = True
+    harness.damage("")
     await asyncio.sleep(PERIOD_SECONDS)
-    stage.serve(stays="v2", comes="v1")
+    harness.serve(stays="v2", comes="v1")
     await asyncio.sleep(PERIOD_SECONDS)
 
 
-async def news_still_arrives(stage: Stage) -> None:
-    stage.refusals = stage.lost_answers = 0  # those that no update met
-    stage.serve(last="v1")
+async def changes_still_arrive(harness: Harness) -> None:
+    harness.refusals = harness.lost_answers = 0  # in case no update was affected
+    harness.serve(last="v1")
     await asyncio.sleep(2 * PERIOD_SECONDS)
-    stage.check()
-    assert stage.told() == {"last": "v1"}
-    assert stage.journal.unsynced_writes == 0
+    harness.check()
+    assert harness.received() == {"last": "v1"}
+    assert harness.journal.unsynced_writes == 0
 
 
-LIVE = Operation(
-    stage=stage,
-    run=live,
-    state=Stage.problems,  # which pods are right depends on the bodies that were fetched: `check` knows
-    check=Stage.check,
-    afterwards=news_still_arrives,
+LIVE = OperationTest(
+    setup=open_harness,
+    run=change_pods,
+    state=Harness.problems,  # `check` compares the pods, because they depend on the fetched bodies
+    check=Harness.check,
+    afterwards=changes_still_arrive,
     settle_seconds=60,
 )
-EVENTS: dict[str, Event[Stage]] = {
-    "a pod comes, another changes": lambda stage: stage.serve(other="v1", stays="v3"),
-    "all pods go": lambda stage: stage.serve(),
-    "the body is empty": lambda stage: stage.spoil(""),
-    "the body is broken": lambda stage: stage.spoil(BROKEN),
-    "the server fails": Stage.go_down,
-    "an update is refused": Stage.refuse,
-    "an update is taken with an error": Stage.lose_answer,
-    "the source runs again": Stage.run_again,
-    "the agent restarts": Stage.start,
+EVENTS: dict[str, Event[Harness]] = {
+    "a pod is added, another changes": lambda harness: harness.serve(other="v1", stays="v3"),
+    "all pods go": lambda harness: harness.serve(),
+    "the body is empty": lambda harness: harness.damage(""),
+    "the body is invalid": lambda harness: harness.damage(BROKEN),
+    "the server fails": Harness.go_down,
+    "an update is refused": Harness.refuse,
+    "an update is processed, but raises an error": Harness.lose_answer,
+    "the source runs again": Harness.run_again,
+    "the agent restarts": Harness.start,
 }
 
 
@@ -145,8 +147,8 @@ def test_every_call_fails_once() -> None:
     fail_each_call(replace(LIVE, run=recover))
 
 
-def test_a_success_resets_the_pause_between_tries() -> None:
-    async def a_period(stage: Stage) -> None:
+def test_a_success_resets_the_backoff() -> None:
+    async def a_period(harness: Harness) -> None:
         await asyncio.sleep(PERIOD_SECONDS)
 
-    assert check_backoff_resets(LIVE, "page", "fetch", NoAnswer, a_period) == [1, 2, 4, 8]
+    assert check_backoff_resets(LIVE, "page", "fetch", FetchFailed, a_period) == [1, 2, 4, 8]

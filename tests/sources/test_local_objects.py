@@ -1,4 +1,4 @@
-"""The node's own config maps and secrets: what a document becomes, who finds it, and who hears of changes."""
+"""The node's own config maps and secrets: conversion of documents, queries and subscriptions."""
 
 import asyncio
 import base64
@@ -18,7 +18,7 @@ def config_map(name: str, value: str = "v", namespace: str | None = None) -> Con
 
 
 def document(text: str) -> Document:
-    (found,) = read_documents(text, "f.yaml").all_sound()
+    (found,) = read_documents(text, "f.yaml").all_valid()
     return found
 
 
@@ -39,7 +39,7 @@ def test_an_object_is_found_by_kind_name_and_namespace() -> None:
     asyncio.run(scenario())
 
 
-def test_each_owner_replaces_its_own_and_file_counts_before_http() -> None:
+def test_each_source_replaces_its_own_objects_and_file_has_priority_over_http() -> None:
     objects = LocalObjects()
     objects.replace("http", [config_map("c", "http"), config_map("d")])
     objects.replace("file", [config_map("c", "file")])
@@ -51,25 +51,25 @@ def test_each_owner_replaces_its_own_and_file_counts_before_http() -> None:
     assert [each.data for each in objects.objects()] == [{"key": "http"}, {"key": "v"}]
 
 
-def test_listeners_hear_what_came_changed_and_went_and_nothing_else() -> None:
-    objects, heard = LocalObjects(), list[set[str]]()
+def test_listeners_receive_created_changed_and_removed_objects() -> None:
+    objects, received = LocalObjects(), list[set[str]]()
 
     def fail(changed: frozenset[ObjectKey]) -> None:
         raise RuntimeError("a bug")
 
     objects.subscribe(fail)
-    unsubscribe = objects.subscribe(lambda changed: heard.append({key.name for key in changed}))
+    unsubscribe = objects.subscribe(lambda changed: received.append({key.name for key in changed}))
     objects.replace("file", [config_map("same"), config_map("changed"), config_map("gone")])
     objects.replace("file", [config_map("same"), config_map("changed", "new"), config_map("new")])
     objects.replace("file", [config_map("same"), config_map("changed", "new"), config_map("new")])
-    assert heard == [{"same", "changed", "gone"}, {"changed", "gone", "new"}]
+    assert received == [{"same", "changed", "gone"}, {"changed", "gone", "new"}]
     unsubscribe()
     unsubscribe()
     objects.replace("file", [])
-    assert len(heard) == 2
+    assert len(received) == 2
 
 
-def test_string_data_is_folded_into_data_and_wins() -> None:
+def test_string_data_is_merged_into_data_with_priority() -> None:
     made = secret_from(
         document("apiVersion: v1\nkind: Secret\nmetadata: {name: s}\ndata: {a: eA==, b: eQ==}\nstringData: {b: zü}\n")
     )
@@ -77,23 +77,25 @@ def test_string_data_is_folded_into_data_and_wins() -> None:
     assert (made.string_data, made.type, made.metadata.namespace) == (None, "Opaque", "default")
 
 
-def test_a_secret_of_no_data_is_fine() -> None:
+def test_a_secret_without_data_is_valid() -> None:
     assert secret_from(document("{apiVersion: v1, kind: Secret, metadata: {name: s}, type: x/y}")).data is None
 
 
 REFUSED = {
     "no name": ("ConfigMap", "metadata: {}", "metadata.name", 3),
-    "a name that is none": ("ConfigMap", "metadata: {name: A_b}", "metadata.name", 3),
-    "a namespace that is none": ("Secret", "metadata: {name: a, namespace: a.b}", "metadata.namespace", 3),
-    "a key that is none": ("ConfigMap", "metadata: {name: a}\ndata:\n  a/b: x", "data[a/b]", 5),
-    "a key of a secret that is none": ("Secret", "metadata: {name: a}\ndata:\n  ..a: eA==", "data[..a]", 5),
+    "an invalid name": ("ConfigMap", "metadata: {name: A_b}", "metadata.name", 3),
+    "an invalid namespace": ("Secret", "metadata: {name: a, namespace: a.b}", "metadata.namespace", 3),
+    "an invalid key": ("ConfigMap", "metadata: {name: a}\ndata:\n  a/b: x", "data[a/b]", 5),
+    "an invalid key of a secret": ("Secret", "metadata: {name: a}\ndata:\n  ..a: eA==", "data[..a]", 5),
     "a key twice": ("ConfigMap", "metadata: {name: a}\ndata: {k: x}\nbinaryData:\n  k: eA==", "binaryData[k]", 6),
     "too much": ("ConfigMap", f"metadata: {{name: a}}\ndata:\n  k: {'x' * 1048577}", "data", 4),
 }
 
 
 @pytest.mark.parametrize("kind, rest, field, line", REFUSED.values(), ids=REFUSED.keys())
-def test_what_an_api_server_would_refuse_is_refused_with_its_place(kind: str, rest: str, field: str, line: int) -> None:
+def test_an_object_that_an_api_server_would_reject_is_rejected_with_its_line(
+    kind: str, rest: str, field: str, line: int
+) -> None:
     read = config_map_from if kind == "ConfigMap" else secret_from
     with pytest.raises(BadInput) as refused:
         read(document(f"apiVersion: v1\nkind: {kind}\n{rest}\n"))
@@ -102,7 +104,7 @@ def test_what_an_api_server_would_refuse_is_refused_with_its_place(kind: str, re
 
 
 @pytest.mark.parametrize("rest", ["data: {pin: hush!}", "data: {pin: 1234567}", "stringData: {pin: 1234567}"])
-def test_a_problem_with_a_secret_does_not_show_it(rest: str) -> None:
+def test_a_problem_of_a_secret_does_not_contain_its_value(rest: str) -> None:
     with pytest.raises(BadInput) as refused:
         secret_from(document(f"apiVersion: v1\nkind: Secret\nmetadata: {{name: s}}\n{rest}\n"))
     assert "hush" not in str(refused.value)

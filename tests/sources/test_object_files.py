@@ -1,4 +1,4 @@
-"""A directory of files that only the agent can read: modes, crashes, and directories that are not ours."""
+"""Files that only the agent's user can read: modes, crashes, directories of other users."""
 
 import hashlib
 import os
@@ -22,7 +22,7 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_what_is_written_is_read_and_replaced_and_removed(tmp_path: Path) -> None:
+def test_write_read_replace_and_remove(tmp_path: Path) -> None:
     files, name = opened(tmp_path / "objects"), ObjectFiles.name_of("Secret default/" + "long" * 100)
     assert files.read(name) is None
     files.write(name, b"one")
@@ -45,13 +45,13 @@ def test_only_the_agents_user_can_read_them(tmp_path: Path) -> None:
     assert (mode(tmp_path / "objects"), mode(tmp_path / "objects" / A)) == (0o700, 0o600)
 
 
-def test_a_directory_that_others_may_enter_is_closed_to_them(tmp_path: Path) -> None:
+def test_the_mode_of_an_existing_directory_is_restricted(tmp_path: Path) -> None:
     (tmp_path / "objects").mkdir(mode=0o755)
     opened(tmp_path / "objects")
     assert mode(tmp_path / "objects") == 0o700
 
 
-def test_what_a_crash_left_half_written_is_removed_and_the_former_content_stays(tmp_path: Path) -> None:
+def test_unfinished_files_are_removed_and_the_old_content_is_kept(tmp_path: Path) -> None:
     files = opened(tmp_path / "objects")
     files.write(A, b"whole")
     (tmp_path / "objects" / f"{A}.new").write_bytes(b"hal")
@@ -62,7 +62,7 @@ def test_what_a_crash_left_half_written_is_removed_and_the_former_content_stays(
     assert os.listdir(tmp_path / "objects") == [A]
 
 
-def test_a_link_in_the_place_of_the_directory_is_not_followed(tmp_path: Path) -> None:
+def test_a_link_instead_of_the_directory_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "objects").symlink_to("elsewhere")
     files = ObjectFiles(tmp_path / "objects")
@@ -81,7 +81,7 @@ def test_a_directory_of_another_user_is_not_used(tmp_path: Path) -> None:
         ObjectFiles(tmp_path / "objects").open()
 
 
-def test_a_disk_that_refuses_leaves_the_former_content(tmp_path: Path) -> None:
+def test_a_failed_write_keeps_the_old_content(tmp_path: Path) -> None:
     files = opened(tmp_path / "objects")
     files.write(A, b"old")
     (tmp_path / "objects" / f"{A}.new").mkdir()  # nothing can be written there
@@ -90,7 +90,7 @@ def test_a_disk_that_refuses_leaves_the_former_content(tmp_path: Path) -> None:
     assert files.read(A) == b"old"
 
 
-def test_what_somebody_else_put_there_is_not_ours(tmp_path: Path) -> None:
+def test_other_files_in_the_directory_are_ignored(tmp_path: Path) -> None:
     opened(tmp_path / "objects").write(A, b"one")
     (tmp_path / "objects" / "lost+found").mkdir()
     (tmp_path / "objects" / "README").write_text("by hand")
@@ -114,13 +114,13 @@ def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
     assert os.listdir("/proc/self/fd") == before
 
 
-def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_pipe_instead_of_a_file_does_not_block(tmp_path: Path) -> None:
     files = opened(tmp_path / "objects")
     os.mkfifo(tmp_path / "objects" / "a")
     assert files.read("a") == b""
 
 
-def test_a_link_in_the_place_of_a_file_is_not_followed(tmp_path: Path) -> None:
+def test_a_link_instead_of_a_file_is_not_followed(tmp_path: Path) -> None:
     files = opened(tmp_path / "objects")
     (tmp_path / "precious").write_bytes(b"kept")
     for name in ("a", "a.new"):
@@ -132,9 +132,9 @@ def test_a_link_in_the_place_of_a_file_is_not_followed(tmp_path: Path) -> None:
     assert (tmp_path / "precious").read_bytes() == b"kept"
 
 
-def test_a_failed_write_leaves_no_half_and_a_longer_half_is_replaced(tmp_path: Path) -> None:
+def test_a_failed_write_leaves_no_unfinished_file_and_a_longer_one_is_replaced(tmp_path: Path) -> None:
     files = opened(tmp_path / "objects")
-    (tmp_path / "objects" / "a").mkdir()  # a file cannot take its place
+    (tmp_path / "objects" / "a").mkdir()  # a file cannot replace a directory
     with pytest.raises(OSError):
         files.write("a", b"new")
     assert os.listdir(tmp_path / "objects") == ["a"]
@@ -143,7 +143,7 @@ def test_a_failed_write_leaves_no_half_and_a_longer_half_is_replaced(tmp_path: P
     assert files.read("b") == b"new"
 
 
-def test_missing_directories_are_made_and_names_are_fixed(tmp_path: Path) -> None:
+def test_missing_directories_are_created_and_names_are_stable(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         assert ObjectFiles(tmp_path / "x" / "y" / "objects").open() == frozenset()

@@ -1,4 +1,4 @@
-"""A real web server on loopback, for as long as a test needs it."""
+"""A real web server on the loopback address, for the duration of a test."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -10,7 +10,7 @@ Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @asynccontextmanager
 async def serving(answer: Answer) -> AsyncIterator[str]:
-    """Serve one handler for every path. Gives the URL of a manifest."""
+    """Serve one handler for every path. Yield the URL of a manifest."""
     app = web.Application()
     app.router.add_get("/{path:.*}", answer)
     runner = web.AppRunner(app, access_log=None)

@@ -1,4 +1,4 @@
-"""The small fakes break as ordered. What their ports promise is shown in `tests/contracts`."""
+"""The fakes of the small ports inject the configured failures. `tests/contracts` checks their ports."""
 
 import asyncio
 import math
@@ -6,21 +6,17 @@ import math
 import pytest
 
 from podkeeper.model.errors import TryLater
-from podkeeper.model.k8s.core import Pod, PodSpec, Volume
-from podkeeper.model.k8s.meta import ObjectMeta
 from podkeeper.model.messages import PodUID
-from podkeeper.model.probing import Answered, Endpoint, HttpAnswer, HttpRequest, NoAnswer, NotConnected
+from podkeeper.model.probing import Endpoint, HealthAnswer, HttpAnswer, HttpRequest, NoHttpAnswer, NotConnected
+from podkeeper.testing.build import pod
 from podkeeper.testing.fakes import FakeCgroups, FakeJournal, FakeProber, FakeVolumes
 from podkeeper.testing.virtual_time import VirtualClock, simulate
 
 WEB = PodUID("uid-web")
+POD = pod("web", volumes=("data",))
 
 
-def pod() -> Pod:
-    return Pod(metadata=ObjectMeta(name="web", uid=WEB), spec=PodSpec(volumes=(Volume(name="data"),)))
-
-
-def test_a_full_disk_refuses_to_sync_and_loses_nothing_by_that() -> None:
+def test_a_sync_fails_on_a_full_disk_and_loses_no_write() -> None:
     async def scenario() -> None:
         journal = FakeJournal()
         journal.put("a", b"1")
@@ -37,7 +33,7 @@ def test_a_full_disk_refuses_to_sync_and_loses_nothing_by_that() -> None:
     simulate(scenario())
 
 
-def test_a_sync_covers_what_was_written_before_it_and_no_more() -> None:
+def test_a_sync_covers_only_writes_made_before_it() -> None:
     async def scenario() -> None:
         journal = FakeJournal(sync_seconds=1)
         journal.put("before", b"1")
@@ -55,14 +51,14 @@ def test_a_sync_covers_what_was_written_before_it_and_no_more() -> None:
     simulate(scenario())
 
 
-def test_volumes_hang_fail_and_stay_busy_for_the_pods_that_are_named() -> None:
+def test_volumes_hang_fail_and_stay_busy_for_the_configured_pods() -> None:
     async def scenario() -> None:
         volumes = FakeVolumes(VirtualClock(), delays={"mount": 2})
         volumes.faults.fail("mount", WEB)
         with pytest.raises(TryLater, match="mount web"):
-            await volumes.mount(pod())
+            await volumes.mount(POD)
         assert volumes.mounted_pods() == frozenset()
-        assert await volumes.mount(pod()) == {"data": "/fake/pods/uid-web/volumes/data"}
+        assert await volumes.mount(POD) == {"data": "/fake/pods/uid-web/volumes/data"}
         volumes.in_use.add(WEB)
         with pytest.raises(TryLater, match="busy"):
             await volumes.unmount(WEB)
@@ -71,17 +67,17 @@ def test_volumes_hang_fail_and_stay_busy_for_the_pods_that_are_named() -> None:
         await volumes.unmount(WEB)
         assert [call.operation for call in volumes.ledger] == ["mount", "mount", "unmount", "unmount"]
         volumes.delays.clear()
-        await volumes.mount(pod())
+        await volumes.mount(POD)
 
     assert simulate(scenario())[1] == 104
 
 
-def test_cgroups_tell_which_are_throttled_and_fail_as_ordered() -> None:
+def test_cgroups_record_throttled_pods_and_fail_as_configured() -> None:
     async def scenario() -> None:
         cgroups = FakeCgroups(VirtualClock())
         await cgroups.throttle(WEB)
         assert cgroups.throttled == set()
-        assert await cgroups.ensure(pod()) == "/kubepods/poduid-web"
+        assert await cgroups.ensure(POD) == "/kubepods/poduid-web"
         await cgroups.throttle(WEB)
         assert cgroups.throttled == {WEB}
         cgroups.faults.lose_answer("remove", WEB)
@@ -94,16 +90,16 @@ def test_cgroups_tell_which_are_throttled_and_fail_as_ordered() -> None:
     simulate(scenario())
 
 
-def test_a_prober_finds_all_well_unless_told_otherwise() -> None:
+def test_a_prober_reports_success_by_default() -> None:
     async def scenario() -> None:
         prober = FakeProber()
         endpoint, request = Endpoint("fd00::1", 80), HttpRequest("http://[fd00::1]:80/", {})
         assert await prober.http(request, 1) == HttpAnswer(200)
         assert await prober.tcp(endpoint, 1) is None
-        assert await prober.grpc(endpoint, "", 1) == Answered(1)
+        assert await prober.grpc(endpoint, "", 1) == HealthAnswer(1)
         assert prober.requests == [request, endpoint, endpoint]
         prober.latency_seconds["fd00::1"] = math.inf
-        assert isinstance(await prober.http(request, 2), NoAnswer)
+        assert isinstance(await prober.http(request, 2), NoHttpAnswer)
         assert await prober.tcp(endpoint, 2) == "dial tcp [fd00::1]:80: i/o timeout"
         end = await prober.grpc(endpoint, "", 2)
         assert isinstance(end, NotConnected)

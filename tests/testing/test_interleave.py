@@ -1,4 +1,4 @@
-"""The interleaving and failure tools find what they are made for: races, leaks, missing retries and resets."""
+"""`interleave` and `fail_each_call` find races, leaks, missing retries and missing resets."""
 
 import asyncio
 import inspect
@@ -13,7 +13,7 @@ from podkeeper.model.errors import Conflict, TryLater
 from podkeeper.ports import api, cgroups, journal, prober, runtime, source, volumes
 from podkeeper.testing.failures import check_backoff_resets, fail_each_call
 from podkeeper.testing.interleave import interleave
-from podkeeper.testing.operations import Operation
+from podkeeper.testing.operations import OperationTest
 from podkeeper.testing.port_calls import DOCUMENTED, PortCalls
 
 PORTS = {
@@ -69,7 +69,7 @@ class Account:
             self.open_transfers += 1
             try:
                 balance = await self._bank.load()
-                if self._bug == "deaf":
+                if self._bug == "swallows cancellation":
                     try:
                         await asyncio.sleep(0)
                     except asyncio.CancelledError:
@@ -99,49 +99,49 @@ class Account:
 
 
 @dataclass
-class Stage:
+class Subject:
     bank: Bank
     account: Account
     done: list[int] = field(default_factory=list)
 
 
-def operation(bug: str, run: Callable[[Stage], Awaitable[object]]) -> Operation[Stage]:
+def operation(bug: str, run: Callable[[Subject], Awaitable[object]]) -> OperationTest[Subject]:
     @asynccontextmanager
-    async def stage(calls: PortCalls) -> AsyncIterator[Stage]:
+    async def setup(calls: PortCalls) -> AsyncIterator[Subject]:
         bank = Bank()
-        yield Stage(bank, Account(calls.watch("bank", bank, BANK_ERRORS), bug))
+        yield Subject(bank, Account(calls.watch("bank", bank, BANK_ERRORS), bug))
 
-    def nothing_is_open(stage: Stage) -> None:
-        assert stage.account.open_transfers == 0
+    def nothing_is_open(subject: Subject) -> None:
+        assert subject.account.open_transfers == 0
 
-    return Operation(stage=stage, run=run, state=lambda stage: stage.bank.stored, check=nothing_is_open)
+    return OperationTest(setup=setup, run=run, state=lambda subject: subject.bank.stored, check=nothing_is_open)
 
 
-def adding(bug: str = "") -> Operation[Stage]:
-    return operation(bug, lambda stage: stage.account.add(5))
+def adding(bug: str = "") -> OperationTest[Subject]:
+    return operation(bug, lambda subject: subject.account.add(5))
 
 
 def test_a_sound_module_passes_at_every_await() -> None:
-    explored = interleave(adding(), {"another addition": lambda stage: stage.account.add(7)}, depth=2, cancel=False)
-    assert explored.places >= 4
-    assert explored.runs == 2 * (explored.places + explored.places * (explored.places + 1) // 2)
+    summary = interleave(adding(), {"another addition": lambda subject: subject.account.add(7)}, depth=2, cancel=False)
+    assert summary.places >= 4
+    assert summary.runs == 2 * (summary.places + summary.places * (summary.places + 1) // 2)
 
 
 def test_a_lost_update_is_found_and_its_await_is_named() -> None:
     with pytest.raises(
         AssertionError, match=r"'another addition' at await 2 of 7 \(.*Account.add\), overtaking it:\n *ends as"
     ):
-        interleave(adding("race"), {"another addition": lambda stage: stage.account.add(7)}, cancel=False)
+        interleave(adding("race"), {"another addition": lambda subject: subject.account.add(7)}, cancel=False)
 
 
 def test_an_operation_that_ignores_its_cancellation_is_found() -> None:
-    with pytest.raises(AssertionError, match="was cancelled and went on"):
-        interleave(adding("deaf"), {})
+    with pytest.raises(AssertionError, match="was cancelled but did not end as cancelled"):
+        interleave(adding("swallows cancellation"), {})
 
 
 def test_a_deadlock_is_found() -> None:
-    async def wait_for_ever(stage: Stage) -> None:
-        while not stage.account.closed:
+    async def wait_for_ever(subject: Subject) -> None:
+        while not subject.account.closed:
             await asyncio.get_running_loop().create_future()
 
     with pytest.raises(AssertionError, match="not finished after 3600 virtual seconds"):
@@ -149,8 +149,8 @@ def test_a_deadlock_is_found() -> None:
 
 
 def test_a_hot_loop_is_found() -> None:
-    async def spin(stage: Stage) -> None:
-        while not stage.account.closed:
+    async def spin(subject: Subject) -> None:
+        while not subject.account.closed:
             await asyncio.sleep(0)
 
     with pytest.raises(AssertionError, match="hot loop"):
@@ -158,7 +158,7 @@ def test_a_hot_loop_is_found() -> None:
 
 
 def test_an_event_that_raises_a_bug_is_reported() -> None:
-    def fail(_: Stage) -> None:
+    def fail(_: Subject) -> None:
         raise ZeroDivisionError("a bug")
 
     with pytest.raises(AssertionError, match="ZeroDivisionError"):
@@ -166,16 +166,16 @@ def test_an_event_that_raises_a_bug_is_reported() -> None:
 
 
 def test_an_error_in_a_callback_is_reported() -> None:
-    async def call_later(stage: Stage) -> None:
-        asyncio.get_running_loop().call_soon(lambda: 1 // stage.bank.stored)
+    async def call_later(subject: Subject) -> None:
+        asyncio.get_running_loop().call_soon(lambda: 1 // subject.bank.stored)
         await asyncio.sleep(1)
 
     with pytest.raises(AssertionError, match="ZeroDivisionError"):
-        interleave(operation("", call_later), {"money arrives": lambda stage: stage.account.add(7)}, cancel=False)
+        interleave(operation("", call_later), {"money arrives": lambda subject: subject.account.add(7)}, cancel=False)
 
 
-def test_an_error_in_a_callback_of_what_runs_afterwards_is_reported() -> None:
-    async def call_later(_: Stage) -> None:
+def test_an_error_in_a_callback_of_afterwards_is_reported() -> None:
+    async def call_later(_: Subject) -> None:
         asyncio.get_running_loop().call_soon(lambda: 1 // 0)
         await asyncio.sleep(1)
 
@@ -183,11 +183,11 @@ def test_an_error_in_a_callback_of_what_runs_afterwards_is_reported() -> None:
         interleave(replace(adding(), afterwards=call_later), {}, cancel=False)
 
 
-def test_an_error_is_reported_as_what_it_is() -> None:
-    async def time_out(_: Stage) -> None:
+def test_an_error_is_reported_with_its_type_and_message() -> None:
+    async def time_out(_: Subject) -> None:
         raise TimeoutError("no answer")
 
-    async def refuse(_: Stage) -> None:
+    async def refuse(_: Subject) -> None:
         raise TryLater("busy")
 
     with pytest.raises(AssertionError, match="unexpected TimeoutError: no answer"):
@@ -198,116 +198,116 @@ def test_an_error_is_reported_as_what_it_is() -> None:
         interleave(replace(adding(), afterwards=refuse), {}, cancel=False)
 
 
-def test_of_two_events_each_is_reported_with_its_await() -> None:
-    def look(stage: Stage) -> None:
-        stage.done.append(stage.account.open_transfers)
+def test_two_events_are_each_reported_with_their_await() -> None:
+    def record(subject: Subject) -> None:
+        subject.done.append(subject.account.open_transfers)
 
-    def the_second_saw_no_transfer(stage: Stage) -> None:
-        assert stage.done != [0, 1]
+    def the_second_saw_no_transfer(subject: Subject) -> None:
+        assert subject.done != [0, 1]
 
-    looked_at = replace(adding(), check=the_second_saw_no_transfer)
-    places = r"'a look' at await 0 of \d+ \(the start\), then 'a look' at await \d+ of \d+ \(.*Account.add\)"
+    recorded = replace(adding(), check=the_second_saw_no_transfer)
+    places = r"'a record' at await 0 of \d+ \(its start\), then 'a record' at await \d+ of \d+ \(.*Account.add\)"
     with pytest.raises(AssertionError, match=places):
-        interleave(looked_at, {"a look": look}, depth=2, cancel=False)
+        interleave(recorded, {"a record": record}, depth=2, cancel=False)
 
 
-def test_an_exception_for_a_call_that_nobody_watches_is_refused() -> None:
+def test_leave_out_rejects_a_call_that_is_not_watched() -> None:
     with pytest.raises(AssertionError, match=r"leave_out names bank\.laod, which is not watched"):
         fail_each_call(adding(), leave_out=[("bank", "laod", TryLater)])
 
 
-def test_an_exception_for_an_error_that_a_call_never_raises_is_refused() -> None:
+def test_leave_out_rejects_an_error_that_the_call_never_raises() -> None:
     with pytest.raises(AssertionError, match=r"leave_out names Conflict, which bank\.load never raises"):
         fail_each_call(adding(), leave_out=[("bank", "load", Conflict)])
 
 
-def test_a_port_without_documented_errors_needs_them() -> None:
-    with pytest.raises(ValueError, match="no errors are documented for 'bank'"):
+def test_watching_an_undocumented_port_requires_its_errors() -> None:
+    with pytest.raises(ValueError, match="'bank' is not in DOCUMENTED"):
         PortCalls().watch("bank", Bank())
 
 
-def test_a_method_that_the_port_does_not_have_is_refused() -> None:
+def test_watching_a_method_that_the_port_lacks_is_rejected() -> None:
     with pytest.raises(AttributeError, match="bank has no method 'svae'"):
         PortCalls().watch("bank", Bank(), {"svae": (TryLater,)})
 
 
-def test_a_case_without_runs_is_refused() -> None:
+def test_a_test_without_runs_is_rejected() -> None:
     with pytest.raises(AssertionError, match=r"no run was made: \d+ awaits, 0 events, cancel=False"):
         interleave(adding(), {}, cancel=False)
     with pytest.raises(ValueError, match="depth must be at least 1, not 0"):
-        interleave(adding(), {"another addition": lambda stage: stage.account.add(7)}, depth=0)
+        interleave(adding(), {"another addition": lambda subject: subject.account.add(7)}, depth=0)
 
 
 def test_a_sequential_order_that_fails_is_shown() -> None:
-    def oops(stage: Stage) -> None:
+    def oops(subject: Subject) -> None:
         raise ValueError("oops")
 
     order = re.escape("('odd', then the operation): the event raised ValueError: oops")
     with pytest.raises(AssertionError, match=f"a sequential order failed {order}"):
-        interleave(adding(), {"fine": lambda stage: None, "odd": oops}, cancel=False)
+        interleave(adding(), {"fine": lambda subject: None, "odd": oops}, cancel=False)
 
 
-def test_an_operation_that_hangs_is_shown_with_the_line_where_it_waits() -> None:
+def test_a_hanging_operation_is_reported_with_the_line_at_which_it_waits() -> None:
     with pytest.raises(AssertionError, match=r"not finished .*: the operation at .*test_interleave.*:\d+ in .*hang"):
         interleave(operation("", hang), {})
 
 
-async def hang(stage: Stage) -> None:
+async def hang(subject: Subject) -> None:
     await asyncio.Event().wait()
 
 
-def test_what_a_plain_event_returns_does_not_matter() -> None:
-    explored = interleave(adding(), {"an entry": lambda stage: stage.__dict__.setdefault("more", 3)}, cancel=False)
-    assert explored.runs == explored.places
+def test_the_return_value_of_a_plain_event_is_ignored() -> None:
+    summary = interleave(adding(), {"an entry": lambda subject: subject.__dict__.setdefault("more", 3)}, cancel=False)
+    assert summary.runs == summary.places
 
 
 def test_only_the_calls_of_the_operation_fail() -> None:
     @asynccontextmanager
-    async def stage(calls: PortCalls) -> AsyncIterator[Stage]:
+    async def setup(calls: PortCalls) -> AsyncIterator[Subject]:
         bank = calls.watch("bank", Bank(), BANK_ERRORS)
         await bank.save(1)
-        yield Stage(bank, Account(bank, ""))
+        yield Subject(bank, Account(bank, ""))
 
-    async def add_again(stage: Stage) -> None:
-        await stage.account.add(7)
+    async def add_again(subject: Subject) -> None:
+        await subject.account.add(7)
 
-    adding = Operation(
-        stage=stage,
-        run=lambda stage: stage.account.save_until_it_works(5),
-        state=lambda stage: stage.bank.stored,
+    adding = OperationTest(
+        setup=setup,
+        run=lambda subject: subject.account.save_until_it_works(5),
+        state=lambda subject: subject.bank.stored,
         afterwards=add_again,
     )
     assert fail_each_call(adding).places == 1
 
 
-def test_every_call_fails_with_every_error_on_both_sides() -> None:
-    explored = fail_each_call(operation("", lambda stage: stage.account.save_until_it_works(5)), unexpected=False)
-    assert (explored.places, explored.runs) == (1, 2)
+def test_every_call_fails_with_every_error_before_and_after_its_effect() -> None:
+    summary = fail_each_call(operation("", lambda subject: subject.account.save_until_it_works(5)), unexpected=False)
+    assert (summary.places, summary.runs) == (1, 2)
     assert fail_each_call(adding(), unexpected=False, lost_answers=False).runs == 2
 
 
-def test_a_lost_answer_is_not_a_failure_without_effect() -> None:
+def test_a_lost_response_keeps_the_effect_of_the_call() -> None:
     with pytest.raises(AssertionError, match=r"bank.save \(call 1\) raises TryLater after its effect:\n.*ends as 10"):
         fail_each_call(adding(), unexpected=False)
 
 
-def test_a_missing_clean_up_is_found() -> None:
+def test_a_missing_cleanup_is_found() -> None:
     with pytest.raises(AssertionError, match=r"bank.load \(call 1\) raises TryLater without effect"):
         fail_each_call(adding("leak"), unexpected=False, lost_answers=False)
 
 
-def test_an_operation_without_calls_to_a_watched_port_is_refused() -> None:
+def test_an_operation_without_calls_to_a_watched_port_is_rejected() -> None:
     with pytest.raises(AssertionError, match="no call to a watched port"):
-        fail_each_call(operation("", lambda stage: asyncio.sleep(0)))
+        fail_each_call(operation("", lambda subject: asyncio.sleep(0)))
 
 
 @pytest.mark.parametrize("bug", ["", "no reset"])
 def test_a_backoff_that_is_not_reset_is_found(bug: str) -> None:
-    saving = operation(bug, lambda stage: stage.account.save_until_it_works(5))
+    saving = operation(bug, lambda subject: subject.account.save_until_it_works(5))
 
     def pauses() -> list[float]:
         return check_backoff_resets(
-            saving, "bank", "save", TryLater, lambda stage: stage.account.save_until_it_works(6)
+            saving, "bank", "save", TryLater, lambda subject: subject.account.save_until_it_works(6)
         )
 
     if bug:

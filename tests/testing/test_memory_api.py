@@ -1,8 +1,8 @@
-"""The in-memory API behaves as an API server does, and breaks as ordered. What every API promises is shown in
-`tests/contracts`."""
+"""The in-memory API behaves like an API server and injects faults. `tests/contracts` checks the API port."""
 
 import asyncio
 from collections.abc import Coroutine
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,33 +10,24 @@ from msgspec.structs import replace
 
 from podkeeper.model.api import WatchEvent, WatchType
 from podkeeper.model.errors import AgentError, ApiUnavailable, BadInput, Conflict, Gone, NotFound
-from podkeeper.model.k8s.core import ConfigMap, Container, Node, Pod, PodSpec, PodStatus
+from podkeeper.model.k8s.core import ConfigMap, Node, Pod, PodSpec
 from podkeeper.model.k8s.meta import ObjectMeta
+from podkeeper.testing import build
 from podkeeper.testing.memory_api import MemoryApi
 from podkeeper.testing.memory_watch import Watch
 from podkeeper.testing.virtual_time import VirtualClock, simulate
 
-
-def pod(name: str = "web", *, node: str = "n1", grace: int | None = None, phase: str = "", **meta: Any) -> Pod:
-    return Pod(
-        metadata=ObjectMeta(name=name, namespace="default", **meta),
-        spec=PodSpec(
-            containers=(Container(name="app", image="nginx"),),
-            node_name=node or None,
-            termination_grace_period_seconds=grace,
-        ),
-        status=PodStatus(phase=phase or None),
-    )
+pod = partial(build.pod, uid="", node="n1", grace=None)
 
 
-def told(watch: Watch[Pod]) -> Coroutine[Any, Any, str]:
-    """The next event, in short."""
+def event_of(watch: Watch[Pod]) -> Coroutine[Any, Any, str]:
+    """Return the type of the next event and the name of its object."""
 
-    async def next_event() -> str:
+    async def read() -> str:
         event: WatchEvent[Pod] = await anext(watch)
         return f"{event.type} {event.object.metadata.name}"
 
-    return next_event()
+    return read()
 
 
 async def error_of(call: Coroutine[Any, Any, object]) -> type[AgentError] | None:
@@ -53,7 +44,7 @@ async def error_of(call: Coroutine[Any, Any, object]) -> type[AgentError] | None
 def test_a_created_pod_is_defaulted_pending_and_of_the_first_generation() -> None:
     async def scenario() -> Pod:
         api = MemoryApi(VirtualClock())
-        return await api.create(pod(phase="Running", uid="mine", generation=7))
+        return await api.create(pod(phase="Running", uid="mine", metadata={"generation": 7}))
 
     made = simulate(scenario())[0]
     assert (made.status.phase, made.status.qos_class) == ("Pending", "BestEffort")
@@ -63,10 +54,10 @@ def test_a_created_pod_is_defaulted_pending_and_of_the_first_generation() -> Non
     assert made.metadata.creation_timestamp == "2026-01-01T00:00:00Z"
 
 
-def test_what_others_put_is_kept_as_it_is() -> None:
+def test_put_keeps_the_given_object() -> None:
     async def scenario() -> None:
         api = MemoryApi(VirtualClock())
-        given = pod(phase="Running", uid="mine", creation_timestamp="2020-01-01T00:00:00Z")
+        given = pod(phase="Running", uid="mine", created="2020-01-01T00:00:00Z")
         put = api.put(given)
         assert (put.status.phase, put.metadata.uid) == ("Running", "mine")
         assert put.metadata.creation_timestamp == "2020-01-01T00:00:00Z"
@@ -81,7 +72,7 @@ def test_what_others_put_is_kept_as_it_is() -> None:
     simulate(scenario())
 
 
-def test_the_same_name_under_another_uid_is_another_object() -> None:
+def test_putting_another_uid_replaces_the_object() -> None:
     async def scenario() -> None:
         api = MemoryApi(VirtualClock())
         watch = api.watch(Pod, "1")
@@ -97,7 +88,7 @@ def test_the_same_name_under_another_uid_is_another_object() -> None:
     simulate(scenario())
 
 
-def test_objects_without_a_namespace_live_in_none_or_in_the_default_one() -> None:
+def test_objects_without_a_namespace_get_the_default_one_unless_cluster_scoped() -> None:
     async def scenario() -> None:
         api = MemoryApi(VirtualClock())
         await api.create(Node(metadata=ObjectMeta(name="n1", namespace="ignored")))
@@ -110,16 +101,16 @@ def test_objects_without_a_namespace_live_in_none_or_in_the_default_one() -> Non
 
 
 BAD: dict[str, tuple[str, dict[str, Any]]] = {
-    "a status that is no object": ("patch_status", {"status": 3}),
-    "a phase that is no text": ("patch_status", {"status": {"phase": 3}}),
-    "metadata that is no object": ("patch_status", {"metadata": ["a"]}),
-    "labels that are no map": ("patch", {"metadata": {"labels": ["a"]}}),
-    "containers without the key to merge by": ("patch", {"spec": {"containers": [{"image": "x"}]}}),
+    "a status that is not an object": ("patch_status", {"status": 3}),
+    "a phase that is not a string": ("patch_status", {"status": {"phase": 3}}),
+    "metadata that is not an object": ("patch_status", {"metadata": ["a"]}),
+    "labels that are not a map": ("patch", {"metadata": {"labels": ["a"]}}),
+    "containers without their merge key": ("patch", {"spec": {"containers": [{"image": "x"}]}}),
 }
 
 
 @pytest.mark.parametrize("method, patch", BAD.values(), ids=BAD.keys())
-def test_a_patch_that_makes_nonsense_is_refused_and_changes_nothing(method: str, patch: dict[str, Any]) -> None:
+def test_an_invalid_patch_is_rejected_and_changes_nothing(method: str, patch: dict[str, Any]) -> None:
     async def scenario() -> None:
         api = MemoryApi(VirtualClock())
         made = api.put(pod())
@@ -142,7 +133,7 @@ def test_an_object_needs_a_name_and_metadata() -> None:
     simulate(scenario())
 
 
-def test_no_patch_changes_who_an_object_is_or_that_it_is_being_deleted() -> None:
+def test_no_patch_changes_the_identity_or_the_deletion_of_an_object() -> None:
     async def scenario() -> None:
         api = MemoryApi(VirtualClock())
         made = api.put(pod())
@@ -182,27 +173,25 @@ def test_a_patch_of_an_older_version_is_a_conflict() -> None:
 # ---- deletion ----
 
 DELETIONS: dict[str, tuple[Pod, list[int | None], tuple[int, str] | None]] = {
-    "the spec's grace counts": (pod(grace=40), [None], (40, "2026-01-01T00:00:50Z")),
-    "the caller's grace counts more": (pod(grace=40), [5], (5, "2026-01-01T00:00:15Z")),
-    "a negative grace is one second": (pod(grace=40), [-3], (1, "2026-01-01T00:00:11Z")),
-    "a second deletion without a word changes nothing": (pod(grace=40), [20, None], (20, "2026-01-01T00:00:30Z")),
-    "a second deletion may shorten": (pod(grace=40), [None, 30], (30, "2026-01-01T00:00:40Z")),
-    "a second deletion may not lengthen": (pod(grace=40), [20, 40], (20, "2026-01-01T00:00:30Z")),
-    "what is shortened into the past ends now, gracefully":
+    "the default is the grace period of the spec": (pod(grace=40), [None], (40, "2026-01-01T00:00:50Z")),
+    "the grace period of the request takes precedence": (pod(grace=40), [5], (5, "2026-01-01T00:00:15Z")),
+    "a negative grace period becomes one second": (pod(grace=40), [-3], (1, "2026-01-01T00:00:11Z")),
+    "a second delete without a grace period changes nothing": (pod(grace=40), [20, None], (20, "2026-01-01T00:00:30Z")),
+    "a second delete can shorten the grace period": (pod(grace=40), [None, 30], (30, "2026-01-01T00:00:40Z")),
+    "a second delete cannot extend the grace period": (pod(grace=40), [20, 40], (20, "2026-01-01T00:00:30Z")),
+    "a deadline shortened into the past becomes now, with one second":
         (pod(grace=40), [None, 5], (1, "2026-01-01T00:00:20Z")),
-    "no grace: gone": (pod(grace=40), [0], None),
-    "no grace at last: gone": (pod(grace=40), [None, 0], None),
-    "on no node: gone": (pod(grace=40, node=""), [None], None),
-    "already failed: gone": (pod(grace=40, phase="Failed"), [None], None),
-    "already succeeded: gone": (pod(grace=40, phase="Succeeded"), [30], None),
-    "a finalizer keeps it": (pod(grace=40, finalizers=("x",)), [0], (0, "2026-01-01T00:00:10Z")),
+    "a grace period of 0 removes the pod": (pod(grace=40), [0], None),
+    "a second delete with a grace period of 0 removes the pod": (pod(grace=40), [None, 0], None),
+    "a pod without a node is removed": (pod(grace=40, node=None), [None], None),
+    "a failed pod is removed": (pod(grace=40, phase="Failed"), [None], None),
+    "a succeeded pod is removed": (pod(grace=40, phase="Succeeded"), [30], None),
+    "a finalizer keeps the pod": (pod(grace=40, metadata={"finalizers": ("x",)}), [0], (0, "2026-01-01T00:00:10Z")),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("what, graces, expected", DELETIONS.values(), ids=DELETIONS.keys())
-def test_a_pod_is_deleted_as_an_api_server_does(
-    what: Pod, graces: list[int | None], expected: tuple[int, str] | None
-) -> None:
+def test_delete(what: Pod, graces: list[int | None], expected: tuple[int, str] | None) -> None:
     async def scenario() -> Pod | None:
         api = MemoryApi(VirtualClock())
         api.put(what)
@@ -220,10 +209,10 @@ def test_a_pod_is_deleted_as_an_api_server_does(
         assert meta.generation == 2
 
 
-def test_the_last_finalizer_lets_it_go() -> None:
+def test_removing_the_last_finalizer_removes_a_deleted_object() -> None:
     async def scenario() -> None:
         api = MemoryApi(VirtualClock())
-        api.put(pod(finalizers=("x",)))
+        api.put(pod(metadata={"finalizers": ("x",)}))
         api.put(ConfigMap(metadata=ObjectMeta(name="c", finalizers=("x",))))
         await api.delete(Pod, "web", "default", grace_seconds=0)
         await api.delete(ConfigMap, "c", "default")
@@ -238,25 +227,25 @@ def test_the_last_finalizer_lets_it_go() -> None:
 # ---- watches ----
 
 
-def test_what_comes_to_be_meant_is_added_and_what_is_no_longer_meant_is_deleted() -> None:
+def test_a_watch_sends_added_and_deleted_when_an_object_starts_and_stops_to_match() -> None:
     async def scenario() -> None:
         api = MemoryApi(VirtualClock())
         ours = api.watch(Pod, "1", field_selector="spec.nodeName=n1")
         unbound = api.watch(Pod, "1", field_selector="spec.nodeName=")
         running = api.watch(Pod, "1", field_selector="status.phase!=Pending")
-        api.put(pod(node=""))
+        api.put(pod(node=None))
         api.put(pod(node="n1"))
         api.put(pod(node="n1", phase="Running"))
         api.remove(Pod, "web", "default")
-        assert [await told(ours) for _ in range(3)] == ["ADDED web", "MODIFIED web", "DELETED web"]
-        assert [await told(unbound) for _ in range(2)] == ["ADDED web", "DELETED web"]
-        assert [await told(running) for _ in range(2)] == ["ADDED web", "DELETED web"]
+        assert [await event_of(ours) for _ in range(3)] == ["ADDED web", "MODIFIED web", "DELETED web"]
+        assert [await event_of(unbound) for _ in range(2)] == ["ADDED web", "DELETED web"]
+        assert [await event_of(running) for _ in range(2)] == ["ADDED web", "DELETED web"]
 
     simulate(scenario())
 
 
 @pytest.mark.parametrize("version", ["", "0"])
-def test_a_watch_from_no_version_begins_with_all_there_is(version: str) -> None:
+def test_a_watch_without_a_version_starts_with_all_objects(version: str) -> None:
     async def scenario() -> None:
         api = MemoryApi(VirtualClock())
         api.put(pod("a"))
@@ -264,7 +253,7 @@ def test_a_watch_from_no_version_begins_with_all_there_is(version: str) -> None:
         watch = api.watch(Pod, version, namespace="default", field_selector="spec.nodeName=n1")
         elsewhere = api.watch(Pod, version, namespace="other")
         api.put(pod("c"))
-        assert [await told(watch) for _ in range(2)] == ["ADDED a", "ADDED c"]
+        assert [await event_of(watch) for _ in range(2)] == ["ADDED a", "ADDED c"]
         assert (await anext(elsewhere)).type is WatchType.BOOKMARK
 
     simulate(scenario())
@@ -274,14 +263,14 @@ def test_history_is_bounded() -> None:
     async def scenario() -> None:
         api = MemoryApi(VirtualClock(), history_limit=3)
         versions = [api.put(pod(f"p{number}")).metadata.resource_version or "" for number in range(5)]
-        assert await error_of(told(api.watch(Pod, versions[0]))) is Gone
+        assert await error_of(event_of(api.watch(Pod, versions[0]))) is Gone
         watch = api.watch(Pod, versions[1])
-        assert [await told(watch) for _ in range(3)] == ["ADDED p2", "ADDED p3", "ADDED p4"]
+        assert [await event_of(watch) for _ in range(3)] == ["ADDED p2", "ADDED p3", "ADDED p4"]
 
     simulate(scenario())
 
 
-def test_bookmarks_come_when_nothing_else_does() -> None:
+def test_an_idle_watch_sends_bookmarks() -> None:
     async def scenario() -> None:
         api = MemoryApi(VirtualClock())
         watch = api.watch(Pod, "1", field_selector="spec.nodeName=n1")
@@ -297,7 +286,7 @@ def test_bookmarks_come_when_nothing_else_does() -> None:
 
 
 @pytest.mark.parametrize("selector", ["spec.nodeName", "spec.nosuch=1", "spec.nodeName.x=1"])
-def test_a_selector_that_cannot_be_read_is_refused(selector: str) -> None:
+def test_an_invalid_selector_is_rejected(selector: str) -> None:
     async def scenario() -> None:
         api = MemoryApi(VirtualClock())
         assert await error_of(api.list(Pod, field_selector=selector)) is BadInput
@@ -309,10 +298,10 @@ def test_a_selector_that_cannot_be_read_is_refused(selector: str) -> None:
     simulate(scenario())
 
 
-# ---- trouble ----
+# ---- Faults ----
 
 
-def test_a_lost_answer_leaves_the_write() -> None:
+def test_a_write_with_a_lost_response_takes_effect() -> None:
     async def scenario() -> None:
         api = MemoryApi(VirtualClock())
         api.put(pod())
@@ -328,7 +317,7 @@ def test_a_lost_answer_leaves_the_write() -> None:
     assert simulate(scenario())[1] == 10
 
 
-def test_calls_can_be_refused_slow_and_hung() -> None:
+def test_calls_can_fail_be_slow_and_hang() -> None:
     async def scenario() -> None:
         api = MemoryApi(VirtualClock(), delays={"get": 2})
         api.put(pod())
@@ -344,18 +333,18 @@ def test_calls_can_be_refused_slow_and_hung() -> None:
     assert simulate(scenario())[1] == 102
 
 
-def test_while_it_is_down_nothing_answers_and_watches_break() -> None:
+def test_while_the_api_is_down_calls_fail_and_watches_break() -> None:
     async def scenario() -> None:
         api = MemoryApi(VirtualClock())
         api.put(pod())
         watch = api.watch(Pod, "")
         api.go_down()
-        assert await error_of(told(watch)) is ApiUnavailable
+        assert await error_of(event_of(watch)) is ApiUnavailable
         assert await error_of(api.get(Pod, "web")) is ApiUnavailable
-        assert await error_of(told(api.watch(Pod, ""))) is ApiUnavailable
+        assert await error_of(event_of(api.watch(Pod, ""))) is ApiUnavailable
         api.put(pod("meanwhile"))
         api.come_up()
-        assert await told(api.watch(Pod, "2")) == "ADDED meanwhile"
+        assert await event_of(api.watch(Pod, "2")) == "ADDED meanwhile"
 
     simulate(scenario())
 
@@ -366,18 +355,18 @@ def test_watches_break_end_and_expire() -> None:
         broken = api.watch(Pod, "1")
         api.put(pod("a"))
         api.break_watches()
-        assert await error_of(told(broken)) is ApiUnavailable
+        assert await error_of(event_of(broken)) is ApiUnavailable
         ended = api.watch(Pod, "1")
         api.end_watches()
         assert [event.object.metadata.name async for event in ended] == ["a"]
         expired = api.watch(Pod, "1")
         api.expire()
-        assert await error_of(told(expired)) is Gone
-        assert await error_of(told(api.watch(Pod, "2"))) is Gone
+        assert await error_of(event_of(expired)) is Gone
+        assert await error_of(event_of(api.watch(Pod, "2"))) is Gone
         listed = await api.list(Pod)
         onwards = api.watch(Pod, listed.resource_version)
         api.put(pod("b"))
-        assert await told(onwards) == "ADDED b"
+        assert await event_of(onwards) == "ADDED b"
         closed = api.watch(Pod, "")
         await closed.aclose()
         assert len([event async for event in closed]) == 2
@@ -385,7 +374,7 @@ def test_watches_break_end_and_expire() -> None:
     simulate(scenario())
 
 
-def test_lists_can_be_old_as_far_back_as_is_remembered() -> None:
+def test_lists_can_be_stale_as_far_back_as_the_history_goes() -> None:
     async def scenario() -> None:
         api = MemoryApi(VirtualClock())
         api.put(pod("a"))
@@ -396,18 +385,18 @@ def test_lists_can_be_old_as_far_back_as_is_remembered() -> None:
         listed = await api.list(Pod)
         assert [it.metadata.name for it in listed.items] == ["a"]
         watch = api.watch(Pod, listed.resource_version)
-        assert [await told(watch), await told(watch)] == ["ADDED b", "DELETED a"]
+        assert [await event_of(watch), await event_of(watch)] == ["ADDED b", "DELETED a"]
         api.expire()
         listed = await api.list(Pod)
         assert [it.metadata.name for it in listed.items] == ["b"]
         onwards = api.watch(Pod, listed.resource_version)
         api.put(pod("c"))
-        assert await told(onwards) == "ADDED c"
+        assert await event_of(onwards) == "ADDED c"
 
     simulate(scenario())
 
 
-def test_a_watch_can_be_late_and_can_stall() -> None:
+def test_a_watch_can_be_delayed_and_stalled() -> None:
     async def scenario() -> None:
         clock = VirtualClock()
         api = MemoryApi(clock)
@@ -416,16 +405,16 @@ def test_a_watch_can_be_late_and_can_stall() -> None:
         api.put(pod("a"))
         api.set_watch_pace()
         api.put(pod("b"))  # no event overtakes another
-        assert [await told(watch), await told(watch), clock.monotonic()] == ["ADDED a", "ADDED b", 5]
+        assert [await event_of(watch), await event_of(watch), clock.monotonic()] == ["ADDED a", "ADDED b", 5]
         api.set_watch_pace(stalled=True)
         api.put(pod("c"))
         asyncio.get_running_loop().call_later(1000, api.set_watch_pace)
-        assert [await told(watch), clock.monotonic()] == ["ADDED c", 1005]
+        assert [await event_of(watch), clock.monotonic()] == ["ADDED c", 1005]
 
     simulate(scenario())
 
 
-def test_a_stalled_watch_that_is_ended_says_what_it_held_back_and_ends() -> None:
+def test_a_stalled_watch_sends_its_queue_when_it_is_ended() -> None:
     async def scenario() -> None:
         clock = VirtualClock()
         api = MemoryApi(clock)
@@ -433,7 +422,7 @@ def test_a_stalled_watch_that_is_ended_says_what_it_held_back_and_ends() -> None
         api.set_watch_pace(stalled=True)
         api.put(pod("a"))
         api.end_watches()
-        assert [await told(watch), clock.monotonic()] == ["ADDED a", 0]
+        assert [await event_of(watch), clock.monotonic()] == ["ADDED a", 0]
         assert [event async for event in watch] == []
 
     simulate(scenario())
@@ -443,6 +432,6 @@ def test_a_watch_that_cannot_be_opened_fails_at_the_first_event() -> None:
     async def scenario() -> None:
         api = MemoryApi(VirtualClock())
         api.faults.fail("watch", "Pod")
-        assert await error_of(told(api.watch(Pod, "1"))) is ApiUnavailable
+        assert await error_of(event_of(api.watch(Pod, "1"))) is ApiUnavailable
 
     simulate(scenario())

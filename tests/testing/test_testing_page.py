@@ -1,4 +1,4 @@
-"""docs/testing.md says what is true: its example runs, and finds the bug that it warns of."""
+"""The example in docs/testing.md runs, and it detects the bug that the page describes."""
 
 import re
 from pathlib import Path
@@ -21,7 +21,7 @@ def test_the_example_runs(test: str) -> None:
     names(EXAMPLE)[test]()
 
 
-def test_without_its_lock_the_example_fails_as_the_page_says() -> None:
+def test_without_its_lock_the_example_fails_as_described() -> None:
     assert "async with self._lock:" in EXAMPLE
     racy = names(EXAMPLE.replace("async with self._lock:", "if True:"))
     (report,) = re.findall(r"```text\n(.*?)\n```", PAGE, flags=re.DOTALL)

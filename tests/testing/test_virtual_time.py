@@ -13,13 +13,13 @@ def test_hours_pass_exactly() -> None:
     async def scenario() -> list[str]:
         seen: list[str] = []
 
-        async def say(word: str, after: float) -> None:
+        async def append(word: str, after: float) -> None:
             await asyncio.sleep(after)
             seen.append(word)
 
         async with asyncio.TaskGroup() as group:
             for word, after in (("late", 7200.3), ("early", 0.1), ("middle", 3600.0)):
-                group.create_task(say(word, after))
+                group.create_task(append(word, after))
         return seen
 
     assert simulate(scenario()) == (["early", "middle", "late"], 7200.3)
@@ -36,7 +36,7 @@ def test_many_small_steps_do_not_drift() -> None:
     assert simulate(scenario())[1] == 1000 * 0.1
 
 
-def test_waiting_for_nobody_raises_instead_of_hanging() -> None:
+def test_a_deadlock_raises_stuck() -> None:
     async def wait_for_ever() -> None:
         await asyncio.Event().wait()
 
@@ -59,7 +59,7 @@ def test_sockets_still_work() -> None:
     assert simulate(scenario())[0] == b"hello"
 
 
-def test_what_the_scenario_left_running_is_ended() -> None:
+def test_tasks_that_the_scenario_left_running_are_cancelled() -> None:
     ended: list[str] = []
     tasks: list[asyncio.Task[None]] = []
 
@@ -87,7 +87,7 @@ def test_a_jump_of_the_wall_clock_moves_no_timer() -> None:
     assert simulate(scenario())[0] == (timedelta(seconds=-3590), 10.0)
 
 
-def test_chance_is_seeded() -> None:
+def test_randomness_is_seeded() -> None:
     async def draw(seed: int) -> list[float]:
         clock = VirtualClock(seed=seed)
         return [clock.fraction() for _ in range(3)]

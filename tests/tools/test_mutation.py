@@ -1,4 +1,4 @@
-"""Mutation testing of a tiny project, whole, and what the operators make of single statements."""
+"""Mutation testing of a tiny project, and the mutants of single statements."""
 
 import ast
 import json
@@ -58,7 +58,7 @@ def asked():
     return subprocess.run([sys.executable, "-c", program], stdout=-1).stdout
 
 
-# Last: a worker must be able to begin with a mutant that needs no fresh process.
+# Last, because a worker must be able to start with a mutant that needs no fresh process.
 LIMIT = 3
 '''
 
@@ -92,7 +92,7 @@ def test_take():
     asyncio.run(scenario())
 
 
-def test_asked():
+def test_requested():
     assert asked() == b"7\\n"
 """
 
@@ -155,7 +155,7 @@ raise SystemExit(7)
         ("--limit", "nan", "must be at least 0.0: nan"),
     ],
 )
-def test_a_number_out_of_range_is_refused(option: str, number: str, why: str, tmp_path: Path) -> None:
+def test_a_number_out_of_range_is_rejected(option: str, number: str, why: str, tmp_path: Path) -> None:
     ended = run(tmp_path, "sums", option, number)
     assert ended.returncode == 2
     assert f"argument {option}: {why}" in ended.stderr
@@ -181,7 +181,7 @@ def test_a_run_continues_with_the_verdicts_that_it_has_and_without_errors(tmp_pa
     assert results.resume() == {}
 
 
-def test_mutants_that_could_not_be_judged_make_a_run_fail(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_run_fails_if_mutants_have_no_verdict(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     first, second, *_ = chosen = all_mutants(SOURCE)
     judged = {first.id: verdict(first.id, "error"), second.id: verdict(second.id, "killed")}
     assert not summary(chosen, judged, (), tmp_path)
@@ -201,7 +201,7 @@ def test_each_mutant_of_a_tiny_project_gets_its_verdict(tmp_path: Path) -> None:
     (tmp_path / "tests/test_sums.py").write_text(TESTS)
     (tmp_path / "pyproject.toml").write_text('[tool.pytest.ini_options]\nmarkers = ["slow: not fast"]\n')
     by_change = {changed(mutant): mutant for mutant in all_mutants(SOURCE)}
-    # All others are judged equivalent, so that nothing runs them.
+    # All others are listed as equivalent, so that no tests run for them.
     others = [mutant for mutant in all_mutants(SOURCE) if changed(mutant) not in VERDICTS]
     listed = "\n".join(as_entry(mutant).replace('reason = ""', 'reason = "not tried here"') for mutant in others)
     (tmp_path / "tools/mutation_equivalent.toml").write_text(listed)
@@ -210,9 +210,9 @@ def test_each_mutant_of_a_tiny_project_gets_its_verdict(tmp_path: Path) -> None:
 
     assert first.returncode == 0, first.stdout + first.stderr
     (results,) = (tmp_path / "build/mutation").glob("sums-*.jsonl")
-    told = {line["id"]: line["verdict"] for line in map(json.loads, results.read_text().splitlines()[1:])}
-    assert {change: told[by_change[change].id] for change in VERDICTS} == VERDICTS
-    assert len(told) == len(VERDICTS)
+    verdicts = {line["id"]: line["verdict"] for line in map(json.loads, results.read_text().splitlines()[1:])}
+    assert {change: verdicts[by_change[change].id] for change in VERDICTS} == VERDICTS
+    assert len(verdicts) == len(VERDICTS)
     # One verdict is an error of the tool and one is cut off: the same command judges these two mutants alone.
     *lines, error, cut_off = results.read_text().splitlines(keepends=True)
     error = json.dumps({**json.loads(error), "verdict": "error"}) + "\n"
@@ -282,7 +282,7 @@ OPERATORS = {
 
 
 @pytest.mark.parametrize("statements, expected", OPERATORS.items(), ids=OPERATORS.keys())
-def test_what_the_operators_make_of_a_statement(statements: str, expected: list[str]) -> None:
+def test_mutants_of_a_statement(statements: str, expected: list[str]) -> None:
     source = "async def f(self, a, b, c):\n    " + statements.replace("\n", "\n    ") + "\n"
     found = all_mutants(source, "def made(b, *, known=0, needed): ...")
     assert sorted({changed(mutant) for mutant in found}) == sorted(expected)

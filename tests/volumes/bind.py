@@ -1,4 +1,4 @@
-"""Bind mounts, as a container's runtime or an administrator would make them."""
+"""Bind mounts, as a container runtime or an administrator creates them."""
 
 import ctypes
 import os
@@ -9,6 +9,6 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def bind(source: Path, target: Path) -> None:
-    """Let a file or directory appear at another place."""
+    """Bind a file or directory to another path."""
     if _libc.mount(os.fsencode(source), os.fsencode(target), None, ctypes.c_ulong(_BIND), None) != 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(target))

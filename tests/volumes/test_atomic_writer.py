@@ -1,4 +1,4 @@
-"""Files that change all at once: the layout, what is kept, and what a reader sees meanwhile."""
+"""The atomic writer: layout, crashes, tampering, and readers during a write."""
 
 import os
 import re
@@ -12,18 +12,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from podkeeper.linux.mounts import mount_tmpfs
+from podkeeper.linux.tree import open_directory, opened
 from podkeeper.model.errors import TryLater
 from podkeeper.volumes.atomic_writer import AtomicWriter, Files, ProjectedFile, current_version
-from podkeeper.volumes.kernel import mount_tmpfs
-from podkeeper.volumes.tree import open_directory, opened
-from tests.volumes.volume_house import content, house, is_gone, mode_of, needs_mounts, needs_root
+from tests.volumes.harness import content, is_gone, mode_of, needs_mounts, needs_root, temporary_root
 
 
 def files(mode: int = 0o644, /, **texts: str) -> Files:
     return {name.replace("__", "/"): ProjectedFile(text.encode(), mode) for name, text in texts.items()}
 
 
-def test_names_lead_over_one_link_to_one_version(tmp_path: Path) -> None:
+def test_all_names_lead_to_one_version_through_one_link(tmp_path: Path) -> None:
     assert AtomicWriter(str(tmp_path)).write(files(a="1", deep__b="2"))
     version = os.readlink(tmp_path / "..data")
     assert version.startswith("..20")
@@ -32,7 +32,7 @@ def test_names_lead_over_one_link_to_one_version(tmp_path: Path) -> None:
     assert content(str(tmp_path)) == {"a": "1", "deep/b": "2"}
 
 
-def test_the_same_again_changes_nothing(tmp_path: Path) -> None:
+def test_writing_the_same_files_changes_nothing(tmp_path: Path) -> None:
     writer = AtomicWriter(str(tmp_path))
     writer.write(files(a="1"))
     version = os.readlink(tmp_path / "..data")
@@ -41,19 +41,19 @@ def test_the_same_again_changes_nothing(tmp_path: Path) -> None:
 
 
 CHANGES: dict[str, tuple[Files, Files]] = {
-    "another text": (files(a="1"), files(a="2")),
-    "a file more": (files(a="1"), files(a="1", b="2")),
-    "a file less": (files(a="1", b="2"), files(a="1")),
+    "changed text": (files(a="1"), files(a="2")),
+    "an added file": (files(a="1"), files(a="1", b="2")),
+    "a removed file": (files(a="1", b="2"), files(a="1")),
     "a file becomes a directory": (files(a="1"), files(a__b="1")),
     "a directory becomes a file": (files(a__b="1"), files(a="1")),
-    "a file less in a directory": (files(a__b="1", a__c="2"), files(a__b="1")),
-    "nothing is left": (files(a="1"), {}),
-    "something comes": ({}, files(a="1")),
+    "a removed file in a directory": (files(a__b="1", a__c="2"), files(a__b="1")),
+    "all files are removed": (files(a="1"), {}),
+    "the first file": ({}, files(a="1")),
 }
 
 
 @pytest.mark.parametrize(("before", "after"), CHANGES.values(), ids=CHANGES.keys())
-def test_a_change_shows_just_the_new_files(before: Files, after: Files, tmp_path: Path) -> None:
+def test_a_change_shows_only_the_new_files(before: Files, after: Files, tmp_path: Path) -> None:
     writer = AtomicWriter(str(tmp_path))
     writer.write(before)
     assert writer.write(after)
@@ -75,14 +75,14 @@ WRONG_PATHS = {
 
 
 @pytest.mark.parametrize("path", WRONG_PATHS)
-def test_a_path_that_leads_out_is_refused_and_nothing_is_written(path: str, tmp_path: Path) -> None:
+def test_an_invalid_path_is_refused_and_nothing_is_written(path: str, tmp_path: Path) -> None:
     with pytest.raises(TryLater) as raised:
         AtomicWriter(str(tmp_path)).write({"good": ProjectedFile(b"", 0o644), path: ProjectedFile(b"", 0o644)})
     assert str(raised.value) == WRONG_PATHS[path]
     assert os.listdir(tmp_path) == []
 
 
-def test_modes_are_as_asked_whatever_the_umask(tmp_path: Path) -> None:
+def test_modes_do_not_depend_on_the_umask(tmp_path: Path) -> None:
     old = os.umask(0o077)
     try:
         AtomicWriter(str(tmp_path)).write(
@@ -95,7 +95,7 @@ def test_modes_are_as_asked_whatever_the_umask(tmp_path: Path) -> None:
 
 
 @needs_root
-def test_a_group_may_read_what_is_given_to_it(tmp_path: Path) -> None:
+def test_the_group_may_read_all_files(tmp_path: Path) -> None:
     AtomicWriter(str(tmp_path), group=4711).write({"d/x": ProjectedFile(b"", 0o600, owner=1234)})
     found = {name: os.stat(tmp_path / name) for name in ("..data", "d", "d/x")}
     assert {name: (one.st_uid, one.st_gid, one.st_mode & 0o7777) for name, one in found.items()} == {
@@ -105,7 +105,7 @@ def test_a_group_may_read_what_is_given_to_it(tmp_path: Path) -> None:
     }
 
 
-def test_what_a_crash_left_behind_is_cleared_away(tmp_path: Path) -> None:
+def test_leftovers_of_a_crash_are_removed(tmp_path: Path) -> None:
     writer = AtomicWriter(str(tmp_path))
     writer.write(files(a="1", b="2"))
     (tmp_path / "..2001_01_01_00_00_00.7").mkdir()  # a version that was never shown
@@ -121,8 +121,8 @@ def test_what_a_crash_left_behind_is_cleared_away(tmp_path: Path) -> None:
 
 
 @needs_mounts
-def test_what_does_not_fit_leaves_the_old_version_and_no_rest() -> None:
-    with house() as root:
+def test_a_write_to_a_full_disk_leaves_only_the_old_version() -> None:
+    with temporary_root() as root:
         with opened(open_directory(str(root))) as directory:
             mount_tmpfs(directory, "size=64k")
         writer = AtomicWriter(str(root))
@@ -134,13 +134,13 @@ def test_what_does_not_fit_leaves_the_old_version_and_no_rest() -> None:
         assert writer.write(files(a="3" * 30_000))
 
 
-def test_a_file_that_would_be_a_directory_too_is_refused_and_leaves_no_rest(tmp_path: Path) -> None:
+def test_a_file_that_is_also_a_directory_is_refused_without_leftovers(tmp_path: Path) -> None:
     with pytest.raises(OSError):
         AtomicWriter(str(tmp_path)).write(files(a="1", a__b="2"))
     assert os.listdir(tmp_path) == []
 
 
-def test_a_bent_link_is_not_followed(tmp_path: Path) -> None:
+def test_a_changed_link_is_not_followed(tmp_path: Path) -> None:
     precious, volume = tmp_path / "precious", tmp_path / "volume"
     precious.mkdir()
     volume.mkdir()
@@ -159,7 +159,7 @@ _VERSIONS = st.lists(st.frozensets(_NAMES, min_size=1), min_size=2, max_size=8)
 
 @settings(max_examples=30)
 @given(_VERSIONS)
-def test_a_reader_always_sees_one_whole_version(shapes: list[frozenset[str]]) -> None:
+def test_a_reader_always_sees_one_complete_version(shapes: list[frozenset[str]]) -> None:
     versions = [dict.fromkeys(shape, f"version {number}") for number, shape in enumerate(shapes)]
     seen: list[dict[str, str]] = []
     done = threading.Event()
@@ -169,7 +169,7 @@ def test_a_reader_always_sees_one_whole_version(shapes: list[frozenset[str]]) ->
             if (version := whole(directory)) is not None:
                 seen.append(version)
 
-    with house() as directory:
+    with temporary_root() as directory:
         writer = AtomicWriter(str(directory))
         writer.write(projected(versions[0]))
         reader = threading.Thread(target=read, args=(directory,))
@@ -186,7 +186,7 @@ def test_a_reader_always_sees_one_whole_version(shapes: list[frozenset[str]]) ->
 
 
 def whole(directory: Path) -> dict[str, str] | None:
-    """One version, file by file; None when the reader was overtaken and has to look again."""
+    """Read one version file by file. Return None if it disappeared during the read."""
     try:
         version = os.readlink(directory / "..data")
     except FileNotFoundError:
@@ -210,7 +210,7 @@ RIGHT_PATHS = {
     "dots inside a name": ("a..b", "a..b"),
     "a hidden name": (".a", ".a"),
     "two dots at the start of a later name": ("a/..b", "a/..b"),
-    "slashes and dots too many": ("./a//b/./c", "a/b/c"),
+    "redundant slashes and dots": ("./a//b/./c", "a/b/c"),
 }
 
 
@@ -244,7 +244,7 @@ MORE_WRONG_PATHS = {
 
 
 @pytest.mark.parametrize("path", MORE_WRONG_PATHS, ids=repr)
-def test_a_wrong_path_is_refused_before_anything_changes(path: str, tmp_path: Path) -> None:
+def test_an_invalid_path_is_refused_before_anything_changes(path: str, tmp_path: Path) -> None:
     writer = AtomicWriter(str(tmp_path))
     writer.write(files(a="1"))
     with pytest.raises(TryLater) as raised:
@@ -287,7 +287,7 @@ def replace_by_pipe(path: Path) -> None:
 
 
 @pytest.mark.parametrize("tamper", TAMPERED.values(), ids=TAMPERED.keys())
-def test_a_version_that_was_changed_is_written_again(tamper: Callable[[Path], object], tmp_path: Path) -> None:
+def test_a_changed_version_is_written_again(tamper: Callable[[Path], object], tmp_path: Path) -> None:
     writer, wanted = AtomicWriter(str(tmp_path)), files(a="1", d__b="2", empty="")
     writer.write(wanted)
     before = os.readlink(tmp_path / "..data")
@@ -299,7 +299,7 @@ def test_a_version_that_was_changed_is_written_again(tamper: Callable[[Path], ob
     assert not writer.write(wanted)
 
 
-def test_foreign_names_in_the_directory_are_kept(tmp_path: Path) -> None:
+def test_other_files_in_the_directory_are_kept(tmp_path: Path) -> None:
     writer = AtomicWriter(str(tmp_path))
     (tmp_path / "own").write_text("kept")
     (tmp_path / "link").symlink_to("own")
@@ -324,7 +324,7 @@ CURRENT = {
 
 
 @pytest.mark.parametrize(("target", "expected"), CURRENT.values(), ids=CURRENT.keys())
-def test_only_a_link_to_a_version_is_one(target: str | None, expected: str | None, tmp_path: Path) -> None:
+def test_only_a_link_to_a_version_counts_as_published(target: str | None, expected: str | None, tmp_path: Path) -> None:
     if target is not None:
         (tmp_path / "..data").symlink_to(target)
     with opened(open_directory(str(tmp_path))) as top:
@@ -334,7 +334,7 @@ def test_only_a_link_to_a_version_is_one(target: str | None, expected: str | Non
     assert content(str(tmp_path)) == {"a": "1"}
 
 
-def test_something_else_in_the_place_of_the_link_is_no_version(tmp_path: Path) -> None:
+def test_a_file_or_directory_instead_of_the_link_is_not_a_version(tmp_path: Path) -> None:
     (tmp_path / "..data").write_text("")
     with opened(open_directory(str(tmp_path))) as top:
         assert current_version(top) is None
@@ -348,9 +348,9 @@ def test_something_else_in_the_place_of_the_link_is_no_version(tmp_path: Path) -
         (None, 1234, (1234, 0, 0o600, 0o755)),
         (4711, None, (0, 4711, 0o640, 0o2755)),
     ],
-    ids=["neither", "an owner", "a group"],
+    ids=["neither", "an owner", "an fsGroup"],
 )
-def test_owner_and_group_are_set_each_by_itself(
+def test_owner_and_group_are_set_independently(
     group: int | None, owner: int | None, expected: tuple[int, int, int, int], tmp_path: Path
 ) -> None:
     AtomicWriter(str(tmp_path), group).write({"d/x": ProjectedFile(b"", 0o600, owner)})

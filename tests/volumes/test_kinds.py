@@ -1,4 +1,4 @@
-"""Each kind of volume, set up for real: what is shown, and what is said when it cannot be."""
+"""Each kind of volume, set up with real files: content and errors."""
 
 import base64
 import os
@@ -12,7 +12,6 @@ from podkeeper.model.k8s.core import (
     ConfigMap,
     ConfigMapProjection,
     ConfigMapVolumeSource,
-    Container,
     DownwardAPIProjection,
     DownwardAPIVolumeFile,
     DownwardAPIVolumeSource,
@@ -23,7 +22,6 @@ from podkeeper.model.k8s.core import (
     PersistentVolumeClaimVolumeSource,
     Pod,
     PodSecurityContext,
-    PodSpec,
     ResourceFieldSelector,
     ResourceRequirements,
     Secret,
@@ -35,14 +33,15 @@ from podkeeper.model.k8s.core import (
 )
 from podkeeper.model.k8s.meta import ObjectMeta
 from podkeeper.model.quantity import parse_quantity
+from podkeeper.testing import build
+from podkeeper.testing.build import uid_of
 from podkeeper.volumes.empty_dir import memory_size
 from podkeeper.volumes.manager import HostVolumes
-from tests.volumes.volume_house import (
+from tests.volumes.harness import (
     IssuedTokens,
     Store,
     common_objects,
     content,
-    house,
     mode_of,
     needs_root,
     of_field,
@@ -51,12 +50,12 @@ from tests.volumes.volume_house import (
     pod_with,
     projected,
     run,
-    uid_of,
+    temporary_root,
 )
 
 
 def shown(volume: Volume, *, tokens: IssuedTokens | None = None) -> dict[str, str]:
-    """What a pod sees in a volume."""
+    """Return the content of a volume."""
 
     async def scenario() -> dict[str, str]:
         pod = pod_with(volume, app="web", tier="front")
@@ -66,12 +65,12 @@ def shown(volume: Volume, *, tokens: IssuedTokens | None = None) -> dict[str, st
         await volumes.unmount(uid_of(pod))
         return seen
 
-    with house() as root:
+    with temporary_root() as root:
         return run(scenario())
 
 
 def complaint(volume: Volume) -> str:
-    """What is said of a volume that cannot be made."""
+    """Return the error of a volume that cannot be set up."""
     with pytest.raises(TryLater) as raised:
         shown(volume)
     return str(raised.value)
@@ -95,7 +94,7 @@ OF_POD = VolumeProjection(downward_api=DownwardAPIProjection(items=(of_field("po
 
 SHOWN = {
     "all keys of a config map": (of_map("settings"), {"colour": "blue", "size": "7"}),
-    "chosen keys at chosen paths": (of_map("settings", KeyToPath(key="size", path="a/b")), {"a/b": "7"}),
+    "selected keys at selected paths": (of_map("settings", KeyToPath(key="size", path="a/b")), {"a/b": "7"}),
     "a config map that is optional and missing": (of_map("none", optional=True), {}),
     "a key that is optional and missing": (
         of_map("settings", KeyToPath(key="none", path="x"), KeyToPath(key="size", path="y"), optional=True),
@@ -108,11 +107,11 @@ SHOWN = {
         {"l": 'app="web"\ntier="front"', "a": "web"},
     ),
     "resources of a container": (downward(of_resource("cpu", "web", "limits.cpu")), {"cpu": "4"}),
-    "several sources, the later one winning": (
+    "several sources, the last one wins": (
         projected(OF_MAP, OF_SECRET, OF_POD),
         {"colour": "hunter2", "size": "7", "pod/name": "web"},
     ),
-    "a volume that names no kind is empty": (Volume(name="v"), {}),
+    "a volume without a kind is an emptyDir": (Volume(name="v"), {}),
 }
 
 
@@ -121,7 +120,7 @@ def test_a_volume_shows(volume: Volume, expected: dict[str, str]) -> None:
     assert shown(volume) == expected
 
 
-def test_a_token_is_asked_of_whoever_issues_them() -> None:
+def test_a_token_comes_from_the_token_provider() -> None:
     assert shown(projected(TOKEN), tokens=IssuedTokens()) == {"token": "web/None/them/3600"}
 
 
@@ -147,36 +146,36 @@ COMPLAINTS = {
         ),
         '[configmap "none" not found, secret "none" not found]',
     ),
-    "a token that nobody issues": (
+    "a token without a provider": (
         projected(TOKEN),
-        "cannot project a service account token: this node is in no cluster that could issue one; "
-        "set automountServiceAccountToken: false or leave the source out",
+        "cannot project a service account token: this node is not in a cluster that issues tokens; "
+        "set automountServiceAccountToken: false or remove the source",
     ),
-    "a field that no file can keep up to date": (
+    "a field that is not supported in files": (
         downward(of_field("x", "status.podIP")),
         "unsupported fieldPath: status.podIP",
     ),
-    "a container that is not there": (downward(of_resource("x", "none", "limits.cpu")), "container none not found"),
+    "an unknown container": (downward(of_resource("x", "none", "limits.cpu")), "container none not found"),
     "huge pages": (
         Volume(name="v", empty_dir=EmptyDirVolumeSource(medium="HugePages")),
-        'cannot make an emptyDir with medium "HugePages": this node offers Memory, and disk when no medium is given',
+        'cannot create an emptyDir with medium "HugePages": this node supports Memory, or disk if no medium is set',
     ),
-    "a kind of another node": (
+    "an unsupported kind": (
         Volume(name="v", nfs=NFSVolumeSource(server="files", path="/")),
-        'cannot mount volume "v": this node does not serve nfs volumes; use one of emptyDir, hostPath, configMap, '
-        "secret, projected, downwardAPI, or run the pod on a node that serves nfs",
+        'cannot mount volume "v": this node does not support nfs volumes; use one of emptyDir, hostPath, configMap, '
+        "secret, projected, downwardAPI, or run the pod on a node that supports nfs",
     ),
     "a claim": (
         Volume(name="v", persistent_volume_claim=PersistentVolumeClaimVolumeSource(claim_name="c")),
-        'cannot mount volume "v": this node does not serve persistentVolumeClaim volumes; use one of emptyDir, '
-        "hostPath, configMap, secret, projected, downwardAPI, or run the pod on a node that serves "
+        'cannot mount volume "v": this node does not support persistentVolumeClaim volumes; use one of emptyDir, '
+        "hostPath, configMap, secret, projected, downwardAPI, or run the pod on a node that supports "
         "persistentVolumeClaim",
     ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(("volume", "expected"), COMPLAINTS.values(), ids=COMPLAINTS.keys())
-def test_of_a_volume_that_cannot_be_made_it_is_said_why(volume: Volume, expected: str) -> None:
+def test_a_volume_that_cannot_be_set_up_reports_the_reason(volume: Volume, expected: str) -> None:
     assert complaint(volume) == f'MountVolume.SetUp failed for volume "v" : {expected}'
 
 
@@ -184,12 +183,12 @@ def test_an_invalid_size_limit_is_reported() -> None:
     assert '"much"' in complaint(Volume(name="v", empty_dir=EmptyDirVolumeSource(size_limit="much")))
 
 
-def test_of_several_volumes_each_is_named() -> None:
+def test_several_failed_volumes_are_all_reported() -> None:
     async def scenario() -> None:
         missing = pod_with(of_map("none"), Volume(name="other", secret=SecretVolumeSource(secret_name="gone")))
         await HostVolumes(root, common_objects()).mount(missing)
 
-    with house() as root, pytest.raises(TryLater) as raised:
+    with temporary_root() as root, pytest.raises(TryLater) as raised:
         run(scenario())
     assert str(raised.value) == (
         'MountVolume.SetUp failed for volume "v" : configmap "none" not found; '
@@ -213,11 +212,11 @@ def test_binary_data_and_plain_text_of_a_secret_are_read() -> None:
         await volumes.unmount(uid_of(pod))
         return found
 
-    with house() as root:
+    with temporary_root() as root:
         assert run(scenario()) == (bytes(range(256)), "new")
 
 
-def test_modes_are_those_of_the_item_the_volume_or_the_kind() -> None:
+def test_the_mode_comes_from_the_item_the_volume_or_the_kind() -> None:
     async def scenario() -> dict[str, int]:
         items = (KeyToPath(key="size", path="own", mode=0o400), KeyToPath(key="size", path="common"))
         pod = pod_with(
@@ -232,7 +231,7 @@ def test_modes_are_those_of_the_item_the_volume_or_the_kind() -> None:
         await volumes.unmount(uid_of(pod))
         return modes
 
-    with house() as root:
+    with temporary_root() as root:
         assert run(scenario()) == {"m/own": 0o400, "m/common": 0o640, "plain/size": 0o644, "s/admin": 0o600}
 
 
@@ -254,7 +253,7 @@ def test_volumes_belong_to_the_group_of_the_pod() -> None:
         await volumes.unmount(uid_of(pod))
         return {name.rpartition("~")[2]: (one.st_gid, one.st_mode & 0o2777) for name, one in found.items()}
 
-    with house() as root:
+    with temporary_root() as root:
         assert run(scenario()) == {
             "empty-dir/disk": (4711, 0o2777),
             "empty-dir/memory": (4711, 0o2777),
@@ -267,7 +266,7 @@ def test_volumes_belong_to_the_group_of_the_pod() -> None:
         }
 
 
-def test_a_read_only_volume_offers_the_places_where_others_are_mounted() -> None:
+def test_a_read_only_volume_has_mount_points_for_nested_volumes() -> None:
     async def scenario() -> list[str]:
         pod = pod_with(
             of_map("settings"),
@@ -281,36 +280,36 @@ def test_a_read_only_volume_offers_the_places_where_others_are_mounted() -> None
             f"{paths['v']}/var"
         )
 
-    with house() as root:
+    with temporary_root() as root:
         assert run(scenario()) == ["colour", "size", "var", "cache"]
 
 
 HOST_PATHS = {
-    "anything goes without a type": ("nowhere", "", None),
+    "any path without a type": ("nowhere", "", None),
     "a directory": ("dir", "Directory", None),
-    "no directory": ("file", "Directory", "hostPath type check failed: {} is not a directory"),
+    "not a directory": ("file", "Directory", "hostPath type check failed: {} is not a directory"),
     "a missing directory": ("new", "Directory", "hostPath type check failed: {} is not a directory"),
-    "a directory that is made": ("new/deep", "DirectoryOrCreate", None),
-    "a directory that is there": ("dir", "DirectoryOrCreate", None),
-    "a file where a directory was wanted": (
+    "a created directory": ("new/deep", "DirectoryOrCreate", None),
+    "an existing directory": ("dir", "DirectoryOrCreate", None),
+    "a file instead of a directory": (
         "file", "DirectoryOrCreate", "hostPath type check failed: {} is not a directory",
     ),
-    "a directory that cannot be made": ("file/new", "DirectoryOrCreate", "mkdir {}: not a directory"),
+    "a directory that cannot be created": ("file/new", "DirectoryOrCreate", "mkdir {}: not a directory"),
     "a file": ("file", "File", None),
-    "no file": ("dir", "File", "hostPath type check failed: {} is not a file"),
-    "a file that is made": ("new", "FileOrCreate", None),
+    "not a file": ("dir", "File", "hostPath type check failed: {} is not a file"),
+    "a created file": ("new", "FileOrCreate", None),
     "a file in no directory": ("no/new", "FileOrCreate", "open {}: no such file or directory"),
-    "a directory where a file was wanted": ("dir", "FileOrCreate", "hostPath type check failed: {} is not a file"),
+    "a directory instead of a file": ("dir", "FileOrCreate", "hostPath type check failed: {} is not a file"),
     "a socket": ("socket", "Socket", None),
-    "no socket": ("file", "Socket", "hostPath type check failed: {} is not a socket file"),
+    "not a socket": ("file", "Socket", "hostPath type check failed: {} is not a socket file"),
     "a character device": ("/dev/null", "CharDevice", None),
-    "no character device": ("file", "CharDevice", "hostPath type check failed: {} is not a character device"),
-    "no block device": ("/dev/null", "BlockDevice", "hostPath type check failed: {} is not a block device"),
-    "a type there is not": ("dir", "Tape", "Tape is an invalid volume type"),
+    "not a character device": ("file", "CharDevice", "hostPath type check failed: {} is not a character device"),
+    "not a block device": ("/dev/null", "BlockDevice", "hostPath type check failed: {} is not a block device"),
+    "an unknown type": ("dir", "Tape", "Tape is an invalid volume type"),
     "a missing file": ("gone", "File", "hostPath type check failed: {} is not a file"),
-    "a file that is no block device": ("file", "BlockDevice", "hostPath type check failed: {} is not a block device"),
-    "a path of any type that steps back": ("a/../b", "", "invalid HostPath `{}`: must not contain '..'"),
-    "a path that steps back": ("dir/../file", "File", "invalid HostPath `{}`: must not contain '..'"),
+    "a file, not a block device": ("file", "BlockDevice", "hostPath type check failed: {} is not a block device"),
+    "a path with .. of any type": ("a/../b", "", "invalid HostPath `{}`: must not contain '..'"),
+    "a path with ..": ("dir/../file", "File", "invalid HostPath `{}`: must not contain '..'"),
     "a link to a directory": ("link", "Directory", None),
 }  # fmt: skip
 
@@ -331,7 +330,7 @@ def test_a_host_path(name: str, kind: str, why_not: str | None, tmp_path: Path) 
         await volumes.unmount(uid_of(pod))
         await volumes.remove_directory(uid_of(pod))
 
-    with house() as root, socket.socket(socket.AF_UNIX) as listening:
+    with temporary_root() as root, socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(tmp_path / "socket"))
         is_made = kind.endswith("OrCreate") and why_not is None and not os.path.exists(path)
         before = os.umask(0)
@@ -353,20 +352,20 @@ def test_a_host_path(name: str, kind: str, why_not: str | None, tmp_path: Path) 
 
 def limited(*limits: str | None) -> Pod:
     containers = tuple(
-        Container(name=f"c{number}", resources=ResourceRequirements(limits=(limit and {"memory": limit}) or None))
+        build.container(f"c{number}", resources=ResourceRequirements(limits=(limit and {"memory": limit}) or None))
         for number, limit in enumerate(limits)
     )
-    return Pod(spec=PodSpec(containers=containers, security_context=PodSecurityContext()))
+    return build.pod("web", *containers, spec={"security_context": PodSecurityContext()})
 
 
 SIZES = {
     "nothing limits it": (limited(None), None, {}, None),
     "the node's memory": (limited(None), None, {"memory": "1Gi"}, 2**30),
     "the pod's limit": (limited("10Mi", "20Mi"), None, {"memory": "1Gi"}, 30 * 2**20),
-    "a container without a limit has all of the node": (limited("10Mi", None), None, {"memory": "1Gi"}, 2**30),
+    "a container without a limit has the node's memory": (limited("10Mi", None), None, {"memory": "1Gi"}, 2**30),
     "the volume's limit": (limited("10Mi"), "1Mi", {"memory": "1Gi"}, 2**20),
-    "a limit beyond the pod's does not count": (limited("10Mi"), "20Mi", {"memory": "1Gi"}, 10 * 2**20),
-    "a limit of zero is none": (limited("10Mi"), "0", {}, 10 * 2**20),
+    "a limit above the pod's is ignored": (limited("10Mi"), "20Mi", {"memory": "1Gi"}, 10 * 2**20),
+    "a limit of zero is ignored": (limited("10Mi"), "0", {}, 10 * 2**20),
 }
 
 

@@ -1,4 +1,4 @@
-"""The house of volumes: restarts, refreshes, clean-up, and what is left alone."""
+"""The volume manager: restarts, refreshes, measurements and cleanup."""
 
 import asyncio
 import os
@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from podkeeper.linux.mounts import file_system_of, mount_tmpfs, mounts_below, unmount
+from podkeeper.linux.tree import open_directory, opened
 from podkeeper.model.errors import TryLater
 from podkeeper.model.k8s.core import (
     ConfigMap,
@@ -25,12 +27,11 @@ from podkeeper.model.k8s.core import (
     Volume,
 )
 from podkeeper.model.messages import PodUID
-from podkeeper.volumes.kernel import file_system_of, mount_tmpfs, mounts_below, unmount
+from podkeeper.testing.build import uid_of
 from podkeeper.volumes.manager import HostVolumes
-from podkeeper.volumes.tree import open_directory, opened
 from podkeeper.volumes.usage import OverUse
 from tests.volumes.bind import bind
-from tests.volumes.volume_house import K, Store, content, house, is_gone, needs_mounts, pod_with, run, uid_of
+from tests.volumes.harness import K, Store, content, is_gone, needs_mounts, pod_with, run, temporary_root
 
 DISK = Volume(name="disk", empty_dir=EmptyDirVolumeSource())
 MEMORY = Volume(name="memory", empty_dir=EmptyDirVolumeSource(medium="Memory", size_limit="1Mi"))
@@ -45,7 +46,7 @@ def stored() -> Store:
     return store
 
 
-def test_volumes_lie_where_those_of_the_kubelet_do() -> None:
+def test_volumes_use_the_kubelets_paths() -> None:
     async def scenario() -> None:
         pod = pod_with(DISK, SETTINGS)
         paths = await HostVolumes(root, stored()).mount(pod)
@@ -55,11 +56,11 @@ def test_volumes_lie_where_those_of_the_kubelet_do() -> None:
             "settings": f"{volumes}/kubernetes.io~configmap/settings",
         }
 
-    with house() as root:
+    with temporary_root() as root:
         run(scenario())
 
 
-def test_an_agent_that_starts_anew_finds_what_is_there() -> None:
+def test_a_restarted_agent_finds_existing_volumes() -> None:
     async def scenario() -> None:
         store = stored()
         pod = pod_with(DISK, MEMORY, SETTINGS, SECRET)
@@ -82,11 +83,11 @@ def test_an_agent_that_starts_anew_finds_what_is_there() -> None:
         await last.remove_directory(uid_of(pod))
         assert os.listdir(root / "pods") == []
 
-    with house() as root:
+    with temporary_root() as root:
         run(scenario())
 
 
-def test_what_is_ready_stays_when_its_object_is_gone() -> None:
+def test_a_mounted_volume_stays_if_its_object_is_deleted() -> None:
     async def scenario() -> None:
         store = stored()
         pod = pod_with(SETTINGS)
@@ -99,12 +100,12 @@ def test_what_is_ready_stays_when_its_object_is_gone() -> None:
         with pytest.raises(TryLater, match='configmap "settings" not found'):
             await volumes.mount(pod_with(SETTINGS))
 
-    with house() as root:
+    with temporary_root() as root:
         run(scenario())
 
 
 @needs_mounts
-def test_secrets_and_memory_volumes_are_mounts_of_their_own() -> None:
+def test_secrets_and_memory_volumes_are_separate_mounts() -> None:
     async def scenario() -> None:
         pod = pod_with(MEMORY, SECRET)
         volumes = HostVolumes(root, stored())
@@ -119,12 +120,12 @@ def test_secrets_and_memory_volumes_are_mounts_of_their_own() -> None:
         assert mounts_below(os.path.realpath(root)) == []
         assert all(map(is_gone, paths.values()))
 
-    with house() as root:
+    with temporary_root() as root:
         run(scenario())
 
 
 @needs_mounts
-def test_a_volume_that_lost_its_mount_gets_another() -> None:
+def test_a_lost_mount_is_mounted_again() -> None:
     async def scenario() -> None:
         pod = pod_with(SECRET)
         volumes = HostVolumes(root, stored())
@@ -134,12 +135,12 @@ def test_a_volume_that_lost_its_mount_gets_another() -> None:
         assert (file_system_of(paths["secret"]), content(paths["secret"])) == ("tmpfs", {"admin": "hunter2"})
         await volumes.unmount(uid_of(pod))
 
-    with house() as root:
+    with temporary_root() as root:
         run(scenario())
 
 
 @needs_mounts
-def test_what_others_mounted_inside_a_volume_is_unmounted_and_not_deleted(tmp_path: Path) -> None:
+def test_a_foreign_mount_inside_a_volume_is_unmounted_and_not_deleted(tmp_path: Path) -> None:
     async def scenario() -> None:
         (tmp_path / "kept").write_text("x")
         pod = pod_with(DISK)
@@ -157,12 +158,12 @@ def test_what_others_mounted_inside_a_volume_is_unmounted_and_not_deleted(tmp_pa
         assert (tmp_path / "kept").read_text() == "x"
         await volumes.remove_directory(uid_of(pod))
 
-    with house() as root:
+    with temporary_root() as root:
         run(scenario())
 
 
 @needs_mounts
-def test_a_mount_that_is_in_use_is_tried_again_later() -> None:
+def test_unmounting_a_mount_in_use_is_retried() -> None:
     async def scenario() -> None:
         pod = pod_with(MEMORY, DISK)
         volumes = HostVolumes(root, stored())
@@ -173,12 +174,12 @@ def test_a_mount_that_is_in_use_is_tried_again_later() -> None:
         await volumes.unmount(uid_of(pod))
         assert volumes.mounted_pods() == frozenset()
 
-    with house() as root:
+    with temporary_root() as root:
         run(scenario())
 
 
 @needs_mounts
-def test_a_directory_with_a_mount_of_whomever_is_known_and_stays() -> None:
+def test_a_directory_with_a_foreign_mount_is_listed_and_stays() -> None:
     async def scenario() -> None:
         inside = root / "pods" / "someone" / "containers" / "web"
         inside.mkdir(parents=True)
@@ -194,11 +195,11 @@ def test_a_directory_with_a_mount_of_whomever_is_known_and_stays() -> None:
         assert volumes.mounted_pods() == frozenset()
         await volumes.remove_directory(PodUID("someone"))
 
-    with house() as root:
+    with temporary_root() as root:
         run(scenario())
 
 
-def test_links_that_a_container_planted_lead_nowhere(tmp_path: Path) -> None:
+def test_links_created_by_a_container_are_not_followed(tmp_path: Path) -> None:
     async def scenario() -> None:
         (tmp_path / "kept").write_text("x")
         pod = pod_with(DISK)
@@ -211,11 +212,11 @@ def test_links_that_a_container_planted_lead_nowhere(tmp_path: Path) -> None:
         await volumes.remove_directory(uid_of(pod))
         assert (tmp_path / "kept").read_text() == "x"
 
-    with house() as root:
+    with temporary_root() as root:
         run(scenario())
 
 
-def test_what_lies_at_a_host_path_is_left_alone(tmp_path: Path) -> None:
+def test_files_of_a_host_path_are_not_removed(tmp_path: Path) -> None:
     async def scenario() -> None:
         (tmp_path / "kept").write_text("x")
         pod = pod_with(DISK, Volume(name="host", host_path=HostPathVolumeSource(path=str(tmp_path))))
@@ -225,12 +226,12 @@ def test_what_lies_at_a_host_path_is_left_alone(tmp_path: Path) -> None:
         await volumes.remove_directory(uid_of(pod))
         assert (tmp_path / "kept").read_text() == "x"
 
-    with house() as root:
+    with temporary_root() as root:
         run(scenario())
 
 
 @pytest.mark.parametrize("uid", ["..", ".", "a/b", "../../etc", ""])
-def test_a_uid_that_is_no_name_of_a_directory_is_refused(uid: str) -> None:
+def test_a_uid_that_is_not_a_directory_name_is_refused(uid: str) -> None:
     async def scenario() -> None:
         volumes = HostVolumes(root, stored())
         pod = pod_with(DISK)
@@ -242,17 +243,17 @@ def test_a_uid_that_is_no_name_of_a_directory_is_refused(uid: str) -> None:
             with pytest.raises(TryLater, match="cannot use pod UID"):
                 await call
 
-    with house() as root:
+    with temporary_root() as root:
         run(scenario())
         assert os.listdir(root) == []
 
 
-def test_what_the_disk_refuses_is_tried_again_later(tmp_path: Path) -> None:
+def test_disk_errors_are_retried(tmp_path: Path) -> None:
     (tmp_path / "root").write_text("a file where a directory should be")
 
     async def scenario() -> None:
         volumes = HostVolumes(tmp_path / "root", stored())
-        with pytest.raises(TryLater, match="cannot make its directory"):
+        with pytest.raises(TryLater, match="cannot create its directory"):
             await volumes.mount(pod_with(DISK))
         with pytest.raises(TryLater, match="cannot list the directories of pods"):
             await volumes.directories()
@@ -262,15 +263,15 @@ def test_what_the_disk_refuses_is_tried_again_later(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_a_volume_name_that_is_no_name_of_a_directory_is_refused() -> None:
+def test_a_volume_name_that_is_not_a_directory_name_is_refused() -> None:
     async def scenario() -> None:
         await HostVolumes(root, stored()).mount(pod_with(Volume(name="../x", empty_dir=EmptyDirVolumeSource())))
 
-    with house() as root, pytest.raises(TryLater, match=r'cannot use volume name "\.\./x"'):
+    with temporary_root() as root, pytest.raises(TryLater, match=r'cannot use volume name "\.\./x"'):
         run(scenario())
 
 
-def test_a_refresh_shows_what_objects_say_now_and_reads_each_once() -> None:
+def test_a_refresh_writes_current_content_and_reads_each_object_once() -> None:
     async def scenario() -> None:
         store = stored()
         volumes = HostVolumes(root, store)
@@ -288,13 +289,13 @@ def test_a_refresh_shows_what_objects_say_now_and_reads_each_once() -> None:
         await volumes.refresh()
         assert volumes.mounted_pods() == frozenset()
 
-    with house() as root:
+    with temporary_root() as root:
         run(scenario())
 
 
-def test_a_refresh_that_is_overtaken_by_a_mount_shows_nothing_old() -> None:
+def test_a_refresh_does_not_overwrite_a_newer_mount() -> None:
     class SlowStore(Store):
-        """Holds up the next reader of a secret."""
+        """Delays the next read of a secret."""
 
         hold: asyncio.Event | None = None
 
@@ -324,13 +325,13 @@ def test_a_refresh_that_is_overtaken_by_a_mount_shows_nothing_old() -> None:
         assert content(path) == {"colour": "green"}
         await volumes.unmount(uid_of(pod))
 
-    with house() as root:
+    with temporary_root() as root:
         run(scenario())
 
 
 @contextmanager
 def small_files() -> Iterator[None]:
-    """A limit on the size of files is a disk that is full, for every user."""
+    """Limit the size of files, which has the effect of a full disk for every user."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, limits[1]))
     try:
@@ -339,7 +340,7 @@ def small_files() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
-def test_an_update_that_failed_is_made_by_the_next_refresh() -> None:
+def test_a_failed_update_is_repeated_by_the_next_refresh() -> None:
     async def scenario() -> None:
         store = stored()
         volumes = HostVolumes(root, store)
@@ -356,11 +357,11 @@ def test_an_update_that_failed_is_made_by_the_next_refresh() -> None:
         await volumes.refresh()
         assert content(path) == {"colour": "x" * 40_000}
 
-    with house() as root:
+    with temporary_root() as root:
         run(scenario())
 
 
-def test_an_update_that_failed_and_is_no_longer_wanted_changes_nothing() -> None:
+def test_a_failed_update_that_was_reverted_changes_nothing() -> None:
     async def scenario() -> None:
         store = stored()
         volumes = HostVolumes(root, store)
@@ -374,11 +375,11 @@ def test_an_update_that_failed_and_is_no_longer_wanted_changes_nothing() -> None
         assert (content(path), os.readlink(f"{path}/..data")) == ({"colour": "blue"}, before)
         assert sorted(name for name in os.listdir(path) if name.startswith("..")) == sorted([before, "..data"])
 
-    with house() as root:
+    with temporary_root() as root:
         run(scenario())
 
 
-def test_a_mount_that_failed_leaves_nothing_to_refresh_and_succeeds_later() -> None:
+def test_a_failed_mount_is_not_refreshed_and_succeeds_later() -> None:
     async def scenario() -> None:
         store = stored()
         volumes = HostVolumes(root, store)
@@ -391,11 +392,11 @@ def test_a_mount_that_failed_leaves_nothing_to_refresh_and_succeeds_later() -> N
         assert store.reads == 0
         assert content((await volumes.mount(pod))["settings"]) == {"colour": "x" * 40_000}
 
-    with house() as root:
+    with temporary_root() as root:
         run(scenario())
 
 
-def test_an_object_that_cannot_be_read_keeps_no_other_from_being_refreshed() -> None:
+def test_an_unreadable_object_does_not_stop_other_refreshes() -> None:
     async def scenario() -> None:
         store = stored()
         store.config_map("b", colour="blue")
@@ -410,12 +411,12 @@ def test_an_object_that_cannot_be_read_keeps_no_other_from_being_refreshed() -> 
         await volumes.refresh()
         assert content(paths["settings"]) == {"colour": "green"}
 
-    with house() as root:
+    with temporary_root() as root:
         run(scenario())
 
 
 class GatedStore(Store):
-    """Waits before each answer until a gate is open."""
+    """Delays each read until a gate is open."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -450,7 +451,7 @@ def test_objects_that_change_during_a_refresh_are_refreshed_again() -> None:
         running.cancel()
         await asyncio.wait([running])
 
-    with house() as root:
+    with temporary_root() as root:
         run(scenario())
 
 
@@ -472,11 +473,11 @@ def test_a_pod_that_is_unmounted_during_a_refresh_stays_unmounted() -> None:
         await refreshing
         assert volumes.mounted_pods() == frozenset()
 
-    with house() as root:
+    with temporary_root() as root:
         run(scenario())
 
 
-def test_a_mount_of_a_newer_pod_shows_its_labels() -> None:
+def test_mounting_an_updated_pod_writes_its_labels() -> None:
     async def scenario() -> None:
         item = DownwardAPIVolumeFile(path="labels", field_ref=ObjectFieldSelector(field_path="metadata.labels"))
         pod = pod_with(Volume(name="me", downward_api=DownwardAPIVolumeSource(items=(item,))), app="old")
@@ -485,7 +486,7 @@ def test_a_mount_of_a_newer_pod_shows_its_labels() -> None:
         await volumes.mount(replace(pod, metadata=replace(pod.metadata, labels={"app": "new"})))
         assert content(path) == {"labels": 'app="new"'}
 
-    with house() as root:
+    with temporary_root() as root:
         run(scenario())
 
 
@@ -493,8 +494,8 @@ PATIENT, EAGER = 3600.0, 0.02
 KEPT_FRESH = {"news are shown at once": (PATIENT, True), "without news it is looked after a while": (EAGER, False)}
 
 
-@pytest.mark.parametrize(("refresh_seconds", "is_told"), KEPT_FRESH.values(), ids=KEPT_FRESH.keys())
-def test_while_it_runs(refresh_seconds: float, is_told: bool) -> None:
+@pytest.mark.parametrize(("refresh_seconds", "is_notified"), KEPT_FRESH.values(), ids=KEPT_FRESH.keys())
+def test_running_refreshes_volumes(refresh_seconds: float, is_notified: bool) -> None:
     async def scenario() -> None:
         store = stored()
         volumes = HostVolumes(root, store, refresh_seconds=refresh_seconds)
@@ -502,7 +503,7 @@ def test_while_it_runs(refresh_seconds: float, is_told: bool) -> None:
         running = asyncio.create_task(volumes.run())
         for colour in ("red", "green"):
             store.config_map("settings", colour=colour)
-            if is_told:
+            if is_notified:
                 volumes.objects_changed()
             while content(path) != {"colour": colour}:
                 await asyncio.sleep(0.01)
@@ -510,43 +511,43 @@ def test_while_it_runs(refresh_seconds: float, is_told: bool) -> None:
         with pytest.raises(asyncio.CancelledError):
             await running
 
-    with house() as root:
+    with temporary_root() as root:
         run(scenario())
 
 
-def test_a_volume_beyond_its_limit_is_told_as_long_as_it_is() -> None:
-    told: list[OverUse] = []
+def test_a_volume_over_its_limit_is_reported_at_every_measurement() -> None:
+    reported: list[OverUse] = []
 
     async def scenario() -> PodUID:
         volume = Volume(name="small", empty_dir=EmptyDirVolumeSource(size_limit="100Ki"))
         pod = pod_with(volume, DISK)
-        volumes = HostVolumes(root, stored(), over_use=told.append)
+        volumes = HostVolumes(root, stored(), over_use=reported.append)
         paths = await volumes.mount(pod)
         Path(paths["disk"], "large").write_bytes(b"x" * 200_000)
         Path(paths["small"], "file").write_bytes(b"x" * 50_000)
         await volumes.measure()
-        assert told == []
+        assert reported == []
         Path(paths["small"], "more").write_bytes(b"x" * 60_000)
         assert await volumes.measure() >= 10
         await volumes.measure()
-        assert len(told) == 2
+        assert len(reported) == 2
         Path(paths["small"], "more").unlink()
         await volumes.measure()
-        assert len(told) == 2
+        assert len(reported) == 2
         Path(paths["small"], "more").write_bytes(b"x" * 60_000)
         await volumes.unmount(uid_of(pod))
         await volumes.measure()
         return uid_of(pod)
 
-    with house() as root:
+    with temporary_root() as root:
         uid = run(scenario())
-    assert [(one.uid, one.volume, one.message) for one in told] == [
+    assert [(one.uid, one.volume, one.message) for one in reported] == [
         (uid, "small", 'Usage of EmptyDir volume "small" exceeds the limit "100Ki". ')
     ] * 2
 
 
 class BrokenStore(Store):
-    """A store that unexpectedly fails, so many times."""
+    """A store that fails unexpectedly a number of times."""
 
     failures = 0
 
@@ -572,38 +573,38 @@ def test_after_an_unexpected_failure_volumes_are_still_refreshed() -> None:
         running.cancel()
         await asyncio.wait([running])
 
-    with house() as root:
+    with temporary_root() as root:
         run(scenario())
 
 
 @pytest.mark.parametrize("error", [TryLater("not now"), RuntimeError("a bug")], ids=["trouble", "a bug"])
-def test_after_a_failure_volumes_are_still_measured(error: Exception) -> None:
-    failures, told = [error, error], asyncio.Event()
+def test_after_a_failure_volumes_are_still_measure(error: Exception) -> None:
+    failures, reported = [error, error], asyncio.Event()
 
     def over_use(found: OverUse) -> None:
         if failures:
             raise failures.pop()
-        told.set()
+        reported.set()
 
     async def scenario() -> None:
         volume = Volume(name="small", empty_dir=EmptyDirVolumeSource(size_limit="1Ki"))
         volumes = HostVolumes(root, stored(), over_use=over_use, measure_seconds=EAGER)
         Path((await volumes.mount(pod_with(volume)))["small"], "file").write_bytes(b"x" * 5_000)
         running = asyncio.create_task(volumes.run())
-        await told.wait()
+        await reported.wait()
         running.cancel()
         await asyncio.wait([running])
 
-    with house() as root:
+    with temporary_root() as root:
         run(scenario())
 
 
-def test_a_pod_that_is_unmounted_while_it_is_measured_is_not_told_of() -> None:
-    told: list[OverUse] = []
+def test_a_pod_unmounted_during_a_measurement_is_not_reported() -> None:
+    reported: list[OverUse] = []
 
     async def scenario() -> None:
         volume = Volume(name="small", empty_dir=EmptyDirVolumeSource(size_limit="1Ki"))
-        volumes = HostVolumes(root, stored(), over_use=told.append)
+        volumes = HostVolumes(root, stored(), over_use=reported.append)
         pod = pod_with(volume)
         Path((await volumes.mount(pod))["small"], "file").write_bytes(b"x" * 5_000)
         measuring = asyncio.create_task(volumes.measure())
@@ -611,13 +612,13 @@ def test_a_pod_that_is_unmounted_while_it_is_measured_is_not_told_of() -> None:
         removing = asyncio.create_task(volumes.unmount(uid_of(pod)))
         await asyncio.sleep(0)
         await asyncio.gather(measuring, removing)
-        assert told == []
+        assert reported == []
 
-    with house() as root:
+    with temporary_root() as root:
         run(scenario())
 
 
-def test_objects_of_a_pod_that_was_unmounted_are_not_read_any_more() -> None:
+def test_objects_of_an_unmounted_pod_are_not_read() -> None:
     async def scenario() -> None:
         store = stored()
         volumes = HostVolumes(root, store)
@@ -628,7 +629,7 @@ def test_objects_of_a_pod_that_was_unmounted_are_not_read_any_more() -> None:
         await volumes.refresh()
         assert store.reads == 0
 
-    with house() as root:
+    with temporary_root() as root:
         run(scenario())
 
 
@@ -636,7 +637,7 @@ def pods_of(count: int) -> list[Pod]:
     return [pod_with(DISK, SETTINGS, SECRET) for _ in range(count)]
 
 
-def test_many_pods_at_once_are_all_served() -> None:
+def test_many_pods_are_mounted_at_once() -> None:
     async def scenario() -> None:
         volumes = HostVolumes(root, stored())
         pods = pods_of(30)
@@ -646,5 +647,5 @@ def test_many_pods_at_once_are_all_served() -> None:
         await asyncio.gather(*(volumes.unmount(uid_of(pod)) for pod in pods))
         assert volumes.mounted_pods() == frozenset()
 
-    with house() as root:
+    with temporary_root() as root:
         run(scenario())

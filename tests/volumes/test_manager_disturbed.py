@@ -12,12 +12,13 @@ from msgspec.structs import replace
 
 from podkeeper.model.errors import ApiUnavailable, NotFound
 from podkeeper.model.k8s.core import ConfigMapVolumeSource, EmptyDirVolumeSource, Volume
+from podkeeper.testing.build import uid_of
 from podkeeper.testing.failures import fail_each_call
 from podkeeper.testing.interleave import interleave
-from podkeeper.testing.operations import Event, Operation
+from podkeeper.testing.operations import Event, OperationTest
 from podkeeper.testing.port_calls import PortCalls
 from podkeeper.volumes.manager import HostVolumes
-from tests.volumes.volume_house import Store, content, house, pod_with, uid_of
+from tests.volumes.harness import Store, content, pod_with, temporary_root
 
 MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 DISK = Volume(name="disk", empty_dir=EmptyDirVolumeSource())
@@ -43,7 +44,7 @@ class Stage:
         await self.volumes.mount(POD)
 
     def shown(self) -> tuple[dict[str, str], bool]:
-        """Return what the pod's containers read, and whether anything of the pod has to be unmounted."""
+        """Return the files that the containers read, and whether the pod must be unmounted."""
         return content(f"{self.root}/pods/{UID}/volumes"), UID in self.volumes.mounted_pods()
 
 
@@ -59,7 +60,7 @@ async def empty(calls: PortCalls) -> AsyncIterator[Stage]:
     store = Store()
     store.config_map("settings", colour="blue")
     store.config_map("other", shape="round")
-    with house(MEMORY) as root:
+    with temporary_root(MEMORY) as root:
         objects = calls.watch("objects", store, {"get": (NotFound, ApiUnavailable)})
         yield Stage(store, HostVolumes(root, objects, start_thread=start), str(root))
 
@@ -81,7 +82,7 @@ async def changed(calls: PortCalls) -> AsyncIterator[Stage]:
 
 
 async def volumes_still_work(stage: Stage) -> None:
-    """New content is shown, and a pod that is mounted again or taken down is so completely."""
+    """New content is written, and a pod that is mounted again or unmounted is so completely."""
     await stage.volumes.mount(POD)
     stage.paint("green")
     await stage.volumes.refresh()
@@ -97,12 +98,14 @@ async def refresh_twice(stage: Stage) -> None:
         await stage.volumes.refresh()
 
 
-MOUNT = Operation(stage=empty, run=lambda it: it.volumes.mount(POD), state=Stage.shown, afterwards=volumes_still_work)
-UNMOUNT = Operation(
-    stage=mounted, run=lambda it: it.volumes.unmount(UID), state=Stage.shown, afterwards=volumes_still_work
+MOUNT = OperationTest(
+    setup=empty, run=lambda it: it.volumes.mount(POD), state=Stage.shown, afterwards=volumes_still_work
 )
-REFRESH = Operation(
-    stage=changed, run=lambda it: it.volumes.refresh(), state=Stage.shown, afterwards=volumes_still_work
+UNMOUNT = OperationTest(
+    setup=mounted, run=lambda it: it.volumes.unmount(UID), state=Stage.shown, afterwards=volumes_still_work
+)
+REFRESH = OperationTest(
+    setup=changed, run=lambda it: it.volumes.refresh(), state=Stage.shown, afterwards=volumes_still_work
 )
 REFRESH_TWICE = dataclasses.replace(REFRESH, run=refresh_twice)
 
@@ -116,7 +119,7 @@ EVENTS: dict[str, Event[Stage]] = {
 }
 
 
-# Not during another mount: `engine/ground` makes the calls of one pod one after the other. A refresh comes at any time.
+# Not during another mount: `engine/pod_setup` serialises the calls of one pod. A refresh comes at any time.
 NEWER: dict[str, Event[Stage]] = {"the volumes are mounted with newer content": Stage.mount_newer}
 
 
@@ -125,10 +128,10 @@ def test_a_refresh_does_not_replace_newer_content_of_a_mount() -> None:
 
 
 @pytest.mark.parametrize("operation", [MOUNT, UNMOUNT, REFRESH], ids=["mount", "unmount", "refresh"])
-def test_every_event_at_every_await(operation: Operation[Stage]) -> None:
+def test_every_event_at_every_await(operation: OperationTest[Stage]) -> None:
     interleave(operation, EVENTS)
 
 
 @pytest.mark.parametrize("operation", [MOUNT, UNMOUNT, REFRESH_TWICE], ids=["mount", "unmount", "refresh"])
-def test_every_read_and_every_thread_fails_once(operation: Operation[Stage]) -> None:
+def test_every_read_and_every_thread_fails_once(operation: OperationTest[Stage]) -> None:
     fail_each_call(operation, lost_answers=False)

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from podkeeper.app.sources import kept_objects
+from podkeeper.app.sources import stored_objects
 from podkeeper.host.clock import SystemClock
+from podkeeper.linux.mounts import mounts_below, unmount
 from podkeeper.model.errors import TryLater
 from podkeeper.model.k8s.core import (
     ConfigMap,
@@ -25,11 +26,10 @@ from podkeeper.model.k8s.core import (
     VolumeProjection,
 )
 from podkeeper.model.k8s.meta import ObjectMeta
-from podkeeper.sources.kept_objects import KeptObjects
+from podkeeper.sources.stored_objects import StoredObjects
 from podkeeper.testing.memory_api import MemoryApi
-from podkeeper.volumes.kernel import mounts_below, unmount
 from podkeeper.volumes.manager import HostVolumes
-from tests.volumes.volume_house import content, house, pod_with, run
+from tests.volumes.harness import content, pod_with, run, temporary_root
 
 SETTINGS = Volume(name="settings", config_map=ConfigMapVolumeSource(name="settings"))
 SECRET = Volume(name="secret", secret=SecretVolumeSource(secret_name="password"))
@@ -44,7 +44,7 @@ ACCESS = Volume(
 )
 
 
-class Tokens:
+class TokenProvider:
     """Issues one token for each audience, through the API."""
 
     def __init__(self, api: MemoryApi) -> None:
@@ -70,9 +70,9 @@ class Node:
         self.api.put(ConfigMap(metadata=ObjectMeta(name="settings", namespace="default"), data={"colour": colour}))
 
     @asynccontextmanager
-    async def life(self, *, keep_secrets: bool = True) -> AsyncIterator[tuple[HostVolumes, KeptObjects]]:
-        tokens = Tokens(self.api)
-        kept = kept_objects(api=self.api, root=self.root, clock=self.clock, keep_secrets=keep_secrets, tokens=tokens)
+    async def life(self, *, keep_secrets: bool = True) -> AsyncIterator[tuple[HostVolumes, StoredObjects]]:
+        tokens = TokenProvider(self.api)
+        kept = stored_objects(api=self.api, root=self.root, clock=self.clock, keep_secrets=keep_secrets, tokens=tokens)
         running = asyncio.create_task(kept.run())
         yield HostVolumes(self.root, kept, tokens=kept), kept
         running.cancel()
@@ -88,13 +88,13 @@ class Node:
                 await asyncio.sleep(0.005)
 
     def reboot(self) -> None:
-        """What is in memory is gone; and, to be sure that nothing is taken from there, the pods' directories too."""
+        """Remove everything in memory, and also the directories of the pods, so that nothing can come from there."""
         for path in reversed(mounts_below(os.path.realpath(self.root))):
             unmount(path)
         shutil.rmtree(self.root / "pods")
 
 
-def test_after_a_reboot_without_the_api_volumes_show_what_was_stored_and_then_what_is_true() -> None:
+def test_after_a_reboot_without_the_api_volumes_have_the_stored_and_later_the_current_content() -> None:
     async def scenario() -> None:
         node = Node(root)
         pod = pod_with(SETTINGS, SECRET, ACCESS)
@@ -114,11 +114,11 @@ def test_after_a_reboot_without_the_api_volumes_show_what_was_stored_and_then_wh
             node.set_colour("red")
             assert content((await volumes.mount(pod))["settings"]) == {"colour": "red"}
 
-    with house() as root:
+    with temporary_root() as root:
         run(scenario())
 
 
-def test_without_leave_no_secret_reaches_the_disk_and_its_volume_waits_for_the_api() -> None:
+def test_without_permission_no_secret_is_stored_on_disk_and_its_volume_waits_for_the_api() -> None:
     async def scenario() -> None:
         node = Node(root)
         async with node.life(keep_secrets=False) as (volumes, _):
@@ -135,11 +135,11 @@ def test_without_leave_no_secret_reaches_the_disk_and_its_volume_waits_for_the_a
                 with pytest.raises(TryLater):
                     await volumes.mount(pod_with(volume))
 
-    with house() as root:
+    with temporary_root() as root:
         run(scenario())
 
 
-def test_when_the_last_pod_is_gone_nothing_of_its_objects_is_left() -> None:
+def test_after_the_last_pod_its_stored_objects_are_removed() -> None:
     async def scenario() -> None:
         node = Node(root)
         pod = pod_with(SETTINGS, SECRET, ACCESS)
@@ -150,5 +150,5 @@ def test_when_the_last_pod_is_gone_nothing_of_its_objects_is_left() -> None:
             kept.keep_for([])
             await node.until_stored(0)
 
-    with house() as root:
+    with temporary_root() as root:
         run(scenario())

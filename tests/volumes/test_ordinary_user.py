@@ -1,4 +1,4 @@
-"""What an ordinary user gets: secrets in shared memory, closed to others, and gone in the end."""
+"""Volumes of an ordinary user: secrets in shared memory, closed to other users, and removed at the end."""
 
 import os
 import shutil
@@ -9,23 +9,23 @@ from pathlib import Path
 
 import pytest
 
+from podkeeper.linux.mounts import file_system_of
 from podkeeper.model.errors import TryLater
 from podkeeper.model.k8s.core import EmptyDirVolumeSource, SecretVolumeSource, Volume
-from podkeeper.volumes.kernel import file_system_of
+from podkeeper.testing.build import uid_of
 from podkeeper.volumes.manager import HostVolumes
 from podkeeper.volumes.memory import shared_memory
 from podkeeper.volumes.usage import OverUse
-from tests.volumes.volume_house import (
+from tests.volumes.harness import (
     NOBODY,
     Store,
-    as_nobody,
+    as_unprivileged_user,
     content,
     is_gone,
     mode_of,
     needs_root,
     pod_with,
     run,
-    uid_of,
 )
 
 pytestmark = needs_root
@@ -36,7 +36,7 @@ MEMORY = Volume(name="memory", empty_dir=EmptyDirVolumeSource(medium="Memory", s
 
 @pytest.fixture
 def home() -> Iterator[str]:
-    """A directory of nobody's own."""
+    """A directory that belongs to the user nobody."""
     path = tempfile.mkdtemp(prefix="volumes-")
     os.chown(path, NOBODY, NOBODY)
     yield path
@@ -45,7 +45,7 @@ def home() -> Iterator[str]:
 
 @pytest.fixture
 def shared() -> Iterator[str]:
-    """A directory in memory that everybody may write into."""
+    """A directory in memory that every user may write to."""
     if file_system_of("/dev/shm") != "tmpfs":
         pytest.skip("there is no memory at /dev/shm")
     path = tempfile.mkdtemp(prefix="volumes-", dir="/dev/shm")
@@ -60,7 +60,7 @@ def stored() -> Store:
     return store
 
 
-def test_secrets_lie_in_shared_memory_closed_to_others_until_they_are_unmounted(home: str, shared: str) -> None:
+def test_secrets_are_in_shared_memory_closed_to_others_until_unmounted(home: str, shared: str) -> None:
     async def scenario() -> None:
         pod = pod_with(SECRET)
         volumes = HostVolumes(home, stored(), shared=[shared])
@@ -82,10 +82,10 @@ def test_secrets_lie_in_shared_memory_closed_to_others_until_they_are_unmounted(
         await again.remove_directory(uid_of(pod))
         assert os.listdir(f"{home}/pods") == []
 
-    as_nobody(lambda: run(scenario()))
+    as_unprivileged_user(lambda: run(scenario()))
 
 
-def test_memory_that_was_lost_is_made_anew(home: str, shared: str) -> None:
+def test_a_lost_directory_in_memory_is_created_again(home: str, shared: str) -> None:
     async def scenario() -> None:
         pod = pod_with(SECRET)
         volumes = HostVolumes(home, stored(), shared=[shared])
@@ -95,27 +95,27 @@ def test_memory_that_was_lost_is_made_anew(home: str, shared: str) -> None:
         assert content(path) == {"admin": "hunter2"}
         await volumes.unmount(uid_of(pod))
 
-    as_nobody(lambda: run(scenario()))
+    as_unprivileged_user(lambda: run(scenario()))
 
 
-def test_the_size_of_a_memory_volume_is_measured_where_the_kernel_does_not_keep_it(home: str, shared: str) -> None:
+def test_the_size_of_a_shared_memory_volume_is_measured(home: str, shared: str) -> None:
     async def scenario() -> None:
-        told: list[OverUse] = []
+        reported: list[OverUse] = []
         pod = pod_with(MEMORY)
-        volumes = HostVolumes(home, stored(), shared=[shared], over_use=told.append)
+        volumes = HostVolumes(home, stored(), shared=[shared], over_use=reported.append)
         path = (await volumes.mount(pod))["memory"]
         assert stat.S_IMODE(os.stat(path).st_mode) == 0o1777
         Path(path, "large").write_bytes(b"x" * 200_000)
         await volumes.measure()
-        assert [one.volume for one in told] == ["memory"]
+        assert [one.volume for one in reported] == ["memory"]
         await volumes.unmount(uid_of(pod))
         assert is_gone(path)
 
-    as_nobody(lambda: run(scenario()))
+    as_unprivileged_user(lambda: run(scenario()))
 
 
-def test_a_directory_that_somebody_else_planted_is_not_used(home: str, shared: str) -> None:
-    async def place() -> str:
+def test_a_directory_of_another_user_is_not_used(home: str, shared: str) -> None:
+    async def path_of_the_secret() -> str:
         pod = pod_with(SECRET)
         volumes = HostVolumes(home, stored(), shared=[shared])
         path = (await volumes.mount(pod))["secret"]
@@ -127,29 +127,31 @@ def test_a_directory_that_somebody_else_planted_is_not_used(home: str, shared: s
             await HostVolumes(home, stored(), shared=[shared]).mount(pod_with(SECRET))
         return str(raised.value)
 
-    base = Path(shared, as_nobody(lambda: run(place())).removeprefix(shared + "/").partition("/")[0])
+    base = Path(
+        shared, as_unprivileged_user(lambda: run(path_of_the_secret())).removeprefix(shared + "/").partition("/")[0]
+    )
     base.mkdir(mode=0o777)  # root's
-    assert "is somebody else's: remove it" in as_nobody(lambda: run(refused()))
+    assert "is not a private directory of this user: remove it" in as_unprivileged_user(lambda: run(refused()))
     base.rmdir()
     os.symlink(home, base)
     os.chown(base, NOBODY, NOBODY, follow_symlinks=False)
-    assert "is somebody else's: remove it" in as_nobody(lambda: run(refused()))
+    assert "is not a private directory of this user: remove it" in as_unprivileged_user(lambda: run(refused()))
 
 
-def test_without_any_memory_a_secret_is_not_written_to_disk(home: str) -> None:
+def test_without_a_directory_in_memory_a_secret_is_not_written_to_disk(home: str) -> None:
     async def scenario() -> str:
         with pytest.raises(TryLater) as raised:
             await HostVolumes(home, stored(), shared=[home]).mount(pod_with(SECRET))
         return str(raised.value)
 
-    message = as_nobody(lambda: run(scenario()))
-    assert message.startswith('MountVolume.SetUp failed for volume "secret" : cannot keep volume secret in memory')
-    assert f"{home} does not lie in memory" in message
+    message = as_unprivileged_user(lambda: run(scenario()))
+    assert message.startswith('MountVolume.SetUp failed for volume "secret" : cannot create volume secret in memory')
+    assert f"{home} is not in memory" in message
     found = [path for path in Path(home).rglob("*") if path.is_file()]
     assert found == []
 
 
-def test_a_link_in_the_place_of_a_volume_does_not_lead_the_removal(home: str, shared: str) -> None:
+def test_removal_does_not_follow_a_link_instead_of_a_volume(home: str, shared: str) -> None:
     async def scenario() -> None:
         precious = Path(home, "precious")
         precious.mkdir()
@@ -164,10 +166,10 @@ def test_a_link_in_the_place_of_a_volume_does_not_lead_the_removal(home: str, sh
         assert (precious / "kept").read_text() == "x"
         assert (is_gone(sign), os.listdir(shared)) == (True, [])
 
-    as_nobody(lambda: run(scenario()))
+    as_unprivileged_user(lambda: run(scenario()))
 
 
-def test_where_an_ordinary_user_finds_memory() -> None:
+def test_directories_in_memory_for_ordinary_users() -> None:
     own = f"/run/user/{os.geteuid()}"
     assert shared_memory({"XDG_RUNTIME_DIR": "/run/mine"}) == ("/run/mine", own, "/dev/shm")
     assert shared_memory({"XDG_RUNTIME_DIR": own}) == (own, "/dev/shm")

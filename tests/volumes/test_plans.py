@@ -1,4 +1,4 @@
-"""Plans of volumes as whole values, where volumes lie, and when they are refreshed and measured."""
+"""Volume plans as values, paths of volumes, and the times of refreshes and measurements."""
 
 import asyncio
 import os
@@ -39,22 +39,21 @@ from podkeeper.model.quantity import parse_quantity
 from podkeeper.testing.virtual_time import simulate
 from podkeeper.volumes.atomic_writer import Files, ProjectedFile
 from podkeeper.volumes.empty_dir import EmptyDir
-from podkeeper.volumes.helper import still_ours
 from podkeeper.volumes.host_path import HostPath
-from podkeeper.volumes.kinds import Plan, Supply, payload_kind, payload_of, plan_of
+from podkeeper.volumes.kinds import PlanInputs, VolumePlan, payload_kind, payload_of, plan_of
 from podkeeper.volumes.manager import HostVolumes
-from podkeeper.volumes.memory import Memory, shared_memory
+from podkeeper.volumes.memory import MemoryDirectories, shared_memory
 from podkeeper.volumes.nested import mount_points_in
-from podkeeper.volumes.objects import together
+from podkeeper.volumes.objects import aggregated
+from podkeeper.volumes.paths import PodDirectory, checked
 from podkeeper.volumes.payload import Payload, Unavailable
-from podkeeper.volumes.place import PodPlaces, checked
 from podkeeper.volumes.projected import common_user
-from tests.volumes.volume_house import (
+from podkeeper.volumes.user_namespace import in_our_group
+from tests.volumes.harness import (
     IssuedTokens,
     Store,
     common_objects,
     content,
-    house,
     mode_of,
     needs_root,
     of_field,
@@ -62,6 +61,7 @@ from tests.volumes.volume_house import (
     of_secret,
     pod_with,
     projected,
+    temporary_root,
 )
 
 GIB = 2**30
@@ -75,12 +75,12 @@ def stored() -> Store:
     return store
 
 
-def supply(*, tokens: IssuedTokens | None = None) -> Supply:
-    return Supply(stored(), tokens, {"memory": parse_quantity("1Gi")})
+def inputs(*, tokens: IssuedTokens | None = None) -> PlanInputs:
+    return PlanInputs(stored(), tokens, {"memory": parse_quantity("1Gi")})
 
 
-def planned(volume: Volume, pod: Pod | None = None, *, tokens: IssuedTokens | None = None) -> Plan:
-    return simulate(plan_of(volume, pod or pod_with(volume), supply(tokens=tokens)))[0]
+def planned(volume: Volume, pod: Pod | None = None, *, tokens: IssuedTokens | None = None) -> VolumePlan:
+    return simulate(plan_of(volume, pod or pod_with(volume), inputs(tokens=tokens)))[0]
 
 
 def files(mode: int, **texts: str) -> Files:
@@ -92,19 +92,19 @@ def payload(kind: str, shown: Files, *, in_memory: bool = False, group: int | No
 
 
 TOKEN = VolumeProjection(service_account_token=ServiceAccountTokenProjection(path="t", audience="a"))
-CHOSEN = (KeyToPath(key="colour", path="deep/c"), KeyToPath(key="size", path="s", mode=0o600))
+SELECTED = (KeyToPath(key="colour", path="deep/c"), KeyToPath(key="size", path="s", mode=0o600))
 
-PLANS: dict[str, tuple[Volume, Plan]] = {
+PLANS: dict[str, tuple[Volume, VolumePlan]] = {
     "a config map": (of_map("settings"), payload("configmap", files(0o644, colour="blue", size="7"))),
     "a config map with a mode": (
         of_map("settings", default_mode=0), payload("configmap", files(0, colour="blue", size="7"))),
-    "chosen keys": (
-        of_map("settings", *CHOSEN, default_mode=0o444),
+    "selected keys": (
+        of_map("settings", *SELECTED, default_mode=0o444),
         payload("configmap", {**files(0o444, deep__c="blue"), **files(0o600, s="7")})),
-    "a chosen key that is optional and missing": (
-        of_map("settings", CHOSEN[0], KeyToPath(key="x", path="x"), optional=True),
+    "a selected key that is optional and missing": (
+        of_map("settings", SELECTED[0], KeyToPath(key="x", path="x"), optional=True),
         payload("configmap", files(0o644, deep__c="blue"))),
-    "a chosen key that is missing": (
+    "a selected key that is missing": (
         of_map("settings", KeyToPath(key="x", path="x")),
         Unavailable("v", "configmap", "configmap references non-existent config key: x")),
     "bytes of a config map": (
@@ -112,30 +112,30 @@ PLANS: dict[str, tuple[Volume, Plan]] = {
         payload("configmap", {"a": ProjectedFile(b"text", 0o644), "b": ProjectedFile(b"\xff", 0o644)})),
     "a config map that is missing": (
         of_map("gone"), Unavailable("v", "configmap", 'configmap "gone" not found')),
-    "a config map that may be missing": (of_map("gone", optional=True), payload("configmap", {})),
+    "an optional config map that is missing": (of_map("gone", optional=True), payload("configmap", {})),
     "a secret": (of_secret("password"), payload("secret", files(0o600, admin="hunter2"), in_memory=True)),
     "a secret with a mode": (
         of_secret("password", default_mode=0o400), payload("secret", files(0o400, admin="hunter2"), in_memory=True)),
     "a secret with plain text": (of_secret("both"), payload("secret", files(0o600, a="x", b="plain"), in_memory=True)),
     "a secret that is missing": (of_secret("gone"), Unavailable("v", "secret", 'secret "gone" not found')),
-    "a secret that may be missing": (of_secret("gone", optional=True), payload("secret", {}, in_memory=True)),
-    "a secret that is no base64": (
+    "an optional secret that is missing": (of_secret("gone", optional=True), payload("secret", {}, in_memory=True)),
+    "a secret that is not base64": (
         of_secret("broken"),
-        Unavailable("v", "secret", 'cannot read secret "broken": it is not base64: Incorrect padding')),
+        Unavailable("v", "secret", 'cannot read secret "broken": not base64: Incorrect padding')),
     "fields of the pod": (
         Volume(name="v", downward_api=DownwardAPIVolumeSource(
             items=(of_field("./name"), of_field("ns", "metadata.namespace", 0o400)), default_mode=0o640)),
         payload("downward-api", {**files(0o640, name="web"), **files(0o400, ns="default")})),
     "no fields of the pod": (
         Volume(name="v", downward_api=DownwardAPIVolumeSource()), payload("downward-api", {})),
-    "fields that cannot be told": (
+    "unsupported fields": (
         Volume(name="v", downward_api=DownwardAPIVolumeSource(items=(
             of_field("a", "spec.nodeName"), of_field("b", "status.podIP"),
             DownwardAPIVolumeFile(path="c", resource_field_ref=ResourceFieldSelector(resource="limits.cpu"))))),
         Unavailable("v", "downward-api",
                     "[unsupported fieldPath: spec.nodeName, unsupported fieldPath: status.podIP, "
                     "container  not found]")),
-    "several sources of which the later wins": (
+    "several sources, the last one wins": (
         projected(
             VolumeProjection(config_map=ConfigMapProjection(name="settings", items=(KeyToPath(key="size", path="x"),))),
             VolumeProjection(downward_api=DownwardAPIProjection(items=(of_field("x"), of_field("y"))))),
@@ -149,23 +149,23 @@ PLANS: dict[str, tuple[Volume, Plan]] = {
         projected(VolumeProjection(secret=SecretProjection(name="password")),
                   VolumeProjection(config_map=ConfigMapProjection(name="settings")), mode=0o440),
         payload("projected", files(0o440, admin="hunter2", colour="blue", size="7"), in_memory=True)),
-    "a source that may be missing": (
+    "an optional source that is missing": (
         projected(VolumeProjection(secret=SecretProjection(name="gone", optional=True))),
         payload("projected", {}, in_memory=True)),
     "sources that are missing": (
         projected(VolumeProjection(secret=SecretProjection(name="gone")),
                   VolumeProjection(config_map=ConfigMapProjection(name="gone"))),
         Unavailable("v", "projected", '[secret "gone" not found, configmap "gone" not found]')),
-    "a source that is not served": (
+    "an unsupported source": (
         projected(VolumeProjection(cluster_trust_bundle=ClusterTrustBundleProjection(path="x"))),
         Unavailable("v", "projected",
-                    "cannot project clusterTrustBundle: this node projects configMap, secret, downwardAPI and "
-                    "serviceAccountToken; leave it out or run the pod elsewhere")),
-    "a token that nothing issues": (
+                    "cannot project clusterTrustBundle: this node supports configMap, secret, downwardAPI and "
+                    "serviceAccountToken; remove the source or run the pod on another node")),
+    "a token without a provider": (
         projected(TOKEN),
         Unavailable("v", "projected",
-                    "cannot project a service account token: this node is in no cluster that could issue one; "
-                    "set automountServiceAccountToken: false or leave the source out")),
+                    "cannot project a service account token: this node is not in a cluster that issues tokens; "
+                    "set automountServiceAccountToken: false or remove the source")),
     "a path of the host": (
         Volume(name="v", host_path=HostPathVolumeSource(path="/srv", type="Directory")),
         HostPath("v", "/srv", "Directory")),
@@ -174,12 +174,12 @@ PLANS: dict[str, tuple[Volume, Plan]] = {
     "an empty directory": (
         Volume(name="v", empty_dir=EmptyDirVolumeSource(medium="Memory", size_limit="1Mi")),
         EmptyDir("v", "Memory", None, 2**20, parse_quantity("1Mi"))),
-    "a volume that does not say": (Volume(name="v"), EmptyDir("v", "", None, GIB, None)),
+    "a volume without a kind": (Volume(name="v"), EmptyDir("v", "", None, GIB, None)),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("volume, expected", PLANS.values(), ids=PLANS.keys())
-def test_a_volume_is_planned_from_its_spec(volume: Volume, expected: Plan) -> None:
+def test_a_volume_is_planned_from_its_spec(volume: Volume, expected: VolumePlan) -> None:
     assert planned(volume) == expected
 
 
@@ -194,13 +194,13 @@ def running_as(*users: int | None, shared: int | None = None, group: int | None 
 
 
 USERS: dict[str, tuple[Pod, int | None, int]] = {
-    "nobody says": (running_as(None), None, 0o644),
-    "the pod says": (running_as(None, None, shared=7), 7, 0o600),
-    "the containers agree": (running_as(7, 7, shared=8), 7, 0o600),
-    "the containers differ": (running_as(7, 8), None, 0o644),
-    "one differs from the pod": (running_as(7, None, shared=8), None, 0o644),
+    "no user": (running_as(None), None, 0o644),
+    "the user of the pod": (running_as(None, None, shared=7), 7, 0o600),
+    "containers with the same user": (running_as(7, 7, shared=8), 7, 0o600),
+    "containers with different users": (running_as(7, 8), None, 0o644),
+    "one container differs from the pod": (running_as(7, None, shared=8), None, 0o644),
     "all are root": (running_as(0, 0), 0, 0o600),
-    "a group": (running_as(7, 8, group=9), None, 0o600),
+    "an fsGroup": (running_as(7, 8, group=9), None, 0o600),
 }
 
 
@@ -213,7 +213,7 @@ def test_a_token_belongs_to_the_user_of_all_containers(pod: Pod, user: int | Non
     assert (found.files, found.in_memory) == ({"t": ProjectedFile(b"web/None/a/None", mode, user)}, True)
 
 
-def test_every_container_counts_for_the_user_of_a_pod() -> None:
+def test_the_common_user_depends_on_every_container() -> None:
     pod = running_as(7)
     other = SecurityContext(run_as_user=8)
     for more in (
@@ -240,11 +240,11 @@ def test_only_volumes_with_files_have_a_payload_kind() -> None:
     kinds = [payload_kind(volume) for volume, _ in PLANS.values()]
     assert set(kinds) == {"configmap", "secret", "downward-api", "projected", None}
     assert payload_kind(Volume(name="v", empty_dir=EmptyDirVolumeSource())) is None
-    found = simulate(payload_of(of_map("settings"), pod_with(), supply()))[0]
+    found = simulate(payload_of(of_map("settings"), pod_with(), inputs()))[0]
     assert found.kind == "configmap"
 
 
-def test_a_fingerprint_tells_contents_apart() -> None:
+def test_different_contents_have_different_fingerprints() -> None:
     one = ProjectedFile(b"1", 0o644)
     variants: list[Files] = [
         {},
@@ -262,7 +262,7 @@ def test_a_fingerprint_tells_contents_apart() -> None:
 
 def test_equal_errors_are_reported_once() -> None:
     a, b = ValueError("a"), ValueError("b")
-    assert [together(each) for each in ([a], [a, a], [a, b, a])] == ["a", "a", "[a, b]"]
+    assert [aggregated(each) for each in ([a], [a, a], [a, b, a])] == ["a", "a", "[a, b]"]
 
 
 # Volumes inside volumes.
@@ -273,7 +273,7 @@ NESTED: dict[str, tuple[list[tuple[str, str, str]], tuple[str, ...]]] = {
     "beside it": ([("v", "/a", ""), ("w", "/ab", ""), ("x", "/", "")], ()),
     "below the root": ([("v", "/", ""), ("w", "/a", "")], ("a",)),
     "relative paths": ([("v", "a/", ""), ("w", "a//b", "")], ("b",)),
-    "a part of it": ([("v", "/a", "part"), ("w", "/a/b", "")], ()),
+    "a sub-path of it": ([("v", "/a", "part"), ("w", "/a/b", "")], ()),
     "mounted twice": ([("v", "/a", ""), ("v", "/b", ""), ("w", "/a/x", ""), ("w", "/b/y", "")], ("x", "y")),
 }
 
@@ -295,32 +295,32 @@ def test_mount_points_of_other_volumes_inside_a_volume_are_found(
     assert mount_points_in("v", replace(pod, spec=replace(pod.spec, containers=(only,)))) == ()
 
 
-# Where volumes lie.
+# Paths of volumes.
 
 
-def test_the_path_of_a_volume_has_its_pod_its_kind_and_its_name(tmp_path: Path) -> None:
-    place = PodPlaces(str(tmp_path), "u").of("empty-dir", "data")
-    assert place.path == f"{tmp_path}/pods/u/volumes/kubernetes.io~empty-dir/data"
-    parent = place.make_parent()
-    place.make_child_of(parent, 0o2777, None)
+def test_the_path_of_a_volume_has_the_pod_the_kind_and_the_name(tmp_path: Path) -> None:
+    volume_directory = PodDirectory(str(tmp_path), "u").volume("empty-dir", "data")
+    assert volume_directory.path == f"{tmp_path}/pods/u/volumes/kubernetes.io~empty-dir/data"
+    parent = volume_directory.make_parent()
+    volume_directory.make_child_of(parent, 0o2777, None)
     os.close(parent)
-    assert os.listdir(os.path.dirname(place.path)) == ["data"]
-    assert mode_of(place.path) == 0o2777
+    assert os.listdir(os.path.dirname(volume_directory.path)) == ["data"]
+    assert mode_of(volume_directory.path) == 0o2777
     assert mode_of(f"{tmp_path}/pods/u/volumes") == 0o750
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "..data", "a/b", "a\0b"])
-def test_a_name_that_is_no_directory_is_refused(name: str) -> None:
+def test_a_name_that_is_not_a_directory_name_is_refused(name: str) -> None:
     with pytest.raises(TryLater, match="cannot use volume name"):
         checked(name, "volume name")
 
 
 @pytest.mark.parametrize("name", ["a", ".a", "a..", "a.b"])
-def test_a_name_that_is_a_directory_is_used(name: str) -> None:
+def test_a_valid_directory_name_is_accepted(name: str) -> None:
     assert checked(name, "volume name") == name
 
 
-def test_shared_memory_is_looked_for_in_order() -> None:
+def test_the_order_of_directories_in_memory() -> None:
     own = f"/run/user/{os.geteuid()}"
     assert shared_memory({"XDG_RUNTIME_DIR": "/run/x"}) == ("/run/x", own, "/dev/shm")
     assert shared_memory({"XDG_RUNTIME_DIR": "relative"}) == shared_memory({}) == (own, "/dev/shm")
@@ -337,55 +337,55 @@ def test_shared_memory_is_looked_for_in_order() -> None:
         ("Memory", "1Mi", False, True),
     ],
 )
-def test_what_the_kernel_does_not_limit_is_measured(
+def test_volumes_that_the_kernel_does_not_limit_are_measured(
     medium: str, limit: str | None, own_mount: bool, expected: bool
 ) -> None:
-    places = PodPlaces("/root", "u")
+    directory = PodDirectory("/root", "u")
     plan = EmptyDir("v", medium, None, None, None if limit is None else parse_quantity(limit))
-    path = places.of("empty-dir", "v").path if own_mount else "/dev/shm/x"
-    assert plan.must_be_measured(places, path) is expected
+    path = directory.volume("empty-dir", "v").path if own_mount else "/dev/shm/x"
+    assert plan.must_be_measured(directory, path) is expected
 
 
-def test_directories_on_disk_are_made_with_their_modes(tmp_path: Path) -> None:
-    places, memory = PodPlaces(str(tmp_path), "u"), Memory(str(tmp_path), ())
+def test_directories_on_disk_are_created_with_their_modes(tmp_path: Path) -> None:
+    directory, memory = PodDirectory(str(tmp_path), "u"), MemoryDirectories(str(tmp_path), ())
     empty = EmptyDir("data", "", None, None, None)
-    path = empty.set_up(places, memory)
+    path = empty.set_up(directory, memory)
     Path(path, "kept").write_text("x")
     os.chmod(path, 0o700)
-    assert (empty.set_up(places, memory), os.listdir(path), mode_of(path)) == (path, ["kept"], 0o700)
-    with pytest.raises(TryLater, match='cannot make an emptyDir with medium "HugePages"'):
-        EmptyDir("huge", "HugePages", None, None, None).set_up(places, memory)
+    assert (empty.set_up(directory, memory), os.listdir(path), mode_of(path)) == (path, ["kept"], 0o700)
+    with pytest.raises(TryLater, match='cannot create an emptyDir with medium "HugePages"'):
+        EmptyDir("huge", "HugePages", None, None, None).set_up(directory, memory)
     plan = Payload("conf", "configmap", files(0o644, a="1"), False, None, None, ("deep/point",))
-    path = plan.set_up(places, memory)
+    path = plan.set_up(directory, memory)
     assert (content(path), mode_of(path), mode_of(f"{path}/deep/point")) == ({"a": "1"}, 0o777, 0o755)
-    assert Unavailable("conf", "configmap", "gone").set_up(places, memory) == path
+    assert Unavailable("conf", "configmap", "gone").set_up(directory, memory) == path
     with pytest.raises(TryLater, match="gone"):
-        Unavailable("other", "configmap", "gone").set_up(places, memory)
+        Unavailable("other", "configmap", "gone").set_up(directory, memory)
     newer = Payload("conf", "configmap", files(0o644, a="2"), False, None, None, ())
-    assert [newer.update(places, memory) for _ in range(2)] == [True, False]
+    assert [newer.update(directory, memory) for _ in range(2)] == [True, False]
     assert content(path) == {"a": "2"}
     missing = Payload("never", "configmap", files(0o644, a="2"), False, None, None, ())
-    assert not missing.update(places, memory)
-    assert not os.path.exists(places.of("configmap", "never").path)
+    assert not missing.update(directory, memory)
+    assert not os.path.exists(directory.volume("configmap", "never").path)
 
 
 @needs_root
 def test_directories_on_disk_belong_to_their_group(tmp_path: Path) -> None:
-    places, memory = PodPlaces(str(tmp_path), "u"), Memory(str(tmp_path), ())
+    directory, memory = PodDirectory(str(tmp_path), "u"), MemoryDirectories(str(tmp_path), ())
     for plan in (
         EmptyDir("data", "", 4711, None, None),
         Payload("conf", "configmap", files(0o644, a="1"), False, None, 4711, ()),
     ):
-        found = os.stat(plan.set_up(places, memory))
+        found = os.stat(plan.set_up(directory, memory))
         assert (found.st_gid, stat.S_IMODE(found.st_mode)) == (4711, 0o2777)
-        assert still_ours([places.of("empty-dir", "data").path], 4711) == []
+        assert in_our_group([directory.volume("empty-dir", "data").path], 4711) == []
 
 
 def test_volumes_that_keep_the_group_of_the_agent_are_found(tmp_path: Path) -> None:
     (tmp_path / "v").mkdir()
     paths = [str(tmp_path / "v"), str(tmp_path / "gone")]
-    assert still_ours(paths, os.getegid() + 1) == paths[:1]
-    assert still_ours(paths, os.getegid()) == []
+    assert in_our_group(paths, os.getegid() + 1) == paths[:1]
+    assert in_our_group(paths, os.getegid()) == []
 
 
 # When volumes are refreshed and measured.
@@ -415,7 +415,7 @@ def test_volumes_are_refreshed_after_one_to_one_and_a_half_minutes() -> None:
         return times
 
     for jitter, expected in ((0.0, [0, 60, 120, 180, 200]), (1.0, [0, 90, 180, 200])):
-        with house() as root:
+        with temporary_root() as root:
             assert simulate(scenario(root, jitter))[0] == expected
 
 
@@ -428,10 +428,10 @@ def test_volumes_are_measured_every_ten_seconds() -> None:
         pod = pod_with(Volume(name="v", empty_dir=EmptyDirVolumeSource(size_limit="1Ki")))
         paths = await volumes.mount(pod)
         Path(paths["v"], "file").write_bytes(b"x" * 100_000)
-        assert await volumes.measure() == 10.0  # nobody wants to know
+        assert await volumes.measure() == 10.0  # no listener
         running = asyncio.ensure_future(volumes.run())
         await asyncio.sleep(15)
-        volumes.tell_over_use(lambda uid, message: found.append((loop.time(), uid, message)))
+        volumes.on_over_use(lambda uid, message: found.append((loop.time(), uid, message)))
         await asyncio.sleep(20)
         running.cancel()
         await asyncio.wait([running])
@@ -439,7 +439,7 @@ def test_volumes_are_measured_every_ten_seconds() -> None:
         assert [(uid, text) for _, uid, text in found] == [(pod.metadata.uid, message)] * len(found)
         return found
 
-    with house() as root:
+    with temporary_root() as root:
         found = simulate(scenario(root))[0]
         assert [at for at, *_ in found][:1] == [20.0]
         assert 1 <= len(found) <= 2

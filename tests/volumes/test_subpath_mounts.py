@@ -1,4 +1,4 @@
-"""Sub-paths for runtimes that take paths: bound to a place that no container reaches, and taken down again."""
+"""Sub-paths for runtimes that take paths: bound to directories that no container can reach, and removed again."""
 
 import os
 import shutil
@@ -13,16 +13,18 @@ from typing import TypeVar
 
 import pytest
 
+from podkeeper.linux.errors import SubPathError
+from podkeeper.linux.mounts import mounts_below, unmount
+from podkeeper.linux.subpath import open_subpath
 from podkeeper.model.errors import NotConfigurable
 from podkeeper.model.k8s.core import EmptyDirVolumeSource, Volume
 from podkeeper.model.messages import PodUID
 from podkeeper.model.runtime_calls import Mount
+from podkeeper.testing.build import uid_of
 from podkeeper.volumes.atomic_writer import AtomicWriter, ProjectedFile
-from podkeeper.volumes.kernel import mounts_below, unmount
 from podkeeper.volumes.manager import HostVolumes
-from podkeeper.volumes.subpath import open_subpath
 from podkeeper.volumes.subpath_mounts import bind_subpath
-from tests.volumes.volume_house import Store, house, mode_of, needs_mounts, pod_with, run, uid_of
+from tests.volumes.harness import Store, mode_of, needs_mounts, pod_with, run, temporary_root
 
 pytestmark = needs_mounts
 
@@ -34,7 +36,7 @@ def data(path: Path, sub_path: str) -> Mount:
 
 
 def volume_in(root: Path) -> Path:
-    """A directory like a volume, with something inside and something beside it."""
+    """Create a directory like a volume, with files inside and beside it."""
     (root / "outside").mkdir()
     (root / "outside" / "secret").write_text("x")
     path = root / "volume"
@@ -52,7 +54,7 @@ def mounted(root: Path) -> list[str]:
     return [os.path.relpath(path, root) for path in mounts_below(str(root))]
 
 
-def test_a_pods_sub_paths_come_and_go_with_its_volumes() -> None:
+def test_sub_paths_are_bound_and_removed_with_the_volumes_of_the_pod() -> None:
     async def scenario(root: Path) -> None:
         volumes = HostVolumes(root, Store())
         pod = pod_with(Volume(name="data", empty_dir=EmptyDirVolumeSource()))
@@ -68,11 +70,11 @@ def test_a_pods_sub_paths_come_and_go_with_its_volumes() -> None:
         assert (mounts_below(str(root)), os.listdir(root / "pods" / uid)) == ([], [])
         await volumes.remove_directory(uid)
 
-    with house() as root:
+    with temporary_root() as root:
         run(scenario(root))
 
 
-def test_what_is_below_a_sub_path_survives_an_agent_that_never_heard_of_it() -> None:
+def test_files_below_a_sub_path_survive_an_agent_that_did_not_bind_it() -> None:
     async def scenario(root: Path) -> None:
         pod = pod_with(Volume(name="data", empty_dir=EmptyDirVolumeSource()))
         first = HostVolumes(root, Store())
@@ -85,11 +87,11 @@ def test_what_is_below_a_sub_path_survives_an_agent_that_never_heard_of_it() -> 
         await second.unmount(uid_of(pod))
         assert (mounts_below(str(root)), (root / "elsewhere" / "kept").read_text()) == ([], "x")
 
-    with house() as root:
+    with temporary_root() as root:
         run(scenario(root))
 
 
-def test_a_failure_tells_nothing_of_the_host() -> None:
+def test_an_error_reveals_nothing_about_the_host() -> None:
     async def scenario(root: Path) -> str:
         volumes = HostVolumes(root, Store())
         path = volume_in(root)
@@ -98,13 +100,13 @@ def test_a_failure_tells_nothing_of_the_host() -> None:
             await volumes.prepare_sub_path(PodUID("uid-1"), data(path, "link"), "web", 0)
         return str(caught.value)
 
-    with house() as root:
+    with temporary_root() as root:
         assert run(scenario(root)) == 'failed to prepare subPath for volumeMount "data" of container "web"'
         assert mounted(root) == []
 
 
 def test_a_file_and_a_missing_directory() -> None:
-    with house() as root:
+    with temporary_root() as root:
         volume = volume_in(root)
         volume.chmod(0o775)
         assert bind(root, volume, "dir/file").read_text() == "y"
@@ -113,9 +115,9 @@ def test_a_file_and_a_missing_directory() -> None:
         assert mounted(root) == [f"pods/uid-1/volume-subpaths/data/web/{index}" for index in range(2)]
 
 
-def test_a_place_shows_what_the_sub_path_is_now() -> None:
-    """As for a container that starts again after its config map has changed, or its directory became a file."""
-    with house() as root:
+def test_a_rebound_sub_path_shows_the_current_file() -> None:
+    """For example, a container restarts after its ConfigMap changed or its directory became a file."""
+    with temporary_root() as root:
         volume = volume_in(root)
         AtomicWriter(str(volume)).write({"key": ProjectedFile(b"old", 0o644)})
         shown = bind(root, volume, "key")
@@ -127,8 +129,8 @@ def test_a_place_shows_what_the_sub_path_is_now() -> None:
         assert mounted(root) == ["pods/uid-1/volume-subpaths/data/web/0"]
 
 
-def test_a_link_that_is_planted_after_the_look_shows_nothing_new() -> None:
-    with house() as root:
+def test_a_link_created_after_binding_changes_nothing() -> None:
+    with temporary_root() as root:
         volume = volume_in(root)
         shown = bind(root, volume, "dir")
         (volume / "dir").rename(volume / "was")
@@ -138,10 +140,28 @@ def test_a_link_that_is_planted_after_the_look_shows_nothing_new() -> None:
             bind(root, volume, "dir", 1)
 
 
-class Swap:
-    """Swaps something in a volume right before the n-th call of a function of `os` that is written in C.
+REFUSED = {
+    "/etc": "error SubPath `/etc` must not be an absolute path",
+    "..": "unable to provision SubPath `..`: must not contain '..'",
+    "dir/../../outside": "unable to provision SubPath `dir/../../outside`: must not contain '..'",
+    "dir/file/x": 'cannot open subpath "dir/file/x" of volume path "{volume}": Not a directory',
+}
 
-    To be set as the profile function of the thread, which is called at every such call.
+
+@pytest.mark.parametrize("sub_path", REFUSED)
+def test_an_invalid_sub_path_is_refused_with_the_kubelets_message(sub_path: str) -> None:
+    with temporary_root() as root:
+        volume = volume_in(root)
+        with pytest.raises(NotConfigurable) as refused:
+            bind(root, volume, sub_path)
+        assert str(refused.value) == REFUSED[sub_path].replace("{volume}", str(volume))
+        assert mounted(root) == []
+
+
+class Swap:
+    """Changes a volume right before the n-th call of a C function of `os`.
+
+    Used as the profile function of the thread, which Python calls at every such call.
     """
 
     def __init__(self, act: Callable[[], None], moment: int) -> None:
@@ -158,56 +178,56 @@ class Swap:
             self._act()
 
 
-def clear(place: Path) -> None:
+def clear(path: Path) -> None:
     with suppress(FileNotFoundError):
-        if place.is_symlink() or place.is_file():
-            place.unlink()
+        if path.is_symlink() or path.is_file():
+            path.unlink()
         else:
-            shutil.rmtree(place)
+            shutil.rmtree(path)
 
 
-def fill(place: Path, what: str) -> None:
-    """Let a place be a directory, a link that leads out, one that stays inside, a file, or nothing."""
-    clear(place)
+def fill(path: Path, what: str) -> None:
+    """Make a path a directory, a link out of the volume, a link inside it, a file, or nothing."""
+    clear(path)
     match what:
         case "directory":
-            (place / "y").mkdir(parents=True)
-            (place / "mine").write_text("z")
+            (path / "y").mkdir(parents=True)
+            (path / "mine").write_text("z")
         case "link out":
-            os.symlink("../outside", place)
+            os.symlink("../outside", path)
         case "absolute link out":
-            os.symlink(place.parent.parent / "outside", place)
+            os.symlink(path.parent.parent / "outside", path)
         case "link inside":
-            os.symlink("dir", place)
+            os.symlink("dir", path)
         case "file":
-            place.write_text("z")
+            path.write_text("z")
 
 
 KINDS = ("directory", "link out", "absolute link out", "link inside", "file", "nothing")
 
 
-def swapped(place: Path, before: str, after: str, work: Callable[[], T]) -> Iterator[tuple[int, T | None]]:
-    """Do something again and again while a place changes, at another moment each time; None: it was refused."""
+def swapped(path: Path, before: str, after: str, work: Callable[[], T]) -> Iterator[tuple[int, T | None]]:
+    """Repeat a call while a path changes, each time at a later moment. Yield None if it was refused."""
     for moment in count():
-        fill(place, before)
-        swap = Swap(lambda: fill(place, after), moment)
+        fill(path, before)
+        swap = Swap(lambda: fill(path, after), moment)
         result = None
         sys.setprofile(swap)
         try:
             result = work()
-        except (NotConfigurable, OSError):
+        except (NotConfigurable, SubPathError, OSError):
             pass
         finally:
             sys.setprofile(None)
         yield moment, result
-        if not swap.done:  # the work is over before that moment
+        if not swap.done:  # the call ended before that moment
             return
 
 
 @pytest.mark.parametrize("sub_path", ["x", "x/y"])
-def test_an_attacker_that_swaps_at_any_moment_has_nothing_outside_opened(sub_path: str) -> None:
+def test_a_swap_at_any_moment_opens_nothing_outside(sub_path: str) -> None:
     opened_paths: Counter[str] = Counter()
-    with house() as root:
+    with temporary_root() as root:
         volume = volume_in(root)
         for before, after in permutations(KINDS, 2):
             for moment, held in swapped(volume / "x", before, after, lambda: open_subpath(str(volume), sub_path)):
@@ -223,9 +243,9 @@ def test_an_attacker_that_swaps_at_any_moment_has_nothing_outside_opened(sub_pat
 
 
 @pytest.mark.parametrize("before, after", [("directory", "absolute link out"), ("link out", "directory")])
-def test_an_attacker_that_swaps_at_any_moment_never_sees_what_is_outside(before: str, after: str) -> None:
+def test_a_swap_at_any_moment_shows_nothing_outside(before: str, after: str) -> None:
     ends: Counter[str] = Counter()
-    with house() as root:
+    with temporary_root() as root:
         volume = volume_in(root)
         for moment, shown in swapped(volume / "x", before, after, lambda: bind(root, volume, "x")):
             ends["refused" if shown is None else "bound"] += 1
@@ -240,7 +260,7 @@ NAMES = {"a volume": ("..", "web"), "a container": ("data", "a/b"), "nothing": (
 
 
 @pytest.mark.parametrize("volume, container", NAMES.values(), ids=NAMES.keys())
-def test_names_that_would_lead_elsewhere_are_refused(volume: str, container: str) -> None:
+def test_names_that_are_not_directory_names_are_refused(volume: str, container: str) -> None:
     async def scenario(root: Path) -> None:
         path = volume_in(root)
         mount = Mount(container_path="/data", host_path=str(path), volume=volume, sub_path="dir")
@@ -248,5 +268,5 @@ def test_names_that_would_lead_elsewhere_are_refused(volume: str, container: str
             await HostVolumes(root, Store()).prepare_sub_path(PodUID("uid-1"), mount, container, 0)
         assert mounted(root) == []
 
-    with house() as root:
+    with temporary_root() as root:
         run(scenario(root))

@@ -1,4 +1,4 @@
-"""File work in threads: one call per key at a time, deadlines, and the hung in nobody's way."""
+"""File operations in threads: one call per key at a time, timeouts, and hanging calls."""
 
 import asyncio
 import os
@@ -11,12 +11,12 @@ from functools import partial
 import pytest
 
 from podkeeper.model.errors import CallTimedOut
-from podkeeper.volumes.threads import AT_ONCE, SLOW_SECONDS, Threads
-from tests.volumes.volume_house import run
+from podkeeper.volumes.threads import MAX_CALLS, SLOW_SECONDS, Threads
+from tests.volumes.harness import run
 
 
 class DeadServer:
-    """Somebody who does not answer until told to."""
+    """Blocks each call until the test releases it."""
 
     def __init__(self) -> None:
         self._reading, self._writing = os.pipe()
@@ -42,7 +42,7 @@ def dead_server() -> Iterator[DeadServer]:
         server.close()
 
 
-def test_work_returns_and_raises_as_if_it_were_done_here() -> None:
+def test_results_and_errors_reach_the_caller() -> None:
     def fail() -> None:
         raise KeyError("x")
 
@@ -56,7 +56,7 @@ def test_work_returns_and_raises_as_if_it_were_done_here() -> None:
     run(scenario())
 
 
-def test_work_of_one_key_is_done_one_after_the_other() -> None:
+def test_calls_with_the_same_key_run_one_after_another() -> None:
     log: list[str] = []
 
     async def scenario() -> None:
@@ -74,13 +74,13 @@ def test_work_of_one_key_is_done_one_after_the_other() -> None:
     assert log == ["other", "at last", "second"]
 
 
-def test_a_call_that_misses_its_deadline_is_named_and_goes_on() -> None:
+def test_a_call_that_times_out_is_named_and_continues() -> None:
     async def scenario() -> None:
         with dead_server() as server:
-            threads = Threads(patience_seconds=0.1)
-            with pytest.raises(CallTimedOut, match=r"cannot look at x: no end of `look at x` in 0\.1 s"):
-                await threads.run("a", "look at x", server.ask)
-            with pytest.raises(CallTimedOut, match=r"cannot tidy up: no end of `look at x` in 0\.1 s"):
+            threads = Threads(timeout_seconds=0.1)
+            with pytest.raises(CallTimedOut, match=r"cannot inspect x: `inspect x` did not end in 0\.1 s"):
+                await threads.run("a", "inspect x", server.ask)
+            with pytest.raises(CallTimedOut, match=r"cannot tidy up: `inspect x` did not end in 0\.1 s"):
                 await threads.run("a", "tidy up", lambda: None)
             waiting = asyncio.create_task(threads.run("a", "tidy up", lambda: "tidy"))
             await asyncio.sleep(0)
@@ -90,8 +90,8 @@ def test_a_call_that_misses_its_deadline_is_named_and_goes_on() -> None:
     run(scenario())
 
 
-def test_the_hung_are_in_nobodys_way() -> None:
-    hung = AT_ONCE + 2
+def test_hanging_calls_do_not_block_others() -> None:
+    hung = MAX_CALLS + 2
 
     async def scenario() -> None:
         with dead_server() as server:
@@ -105,7 +105,7 @@ def test_the_hung_are_in_nobodys_way() -> None:
     run(scenario())
 
 
-def test_whoever_is_cancelled_only_stops_waiting() -> None:
+def test_a_cancelled_caller_only_stops_waiting() -> None:
     log: list[str] = []
 
     async def scenario() -> None:
@@ -123,7 +123,7 @@ def test_whoever_is_cancelled_only_stops_waiting() -> None:
     assert log == ["at last", "second"]
 
 
-def test_however_many_wait_for_a_key_one_at_a_time_works() -> None:
+def test_only_one_of_many_callers_with_a_key_runs_at_a_time() -> None:
     at_work: list[int] = []
     most = 0
 
@@ -142,40 +142,41 @@ def test_however_many_wait_for_a_key_one_at_a_time_works() -> None:
     assert most == 1
 
 
-def test_work_that_fails_gives_its_place_back_at_once() -> None:
+def test_a_failed_call_releases_its_slot_at_once() -> None:
     def fail() -> None:
         raise KeyError("x")
 
     async def scenario() -> None:
-        threads = Threads(patience_seconds=SLOW_SECONDS * 0.9)
+        threads = Threads(timeout_seconds=SLOW_SECONDS * 0.9)
         failed = await asyncio.gather(
-            *(threads.run(f"key {number}", "fail", fail) for number in range(AT_ONCE)), return_exceptions=True
+            *(threads.run(f"key {number}", "fail", fail) for number in range(MAX_CALLS)), return_exceptions=True
         )
-        assert [type(each) for each in failed] == [KeyError] * AT_ONCE
-        assert await threads.run("well", "be done", lambda: "done") == "done"  # before the slow ones make way
+        assert [type(each) for each in failed] == [KeyError] * MAX_CALLS
+        assert await threads.run("well", "be done", lambda: "done") == "done"  # before slow calls stop counting
 
     run(scenario())
 
 
-def test_whoever_is_cancelled_before_his_turn_leaves_nothing_in_the_way() -> None:
+def test_a_caller_cancelled_before_its_turn_blocks_nothing() -> None:
     async def scenario() -> None:
         with dead_server() as server:
             threads = Threads()
-            asks = [asyncio.create_task(threads.run(f"hung {number}", "ask", server.ask)) for number in range(AT_ONCE)]
+            keys = [f"hung {number}" for number in range(MAX_CALLS)]
+            asks = [asyncio.create_task(threads.run(key, "ask", server.ask)) for key in keys]
             await asyncio.sleep(0)
-            cancelled = asyncio.create_task(threads.run("a", "wait for a place", lambda: "never"))
+            cancelled = asyncio.create_task(threads.run("a", "wait for a slot", lambda: "never"))
             await asyncio.sleep(0)
             cancelled.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await cancelled
-            server.answer(AT_ONCE)
+            server.answer(MAX_CALLS)
             await asyncio.gather(*asks)
             assert await threads.run("a", "be done", lambda: "done") == "done"
 
     run(scenario())
 
 
-def test_slow_work_gives_one_place_back_and_not_another_when_it_ends() -> None:
+def test_a_slow_call_releases_its_slot_only_once() -> None:
     async def scenario() -> None:
         with dead_server() as slow, dead_server() as server:
             threads = Threads()
@@ -189,12 +190,12 @@ def test_slow_work_gives_one_place_back_and_not_another_when_it_ends() -> None:
                 begun.append(number)
                 server.ask()
 
-            count = AT_ONCE + 2
+            count = MAX_CALLS + 2
             asks = [
                 asyncio.create_task(threads.run(f"{number}", "ask", partial(ask, number))) for number in range(count)
             ]
             await asyncio.sleep(0.2)
-            assert len(begun) == AT_ONCE
+            assert len(begun) == MAX_CALLS
             server.answer(count)
             await asyncio.gather(*asks)
 

@@ -1,4 +1,4 @@
-"""Blocking work in threads, with an event at every await: one call per key at a time, and every slot is given back."""
+"""Calls in threads, with an event at every await: one per key at a time, and every slot is released."""
 
 import asyncio
 from collections import Counter
@@ -10,9 +10,9 @@ import pytest
 
 from podkeeper.testing.failures import fail_each_call
 from podkeeper.testing.interleave import interleave
-from podkeeper.testing.operations import Event, Operation
+from podkeeper.testing.operations import Event, OperationTest
 from podkeeper.testing.port_calls import PortCalls
-from podkeeper.volumes.threads import AT_ONCE, SLOW_SECONDS, Threads
+from podkeeper.volumes.threads import MAX_CALLS, SLOW_SECONDS, Threads
 
 
 @dataclass
@@ -43,8 +43,8 @@ class Stage:
         asyncio.get_running_loop().call_later(self.takes, end)
 
 
-def working(*, busy: int = 0, seconds: float = 0.0) -> Operation[Stage]:
-    """One call with a key, while so many other calls are under way."""
+def working(*, busy: int = 0, seconds: float = 0.0) -> OperationTest[Stage]:
+    """One call with a key during a number of other calls."""
 
     @asynccontextmanager
     async def stage(calls: PortCalls) -> AsyncIterator[Stage]:
@@ -63,8 +63,8 @@ def working(*, busy: int = 0, seconds: float = 0.0) -> Operation[Stage]:
             calls.log.clear()
             yield made
 
-    return Operation(
-        stage=stage,
+    return OperationTest(
+        setup=stage,
         run=lambda stage: stage.work("web", seconds),
         state=lambda stage: set(stage.done),
         check=one_at_a_time,
@@ -81,7 +81,7 @@ def one_at_a_time(stage: Stage) -> None:
 async def every_slot_is_free_and_there_are_no_more(stage: Stage) -> None:
     began = asyncio.get_running_loop().time()
     async with asyncio.TaskGroup() as group:
-        for key in ("web", *(f"key-{number}" for number in range(AT_ONCE))):
+        for key in ("web", *(f"key-{number}" for number in range(MAX_CALLS))):
             group.create_task(stage.work(key, SLOW_SECONDS / 2))
     assert asyncio.get_running_loop().time() - began == SLOW_SECONDS  # one call had to wait for a slot
 
@@ -93,7 +93,7 @@ EVENTS: dict[str, Event[Stage]] = {
 }
 
 
-@pytest.mark.parametrize("busy", [0, AT_ONCE])
+@pytest.mark.parametrize("busy", [0, MAX_CALLS])
 @pytest.mark.parametrize("seconds", [0.0, 2 * SLOW_SECONDS])
 def test_every_event_at_every_await(busy: int, seconds: float) -> None:
     interleave(working(busy=busy, seconds=seconds), EVENTS, depth=1 if busy else 2)

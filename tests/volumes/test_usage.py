@@ -1,4 +1,4 @@
-"""Volumes that grew beyond their limit: exact limits, and how often they are measured."""
+"""Volumes that exceed their limit: exact limits, and the time between measurements."""
 
 import time
 from collections.abc import Iterator
@@ -8,48 +8,48 @@ import pytest
 
 from podkeeper.model.messages import PodUID
 from podkeeper.model.quantity import parse_quantity
-from podkeeper.volumes.usage import Limited, OverUse, measured, over_used
+from podkeeper.volumes.usage import LimitedVolume, OverUse, measure, over_used
 
 UID = PodUID("uid-1")
 
 
-def limited(path: Path, limit: int, volume: str = "data") -> Limited:
-    return Limited(UID, volume, str(path), parse_quantity(str(limit)))
+def limited(path: Path, limit: int, volume: str = "data") -> LimitedVolume:
+    return LimitedVolume(UID, volume, str(path), parse_quantity(str(limit)))
 
 
 @pytest.fixture
 def used(tmp_path: Path) -> int:
-    """Make a file, and return what it takes on disk."""
+    """Create a file and return its size on disk."""
     (tmp_path / "file").write_bytes(b"x" * 8192)
     return (tmp_path / "file").stat().st_blocks * 512
 
 
-def test_a_volume_is_too_large_above_its_limit_and_not_at_it(tmp_path: Path, used: int) -> None:
+def test_a_volume_exceeds_its_limit_above_it_and_not_at_it(tmp_path: Path, used: int) -> None:
     limits = [used - 1, used, used + 1]
     found = [over_used([limited(tmp_path, limit)]) for limit in limits]
     assert found == [(OverUse(UID, "data", used, parse_quantity(str(used - 1))),), (), ()]
 
 
-def test_a_volume_that_is_gone_does_not_hide_the_others(tmp_path: Path, used: int) -> None:
+def test_a_missing_volume_does_not_hide_the_others(tmp_path: Path, used: int) -> None:
     volumes = [limited(tmp_path, 0, "a"), limited(tmp_path / "gone", 0, "gone"), limited(tmp_path, 0, "b")]
     assert over_used(volumes) == tuple(OverUse(UID, name, used, parse_quantity("0")) for name in ("a", "b"))
 
 
-def test_the_message_has_the_words_of_the_kubelet() -> None:
+def test_the_message_is_that_of_the_kubelet() -> None:
     message = OverUse(UID, "cache", 2 << 20, parse_quantity("1Mi")).message
     assert message == 'Usage of EmptyDir volume "cache" exceeds the limit "1Mi". '
 
 
 def test_a_quick_measurement_is_repeated_after_the_period(tmp_path: Path, used: int) -> None:
     over = (OverUse(UID, "data", used, parse_quantity("1")),)
-    assert measured([limited(tmp_path, 1)], period_seconds=3600.0) == (over, 3600.0)
-    assert measured([]) == ((), 10.0)
+    assert measure([limited(tmp_path, 1)], period_seconds=3600.0) == (over, 3600.0)
+    assert measure([]) == ((), 10.0)
 
 
 def test_a_slow_measurement_is_followed_by_a_pause_a_hundred_times_as_long() -> None:
     spent = 0.0
 
-    def slow() -> Iterator[Limited]:
+    def slow() -> Iterator[LimitedVolume]:
         nonlocal spent
         begun = time.monotonic()
         while spent < 0.001:
@@ -57,6 +57,6 @@ def test_a_slow_measurement_is_followed_by_a_pause_a_hundred_times_as_long() -> 
         yield from ()
 
     begun = time.monotonic()
-    found, pause = measured(slow(), period_seconds=0.0)
+    found, pause = measure(slow(), period_seconds=0.0)
     assert found == ()
     assert 100 * spent <= pause <= 100 * (time.monotonic() - begun)

@@ -1,1 +1,4 @@
-"""Configuration, wiring and the command line. Only this package imports all others."""
+"""Configuration, wiring and the command line.
+
+Only this package imports all others.
+"""

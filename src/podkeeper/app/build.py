@@ -1,8 +1,8 @@
 """Construct an agent: connect the modules of the engine.
 
-    sources -> storage -> loop -> workers -> syncer -> executor -> runtime
-                           ^  ^                                       |
-                 probes ---+  +--- PLEG <- cache <--------------------+      statuses -> API
+    sources -> storage -> inbox -> loop -> workers -> syncer -> executor -> runtime
+    runtime -> PLEG -> cache -> syncer -> statuses -> API
+    PLEG, probes -> inbox
 
 Input: `Ports` and `Settings`. Output: an `Agent`. Cancelling `Agent.run` stops the agent, not the pods. Another agent
 on the same runtime adopts them.
@@ -11,86 +11,83 @@ on the same runtime adopts them.
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from functools import partial
-from math import inf, nextafter
+from dataclasses import dataclass
 from typing import Protocol
 
 from podkeeper.engine.admission import Admission
+from podkeeper.engine.api_sender import ApiSender
 from podkeeper.engine.background import Background
 from podkeeper.engine.backoff import DurableBackoff
-from podkeeper.engine.cache import PodCache
-from podkeeper.engine.container_care import ContainerCare
+from podkeeper.engine.bounded_runtime import DEFAULT_CALL_LIMITS, BoundedRuntime, CallLimits
+from podkeeper.engine.cache import Moments, PodCache
+from podkeeper.engine.checkpoints import Checkpoints
+from podkeeper.engine.container_deletor import PodContainerDeletor
+from podkeeper.engine.container_gc import ContainerGC
 from podkeeper.engine.deadlines import ActiveDeadlines
 from podkeeper.engine.events import EventRecorder
-from podkeeper.engine.evictor import Evictor
+from podkeeper.engine.eviction import EvictionManager
 from podkeeper.engine.executor import PlanExecutor
-from podkeeper.engine.ground import Ground
-from podkeeper.engine.guard import USUAL_LIMITS, GuardedRuntime
-from podkeeper.engine.guard import Limits as RuntimeLimits
 from podkeeper.engine.handlers import SyncHandlers
-from podkeeper.engine.history import MOVED, Explanation, History
+from podkeeper.engine.history import Explanation, PodHistory
 from podkeeper.engine.hooks import HookRunner
 from podkeeper.engine.housekeeping import Housekeeping
-from podkeeper.engine.image_access import PullBook
-from podkeeper.engine.image_care import ImageCare
+from podkeeper.engine.image_gc import ImageGCManager
+from podkeeper.engine.image_pull_manager import ImagePullManager
 from podkeeper.engine.images import ImageManager
-from podkeeper.engine.log_care import LogCare
+from podkeeper.engine.inbox import LoopInbox
+from podkeeper.engine.log_manager import ContainerLogManager
 from podkeeper.engine.loop import SyncLoop
 from podkeeper.engine.manager import PodManager
 from podkeeper.engine.metrics import Metrics
-from podkeeper.engine.mirrors import MirrorClient
-from podkeeper.engine.notebook import Notebook
+from podkeeper.engine.mirror_client import MirrorClient
+from podkeeper.engine.node_info import NodeInfo
 from podkeeper.engine.orphans import OrphanCheck
-from podkeeper.engine.pleg import USUAL_PACE, Pace, Pleg
-from podkeeper.engine.postman import Postman
-from podkeeper.engine.predecessors import Predecessors
+from podkeeper.engine.pleg import DEFAULT_PLEG_TIMING, Pleg, PlegTiming
+from podkeeper.engine.pod_facts import PodFacts
+from podkeeper.engine.pod_setup import PodSetup
 from podkeeper.engine.preemption import Preemption
 from podkeeper.engine.prober import ProbeExecutor
 from podkeeper.engine.probes import ProbeManager
 from podkeeper.engine.pull_secrets import PullSecrets
-from podkeeper.engine.queue import WorkQueue
+from podkeeper.engine.runtime_state import RuntimeState
 from podkeeper.engine.starter import ContainerStarter
+from podkeeper.engine.state_gc import StateGC
+from podkeeper.engine.static_conflicts import StaticConflicts
 from podkeeper.engine.status import StatusManager
 from podkeeper.engine.stopper import PodStopper
 from podkeeper.engine.storage import PodStorage
-from podkeeper.engine.syncer import PodSyncer
+from podkeeper.engine.syncer import EvictionRule, PodSyncer
 from podkeeper.engine.workers import PodWorkers
-from podkeeper.model.k8s.core import Node, NodeStatus, ObjectReference, Pod, PodStatus
+from podkeeper.model.k8s.core import Node, NodeStatus, Pod
 from podkeeper.model.k8s.meta import ObjectMeta
-from podkeeper.model.messages import LifecycleEvent, Op, PodEvent, PodUID, PodUpdate
-from podkeeper.model.runtime import PodRecord
-from podkeeper.model.runtime_calls import RuntimeHealth
-from podkeeper.ports.api import Api, Reader
+from podkeeper.model.messages import PodUID
+from podkeeper.ports.api import Api, ObjectReader
 from podkeeper.ports.cgroups import Cgroups
 from podkeeper.ports.clock import Clock
 from podkeeper.ports.journal import Journal
 from podkeeper.ports.logs import LogFiles
 from podkeeper.ports.prober import Prober
-from podkeeper.ports.runtime import Health, Runtime
+from podkeeper.ports.runtime import Runtime
 from podkeeper.ports.source import Source
 from podkeeper.ports.volumes import Volumes
-from podkeeper.rules.admit import Enforcement
-from podkeeper.rules.backoff import DEFAULT_CURVE, BackoffTable, Curve
+from podkeeper.rules.admission.admit import Enforcement
+from podkeeper.rules.backoff.table import DEFAULT_CURVE, BackoffTable, Curve
 from podkeeper.rules.dispatch import on_removal_at_once
-from podkeeper.rules.dns import Lookup
-from podkeeper.rules.housekeeping import is_running
-from podkeeper.rules.image_access import USUAL_VERIFICATION, Verification
-from podkeeper.rules.image_gc import GcPolicy
-from podkeeper.rules.log_rotation import USUAL_POLICY
-from podkeeper.rules.log_rotation import Policy as LogPolicy
-from podkeeper.rules.mirror import is_outdated_mirror
-from podkeeper.rules.resources import amounts_of
-from podkeeper.rules.status.pod import NodeView
-from podkeeper.rules.status.publish import aligned_with, takes_back
-from podkeeper.rules.worker.pauses import USUAL_TIMING, Timing
-from podkeeper.rules.worker.states import Unknown
+from podkeeper.rules.dns import PodDns
+from podkeeper.rules.images.gc import GcPolicy
+from podkeeper.rules.images.pull_access import DEFAULT_VERIFICATION, Verification
+from podkeeper.rules.logs.rotation import DEFAULT_ROTATION_POLICY
+from podkeeper.rules.logs.rotation import RotationPolicy as LogPolicy
+from podkeeper.rules.static.mirror import is_outdated_mirror
+from podkeeper.rules.status.publish import aligned_with, would_revive
+from podkeeper.rules.worker.timing import DEFAULT_TIMING, SyncTiming
+from podkeeper.rules.worker.workers import WorkerTable
 
 KUBERNETES_VERSION = "1.36"
 
 
-Complain = Callable[[PodUID, str], None]
-"""Receives a pod and its problem."""
+OveruseSubscriber = Callable[[PodUID, str], None]
+"""Receives a pod whose volumes exceed a limit, and the message for its eviction."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,12 +99,12 @@ class Ports:
     cgroups: Cgroups
     prober: Prober
     clock: Clock
-    sources: tuple[Source, ...]
+    sources: tuple[Source, ...] = ()
     api: Api | None = None
-    objects: Reader | None = None  # config maps and secrets; None: the API's
+    objects: ObjectReader | None = None  # config maps and secrets; None: the API's
     keep_objects: Callable[[Iterable[Pod]], None] | None = None  # receives the pods whose objects are still needed
     journal: Journal | None = None
-    over_used: Callable[[Complain], None] | None = None  # reports pods whose volumes exceed their limit
+    subscribe_overuse: Callable[[OveruseSubscriber], None] | None = None  # None: local storage is not watched
     node_pull_configs: Callable[[], Awaitable[Sequence[str]]] | None = None  # the node's own docker configurations
     pull_journal: Journal | None = None  # which pod pulled which image; None: all pods may use all present images
     kept_images: tuple[str, ...] = ()  # names of images that are never removed
@@ -120,16 +117,16 @@ class Settings:
     host_ips: tuple[str, ...] = ()
     log_root: str = "/var/log/pods"
     cluster_domain: str = "cluster.local"
-    lookup: Callable[[Pod], Awaitable[Lookup]] | None = None  # DNS settings of pods; None: those of the runtime
-    log_policy: LogPolicy = USUAL_POLICY
-    timing: Timing = USUAL_TIMING
+    lookup: Callable[[Pod], Awaitable[PodDns]] | None = None  # DNS settings of pods; None: those of the runtime
+    log_policy: LogPolicy = DEFAULT_ROTATION_POLICY
+    timing: SyncTiming = DEFAULT_TIMING
     restart_curve: Curve = DEFAULT_CURVE
     pull_curve: Curve = DEFAULT_CURVE
-    runtime_limits: RuntimeLimits = USUAL_LIMITS
-    verification: Verification = USUAL_VERIFICATION  # used only with a `pull_journal`
+    runtime_limits: CallLimits = DEFAULT_CALL_LIMITS
+    verification: Verification = DEFAULT_VERIFICATION  # used only with a `pull_journal`
     image_gc: GcPolicy | None = None  # None: images are never removed
     container_gc_seconds: float | None = None  # None: dead containers are removed only when their successors exit
-    relisting: Pace = USUAL_PACE
+    relisting: PlegTiming = DEFAULT_PLEG_TIMING
     enforcement: Enforcement | None = None  # what the runtime can enforce; None: admission does not check it
 
     @property
@@ -137,82 +134,39 @@ class Settings:
         return self.node.metadata.name or ""
 
 
-class _Room(Protocol):
+class _Component(Protocol):
     """A part of the agent that runs as long as the agent."""
 
     async def run(self) -> None: ...
 
 
-class Moments:
-    """Strictly increasing instants of the monotonic clock, so that of two instants one is always newer."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._last = -inf
-
-    def __call__(self) -> float:
-        self._last = max(self._clock.monotonic(), nextafter(self._last, inf))
-        return self._last
-
-
-@dataclass(slots=True)
-class _NetworkWatch:
-    """Store the network state of the loop's last health check of the runtime."""
-
-    runtime: Health
-    trouble: str | None = field(default="the runtime has not answered yet")
-
-    async def health(self) -> RuntimeHealth:
-        health = await self.runtime.health()
-        self.trouble = None if health.network_ready else health.message or "the runtime's network is not ready"
-        return health
-
-
 class Agent:
+    """All modules of the engine, connected. The CLI and the server query the agent through this class."""
+
     def __init__(self, ports: Ports, settings: Settings) -> None:
         self.ports = ports
         self.settings = settings
-        clock = ports.clock
-        self.metrics = Metrics()
-        self.history = History(clock=clock)
-        self.manager = PodManager()
-        self.events = EventRecorder(
-            api=ports.api,
-            node_name=settings.node_name,
-            clock=clock,
-            postman=Postman(clock=clock, what="event"),
-            pod_by_uid=self.manager.pod_by_uid,
-        )
-        self.runtime = GuardedRuntime(
-            ports.runtime, clock=clock, limits=settings.runtime_limits, observe=self.metrics.runtime_call
-        )
-        self.background = Background()
-        self._moment = Moments(clock)
-        self._restarts = self._backoff(settings.restart_curve, "restart-backoff/")
-        self._pulls = self._backoff(settings.pull_curve, "pull-backoff/")
-        self._network = _NetworkWatch(self.runtime)
-        self._happenings = 0  # counts events that may require housekeeping
-        self._build_sight()
-        self._build_hands()
-        self._build_mind()
-        self.image_care = self._image_care(settings.image_gc)
-        self.container_care = self._container_care(settings.container_gc_seconds)
-        self.storage = PodStorage(emit=self._on_update, record=self.events.record, now=clock.now)
-        self.log_care = self._log_care(ports.log_files)
+        self._build_base()
+        self._build_observation()
+        self._build_execution()
+        self._build_sync()
+        self._build_loop()
+        self.image_gc = self._image_gc(settings.image_gc)
+        self.container_gc = self._container_gc(settings.container_gc_seconds)
+        self.log_manager = self._log_manager(ports.log_files)
 
     async def run(self) -> None:
         """Run until cancelled. The pods keep running."""
-        rooms: tuple[_Room, ...] = (
+        optional = (self.image_gc, self.container_gc, self.log_manager)
+        components: tuple[_Component, ...] = (
             *(self.runtime, self.background, self.pleg, self.statuses, self.events),
             *(self.mirrors, self.probes, self.preemption, self.workers, self.loop),
-            *(() if self.image_care is None else (self.image_care,)),
-            *(() if self.container_care is None else (self.container_care,)),
-            *(() if self.log_care is None else (self.log_care,)),
+            *(each for each in optional if each is not None),
         )
         try:
             async with asyncio.TaskGroup() as group:
-                for room in rooms:
-                    group.create_task(room.run(), name=f"agent: {type(room).__name__}")
+                for component in components:
+                    group.create_task(component.run(), name=f"agent: {type(component).__name__}")
                 for source in self.ports.sources:
                     group.create_task(source.run(self.storage.merge), name=f"agent: source {source.name}")
         finally:
@@ -229,67 +183,95 @@ class Agent:
         """Return a pod's state, what it waits for, and its timeline."""
         return self.history.explain(uid)
 
-    def node_view(self) -> NodeView:
-        """Return the facts about this node that pod statuses contain."""
-        return NodeView(
-            runtime_name=self.runtime.name,
-            host_ips=self.settings.host_ips,
-            recursive_read_only=_mounts_recursively(self.settings.node),
-        )
-
     def health(self) -> tuple[str, ...]:
         """Return problems of the agent itself. Empty if it is healthy."""
         return tuple(filter(None, (self.loop.health(), self.pleg.health())))
 
-    # Observation: the cache and the PLEG, statuses, probes.
+    # Desired pods, events, and the runtime with bounded concurrency.
 
-    def _build_sight(self) -> None:
+    def _build_base(self) -> None:
+        ports, settings, clock = self.ports, self.settings, self.ports.clock
+        self.metrics = Metrics()
+        self.history = PodHistory(clock=clock)
+        self.manager = PodManager()
+        self.events = EventRecorder(
+            api=ports.api,
+            node_name=settings.node_name,
+            clock=clock,
+            sender=ApiSender(clock=clock, what="event"),
+            pod_by_uid=self.manager.pod_by_uid,
+            history=self.history,
+        )
+        self.inbox = LoopInbox(clock=clock)
+        self.storage = PodStorage(emit=self.inbox.put, record=self.events.record, now=clock.now)
+        self.runtime = BoundedRuntime(ports.runtime, clock=clock, limits=settings.runtime_limits, observer=self.metrics)
+        self.runtime_state = RuntimeState(self.runtime)
+        self.node_info = NodeInfo(node=settings.node, host_ips=settings.host_ips, runtime=self.runtime)
+        self.background = Background()
+        self._restarts = self._backoff(settings.restart_curve, "restart-backoff/")
+        self._pulls = self._backoff(settings.pull_curve, "pull-backoff/")
+
+    def _backoff(self, curve: Curve, prefix: str) -> DurableBackoff:
+        checkpoints = Checkpoints(self.ports.journal, prefix)
+        return DurableBackoff(table=BackoffTable(curve), clock=self.ports.clock, checkpoints=checkpoints)
+
+    # Observed state: cache, PLEG, statuses, probes.
+
+    def _build_observation(self) -> None:
         clock = self.ports.clock
-        self.cache = PodCache(refresh=lambda uid, since: self.pleg.request(uid, since))
+        self._moment = Moments(clock)
+        self._states = WorkerTable(self.settings.timing)
+        self.cache = PodCache()
+        self.orphans = None if self.ports.api is None else OrphanCheck(api=self.ports.api, clock=clock)
+        self.facts = PodFacts(
+            storage=self.storage,
+            pods=self.manager,
+            cache=self.cache,
+            states=self._states,
+            sources=[source.name for source in self.ports.sources],
+            orphans=self.orphans,
+        )
         self.pleg = Pleg(
             runtime=self.runtime,
             cache=self.cache,
-            emit=self._on_lifecycle,
+            emit=self.inbox.put,
             clock=clock,
             moment=self._moment,
-            pace=self.settings.relisting,
+            timing=self.settings.relisting,
             observer=self.metrics,
         )
         self.statuses = StatusManager(
             api=self.ports.api,
             pods=self.manager,
-            could_run=self._could_run,
+            could_run=self.facts.could_have_running_containers,
             clock=clock,
-            postman=Postman(clock=clock, what="status"),
-            notebook=Notebook(self.ports.journal, "status/"),
-            observe_lag=self.metrics.status_synced,
+            sender=ApiSender(clock=clock, what="status"),
+            checkpoints=Checkpoints(self.ports.journal, "status/"),
+            observer=self.metrics,
             is_outdated=is_outdated_mirror,
-            takes_back=takes_back,
+            would_revive=would_revive,
             align=aligned_with,
             only_running_is_ready=True,
-            is_needed=self._needs_status,
+            is_needed=self.facts.needs_status,
         )
-        self.statuses.subscribe(self._note_status)
+        self.statuses.subscribe(self.history.status_changed)
+        self.storage.subscribe(self.statuses.restore_added)
         self.probes = ProbeManager(
             execute=ProbeExecutor(runtime=self.runtime, prober=self.ports.prober, version=KUBERNETES_VERSION).execute,
             status_of=self.statuses.get_pod_status,
-            tell=lambda update: self.loop.tell_probe(update),
-            record=self._record,
+            send=self.inbox.put,
+            record=self.events.record,
             clock=clock,
             observer=self.metrics,
         )
 
-    def _backoff(self, curve: Curve, prefix: str) -> DurableBackoff:
-        notebook = Notebook(self.ports.journal, prefix)
-        return DurableBackoff(table=BackoffTable(curve), clock=self.ports.clock, notebook=notebook)
+    # Execution of plans on the runtime.
 
-    # Actions on the runtime.
-
-    def _build_hands(self) -> None:
-        clock, record, spawn = self.ports.clock, self._record, self.background.spawn
+    def _build_execution(self) -> None:
+        clock, record, spawn = self.ports.clock, self.events.record, self.background.spawn
         hooks = HookRunner(commands=self.runtime, prober=self.ports.prober, record=record, version=KUBERNETES_VERSION)
         stopper = PodStopper(runtime=self.runtime, hooks=hooks, clock=clock, record=record, spawn=spawn)
-        self._pull_book = self._book_of(self.ports.pull_journal)
+        self._image_pulls = self._image_pull_manager(self.ports.pull_journal)
         starter = ContainerStarter(
             runtime=self.runtime,
             images=ImageManager(
@@ -301,7 +283,7 @@ class Agent:
                 curve=self.settings.pull_curve,
                 observer=self.metrics,
                 node_configs=self.ports.node_pull_configs,
-                book=self._pull_book,
+                pull_manager=self._image_pulls,
             ),
             hooks=hooks,
             killer=stopper,
@@ -310,272 +292,214 @@ class Agent:
             claim=self.probes.claim,
             clock=clock,
             record=record,
-            host_ips=lambda: self.settings.host_ips,
-            allocatable=lambda: amounts_of(self.settings.node.status.allocatable),
+            host_ips=self.node_info.host_ips,
+            allocatable=self.node_info.allocatable,
             curve=self.settings.restart_curve,
-            may_start=self._may_start,
+            may_start=self.facts.may_start,
         )
         self.executor = PlanExecutor(
             runtime=self.runtime,
             starter=starter,
             stopper=stopper,
             record=record,
-            host_ips=lambda: self.settings.host_ips,
+            host_ips=self.node_info.host_ips,
             log_root=self.settings.log_root,
             cluster_domain=self.settings.cluster_domain,
             lookup=self.settings.lookup,
-            sandbox_ready=lambda pod, seen: self.syncer.on_sandbox_ready(pod, seen),
             observer=self.metrics,
-            may_start=self._may_start,
+            may_start=self.facts.may_start,
         )
 
-    # Decisions: syncer, workers, loop.
+    # Syncs of single pods.
 
-    def _build_mind(self) -> None:
-        clock, record = self.ports.clock, self._record
-        self.mirrors = MirrorClient(
-            api=self.ports.api,
-            pods=self.manager,
-            node_name=self.settings.node_name,
-            node_uid=lambda: self.settings.node.metadata.uid,
-        )
+    def _build_sync(self) -> None:
+        clock, record = self.ports.clock, self.events.record
+        self.mirrors = self._mirror_client()
         self.syncer = PodSyncer(
             statuses=self.statuses,
             probes=self.probes,
             executor=self.executor,
-            ground=Ground(
+            pod_setup=PodSetup(
                 volumes=self.ports.volumes, cgroups=self.ports.cgroups, record=record, spawn=self.background.spawn
             ),
             mirrors=self.mirrors,
-            look=lambda uid: self.cache.get_newer_than(uid, self._moment()),
-            predecessors=Predecessors(
-                runtime=self.runtime,
-                kill=self.executor.kill_running_pod,
-                is_desired=lambda uid: self.manager.pod_by_uid(uid) is not None,
-            ),
-            request_look=self.pleg.request,
-            node=self.node_view,
-            network_trouble=lambda: self._network.trouble,
-            references=PullSecrets(objects=self.ports.objects or self.ports.api, record=record),
+            references=self._pull_secrets(),
+            cache=self.cache,
+            moment=self._moment,
+            node=self.node_info.view,
+            runtime_state=self.runtime_state,
             record=record,
             clock=clock,
+            static_conflicts=StaticConflicts(
+                runtime=self.runtime, kill=self.executor.kill_running_pod, pods=self.manager
+            ),
             observer=self.metrics,
+            evictions=self._eviction_rules(),
         )
         self.workers = PodWorkers(
             syncer=self.syncer,
             cache=self.cache,
-            enqueue=self._enqueue,
+            enqueue=self.inbox.enqueue,
             record=record,
             clock=clock,
             moment=self._moment,
-            timing=self.settings.timing,
-            left=lambda name: self.loop.left(name),
-            note=self._note,
+            states=self._states,
+            static_pod_ended=self.inbox.static_pod_ended,
+            add_history=self.history.add,
             observer=self.metrics,
         )
-        self.orphans = None if self.ports.api is None else OrphanCheck(api=self.ports.api, clock=clock)
+
+    def _mirror_client(self) -> MirrorClient:
+        return MirrorClient(
+            api=self.ports.api,
+            pods=self.manager,
+            node_name=self.settings.node_name,
+            node_uid=self.node_info.uid,
+        )
+
+    def _pull_secrets(self) -> PullSecrets:
+        return PullSecrets(objects=self.ports.objects or self.ports.api, record=self.events.record)
+
+    def _eviction_rules(self) -> Sequence[EvictionRule]:
+        """Return the reasons to end a pod that each sync checks, beside the active deadline. There are none yet."""
+        return ()
+
+    # Decisions about all pods: admission, handlers, housekeeping, the loop.
+
+    def _build_loop(self) -> None:
+        clock, record = self.ports.clock, self.events.record
         deadlines = ActiveDeadlines(
-            status=self.statuses, is_ending=self.workers.is_pod_termination_requested, clock=clock
+            status=self.statuses, is_terminating=self.workers.is_pod_termination_requested, clock=clock
         )
         admission = Admission(
-            node=lambda: self.settings.node,
+            node=self.node_info.node,
             workers=self.workers,
             status=self.statuses,
             enforcement=self.settings.enforcement,
         )
-        self.preemption = Preemption(workers=self.workers, record=record, clock=clock, preempted=self.metrics.preempted)
-        self.evictor = Evictor(
+        self.preemption = Preemption(workers=self.workers, record=record, clock=clock, observer=self.metrics)
+        self.eviction_manager = EvictionManager(
             workers=self.workers,
             pod_by_uid=self.manager.pod_by_uid,
             record=record,
             spawn=self.background.spawn,
             clock=clock,
-            evicted=self.metrics.evicted,
+            observer=self.metrics,
         )
-        if self.ports.over_used is not None:
-            self.ports.over_used(self.evictor.evict)
-        self.loop = SyncLoop(
-            handlers=SyncHandlers(
-                pods=self.manager,
-                workers=self.workers,
-                status=self.statuses,
-                deadlines=deadlines,
-                admission=admission,
-                preemption=self.preemption,
-                sources=[source.name for source in self.ports.sources],
-                has_seen=lambda names: self.storage.has_seen(names),
-                collect_dead=self._collect_dead_containers,
-                record=record,
-                clock=clock,
-                on_removal=on_removal_at_once,
-                note=self.history.note,
-                ask_anew=self.statuses.ask_anew,
-                rejected=self.metrics.rejected,
-                retry=self.workers.retry,
-            ),
-            queue=WorkQueue(clock.monotonic),
+        if self.ports.subscribe_overuse is not None:
+            self.ports.subscribe_overuse(self.eviction_manager.evict)
+        handlers = SyncHandlers(
+            pods=self.manager,
+            workers=self.workers,
+            status=self.statuses,
             deadlines=deadlines,
-            housekeeping=Housekeeping(
-                pods=self.manager,
-                workers=self.workers,
-                runtime=self.runtime,
-                status=self.statuses,
-                probes=self.probes,
-                mirrors=self.mirrors,
-                admission=admission,
-                clock=clock,
-                volumes=self.ports.volumes,
-                cgroups=self.ports.cgroups,
-                remove_remains=partial(self.executor.collect_dead_containers, everything=True),
-                orphans=self.orphans,
-                held=self.preemption.held,
-                collect=(self._forget_the_past,),
-                observe=self.metrics.kept_house,
-                happenings=lambda: self._happenings,
-                start_over=self._start_over,
-            ),
-            runtime=self._network,
+            admission=admission,
+            preemption=self.preemption,
+            sources=[source.name for source in self.ports.sources],
+            has_seen=self.storage.has_seen,
+            collect_dead=self._container_deletor().delete_containers_in_pod,
+            record=record,
             clock=clock,
+            on_removal=on_removal_at_once,
+            history=self.history,
+            clear_rejection=self.statuses.forget_rejection,
+            observer=self.metrics,
+            retry=self.workers.retry,
+        )
+        housekeeping = Housekeeping(
+            pods=self.manager,
+            workers=self.workers,
+            runtime=self.runtime,
+            status=self.statuses,
+            probes=self.probes,
+            mirrors=self.mirrors,
+            admission=admission,
+            clock=clock,
+            volumes=self.ports.volumes,
+            cgroups=self.ports.cgroups,
+            remove_containers=self.executor.remove_containers,
+            orphans=self.orphans,
+            held=self.preemption.held,
+            state_gc=self._state_gc(),
+            observer=self.metrics,
+            inbox=self.inbox,
+            start_over=self.syncer.start_over,
+        )
+        self.loop = SyncLoop(
+            handlers=handlers,
+            inbox=self.inbox,
+            deadlines=deadlines,
+            housekeeping=housekeeping,
+            runtime_state=self.runtime_state,
+            clock=clock,
+        )
+
+    def _container_deletor(self) -> PodContainerDeletor:
+        return PodContainerDeletor(
+            executor=self.executor,
+            cache=self.cache,
+            workers=self.workers,
+            statuses=self.statuses,
+            spawn=self.background.spawn,
+        )
+
+    def _state_gc(self) -> StateGC:
+        return StateGC(
+            backoffs=(self._restarts, self._pulls),
+            events=self.events,
+            statuses=self.statuses,
+            pods=self.manager,
+            facts=self.facts,
+            runtime=self.runtime,
+            observer=self.metrics,
+            keep_objects=self.ports.keep_objects,
         )
 
     # Optional parts.
 
-    def _book_of(self, journal: Journal | None) -> PullBook | None:
+    def _image_pull_manager(self, journal: Journal | None) -> ImagePullManager | None:
         if journal is None:
             return None
-        return PullBook(
-            begun=Notebook(journal, "pull-begun/"),
-            pulled=Notebook(journal, "pulled/"),
+        return ImagePullManager(
+            intents=Checkpoints(journal, "pull-begun/"),
+            pulled=Checkpoints(journal, "pulled/"),
             clock=self.ports.clock,
             verification=self.settings.verification,
         )
 
-    def _image_care(self, policy: GcPolicy | None) -> ImageCare | None:
+    def _image_gc(self, policy: GcPolicy | None) -> ImageGCManager | None:
         if policy is None:
             return None
-        return ImageCare(
+        return ImageGCManager(
             runtime=self.runtime,
             clock=self.ports.clock,
             policy=policy,
-            tell=self._record_of_node,
-            kept=self.ports.kept_images,
-            left=lambda ids, at: None if self._pull_book is None else self._pull_book.keep_only(ids, at),
-            removed=self.metrics.image_removed,
+            record=self.events.record_node,
+            pinned=self.ports.kept_images,
+            pulls=self._image_pulls,
+            observer=self.metrics,
         )
 
-    def _container_care(self, period_seconds: float | None) -> ContainerCare | None:
+    def _container_gc(self, period_seconds: float | None) -> ContainerGC | None:
         if period_seconds is None:
             return None
-        return ContainerCare(
+        return ContainerGC(
             runtime=self.runtime,
             collect=self.executor.collect_dead_containers,
-            tell=self._record_of_node,
+            record=self.events.record_node,
             period_seconds=period_seconds,
         )
 
-    def _log_care(self, files: LogFiles | None) -> LogCare | None:
+    def _log_manager(self, files: LogFiles | None) -> ContainerLogManager | None:
         if files is None:
             return None
-        return LogCare(
+        return ContainerLogManager(
             runtime=self.runtime,
             files=files,
             clock=self.ports.clock,
             policy=self.settings.log_policy,
-            is_gone=self._is_gone,
+            is_gone=self.facts.is_removed,
         )
-
-    # Connections between modules.
-
-    def _record_of_node(self, event: PodEvent) -> None:
-        self.events.record(event, ObjectReference(api_version="v1", kind="Node", name=self.settings.node_name))
-
-    def _is_gone(self, uid: PodUID) -> bool:
-        """Return whether a pod is removed: all sources are ready, and neither they nor the workers have it."""
-        if not self.storage.has_seen([source.name for source in self.ports.sources]):
-            return False
-        if self.orphans is not None and self.orphans.is_in_doubt(uid):
-            return False
-        return self.manager.pod_by_uid(uid) is None and self.workers.should_pod_content_be_removed(uid)
-
-    def _needs_status(self, uid: PodUID) -> bool:
-        return self.manager.pod_by_uid(uid) is not None or not self.workers.should_pod_be_finished(uid)
-
-    def _may_start(self, uid: PodUID) -> bool:
-        # The loop handles no deletion while the runtime is unhealthy. After recovery, a sync may continue before the
-        # loop handles the deletion.
-        return self.storage.wants(uid)
-
-    def _start_over(self, uid: PodUID) -> None:
-        """Drop the status of an ended pod. Its next sync removes the dead containers before it starts new ones."""
-        self.statuses.start_over(uid)
-        self.syncer.start_over(uid)
-
-    def _could_run(self, uid: PodUID) -> bool:
-        """Return whether a container of a pod may run."""
-        # Containers never run under the UID of a mirror pod, so use the UID of its static pod.
-        uid = self.manager.translate_uid(uid)
-        if not isinstance(self.workers.state(uid), Unknown) or self.manager.pod_by_uid(uid) is None:
-            return self.workers.could_have_running_containers(uid)
-        # Until all sources are ready, workers assume that unknown pods may be running. If a source never became ready,
-        # a pod rejected for lack of resources would never be reported as failed. So check the runtime's cache, too.
-        seen = self.cache.get_if_sure(uid)
-        return self.workers.could_have_running_containers(uid) and (seen is None or is_running(seen))
-
-    def _on_update(self, update: PodUpdate) -> None:
-        self._happenings += 1
-        if update.op is Op.ADD:
-            self.statuses.restore(update.pods)  # from the journal of the previous agent
-        self.loop.tell_config(update)
-
-    def _on_lifecycle(self, event: LifecycleEvent) -> None:
-        self._happenings += 1
-        self.loop.tell_lifecycle(event)
-
-    def _note(self, uid: PodUID, what: str, detail: str) -> None:
-        if what == MOVED:
-            self._happenings += 1
-        self.history.note(uid, what, detail)
-
-    def _enqueue(self, uid: PodUID, delay_seconds: float) -> None:
-        self.loop.enqueue(uid, delay_seconds)
-        self.history.will_retry(uid, delay_seconds)
-
-    def _record(self, event: PodEvent, about: Pod | PodRecord | None = None) -> None:
-        self.events.record(event, about)
-        if event.uid:
-            self.history.note(PodUID(event.uid), event.reason, event.message)
-
-    def _note_status(self, uid: PodUID, status: PodStatus) -> None:
-        ready = next((each.status for each in status.conditions or () if each.type == "Ready"), "")
-        self.history.note(uid, f"phase {status.phase}", "ready" if ready == "True" else "not ready")
-
-    def _forget_the_past(self) -> None:
-        self._restarts.collect(self._is_gone)
-        self._pulls.collect(self._is_gone)
-        self.events.keep_only(self.statuses.phases().keys())
-        if self.ports.keep_objects is not None:
-            self.ports.keep_objects(self.manager.pods())
-        self.metrics.slow_calls(len(self.runtime.slow_calls()))
-
-    def _collect_dead_containers(self, uid: PodUID, container_id: str, everything: bool) -> None:
-        self.background.spawn(self._collect(uid, container_id, everything))
-
-    async def _collect(self, uid: PodUID, container_id: str, everything: bool) -> None:
-        # Remove all containers of a finished pod, but only after its last status is saved, because the exit codes are
-        # lost with the containers. If a full disk prevents that, cleanup removes them once no source has the pod.
-        # Workers do not know a pod that is missing in a stale list. It may still run, so housekeeping asks the API.
-        known = not isinstance(self.workers.state(uid), Unknown)
-        is_over = known and self.workers.should_pod_be_finished(uid)
-        everything = everything and is_over and await self.statuses.is_saved(uid)
-        await self.executor.collect_dead_containers(
-            self.cache.get(uid), container_id=container_id, everything=everything
-        )
-
-
-def _mounts_recursively(node: Node) -> bool:
-    """Return whether the runtime's default handler supports recursive read-only mounts."""
-    usual = next((each.features for each in node.status.runtime_handlers or () if not each.name), None)
-    return usual is not None and bool(usual.recursive_read_only_mounts)
 
 
 def simple_node(name: str, *, cpu: str = "8", memory: str = "32Gi", pods: int = 110) -> Node:

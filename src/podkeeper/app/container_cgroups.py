@@ -24,20 +24,18 @@ from podkeeper.model.errors import BadInput, Problem, TryLater
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.kubelet_config import KubeletConfiguration
 from podkeeper.ports.cgroups import Cgroups
-from podkeeper.rules.cgroup_limits import PERIOD_MICROSECONDS, CpuPolicy
-from podkeeper.rules.cgroup_names import directory_path, name_of, pod_name, slice_path
+from podkeeper.rules.cgroup.limits import PERIOD_MICROSECONDS, CpuPolicy
+from podkeeper.rules.cgroup.names import directory_path, name_of, pod_name, slice_path
 from podkeeper.rules.validate.names import unsupported
-from podkeeper.runtimes.process.keeper import cgroup
-from podkeeper.runtimes.process.keeper.cgroup import Place
 
 CGROUPFS: Final = "cgroupfs"
 SYSTEMD: Final = "systemd"
 
 
-def driver_of(told: str, config: KubeletConfiguration) -> str:
+def driver_of(reported: str, config: KubeletConfiguration) -> str:
     """Return the runtime's driver, or the configured one if the runtime reports "". Raises BadInput."""
-    if told:
-        return told
+    if reported:
+        return reported
     if config.cgroup_driver not in ("", CGROUPFS, SYSTEMD):
         raise BadInput(unsupported("cgroupDriver", config.cgroup_driver, (CGROUPFS, SYSTEMD)))
     return config.cgroup_driver or CGROUPFS
@@ -69,7 +67,6 @@ async def pod_cgroups(
         return await _slices(cgroup_root, config, pod_pids_limit, opened)
     cgroups = await asyncio.to_thread(
         open_cgroups,
-        cgroup,
         cgroup_root,
         policy=policy_of(config),
         pod_pids_limit=pod_pids_limit,
@@ -91,22 +88,22 @@ async def _slices(cgroup_root: str, config: KubeletConfiguration, pids: int, ope
         raise BadInput(Problem(no_systemd(str(error)))) from error
     opened.push_async_callback(systemd.close)
     try:
-        slices = await open_slices(systemd, cgroup, name_of(cgroup_root), policy=policy_of(config), pod_pids_limit=pids)
+        slices = await open_slices(systemd, name_of(cgroup_root), policy=policy_of(config), pod_pids_limit=pids)
     except TryLater as error:
         raise TryLater(f"cannot create pod cgroups in {slice_path(name_of(cgroup_root))}: {error}") from error
     opened.push_async_callback(slices.close)
     return slices
 
 
-def no_systemd(trouble: str) -> str:
+def no_systemd(error: str) -> str:
     """Return the error for a runtime with the systemd driver on a machine where systemd is not available."""
     return (
-        f"cannot create pod cgroups with systemd, the runtime's cgroup driver: {trouble}; run podkeeper as root, or on "
+        f"cannot create pod cgroups with systemd, the runtime's cgroup driver: {error}; run podkeeper as root, or on "
         f"a machine without systemd, switch the runtime to cgroupfs: {CGROUPFS_HINT}"
     )
 
 
-def _refuse_missing_root(config: KubeletConfiguration, cgroups: HostCgroups[Place] | NoCgroups) -> None:
+def _refuse_missing_root(config: KubeletConfiguration, cgroups: HostCgroups | NoCgroups) -> None:
     """Reject a `cgroupRoot` that cannot be used, because its limits would silently not apply. Raises BadInput."""
     if config.cgroup_root and isinstance(cgroups, NoCgroups):
         raise BadInput(

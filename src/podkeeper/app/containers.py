@@ -1,6 +1,6 @@
 """Open the CRI runtime and the parts that it needs, for a standalone agent.
 
-    cri_machinery(wanted, clock, objects, opened) -> Machinery, for `app/standalone.py`
+    open_cri_runtime(wanted, clock, objects, opened) -> RuntimeParts, for `app/standalone.py`
 
 The socket is `--runtime-endpoint`, or `containerRuntimeEndpoint` of the configuration, or the first default socket that
 exists. `app/container_cgroups.py` chooses the cgroups, after the runtime has reported its driver.
@@ -17,13 +17,13 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Final, TypeVar
 
-from podkeeper.app.build import KUBERNETES_VERSION
+from podkeeper.app.build import KUBERNETES_VERSION, Ports
 from podkeeper.app.container_cgroups import cgroup_root_of, driver_of, parent_of, pod_cgroups, policy_of
 from podkeeper.app.local.cri_streams import CriStreams
 from podkeeper.app.runtime_sockets import socket_of
-from podkeeper.app.standalone import DEFAULT_POD_PIDS, Machinery, Room, Standalone, machine_node
-from podkeeper.engine.link_care import LinkCare
-from podkeeper.host.docker_config import NodeDockerConfig, usual_places
+from podkeeper.app.standalone import DEFAULT_POD_PIDS, BackgroundTask, RuntimeParts, Standalone, machine_node
+from podkeeper.engine.log_symlinks import LogSymlinks
+from podkeeper.host.docker_config import NodeDockerConfig, default_paths
 from podkeeper.host.log_files import HostLogFiles
 from podkeeper.host.log_links import HostLogLinks
 from podkeeper.host.prober import NetworkProber
@@ -34,17 +34,17 @@ from podkeeper.model.kubelet_config import KubeletConfiguration
 from podkeeper.model.kubelet_defaults import with_defaults
 from podkeeper.model.runtime_calls import ContainerConfig, SandboxConfig
 from podkeeper.ports.clock import Clock
-from podkeeper.rules.admit import Enforcement
-from podkeeper.rules.log_links import LogLink, link_name
+from podkeeper.rules.admission.admit import Enforcement
+from podkeeper.rules.admission.sysctls import unsafe_sysctl_error
+from podkeeper.rules.logs.symlinks import LogLink, link_name
 from podkeeper.rules.naming import hostname_of, pod_log_directory
 from podkeeper.rules.resources import amounts_of
-from podkeeper.rules.sysctls import unsafe_sysctl_trouble
-from podkeeper.runtimes.cri.about import about
-from podkeeper.runtimes.cri.calls import Calls
-from podkeeper.runtimes.cri.machine import machine_facts
-from podkeeper.runtimes.cri.opening import who_answers
+from podkeeper.runtimes.cri.calls import CriCalls
+from podkeeper.runtimes.cri.connect import runtime_version
+from podkeeper.runtimes.cri.host_facts import machine_facts
 from podkeeper.runtimes.cri.requests.node import NodeFacts
 from podkeeper.runtimes.cri.runtime import CriRuntime, Started
+from podkeeper.runtimes.cri.runtime_info import runtime_info
 from podkeeper.runtimes.cri.transport import GrpcTransport
 from podkeeper.sources.local_objects import LocalObjects
 from podkeeper.volumes.manager import HostVolumes
@@ -53,12 +53,14 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-PATIENCE_SECONDS: Final = 30.0
-PAUSE_SECONDS: Final = 0.5
+STARTUP_SECONDS: Final = 30.0
+RETRY_SECONDS: Final = 0.5
 LINK_SECONDS: Final = 2.0
 
 
-async def cri_machinery(wanted: Standalone, clock: Clock, objects: LocalObjects, opened: AsyncExitStack) -> Machinery:
+async def open_cri_runtime(
+    wanted: Standalone, clock: Clock, objects: LocalObjects, opened: AsyncExitStack
+) -> RuntimeParts:
     """Open a CRI runtime. Its containers keep running without the agent. Raises BadInput, RuntimeUnavailable."""
     root, config = wanted.root, with_defaults(wanted.config)
     socket = socket_of(wanted.runtime_endpoint or wanted.config.container_runtime_endpoint)
@@ -66,9 +68,9 @@ async def cri_machinery(wanted: Standalone, clock: Clock, objects: LocalObjects,
     opened.push_async_callback(journal.close)
     transport = GrpcTransport(socket)
     opened.push_async_callback(transport.close)
-    await waited_for(socket, lambda: who_answers(Calls(transport), socket))
-    own = await waited_for(socket, lambda: about(transport))
-    driver, cgroup_root = driver_of(own.cgroup_driver, config), cgroup_root_of(root, config)
+    await retry_while_starting(socket, lambda: runtime_version(CriCalls(transport), socket))
+    info = await retry_while_starting(socket, lambda: runtime_info(transport))
+    driver, cgroup_root = driver_of(info.cgroup_driver, config), cgroup_root_of(root, config)
     pids = DEFAULT_POD_PIDS if wanted.config.pod_pids_limit is None else wanted.config.pod_pids_limit
     cgroups = await pod_cgroups(driver, cgroup_root, config, pod_pids_limit=pids, opened=opened)
     prober = NetworkProber(version=KUBERNETES_VERSION)
@@ -84,57 +86,64 @@ async def cri_machinery(wanted: Standalone, clock: Clock, objects: LocalObjects,
         clock=clock,
         where=socket,
         cluster_domain=config.cluster_domain or "",
-        rebuild=_rebuilding(wanted, parent_of(driver, cgroup_root)),
+        rebuild=_sandbox_rebuilder(wanted, parent_of(driver, cgroup_root)),
         prepare_sub_path=volumes.prepare_sub_path,
-        started=None if links is None else _linking(links, str(wanted.log_root)),
+        started=None if links is None else _log_linker(links, str(wanted.log_root)),
     )
     opened.push_async_callback(runtime.close)
-    await waited_for(socket, runtime.open)
+    await retry_while_starting(socket, runtime.open)
     streams = CriStreams(transport)
-    rooms: list[Room] = [volumes.run]
+    background_tasks: list[BackgroundTask] = [volumes.run]
     if links is not None:
-        rooms.append(LinkCare(runtime=runtime, links=links, log_root=str(wanted.log_root)).run)
-    return Machinery(
+        background_tasks.append(LogSymlinks(runtime=runtime, links=links, log_root=str(wanted.log_root)).run)
+    ports = Ports(
         runtime=runtime,
         volumes=volumes,
         cgroups=cgroups,
         prober=prober,
+        clock=clock,
+        journal=journal,
+        subscribe_overuse=volumes.on_over_use,
+        node_pull_configs=NodeDockerConfig(default_paths(root), clock).configs,
+        pull_journal=journal,
+        log_files=HostLogFiles(wanted.log_root),
+        kept_images=tuple(filter(None, [info.sandbox_image])),  # because old runtimes do not pin it
+    )
+    return RuntimeParts(
+        ports=ports,
         journal=journal,
         streams=lambda agent: streams,
         forwards=streams,
-        rooms=tuple(rooms),
-        over_used=volumes.tell_over_use,
-        node_pull_configs=NodeDockerConfig(usual_places(root), clock).configs,
-        pull_journal=journal,
-        log_files=HostLogFiles(wanted.log_root),
-        kept_images=tuple(filter(None, [own.sandbox_image])),  # because old runtimes do not pin it
+        background_tasks=tuple(background_tasks),
         enforcement=Enforcement(runtime.facts.allowed_unsafe_sysctls, runtime.facts.apparmor),
         features=NodeFeatures(supplemental_groups_policy=runtime.facts.supplemental_groups_policy),
         handlers=_handlers(runtime.facts),
     )
 
 
-async def waited_for(socket: str, ask: Callable[[], Awaitable[T]], patience_seconds: float = PATIENCE_SECONDS) -> T:
+async def retry_while_starting(
+    socket: str, call: Callable[[], Awaitable[T]], timeout_seconds: float = STARTUP_SECONDS
+) -> T:
     """Return the runtime's answer. Retry while the socket exists but nothing answers. Raises TryLater."""
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + patience_seconds
-    told = ""
+    deadline = loop.time() + timeout_seconds
+    last_error = ""
     while True:
         try:
-            return await ask()
+            return await call()
         except TryLater as error:
             if not os.path.exists(socket) or loop.time() >= deadline:
                 raise
-            if told != str(error):
-                told = str(error)
-                log.warning("%s; the runtime may be starting, will retry for up to %g s", error, patience_seconds)
-        await asyncio.sleep(PAUSE_SECONDS)
+            if last_error != str(error):
+                last_error = str(error)
+                log.warning("%s; the runtime may be starting, will retry for up to %g s", error, timeout_seconds)
+        await asyncio.sleep(RETRY_SECONDS)
 
 
 def facts_with(facts: NodeFacts, config: KubeletConfiguration) -> NodeFacts:
     """Add the settings of the configuration to the facts about the machine. Raises BadInput."""
-    troubles = filter(None, map(unsafe_sysctl_trouble, config.allowed_unsafe_sysctls or ()))
-    if problems := [Problem(trouble, field="allowedUnsafeSysctls") for trouble in troubles]:
+    errors = filter(None, map(unsafe_sysctl_error, config.allowed_unsafe_sysctls or ()))
+    if problems := [Problem(error, field="allowedUnsafeSysctls") for error in errors]:
         raise BadInput(*problems)
     policy = policy_of(config)
     return replace(
@@ -160,8 +169,8 @@ def _handlers(facts: NodeFacts) -> tuple[NodeRuntimeHandler, ...] | None:
     return tuple(made) or None
 
 
-def _linking(links: HostLogLinks, log_root: str) -> Started:
-    """Return a hook that links a container's log after its start. It gives up soon, because `LinkCare` retries."""
+def _log_linker(links: HostLogLinks, log_root: str) -> Started:
+    """Return a hook that links a container's log after its start. It gives up soon, because `LogSymlinks` retries."""
 
     async def link(container_id: str, config: ContainerConfig) -> None:
         meta, name = config.pod.metadata, config.container.name
@@ -178,7 +187,7 @@ def _linking(links: HostLogLinks, log_root: str) -> Started:
     return link
 
 
-def _rebuilding(wanted: Standalone, parent: Callable[[Pod], str]) -> Callable[[Pod, int], SandboxConfig]:
+def _sandbox_rebuilder(wanted: Standalone, parent: Callable[[Pod], str]) -> Callable[[Pod, int], SandboxConfig]:
     """Return a function that computes a sandbox's config again, because runtimes do not store all of it."""
 
     def rebuild(pod: Pod, attempt: int) -> SandboxConfig:

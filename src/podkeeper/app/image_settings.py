@@ -1,4 +1,6 @@
-"""Image settings of the kubelet configuration: parallel pulls, access to images, image garbage collection.
+"""Image settings of the kubelet configuration.
+
+They control parallel pulls, access to images and image garbage collection.
 
 Input: a `KubeletConfiguration`. Output: limits and policies for the engine, or `BadInput` with all invalid fields.
 Kubelet counterpart: pkg/kubelet/apis/config/validation.
@@ -7,16 +9,16 @@ Kubelet counterpart: pkg/kubelet/apis/config/validation.
 from dataclasses import replace
 from typing import Final
 
-from podkeeper.engine.guard import USUAL_LIMITS, Limits
+from podkeeper.engine.bounded_runtime import DEFAULT_CALL_LIMITS, CallLimits
 from podkeeper.model.durations import seconds_of
 from podkeeper.model.errors import BadInput, Problem
 from podkeeper.model.kubelet_config import KubeletConfiguration
 from podkeeper.model.kubelet_defaults import with_defaults
-from podkeeper.rules.image_access import Policy, Verification, pattern_trouble
-from podkeeper.rules.image_gc import GcPolicy
+from podkeeper.rules.images.gc import GcPolicy
+from podkeeper.rules.images.pull_access import Verification, VerificationPolicy, allowlist_error
 from podkeeper.rules.validate.names import NOT_NEGATIVE, POSITIVE, unsupported, unwanted, within, wrong
 
-HONOURED: Final = frozenset(
+SUPPORTED_FIELDS: Final = frozenset(
     {
         *("serializeImagePulls", "maxParallelImagePulls", "imageGCHighThresholdPercent", "imageGCLowThresholdPercent"),
         *("imageMinimumGCAge", "imageMaximumGCAge"),
@@ -28,21 +30,21 @@ HONOURED: Final = frozenset(
 _UNLIMITED: Final = 1_000_000
 
 
-def limits_of(config: KubeletConfiguration, usual: Limits = USUAL_LIMITS) -> Limits:
+def limits_of(config: KubeletConfiguration, usual: CallLimits = DEFAULT_CALL_LIMITS) -> CallLimits:
     """Return the limit of parallel image pulls.
 
     Without settings, several pulls run in parallel. The kubelet pulls one image at a time then. A configured limit is
     strict: a slow pull keeps its slot until it ends.
     """
-    serial, most = config.serialize_image_pulls, config.max_parallel_image_pulls
-    if most is not None and most < 1:
-        raise BadInput(wrong("maxParallelImagePulls", most, POSITIVE))
-    if serial and most is not None and most > 1:
+    serial, parallel = config.serialize_image_pulls, config.max_parallel_image_pulls
+    if parallel is not None and parallel < 1:
+        raise BadInput(wrong("maxParallelImagePulls", parallel, POSITIVE))
+    if serial and parallel is not None and parallel > 1:
         detail = "cannot be larger than 1 unless serializeImagePulls is false"
-        raise BadInput(wrong("maxParallelImagePulls", most, detail))
-    if serial is None and most is None:
+        raise BadInput(wrong("maxParallelImagePulls", parallel, detail))
+    if serial is None and parallel is None:
         return usual
-    slots = 1 if serial else most or _UNLIMITED
+    slots = 1 if serial else parallel or _UNLIMITED
     return replace(usual, pull_slots=slots, pull_lease_seconds=usual.pull_seconds)
 
 
@@ -71,16 +73,16 @@ def gc_policy_of(config: KubeletConfiguration) -> GcPolicy:
 
 def verification_of(config: KubeletConfiguration) -> Verification:
     """Return the policy for pods that use images already present on the node."""
-    said, allowlist = config.image_pull_credentials_verification_policy, config.preloaded_images_verification_allowlist
+    name, allowlist = config.image_pull_credentials_verification_policy, config.preloaded_images_verification_allowlist
     try:
-        policy = Policy(said or Policy.NOT_PRELOADED)
+        policy = VerificationPolicy(name or VerificationPolicy.NOT_PRELOADED)
     except ValueError:
-        raise BadInput(unsupported("imagePullCredentialsVerificationPolicy", said, Policy)) from None
+        raise BadInput(unsupported("imagePullCredentialsVerificationPolicy", name, VerificationPolicy)) from None
     field = "preloadedImagesVerificationAllowlist"
-    if allowlist and policy is not Policy.NOT_ALLOWLISTED:
-        detail = f"may only be set when imagePullCredentialsVerificationPolicy is {Policy.NOT_ALLOWLISTED}"
+    if allowlist and policy is not VerificationPolicy.NOT_ALLOWLISTED:
+        detail = f"may only be set when imagePullCredentialsVerificationPolicy is {VerificationPolicy.NOT_ALLOWLISTED}"
         raise BadInput(unwanted(field, detail))
-    troubles = ((f"{field}[{number}]", pattern_trouble(each)) for number, each in enumerate(allowlist or ()))
-    if problems := [Problem(trouble, field=name) for name, trouble in troubles if trouble]:
+    errors = ((f"{field}[{number}]", allowlist_error(each)) for number, each in enumerate(allowlist or ()))
+    if problems := [Problem(error, field=name) for name, error in errors if error]:
         raise BadInput(*problems)
     return Verification(policy, tuple(allowlist or ()))

@@ -13,21 +13,21 @@ from typing import Final
 
 from podkeeper.model.errors import NotConfigurable
 from podkeeper.model.k8s.core import Pod
-from podkeeper.rules.dns import ClusterNames, Lookup, lookup_for, parsed_resolver_file
+from podkeeper.rules.dns import ClusterDns, PodDns, parse_resolv_conf, pod_dns
 
 LONGEST_FILE: Final = 10 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class NameLookup:
-    cluster: ClusterNames
+    cluster: ClusterDns
     resolver_file: str = "/etc/resolv.conf"
     host_ips: tuple[str, ...] = ()
 
-    async def __call__(self, pod: Pod) -> Lookup:
+    async def __call__(self, pod: Pod) -> PodDns:
         """Return the DNS settings of a pod. Raises NotConfigurable."""
-        host = parsed_resolver_file(await asyncio.to_thread(self._read)) if self.resolver_file else None
-        return lookup_for(pod, self.cluster, host, self.host_ips)
+        host = parse_resolv_conf(await asyncio.to_thread(self._read)) if self.resolver_file else None
+        return pod_dns(pod, self.cluster, host, self.host_ips)
 
     def _read(self) -> str:
         try:

@@ -1,4 +1,7 @@
-"""Settings of the whole agent process. Only the command line uses them, not library users."""
+"""Settings of the whole agent process.
+
+Only the command line uses them, not library users.
+"""
 
 import gc
 

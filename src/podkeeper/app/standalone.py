@@ -1,17 +1,18 @@
 """Construct all parts of a standalone agent from one frozen value.
 
-    Standalone -> assembled -> Assembly: ports and settings for an `Agent`, the gate, streams
+    Standalone -> open_agent_parts -> AgentParts: ports and settings for an `Agent`, the stop filter, streams
 
-One function per runtime (`_MAKERS`) opens the runtime, volumes, cgroups, prober and journal. Sources, gate, node and
-settings are the same for all runtimes. At its end, the context closes everything in reverse order.
+One function per runtime (`_RUNTIMES`) opens the runtime, volumes, cgroups, prober and journal. Sources, stop filter,
+node and settings are the same for all runtimes. At its end, the context closes everything in reverse order.
 
 Each root has at most one agent: the lock of the root is taken first and released last.
 """
 
 import asyncio
+import dataclasses
 import os
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -19,16 +20,16 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from podkeeper.app.build import KUBERNETES_VERSION, Agent, Complain, Ports, Settings, simple_node
-from podkeeper.app.image_settings import HONOURED as HONOURED_OF_IMAGES
+from podkeeper.app.build import KUBERNETES_VERSION, Agent, Ports, Settings, simple_node
+from podkeeper.app.image_settings import SUPPORTED_FIELDS as SUPPORTED_IMAGE_FIELDS
 from podkeeper.app.image_settings import gc_policy_of, limits_of, verification_of
 from podkeeper.app.local.forwards import Forwards, NoForwards
-from podkeeper.app.local.gate import Gate
+from podkeeper.app.local.stop_filter import StopFilter
 from podkeeper.app.local.streams import PlainStreams, Streams
 from podkeeper.app.name_lookup import NameLookup
-from podkeeper.app.sources import drop_unused_manifest_notes, manifest_notes
-from podkeeper.engine.container_care import PERIOD_SECONDS as CONTAINER_GC_SECONDS
-from podkeeper.engine.notebook import Notebook
+from podkeeper.app.sources import drop_unused_manifests, stored_manifests
+from podkeeper.engine.checkpoints import Checkpoints
+from podkeeper.engine.container_gc import PERIOD_SECONDS as CONTAINER_GC_SECONDS
 from podkeeper.host.clock import SystemClock
 from podkeeper.journal.errors import JournalInUse
 from podkeeper.journal.lock import JournalLock
@@ -39,25 +40,20 @@ from podkeeper.model.kubelet_config import Duration, KubeletConfiguration
 from podkeeper.model.kubelet_defaults import with_defaults
 from podkeeper.model.messages import FILE_SOURCE, HTTP_SOURCE
 from podkeeper.model.quantity import parse_quantity
-from podkeeper.ports.cgroups import Cgroups
 from podkeeper.ports.clock import Clock
 from podkeeper.ports.journal import Journal
-from podkeeper.ports.logs import LogFiles
-from podkeeper.ports.prober import Prober
-from podkeeper.ports.runtime import Runtime
-from podkeeper.ports.volumes import Volumes
-from podkeeper.rules.admit import Enforcement
-from podkeeper.rules.backoff import DEFAULT_CURVE, Curve
-from podkeeper.rules.dns import ClusterNames
-from podkeeper.rules.log_rotation import USUAL_POLICY as USUAL_LOG_POLICY
-from podkeeper.rules.log_rotation import Policy as LogPolicy
+from podkeeper.rules.admission.admit import Enforcement
+from podkeeper.rules.backoff.table import DEFAULT_CURVE, Curve
+from podkeeper.rules.dns import ClusterDns
+from podkeeper.rules.logs.rotation import DEFAULT_ROTATION_POLICY as USUAL_LOG_POLICY
+from podkeeper.rules.logs.rotation import RotationPolicy as LogPolicy
 from podkeeper.rules.resources import amounts_of
 from podkeeper.rules.validate.names import NOT_NEGATIVE, POSITIVE, wrong
-from podkeeper.rules.worker.pauses import USUAL_TIMING, Timing
-from podkeeper.sources.complaints import Report
+from podkeeper.rules.worker.timing import DEFAULT_TIMING, SyncTiming
 from podkeeper.sources.file import PERIOD_SECONDS, FileSource
 from podkeeper.sources.http import HttpSource
 from podkeeper.sources.local_objects import LocalObjects
+from podkeeper.sources.manifest_errors import Report
 
 DEFAULT_MAX_PODS = 110
 DEFAULT_POD_PIDS = 1024
@@ -65,23 +61,23 @@ DEFAULT_POD_PIDS = 1024
 REFERENCE_LOG_ROOT = Path("/var/log/pods")
 LOG_LINK_ROOT = Path("/var/log/containers")
 """The kubelet's log directories, where log collectors search."""
-HONOURED = frozenset(
+SUPPORTED_FIELDS = frozenset(
     {
         *("staticPodPath", "staticPodURL", "staticPodURLHeader", "fileCheckFrequency", "httpCheckFrequency"),
         *("syncFrequency", "maxPods", "podsPerCore", "podLogsDir", "podPidsLimit", "crashLoopBackOff"),
-        *HONOURED_OF_IMAGES,
+        *SUPPORTED_IMAGE_FIELDS,
         *("containerLogMaxSize", "containerLogMaxFiles", "containerLogMaxWorkers", "containerLogMonitorInterval"),
     }
 )
 """The supported fields of the kubelet configuration."""
-HONOURED_FOR_CONTAINERS = HONOURED | {
+SUPPORTED_CRI_FIELDS = SUPPORTED_FIELDS | {
     *("containerRuntimeEndpoint", "cgroupRoot", "cgroupDriver", "seccompDefault", "cpuCFSQuota", "cpuCFSQuotaPeriod"),
     *("allowedUnsafeSysctls", "clusterDNS", "clusterDomain", "resolvConf"),
 }
 """The supported fields with `--runtime cri`."""
 
 
-Room = Callable[[], Coroutine[None, None, None]]
+BackgroundTask = Callable[[], Coroutine[None, None, None]]
 """A coroutine function that runs beside the agent until it is cancelled."""
 
 
@@ -114,100 +110,83 @@ class Standalone:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Machinery:
+class RuntimeParts:
     """The parts that depend on the runtime."""
 
-    runtime: Runtime
-    volumes: Volumes
-    cgroups: Cgroups
-    prober: Prober
+    ports: Ports  # without sources and objects
     journal: Journal
     streams: Callable[[Agent], Streams] = PlainStreams
     forwards: Forwards = field(default_factory=NoForwards)
-    rooms: tuple[Room, ...] = ()
-    over_used: Callable[[Complain], None] | None = None
-    node_pull_configs: Callable[[], Awaitable[Sequence[str]]] | None = None
-    pull_journal: Journal | None = None  # records which pod pulled which image, if access to images is checked
-    kept_images: tuple[str, ...] = ()
-    spare_all: Callable[[], Awaitable[None]] | None = None  # cancels all stops; None: the runtime cannot do that
-    log_files: LogFiles | None = None
+    background_tasks: tuple[BackgroundTask, ...] = ()
+    cancel_stops: Callable[[], Awaitable[None]] | None = None  # cancels all stops; None: the runtime cannot do that
     enforcement: Enforcement | None = None  # what the runtime can enforce; None: admission does not check it
     features: NodeFeatures | None = None  # features of the runtime
     handlers: tuple[NodeRuntimeHandler, ...] | None = None  # features of each of its handlers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Assembly:
+class AgentParts:
     """All parts of an agent, ready for `Agent`."""
 
     ports: Ports
     settings: Settings
-    gate: Gate
+    stop_filter: StopFilter
     streams: Callable[[Agent], Streams]
     forwards: Forwards
-    rooms: tuple[Room, ...]  # coroutine functions to run beside the agent
+    background_tasks: tuple[BackgroundTask, ...]  # coroutine functions to run beside the agent
     problems: Callable[[], tuple[Problem, ...]]  # returns the current problems of the manifests
-    spare_all: Callable[[], Awaitable[None]] | None  # cancels the termination of pods that are stopping
+    cancel_stops: Callable[[], Awaitable[None]] | None  # cancels the termination of pods that are stopping
 
 
 @asynccontextmanager
-async def assembled(wanted: Standalone, report: Report | None = None) -> AsyncIterator[Assembly]:
+async def open_agent_parts(wanted: Standalone, report: Report | None = None) -> AsyncIterator[AgentParts]:
     """Open all parts of an agent. `report` receives problems of manifests. Raises AlreadyRunning, BadInput."""
     async with AsyncExitStack() as opened:
         clock = SystemClock()
         _take_root(wanted.root, opened)
         objects = LocalObjects()
-        parts = await _maker_of(wanted.runtime)(wanted, clock, objects, opened)
-        gate = Gate(clock=clock, notes=Notebook(parts.journal, "stopped/"))
+        parts = await _opener_of(wanted.runtime)(wanted, clock, objects, opened)
+        stop_filter = StopFilter(clock=clock, checkpoints=Checkpoints(parts.journal, "stopped/"))
         sources = _sources(wanted, clock, objects, parts.journal, report)
-        await drop_unused_manifest_notes(parts.journal, [source.name for source in sources])
-        yield Assembly(
-            ports=Ports(
-                runtime=parts.runtime,
-                volumes=parts.volumes,
-                cgroups=parts.cgroups,
-                prober=parts.prober,
-                clock=clock,
-                sources=tuple(gate.behind(source) for source in sources),
-                objects=objects,
-                journal=parts.journal,
-                over_used=parts.over_used,
-                node_pull_configs=parts.node_pull_configs,
-                pull_journal=parts.pull_journal,
-                kept_images=parts.kept_images,
-                log_files=parts.log_files,
+        await drop_unused_manifests(parts.journal, [source.name for source in sources])
+        yield AgentParts(
+            ports=dataclasses.replace(
+                parts.ports, sources=tuple(stop_filter.filtered(source) for source in sources), objects=objects
             ),
             settings=_settings(wanted, parts),
-            gate=gate,
+            stop_filter=stop_filter,
             streams=parts.streams,
             forwards=parts.forwards,
-            rooms=parts.rooms,
+            background_tasks=parts.background_tasks,
             problems=lambda: tuple(problem for source in sources for problem in source.problems()),
-            spare_all=parts.spare_all,
+            cancel_stops=parts.cancel_stops,
         )
 
 
 # ---- runtimes ----
 
-Maker = Callable[[Standalone, Clock, LocalObjects, AsyncExitStack], Awaitable[Machinery]]
+OpenRuntime = Callable[[Standalone, Clock, LocalObjects, AsyncExitStack], Awaitable[RuntimeParts]]
 """Opens a runtime and its parts. The stack closes them. The objects are the config maps and secrets of pods."""
 
 
-async def _fake(wanted: Standalone, clock: Clock, objects: LocalObjects, opened: AsyncExitStack) -> Machinery:
+async def _fake(wanted: Standalone, clock: Clock, objects: LocalObjects, opened: AsyncExitStack) -> RuntimeParts:
     """Simulate pods in this process. Their annotations script them. They end with the agent."""
     from podkeeper.runtimes.fake import FakeRuntime
     from podkeeper.testing.fakes import FakeCgroups, FakeJournal, FakeProber, FakeVolumes
 
-    return Machinery(
+    journal = FakeJournal()
+    ports = Ports(
         runtime=FakeRuntime(clock),
         volumes=FakeVolumes(clock),
         cgroups=FakeCgroups(clock),
         prober=FakeProber(),
-        journal=FakeJournal(),
+        clock=clock,
+        journal=journal,
     )
+    return RuntimeParts(ports=ports, journal=journal)
 
 
-async def _process(wanted: Standalone, clock: Clock, objects: LocalObjects, opened: AsyncExitStack) -> Machinery:
+async def _process(wanted: Standalone, clock: Clock, objects: LocalObjects, opened: AsyncExitStack) -> RuntimeParts:
     """Run pods as processes of this machine. They keep running without the agent."""
     from podkeeper.app.local.forwards import HostForwards
     from podkeeper.app.local.process_streams import ProcessStreams
@@ -215,7 +194,6 @@ async def _process(wanted: Standalone, clock: Clock, objects: LocalObjects, open
     from podkeeper.host.log_files import HostLogFiles
     from podkeeper.host.prober import NetworkProber
     from podkeeper.journal.file import FileJournal
-    from podkeeper.runtimes.process.keeper import cgroup
     from podkeeper.runtimes.process.runtime import ProcessRuntime
     from podkeeper.volumes.manager import HostVolumes
 
@@ -223,7 +201,7 @@ async def _process(wanted: Standalone, clock: Clock, objects: LocalObjects, open
     journal = await asyncio.to_thread(FileJournal.open, root / "journal")
     opened.push_async_callback(journal.close)
     pids = DEFAULT_POD_PIDS if wanted.config.pod_pids_limit is None else wanted.config.pod_pids_limit
-    cgroups = await asyncio.to_thread(open_cgroups, cgroup, own_root(str(root)), pod_pids_limit=pids)
+    cgroups = await asyncio.to_thread(open_cgroups, own_root(str(root)), pod_pids_limit=pids)
     opened.push_async_callback(cgroups.close)
     prober = NetworkProber(version=KUBERNETES_VERSION)
     opened.push_async_callback(prober.close)
@@ -239,37 +217,42 @@ async def _process(wanted: Standalone, clock: Clock, objects: LocalObjects, open
     )
     volumes = HostVolumes(root, objects, allocatable=lambda: allocatable, helper=runtime, fraction=clock.fraction)
     objects.subscribe(lambda changed: volumes.objects_changed())
-    return Machinery(
+    ports = Ports(
         runtime=runtime,
         volumes=volumes,
         cgroups=cgroups,
         prober=prober,
+        clock=clock,
+        journal=journal,
+        subscribe_overuse=volumes.on_over_use,
+        log_files=HostLogFiles(wanted.log_root),
+    )
+    return RuntimeParts(
+        ports=ports,
         journal=journal,
         streams=lambda agent: ProcessStreams(runtime),
         forwards=HostForwards(),
-        rooms=(volumes.run,),
-        over_used=volumes.tell_over_use,
-        spare_all=runtime.spare_all,
-        log_files=HostLogFiles(wanted.log_root),
+        background_tasks=(volumes.run,),
+        cancel_stops=runtime.cancel_stops,
     )
 
 
-async def _cri(wanted: Standalone, clock: Clock, objects: LocalObjects, opened: AsyncExitStack) -> Machinery:
+async def _cri(wanted: Standalone, clock: Clock, objects: LocalObjects, opened: AsyncExitStack) -> RuntimeParts:
     # Import late, because protobuf and grpc need ten MiB of memory.
-    from podkeeper.app.containers import cri_machinery
+    from podkeeper.app.containers import open_cri_runtime
 
-    return await cri_machinery(wanted, clock, objects, opened)
-
-
-_MAKERS: Mapping[str, Maker] = {"process": _process, "cri": _cri, "fake": _fake}
+    return await open_cri_runtime(wanted, clock, objects, opened)
 
 
-def _maker_of(runtime: str) -> Maker:
-    maker = _MAKERS.get(runtime)
-    if maker is None:
-        known = ", ".join(_MAKERS)
+_RUNTIMES: Mapping[str, OpenRuntime] = {"process": _process, "cri": _cri, "fake": _fake}
+
+
+def _opener_of(runtime: str) -> OpenRuntime:
+    opener = _RUNTIMES.get(runtime)
+    if opener is None:
+        known = ", ".join(_RUNTIMES)
         raise BadInput(Problem(f"unknown runtime {runtime!r}; supported runtimes: {known}"))
-    return maker
+    return opener
 
 
 # ---- parts that do not depend on the runtime ----
@@ -281,9 +264,9 @@ def _take_root(root: Path, opened: AsyncExitStack) -> None:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = JournalLock.take(root / "agent.lock")
     except JournalInUse as error:
-        who = f"process {error.pid}" if error.pid else "another process"
+        owner = f"process {error.pid}" if error.pid else "another process"
         raise AlreadyRunning(
-            f"cannot start: another agent uses the root {root} ({who}); list its pods with "
+            f"cannot start: another agent uses the root {root} ({owner}); list its pods with "
             f"'podkeeper ps --root {root}', or use another root with --root DIR"
         ) from error
     except OSError as error:
@@ -305,7 +288,7 @@ def _sources(
         objects=objects,
         period_seconds=_seconds(config.file_check_frequency, PERIOD_SECONDS),
         report=report,
-        notes=manifest_notes(journal, FILE_SOURCE, wanted.node_name, keep_secrets=wanted.keep_secrets),
+        stored_manifests=stored_manifests(journal, FILE_SOURCE, wanted.node_name, keep_secrets=wanted.keep_secrets),
     )
     if not config.static_pod_url:
         return (files,)
@@ -317,19 +300,19 @@ def _sources(
         objects=objects,
         period_seconds=_seconds(config.http_check_frequency, PERIOD_SECONDS),
         report=report,
-        notes=manifest_notes(journal, HTTP_SOURCE, wanted.node_name, keep_secrets=wanted.keep_secrets),
+        stored_manifests=stored_manifests(journal, HTTP_SOURCE, wanted.node_name, keep_secrets=wanted.keep_secrets),
     )
     return files, web
 
 
-def _settings(wanted: Standalone, parts: Machinery) -> Settings:
+def _settings(wanted: Standalone, parts: RuntimeParts) -> Settings:
     node = machine_node(wanted)
     return Settings(
         node=replace(node, status=replace(node.status, features=parts.features, runtime_handlers=parts.handlers)),
         host_ips=(host_ip(),),
         log_root=str(wanted.log_root),
         log_policy=_log_policy(wanted.config),
-        timing=Timing(resync_seconds=_seconds(wanted.config.sync_frequency, USUAL_TIMING.resync_seconds)),
+        timing=SyncTiming(resync_seconds=_seconds(wanted.config.sync_frequency, DEFAULT_TIMING.resync_seconds)),
         restart_curve=_restart_curve(wanted.config),
         runtime_limits=limits_of(wanted.config),
         verification=verification_of(wanted.config),
@@ -342,23 +325,23 @@ def _settings(wanted: Standalone, parts: Machinery) -> Settings:
 
 
 def _lookup(config: KubeletConfiguration) -> NameLookup:
-    cluster = ClusterNames(tuple(config.cluster_dns or ()), config.cluster_domain or "", joined=False)
+    cluster = ClusterDns(tuple(config.cluster_dns or ()), config.cluster_domain or "", joined=False)
     return NameLookup(cluster, config.resolv_conf or "", (host_ip(),))
 
 
 def machine_node(wanted: Standalone) -> Node:
     """Return this machine as a node, with its capacity."""
     cores = os.cpu_count() or 1
-    most = wanted.config.max_pods if wanted.config.max_pods is not None else DEFAULT_MAX_PODS
+    max_pods = wanted.config.max_pods if wanted.config.max_pods is not None else DEFAULT_MAX_PODS
     if wanted.config.pods_per_core:
-        most = min(most, wanted.config.pods_per_core * cores)
+        max_pods = min(max_pods, wanted.config.pods_per_core * cores)
     memory_kib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 1024
-    return simple_node(wanted.node_name, cpu=str(cores), memory=f"{memory_kib}Ki", pods=most)
+    return simple_node(wanted.node_name, cpu=str(cores), memory=f"{memory_kib}Ki", pods=max_pods)
 
 
 def _restart_curve(config: KubeletConfiguration) -> Curve:
-    longest = config.crash_loop_back_off.max_container_restart_period
-    return DEFAULT_CURVE.tuned(maximum=timedelta(seconds=seconds_of(longest))) if longest else DEFAULT_CURVE
+    maximum = config.crash_loop_back_off.max_container_restart_period
+    return DEFAULT_CURVE.tuned(maximum=timedelta(seconds=seconds_of(maximum))) if maximum else DEFAULT_CURVE
 
 
 def _log_policy(config: KubeletConfiguration) -> LogPolicy:
@@ -383,17 +366,17 @@ def _log_policy(config: KubeletConfiguration) -> LogPolicy:
     return LogPolicy(size if size >= 0 else None, files, workers, seconds)
 
 
-def _seconds(wanted: Duration | None, usual: float) -> float:
+def _seconds(wanted: Duration | None, default: float) -> float:
     """Return a configured period. As in the kubelet, no value and zero mean the default."""
-    return (seconds_of(wanted) if wanted else 0.0) or usual
+    return (seconds_of(wanted) if wanted else 0.0) or default
 
 
 def host_ip() -> str:
     """Return the source address of this machine's default route."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             # For UDP, connect() only looks up the route and sends nothing. The address is reserved for documentation.
-            asking.connect(("192.0.2.1", 9))
-            return str(asking.getsockname()[0])
+            probe.connect(("192.0.2.1", 9))
+            return str(probe.getsockname()[0])
         except OSError:
             return "127.0.0.1"

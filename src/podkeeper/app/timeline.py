@@ -1,7 +1,7 @@
 """Format the timeline of a pod: one line per step, with the time between steps.
 
-Syncs are omitted, simultaneous entries share a line, and repeated entries are counted. If several pods had the same
-name in succession, they are numbered.
+`app.history_words` turns the events into words. Syncs are omitted, simultaneous entries share a line, and repeated
+entries are counted. If several pods had the same name in succession, they are numbered.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,20 +13,28 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from podkeeper.engine.history import MOVED, NEXT_PASS, UNKNOWN, Entry, Explanation
+from podkeeper.app.history_words import (
+    ARROW,
+    MOVED,
+    NEXT_SYNC,
+    SYNC_ENDED,
+    SYNC_STARTED,
+    PrintedEntry,
+    PrintedExplanation,
+)
+from podkeeper.engine.history import UNKNOWN, Explanation
 
 TROUBLE: Final = "fault:"
 """The prefix of entries about faults."""
 
-_PASSES: Final = frozenset({"pass begun", "pass ended", NEXT_PASS})
+_SYNCS: Final = frozenset({SYNC_STARTED, SYNC_ENDED, NEXT_SYNC})
 _TERSE: Final = frozenset({"Pulling", "Pulled", "Created", "Started", "BackOff"})  # shown without their messages
-_ARROW: Final = " -> "
 _TOGETHER: Final = timedelta(seconds=1)
 
 
 @dataclass(frozen=True, slots=True)
 class Noted:
-    entry: Entry
+    entry: PrintedEntry
     pod_number: int  # 1: the first pod with this name; 0: an entry about the node
 
 
@@ -44,7 +52,7 @@ def span(length: timedelta) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
+class _Row:
     """Entries of about the same time, and how often they were repeated."""
 
     at: datetime
@@ -54,10 +62,12 @@ class _Step:
     last_at: datetime | None = None
 
 
-def timeline(name: str, noted: Sequence[Noted], explanation: Explanation, *, plain: bool) -> RenderableType:
-    passes = sum(each.entry.times for each in noted if each.entry.what == "pass begun")
+def timeline(
+    name: str, noted: Sequence[Noted], explanation: Explanation | PrintedExplanation, *, plain: bool
+) -> RenderableType:
+    syncs = sum(each.entry.times for each in noted if each.entry.what == SYNC_STARTED)
     facts = [] if explanation.state == UNKNOWN else [_state(explanation)]
-    facts += [f"syncs: {passes}"] if passes else []
+    facts += [f"syncs: {syncs}"] if syncs else []
     head = Text(f"timeline of {name}", "bold").append(": " + "; ".join(facts) if facts else "", "not bold")
     several = len({each.pod_number for each in noted} - {0}) > 1
     table = Table.grid(padding=(0, 2))
@@ -66,42 +76,42 @@ def timeline(name: str, noted: Sequence[Noted], explanation: Explanation, *, pla
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     before: datetime | None = None
-    for step in _steps(noted):
-        gap = "" if before is None or step.at - before < _TOGETHER else f"+{span(step.at - before)}"
-        table.add_row(clock_face(step.at), gap, _mark(step, several, plain=plain), _told(step))
-        before = step.at
+    for row in _rows(noted):
+        gap = "" if before is None or row.at - before < _TOGETHER else f"+{span(row.at - before)}"
+        table.add_row(clock_face(row.at), gap, _mark(row, several, plain=plain), _text(row))
+        before = row.at
     return Group(head, table)
 
 
-def _state(explanation: Explanation) -> str:
+def _state(explanation: Explanation | PrintedExplanation) -> str:
     since = "" if explanation.since is None else f" for {span(explanation.asked_at - explanation.since)}"
     retry = explanation.next_retry
     then = "" if retry is None else f", next sync in {span(retry - explanation.asked_at)}"
     return f"{explanation.state}{since}{then}"
 
 
-def _mark(step: _Step, several: bool, *, plain: bool) -> Text:
-    if not step.pod_number:
-        return Text(">" if plain else "▶", "bold red" if TROUBLE in step.words else "bold")
+def _mark(row: _Row, several: bool, *, plain: bool) -> Text:
+    if not row.pod_number:
+        return Text(">" if plain else "▶", "bold red" if TROUBLE in row.words else "bold")
     dot = Text("*" if plain else "●", "green")
-    return dot.append(f" #{step.pod_number}") if several else dot
+    return dot.append(f" #{row.pod_number}") if several else dot
 
 
-def _told(step: _Step) -> Text:
-    return Text(step.words + _again(step.times, step.at, step.last_at), "" if step.pod_number else "italic")
+def _text(row: _Row) -> Text:
+    return Text(row.words + _again(row.times, row.at, row.last_at), "" if row.pod_number else "italic")
 
 
-def _steps(noted: Iterable[Noted]) -> list[_Step]:
+def _rows(noted: Iterable[Noted]) -> list[_Row]:
     """Omit syncs, join simultaneous entries, and count repeated ones."""
-    steps: list[_Step] = []
-    for group in _groups(each for each in noted if each.entry.what not in _PASSES):
+    rows: list[_Row] = []
+    for group in _groups(each for each in noted if each.entry.what not in _SYNCS):
         at, pod_number = group[0].entry.at, group[0].pod_number
         words = "; ".join(_chained(dict.fromkeys(_words(each.entry) for each in group)))
-        if steps and (steps[-1].words, steps[-1].pod_number) == (words, pod_number):
-            steps[-1] = replace(steps[-1], times=steps[-1].times + 1, last_at=at)
+        if rows and (rows[-1].words, rows[-1].pod_number) == (words, pod_number):
+            rows[-1] = replace(rows[-1], times=rows[-1].times + 1, last_at=at)
         else:
-            steps.append(_Step(at, words, pod_number))
-    return steps
+            rows.append(_Row(at, words, pod_number))
+    return rows
 
 
 def _groups(noted: Iterable[Noted]) -> Iterator[list[Noted]]:
@@ -118,21 +128,21 @@ def _groups(noted: Iterable[Noted]) -> Iterator[list[Noted]]:
 
 def _chained(words: Iterable[str]) -> list[str]:
     """Join consecutive state changes: `a -> b`, `b -> c` becomes `a -> b -> c`."""
-    told: list[str] = []
+    chained: list[str] = []
     for each in words:
-        start, arrow, rest = each.partition(_ARROW)
-        if arrow and told and told[-1].endswith(_ARROW + start):
-            told[-1] += arrow + rest
+        start, arrow, rest = each.partition(ARROW)
+        if arrow and chained and chained[-1].endswith(ARROW + start):
+            chained[-1] += arrow + rest
         else:
-            told.append(each)
-    return told
+            chained.append(each)
+    return chained
 
 
-def _words(entry: Entry) -> str:
+def _words(entry: PrintedEntry) -> str:
     return _what(entry) + _again(entry.times, entry.at, entry.last_at)
 
 
-def _what(entry: Entry) -> str:
+def _what(entry: PrintedEntry) -> str:
     detail = " ".join(entry.detail.split())  # the output of a probe may have several lines
     if not detail or entry.what in _TERSE:
         return entry.what

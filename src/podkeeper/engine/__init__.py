@@ -1,1 +1,1 @@
-"""Shells in the order data flows: they own state and obey the decisions of `rules`."""
+"""Asyncio shells: they own the state and execute the decisions of `rules`."""

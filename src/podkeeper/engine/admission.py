@@ -1,12 +1,12 @@
-"""Admission: what the pods of this node hold of it, so that each new one can be judged without looking at the rest.
+"""Admission: keep the resource sums of admitted pods, decide about new pods.
 
-In: pods as they are admitted, change and leave (`add`, `forget`). Out: `admit`, the verdict on a new pod. The verdict
-itself is `rules.admit`'s; this shell keeps the sums.
+In: pods as they are admitted, changed and removed (`add`, `update`, `forget`). Out: `admit`, the decision.
+`rules.admission.admit` decides. This module only keeps the sums, so an admission does not iterate over all pods.
 
-Nobody tells this room when a pod has ended by itself, so the sums may count pods that are over. That errs on one
-side only: who fits beside them fits. Before anybody is turned away, those that are over are struck out, once, and the
-question is asked again; so admitting costs the size of one pod, and only a refusal that of all. The Go ancestors are
-`canAdmitPod` and `filterOutInactivePods` in pkg/kubelet.
+This module is not notified when a pod finishes, so the sums may include finished pods. A pod that fits beside them
+fits anyway. Before a pod is rejected, finished pods are removed from the sums, and the decision is computed again. So
+only a rejection costs time proportional to the number of pods.
+Kubelet counterpart: `canAdmitPod` and `filterOutInactivePods` in pkg/kubelet.
 """
 
 from collections.abc import Callable
@@ -15,82 +15,84 @@ from dataclasses import dataclass
 from podkeeper.engine.status import StatusManager
 from podkeeper.model.k8s.core import Node, Pod
 from podkeeper.model.messages import PodUID
-from podkeeper.rules.admit import Enforcement, Preempt, Rejection, admit_beside
-from podkeeper.rules.housekeeping import Answers, is_active
-from podkeeper.rules.usage import NodeUsage, Share, share_of
+from podkeeper.rules.admission.admit import Enforcement, Preempt, Rejection, admit_beside
+from podkeeper.rules.admission.usage import NodeUsage, PodUsage, usage_of
+from podkeeper.rules.housekeeping import WorkerPredicates, is_active
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
+class _AdmittedPod:
     pod: Pod
-    share: Share
+    share: PodUsage
 
 
 class Admission:
-    """The pods that hold something of the node, and the sum of it."""
+    """The admitted pods and the sums of their resources."""
 
     def __init__(
         self,
         *,
         node: Callable[[], Node],
-        workers: Answers,
+        workers: WorkerPredicates,
         status: StatusManager,
         enforcement: Enforcement | None = None,
     ) -> None:
-        """`enforcement` is what containers can be held to; None: not asked about."""
+        """`enforcement` describes what the runtime can enforce. With None, that is not checked."""
         self._node = node
         self._enforcement = enforcement
         self._workers = workers
         self._status = status
-        self._held: dict[PodUID, _Held] = {}
+        self._admitted: dict[PodUID, _AdmittedPod] = {}
         self._usage = NodeUsage()
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._admitted)
 
     def admit(self, pod: Pod) -> Rejection | Preempt | None:
-        """Judge a pod, as if it were not counted yet. Changes nothing: `add` it if it is let in."""
-        own = self._held.get(_uid(pod))
+        """Decide about a pod as if it were not counted. The caller must `add` the pod if it is admitted."""
+        own = self._admitted.get(_uid(pod))
         if own is not None:
             self._usage.remove(own.share)
         try:
-            verdict = self._judge(pod)
-            if verdict is not None and self._strike_out_the_ended(spared=_uid(pod)):
-                verdict = self._judge(pod)
+            decision = self._decide(pod)
+            if decision is not None and self._remove_finished(except_for=_uid(pod)):
+                decision = self._decide(pod)
         finally:
             if own is not None:
                 self._usage.add(own.share)
-        return verdict
+        return decision
 
     def add(self, pod: Pod) -> None:
-        """Count a pod that is let in; one that is counted already, as it is now."""
+        """Count an admitted pod. Replace its earlier version."""
         self.forget(_uid(pod))
-        held = _Held(pod, share_of(pod))
-        self._held[_uid(pod)] = held
-        self._usage.add(held.share)
+        admitted = _AdmittedPod(pod, usage_of(pod))
+        self._admitted[_uid(pod)] = admitted
+        self._usage.add(admitted.share)
 
     def update(self, pod: Pod) -> None:
-        """Count a changed pod as it is now, if it is counted at all: one that was turned away is not."""
-        if _uid(pod) in self._held:
+        """Replace the counted version of a pod. Ignore a pod that is not counted, because it was rejected."""
+        if _uid(pod) in self._admitted:
             self.add(pod)
 
     def forget(self, uid: PodUID) -> None:
-        """Count a pod no more; an unknown one is not counted."""
-        held = self._held.pop(uid, None)
-        if held is not None:
-            self._usage.remove(held.share)
+        """Stop counting a pod. An unknown pod is ignored."""
+        admitted = self._admitted.pop(uid, None)
+        if admitted is not None:
+            self._usage.remove(admitted.share)
 
-    def _judge(self, pod: Pod) -> Rejection | Preempt | None:
+    def _decide(self, pod: Pod) -> Rejection | Preempt | None:
         def neighbours() -> list[Pod]:
-            return [held.pod for uid, held in self._held.items() if uid != _uid(pod)]
+            return [admitted.pod for uid, admitted in self._admitted.items() if uid != _uid(pod)]
 
         return admit_beside(pod, self._node(), self._usage, neighbours, self._enforcement)
 
-    def _strike_out_the_ended(self, spared: PodUID) -> bool:
-        ended = [uid for uid, held in self._held.items() if uid != spared and not self._is_active(held.pod)]
-        for uid in ended:
+    def _remove_finished(self, except_for: PodUID) -> bool:
+        finished = [
+            uid for uid, admitted in self._admitted.items() if uid != except_for and not self._is_active(admitted.pod)
+        ]
+        for uid in finished:
             self.forget(uid)
-        return bool(ended)
+        return bool(finished)
 
     def _is_active(self, pod: Pod) -> bool:
         published = self._status.get_pod_status(_uid(pod))

@@ -1,14 +1,14 @@
-"""Work that outlives the pass which began it.
+"""Background tasks: work that continues after the sync that started it.
 
-    a pass --spawn--> work goes on here --future--> the pass waits, and may stop waiting
+    sync --spawn--> task in this group --future--> the sync waits, and may stop waiting
 
-A pass that is cancelled must end soon, and yet some of what it began must not end with it: a container that was asked
-to stop goes on stopping, an image that three pods wait for goes on being pulled. Such work runs here, in one task
-group that the application owns. Whoever waits holds a future: `asyncio.wait` and `asyncio.shield` only stop waiting;
-awaiting the future itself, and being cancelled, cancels the work too, without waiting for its end.
+A cancelled sync must end soon, but some of its work must continue: a container that is stopping, or an image pull that
+three pods wait for. Such work runs in one task group that belongs to the agent. The caller gets a future. With
+`asyncio.wait` or `asyncio.shield`, a cancelled caller only stops waiting. A caller that awaits the future itself and is
+cancelled cancels the work as well, without waiting for its end.
 
-What work raises reaches those who wait and nobody else; a bug is logged once, here. When the agent stops, all work
-is cancelled, and so is whatever is spawned after that.
+An exception reaches only the callers that wait. An unexpected error is also logged here. When the agent stops, all work
+is cancelled, and later work is cancelled at once.
 """
 
 import asyncio
@@ -25,64 +25,64 @@ T = TypeVar("T")
 
 
 class Spawn(Protocol):
-    """Starts work that outlives its caller."""
+    """`Background.spawn`."""
 
     def __call__(self, work: Coroutine[Any, Any, T], /) -> asyncio.Future[T]:
-        """Start some work. A caller that shields the future may stop waiting for it."""
+        """Start work that continues if its caller is cancelled. Cancelling the future cancels the work."""
 
 
 class Background:
-    """Where work goes on while `run` runs. What is spawned before that begins with it."""
+    """The task group of background work. Work that is spawned before `run` starts with it."""
 
     def __init__(self) -> None:
         self._group: asyncio.TaskGroup | None = None
-        self._early: list[Callable[[], None]] | None = []  # what to begin as soon as `run` does
+        self._early: list[Callable[[], None]] | None = []  # work that starts with `run`; None: `run` was called
 
     async def run(self) -> None:
-        """Let work go on until cancelled; returns once the last of it has ended."""
+        """Run work until cancelled. Return after all of it has ended."""
         if self._early is None:
-            raise RuntimeError("cannot run the background twice")
+            raise RuntimeError("cannot run the background tasks twice")
         async with asyncio.TaskGroup() as group:
             early, self._early, self._group = self._early, None, group
             try:
-                for begin in early:
-                    begin()
+                for start in early:
+                    start()
                 await asyncio.Event().wait()
             finally:
                 self._group = None
 
     def give_up(self) -> None:
-        """The agent is no more: what waited for `run` to begin is cancelled, should that never have come to it."""
+        """Cancel the work that was spawned before `run`, if `run` was never called."""
         early, self._early = self._early or (), None
-        for begin in early:
-            begin()
+        for start in early:
+            start()
 
     def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
-        """Begin some work. Its end is told by the future; cancelling that cancels the work."""
+        """Start work and return a future with its result. Cancelling the future cancels the work."""
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         if self._early is not None:
-            self._early.append(partial(self._begin, work, future))
+            self._early.append(partial(self._start, work, future))
         else:
-            self._begin(work, future)
+            self._start(work, future)
         return future
 
-    def _begin(self, work: Coroutine[Any, Any, T], future: asyncio.Future[T]) -> None:
+    def _start(self, work: Coroutine[Any, Any, T], future: asyncio.Future[T]) -> None:
         if self._group is None or future.cancelled():
             work.close()
             future.cancel()
             return
-        task = self._group.create_task(_until_end(work, future))
-        future.add_done_callback(partial(_settled, task))
-        task.add_done_callback(lambda _: _let_go(work, future))
+        task = self._group.create_task(_run_work(work, future))
+        future.add_done_callback(partial(_future_done, task))
+        task.add_done_callback(lambda _: _task_done(work, future))
 
 
-async def _until_end(work: Coroutine[Any, Any, T], future: asyncio.Future[T]) -> None:
-    """Do some work and tell its end. The boundary: nothing but a cancellation goes further."""
+async def _run_work(work: Coroutine[Any, Any, T], future: asyncio.Future[T]) -> None:
+    """Await work and set the result of its future. Only a cancellation is raised."""
     try:
         result = await work
     except Exception as error:
         if not isinstance(error, AgentError):
-            log.exception("work in the background failed in an unforeseen way")
+            log.exception("unexpected error in background work")
         if not future.done():
             future.set_exception(error)
     else:
@@ -90,15 +90,14 @@ async def _until_end(work: Coroutine[Any, Any, T], future: asyncio.Future[T]) ->
             future.set_result(result)
 
 
-def _settled(task: asyncio.Task[None], future: asyncio.Future[T]) -> None:
-    """Whoever cancels the future wants no more of the work."""
+def _future_done(task: asyncio.Task[None], future: asyncio.Future[T]) -> None:
     if future.cancelled():
         task.cancel()
     else:
-        future.exception()  # looked at: that nobody waits any more is no news
+        future.exception()  # mark it as retrieved, so that asyncio does not log an error without a waiting caller
 
 
-def _let_go(work: Coroutine[Any, Any, T], future: asyncio.Future[T]) -> None:
-    """A task that is cancelled before its first step tells nobody itself."""
+def _task_done(work: Coroutine[Any, Any, T], future: asyncio.Future[T]) -> None:
+    """Release work and future of a task that was cancelled before its first step."""
     work.close()
     future.cancel()

@@ -1,27 +1,30 @@
-"""Backoff that survives a restart of the agent: a `BackoffTable`, and one note per pod in the journal.
+"""Backoff that survives a restart of the agent.
 
-    begin_restart, pull_failed, collect --> BackoffTable --changed pods--> Notebook
-    start of the agent: Notebook --decode_note--> BackoffTable
+It consists of a `BackoffTable` and one checkpoint per pod.
 
-In: questions of the starter and the image manager. Out: `Held`, with its end in wall time, or None for "go".
+    begin_restart, pull_failed, collect --> BackoffTable --changed pods--> Checkpoints
+    start of the agent: Checkpoints --decode_note--> BackoffTable
 
-A note is written when a start is allowed, when an exit is first seen and when a pull fails. So the backoff itself
-limits the write rate. `settle` returns when a pod's note is durable; the starter waits for that before it starts a
-container again. A note is dropped with its pod, or when its entries have expired. A note that cannot be decoded is
-dropped, and the pod has no backoff. The kubelet has no counterpart: it keeps backoff in memory only.
+Inputs: requests of the starter and the image manager. Output: `BackoffWait` with its end in wall time, or None if the
+start or pull is allowed.
+
+A checkpoint is written when a start is allowed, when an exit is first seen and when a pull fails. So the backoff itself
+limits the write rate. The starter waits with `settle` until the checkpoint is durable before it starts a container
+again. A checkpoint is dropped with its pod, or after its entries have expired. If it cannot be decoded, it is dropped
+and the pod has no backoff. The kubelet has no counterpart: it keeps backoff in memory only.
 """
 
 import logging
 from collections.abc import Callable
 from dataclasses import replace
 
-from podkeeper.engine.notebook import Notebook
+from podkeeper.engine.checkpoints import Checkpoints
 from podkeeper.model.k8s.core import Container, EphemeralContainer, Pod
 from podkeeper.model.messages import PodUID
 from podkeeper.model.runtime import PodRecord
 from podkeeper.ports.clock import Clock
-from podkeeper.rules.backoff import BackoffTable, Curve, Held, steady
-from podkeeper.rules.backoff_notes import decode_note, encode_note
+from podkeeper.rules.backoff.checkpoint import decode_note, encode_note
+from podkeeper.rules.backoff.table import BackoffTable, BackoffWait, Curve, steady
 
 log = logging.getLogger(__name__)
 
@@ -29,24 +32,24 @@ log = logging.getLogger(__name__)
 class DurableBackoff:
     """One kind of backoff (restarts or pulls)."""
 
-    def __init__(self, *, table: BackoffTable, clock: Clock, notebook: Notebook) -> None:
+    def __init__(self, *, table: BackoffTable, clock: Clock, checkpoints: Checkpoints) -> None:
         self._table = table
         self._clock = clock
-        self._notebook = notebook
+        self._checkpoints = checkpoints
         self._restore()
 
     def begin_restart(
         self, pod: Pod, container: Container | EphemeralContainer, record: PodRecord, curve: Curve
-    ) -> Held | None:
-        """Ask to start a container. None: it may start, after `settle`, and its next restart waits longer."""
+    ) -> BackoffWait | None:
+        """Request to start a container. None: it may start after `settle`, and its next restart waits longer."""
         now = steady(self._clock.monotonic())
         wall_ahead = self._clock.now() - now
         held = self._table.begin_restart(pod, container, record, now, curve, wall_ahead)
-        self._note()
+        self._write_changes()
         return None if held is None else replace(held, until=held.until + wall_ahead)
 
-    def hold_pull(self, pod: Pod, image: str, curve: Curve) -> Held | None:
-        """Ask to pull an image. None: the pull may begin."""
+    def hold_pull(self, pod: Pod, image: str, curve: Curve) -> BackoffWait | None:
+        """Request to pull an image. None: the pull may start."""
         now = steady(self._clock.monotonic())
         held = self._table.hold_pull(pod, image, now, curve)
         return None if held is None else replace(held, until=self._clock.now() + (held.until - now))
@@ -54,32 +57,32 @@ class DurableBackoff:
     def pull_failed(self, pod: Pod, image: str, cause: str, curve: Curve) -> None:
         """Record a failed pull. The next one waits longer."""
         self._table.pull_failed(pod, image, cause, steady(self._clock.monotonic()), curve)
-        self._note()
+        self._write_changes()
 
     async def settle(self, uid: PodUID) -> None:
-        """Return once a pod's note is durable, or the disk took too long."""
-        await self._notebook.settle(uid)
+        """Return when the checkpoint of a pod is durable, or the disk took too long."""
+        await self._checkpoints.settle(uid)
 
     def collect(self, is_gone: Callable[[PodUID], bool]) -> None:
-        """Drop expired entries and the entries of pods that are gone."""
+        """Drop expired entries and the entries of removed pods."""
         self._table.collect(steady(self._clock.monotonic()), is_gone)
-        self._note()
+        self._write_changes()
 
-    def _note(self) -> None:
-        """Write or drop the notes of all pods whose entries have changed."""
+    def _write_changes(self) -> None:
+        """Write or drop the checkpoints of all pods whose entries have changed."""
         for uid in self._table.take_changed():
-            entries = self._table.remembered(uid)
+            entries = self._table.records(uid)
             if entries:
-                self._notebook.write(uid, encode_note(entries, steady(self._clock.monotonic()), self._clock.now()))
+                self._checkpoints.write(uid, encode_note(entries, steady(self._clock.monotonic()), self._clock.now()))
             else:
-                self._notebook.drop(uid)
+                self._checkpoints.drop(uid)
 
     def _restore(self) -> None:
         now, wall = steady(self._clock.monotonic()), self._clock.now()
-        for uid in tuple(self._notebook.old_keys()):
-            entries = decode_note(self._notebook.take(uid) or b"", now, wall)
+        for uid in tuple(self._checkpoints.old_keys()):
+            entries = decode_note(self._checkpoints.take(uid) or b"", now, wall)
             if entries:
                 self._table.restore(PodUID(uid), entries)
             else:
-                log.warning("backoff of pod %s is dropped: cannot decode its note", uid)
-                self._notebook.drop(uid)
+                log.warning("cannot decode the backoff of pod %s, dropping it", uid)
+                self._checkpoints.drop(uid)

@@ -1,30 +1,47 @@
-"""The pod cache: what the runtime was last seen to have, and as of when.
+"""Pod cache: the runtime's last known state of each pod, and its age.
 
-In: PLEG's looks (`set`, `set_error`, `drop`, and `all_seen` after a full listing), each with the instant it began. Out:
-`get`, what is known, and `get_newer_than`, which waits for a look that began after the caller's own last action.
+Input: the inspections and listings of the PLEG, each with the instant at which it began. Output: `get` returns the
+last known state. `get_newer_than` waits for an inspection that began after the caller's own last action.
 
-Instants come from the engine's one generator and only ever grow, so "newer" is a plain `>`. Whoever finds the cache too
-old has the pod looked at there and then (`refresh`); nobody waits for a relist. A pod nobody knows is an empty record.
-Before anything at all was seen, not even that is known: then `get_newer_than` waits whatever it is asked, or a
-restarted agent would take running pods for absent ones. The Go ancestor is pkg/kubelet/container/cache.go.
+Instants come from one `Moments` and strictly increase, so "newer" is a plain `>`. A reader that finds the cache too
+old requests an inspection and does not wait for a relist. A pod that the runtime does not have is an empty record.
+Before the first listing, `get_newer_than` always waits. Otherwise a restarted agent would treat running pods as absent.
+Kubelet counterpart: pkg/kubelet/container/cache.go.
 """
 
 import asyncio
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
+from math import inf, nextafter
 
 from podkeeper.model.messages import PodUID
 from podkeeper.model.runtime import PodRecord
+from podkeeper.ports.clock import Clock
 
-_NEVER = float("-inf")
+_NEVER = -inf
+
+
+def _no_inspection(uid: PodUID, since: float) -> None: ...
+
+
+class Moments:
+    """Strictly increasing instants of the monotonic clock, so that of two instants one is always newer."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._last = _NEVER
+
+    def __call__(self) -> float:
+        self._last = max(self._clock.monotonic(), nextafter(self._last, inf))
+        return self._last
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
+class _CachedPod:
     record: PodRecord
     at: float
-    known_at: float  # the age of the record: older than `at` if the newest inspection failed
-    error: Exception | None = None  # the newest look failed; the record is from an older one
+    known_at: float  # when the record was true: earlier than `at` if the newest inspection failed
+    error: Exception | None = None  # of the newest inspection, which failed. The record is from an older one.
 
 
 @dataclass(slots=True, eq=False)
@@ -34,24 +51,34 @@ class _Waiter:
 
 
 class PodCache:
-    """The runtime's last known state of each pod."""
-
-    def __init__(self, *, refresh: Callable[[PodUID, float], object]) -> None:
-        """`refresh` has a pod looked at, unless a look is under way that began after the instant it is told."""
-        self._refresh = refresh
-        self._entries: dict[PodUID, _Entry] = {}
-        self._gone: set[PodUID] = set()  # entries that only tell since when there is nothing
+    def __init__(self) -> None:
+        self._inspect: Callable[[PodUID, float], object] = _no_inspection
+        self._entries: dict[PodUID, _CachedPod] = {}
+        self._gone: set[PodUID] = set()  # pods whose entry only records since when the runtime does not have them
         self._all_seen_at = _NEVER
-        self._held: set[PodUID] = set()  # the last listing says nothing for these: they are as old as their entries
+        self._held: set[PodUID] = set()  # pods that the last listing did not confirm
         self._waiters: dict[PodUID, dict[_Waiter, None]] = {}
+        self._subscribers: list[Callable[[PodUID], None]] = []
+
+    def subscribe(self, subscriber: Callable[[PodUID], None]) -> None:
+        """Call the subscriber with the UID of each pod whose record was replaced."""
+        self._subscribers.append(subscriber)
+
+    def connect(self, inspect: Callable[[PodUID, float], object]) -> None:
+        """Set what inspects pods. `inspect(uid, since)` starts an inspection unless one began after `since`."""
+        self._inspect = inspect
+
+    def request(self, uid: PodUID) -> None:
+        """Request an inspection that begins after this call."""
+        self._inspect(uid, inf)
 
     def get(self, uid: PodUID) -> PodRecord:
-        """What was last seen of a pod; an empty record if that is nothing."""
+        """Return the last known state. An empty record if the runtime does not have the pod."""
         entry = self._entries.get(uid)
         return PodRecord(uid=uid) if entry is None else entry.record
 
     def get_if_sure(self, uid: PodUID) -> PodRecord | None:
-        """What was last seen of a pod; None while something of it is there, or could be, that was never looked at."""
+        """Return the last known state, or None if the runtime may have containers that were never inspected."""
         entry = self._entries.get(uid)
         if entry is None:
             return None if self._all_seen_at == _NEVER else PodRecord(uid=uid)
@@ -61,41 +88,41 @@ class PodCache:
         return entry.record
 
     async def get_newer_than(self, uid: PodUID, since: float | None) -> PodRecord:
-        """What a look begun after `since` saw; None: what any look saw. Raises the error such a look ended with."""
+        """Wait for an inspection that began after `since` (None: any). Return its record or raise its error."""
         after = _NEVER if since is None else since
         if self._seen_at(uid) > after:
             return self._answer(uid)
         waiter = _Waiter(after, asyncio.get_running_loop().create_future())
         self._waiters.setdefault(uid, {})[waiter] = None
         try:
-            self._refresh(uid, after)
+            self._inspect(uid, after)
             await waiter.woken
         finally:
             self._forget(uid, waiter)
-        return self._answer(uid)  # the newest, which may be newer still than what woke us
+        return self._answer(uid)  # may be newer than the inspection that woke this waiter
 
     def set(self, uid: PodUID, record: PodRecord, at: float) -> bool:
-        """Take what a look that began at `at` has seen, unless a newer one was there before.
+        """Store the record of an inspection that began at `at`, unless the cache has a newer one.
 
-        Returns whether the record was taken. The caller must not treat a refused record as the pod's state.
+        Return whether the record was stored. The caller must not treat a refused record as the pod's state.
         """
-        return self._put(uid, _Entry(record, at, at))
+        return self._put(uid, _CachedPod(record, at, at))
 
     def set_error(self, uid: PodUID, error: Exception, at: float) -> None:
-        """Note that a look failed: the record stays, but whoever waited for this look gets its error."""
-        self._put(uid, _Entry(self.get(uid), at, self._known_at(uid), error))
+        """Store the error of an inspection. The record stays, but readers that wait for this inspection raise it."""
+        self._put(uid, _CachedPod(self.get(uid), at, self._known_at(uid), error))
 
     def drop(self, uid: PodUID, at: float) -> bool:
-        """Note that a look found nothing of a pod. Returns False if a newer look was there before."""
-        taken = self._put(uid, _Entry(PodRecord(uid=uid), at, at))
+        """Store that the runtime does not have a pod. Return False if the cache has a newer inspection."""
+        taken = self._put(uid, _CachedPod(PodRecord(uid=uid), at, at))
         if taken:
             self._gone.add(uid)
         return taken
 
     def all_seen(self, at: float, but: Collection[PodUID] = ()) -> None:
-        """Note that a listing begun at `at` agrees with everything here, but for pods that are yet to be looked at."""
+        """Store that a listing that began at `at` confirms all entries except `but`, which need an inspection."""
         for uid in but:
-            entry = self._entries.get(uid) or _Entry(PodRecord(uid=uid), _NEVER, _NEVER)
+            entry = self._entries.get(uid) or _CachedPod(PodRecord(uid=uid), _NEVER, _NEVER)
             self._entries[uid] = replace(entry, at=self._seen_at(uid), known_at=self._known_at(uid))
         self._held = set(but)
         self._all_seen_at = max(self._all_seen_at, at)
@@ -105,15 +132,17 @@ class PodCache:
         for uid in tuple(self._waiters):
             self._wake(uid)
 
-    def _put(self, uid: PodUID, entry: _Entry) -> bool:
+    def _put(self, uid: PodUID, entry: _CachedPod) -> bool:
         known = self._entries.get(uid)
         if known is not None and entry.at <= known.at:
             return False
         self._entries[uid] = entry
         self._gone.discard(uid)
-        if entry.at < self._all_seen_at:  # the listing confirmed what was here, not what comes late from an older look
+        if entry.at < self._all_seen_at:  # the listing confirmed the previous entry, not this late, older inspection
             self._held.add(uid)
         self._wake(uid)
+        for subscriber in self._subscribers:
+            subscriber(uid)
         return True
 
     def _seen_at(self, uid: PodUID) -> float:
@@ -131,7 +160,7 @@ class PodCache:
     def _answer(self, uid: PodUID) -> PodRecord:
         entry = self._entries.get(uid)
         if entry is not None and entry.error is not None:
-            raise entry.error.with_traceback(None)  # one error, many waiters: theirs must not pile up
+            raise entry.error.with_traceback(None)  # many waiters raise it, and its traceback must not grow
         return self.get(uid)
 
     def _wake(self, uid: PodUID) -> None:

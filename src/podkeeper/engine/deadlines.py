@@ -1,77 +1,78 @@
-"""Active deadlines: which pods have been active for longer than their spec allows.
+"""Active deadlines: find pods that have exceeded their activeDeadlineSeconds.
 
-In: desired pods as they come, change and go (`follow`, `forget`). Out: `past`, those whose deadline has passed, and
-`seconds_to_next`, so that nobody needs to poll. Only pods that have a deadline are remembered, and only those whose
-time may have come are looked at. What a deadline means is decided in `rules.evict`.
+In: desired pods as they are added, changed and removed (`follow`, `forget`). Out: `past`, the pods past their deadline,
+and `seconds_to_next`, so the caller does not need to poll. Only pods with a deadline are stored, and only pods that
+are due are checked. `rules.evict` computes the deadline.
 
-A deadline counts wall time from the start time in the pod's status, which this room is not told of: a pod without one
-is looked at again soon. The Go ancestor is pkg/kubelet/active_deadline.go.
+A deadline counts wall time from the start time in the pod's status. This module receives no status changes, so it
+checks a pod without a start time again after a few seconds. Kubelet counterpart: pkg/kubelet/active_deadline.go.
 """
 
-import heapq
 import logging
 from collections.abc import Callable
 from datetime import datetime, timedelta
 
+from podkeeper.concurrency.due_heap import DueHeap
 from podkeeper.engine.status import StatusManager
 from podkeeper.model.errors import BadInput
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.messages import PodUID
 from podkeeper.ports.clock import Clock
 from podkeeper.rules.evict import deadline_of
-from podkeeper.rules.mirror import full_name
+from podkeeper.rules.static.mirror import full_name
 
 log = logging.getLogger(__name__)
 
 REPEAT_SECONDS = 1.0  # how often a pod past its deadline is reported until its termination begins
 LONGEST_WAIT_SECONDS = 60.0  # the wall clock may jump
-LOOK_AGAIN = timedelta(seconds=5)  # at a pod that has not started
-LOOK_AT_ENDING = timedelta(seconds=60)  # it may be created again under its UID
+RECHECK_UNSTARTED = timedelta(seconds=5)
+RECHECK_TERMINATING = timedelta(seconds=60)  # its UID may be created again
 
 
 class ActiveDeadlines:
-    """The desired pods that have a deadline, by the time to look at them."""
+    """The desired pods that have a deadline, by the time of their next check."""
 
-    def __init__(self, *, status: StatusManager, is_ending: Callable[[PodUID], bool], clock: Clock) -> None:
+    def __init__(self, *, status: StatusManager, is_terminating: Callable[[PodUID], bool], clock: Clock) -> None:
         self._status = status
-        self._is_ending = is_ending
+        self._is_terminating = is_terminating
         self._clock = clock
-        self._pods: dict[PodUID, tuple[datetime, Pod]] = {}
-        self._heap: list[tuple[datetime, PodUID]] = []  # with leftovers of entries that were moved or forgotten
+        self._pods: dict[PodUID, Pod] = {}
+        self._due_pods: DueHeap[PodUID, datetime] = DueHeap()
 
     def follow(self, pod: Pod) -> None:
-        """Take in a desired pod, or what has become of it."""
+        """Add or update a desired pod."""
         uid = PodUID(pod.metadata.uid or "")
         if pod.spec.active_deadline_seconds is None:
             self.forget(uid)
         else:
-            self._look_at(pod, uid, self._due(pod, uid))
+            self._schedule(pod, uid, self._due(pod, uid))
 
     def forget(self, uid: PodUID) -> None:
-        """Forget a pod; an unknown one is forgotten."""
+        """Remove a pod. An unknown pod is ignored."""
         self._pods.pop(uid, None)
+        self._due_pods.discard(uid)
 
     def past(self) -> list[PodUID]:
-        """The pods whose deadline has passed and whose end has not begun, the longest overdue first."""
+        """Return the pods past their deadline that are not terminating, the longest overdue first."""
         now = self._clock.now()
-        at_hand: dict[PodUID, Pod] = {}
-        while (due := self._next_due()) is not None and due <= now:
-            _, uid = heapq.heappop(self._heap)
-            at_hand[uid] = self._pods[uid][1]
+        due_uids = []
+        while (due := self._due_pods.next_due()) is not None and due <= now:
+            due_uids.append(self._due_pods.pop())
         past = []
-        for uid, pod in at_hand.items():
-            if self._is_ending(uid):
-                self._look_at(pod, uid, now + LOOK_AT_ENDING)
+        for uid in due_uids:
+            pod = self._pods[uid]
+            if self._is_terminating(uid):
+                self._schedule(pod, uid, now + RECHECK_TERMINATING)
                 continue
             due = self._due(pod, uid)
             if due <= now:
                 past.append(uid)
-            self._look_at(pod, uid, due)
+            self._schedule(pod, uid, due)
         return past
 
     def seconds_to_next(self) -> float | None:
-        """How long nothing is going to happen; None: for ever."""
-        due = self._next_due()
+        """Return the seconds until `past` must be called again, or None if no pod has a deadline."""
+        due = self._due_pods.next_due()
         if due is None:
             return None
         seconds = (due - self._clock.now()).total_seconds()
@@ -81,22 +82,10 @@ class ActiveDeadlines:
         try:
             deadline = deadline_of(pod, self._status.get_pod_status(uid))
         except BadInput as error:
-            log.warning("cannot tell when pod %s (%s) started: %s", full_name(pod), uid, error)
+            log.warning("cannot read the start time of pod %s (%s): %s", full_name(pod), uid, error)
             deadline = None
-        return deadline or self._clock.now() + LOOK_AGAIN
+        return deadline or self._clock.now() + RECHECK_UNSTARTED
 
-    def _look_at(self, pod: Pod, uid: PodUID, when: datetime) -> None:
-        self._pods[uid] = (when, pod)
-        heapq.heappush(self._heap, (when, uid))
-        if len(self._heap) > 2 * len(self._pods) + 64:
-            self._heap = [(when, uid) for uid, (when, _) in self._pods.items()]
-            heapq.heapify(self._heap)
-
-    def _next_due(self) -> datetime | None:
-        while self._heap:
-            due, uid = self._heap[0]
-            entry = self._pods.get(uid)
-            if entry is not None and entry[0] == due:
-                return due
-            heapq.heappop(self._heap)
-        return None
+    def _schedule(self, pod: Pod, uid: PodUID, when: datetime) -> None:
+        self._pods[uid] = pod
+        self._due_pods.set(uid, when)

@@ -1,9 +1,8 @@
-"""Lifecycle hooks: what a container's spec wants done right after its start and right before its end.
+"""Execute the lifecycle hooks of containers (postStart, preStop).
 
-A container and one of its hooks come in; the hook is executed (a command in the container, a request to it, or just
-time); what went wrong goes out, None when nothing did. Whoever calls decides what follows from a failure and how
-long a hook may take; being cancelled ends it at once. The judgement is `rules.hooks`. The Go ancestor is
-pkg/kubelet/lifecycle/handlers.go.
+In: a container and one of its hooks. Out: None, or the reason why the hook failed. A hook is a command in the
+container, an HTTP request to it, or a sleep. The caller sets the timeout and handles a failure. Cancellation ends a
+hook at once. `rules.container.hooks` interprets the result. Kubelet counterpart: pkg/kubelet/lifecycle/handlers.go.
 """
 
 import asyncio
@@ -17,16 +16,14 @@ from podkeeper.model.probing import CommandEnd, NotRun
 from podkeeper.model.runtime import PodRecord
 from podkeeper.ports.prober import Prober
 from podkeeper.ports.runtime import Commands
-from podkeeper.rules.container_events import Reason
-from podkeeper.rules.hooks import exec_failure, http_failure, no_request, plain_request
-from podkeeper.rules.probe.http import Purpose, http_request
+from podkeeper.rules.container.events import EventReason
+from podkeeper.rules.container.hooks import exec_failure, http_error_message, http_failure, http_fallback_request
+from podkeeper.rules.probe.http import RequestPurpose, http_request
 
 log = logging.getLogger(__name__)
 
 
 class HookRunner:
-    """Executes lifecycle hooks."""
-
     def __init__(
         self,
         *,
@@ -35,7 +32,7 @@ class HookRunner:
         record: Callable[[PodEvent, Pod | PodRecord | None], None],
         version: str,
     ) -> None:
-        """`version` is the agent's Kubernetes version (`1.36`); requests carry it."""
+        """`version` is the agent's Kubernetes version (`1.36`) for the User-Agent header."""
         self._commands = commands
         self._prober = prober
         self._record = record
@@ -50,7 +47,7 @@ class HookRunner:
         pod_ip: str,
         timeout_seconds: float,
     ) -> str | None:
-        """Execute a hook. Returns why it failed, None when it went well."""
+        """Execute a hook. Return the reason of a failure, or None."""
         if hook.exec is not None:
             command = hook.exec.command or ()
             end: CommandEnd
@@ -76,26 +73,28 @@ class HookRunner:
     ) -> str | None:
         path = action.path or ""
         if not (action.host or pod_ip):
-            return no_request(pod, container, path, "failed to find networking container: the pod has no address")
+            return http_error_message(
+                pod, container, path, "failed to find networking container: the pod has no address"
+            )
         try:
-            request = http_request(action, _with_ports_of(container), pod_ip, self._version, Purpose.LIFECYCLE)
+            request = http_request(action, _with_ports_of(container), pod_ip, self._version, RequestPurpose.LIFECYCLE)
         except BadInput as error:
-            return no_request(pod, container, path, str(error))
+            return http_error_message(pod, container, path, str(error))
         end = await self._prober.http(request, timeout_seconds)
-        plain = plain_request(request, end)
+        plain = http_fallback_request(request, end)
         if plain is not None:
             end = await self._prober.http(plain, timeout_seconds)
             if http_failure(pod, container, path, end) is None:
-                self._tell_fallback(pod, plain.url)
+                self._record_fallback(pod, plain.url)
         return http_failure(pod, container, path, end)
 
-    def _tell_fallback(self, pod: Pod, url: str) -> None:
+    def _record_fallback(self, pod: Pod, url: str) -> None:
         host = url.removeprefix("http://").partition("/")[0]
         text = f"request to HTTPS lifecycle hook {host} got HTTP response, retry with HTTP succeeded"
         log.info("hook of pod %s/%s: %s", pod.metadata.namespace, pod.metadata.name, text)
-        self._record(PodEvent(EventType.WARNING, Reason.HTTP_FALLBACK, text, pod.metadata.uid or ""), pod)
+        self._record(PodEvent(EventType.WARNING, EventReason.HTTP_FALLBACK, text, pod.metadata.uid or ""), pod)
 
 
 def _with_ports_of(container: Container | EphemeralContainer) -> Container:
-    """A container to look up named ports in."""
+    """Return a container with the ports of this one, for the lookup of named ports."""
     return container if isinstance(container, Container) else Container(name=container.name, ports=container.ports)

@@ -1,16 +1,22 @@
-"""Housekeeping: every two seconds, finds what must go and what must be started again, and sees to it.
+"""Housekeeping: remove what removed pods left, start missing pods again.
+
+It runs every two seconds.
 
     list cgroups and directories -> sweep the workers -> list the runtime -> decide at one moment -> act
 
-The order, and everything that is decided, is explained in `rules.housekeeping`. The loop goes on meanwhile. Until all
-sources are ready, a round only restarts static pods that were removed and added again. It drops the status of their
-former run first (`Housekeeping.restart_static_pods`).
+`rules.housekeeping` explains the order and takes all decisions. The loop continues meanwhile. Until all sources are
+ready, a round only restarts static pods that were removed and added again. It drops the status of their former run
+first (`Housekeeping.restart_static_pods`).
 
-Slow calls are kept apart. A listing that does not answer in time is done without: of cgroups and directories, its late
-answer serves a later round; the runtime is asked anew each round, with more patience each time. Whatever is removed is
-removed in the background, one call at a time per pod and thing, so a stuck one delays neither the rest nor the next
-round. The culprit is named, once. What fails is found again by the next round, and its error is told once. The Go
-ancestor is `HandlePodCleanups` in pkg/kubelet/kubelet_pods.go.
+Slow calls delay nothing else:
+
+* A round continues without a listing that does not answer in time. A late listing of cgroups or directories serves a
+  later round. The runtime is listed again in each round, with a longer timeout each time.
+* Removals run in the background, one call at a time per pod and kind. A hung removal delays neither other removals nor
+  the next round. It is logged once.
+* The next round finds again what failed. Each error is logged once.
+
+Kubelet counterpart: `HandlePodCleanups` in pkg/kubelet/kubelet_pods.go.
 """
 
 import asyncio
@@ -18,13 +24,19 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import count, filterfalse
+from itertools import filterfalse
 
+from podkeeper.concurrency.backoff import GrowingDelay
+from podkeeper.concurrency.once import LogOnce
+from podkeeper.concurrency.slots import Slots
 from podkeeper.engine.admission import Admission
+from podkeeper.engine.inbox import LoopInbox
 from podkeeper.engine.manager import PodManager
-from podkeeper.engine.mirrors import MirrorClient
+from podkeeper.engine.mirror_client import MirrorClient
+from podkeeper.engine.observer import Observer
 from podkeeper.engine.orphans import OrphanCheck
 from podkeeper.engine.probes import ProbeManager
+from podkeeper.engine.state_gc import StateGC
 from podkeeper.engine.status import StatusManager
 from podkeeper.engine.workers import PodWorkers
 from podkeeper.model.errors import TryLater
@@ -35,85 +47,72 @@ from podkeeper.ports.cgroups import Cgroups
 from podkeeper.ports.clock import Clock
 from podkeeper.ports.runtime import PodListing
 from podkeeper.ports.volumes import Volumes
-from podkeeper.rules.housekeeping import Plan, Sight, is_running, plan_of, restart_of
-from podkeeper.rules.mirror import is_static_pod
-from podkeeper.rules.phase import is_terminal
+from podkeeper.rules.housekeeping import CleanupInput, CleanupPlan, cleanup_plan, is_running, restart_of
+from podkeeper.rules.static.mirror import is_static_pod
+from podkeeper.rules.status.phase import is_terminal
 from podkeeper.rules.worker.updates import Update
-from podkeeper.rules.worker.workers import KnownPod
+from podkeeper.rules.worker.workers import PodWorkerSync
 
 log = logging.getLogger(__name__)
 
 PERIOD_SECONDS = 2.0
-QUIET_SECONDS = 30.0  # rounds are left out for so long while nothing happens
-LISTING_PATIENCE_SECONDS = 1.0  # for cgroups and directories; a late answer is not lost
-RUNTIME_PATIENCE_SECONDS = 2.0  # doubled each time the runtime does not answer, up to
-LONGEST_RUNTIME_PATIENCE_SECONDS = 30.0
-SLOW_SECONDS = 10.0  # after this a removal is named, and no longer counted as one of
-REMOVALS_AT_A_TIME = 256
+QUIET_SECONDS = 30.0  # without changes, rounds are skipped for this time
+LISTING_TIMEOUT_SECONDS = 1.0  # for cgroups and directories. A late answer is kept.
+RUNTIME_TIMEOUT = GrowingDelay(first_seconds=2.0, longest_seconds=30.0)  # grows while the runtime does not answer
+SLOW_SECONDS = 10.0  # after this time, a removal is logged and does not count as concurrent any more
+CONCURRENT_REMOVALS = 256
 
 
 async def _none() -> frozenset[PodUID]:
-    """What there is not has no list."""
     return frozenset()
 
 
-Observe = Callable[[Sight, Plan], None]
+def _ignore(uid: PodUID) -> None: ...
 
 
-def _unobserved(sight: Sight, plan: Plan) -> None:
-    """Nobody measures."""
+class _SlowListing:
+    """A listing that may be slow: at most one call is running, and a late answer is kept."""
 
-
-def _ignore(uid: PodUID) -> None:
-    """Drop nothing of a pod's former run."""
-
-
-class _Listing:
-    """A list that may be slow in coming: at most one call is under way, and a late answer is kept."""
-
-    def __init__(self, what: str, ask: Callable[[], Awaitable[frozenset[PodUID]]]) -> None:
+    def __init__(self, what: str, call: Callable[[], Awaitable[frozenset[PodUID]]]) -> None:
         self._what = what
-        self._ask = ask
+        self._call = call
         self._task: asyncio.Task[frozenset[PodUID] | None] | None = None
-        self._trouble_told = False
+        self._problems: LogOnce[str] = LogOnce(log)
 
     def begin(self, group: asyncio.TaskGroup) -> None:
-        """Ask, unless an earlier question is still open."""
+        """Start the call, unless an earlier one is still running."""
         if self._task is None:
-            self._task = group.create_task(self._asked())
+            self._task = group.create_task(self._list())
 
     async def take(self) -> frozenset[PodUID] | None:
-        """The list that was asked for; None when it cannot be had in time."""
+        """Return the listing, or None if it failed or is late."""
         if (task := self._task) is None:
             return None
-        await asyncio.wait({task}, timeout=LISTING_PATIENCE_SECONDS)
+        await asyncio.wait({task}, timeout=LISTING_TIMEOUT_SECONDS)
         if not task.done():
-            self._tell_once("it does not answer")
+            self._log_once(f"no answer within {LISTING_TIMEOUT_SECONDS:g} s")
             return None
         self._task = None
         answer = task.result()
         if answer is not None:
-            self._trouble_told = False
+            self._problems.solved(self._what)
         return answer
 
-    async def _asked(self) -> frozenset[PodUID] | None:
+    async def _list(self) -> frozenset[PodUID] | None:
         try:
-            return await self._ask()
+            return await self._call()
         except TryLater as error:
-            self._tell_once(str(error))
+            self._log_once(str(error))
         except Exception:
             log.exception("cannot list %s", self._what)
         return None
 
-    def _tell_once(self, why: str) -> None:
-        if not self._trouble_told:
-            log.warning("cannot list %s, housekeeping goes on without: %s", self._what, why)
-        self._trouble_told = True
+    def _log_once(self, why: str) -> None:
+        text = "cannot list %s, housekeeping continues without the list: %s"
+        self._problems.first(self._what, text, self._what, why)
 
 
 class Housekeeping:
-    """Keeps what there is in line with what is wanted. One round at a time."""
-
     def __init__(
         self,
         *,
@@ -127,18 +126,18 @@ class Housekeeping:
         clock: Clock,
         volumes: Volumes | None = None,
         cgroups: Cgroups | None = None,
-        remove_remains: Callable[[PodRecord], Awaitable[None]] | None = None,
+        remove_containers: Callable[[PodRecord], Awaitable[None]] | None = None,
         orphans: OrphanCheck | None = None,
         held: Callable[[], Collection[PodUID]] = tuple,
-        collect: Sequence[Callable[[], None]] = (),
-        observe: Observe = _unobserved,
-        happenings: Callable[[], int] | None = None,
+        state_gc: StateGC | None = None,
+        observer: Observer | None = None,
+        inbox: LoopInbox | None = None,
         start_over: Callable[[PodUID], None] = _ignore,
     ) -> None:
-        """`happenings` counts what could give housekeeping something to do; None: always.
+        """`inbox` counts the changes that may require housekeeping. None: no round is skipped.
 
-        `start_over` drops the status of an ended pod. The next sync removes the dead containers before it starts new
-        ones.
+        `held` returns desired pods that deliberately have no worker yet. `start_over` drops the status of an ended
+        pod. Its next sync removes the dead containers before it starts new ones.
         """
         self._pods = pods
         self._workers = workers
@@ -150,72 +149,81 @@ class Housekeeping:
         self._clock = clock
         self._volumes = volumes
         self._cgroups = cgroups
-        self._remove_remains = remove_remains
+        self._remove_containers = remove_containers
         self._orphans = orphans
-        self._held = held  # desired pods that the loop has not told the workers of yet, on purpose
-        self._collect = collect  # whatever else wants to forget something now and then: back-offs
-        self._observe = observe
+        self._held = held
+        self._state_gc = state_gc
+        self._observer = observer or Observer()
         self._listings = (
-            _Listing("pod cgroups", _none if cgroups is None else cgroups.list_pods),
-            _Listing("pod directories", _none if volumes is None else volumes.directories),
+            _SlowListing("pod cgroups", _none if cgroups is None else cgroups.list_pods),
+            _SlowListing("pod directories", _none if volumes is None else volumes.directories),
         )
-        self._runtime_patience = RUNTIME_PATIENCE_SECONDS
+        self._runtime_failures = 0  # failed listings in a row
         self._removals = _Removals(clock)
-        self._happenings = happenings or count().__next__
+        self._inbox = inbox
         self._start_over = start_over
-        self._idle_since: tuple[int, float] | None = None  # the count of happenings, and when
-        self._hurry = asyncio.Event()
+        self._idle_since: tuple[int, float] | None = None  # the count of changes, and when
+        self._requested = asyncio.Event()
 
-    async def run(self, is_well: Callable[[], bool], all_sources_ready: Callable[[], bool]) -> None:
-        """Tidy up every two seconds until cancelled.
+    async def run(self, is_healthy: Callable[[], bool], all_sources_ready: Callable[[], bool]) -> None:
+        """Run a round every two seconds until cancelled.
 
-        Do nothing while the runtime is not well. Until all sources are ready, only start static pods again.
+        Do nothing while the runtime is unhealthy. Until all sources are ready, only restart static pods.
         """
         async with asyncio.TaskGroup() as group:
             while True:
                 await self._pause()
-                if not is_well():
+                if not is_healthy():
                     continue
                 try:
                     if not all_sources_ready():
                         self.restart_static_pods()
-                    elif not self._has_nothing_new():
-                        await self.tidy(group)
+                    elif not self._can_skip():
+                        await self.clean_up_pods(group)
                 except Exception:
                     log.exception("housekeeping failed, next round in %g s", PERIOD_SECONDS)
 
-    def hurry(self) -> None:
-        """Make the next round at once: somebody waits for what it removes."""
-        self._hurry.set()
+    def subscribe(self, subscriber: Callable[[], None]) -> None:
+        """Call the subscriber after each removal, even if it failed."""
+        self._removals.subscribe(subscriber)
+
+    def request(self) -> None:
+        """Run the next round at once, because a caller waits for its removals."""
+        self._requested.set()
 
     def is_removing(self, uid: PodUID) -> bool:
-        """Whether something is being taken from a pod."""
+        """Return whether something of a pod is being removed."""
         return uid in self._removals.subjects()
 
     async def _pause(self) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(PERIOD_SECONDS):
-                await self._hurry.wait()
-        self._hurry.clear()
+                await self._requested.wait()
+        self._requested.clear()
 
-    def _has_nothing_new(self) -> bool:
-        """Whether the last round had nothing to do and nothing has happened since; in case we err, not for ever."""
-        if self._idle_since is None or self._removals.under_way:
+    def _can_skip(self) -> bool:
+        """Return whether the last round had nothing to do and nothing has changed since."""
+        # Not forever, in case a change was not counted.
+        if self._inbox is None or self._idle_since is None or self._removals.running:
             return False
-        happenings, at = self._idle_since
-        return happenings == self._happenings() and self._clock.monotonic() - at < QUIET_SECONDS
+        changes, at = self._idle_since
+        return changes == self._changes() and self._clock.monotonic() - at < QUIET_SECONDS
+
+    def _changes(self) -> int:
+        """Count the events that may require housekeeping: updates, lifecycle events and state changes of pods."""
+        return 0 if self._inbox is None else self._inbox.changes + self._workers.moves
 
     def restart_static_pods(self) -> None:
-        """Start the static pods again that have ended and that their source names again.
+        """Restart static pods that have ended and that their source has added again.
 
-        This must not wait for the API: the pod may be the API server.
+        This must not wait for the API, because the pod may be the API server.
         """
         static = {_uid(pod): pod for pod in self._pods.pods() if is_static_pod(pod)}
         held = self._held()
         candidates = [uid for uid in static if uid not in held]
         for uid in candidates:
-            # No `tidy` has run since the pod was removed, so the status and the exits of its former run are still
-            # there. They would end the new run at once.
+            # No `clean_up_pods` has run since the pod was removed, so the status and the exited containers of its
+            # former run still exist. They would end the new run at once.
             if self._workers.is_restartable(uid) and is_terminal(self._published_phase(uid)):
                 _isolated(f"drop the former run of pod {uid}", partial(self._start_over, uid))
         for uid in self._workers.forget_restartable(candidates):
@@ -228,46 +236,46 @@ class Housekeeping:
         published = self._status.get_pod_status(uid)
         return None if published is None else published.phase
 
-    async def tidy(self, group: asyncio.TaskGroup) -> None:
-        """Make one round; what takes long goes on in the group."""
-        begun = (self._happenings(), self._clock.monotonic())
+    async def clean_up_pods(self, group: asyncio.TaskGroup) -> None:
+        """Run one round. Removals continue in the group."""
+        begun = (self._changes(), self._clock.monotonic())
         self._idle_since = None
-        self._removals.name_the_slow()
+        self._removals.log_slow_ones()
         for listing in self._listings:
             listing.begin(group)
         cgroups, directories = [await listing.take() or frozenset() for listing in self._listings]
         known = self._workers.sync_known_pods({_uid(pod) for pod in self._pods.pods()})
         listed = await self._list_runtime()
-        # From here to the last update nothing awaits: what is decided is still true when it is done.
+        # No await from here to the last update, so that the decisions are still true when they are executed.
         if self._orphans is not None and listed is not None:
             self._orphans.keep_only({PodUID(record.uid) for record in listed})
-        sight = self._sight(known, listed, cgroups, directories)
-        plan = plan_of(sight, self._workers)
-        _isolated("be measured", partial(self._observe, sight, plan))
-        self._carry_out(plan, group)
+        seen = self._view(known, listed, cgroups, directories)
+        plan = cleanup_plan(seen, self._workers)
+        _isolated("report metrics", partial(self._observer.pods_cleaned_up, seen, plan))
+        self._execute(plan, group)
         if listed is not None and not plan.has_work:
             self._idle_since = begun
 
-    def _sight(
+    def _view(
         self,
-        known: Mapping[PodUID, KnownPod],
+        known: Mapping[PodUID, PodWorkerSync],
         listed: Sequence[PodRecord] | None,
         cgroups: frozenset[PodUID],
         directories: frozenset[PodUID],
-    ) -> Sight:
+    ) -> CleanupInput:
         mirrors = self._pods.mirrors()
-        # Most nodes have many pods and no mirror: then nobody is asked for one.
+        # Skip the lookups on nodes without mirror pods, because there may be many pods.
         mirror_of = self._pods.mirror_of_pod if mirrors else lambda _: None
         desired = [(pod, mirror_of(pod)) for pod in self._pods.pods()]
-        told_since = {*self._workers.told_since_sweep(), *self._held()}
-        unknown = [uid for pod, _ in desired if (uid := _uid(pod)) not in known and uid not in told_since]
+        updated_since = {*self._workers.updated_since_sweep(), *self._held()}
+        unknown = [uid for pod, _ in desired if (uid := _uid(pod)) not in known and uid not in updated_since]
         published = {uid: self._status.get_pod_status(uid) for uid in unknown}
-        return Sight(
+        return CleanupInput(
             desired=desired,
             mirrors=mirrors,
             orphaned_mirrors=self._pods.orphaned_mirror_full_names(),
             known=known,
-            told_since=told_since,
+            updated_since=updated_since,
             runtime_pods=None if listed is None else list(filter(is_running, listed)),
             stopped_pods=list(filterfalse(is_running, listed or ())),
             phases={uid: status.phase for uid, status in published.items() if status is not None and status.phase},
@@ -278,62 +286,61 @@ class Housekeeping:
         )
 
     async def _list_runtime(self) -> Sequence[PodRecord] | None:
-        """What there is now; None when the runtime cannot tell in time. Old news would not do here."""
+        """Return the runtime's pods, or None after a timeout. An old list cannot be used here."""
+        seconds = RUNTIME_TIMEOUT.after(self._runtime_failures + 1)
         try:
-            async with asyncio.timeout(self._runtime_patience):
+            async with asyncio.timeout(seconds):
                 listed = await self._runtime.list_pods()
         except (TryLater, TimeoutError) as error:
-            why = str(error) or f"no answer within {self._runtime_patience:g} s"
-            log.warning("cannot list the runtime's pods, housekeeping goes on without: %s", why)
-            self._runtime_patience = min(self._runtime_patience * 2, LONGEST_RUNTIME_PATIENCE_SECONDS)
+            why = str(error) or f"no answer within {seconds:g} s"
+            log.warning("cannot list the runtime's pods, housekeeping continues without the list: %s", why)
+            self._runtime_failures += 1
             return None
-        self._runtime_patience = RUNTIME_PATIENCE_SECONDS
+        self._runtime_failures = 0
         return listed
 
-    def _carry_out(self, plan: Plan, group: asyncio.TaskGroup) -> None:
+    def _execute(self, plan: CleanupPlan, group: asyncio.TaskGroup) -> None:
         _isolated("stop probes", partial(self._probes.keep_only, plan.could_run))
         _isolated("drop statuses", partial(self._status.remove_orphaned_statuses, plan.statuses_to_keep))
         for update in plan.restarts:
             _isolated(f"start pod {update.uid} again", partial(self._restart, update))
-        for update in (*plan.endings, *plan.orphan_kills):
-            _isolated(f"end pod {update.uid}", partial(self._end, update))
-        for collect in self._collect:
-            _isolated("collect what has expired", collect)
+        for update in (*plan.terminations, *plan.orphan_kills):
+            _isolated(f"end pod {update.uid}", partial(self._stop_pod, update))
+        if self._state_gc is not None:
+            _isolated("drop the state of removed pods", self._state_gc.collect)
         if self._orphans is not None:
-            self._orphans.ask(plan.to_confirm, group, self.hurry)
-        self._removals.keep_at(self._removals_of(plan), group)
+            self._orphans.check(plan.to_confirm, group, self.request)
+        self._removals.start(self._removals_of(plan), group)
 
     def _restart(self, update: Update) -> None:
-        log.info("pod %s is desired but has no worker: starting it again", update.uid)
+        log.info("pod %s is desired but has no worker, starting it again", update.uid)
         if update.pod is not None:
             self._admission.add(update.pod)
         self._workers.update_pod(update)
 
-    def _end(self, update: Update) -> None:
-        log.info("pod %s is wanted by nobody: ending it", update.uid)
+    def _stop_pod(self, update: Update) -> None:
+        log.info("stopping pod %s, which is orphaned or deleted", update.uid)
         self._workers.update_pod(update)
 
-    def _removals_of(self, plan: Plan) -> "dict[_Removal, _Call]":
+    def _removals_of(self, plan: CleanupPlan) -> "dict[_Removal, _Call]":
         removals: dict[_Removal, _Call] = {}
         for name in plan.mirrors_to_delete:
-            removals["the mirror", name] = partial(self._mirrors.delete, name)
-        if self._remove_remains is not None:
-            for record in plan.remains_to_remove:
-                # Also of a pod that was added again: the exits of its former run must not end the new one.
-                removals["the remains", record.uid] = partial(self._remove_remains, record)
+            removals["the mirror pod", name] = partial(self._mirrors.delete, name)
+        if self._remove_containers is not None:
+            for record in plan.dead_pods_to_remove:
+                # Also for a pod that was added again, because the exits of its former run must not end the new one.
+                removals["the dead containers", record.uid] = partial(self._remove_containers, record)
         for (what, uid), call in self._removals_from_pods(plan).items():
             removals[what, uid] = partial(self._remove_unless_it_may_run, PodUID(uid), call)
         return removals
 
-    async def _remove_unless_it_may_run(self, uid: PodUID, remove: "_Call") -> None:
-        """Remove something of a pod, unless its containers may run by now.
+    async def _remove_unless_it_may_run(self, uid: PodUID, remove: "_Call") -> object:
+        """Remove something of a pod. Return `_SKIPPED` if a source has added the pod again since the plan was made."""
+        if self._workers.could_have_running_containers(uid):
+            return _SKIPPED
+        return await remove()
 
-        A source may have added the pod again since the plan was made.
-        """
-        if not self._workers.could_have_running_containers(uid):
-            await remove()
-
-    def _removals_from_pods(self, plan: Plan) -> "dict[_Removal, _Call]":
+    def _removals_from_pods(self, plan: CleanupPlan) -> "dict[_Removal, _Call]":
         removals: dict[_Removal, _Call] = {}
         if (volumes := self._volumes) is not None:
             for uid in plan.volumes_to_unmount:
@@ -349,72 +356,79 @@ class Housekeeping:
 
 
 _Removal = tuple[str, str]
-"""What is taken from whom."""
+"""What is removed, and the UID or full name of its pod."""
 
 _Call = Callable[[], Awaitable[object]]
+_SKIPPED = object()
 
 
 class _Removals:
-    """Removals under way: one at a time per pod and thing. A stuck one takes nobody's place."""
+    """Running removals: one at a time per pod and kind. A hung one does not count against the limit."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._under_way: dict[_Removal, float] = {}  # since when
-        self._told: set[_Removal] = set()  # whose trouble is known
+        self._running: dict[_Removal, float] = {}  # with their begin
+        self._slots: Slots[_Removal] = Slots(CONCURRENT_REMOVALS, lease_seconds=SLOW_SECONDS)
+        self._problems: LogOnce[_Removal] = LogOnce(log)
+        self._subscribers: list[Callable[[], None]] = []
+
+    def subscribe(self, subscriber: Callable[[], None]) -> None:
+        self._subscribers.append(subscriber)
 
     @property
-    def under_way(self) -> int:
-        """How many there are."""
-        return len(self._under_way)
+    def running(self) -> int:
+        return len(self._running)
 
     def subjects(self) -> set[str]:
-        """From whom something is being taken."""
-        return {whom for _, whom in self._under_way}
+        """Return the pods of which something is being removed."""
+        return {pod for _, pod in self._running}
 
-    def keep_at(self, wanted: Mapping[_Removal, _Call], group: asyncio.TaskGroup) -> None:
-        """Begin what is wanted and not under way, as much as goes at a time; the rest is for the next round."""
-        self._told &= {*wanted, *self._under_way}
+    def start(self, wanted: Mapping[_Removal, _Call], group: asyncio.TaskGroup) -> None:
+        """Start removals that are not running, up to the limit. The next round starts the others."""
+        self._problems.keep_only({*wanted, *self._running})
         now = self._clock.monotonic()
-        places = REMOVALS_AT_A_TIME - sum(now - since < SLOW_SECONDS for since in self._under_way.values())
         for removal, call in wanted.items():
-            if removal in self._under_way:
+            if removal in self._running:
                 continue
-            if places <= 0:
+            if not self._slots.take(removal):
                 break
-            places -= 1
-            self._under_way[removal] = now
+            self._running[removal] = now
             group.create_task(self._remove(removal, call))
 
-    def name_the_slow(self) -> None:
-        """Say, once, which removals do not come to an end."""
+    def log_slow_ones(self) -> None:
+        """Log each removal once that takes long."""
         now = self._clock.monotonic()
-        for removal, since in self._under_way.items():
+        for removal, since in self._running.items():
             if now - since >= SLOW_SECONDS:
-                self._tell_once(removal, f"the call has been under way for {now - since:.0f} s")
+                self._log_once(removal, f"the call has been running for {now - since:.0f} s")
 
     async def _remove(self, removal: _Removal, call: _Call) -> None:
-        what, whom = removal
+        what, pod = removal
         try:
-            await call()
+            result = await call()
         except TryLater as error:
-            self._tell_once(removal, str(error))
+            self._log_once(removal, str(error))
         except Exception:
-            log.exception("cannot take %s from pod %s, which nobody wants", what, whom)
+            log.exception("cannot remove %s of orphaned pod %s", what, pod)
         else:
-            self._told.discard(removal)
-            log.debug("took %s from pod %s, which nobody wants", what, whom)
+            self._problems.solved(removal)
+            if result is _SKIPPED:
+                log.debug("did not remove %s of pod %s: its containers may run", what, pod)
+            else:
+                log.debug("removed %s of orphaned pod %s", what, pod)
         finally:
-            del self._under_way[removal]
+            del self._running[removal]
+            self._slots.give_back(removal)
+            for subscriber in self._subscribers:
+                subscriber()
 
-    def _tell_once(self, removal: _Removal, why: str) -> None:
-        what, whom = removal
-        if removal not in self._told:
-            log.warning("cannot take %s from pod %s, which nobody wants, yet: %s", what, whom, why)
-        self._told.add(removal)
+    def _log_once(self, removal: _Removal, why: str) -> None:
+        what, pod = removal
+        self._problems.first(removal, "cannot remove %s of orphaned pod %s yet: %s", what, pod, why)
 
 
 def _isolated(what: str, act: Callable[[], None]) -> None:
-    """Do one part of a round: its failure is its own."""
+    """Run one part of a round. Log its exceptions, so that the other parts run."""
     try:
         act()
     except Exception:

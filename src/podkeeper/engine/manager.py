@@ -1,12 +1,12 @@
-"""The pod manager: the pods this node should have, as the loop last heard of them.
+"""Pod manager: the desired pods of this node, and the mirror pods.
 
-In: pods as they come and go (`update`, `remove`). Out: lookups by UID and by full name. A mirror pod is never
-*desired*: it is kept apart, and its UID, which is the only one the API knows for a static pod, translates to the
-static pod's.
+Inputs: pods that were added, changed or removed (`update`, `remove`). Outputs: lookups by UID and by full name. A
+mirror pod is not a desired pod and is stored separately. The API has only the UID of the mirror pod, and
+`translate_uid` returns the UID of its static pod.
 
-Pod and mirror find each other by full name, in whichever order they come. As in the reference, a translation is
-forgotten with its mirror, not with its static pod: a successor of the same name may be on its way.
-The Go ancestor is `basicManager` in pkg/kubelet/pod/pod_manager.go.
+A static pod and its mirror pod are matched by full name, in any order of arrival. As in the kubelet, a translation is
+removed with the mirror pod and not with the static pod, because the next static pod may have the same name.
+Kubelet counterpart: `basicManager` in pkg/kubelet/pod/pod_manager.go.
 """
 
 from collections.abc import Mapping
@@ -14,20 +14,18 @@ from dataclasses import dataclass
 
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.messages import PodUID
-from podkeeper.rules.mirror import Couple, full_name, is_mirror_pod, is_static_pod
+from podkeeper.rules.static.mirror import PodAndMirror, full_name, is_mirror_pod, is_static_pod
 
 
 @dataclass(frozen=True, slots=True)
 class Translations:
-    """Both directions between static pods and mirrors."""
+    """UIDs of static pods and their mirror pods, in both directions."""
 
-    pod_to_mirror: Mapping[PodUID, PodUID | None]  # each static pod; None: it has no mirror yet
+    pod_to_mirror: Mapping[PodUID, PodUID | None]  # of each static pod; None: no mirror pod yet
     mirror_to_pod: Mapping[PodUID, PodUID]
 
 
 class PodManager:
-    """Desired pods, and apart from them the mirrors."""
-
     def __init__(self) -> None:
         self._pods: dict[PodUID, Pod] = {}
         self._mirrors: dict[PodUID, Pod] = {}
@@ -36,7 +34,7 @@ class PodManager:
         self._translations: dict[PodUID, PodUID] = {}
 
     def update(self, pod: Pod) -> None:
-        """Take in a new pod or mirror, or a new version of it."""
+        """Store a new or changed pod or mirror pod."""
         name, uid = full_name(pod), _uid(pod)
         if is_mirror_pod(pod):
             self._mirrors[uid] = self._mirror_by_name[name] = pod
@@ -48,7 +46,7 @@ class PodManager:
                 self._translations[_uid(mirror)] = uid
 
     def remove(self, pod: Pod) -> None:
-        """Forget a pod or mirror, its UID and its full name; an unknown one is forgotten already."""
+        """Remove a pod or mirror pod. An unknown one is ignored."""
         name, uid = full_name(pod), _uid(pod)
         if is_mirror_pod(pod):
             self._mirrors.pop(uid, None)
@@ -59,49 +57,42 @@ class PodManager:
             self._pod_by_name.pop(name, None)
 
     def pods(self) -> tuple[Pod, ...]:
-        """The desired pods; mirrors are not among them."""
+        """Return the desired pods, without mirror pods."""
         return tuple(self._pods.values())
 
     def mirrors(self) -> tuple[Pod, ...]:
-        """The mirrors, whether or not their static pod is known."""
+        """Return the mirror pods, including orphaned ones."""
         return tuple(self._mirrors.values())
 
     def orphaned_mirror_full_names(self) -> tuple[str, ...]:
-        """The full names of mirrors that no desired pod has."""
+        """Return the full names of mirror pods without a desired pod."""
         return tuple(name for name in self._mirror_by_name if name not in self._pod_by_name)
 
     def pod_by_uid(self, uid: PodUID) -> Pod | None:
-        """The desired pod of that UID."""
         return self._pods.get(uid)
 
     def pod_by_full_name(self, name: str) -> Pod | None:
-        """The desired pod of that full name (`name_namespace`)."""
+        """Return the desired pod with this full name (`name_namespace`)."""
         return self._pod_by_name.get(name)
 
     def pod_of_mirror(self, mirror: Pod) -> Pod | None:
-        """The desired pod that a mirror stands for."""
         return self._pod_by_name.get(full_name(mirror))
 
     def mirror_of_pod(self, pod: Pod) -> Pod | None:
-        """The mirror that stands for a pod."""
         return self._mirror_by_name.get(full_name(pod))
 
-    def couple(self, either: Pod) -> Couple:
-        """A pod with its mirror, whichever of the two is at hand."""
+    def couple(self, either: Pod) -> PodAndMirror:
+        """Return a pod and its mirror pod. The argument is either of them."""
         if is_mirror_pod(either):
-            return Couple(self.pod_of_mirror(either), either, asked_by_mirror=True)
-        return Couple(either, self.mirror_of_pod(either), asked_by_mirror=False)
-
-    def static_pods(self) -> tuple[tuple[Pod, Pod | None], ...]:
-        """Each static pod with its mirror, if there is one."""
-        return tuple((pod, self.mirror_of_pod(pod)) for pod in self._pods.values() if is_static_pod(pod))
+            return PodAndMirror(self.pod_of_mirror(either), either, was_mirror=True)
+        return PodAndMirror(either, self.mirror_of_pod(either), was_mirror=False)
 
     def translate_uid(self, uid: PodUID) -> PodUID:
-        """The UID we know a pod by: for a mirror's UID that of its static pod, any other as it is."""
+        """Return the UID of the static pod for the UID of a mirror pod, and any other UID unchanged."""
         return self._translations.get(uid, uid)
 
     def translations(self) -> Translations:
-        """All that `translate_uid` knows, both ways; static pods without a mirror included."""
+        """Return all UIDs that `translate_uid` changes, and the static pods without a mirror pod."""
         pod_to_mirror: dict[PodUID, PodUID | None] = {
             uid: None for uid, pod in self._pods.items() if is_static_pod(pod)
         }

@@ -1,12 +1,11 @@
-"""Counting and measuring the engine, under the reference's names, so that its dashboards go on working.
+"""Metrics of the engine under the kubelet's names.
 
-Rooms tell what happened (`relisted`, `pass_ended`, `probed`); each declares for itself what it tells, and `Metrics` is
-made to fit them all. `exposition` writes the text that Prometheus scrapes, as the reference writes it. The names
-are in `model/engine_metrics.py`.
+Dashboards for the kubelet therefore keep working. Input: the reports of `Observer`. Output: `exposition`, the text that
+Prometheus scrapes, in the kubelet's format. `model/engine_metrics.py` has the names. `Observer` documents the reports.
 
-* One registry per `Metrics`: nothing is global, so that many agents can live in one process.
-* Telling is cheap: series are looked up once and kept.
-* What is counted per pod (`prober_*`) ends with the pod, and is kept in columns: the library's histograms would cost
+* One registry per `Metrics`: nothing is global, so that many agents can run in one process.
+* Reports are cheap: each series is looked up once and kept.
+* Series of a single pod (`prober_*`) end with the pod. They are columns, because the library's histograms would need
   some KiB per pod.
 """
 
@@ -27,18 +26,16 @@ from podkeeper.model.engine_metrics import CounterFamily, GaugeFamily, Histogram
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.messages import PodUID, ProbeKind, ProbeResult
 from podkeeper.model.runtime import ContainerState, PodRecord
-from podkeeper.rules.housekeeping import Plan, Sight, is_active
-from podkeeper.rules.mirror import is_static_pod
+from podkeeper.rules.housekeeping import CleanupInput, CleanupPlan, is_active
+from podkeeper.rules.static.mirror import is_static_pod
 from podkeeper.rules.worker.updates import UpdateType
-from podkeeper.rules.worker.workers import KnownPod, Stage
+from podkeeper.rules.worker.workers import PodWorkerState, PodWorkerSync
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 _TOTAL: Final = "_total"
 
 
 class Metrics(Observer):
-    """Counts and measures the engine."""
-
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self._counters: dict[tuple[CounterFamily, tuple[str, ...]], Counter] = {}
@@ -54,12 +51,12 @@ class Metrics(Observer):
                     self._gauges[family, ()] = Gauge(name, text, labels, registry=self.registry)
                 case HistogramFamily(name, text, labels, bounds):
                     self._histograms[family, ()] = Histogram(name, text, labels, registry=self.registry, buckets=bounds)
-        self._known: Mapping[PodUID, KnownPod] = {}
-        self._sight: Sight | None = None
+        self._known: Mapping[PodUID, PodWorkerSync] = {}
+        self._sight: CleanupInput | None = None
         self._probes = _ProbeSeries()
 
     def exposition(self) -> bytes:
-        """Everything, as Prometheus reads it."""
+        """Return all series in the Prometheus text format."""
         self._count_workers()
         self._count_pods()
         return "".join([*_lines(self.registry.collect()), *self._probes.lines()]).encode()
@@ -85,141 +82,117 @@ class Metrics(Observer):
     # Pod workers, syncer, status.
 
     def pod_started(self, pod: Pod) -> None:
-        """A pod's worker begins with it."""
         self._measure(of.CONTAINERS_PER_POD, len(pod.spec.containers))
 
-    def pass_begun(self, update_type: UpdateType, waited_seconds: float) -> None:
-        """A pass begins, so long after its news."""
-        self._measure(of.PASS_WAITS, waited_seconds, update_type)
+    def sync_started(self, update_type: UpdateType, waited_seconds: float) -> None:
+        self._measure(of.POD_WORKER_WAIT, waited_seconds, update_type)
 
-    def pass_ended(self, operation: str, seconds: float) -> None:
-        """A pass ended, so long after its news."""
-        self._measure(of.PASSES, seconds, operation)
+    def sync_ended(self, operation: str, seconds: float) -> None:
+        self._measure(of.POD_WORKER_DURATION, seconds, operation)
 
-    def first_pass(self, seconds: float) -> None:
-        """A pod's first pass begins, so long after it was first seen."""
-        self._measure(of.FIRST_PASSES, seconds)
+    def first_sync_started(self, seconds: float) -> None:
+        self._measure(of.POD_WORKER_START, seconds)
 
-    def running(self, seconds: float) -> None:
-        """A pod runs, so long after it was first seen."""
+    def pod_running(self, seconds: float) -> None:
         self._measure(of.POD_STARTS, seconds)
 
     def all_started(self, sli_seconds: float, total_seconds: float) -> None:
-        """All containers of a pod have started, so long after its creation: without, and with, pulls and init."""
+        """All containers of a pod have started. `sli_seconds` excludes image pulls and init containers."""
         self._measure(of.POD_START_SLI, sli_seconds)
         self._measure(of.POD_START_TOTAL, total_seconds)
 
     def status_synced(self, seconds: float) -> None:
-        """The API has a status, so long after it changed."""
         self._measure(of.STATUS_SYNCS, seconds)
 
     def queued(self, name: str, depth: int) -> None:
-        """Something was put into a queue, which holds so many now."""
+        """An item was added to a queue, which now has `depth` items."""
         self._count(of.QUEUE_ADDS, name)
         self._set(of.QUEUE_DEPTH, name, to=depth)
 
     def requeued(self, name: str) -> None:
-        """What was put into a queue is there because it failed."""
+        """An item was added to a queue because it failed before."""
         self._count(of.QUEUE_RETRIES, name)
 
     def dequeued(self, name: str, depth: int, late_seconds: float) -> None:
-        """Something was taken from a queue, so long after it was due."""
+        """An item was taken from a queue, `late_seconds` after it was due."""
         self._measure(of.QUEUE_WAITS, late_seconds, name)
         self._set(of.QUEUE_DEPTH, name, to=depth)
 
     # Runtime and PLEG.
 
     def runtime_call(self, operation: str, seconds: float, *, failed: bool) -> None:
-        """A call of the runtime has ended."""
         self._count(of.CALLS, operation)
         self._measure(of.CALL_TIMES, seconds, operation)
         if failed:
             self._count(of.CALL_ERRORS, operation)
 
     def slow_calls(self, count: int) -> None:
-        """So many calls are slow now."""
         self._set(of.SLOW_CALLS, to=count)
 
-    def pulled(self, seconds: float, size_bytes: int) -> None:
-        """An image was pulled, for one pod that waited so long."""
+    def image_pulled(self, seconds: float, size_bytes: int) -> None:
         self._measure(of.PULLS, seconds, of.image_size_label(size_bytes))
 
     def image_removed(self, reason: str) -> None:
-        """An image was removed: for its `age`, or for `space`."""
         self._count(of.IMAGES_REMOVED, reason)
 
-    def start_begun(self, kind: str) -> None:
-        """A container is to be started: `container`, `init_container` or `ephemeral_container`."""
+    def container_starting(self, kind: str) -> None:
         self._count(of.CONTAINER_STARTS, kind)
 
-    def start_failed(self, kind: str, reason: str) -> None:
-        """A container could not be started, for the reason that its status shows."""
+    def container_start_failed(self, kind: str, reason: str) -> None:
         self._count(of.CONTAINER_ERRORS, kind, reason)
 
-    def sandbox_begun(self) -> None:
-        """A sandbox is to be made."""
+    def sandbox_starting(self) -> None:
         self._count(of.SANDBOX_STARTS)
 
     def sandbox_failed(self) -> None:
-        """A sandbox could not be made."""
         self._count(of.SANDBOX_ERRORS)
 
     def relisted(self, seconds: float, interval_seconds: float | None) -> None:
-        """A relist has ended, so long after the begin of the last good one."""
         self._measure(of.RELISTS, seconds)
         if interval_seconds is not None:
             self._measure(of.RELIST_INTERVALS, interval_seconds)
 
-    def listed(self, pods: Sequence[PodRecord], now: datetime) -> None:
-        """A relist has seen these pods."""
+    def pods_listed(self, pods: Sequence[PodRecord], now: datetime) -> None:
         states = Tally(container.state for record in pods for container in record.containers)
         for state in ContainerState:
             self._set(of.RUNNING_CONTAINERS, state, to=states[state])
         self._set(of.RUNNING_PODS, to=sum(any(sandbox.ready for sandbox in record.sandboxes) for record in pods))
         self._set(of.LAST_SEEN, to=now.timestamp())
 
-    def looked(self, seconds: float) -> None:
-        """A look at one pod has ended."""
-        self._measure(of.LOOKS, seconds)
+    def inspected(self, seconds: float) -> None:
+        self._measure(of.INSPECTIONS, seconds)
 
-    def missed(self, pods: int) -> None:
-        """So many pods had changed and no event had said so."""
+    def events_missed(self, pods: int) -> None:
         self._count(of.MISSED_EVENTS, by=pods)
 
-    def discarded(self) -> None:
-        """A lifecycle event could not be handed on."""
+    def event_discarded(self) -> None:
         self._count(of.DISCARDED_EVENTS)
 
-    def heard(self, latency_seconds: float) -> None:
-        """An event of the runtime came so late."""
+    def event_received(self, latency_seconds: float) -> None:
         self._measure(of.EVENT_LATENCY, latency_seconds)
 
     def stream_opened(self) -> None:
-        """The event stream was asked for."""
         self._count(of.STREAMS)
 
-    def stream_broke(self) -> None:
-        """The event stream has ended or failed."""
+    def stream_ended(self) -> None:
         self._count(of.STREAM_BREAKS)
 
     # The node's pods.
 
-    def working(self, known: Mapping[PodUID, KnownPod]) -> None:
-        """All workers there are; they are counted when somebody asks."""
+    def workers_listed(self, known: Mapping[PodUID, PodWorkerSync]) -> None:
         self._known = known
 
-    def kept_house(self, sight: Sight, plan: Plan) -> None:
-        """Housekeeping has seen this, which is counted when somebody asks, and does that."""
+    def pods_cleaned_up(self, sight: CleanupInput, plan: CleanupPlan) -> None:
         self._sight = sight
         self._count(of.ORPHANED_PODS, by=len(plan.orphan_kills))
         for update in plan.restarts:
             self._count(of.RESTARTED_PODS, _if_static(update.pod is not None and is_static_pod(update.pod)))
 
     def _count_workers(self) -> None:
-        counts = Tally((worker.stage, *_config_of(worker)) for worker in self._known.values())
-        for stage in Stage:
+        counts = Tally((worker.state, *_config_of(worker)) for worker in self._known.values())
+        for state in PodWorkerState:
             for config, static in _CONFIGS:
-                self._set(of.WORKING_PODS, stage, config, static, to=counts[stage, config, static])
+                self._set(of.WORKING_PODS, state, config, static, to=counts[state, config, static])
 
     def _count_pods(self) -> None:
         if (sight := self._sight) is None:
@@ -238,41 +211,36 @@ class Metrics(Observer):
         self._set(of.MIRROR_PODS, to=len(sight.mirrors))
 
     def rejected(self, reason: str) -> None:
-        """A pod was turned away."""
         self._count(of.REJECTIONS, of.rejection_label(reason))
 
     def preempted(self, resource: str) -> None:
-        """A pod was killed for want of a resource."""
         self._count(of.PREEMPTIONS, resource)
 
     def evicted(self, signal: str) -> None:
-        """A pod was evicted for a signal."""
         self._count(of.EVICTIONS, signal)
 
     # Probes.
 
     def probed(self, pod: Pod, container: str, kind: ProbeKind, result: ProbeResult, seconds: float) -> None:
-        """A probe was executed."""
         self._probes.count(pod, container, kind, result, seconds)
 
-    def gone(self, pod: Pod, container: str, kind: ProbeKind) -> None:
-        """A probe worker ended: its series end too."""
+    def probe_removed(self, pod: Pod, container: str, kind: ProbeKind) -> None:
         self._probes.forget(PodUID(pod.metadata.uid or ""), (container, kind))
 
     def forget_pod(self, uid: PodUID) -> None:
-        """A pod is gone, and with it all that was counted of it alone."""
+        """Drop all series of a removed pod."""
         self._probes.forget_pod(uid)
 
 
 # The node's pods, in labels.
 
-_OF_NOBODY: Final = ("runtime_only", "unknown")
-_CONFIGS: Final = (("desired", ""), ("desired", "true"), ("orphan", ""), ("orphan", "true"), _OF_NOBODY)
+_RUNTIME_ONLY: Final = ("runtime_only", "unknown")
+_CONFIGS: Final = (("desired", ""), ("desired", "true"), ("orphan", ""), ("orphan", "true"), _RUNTIME_ONLY)
 
 
-def _config_of(worker: KnownPod) -> tuple[str, str]:
+def _config_of(worker: PodWorkerSync) -> tuple[str, str]:
     if not worker.has_config:
-        return _OF_NOBODY
+        return _RUNTIME_ONLY
     return "orphan" if worker.orphan else "desired", _if_static(worker.static)
 
 
@@ -281,23 +249,23 @@ def _if_static(static: bool) -> str:
 
 
 class _FromSweep:
-    """What the workers said of themselves when housekeeping came by, as answers to `is_active`."""
+    """The worker states of the last housekeeping, in the form that `is_active` needs."""
 
     __slots__ = ("_known",)
 
-    def __init__(self, known: Mapping[PodUID, KnownPod]) -> None:
+    def __init__(self, known: Mapping[PodUID, PodWorkerSync]) -> None:
         self._known = known
 
     def is_pod_known_terminated(self, uid: PodUID) -> bool:
         worker = self._known.get(uid)
-        return worker is not None and worker.stage is Stage.TERMINATED
+        return worker is not None and worker.state is PodWorkerState.TERMINATED
 
     def is_pod_termination_requested(self, uid: PodUID) -> bool:
         worker = self._known.get(uid)
-        return worker is not None and worker.stage is not Stage.SYNC
+        return worker is not None and worker.state is not PodWorkerState.SYNC
 
     def is_pod_for_mirror_pod_terminating(self, full_name: str) -> bool:
-        raise AssertionError(f"nobody counts mirrors such as {full_name} by what their static pod does")
+        raise AssertionError(f"`is_active` must not query mirror pods: {full_name}")
 
 
 # Probes, per pod.
@@ -307,8 +275,8 @@ _COLUMNS: Final = {result: column for column, result in enumerate(_RESULTS)}
 _BOUNDS: Final = of.PROBE_TIMES.bounds
 
 
-class _Probe:
-    """What one probe of one container said, and how long its answers took."""
+class _ProbeTotals:
+    """Results and durations of one probe of one container."""
 
     __slots__ = ("buckets", "namespace", "pod", "results", "seconds")
 
@@ -320,18 +288,16 @@ class _Probe:
 
 
 class _ProbeSeries:
-    """All probes of all pods."""
-
     def __init__(self) -> None:
-        self._pods: dict[PodUID, dict[tuple[str, ProbeKind], _Probe]] = {}
+        self._pods: dict[PodUID, dict[tuple[str, ProbeKind], _ProbeTotals]] = {}
 
     def count(self, pod: Pod, container: str, kind: ProbeKind, result: ProbeResult, seconds: float) -> None:
         probes = self._pods.setdefault(PodUID(pod.metadata.uid or ""), {})
         probe = probes.get((container, kind))
         if probe is None:
-            probe = probes[container, kind] = _Probe(pod)
+            probe = probes[container, kind] = _ProbeTotals(pod)
         probe.results[_COLUMNS[result]] += 1
-        if result is not ProbeResult.FAILURE:  # as the reference does: how long a failure took is a matter of timeouts
+        if result is not ProbeResult.FAILURE:  # as in the kubelet: the duration of a failure is often the timeout
             probe.buckets[bisect_left(_BOUNDS, seconds)] += 1
             probe.seconds += seconds
 
@@ -345,7 +311,7 @@ class _ProbeSeries:
         self._pods.pop(uid, None)
 
     def lines(self) -> Iterator[str]:
-        """The text of both families. One piece per probe: at 10,000 pods every line by itself takes a second."""
+        """Yield the text of both families, one piece per probe. With 10,000 pods, single lines would take a second."""
         yield _head(of.PROBES.name, of.PROBES.help, "counter")
         for uid, probes in self._pods.items():
             for (container, kind), probe in probes.items():
@@ -360,12 +326,12 @@ class _ProbeSeries:
                     yield _histogram_text(_labels_of(container, kind, probe), probe)
 
 
-def _labels_of(container: str, kind: ProbeKind, probe: _Probe) -> str:
+def _labels_of(container: str, kind: ProbeKind, probe: _ProbeTotals) -> str:
     container, namespace, pod = map(_escaped, (container, probe.namespace, probe.pod))
     return f'container="{container}",namespace="{namespace}",pod="{pod}",probe_type="{kind.value.capitalize()}"'
 
 
-def _histogram_text(labels: str, probe: _Probe) -> str:
+def _histogram_text(labels: str, probe: _ProbeTotals) -> str:
     name, below = of.PROBE_TIMES.name, [*accumulate(probe.buckets)]
     lines = [f'{name}_bucket{{{labels},le="{bound}"}} {n}\n' for bound, n in zip(_BOUND_TEXTS, below, strict=True)]
     return f"{''.join(lines)}{name}_sum{{{labels}}} {probe.seconds!r}\n{name}_count{{{labels}}} {below[-1]}\n"
@@ -375,10 +341,10 @@ def _histogram_text(labels: str, probe: _Probe) -> str:
 
 
 def _lines(families: Iterable[Metric]) -> Iterator[str]:
-    """The text format. Not the library's: that one knows no counter without `_total`, and adds `_created` to each."""
+    """Yield the text format. The library's writer appends `_total` to all counters and adds `_created` series."""
     names = {family.name for family in of.families()}
     for family in families:
-        # The library takes the suffix from a counter's name; the catalogue knows who has one.
+        # The library removes the suffix from a counter's name. The catalogue has the full names.
         bare = family.type != "counter" or family.name in names
         shown = family.name if bare else f"{family.name}{_TOTAL}"
         yield _head(shown, family.documentation, family.type)

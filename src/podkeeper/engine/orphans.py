@@ -1,101 +1,101 @@
-"""Ask the API about pods that only the runtime knows, before anything of them is removed.
+"""Orphan check: query the API for pods that only the runtime has.
 
-    runtime pods that no source names --ask--> GET pod --NotFound, or another UID--> confirmed: housekeeping acts
-                                                  |----the same UID----------------> the list was old: leave it alone
-                                                  `----no answer-------------------> asked again
+Housekeeping removes such a pod only after this check.
 
-The first list of a new agent can come from an API server whose cache lags. A pod that it lacks looks like an orphan,
-although the API has it and its container runs. The version noted under `seen/` normally exposes such a list, but a
-full disk or a new journal has no note. A `get` does not lag (see `ports.api.Reader`), so it decides.
+    runtime pods without a source --check--> GET pod --NotFound or another UID--> confirmed: housekeeping stops them
+                                                |----the same UID---------------> the list was old: check again later
+                                                `----no answer------------------> check again
 
-`confirmed` holds UIDs that the API does not have. UIDs of the API are never used twice, so the answer stays true for
-the life of the agent. The kubelet does not ask: `HandlePodCleanups` kills every pod that the list lacks.
+The first list of a new agent can come from an API server whose cache lags. A pod that is missing from it seems to be an
+orphan, although the API has it and its containers run. The version stored under `seen/` normally reveals such a list,
+but is missing after a full disk or with a new journal. A `get` does not lag (see
+`ports.api.ObjectReader`), so it decides.
+
+`confirmed` has the UIDs that the API does not have. The API never reuses a UID, so the answer stays true.
+The kubelet has no counterpart: `HandlePodCleanups` kills every pod that is missing from the list.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Sequence
 
+from podkeeper.concurrency.once import LogOnce
 from podkeeper.model.errors import NotFound, TryLater
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.messages import PodUID
 from podkeeper.model.runtime import PodRecord
-from podkeeper.ports.api import Reader
+from podkeeper.ports.api import ObjectReader
 from podkeeper.ports.clock import Clock
 
 log = logging.getLogger(__name__)
 
-ASK_AGAIN_SECONDS = 10.0
-"""After the API has answered that it has the pod; the watch normally reports it sooner."""
+RECHECK_SECONDS = 10.0
+"""Delay after the API has returned the pod. The watch normally delivers it sooner."""
 
-ANSWER_SECONDS = 10.0
-CALLS_AT_A_TIME = 16
+TIMEOUT_SECONDS = 10.0
+MAX_CALLS = 16
 
 
 class OrphanCheck:
-    """Knows which pods of the runtime the API does not have."""
-
-    def __init__(self, *, api: Reader, clock: Clock) -> None:
+    def __init__(self, *, api: ObjectReader, clock: Clock) -> None:
         self._api = api
         self._clock = clock
         self._confirmed: set[PodUID] = set()
-        self._doubtful: frozenset[PodUID] = frozenset()
-        self._asking: set[PodUID] = set()
-        self._logged: set[PodUID] = set()  # pods that the API could not be asked about
-        self._ask_again_at: dict[PodUID, float] = {}  # pods that the API has, on the monotonic clock
+        self._candidates: frozenset[PodUID] = frozenset()
+        self._in_flight: set[PodUID] = set()
+        self._problems: LogOnce[PodUID] = LogOnce(log)
+        self._recheck_at: dict[PodUID, float] = {}  # pods that the API has; monotonic time
 
     @property
     def confirmed(self) -> Collection[PodUID]:
-        """UIDs that the API does not have."""
+        """Return the UIDs that the API does not have."""
         return self._confirmed
 
     def is_in_doubt(self, uid: PodUID) -> bool:
-        """Whether the last round found a pod in the runtime that no source names and the API may have."""
-        return uid in self._doubtful and uid not in self._confirmed
+        """Return whether a pod of the last `check` is not confirmed yet."""
+        return uid in self._candidates and uid not in self._confirmed
 
     def keep_only(self, uids: Collection[PodUID]) -> None:
-        """Forget the answers about all other pods: the runtime has nothing of them any more."""
+        """Drop the answers for all other pods, because the runtime no longer has them."""
         self._confirmed.intersection_update(uids)
-        self._logged.intersection_update(uids)
-        for uid in self._ask_again_at.keys() - set(uids):
-            del self._ask_again_at[uid]
+        self._problems.keep_only(uids)
+        for uid in self._recheck_at.keys() - set(uids):
+            del self._recheck_at[uid]
 
-    def ask(self, records: Sequence[PodRecord], group: asyncio.TaskGroup, confirmed: Callable[[], None]) -> None:
-        """Ask about pods in the background. Calls `confirmed` whenever a pod turns out to be an orphan."""
-        self._doubtful = frozenset(PodUID(record.uid) for record in records)
+    def check(self, records: Sequence[PodRecord], group: asyncio.TaskGroup, confirmed: Callable[[], None]) -> None:
+        """Check pods in the background. Call `confirmed` for each pod that the API does not have."""
+        self._candidates = frozenset(PodUID(record.uid) for record in records)
         now = self._clock.monotonic()
         for record in records:
             uid = PodUID(record.uid)
-            if len(self._asking) >= CALLS_AT_A_TIME:
-                return  # the next round asks about the others
-            if uid not in self._asking and now >= self._ask_again_at.get(uid, now):
-                self._asking.add(uid)
-                group.create_task(self._ask(record, confirmed))
+            if len(self._in_flight) >= MAX_CALLS:
+                return  # the next housekeeping checks the others
+            if uid not in self._in_flight and now >= self._recheck_at.get(uid, now):
+                self._in_flight.add(uid)
+                group.create_task(self._check(record, confirmed))
 
-    async def _ask(self, record: PodRecord, confirmed: Callable[[], None]) -> None:
+    async def _check(self, record: PodRecord, confirmed: Callable[[], None]) -> None:
         uid = PodUID(record.uid)
         try:
-            if await self._has(record):
-                if uid not in self._ask_again_at:
-                    log.warning("pod %s is in the API, though the list lacked it: waiting for the watch", uid)
-                self._ask_again_at[uid] = self._clock.monotonic() + ASK_AGAIN_SECONDS
+            if await self._is_in_api(record):
+                if uid not in self._recheck_at:
+                    log.warning("pod %s is in the API but was missing from the list, waiting for the watch", uid)
+                self._recheck_at[uid] = self._clock.monotonic() + RECHECK_SECONDS
             else:
                 self._confirmed.add(uid)
                 confirmed()
-            self._logged.discard(uid)
+            self._problems.solved(uid)
         except (TryLater, TimeoutError) as error:
-            if uid not in self._logged:
-                why = str(error) or "no answer in time"
-                log.warning("cannot ask the API whether it has pod %s, will retry: %s", uid, why)
-            self._logged.add(uid)
+            reason = str(error) or "timeout"
+            self._problems.first(uid, "cannot check whether the API has pod %s, will retry: %s", uid, reason)
         except Exception:
-            log.exception("cannot ask the API whether it has pod %s, will retry", uid)
+            log.exception("unexpected error while checking whether the API has pod %s, will retry", uid)
         finally:
-            self._asking.discard(uid)
+            self._in_flight.discard(uid)
 
-    async def _has(self, record: PodRecord) -> bool:
+    async def _is_in_api(self, record: PodRecord) -> bool:
         try:
-            async with asyncio.timeout(ANSWER_SECONDS):
+            async with asyncio.timeout(TIMEOUT_SECONDS):
                 found = await self._api.get(Pod, record.name, record.namespace)
         except NotFound:
             return False

@@ -1,16 +1,21 @@
-"""PLEG, the pod lifecycle event generator: learns what happens in the runtime, and tells it.
+"""PLEG, the pod lifecycle event generator: report changes in the runtime.
 
     runtime events ---.
-    request(uid) -----+--> looks, one per pod at a time --> cache, then LifecycleEvents
+    request(uid) -----+--> inspections, one per pod at a time --> cache, then LifecycleEvents
     the slow relist --'
 
-An event only says *where* to look; what happened is decided by comparing the look with the book (`rules.relist`). So
-lost, repeated, late and reordered events all come to the same end, and a relist finds what no event had announced.
-While the event stream can be trusted the relist is slow; without it, or in doubt, it is as quick as the reference's.
+A runtime event only names the pod to inspect. What happened is decided by comparing the inspection with the pod's
+last known state (`rules.relist`). So lost, repeated, late and reordered events lead to the same result, and a relist
+finds changes without an event. While the event stream is trusted, relists are slow. Otherwise they are as frequent as
+in the kubelet.
 
-Promises: a cache entry is there before its events; a change is told once; a pod whose look fails keeps its record and
-is looked at again, ever less often, until a look succeeds; a hung look or relist delays nobody: a look that outlives
-its lease gives its slot back. An event costs O(1), a quiet relist some microseconds per pod. The Go ancestors are
+Guarantees:
+
+* The cache entry is stored before its lifecycle events are sent. Each change is reported once.
+* If an inspection fails, the pod keeps its record and is inspected again, with backoff, until an inspection succeeds.
+* A hung inspection or relist delays no other pod: after its lease, an inspection returns its slot.
+
+An event costs O(1), a relist without changes some microseconds per pod. Kubelet counterparts:
 pkg/kubelet/pleg/generic.go and evented.go.
 """
 
@@ -26,6 +31,8 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
+from podkeeper.concurrency.backoff import GrowingDelay, RetryCounter
+from podkeeper.concurrency.slots import Slots
 from podkeeper.engine.cache import PodCache
 from podkeeper.engine.observer import Observer
 from podkeeper.model.errors import AgentError, CallTimedOut
@@ -35,93 +42,84 @@ from podkeeper.model.runtime_calls import RuntimeEvent
 from podkeeper.ports.clock import Clock
 from podkeeper.ports.runtime import Events, Inspection
 from podkeeper.rules.relist import (
-    Book,
-    PodListing,
+    ListedPod,
+    RelistState,
+    complete_inspection,
     current_containers_first,
     ips_to_cache,
     is_unchanged,
     listing_of,
+    relevant_events,
     relist_pod,
     request_reinspection,
-    settle,
-    worth_telling,
 )
 
 log = logging.getLogger(__name__)
 
 _NEVER = float("-inf")
 _NOT_YET = float("inf")
-_BLANK = Book()
+_BLANK = RelistState()
 _NAMED = 3  # pods named in one line of the log
+_RETRY = GrowingDelay(first_seconds=1.0, longest_seconds=30.0)
 
 
-class WatchedRuntime(Inspection, Events, Protocol):
-    """What is needed of a runtime here."""
+class WatchedRuntime(Inspection, Events, Protocol): ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
-    """How often PLEG looks, and how long it waits."""
-
-    relist_seconds: float = 60.0  # between relists while events can be trusted
-    poll_seconds: float = 1.0  # while they cannot
-    trust_seconds: float = 5.0  # a stream that has lived this long can be trusted
-    doubt_seconds: float = 60.0  # after a missed event the stream is not trusted for this long
-    late_seconds: float = 2.0  # an event that comes this much after the relist found its news was only late
+class PlegTiming:
+    relist_seconds: float = 60.0  # between relists while events are trusted
+    poll_seconds: float = 1.0  # between relists while events are not trusted
+    trust_after_seconds: float = 5.0  # after this time, a new event stream is trusted
+    distrust_seconds: float = 60.0  # after a missed event, the stream is not trusted for this time
+    late_seconds: float = 2.0  # an event that arrives within this time after the relist was late, not missed
     relist_deadline_seconds: float = 180.0
     unhealthy_seconds: float = 180.0  # without a successful relist
-    look_slots: int = 16
-    look_lease_seconds: float = 10.0
-    look_deadline_seconds: float = 120.0
-    retry_seconds: float = 1.0  # the first pause after a failure; it doubles
-    retry_max_seconds: float = 30.0
-
-    def pause_after(self, failures: int) -> float:
-        """How long to wait after so many failures in a row."""
-        return float(min(self.retry_seconds * 2 ** min(failures - 1, 20), self.retry_max_seconds))
+    inspection_slots: int = 16
+    inspection_lease_seconds: float = 10.0
+    inspection_deadline_seconds: float = 120.0
+    retry: GrowingDelay = _RETRY
 
 
-USUAL_PACE = Pace()
+DEFAULT_PLEG_TIMING = PlegTiming()
 
 
 @dataclass(frozen=True, slots=True)
-class SlowLook:
-    """A look that has outlived its lease."""
+class SlowInspection:
+    """An inspection that exceeds its lease."""
 
     uid: PodUID
     pod: str
     seconds: float
 
 
-class _Stage(Enum):
-    RESTING = auto()
-    QUEUED = auto()  # for a slot
-    LOOKING = auto()
-    LOOKING_AGAIN = auto()  # asked for during the look, which may be too old already: another follows
-    PUT_OFF = auto()  # the last look failed; a timer is set
+class _InspectionState(Enum):
+    IDLE = auto()
+    QUEUED = auto()  # waits for a slot
+    RUNNING = auto()
+    RUNNING_OUTDATED = auto()  # requested again after it began, so it may miss a change and another one follows
+    BACKOFF = auto()  # the last one failed, and a timer starts the next one
 
 
 @dataclass(slots=True, eq=False)
-class _Pod:
-    book: Book = _BLANK
-    stage: _Stage = _Stage.RESTING
-    seen_at: float = _NEVER  # begin of the last look that succeeded, or of the listing that showed it gone
+class _PlegPod:
+    book: RelistState = _BLANK
+    inspection: _InspectionState = _InspectionState.IDLE
+    seen_at: float = _NEVER  # begin of the last successful inspection, or of the listing without the pod
     failures: int = 0
     retry: asyncio.TimerHandle | None = None
-    look_at: float = _NEVER  # begin of the look that is under way, or of the last one
+    inspected_at: float = _NEVER  # begin of the current or last inspection
 
 
 @dataclass(slots=True, eq=False)
-class _Suspect:
-    """A pod that a listing shows changed, and no event has told why."""
+class _UnreportedChange:
+    """A change of a pod that a listing shows and no event has reported."""
 
-    listed_at: datetime  # on the clock that events go by
-    changed: bool  # that is certain; else a look has to confirm it
+    listed_at: datetime  # on the clock of the events
+    changed: bool  # False: an inspection must confirm the change
 
 
 class Pleg:
-    """Looks at the runtime, keeps the cache fresh and tells what happened."""
-
     def __init__(
         self,
         *,
@@ -130,7 +128,7 @@ class Pleg:
         emit: Callable[[LifecycleEvent], None],
         clock: Clock,
         moment: Callable[[], float],
-        pace: Pace = USUAL_PACE,
+        timing: PlegTiming = DEFAULT_PLEG_TIMING,
         observer: Observer | None = None,
     ) -> None:
         self._runtime = runtime
@@ -138,253 +136,240 @@ class Pleg:
         self._emit = emit
         self._clock = clock
         self._moment = moment
-        self._pace = pace
+        self._timing = timing
         self._observer = observer or Observer()
         self._group: asyncio.TaskGroup | None = None
-        self._pods: dict[PodUID, _Pod] = {}
+        self._pods: dict[PodUID, _PlegPod] = {}
         self._queue: deque[PodUID] = deque()
-        self._looks: dict[PodUID, float] = {}  # under way, with their begin; the oldest first
-        self._slots: dict[PodUID, float] = {}  # those of them that hold a slot
-        self._lease_timer: asyncio.TimerHandle | None = None
-        self._relist_wanted = asyncio.Event()
-        self._relist_began: float | None = None  # of the one under way
-        self._relisted_at = _NEVER  # begin of the last that succeeded
-        self._telling_from = _NOT_YET  # since when the event stream can be trusted; may lie ahead
-        self._doubted_until = _NEVER
-        self._suspects: dict[PodUID, _Suspect] = {}
+        self._inspections: dict[PodUID, float] = {}  # running, with their begin, oldest first
+        self._slots: Slots[PodUID] = Slots(
+            timing.inspection_slots,
+            lease_seconds=timing.inspection_lease_seconds,
+            on_free=self._fill_slots,
+            on_expired=self._lease_over,
+        )
+        self._relist_requested = asyncio.Event()
+        self._relist_began: float | None = None  # of the running relist
+        self._relisted_at = _NEVER  # begin of the last successful relist
+        self._trusted_from = _NOT_YET  # when the event stream becomes or became trusted
+        self._distrusted_until = _NEVER
+        self._unreported: dict[PodUID, _UnreportedChange] = {}
+        cache.connect(self.request)
 
     async def run(self) -> None:
-        """Look, relist and listen until cancelled."""
+        """Inspect pods, relist and follow events until cancelled."""
         async with asyncio.TaskGroup() as group:
             self._group = group
             try:
-                group.create_task(self._listen())
+                group.create_task(self._follow_events())
                 self._fill_slots()
-                await self._keep_relisting()
+                await self._run_relists()
             finally:
                 self._group = None
                 for pod in self._pods.values():
                     if pod.retry is not None:
                         pod.retry.cancel()
-                if self._lease_timer is not None:
-                    self._lease_timer.cancel()
+                self._slots.cancel_timer()
 
     def request(self, uid: PodUID, since: float = _NOT_YET) -> None:
-        """Have a pod looked at: now, or at any moment after `since`.
+        """Request an inspection that begins after `since` (default: after this call).
 
-        A look under way that began before may have missed what the caller means: then another follows.
+        A running inspection that began before may miss the caller's change, so another one follows it.
         """
         pod = self._pods.get(uid)
         if pod is None:
-            pod = self._pods[uid] = _Pod()
-        if pod.stage is not _Stage.LOOKING or pod.look_at <= since:
-            self._want(uid, pod)
+            pod = self._pods[uid] = _PlegPod()
+        if pod.inspection is not _InspectionState.RUNNING or pod.inspected_at <= since:
+            self._schedule(uid, pod)
 
     def health(self) -> str | None:
-        """What is wrong with relisting, and who may be the cause; None: it works. One pod's look alone never counts."""
+        """Return what is wrong with relisting, or None. Hung inspections are named, but are no error by themselves."""
         if self._relisted_at == _NEVER:
-            trouble = "no relist has succeeded yet"
-        elif (elapsed := self._clock.monotonic() - self._relisted_at) > self._pace.unhealthy_seconds:
-            trouble = f"the last good relist began {elapsed:.0f} s ago"
+            problem = "no relist has succeeded yet"
+        elif (elapsed := self._clock.monotonic() - self._relisted_at) > self._timing.unhealthy_seconds:
+            problem = f"the last successful relist began {elapsed:.0f} s ago"
         else:
             return None
         if self._relist_began is not None:
-            trouble += f"; one has been under way for {self._clock.monotonic() - self._relist_began:.0f} s"
-        slow = [f"{look.pod} for {look.seconds:.0f} s" for look in self.slow_looks()]
-        return f"{trouble}; looks that hang: {_some(slow)}" if slow else trouble
+            problem += f"; the current one has been running for {self._clock.monotonic() - self._relist_began:.0f} s"
+        slow = [f"{each.pod} for {each.seconds:.0f} s" for each in self.slow_inspections()]
+        return f"{problem}; inspections that hang: {_some(slow)}" if slow else problem
 
-    def slow_looks(self) -> tuple[SlowLook, ...]:
-        """The looks that have outlived their lease, the oldest first."""
+    def slow_inspections(self) -> tuple[SlowInspection, ...]:
+        """Return the inspections that exceed their lease, oldest first."""
         now, slow = self._clock.monotonic(), []
-        for uid, began in self._looks.items():
-            if now - began < self._pace.look_lease_seconds:
+        for uid, began in self._inspections.items():
+            if now - began < self._timing.inspection_lease_seconds:
                 break
-            slow.append(SlowLook(uid, self._name(uid), now - began))
+            slow.append(SlowInspection(uid, self._name(uid), now - began))
         return tuple(slow)
 
-    # Looks.
+    # Inspections.
 
-    def _want(self, uid: PodUID, pod: _Pod) -> None:
-        match pod.stage:
-            case _Stage.LOOKING:
-                pod.stage = _Stage.LOOKING_AGAIN
-            case _Stage.RESTING | _Stage.PUT_OFF:
+    def _schedule(self, uid: PodUID, pod: _PlegPod) -> None:
+        match pod.inspection:
+            case _InspectionState.RUNNING:
+                pod.inspection = _InspectionState.RUNNING_OUTDATED
+            case _InspectionState.IDLE | _InspectionState.BACKOFF:
                 if pod.retry is not None:
                     pod.retry.cancel()
                     pod.retry = None
                 self._enqueue(uid, pod)
                 self._fill_slots()
-            case _Stage.QUEUED | _Stage.LOOKING_AGAIN:
+            case _InspectionState.QUEUED | _InspectionState.RUNNING_OUTDATED:
                 pass
 
-    def _enqueue(self, uid: PodUID, pod: _Pod) -> None:
-        pod.stage = _Stage.QUEUED
+    def _enqueue(self, uid: PodUID, pod: _PlegPod) -> None:
+        pod.inspection = _InspectionState.QUEUED
         self._queue.append(uid)
 
     def _fill_slots(self) -> None:
-        while self._group is not None and self._queue and self._has_slot():
+        while self._group is not None and self._queue and self._slots.take(self._queue[0]):
             uid = self._queue.popleft()
-            self._slots[uid] = self._clock.monotonic()
-            self._group.create_task(self._look(uid, self._pods[uid]))
+            self._group.create_task(self._inspect(uid, self._pods[uid]))
 
-    def _has_slot(self) -> bool:
-        """Whether a look may begin. Only when none may, the oldest lease is looked at: nobody else pays for a timer."""
-        if len(self._slots) < self._pace.look_slots:
-            return True
-        uid, began = next(iter(self._slots.items()))
-        left = began + self._pace.look_lease_seconds - self._clock.monotonic()
-        if left <= 0:
-            log.warning("the look at pod %s hangs, its slot goes to the next", self._name(uid))
-            del self._slots[uid]
-            return True
-        if self._lease_timer is None:
-            self._lease_timer = asyncio.get_running_loop().call_later(left, self._lease_over)
-        return False
+    def _lease_over(self, uid: PodUID) -> None:
+        log.warning("the inspection of pod %s hangs, its slot is released", self._name(uid))
 
-    def _lease_over(self) -> None:
-        self._lease_timer = None
-        self._fill_slots()
-
-    async def _look(self, uid: PodUID, pod: _Pod) -> None:
-        pod.stage = _Stage.LOOKING
-        at = pod.look_at = self._moment()
-        began = self._looks[uid] = self._clock.monotonic()
+    async def _inspect(self, uid: PodUID, pod: _PlegPod) -> None:
+        pod.inspection = _InspectionState.RUNNING
+        at = pod.inspected_at = self._moment()
+        began = self._inspections[uid] = self._clock.monotonic()
         try:
-            self._saw(uid, pod, await self._ask(uid), at)
+            self._succeeded(uid, pod, await self._pod_record(uid), at)
         except AgentError as error:
             self._failed(uid, pod, error, at)
         except Exception as error:
-            log.exception("the look at pod %s failed in an unforeseen way", self._name(uid))
+            log.exception("unexpected error in the inspection of pod %s", self._name(uid))
             self._failed(uid, pod, error, at)
         finally:
-            del self._looks[uid]
-            self._slots.pop(uid, None)
-        self._observer.looked(self._clock.monotonic() - began)
-        self._rest(uid, pod)
+            del self._inspections[uid]
+            self._slots.give_back(uid)
+        self._observer.inspected(self._clock.monotonic() - began)
+        self._finish(uid, pod)
         self._fill_slots()
 
-    async def _ask(self, uid: PodUID) -> PodRecord:
-        deadline = asyncio.timeout(self._pace.look_deadline_seconds)
+    async def _pod_record(self, uid: PodUID) -> PodRecord:
+        deadline = asyncio.timeout(self._timing.inspection_deadline_seconds)
         try:
             async with deadline:
                 return await self._runtime.pod_record(uid)
         except TimeoutError as error:
             if not deadline.expired():
                 raise
-            seconds = self._pace.look_deadline_seconds
-            raise CallTimedOut(f"cannot look at pod {self._name(uid)}: no answer within {seconds:g} s") from error
+            seconds = self._timing.inspection_deadline_seconds
+            raise CallTimedOut(f"cannot inspect pod {self._name(uid)}: no answer within {seconds:g} s") from error
 
-    def _saw(self, uid: PodUID, pod: _Pod, record: PodRecord, at: float) -> None:
+    def _succeeded(self, uid: PodUID, pod: _PlegPod, record: PodRecord, at: float) -> None:
         pod.failures = 0
-        if at < pod.seen_at:  # a listing begun later has shown the pod to be gone
+        if at < pod.seen_at:  # a later listing did not show the pod
             return
         listed = _listed(record)
         if not self._store(uid, record, listed, at):
-            # A listing begun later confirmed what the cache holds, then another one showed a change. The book must
-            # not run ahead of the cache: the next listing would agree with the book and so confirm the old record.
-            self._want(uid, pod)
+            # A later listing confirmed the cached record, and another one showed a change. The book must not be newer
+            # than the cache. Otherwise the next listing would agree with the book and confirm the old record.
+            self._schedule(uid, pod)
             return
         pod.seen_at = at
         before = pod.book.records.get(uid)
         pod.book, findings = relist_pod(pod.book, uid, listed)
-        suspect = self._suspects.get(uid)
-        if suspect is not None and not suspect.changed:
+        unreported = self._unreported.get(uid)
+        if unreported is not None and not unreported.changed:
             if findings:
-                suspect.changed = True
-            else:  # the listing that aroused suspicion was wrong
-                del self._suspects[uid]
+                unreported.changed = True
+            else:  # the listing was wrong
+                del self._unreported[uid]
         for finding in findings:
-            pod.book, events = settle(pod.book, finding, inspected=True)
-            self._tell(worth_telling(events, before))
+            pod.book, events = complete_inspection(pod.book, finding, inspected=True)
+            self._send(relevant_events(events, before))
 
-    def _store(self, uid: PodUID, record: PodRecord, listed: PodListing | None, at: float) -> bool:
-        """Give the cache what a look has seen. Returns whether the cache took it."""
+    def _store(self, uid: PodUID, record: PodRecord, listed: ListedPod | None, at: float) -> bool:
+        """Store an inspection in the cache. Return whether the cache accepted it."""
         if listed is None:
             return self._cache.drop(uid, at)
         record = current_containers_first(record)
         ips = ips_to_cache(record, self._cache.get(uid))
         return self._cache.set(uid, record if ips == record.ips else replace(record, ips=ips), at)
 
-    def _failed(self, uid: PodUID, pod: _Pod, error: Exception, at: float) -> None:
+    def _failed(self, uid: PodUID, pod: _PlegPod, error: Exception, at: float) -> None:
         if at < pod.seen_at:
             return
         pod.failures += 1
         pod.book = request_reinspection(pod.book, uid)
         level = logging.WARNING if pod.failures == 1 else logging.DEBUG
-        log.log(level, "cannot look at pod %s (%d in a row), will look again: %s", self._name(uid), pod.failures, error)
+        log.log(level, "cannot inspect pod %s (failure %d), will retry: %s", self._name(uid), pod.failures, error)
         self._cache.set_error(uid, error, at)
 
-    def _rest(self, uid: PodUID, pod: _Pod) -> None:
-        if pod.stage is _Stage.LOOKING_AGAIN:
+    def _finish(self, uid: PodUID, pod: _PlegPod) -> None:
+        if pod.inspection is _InspectionState.RUNNING_OUTDATED:
             self._enqueue(uid, pod)
         elif pod.failures:
-            pod.stage = _Stage.PUT_OFF
-            pause = self._pace.pause_after(pod.failures)
-            pod.retry = asyncio.get_running_loop().call_later(pause, self._want, uid, pod)
+            pod.inspection = _InspectionState.BACKOFF
+            pause = self._timing.retry.after(pod.failures)
+            pod.retry = asyncio.get_running_loop().call_later(pause, self._schedule, uid, pod)
         else:
-            pod.stage = _Stage.RESTING
+            pod.inspection = _InspectionState.IDLE
             self._forget_if_gone(uid, pod)
 
-    def _forget_if_gone(self, uid: PodUID, pod: _Pod) -> None:
-        if pod.stage is _Stage.RESTING and not pod.book.records:
+    def _forget_if_gone(self, uid: PodUID, pod: _PlegPod) -> None:
+        if pod.inspection is _InspectionState.IDLE and not pod.book.records:
             del self._pods[uid]
 
-    def _tell(self, events: Iterable[LifecycleEvent]) -> None:
+    def _send(self, events: Iterable[LifecycleEvent]) -> None:
         for event in events:
             try:
                 self._emit(event)
             except Exception:
-                log.exception("cannot hand on %s", event)
-                self._observer.discarded()
+                log.exception("cannot send %s", event)
+                self._observer.event_discarded()
 
     # The relist.
 
-    async def _keep_relisting(self) -> None:
-        failures = 0
+    async def _run_relists(self) -> None:
+        retries = RetryCounter(self._timing.retry)
         while True:
-            self._relist_wanted.clear()
+            self._relist_requested.clear()
             if await self._relist():
-                failures = 0
-                pause = self._pace.relist_seconds if self._trusts_events() else self._pace.poll_seconds
+                retries.succeeded()
+                pause = self._timing.relist_seconds if self._trusts_events() else self._timing.poll_seconds
             else:
-                failures += 1
-                pause = self._pace.pause_after(failures)
+                pause = retries.failed()
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause):
-                    await self._relist_wanted.wait()
+                    await self._relist_requested.wait()
 
     def _trusts_events(self) -> bool:
-        return self._clock.monotonic() >= max(self._telling_from, self._doubted_until)
+        return self._clock.monotonic() >= max(self._trusted_from, self._distrusted_until)
 
     async def _relist(self) -> bool:
         at, wall = self._moment(), self._clock.now()
         began = self._relist_began = self._clock.monotonic()
         interval = None if self._relisted_at == _NEVER else at - self._relisted_at
         try:
-            async with asyncio.timeout(self._pace.relist_deadline_seconds):
+            async with asyncio.timeout(self._timing.relist_deadline_seconds):
                 records = await self._runtime.list_pods()
             self._compare(records, at, wall)
         except AgentError as error:
-            log.warning("cannot relist, will try again: %s", error)
+            log.warning("cannot relist, will retry: %s", error)
             return False
         except TimeoutError:
-            log.warning("cannot relist, will try again: no answer after %g s", self._clock.monotonic() - began)
+            log.warning("cannot relist, will retry: no answer after %g s", self._clock.monotonic() - began)
             return False
         except Exception:
-            log.exception("the relist failed in an unforeseen way, will try again")
+            log.exception("unexpected error in the relist, will retry")
             return False
         else:
-            self._observer.listed(records, self._clock.now())
+            self._observer.pods_listed(records, self._clock.now())
             return True
         finally:
             self._relist_began = None
             self._observer.relisted(self._clock.monotonic() - began, interval)
 
     def _compare(self, records: Iterable[PodRecord], at: float, wall: datetime) -> None:
-        """Have a look at every pod that is not as the book says, and let go of those that are gone."""
+        """Schedule an inspection of each changed pod, and drop the pods that the listing does not show."""
         here: set[PodUID] = set()
         changed: list[PodUID] = []
-        unannounced: dict[PodUID, str] = {}  # with their names
+        unreported: dict[PodUID, str] = {}  # with their names
         for record in records:
             uid, listed = PodUID(record.uid), _listed(record)
             if listed is None:
@@ -392,101 +377,99 @@ class Pleg:
             here.add(uid)
             pod = self._pods.get(uid)
             if pod is None:
-                pod = self._pods[uid] = _Pod()
+                pod = self._pods[uid] = _PlegPod()
             elif pod.seen_at > at or is_unchanged(pod.book, listed):
                 continue
             if relist_pod(pod.book, uid, listed)[1]:
                 changed.append(uid)
-                if self._is_unannounced(pod):
-                    unannounced[uid] = _name_of(record)
-                    self._suspects[uid] = _Suspect(wall, changed=False)
+                if self._is_unreported(pod):
+                    unreported[uid] = _name_of(record)
+                    self._unreported[uid] = _UnreportedChange(wall, changed=False)
         for uid in self._pods.keys() - here:
             pod = self._pods[uid]
             if pod.seen_at < at:
-                if self._is_unannounced(pod):
-                    unannounced[uid] = self._name(uid)
-                    self._suspects[uid] = _Suspect(wall, changed=True)
-                self._let_go(uid, pod, at)
+                if self._is_unreported(pod):
+                    unreported[uid] = self._name(uid)
+                    self._unreported[uid] = _UnreportedChange(wall, changed=True)
+                self._removed(uid, pod, at)
         self._relisted_at = at
         self._cache.all_seen(at, but=changed)
         for uid in changed:
             pod = self._pods[uid]
-            if pod.stage is not _Stage.PUT_OFF:  # its turn comes; a relist must not wear out the patience with it
-                self._want(uid, pod)
-        if unannounced and self._group is not None:
-            self._group.create_task(self._judge(unannounced))
+            if pod.inspection is not _InspectionState.BACKOFF:  # keep the backoff, its timer starts the inspection
+                self._schedule(uid, pod)
+        if unreported and self._group is not None:
+            self._group.create_task(self._count_missed(unreported))
 
-    def _let_go(self, uid: PodUID, pod: _Pod, at: float) -> None:
-        """Note that a listing does not show a pod any more."""
+    def _removed(self, uid: PodUID, pod: _PlegPod, at: float) -> None:
+        """Handle a pod that a listing no longer shows."""
         book, findings = relist_pod(pod.book, uid, None)
         for finding in findings:
             if not self._cache.drop(uid, at):
-                return  # an inspection begun later has failed: the next listing or inspection finds the pod gone
+                return  # a later inspection has failed. The next listing or inspection detects the removal.
             pod.seen_at = at
-            pod.book, events = settle(book, finding, inspected=True)
-            self._tell(events)
-        if pod.stage is _Stage.PUT_OFF and pod.retry is not None:
+            pod.book, events = complete_inspection(book, finding, inspected=True)
+            self._send(events)
+        if pod.inspection is _InspectionState.BACKOFF and pod.retry is not None:
             pod.retry.cancel()
             pod.retry = None
-            pod.stage = _Stage.RESTING
+            pod.inspection = _InspectionState.IDLE
         self._forget_if_gone(uid, pod)
 
-    def _is_unannounced(self, pod: _Pod) -> bool:
-        """Whether nobody has pointed at a pod that changed, although the event stream was open all the time."""
-        return pod.stage is _Stage.RESTING and self._telling_from <= max(pod.seen_at, self._relisted_at)
+    def _is_unreported(self, pod: _PlegPod) -> bool:
+        """Return whether no event reported a changed pod, although the event stream was open all the time."""
+        return pod.inspection is _InspectionState.IDLE and self._trusted_from <= max(pod.seen_at, self._relisted_at)
 
-    async def _judge(self, suspects: Mapping[PodUID, str]) -> None:
-        """Give events that are only late their time, then count what was missed."""
-        await asyncio.sleep(self._pace.late_seconds)
-        judged = ((name, self._suspects.pop(uid, None)) for uid, name in suspects.items())
-        missed = [name for name, suspect in judged if suspect is not None and suspect.changed]
+    async def _count_missed(self, names: Mapping[PodUID, str]) -> None:
+        """Wait for late events, then count the changes that no event has reported."""
+        await asyncio.sleep(self._timing.late_seconds)
+        inspected = ((name, self._unreported.pop(uid, None)) for uid, name in names.items())
+        missed = [name for name, unreported in inspected if unreported is not None and unreported.changed]
         if missed:
-            log.warning(
-                "the runtime's events missed changes that relisting found, in %d pods: %s", len(missed), _some(missed)
-            )
-            self._observer.missed(len(missed))
-            self._doubted_until = self._clock.monotonic() + self._pace.doubt_seconds
-            self._relist_wanted.set()
+            log.warning("a relist found changes of %d pods without a runtime event: %s", len(missed), _some(missed))
+            self._observer.events_missed(len(missed))
+            self._distrusted_until = self._clock.monotonic() + self._timing.distrust_seconds
+            self._relist_requested.set()
 
     # Events.
 
-    async def _listen(self) -> None:
+    async def _follow_events(self) -> None:
         short_lives = 0
         while True:
             opened = self._clock.monotonic()
-            self._telling_from = opened + self._pace.trust_seconds
+            self._trusted_from = opened + self._timing.trust_after_seconds
             self._observer.stream_opened()
             reason = await self._stream_end()
-            self._telling_from = _NOT_YET
-            self._observer.stream_broke()
-            self._relist_wanted.set()  # what happened since the break nobody tells
+            self._trusted_from = _NOT_YET
+            self._observer.stream_ended()
+            self._relist_requested.set()  # because changes since the end of the stream have no events
             lived = self._clock.monotonic() - opened
-            short_lives = 0 if lived >= self._pace.trust_seconds else short_lives + 1
+            short_lives = 0 if lived >= self._timing.trust_after_seconds else short_lives + 1
             if short_lives <= 1:
-                log.warning("the runtime's event stream broke, relisting until it is back: %s", reason)
-            await asyncio.sleep(self._pace.pause_after(short_lives) if short_lives else 0)
+                log.warning("the runtime's event stream ended, relisting until it is open again: %s", reason)
+            await asyncio.sleep(self._timing.retry.after(short_lives) if short_lives else 0)
 
     async def _stream_end(self) -> str:
-        """Listen until the stream breaks. Returns why it did."""
+        """Handle events until the stream ends. Return the reason."""
         try:
             async for event in self._runtime.events():
-                self._heed(event)
+                self._handle(event)
         except AgentError as error:
             return str(error)
         except Exception as error:
-            log.exception("the runtime's event stream failed in an unforeseen way")
+            log.exception("unexpected error in the runtime's event stream")
             return str(error)
-        return "it ended"
+        return "end of stream"
 
-    def _heed(self, event: RuntimeEvent) -> None:
+    def _handle(self, event: RuntimeEvent) -> None:
         if not event.uid:
-            log.warning("cannot heed an event of container %s: it names no pod", event.container_id)
+            log.warning("ignored an event of container %s: it has no pod UID", event.container_id)
             return
-        suspect = self._suspects.get(event.uid)
-        # News of what we do about the finding come at once: they do not tell what was missed.
-        if suspect is not None and event.at <= suspect.listed_at:
-            del self._suspects[event.uid]
-        self._observer.heard(max(0.0, (self._clock.now() - event.at).total_seconds()))
+        unreported = self._unreported.get(event.uid)
+        # Later events report our own reaction to the listing, not the change itself.
+        if unreported is not None and event.at <= unreported.listed_at:
+            del self._unreported[event.uid]
+        self._observer.event_received(max(0.0, (self._clock.now() - event.at).total_seconds()))
         self.request(event.uid)
 
     def _name(self, uid: PodUID) -> str:
@@ -497,12 +480,12 @@ def _name_of(record: PodRecord) -> str:
     return f"{record.namespace}/{record.name}" if record.name else record.uid
 
 
-def _listed(record: PodRecord) -> PodListing | None:
-    """A record as the book wants it; one of nothing at all is a pod that is not there."""
+def _listed(record: PodRecord) -> ListedPod | None:
+    """Return a record in the form of the book. None if the runtime has nothing of the pod."""
     return listing_of(record) if record.sandboxes or record.containers else None
 
 
 def _some(names: Sequence[str]) -> str:
-    """The first few names, and how many more there are."""
+    """Join the first few names, and the number of the others."""
     more = len(names) - _NAMED
     return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")

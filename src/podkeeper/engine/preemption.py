@@ -1,11 +1,11 @@
-"""Preemption: has pods killed so that a critical one fits, while everybody else goes on.
+"""Preemption: kill pods to make room for a critical pod.
 
-In: `hold`, a critical pod that is let in once its victims are dead, and what to call then. Out: kills, and that call.
-Whom to kill is decided in `rules.preempt`. Until its victims are dead the pod is *held*: the workers must not be told
-of it, neither by the loop nor by housekeeping.
+The loop is not blocked meanwhile. In: `hold`, with a critical pod, its victims and a callback. Out: the kills, then the
+callback. `rules.admission.preempt` selects the victims. Until they are killed, the pod is *held*: neither the loop nor
+housekeeping may send it to the workers.
 
-The pod is let in whatever became of its victims: it is critical, and each kill has its time limit. The Go ancestor is
-pkg/kubelet/preemption, which makes the whole loop wait.
+The callback is called even if a kill failed, because the pod is critical and each kill has a time limit.
+Kubelet counterpart: pkg/kubelet/preemption, which blocks the whole loop.
 """
 
 import asyncio
@@ -13,25 +13,22 @@ import logging
 from collections import deque
 from collections.abc import Callable, Collection
 
+from podkeeper.engine.observer import Observer
 from podkeeper.engine.workers import PodWorkers
 from podkeeper.model.errors import TryLater
 from podkeeper.model.k8s.core import Pod, PodStatus
 from podkeeper.model.messages import EventType, PodEvent, PodUID
 from podkeeper.model.runtime import PodRecord
 from podkeeper.ports.clock import Clock
-from podkeeper.rules.admit import Preempt
+from podkeeper.rules.admission.admit import Preempt
 from podkeeper.rules.evict import PREEMPTED, evicted_status
-from podkeeper.rules.mirror import full_name
+from podkeeper.rules.static.mirror import full_name
 
 log = logging.getLogger(__name__)
 
 
-def _ignore(*_: object) -> None:
-    """Nobody wants to know."""
-
-
 class Preemption:
-    """The critical pods that wait for room, and the kills that make it."""
+    """The critical pods that wait for their victims."""
 
     def __init__(
         self,
@@ -39,38 +36,37 @@ class Preemption:
         workers: PodWorkers,
         record: Callable[[PodEvent, Pod | PodRecord | None], None],
         clock: Clock,
-        preempted: Callable[[str], None] = _ignore,
+        observer: Observer | None = None,
     ) -> None:
-        """`preempted` hears, for each pod killed, of which resource there was not enough."""
         self._workers = workers
         self._record = record
         self._clock = clock
-        self._preempted = preempted
+        self._observer = observer or Observer()
         self._held: set[PodUID] = set()
-        self._to_begin: deque[tuple[Pod, Preempt, Callable[[], None]]] = deque()
-        self._news = asyncio.Event()
+        self._pending: deque[tuple[Pod, Preempt, Callable[[], None]]] = deque()
+        self._wake = asyncio.Event()
 
     def hold(self, pod: Pod, preempt: Preempt, then: Callable[[], None]) -> None:
-        """Hold a pod, have its victims killed, and call `then`."""
+        """Hold a pod, kill its victims, then call `then`."""
         self._held.add(PodUID(pod.metadata.uid or ""))
-        self._to_begin.append((pod, preempt, then))
-        self._news.set()
+        self._pending.append((pod, preempt, then))
+        self._wake.set()
 
     def held(self) -> Collection[PodUID]:
-        """The pods that the workers must not be told of yet."""
+        """Return the pods that must not be sent to the workers yet."""
         return self._held
 
     async def run(self) -> None:
         """Preempt until cancelled."""
         async with asyncio.TaskGroup() as group:
             while True:
-                await self._news.wait()
-                self._news.clear()
-                while self._to_begin:
-                    group.create_task(self._preempt(*self._to_begin.popleft()))
+                await self._wake.wait()
+                self._wake.clear()
+                while self._pending:
+                    group.create_task(self._preempt(*self._pending.popleft()))
 
     async def _preempt(self, pod: Pod, preempt: Preempt, then: Callable[[], None]) -> None:
-        """Make room for one pod; the task's boundary."""
+        """Kill the victims of one pod. This is the boundary of a task."""
         async with asyncio.TaskGroup() as kills:
             for victim in preempt.victims:
                 kills.create_task(self._kill(victim, pod, preempt.resource))
@@ -78,19 +74,19 @@ class Preemption:
         try:
             then()
         except Exception:
-            log.exception("cannot go on with pod %s, for which there is room now", full_name(pod))
+            log.exception("unexpected error when starting critical pod %s", full_name(pod))
 
     async def _kill(self, victim: Pod, pod: Pod, resource: str) -> None:
-        def last_words(status: PodStatus) -> PodStatus:
+        def preempted_status(status: PodStatus) -> PodStatus:
             return evicted_status(victim, status, PREEMPTED, self._clock.now())
 
-        log.info("pod %s is preempted for pod %s: not enough %s", full_name(victim), full_name(pod), resource)
+        log.info("preempting pod %s for critical pod %s: not enough %s", full_name(victim), full_name(pod), resource)
         event = PodEvent(EventType.WARNING, PREEMPTED.reason, PREEMPTED.message, victim.metadata.uid or "")
         try:
             self._record(event, victim)
-            await self._workers.kill_pod(victim, evict=True, status_function=last_words)
-            self._preempted(resource)
+            await self._workers.kill_pod(victim, evict=True, status_function=preempted_status)
+            self._observer.preempted(resource)
         except TryLater as error:
-            log.warning("pod %s starts although its victim may still run: %s", full_name(pod), error)
+            log.warning("critical pod %s starts, but a preempted pod may still run: %s", full_name(pod), error)
         except Exception:
-            log.exception("cannot preempt pod %s for pod %s", full_name(victim), full_name(pod))
+            log.exception("unexpected error when preempting pod %s for pod %s", full_name(victim), full_name(pod))

@@ -1,18 +1,19 @@
-"""The probe workers: one for each probe of each container, and what they have found out.
+"""Probe workers: execute each probe of each container and store the results.
 
-    timer -> `tick` (rules.probe.worker) -> execute -> `judge`, `after` -> a stored result -> `tell`
+    timer -> `tick` (rules.probe.worker) -> execute -> `conclude`, `count_outcome` -> stored result -> `send`
 
 In: pods as they start and end (`add_pod`, `stop_liveness_and_startup`, `remove_pod`, `keep_only`), each container that
-this agent makes (`claim`), and `wake` when one only waits for its readiness probe. Out: the results (`view`,
-`liveness`, `startup`), each change of one through `tell`, events through `record`. Promises:
+this agent creates (`claim`), and `wake` for a container that only waits for its readiness probe. Out: the results
+(`view`, `liveness`, `startup`), each changed result through `send`, events through `record`. Guarantees:
 
-* an idle probe is one timer, not a task; a task lives only while a probe is being executed;
-* each worker has at most one execution under way, and a tick it misses meanwhile is made up for once;
-* so many executions run at a time, but one that hangs gives its place back after a while: it delays no other;
-* what an execution says about a container that is no more, or does not run any more, is dropped.
+* An idle probe is a timer, not a task. A task exists only while a probe is executed.
+* Each worker has at most one execution in flight. If it misses ticks meanwhile, it ticks once afterwards.
+* The number of concurrent executions is limited. A hung execution releases its slot after a lease, so it delays no
+  other probe.
+* The result of an execution is dropped if its container has been replaced or has exited.
 
-When to probe, and what a report means, is decided in `rules.probe`. The Go ancestors are `manager` and `worker`
-in pkg/kubelet/prober.
+`rules.probe` decides when to probe and what a report means.
+Kubelet counterpart: `manager` and `worker` in pkg/kubelet/prober.
 """
 
 import asyncio
@@ -23,6 +24,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from podkeeper.concurrency.slots import Slots
 from podkeeper.engine.observer import Observer
 from podkeeper.model.errors import BadInput
 from podkeeper.model.k8s.core import Container, ContainerStatus, Pod, PodStatus
@@ -30,18 +32,18 @@ from podkeeper.model.messages import PodEvent, PodUID, ProbeKind, ProbeResult, P
 from podkeeper.model.runtime import PodRecord, bare_container_id
 from podkeeper.ports.clock import Clock
 from podkeeper.rules.probe.flags import ProbeView, predates_agent
-from podkeeper.rules.probe.report import Again, Report, Verdict, judge
+from podkeeper.rules.probe.report import ProbeConclusion, Report, Retry, conclude
 from podkeeper.rules.probe.worker import (
     DEFAULT_PERIOD_SECONDS,
-    Ended,
-    Known,
+    AwaitingContainer,
     Live,
+    ProbeReason,
+    ProbeStep,
     Probing,
-    Reason,
-    Step,
+    Stopped,
     Target,
-    Waiting,
-    after,
+    TickInput,
+    count_outcome,
     first_tick_delay_seconds,
     probe_period_seconds,
     probes_of,
@@ -52,32 +54,32 @@ from podkeeper.rules.probe.worker import (
 log = logging.getLogger(__name__)
 
 SLOTS: Final = 100
-"""How many executions may run at a time."""
+"""The number of concurrent executions."""
 LEASE_SECONDS: Final = 1.0
-"""How long an execution may keep its slot; one that takes longer goes on without."""
-RARE_SECONDS: Final = 30.0  # probes that come so rarely need not be so exact:
-TOGETHER_SECONDS: Final = 0.5  # they are made in company, for waking up for each costs more than the probe itself
+"""How long an execution keeps its slot. A longer one continues without a slot."""
+RARE_PERIOD_SECONDS: Final = 30.0  # from this period on, ticks are rounded:
+TICK_GRID_SECONDS: Final = 0.5  # several probes then share one wake-up, which costs more than the probe itself
 
 Record = Callable[[PodEvent, Pod | PodRecord | None], None]
 Execute = Callable[[Pod, Target, str, str], Awaitable[Report]]
-"""Executes a probe once, given the pod's address and the container's id as the API shows it."""
+"""Executes a probe once, given the pod's IP and the container ID in the form of the API."""
 _Key = tuple[str, ProbeKind]
 
 
-class _PodProbes:
-    """The workers of one pod, and what they have stored."""
+class _ProbedPod:
+    """The workers of one pod and their results."""
 
     __slots__ = ("ended", "pod", "uid", "view", "workers")
 
     def __init__(self, pod: Pod, uid: PodUID) -> None:
         self.pod = pod
         self.uid = uid
-        self.workers: dict[_Key, _Worker] = {}
-        self.ended: dict[_Key, str | None] = {}  # workers that ended by themselves, with their last container
-        self.view: ProbeView | None = None  # what they know, until one of them knows something new
+        self.workers: dict[_Key, _ProbeWorker] = {}
+        self.ended: dict[_Key, str | None] = {}  # ended workers, with the last container ID of each
+        self.view: ProbeView | None = None  # cached until a worker or a result changes
 
     def stored(self, kind: ProbeKind) -> dict[str, ProbeResult]:
-        """The results of one kind by the container id the API shows."""
+        """Return the results of one kind, by container ID in the form of the API."""
         return {
             worker.container_id: worker.result
             for worker in self.workers.values()
@@ -85,17 +87,17 @@ class _PodProbes:
         }
 
 
-class _Worker:
-    """One probe of one container: where it stands, what it has stored, and when it is due."""
+class _ProbeWorker:
+    """One probe of one container: its state, its result and its next tick."""
 
     __slots__ = ("busy", "due", "group", "period_seconds", "result", "state", "target", "ticked", "timer")
 
-    def __init__(self, group: _PodProbes, target: Target, period_seconds: float, due: float) -> None:
+    def __init__(self, group: _ProbedPod, target: Target, period_seconds: float, due: float) -> None:
         self.group = group
         self.target = target
         self.period_seconds = period_seconds
         self.due = due
-        self.state: Live | Ended = Waiting()
+        self.state: Live | Stopped = AwaitingContainer()
         self.result: ProbeResult | None = None  # for the container that the state names
         self.timer: asyncio.TimerHandle | None = None
         self.busy = False  # executing, or waiting for a slot
@@ -103,13 +105,12 @@ class _Worker:
 
     @property
     def key(self) -> _Key:
-        """What tells it from the other workers of its pod."""
         return self.target.container.name, self.target.kind
 
     @property
     def container_id(self) -> str:
-        """The container it is about; empty before it has seen one."""
-        return "" if isinstance(self.state, Waiting) else self.state.container_id or ""
+        """Return the ID of the probed container, or an empty string before the first one."""
+        return "" if isinstance(self.state, AwaitingContainer) else self.state.container_id or ""
 
     def __str__(self) -> str:
         meta = self.group.pod.metadata
@@ -118,14 +119,14 @@ class _Worker:
 
 
 class ProbeManager:
-    """Keeps the probe workers of all pods. While `run` runs, probes are executed."""
+    """The probe workers of all pods. Probes are executed only while `run` runs."""
 
     def __init__(
         self,
         *,
         execute: Execute,
         status_of: Callable[[PodUID], PodStatus | None],
-        tell: Callable[[ProbeUpdate], None],
+        send: Callable[[ProbeUpdate], None],
         record: Record,
         clock: Clock,
         observer: Observer | None = None,
@@ -134,17 +135,15 @@ class ProbeManager:
     ) -> None:
         self._execute_once = execute
         self._status_of = status_of
-        self._tell = tell
+        self._send = send
         self._record = record
         self._clock = clock
         self._began = clock.monotonic()
         self._observer = observer or Observer()
-        self._free_slots = slots
-        self._lease_seconds = lease_seconds
-        self._leases: dict[_Worker, asyncio.TimerHandle] = {}
-        self._queue: deque[_Worker] = deque()  # due, and waiting for a slot
-        self._pods: dict[PodUID, _PodProbes] = {}
-        self._own: dict[PodUID, dict[str, str]] = {}  # the last container this agent made, by its name
+        self._slots: Slots[_ProbeWorker] = Slots(slots, lease_seconds=lease_seconds, on_free=self._fill_slots)
+        self._queue: deque[_ProbeWorker] = deque()  # due, and waiting for a slot
+        self._pods: dict[PodUID, _ProbedPod] = {}
+        self._own: dict[PodUID, dict[str, str]] = {}  # the last container that this agent created, by name
         self._unprobed = ProbeView()
         self._tasks: asyncio.TaskGroup | None = None
 
@@ -154,17 +153,17 @@ class ProbeManager:
             self._tasks = tasks
             try:
                 self._fill_slots()
-                await asyncio.get_running_loop().create_future()  # nobody sets it: until cancelled
+                await asyncio.get_running_loop().create_future()  # never set, so this waits until cancelled
             finally:
                 self._tasks = None
                 for group in self._pods.values():
                     for worker in group.workers.values():
                         _cancel_timer(worker)
 
-    # What others ask.
+    # Results.
 
     def view(self, uid: PodUID) -> ProbeView:
-        """What a pod's probes know; the same object for as long as nothing changes."""
+        """Return the results of a pod. The same object is returned until something changes."""
         group = self._pods.get(uid)
         if group is None:
             return self._unprobed
@@ -178,11 +177,11 @@ class ProbeManager:
         return group.view
 
     def liveness(self, uid: PodUID) -> Mapping[str, ProbeResult]:
-        """A pod's liveness results by the runtime's own container ids."""
+        """Return the liveness results of a pod by the container IDs of the runtime."""
         return self._by_bare_id(uid, ProbeKind.LIVENESS)
 
     def startup(self, uid: PodUID) -> Mapping[str, ProbeResult]:
-        """A pod's startup results by the runtime's own container ids."""
+        """Return the startup results of a pod by the container IDs of the runtime."""
         return self._by_bare_id(uid, ProbeKind.STARTUP)
 
     def _by_bare_id(self, uid: PodUID, kind: ProbeKind) -> Mapping[str, ProbeResult]:
@@ -193,47 +192,47 @@ class ProbeManager:
     def __len__(self) -> int:
         return sum(len(group.workers) for group in self._pods.values())
 
-    # What others tell.
+    # Pods and containers.
 
     def claim(self, uid: PodUID, container: str, container_id: str) -> None:
-        """This agent has made a container: what was published of earlier ones says nothing about it."""
+        """Record that this agent created a container, so results published for earlier containers do not apply."""
         self._own.setdefault(uid, {})[container] = container_id
         group = self._pods.get(uid)
         if group is not None:
             group.view = None
 
     def add_pod(self, pod: Pod) -> None:
-        """See to it that each probe of a pod has its worker; those it has go on."""
+        """Start a worker for each probe of a pod that has none. Existing workers continue."""
         uid = PodUID(pod.metadata.uid or "")
         group = self._pods.get(uid)
         if group is not None and group.pod is pod and not group.ended:
             return
         for target in probes_of(pod):
             if group is None:
-                group = self._pods[uid] = _PodProbes(pod, uid)
+                group = self._pods[uid] = _ProbedPod(pod, uid)
             group.pod = pod
             key = (target.container.name, target.kind)
-            if key in group.workers or (key in group.ended and not self._is_another(group, key)):
+            if key in group.workers or (key in group.ended and not self._has_new_container(group, key)):
                 continue
             group.ended.pop(key, None)
             self._begin(group, target)
 
     def wake(self, uid: PodUID, containers: Iterable[str]) -> None:
-        """Let the readiness probes of these containers tick now, and every period from now on."""
+        """Tick the readiness probes of these containers now, and then once per period."""
         group = self._pods.get(uid)
         if group is None:
             return
         for name in containers:
             worker = group.workers.get((name, ProbeKind.READINESS))
-            if worker is None or worker.busy:  # what it is asking right now is what we want to know
+            if worker is None or worker.busy:  # the execution in flight gives the wanted result
                 continue
-            # A restarted agent finds all its pods at once: what ran before it keeps to the spread of first ticks.
+            # After a restart, the agent finds all pods at once. Their first ticks stay spread over the period.
             if worker.ticked or not self._predates_agent(group, name):
                 worker.due = self._clock.monotonic()
                 self._schedule(worker)
 
     def stop_liveness_and_startup(self, pod: Pod) -> None:
-        """A pod terminates: nothing shall restart its containers. Sidecars serve to the end, and keep their probes."""
+        """Stop probes that could restart containers of a terminating pod. Sidecars keep theirs until they stop."""
         group = self._pods.get(PodUID(pod.metadata.uid or ""))
         if group is None:
             return
@@ -243,7 +242,7 @@ class ProbeManager:
                     self._end(worker)
 
     def remove_pod(self, uid: PodUID) -> None:
-        """End all workers of a pod, and forget what they have stored."""
+        """Stop all workers of a pod and delete their results."""
         self._own.pop(uid, None)
         group = self._pods.pop(uid, None)
         if group is not None:
@@ -251,84 +250,83 @@ class ProbeManager:
                 self._end(worker)
 
     def keep_only(self, uids: Collection[PodUID]) -> None:
-        """End the workers of all other pods."""
+        """Stop the workers of all other pods."""
         for uid in [uid for uid in {**self._pods, **self._own} if uid not in uids]:
             self.remove_pod(uid)
 
-    # The life of a worker.
+    # Workers.
 
-    def _begin(self, group: _PodProbes, target: Target) -> None:
+    def _begin(self, group: _ProbedPod, target: Target) -> None:
         now = self._clock.monotonic()
         period_seconds = _period_seconds(group.pod, target)
         delay_seconds = first_tick_delay_seconds(period_seconds, now - self._began, self._clock.fraction())
-        worker = _Worker(group, target, period_seconds, now + delay_seconds)
+        worker = _ProbeWorker(group, target, period_seconds, now + delay_seconds)
         group.workers[worker.key] = worker
         group.view = None
         self._schedule(worker)
 
-    def _end(self, worker: _Worker) -> None:
-        """End a worker from outside; nobody wants to know any more what it is just asking."""
-        if not isinstance(worker.state, Ended):
-            self._obey(worker, stop(worker.state))
+    def _end(self, worker: _ProbeWorker) -> None:
+        """Stop a worker. The result of an execution in flight is dropped."""
+        if not isinstance(worker.state, Stopped):
+            self._apply(worker, stop(worker.state))
 
-    def _schedule(self, worker: _Worker) -> None:
+    def _schedule(self, worker: _ProbeWorker) -> None:
         _cancel_timer(worker)
         worker.timer = asyncio.get_running_loop().call_at(worker.due, self._on_timer, worker)
 
-    def _on_timer(self, worker: _Worker) -> None:
+    def _on_timer(self, worker: _ProbeWorker) -> None:
         worker.timer = None
-        # However many ticks were missed, the next one is the first that lies ahead.
+        # Missed ticks are skipped: the next tick is the first one in the future.
         behind_seconds = max(self._clock.monotonic() - worker.due, 0.0)
         worker.due += worker.period_seconds * (behind_seconds // worker.period_seconds + 1)
-        if worker.period_seconds >= RARE_SECONDS:
-            worker.due += -worker.due % TOGETHER_SECONDS
+        if worker.period_seconds >= RARE_PERIOD_SECONDS:
+            worker.due += -worker.due % TICK_GRID_SECONDS
         self._tick(worker)
 
-    def _tick(self, worker: _Worker) -> None:
-        """Let a worker look at its container. A timer's boundary: what fails here is this worker's own trouble."""
-        if isinstance(worker.state, Ended):
+    def _tick(self, worker: _ProbeWorker) -> None:
+        """Tick a worker. This is the boundary of a timer, so an error must not affect other workers."""
+        if isinstance(worker.state, Stopped):
             return
         execute = False
         try:
             step = tick(worker.state, worker.target, self._known(worker))
             execute = step.execute
-            self._obey(worker, step)
+            self._apply(worker, step)
         except Exception:
-            log.exception("cannot look after the %s, will try again", worker)
+            log.exception("unexpected error in a tick of the %s, will retry", worker)
         worker.ticked = True
         if isinstance(worker.state, Probing) and execute:
             self._execute_soon(worker, worker.state)
-        elif not isinstance(worker.state, Ended):
+        elif not isinstance(worker.state, Stopped):
             self._schedule(worker)
 
-    def _obey(self, worker: _Worker, step: Step) -> None:
-        """Store, forget and tell what a step says."""
+    def _apply(self, worker: _ProbeWorker, step: ProbeStep) -> None:
         group = worker.group
         worker.state = step.state
         if step.forget is not None:
             worker.result = None
             group.view = None
-        news = None
+        changed = None
         if step.store is not None and step.store is not worker.result:
-            news = step.store if self._is_news(worker, step) else None
+            changed = step.store if self._must_send(worker, step) else None
             worker.result = step.store
             group.view = None
-        if isinstance(step.state, Ended):
+        if isinstance(step.state, Stopped):
             _cancel_timer(worker)
             del group.workers[worker.key]
             group.ended[worker.key] = step.state.container_id
             group.view = None
-            self._observer.gone(group.pod, *worker.key)
-        if news is not None:
-            self._tell(ProbeUpdate(worker.target.kind, group.uid, worker.container_id, news))
+            self._observer.probe_removed(group.pod, *worker.key)
+        if changed is not None:
+            self._send(ProbeUpdate(worker.target.kind, group.uid, worker.container_id, changed))
 
-    def _is_news(self, worker: _Worker, step: Step) -> bool:
-        """Whether a result, other than the one before, makes a difference to anybody.
+    def _must_send(self, worker: _ProbeWorker, step: ProbeStep) -> bool:
+        """Return whether a changed result must be sent.
 
-        What counts until a probe has spoken is taken for granted by all, unless the status says otherwise; telling it
-        would cost each new pod a pass over nothing.
+        The initial result of a container is assumed by all readers, unless the published status contradicts it. Sending
+        it would cost each new pod a sync without effect.
         """
-        if worker.result is not None or step.reason is Reason.DECIDED:
+        if worker.result is not None or step.reason is ProbeReason.DECIDED:
             return True
         found = _container_status(self._status_of(worker.group.uid), worker.target.container.name)
         match worker.target.kind:
@@ -339,111 +337,100 @@ class ProbeManager:
             case ProbeKind.STARTUP:
                 return found is None or bool(found.started)
 
-    def _known(self, worker: _Worker) -> Known:
+    def _known(self, worker: _ProbeWorker) -> TickInput:
         group = worker.group
         now, monotonic = self._clock.now(), self._clock.monotonic()
-        return Known(group.pod, self._status_of(group.uid), None, now, monotonic, self._own_of(group.uid))
+        return TickInput(group.pod, self._status_of(group.uid), None, now, monotonic, self._own_of(group.uid))
 
     def _own_of(self, uid: PodUID) -> frozenset[str]:
         return frozenset(self._own.get(uid, {}).values())
 
-    def _is_another(self, group: _PodProbes, key: _Key) -> bool:
-        """Whether there is a container that the worker which ended has not seen."""
+    def _has_new_container(self, group: _ProbedPod, key: _Key) -> bool:
+        """Return whether there is a newer container than the last one of the ended worker."""
         found = _container_status(self._status_of(group.uid), key[0])
         return found is not None and found.container_id != group.ended[key]
 
-    def _predates_agent(self, group: _PodProbes, container: str) -> bool:
+    def _predates_agent(self, group: _ProbedPod, container: str) -> bool:
         found = _container_status(self._status_of(group.uid), container)
         return found is not None and predates_agent(found, self._own_of(group.uid))
 
-    # Executing.
+    # Execution.
 
-    def _execute_soon(self, worker: _Worker, state: Probing) -> None:
-        """Execute a probe now if there is a free slot, else in its turn."""
+    def _execute_soon(self, worker: _ProbeWorker, state: Probing) -> None:
+        """Execute a probe now if a slot is free, else queue it."""
         worker.busy = True
-        if self._tasks is None or self._free_slots <= 0:
+        if self._tasks is None or not self._slots.take(worker):
             self._queue.append(worker)
             return
-        self._free_slots -= 1
-        lease = asyncio.get_running_loop().call_later(self._lease_seconds, self._give_back, worker)
-        self._leases[worker] = lease
         self._tasks.create_task(self._execute(worker, state))
 
-    def _give_back(self, worker: _Worker) -> None:
-        """Free the slot that a worker holds: it is done, or it takes too long for others to wait."""
-        lease = self._leases.pop(worker, None)
-        if lease is not None:
-            lease.cancel()
-            self._free_slots += 1
-            self._fill_slots()
-
     def _fill_slots(self) -> None:
-        """Let those who wait have the free slots. They look again first: the world may have changed."""
-        while self._queue and self._free_slots > 0 and self._tasks is not None:
+        """Give free slots to queued workers. Each ticks again first, because its container may have changed."""
+        while self._queue and self._tasks is not None and self._slots.has_free():
             worker = self._queue.popleft()
             worker.busy = False
             self._tick(worker)
 
-    async def _execute(self, worker: _Worker, state: Probing) -> None:
-        """Execute a probe and draw the conclusions. A task's boundary."""
+    async def _execute(self, worker: _ProbeWorker, state: Probing) -> None:
+        """Execute a probe and apply its result. This is the boundary of a task."""
         again = False
         try:
-            again = self._conclude(worker, state, await self._ask(worker, state))
+            again = self._conclude(worker, state, await self._execute_probe(worker, state))
         except Exception:
-            log.exception("cannot execute the %s, will try again", worker)
+            log.exception("unexpected error in an execution of the %s, will retry", worker)
         finally:
             worker.busy = False
             if self._tasks is not None:
-                self._give_back(worker)
+                self._slots.give_back(worker)
                 if again:
                     self._tick(worker)
-                elif not isinstance(worker.state, Ended):
+                elif not isinstance(worker.state, Stopped):
                     self._schedule(worker)
 
-    async def _ask(self, worker: _Worker, state: Probing) -> ProbeResult | None:
-        """Execute a probe until it says something, at most three times. None: it said nothing."""
+    async def _execute_probe(self, worker: _ProbeWorker, state: Probing) -> ProbeResult | None:
+        """Execute a probe up to three times, until it has a result. Return None if it has none."""
         group, target = worker.group, worker.target
         began = self._clock.monotonic()
         executions = 0
-        verdict: Verdict | Again = Again.RETRY
-        while not isinstance(verdict, Verdict):
+        conclusion: ProbeConclusion | Retry = Retry.NOW
+        while not isinstance(conclusion, ProbeConclusion):
             status = self._status_of(group.uid) or PodStatus()
             report = await self._execute_once(group.pod, target, status.pod_ip or "", state.container_id)
             executions += 1
-            verdict = judge(target.kind, report, executions)
-        if worker.state is not state:  # it was stopped
+            conclusion = conclude(target.kind, report, executions)
+        if worker.state is not state:  # the worker was stopped meanwhile
             return None
-        if verdict.event is not None:
+        if conclusion.event is not None:
             path = _container_path(group.pod, target.container)
-            self._record(replace(verdict.event, uid=group.uid, container_path=path), group.pod)
-        if verdict.result is not None:
+            self._record(replace(conclusion.event, uid=group.uid, container_path=path), group.pod)
+        if conclusion.result is not None:
             seconds = self._clock.monotonic() - began
-            self._observer.probed(group.pod, target.container.name, target.kind, verdict.result, seconds)
-        return verdict.result
+            self._observer.probed(group.pod, target.container.name, target.kind, conclusion.result, seconds)
+        return conclusion.result
 
-    def _conclude(self, worker: _Worker, state: Probing, result: ProbeResult | None) -> bool:
-        """Count what an execution said, if its container is still there to be probed; True: there is another by now."""
+    def _conclude(self, worker: _ProbeWorker, state: Probing, result: ProbeResult | None) -> bool:
+        """Apply a result if its container still exists. Return True if another container must be probed now."""
         if worker.state is not state:
             return False
         step = tick(state, worker.target, self._known(worker))
         if step.execute and step.state == state:
-            self._obey(worker, after(state, worker.target, result))
+            self._apply(worker, count_outcome(state, worker.target, result))
             return False
-        self._obey(worker, step)
+        self._apply(worker, step)
         return step.execute
 
 
 def _period_seconds(pod: Pod, target: Target) -> float:
-    """How often to probe; an annotation that cannot be used is as good as none."""
+    """Return the period of a probe. An invalid annotation is ignored."""
     try:
         return probe_period_seconds(pod, target)
     except BadInput as error:
-        log.warning("%s; the period of the spec is used", error)
+        log.warning("%s; using periodSeconds of the probe", error)
         return float(target.probe.period_seconds or DEFAULT_PERIOD_SECONDS)
 
 
 def _container_status(status: PodStatus | None, name: str) -> ContainerStatus | None:
-    """The status of a container that exists."""
+    """Return the status of a container that has an ID."""
     if status is None:
         return None
     statuses = (*(status.container_statuses or ()), *(status.init_container_statuses or ()))
@@ -451,12 +438,12 @@ def _container_status(status: PodStatus | None, name: str) -> ContainerStatus | 
 
 
 def _container_path(pod: Pod, container: Container) -> str:
-    """Where a container stands in its pod, as events name it."""
+    """Return the field path of a container, as events show it."""
     is_regular = any(regular.name == container.name for regular in pod.spec.containers)
     return f"spec.{'containers' if is_regular else 'initContainers'}{{{container.name}}}"
 
 
-def _cancel_timer(worker: _Worker) -> None:
+def _cancel_timer(worker: _ProbeWorker) -> None:
     if worker.timer is not None:
         worker.timer.cancel()
         worker.timer = None

@@ -1,10 +1,11 @@
-"""Pull secrets: the docker configurations that a pod's images are pulled with.
+"""Read the pull secrets of pods.
 
-In: a pod. Out: what is in the Secrets it names, in its order, of both kinds (`kubernetes.io/dockerconfigjson` and the
-older `kubernetes.io/dockercfg`). A Secret that cannot be had, or not be read, keeps nothing from being tried: the pod
-is told by an event, and the pull goes on without. Secrets of other kinds are passed over. The Go ancestors are
-`getPullSecretsForPod` in pkg/kubelet/kubelet_pods.go and pkg/credentialprovider/secrets; there, one Secret that cannot
-be read lets the whole pull fail.
+In: a pod. Out: the docker configurations of its `imagePullSecrets`, in order, of both types
+(`kubernetes.io/dockerconfigjson` and the older `kubernetes.io/dockercfg`). Secrets of other types are ignored. If a
+Secret is not available or not valid, an event is recorded and the pull continues without it.
+
+Kubelet counterpart: `getPullSecretsForPod` in pkg/kubelet/kubelet_pods.go and pkg/credentialprovider/secrets. In the
+kubelet, one invalid Secret fails the whole pull.
 """
 
 import logging
@@ -15,9 +16,9 @@ from podkeeper.model.errors import TryLater
 from podkeeper.model.k8s.core import Pod, Secret
 from podkeeper.model.messages import EventType, PodEvent, PodUID
 from podkeeper.model.runtime import PodRecord
-from podkeeper.ports.api import Reader
-from podkeeper.rules.keyring import PullSecret, is_whole, pull_secret_of
-from podkeeper.rules.naming import described
+from podkeeper.ports.api import ObjectReader
+from podkeeper.rules.images.keyring import PullSecret, is_readable, pull_secret_of
+from podkeeper.rules.naming import format_pod
 
 log = logging.getLogger(__name__)
 
@@ -25,32 +26,34 @@ _FAILED: Final = "FailedToRetrieveImagePullSecret"
 
 
 class PullSecrets:
-    """Reads the pull secrets of pods, anew for each pass that may pull."""
+    """Reads the pull secrets of a pod from the API for each sync that may pull."""
 
-    def __init__(self, *, objects: Reader | None, record: Callable[[PodEvent, Pod | PodRecord | None], None]) -> None:
-        """`objects` is where Secrets are read; None: there are none."""
+    def __init__(
+        self, *, objects: ObjectReader | None, record: Callable[[PodEvent, Pod | PodRecord | None], None]
+    ) -> None:
+        """`objects` reads Secrets, or is None without an API."""
         self._objects = objects
         self._record = record
 
-    def register(self, pod: Pod) -> None:
-        """Nothing is kept between passes."""
+    # No-ops, because Secrets are read on demand. A cache or watch per pod (as in the kubelet) would need both calls.
 
-    def unregister(self, uid: PodUID) -> None:
-        """Nothing was kept."""
+    def register(self, pod: Pod) -> None: ...
+
+    def unregister(self, uid: PodUID) -> None: ...
 
     async def pull_secrets(self, pod: Pod) -> Sequence[PullSecret]:
-        """The configurations to pull a pod's images with; whatever is wrong with others is told."""
+        """Return the docker configurations for a pod's images. Record an event if a Secret is not usable."""
         found: list[PullSecret] = []
         failed: list[str] = []
         for reference in pod.spec.image_pull_secrets or ():
             name = reference.name or ""
             if not name:
-                continue  # the API lets such entries through
+                continue  # the API accepts entries without a name
             secret = await self._secret(pod, name)
             read = None if secret is None else pull_secret_of(secret)
             if read is not None:
                 found.append(read)
-            if secret is None or (read is not None and not is_whole(read.config)):
+            if secret is None or (read is not None and not is_readable(read.config)):
                 failed.append(name)
         if failed:
             names = ", ".join(failed)
@@ -65,5 +68,7 @@ class PullSecrets:
         try:
             return await self._objects.get(Secret, name, pod.metadata.namespace or "")
         except TryLater as error:
-            log.info("pull secret %s of pod %s cannot be had, going on without: %s", name, described(pod), error)
+            log.info(
+                "pull secret %s of pod %s is not available, continuing without it: %s", name, format_pod(pod), error
+            )
             return None

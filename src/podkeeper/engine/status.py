@@ -1,66 +1,62 @@
-"""The status manager: the truth about every pod's status, and the only writer of it to the API.
+"""Status manager: accept the statuses of pods. It is their only API writer.
 
-    set_pod_status, probes, terminate_pod -> accepted? -> cache -> subscribers
-                                                            |
-                                  notebook (durable first) -> postman -> get, merge, patch, delete
+    set_pod_status, probes, terminate_pod -> accept -> record -> subscribers
+                                                         |
+                             checkpoint (durable first) -> sender -> get, merge, patch, delete
 
-In: statuses as others compute them. Out: the accepted ones, to whoever asks or subscribes, and to the API. What is
-accepted, when it is sent and as what is decided in `rules.status.publish`; the postman decides whose turn it is.
-Promises:
+`rules.status.publish` decides which statuses are accepted, when they are sent and with which content. `ApiSender`
+decides the order. Guarantees:
 
-* one pod's slow, hung or failing call delays no other pod's status and no batch;
-* an API object has one writer at a time, and is always told the newest version there is;
-* what makes a pod ready or ends it is sent before the rest;
-* a status is in the notebook, and safe there, before it is sent: after a restart we know at least as much as the API.
+* A slow, hung or failing call for one pod does not delay the status of another pod, or a batch.
+* Each API object has one call at a time and receives the newest version.
+* A status that makes a pod ready or ends it is sent before the others.
+* The checkpoint of a status is written before the status is sent. So a restarted agent is not behind the API.
 
-Without an API nothing is sent and all else works. Every change wakes the sender; besides, a batch looks at all pods
-every 10 s: at failed calls, mirrors that came late, deletions that are due and statuses that others overwrote.
-The Go ancestor is pkg/kubelet/status/status_manager.go.
+Without an API, nothing is sent and everything else works. Each change wakes the sender. In addition, a batch checks all
+pods every 10 s, for failed calls, new mirror pods, pods that can be deleted and overwritten statuses.
+Kubelet counterpart: pkg/kubelet/status/status_manager.go.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
-from datetime import datetime
 from types import MappingProxyType
 from typing import Protocol, assert_never
 
-import msgspec
-
+from podkeeper.engine.api_sender import ApiSender
+from podkeeper.engine.checkpoints import Checkpoints
 from podkeeper.engine.manager import PodManager, Translations
-from podkeeper.engine.notebook import Notebook
-from podkeeper.engine.postman import Postman
-from podkeeper.model.errors import UNDECODABLE, BadInput, NotFound, Problem
+from podkeeper.engine.observer import Observer
+from podkeeper.engine.status_records import StatusRecords
+from podkeeper.model.errors import BadInput, NotFound, Problem
 from podkeeper.model.k8s.core import Pod, PodStatus
-from podkeeper.model.messages import PodUID
-from podkeeper.ports.api import Reader, Writer
+from podkeeper.model.messages import Op, PodUID, PodUpdate
+from podkeeper.ports.api import ObjectReader, Writer
 from podkeeper.ports.clock import Clock
 from podkeeper.rules.dispatch import is_rejection
-from podkeeper.rules.mirror import is_mirror_pod, is_mirror_pod_of, is_static_pod, shown_uid
+from podkeeper.rules.static.mirror import is_mirror_pod_of, is_static_pod, shown_uid
 from podkeeper.rules.status.publish import (
     Acceptance,
     CachedStatus,
-    Refused,
-    Sending,
-    Shown,
-    Store,
+    IllegalTransition,
+    SendReason,
     Stored,
+    StoreMode,
     Unchanged,
     accept,
     accept_status,
-    as_shown,
     can_be_deleted,
-    continues,
     is_behind,
     is_urgent,
     merged_status,
-    sending,
+    send_reason,
+    snapshot_of,
     status_digest,
     status_patch,
     versions_to_keep,
 )
-from podkeeper.rules.status.revise import ended_status, is_container_running, with_readiness, with_startup
+from podkeeper.rules.status.revise import is_container_running, terminated_status, with_readiness, with_startup
 
 log = logging.getLogger(__name__)
 
@@ -69,106 +65,99 @@ BATCH_SLICE = 500
 Subscriber = Callable[[PodUID, PodStatus], None]
 
 
-class Api(Reader, Writer, Protocol):
-    """What this room asks of the API."""
+class StatusApi(ObjectReader, Writer, Protocol):
+    """The part of `ports.api.Api` that the status manager uses."""
 
 
 class StatusManager:
-    """Keeps, tells and sends the statuses of pods."""
-
     def __init__(
         self,
         *,
-        api: Api | None,
+        api: StatusApi | None,
         pods: PodManager,
         could_run: Callable[[PodUID], bool],
         clock: Clock,
-        postman: Postman[PodUID],
-        notebook: Notebook,
-        observe_lag: Callable[[float], None] = lambda seconds: None,
+        sender: ApiSender[PodUID],
+        checkpoints: Checkpoints,
+        observer: Observer | None = None,
         is_outdated: Callable[[Pod, Pod], bool] = lambda mirror, static: False,
         is_needed: Callable[[PodUID], bool] = lambda uid: False,
-        takes_back: Callable[[Pod, PodStatus], bool] = lambda in_api, ours: False,
+        would_revive: Callable[[Pod, PodStatus], bool] = lambda in_api, ours: False,
         align: Callable[[Pod, PodStatus, bool], PodStatus] = lambda in_api, ours, first: ours,
         only_running_is_ready: bool = False,
     ) -> None:
-        """What the reference lacks, and its traces with it:
+        """The defaults of these arguments are the behaviour of the kubelet:
 
-        `is_outdated`: whether a mirror shows another spec than its static pod's, so that its status is not told.
-        `is_needed`: whether to keep a status although no source names the pod, its API object is gone, or another
-        object has its name. The status of a terminating pod has its restart counts, in case its source
-        names it again. A pod without a status is started, so a rejected or deleted pod needs its status until its
+        `is_outdated`: whether a mirror pod has another spec than its static pod. It then receives no status.
+        `is_needed`: whether to keep the status of a pod that no source names, whose API object is deleted, or whose
+        name belongs to another object. The status of a terminating pod has its restart counts, in case its source
+        adds it again. A pod without a status is started, so a rejected or deleted pod needs its status until its
         source drops it.
-        `takes_back`: whether a status would undo what the API shows, and must not be told.
+        `would_revive`: whether a status calls a pod alive that the API shows as finished. It is then not sent.
         `align`: adds to a status what a restarted agent may have lost. Its last argument: no status of this pod was
         aligned since the agent started or forgot the pod.
-        `only_running_is_ready`: whether a successful readiness probe is ignored unless the container runs.
+        `only_running_is_ready`: whether to ignore a successful readiness probe unless the container runs.
         """
         self._api = api
         self._pods = pods
         self._could_run = could_run
         self._clock = clock
-        self._postman = postman
-        self._notebook = notebook
-        self._observe_lag = observe_lag
+        self._sender = sender
+        self._checkpoints = checkpoints
+        self._observer = observer or Observer()
         self._is_outdated = is_outdated
         self._is_needed = is_needed
-        self._takes_back = takes_back
+        self._would_revive = would_revive
         self._align = align
         self._only_running_is_ready = only_running_is_ready
-        self._cache: dict[PodUID, CachedStatus] = {}
-        self._phases: dict[PodUID, str] = {}
+        self._records = StatusRecords(checkpoints)
+        # Not in the records: a static pod may have several mirror pods in turn, and as in the kubelet the version
+        # stays until the next batch if the pod is forgotten.
         self._sent: dict[str, int] = {}  # by UID of the API object
-        self._recalled: set[PodUID] = set()  # noted before a restart and not confirmed since: the API may not know them
-        self._being_sent: dict[PodUID, PodStatus] = {}
-        self._shown: dict[PodUID, Shown] = {}  # the API's last answer about each pod, and what was sent since
-        self._aligned: set[PodUID] = set()  # a status was aligned with the API since the start, or since `forget`
-        self._started_over: set[PodUID] = set()  # static pods whose mirror may still show their former run
-        self._agreed: dict[PodUID, tuple[Pod, PodStatus]] = {}  # pairs found alike: the batch compares them once
         self._subscribers: list[Subscriber] = []
-        self._changed: dict[PodUID, bool] = {}  # since the last pass; whether urgently
-        self._news = asyncio.Event()
+        self._changed: dict[PodUID, bool] = {}  # pods to offer to the sender, and whether urgently
+        self._wake = asyncio.Event()
 
-    # Reading.
+    # Queries.
 
     @property
     def cached(self) -> Mapping[PodUID, CachedStatus]:
-        """The accepted statuses, with versions: a live view."""
-        return MappingProxyType(self._cache)
+        """Return the accepted statuses with their versions."""
+        return self._records.cached()
 
     @property
     def sent_versions(self) -> Mapping[str, int]:
-        """The version last sent to each API object, by its UID."""
+        """Return the version last sent to each API object, by its UID."""
         return MappingProxyType(self._sent)
 
     @property
-    def has_news(self) -> bool:
-        """Whether something was accepted that no pass has taken up yet."""
+    def has_changes(self) -> bool:
+        """Return whether a change was accepted that was not offered to the sender yet."""
         return bool(self._changed)
 
     def phases(self) -> Mapping[PodUID, str]:
-        """The published phase of every pod that has a status: a live view."""
-        return MappingProxyType(self._phases)
+        """Return the published phase of every pod that has a status."""
+        return {uid: cached.status.phase or "" for uid, cached in self._records.cached().items()}
 
     def get_pod_status(self, uid: PodUID) -> PodStatus | None:
-        """The last accepted status of a pod, even if that was before a restart."""
-        cached = self._recall(uid)
+        """Return the last accepted status of a pod, including one from before a restart."""
+        cached = self._records.load(uid)
         return None if cached is None else cached.status
 
     def subscribe(self, subscriber: Subscriber) -> None:
-        """Tell somebody about every status from now on, as soon as it is accepted."""
+        """Call `subscriber` with every status that is accepted from now on."""
         self._subscribers.append(subscriber)
 
-    # Writing.
+    # Updates.
 
     def set_pod_status(self, pod: Pod, status: PodStatus) -> bool:
-        """Take a status that was just computed. Returns whether it is a new version."""
+        """Process a computed status. Return whether it is a new version."""
         uid, mirror = _uid_of(pod), self._mirror_of_this_run(pod)
-        return self._keep(pod, accept_status(pod, status, self._recall(uid), mirror, self._clock.now()))
+        return self._apply(pod, accept_status(pod, status, self._records.load(uid), mirror, self._clock.now()))
 
     def set_container_readiness(self, uid: PodUID, container_id: str, ready: bool) -> bool:
-        """Take a readiness probe's word on a container (API id). Returns whether that is a new version."""
-        found = self._known(uid, f"readiness of container {container_id}")
+        """Process the result of a readiness probe (container ID of the API). Return whether it is a new version."""
+        found = self._pod_with_status(uid, f"readiness of container {container_id}")
         if found is None:
             return False
         pod, cached = found
@@ -177,231 +166,221 @@ class StatusManager:
         return self._revise(pod, cached, with_readiness(pod, cached.status, container_id, ready), container_id)
 
     def set_container_startup(self, uid: PodUID, container_id: str, started: bool) -> bool:
-        """Take a startup probe's word on a container (API id). Returns whether that is a new version."""
-        found = self._known(uid, f"start of container {container_id}")
+        """Process the result of a startup probe (container ID of the API). Return whether it is a new version."""
+        found = self._pod_with_status(uid, f"startup of container {container_id}")
         if found is None:
             return False
         return self._revise(*found, with_startup(found[1].status, container_id, started), container_id)
 
     def terminate_pod(self, pod: Pod) -> None:
-        """Give a pod of which nothing is left its last status; after that its API object may go."""
-        cached, mirror = self._recall(_uid_of(pod)), self._mirror_of_this_run(pod)
-        last = ended_status(pod, None if cached is None else cached.status)
-        self._keep(pod, accept(pod, last, cached, mirror, self._clock.now(), Store.AS_LAST))
+        """Set the last status of a pod that is cleaned up. Afterwards its API object can be deleted."""
+        cached, mirror = self._records.load(_uid_of(pod)), self._mirror_of_this_run(pod)
+        last = terminated_status(pod, None if cached is None else cached.status)
+        self._apply(pod, accept(pod, last, cached, mirror, self._clock.now(), StoreMode.AS_LAST))
 
     def mirror_changed(self, uid: PodUID) -> None:
-        """Tell the status to a static pod's mirror that is new, or another one, without waiting for the batch."""
-        if self._api is not None and self._recall(uid) is not None:
+        """Send the status of a static pod to its new mirror pod without waiting for the batch."""
+        if self._api is not None and self._records.load(uid) is not None:
             self._changed.setdefault(uid, False)
-            self._news.set()
+            self._wake.set()
 
-    def ask_anew(self, pod: Pod) -> bool:
-        """Forget that a static pod was turned away, in a former life of the agent or before its manifest came back.
+    def forget_rejection(self, pod: Pod) -> bool:
+        """Forget the status of a static pod if it was rejected, so that it is admitted again. Return whether it was.
 
-        Returns whether it had been.
+        The rejection is from before a restart, or from before the manifest was added again.
         """
         uid = _uid_of(pod)
-        cached = self._recall(uid) if is_static_pod(pod) else None
+        cached = self._records.load(uid) if is_static_pod(pod) else None
         if cached is None or not is_rejection(cached.status):
             return False
-        log.info("static pod %s/%s was turned away before, and is judged anew", cached.namespace, cached.name)
+        log.info("static pod %s/%s was rejected before, admitting it again", cached.namespace, cached.name)
         self.forget(uid)
         return True
 
     def forget(self, uid: PodUID) -> None:
-        """Forget the status of a pod, and its note."""
-        for book in (self._cache, self._phases, self._agreed, self._shown):
-            book.pop(uid, None)
-        self._recalled.discard(uid)
-        self._aligned.discard(uid)
-        self._started_over.discard(uid)
-        self._postman.forget(uid)
-        self._notebook.drop(uid)
+        """Remove the status of a pod and its checkpoint."""
+        self._sender.forget(uid)
+        self._records.forget(uid)
 
     def start_over(self, uid: PodUID) -> None:
-        """Forget the status of a static pod that has ended and runs again, and ignore what its mirror shows of it."""
+        """Forget the status of a finished static pod that runs again, and ignore the status of its mirror pod."""
         self.forget(uid)
-        self._started_over.add(uid)
+        self._records.open(uid).started_over = True
 
     def remove_orphaned_statuses(self, keep: Collection[PodUID]) -> None:
-        """Forget all pods but these, and those whose status is still needed."""
-        for uid in {*self._cache, *map(PodUID, self._notebook.old_keys())}.difference(keep):
+        """Forget all other pods, except those whose status is still needed."""
+        for uid in self._records.uids().difference(keep):
             if not self._is_needed(uid):
                 self.forget(uid)
 
     def restore(self, pods: Iterable[Pod]) -> None:
-        """Take up what was noted of these pods before a restart; otherwise that waits until somebody asks.
+        """Load the checkpoints of these pods. Replace those that are behind the API, because the disk was full.
 
-        A note that the disk refused to replace is behind the API, and of no use.
+        Other checkpoints are loaded when they are first needed.
         """
         for pod in pods:
             uid = shown_uid(pod)
-            cached = self._recall(uid)
-            if cached is not None and uid in self._recalled and is_behind(cached, pod):
-                self._replace_note(uid, cached, pod)
+            cached = self._records.load(uid)
+            if cached is not None and self._records[uid].is_restored and is_behind(cached, pod):
+                self._replace_outdated(uid, cached, pod)
+
+    def restore_added(self, update: PodUpdate) -> None:
+        """Restore the statuses of added pods from the journal of the previous agent."""
+        if update.op is Op.ADD:
+            self.restore(update.pods)
 
     async def is_saved(self, uid: PodUID) -> bool:
-        """Wait until a pod's last status is in the journal, but not for long. Return whether a crash would keep it.
+        """Wait briefly until the checkpoint of a pod is durable. Return whether the status survives a crash.
 
-        It would also if the API has it.
+        A status in the API survives as well.
         """
-        await self._notebook.settle(uid)
-        cached = self._cache.get(uid)
-        if cached is None or self._notebook.is_durable(uid):
+        await self._checkpoints.settle(uid)
+        cached = self._records.get(uid)
+        if cached is None or self._checkpoints.is_durable(uid):
             return True
-        if uid not in self._aligned:
-            return False  # `_sent` may have a version from before the pod was forgotten; versions start from 1 again
+        if not self._records[uid].is_aligned:
+            return False  # `_sent` may have the same version from before the pod was forgotten
         api_uid = self._pods.translations().pod_to_mirror.get(uid, uid)
         return api_uid is not None and self._sent.get(api_uid) == cached.version
 
     # Sending.
 
     async def run(self) -> None:
-        """Send what changes, and look at everything every 10 s, until cancelled."""
+        """Send changes, and check all pods every 10 s, until cancelled."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._take_news())
-            group.create_task(self._batches())
-            group.create_task(self._postman.run(self._send))
+            group.create_task(self._offer_changes())
+            group.create_task(self._run_batches())
+            group.create_task(self._sender.run(self._send))
 
     async def sync_batch(self, every: bool) -> int:
-        """Make one pass and wait for its end. Returns for how many pods a sending was tried.
+        """Send all due statuses and wait for the calls. Return the number of due pods.
 
-        `every`: as the periodic pass does; otherwise only versions that were not sent yet. A pod waiting after a
-        failure is tried as well. Works beside `run` and without it; who calls this at shutdown sets a time limit.
+        `every`: check everything that the periodic batch checks, otherwise send only new versions. Pods in backoff
+        are tried as well. Works beside `run` and without it. At shutdown, the caller sets a timeout.
         """
         if self._api is None:
             return 0
         changed, self._changed = self._changed, {}
-        translations = self._pods.translations()
+        translations, cached = self._pods.translations(), self._records.cached()
         if every:
-            self._sent = versions_to_keep(self._sent, self._cache, translations.mirror_to_pod)
-        due = self._due(tuple(self._cache), translations, every)
-        await self._notebook.settle()
+            self._sent = versions_to_keep(self._sent, cached, translations.mirror_to_pod)
+        due = self._due(cached, translations, every)
+        await self._checkpoints.settle()
         for uid in due:
             self._offer(uid, urgent=changed.get(uid, False), at_once=True)
-        await self._postman.drain(due, self._send)
+        await self._sender.drain(due, self._send)
         return len(due)
 
-    async def _take_news(self) -> None:
+    async def _offer_changes(self) -> None:
         while True:
-            await self._news.wait()
-            self._news.clear()
+            await self._wake.wait()
+            self._wake.clear()
             changed, self._changed = self._changed, {}
-            await self._notebook.settle()
+            await self._checkpoints.settle()
             for uid, urgent in changed.items():
                 self._offer(uid, urgent=urgent)
 
-    async def _batches(self) -> None:
+    async def _run_batches(self) -> None:
         while True:
             await asyncio.sleep(BATCH_SECONDS)
             try:
                 if self._api is not None:
-                    await self._make_batch()
-                await self._notebook.try_again()
+                    await self._run_batch()
+                await self._checkpoints.try_again()
             except Exception:
-                log.exception("cannot look for statuses to send, the next batch will")
+                log.exception("unexpected error in a status batch, the next batch will retry")
 
-    async def _make_batch(self) -> None:
-        """Look at all pods, some at a time: everybody else has the loop in between."""
-        translations, uids = self._pods.translations(), tuple(self._cache)
-        self._sent = versions_to_keep(self._sent, self._cache, translations.mirror_to_pod)
+    async def _run_batch(self) -> None:
+        translations, cached = self._pods.translations(), self._records.cached()
+        self._sent = versions_to_keep(self._sent, cached, translations.mirror_to_pod)
+        uids = tuple(cached)
+        # In slices, so that other tasks can run in between.
         for begin in range(0, len(uids), BATCH_SLICE):
             for uid in self._due(uids[begin : begin + BATCH_SLICE], translations, every=True):
                 self._offer(uid)
             await asyncio.sleep(0)
 
     def _due(self, uids: Iterable[PodUID], translations: Translations, every: bool) -> list[PodUID]:
-        """Those pods whose status has to be sent now."""
+        """Return the pods whose status has to be sent now."""
         due = []
         for uid in uids:
-            cached = self._cache.get(uid)
+            cached = self._records.get(uid)
             if cached is None:
                 continue
             api_uid = translations.pod_to_mirror.get(uid, uid)
             if api_uid is None:
-                continue  # a static pod whose mirror is still to come
-            pod, shown = self._pods.pod_by_uid(api_uid), self._shown_pod(uid)
-            if shown is not None and _are(self._agreed.get(uid), shown, cached.status):
-                reason = sending(cached, self._sent.get(api_uid), every=every, pod=pod, api_pod=None)
-            else:
-                reason = sending(cached, self._sent.get(api_uid), every=every, pod=pod, api_pod=shown)
-                if reason is None and every and shown is not None:
-                    self._agreed[uid] = (shown, cached.status)
-            if reason is Sending.OVERWRITTEN:
-                log.info("status of pod %s/%s was changed by somebody else", cached.namespace, cached.name)
+                continue  # a static pod without a mirror pod
+            record, static, pod = self._records[uid], self._static_pod(uid), self._pods.pod_by_uid(api_uid)
+            in_api = self._pods.pod_by_uid(uid) if static is None else self._pods.mirror_of_pod(static)
+            if in_api is not None and record.agrees_with(in_api, cached.status):
+                in_api = None
+            reason = send_reason(cached, self._sent.get(api_uid), every=every, pod=pod, api_pod=in_api)
+            if reason is None and every and in_api is not None:
+                record.agreed = (in_api, cached.status)
+            if reason is SendReason.OVERWRITTEN:
+                log.info("another client changed the status of pod %s/%s", cached.namespace, cached.name)
                 self._sent.pop(api_uid, None)
             if reason is not None:
                 due.append(uid)
         return due
 
-    def _shown_pod(self, uid: PodUID) -> Pod | None:
-        """The pod whose status the API shows, as we last saw it: a static pod's is its mirror."""
+    def _static_pod(self, uid: PodUID) -> Pod | None:
         pod = self._pods.pod_by_uid(uid)
-        return self._pods.mirror_of_pod(pod) if pod is not None and is_static_pod(pod) else pod
+        return pod if pod is not None and is_static_pod(pod) else None
 
     def _offer(self, uid: PodUID, *, urgent: bool = False, at_once: bool = False) -> None:
-        cached = self._cache.get(uid)
+        cached = self._records.get(uid)
         if cached is None:
             return
-        pod = self._pods.pod_by_uid(uid)
-        if pod is not None and is_static_pod(pod) and self._pods.mirror_of_pod(pod) is None:
-            return  # `mirror_changed` or the batch will tell
-        self._postman.offer(uid, (cached.namespace, cached.name), urgent=urgent, at_once=at_once)
+        static = self._static_pod(uid)
+        if static is not None and self._pods.mirror_of_pod(static) is None:
+            return  # `mirror_changed` or the batch offers it later
+        self._sender.offer(uid, (cached.namespace, cached.name), urgent=urgent, at_once=at_once)
 
     async def _send(self, uid: PodUID) -> None:
-        """Bring the API's status of a pod to ours, and delete its object if the pod is over."""
-        cached = self._cache.get(uid)
+        """Send the newest version of a status, and delete the API object of a finished pod."""
+        cached = self._records.get(uid)
         if self._api is None or cached is None:
             return
-        # What is accepted from here on counts its lag anew, and is sent after this.
-        version = self._cache[uid] = replace(cached, changed_at=None)
-        told = False
-        self._being_sent[uid] = version.status
+        # Clear the time, because a status that is accepted from now on has its own lag and is sent by another call.
+        record, version, is_sent = self._records[uid], replace(cached, changed_at=None), False
+        record.cached, record.in_flight = version, version.status
         try:
-            await self._notebook.settle(uid)
-            told = await self._send_version(self._api, uid, version)
+            await self._checkpoints.settle(uid)
+            is_sent = await self._send_version(self._api, uid, version)
         finally:
-            del self._being_sent[uid]
-            if not told:
-                self._still_untold(uid, cached.changed_at)
-        if told and cached.changed_at is not None:
-            self._observe_lag(max(0.0, (self._clock.now() - cached.changed_at).total_seconds()))
+            record = self._records[uid]
+            if not is_sent and record.cached is not None and cached.changed_at is not None:
+                record.cached = replace(record.cached, changed_at=cached.changed_at)
+            self._records.end_call(uid)
+        if is_sent and cached.changed_at is not None:
+            self._observer.status_synced(max(0.0, (self._clock.now() - cached.changed_at).total_seconds()))
 
-    async def _send_version(self, api: Api, uid: PodUID, cached: CachedStatus) -> bool:
-        """Send one version. Returns whether the API has it now; False: it has no use for it."""
+    async def _send_version(self, api: StatusApi, uid: PodUID, cached: CachedStatus) -> bool:
+        """Send one version. Return False if the API must not have it."""
         try:
             pod = await api.get(Pod, cached.name, cached.namespace)
         except NotFound:
-            log.debug("pod %s/%s is not in the API, nobody is told its status", cached.namespace, cached.name)
+            log.debug("pod %s/%s is not in the API, its status is not sent", cached.namespace, cached.name)
             return False
-        if uid not in self._cache:
-            return False  # forgotten while we asked
-        owner = self._pods.translate_uid(_api_uid(pod))
-        if owner and owner != uid and not self._is_new_mirror(pod, uid):
-            self._lose_object(uid, owner)
+        if not self._may_send(uid, cached, pod):
             return False
-        if self._is_outdated_mirror(pod, uid):
-            return False  # it shows another spec, and is about to be replaced: `mirror_changed` will tell
-        if self._takes_back(pod, cached.status):
-            return False  # our view of the pod is older than the API's: the source will tell
-        if uid in self._recalled and is_behind(cached, pod):
-            # `restore` compared the note with a list, which may be old. This answer is not.
-            self._replace_note(uid, cached, pod)
-            return False
+        record = self._records[uid]
         could_run = self._could_run(_api_uid(pod))
-        first = uid not in self._aligned and uid not in self._started_over
+        first = not record.is_aligned and not record.started_over
         ours = self._align(pod, cached.status, first)
-        self._shown[uid] = as_shown(pod, (status_digest(ours),))
+        record.api = snapshot_of(pod, (status_digest(ours),))
         merged = merged_status(pod, ours, could_run=could_run, now=self._clock.now())
-        # Compare the object, not its number: a pod that was forgotten and came back counts from 1 again.
-        if self._cache[uid] is cached:
-            self._cache[uid] = replace(cached, status=merged.cached)
-            self._aligned.add(uid)
+        # Compare the object, not its version: a pod that was forgotten and came back starts from version 1 again.
+        if record.cached is cached:
+            record.cached = replace(cached, status=merged.cached)
+            record.is_aligned = True
         patch = status_patch(pod, merged.to_send)
         if patch is not None:
             pod = await api.patch_status(Pod, cached.name, patch, cached.namespace)
-        if uid in self._cache:
-            self._shown[uid] = as_shown(pod)
+            record = self._records[uid]  # another one if the pod was forgotten during the call
+        if record.cached is not None:
+            record.api = snapshot_of(pod)
         self._sent[_api_uid(pod)] = cached.version
         if can_be_deleted(pod, cached):
             await self._delete(api, pod)
@@ -411,167 +390,115 @@ class StatusManager:
                 self.forget(uid)
         return True
 
-    def _is_new_mirror(self, api_pod: Pod, uid: PodUID) -> bool:
-        """Whether an object is the mirror of a static pod of ours that the watch has not shown us yet."""
-        static = self._pods.pod_by_uid(uid)
-        if static is None or not is_static_pod(static) or not is_mirror_pod_of(api_pod, static):
+    def _may_send(self, uid: PodUID, cached: CachedStatus, in_api: Pod) -> bool:
+        """Return whether the API object under the name of a pod may receive its status."""
+        record = self._records[uid]
+        if record.cached is None:
+            return False  # forgotten during the call
+        static = self._static_pod(uid)
+        owner = self._pods.translate_uid(_api_uid(in_api))
+        # The GET may return a mirror pod that the watch has not delivered yet.
+        is_new_mirror = static is not None and owner == _api_uid(in_api) and is_mirror_pod_of(in_api, static)
+        if owner and owner != uid and not is_new_mirror:
+            self._lose_object(uid, owner)
             return False
-        return self._pods.translate_uid(_api_uid(api_pod)) == _api_uid(api_pod)
+        if static is not None and self._is_outdated(in_api, static):
+            return False  # it has the spec of an old manifest, and `mirror_changed` is called for its replacement
+        if self._would_revive(in_api, cached.status):
+            return False  # our view of the pod is older than the API's, and the source will deliver the newer one
+        if record.is_restored and is_behind(cached, in_api):
+            # `restore` compared the checkpoint with a list, which may be old. The answer to a GET is not.
+            self._replace_outdated(uid, cached, in_api)
+            return False
+        return True
 
-    def _is_outdated_mirror(self, api_pod: Pod, uid: PodUID) -> bool:
-        """Whether an object is the mirror of what a static pod of ours was before its manifest changed."""
-        static = self._pods.pod_by_uid(uid)
-        return static is not None and is_static_pod(static) and self._is_outdated(api_pod, static)
+    def _replace_outdated(self, uid: PodUID, restored: CachedStatus, in_api: Pod) -> None:
+        log.warning("dropping the stored status of pod %s: the API has a newer one", uid)
+        self.forget(uid)
+        self._records.restore_from_mirror(uid, restored, in_api)
 
     def _lose_object(self, uid: PodUID, owner: PodUID) -> None:
-        """An object of that name is another pod's. A static pod that is desired lives on: it gets a new mirror."""
-        pod = self._pods.pod_by_uid(uid)
-        if pod is not None and is_static_pod(pod):
-            log.debug("static pod %s has no mirror now: its status is told to the next one", uid)
+        """Handle an API object that belongs to another pod of the same name."""
+        if self._static_pod(uid) is not None:
+            log.debug("static pod %s has no mirror pod, its status is sent to the next one", uid)
         elif self._is_needed(uid):
-            log.debug("pod %s was recreated as %s: its status is not sent", uid, owner)
+            log.debug("pod %s was recreated as %s, its status is not sent", uid, owner)
         else:
-            log.info("pod %s was recreated as %s: its status is dropped", uid, owner)
+            log.info("pod %s was recreated as %s, dropping its status", uid, owner)
             self.forget(uid)
 
-    def _still_untold(self, uid: PodUID, changed_at: datetime | None) -> None:
-        """Give a status back the time of its oldest change."""
-        current = self._cache.get(uid)
-        if current is not None and changed_at is not None:
-            self._cache[uid] = replace(current, changed_at=changed_at)
-
-    async def _delete(self, api: Api, pod: Pod) -> None:
+    async def _delete(self, api: StatusApi, pod: Pod) -> None:
         name, namespace, uid = pod.metadata.name or "", pod.metadata.namespace or "", _api_uid(pod)
         try:
             await api.delete(Pod, name, namespace, grace_seconds=0, uid=uid)
         except NotFound:
-            log.debug("pod %s/%s was deleted by somebody else", namespace, name)
+            log.debug("another client deleted pod %s/%s", namespace, name)
         else:
-            log.info("pod %s/%s (%s) is over and was deleted", namespace, name, uid)
+            log.info("deleted finished pod %s/%s (%s)", namespace, name, uid)
 
-    # Keeping.
+    # Accepting.
 
     def _mirror_of_this_run(self, pod: Pod) -> Pod | None:
-        """The mirror of a static pod, unless it may show a former run: no status may be compared with that."""
-        return None if pod.metadata.uid in self._started_over else self._pods.mirror_of_pod(pod)
+        """Return the mirror pod of a static pod, unless it may show a previous run."""
+        return None if self._records.has_started_over(_uid_of(pod)) else self._pods.mirror_of_pod(pod)
 
-    def _known(self, uid: PodUID, news: str) -> tuple[Pod, CachedStatus] | None:
-        """A desired pod that has a status; others have no use for the news."""
-        pod, cached = self._pods.pod_by_uid(uid), self._recall(uid)
+    def _pod_with_status(self, uid: PodUID, what: str) -> tuple[Pod, CachedStatus] | None:
+        """Return a desired pod and its status. `what` names the ignored result if there is none."""
+        pod, cached = self._pods.pod_by_uid(uid), self._records.load(uid)
         if pod is None or cached is None:
-            log.warning("%s refused: pod %s %s", news, uid, "is not known" if pod is None else "has no status yet")
+            log.warning("ignoring %s: pod %s %s", what, uid, "is unknown" if pod is None else "has no status yet")
             return None
         return pod, cached
 
     def _revise(self, pod: Pod, cached: CachedStatus, revised: PodStatus | None, container_id: str) -> bool:
         if revised is None:
-            log.debug("probe's word on container %s of pod %s changes nothing", container_id, _api_uid(pod))
+            log.debug("probe result of container %s of pod %s changes nothing", container_id, _api_uid(pod))
             return False
         mirror = self._mirror_of_this_run(pod)
-        return self._keep(pod, accept(pod, revised, cached, mirror, self._clock.now()))
+        return self._apply(pod, accept(pod, revised, cached, mirror, self._clock.now()))
 
-    def _keep(self, pod: Pod, acceptance: Acceptance) -> bool:
-        """Obey what was decided about a status. Returns whether it is a new version."""
+    def _apply(self, pod: Pod, acceptance: Acceptance) -> bool:
+        """Store an accepted status. Return whether it is a new version."""
         uid = _uid_of(pod)
         match acceptance:
             case Stored(cached):
-                before = self._cache.get(uid)
-                self._recalled.discard(uid)
-                self._cache[uid] = cached
-                self._phases[uid] = cached.status.phase or ""
-                noted = replace(cached, shown=self._shown_when_noted(pod))
-                self._notebook.write(uid, msgspec.json.encode(noted))
+                record = self._records.open(uid)
+                urgent = is_urgent(None if record.cached is None else record.cached.status, cached.status)
+                if record.api is None:
+                    in_api = self._pods.mirror_of_pod(pod) if is_static_pod(pod) else pod
+                    record.api = None if self._api is None or in_api is None else snapshot_of(in_api)
+                self._records.store(uid, cached)
                 if self._api is not None:
-                    urgent = is_urgent(None if before is None else before.status, cached.status)
                     self._changed[uid] = urgent or self._changed.get(uid, False)
-                self._news.set()
-                self._tell(uid, cached.status)
+                self._wake.set()
+                self._notify(uid, cached.status)
                 return True
-            case Refused(reason):
-                log.warning("status of pod %s/%s refused: %s", pod.metadata.namespace, pod.metadata.name, reason)
+            case IllegalTransition(reason):
+                log.warning("ignoring status of pod %s/%s: %s", pod.metadata.namespace, pod.metadata.name, reason)
                 return False
             case Unchanged():
-                self._confirm(uid)
+                if self._records.confirm(uid):
+                    # Send a restored status once, because the last agent process may not have sent it.
+                    self._changed.setdefault(uid, False)
+                    self._wake.set()
                 return False
             case _:
                 assert_never(acceptance)
 
-    def _shown_when_noted(self, pod: Pod) -> Shown | None:
-        """What the API may show of a pod: its last answer (or else the pod of the source), and the status in flight."""
-        uid = _uid_of(pod)
-        shown, sent = self._shown.get(uid), self._being_sent.get(uid)
-        if shown is None:
-            in_api = self._pods.mirror_of_pod(pod) if is_static_pod(pod) else pod
-            if self._api is None or in_api is None:
-                return None
-            shown = self._shown[uid] = as_shown(in_api)
-        return shown if sent is None else replace(shown, unanswered=(*shown.unanswered, status_digest(sent)))
-
-    def _confirm(self, uid: PodUID) -> None:
-        """A status is as it was. One from before a restart is sent once: the former life may not have come to it."""
-        if uid in self._recalled:
-            self._recalled.discard(uid)
-            self._changed.setdefault(uid, False)
-            self._news.set()
-
-    def _tell(self, uid: PodUID, status: PodStatus) -> None:
+    def _notify(self, uid: PodUID, status: PodStatus) -> None:
         for subscriber in self._subscribers:
             try:
                 subscriber(uid, status)
             except Exception:
-                log.exception("a subscriber failed over the status of pod %s", uid)
-
-    def _replace_note(self, uid: PodUID, noted: CachedStatus, in_api: Pod) -> None:
-        """Drop a note that is behind the API.
-
-        The next status of an API pod is made from the one in the API. A static pod has none: its mirror's is kept.
-        Without it, restart counts, last exit codes and the Ready condition would be lost.
-        """
-        log.warning("noted status of pod %s is dropped: the API knows more", uid)
-        self.forget(uid)
-        if is_mirror_pod(in_api) and continues(noted.status, in_api.status):
-            shown = self._shown[uid] = as_shown(in_api)
-            kept = self._cache[uid] = replace(noted, status=in_api.status, shown=shown)
-            self._recalled.add(uid)
-            self._phases[uid] = kept.status.phase or ""
-            self._notebook.write(uid, msgspec.json.encode(kept))
-
-    def _recall(self, uid: PodUID) -> CachedStatus | None:
-        """The status of a pod: the accepted one, or else the one noted before a restart."""
-        cached = self._cache.get(uid)
-        note = None if cached is not None else self._notebook.take(uid)
-        if note is None:
-            return cached
-        try:
-            recalled = msgspec.json.decode(note, type=CachedStatus)
-        except UNDECODABLE as error:
-            log.warning("noted status of pod %s is dropped: cannot read it: %s", uid, error)
-            self._notebook.drop(uid)
-            return None
-        self._cache[uid] = recalled
-        if recalled.shown is not None:
-            # The note was written before its status was sent.
-            unanswered = (*recalled.shown.unanswered, status_digest(recalled.status))
-            self._shown[uid] = replace(recalled.shown, unanswered=unanswered)
-        self._recalled.add(uid)
-        self._phases[uid] = recalled.status.phase or ""
-        return recalled
+                log.exception("unexpected error in a subscriber to the status of pod %s", uid)
 
 
 def _uid_of(pod: Pod) -> PodUID:
-    """The UID of a pod that somebody gave us."""
     if not pod.metadata.uid:
-        shown = f"{pod.metadata.namespace}/{pod.metadata.name}"
-        raise BadInput(
-            Problem(f"cannot keep a status for pod {shown}: a pod with a UID would be right", "metadata.uid")
-        )
+        name = f"{pod.metadata.namespace}/{pod.metadata.name}"
+        raise BadInput(Problem(f"Required value: cannot store the status of pod {name}", "metadata.uid"))
     return PodUID(pod.metadata.uid)
 
 
 def _api_uid(pod: Pod) -> PodUID:
     return PodUID(pod.metadata.uid or "")
-
-
-def _are(pair: tuple[Pod, PodStatus] | None, pod: Pod, status: PodStatus) -> bool:
-    """Whether a remembered pair is these very objects."""
-    return pair is not None and pair[0] is pod and pair[1] is status

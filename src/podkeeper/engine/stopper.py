@@ -1,20 +1,21 @@
-"""Stopping containers: hook, turn, TERM and KILL within one grace, and at once when the grace shrinks.
+"""Stop containers: preStop hook, order, TERM and KILL within one grace period.
 
-    kill_pod --begin--> one ending per container:  preStop hook -> wait for its turn -> stop -> gone
-                `--- all gone ---> sandboxes are stopped
+    kill_pod --begin--> one stop per container:  preStop hook -> wait for others -> stop call -> exited
+                `--- all exited ---> stop the sandboxes
 
-In: pods and containers that must end, and how long they may take. Out: nothing of them runs any more, or what kept
-that from being so. How long and in which order is decided by `rules.container_grace` and `rules.termination_order`.
+In: pods and containers that must stop, and their grace periods. Out: nothing of them runs any more, or the errors.
+`rules.container.grace` decides how long a stop may take, `rules.container.termination_order` the order.
 
-An ending belongs to the container, not to the pass that asked for it. It goes on in the background; a pass only
-waits for it, and a cancelled pass stops waiting at once. The next pass finds the ending under way and joins it: the
-hook is not run twice, nobody is killed without a grace because somebody else's pass was cut short, and if the new
-grace is shorter, the ending is told. A hook or a wait for others then ends sooner; a stop that is already with the
-runtime cannot be taken back, so another one with the shorter grace is sent beside it, and whichever sees the
-container gone first ends the ending. A grace never grows.
+A stop belongs to the container, not to the sync that requested it. It continues in the background. A sync only waits
+for it, and a cancelled sync stops waiting at once. The next sync joins the stop in progress, so the hook does not run
+twice and the grace period does not begin again.
 
-An ending that failed keeps what was spent: the next try does not begin anew. The Go ancestors are `killContainer`
-and `killPodWithSyncResult` in pkg/kubelet/kuberuntime.
+A grace period can only become shorter. A hook, or the wait for other containers, then ends earlier. A stop call that
+the runtime has already received cannot be changed. So a second call with the shorter grace period is sent, and the
+first of them to succeed ends the stop.
+
+A failed stop keeps its start time: the next attempt only has the rest of the grace period.
+Kubelet counterpart: `killContainer` and `killPodWithSyncResult` in pkg/kubelet/kuberuntime.
 """
 
 import asyncio
@@ -30,10 +31,10 @@ from podkeeper.model.k8s.core import Container, EphemeralContainer, Pod
 from podkeeper.model.messages import PodEvent, PodUID
 from podkeeper.model.runtime import ContainerRecord, ContainerState, PodRecord
 from podkeeper.ports.clock import Clock
-from podkeeper.rules.container_events import Reason, normal, warning
-from podkeeper.rules.container_grace import GraceBudget, KillReason, grace_budget
+from podkeeper.rules.container.events import EventReason, normal, warning
+from podkeeper.rules.container.grace import GraceBudget, KillReason, grace_budget
+from podkeeper.rules.container.termination_order import termination_order
 from podkeeper.rules.plan.actions import ContainerToKill
-from podkeeper.rules.termination_order import termination_order
 
 log = logging.getLogger(__name__)
 
@@ -43,32 +44,30 @@ T = TypeVar("T")
 Spec = Container | EphemeralContainer
 
 
-class Stops(Protocol):
-    """What is needed of a runtime. Stops of one container may be under way beside each other."""
+class StopRuntime(Protocol):
+    """The calls of `ports.runtime` that a stop needs. Several stops of one container may be in flight."""
 
-    async def stop_container(self, container_id: str, grace_seconds: float) -> None:
-        """Ask it to end, wait up to the grace, then force it. Returns once it has exited."""
+    async def stop_container(self, container_id: str, grace_seconds: float) -> None: ...
 
-    async def stop_sandbox(self, sandbox_id: str) -> None:
-        """Stop a sandbox, and by force whatever still runs in it."""
+    async def stop_sandbox(self, sandbox_id: str) -> None: ...
 
 
-class _Ending:
-    """One container on its way out."""
+class _ContainerStop:
+    """The stop of one container, from the first request until the container has exited."""
 
     __slots__ = (
-        "awaited",
         "container",
-        "end",
-        "gone",
+        "exited",
         "grace",
         "granted_at",
-        "hooked",
-        "limit",
+        "hook_ran",
         "pod",
         "pod_ip",
         "shortened",
         "spec",
+        "task",
+        "timeout",
+        "waits_for",
     )
 
     def __init__(
@@ -80,40 +79,36 @@ class _Ending:
         self.pod_ip = pod_ip
         self.grace = grace
         self.granted_at = granted_at  # on the monotonic clock
-        self.awaited: tuple[_Ending, ...] = ()  # who must be gone before it is stopped
-        self.hooked = False  # its hook has been begun
-        self.gone = asyncio.Event()
-        self.end: asyncio.Future[None] | None = None  # of the latest try
-        self.limit: asyncio.Timeout | None = None  # of the step that is under way and can be cut short
-        self.shortened: asyncio.Future[None] | None = None  # set when a stop that is under way gives too much time
+        self.waits_for: tuple[_ContainerStop, ...] = ()  # these must exit before the stop call is sent
+        self.hook_ran = False  # the preStop hook has been started
+        self.exited = asyncio.Event()
+        self.task: asyncio.Future[None] | None = None  # the latest attempt
+        self.timeout: asyncio.Timeout | None = None  # of the current step, if a shorter grace period can end it
+        self.shortened: asyncio.Future[None] | None = None  # set to send another stop call with a shorter grace period
 
     @property
     def deadline(self) -> float:
-        """When the grace is over."""
         return self.granted_at + self.grace.seconds
 
-    def left(self, now: float) -> GraceBudget:
-        """What is left of the grace."""
+    def remaining(self, now: float) -> GraceBudget:
         return self.grace.after(now - self.granted_at)
 
     def shorten(self, grace: GraceBudget, now: float) -> None:
-        """Let the grace end sooner; it never grows."""
+        """Shorten the grace period. A longer one is ignored."""
         if now + grace.seconds >= self.deadline:
             return
         self.grace, self.granted_at = grace, now
-        if self.limit is not None and not self.limit.expired():
-            self.limit.reschedule(self.deadline)
+        if self.timeout is not None and not self.timeout.expired():
+            self.timeout.reschedule(self.deadline)
         if self.shortened is not None and not self.shortened.done():
             self.shortened.set_result(None)
 
 
 class PodStopper:
-    """Stops containers and sandboxes."""
-
     def __init__(
         self,
         *,
-        runtime: Stops,
+        runtime: StopRuntime,
         hooks: HookRunner,
         clock: Clock,
         record: Callable[[PodEvent, Pod | PodRecord | None], None],
@@ -124,23 +119,23 @@ class PodStopper:
         self._clock = clock
         self._record = record
         self._spawn = spawn
-        self._endings: dict[PodUID, dict[str, _Ending]] = {}  # by pod and container id, until they are gone
+        self._stops: dict[PodUID, dict[str, _ContainerStop]] = {}  # by pod and container ID, until it has exited
 
     async def kill_pod(
         self, pod: Pod | None, record: PodRecord, grace_override_seconds: int | None
     ) -> tuple[TryLater, ...]:
-        """Stop all containers of a pod, then its sandboxes. Returns what failed. Without a spec there are no hooks."""
+        """Stop all containers of a pod, then its sandboxes. Return the errors. Without a pod, no hooks run."""
         containers = [found for found in record.containers if found.state in MAY_RUN]
-        endings = {
+        stops = {
             found.id: self._begin(pod, record, found, KillReason.UNKNOWN, "", grace_override_seconds)
             for found in containers
         }
         if pod is not None:
             order = termination_order(pod.spec, [found.name for found in containers])
-            for ending in endings.values():
-                awaited = order[ending.container.name]
-                ending.awaited = tuple(other for other in endings.values() if other.container.name in awaited)
-        errors = await self._all_ended(endings.values())
+            for stop in stops.values():
+                names = order[stop.container.name]
+                stop.waits_for = tuple(other for other in stops.values() if other.container.name in names)
+        errors = await self._wait_for(stops.values())
         for sandbox in record.sandboxes:
             try:
                 await self._runtime.stop_sandbox(sandbox.id)
@@ -155,9 +150,9 @@ class PodStopper:
         kills: Sequence[ContainerToKill],
         grace_override_seconds: int | None = None,
     ) -> tuple[TryLater, ...]:
-        """Stop some containers of a pod that lives on, all at the same time. Returns what failed."""
+        """Stop some containers of a pod that keeps running, all at the same time. Return the errors."""
         known = {found.id: found for found in record.containers}
-        endings = [
+        stops = [
             self._begin(
                 pod,
                 record,
@@ -168,11 +163,11 @@ class PodStopper:
             )
             for kill in kills
         ]
-        return tuple(await self._all_ended(endings))
+        return tuple(await self._wait_for(stops))
 
     def forget(self, uid: PodUID) -> None:
-        """Forget what was spent on containers of a pod that is no more."""
-        self._endings.pop(uid, None)
+        """Forget the stops of a removed pod. A later stop begins with the full grace period."""
+        self._stops.pop(uid, None)
 
     # One container.
 
@@ -184,102 +179,101 @@ class PodStopper:
         reason: KillReason,
         message: str,
         override_seconds: int | None,
-    ) -> _Ending:
-        """Begin to stop a container, or join the ending that is under way."""
+    ) -> _ContainerStop:
+        """Begin to stop a container, or join the stop in progress."""
         uid, now = PodUID(record.uid), self._clock.monotonic()
-        endings = self._endings.setdefault(uid, {})
-        ending = endings.get(container.id)
+        stops = self._stops.setdefault(uid, {})
+        stop = stops.get(container.id)
         grace = _grace(pod, container.name, reason, override_seconds)
-        if ending is None:
+        if stop is None:
             pod_ip = record.ips[0] if record.ips else ""
-            ending = endings[container.id] = _Ending(container, pod, pod_ip, grace, now)
+            stop = stops[container.id] = _ContainerStop(container, pod, pod_ip, grace, now)
             text = message or f"Stopping container {container.name}"
             log.info("stopping container %s of pod %s within %s s: %s", container.name, uid, grace.seconds, text)
-            self._record(normal(pod, container.name, Reason.KILLING, text, container.id), pod or record)
+            self._record(normal(pod, container.name, EventReason.KILLING, text, container.id), pod or record)
         else:
-            ending.shorten(grace, now)
-        if ending.end is None or ending.end.done():
-            ending.end = self._spawn(self._end(uid, ending))
-        return ending
+            stop.shorten(grace, now)
+        if stop.task is None or stop.task.done():
+            stop.task = self._spawn(self._stop(uid, stop))
+        return stop
 
-    async def _all_ended(self, endings: Iterable[_Ending]) -> list[TryLater]:
-        """Wait until each ending has come to its end, one way or the other."""
-        ends = [ending.end for ending in endings if ending.end is not None]
-        if ends:
-            await asyncio.wait(ends)
+    async def _wait_for(self, stops: Iterable[_ContainerStop]) -> list[TryLater]:
+        """Wait until each stop has succeeded or failed. Return the errors."""
+        tasks = [stop.task for stop in stops if stop.task is not None]
+        if tasks:
+            await asyncio.wait(tasks)
         errors: list[TryLater] = []
-        for end in ends:
-            if end.cancelled():
-                raise asyncio.CancelledError  # the agent stops
-            error = end.exception()
+        for task in tasks:
+            if task.cancelled():
+                raise asyncio.CancelledError  # the agent is stopping
+            error = task.exception()
             if isinstance(error, TryLater):
                 errors.append(error)
             elif error is not None:
                 raise error
         return errors
 
-    async def _end(self, uid: PodUID, ending: _Ending) -> None:
-        """Bring one container to its end."""
-        await self._run_hook(ending)
-        await self._await_turn(ending)
-        await self._stop(ending)
-        ending.gone.set()
-        endings = self._endings.get(uid, {})
-        if endings.get(ending.container.id) is ending:
-            del endings[ending.container.id]
-            if not endings:
-                del self._endings[uid]
+    async def _stop(self, uid: PodUID, stop: _ContainerStop) -> None:
+        await self._run_hook(stop)
+        await self._wait_for_others(stop)
+        await self._send_stop(stop)
+        stop.exited.set()
+        stops = self._stops.get(uid, {})
+        if stops.get(stop.container.id) is stop:
+            del stops[stop.container.id]
+            if not stops:
+                del self._stops[uid]
 
-    async def _run_hook(self, ending: _Ending) -> None:
-        """Execute the preStop hook, if there is one and time for it."""
-        pod, spec, container = ending.pod, ending.spec, ending.container
+    async def _run_hook(self, stop: _ContainerStop) -> None:
+        """Execute the preStop hook, if there is one and time is left."""
+        pod, spec, container = stop.pod, stop.spec, stop.container
         hook = None if spec is None or spec.lifecycle is None else spec.lifecycle.pre_stop
-        seconds = ending.left(self._clock.monotonic()).seconds
-        if pod is None or spec is None or hook is None or ending.hooked or seconds <= 0:
+        seconds = stop.remaining(self._clock.monotonic()).seconds
+        if pod is None or spec is None or hook is None or stop.hook_ran or seconds <= 0:
             return
-        ending.hooked = True
-        failure: str | None = "it did not end within the grace"
-        async with _within_grace(ending):
-            failure = await self._hooks.execute(hook, pod, spec, container.id, ending.pod_ip, seconds)
+        stop.hook_ran = True
+        failure: str | None = "it did not end within the grace period"
+        async with _within_grace(stop):
+            failure = await self._hooks.execute(hook, pod, spec, container.id, stop.pod_ip, seconds)
         if failure is not None:
             log.warning("preStop hook of container %s of pod %s failed: %s", container.name, pod.metadata.uid, failure)
-            # Without the failure's text: it may hold secrets.
-            self._record(warning(pod, container.name, Reason.PRE_STOP_FAILED, "PreStopHook failed"), pod)
+            # The event does not contain the failure, because command output may contain secrets.
+            self._record(warning(pod, container.name, EventReason.PRE_STOP_FAILED, "PreStopHook failed"), pod)
 
-    async def _await_turn(self, ending: _Ending) -> None:
-        """Wait until those are gone who go first, as long as there is time."""
-        if not ending.awaited:
+    async def _wait_for_others(self, stop: _ContainerStop) -> None:
+        """Wait for the containers that must exit first, at most until the grace period ends."""
+        if not stop.waits_for:
             return
-        async with _within_grace(ending):
-            for other in ending.awaited:
-                await other.gone.wait()
+        async with _within_grace(stop):
+            for other in stop.waits_for:
+                await other.exited.wait()
 
-    async def _stop(self, ending: _Ending) -> None:
-        """Let the runtime stop a container; once more whenever the grace shrinks meanwhile."""
+    async def _send_stop(self, stop: _ContainerStop) -> None:
+        """Send the stop call, and another one whenever the grace period becomes shorter."""
         calls: set[asyncio.Future[None]] = set()
         try:
             while True:
-                shortened = ending.shortened = asyncio.get_running_loop().create_future()
-                seconds = ending.left(self._clock.monotonic()).stop_seconds
-                calls.add(self._spawn(self._runtime.stop_container(ending.container.id, seconds)))
+                shortened = stop.shortened = asyncio.get_running_loop().create_future()
+                seconds = stop.remaining(self._clock.monotonic()).stop_seconds
+                calls.add(self._spawn(self._runtime.stop_container(stop.container.id, seconds)))
                 await asyncio.wait({*calls, shortened}, return_when=asyncio.FIRST_COMPLETED)
                 if done := [call for call in calls if call.done()]:
-                    # One that saw the container gone counts, whatever became of another.
+                    # If one call succeeded, the container has exited, even if another call failed.
                     return min(done, key=lambda call: call.exception() is not None).result()
         finally:
-            ending.shortened = None
+            stop.shortened = None
 
 
 @asynccontextmanager
-async def _within_grace(ending: _Ending) -> AsyncIterator[None]:
-    """Break off what is done inside, quietly, when the grace ends: now or as soon as it is shortened."""
+async def _within_grace(stop: _ContainerStop) -> AsyncIterator[None]:
+    """Cancel the body when the grace period ends, without an error. A shorter grace period applies at once."""
     try:
-        async with asyncio.timeout_at(ending.deadline) as ending.limit:
+        async with asyncio.timeout_at(stop.deadline) as stop.timeout:
             yield
     except TimeoutError:
         pass
     finally:
-        ending.limit = None
+        stop.timeout = None
 
 
 def _spec(pod: Pod, name: str) -> Spec | None:
@@ -293,10 +287,10 @@ def _spec(pod: Pod, name: str) -> Spec | None:
 
 
 def _grace(pod: Pod | None, name: str, reason: KillReason, override_seconds: int | None) -> GraceBudget:
-    """The grace of a container; of one whose pod nobody knows, what the killer says."""
+    """Return the grace period of a container. For an unknown pod, it is the override."""
     if pod is None:
         return GraceBudget(override_seconds or 0)
     spec = _spec(pod, name)
-    # Only probes matter beside the pod's own grace, and ephemeral containers have none.
+    # Only probes can override the pod's grace period, and ephemeral containers have none.
     container = spec if isinstance(spec, Container) else Container(name=name)
     return grace_budget(pod, container, reason, override_seconds)

@@ -1,1 +1,4 @@
-"""What the agent does to its own machine, and what it learns from it."""
+"""Operations on the agent's own machine.
+
+Pod cgroups, network probes, log files, credentials and the clock.
+"""

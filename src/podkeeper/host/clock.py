@@ -1,4 +1,4 @@
-"""The machine's clocks and its dice, behind the clock port."""
+"""The clock of the machine: wall time, monotonic time and random numbers."""
 
 import asyncio
 import random
@@ -6,20 +6,19 @@ from datetime import UTC, datetime
 
 
 class SystemClock:
-    """Real time, and chance from a generator of its own (seeded where a run is to be repeated)."""
+    """Real time, and random numbers from its own generator. A seed makes them repeatable."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None, seed: int | None = None) -> None:
         self._loop = loop or asyncio.get_running_loop()
         self._random = random.Random(seed)
 
     def now(self) -> datetime:
-        """Wall time, as the machine has it."""
         return datetime.now(UTC)
 
     def monotonic(self) -> float:
-        """The loop's time."""
+        """Return the time of the event loop."""
         return self._loop.time()
 
     def fraction(self) -> float:
-        """The next random number."""
+        """Return a random number from 0 to 1."""
         return self._random.random()

@@ -1,9 +1,9 @@
-"""The node's own docker configuration: credentials that every pod's images may be pulled with.
+"""The Docker configuration of the node: credentials for the images of all pods.
 
-    config.json: in the agent's root, ~/.docker, /.docker;  else .dockercfg: in the agent's root, ~, /
+    config.json in the state directory, ~/.docker, /.docker;  otherwise .dockercfg in the state directory, ~, /
 
-The first that is there and can be read counts, alone, and is read again after five minutes. The Go ancestor is
-pkg/credentialprovider/provider.go; it also looks in the directory it happens to be started in.
+Only the first readable file is used. It is read again after five minutes. Kubelet counterpart:
+pkg/credentialprovider/provider.go, which also searches the working directory.
 """
 
 import asyncio
@@ -13,63 +13,63 @@ from pathlib import Path
 from typing import Final
 
 from podkeeper.ports.clock import Clock
-from podkeeper.rules.keyring import has_registries, is_whole
+from podkeeper.rules.images.keyring import has_registries, is_readable
 
 log = logging.getLogger(__name__)
 
 LIFETIME_SECONDS: Final = 300.0
-_NEWER: Final = "config.json"
-_OLDER: Final = ".dockercfg"
-_LONGEST_BYTES: Final = 10 * 2**20
+_CONFIG_JSON: Final = "config.json"
+_DOCKERCFG: Final = ".dockercfg"
+_MAX_BYTES: Final = 10 * 2**20
 
 
-def usual_places(root: Path) -> tuple[Path, ...]:
-    """Where the node's configuration may lie, the first to look at in front."""
+def default_paths(root: Path) -> tuple[Path, ...]:
+    """Return the paths of the configuration in search order."""
     try:
         homes = [Path.home()]
-    except RuntimeError:  # whoever we run as has none
+    except RuntimeError:  # the user has no home directory
         homes = []
     return (
-        root / _NEWER,
-        *(home / ".docker" / _NEWER for home in homes),
-        Path("/.docker") / _NEWER,
-        root / _OLDER,
-        *(home / _OLDER for home in homes),
-        Path("/") / _OLDER,
+        root / _CONFIG_JSON,
+        *(home / ".docker" / _CONFIG_JSON for home in homes),
+        Path("/.docker") / _CONFIG_JSON,
+        root / _DOCKERCFG,
+        *(home / _DOCKERCFG for home in homes),
+        Path("/") / _DOCKERCFG,
     )
 
 
 class NodeDockerConfig:
-    """Reads the node's docker configuration, now and then."""
+    """Reads and caches the Docker configuration of the node."""
 
-    def __init__(self, places: Sequence[Path], clock: Clock) -> None:
-        self._places = tuple(places)
+    def __init__(self, paths: Sequence[Path], clock: Clock) -> None:
+        self._paths = tuple(paths)
         self._clock = clock
-        self._found: tuple[str, ...] = ()
+        self._configs: tuple[str, ...] = ()
         self._read_at: float | None = None
 
     async def configs(self) -> Sequence[str]:
-        """The configuration, if there is one."""
+        """Return the configuration, or nothing if there is none."""
         now = self._clock.monotonic()
         if self._read_at is None or now - self._read_at >= LIFETIME_SECONDS:
             self._read_at = now
-            self._found = await asyncio.to_thread(self._read)
-        return self._found
+            self._configs = await asyncio.to_thread(self._read)
+        return self._configs
 
     def _read(self) -> tuple[str, ...]:
-        for place in self._places:
+        for path in self._paths:
             try:
-                with place.open("rb") as file:
-                    content = file.read(_LONGEST_BYTES)
+                with path.open("rb") as file:
+                    content = file.read(_MAX_BYTES)
                 config = content.decode()
             except FileNotFoundError:
                 continue
             except (OSError, UnicodeDecodeError) as error:
-                log.warning("the node's docker configuration %s cannot be read: %s", place, type(error).__name__)
+                log.warning("cannot read the Docker configuration %s: %s", path, type(error).__name__)
                 continue
-            if place.name == _NEWER and not has_registries(config):
-                continue  # it may hold other settings of docker's
-            if is_whole(config):
+            if path.name == _CONFIG_JSON and not has_registries(config):
+                continue  # only other settings of Docker
+            if is_readable(config):
                 return (config,)
-            log.warning("the node's docker configuration %s is passed over: it is not what it should be", place)
+            log.warning("the Docker configuration %s is ignored: invalid content", path)
         return ()

@@ -1,33 +1,55 @@
-"""gRPC health checks. Imports grpc (9 MiB, and threads), so it is imported itself only when the first one is made.
+"""gRPC health checks.
 
-An endpoint and a service's name come in, a `GrpcEnd` goes out, within the timeout. As the kubelet does: no TLS, a
-connection of its own for every check, and a refused connection is tried again until the time is over. The two messages
-of `grpc.health.v1.Health` are so small that they are encoded here by hand. The Go ancestor is pkg/probe/grpc.
+Imported late, because grpc and protobuf need about 11 MiB and grpc starts threads.
+
+Input: an endpoint and the name of a service. Output: a `GrpcEnd`, within the timeout. As in the kubelet, there is no
+TLS, each check has its own connection, and a refused connection is retried until the timeout. Kubelet counterpart:
+pkg/probe/grpc.
 """
 
 import asyncio
 import ipaddress
+from typing import Any
 
 import grpc
 import grpc.aio
+from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message import DecodeError
+from google.protobuf.message_factory import GetMessageClass
 
-from podkeeper.model.probing import Answered, CallFailed, Endpoint, GrpcEnd, NotConnected
+from podkeeper.model.probing import CallFailed, Endpoint, GrpcEnd, HealthAnswer, NotConnected
 
-_CHECK = "/grpc.health.v1.Health/Check"
+_PACKAGE = "grpc.health.v1"
+_CHECK = f"/{_PACKAGE}.Health/Check"
 _INTERNAL = grpc.StatusCode.INTERNAL.value[0]
-_SERVICE = b"\x0a"  # field 1, of a length that follows
-_STATUS = 1
-_TOO_LATE = NotConnected("context deadline exceeded", timed_out=True)
+_TIMED_OUT = NotConnected("context deadline exceeded", timed_out=True)
+
+
+def _message_class(name: str, field: str, kind: "FieldDescriptorProto.Type.ValueType") -> Any:
+    """Return the class of a message with one field, which has the number 1."""
+    file = FileDescriptorProto(name=f"{name}.proto", package=_PACKAGE, syntax="proto3")
+    label = FieldDescriptorProto.LABEL_OPTIONAL
+    file.message_type.add(name=name).field.add(name=field, number=1, type=kind, label=label)
+    # A separate pool, because a program that uses podkeeper as a library may have registered these names.
+    pool = DescriptorPool()
+    pool.Add(file)
+    return GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.{name}"))
+
+
+_HealthCheckRequest = _message_class("HealthCheckRequest", "service", FieldDescriptorProto.TYPE_STRING)
+# The status is an enum, which is encoded like an int32. New values stay numbers.
+_HealthCheckResponse = _message_class("HealthCheckResponse", "status", FieldDescriptorProto.TYPE_INT32)
 
 
 async def check(endpoint: Endpoint, service: str, timeout_seconds: float, user_agent: str) -> GrpcEnd:
-    """Ask the health service once."""
+    """Call the health service once."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_seconds
     options = (
         ("grpc.primary_user_agent", user_agent),
         ("grpc.enable_http_proxy", 0),
-        ("grpc.use_local_subchannel_pool", 1),  # or checks of one endpoint would share a connection, and its backoff
+        ("grpc.use_local_subchannel_pool", 1),  # otherwise checks of one endpoint share a connection and its backoff
         ("grpc.enable_retries", 0),
     )
     channel = grpc.aio.insecure_channel(_target(endpoint), options=options)
@@ -36,14 +58,15 @@ async def check(endpoint: Endpoint, service: str, timeout_seconds: float, user_a
             async with asyncio.timeout_at(deadline):
                 await channel.channel_ready()
         except TimeoutError:
-            return _TOO_LATE
-        ask = channel.unary_unary(_CHECK)
+            return _TIMED_OUT
+        call = channel.unary_unary(_CHECK)
         try:
-            answer = await ask(_request(service), timeout=max(0.0, deadline - loop.time()))
-            return Answered(_serving_status(answer))
+            request = _HealthCheckRequest(service=service).SerializeToString()
+            response = await call(request, timeout=max(0.0, deadline - loop.time()))
+            return HealthAnswer(_HealthCheckResponse.FromString(response).status)
         except grpc.aio.AioRpcError as error:
             return CallFailed(error.code().value[0], error.details() or "")
-        except ValueError as error:
+        except DecodeError as error:
             return CallFailed(_INTERNAL, f"grpc: failed to unmarshal the received message: {error}")
     finally:
         await channel.close()
@@ -55,50 +78,3 @@ def _target(endpoint: Endpoint) -> str:
     except ValueError:
         return f"dns:///{endpoint}"
     return f"ipv{version}:{endpoint}"
-
-
-def _request(service: str) -> bytes:
-    """A `HealthCheckRequest`: field 1 is the service's name."""
-    name = service.encode()
-    return _SERVICE + _varint(len(name)) + name if name else b""
-
-
-def _serving_status(message: bytes) -> int:
-    """Field 1 of a `HealthCheckResponse`; what is not there is 0. Raises ValueError for what is no message."""
-    status = place = 0
-    while place < len(message):
-        tag, place = _read_varint(message, place)
-        match tag & 7:  # how the field is written
-            case 0:
-                number, place = _read_varint(message, place)
-                status = number if tag >> 3 == _STATUS else status
-            case 1:
-                place += 8
-            case 2:
-                length, place = _read_varint(message, place)
-                place += length
-            case 5:
-                place += 4
-            case kind:
-                raise ValueError(f"a field is written in a way nobody knows ({kind})")
-    return status
-
-
-def _varint(number: int) -> bytes:
-    encoded = bytearray()
-    while number > 0x7F:
-        encoded.append(number & 0x7F | 0x80)
-        number >>= 7
-    encoded.append(number)
-    return bytes(encoded)
-
-
-def _read_varint(message: bytes, place: int) -> tuple[int, int]:
-    number = shift = 0
-    while place < len(message):
-        byte = message[place]
-        number |= (byte & 0x7F) << shift
-        shift, place = shift + 7, place + 1
-        if byte < 0x80:
-            return number, place
-    raise ValueError("the message breaks off")

@@ -1,6 +1,7 @@
-"""The flat directory of links to logs, on this machine's disk: seen, and changed one link at a time.
+"""The directory of symbolic links to container logs (/var/log/containers).
 
-Only symbolic links are ever touched. The work is done in a thread: a disk may hang.
+Only symbolic links are created and removed. All operations run in threads, because a disk may hang. Kubelet
+counterpart: pkg/kubelet/kuberuntime/legacy.go.
 """
 
 import os
@@ -9,39 +10,39 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
-from podkeeper.host.threads import in_thread
+from podkeeper.concurrency.threads import in_thread
 from podkeeper.model.errors import TryLater
-from podkeeper.rules.log_links import SUFFIX, LogLink
+from podkeeper.rules.logs.symlinks import SUFFIX, LogLink
 
 T = TypeVar("T")
 
 
 class HostLogLinks:
-    """Links in one directory, which is made when it is first needed. What fails raises TryLater."""
+    """Links in one directory, which is created when it is first needed. Errors raise TryLater."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
     async def survey(self) -> dict[str, bool]:
-        """Every link that there is, and whether it leads to a file."""
-        return await self._aside("look at", lambda: _survey(self._directory))
+        """Return all links, and whether they lead to a file."""
+        return await self._run_in_thread("list", lambda: _survey(self._directory))
 
     async def make(self, links: Sequence[LogLink]) -> None:
-        """Make links to those logs that are there; what has the name already stays."""
-        await self._aside("make", lambda: _make(self._directory, links))
+        """Create links to existing logs. An existing file of the same name stays."""
+        await self._run_in_thread("create", lambda: _make(self._directory, links))
 
     async def remove(self, names: Sequence[str]) -> None:
-        """Remove links; what is gone is gone, and what is no link stays."""
-        await self._aside("remove", lambda: _remove(self._directory, names))
+        """Remove links. A missing link is no error, and other files stay."""
+        await self._run_in_thread("remove", lambda: _remove(self._directory, names))
 
-    async def _aside(self, what: str, work: Callable[[], T]) -> T:
+    async def _run_in_thread(self, what: str, work: Callable[[], T]) -> T:
         try:
             result = await in_thread(work, "log links")
-        except RuntimeError as error:  # no thread is to be had
-            raise TryLater(f"cannot {what} the links to logs in {self._directory}: {error}") from error
+        except RuntimeError as error:  # no thread available
+            raise TryLater(f"cannot {what} the log links in {self._directory}: {error}") from error
         if isinstance(result, OSError):
-            raise TryLater(f"cannot {what} the links to logs in {self._directory}: {result}") from result
-        if isinstance(result, Exception):
+            raise TryLater(f"cannot {what} the log links in {self._directory}: {result}") from result
+        if isinstance(result, BaseException):
             raise result
         return result
 
@@ -59,7 +60,7 @@ def _survey(directory: Path) -> dict[str, bool]:
 def _make(directory: Path, links: Sequence[LogLink]) -> None:
     directory.mkdir(mode=0o755, parents=True, exist_ok=True)
     for link in links:
-        if os.path.exists(link.log):  # some runtimes write logs elsewhere
+        if os.path.exists(link.log):  # some runtimes do not write logs to this path
             with suppress(FileExistsError):
                 os.symlink(link.log, directory / link.name)
 

@@ -1,5 +1,7 @@
-"""Crash-safe local state behind the journal port: what the runtime cannot tell after a restart.
+"""Crash-safe local state behind the journal port.
 
-`file.FileJournal` is the journal; `records` is its format, `disk` the blocking work on its file, `lock` keeps a second
-agent away from it.
+It holds facts that the runtime cannot report after a restart.
+
+`file.FileJournal` is the journal. `records` is its file format, `disk` does the blocking file operations, and `lock`
+prevents a second agent from opening it. `docs/decisions/0012-journal-file.md` compares it with SQLite.
 """

@@ -1,11 +1,11 @@
-"""The journal's file on disk: all that blocks. Used by one thread at a time.
+"""Blocking operations on the journal's file. One thread uses them at a time.
 
-    append   write at the end of what is durable, fdatasync
-    rewrite  write a new file beside it, fsync, rename it over the old one, fsync the directory
+    append   write after the durable bytes, fdatasync
+    rewrite  write a new file beside the old one, fsync, rename it over the old one, fsync the directory
 
-The file is opened anew for each write: a few microseconds, and whoever removed, replaced or truncated it meanwhile is
-noticed. Nothing is believed to be durable before the kernel says so, and what it once refused is written again, not
-merely synced again: after a failed fsync the next one succeeds although the data is gone.
+Each write opens the file again. This costs a few microseconds and detects that the file was removed, replaced or
+truncated. Data counts as durable only after the kernel has confirmed it. After a failed fsync the data is written
+again, because the next fsync succeeds although the data is lost.
 """
 
 import contextlib
@@ -24,10 +24,10 @@ _NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK
 
 
 class Durability:
-    """Asks the kernel to make files and directories durable. Tests pass a subclass that fails or cuts the power."""
+    """Makes files and directories durable. Tests pass a subclass that fails or simulates a power cut."""
 
     def data(self, descriptor: int) -> None:
-        """Make the content of a file durable, and its size."""
+        """Make the content and the size of a file durable."""
         os.fdatasync(descriptor)
 
     def everything(self, descriptor: int) -> None:
@@ -39,19 +39,19 @@ KERNEL = Durability()
 
 
 class JournalFile:
-    """A file, how much of it is durable, and whether it is to be kept aside before it is replaced."""
+    """A file, the number of its durable bytes, and whether to keep a copy before it is replaced."""
 
     def __init__(self, path: Path, durability: Durability = KERNEL) -> None:
         self.path = path
         self._durability = durability
-        self.size = 0  # so many bytes are durable, and ours
+        self.size = 0  # number of durable bytes that this object has written or read
         self.damaged = False
-        self._identity: tuple[int, int] | None = None  # of the file that `size` speaks of
+        self._identity: tuple[int, int] | None = None  # device and inode of the file that `size` refers to
 
     def read(self) -> bytes:
-        """All of the file; nothing when there is none."""
+        """Return the content of the file, empty if it does not exist."""
         with contextlib.suppress(OSError):
-            os.unlink(self._new)  # a rewrite that was cut short; the next one would overwrite it anyway
+            os.unlink(self._new)  # from an interrupted rewrite; the next one would overwrite it anyway
         try:
             with open(self.path, "rb") as file:
                 self._identity = _identity(os.fstat(file.fileno()))
@@ -62,7 +62,7 @@ class JournalFile:
         return data
 
     def cut(self, size: int) -> None:
-        """Shorten the file, for good."""
+        """Truncate the file durably."""
         descriptor = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)
         try:
             os.ftruncate(descriptor, size)
@@ -72,7 +72,7 @@ class JournalFile:
         self.size = size
 
     def append(self, records: bytes) -> bool:
-        """Make records durable after all others. False: the file is not the one we left, it must be rewritten."""
+        """Append records durably. Return False if the file was changed by others and must be rewritten."""
         try:
             descriptor = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -81,7 +81,7 @@ class JournalFile:
             found = os.fstat(descriptor)
             if _identity(found) != self._identity or found.st_size < self.size:
                 return False
-            if found.st_size > self.size:  # what an earlier try left
+            if found.st_size > self.size:  # left by a failed append
                 os.ftruncate(descriptor, self.size)
             _write_all(descriptor, records, self.size)
             self._durability.data(descriptor)
@@ -91,7 +91,7 @@ class JournalFile:
         return True
 
     def rewrite(self, notes: Mapping[str, bytes]) -> None:
-        """Replace the file by one that holds these notes. Until it is durable the old one stays."""
+        """Replace the file by one with exactly these notes. The old file stays until the new one is durable."""
         _make_directory(self.path.parent, self._durability)
         if self.damaged:
             self._keep_aside()
@@ -107,7 +107,7 @@ class JournalFile:
             os.replace(self._new, self.path)
         except OSError:
             with contextlib.suppress(OSError):
-                os.unlink(self._new)  # on a full disk every byte counts
+                os.unlink(self._new)  # the disk may be full
             raise
         _sync_directory(self.path.parent, self._durability)
         self._identity, self.size = identity, len(data)
@@ -117,49 +117,48 @@ class JournalFile:
         return self.path.with_name(self.path.name + ".new")
 
     def _keep_aside(self) -> None:
-        """Give the damaged file a second name, under which it stays."""
+        """Give the damaged file a second name, so that it stays."""
         number = 1
         while (aside := self.path.with_name(f"{self.path.name}.damaged-{number}")).exists():
             number += 1
         try:
             os.link(self.path, aside)
         except FileNotFoundError:
-            pass  # somebody took it away
+            pass  # removed in the meantime
         except OSError as error:
             if error.errno not in _NO_LINKS:
                 raise
-            _copy(self.path, aside, self._durability)  # a file system without links
+            _copy(self.path, aside, self._durability)  # a file system without hard links
         self.damaged = False
-        log.error("the damaged journal is kept as %s; remove it when nobody needs it any more", aside)
+        log.error("the damaged journal is kept as %s: remove the file after inspecting it", aside)
 
 
 def advice(error: OSError, path: Path) -> str:
-    """What went wrong with a journal's file, and what a person should do."""
+    """Describe an error of the journal's file and what to do about it."""
     match error.errno:
         case errno.ENOSPC | errno.EDQUOT:
-            what_to_do = f"make room on the file system of {path.parent}"
+            what_to_do = f"free space on the file system of {path.parent}"
         case errno.EROFS:
-            what_to_do = f"mount the file system of {path.parent} read-write again (`dmesg` may tell why it is not)"
+            what_to_do = f"mount the file system of {path.parent} read-write again (`dmesg` may show the reason)"
         case errno.EACCES | errno.EPERM:
             what_to_do = f"let user {os.geteuid()} write in {path.parent}"
         case errno.EFBIG:
             what_to_do = "raise the limit on the size of files (`ulimit -f`)"
         case errno.EIO:
-            what_to_do = "the disk may be failing: see `dmesg`"
+            what_to_do = "the disk may be failing, check `dmesg`"
         case errno.EMFILE | errno.ENFILE:
             what_to_do = "raise the limit on open files (`ulimit -n`)"
         case _:
-            what_to_do = f"see to {path}"
+            what_to_do = f"check {path}"
     return f"{(error.strerror or str(error)).lower()}; {what_to_do}"
 
 
 def make_ready(path: Path, durability: Durability = KERNEL) -> None:
-    """Make the directory of a journal."""
     _make_directory(path.parent, durability)
 
 
 def _make_directory(path: Path, durability: Durability) -> None:
-    """Make a directory and those above it, so that they are there after a power cut too."""
+    """Create a directory and its parents durably."""
     if path.is_dir():
         return
     _make_directory(path.parent, durability)
@@ -173,7 +172,7 @@ def _sync_directory(path: Path, durability: Durability) -> None:
     try:
         durability.everything(descriptor)
     except OSError as error:
-        if error.errno != errno.EINVAL:  # a file system that cannot, and does not need it
+        if error.errno != errno.EINVAL:  # a file system that neither supports nor needs it
             raise
     finally:
         os.close(descriptor)

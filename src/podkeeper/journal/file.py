@@ -1,31 +1,31 @@
-"""The journal in a file: notes in memory, records on disk, one thread that writes them.
+"""The journal in a file: notes in memory, records on disk, a writer thread.
 
     put, drop -> pending records -> (sync) thread: append, fdatasync -> durable
-                                          `- or rewrite, when most of the file is out of date, or after a purge
+                                          `- or rewrite, if most of the file is obsolete, or after a purge
 
-`put` and `drop` only note; `sync` hands everything noted so far to the thread, and whoever calls it meanwhile shares
-the next round (group commit). The event loop never waits for the disk. What the disk refuses stays noted and goes with
-the next sync. After a restart a torn end is cut off; of a file that is damaged before its end the part up to the
-damage is taken, and the file is kept aside.
+`put` and `drop` only collect records. `sync` passes all of them to the thread. Calls of `sync` during a write share the
+next one (group commit). The event loop never waits for the disk. Records that could not be written stay pending until
+the next sync. After a restart, a torn end is cut off. If the file is damaged before its end, the part before the damage
+is used and the file is kept aside.
 
-What is kept small: the file is rewritten when more than half of it, and more than `spare_bytes`, is out of date; in
-memory there are the notes, and at most as much pending as that.
+The file is rewritten if more than half of it, and more than `spare_bytes`, is obsolete. Memory holds the notes, and at
+most that many pending bytes.
 """
 
 import asyncio
 import logging
 import queue
-import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from podkeeper.concurrency.threads import start_daemon
 from podkeeper.journal.disk import KERNEL, Durability, JournalFile, advice, make_ready
 from podkeeper.journal.errors import JournalUnusable
 from podkeeper.journal.lock import JournalLock
-from podkeeper.journal.records import HEADER, Damage, OtherVersion, Reading, encode, read, record_size
+from podkeeper.journal.records import HEADER, Damage, OtherVersion, ParsedRecords, encode, read, record_size
 from podkeeper.model.errors import TryLater
 
 log = logging.getLogger(__name__)
@@ -34,17 +34,17 @@ SPARE_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class _Round:
-    """One round of writing: what is to become durable, and the word when it has, or why it has not."""
+class _Batch:
+    """One write: the records to make durable, and a future for its result."""
 
-    upto: int  # the number of the last write in it
-    records: bytes | None  # what to append; None: the file is to be rewritten
+    upto: int  # the number of its last put or drop
+    records: bytes | None  # to append; None: rewrite the file
     notes: Mapping[str, bytes]
     done: "asyncio.Future[Exception | None]"
 
 
 class FileJournal:
-    """A journal in one file. Only one process at a time has it open."""
+    """A journal in one file. Only one process can have it open."""
 
     def __init__(
         self,
@@ -62,11 +62,11 @@ class FileJournal:
         self._live_bytes = sum(record_size(key, value) for key, value in notes.items())
         self._pending: bytearray | None = bytearray() if file.size and not file.damaged else None  # None: rewrite
         self._writes = 0
-        self._durable = 0  # of the writes, so many are safe
-        self._round: _Round | None = None
+        self._durable = 0  # number of the last durable put or drop
+        self._batch: _Batch | None = None
         self._thread = thread or _Thread()
         self._closed = False
-        self.rounds = 0  # how many times the disk was written and synced
+        self.batches = 0  # number of writes that became durable
 
     @classmethod
     def open(
@@ -77,7 +77,7 @@ class FileJournal:
         durability: Durability = KERNEL,
         thread: "WriterThread | None" = None,
     ) -> "FileJournal":
-        """Open a journal, or begin one. Blocks while it reads the file. Raises JournalUnusable, JournalInUse."""
+        """Open or create a journal. Blocks while it reads the file. Raises JournalUnusable, JournalInUse."""
         try:
             make_ready(path, durability)
             lock = JournalLock.take(path.with_name(path.name + ".lock"))
@@ -94,38 +94,39 @@ class FileJournal:
             raise
 
     def load(self) -> Mapping[str, bytes]:
-        """All there is, as a copy."""
+        """Return a copy of all notes."""
         return dict(self._notes)
 
     def put(self, key: str, value: bytes) -> None:
-        """Write; what is there already costs nothing."""
+        """Set a note. An equal note costs nothing."""
         old = self._notes.get(key)
         if old == value:
             return
         value = bytes(value)
         self._live_bytes += record_size(key, value) - (0 if old is None else record_size(key, old))
         self._notes[key] = value
-        self._note(encode(key, value))
+        self._add_record(encode(key, value))
 
     def drop(self, key: str) -> None:
-        """Forget."""
         old = self._notes.pop(key, None)
         if old is None:
             return
         self._live_bytes -= record_size(key, old)
-        self._note(encode(key, None))
+        self._add_record(encode(key, None))
 
     def purge(self) -> None:
-        """Have the next sync rewrite the file."""
+        """Make the next sync rewrite the file."""
         self._writes += 1
         self._pending = None
 
     async def sync(self) -> None:
-        """Return once everything written before this call is durable. Being cancelled loses nothing."""
+        """Return when everything written before this call is durable. Cancelling it loses nothing."""
         mark = self._writes
         while self._durable < mark:
-            current = self._round or self._begin()
-            await asyncio.wait((current.done,))  # not the future itself: who is cancelled must not cancel the round
+            current = self._batch or self._start_batch()
+            await asyncio.wait(
+                (current.done,)
+            )  # not the future itself, because cancelling this call must not cancel the write
             error = current.done.result()
             if error is None or mark > current.upto:
                 continue
@@ -135,140 +136,137 @@ class FileJournal:
             raise error
 
     async def close(self) -> None:
-        """Sync what is left and let others have the journal. TryLater: closed, but the rest is lost."""
+        """Sync the rest and release the journal. TryLater: it is closed, but the rest is lost."""
         try:
             await self.sync()
         finally:
-            if self._round is None:  # else it is being written, and stays ours until the process ends
+            if self._batch is None:  # otherwise a write hangs, and the lock stays until the process exits
                 self._closed = True
                 self._thread.end()
                 self._lock.release()
 
     @property
     def size(self) -> int:
-        """How many bytes the file has."""
+        """The size of the file in bytes."""
         return self._file.size
 
-    def _note(self, record: bytes) -> None:
+    def _add_record(self, record: bytes) -> None:
         self._writes += 1
         if self._pending is not None:
             self._pending += record
-            if self._is_wasteful(len(self._pending)):
+            if self._needs_rewrite(len(self._pending)):
                 self._pending = None
 
-    def _is_wasteful(self, more_bytes: int) -> bool:
+    def _needs_rewrite(self, more_bytes: int) -> bool:
         garbage = self._file.size + more_bytes - len(HEADER) - self._live_bytes
         return garbage > max(self._live_bytes, self._spare_bytes)
 
-    def _begin(self) -> _Round:
-        """Let the thread write everything noted so far."""
+    def _start_batch(self) -> _Batch:
+        """Start to write all pending records in the thread."""
         assert not self._closed, "the journal is closed"
         loop = asyncio.get_running_loop()
         records = None if self._pending is None else bytes(self._pending)
-        if records is not None and self._is_wasteful(len(records)):
+        if records is not None and self._needs_rewrite(len(records)):
             records = None
-        begun = _Round(self._writes, records, dict(self._notes), loop.create_future())
+        batch = _Batch(self._writes, records, dict(self._notes), loop.create_future())
 
         def work() -> None:
-            error = _written(self._file, begun)
-            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                loop.call_soon_threadsafe(self._end, begun, error)
+            error = _write_batch(self._file, batch)
+            with suppress(RuntimeError):  # the loop is closed, so no task waits
+                loop.call_soon_threadsafe(self._finish_batch, batch, error)
 
         try:
             self._thread.do(work)
         except RuntimeError as error:
-            raise TryLater(f"cannot write the journal {self._file.path}: no thread can be started: {error}") from error
+            raise TryLater(f"cannot write the journal {self._file.path}: cannot start a thread: {error}") from error
         self._pending = bytearray()
-        self._round = begun
-        return begun
+        self._batch = batch
+        return batch
 
-    def _end(self, ended: _Round, error: Exception | None) -> None:
-        self._round = None
+    def _finish_batch(self, batch: _Batch, error: Exception | None) -> None:
+        self._batch = None
         if error is None:
-            self._durable = ended.upto
-            self.rounds += 1
-        elif ended.records is None or self._pending is None:
+            self._durable = batch.upto
+            self.batches += 1
+        elif batch.records is None or self._pending is None:
             self._pending = None
         else:
-            self._pending[:0] = ended.records
-        if not ended.done.done():  # only a loop that is being torn down cancels it
-            ended.done.set_result(error)
+            self._pending[:0] = batch.records
+        if not batch.done.done():  # cancelled only while the loop shuts down
+            batch.done.set_result(error)
 
 
-def _written(file: JournalFile, what: _Round) -> Exception | None:
-    """Write a round, in the thread. Returns what went wrong."""
+def _write_batch(file: JournalFile, batch: _Batch) -> Exception | None:
+    """Write a batch in the thread. Return the error, if any."""
     try:
-        if what.records is None or not file.append(what.records):
-            file.rewrite(what.notes)
-    except Exception as error:  # the thread's boundary: whoever syncs is told
+        if batch.records is None or not file.append(batch.records):
+            file.rewrite(batch.notes)
+    except Exception as error:  # the thread's boundary; `sync` raises the error
         return error
     return None
 
 
 def _recovered(file: JournalFile) -> dict[str, bytes]:
-    """The notes that a file still holds; the file is put right, if the disk allows it."""
-    reading = _read(file)
-    if reading.damage is Damage.NONE:
-        return reading.notes
+    """Return the notes of a file, and repair the file if the disk allows it."""
+    parsed = _read(file)
+    if parsed.damage is Damage.NONE:
+        return parsed.notes
     try:
-        if reading.damage is Damage.TAIL:
-            torn = file.size - reading.end
+        if parsed.damage is Damage.TAIL:
+            torn = file.size - parsed.end
             log.warning(
-                "the journal %s is torn at byte %d: the last %d bytes are cut off", file.path, reading.end, torn
+                "journal %s ends in an incomplete record at byte %d: cut off %d bytes", file.path, parsed.end, torn
             )
-            file.cut(reading.end)
+            file.cut(parsed.end)
         else:
             file.damaged = True
-            kept = len(reading.notes)
-            log.error("the journal %s is damaged at byte %d: %d notes could be read", file.path, reading.end, kept)
-            file.rewrite(reading.notes)
+            kept = len(parsed.notes)
+            log.error("journal %s is damaged at byte %d: recovered %d notes", file.path, parsed.end, kept)
+            file.rewrite(parsed.notes)
     except OSError as error:
-        file.size = 0  # nothing in it may be appended to: the next sync writes it anew
-        log.warning("cannot put the journal %s right yet: %s", file.path, advice(error, file.path))
-    return reading.notes
+        file.size = 0  # do not append to it: the next sync rewrites it
+        log.warning("cannot repair journal %s yet, will retry: %s", file.path, advice(error, file.path))
+    return parsed.notes
 
 
-def _read(file: JournalFile) -> Reading:
+def _read(file: JournalFile) -> ParsedRecords:
     try:
         return read(file.read())
     except OtherVersion as error:
         raise JournalUnusable(
-            f"cannot open the journal {file.path}: it is of version {error}, and this program knows version 1 only; "
-            "run the program that wrote it, or move the file away to begin a new one"
+            f"cannot open the journal {file.path}: unsupported version {error}, expected 1; "
+            "run the podkeeper version that wrote it, or move the file away to start with an empty one"
         ) from error
 
 
 class WriterThread(Protocol):
-    """What does the writing. Tests replace it, to write in the event loop at a moment of their choice."""
+    """Executes writes. Tests replace it to write in the event loop at a chosen time."""
 
     def do(self, work: Callable[[], None]) -> None:
-        """Have something done. RuntimeError: no thread can be started."""
+        """Execute a function after all earlier ones. RuntimeError: no thread can be started."""
 
     def end(self) -> None:
-        """Let the thread end when it has done everything."""
+        """Stop the thread when it has executed everything."""
 
 
 class _Thread:
-    """One thread, begun with the first work and kept: when processes run out, it is there already.
+    """One thread, started with the first write and kept, because later the process limit might prevent a start.
 
-    It is a daemon thread, not an executor's: the interpreter waits for those at its end, and a disk that hangs would
-    keep the agent from ending.
+    It is a daemon thread, not an executor's. The interpreter waits for executor threads when it exits, so a hanging
+    disk would keep the agent from exiting.
     """
 
     def __init__(self) -> None:
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._is_started = False
 
     def do(self, work: Callable[[], None]) -> None:
-        """Have something done. RuntimeError: no thread can be started."""
-        if self._thread is None:
-            thread = threading.Thread(target=self._run, name="journal", daemon=True)
-            thread.start()
-            self._thread = thread
+        if not self._is_started:
+            start_daemon(self._run, "journal")
+            self._is_started = True
         self._work.put(work)
 
     def end(self) -> None:
-        """Let the thread end when it has done everything."""
         self._work.put(None)
 
     def _run(self) -> None:

@@ -1,7 +1,7 @@
-"""The lock beside a journal: as long as one agent holds it, no other can open the journal.
+"""The lock beside a journal: only one agent can open the journal.
 
-It is `flock` on a file of its own (the journal's file is replaced now and then, and a lock would go with the old one).
-The kernel lets go of it when its holder dies, however that happens. The file says which process holds it.
+It is a `flock` on its own file, because rewriting the journal's file would lose a lock on it. The kernel releases it
+when the holder exits for any reason. The file contains the holder's process id.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from podkeeper.journal.errors import JournalInUse
 
 
 class JournalLock:
-    """A lock that is held from `take` to `release`."""
+    """A lock, held from `take` to `release`."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -22,29 +22,29 @@ class JournalLock:
 
     @classmethod
     def take(cls, path: Path) -> "JournalLock":
-        """Take the lock, or raise JournalInUse. OSError: the file cannot be made or opened."""
-        # For reading only: a file open for writing would keep its file system from being mounted read-only.
+        """Take the lock, or raise JournalInUse. OSError: the file cannot be created or opened."""
+        # Read-only, because a file open for writing prevents a read-only remount of its file system.
         descriptor = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             pid = _pid_in(descriptor)
             os.close(descriptor)
-            who = f"process {pid}" if pid else "another process"
+            holder = f"process {pid}" if pid else "another process"
             raise JournalInUse(
-                f"cannot open the journal: {who} has it open (lock file {path}); "
-                "stop that agent first, or give this one a directory of its own",
+                f"cannot open the journal: {holder} has it open (lock file {path}); "
+                "stop that agent first, or use another directory for this one",
                 pid,
             ) from None
         except BaseException:
             os.close(descriptor)
             raise
-        with contextlib.suppress(OSError):  # a full disk: then it is held without a name
+        with contextlib.suppress(OSError):  # the disk may be full, then the lock has no process id
             path.write_text(f"{os.getpid()}\n")
         return cls(descriptor)
 
     def release(self) -> None:
-        """Let go. Once is enough."""
+        """Release the lock. Repeated calls do nothing."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -60,10 +60,10 @@ def _pid_in(descriptor: int) -> int:
         return 0
 
 
-def _let_go_in_child() -> None:
-    """A forked child shares the lock, and would hold it when its parent has long been dead."""
+def _release_in_child() -> None:
+    """Release the lock in a forked child, which would otherwise hold it after the parent has exited."""
     for lock in list(_held):
         lock.release()
 
 
-os.register_at_fork(after_in_child=_let_go_in_child)
+os.register_at_fork(after_in_child=_release_in_child)

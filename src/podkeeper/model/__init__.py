@@ -1,1 +1,1 @@
-"""Nouns: Kubernetes objects, runtime records, messages between rooms, errors."""
+"""Values: Kubernetes objects, runtime records, messages between modules, errors."""

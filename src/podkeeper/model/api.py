@@ -1,4 +1,4 @@
-"""What the API answers besides objects: lists with their version, and watch events."""
+"""Results of API calls besides objects: versioned lists and watch events."""
 
 from enum import StrEnum
 from typing import Generic, TypeVar
@@ -11,7 +11,7 @@ K = TypeVar("K", bound=Wire)
 
 
 class Listed(msgspec.Struct, Generic[K], frozen=True):
-    """All objects of a kind at one version."""
+    """All objects of a kind at one resource version."""
 
     items: tuple[K, ...]
     resource_version: str
@@ -23,11 +23,11 @@ class WatchType(StrEnum):
     ADDED = "ADDED"
     MODIFIED = "MODIFIED"
     DELETED = "DELETED"
-    BOOKMARK = "BOOKMARK"  # nothing happened; only the version counts
+    BOOKMARK = "BOOKMARK"  # no change, only a new resource version
 
 
 class WatchEvent(msgspec.Struct, Generic[K], frozen=True):
-    """One change; `resource_version` is where to watch on from."""
+    """One change. A later watch can continue from `resource_version`."""
 
     type: WatchType
     object: K

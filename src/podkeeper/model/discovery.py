@@ -1,9 +1,8 @@
-"""Aggregated discovery: all groups and resources in one answer (apidiscovery.k8s.io/v2).
+"""Aggregated discovery: all groups and resources (apidiscovery.k8s.io/v2).
 
-The older answers, one per group (`APIGroupList`, `APIResourceList`), are in `k8s.meta`.
+The older responses, one per group (`APIGroupList`, `APIResourceList`), are in `k8s.meta`.
 """
 
-from enum import StrEnum
 from typing import Final
 
 from msgspec import field
@@ -14,22 +13,8 @@ from podkeeper.model.wire import Filled, Wire, empty_list, fill
 API_VERSION: Final = "apidiscovery.k8s.io/v2"
 
 
-class Scope(StrEnum):
-    """Whether objects of a resource live in namespaces."""
-
-    CLUSTER = "Cluster"
-    NAMESPACED = "Namespaced"
-
-
-class Freshness(StrEnum):
-    """Whether a group's answer is up to date."""
-
-    CURRENT = "Current"
-    STALE = "Stale"
-
-
 class GroupVersionKind(Wire, frozen=True):
-    """A kind, fully named; the core group's name is empty."""
+    """The full name of a kind. The core group's name is empty."""
 
     group: Filled[str] = field(default_factory=str)
     version: Filled[str] = field(default_factory=str)
@@ -41,7 +26,7 @@ class GroupVersionKind(Wire, frozen=True):
 
 
 class APISubresourceDiscovery(Wire, frozen=True):
-    """One subresource (`status`, `log`): what it answers and takes."""
+    """One subresource (`status`, `log`): the kinds it returns and accepts."""
 
     subresource: Filled[str] = field(default_factory=str)
     response_kind: GroupVersionKind | None = field(default=None, name="responseKind")
@@ -83,7 +68,7 @@ class APIVersionDiscovery(Wire, frozen=True):
 
 
 class APIGroupDiscovery(Wire, frozen=True):
-    """One group, named by its metadata; the first version is the preferred one."""
+    """One group, named by its metadata. The first version is the preferred one."""
 
     api_version: str | None = field(default=None, name="apiVersion")
     kind: str | None = None
@@ -96,7 +81,7 @@ class APIGroupDiscovery(Wire, frozen=True):
 
 
 class APIGroupDiscoveryList(Wire, frozen=True):
-    """Every group that the server serves."""
+    """All groups of the server."""
 
     api_version: str | None = field(default=None, name="apiVersion")
     kind: str | None = None

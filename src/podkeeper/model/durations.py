@@ -1,7 +1,8 @@
-"""Durations as Go writes them: `1m30s`, `100ms`, `1.5h`.
+"""Durations in Go's format: `1m30s`, `100ms`, `1.5h`.
 
-Whole nanoseconds inside, as in Go, so that reading and writing lose nothing. The Go ancestors are
-`time.ParseDuration` and `Duration.String`.
+Values are whole nanoseconds, as in Go, so parsing and formatting lose nothing.
+
+Kubelet counterparts: `time.ParseDuration` and `Duration.String`.
 """
 
 import re
@@ -23,11 +24,11 @@ _NANOSECONDS: Final = {
 }
 _LIMIT: Final = 2**63
 _TERM: Final = re.compile(r"(?P<whole>[0-9]*)(?:\.(?P<fraction>[0-9]*))?(?P<unit>[^.0-9]+)")
-_MAX_DIGITS: Final = 4000  # Python refuses to read longer integers
+_MAX_DIGITS: Final = 4000  # int() raises for longer texts
 
 
 def parse_duration(text: str) -> int:
-    """Nanoseconds. Raises `BadInput` for what Go refuses: no unit, unknown units, more than 292 years."""
+    """Return nanoseconds. Raises `BadInput` where Go fails: no unit, unknown units, more than 292 years."""
     rest = text[1:] if text[:1] in ("-", "+") else text
     if rest == "0":
         return 0
@@ -36,17 +37,17 @@ def parse_duration(text: str) -> int:
     while position < len(rest):
         term = _TERM.match(rest, position)
         if term is None or not (term["whole"] or term["fraction"]) or term["unit"] not in _NANOSECONDS:
-            raise _bad(text)
+            raise _invalid(text)
         total += _term_nanoseconds(text, term)
         position = term.end()
     negative = text.startswith("-")
     if not rest or total > _LIMIT or (total == _LIMIT and not negative):
-        raise _bad(text)
+        raise _invalid(text)
     return -total if negative else total
 
 
 def format_duration(nanoseconds: int) -> str:
-    """The text that Go writes: `1h0m0s`, `1.5s`, `100ms`, `0s`."""
+    """Return the text that Go writes: `1h0m0s`, `1.5s`, `100ms`, `0s`."""
     sign, rest = ("-", -nanoseconds) if nanoseconds < 0 else ("", nanoseconds)
     if rest == 0:
         return "0s"
@@ -62,7 +63,7 @@ def format_duration(nanoseconds: int) -> str:
 
 
 def seconds_of(text: str) -> float:
-    """The seconds that a duration's text means; for timers, which need no nanoseconds."""
+    """Return a duration in seconds, for timers that need no nanoseconds."""
     return parse_duration(text) / NANOSECONDS_PER_SECOND
 
 
@@ -70,14 +71,14 @@ def _term_nanoseconds(text: str, term: re.Match[str]) -> int:
     unit = _NANOSECONDS[term["unit"]]
     digits = term["whole"].lstrip("0")
     if len(digits) > 19 or (value := int(digits or "0") * unit) > _LIMIT:
-        raise _bad(text)
+        raise _invalid(text)
     if fraction := (term["fraction"] or "")[:_MAX_DIGITS]:
         value += _fraction_nanoseconds(fraction, unit)
     return value
 
 
 def _fraction_nanoseconds(digits: str, unit: int) -> int:
-    """A fraction of a unit, with Go's own rounding: in floats, and cut off where 63 bits end."""
+    """Return a fraction of a unit, rounded as in Go: with floats, and cut off after 63 bits."""
     number, scale = 0, 1.0
     for digit in digits:
         if (longer := number * 10 + int(digit)) > _LIMIT or number > (_LIMIT - 1) // 10:
@@ -87,11 +88,11 @@ def _fraction_nanoseconds(digits: str, unit: int) -> int:
 
 
 def _decimal(value: int, unit: int) -> str:
-    """Value over unit as a decimal without trailing zeros; the unit is a power of ten."""
+    """Return value / unit as a decimal without trailing zeros. The unit is a power of ten."""
     whole, rest = divmod(value, unit)
     places = len(str(unit)) - 1
     return f"{whole}.{rest:0{places}d}".rstrip("0") if rest else str(whole)
 
 
-def _bad(text: str) -> BadInput:
+def _invalid(text: str) -> BadInput:
     return BadInput(Problem(f"Invalid value: {quoted(text)}: must be a duration (e.g. 1m30s, 100ms or 4h)"))

@@ -1,7 +1,8 @@
-"""What the engine counts and measures: the families' names, labels and buckets, as the reference has them.
+"""The engine's metric families: names, labels and buckets, as in the kubelet.
 
-A family is a noun; what happens to it is said in `engine/metrics.py`. What the reference does not know is named
-`podkeeper_*`. The Go ancestor is pkg/kubelet/metrics/metrics.go.
+`engine/metrics.py` records the values. Families that the kubelet does not have are named `podkeeper_*`.
+
+Kubelet counterpart: pkg/kubelet/metrics/metrics.go.
 """
 
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CounterFamily:
-    """Counts what happened. Some names lack the suffix `_total`: they are older than the custom."""
+    """A counter. Some names lack the suffix `_total`, because they are older than that convention."""
 
     name: str
     help: str
@@ -20,7 +21,7 @@ class CounterFamily:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GaugeFamily:
-    """Says how much there is now."""
+    """A current value."""
 
     name: str
     help: str
@@ -29,7 +30,7 @@ class GaugeFamily:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HistogramFamily:
-    """Measures, and counts how many measurements lie below each bound."""
+    """A distribution of measured values."""
 
     name: str
     help: str
@@ -43,7 +44,7 @@ Family = CounterFamily | GaugeFamily | HistogramFamily
 def _exponential(start: float, factor: float, count: int) -> tuple[float, ...]:
     bounds = [start]
     for _ in range(count - 1):
-        bounds.append(bounds[-1] * factor)  # step by step, as the reference does: the digits agree
+        bounds.append(bounds[-1] * factor)  # one after the other, as in the kubelet, so that the digits are equal
     return tuple(bounds)
 
 
@@ -57,130 +58,128 @@ _QUEUE: Final = ("name",)
 
 # Pod workers, syncer, status.
 
-PASSES: Final = HistogramFamily(
-    "kubelet_pod_worker_duration_seconds", "How long it took from news of a pod to the end of its pass.", _OPERATION
+POD_WORKER_DURATION: Final = HistogramFamily(
+    "kubelet_pod_worker_duration_seconds", "Time from a pod update to the end of its sync.", _OPERATION
 )
-PASS_WAITS: Final = HistogramFamily(
-    "podkeeper_pod_worker_wait_seconds", "How long news of a pod waited for its pass to begin.", _OPERATION
+POD_WORKER_WAIT: Final = HistogramFamily(
+    "podkeeper_pod_worker_wait_seconds", "Time from a pod update to the start of its sync.", _OPERATION
 )
-FIRST_PASSES: Final = HistogramFamily(
-    "kubelet_pod_worker_start_duration_seconds", "How long it took from first seeing a pod to its first pass."
+POD_WORKER_START: Final = HistogramFamily(
+    "kubelet_pod_worker_start_duration_seconds", "Time from first seeing a pod to its first sync."
 )
 POD_STARTS: Final = HistogramFamily(
-    "kubelet_pod_start_duration_seconds", "How long it took from first seeing a pod to seeing it run.", (), _START
+    "kubelet_pod_start_duration_seconds", "Time from first seeing a pod to seeing it run.", (), _START
 )
 POD_START_SLI: Final = HistogramFamily(
     "kubelet_pod_start_sli_duration_seconds",
-    "How long a pod took from creation to all containers started, image pulls and init containers not counted.",
+    "Time from a pod's creation until all containers have started, without image pulls and init containers.",
     (),
     _START,
 )
 POD_START_TOTAL: Final = HistogramFamily(
     "kubelet_pod_start_total_duration_seconds",
-    "How long a pod took from creation to all containers started, all counted.",
+    "Time from a pod's creation until all containers have started.",
     (),
     _START,
 )
 STATUS_SYNCS: Final = HistogramFamily(
     "kubelet_pod_status_sync_duration_seconds",
-    "How long it took from the first unsent change of a pod's status until the API had it.",
+    "Time from the first unsent change of a pod's status until the API server has stored it.",
     (),
     (0.01, 0.05, 0.1, 0.5, 1, 5, 10, 20, 30, 45, 60),
 )
 CONTAINERS_PER_POD: Final = HistogramFamily(
-    "kubelet_containers_per_pod_count", "How many containers the pods have that a worker began with.", (),
+    "kubelet_containers_per_pod_count", "Number of containers of pods that a worker started.", (),
     _exponential(1, 2, 5),
 )  # fmt: skip
-QUEUE_DEPTH: Final = GaugeFamily("workqueue_depth", "How many items a queue holds.", _QUEUE)
-QUEUE_ADDS: Final = CounterFamily("workqueue_adds_total", "Items put into a queue.", _QUEUE)
-QUEUE_RETRIES: Final = CounterFamily("workqueue_retries_total", "Items put back after a failure.", _QUEUE)
+QUEUE_DEPTH: Final = GaugeFamily("workqueue_depth", "Number of items in a queue.", _QUEUE)
+QUEUE_ADDS: Final = CounterFamily("workqueue_adds_total", "Items added to a queue.", _QUEUE)
+QUEUE_RETRIES: Final = CounterFamily("workqueue_retries_total", "Items added again after a failure.", _QUEUE)
 QUEUE_WAITS: Final = HistogramFamily(
-    "workqueue_queue_duration_seconds", "How long an item stayed in a queue beyond its time.", _QUEUE,
+    "workqueue_queue_duration_seconds", "Time that an item stayed in a queue after it was due.", _QUEUE,
     _exponential(1e-8, 10, 10),
 )  # fmt: skip
 
 # Runtime and PLEG.
 
-CALLS: Final = CounterFamily("kubelet_runtime_operations_total", "Calls of the runtime.", _OPERATION)
+CALLS: Final = CounterFamily("kubelet_runtime_operations_total", "Runtime calls.", _OPERATION)
 CALL_TIMES: Final = HistogramFamily(
-    "kubelet_runtime_operations_duration_seconds", "How long calls of the runtime took.", _OPERATION,
+    "kubelet_runtime_operations_duration_seconds", "Duration of runtime calls.", _OPERATION,
     _exponential(0.005, 2.5, 14),
 )  # fmt: skip
-CALL_ERRORS: Final = CounterFamily(
-    "kubelet_runtime_operations_errors_total", "Calls of the runtime that failed.", _OPERATION
-)
-SLOW_CALLS: Final = GaugeFamily("podkeeper_slow_calls", "Calls under way that have outlived their lease.")
+CALL_ERRORS: Final = CounterFamily("kubelet_runtime_operations_errors_total", "Failed runtime calls.", _OPERATION)
+SLOW_CALLS: Final = GaugeFamily("podkeeper_slow_calls", "Calls in flight that have exceeded their lease.")
 PULLS: Final = HistogramFamily(
-    "kubelet_image_pull_duration_seconds", "How long pods waited for a pull, by the image's size.",
+    "kubelet_image_pull_duration_seconds", "Time that pods waited for an image pull, by image size.",
     ("image_size_in_bytes",), _PULL,
 )  # fmt: skip
 IMAGES_REMOVED: Final = CounterFamily(
-    "kubelet_image_garbage_collected_total", "Images that were removed, for their age or for space.", ("reason",)
+    "kubelet_image_garbage_collected_total", "Images removed by garbage collection, by reason.", ("reason",)
 )
 CONTAINER_STARTS: Final = CounterFamily(
-    "kubelet_started_containers_total", "Containers that were to be started.", ("container_type",)
+    "kubelet_started_containers_total", "Attempts to start a container.", ("container_type",)
 )
 CONTAINER_ERRORS: Final = CounterFamily(
-    "kubelet_started_containers_errors_total", "Containers that could not be started.", ("container_type", "code")
+    "kubelet_started_containers_errors_total", "Failed attempts to start a container.", ("container_type", "code")
 )
-SANDBOX_STARTS: Final = CounterFamily("kubelet_started_pods_total", "Sandboxes that were to be made.")
-SANDBOX_ERRORS: Final = CounterFamily("kubelet_started_pods_errors_total", "Sandboxes that could not be made.")
-RELISTS: Final = HistogramFamily("kubelet_pleg_relist_duration_seconds", "How long a relist took.")
-RELIST_INTERVALS: Final = HistogramFamily(
-    "kubelet_pleg_relist_interval_seconds", "How much time lay between two relists."
-)
-DISCARDED_EVENTS: Final = CounterFamily("kubelet_pleg_discard_events", "Lifecycle events that nobody could take.")
-LAST_SEEN: Final = GaugeFamily("kubelet_pleg_last_seen_seconds", "When the runtime was last listed, since 1970.")
-LOOKS: Final = HistogramFamily("podkeeper_pleg_look_duration_seconds", "How long a look at one pod took.")
+SANDBOX_STARTS: Final = CounterFamily("kubelet_started_pods_total", "Attempts to create a sandbox.")
+SANDBOX_ERRORS: Final = CounterFamily("kubelet_started_pods_errors_total", "Failed attempts to create a sandbox.")
+RELISTS: Final = HistogramFamily("kubelet_pleg_relist_duration_seconds", "Duration of a relist.")
+RELIST_INTERVALS: Final = HistogramFamily("kubelet_pleg_relist_interval_seconds", "Time between two relists.")
+DISCARDED_EVENTS: Final = CounterFamily("kubelet_pleg_discard_events", "Lifecycle events dropped.")
+LAST_SEEN: Final = GaugeFamily("kubelet_pleg_last_seen_seconds", "Unix time of the last relist.")
+INSPECTIONS: Final = HistogramFamily("podkeeper_pleg_look_duration_seconds", "Duration of the inspection of one pod.")
 MISSED_EVENTS: Final = CounterFamily(
-    "podkeeper_pleg_missed_events_total", "Pods whose change no event told, healed by a relist."
+    "podkeeper_pleg_missed_events_total", "Changed pods that a relist found because no event reported them."
 )
 EVENT_LATENCY: Final = HistogramFamily(
-    "kubelet_evented_pleg_connection_latency_seconds", "How late the runtime's events came."
+    "kubelet_evented_pleg_connection_latency_seconds", "Delay of the runtime's events."
 )
-STREAMS: Final = CounterFamily("kubelet_evented_pleg_connection_success_count", "Event streams asked for.")
+STREAMS: Final = CounterFamily("kubelet_evented_pleg_connection_success_count", "Event streams opened.")
 STREAM_BREAKS: Final = CounterFamily(
     "kubelet_evented_pleg_connection_error_count", "Event streams that ended or failed."
 )
-RUNNING_PODS: Final = GaugeFamily("kubelet_running_pods", "Pods with a sandbox that runs.")
+RUNNING_PODS: Final = GaugeFamily("kubelet_running_pods", "Pods with a running sandbox.")
 RUNNING_CONTAINERS: Final = GaugeFamily("kubelet_running_containers", "Containers by state.", ("container_state",))
 
 # The node's pods.
 
-DESIRED_PODS: Final = GaugeFamily("kubelet_desired_pods", "Pods that are to run here.", _STATIC)
-ACTIVE_PODS: Final = GaugeFamily("kubelet_active_pods", "Pods that count when others are admitted.", _STATIC)
-MIRROR_PODS: Final = GaugeFamily("kubelet_mirror_pods", "Mirrors of static pods in the API.")
+DESIRED_PODS: Final = GaugeFamily("kubelet_desired_pods", "Pods that should run on this node.", _STATIC)
+ACTIVE_PODS: Final = GaugeFamily("kubelet_active_pods", "Pods that count for admission.", _STATIC)
+MIRROR_PODS: Final = GaugeFamily("kubelet_mirror_pods", "Mirror pods in the API server.")
 EPHEMERAL_CONTAINERS: Final = GaugeFamily(
-    "kubelet_managed_ephemeral_containers", "Ephemeral containers of the pods that are to run here."
+    "kubelet_managed_ephemeral_containers", "Ephemeral containers of pods that should run on this node."
 )
 WORKING_PODS: Final = GaugeFamily(
-    "kubelet_working_pods", "Pods that have a worker, by where they stand and who wants them.",
+    "kubelet_working_pods", "Pods with a worker, by lifecycle state and configuration.",
     ("lifecycle", "config", "static"),
 )  # fmt: skip
-ORPHANED_PODS: Final = CounterFamily("kubelet_orphaned_runtime_pods_total", "Pods found running that nobody knew.")
+ORPHANED_PODS: Final = CounterFamily("kubelet_orphaned_runtime_pods_total", "Orphaned pods found in the runtime.")
 RESTARTED_PODS: Final = CounterFamily(
-    "kubelet_restarted_pods_total", "Pods begun again under the UID of one that ended.", _STATIC
+    "kubelet_restarted_pods_total", "Pods restarted with the UID of a finished pod.", _STATIC
 )
-REJECTIONS: Final = CounterFamily("kubelet_admission_rejections_total", "Pods turned away, by reason.", ("reason",))
+REJECTIONS: Final = CounterFamily(
+    "kubelet_admission_rejections_total", "Pods rejected by admission, by reason.", ("reason",)
+)
 EVICTIONS: Final = CounterFamily("kubelet_evictions", "Pods evicted, by signal.", ("eviction_signal",))
 PREEMPTIONS: Final = CounterFamily(
-    "kubelet_preemptions", "Pods killed for more important ones, by what was wanting.", ("preemption_signal",)
+    "kubelet_preemptions", "Pods preempted, by the resource that was short.", ("preemption_signal",)
 )
 
 # Probes: per pod.
 
 PROBES: Final = CounterFamily(
-    "prober_probe_total", "Probes of a container, by what they said.",
+    "prober_probe_total", "Probes of a container, by result.",
     ("probe_type", "result", "container", "pod", "namespace", "pod_uid"),
 )  # fmt: skip
 PROBE_TIMES: Final = HistogramFamily(
-    "prober_probe_duration_seconds", "How long an answered probe of a container took.",
+    "prober_probe_duration_seconds", "Duration of probes of a container that returned a result.",
     ("probe_type", "container", "pod", "namespace"),
 )  # fmt: skip
 
 
 def families() -> Iterator[Family]:
-    """All of them, in the order of this file."""
+    """Return all families in the order of this file."""
     return (value for value in globals().values() if isinstance(value, Family))
 
 
@@ -227,14 +226,14 @@ _REJECTIONS: Final = frozenset(
 
 
 def image_size_label(size_bytes: int) -> str:
-    """The class of sizes that an image is counted in."""
+    """Return the size class of an image."""
     if size_bytes <= 0:
         return "N/A"
     return next((label for most, label in _IMAGE_SIZES if size_bytes <= most), "GT100GB")
 
 
 def rejection_label(reason: str) -> str:
-    """The reason that a rejection is counted under: a pod's author can make up others, and so series without end."""
+    """Return the label of a rejection. Unknown reasons share one, because pod authors choose them."""
     if reason in _REJECTIONS:
         return reason
     return "OutOfExtendedResources" if reason.startswith("OutOf") else "Other"

@@ -19,8 +19,8 @@ UNDECODABLE: Final = (ValueError, RecursionError)
 ValueError stands for malformed JSON, wrong types and text that is not UTF-8. RecursionError stands for deep nesting.
 """
 
-_MOST_SHOWN: Final = 80
-_MOST_BITS: Final = 1024
+_MAX_SHOWN: Final = 80
+_MAX_BITS: Final = 1024
 
 
 class AgentError(Exception):
@@ -123,10 +123,10 @@ class BadInput(AgentError):
 
 def quoted(value: object) -> str:
     """Return a value as Kubernetes field errors show it: texts in double quotes, long values cut."""
-    if isinstance(value, int) and value.bit_length() > _MOST_BITS:
+    if isinstance(value, int) and value.bit_length() > _MAX_BITS:
         return f"an integer of {value.bit_length()} bits"  # Python refuses to print more than 4300 digits
     # Escape everything in texts with control characters or lone surrogates, because a terminal cannot show those.
     shown = json.dumps(value, ensure_ascii=not str(value).isprintable(), default=str)
-    if len(shown) > _MOST_SHOWN:
-        shown = shown[:_MOST_SHOWN] + ('…"' if isinstance(value, str) else "…")
+    if len(shown) > _MAX_SHOWN:
+        shown = shown[:_MAX_SHOWN] + ('…"' if isinstance(value, str) else "…")
     return shown

@@ -1,11 +1,12 @@
-"""The kubelet's configuration file, as far as this agent obeys it (kubelet.config.k8s.io/v1beta1).
+"""The supported part of the kubelet's configuration file (v1beta1).
 
-A document comes in; a `KubeletConfiguration` goes out, with the reference's own defaults where
-the file is silent (`kubelet_defaults.with_defaults`). Names are those of the wire, durations are text as Go writes
-them (`model.durations` reads them). The reference knows more fields than we obey: `passed_over`
-tells a user which of a file's fields change nothing here, and which no kubelet has ever had.
+Its group is kubelet.config.k8s.io. The input is a document, the output a `KubeletConfiguration`.
+`kubelet_defaults.with_defaults` adds the kubelet's defaults. Field names are those of the wire, durations are texts in
+Go's format (`model.durations` parses them). The kubelet has more fields than podkeeper supports. `unsupported_fields`
+returns the fields of a file that have no effect: those that podkeeper does not support, and those that the kubelet does
+not have.
 
-The Go ancestors are k8s.io/kubelet/config/v1beta1 and `SetDefaults_KubeletConfiguration`.
+Kubelet counterparts: k8s.io/kubelet/config/v1beta1 and `SetDefaults_KubeletConfiguration`.
 """
 
 from collections.abc import Iterator
@@ -25,10 +26,10 @@ API_VERSION: Final = "kubelet.config.k8s.io/v1beta1"
 KIND: Final = "KubeletConfiguration"
 
 Duration = NewType("Duration", str)
-"""A duration as Go writes it."""
+"""A duration in Go's format."""
 
 # fmt: off
-REFERENCE_FIELDS: Final = frozenset({
+KUBELET_FIELDS: Final = frozenset({
     "address", "allowedUnsafeSysctls", "authentication", "authorization", "cgroupDriver", "cgroupRoot",
     "cgroupsPerQOS", "clusterDNS", "clusterDomain", "configMapAndSecretChangeDetectionStrategy",
     "containerLogMaxFiles", "containerLogMaxSize", "containerLogMaxWorkers", "containerLogMonitorInterval",
@@ -57,30 +58,30 @@ REFERENCE_FIELDS: Final = frozenset({
     "topologyManagerScope", "tracing", "userNamespaces", "volumePluginDir", "volumeStatsAggPeriod",
 })
 # fmt: on
-"""Every field of the reference's type, in release 1.36."""
+"""Every field of the kubelet's type, in release 1.36."""
 
 
 class KubeletX509Authentication(Wire, frozen=True):
-    """Clients that show a certificate signed by this authority are known by its name."""
+    """Clients with a certificate signed by this authority are authenticated by its name."""
 
     client_ca_file: str | None = field(default=None, name="clientCAFile")
 
 
 class KubeletWebhookAuthentication(Wire, frozen=True):
-    """Bearer tokens are shown to the API server."""
+    """The API server checks bearer tokens."""
 
     enabled: bool | None = None
     cache_ttl: Duration | None = field(default=None, name="cacheTTL")
 
 
 class KubeletAnonymousAuthentication(Wire, frozen=True):
-    """Whether unknown clients may speak at all."""
+    """Whether unauthenticated clients are accepted."""
 
     enabled: bool | None = None
 
 
 class KubeletAuthentication(Wire, frozen=True):
-    """Who a client of the agent's server is."""
+    """How clients of the agent's server are authenticated."""
 
     x509: Filled[KubeletX509Authentication] = field(default_factory=KubeletX509Authentication)
     webhook: Filled[KubeletWebhookAuthentication] = field(default_factory=KubeletWebhookAuthentication)
@@ -91,14 +92,14 @@ class KubeletAuthentication(Wire, frozen=True):
 
 
 class KubeletWebhookAuthorization(Wire, frozen=True):
-    """How long the API server's answers are believed."""
+    """How long results of the API server are cached."""
 
     cache_authorized_ttl: Duration | None = field(default=None, name="cacheAuthorizedTTL")
     cache_unauthorized_ttl: Duration | None = field(default=None, name="cacheUnauthorizedTTL")
 
 
 class KubeletAuthorization(Wire, frozen=True):
-    """What a known client may do: `AlwaysAllow` or `Webhook`."""
+    """How requests of clients are authorized: `AlwaysAllow` or `Webhook`."""
 
     mode: str | None = None
     webhook: Filled[KubeletWebhookAuthorization] = field(default_factory=KubeletWebhookAuthorization)
@@ -108,13 +109,13 @@ class KubeletAuthorization(Wire, frozen=True):
 
 
 class CrashLoopBackOffConfig(Wire, frozen=True):
-    """How far the delay before a restart may grow."""
+    """The maximum delay before a restart."""
 
     max_container_restart_period: Duration | None = field(default=None, name="maxContainerRestartPeriod")
 
 
 class ShutdownGracePeriodByPodPriority(Wire, frozen=True):
-    """How long pods from this priority on get when the node shuts down."""
+    """The grace period of pods with at least this priority when the node shuts down."""
 
     priority: Filled[Int32] = field(default_factory=int)
     shutdown_grace_period_seconds: Filled[Int64] = field(default_factory=int, name="shutdownGracePeriodSeconds")
@@ -124,7 +125,7 @@ class ShutdownGracePeriodByPodPriority(Wire, frozen=True):
 
 
 class KubeletConfiguration(Wire, frozen=True):
-    """What the file says; None where it is silent."""
+    """The content of the file. None: not set."""
 
     api_version: str | None = field(default=None, name="apiVersion")
     kind: str | None = None
@@ -232,15 +233,15 @@ class KubeletConfiguration(Wire, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class PassedOver:
-    """The fields of a file that change nothing."""
+class UnsupportedFields:
+    """The fields of a file that have no effect."""
 
-    not_obeyed: tuple[Problem, ...]  # the reference's kubelet knows them; this agent does not act on them
+    unsupported: tuple[Problem, ...]  # fields of the kubelet that podkeeper does not support
     unknown: tuple[Problem, ...]
 
 
 def read_kubelet_configuration(document: Document) -> KubeletConfiguration:
-    """The configuration that a document holds, without defaults. Raises `BadInput` with every problem."""
+    """Return the configuration in a document, without defaults. Raises `BadInput` with all problems."""
     if (document.api_version, document.kind) != (API_VERSION, KIND):
         message = f"Unsupported value: {quoted(document.kind)}: must be kind {KIND} of apiVersion {API_VERSION}"
         raise BadInput(document.problem(message, "kind"))
@@ -256,21 +257,21 @@ def read_kubelet_configuration(document: Document) -> KubeletConfiguration:
     return config
 
 
-def passed_over(document: Document) -> PassedOver:
-    """Which fields of a configuration file change nothing here."""
-    strange = unknown_fields(document, KubeletConfiguration)
-    return PassedOver(
-        not_obeyed=tuple(
+def unsupported_fields(document: Document) -> UnsupportedFields:
+    """Return the fields of a configuration file that have no effect."""
+    ignored = unknown_fields(document, KubeletConfiguration)
+    return UnsupportedFields(
+        unsupported=tuple(
             document.problem("unsupported by podkeeper, ignored", problem.field)
-            for problem in strange
-            if problem.field in REFERENCE_FIELDS
+            for problem in ignored
+            if problem.field in KUBELET_FIELDS
         ),
-        unknown=tuple(problem for problem in strange if problem.field not in REFERENCE_FIELDS),
+        unknown=tuple(problem for problem in ignored if problem.field not in KUBELET_FIELDS),
     )
 
 
 def _durations(struct: Wire, prefix: str) -> Iterator[tuple[str, Duration]]:
-    """Every duration in a configuration, with its field's name."""
+    """Yield every duration in a configuration with its field name."""
     for each in msgspec.structs.fields(struct):
         value = getattr(struct, each.name)
         if isinstance(value, Wire):

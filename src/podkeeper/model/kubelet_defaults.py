@@ -1,10 +1,10 @@
-"""What the kubelet's configuration means where its file is silent.
+"""Defaults of the kubelet's configuration.
 
-Go tells an absent field from a zero only where the type holds a pointer, so there are two kinds of
-defaults: for fields that are absent, and for fields that are absent or zero. Three follow from
-others: how often status is reported, whether image pulls are serialized, and the eviction
-thresholds. The Go ancestors are `SetDefaults_KubeletConfiguration` and, for the
-thresholds, `loadConfigFile` in cmd/kubelet.
+Go distinguishes an absent field from a zero only if the type has a pointer. So there are two kinds of defaults: for
+absent fields, and for fields that are absent or zero. Three defaults depend on other fields: the status report
+frequency, serialized image pulls, and the eviction thresholds.
+
+Kubelet counterparts: `SetDefaults_KubeletConfiguration` and, for the thresholds, `loadConfigFile` in cmd/kubelet.
 """
 
 from typing import Any, Final
@@ -71,7 +71,7 @@ _IF_ABSENT_OR_ZERO: Final[dict[str, Any]] = {
     "pod_logs_dir": "/var/log/pods",
 }
 
-_IF_NO_TIME: Final[dict[str, str]] = {
+_IF_ZERO_DURATION: Final[dict[str, str]] = {
     "sync_frequency": "1m0s",
     "file_check_frequency": "20s",
     "http_check_frequency": "20s",
@@ -85,42 +85,44 @@ _IF_NO_TIME: Final[dict[str, str]] = {
 
 
 def with_defaults(config: KubeletConfiguration) -> KubeletConfiguration:
-    """The configuration complete; durations in it must be readable."""
+    """Return the configuration with all defaults. Its durations must be valid."""
     crash_loop = config.crash_loop_back_off
     limit = config.pod_pids_limit
     parallel_pulls = config.max_parallel_image_pulls
     return msgspec.structs.replace(
         config,
-        **_silent(config, _IF_ABSENT),
-        **_zero(config, _IF_ABSENT_OR_ZERO),
-        **_no_time(config, _IF_NO_TIME),
+        **_if_absent(config, _IF_ABSENT),
+        **_if_zero(config, _IF_ABSENT_OR_ZERO),
+        **_if_zero_duration(config, _IF_ZERO_DURATION),
         **({"pod_pids_limit": -1} if limit is not None and limit < 0 else {}),
-        # Whoever sets only the one frequency means both.
-        **_no_time(config, {"node_status_report_frequency": _given(config.node_status_update_frequency) or "5m0s"}),
-        **_silent(config, {"serialize_image_pulls": parallel_pulls is None or parallel_pulls < 2}),
+        # If only the update frequency is set, it also applies to reports.
+        **_if_zero_duration(
+            config, {"node_status_report_frequency": _nonzero(config.node_status_update_frequency) or "5m0s"}
+        ),
+        **_if_absent(config, {"serialize_image_pulls": parallel_pulls is None or parallel_pulls < 2}),
         eviction_hard=_eviction_hard(config),
         authentication=_authentication(config.authentication),
         authorization=_authorization(config.authorization),
         crash_loop_back_off=msgspec.structs.replace(
-            crash_loop, **_silent(crash_loop, {"max_container_restart_period": "5m0s"})
+            crash_loop, **_if_absent(crash_loop, {"max_container_restart_period": "5m0s"})
         ),
     )
 
 
-def _silent(struct: Wire, defaults: dict[str, Any]) -> dict[str, Any]:
+def _if_absent(struct: Wire, defaults: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in defaults.items() if getattr(struct, name) is None}
 
 
-def _zero(struct: Wire, defaults: dict[str, Any]) -> dict[str, Any]:
+def _if_zero(struct: Wire, defaults: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in defaults.items() if not getattr(struct, name)}
 
 
-def _no_time(struct: Wire, defaults: dict[str, str]) -> dict[str, Any]:
-    return {name: value for name, value in defaults.items() if _given(getattr(struct, name)) is None}
+def _if_zero_duration(struct: Wire, defaults: dict[str, str]) -> dict[str, Any]:
+    return {name: value for name, value in defaults.items() if _nonzero(getattr(struct, name)) is None}
 
 
-def _given(duration: Duration | None) -> Duration | None:
-    """A duration unless it is absent or zero."""
+def _nonzero(duration: Duration | None) -> Duration | None:
+    """Return a duration, None if it is absent or zero."""
     return None if duration is None or parse_duration(duration) == 0 else duration
 
 
@@ -130,15 +132,17 @@ def _eviction_hard(config: KubeletConfiguration) -> dict[str, str]:
     return EVICTION_HARD | config.eviction_hard if config.merge_default_eviction_settings else config.eviction_hard
 
 
-def _authentication(said: KubeletAuthentication) -> KubeletAuthentication:
+def _authentication(given: KubeletAuthentication) -> KubeletAuthentication:
     webhook = msgspec.structs.replace(
-        said.webhook, **_silent(said.webhook, {"enabled": True}), **_no_time(said.webhook, {"cache_ttl": "2m0s"})
+        given.webhook,
+        **_if_absent(given.webhook, {"enabled": True}),
+        **_if_zero_duration(given.webhook, {"cache_ttl": "2m0s"}),
     )
-    anonymous = msgspec.structs.replace(said.anonymous, **_silent(said.anonymous, {"enabled": False}))
-    return msgspec.structs.replace(said, webhook=webhook, anonymous=anonymous)
+    anonymous = msgspec.structs.replace(given.anonymous, **_if_absent(given.anonymous, {"enabled": False}))
+    return msgspec.structs.replace(given, webhook=webhook, anonymous=anonymous)
 
 
-def _authorization(said: KubeletAuthorization) -> KubeletAuthorization:
+def _authorization(given: KubeletAuthorization) -> KubeletAuthorization:
     lifetimes = {"cache_authorized_ttl": "5m0s", "cache_unauthorized_ttl": "30s"}
-    webhook = msgspec.structs.replace(said.webhook, **_no_time(said.webhook, lifetimes))
-    return msgspec.structs.replace(said, mode=said.mode or "Webhook", webhook=webhook)
+    webhook = msgspec.structs.replace(given.webhook, **_if_zero_duration(given.webhook, lifetimes))
+    return msgspec.structs.replace(given, mode=given.mode or "Webhook", webhook=webhook)

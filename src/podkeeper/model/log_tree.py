@@ -1,4 +1,4 @@
-"""The log tree as it was seen: which pods have a directory in it, and which files their containers have."""
+"""The log tree on disk: directories of pods, files of containers."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,17 +6,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ContainerLogs:
-    """The files of one container of a pod: all its attempts, all their parts."""
+    """The log files of one container: all its attempts, including rotated parts."""
 
-    pod: str  # its directory: `<namespace>_<name>_<uid>`
+    pod: str  # the name of its directory: `<namespace>_<name>_<uid>`
     container: str
-    sizes: Mapping[str, int]  # in bytes, by name
+    sizes: Mapping[str, int]  # in bytes, by file name
 
 
 @dataclass(frozen=True, slots=True)
 class LogTree:
-    """Everything in a log tree."""
-
     pods: tuple[str, ...]
     logs: tuple[ContainerLogs, ...]
-    has_litter: bool  # somebody began to delete a pod's directory and did not come to the end
+    has_leftovers: bool  # the deletion of a pod's directory was interrupted

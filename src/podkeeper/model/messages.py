@@ -1,4 +1,4 @@
-"""What the rooms tell each other: small frozen values, named as the kubelet names them."""
+"""Messages between the engine's modules, named as in the kubelet."""
 
 from enum import StrEnum
 from typing import NewType
@@ -21,7 +21,7 @@ CONFIG_HASH_ANNOTATION = "kubernetes.io/config.hash"
 
 
 class Op(StrEnum):
-    """What a source, or the storage, says about some pods."""
+    """The operation of a pod update."""
 
     SET = "SET"
     ADD = "ADD"
@@ -32,7 +32,7 @@ class Op(StrEnum):
 
 
 class PodUpdate(msgspec.Struct, frozen=True):
-    """A change of the desired pods: from a source to the storage, and from there to the loop."""
+    """A change of the desired pods, from a source to the storage and from there to the loop."""
 
     op: Op
     pods: tuple[Pod, ...]
@@ -40,7 +40,7 @@ class PodUpdate(msgspec.Struct, frozen=True):
 
 
 class LifecycleEventType(StrEnum):
-    """What PLEG saw happen to a container or sandbox."""
+    """A change of a container or sandbox that PLEG detected."""
 
     CONTAINER_STARTED = "ContainerStarted"
     CONTAINER_DIED = "ContainerDied"
@@ -50,7 +50,7 @@ class LifecycleEventType(StrEnum):
 
 
 class LifecycleEvent(msgspec.Struct, frozen=True):
-    """Something happened in a pod; `data` is the container's or sandbox's id."""
+    """A change in a pod. `data` is the id of the container or sandbox."""
 
     uid: PodUID
     type: LifecycleEventType
@@ -58,15 +58,13 @@ class LifecycleEvent(msgspec.Struct, frozen=True):
 
 
 class ProbeKind(StrEnum):
-    """What a probe is asked for."""
-
     LIVENESS = "liveness"
     READINESS = "readiness"
     STARTUP = "startup"
 
 
 class ProbeResult(StrEnum):
-    """What a probe worker stores for a container."""
+    """The result that a probe worker stores for a container."""
 
     SUCCESS = "success"
     FAILURE = "failure"
@@ -74,7 +72,7 @@ class ProbeResult(StrEnum):
 
 
 class ProbeUpdate(msgspec.Struct, frozen=True):
-    """A probe's stored result for a container changed; `container_id` is the one the API shows."""
+    """A probe's stored result changed. `container_id` has the API's format."""
 
     kind: ProbeKind
     uid: PodUID
@@ -83,17 +81,15 @@ class ProbeUpdate(msgspec.Struct, frozen=True):
 
 
 class EventType(StrEnum):
-    """How serious a recorded event is."""
-
     NORMAL = "Normal"
     WARNING = "Warning"
 
 
 class PodEvent(msgspec.Struct, frozen=True):
-    """An event to be recorded about a pod."""
+    """An event to record about a pod."""
 
     type: EventType
     reason: str
     message: str
     uid: str = ""
-    container_path: str = ""  # `spec.containers{web}` when the event is about one container
+    container_path: str = ""  # `spec.containers{web}` if the event is about one container

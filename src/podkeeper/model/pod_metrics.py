@@ -1,4 +1,4 @@
-"""Resource metrics: what `kubectl top` asks for (metrics.k8s.io/v1beta1)."""
+"""Resource metrics, the format of `kubectl top` (metrics.k8s.io/v1beta1)."""
 
 from typing import Final
 
@@ -10,13 +10,13 @@ from podkeeper.model.wire import Filled, QuantityLike, Time, Wire, empty_list, e
 API_VERSION: Final = "metrics.k8s.io/v1beta1"
 
 
-def no_time() -> str:
+def zero_duration() -> str:
     """The zero of a duration held by value."""
     return "0s"
 
 
 class ContainerMetrics(Wire, frozen=True):
-    """What one container uses."""
+    """Usage of one container."""
 
     name: Filled[str] = field(default_factory=str)
     usage: Filled[dict[str, QuantityLike]] = field(default_factory=empty_map)
@@ -27,13 +27,13 @@ class ContainerMetrics(Wire, frozen=True):
 
 
 class PodMetrics(Wire, frozen=True):
-    """What a pod's containers use, measured over `window` up to `timestamp`."""
+    """Usage of a pod's containers, measured over `window` until `timestamp`."""
 
     api_version: str | None = field(default=None, name="apiVersion")
     kind: str | None = None
     metadata: Filled[meta.ObjectMeta] = field(default_factory=meta.ObjectMeta)
     timestamp: Time | None = field(default_factory=null)
-    window: Filled[str] = field(default_factory=no_time)  # a duration as Go writes it
+    window: Filled[str] = field(default_factory=zero_duration)  # a duration as Go writes it
     containers: Filled[tuple[ContainerMetrics, ...]] = field(default_factory=empty_list)
 
     def __post_init__(self) -> None:
@@ -42,8 +42,6 @@ class PodMetrics(Wire, frozen=True):
 
 
 class PodMetricsList(Wire, frozen=True):
-    """The metrics of many pods."""
-
     api_version: str | None = field(default=None, name="apiVersion")
     kind: str | None = None
     metadata: Filled[meta.ListMeta] = field(default_factory=meta.ListMeta)
@@ -55,13 +53,13 @@ class PodMetricsList(Wire, frozen=True):
 
 
 class NodeMetrics(Wire, frozen=True):
-    """What a node uses, measured over `window` up to `timestamp`."""
+    """Usage of a node, measured over `window` until `timestamp`."""
 
     api_version: str | None = field(default=None, name="apiVersion")
     kind: str | None = None
     metadata: Filled[meta.ObjectMeta] = field(default_factory=meta.ObjectMeta)
     timestamp: Time | None = field(default_factory=null)
-    window: Filled[str] = field(default_factory=no_time)  # a duration as Go writes it
+    window: Filled[str] = field(default_factory=zero_duration)  # a duration as Go writes it
     usage: Filled[dict[str, QuantityLike]] = field(default_factory=empty_map)
 
     def __post_init__(self) -> None:
@@ -70,8 +68,6 @@ class NodeMetrics(Wire, frozen=True):
 
 
 class NodeMetricsList(Wire, frozen=True):
-    """The metrics of many nodes."""
-
     api_version: str | None = field(default=None, name="apiVersion")
     kind: str | None = None
     metadata: Filled[meta.ListMeta] = field(default_factory=meta.ListMeta)

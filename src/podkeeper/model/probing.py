@@ -1,7 +1,7 @@
-"""What is asked of a container from outside, and how asking ended: for probes and lifecycle hooks.
+"""Requests to containers and their results, for probes and lifecycle hooks.
 
-`rules.probe` makes the requests and judges the ends; whoever executes them (the prober port, the runtime's
-exec) only reports what happened.
+`rules.probe` creates the requests and evaluates the results. The prober port and the runtime's exec only report what
+happened.
 """
 
 from collections.abc import Mapping
@@ -9,30 +9,30 @@ from collections.abc import Mapping
 import msgspec
 
 
-class Exited(msgspec.Struct, frozen=True):
-    """The command ended by itself."""
+class CommandExited(msgspec.Struct, frozen=True):
+    """The command exited by itself."""
 
     code: int
     output: bytes = b""
 
 
 class TimedOut(msgspec.Struct, frozen=True):
-    """The command did not end within its timeout."""
+    """The command did not exit within its timeout."""
 
     message: str
 
 
 class NotRun(msgspec.Struct, frozen=True):
-    """The command could not be run, or its end could not be learnt."""
+    """The command could not run, or its exit status is unknown."""
 
     message: str
 
 
-CommandEnd = Exited | TimedOut | NotRun
+CommandEnd = CommandExited | TimedOut | NotRun
 
 
 class HttpRequest(msgspec.Struct, frozen=True):
-    """A GET request; `host` is what the Host header says, empty for the URL's own."""
+    """A GET request. `host` is the Host header, "" for the host of the URL."""
 
     url: str
     headers: Mapping[str, tuple[str, ...]]
@@ -41,30 +41,28 @@ class HttpRequest(msgspec.Struct, frozen=True):
 
 
 class HttpAnswer(msgspec.Struct, frozen=True):
-    """The server answered; redirects within the host have been followed."""
+    """The server responded. Redirects within the host have been followed."""
 
     status: int
-    body: bytes = b""  # its first part is enough
+    body: bytes = b""  # may be cut off
 
 
-class NoAnswer(msgspec.Struct, frozen=True):
-    """No answer came, for instance not in time."""
+class NoHttpAnswer(msgspec.Struct, frozen=True):
+    """No response arrived, for example before the timeout."""
 
     message: str
 
 
 class BrokenBody(msgspec.Struct, frozen=True):
-    """An answer came, but its body broke off."""
+    """A response arrived, but its body is incomplete."""
 
     message: str
 
 
-HttpEnd = HttpAnswer | NoAnswer | BrokenBody
+HttpEnd = HttpAnswer | NoHttpAnswer | BrokenBody
 
 
 class Endpoint(msgspec.Struct, frozen=True):
-    """Where to connect."""
-
     host: str
     port: int
 
@@ -73,28 +71,28 @@ class Endpoint(msgspec.Struct, frozen=True):
 
 
 class NotConnected(msgspec.Struct, frozen=True):
-    """No connection came about."""
+    """The connection failed."""
 
     message: str
     timed_out: bool = False
 
 
 class CallFailed(msgspec.Struct, frozen=True):
-    """The health call ended with a gRPC status other than OK."""
+    """The health call failed with a gRPC status other than OK."""
 
     code: int
     message: str
 
 
-class Answered(msgspec.Struct, frozen=True):
-    """The health service answered with this `ServingStatus`."""
+class HealthAnswer(msgspec.Struct, frozen=True):
+    """The health service returned this `ServingStatus`."""
 
     serving_status: int
 
 
-GrpcEnd = NotConnected | CallFailed | Answered
+GrpcEnd = NotConnected | CallFailed | HealthAnswer
 
 
 def join_host_port(host: str, port: int) -> str:
-    """`host:port`, with brackets around an IPv6 address."""
+    """Return `host:port`, with brackets around an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,16 +1,16 @@
-"""Quantities: `500m`, `1.5Gi`, `12e6` as exact numbers that remember how they were written.
+"""Quantities: `500m`, `1.5Gi`, `12e6` as exact numbers that keep their format.
 
-What comes in is a wire value (text, or a bare number of JSON or YAML); what goes out is a `Quantity`
-that compares, adds and subtracts without loss, and writes itself in the reference's canonical
-form. No float is ever involved. Kept from the reference:
+The input is a wire value (a text, or a bare JSON or YAML number). The output is a `Quantity` that compares, adds and
+subtracts without loss, and formats itself in Kubernetes' canonical form. No floats are used. As in Kubernetes:
 
-* anything finer than a nano is rounded away from zero, so that a little never becomes nothing;
-* a binary quantity (`Ki` ... `Ei`) is capped at the largest int64; the other forms are not;
-* text that is already canonical, or looks so (`1.500`, `+5`), is written back as it came.
+* Values below a nano are rounded away from zero, so that a small value never becomes zero.
+* A binary quantity (`Ki` ... `Ei`) is capped at the largest int64. The other formats are not.
+* A text that is canonical, or looks so (`1.500`, `+5`), is written back unchanged.
 
-Two differences on purpose: exponents and digits beyond a thousand are refused instead of eating
-all memory, and `value` saturates where the reference overflows. The Go ancestor is
-apimachinery/pkg/api/resource.
+Two deliberate differences: exponents and digits beyond a thousand are rejected instead of using all memory, and `value`
+saturates where Go overflows.
+
+Kubelet counterpart: apimachinery/pkg/api/resource.
 """
 
 import re
@@ -32,11 +32,11 @@ _EXPECTED: Final = (
     "quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$' "
     "(e.g. 2, 500m, 1.5Gi or 12e6)"
 )
-_LIMIT: Final = 1000  # of exponents and of digits; the reference has none and can be made to hang
+_LIMIT: Final = 1000  # of exponents and of digits; Go has no limit and can hang
 
 _SHAPE: Final = re.compile(r"([+-]?)([0-9]*)(?:(\.)([0-9]*))?([eEinumkKMGTP]*[-+]?[0-9]*)")
 _EXPONENT: Final = re.compile(r"[eE]([-+]?[0-9]+)")
-# What Go trims. Not the control characters: it trims JSON text, in which those are still escaped.
+# The characters that Go trims. Not control characters, because Go trims JSON text, where they are escaped.
 _BLANKS: Final = " \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
 
 _DECIMAL_SUFFIXES: Final = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
@@ -46,7 +46,7 @@ _SUFFIX_OF_1024: Final = ("", *_BINARY_SUFFIXES)
 
 
 class Format(StrEnum):
-    """How a quantity was written, and will be written again."""
+    """How a quantity was written, and will be formatted."""
 
     BINARY_SI = "BinarySI"  # 12Mi
     DECIMAL_SI = "DecimalSI"  # 12M
@@ -55,12 +55,12 @@ class Format(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """The number `unscaled * 10 ** exponent`. Equal amounts are equal, however they were written."""
+    """The number `unscaled * 10 ** exponent`. Equal amounts are equal in every format."""
 
     unscaled: int
     exponent: int = 0
     format: Format = field(default=Format.DECIMAL_SI, compare=False)
-    text: str = field(default="", compare=False)  # as it came, when the reference would write just that
+    text: str = field(default="", compare=False)  # the original text, if Go would write the same
 
     def __post_init__(self) -> None:
         unscaled, exponent = self.unscaled, self.exponent
@@ -112,7 +112,7 @@ class Quantity:
         return _saturated(_rounded_up(self.unscaled, self.exponent, _MILLI))
 
     def rounded_up_to_milli(self) -> "Quantity":
-        """The amount without anything finer than a thousandth, which the API does not keep."""
+        """Round up to thousandths, because the API does not store more."""
         if self.exponent >= _MILLI:
             return self
         return Quantity(_rounded_up(self.unscaled, self.exponent, _MILLI), _MILLI, self.format)
@@ -122,11 +122,11 @@ ZERO: Final = Quantity(0)
 
 
 def parse_quantity(wire: QuantityLike) -> Quantity:
-    """Read a quantity as it stands on the wire; a bare number is read as its JSON text."""
+    """Parse a quantity from the wire. A bare number is parsed as its JSON text."""
     if isinstance(wire, str):
         return _parse(wire)
     if isinstance(wire, bool) or _is_huge(wire):
-        raise _unreadable(wire)
+        raise _invalid(wire)
     return _parse(str(wire) if isinstance(wire, int) else _json_text(wire))
 
 
@@ -135,11 +135,11 @@ def _parse(text: str) -> Quantity:
     text = text.strip(_BLANKS)
     match = _SHAPE.fullmatch(text)
     if not text or match is None:
-        raise _unreadable(text)
+        raise _invalid(text)
     sign, whole, _, fraction, suffix = match.groups(default="")
     whole = whole.lstrip("0") or "0"
     if len(whole) + len(fraction) > _LIMIT:
-        raise _unreadable(text)
+        raise _invalid(text)
     exponent, binary_shift, form = _meaning_of(suffix, text)
     digits = whole + fraction
     scale = exponent - len(fraction)
@@ -153,12 +153,12 @@ def _parse(text: str) -> Quantity:
     if small:
         return Quantity(unscaled, scale, form, text if kept else "")
     if not re.search("[0-9]", text[: match.start(5)]):
-        raise _unreadable(text)  # a suffix alone reads as zero, but not when it is finer than a nano
+        raise _invalid(text)  # a suffix alone means zero, except below a nano
     return _bounded(unscaled, scale, form)
 
 
 def _bounded(unscaled: int, scale: int, form: Format) -> Quantity:
-    """Round up what is finer than a nano and cap what is binary: the reference's slow path."""
+    """Round up values below a nano and cap binary ones. This is Go's slow path."""
     if scale < _NANO:
         unscaled, scale = _rounded_up(unscaled, scale, _NANO), _NANO
     amount = Quantity(unscaled, scale, form)
@@ -171,19 +171,19 @@ def _bounded(unscaled: int, scale: int, form: Format) -> Quantity:
 
 
 def _meaning_of(suffix: str, text: str) -> tuple[int, int, Format]:
-    """The power of ten, the power of two and the format that a suffix stands for."""
+    """Return the power of ten, the power of two and the format of a suffix."""
     if suffix in _DECIMAL_SUFFIXES:
         return _DECIMAL_SUFFIXES[suffix], 0, Format.DECIMAL_SI
     if suffix in _BINARY_SUFFIXES:
         return 0, _BINARY_SUFFIXES[suffix], Format.BINARY_SI
     match = _EXPONENT.fullmatch(suffix)
     if match is None or len(match[1]) > len(str(_LIMIT)) + 1 or abs(int(match[1])) > _LIMIT:
-        raise _unreadable(text)
+        raise _invalid(text)
     return int(match[1]), 0, Format.DECIMAL_EXPONENT
 
 
 def _aligned(left: Quantity, right: Quantity) -> tuple[int, int, int]:
-    """Both amounts as integers over one power of ten."""
+    """Return both amounts as integers over one power of ten."""
     exponent = min(left.exponent, right.exponent)
     return (
         left.unscaled * 10 ** (left.exponent - exponent),
@@ -193,7 +193,7 @@ def _aligned(left: Quantity, right: Quantity) -> tuple[int, int, int]:
 
 
 def _rounded_up(unscaled: int, exponent: int, target: int) -> int:
-    """The amount in units of `10 ** target`, away from zero."""
+    """Return the amount in units of `10 ** target`, rounded away from zero."""
     if exponent >= target:
         return unscaled * int(10 ** (exponent - target))
     quotient, rest = divmod(abs(unscaled), 10 ** (target - exponent))
@@ -216,14 +216,14 @@ def _decimal_text(unscaled: int, exponent: int, form: Format) -> str:
     third = exponent - exponent % 3
     if form is Format.DECIMAL_EXPONENT:
         return f"{unscaled * 10 ** (exponent - third)}{f'e{third}' if third else ''}"
-    third = min(third, max(_SUFFIX_OF_DECIMAL))  # the reference forgets the suffix of 1000E and writes 1
+    third = min(third, max(_SUFFIX_OF_DECIMAL))  # Go drops the suffix of 1000E and writes 1
     return f"{unscaled * 10 ** (exponent - third)}{_SUFFIX_OF_DECIMAL[third]}"
 
 
 def _json_text(number: float) -> str:
-    """A float as Go's JSON writer puts it: the shortest digits, and an exponent only for the very large and small."""
+    """Format a float as Go's JSON encoder does: shortest digits, exponents only for extreme numbers."""
     if number != number or number in (float("inf"), float("-inf")):
-        raise _unreadable(number)
+        raise _invalid(number)
     exact = Decimal(repr(number))
     if number == 0 or 1e-6 <= abs(number) < 1e21:
         return format(exact.normalize() if number else Decimal(0), "f")
@@ -232,10 +232,10 @@ def _json_text(number: float) -> str:
     return f"{'-' if number < 0 else ''}{mantissa[0]}{'.' if mantissa[1:] else ''}{mantissa[1:]}e{exponent:+d}"
 
 
-def _unreadable(wire: QuantityLike) -> BadInput:
+def _invalid(wire: QuantityLike) -> BadInput:
     return BadInput(Problem(f"Invalid value: {quoted(wire)}: {_EXPECTED}"))
 
 
 def _is_huge(wire: QuantityLike) -> TypeGuard[int]:
-    """Tell an integer that Python itself would refuse to write out."""
+    """Return whether Python would refuse to print an integer."""
     return isinstance(wire, int) and wire.bit_length() > 3 * _LIMIT

@@ -1,7 +1,7 @@
-"""Records of what a runtime has: sandboxes, containers, images, as CRI describes them.
+"""Records of a runtime's sandboxes, containers and images, as in the CRI.
 
-Ids are the runtime's own; `api_container_id` makes the form the API shows (`containerd://id`).
-Times are aware UTC datetimes; None means that the thing has not happened (or is not known).
+Ids are the runtime's own. `api_container_id` returns the API's format (`containerd://id`). Times are aware UTC
+datetimes. None means that it has not happened, or is unknown.
 """
 
 from datetime import datetime
@@ -11,7 +11,7 @@ import msgspec
 
 
 class ContainerState(StrEnum):
-    """Where a container stands, as the runtime sees it."""
+    """The state of a container that the runtime reports."""
 
     CREATED = "created"
     RUNNING = "running"
@@ -20,14 +20,14 @@ class ContainerState(StrEnum):
 
 
 class NetworkMode(StrEnum):
-    """Whose network namespace a sandbox uses."""
+    """The network namespace of a sandbox."""
 
     POD = "pod"
     NODE = "node"
 
 
 class SandboxRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One sandbox: what a pod's containers share."""
+    """One sandbox, the environment that a pod's containers share."""
 
     id: str
     ready: bool
@@ -39,7 +39,7 @@ class SandboxRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ActualResources(msgspec.Struct, frozen=True, kw_only=True):
-    """What a container or pod really gets, read back from the machine; None: not told."""
+    """The resources that a container or pod really has, as read from the machine. None: unknown."""
 
     cpu_request_milli: int | None = None
     cpu_limit_milli: int | None = None
@@ -48,7 +48,7 @@ class ActualResources(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LinuxUser(msgspec.Struct, frozen=True, kw_only=True):
-    """Who a container's first process runs as."""
+    """The user of a container's first process."""
 
     uid: int
     gid: int
@@ -56,16 +56,16 @@ class LinuxUser(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ContainerRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One container, running or not; `restart_count` is the attempt number it was created with."""
+    """One container, running or not. `restart_count` is the attempt number it was created with."""
 
     id: str
     name: str
     state: ContainerState
     image: str = ""
-    image_id: str = ""  # what the runtime goes by
-    image_ref: str = ""  # what is shown: mostly the name with its digest; "": the id
-    spec_hash: str = ""  # of the container spec it was created from
-    sandbox_id: str = ""  # "": not told, taken to be the newest
+    image_id: str = ""  # the runtime's id
+    image_ref: str = ""  # shown in the status: mostly the name with its digest; "": the id
+    spec_hash: str = ""  # hash of the spec it was created from
+    sandbox_id: str = ""  # "": unknown, treated as the newest
     restart_count: int = 0
     created_at: datetime | None = None
     started_at: datetime | None = None
@@ -78,7 +78,7 @@ class ContainerRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PodRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a runtime knows of one pod; both lists newest first."""
+    """Everything the runtime reports about one pod. Both lists are newest first."""
 
     uid: str
     name: str = ""
@@ -88,7 +88,7 @@ class PodRecord(msgspec.Struct, frozen=True, kw_only=True):
     containers: tuple[ContainerRecord, ...] = ()
 
     def container(self, name: str) -> ContainerRecord | None:
-        """The newest container of that name."""
+        """Return the newest container of that name."""
         return next((record for record in self.containers if record.name == name), None)
 
 
@@ -104,7 +104,7 @@ class ImageRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ImageFsUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """The file system that images lie on, and how full it is."""
+    """The usage of the file system that holds images."""
 
     mountpoint: str
     used_bytes: int  # by images
@@ -113,10 +113,10 @@ class ImageFsUsage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def api_container_id(runtime_name: str, container_id: str) -> str:
-    """The id as the API shows it."""
+    """Return the id in the API's format."""
     return f"{runtime_name}://{container_id}"
 
 
 def bare_container_id(api_id: str) -> str:
-    """The runtime's own id from the one the API shows."""
+    """Return the runtime's id from the API's format."""
     return api_id.partition("://")[2] if "://" in api_id else api_id

@@ -1,4 +1,4 @@
-"""What the engine hands to a runtime, and what a runtime tells unasked."""
+"""Parameters of runtime calls, and events that a runtime sends."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -11,7 +11,7 @@ from podkeeper.model.messages import PodUID
 
 
 class Dns(msgspec.Struct, frozen=True, kw_only=True):
-    """How names are looked up in a pod."""
+    """DNS settings of a pod."""
 
     servers: tuple[str, ...] = ()
     searches: tuple[str, ...] = ()
@@ -19,48 +19,48 @@ class Dns(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SandboxConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """A sandbox to be made. The pod's spec says the rest (host namespaces, sysctls, ports)."""
+    """A sandbox to create. The pod's spec contains the rest (host namespaces, sysctls, ports)."""
 
     pod: Pod
     attempt: int
     hostname: str = ""
     log_directory: str = ""
     cgroup_parent: str = ""
-    dns: Dns | None = None  # None: as the runtime does it
+    dns: Dns | None = None  # None: the runtime's default
 
 
 class Mount(msgspec.Struct, frozen=True, kw_only=True):
-    """A host path that appears in a container."""
+    """A host path to mount into a container."""
 
     container_path: str
     host_path: str
     volume: str = ""  # its name in the pod's spec
-    sub_path: str = ""  # the part of it that appears; whoever mounts it lets no symbolic link lead out
+    sub_path: str = ""  # the runtime must not follow symbolic links out of the volume
     read_only: bool = False
-    recursive_read_only: str = ""  # as the spec spells it; empty: not said
-    propagation: str = ""  # as the spec spells it; empty: none
+    recursive_read_only: str = ""  # as in the spec; "": unset
+    propagation: str = ""  # as in the spec; "": none
 
 
 class ContainerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """A container to be made: its spec, and what was worked out from it."""
+    """A container to create: its spec, and values computed from it."""
 
     pod: Pod
     container: Container | EphemeralContainer
-    attempt: int  # its restart count
-    image: str  # the image's id, as the runtime knows it
-    image_user: str = ""  # whom the image wants its process to run as: an id, a name, or nobody in particular
+    attempt: int  # the restart count
+    image: str  # the runtime's id of the image
+    image_user: str = ""  # the image's user: an id, a name, or "" for none
     spec_hash: str
     command: tuple[str, ...] = ()  # `$(NAME)` expanded
     args: tuple[str, ...] = ()
     env: Mapping[str, str] = msgspec.field(default_factory=dict)
     mounts: tuple[Mount, ...] = ()
-    log_path: str = ""  # below the sandbox's log directory
+    log_path: str = ""  # relative to the sandbox's log directory
     pod_ips: tuple[str, ...] = ()
-    target_id: str = ""  # of the container whose processes it shares; only for ephemeral containers
+    target_id: str = ""  # the container whose process namespace an ephemeral container shares
 
 
 class RuntimeEventType(StrEnum):
-    """What happened to a container or a sandbox."""
+    """A change of a container or sandbox."""
 
     CREATED = "created"
     STARTED = "started"
@@ -69,7 +69,7 @@ class RuntimeEventType(StrEnum):
 
 
 class RuntimeEvent(msgspec.Struct, frozen=True):
-    """Something happened to a container (or a sandbox) of a pod; whoever wants to know more must look."""
+    """A change of a container or sandbox of a pod. For details, inspect the pod."""
 
     uid: PodUID
     container_id: str
@@ -78,7 +78,7 @@ class RuntimeEvent(msgspec.Struct, frozen=True):
 
 
 class RuntimeHealth(msgspec.Struct, frozen=True):
-    """How a runtime says it is."""
+    """The health that a runtime reports about itself."""
 
     runtime_ready: bool = True
     network_ready: bool = True

@@ -1,6 +1,6 @@
-"""What pods and containers use: values as a runtime counts them.
+"""Resource usage of pods and containers, as a runtime reports it.
 
-Times are aware UTC datetimes. None means that it was not told, which is not the same as nothing.
+Times are aware UTC datetimes. None means that the runtime did not report the value, which differs from zero.
 """
 
 from datetime import datetime
@@ -9,27 +9,23 @@ import msgspec
 
 
 class CpuStats(msgspec.Struct, frozen=True, kw_only=True):
-    """Time on processors."""
-
     at: datetime
-    total_nanoseconds: int | None = None  # since it began, over all processors
-    nanocores: int | None = None  # lately, as the runtime reckons it: some reckon since anybody last asked
+    total_nanoseconds: int | None = None  # since the start, over all processors
+    nanocores: int | None = None  # recent usage; some runtimes compute it since the last query by any client
 
 
 class MemoryStats(msgspec.Struct, frozen=True, kw_only=True):
-    """Memory."""
-
     at: datetime
-    working_set_bytes: int | None = None  # what cannot be taken back
+    working_set_bytes: int | None = None  # memory that cannot be reclaimed
     usage_bytes: int | None = None
     rss_bytes: int | None = None
-    available_bytes: int | None = None  # up to its limit; None where there is none
+    available_bytes: int | None = None  # up to the limit; None without a limit
     page_faults: int | None = None
     major_page_faults: int | None = None
 
 
 class FileSystemStats(msgspec.Struct, frozen=True, kw_only=True):
-    """What somebody's files take on a file system."""
+    """Usage of a file system by one owner."""
 
     mountpoint: str
     used_bytes: int | None = None
@@ -37,7 +33,7 @@ class FileSystemStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InterfaceStats(msgspec.Struct, frozen=True, kw_only=True):
-    """What went over one network interface of a pod."""
+    """Traffic of one network interface of a pod."""
 
     name: str
     received_bytes: int | None = None
@@ -47,17 +43,15 @@ class InterfaceStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ContainerStats(msgspec.Struct, frozen=True, kw_only=True):
-    """One container's share."""
-
     id: str
     name: str
     cpu: CpuStats | None = None
     memory: MemoryStats | None = None
-    writable_layer: FileSystemStats | None = None  # what it wrote outside its volumes
+    writable_layer: FileSystemStats | None = None  # data written outside its volumes
 
 
 class PodStats(msgspec.Struct, frozen=True, kw_only=True):
-    """One pod's share: all of it, and by container."""
+    """Usage of one pod, in total and by container."""
 
     uid: str
     name: str
@@ -65,5 +59,5 @@ class PodStats(msgspec.Struct, frozen=True, kw_only=True):
     cpu: CpuStats | None = None
     memory: MemoryStats | None = None
     processes: int | None = None
-    interfaces: tuple[InterfaceStats, ...] = ()  # the one that others reach it by first; none in the node's network
+    interfaces: tuple[InterfaceStats, ...] = ()  # the primary one first; none in the host network
     containers: tuple[ContainerStats, ...] = ()

@@ -1,6 +1,5 @@
-"""Tables: what `kubectl get` asks for and prints (meta.k8s.io/v1)."""
+"""Tables, the format of `kubectl get` (meta.k8s.io/v1)."""
 
-from enum import StrEnum
 from typing import Final
 
 from msgspec import field
@@ -13,19 +12,11 @@ API_VERSION: Final = "meta.k8s.io/v1"
 Cell = str | int | float | bool | None
 
 COMPLETED: Final = "Completed"
-"""The one row condition there is: the object has ended and may be shown with less weight."""
-
-
-class IncludeObject(StrEnum):
-    """How much of its object a row carries."""
-
-    NONE = "None"
-    METADATA = "Metadata"
-    OBJECT = "Object"
+"""The only row condition: the object has finished."""
 
 
 class TableColumnDefinition(Wire, frozen=True):
-    """One column; kubectl shows those of priority 0, the others with `-o wide`."""
+    """One column. kubectl shows those with priority 0, and the others with `-o wide`."""
 
     name: Filled[str] = field(default_factory=str)
     type: Filled[str] = field(default_factory=str)
@@ -39,8 +30,6 @@ class TableColumnDefinition(Wire, frozen=True):
 
 
 class TableRowCondition(Wire, frozen=True):
-    """What is special about a row."""
-
     type: Filled[str] = field(default_factory=str)
     status: Filled[str] = field(default_factory=str)
     reason: str | None = None
@@ -52,7 +41,7 @@ class TableRowCondition(Wire, frozen=True):
 
 
 class TableRow(Wire, frozen=True):
-    """One object: its cells, and as much of itself as was asked for (`null` is written for nothing)."""
+    """One object: its cells, and the requested part of the object (`null` is written for none)."""
 
     cells: Filled[tuple[Cell, ...]] = field(default_factory=empty_list)
     conditions: tuple[TableRowCondition, ...] | None = None
@@ -64,8 +53,6 @@ class TableRow(Wire, frozen=True):
 
 
 class Table(Wire, frozen=True):
-    """A list of objects as columns and rows."""
-
     api_version: str | None = field(default=None, name="apiVersion")
     kind: str | None = None
     metadata: Filled[meta.ListMeta] = field(default_factory=meta.ListMeta)

@@ -1,7 +1,9 @@
-"""What the engine needs from outside, as Protocols. The docstrings are the contracts.
+"""Protocols for everything that the engine needs from outside.
 
-Idempotence, what "unknown" means and when a call returns are said here once; `tests/contracts` holds every
-implementation, the fakes included, to them. Adapters translate: no gRPC, HTTP or SQLite exception crosses a
-port, only errors of `model.errors`. Every call has its own deadline, kept by the adapter; a cancelled
-caller never leaves a call half-way: the engine shields calls that change something.
+The docstrings are the contracts.
+
+They define idempotence, the meaning of "unknown" and when a call returns. `tests/contracts` checks every
+implementation, including the fakes. Adapters translate errors: only errors of `model.errors` cross a port, no gRPC,
+HTTP or SQLite exceptions. The adapter enforces a deadline for every call. The engine shields mutating calls, so a
+cancelled caller never interrupts one.
 """

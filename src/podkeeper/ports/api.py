@@ -1,59 +1,69 @@
-"""The Kubernetes API, as little of it as a node needs.
+"""The part of the Kubernetes API that a node needs.
 
-Kinds are the structs of `model.k8s`; the implementation knows where each lives. Errors are those of
-`model.errors`: `NotFound`, `AlreadyExists`, `Conflict`, `Gone`, and `ApiUnavailable` for all that may pass.
+Kinds are the structs of `model.k8s`. The implementation maps each kind to its path. Errors are those of `model.errors`:
+`NotFound`, `AlreadyExists`, `Conflict`, `Gone`, and `ApiUnavailable` for everything temporary.
 """
 
 from collections.abc import AsyncIterator
 from typing import Protocol, TypeVar
 
 from podkeeper.model.api import Listed, WatchEvent
+from podkeeper.model.k8s.core import Pod
 from podkeeper.model.wire import JSONObject, Wire
 
 K = TypeVar("K", bound=Wire)
 
 
-class Reader(Protocol):
-    """Asks for one object."""
+class ObjectReader(Protocol):
+    """Reads one object."""
 
     async def get(self, kind: type[K], name: str, namespace: str = "") -> K:
-        """The object as the API has it. Raises NotFound.
+        """Return the object. Raise NotFound.
 
-        A watch cache may answer if it holds the object. That an object does not exist is only answered by the API
-        server itself, by a consistent read: pods are stopped because of it.
+        A watch cache may answer if it has the object. NotFound must come from a consistent read of the API server,
+        because pods are stopped when it is raised.
         """
 
 
+class TokenProvider(Protocol):
+    """Issues service account tokens."""
+
+    async def token(self, pod: Pod, audience: str, expiration_seconds: int | None) -> str:
+        """Return a valid token, the same one until it must be renewed. Raise TryLater."""
+
+
 class Watcher(Protocol):
-    """Follows all objects of a kind."""
+    """Lists and watches all objects of a kind."""
 
     async def list(self, kind: type[K], *, namespace: str = "", field_selector: str = "") -> Listed[K]:
-        """All objects, and the version from which to watch on."""
+        """Return all objects and the resource version for the watch."""
 
     def watch(
         self, kind: type[K], resource_version: str, *, namespace: str = "", field_selector: str = ""
     ) -> AsyncIterator[WatchEvent[K]]:
-        """What changes after a version. Ends when the server closes the stream; raises Gone when the version is
-        too old (list again), ApiUnavailable when the connection breaks (watch on from the last version seen).
+        """Yield the changes after a resource version. End when the server closes the stream.
+
+        Raise Gone if the version is too old: list again. Raise ApiUnavailable if the connection breaks: watch again
+        from the last version received.
         """
 
 
 class Writer(Protocol):
-    """Changes objects. A call that fails may have taken effect: whoever retries must bear that."""
+    """Changes objects. A failed call may have taken effect, so retries must handle that."""
 
     async def create(self, what: K) -> K:
-        """Create an object. Raises AlreadyExists."""
+        """Create an object. Raise AlreadyExists."""
 
     async def patch(self, kind: type[K], name: str, patch: JSONObject, namespace: str = "") -> K:
-        """Strategic merge patch of the object itself; its status, where it has one, stays as it is. Raises NotFound.
+        """Apply a strategic merge patch to the object, but not to its status. Raise NotFound.
 
-        A `metadata.uid` or `metadata.resourceVersion` in it is a precondition: Conflict when it differs.
+        A `metadata.uid` or `metadata.resourceVersion` in the patch is a precondition. Raise Conflict if it differs.
         """
 
     async def patch_status(self, kind: type[K], name: str, patch: JSONObject, namespace: str = "") -> K:
-        """Strategic merge patch of the status. A `metadata.uid` in it is a precondition: Conflict when it differs.
+        """Apply a strategic merge patch to the status. Raise NotFound.
 
-        Raises NotFound.
+        A `metadata.uid` in the patch is a precondition. Raise Conflict if it differs.
         """
 
     async def delete(
@@ -65,8 +75,8 @@ class Writer(Protocol):
         grace_seconds: int | None = None,
         uid: str | None = None,
     ) -> None:
-        """Delete an object, gracefully unless `grace_seconds` is 0. Raises NotFound; Conflict when the UID differs."""
+        """Delete an object, gracefully unless `grace_seconds` is 0. Raise NotFound, or Conflict if the UID differs."""
 
 
-class Api(Reader, Watcher, Writer, Protocol):
-    """All of it."""
+class Api(ObjectReader, Watcher, Writer, Protocol):
+    """The whole port."""

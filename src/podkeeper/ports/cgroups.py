@@ -1,4 +1,4 @@
-"""Pod cgroups, where the machine has them and lets us."""
+"""Pod cgroups, on machines where the agent can manage them."""
 
 from typing import Protocol
 
@@ -7,16 +7,16 @@ from podkeeper.model.messages import PodUID
 
 
 class Cgroups(Protocol):
-    """One cgroup per pod; its containers live below it."""
+    """One cgroup per pod. The cgroups of its containers are below it."""
 
     async def ensure(self, pod: Pod) -> str:
-        """Make the pod's cgroup, or bring it up to date. Returns the parent for its containers; "" where unused."""
+        """Create or update the cgroup of a pod. Return the cgroup parent of its containers, or "" without cgroups."""
 
     async def remove(self, uid: PodUID) -> None:
-        """Remove the pod's cgroup and kill whatever is left in it. Returns once it is gone; unknown is gone."""
+        """Kill all processes in the cgroup of a pod and remove it. Return when it is gone. Unknown counts as gone."""
 
     async def throttle(self, uid: PodUID) -> None:
-        """Leave the pod's cgroup as little CPU as possible: only its volumes are still in use."""
+        """Give the cgroup of a pod the minimum of CPU, because only its volumes are still in use."""
 
     async def list_pods(self) -> frozenset[PodUID]:
-        """The pods that have a cgroup."""
+        """Return the pods that have a cgroup."""

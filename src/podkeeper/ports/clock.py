@@ -1,20 +1,24 @@
-"""Time and chance. Durations come from monotonic time; wall time is only shown or written."""
+"""Time and random numbers.
+
+Durations use monotonic time. Wall time is only printed or stored.
+"""
 
 from datetime import datetime
 from typing import Protocol
 
 
 class Clock(Protocol):
-    """The engine's only source of time and of random numbers."""
+    """The only source of time and random numbers for the engine."""
 
     def now(self) -> datetime:
-        """Wall time, aware, in UTC. It may jump; no timer depends on it."""
+        """Return the wall time, aware, in UTC. It may jump, and no timer depends on it."""
 
     def monotonic(self) -> float:
-        """Seconds of the event loop's clock: what `asyncio.sleep` sleeps by.
+        """Return the seconds of the event loop's clock, which `asyncio.sleep` uses.
 
-        It counts on while the agent is down, and starts again with a reboot: all processes of one boot read the same.
+        The clock also counts while the agent is down. It restarts with a reboot. All processes of one boot read the
+        same clock.
         """
 
     def fraction(self) -> float:
-        """A random number in [0, 1), for jitter."""
+        """Return a random number in [0, 1), for jitter."""

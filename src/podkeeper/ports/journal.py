@@ -1,4 +1,7 @@
-"""Crash-safe notes: what neither the runtime nor the API can tell after a restart."""
+"""Crash-safe local state.
+
+It holds what neither the runtime nor the API can report after a restart.
+"""
 
 from collections.abc import Mapping
 from typing import Protocol
@@ -7,21 +10,21 @@ from typing import Protocol
 class Journal(Protocol):
     """Keys and values that survive the agent.
 
-    Writes take effect in order. A crash keeps every write before the last finished `sync`, and of those after
-    it some first part: never a later one without an earlier one, never half a value.
+    Writes take effect in order. A crash keeps every write before the last finished `sync` and a prefix of the later
+    writes. It never keeps a later write without an earlier one, and never a partial value.
     """
 
     def load(self) -> Mapping[str, bytes]:
-        """All that survived, as of now."""
+        """Return all current keys and values."""
 
     def put(self, key: str, value: bytes) -> None:
-        """Write; durable with the next `sync`."""
+        """Store a value. It is durable after the next `sync`."""
 
     def drop(self, key: str) -> None:
-        """Forget; durable with the next `sync`. Unknown is forgotten."""
+        """Delete a key. This is durable after the next `sync`. An unknown key is ignored."""
 
     def purge(self) -> None:
-        """Have the next `sync` remove replaced and dropped values from the disk."""
+        """Make the next `sync` remove replaced and deleted values from the disk."""
 
     async def sync(self) -> None:
-        """Return once everything written before this call is durable. Raises TryLater when the disk refuses."""
+        """Return when everything written before this call is durable. Raise TryLater on a disk error."""

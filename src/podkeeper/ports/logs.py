@@ -1,4 +1,4 @@
-"""The log port: the files that containers write."""
+"""The log files of containers."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -7,28 +7,28 @@ from podkeeper.model.log_tree import ContainerLogs, LogTree
 
 
 class LogFiles(Protocol):
-    """The log tree; what fails raises TryLater, what is gone is gone."""
+    """The log tree. Errors raise TryLater. Missing files are ignored."""
 
     async def survey(self) -> LogTree:
-        """All that there is."""
+        """Return all directories and files."""
 
     def exists(self, logs: ContainerLogs, name: str) -> bool:
-        """Whether a file is there now."""
+        """Return whether a file exists now."""
 
     async def remove(self, logs: ContainerLogs, names: Sequence[str]) -> None:
-        """Remove some files."""
+        """Remove files."""
 
     async def move(self, logs: ContainerLogs, name: str, to: str) -> None:
-        """Give a file a new name."""
+        """Rename a file."""
 
     async def move_back(self, logs: ContainerLogs, name: str, moved_to: str) -> None:
-        """Give a file its old name again, unless another one has it by now."""
+        """Undo a rename, unless a new file has the old name."""
 
     async def compress(self, logs: ContainerLogs, name: str) -> None:
-        """Put a compressed part in the place of a rotated one."""
+        """Replace a rotated file by a compressed one."""
 
     def put_aside(self, pod: str) -> None:
-        """Take a pod's directory out of sight, at once."""
+        """Hide the directory of a pod at once, without a blocking deletion."""
 
     async def clear(self) -> None:
-        """Delete what was put aside."""
+        """Delete the directories that were put aside."""

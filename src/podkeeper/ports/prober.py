@@ -1,4 +1,4 @@
-"""Reaching into a pod over the network, for probes and lifecycle hooks."""
+"""Network requests to pods, for probes and lifecycle hooks."""
 
 from typing import Protocol
 
@@ -6,13 +6,13 @@ from podkeeper.model.probing import Endpoint, GrpcEnd, HttpEnd, HttpRequest
 
 
 class Prober(Protocol):
-    """Makes one request and reports how it ended. Never raises for what the other side does."""
+    """Makes one request and reports the result. A failure of the other side never raises."""
 
     async def http(self, request: HttpRequest, timeout_seconds: float) -> HttpEnd:
-        """Send a request. Redirects within the host are followed, one to another host is the answer."""
+        """Send a request. Follow redirects within the host. A redirect to another host is the answer."""
 
     async def tcp(self, endpoint: Endpoint, timeout_seconds: float) -> str | None:
-        """Connect and hang up. None when that worked, else the error's text."""
+        """Connect and close. Return None, or the text of the error."""
 
     async def grpc(self, endpoint: Endpoint, service: str, timeout_seconds: float) -> GrpcEnd:
-        """Ask the gRPC health service at an endpoint."""
+        """Call the gRPC health service of an endpoint."""

@@ -1,8 +1,8 @@
-"""Whatever runs containers: CRI-shaped primitives, split by who needs them.
+"""Container runtimes: CRI-shaped primitives, split into Protocols by consumer.
 
-The engine computes the plan and executes it over these; no runtime decides anything. Ids are the runtime's
-own. Calls that change something are idempotent towards "already so"; for stopping and removing, unknown is
-gone. Each call has its own deadline; one that runs into it raises `CallTimedOut` and may have taken effect.
+The engine computes the plan and executes it with these calls. A runtime decides nothing. IDs are those of the runtime.
+Mutating calls are idempotent. For stopping and removing, an unknown ID counts as gone. Each call has a deadline. A call
+that exceeds it raises `CallTimedOut` and may have taken effect.
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -16,119 +16,119 @@ from podkeeper.model.stats import PodStats
 
 
 class Sandboxes(Protocol):
-    """What a pod's containers share."""
+    """Pod sandboxes: what the containers of a pod share."""
 
     async def run_sandbox(self, config: SandboxConfig) -> str:
-        """Make a sandbox and start it. Returns its id, once it is ready.
+        """Create and start a sandbox. Return its ID when it is ready.
 
-        One that an earlier try with the same pod and attempt made is adopted, or cleaned up and made anew.
+        A sandbox of an earlier call with the same pod and attempt is adopted, or removed and created again.
         """
 
     async def stop_sandbox(self, sandbox_id: str) -> None:
-        """Stop a sandbox, and by force whatever still runs in it. Returns once it is stopped; its network is gone."""
+        """Stop a sandbox and kill everything that still runs in it. Return when it and its network are gone."""
 
     async def remove_sandbox(self, sandbox_id: str) -> None:
-        """Remove a sandbox and all containers in it, stopping them by force if need be."""
+        """Remove a sandbox and all its containers. Kill running containers."""
 
 
 class Containers(Protocol):
-    """What runs in a sandbox."""
+    """Containers of a sandbox."""
 
     async def create_container(self, sandbox_id: str, config: ContainerConfig) -> str:
-        """Create a container. Returns its id.
+        """Create a container. Return its ID.
 
-        A container with the same pod, name and attempt that never started is removed first: an earlier call created
-        it, and its answer was lost. One that has started is kept, and `RuntimeRefused` raised. Then the caller's view
-        of the pod is outdated, or this call takes effect long after its caller gave it up or died.
+        Remove an unstarted container with the same pod, name and attempt first, because an earlier call may have
+        created it and lost the answer. If such a container has started, keep it and raise `RuntimeRefused`. Then the
+        caller's record of the pod is outdated, or this call was abandoned long ago.
         """
 
     async def start_container(self, container_id: str) -> None:
-        """Start a created container. Returns once it runs, or has run."""
+        """Start a created container. Return when it runs or has exited."""
 
     async def stop_container(self, container_id: str, grace_seconds: float) -> None:
-        """Ask it to end, wait up to the grace, then force it. Returns once it has exited."""
+        """Send SIGTERM, wait up to the grace period, then send SIGKILL. Return when the container has exited."""
 
     async def remove_container(self, container_id: str) -> None:
-        """Remove a container, by force if it runs. Its exit code is gone with it."""
+        """Remove a container. Kill it if it runs. Its exit code is lost."""
 
 
 class Images(Protocol):
-    """What containers are made from."""
+    """Container images."""
 
     async def image(self, reference: str) -> ImageRecord | None:
-        """The image under this name, id or digest, if the node has it."""
+        """Return the image with this name, ID or digest, or None if the node does not have it."""
 
     async def pull_image(self, reference: str, secrets: Sequence[str] = ()) -> ImageRecord:
-        """Fetch an image. `secrets` are docker configurations to try in order. Raises ImagePullFailed."""
+        """Pull an image. `secrets` are docker configurations to try in order. Raise ImagePullFailed."""
 
     async def list_images(self) -> Sequence[ImageRecord]:
-        """All images of the node."""
+        """Return all images of the node."""
 
     async def remove_image(self, reference: str) -> None:
-        """Remove an image, under all its names; unknown is removed."""
+        """Remove an image with all its names. An unknown image counts as removed."""
 
     async def image_usage(self) -> ImageFsUsage | None:
-        """How full the file system is that images lie on; None: images take no space here."""
+        """Return the usage of the image filesystem, or None if images take no space."""
 
 
 class PodListing(Protocol):
-    """All pods at once."""
+    """Lists all pods."""
 
     async def list_pods(self) -> Sequence[PodRecord]:
-        """Every pod the runtime has anything of, whoever started it: ids and states; details may be missing."""
+        """Return all pods of the runtime, including pods of other clients: IDs and states. Details may be missing."""
 
 
 class Inspection(PodListing, Protocol):
-    """All pods, and one pod in detail."""
+    """Lists all pods and inspects one pod."""
 
     async def pod_record(self, uid: PodUID) -> PodRecord:
-        """All about one pod, with exit codes and times. A pod it has nothing of is an empty record."""
+        """Return one pod with all details, including exit codes and times. An unknown pod is an empty record."""
 
 
 class Events(Protocol):
-    """News of containers."""
+    """Events of containers."""
 
     def events(self) -> AsyncIterator[RuntimeEvent]:
-        """What happens from now on. News may be lost, repeated or late: the engine relists to be sure.
+        """Yield events from now on. Events may be lost, repeated or late, so the engine also relists.
 
-        Ends, or raises RuntimeUnavailable, when the stream breaks; ask again for a new one.
+        End or raise RuntimeUnavailable when the stream breaks. The caller then opens a new one.
         """
 
 
 class Commands(Protocol):
-    """Running something inside a container."""
+    """Commands in containers."""
 
     async def exec_sync(self, container_id: str, command: Sequence[str], timeout_seconds: float) -> CommandEnd:
-        """Run a command in a container and wait for its end. Never raises for what the command does."""
+        """Run a command in a container and wait for its end. A failing command does not raise."""
 
 
 class Logs(Protocol):
-    """Where a container's output is written to."""
+    """Logs of containers."""
 
     async def reopen_log(self, container_id: str) -> None:
-        """Let the log of a container that runs go on in a new file of the same name: the old one was moved away.
+        """Reopen the log of a running container after its file was renamed. New output goes to a new file.
 
-        Returns once nothing more is written to the old one. Raises TryLater, also for one that does not run.
+        Return when nothing more is written to the old file. Raise TryLater, also if the container does not run.
         """
 
 
 class Health(Protocol):
-    """How the runtime is."""
+    """Health of the runtime."""
 
     async def health(self) -> RuntimeHealth:
-        """Ask. Raises RuntimeUnavailable when it does not answer."""
+        """Return the health. Raise RuntimeUnavailable if the runtime does not answer."""
 
 
 class Stats(Protocol):
-    """How much pods use. Not part of `Runtime`: not every runtime can tell."""
+    """Resource usage of pods. Not part of `Runtime`, because not every runtime measures it."""
 
     async def pod_stats(self, uid: PodUID | None = None) -> Sequence[PodStats]:
-        """What all pods use, or one of them. Who does not run, or is unknown, does not appear. Raises TryLater."""
+        """Return the usage of all pods or of one. Omit unknown pods and pods that do not run. Raise TryLater."""
 
 
 class Runtime(Sandboxes, Containers, Images, Inspection, Events, Commands, Logs, Health, Protocol):
-    """All of it."""
+    """The whole port."""
 
     @property
     def name(self) -> str:
-        """What container ids are prefixed with in the API: `containerd`, `cri-o`, `process`, `fake`."""
+        """Return the prefix of container IDs in the API: `containerd`, `cri-o`, `process`, `fake`."""

@@ -1,23 +1,23 @@
-"""Where desired pods come from."""
+"""Sources of desired pods."""
 
 from collections.abc import Callable
 from typing import Protocol
 
 from podkeeper.model.messages import PodUpdate
 
-Tell = Callable[[PodUpdate], None]
+SendUpdate = Callable[[PodUpdate], None]
 
 
 class Source(Protocol):
-    """Tells what should run on this node."""
+    """Sends the pods that should run on this node."""
 
     @property
     def name(self) -> str:
-        """What its pods are marked with: `file`, `http` or `api`."""
+        """Return the source name that marks its pods: `file`, `http` or `api`."""
 
-    async def run(self, tell: Tell) -> None:
-        """Tell what should run, now and whenever it changes, until cancelled.
+    async def run(self, send: SendUpdate, /) -> None:
+        """Send the desired pods now and whenever they change, until cancelled.
 
-        The first word is a SET, even an empty one, as soon as the source knows what it has. Trouble is retried
-        here, with back-off; what was told stays true until the source knows better.
+        The first update is a SET, even if it is empty, as soon as the source has read its pods. The source retries
+        errors with backoff. An update stays valid until the source sends another one.
         """

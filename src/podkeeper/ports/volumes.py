@@ -1,4 +1,4 @@
-"""Volumes: what a pod's containers find at their mount paths."""
+"""The volumes of pods."""
 
 from collections.abc import Mapping
 from typing import Protocol
@@ -11,22 +11,22 @@ class Volumes(Protocol):
     """Sets up and tears down the volumes of pods."""
 
     async def mount(self, pod: Pod) -> Mapping[str, str]:
-        """Make all volumes of a pod ready. Returns the host path of each volume by name, once all are.
+        """Mount all volumes of a pod. Return the host path of each volume by name when all are ready.
 
-        Idempotent: what is ready stays. Raises TryLater, naming the volume, when one cannot be made ready now.
+        Idempotent: mounted volumes stay. Raise TryLater with the name of the volume if one cannot be mounted now.
         """
 
     async def unmount(self, uid: PodUID) -> None:
-        """Take down all volumes of a pod. Returns once nothing of it is mounted; unknown is nothing.
+        """Unmount all volumes of a pod. Return when nothing of it is mounted. An unknown pod has no mounts.
 
-        What lies behind a mount is never deleted. Raises TryLater while something is still in use.
+        Never delete the data behind a mount. Raise TryLater while a volume is in use.
         """
 
     def mounted_pods(self) -> frozenset[PodUID]:
-        """The pods of which something is mounted, however it came about."""
+        """Return the pods that have mounts, including mounts of earlier agents."""
 
     async def directories(self) -> frozenset[PodUID]:
-        """The pods that have a data directory."""
+        """Return the pods that have a data directory."""
 
     async def remove_directory(self, uid: PodUID) -> None:
-        """Remove a pod's data directory. Refuses, with TryLater, while anything below it is mounted."""
+        """Remove the data directory of a pod. Raise TryLater while anything below it is mounted."""

@@ -1,1 +1,4 @@
-"""Decisions, pure: nothing here awaits, logs, reads a clock or knows which runtime is in use."""
+"""Decisions as pure functions.
+
+They do not await, log, read a clock or depend on a runtime.
+"""

@@ -1,14 +1,15 @@
-"""How names are looked up in a pod: its policy, the cluster's servers and the node's own, merged and cut to size.
+"""DNS settings of a pod: policy, cluster DNS and the node's resolv.conf.
 
-    policy                    servers                  searches                             options
-    None                      -                        -                                    -
-    ClusterFirst(WithHostNet) the cluster's            namespace, svc, domain, the node's   ndots:5
-    Default, or no cluster    the node's               the node's                           the node's
-    then `dnsConfig` is added to each, nothing twice; then 3 servers, 32 searches and 2048 characters are kept
+    dnsPolicy                 nameservers              searches                                      options
+    None                      -                        -                                             -
+    ClusterFirst(WithHostNet) the cluster's            namespace.svc, svc, domain, then the node's   ndots:5
+    Default, or no cluster    the node's               the node's                                    the node's
+    Then `dnsConfig` is added without duplicates. At most 3 nameservers, 32 searches and 2048 characters are kept.
 
-A pod, the cluster's settings and the node's resolver file (as text, parsed here) come in; `Lookup` goes out, with what
-has to be told: something that did not fit (`DNSConfigForming`), or a cluster whose servers nobody knows
-(`MissingClusterDNS`). The Go ancestor is pkg/kubelet/network/dns.
+Inputs are a pod, the cluster's settings and the node's parsed resolv.conf. The output is a `PodDns`, with events for
+settings that did not fit (`DNSConfigForming`) or a cluster without DNS servers (`MissingClusterDNS`).
+
+Kubelet counterpart: pkg/kubelet/network/dns.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,12 +21,12 @@ from podkeeper.model.errors import NotConfigurable
 from podkeeper.model.k8s.core import Pod, PodDNSConfigOption
 from podkeeper.model.messages import EventType, PodEvent
 from podkeeper.model.runtime_calls import Dns
-from podkeeper.rules.naming import described
+from podkeeper.rules.naming import format_pod
 
-MOST_SERVERS: Final = 3
-MOST_SEARCHES: Final = 32
-MOST_SEARCH_CHARACTERS: Final = 2048
-LONGEST_SEARCH: Final = 253  # some resolvers abort on more
+MAX_NAMESERVERS: Final = 3
+MAX_SEARCHES: Final = 32
+MAX_SEARCH_CHARACTERS: Final = 2048
+MAX_SEARCH_LENGTH: Final = 253  # some resolvers abort on more
 
 DNS_CONFIG_FORMING: Final = "DNSConfigForming"
 MISSING_CLUSTER_DNS: Final = "MissingClusterDNS"
@@ -33,42 +34,42 @@ _CLUSTER_OPTIONS: Final = ("ndots:5",)
 
 
 @dataclass(frozen=True, slots=True)
-class ClusterNames:
-    """How names are looked up in a cluster; without servers there is none to ask."""
+class ClusterDns:
+    """The cluster's DNS settings. Without servers, pods use the node's resolv.conf."""
 
     servers: tuple[str, ...] = ()
     domain: str = ""
-    joined: bool = True  # False: the node stands alone, and nobody misses a cluster's servers
+    joined: bool = True  # False: standalone node, so missing cluster servers are no warning
 
 
 @dataclass(frozen=True, slots=True)
-class Lookup:
-    """How names are looked up in a pod, and what its owner has to know of it."""
+class PodDns:
+    """The DNS settings of a pod, and the events to record about them."""
 
     dns: Dns
     events: tuple[PodEvent, ...] = ()
 
 
-def lookup_for(pod: Pod, cluster: ClusterNames, host: Dns | None, host_ips: Sequence[str] = ()) -> Lookup:
-    """How names are looked up in a pod; `host` is the node's resolver file, None when the node shall have none."""
+def pod_dns(pod: Pod, cluster: ClusterDns, host: Dns | None, host_ips: Sequence[str] = ()) -> PodDns:
+    """Return a pod's DNS settings. `host` is the node's resolv.conf, None if the node has none."""
     events: list[PodEvent] = []
     wants_cluster = _wants_cluster(pod)
     if pod.spec.dns_policy == "None":
         dns = Dns()
     elif wants_cluster and cluster.servers:
-        searches = _once((*_cluster_searches(pod, cluster), *(host.searches if host else ())))
+        searches = _unique((*_cluster_searches(pod, cluster), *(host.searches if host else ())))
         dns = Dns(servers=cluster.servers, searches=searches, options=_CLUSTER_OPTIONS)
     else:
         if wants_cluster and cluster.joined:
-            events.append(_warning(pod, MISSING_CLUSTER_DNS, _missing(pod)))
-        dns = host if host is not None else _nobody(host_ips)
-    return _fitting(pod, _with_own(pod, dns), events)
+            events.append(_warning(pod, MISSING_CLUSTER_DNS, _missing_message(pod)))
+        dns = host if host is not None else _loopback_only(host_ips)
+    return _within_limits(pod, _with_dns_config(pod, dns), events)
 
 
-def parsed_resolver_file(text: str) -> Dns:
-    """What a `resolv.conf` says: servers add up, of several search lines the last counts, options by name.
+def parse_resolv_conf(text: str) -> Dns:
+    """Parse a `resolv.conf`. Servers add up, the last search line wins, and the last option of each name wins.
 
-    Raises NotConfigurable for a line that names no server.
+    Raises NotConfigurable for a `nameserver` line without a server.
     """
     servers: list[str] = []
     searches: tuple[str, ...] = ()
@@ -87,7 +88,7 @@ def parsed_resolver_file(text: str) -> Dns:
 
 
 def _wants_cluster(pod: Pod) -> bool:
-    """Whether a pod asks the cluster first. A policy nobody knows counts as doing so."""
+    """Return whether a pod uses the cluster's DNS first. Unknown policies count as ClusterFirst, as in the kubelet."""
     match pod.spec.dns_policy:
         case "None" | "Default":
             return False
@@ -97,32 +98,31 @@ def _wants_cluster(pod: Pod) -> bool:
             return True
 
 
-def _cluster_searches(pod: Pod, cluster: ClusterNames) -> tuple[str, ...]:
+def _cluster_searches(pod: Pod, cluster: ClusterDns) -> tuple[str, ...]:
     if not cluster.domain:
         return ()
     return (f"{pod.metadata.namespace or ''}.svc.{cluster.domain}", f"svc.{cluster.domain}", cluster.domain)
 
 
-def _nobody(host_ips: Sequence[str]) -> Dns:
-    """No lookups at all: the machine itself is asked, as resolvers do when nobody is named, and it does not answer."""
+def _loopback_only(host_ips: Sequence[str]) -> Dns:
+    """Return settings that resolve nothing: only the loopback address, where no server answers."""
     servers = tuple("::1" if ip_address(ip).version == 6 else "127.0.0.1" for ip in host_ips)
     return Dns(servers=servers or ("127.0.0.1",), searches=(".",))
 
 
-def _with_own(pod: Pod, dns: Dns) -> Dns:
-    """With what the pod's own `dnsConfig` adds."""
+def _with_dns_config(pod: Pod, dns: Dns) -> Dns:
     own = pod.spec.dns_config
     if own is None:
         return dns
     return Dns(
-        servers=_once((*dns.servers, *(own.nameservers or ()))),
-        searches=_once((*dns.searches, *(own.searches or ()))),
+        servers=_unique((*dns.servers, *(own.nameservers or ()))),
+        searches=_unique((*dns.searches, *(own.searches or ()))),
         options=_merged_options(dns.options, own.options or ()),
     )
 
 
 def _merged_options(given: Iterable[str], own: Iterable[PodDNSConfigOption]) -> tuple[str, ...]:
-    """Options by name, the pod's own word last."""
+    """Merge options by name. The pod's value wins."""
     values: dict[str, str] = {}
     for option in given:
         name, _, value = option.partition(":")
@@ -131,32 +131,32 @@ def _merged_options(given: Iterable[str], own: Iterable[PodDNSConfigOption]) -> 
     return tuple(f"{name}:{value}" if value else name for name, value in values.items())
 
 
-def _fitting(pod: Pod, dns: Dns, events: list[PodEvent]) -> Lookup:
-    """What resolvers can take; what is left out is told."""
-    servers, searches = dns.servers[:MOST_SERVERS], _fitting_searches(dns.searches)
+def _within_limits(pod: Pod, dns: Dns, events: list[PodEvent]) -> PodDns:
+    """Apply the limits of resolvers, and add an event for each limit that was exceeded."""
+    servers, searches = dns.servers[:MAX_NAMESERVERS], _searches_within_limits(dns.searches)
     if servers != dns.servers:
         text = "Nameserver limits were exceeded, some nameservers have been omitted, the applied nameserver line is: "
         events.append(_warning(pod, DNS_CONFIG_FORMING, text + " ".join(servers)))
     if searches != dns.searches:
         text = "Search Line limits were exceeded, some search paths have been omitted, the applied search line is: "
         events.append(_warning(pod, DNS_CONFIG_FORMING, text + " ".join(searches)))
-    return Lookup(Dns(servers=servers, searches=searches, options=dns.options), tuple(events))
+    return PodDns(Dns(servers=servers, searches=searches, options=dns.options), tuple(events))
 
 
-def _fitting_searches(searches: tuple[str, ...]) -> tuple[str, ...]:
-    kept = [search for search in searches[:MOST_SEARCHES] if len(search.encode()) <= LONGEST_SEARCH]
-    while len(" ".join(kept).encode()) > MOST_SEARCH_CHARACTERS:
+def _searches_within_limits(searches: tuple[str, ...]) -> tuple[str, ...]:
+    kept = [search for search in searches[:MAX_SEARCHES] if len(search.encode()) <= MAX_SEARCH_LENGTH]
+    while len(" ".join(kept).encode()) > MAX_SEARCH_CHARACTERS:
         kept.pop()
     return tuple(kept)
 
 
-def _once(words: Iterable[str]) -> tuple[str, ...]:
+def _unique(words: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(words))
 
 
-def _missing(pod: Pod) -> str:
+def _missing_message(pod: Pod) -> str:
     return (
-        f'pod: "{described(pod)}". kubelet does not have ClusterDNS IP configured and cannot create Pod using '
+        f'pod: "{format_pod(pod)}". kubelet does not have ClusterDNS IP configured and cannot create Pod using '
         '"ClusterFirst" policy. Falling back to "Default" policy.'
     )
 

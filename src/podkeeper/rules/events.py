@@ -1,16 +1,16 @@
-"""Events as the API shows them: their shape, and what keeps them from flooding it.
+"""Kubernetes events: build, aggregate and rate-limit them.
 
-    api_event -> too many alike with other words? -> seen before? -> too many about this object?
-                        combined into one              counted           dropped (None)
+    api_event -> many similar messages? -> seen before? -> too many for this object?
+                   combined into one         counted          dropped (None)
 
-In: an event, the object it is about, the time. Out: the `Event` to write, with the name and the count it should have.
-Up to nine different messages of one reason about one object stand for themselves; from the tenth on, unless ten quiet
-minutes lie between, those that are new share one event. Each kind of event about an object (Normal, Warning) may cause
-25 writes at once and one more every five minutes; what is dropped is still counted, and shown by the next write.
-All this is remembered for as many keys as `Limits` allows, the longest unused forgotten first.
+In: an event, its object and the time. Out: the `Event` to write, with its name and count. Up to nine different
+messages with one reason for one object are separate events. From the tenth on, new messages share one event, until
+ten minutes pass without a similar event. Each type (Normal, Warning) allows 25 writes per object at once, and one
+more every five minutes. A dropped event still counts, and the next write shows it. The tables have the size of
+`EventLimits` and drop the least recently used entry first.
 
-The Go ancestor is `EventCorrelator` in client-go's tools/record; it forgets any of the ten messages, we the newest, so
-that the first nine go on standing for themselves.
+Kubelet counterpart: `EventCorrelator` in client-go's tools/record. It drops any of the ten messages. We drop the
+newest, so that the first nine stay separate.
 """
 
 import re
@@ -41,7 +41,7 @@ V = TypeVar("V")
 
 @dataclass(frozen=True, slots=True)
 class RecordedEvent:
-    """An event about a pod, and how often it happened."""
+    """An event of a pod, and how often it occurred."""
 
     event: PodEvent
     count: int
@@ -50,21 +50,21 @@ class RecordedEvent:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """How much is too much."""
+class EventLimits:
+    """Limits for aggregation and the rate of writes."""
 
     similar: int = 10
     similar_seconds: float = 600.0
     burst: int = 25
     refill_seconds: float = 300.0
-    remembered: int = 4096
+    table_size: int = 4096
 
 
-USUAL_LIMITS: Final = Limits()
+DEFAULT_EVENT_LIMITS: Final = EventLimits()
 
 
 def reference_to(about: Pod | PodRecord, field_path: str = "") -> ObjectReference:
-    """How an event names the pod it is about; a runtime's record has no version."""
+    """Return the object reference of a pod. A runtime record has no version."""
     match about:
         case Pod(metadata=meta):
             uid, name, namespace, version = meta.uid, meta.name, meta.namespace, meta.resource_version
@@ -82,7 +82,7 @@ def reference_to(about: Pod | PodRecord, field_path: str = "") -> ObjectReferenc
 
 
 def api_event(event: PodEvent, about: ObjectReference, source: EventSource, now: datetime, stamp: int) -> Event:
-    """An event that happened once. `stamp`: nanoseconds since 1970, another for every event; it makes the name."""
+    """Return an event that occurred once. `stamp`: unique nanoseconds since 1970, for the name."""
     written_at = format_time(now)
     return Event(
         api_version="v1",
@@ -102,7 +102,7 @@ def api_event(event: PodEvent, about: ObjectReference, source: EventSource, now:
 
 
 def event_name(object_name: str, stamp: int) -> str:
-    """A name no other event has; where the object's own makes none that the API takes, one of a UUID's form."""
+    """Return a unique event name. If the object's name does not give a valid one, it is a UUID."""
     name = f"{object_name}.{stamp:x}"
     if len(name) <= _LONGEST_NAME and _NAME.fullmatch(name):
         return name
@@ -110,21 +110,21 @@ def event_name(object_name: str, stamp: int) -> str:
 
 
 def count_patch(event: Event) -> JSONObject:
-    """The strategic merge patch for an event that is there already and happened again."""
+    """Return the strategic merge patch for an existing event that occurred again."""
     return {"count": event.count, "lastTimestamp": event.last_timestamp, "message": event.message}
 
 
 class Correlator:
-    """Remembers events to tell which are new, which are counted, combined or dropped."""
+    """Decides which events are new, counted, combined or dropped."""
 
-    def __init__(self, limits: Limits = USUAL_LIMITS) -> None:
+    def __init__(self, limits: EventLimits = DEFAULT_EVENT_LIMITS) -> None:
         self._limits = limits
-        self._similar: _Recent[_Similar] = _Recent(limits.remembered)
-        self._written: _Recent[_Written] = _Recent(limits.remembered)
-        self._buckets: _Recent[_Bucket] = _Recent(limits.remembered)
+        self._similar: _LRUTable[_Similar] = _LRUTable(limits.table_size)
+        self._written: _LRUTable[_WrittenEvent] = _LRUTable(limits.table_size)
+        self._buckets: _LRUTable[_Bucket] = _LRUTable(limits.table_size)
 
     def correlate(self, event: Event, at: float, stamp: int) -> Event | None:
-        """The event to write instead: to be created if its count is 1, else to be patched. None: to be dropped.
+        """Return the event to write: create it if its count is 1, otherwise patch it. None: drop it.
 
         `at`: monotonic seconds. `stamp` as in `api_event`, for the name of a combined event.
         """
@@ -133,7 +133,7 @@ class Correlator:
         return counted if self._may_write(counted, at) else None
 
     def _combined(self, event: Event, at: float, stamp: int) -> tuple[Event, Hashable]:
-        """The event itself or the one it goes into, and the key under which that is counted."""
+        """Return the event or the combined event, and the key for its count."""
         key = (*_object_key(event), event.reason, event.reporting_component, event.reporting_instance)
         similar = self._similar.get(key)
         if similar is None or at - similar.last_at > self._limits.similar_seconds:
@@ -156,7 +156,7 @@ class Correlator:
         return combined, key
 
     def _counted(self, event: Event, key: Hashable) -> Event:
-        """The event with the name, the beginning and the count of those before it."""
+        """Return the event with the name, the first time and the count of the earlier ones."""
         before = self._written.get(key)
         if before is not None:
             event = replace(
@@ -165,11 +165,11 @@ class Correlator:
                 first_timestamp=before.first_timestamp,
                 count=before.count + 1,
             )
-        self._written.put(key, _Written(event.metadata.name, event.first_timestamp, event.count or 1))
+        self._written.put(key, _WrittenEvent(event.metadata.name, event.first_timestamp, event.count or 1))
         return event
 
     def _may_write(self, event: Event, at: float) -> bool:
-        """Take a token for one more write about an object, if there is one."""
+        """Take a token for one write, if the object has one."""
         key = _object_key(event)
         bucket = self._buckets.get(key) or _Bucket(float(self._limits.burst), at)
         refilled = bucket.tokens + (at - bucket.at) / self._limits.refill_seconds
@@ -188,9 +188,7 @@ class _Similar:
 
 
 @dataclass(frozen=True, slots=True)
-class _Written:
-    """What is known of an event written before."""
-
+class _WrittenEvent:
     name: str | None
     first_timestamp: str | None
     count: int
@@ -198,8 +196,6 @@ class _Written:
 
 @dataclass(frozen=True, slots=True)
 class _Bucket:
-    """Tokens left at an instant."""
-
     tokens: float
     at: float
 
@@ -218,8 +214,8 @@ def _object_key(event: Event) -> tuple[str | None, ...]:
     )
 
 
-class _Recent(Generic[V]):
-    """A table of bounded size; what was longest unused goes first."""
+class _LRUTable(Generic[V]):
+    """A least-recently-used table of limited size."""
 
     def __init__(self, size: int) -> None:
         self._size = size

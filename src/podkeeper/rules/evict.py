@@ -1,9 +1,8 @@
-"""When the node itself ends a pod: its own deadline, the reasons shown, and what the pod's status says then.
+"""Evictions: pods that the node terminates, with reason and resulting status.
 
-A pod, what is published of it and the time come in; an `Eviction`, or None, goes out, and the status of
-a pod that is evicted. A pod without a start time has not begun to use up its deadline. The Go ancestors
-are pkg/kubelet/active_deadline.go and what pkg/kubelet/{eviction,preemption,nodeshutdown} write into a
-pod that they kill.
+In: a pod, its published status and the time. Out: an `Eviction` or None, and the status of an evicted pod. The
+active deadline counts from the start time. Kubelet counterpart: pkg/kubelet/active_deadline.go and the statuses
+that pkg/kubelet/{eviction,preemption,nodeshutdown} write.
 """
 
 from dataclasses import dataclass
@@ -13,30 +12,30 @@ from msgspec.structs import replace
 
 from podkeeper.model.k8s.core import Pod, PodStatus
 from podkeeper.model.times import format_time, instant
-from podkeeper.rules.phase import Phase
 from podkeeper.rules.status.conditions import disruption_condition, updated_condition
+from podkeeper.rules.status.phase import Phase
 
 DEADLINE_EXCEEDED = "DeadlineExceeded"
-"""The reason of a pod (and of its event) that was active for too long."""
+"""The reason of a pod, and of its event, after its active deadline."""
 
 EVICTED = "Evicted"
-"""The reason of a pod that made room on a node short of something."""
+"""The reason of a pod that was evicted because of node pressure or its own storage limits."""
 
 PREEMPTING = "Preempting"
-"""The reason of a pod that made room for a critical one."""
+"""The reason of a pod that was preempted for a critical pod."""
 
 NODE_SHUTDOWN = "Terminated"
-"""The reason of a pod that ended with its node."""
+"""The reason of a pod that was terminated by a node shutdown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Eviction:
-    """Some part of the agent wants a pod gone; this is what its status says of that."""
+    """Why the node terminates a pod, as its status shows it."""
 
     reason: str
     message: str
-    disruption: str = ""  # the message of the DisruptionTarget condition; "": the pod itself is to blame
-    spares_success: bool = False  # a pod that succeeded meanwhile stays so
+    disruption: str = ""  # message of the DisruptionTarget condition; "" if the pod itself is the cause
+    keeps_succeeded: bool = False  # a pod that has succeeded meanwhile stays Succeeded
 
 
 PAST_DEADLINE = Eviction(DEADLINE_EXCEEDED, "Pod was active on the node longer than the specified deadline")
@@ -49,17 +48,20 @@ SHUT_DOWN = Eviction(
     NODE_SHUTDOWN,
     "Pod was terminated in response to imminent node shutdown.",
     disruption="Pod was terminated in response to imminent node shutdown.",
-    spares_success=True,
+    keeps_succeeded=True,
 )
 
 
 def shortage_eviction(message: str, *, by_own_limits: bool) -> Eviction:
-    """The end of a pod on a node that runs short, or that went beyond its own limits on local storage."""
+    """Return the eviction of a pod because of node pressure, or because it exceeded its own storage limits."""
     return Eviction(EVICTED, message, disruption="" if by_own_limits else message)
 
 
 def deadline_of(pod: Pod, published: PodStatus | None) -> datetime | None:
-    """Until when a pod may be active; None: it has no deadline, or has not started. `published`: as below."""
+    """Return the active deadline of a pod. None if it has none or has not started.
+
+    `published` is our own last status, if any. Otherwise the status in the API counts.
+    """
     deadline_seconds = pod.spec.active_deadline_seconds
     started = instant((pod.status if published is None else published).start_time)
     if deadline_seconds is None or started is None:
@@ -71,14 +73,13 @@ def deadline_of(pod: Pod, published: PodStatus | None) -> datetime | None:
 
 
 def deadline_eviction(pod: Pod, published: PodStatus | None, now: datetime) -> Eviction | None:
-    """The end of a pod that was active for as long as it may; `published` is our own last status, if any."""
+    """Return the eviction of a pod whose active deadline has passed. `published`: see `deadline_of`."""
     deadline = deadline_of(pod, published)
     return None if deadline is None or now < deadline else PAST_DEADLINE
 
 
 def evicted_status(pod: Pod, status: PodStatus, eviction: Eviction, now: datetime) -> PodStatus:
-    """The status of a pod that is being evicted."""
-    succeeded = eviction.spares_success and status.phase == Phase.SUCCEEDED
+    succeeded = eviction.keeps_succeeded and status.phase == Phase.SUCCEEDED
     status = replace(
         status,
         phase=Phase.SUCCEEDED if succeeded else Phase.FAILED,

@@ -1,50 +1,49 @@
-"""How long a pod may take to end, and how long whoever killed it waits for that.
+"""The grace period of a pod, and the time limit for waiting callers.
 
-In: what the API, the kill and the spec say about a grace period, and what is already agreed. Out: the
-seconds that count. The worker asks each time somebody wants a pod to end; a container's own share of
-the time is `rules.container_grace`.
+In: the grace periods of the API object, the kill and the spec, and the current one. Out: the effective seconds.
+`rules.container.grace` computes the grace period of a container.
 
-A grace only ever shrinks, with one quirk kept from the reference: an explicit 0 counts as 1 s, but it
-reads as "nothing said" to whatever is looked at next, which may then raise the value. The Go ancestors
-are `calculateEffectiveGracePeriod` and `killPodNow` in pkg/kubelet/pod_workers.go.
+A grace period only becomes shorter, with one quirk of the kubelet: an explicit 0 counts as 1 s, but as unset for the
+values that follow, which may then make it longer. Kubelet counterpart: `calculateEffectiveGracePeriod` and
+`killPodNow` in pkg/kubelet/pod_workers.go.
 """
 
 from dataclasses import dataclass
 
 MIN_GRACE_SECONDS = 1
-MIN_KILL_TIMEOUT_SECONDS = 10  # for the agent and the runtime to talk to each other once the grace is over
+MIN_KILL_TIMEOUT_SECONDS = 10  # time for runtime calls after the grace period
 
 
 @dataclass(frozen=True, slots=True)
 class Grace:
-    """The grace that counts from now on."""
+    """The effective grace period."""
 
     seconds: int
-    changed: bool  # another value was agreed before: who waits for that one must be woken
+    changed: bool  # differs from the former one, so the current stop must be preempted
 
 
 def effective_grace(
-    agreed_seconds: int | None,
+    current_seconds: int | None,
     *,
     deletion_seconds: int | None = None,
     override_seconds: int | None = None,
     spec_seconds: int | None = None,
 ) -> Grace:
-    """Weigh the API's deletion, then the kill's own wish; the spec speaks only when nobody else did.
+    """Apply the grace periods of the deletion, then of the kill. The spec counts only if neither is set.
 
-    `agreed_seconds` is the outcome of the last time, None when the pod was not asked to end before.
+    `current_seconds` is the former result, None if the pod was not terminating.
     """
-    seconds, replaced = agreed_seconds or 0, False
-    for wish in (deletion_seconds, override_seconds):
-        if wish is not None and (seconds == 0 or wish < seconds):
-            seconds, replaced = wish, True
+    seconds, replaced = current_seconds or 0, False
+    for requested in (deletion_seconds, override_seconds):
+        if requested is not None and (seconds == 0 or requested < seconds):
+            seconds, replaced = requested, True
     if not replaced and seconds == 0 and spec_seconds is not None:
         seconds = spec_seconds
     seconds = max(seconds, MIN_GRACE_SECONDS)
-    return Grace(seconds, changed=agreed_seconds is not None and seconds != agreed_seconds)
+    return Grace(seconds, changed=current_seconds is not None and seconds != current_seconds)
 
 
 def kill_pod_timeout(override_seconds: int | None, spec_seconds: int | None) -> int:
-    """How many seconds a killer waits for the pod to end: half as long again as the grace."""
+    """Return how long a caller waits for a killed pod: 1.5 times the grace period, at least 10 s."""
     grace_seconds = override_seconds if override_seconds is not None else spec_seconds or 0
     return max(grace_seconds + grace_seconds // 2, MIN_KILL_TIMEOUT_SECONDS)

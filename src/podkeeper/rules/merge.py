@@ -1,16 +1,16 @@
-"""Merging: what one message of a source changes in what that source said before.
+"""Merge a change from a pod source into the pods that are stored for it.
 
-    said before + change  --merge-->  said now + who was added, updated, deleted, removed, reconciled
+    stored pods + change  --merge-->  pods that were added, updated, deleted, removed, reconciled
                                                      |
-                                     announcements (one of three modes)  -->  updates for the loop
+                                     notifications (one of three modes)  -->  updates for the loop
 
-A pod changes its *meaning* with its spec, labels, deletion time, deletion grace, or annotations other than the
-local ones (those the agent itself keeps on a pod). A pod whose status alone differs is reconciled: the node is the
-truth for status. All else (resourceVersion, owners, ...) stays as it was first seen, except generation.
+A pod is updated if its spec, labels, deletion time, deletion grace period or annotations differ. Local annotations,
+which the agent itself sets, do not count. A pod with only another status is reconciled, because the node owns the
+status. All other fields (resourceVersion, owners, ...) stay as first seen, except generation.
 
-Promises: values are shared, never changed; a pod that says nothing new keeps the very object stored before. The
-shell that holds the pods is `engine/storage.py`. The Go ancestor is `podStorage.merge` in pkg/kubelet/config/config.go
-(the snapshot modes and the input ops other than SET are those of release 1.25).
+Values are shared and never change. An unchanged pod keeps its stored object. `engine/storage.py` stores the pods.
+Kubelet counterpart: `podStorage.merge` in pkg/kubelet/config/config.go. The snapshot modes and the operations other
+than SET are those of release 1.25.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,94 +32,94 @@ from podkeeper.model.messages import (
     PodUID,
     PodUpdate,
 )
-from podkeeper.rules.mirror import full_name
+from podkeeper.rules.static.mirror import full_name
 
 LOCAL_ANNOTATIONS = frozenset({CONFIG_SOURCE_ANNOTATION, CONFIG_MIRROR_ANNOTATION, CONFIG_FIRST_SEEN_ANNOTATION})
-"""What the agent itself keeps on a pod: no source can change these once they are stored."""
+"""Annotations that the agent sets. A source cannot change them once they are stored."""
 
 
 class NotificationMode(StrEnum):
-    """How much the loop is told."""
+    """Which updates the loop receives."""
 
-    INCREMENTAL = "incremental"  # each change by itself; the only mode that reconciles
-    SNAPSHOT_AND_UPDATES = "snapshot_and_updates"  # everything when pods come or go; else the changes
-    SNAPSHOT = "snapshot"  # everything on any change
+    INCREMENTAL = "incremental"  # each change separately; the only mode with reconciliation
+    SNAPSHOT_AND_UPDATES = "snapshot_and_updates"  # all pods if pods are added or removed, otherwise the changes
+    SNAPSHOT = "snapshot"  # all pods on any change
 
 
-class Verdict(Enum):
-    """How a pod differs from what its source said of it before."""
+class PodDifference(Enum):
+    """How a pod differs from the stored one."""
 
     SAME = auto()
     RECONCILE = auto()  # only the status differs
-    DELETE = auto()  # it differs and is (still) being deleted: a graceful deletion
+    DELETE = auto()  # it differs and has a deletion timestamp: a graceful deletion
     UPDATE = auto()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Merged:
-    """What one change comes to. A pod named twice in one change stands in each list with its final content."""
+class MergeResult:
+    """The result of one change. A pod that occurs twice in a change has its final content in each list."""
 
-    pods: Mapping[PodUID, Pod]  # what the source says now: all of it after a SET, else only what it says anew
-    whole: bool  # all of it
+    pods: Mapping[PodUID, Pod]  # all pods of the source after a SET, otherwise the changed ones
+    whole: bool  # `pods` has all pods of the source
     added: tuple[Pod, ...] = ()
     updated: tuple[Pod, ...] = ()
     deleted: tuple[Pod, ...] = ()
     removed: tuple[Pod, ...] = ()
     reconciled: tuple[Pod, ...] = ()
-    duplicates: tuple[Pod, ...] = ()  # dropped: an earlier pod of the same change has their full name
+    duplicates: tuple[Pod, ...] = ()  # ignored, because an earlier pod of the change has the same full name
 
 
-def merge(said: Mapping[PodUID, Pod], change: PodUpdate, now: datetime) -> Merged:
-    """Merge a source's change into what it said before.
+def merge(stored_pods: Mapping[PodUID, Pod], change: PodUpdate, now: datetime) -> MergeResult:
+    """Merge a change into the stored pods of its source.
 
-    SET is all the source has; ADD, UPDATE and DELETE are all "this is how these pods are now", whether known or
-    not. REMOVE needs no more than UIDs and forgives unknown ones. RECONCILE is ours to say, not a source's: ignored.
+    SET has all pods of the source. ADD, UPDATE and DELETE have the new content of known or unknown pods. REMOVE needs
+    only UIDs and ignores unknown ones. RECONCILE never comes from a source and is ignored.
     """
     match change.op:
         case Op.SET | Op.ADD | Op.UPDATE | Op.DELETE:
             whole = change.op is Op.SET
         case Op.REMOVE:
-            return _remove(said, change)
+            return _remove(stored_pods, change)
         case Op.RECONCILE:
-            return Merged(pods={}, whole=False)
+            return MergeResult(pods={}, whole=False)
         case unknown:
-            raise BadInput(Problem(f"cannot merge a change from {change.source}: {unknown!r} is no operation", "op"))
-    accepted, duplicates = _first_of_each_name(change)
+            raise BadInput(Problem(f"cannot merge a change from {change.source}: unknown operation {unknown!r}", "op"))
+    accepted, duplicates = _without_duplicates(change)
     first_seen = _nano_time(now)
     pods: dict[PodUID, Pod] = {}
     added: list[tuple[PodUID, Pod]] = []
-    changed: dict[Verdict, list[PodUID]] = {verdict: [] for verdict in Verdict}
-    latest: dict[PodUID, Pod] = {}  # of those that were known, or (but in a SET) became known with this change
+    changed: dict[PodDifference, list[PodUID]] = {difference: [] for difference in PodDifference}
+    latest: dict[PodUID, Pod] = {}  # pods that were known, or became known with this change (not in a SET)
     for pod in accepted:
         uid = PodUID(pod.metadata.uid or "")
-        stored = latest.get(uid) or said.get(uid)
+        stored = latest.get(uid) or stored_pods.get(uid)
         if stored is None:
             pods[uid] = _newly_seen(pod, change.source, first_seen)
             added.append((uid, pods[uid]))
-            # Within a SET a new pod never becomes known, so that a second one of its UID is added beside it.
+            # Within a SET, a new pod does not become known, so a second one with its UID is added, too.
             if not whole:
                 latest[uid] = pods[uid]
             continue
-        verdict = compare(stored, pod)
-        if verdict is Verdict.SAME:
+        difference = compare(stored, pod)
+        if difference is PodDifference.SAME:
             pods[uid] = stored
             continue
-        latest[uid] = pods[uid] = _taken_over(stored, pod, verdict)
-        changed[verdict].append(uid)
-    return Merged(
+        latest[uid] = pods[uid] = _updated_pod(stored, pod, difference)
+        changed[difference].append(uid)
+    return MergeResult(
         pods=pods,
         whole=whole,
         added=tuple(latest.get(uid, pod) for uid, pod in added),
-        updated=tuple(latest[uid] for uid in changed[Verdict.UPDATE]),
-        deleted=tuple(latest[uid] for uid in changed[Verdict.DELETE]),
-        removed=tuple(latest.get(uid, pod) for uid, pod in said.items() if uid not in pods) if whole else (),
-        reconciled=tuple(latest[uid] for uid in changed[Verdict.RECONCILE]),
+        updated=tuple(latest[uid] for uid in changed[PodDifference.UPDATE]),
+        deleted=tuple(latest[uid] for uid in changed[PodDifference.DELETE]),
+        removed=tuple(latest.get(uid, pod) for uid, pod in stored_pods.items() if uid not in pods) if whole else (),
+        reconciled=tuple(latest[uid] for uid in changed[PodDifference.RECONCILE]),
         duplicates=duplicates,
     )
 
 
-def compare(stored: Pod, fresh: Pod) -> Verdict:
-    """How a pod differs from its stored self, local annotations aside."""
+def compare(stored: Pod, fresh: Pod) -> PodDifference:
+    """Return how a pod differs from the stored one. Local annotations do not count."""
     before, after = stored.metadata, fresh.metadata
     if (
         stored.spec != fresh.spec
@@ -128,67 +128,67 @@ def compare(stored: Pod, fresh: Pod) -> Verdict:
         or before.deletion_grace_period_seconds != after.deletion_grace_period_seconds
         or not _same_annotations(before.annotations or {}, after.annotations or {})
     ):
-        return Verdict.UPDATE if after.deletion_timestamp is None else Verdict.DELETE
-    return Verdict.SAME if stored.status == fresh.status else Verdict.RECONCILE
+        return PodDifference.UPDATE if after.deletion_timestamp is None else PodDifference.DELETE
+    return PodDifference.SAME if stored.status == fresh.status else PodDifference.RECONCILE
 
 
-def announcements(
-    mode: NotificationMode, source: str, merged: Merged, first_set: bool, everything: Sequence[Pod]
+def notifications(
+    mode: NotificationMode, source: str, result: MergeResult, first_set: bool, all_pods: Sequence[Pod]
 ) -> tuple[PodUpdate, ...]:
-    """The updates that tell of a merge, in the order in which they must be delivered.
+    """Return the updates for a merge, in the order of delivery.
 
-    `first_set`: the change made its source seen. The loop learns from the update's source that it is ready, so
-    there is one even if it is empty. `everything` (all pods of all sources) is read only in the snapshot modes.
+    `first_set`: this is the first SET of its source. It needs an update even if it is empty, because the loop then
+    counts the source as ready. `all_pods` (of all sources) is only used in the snapshot modes.
     """
-    came_or_went = bool(merged.added or merged.removed) or first_set
-    changed = bool(merged.updated or merged.deleted)
+    membership_changed = bool(result.added or result.removed) or first_set
+    changed = bool(result.updated or result.deleted)
     match mode:
         case NotificationMode.INCREMENTAL:
-            ready = first_set and not merged.added and not changed
-            told = [
-                (Op.REMOVE, merged.removed, bool(merged.removed)),
-                (Op.ADD, merged.added, bool(merged.added) or ready),
-                (Op.UPDATE, merged.updated, bool(merged.updated)),
-                (Op.DELETE, merged.deleted, bool(merged.deleted)),
-                (Op.RECONCILE, merged.reconciled, bool(merged.reconciled)),
+            ready = first_set and not result.added and not changed
+            updates = [
+                (Op.REMOVE, result.removed, bool(result.removed)),
+                (Op.ADD, result.added, bool(result.added) or ready),
+                (Op.UPDATE, result.updated, bool(result.updated)),
+                (Op.DELETE, result.deleted, bool(result.deleted)),
+                (Op.RECONCILE, result.reconciled, bool(result.reconciled)),
             ]
         case NotificationMode.SNAPSHOT_AND_UPDATES:
-            told = [
-                (Op.SET, tuple(everything), came_or_went),
-                (Op.UPDATE, merged.updated, bool(merged.updated)),
-                (Op.DELETE, merged.deleted, bool(merged.deleted)),
+            updates = [
+                (Op.SET, tuple(all_pods), membership_changed),
+                (Op.UPDATE, result.updated, bool(result.updated)),
+                (Op.DELETE, result.deleted, bool(result.deleted)),
             ]
         case NotificationMode.SNAPSHOT:
-            told = [(Op.SET, tuple(everything), came_or_went or changed)]
-    return tuple(PodUpdate(op, pods, source) for op, pods, due in told if due)
+            updates = [(Op.SET, tuple(all_pods), membership_changed or changed)]
+    return tuple(PodUpdate(op, pods, source) for op, pods, due in updates if due)
 
 
 def duplicate_warning(pod: Pod, source: str) -> PodEvent:
-    """The event about a pod that was dropped because of its name."""
+    """Return the event for a pod that was ignored because of its name."""
     name, uid = pod.metadata.name, pod.metadata.uid or ""
     message = f'Error validating pod {full_name(pod)}({uid}) from {source} due to duplicate pod name "{name}", ignoring'
     return PodEvent(EventType.WARNING, "FailedValidation", message, uid)
 
 
-def _remove(said: Mapping[PodUID, Pod], change: PodUpdate) -> Merged:
+def _remove(stored_pods: Mapping[PodUID, Pod], change: PodUpdate) -> MergeResult:
     removed: dict[PodUID, Pod] = {}
     for index, pod in enumerate(change.pods):
         if not pod.metadata.uid:
             raise _refusal(change.source, pod, index, "uid")
-        if (known := said.get(uid := PodUID(pod.metadata.uid))) is not None:
+        if (known := stored_pods.get(uid := PodUID(pod.metadata.uid))) is not None:
             removed[uid] = known
-    return Merged(pods={}, whole=False, removed=tuple(removed.values()))
+    return MergeResult(pods={}, whole=False, removed=tuple(removed.values()))
 
 
-def _first_of_each_name(change: PodUpdate) -> tuple[list[Pod], tuple[Pod, ...]]:
-    """Split a change into the pods that count and those whose full name an earlier one took."""
+def _without_duplicates(change: PodUpdate) -> tuple[list[Pod], tuple[Pod, ...]]:
+    """Split a change into accepted pods and those whose full name an earlier pod has."""
     taken: set[tuple[str, str]] = set()
     accepted, duplicates = [], []
     for index, pod in enumerate(change.pods):
-        about = pod.metadata
-        if not about.uid or not about.name:
-            raise _refusal(change.source, pod, index, "name" if about.uid else "uid")
-        if (name := (about.name, about.namespace or "")) in taken:
+        metadata = pod.metadata
+        if not metadata.uid or not metadata.name:
+            raise _refusal(change.source, pod, index, "name" if metadata.uid else "uid")
+        if (name := (metadata.name, metadata.namespace or "")) in taken:
             duplicates.append(pod)
         else:
             taken.add(name)
@@ -197,8 +197,8 @@ def _first_of_each_name(change: PodUpdate) -> tuple[list[Pod], tuple[Pod, ...]]:
 
 
 def _refusal(source: str, pod: Pod, index: int, missing: str) -> BadInput:
-    # A change is merged as a whole or not at all: half a SET would remove pods that are only misread.
-    message = f"cannot merge pod {full_name(pod)} from {source} without a {missing}; right would be any non-empty text"
+    # Merge a change completely or not at all, because a partial SET would remove pods.
+    message = f"Required value: cannot merge pod {full_name(pod)} from {source} without a {missing}"
     return BadInput(Problem(message, field=f"pods[{index}].metadata.{missing}"))
 
 
@@ -206,20 +206,20 @@ def _same_annotations(stored: Mapping[str, str], fresh: Mapping[str, str]) -> bo
     for key, value in fresh.items():
         if stored.get(key) != value and key not in LOCAL_ANNOTATIONS:
             return False
-    for key in stored:  # noqa: SIM110 - `all(...)` costs as much as the whole rest
+    for key in stored:  # noqa: SIM110 - `all(...)` would double the time of this function
         if key not in fresh and key not in LOCAL_ANNOTATIONS:
             return False
     return True
 
 
 def _newly_seen(pod: Pod, source: str, first_seen: str) -> Pod:
-    ours = {CONFIG_SOURCE_ANNOTATION: source, CONFIG_FIRST_SEEN_ANNOTATION: first_seen}
-    return replace(pod, metadata=replace(pod.metadata, annotations={**(pod.metadata.annotations or {}), **ours}))
+    local = {CONFIG_SOURCE_ANNOTATION: source, CONFIG_FIRST_SEEN_ANNOTATION: first_seen}
+    return replace(pod, metadata=replace(pod.metadata, annotations={**(pod.metadata.annotations or {}), **local}))
 
 
-def _taken_over(stored: Pod, fresh: Pod, verdict: Verdict) -> Pod:
-    """The stored pod with what the fresh one changes."""
-    if verdict is Verdict.RECONCILE:
+def _updated_pod(stored: Pod, fresh: Pod, difference: PodDifference) -> Pod:
+    """Return the stored pod with the changes of the fresh one."""
+    if difference is PodDifference.RECONCILE:
         return replace(stored, status=fresh.status)
     kept = {key: text for key, text in (stored.metadata.annotations or {}).items() if key in LOCAL_ANNOTATIONS}
     metadata = replace(
@@ -234,5 +234,5 @@ def _taken_over(stored: Pod, fresh: Pod, verdict: Verdict) -> Pod:
 
 
 def _nano_time(moment: datetime) -> str:
-    """RFC 3339 with exactly nine digits, as the reference writes the time of first sight."""
+    """Format a time as RFC 3339 with nine digits, as the kubelet writes the first-seen time."""
     return moment.astimezone(UTC).isoformat(timespec="microseconds")[:26] + "000Z"

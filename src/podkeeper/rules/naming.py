@@ -1,8 +1,10 @@
-"""What things of a pod are called: for people, for events, in the log tree and on the network.
+"""Names of a pod's parts: in messages, events, the log tree, the network.
 
-Pods come in, texts go out. Other tools know these names: `kubectl` shows container paths, log collectors
-walk `<namespace>_<name>_<uid>/<container>/<attempt>.log`. The Go ancestors are pkg/kubelet/util/format,
-`GenerateContainerRef`, the log paths in pkg/kubelet/kuberuntime/helpers.go and `GeneratePodHostNameAndDomain`.
+Other tools depend on these names: `kubectl` shows container paths, log collectors walk
+`<namespace>_<name>_<uid>/<container>/<attempt>.log`.
+
+Kubelet counterparts: pkg/kubelet/util/format, `GenerateContainerRef`, the log paths in
+pkg/kubelet/kuberuntime/helpers.go and `GeneratePodHostNameAndDomain`.
 """
 
 import posixpath
@@ -11,18 +13,18 @@ from typing import Final
 from podkeeper.model.errors import NotConfigurable
 from podkeeper.model.k8s.core import Pod
 
-_LONGEST_HOSTNAME: Final = 63
-_LONGEST_KERNEL_HOSTNAME: Final = 64
+_MAX_HOSTNAME_LENGTH: Final = 63
+_MAX_KERNEL_HOSTNAME_LENGTH: Final = 64
 
 
-def described(pod: Pod) -> str:
-    """A pod as people are told of it: `web_default(3f2a...)`."""
+def format_pod(pod: Pod) -> str:
+    """Return a pod's name for messages: `web_default(3f2a...)`."""
     meta = pod.metadata
     return f"{meta.name or ''}_{meta.namespace or ''}({meta.uid or ''})"
 
 
 def container_path(pod: Pod | None, container_name: str) -> str:
-    """Where an event says a container stands: `spec.containers{web}`."""
+    """Return the field path of a container for events: `spec.containers{web}`."""
     if pod is not None:
         lists = (
             ("containers", pod.spec.containers),
@@ -36,53 +38,51 @@ def container_path(pod: Pod | None, container_name: str) -> str:
 
 
 def pod_log_directory(root: str, pod: Pod) -> str:
-    """Where the logs of a pod's containers lie; a sandbox is told of it."""
+    """Return the directory of a pod's container logs. The sandbox configuration includes it."""
     meta = pod.metadata
     return posixpath.join(root, log_directory_name(meta.namespace or "", meta.name or "", meta.uid or ""))
 
 
 def log_directory_name(namespace: str, name: str, uid: str) -> str:
-    """What a pod's log directory is called."""
     return f"{namespace}_{name}_{uid}"
 
 
 def container_log_path(container_name: str, attempt: int) -> str:
-    """A container's log file, below the log directory of its pod."""
+    """Return the path of a container's log file, relative to its pod's log directory."""
     return f"{container_name}/{container_log_name(attempt)}"
 
 
 def container_log_name(attempt: int) -> str:
-    """What the log file of an attempt of a container is called."""
     return f"{attempt}.log"
 
 
 def uid_of_log_directory(name: str) -> str:
-    """The UID in a log directory's name; a very old directory is the UID alone."""
+    """Return the UID in a log directory's name. A directory in the oldest format is named by the UID alone."""
     return name.rpartition("_")[2]
 
 
 def hostname_of(pod: Pod, cluster_domain: str = "") -> str:
-    """What a pod's containers see as their host name; nothing in the node's network, which has its own.
+    """Return the hostname that a pod's containers see, or "" for a pod in the host network.
 
-    Raises NotConfigurable when the full name, where the spec asks for it, is longer than a kernel can hold.
+    Raises NotConfigurable if the spec requests the FQDN as hostname and it is longer than the kernel allows.
     """
     spec = pod.spec
     if spec.host_network:
         return ""
     if spec.hostname_override is not None:
-        return _cut(spec.hostname_override)
-    hostname = _cut(spec.hostname or pod.metadata.name or "")
+        return _shortened(spec.hostname_override)
+    hostname = _shortened(spec.hostname or pod.metadata.name or "")
     if not (spec.set_hostname_as_fqdn and spec.subdomain):
         return hostname
     full_name = f"{hostname}.{spec.subdomain}.{pod.metadata.namespace or ''}.svc.{cluster_domain}"
-    if len(full_name) > _LONGEST_KERNEL_HOSTNAME:
+    if len(full_name) > _MAX_KERNEL_HOSTNAME_LENGTH:
         raise NotConfigurable(
             f"failed to construct FQDN from pod hostname and cluster domain, FQDN {full_name} is too long "
-            f"({_LONGEST_KERNEL_HOSTNAME} characters is the max, {len(full_name)} characters requested)"
+            f"({_MAX_KERNEL_HOSTNAME_LENGTH} characters is the max, {len(full_name)} characters requested)"
         )
     return full_name
 
 
-def _cut(hostname: str) -> str:
-    """A host name that fits, and does not end in a separator for having been cut."""
-    return hostname if len(hostname) <= _LONGEST_HOSTNAME else hostname[:_LONGEST_HOSTNAME].rstrip("-.")
+def _shortened(hostname: str) -> str:
+    """Shorten a hostname to the limit. The result does not end in a separator."""
+    return hostname if len(hostname) <= _MAX_HOSTNAME_LENGTH else hostname[:_MAX_HOSTNAME_LENGTH].rstrip("-.")

@@ -1,9 +1,9 @@
-"""The quality-of-service class of a pod: who is squeezed last when the node runs short.
+"""The QoS class of a pod: `Guaranteed`, `Burstable` or `BestEffort`.
 
-A spec comes in; `Guaranteed`, `Burstable` or `BestEffort` goes out. Only cpu and memory above zero
-count. Resources of the pod itself, when it has any, speak for all its containers; ephemeral
-containers never count, all init containers do. The Go ancestor is `ComputePodQOS` in
-pkg/apis/core/v1/helper/qos.
+Only cpu and memory amounts above zero count. Pod-level resources, if any, replace those of the containers. All init
+containers count, ephemeral containers never do.
+
+Kubelet counterpart: `ComputePodQOS` in pkg/apis/core/v1/helper/qos.
 """
 
 from collections.abc import Mapping
@@ -20,13 +20,13 @@ _COMPUTE = ("cpu", "memory")
 
 
 def qos_class(spec: core.PodSpec) -> str:
-    """The class that the resources of a pod earn it."""
+    """Return the class that follows from the spec's resources."""
     if spec.resources is not None:
-        asking = [spec.resources]
+        requirements = [spec.resources]
     else:
-        asking = [container.resources for container in (*spec.containers, *(spec.init_containers or ()))]
-    requests = [_compute_amounts(resources.requests) for resources in asking]
-    limits = [_compute_amounts(resources.limits) for resources in asking]
+        requirements = [container.resources for container in (*spec.containers, *(spec.init_containers or ()))]
+    requests = [_compute_amounts(resources.requests) for resources in requirements]
+    limits = [_compute_amounts(resources.limits) for resources in requirements]
     if not any(requests) and not any(limits):
         return BEST_EFFORT
     if all(len(amounts) == len(_COMPUTE) for amounts in limits) and _sums(requests) == _sums(limits):
@@ -35,12 +35,12 @@ def qos_class(spec: core.PodSpec) -> str:
 
 
 def qos_of(pod: core.Pod) -> str:
-    """The class a pod has: the one its status records, else the one its spec earns."""
+    """Return the class in the pod's status, else the class that follows from its spec."""
     return pod.status.qos_class or qos_class(pod.spec)
 
 
 def _compute_amounts(resources: Mapping[str, QuantityLike] | None) -> dict[str, Quantity]:
-    """Cpu and memory, where they are above zero."""
+    """Return the amounts of cpu and memory that are above zero."""
     amounts = {name: parse_quantity((resources or {}).get(name, 0)) for name in _COMPUTE}
     return {name: amount for name, amount in amounts.items() if amount > ZERO}
 

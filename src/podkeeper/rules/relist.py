@@ -1,15 +1,15 @@
-"""Relisting: what happened in the runtime between two looks at it.
+"""Relist: find what changed in the runtime, and derive lifecycle events.
 
-    Book + listing --relist--> findings --(the shell inspects each pod)--> settle --> Book + events
+    state + listing --relist--> pods to inspect --(the shell inspects each)--> complete_inspection --> state + events
 
-In: the book (what each pod looked like when it was last inspected, and who must be inspected again) and a fresh
-listing. Out: a finding per pod that changed; the shell inspects it (or, when it is gone, drops it from the cache) and
-settles the finding. Only a successful inspection turns the page: until then the book keeps the old record, so that
-the same change is found again, and no event runs ahead of the cache.
+In: a `RelistState` (each pod as of its last inspection, and the pods to inspect again) and a new listing. Out: the
+pods that changed. The shell inspects each of them, or removes it from the cache if it is gone. Then it calls
+`complete_inspection`. Until an inspection succeeds, the state keeps the old record. So the next relist finds the
+same change again, and no event is sent before the cache is current.
 
-An unhealthy listing is simply not given to `relist`: nothing changes. A book may be about all pods, or about one:
-settling copies it, so whoever keeps many pods keeps a book for each. The Go ancestor is `GenericPLEG` in
-pkg/kubelet/pleg/generic.go; the shell is the engine's PLEG.
+If the runtime cannot be listed, `relist` is not called and nothing changes. A state may cover all pods or one pod.
+The engine's PLEG has one state per pod, because `complete_inspection` copies the state. Kubelet counterpart:
+`GenericPLEG` in pkg/kubelet/pleg/generic.go.
 """
 
 from collections.abc import Iterable, Mapping
@@ -21,32 +21,31 @@ from podkeeper.model.messages import LifecycleEvent, LifecycleEventType, PodUID
 from podkeeper.model.runtime import ContainerRecord, ContainerState, PodRecord
 
 
-class PodListing(msgspec.Struct, frozen=True):
-    """One pod of a listing: ids and states, in the order listed. A sandbox counts as a container."""
+class ListedPod(msgspec.Struct, frozen=True):
+    """One pod of a listing, with the IDs and states of its containers and sandboxes in the order listed."""
 
     uid: PodUID
     containers: Mapping[str, ContainerState]
     sandboxes: Mapping[str, ContainerState]
 
 
-class Book(msgspec.Struct, frozen=True):
-    """What relisting remembers from one look to the next."""
+class RelistState(msgspec.Struct, frozen=True):
+    """What a relist needs from the previous one."""
 
-    records: Mapping[PodUID, PodListing | None] = msgspec.field(default_factory=dict)  # None: seen, never yet inspected
-    reinspect: frozenset[PodUID] = frozenset()  # to be inspected at the next look, changed or not
+    records: Mapping[PodUID, ListedPod | None] = msgspec.field(default_factory=dict)  # None: never inspected
+    reinspect: frozenset[PodUID] = frozenset()  # to inspect at the next relist, even if unchanged
 
 
-class Finding(msgspec.Struct, frozen=True):
-    """A pod to be inspected; `listed` None: it is gone, there is nothing to inspect and the cache forgets it."""
+class PodToInspect(msgspec.Struct, frozen=True):
+    """A pod to inspect. `listed` is None if the pod is gone, and the cache must remove it."""
 
     uid: PodUID
-    listed: PodListing | None
+    listed: ListedPod | None
     events: tuple[LifecycleEvent, ...]
 
 
-def listing_of(record: PodRecord) -> PodListing:
-    """A pod's listing from the runtime's records."""
-    return PodListing(
+def listing_of(record: PodRecord) -> ListedPod:
+    return ListedPod(
         PodUID(record.uid),
         {container.id: container.state for container in record.containers},
         {box.id: ContainerState.RUNNING if box.ready else ContainerState.EXITED for box in record.sandboxes},
@@ -54,9 +53,9 @@ def listing_of(record: PodRecord) -> PodListing:
 
 
 def current_containers_first(record: PodRecord) -> PodRecord:
-    """The record with the current container of each name before its others.
+    """Return the record with the current container of each name before the others.
 
-    That is one that runs, else the latest attempt that has started or can still be the next one.
+    The current container is the running one, otherwise the latest attempt that has started or can still start next.
 
     A create call of a killed agent may take effect late. It creates an earlier attempt again, or a later one that the
     next agent does not know. Sorted by time or by number alone, such a container would hide the one that runs or has
@@ -77,12 +76,12 @@ def current_containers_first(record: PodRecord) -> PodRecord:
         ranked.append((rank, container))
     if in_order:
         return record
-    ranked.sort(key=itemgetter(0), reverse=True)  # stable: equals stay as they are
+    ranked.sort(key=itemgetter(0), reverse=True)  # stable
     return msgspec.structs.replace(record, containers=tuple(container for _, container in ranked))
 
 
 def _was_created_too_early(container: ContainerRecord, record: PodRecord) -> bool:
-    """Whether a container was created before another one of its name ended. Then it is not the next attempt."""
+    """Return whether a container was created before another one of its name ended. Then it is not the next attempt."""
     created = container.created_at
     return created is not None and any(
         other.name == container.name and other.finished_at is not None and other.finished_at > created
@@ -90,66 +89,70 @@ def _was_created_too_early(container: ContainerRecord, record: PodRecord) -> boo
     )
 
 
-def request_reinspection(book: Book, uid: PodUID) -> Book:
-    """Have a pod inspected at the next look that shows it, even if it looks unchanged."""
-    return Book(book.records, book.reinspect | {uid})
+def request_reinspection(state: RelistState, uid: PodUID) -> RelistState:
+    """Inspect a pod at the next relist, even if it is unchanged."""
+    return RelistState(state.records, state.reinspect | {uid})
 
 
-def relist(book: Book, listing: Iterable[PodListing]) -> tuple[Book, tuple[Finding, ...]]:
-    """Find what a full listing shows to be new, changed, gone or due for inspection."""
+def relist(state: RelistState, listing: Iterable[ListedPod]) -> tuple[RelistState, tuple[PodToInspect, ...]]:
+    """Return the pods of a full listing that are new, changed, gone or due for inspection."""
     listed = {pod.uid: pod for pod in listing}
-    return _look(book, {**dict.fromkeys(book.records), **listed})
+    return _compare(state, {**dict.fromkeys(state.records), **listed})
 
 
-def relist_pod(book: Book, uid: PodUID, listed: PodListing | None) -> tuple[Book, tuple[Finding, ...]]:
-    """The same for one pod alone, as it is listed now; None: the runtime has nothing of it."""
-    return _look(book, {uid: listed})
+def relist_pod(
+    state: RelistState, uid: PodUID, listed: ListedPod | None
+) -> tuple[RelistState, tuple[PodToInspect, ...]]:
+    """Relist one pod. `listed` is None if the runtime does not have it."""
+    return _compare(state, {uid: listed})
 
 
-def is_unchanged(book: Book, listed: PodListing) -> bool:
-    """Whether a listed pod is in the book just so: a quick way to know that `relist_pod` would find nothing."""
-    return not book.reinspect and book.records.get(listed.uid) == listed
+def is_unchanged(state: RelistState, listed: ListedPod) -> bool:
+    """Return whether a pod is unchanged, so that `relist_pod` would find nothing. This is faster."""
+    return not state.reinspect and state.records.get(listed.uid) == listed
 
 
-def settle(book: Book, finding: Finding, inspected: bool) -> tuple[Book, tuple[LifecycleEvent, ...]]:
-    """Note how the inspection of a finding went, and say what to tell the loop.
+def complete_inspection(
+    state: RelistState, pod: PodToInspect, inspected: bool
+) -> tuple[RelistState, tuple[LifecycleEvent, ...]]:
+    """Store the result of an inspection, and return the events for the loop.
 
-    A pod that is gone always counts as inspected. `ContainerChanged` only leads to the inspection: nobody acts on it.
+    A pod that is gone always counts as inspected. `ContainerChanged` only causes the inspection and is not returned.
     """
-    records = dict(book.records)
-    if finding.listed is None:
-        records.pop(finding.uid, None)
+    records = dict(state.records)
+    if pod.listed is None:
+        records.pop(pod.uid, None)
     elif inspected:
-        records[finding.uid] = finding.listed
+        records[pod.uid] = pod.listed
     else:
-        records.setdefault(finding.uid, None)
-        return Book(records, book.reinspect | {finding.uid}), ()
-    # An inspection nobody saw a reason for must still reach the pod's worker.
-    events = finding.events or (LifecycleEvent(finding.uid, LifecycleEventType.POD_SYNC),)
-    told = tuple(event for event in events if event.type is not LifecycleEventType.CONTAINER_CHANGED)
-    return Book(records, book.reinspect), told
+        records.setdefault(pod.uid, None)
+        return RelistState(records, state.reinspect | {pod.uid}), ()
+    # A requested inspection must cause a sync even if nothing changed.
+    events = pod.events or (LifecycleEvent(pod.uid, LifecycleEventType.POD_SYNC),)
+    events = tuple(event for event in events if event.type is not LifecycleEventType.CONTAINER_CHANGED)
+    return RelistState(records, state.reinspect), events
 
 
-def worth_telling(events: Iterable[LifecycleEvent], before: PodListing | None) -> tuple[LifecycleEvent, ...]:
-    """The events without the deaths of containers that never lived: made, not started, and gone.
+def relevant_events(events: Iterable[LifecycleEvent], before: ListedPod | None) -> tuple[LifecycleEvent, ...]:
+    """Return the events without ContainerDied of containers that were created, never started and removed.
 
-    Whoever starts a container first clears such leftovers away. Were that news, a start that fails would be tried
-    again at once, and again: no pause would hold.
+    Each start attempt first removes such containers. With an event, every failed start would cause the next attempt at
+    once, without backoff.
     """
-    told = tuple(events)
-    gone = {event.data for event in told if event.type is LifecycleEventType.CONTAINER_REMOVED}
-    unlived = {each for each in gone if before is not None and before.containers.get(each) is ContainerState.CREATED}
+    events = tuple(events)
+    gone = {event.data for event in events if event.type is LifecycleEventType.CONTAINER_REMOVED}
+    unstarted = {each for each in gone if before is not None and before.containers.get(each) is ContainerState.CREATED}
     return tuple(
-        event for event in told if event.data not in unlived or event.type is not LifecycleEventType.CONTAINER_DIED
+        event for event in events if event.data not in unstarted or event.type is not LifecycleEventType.CONTAINER_DIED
     )
 
 
-def events_between(uid: PodUID, old: PodListing | None, new: PodListing | None) -> tuple[LifecycleEvent, ...]:
-    """What must have happened to a pod's containers and sandboxes between two listings.
+def events_between(uid: PodUID, old: ListedPod | None, new: ListedPod | None) -> tuple[LifecycleEvent, ...]:
+    """Return the events of a pod's containers and sandboxes between two listings.
 
-    In the order of the old listing, containers before sandboxes; then those that are only in the new one.
+    They are in the order of the old listing, containers before sandboxes. New ones follow.
     """
-    if old == new:  # as a rule, and this is quicker
+    if old == new:  # the usual case
         return ()
     before, after = _states(old), _states(new)
     return tuple(
@@ -160,7 +163,7 @@ def events_between(uid: PodUID, old: PodListing | None, new: PodListing | None) 
 
 
 def transition(old: ContainerState | None, new: ContainerState | None) -> tuple[LifecycleEventType, ...]:
-    """The events of one container's step; None: it does not exist. Created counts as unknown."""
+    """Return the events of one container's change. None: it does not exist. Created counts as unknown."""
     old, new = _simple(old), _simple(new)
     if old is new:
         return ()
@@ -169,7 +172,7 @@ def transition(old: ContainerState | None, new: ContainerState | None) -> tuple[
             return (LifecycleEventType.CONTAINER_STARTED,)
         case ContainerState.EXITED:
             return (LifecycleEventType.CONTAINER_DIED,)
-        case None if old is ContainerState.EXITED:  # its death has been told already
+        case None if old is ContainerState.EXITED:  # ContainerDied was sent before
             return (LifecycleEventType.CONTAINER_REMOVED,)
         case None:
             return (LifecycleEventType.CONTAINER_DIED, LifecycleEventType.CONTAINER_REMOVED)
@@ -178,27 +181,29 @@ def transition(old: ContainerState | None, new: ContainerState | None) -> tuple[
 
 
 def ips_to_cache(fresh: PodRecord, cached: PodRecord | None) -> tuple[str, ...]:
-    """The addresses to cache with a fresh record.
+    """Return the IP addresses to cache with a new record.
 
-    A pod that has ended has lost its network, but the API shows the address it had; so without a ready sandbox the
-    addresses known before are kept.
+    A terminated pod has no network, but the API still shows its address. So keep the old addresses if no sandbox is
+    ready.
     """
     if fresh.ips or cached is None or any(sandbox.ready for sandbox in fresh.sandboxes):
         return fresh.ips
     return cached.ips
 
 
-def _look(book: Book, now: Mapping[PodUID, PodListing | None]) -> tuple[Book, tuple[Finding, ...]]:
-    findings = []
+def _compare(
+    state: RelistState, now: Mapping[PodUID, ListedPod | None]
+) -> tuple[RelistState, tuple[PodToInspect, ...]]:
+    pods = []
     for uid, listed in now.items():
-        events = events_between(uid, book.records.get(uid), listed)
-        if events or uid in book.reinspect:
-            findings.append(Finding(uid, listed, events))
-    # A request made while an inspection runs must not be lost: so the wish is met now, not when it settles.
-    return Book(book.records, book.reinspect.difference(now)), tuple(findings)
+        events = events_between(uid, state.records.get(uid), listed)
+        if events or uid in state.reinspect:
+            pods.append(PodToInspect(uid, listed, events))
+    # Clear the requests now, not after the inspection, so that a request during the inspection is not lost.
+    return RelistState(state.records, state.reinspect.difference(now)), tuple(pods)
 
 
-def _states(pod: PodListing | None) -> dict[str, ContainerState]:
+def _states(pod: ListedPod | None) -> dict[str, ContainerState]:
     if pod is None:
         return {}
     return {**pod.containers, **{key: state for key, state in pod.sandboxes.items() if key not in pod.containers}}

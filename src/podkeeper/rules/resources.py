@@ -1,10 +1,13 @@
-"""What a pod asks of a node, summed over its containers as the scheduler and the node agent sum it.
+"""Requests and limits of pods, summed as the scheduler and the kubelet sum them.
 
-Specs come in, exact amounts by resource name go out. The law of the sums: app containers and
-sidecars run together, so they add up; a plain init container runs alone with the sidecars started
-before it, so it only raises the total where it needs more than all the rest. Resources of the pod
-itself replace what its containers say, and the overhead of the sandbox comes on top. The Go
-ancestor is component-helpers/resource.
+Inputs are specs, outputs are exact amounts by resource name:
+
+* App containers and sidecars run together, so their amounts add up.
+* A plain init container runs alone with the sidecars started before it. So it only raises the total where it needs
+  more than all other containers together.
+* Pod-level resources replace the sums of the containers. The overhead of the sandbox is added.
+
+Kubelet counterpart: component-helpers/resource.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -15,7 +18,7 @@ from podkeeper.model.errors import BadInput
 from podkeeper.model.k8s import core
 from podkeeper.model.quantity import ZERO, Quantity, parse_quantity
 from podkeeper.model.wire import QuantityLike
-from podkeeper.rules.restart import is_sidecar
+from podkeeper.rules.container.restart import is_sidecar
 
 Amounts = Mapping[str, Quantity]
 """Exact amounts by resource name."""
@@ -24,37 +27,34 @@ HUGE_PAGES_PREFIX = "hugepages-"
 
 
 def amounts_of(resources: Mapping[str, QuantityLike] | None) -> dict[str, Quantity]:
-    """Give wire quantities their value."""
+    """Parse quantities."""
     return {name: parse_quantity(wire) for name, wire in (resources or {}).items()}
 
 
 def requests_of(container: core.Container) -> dict[str, Quantity]:
-    """What one container requests."""
     return amounts_of(container.resources.requests)
 
 
 def limits_of(container: core.Container) -> dict[str, Quantity]:
-    """What one container is limited to."""
     return amounts_of(container.resources.limits)
 
 
 def is_huge_pages(name: str) -> bool:
-    """Tell whether a resource is huge pages of some size."""
     return name.startswith(HUGE_PAGES_PREFIX)
 
 
 def may_be_pod_level(name: str) -> bool:
-    """Tell whether a resource can be given for the pod as a whole."""
+    """Return whether a resource can be set for the pod as a whole."""
     return name in ("cpu", "memory") or is_huge_pages(name)
 
 
 def is_native(name: str) -> bool:
-    """Tell whether a resource belongs to Kubernetes itself, spelt with or without its domain."""
+    """Return whether a resource belongs to Kubernetes itself, with or without the kubernetes.io domain."""
     return "/" not in name or "kubernetes.io/" in name
 
 
 def container_total(spec: core.PodSpec, part: Callable[[core.Container], Amounts]) -> dict[str, Quantity]:
-    """The largest amounts all containers hold at one time, of their requests or their limits."""
+    """Return the largest amounts that all containers hold at one time. `part` selects requests or limits."""
     together = _sum_of(part(container) for container in spec.containers)
     sidecars: dict[str, Quantity] = {}
     starting: dict[str, Quantity] = {}
@@ -70,7 +70,7 @@ def container_total(spec: core.PodSpec, part: Callable[[core.Container], Amounts
 
 
 def pod_requests(spec: core.PodSpec, part: Callable[[core.Container], Amounts] = requests_of) -> dict[str, Quantity]:
-    """Everything a pod requests, its overhead included."""
+    """Return everything a pod requests, including its overhead."""
     requests = container_total(spec, part)
     if spec.resources is not None:
         pod_level = amounts_of(spec.resources.requests)
@@ -79,7 +79,7 @@ def pod_requests(spec: core.PodSpec, part: Callable[[core.Container], Amounts] =
 
 
 def held_requests(pod: core.Pod) -> dict[str, Quantity]:
-    """Everything a pod on the node holds: while it is resized, the larger of what it had and will have."""
+    """Return everything an admitted pod holds. During a resize, this is the larger of the old and the new amounts."""
     statuses = {
         status.name: status
         for status in (*(pod.status.container_statuses or ()), *(pod.status.init_container_statuses or ()))
@@ -88,7 +88,9 @@ def held_requests(pod: core.Pod) -> dict[str, Quantity]:
 
     def held(container: core.Container) -> Amounts:
         status = statuses.get(container.name)
-        if status is None or status.resources is None or container.name in starting:  # those are never resized
+        if (
+            status is None or status.resources is None or container.name in starting
+        ):  # init containers are never resized
             return requests_of(container)
         return _resized(pod, container.resources.requests, status.resources.requests, status.allocated_resources)
 
@@ -106,7 +108,7 @@ def _resized(
     actual: Mapping[str, QuantityLike] | None,
     allocated: Mapping[str, QuantityLike] | None,
 ) -> dict[str, Quantity]:
-    """The largest of the amounts in play; a resize that can never be granted plays no part."""
+    """Return the largest of the desired, actual and allocated amounts. An infeasible resize does not count."""
     pending = next((c for c in pod.status.conditions or () if c.type == "PodResizePending"), None)
     impossible = pending is not None and pending.reason == "Infeasible"
     largest = _larger_of(amounts_of(actual), amounts_of(allocated))
@@ -125,11 +127,11 @@ def _larger_of(left: Amounts, right: Amounts) -> dict[str, Quantity]:
     return {**left, **{name: amount for name, amount in right.items() if name not in left or amount > left[name]}}
 
 
-# ---- spelling ------------------------------------------------------------------------------
+# ---- canonical form ------------------------------------------------------------------------------
 
 
 def canonical_quantity(wire: QuantityLike) -> QuantityLike:
-    """A quantity in the reference's spelling; one that cannot be read stays, for validation to name."""
+    """Return a quantity in the API server's canonical form. An invalid one stays as it is, for validation to report."""
     try:
         return str(parse_quantity(wire))
     except BadInput:
@@ -137,12 +139,11 @@ def canonical_quantity(wire: QuantityLike) -> QuantityLike:
 
 
 def canonical_resources(wire: Mapping[str, QuantityLike] | None) -> dict[str, QuantityLike] | None:
-    """Resources in the reference's spelling, with nothing finer than a thousandth."""
+    """Return resources in canonical form, rounded up to thousandths."""
     return None if wire is None else {name: _stored(value) for name, value in wire.items()}
 
 
 def canonical_requirements(requirements: core.ResourceRequirements) -> core.ResourceRequirements:
-    """Requests and limits in the reference's spelling."""
     return msgspec.structs.replace(
         requirements,
         limits=canonical_resources(requirements.limits),

@@ -1,1 +1,1 @@
-"""Ways down: what runs containers, behind the runtime port."""
+"""Container runtimes: the implementations of the runtime port."""

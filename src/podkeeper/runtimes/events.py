@@ -1,9 +1,11 @@
-"""News of sandboxes and containers, for every runtime of ours: told to any number of consumers.
+"""Events of sandboxes and containers, for any number of consumers.
 
-    runtime --tell--> EventHub --filters--> EventStream, EventStream      (each with a bounded queue of its own)
+All our runtimes use it.
 
-A consumer that does not keep up has its stream broken: so it knows that it missed something, and relists. The filters
-are for tests, which lose, repeat, delay or reorder news with them: what one lets through goes on to the next.
+    runtime --send--> EventHub --filters--> EventStream, EventStream      (each has its own bounded queue)
+
+If a consumer does not keep up, its stream breaks, so that it relists. Tests use the filters to drop, repeat, delay or
+reorder events. Each filter gets what the one before it lets through.
 """
 
 import asyncio
@@ -17,11 +19,11 @@ from podkeeper.model.runtime_calls import RuntimeEvent
 
 QUEUE_LIMIT: Final = 10_000
 EventFilter = Callable[[RuntimeEvent], Iterable[tuple[float, RuntimeEvent]]]
-"""What becomes of one piece of news: (delay in seconds, news) for each delivery; nothing: it is lost."""
+"""Returns (delay in seconds, event) for each delivery of an event. Nothing: it is dropped."""
 
 
 class EventStream:
-    """What happens from now on, for one consumer."""
+    """Events from now on, for one consumer."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -41,22 +43,20 @@ class EventStream:
         return self._queue.popleft()
 
     async def aclose(self) -> None:
-        """Stop listening."""
         self.close(StopAsyncIteration())
 
     def put(self, event: RuntimeEvent) -> None:
-        """Hand on one piece of news."""
         if self._end is not None:
             return
         if len(self._queue) >= self._limit:
             self._queue.clear()
-            self.close(RuntimeUnavailable(f"cannot go on telling news: {self._limit} events were not fetched"))
+            self.close(RuntimeUnavailable(f"cannot send more events: {self._limit} are not consumed"))
             return
         self._queue.append(event)
         self._wake()
 
     def close(self, end: AgentError | StopAsyncIteration) -> None:
-        """End the stream, or break it: what a broken one still held is lost."""
+        """End the stream, or break it with an error. A broken stream drops its queue."""
         if self._end is None:
             self._end = end
             if isinstance(end, AgentError):
@@ -69,7 +69,7 @@ class EventStream:
 
 
 class EventHub:
-    """All consumers. A consumer that lets go of its stream is forgotten."""
+    """All consumers. A stream without references is removed."""
 
     def __init__(self, limit: int = QUEUE_LIMIT) -> None:
         self._limit = limit
@@ -77,24 +77,23 @@ class EventHub:
         self.filters: list[EventFilter] = []
 
     def subscribe(self) -> EventStream:
-        """A new stream of what happens from now on."""
         stream = EventStream(self._limit)
         self._streams.add(stream)
         return stream
 
-    def tell(self, event: RuntimeEvent) -> None:
-        """Tell all consumers, as far as the filters let the news through."""
+    def send(self, event: RuntimeEvent) -> None:
+        """Send an event to all consumers, through the filters."""
         deliveries = [(0.0, event)]
         for each in self.filters:
-            deliveries = [(delay + more, news) for delay, event in deliveries for more, news in each(event)]
-        for delay_seconds, news in deliveries:
+            deliveries = [(delay + more, sent) for delay, event in deliveries for more, sent in each(event)]
+        for delay_seconds, sent in deliveries:
             if delay_seconds > 0:
-                asyncio.get_running_loop().call_later(delay_seconds, self._deliver, news)
+                asyncio.get_running_loop().call_later(delay_seconds, self._deliver, sent)
             else:
-                self._deliver(news)
+                self._deliver(sent)
 
     def close(self, end: AgentError | StopAsyncIteration) -> None:
-        """End or break every stream that is open."""
+        """End or break all open streams."""
         for stream in tuple(self._streams):
             stream.close(end)
         self._streams.clear()

@@ -4,8 +4,8 @@
       ^                                                                         |
       `--- Gone, three watches without events, half an hour, unexpected error --'
 
-`Ledger` decides what a list or an event changes. It does not await or log. `ApiSource` sends the requests, and pauses
-between them, so that no answer of the server can cause a hot loop.
+`ReflectorState` decides what a list or an event changes. It does not await or log. `ApiSource` sends the requests, and
+pauses between them, so that no answer of the server can cause a hot loop.
 
 Guarantees:
 
@@ -16,12 +16,11 @@ Guarantees:
   that are not numbers are only compared for equality.
 * A list that is older than a known version is rejected and requested again. After seven such lists (over a minute), the
   server was probably restored from a backup or replaced, so the list is accepted.
-* With notes, versions from before a restart count as known, too. The position is stored before the end of a pod is
-  passed on, so a stale answer cannot make a restarted agent start the pod again.
-* The position is stored after the pods (`remember`) and becomes durable with them. If it became durable first, a crash
-  could leave a position after a deletion and a note of the pod before it. The next agent would start the deleted pod
-  from its note.
-* A stream without events and bookmarks for five minutes counts as broken. About every half an hour, a list recovers
+* With checkpoints, versions from before a restart count as known, too. The position is stored before the end of a pod
+  is sent, so a stale answer cannot make a restarted agent start the pod again.
+* The position is stored after the pods (`store`) and becomes durable with them. If it became durable first, a crash
+  could leave a position after a deletion and a stored pod from before it. The next agent would start the deleted pod.
+* A stream without events and bookmarks for five minutes counts as broken. About every half hour, a list recovers
   lost events. If that list fails, the watch continues, and the list is retried soon.
 
 Kubelet counterparts: pkg/kubelet/config/apiserver.go and client-go's tools/cache/reflector.go.
@@ -32,27 +31,27 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Protocol
 
+from podkeeper.concurrency.backoff import GrowingDelay, RetryCounter
 from podkeeper.model.api import Listed, WatchEvent, WatchType
 from podkeeper.model.errors import AgentError, Gone, TryLater
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.messages import API_SOURCE, Op, PodUpdate
 from podkeeper.ports.api import Watcher
 from podkeeper.ports.clock import Clock
-from podkeeper.ports.source import Tell
-from podkeeper.rules.mirror import full_name
-from podkeeper.rules.phase import is_terminal
+from podkeeper.ports.source import SendUpdate
 from podkeeper.rules.resource_version import is_newer, is_older, version_number
-from podkeeper.sources.remembered import Remember
+from podkeeper.rules.static.mirror import full_name
+from podkeeper.rules.status.phase import is_terminal
+from podkeeper.sources.stored_pods import CheckpointStore, StoreUpdate
 
 log = logging.getLogger(__name__)
 
-_EVENTS_IN_A_ROW = 64
+_EVENTS_PER_TURN = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Timing:
+class WatchTiming:
     """Timeouts and limits. Times are in seconds."""
 
     first_pause: float = 1.0  # after one failure; doubled after each further one, plus jitter of up to 100 %
@@ -65,13 +64,13 @@ class Timing:
     stale_lists: int = 7  # after this many stale lists in a row, accept the list
 
 
-USUAL_TIMING = Timing()
+DEFAULT_TIMING = WatchTiming()
 
 
 # Decisions.
 
 
-class Ledger:
+class ReflectorState:
     """The known pods of the API, and the known version."""
 
     __slots__ = ("_complete_up_to", "_gone", "_pods", "position")
@@ -79,9 +78,8 @@ class Ledger:
     def __init__(self) -> None:
         self._pods: dict[str, Pod] = {}  # the pods passed on, by UID
         self._gone: dict[str, int | None] = {}  # UIDs deleted since `_complete_up_to`, with the version of the deletion
-        self._complete_up_to: int | None = (
-            None  # the version of the last list or bookmark; all earlier events are known
-        )
+        # The version of the last list or bookmark. All earlier events are known.
+        self._complete_up_to: int | None = None
         self.position = ""  # the newest known version, from which the next watch starts
 
     def is_stale(self, listed: Listed[Pod]) -> bool:
@@ -152,7 +150,7 @@ def is_usable(pod: Pod) -> bool:
     return bool(pod.metadata.uid and pod.metadata.name)
 
 
-def _ends_something(update: PodUpdate) -> bool:
+def _ends_pod(update: PodUpdate) -> bool:
     """Return whether an update deletes, removes or completes a pod. This must not be lost by a crash."""
     return update.op in (Op.SET, Op.REMOVE) or any(
         pod.metadata.deletion_timestamp is not None or is_terminal(pod.status.phase) for pod in update.pods
@@ -162,20 +160,7 @@ def _ends_something(update: PodUpdate) -> bool:
 # Actions.
 
 
-class Notes(Protocol):
-    """Notes by key that survive a restart: the part of `Notebook` that this module uses."""
-
-    def take(self, key: str) -> bytes | None:
-        """Return the note from before the restart. Later calls return None."""
-
-    def write(self, key: str, note: bytes) -> None:
-        """Write a note."""
-
-    async def settle(self, key: str | None = None) -> None:
-        """Return when the note of a key is durable, or after a timeout."""
-
-
-class _End(Enum):
+class _WatchEnd(Enum):
     """How a watch ended."""
 
     CLOSED = auto()
@@ -192,26 +177,26 @@ class ApiSource:
         api: Watcher,
         node_name: str,
         clock: Clock,
-        note: Callable[[str], None] = lambda _: None,
-        notes: Notes | None = None,
-        remember: Remember = lambda _: None,
-        timing: Timing = USUAL_TIMING,
+        on_message: Callable[[str], None] = lambda _: None,
+        checkpoints: CheckpointStore | None = None,
+        store: StoreUpdate = lambda _: None,
+        timing: WatchTiming = DEFAULT_TIMING,
     ) -> None:
-        """`note` receives messages about the source. `notes` store the newest known version for the next start.
+        """`on_message` receives messages about the source. `checkpoints` store the newest known version.
 
-        `remember` receives each update before it is sent, and stores its pods for the next start.
+        `store` receives each update before it is sent, and stores its pods for the next start.
         """
         self._api = api
         self._selector = f"spec.nodeName={node_name}"
         self._clock = clock
-        self._note = note
-        self._notes = notes
-        self._remember = remember
+        self._on_message = on_message
+        self._checkpoints = checkpoints
+        self._store = store
         self._timing = timing
-        self._ledger = Ledger()
-        seen = None if notes is None else notes.take(API_SOURCE)
-        self._ledger.position = "" if seen is None else seen.decode(errors="replace")
-        self._failures = 0  # failures in a row
+        self._state = ReflectorState()
+        seen = None if checkpoints is None else checkpoints.take(API_SOURCE)
+        self._state.position = "" if seen is None else seen.decode(errors="replace")
+        self._retries = RetryCounter(GrowingDelay(timing.first_pause, timing.longest_pause))
         self._fruitless = 0  # watches without events in a row
         self._must_list = True  # there is no version to watch from
         self._list_due = 0.0  # on the monotonic clock: when to list again, to recover lost events
@@ -221,27 +206,27 @@ class ApiSource:
     def name(self) -> str:
         return API_SOURCE
 
-    async def run(self, tell: Tell) -> None:
+    async def run(self, emit: SendUpdate) -> None:
         """List and watch until cancelled. Errors of the API and of the receiver do not end it."""
         self._must_list = True  # a second run must start with a SET, too
         while True:
-            pause = await self._try(tell)
+            pause = await self._try(emit)
             if pause > 0:
                 await asyncio.sleep(pause)
 
-    async def _try(self, tell: Tell) -> float:
+    async def _try(self, emit: SendUpdate) -> float:
         """List or watch, whichever is due. Returns the pause before the next try."""
         try:
             if self._must_list or self._clock.monotonic() >= self._list_due:
-                trouble = await self._list(tell)
-                return 0.0 if trouble is None else self._without_list(trouble)
-            return await self._watch_once(tell)
+                failure = await self._list(emit)
+                return 0.0 if failure is None else self._without_list(failure)
+            return await self._watch_once(emit)
         except Exception:
             log.exception("unexpected error while watching pods, will list again")
             self._must_list = True
-            return self._rest("unexpected error while watching pods")
+            return self._backoff("unexpected error while watching pods")
 
-    async def _list(self, tell: Tell) -> str | None:
+    async def _list(self, emit: SendUpdate) -> str | None:
         """List the pods and send them. Returns the error, if any."""
         try:
             async with asyncio.timeout(self._timing.list_deadline):
@@ -250,98 +235,98 @@ class ApiSource:
             return f"cannot list pods: {error}"
         except TimeoutError:
             return "cannot list pods: no answer in time"
-        if self._ledger.is_stale(listed) and not self._is_believed():
-            version, seen = listed.resource_version, self._ledger.position
+        if self._state.is_stale(listed) and not self._accepts_stale_list():
+            version, seen = listed.resource_version, self._state.position
             return f"cannot use a list of pods of version {version}: version {seen} is already known"
-        update, refused = self._ledger.take_list(listed)
+        update, refused = self._state.take_list(listed)
         for pod in refused:
-            self._refuse(pod)
+            self._report_unusable(pod)
         self._must_list = False
         self._list_due = self._clock.monotonic() + self._timing.relist * (1 - self._clock.fraction() / 2)
         self._stale_lists = self._fruitless = 0
-        self._say(f"listed {len(update.pods)} pods at version {listed.resource_version}")
-        await self._tell_safely(update, tell)
+        self._report(f"listed {len(update.pods)} pods at version {listed.resource_version}")
+        await self._store_and_send(update, emit)
         return None
 
-    def _without_list(self, trouble: str) -> float:
+    def _without_list(self, failure: str) -> float:
         """Continue to watch after a failed list if possible. Returns the pause before the next try."""
         if self._must_list:
-            return self._rest(trouble)
+            return self._backoff(failure)
         pause = self._timing.longest_pause * (1 + self._clock.fraction())
         self._list_due = self._clock.monotonic() + pause
-        log.warning("%s; continuing to watch, will list again in %.1f s", trouble, pause)
+        log.warning("%s; continuing to watch, will list again in %.1f s", failure, pause)
         return 0.0
 
-    def _is_believed(self) -> bool:
+    def _accepts_stale_list(self) -> bool:
         """Count a stale list. Returns whether there were so many that the server must have been restored."""
         self._stale_lists += 1
         if self._stale_lists < self._timing.stale_lists:
             return False
         log.error(
             "the API's lists stay older than version %s, as after a restore from a backup: accepting its list",
-            self._ledger.position,
+            self._state.position,
         )
         return True
 
-    async def _watch_once(self, tell: Tell) -> float:
+    async def _watch_once(self, emit: SendUpdate) -> float:
         """Watch until the stream ends. Returns the pause before the next try."""
-        begun, position = self._clock.monotonic(), self._ledger.position
-        end = await self._watch(tell)
-        return self._after_watch(end, self._clock.monotonic() - begun, self._ledger.position != position)
+        begun, position = self._clock.monotonic(), self._state.position
+        end = await self._watch(emit)
+        return self._after_watch(end, self._clock.monotonic() - begun, self._state.position != position)
 
-    async def _watch(self, tell: Tell) -> _End:
+    async def _watch(self, emit: SendUpdate) -> _WatchEnd:
         """Watch until the stream ends. Returns how it ended."""
         try:
-            stream = self._api.watch(Pod, self._ledger.position, field_selector=self._selector)
+            stream = self._api.watch(Pod, self._state.position, field_selector=self._selector)
             try:
-                await self._follow(stream, tell)
+                await self._follow(stream, emit)
             finally:
                 await _close(stream)
         except Gone:
-            return _End.TOO_OLD
+            return _WatchEnd.TOO_OLD
         except TryLater as error:
             log.debug("the watch of pods broke: %s", error)
-            return _End.BROKEN
+            return _WatchEnd.BROKEN
         except TimeoutError:
-            return _End.LIST_DUE if self._clock.monotonic() >= self._list_due else _End.SILENT
-        return _End.CLOSED
+            return _WatchEnd.LIST_DUE if self._clock.monotonic() >= self._list_due else _WatchEnd.SILENT
+        return _WatchEnd.CLOSED
 
-    async def _follow(self, stream: AsyncIterator[WatchEvent[Pod]], tell: Tell) -> None:
+    async def _follow(self, stream: AsyncIterator[WatchEvent[Pod]], emit: SendUpdate) -> None:
         """Process the events of a stream until it ends or times out."""
         loop = asyncio.get_running_loop()
         async with asyncio.timeout_at(self._deadline(loop)) as deadline:
             taken = 0
             async for event in stream:
-                await self._take(event, tell)
+                await self._take(event, emit)
                 deadline.reschedule(self._deadline(loop))
                 taken += 1
-                if taken % _EVENTS_IN_A_ROW == 0:
+                if taken % _EVENTS_PER_TURN == 0:
                     await asyncio.sleep(0)  # let other tasks run during a burst of events
 
     def _deadline(self, loop: asyncio.AbstractEventLoop) -> float:
         return min(loop.time() + self._timing.silence, self._list_due)
 
-    async def _take(self, event: WatchEvent[Pod], tell: Tell) -> None:
+    async def _take(self, event: WatchEvent[Pod], emit: SendUpdate) -> None:
         if event.type is not WatchType.BOOKMARK and not is_usable(event.object):
-            self._refuse(event.object)
-        if (update := self._ledger.take_event(event)) is not None:
-            await self._tell_safely(update, tell)
+            self._report_unusable(event.object)
+        if (update := self._state.take_event(event)) is not None:
+            await self._store_and_send(update, emit)
 
-    async def _tell_safely(self, update: PodUpdate, tell: Tell) -> None:
-        """Store the pods, then the position, then send. If the update ends a pod, wait until the notes are durable."""
+    async def _store_and_send(self, update: PodUpdate, emit: SendUpdate) -> None:
+        """Store the pods, then the position, then send. If the update ends a pod, wait until both are durable."""
         try:
-            self._remember(update)
-            if self._notes is not None:
-                self._notes.write(API_SOURCE, self._ledger.position.encode())
-                if _ends_something(update):
-                    await self._notes.settle(API_SOURCE)
+            self._store(update)
+            if self._checkpoints is not None:
+                self._checkpoints.write(API_SOURCE, self._state.position.encode())
+                if _ends_pod(update):
+                    await self._checkpoints.settle(API_SOURCE)
         finally:  # send in any case, because the ledger counts the update as known
-            self._pass_on(update, tell)
+            self._send(update, emit)
 
-    def _pass_on(self, update: PodUpdate, tell: Tell) -> None:
+    def _send(self, update: PodUpdate, emit: SendUpdate) -> None:
         """Send an update. If the receiver fails, list again soon, which sends the pods again."""
         try:
-            tell(update)
+            emit(update)
             return
         except AgentError as error:
             log.error("%s of %d pods from the API was refused: %s", update.op, len(update.pods), error)
@@ -349,50 +334,46 @@ class ApiSource:
             log.exception("%s of %d pods from the API failed unexpectedly", update.op, len(update.pods))
         self._list_due = min(self._list_due, self._clock.monotonic() + self._timing.longest_pause)
 
-    def _refuse(self, pod: Pod) -> None:
+    def _report_unusable(self, pod: Pod) -> None:
         log.error("cannot use pod %s of the API: it has no %s", full_name(pod), "name" if pod.metadata.uid else "UID")
-        self._say(f"refused pod {full_name(pod)}")
+        self._report(f"refused pod {full_name(pod)}")
 
-    def _after_watch(self, end: _End, lived: float, progress: bool) -> float:
+    def _after_watch(self, end: _WatchEnd, seconds: float, made_progress: bool) -> float:
         """Decide whether to list after a watch. Returns the pause before the next try."""
-        if progress:  # the server has newer versions than its stale lists
+        if made_progress:  # the server has newer versions than its stale lists
             self._fruitless = self._stale_lists = 0
-        elif end is not _End.LIST_DUE:
+        elif end is not _WatchEnd.LIST_DUE:
             self._fruitless += 1
-        if end is _End.TOO_OLD or self._fruitless >= self._timing.fruitless_watches:
+        if end is _WatchEnd.TOO_OLD or self._fruitless >= self._timing.fruitless_watches:
             self._must_list = True
-        if lived >= self._timing.lasting or (progress and end is not _End.TOO_OLD):
-            self._failures = 0
+        if seconds >= self._timing.lasting or (made_progress and end is not _WatchEnd.TOO_OLD):
+            self._retries.succeeded()
         match end:
-            case _End.LIST_DUE:
+            case _WatchEnd.LIST_DUE:
                 return 0.0
-            case _End.CLOSED | _End.SILENT | _End.TOO_OLD if lived >= self._timing.lasting:
+            case _WatchEnd.CLOSED | _WatchEnd.SILENT | _WatchEnd.TOO_OLD if seconds >= self._timing.lasting:
                 return 0.0  # no pause needed after such a long watch
-            case _End.CLOSED:
-                return self._rest("the watch of pods was closed early")
-            case _End.BROKEN:
-                return self._rest("the watch of pods broke")
-            case _End.SILENT:
-                return self._rest("the watch of pods received no events or bookmarks")
-            case _End.TOO_OLD:
-                return self._rest("the watch of pods cannot continue, because its version is too old")
+            case _WatchEnd.CLOSED:
+                return self._backoff("the watch of pods was closed early")
+            case _WatchEnd.BROKEN:
+                return self._backoff("the watch of pods broke")
+            case _WatchEnd.SILENT:
+                return self._backoff("the watch of pods received no events or bookmarks")
+            case _WatchEnd.TOO_OLD:
+                return self._backoff("the watch of pods cannot continue, because its version is too old")
 
-    def _rest(self, why: str) -> float:
+    def _backoff(self, reason: str) -> float:
         """Count a failure. Returns a pause with exponential backoff and jitter."""
-        timing = self._timing
-        # Limit the exponent, because 2.0 ** n overflows after weeks of failures.
-        pause = min(timing.first_pause * 2.0 ** min(self._failures, 16), timing.longest_pause)
-        pause *= 1 + self._clock.fraction()
-        self._failures += 1
-        log.warning("%s; will retry in %.1f s", why, pause)
-        self._say(f"{why}; will retry in {pause:.1f} s")
+        pause = self._retries.failed() * (1 + self._clock.fraction())
+        log.warning("%s; will retry in %.1f s", reason, pause)
+        self._report(f"{reason}; will retry in {pause:.1f} s")
         return pause
 
-    def _say(self, what: str) -> None:
+    def _report(self, message: str) -> None:
         try:
-            self._note(what)
+            self._on_message(message)
         except Exception:
-            log.exception("cannot note: %s", what)
+            log.exception("cannot report: %s", message)
 
 
 async def _close(stream: AsyncIterator[WatchEvent[Pod]]) -> None:

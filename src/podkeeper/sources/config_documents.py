@@ -1,4 +1,4 @@
-"""Convert documents to config maps and secrets, as an API server would store them.
+"""Convert documents to config maps and secrets, as an API server stores them.
 
 The namespace defaults to `default`, and a secret's `stringData` is merged into its `data`. Objects that an API server
 would reject raise `BadInput` with file and line. Messages never contain values of secrets. Kubelet counterparts:
@@ -15,10 +15,10 @@ from podkeeper.model.errors import BadInput, Problem
 from podkeeper.model.k8s.core import ConfigMap, Secret
 from podkeeper.model.k8s.meta import ObjectMeta
 from podkeeper.model.manifest import Document, decode
-from podkeeper.rules.static import DEFAULT_NAMESPACE
+from podkeeper.rules.static.pod import DEFAULT_NAMESPACE
 from podkeeper.rules.validate import names
 
-MOST_BYTES: Final = 1024 * 1024
+MAX_BYTES: Final = 1024 * 1024
 """The maximum size of all values of one object."""
 
 _DEFAULT_SECRET_TYPE: Final = "Opaque"
@@ -29,7 +29,7 @@ def config_map_from(document: Document) -> ConfigMap:
     """Return the config map of a document. Raises `BadInput` with all problems."""
     found = decode(document, ConfigMap)
     _refuse(document, _config_map_problems(found))
-    return replace(found, metadata=_at_home(found.metadata))
+    return replace(found, metadata=_with_namespace(found.metadata))
 
 
 def secret_from(document: Document) -> Secret:
@@ -39,14 +39,14 @@ def secret_from(document: Document) -> Secret:
     except BadInput as error:
         # "from None", because the original error contains the value.
         raise BadInput(*map(_without_value, error.problems)) from None
-    folded = {key: base64.b64encode(text.encode()).decode() for key, text in (found.string_data or {}).items()}
-    data = {**(found.data or {}), **folded} or None
+    encoded = {key: base64.b64encode(text.encode()).decode() for key, text in (found.string_data or {}).items()}
+    data = {**(found.data or {}), **encoded} or None
     found = replace(found, data=data, string_data=None, type=found.type or _DEFAULT_SECRET_TYPE)
     _refuse(document, _secret_problems(found))
-    return replace(found, metadata=_at_home(found.metadata))
+    return replace(found, metadata=_with_namespace(found.metadata))
 
 
-def _at_home(metadata: ObjectMeta) -> ObjectMeta:
+def _with_namespace(metadata: ObjectMeta) -> ObjectMeta:
     return replace(metadata, namespace=metadata.namespace or DEFAULT_NAMESPACE)
 
 
@@ -80,8 +80,8 @@ def _identity_problems(metadata: ObjectMeta) -> Iterator[Problem]:
 
 
 def _size_problems(size: int) -> Iterator[Problem]:
-    if size > MOST_BYTES:
-        yield names.too_long("data", MOST_BYTES)
+    if size > MAX_BYTES:
+        yield names.too_long("data", MAX_BYTES)
 
 
 def _bytes_of_text(text: str) -> int:
@@ -99,8 +99,8 @@ def _without_value(problem: Problem) -> Problem:
     if field not in _SECRET_FIELDS:
         return problem
     expected = "base64 (use stringData for plain text)" if field == "data" else "a string (in quotes)"
-    return Problem(f"Invalid value: (hidden): must be {expected}", *_place(problem))
+    return Problem(f"Invalid value: (hidden): must be {expected}", *_location(problem))
 
 
-def _place(problem: Problem) -> tuple[str, str, int]:
+def _location(problem: Problem) -> tuple[str, str, int]:
     return problem.field, problem.file, problem.line

@@ -1,18 +1,18 @@
 """The file source: static pods, config maps and secrets from manifest files.
 
-    inotify, or every 20 s --> survey (in a thread) --> shelf --> SET of all pods, if they have changed
+    inotify, or every 20 s --> scan (in a thread) --> active objects --> SET of all pods, if they have changed
 
 Input: paths of directories and files, which may not exist. Output: a SET at the start, even if it is empty, and after
-each change. A file may hold several documents in YAML or JSON, and lists. `rules/static.py` creates the pods.
+each change. A file may hold several documents in YAML or JSON, and lists. `rules/static/pod.py` creates the pods.
 
 Guarantees:
 
 * The problems of a file (unreadable, malformed, invalid pod, duplicate name) are reported with line and reason, once
   per change. Its older objects stay in use until it is fixed. Other files are not affected.
-* With notes, this also applies across restarts of the agent: see `static_teller.py`. Until all paths could be listed
-  once, the source is not ready.
+* With `stored_manifests`, this also applies across restarts of the agent: see `static_publisher.py`. Until all
+  paths could be listed once, the source is not ready.
 * If a file is removed, its pods are removed after 0.2 s.
-* Incomplete files are not read: see `survey.py` and `watch.py`.
+* Incomplete files are not read: see `manifest_scan.py` and `watch.py`.
 * A missing path is reported once and watched. If inotify is not available, the source polls every 20 s and logs that.
 
 The event loop never waits for a file system. Kubelet counterparts: pkg/kubelet/config/file.go and file_linux.go.
@@ -27,21 +27,21 @@ from typing import Final
 from podkeeper.model.errors import Problem
 from podkeeper.model.messages import FILE_SOURCE
 from podkeeper.ports.clock import Clock
-from podkeeper.ports.source import Tell
-from podkeeper.sources.complaints import Report
-from podkeeper.sources.contents import Reader
+from podkeeper.ports.source import SendUpdate
 from podkeeper.sources.local_objects import LocalObjects
-from podkeeper.sources.manifest_notes import ManifestNotes
-from podkeeper.sources.static_teller import Found, StaticTeller
-from podkeeper.sources.survey import Survey, Surveyor, owner_of
-from podkeeper.sources.watch import Watch
+from podkeeper.sources.manifest_content import ManifestReader
+from podkeeper.sources.manifest_errors import Report
+from podkeeper.sources.manifest_scan import ManifestScan, ManifestScanner, owner_of
+from podkeeper.sources.static_publisher import PlaceContent, StaticPublisher
+from podkeeper.sources.stored_manifests import StoredManifests
+from podkeeper.sources.watch import ManifestWatch
 
 log = logging.getLogger(__name__)
 
 PERIOD_SECONDS: Final = 20.0
 """How often all files are inspected even without events."""
 
-_BREATH_SECONDS: Final = 0.01  # minimum time between surveys, so that many quick changes result in few updates
+_MIN_SCAN_SECONDS: Final = 0.01  # minimum time between scans, so that many quick changes result in few updates
 
 
 class FileSource:
@@ -54,22 +54,22 @@ class FileSource:
         objects: LocalObjects | None = None,
         period_seconds: float = PERIOD_SECONDS,
         report: Report | None = None,
-        notes: ManifestNotes | None = None,
-        open_watch: Callable[[], Watch] = Watch,
+        stored_manifests: StoredManifests | None = None,
+        open_watch: Callable[[], ManifestWatch] = ManifestWatch,
     ) -> None:
         """`objects` holds the node's config maps and secrets. None: pods may not refer to any.
 
-        `notes` store the manifests across restarts of the agent. None: nothing is stored.
+        `stored_manifests` store the manifests across restarts of the agent. None: nothing is stored.
         `open_watch` opens the watch for file changes.
         """
         self._paths = tuple(dict.fromkeys(os.path.abspath(path) for path in paths))
-        self._reader = Reader(node_name, has_store=objects is not None)
+        self._reader = ManifestReader(node_name, has_store=objects is not None)
         self._clock = clock
         self._open_watch = open_watch
         self._period_seconds = period_seconds
-        self._teller = StaticTeller(FILE_SOURCE, objects, report, notes)
-        self._news = asyncio.Event()
-        self._watch_trouble: str | None = None
+        self._publisher = StaticPublisher(FILE_SOURCE, objects, report, stored_manifests)
+        self._changed = asyncio.Event()
+        self._watch_error: str | None = None
 
     @property
     def name(self) -> str:
@@ -77,61 +77,61 @@ class FileSource:
 
     def problems(self) -> tuple[Problem, ...]:
         """Return the current problems of the files."""
-        return self._teller.problems()
+        return self._publisher.problems()
 
-    async def run(self, tell: Tell) -> None:
+    async def run(self, emit: SendUpdate) -> None:
         """Send the pods of all files, now and after each change, until cancelled."""
-        self._teller.begin(lambda place: owner_of(place, self._paths) is not None)
-        surveyor = Surveyor(self._paths, self._reader, self._teller.places(), self._open_watch)
+        self._publisher.begin(lambda place: owner_of(place, self._paths) is not None)
+        scanner = ManifestScanner(self._paths, self._reader, self._publisher.places(), self._open_watch)
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._teller.run(tell))
+                group.create_task(self._publisher.run(emit))
                 while True:
-                    pause = await self._look(surveyor, tell)
-                    await asyncio.sleep(min(_BREATH_SECONDS, pause))
-                    await self._await_news(surveyor.watch, pause)
+                    pause = await self._scan(scanner, emit)
+                    await asyncio.sleep(min(_MIN_SCAN_SECONDS, pause))
+                    await self._wait_for_change(scanner.watch, pause)
         finally:
-            surveyor.close()
+            scanner.close()
 
-    async def _look(self, surveyor: Surveyor, tell: Tell) -> float:
-        """Inspect all files and send changes. Returns the time until the next survey if no event comes before."""
+    async def _scan(self, scanner: ManifestScanner, emit: SendUpdate) -> float:
+        """Inspect all files and send changes. Returns the time until the next scan if no event comes before."""
         try:
             wall_ns = int(self._clock.now().timestamp() * 1e9)
-            survey = await asyncio.to_thread(surveyor.survey, wall_ns, self._clock.monotonic())
-            self._take(survey, tell)
+            scan = await asyncio.to_thread(scanner.scan, wall_ns, self._clock.monotonic())
+            self._take(scan, emit)
         except Exception:
             log.exception("unexpected error while inspecting the manifests, will retry")
             return self._period_seconds
-        return self._period_seconds if survey.again_in is None else min(survey.again_in, self._period_seconds)
+        return self._period_seconds if scan.rescan_seconds is None else min(scan.rescan_seconds, self._period_seconds)
 
-    def _take(self, survey: Survey, tell: Tell) -> None:
-        if survey.watch_trouble != self._watch_trouble:
-            self._watch_trouble = survey.watch_trouble
-            if survey.watch_trouble is not None:
-                log.warning("%s; polling every %g s instead", survey.watch_trouble, self._period_seconds)
-        found = {path: Found(seen.contents, seen.version) for path, seen in survey.files.items()}
-        self._teller.take(found, survey.problems, tell, complete=survey.complete)
+    def _take(self, scan: ManifestScan, emit: SendUpdate) -> None:
+        if scan.watch_error != self._watch_error:
+            self._watch_error = scan.watch_error
+            if scan.watch_error is not None:
+                log.warning("%s; polling every %g s instead", scan.watch_error, self._period_seconds)
+        found = {path: PlaceContent(file.content, file.version) for path, file in scan.files.items()}
+        self._publisher.take(found, scan.problems, emit, complete=scan.complete)
 
-    async def _await_news(self, watch: Watch | None, seconds: float) -> None:
+    async def _wait_for_change(self, watch: ManifestWatch | None, seconds: float) -> None:
         """Wait for an event of the watch, but not longer than this."""
         loop = asyncio.get_running_loop()
-        self._news.clear()
+        self._changed.clear()
         try:
             async with asyncio.timeout(seconds) as deadline:
                 if watch is not None:
                     loop.add_reader(watch.fileno(), self._drain, watch, deadline)
-                await self._news.wait()
+                await self._changed.wait()
         except TimeoutError:
             return
         finally:
             if watch is not None:
                 loop.remove_reader(watch.fileno())
 
-    def _drain(self, watch: Watch, deadline: asyncio.Timeout) -> None:
+    def _drain(self, watch: ManifestWatch, deadline: asyncio.Timeout) -> None:
         """Read the events. If files are still being written, wake up when they count as complete."""
         now = self._clock.monotonic()
         if watch.drain(now):
-            self._news.set()
+            self._changed.set()
         elif waits := watch.unfinished(now):
             soon = asyncio.get_running_loop().time() + min(waits.values())
             deadline.reschedule(min(soon, deadline.when() or soon))

@@ -4,7 +4,7 @@
                                             `--subscribe--> volumes, which update their files
 
 Each source replaces all its objects at once. If two sources have an object of the same name, the source whose name
-comes first (`file` before `http`) has priority. `LocalObjects` implements the `Reader` of ports/api.py for a node
+comes first (`file` before `http`) has priority. `LocalObjects` implements the `ObjectReader` of ports/api.py for a node
 without API server.
 
 `replace` does not await. So a source can replace its objects before it sends its pods, and pods find them at once.
@@ -18,7 +18,7 @@ from typing import TypeVar
 from podkeeper.model.errors import NotFound
 from podkeeper.model.k8s.core import ConfigMap, Secret
 from podkeeper.model.wire import Wire
-from podkeeper.rules.static import DEFAULT_NAMESPACE
+from podkeeper.rules.static.pod import DEFAULT_NAMESPACE
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ class ObjectKey:
         return f"{self.kind} {self.namespace}/{self.name}"
 
 
-Listener = Callable[[frozenset[ObjectKey]], None]
+ChangeListener = Callable[[frozenset[ObjectKey]], None]
 """Receives the keys of created, changed and removed objects."""
 
 
@@ -45,7 +45,7 @@ class LocalObjects:
     def __init__(self) -> None:
         self._by_owner: dict[str, dict[ObjectKey, LocalObject]] = {}
         self._all: dict[ObjectKey, LocalObject] = {}
-        self._listeners: dict[object, Listener] = {}
+        self._listeners: dict[object, ChangeListener] = {}
 
     async def get(self, kind: type[K], name: str, namespace: str = "") -> K:
         """Return an object. Raises NotFound."""
@@ -59,7 +59,7 @@ class LocalObjects:
         """Return all objects, sorted by kind and name."""
         return tuple(self._all[key] for key in sorted(self._all, key=str))
 
-    def subscribe(self, listener: Listener) -> Callable[[], None]:
+    def subscribe(self, listener: ChangeListener) -> Callable[[], None]:
         """Call the listener on every change. Returns a function that ends the subscription."""
         ticket = object()  # the same listener may subscribe twice
         self._listeners[ticket] = listener

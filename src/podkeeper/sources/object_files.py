@@ -1,4 +1,6 @@
-"""Store values in small files that only the agent's user can read: one file per key.
+"""Store values in small files that only the agent's user can read.
+
+There is one file per key.
 
 Writes are atomic: after a crash or power failure, a file has its old or its new content. All calls block, and raise
 OSError if the disk fails.

@@ -1,1 +1,1 @@
-"""Shipped for tests, yours and ours: virtual time, fakes, an in-memory API."""
+"""Test tools for podkeeper and for your own runtime: virtual time, fakes, an in-memory API, port contracts."""

@@ -1,13 +1,18 @@
-"""Let every call that an operation makes to a port fail once, and check that the operation recovers.
+"""Fail each port call of an operation once and check that the operation recovers.
 
     fail_each_call(operation)
 
-The operation first runs undisturbed, and its calls to watched ports are listed. Then it runs from scratch once per
-call, documented error of that call, and side: the call fails without effect, or it takes effect and its answer is lost.
-An operation that raises an `AgentError` or the injected error is run again, as a worker would do. Each run must pass
-`operation.check` and leave the state of the undisturbed run.
+The first run has no failures and lists the operation's calls to watched ports. The operation then runs from scratch
+for each combination of
 
-`Unexpected`, an error that no contract allows, is injected as well: a bug in one adapter must not stop the agent.
+* a call,
+* an error that the port's contract documents for this call,
+* the moment of the failure: before the call takes effect, or after it (the response is lost).
+
+If the operation raises an `AgentError` or the injected error, it runs again, like a sync that a worker retries. Each
+run must pass `operation.check` and end in the same state as the run without failures.
+
+`UnexpectedError`, an error that no contract allows, is injected as well: a bug in one adapter must not stop the agent.
 
 `check_backoff_resets` shows that a success resets the backoff of a module that retries by itself.
 """
@@ -18,8 +23,8 @@ from itertools import pairwise
 from math import isclose
 from typing import TypeVar
 
-from podkeeper.testing.operations import COUNTS, Explored, Failures, Operation, Run
-from podkeeper.testing.port_calls import Fault, PortCall, PortCalls, Unexpected
+from podkeeper.testing.operations import COUNTS, Failures, OperationTest, Run, RunSummary
+from podkeeper.testing.port_calls import InjectedFault, PortCall, PortCalls, UnexpectedError
 from podkeeper.testing.virtual_time import simulate
 
 S = TypeVar("S")
@@ -28,27 +33,27 @@ FAILURES_IN_A_ROW = 4
 
 
 def fail_each_call(
-    operation: Operation[S],
+    operation: OperationTest[S],
     *,
     unexpected: bool = True,
     lost_answers: bool = True,
     leave_out: Collection[tuple[str, str, type[Exception]]] = (),
-) -> Explored:
-    """Let each call fail once with each of its errors. Raise AssertionError with the runs that failed.
+) -> RunSummary:
+    """Fail each call once with each of its errors. Raise AssertionError that lists the runs that failed.
 
-    `leave_out` names a port, a method and an error for which another end state is right. Test those by themselves.
+    `leave_out` holds combinations of port, method and error with another valid end state. Test these separately.
     """
     calls = PortCalls()
     undisturbed = Run(operation, calls).in_between(())
     if undisturbed.problem:
-        raise AssertionError(f"the undisturbed operation failed: {undisturbed.problem}")
+        raise AssertionError(f"the operation failed without injected failures: {undisturbed.problem}")
     made = undisturbed.calls
     if not made:
         raise AssertionError("the operation made no call to a watched port")
     for port, method, error in leave_out:
         if (port, method) not in calls.errors:
             raise AssertionError(f"leave_out names {port}.{method}, which is not watched")
-        if error not in (*calls.errors[port, method], Unexpected):
+        if error not in (*calls.errors[port, method], UnexpectedError):
             raise AssertionError(f"leave_out names {error.__name__}, which {port}.{method} never raises")
     failures, runs = Failures("a failing call"), 0
     for fault in _faults(calls, made, unexpected=unexpected, lost_answers=lost_answers):
@@ -61,42 +66,44 @@ def fail_each_call(
         failures.judge(str(fault), ended, [undisturbed.state])
     COUNTS["injected failures"] += runs
     failures.report(runs)
-    return Explored(len(made), runs)
+    return RunSummary(len(made), runs)
 
 
-def _faults(calls: PortCalls, made: Sequence[PortCall], *, unexpected: bool, lost_answers: bool) -> Iterator[Fault]:
+def _faults(
+    calls: PortCalls, made: Sequence[PortCall], *, unexpected: bool, lost_answers: bool
+) -> Iterator[InjectedFault]:
     for call in made:
         errors = calls.errors[call.port, call.method]
-        for error in (*errors, *((Unexpected,) if unexpected else ())):
-            yield Fault(call, error)
+        for error in (*errors, *((UnexpectedError,) if unexpected else ())):
+            yield InjectedFault(call, error)
             if lost_answers:
-                yield Fault(call, error, after_effect=True)
+                yield InjectedFault(call, error, after_effect=True)
 
 
 def check_backoff_resets(
-    operation: Operation[S],
+    operation: OperationTest[S],
     port: str,
     method: str,
     error: type[Exception],
     again: Callable[[S], Awaitable[object]],
 ) -> list[float]:
-    """Check that the pause after a failure is as short after a recovery as it was at first.
+    """Check that the first pause after a recovery is as long as the very first pause.
 
-    The first calls of the method fail in a row, then it succeeds. `again` makes the module call the method once more,
-    and that call fails. Return the pauses of the first row, so that a test can also check how they grow. The stage must
-    use a clock without jitter.
+    The first FAILURES_IN_A_ROW calls of the method fail, then one succeeds. `again` makes the module call the method
+    again, and that call fails. Return the pauses after the first failures, so that a test can also check their growth.
+    `operation.setup` must use a clock without jitter.
     """
 
     async def scenario() -> tuple[list[float], float]:
         calls = PortCalls()
-        async with operation.stage(calls) as stage:
-            calls.arm(Fault(calls.next_call(port, method), error, times=FAILURES_IN_A_ROW))
-            await operation.run(stage)
+        async with operation.setup(calls) as subject:
+            calls.arm(InjectedFault(calls.next_call(port, method), error, times=FAILURES_IN_A_ROW))
+            await operation.run(subject)
             await asyncio.sleep(operation.settle_seconds)
             row = _pauses(calls, port, method)
             calls.log.clear()
-            calls.arm(Fault(calls.next_call(port, method), error))
-            await again(stage)
+            calls.arm(InjectedFault(calls.next_call(port, method), error))
+            await again(subject)
             await asyncio.sleep(operation.settle_seconds)
             after = _pauses(calls, port, method)
             assert after, f"{port}.{method} was not called again after its failure within the settle time"

@@ -1,13 +1,13 @@
-"""The API in memory: dictionaries of typed objects, versions, watches, graceful deletion, and faults on order.
+"""In-memory Kubernetes API with versions, watches, graceful deletion and injected faults.
 
     api = MemoryApi(clock)
-    api.put(pod)                                    # as any other client would, at once and without faults
-    api.faults.lose_answer("patch_status", "web")   # the next write of web's status happens; nobody hears of it
+    api.put(pod)                                    # a change by another client: at once and without faults
+    api.faults.lose_answer("patch_status", "web")   # the next patch of web's status takes effect, its response is lost
     api.go_down(); api.come_up(); api.break_watches(); api.expire()
 
-What the node does goes through the port, with its delays and faults; what the rest of the cluster does (`put`,
-`replace_spec`, `remove`, `mark_deleted`) happens at once. A patch costs as much as its object is large; a change is
-told to the watchers of its node, and to those who watch all.
+Calls of the node use the port and have its delays and faults. Changes by the rest of the cluster (`put`,
+`replace_spec`, `remove`, `mark_deleted`) take effect at once. The cost of a patch grows with the size of its object. A
+change is sent to the watches of its node and to the watches of all nodes.
 """
 
 from collections import defaultdict, deque
@@ -28,13 +28,13 @@ from podkeeper.testing.memory_objects import (
     as_stored,
     check_preconditions,
     deleted,
-    is_to_go,
+    is_removable,
     meta_of,
     patched,
     status_patched,
     with_meta,
 )
-from podkeeper.testing.memory_watch import Change, Pace, Selector, Watch, selector_of
+from podkeeper.testing.memory_watch import Change, Selector, Watch, WatchSettings, selector_of
 
 K = TypeVar("K", bound=Wire)
 Key = tuple[str, str]  # namespace, name
@@ -52,22 +52,22 @@ CLUSTER_SCOPED = frozenset(
         storage.VolumeAttributesClass,
     }
 )
-_SUFFIX_LETTERS = "bcdfghjklmnpqrstvwxz2456789"  # no vowels: no words
+_SUFFIX_LETTERS = "bcdfghjklmnpqrstvwxz2456789"  # as in Kubernetes: no vowels, so that no words appear
 
 
-class _Shelf:
-    """All of one kind: the objects, what happened to them lately, and who watches (by node; None: all)."""
+class _KindStore:
+    """The objects of one kind, their latest changes, and the watches by node (None: all nodes)."""
 
     def __init__(self, history_limit: int) -> None:
         self.objects: dict[Key, Wire] = {}
         self.history: deque[Change] = deque()
         self.history_limit = history_limit
-        self.forgotten = 0  # the version of the newest change that is forgotten: nobody can watch from before it
+        self.compacted = 0  # version of the newest removed change; a watch from an earlier version is Gone
         self.watches: defaultdict[str | None, WeakSet[Watch[Wire]]] = defaultdict(WeakSet)
-        self.witness: Callable[[Change], None] | None = None
+        self.on_change: Callable[[Change], None] | None = None
 
     def as_of(self, version: int) -> tuple[Wire, ...]:
-        """The objects as they were at a version; as far back as the history goes."""
+        """Return the objects at a version, as far back as the history goes."""
         objects = dict(self.objects)
         for change in reversed(self.history):
             if change.version <= version:
@@ -80,25 +80,24 @@ class _Shelf:
                 objects[key] = change.old
         return tuple(objects.values())
 
-    def note(self, change: Change) -> None:
-        """Remember a change, and tell the watchers it may concern."""
-        if self.witness is not None:
-            self.witness(change)
+    def add_change(self, change: Change) -> None:
+        """Add a change to the history and to the watches of its node."""
+        if self.on_change is not None:
+            self.on_change(change)
         self.history.append(change)
         if len(self.history) > self.history_limit:
-            self.forgotten = self.history.popleft().version
+            self.compacted = self.history.popleft().version
         for node in {None, _node_of(change.old), _node_of(change.new)}:
             if node in self.watches:
                 for watch in self.watches[node]:
                     watch.put(change)
 
     def all_watches(self) -> list[Watch[Wire]]:
-        """Every open stream."""
         return [watch for group in self.watches.values() for watch in group]
 
 
 class MemoryApi:
-    """An API server that is a few dictionaries."""
+    """An API server that keeps its objects in dictionaries."""
 
     def __init__(
         self,
@@ -111,36 +110,34 @@ class MemoryApi:
         self._clock = clock
         faults = FakeFaults(failure=ApiUnavailable, lost_answer=ApiUnavailable)
         self._calls = Calls(clock, ApiUnavailable, faults, delays=delays, ledger_size=ledger_size)
-        self._shelves: defaultdict[type[Wire], _Shelf] = defaultdict(lambda: _Shelf(history_limit))
-        self._version = 1  # no server's is 0, which means "any"
+        self._stores: defaultdict[type[Wire], _KindStore] = defaultdict(lambda: _KindStore(history_limit))
+        self._version = 1  # never 0, because that means "any version" in a request
         self._uids = 0
-        self._pace = Pace()
-        self.lists_as_of: int | None = (
-            None  # lists are answered from a cache that stopped at this version, if that is remembered
-        )
+        self._watch_settings = WatchSettings()
+        # `list` returns the objects at this version, like an API server with a stale watch cache.
+        self.lists_as_of: int | None = None
 
-    # ---- the port ----
+    # ---- Port methods ----
 
     async def get(self, kind: type[K], name: str, namespace: str = "") -> K:
-        """The object as it is."""
         async with self._calls.call("get", name, kind.__name__):
             return self._get(kind, name, namespace)
 
     async def list(self, kind: type[K], *, namespace: str = "", field_selector: str = "") -> Listed[K]:
-        """All that the selector means."""
+        """Return the matching objects, at version `lists_as_of` if it is set."""
         selector = selector_of(kind, namespace, field_selector)
         async with self._calls.call("list", kind.__name__, kind.__name__):
             if self.lists_as_of is not None:
-                version = max(self.lists_as_of, self._shelves[kind].forgotten)
-                found = filter(selector.matches, self._shelves[kind].as_of(version))
+                version = max(self.lists_as_of, self._stores[kind].compacted)
+                found = filter(selector.matches, self._stores[kind].as_of(version))
                 return Listed(cast("tuple[K, ...]", tuple(found)), str(version))
             return Listed(cast("tuple[K, ...]", self._selected(kind, selector)), str(self._version))
 
     def watch(self, kind: type[K], resource_version: str, *, namespace: str = "", field_selector: str = "") -> Watch[K]:
-        """What changes after a version; "" and "0": first all there is."""
+        """Watch changes after a version. For "" and "0", send all existing objects first."""
         selector = selector_of(kind, namespace, field_selector)
         opening = self._calls.call("watch", kind.__name__, kind.__name__)
-        watch = Watch(kind, selector, self._pace, opening, lambda: self._version)
+        watch = Watch(kind, selector, self._watch_settings, opening, lambda: self._version)
         try:
             self._begin(watch, kind, selector, resource_version)
         except Gone as error:
@@ -148,22 +145,22 @@ class MemoryApi:
         return watch
 
     async def create(self, what: K) -> K:
-        """Store a new object, under a name of its own if it brings only the beginning of one."""
+        """Store a new object. Generate its name if it has only `generateName`."""
         meta = meta_of(what)
         async with self._calls.call("create", meta.name or meta.generate_name or "", type(what).__name__, what):
             what = self._named(what)
             if self.peek(type(what), meta_of(what).name or "", meta_of(what).namespace or "") is not None:
-                raise AlreadyExists(f"cannot create {type(what).__name__} {meta_of(what).name}: there is one")
+                raise AlreadyExists(f"cannot create {type(what).__name__} {meta_of(what).name}: it already exists")
             new = with_meta(as_created(what), uid=self._new_uid(), creation_timestamp=format_time(self._clock.now()))
             return self._store(None, new)
 
     async def patch(self, kind: type[K], name: str, patch: JSONObject, namespace: str = "") -> K:
-        """Strategic merge patch of the object itself."""
+        """Apply a strategic merge patch to the object, without its status."""
         async with self._calls.call("patch", name, kind.__name__, patch):
             return self._patch(kind, name, namespace, patch, patched)
 
     async def patch_status(self, kind: type[K], name: str, patch: JSONObject, namespace: str = "") -> K:
-        """Strategic merge patch of the status."""
+        """Apply a strategic merge patch to the status."""
         async with self._calls.call("patch_status", name, kind.__name__, patch):
             return self._patch(kind, name, namespace, patch, status_patched)
 
@@ -176,16 +173,16 @@ class MemoryApi:
         grace_seconds: int | None = None,
         uid: str | None = None,
     ) -> None:
-        """Delete an object; a pod that runs somewhere is only marked, until somebody deletes it with grace 0."""
+        """Delete an object. A pod on a node is only marked until it is deleted with a grace period of 0."""
         async with self._calls.call("delete", name, kind.__name__, grace_seconds):
             self.mark_deleted(kind, name, namespace, grace_seconds=grace_seconds, uid=uid)
 
-    # ---- what the rest of the cluster does ----
+    # ---- Changes by the rest of the cluster ----
 
     def put(self, what: K) -> K:
-        """Store an object as it is, new or changed; only what every object has is filled in.
+        """Create or replace an object. Set only the metadata and defaults that every stored object has.
 
-        Under another UID it is another object: the one that bore the name is removed first.
+        If an object with the same name and another UID exists, remove it first.
         """
         what = as_stored(self._named(what))
         meta = meta_of(what)
@@ -198,7 +195,7 @@ class MemoryApi:
         return self._store(old, with_meta(what, uid=known.uid or self._new_uid(), creation_timestamp=created))
 
     def replace_spec(self, name: str, spec: core.PodSpec, namespace: str = "default") -> core.Pod:
-        """Change what a pod should be."""
+        """Replace the spec of a pod and increase its generation."""
         old = self._get(core.Pod, name, namespace)
         generation = (old.metadata.generation or 0) + 1
         new = core.Pod(metadata=old.metadata, spec=spec, status=old.status)
@@ -213,7 +210,7 @@ class MemoryApi:
         grace_seconds: int | None = None,
         uid: str | None = None,
     ) -> None:
-        """Delete an object as a user does: gracefully if it is a pod on a node."""
+        """Delete an object like a user: gracefully if it is a pod on a node."""
         old = self._get(kind, name, namespace)
         check_preconditions(old, uid)
         new = deleted(old, grace_seconds, self._clock.now())
@@ -223,40 +220,40 @@ class MemoryApi:
             self._store(old, new)
 
     def remove(self, kind: type[K], name: str, namespace: str = "") -> None:
-        """Take an object away, whatever anybody thinks of it."""
+        """Remove an object at once, without grace period and in spite of finalizers."""
         old = self._get(kind, name, namespace)
-        shelf = self._shelves[kind]
-        del shelf.objects[_key(kind, name, namespace)]
+        store = self._stores[kind]
+        del store.objects[_key(kind, name, namespace)]
         self._version += 1
-        shelf.note(Change(self._version, with_meta(old, resource_version=str(self._version)), None))
+        store.add_change(Change(self._version, with_meta(old, resource_version=str(self._version)), None))
 
     def peek(self, kind: type[K], name: str, namespace: str = "") -> K | None:
-        """The object, if there is one; nobody notices."""
-        return cast("K | None", self._shelves[kind].objects.get(_key(kind, name, namespace)))
+        """Return the object or None, without delay, fault or entry in the ledger."""
+        return cast("K | None", self._stores[kind].objects.get(_key(kind, name, namespace)))
 
     def objects(self, kind: type[K]) -> tuple[K, ...]:
-        """All of a kind; nobody notices."""
-        return tuple(cast("dict[Key, K]", self._shelves[kind].objects).values())
+        """Return all objects of a kind, without delay, fault or entry in the ledger."""
+        return tuple(cast("dict[Key, K]", self._stores[kind].objects).values())
 
     @property
     def version(self) -> int:
-        """The newest version of all."""
+        """The newest version."""
         return self._version
 
-    def witness(self, kind: type[Wire], witness: Callable[[Change], None]) -> None:
-        """Tell somebody of every change to objects of a kind, the moment it happens."""
-        self._shelves[kind].witness = witness
+    def on_change(self, kind: type[Wire], callback: Callable[[Change], None]) -> None:
+        """Call a function for every change to objects of a kind, synchronously."""
+        self._stores[kind].on_change = callback
 
-    # ---- trouble ----
+    # ---- Faults ----
 
     @property
     def faults(self) -> FakeFaults:
-        """Trouble on order: by method, and the object's name (for `list` and `watch` the kind's)."""
+        """The faults to inject, by method and object name (for `list` and `watch`, kind name)."""
         return self._calls.faults
 
     @property
     def delays(self) -> dict[str, float]:
-        """How long each method takes, in seconds."""
+        """The duration of each method in seconds."""
         return self._calls.delays
 
     @property
@@ -265,45 +262,44 @@ class MemoryApi:
         return self._calls.ledger
 
     def go_down(self, why: str = "connection refused") -> None:
-        """Answer nobody from now on; watches break."""
+        """Fail every call until `come_up`, and break all watches."""
         self._calls.down = why
         self.break_watches()
 
     def come_up(self) -> None:
-        """Answer again."""
         self._calls.down = ""
 
     def break_watches(self) -> None:
-        """Break every watch, as a lost connection does."""
-        self._close(ApiUnavailable("cannot go on: the connection broke"))
+        """Break every watch, like a lost connection."""
+        self._close(ApiUnavailable("cannot continue the watch: the connection was lost"))
 
     def end_watches(self) -> None:
-        """End every watch, as a server does every few minutes."""
+        """End every watch, like an API server does every few minutes."""
         self._close(StopAsyncIteration())
 
     def expire(self) -> None:
-        """Forget all history: every watch, and every version from before now, is Gone."""
-        for shelf in self._shelves.values():
-            shelf.history.clear()
-            shelf.forgotten = self._version + 1
+        """Compact the whole history. Every watch and every version so far is then Gone."""
+        for store in self._stores.values():
+            store.history.clear()
+            store.compacted = self._version + 1
         self._version += 1
-        self._close(Gone("cannot go on: the version is too old"))
+        self._close(Gone("cannot continue the watch: the version is too old"))
 
     def set_watch_pace(self, *, delay_seconds: float = 0.0, stalled: bool = False) -> None:
-        """Make watches slow, or let them say nothing at all; called without arguments: as ever."""
-        self._pace.delay_seconds = delay_seconds
-        self._pace.stalled = stalled
-        for shelf in self._shelves.values():
-            for watch in shelf.all_watches():
+        """Delay the events of all watches, or hold them back (`stalled`). Without arguments, restore the default."""
+        self._watch_settings.delay_seconds = delay_seconds
+        self._watch_settings.stalled = stalled
+        for store in self._stores.values():
+            for watch in store.all_watches():
                 watch.wake()
 
     def send_bookmarks(self) -> None:
-        """Tell every watcher the newest version."""
-        for shelf in self._shelves.values():
-            for watch in shelf.all_watches():
+        """Send a bookmark with the newest version to every watch."""
+        for store in self._stores.values():
+            for watch in store.all_watches():
                 watch.bookmark()
 
-    # ---- small parts ----
+    # ---- Helpers ----
 
     def _get(self, kind: type[K], name: str, namespace: str) -> K:
         found = self.peek(kind, name, namespace)
@@ -312,44 +308,44 @@ class MemoryApi:
         return found
 
     def _selected(self, kind: type[Wire], selector: Selector) -> tuple[Wire, ...]:
-        return tuple(filter(selector.matches, self._shelves[kind].objects.values()))
+        return tuple(filter(selector.matches, self._stores[kind].objects.values()))
 
     def _store(self, old: K | None, new: K) -> K:
         self._version += 1
         new = with_meta(new, resource_version=str(self._version))
         meta = meta_of(new)
-        shelf = self._shelves[type(new)]
-        shelf.objects[meta.namespace or "", meta.name or ""] = new
-        shelf.note(Change(self._version, old, new))
+        store = self._stores[type(new)]
+        store.objects[meta.namespace or "", meta.name or ""] = new
+        store.add_change(Change(self._version, old, new))
         return new
 
     def _patch(
         self, kind: type[K], name: str, namespace: str, patch: JSONObject, apply: Callable[[K, JSONObject], K]
     ) -> K:
         old = self._get(kind, name, namespace)
-        meant = patch.get("metadata")
-        if isinstance(meant, dict):
-            check_preconditions(old, meant.get("uid"), meant.get("resourceVersion"))
+        metadata = patch.get("metadata")
+        if isinstance(metadata, dict):
+            check_preconditions(old, metadata.get("uid"), metadata.get("resourceVersion"))
         new = apply(old, patch)
         if new is old:
             return old
         new = self._store(old, new)
-        if is_to_go(new):
+        if is_removable(new):
             self.remove(kind, name, namespace)
         return new
 
     def _begin(self, watch: Watch[K], kind: type[K], selector: Selector, resource_version: str) -> None:
-        """Tell a new watcher what it missed, and remember it."""
-        shelf = self._shelves[kind]
+        """Send the missed changes to a new watch and register it."""
+        store = self._stores[kind]
         if resource_version in ("", "0"):
             for what in self._selected(kind, selector):
                 watch.put_event(WatchEvent(WatchType.ADDED, what, meta_of(what).resource_version or ""))
         else:
             since = _version_of(resource_version)
-            if since < shelf.forgotten:
-                raise Gone(f"cannot watch {kind.__name__} from version {since}: the oldest is {shelf.forgotten}")
+            if since < store.compacted:
+                raise Gone(f"cannot watch {kind.__name__} from version {since}: the oldest is {store.compacted}")
             missed = []
-            for change in reversed(shelf.history):
+            for change in reversed(store.history):
                 if change.version <= since:
                     break
                 missed.append(change)
@@ -357,13 +353,13 @@ class MemoryApi:
                 watch.put(change)
         if self._calls.down:
             watch.close(ApiUnavailable(f"cannot watch: {self._calls.down}"))
-        shelf.watches[selector.node].add(cast("Watch[Wire]", watch))
+        store.watches[selector.node].add(cast("Watch[Wire]", watch))
 
     def _close(self, end: AgentError | StopAsyncIteration) -> None:
-        for shelf in self._shelves.values():
-            for watch in shelf.all_watches():
+        for store in self._stores.values():
+            for watch in store.all_watches():
                 watch.close(end)
-            shelf.watches.clear()
+            store.watches.clear()
 
     def _named(self, what: K) -> K:
         meta = meta_of(what)
@@ -390,5 +386,5 @@ def _node_of(what: Wire | None) -> str | None:
 
 def _version_of(text: str) -> int:
     if not text.isdecimal():
-        raise BadInput(Problem(f"cannot watch from version {text!r}; right would be one that a list told"))
+        raise BadInput(Problem(f"cannot watch from version {text!r}: must be the version of a list"))
     return int(text)

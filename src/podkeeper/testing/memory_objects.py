@@ -1,7 +1,7 @@
-"""What an API server does to one object on its way into the store: metadata, defaults, patches, graceful deletion.
+"""API server rules for one object: metadata, defaults, patches and graceful deletion.
 
-Pure functions over typed objects, `now` handed in; the store itself is `memory_api`. The Go ancestors are
-`BeforeCreate` and `BeforeDelete` in apiserver's pkg/registry/rest, and the pod strategy in pkg/registry/core/pod.
+Pure functions over typed objects. `memory_api` stores the results. Kubernetes counterparts: `BeforeCreate` and
+`BeforeDelete` in apiserver's pkg/registry/rest, and the pod strategy in pkg/registry/core/pod.
 """
 
 from datetime import datetime, timedelta
@@ -16,7 +16,7 @@ from podkeeper.model.k8s.kinds import KINDS
 from podkeeper.model.k8s.meta import ObjectMeta
 from podkeeper.model.times import format_time, parse_time
 from podkeeper.model.wire import JSONObject, Wire
-from podkeeper.rules.defaults import default_pod
+from podkeeper.rules.defaults.pod import default_pod
 from podkeeper.rules.patch import strategic
 from podkeeper.rules.qos import qos_class
 
@@ -27,7 +27,7 @@ _TERMINAL = ("Failed", "Succeeded")
 
 
 def meta_of(what: Wire) -> ObjectMeta:
-    """An object's metadata."""
+    """Return the metadata. Raise BadInput for a type without metadata."""
     metadata = getattr(what, "metadata", None)
     if not isinstance(metadata, ObjectMeta):
         raise BadInput(Problem(f"cannot store a {type(what).__name__}: it has no metadata", "metadata"))
@@ -35,23 +35,22 @@ def meta_of(what: Wire) -> ObjectMeta:
 
 
 def with_meta(what: K, **changes: Any) -> K:
-    """The object with some of its metadata changed."""
     return replace(what, metadata=replace(meta_of(what), **changes))
 
 
 def kind_name(kind: type[Wire]) -> str:
-    """`v1/Pod`."""
+    """Return the version and name of a kind, such as `v1/Pod`."""
     return _NAMES.get(kind, kind.__name__)
 
 
 def as_created(what: K) -> K:
-    """The object as the server stores it when a client creates it: not on its way out, and a pod without a status."""
+    """Return an object as the server stores it after a create: not deleted, and for a pod without the given status."""
     what = with_meta(what, generation=None, deletion_timestamp=None, deletion_grace_period_seconds=None)
     return as_stored(cast(K, replace(what, status=PodStatus())) if isinstance(what, Pod) else what)
 
 
 def as_stored(what: K) -> K:
-    """The object with what the server fills in for every one of its kind."""
+    """Return the object with the server's defaults."""
     if not isinstance(what, Pod):
         return what
     pod = default_pod(what)
@@ -61,7 +60,7 @@ def as_stored(what: K) -> K:
 
 
 def check_preconditions(what: Wire, uid: str | None, version: str | None = None) -> None:
-    """Refuse to touch an object that is not the one the caller means."""
+    """Raise Conflict if the object does not have the given UID and version."""
     meta = meta_of(what)
     if uid is not None and uid != meta.uid:
         raise Conflict(f"cannot change {type(what).__name__} {meta.name}: its UID is {meta.uid}, not {uid}")
@@ -70,7 +69,7 @@ def check_preconditions(what: Wire, uid: str | None, version: str | None = None)
 
 
 def patched(what: K, patch: JSONObject) -> K:
-    """The object after a patch of itself: its status stays, a new spec is a new generation."""
+    """Return the object after a patch. The status does not change. A changed spec increases the generation."""
     new = _merged(what, patch)
     generation = meta_of(what).generation
     if generation is not None and getattr(new, "spec", None) != getattr(what, "spec", None):
@@ -82,22 +81,22 @@ def patched(what: K, patch: JSONObject) -> K:
 
 
 def status_patched(what: K, patch: JSONObject) -> K:
-    """The object after a patch of its status: besides, only labels, annotations and finalizers may change."""
+    """Return the object after a status patch. Labels, annotations and finalizers may change, too, but nothing else."""
     if not hasattr(what, "status"):
         raise BadInput(Problem(f"cannot patch the status of a {type(what).__name__}: it has none", "status"))
-    changeable: Any = {"metadata": meta_of(what), "status": what.status}  # all else would only cost time
+    changeable: Any = {"metadata": meta_of(what), "status": what.status}  # merging the rest would only cost time
     new = _merged(type(what)(**changeable), {key: patch[key] for key in changeable if key in patch})
     status: Any = getattr(new, "status", None)
     if isinstance(what, Pod) and isinstance(status, PodStatus) and not status.qos_class:
         status = replace(status, qos_class=what.status.qos_class)
-    loose = meta_of(new)
-    changed = with_meta(what, labels=loose.labels, annotations=loose.annotations, finalizers=loose.finalizers)
+    meta = meta_of(new)
+    changed = with_meta(what, labels=meta.labels, annotations=meta.annotations, finalizers=meta.finalizers)
     changed = replace(changed, status=status)
     return what if changed == what else changed
 
 
 def deleted(what: K, grace_seconds: int | None, now: datetime) -> K | None:
-    """The object after somebody deletes it: marked, as it was when nothing changes, or None when it is to go."""
+    """Return the object after a delete: marked, unchanged, or None if it is removed."""
     grace = None if grace_seconds is None else grace_seconds if grace_seconds >= 0 else 1
     meta = meta_of(what)
     if not isinstance(what, Pod):
@@ -106,19 +105,19 @@ def deleted(what: K, grace_seconds: int | None, now: datetime) -> K | None:
         marked = _marked(what, now, _first_grace(what, grace))
     else:
         marked = _shortened(what, grace, now)
-    return None if is_to_go(marked) else marked
+    return None if is_removable(marked) else marked
 
 
-def is_to_go(what: Wire) -> bool:
-    """Whether nothing keeps a deleted object any more: no grace, no finalizer."""
+def is_removable(what: Wire) -> bool:
+    """Return whether an object is deleted and has no remaining grace period and no finalizer."""
     meta = meta_of(what)
     return bool(meta.deletion_timestamp) and not meta.deletion_grace_period_seconds and not meta.finalizers
 
 
-def _first_grace(pod: Pod, asked: int | None) -> int:
-    grace = (pod.spec.termination_grace_period_seconds or 0) if asked is None else asked
+def _first_grace(pod: Pod, requested: int | None) -> int:
+    grace = (pod.spec.termination_grace_period_seconds or 0) if requested is None else requested
     if not pod.spec.node_name or pod.status.phase in _TERMINAL:
-        return 0  # nobody has anything to stop
+        return 0  # no containers have to be stopped
     return grace if grace >= 0 else 1
 
 
@@ -132,16 +131,16 @@ def _marked(what: K, now: datetime, grace: int) -> K:
     )
 
 
-def _shortened(what: K, asked: int | None, now: datetime) -> K:
-    """A second deletion may only shorten the first one's grace."""
+def _shortened(what: K, requested: int | None, now: datetime) -> K:
+    """Return the object after a repeated delete, which can only shorten the grace period."""
     meta = meta_of(what)
     before = meta.deletion_grace_period_seconds or 0
-    if asked is None or asked >= before or meta.deletion_timestamp is None:
+    if requested is None or requested >= before or meta.deletion_timestamp is None:
         return what
-    at = parse_time(meta.deletion_timestamp) + timedelta(seconds=asked - before)
+    at = parse_time(meta.deletion_timestamp) + timedelta(seconds=requested - before)
     if at < now:
-        at, asked = now, min(asked, 1)
-    return with_meta(what, deletion_timestamp=format_time(at), deletion_grace_period_seconds=asked)
+        at, requested = now, min(requested, 1)
+    return with_meta(what, deletion_timestamp=format_time(at), deletion_grace_period_seconds=requested)
 
 
 def _merged(what: K, patch: JSONObject) -> K:
@@ -154,7 +153,7 @@ def _merged(what: K, patch: JSONObject) -> K:
 
 
 def _fixed(meta: ObjectMeta) -> dict[str, Any]:
-    """What no client can change."""
+    """Return the fields that no client can change."""
     return {
         "name": meta.name,
         "namespace": meta.namespace,

@@ -1,7 +1,7 @@
-"""Watching the in-memory API: field selectors, what a change means to one watcher, and the stream itself.
+"""Watches of the in-memory API: field selectors, changes and event streams.
 
-A stream has no task and no timer of its own; it is asked. It can be slow, stalled, broken or ended, and tells a
-bookmark when nothing else has happened for a while.
+A stream has no task or timer: its consumer drives it. It can be slow, stalled, broken or ended. It sends a bookmark if
+no other event has occurred for a while.
 """
 
 import asyncio
@@ -26,42 +26,41 @@ NODE_NAME = "spec.nodeName"
 
 @dataclass(frozen=True, slots=True)
 class Selector:
-    """Which objects of a kind are meant."""
+    """A namespace and field selector for the objects of a kind."""
 
     namespace: str = ""  # empty: all
-    fields: tuple[tuple[str, bool, str], ...] = ()  # (path, is or is not, value)
+    fields: tuple[tuple[str, bool, str], ...] = ()  # (path, True for = and False for !=, value)
 
     @property
     def node(self) -> str | None:
-        """The one node whose pods are meant; None: those of all."""
+        """Return the node name that the selector requires, or None."""
         return next((value for path, equal, value in self.fields if path == NODE_NAME and equal), None)
 
     def matches(self, what: Wire | None) -> bool:
-        """Whether an object is meant."""
         if what is None or (self.namespace and meta_of(what).namespace != self.namespace):
             return False
         return all((field_of(what, path) == value) is equal for path, equal, value in self.fields)
 
 
 def selector_of(kind: type[Wire], namespace: str, text: str) -> Selector:
-    """Read a field selector: `spec.nodeName=n1,metadata.name!=web`."""
+    """Parse a field selector, such as `spec.nodeName=n1,metadata.name!=web`."""
     fields = []
     for part in filter(None, text.split(",")):
         path, sign, value = part.partition("=")
         if not sign:
-            raise BadInput(Problem(f"cannot read field selector {part!r}; right would be spec.nodeName=n1"))
+            raise BadInput(Problem(f"cannot parse field selector {part!r}: must be like spec.nodeName=n1"))
         equal = not path.endswith("!")
         fields.append((path.removesuffix("!"), equal, value.removeprefix("=")))
-        field_of(kind(), fields[-1][0])  # raises for a field there is not
+        field_of(kind(), fields[-1][0])  # raises if the field does not exist
     return Selector(namespace, tuple(fields))
 
 
 def field_of(what: Wire, path: str) -> str:
-    """The value of a field as selectors see it: empty when absent."""
+    """Return the value of a field as a string. Empty if the field is not set."""
     value: object = what
     for name in path.split("."):
         if not isinstance(value, msgspec.Struct) or name not in (attributes := _attributes(type(value))):
-            raise BadInput(Problem(f"cannot select by field {path}: a {type(what).__name__} has none"))
+            raise BadInput(Problem(f"cannot select by field {path}: {type(what).__name__} has no such field"))
         value = getattr(value, attributes[name])
     return "" if value is None else str(value)
 
@@ -73,14 +72,14 @@ def _attributes(kind: type[msgspec.Struct]) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What happened to one object; without `new` it was removed (and `old` bears the version of that)."""
+    """A change of one object. `new` is None if the object was removed. `old` then has the version of the removal."""
 
     version: int
     old: Wire | None
     new: Wire | None
 
-    def seen_by(self, selector: Selector) -> WatchEvent[Wire] | None:
-        """What a watcher is told: an object that comes to be meant is added, one no longer meant is deleted."""
+    def event_for(self, selector: Selector) -> WatchEvent[Wire] | None:
+        """Return the event for a watch: ADDED if the object starts to match, DELETED if it no longer matches."""
         before, after = selector.matches(self.old), selector.matches(self.new)
         what = self.new if self.new is not None else self.old
         assert what is not None
@@ -96,29 +95,29 @@ class Change:
 
 
 @dataclass(slots=True)
-class Pace:
-    """How the server's streams flow."""
+class WatchSettings:
+    """Delays and limits of all watches of a server."""
 
     delay_seconds: float = 0.0
-    stalled: bool = False  # nothing comes, and nothing breaks either
+    stalled: bool = False  # send no events, but keep the streams open
     bookmark_seconds: float = 60.0
     queue_limit: int = 100_000
 
 
 class Watch(Generic[K]):
-    """One stream, for one consumer."""
+    """One event stream for one consumer."""
 
     def __init__(
         self,
         kind: type[K],
         selector: Selector,
-        pace: Pace,
+        settings: WatchSettings,
         opening: AbstractAsyncContextManager[object],
         version: Callable[[], int],
     ) -> None:
         self._kind = kind
         self.selector = selector
-        self._pace = pace
+        self._settings = settings
         self._opening: AbstractAsyncContextManager[object] | None = opening
         self._version = version
         self._loop = asyncio.get_running_loop()
@@ -134,57 +133,56 @@ class Watch(Generic[K]):
             opening, self._opening = self._opening, None
             async with opening:
                 pass
-        bookmark_at = self._loop.time() + self._pace.bookmark_seconds
+        bookmark_at = self._loop.time() + self._settings.bookmark_seconds
         while True:
             now = self._loop.time()
             if self._end is not None and not (self._queue and isinstance(self._end, StopAsyncIteration)):
                 raise self._end
-            if self._pace.stalled and self._end is None:  # who ends a stream says first what it held back
-                await self._woken(None)
+            if self._settings.stalled and self._end is None:  # a stream that was ended sends its queue first
+                await self._wait_until(None)
             elif self._queue:
                 due, event = self._queue[0]
                 if due <= now:
                     self._queue.popleft()
                     return cast(WatchEvent[K], event)
-                await self._woken(due)
+                await self._wait_until(due)
             elif now >= bookmark_at:
                 return self._bookmark()
             else:
-                await self._woken(bookmark_at)
+                await self._wait_until(bookmark_at)
 
     async def aclose(self) -> None:
-        """Stop watching."""
         self.close(StopAsyncIteration())
 
     def put(self, change: Change) -> None:
-        """Hand on a change, if it concerns this watcher."""
-        event = change.seen_by(self.selector)
+        """Queue the event of a change if the selector matches."""
+        event = change.event_for(self.selector)
         if event is not None:
             self.put_event(event)
 
     def put_event(self, event: WatchEvent[Wire]) -> None:
-        """Hand on an event."""
+        """Queue an event. Break the stream if its queue is full."""
         if self._end is not None:
             return
-        if len(self._queue) >= self._pace.queue_limit:
-            self.close(ApiUnavailable("cannot go on: the watcher does not keep up"))
+        if len(self._queue) >= self._settings.queue_limit:
+            self.close(ApiUnavailable("cannot continue the watch: the consumer is too slow"))
             return
         last = self._queue[-1][0] if self._queue else 0.0
-        self._queue.append((max(last, self._loop.time() + self._pace.delay_seconds), event))
+        self._queue.append((max(last, self._loop.time() + self._settings.delay_seconds), event))
         self._wake.set()
 
     def bookmark(self) -> None:
-        """Tell the newest version now."""
+        """Queue a bookmark with the newest version."""
         self.put_event(cast("WatchEvent[Wire]", self._bookmark()))
 
     def close(self, end: AgentError | StopAsyncIteration) -> None:
-        """End the stream, or break it: what a broken one still held is lost."""
+        """End the stream with StopAsyncIteration, or break it with an error. A broken stream loses its queue."""
         if self._end is None:
             self._end = end
             self._wake.set()
 
     def wake(self) -> None:
-        """Look again: the pace has changed."""
+        """Apply changed settings."""
         self._wake.set()
 
     def _bookmark(self) -> WatchEvent[K]:
@@ -192,7 +190,7 @@ class Watch(Generic[K]):
         what = msgspec.convert({"metadata": {"resourceVersion": version}}, self._kind)
         return WatchEvent(WatchType.BOOKMARK, what, version)
 
-    async def _woken(self, until: float | None) -> None:
+    async def _wait_until(self, until: float | None) -> None:
         self._wake.clear()
         try:
             async with asyncio.timeout_at(until):

@@ -1,7 +1,7 @@
 """Run one operation of a module from scratch in virtual time, with events at chosen moments.
 
-`interleave` and `failures` are built on this: an `Operation` describes what runs and how to judge its end, a `Run` runs
-it once.
+`interleave` and `failures` use this module. An `OperationTest` describes the operation and how to check its end state.
+A `Run` executes it once.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 LIMIT_SECONDS = 3600.0
-"""An operation that takes longer, in virtual time, counts as endless."""
+"""An operation that takes longer in virtual time fails its run."""
 MOST_CALLBACKS = 50_000
 """A run with more callbacks counts as a hot loop."""
 RETRIES = 20
@@ -31,40 +31,40 @@ _STANDARD_LIBRARY = sysconfig.get_path("stdlib") + "/"
 SHOWN_FAILURES = 5
 
 COUNTS: Counter[str] = Counter()
-"""How many disturbed runs this process has made, by kind. The test suite prints the sums."""
+"""The number of runs in this process, by kind. The test suite prints the sums."""
 
 Event = Callable[[S], object]
-"""What arrives: a plain call, or one that returns an awaitable, which runs as a task of its own."""
+"""A function that acts on the subject. If it returns an awaitable, the awaitable runs as a separate task."""
 
 
-def _holds(_: object) -> None:
-    """Check nothing."""
+def _no_check(_: object) -> None:
+    pass
 
 
 @dataclass(frozen=True, kw_only=True)
-class Operation(Generic[S]):
-    """One operation of a module, the stage it runs on, and how to judge the end."""
+class OperationTest(Generic[S]):
+    """One operation of a module, its setup, and how to check the end state."""
 
-    stage: Callable[[PortCalls], AbstractAsyncContextManager[S]]
-    """Build the module from scratch over fakes that are watched by the given `PortCalls`."""
+    setup: Callable[[PortCalls], AbstractAsyncContextManager[S]]
+    """Build the module from scratch, with ports from `PortCalls.watch`. The other callables receive its result."""
     run: Callable[[S], Awaitable[object]]
-    """The operation. If it raises an `AgentError` or the injected error, it is run again after `retry_seconds`."""
+    """The operation. If it raises an `AgentError` or the injected error, it runs again after `retry_seconds`."""
     state: Callable[[S], object]
-    """The end state, as a value that can be compared. Leave out what may differ: times, counts of calls."""
-    check: Callable[[S], None] = _holds
-    """Assert the invariants of the module, at the end of every run."""
+    """Return the end state as a comparable value. Omit values that may differ between runs: times, numbers of calls."""
+    check: Callable[[S], None] = _no_check
+    """Assert the invariants of the module at the end of every run."""
     afterwards: Callable[[S], Awaitable[None]] | None = None
-    """What must still work at the end of every run, after `state` was taken. Assert it here. No call fails any more."""
+    """Assert what must still work at the end of every run. Runs after `state`, without injected failures."""
     settle_seconds: float = 0.0
-    """How long the module goes on, in virtual time, before the state is taken."""
+    """Virtual time between the end of the operation and the call of `state`."""
     retry_seconds: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Explored:
-    """What `interleave` or `fail_each_call` did."""
+class RunSummary:
+    """The extent of one `interleave` or `fail_each_call`."""
 
-    places: int  # awaits, or calls of ports
+    places: int  # number of awaits (`interleave`) or port calls (`fail_each_call`)
     runs: int
 
 
@@ -76,11 +76,10 @@ class Failures:
     found: list[str] = field(default_factory=list)
 
     def add(self, where: str, problem: str) -> None:
-        """Note that a run failed."""
         self.found.append(f"{where}:\n    {problem}")
 
     def judge(self, where: str, ended: "Ended", expected: Sequence[object]) -> None:
-        """Add a failure unless a run ended in one of the expected states."""
+        """Add a failure unless the run ended in one of the expected states."""
         if ended.problem:
             self.add(where, ended.problem)
         elif ended.state not in expected:
@@ -88,7 +87,7 @@ class Failures:
             self.add(where, f"ends as {ended.state!r}\n    expected {states}")
 
     def report(self, runs: int) -> None:
-        """Raise AssertionError if there are any."""
+        """Raise AssertionError if a run failed."""
         if self.found:
             shown = "\n".join(self.found[:SHOWN_FAILURES])
             raise AssertionError(f"{len(self.found)} of {runs} runs with {self.what} failed:\n{shown}")
@@ -98,26 +97,26 @@ class Failures:
 
 
 class _StepHandle(asyncio.Handle):
-    """A callback that the loop announces."""
+    """A callback that calls `SteppingLoop.step` first."""
 
     _loop: "SteppingLoop"
 
     def _run(self) -> None:
         self._loop.step()
-        if not self.cancelled():  # by an event that has just arrived
+        if not self.cancelled():  # the event delivered in step() may have cancelled it
             super()._run()
         self._loop.check_hot_loop()
 
 
 class _StepTimer(asyncio.TimerHandle):
-    """A timer whose callback the loop announces."""
+    """A timer that calls `SteppingLoop.step` before its callback."""
 
     _loop: "SteppingLoop"
     _scheduled: bool
 
     def _run(self) -> None:
         self._loop.step()
-        if not self.cancelled():  # by an event that has just arrived
+        if not self.cancelled():  # the event delivered in step() may have cancelled it
             super()._run()
         self._loop.check_hot_loop()
 
@@ -134,16 +133,15 @@ class SteppingLoop(VirtualLoop):
         self._all = 0
 
     def count_from_here(self, before_callback: Callable[[int], None]) -> None:
-        """Announce callbacks from now on."""
+        """Call `before_callback` before each callback from now on, numbered from 0."""
         self.counted = 0
         self.before_callback = before_callback
 
     def stop_counting(self) -> None:
-        """Announce no more callbacks."""
         self.before_callback = None
 
     def step(self) -> None:
-        """Announce a callback."""
+        """Count a callback that is about to run."""
         self._all += 1
         if self.before_callback is not None:
             number = self.counted
@@ -151,12 +149,12 @@ class SteppingLoop(VirtualLoop):
             self.before_callback(number)
 
     def check_hot_loop(self) -> None:
-        """Raise AssertionError once, so that the tasks can still end."""
+        """Raise AssertionError after MOST_CALLBACKS callbacks. Raise it only once, so that the tasks can still end."""
         if self._all == MOST_CALLBACKS:
             raise AssertionError(f"more than {MOST_CALLBACKS} callbacks: a hot loop")
 
     def run_in_executor(self, executor: object, func: Callable[[*Ts], T], *args: *Ts) -> "asyncio.Future[T]":
-        """Run a function in the loop, as a callback of its own: like a thread, but at a moment that is known."""
+        """Run a function as a callback of the loop: like a worker thread, but at a deterministic moment."""
         future: asyncio.Future[T] = self.create_future()
 
         def work() -> None:
@@ -180,7 +178,6 @@ class SteppingLoop(VirtualLoop):
     def call_at(
         self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        """Set a timer."""
         timer = _StepTimer(when, callback, args, self, context)
         heapq.heappush(self._scheduled, timer)
         timer._scheduled = True
@@ -204,16 +201,18 @@ class Ended:
     """How a run ended."""
 
     state: object = None
-    problem: str = ""  # why it counts as failed, whatever the state
+    problem: str = ""  # why the run failed, independent of the state
     awaits: int = 0
     where: tuple[str, ...] = ()  # what the operation awaited when each event arrived
-    calls: tuple[PortCall, ...] = ()  # to watched ports, without those of the stage and of `afterwards`
+    calls: tuple[PortCall, ...] = ()  # to watched ports, without those of `setup` and `afterwards`
 
 
 class Run(Generic[S]):
     """One run of an operation, with events at some of its awaits."""
 
-    def __init__(self, operation: Operation[S], calls: PortCalls, injected: tuple[type[Exception], ...] = ()) -> None:
+    def __init__(
+        self, operation: OperationTest[S], calls: PortCalls, injected: tuple[type[Exception], ...] = ()
+    ) -> None:
         self.operation = operation
         self.calls = calls
         self.injected = injected
@@ -225,20 +224,20 @@ class Run(Generic[S]):
         self.at_once = False
 
     def in_between(self, schedule: Sequence[tuple[int, Event[S] | None]], *, at_once: bool = False) -> Ended:
-        """Deliver each event just before the callback of its number. None stands for cancelling the operation.
+        """Deliver each event just before the callback with its number. None cancels the operation.
 
-        `at_once`: the port calls of the events do not suspend, so that the events overtake the operation.
+        `at_once`: port calls of the events do not suspend, so that the events overtake the operation.
         """
         self.at_once = at_once
 
-        async def play(stage: S, loop: SteppingLoop) -> int:
-            task = self.task = loop.create_task(self._until_done(stage))
+        async def play(subject: S, loop: SteppingLoop) -> int:
+            task = self.task = loop.create_task(self._until_done(subject))
 
             def arrive(number: int) -> None:
                 for at, event in schedule:
                     if at == number:
                         self.where.append(_where(task))
-                        self._deliver(event, stage, task)
+                        self._deliver(event, subject, task)
 
             loop.count_from_here(arrive)
             await self._outcome(task)
@@ -246,35 +245,35 @@ class Run(Generic[S]):
             counted = loop.counted
             if self.cancelled:
                 if not task.cancelled():
-                    raise AssertionError("the operation was cancelled and went on as if it had not been")
-                await self._until_done(stage)
+                    raise AssertionError("the operation was cancelled but did not end as cancelled")
+                await self._until_done(subject)
             return counted
 
         return self._ended(play)
 
     def in_order(self, steps: Sequence[Event[S] | None]) -> Ended:
-        """Do one thing after the other. None stands for the operation."""
+        """Run the events and the operation (None) one after the other."""
 
-        async def play(stage: S, loop: SteppingLoop) -> int:
+        async def play(subject: S, loop: SteppingLoop) -> int:
             for step in steps:
                 if step is None:
-                    await self._until_done(stage)
+                    await self._until_done(subject)
                 else:
-                    self._deliver(step, stage, None)
+                    self._deliver(step, subject, None)
                     await self._events_done()
                 await asyncio.sleep(self.operation.settle_seconds)
             return 0
 
         return self._ended(play)
 
-    def _deliver(self, event: Event[S] | None, stage: S, task: "asyncio.Task[object] | None") -> None:
+    def _deliver(self, event: Event[S] | None, subject: S, task: "asyncio.Task[object] | None") -> None:
         if event is None:
             assert task is not None
             self.cancelled = task.cancel() or self.cancelled
             return
         try:
-            result = event(stage)
-        except Exception as error:  # in the loop's hook an exception would end the loop
+            result = event(subject)
+        except Exception as error:  # raised from `step`, it would end the loop
             if not is_allowed(error, self.injected):
                 self.problem = self.problem or f"the event raised {_flat(error)}"
             return
@@ -289,19 +288,19 @@ class Run(Generic[S]):
         loop.set_exception_handler(self._note_bug)
 
         async def scenario() -> Ended:
-            async with self.operation.stage(self.calls) as stage:
+            async with self.operation.setup(self.calls) as subject:
                 before = len(self.calls.log)
                 async with _limit(self._unfinished):
-                    awaits = await play(stage, loop)
+                    awaits = await play(subject, loop)
                     await self._events_done()
                     await asyncio.sleep(self.operation.settle_seconds)
                 self.calls.stop()
-                self.operation.check(stage)
-                made = tuple(happened.call for happened in self.calls.log[before:])
-                state = self.operation.state(stage)
+                self.operation.check(subject)
+                made = tuple(logged.call for logged in self.calls.log[before:])
+                state = self.operation.state(subject)
                 if self.operation.afterwards is not None:
                     async with _limit():
-                        await self.operation.afterwards(stage)
+                        await self.operation.afterwards(subject)
                 return Ended(state, "", awaits, tuple(self.where), made)
 
         try:
@@ -313,16 +312,16 @@ class Run(Generic[S]):
         return replace(ended, problem=ended.problem or self.problem)
 
     def _note_bug(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Note what asyncio only logs: an error in a callback, or one that no task has retrieved."""
+        """Record errors that asyncio only logs: an error in a callback or an exception that was never retrieved."""
         error = context.get("exception")
         if error is not None and not is_allowed(error, self.injected):
             self.problem = self.problem or f"{context['message']}: {_flat(error)}"
 
-    async def _until_done(self, stage: S) -> object:
-        """Run the operation. Retry it while it raises an error that it may raise."""
+    async def _until_done(self, subject: S) -> object:
+        """Run the operation. Retry it while it raises an allowed error."""
         for attempt in range(RETRIES + 1):
             try:
-                return await self.operation.run(stage)
+                return await self.operation.run(subject)
             except Exception as error:
                 if not is_allowed(error, self.injected):
                     raise
@@ -340,7 +339,7 @@ class Run(Generic[S]):
             return None
 
     def _unfinished(self) -> str:
-        """Return where the operation and the events wait that have not ended."""
+        """Return where the unfinished operation and events wait."""
         waiting = [f"the operation at {_where(self.task)}"] if self.task is not None and not self.task.done() else []
         waiting += [f"an event at {_where(task)}" for task in self.tasks if not task.done()]
         return ", ".join(waiting)
@@ -357,7 +356,7 @@ class Run(Generic[S]):
 
 @asynccontextmanager
 async def _limit(unfinished: Callable[[], str] = lambda: "") -> AsyncIterator[None]:
-    """Raise AssertionError if the block takes longer than LIMIT_SECONDS, with what is `unfinished` then."""
+    """Raise AssertionError if the block takes longer than LIMIT_SECONDS. The message includes `unfinished()`."""
     try:
         async with asyncio.timeout(LIMIT_SECONDS) as limit:
             yield
@@ -375,19 +374,19 @@ def _flat(error: BaseException) -> str:
 
 
 def _where(task: "asyncio.Task[object]") -> str:
-    """Return the innermost line, outside of asyncio and these tools, that a task awaits."""
-    place = "the start"
+    """Return the innermost line outside asyncio and these modules at which a task waits."""
+    place = "its start"
     waiting: Any = task.get_coro()
     while inspect.iscoroutine(waiting) or inspect.isgenerator(waiting):
         frame = waiting.cr_frame if inspect.iscoroutine(waiting) else waiting.gi_frame
-        if frame is not None and (inside := _inside(frame.f_code.co_filename)):
-            place = f"{inside}:{frame.f_lineno} in {frame.f_code.co_qualname}"
+        if frame is not None and (path := _relative_path(frame.f_code.co_filename)):
+            place = f"{path}:{frame.f_lineno} in {frame.f_code.co_qualname}"
         waiting = waiting.cr_await if inspect.iscoroutine(waiting) else waiting.gi_yieldfrom
     return place
 
 
-def _inside(file: str) -> str:
-    """Return the end of a file's path. Empty for Python's own files and these tools."""
+def _relative_path(file: str) -> str:
+    """Return the end of a file's path. Empty for the standard library and these modules."""
     if file.startswith(_STANDARD_LIBRARY) and "/site-packages/" not in file:
         return ""
     for folder in ("/podkeeper/", "/tests/"):

@@ -1,15 +1,15 @@
-"""Watch the calls that a module makes to its ports: pause in each of them, and let chosen ones fail.
+"""Record the port calls of a module, suspend in each of them and inject failures.
 
     calls = PortCalls()
     volumes = calls.watch("volumes", FakeVolumes(clock))     # give this to the module under test
 
-A watched call suspends twice: before its effect and between its effect and its return. So other tasks can run at both
-moments even if the fake itself never awaits. Calls made where `AT_ONCE` is set do not suspend.
+A watched call suspends twice: before its effect, and between its effect and its return. Other tasks can therefore run
+at both moments, even if the fake itself never awaits. Calls do not suspend in a context in which `AT_ONCE` is set.
 
-`calls.log` lists the calls. `calls.arm(Fault(...))` makes one call, or several in a row, raise: before the effect, or
-after it (the answer is lost, and the effect remains).
+`calls.log` lists the calls. `calls.arm(InjectedFault(...))` makes one call, or several in a row, raise an error: before
+the call takes effect, or after it (the effect remains, the response is lost).
 
-`DOCUMENTED` lists the errors that each method of a port may raise. `interleave` and `failures` use all of this.
+`DOCUMENTED` lists the errors that each method of a port may raise. `interleave` and `failures` use this module.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ from podkeeper.model.errors import (
 P = TypeVar("P")
 
 AT_ONCE: ContextVar[bool] = ContextVar("at_once", default=False)
-"""Set in tasks whose port calls answer at once, so that such a task overtakes all others."""
+"""Set in tasks whose port calls do not suspend, so that such a task overtakes all others."""
 Errors = tuple[type[Exception], ...]
 
 _RUNTIME: Errors = (RuntimeUnavailable, CallTimedOut, RuntimeRefused)
@@ -87,7 +87,7 @@ DOCUMENTED: Mapping[str, Mapping[str, Errors]] = {
     },
     "cgroups": {"ensure": _DISK, "remove": _DISK, "throttle": _DISK, "list_pods": _DISK},
     "journal": {"sync": _DISK},
-    "prober": {"http": _NO_ERRORS, "tcp": _NO_ERRORS, "grpc": _NO_ERRORS},  # its answers say how a request ended
+    "prober": {"http": _NO_ERRORS, "tcp": _NO_ERRORS, "grpc": _NO_ERRORS},  # results, not errors, report failed probes
     "source": {"run": _NO_ERRORS},  # a source retries by itself
 }
 """The errors that the port contracts allow, by port and method. `tests/testing` checks that no method is missing."""
@@ -106,8 +106,8 @@ class PortCall:
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
-    """A call that fails, and the `times - 1` calls of the same method after it."""
+class InjectedFault:
+    """An error for one call and for the next `times - 1` calls of the same method."""
 
     call: PortCall
     error: type[Exception]
@@ -115,7 +115,6 @@ class Fault:
     times: int = 1
 
     def hits(self, call: PortCall) -> bool:
-        """Return whether this call fails."""
         first = self.call
         return (call.port, call.method) == (first.port, first.method) and 0 <= call.number - first.number < self.times
 
@@ -125,13 +124,13 @@ class Fault:
         return f"{self.call} raises {self.error.__name__} {when}{often}"
 
 
-class Unexpected(Exception):
+class UnexpectedError(Exception):
     """An error that no contract allows: a bug in the adapter or the kernel."""
 
 
 @dataclass(frozen=True, slots=True)
-class Happened:
-    """When a call began, and whether it was made to fail."""
+class LoggedCall:
+    """A call, its start time, and whether a failure was injected."""
 
     call: PortCall
     at: float
@@ -142,48 +141,46 @@ class PortCalls:
     """The calls of one module to all of its watched ports."""
 
     def __init__(self) -> None:
-        self.log: list[Happened] = []
+        self.log: list[LoggedCall] = []
         self.errors: dict[tuple[str, str], Errors] = {}
-        self._faults: list[Fault] = []
+        self._faults: list[InjectedFault] = []
         self._made: Counter[tuple[str, str]] = Counter()
         self._stopped = False
 
     def watch(self, name: str, port: P, errors: Mapping[str, Errors] | None = None) -> P:
-        """Return a stand-in for the port. `errors` is needed for neighbours that are not in `DOCUMENTED`."""
+        """Return a wrapper for the port. `errors` is required for collaborators that are not in `DOCUMENTED`."""
         if errors is None and name not in DOCUMENTED:
-            raise ValueError(f"no errors are documented for {name!r}: give those of each method, or of none: {{}}")
+            raise ValueError(f"{name!r} is not in DOCUMENTED: pass the errors of each method to watch, or {{}}")
         for method in errors or ():
             if not hasattr(port, method):
                 raise AttributeError(f"{name} has no method {method!r}")
         allowed = DOCUMENTED[name] if errors is None else errors
         self.errors.update({(name, method): raised for method, raised in allowed.items()})
-        return cast(P, _Watched(self, name, port, frozenset(allowed)))
+        return cast(P, _WatchedPort(self, name, port, frozenset(allowed)))
 
-    def arm(self, fault: Fault) -> None:
-        """Let calls fail from now on."""
+    def arm(self, fault: InjectedFault) -> None:
         self._faults.append(fault)
 
     def stop(self) -> None:
-        """From now on, let no call fail, and list none."""
+        """Inject no more failures and record no more calls."""
         self._faults.clear()
         self._stopped = True
 
     def next_call(self, port: str, method: str) -> PortCall:
-        """Return the name of the next call of a method."""
         return PortCall(port, method, self._made[port, method])
 
-    def begin(self, port: str, method: str) -> Fault | None:
-        """Note a call. Return the fault that hits it."""
+    def begin(self, port: str, method: str) -> InjectedFault | None:
+        """Record a call. Return the fault to inject, if any."""
         call = self.next_call(port, method)
         self._made[port, method] += 1
         fault = next((fault for fault in self._faults if fault.hits(call)), None)
         if not self._stopped:
-            self.log.append(Happened(call, asyncio.get_running_loop().time(), fault is not None))
+            self.log.append(LoggedCall(call, asyncio.get_running_loop().time(), fault is not None))
         return fault
 
 
-class _Watched:
-    """The stand-in: watched methods go through `PortCalls`, everything else goes straight to the port."""
+class _WatchedPort:
+    """A wrapper that sends watched methods through `PortCalls` and all other attributes directly to the port."""
 
     def __init__(self, calls: PortCalls, name: str, port: object, methods: frozenset[str]) -> None:
         self._calls = calls
@@ -201,38 +198,38 @@ class _Watched:
 
     async def _call(self, method: str, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         fault = self._calls.begin(self._name, method)
-        await _turn()
+        await _suspend()
         if fault is not None and not fault.after_effect:
-            raise _made(fault)
+            raise _error_of(fault)
         result = await call(*args, **kwargs)
-        await _turn()
+        await _suspend()
         if fault is not None:
-            raise _made(fault)
+            raise _error_of(fault)
         return result
 
     async def _stream(
         self, method: str, call: Callable[..., AsyncIterator[Any]], *args: Any, **kwargs: Any
     ) -> AsyncIterator[Any]:
-        """Iterate over a stream. A fault breaks it at once; with `after_effect`, after its first item or at its end."""
+        """Iterate over a stream. A fault ends it at once or, if `after_effect`, after the first item or at its end."""
         fault = self._calls.begin(self._name, method)
-        await _turn()
+        await _suspend()
         if fault is not None and not fault.after_effect:
-            raise _made(fault)
+            raise _error_of(fault)
         async for item in call(*args, **kwargs):
-            await _turn()
+            await _suspend()
             yield item
             if fault is not None:
                 break
         if fault is not None:
-            raise _made(fault)
+            raise _error_of(fault)
 
 
-async def _turn() -> None:
+async def _suspend() -> None:
     if not AT_ONCE.get():
         await asyncio.sleep(0)
 
 
-def _made(fault: Fault) -> Exception:
+def _error_of(fault: InjectedFault) -> Exception:
     message = f"cannot {fault.call.method}: a fault was injected"
     match fault.error:
         case kind if issubclass(kind, GiveUp):
@@ -242,7 +239,7 @@ def _made(fault: Fault) -> Exception:
 
 
 def is_allowed(error: BaseException, injected: Sequence[type[Exception]] = ()) -> bool:
-    """Return whether an operation may end with this error: one of ours, the injected one, or a group of such."""
+    """Return whether an operation may raise this error: an AgentError, an injected error or a group of these."""
     if isinstance(error, BaseExceptionGroup):
         return all(is_allowed(each, injected) for each in error.exceptions)
     return isinstance(error, (AgentError, *injected))

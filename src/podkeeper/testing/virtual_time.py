@@ -1,10 +1,10 @@
-"""An event loop whose clock jumps to the next timer: hours pass in milliseconds, and exactly.
+"""Event loop in virtual time: its clock jumps to the next timer.
 
     result, seconds = simulate(scenario())
 
-Nothing sleeps. When nobody is runnable and no timer is set, `Stuck` is raised instead of hanging for ever,
-with the tasks that wait. Sockets and pipes still work: the loop waits for them when there is no timer.
-Real subprocesses do not (a timer always wins): give the code under test a fake.
+Hours of virtual time pass in milliseconds, and elapsed seconds are exact. If no task can run and no timer is set, the
+loop raises `Stuck` with the waiting tasks instead of hanging. Sockets and pipes work: without a timer, the loop waits
+for them. Real subprocesses do not work, because the clock jumps to the next timer before they answer. Use fakes.
 """
 
 import asyncio
@@ -20,16 +20,17 @@ BEGINNING = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 class Stuck(AssertionError):
-    """Everybody waits for somebody else."""
+    """No task can run and no timer is set."""
 
 
 class _VirtualSelector(selectors.DefaultSelector):
-    """Never waits while a timer is set: the clock moves instead."""
+    """A selector that does not wait while a timer is set. It moves the clock instead."""
 
     loop: "VirtualLoop"
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        # Only other threads write to the loop's own wake-up pipe, and asking the kernel costs more than all else here.
+        # More than one file means more than the loop's wake-up pipe, to which only other threads write. Skip the system
+        # call otherwise, because it costs more than everything else here.
         has_files = len(self.get_map()) > 1
         ready = super().select(0) if has_files or timeout is None else []
         if ready or (timeout is not None and timeout <= 0):
@@ -40,11 +41,11 @@ class _VirtualSelector(selectors.DefaultSelector):
         if has_files:
             return super().select(None)
         waiting = "\n".join(f"  {task}" for task in asyncio.all_tasks(self.loop)) or "  (no task)"
-        raise Stuck(f"nobody is runnable and no timer is set after {self.loop.time():g} s:\n{waiting}")
+        raise Stuck(f"no task can run and no timer is set after {self.loop.time():g} s:\n{waiting}")
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """An event loop in virtual time, beginning at 0."""
+    """An event loop in virtual time, which starts at 0."""
 
     _scheduled: list[asyncio.TimerHandle]
 
@@ -55,16 +56,16 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         super().__init__(selector)
 
     def time(self) -> float:
-        """Virtual seconds since the loop was made."""
+        """Return the virtual seconds since the loop was created."""
         return self._virtual_now
 
     def jump_to_next_timer(self) -> None:
-        """Move the clock to the next timer's very instant: adding differences would drift."""
+        """Set the clock to the time of the next timer. Adding differences would accumulate rounding errors."""
         self._virtual_now = max(self._virtual_now, self._scheduled[0].when())
 
 
 def simulate(scenario: Coroutine[Any, Any, T], loop: VirtualLoop | None = None) -> tuple[T, float]:
-    """Run a coroutine in virtual time. Returns its result and the virtual seconds it took."""
+    """Run a coroutine in virtual time. Return its result and the elapsed virtual seconds."""
     loop = loop or VirtualLoop()
     asyncio.set_event_loop(loop)
     try:
@@ -85,7 +86,7 @@ def _end_tasks(loop: VirtualLoop) -> None:
 
 
 class VirtualClock:
-    """The clock port over a virtual loop; wall time can be made to jump, chance is seeded."""
+    """The clock port for a virtual loop. Wall time can jump, and randomness is seeded."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None, seed: int = 0) -> None:
         self._loop = loop or asyncio.get_running_loop()
@@ -93,29 +94,26 @@ class VirtualClock:
         self._random = random.Random(seed)
 
     def now(self) -> datetime:
-        """Wall time: the beginning of 2026, the loop's seconds, and all jumps so far."""
+        """Return the wall time: the start of 2026 plus the loop's time plus all jumps so far."""
         return self._wall + timedelta(seconds=self._loop.time())
 
     def monotonic(self) -> float:
-        """The loop's time."""
         return self._loop.time()
 
     def fraction(self) -> float:
-        """The next of the seeded numbers."""
         return self._random.random()
 
     def jump(self, seconds: float) -> None:
-        """Move the wall clock; no timer notices."""
+        """Move the wall clock. Timers are not affected."""
         self._wall += timedelta(seconds=seconds)
 
 
 class FixedJitterClock(VirtualClock):
-    """A virtual clock without chance: every fraction is the same, so jitter is known."""
+    """A virtual clock with a constant fraction, so that jitter is known."""
 
     def __init__(self, fraction: float = 0.0) -> None:
         super().__init__()
         self._fraction = fraction
 
     def fraction(self) -> float:
-        """The fixed number."""
         return self._fraction

@@ -1,10 +1,12 @@
-"""Volumes of this machine: one file per kind, and `HostVolumes`, which sets them up and takes them down.
+"""Volumes of pods on this machine.
 
-    pod --plan (objects are read)--> one plan per volume --set up (in a thread)--> host paths
-                                          |
-         refresh, now and then -----------'  payloads that changed are swapped in atomically
+One file per volume kind, and `HostVolumes`, which mounts and unmounts them.
 
-Nothing is known by heart: what is ready is seen on disk and in the kernel's list of mounts, so an agent that starts
-anew goes on where the last one ended. Nothing is ever deleted through a mount or a symbolic link. The Go ancestors are
-pkg/volume and pkg/kubelet/volumemanager.
+    pod --plan (API objects are read)--> one plan per volume --set up (in a thread)--> host paths
+                                              |
+         refresh (periodic) -----------------'  changed payloads are swapped in atomically
+
+Mounted volumes are found on disk and in the mount table, so a restarted agent continues where the last one stopped.
+Files behind a mount or a symbolic link are never deleted. Kubelet counterparts: pkg/volume and
+pkg/kubelet/volumemanager.
 """

@@ -1,7 +1,7 @@
-"""Downward API volumes: what a pod may read of itself. The Go ancestor is pkg/volume/downwardapi.
+"""Downward API volumes: files with fields of the pod itself.
 
-Only what a file can keep up to date is offered: metadata, and resources of a named container. Addresses and the
-node's name are for the environment.
+Only fields that a file can follow are supported: metadata, and resources of a named container. IP addresses and the
+node name are only available as environment variables. Kubelet counterpart: pkg/volume/downwardapi.
 """
 
 import posixpath
@@ -10,37 +10,37 @@ from typing import Final
 
 from podkeeper.model.errors import NotConfigurable, TryLater
 from podkeeper.model.k8s.core import DownwardAPIVolumeFile
-from podkeeper.rules.downward import Surroundings, field_value, resource_value
+from podkeeper.rules.container.downward import PodContext, field_value, resource_value
 from podkeeper.volumes.atomic_writer import Files, ProjectedFile
-from podkeeper.volumes.objects import together
+from podkeeper.volumes.objects import aggregated
 
 KIND: Final = "downward-api"
 
 
-def downward_files(items: Iterable[DownwardAPIVolumeFile] | None, seen: Surroundings, mode: int) -> Files:
-    """The files that a pod's own fields give a volume. Raises TryLater with everything that is wrong."""
+def downward_files(items: Iterable[DownwardAPIVolumeFile] | None, surroundings: PodContext, mode: int) -> Files:
+    """Return the files with fields of a pod. Raises TryLater with all errors."""
     files, errors = {}, []
     for item in items or ():
         try:
-            data = _text(item, seen).encode()
+            data = _text(item, surroundings).encode()
         except NotConfigurable as error:
             errors.append(error)
             continue
         path = posixpath.normpath(item.path) if item.path else ""
         files[path] = ProjectedFile(data, mode if item.mode is None else item.mode)
     if errors:
-        raise TryLater(together(errors))
+        raise TryLater(aggregated(errors))
     return files
 
 
-def _text(item: DownwardAPIVolumeFile, seen: Surroundings) -> str:
+def _text(item: DownwardAPIVolumeFile, surroundings: PodContext) -> str:
     if item.field_ref is not None:
         if not item.field_ref.field_path.startswith("metadata."):
             raise NotConfigurable(f"unsupported fieldPath: {item.field_ref.field_path}")
-        return field_value(item.field_ref, seen)
+        return field_value(item.field_ref, surroundings)
     selector = item.resource_field_ref
     if selector is None:
         return ""
     if not selector.container_name:
-        raise NotConfigurable("container  not found")  # in a volume there is none it could mean
-    return resource_value(selector, seen.pod.spec.containers[0], seen)
+        raise NotConfigurable("container  not found")  # a volume has no default container
+    return resource_value(selector, surroundings.pod.spec.containers[0], surroundings)

@@ -1,78 +1,78 @@
-"""Empty directories: on disk, or in memory with `medium: Memory`. The Go ancestor is pkg/volume/emptydir.
+"""emptyDir volumes: on disk, or in memory with `medium: Memory`.
 
-A directory in memory has a size that the kernel keeps: the volume's limit, the pod's memory limit or what the node
-can give, whichever is least. One on disk is measured now and then (`usage`), and its pod evicted when it grew too
-large. `fsGroupChangePolicy` has no effect here, as in the reference: only a new directory is given to the group.
+The kernel enforces the size of a directory in memory. The size is the minimum of the volume's limit, the pod's memory
+limit and the allocatable memory of the node. A directory on disk is measured periodically (`usage`), and its pod is
+evicted if it exceeds the limit. As in the kubelet, `fsGroupChangePolicy` has no effect: only a new directory gets the
+group. Kubelet counterpart: pkg/volume/emptydir.
 """
 
 import os
 from dataclasses import dataclass
 from typing import Final
 
+from podkeeper.linux.tree import open_child, opened
 from podkeeper.model.errors import TryLater
 from podkeeper.model.k8s.core import EmptyDirVolumeSource, Pod
 from podkeeper.model.quantity import Quantity, parse_quantity
 from podkeeper.rules.resources import Amounts, amounts_of, container_total, limits_of
-from podkeeper.volumes.memory import Memory
-from podkeeper.volumes.place import PodPlaces
-from podkeeper.volumes.tree import open_child, opened
+from podkeeper.volumes.memory import MemoryDirectories
+from podkeeper.volumes.paths import PodDirectory
 
 KIND: Final = "empty-dir"
 MEMORY: Final = "Memory"
 
 _MODE: Final = 0o777
 _MEMORY_MODE: Final = 0o1777
-_OF_GROUP: Final = 0o2000
+_SETGID: Final = 0o2000
 
 
 @dataclass(frozen=True, slots=True)
 class EmptyDir:
-    """A directory that lives as long as its pod."""
+    """The plan of an emptyDir volume."""
 
     name: str
     medium: str
     group: int | None
-    size_bytes: int | None  # of the memory
-    limit: Quantity | None  # as the spec has it
+    size_bytes: int | None  # of a directory in memory
+    limit: Quantity | None  # sizeLimit of the spec
 
-    def set_up(self, places: PodPlaces, memory: Memory) -> str:
-        """Make the directory, unless it is there. Returns its path. Blocks."""
-        place = places.of(KIND, self.name)
-        of_group = 0 if self.group is None else _OF_GROUP
+    def set_up(self, pod: PodDirectory, memory: MemoryDirectories) -> str:
+        """Create the directory unless it exists. Return its path. Blocks."""
+        directory = pod.volume(KIND, self.name)
+        setgid = 0 if self.group is None else _SETGID
         if self.medium == MEMORY:
-            return memory.make(place, mode=_MEMORY_MODE | of_group, group=self.group, size_bytes=self.size_bytes)
+            return memory.make(directory, mode=_MEMORY_MODE | setgid, group=self.group, size_bytes=self.size_bytes)
         if self.medium:
             raise TryLater(
-                f'cannot make an emptyDir with medium "{self.medium}": '
-                "this node offers Memory, and disk when no medium is given"
+                f'cannot create an emptyDir with medium "{self.medium}": '
+                "this node supports Memory, or disk if no medium is set"
             )
-        with opened(place.make_parent()) as parent:
+        with opened(directory.make_parent()) as parent:
             try:
-                os.close(open_child(parent, place.name))
+                os.close(open_child(parent, directory.name))
             except FileNotFoundError:
-                place.make_child_of(parent, _MODE | of_group, self.group)
-        return place.path
+                directory.make_child_of(parent, _MODE | setgid, self.group)
+        return directory.path
 
-    def must_be_measured(self, places: PodPlaces, path: str) -> bool:
-        """Whether nobody but us sees to its limit: on disk, and in memory that is not a mount of its own."""
-        is_kept_by_kernel = self.medium == MEMORY and path == places.of(KIND, self.name).path
-        return self.limit is not None and self.limit.value > 0 and not is_kept_by_kernel
+    def must_be_measured(self, pod: PodDirectory, path: str) -> bool:
+        """Return whether the limit must be measured, because the directory is not a tmpfs with that size."""
+        is_enforced = self.medium == MEMORY and path == pod.volume(KIND, self.name).path
+        return self.limit is not None and self.limit.value > 0 and not is_enforced
 
 
 def empty_dir(name: str, source: EmptyDirVolumeSource, pod: Pod, group: int | None, allocatable: Amounts) -> EmptyDir:
-    """The plan of an empty directory."""
     limit = None if source.size_limit is None else parse_quantity(source.size_limit)
     return EmptyDir(name, source.medium or "", group, memory_size(pod, allocatable, limit), limit)
 
 
 def memory_size(pod: Pod, allocatable: Amounts, limit: Quantity | None = None) -> int | None:
-    """The size of a directory in memory; None when nothing limits it."""
+    """Return the size of a directory in memory, or None if nothing limits it."""
     sizes = (limit, _memory_limit(pod), allocatable.get("memory"))
     return min((size.value for size in sizes if size is not None and size.value > 0), default=None)
 
 
 def _memory_limit(pod: Pod) -> Quantity | None:
-    """What the pod as a whole may use; None when some container may use any amount."""
+    """Return the memory limit of the whole pod, or None if a container has no limit."""
     if pod.spec.resources is not None and (of_pod := amounts_of(pod.spec.resources.limits).get("memory")):
         return of_pod
     containers = (*pod.spec.containers, *(pod.spec.init_containers or ()))

@@ -1,6 +1,8 @@
-"""Host path volumes: a path of the machine itself, checked and perhaps made, never removed nor changed.
+"""hostPath volumes: a path of the machine, checked and possibly created.
 
-The Go ancestor is pkg/volume/hostpath, whose words are kept.
+It is never removed or changed.
+
+Kubelet counterpart: pkg/volume/hostpath, including its messages.
 """
 
 import os
@@ -10,8 +12,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from podkeeper.model.errors import TryLater
-from podkeeper.volumes.memory import Memory
-from podkeeper.volumes.place import PodPlaces
+from podkeeper.volumes.memory import MemoryDirectories
+from podkeeper.volumes.paths import PodDirectory
 
 _CHECKS: Final[dict[str, tuple[Callable[[int], bool], str]]] = {
     "Directory": (stat.S_ISDIR, "a directory"),
@@ -26,14 +28,14 @@ _CHECKS: Final[dict[str, tuple[Callable[[int], bool], str]]] = {
 
 @dataclass(frozen=True, slots=True)
 class HostPath:
-    """A path of the machine."""
+    """The plan of a hostPath volume."""
 
     name: str
     path: str
     type: str
 
-    def set_up(self, places: PodPlaces, memory: Memory) -> str:
-        """See to it that the path is what the spec says. Returns it. Blocks, and hangs where its file system does."""
+    def set_up(self, pod: PodDirectory, memory: MemoryDirectories) -> str:
+        """Check or create the path and return it. Blocks as long as its file system hangs. Raises TryLater."""
         if ".." in self.path.split("/"):
             raise TryLater(f"invalid HostPath `{self.path}`: must not contain '..'")
         if not self.type:

@@ -1,7 +1,7 @@
-"""Which volume is made how: a volume of a spec comes in, a plan that can set it up goes out.
+"""Plan volumes: turn a volume of a spec into a `VolumePlan`, which can set it up.
 
-Making a plan reads objects and touches no file; setting it up touches files and reads no object. So a plan is made in
-the event loop and set up in a thread.
+Planning reads API objects and accesses no files, so it runs in the event loop. Setting up accesses files and reads no
+objects, so it runs in a thread.
 """
 
 from dataclasses import dataclass
@@ -11,65 +11,64 @@ import msgspec
 
 from podkeeper.model.errors import BadInput, TryLater
 from podkeeper.model.k8s.core import EmptyDirVolumeSource, Pod, Volume
-from podkeeper.ports.api import Reader
-from podkeeper.rules.downward import Surroundings
+from podkeeper.ports.api import ObjectReader, TokenProvider
+from podkeeper.rules.container.downward import PodContext
 from podkeeper.rules.resources import Amounts
 from podkeeper.volumes import config_map, downward_api, projected, secret
 from podkeeper.volumes.atomic_writer import Files
 from podkeeper.volumes.empty_dir import empty_dir, memory_size
 from podkeeper.volumes.host_path import HostPath
-from podkeeper.volumes.memory import Memory
+from podkeeper.volumes.memory import MemoryDirectories
 from podkeeper.volumes.nested import mount_points_in
+from podkeeper.volumes.paths import PodDirectory
 from podkeeper.volumes.payload import FILE_MODE, SECRET_MODE, Payload, Unavailable
-from podkeeper.volumes.place import PodPlaces
-from podkeeper.volumes.projected import Tokens
 
-SERVED: Final = ("emptyDir", "hostPath", "configMap", "secret", "projected", "downwardAPI")
+SUPPORTED: Final = ("emptyDir", "hostPath", "configMap", "secret", "projected", "downwardAPI")
 
 
-class Plan(Protocol):
-    """How one volume is made."""
+class VolumePlan(Protocol):
+    """A volume that can be set up."""
 
     @property
     def name(self) -> str:
-        """The volume's."""
+        """The name of the volume."""
 
-    def set_up(self, places: PodPlaces, memory: Memory) -> str:
-        """Make the volume ready; what is ready stays. Returns its path. Blocks. Raises TryLater and OSError."""
+    def set_up(self, pod: PodDirectory, memory: MemoryDirectories) -> str:
+        """Set the volume up, or leave an existing one. Return its path. Blocks. Raises TryLater, OSError."""
 
 
 @dataclass(frozen=True, slots=True)
-class Supply:
-    """What volumes are made from."""
+class PlanInputs:
+    """The sources of the content of volumes."""
 
-    objects: Reader
-    tokens: Tokens | None
+    objects: ObjectReader
+    tokens: TokenProvider | None
     allocatable: Amounts
 
 
-async def plan_of(volume: Volume, pod: Pod, supply: Supply) -> Plan:
-    """How a volume is to be made. Raises TryLater."""
+async def plan_of(volume: Volume, pod: Pod, inputs: PlanInputs) -> VolumePlan:
+    """Return the plan of a volume. Raises TryLater."""
     if (kind := payload_kind(volume)) is not None:
         try:
-            return await payload_of(volume, pod, supply)
+            return await payload_of(volume, pod, inputs)
         except (TryLater, BadInput) as error:
             return Unavailable(volume.name, kind, str(error))
     if volume.host_path is not None:
         return HostPath(volume.name, volume.host_path.path, volume.host_path.type or "")
     if volume.empty_dir is None and (other := _kind_named(volume)) is not None:
         raise TryLater(
-            f'cannot mount volume "{volume.name}": this node does not serve {other} volumes; use one of '
-            f"{', '.join(SERVED)}, or run the pod on a node that serves {other}"
+            f'cannot mount volume "{volume.name}": this node does not support {other} volumes; use one of '
+            f"{', '.join(SUPPORTED)}, or run the pod on a node that supports {other}"
         )
     try:
-        source = volume.empty_dir or EmptyDirVolumeSource()  # a volume that does not say is empty
-        return empty_dir(volume.name, source, pod, group_of(pod), supply.allocatable)
+        source = volume.empty_dir or EmptyDirVolumeSource()  # the default, as in the API
+        return empty_dir(volume.name, source, pod, group_of(pod), inputs.allocatable)
     except BadInput as error:
         raise TryLater(str(error)) from error
 
 
 def payload_kind(volume: Volume) -> str | None:
-    """The kind of a volume whose files are made from objects; None for all others."""
+    """Return the kind of a volume with files from API objects, or None for other volumes."""
     if volume.config_map is not None:
         return config_map.KIND
     if volume.secret is not None:
@@ -79,43 +78,43 @@ def payload_kind(volume: Volume) -> str | None:
     return downward_api.KIND if volume.downward_api is not None else None
 
 
-async def payload_of(volume: Volume, pod: Pod, supply: Supply) -> Payload:
-    """The files of such a volume, as its objects are now. Raises TryLater."""
+async def payload_of(volume: Volume, pod: Pod, inputs: PlanInputs) -> Payload:
+    """Return the plan of such a volume from the current objects. Raises TryLater."""
     in_memory = volume.secret is not None or (
         volume.projected is not None and projected.holds_secrets(volume.projected)
     )
     return Payload(
         name=volume.name,
         kind=payload_kind(volume) or "",
-        files=await _files(volume, pod, supply),
+        files=await _files(volume, pod, inputs),
         in_memory=in_memory,
-        size_bytes=memory_size(pod, supply.allocatable),
+        size_bytes=memory_size(pod, inputs.allocatable),
         group=group_of(pod),
         mount_points=mount_points_in(volume.name, pod),
     )
 
 
 def group_of(pod: Pod) -> int | None:
-    """The group that a pod's volumes belong to."""
+    """Return the fsGroup of a pod."""
     context = pod.spec.security_context
     return None if context is None else context.fs_group
 
 
-async def _files(volume: Volume, pod: Pod, supply: Supply) -> Files:
+async def _files(volume: Volume, pod: Pod, inputs: PlanInputs) -> Files:
     namespace = pod.metadata.namespace or ""
-    seen = Surroundings(pod=pod, allocatable=supply.allocatable)
+    surroundings = PodContext(pod=pod, allocatable=inputs.allocatable)
     if (of_map := volume.config_map) is not None:
-        return await config_map.config_map_files(of_map, namespace, _mode(of_map.default_mode), supply.objects)
+        return await config_map.config_map_files(of_map, namespace, _mode(of_map.default_mode), inputs.objects)
     if (of_secret := volume.secret) is not None:
         mode = _mode(of_secret.default_mode, SECRET_MODE)
         optional = bool(of_secret.optional)
         name = of_secret.secret_name or ""
-        return await secret.secret_files(name, of_secret.items, optional, namespace, mode, supply.objects)
+        return await secret.secret_files(name, of_secret.items, optional, namespace, mode, inputs.objects)
     if volume.projected is not None:
-        return await projected.projected_files(volume.projected, seen, supply.objects, supply.tokens)
+        return await projected.projected_files(volume.projected, surroundings, inputs.objects, inputs.tokens)
     assert volume.downward_api is not None
     of_pod = volume.downward_api
-    return downward_api.downward_files(of_pod.items, seen, _mode(of_pod.default_mode))
+    return downward_api.downward_files(of_pod.items, surroundings, _mode(of_pod.default_mode))
 
 
 def _mode(mode: int | None, default: int = FILE_MODE) -> int:
@@ -123,7 +122,7 @@ def _mode(mode: int | None, default: int = FILE_MODE) -> int:
 
 
 def _kind_named(volume: Volume) -> str | None:
-    """What the spec calls the kind of a volume; None when it names none."""
+    """Return the name of the field that sets the kind of a volume, or None."""
     for field in msgspec.structs.fields(volume):
         if field.name != "name" and getattr(volume, field.name) is not None:
             return field.encode_name

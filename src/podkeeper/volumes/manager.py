@@ -1,15 +1,15 @@
-"""The volumes of this machine behind the volumes port.
+"""The volume manager: mount, refresh, measure and unmount volumes of pods.
 
-    mount    --> plans (objects are read) --> one thread sets up all volumes of the pod --> host paths
-    run      --> every minute or so, and when told: what objects say now is swapped in where it differs
-             --> every ten seconds: what grew beyond its limit is told
-    prepare_sub_path --> a part of a volume, bound to a place of its own, for runtimes that take paths
-    unmount  --> whatever is mounted below the pod's directory, then its volumes
-    remove_directory --> the rest of it
+    mount    --> plans (API objects are read) --> one thread sets up all volumes of the pod --> host paths
+    run      --> every minute, and after `objects_changed`: write the changed content of API objects
+             --> every ten seconds: report volumes that exceed their limit
+    prepare_sub_path --> bind a sub-path of a volume to a directory of ours, for runtimes that take paths
+    unmount  --> unmount everything below the pod's directory, then remove its volumes
+    remove_directory --> remove the rest of it
 
-A pod of which something is there to be taken down has a `volumes` directory, or a mount below its own: that is looked
-up, not remembered, so it is as true after a crash as before. What is remembered (pods to refresh and to measure) is
-told anew by the first `mount` after a restart.
+Whether a pod has volumes is read from disk and from the mount table, so it is also known after a crash: the pod has a
+`volumes` directory, or a mount below its directory. Only the pods to refresh and to measure are kept in memory. After a
+restart, the first `mount` of each pod restores them. Kubelet counterpart: pkg/kubelet/volumemanager.
 """
 
 import asyncio
@@ -23,69 +23,71 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from podkeeper.concurrency.once import LogOnce
+from podkeeper.concurrency.threads import Start, start_daemon
+from podkeeper.linux.mounts import mounts_below, unmount
+from podkeeper.linux.tree import make_directory, open_directory, opened, remove_tree
 from podkeeper.model.errors import AgentError, BadInput, CallTimedOut, NotConfigurable, TryLater
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.messages import PodUID
 from podkeeper.model.runtime_calls import Mount
-from podkeeper.ports.api import Reader
+from podkeeper.ports.api import ObjectReader, TokenProvider
 from podkeeper.rules.resources import Amounts
 from podkeeper.volumes.empty_dir import EmptyDir
-from podkeeper.volumes.helper import Helper, still_ours
-from podkeeper.volumes.kernel import mounts_below, unmount
-from podkeeper.volumes.kinds import Plan, Supply, group_of, payload_kind, payload_of, plan_of
-from podkeeper.volumes.memory import Memory, shared_memory
+from podkeeper.volumes.kinds import PlanInputs, VolumePlan, group_of, payload_kind, payload_of, plan_of
+from podkeeper.volumes.memory import MemoryDirectories, shared_memory
+from podkeeper.volumes.paths import PODS, VOLUMES, PodDirectory, checked
 from podkeeper.volumes.payload import Payload
-from podkeeper.volumes.place import PODS, VOLUMES, PodPlaces, checked
-from podkeeper.volumes.projected import Tokens
-from podkeeper.volumes.remembered_reads import RememberedReads
+from podkeeper.volumes.read_cache import ReadCache
 from podkeeper.volumes.subpath_mounts import SUB_PATHS, bind_subpath
-from podkeeper.volumes.threads import PATIENCE_SECONDS, Start, Threads, start_daemon
-from podkeeper.volumes.tree import make_directory, open_directory, opened, remove_tree
-from podkeeper.volumes.usage import PERIOD_SECONDS, Limited, OverUse, measured
+from podkeeper.volumes.threads import TIMEOUT_SECONDS, Threads
+from podkeeper.volumes.usage import PERIOD_SECONDS, LimitedVolume, OverUse, measure
+from podkeeper.volumes.user_namespace import NamespaceHelper, in_our_group
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 REFRESH_SECONDS = 60.0
-REFRESH_JITTER = 0.5  # a refresh comes after one to one and a half periods, so that nodes do not ask all at once
-MOST_MOUNTS = 1000
+REFRESH_JITTER = 0.5  # random extra time, as a fraction of the period, so that nodes do not read at the same time
+MAX_MOUNTS = 1000
 
 
 @dataclass(slots=True)
-class _Ready:
-    """A pod whose volumes are ready."""
+class _MountedPod:
+    """A pod whose volumes are mounted."""
 
     pod: Pod
     paths: Mapping[str, str]
-    shown: dict[str, bytes] = field(default_factory=dict)  # fingerprints of payloads by volume
-    limited: tuple[Limited, ...] = ()
+    written: dict[str, bytes] = field(default_factory=dict)  # fingerprints of payloads, by volume
+    limited: tuple[LimitedVolume, ...] = ()
 
 
 class HostVolumes:
-    """Sets up and takes down the volumes of pods below one directory."""
+    """Mounts and unmounts the volumes of pods below one directory."""
 
     def __init__(
         self,
         root: str | Path,
-        objects: Reader,
+        objects: ObjectReader,
         *,
         allocatable: Callable[[], Amounts] = dict,
-        tokens: Tokens | None = None,
+        tokens: TokenProvider | None = None,
         over_use: Callable[[OverUse], None] | None = None,
-        helper: Helper | None = None,
+        helper: NamespaceHelper | None = None,
         shared: Sequence[str] | None = None,
         fraction: Callable[[], float] = random.random,
         refresh_seconds: float = REFRESH_SECONDS,
         measure_seconds: float = PERIOD_SECONDS,
-        patience_seconds: float = PATIENCE_SECONDS,
+        timeout_seconds: float = TIMEOUT_SECONDS,
         start_thread: Start = start_daemon,
     ) -> None:
-        """Volumes lie below `root`. `shared` are the directories in memory for when we may not mount.
+        """Create the manager for volumes below `root`.
 
-        `helper` does for an ordinary user what takes its subordinate ids.
+        `shared` are directories in memory that are used if we may not mount. `helper` changes files that belong to the
+        subordinate ids of an ordinary user.
         """
-        self._root = os.path.realpath(root)  # as the kernel's list of mounts has it
+        self._root = os.path.realpath(root)  # without links, as in the mount table
         self._objects = objects
         self._allocatable = allocatable
         self._tokens = tokens
@@ -94,41 +96,41 @@ class HostVolumes:
         self._fraction = fraction
         self._refresh_seconds = refresh_seconds
         self._measure_seconds = measure_seconds
-        self._memory = Memory(self._root, tuple(shared_memory(os.environ) if shared is None else shared))
-        self._patience_seconds = patience_seconds
-        self._threads = Threads(patience_seconds, start_thread)
-        self._ready: dict[PodUID, _Ready] = {}
-        self._kept: set[str] = set()  # volumes that keep our group though they should not
+        self._memory = MemoryDirectories(self._root, tuple(shared_memory(os.environ) if shared is None else shared))
+        self._timeout_seconds = timeout_seconds
+        self._threads = Threads(timeout_seconds, start_thread)
+        self._mounted: dict[PodUID, _MountedPod] = {}
+        self._problems: LogOnce[str] = LogOnce(log)  # by volume
         self._changed = asyncio.Event()
 
-    # The port.
+    # ---- the port ----
 
     async def mount(self, pod: Pod) -> Mapping[str, str]:
-        """Make all volumes of a pod ready."""
+        """Mount all volumes of a pod. Return their host paths. Raises TryLater."""
         uid = _uid(pod)
-        places = PodPlaces(self._root, checked(uid, "pod UID"))
-        supply = self._supply(self._objects)
-        plans: list[Plan] = []
+        directory = PodDirectory(self._root, checked(uid, "pod UID"))
+        inputs = self._inputs(self._objects)
+        plans: list[VolumePlan] = []
         failures: dict[str, str] = {}
         for volume in pod.spec.volumes or ():
             try:
-                plans.append(await plan_of(volume, pod, supply))
+                plans.append(await plan_of(volume, pod, inputs))
             except AgentError as error:
                 failures[volume.name] = str(error)
-        work = partial(_translated, "make its directory", partial(_set_up, plans, places, self._memory))
+        work = partial(_translated, "create its directory", partial(_set_up, plans, directory, self._memory))
         paths, more_failures = await self._threads.run(uid, f"mount the volumes of pod {uid}", work)
         if failures or more_failures:
-            raise TryLater(_told({**failures, **more_failures}))
-        shown = {plan.name: plan.fingerprint() for plan in plans if isinstance(plan, Payload)}
-        made = [paths[plan.name] for plan in plans if isinstance(plan, EmptyDir | Payload)]
-        await self._give(uid, group_of(pod), made)
-        self._ready[uid] = _Ready(pod, paths, shown, tuple(_limited(uid, places, plans, paths)))
+            raise TryLater(_mount_error({**failures, **more_failures}))
+        written = {plan.name: plan.fingerprint() for plan in plans if isinstance(plan, Payload)}
+        created = [paths[plan.name] for plan in plans if isinstance(plan, EmptyDir | Payload)]
+        await self._change_group(uid, group_of(pod), created)
+        self._mounted[uid] = _MountedPod(pod, paths, written, tuple(_limited(uid, directory, plans, paths)))
         return paths
 
     async def prepare_sub_path(self, uid: PodUID, mount: Mount, container: str, index: int) -> str:
-        """The host path of a mount's part of a volume, safe from what containers do; `index` is the mount's.
+        """Return a host path of the sub-path of a mount that containers cannot change. `index` is that of the mount.
 
-        Idempotent. Raises NotConfigurable without details, as the reference does: they tell of the host's files.
+        Idempotent. Raises NotConfigurable without details, as the kubelet does, because they reveal files of the host.
         """
         parts = (mount.volume, mount.host_path, mount.sub_path, container, index)
         what = f"bind sub-path {index} of container {container} of pod {uid}"
@@ -144,10 +146,11 @@ class HostVolumes:
             ) from error
 
     async def unmount(self, uid: PodUID) -> None:
-        """Take down all volumes of a pod."""
-        if (ready := self._ready.pop(uid, None)) is not None:
-            self._kept.difference_update(ready.paths.values())
-        work = partial(_take_down, self._root, checked(uid, "pod UID"), self._memory)
+        """Unmount and remove all volumes of a pod. A pod without volumes is no error. Raises TryLater."""
+        if (mounted := self._mounted.pop(uid, None)) is not None:
+            for path in mounted.paths.values():
+                self._problems.solved(path)
+        work = partial(_unmount_and_remove, self._root, checked(uid, "pod UID"), self._memory)
         what = f"unmount the volumes of pod {uid}"
         try:
             await self._threads.run(uid, what, work)
@@ -158,7 +161,7 @@ class HostVolumes:
             await self._threads.run(uid, what, work)
 
     def mounted_pods(self) -> frozenset[PodUID]:
-        """The pods that have volumes on disk, or anything mounted below their directory. Quick: one look per pod."""
+        """Return the pods that have volumes on disk or mounts below their directory. Fast: one system call per pod."""
         pods = os.path.join(self._root, PODS)
         names = _translated("list the directories of pods", partial(_names_in, pods))
         found = {name for name in names if os.path.lexists(os.path.join(pods, name, VOLUMES))}
@@ -166,25 +169,25 @@ class HostVolumes:
         return frozenset(map(PodUID, found | self._memory.pods()))
 
     async def directories(self) -> frozenset[PodUID]:
-        """The pods that have a data directory."""
+        """Return the pods that have a directory. Raises TryLater."""
         pods = os.path.join(self._root, PODS)
         what = "list the directories of pods"
         names = await self._threads.run("/directories", what, partial(_translated, what, partial(_names_in, pods)))
         return frozenset(map(PodUID, names))
 
     async def remove_directory(self, uid: PodUID) -> None:
-        """Remove a pod's data directory."""
+        """Remove the directory of a pod without volumes. Raises TryLater."""
         work = partial(_remove, self._root, checked(uid, "pod UID"))
         await self._threads.run(uid, f"remove the directory of pod {uid}", work)
 
-    # Keeping up.
+    # ---- refreshing and measuring ----
 
     def objects_changed(self) -> None:
-        """Some config map or secret is not what it was: refresh soon."""
+        """Refresh soon, because a ConfigMap or Secret changed."""
         self._changed.set()
 
-    def tell_over_use(self, listener: Callable[[PodUID, str], None]) -> None:
-        """Tell somebody, from now on, of pods with a volume beyond its limit, and in which words to say so."""
+    def on_over_use(self, listener: Callable[[PodUID, str], None]) -> None:
+        """Call the listener with each pod whose volume exceeds its limit, and with the message for its status."""
         self._over_use = lambda found: listener(found.uid, found.message)
 
     async def run(self) -> None:
@@ -194,22 +197,22 @@ class HostVolumes:
             group.create_task(self._keep_measuring())
 
     async def refresh(self) -> None:
-        """Read objects again, each once, and show what is new. What cannot be read stays as it is."""
-        supply = self._supply(RememberedReads(self._objects))
+        """Read each API object once and write changed content. A volume whose objects cannot be read stays as it is."""
+        inputs = self._inputs(ReadCache(self._objects))
         async with asyncio.TaskGroup() as group:
-            for uid, ready in tuple(self._ready.items()):
-                for payload in await self._news(ready, supply):
-                    group.create_task(self._update(uid, ready, payload))
+            for uid, mounted in tuple(self._mounted.items()):
+                for payload in await self._changed_payloads(mounted, inputs):
+                    group.create_task(self._update(uid, mounted, payload))
 
     async def measure(self) -> float:
-        """Tell which volumes are too large. Returns how many seconds to wait before measuring again."""
-        limited = [directory for ready in self._ready.values() for directory in ready.limited]
+        """Report the volumes that exceed their limit. Return the seconds until the next measurement."""
+        limited = [volume for mounted in self._mounted.values() for volume in mounted.limited]
         if not limited or self._over_use is None:
             return self._measure_seconds
-        look = partial(measured, limited, self._measure_seconds)
-        found, pause = await self._threads.run("/usage", "measure volumes", look)
+        work = partial(measure, limited, self._measure_seconds)
+        found, pause = await self._threads.run("/usage", "measure volumes", work)
         for over_use in found:
-            if over_use.uid in self._ready:
+            if over_use.uid in self._mounted:
                 self._over_use(over_use)
         return pause
 
@@ -222,7 +225,7 @@ class HostVolumes:
             try:
                 await self.refresh()
             except Exception:
-                log.exception("volumes could not be refreshed, next round in %g s", self._refresh_seconds)
+                log.exception("cannot refresh volumes, will retry in %g s", self._refresh_seconds)
 
     async def _keep_measuring(self) -> None:
         pause = self._measure_seconds
@@ -231,87 +234,86 @@ class HostVolumes:
             try:
                 pause = await self.measure()
             except TryLater as error:
-                log.warning("volumes could not be measured, next round in %g s: %s", pause, error)
+                log.warning("cannot measure volumes, will retry in %g s: %s", pause, error)
             except Exception:
-                log.exception("volumes could not be measured, next round in %g s", pause)
+                log.exception("cannot measure volumes, will retry in %g s", pause)
 
-    async def _news(self, ready: _Ready, supply: Supply) -> list[Payload]:
-        """The payloads of a pod that differ from what it was last shown."""
-        news = []
-        for volume in ready.pod.spec.volumes or ():
+    async def _changed_payloads(self, mounted: _MountedPod, inputs: PlanInputs) -> list[Payload]:
+        """Return the payloads of a pod that differ from the written ones."""
+        changed = []
+        for volume in mounted.pod.spec.volumes or ():
             if payload_kind(volume) is None:
                 continue
             try:
-                payload = await payload_of(volume, ready.pod, supply)
+                payload = await payload_of(volume, mounted.pod, inputs)
             except (TryLater, BadInput) as error:
-                log.warning("volume %s of pod %s stays as it is: %s", volume.name, _uid(ready.pod), error)
+                log.warning("volume %s of pod %s is not updated: %s", volume.name, _uid(mounted.pod), error)
                 continue
-            if payload.fingerprint() != ready.shown.get(volume.name):
-                news.append(payload)
-        return news
+            if payload.fingerprint() != mounted.written.get(volume.name):
+                changed.append(payload)
+        return changed
 
-    async def _update(self, uid: PodUID, ready: _Ready, payload: Payload) -> None:
+    async def _update(self, uid: PodUID, mounted: _MountedPod, payload: Payload) -> None:
         def work() -> bool:
-            # A pod that was mounted anew or unmounted meanwhile has newer files, or none.
-            update = partial(payload.update, PodPlaces(self._root, uid), self._memory)
-            return self._ready.get(uid) is ready and _translated("show new content", update)
+            # Skip a pod that was mounted again or unmounted meanwhile, because its files are newer or removed.
+            update = partial(payload.update, PodDirectory(self._root, uid), self._memory)
+            return self._mounted.get(uid) is mounted and _translated("write new content", update)
 
         try:
             if await self._threads.run(uid, f"update volume {payload.name} of pod {uid}", work):
-                await self._give(uid, payload.group, [ready.paths[payload.name]])
-                log.info("volume %s of pod %s shows new content", payload.name, uid)
-            ready.shown[payload.name] = payload.fingerprint()
+                await self._change_group(uid, payload.group, [mounted.paths[payload.name]])
+                log.info("volume %s of pod %s updated", payload.name, uid)
+            mounted.written[payload.name] = payload.fingerprint()
         except TryLater as error:
-            log.warning("volume %s of pod %s stays as it is: %s", payload.name, uid, error)
+            log.warning("volume %s of pod %s is not updated: %s", payload.name, uid, error)
 
-    async def _clear(self, uid: PodUID, what: str, helper: Helper) -> None:
-        """Have all directories of a pod deleted in which containers of other users wrote."""
+    async def _clear(self, uid: PodUID, what: str, helper: NamespaceHelper) -> None:
+        """Delete all directories of a pod through the helper, because containers of other users wrote to them."""
         try:
-            async with asyncio.timeout(self._patience_seconds):
-                for directory in (os.path.join(self._root, PODS, uid, VOLUMES), *self._memory.places_of(uid)):
+            async with asyncio.timeout(self._timeout_seconds):
+                for directory in (os.path.join(self._root, PODS, uid, VOLUMES), *self._memory.shared_directories(uid)):
                     await helper.clear(directory)
         except TimeoutError:
-            text = f"cannot {what}: others wrote there, and no end in {self._patience_seconds:g} s"
+            text = f"cannot {what}: deleting files of other users did not end in {self._timeout_seconds:g} s"
             raise CallTimedOut(text) from None
 
-    async def _give(self, uid: PodUID, group: int | None, paths: Sequence[str]) -> None:
-        """Have volumes given to the pod's group where we could not; as in the reference, pods run without it, too."""
+    async def _change_group(self, uid: PodUID, group: int | None, paths: Sequence[str]) -> None:
+        """Change the group of volumes through the helper. As in the kubelet, a failure does not stop the pod."""
         if group is None or os.geteuid() == 0:
             return
-        look = partial(still_ours, paths, group)
-        for path in await self._threads.run(uid, f"look at the volumes of pod {uid}", look):
+        work = partial(in_our_group, paths, group)
+        for path in await self._threads.run(uid, f"inspect the volumes of pod {uid}", work):
             try:
                 if self._helper is None:
-                    raise TryLater(f"cannot give {path} to group {group}: not permitted")
-                async with asyncio.timeout(self._patience_seconds):
+                    raise TryLater(f"cannot change the group of {path} to {group}: not permitted")
+                async with asyncio.timeout(self._timeout_seconds):
                     await self._helper.give(path, group)
             except (TryLater, TimeoutError) as error:
-                if path not in self._kept:  # said once
-                    log.warning(
-                        "a volume of pod %s keeps the agent's group: %s", uid, str(error) or "no end of giving it"
-                    )
-                self._kept.add(path)
+                reason = str(error) or "timed out"
+                self._problems.first(path, "a volume of pod %s keeps the agent's group: %s", uid, reason)
 
-    def _supply(self, objects: Reader) -> Supply:
-        return Supply(objects, self._tokens, self._allocatable())
+    def _inputs(self, objects: ObjectReader) -> PlanInputs:
+        return PlanInputs(objects, self._tokens, self._allocatable())
 
 
-def _set_up(plans: Sequence[Plan], places: PodPlaces, memory: Memory) -> tuple[dict[str, str], dict[str, str]]:
-    """Paths by volume, and what went wrong by volume: one that fails does not hold up the others."""
-    os.makedirs(places.root, exist_ok=True)
-    with opened(make_directory(places.root, PODS, places.uid)):
+def _set_up(
+    plans: Sequence[VolumePlan], directory: PodDirectory, memory: MemoryDirectories
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Set up all volumes. Return paths and errors by volume, because one failure does not stop the others."""
+    os.makedirs(directory.root, exist_ok=True)
+    with opened(make_directory(directory.root, PODS, directory.uid)):
         paths, failures = {}, {}
         for plan in plans:
             try:
-                paths[plan.name] = _translated("set it up", partial(plan.set_up, places, memory))
+                paths[plan.name] = _translated("set it up", partial(plan.set_up, directory, memory))
             except AgentError as error:
                 failures[plan.name] = str(error)
         return paths, failures
 
 
-def _take_down(root: str, uid: str, memory: Memory) -> None:
+def _unmount_and_remove(root: str, uid: str, memory: MemoryDirectories) -> None:
     directory = os.path.join(root, PODS, uid)
-    for _ in range(MOST_MOUNTS):
+    for _ in range(MAX_MOUNTS):
         mounts = mounts_below(directory)
         if not mounts:
             break
@@ -331,12 +333,12 @@ def _remove(root: str, uid: str) -> None:
     if mounts := mounts_below(directory):
         raise TryLater(f"cannot remove the directory of pod {uid}: {mounts[0]} is mounted")
     if os.path.lexists(os.path.join(directory, VOLUMES)):
-        raise TryLater(f"cannot remove the directory of pod {uid}: its volumes are still there")
+        raise TryLater(f"cannot remove the directory of pod {uid}: its volumes still exist")
     _translated(f"remove the directory of pod {uid}", partial(remove_tree, root, PODS, uid))
 
 
 def _translated(what: str, work: Callable[[], T]) -> T:
-    """Do some file work; what the system refuses may be granted later."""
+    """Run a function and turn its OSErrors into TryLater."""
     try:
         return work()
     except OSError as error:
@@ -344,15 +346,17 @@ def _translated(what: str, work: Callable[[], T]) -> T:
         raise TryLater(f"cannot {what}: {where}{(error.strerror or str(error)).lower()}") from error
 
 
-def _limited(uid: PodUID, places: PodPlaces, plans: Sequence[Plan], paths: Mapping[str, str]) -> "list[Limited]":
+def _limited(
+    uid: PodUID, directory: PodDirectory, plans: Sequence[VolumePlan], paths: Mapping[str, str]
+) -> list[LimitedVolume]:
     return [
-        Limited(uid, plan.name, paths[plan.name], plan.limit)
+        LimitedVolume(uid, plan.name, paths[plan.name], plan.limit)
         for plan in plans
-        if isinstance(plan, EmptyDir) and plan.limit is not None and plan.must_be_measured(places, paths[plan.name])
+        if isinstance(plan, EmptyDir) and plan.limit is not None and plan.must_be_measured(directory, paths[plan.name])
     ]
 
 
-def _told(failures: Mapping[str, str]) -> str:
+def _mount_error(failures: Mapping[str, str]) -> str:
     return "; ".join(f'MountVolume.SetUp failed for volume "{name}" : {why}' for name, why in failures.items())
 
 

@@ -1,6 +1,6 @@
-"""Volumes inside volumes: the directories that a read-only volume must offer for others to be mounted in it.
+"""Volumes inside volumes: mount points that a read-only volume needs.
 
-A pod and the name of one of its volumes come in; paths in the volume go out. The Go ancestor is
+Input: a pod and the name of one of its volumes. Output: paths in the volume. Kubelet counterpart:
 pkg/volume/util/nested_volumes.go.
 """
 
@@ -11,7 +11,7 @@ from podkeeper.model.k8s.core import Container, EphemeralContainer, Pod
 
 
 def mount_points_in(volume: str, pod: Pod) -> tuple[str, ...]:
-    """Where containers mount something below a place at which they mount this volume; only the uppermost of each."""
+    """Return the paths in a volume at which containers mount others. Omit paths below another one."""
     spec = pod.spec
     containers: list[Container | EphemeralContainer] = [*(spec.init_containers or ()), *spec.containers]
     containers += spec.ephemeral_containers or ()

@@ -1,8 +1,7 @@
-"""Reading config maps and secrets, and making files of their keys.
+"""Read ConfigMaps and Secrets and turn their keys into files.
 
-A reader, a name and the spec's choice of keys come in; files go out. What is missing raises TryLater in the words of
-the reference; what is optional and missing is simply not there. The Go ancestors are `MakePayload` in
-pkg/volume/{configmap,secret}.
+Input: a reader, a name and the selected keys. Output: files. A missing object or key raises TryLater with the kubelet's
+message, unless it is optional. Kubelet counterparts: `MakePayload` in pkg/volume/{configmap,secret}.
 """
 
 import base64
@@ -11,12 +10,12 @@ from collections.abc import Iterable, Mapping
 
 from podkeeper.model.errors import NotFound, TryLater
 from podkeeper.model.k8s.core import ConfigMap, KeyToPath, Secret
-from podkeeper.ports.api import Reader
+from podkeeper.ports.api import ObjectReader
 from podkeeper.volumes.atomic_writer import Files, ProjectedFile
 
 
-async def config_map_content(objects: Reader, name: str, namespace: str, optional: bool) -> dict[str, bytes]:
-    """All keys of a config map."""
+async def config_map_content(objects: ObjectReader, name: str, namespace: str, optional: bool) -> dict[str, bytes]:
+    """Return all keys of a ConfigMap. Raises TryLater."""
     try:
         found = await objects.get(ConfigMap, name, namespace)
     except NotFound as error:
@@ -27,8 +26,8 @@ async def config_map_content(objects: Reader, name: str, namespace: str, optiona
     return content | _decoded(found.binary_data, f'configmap "{name}"')
 
 
-async def secret_content(objects: Reader, name: str, namespace: str, optional: bool) -> dict[str, bytes]:
-    """All keys of a secret; what is written as plain text comes on top, as the API would store it."""
+async def secret_content(objects: ObjectReader, name: str, namespace: str, optional: bool) -> dict[str, bytes]:
+    """Return all keys of a Secret. `stringData` overrides `data`, as in the API server. Raises TryLater."""
     try:
         found = await objects.get(Secret, name, namespace)
     except NotFound as error:
@@ -39,15 +38,15 @@ async def secret_content(objects: Reader, name: str, namespace: str, optional: b
     return content | {key: text.encode() for key, text in (found.string_data or {}).items()}
 
 
-def chosen_files(
+def selected_files(
     content: Mapping[str, bytes], items: Iterable[KeyToPath] | None, mode: int, optional: bool, missing: str
 ) -> Files:
-    """The files of all keys, or of those that were chosen; `missing` is said of a key that is not there."""
-    chosen = tuple(items or ())
-    if not chosen:
+    """Return the files of all keys, or of the selected ones. `missing` is the message for a missing key."""
+    selected = tuple(items or ())
+    if not selected:
         return {key: ProjectedFile(data, mode) for key, data in content.items()}
     files = {}
-    for item in chosen:
+    for item in selected:
         if item.key in content:
             files[item.path] = ProjectedFile(content[item.key], mode if item.mode is None else item.mode)
         elif not optional:
@@ -55,8 +54,8 @@ def chosen_files(
     return files
 
 
-def together(errors: Iterable[Exception]) -> str:
-    """Several errors in one text, as the reference writes them."""
+def aggregated(errors: Iterable[Exception]) -> str:
+    """Return several errors in one text, as Go's aggregate errors do."""
     texts = tuple(dict.fromkeys(map(str, errors)))
     return texts[0] if len(texts) == 1 else f"[{', '.join(texts)}]"
 
@@ -65,4 +64,4 @@ def _decoded(encoded: Mapping[str, str] | None, what: str) -> dict[str, bytes]:
     try:
         return {key: base64.b64decode(text) for key, text in (encoded or {}).items()}
     except binascii.Error as error:
-        raise TryLater(f"cannot read {what}: it is not base64: {error}") from error
+        raise TryLater(f"cannot read {what}: not base64: {error}") from error

@@ -1,10 +1,12 @@
-"""Projected volumes: several sources in one directory; a later one wins a path. The Go ancestor is
-pkg/volume/projected.
+"""Projected volumes: several sources in one directory.
 
-A service account token needs somebody who makes one; without such a provider the volume says so.
+For the same path, the last source wins.
+
+Service account tokens need a `TokenProvider`. Without one, mounting the volume fails with the reason. Kubelet
+counterpart: pkg/volume/projected.
 """
 
-from typing import Final, Protocol
+from typing import Final
 
 from podkeeper.model.errors import TryLater
 from podkeeper.model.k8s.core import (
@@ -17,50 +19,47 @@ from podkeeper.model.k8s.core import (
     ServiceAccountTokenProjection,
     VolumeProjection,
 )
-from podkeeper.ports.api import Reader
-from podkeeper.rules.downward import Surroundings
+from podkeeper.ports.api import ObjectReader, TokenProvider
+from podkeeper.rules.container.downward import PodContext
 from podkeeper.volumes.atomic_writer import Files, ProjectedFile
 from podkeeper.volumes.config_map import config_map_files
 from podkeeper.volumes.downward_api import downward_files
-from podkeeper.volumes.objects import together
+from podkeeper.volumes.objects import aggregated
 from podkeeper.volumes.payload import FILE_MODE, SECRET_MODE
 from podkeeper.volumes.secret import secret_files
 
 KIND: Final = "projected"
 
 
-class Tokens(Protocol):
-    """Makes service account tokens."""
-
-    async def token(self, pod: Pod, audience: str, expiration_seconds: int | None) -> str:
-        """A token that is good for a while yet; the same one until it must be renewed. Raises TryLater."""
-
-
 def holds_secrets(source: ProjectedVolumeSource) -> bool:
-    """Whether something in it must not reach a disk."""
+    """Return whether the volume has secret files, which must not be written to disk."""
     return any(part.secret is not None or part.service_account_token is not None for part in source.sources)
 
 
 async def projected_files(
-    source: ProjectedVolumeSource, seen: Surroundings, objects: Reader, tokens: Tokens | None
+    source: ProjectedVolumeSource, surroundings: PodContext, objects: ObjectReader, tokens: TokenProvider | None
 ) -> Files:
-    """The files of all sources. Raises TryLater with everything that is wrong."""
+    """Return the files of all sources. Raises TryLater with all errors."""
     files: dict[str, ProjectedFile] = {}
     errors = []
     for part in source.sources:
         try:
-            files.update(await _part_files(part, source.default_mode, seen, objects, tokens))
+            files.update(await _part_files(part, source.default_mode, surroundings, objects, tokens))
         except TryLater as error:
             errors.append(error)
     if errors:
-        raise TryLater(together(errors))
+        raise TryLater(aggregated(errors))
     return files
 
 
 async def _part_files(
-    part: VolumeProjection, mode: int | None, seen: Surroundings, objects: Reader, tokens: Tokens | None
+    part: VolumeProjection,
+    mode: int | None,
+    surroundings: PodContext,
+    objects: ObjectReader,
+    tokens: TokenProvider | None,
 ) -> Files:
-    namespace = seen.pod.metadata.namespace or ""
+    namespace = surroundings.pod.metadata.namespace or ""
     plain = FILE_MODE if mode is None else mode
     secret = SECRET_MODE if mode is None else mode
     if (of_secret := part.secret) is not None:
@@ -69,32 +68,34 @@ async def _part_files(
     if part.config_map is not None:
         return await config_map_files(part.config_map, namespace, plain, objects)
     if part.downward_api is not None:
-        return downward_files(part.downward_api.items, seen, plain)
+        return downward_files(part.downward_api.items, surroundings, plain)
     if part.service_account_token is not None:
-        return await _token_file(part.service_account_token, seen.pod, secret, tokens)
+        return await _token_file(part.service_account_token, surroundings.pod, secret, tokens)
     kind = "clusterTrustBundle" if part.cluster_trust_bundle is not None else "podCertificate"
     raise TryLater(
-        f"cannot project {kind}: this node projects configMap, secret, downwardAPI and serviceAccountToken; "
-        "leave it out or run the pod elsewhere"
+        f"cannot project {kind}: this node supports configMap, secret, downwardAPI and serviceAccountToken; "
+        "remove the source or run the pod on another node"
     )
 
 
-async def _token_file(source: ServiceAccountTokenProjection, pod: Pod, mode: int, tokens: Tokens | None) -> Files:
+async def _token_file(
+    source: ServiceAccountTokenProjection, pod: Pod, mode: int, tokens: TokenProvider | None
+) -> Files:
     if tokens is None:
         raise TryLater(
-            "cannot project a service account token: this node is in no cluster that could issue one; "
-            "set automountServiceAccountToken: false or leave the source out"
+            "cannot project a service account token: this node is not in a cluster that issues tokens; "
+            "set automountServiceAccountToken: false or remove the source"
         )
     token = await tokens.token(pod, source.audience or "", source.expiration_seconds)
     user = common_user(pod)
     context = pod.spec.security_context
     if user is not None or (context is not None and context.fs_group is not None):
-        mode = SECRET_MODE  # the group, if there is one, is let in beside the owner
+        mode = SECRET_MODE  # the writer adds the read permission of fsGroup
     return {source.path: ProjectedFile(token.encode(), mode, user)}
 
 
 def common_user(pod: Pod) -> int | None:
-    """The user that all containers run as; None when they differ or do not say."""
+    """Return the user that all containers run as, or None if they differ or do not set one."""
     spec = pod.spec
     containers: list[Container | EphemeralContainer] = [*(spec.init_containers or ()), *spec.containers]
     containers += spec.ephemeral_containers or ()

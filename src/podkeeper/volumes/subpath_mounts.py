@@ -1,22 +1,26 @@
-"""Sub-paths of volumes for runtimes that take paths: each one mounted at a place that no container can reach.
+"""Bind sub-paths of volumes to directories that no container can reach.
+
+For runtimes that take paths.
 
     <root>/pods/<uid>/volume-subpaths/<volume>/<container>/<index of the mount>
 
-A runtime resolves the path it is given once more, by itself, and a container may swap a directory for a link meanwhile.
-So the sub-path is opened (`subpath.py`: no link leads out of the volume), and what is held open is bound to a place of
-ours; that place is what the runtime is told. What is bound there already stays if it is still the same file, as for a
-container that starts again. `HostVolumes.unmount` takes the mounts down, and the directories with them. The Go ancestor
-is `doBindSubPath` in pkg/volume/util/subpath.
+A runtime resolves the path that it gets by itself, and meanwhile a container may replace a directory with a link. So
+the sub-path is opened (`linux/subpath.py`), and the open file is bound to a directory of ours. The runtime gets the
+path of that directory. An existing bind mount stays if it still shows the same file, as for a restarted container.
+`HostVolumes.unmount` removes the mounts and directories. Kubelet counterpart: `doBindSubPath` in
+pkg/volume/util/subpath.
 """
 
 import os
 import stat
 from typing import Final
 
-from podkeeper.volumes.kernel import bind_mount, mounts_below, unmount
-from podkeeper.volumes.place import PODS, checked
-from podkeeper.volumes.subpath import open_subpath
-from podkeeper.volumes.tree import make_child, make_directory, open_anything, opened
+from podkeeper.linux.errors import SubPathError
+from podkeeper.linux.mounts import bind_mount, mounts_below, unmount
+from podkeeper.linux.subpath import open_subpath
+from podkeeper.linux.tree import make_child, make_directory, open_anything, opened
+from podkeeper.model.errors import NotConfigurable
+from podkeeper.volumes.paths import PODS, checked
 
 SUB_PATHS: Final = "volume-subpaths"
 _FILE_MODE: Final = 0o640
@@ -24,25 +28,40 @@ _DIRECTORY_MODE: Final = 0o750
 
 
 def bind_subpath(root: str, uid: str, volume: str, volume_path: str, sub_path: str, container: str, index: int) -> str:
-    """Bind a part of a volume to its place, and return that. What is missing of it is made a directory.
+    """Bind a sub-path of a volume to its directory and return that. Missing directories of the sub-path are created.
 
     Blocks. `root` has no symbolic links in it. Raises NotConfigurable, TryLater, OSError.
     """
     names = (checked(uid, "pod UID"), SUB_PATHS, checked(volume, "volume name"), checked(container, "container name"))
     target = os.path.join(root, PODS, *names, str(index))
     with (
-        opened(open_subpath(volume_path, sub_path)) as source,
+        opened(_open_source(volume_path, sub_path)) as source,
         opened(make_directory(root, PODS, *names, mode=_DIRECTORY_MODE)) as parent,
     ):
-        _uncover(parent, target, source)
+        _unmount_others(parent, target, source)
         if target not in mounts_below(target):
             with opened(_make_target(parent, str(index), source)) as held:
                 bind_mount(source, held)
     return target
 
 
-def _uncover(parent: int, target: str, source: int) -> None:
-    """Unmount whatever is bound to a place and is not what shall be there."""
+def _open_source(volume_path: str, sub_path: str) -> int:
+    if sub_path.startswith("/"):
+        raise NotConfigurable(f"error SubPath `{sub_path}` must not be an absolute path")
+    if ".." in sub_path.split("/"):
+        raise NotConfigurable(f"unable to provision SubPath `{sub_path}`: must not contain '..'")
+    try:
+        return open_subpath(volume_path, sub_path)
+    except SubPathError as error:
+        raise NotConfigurable(str(error)) from error
+    except OSError as error:
+        raise NotConfigurable(
+            f'cannot open subpath "{sub_path}" of volume path "{volume_path}": {error.strerror}'
+        ) from error
+
+
+def _unmount_others(parent: int, target: str, source: int) -> None:
+    """Unmount everything at the target that is not the source."""
     while target in mounts_below(target):
         with opened(open_anything(parent, os.path.basename(target))) as shown:
             if os.path.samestat(os.fstat(shown), os.fstat(source)):
@@ -51,7 +70,7 @@ def _uncover(parent: int, target: str, source: int) -> None:
 
 
 def _make_target(parent: int, name: str, source: int) -> int:
-    """Something to mount on: a directory for a directory, an empty file for all else."""
+    """Create a mount point: a directory for a directory, an empty file for anything else."""
     wants_directory = stat.S_ISDIR(os.fstat(source).st_mode)
     try:
         found = open_anything(parent, name)
@@ -60,7 +79,7 @@ def _make_target(parent: int, name: str, source: int) -> int:
     else:
         if stat.S_ISDIR(os.fstat(found).st_mode) == wants_directory:
             return found
-        os.close(found)  # left from when the sub-path was of the other kind
+        os.close(found)  # a leftover: the sub-path was of the other kind before
         (os.unlink if wants_directory else os.rmdir)(name, dir_fd=parent)
     if wants_directory:
         return make_child(parent, name, _DIRECTORY_MODE)

@@ -1,8 +1,8 @@
-"""Which directories grew beyond their limit: measured now and then, told to whoever evicts.
+"""Find volumes that exceed their size limit.
 
-Directories with limits come in; an `OverUse` for each that is too large goes out, at every measurement as long as it
-is. Measuring walks a tree no further than to its limit; and the next one comes the later, the longer it took, so that
-it costs a small share of a processor at most. The Go ancestor is `emptyDirLimitEviction` in pkg/kubelet/eviction.
+Input: directories with limits. Output: an `OverUse` for each directory that is too large, at every measurement.
+Counting stops at the limit. The pause between measurements grows with their duration, so that they use only a small
+share of a CPU. Kubelet counterpart: `emptyDirLimitEviction` in pkg/kubelet/eviction.
 """
 
 import time
@@ -10,17 +10,17 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 
+from podkeeper.linux.tree import disk_usage
 from podkeeper.model.messages import PodUID
 from podkeeper.model.quantity import Quantity
-from podkeeper.volumes.tree import disk_usage
 
 PERIOD_SECONDS = 10.0
-PAUSES_PER_WORK = 100
+PAUSE_FACTOR = 100  # at most 1 % of a CPU
 
 
 @dataclass(frozen=True, slots=True)
-class Limited:
-    """A directory that must not grow beyond a limit."""
+class LimitedVolume:
+    """A volume with a size limit."""
 
     uid: PodUID
     volume: str
@@ -30,21 +30,21 @@ class Limited:
 
 @dataclass(frozen=True, slots=True)
 class OverUse:
-    """A volume that is larger than it may be."""
+    """A volume that exceeds its limit."""
 
     uid: PodUID
     volume: str
-    used_bytes: int  # at least: counting stopped there
+    used_bytes: int  # counting stopped here
     limit: Quantity
 
     @property
     def message(self) -> str:
-        """What the status of an evicted pod says, in the words of the reference."""
+        """The kubelet's message for the status of the evicted pod."""
         return f'Usage of EmptyDir volume "{self.volume}" exceeds the limit "{self.limit}". '
 
 
-def over_used(directories: Iterable[Limited]) -> tuple[OverUse, ...]:
-    """Those that are too large. One that is gone is not. Blocks."""
+def over_used(directories: Iterable[LimitedVolume]) -> tuple[OverUse, ...]:
+    """Return the volumes that exceed their limit. Missing directories do not. Blocks."""
     found = []
     for directory in directories:
         limit = directory.limit.value
@@ -55,10 +55,10 @@ def over_used(directories: Iterable[Limited]) -> tuple[OverUse, ...]:
     return tuple(found)
 
 
-def measured(
-    directories: Iterable[Limited], period_seconds: float = PERIOD_SECONDS
+def measure(
+    directories: Iterable[LimitedVolume], period_seconds: float = PERIOD_SECONDS
 ) -> tuple[tuple[OverUse, ...], float]:
-    """Those that are too large, and how many seconds to wait before the next look. Blocks."""
+    """Return the volumes that exceed their limit, and the pause until the next measurement. Blocks."""
     begun = time.monotonic()
     found = over_used(directories)
-    return found, max(period_seconds, PAUSES_PER_WORK * (time.monotonic() - begun))
+    return found, max(period_seconds, PAUSE_FACTOR * (time.monotonic() - begun))

@@ -1,4 +1,4 @@
-"""A terminal for tests: a program on a pty, and what a person would see there.
+"""A terminal for tests: a program on a pty, and the text that the screen shows.
 
 It knows what rich sends: text, line feeds, colours, "up", "erase line", "hide the cursor". Anything else is an error.
 """
@@ -22,8 +22,8 @@ _COLOUR = re.compile(r"\b(3[0-8]|9[0-7])\b")
 _COMMAND = re.compile(r"\x1b\[([?0-9;]*)([A-Za-z])")
 
 
-class Picture:
-    """What is on a screen, and what has scrolled off it."""
+class ScreenText:
+    """The text on the screen, and the text that has scrolled off."""
 
     def __init__(self, columns: int, rows: int) -> None:
         self.columns, self.rows = columns, rows
@@ -34,16 +34,15 @@ class Picture:
         self._pending = ""
 
     def text(self) -> str:
-        """All of it."""
         return "\n".join(line.rstrip() for line in (*self.gone, *self.lines)).rstrip("\n")
 
     def feed(self, text: str) -> None:
-        """Show what a program writes."""
+        """Process the output of a program."""
         self._pending += text
         while self._pending:
             if match := _COMMAND.match(self._pending):
                 self._pending = self._pending[match.end() :]
-                self._obey(match[1], match[2])
+                self._execute(match[1], match[2])
             elif self._pending[0] == "\x1b":
                 assert len(self._pending) < 12, f"what is {self._pending[:12]!r}?"
                 return
@@ -71,19 +70,19 @@ class Picture:
         else:
             self.y += 1
 
-    def _obey(self, what: str, command: str) -> None:
+    def _execute(self, arguments: str, command: str) -> None:
         match command:
             case "A":
-                self.y = max(0, self.y - int(what or 1))
+                self.y = max(0, self.y - int(arguments or 1))
             case "K":
                 self.lines[self.y] = ""
             case "m":
                 self.is_styled = True
-                self.is_coloured |= bool(_COLOUR.search(what))
+                self.is_coloured |= bool(_COLOUR.search(arguments))
             case "h" | "l":
-                assert what == "?25"
+                assert arguments == "?25"
             case _:
-                raise AssertionError(f"what is {what}{command}?")
+                raise AssertionError(f"unknown escape sequence: {arguments}{command}")
 
 
 class Terminal:
@@ -92,7 +91,7 @@ class Terminal:
     def __init__(self, command: Sequence[str], columns: int, rows: int, environment: Mapping[str, str]) -> None:
         self._master, other = pty.openpty()
         fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-        self.picture = Picture(columns, rows)
+        self.picture = ScreenText(columns, rows)
         usual = {"TERM": "xterm", "LANG": "C.UTF-8", "LC_ALL": "C.UTF-8"}
         inherited = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "LINES", "NO_COLOR")}
         with usual_signals():
@@ -102,11 +101,11 @@ class Terminal:
         os.close(other)
 
     def press_ctrl_c(self) -> None:
-        """What a terminal sends for it."""
+        """Send the byte of Ctrl-C."""
         self.process.send_signal(signal.SIGINT)
 
     def until(self, condition: Callable[[str], object], within: float = 15.0) -> str:
-        """Watch until what is seen is as wanted."""
+        """Wait until the text of the screen fulfils the condition."""
         end = time.monotonic() + within
         while not condition(self.picture.text()):
             assert time.monotonic() < end, f"not within {within} s:\n{self.picture.text()}"
@@ -114,7 +113,7 @@ class Terminal:
         return self.picture.text()
 
     def wait(self) -> int:
-        """The exit status; all it wrote has been seen."""
+        """Return the exit status after reading all output."""
         end = time.monotonic() + 15
         while self.process.poll() is None:
             assert time.monotonic() < end, f"it does not end:\n{self.picture.text()}"
@@ -124,13 +123,13 @@ class Terminal:
         return self.process.wait()
 
     def hang_up(self) -> None:
-        """Be gone, as a window that is closed."""
+        """Close the terminal like a window."""
         os.close(self._master)
         self._master = -1
         self.process.send_signal(signal.SIGHUP)
 
     def close(self) -> None:
-        """End whatever is left."""
+        """Kill the program if it still runs."""
         self.process.kill()
         self.process.wait()
         if self._master >= 0:
@@ -147,7 +146,7 @@ class Terminal:
 
 @contextlib.contextmanager
 def on_terminal(command: Sequence[str], columns: int = 100, rows: int = 24, **environment: str) -> Iterator[Terminal]:
-    """Run a program on a terminal of a size."""
+    """Run a program on a terminal of this size."""
     terminal = Terminal(command, columns, rows, environment)
     try:
         yield terminal

@@ -1,4 +1,4 @@
-"""The commands that ask an agent, called as a person calls them, against a living agent on a real socket."""
+"""The commands that send requests to an agent, with a running agent on a real socket."""
 
 import json
 import os
@@ -12,14 +12,14 @@ import yaml
 from click.testing import CliRunner
 
 from podkeeper.app.cli import COMMANDS, main
-from tests.app.local.house import House, append, is_open, pod
+from tests.app.local.harness import Harness, append, is_open, manifest
 from tests.app.local.test_logs import line
 
 CRASH = {"app": {"after_seconds": 0.1, "exit_code": 2}}
 
 
-def test_ps_shows_how_pods_are_and_why(it: House) -> None:
-    it.write("pods.yaml", pod("web"), pod("crash", lives=CRASH))
+def test_ps_shows_status_and_reason(it: Harness) -> None:
+    it.write("pods.yaml", manifest("web"), manifest("crash", lives=CRASH))
     it.until(lambda: it.status("web") == "Running" and it.status("crash") == "CrashLoopBackOff")
     result = it.call("ps")
     heading, crash, web = result.output.splitlines()
@@ -33,8 +33,8 @@ def test_ps_shows_how_pods_are_and_why(it: House) -> None:
     assert yaml.safe_load(it.call("ps", "-o", "yaml").output)["kind"] == "PodList"
 
 
-def test_ps_shows_those_that_are_asked_for_by_either_name(it: House) -> None:
-    it.write("pods.yaml", pod("web"), pod("job"), pod("other"), pod("far", namespace="away"))
+def test_ps_selects_pods_by_full_name_and_manifest_name(it: Harness) -> None:
+    it.write("pods.yaml", manifest("web"), manifest("job"), manifest("other"), manifest("far", namespace="away"))
     it.until(lambda: it.status("web") == it.status("other") == "Running")
     lines = it.call("ps", "web", "job-n1").output.splitlines()
     assert [line.split()[0] for line in lines] == ["POD", "job-n1", "web-n1"]
@@ -47,12 +47,12 @@ def test_ps_shows_those_that_are_asked_for_by_either_name(it: House) -> None:
     assert (wrong.exit_code, "did you mean: web?" in wrong.output) == (1, True)
 
 
-def test_ps_without_pods_says_so(it: House) -> None:
+def test_ps_without_pods(it: Harness) -> None:
     assert "No pods" in it.call("ps").output
 
 
-def test_logs_of_one_container_are_as_it_wrote_them(it: House) -> None:
-    it.write("web.yaml", pod("web"))
+def test_logs_of_one_container_are_unchanged(it: Harness) -> None:
+    it.write("web.yaml", manifest("web"))
     it.until(lambda: it.status("web") == "Running")
     it.log("web").write_bytes(line("one") + line("two", 1))
     assert it.call("logs", "web").output == "one\ntwo\n"
@@ -64,10 +64,10 @@ def test_logs_of_one_container_are_as_it_wrote_them(it: House) -> None:
     assert reason in it.call("logs", "web", "--since-time", "soon").output
 
 
-def test_logs_of_several_containers_have_their_names_in_front(it: House) -> None:
+def test_logs_of_several_containers_have_prefixes(it: Harness) -> None:
     it.write(
         "pair.yaml",
-        pod("pair", "one", "two", policy="Never"),
+        manifest("pair", "one", "two", policy="Never"),
     )
     it.until(lambda: it.status("pair") == "Running")
     it.log("pair", "one").write_bytes(line("a"))
@@ -77,12 +77,12 @@ def test_logs_of_several_containers_have_their_names_in_front(it: House) -> None
     assert it.call("logs", "pair", "--no-prefix").output == "a\nb\n"
     it.end("pair", "one")
     it.end("pair", "two")
-    followed = it.call("logs", "pair", "-f").output  # until both have ended
+    followed = it.call("logs", "pair", "-f").output  # until both have exited
     assert sorted(followed.splitlines()) == ["[one] a", "[two] b"]
 
 
-def test_logs_that_are_not_there_are_named(it: House) -> None:
-    it.write("web.yaml", pod("web"))
+def test_missing_logs_are_reported(it: Harness) -> None:
+    it.write("web.yaml", manifest("web"))
     it.until(lambda: it.status("web") == "Running")
     result = it.call("logs", "web", "-p")
     assert result.exit_code == 1
@@ -90,8 +90,10 @@ def test_logs_that_are_not_there_are_named(it: House) -> None:
     assert "container ap not found in pod web-n1; it has: app" in it.call("logs", "web", "-c", "ap").output
 
 
-def test_exec_passes_output_and_exit_status_on(it: House) -> None:
-    it.write("web.yaml", pod("web", lives={"app": {"exec": [{"output": "hi\n", "exit_code": 5, "command": "greet"}]}}))
+def test_exec_returns_output_and_exit_status(it: Harness) -> None:
+    it.write(
+        "web.yaml", manifest("web", lives={"app": {"exec": [{"output": "hi\n", "exit_code": 5, "command": "greet"}]}})
+    )
     it.until(lambda: it.status("web") == "Running")
     result = it.call("exec", "web", "-c", "app", "--", "greet", "-x", "--", "you")
     assert (result.exit_code, result.output) == (5, "hi\n")
@@ -102,26 +104,26 @@ def test_exec_passes_output_and_exit_status_on(it: House) -> None:
     assert "cannot use stdin or a TTY" in refused.output
 
 
-def test_attach_shows_what_comes(it: House) -> None:
-    it.write("web.yaml", pod("web", policy="Never"))
+def test_attach_prints_new_output(it: Harness) -> None:
+    it.write("web.yaml", manifest("web", policy="Never"))
     it.until(lambda: it.status("web") == "Running")
     log = it.log("web")
     log.write_bytes(line("before"))
 
-    def live_on() -> None:
+    def write_and_exit() -> None:
         it.until(lambda: is_open(log))
         append(log, line("now"))
         it.end("web")
 
-    living = threading.Thread(target=live_on)
+    living = threading.Thread(target=write_and_exit)
     living.start()
     result = it.call("attach", "web")
     living.join()
     assert (result.exit_code, result.output) == (0, "now\n")
 
 
-def test_stop_waits_and_start_starts_the_pod_again(it: House) -> None:
-    it.write("pods.yaml", pod("web", lives={"app": {"term_seconds": 0.5}}), pod("other"))
+def test_stop_waits_and_start_starts_the_pod_again(it: Harness) -> None:
+    it.write("pods.yaml", manifest("web", lives={"app": {"term_seconds": 0.5}}), manifest("other"))
     it.until(lambda: it.status("web") == it.status("other") == "Running")
     result = it.call("stop", "web")
     assert result.exit_code == 0
@@ -129,11 +131,11 @@ def test_stop_waits_and_start_starts_the_pod_again(it: House) -> None:
     assert (it.status("web"), it.status("other")) == ("Stopped", "Running")
     assert "'podkeeper start web-n1'" in it.call("ps").output
     assert it.call("start", "web", "other").output == "web-n1 started.\nother-n1 was not stopped.\n"
-    assert it.gate.held() == {}
+    assert it.stop_filter.stopped() == {}
 
 
-def test_start_of_a_stopping_pod(it: House) -> None:
-    it.write("slow.yaml", pod("slow", lives={"app": {"term_seconds": 1.0}}))
+def test_start_of_a_stopping_pod(it: Harness) -> None:
+    it.write("slow.yaml", manifest("slow", lives={"app": {"term_seconds": 1.0}}))
     it.until(lambda: it.status("slow") == "Running")
     it.call("stop", "slow", "--no-wait")
     assert "; then it is started again" not in it.call("ps").output
@@ -142,15 +144,15 @@ def test_start_of_a_stopping_pod(it: House) -> None:
     it.until(lambda: it.status("slow") == "Running")
 
 
-def test_stop_force_does_not_wait_for_the_grace_period(it: House) -> None:
-    it.write("slow.yaml", pod("slow", lives={"app": {"term_seconds": None}}, grace=600))
+def test_stop_force_does_not_wait_for_the_grace_period(it: Harness) -> None:
+    it.write("slow.yaml", manifest("slow", lives={"app": {"term_seconds": None}}, grace=600))
     it.until(lambda: it.status("slow") == "Running")
     assert "slow-n1 stopped." in it.call("stop", "--force", "slow").output
     assert it.status("slow") == "Stopped"
 
 
-def test_stop_stops_no_pod_if_one_name_is_wrong(it: House) -> None:
-    it.write("web.yaml", pod("web"))
+def test_stop_stops_no_pod_if_one_name_is_wrong(it: Harness) -> None:
+    it.write("web.yaml", manifest("web"))
     it.until(lambda: it.status("web") == "Running")
     result = it.call("stop", "web", "wep")
     assert result.exit_code == 1
@@ -158,15 +160,15 @@ def test_stop_stops_no_pod_if_one_name_is_wrong(it: House) -> None:
     assert it.status("web") == "Running"
 
 
-def test_stop_without_waiting(it: House) -> None:
-    it.write("slow.yaml", pod("slow", lives={"app": {"term_seconds": None}}, grace=60))
+def test_stop_without_waiting(it: Harness) -> None:
+    it.write("slow.yaml", manifest("slow", lives={"app": {"term_seconds": None}}, grace=60))
     it.until(lambda: it.status("slow") == "Running")
     assert "slow-n1 is stopping." in it.call("stop", "slow", "--no-wait", "--grace-period", "1").output
     assert it.status("slow") == "Terminating"
 
 
-def test_describe_tells_all_with_events(it: House) -> None:
-    it.write("crash.yaml", pod("crash", lives=CRASH), pod("web"))
+def test_describe_prints_details_and_events(it: Harness) -> None:
+    it.write("crash.yaml", manifest("crash", lives=CRASH), manifest("web"))
     it.until(lambda: it.status("crash") == "CrashLoopBackOff")
     result = it.call("describe", "crash", "web")
     lines = result.output.splitlines()
@@ -176,8 +178,8 @@ def test_describe_tells_all_with_events(it: House) -> None:
     assert any(each.split() == ["Name:", "web-n1"] for each in lines)
 
 
-def test_explain_shows_state_reason_next_sync_and_timeline(it: House) -> None:
-    it.write("crash.yaml", pod("crash", lives=CRASH))
+def test_explain_shows_state_reason_next_sync_and_timeline(it: Harness) -> None:
+    it.write("crash.yaml", manifest("crash", lives=CRASH))
     it.until(lambda: it.status("crash") == "CrashLoopBackOff")
     result = it.call("explain", "crash")
     assert "pod default/crash-n1" in result.output
@@ -204,7 +206,7 @@ def test_without_an_agent_the_error_says_how_to_start_one(tmp_path: Path) -> Non
     assert str(tmp_path / "root" / "podkeeper.sock") in elsewhere.output
 
 
-def test_the_socket_may_be_named_by_the_environment(it: House) -> None:
+def test_the_environment_selects_the_socket(it: Harness) -> None:
     result = CliRunner().invoke(main, ["ps"], env={"PODKEEPER_SOCKET": str(it.socket)})
     assert (result.exit_code, "No pods" in result.output) == (0, True)
 
@@ -225,19 +227,19 @@ def test_completion_prints_a_script(shell: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "typed, told",
+    "typed, expected",
     [
         ("podkeeper lo", "plain,logs"),
         ("podkeeper logs w", "plain,web-n1"),
         ("podkeeper ps web-n1 o", "plain,other-n1"),
         ("podkeeper logs web -c t", "plain,two"),
-        ("podkeeper logs nobody -c t", ""),
+        ("podkeeper logs absent -c t", ""),
     ],
 )
-def test_the_shell_completes_commands_pods_and_containers_of_the_agent_that_is_meant(
-    it: House, typed: str, told: str
+def test_completion_of_commands_and_of_pods_and_containers_of_the_selected_agent(
+    it: Harness, typed: str, expected: str
 ) -> None:
-    it.write("web.yaml", pod("web", "one", "two"), pod("other"))
+    it.write("web.yaml", manifest("web", "one", "two"), manifest("other"))
     it.until(lambda: it.status("web") == "Running")
     words = typed.split(" ")
     if len(words) > 2:
@@ -250,16 +252,16 @@ def test_the_shell_completes_commands_pods_and_containers_of_the_agent_that_is_m
         text=True,
         timeout=10,
     )
-    assert answer.stdout.strip() == told
+    assert answer.stdout.strip() == expected
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_says_how_it_is_called(command: str) -> None:
+def test_every_command_has_a_help(command: str) -> None:
     result = CliRunner().invoke(main, [command, "--help"])
     assert (result.exit_code, result.output.startswith("Usage:")) == (0, True)
 
 
-def test_ps_loads_nothing_of_weight(it: House) -> None:
+def test_ps_imports_no_slow_module(it: Harness) -> None:
     script = (
         "import sys; sys.argv = ['podkeeper', 'ps']\n"
         "from podkeeper.app.cli import main\n"
@@ -267,11 +269,11 @@ def test_ps_loads_nothing_of_weight(it: House) -> None:
         "except SystemExit: pass\n"
         "print(sorted({'aiohttp', 'asyncio', 'msgspec', 'rich', 'yaml', 'podkeeper.engine'} & set(sys.modules)))"
     )
-    told = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", script],
         env=os.environ | {"PODKEEPER_SOCKET": str(it.socket)},
         capture_output=True,
         text=True,
         timeout=10,
     )
-    assert told.stdout.splitlines()[-1] == "[]"
+    assert result.stdout.splitlines()[-1] == "[]"

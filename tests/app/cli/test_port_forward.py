@@ -1,4 +1,4 @@
-"""`podkeeper port-forward`, called as a person calls it: real listeners, a real agent, Ctrl-C at the end."""
+"""`podkeeper port-forward` with real listeners, a real agent, and Ctrl-C at the end."""
 
 import errno
 import os
@@ -14,9 +14,9 @@ from pathlib import Path
 import click
 import pytest
 
-from podkeeper.app.cli.forwarding import Pair, listeners_for, pairs_meant
+from podkeeper.app.cli.forward_listener import PortPair, listeners_for, parse_port_pairs
 from podkeeper.app.local.forwards import HostForwards
-from tests.app.local.house import House, house, pod
+from tests.app.local.harness import Harness, harness, manifest
 from tests.app.local.test_forwards import echo, free_port, listening
 from tests.signals import usual_signals
 
@@ -30,62 +30,62 @@ POD = {
     },
 }
 PAIRS = {
-    "the same port": ("80", Pair(80, 80)),
-    "another port": ("8080:80", Pair(8080, 80)),
-    "a port that is free": (":80", Pair(0, 80)),
-    "likewise, as kubectl takes it": ("0:80", Pair(0, 80)),
-    "a port by its name": ("8080:metrics", Pair(8080, 9090)),
-    "only a name": ("http", Pair(80, 80)),
+    "the same port": ("80", PortPair(80, 80)),
+    "another port": ("8080:80", PortPair(8080, 80)),
+    "a free port": (":80", PortPair(0, 80)),
+    "a free port, as in kubectl": ("0:80", PortPair(0, 80)),
+    "a named port": ("8080:metrics", PortPair(8080, 9090)),
+    "only a name": ("http", PortPair(80, 80)),
 }
 
 
 @pytest.mark.parametrize("text, expected", PAIRS.values(), ids=PAIRS.keys())
-def test_which_ports_are_meant(text: str, expected: Pair) -> None:
-    assert pairs_meant(POD, [text]) == [expected]
+def test_parse_port_pairs(text: str, expected: PortPair) -> None:
+    assert parse_port_pairs(POD, [text]) == [expected]
 
 
 WRONG = {
     "too many": ("1:2:3", "e.g. 8080:80"),
     "no remote port": ("80:", "does not have a named port ''"),
-    "a name that no container gave": ("8080:htp", "does not have a named port 'htp'; its named ports: http, metrics"),
+    "an unknown name": ("8080:htp", "does not have a named port 'htp'; its named ports: http, metrics"),
     "a remote port of 0": ("80:0", "expected a number from 1 to 65535"),
     "a remote port that is too large": ("65536", "expected a number from 1 to 65535"),
     "a local port that is too large": ("65536:80", "cannot listen on port '65536'"),
-    "a local port that is none": ("x:80", "cannot listen on port 'x'"),
+    "an invalid local port": ("x:80", "cannot listen on port 'x'"),
 }
 
 
 @pytest.mark.parametrize("text, words", WRONG.values(), ids=WRONG.keys())
-def test_what_is_said_of_ports_that_are_none(text: str, words: str) -> None:
+def test_an_invalid_port_is_an_error(text: str, words: str) -> None:
     with pytest.raises(click.ClickException, match=words):
-        pairs_meant(POD, [text])
+        parse_port_pairs(POD, [text])
 
 
-def test_an_address_that_is_none_is_named() -> None:
+def test_an_invalid_address_is_an_error() -> None:
     with pytest.raises(click.ClickException, match="'somewhere' is not a valid IP"), listeners_for([], "somewhere"):
         raise AssertionError("there is nothing to listen on")
 
 
-def test_ports_that_are_taken_are_told_and_the_others_served(capsys: pytest.CaptureFixture[str]) -> None:
+def test_ports_in_use_are_reported_and_the_others_are_forwarded(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         taken = other.getsockname()[1]
-        with listeners_for([Pair(taken, 80), Pair(0, 81)], "127.0.0.1") as listeners:
+        with listeners_for([PortPair(taken, 80), PortPair(0, 81)], "127.0.0.1") as listeners:
             assert [each.pair.remote for each in listeners] == [81]
         refused = pytest.raises(click.ClickException, match="any of the requested ports")
-        with refused, listeners_for([Pair(taken, 80)], "127.0.0.1"):
+        with refused, listeners_for([PortPair(taken, 80)], "127.0.0.1"):
             raise AssertionError("it is taken")
     assert capsys.readouterr().err.count(f"Unable to listen on port {taken}: Address already in use") == 2
 
 
-def test_one_address_for_all_or_none(capsys: pytest.CaptureFixture[str]) -> None:
-    elsewhere = "192.0.2.1"  # not of this machine
-    with pytest.raises(click.ClickException), listeners_for([Pair(0, 80)], f"127.0.0.1,{elsewhere}"):
+def test_a_port_is_opened_on_all_addresses_or_on_none(capsys: pytest.CaptureFixture[str]) -> None:
+    elsewhere = "192.0.2.1"  # not an address of this machine
+    with pytest.raises(click.ClickException), listeners_for([PortPair(0, 80)], f"127.0.0.1,{elsewhere}"):
         raise AssertionError("it cannot listen there")
     assert "Forwarding" not in capsys.readouterr().out
 
 
 class Running:
-    """A `port-forward` that runs."""
+    """A running `port-forward`."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
@@ -95,7 +95,7 @@ class Running:
         return self.process.stdout.readline().rstrip("\n")
 
     def ports(self, count: int) -> list[int]:
-        """The ports here, from the lines in which they are told (for IPv4)."""
+        """Return the local IPv4 ports from the printed lines."""
         found: list[int] = []
         while len(found) < count:
             if match := re.fullmatch(r"Forwarding from 127\.0\.0\.1:(\d+) -> \d+", line := self.line()):
@@ -106,8 +106,8 @@ class Running:
 
 
 @contextmanager
-def forwarding(it: House, *arguments: str) -> Iterator[Running]:
-    """Call it; in the end Ctrl-C is pressed, and it must have ended without complaint."""
+def forwarding(it: Harness, *arguments: str) -> Iterator[Running]:
+    """Run the command. Press Ctrl-C at the end, and check that it exits without an error."""
     script = "from podkeeper.app.cli import main; main(prog_name='podkeeper')"
     command = [sys.executable, "-u", "-c", script, "port-forward", "--socket", str(it.socket), *arguments]
     pipe = subprocess.PIPE
@@ -123,15 +123,15 @@ def forwarding(it: House, *arguments: str) -> Iterator[Running]:
 
 
 @pytest.fixture
-def it(tmp_path: Path) -> Iterator[House]:
-    with house(tmp_path, forwards=HostForwards()) as made:
-        made.write("web.yaml", pod("web"))
+def it(tmp_path: Path) -> Iterator[Harness]:
+    with harness(tmp_path, forwards=HostForwards()) as made:
+        made.write("web.yaml", manifest("web"))
         made.until(lambda: made.status("web") == "Running")
         yield made
 
 
 def ask(port: int, question: bytes, host: str = "127.0.0.1") -> bytes:
-    """The bytes that come back until the peer closes or resets the connection."""
+    """Return the answer until the peer closes or resets the connection."""
     answer = b""
     with socket.create_connection((host, port), timeout=10) as connected:
         try:
@@ -145,7 +145,7 @@ def ask(port: int, question: bytes, host: str = "127.0.0.1") -> bytes:
     return answer
 
 
-def test_several_ports_are_forwarded_and_what_happens_is_told(it: House) -> None:
+def test_several_ports_are_forwarded_and_connections_are_printed(it: Harness) -> None:
     local = free_port()
     with (
         listening(echo) as port,
@@ -164,18 +164,18 @@ def test_several_ports_are_forwarded_and_what_happens_is_told(it: House) -> None
         assert ask(first, large) == large + b"that was all"
 
 
-def test_a_connection_that_fails_is_told_and_the_next_one_is_served(it: House) -> None:
+def test_a_failed_connection_is_reported_and_the_next_one_works(it: Harness) -> None:
     closed = free_port()
     with listening(echo) as port, forwarding(it, "web", f":{closed}", f":{port}", "--address", "127.0.0.1") as running:
         broken, good = running.ports(2)
         assert ask(broken, b"hello") == b""
         assert running.process.stderr is not None
-        told = running.process.stderr.readline()
-        assert told.startswith(f"an error occurred forwarding {broken} -> {closed}: cannot connect to port {closed}")
+        line = running.process.stderr.readline()
+        assert line.startswith(f"an error occurred forwarding {broken} -> {closed}: cannot connect to port {closed}")
         assert ask(good, b"hello ") == b"hello that was all"
 
 
-def test_whoever_leaves_early_is_let_go(it: House) -> None:
+def test_a_client_may_disconnect_early(it: Harness) -> None:
     with listening(echo) as port, forwarding(it, "web", f":{port}") as running:
         (local,) = running.ports(1)
         with socket.create_connection(("127.0.0.1", local), timeout=10) as leaving:
@@ -184,8 +184,8 @@ def test_whoever_leaves_early_is_let_go(it: House) -> None:
         assert ask(local, b"and ") == b"and that was all"
 
 
-def test_a_pod_that_does_not_run_is_refused_before_anybody_listens(it: House) -> None:
-    it.write("job.yaml", pod("job", lives={"app": {"after_seconds": 0.0}}, policy="Never"))
+def test_a_pod_that_is_not_running_is_an_error_before_ports_are_opened(it: Harness) -> None:
+    it.write("job.yaml", manifest("job", lives={"app": {"after_seconds": 0.0}}, policy="Never"))
     it.until(lambda: it.status("job") == "Completed")
     result = it.call("port-forward", "job", "80")
     assert result.exit_code == 1

@@ -1,4 +1,4 @@
-"""`podkeeper run` as a real process: what it shows, how signals end it, and with which status."""
+"""`podkeeper run` as a real process: output, signals and exit status."""
 
 import contextlib
 import os
@@ -17,8 +17,8 @@ import pytest
 from click.testing import CliRunner
 
 from podkeeper.app.cli import main
-from podkeeper.app.local.client import TABLE_ACCEPTED, AskingFailed, LocalClient
-from tests.app.local.house import pod
+from podkeeper.app.local.client import TABLE_ACCEPTED, LocalClient, RequestFailed
+from tests.app.local.harness import manifest
 
 slow = partial(pytest.param, marks=pytest.mark.slow)
 SLOW = {"app": {"term_seconds": 0.4}}
@@ -51,7 +51,7 @@ class Running:
     def statuses(self) -> dict[str, str]:
         try:
             rows = self.client.get("pods", accept=TABLE_ACCEPTED)["rows"]
-        except AskingFailed:
+        except RequestFailed:
             return {}
         return {row["cells"][0].removesuffix("-n1"): row["cells"][2] for row in rows}
 
@@ -87,7 +87,7 @@ def running(directory: Path, *arguments: str, **files: str) -> Iterator[Running]
 
 
 def test_each_change_is_a_line_and_ctrl_c_stops_the_pods_with_progress(tmp_path: Path) -> None:
-    with running(tmp_path, web=pod("web", lives=SLOW, grace=20)) as it:
+    with running(tmp_path, web=manifest("web", lives=SLOW, grace=20)) as it:
         it.until(lambda: it.statuses() == {"web": "Running"})
         it.process.send_signal(signal.SIGINT)
         assert it.wait() == 0
@@ -102,7 +102,7 @@ def test_each_change_is_a_line_and_ctrl_c_stops_the_pods_with_progress(tmp_path:
 
 
 def test_a_second_ctrl_c_does_not_wait(tmp_path: Path) -> None:
-    with running(tmp_path, web=pod("web", lives=STUBBORN, grace=600)) as it:
+    with running(tmp_path, web=manifest("web", lives=STUBBORN, grace=600)) as it:
         it.until(lambda: it.statuses() == {"web": "Running"})
         it.process.send_signal(signal.SIGINT)
         it.until(lambda: "still stopping" in it.out)
@@ -111,7 +111,7 @@ def test_a_second_ctrl_c_does_not_wait(tmp_path: Path) -> None:
 
 
 def test_sigterm_ends_the_agent_at_once(tmp_path: Path) -> None:
-    with running(tmp_path, web=pod("web", lives=STUBBORN, grace=600)) as it:
+    with running(tmp_path, web=manifest("web", lives=STUBBORN, grace=600)) as it:
         it.until(lambda: it.statuses() == {"web": "Running"})
         it.process.send_signal(signal.SIGTERM)
         assert it.wait() == 0
@@ -119,7 +119,7 @@ def test_sigterm_ends_the_agent_at_once(tmp_path: Path) -> None:
 
 
 def test_sigterm_stops_the_pods_with_stop_pods_on_exit(tmp_path: Path) -> None:
-    with running(tmp_path, "--stop-pods-on-exit", web=pod("web", lives=SLOW)) as it:
+    with running(tmp_path, "--stop-pods-on-exit", web=manifest("web", lives=SLOW)) as it:
         it.until(lambda: it.statuses() == {"web": "Running"})
         it.process.send_signal(signal.SIGTERM)
         assert it.wait() == 0
@@ -128,27 +128,27 @@ def test_sigterm_stops_the_pods_with_stop_pods_on_exit(tmp_path: Path) -> None:
 
 ONCE: dict[str, tuple[dict[str, str], int, str]] = {
     "all succeed": (
-        {"a": pod("a", lives={"app": {"after_seconds": 0.1}}, policy="Never")},
+        {"a": manifest("a", lives={"app": {"after_seconds": 0.1}}, policy="Never")},
         0,
         "All pods have terminated: 1 succeeded.",
     ),
     "one fails": (
         {
-            "a": pod("a", lives={"app": {"after_seconds": 0.1}}, policy="Never"),
-            "b": pod("b", lives={"app": {"after_seconds": 0.2, "exit_code": 3}}, policy="Never"),
+            "a": manifest("a", lives={"app": {"after_seconds": 0.1}}, policy="Never"),
+            "b": manifest("b", lives={"app": {"after_seconds": 0.2, "exit_code": 3}}, policy="Never"),
         },
         1,
         "All pods have terminated: 1 succeeded, 1 failed: b-n1.",
     ),
-    "a manifest cannot be used": (
+    "an invalid manifest": (
         {
-            "a": pod("a", lives={"app": {"after_seconds": 0.1}}, policy="Never"),
+            "a": manifest("a", lives={"app": {"after_seconds": 0.1}}, policy="Never"),
             "bad": "apiVersion: v1\nkind: Pod\nmetadata: {name: bad}\nspec:\n  containers: []\n",
         },
         1,
         "All pods have terminated: 1 succeeded.",
     ),
-    "there is none": ({}, 1, "No pods found."),
+    "no pods": ({}, 1, "No pods found."),
 }
 
 
@@ -166,19 +166,19 @@ def test_an_invalid_manifest_is_reported_while_the_valid_pods_run(tmp_path: Path
         "apiVersion: v1\nkind: Pod\nmetadata: {name: bad}\n"
         "spec:\n  restartPolicy: Sometimes\n  containers: [{name: c, image: i}]\n"
     )
-    with running(tmp_path, web=pod("web"), bad=bad) as it:
+    with running(tmp_path, web=manifest("web"), bad=bad) as it:
         it.until(lambda: it.statuses() == {"web": "Running"})
         it.until(lambda: "error: " in it.err)
         place = f"{tmp_path / 'm' / 'bad.yaml'}:5: spec.restartPolicy"
         reason = 'Unsupported value: "Sometimes": supported values: "Always", "OnFailure", "Never"'
         assert f"error: {place}: {reason}" in it.err
-        (tmp_path / "m" / "bad.yaml").write_text(pod("bad"))
+        (tmp_path / "m" / "bad.yaml").write_text(manifest("bad"))
         it.until(lambda: it.statuses() == {"web": "Running", "bad": "Running"})
         assert "bad.yaml: fixed or removed" in it.err
 
 
 def test_a_second_agent_of_the_same_root_is_refused(tmp_path: Path) -> None:
-    with running(tmp_path, web=pod("web")) as it:
+    with running(tmp_path, web=manifest("web")) as it:
         it.until(lambda: it.statuses() == {"web": "Running"})
         second = subprocess.run(command(tmp_path), capture_output=True, text=True, timeout=15)
         assert second.returncode == 1
@@ -186,8 +186,8 @@ def test_a_second_agent_of_the_same_root_is_refused(tmp_path: Path) -> None:
         assert it.statuses() == {"web": "Running"}
 
 
-def test_a_stop_by_hand_is_shown(tmp_path: Path) -> None:
-    with running(tmp_path, web=pod("web")) as it:
+def test_a_stopped_pod_is_shown(tmp_path: Path) -> None:
+    with running(tmp_path, web=manifest("web")) as it:
         it.until(lambda: it.statuses() == {"web": "Running"})
         it.client.post("stop", "default", "web")
         it.until(lambda: it.statuses() == {"web": "Stopped"})
@@ -196,9 +196,9 @@ def test_a_stop_by_hand_is_shown(tmp_path: Path) -> None:
         assert "Stopped" in it.out
 
 
-def test_on_a_terminal_there_is_a_table(tmp_path: Path) -> None:
+def test_a_terminal_shows_a_table(tmp_path: Path) -> None:
     (tmp_path / "m").mkdir()
-    (tmp_path / "m" / "web.yaml").write_text(pod("web"))
+    (tmp_path / "m" / "web.yaml").write_text(manifest("web"))
     terminal, other = pty.openpty()
     size = {"COLUMNS": "100", "LINES": "30", "TERM": "xterm", "LANG": "C.UTF-8", "PYTHONIOENCODING": "utf-8"}
     process = subprocess.Popen(command(tmp_path), stdin=other, stdout=other, stderr=other, env=os.environ | size)
@@ -234,7 +234,7 @@ def _read_until(terminal: int, condition: Callable[[str], bool]) -> str:
 def test_unsupported_configuration_fields_are_reported(tmp_path: Path) -> None:
     config = tmp_path / "kubelet.yaml"
     (tmp_path / "static").mkdir()
-    (tmp_path / "static" / "a.yaml").write_text(pod("a", lives={"app": {"after_seconds": 0.1}}, policy="Never"))
+    (tmp_path / "static" / "a.yaml").write_text(manifest("a", lives={"app": {"after_seconds": 0.1}}, policy="Never"))
     config.write_text(
         "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n"
         f"staticPodPath: {tmp_path / 'static'}\nmaxPods: 5\nfailSwapOn: false\nhairpinMode: none\nnonsense: 1\n"
@@ -256,13 +256,13 @@ def test_another_kind_of_document_is_rejected_as_configuration(tmp_path: Path) -
     assert "must be kind KubeletConfiguration" in result.output
 
 
-def test_nothing_to_run_is_a_wrong_call(tmp_path: Path) -> None:
+def test_nothing_to_run_is_a_usage_error(tmp_path: Path) -> None:
     result = CliRunner().invoke(main, ["run", "--root", str(tmp_path / "r")])
     assert result.exit_code == 2
     assert "nothing to run" in result.output
 
 
-# ---- whoever listens, or does not ----
+# ---- closed output ----
 
 
 def _shell(directory: Path, how: str, **files: str) -> "subprocess.Popen[bytes]":
@@ -276,8 +276,8 @@ def _shell(directory: Path, how: str, **files: str) -> "subprocess.Popen[bytes]"
 @pytest.mark.parametrize(
     "how", ["{} 2>err | head -1 >out", *(slow(how) for how in ("{} >&- 2>err", "{} >/dev/full 2>err", "{} >&- 2>&-"))]
 )
-def test_an_agent_goes_on_when_nobody_reads_what_it_says(tmp_path: Path, how: str) -> None:
-    shell = _shell(tmp_path, how.replace("{}", "{} --once"), a=pod("a", lives={"app": {"after_seconds": 0.5}}))
+def test_the_agent_continues_when_its_output_is_closed(tmp_path: Path, how: str) -> None:
+    shell = _shell(tmp_path, how.replace("{}", "{} --once"), a=manifest("a", lives={"app": {"after_seconds": 0.5}}))
     client = LocalClient(tmp_path / "r" / "podkeeper.sock")
     try:
         end = time.monotonic() + 10
@@ -296,7 +296,7 @@ def test_an_agent_goes_on_when_nobody_reads_what_it_says(tmp_path: Path, how: st
 def _has_restarted(client: LocalClient) -> bool:
     try:
         (row,) = client.get("pods", accept=TABLE_ACCEPTED)["rows"]
-    except (AskingFailed, ValueError):
+    except (RequestFailed, ValueError):
         return False
     return not row["cells"][3].startswith("0")
 
@@ -304,7 +304,7 @@ def _has_restarted(client: LocalClient) -> bool:
 def test_nohup_keeps_the_agent_alive(tmp_path: Path) -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # children inherit it
     try:
-        with running(tmp_path, web=pod("web")) as it:
+        with running(tmp_path, web=manifest("web")) as it:
             it.until(lambda: it.statuses() == {"web": "Running"})
             it.process.send_signal(signal.SIGHUP)
             it.client.post("stop", "default", "web")
@@ -316,7 +316,7 @@ def test_nohup_keeps_the_agent_alive(tmp_path: Path) -> None:
 
 
 def test_once_names_pods_that_restart_forever(tmp_path: Path) -> None:
-    with running(tmp_path, "--once", web=pod("web"), job=pod("job", policy="OnFailure")) as it:
+    with running(tmp_path, "--once", web=manifest("web"), job=manifest("job", policy="OnFailure")) as it:
         it.until(lambda: "these restart forever (restartPolicy: Always): web-n1" in it.out)
         it.client.post("stop", "default", "web")
         it.client.post("stop", "default", "job")

@@ -1,4 +1,4 @@
-"""`podkeeper validate`: the files that `podkeeper run` would read, and all that is wrong with them."""
+"""`podkeeper validate`: the same files as `podkeeper run`, with all problems."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 from click.testing import CliRunner, Result
 
 from podkeeper.app.cli import main
-from tests.app.local.house import pod
+from tests.app.local.harness import manifest
 
 TYPO = """apiVersion: v1
 kind: Pod
@@ -23,16 +23,16 @@ def validate(*arguments: str | Path, stdin: str = "") -> Result:
 
 
 def test_backup_files_of_editors_are_ignored(tmp_path: Path) -> None:
-    (tmp_path / "web.yaml").write_text(pod("web"))
+    (tmp_path / "web.yaml").write_text(manifest("web"))
     for leftover in ("web.yaml~", ".web.yaml.swp", "#web.yaml#", "web.yaml.bak"):
         (tmp_path / leftover).write_text("not: [whole")
     result = validate(tmp_path)
     assert (result.exit_code, result.output) == (0, "1 valid pod, 0 other valid objects\n")
 
 
-def test_a_duplicate_name_is_reported_with_the_other_place(tmp_path: Path) -> None:
-    (tmp_path / "a.yaml").write_text(pod("web"))
-    (tmp_path / "b.yaml").write_text(pod("web"))
+def test_a_duplicate_name_is_reported_with_the_other_file(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(manifest("web"))
+    (tmp_path / "b.yaml").write_text(manifest("web"))
     result = validate(tmp_path)
     assert result.exit_code == 1
     assert (
@@ -61,16 +61,19 @@ def test_an_unknown_field_is_reported_beside_other_problems(tmp_path: Path) -> N
 
 
 def test_a_manifest_from_stdin(tmp_path: Path) -> None:
-    assert validate("-", stdin=f"{pod('web')}\n---\n{pod('job')}").output == "2 valid pods, 0 other valid objects\n"
+    assert (
+        validate("-", stdin=f"{manifest('web')}\n---\n{manifest('job')}").output
+        == "2 valid pods, 0 other valid objects\n"
+    )
     bad = validate("-", stdin=TYPO)
     assert (bad.exit_code, "error: <stdin>:6: spec.containers[0].image" in bad.output) == (1, True)
 
 
 def test_problems_as_json(tmp_path: Path) -> None:
-    (tmp_path / "typo.yaml").write_text(f"{TYPO}---\n{pod('web')}")
-    told = json.loads(validate("-o", "json", tmp_path).output)
-    assert (told["pods"], told["otherObjects"]) == (1, 0)
-    first, second = told["problems"]
+    (tmp_path / "typo.yaml").write_text(f"{TYPO}---\n{manifest('web')}")
+    result = json.loads(validate("-o", "json", tmp_path).output)
+    assert (result["pods"], result["otherObjects"]) == (1, 0)
+    first, second = result["problems"]
     assert (first["severity"], first["file"], first["line"]) == ("error", str(tmp_path / "typo.yaml"), 6)
     assert (first["field"], second["severity"]) == ("spec.containers[0].image", "warning")
 

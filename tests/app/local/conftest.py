@@ -1,14 +1,14 @@
-"""A house for each test that asks for one."""
+"""The fixture `it`: a harness for each test."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.app.local.house import House, house
+from tests.app.local.harness import Harness, harness
 
 
 @pytest.fixture
-def it(tmp_path: Path) -> Iterator[House]:
-    with house(tmp_path) as made:
+def it(tmp_path: Path) -> Iterator[Harness]:
+    with harness(tmp_path) as made:
         yield made

@@ -1,4 +1,4 @@
-"""Who talks with a process and is gone: that is noticed, even while nobody takes what was said."""
+"""The server notices a disconnected client, even while the process reads no input."""
 
 import asyncio
 import sys
@@ -7,57 +7,57 @@ from pathlib import Path
 
 from aiohttp import web
 
-from podkeeper.app.local.channels import PROTOCOL, talk
+from podkeeper.app.local.channels import PROTOCOL, relay
 from podkeeper.app.local.server import listen
-from podkeeper.model.probing import CommandEnd, Exited
+from podkeeper.model.probing import CommandEnd, CommandExited
 
-SPEAK = """
+CLIENT = """
 import sys
 from pathlib import Path
 from podkeeper.app.local.client import LocalClient
-conversation = LocalClient(Path(sys.argv[1])).talk("exec")
+channels = LocalClient(Path(sys.argv[1])).open_channels("exec")
 print("begun", flush=True)
 while True:
-    conversation.send(0, bytes(65536))
+    channels.send(0, bytes(65536))
 """
 
 
-class Deaf:
-    """A process that takes nothing in and says nothing."""
+class BlockedSession:
+    """A process that reads no input and writes no output."""
 
     def __init__(self) -> None:
-        self.is_spoken_to = asyncio.Event()
+        self.has_input = asyncio.Event()
 
     async def output(self) -> AsyncIterator[tuple[str, bytes]]:
         await asyncio.Event().wait()
         yield "stdout", b""
 
     async def send(self, data: bytes) -> None:
-        self.is_spoken_to.set()
+        self.has_input.set()
         await asyncio.Event().wait()
 
     async def close_input(self) -> None:
-        """It does not listen anyway."""
+        pass
 
     async def resize(self, columns: int, rows: int) -> None:
-        """It does not look either."""
+        pass
 
     async def wait(self) -> CommandEnd:
-        return Exited(0)
+        return CommandExited(0)
 
     async def close(self) -> None:
-        """Nothing is open."""
+        pass
 
 
-def test_who_is_gone_with_half_a_word_said_is_noticed(tmp_path: Path) -> None:
+def test_a_client_that_dies_while_it_sends_is_noticed(tmp_path: Path) -> None:
     async def scenario() -> None:
-        deaf, over = Deaf(), asyncio.Event()
+        session, over = BlockedSession(), asyncio.Event()
 
         async def handle(request: web.Request) -> web.StreamResponse:
             answer = web.WebSocketResponse(protocols=(PROTOCOL,), max_msg_size=0)
             await answer.prepare(request)
             try:
-                await talk(deaf, answer)
+                await relay(session, answer)
             finally:
                 over.set()
             return answer
@@ -67,18 +67,18 @@ def test_who_is_gone_with_half_a_word_said_is_noticed(tmp_path: Path) -> None:
         runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await runner.setup()
         await web.SockSite(runner, listen(tmp_path / "s")).start()
-        arguments = ("-c", SPEAK, str(tmp_path / "s"))
-        speaking = await asyncio.create_subprocess_exec(sys.executable, *arguments, stdout=asyncio.subprocess.PIPE)
+        arguments = ("-c", CLIENT, str(tmp_path / "s"))
+        client = await asyncio.create_subprocess_exec(sys.executable, *arguments, stdout=asyncio.subprocess.PIPE)
         try:
-            await asyncio.wait_for(deaf.is_spoken_to.wait(), 10)
-            await asyncio.sleep(0.2)  # until the socket is full of what nobody takes
+            await asyncio.wait_for(session.has_input.wait(), 10)
+            await asyncio.sleep(0.2)  # until the buffer of the socket is full
             assert not over.is_set()
-            speaking.kill()
+            client.kill()
             await asyncio.wait_for(over.wait(), 10)
         finally:
-            if speaking.returncode is None:
-                speaking.kill()
-            await speaking.communicate()
+            if client.returncode is None:
+                client.kill()
+            await client.communicate()
             await runner.cleanup()
 
     asyncio.run(scenario())

@@ -1,4 +1,4 @@
-"""A log is read from its file: all of it or its end, while it grows, over rotation, until its container ends."""
+"""Reading a log: all of it or its end, while it grows, over rotations, until its container exits."""
 
 import asyncio
 from collections.abc import Callable
@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from podkeeper.app.local.client import AskingFailed
+from podkeeper.app.local.client import RequestFailed
 from podkeeper.app.local.logs import read_file
-from podkeeper.rules.logread import LogOptions
+from podkeeper.rules.logs.reading import LogOptions
 from podkeeper.runtimes.fake import FakeRuntime
-from tests.app.local.house import House, append, is_open, pod
+from tests.app.local.harness import Harness, append, is_open, manifest
 
 
 def line(text: str, second: int = 0, stream: str = "stdout", tag: str = "F") -> bytes:
@@ -19,17 +19,17 @@ def line(text: str, second: int = 0, stream: str = "stdout", tag: str = "F") -> 
 
 
 class Follower:
-    """Somebody who follows a file."""
+    """A follower of a file."""
 
     def __init__(self, path: Path, **options: Any) -> None:
-        self.heard = b""
-        self.goes_on = True
+        self.received = b""
+        self.may_grow = True
         self._options = LogOptions(follow=True, **options)
         self._path = path
 
     async def run(self) -> None:
-        async for data in read_file(self._path, self._options, goes_on=lambda: self.goes_on):
-            self.heard += data
+        async for data in read_file(self._path, self._options, may_grow=lambda: self.may_grow):
+            self.received += data
 
     async def until(self, condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(5):
@@ -40,7 +40,7 @@ class Follower:
 def read(path: Path, **options: Any) -> bytes:
     async def all_of_it() -> bytes:
         wanted = LogOptions(**options)
-        return b"".join([data async for data in read_file(path, wanted, goes_on=lambda: False)])
+        return b"".join([data async for data in read_file(path, wanted, may_grow=lambda: False)])
 
     return asyncio.run(all_of_it())
 
@@ -48,39 +48,39 @@ def read(path: Path, **options: Any) -> bytes:
 CASES: dict[str, tuple[dict[str, object], bytes]] = {
     "all of it": ({}, b"one\ntwo\nthree\n"),
     "the last lines": ({"tail_lines": 2}, b"two\nthree\n"),
-    "no line at all": ({"tail_lines": 0}, b""),
-    "more lines than there are": ({"tail_lines": 9}, b"one\ntwo\nthree\n"),
-    "so many bytes": ({"limit_bytes": 5}, b"one\nt"),
+    "no lines": ({"tail_lines": 0}, b""),
+    "more lines than exist": ({"tail_lines": 9}, b"one\ntwo\nthree\n"),
+    "a number of bytes": ({"limit_bytes": 5}, b"one\nt"),
     "one stream": ({"streams": frozenset({"stderr"})}, b"two\n"),
     "with times": ({"tail_lines": 1, "timestamps": True}, b"2026-11-15T10:00:03.000000000Z three\n"),
 }
 
 
 @pytest.mark.parametrize("options, expected", CASES.values(), ids=CASES.keys())
-def test_what_is_wanted_of_a_log(tmp_path: Path, options: dict[str, object], expected: bytes) -> None:
+def test_options_of_a_log(tmp_path: Path, options: dict[str, object], expected: bytes) -> None:
     path = tmp_path / "0.log"
     path.write_bytes(line("one", 1) + line("two", 2, "stderr") + line("three", 3))
     assert read(path, **options) == expected
 
 
-def test_pieces_of_a_line_are_joined_and_a_line_begun_is_told_at_the_end(tmp_path: Path) -> None:
+def test_partial_lines_are_joined_and_an_unfinished_line_is_returned_at_the_end(tmp_path: Path) -> None:
     path = tmp_path / "0.log"
     path.write_bytes(line("be", tag="P") + line("gun") + line("half")[:-1])
     assert read(path) == b"begun\nhalf"
 
 
-def test_a_log_longer_than_a_block_is_told_whole(tmp_path: Path) -> None:
+def test_a_log_longer_than_a_block_is_complete(tmp_path: Path) -> None:
     path = tmp_path / "0.log"
     path.write_bytes(b"".join(line(f"{number:05}") for number in range(20_000)))
     assert read(path) == b"".join(f"{number:05}\n".encode() for number in range(20_000))
     assert read(path, tail_lines=1) == b"19999\n"
 
 
-def test_a_log_that_is_not_there_is_empty(tmp_path: Path) -> None:
+def test_a_missing_log_is_empty(tmp_path: Path) -> None:
     assert read(tmp_path / "none.log") == b""
 
 
-def test_a_follower_hears_what_comes_over_rotation_and_truncation_and_is_done_when_the_container_is(
+def test_a_follower_reads_over_rotation_and_truncation_until_the_container_exits(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "0.log"
@@ -88,24 +88,24 @@ def test_a_follower_hears_what_comes_over_rotation_and_truncation_and_is_done_wh
     async def scenario() -> None:
         follower = Follower(path)
         following = asyncio.create_task(follower.run())
-        await asyncio.sleep(0)  # it waits for a file that is not there yet
+        await asyncio.sleep(0)  # the follower waits for the file
         path.write_bytes(line("first") + line("half")[:-3])
-        await follower.until(lambda: follower.heard == b"first\n")
+        await follower.until(lambda: follower.received == b"first\n")
         append(path, line("half")[-3:])
-        await follower.until(lambda: follower.heard.endswith(b"half\n"))
+        await follower.until(lambda: follower.received.endswith(b"half\n"))
         with path.open("ab") as old:
             path.rename(tmp_path / "0.log.20261115")
             old.write(line("last of the old"))
             old.flush()
             path.write_bytes(line("rotated"))
-        await follower.until(lambda: follower.heard.endswith(b"last of the old\nrotated\n"))
-        path.write_bytes(line("x"))  # shorter than what was read: it was emptied
-        await follower.until(lambda: follower.heard.endswith(b"rotated\nx\n"))
+        await follower.until(lambda: follower.received.endswith(b"last of the old\nrotated\n"))
+        path.write_bytes(line("x"))  # shorter than what was read, so it was truncated
+        await follower.until(lambda: follower.received.endswith(b"rotated\nx\n"))
         append(path, line("farewell"))
-        follower.goes_on = False
+        follower.may_grow = False
         async with asyncio.timeout(5):
             await following
-        assert follower.heard.endswith(b"x\nfarewell\n")
+        assert follower.received.endswith(b"x\nfarewell\n")
 
     asyncio.run(scenario())
 
@@ -117,9 +117,9 @@ def test_a_follower_begins_with_the_last_lines(tmp_path: Path) -> None:
     async def scenario() -> None:
         follower = Follower(path, tail_lines=1)
         following = asyncio.create_task(follower.run())
-        await follower.until(lambda: follower.heard == b"two\n")
+        await follower.until(lambda: follower.received == b"two\n")
         append(path, line("three"))
-        await follower.until(lambda: follower.heard == b"two\nthree\n")
+        await follower.until(lambda: follower.received == b"two\nthree\n")
         following.cancel()
 
     asyncio.run(scenario())
@@ -128,62 +128,66 @@ def test_a_follower_begins_with_the_last_lines(tmp_path: Path) -> None:
 # ---- through the agent ----
 
 
-def test_the_log_of_a_container_and_of_the_one_before_it(it: House) -> None:
-    it.write("crash.yaml", pod("crash", lives={"app": {"after_seconds": 0.2, "exit_code": 1}}))
+def test_the_log_of_a_container_and_of_its_previous_instance(it: Harness) -> None:
+    it.write("crash.yaml", manifest("crash", lives={"app": {"after_seconds": 0.2, "exit_code": 1}}))
     it.until(lambda: it.status("crash") == "CrashLoopBackOff")
-    it.log("crash", attempt=0).write_bytes(line("first life"))
-    it.log("crash", attempt=1).write_bytes(line("second life"))
+    it.log("crash", attempt=0).write_bytes(line("first instance"))
+    it.log("crash", attempt=1).write_bytes(line("second instance"))
     where = ("containerLogs", "default", "crash", "app")
-    # Between two lives the status has no current container: the last one that ended is meant.
-    assert b"".join(it.client.stream(*where)) == b"second life\n"
-    assert b"".join(it.client.stream(*where, previous=True)) == b"second life\n"
+    # Between two instances the status has no current container, so the log is that of the last one.
+    assert b"".join(it.client.stream(*where)) == b"second instance\n"
+    assert b"".join(it.client.stream(*where, previous=True)) == b"second instance\n"
 
 
-def test_a_follower_of_a_container_is_told_its_last_words(it: House) -> None:
-    it.write("job.yaml", pod("job", policy="Never"))
+def test_a_follower_of_a_container_reads_its_last_lines(it: Harness) -> None:
+    it.write("job.yaml", manifest("job", policy="Never"))
     it.until(lambda: it.status("job") == "Running")
     it.log("job").write_bytes(line("hello"))
-    heard = it.client.stream("containerLogs", "default", "job", "app", follow=True)
-    assert next(heard) == b"hello\n"
+    received = it.client.stream("containerLogs", "default", "job", "app", follow=True)
+    assert next(received) == b"hello\n"
     append(it.log("job"), line("bye"))
     it.end("job")
-    assert b"".join(heard) == b"bye\n"
+    assert b"".join(received) == b"bye\n"
     it.until(lambda: it.status("job") == "Completed")
 
 
 REFUSALS = {
-    "a container that is not in the pod": ("zz", {}, "it has: app"),
-    "nothing ran before": ("app", {"previous": True}, 'previous terminated container "app" in pod "web-n1" not found'),
-    "a tail that is no number": ("app", {"tailLines": "many"}, 'tailLines: Invalid value: "many"'),
-    "a time that is none": ("app", {"sinceTime": "yesterday"}, "RFC 3339"),
+    "an unknown container": ("zz", {}, "it has: app"),
+    "no previous instance": (
+        "app",
+        {"previous": True},
+        'previous terminated container "app" in pod "web-n1" not found',
+    ),
+    "a tail that is not a number": ("app", {"tailLines": "many"}, 'tailLines: Invalid value: "many"'),
+    "an invalid time": ("app", {"sinceTime": "yesterday"}, "RFC 3339"),
 }
 
 
 @pytest.mark.parametrize("container, query, message", REFUSALS.values(), ids=REFUSALS.keys())
-def test_why_there_is_no_log(it: House, container: str, query: dict[str, object], message: str) -> None:
-    it.write("web.yaml", pod("web"))
+def test_a_missing_log_has_the_reason(it: Harness, container: str, query: dict[str, object], message: str) -> None:
+    it.write("web.yaml", manifest("web"))
     it.until(lambda: it.status("web") == "Running")
-    with pytest.raises(AskingFailed, match=message) as refused:
+    with pytest.raises(RequestFailed, match=message) as refused:
         list(it.client.stream("containerLogs", "default", "web", container, **query))
     assert refused.value.code == 400
 
 
-def test_a_container_that_waits_says_for_what(it: House) -> None:
+def test_a_waiting_container_has_no_log_and_a_reason(it: Harness) -> None:
     assert isinstance(it.agent.ports.runtime, FakeRuntime)
     it.agent.ports.runtime.missing_images.update({"host", "host:latest"})
-    it.write("web.yaml", pod("web"))
+    it.write("web.yaml", manifest("web"))
     it.until(lambda: it.status("web") in ("ErrImagePull", "ImagePullBackOff"))
-    with pytest.raises(AskingFailed, match=r'container "app" in pod "web-n1" is waiting to start: .*pull'):
+    with pytest.raises(RequestFailed, match=r'container "app" in pod "web-n1" is waiting to start: .*pull'):
         list(it.client.stream("containerLogs", "default", "web", "app"))
 
 
-def test_whoever_stops_following_is_not_followed(it: House) -> None:
-    it.write("web.yaml", pod("web"))
+def test_the_log_is_closed_when_the_client_disconnects(it: Harness) -> None:
+    it.write("web.yaml", manifest("web"))
     it.until(lambda: it.status("web") == "Running")
     path = it.log("web")
     path.write_bytes(line("hello"))
-    heard = it.client.stream("containerLogs", "default", "web", "app", follow=True)
-    assert next(heard) == b"hello\n"
+    received = it.client.stream("containerLogs", "default", "web", "app", follow=True)
+    assert next(received) == b"hello\n"
     assert is_open(path)
-    heard.close()
+    received.close()
     it.until(lambda: not is_open(path))

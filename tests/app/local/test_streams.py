@@ -1,4 +1,4 @@
-"""Conversations over the socket: in the channels of kubectl, with a real process at the other end, or a told one."""
+"""Exec and attach over the socket, with the channels of kubectl, on the fake runtime and with a real process."""
 
 import asyncio
 import json
@@ -9,67 +9,67 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from podkeeper.app.local.channels import PROTOCOL, status_of, talk
-from podkeeper.app.local.client import AskingFailed, LocalClient, Talk
+from podkeeper.app.local.channels import PROTOCOL, relay, status_of
+from podkeeper.app.local.client import ChannelSocket, LocalClient, RequestFailed
 from podkeeper.app.local.server import listen
 from podkeeper.model.k8s.meta import Status
-from podkeeper.model.probing import CommandEnd, Exited, NotRun, TimedOut
-from tests.app.local.house import House, append, is_open, pod, speaking
+from podkeeper.model.probing import CommandEnd, CommandExited, NotRun, TimedOut
+from tests.app.local.harness import Harness, append, is_open, manifest, sending
 from tests.app.local.test_logs import line
 
 STDIN, STDOUT, STDERR, ERROR, RESIZE, CLOSE = 0, 1, 2, 3, 4, 255
 
 
-def all_of(conversation: Talk) -> tuple[dict[int, bytes], dict[str, object]]:
-    """What was said on each channel, and the end."""
-    said: dict[int, bytes] = {}
-    for channel, data in conversation.messages():
-        said[channel] = said.get(channel, b"") + data
-    return said, json.loads(said.pop(ERROR, b"{}"))
+def all_of(session: ChannelSocket) -> tuple[dict[int, bytes], dict[str, object]]:
+    """Return the data of each channel, and the status."""
+    data_by_channel: dict[int, bytes] = {}
+    for channel, data in session.messages():
+        data_by_channel[channel] = data_by_channel.get(channel, b"") + data
+    return data_by_channel, json.loads(data_by_channel.pop(ERROR, b"{}"))
 
 
-def test_a_command_is_run_and_its_exit_code_told(it: House) -> None:
+def test_exec_returns_output_and_exit_code(it: Harness) -> None:
     steps = [{"output": "hello\n", "exit_code": 3}]
-    it.write("web.yaml", pod("web", lives={"app": {"exec": steps}}))
+    it.write("web.yaml", manifest("web", lives={"app": {"exec": steps}}))
     it.until(lambda: it.status("web") == "Running")
-    with it.client.talk("exec", "default", "web", "app", command=["greet", "me"], output=True) as conversation:
-        said, end = all_of(conversation)
-    assert said == {STDOUT: b"hello\n"}
+    with it.client.open_channels("exec", "default", "web", "app", command=["greet", "me"], output=True) as session:
+        data_by_channel, end = all_of(session)
+    assert data_by_channel == {STDOUT: b"hello\n"}
     assert (end["status"], end["reason"]) == ("Failure", "NonZeroExitCode")
     assert end["details"] == {"causes": [{"message": "3", "reason": "ExitCode"}]}
 
 
 REFUSALS: dict[str, tuple[tuple[str, ...], dict[str, object], str]] = {
     "no command": (("exec", "default", "web", "app"), {}, "command: Required value"),
-    "an input that the runtime has not": (
+    "stdin on a runtime without it": (
         ("exec", "default", "web", "app"),
         {"command": ["sh"], "input": True},
         "cannot use stdin or a TTY",
     ),
-    "a container that is not there": (("exec", "default", "web", "zz"), {"command": ["sh"]}, "it has: app"),
-    "a container that does not run": (("exec", "default", "job", "app"), {"command": ["sh"]}, "is not running"),
-    "an input of one that has none": (("attach", "default", "web", "app"), {"input": True}, "cannot use stdin"),
+    "an unknown container": (("exec", "default", "web", "zz"), {"command": ["sh"]}, "it has: app"),
+    "a container that is not running": (("exec", "default", "job", "app"), {"command": ["sh"]}, "is not running"),
+    "attach with stdin": (("attach", "default", "web", "app"), {"input": True}, "cannot use stdin"),
 }
 
 
 @pytest.mark.parametrize("parts, query, message", REFUSALS.values(), ids=REFUSALS.keys())
-def test_why_there_is_no_conversation(
-    it: House, parts: tuple[str, ...], query: dict[str, object], message: str
+def test_a_refused_stream_has_the_reason(
+    it: Harness, parts: tuple[str, ...], query: dict[str, object], message: str
 ) -> None:
-    it.write("pods.yaml", pod("web"), pod("job", lives={"app": {"after_seconds": 0.0}}, policy="Never"))
+    it.write("pods.yaml", manifest("web"), manifest("job", lives={"app": {"after_seconds": 0.0}}, policy="Never"))
     it.until(lambda: it.status("web") == "Running" and it.status("job") == "Completed")
-    with pytest.raises(AskingFailed, match=message) as refused:
-        it.client.talk(*parts, **query)
+    with pytest.raises(RequestFailed, match=message) as refused:
+        it.client.open_channels(*parts, **query)
     assert refused.value.code == 400
 
 
-def test_who_attaches_hears_what_is_said_from_now_on_until_the_end(it: House) -> None:
-    it.write("web.yaml", pod("web", policy="Never"))
+def test_attach_receives_new_output_until_the_container_exits(it: Harness) -> None:
+    it.write("web.yaml", manifest("web", policy="Never"))
     it.until(lambda: it.status("web") == "Running")
     log = it.log("web")
     log.write_bytes(line("before"))
-    with it.client.talk("attach", "default", "web", "app", output=True) as conversation:
-        messages = conversation.messages()
+    with it.client.open_channels("attach", "default", "web", "app", output=True) as session:
+        messages = session.messages()
         it.until(lambda: is_open(log))
         append(log, line("after"))
         assert next(messages) == (STDOUT, b"after\n")
@@ -78,12 +78,12 @@ def test_who_attaches_hears_what_is_said_from_now_on_until_the_end(it: House) ->
 
 
 ENDS: dict[str, tuple[CommandEnd, Status]] = {
-    "it succeeded": (Exited(0), Status(status="Success")),
-    "it took too long": (
+    "success": (CommandExited(0), Status(status="Success")),
+    "timeout": (
         TimedOut("took 5 s"),
         Status(status="Failure", reason="InternalError", message="took 5 s", code=500),
     ),
-    "it was not run": (
+    "not run": (
         NotRun("no such file"),
         Status(status="Failure", reason="InternalError", message="no such file", code=500),
     ),
@@ -91,15 +91,15 @@ ENDS: dict[str, tuple[CommandEnd, Status]] = {
 
 
 @pytest.mark.parametrize("end, expected", ENDS.values(), ids=ENDS.keys())
-def test_how_an_end_is_told(end: CommandEnd, expected: Status) -> None:
+def test_the_status_of_an_end(end: CommandEnd, expected: Status) -> None:
     assert status_of(end) == expected
 
 
 # ---- with a real process ----
 
 
-class Real:
-    """A real process, as a conversation."""
+class RealProcess:
+    """A real process as a stream session."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
@@ -124,7 +124,7 @@ class Real:
         self.sizes.append((columns, rows))
 
     async def wait(self) -> CommandEnd:
-        return Exited(await self._process.wait())
+        return CommandExited(await self._process.wait())
 
     async def close(self) -> None:
         self.closed = True
@@ -133,20 +133,20 @@ class Real:
             await self._process.wait()
 
 
-def with_cat(path: Path, ask: Callable[[LocalClient], object]) -> Real:
-    """Serve conversations with `cat` on a socket, and let somebody ask."""
-    made: list[Real] = []
+def with_cat(path: Path, ask: Callable[[LocalClient], object]) -> RealProcess:
+    """Serve sessions with `cat` on a socket, and run a client."""
+    made: list[RealProcess] = []
 
     async def serve() -> None:
         process = await asyncio.create_subprocess_exec(
             "cat", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
         )
-        made.append(Real(process))
+        made.append(RealProcess(process))
 
         async def handle(request: web.Request) -> web.StreamResponse:
             answer = web.WebSocketResponse(protocols=(PROTOCOL,), max_msg_size=0)
             await answer.prepare(request)
-            await talk(made[0], answer)
+            await relay(made[0], answer)
             return answer
 
         app = web.Application()
@@ -165,25 +165,25 @@ def with_cat(path: Path, ask: Callable[[LocalClient], object]) -> Real:
     return made[0]
 
 
-def test_much_goes_both_ways_unharmed(tmp_path: Path) -> None:
+def test_large_data_is_not_changed_in_either_direction(tmp_path: Path) -> None:
     sent = os.urandom(3_000_000)
 
     def ask(client: LocalClient) -> None:
-        with client.talk("exec") as conversation:
-            conversation.send(RESIZE, b'{"Width": 120, "Height": 40}')
-            conversation.send(RESIZE, b"nonsense")
-            with speaking(conversation, sent):
-                said, end = all_of(conversation)
-        assert said[STDOUT] == sent
+        with client.open_channels("exec") as session:
+            session.send(RESIZE, b'{"Width": 120, "Height": 40}')
+            session.send(RESIZE, b"nonsense")
+            with sending(session, sent):
+                data_by_channel, end = all_of(session)
+        assert data_by_channel[STDOUT] == sent
         assert end["status"] == "Success"
 
     assert with_cat(tmp_path / "s", ask).sizes == [(120, 40)]
 
 
-def test_who_hangs_up_ends_the_conversation(tmp_path: Path) -> None:
+def test_a_disconnect_closes_the_session(tmp_path: Path) -> None:
     def ask(client: LocalClient) -> None:
-        with client.talk("exec") as conversation:
-            conversation.send(STDIN, b"hello")
-            assert next(conversation.messages()) == (STDOUT, b"hello")
+        with client.open_channels("exec") as session:
+            session.send(STDIN, b"hello")
+            assert next(session.messages()) == (STDOUT, b"hello")
 
     assert with_cat(tmp_path / "s", ask).closed

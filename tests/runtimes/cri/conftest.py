@@ -1,4 +1,4 @@
-"""The container runtimes of the session, for tests that want a real one, or each of them in turn."""
+"""Fixtures: the real container runtimes of the test session."""
 
 from collections.abc import Iterator
 
@@ -10,30 +10,30 @@ from tests.runtimes.cri.containerd import Containerd
 from tests.runtimes.cri.cri_node import CriNode
 from tests.runtimes.cri.crio import Crio
 
-AND_CRIO = () if crio_node.left_out() else (pytest.param("crio", marks=pytest.mark.slow),)
+AND_CRIO = () if crio_node.why_skipped() else (pytest.param("crio", marks=pytest.mark.slow),)
 KINDS = ("containerd", *AND_CRIO)
 
 
 @pytest.fixture(scope="session")
 def containerd() -> Iterator[Containerd]:
-    """A containerd; skipped with the reason where there can be none."""
+    """A containerd. Skips the test with a reason if the machine cannot run it."""
     if (reason := containerd_node.missing()) is not None:
         pytest.skip(reason)
-    with containerd_node.borrowed() as node:
+    with containerd_node.shared_instance() as node:
         yield node
 
 
 @pytest.fixture(scope="session")
 def crio() -> Iterator[Crio]:
-    """A CRI-O; skipped with the reason where there can be none."""
-    if (reason := crio_node.left_out()) is not None:
+    """A CRI-O. Skips the test with a reason if the machine cannot run it."""
+    if (reason := crio_node.why_skipped()) is not None:
         pytest.skip(reason)
-    with crio_node.borrowed() as node:
+    with crio_node.shared_instance() as node:
         yield node
 
 
 @pytest.fixture(scope="session", params=KINDS)
 def cri_node(request: pytest.FixtureRequest) -> CriNode:
-    """One container runtime after the other."""
+    """Each container runtime in turn."""
     node: CriNode = request.getfixturevalue(request.param)
     return node

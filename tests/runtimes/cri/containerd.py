@@ -1,7 +1,7 @@
-"""A containerd for tests: `borrowed()` is the one of this test session.
+"""A containerd for tests. `shared_instance()` is the one of this test session.
 
-Needs root and Debian's containerd, runc, containernetworking-plugins and busybox-static; `missing()` says what is not
-there. All that is not containerd's own is in `cri_node.py`.
+It needs root and Debian's containerd, runc, containernetworking-plugins and busybox-static. `missing()` returns what
+the machine lacks. `cri_node.py` has the parts that all runtimes share.
 """
 
 import asyncio
@@ -17,17 +17,17 @@ from podkeeper.runtimes.cri.transport import GrpcTransport
 from tests.runtimes.cri.cri_node import (
     BUSYBOX_IMAGE,
     GATEWAY,
-    HOUSE_IMAGE,
+    LOCAL_IMAGE,
     MISSING_IMAGE,
     NETWORK_FILE,
-    PATIENCE_SECONDS,
     PAUSE,
     PORT,
     PRIVATE_IMAGE,
     PULLABLE_IMAGE,
+    TIMEOUT_SECONDS,
     CriNode,
-    HousedRuntime,
-    Lending,
+    CriNodeRuntime,
+    SharedInstance,
     cni_directory,
     missing_programs,
     remove_cgroups,
@@ -36,17 +36,17 @@ from tests.runtimes.cri.cri_node import (
 __all__ = [
     "BUSYBOX_IMAGE",
     "GATEWAY",
-    "HOUSE_IMAGE",
+    "LOCAL_IMAGE",
     "MISSING_IMAGE",
     "PAUSE",
     "PORT",
     "PRIVATE_IMAGE",
     "PULLABLE_IMAGE",
     "Containerd",
-    "HousedRuntime",
-    "borrowed",
+    "CriNodeRuntime",
     "missing",
     "remove_cgroups",
+    "shared_instance",
 ]
 
 _DISABLED = (
@@ -56,7 +56,7 @@ _DISABLED = (
 
 
 def missing() -> str | None:
-    """What this machine lacks for running a containerd; None: nothing."""
+    """Return what this machine lacks for running containerd, or None."""
     if os.geteuid() != 0:
         return "running containerd needs root"
     return missing_programs(
@@ -65,15 +65,14 @@ def missing() -> str | None:
 
 
 class Containerd(CriNode):
-    """One containerd and all that belongs to it."""
+    """One containerd with its own directories, network and images."""
 
     name = "containerd"
     helper = "containerd-shim"
 
     def reload(self) -> None:
-        """Import its images."""
         archive = self.root / "images.tar"
-        archive.write_bytes(self.store.archive(PAUSE, BUSYBOX_IMAGE, HOUSE_IMAGE))
+        archive.write_bytes(self.store.archive(PAUSE, BUSYBOX_IMAGE, LOCAL_IMAGE))
         command = ["ctr", "-a", self.socket, "-n", "k8s.io", "images", "import", str(archive)]
         subprocess.run(command, check=True, capture_output=True)
         archive.unlink()
@@ -83,7 +82,7 @@ class Containerd(CriNode):
 
     @contextmanager
     def with_host_ports(self) -> Iterator[None]:
-        """Pods made meanwhile have their `hostPort`s. It costs them calls of iptables: so not always."""
+        """Enable `hostPort` for new pods. Not the default, because it costs calls of iptables."""
         file = self.root / "cni" / NETWORK_FILE
         usual = file.read_text()
         try:
@@ -93,15 +92,15 @@ class Containerd(CriNode):
             self._set_network(usual)
 
     def lose_pipes(self) -> None:
-        """Be as after a crash within the end of every container: their pipes are gone, their ends are not noted.
+        """Simulate a crash during the exit of every container: remove their pipes, with their exits unrecorded.
 
-        To be called between two lives of it. In its next one it says that it does not know how they are.
+        Call it while containerd is down. After its restart, it reports these containers as UNKNOWN.
         """
         for pipes in (self.root / "state" / "io.containerd.grpc.v1.cri" / "containers").glob("*/io"):
             shutil.rmtree(pipes)
 
     def _set_network(self, config: str) -> None:
-        """Have another network, as from the next pod."""
+        """Change the network of new pods."""
         file = self.root / "cni" / NETWORK_FILE
         fresh = file.with_suffix(".new")
         fresh.write_text(config)
@@ -113,10 +112,10 @@ class Containerd(CriNode):
         transport = GrpcTransport(self.socket)
         request = cri.StatusRequest(verbose=True)
         try:
-            async with asyncio.timeout(PATIENCE_SECONDS):
+            async with asyncio.timeout(TIMEOUT_SECONDS):
                 while True:
                     status = await transport.unary(
-                        "/runtime.v1.RuntimeService/Status", request, cri.StatusResponse, PATIENCE_SECONDS
+                        "/runtime.v1.RuntimeService/Status", request, cri.StatusResponse, TIMEOUT_SECONDS
                     )
                     networks = json.loads(status.info["cniconfig"])["Networks"]
                     mine = [each for each in networks if each["Config"]["Name"] == "podkeeper"]
@@ -139,14 +138,14 @@ disabled_plugins = [{disabled}]
   address = "{self.root}/t.sock"
 [plugins."io.containerd.grpc.v1.cri"]
   sandbox_image = "{PAUSE}"
-  restrict_oom_score_adj = true  # who may not lower it is not refused
+  restrict_oom_score_adj = true  # otherwise containers fail if it cannot be lowered
   stream_server_port = "0"
   enable_selinux = false
-  netns_mounts_under_state_dir = true  # so that those which a killed containerd forgets are found
+  netns_mounts_under_state_dir = true  # so that those leaked by a killed containerd are found
   [plugins."io.containerd.grpc.v1.cri".cni]
     bin_dir = "{cni_directory()}"
     conf_dir = "{self.root}/cni"
 """)
 
 
-borrowed = Lending(Containerd).borrowed
+shared_instance = SharedInstance(Containerd).shared_instance

@@ -1,11 +1,11 @@
-"""A container runtime for tests: with its own directories, socket, network, cgroups and images, gone without a trace.
+"""A container runtime for tests, with its own directories, socket, network, cgroups and images.
 
-    node.inside()  -> be in its network: its pods can be reached
-    node.opened()  -> a CriRuntime on it; in the end all its pods are removed
-    Lending(Containerd).borrowed()  -> the one of this test session, started when first wanted
+    node.in_network()  -> enter its network, where its pods can be reached
+    node.opened()      -> a CriRuntime on it; in the end, all its pods are removed
+    SharedInstance(Containerd).shared_instance()  -> the one of this test session, started on first use
 
-What all runtimes have in common is here; `containerd.py` and `crio.py` say how each is set up. The network is a bridge
-in a namespace of its own; images come from busybox, and a small registry serves them.
+This module has the parts that all runtimes share. `containerd.py` and `crio.py` configure each of them. The network is
+a bridge in its own namespace. A small registry serves busybox images. `stop()` removes everything.
 """
 
 import asyncio
@@ -29,36 +29,36 @@ from podkeeper.host.clock import SystemClock
 from podkeeper.model.errors import RuntimeUnavailable, TryLater
 from podkeeper.model.runtime_calls import SandboxConfig
 from podkeeper.rules.naming import pod_log_directory
-from podkeeper.runtimes.cri.calls import Calls
-from podkeeper.runtimes.cri.ending import Ending
+from podkeeper.runtimes.cri.calls import CriCalls
+from podkeeper.runtimes.cri.removal import Removal
 from podkeeper.runtimes.cri.requests.node import NodeFacts
 from podkeeper.runtimes.cri.runtime import CriRuntime
 from podkeeper.runtimes.cri.transport import GrpcTransport
 from tests.runtimes.cri.netns import NetworkNamespace, in_thread
 from tests.runtimes.cri.oci import BUSYBOX, Store, registry
 
-PATIENCE_SECONDS = 30.0
+TIMEOUT_SECONDS = 30.0
 PORT = 5000
 PAUSE = "localhost/podkeeper/pause:1"
-BUSYBOX_IMAGE = "docker.io/library/busybox:latest"  # is there
-HOUSE_IMAGE = "localhost/podkeeper/busybox:1"  # is there, too
+BUSYBOX_IMAGE = "docker.io/library/busybox:latest"  # preloaded
+LOCAL_IMAGE = "localhost/podkeeper/busybox:1"  # preloaded
 PULLABLE_IMAGE = f"localhost:{PORT}/podkeeper/busybox:1"
 PRIVATE_IMAGE = f"localhost:{PORT}/private/busybox:1"
 MISSING_IMAGE = f"localhost:{PORT}/podkeeper/missing:1"
 
 NETWORK_FILE = "10-test.conflist"
 GATEWAY = "10.88.0.1"
-"""Where the node is, in the network of its pods."""
+"""The address of the node in the network of its pods."""
 
 _CNI_PLUGINS = ("/usr/lib/cni", "/opt/cni/bin")
 _CGROUPS = Path("/sys/fs/cgroup")
 
 
 class CriNode(ABC):
-    """One container runtime and all that belongs to it."""
+    """One container runtime with its own directories, network and images."""
 
-    name: ClassVar[str]  # what it calls itself
-    helper: ClassVar[str]  # the program that it leaves with what runs
+    name: ClassVar[str]  # as in its Version response
+    helper: ClassVar[str]  # its helper process per sandbox or container
     more_environment: Mapping[str, str] = {}
 
     def __init__(self, root: Path) -> None:
@@ -68,10 +68,10 @@ class CriNode(ABC):
         self.logs = root / "logs"
         self.network = NetworkNamespace()
         self.store = Store()
-        # CRI-O asks it to end, and waits.
+        # CRI-O sends SIGTERM and waits for the exit.
         self.store.add(PAUSE, {"Cmd": ["sh", "-c", "trap 'exit 0' TERM; sleep 2147483647 & wait"]})
-        for name in (BUSYBOX_IMAGE, HOUSE_IMAGE, PULLABLE_IMAGE, PRIVATE_IMAGE):
-            self.store.add(name, {"Cmd": ["sh"], "Labels": {"name": name}})  # else they would be one image
+        for name in (BUSYBOX_IMAGE, LOCAL_IMAGE, PULLABLE_IMAGE, PRIVATE_IMAGE):
+            self.store.add(name, {"Cmd": ["sh"], "Labels": {"name": name}})  # otherwise they would be one image
         self._process: subprocess.Popen[bytes] | None = None
         self._served = ExitStack()
         self.facts = NodeFacts(
@@ -81,25 +81,25 @@ class CriNode(ABC):
             cgroup_v2=(_CGROUPS / "cgroup.controllers").exists(),
         )
 
-    # What each kind does in its own way.
+    # Specific to each runtime.
 
     @abstractmethod
     def reload(self) -> None:
-        """Fetch its images."""
+        """Load the images."""
 
     @abstractmethod
     def _command(self) -> list[str]:
-        """How it is started."""
+        """Return the command that starts it."""
 
     @abstractmethod
     def _configure(self) -> None:
         """Write its configuration."""
 
-    # Its life.
+    # Lifecycle.
 
     def start(self) -> None:
-        """Start it with its images, and wait until it answers."""
-        with self.inside():
+        """Start it, wait until it answers, and load its images."""
+        with self.in_network():
             self._served.enter_context(registry(self.store, PORT))
         self._write_network()
         self._configure()
@@ -108,7 +108,7 @@ class CriNode(ABC):
         self.reload()
 
     async def start_again(self) -> None:
-        """Start it after a crash, and wait until it answers."""
+        """Start it after a crash and wait until it answers."""
         self._begin()
         await self._answers()
 
@@ -122,29 +122,29 @@ class CriNode(ABC):
         self._process = in_thread(begin)
 
     def kill(self) -> None:
-        """End it as a crash would; what it runs goes on."""
+        """Kill it as in a crash. Its containers keep running."""
         assert self._process is not None
         self._process.kill()
-        self._process.wait(PATIENCE_SECONDS)
+        self._process.wait(TIMEOUT_SECONDS)
         self._process = None
 
     def freeze(self) -> None:
-        """Let it hang: it takes calls and answers none, until it is thawed or killed."""
+        """Stop it with SIGSTOP: it accepts calls and answers none, until thawed or killed."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Let it go on."""
+        """Continue it after `freeze`."""
         assert self._process is not None
         self._process.send_signal(signal.SIGCONT)
 
     def stop(self) -> None:
-        """Remove all pods, end it, and leave nothing."""
+        """Remove all pods, stop it, and remove everything that it has left."""
         try:
             if self._process is not None and self._process.poll() is None:
                 asyncio.run(self.remove_all())
                 self._process.terminate()
-                self._process.wait(PATIENCE_SECONDS)
+                self._process.wait(TIMEOUT_SECONDS)
         finally:
             if self._process is not None and self._process.poll() is None:
                 self.kill()
@@ -152,31 +152,31 @@ class CriNode(ABC):
             self._served.close()
             self.network.close()
 
-    # Using it.
+    # Use.
 
     @contextmanager
-    def inside(self) -> Iterator[None]:
-        """Be in its network, where its pods can be reached."""
+    def in_network(self) -> Iterator[None]:
+        """Enter its network, where its pods can be reached."""
         with self.network.entered():
             yield
 
     @contextmanager
     def with_host_ports(self) -> Iterator[None]:
-        """Pods made meanwhile have their `hostPort`s. CRI-O sees to that itself."""
+        """Enable `hostPort` for new pods. CRI-O always does."""
         yield
 
     def run(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run a scenario in its network."""
-        with self.inside():
+        """Run a coroutine in its network."""
+        with self.in_network():
             asyncio.run(work)
 
-    def runtime(self) -> "HousedRuntime":
-        """A runtime on it, not yet open."""
-        return HousedRuntime(self)
+    def runtime(self) -> "CriNodeRuntime":
+        """Return a runtime on it, not yet open."""
+        return CriNodeRuntime(self)
 
     @asynccontextmanager
-    async def opened(self) -> AsyncIterator["HousedRuntime"]:
-        """A runtime on it; in the end all its pods are removed."""
+    async def opened(self) -> AsyncIterator["CriNodeRuntime"]:
+        """Open a runtime on it. In the end, remove all pods."""
         async with self.runtime() as runtime:
             try:
                 yield runtime
@@ -184,17 +184,16 @@ class CriNode(ABC):
                 await self.remove_all()
 
     async def remove_all(self) -> None:
-        """Remove every pod."""
         transport = GrpcTransport(self.socket)
-        calls = Calls(transport)
-        ending = Ending(calls)
+        calls = CriCalls(transport)
+        ending = Removal(calls)
 
         async def remove(sandbox_id: str) -> None:
             await ending.stop_sandbox(sandbox_id)
             await ending.remove_sandbox(sandbox_id)
 
         try:
-            async with asyncio.timeout(PATIENCE_SECONDS):
+            async with asyncio.timeout(TIMEOUT_SECONDS):
                 while boxes := await calls.sandboxes():
                     await asyncio.gather(*(remove(box.id) for box in boxes), return_exceptions=True)
         finally:
@@ -202,17 +201,17 @@ class CriNode(ABC):
         shutil.rmtree(self.facts.pods_root, ignore_errors=True)
 
     def helpers(self) -> list[int]:
-        """Its helpers that still live: one for each sandbox of containerd, or for each container of CRI-O."""
-        return [pid for pid, words in _command_lines() if self.helper in words and str(self.root) in words]
+        """Return the PIDs of its helpers: one per sandbox with containerd, one per container with CRI-O."""
+        return [pid for pid, command in _command_lines() if self.helper in command and str(self.root) in command]
 
     async def _answers(self) -> None:
         transport = GrpcTransport(self.socket)
         try:
-            async with asyncio.timeout(PATIENCE_SECONDS):
+            async with asyncio.timeout(TIMEOUT_SECONDS):
                 while True:
                     with suppress(TryLater):
                         ready = {
-                            each.type for each in (await Calls(transport).status()).status.conditions if each.status
+                            each.type for each in (await CriCalls(transport).status()).status.conditions if each.status
                         }
                         if ready >= {"RuntimeReady", "NetworkReady"}:
                             return
@@ -227,7 +226,7 @@ class CriNode(ABC):
         (self.root / "cni" / NETWORK_FILE).write_text(self._network())
 
     def _network(self, *more: dict[str, Any]) -> str:
-        """A CNI configuration: a bridge, and more plugins after it."""
+        """Return a CNI configuration with a bridge and additional plugins."""
         addresses = {
             "type": "host-local",
             "ranges": [[{"subnet": "10.88.0.0/20"}]],
@@ -249,41 +248,40 @@ class CriNode(ABC):
 N = TypeVar("N", bound=CriNode)
 
 
-class HousedRuntime(CriRuntime):
-    """A runtime whose pods have their cgroups and logs where the tests' container runtime has its own."""
+class CriNodeRuntime(CriRuntime):
+    """A CriRuntime that places cgroups and logs of its pods below those of the node."""
 
     def __init__(self, node: CriNode) -> None:
         super().__init__(GrpcTransport(node.socket), node.facts, clock=SystemClock(), where=node.socket)
         self.node = node
 
     async def run_sandbox(self, config: SandboxConfig) -> str:
-        """Make a sandbox, in its place."""
         parent = config.cgroup_parent or f"{self.node.cgroup_root}/pod{config.pod.metadata.uid}"
         logs = config.log_directory or pod_log_directory(str(self.node.logs), config.pod)
         return await super().run_sandbox(replace(config, cgroup_parent=parent, log_directory=logs))
 
 
-class Lending(Generic[N]):
-    """One node for all who want it in a test session; it ends with its last borrower."""
+class SharedInstance(Generic[N]):
+    """One node for a test session. It stops after its last user has released it."""
 
     def __init__(self, make: Callable[[Path], N]) -> None:
         self._make = make
-        self._lent: tuple[N, ExitStack] | None = None
-        self._borrowers = 0
+        self._instance: tuple[N, ExitStack] | None = None
+        self._users = 0
 
     @contextmanager
-    def borrowed(self) -> Iterator[N]:
-        """The one of this session."""
-        if self._lent is None:
-            self._lent = self._started()
-        self._borrowers += 1
-        node, _ = self._lent
+    def shared_instance(self) -> Iterator[N]:
+        """Yield the node of this session."""
+        if self._instance is None:
+            self._instance = self._started()
+        self._users += 1
+        node, _ = self._instance
         try:
             yield node
         finally:
-            self._borrowers -= 1
-            if self._borrowers == 0:
-                (_, stack), self._lent = self._lent, None
+            self._users -= 1
+            if self._users == 0:
+                (_, stack), self._instance = self._instance, None
                 stack.close()
 
     def _started(self) -> tuple[N, ExitStack]:
@@ -298,7 +296,7 @@ class Lending(Generic[N]):
 
 
 def missing_programs(*programs: tuple[str, str]) -> str | None:
-    """What of programs, given with how to get them, and of what every runtime needs, this machine lacks."""
+    """Return the first missing program or CNI plugin with an installation hint, or None."""
     for command, hint in programs:
         if shutil.which(command) is None:
             return f"there is no {command}: install {hint}"
@@ -310,9 +308,9 @@ def missing_programs(*programs: tuple[str, str]) -> str | None:
 
 
 def remove_cgroups(name: str) -> None:
-    """Remove empty cgroups below a name, which runtimes leave behind; those that are not empty yet are waited for."""
+    """Remove the cgroups below a name that runtimes leave behind. Wait until they are empty."""
     tops = {path for path in (_CGROUPS / name.strip("/"), *_CGROUPS.glob(f"*/{name.strip('/')}")) if path.is_dir()}
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    deadline = time.monotonic() + TIMEOUT_SECONDS
     for top in tops:
         for directory, _, _ in os.walk(top, topdown=False):
             while True:
@@ -329,7 +327,7 @@ def remove_cgroups(name: str) -> None:
 
 
 def cni_directory() -> str | None:
-    """Where CNI's plugins are."""
+    """Return the directory of the CNI plugins."""
     return next((path for path in _CNI_PLUGINS if os.path.exists(f"{path}/bridge")), None)
 
 

@@ -1,8 +1,8 @@
-"""A CRI-O for tests: `borrowed()` is the one of this test session.
+"""A CRI-O for tests. `shared_instance()` is the one of this test session.
 
-Needs root, `crio` and `pinns` of CRI-O 1.30 or later, conmon, crun, and Debian's containernetworking-plugins and
-busybox-static; `missing()` says what is not there. CRI-O cannot import images: it pulls them from the tests' registry,
-under the names they go by. All that is not CRI-O's own is in `cri_node.py`.
+It needs root, `crio` and `pinns` of CRI-O 1.30 or later, conmon, crun, and Debian's containernetworking-plugins and
+busybox-static. `missing()` returns what the machine lacks. CRI-O cannot import images, so it pulls them from the tests'
+registry, which acts as a mirror. `cri_node.py` has the parts that all runtimes share.
 """
 
 import asyncio
@@ -16,15 +16,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from podkeeper.runtimes.cri.calls import Calls
+from podkeeper.runtimes.cri.calls import CriCalls
 from podkeeper.runtimes.cri.transport import GrpcTransport
 from tests.runtimes.cri.cri_node import (
     BUSYBOX_IMAGE,
-    HOUSE_IMAGE,
+    LOCAL_IMAGE,
     PAUSE,
     PORT,
     CriNode,
-    Lending,
+    SharedInstance,
     cni_directory,
     missing_programs,
 )
@@ -35,7 +35,7 @@ _PACKAGES = "CRI-O 1.30 or later (https://cri-o.io, or build it: make bin/crio b
 _MIRRORED = ("docker.io/library", "localhost/podkeeper")
 _UNIFIED = Path("/sys/fs/cgroup/unified")
 
-# crun does not work where cgroup v2 has some of the controllers and v1 the others: so it is not shown the former.
+# crun fails if cgroup v2 has some of the controllers and v1 the others, so the wrapper hides cgroup v2.
 _WITHOUT_UNIFIED = f"""
 if [ "$1" != --hidden ]; then exec unshare --mount --propagation unchanged "$0" --hidden "$@"; fi
 shift
@@ -51,11 +51,11 @@ done
 """
 _NO_HUGE_PAGES = r's|"hugepageLimits": \[[^]]*\]|"hugepageLimits": []|;'
 _NO_LOWER_OOM_SCORE = 's|"oomScoreAdj": *-[0-9]*|"oomScoreAdj": 0|;s|"CAP_SYS_RESOURCE"|"CAP_CHOWN"|g;'
-_ASKED_BY = "PODKEEPER_TEST_RUNTIME"
+_ENVIRONMENT_VARIABLE = "PODKEEPER_TEST_RUNTIME"
 
 
 def missing() -> str | None:
-    """What this machine lacks for running a CRI-O; None: nothing."""
+    """Return what this machine lacks for running CRI-O, or None."""
     if os.geteuid() != 0:
         return "running CRI-O needs root"
     return missing_programs(
@@ -63,18 +63,18 @@ def missing() -> str | None:
     )
 
 
-def left_out() -> str | None:
-    """Why no test is played on CRI-O; None: they are.
+def why_skipped() -> str | None:
+    """Return why tests do not run on CRI-O, or None if they do.
 
-    Only for those who ask: the slow tests take half as long again with it, on machines that happen to have one.
+    CRI-O must be requested, because it makes the slow tests take half as long again.
     """
-    if os.environ.get(_ASKED_BY) != "crio":
-        return f"nobody asked for CRI-O: make e2e RUNTIME=crio (or set {_ASKED_BY}=crio)"
+    if os.environ.get(_ENVIRONMENT_VARIABLE) != "crio":
+        return f"CRI-O was not requested: make e2e RUNTIME=crio (or set {_ENVIRONMENT_VARIABLE}=crio)"
     return missing()
 
 
 class Crio(CriNode):
-    """One CRI-O and all that belongs to it."""
+    """One CRI-O with its own directories, network and images."""
 
     name = "cri-o"
     helper = "conmon"
@@ -88,14 +88,13 @@ class Crio(CriNode):
         }
 
     def reload(self) -> None:
-        """Pull its images."""
         in_thread(lambda: asyncio.run(self._pull()))
 
     async def _pull(self) -> None:
         transport = GrpcTransport(self.socket)
         try:
-            for name in (PAUSE, BUSYBOX_IMAGE, HOUSE_IMAGE):
-                await Calls(transport).pull_image(name, None)
+            for name in (PAUSE, BUSYBOX_IMAGE, LOCAL_IMAGE):
+                await CriCalls(transport).pull_image(name, None)
         finally:
             await transport.close()
 
@@ -105,7 +104,7 @@ class Crio(CriNode):
     def _configure(self) -> None:
         for directory in ("crio.conf.d", "registries.conf.d"):
             (self.root / directory).mkdir()
-        (self.root / "storage.conf").write_text(  # CRI-O's own settings come on top of these
+        (self.root / "storage.conf").write_text(  # the settings in crio.conf override these
             f'[storage]\ndriver = "overlay"\ngraphroot = "{self.root}/root"\nrunroot = "{self.root}/run"\n'
         )
         policy = {"default": [{"type": "insecureAcceptAnything"}]}
@@ -160,10 +159,10 @@ enable_nri = false
 """)
 
     def _oci_runtime(self) -> str:
-        """crun, or crun in a wrapper where this machine would have it refuse everything."""
+        """Return the path of crun, or of a wrapper if crun would fail on this machine."""
         crun = shutil.which("crun") or "crun"
         before, changes = "", ""
-        if not _has_capability(_CAP_SYS_RESOURCE):  # CRI-O has no setting for those who may not lower it
+        if not _has_capability(_CAP_SYS_RESOURCE):  # CRI-O has no setting like restrict_oom_score_adj
             changes += _NO_LOWER_OOM_SCORE
         controllers = _UNIFIED / "cgroup.controllers"
         if controllers.exists() and controllers.read_text().strip():
@@ -179,13 +178,13 @@ enable_nri = false
 
 @cache
 def crun_features() -> Mapping[str, Any]:
-    """What crun says it can do; nothing: it is one that does not say, before 1.10."""
+    """Return the features of crun, or {} for versions before 1.10, which do not report them."""
     done = subprocess.run(["crun", "features"], capture_output=True, check=False)
     try:
-        told: Mapping[str, Any] = json.loads(done.stdout)
+        features: Mapping[str, Any] = json.loads(done.stdout)
     except ValueError:
         return {}
-    return told
+    return features
 
 
 def _has_capability(number: int) -> bool:
@@ -193,4 +192,4 @@ def _has_capability(number: int) -> bool:
     return found is not None and bool(int(found[1], 16) >> number & 1)
 
 
-borrowed = Lending(Crio).borrowed
+shared_instance = SharedInstance(Crio).shared_instance

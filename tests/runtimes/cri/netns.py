@@ -1,4 +1,4 @@
-"""A network namespace for tests: nothing but a loopback, entered by the thread that wants to."""
+"""A network namespace for tests, with only a loopback interface."""
 
 import ctypes
 import fcntl
@@ -21,7 +21,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class NetworkNamespace:
-    """Lives as long as it is held, or somebody is in it."""
+    """Exists until it is closed and no thread or process is in it."""
 
     def __init__(self) -> None:
         self._file = in_thread(_made)
@@ -31,7 +31,7 @@ class NetworkNamespace:
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """Be in it. Threads and processes that start meanwhile stay there."""
+        """Enter it with this thread. Threads and processes started meanwhile stay in it."""
         back = os.open(_OWN, os.O_RDONLY | os.O_CLOEXEC)
         try:
             _end_grpc_threads()
@@ -46,15 +46,15 @@ class NetworkNamespace:
 
 
 def _end_grpc_threads() -> None:
-    """Collect the channels and servers of former event loops: gRPC's threads end with the last one.
+    """Collect the channels and servers of former event loops, because gRPC's threads end with the last one.
 
-    These threads connect and accept in the network namespace that they were started in.
+    These threads connect and accept in the network namespace in which they were started.
     """
     gc.collect()
 
 
 def in_thread(work: Callable[[], T]) -> T:
-    """Have something done in a thread of its own, and wait for it."""
+    """Run a function in a new thread and return its result."""
     done: list[T] = []
     failed: list[BaseException] = []
 

@@ -1,6 +1,7 @@
-"""Images for tests, made from busybox: as an archive for `ctr images import`, and as a registry that serves them.
+"""Busybox images for tests: as an archive for `ctr images import`, and in a small registry.
 
-The registry answers only to reads, on the network of whoever starts it; repositories below `private/` want credentials.
+The registry is read-only and serves in the network namespace of its caller. Repositories below `private/` need
+credentials.
 """
 
 import base64
@@ -36,7 +37,7 @@ class Store:
         self.images: dict[str, dict[str, Any]] = {}
 
     def add(self, name: str, config: Mapping[str, Any]) -> None:
-        """One more image with busybox in it."""
+        """Add an image with busybox."""
         layer = self._put(_busybox_layer())
         kind = {"architecture": _ARCHITECTURES.get(platform.machine(), platform.machine()), "os": "linux"}
         rootfs = {"type": "layers", "diff_ids": [layer["digest"]]}
@@ -51,7 +52,7 @@ class Store:
         self.images[name] = {"mediaType": _MANIFEST, **stored, "platform": kind}
 
     def archive(self, *names: str) -> bytes:
-        """Some images, as one OCI archive."""
+        """Return images as one OCI archive."""
         index = {
             "schemaVersion": 2,
             "manifests": [{**self.images[name], "annotations": {"io.containerd.image.name": name}} for name in names],
@@ -70,12 +71,12 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Say nothing: some try TLS first, and hang up."""
+        """Log nothing: some clients try TLS first and disconnect."""
 
 
 @contextmanager
 def registry(store: Store, port: int) -> Iterator[None]:
-    """Serve the images whose names begin with `localhost:PORT/`; others as a mirror would: below their whole names."""
+    """Serve images with names below `localhost:PORT/`. Serve others as a mirror does: below their full names."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -87,7 +88,7 @@ def registry(store: Store, port: int) -> Iterator[None]:
             self._answer(body=False)
 
         def log_message(self, *_: object) -> None:
-            """Say nothing."""
+            """Log nothing."""
 
         def _answer(self, *, body: bool) -> None:
             status, kind, data = _find(store, port, self.path, self.headers["Authorization"])
@@ -115,7 +116,7 @@ def registry(store: Store, port: int) -> Iterator[None]:
 def _find(store: Store, port: int, path: str, credentials: str | None) -> tuple[int, str, bytes]:
     nothing = "application/json"
     match path.strip("/").split("/"):
-        case ["v2"]:  # CRI-O asks here whether credentials matter, and sends none where they do not
+        case ["v2"]:  # CRI-O sends credentials only if this answers 401
             return 401, nothing, b'{"errors":[{"code":"UNAUTHORIZED"}]}'
         case ["v2", *repository, "manifests" | "blobs" as what, reference]:
             wanted = "Basic " + base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
@@ -131,7 +132,7 @@ def _find(store: Store, port: int, path: str, credentials: str | None) -> tuple[
 
 @cache
 def _busybox_layer() -> bytes:
-    """A file system: busybox under all its names, and the little that programs take for granted."""
+    """Return a file system with busybox, links for all its commands, /etc/passwd, /etc/group and /tmp."""
     names = subprocess.run([BUSYBOX, "--list"], capture_output=True, text=True, check=True).stdout.split()
     parts = [_directory(name) for name in ("bin", "etc", "root", "home")]
     parts += [_directory("tmp", 0o1777), _file("bin/busybox", BUSYBOX.read_bytes(), 0o755)]

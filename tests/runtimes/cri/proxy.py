@@ -1,16 +1,16 @@
-"""Trouble between an agent and a real runtime: a proxy for CRI on a unix socket that does to calls what it is told.
+"""A CRI proxy on a unix socket that injects faults between an agent and a real runtime.
 
     agent --> Proxy --> containerd
 
-    proxy.trouble("RunPodSandbox", Hang(), pod="web")             none of its calls reaches the runtime, nobody answers
-    proxy.trouble("StartContainer", LoseAnswer(), times=1)        it takes effect; then the connection seems to break
-    proxy.trouble("CreateContainer", LoseAnswer(None), times=1)   it takes effect, and nobody ever answers
-    proxy.trouble("*", Refuse(), times=1, each=True)              the first call of every kind, for every pod, fails
-    proxy.trouble("*", Delay(0.5), pod="web")                     it is passed on after a while, whoever still waits
-    proxy.trouble("StopContainer", AnswerLate(2.0))               it takes effect at once and is answered after a while
+    proxy.inject("RunPodSandbox", Hang(), pod="web")             these calls do not reach the runtime and hang
+    proxy.inject("StartContainer", LoseAnswer(), times=1)        it takes effect, then the connection seems to break
+    proxy.inject("CreateContainer", LoseAnswer(None), times=1)   it takes effect and hangs
+    proxy.inject("*", Refuse(), times=1, each=True)              the first call of each method for each pod fails
+    proxy.inject("*", Delay(0.5), pod="web")                     it is forwarded after a delay, even if cancelled
+    proxy.inject("StopContainer", AnswerLate(2.0))               it takes effect at once, with a late response
 
-Calls pass as bytes, whatever they are; only to know whose they are some are read. What was made through the proxy is
-known by its id. `lift` ends all trouble: what hangs then fails as when a connection breaks.
+Calls are forwarded as bytes. Some are parsed to find their pod; ids of sandboxes and containers created through the
+proxy are stored for this. `clear_faults` ends all faults: hanging calls then fail as with a broken connection.
 """
 
 import asyncio
@@ -43,54 +43,54 @@ _OPTIONS: Final = (
 
 @dataclass(frozen=True)
 class Refuse:
-    """It does not take effect, and the runtime says so."""
+    """The call has no effect and fails."""
 
     code: grpc.StatusCode = CODES.UNKNOWN
-    words: str = "the runtime has a bad day"
+    message: str = "the runtime has a bad day"
 
 
 @dataclass(frozen=True)
 class Hang:
-    """It does not take effect, and nobody answers."""
+    """The call has no effect and does not return."""
 
 
 @dataclass(frozen=True)
 class LoseAnswer:
-    """It takes effect, and fails; without a code nobody ever answers."""
+    """The call takes effect and fails. Without a code, it does not return."""
 
     code: grpc.StatusCode | None = CODES.UNAVAILABLE
 
 
 @dataclass(frozen=True)
 class Delay:
-    """It reaches the runtime after a while."""
+    """The call reaches the runtime after a delay."""
 
     seconds: float
 
 
 @dataclass(frozen=True)
 class AnswerLate:
-    """It takes effect at once, and its answer comes after a while."""
+    """The call takes effect at once and returns after a delay."""
 
     seconds: float
 
 
-Deed = Refuse | Hang | LoseAnswer | Delay | AnswerLate
+Action = Refuse | Hang | LoseAnswer | Delay | AnswerLate
 
 
 @dataclass(eq=False)
-class Trouble:
-    """What is done to some calls."""
+class FaultRule:
+    """A fault for some calls."""
 
-    method: str  # its short name; "*": any that is not a stream
-    deed: Deed
-    pod: str = ""  # the name of the pod it is about; "": any, or none
-    times: int | None = None  # how often; None: until it is lifted
-    each: bool = False  # so often for every method and pod
+    method: str  # short name; "*" matches all but streams
+    action: Action
+    pod: str = ""  # name of the pod; "" matches all calls
+    times: int | None = None  # None: until `clear_faults`
+    each: bool = False  # count `times` per method and pod
     done: Counter[tuple[str, str]] = field(default_factory=Counter)
 
-    def takes(self, method: str, pod: str) -> bool:
-        """Whether a call is troubled by this, which then counts."""
+    def matches(self, method: str, pod: str) -> bool:
+        """Return whether the rule applies to a call, and count it."""
         if self.method not in ("*", method) or (self.pod and self.pod != pod):
             return False
         key = (method, pod) if self.each else ("", "")
@@ -101,68 +101,66 @@ class Trouble:
 
 
 @dataclass(frozen=True)
-class Passed:
-    """A call that came."""
+class ProxiedCall:
+    """A received call."""
 
     method: str
     pod: str
-    deed: Deed | None
+    action: Action | None
 
 
 class Proxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc brings no types
-    """Sits between an agent and a runtime."""
+    """The proxy."""
 
     def __init__(self, runtime_socket: str) -> None:
         self._runtime = grpc.aio.insecure_channel(f"unix:{runtime_socket}", options=_OPTIONS)
         self._server: Any = None
-        self._troubles: list[Trouble] = []
-        self._lifted = asyncio.Event()
-        self._names: dict[str, str] = {}  # of pods, by UIDs and the ids of what they have
+        self._rules: list[FaultRule] = []
+        self._cleared = asyncio.Event()
+        self._names: dict[str, str] = {}  # pod names by UID, sandbox id and container id
         self._effects: set[asyncio.Task[bytes]] = set()
-        self.calls: list[Passed] = []
+        self.calls: list[ProxiedCall] = []
 
-    def trouble(
-        self, method: str, deed: Deed, *, pod: str = "", times: int | None = None, each: bool = False
-    ) -> Trouble:
-        """From now on, do this to such calls."""
-        made = Trouble(method, deed, pod, times, each)
-        self._troubles.append(made)
-        return made
+    def inject(
+        self, method: str, action: Action, *, pod: str = "", times: int | None = None, each: bool = False
+    ) -> FaultRule:
+        """Add a fault for such calls."""
+        rule = FaultRule(method, action, pod, times, each)
+        self._rules.append(rule)
+        return rule
 
-    def lift(self) -> None:
-        """No more trouble: what hangs fails now."""
-        self._troubles.clear()
-        self._lifted.set()
-        self._lifted = asyncio.Event()
+    def clear_faults(self) -> None:
+        """Remove all faults. Hanging calls fail."""
+        self._rules.clear()
+        self._cleared.set()
+        self._cleared = asyncio.Event()
 
     def count(self, method: str, pod: str = "") -> int:
-        """How many calls came."""
         return sum(each.method == method and pod in ("", each.pod) for each in self.calls)
 
     async def serve(self, path: str) -> None:
-        """Begin."""
         self._server = grpc.aio.server(options=_OPTIONS)
         self._server.add_generic_rpc_handlers((self,))
         self._server.add_insecure_port(f"unix:{path}")
         await self._server.start()
 
     async def stop(self) -> None:
-        """End; what was begun for somebody who did not wait is given up."""
-        self.lift()
+        """Stop, and cancel forwarded calls whose clients have left."""
+        self.clear_faults()
         await self._server.stop(None)
         for effect in self._effects:
             effect.cancel()
         await self._runtime.close()
 
-    # gRPC's side.
+    # gRPC.
 
     def service(self, details: Any) -> Any:
-        """Who handles a call."""
+        """Return the handler of a call."""
         method = details.method
         if method.rpartition("/")[2] in _STREAMS:
 
-            async def stream(asked: bytes, context: Any) -> AsyncIterator[bytes]:
-                call = self._runtime.unary_stream(method)(asked, metadata=_passed_on(context))
+            async def stream(request: bytes, context: Any) -> AsyncIterator[bytes]:
+                call = self._runtime.unary_stream(method)(request, metadata=_passed_on(context))
                 try:
                     async for answer in call:
                         yield answer
@@ -173,57 +171,57 @@ class Proxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc brings no typ
 
             return grpc.unary_stream_rpc_method_handler(stream)
 
-        async def unary(asked: bytes, context: Any) -> bytes:
+        async def unary(request: bytes, context: Any) -> bytes:
             try:
-                return await self._unary(method, asked, context)
+                return await self._unary(method, request, context)
             except grpc.aio.AioRpcError as error:
                 await context.abort(error.code(), error.details() or "")
                 raise
 
         return grpc.unary_unary_rpc_method_handler(unary)
 
-    async def _unary(self, method: str, asked: bytes, context: Any) -> bytes:
+    async def _unary(self, method: str, request: bytes, context: Any) -> bytes:
         name = method.rpartition("/")[2]
-        pod = self._pod_of(name, asked)
-        deed = next((each.deed for each in self._troubles if each.takes(name, pod)), None)
-        self.calls.append(Passed(name, pod, deed))
-        match deed:
-            case Refuse(code, words):
-                await context.abort(code, words)
+        pod = self._pod_of(name, request)
+        action = next((each.action for each in self._rules if each.matches(name, pod)), None)
+        self.calls.append(ProxiedCall(name, pod, action))
+        match action:
+            case Refuse(code, message):
+                await context.abort(code, message)
             case Hang():
                 await self._hang(context)
             case LoseAnswer(code):
                 with suppress(grpc.aio.AioRpcError):
-                    await asyncio.shield(self._effect(method, asked, pod))
+                    await asyncio.shield(self._effect(method, request, pod))
                 if code is None:
                     await self._hang(context)
                 await context.abort(code, "the connection broke")
             case Delay(seconds):
-                return await asyncio.shield(self._effect(method, asked, pod, after=seconds))
+                return await asyncio.shield(self._effect(method, request, pod, after=seconds))
             case AnswerLate(seconds):
-                answer = await asyncio.shield(self._effect(method, asked, pod))
+                answer = await asyncio.shield(self._effect(method, request, pod))
                 await asyncio.sleep(seconds)
                 return answer
-        return await self._ask(method, asked, pod)
+        return await self._ask(method, request, pod)
 
     async def _hang(self, context: Any) -> None:
-        await self._lifted.wait()
+        await self._cleared.wait()
         await context.abort(CODES.UNAVAILABLE, "the connection broke")
 
-    def _effect(self, method: str, asked: bytes, pod: str, after: float = 0.0) -> "asyncio.Task[bytes]":
-        """A call that reaches the runtime whatever becomes of its caller."""
+    def _effect(self, method: str, request: bytes, pod: str, after: float = 0.0) -> "asyncio.Task[bytes]":
+        """Start a call that reaches the runtime even if its client leaves."""
 
         async def effect() -> bytes:
             await asyncio.sleep(after)
-            return await self._ask(method, asked, pod)
+            return await self._ask(method, request, pod)
 
         task = asyncio.get_running_loop().create_task(effect())
         self._effects.add(task)
         task.add_done_callback(self._effects.discard)
         return task
 
-    async def _ask(self, method: str, asked: bytes, pod: str) -> bytes:
-        answer: bytes = await self._runtime.unary_unary(method)(asked)
+    async def _ask(self, method: str, request: bytes, pod: str) -> bytes:
+        answer: bytes = await self._runtime.unary_unary(method)(request)
         match method.rpartition("/")[2]:
             case "RunPodSandbox":
                 self._names[cri.RunPodSandboxResponse.FromString(answer).pod_sandbox_id] = pod
@@ -231,27 +229,29 @@ class Proxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc brings no typ
                 self._names[cri.CreateContainerResponse.FromString(answer).container_id] = pod
         return answer
 
-    # Whose is it.
+    # The pod of a call.
 
-    def _pod_of(self, method: str, asked: bytes) -> str:
-        """The name of the pod that a call is about; "": of none, or nobody knows."""
+    def _pod_of(self, method: str, request: bytes) -> str:
+        """Return the pod name of a call, or "" if it has none or it is unknown."""
         match method:
             case "RunPodSandbox":
-                meta = cri.RunPodSandboxRequest.FromString(asked).config.metadata
+                meta = cri.RunPodSandboxRequest.FromString(request).config.metadata
                 self._names[meta.uid] = meta.name
                 return meta.name
             case "CreateContainer":
-                return cri.CreateContainerRequest.FromString(asked).sandbox_config.metadata.name
+                return cri.CreateContainerRequest.FromString(request).sandbox_config.metadata.name
             case "ListPodSandbox":
-                boxes = cri.ListPodSandboxRequest.FromString(asked).filter
+                boxes = cri.ListPodSandboxRequest.FromString(request).filter
                 return self._name(boxes.id or boxes.label_selector.get(POD_UID, ""))
             case "ListContainers":
-                made = cri.ListContainersRequest.FromString(asked).filter
-                return self._name(made.id or made.label_selector.get(POD_UID, ""))
+                containers = cri.ListContainersRequest.FromString(request).filter
+                return self._name(containers.id or containers.label_selector.get(POD_UID, ""))
             case "StopPodSandbox" | "RemovePodSandbox" | "PodSandboxStatus":
-                return self._name(cri.StopPodSandboxRequest.FromString(asked).pod_sandbox_id)
+                return self._name(cri.StopPodSandboxRequest.FromString(request).pod_sandbox_id)
             case "StartContainer" | "StopContainer" | "RemoveContainer" | "ContainerStatus" | "ExecSync":
-                return self._name(cri.StartContainerRequest.FromString(asked).container_id)  # all have it first
+                return self._name(
+                    cri.StartContainerRequest.FromString(request).container_id
+                )  # in all of them the id is field 1
         return ""
 
     def _name(self, known: str) -> str:
@@ -259,14 +259,14 @@ class Proxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc brings no typ
 
 
 def _passed_on(context: Any) -> tuple[tuple[str, str], ...]:
-    """What somebody said beside a call, without what belongs to the connection."""
-    said = context.invocation_metadata() or ()
-    return tuple((key, value) for key, value in said if not key.startswith(("user-agent", "grpc-", ":")))
+    """Return the metadata of a call without that of the connection."""
+    metadata = context.invocation_metadata() or ()
+    return tuple((key, value) for key, value in metadata if not key.startswith(("user-agent", "grpc-", ":")))
 
 
 @asynccontextmanager
 async def proxied(runtime_socket: str, path: str) -> AsyncIterator[Proxy]:
-    """A proxy at a path, before a runtime."""
+    """Run a proxy for a runtime on a socket path."""
     proxy = Proxy(runtime_socket)
     await proxy.serve(path)
     try:

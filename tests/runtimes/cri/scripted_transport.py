@@ -1,4 +1,4 @@
-"""A transport without a runtime: answers come from the test, and every request is recorded. For virtual time."""
+"""A transport without a runtime, for virtual time. Tests provide the answers, and it records every request."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -6,16 +6,16 @@ from typing import Any, cast
 
 from google.protobuf.message import Message
 
-from podkeeper.runtimes.cri.transport import Answer, NotThere, Unimplemented
+from podkeeper.runtimes.cri.transport import Answer, ObjectNotFound, Unimplemented
 
 
 class ScriptedTransport:
-    """Answers each method with a function of the request. A method without one is unimplemented."""
+    """Answers each method with a function of the request. Without one, it raises ObjectNotFound."""
 
     def __init__(self) -> None:
         self.requests: list[tuple[str, Message, float]] = []  # method, request, deadline
-        self.answers: dict[str, Callable[[Any], Message | Exception]] = {}  # by the last word of the method
-        self.streams: dict[str, asyncio.Queue[Message | Exception | None]] = {}  # None: the stream ends
+        self.answers: dict[str, Callable[[Any], Message | Exception]] = {}  # by short method name
+        self.streams: dict[str, asyncio.Queue[Message | Exception | None]] = {}  # None ends the stream
         self.opened: list[tuple[str, Message]] = []
         self.closed = 0
 
@@ -23,7 +23,7 @@ class ScriptedTransport:
         self.requests.append((method, request, seconds))
         await asyncio.sleep(0)
         script = self.answers.get(method.rpartition("/")[2])
-        found = NotThere("nothing of that id") if script is None else script(request)
+        found = ObjectNotFound("nothing of that id") if script is None else script(request)
         if isinstance(found, Exception):
             raise found
         assert isinstance(found, answer)

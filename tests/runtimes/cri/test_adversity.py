@@ -1,4 +1,4 @@
-"""A runtime that refuses, hangs, answers late or goes away: what the port promises all the same."""
+"""The guarantees of the Runtime port with a runtime that refuses, hangs, answers late or restarts."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -11,8 +11,8 @@ from podkeeper.model.errors import CallTimedOut, RuntimeRefused, RuntimeUnavaila
 from podkeeper.model.messages import PodUID
 from podkeeper.model.runtime import ContainerState
 from podkeeper.runtimes.cri.schema import cri
+from tests.runtimes.cri.cri_pod import CriPod, runtime_on_fake, wait_until, wait_until_available
 from tests.runtimes.cri.fake_server import FakeCri, Hang, Late, LoseAnswer, Refuse
-from tests.runtimes.cri.scenes import Scene, eventually, until_it_answers, with_fake
 
 UNKNOWN = grpc.StatusCode.UNKNOWN
 
@@ -21,129 +21,129 @@ def run(work: Coroutine[Any, Any, None]) -> None:
     asyncio.run(asyncio.wait_for(work, 60))
 
 
-def runtime_that(*, hands_back: bool) -> FakeCri:
-    """One that refuses names that are taken, or one that answers with what has them."""
+def runtime_that(*, returns_existing: bool) -> FakeCri:
+    """Return a fake that rejects reserved names, or one that returns the existing object."""
     fake = FakeCri()
-    fake.hands_back = hands_back
+    fake.returns_existing = returns_existing
     return fake
 
 
-each_way_with_names = pytest.mark.parametrize("hands_back", [False, True], ids=["as containerd", "as CRI-O"])
+each_name_reservation = pytest.mark.parametrize("returns_existing", [False, True], ids=["as containerd", "as CRI-O"])
 
 
 # Sandboxes.
 
 
-def test_a_sandbox_whose_answer_was_lost_is_adopted_by_the_next_try() -> None:
+def test_a_sandbox_whose_response_was_lost_is_adopted() -> None:
     async def scenario() -> None:
         fake = FakeCri()
-        async with with_fake(fake) as runtime:
-            scene = Scene(runtime)
+        async with runtime_on_fake(fake) as runtime:
+            cri_pod = CriPod(runtime)
             fake.next("RunPodSandbox", LoseAnswer())
             with pytest.raises(CallTimedOut):
-                await scene.sandbox()
+                await cri_pod.sandbox()
             (made,) = fake.sandboxes
-            assert await scene.sandbox() == made
-            assert fake.count("RunPodSandbox") == 1  # who is in doubt looks first
+            assert await cri_pod.sandbox() == made
+            assert fake.count("RunPodSandbox") == 1  # after an unknown outcome, it lists first
 
     run(scenario())
 
 
-@each_way_with_names
-def test_a_sandbox_that_is_reserved_and_ready_is_adopted(hands_back: bool) -> None:
+@each_name_reservation
+def test_a_reserved_sandbox_that_is_ready_is_adopted(returns_existing: bool) -> None:
     async def scenario() -> None:
-        fake = runtime_that(hands_back=hands_back)
-        async with with_fake(fake) as runtime:
-            scene = Scene(runtime)
-            first = await scene.sandbox()
-            assert await scene.sandbox() == first
+        fake = runtime_that(returns_existing=returns_existing)
+        async with runtime_on_fake(fake) as runtime:
+            cri_pod = CriPod(runtime)
+            first = await cri_pod.sandbox()
+            assert await cri_pod.sandbox() == first
             assert list(fake.sandboxes) == [first]
 
     run(scenario())
 
 
-@each_way_with_names
-def test_a_sandbox_that_is_reserved_and_not_ready_is_made_anew(hands_back: bool) -> None:
+@each_name_reservation
+def test_a_reserved_sandbox_that_is_not_ready_is_replaced(returns_existing: bool) -> None:
     async def scenario() -> None:
-        fake = runtime_that(hands_back=hands_back)
-        async with with_fake(fake) as runtime:
-            scene = Scene(runtime)
-            first = await scene.sandbox()
+        fake = runtime_that(returns_existing=returns_existing)
+        async with runtime_on_fake(fake) as runtime:
+            cri_pod = CriPod(runtime)
+            first = await cri_pod.sandbox()
             await runtime.stop_sandbox(first)
-            second = await scene.sandbox()
+            second = await cri_pod.sandbox()
             assert (list(fake.sandboxes), second != first) == ([second], True)
 
     run(scenario())
 
 
-def test_a_name_reserved_for_something_unlisted_is_cleaned_up_by_its_id_and_tried_once_more() -> None:
+def test_an_unlisted_holder_of_the_name_is_removed_by_id_and_the_call_retried() -> None:
     async def scenario() -> None:
         fake = FakeCri()
-        async with with_fake(fake) as runtime:
+        async with runtime_on_fake(fake) as runtime:
             words = 'failed to reserve sandbox name "x": name "x" is reserved for "ghost"'
             fake.next("RunPodSandbox", Refuse(UNKNOWN, words))
-            assert await Scene(runtime).sandbox() in fake.sandboxes
+            assert await CriPod(runtime).sandbox() in fake.sandboxes
             removed = [asked.pod_sandbox_id for name, asked in fake.calls if name == "RemovePodSandbox"]
             assert removed == ["ghost"]
 
     run(scenario())
 
 
-def test_a_name_that_stays_reserved_is_told_after_the_second_try() -> None:
+def test_a_name_that_stays_taken_is_reported_after_one_retry() -> None:
     async def scenario() -> None:
         fake = FakeCri()
-        async with with_fake(fake) as runtime:
+        async with runtime_on_fake(fake) as runtime:
             refuse = Refuse(UNKNOWN, 'name "x" is reserved for "ghost"')
             fake.next("RunPodSandbox", refuse, refuse)
             with pytest.raises(RuntimeRefused, match='rpc error: code = Unknown desc = name "x" is reserved'):
-                await Scene(runtime).sandbox()
+                await CriPod(runtime).sandbox()
             assert fake.count("RunPodSandbox") == 2
 
     run(scenario())
 
 
-def test_of_two_sandboxes_of_one_attempt_the_newer_stays() -> None:
+def test_of_two_sandboxes_of_an_attempt_the_newer_is_kept() -> None:
     async def scenario() -> None:
         fake = FakeCri()
-        async with with_fake(fake) as runtime:
-            scene = Scene(runtime)
-            first = await scene.sandbox()
+        async with runtime_on_fake(fake) as runtime:
+            cri_pod = CriPod(runtime)
+            first = await cri_pod.sandbox()
             double = cri.PodSandboxStatus()
             double.CopyFrom(fake.sandboxes[first])
             double.id, double.created_at = "double", double.created_at + 1
             fake.sandboxes["double"] = double
-            assert await scene.sandbox() == "double"
+            assert await cri_pod.sandbox() == "double"
             assert list(fake.sandboxes) == ["double"]
 
     run(scenario())
 
 
-def test_a_sandbox_that_comes_late_is_found_and_no_second_one_is_made() -> None:
+def test_a_sandbox_created_late_is_adopted() -> None:
     async def scenario() -> None:
         fake = FakeCri()
-        async with with_fake(fake) as runtime:
-            scene = Scene(runtime)
+        async with runtime_on_fake(fake) as runtime:
+            cri_pod = CriPod(runtime)
             fake.next("RunPodSandbox", Late(0.9))
             with pytest.raises(CallTimedOut):
-                await scene.sandbox()  # its deadline comes first, and it is not there yet
+                await cri_pod.sandbox()  # its deadline comes first, and it is not there yet
             assert fake.sandboxes == {}
-            await eventually(lambda: bool(fake.sandboxes), "the late sandbox is there")
+            await wait_until(lambda: bool(fake.sandboxes), "the late sandbox is there")
             (late,) = fake.sandboxes
-            assert await scene.sandbox() == late
-            assert (list(fake.sandboxes), fake.cut_off) == ([late], ["RunPodSandbox"])
+            assert await cri_pod.sandbox() == late
+            assert (list(fake.sandboxes), fake.cancelled) == ([late], ["RunPodSandbox"])
 
     run(scenario())
 
 
-def test_a_clear_no_leaves_no_doubt() -> None:
+def test_a_refused_sandbox_needs_no_check_at_the_next_call() -> None:
     async def scenario() -> None:
         fake = FakeCri()
-        async with with_fake(fake) as runtime:
-            scene = Scene(runtime)
+        async with runtime_on_fake(fake) as runtime:
+            cri_pod = CriPod(runtime)
             fake.next("RunPodSandbox", Refuse(UNKNOWN, "no room"))
             with pytest.raises(RuntimeRefused, match="no room"):
-                await scene.sandbox()
-            await scene.sandbox()
+                await cri_pod.sandbox()
+            await cri_pod.sandbox()
             assert fake.count("ListPodSandbox") == 0
 
     run(scenario())
@@ -152,118 +152,118 @@ def test_a_clear_no_leaves_no_doubt() -> None:
 # Containers.
 
 
-def test_a_container_in_the_way_is_removed_also_when_its_holder_is_not_told() -> None:
+def test_a_conflicting_container_is_removed_even_if_its_id_is_unknown() -> None:
     async def scenario() -> None:
         fake = FakeCri()
-        async with with_fake(fake) as runtime:
-            scene = Scene(runtime)
-            sandbox_id = await scene.sandbox()
-            old = await scene.create(sandbox_id)
+        async with runtime_on_fake(fake) as runtime:
+            cri_pod = CriPod(runtime)
+            sandbox_id = await cri_pod.sandbox()
+            old = await cri_pod.create(sandbox_id)
             fake.next("CreateContainer", Refuse(UNKNOWN, "reserving ctr name k8s_c_0 for id new: name is reserved"))
-            new = await scene.create(sandbox_id)
+            new = await cri_pod.create(sandbox_id)
             assert (list(fake.containers), new != old) == ([new], True)
 
     run(scenario())
 
 
-@each_way_with_names
-def test_a_container_that_never_started_is_replaced_and_a_started_one_is_kept(hands_back: bool) -> None:
+@each_name_reservation
+def test_a_container_that_never_started_is_replaced_and_a_started_one_is_kept(returns_existing: bool) -> None:
     async def scenario() -> None:
-        fake = runtime_that(hands_back=hands_back)
-        async with with_fake(fake) as runtime:
-            scene = Scene(runtime)
-            sandbox_id = await scene.sandbox()
-            first = await scene.create(sandbox_id, "sh")
-            second = await scene.create(sandbox_id, "sh")
+        fake = runtime_that(returns_existing=returns_existing)
+        async with runtime_on_fake(fake) as runtime:
+            cri_pod = CriPod(runtime)
+            sandbox_id = await cri_pod.sandbox()
+            first = await cri_pod.create(sandbox_id, "sh")
+            second = await cri_pod.create(sandbox_id, "sh")
             assert (list(fake.containers), first != second) == ([second], True)
             await runtime.start_container(second)
             for state in (cri.CONTAINER_RUNNING, cri.CONTAINER_EXITED):
                 with pytest.raises(RuntimeRefused, match="has already started"):
-                    await scene.create(sandbox_id, "sh")
+                    await cri_pod.create(sandbox_id, "sh")
                 assert [(it.id, it.state) for it in fake.containers.values()] == [(second, state)]
                 fake.exit(second, 0)
 
     run(scenario())
 
 
-@each_way_with_names
-def test_what_gives_way_to_a_container_is_of_its_own_name_and_attempt(hands_back: bool) -> None:
-    """The container before it has the logs and the exit code that people ask for, and its neighbour runs."""
+@each_name_reservation
+def test_only_containers_of_the_same_name_and_attempt_are_replaced(returns_existing: bool) -> None:
+    """The previous container has the log and the exit code, and the other container runs."""
 
     async def scenario() -> None:
-        fake = runtime_that(hands_back=hands_back)
-        async with with_fake(fake) as runtime:
-            scene = Scene(runtime)
-            sandbox_id = await scene.sandbox()
-            before = await scene.create(sandbox_id, "sh", name="app", attempt=0)
+        fake = runtime_that(returns_existing=returns_existing)
+        async with runtime_on_fake(fake) as runtime:
+            cri_pod = CriPod(runtime)
+            sandbox_id = await cri_pod.sandbox()
+            before = await cri_pod.create(sandbox_id, "sh", name="app", attempt=0)
             await runtime.start_container(before)
             fake.exit(before, 1)
-            neighbour = await scene.create(sandbox_id, "sh", name="proxy", attempt=1)
+            neighbour = await cri_pod.create(sandbox_id, "sh", name="proxy", attempt=1)
             await runtime.start_container(neighbour)
-            in_the_way = await scene.create(sandbox_id, "sh", name="app", attempt=1)
-            made = await scene.create(sandbox_id, "sh", name="app", attempt=1)
+            in_the_way = await cri_pod.create(sandbox_id, "sh", name="app", attempt=1)
+            made = await cri_pod.create(sandbox_id, "sh", name="app", attempt=1)
             assert list(fake.containers) == [before, neighbour, made]
             assert in_the_way != made
 
     run(scenario())
 
 
-@each_way_with_names
-def test_what_gives_way_to_a_sandbox_is_of_its_own_attempt(hands_back: bool) -> None:
+@each_name_reservation
+def test_only_sandboxes_of_the_same_attempt_are_replaced(returns_existing: bool) -> None:
     async def scenario() -> None:
-        fake = runtime_that(hands_back=hands_back)
-        async with with_fake(fake) as runtime:
-            scene = Scene(runtime)
-            before = await scene.sandbox(attempt=0)
+        fake = runtime_that(returns_existing=returns_existing)
+        async with runtime_on_fake(fake) as runtime:
+            cri_pod = CriPod(runtime)
+            before = await cri_pod.sandbox(attempt=0)
             await runtime.stop_sandbox(before)
-            in_the_way = await scene.sandbox(attempt=1)
+            in_the_way = await cri_pod.sandbox(attempt=1)
             fake.sandboxes[in_the_way].state = cri.SANDBOX_NOTREADY
-            made = await scene.sandbox(attempt=1)
+            made = await cri_pod.sandbox(attempt=1)
             assert list(fake.sandboxes) == [before, made]
 
     run(scenario())
 
 
-def test_a_container_that_somebody_saw_while_it_was_created_is_kept() -> None:
+def test_a_container_listed_during_its_creation_is_kept() -> None:
     async def scenario() -> None:
         fake = FakeCri()
-        async with with_fake(fake) as runtime:
-            scene = Scene(runtime)
-            sandbox_id = await scene.sandbox()
+        async with runtime_on_fake(fake) as runtime:
+            cri_pod = CriPod(runtime)
+            sandbox_id = await cri_pod.sandbox()
             fake.next("CreateContainer", LoseAnswer())
             with pytest.raises(CallTimedOut):
-                await scene.create(sandbox_id, "sh")
-            (made,) = (await scene.record()).containers
-            fake.hands_back = True
-            assert await scene.create(sandbox_id, "sh") == made.id
+                await cri_pod.create(sandbox_id, "sh")
+            (made,) = (await cri_pod.record()).containers
+            fake.returns_existing = True
+            assert await cri_pod.create(sandbox_id, "sh") == made.id
 
     run(scenario())
 
 
 ENDINGS = {  # who answers, what is ended, what is asked for
-    "containerd is asked once to stop": ("containerd", "stop_sandbox", ["StopPodSandbox"]),
-    "containerd is asked once to remove": ("containerd", "remove_sandbox", ["RemovePodSandbox"]),
+    "containerd gets one stop call": ("containerd", "stop_sandbox", ["StopPodSandbox"]),
+    "containerd gets one remove call": ("containerd", "remove_sandbox", ["RemovePodSandbox"]),
     "CRI-O would be patient with what runs": (
         "cri-o", "stop_sandbox", ["ListContainers", "StopContainer", "StopPodSandbox"]),
     "CRI-O would be so before it removes, too": (
         "cri-o", "remove_sandbox", ["ListContainers", "StopContainer", "StopPodSandbox", "RemovePodSandbox"]),
-    "who knows what others do": ("fakerd", "stop_sandbox", ["ListContainers", "StopContainer", "StopPodSandbox"]),
+    "the server fails": ("fakerd", "stop_sandbox", ["ListContainers", "StopContainer", "StopPodSandbox"]),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name, deed, expected", ENDINGS.values(), ids=ENDINGS.keys())
-def test_what_still_runs_in_a_sandbox_is_not_waited_for(name: str, deed: str, expected: list[str]) -> None:
+@pytest.mark.parametrize("name, action, expected", ENDINGS.values(), ids=ENDINGS.keys())
+def test_running_containers_of_a_sandbox_are_killed(name: str, action: str, expected: list[str]) -> None:
     async def scenario() -> None:
         fake = FakeCri()
         fake.name = name
-        async with with_fake(fake) as runtime:
-            scene = Scene(runtime)
-            sandbox_id = await scene.sandbox()
-            over = await scene.create(sandbox_id, "sh", name="over")
+        async with runtime_on_fake(fake) as runtime:
+            cri_pod = CriPod(runtime)
+            sandbox_id = await cri_pod.sandbox()
+            over = await cri_pod.create(sandbox_id, "sh", name="over")
             fake.exit(over, 0)
-            created = await scene.create(sandbox_id, "sh")
+            created = await cri_pod.create(sandbox_id, "sh")
             fake.calls.clear()
-            await getattr(runtime, deed)(sandbox_id)
+            await getattr(runtime, action)(sandbox_id)
             assert [call for call, _ in fake.calls] == expected
             stops = [(asked.container_id, asked.timeout) for call, asked in fake.calls if call == "StopContainer"]
             assert stops == [(created, 0)] * expected.count("StopContainer")
@@ -271,12 +271,12 @@ def test_what_still_runs_in_a_sandbox_is_not_waited_for(name: str, deed: str, ex
     run(scenario())
 
 
-def test_a_sandbox_that_takes_long_to_stop_has_all_its_time_in_the_end() -> None:
+def test_a_slow_sandbox_stop_gets_the_whole_deadline() -> None:
     async def scenario() -> None:
         fake = FakeCri()
         fake.name = "cri-o"
-        async with with_fake(fake) as runtime:
-            sandbox_id = await Scene(runtime).sandbox()
+        async with runtime_on_fake(fake) as runtime:
+            sandbox_id = await CriPod(runtime).sandbox()
             fake.next("StopPodSandbox", Hang())
             await runtime.stop_sandbox(sandbox_id)
             assert (fake.count("StopPodSandbox"), fake.sandboxes[sandbox_id].state) == (2, cri.SANDBOX_NOTREADY)
@@ -284,52 +284,52 @@ def test_a_sandbox_that_takes_long_to_stop_has_all_its_time_in_the_end() -> None
     run(scenario())
 
 
-def test_a_container_in_a_sandbox_that_is_gone_is_refused_in_the_runtimes_words() -> None:
+def test_a_container_in_a_removed_sandbox_is_refused_with_the_runtimes_message() -> None:
     async def scenario() -> None:
         fake = FakeCri()
-        async with with_fake(fake) as runtime:
-            scene = Scene(runtime)
-            sandbox_id = await scene.sandbox()
+        async with runtime_on_fake(fake) as runtime:
+            cri_pod = CriPod(runtime)
+            sandbox_id = await cri_pod.sandbox()
             fake.sandboxes.clear()
             with pytest.raises(TryLater, match=f'^failed to find sandbox id "{sandbox_id}": not found$'):
-                await scene.create(sandbox_id)
+                await cri_pod.create(sandbox_id)
 
     run(scenario())
 
 
-def test_a_failed_start_is_told_without_its_code_and_the_container_is_found() -> None:
+def test_a_failed_start_is_reported_without_grpc_code() -> None:
     async def scenario() -> None:
         fake = FakeCri()
-        async with with_fake(fake) as runtime:
-            scene = Scene(runtime)
-            container_id = await scene.create(await scene.sandbox())
+        async with runtime_on_fake(fake) as runtime:
+            cri_pod = CriPod(runtime)
+            container_id = await cri_pod.create(await cri_pod.sandbox())
             fake.next("StartContainer", Refuse(UNKNOWN, "failed to create containerd task: no such file"))
             with pytest.raises(RuntimeRefused, match=r"^failed to create containerd task: no such file$"):
                 await runtime.start_container(container_id)
-            assert (await scene.container(container_id)).state is ContainerState.CREATED
+            assert (await cri_pod.container(container_id)).state is ContainerState.CREATED
 
     run(scenario())
 
 
-def test_a_start_that_was_refused_for_being_done_is_done() -> None:
+def test_a_start_refused_because_it_has_happened_succeeds() -> None:
     async def scenario() -> None:
         fake = FakeCri()
-        async with with_fake(fake) as runtime:
-            scene = Scene(runtime)
-            container_id = await scene.start()
+        async with runtime_on_fake(fake) as runtime:
+            cri_pod = CriPod(runtime)
+            container_id = await cri_pod.start()
             await runtime.start_container(container_id)
             fake.exit(container_id, 0)
             await runtime.start_container(container_id)
-            assert (await scene.container(container_id)).state is ContainerState.EXITED
+            assert (await cri_pod.container(container_id)).state is ContainerState.EXITED
 
     run(scenario())
 
 
-def test_what_cannot_be_removed_while_it_runs_is_stopped_first() -> None:
+def test_objects_that_cannot_be_removed_while_running_are_stopped_first() -> None:
     async def scenario() -> None:
         fake = FakeCri()
-        async with with_fake(fake) as runtime:
-            container_id = await Scene(runtime).start()
+        async with runtime_on_fake(fake) as runtime:
+            container_id = await CriPod(runtime).start()
             fake.next("RemoveContainer", Refuse(UNKNOWN, "container is still running"))
             await runtime.remove_container(container_id)
             assert fake.containers == {}
@@ -341,16 +341,16 @@ def test_what_cannot_be_removed_while_it_runs_is_stopped_first() -> None:
     run(scenario())
 
 
-def test_what_is_gone_between_a_list_and_a_status_is_left_out() -> None:
+def test_objects_removed_before_their_status_are_skipped() -> None:
     async def scenario() -> None:
         fake = FakeCri()
-        async with with_fake(fake) as runtime:
-            scene = Scene(runtime)
-            await scene.start()
+        async with runtime_on_fake(fake) as runtime:
+            cri_pod = CriPod(runtime)
+            await cri_pod.start()
             gone = Refuse(grpc.StatusCode.NOT_FOUND, "not found")
             fake.next("ContainerStatus", gone)
             fake.next("PodSandboxStatus", gone)
-            record = await scene.record()
+            record = await cri_pod.record()
             assert (record.sandboxes, record.containers) == ((), ())
 
     run(scenario())
@@ -362,21 +362,21 @@ def test_what_is_gone_between_a_list_and_a_status_is_left_out() -> None:
 def test_a_call_that_hangs_meets_its_deadline_and_is_cancelled_on_the_wire() -> None:
     async def scenario() -> None:
         fake = FakeCri()
-        async with with_fake(fake) as runtime:
-            container_id = await Scene(runtime).start()
+        async with runtime_on_fake(fake) as runtime:
+            container_id = await CriPod(runtime).start()
             fake.next("StopContainer", Hang())
             with pytest.raises(CallTimedOut):
                 await runtime.stop_container(container_id, 0)
-            await eventually(lambda: fake.cut_off == ["StopContainer"], "the server learns that nobody waits")
+            await wait_until(lambda: fake.cancelled == ["StopContainer"], "the server sees the cancellation")
 
     run(scenario())
 
 
-def test_one_hung_call_holds_nobody_up() -> None:
+def test_one_hung_call_blocks_no_other() -> None:
     async def scenario() -> None:
         fake = FakeCri()
-        async with with_fake(fake) as runtime:
-            stuck, other = Scene(runtime), Scene(runtime)
+        async with runtime_on_fake(fake) as runtime:
+            stuck, other = CriPod(runtime), CriPod(runtime)
             fake.next("RunPodSandbox", Hang())
             async with asyncio.TaskGroup() as group:
                 hung = group.create_task(asyncio.wait({asyncio.ensure_future(_failed(stuck.sandbox()))}))
@@ -391,28 +391,28 @@ def test_one_hung_call_holds_nobody_up() -> None:
     run(scenario())
 
 
-def test_a_runtime_that_restarts_is_missed_at_once_and_found_again() -> None:
+def test_a_restart_of_the_runtime_is_detected() -> None:
     async def scenario() -> None:
         fake = FakeCri()
-        async with with_fake(fake) as runtime:
-            scene = Scene(runtime)
-            container_id = await scene.start()
+        async with runtime_on_fake(fake) as runtime:
+            cri_pod = CriPod(runtime)
+            container_id = await cri_pod.start()
             await fake.stop()
             begun = asyncio.get_running_loop().time()
             with pytest.raises(RuntimeUnavailable):
-                await scene.record()
+                await cri_pod.record()
             assert asyncio.get_running_loop().time() - begun < 30
             await fake.serve(fake.path)
-            await until_it_answers(runtime)
-            assert (await scene.container(container_id)).state is ContainerState.RUNNING
+            await wait_until_available(runtime)
+            assert (await cri_pod.container(container_id)).state is ContainerState.RUNNING
 
     run(scenario())
 
 
-def test_a_pod_nobody_has_heard_of_is_an_empty_record() -> None:
+def test_an_unknown_pod_has_an_empty_record() -> None:
     async def scenario() -> None:
-        async with with_fake(FakeCri()) as runtime:
-            record = await runtime.pod_record(PodUID("nobody"))
-            assert (record.uid, record.name, record.sandboxes) == ("nobody", "", ())
+        async with runtime_on_fake(FakeCri()) as runtime:
+            record = await runtime.pod_record(PodUID("unknown"))
+            assert (record.uid, record.name, record.sandboxes) == ("unknown", "", ())
 
     run(scenario())

@@ -1,4 +1,4 @@
-"""Commands, images and health: how what a runtime says of them comes out."""
+"""Results of commands, images and health calls, from responses of the runtime."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -8,11 +8,11 @@ import grpc
 import pytest
 
 from podkeeper.model.errors import ImagePullFailed
-from podkeeper.model.probing import Exited, NotRun, TimedOut
-from podkeeper.runtimes.cri.refusals import says_timed_out
+from podkeeper.model.probing import CommandExited, NotRun, TimedOut
+from podkeeper.runtimes.cri.errors import is_timeout_response
 from podkeeper.runtimes.cri.schema import cri
+from tests.runtimes.cri.cri_pod import CriPod, runtime_on_fake
 from tests.runtimes.cri.fake_server import FakeCri, Refuse
-from tests.runtimes.cri.scenes import Scene, with_fake
 
 UNKNOWN = grpc.StatusCode.UNKNOWN
 
@@ -21,17 +21,17 @@ def run(work: Coroutine[Any, Any, None]) -> None:
     asyncio.run(asyncio.wait_for(work, 60))
 
 
-SAID = {  # an answer to a command -> whether it says that the command was cut off
+SAID = {  # response to a command -> whether it timed out
     "CRI-O's way": (cri.ExecSyncResponse(exit_code=-1, stderr=b"command timed out"), True),
-    "a command may say so itself": (cri.ExecSyncResponse(exit_code=1, stderr=b"command timed out"), False),
+    "a command can print the same message": (cri.ExecSyncResponse(exit_code=1, stderr=b"command timed out"), False),
     "an exit code that none has": (cri.ExecSyncResponse(exit_code=-1), False),
     "all is well": (cri.ExecSyncResponse(stdout=b"command timed out"), False),
 }
 
 
 @pytest.mark.parametrize("answer, expected", SAID.values(), ids=SAID.keys())
-def test_a_command_that_was_cut_off_may_be_told_in_an_answer(answer: cri.ExecSyncResponse, expected: bool) -> None:
-    assert says_timed_out(answer) is expected
+def test_a_timeout_may_be_reported_in_a_response(answer: cri.ExecSyncResponse, expected: bool) -> None:
+    assert is_timeout_response(answer) is expected
 
 
 @pytest.mark.parametrize(
@@ -42,23 +42,23 @@ def test_a_command_that_was_cut_off_may_be_told_in_an_answer(answer: cri.ExecSyn
     ],
 )
 @pytest.mark.parametrize("code", [UNKNOWN, grpc.StatusCode.DEADLINE_EXCEEDED])
-def test_a_command_cut_off_by_the_runtime_has_timed_out(code: grpc.StatusCode, words: str) -> None:
+def test_a_command_killed_by_the_runtime_timed_out(code: grpc.StatusCode, words: str) -> None:
     async def scenario() -> None:
         fake = FakeCri()
-        async with with_fake(fake) as runtime:
+        async with runtime_on_fake(fake) as runtime:
             fake.next("ExecSync", Refuse(code, words))
-            end = await runtime.exec_sync(await Scene(runtime).start(), ["sleep", "9"], 1)
+            end = await runtime.exec_sync(await CriPod(runtime).start(), ["sleep", "9"], 1)
             assert end == TimedOut('command timed out: "sleep 9" timed out after 1s')
 
     run(scenario())
 
 
-def test_a_command_tells_what_it_said_and_one_that_cannot_run_says_so() -> None:
+def test_a_command_returns_its_output_or_why_it_did_not_run() -> None:
     async def scenario() -> None:
         fake = FakeCri()
-        async with with_fake(fake) as runtime:
-            container_id = await Scene(runtime).start()
-            assert await runtime.exec_sync(container_id, ["x"], 1) == Exited(3, b"out\nerr\n")
+        async with runtime_on_fake(fake) as runtime:
+            container_id = await CriPod(runtime).start()
+            assert await runtime.exec_sync(container_id, ["x"], 1) == CommandExited(3, b"out\nerr\n")
             fake.next("ExecSync", Refuse(UNKNOWN, "no such file"))
             assert await runtime.exec_sync(container_id, ["x"], 1) == NotRun(
                 "rpc error: code = Unknown desc = no such file"
@@ -68,7 +68,7 @@ def test_a_command_tells_what_it_said_and_one_that_cannot_run_says_so() -> None:
 
 
 PULLS = {
-    "unknown trouble is told bare": (
+    "an unknown error is unchanged": (
         Refuse(UNKNOWN, 'failed to pull and unpack image "r/x:1": no such host'),
         ("ErrImagePull", 'failed to pull and unpack image "r/x:1": no such host'),
     ),
@@ -88,10 +88,10 @@ PULLS = {
 
 
 @pytest.mark.parametrize("refuse, expected", PULLS.values(), ids=PULLS.keys())
-def test_why_a_pull_failed(refuse: Refuse, expected: tuple[str, str]) -> None:
+def test_reasons_of_failed_pulls(refuse: Refuse, expected: tuple[str, str]) -> None:
     async def scenario() -> None:
         fake = FakeCri()
-        async with with_fake(fake) as runtime:
+        async with runtime_on_fake(fake) as runtime:
             fake.next("PullImage", refuse)
             with pytest.raises(ImagePullFailed) as caught:
                 await runtime.pull_image("r/x:1")
@@ -103,7 +103,7 @@ def test_why_a_pull_failed(refuse: Refuse, expected: tuple[str, str]) -> None:
 def test_credentials_are_tried_until_one_works() -> None:
     async def scenario() -> None:
         fake = FakeCri()
-        async with with_fake(fake) as runtime:
+        async with runtime_on_fake(fake) as runtime:
             config = '{"auths": {"r.example": {"username": "%s", "password": "p"}}}'
             fake.next("PullImage", Refuse(UNKNOWN, "401"))
             pulled = await runtime.pull_image("r.example/x:1", (config % "first", config % "second"))
@@ -113,10 +113,10 @@ def test_credentials_are_tried_until_one_works() -> None:
     run(scenario())
 
 
-def test_all_failures_of_all_credentials_are_told() -> None:
+def test_errors_of_all_credentials_are_reported() -> None:
     async def scenario() -> None:
         fake = FakeCri()
-        async with with_fake(fake) as runtime:
+        async with runtime_on_fake(fake) as runtime:
             config = '{"auths": {"r.example": {"username": "%s", "password": "p"}}}'
             fake.next("PullImage", Refuse(UNKNOWN, "401 one"), Refuse(UNKNOWN, "401 two"))
             with pytest.raises(ImagePullFailed, match=r"^\[401 one, 401 two\]$"):
@@ -125,11 +125,11 @@ def test_all_failures_of_all_credentials_are_told() -> None:
     run(scenario())
 
 
-def test_a_network_that_is_not_ready_is_told_as_the_reference_does() -> None:
+def test_the_message_of_an_unready_network_equals_the_kubelets() -> None:
     async def scenario() -> None:
         fake = FakeCri()
         fake.conditions["NetworkReady"] = False
-        async with with_fake(fake) as runtime:
+        async with runtime_on_fake(fake) as runtime:
             health = await runtime.health()
             assert (health.runtime_ready, health.network_ready) == (True, False)
             assert health.message == "container runtime network not ready: NetworkReady=false reason:Broken message:so"

@@ -8,10 +8,10 @@ from google.protobuf.message import Message
 
 from podkeeper.model.errors import RuntimeRefused
 from podkeeper.model.messages import PodUID
-from podkeeper.runtimes.cri.calls import Calls
-from podkeeper.runtimes.cri.index import KEPT, Index, Kind, Owner
+from podkeeper.runtimes.cri.calls import CriCalls
+from podkeeper.runtimes.cri.owners import KEPT, Kind, Owner, OwnerIndex
 from podkeeper.runtimes.cri.schema import cri
-from podkeeper.runtimes.cri.transport import NotThere
+from podkeeper.runtimes.cri.transport import ObjectNotFound
 from podkeeper.testing.virtual_time import simulate
 from tests.runtimes.cri.scripted_transport import ScriptedTransport
 
@@ -22,7 +22,7 @@ OF_POD = {"io.kubernetes.pod.uid": "u"}
 SPEC = cri.ImageSpec(image="busybox")
 STATUS = cri.ContainerStatus(id="c", exit_code=3)
 
-Call = Callable[[Calls], Awaitable[Any]]
+Call = Callable[[CriCalls], Awaitable[Any]]
 
 CALLS: dict[str, tuple[Call, str, Message, float, Message, Any]] = {
     "run a sandbox": (
@@ -151,7 +151,7 @@ def test_a_call_sends_its_request_with_its_deadline_and_returns_its_result(
     transport.answers[method.rpartition("/")[2]] = lambda _: answer
 
     async def scenario() -> Any:
-        found = await call(Calls(transport))
+        found = await call(CriCalls(transport))
         return list(found) if isinstance(expected, list) else found
 
     assert simulate(scenario())[0] == expected
@@ -168,13 +168,13 @@ def test_only_stops_and_removals_succeed_if_the_object_is_not_there(name: str) -
 
     async def scenario(error: Exception) -> Any:
         transport.answers[method.rpartition("/")[2]] = lambda _: error
-        return await call(Calls(transport))
+        return await call(CriCalls(transport))
 
     if name in TOLERANT:
-        assert simulate(scenario(NotThere("no")))[0] is None
+        assert simulate(scenario(ObjectNotFound("no")))[0] is None
     else:
-        with pytest.raises(NotThere):
-            simulate(scenario(NotThere("no")))
+        with pytest.raises(ObjectNotFound):
+            simulate(scenario(ObjectNotFound("no")))
     with pytest.raises(RuntimeRefused, match="busy"):
         simulate(scenario(RuntimeRefused("busy")))
 
@@ -184,7 +184,7 @@ def test_events_come_from_the_stream_of_the_runtime() -> None:
 
     async def scenario() -> None:
         with pytest.raises(RuntimeRefused):
-            await anext(aiter(Calls(transport).news()))
+            await anext(aiter(CriCalls(transport).events()))
 
     simulate(scenario())
     assert transport.opened == [(RUNTIME + "GetContainerEvents", cri.GetEventsRequest())]
@@ -194,7 +194,7 @@ def test_events_come_from_the_stream_of_the_runtime() -> None:
 
 
 def test_the_index_keeps_the_first_owner_unless_the_object_was_made_here() -> None:
-    index = Index()
+    index = OwnerIndex()
     index.saw("c", "u", Kind.CONTAINER)
     index.saw("c", "other", Kind.SANDBOX)
     assert (index.get("c"), index.get("x"), len(index)) == (Owner(PodUID("u"), Kind.CONTAINER), None, 1)
@@ -206,8 +206,8 @@ def test_the_index_keeps_the_first_owner_unless_the_object_was_made_here() -> No
     )  # fmt: skip
 
 
-def test_the_index_forgets_the_oldest_id() -> None:
-    index = Index()
+def test_the_owner_index_drops_the_oldest_id() -> None:
+    index = OwnerIndex()
     for number in range(KEPT):
         index.saw(str(number), "u", Kind.CONTAINER)
     assert (len(index), index.get("0") is None) == (32_768, False)

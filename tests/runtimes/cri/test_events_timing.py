@@ -1,4 +1,4 @@
-"""News of a runtime in virtual time: when each event is told, what is asked before, and what is never told."""
+"""Events of a runtime in virtual time: when each is forwarded, what is queried before, what is dropped."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -11,12 +11,12 @@ from google.protobuf.message import Message
 from podkeeper.model.errors import AgentError, CallTimedOut, RuntimeUnavailable
 from podkeeper.model.messages import PodUID
 from podkeeper.model.runtime_calls import RuntimeEvent, RuntimeEventType
-from podkeeper.runtimes.cri.calls import Calls
+from podkeeper.runtimes.cri.calls import CriCalls
 from podkeeper.runtimes.cri.events import EventFeed
-from podkeeper.runtimes.cri.index import Index, Kind
+from podkeeper.runtimes.cri.owners import Kind, OwnerIndex
 from podkeeper.runtimes.cri.schema import containerd_events, cri
 from podkeeper.testing.virtual_time import simulate
-from tests.runtimes.cri.fake_server import told
+from tests.runtimes.cri.fake_server import containerd_event
 from tests.runtimes.cri.scripted_transport import ScriptedTransport
 
 AT = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=7, microseconds=5)
@@ -26,7 +26,7 @@ POD_LABEL = {"io.kubernetes.pod.uid": "u"}
 
 
 def envelope(topic: str, message: Message) -> Any:
-    made: Any = told(topic, message)
+    made: Any = containerd_event(topic, message)
     made.timestamp.seconds, made.timestamp.nanos = 7, 5_999
     return made
 
@@ -47,16 +47,16 @@ def delete(thing: str) -> Any:
     return envelope("/containers/delete", containerd_events.ContainerDelete(id=thing))
 
 
-class Stage:
+class Harness:
     """A feed over a runtime whose states the test sets. The pod `u` has the container `c` and the sandbox `b`."""
 
     def __init__(self, *, cri_stream: bool = False, containerd_stream: bool = True) -> None:
         self.loop = asyncio.get_running_loop()
         self.transport = ScriptedTransport()
-        self.news: asyncio.Queue[Message | Exception | None] = asyncio.Queue()
+        self.cri_events: asyncio.Queue[Message | Exception | None] = asyncio.Queue()
         self.containerd: asyncio.Queue[Message | Exception | None] = asyncio.Queue()
         if cri_stream:
-            self.transport.streams["GetContainerEvents"] = self.news
+            self.transport.streams["GetContainerEvents"] = self.cri_events
         if containerd_stream:
             self.transport.streams["Subscribe"] = self.containerd
         self.states: dict[str, Any] = {"c": EXITED, "b": cri.SANDBOX_NOTREADY}
@@ -68,14 +68,14 @@ class Stage:
             "ListContainers": self._containers,
             "ListPodSandbox": self._boxes,
         }
-        self.index = Index()
+        self.index = OwnerIndex()
         self.index.saw("c", "u", Kind.CONTAINER)
         self.index.saw("b", "u", Kind.SANDBOX)
         self.forgotten: list[str] = []
         self.looked_at = -1.0
         self.asked_of_looks: list[tuple[str, float]] = []
-        self.feed = EventFeed(Calls(self.transport), self.index, self.forgotten.append, self._looked_since)
-        self.told: list[tuple[float, RuntimeEvent]] = []
+        self.feed = EventFeed(CriCalls(self.transport), self.index, self.forgotten.append, self._looked_since)
+        self.received: list[tuple[float, RuntimeEvent]] = []
         self.ends: list[tuple[float, str]] = []
         self.tasks = [asyncio.ensure_future(self.feed.run())]
 
@@ -108,13 +108,13 @@ class Stage:
         return cri.ListPodSandboxResponse(items=items)
 
     async def listen(self) -> None:
-        """Collect what is told, until the stream ends."""
+        """Collect the forwarded events until the stream ends."""
         stream = self.feed.listen()
 
         async def collect() -> None:
             try:
                 async for event in stream:
-                    self.told.append((round(self.loop.time(), 3), event))
+                    self.received.append((round(self.loop.time(), 3), event))
                 self.ends.append((round(self.loop.time(), 3), "end"))
             except AgentError as error:
                 self.ends.append((round(self.loop.time(), 3), str(error)))
@@ -129,7 +129,7 @@ class Stage:
 
     @property
     def types(self) -> list[tuple[float, str, str]]:
-        return [(at, event.container_id, event.type.name) for at, event in self.told]
+        return [(at, event.container_id, event.type.name) for at, event in self.received]
 
     def count(self, method: str) -> int:
         return sum(each[0].endswith("/" + method) for each in self.transport.requests)
@@ -140,30 +140,30 @@ class Stage:
         await asyncio.wait(self.tasks)
 
 
-def play(work: Callable[[Stage], Awaitable[None]], **options: bool) -> None:
+def play(work: Callable[[Harness], Awaitable[None]], **options: bool) -> None:
     async def scenario() -> None:
-        stage = Stage(**options)
+        harness = Harness(**options)
         try:
-            await work(stage)
+            await work(harness)
         finally:
-            await stage.close()
+            await harness.close()
 
     simulate(scenario())
 
 
-def test_an_event_is_told_whole_and_its_status_forgotten() -> None:
-    async def work(stage: Stage) -> None:
-        await stage.listen()
-        stage.containerd.put_nowait(stop("c"))
+def test_an_event_is_complete_and_drops_the_cached_status() -> None:
+    async def work(harness: Harness) -> None:
+        await harness.listen()
+        harness.containerd.put_nowait(stop("c"))
         await asyncio.sleep(5)
-        assert stage.told == [(0.0, RuntimeEvent(PodUID("u"), "c", RuntimeEventType.STOPPED, AT))]
-        assert stage.forgotten == ["c"]
-        assert [request[0].rpartition("/")[2] for request in stage.transport.requests] == ["ContainerStatus"]
+        assert harness.received == [(0.0, RuntimeEvent(PodUID("u"), "c", RuntimeEventType.STOPPED, AT))]
+        assert harness.forgotten == ["c"]
+        assert [request[0].rpartition("/")[2] for request in harness.transport.requests] == ["ContainerStatus"]
         filters = [
             f'namespace==k8s.io,topic=="{topic}"'
             for topic in ("/tasks/start", "/tasks/exit", "/tasks/oom", "/containers/delete")
         ]
-        assert stage.transport.opened[1:] == [
+        assert harness.transport.opened[1:] == [
             (
                 "/containerd.services.events.v1.Events/Subscribe",
                 containerd_events.SubscribeRequest(filters=filters),
@@ -191,43 +191,43 @@ LATE: dict[str, tuple[Any, Any, str, list[tuple[float, Any]], float]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("news, state, thing, changes, expected", LATE.values(), ids=LATE.keys())
-def test_news_is_told_once_the_status_shows_it(
-    news: containerd_events.Envelope, state: Any, thing: str, changes: list[tuple[float, Any]], expected: float
+@pytest.mark.parametrize("message, state, thing, changes, expected", LATE.values(), ids=LATE.keys())
+def test_events_are_forwarded_after_the_status_confirms_them(
+    message: containerd_events.Envelope, state: Any, thing: str, changes: list[tuple[float, Any]], expected: float
 ) -> None:
-    async def work(stage: Stage) -> None:
-        stage.states[thing] = state
+    async def work(harness: Harness) -> None:
+        harness.states[thing] = state
         for at, changed in changes:
-            stage.at(at, thing, changed)
-        await stage.listen()
-        stage.containerd.put_nowait(news)
+            harness.at(at, thing, changed)
+        await harness.listen()
+        harness.containerd.put_nowait(message)
         await asyncio.sleep(5)
-        happened = "STARTED" if news.topic == "/tasks/start" else "STOPPED"
-        assert stage.types == [(expected, thing, happened)]
-        assert stage.forgotten == [thing]
+        happened = "STARTED" if message.topic == "/tasks/start" else "STOPPED"
+        assert harness.types == [(expected, thing, happened)]
+        assert harness.forgotten == [thing]
 
     play(work)
 
 
-def test_a_status_that_is_gone_confirms_everything() -> None:
-    async def work(stage: Stage) -> None:
-        del stage.transport.answers["ContainerStatus"], stage.transport.answers["PodSandboxStatus"]
-        await stage.listen()
-        stage.containerd.put_nowait(stop("c"))
-        stage.containerd.put_nowait(stop("b"))
+def test_a_missing_status_confirms_an_event() -> None:
+    async def work(harness: Harness) -> None:
+        del harness.transport.answers["ContainerStatus"], harness.transport.answers["PodSandboxStatus"]
+        await harness.listen()
+        harness.containerd.put_nowait(stop("c"))
+        harness.containerd.put_nowait(stop("b"))
         await asyncio.sleep(5)
-        assert stage.types == [(0.0, "c", "STOPPED"), (0.0, "b", "STOPPED")]
+        assert harness.types == [(0.0, "c", "STOPPED"), (0.0, "b", "STOPPED")]
 
     play(work)
 
 
-def test_an_unconfirmed_exit_is_asked_26_times() -> None:
-    async def work(stage: Stage) -> None:
-        stage.states["c"] = RUNNING
-        await stage.listen()
-        stage.containerd.put_nowait(stop("c"))
+def test_an_unconfirmed_exit_is_checked_26_times() -> None:
+    async def work(harness: Harness) -> None:
+        harness.states["c"] = RUNNING
+        await harness.listen()
+        harness.containerd.put_nowait(stop("c"))
         await asyncio.sleep(5)
-        assert stage.count("ContainerStatus") == 26
+        assert harness.count("ContainerStatus") == 26
 
     play(work)
 
@@ -237,60 +237,61 @@ STRANGERS: dict[str, tuple[Any, dict[str, str] | None, dict[str, str] | None, li
     "a start of a container of a pod": (start("x"), POD_LABEL, None, [(1.0, "x", "STARTED")]),
     "a sandbox of a pod": (stop("x"), None, POD_LABEL, [(1.0, "x", "STOPPED")]),
     "a container of no pod": (stop("x"), {"a": "b"}, None, []),
-    "nothing that the runtime knows": (stop("x"), None, None, []),
-    "something that cannot be looked up": (stop("x"), {"broken": ""}, None, []),
+    "unknown to the runtime": (stop("x"), None, None, []),
+    "the lookup fails": (stop("x"), {"broken": ""}, None, []),
 }
 
 
-@pytest.mark.parametrize("news, labels, box_labels, expected", STRANGERS.values(), ids=STRANGERS.keys())
-def test_an_id_that_was_not_seen_is_looked_up_after_a_second(
-    news: Any, labels: dict[str, str] | None, box_labels: dict[str, str] | None, expected: list[tuple[float, str, str]]
+@pytest.mark.parametrize("message, labels, box_labels, expected", STRANGERS.values(), ids=STRANGERS.keys())
+def test_an_unknown_id_is_looked_up_after_a_second(
+    message: Any,
+    labels: dict[str, str] | None,
+    box_labels: dict[str, str] | None,
+    expected: list[tuple[float, str, str]],
 ) -> None:
-    async def work(stage: Stage) -> None:
-        stage.states["x"] = cri.SANDBOX_NOTREADY if box_labels else EXITED
+    async def work(harness: Harness) -> None:
+        harness.states["x"] = cri.SANDBOX_NOTREADY if box_labels else EXITED
         if labels is not None:
-            stage.strangers["x"] = labels
+            harness.strangers["x"] = labels
         if box_labels is not None:
-            stage.strange_boxes["x"] = box_labels
-        await stage.listen()
-        stage.containerd.put_nowait(news)
+            harness.strange_boxes["x"] = box_labels
+        await harness.listen()
+        harness.containerd.put_nowait(message)
         await asyncio.sleep(0.9)
-        assert stage.transport.requests == []
+        assert harness.transport.requests == []
         await asyncio.sleep(5)
-        assert stage.types == expected
-        owner = stage.index.get("x")
+        assert harness.types == expected
+        owner = harness.index.get("x")
         kind = Kind.CONTAINER if labels else Kind.SANDBOX
         assert (None if owner is None else (owner.uid, owner.kind)) == (("u", kind) if expected else None)
 
     play(work)
 
 
-@pytest.mark.parametrize("news, expected", [(start("x"), []), (stop("x"), [(1.0, "x", "STOPPED")])])
-def test_an_id_that_our_own_call_returned_meanwhile_is_not_looked_up(
-    news: Any, expected: list[tuple[float, str, str]]
-) -> None:
-    async def work(stage: Stage) -> None:
-        stage.states["x"] = EXITED
-        await stage.listen()
-        stage.containerd.put_nowait(news)
-        stage.loop.call_at(0.5, stage.index.made, "x", "u", Kind.CONTAINER)
+@pytest.mark.parametrize("message, expected", [(start("x"), []), (stop("x"), [(1.0, "x", "STOPPED")])])
+def test_an_id_returned_by_our_own_call_is_not_looked_up(message: Any, expected: list[tuple[float, str, str]]) -> None:
+    async def work(harness: Harness) -> None:
+        harness.states["x"] = EXITED
+        await harness.listen()
+        harness.containerd.put_nowait(message)
+        harness.loop.call_at(0.5, harness.index.made, "x", "u", Kind.CONTAINER)
         await asyncio.sleep(5)
-        assert (stage.types, stage.count("ListContainers")) == (expected, 0)
+        assert (harness.types, harness.count("ListContainers")) == (expected, 0)
 
     play(work)
 
 
-def test_news_that_needs_no_confirmation() -> None:
-    async def work(stage: Stage) -> None:
-        await stage.listen()
-        for news in (oom("c"), oom("unknown"), stop("c", "command"), delete("unknown"), delete("c"), oom("c")):
-            stage.containerd.put_nowait(news)
-        stage.containerd.put_nowait(envelope("/images/create", containerd_events.TaskOOM(container_id="b")))
+def test_events_that_need_no_confirmation() -> None:
+    async def work(harness: Harness) -> None:
+        await harness.listen()
+        for message in (oom("c"), oom("unknown"), stop("c", "command"), delete("unknown"), delete("c"), oom("c")):
+            harness.containerd.put_nowait(message)
+        harness.containerd.put_nowait(envelope("/images/create", containerd_events.TaskOOM(container_id="b")))
         await asyncio.sleep(5)
-        assert stage.types == [(0.0, "c", "STOPPED"), (0.0, "c", "DELETED")]
-        assert [event.at for _, event in stage.told] == [AT, AT]
-        assert (stage.forgotten, stage.transport.requests) == (["c", "c"], [])
-        assert (stage.index.get("c"), stage.index.get("b") is None) == (None, False)
+        assert harness.types == [(0.0, "c", "STOPPED"), (0.0, "c", "DELETED")]
+        assert [event.at for _, event in harness.received] == [AT, AT]
+        assert (harness.forgotten, harness.transport.requests) == (["c", "c"], [])
+        assert (harness.index.get("c"), harness.index.get("b") is None) == (None, False)
 
     play(work)
 
@@ -299,113 +300,113 @@ def test_news_that_needs_no_confirmation() -> None:
 
 
 @pytest.mark.parametrize("looked_at, expected", [(1.9, [(3.0, "c", "STARTED")]), (2.0, []), (2.9, [])])
-def test_a_start_of_ours_is_told_a_second_later_unless_somebody_looked(
+def test_our_own_start_is_forwarded_after_a_second_without_an_inspection(
     looked_at: float, expected: list[tuple[float, str, str]]
 ) -> None:
-    async def work(stage: Stage) -> None:
-        stage.looked_at = looked_at
-        await stage.listen()
-        with stage.feed.starting("c"):
-            stage.containerd.put_nowait(start("c"))
+    async def work(harness: Harness) -> None:
+        harness.looked_at = looked_at
+        await harness.listen()
+        with harness.feed.starting("c"):
+            harness.containerd.put_nowait(start("c"))
             await asyncio.sleep(2)
         await asyncio.sleep(5)
-        assert (stage.types, stage.asked_of_looks, stage.transport.requests) == (expected, [("u", 2.0)], [])
+        assert (harness.types, harness.asked_of_looks, harness.transport.requests) == (expected, [("u", 2.0)], [])
 
     play(work)
 
 
-def test_a_start_of_ours_is_told_before_the_end_and_once() -> None:
-    async def work(stage: Stage) -> None:
-        await stage.listen()
-        with stage.feed.starting("c"):
+def test_our_own_start_is_forwarded_once_and_before_the_exit() -> None:
+    async def work(harness: Harness) -> None:
+        await harness.listen()
+        with harness.feed.starting("c"):
             await asyncio.sleep(2)
-        stage.containerd.put_nowait(stop("c"))
+        harness.containerd.put_nowait(stop("c"))
         await asyncio.sleep(5)
-        assert stage.types == [(2.0, "c", "STARTED"), (2.0, "c", "STOPPED")]
+        assert harness.types == [(2.0, "c", "STARTED"), (2.0, "c", "STOPPED")]
 
     play(work)
 
 
-def test_starts_that_nobody_can_be_told_of() -> None:
-    async def work(stage: Stage) -> None:
-        with stage.feed.starting("c"):  # before somebody listens
+def test_starts_without_a_known_owner_are_dropped() -> None:
+    async def work(harness: Harness) -> None:
+        with harness.feed.starting("c"):  # before the subscription
             pass
-        await stage.listen()
-        with stage.feed.starting("unknown"):
+        await harness.listen()
+        with harness.feed.starting("unknown"):
             pass
-        with pytest.raises(ZeroDivisionError), stage.feed.starting("c"):
+        with pytest.raises(ZeroDivisionError), harness.feed.starting("c"):
             raise ZeroDivisionError
         await asyncio.sleep(5)
-        assert (stage.types, stage.asked_of_looks) == ([], [])
-        stage.containerd.put_nowait(start("c"))  # the call is over
+        assert (harness.types, harness.asked_of_looks) == ([], [])
+        harness.containerd.put_nowait(start("c"))  # the call is over
         await asyncio.sleep(5)
-        assert stage.types == [(5.0, "c", "STARTED")]
+        assert harness.types == [(5.0, "c", "STARTED")]
 
     play(work)
 
 
-def test_starts_of_sandboxes_that_we_made_are_not_told() -> None:
-    async def work(stage: Stage) -> None:
-        stage.index.made("b", "u", Kind.SANDBOX)
-        stage.index.made("c", "u", Kind.CONTAINER)
-        await stage.listen()
-        stage.containerd.put_nowait(start("b"))
-        stage.containerd.put_nowait(start("c"))
+def test_starts_of_our_own_sandboxes_are_not_forwarded() -> None:
+    async def work(harness: Harness) -> None:
+        harness.index.made("b", "u", Kind.SANDBOX)
+        harness.index.made("c", "u", Kind.CONTAINER)
+        await harness.listen()
+        harness.containerd.put_nowait(start("b"))
+        harness.containerd.put_nowait(start("c"))
         await asyncio.sleep(5)
-        assert stage.types == [(0.0, "c", "STARTED")]
+        assert harness.types == [(0.0, "c", "STARTED")]
 
     play(work)
 
 
 ENDINGS: dict[str, tuple[Any, float, float, list[tuple[float, str, str]]]] = {
-    "a stop that nobody looked at is told a second after the call": (stop("c"), 0.5, -1, [(1.5, "c", "STOPPED")]),
-    "a stop that somebody looked at is not told": (stop("c"), 0.5, 0.5, []),
+    "a stop without inspection is forwarded a second after the call": (stop("c"), 0.5, -1, [(1.5, "c", "STOPPED")]),
+    "a stop is dropped after an inspection": (stop("c"), 0.5, 0.5, []),
     "a stop is not waited for longer than a second": (stop("c"), 1.5, -1, [(1.5, "c", "STOPPED")]),
     "nor longer than two": (stop("c"), 2.5, -1, [(2.0, "c", "STOPPED")]),
-    "a removal that nobody looked at is told 100 ms after the call": (delete("c"), 0.5, -1, [(0.6, "c", "DELETED")]),
-    "a removal that somebody looked at is not told": (delete("c"), 0.5, 0.5, []),
+    "a removal without inspection is forwarded 100 ms after the call": (delete("c"), 0.5, -1, [(0.6, "c", "DELETED")]),
+    "a removal is dropped after an inspection": (delete("c"), 0.5, 0.5, []),
     "a removal is not waited for longer than a second": (delete("c"), 1.5, 9, [(1.0, "c", "DELETED")]),
 }
 
 
-@pytest.mark.parametrize("news, lasts, looked_at, expected", ENDINGS.values(), ids=ENDINGS.keys())
+@pytest.mark.parametrize("message, lasts, looked_at, expected", ENDINGS.values(), ids=ENDINGS.keys())
 def test_ends_of_our_own_calls(
-    news: Any, lasts: float, looked_at: float, expected: list[tuple[float, str, str]]
+    message: Any, lasts: float, looked_at: float, expected: list[tuple[float, str, str]]
 ) -> None:
-    async def work(stage: Stage) -> None:
-        stage.looked_at = looked_at
-        await stage.listen()
-        stage.containerd.put_nowait(news)
-        with stage.feed.ending("c"):
+    async def work(harness: Harness) -> None:
+        harness.looked_at = looked_at
+        await harness.listen()
+        harness.containerd.put_nowait(message)
+        with harness.feed.ending("c"):
             await asyncio.sleep(lasts)
         await asyncio.sleep(5)
-        assert stage.types == expected
+        assert harness.types == expected
 
     play(work)
 
 
-def test_an_exit_during_a_start_of_ours_is_confirmed_after_the_call() -> None:
-    async def work(stage: Stage) -> None:
-        await stage.listen()
-        with stage.feed.starting("c"):
-            stage.containerd.put_nowait(stop("c"))
+def test_an_exit_during_our_own_start_is_confirmed_after_the_call() -> None:
+    async def work(harness: Harness) -> None:
+        await harness.listen()
+        with harness.feed.starting("c"):
+            harness.containerd.put_nowait(stop("c"))
             await asyncio.sleep(0.7)
         await asyncio.sleep(0.01)
-        assert stage.types == [(0.7, "c", "STARTED"), (0.7, "c", "STOPPED")]
+        assert harness.types == [(0.7, "c", "STARTED"), (0.7, "c", "STOPPED")]
 
     play(work)
 
 
 def test_calls_are_over_when_the_last_one_returns() -> None:
-    async def work(stage: Stage) -> None:
-        await stage.listen()
-        stage.containerd.put_nowait(delete("c"))
-        with stage.feed.ending("c"):
-            with stage.feed.ending("c"):
+    async def work(harness: Harness) -> None:
+        await harness.listen()
+        harness.containerd.put_nowait(delete("c"))
+        with harness.feed.ending("c"):
+            with harness.feed.ending("c"):
                 await asyncio.sleep(0.3)
             await asyncio.sleep(0.3)
         await asyncio.sleep(5)
-        assert (stage.types, stage.asked_of_looks) == ([(0.7, "c", "DELETED")], [("u", 0.6)])
+        assert (harness.types, harness.asked_of_looks) == ([(0.7, "c", "DELETED")], [("u", 0.6)])
 
     play(work)
 
@@ -413,73 +414,73 @@ def test_calls_are_over_when_the_last_one_returns() -> None:
 # The end of a stream.
 
 ENDS: dict[str, tuple[Any, str]] = {
-    "it ends": (None, "cannot hear of containers any more: the runtime ended its stream of events"),
-    "it breaks": (RuntimeUnavailable("reset"), "cannot hear of containers any more: reset"),
-    "it fails unexpectedly": (ZeroDivisionError("odd"), "cannot hear of containers any more"),
+    "it ends": (None, "cannot receive events: the runtime ended its event stream"),
+    "it breaks": (RuntimeUnavailable("reset"), "cannot receive events: reset"),
+    "it fails unexpectedly": (ZeroDivisionError("odd"), "cannot receive events"),
 }
 
 
 @pytest.mark.parametrize("end, message", ENDS.values(), ids=ENDS.keys())
-def test_listeners_learn_that_the_stream_of_containerd(end: Any, message: str) -> None:
-    async def work(stage: Stage) -> None:
-        await stage.listen()
-        stage.states["c"] = RUNNING
-        stage.containerd.put_nowait(end)
+def test_consumers_are_notified_that_the_stream_of_containerd(end: Any, message: str) -> None:
+    async def work(harness: Harness) -> None:
+        await harness.listen()
+        harness.states["c"] = RUNNING
+        harness.containerd.put_nowait(end)
         await asyncio.sleep(5)
-        ((at, why),) = stage.ends
+        ((at, why),) = harness.ends
         assert at == 0.0
         assert why.startswith(message)
-        opened = len(stage.transport.opened)
+        opened = len(harness.transport.opened)
         await asyncio.sleep(50)
-        assert len(stage.transport.opened) == opened  # nobody listens
-        await stage.listen()
-        stage.containerd.put_nowait(oom("c"))
+        assert len(harness.transport.opened) == opened  # no subscriber
+        await harness.listen()
+        harness.containerd.put_nowait(oom("c"))
         await asyncio.sleep(1)
-        assert stage.types == [(55.0, "c", "STOPPED")]
+        assert harness.types == [(55.0, "c", "STOPPED")]
 
     play(work)
 
 
-def test_what_was_not_told_when_the_stream_broke_is_given_up() -> None:
-    async def work(stage: Stage) -> None:
-        stage.states["c"] = RUNNING
-        await stage.listen()
-        stage.containerd.put_nowait(stop("c"))
-        with stage.feed.starting("c"):
+def test_pending_events_are_dropped_when_the_stream_breaks() -> None:
+    async def work(harness: Harness) -> None:
+        harness.states["c"] = RUNNING
+        await harness.listen()
+        harness.containerd.put_nowait(stop("c"))
+        with harness.feed.starting("c"):
             pass
         await asyncio.sleep(0.5)
-        stage.containerd.put_nowait(RuntimeUnavailable("reset"))
+        harness.containerd.put_nowait(RuntimeUnavailable("reset"))
         await asyncio.sleep(0.1)
-        await stage.listen()
-        stage.containerd.put_nowait(oom("c"))
+        await harness.listen()
+        harness.containerd.put_nowait(oom("c"))
         await asyncio.sleep(5)
-        assert stage.types == [(0.6, "c", "STOPPED")]
-        assert stage.ends == [(0.5, "cannot hear of containers any more: reset")]
+        assert harness.types == [(0.6, "c", "STOPPED")]
+        assert harness.ends == [(0.5, "cannot receive events: reset")]
 
     play(work)
 
 
-def test_a_runtime_without_streams_says_so() -> None:
-    async def work(stage: Stage) -> None:
-        await stage.listen()
+def test_a_runtime_with_no_event_stream_is_reported() -> None:
+    async def work(harness: Harness) -> None:
+        await harness.listen()
         await asyncio.sleep(1)
-        assert stage.ends == [
+        assert harness.ends == [
             (
                 0.0,
-                "cannot hear of containers: the runtime serves no stream of events (CRI-O does with enable_pod_events)",
+                "cannot receive events: the runtime has no event stream (CRI-O needs enable_pod_events)",
             )
         ]
 
     play(work, containerd_stream=False)
 
 
-def test_nobody_is_told_after_the_feed_is_closed() -> None:
-    async def work(stage: Stage) -> None:
-        await stage.listen()
-        stage.feed.close()
-        stage.containerd.put_nowait(oom("c"))
+def test_a_closed_feed_sends_nothing() -> None:
+    async def work(harness: Harness) -> None:
+        await harness.listen()
+        harness.feed.close()
+        harness.containerd.put_nowait(oom("c"))
         await asyncio.sleep(1)
-        assert (stage.ends, stage.types) == ([(0.0, "end")], [])
+        assert (harness.ends, harness.types) == ([(0.0, "end")], [])
 
     play(work)
 
@@ -487,66 +488,64 @@ def test_nobody_is_told_after_the_feed_is_closed() -> None:
 # CRI's own stream.
 
 
-def news(kind: Any, thing: str = "c", labels: dict[str, str] | None = None, uid: str = "") -> Message:
+def cri_event(kind: Any, thing: str = "c", labels: dict[str, str] | None = None, uid: str = "") -> Message:
     box = cri.PodSandboxStatus(id="b", labels=labels or {}, metadata=cri.PodSandboxMetadata(uid=uid))
     return cri.ContainerEventResponse(
         container_id=thing, container_event_type=kind, created_at=7_000_005_999, pod_sandbox_status=box
     )
 
 
-def test_news_of_cri_is_told_at_once() -> None:
-    async def work(stage: Stage) -> None:
-        await stage.listen()
+def test_events_of_cri_are_forwarded_at_once() -> None:
+    async def work(harness: Harness) -> None:
+        await harness.listen()
         for each in (
-            news(cri.CONTAINER_CREATED_EVENT, "n", {"io.kubernetes.pod.uid": "by label"}, "by name"),
-            news(cri.CONTAINER_STARTED_EVENT, "n", None, "by name"),
-            news(cri.CONTAINER_STOPPED_EVENT, "c", None, "not asked"),
-            news(99, "c"),
-            news(cri.CONTAINER_STOPPED_EVENT, "of nobody"),
-            news(cri.CONTAINER_DELETED_EVENT, "c", None, "not asked"),
-            news(cri.CONTAINER_DELETED_EVENT, "c"),
+            cri_event(cri.CONTAINER_CREATED_EVENT, "n", {"io.kubernetes.pod.uid": "by label"}, "by name"),
+            cri_event(cri.CONTAINER_STARTED_EVENT, "n", None, "by name"),
+            cri_event(cri.CONTAINER_STOPPED_EVENT, "c", None, "not queried"),
+            cri_event(99, "c"),
+            cri_event(cri.CONTAINER_STOPPED_EVENT, "without a pod"),
+            cri_event(cri.CONTAINER_DELETED_EVENT, "c", None, "not queried"),
+            cri_event(cri.CONTAINER_DELETED_EVENT, "c"),
         ):
-            stage.news.put_nowait(each)
+            harness.cri_events.put_nowait(each)
         await asyncio.sleep(1)
-        assert [(event.uid, event.container_id, event.type.name, event.at) for _, event in stage.told] == [
+        assert [(event.uid, event.container_id, event.type.name, event.at) for _, event in harness.received] == [
             ("by label", "n", "CREATED", AT),
             ("by name", "n", "STARTED", AT),
             ("u", "c", "STOPPED", AT),
             ("u", "c", "DELETED", AT),
         ]
-        assert stage.forgotten == ["n", "n", "c", "c"]
-        assert (stage.index.get("c"), stage.index.get("b") is None) == (None, False)
-        with stage.feed.starting("b"):
+        assert harness.forgotten == ["n", "n", "c", "c"]
+        assert (harness.index.get("c"), harness.index.get("b") is None) == (None, False)
+        with harness.feed.starting("b"):
             pass
         await asyncio.sleep(5)
-        assert len(stage.told) == 4  # this stream tells of our own starts by itself
-        stage.news.put_nowait(None)
+        assert len(harness.received) == 4  # this stream reports our own starts, too
+        harness.cri_events.put_nowait(None)
         await asyncio.sleep(1)
-        assert [why for _, why in stage.ends] == [
-            "cannot hear of containers any more: the runtime ended its stream of events"
-        ]
-        assert len(stage.transport.opened) == 1
+        assert [why for _, why in harness.ends] == ["cannot receive events: the runtime ended its event stream"]
+        assert len(harness.transport.opened) == 1
 
     play(work, cri_stream=True)
 
 
-def test_a_stream_of_cri_that_ends_without_news_is_taken_for_none() -> None:
-    async def work(stage: Stage) -> None:
-        await stage.listen()
-        stage.news.put_nowait(None)
-        stage.containerd.put_nowait(oom("c"))
+def test_an_empty_cri_event_stream_counts_as_unsupported() -> None:
+    async def work(harness: Harness) -> None:
+        await harness.listen()
+        harness.cri_events.put_nowait(None)
+        harness.containerd.put_nowait(oom("c"))
         await asyncio.sleep(1)
-        assert (stage.types, stage.ends) == ([(0.0, "c", "STOPPED")], [])
+        assert (harness.types, harness.ends) == ([(0.0, "c", "STOPPED")], [])
 
     play(work, cri_stream=True)
 
 
 def test_a_broken_stream_of_cri_is_not_replaced() -> None:
-    async def work(stage: Stage) -> None:
-        await stage.listen()
-        stage.news.put_nowait(RuntimeUnavailable("reset"))
+    async def work(harness: Harness) -> None:
+        await harness.listen()
+        harness.cri_events.put_nowait(RuntimeUnavailable("reset"))
         await asyncio.sleep(1)
-        assert stage.ends == [(0.0, "cannot hear of containers any more: reset")]
-        assert len(stage.transport.opened) == 1
+        assert harness.ends == [(0.0, "cannot receive events: reset")]
+        assert len(harness.transport.opened) == 1
 
     play(work, cri_stream=True)

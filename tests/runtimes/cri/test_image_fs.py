@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 from google.protobuf.message import Message
 
-from podkeeper.engine.image_care import ImageCare
+from podkeeper.engine.image_gc import ImageGCManager
 from podkeeper.host.clock import SystemClock
 from podkeeper.model.errors import RuntimeRefused
 from podkeeper.model.messages import PodEvent
-from podkeeper.rules.image_gc import GcPolicy
-from podkeeper.runtimes.cri.about import about
+from podkeeper.rules.images.gc import GcPolicy
 from podkeeper.runtimes.cri.image_fs import image_usage
+from podkeeper.runtimes.cri.runtime_info import runtime_info
 from podkeeper.runtimes.cri.schema import cri
 from podkeeper.runtimes.cri.transport import Answer, GrpcTransport
 from tests.runtimes.cri.cri_node import PORT, CriNode
-from tests.runtimes.cri.scenes import Scene
+from tests.runtimes.cri.cri_pod import CriPod
 from tests.violations import violation
 
 
@@ -35,7 +35,7 @@ class Canned:
         return self._answer
 
     def stream(self, method: str, request: Message, answer: type[Answer]) -> AsyncIterator[Answer]:
-        raise violation("nobody asked for a stream")
+        raise violation("unexpected stream")
 
     async def close(self) -> None:
         pass
@@ -46,7 +46,7 @@ def disk(mountpoint: str, used: int) -> cri.FilesystemUsage:
     return cri.FilesystemUsage(fs_id=place, used_bytes=cri.UInt64Value(value=used))
 
 
-def test_the_kernel_says_how_full_the_file_system_is_that_the_runtime_names(tmp_path: Path) -> None:
+def test_image_file_system_usage_comes_from_the_kernel(tmp_path: Path) -> None:
     answer = cri.ImageFsInfoResponse(image_filesystems=[disk(str(tmp_path), 7)])
     usage = asyncio.run(image_usage(Canned(answer)))
     assert usage is not None
@@ -63,34 +63,34 @@ def test_a_runtime_that_names_no_file_system_has_none() -> None:
 
 def test_a_file_system_that_is_not_there_is_a_failure(tmp_path: Path) -> None:
     answer = cri.ImageFsInfoResponse(image_filesystems=[disk(str(tmp_path / "nosuch"), 7)])
-    with pytest.raises(RuntimeRefused, match="cannot tell how full the disk of images is"):
+    with pytest.raises(RuntimeRefused, match="cannot get the usage of the image file system"):
         asyncio.run(image_usage(Canned(answer)))
 
 
-def test_a_container_runtime_loses_what_nobody_uses_and_keeps_the_rest(cri_node: CriNode) -> None:
+def test_image_gc_removes_unused_images_of_a_real_runtime(cri_node: CriNode) -> None:
     unused = f"localhost:{PORT}/podkeeper/unused:1"
-    cri_node.store.add(unused, {"Labels": {"made-for": "nobody"}})
-    told: list[PodEvent] = []
+    cri_node.store.add(unused, {"Labels": {"made-for": "image-gc-test"}})
+    events: list[PodEvent] = []
 
     async def scenario() -> None:
         transport = GrpcTransport(cri_node.socket)
-        pause = (await about(transport)).sandbox_image
+        pause = (await runtime_info(transport)).sandbox_image
         await transport.close()
         assert pause
         async with cri_node.opened() as runtime:
             before = {image.id: image for image in await runtime.list_images()}
             assert pause in {tag for image in before.values() for tag in image.tags}
             used = next(image for image in before.values() if pause not in image.tags and image.tags)
-            scene = Scene(runtime, used.id)
-            await scene.create(await scene.sandbox(), "true")
+            cri_pod = CriPod(runtime, used.id)
+            await cri_pod.create(await cri_pod.sandbox(), "true")
             await runtime.pull_image(unused)
             others = [tag for image in before.values() if image is not used for tag in image.tags]
-            care = ImageCare(
+            care = ImageGCManager(
                 runtime=runtime,
                 clock=SystemClock(),
                 policy=GcPolicy(high_percent=1, low_percent=0, min_age_seconds=0),
-                tell=told.append,
-                kept=others,
+                record=events.append,
+                pinned=others,
             )
             usage = await runtime.image_usage()
             assert usage is not None
@@ -103,4 +103,4 @@ def test_a_container_runtime_loses_what_nobody_uses_and_keeps_the_rest(cri_node:
             assert {image.id for image in await runtime.list_images()} == before.keys()
 
     cri_node.run(scenario())
-    assert told == []
+    assert events == []

@@ -1,4 +1,4 @@
-"""Images through CRI, and containers in state UNKNOWN, with an event at every await and a failure at every call."""
+"""CriImages through CRI, and containers in state UNKNOWN, with an event at every await and a failure at every call."""
 
 import base64
 import json
@@ -12,17 +12,17 @@ import pytest
 
 from podkeeper.model.errors import AgentError, CallTimedOut, ImagePullFailed, RuntimeRefused, RuntimeUnavailable
 from podkeeper.model.runtime import ContainerState, PodRecord
-from podkeeper.runtimes.cri.calls import Calls
-from podkeeper.runtimes.cri.images import Images
+from podkeeper.runtimes.cri.calls import CriCalls
+from podkeeper.runtimes.cri.images import CriImages
 from podkeeper.runtimes.cri.runtime import CriRuntime
 from podkeeper.runtimes.cri.schema import cri
 from podkeeper.testing.failures import fail_each_call
 from podkeeper.testing.interleave import interleave
-from podkeeper.testing.operations import Event, Operation
-from podkeeper.testing.port_calls import Fault, PortCall, PortCalls
+from podkeeper.testing.operations import Event, OperationTest
+from podkeeper.testing.port_calls import InjectedFault, PortCall, PortCalls
 from podkeeper.testing.virtual_time import VirtualClock, simulate
-from tests.runtimes.cri.fake_server import FakeCri, LoopTransport
-from tests.runtimes.cri.scenes import Scene, facts
+from tests.runtimes.cri.cri_pod import CriPod, facts
+from tests.runtimes.cri.fake_server import DirectTransport, FakeCri
 
 ERRORS = {"unary": (RuntimeUnavailable, CallTimedOut, RuntimeRefused)}
 IMAGE = "registry.example/app:1"
@@ -33,13 +33,13 @@ def secret(user: str) -> str:
     return json.dumps({"auths": {"registry.example": {"auth": auth}}})
 
 
-# Images.
+# CriImages.
 
 
 @dataclass
 class Registry:
     fake: FakeCri
-    images: Images
+    images: CriImages
     pulled: list[str] = field(default_factory=list)
 
     async def pull(self) -> None:
@@ -53,27 +53,27 @@ class Registry:
 @asynccontextmanager
 async def registry(calls: PortCalls) -> AsyncIterator[Registry]:
     fake = FakeCri()
-    yield Registry(fake, Images(Calls(calls.watch("transport", LoopTransport(fake), ERRORS))))
+    yield Registry(fake, CriImages(CriCalls(calls.watch("transport", DirectTransport(fake), ERRORS))))
 
 
-async def it_can_be_removed_and_pulled_again(stage: Registry) -> None:
-    await stage.images.remove_image(IMAGE)
-    assert await stage.images.list_images() == ()
-    await stage.pull()
-    assert await stage.images.image(IMAGE) is not None
+async def it_can_be_removed_and_pulled_again(harness: Registry) -> None:
+    await harness.images.remove_image(IMAGE)
+    assert await harness.images.list_images() == ()
+    await harness.pull()
+    assert await harness.images.image(IMAGE) is not None
 
 
-PULL = Operation(
-    stage=registry,
+PULL = OperationTest(
+    setup=registry,
     run=Registry.pull,
-    state=lambda stage: (set(stage.pulled), sorted(stage.fake.images)),
+    state=lambda harness: (set(harness.pulled), sorted(harness.fake.images)),
     afterwards=it_can_be_removed_and_pulled_again,
 )
 IMAGE_EVENTS: dict[str, Event[Registry]] = {
     "the image is pulled": Registry.pull,
-    "the image is removed": lambda stage: stage.images.remove_image(IMAGE),
-    "images are listed": lambda stage: stage.images.list_images(),
-    "the image is inspected": lambda stage: stage.images.image(IMAGE),
+    "the image is removed": lambda harness: harness.images.remove_image(IMAGE),
+    "images are listed": lambda harness: harness.images.list_images(),
+    "the image is inspected": lambda harness: harness.images.image(IMAGE),
 }
 
 
@@ -92,13 +92,13 @@ def test_every_call_of_a_pull_fails_once() -> None:
 def test_the_next_credentials_are_tried_after_a_refusal(error: type[Exception], users: list[str]) -> None:
     async def scenario() -> list[str]:
         calls = PortCalls()
-        calls.arm(Fault(PortCall("transport", "unary", 0), error))
-        async with registry(calls) as stage:
+        calls.arm(InjectedFault(PortCall("transport", "unary", 0), error))
+        async with registry(calls) as harness:
             try:
-                await stage.pull()
+                await harness.pull()
             except error:
-                assert stage.pulled == []
-            return stage.users()
+                assert harness.pulled == []
+            return harness.users()
 
     assert simulate(scenario())[0] == users
 
@@ -106,10 +106,10 @@ def test_the_next_credentials_are_tried_after_a_refusal(error: type[Exception], 
 def test_a_pull_fails_if_all_credentials_are_refused() -> None:
     async def scenario() -> None:
         calls = PortCalls()
-        calls.arm(Fault(PortCall("transport", "unary", 0), RuntimeRefused, times=2))
-        async with registry(calls) as stage:
+        calls.arm(InjectedFault(PortCall("transport", "unary", 0), RuntimeRefused, times=2))
+        async with registry(calls) as harness:
             with pytest.raises(ImagePullFailed):
-                await stage.pull()
+                await harness.pull()
 
     simulate(scenario())
 
@@ -121,12 +121,12 @@ def test_a_pull_fails_if_all_credentials_are_refused() -> None:
 class Lost:
     fake: FakeCri
     runtime: CriRuntime
-    scene: Scene
+    cri_pod: CriPod
     container: str = ""
     seen: PodRecord | None = None
 
     async def inspect(self) -> None:
-        self.seen = await self.runtime.pod_record(self.scene.uid)
+        self.seen = await self.runtime.pod_record(self.cri_pod.uid)
 
     async def remove(self) -> None:
         await self.runtime.remove_container(self.container)
@@ -138,7 +138,7 @@ class Lost:
         return [(int(each.state), int(each.exit_code)) for each in self.fake.containers.values()]
 
     def check(self) -> None:
-        # Whoever asked first, the runtime found out that it exited with 7, and a stop did not become its end.
+        # In any order of calls, the exit code is 7 and not that of a stop.
         assert self.there() in ([], [(int(cri.CONTAINER_EXITED), 7)])
         assert self.seen is not None
         for each in self.seen.containers:
@@ -158,26 +158,26 @@ PROCESS = dead_process()
 async def lost(calls: PortCalls) -> AsyncIterator[Lost]:
     fake = FakeCri()
     with tempfile.TemporaryDirectory(prefix="podkeeper-pods-") as directory:
-        transport = calls.watch("transport", LoopTransport(fake), ERRORS)
+        transport = calls.watch("transport", DirectTransport(fake), ERRORS)
         async with CriRuntime(transport, facts(directory), clock=VirtualClock()) as runtime:
-            made = Lost(fake, runtime, Scene(runtime))
-            made.container = await made.scene.start()
+            made = Lost(fake, runtime, CriPod(runtime))
+            made.container = await made.cri_pod.start()
             fake.containers[made.container].state = cri.CONTAINER_UNKNOWN
-            fake.unnoticed[made.container] = 7
+            fake.lost_exit_codes[made.container] = 7
             fake.processes[made.container] = PROCESS
             calls.log.clear()
             yield made
 
 
-async def the_next_inspection_shows_the_same(stage: Lost) -> None:
-    await stage.inspect()
-    assert stage.seen is not None
-    assert len(stage.seen.containers) == len(stage.fake.containers)
-    stage.check()
+async def the_next_inspection_shows_the_same(harness: Lost) -> None:
+    await harness.inspect()
+    assert harness.seen is not None
+    assert len(harness.seen.containers) == len(harness.fake.containers)
+    harness.check()
 
 
-INSPECT = Operation(
-    stage=lost,
+INSPECT = OperationTest(
+    setup=lost,
     run=Lost.inspect,
     state=Lost.there,
     check=Lost.check,
@@ -185,16 +185,16 @@ INSPECT = Operation(
 )
 LOST_EVENTS: dict[str, Event[Lost]] = {
     "the pod is inspected": Lost.inspect,
-    "all pods are listed": lambda stage: stage.runtime.list_pods(),
+    "all pods are listed": lambda harness: harness.runtime.list_pods(),
     "the container is stopped": Lost.stop,
     "the container is removed": Lost.remove,
 }
 
 
 def test_every_event_at_every_await_of_an_inspection() -> None:
-    async def inspect(stage: Lost) -> None:
+    async def inspect(harness: Lost) -> None:
         try:
-            await stage.inspect()
+            await harness.inspect()
         except AgentError as error:
             raise AssertionError("no call failed, and yet the inspection did") from error
 

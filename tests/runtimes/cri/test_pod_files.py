@@ -1,16 +1,17 @@
-"""The files that are made for containers: what stands in them, and who may write them."""
+"""Files of containers on the host: contents and permissions."""
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from podkeeper.model.errors import NotConfigurable
-from podkeeper.model.k8s.core import Container, HostAlias, Pod, PodSpec
-from podkeeper.model.k8s.meta import ObjectMeta
+from podkeeper.model.k8s.core import Container, HostAlias, Pod
 from podkeeper.model.runtime_calls import ContainerConfig, Mount
 from podkeeper.runtimes.cri.pod_files import PodFiles, node_hosts_text, pod_hosts_text
+from podkeeper.testing import build
 
 ALIASES = (HostAlias(ip="192.0.2.5", hostnames=("one", "two")), HostAlias(ip="192.0.2.6", hostnames=("three",)))
 LOCAL = """# Kubernetes-managed hosts file.
@@ -23,9 +24,7 @@ fe00::2\tip6-allrouters
 """
 ALIAS_TEXT = "\n# Entries added by HostAliases.\n192.0.2.5\tone\ttwo\n192.0.2.6\tthree\n"
 
-
-def pod(uid: str = "uid", **spec: Any) -> Pod:
-    return Pod(metadata=ObjectMeta(name="web.1", namespace="ns", uid=uid), spec=PodSpec(**spec))
+pod = partial(build.pod, "web.1", namespace="ns", uid="uid")
 
 
 def config(
@@ -46,23 +45,23 @@ def config(
 HOSTS = {
     "the pod's name, dots and all": (pod(), ("10.0.0.1",), "10.0.0.1\tweb.1\n"),
     "each address": (pod(), ("10.0.0.1", "2001:db8::1"), "10.0.0.1\tweb.1\n2001:db8::1\tweb.1\n"),
-    "its own host name": (pod(hostname="h"), ("10.0.0.1",), "10.0.0.1\th\n"),
+    "its own host name": (pod(spec={"hostname": "h"}), ("10.0.0.1",), "10.0.0.1\th\n"),
     "a subdomain adds the full name": (
-        pod(hostname="h", subdomain="sub"),
+        pod(spec={"hostname": "h", "subdomain": "sub"}),
         ("10.0.0.1",),
         "10.0.0.1\th.sub.ns.svc.example\th\n",
     ),
     "also where the pod sees its full name": (
-        pod(hostname="h", subdomain="sub", set_hostname_as_fqdn=True),
+        pod(spec={"hostname": "h", "subdomain": "sub", "set_hostname_as_fqdn": True}),
         ("10.0.0.1",),
         "10.0.0.1\th.sub.ns.svc.example\th\n",
     ),
     "an override has no domain": (
-        pod(hostname_override="a.b", subdomain="sub"),
+        pod(spec={"hostname_override": "a.b", "subdomain": "sub"}),
         ("10.0.0.1",),
         "10.0.0.1\ta.b\n",
     ),
-    "aliases": (pod(host_aliases=ALIASES), ("10.0.0.1",), "10.0.0.1\tweb.1\n" + ALIAS_TEXT),
+    "aliases": (pod(spec={"host_aliases": ALIASES}), ("10.0.0.1",), "10.0.0.1\tweb.1\n" + ALIAS_TEXT),
 }
 
 
@@ -71,15 +70,15 @@ def test_the_hosts_file_of_a_pod(of: Pod, ips: tuple[str, ...], expected: str) -
     assert pod_hosts_text(of, ips, "example") == LOCAL + expected
 
 
-def test_in_the_nodes_network_the_nodes_own_file_is_shown() -> None:
+def test_the_hosts_file_with_host_network_is_the_nodes() -> None:
     header = "# Kubernetes-managed hosts file (host network).\n"
     assert node_hosts_text("127.0.0.1 here\n", ALIASES) == header + "127.0.0.1 here\n" + ALIAS_TEXT
 
 
-def test_both_files_are_made_where_the_reference_makes_them(tmp_path: Path) -> None:
+def test_both_files_are_at_the_kubelets_paths(tmp_path: Path) -> None:
     umask = os.umask(0o077)
     try:
-        files = PodFiles(str(tmp_path)).make_for(config(pod()), str(tmp_path / "logs"))
+        files = PodFiles(str(tmp_path)).create(config(pod()), str(tmp_path / "logs"))
     finally:
         os.umask(umask)
     assert files.etc_hosts == str(tmp_path / "uid" / "etc-hosts")
@@ -90,22 +89,22 @@ def test_both_files_are_made_where_the_reference_makes_them(tmp_path: Path) -> N
     assert (tmp_path / "logs" / "c").is_dir()
 
 
-def test_what_an_earlier_life_of_the_pod_said_is_not_written_on(tmp_path: Path) -> None:
+def test_old_logs_of_the_same_uid_are_removed(tmp_path: Path) -> None:
     directory = tmp_path / "logs" / "c"
     directory.mkdir(parents=True)
     for name in ("0.log", "0.log.20261115-100000", "0.log.20261115-090000.gz", "1.log", "10.log"):
         (directory / name).write_text("said before")
-    PodFiles(str(tmp_path)).make_for(config(pod()), str(tmp_path / "logs"))
+    PodFiles(str(tmp_path)).create(config(pod()), str(tmp_path / "logs"))
     assert sorted(os.listdir(directory)) == ["1.log", "10.log"]
 
 
-def test_each_try_has_a_file_of_its_own_and_the_hosts_file_stays_the_same_one(tmp_path: Path) -> None:
+def test_each_attempt_has_its_own_file_and_the_hosts_file_keeps_its_inode(tmp_path: Path) -> None:
     files = PodFiles(str(tmp_path))
-    first = files.make_for(config(pod()), "")
+    first = files.create(config(pod()), "")
     inode = os.stat(first.etc_hosts).st_ino
-    second = files.make_for(config(pod(), ips=("10.0.0.2",)), "")
+    second = files.create(config(pod(), ips=("10.0.0.2",)), "")
     assert first.termination_log != second.termination_log
-    assert os.stat(second.etc_hosts).st_ino == inode  # those who have it mounted see the new address
+    assert os.stat(second.etc_hosts).st_ino == inode  # containers that mount it see the new address
     assert "10.0.0.2\tweb.1" in Path(second.etc_hosts).read_text()
 
 
@@ -116,23 +115,23 @@ NO_HOSTS = {
 
 
 @pytest.mark.parametrize("of", NO_HOSTS.values(), ids=NO_HOSTS.keys())
-def test_when_there_is_no_hosts_file(of: ContainerConfig, tmp_path: Path) -> None:
-    assert PodFiles(str(tmp_path)).make_for(of, "").etc_hosts == ""
+def test_cases_without_a_hosts_file(of: ContainerConfig, tmp_path: Path) -> None:
+    assert PodFiles(str(tmp_path)).create(of, "").etc_hosts == ""
 
 
-def test_in_the_nodes_network_no_address_is_needed(tmp_path: Path) -> None:
+def test_the_hosts_file_with_host_network_needs_no_address(tmp_path: Path) -> None:
     node_hosts = tmp_path / "hosts"
     node_hosts.write_text("127.0.0.1 here\n")
-    made = PodFiles(str(tmp_path), node_hosts=str(node_hosts)).make_for(config(pod(host_network=True), ips=()), "")
+    made = PodFiles(str(tmp_path), node_hosts=str(node_hosts)).create(config(pod(host_network=True), ips=()), "")
     assert Path(made.etc_hosts).read_text().endswith("127.0.0.1 here\n")
 
 
-def test_a_file_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+def test_an_error_names_the_file_that_cannot_be_created(tmp_path: Path) -> None:
     (tmp_path / "uid").write_text("in the way")
-    with pytest.raises(NotConfigurable, match=r"cannot make .*uid.* for container c: Not a directory"):
-        PodFiles(str(tmp_path)).make_for(config(pod()), "")
+    with pytest.raises(NotConfigurable, match=r"cannot create .*uid.* for container c: Not a directory"):
+        PodFiles(str(tmp_path)).create(config(pod()), "")
 
 
-def test_a_uid_that_leads_elsewhere_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(NotConfigurable, match="no name of a file"):
-        PodFiles(str(tmp_path)).make_for(config(pod(uid="../x")), "")
+def test_a_uid_with_a_path_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(NotConfigurable, match="not a valid file name"):
+        PodFiles(str(tmp_path)).create(config(pod(uid="../x")), "")

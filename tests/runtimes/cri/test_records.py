@@ -1,4 +1,4 @@
-"""Records from what CRI tells: pods that the reference kubelet started, and one law or case for each part."""
+"""Records from CRI responses: recorded pods of the kubelet, and one property or case for each part."""
 
 import json
 from datetime import UTC, datetime, timedelta
@@ -21,7 +21,7 @@ from podkeeper.model.runtime import (
     SandboxRecord,
 )
 from podkeeper.model.runtime_calls import SandboxConfig
-from podkeeper.runtimes.cri.making import kept_config, with_kept_places
+from podkeeper.runtimes.cri.creation import kept_config, with_kept_places
 from podkeeper.runtimes.cri.records import (
     container_record,
     containers_by_age,
@@ -30,7 +30,7 @@ from podkeeper.runtimes.cri.records import (
     listed_pods,
     listed_sandbox,
     listed_state,
-    may_ask_log,
+    may_use_log,
     pod_record,
     sandbox_record,
     sandboxes_by_age,
@@ -69,11 +69,11 @@ def statuses_of(pod: dict[str, Any]) -> list[dict[str, Any]]:
     return [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]
 
 
-# Pods of the reference.
+# Pods of the kubelet.
 
 
 @pytest.mark.parametrize("uid", PODS, ids=[pod["metadata"]["name"] for pod in PODS.values()])
-def test_a_pod_of_the_reference_is_adopted_as_the_api_shows_it(uid: str) -> None:
+def test_a_pod_of_the_kubelet_is_adopted_as_the_api_shows_it(uid: str) -> None:
     record, pod = adopted(uid), PODS[uid]
     assert (record.name, record.namespace) == (pod["metadata"]["name"], pod["metadata"]["namespace"])
     shown = {status["containerID"].removeprefix("containerd://"): status for status in statuses_of(pod)}
@@ -95,7 +95,7 @@ def test_a_pods_addresses_are_those_of_its_sandbox() -> None:
         assert record.sandboxes[0].network is (NetworkMode.NODE if in_nodes_network else NetworkMode.POD)
 
 
-def test_lists_tell_the_same_ids_states_and_hashes_as_statuses() -> None:
+def test_lists_and_statuses_have_the_same_ids_states_and_hashes() -> None:
     pods = {pod.uid: pod for pod in listed_pods(*listed())}
     assert pods.keys() == {each["status"]["metadata"]["uid"] for each in OBJECTS["sandboxes"]}
     for uid in pods:
@@ -108,7 +108,7 @@ def test_lists_tell_the_same_ids_states_and_hashes_as_statuses() -> None:
         }
 
 
-def test_an_end_is_told_with_its_code_reason_and_times() -> None:
+def test_an_exit_has_its_code_reason_and_times() -> None:
     exited = next(each["status"] for each in OBJECTS["containers"] if each["status"].get("exit_code") == 3)
     record = container_record(ParseDict(exited, cri.ContainerStatus()), "box", "its last words")
     assert (record.state, record.exit_code, record.reason) == (ContainerState.EXITED, 3, "Error")
@@ -117,7 +117,7 @@ def test_an_end_is_told_with_its_code_reason_and_times() -> None:
     assert record.finished_at == datetime(2026, 11, 15, 8, 7, 54, 89573, UTC)
 
 
-def test_what_a_sandbox_was_made_from_is_read_back_from_containerd() -> None:
+def test_the_sandbox_configuration_is_read_from_containerd() -> None:
     for each in OBJECTS["sandboxes"]:
         sent = each["config_sent"]
         message = kept_config(json.dumps({"pid": 1, "config": sent, "unheardOf": [1]}))
@@ -130,11 +130,11 @@ def test_what_a_sandbox_was_made_from_is_read_back_from_containerd() -> None:
 @pytest.mark.parametrize(
     "info", ["", "no json", "[]", "{}", '{"config": 3}', '{"config": {}}', '{"config": {"linux": 1}}']
 )
-def test_a_runtime_that_does_not_keep_it_is_noticed(info: str) -> None:
+def test_a_status_without_configuration_is_detected(info: str) -> None:
     assert kept_config(info) is None
 
 
-PLACES = {  # what CRI-O tells of a sandbox -> where its logs and its cgroup are
+PLACES = {  # verbose status of a sandbox of CRI-O -> log directory and cgroup
     "both": (
         {"io.kubernetes.cri-o.LogPath": "/logs/p/id.log", "io.kubernetes.cri-o.CgroupParent": "/k/p"},
         "/logs/p", "/k/p"),
@@ -145,7 +145,7 @@ PLACES = {  # what CRI-O tells of a sandbox -> where its logs and its cgroup are
 
 
 @pytest.mark.parametrize("annotations, logs, cgroup", PLACES.values(), ids=PLACES.keys())
-def test_where_a_sandbox_has_its_places_is_read_back_from_crio(annotations: Any, logs: str, cgroup: str) -> None:
+def test_the_directories_of_a_sandbox_are_read_from_crio(annotations: Any, logs: str, cgroup: str) -> None:
     usual = SandboxConfig(pod=Pod(), attempt=0, log_directory="/usual", cgroup_parent="/usual/p")
     found = with_kept_places(usual, json.dumps({"runtimeSpec": {"annotations": annotations}}))
     assert (found.log_directory, found.cgroup_parent) == (logs, cgroup)
@@ -172,7 +172,7 @@ def test_newest_come_first() -> None:
     assert [it.id for it in pod.containers] == ["third", "second", "first"]
 
 
-def test_what_has_no_pod_is_not_ours() -> None:
+def test_objects_without_pod_labels_are_ignored() -> None:
     assert listed_pods([box("stranger", uid="")], [cri.Container(id="other")]) == ()
 
 
@@ -187,7 +187,7 @@ def test_a_created_container_has_not_started() -> None:
     assert (record.state, record.started_at, record.finished_at) == (ContainerState.CREATED, None, None)
 
 
-def test_one_that_could_not_start_is_shown_as_the_reference_does() -> None:
+def test_a_container_that_could_not_start_is_shown_as_by_the_kubelet() -> None:
     status = cri.ContainerStatus(
         id="x",
         state=cri.CONTAINER_EXITED,
@@ -202,7 +202,7 @@ def test_one_that_could_not_start_is_shown_as_the_reference_does() -> None:
     assert record.finished_at == datetime(1970, 1, 1, 0, 0, 5, tzinfo=UTC)
 
 
-def test_nothing_ends_before_it_began() -> None:
+def test_an_exit_is_never_before_the_start() -> None:
     status = cri.ContainerStatus(id="x", state=cri.CONTAINER_EXITED, started_at=9_000_000, finished_at=8_000_000)
     record = container_record(status, "box")
     assert record.finished_at == record.started_at
@@ -221,9 +221,9 @@ ADDRESSES = {
 }
 
 
-@pytest.mark.parametrize("told, expected", ADDRESSES.values(), ids=ADDRESSES.keys())
-def test_addresses(told: tuple[str, ...], expected: tuple[str, ...]) -> None:
-    network = cri.PodSandboxNetworkStatus(ip=told[0], additional_ips=[cri.PodIP(ip=ip) for ip in told[1:]])
+@pytest.mark.parametrize("reported, expected", ADDRESSES.values(), ids=ADDRESSES.keys())
+def test_addresses(reported: tuple[str, ...], expected: tuple[str, ...]) -> None:
+    network = cri.PodSandboxNetworkStatus(ip=reported[0], additional_ips=[cri.PodIP(ip=ip) for ip in reported[1:]])
     ready = sandbox_record(cri.PodSandboxStatus(id="b", network=network))
     stopped = sandbox_record(cri.PodSandboxStatus(id="b", network=network, state=cri.SANDBOX_NOTREADY))
     assert pod_record("u", {}, [ready], []).ips == expected
@@ -231,13 +231,13 @@ def test_addresses(told: tuple[str, ...], expected: tuple[str, ...]) -> None:
     assert pod_record("u", {}, [stopped, ready], []).ips == ()  # only the newest one counts
 
 
-def test_a_sandbox_without_network_information_says_so() -> None:
+def test_a_sandbox_without_network_information() -> None:
     assert sandbox_record(cri.PodSandboxStatus(id="b")).ip is None
     assert listed_sandbox(box("b")).ip is None
 
 
 RESOURCES = {
-    "nothing told": (cri.LinuxContainerResources(), None),
+    "not reported": (cri.LinuxContainerResources(), None),
     "the least share is two thousandths": (
         cri.LinuxContainerResources(cpu_period=100000, cpu_shares=2),
         ActualResources(cpu_request_milli=2),
@@ -257,15 +257,15 @@ RESOURCES = {
 }
 
 
-@pytest.mark.parametrize("told, expected", RESOURCES.values(), ids=RESOURCES.keys())
-def test_resources(told: cri.LinuxContainerResources, expected: ActualResources | None) -> None:
-    status = cri.ContainerStatus(id="x", resources=cri.ContainerResources(linux=told))
+@pytest.mark.parametrize("reported, expected", RESOURCES.values(), ids=RESOURCES.keys())
+def test_resources(reported: cri.LinuxContainerResources, expected: ActualResources | None) -> None:
+    status = cri.ContainerStatus(id="x", resources=cri.ContainerResources(linux=reported))
     assert container_record(status, "box").resources == expected
 
 
-def test_a_user_is_told_only_where_the_runtime_tells_one() -> None:
-    told = cri.LinuxContainerUser(uid=0, gid=0, supplemental_groups=[7])
-    status = cri.ContainerStatus(id="x", user=cri.ContainerUser(linux=told))
+def test_a_user_is_reported_only_if_the_runtime_reports_it() -> None:
+    reported = cri.LinuxContainerUser(uid=0, gid=0, supplemental_groups=[7])
+    status = cri.ContainerStatus(id="x", user=cri.ContainerUser(linux=reported))
     assert container_record(status, "box").user == LinuxUser(uid=0, gid=0, supplemental_groups=(7,))
     assert container_record(cri.ContainerStatus(id="x"), "box").user is None
 
@@ -276,7 +276,7 @@ def test_an_images_user_is_a_number_or_a_name() -> None:
     assert image_record(cri.Image(id="i")).user == ""
 
 
-# Last words.
+# Termination messages.
 
 MOUNTS = [cri.Mount(container_path="/dev/termination-log", host_path="/pods/u/containers/c/1")]
 
@@ -290,7 +290,7 @@ MOUNTS = [cri.Mount(container_path="/dev/termination-log", host_path="/pods/u/co
         ("", ""),
     ],
 )
-def test_where_last_words_are(path: str, expected: str) -> None:
+def test_the_path_of_the_termination_message_file(path: str, expected: str) -> None:
     annotations = {"io.kubernetes.container.terminationMessagePath": path}
     assert termination_log_of(cri.ContainerStatus(id="x", annotations=annotations, mounts=MOUNTS)) == expected
 
@@ -304,10 +304,10 @@ LOG_CASES = {
 
 
 @pytest.mark.parametrize("policy, code, reason, expected", LOG_CASES.values(), ids=LOG_CASES.keys())
-def test_whether_the_log_will_do(policy: str, code: int, reason: str, expected: bool) -> None:
+def test_when_the_log_may_be_the_termination_message(policy: str, code: int, reason: str, expected: bool) -> None:
     annotations = {"io.kubernetes.container.terminationMessagePolicy": policy}
     status = cri.ContainerStatus(id="x", annotations=annotations, exit_code=code, reason=reason)
-    assert may_ask_log(status) is expected
+    assert may_use_log(status) is expected
 
 
 # Whole records.
@@ -351,7 +351,7 @@ STATES = {
 }
 
 
-def test_a_listed_pod_is_told_whole() -> None:
+def test_the_record_of_a_listed_pod_is_complete() -> None:
     boxes = [
         cri.PodSandbox(
             id=name,
@@ -384,7 +384,7 @@ def test_a_listed_pod_is_told_whole() -> None:
     assert [listed_state(each) for each in containers] == list(STATES.values())
 
 
-def test_pods_are_kept_apart_and_in_the_order_of_their_age() -> None:
+def test_pods_are_separate_and_sorted_by_age() -> None:
     boxes = [box("a", uid="first", created=1), box("b", uid="second", created=2)]
     others = [
         cri.Container(id=f"of {uid}", labels={"io.kubernetes.pod.uid": uid}) for uid in ("first", "third", "second")
@@ -397,12 +397,12 @@ def test_pods_are_kept_apart_and_in_the_order_of_their_age() -> None:
     ]
 
 
-def test_things_of_one_age_are_in_the_order_of_their_ids() -> None:
+def test_objects_of_the_same_age_are_sorted_by_id() -> None:
     assert [each.id for each in sandboxes_by_age([box("c"), box("a"), box("b", 1)])] == ["b", "a", "c"]
     assert [each.id for each in containers_by_age([cri.Container(id="b"), cri.Container(id="a")])] == ["a", "b"]
 
 
-def test_what_labels_and_annotations_do_not_tell_is_taken_from_elsewhere() -> None:
+def test_fallbacks_for_missing_labels_and_annotations() -> None:
     bare = cri.Container(
         id="c", image_ref="ref", metadata=cri.ContainerMetadata(name="app"), annotations={HASH_OF_NONE: "x"}
     )
@@ -425,14 +425,14 @@ HASH_OF_NONE = "io.kubernetes.container.other"
 
 
 @pytest.mark.parametrize("text, expected", [("0", 0), ("12", 12), ("", 0), ("many", 0), ("1.5", 0)])
-def test_a_restart_count_that_is_no_number_is_zero(text: str, expected: int) -> None:
+def test_an_invalid_restart_count_is_zero(text: str, expected: int) -> None:
     annotations = {"io.kubernetes.container.restartCount": text}
     assert listed_container(cri.Container(id="c", annotations=annotations)).restart_count == expected
     assert container_record(cri.ContainerStatus(id="c", annotations=annotations), "b").restart_count == expected
 
 
 @pytest.mark.parametrize("number", STATES)
-def test_a_container_is_told_whole(number: Any) -> None:
+def test_a_container_record_is_complete(number: Any) -> None:
     status = cri.ContainerStatus(
         id="c",
         state=number,
@@ -467,7 +467,7 @@ def namespaces(network: Any) -> cri.LinuxPodSandboxStatus:
 @pytest.mark.parametrize(
     "network, mode", [(cri.POD, NetworkMode.POD), (cri.NODE, NetworkMode.NODE), (cri.CONTAINER, NetworkMode.POD)]
 )
-def test_a_sandbox_is_told_whole(network: Any, mode: NetworkMode) -> None:
+def test_a_sandbox_record_is_complete(network: Any, mode: NetworkMode) -> None:
     status = cri.PodSandboxStatus(
         id="b",
         state=cri.SANDBOX_READY,
@@ -490,7 +490,7 @@ def test_a_sandbox_is_told_whole(network: Any, mode: NetworkMode) -> None:
     )
 
 
-def test_a_pod_is_told_whole() -> None:
+def test_the_record_of_a_pod_is_complete() -> None:
     ready = SandboxRecord(id="b", ready=True, ip="192.0.2.1", additional_ips=("", "2001:db8::1"))
     made = ContainerRecord(id="c", name="app", state=ContainerState.RUNNING)
     expected = PodRecord(
@@ -520,14 +520,14 @@ EXACT_RESOURCES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("told, expected", EXACT_RESOURCES.values(), ids=EXACT_RESOURCES.keys())
-def test_resources_are_exact(told: dict[str, Any], expected: ActualResources | None) -> None:
-    linux = cri.LinuxContainerResources(**told)
+@pytest.mark.parametrize("reported, expected", EXACT_RESOURCES.values(), ids=EXACT_RESOURCES.keys())
+def test_resources_are_exact(reported: dict[str, Any], expected: ActualResources | None) -> None:
+    linux = cri.LinuxContainerResources(**reported)
     status = cri.ContainerStatus(id="x", resources=cri.ContainerResources(linux=linux))
     assert container_record(status, "box").resources == expected
 
 
-def test_an_image_is_told_whole() -> None:
+def test_an_image_record_is_complete() -> None:
     image = cri.Image(id="i", repo_tags=["a:1", "b:2"], repo_digests=["a@sha256:1"], size=5, username="me", pinned=True)
     assert image_record(image) == ImageRecord(
         id="i", tags=("a:1", "b:2"), digests=("a@sha256:1",), size_bytes=5, user="me", pinned=True
@@ -535,7 +535,7 @@ def test_an_image_is_told_whole() -> None:
     assert image_record(cri.Image(id="i", uid=cri.Int64Value(value=7), username="me")).user == "7"
 
 
-def test_the_right_one_of_many_mounts_is_for_last_words() -> None:
+def test_the_termination_message_mount_is_found_among_many() -> None:
     mounts = [
         cri.Mount(container_path="/data", host_path="/x"),
         *MOUNTS,
@@ -545,4 +545,4 @@ def test_the_right_one_of_many_mounts_is_for_last_words() -> None:
     status = cri.ContainerStatus(id="x", annotations=annotations, mounts=mounts)
     assert termination_log_of(status) == "/pods/u/containers/c/1"
     assert termination_log_of(cri.ContainerStatus(id="x", mounts=[cri.Mount(container_path="/", host_path="/x")])) == ""
-    assert not may_ask_log(cri.ContainerStatus(id="x", exit_code=1))
+    assert not may_use_log(cri.ContainerStatus(id="x", exit_code=1))

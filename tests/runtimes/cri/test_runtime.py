@@ -1,4 +1,4 @@
-"""The CRI runtime on a real container runtime: what only that can show."""
+"""The CRI runtime on a real container runtime."""
 
 import asyncio
 from pathlib import Path
@@ -8,23 +8,23 @@ import pytest
 
 from podkeeper.model.errors import ImagePullFailed, RuntimeRefused, RuntimeUnavailable
 from podkeeper.model.k8s.core import ResourceRequirements
-from podkeeper.model.probing import Exited
+from podkeeper.model.probing import CommandExited
 from podkeeper.model.runtime import ContainerState, NetworkMode
 from podkeeper.model.runtime_calls import RuntimeEventType
-from podkeeper.runtimes.cri.calls import Calls
+from podkeeper.runtimes.cri.calls import CriCalls
 from podkeeper.runtimes.cri.schema import cri
 from podkeeper.runtimes.cri.transport import GrpcTransport
 from tests.runtimes.cri.containerd import Containerd
-from tests.runtimes.cri.cri_node import BUSYBOX_IMAGE, PRIVATE_IMAGE, CriNode, HousedRuntime
+from tests.runtimes.cri.cri_node import BUSYBOX_IMAGE, PRIVATE_IMAGE, CriNode, CriNodeRuntime
+from tests.runtimes.cri.cri_pod import CriPod, wait_until, wait_until_available
 from tests.runtimes.cri.crio import Crio
 from tests.runtimes.cri.oci import PASSWORD, USER
-from tests.runtimes.cri.scenes import Scene, eventually, until_it_answers
 
 LONG = ("sh", "-c", "trap 'exit 0' TERM; sleep 3600 & wait")
 MESSAGE_PATH = "/dev/termination-log"
 
 
-async def busybox(runtime: HousedRuntime) -> str:
+async def busybox(runtime: CriNodeRuntime) -> str:
     image = await runtime.image(BUSYBOX_IMAGE)
     assert image is not None
     return image.id
@@ -40,45 +40,45 @@ def run(node: CriNode, scenario: Any) -> None:
     node.run(whole())
 
 
-def test_it_says_who_it_is(cri_node: CriNode) -> None:
-    async def scenario(runtime: HousedRuntime, image: str) -> None:
+def test_the_version_and_name_of_a_real_runtime(cri_node: CriNode) -> None:
+    async def scenario(runtime: CriNodeRuntime, image: str) -> None:
         assert runtime.name == cri_node.name
         assert runtime.version
 
     run(cri_node, scenario)
 
 
-def test_last_words_are_read_from_the_file(cri_node: CriNode) -> None:
-    async def scenario(runtime: HousedRuntime, image: str) -> None:
-        scene = Scene(runtime, image)
+def test_the_termination_message_is_read_from_its_file(cri_node: CriNode) -> None:
+    async def scenario(runtime: CriNodeRuntime, image: str) -> None:
+        cri_pod = CriPod(runtime, image)
         said = ("sh", "-c", f"echo log; echo last words > {MESSAGE_PATH}; exit 3")
-        record = await scene.exited(await scene.start(*said, termination_message_path=MESSAGE_PATH))
+        record = await cri_pod.exited(await cri_pod.start(*said, termination_message_path=MESSAGE_PATH))
         assert (record.exit_code, record.reason, record.message) == (3, "Error", "last words\n")
 
     run(cri_node, scenario)
 
 
-def test_without_a_file_the_end_of_the_log_will_do(cri_node: CriNode) -> None:
-    async def scenario(runtime: HousedRuntime, image: str) -> None:
-        scene = Scene(runtime, image)
+def test_without_a_file_the_log_is_the_termination_message(cri_node: CriNode) -> None:
+    async def scenario(runtime: CriNodeRuntime, image: str) -> None:
+        cri_pod = CriPod(runtime, image)
         wanted = {"termination_message_path": MESSAGE_PATH, "termination_message_policy": "FallbackToLogsOnError"}
-        record = await scene.exited(await scene.start("sh", "-c", "echo one; echo two; exit 1", **wanted))
+        record = await cri_pod.exited(await cri_pod.start("sh", "-c", "echo one; echo two; exit 1", **wanted))
         assert record.message == "one\ntwo\n"
-        record = await scene.exited(await scene.start("sh", "-c", "echo one", name="well", **wanted))
+        record = await cri_pod.exited(await cri_pod.start("sh", "-c", "echo one", name="well", **wanted))
         assert (record.exit_code, record.reason, record.message) == (0, "Completed", "")
 
     run(cri_node, scenario)
 
 
-def test_a_want_of_memory_is_told(cri_node: CriNode) -> None:
-    async def scenario(runtime: HousedRuntime, image: str) -> None:
-        scene = Scene(runtime, image)
+def test_an_oom_kill_is_forwarded(cri_node: CriNode) -> None:
+    async def scenario(runtime: CriNodeRuntime, image: str) -> None:
+        cri_pod = CriPod(runtime, image)
         limits = ResourceRequirements(limits={"memory": "20Mi"})
         eats = ("sh", "-c", "a=x; while :; do a=$a$a; done")
         for number in range(5):  # on a busy machine containerd does not notice it once in twenty times
-            record = await scene.exited(await scene.start(*eats, name=f"c{number}", resources=limits))
+            record = await cri_pod.exited(await cri_pod.start(*eats, name=f"c{number}", resources=limits))
             await asyncio.sleep(0.2)  # the reason may come after the end
-            record = await scene.container(record.id)
+            record = await cri_pod.container(record.id)
             assert record.exit_code == 137
             if record.reason == "OOMKilled":
                 break
@@ -90,12 +90,12 @@ def test_a_want_of_memory_is_told(cri_node: CriNode) -> None:
 
 
 def test_a_container_that_could_not_start_is_found_with_its_reason(containerd: Containerd) -> None:
-    async def scenario(runtime: HousedRuntime, image: str) -> None:
-        scene = Scene(runtime, image)
-        container_id = await scene.create(await scene.sandbox(), "/no/such/binary")
+    async def scenario(runtime: CriNodeRuntime, image: str) -> None:
+        cri_pod = CriPod(runtime, image)
+        container_id = await cri_pod.create(await cri_pod.sandbox(), "/no/such/binary")
         with pytest.raises(RuntimeRefused, match=r"^failed to create containerd task: .*/no/such/binary.*unknown$"):
             await runtime.start_container(container_id)
-        record = await scene.container(container_id)
+        record = await cri_pod.container(container_id)
         assert (record.state, record.exit_code, record.reason) == (ContainerState.EXITED, 128, "StartError")
         assert record.message.startswith("failed to create containerd task")
         assert record.started_at is not None
@@ -105,32 +105,32 @@ def test_a_container_that_could_not_start_is_found_with_its_reason(containerd: C
 
 
 @pytest.mark.slow
-def test_crio_does_not_even_create_what_could_not_start(crio: Crio) -> None:
-    async def scenario(runtime: HousedRuntime, image: str) -> None:
-        scene = Scene(runtime, image)
-        sandbox_id = await scene.sandbox()
+def test_crio_refuses_to_create_a_container_that_cannot_start(crio: Crio) -> None:
+    async def scenario(runtime: CriNodeRuntime, image: str) -> None:
+        cri_pod = CriPod(runtime, image)
+        sandbox_id = await cri_pod.sandbox()
         with pytest.raises(RuntimeRefused, match=r"^container create failed: .*/no/such/binary"):
-            await scene.create(sandbox_id, "/no/such/binary")
-        assert (await scene.record()).containers == ()
-        container_id = await scene.create(sandbox_id, *LONG)  # the name is free again
+            await cri_pod.create(sandbox_id, "/no/such/binary")
+        assert (await cri_pod.record()).containers == ()
+        container_id = await cri_pod.create(sandbox_id, *LONG)  # the name is free again
         await runtime.start_container(container_id)
 
     run(crio, scenario)
 
 
 def test_a_pod_has_an_address_that_can_be_reached_and_its_name_in_the_hosts_file(cri_node: CriNode) -> None:
-    async def scenario(runtime: HousedRuntime, image: str) -> None:
-        scene = Scene(runtime, image)
-        sandbox_id = await scene.sandbox(hostname="web")
-        record = await scene.record()
+    async def scenario(runtime: CriNodeRuntime, image: str) -> None:
+        cri_pod = CriPod(runtime, image)
+        sandbox_id = await cri_pod.sandbox(hostname="web")
+        record = await cri_pod.record()
         (ip,) = record.ips
         assert record.sandboxes[0].network is NetworkMode.POD
         served = ("sh", "-c", "while :; do echo hello | nc -l -p 8080; done")
-        container_id = await scene.create(sandbox_id, *served, ips=record.ips)
+        container_id = await cri_pod.create(sandbox_id, *served, ips=record.ips)
         await runtime.start_container(container_id)
         end = await runtime.exec_sync(container_id, ["cat", "/etc/hosts", "/etc/hostname"], 5)
-        assert isinstance(end, Exited)
-        assert f"{ip}\t{scene.pod.metadata.name}\n".encode() in end.output
+        assert isinstance(end, CommandExited)
+        assert f"{ip}\t{cri_pod.pod.metadata.name}\n".encode() in end.output
         assert end.output.endswith(b"web\n")
         assert await _read_from(ip, 8080) == b"hello\n"
 
@@ -152,72 +152,72 @@ async def _read_from(ip: str, port: int) -> bytes:
                 return said
 
 
-def test_in_the_nodes_network_a_pod_has_no_address_of_its_own(cri_node: CriNode) -> None:
-    async def scenario(runtime: HousedRuntime, image: str) -> None:
-        scene = Scene(runtime, image, host_network=True)
-        await scene.sandbox()
-        record = await scene.record()
+def test_a_pod_with_host_network_has_no_address(cri_node: CriNode) -> None:
+    async def scenario(runtime: CriNodeRuntime, image: str) -> None:
+        cri_pod = CriPod(runtime, image, host_network=True)
+        await cri_pod.sandbox()
+        record = await cri_pod.record()
         assert (record.ips, record.sandboxes[0].network) == ((), NetworkMode.NODE)
 
     run(cri_node, scenario)
 
 
-def test_output_and_errors_of_a_command_come_one_after_the_other(cri_node: CriNode) -> None:
-    async def scenario(runtime: HousedRuntime, image: str) -> None:
-        container_id = await Scene(runtime, image).start(*LONG)
+def test_stdout_comes_before_stderr(cri_node: CriNode) -> None:
+    async def scenario(runtime: CriNodeRuntime, image: str) -> None:
+        container_id = await CriPod(runtime, image).start(*LONG)
         end = await runtime.exec_sync(container_id, ["sh", "-c", "echo err >&2; echo out; exit 2"], 5)
-        assert end == Exited(2, b"out\nerr\n")
+        assert end == CommandExited(2, b"out\nerr\n")
 
     run(cri_node, scenario)
 
 
-def test_another_life_of_the_agent_goes_on_with_a_pod(cri_node: CriNode) -> None:
-    async def scenario(runtime: HousedRuntime, image: str) -> None:
-        scene = Scene(runtime, image)
-        first = await scene.start(*LONG)
+def test_a_restarted_agent_continues_with_a_pod(cri_node: CriNode) -> None:
+    async def scenario(runtime: CriNodeRuntime, image: str) -> None:
+        cri_pod = CriPod(runtime, image)
+        first = await cri_pod.start(*LONG)
         async with cri_node.runtime() as second_life:
-            listed = next(pod for pod in await second_life.list_pods() if pod.uid == scene.uid)
+            listed = next(pod for pod in await second_life.list_pods() if pod.uid == cri_pod.uid)
             (sandbox,) = listed.sandboxes
-            scene.runtime = second_life
-            second = await scene.create(sandbox.id, "sh", "-c", "echo hi", name="later")
+            cri_pod.runtime = second_life
+            second = await cri_pod.create(sandbox.id, "sh", "-c", "echo hi", name="later")
             await second_life.start_container(second)
-            await scene.exited(second)
-            assert {it.id for it in (await scene.record()).containers} == {first, second}
-            (log,) = Path(cri_node.logs).glob(f"*_{scene.uid}/later/0.log")
+            await cri_pod.exited(second)
+            assert {it.id for it in (await cri_pod.record()).containers} == {first, second}
+            (log,) = Path(cri_node.logs).glob(f"*_{cri_pod.uid}/later/0.log")
             assert log.read_text().endswith("stdout F hi\n")
 
     run(cri_node, scenario)
 
 
-def test_what_is_not_of_a_pod_is_left_alone(containerd: Containerd) -> None:
+def test_usage_of_other_objects_is_ignored(containerd: Containerd) -> None:
     # CRI-O labels whatever it makes as a pod's.
-    async def scenario(runtime: HousedRuntime, image: str) -> None:
+    async def scenario(runtime: CriNodeRuntime, image: str) -> None:
         transport = GrpcTransport(containerd.socket)
         linux = cri.LinuxPodSandboxConfig(cgroup_parent=f"{containerd.cgroup_root}/stranger")
         meta = cri.PodSandboxMetadata(name="stranger", uid="u", namespace="n")
-        stranger = await Calls(transport).run_sandbox(cri.PodSandboxConfig(metadata=meta, linux=linux), "")
+        stranger = await CriCalls(transport).run_sandbox(cri.PodSandboxConfig(metadata=meta, linux=linux), "")
         assert await runtime.list_pods() == ()
-        assert stranger in [box.id for box in await Calls(transport).sandboxes()]
+        assert stranger in [box.id for box in await CriCalls(transport).sandboxes()]
         await transport.close()
 
     run(containerd, scenario)
 
 
-def test_a_log_that_was_moved_away_is_begun_anew(cri_node: CriNode) -> None:
-    async def scenario(runtime: HousedRuntime, image: str) -> None:
-        scene = Scene(runtime, image)
-        container_id = await scene.start("sh", "-c", "while :; do echo line; sleep 0.05; done")
-        (log,) = Path(cri_node.logs).glob(f"*_{scene.uid}/c/0.log")
+def test_a_renamed_log_is_reopened(cri_node: CriNode) -> None:
+    async def scenario(runtime: CriNodeRuntime, image: str) -> None:
+        cri_pod = CriPod(runtime, image)
+        container_id = await cri_pod.start("sh", "-c", "while :; do echo line; sleep 0.05; done")
+        (log,) = Path(cri_node.logs).glob(f"*_{cri_pod.uid}/c/0.log")
         log.rename(log.with_suffix(".old"))
         await runtime.reopen_log(container_id)
-        await eventually(lambda: log.exists() and log.stat().st_size > 0, "the new log grows")
+        await wait_until(lambda: log.exists() and log.stat().st_size > 0, "the new log grows")
         await runtime.stop_container(container_id, 0)
 
     run(cri_node, scenario)
 
 
-def test_an_image_that_wants_credentials_is_pulled_with_the_right_ones(cri_node: CriNode) -> None:
-    async def scenario(runtime: HousedRuntime, image: str) -> None:
+def test_a_private_image_is_pulled_with_the_right_credentials(cri_node: CriNode) -> None:
+    async def scenario(runtime: CriNodeRuntime, image: str) -> None:
         with pytest.raises(ImagePullFailed, match=r"failed to pull and unpack image|reading manifest .*: unauthorized"):
             await runtime.pull_image(PRIVATE_IMAGE)
         host = PRIVATE_IMAGE.partition("/")[0]
@@ -235,11 +235,13 @@ def test_an_image_that_wants_credentials_is_pulled_with_the_right_ones(cri_node:
 
 
 @pytest.mark.slow
-def test_a_runtime_that_is_killed_is_missed_at_once_and_pods_live_on(cri_node: CriNode) -> None:
-    async def scenario(runtime: HousedRuntime, image: str) -> None:
-        scene = Scene(runtime, image)
-        container_id = await scene.start(*LONG)
-        ends = await scene.create((await scene.record()).sandboxes[0].id, "sh", "-c", "sleep 1; exit 7", name="ends")
+def test_a_killed_runtime_is_detected_at_once_and_pods_keep_running(cri_node: CriNode) -> None:
+    async def scenario(runtime: CriNodeRuntime, image: str) -> None:
+        cri_pod = CriPod(runtime, image)
+        container_id = await cri_pod.start(*LONG)
+        ends = await cri_pod.create(
+            (await cri_pod.record()).sandboxes[0].id, "sh", "-c", "sleep 1; exit 7", name="ends"
+        )
         await runtime.start_container(ends)
         stream = runtime.events()
         await asyncio.sleep(0.2)
@@ -250,14 +252,14 @@ def test_a_runtime_that_is_killed_is_missed_at_once_and_pods_live_on(cri_node: C
             async for _ in stream:
                 pass
         with pytest.raises(RuntimeUnavailable):
-            await scene.record()
+            await cri_pod.record()
         assert loop.time() - begun < 30
-        await asyncio.sleep(1.2)  # one of them ends while nobody looks
+        await asyncio.sleep(1.2)  # one of them exits without an inspection
         await cri_node.start_again()
-        await until_it_answers(runtime)
-        record = await scene.exited(ends)
+        await wait_until_available(runtime)
+        record = await cri_pod.exited(ends)
         assert record.exit_code == 7
-        assert (await scene.container(container_id)).state is ContainerState.RUNNING
+        assert (await cri_pod.container(container_id)).state is ContainerState.RUNNING
         stream = runtime.events()
         await asyncio.sleep(0.2)
         await runtime.stop_container(container_id, 5)
@@ -271,14 +273,14 @@ def test_a_runtime_that_is_killed_is_missed_at_once_and_pods_live_on(cri_node: C
 
 @pytest.mark.slow
 def test_pods_leave_nothing_behind(cri_node: CriNode) -> None:
-    async def scenario(runtime: HousedRuntime, image: str) -> None:
+    async def scenario(runtime: CriNodeRuntime, image: str) -> None:
         before = set(cri_node.helpers())  # a runtime that was killed may have forgotten some
-        scenes = [Scene(runtime, image) for _ in range(4)]
-        await asyncio.gather(*(scene.start(*LONG) for scene in scenes))
+        scenes = [CriPod(runtime, image) for _ in range(4)]
+        await asyncio.gather(*(cri_pod.start(*LONG) for cri_pod in scenes))
         assert len(await runtime.list_pods()) == 4
         boxes = [box.id for pod in await runtime.list_pods() for box in pod.sandboxes]
         await asyncio.gather(*map(runtime.remove_sandbox, boxes))
         assert await runtime.list_pods() == ()
-        await eventually(lambda: set(cri_node.helpers()) <= before, "every shim is gone")
+        await wait_until(lambda: set(cri_node.helpers()) <= before, "every shim is gone")
 
     run(cri_node, scenario)

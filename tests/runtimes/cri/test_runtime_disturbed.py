@@ -20,11 +20,11 @@ from podkeeper.runtimes.cri.runtime import CriRuntime
 from podkeeper.runtimes.cri.schema import containerd_events, cri
 from podkeeper.testing.failures import fail_each_call
 from podkeeper.testing.interleave import interleave
-from podkeeper.testing.operations import Event, Operation
-from podkeeper.testing.port_calls import PortCalls, Unexpected
+from podkeeper.testing.operations import Event, OperationTest
+from podkeeper.testing.port_calls import PortCalls, UnexpectedError
 from podkeeper.testing.virtual_time import BEGINNING, VirtualClock
-from tests.runtimes.cri.fake_server import FakeCri, LoopTransport, told
-from tests.runtimes.cri.scenes import Scene, facts
+from tests.runtimes.cri.cri_pod import CriPod, facts
+from tests.runtimes.cri.fake_server import DirectTransport, FakeCri, containerd_event
 
 ERRORS = {"unary": (RuntimeUnavailable, CallTimedOut, RuntimeRefused)}
 LATE_SECONDS = 0.03  # containerd sends the event of an exit before its CRI side shows it
@@ -36,35 +36,35 @@ STATES = {
 
 
 @dataclass
-class Stage:
+class Harness:
     fake: FakeCri
     runtime: CriRuntime
-    scene: Scene
+    cri_pod: CriPod
     seen: PodRecord | None = None
     seen_at: float = 0.0
     box: str = ""
     container: str = ""
     first: str = ""
 
-    # What the engine does.
+    # Actions of the engine.
 
     async def listen(self) -> None:
         while True:
-            with suppress(TryLater, Unexpected):
+            with suppress(TryLater, UnexpectedError):
                 async for _ in self.runtime.events():
                     await self.inspect()
             await asyncio.sleep(0.5)
-            with suppress(TryLater, Unexpected):
+            with suppress(TryLater, UnexpectedError):
                 await self.inspect()  # after a gap in the events everything is listed again
 
     async def inspect(self) -> None:
         began = asyncio.get_running_loop().time()
-        record = await self.runtime.pod_record(self.scene.uid)
+        record = await self.runtime.pod_record(self.cri_pod.uid)
         if began >= self.seen_at:  # as the pod cache: an older inspection does not replace a newer one
             self.seen_at, self.seen = began, record
 
     async def run_pod(self) -> None:
-        self.box = await self.scene.sandbox()
+        self.box = await self.cri_pod.sandbox()
         await self.run_container(attempt=0)
 
     async def run_container(self, attempt: int) -> None:
@@ -73,7 +73,7 @@ class Stage:
         for found in self.seen.containers:
             if found.restart_count == attempt and found.state is not ContainerState.CREATED:
                 return  # an earlier try took effect after all
-        self.container = await self.scene.create(self.box, attempt=attempt)
+        self.container = await self.cri_pod.create(self.box, attempt=attempt)
         await self.runtime.start_container(self.container)
         await self.inspect()
 
@@ -92,15 +92,15 @@ class Stage:
         await self.runtime.stop_container(self.first, 1)
         await self.run_container(attempt=1)
 
-    # What happens meanwhile.
+    # Concurrent events.
 
     def running(self) -> list[str]:
         return [each.id for each in self.fake.containers.values() if each.state == cri.CONTAINER_RUNNING]
 
     def exit_by_itself(self) -> None:
         for container_id in self.running():
-            news = containerd_events.TaskExit(container_id=container_id, id=container_id)
-            self.fake.tell_now(told("/tasks/exit", news))
+            message = containerd_events.TaskExit(container_id=container_id, id=container_id)
+            self.fake.send_event_now(containerd_event("/tasks/exit", message))
             asyncio.get_running_loop().call_later(LATE_SECONDS, self._exit, container_id)
 
     def _exit(self, container_id: str) -> None:
@@ -109,17 +109,17 @@ class Stage:
 
     def end_command(self) -> None:
         for container_id in self.running():
-            news = containerd_events.TaskExit(container_id=container_id, id="a-command")
-            self.fake.tell_now(told("/tasks/exit", news))
+            message = containerd_events.TaskExit(container_id=container_id, id="a-command")
+            self.fake.send_event_now(containerd_event("/tasks/exit", message))
 
-    # What came of it.
+    # Results.
 
     def there(self) -> tuple[list[int], list[tuple[int, ContainerState]]]:
         """Return what the server has. Exit codes are left out: a stop may come before or after an exit."""
         boxes = [int(box.state) for box in self.fake.sandboxes.values()]
         return boxes, sorted((each.metadata.attempt, STATES[each.state]) for each in self.fake.containers.values())
 
-    def all_is_seen(self) -> None:
+    def check_last_inspection(self) -> None:
         seen = self.seen
         assert seen is not None
         there = {each.id: (STATES[each.state], each.exit_code) for each in self.fake.containers.values()}
@@ -130,68 +130,68 @@ class Stage:
 
 
 @asynccontextmanager
-async def empty(calls: PortCalls) -> AsyncIterator[Stage]:
+async def empty(calls: PortCalls) -> AsyncIterator[Harness]:
     clock = VirtualClock()
     fake = FakeCri()
     fake.name = "containerd"
     fake.unknown_services.clear()
     fake.now_ns = lambda: int((BEGINNING + timedelta(seconds=clock.monotonic())).timestamp() * 1e9)
     with tempfile.TemporaryDirectory(prefix="podkeeper-pods-") as directory:
-        transport = calls.watch("transport", LoopTransport(fake), ERRORS)
+        transport = calls.watch("transport", DirectTransport(fake), ERRORS)
         async with CriRuntime(transport, facts(directory), clock=clock) as runtime, asyncio.TaskGroup() as group:
-            stage = Stage(fake, runtime, Scene(runtime))
-            listening = group.create_task(stage.listen())
+            harness = Harness(fake, runtime, CriPod(runtime))
+            listening = group.create_task(harness.listen())
             await asyncio.sleep(0.1)
             calls.log.clear()
-            yield stage
+            yield harness
             listening.cancel()
 
 
 @asynccontextmanager
-async def with_pod(calls: PortCalls) -> AsyncIterator[Stage]:
-    async with empty(calls) as stage:
-        await stage.run_pod()
-        stage.first = stage.container
+async def with_pod(calls: PortCalls) -> AsyncIterator[Harness]:
+    async with empty(calls) as harness:
+        await harness.run_pod()
+        harness.first = harness.container
         await asyncio.sleep(10)
         calls.log.clear()
-        yield stage
+        yield harness
 
 
-async def the_pod_can_be_replaced(stage: Stage) -> None:
+async def the_pod_can_be_replaced(harness: Harness) -> None:
     """Whatever is left of the pod can be removed, and it runs again."""
-    for box in list(stage.fake.sandboxes):
-        await stage.runtime.stop_sandbox(box)
-        await stage.runtime.remove_sandbox(box)
-    await stage.run_pod()
-    stage.exit_by_itself()
+    for box in list(harness.fake.sandboxes):
+        await harness.runtime.stop_sandbox(box)
+        await harness.runtime.remove_sandbox(box)
+    await harness.run_pod()
+    harness.exit_by_itself()
     await asyncio.sleep(1)
-    stage.all_is_seen()
-    assert [state for _, state in stage.there()[1]] == [ContainerState.EXITED]
+    harness.check_last_inspection()
+    assert [state for _, state in harness.there()[1]] == [ContainerState.EXITED]
 
 
-def operation(stage: Callable[[PortCalls], Any], run: Callable[[Stage], Awaitable[None]]) -> Operation[Stage]:
-    return Operation(
-        stage=stage,
+def operation(harness: Callable[[PortCalls], Any], run: Callable[[Harness], Awaitable[None]]) -> OperationTest[Harness]:
+    return OperationTest(
+        setup=harness,
         run=run,
-        state=Stage.there,
-        check=Stage.all_is_seen,
+        state=Harness.there,
+        check=Harness.check_last_inspection,
         afterwards=the_pod_can_be_replaced,
         settle_seconds=20,
     )
 
 
 OPERATIONS = {
-    "a pod is started": operation(empty, Stage.run_pod),
-    "a pod is stopped": operation(with_pod, Stage.stop_pod),
-    "a pod is removed": operation(with_pod, Stage.remove_pod),
-    "a container is restarted": operation(with_pod, Stage.restart_container),
+    "a pod is started": operation(empty, Harness.run_pod),
+    "a pod is stopped": operation(with_pod, Harness.stop_pod),
+    "a pod is removed": operation(with_pod, Harness.remove_pod),
+    "a container is restarted": operation(with_pod, Harness.restart_container),
 }
-EVENTS: dict[str, Event[Stage]] = {
-    "the container exits": Stage.exit_by_itself,
-    "a command ends": Stage.end_command,
-    "the pod is inspected": lambda stage: stage.runtime.pod_record(stage.scene.uid),
-    "all pods are listed": lambda stage: stage.runtime.list_pods(),
-    "the stream of events breaks": lambda stage: stage.fake.break_streams(),
+EVENTS: dict[str, Event[Harness]] = {
+    "the container exits": Harness.exit_by_itself,
+    "a command ends": Harness.end_command,
+    "the pod is inspected": lambda harness: harness.runtime.pod_record(harness.cri_pod.uid),
+    "all pods are listed": lambda harness: harness.runtime.list_pods(),
+    "the stream of events breaks": lambda harness: harness.fake.break_streams(),
 }
 
 

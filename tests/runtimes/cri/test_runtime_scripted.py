@@ -10,13 +10,13 @@ import pytest
 from google.protobuf.message import Message
 
 from podkeeper.model.errors import CallTimedOut, RuntimeRefused, RuntimeUnavailable
-from podkeeper.model.probing import CommandEnd, Exited, NotRun, TimedOut
+from podkeeper.model.probing import CommandEnd, CommandExited, NotRun, TimedOut
 from podkeeper.model.runtime_calls import ContainerConfig, RuntimeHealth, SandboxConfig
 from podkeeper.runtimes.cri.requests.node import NodeFacts
 from podkeeper.runtimes.cri.runtime import CriRuntime
 from podkeeper.runtimes.cri.schema import cri
 from podkeeper.testing.virtual_time import VirtualClock
-from tests.runtimes.cri.requesting import pod, wanted
+from tests.runtimes.cri.requests.requesting import pod, wanted
 from tests.runtimes.cri.scripted_transport import ScriptedTransport
 
 
@@ -25,7 +25,7 @@ def _constant(response: Message, _: object) -> Message:
 
 
 class Transport(ScriptedTransport):
-    """Answers everything with success, unless the test says otherwise."""
+    """Answers all calls with success by default."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ def test_a_runtime_is_opened_and_closed(tmp_path: Path) -> None:
     play(tmp_path, work)
 
 
-def test_whoever_wants_to_know_is_told_of_each_start_once(tmp_path: Path) -> None:
+def test_each_start_is_reported_once(tmp_path: Path) -> None:
     started: list[tuple[str, ContainerConfig]] = []
 
     async def note(container_id: str, config: ContainerConfig) -> None:
@@ -99,7 +99,7 @@ def test_whoever_wants_to_know_is_told_of_each_start_once(tmp_path: Path) -> Non
         assert started == []
         for _ in range(2):
             await runtime.start_container("c")
-        await runtime.start_container("of somebody else")
+        await runtime.start_container("not a pod")
         assert started == [("c", wanted(pod()))]
 
     play(tmp_path, work, started=note)
@@ -111,7 +111,7 @@ STARTS: dict[str, tuple[Any, bool]] = {
     "has exited without a start": (cri.ContainerStatus(state=cri.CONTAINER_EXITED), False),
     "is created": (cri.ContainerStatus(state=cri.CONTAINER_CREATED, started_at=1), False),
     "is unknown": (cri.ContainerStatus(state=cri.CONTAINER_UNKNOWN, started_at=1), False),
-    "cannot be asked": (None, False),
+    "not available": (None, False),
 }
 
 
@@ -134,7 +134,7 @@ def test_a_start_that_is_refused_is_fine_if_the_container(status: Any, is_fine: 
 
 TIMED_OUT = TimedOut('command timed out: "sleep \\"9\\"" timed out after 1.5s')
 COMMANDS: dict[str, tuple[Any, CommandEnd]] = {
-    "an end": (cri.ExecSyncResponse(exit_code=3, stdout=b"out", stderr=b"err"), Exited(3, b"outerr")),
+    "an end": (cri.ExecSyncResponse(exit_code=3, stdout=b"out", stderr=b"err"), CommandExited(3, b"outerr")),
     "a call that is late": (CallTimedOut("late"), TIMED_OUT),
     "a command that is late": (RuntimeRefused("context deadline exceeded"), TIMED_OUT),
     "a command that CRI-O cut off": (cri.ExecSyncResponse(exit_code=-1, stderr=b"command timed out"), TIMED_OUT),
@@ -179,7 +179,7 @@ def test_health(conditions: list[cri.RuntimeCondition], expected: RuntimeHealth,
     play(tmp_path, work)
 
 
-def test_a_runtime_that_says_nothing_is_not_ready(tmp_path: Path) -> None:
+def test_a_runtime_without_conditions_is_not_ready(tmp_path: Path) -> None:
     async def work(runtime: CriRuntime, transport: Transport) -> None:
         transport.answers["Status"] = lambda _: cri.StatusResponse()
         found = await runtime.health()

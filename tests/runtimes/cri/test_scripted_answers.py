@@ -1,4 +1,4 @@
-"""What a runtime answers, as the agent sees it: stats, setup, refusals, images and pods, without a server."""
+"""Results of scripted responses: stats, setup, errors, images and pods."""
 
 import asyncio
 import json
@@ -20,23 +20,23 @@ from podkeeper.model.stats import (
     MemoryStats,
     PodStats,
 )
-from podkeeper.runtimes.cri.about import About, News, about, has_image, news_of
-from podkeeper.runtimes.cri.calls import Calls
-from podkeeper.runtimes.cri.image_fs import image_usage
-from podkeeper.runtimes.cri.images import Images
-from podkeeper.runtimes.cri.index import Index, Kind, Owner
-from podkeeper.runtimes.cri.looking import Looking
-from podkeeper.runtimes.cri.refusals import (
+from podkeeper.runtimes.cri.calls import CriCalls
+from podkeeper.runtimes.cri.errors import (
     holder_of_name,
     is_command_timeout,
     is_name_taken,
+    message_of,
     pull_failure,
     without_code,
-    words_of,
 )
+from podkeeper.runtimes.cri.image_fs import image_usage
+from podkeeper.runtimes.cri.images import CriImages
+from podkeeper.runtimes.cri.inspection import PodInspector
+from podkeeper.runtimes.cri.owners import Kind, Owner, OwnerIndex
+from podkeeper.runtimes.cri.runtime_info import EventStreamKind, RuntimeInfo, event_stream_kind, has_image, runtime_info
 from podkeeper.runtimes.cri.schema import cri
 from podkeeper.runtimes.cri.stats import pod_stats
-from podkeeper.runtimes.cri.transport import NotThere, Unimplemented
+from podkeeper.runtimes.cri.transport import ObjectNotFound, Unimplemented
 from podkeeper.testing.virtual_time import VirtualClock, simulate
 from tests.runtimes.cri.scripted_transport import ScriptedTransport
 
@@ -131,7 +131,7 @@ of_all_or_one = pytest.mark.parametrize(
 def test_the_stats_of_pods_are_complete(uid: PodUID | None, selector: dict[str, str]) -> None:
     transport = ScriptedTransport()
     network = cri.NetworkUsage(default_interface=interface("eth0", 10), interfaces=[interface("eth1", 20)])
-    told = [
+    reported = [
         sandbox_stats(
             LABELS,
             cpu=CPU,
@@ -146,7 +146,7 @@ def test_the_stats_of_pods_are_complete(uid: PodUID | None, selector: dict[str, 
         sandbox_stats({"io.kubernetes.pod.uid": "memory"}, memory=cri.MemoryUsage(timestamp=SECOND)),
         sandbox_stats({"io.kubernetes.pod.uid": "containers"}, containers=[cri.ContainerStats()]),
     ]
-    transport.answers["ListPodSandboxStats"] = lambda _: cri.ListPodSandboxStatsResponse(stats=told)
+    transport.answers["ListPodSandboxStats"] = lambda _: cri.ListPodSandboxStatsResponse(stats=reported)
     assert answered(pod_stats(transport, uid)) == (
         PodStats(
             uid="u",
@@ -171,8 +171,8 @@ def test_stats_of_containers_replace_those_of_pods(uid: PodUID | None, selector:
     transport = ScriptedTransport()
     transport.answers["ListPodSandboxStats"] = lambda _: RuntimeRefused("a sandbox is ending")
     bare = {"io.kubernetes.pod.uid": "v"}
-    told = [counted("a", **LABELS), counted("x"), counted("c", **bare), counted("b", **LABELS)]
-    transport.answers["ListContainerStats"] = lambda _: cri.ListContainerStatsResponse(stats=told)
+    reported = [counted("a", **LABELS), counted("x"), counted("c", **bare), counted("b", **LABELS)]
+    transport.answers["ListContainerStats"] = lambda _: cri.ListContainerStatsResponse(stats=reported)
     assert answered(pod_stats(transport, uid)) == (
         PodStats(
             uid="u",
@@ -186,10 +186,10 @@ def test_stats_of_containers_replace_those_of_pods(uid: PodUID | None, selector:
     assert transport.requests[1:] == [(RUNTIME + "ListContainerStats", expected, 30.0)]
 
 
-@pytest.mark.parametrize("told, expected", [(0, None), (1, 1), (2**62 - 1, 2**62 - 1), (2**62, None)])
-def test_memory_without_a_limit_has_none_available(told: int, expected: int | None) -> None:
+@pytest.mark.parametrize("reported, expected", [(0, None), (1, 1), (2**62 - 1, 2**62 - 1), (2**62, None)])
+def test_memory_without_a_limit_has_none_available(reported: int, expected: int | None) -> None:
     transport = ScriptedTransport()
-    memory = cri.MemoryUsage(available_bytes=number(told))
+    memory = cri.MemoryUsage(available_bytes=number(reported))
     answer = cri.ListPodSandboxStatsResponse(stats=[sandbox_stats(LABELS, memory=memory)])
     transport.answers["ListPodSandboxStats"] = lambda _: answer
     (pod,) = answered(pod_stats(transport))
@@ -201,7 +201,7 @@ def test_memory_without_a_limit_has_none_available(told: int, expected: int | No
 
 def set_up(
     config: object, *conditions: cri.RuntimeCondition, driver: cri.RuntimeConfigResponse | None = None
-) -> tuple[About, ScriptedTransport]:
+) -> tuple[RuntimeInfo, ScriptedTransport]:
     transport = ScriptedTransport()
     status = cri.StatusResponse(
         info={"config": json.dumps(config) if config is not None else "{"},
@@ -209,7 +209,7 @@ def set_up(
     )
     transport.answers["Status"] = lambda _: status
     transport.answers["RuntimeConfig"] = lambda _: Unimplemented("old") if driver is None else driver
-    return answered(about(transport)), transport
+    return answered(runtime_info(transport)), transport
 
 
 def test_the_settings_of_a_runtime_are_read_from_its_status() -> None:
@@ -220,12 +220,12 @@ def test_the_settings_of_a_runtime_are_read_from_its_status() -> None:
     }
     broken = cri.RuntimeCondition(type="NetworkReady", reason="NoCni", message="no plugin")
     found, transport = set_up(config, cri.RuntimeCondition(type="RuntimeReady", status=True), broken)
-    assert found == About(
+    assert found == RuntimeInfo(
         cgroup_driver="systemd",
         sandbox_image="pause:3",
         network_directory="/net",
         plugin_directory="/bin",
-        network_trouble="no plugin",
+        network_problem="no plugin",
     )
     assert transport.requests == [
         (RUNTIME + "Status", cri.StatusRequest(verbose=True), 10.0),
@@ -235,7 +235,7 @@ def test_the_settings_of_a_runtime_are_read_from_its_status() -> None:
 
 @pytest.mark.parametrize("config", [{}, None, [], {"sandboxImage": 1, "cni": 2, "containerd": 3, "crio": 4}])
 def test_a_runtime_without_a_readable_configuration_has_no_settings(config: object) -> None:
-    assert set_up(config)[0] == About()
+    assert set_up(config)[0] == RuntimeInfo()
 
 
 NETWORK = {
@@ -249,7 +249,7 @@ NETWORK = {
 def test_a_network_that_is_not_ready_is_reported_with_its_message_or_reason(
     fields: dict[str, Any], expected: str
 ) -> None:
-    assert set_up({}, cri.RuntimeCondition(type="NetworkReady", **fields))[0] == About(network_trouble=expected)
+    assert set_up({}, cri.RuntimeCondition(type="NetworkReady", **fields))[0] == RuntimeInfo(network_problem=expected)
 
 
 @pytest.mark.parametrize(
@@ -281,27 +281,27 @@ def test_the_cgroup_driver_is_read_from_the_configuration(config: dict[str, Any]
     assert set_up(config)[0].cgroup_driver == expected
 
 
-STREAMS: dict[str, tuple[dict[str, Any], News, float]] = {
-    "CRI's, that tells at once": ({"GetContainerEvents": cri.ContainerEventResponse()}, News.CRI, 0.0),
-    "CRI's, that is silent": ({"GetContainerEvents": ...}, News.CRI, 0.5),
-    "containerd's": ({"Subscribe": ...}, News.CONTAINERD, 0.5),
-    "CRI's ends at once": ({"GetContainerEvents": None, "Subscribe": ...}, News.CONTAINERD, 0.5),
-    "none": ({}, News.NONE, 0.0),
-    "both end": ({"GetContainerEvents": None, "Subscribe": None}, News.NONE, 0.0),
+STREAMS: dict[str, tuple[dict[str, Any], EventStreamKind, float]] = {
+    "the CRI stream": ({"GetContainerEvents": cri.ContainerEventResponse()}, EventStreamKind.CRI, 0.0),
+    "CRI's, that is silent": ({"GetContainerEvents": ...}, EventStreamKind.CRI, 0.5),
+    "containerd's": ({"Subscribe": ...}, EventStreamKind.CONTAINERD, 0.5),
+    "CRI's ends at once": ({"GetContainerEvents": None, "Subscribe": ...}, EventStreamKind.CONTAINERD, 0.5),
+    "none": ({}, EventStreamKind.NONE, 0.0),
+    "both end": ({"GetContainerEvents": None, "Subscribe": None}, EventStreamKind.NONE, 0.0),
 }
 
 
 @pytest.mark.parametrize("streams, expected, seconds", STREAMS.values(), ids=STREAMS.keys())
 def test_the_stream_of_events_that_the_runtime_serves_is_found(
-    streams: dict[str, Any], expected: News, seconds: float
+    streams: dict[str, Any], expected: EventStreamKind, seconds: float
 ) -> None:
-    async def scenario() -> News:
+    async def scenario() -> EventStreamKind:
         transport = ScriptedTransport()
         for name, first in streams.items():
             transport.streams[name] = asyncio.Queue()
             if first is not ...:
                 transport.streams[name].put_nowait(first)
-        return await news_of(transport)
+        return await event_stream_kind(transport)
 
     assert simulate(scenario())[:2] == (expected, seconds)
 
@@ -318,11 +318,11 @@ def test_an_image_is_present_if_the_runtime_reports_it(image: cri.Image | None, 
 def test_the_first_file_system_with_a_mount_point_is_used(tmp_path: Path) -> None:
     transport = ScriptedTransport()
     places = ["", str(tmp_path), "/nowhere"]
-    told = [
+    reported = [
         cri.FilesystemUsage(fs_id=cri.FilesystemIdentifier(mountpoint=place), used_bytes=number(index + 5))
         for index, place in enumerate(places)
     ]
-    transport.answers["ImageFsInfo"] = lambda _: cri.ImageFsInfoResponse(image_filesystems=told)
+    transport.answers["ImageFsInfo"] = lambda _: cri.ImageFsInfoResponse(image_filesystems=reported)
     found = asyncio.run(_await(image_usage(transport)))
     assert found is not None
     assert found == ImageFsUsage(
@@ -345,7 +345,7 @@ CODED = RuntimeRefused("rpc error: code = Unknown desc = no\nspace")
 
 
 def test_the_text_of_an_error_has_no_grpc_code() -> None:
-    assert [words_of(each) for each in (CODED, RuntimeRefused("plain"))] == ["no\nspace", "plain"]
+    assert [message_of(each) for each in (CODED, RuntimeRefused("plain"))] == ["no\nspace", "plain"]
     assert (type(without_code(CODED)), str(without_code(CODED))) == (RuntimeRefused, "no\nspace")
 
 
@@ -357,17 +357,17 @@ NAMES = {
 }
 
 
-@pytest.mark.parametrize("words", NAMES)
-def test_an_error_about_a_name_that_is_taken_names_its_holder(words: str) -> None:
-    error = RuntimeRefused(words)
-    assert (is_name_taken(error), holder_of_name(error)) == NAMES[words]
+@pytest.mark.parametrize("message", NAMES)
+def test_an_error_about_a_name_that_is_taken_names_its_holder(message: str) -> None:
+    error = RuntimeRefused(message)
+    assert (is_name_taken(error), holder_of_name(error)) == NAMES[message]
 
 
 TIMEOUTS: dict[str, tuple[TryLater, bool]] = {
     "the call": (CallTimedOut("late"), True),
-    "the words of CRI-O": (RuntimeRefused("exec command timed out"), True),
-    "the words of containerd": (RuntimeRefused("timeout 1s exceeded"), True),
-    "the words of Go": (RuntimeRefused("context deadline exceeded"), True),
+    "message of CRI-O": (RuntimeRefused("exec command timed out"), True),
+    "message of containerd": (RuntimeRefused("timeout 1s exceeded"), True),
+    "message of Go": (RuntimeRefused("context deadline exceeded"), True),
     "others": (RuntimeRefused("timeout exceeded"), False),
 }
 
@@ -378,12 +378,12 @@ def test_the_errors_of_a_command_that_took_too_long_are_recognised(error: TryLat
 
 
 PULLS: dict[str, tuple[list[RuntimeRefused], str, str]] = {
-    "without a code that tells nothing": ([CODED], "no\nspace", "ErrImagePull"),
+    "an uninformative code is dropped": ([CODED], "no\nspace", "ErrImagePull"),
     "with any other code": (
         [RuntimeRefused("rpc error: code = Internal desc = no")], "rpc error: code = Internal desc = no",
         "ErrImagePull"),
-    "not there": ([NotThere("gone")], "rpc error: code = NotFound desc = gone", "ErrImagePull"),
-    "the same twice is told once": ([CODED, CODED], "no\nspace", "ErrImagePull"),
+    "not there": ([ObjectNotFound("gone")], "rpc error: code = NotFound desc = gone", "ErrImagePull"),
+    "duplicate messages are merged": ([CODED, CODED], "no\nspace", "ErrImagePull"),
     "all that differ": ([CODED, RuntimeRefused("b")], "[no\nspace, b]", "ErrImagePull"),
     "a registry that is away": (
         [RuntimeRefused("RegistryUnavailable: x")], "RegistryUnavailable: x", "RegistryUnavailable"),
@@ -392,13 +392,13 @@ PULLS: dict[str, tuple[list[RuntimeRefused], str, str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("errors, words, reason", PULLS.values(), ids=PULLS.keys())
-def test_a_failed_pull_has_a_text_and_a_reason(errors: list[RuntimeRefused], words: str, reason: str) -> None:
+@pytest.mark.parametrize("errors, message, reason", PULLS.values(), ids=PULLS.keys())
+def test_a_failed_pull_has_a_text_and_a_reason(errors: list[RuntimeRefused], message: str, reason: str) -> None:
     failure = pull_failure(errors)
-    assert (str(failure), failure.reason) == (words, reason)
+    assert (str(failure), failure.reason) == (message, reason)
 
 
-# Images.
+# CriImages.
 
 ONE = '{"auths": {"r.example": {"username": "one", "password": "p1"}}}'
 TWO = '{"auths": {"r.example": {"username": "two", "password": "p2"}}}'
@@ -414,7 +414,7 @@ def images(pulls: list[str | Exception], present: dict[str, str]) -> ScriptedTra
     def find(request: Any) -> Any:
         found = present.get(request.image.image)
         if found == "error":
-            return NotThere("gone")
+            return ObjectNotFound("gone")
         return cri.ImageStatusResponse(image=None if found is None else cri.Image(id=found))
 
     transport.answers = {"PullImage": pull, "ImageStatus": find}
@@ -423,7 +423,7 @@ def images(pulls: list[str | Exception], present: dict[str, str]) -> ScriptedTra
 
 def test_an_image_is_pulled_with_each_secret_until_one_works() -> None:
     transport = images([CODED, "ref"], {"ref": "i"})
-    assert answered(Images(Calls(transport)).pull_image("r.example/x", (ONE, TWO))).id == "i"
+    assert answered(CriImages(CriCalls(transport)).pull_image("r.example/x", (ONE, TWO))).id == "i"
     asked: Any = [request for _, request, _ in transport.requests]
     assert [(each.auth.username, each.auth.password) for each in asked[:2]] == [("one", "p1"), ("two", "p2")]
     assert [each.image.image for each in asked] == ["r.example/x", "r.example/x", "ref"]
@@ -440,15 +440,15 @@ PULLED: dict[str, tuple[str, dict[str, str], str]] = {
 @pytest.mark.parametrize("reference, present, expected", PULLED.values(), ids=PULLED.keys())
 def test_a_pulled_image_is_looked_up_by_both_its_names(reference: str, present: dict[str, str], expected: str) -> None:
     transport = images([reference], present)
-    assert answered(Images(Calls(transport)).pull_image("x")).id == expected
+    assert answered(CriImages(CriCalls(transport)).pull_image("x")).id == expected
     first: Any = transport.requests[0][1]
     assert not first.HasField("auth")
 
 
 def test_a_pull_that_fails_raises_and_an_image_that_is_missing_is_none() -> None:
     transport = images(["ref", CODED, RuntimeRefused("b"), CallTimedOut("late")], {"broken": "error"})
-    store = Images(Calls(transport))
-    with pytest.raises(ImagePullFailed, match='image "x" was pulled, and is not there'):
+    store = CriImages(CriCalls(transport))
+    with pytest.raises(ImagePullFailed, match='image "x" was pulled, but the runtime does not have it'):
         answered(store.pull_image("x"))
     with pytest.raises(ImagePullFailed, match=r"\[no\nspace, b\]"):
         answered(store.pull_image("r.example/x", (ONE, TWO)))
@@ -489,7 +489,7 @@ class Node(ScriptedTransport):
     def _box(self, request: Any) -> Any:
         box = next((each for each in self.boxes if each.id == request.pod_sandbox_id), None)
         if box is None or not self.ip:
-            return NotThere("gone")
+            return ObjectNotFound("gone")
         network = cri.PodSandboxNetworkStatus(ip="" if self.ip == "none" else self.ip)
         status = cri.PodSandboxStatus(
             id=box.id, metadata=box.metadata, state=box.state, network=network, created_at=box.created_at
@@ -499,7 +499,7 @@ class Node(ScriptedTransport):
     def _container(self, request: Any) -> Any:
         each = next(each for each in self.containers if each.id == request.container_id)
         if each.state == cri.CONTAINER_UNKNOWN:
-            return NotThere("gone")
+            return ObjectNotFound("gone")
         status = cri.ContainerStatus(
             id=each.id, state=each.state, finished_at=self.finished, created_at=each.created_at
         )
@@ -524,9 +524,9 @@ LISTS = ["ListContainers u", "ListPodSandbox u"]
 
 def test_a_pod_record_is_complete_and_what_cannot_change_is_not_requested_again() -> None:
     async def scenario() -> None:
-        node, index = Node(), Index()
-        looking = Looking(Calls(node), index, VirtualClock())
-        record = await looking.pod_record(PodUID("u"))
+        node, index = Node(), OwnerIndex()
+        inspector = PodInspector(CriCalls(node), index, VirtualClock())
+        record = await inspector.pod_record(PodUID("u"))
         c2 = ContainerRecord(
             id="c2", name="", state=ContainerState.RUNNING, sandbox_id="b2", created_at=at(0), started_at=at(0)
         )
@@ -551,12 +551,12 @@ def test_a_pod_record_is_complete_and_what_cannot_change_is_not_requested_again(
         )
         statuses = ["ContainerStatus c1", "ContainerStatus c2"]
         assert node.asked() == [*statuses, *LISTS, "PodSandboxStatus b2"]
-        assert await looking.pod_record(PodUID("u")) == record
+        assert await inspector.pod_record(PodUID("u")) == record
         assert node.asked() == LISTS
-        looking.forget("c1")
-        looking.forget("b2")
-        looking.forget("unknown")
-        assert await looking.pod_record(PodUID("u")) == record
+        inspector.forget("c1")
+        inspector.forget("b2")
+        inspector.forget("unknown")
+        assert await inspector.pod_record(PodUID("u")) == record
         assert node.asked() == ["ContainerStatus c1", *LISTS, "PodSandboxStatus b2"]
         owners = [index.get(name) for name in ("b2", "b1", "c1")]
         assert owners == [Owner(PodUID("u"), kind) for kind in (Kind.SANDBOX, Kind.SANDBOX, Kind.CONTAINER)]
@@ -564,25 +564,25 @@ def test_a_pod_record_is_complete_and_what_cannot_change_is_not_requested_again(
     simulate(scenario())
 
 
-def test_what_may_have_changed_is_requested_again() -> None:
+def test_changed_objects_are_requested_again() -> None:
     async def scenario() -> None:
         node, clock = Node(), VirtualClock()
-        looking = Looking(Calls(node), Index(), clock)
+        inspector = PodInspector(CriCalls(node), OwnerIndex(), clock)
         now = int(clock.now().timestamp() * SECOND)
         node.finished = now - 5 * SECOND
         node.ip = "none"
         for _ in range(2):  # five seconds after an end, and without an address
-            await looking.pod_record(PodUID("u"))
+            await inspector.pod_record(PodUID("u"))
             assert {"ContainerStatus c1", "PodSandboxStatus b2"} <= set(node.asked())
         node.finished -= 1000
         node.ip = "192.0.2.9"
-        await looking.pod_record(PodUID("u"))
+        await inspector.pod_record(PodUID("u"))
         node.requests.clear()
-        await looking.pod_record(PodUID("u"))
+        await inspector.pod_record(PodUID("u"))
         assert node.asked() == LISTS
         node.containers[0] = node.container("c2", cri.CONTAINER_EXITED, 2)
         node.boxes[0] = node.box("b2", 2, cri.SANDBOX_NOTREADY)
-        record = await looking.pod_record(PodUID("u"))
+        record = await inspector.pod_record(PodUID("u"))
         assert node.asked() == ["ContainerStatus c2", *LISTS, "PodSandboxStatus b2"]
         assert (record.ips, record.containers[0].state) == ((), ContainerState.EXITED)
 
@@ -592,37 +592,37 @@ def test_what_may_have_changed_is_requested_again() -> None:
 def test_objects_removed_between_a_list_and_a_status_are_skipped() -> None:
     async def scenario() -> None:
         node = Node()
-        looking = Looking(Calls(node), Index(), VirtualClock())
+        inspector = PodInspector(CriCalls(node), OwnerIndex(), VirtualClock())
         node.containers[0] = node.container("c2", cri.CONTAINER_UNKNOWN, 2)
         node.ip = ""
-        record = await looking.pod_record(PodUID("u"))
+        record = await inspector.pod_record(PodUID("u"))
         assert [[each.id for each in part] for part in (record.sandboxes, record.containers)] == [["b1"], ["c1"]]
         node.containers = node.containers[:1]
-        assert (await looking.pod_record(PodUID("u"))).containers == ()
+        assert (await inspector.pod_record(PodUID("u"))).containers == ()
         node.boxes, node.containers = [], [node.container("c3", cri.CONTAINER_CREATED, 1)]
-        record = await looking.pod_record(PodUID("u"))
+        record = await inspector.pod_record(PodUID("u"))
         assert (record.name, [each.id for each in record.containers]) == ("web", ["c3"])
         node.containers = []
-        assert await looking.pod_record(PodUID("u")) == PodRecord(uid="u", name="", namespace="")
+        assert await inspector.pod_record(PodUID("u")) == PodRecord(uid="u", name="", namespace="")
 
     simulate(scenario())
 
 
-def test_a_list_of_all_pods_forgets_what_is_gone() -> None:
+def test_a_list_drops_cached_records_of_removed_objects() -> None:
     async def scenario() -> None:
         node = Node()
-        looking = Looking(Calls(node), Index(), VirtualClock())
-        await looking.pod_record(PodUID("u"))
-        assert [pod.uid for pod in await looking.list_pods()] == ["u"]
+        inspector = PodInspector(CriCalls(node), OwnerIndex(), VirtualClock())
+        await inspector.pod_record(PodUID("u"))
+        assert [pod.uid for pod in await inspector.list_pods()] == ["u"]
         node.requests.clear()
-        await looking.pod_record(PodUID("u"))
-        assert node.asked() == LISTS  # it is still known
+        await inspector.pod_record(PodUID("u"))
+        assert node.asked() == LISTS  # it is still cached
         boxes, containers = node.boxes, node.containers
         node.boxes, node.containers = [], []
-        assert await looking.list_pods() == ()
+        assert await inspector.list_pods() == ()
         assert node.asked() == ["ListContainers", "ListPodSandbox"]
         node.boxes, node.containers = boxes, containers
-        await looking.pod_record(PodUID("u"))
+        await inspector.pod_record(PodUID("u"))
         assert len(node.asked()) == 5
 
     simulate(scenario())
@@ -631,15 +631,15 @@ def test_a_list_of_all_pods_forgets_what_is_gone() -> None:
 def test_the_time_of_the_last_inspection_is_known() -> None:
     async def scenario() -> None:
         node = Node()
-        looking = Looking(Calls(node), Index(), VirtualClock())
-        assert not looking.looked_since(PodUID("u"), 0.0)
+        inspector = PodInspector(CriCalls(node), OwnerIndex(), VirtualClock())
+        assert not inspector.inspected_since(PodUID("u"), 0.0)
         await asyncio.sleep(5)
-        await looking.pod_record(PodUID("u"))
-        assert [looking.looked_since(PodUID("u"), moment) for moment in (4.9, 5.0, 5.1)] == [True, False, False]
-        assert not looking.looked_since(PodUID("v"), 1.0)
+        await inspector.pod_record(PodUID("u"))
+        assert [inspector.inspected_since(PodUID("u"), moment) for moment in (4.9, 5.0, 5.1)] == [True, False, False]
+        assert not inspector.inspected_since(PodUID("v"), 1.0)
         node.boxes, node.containers = [], []
-        await looking.list_pods()
-        assert not looking.looked_since(PodUID("u"), 4.9)
+        await inspector.list_pods()
+        assert not inspector.inspected_since(PodUID("u"), 4.9)
 
     simulate(scenario())
 
@@ -648,4 +648,4 @@ def test_a_runtime_that_cannot_be_reached_is_an_error() -> None:
     transport = ScriptedTransport()
     transport.answers["Status"] = lambda _: RuntimeUnavailable("away")
     with pytest.raises(RuntimeUnavailable):
-        answered(about(transport))
+        answered(runtime_info(transport))

@@ -1,4 +1,4 @@
-"""What pods use: as container runtimes count it, and from a runtime that counts containers alone."""
+"""Pod stats: from real runtimes, and from a runtime with container stats only."""
 
 import asyncio
 from typing import Any
@@ -7,9 +7,9 @@ from podkeeper.model.stats import ContainerStats, CpuStats, FileSystemStats, Mem
 from podkeeper.ports.runtime import Stats
 from podkeeper.runtimes.cri.records import instant
 from podkeeper.runtimes.cri.schema import cri
-from tests.runtimes.cri.cri_node import BUSYBOX_IMAGE, CriNode, HousedRuntime
+from tests.runtimes.cri.cri_node import BUSYBOX_IMAGE, CriNode, CriNodeRuntime
+from tests.runtimes.cri.cri_pod import CriPod, runtime_on_fake
 from tests.runtimes.cri.fake_server import FakeCri
-from tests.runtimes.cri.scenes import Scene, with_fake
 
 LONG = ("sh", "-c", "trap 'exit 0' TERM; dd if=/dev/zero of=/tmp/x bs=1k count=300; sleep 3600 & wait")
 LABELS = {"io.kubernetes.pod.uid": "u", "io.kubernetes.pod.name": "web", "io.kubernetes.pod.namespace": "ns"}
@@ -19,7 +19,7 @@ def number(value: int) -> cri.UInt64Value:
     return cri.UInt64Value(value=value)
 
 
-def told(container_id: str, **labels: str) -> cri.ContainerStats:
+def container_stats(container_id: str, **labels: str) -> cri.ContainerStats:
     return cri.ContainerStats(
         attributes=cri.ContainerAttributes(
             id=container_id, metadata=cri.ContainerMetadata(name=container_id), labels=labels
@@ -30,12 +30,12 @@ def told(container_id: str, **labels: str) -> cri.ContainerStats:
     )
 
 
-def test_where_only_containers_are_counted_pods_are_made_of_them() -> None:
+def test_stats_of_containers_are_grouped_by_pod() -> None:
     fake = FakeCri()
-    fake.stats = [told("a", **LABELS), told("x"), told("b", **LABELS)]
+    fake.stats = [container_stats("a", **LABELS), container_stats("x"), container_stats("b", **LABELS)]
 
     async def scenario() -> None:
-        async with with_fake(fake) as runtime:
+        async with runtime_on_fake(fake) as runtime:
             stats: Stats = runtime
             (pod,) = await stats.pod_stats()
             assert (pod.uid, pod.name, pod.namespace, pod.cpu) == ("u", "web", "ns", None)
@@ -51,19 +51,19 @@ def test_where_only_containers_are_counted_pods_are_made_of_them() -> None:
     asyncio.run(scenario())
 
 
-def test_a_container_runtime_counts_what_a_pod_uses(cri_node: CriNode) -> None:
-    async def scenario(runtime: HousedRuntime, image: str) -> None:
-        scene = Scene(runtime, image)
-        container_id = await scene.start(*LONG, name="app")
-        neighbour = Scene(runtime, image, host_network=True)
+def test_usage_of_a_pod_on_a_real_runtime(cri_node: CriNode) -> None:
+    async def scenario(runtime: CriNodeRuntime, image: str) -> None:
+        cri_pod = CriPod(runtime, image)
+        container_id = await cri_pod.start(*LONG, name="app")
+        neighbour = CriPod(runtime, image, host_network=True)
         await neighbour.start(*LONG)
-        gone = Scene(runtime, image)
+        gone = CriPod(runtime, image)
         await runtime.stop_sandbox(await gone.sandbox())
 
         all_of_them = {pod.uid: pod for pod in await runtime.pod_stats()}
-        assert all_of_them.keys() == {scene.uid, neighbour.uid}
-        (pod,) = await runtime.pod_stats(scene.uid)
-        assert (pod.name, pod.namespace) == (scene.pod.metadata.name, "default")
+        assert all_of_them.keys() == {cri_pod.uid, neighbour.uid}
+        (pod,) = await runtime.pod_stats(cri_pod.uid)
+        assert (pod.name, pod.namespace) == (cri_pod.pod.metadata.name, "default")
         (container,) = pod.containers
         assert (container.id, container.name) == (container_id, "app")
         _counts(container)
@@ -88,7 +88,7 @@ def _counts(container: ContainerStats) -> None:
 
 
 def _of_the_whole_pod(pod: PodStats) -> None:
-    """Only runtimes that count sandboxes tell it; containerd does since 1.6."""
+    """Only runtimes with sandbox stats report it; containerd has them since 1.6."""
     assert pod.cpu is not None
     assert (pod.cpu.total_nanoseconds or 0) > 0
     assert pod.memory is not None

@@ -1,4 +1,4 @@
-"""Calls over gRPC: what each status of a call becomes."""
+"""Calls over gRPC: the error for each status code."""
 
 import asyncio
 
@@ -7,24 +7,24 @@ import pytest
 
 from podkeeper.model.errors import CallTimedOut, RuntimeRefused, RuntimeUnavailable, TryLater
 from podkeeper.runtimes.cri.schema import cri
-from podkeeper.runtimes.cri.transport import GrpcTransport, NotThere, Unimplemented
+from podkeeper.runtimes.cri.transport import GrpcTransport, ObjectNotFound, Unimplemented
 from tests.runtimes.cri.fake_server import FakeCri, Refuse, served
 
 VERSION = "/runtime.v1.RuntimeService/Version"
 CODE = grpc.StatusCode
-HUNG_UP = "cannot reach the container runtime at {}: it has hung up; it may be starting anew"
+HUNG_UP = "cannot reach the container runtime at {}: it closed the connection; it may be restarting"
 STATUSES: dict[str, tuple[grpc.StatusCode, str, type[TryLater], str]] = {
-    "not found": (CODE.NOT_FOUND, "no such id", NotThere, "no such id"),
+    "not found": (CODE.NOT_FOUND, "no such id", ObjectNotFound, "no such id"),
     "unimplemented": (CODE.UNIMPLEMENTED, "unknown method", Unimplemented, "unknown method"),
     "late": (
-        CODE.DEADLINE_EXCEEDED, "late", CallTimedOut, "cannot say what became of Version: no answer within 5 s"),
+        CODE.DEADLINE_EXCEEDED, "late", CallTimedOut, "Version timed out: no response within 5 s"),
     "unknown": (CODE.UNKNOWN, "no space", RuntimeRefused, "rpc error: code = Unknown desc = no space"),
     "two words": (
         CODE.INVALID_ARGUMENT, "bad", RuntimeRefused, "rpc error: code = InvalidArgument desc = bad"),
     "no words": (CODE.INTERNAL, "", RuntimeRefused, "rpc error: code = Internal desc = INTERNAL"),
     "away": (
         CODE.UNAVAILABLE, "connection refused", RuntimeUnavailable,
-        "cannot reach the container runtime at {}: connection refused; it may be starting anew, or is not running"),
+        "cannot reach the container runtime at {}: connection refused; it may be restarting, or is not running"),
     "hung up": (CODE.UNAVAILABLE, "recvmsg:Connection reset by peer", RuntimeUnavailable, HUNG_UP),
     "closed": (CODE.UNAVAILABLE, "Socket closed", RuntimeUnavailable, HUNG_UP),
     "broken": (CODE.UNAVAILABLE, "sendmsg: Broken pipe", RuntimeUnavailable, HUNG_UP),
@@ -34,7 +34,7 @@ STATUSES: dict[str, tuple[grpc.StatusCode, str, type[TryLater], str]] = {
 }  # fmt: skip
 
 
-def test_each_status_becomes_an_error_of_its_own() -> None:
+def test_each_grpc_status_has_its_own_error() -> None:
     async def scenario() -> None:
         fake = FakeCri()
         async with served(fake) as path:

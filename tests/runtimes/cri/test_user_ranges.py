@@ -15,10 +15,10 @@ def range_of(root: Path, uid: str, last: int = 2**32 - 1) -> IdRange:
     return asyncio.run(UserRanges(str(root), last=last).range_of(uid))
 
 
-def test_each_pod_has_its_own_and_keeps_it(tmp_path: Path) -> None:
+def test_each_pod_has_and_keeps_its_own_range(tmp_path: Path) -> None:
     assert range_of(tmp_path, "a") == IdRange(65536, 65536)
     assert range_of(tmp_path, "b") == IdRange(131072, 65536)
-    assert range_of(tmp_path, "a") == IdRange(65536, 65536)  # asked by another life of the agent
+    assert range_of(tmp_path, "a") == IdRange(65536, 65536)  # after a restart of the agent
     assert json.loads((tmp_path / "b" / "userns").read_text()) == {
         "uidMappings": [{"hostId": 131072, "containerId": 0, "length": 65536}],
         "gidMappings": [{"hostId": 131072, "containerId": 0, "length": 65536}],
@@ -26,7 +26,7 @@ def test_each_pod_has_its_own_and_keeps_it(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "b").iterdir()) == ["userns"]
 
 
-def test_pods_that_ask_at_once_have_each_their_own(tmp_path: Path) -> None:
+def test_concurrent_requests_get_different_ranges(tmp_path: Path) -> None:
     async def scenario() -> list[IdRange]:
         ranges = UserRanges(str(tmp_path))
         return list(await asyncio.gather(*(ranges.range_of(f"uid-{n}") for n in range(20))))
@@ -34,7 +34,7 @@ def test_pods_that_ask_at_once_have_each_their_own(tmp_path: Path) -> None:
     assert len(set(asyncio.run(scenario()))) == 20
 
 
-def test_a_range_is_free_when_the_directory_of_its_pod_is_gone(tmp_path: Path) -> None:
+def test_a_range_is_free_after_the_pod_directory_is_removed(tmp_path: Path) -> None:
     range_of(tmp_path, "a")
     range_of(tmp_path, "b")
     (tmp_path / "a" / "userns").unlink()
@@ -43,7 +43,7 @@ def test_a_range_is_free_when_the_directory_of_its_pod_is_gone(tmp_path: Path) -
     assert range_of(tmp_path, "c") == IdRange(65536, 65536)
 
 
-def test_when_all_are_given_away_the_next_has_to_wait(tmp_path: Path) -> None:
+def test_no_range_is_left(tmp_path: Path) -> None:
     assert range_of(tmp_path, "a", last=131071) == IdRange(65536, 65536)
     with pytest.raises(NotConfigurable, match="could not find an empty slot"):
         range_of(tmp_path, "b", last=131071)
@@ -65,7 +65,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("text", BROKEN.values(), ids=BROKEN.keys())
-def test_while_one_file_cannot_be_read_nobody_gets_a_range(text: str, tmp_path: Path) -> None:
+def test_no_range_is_allocated_while_a_file_is_unreadable(text: str, tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "userns").write_text(text)
     for uid in ("a", "b"):
@@ -73,6 +73,6 @@ def test_while_one_file_cannot_be_read_nobody_gets_a_range(text: str, tmp_path: 
             range_of(tmp_path, uid)
 
 
-def test_no_directory_for_pods_is_told(tmp_path: Path) -> None:
+def test_a_missing_pods_directory_is_reported(tmp_path: Path) -> None:
     with pytest.raises(NotConfigurable, match="create user namespace: no such file or directory"):
         range_of(tmp_path / "nowhere", "a")

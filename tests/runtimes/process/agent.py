@@ -1,7 +1,9 @@
-"""An agent to be killed: `python -m tests.runtimes.process.agent ROOT JAIL PODS SEED`.
+"""An agent for kill tests.
 
-It keeps so many pods of one container each, and now and then stops, restarts or removes one; whatever it finds from a
-former life it takes up. It says `open` once it has, and ends only by force.
+Usage: `python -m tests.runtimes.process.agent ROOT JAIL PODS SEED`.
+
+It keeps PODS pods of one container each and randomly stops, restarts or removes one. It adopts what an earlier agent
+left. It prints `open` after the adoption and runs until it is killed.
 """
 
 import asyncio
@@ -21,7 +23,7 @@ def uid_of(number: int) -> PodUID:
 
 
 def mark_of(root: str, number: int) -> str:
-    """What the process of a pod can be recognised by."""
+    """Return the argument that identifies the process of a pod."""
     return f"86399.{abs(hash_of(root)) % 10**6:06}{number:03}"
 
 

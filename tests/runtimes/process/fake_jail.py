@@ -1,28 +1,29 @@
-"""A jail for tests of what keepers do with one: it starts plain processes, and records how it was asked to."""
+"""A jail for tests of keepers: it starts plain processes and records the calls."""
 
 import os
 import signal
 import socket
 from contextlib import suppress
 
-from podkeeper.runtimes.process.keeper import libc
-from podkeeper.runtimes.process.keeper.launch import Launch, LaunchError
-from podkeeper.runtimes.process.keeper.protocol import send_with
+from podkeeper.linux import libc
+from podkeeper.linux.errors import LaunchError
+from podkeeper.runtimes.process.keeper.launch import Launch
+from podkeeper.runtimes.process.keeper.protocol import send_with_files
 
 SLEEP = ("sleep", "600")
 
 
 class FakeJail:
-    """Starts what it is asked to, without walls; `refuse` is why it does not."""
+    """Starts processes without isolation. With `refuse`, every start fails with that text."""
 
     def __init__(self) -> None:
-        self.anchor = 0
+        self.pause_pid = 0
         self.refuse = ""
-        self.gate = -1  # a file from which `dismantle` reads before it begins
-        self.walls = False  # whether each process gets a pid namespace of its own
+        self.gate = -1  # `remove_files` blocks until this file is readable
+        self.pid_namespaces = False  # whether each process gets its own PID namespace
         self.launched: list[Launch] = []
         self.entered: list[tuple[int, Launch]] = []
-        self.dismantled: list[Launch] = []
+        self.files_removed: list[Launch] = []
         self.closed = 0
         self.started: list[int] = []
 
@@ -32,7 +33,7 @@ class FakeJail:
             return self._start(spec, (stdin, stdout, stderr))
         master, terminal = os.openpty()
         with socket.socket(fileno=os.dup(stdin)) as console:
-            send_with(console, b"!", (master,))
+            send_with_files(console, b"!", (master,))
         try:
             return self._start(spec, (terminal,) * 3)
         finally:
@@ -43,18 +44,18 @@ class FakeJail:
         self.entered.append((pid, spec))
         return self._start(spec, (stdin, stdout, stderr))
 
-    def dismantle(self, spec: Launch) -> None:
+    def remove_files(self, spec: Launch) -> None:
         if self.gate >= 0:
             os.read(self.gate, 1)
         if self.refuse:
             raise OSError(self.refuse)
-        self.dismantled.append(spec)
+        self.files_removed.append(spec)
 
     def close(self) -> None:
         self.closed += 1
 
     def end_all(self) -> None:
-        """Kill and reap what was started and has not been reaped."""
+        """Kill and reap all processes that were not reaped yet."""
         for pid in self.started:
             with suppress(ProcessLookupError, ChildProcessError):
                 os.kill(pid, signal.SIGKILL)
@@ -63,7 +64,7 @@ class FakeJail:
     def _start(self, spec: Launch, files: tuple[int, int, int]) -> int:
         if self.refuse:
             raise LaunchError(self.refuse)
-        if self.walls:
+        if self.pid_namespaces:
             if not (pid := libc.clone(libc.CLONE_NEWPID)):
                 os.setsid()
                 os.execvpe(spec.argv[0], spec.argv, spec.env)
@@ -76,10 +77,10 @@ class FakeJail:
 
 
 def ended(pid: int) -> int:
-    """Wait for the end of a child, and reap it. Returns its wait status."""
+    """Reap a child. Return its wait status."""
     return os.waitpid(pid, 0)[1]
 
 
 def wait_for_end(pid: int) -> None:
-    """Wait for the end of a child, and leave it to be reaped."""
+    """Wait for the end of a child without reaping it."""
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)

@@ -1,4 +1,4 @@
-"""Who dies, and what becomes of the rest: agents, nurseries, keepers; and who comes after them."""
+"""Deaths of agents, fork servers and keepers, and the adoption by the next agent."""
 
 import asyncio
 import os
@@ -14,32 +14,32 @@ from pathlib import Path
 
 import pytest
 
-from podkeeper.model.probing import Exited
+from podkeeper.model.probing import CommandExited
 from podkeeper.model.runtime import ContainerState
 from podkeeper.model.runtime_calls import RuntimeEventType
 from podkeeper.runtimes.process.keeper.files import read_json, write_json
-from podkeeper.runtimes.process.keepers import Patience
+from podkeeper.runtimes.process.keeper_client import KeeperTimeouts
 from podkeeper.runtimes.process.runtime import ProcessRuntime
 from tests.runtimes.process.agent import mark_of
-from tests.runtimes.process.home import (
+from tests.runtimes.process.harness import (
     Scene,
-    at_home,
     eventually,
-    home_directory,
     is_alive,
     keepers_of,
     opened,
     pid_of,
     remove_all,
+    temporary_root,
+    temporary_runtime,
     wait_until,
 )
-from tests.runtimes.scene import PATIENCE_SECONDS
+from tests.runtimes.runtime_pod import TIMEOUT_SECONDS
 
-SHORT = Patience(silent_seconds=0.3, force_seconds=0.5)
+SHORT = KeeperTimeouts(answer_seconds=0.3, kill_seconds=0.5)
 
 
 def processes_with(word: str) -> list[int]:
-    """Processes with a word among their arguments."""
+    """Return the processes that have a word as an argument."""
     found = []
     for name in os.listdir("/proc"):
         try:
@@ -50,8 +50,8 @@ def processes_with(word: str) -> list[int]:
     return [pid for pid in found if is_alive(pid)]
 
 
-def nurseries_of(root: str) -> list[int]:
-    return [pid for pid in processes_with(root) if name_of(pid) == "podkeeper-nurse\n"]
+def fork_servers_of(root: str) -> list[int]:
+    return [pid for pid in processes_with(root) if name_of(pid) == "podkeeper-forks\n"]
 
 
 def name_of(pid: int) -> str:
@@ -63,7 +63,7 @@ def name_of(pid: int) -> str:
 
 @contextmanager
 def agent(root: str, jail: str, pods: int, seed: int) -> Iterator[subprocess.Popen[str]]:
-    """An agent in a process of its own, killed in the end; its nursery must go with it."""
+    """An agent process, killed at the end. Its fork server must end with it."""
     command = [sys.executable, "-m", "tests.runtimes.process.agent", root, jail, str(pods), str(seed)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3])
     try:
@@ -75,17 +75,17 @@ def agent(root: str, jail: str, pods: int, seed: int) -> Iterator[subprocess.Pop
         process.wait()
         assert process.stdout is not None
         process.stdout.close()
-        wait_until(lambda: not nurseries_of(root), "the nursery ends with its agent")
+        wait_until(lambda: not fork_servers_of(root), "the fork server ends with its agent")
 
 
 @pytest.mark.parametrize("jail", ["plain", "auto"])
-def test_agents_killed_at_any_moment_lose_nothing_and_double_nothing(jail: str) -> None:
+def test_agents_killed_at_any_moment_lose_and_duplicate_no_container(jail: str) -> None:
     pods, dice = 6, random.Random(5)
 
     async def inspect(root: str) -> None:
-        async with opened(root, jail) as runtime, asyncio.timeout(PATIENCE_SECONDS):
-            await eventually(lambda: not list(Path(root, "sandboxes").glob(".gone-*")), "what is gone is deleted")
-            while True:  # a keeper that was told to go may be about to
+        async with opened(root, jail) as runtime, asyncio.timeout(TIMEOUT_SECONDS):
+            await eventually(lambda: not list(Path(root, "sandboxes").glob(".gone-*")), "removed sandboxes are deleted")
+            while True:  # a keeper may still be shutting down
                 boxes = {box.id: box.ready for pod in await runtime.list_pods() for box in pod.sandboxes}
                 if {box for box, ready in boxes.items() if ready} == keepers_of(root).keys():
                     break
@@ -101,7 +101,7 @@ def test_agents_killed_at_any_moment_lose_nothing_and_double_nothing(jail: str) 
             assert all(len(processes_with(mark_of(root, number))) <= 1 for number in range(pods))
             assert all(len([box for box in pod.sandboxes if box.ready]) <= 1 for pod in await runtime.list_pods())
             before = {pid: Path(f"/proc/{pid}/stat").read_text().split()[21] for pid in running}
-        async with opened(root, jail) as runtime:  # and once more, with nothing in between: nothing has changed
+        async with opened(root, jail) as runtime:  # a second start without changes reports the same
             after = {pid: Path(f"/proc/{pid}/stat").read_text().split()[21] for pid in running}
             assert after == before
             assert {box.id: box.ready for pod in await runtime.list_pods() for box in pod.sandboxes} == boxes
@@ -110,7 +110,7 @@ def test_agents_killed_at_any_moment_lose_nothing_and_double_nothing(jail: str) 
         async with opened(root, jail) as runtime:
             await remove_all(runtime, root)
 
-    with home_directory() as root:
+    with temporary_root() as root:
         try:
             for life in range(4):
                 with agent(root, jail, pods, seed=life):
@@ -121,8 +121,8 @@ def test_agents_killed_at_any_moment_lose_nothing_and_double_nothing(jail: str) 
         assert [pid for number in range(pods) for pid in processes_with(mark_of(root, number))] == []
 
 
-def test_what_ended_while_no_agent_lived_has_its_true_exit_code(tmp_path: Path) -> None:
-    async def first_life(root: str, go: Path) -> tuple[str, str, str, int]:
+def test_an_exit_without_an_agent_has_its_real_exit_code(tmp_path: Path) -> None:
+    async def first_agent(root: str, go: Path) -> tuple[str, str, str, int]:
         async with opened(root) as runtime:
             scene = Scene(runtime, str(tmp_path / "logs"))
             script = f"echo begun; while [ ! -e {go} ]; do sleep 0.01; done; echo ended; exit 7"
@@ -131,7 +131,7 @@ def test_what_ended_while_no_agent_lived_has_its_true_exit_code(tmp_path: Path) 
             await runtime.start_container(lives)
             return scene.uid, ends, lives, pid_of(root, lives)
 
-    async def second_life(root: str, uid: str, ends: str, lives: str, pid: int) -> None:
+    async def second_agent(root: str, uid: str, ends: str, lives: str, pid: int) -> None:
         async with opened(root) as runtime:
             [pod] = await runtime.list_pods()
             assert pod.uid == uid
@@ -142,42 +142,42 @@ def test_what_ended_while_no_agent_lived_has_its_true_exit_code(tmp_path: Path) 
             assert (ended.id, ended.state, ended.exit_code, ended.reason) == (ends, ContainerState.EXITED, 7, "Error")
             assert (living.id, living.state) == (lives, ContainerState.RUNNING)
             assert pid_of(root, lives) == pid
-            assert await runtime.exec_sync(lives, ["echo", "hello"], 5) == Exited(0, b"hello\n")
+            assert await runtime.exec_sync(lives, ["echo", "hello"], 5) == CommandExited(0, b"hello\n")
             log = (tmp_path / "logs" / "ends" / "0.log").read_bytes()
             assert log.count(b"begun") == log.count(b"ended") == 1
             await remove_all(runtime, root)
 
-    with home_directory() as root:
+    with temporary_root() as root:
         go = tmp_path / "go"
-        uid, ends, lives, pid = asyncio.run(first_life(root, go))
+        uid, ends, lives, pid = asyncio.run(first_agent(root, go))
         go.touch()
         state = next(Path(root).glob(f"sandboxes/*/containers/{ends}/state.json"))
         wait_until(lambda: (read_json(str(state)) or {})["state"] == "exited", "it ended with no agent about")
-        asyncio.run(second_life(root, uid, ends, lives, pid))
+        asyncio.run(second_agent(root, uid, ends, lives, pid))
 
 
-def test_a_nursery_that_dies_is_started_again_and_keepers_do_not_notice() -> None:
+def test_a_dead_fork_server_is_restarted_and_keepers_keep_running() -> None:
     async def act() -> None:
-        async with at_home() as runtime, asyncio.timeout(PATIENCE_SECONDS):
+        async with temporary_runtime() as runtime, asyncio.timeout(TIMEOUT_SECONDS):
             before = Scene(runtime)
             container = await before.start("sleep", "3600")
-            hatchery = runtime._hatchery
+            fork_server = runtime._fork_server
             for ask in (runtime.health, Scene(runtime).sandbox):
-                old = hatchery.pid
+                old = fork_server.pid
                 os.kill(old, signal.SIGKILL)
-                await eventually(lambda: not hatchery.alive, "the death is noticed")
+                await eventually(lambda: not fork_server.alive, "the death is noticed")
                 await ask()
-                assert hatchery.pid not in (0, old)
-            assert await runtime.exec_sync(container, ["true"], 5) == Exited(0)
+                assert fork_server.pid not in (0, old)
+            assert await runtime.exec_sync(container, ["true"], 5) == CommandExited(0)
             assert (await runtime.health()).runtime_ready
 
     asyncio.run(act())
 
 
 @pytest.mark.parametrize("jail", ["plain", "auto"])
-def test_with_a_keeper_die_its_containers_and_that_is_told(jail: str) -> None:
+def test_containers_die_with_their_keeper_and_are_reported(jail: str) -> None:
     async def act() -> None:
-        async with at_home(jail) as runtime, asyncio.timeout(PATIENCE_SECONDS):
+        async with temporary_runtime(jail) as runtime, asyncio.timeout(TIMEOUT_SECONDS):
             root = runtime._root
             scene, other = Scene(runtime), Scene(runtime)
             ended = await scene.start("sh", "-c", "exit 3", name="ended")
@@ -197,20 +197,20 @@ def test_with_a_keeper_die_its_containers_and_that_is_told(jail: str) -> None:
             assert (await anext(stream)).container_id == box.id
             assert [it.ready for it in (await scene.record()).sandboxes] == [False]
             assert (await other.container(neighbour)).state is ContainerState.RUNNING
-            told = (await scene.container(lived)).finished_at
+            finished_at = (await scene.container(lived)).finished_at
             await runtime.stop_sandbox(box.id)
             await runtime.remove_container(ended)
             assert [it.id for it in (await scene.record()).containers] == [lived]
-            assert (await scene.container(lived)).finished_at == told
+            assert (await scene.container(lived)).finished_at == finished_at
             again = await scene.sandbox(1)
             assert [(it.id, it.ready) for it in (await scene.record()).sandboxes] == [(again, True), (box.id, False)]
 
     asyncio.run(act())
 
 
-def test_a_keeper_that_died_while_no_agent_lived_is_told_the_same_each_time() -> None:
+def test_a_keeper_that_died_without_an_agent_is_reported_the_same_after_each_start() -> None:
     async def act() -> None:
-        with home_directory() as root:
+        with temporary_root() as root:
             async with opened(root) as runtime:
                 scene = Scene(runtime)
                 container = await scene.start("sleep", "3600")
@@ -231,9 +231,9 @@ def test_a_keeper_that_died_while_no_agent_lived_is_told_the_same_each_time() ->
     asyncio.run(act())
 
 
-def test_after_a_reboot_nothing_runs_and_no_stranger_is_harmed() -> None:
+def test_after_a_reboot_nothing_runs_and_a_reused_pid_is_not_killed() -> None:
     async def act() -> None:
-        with home_directory() as root, subprocess.Popen(["sleep", "60"], start_new_session=True) as stranger:
+        with temporary_root() as root, subprocess.Popen(["sleep", "60"], start_new_session=True) as unrelated:
             async with opened(root) as runtime:
                 scene = Scene(runtime)
                 container = await scene.start("sleep", "3600")
@@ -243,11 +243,11 @@ def test_after_a_reboot_nothing_runs_and_no_stranger_is_harmed() -> None:
             wait_until(lambda: not keepers_of(root), "it is dead")
             home = Path(root, "sandboxes", sandbox)
             for path, changes in (
-                (home / "keeper.json", {"boot_id": "another", "pid": stranger.pid}),
-                (home / "containers" / container / "state.json", {"pid": stranger.pid}),
+                (home / "keeper.json", {"boot_id": "another", "pid": unrelated.pid}),
+                (home / "containers" / container / "state.json", {"pid": unrelated.pid}),
             ):
                 write_json(str(path), {**(read_json(str(path)) or {}), **changes})
-            (home / "containers" / torn / "state.json").write_text("")  # the crash took that
+            (home / "containers" / torn / "state.json").write_text("")  # lost in the crash
             (home / "containers" / torn_off / "config.json").write_text("{")
             async with opened(root) as scene.runtime:
                 assert {it.id for it in (await scene.record()).containers} == {container, torn}
@@ -255,18 +255,18 @@ def test_after_a_reboot_nothing_runs_and_no_stranger_is_harmed() -> None:
                     assert (record.state, record.exit_code, record.reason) == (ContainerState.EXITED, 255, "Unknown")
                 assert not (await scene.record()).sandboxes[0].ready
                 await remove_all(scene.runtime, root)
-            assert stranger.poll() is None
-            stranger.kill()
+            assert unrelated.poll() is None
+            unrelated.kill()
 
     asyncio.run(act())
 
 
 @pytest.mark.parametrize("is_hung", [False, True], ids=["for a moment", "for long"])
-def test_a_keeper_that_is_silent_is_named_delays_nobody_and_comes_back(is_hung: bool) -> None:
-    patience = Patience(silent_seconds=0.3, hung_seconds=0.5 if is_hung else 60.0)
+def test_an_unresponsive_keeper_is_reported_delays_no_other_pod_and_recovers(is_hung: bool) -> None:
+    timeouts = KeeperTimeouts(answer_seconds=0.3, not_ready_seconds=0.5 if is_hung else 60.0)
 
     async def act() -> None:
-        with home_directory() as root:
+        with temporary_root() as root:
             async with opened(root) as runtime:
                 silent, well = Scene(runtime), Scene(runtime)
                 container = await silent.start("sleep", "3600")
@@ -274,9 +274,9 @@ def test_a_keeper_that_is_silent_is_named_delays_nobody_and_comes_back(is_hung: 
                 keeper = keepers_of(root)[(await silent.record()).sandboxes[0].id]
             os.kill(keeper, signal.SIGSTOP)
             try:
-                async with opened(root, patience=patience) as runtime:
+                async with opened(root, timeouts=timeouts) as runtime:
                     silent.runtime = well.runtime = runtime
-                    # Whoever is called not ready is made anew: a busy machine must not be enough for that.
+                    # The engine replaces a pod that is not ready, so a busy machine alone must not cause that.
                     assert (await silent.record()).sandboxes[0].ready
                     name = str(silent.pod.metadata.name)
                     await _until(lambda: _health_names(runtime, name))
@@ -296,11 +296,11 @@ def test_a_keeper_that_is_silent_is_named_delays_nobody_and_comes_back(is_hung: 
     asyncio.run(act())
 
 
-def test_what_a_keeper_no_longer_has_is_gone_once_it_answers_again() -> None:
-    """While it is silent its files count, and may still have a container that it has just removed."""
+def test_containers_that_a_keeper_lost_are_removed_when_it_answers_again() -> None:
+    """While the keeper does not answer, its files count. They may still list a container that it just removed."""
 
     async def act() -> None:
-        with home_directory() as root:
+        with temporary_root() as root:
             async with opened(root) as runtime:
                 scene = Scene(runtime)
                 container = await scene.start("sleep", "3600")
@@ -310,7 +310,7 @@ def test_what_a_keeper_no_longer_has_is_gone_once_it_answers_again() -> None:
             try:
                 home = Path(root, "sandboxes", sandbox, "containers")
                 shutil.copytree(home / container, home / "removed")
-                async with opened(root, patience=Patience(silent_seconds=0.2, hung_seconds=60.0)) as runtime:
+                async with opened(root, timeouts=KeeperTimeouts(answer_seconds=0.2, not_ready_seconds=60.0)) as runtime:
                     scene.runtime = runtime
                     assert {each.id for each in (await scene.record()).containers} == {container, "removed"}
                     await _until(lambda: _health_names(runtime, str(scene.pod.metadata.name)))
@@ -318,9 +318,9 @@ def test_what_a_keeper_no_longer_has_is_gone_once_it_answers_again() -> None:
                     os.kill(keeper, signal.SIGCONT)
                     await _until(lambda: _health_names(runtime, ""))
                     assert {each.id for each in (await scene.record()).containers} == {container}
-                    async with asyncio.timeout(PATIENCE_SECONDS):
-                        news = await anext(stream)
-                    assert (news.container_id, news.type) == ("removed", RuntimeEventType.DELETED)
+                    async with asyncio.timeout(TIMEOUT_SECONDS):
+                        take_events = await anext(stream)
+                    assert (take_events.container_id, take_events.type) == ("removed", RuntimeEventType.DELETED)
                     await remove_all(runtime, root)
             finally:
                 if is_alive(keeper):
@@ -339,14 +339,14 @@ async def _is_ready(scene: Scene, ready: bool) -> bool:
 
 
 async def _until(holds: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(PATIENCE_SECONDS):
+    async with asyncio.timeout(TIMEOUT_SECONDS):
         while not await holds():
             await asyncio.sleep(0.02)
 
 
-def test_a_keeper_that_never_answers_is_ended_when_its_sandbox_must_go() -> None:
+def test_removing_a_sandbox_kills_its_unresponsive_keeper() -> None:
     async def act() -> None:
-        async with at_home(patience=SHORT) as runtime, asyncio.timeout(30):
+        async with temporary_runtime(timeouts=SHORT) as runtime, asyncio.timeout(30):
             scene = Scene(runtime)
             container = await scene.start("sleep", "3600")
             root, [box] = runtime._root, (await scene.record()).sandboxes
@@ -360,12 +360,12 @@ def test_a_keeper_that_never_answers_is_ended_when_its_sandbox_must_go() -> None
     asyncio.run(act())
 
 
-def test_what_is_no_sandbox_is_deleted_and_other_roots_are_left_alone(tmp_path: Path) -> None:
+def test_an_invalid_sandbox_directory_is_deleted_and_other_roots_are_not_touched(tmp_path: Path) -> None:
     async def act() -> None:
-        async with at_home() as other:
+        async with temporary_runtime() as other:
             scene = Scene(other)
             container = await scene.start("sleep", "3600")
-            with home_directory() as root:
+            with temporary_root() as root:
                 for number, content in enumerate((b'{"id": "half', b'{"id": "\xff"}', b'{"x": ' + b"[" * 2000)):
                     half_made = Path(root, "sandboxes", f"halfmade{number}")
                     half_made.mkdir(parents=True)
@@ -381,7 +381,7 @@ def test_what_is_no_sandbox_is_deleted_and_other_roots_are_left_alone(tmp_path: 
 
 def test_fifty_pods_at_once() -> None:
     async def act() -> None:
-        async with at_home() as runtime, asyncio.timeout(60):
+        async with temporary_runtime() as runtime, asyncio.timeout(60):
             scenes = [Scene(runtime) for _ in range(50)]
             containers = await asyncio.gather(*(scene.start("sleep", "3600") for scene in scenes))
             records = await runtime.list_pods()

@@ -1,4 +1,4 @@
-"""The agent's picture of what keepers keep: records, their order, and the events of each change."""
+"""The agent's table of pods: records, their order, and the events of each change."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -19,14 +19,14 @@ from podkeeper.model.runtime_calls import RuntimeEvent
 from podkeeper.model.runtime_calls import RuntimeEventType as Type
 from podkeeper.runtimes.process.records import (
     ContainerFacts,
-    Mirror,
+    PodTable,
+    ReportedContainer,
     Sandbox,
     SandboxFacts,
-    Standing,
-    ToldContainer,
+    SandboxState,
     container_record,
-    moment,
-    told,
+    decode_container,
+    to_datetime,
 )
 
 UID = PodUID("uid-web")
@@ -43,47 +43,47 @@ def facts(box_id: str = "box", attempt: int = 0, created: int = 1, **more: Any) 
     return SandboxFacts(id=box_id, attempt=attempt, created_at=created * SECOND, **values)
 
 
-def container(container_id: str = "c", state: str = "created", attempt: int = 0, **more: Any) -> ToldContainer:
+def container(container_id: str = "c", state: str = "created", attempt: int = 0, **more: Any) -> ReportedContainer:
     created = more.pop("created", 2)
     about = ContainerFacts(
         name="app", attempt=attempt, image="busybox", image_id="host", spec_hash="cafe", created_at=created * SECOND
     )
-    return ToldContainer(id=container_id, facts=about, state=state, **more)
+    return ReportedContainer(id=container_id, facts=about, state=state, **more)
 
 
-class Scene:
-    """A mirror, and the events it sent."""
+class Harness:
+    """A table and the events that it sent."""
 
     def __init__(self, *ips: str) -> None:
         self.events: list[RuntimeEvent] = []
-        self.asked = 0
+        self.host_ips_calls = 0
         self._ips = ips
-        self.mirror = Mirror(self.events.append, self._host_ips)
+        self.table = PodTable(self.events.append, self._host_ips)
 
     def _host_ips(self) -> tuple[str, ...]:
-        self.asked += 1
+        self.host_ips_calls += 1
         return self._ips
 
-    def box(self, *, tell: bool = False, **about: Any) -> Sandbox:
-        made = Sandbox(facts(**about), Standing.READY)
-        self.mirror.add(made, tell=tell)
+    def add_sandbox(self, *, notify: bool = False, **about: Any) -> Sandbox:
+        made = Sandbox(facts(**about), SandboxState.READY)
+        self.table.add(made, notify=notify)
         return made
 
-    def news(self) -> list[tuple[str, Type]]:
-        """What was told since the last look."""
+    def take_events(self) -> list[tuple[str, Type]]:
+        """Return and clear the events."""
         found = [(event.container_id, event.type) for event in self.events]
         assert {event.uid for event in self.events} <= {UID}
         self.events.clear()
         return found
 
 
-def test_an_instant_is_cut_to_microseconds_and_zero_is_none() -> None:
-    assert moment(0) is None
-    assert moment(1) == T0
-    assert moment(1_000_002_999) == T0 + timedelta(seconds=1, microseconds=2)
+def test_times_are_cut_to_microseconds_and_zero_is_none() -> None:
+    assert to_datetime(0) is None
+    assert to_datetime(1) == T0
+    assert to_datetime(1_000_002_999) == T0 + timedelta(seconds=1, microseconds=2)
 
 
-def test_what_a_keeper_says_is_read_with_its_defaults() -> None:
+def test_decode_container_fills_in_defaults() -> None:
     about: dict[str, Any] = {
         "name": "app",
         "attempt": 1,
@@ -92,14 +92,14 @@ def test_what_a_keeper_says_is_read_with_its_defaults() -> None:
         "spec_hash": "s",
         "created_at": 5,
     }
-    assert told({"id": "c", "facts": about, "state": "created", "unknown": 1}) == ToldContainer(
+    assert decode_container({"id": "c", "facts": about, "state": "created", "unknown": 1}) == ReportedContainer(
         id="c", facts=ContainerFacts(**about), state="created"
     )
     with pytest.raises(msgspec.ValidationError):
-        told({"id": "c", "facts": about})
+        decode_container({"id": "c", "facts": about})
 
 
-RECORDS: dict[str, tuple[ToldContainer, dict[str, Any]]] = {
+RECORDS: dict[str, tuple[ReportedContainer, dict[str, Any]]] = {
     "created": (container(), {"state": ContainerState.CREATED}),
     "running": (
         container(state="running", pid=7, ticks=9, started_at=3 * SECOND),
@@ -124,7 +124,7 @@ RECORDS: dict[str, tuple[ToldContainer, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", RECORDS)
-def test_a_container_as_the_port_shows_it(name: str) -> None:
+def test_container_record(name: str) -> None:
     given, expected = RECORDS[name]
     values: dict[str, Any] = {"started_at": None, "finished_at": None, "exit_code": 0, "reason": "", "message": ""}
     assert container_record(given, "box") == ContainerRecord(
@@ -148,15 +148,15 @@ def test_a_record_has_the_attempt_and_the_user_of_its_container() -> None:
     assert (record.restart_count, record.user) == (4, user)
 
 
-def test_a_pod_with_all_that_is_in_it_newest_first() -> None:
-    scene = Scene("192.0.2.7", "2001:db8::7")
-    old = scene.box(box_id="old", attempt=0, created=1)
-    scene.mirror.stand(old, Standing.STOPPED)
-    new = scene.box(box_id="new", attempt=1, created=5, host_network=True)
-    scene.mirror.put(old, container("a", attempt=0, created=2))
-    scene.mirror.put(new, container("b", attempt=1, created=6))
-    scene.mirror.put(new, container("d", attempt=3, created=6))
-    record = scene.mirror.record(UID)
+def test_a_pod_record_lists_the_newest_first() -> None:
+    harness = Harness("192.0.2.7", "2001:db8::7")
+    old = harness.add_sandbox(box_id="old", attempt=0, created=1)
+    harness.table.set_state(old, SandboxState.STOPPED)
+    new = harness.add_sandbox(box_id="new", attempt=1, created=5, host_network=True)
+    harness.table.put_container(old, container("a", attempt=0, created=2))
+    harness.table.put_container(new, container("b", attempt=1, created=6))
+    harness.table.put_container(new, container("d", attempt=3, created=6))
+    record = harness.table.record(UID)
     assert record == PodRecord(
         uid=UID,
         name="web",
@@ -188,107 +188,107 @@ def test_a_pod_with_all_that_is_in_it_newest_first() -> None:
             container_record(container("a", created=2), "old"),
         ),
     )
-    assert scene.mirror.records() == (record,)
-    assert scene.mirror.of_pod(UID) == (new, old)
-    assert [scene.mirror.home_of(name) for name in ("a", "b", "x")] == [old, new, None]
+    assert harness.table.records() == (record,)
+    assert harness.table.sandboxes_of(UID) == (new, old)
+    assert [harness.table.sandbox_of(name) for name in ("a", "b", "x")] == [old, new, None]
     assert old.pod == "default/web"
 
 
 def test_sandboxes_of_one_attempt_are_ordered_by_age() -> None:
-    scene = Scene()
-    first, second = scene.box(box_id="a", created=1), scene.box(box_id="b", created=2)
-    assert scene.mirror.of_pod(UID) == (second, first)
+    harness = Harness()
+    first, second = harness.add_sandbox(box_id="a", created=1), harness.add_sandbox(box_id="b", created=2)
+    assert harness.table.sandboxes_of(UID) == (second, first)
 
 
-@pytest.mark.parametrize("standing", [Standing.LEAVING, Standing.SILENT, Standing.STOPPED])
-def test_a_pod_whose_newest_sandbox_is_not_ready_has_no_addresses(standing: Standing) -> None:
-    scene = Scene("192.0.2.7")
-    box = scene.box()
-    assert scene.mirror.record(UID).ips == ("192.0.2.7",)
-    scene.mirror.stand(box, standing)
-    record = scene.mirror.record(UID)
+@pytest.mark.parametrize("standing", [SandboxState.STOPPING, SandboxState.UNRESPONSIVE, SandboxState.STOPPED])
+def test_a_pod_whose_newest_sandbox_is_not_ready_has_no_addresses(standing: SandboxState) -> None:
+    harness = Harness("192.0.2.7")
+    add_sandbox = harness.add_sandbox()
+    assert harness.table.record(UID).ips == ("192.0.2.7",)
+    harness.table.set_state(add_sandbox, standing)
+    record = harness.table.record(UID)
     assert (record.ips, record.sandboxes[0].ready, record.sandboxes[0].ip) == ((), False, None)
 
 
-def test_a_host_without_addresses_gives_none() -> None:
-    scene = Scene()
-    scene.box()
-    (box,) = scene.mirror.record(UID).sandboxes
-    assert (box.ready, box.ip, box.additional_ips) == (True, None, ())
+def test_a_pod_on_a_host_without_ips_has_none() -> None:
+    harness = Harness()
+    harness.add_sandbox()
+    (add_sandbox,) = harness.table.record(UID).sandboxes
+    assert (add_sandbox.ready, add_sandbox.ip, add_sandbox.additional_ips) == (True, None, ())
 
 
-def test_a_pod_that_is_not_known_has_an_empty_record() -> None:
-    scene = Scene()
-    assert scene.mirror.record(UID) == PodRecord(uid=UID)
-    assert (scene.mirror.records(), scene.mirror.of_pod(UID), scene.mirror.newest_instant(UID)) == ((), (), 0)
+def test_an_unknown_pod_has_an_empty_record() -> None:
+    harness = Harness()
+    assert harness.table.record(UID) == PodRecord(uid=UID)
+    assert (harness.table.records(), harness.table.sandboxes_of(UID), harness.table.newest_creation(UID)) == ((), (), 0)
 
 
 def test_a_record_is_built_once_for_each_change() -> None:
-    scene = Scene()
-    box = scene.box()
+    harness = Harness()
+    add_sandbox = harness.add_sandbox()
     builds = []
     for change in (
         lambda: None,
-        lambda: scene.mirror.put(box, container()),
-        lambda: scene.mirror.put(box, container(), tell=False),
-        lambda: scene.mirror.stand(box, Standing.LEAVING),
-        lambda: scene.mirror.remove_container(box, "c"),
-        lambda: scene.mirror.remove_container(box, "c"),
-        lambda: scene.box(box_id="more", attempt=1),
-        lambda: scene.mirror.remove(box),
-        lambda: scene.mirror.remove(box),
+        lambda: harness.table.put_container(add_sandbox, container()),
+        lambda: harness.table.put_container(add_sandbox, container(), notify=False),
+        lambda: harness.table.set_state(add_sandbox, SandboxState.STOPPING),
+        lambda: harness.table.remove_container(add_sandbox, "c"),
+        lambda: harness.table.remove_container(add_sandbox, "c"),
+        lambda: harness.add_sandbox(box_id="more", attempt=1),
+        lambda: harness.table.remove(add_sandbox),
+        lambda: harness.table.remove(add_sandbox),
     ):
         change()
-        before = scene.asked
-        scene.mirror.record(UID)
-        scene.mirror.record(UID)
-        builds.append(scene.asked - before)
+        before = harness.host_ips_calls
+        harness.table.record(UID)
+        harness.table.record(UID)
+        builds.append(harness.host_ips_calls - before)
     assert builds == [1, 1, 1, 1, 1, 0, 1, 1, 0]
 
 
-def test_the_newest_instant_is_that_of_a_sandbox_or_of_a_container() -> None:
-    scene = Scene()
-    box = scene.box(created=5)
-    assert scene.mirror.newest_instant(UID) == 5 * SECOND
-    scene.mirror.put(box, container(created=4))
-    assert scene.mirror.newest_instant(UID) == 5 * SECOND
-    scene.mirror.put(box, container("d", created=6))
-    assert scene.mirror.newest_instant(UID) == 6 * SECOND
+def test_newest_creation_covers_sandboxes_and_containers() -> None:
+    harness = Harness()
+    add_sandbox = harness.add_sandbox(created=5)
+    assert harness.table.newest_creation(UID) == 5 * SECOND
+    harness.table.put_container(add_sandbox, container(created=4))
+    assert harness.table.newest_creation(UID) == 5 * SECOND
+    harness.table.put_container(add_sandbox, container("d", created=6))
+    assert harness.table.newest_creation(UID) == 6 * SECOND
 
 
-# ---- news ------------------------------------------------------------------------------------
+# ---- events ----------------------------------------------------------------------------------
 
 
-def test_a_sandbox_is_news_when_it_comes_changes_and_goes() -> None:
-    scene = Scene()
-    box = scene.box(tell=True)
-    assert scene.news() == [("box", Type.CREATED), ("box", Type.STARTED)]
+def test_a_sandbox_sends_events_when_added_changed_and_removed() -> None:
+    harness = Harness()
+    add_sandbox = harness.add_sandbox(notify=True)
+    assert harness.take_events() == [("box", Type.CREATED), ("box", Type.STARTED)]
     for standing, expected in (
-        (Standing.READY, []),
-        (Standing.LEAVING, [("box", Type.STOPPED)]),
-        (Standing.STOPPED, []),
-        (Standing.READY, [("box", Type.STARTED)]),
-        (Standing.SILENT, [("box", Type.STOPPED)]),
+        (SandboxState.READY, []),
+        (SandboxState.STOPPING, [("box", Type.STOPPED)]),
+        (SandboxState.STOPPED, []),
+        (SandboxState.READY, [("box", Type.STARTED)]),
+        (SandboxState.UNRESPONSIVE, [("box", Type.STOPPED)]),
     ):
-        scene.mirror.stand(box, standing)
-        assert (box.standing, scene.news()) == (standing, expected)
-    scene.mirror.put(box, container(), tell=False)
-    assert scene.news() == []
-    scene.mirror.remove(box)
-    assert scene.news() == [("c", Type.DELETED), ("box", Type.DELETED)]
-    assert (scene.mirror.sandboxes, scene.mirror.home_of("c"), scene.mirror.records()) == ({}, None, ())
-    scene.mirror.remove(box)
-    scene.mirror.remove_container(box, "c")
-    assert scene.news() == []
+        harness.table.set_state(add_sandbox, standing)
+        assert (add_sandbox.state, harness.take_events()) == (standing, expected)
+    harness.table.put_container(add_sandbox, container(), notify=False)
+    assert harness.take_events() == []
+    harness.table.remove(add_sandbox)
+    assert harness.take_events() == [("c", Type.DELETED), ("box", Type.DELETED)]
+    assert (harness.table.sandboxes, harness.table.sandbox_of("c"), harness.table.records()) == ({}, None, ())
+    harness.table.remove(add_sandbox)
+    harness.table.remove_container(add_sandbox, "c")
+    assert harness.take_events() == []
 
 
-def test_a_sandbox_that_is_found_again_is_no_news() -> None:
-    scene = Scene()
-    scene.box(tell=False)
-    assert scene.news() == []
+def test_an_adopted_sandbox_sends_no_event() -> None:
+    harness = Harness()
+    harness.add_sandbox(notify=False)
+    assert harness.take_events() == []
 
 
-STEPS: dict[str, tuple[ToldContainer | None, ToldContainer, list[tuple[Type, int]]]] = {
+STEPS: dict[str, tuple[ReportedContainer | None, ReportedContainer, list[tuple[Type, int]]]] = {
     "created": (None, container(), [(Type.CREATED, 2)]),
     "seen running for the first time": (
         None,
@@ -307,8 +307,8 @@ STEPS: dict[str, tuple[ToldContainer | None, ToldContainer, list[tuple[Type, int
         container(state="exited", started_at=3 * SECOND, finished_at=4 * SECOND),
         [(Type.STOPPED, 4)],
     ),
-    "told again": (container(), container(), []),
-    "a new message of one that has exited": (
+    "the same again": (container(), container(), []),
+    "a new message after the exit": (
         container(state="exited", finished_at=4 * SECOND),
         container(state="exited", finished_at=4 * SECOND, message="why"),
         [],
@@ -317,12 +317,12 @@ STEPS: dict[str, tuple[ToldContainer | None, ToldContainer, list[tuple[Type, int
 
 
 @pytest.mark.parametrize("name", STEPS)
-def test_each_step_of_a_container_is_news_with_its_time(name: str) -> None:
+def test_each_container_change_sends_events_with_their_times(name: str) -> None:
     before, now, expected = STEPS[name]
-    scene = Scene()
-    box = scene.box()
+    harness = Harness()
+    add_sandbox = harness.add_sandbox()
     if before is not None:
-        scene.mirror.put(box, before, tell=False)
-    scene.mirror.put(box, now)
-    assert scene.events == [RuntimeEvent(UID, "c", happened, at(second)) for happened, second in expected]
-    assert box.containers == {"c": now}
+        harness.table.put_container(add_sandbox, before, notify=False)
+    harness.table.put_container(add_sandbox, now)
+    assert harness.events == [RuntimeEvent(UID, "c", happened, at(second)) for happened, second in expected]
+    assert add_sandbox.containers == {"c": now}

@@ -1,4 +1,4 @@
-"""The process runtime beyond its contract: logs, last words, ends by force, what is told, who a container is."""
+"""The process runtime beyond its contract: logs, kills, events and users."""
 
 import asyncio
 import os
@@ -15,23 +15,22 @@ from podkeeper.host.cgroups import NoCgroups, open_cgroups, own_root
 from podkeeper.model.errors import BadInput, RuntimeRefused, RuntimeUnavailable
 from podkeeper.model.k8s.core import Container, Lifecycle, Pod, ResourceRequirements, SecurityContext
 from podkeeper.model.messages import PodUID
-from podkeeper.model.probing import Exited
+from podkeeper.model.probing import CommandExited
 from podkeeper.model.runtime import ContainerState, NetworkMode
 from podkeeper.model.runtime_calls import RuntimeEvent, RuntimeEventType, SandboxConfig
 from podkeeper.runtimes.events import EventHub
-from podkeeper.runtimes.process.keeper import cgroup
 from podkeeper.runtimes.process.runtime import ProcessRuntime
-from tests.runtimes.process.home import (
+from tests.runtimes.process.harness import (
     HOST_IPS,
     Scene,
     contents,
     eventually,
-    home_directory,
     in_runtime,
     is_alive,
     opened,
     pid_of,
     running,
+    temporary_root,
 )
 
 # ---- output ----
@@ -51,7 +50,7 @@ def test_output_is_logged_in_the_cri_format(tmp_path: Path) -> None:
     in_runtime(act)
 
 
-def test_a_log_goes_on_in_a_new_file_after_rotation(tmp_path: Path) -> None:
+def test_reopen_log_continues_in_a_new_file(tmp_path: Path) -> None:
     async def act(runtime: ProcessRuntime) -> None:
         scene = Scene(runtime, str(tmp_path))
         container = await scene.start("sh", "-c", "echo old; read line; echo new", stdin=True)
@@ -69,7 +68,7 @@ def test_a_log_goes_on_in_a_new_file_after_rotation(tmp_path: Path) -> None:
     in_runtime(act)
 
 
-def test_a_writer_at_full_speed_is_held_back_and_its_neighbour_does_not_notice(tmp_path: Path) -> None:
+def test_a_fast_writer_is_throttled_and_other_containers_are_not_affected(tmp_path: Path) -> None:
     async def act(runtime: ProcessRuntime) -> None:
         loud, quiet = Scene(runtime, str(tmp_path / "loud")), Scene(runtime, str(tmp_path / "quiet"))
         noise = await loud.start("sh", "-c", "yes")
@@ -79,8 +78,8 @@ def test_a_writer_at_full_speed_is_held_back_and_its_neighbour_does_not_notice(t
         begun = asyncio.get_running_loop().time()
         size = 0
         while (seconds := asyncio.get_running_loop().time() - begun) < 1.0:
-            assert await runtime.exec_sync(container, ["true"], 5) == Exited(0)
-            assert await runtime.exec_sync(noise, ["true"], 5) == Exited(0)
+            assert await runtime.exec_sync(container, ["true"], 5) == CommandExited(0)
+            assert await runtime.exec_sync(noise, ["true"], 5) == CommandExited(0)
             size = (tmp_path / "loud" / "c" / "0.log").stat().st_size
         assert size <= (seconds + 1) * 64 * 2**20 + 2**24
         assert resident_bytes(keeper) - before < 16 * 2**20
@@ -96,7 +95,7 @@ def test_a_writer_at_full_speed_is_held_back_and_its_neighbour_does_not_notice(t
 
 
 def processes_of_keeper(runtime: ProcessRuntime, container_id: str) -> list[int]:
-    """The parent of a container's first process."""
+    """Return the keeper: the parent of a container's first process."""
     root = runtime._root
     with open(f"/proc/{pid_of(root, container_id)}/stat", "rb") as file:
         return [int(file.read().rpartition(b")")[2].split()[1])]
@@ -107,10 +106,10 @@ def resident_bytes(pid: int) -> int:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-# ---- ends ----
+# ---- exits ----
 
 
-def test_the_message_of_an_end_is_what_the_container_wrote_or_the_end_of_its_log(tmp_path: Path) -> None:
+def test_the_termination_message_is_the_file_or_the_end_of_the_log(tmp_path: Path) -> None:
     async def act(runtime: ProcessRuntime) -> None:
         scene = Scene(runtime, str(tmp_path))
         sandbox = await scene.sandbox()
@@ -129,7 +128,7 @@ def test_the_message_of_an_end_is_what_the_container_wrote_or_the_end_of_its_log
     in_runtime(act, jail="auto")
 
 
-def test_a_command_that_is_not_there_is_a_start_error(tmp_path: Path) -> None:
+def test_a_missing_command_is_a_start_error(tmp_path: Path) -> None:
     async def act(runtime: ProcessRuntime) -> None:
         scene = Scene(runtime, str(tmp_path))
         container = await scene.create(await scene.sandbox(), "/no/such/binary")
@@ -139,17 +138,17 @@ def test_a_command_that_is_not_there_is_a_start_error(tmp_path: Path) -> None:
         assert (record.state, record.exit_code, record.reason) == (ContainerState.EXITED, 128, "StartError")
         assert "/no/such/binary" in record.message
         assert record.started_at == datetime(1970, 1, 1, tzinfo=UTC)
-        await runtime.start_container(container)  # it has had its try
+        await runtime.start_container(container)  # the start was attempted
 
     in_runtime(act)
 
 
-def test_a_stop_uses_the_containers_own_signal(tmp_path: Path) -> None:
+def test_a_stop_uses_the_configured_stop_signal(tmp_path: Path) -> None:
     async def act(runtime: ProcessRuntime) -> None:
         scene = Scene(runtime, logs=str(tmp_path))
         script = "trap 'exit 7' USR1; trap '' TERM; echo ready; while :; do sleep 0.05; done"
         container = await scene.start("sh", "-c", script, lifecycle=Lifecycle(stop_signal="SIGUSR1"))
-        await scene.said(b"ready")
+        await scene.wait_for_log(b"ready")
         await runtime.stop_container(container, 20)
         record = await scene.container(container)
         assert (record.exit_code, record.reason) == (7, "Error")
@@ -157,7 +156,7 @@ def test_a_stop_uses_the_containers_own_signal(tmp_path: Path) -> None:
     in_runtime(act)
 
 
-def test_what_a_container_leaves_behind_ends_with_it() -> None:
+def test_processes_that_a_container_leaves_behind_are_killed() -> None:
     async def act(runtime: ProcessRuntime) -> None:
         scene = Scene(runtime)
         marker = "86397.25"
@@ -170,7 +169,7 @@ def test_what_a_container_leaves_behind_ends_with_it() -> None:
     in_runtime(act)
 
 
-def test_times_have_fractions_of_seconds_and_follow_each_other() -> None:
+def test_times_have_microseconds_and_are_ordered() -> None:
     async def act(runtime: ProcessRuntime) -> None:
         scene = Scene(runtime)
         record = await scene.exited(await scene.start("sleep", "0.2"))
@@ -178,7 +177,7 @@ def test_times_have_fractions_of_seconds_and_follow_each_other() -> None:
         assert record.started_at is not None
         assert record.finished_at is not None
         assert record.created_at <= record.started_at <= record.finished_at
-        # That it has started is noted a moment after it did.
+        # The start is recorded a moment after it happened.
         assert 0.1 < (record.finished_at - record.started_at).total_seconds() < 20
         assert any(at.microsecond for at in (record.created_at, record.started_at, record.finished_at))
         assert (record.reason, record.image, record.image_id, record.spec_hash) == ("Completed", "host", "host", "cafe")
@@ -186,10 +185,10 @@ def test_times_have_fractions_of_seconds_and_follow_each_other() -> None:
     in_runtime(act)
 
 
-# ---- what is told ----
+# ---- records and events ----
 
 
-def test_a_pod_has_the_hosts_addresses_while_it_is_ready() -> None:
+def test_a_ready_pod_has_the_host_ips() -> None:
     async def act(runtime: ProcessRuntime) -> None:
         pods = {NetworkMode.POD: Scene(runtime), NetworkMode.NODE: Scene(runtime, host_network=True)}
         for network, scene in pods.items():
@@ -204,7 +203,7 @@ def test_a_pod_has_the_hosts_addresses_while_it_is_ready() -> None:
     in_runtime(act)
 
 
-def test_every_step_is_news() -> None:
+def test_every_state_change_sends_an_event() -> None:
     async def act(runtime: ProcessRuntime) -> None:
         scene, stream = Scene(runtime), runtime.events()
         container = await scene.start("true")
@@ -212,9 +211,9 @@ def test_every_step_is_news() -> None:
         await runtime.remove_container(container)
         sandbox = (await scene.record()).sandboxes[0].id
         await runtime.remove_sandbox(sandbox)
-        told = [await anext(stream) for _ in range(8)]
+        events = [await anext(stream) for _ in range(8)]
         kind = RuntimeEventType
-        assert [(it.container_id, it.type) for it in told] == [
+        assert [(it.container_id, it.type) for it in events] == [
             (sandbox, kind.CREATED),
             (sandbox, kind.STARTED),
             (container, kind.CREATED),
@@ -228,7 +227,7 @@ def test_every_step_is_news() -> None:
     in_runtime(act)
 
 
-def test_a_container_that_is_removed_twice_at_once_is_gone_for_both() -> None:
+def test_two_concurrent_removals_of_a_container_succeed() -> None:
     async def act(runtime: ProcessRuntime) -> None:
         scene = Scene(runtime)
         container = await scene.start("sleep", "1000")
@@ -238,13 +237,13 @@ def test_a_container_that_is_removed_twice_at_once_is_gone_for_both() -> None:
     in_runtime(act)
 
 
-def test_who_does_not_fetch_news_has_the_stream_broken() -> None:
+def test_an_event_stream_that_is_not_read_breaks() -> None:
     async def act() -> None:
-        news = EventHub(limit=3)
-        slow, quick = news.subscribe(), news.subscribe()
+        take_events = EventHub(limit=3)
+        slow, quick = take_events.subscribe(), take_events.subscribe()
         for number in range(4):
             event = RuntimeEvent(PodUID("u"), str(number), RuntimeEventType.CREATED, datetime.now(UTC))
-            news.tell(event)
+            take_events.send(event)
             assert await anext(quick) == event
         with pytest.raises(RuntimeUnavailable):
             await anext(slow)
@@ -252,9 +251,9 @@ def test_who_does_not_fetch_news_has_the_stream_broken() -> None:
     asyncio.run(act())
 
 
-def test_one_agent_at_a_time_has_a_directory() -> None:
+def test_a_second_agent_cannot_open_the_directory() -> None:
     async def act() -> None:
-        with home_directory() as root:
+        with temporary_root() as root:
             async with opened(root):
                 with pytest.raises(BadInput, match="another agent"):
                     await ProcessRuntime(root).open()
@@ -264,13 +263,13 @@ def test_one_agent_at_a_time_has_a_directory() -> None:
     asyncio.run(act())
 
 
-# ---- who it is, and what it sees ----
+# ---- users, limits and namespaces ----
 
 
 @asynccontextmanager
 async def pod_cgroup(pod: Pod) -> AsyncIterator[str]:
-    """The cgroup of a pod, which is gone in the end."""
-    cgroups = await asyncio.to_thread(open_cgroups, cgroup, own_root(str(pod.metadata.uid)))
+    """The cgroup of a pod, removed at the end."""
+    cgroups = await asyncio.to_thread(open_cgroups, own_root(str(pod.metadata.uid)))
     if isinstance(cgroups, NoCgroups):
         pytest.skip("cgroups cannot be written here")
     try:
@@ -280,7 +279,7 @@ async def pod_cgroup(pod: Pod) -> AsyncIterator[str]:
         await cgroups.close()
 
 
-def test_who_takes_more_memory_than_its_limit_is_killed_and_that_is_the_reason() -> None:
+def test_exceeding_the_memory_limit_ends_with_OOMKilled() -> None:
     async def act(runtime: ProcessRuntime) -> None:
         limits = ResourceRequirements(limits={"memory": "32Mi"})
         greedy = Container(name="greedy", image="host", resources=limits)
@@ -299,7 +298,7 @@ def test_who_takes_more_memory_than_its_limit_is_killed_and_that_is_the_reason()
     in_runtime(act, jail="auto")
 
 
-def test_containers_of_a_pod_share_what_it_says() -> None:
+def test_containers_share_the_namespaces_that_the_pod_requests() -> None:
     async def act(runtime: ProcessRuntime) -> None:
         isolation = await runtime.isolation()
         if isolation is None or isolation["namespaces"] == "none":
@@ -311,9 +310,9 @@ def test_containers_of_a_pod_share_what_it_says() -> None:
             second = await scene.create(sandbox, "sleep", "3600", name="second")
             for container in (first, second):
                 await runtime.start_container(container)
-            assert await runtime.exec_sync(second, ["hostname"], 5) == Exited(0, b"web-1\n")
+            assert await runtime.exec_sync(second, ["hostname"], 5) == CommandExited(0, b"web-1\n")
             seen = await runtime.exec_sync(second, ["sh", "-c", "cat /proc/[0-9]*/cmdline | tr '\\0' ' '"], 5)
-            assert isinstance(seen, Exited)
+            assert isinstance(seen, CommandExited)
             assert (b"86397.125" in seen.output) is shared
             await runtime.stop_container(first, 0)
             assert (await scene.container(second)).state is ContainerState.RUNNING
@@ -321,14 +320,14 @@ def test_containers_of_a_pod_share_what_it_says() -> None:
     in_runtime(act, jail="auto")
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
-def test_a_container_runs_as_the_user_it_is_told() -> None:
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can change its user")
+def test_a_container_runs_as_the_configured_user() -> None:
     async def act(runtime: ProcessRuntime) -> None:
         scene = Scene(runtime)
         container = await scene.start(
             "sleep", "3600", security_context=SecurityContext(run_as_user=1234, run_as_group=5)
         )
-        assert await runtime.exec_sync(container, ["id", "-u"], 5) == Exited(0, b"1234\n")
+        assert await runtime.exec_sync(container, ["id", "-u"], 5) == CommandExited(0, b"1234\n")
         user = (await scene.container(container)).user
         assert user is not None
         assert (user.uid, user.gid) == (1234, 5)
@@ -336,26 +335,26 @@ def test_a_container_runs_as_the_user_it_is_told() -> None:
     in_runtime(act, jail="auto")
 
 
-def test_containers_are_not_spared_when_memory_is_short() -> None:
+def test_containers_do_not_inherit_the_keepers_oom_score() -> None:
     async def act(runtime: ProcessRuntime) -> None:
         scene = Scene(runtime)
         container = await scene.start("sleep", "3600")
         score = await runtime.exec_sync(container, ["cat", "/proc/self/oom_score_adj"], 5)
-        assert isinstance(score, Exited)
+        assert isinstance(score, CommandExited)
         assert int(score.output) >= 0
         assert int(Path(f"/proc/{pid_of(runtime._root, container)}/oom_score_adj").read_text()) >= 0
 
     in_runtime(act)
 
 
-def test_a_keeper_is_deaf_to_all_signals_but_one() -> None:
+def test_a_keeper_ignores_all_signals_but_kill() -> None:
     async def act(runtime: ProcessRuntime) -> None:
         scene = Scene(runtime)
         container = await scene.start("sleep", "3600")
         keeper = processes_of_keeper(runtime, container)[0]
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE):
             os.kill(keeper, number)
-        assert await runtime.exec_sync(container, ["true"], 5) == Exited(0)
+        assert await runtime.exec_sync(container, ["true"], 5) == CommandExited(0)
         assert is_alive(keeper)
 
     in_runtime(act)

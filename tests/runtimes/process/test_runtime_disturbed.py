@@ -1,4 +1,4 @@
-"""The process runtime over keepers in the event loop, with an event at every await and failures of its fork server."""
+"""The process runtime with events at every await and fork server failures."""
 
 import asyncio
 import os
@@ -20,9 +20,9 @@ from podkeeper.model.runtime_calls import ContainerConfig, RuntimeEvent, Runtime
 from podkeeper.runtimes.process.runtime import ProcessRuntime
 from podkeeper.testing.failures import fail_each_call
 from podkeeper.testing.interleave import interleave
-from podkeeper.testing.operations import Event, Operation
+from podkeeper.testing.operations import Event, OperationTest
 from podkeeper.testing.port_calls import PortCalls
-from tests.runtimes.process.loop_keeper import LoopHatchery, LoopKeeper
+from tests.runtimes.process.loop_keeper import LoopForkServer, LoopKeeper
 
 MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 UID = PodUID("uid-web")
@@ -30,29 +30,29 @@ POD = Pod(metadata=ObjectMeta(name="web", namespace="default", uid=UID), spec=Po
 
 
 @dataclass
-class Stage:
+class Harness:
     root: str
     calls: PortCalls
     keepers: list[LoopKeeper] = field(default_factory=list)
     box: str = ""
     container: str = ""
     first: str = ""
-    told: list[tuple[str, RuntimeEventType]] = field(default_factory=list)
+    reported: list[tuple[str, RuntimeEventType]] = field(default_factory=list)
 
     async def open(self) -> None:
-        self.runtime = ProcessRuntime(self.root, hatchery=LoopHatchery(self.keepers, self.calls))
-        self.runtime._news.filters.append(self.note)
+        self.runtime = ProcessRuntime(self.root, fork_server=LoopForkServer(self.keepers, self.calls))
+        self.runtime._events.filters.append(self.note)
         await self.runtime.open()
 
     def note(self, event: RuntimeEvent) -> list[tuple[float, RuntimeEvent]]:
-        self.told.append((event.container_id, event.type))
+        self.reported.append((event.container_id, event.type))
         return [(0.0, event)]
 
     async def run_pod(self, attempt: int = 0) -> None:
         self.box = await self.runtime.run_sandbox(SandboxConfig(pod=POD, attempt=0))
         for found in (await self.runtime.pod_record(UID)).containers:
             if found.restart_count == attempt and found.state is not ContainerState.CREATED:
-                return  # an earlier try took effect after all
+                return  # an earlier attempt took effect
         self.container = await self.create(attempt)
         await self.runtime.start_container(self.container)
 
@@ -97,82 +97,84 @@ class Stage:
                 act(keeper)
 
     def lose_containers(self) -> None:
-        self.each_keeper(LoopKeeper.vanish)
-        self.each_keeper(LoopKeeper.hang_up)
+        self.each_keeper(LoopKeeper.lose_containers)
+        self.each_keeper(LoopKeeper.disconnect)
 
-    def shown(self) -> object:
+    def reported_state(self) -> object:
         """Return what the runtime reports: sandboxes that are ready, and the state of each container by attempt."""
-        record = self.runtime._mirror.record(UID)
+        record = self.runtime._table.record(UID)
         return (
             sorted(box.ready for box in record.sandboxes),
             sorted((each.restart_count, each.state) for each in record.containers),
         )
 
-    def true(self) -> None:
+    def check_consistency(self) -> None:
         """Check that the runtime reports what its keepers keep, and that nothing else is on disk."""
-        record = self.runtime._mirror.record(UID)
+        record = self.runtime._table.record(UID)
         alive = [keeper for keeper in self.keepers if keeper.alive]
-        kept = {key: each["state"] for keeper in alive for key, each in keeper.containers.items()}
+        expected = {key: each["state"] for keeper in alive for key, each in keeper.containers.items()}
         ready = {box.id for box in record.sandboxes if box.ready}
-        assert {each.id: each.state for each in record.containers if each.sandbox_id in ready} == kept
+        assert {each.id: each.state for each in record.containers if each.sandbox_id in ready} == expected
         assert len(alive) == len(ready)
         assert set(os.listdir(f"{self.root}/sandboxes")) == {box.id for box in record.sandboxes}
         assert not [each for each in record.containers if each.sandbox_id not in ready and each.state == "running"]
-        for thing in {thing for thing, _ in self.told}:
-            events = [event for each, event in self.told if each == thing]
-            assert RuntimeEventType.DELETED not in events[:-1], f"{thing} was reported after it was removed: {events}"
+        for object_id in {object_id for object_id, _ in self.reported}:
+            events = [event for each, event in self.reported if each == object_id]
+            assert RuntimeEventType.DELETED not in events[:-1], (
+                f"{object_id} was reported after it was removed: {events}"
+            )
 
 
 @asynccontextmanager
-async def empty(calls: PortCalls) -> AsyncIterator[Stage]:
+async def empty(calls: PortCalls) -> AsyncIterator[Harness]:
     with tempfile.TemporaryDirectory(prefix="podkeeper-runtime-", dir=MEMORY) as root:
-        stage = Stage(root, calls)
-        await stage.open()
-        yield stage
-        await stage.runtime.close()
-        stage.each_keeper(LoopKeeper.die)
+        harness = Harness(root, calls)
+        await harness.open()
+        yield harness
+        await harness.runtime.close()
+        harness.each_keeper(LoopKeeper.die)
 
 
 @asynccontextmanager
-async def with_pod(calls: PortCalls) -> AsyncIterator[Stage]:
-    async with empty(calls) as stage:
-        await stage.run_pod()
-        stage.first = stage.container
+async def with_pod(calls: PortCalls) -> AsyncIterator[Harness]:
+    async with empty(calls) as harness:
+        await harness.run_pod()
+        harness.first = harness.container
         calls.log.clear()
-        yield stage
+        yield harness
 
 
-async def the_pod_can_be_replaced(stage: Stage) -> None:
-    for box in (await stage.runtime.pod_record(UID)).sandboxes:
-        await stage.runtime.remove_sandbox(box.id)
-    await stage.run_pod()
-    assert stage.shown() == ([True], [(0, "running")])
-    stage.true()
+async def the_pod_can_be_replaced(harness: Harness) -> None:
+    for box in (await harness.runtime.pod_record(UID)).sandboxes:
+        await harness.runtime.remove_sandbox(box.id)
+    await harness.run_pod()
+    assert harness.reported_state() == ([True], [(0, "running")])
+    harness.check_consistency()
 
 
-def operation(stage: Callable[[PortCalls], Any], run: Callable[[Stage], Awaitable[None]]) -> Operation[Stage]:
-    return Operation(
-        stage=stage,
+def operation(harness: Callable[[PortCalls], Any], run: Callable[[Harness], Awaitable[None]]) -> OperationTest[Harness]:
+    return OperationTest(
+        setup=harness,
         run=run,
-        state=Stage.shown,
-        check=Stage.true,
+        state=Harness.reported_state,
+        check=Harness.check_consistency,
         afterwards=the_pod_can_be_replaced,
         settle_seconds=30,
     )
 
 
 OPERATIONS = {
-    "a pod is started": operation(empty, Stage.run_pod),
-    "a container is restarted": operation(with_pod, Stage.restart_container),
-    "a pod is stopped": operation(with_pod, Stage.stop_pod),
-    "a container is removed": operation(with_pod, Stage.remove_container),
-    "a pod is removed": operation(with_pod, Stage.remove_pod),
-    "the agent restarts": operation(with_pod, Stage.restart_agent),
+    "a pod is started": operation(empty, Harness.run_pod),
+    "a container is restarted": operation(with_pod, Harness.restart_container),
+    "a pod is stopped": operation(with_pod, Harness.stop_pod),
+    "a container is removed": operation(with_pod, Harness.remove_container),
+    "a pod is removed": operation(with_pod, Harness.remove_pod),
+    "the agent restarts": operation(with_pod, Harness.restart_agent),
 }
-EVENTS: dict[str, Event[Stage]] = {
-    "the container exits": lambda stage: stage.each_keeper(lambda keeper: keeper.exit(3)),
-    "the connection breaks": lambda stage: stage.each_keeper(LoopKeeper.hang_up),
-    "the keeper dies": lambda stage: stage.each_keeper(LoopKeeper.die),
+EVENTS: dict[str, Event[Harness]] = {
+    "the container exits": lambda harness: harness.each_keeper(lambda keeper: keeper.exit(3)),
+    "the connection breaks": lambda harness: harness.each_keeper(LoopKeeper.disconnect),
+    "the keeper dies": lambda harness: harness.each_keeper(LoopKeeper.die),
 }
 
 
@@ -181,57 +183,57 @@ def test_every_event_at_every_await(name: str) -> None:
     interleave(OPERATIONS[name], EVENTS, cancel=name != "the agent restarts")
 
 
-def test_a_container_that_was_removed_while_nobody_listened_is_not_reported() -> None:
-    async def exit_and_wait(stage: Stage) -> None:
-        stage.each_keeper(lambda keeper: keeper.exit(3))
+def test_a_container_removed_while_disconnected_is_not_reported() -> None:
+    async def exit_and_wait(harness: Harness) -> None:
+        harness.each_keeper(lambda keeper: keeper.exit(3))
         for _ in range(5):
             await asyncio.sleep(0)
 
-    lost = {"the connection breaks and exited containers are removed": Stage.lose_containers}
+    lost = {"the connection breaks and exited containers are removed": Harness.lose_containers}
     interleave(operation(with_pod, exit_and_wait), lost, cancel=False)
     interleave(OPERATIONS["the agent restarts"], lost, cancel=False)
 
 
 def test_a_sandbox_is_removed_while_containers_are_created_in_it() -> None:
-    creation = operation(with_pod, Stage.create_two)
-    interleave(creation, {"the sandbox is removed": Stage.remove_sandbox}, cancel=False)
+    creation = operation(with_pod, Harness.create_two)
+    interleave(creation, {"the sandbox is removed": Harness.remove_sandbox}, cancel=False)
 
 
-async def remove_sandboxes(stage: Stage) -> None:
-    for box in stage.runtime._mirror.record(UID).sandboxes:
-        await stage.runtime.remove_sandbox(box.id)
+async def remove_sandboxes(harness: Harness) -> None:
+    for box in harness.runtime._table.record(UID).sandboxes:
+        await harness.runtime.remove_sandbox(box.id)
 
 
-async def stop_sandboxes(stage: Stage) -> None:
-    for box in stage.runtime._mirror.record(UID).sandboxes:
-        await stage.runtime.stop_sandbox(box.id)
+async def stop_sandboxes(harness: Harness) -> None:
+    for box in harness.runtime._table.record(UID).sandboxes:
+        await harness.runtime.stop_sandbox(box.id)
 
 
-async def remove_containers(stage: Stage) -> None:
-    for container in stage.runtime._mirror.record(UID).containers:
-        await stage.runtime.remove_container(container.id)
+async def remove_containers(harness: Harness) -> None:
+    for container in harness.runtime._table.record(UID).containers:
+        await harness.runtime.remove_container(container.id)
 
 
-async def run_sandbox(stage: Stage) -> None:
-    await stage.runtime.run_sandbox(SandboxConfig(pod=POD, attempt=0))
+async def run_sandbox(harness: Harness) -> None:
+    await harness.runtime.run_sandbox(SandboxConfig(pod=POD, attempt=0))
 
 
-async def stop_container(stage: Stage) -> None:
-    await stage.runtime.stop_container(stage.container, 1)
+async def stop_container(harness: Harness) -> None:
+    await harness.runtime.stop_container(harness.container, 1)
 
 
 @pytest.mark.parametrize(
     ("call", "other"),
     [
-        (Stage.remove_sandbox, remove_sandboxes),
-        (Stage.remove_sandbox, stop_sandboxes),
-        (Stage.remove_sandbox, run_sandbox),
+        (Harness.remove_sandbox, remove_sandboxes),
+        (Harness.remove_sandbox, stop_sandboxes),
+        (Harness.remove_sandbox, run_sandbox),
         (stop_container, remove_containers),
         (stop_container, remove_sandboxes),
     ],
 )
 def test_two_calls_at_the_same_time(
-    call: Callable[[Stage], Awaitable[None]], other: Callable[[Stage], Awaitable[None]]
+    call: Callable[[Harness], Awaitable[None]], other: Callable[[Harness], Awaitable[None]]
 ) -> None:
     interleave(operation(with_pod, call), {other.__name__: other}, cancel=False)
 

@@ -1,4 +1,4 @@
-"""Speaking with processes: commands that end in every way, sessions, and containers that are attached to."""
+"""Commands with every kind of end, interactive sessions, and attached containers."""
 
 import asyncio
 import os
@@ -8,52 +8,54 @@ from pathlib import Path
 import pytest
 
 from podkeeper.model.errors import RuntimeRefused
-from podkeeper.model.probing import Exited, NotRun, TimedOut
+from podkeeper.model.probing import CommandExited, NotRun, TimedOut
 from podkeeper.model.runtime import ContainerState
 from podkeeper.runtimes.process.keeper.commands import Command
 from podkeeper.runtimes.process.keeper.files import Json
 from podkeeper.runtimes.process.keeper.loop import Loop
 from podkeeper.runtimes.process.runtime import ProcessRuntime
 from podkeeper.runtimes.process.sessions import Channel, Session
-from tests.runtimes.process.home import (
+from tests.runtimes.process.harness import (
     Scene,
     contents,
     eventually,
-    home_directory,
     in_runtime,
     opened,
     remove_all,
     running,
+    temporary_root,
     wait_until,
 )
 
 
 async def all_of(session: Session) -> dict[Channel, bytes]:
-    heard = dict.fromkeys(Channel, b"")
+    received = dict.fromkeys(Channel, b"")
     async for channel, data in session:
-        heard[channel] += data
-    return heard
+        received[channel] += data
+    return received
 
 
-def test_commands_end_in_every_way() -> None:
+def test_exec_sync_reports_every_kind_of_end() -> None:
     async def act(runtime: ProcessRuntime) -> None:
         scene = Scene(runtime)
         container = await scene.start("sleep", "3600", env={"COLOUR": "green"})
         run = runtime.exec_sync
-        assert await run(container, ["sh", "-c", "echo $COLOUR; echo no >&2; exit 2"], 5) == Exited(2, b"green\nno\n")
-        assert await run(container, ["sh", "-c", "kill -9 $$"], 5) == Exited(137)
-        assert await run(container, ["sh", "-c", "sleep 3600 & echo left"], 5) == Exited(0, b"left\n")
+        assert await run(container, ["sh", "-c", "echo $COLOUR; echo no >&2; exit 2"], 5) == CommandExited(
+            2, b"green\nno\n"
+        )
+        assert await run(container, ["sh", "-c", "kill -9 $$"], 5) == CommandExited(137)
+        assert await run(container, ["sh", "-c", "sleep 3600 & echo left"], 5) == CommandExited(0, b"left\n")
         assert isinstance(await run(container, ["/no/such/binary"], 5), NotRun)
         assert await run(container, ["sleep", "30"], 0.1) == TimedOut(
             'command timed out: "sleep 30" timed out after 0.1s'
         )
         end = await run(container, ["sh", "-c", "head -c 1000000 /dev/zero"], 5)
-        assert end == Exited(0, b"\0" * 16384)
+        assert end == CommandExited(0, b"\0" * 16384)
 
     in_runtime(act)
 
 
-def test_a_command_nobody_waits_for_any_more_is_ended() -> None:
+def test_a_command_is_killed_when_its_caller_is_cancelled() -> None:
     async def act(runtime: ProcessRuntime) -> None:
         scene = Scene(runtime)
         container = await scene.start("sleep", "3600")
@@ -65,7 +67,7 @@ def test_a_command_nobody_waits_for_any_more_is_ended() -> None:
     in_runtime(act)
 
 
-def test_a_command_can_be_spoken_with() -> None:
+def test_a_command_has_stdin_and_output() -> None:
     async def act(runtime: ProcessRuntime) -> None:
         scene = Scene(runtime)
         container = await scene.start("sleep", "3600")
@@ -74,15 +76,15 @@ def test_a_command_can_be_spoken_with() -> None:
         ) as session:
             big = b"0123456789abcdef" * 65536
             writing = asyncio.create_task(session.write(big))
-            heard = bytearray()
+            received = bytearray()
             async for channel, data in session:
                 assert channel is Channel.STDOUT
-                heard += data
-                if len(heard) == len(big):
+                received += data
+                if len(received) == len(big):
                     break
             await writing
             session.close_stdin()
-            assert heard == big
+            assert received == big
             assert await all_of(session) == {Channel.STDOUT: b"", Channel.STDERR: b"end\n"}
             assert await session.wait() == 5
         session = await runtime.exec_stream(container, ["/no/such/binary"], tty=False, stdin=False)
@@ -93,22 +95,22 @@ def test_a_command_can_be_spoken_with() -> None:
     in_runtime(act, jail="auto")
 
 
-def test_a_command_that_leaves_a_loud_writer_behind_ends_all_the_same() -> None:
+def test_a_command_ends_although_a_background_process_keeps_writing() -> None:
     async def act(runtime: ProcessRuntime) -> None:
         container = await Scene(runtime).start("sleep", "3600")
         command = ["sh", "-c", "yes 86397.0625 & exit 4"]
-        assert isinstance(end := await runtime.exec_sync(container, command, 10), Exited)
+        assert isinstance(end := await runtime.exec_sync(container, command, 10), CommandExited)
         assert end.code == 4
         async with await runtime.exec_stream(container, command, tty=False, stdin=False) as session:
-            heard = await all_of(session)
+            received = await all_of(session)
             assert await session.wait() == 4
-        assert len(heard[Channel.STDOUT]) < 2**24
-        await eventually(lambda: not running("86397.0625"), "who wrote has noticed that nobody reads")
+        assert len(received[Channel.STDOUT]) < 2**24
+        await eventually(lambda: not running("86397.0625"), "the writer ends because the pipe is closed")
 
     in_runtime(act)
 
 
-def test_a_session_that_is_closed_ends_its_command() -> None:
+def test_closing_a_session_ends_its_command() -> None:
     async def act(runtime: ProcessRuntime) -> None:
         scene = Scene(runtime)
         container = await scene.start("sleep", "3600")
@@ -120,13 +122,13 @@ def test_a_session_that_is_closed_ends_its_command() -> None:
     in_runtime(act)
 
 
-def test_a_container_can_be_attached_to_and_stdin_once_ends_with_the_first(tmp_path: Path) -> None:
+def test_stdin_once_ends_with_the_first_attached_client(tmp_path: Path) -> None:
     async def act(runtime: ProcessRuntime) -> None:
         scene = Scene(runtime, str(tmp_path))
         container = await scene.start("sh", "-c", "cat; echo over >&2", stdin=True, stdin_once=True)
         async with await runtime.attach(container) as writer, await runtime.attach(container) as reader:
             with pytest.raises(RuntimeRefused):
-                await reader.write(b"nobody hears this")
+                await reader.write(b"not read")
             await writer.write(b"hello\n")
             assert await anext(writer) == (Channel.STDOUT, b"hello\n")
             writer.close_stdin()
@@ -138,7 +140,7 @@ def test_a_container_can_be_attached_to_and_stdin_once_ends_with_the_first(tmp_p
     in_runtime(act)
 
 
-def test_stdin_stays_open_from_one_attached_to_the_next() -> None:
+def test_stdin_stays_open_for_the_next_attached_client() -> None:
     async def act(runtime: ProcessRuntime) -> None:
         scene = Scene(runtime)
         container = await scene.start("sh", "-c", "read a; read b; exit $((a + b))", stdin=True)
@@ -150,22 +152,22 @@ def test_stdin_stays_open_from_one_attached_to_the_next() -> None:
     in_runtime(act)
 
 
-def test_an_attached_reader_that_stands_still_holds_up_only_its_container(tmp_path: Path) -> None:
+def test_a_stalled_attached_reader_blocks_only_its_container(tmp_path: Path) -> None:
     async def act(runtime: ProcessRuntime) -> None:
         scene = Scene(runtime, str(tmp_path))
         container = await scene.start("sh", "-c", "read go; yes | head -n 1000000; echo done >&2", stdin=True)
         async with await runtime.attach(container) as session:
-            await session.write(b"go\n")  # what was written before somebody attached nobody is told
+            await session.write(b"go\n")  # output from before the attach is not sent
             await asyncio.sleep(0.1)
             assert (await scene.container(container)).state is ContainerState.RUNNING
-            assert await runtime.exec_sync(container, ["true"], 5) == Exited(0)
-            heard = await all_of(session)
-        assert heard == {Channel.STDOUT: b"y\n" * 1000000, Channel.STDERR: b"done\n"}
+            assert await runtime.exec_sync(container, ["true"], 5) == CommandExited(0)
+            received = await all_of(session)
+        assert received == {Channel.STDOUT: b"y\n" * 1000000, Channel.STDERR: b"done\n"}
 
     in_runtime(act)
 
 
-def test_who_attaches_without_stdin_leaves_it_to_others() -> None:
+def test_attaching_without_stdin_leaves_stdin_to_other_clients() -> None:
     async def act(runtime: ProcessRuntime) -> None:
         scene = Scene(runtime)
         container = await scene.start("sh", "-c", "read code; exit $code", stdin=True, stdin_once=True)
@@ -179,25 +181,25 @@ def test_who_attaches_without_stdin_leaves_it_to_others() -> None:
     in_runtime(act)
 
 
-def test_an_attachment_is_over_when_its_input_is_unless_that_is_the_containers_own() -> None:
+def test_an_attach_session_ends_with_its_input_unless_that_closes_the_containers_stdin() -> None:
     async def act(runtime: ProcessRuntime) -> None:
         script = "while read line; do echo $line; done; echo over"
-        for once, heard in ((False, b""), (True, b"over\n")):
+        for once, received in ((False, b""), (True, b"over\n")):
             scene = Scene(runtime)
             container = await scene.start("sh", "-c", script, stdin=True, stdin_once=once)
             async with await runtime.attach(container) as session:
                 await session.write(b"word\n")
                 assert await anext(session) == (Channel.STDOUT, b"word\n")
                 session.close_stdin()
-                assert (await all_of(session))[Channel.STDOUT] == heard
+                assert (await all_of(session))[Channel.STDOUT] == received
 
     in_runtime(act)
 
 
-# ---- who goes ----
+# ---- disconnects ----
 
 
-def test_a_command_whose_session_is_closed_gets_hup() -> None:
+def test_a_command_gets_sighup_when_its_session_closes() -> None:
     async def act(runtime: ProcessRuntime) -> None:
         container = await Scene(runtime).start("sleep", "3600")
         script = "trap 'exit 5' HUP; echo ready; exec > /dev/null 2>&1; while :; do sleep 0.05; done"
@@ -209,7 +211,7 @@ def test_a_command_whose_session_is_closed_gets_hup() -> None:
     in_runtime(act)
 
 
-def test_a_command_that_does_not_mind_hup_is_killed_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_that_ignores_sighup_is_killed_later(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("podkeeper.runtimes.process.keeper.commands.HANG_UP_SECONDS", 0.1)
     loop, ends = Loop(), list[Json]()
     with subprocess.Popen(["nohup", "sleep", "3600"], start_new_session=True, stderr=subprocess.DEVNULL) as process:
@@ -218,14 +220,14 @@ def test_a_command_that_does_not_mind_hup_is_killed_after_a_while(monkeypatch: p
         command.hang_up()
         loop.after(0.3, loop.stop)
         loop.run()
-        command.ended(os.waitpid(process.pid, 0)[1])
+        command.reaped(os.waitpid(process.pid, 0)[1])
     loop.close()
     assert ends == [{"code": 137, "timed_out": False}]
 
 
-def test_commands_end_with_the_agent_that_asked_for_them_and_containers_do_not() -> None:
+def test_commands_end_with_their_agent_and_containers_do_not() -> None:
     async def act() -> None:
-        with home_directory() as root:
+        with temporary_root() as root:
             async with opened(root) as runtime:
                 scene = Scene(runtime)
                 container = await scene.start("sleep", "3600")

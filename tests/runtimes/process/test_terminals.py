@@ -1,4 +1,4 @@
-"""Terminals: real ones, with a name, a size, job control and an end, for containers and for commands in them."""
+"""Terminals of containers and commands: name, size, job control and end."""
 
 import asyncio
 import errno
@@ -12,23 +12,23 @@ from pathlib import Path
 
 import pytest
 
-from podkeeper.model.probing import Exited
+from podkeeper.linux import libc
+from podkeeper.model.probing import CommandExited
 from podkeeper.model.runtime import ContainerState
-from podkeeper.runtimes.process.keeper import libc
-from podkeeper.runtimes.process.keeper.jail import Jail
+from podkeeper.runtimes.process.keeper.jail import NamespaceJail
 from podkeeper.runtimes.process.keeper.launch import Launch
 from podkeeper.runtimes.process.keeper.terminal import receive_terminal
 from podkeeper.runtimes.process.runtime import ProcessRuntime
 from podkeeper.runtimes.process.sessions import Session
-from tests.runtimes.process.home import Scene, eventually, in_runtime, running
-from tests.runtimes.process.jailing import World, end, run, start, state_directory, world, worlds
+from tests.runtimes.process.harness import Scene, eventually, in_runtime, running
+from tests.runtimes.process.jail_harness import Machine, end, machine_for, machines, run, start, state_directory
 
-anywhere = worlds("root", "user", "root without namespaces", "user without namespaces")
-here = worlds("root", "user")
+anywhere = machines("root", "user", "root without namespaces", "user without namespaces")
+machine = machines("root", "user")
 
 
-def at_terminal(jail: Jail, spec: Launch, enter: int = 0) -> tuple[int, str]:
-    """Run something at a terminal of its own: its exit code and what was to be seen."""
+def at_terminal(jail: NamespaceJail, spec: Launch, enter: int = 0) -> tuple[int, str]:
+    """Run a process with a terminal. Return its exit code and its output."""
     ours, console = socket.socketpair()
     with ours, console:
         files, spec = (console.fileno(),) * 3, replace(spec, tty=True)
@@ -36,30 +36,30 @@ def at_terminal(jail: Jail, spec: Launch, enter: int = 0) -> tuple[int, str]:
         master = receive_terminal(ours)
     os.set_blocking(master, True)
     seen = b""
-    with suppress(OSError):  # which is how a terminal tells that its last user has closed it
+    with suppress(OSError):  # EIO: the last user has closed the terminal
         while piece := os.read(master, 4096):
             seen += piece
     os.close(master)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), seen.decode()
 
 
-# What a shell says about its terminal: the name, three files of it, and no complaint when it is to control jobs.
+# What a shell reports about its terminal: the name, its three files, and no error for job control.
 LOOK = "tty; test -t 0 && test -t 1 && test -t 2 && echo real; echo yes > /dev/tty; set -m; sleep 0.01 & wait; exit 3"
 
 
-def test_a_container_is_at_a_terminal_of_its_own(anywhere: World) -> None:
+def test_a_container_has_its_own_terminal(anywhere: Machine) -> None:
     def action() -> tuple[int, str]:
-        return at_terminal(Jail(isolation=anywhere.isolation), anywhere.spec(LOOK))
+        return at_terminal(NamespaceJail(isolation=anywhere.isolation), anywhere.spec(LOOK))
 
-    code, seen = anywhere.keep(action)
+    code, seen = anywhere.in_keeper(action)
     own = anywhere.isolation.namespaces != "none"
     assert code == 3
     assert re.fullmatch(rf"/dev/pts/{0 if own else r'[0-9]+'}\r\nreal\r\nyes\r\n", seen)
 
 
-def test_a_command_in_a_container_is_at_a_terminal_of_that_container(anywhere: World) -> None:
+def test_a_command_has_a_terminal_of_its_container(anywhere: Machine) -> None:
     def action() -> list[tuple[int, str]]:
-        jail = Jail(isolation=anywhere.isolation)
+        jail = NamespaceJail(isolation=anywhere.isolation)
         spec = anywhere.spec("", argv=("sleep", "60"))
         pid = start(jail, spec)
         shell = replace(spec, argv=("sh", "-c", LOOK))
@@ -67,31 +67,31 @@ def test_a_command_in_a_container_is_at_a_terminal_of_that_container(anywhere: W
         end(pid)
         return seen
 
-    for code, seen in anywhere.keep(action):
+    for code, seen in anywhere.in_keeper(action):
         assert code == 3
         assert re.fullmatch(r"/dev/pts/[0-9]+\r\nreal\r\nyes\r\n", seen)
 
 
-def test_the_terminal_of_a_container_is_its_console_and_the_only_one_it_sees(here: World) -> None:
+def test_the_terminal_of_a_container_is_its_console_and_the_only_one_it_sees(machine: Machine) -> None:
     def action() -> tuple[int, str]:
         script = "test -c /dev/console && echo written > /dev/console; ls /dev/pts | xargs; stat -c %t:%T /dev/ptmx -L"
-        return at_terminal(Jail(isolation=here.isolation), here.spec(script))
+        return at_terminal(NamespaceJail(isolation=machine.isolation), machine.spec(script))
 
-    assert here.keep(action) == (0, "written\r\n0 ptmx\r\n5:2\r\n")
+    assert machine.in_keeper(action) == (0, "written\r\n0 ptmx\r\n5:2\r\n")
 
 
-def test_another_user_may_open_its_own_terminal() -> None:
+def test_a_non_root_user_may_open_its_terminal() -> None:
     with state_directory("root") as state:
-        as_root = world("root", state)
+        as_root = machine_for("root", state)
 
         def action() -> tuple[int, str]:
             script = "echo there > /dev/stdout; echo here > $(tty); stat -c %u $(tty)"
-            return at_terminal(Jail(isolation=as_root.isolation), as_root.spec(script, user=1234))
+            return at_terminal(NamespaceJail(isolation=as_root.isolation), as_root.spec(script, user=1234))
 
-        assert as_root.keep(action) == (0, "there\r\nhere\r\n1234\r\n")
+        assert as_root.in_keeper(action) == (0, "there\r\nhere\r\n1234\r\n")
 
 
-def test_where_the_kernel_gives_no_new_terminals_the_hosts_are_used(here: World) -> None:
+def test_the_hosts_terminals_are_the_fallback(machine: Machine) -> None:
     def action() -> tuple[int, str]:
         def mount(source: str | None, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
             if kind == "devpts":
@@ -99,16 +99,16 @@ def test_where_the_kernel_gives_no_new_terminals_the_hosts_are_used(here: World)
             usual(source, target, kind, flags, data)
 
         usual, libc.mount = libc.mount, mount  # only in this keeper, which ends with the test
-        return at_terminal(Jail(isolation=here.isolation), here.spec(LOOK))
+        return at_terminal(NamespaceJail(isolation=machine.isolation), machine.spec(LOOK))
 
-    assert here.keep(action) == (3, "not a tty\r\nreal\r\nyes\r\n")
+    assert machine.in_keeper(action) == (3, "not a tty\r\nreal\r\nyes\r\n")
 
 
 @pytest.mark.parametrize(("make", "kind"), [("mkfifo /dev/ptmx", "-p"), ("ln -s ptmx /dev/ptmx", "-L")])
-def test_something_else_in_place_of_the_multiplexer_is_not_opened(here: World, make: str, kind: str) -> None:
+def test_a_replaced_multiplexer_is_not_opened(machine: Machine, make: str, kind: str) -> None:
     def action() -> tuple[int, str]:
-        jail = Jail(isolation=here.isolation)
-        spec = here.spec(f"rm /dev/ptmx; {make}; touch /tmp/podkeeper-made; exec sleep 60")
+        jail = NamespaceJail(isolation=machine.isolation)
+        spec = machine.spec(f"rm /dev/ptmx; {make}; touch /tmp/podkeeper-made; exec sleep 60")
         pid = start(jail, spec)
         while run(jail, replace(spec, argv=("sh", "-c", f"test -e /tmp/podkeeper-made && test {kind} /dev/ptmx")), pid)[
             0
@@ -118,18 +118,18 @@ def test_something_else_in_place_of_the_multiplexer_is_not_opened(here: World, m
         end(pid)
         return seen
 
-    assert here.keep(action) == (3, "not a tty\r\nreal\r\nyes\r\n")
+    assert machine.in_keeper(action) == (3, "not a tty\r\nreal\r\nyes\r\n")
 
 
 # ---- through the runtime ----
 
 
 async def read_until(session: Session, word: bytes) -> bytes:
-    """All that is said until a word is."""
-    heard = b""
-    while word not in heard:
-        heard += (await anext(session))[1]
-    return heard
+    """Read the output up to a word."""
+    received = b""
+    while word not in received:
+        received += (await anext(session))[1]
+    return received
 
 
 async def rest_of(session: Session) -> bytes:
@@ -137,7 +137,7 @@ async def rest_of(session: Session) -> bytes:
 
 
 @pytest.mark.parametrize("jail", ["plain", "auto"])
-def test_a_command_hears_of_its_window_and_of_its_changes(jail: str) -> None:
+def test_a_command_gets_the_window_size_and_its_changes(jail: str) -> None:
     async def act(runtime: ProcessRuntime) -> None:
         container = await Scene(runtime).start("sleep", "3600")
         script = "read x; stty size; trap 'stty size; exit 6' WINCH; echo $TERM; while :; do sleep 0.05; done"
@@ -152,7 +152,7 @@ def test_a_command_hears_of_its_window_and_of_its_changes(jail: str) -> None:
     in_runtime(act, jail)
 
 
-def test_a_key_for_interrupts_reaches_the_foreground_only() -> None:
+def test_the_interrupt_key_reaches_only_the_foreground_process() -> None:
     async def act(runtime: ProcessRuntime) -> None:
         container = await Scene(runtime).start("sleep", "3600")
         async with await runtime.exec_stream(container, ["sh", "-i"], tty=True, stdin=True) as session:
@@ -167,7 +167,7 @@ def test_a_key_for_interrupts_reaches_the_foreground_only() -> None:
     in_runtime(act, jail="auto")
 
 
-def test_a_command_at_a_terminal_that_is_gone_gets_hup() -> None:
+def test_a_command_gets_sighup_when_its_terminal_closes() -> None:
     async def act(runtime: ProcessRuntime) -> None:
         container = await Scene(runtime).start("sleep", "3600")
         async with await runtime.exec_stream(container, ["sh", "-i"], tty=True, stdin=True) as session:
@@ -179,7 +179,7 @@ def test_a_command_at_a_terminal_that_is_gone_gets_hup() -> None:
     in_runtime(act, jail="auto")
 
 
-def test_a_command_that_is_not_there_is_told_at_a_terminal_too() -> None:
+def test_a_missing_command_is_reported_with_a_terminal() -> None:
     async def act(runtime: ProcessRuntime) -> None:
         container = await Scene(runtime).start("sleep", "3600")
         session = await runtime.exec_stream(container, ["/no/such/binary"], tty=True, stdin=True)
@@ -190,12 +190,12 @@ def test_a_command_that_is_not_there_is_told_at_a_terminal_too() -> None:
     in_runtime(act, jail="auto")
 
 
-def test_a_container_at_a_terminal_is_attached_to_by_several(tmp_path: Path) -> None:
+def test_several_clients_attach_to_a_terminal(tmp_path: Path) -> None:
     async def act(runtime: ProcessRuntime) -> None:
         scene = Scene(runtime, str(tmp_path))
         script = "tty; read x; stty size; read y; echo $x $y"
         container = await scene.start("sh", "-c", script, stdin=True, stdin_once=True, tty=True)
-        await eventually(lambda: b"/dev/pts/0" in scene.log(), "it has said where it is")
+        await eventually(lambda: b"/dev/pts/0" in scene.log(), "the terminal name is in the log")
         async with (
             await runtime.attach(container) as first,
             await runtime.attach(container) as second,
@@ -204,7 +204,7 @@ def test_a_container_at_a_terminal_is_attached_to_by_several(tmp_path: Path) -> 
             looking.resize(rows=33, columns=99)
             await first.write(b"one\n")
             assert (await read_until(looking, b"33 99\r\n")).splitlines()[-1] == b"33 99"
-            first.close_stdin()  # a terminal is not closed by one who goes
+            first.close_stdin()  # a client that disconnects does not close the terminal
             await second.write(b"two\n")
             for each in (second, looking):
                 assert (await rest_of(each)).splitlines()[-1] == b"one two"
@@ -214,7 +214,7 @@ def test_a_container_at_a_terminal_is_attached_to_by_several(tmp_path: Path) -> 
     in_runtime(act, jail="auto")
 
 
-def test_a_terminal_without_stdin_shows_and_takes_nothing(tmp_path: Path) -> None:
+def test_a_terminal_without_stdin_shows_output_and_takes_no_input(tmp_path: Path) -> None:
     async def act(runtime: ProcessRuntime) -> None:
         scene = Scene(runtime, str(tmp_path))
         container = await scene.start("sh", "-c", "while :; do echo tick; sleep 0.05; done", tty=True)
@@ -228,7 +228,7 @@ def test_a_terminal_without_stdin_shows_and_takes_nothing(tmp_path: Path) -> Non
     in_runtime(act, jail="auto")
 
 
-def test_whoever_stops_waiting_for_a_terminal_leaves_no_command_behind() -> None:
+def test_cancelling_the_wait_for_a_terminal_leaves_no_command() -> None:
     async def act(runtime: ProcessRuntime) -> None:
         container = await Scene(runtime).start("sleep", "3600")
         asking = asyncio.create_task(runtime.exec_stream(container, ["sleep", "86397.875"], tty=True, stdin=False))
@@ -236,17 +236,19 @@ def test_whoever_stops_waiting_for_a_terminal_leaves_no_command_behind() -> None
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asking
-        assert await runtime.exec_sync(container, ["true"], 10) == Exited(0)  # the keeper has heard of it all
+        assert await runtime.exec_sync(container, ["true"], 10) == CommandExited(
+            0
+        )  # the keeper has handled all requests
         await eventually(lambda: not running("86397.875"), "the command has ended")
 
     in_runtime(act, jail="auto")
 
 
-def test_a_long_answer_at_a_terminal_is_complete() -> None:
+def test_a_long_output_at_a_terminal_is_complete() -> None:
     async def act(runtime: ProcessRuntime) -> None:
         container = await Scene(runtime).start("sleep", "3600")
         async with await runtime.exec_stream(container, ["seq", "100000"], tty=True, stdin=False) as session:
-            heard = await rest_of(session)
-        assert heard.split() == [b"%d" % number for number in range(1, 100001)]
+            received = await rest_of(session)
+        assert received.split() == [b"%d" % number for number in range(1, 100001)]
 
     in_runtime(act, jail="auto")

@@ -15,7 +15,7 @@ COMMANDS = (
 )
 
 
-class _Commands(click.Group):
+class _CommandGroup(click.Group):
     """Import a command's module only when the command is used, because the imports of some commands are slow."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -47,7 +47,7 @@ Run 'podkeeper COMMAND --help' for the options of a command.
 
 
 @click.command(
-    cls=_Commands,
+    cls=_CommandGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},
     epilog=_EPILOG,
 )

@@ -2,25 +2,25 @@
 
 import click
 
-from podkeeper.app.cli.asking import (
+from podkeeper.app.cli.agent_requests import (
     CONTAINER_HELP,
-    asks,
+    chosen_container,
     complete_container,
     complete_pod,
-    container_meant,
-    container_named,
+    container_spec,
+    get_pod,
     identity,
-    pod_named,
+    with_client,
 )
 from podkeeper.app.local.client import LocalClient
 
 
 @click.command()
 @click.argument("pod", shell_complete=complete_pod)
-@click.option("-c", "--container", help=CONTAINER_HELP, shell_complete=complete_container)
+@click.option("-c", "--container", metavar="NAME", help=CONTAINER_HELP, shell_complete=complete_container)
 @click.option("-i", "--stdin", "with_input", is_flag=True, help="Pass stdin to the container.")
 @click.option("-t", "--tty", "terminal", is_flag=True, help="Use this terminal as the container's TTY (needs -i).")
-@asks
+@with_client
 def attach(pod: str, container: str | None, with_input: bool, terminal: bool, client: LocalClient) -> None:
     """Attach to the main process of a container.
 
@@ -34,12 +34,12 @@ def attach(pod: str, container: str | None, with_input: bool, terminal: bool, cl
       podkeeper attach web
       podkeeper attach -it shell
     """
-    from podkeeper.app.cli.talking import talk
+    from podkeeper.app.cli.terminal_session import run_session
 
-    found = pod_named(client, pod)
-    name = container_meant(found, container)
-    with_input, terminal = _possible(container_named(found, name), with_input, terminal)
-    conversation = client.talk(
+    found = get_pod(client, pod)
+    name = chosen_container(found, container)
+    with_input, terminal = _supported(container_spec(found, name), with_input, terminal)
+    channels = client.open_channels(
         *("attach", *identity(found), name),
         input=with_input,
         output=True,
@@ -48,12 +48,12 @@ def attach(pod: str, container: str | None, with_input: bool, terminal: bool, cl
     )
     if terminal:
         click.echo("If you don't see a command prompt, try pressing enter.", err=True)
-    raise SystemExit(talk(conversation, with_input=with_input, terminal=terminal, redraw=True))
+    raise SystemExit(run_session(channels, with_input=with_input, terminal=terminal, redraw=True))
 
 
-def _possible(container: dict[str, object], with_input: bool, terminal: bool) -> tuple[bool, bool]:
+def _supported(container: dict[str, object], with_input: bool, terminal: bool) -> tuple[bool, bool]:
     """Return whether to use stdin and a TTY. Print what the container does not support, as kubectl does."""
-    from podkeeper.app.cli.talking import has_terminal
+    from podkeeper.app.cli.terminal_session import has_terminal
 
     name = container["name"]
     if with_input and not container.get("stdin"):

@@ -1,4 +1,4 @@
-"""`podkeeper completion SHELL`: print a script for completing commands, options and pod names."""
+"""`podkeeper completion SHELL`: print a shell completion script."""
 
 import click
 

@@ -14,22 +14,26 @@ import click
 from rich.console import Console
 from rich.live import Live
 
-from podkeeper.app.demo.drawing import lives, news_line, node_table
+from podkeeper.app.demo.drawing import event_line, node_table, overview
 from podkeeper.app.demo.play import play
-from podkeeper.app.demo.recorder import Picture, Recorder
-from podkeeper.app.demo.story import NAMES, STATIC_NAME, Story, tell
+from podkeeper.app.demo.recorder import Recorder, Snapshot
+from podkeeper.app.demo.story import NAMES, STATIC_NAME, Story, create_story
 from podkeeper.app.timeline import span, timeline
 
 _FRAME_SECONDS = 0.06  # real time per simulated minute: an hour takes about four seconds
-_MOMENTS = (9, 24, 41)  # the tables to print between plain lines, besides the last one
+_TABLE_MINUTES = (9, 24, 41)  # the tables to print between plain lines, besides the last one
 _PLAIN_WIDTH = 120
 _SHORT = {"static": STATIC_NAME}
 
 
 @click.command()
-@click.option("--minutes", default=60, show_default=True, type=click.IntRange(10, 600), help="Simulated minutes.")
-@click.option("--seed", default=1, show_default=True, help="Seed of the random events.")
-@click.option("--pod", "pod_name", default="static", show_default=True, help="Pod whose timeline to show.")
+@click.option(
+    "--minutes", default=60, show_default=True, type=click.IntRange(10, 600), metavar="MINUTES", help="Simulated time."
+)
+@click.option("--seed", metavar="N", default=1, show_default=True, help="Seed of the random events.")
+@click.option(
+    "--pod", "pod_name", metavar="NAME", default="static", show_default=True, help="Pod whose timeline to show."
+)
 @click.option("--plain", is_flag=True, help="Print lines instead of a table [default if stdout is not a terminal].")
 @click.option("-v", "--verbose", is_flag=True, help="Write the agent's log to stderr. Implies --plain.")
 def demo(minutes: int, seed: int, pod_name: str, plain: bool, verbose: bool) -> None:
@@ -37,16 +41,16 @@ def demo(minutes: int, seed: int, pod_name: str, plain: bool, verbose: bool) -> 
 
     Runs the real engine on a fake runtime in virtual time. No pod runs on this machine.
     """
-    story = tell(minutes, seed)
-    pod_name = _known(pod_name, story)
+    story = create_story(minutes, seed)
+    pod_name = _checked_name(pod_name, story)
     _set_up_logging(verbose)
     if plain or verbose or not sys.stdout.isatty():
-        _in_lines(story, seed, pod_name)
+        _print_lines(story, seed, pod_name)
     else:
-        _on_a_terminal(story, seed, pod_name)
+        _show_on_terminal(story, seed, pod_name)
 
 
-def _known(name: str, story: Story) -> str:
+def _checked_name(name: str, story: Story) -> str:
     name = _SHORT.get(name, name)
     if name not in story.names:
         visitors = f"{story.visitors[0]} to {story.visitors[-1]}"
@@ -64,32 +68,32 @@ def _set_up_logging(verbose: bool) -> None:
         logging.getLogger("podkeeper").addHandler(logging.NullHandler())
 
 
-def _in_lines(story: Story, seed: int, pod_name: str) -> None:
-    recorder = play(story, seed=seed, pod_name=pod_name, show=lambda picture: None)
+def _print_lines(story: Story, seed: int, pod_name: str) -> None:
+    recorder = play(story, seed=seed, pod_name=pod_name, show=lambda snapshot: None)
     console = Console(force_terminal=False, color_system=None, highlight=False, markup=False, width=_PLAIN_WIDTH)
     with console.capture() as captured:
         _print_intro(console, story, seed)
-        for number, picture in enumerate(recorder.pictures):
-            for act in picture.news:
-                console.print(news_line(act))
-            if number in _MOMENTS:
-                console.print("", node_table(picture, plain=True, fold=True), "", sep="\n")
+        for number, snapshot in enumerate(recorder.snapshots):
+            for event in snapshot.events:
+                console.print(event_line(event))
+            if number in _TABLE_MINUTES:
+                console.print("", node_table(snapshot, plain=True, fold=True), "", sep="\n")
         _print_ending(console, story, recorder, pod_name, plain=True)
     for line in captured.get().splitlines():
         click.echo(line.rstrip())  # rich pads tables with spaces on the right
 
 
-def _on_a_terminal(story: Story, seed: int, pod_name: str) -> None:
+def _show_on_terminal(story: Story, seed: int, pod_name: str) -> None:
     console = Console(highlight=False, markup=False)
     plain = not console.encoding.startswith("utf")
     _print_intro(console, story, seed)
     began, frames = time.monotonic(), count(1)
     with Live(console=console, auto_refresh=False, transient=True) as live:
 
-        def show(picture: Picture) -> None:
-            for act in picture.news:
-                console.print(news_line(act))
-            live.update(node_table(picture, plain=plain, fold=plain), refresh=True)  # a cut cell ends in "…"
+        def show(snapshot: Snapshot) -> None:
+            for event in snapshot.events:
+                console.print(event_line(event))
+            live.update(node_table(snapshot, plain=plain, fold=plain), refresh=True)  # a cut cell ends in "…"
             time.sleep(max(0.0, began + next(frames) * _FRAME_SECONDS - time.monotonic()))
 
         recorder = play(story, seed=seed, pod_name=pod_name, show=show)
@@ -109,9 +113,9 @@ def _print_ending(
 ) -> None:
     assert recorder.explanation is not None  # every pod of a story is created at some time
     console.print()
-    console.print(node_table(recorder.pictures[-1], plain=plain, fold=True))
+    console.print(node_table(recorder.snapshots[-1], plain=plain, fold=True))
     console.print()
-    console.print(lives(recorder.pictures, plain=plain))
+    console.print(overview(recorder.snapshots, plain=plain))
     console.print()
     console.print(timeline(pod_name, recorder.timeline(), recorder.explanation, plain=plain))
     console.print()

@@ -1,4 +1,4 @@
-"""`podkeeper doctor`: check which pod features this machine supports and how to enable the others."""
+"""`podkeeper doctor`: check which features this machine supports."""
 
 import click
 
@@ -15,10 +15,10 @@ def doctor(runtime_endpoint: str) -> None:
 
     The exit status is 1 if this machine cannot run any pod, otherwise 0.
     """
-    from podkeeper.app.cli.checkup import checkup
-    from podkeeper.app.cli.findings import Mark
+    from podkeeper.app.cli.doctor_checks import run_checks
+    from podkeeper.app.cli.doctor_findings import Mark
 
-    findings = checkup(runtime_endpoint)
+    findings = run_checks(runtime_endpoint)
     width = max(len(finding.what) for finding in findings)
     signs = {Mark.GOOD: "ok  ", Mark.WEAK: "weak", Mark.MISSING: "none", Mark.FATAL: "FAIL"}
     for finding in findings:

@@ -1,15 +1,15 @@
-"""`podkeeper explain POD`: show a pod's state, what it waits for, its next retry and its timeline."""
+"""`podkeeper explain POD`: show a pod's state, next retry and timeline."""
 
 import sys
 from typing import TYPE_CHECKING
 
 import click
 
-from podkeeper.app.cli.asking import asks, complete_pod, identity, pod_named, shown_name
+from podkeeper.app.cli.agent_requests import complete_pod, display_name, get_pod, identity, with_client
 from podkeeper.app.local.client import TABLE_ACCEPTED, Json, LocalClient
 
 if TYPE_CHECKING:
-    from podkeeper.engine.history import Entry, Explanation
+    from podkeeper.app.history_words import PrintedEntry, PrintedExplanation
 
 _PLAIN_WIDTH = 120
 _MEANINGS = {
@@ -25,13 +25,16 @@ _MEANINGS = {
 @click.command()
 @click.argument("pod", shell_complete=complete_pod)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-@asks
+@with_client
 def explain(pod: str, as_json: bool, client: LocalClient) -> None:
     """Show why a pod is in its state, with a timeline.
 
+    Prints what the agent does with the pod, what the pod waits for, and the next retry. For the fields and events of
+    the pod, use 'podkeeper describe'.
+
     Example: podkeeper explain crash
     """
-    found = pod_named(client, pod)
+    found = get_pod(client, pod)
     explained = client.get("explain", *identity(found))
     if as_json:
         import json
@@ -46,10 +49,10 @@ def _row_of(pod: Json, client: LocalClient) -> dict[str, str]:
     table = client.get("pods", accept=TABLE_ACCEPTED)
     columns = [column["name"] for column in table["columnDefinitions"]]
     rows = (dict(zip(columns, row["cells"], strict=True)) for row in table["rows"])
-    return next((row for row in rows if row["Pod"] == shown_name(pod)), {})
+    return next((row for row in rows if row["Pod"] == display_name(pod)), {})
 
 
-def _local(entry: "Entry") -> "Entry":
+def _local(entry: "PrintedEntry") -> "PrintedEntry":
     """Convert an entry's times to the local time zone."""
     from dataclasses import replace
 
@@ -60,21 +63,21 @@ def _draw(pod: Json, explained: Json, row: dict[str, str]) -> None:
     import msgspec
     from rich.console import Console
 
+    from podkeeper.app.history_words import PrintedExplanation
     from podkeeper.app.timeline import Noted, timeline
-    from podkeeper.engine.history import Explanation
 
-    told = msgspec.convert(explained, Explanation)
+    explanation = msgspec.convert(explained, PrintedExplanation)
     console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
     plain = not console.encoding.startswith("utf")
     console.print(f"pod {'/'.join(identity(pod))}", style="bold")
-    for heading, words in _facts(pod, told, row):
-        console.print(f"  {heading:11}  {words}", soft_wrap=True)
+    for heading, text in _facts(pod, explanation, row):
+        console.print(f"  {heading:11}  {text}", soft_wrap=True)
     console.print()
-    noted = tuple(Noted(_local(entry), 1) for entry in told.timeline)
-    console.print(timeline(identity(pod)[1], noted, told, plain=plain))
+    noted = tuple(Noted(_local(entry), 1) for entry in explanation.timeline)
+    console.print(timeline(identity(pod)[1], noted, explanation, plain=plain))
 
 
-def _facts(pod: Json, told: "Explanation", row: dict[str, str]) -> "list[tuple[str, str]]":
+def _facts(pod: Json, explanation: "PrintedExplanation", row: dict[str, str]) -> "list[tuple[str, str]]":
     from podkeeper.app.timeline import span
     from podkeeper.engine.history import UNKNOWN
 
@@ -83,14 +86,14 @@ def _facts(pod: Json, told: "Explanation", row: dict[str, str]) -> "list[tuple[s
         facts.append(("status", f"{row['Status']}, ready {row['Ready']}, restarts {row['Restarts']}"))
     if row.get("Why"):
         facts.append(("why", row["Why"]))
-    if told.state != UNKNOWN:
-        since = "" if told.since is None else f" for {span(told.asked_at - told.since)}"
-        meaning = _MEANINGS.get(told.state.partition(" (")[0])
-        facts.append(("state", f"{told.state}{since}" + (f": {meaning}" if meaning else "")))
-    if told.waiting_for:
-        facts.append(("waiting for", told.waiting_for))
-    if told.next_retry is not None:
-        facts.append(("next sync", f"in {span(told.next_retry - told.asked_at)}"))
+    if explanation.state != UNKNOWN:
+        since = "" if explanation.since is None else f" for {span(explanation.asked_at - explanation.since)}"
+        meaning = _MEANINGS.get(explanation.state.partition(" (")[0])
+        facts.append(("state", f"{explanation.state}{since}" + (f": {meaning}" if meaning else "")))
+    if explanation.waiting_for:
+        facts.append(("waiting for", explanation.waiting_for))
+    if explanation.next_retry is not None:
+        facts.append(("next sync", f"in {span(explanation.next_retry - explanation.asked_at)}"))
     facts += [("container", _container(each)) for each in _statuses(pod)]
     return facts
 
@@ -102,9 +105,9 @@ def _statuses(pod: Json) -> list[Json]:
 
 def _container(status: Json) -> str:
     """Describe a container's state and its last state."""
-    words = f"{status['name']}: {_state(status.get('state') or {})}"
+    text = f"{status['name']}: {_state(status.get('state') or {})}"
     before = _state(status.get("lastState") or {})
-    return f"{words}; last state: {before}" if before else words
+    return f"{text}; last state: {before}" if before else text
 
 
 def _state(state: Json) -> str:

@@ -1,4 +1,4 @@
-"""`podkeeper logs POD`: print the logs of containers, with the container's name in front if there are several."""
+"""`podkeeper logs POD`: print the logs of containers."""
 
 import re
 import sys
@@ -8,16 +8,16 @@ from contextlib import AbstractContextManager
 
 import click
 
-from podkeeper.app.cli.asking import (
-    asks,
+from podkeeper.app.cli.agent_requests import (
+    chosen_container,
     complete_container,
     complete_pod,
-    container_meant,
     containers_of,
+    get_pod,
     identity,
-    pod_named,
+    with_client,
 )
-from podkeeper.app.local.client import TURN_SECONDS, AskingFailed, Json, LocalClient
+from podkeeper.app.local.client import INTERRUPT_CHECK_SECONDS, Json, LocalClient, RequestFailed
 
 _UNITS = {"s": 1, "m": 60, "h": 3600}
 _SPAN = re.compile(r"(?:\d+(?:\.\d+)?[smh])+")
@@ -35,7 +35,10 @@ def _since(context: click.Context, option: click.Parameter, text: str | None) ->
 @click.command()
 @click.argument("pod", shell_complete=complete_pod)
 @click.argument("container_argument", metavar="[CONTAINER]", required=False, shell_complete=complete_container)
-@click.option("-c", "--container", help="Container name [default: all containers].", shell_complete=complete_container)
+@click.option(
+    "-c", "--container", metavar="NAME", shell_complete=complete_container,
+    help="Container name [default: all containers].",
+)  # fmt: skip
 @click.option("--all-containers", is_flag=True, help="Print the logs of all containers [default].")
 @click.option(
     "--prefix/--no-prefix",
@@ -45,11 +48,13 @@ def _since(context: click.Context, option: click.Parameter, text: str | None) ->
 @click.option("-f", "--follow", is_flag=True, help="Continue to print new lines while the containers run.")
 @click.option("-p", "--previous", is_flag=True, help="Print the log of the previous instance of the container.")
 @click.option("--tail", type=int, metavar="LINES", help="Number of last lines to print [default: -1, all].")
-@click.option("--since", callback=_since, metavar="DURATION", help="Print only lines newer than 5s, 2m or 1h.")
+@click.option(
+    "--since", callback=_since, metavar="DURATION", help="Print only lines newer than this, e.g. 5s, 2m or 1h30m."
+)
 @click.option("--since-time", metavar="TIME", help="Print only lines after this time (RFC 3339).")
-@click.option("--limit-bytes", type=click.IntRange(min=1), help="Maximum number of bytes to print.")
+@click.option("--limit-bytes", type=click.IntRange(min=1), metavar="BYTES", help="Maximum number of bytes to print.")
 @click.option("--timestamps", is_flag=True, help="Print the time before each line.")
-@asks
+@with_client
 def logs(
     pod: str,
     container_argument: str | None,
@@ -73,7 +78,7 @@ def logs(
       podkeeper logs -f --tail 10 pair reader
       podkeeper logs --previous crash
     """
-    found = pod_named(client, pod)
+    found = get_pod(client, pod)
     query = {
         "follow": follow,
         "previous": previous,
@@ -98,7 +103,7 @@ def logs(
 
 def _containers(pod: Json, named: str | None, everything: bool) -> list[str]:
     if named is not None and not everything:
-        return [container_meant(pod, named)]
+        return [chosen_container(pod, named)]
     return containers_of(pod)
 
 
@@ -107,7 +112,7 @@ def _one_by_one(streams: Mapping[str, Iterator[bytes]], with_names: bool) -> lis
     for name, stream in streams.items():
         try:
             _write(stream, f"[{name}] " if with_names else "")
-        except AskingFailed as error:
+        except RequestFailed as error:
             failures.append(str(error))
     return failures
 
@@ -120,7 +125,7 @@ def _all_at_once(streams: Mapping[str, Iterator[bytes]], with_names: bool) -> li
     def follow(name: str, stream: Iterator[bytes]) -> None:
         try:
             _write(stream, f"[{name}] " if with_names else "", turn, whole_lines=True)
-        except AskingFailed as error:
+        except RequestFailed as error:
             failures.append(str(error))
         except (OSError, ValueError):
             return  # stdout is closed
@@ -130,7 +135,7 @@ def _all_at_once(streams: Mapping[str, Iterator[bytes]], with_names: bool) -> li
         thread.start()
     for thread in threads:
         while thread.is_alive():
-            thread.join(TURN_SECONDS)  # with a timeout, because join() without one would block Ctrl-C
+            thread.join(INTERRUPT_CHECK_SECONDS)  # with a timeout, because join() without one would block Ctrl-C
     return failures
 
 

@@ -14,19 +14,19 @@ from pathlib import Path
 from podkeeper.model.errors import BadInput, Problem
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.manifest import read_documents, type_of, unknown_fields
-from podkeeper.rules.static import FromFile
-from podkeeper.sources.contents import Contents, Reader
+from podkeeper.rules.static.pod import FromFile
+from podkeeper.sources.active_objects import ActiveObjects
 from podkeeper.sources.local_objects import LocalObject
-from podkeeper.sources.shelf import Shelf
-from podkeeper.sources.survey import bytes_of, look_once
+from podkeeper.sources.manifest_content import ManifestContent, ManifestReader
+from podkeeper.sources.manifest_scan import read_bytes, scan_once
 
 NODE_NAME_HELP = "Name of the node [default: hostname of this machine]."
 STDIN = "-"
-_STDIN_SHOWN = "<stdin>"
+_STDIN_NAME = "<stdin>"
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ManifestSet:
     pods: tuple[Pod, ...]
     others: tuple[LocalObject, ...]  # config maps and secrets
     problems: tuple[Problem, ...]
@@ -34,37 +34,37 @@ class Found:
     files: int
 
 
-def find(paths: Iterable[Path], node_name: str) -> Found:
+def read_manifests(paths: Iterable[Path], node_name: str) -> ManifestSet:
     """Read all manifests. An invalid manifest does not affect the others. `-` stands for stdin."""
-    reader = Reader(node_name, has_store=True)
-    contents: dict[str, Contents] = {}
+    reader = ManifestReader(node_name, has_store=True)
+    content: dict[str, ManifestContent] = {}
     problems: list[Problem] = []
     warnings: list[Problem] = []
     for path in paths:
         if str(path) == STDIN:
             data = sys.stdin.buffer.read()
-            contents[_STDIN_SHOWN] = reader.read(data, FromFile(_STDIN_SHOWN), _STDIN_SHOWN)
-            warnings += _strange_fields(data, _STDIN_SHOWN)
+            content[_STDIN_NAME] = reader.read(data, FromFile(_STDIN_NAME), _STDIN_NAME)
+            warnings += _unknown_fields(data, _STDIN_NAME)
             continue
-        survey = look_once(str(path), reader)
-        problems += survey.problems.values()
-        for place, seen in survey.files.items():
-            if place not in contents:
-                contents[place] = seen.contents
-                warnings += _strange_fields_of(place)
-    shelved = Shelf().take(contents)
-    problems += [problem for place in contents for problem in shelved.problems.get(place, ())]
-    return Found(shelved.pods, shelved.objects, tuple(problems), tuple(warnings), len(contents))
+        scan = scan_once(str(path), reader)
+        problems += scan.problems.values()
+        for path_name, file in scan.files.items():
+            if path_name not in content:
+                content[path_name] = file.content
+                warnings += _unknown_fields_of(path_name)
+    active = ActiveObjects().update(content)
+    problems += [problem for path_name in content for problem in active.problems.get(path_name, ())]
+    return ManifestSet(active.pods, active.objects, tuple(problems), tuple(warnings), len(content))
 
 
-def _strange_fields_of(place: str) -> Iterator[Problem]:
+def _unknown_fields_of(path_name: str) -> Iterator[Problem]:
     try:
-        yield from _strange_fields(bytes_of(place), place)
+        yield from _unknown_fields(read_bytes(path_name), path_name)
     except OSError:
-        return  # the survey has reported it
+        return  # the scan has reported it
 
 
-def _strange_fields(data: bytes, shown: str) -> Iterator[Problem]:
+def _unknown_fields(data: bytes, shown: str) -> Iterator[Problem]:
     """Yield unknown fields, even of documents with other errors, because a misspelt field may be their cause."""
     for document in read_documents(data, shown).documents:
         try:

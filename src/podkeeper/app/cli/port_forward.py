@@ -7,7 +7,7 @@ forwarding continues after a restart of the pod. Counterparts: kubectl's `port-f
 
 import click
 
-from podkeeper.app.cli.asking import asks, complete_pod, identity, pod_named
+from podkeeper.app.cli.agent_requests import complete_pod, get_pod, identity, with_client
 from podkeeper.app.local.client import LocalClient
 
 
@@ -18,9 +18,10 @@ from podkeeper.app.local.client import LocalClient
     "--address",
     default="localhost",
     show_default=True,
-    help="Addresses to listen on, separated by commas. IP addresses or localhost.",
+    metavar="ADDRESSES",
+    help="IP addresses to listen on, separated by commas, or localhost.",
 )
-@asks
+@with_client
 def port_forward(pod: str, ports: tuple[str, ...], address: str, client: LocalClient) -> None:
     """Forward local ports to a pod.
 
@@ -32,11 +33,11 @@ def port_forward(pod: str, ports: tuple[str, ...], address: str, client: LocalCl
       podkeeper port-forward web 8080:80
       podkeeper port-forward web :http
     """
-    from podkeeper.app.cli.forwarding import Forwarding, listeners_for, pairs_meant
+    from podkeeper.app.cli.forward_listener import Forwarding, listeners_for, parse_port_pairs
 
-    found = pod_named(client, pod)
+    found = get_pod(client, pod)
     if (phase := found["status"].get("phase")) != "Running":
         raise click.ClickException(f"unable to forward port because pod is not running. Current status={phase}")
-    pairs = pairs_meant(found, ports)
+    pairs = parse_port_pairs(found, ports)
     with listeners_for(pairs, address) as listeners:
         Forwarding(client, identity(found)).run(listeners)

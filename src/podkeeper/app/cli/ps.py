@@ -1,4 +1,4 @@
-"""`podkeeper ps`: list the agent's pods in a table like kubectl's, with the reason of each status."""
+"""`podkeeper ps`: list pods with the reason of each status."""
 
 import json
 import shutil
@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from podkeeper.app.cli.asking import asks, complete_pod, identity, pod_named, shown_name, table
+from podkeeper.app.cli.agent_requests import complete_pod, display_name, get_pod, identity, table, with_client
 from podkeeper.app.local.client import TABLE_ACCEPTED, Json, LocalClient
 
 
@@ -16,11 +16,11 @@ from podkeeper.app.local.client import TABLE_ACCEPTED, Json, LocalClient
     "-o", "--output", type=click.Choice(["wide", "name", "json", "yaml"]),
     help="Output format [default: a table].",
 )  # fmt: skip
-@asks
+@with_client
 def ps(pods: tuple[str, ...], output: str | None, client: LocalClient) -> None:
     """List pods with their status and its reason.
 
-    Lists all pods by default.
+    Lists all pods by default. The column WHY shows the reason of a status.
 
     \b
     Examples:
@@ -28,16 +28,16 @@ def ps(pods: tuple[str, ...], output: str | None, client: LocalClient) -> None:
       podkeeper ps -o wide web job
       podkeeper ps -o json | jq '.items[].status.phase'
     """
-    asked = [pod_named(client, name) for name in pods]
+    requested = [get_pod(client, name) for name in pods]
     if output in ("json", "yaml", "name"):
-        click.echo(_written({**client.get("pods"), **({"items": asked} if pods else {})}, output), nl=False)
+        click.echo(_formatted({**client.get("pods"), **({"items": requested} if pods else {})}, output), nl=False)
         return
     found = client.get("pods", accept=TABLE_ACCEPTED)
     if not found["rows"]:
         click.echo("No pods found. The agent watches for manifests.")
         return
     if pods:
-        names = {shown_name(pod) for pod in asked}
+        names = {display_name(pod) for pod in requested}
         found["rows"] = [row for row in found["rows"] if row["cells"][0] in names]
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() and output != "wide" else None
     for line in _lines(found, wide=output == "wide"):
@@ -50,10 +50,10 @@ def _lines(found: Json, *, wide: bool) -> list[str]:
     return list(table([heading, *([str(row["cells"][index]) for index in shown] for row in found["rows"])]))
 
 
-def _written(found: Json, how: str) -> str:
-    if how == "name":
+def _formatted(found: Json, output: str) -> str:
+    if output == "name":
         return "".join(f"{identity(pod)[1]}\n" for pod in found["items"])
-    if how == "json":
+    if output == "json":
         return json.dumps(found, indent=4, ensure_ascii=False) + "\n"
     import yaml
 

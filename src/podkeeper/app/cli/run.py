@@ -1,4 +1,4 @@
-"""`podkeeper run PATH...`: run the agent in the foreground with the pods of manifests."""
+"""`podkeeper run PATH...`: run the agent with the pods of manifests."""
 
 import asyncio
 import logging
@@ -11,17 +11,20 @@ from typing import TYPE_CHECKING
 
 import click
 
-from podkeeper.app.cli.naming import own_name, which_agent
-from podkeeper.app.local.places import default_root, socket_for
+from podkeeper.app.cli.command_names import own_name, which_agent
+from podkeeper.app.local.paths import default_root, socket_for
 
 if TYPE_CHECKING:
-    from podkeeper.app.cli.run_life import Wishes
+    from podkeeper.app.cli.run_lifecycle import ExitOptions
     from podkeeper.app.cli.run_screen import Screen
     from podkeeper.app.standalone import Standalone
     from podkeeper.model.kubelet_config import KubeletConfiguration
 
 RUNTIMES = ("process", "cri", "fake")
-_SHOWN_ANYWAY = (  # loggers of invalid manifests and of retries, which the screen shows already
+_RUNTIME_HELP = (
+    "Run pods as processes of this machine, as containers of containerd or CRI-O (cri), or only simulated (fake)."
+)
+_ALSO_ON_SCREEN = (  # loggers of invalid manifests and of retries, which the screen shows already
     *("podkeeper.sources.", "podkeeper.engine.workers", "podkeeper.engine.starter", "podkeeper.engine.images"),
 )
 _NO_TABLE = ("", "dumb", "unknown")  # values of TERM for terminals that cannot redraw lines
@@ -40,10 +43,10 @@ _LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)
     help="Socket for the other podkeeper commands [default: from --root].",
 )  # fmt: skip
 @click.option(
-    "--node-name", default=lambda: socket.gethostname().lower(),
+    "--node-name", metavar="NAME", default=lambda: socket.gethostname().lower(),
     help="Name of the node [default: hostname of this machine].",
 )  # fmt: skip
-@click.option("--runtime", default="process", show_default=True, type=click.Choice(RUNTIMES), help="Container runtime.")
+@click.option("--runtime", default="process", show_default=True, type=click.Choice(RUNTIMES), help=_RUNTIME_HELP)
 @click.option(
     "--runtime-endpoint", metavar="SOCKET", default="",
     help="Socket of the runtime, for --runtime cri [default: containerd or CRI-O, if running].",
@@ -81,9 +84,9 @@ def run(
 ) -> None:
     """Run the pods of manifest files or directories.
 
-    The agent applies changes of manifests at once. Ctrl-C stops the pods and then exits. Press Ctrl-C again to exit
-    and leave the remaining pods running. On SIGTERM, the agent exits and all pods keep running. The next
-    'podkeeper run' adopts them.
+    PATHS are files or directories with manifests. The agent applies changes of manifests at once. Ctrl-C stops the
+    pods and then exits. Press Ctrl-C again to exit and leave the remaining pods running. On SIGTERM, the agent exits
+    and all pods keep running. The next 'podkeeper run' adopts them.
 
     \b
     Examples:
@@ -98,14 +101,14 @@ def run(
       2    wrong usage
       130  Ctrl-C was pressed twice; with --once, Ctrl-C was pressed
     """
-    from podkeeper.app.cli.run_life import Wishes
+    from podkeeper.app.cli.run_lifecycle import ExitOptions
     from podkeeper.app.process import tune_garbage_collection
     from podkeeper.app.standalone import Standalone
     from podkeeper.model.errors import AgentError
     from podkeeper.rules.validate.names import dns_subdomain
 
     root = (root or default_root()).absolute()
-    place = (socket_path or socket_for(root)).absolute()
+    listen_path = (socket_path or socket_for(root)).absolute()
     try:
         config = _configuration(config_path, runtime)
         if not paths and not config.static_pod_path and not config.static_pod_url:
@@ -126,32 +129,36 @@ def run(
             config=config,
             keep_secrets=keep_secrets,
         )
-        wishes = Wishes(
+        exit_options = ExitOptions(
             once=once,
             stop_pods_on_exit=stop_pods_on_exit,
-            again=shlex.join([own_name(), *sys.argv[1:]]),
+            run_command=shlex.join([own_name(), *sys.argv[1:]]),
             pods_survive=runtime != "fake",
-            places=", ".join(map(str, (*paths, *filter(None, (config.static_pod_path, config.static_pod_url))))),
+            manifests=", ".join(map(str, (*paths, *filter(None, (config.static_pod_path, config.static_pod_url))))),
         )
         tune_garbage_collection()
         screen = _screen(which_agent(root, socket_path), plain=plain or not _can_draw())
         _set_up_logging(verbose, screen)
-        status = asyncio.run(_live(wanted, wishes, place, screen, which_agent(root, socket_path)))
+        status = asyncio.run(_run_agent(wanted, exit_options, listen_path, screen, which_agent(root, socket_path)))
     except AgentError as error:
         raise click.ClickException(str(error)) from error
     raise SystemExit(status)
 
 
-async def _live(wanted: "Standalone", wishes: "Wishes", place: Path, screen: "Screen", option: str) -> int:
+async def _run_agent(
+    wanted: "Standalone", exit_options: "ExitOptions", listen_path: Path, screen: "Screen", option: str
+) -> int:
     from podkeeper import __version__
     from podkeeper.app.build import Agent
-    from podkeeper.app.cli.run_life import Life
-    from podkeeper.app.local.server import Info, LocalServer
-    from podkeeper.app.standalone import assembled
+    from podkeeper.app.cli.run_lifecycle import RunLifecycle
+    from podkeeper.app.local.pod_queries import PodQueries
+    from podkeeper.app.local.server import AgentInfo, LocalServer
+    from podkeeper.app.standalone import open_agent_parts
 
-    async with assembled(wanted, screen.complain) as parts:
+    async with open_agent_parts(wanted, screen.show_problems) as parts:
         agent = Agent(parts.ports, parts.settings)
-        info = Info(
+        queries = PodQueries(agent, parts.stop_filter)
+        info = AgentInfo(
             version=__version__,
             node=wanted.node_name,
             root=str(wanted.root),
@@ -161,29 +168,33 @@ async def _live(wanted: "Standalone", wishes: "Wishes", place: Path, screen: "Sc
         )
         server = LocalServer(
             agent=agent,
-            gate=parts.gate,
+            queries=queries,
+            stop_filter=parts.stop_filter,
             streams=parts.streams(agent),
             forwards=parts.forwards,
             info=info,
-            path=place,
+            path=listen_path,
         )
         await server.start()
         try:
-            screen.say(f"podkeeper {__version__}: node {wanted.node_name}, runtime {info.runtime}, root {wanted.root}")
-            screen.say(f"Listening on {place}. Try '{own_name()} ps{option}'.")
-            return await Life(agent, parts.gate, screen, wishes).run(parts.problems, parts.rooms, parts.spare_all)
+            screen.print_line(
+                f"podkeeper {__version__}: node {wanted.node_name}, runtime {info.runtime}, root {wanted.root}"
+            )
+            screen.print_line(f"Listening on {listen_path}. Try '{own_name()} ps{option}'.")
+            lifecycle = RunLifecycle(agent, queries, parts.stop_filter, screen, exit_options)
+            return await lifecycle.run(parts.problems, parts.background_tasks, parts.cancel_stops)
         finally:
             await server.close()
 
 
 def _configuration(path: Path | None, runtime: str) -> "KubeletConfiguration":
     from podkeeper.app.cli.kubelet_file import read_kubelet_file
-    from podkeeper.app.standalone import HONOURED, HONOURED_FOR_CONTAINERS
+    from podkeeper.app.standalone import SUPPORTED_CRI_FIELDS, SUPPORTED_FIELDS
     from podkeeper.model.kubelet_config import KubeletConfiguration
 
     if path is None:
         return KubeletConfiguration()
-    config, without_effect = read_kubelet_file(path, HONOURED_FOR_CONTAINERS if runtime == "cri" else HONOURED)
+    config, without_effect = read_kubelet_file(path, SUPPORTED_CRI_FIELDS if runtime == "cri" else SUPPORTED_FIELDS)
     for problem in without_effect:
         click.echo(f"warning: {problem}", err=True)
     return config
@@ -206,8 +217,8 @@ def _can_draw() -> bool:
 def _set_up_logging(verbose: int, screen: "Screen") -> None:
     def is_wanted(record: logging.LogRecord) -> bool:
         # Hide warnings after the screen is closed: calls that the exit interrupts fail as expected.
-        is_news = not screen.closed or record.levelno >= logging.ERROR
-        return bool(verbose) or (is_news and not record.name.startswith(_SHOWN_ANYWAY))
+        is_relevant = not screen.closed or record.levelno >= logging.ERROR
+        return bool(verbose) or (is_relevant and not record.name.startswith(_ALSO_ON_SCREEN))
 
     handler = _ToStderr()
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s", "%H:%M:%S"))

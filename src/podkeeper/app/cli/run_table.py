@@ -1,4 +1,4 @@
-"""Output of `podkeeper run` on a terminal: a table of the pods that is redrawn after changes.
+"""Output of `podkeeper run` on a terminal: a table of the pods.
 
 Only this module of `run` imports rich, so output to a file or pipe does not load it. The table is redrawn at most five
 times per second after changes, and once per second for the ages (less often if it is long).
@@ -17,23 +17,22 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from podkeeper.app.cli.run_screen import somebody_may_read, still_stopping
-from podkeeper.app.local.board import Board, Shown
-from podkeeper.app.local.gate import Since
-from podkeeper.app.local.printing import born_at, human_duration, is_ready, shown_name, summary_of
+from podkeeper.app.cli.run_screen import ignore_output_errors, still_stopping
+from podkeeper.app.local.pod_queries import PodQueries, PodRow
+from podkeeper.app.local.pod_table import created_at, display_name, human_duration, is_ready, summary_of
 from podkeeper.model.errors import Problem
-from podkeeper.model.messages import PodUID
+from podkeeper.model.k8s.core import Pod
 
-_AT_MOST_EVERY_SECONDS = 0.2
-_AGES_EVERY_SECONDS = 1.0
-_SLOWER_PER_POD_SECONDS = 0.02  # a table of a hundred pods is redrawn every two seconds
+_MIN_REDRAW_SECONDS = 0.2
+_AGE_REDRAW_SECONDS = 1.0
+_REDRAW_SECONDS_PER_POD = 0.02  # a table of a hundred pods is redrawn every two seconds
 _LINES_AROUND = 4  # the heading, its rule, and an empty line before and after
 _HEADINGS = ("POD", "READY", "STATUS", "RESTARTS", "AGE")
 _DROPPED = ((), ("AGE",), ("AGE", "RESTARTS"), ("AGE", "RESTARTS", "READY"))  # columns to omit, for less and less width
-_ROOM_FOR_WHY = 16
+_WHY_WIDTH = 16
 _SHORTEST_NAME = 12
 _GAP = 3
-_MOST_PROBLEMS = 5
+_MAX_PROBLEMS = 5
 
 
 class LiveTable:
@@ -48,120 +47,119 @@ class LiveTable:
         self._plain = not self._console.encoding.startswith("utf")
         self._overflow: OverflowMethod = "crop" if self._plain else "ellipsis"
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
         self._problems: dict[str, tuple[Problem, ...]] = {}
         self._stopping = ""
         self.closed = False
 
-    def say(self, words: str = "") -> None:
-        with somebody_may_read():
-            self._console.print(words, soft_wrap=True)
+    def print_line(self, text: str = "") -> None:
+        with ignore_output_errors():
+            self._console.print(text, soft_wrap=True)
 
-    def complain(self, place: str, problems: Sequence[Problem]) -> None:
+    def show_problems(self, place: str, problems: Sequence[Problem]) -> None:
         """Show the problems below the table until they are fixed."""
         if problems:
             self._problems[place] = tuple(problems)
         else:
             self._problems.pop(place, None)
-        self.changed()
+        self.pods_changed()
 
-    def changed(self) -> None:
-        self._news.set()
+    def pods_changed(self) -> None:
+        self._changed.set()
 
-    async def run(self, board: Board) -> None:
-        with somebody_may_read(), self._live:
+    async def run(self, queries: PodQueries) -> None:
+        with ignore_output_errors(), self._live:
             while not self.closed:
-                self.look(board)
-                await asyncio.sleep(_AT_MOST_EVERY_SECONDS)
+                self.update(queries)
+                await asyncio.sleep(_MIN_REDRAW_SECONDS)
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(max(_AGES_EVERY_SECONDS, len(board.pods()) * _SLOWER_PER_POD_SECONDS)):
-                        await self._news.wait()
-                self._news.clear()
+                    async with asyncio.timeout(max(_AGE_REDRAW_SECONDS, len(queries.pods()) * _REDRAW_SECONDS_PER_POD)):
+                        await self._changed.wait()
+                self._changed.clear()
 
-    def stopping(self, leaving: Mapping[PodUID, Since], now: datetime) -> None:
-        self._stopping = still_stopping(leaving, now)
-        self.changed()
+    def show_stopping(self, queries: PodQueries) -> None:
+        self._stopping = still_stopping(queries)
+        self.pods_changed()
 
-    def look(self, board: Board) -> None:
+    def update(self, queries: PodQueries) -> None:
         if not self.closed:
-            with somebody_may_read():
-                self._live.update(self._picture(board.shown(), board), refresh=True)
+            with ignore_output_errors():
+                self._live.update(self._render(queries.rows(), queries), refresh=True)
 
-    def close(self, board: Board) -> None:
+    def close(self, queries: PodQueries) -> None:
         """Stop redrawing and leave the last table on the terminal."""
         if self.closed:
             return
         self.closed = True
-        with somebody_may_read():
+        with ignore_output_errors():
             self._live.stop()
-            if shown := board.shown():
-                self._console.print(self._table(shown, board.now()))
+            if rows := queries.rows():
+                self._console.print(self._table(rows, queries.now()))
 
-    def _picture(self, shown: Sequence[Shown], board: Board) -> RenderableType:
-        below = list(self._below(board))
-        lines = sum(len(self._console.render_lines(each, pad=False)) for each in below)
-        room = max(1, self._console.size.height - _LINES_AROUND - lines - 1)
-        parts: list[RenderableType] = [self._table(shown[:room], board.now())]
-        if len(shown) > room:
-            parts.append(self._line(f"... and {len(shown) - room} more: {self._all}", "dim"))
-        return Group(*parts, *below)
+    def _render(self, rows: Sequence[PodRow], queries: PodQueries) -> RenderableType:
+        footer = list(self._footer(queries))
+        lines = sum(len(self._console.render_lines(each, pad=False)) for each in footer)
+        space = max(1, self._console.size.height - _LINES_AROUND - lines - 1)
+        parts: list[RenderableType] = [self._table(rows[:space], queries.now())]
+        if len(rows) > space:
+            parts.append(self._line(f"... and {len(rows) - space} more: {self._all}", "dim"))
+        return Group(*parts, *footer)
 
-    def _below(self, board: Board) -> Iterator[Text]:
+    def _footer(self, queries: PodQueries) -> Iterator[Text]:
         problems = [problem for several in self._problems.values() for problem in several]
-        yield from (Text(f"error: {problem}", "red") for problem in problems[:_MOST_PROBLEMS])
-        if len(problems) > _MOST_PROBLEMS:
-            yield self._line(f"... and {len(problems) - _MOST_PROBLEMS} more errors", "red")
-        yield from (Text(f"agent: {trouble}", "bold red") for trouble in board.health())
+        yield from (Text(f"error: {problem}", "red") for problem in problems[:_MAX_PROBLEMS])
+        if len(problems) > _MAX_PROBLEMS:
+            yield self._line(f"... and {len(problems) - _MAX_PROBLEMS} more errors", "red")
+        yield from (Text(f"agent: {problem}", "bold red") for problem in queries.health())
         if self._stopping:
             yield Text(f"still stopping: {self._stopping}", "magenta")
             yield self._line("Press Ctrl-C again to exit and leave the remaining pods running.", "magenta")
         else:
             yield self._line(self._hint, "dim")
 
-    def _line(self, words: str, style: str) -> Text:
+    def _line(self, text: str, style: str) -> Text:
         """Return a text of one line, cut to the width of the terminal."""
-        return Text(words, style, no_wrap=True, overflow=self._overflow)
+        return Text(text, style, no_wrap=True, overflow=self._overflow)
 
-    def _table(self, shown: Sequence[Shown], now: datetime) -> Table:
+    def _table(self, rows: Sequence[PodRow], now: datetime) -> Table:
         table = Table(box=None if self._plain else box.SIMPLE_HEAD, pad_edge=False, expand=True)
-        rows = [_cells(each, now) for each in shown]
+        cells = [_cells(row, now) for row in rows]
         # Set the widths, because rich would otherwise shrink these columns instead of the last one.
-        widths = _widths(rows, self._console.width)
+        widths = _widths(cells, self._console.width)
         for heading, width in widths.items():
             table.add_column(heading, no_wrap=True, width=width, overflow=self._overflow)
         table.add_column("WHY", ratio=1, no_wrap=True, overflow=self._overflow)
-        for row in rows:
-            table.add_row(*(row[heading] for heading in (*widths, "WHY")))
+        for each in cells:
+            table.add_row(*(each[heading] for heading in (*widths, "WHY")))
         return table
 
 
-def _widths(rows: Sequence[Mapping[str, Text]], room: int) -> dict[str, int]:
+def _widths(rows: Sequence[Mapping[str, Text]], total: int) -> dict[str, int]:
     """Return the widths of the columns that fit beside WHY."""
     full = {heading: max(len(heading), *(row[heading].cell_len for row in rows), 0) for heading in _HEADINGS}
     widths = full
     for dropped in _DROPPED:
         widths = {heading: width for heading, width in full.items() if heading not in dropped}
-        others = sum(widths.values()) - widths["POD"] + _GAP * len(widths) + _ROOM_FOR_WHY
-        widths["POD"] = min(widths["POD"], max(_SHORTEST_NAME, room - others))
-        if others + widths["POD"] <= room:
+        others = sum(widths.values()) - widths["POD"] + _GAP * len(widths) + _WHY_WIDTH
+        widths["POD"] = min(widths["POD"], max(_SHORTEST_NAME, total - others))
+        if others + widths["POD"] <= total:
             break
     return widths
 
 
-def _cells(shown: Shown, now: datetime) -> dict[str, Text]:
-    pod, summary, born = shown.pod, summary_of(shown.pod), born_at(shown.pod)
+def _cells(row: PodRow, now: datetime) -> dict[str, Text]:
+    pod, summary, created = row.pod, summary_of(row.pod), created_at(row.pod)
     return {
-        "POD": Text(shown_name(pod)),
-        "STATUS": Text(summary.status, _style(shown)),
+        "POD": Text(display_name(pod)),
+        "STATUS": Text(summary.status, _style(pod)),
         "READY": Text(summary.ready_of_total()),
-        "RESTARTS": Text(summary.restarts_told(now), "yellow" if summary.restarts else ""),
-        "AGE": Text("" if born is None else human_duration(now - born)),
-        "WHY": Text(shown.why, "dim"),
+        "RESTARTS": Text(summary.restarts_text(now), "yellow" if summary.restarts else ""),
+        "AGE": Text("" if created is None else human_duration(now - created)),
+        "WHY": Text(row.reason, "dim"),
     }
 
 
-def _style(shown: Shown) -> str:
-    pod = shown.pod
+def _style(pod: Pod) -> str:
     match pod.status.phase:
         case "Succeeded":
             return "blue"

@@ -1,6 +1,8 @@
-"""`podkeeper sim`: run the agent with random workloads and faults in virtual time and check its invariants.
+"""`podkeeper sim`: run the agent with random faults in virtual time.
 
-A seed determines a whole history, so each run of a seed is the same. Worker processes with a fixed string hash run the
+The command checks the invariants of the agent at every step.
+
+A seed determines a whole schedule, so each run of a seed is the same. Worker processes with a fixed string hash run the
 seeds (`testing.sim.campaign`). This module parses the options and prints progress and results. docs/simulation.md
 describes how to read failures and how to write scenarios and invariants.
 """
@@ -13,29 +15,37 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, TypeVar
 
 import click
 
-from podkeeper.app.cli.sim_progress import playing_shown, shrinking_shown
-from podkeeper.testing.sim.campaign import EVERYTHING, Crew, SeedResult, Totals, excerpt_of, named_function
-from podkeeper.testing.sim.history import History
-from podkeeper.testing.sim.mischief import FAULTS
-from podkeeper.testing.sim.play import Plan, history_of
+from podkeeper.app.cli.sim_progress import seeds_progress, shrink_progress
+from podkeeper.testing.sim.campaign import (
+    EVERYTHING,
+    CampaignTotals,
+    SeedResult,
+    WorkerPool,
+    excerpt_of,
+    named_function,
+)
+from podkeeper.testing.sim.faults import FAULTS
+from podkeeper.testing.sim.plan_args import choice_read, numbers_read, numbers_shown, profile_read, seeds_read
 from podkeeper.testing.sim.profile import Profile
-from podkeeper.testing.sim.report import Before, Failure, as_data, failure_told, introduction, summary
+from podkeeper.testing.sim.report import EarlierRuns, Failure, as_data, failure_lines, introduction, summary
+from podkeeper.testing.sim.run import SimPlan, schedule_of
+from podkeeper.testing.sim.schedule import Schedule
 from podkeeper.testing.sim.shrink import shrink
-from podkeeper.testing.sim.spelling import choice_read, numbers_read, numbers_shown, profile_read, seeds_read
-from podkeeper.testing.sim.state import State, StateRefused
+from podkeeper.testing.sim.state import StateFile, StateRefused
 from podkeeper.testing.sim.workload import WORKLOADS
 from podkeeper.testing.sim.world import Violation
 
 INTERRUPTED = 130  # 128 + SIGINT, as in shells
-LATER_SECONDS = 300.0  # a part of a history may violate an invariant up to this much later than the whole
+LATER_SECONDS = 300.0  # a part of a schedule may violate an invariant up to this much later than the whole
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wishes:
+class CampaignOptions:
     """Options other than the plan."""
 
     jobs: int
@@ -48,10 +58,11 @@ class Wishes:
     state: Path | None
 
 
+FC = TypeVar("FC", bound=Callable[..., Any])
 Callback = Callable[[click.Context, click.Parameter, str | None], object]
 
 
-def _read_by(read: Callable[[str], object]) -> Callback:
+def _parsed_by(read: Callable[[str], object]) -> Callback:
     """Return a click callback that reports a ValueError of the parser as a usage error."""
 
     def callback(context: click.Context, option: click.Parameter, text: str | None) -> object:
@@ -72,7 +83,18 @@ def _choice(known: Mapping[str, str]) -> Callback:
                 f"{error}; expected all, none, NAME,NAME or all,-NAME with these names:\n{_table(known)}"
             ) from None
 
-    return _read_by(read)
+    return _parsed_by(read)
+
+
+def _choice_option(name: str, known: Mapping[str, str], meaning: str) -> Callable[[FC], FC]:
+    return click.option(
+        name,
+        default="all",
+        show_default=True,
+        metavar="NAMES",
+        callback=_choice(known),
+        help=f"{meaning}: all, none, X,Y or all,-X.",
+    )
 
 
 def _function(text: str) -> str:
@@ -93,7 +115,7 @@ def _table(known: Mapping[str, str]) -> str:
     return "\n".join(f"  {name:{widest}}  {meaning}" for name, meaning in known.items())
 
 
-def _list_and_leave(context: click.Context, option: click.Parameter, wanted: bool) -> None:
+def _list_and_exit(context: click.Context, option: click.Parameter, wanted: bool) -> None:
     if wanted:
         click.echo(f"workload:\n{_table(WORKLOADS)}\n\nfaults:\n{_table(FAULTS)}")
         context.exit()
@@ -101,33 +123,24 @@ def _list_and_leave(context: click.Context, option: click.Parameter, wanted: boo
 
 @click.command()
 @click.option("--seed", type=click.IntRange(min=0), help="Run one seed [default: 0].")
-@click.option("--seeds", metavar="FIRST:LAST", callback=_read_by(seeds_read), help="Run a range of seeds without LAST.")
+@click.option(
+    "--seeds", metavar="FIRST:LAST", callback=_parsed_by(seeds_read), help="Run a range of seeds without LAST."
+)
 @click.option(
     "--hours", default=6.0, show_default=True, type=click.FloatRange(0.05, 1000), help="Virtual hours per seed."
 )
 @click.option("--jobs", type=click.IntRange(min=1), help="Number of processes [default: one per core].")
-@click.option(
-    "--faults",
-    default="all",
-    show_default=True,
-    metavar="NAMES",
-    callback=_choice(FAULTS),
-    help="Faults to inject: all, none, X,Y or all,-X.",
-)
-@click.option(
-    "--workload",
-    default="all",
-    show_default=True,
-    metavar="NAMES",
-    callback=_choice(WORKLOADS),
-    help="Kinds of workload to run: all, none, X,Y or all,-X.",
-)
+@_choice_option("--faults", FAULTS, "Faults to inject")
+@_choice_option("--workload", WORKLOADS, "Kinds of workload to run")
 @click.option("--profile", "changes", multiple=True, metavar="KEY=VALUE", help="Change the profile, e.g. pods=30.")
 @click.option(
-    "--only", metavar="NUMBERS", callback=_read_by(numbers_read), help="Run only these acts, as printed by a failure."
+    "--only",
+    metavar="NUMBERS",
+    callback=_parsed_by(numbers_read),
+    help="Run only these actions, as printed by a failure.",
 )
 @click.option(
-    "--also", default="", metavar="MODULE:FUNCTION", callback=_read_by(_function), help="Add your own invariants."
+    "--also", default="", metavar="MODULE:FUNCTION", callback=_parsed_by(_function), help="Add your own invariants."
 )
 @click.option(
     "--state",
@@ -137,7 +150,10 @@ def _list_and_leave(context: click.Context, option: click.Parameter, wanted: boo
 )
 @click.option("--fail-fast/--keep-going", help="Stop at the first failed seed [default: --keep-going].")
 @click.option(
-    "--shrink/--no-shrink", "shrinks", default=True, help="Search a shorter history of a failure [default: --shrink]."
+    "--shrink/--no-shrink",
+    "shrinks",
+    default=True,
+    help="Search for a shorter schedule that fails [default: --shrink].",
 )
 @click.option(
     "--shrink-seconds", default=60.0, show_default=True, type=click.FloatRange(min=1), help="Time limit of the search."
@@ -156,7 +172,7 @@ def _list_and_leave(context: click.Context, option: click.Parameter, wanted: boo
     is_flag=True,
     is_eager=True,
     expose_value=False,
-    callback=_list_and_leave,
+    callback=_list_and_exit,
     help="List all faults and workloads, then exit.",
 )
 def sim(
@@ -197,9 +213,9 @@ def sim(
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--profile") from None
     which = seeds if seeds is not None else range(seed or 0, (seed or 0) + 1)
-    first = Plan(seed=which[0], hours=hours, faults=faults, workload=workload, profile=profile, only=only)
-    _check_acts(first)
-    wishes = Wishes(
+    first = SimPlan(seed=which[0], hours=hours, faults=faults, workload=workload, profile=profile, only=only)
+    _check_actions(first)
+    options = CampaignOptions(
         jobs=min(jobs or os.cpu_count() or 1, len(which)),
         fail_fast=fail_fast,
         shrink_seconds=shrink_seconds if shrinks else 0.0,
@@ -210,7 +226,7 @@ def sim(
         state=state,
     )
     try:
-        status = _simulate(first, which, wishes)
+        status = _simulate(first, which, options)
     except StateRefused as error:
         raise click.BadParameter(str(error), param_hint="--state") from None
     except BrokenProcessPool:
@@ -218,77 +234,83 @@ def sim(
     raise SystemExit(status)
 
 
-def _check_acts(plan: Plan) -> None:
-    """Reject act numbers that this seed does not have. Otherwise the run would skip them and pass."""
-    acts = [act.number for act in history_of(replace(plan, only=None)).acts] if plan.only else []
-    if plan.only and (unknown := plan.only.difference(acts)):
-        there = f"{min(acts)} to {max(acts)}" if acts else "none"
-        problem = f"seed {plan.seed} has no act {numbers_shown(frozenset(unknown))} (its acts: {there})"
+def _check_actions(plan: SimPlan) -> None:
+    """Reject action numbers that this seed does not have. Otherwise the run would skip them and pass."""
+    actions = [timed.number for timed in schedule_of(replace(plan, only=None)).actions] if plan.only else []
+    if plan.only and (unknown := plan.only.difference(actions)):
+        known = f"{min(actions)} to {max(actions)}" if actions else "none"
+        problem = f"seed {plan.seed} has no action {numbers_shown(frozenset(unknown))} (its actions: {known})"
         raise click.BadParameter(problem, param_hint="--only")
 
 
-def _simulate(first: Plan, seeds: range, wishes: Wishes) -> int:
+def _simulate(first: SimPlan, seeds: range, options: CampaignOptions) -> int:
     """Run all seeds and print the results. Returns the exit status."""
-    if wishes.state is None:
-        return _campaign(first, seeds, wishes, None)
-    with State.opened(wishes.state, first, seeds, wishes.also) as state:
-        return _campaign(first, seeds, wishes, state)
+    if options.state is None:
+        return _campaign(first, seeds, options, None)
+    with StateFile.opened(options.state, first, seeds, options.also) as state:
+        return _campaign(first, seeds, options, state)
 
 
-def _campaign(first: Plan, seeds: range, wishes: Wishes, state: State | None) -> int:
+def _campaign(first: SimPlan, seeds: range, options: CampaignOptions, state: StateFile | None) -> int:
     began = time.monotonic()
-    totals = Totals()
+    totals = CampaignTotals()
     for result in state.results() if state is not None else ():
         totals.add(result)
-    before = Before(totals.seeds, totals.seconds)
-    if not wishes.as_json:
-        _say(introduction(first, seeds, wishes.jobs, before))
-    with Crew(wishes.jobs, also=wishes.also, log=wishes.log) as crew:
-        interrupted = _play_all(crew, first, seeds, wishes, totals, state)
+    before = EarlierRuns(totals.seeds, totals.seconds)
+    if not options.as_json:
+        _print(introduction(first, seeds, options.jobs, before))
+    with WorkerPool(options.jobs, also=options.also, log=options.log) as pool:
+        interrupted = _run_seeds(pool, first, seeds, options, totals, state)
         seconds = time.monotonic() - began
-        shrinks = wishes.shrink_seconds > 0 and not interrupted
+        shrinks = options.shrink_seconds > 0 and not interrupted
         failures = [
-            _shrunk(crew, each, wishes.shrink_seconds) if shrinks else Failure(each) for each in _worth_telling(totals)
+            _shrunk(pool, each, options.shrink_seconds) if shrinks else Failure(each)
+            for each in _first_failures(totals)
         ]
-    if wishes.as_json:
-        click.echo(json.dumps(as_data(totals, failures, seconds, also=wishes.also, before=before), indent=1))
+    if options.as_json:
+        click.echo(json.dumps(as_data(totals, failures, seconds, also=options.also, before=before), indent=1))
     else:
         for failure in failures:
-            _say(("", *failure_told(failure, also=wishes.also)))
-        _say(("", *summary(totals, seconds, of=len(seeds), before=before)))
+            _print(("", *failure_lines(failure, also=options.also)))
+        _print(("", *summary(totals, seconds, of=len(seeds), before=before)))
         if state is not None and totals.seeds < len(seeds):
-            _say((f"Run the same command again to run the other {len(seeds) - totals.seeds}.",))
+            _print((f"Run the same command again to run the other {len(seeds) - totals.seeds}.",))
     return 1 if failures else INTERRUPTED if interrupted else 0
 
 
-def _play_all(
-    crew: Crew, first: Plan, seeds: range, wishes: Wishes, totals: Totals, state: State | None = None
+def _run_seeds(
+    pool: WorkerPool,
+    first: SimPlan,
+    seeds: range,
+    options: CampaignOptions,
+    totals: CampaignTotals,
+    state: StateFile | None = None,
 ) -> bool:
     """Run all seeds that have no result yet. Returns true if Ctrl-C interrupted them."""
-    if wishes.fail_fast and totals.failures:
+    if options.fail_fast and totals.failures:
         return False
     plans = (replace(first, seed=seed) for seed in seeds if seed not in totals.results)
     try:
-        with playing_shown(len(seeds), totals) as show:
-            for result in crew.results(plans, keep=wishes.timeline):
+        with seeds_progress(len(seeds), totals) as show:
+            for result in pool.results(plans, keep=options.timeline):
                 if state is not None:
                     state.append(result)
                 totals.add(result)
                 show()
-                if wishes.fail_fast and result.violation is not None:
+                if options.fail_fast and result.violation is not None:
                     break
     except KeyboardInterrupt:
         return True
-    if wishes.timeline:
+    if options.timeline:
         lines = totals.results[first.seed].timeline
-        if wishes.timeline == EVERYTHING or any(line.uid for line in lines):
-            _say(("", *map(str, lines)))
+        if options.timeline == EVERYTHING or any(line.uid for line in lines):
+            _print(("", *map(str, lines)))
         else:  # a wrong name, or the run failed before it created the pod
-            click.echo(f"pod {wishes.timeline} not found in the trace", err=True)
+            click.echo(f"pod {options.timeline} not found in the trace", err=True)
     return False
 
 
-def _worth_telling(totals: Totals) -> list[SeedResult]:
+def _first_failures(totals: CampaignTotals) -> list[SeedResult]:
     """Return the first failure of each invariant. Only these are printed in full."""
     kinds: dict[str, SeedResult] = {}
     for failure in totals.failures:
@@ -297,31 +319,31 @@ def _worth_telling(totals: Totals) -> list[SeedResult]:
     return list(kinds.values())
 
 
-def _shrunk(crew: Crew, failure: SeedResult, seconds: float) -> Failure:
-    """Search for the shortest history of a failure within the time limit."""
+def _shrunk(pool: WorkerPool, failure: SeedResult, seconds: float) -> Failure:
+    """Search for the shortest schedule that fails, within the time limit."""
     plan, violation = failure.plan, failure.violation
     assert violation is not None
     until = time.monotonic() + seconds
     give_up_at = violation.at + LATER_SECONDS
 
-    def judge(history: History) -> Violation | None:
-        return crew.play(excerpt_of(history, plan, give_up_at)).violation
+    def run_trial(schedule: Schedule) -> Violation | None:
+        return pool.run(excerpt_of(schedule, plan, give_up_at)).violation
 
-    with shrinking_shown(plan.seed, seconds) as show:
+    with shrink_progress(plan.seed, seconds) as show:
         shrunk = shrink(
-            history_of(plan),
+            schedule_of(plan),
             violation,
-            judge,
-            is_fault=lambda act: act.deed.kind in FAULTS,
+            run_trial,
+            is_fault=lambda timed: timed.action.kind in FAULTS,
             time_is_up=lambda: time.monotonic() > until,
-            tell=show,
+            report=show,
         )
     try:
-        return Failure(failure, shrunk, crew.play(excerpt_of(shrunk.history, plan)))
+        return Failure(failure, shrunk, pool.run(excerpt_of(shrunk.schedule, plan)))
     except (KeyboardInterrupt, BrokenProcessPool):  # Ctrl-C kills the worker processes, too
         return Failure(failure, shrunk)
 
 
-def _say(lines: Iterable[str]) -> None:
+def _print(lines: Iterable[str]) -> None:
     for line in lines:
         click.echo(line)

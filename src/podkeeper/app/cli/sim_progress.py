@@ -1,4 +1,7 @@
-"""Progress of `podkeeper sim` on stderr: a bar on a terminal, otherwise a line every 20 seconds."""
+"""Progress of `podkeeper sim` on stderr.
+
+A bar on a terminal, otherwise a line every 20 seconds.
+"""
 
 import sys
 import time
@@ -9,73 +12,73 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from podkeeper.testing.sim.campaign import Totals
+from podkeeper.testing.sim.campaign import CampaignTotals
 from podkeeper.testing.sim.shrink import Shrunk
 
-SAID_EVERY_SECONDS = 20.0
+LINE_SECONDS = 20.0
 NAMED_SEEDS = 8  # how many failed seeds to list
 
 
 @contextmanager
-def playing_shown(seeds: int, totals: Totals) -> Iterator[Callable[[], None]]:
+def seeds_progress(seeds: int, totals: CampaignTotals) -> Iterator[Callable[[], None]]:
     """Show progress while seeds run. The caller calls the yielded function after each seed."""
     began, seconds_before = time.monotonic(), totals.seconds  # not 0 if a saved campaign is continued
 
-    def words() -> str:
+    def text() -> str:
         speed = (totals.seconds - seconds_before) / 3600.0 / max(0.001, time.monotonic() - began)
         failed = [each.plan.seed for each in totals.failures]
         which = f" ({', '.join(map(str, failed[:NAMED_SEEDS]))}{', ...' if len(failed) > NAMED_SEEDS else ''})"
         number = f"{len(failed)} failure{'' if len(failed) == 1 else 's'}{which}" if failed else "no failures"
         return f"{number}, {speed:.2f} virtual hours per second"
 
-    with _shown("seeds", seeds, totals.seeds) as say:
-        yield lambda: say(totals.seeds, words())
+    with _progress("seeds", seeds, totals.seeds) as show:
+        yield lambda: show(totals.seeds, text())
 
 
 @contextmanager
-def shrinking_shown(seed: int, seconds: float) -> Iterator[Callable[[Shrunk], None]]:
+def shrink_progress(seed: int, seconds: float) -> Iterator[Callable[[Shrunk], None]]:
     """Show progress while a failure is shrunk. The caller calls the yielded function after each trial."""
     began = time.monotonic()
-    with _shown(f"shrinking seed {seed}, seconds", round(seconds)) as say:
-        yield lambda shrunk: say(
+    with _progress(f"shrinking seed {seed}, seconds", round(seconds)) as show:
+        yield lambda shrunk: show(
             min(round(seconds), int(time.monotonic() - began)),
-            f"{len(shrunk.history.acts)} acts left after {shrunk.plays} trials",
+            f"{len(shrunk.schedule.actions)} actions left after {shrunk.runs} trials",
         )
 
 
 @contextmanager
-def _shown(what: str, total: int, done: int = 0) -> Iterator[Callable[[int, str], None]]:
+def _progress(what: str, total: int, done: int = 0) -> Iterator[Callable[[int, str], None]]:
     if not sys.stderr.isatty():
-        yield _in_lines(what, total, done)
+        yield _as_lines(what, total, done)
         return
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[words]}"),
+        TextColumn("{task.fields[text]}"),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(what, total=total, completed=done, words="")
-        yield lambda done, words: progress.update(task, completed=done, words=words)
+        task = progress.add_task(what, total=total, completed=done, text="")
+        yield lambda done, text: progress.update(task, completed=done, text=text)
 
 
-def _in_lines(what: str, total: int, done_before: int) -> Callable[[int, str], None]:
-    began = said = time.monotonic()
+def _as_lines(what: str, total: int, done_before: int) -> Callable[[int, str], None]:
+    began = shown_at = time.monotonic()
 
-    def say(done: int, words: str) -> None:
-        nonlocal said
+    def show(done: int, text: str) -> None:
+        nonlocal shown_at
         now = time.monotonic()
-        if now - said >= SAID_EVERY_SECONDS:
-            said = now
+        if now - shown_at >= LINE_SECONDS:
+            shown_at = now
             left = (now - began) * (total - done) / max(1, done - done_before)
-            click.echo(f"{what}: {done} of {total}, {words}, {time_shown(left)} left", err=True)
+            click.echo(f"{what}: {done} of {total}, {text}, {format_duration(left)} left", err=True)
 
-    return say
+    return show
 
 
-def time_shown(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Format a duration with its two largest units: 40 s, 3 min 20 s, 2 h 5 min."""
     whole = round(seconds)
     if whole < 60:

@@ -2,13 +2,13 @@
 
 import click
 
-from podkeeper.app.cli.asking import asks, complete_pod, identity, pod_named
+from podkeeper.app.cli.agent_requests import complete_pod, get_pod, identity, with_client
 from podkeeper.app.local.client import LocalClient
 
 
 @click.command()
 @click.argument("pods", nargs=-1, required=True, shell_complete=complete_pod)
-@asks
+@with_client
 def start(pods: tuple[str, ...], client: LocalClient) -> None:
     """Start stopped pods.
 
@@ -16,7 +16,7 @@ def start(pods: tuple[str, ...], client: LocalClient) -> None:
 
     Example: podkeeper start web
     """
-    for pod in [pod_named(client, name) for name in pods]:
+    for pod in [get_pod(client, name) for name in pods]:
         client.post("start", *identity(pod))
         name = identity(pod)[1]
         if pod["metadata"].get("deletionTimestamp"):

@@ -1,14 +1,14 @@
-"""`podkeeper stop POD...`: stop pods until `podkeeper start` or a change of their manifests."""
+"""`podkeeper stop POD...`: stop pods until they are started again."""
 
 import time
 
 import click
 
-from podkeeper.app.cli.asking import asks, complete_pod, identity, pod_named
-from podkeeper.app.local.client import AskingFailed, Json, LocalClient
+from podkeeper.app.cli.agent_requests import complete_pod, get_pod, identity, with_client
+from podkeeper.app.local.client import Json, LocalClient, RequestFailed
 
-_LOOK_SECONDS = 0.1
-_SAY_SECONDS = 5.0
+_POLL_SECONDS = 0.1
+_PROGRESS_SECONDS = 5.0
 
 
 @click.command()
@@ -21,7 +21,7 @@ _SAY_SECONDS = 5.0
 )
 @click.option("--force", is_flag=True, help="Stop at once, with a grace period of 1 second.")
 @click.option("--no-wait", is_flag=True, help="Do not wait until the pods have stopped.")
-@asks
+@with_client
 def stop(pods: tuple[str, ...], grace_period: int | None, force: bool, no_wait: bool, client: LocalClient) -> None:
     """Stop pods until they are started again.
 
@@ -35,7 +35,7 @@ def stop(pods: tuple[str, ...], grace_period: int | None, force: bool, no_wait: 
     """
     if force:
         grace_period = 1
-    found = [pod_named(client, name) for name in pods]  # first find all pods, so that a wrong name stops none
+    found = [get_pod(client, name) for name in pods]  # first find all pods, so that a wrong name stops none
     for pod in found:
         client.post("stop", *identity(pod), gracePeriodSeconds=grace_period)
     if not no_wait:
@@ -47,19 +47,19 @@ def stop(pods: tuple[str, ...], grace_period: int | None, force: bool, no_wait: 
 
 
 def _wait(client: LocalClient, pods: list[Json]) -> None:
-    said = time.monotonic()
+    printed_at = time.monotonic()
     left = pods
     while left := [pod for pod in left if not _is_stopped(client, pod)]:
-        if time.monotonic() - said >= _SAY_SECONDS:
-            said = time.monotonic()
+        if time.monotonic() - printed_at >= _PROGRESS_SECONDS:
+            printed_at = time.monotonic()
             click.echo(f"still stopping: {', '.join(identity(pod)[1] for pod in left)}", err=True)
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(_POLL_SECONDS)
 
 
 def _is_stopped(client: LocalClient, pod: Json) -> bool:
     try:
         now = client.get("pods", *identity(pod))
-    except AskingFailed as error:
+    except RequestFailed as error:
         if error.code == 404:
             return True  # its manifest was removed in the meantime
         raise

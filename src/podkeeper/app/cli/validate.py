@@ -1,4 +1,4 @@
-"""`podkeeper validate PATH...`: check manifests and report errors with file, line and field."""
+"""`podkeeper validate PATH...`: check manifests and report errors."""
 
 import json
 import socket
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from podkeeper.app.cli.manifests import NODE_NAME_HELP, Found, find
+from podkeeper.app.cli.manifests import NODE_NAME_HELP, ManifestSet, read_manifests
 from podkeeper.model.errors import Problem
 
 
@@ -14,7 +14,7 @@ from podkeeper.model.errors import Problem
 @click.argument("paths", nargs=-1, required=True, type=click.Path(exists=True, allow_dash=True, path_type=Path))
 @click.option("--strict", is_flag=True, help="Report unknown fields as errors [default: as warnings].")
 @click.option("-o", "--output", type=click.Choice(["json"]), help="Output format [default: text].")
-@click.option("--node-name", default=lambda: socket.gethostname().lower(), help=NODE_NAME_HELP)
+@click.option("--node-name", metavar="NAME", default=lambda: socket.gethostname().lower(), help=NODE_NAME_HELP)
 def validate(paths: tuple[Path, ...], strict: bool, output: str | None, node_name: str) -> None:
     """Check manifests and report all errors.
 
@@ -32,16 +32,16 @@ def validate(paths: tuple[Path, ...], strict: bool, output: str | None, node_nam
       1  a manifest has errors
       2  wrong usage
     """
-    found = find(paths, node_name)
+    found = read_manifests(paths, node_name)
     count = len(found.problems) + (len(found.warnings) if strict else 0)
     if output == "json":
         click.echo(json.dumps(_document(found, strict=strict), indent=2))
     else:
-        _tell(found, count, strict=strict)
+        _print(found, count, strict=strict)
     raise SystemExit(1 if count else 0)
 
 
-def _tell(found: Found, count: int, *, strict: bool) -> None:
+def _print(found: ManifestSet, count: int, *, strict: bool) -> None:
     for problem in found.problems:
         click.echo(f"error: {problem}", err=True)
     for warning in found.warnings:
@@ -51,7 +51,7 @@ def _tell(found: Found, count: int, *, strict: bool) -> None:
     click.echo(f"{good}, {_plural(count, 'error')}" if count else good + none)
 
 
-def _document(found: Found, *, strict: bool) -> dict[str, object]:
+def _document(found: ManifestSet, *, strict: bool) -> dict[str, object]:
     return {
         "pods": len(found.pods),
         "otherObjects": len(found.others),

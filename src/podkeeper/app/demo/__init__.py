@@ -1,6 +1,6 @@
 """The simulation of `podkeeper demo`: an hour of a node in a few seconds.
 
-    cast       the pods and the scripted behaviour of their containers
+    pods       the pods and the scripted behaviour of their containers
     story      the events: pods are created and deleted, faults happen
     node       an agent in virtual time, on a fake runtime and an in-memory API
     recorder   records the table of pods every minute, and the timeline of one pod

@@ -1,4 +1,4 @@
-"""Format the recorded tables and the overview of all pods, for a terminal or as plain text.
+"""Format the recorded tables and the overview of all pods.
 
 Everything is a rich renderable. Terminal and plain text differ in boxes, glyphs and colours.
 """
@@ -13,15 +13,15 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from podkeeper.app.demo.recorder import Look, Picture, Row
-from podkeeper.app.demo.story import Act
+from podkeeper.app.demo.recorder import PodState, Row, Snapshot
+from podkeeper.app.demo.story import StoryEvent
 from podkeeper.app.timeline import TROUBLE, clock_face, span
 from podkeeper.testing.virtual_time import BEGINNING
 
 
 @dataclass(frozen=True, slots=True)
 class _Sign:
-    """The sign of a `Look`."""
+    """The sign of a `PodState`."""
 
     glyph: str
     plain: str
@@ -30,15 +30,15 @@ class _Sign:
 
 
 _SIGNS: Final = {
-    Look.WAITING: _Sign("░", "-", "yellow", "pending"),
-    Look.RUNNING: _Sign("▒", "+", "cyan", "running, not ready"),
-    Look.READY: _Sign("█", "#", "green", "ready"),
-    Look.ENDING: _Sign("▼", "v", "magenta", "terminating"),
-    Look.SUCCEEDED: _Sign("✓", "S", "blue", "succeeded"),
-    Look.FAILED: _Sign("✗", "F", "red", "failed"),
-    Look.GONE: _Sign("·", ".", "dim", "removed"),
+    PodState.PENDING: _Sign("░", "-", "yellow", "pending"),
+    PodState.RUNNING: _Sign("▒", "+", "cyan", "running, not ready"),
+    PodState.READY: _Sign("█", "#", "green", "ready"),
+    PodState.TERMINATING: _Sign("▼", "v", "magenta", "terminating"),
+    PodState.SUCCEEDED: _Sign("✓", "S", "blue", "succeeded"),
+    PodState.FAILED: _Sign("✗", "F", "red", "failed"),
+    PodState.REMOVED: _Sign("·", ".", "dim", "removed"),
 }
-_ABSENT: Final = _Sign(" ", " ", "", "not created yet")
+_NOT_CREATED: Final = _Sign(" ", " ", "", "not created yet")
 
 
 def story_clock(at_seconds: float) -> str:
@@ -46,22 +46,22 @@ def story_clock(at_seconds: float) -> str:
     return clock_face(BEGINNING + timedelta(seconds=at_seconds))
 
 
-def news_line(act: Act) -> Text:
-    style = "bold red" if TROUBLE in act.news else ""
-    return Text.assemble((story_clock(act.at_seconds), "dim"), "  ", (act.news, style))
+def event_line(event: StoryEvent) -> Text:
+    style = "bold red" if TROUBLE in event.text else ""
+    return Text.assemble((story_clock(event.at_seconds), "dim"), "  ", (event.text, style))
 
 
-def node_table(picture: Picture, *, plain: bool, fold: bool) -> Table:
+def node_table(snapshot: Snapshot, *, plain: bool, fold: bool) -> Table:
     """Format the pods at one time. Long reasons are folded or cut."""
     table = Table(
-        title=f"node at {story_clock(picture.at_seconds)}",
+        title=f"node at {story_clock(snapshot.at_seconds)}",
         title_justify="left",
         title_style="bold",
         box=None if plain else box.SIMPLE_HEAD,
         pad_edge=False,
         expand=True,
     )
-    rows = [*map(_cells, picture.rows), _visitors(picture), *map(_trouble, picture.troubles)]
+    rows = [*map(_cells, snapshot.rows), _visitors(snapshot), *map(_problem_cells, snapshot.problems)]
     for index, heading in enumerate(("POD", "PHASE", "READY", "RESTARTS", "AGE")):
         # Set the widths, because rich would otherwise shrink these columns instead of the last one.
         table.add_column(heading, no_wrap=True, width=max(len(heading), *(len(row[index]) for row in rows)))
@@ -75,26 +75,26 @@ _Cells = tuple[Text, Text, Text, Text, Text, Text]
 
 
 def _cells(row: Row) -> _Cells:
-    is_gone = row.look is Look.GONE
+    is_removed = row.state is PodState.REMOVED
     return (
         Text(row.name),
-        Text(row.phase, _SIGNS.get(row.look, _ABSENT).style),
+        Text(row.phase, _SIGNS.get(row.state, _NOT_CREATED).style),
         Text(row.ready),
-        Text("" if is_gone else str(row.restarts), "yellow" if row.restarts else ""),
+        Text("" if is_removed else str(row.restarts), "yellow" if row.restarts else ""),
         Text("" if row.age is None else span(row.age)),
-        Text(row.why, "dim" if is_gone else ""),
+        Text(row.why, "dim" if is_removed else ""),
     )
 
 
-def _visitors(picture: Picture) -> _Cells:
-    return Text("visitors", "dim"), Text(f"{picture.visitors} pods", "dim"), Text(), Text(), Text(), Text()
+def _visitors(snapshot: Snapshot) -> _Cells:
+    return Text("visitors", "dim"), Text(f"{snapshot.visitors} pods", "dim"), Text(), Text(), Text(), Text()
 
 
-def _trouble(trouble: str) -> _Cells:
-    return Text("agent", "bold red"), Text(), Text(), Text(), Text(), Text(trouble, "bold red")
+def _problem_cells(problem: str) -> _Cells:
+    return Text("agent", "bold red"), Text(), Text(), Text(), Text(), Text(problem, "bold red")
 
 
-def lives(pictures: Sequence[Picture], *, plain: bool) -> RenderableType:
+def overview(snapshots: Sequence[Snapshot], *, plain: bool) -> RenderableType:
     """Format the overview: one line per pod, one sign per recorded table."""
 
     def drawn(sign: _Sign) -> tuple[str, str]:
@@ -103,9 +103,9 @@ def lives(pictures: Sequence[Picture], *, plain: bool) -> RenderableType:
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True)
-    for name in (row.name for row in pictures[-1].rows):
-        signs = (_SIGNS.get(picture.looks[name], _ABSENT) for picture in pictures)
+    for name in (row.name for row in snapshots[-1].rows):
+        signs = (_SIGNS.get(snapshot.states[name], _NOT_CREATED) for snapshot in snapshots)
         table.add_row(name, Text.assemble(*map(drawn, signs)))
     legend = Text("  ").join(Text.assemble(drawn(sign), (f" {sign.meaning}", "dim")) for sign in _SIGNS.values())
-    each = span(timedelta(seconds=pictures[0].at_seconds))
+    each = span(timedelta(seconds=snapshots[0].at_seconds))
     return Group(Text.assemble(("overview of all pods", "bold"), f": one sign is {each}"), table, legend)

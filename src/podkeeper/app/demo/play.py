@@ -5,13 +5,13 @@ from collections.abc import Callable
 from functools import partial
 
 from podkeeper.app.demo.node import DemoNode
-from podkeeper.app.demo.recorder import Picture, Recorder
-from podkeeper.app.demo.story import STORY_MINUTES, Act, Story
+from podkeeper.app.demo.recorder import Recorder, Snapshot
+from podkeeper.app.demo.story import STORY_MINUTES, Story, StoryEvent
 from podkeeper.testing.virtual_time import simulate
 
-Show = Callable[[Picture], None]
+Show = Callable[[Snapshot], None]
 
-_GLANCES = 6  # samples of the pods per simulated minute, for the overview
+_SAMPLES = 6  # samples of the pods per simulated minute, for the overview
 
 
 def play(story: Story, *, seed: int, pod_name: str, show: Show) -> Recorder:
@@ -24,26 +24,26 @@ async def _play(story: Story, seed: int, pod_name: str, show: Show) -> Recorder:
     node.runtime.exec_script = story.answer
     recorder = Recorder(node, pod_name)
 
-    def perform(act: Act) -> None:
-        recorder.hear(act)
-        act.do(node)
+    def execute(event: StoryEvent) -> None:
+        recorder.record(event)
+        event.action(node)
 
-    def take_picture() -> None:
-        show(recorder.look())
+    def show_snapshot() -> None:
+        show(recorder.take_snapshot())
 
-    glance_seconds = story.seconds / STORY_MINUTES / _GLANCES
+    sample_seconds = story.seconds / STORY_MINUTES / _SAMPLES
     todo: list[tuple[float, Callable[[], None]]] = [
-        *((act.at_seconds, partial(perform, act)) for act in story.acts if act.at_seconds < story.seconds),
-        *((number * glance_seconds, recorder.glance) for number in range(1, STORY_MINUTES * _GLANCES)),
+        *((event.at_seconds, partial(execute, event)) for event in story.events if event.at_seconds < story.seconds),
+        *((number * sample_seconds, recorder.sample) for number in range(1, STORY_MINUTES * _SAMPLES)),
         *(
-            (number * glance_seconds, take_picture)
-            for number in range(_GLANCES, STORY_MINUTES * _GLANCES + 1, _GLANCES)
+            (number * sample_seconds, show_snapshot)
+            for number in range(_SAMPLES, STORY_MINUTES * _SAMPLES + 1, _SAMPLES)
         ),
     ]
     async with asyncio.TaskGroup() as group:
-        node.live(group)
-        for at_seconds, do in sorted(todo, key=lambda each: each[0]):
+        node.start(group)
+        for at_seconds, action in sorted(todo, key=lambda each: each[0]):
             await asyncio.sleep(at_seconds - asyncio.get_running_loop().time())
-            do()
+            action()
         node.crash_agent()
     return recorder

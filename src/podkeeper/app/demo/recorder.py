@@ -1,6 +1,6 @@
 """Record the pods of a simulated node as values that `drawing` can format.
 
-A `Picture` is the table of pods at one time. For one pod, the recorder keeps the whole timeline. It reads the agent's
+A `Snapshot` is the table of pods at one time. For one pod, the recorder keeps the whole timeline. It reads the agent's
 history often and joins the parts, because that history is bounded and lost with the agent.
 """
 
@@ -12,35 +12,37 @@ from enum import IntEnum, auto
 from msgspec.structs import replace
 
 from podkeeper.app.demo.node import DemoNode
-from podkeeper.app.demo.story import NAMES, Act
-from podkeeper.app.local.reasons import why
+from podkeeper.app.demo.story import NAMES, StoryEvent
+from podkeeper.app.history_words import PrintedEntry, in_words, printed_entry
+from podkeeper.app.local.pod_table import is_ready
+from podkeeper.app.local.reasons import reason_of
 from podkeeper.app.timeline import Noted
-from podkeeper.engine.history import Entry, Explanation
+from podkeeper.engine.history import Explanation, TimelineEntry
 from podkeeper.model import engine_metrics
 from podkeeper.model.k8s.core import ContainerStatus, Pod, PodStatus
 from podkeeper.model.messages import PodUID
-from podkeeper.rules.mirror import full_name
+from podkeeper.rules.static.mirror import full_name
 
 _SAME = timedelta(milliseconds=1)  # tolerance, because the wall clock rounds
 
 
-class Look(IntEnum):
+class PodState(IntEnum):
     """The state of a pod in the overview. Of several states in an interval, the lowest (shortest) is shown."""
 
-    WAITING = auto()
-    ENDING = auto()
+    PENDING = auto()
+    TERMINATING = auto()
     RUNNING = auto()
     READY = auto()
     SUCCEEDED = auto()
     FAILED = auto()
-    GONE = auto()
-    ABSENT = auto()
+    REMOVED = auto()
+    NOT_CREATED = auto()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     name: str
-    look: Look
+    state: PodState
     phase: str
     ready: str = ""
     restarts: int = 0
@@ -49,19 +51,19 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
-    """The pods at one time, and the events since the previous picture."""
+class Snapshot:
+    """The pods at one time, and the events since the previous snapshot."""
 
     at_seconds: float
     rows: tuple[Row, ...]
-    looks: Mapping[str, Look]  # the lowest `Look` since the previous picture
+    states: Mapping[str, PodState]  # the lowest `PodState` since the previous snapshot
     visitors: int
-    troubles: tuple[str, ...]
-    news: tuple[Act, ...]
+    problems: tuple[str, ...]
+    events: tuple[StoryEvent, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Totals:
+class DemoTotals:
     pods: int
     containers: int
     statuses: int
@@ -72,60 +74,64 @@ class Recorder:
     def __init__(self, node: DemoNode, pod_name: str) -> None:
         self._node = node
         self._pod_name = pod_name
-        self._timelines: dict[tuple[int, PodUID], list[Entry]] = {}  # by agent and pod
-        self._news: list[Act] = []
-        self._concerning: list[Noted] = []
-        self._looks: dict[str, Look] = {}
-        self._gone_at: dict[str, datetime | None] = {}  # None: the pod exists
-        self.pictures: list[Picture] = []
+        self._timelines: dict[tuple[int, PodUID], list[TimelineEntry]] = {}  # by agent and pod
+        self._events: list[StoryEvent] = []
+        self._about_pod: list[Noted] = []
+        self._states: dict[str, PodState] = {}
+        self._removed_at: dict[str, datetime | None] = {}  # None: the pod exists
+        self.snapshots: list[Snapshot] = []
         self.explanation: Explanation | None = None  # the last one of the newest pod with this name
 
-    def hear(self, act: Act) -> None:
+    def record(self, event: StoryEvent) -> None:
         """Record an event before it happens."""
         self._follow()
-        if not act.news:
+        if not event.text:
             return
-        self._news.append(act)
-        if act.about in ("", self._pod_name):
-            self._concerning.append(Noted(Entry(self._node.clock.now(), act.news), 0))
+        self._events.append(event)
+        if event.about in ("", self._pod_name):
+            self._about_pod.append(Noted(PrintedEntry(self._node.clock.now(), event.text), 0))
 
-    def glance(self) -> None:
-        """Sample the pods for the next picture."""
+    def sample(self) -> None:
+        """Sample the pods for the next snapshot."""
         for name in NAMES:
-            self._looks[name] = min(self._look(name), self._looks.get(name, Look.ABSENT))
+            self._states[name] = min(self._state_of(name), self._states.get(name, PodState.NOT_CREATED))
 
-    def look(self) -> Picture:
+    def take_snapshot(self) -> Snapshot:
         self._follow()
-        self.glance()
+        self.sample()
         node = self._node
         known = frozenset(pod.metadata.name for pod in node.agent.manager.pods())
-        picture = Picture(
+        snapshot = Snapshot(
             at_seconds=node.clock.monotonic(),
             rows=tuple(self._row(name) for name in NAMES if node.uids(name)),
-            looks=self._looks,
+            states=self._states,
             visitors=len(known.difference(NAMES)),
-            troubles=node.agent.health() if node.is_kept else ("not running",),
-            news=tuple(self._news),
+            problems=node.agent.health() if node.is_running else ("not running",),
+            events=tuple(self._events),
         )
-        self._news, self._looks = [], {}
-        self.pictures.append(picture)
-        return picture
+        self._events, self._states = [], {}
+        self.snapshots.append(snapshot)
+        return snapshot
 
     def timeline(self) -> tuple[Noted, ...]:
         """Return all entries about the pod, oldest first."""
         numbers = {uid: number for number, uid in enumerate(self._node.uids(self._pod_name), 1)}
-        befell = [Noted(entry, numbers[uid]) for (_, uid), entries in self._timelines.items() for entry in entries]
-        born = self._node.born(self._node.uids(self._pod_name)[0])
-        news = (noted for noted in self._concerning if noted.entry.at >= born)
-        return tuple(sorted([*news, *befell], key=lambda noted: noted.entry.at))
+        entries = [
+            Noted(printed_entry(each), numbers[uid])
+            for (_, uid), several in self._timelines.items()
+            for each in several
+        ]
+        created_at = self._node.created_at(self._node.uids(self._pod_name)[0])
+        events = (noted for noted in self._about_pod if noted.entry.at >= created_at)
+        return tuple(sorted([*events, *entries], key=lambda noted: noted.entry.at))
 
-    def totals(self) -> Totals:
-        counted = self._node.counted
-        return Totals(
+    def totals(self) -> DemoTotals:
+        metric_total = self._node.metric_total
+        return DemoTotals(
             pods=self._node.pods_seen,
-            containers=counted(engine_metrics.CONTAINER_STARTS.name),
-            statuses=counted(f"{engine_metrics.STATUS_SYNCS.name}_count"),
-            missed=counted(engine_metrics.MISSED_EVENTS.name),
+            containers=metric_total(engine_metrics.CONTAINER_STARTS.name),
+            statuses=metric_total(f"{engine_metrics.STATUS_SYNCS.name}_count"),
+            missed=metric_total(engine_metrics.MISSED_EVENTS.name),
         )
 
     # ---- helpers ----
@@ -133,8 +139,8 @@ class Recorder:
     def _follow(self) -> None:
         for uid in self._node.uids(self._pod_name):
             self.explanation = self._node.agent.explain(uid)
-            whose = self._node.agents, uid
-            self._timelines[whose] = _continued(self._timelines.get(whose, []), self.explanation.timeline)
+            key = self._node.agents, uid
+            self._timelines[key] = _continued(self._timelines.get(key, []), self.explanation.timeline)
 
     def _status(self, name: str) -> tuple[Pod, PodStatus] | None:
         """Return a pod and its status, or None if the agent does not know it."""
@@ -142,35 +148,35 @@ class Recorder:
         pod = agent.manager.pod_by_uid(uid)
         return None if pod is None else (pod, agent.statuses.get_pod_status(uid) or pod.status)
 
-    def _look(self, name: str) -> Look:
+    def _state_of(self, name: str) -> PodState:
         if not self._node.uids(name):
-            return Look.ABSENT
+            return PodState.NOT_CREATED
         known = self._status(name)
         if known is not None:
-            self._gone_at[name] = None
-            return _look(*known)
-        if name not in self._gone_at:
-            return Look.WAITING  # the agent has not received it yet
-        self._gone_at[name] = self._gone_at[name] or self._node.clock.now()
-        return Look.GONE
+            self._removed_at[name] = None
+            return _state_of(*known)
+        if name not in self._removed_at:
+            return PodState.PENDING  # the agent has not received it yet
+        self._removed_at[name] = self._removed_at[name] or self._node.clock.now()
+        return PodState.REMOVED
 
     def _row(self, name: str) -> Row:
         now, known = self._node.clock.now(), self._status(name)
         if known is None:
-            gone_at = self._gone_at.get(name)
-            if gone_at is None:
-                return Row(name=name, look=Look.WAITING, phase="Pending", why="not yet received by the agent")
-            return Row(name=name, look=Look.GONE, phase="removed", why=f"at {gone_at:%H:%M:%S}")
+            removed_at = self._removed_at.get(name)
+            if removed_at is None:
+                return Row(name=name, state=PodState.PENDING, phase="Pending", why="not yet received by the agent")
+            return Row(name=name, state=PodState.REMOVED, phase="removed", why=f"at {removed_at:%H:%M:%S}")
         pod, status = known
         uid = PodUID(pod.metadata.uid or "")
         containers = [*_sidecar_statuses(pod, status), *(status.container_statuses or ())]
         return Row(
             name=name,
-            look=_look(pod, status),
+            state=_state_of(pod, status),
             phase=_phase(pod, status),
             ready=f"{sum(each.ready for each in containers)}/{len(containers) or len(pod.spec.containers)}",
             restarts=sum(each.restart_count for each in containers),
-            age=now - self._node.born(uid),
+            age=now - self._node.created_at(uid),
             why=self._why(pod, status, self._node.agent.explain(uid)),
         )
 
@@ -178,19 +184,20 @@ class Recorder:
         agent = self._node.agent
         for call in agent.runtime.slow_calls():
             # Only while the pod is pending: a call that timed out was repeated, but may still hang in the runtime.
-            if status.phase == "Pending" and call.about == f"{pod.metadata.namespace}/{pod.metadata.name}":
+            if status.phase == "Pending" and call.subject == f"{pod.metadata.namespace}/{pod.metadata.name}":
                 return f"the runtime has not answered {call.operation} for {call.seconds:.0f} s"
         if explanation.uid in agent.workers.waiting(full_name(pod)):
             return "waits until its predecessor has terminated"
-        return why(replace(pod, status=status), explanation)
+        return reason_of(replace(pod, status=status), explanation)
 
 
-def _continued(known: list[Entry], newer: Sequence[Entry]) -> list[Entry]:
+def _continued(known: list[TimelineEntry], newer: Sequence[TimelineEntry]) -> list[TimelineEntry]:
     """Join the known timeline with the agent's current one, which overlaps and may have larger counts."""
     if not newer:
         return known
+    what, _ = in_words(newer[0].event)
     for index in reversed(range(len(known))):
-        if known[index].what == newer[0].what and abs(known[index].at - newer[0].at) < _SAME:
+        if in_words(known[index].event)[0] == what and abs(known[index].at - newer[0].at) < _SAME:
             return [*known[:index], *newer]
     return [*known, *newer]
 
@@ -200,22 +207,18 @@ def _sidecar_statuses(pod: Pod, status: PodStatus) -> Iterable[ContainerStatus]:
     return (each for each in status.init_container_statuses or () if each.name in sidecars)
 
 
-def _is_ready(status: PodStatus) -> bool:
-    return any(each.type == "Ready" and each.status == "True" for each in status.conditions or ())
-
-
-def _look(pod: Pod, status: PodStatus) -> Look:
+def _state_of(pod: Pod, status: PodStatus) -> PodState:
     match status.phase:
         case "Succeeded":
-            return Look.SUCCEEDED
+            return PodState.SUCCEEDED
         case "Failed":
-            return Look.FAILED
+            return PodState.FAILED
         case _ if pod.metadata.deletion_timestamp:
-            return Look.ENDING
+            return PodState.TERMINATING
         case "Running":
-            return Look.READY if _is_ready(status) else Look.RUNNING
+            return PodState.READY if is_ready(status) else PodState.RUNNING
         case _:
-            return Look.WAITING
+            return PodState.PENDING
 
 
 def _phase(pod: Pod, status: PodStatus) -> str:

@@ -1,4 +1,4 @@
-"""Streams over a WebSocket with the protocol of kubectl and the kubelet (v5.channel.k8s.io).
+"""Streams over a WebSocket, in the protocol v5.channel.k8s.io.
 
     client --> 0 stdin   4 size of the terminal, {"Width": 80, "Height": 24}   255 close of a channel
     server --> 1 stdout  2 stderr  3 a Status with the exit code
@@ -15,10 +15,10 @@ from typing import Final
 import msgspec
 from aiohttp import WSMsgType, web
 
-from podkeeper.app.local.streams import Conversation, end_in_words
+from podkeeper.app.local.streams import StreamSession, failure_message
+from podkeeper.linux.logline import STDERR, STDOUT
 from podkeeper.model.k8s.meta import Status, StatusCause, StatusDetails
-from podkeeper.model.probing import CommandEnd, Exited
-from podkeeper.rules.logline import STDERR, STDOUT
+from podkeeper.model.probing import CommandEnd, CommandExited
 
 PROTOCOL: Final = "v5.channel.k8s.io"
 STDIN_CHANNEL: Final = 0
@@ -28,7 +28,7 @@ CLOSE_CHANNEL: Final = 255
 OUTPUT_CHANNELS: Final = {STDOUT: 1, STDERR: 2}
 EXIT_CODE_CAUSE: Final = "ExitCode"
 NON_ZERO_EXIT: Final = "NonZeroExitCode"
-LOOK_SECONDS: Final = 1.0
+POLL_SECONDS: Final = 1.0
 
 
 class TerminalSize(msgspec.Struct, frozen=True):
@@ -38,10 +38,10 @@ class TerminalSize(msgspec.Struct, frozen=True):
     Height: int = 0
 
 
-async def talk(conversation: Conversation, socket: web.WebSocketResponse) -> None:
+async def relay(session: StreamSession, socket: web.WebSocketResponse) -> None:
     """Pass data in both directions until the process exits or the client disconnects."""
-    works = (_hear(conversation, socket), _say(conversation, socket), _watch(socket))
-    tasks = [asyncio.create_task(work) for work in works]
+    parts = (_receive(session, socket), _send(session, socket), _wait_for_disconnect(socket))
+    tasks = [asyncio.create_task(part) for part in parts]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
@@ -52,47 +52,47 @@ async def talk(conversation: Conversation, socket: web.WebSocketResponse) -> Non
         await socket.close()
 
 
-async def _watch(socket: web.WebSocketResponse) -> None:
-    """Wait until the client disconnects. Polls, because nothing reads the socket while the process takes no input."""
+async def _wait_for_disconnect(socket: web.WebSocketResponse) -> None:
+    # Poll, because nothing reads the socket while the process reads no input.
     poll = select.poll()
     poll.register(socket.get_extra_info("socket").fileno(), select.POLLRDHUP)
     while not poll.poll(0):
-        await asyncio.sleep(LOOK_SECONDS)
+        await asyncio.sleep(POLL_SECONDS)
 
 
-async def _say(conversation: Conversation, socket: web.WebSocketResponse) -> None:
+async def _send(session: StreamSession, socket: web.WebSocketResponse) -> None:
     """Send all output, then the exit status."""
-    async for stream, data in conversation.output():
+    async for stream, data in session.output():
         await socket.send_bytes(bytes([OUTPUT_CHANNELS[stream]]) + data)
-    status = msgspec.json.encode(status_of(await conversation.wait()))
+    status = msgspec.json.encode(status_of(await session.wait()))
     await socket.send_bytes(bytes([ERROR_CHANNEL]) + status)
 
 
-async def _hear(conversation: Conversation, socket: web.WebSocketResponse) -> None:
+async def _receive(session: StreamSession, socket: web.WebSocketResponse) -> None:
     """Receive input until the client closes."""
     async for message in socket:
         if message.type is not WSMsgType.BINARY or not message.data:
             continue
         channel, data = message.data[0], message.data[1:]
         if channel == STDIN_CHANNEL:
-            await conversation.send(data)
+            await session.send(data)
         elif channel == RESIZE_CHANNEL:
             with contextlib.suppress(msgspec.DecodeError):
                 size = msgspec.json.decode(data, type=TerminalSize)
-                await conversation.resize(size.Width, size.Height)
+                await session.resize(size.Width, size.Height)
         elif channel == CLOSE_CHANNEL and data[:1] == bytes([STDIN_CHANNEL]):
-            await conversation.close_input()
+            await session.close_input()
 
 
 def status_of(end: CommandEnd) -> Status:
     """Return the Status that the kubelet sends for this end of a command."""
-    if isinstance(end, Exited) and end.code == 0:
+    if isinstance(end, CommandExited) and end.code == 0:
         return Status(status="Success")
-    if isinstance(end, Exited):
+    if isinstance(end, CommandExited):
         return Status(
             status="Failure",
             reason=NON_ZERO_EXIT,
             message=f"command terminated with exit code {end.code}",
             details=StatusDetails(causes=(StatusCause(reason=EXIT_CODE_CAUSE, message=str(end.code)),)),
         )
-    return Status(status="Failure", reason="InternalError", message=end_in_words(end), code=500)
+    return Status(status="Failure", reason="InternalError", message=failure_message(end), code=500)

@@ -1,6 +1,6 @@
 """Client of the local API, for the command line.
 
-Standard library only, because importing an HTTP library takes longer than the request. All errors are `AskingFailed`
+Standard library only, because importing an HTTP library takes longer than the request. All errors are `RequestFailed`
 with a message for the user.
 """
 
@@ -23,12 +23,12 @@ Json = dict[str, Any]
 
 TABLE_ACCEPTED: Final = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json"
 PROTOCOL: Final = "v5.channel.k8s.io"
-ANSWER_SECONDS: Final = 30.0
-TURN_SECONDS: Final = 0.5  # timeout of blocking calls, after which Python can handle Ctrl-C
+TIMEOUT_SECONDS: Final = 30.0
+INTERRUPT_CHECK_SECONDS: Final = 0.5  # timeout of blocking calls, after which Python can handle Ctrl-C
 _BLOCK_BYTES: Final = 65536
 
 
-class AskingFailed(Exception):
+class RequestFailed(Exception):
     """The request failed, or the agent answered with an error."""
 
     def __init__(self, message: str, code: int = 0) -> None:
@@ -36,7 +36,7 @@ class AskingFailed(Exception):
         self.code = code
 
 
-class NobodyAnswers(AskingFailed):
+class AgentNotRunning(RequestFailed):
     """No agent listens on the socket."""
 
 
@@ -45,29 +45,29 @@ class LocalClient:
         self.path = path
 
     def get(self, *parts: str, accept: str = "application/json", **query: object) -> Json:
-        found: Json = json.loads(self._ask("GET", parts, query, {"Accept": accept}).read())
+        found: Json = json.loads(self._request("GET", parts, query, {"Accept": accept}).read())
         return found
 
     def text(self, *parts: str) -> str:
-        return self._ask("GET", parts, {}, {}).read().decode()
+        return self._request("GET", parts, {}, {}).read().decode()
 
     def post(self, *parts: str, **query: object) -> Json:
         """Send a POST request. Returns the changed object."""
-        found: Json = json.loads(self._ask("POST", parts, query, {}).read())
+        found: Json = json.loads(self._request("POST", parts, query, {}).read())
         return found
 
     def stream(self, *parts: str, **query: object) -> Generator[bytes, None, None]:
         """Yield the body in blocks as they arrive. Close the generator to stop early."""
-        answer = self._ask("GET", parts, query, {}, endless=True)
+        response = self._request("GET", parts, query, {}, endless=True)
         try:
-            while block := answer.read1(_BLOCK_BYTES):
+            while block := response.read1(_BLOCK_BYTES):
                 yield block
         except (OSError, http.client.HTTPException) as error:
-            raise AskingFailed("lost the connection to the agent") from error
+            raise RequestFailed("lost the connection to the agent") from error
         finally:
-            answer.close()
+            response.close()
 
-    def talk(self, *parts: str, **query: object) -> "Talk":
+    def open_channels(self, *parts: str, **query: object) -> "ChannelSocket":
         """Open a WebSocket."""
         key = base64.b64encode(os.urandom(16)).decode()
         head = (
@@ -78,39 +78,39 @@ class LocalClient:
         assert connection.sock is not None
         # Parse the answer here, because http.client closes the connection after a protocol switch.
         connected = connection.sock
-        conversation = Talk(connected, connected.makefile("rb"))
+        channels = ChannelSocket(connected, connected.makefile("rb"))
         try:
             connected.sendall(head.encode())
-            conversation.begin(self.path)
+            channels.read_handshake(self.path)
         except (OSError, http.client.HTTPException, ValueError, IndexError) as error:
-            conversation.close()
-            raise AskingFailed(f"the agent at {self.path} did not answer: {error}") from error
-        except AskingFailed:
-            conversation.close()
+            channels.close()
+            raise RequestFailed(f"the agent at {self.path} did not answer: {error}") from error
+        except RequestFailed:
+            channels.close()
             raise
-        return conversation
+        return channels
 
     # ---- helpers ----
 
-    def _ask(
+    def _request(
         self, method: str, parts: tuple[str, ...], query: Mapping[str, object], headers: dict[str, str], *,
         endless: bool = False,
     ) -> http.client.HTTPResponse:  # fmt: skip
-        connection = self._connect(None if endless else ANSWER_SECONDS)
-        return self._answer(connection, method, parts, query, {**headers, "Connection": "close"})
+        connection = self._connect(None if endless else TIMEOUT_SECONDS)
+        return self._response(connection, method, parts, query, {**headers, "Connection": "close"})
 
-    def _connect(self, seconds: float | None) -> "_Connection":
-        connection = _Connection(self.path, seconds)
+    def _connect(self, seconds: float | None) -> "_UnixHttpConnection":
+        connection = _UnixHttpConnection(self.path, seconds)
         try:
             connection.connect()
         except OSError as error:
             connection.close()
-            raise NobodyAnswers(_why_nobody(self.path, error)) from error
+            raise AgentNotRunning(_connect_error(self.path, error)) from error
         return connection
 
-    def _answer(
+    def _response(
         self,
-        connection: "_Connection",
+        connection: "_UnixHttpConnection",
         method: str,
         parts: tuple[str, ...],
         query: Mapping[str, object],
@@ -118,29 +118,29 @@ class LocalClient:
     ) -> http.client.HTTPResponse:
         try:
             connection.request(method, _target(parts, query), headers=headers)
-            answer = connection.getresponse()
+            response = connection.getresponse()
         except (OSError, http.client.HTTPException) as error:
-            raise AskingFailed(f"the agent at {self.path} did not answer: {error}") from error
-        if answer.status >= 400:
-            raise AskingFailed(_message(answer.read(), f"the agent answered {answer.status}"), answer.status)
-        return answer
+            raise RequestFailed(f"the agent at {self.path} did not answer: {error}") from error
+        if response.status >= 400:
+            raise RequestFailed(_message(response.read(), f"the agent answered {response.status}"), response.status)
+        return response
 
 
-class Talk:
+class ChannelSocket:
     """A WebSocket with channels. Several threads may send, one may receive."""
 
     def __init__(self, connected: socket.socket, file: BinaryIO) -> None:
         self._socket = connected
         self._file = file  # its buffer may hold data that arrived with the answer
-        self._saying = threading.Lock()
+        self._send_lock = threading.Lock()
 
-    def begin(self, path: Path) -> None:
-        """Read the answer to the request. Raises AskingFailed if the agent refuses it."""
+    def read_handshake(self, path: Path) -> None:
+        """Read the response to the request. Raises RequestFailed if the agent refuses it."""
         status = int(self._file.readline().split()[1])
         headers = http.client.parse_headers(self._file)
         if status != http.client.SWITCHING_PROTOCOLS:
             body = self._file.read(int(headers.get("Content-Length", "0")))
-            raise AskingFailed(_message(body, f"the agent at {path} refused the stream ({status})"), status)
+            raise RequestFailed(_message(body, f"the agent at {path} refused the stream ({status})"), status)
 
     def send(self, channel: int, data: bytes) -> None:
         self._send_frame(0x2, bytes([channel]) + data)
@@ -162,7 +162,7 @@ class Talk:
         self._file.close()
         self._socket.close()
 
-    def __enter__(self) -> "Talk":
+    def __enter__(self) -> "ChannelSocket":
         return self
 
     def __exit__(
@@ -179,7 +179,7 @@ class Talk:
         else:
             head = struct.pack("!BBQ", 0x80 | kind, 0xFF, length)
         # A mask of zeros is enough, because masks only protect against proxies and a unix socket has none.
-        with self._saying:
+        with self._send_lock:
             self._socket.sendall(head + bytes(4) + data)
 
     def _frame(self) -> tuple[int, bytes] | None:
@@ -210,12 +210,12 @@ class _Socket(socket.socket):
         if self.gettimeout() is None:
             readable = select.poll()
             readable.register(self, select.POLLIN)
-            while not readable.poll(TURN_SECONDS * 1000):
+            while not readable.poll(INTERRUPT_CHECK_SECONDS * 1000):
                 pass
         return super().recv_into(*arguments)
 
 
-class _Connection(http.client.HTTPConnection):
+class _UnixHttpConnection(http.client.HTTPConnection):
     def __init__(self, path: Path, seconds: float | None) -> None:
         super().__init__("localhost", timeout=seconds)
         self._path = path
@@ -226,7 +226,7 @@ class _Connection(http.client.HTTPConnection):
         self.sock.connect(str(self._path))
 
 
-def _why_nobody(path: Path, error: OSError) -> str:
+def _connect_error(path: Path, error: OSError) -> str:
     match error:
         case FileNotFoundError() | ConnectionRefusedError():
             return f"no agent is running at {path}"
@@ -250,13 +250,13 @@ def _pairs(name: str, value: object) -> list[tuple[str, str]]:
 
 def _target(parts: tuple[str, ...], query: Mapping[str, object]) -> str:
     path = "/" + "/".join(quote(part, safe="") for part in parts)
-    asked = urlencode([pair for name, value in query.items() for pair in _pairs(name, value)])
-    return f"{path}?{asked}" if asked else path
+    encoded = urlencode([pair for name, value in query.items() for pair in _pairs(name, value)])
+    return f"{path}?{encoded}" if encoded else path
 
 
-def _message(body: bytes, otherwise: str) -> str:
+def _message(body: bytes, default: str) -> str:
     """Return the message of an error response, which may be a Status or plain text."""
     try:
         return str(json.loads(body)["message"])
     except (ValueError, KeyError, TypeError):
-        return body.decode(errors="replace").strip() or otherwise
+        return body.decode(errors="replace").strip() or default

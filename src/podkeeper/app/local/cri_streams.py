@@ -7,8 +7,8 @@ cannot stop it. The kubelet has the same limitation.
 from collections.abc import Sequence
 
 from podkeeper.app.local.logs import LogFile
-from podkeeper.app.local.streams import Conversation
-from podkeeper.runtimes.cri.streaming.calls import StreamCalls
+from podkeeper.app.local.streams import StreamSession
+from podkeeper.runtimes.cri.stream_calls import StreamCalls
 from podkeeper.runtimes.cri.transport import Transport
 
 
@@ -16,19 +16,19 @@ class CriStreams:
     def __init__(self, transport: Transport) -> None:
         self._calls = StreamCalls(transport)
 
-    async def exec(self, container_id: str, command: Sequence[str], *, tty: bool, stdin: bool) -> Conversation:
+    async def exec(self, container_id: str, command: Sequence[str], *, tty: bool, stdin: bool) -> StreamSession:
         return await self._calls.exec(container_id, command, tty=tty, stdin=stdin)
 
-    async def attach(self, log: LogFile, *, tty: bool, stdin: bool) -> Conversation:
+    async def attach(self, log: LogFile, *, tty: bool, stdin: bool) -> StreamSession:
         return await self._calls.attach(log.container_id, tty=tty, stdin=stdin)
 
-    async def forward(self, sandbox_id: str, port: int) -> Conversation:
+    async def forward(self, sandbox_id: str, port: int) -> StreamSession:
         """Connect to a port of a pod."""
         # Use a separate stream connection for each TCP connection. kubectl shares one, and then a single connection
         # that is not read (or closed at the other end) blocks all others. The separate connection costs 4 ms.
-        way = await self._calls.port_forward(sandbox_id)
+        connection = await self._calls.port_forward(sandbox_id)
         try:
-            return await way.open(port, alone=True)
+            return await connection.open(port, alone=True)
         except BaseException:
-            await way.close()
+            await connection.close()
             raise

@@ -1,6 +1,6 @@
 """Forward a TCP connection to a port of a pod.
 
-    Forwards.forward(sandbox, port) -> Conversation: its output is the pod's data, its end is success or the error
+    Forwards.forward(sandbox, port) -> StreamSession: its output is the pod's data, its end is success or the error
 
 The command line listens for connections. This module connects to the pod. Runtimes with pod networks implement
 `Forwards`. `HostForwards` is for pods in the network of the machine.
@@ -12,12 +12,12 @@ import os
 from collections.abc import AsyncIterator, Sequence
 from typing import Final, Protocol
 
-from podkeeper.app.local.streams import Conversation
+from podkeeper.app.local.streams import StreamSession
+from podkeeper.linux.logline import STDOUT
 from podkeeper.model.errors import BadInput, RuntimeRefused
 from podkeeper.model.k8s.core import Pod
-from podkeeper.model.probing import CommandEnd, Exited, NotRun
+from podkeeper.model.probing import CommandEnd, CommandExited, NotRun
 from podkeeper.model.runtime import SandboxRecord
-from podkeeper.rules.logline import STDOUT
 from podkeeper.rules.validate.names import missing, within
 
 LOOPBACKS: Final = ("127.0.0.1", "::1")
@@ -30,38 +30,38 @@ _LARGEST_PORT: Final = 65535
 class Forwards(Protocol):
     """A runtime that supports port forwarding."""
 
-    async def forward(self, sandbox_id: str, port: int) -> Conversation:
+    async def forward(self, sandbox_id: str, port: int) -> StreamSession:
         """Connect to a port of a running pod. Raises RuntimeRefused with the reason."""
 
 
 class NoForwards:
     """For a runtime whose pods have no network."""
 
-    async def forward(self, sandbox_id: str, port: int) -> Conversation:
+    async def forward(self, sandbox_id: str, port: int) -> StreamSession:
         raise RuntimeRefused("cannot forward to a port: the pods of this runtime have no network")
 
 
 class HostForwards:
     """For pods in the network of this machine. Their ports are on the loopback addresses."""
 
-    async def forward(self, sandbox_id: str, port: int) -> Conversation:
-        troubles = []
+    async def forward(self, sandbox_id: str, port: int) -> StreamSession:
+        errors = []
         for address in LOOPBACKS:
             try:
                 async with asyncio.timeout(CONNECT_SECONDS):
-                    return _Connected(*await asyncio.open_connection(address, port))
+                    return _TcpSession(*await asyncio.open_connection(address, port))
             except TimeoutError:
-                troubles.append(f"{address}: no answer within {CONNECT_SECONDS:g} s")
+                errors.append(f"{address}: no answer within {CONNECT_SECONDS:g} s")
             except OSError as error:
-                troubles.append(f"{address}: {_reason(error)}")
-        raise RuntimeRefused(f"cannot connect to port {port}: {'; '.join(troubles)}")
+                errors.append(f"{address}: {_reason(error)}")
+        raise RuntimeRefused(f"cannot connect to port {port}: {'; '.join(errors)}")
 
 
-class _Connected:
+class _TcpSession:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
-        self._end: CommandEnd = Exited(0)
+        self._end: CommandEnd = CommandExited(0)
 
     async def output(self) -> AsyncIterator[tuple[str, bytes]]:
         try:
@@ -98,7 +98,7 @@ def _reason(error: OSError) -> str:
     return os.strerror(error.errno) if error.errno else str(error)
 
 
-def sandbox_to_reach(pod: Pod, sandboxes: Sequence[SandboxRecord]) -> str:
+def ready_sandbox(pod: Pod, sandboxes: Sequence[SandboxRecord]) -> str:
     """Return the ready sandbox of a pod. Raises RuntimeRefused if there is none."""
     for sandbox in sandboxes:
         if sandbox.ready:
@@ -106,7 +106,7 @@ def sandbox_to_reach(pod: Pod, sandboxes: Sequence[SandboxRecord]) -> str:
     raise RuntimeRefused(f"cannot forward to pod {pod.metadata.name!r}: it is not running")
 
 
-def port_asked(port: int | None) -> int:
+def requested_port(port: int | None) -> int:
     """Return the port of a request. Raises BadInput."""
     if port is None:
         raise BadInput(missing("port"))

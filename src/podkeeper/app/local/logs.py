@@ -3,7 +3,7 @@
     pod, container, previous? -> LogFile -> read_file -> bytes, as the container wrote them
 
 The choice of the file, and the errors if there is none, are the kubelet's (`validateContainerLogStatus`). Rotated files
-are read as one log (`log_trail`), in blocks, so that large logs need no memory. A follower polls the file ten
+are read as one log (`log_follow`), in blocks, so that large logs need no memory. A follower polls the file ten
 times per second, continues after rotations, and ends when the container has exited.
 """
 
@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from podkeeper.app.build import Agent
-from podkeeper.app.local.log_trail import LogTrail
+from podkeeper.app.local.log_follow import LogFollower
 from podkeeper.model.errors import AgentError
 from podkeeper.model.k8s.core import ContainerStatus, Pod
 from podkeeper.model.messages import PodUID
 from podkeeper.model.runtime import ContainerState, bare_container_id
-from podkeeper.rules.logread import LogOptions, Reading, advance, begin
+from podkeeper.rules.logs.reading import LogOptions, ReadState, advance, begin
 from podkeeper.rules.naming import container_log_path, pod_log_directory
 
-LOOK_AGAIN_SECONDS = 0.1
+POLL_SECONDS = 0.1
 
 
 class NoLog(AgentError):
@@ -69,11 +69,11 @@ def _container_id(pod: Pod, container: str, *, previous: bool) -> str:
     if state.terminated is not None or before is not None:
         raise NoLog(f'container "{container}" in pod "{name}" is terminated')
     reason = "" if state.waiting is None else state.waiting.reason or ""
-    told = {
+    explanation = {
         "ErrImagePull": "image can't be pulled",
         "ImagePullBackOff": "trying and failing to pull image",
     }.get(reason, reason)
-    raise NoLog(f'container "{container}" in pod "{name}" is waiting to start: {told}')
+    raise NoLog(f'container "{container}" in pod "{name}" is waiting to start: {explanation}')
 
 
 def _status_of(pod: Pod, container: str) -> ContainerStatus:
@@ -96,21 +96,21 @@ def _status_of(pod: Pod, container: str) -> ContainerStatus:
 # ---- reading ----
 
 
-async def read_file(path: Path, options: LogOptions, *, goes_on: Callable[[], bool]) -> AsyncIterator[bytes]:
-    """Yield a log in pieces. With `follow`, continue while `goes_on` returns true."""
+async def read_file(path: Path, options: LogOptions, *, may_grow: Callable[[], bool]) -> AsyncIterator[bytes]:
+    """Yield a log in pieces. With `follow`, continue while `may_grow` returns true."""
     reading = begin(options)
     if reading is None:
         return
-    file = LogTrail(path)
+    file = LogFollower(path)
     try:
         while not await file.open_first(options):
-            if not (options.follow and goes_on()):
+            if not (options.follow and may_grow()):
                 return
-            await asyncio.sleep(LOOK_AGAIN_SECONDS)
+            await asyncio.sleep(POLL_SECONDS)
         unfinished = b""
         while True:
-            last_look = not (
-                options.follow and goes_on()
+            is_last_read = not (
+                options.follow and may_grow()
             )  # check before reading, so that the last lines are not missed
             async for block in file.blocks():
                 *lines, unfinished = (unfinished + block).split(b"\n")
@@ -119,11 +119,11 @@ async def read_file(path: Path, options: LogOptions, *, goes_on: Callable[[], bo
                     yield data
                 if reading is None:
                     return
-            if file.moved_on():
+            if file.has_more():
                 continue
-            if last_look:
+            if is_last_read:
                 break
-            await asyncio.sleep(LOOK_AGAIN_SECONDS)
+            await asyncio.sleep(POLL_SECONDS)
         if unfinished:
             _, data = _take(reading, [unfinished], end=b"")
             yield data
@@ -131,9 +131,9 @@ async def read_file(path: Path, options: LogOptions, *, goes_on: Callable[[], bo
         file.close()
 
 
-def _take(reading: Reading, lines: list[bytes], end: bytes = b"\n") -> tuple[Reading | None, bytes]:
+def _take(reading: ReadState, lines: list[bytes], end: bytes = b"\n") -> tuple[ReadState | None, bytes]:
     wanted = []
-    state: Reading | None = reading
+    state: ReadState | None = reading
     for line in lines:
         if state is None:
             break

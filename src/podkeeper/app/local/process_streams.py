@@ -3,9 +3,9 @@
 from collections.abc import AsyncIterator, Sequence
 
 from podkeeper.app.local.logs import LogFile
-from podkeeper.app.local.streams import Conversation
+from podkeeper.app.local.streams import StreamSession
 from podkeeper.model.errors import RuntimeRefused, TryLater
-from podkeeper.model.probing import CommandEnd, Exited, NotRun
+from podkeeper.model.probing import CommandEnd, CommandExited, NotRun
 from podkeeper.runtimes.process.runtime import ProcessRuntime
 from podkeeper.runtimes.process.sessions import Session
 
@@ -14,18 +14,20 @@ class ProcessStreams:
     def __init__(self, runtime: ProcessRuntime) -> None:
         self._runtime = runtime
 
-    async def exec(self, container_id: str, command: Sequence[str], *, tty: bool, stdin: bool) -> Conversation:
-        return _Spoken(await self._runtime.exec_stream(container_id, command, tty=tty, stdin=stdin), ends=True)
+    async def exec(self, container_id: str, command: Sequence[str], *, tty: bool, stdin: bool) -> StreamSession:
+        return _ProcessSession(
+            await self._runtime.exec_stream(container_id, command, tty=tty, stdin=stdin), has_exit_code=True
+        )
 
-    async def attach(self, log: LogFile, *, tty: bool, stdin: bool) -> Conversation:
+    async def attach(self, log: LogFile, *, tty: bool, stdin: bool) -> StreamSession:
         """Connect to a container's main process. `tty` is ignored, because the container has a TTY or not."""
-        return _Spoken(await self._runtime.attach(log.container_id, stdin=stdin), ends=False)
+        return _ProcessSession(await self._runtime.attach(log.container_id, stdin=stdin), has_exit_code=False)
 
 
-class _Spoken:
-    def __init__(self, session: Session, *, ends: bool) -> None:
+class _ProcessSession:
+    def __init__(self, session: Session, *, has_exit_code: bool) -> None:
         self._session = session
-        self._ends = ends  # whether exec started the process, so that its exit code is known
+        self._has_exit_code = has_exit_code  # only if exec started the process
 
     async def output(self) -> AsyncIterator[tuple[str, bytes]]:
         async for channel, data in self._session:
@@ -44,10 +46,10 @@ class _Spoken:
         self._session.resize(rows, columns)
 
     async def wait(self) -> CommandEnd:
-        if not self._ends:
-            return Exited(0)
+        if not self._has_exit_code:
+            return CommandExited(0)
         try:
-            return Exited(await self._session.wait())
+            return CommandExited(await self._session.wait())
         except TryLater as error:
             return NotRun(str(error))
 

@@ -29,20 +29,21 @@ import msgspec
 from aiohttp import web
 
 from podkeeper.app.build import Agent
-from podkeeper.app.local.board import Board, NoSuchPod, WhichPod
-from podkeeper.app.local.channels import PROTOCOL, talk
-from podkeeper.app.local.forwards import Forwards, NoForwards, port_asked, sandbox_to_reach
-from podkeeper.app.local.gate import Gate
+from podkeeper.app.history_words import printed
+from podkeeper.app.local.channels import PROTOCOL, relay
+from podkeeper.app.local.forwards import Forwards, NoForwards, ready_sandbox, requested_port
 from podkeeper.app.local.logs import LogFile, NoLog, is_running, log_file, read_file
-from podkeeper.app.local.places import SOCKET_VARIABLE, too_long
-from podkeeper.app.local.streams import Conversation, Streams
+from podkeeper.app.local.paths import SOCKET_VARIABLE, path_length_error
+from podkeeper.app.local.pod_queries import AmbiguousPodName, PodNotFound, PodQueries
+from podkeeper.app.local.stop_filter import StopFilter
+from podkeeper.app.local.streams import Streams, StreamSession
+from podkeeper.linux.logline import ZERO_TIME, BadLogLine, UnixNanoseconds, parse_log_time
 from podkeeper.model.errors import AgentError, BadInput, Problem, RuntimeRefused, TryLater
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.k8s.meta import Status
 from podkeeper.model.messages import PodUID
 from podkeeper.model.runtime import ContainerState
-from podkeeper.rules.logline import ZERO_TIME, UnixNanoseconds, parse_log_time
-from podkeeper.rules.logread import LogOptions
+from podkeeper.rules.logs.reading import LogOptions
 from podkeeper.rules.validate.names import missing, wrong
 from podkeeper.rules.worker.states import Finished, NeverStarted, Unknown
 
@@ -59,7 +60,7 @@ class SocketInUse(AgentError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Info:
+class AgentInfo:
     version: str
     node: str
     root: str
@@ -70,21 +71,29 @@ class Info:
 
 class LocalServer:
     def __init__(
-        self, *, agent: Agent, gate: Gate, streams: Streams, info: Info, path: Path, forwards: Forwards | None = None
+        self,
+        *,
+        agent: Agent,
+        queries: PodQueries,
+        stop_filter: StopFilter,
+        streams: Streams,
+        info: AgentInfo,
+        path: Path,
+        forwards: Forwards | None = None,
     ) -> None:
         self._agent = agent
-        self._gate = gate
+        self._stop_filter = stop_filter
         self._streams = streams
         self._forwards = forwards or NoForwards()
         self._info = info
         self._path = path
-        self._board = Board(agent, gate)
+        self._queries = queries
         self._runner: web.AppRunner | None = None
 
     async def start(self) -> None:
         """Listen. Raises SocketInUse, BadInput."""
         listening = listen(self._path)
-        app = web.Application(middlewares=[_errors_told])
+        app = web.Application(middlewares=[_errors_as_status])
         app.add_routes(self._routes())
         # Cancel handlers of disconnected clients. Otherwise `logs -f` would be served until its container exits.
         self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS)
@@ -103,7 +112,7 @@ class LocalServer:
         one = "{namespace}/{name}"
         return [
             web.get("/healthz", self._healthz),
-            web.get("/info", self._tell_info),
+            web.get("/info", self._get_info),
             web.get("/pods", self._pods),
             web.get("/pods/{name}", self._pod),
             web.get(f"/pods/{one}", self._pod),
@@ -121,34 +130,34 @@ class LocalServer:
     # ---- reading ----
 
     async def _healthz(self, request: web.Request) -> web.Response:
-        trouble = self._board.health()
-        return web.Response(text="\n".join(trouble) or "ok", status=500 if trouble else 200)
+        problems = self._queries.health()
+        return web.Response(text="\n".join(problems) or "ok", status=500 if problems else 200)
 
-    async def _tell_info(self, request: web.Request) -> web.Response:
+    async def _get_info(self, request: web.Request) -> web.Response:
         return _json(self._info)
 
     async def _pods(self, request: web.Request) -> web.Response:
         wants_table = "as=Table" in request.headers.get("Accept", "").replace(" ", "")
-        return _json(self._board.table() if wants_table else self._board.pod_list())
+        return _json(self._queries.table() if wants_table else self._queries.pod_list())
 
     async def _pod(self, request: web.Request) -> web.Response:
-        return _json(msgspec.structs.replace(self._asked(request), api_version="v1", kind="Pod"))
+        return _json(msgspec.structs.replace(self._requested_pod(request), api_version="v1", kind="Pod"))
 
     async def _events(self, request: web.Request) -> web.Response:
-        return _json(self._board.events(self._asked(request) if "name" in request.match_info else None))
+        return _json(self._queries.events(self._requested_pod(request) if "name" in request.match_info else None))
 
     async def _explain(self, request: web.Request) -> web.Response:
-        return _json(self._board.explain(self._asked(request)))
+        return _json(printed(self._queries.explain(self._requested_pod(request))))
 
     # ---- stopping and starting ----
 
     async def _stop(self, request: web.Request) -> web.Response:
-        pod, grace = self._asked(request), _number(request.query, "gracePeriodSeconds")
+        pod, grace = self._requested_pod(request), _number(request.query, "gracePeriodSeconds")
         uid = _uid(pod)
         if grace is not None and not isinstance(self._agent.workers.state(uid), Unknown | Finished | NeverStarted):
             self._agent.background.spawn(self._kill(pod, grace))
-        await self._gate.hold(uid, grace)
-        return _json(self._board.find(pod.metadata.name or "", pod.metadata.namespace or ""), status=202)
+        await self._stop_filter.stop(uid, grace)
+        return _json(self._queries.find(pod.metadata.name or "", pod.metadata.namespace or ""), status=202)
 
     async def _kill(self, pod: Pod, grace_seconds: int) -> None:
         """Kill a pod with another grace period than that of its manifest."""
@@ -158,22 +167,22 @@ class LocalServer:
             log.warning("pod %s did not stop within its grace period: %s", pod.metadata.name, error)
 
     async def _start(self, request: web.Request) -> web.Response:
-        pod = self._asked(request)
-        await self._gate.release(_uid(pod))
+        pod = self._requested_pod(request)
+        await self._stop_filter.start(_uid(pod))
         return _json(pod, status=202)
 
     # ---- logs ----
 
     async def _logs(self, request: web.Request) -> web.StreamResponse:
-        pod, query = self._asked(request), request.query
-        options = _log_options(query, self._board.now())
+        pod, query = self._requested_pod(request), request.query
+        options = _log_options(query, self._queries.now())
         found = log_file(self._agent, pod, request.match_info["container"], previous=_flag(query, "previous"))
-        answer = web.StreamResponse(headers={"Content-Type": "text/plain; charset=utf-8"})
-        await answer.prepare(request)
-        async for data in read_file(found.path, options, goes_on=lambda: is_running(self._agent, found)):
-            await answer.write(data)
-        await answer.write_eof()
-        return answer
+        response = web.StreamResponse(headers={"Content-Type": "text/plain; charset=utf-8"})
+        await response.prepare(request)
+        async for data in read_file(found.path, options, may_grow=lambda: is_running(self._agent, found)):
+            await response.write(data)
+        await response.write_eof()
+        return response
 
     # ---- streams ----
 
@@ -183,39 +192,39 @@ class LocalServer:
             raise BadInput(missing("command", "use a query such as ?command=ls&command=-l"))
         log_of = self._running(request)
         tty, stdin = _flag(request.query, "tty"), _flag(request.query, "input")
-        return await self._talk(request, self._streams.exec(log_of.container_id, command, tty=tty, stdin=stdin))
+        return await self._serve_stream(request, self._streams.exec(log_of.container_id, command, tty=tty, stdin=stdin))
 
     async def _attach(self, request: web.Request) -> web.StreamResponse:
         log_of = self._running(request)
         tty, stdin = _flag(request.query, "tty"), _flag(request.query, "input")
-        return await self._talk(request, self._streams.attach(log_of, tty=tty, stdin=stdin))
+        return await self._serve_stream(request, self._streams.attach(log_of, tty=tty, stdin=stdin))
 
     async def _port_forward(self, request: web.Request) -> web.StreamResponse:
-        pod, port = self._asked(request), port_asked(_number(request.query, "port"))
-        sandbox_id = sandbox_to_reach(pod, self._agent.cache.get(_uid(pod)).sandboxes)
-        return await self._talk(request, self._forwards.forward(sandbox_id, port))
+        pod, port = self._requested_pod(request), requested_port(_number(request.query, "port"))
+        sandbox_id = ready_sandbox(pod, self._agent.cache.get(_uid(pod)).sandboxes)
+        return await self._serve_stream(request, self._forwards.forward(sandbox_id, port))
 
-    async def _talk(self, request: web.Request, opening: Awaitable[Conversation]) -> web.StreamResponse:
-        conversation = await opening  # before the upgrade, so that an error is a normal HTTP response
+    async def _serve_stream(self, request: web.Request, opening: Awaitable[StreamSession]) -> web.StreamResponse:
+        session = await opening  # before the upgrade, so that an error is a normal HTTP response
         try:
-            answer = web.WebSocketResponse(protocols=(PROTOCOL,), max_msg_size=0)
-            await answer.prepare(request)
-            await talk(conversation, answer)
+            response = web.WebSocketResponse(protocols=(PROTOCOL,), max_msg_size=0)
+            await response.prepare(request)
+            await relay(session, response)
         finally:
-            await conversation.close()
-        return answer
+            await session.close()
+        return response
 
     def _running(self, request: web.Request) -> LogFile:
         """Return the running container of a request. Raises NoLog, RuntimeRefused."""
-        pod, container = self._asked(request), request.match_info["container"]
+        pod, container = self._requested_pod(request), request.match_info["container"]
         found = log_file(self._agent, pod, container)
         for record in self._agent.cache.get(found.uid).containers:
             if record.id == found.container_id and record.state is ContainerState.RUNNING:
                 return found
         raise RuntimeRefused(f"container {container!r} of pod {pod.metadata.name!r} is not running")
 
-    def _asked(self, request: web.Request) -> Pod:
-        return self._board.find(request.match_info["name"], request.match_info.get("namespace", ""))
+    def _requested_pod(self, request: web.Request) -> Pod:
+        return self._queries.find(request.match_info["name"], request.match_info.get("namespace", ""))
 
 
 # ---- the socket ----
@@ -226,8 +235,8 @@ def listen(path: Path) -> socket.socket:
 
     Raises SocketInUse and BadInput.
     """
-    if trouble := too_long(path):
-        raise BadInput(Problem(trouble))
+    if too_long := path_length_error(path):
+        raise BadInput(Problem(too_long))
     try:
         return _listening(path)
     except OSError as error:
@@ -239,7 +248,7 @@ def _listening(path: Path) -> socket.socket:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if path.exists() and not stat.S_ISSOCK(path.stat().st_mode):
         raise SocketInUse(f"cannot listen on {path}: the file exists and is not a socket; use another --socket")
-    if answers(path):
+    if is_listening(path):
         raise SocketInUse(
             f"cannot listen on {path}: another agent uses it; stop that agent first, or use another --socket"
         )
@@ -260,12 +269,12 @@ def _listening(path: Path) -> socket.socket:
     return listening
 
 
-def answers(path: Path) -> bool:
+def is_listening(path: Path) -> bool:
     """Return whether a process listens on a socket."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
-        asking.settimeout(1.0)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        client.settimeout(1.0)
         try:
-            asking.connect(str(path))
+            client.connect(str(path))
         except (FileNotFoundError, ConnectionRefusedError):
             return False
         except OSError:
@@ -277,15 +286,15 @@ def answers(path: Path) -> bool:
 
 
 @web.middleware
-async def _errors_told(
+async def _errors_as_status(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
     """Turn exceptions into responses with a Status."""
     try:
         return await handler(request)
-    except NoSuchPod as error:
+    except PodNotFound as error:
         return _failure(404, "NotFound", str(error))
-    except WhichPod as error:
+    except AmbiguousPodName as error:
         return _failure(409, "Conflict", str(error))
     except (NoLog, BadInput, RuntimeRefused) as error:
         return _failure(400, "BadRequest", str(error))
@@ -342,7 +351,7 @@ def _since(query: Mapping[str, str], now: datetime) -> UnixNanoseconds:
     if "sinceTime" in query:
         try:
             return parse_log_time(query["sinceTime"].encode()).unix_nanoseconds
-        except BadInput as error:
+        except BadLogLine as error:
             detail = "must be a time in RFC 3339 format (e.g. 2026-11-15T10:00:00Z)"
             raise BadInput(wrong("sinceTime", query["sinceTime"], detail)) from error
     seconds = _number(query, "sinceSeconds")

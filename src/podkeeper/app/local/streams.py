@@ -1,6 +1,8 @@
-"""Streams to processes in containers: `exec` starts a process, `attach` connects to the main process.
+"""Streams to processes in containers: exec and attach.
 
-    Streams.exec, Streams.attach -> Conversation:  send, close_input, resize -->  process  --> output, wait
+`exec` starts a process, `attach` connects to the main process.
+
+    Streams.exec, Streams.attach -> StreamSession:  send, close_input, resize -->  process  --> output, wait
 
 Runtimes with streams implement `Streams`. `PlainStreams` is for the others: `exec` returns the output after the command
 has exited, `attach` follows the log, and requests with stdin or a TTY are refused.
@@ -12,15 +14,15 @@ from typing import Protocol
 
 from podkeeper.app.build import Agent
 from podkeeper.app.local.logs import LogFile, is_running, read_file
+from podkeeper.linux.logline import STDOUT
 from podkeeper.model.errors import RuntimeRefused
-from podkeeper.model.probing import CommandEnd, Exited, NotRun, TimedOut
-from podkeeper.rules.logline import STDOUT
-from podkeeper.rules.logread import LogOptions
+from podkeeper.model.probing import CommandEnd, CommandExited, NotRun, TimedOut
+from podkeeper.rules.logs.reading import LogOptions
 
 NO_TIMEOUT = 0.0
 
 
-class Conversation(Protocol):
+class StreamSession(Protocol):
     """A connection to a process. The caller must close it, which closes the process's input and output."""
 
     def output(self) -> AsyncIterator[tuple[str, bytes]]:
@@ -45,10 +47,10 @@ class Conversation(Protocol):
 class Streams(Protocol):
     """A runtime that supports exec and attach."""
 
-    async def exec(self, container_id: str, command: Sequence[str], *, tty: bool, stdin: bool) -> Conversation:
+    async def exec(self, container_id: str, command: Sequence[str], *, tty: bool, stdin: bool) -> StreamSession:
         """Start a process in a running container. Raises RuntimeRefused with the reason."""
 
-    async def attach(self, log: LogFile, *, tty: bool, stdin: bool) -> Conversation:
+    async def attach(self, log: LogFile, *, tty: bool, stdin: bool) -> StreamSession:
         """Connect to a container's main process. Raises RuntimeRefused with the reason."""
 
 
@@ -58,22 +60,22 @@ class PlainStreams:
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
 
-    async def exec(self, container_id: str, command: Sequence[str], *, tty: bool, stdin: bool) -> Conversation:
+    async def exec(self, container_id: str, command: Sequence[str], *, tty: bool, stdin: bool) -> StreamSession:
         if tty or stdin:
             raise RuntimeRefused(
                 f"cannot use stdin or a TTY: the runtime {self._agent.runtime.name!r} does not support them"
             )
         end = asyncio.ensure_future(self._agent.ports.runtime.exec_sync(container_id, command, NO_TIMEOUT))
-        return _Told(end)
+        return _CommandOutput(end)
 
-    async def attach(self, log: LogFile, *, tty: bool, stdin: bool) -> Conversation:
+    async def attach(self, log: LogFile, *, tty: bool, stdin: bool) -> StreamSession:
         if stdin:
             raise RuntimeRefused(f"cannot use stdin: the runtime {self._agent.runtime.name!r} does not support it")
-        return _LogRead(self._agent, log)
+        return _FollowedLog(self._agent, log)
 
 
-class _Mute:
-    """A process without stdin and TTY."""
+class _SessionWithoutInput:
+    """A session without stdin and TTY."""
 
     async def send(self, data: bytes) -> None:
         pass
@@ -85,14 +87,14 @@ class _Mute:
         pass
 
 
-class _Told(_Mute):
+class _CommandOutput(_SessionWithoutInput):
     """A command whose output is available after its exit."""
 
     def __init__(self, end: asyncio.Future[CommandEnd]) -> None:
         self._end = end
 
     async def output(self) -> AsyncIterator[tuple[str, bytes]]:
-        if isinstance(end := await self.wait(), Exited) and end.output:
+        if isinstance(end := await self.wait(), CommandExited) and end.output:
             yield STDOUT, end.output
 
     async def wait(self) -> CommandEnd:
@@ -102,7 +104,7 @@ class _Told(_Mute):
         self._end.cancel()
 
 
-class _LogRead(_Mute):
+class _FollowedLog(_SessionWithoutInput):
     """A container whose log is followed."""
 
     def __init__(self, agent: Agent, log: LogFile) -> None:
@@ -111,20 +113,20 @@ class _LogRead(_Mute):
 
     async def output(self) -> AsyncIterator[tuple[str, bytes]]:
         options = LogOptions(tail_lines=0, follow=True)
-        async for data in read_file(self._log.path, options, goes_on=lambda: is_running(self._agent, self._log)):
+        async for data in read_file(self._log.path, options, may_grow=lambda: is_running(self._agent, self._log)):
             yield STDOUT, data
 
     async def wait(self) -> CommandEnd:
-        return Exited(0)
+        return CommandExited(0)
 
     async def close(self) -> None:
         pass
 
 
-def end_in_words(end: CommandEnd) -> str:
+def failure_message(end: CommandEnd) -> str:
     """Return why a command has no exit code, or "" if it has one."""
     match end:
-        case Exited():
+        case CommandExited():
             return ""
         case TimedOut(message) | NotRun(message):
             return message

@@ -10,7 +10,7 @@ The only exception is `BadInput`. Each of its problems names file, line and fiel
 Kubelet counterparts: k8s.io/apimachinery/pkg/util/yaml and sigs.k8s.io/yaml.
 """
 
-from podkeeper.model.manifest.documents import Document, Reading, Text, read_documents
+from podkeeper.model.manifest.documents import Document, ParsedManifest, Text, read_documents
 from podkeeper.model.manifest.typed import decode, type_of, unknown_fields
 
-__all__ = ["Document", "Reading", "Text", "decode", "read_documents", "type_of", "unknown_fields"]
+__all__ = ["Document", "ParsedManifest", "Text", "decode", "read_documents", "type_of", "unknown_fields"]

@@ -74,20 +74,20 @@ class Document:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ParsedManifest:
     """The valid documents of a text, and the problems of the others."""
 
     documents: tuple[Document, ...]
     problems: tuple[Problem, ...]
 
-    def all_sound(self) -> tuple[Document, ...]:
+    def all_valid(self) -> tuple[Document, ...]:
         """Return all documents. Raise `BadInput` if any document has a problem."""
         if self.problems:
             raise BadInput(*self.problems)
         return self.documents
 
 
-def read_documents(data: bytes | str, file: str = "") -> Reading:
+def read_documents(data: bytes | str, file: str = "") -> ParsedManifest:
     """Parse a manifest. Never raises: the errors are in `problems`."""
     documents: list[Document] = []
     problems: list[Problem] = []
@@ -97,7 +97,7 @@ def read_documents(data: bytes | str, file: str = "") -> Reading:
                 documents.append(found)
             case Problem():
                 problems.append(found)
-    return Reading(tuple(documents), tuple(problems))
+    return ParsedManifest(tuple(documents), tuple(problems))
 
 
 def parse_path(field: str) -> Path:

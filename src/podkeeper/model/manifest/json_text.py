@@ -22,7 +22,7 @@ _ESCAPE: Final = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ParsedObject:
     """One object of a text: its value or its error, and its start and end offsets."""
 
     value: Value | Unreadable
@@ -30,42 +30,42 @@ class Found:
     end: int
 
 
-def objects(text: str) -> Iterator[Found]:
+def objects(text: str) -> Iterator[ParsedObject]:
     """Yield the objects of the text up to the first part that is not a JSON object."""
     if _SURROGATE.search(text) is not None:
         text = _ESCAPE.sub(_without_lone_surrogate, text)  # keeps the length, because callers use the offsets
-    start = _begin(text, 0)
+    start = _skip_space(text, 0)
     while text.startswith("{", start):
         found = _read_object(text, start)
         if found is None:
             return
         yield found
-        start = _begin(text, found.end)
+        start = _skip_space(text, found.end)
 
 
-def _read_object(text: str, start: int) -> Found | None:
-    doubts = _Doubts()
+def _read_object(text: str, start: int) -> ParsedObject | None:
+    errors = _DecodeErrors()
     decoder = json.JSONDecoder(
-        object_pairs_hook=doubts.pairs, parse_int=doubts.integer, parse_float=doubts.number, parse_constant=_refuse
+        object_pairs_hook=errors.pairs, parse_int=errors.integer, parse_float=errors.number, parse_constant=_reject
     )
     try:
         value, end = decoder.raw_decode(text, start)
     except RecursionError:
-        return Found(Unreadable(scalars.TOO_DEEP.format(MAX_DEPTH), 1), start, len(text))
+        return ParsedObject(Unreadable(scalars.TOO_DEEP.format(MAX_DEPTH), 1), start, len(text))
     except ValueError:
         return None
-    if doubts.too_large is not None:
-        line = text.count("\n", start, text.find(doubts.too_large, start)) + 1
-        message = f"cannot parse {scalars.shown(doubts.too_large)}: the number does not fit in 64 bits"
-        return Found(Unreadable(message, line), start, end)
+    if errors.too_large is not None:
+        line = text.count("\n", start, text.find(errors.too_large, start)) + 1
+        message = f"cannot parse {scalars.shown(errors.too_large)}: the number does not fit in 64 bits"
+        return ParsedObject(Unreadable(message, line), start, end)
     if _is_too_deep(value):
-        return Found(Unreadable(scalars.TOO_DEEP.format(MAX_DEPTH), 1), start, end)
-    if doubts.repeated is not None:
-        return Found(_name_repetition(text[start:end], doubts.repeated), start, end)
-    return Found(value, start, end)
+        return ParsedObject(Unreadable(scalars.TOO_DEEP.format(MAX_DEPTH), 1), start, end)
+    if errors.repeated is not None:
+        return ParsedObject(_duplicate_key_error(text[start:end], errors.repeated), start, end)
+    return ParsedObject(value, start, end)
 
 
-class _Doubts:
+class _DecodeErrors:
     """Errors found by the decoder's hooks, which do not know the position."""
 
     def __init__(self) -> None:
@@ -90,11 +90,11 @@ class _Doubts:
             return 0
 
 
-def _refuse(name: str) -> Value:
+def _reject(name: str) -> Value:
     raise ValueError(name)
 
 
-def _begin(text: str, position: int) -> int:
+def _skip_space(text: str, position: int) -> int:
     match = _SPACE.match(text, position)
     return position if match is None else match.end()
 
@@ -117,7 +117,7 @@ def _is_too_deep(value: Value) -> bool:
     return True
 
 
-def _name_repetition(text: str, key: str) -> Unreadable:
+def _duplicate_key_error(text: str, key: str) -> Unreadable:
     """Return the error about a duplicate key, with its line if the YAML parser can parse this JSON."""
     message = scalars.repetition(key)
     try:

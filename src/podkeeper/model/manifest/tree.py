@@ -25,8 +25,8 @@ MAX_DEPTH: Final = 256  # far above any real object, far below Python's recursio
 _SHOWN_DEPTH: Final = 12  # a longer path does not help the reader
 MAX_ALIASED_CHARACTERS: Final = 16 * 2**20
 # go-yaml's limit for "excessive aliasing": the share of nodes that may come from aliases, by document size.
-_ALIASES_ALWAYS_FINE: Final = 100
-_NODES_ALWAYS_FINE: Final = 1_000
+_MIN_ALIASES: Final = 100
+_MIN_NODES: Final = 1_000
 _SMALL_NODES, _LARGE_NODES = 400_000, 4_000_000
 _SMALL_SHARE, _LARGE_SHARE = 0.99, 0.10
 
@@ -218,10 +218,10 @@ class _Builder:
     def _aliases_too_much(self) -> bool:
         if self._aliased_characters > MAX_ALIASED_CHARACTERS:
             return True
-        if self._aliased_nodes <= _ALIASES_ALWAYS_FINE or self._nodes <= _NODES_ALWAYS_FINE:
+        if self._aliased_nodes <= _MIN_ALIASES or self._nodes <= _MIN_NODES:
             return False
-        along = min(max((self._nodes - _SMALL_NODES) / (_LARGE_NODES - _SMALL_NODES), 0.0), 1.0)
-        return self._aliased_nodes / self._nodes > _SMALL_SHARE + along * (_LARGE_SHARE - _SMALL_SHARE)
+        fraction = min(max((self._nodes - _SMALL_NODES) / (_LARGE_NODES - _SMALL_NODES), 0.0), 1.0)
+        return self._aliased_nodes / self._nodes > _SMALL_SHARE + fraction * (_LARGE_SHARE - _SMALL_SHARE)
 
     def _name_entry(self, key: str) -> None:
         frame = self._stack[-1]
@@ -262,7 +262,7 @@ class _Builder:
 
 
 @dataclass(slots=True)
-class _Place:
+class _OpenCollection:
     """An open collection: its path and the entry being read."""
 
     path: Path
@@ -272,7 +272,7 @@ class _Place:
 
 def _fields(text: str) -> Iterator[tuple[Path, int]]:
     """Yield every field of the first document with the line of its key or list item."""
-    stack: list[_Place] = []
+    stack: list[_OpenCollection] = []
     for event in _events(text):
         match event:
             case yaml.DocumentEndEvent():
@@ -294,4 +294,4 @@ def _fields(text: str) -> Iterator[tuple[Path, int]]:
                     else:
                         path, place.key = (*place.path, place.key), None
                 if isinstance(event, yaml.CollectionStartEvent):
-                    stack.append(_Place(path, 0 if isinstance(event, yaml.SequenceStartEvent) else None))
+                    stack.append(_OpenCollection(path, 0 if isinstance(event, yaml.SequenceStartEvent) else None))

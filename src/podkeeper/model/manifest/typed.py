@@ -30,8 +30,8 @@ from podkeeper.model.wire import Wire
 
 W = TypeVar("W", bound=Wire)
 
-MOST_PROBLEMS: Final = 100  # per document, for errors and unknown fields each; more do not help the reader
-_MOST_SUGGESTIONS: Final = 20  # the search for similar names is slow
+MAX_PROBLEMS: Final = 100  # per document, for errors and unknown fields each; more do not help the reader
+_MAX_SUGGESTIONS: Final = 20  # the search for similar names is slow
 
 
 def type_of(document: Document, kinds: Mapping[tuple[str, str], type[Wire]] = KINDS) -> type[Wire]:
@@ -60,11 +60,11 @@ def decode(document: Document, wanted: type[W]) -> W:
         decoded = msgspec.convert(document.content, wanted)
         walk.check_marked(document.content, _inspected(wanted), ())
     except msgspec.ValidationError:
-        mended = walk.visit(document.content, _inspected(wanted), ())
+        fixed = walk.visit(document.content, _inspected(wanted), ())
         decoded = None
     if walk.problems:
         raise BadInput(*walk.problems)
-    return msgspec.convert(mended, wanted) if decoded is None else decoded
+    return msgspec.convert(fixed, wanted) if decoded is None else decoded
 
 
 def unknown_fields(document: Document, wanted: type[Wire]) -> tuple[Problem, ...]:
@@ -137,12 +137,12 @@ class _Walk:
         return _zero(_bare(wanted)) if value is None else self.visit(value, wanted, path)
 
     def _note_unknown(self, path: Path, struct: str, fields: Mapping[str, inspect.Type]) -> None:
-        similar = get_close_matches(path[-1][:80], fields, n=1) if len(self.unknown) < _MOST_SUGGESTIONS else []
+        similar = get_close_matches(path[-1][:80], fields, n=1) if len(self.unknown) < _MAX_SUGGESTIONS else []
         hint = f"; did you mean {similar[0]}?" if similar else ""
         self._note(self.unknown, f"unknown field of {struct}{hint}", path)
 
     def _note(self, notes: list[Problem], message: str, path: Path) -> None:
-        if len(notes) < MOST_PROBLEMS:
+        if len(notes) < MAX_PROBLEMS:
             notes.append(self._document.problem(message, format_path(path)))
 
 

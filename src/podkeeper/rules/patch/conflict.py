@@ -1,8 +1,9 @@
-"""Whether two strategic merge patches of one object pull in different directions.
+"""Conflicts between two strategic merge patches of one object.
 
-In come two patches; out goes the first field that both set, differently, or None. Lists that are merged
-are compared item by item; two patches may each add what they like to a list of scalars. The Go
-ancestor is `MergingMapsHaveConflicts` in apimachinery's pkg/util/strategicpatch/patch.go.
+The result is the first field that both patches set to different values, or None. Merged lists are compared item by
+item. Two patches may each add items to a list of scalars.
+
+Kubelet counterpart: `MergingMapsHaveConflicts` in apimachinery's pkg/util/strategicpatch/patch.go.
 """
 
 from podkeeper.rules.patch.directives import DELETE_FROM, DIRECTIVE, RETAIN_KEYS
@@ -12,7 +13,7 @@ from podkeeper.rules.patch.value import Json, JsonObject, Path, same
 
 
 def conflict_between(left: JsonObject, right: JsonObject, fields: Fields, path: Path = ()) -> Path | None:
-    """Where two patches set the same field to different values."""
+    """Return the path of the first field that both patches set to different values."""
     if left.get(DIRECTIVE) != right.get(DIRECTIVE):
         return path
     for key in left:
@@ -27,7 +28,7 @@ def conflict_between(left: JsonObject, right: JsonObject, fields: Fields, path: 
 def _member_conflict(left: Json, right: Json, field: Field, path: Path) -> Path | None:
     if isinstance(left, dict) and isinstance(right, dict):
         if field.replaces and left.get(DIRECTIVE) == right.get(DIRECTIVE):
-            return None  # the later one wins as a whole, which the reference takes for agreement
+            return None  # the later one replaces the object, which apimachinery does not count as a conflict
         return conflict_between(left, right, fields_of(field.type), path)
     if isinstance(left, list) and isinstance(right, list):
         if field.merges:
@@ -51,7 +52,7 @@ def _merged_list_conflict(left: list[Json], right: list[Json], field: Field, pat
 
 
 def _atomic_list_conflict(left: list[Json], right: list[Json], field: Field, path: Path) -> Path | None:
-    """Lists of objects conflict item by item, lists of scalars unless they hold the same."""
+    """Lists of objects conflict if an item does, lists of scalars if their values differ."""
     if same(left, right):
         return None
     if len(left) != len(right):

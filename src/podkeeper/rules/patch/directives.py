@@ -1,8 +1,10 @@
-"""The members of a strategic merge patch that are orders, not content; and content freed of them.
+"""Directives of strategic merge patches, and how to remove them from values.
 
-What a patch adds as a whole may hold directives for things that are not there. Three ways to take them
-out follow; each returns the value itself when it holds none, so that structure is shared. The Go ancestors
-are `removeDirectives` and `discardNullValuesFromPatch` in apimachinery's pkg/util/strategicpatch/patch.go.
+A patch that adds a whole value may contain directives for parts that do not exist. Each function returns the same
+object if it has nothing to remove, so that structure is shared.
+
+Kubelet counterparts: `removeDirectives` and `discardNullValuesFromPatch` in apimachinery's
+pkg/util/strategicpatch/patch.go.
 """
 
 from podkeeper.rules.patch.value import Json
@@ -15,22 +17,21 @@ DELETE_FROM = "$deleteFromPrimitiveList"
 
 
 def is_marked(value: Json) -> bool:
-    """Whether a value is an object with a `$patch` of its own."""
+    """Return whether a value is an object with its own `$patch`."""
     return isinstance(value, dict) and DIRECTIVE in value
 
 
 def is_deletion(item: Json) -> bool:
-    """Whether an item of a list only asks for its namesake to go."""
+    """Return whether a list item only deletes the item with its merge key."""
     return isinstance(item, dict) and item.get(DIRECTIVE) == DELETE
 
 
 def is_directive(key: str) -> bool:
-    """Whether a member's name says that it is an order."""
     return key.startswith("$") and (key in (DIRECTIVE, RETAIN_KEYS) or key.startswith((SET_ORDER, DELETE_FROM)))
 
 
 def without_nulls(value: Json) -> Json:
-    """Without members that are null, for there is nothing to delete. Nulls that are items of lists stay."""
+    """Remove members that are null, because there is nothing to delete. Nulls in lists stay."""
     match value:
         case dict():
             kept = {key: without_nulls(member) for key, member in value.items() if member is not None}
@@ -42,7 +43,7 @@ def without_nulls(value: Json) -> Json:
 
 
 def without_marked(value: Json) -> Json:
-    """Without directives and without the objects that carry `$patch`, for there is nothing to delete or replace."""
+    """Remove directives and the objects with `$patch`, because there is nothing to delete or replace."""
     match value:
         case dict():
             kept = {
@@ -58,7 +59,7 @@ def without_marked(value: Json) -> Json:
 
 
 def without_directives(value: Json) -> Json:
-    """Without directives, but with the objects that carried them."""
+    """Remove directives, but keep the objects that have them."""
     match value:
         case dict():
             kept = {key: without_directives(member) for key, member in value.items() if not is_directive(key)}

@@ -1,14 +1,16 @@
-"""JSON patch (RFC 6902): a list of operations on JSON pointers, done in order, all or none.
+"""JSON patch (RFC 6902): operations applied in order, all or none.
 
     {"op": "replace", "path": "/spec/replicas", "value": 3}
 
-In come a document and operations; out goes the new document, or an `OperationError` that names the operation.
-Containers are copied when an operation first changes them, so a long patch costs no more than its length.
-Where the reference's library is more lenient than the RFC and clients may rely on it, so are we: `replace` of
-an absent member of an object adds it, `test` takes absent and null for the same, and negative indices
-count from the end. Where that library is merely careless (no `value` means null, `copy` from an absent member
-makes null, a path need not start with a slash), the RFC holds. The Go ancestor is `Patch.Apply` of
-evanphx/json-patch, and the limits are those of the API server.
+Inputs are a document and operations. The output is the new document, or an `OperationError` that names the operation.
+Containers are copied when an operation first changes them, so the cost of a patch is linear in its length.
+
+Where the API server's library is more lenient than the RFC and clients may depend on it, this module is, too: `replace`
+of an absent member adds it, `test` treats absent and null as equal, and negative indexes count from the end. Where the
+library is merely careless (a missing `value` means null, `copy` from an absent member gives null, a path need not start
+with a slash), the RFC applies.
+
+Kubelet counterpart: `Patch.Apply` of evanphx/json-patch. The limits are those of the API server.
 """
 
 import json
@@ -20,7 +22,7 @@ from podkeeper.rules.patch.value import Json, JsonObject, check_depth, same, typ
 MAX_OPERATIONS = 10_000
 MAX_COPY_BYTES = 3 * 1024 * 1024
 
-_NEEDED_BY = {
+_REQUIRED_MEMBERS = {
     "add": ("path", "value"),
     "remove": ("path",),
     "replace": ("path", "value"),
@@ -33,7 +35,7 @@ _NEEDED_BY = {
 def apply(
     original: Json, patch: Json, *, max_operations: int = MAX_OPERATIONS, max_copy_bytes: int = MAX_COPY_BYTES
 ) -> Json:
-    """The original after all operations. `max_copy_bytes` limits what `copy` may add in all."""
+    """Apply all operations. `max_copy_bytes` limits the total size that `copy` may add."""
     if not isinstance(patch, list):
         raise PatchError(f"cannot use the patch: it is {type_name(patch)}, a list of operations is expected")
     if len(patch) > max_operations:
@@ -41,22 +43,23 @@ def apply(
             f"cannot use the patch: it has {len(patch)} operations, at most {max_operations} are allowed"
         )
     check_depth(patch, "the patch")
-    document = _Document(original, max_copy_bytes)
+    document = _PatchedDocument(original, max_copy_bytes)
     for index, operation in enumerate(patch):
-        _do(document, index, operation)
+        _apply_operation(document, index, operation)
     check_depth(document.root, "the patched document")
     return document.root
 
 
-def _do(document: "_Document", index: int, operation: Json) -> None:
-    """Do one operation."""
+def _apply_operation(document: "_PatchedDocument", index: int, operation: Json) -> None:
     if not isinstance(operation, dict):
         raise PatchError(f"cannot use the operation: it is {type_name(operation)}, an object is expected", f"[{index}]")
     name, path = operation.get("op"), operation.get("path")
-    if not isinstance(name, str) or name not in _NEEDED_BY:
-        raise PatchError(f"cannot use the operation: 'op' must be one of {', '.join(_NEEDED_BY)}", f"[{index}].op")
+    if not isinstance(name, str) or name not in _REQUIRED_MEMBERS:
+        raise PatchError(
+            f"cannot use the operation: 'op' must be one of {', '.join(_REQUIRED_MEMBERS)}", f"[{index}].op"
+        )
     try:
-        for needed in _NEEDED_BY[name]:
+        for needed in _REQUIRED_MEMBERS[name]:
             if needed not in operation:
                 raise BadPointer(f"{needed!r} is missing")
         at = tokens_of(path)
@@ -77,14 +80,14 @@ def _do(document: "_Document", index: int, operation: Json) -> None:
         raise OperationError(index, name, path if isinstance(path, str) else "?", str(error)) from None
 
 
-class _Document:
-    """A document being patched. Containers in `_owned` are ours to change; all others are copied first."""
+class _PatchedDocument:
+    """A document being patched. Containers in `_owned` may be changed, all others are copied first."""
 
     def __init__(self, root: Json, max_copy_bytes: int) -> None:
         self.root = root
         self._copy_bytes_left = max_copy_bytes
         self._max_copy_bytes = max_copy_bytes
-        self._owned: dict[int, Json] = {}  # by id; holding the container keeps its id from being used again
+        self._owned: dict[int, Json] = {}  # by id; holding the container prevents reuse of its id
 
     def add(self, at: list[str], value: Json) -> None:
         if not at:
@@ -125,22 +128,22 @@ class _Document:
             absent = isinstance(parent, dict) and at[-1] not in parent
             found = None if absent else member(parent, at[-1])
         if not same(found, value):
-            raise BadPointer("the value there is another one")
+            raise BadPointer("the value differs")
 
     def copy(self, source: list[str], at: list[str]) -> None:
         value = self._get(source)
-        check_depth(value, "what is to be copied")
+        check_depth(value, "the copied value")
         self._copy_bytes_left -= len(json.dumps(value, separators=(",", ":")))
         if self._copy_bytes_left < 0:
             raise PatchTooLarge(
-                f"cannot use the patch: its copies are larger than {self._max_copy_bytes} bytes together"
+                f"cannot use the patch: its copies have more than {self._max_copy_bytes} bytes in total"
             )
         self.add(at, _duplicate(value))
 
     def move(self, source: list[str], at: list[str]) -> None:
         value = self._get(source)
         if at[: len(source)] == source and len(at) > len(source):
-            raise BadPointer("it lies within what is to be moved")
+            raise BadPointer("it is inside the moved value")
         if at != source:
             self.remove(source)
             self.add(at, value)
@@ -152,7 +155,7 @@ class _Document:
         return value
 
     def _writable(self, at: list[str]) -> Json:
-        """The container at a place, with every container on the way to it our own."""
+        """Return the container at a path. It and every container above it may be changed."""
         current = self.root = self._own(self.root)
         for token in at:
             inner = self._own(member(current, token))
@@ -163,11 +166,11 @@ class _Document:
                     current[index_in(token, len(current))] = inner
             current = inner
         if not isinstance(current, dict | list):
-            raise BadPointer(f"what would hold it is {type_name(current)}, not an object or a list")
+            raise BadPointer(f"its parent is {type_name(current)}, not an object or a list")
         return current
 
     def _own(self, value: Json) -> Json:
-        """The container itself if it is ours, or else a shallow copy that is."""
+        """Return the container if it may be changed, else a shallow copy that may."""
         if not isinstance(value, dict | list) or id(value) in self._owned:
             return value
         own: Json = dict(value) if isinstance(value, dict) else list(value)
@@ -176,7 +179,7 @@ class _Document:
 
 
 def _duplicate(value: Json) -> Json:
-    """A deep copy: a container of our own must not stand in two places."""
+    """Return a deep copy, because an owned container must not have two parents."""
     match value:
         case dict():
             return {key: _duplicate(inner) for key, inner in value.items()}
@@ -187,7 +190,7 @@ def _duplicate(value: Json) -> Json:
 
 
 def diff(original: Json, modified: Json) -> list[JsonObject]:
-    """Operations that turn the original into the modified document; none when they are the same."""
+    """Return operations that turn the original into the modified document."""
     check_depth(original, "the original")
     check_depth(modified, "the modified document")
     operations: list[JsonObject] = []
@@ -212,7 +215,7 @@ def _diff(old: Json, new: Json, at: tuple[str, ...], operations: list[JsonObject
 
 
 def _diff_lists(old: list[Json], new: list[Json], at: tuple[str, ...], operations: list[JsonObject]) -> None:
-    """Skip what begins and ends alike; patch the rest item by item, then drop or add what is too many or too few."""
+    """Skip the common start and end, patch the items between them in pairs, then remove or add the rest."""
     shorter = min(len(old), len(new))
     start = next((index for index in range(shorter) if not same(old[index], new[index])), shorter)
     alike = range(shorter - start)

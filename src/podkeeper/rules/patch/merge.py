@@ -1,22 +1,23 @@
 """JSON merge patch (RFC 7386) for API objects.
 
-An object in the patch is merged, null takes a member out, anything else (lists too) replaces. Null inside a list
-is a value like any other, as the RFC says; the reference's library drops members that are null there as well.
-`apply(a, diff(a, b))` is `b` for every `b` that has no null outside lists: the format cannot say "set to null".
-The Go ancestors are `MergePatch` and `CreateMergePatch` of evanphx/json-patch.
+An object in the patch is merged, null removes a member, anything else (including a list) replaces it. As in the RFC,
+null inside a list is an ordinary value. The API server's library also drops null members there.
+
+`apply(a, diff(a, b))` is `b` for every `b` without null outside lists, because the format cannot set a member to null.
+
+Kubelet counterparts: `MergePatch` and `CreateMergePatch` of evanphx/json-patch.
 """
 
 from podkeeper.rules.patch.value import MAX_DEPTH, Json, JsonObject, check_depth, check_levels, object_of, same
 
 
 def apply(original: Json, patch: Json) -> JsonObject:
-    """The original as the patch wants it."""
     check_depth(patch, "the patch")
     return _merged(object_of(original, "the original"), object_of(patch, "the patch"))
 
 
 def diff(original: Json, modified: Json) -> JsonObject:
-    """The patch that turns the original into the modified object; empty when they are the same."""
+    """Return the patch that turns the original into the modified object."""
     return _diff(object_of(original, "the original"), object_of(modified, "the modified object"), MAX_DEPTH)
 
 

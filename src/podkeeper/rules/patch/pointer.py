@@ -1,8 +1,8 @@
-"""JSON pointers (RFC 6901): where in a document an operation of a JSON patch takes place.
+"""JSON pointers (RFC 6901): the paths of JSON patch operations.
 
-`/spec/containers/0/image` are four tokens; `~1` stands for `/` and `~0` for `~`; the empty pointer is the whole
-document. In a list a token is an index, or `-` for the place after the last item. As in the reference, `-1`
-is the last item too.
+`/spec/containers/0/image` has four tokens. `~1` stands for `/` and `~0` for `~`. The empty pointer is the whole
+document. In a list, a token is an index, or `-` for the position after the last item. As in the API server, `-1` is the
+last item.
 """
 
 import re
@@ -16,11 +16,10 @@ AFTER_LAST = "-"
 
 
 class BadPointer(ValueError):
-    """Why a pointer is malformed or leads nowhere; the caller knows which operation it belongs to."""
+    """Why a pointer is malformed or has no target. The caller adds the operation."""
 
 
 def tokens_of(pointer: Json) -> list[str]:
-    """Split a pointer into its tokens."""
     if not isinstance(pointer, str):
         raise BadPointer(f"it is {type_name(pointer)}, a string like '/spec/replicas' is expected")
     if not pointer:
@@ -35,12 +34,11 @@ def tokens_of(pointer: Json) -> list[str]:
 
 
 def pointer_to(tokens: tuple[str, ...]) -> str:
-    """Write tokens as a pointer."""
     return "".join("/" + token.replace("~", "~0").replace("/", "~1") for token in tokens)
 
 
 def index_in(token: str, length: int) -> int:
-    """The index a token means in a list that has `length` places; negative ones count from the end."""
+    """Return the index that a token means in a list of `length` items. Negative ones count from the end."""
     if not _INDEX.fullmatch(token):
         raise BadPointer(f"{token!r} is not an index of a list")
     index = int(token)
@@ -51,11 +49,11 @@ def index_in(token: str, length: int) -> int:
 
 
 def member(container: Json, token: str) -> Json:
-    """What a token names inside a container."""
+    """Return the value of a token in a container."""
     match container:
         case dict():
             if token not in container:
-                raise BadPointer(f"there is no member {token!r}")
+                raise BadPointer(f"member {token!r} not found")
             return container[token]
         case list():
             return container[index_in(token, len(container))]

@@ -1,9 +1,10 @@
-"""How strategic merge patch treats each field: the generated table, made ready for use.
+"""How strategic merge patch treats each field, from the generated table.
 
-The table (`model/k8s/patch_schema.py`) lists only fields that are special or lead to special ones. Any
-other field is `PLAIN`: objects are merged, lists and scalars replaced. So unlike in Go, where an unknown
-field is an error as soon as an object in it must be merged, a field that is newer than our table is merged
-like a plain one. The Go ancestor is `PatchMetaFromStruct` in apimachinery's pkg/util/strategicpatch/meta.go.
+The table (`model/k8s/patch_schema.py`) lists only special fields and those that lead to special ones. Any other field
+is `PLAIN`: objects are merged, lists and scalars replaced. In Go, merging an object in an unknown field is an error.
+Here, a field that is newer than the table is merged like a plain one.
+
+Kubelet counterpart: `PatchMetaFromStruct` in apimachinery's pkg/util/strategicpatch/meta.go.
 """
 
 from collections.abc import Mapping
@@ -17,13 +18,13 @@ from podkeeper.rules.patch.errors import UnsupportedKind
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One field: the type of its value (or of its list's items), and how a patch of it is meant."""
+    """A field: the type of its value or of its list items, and its patch strategy."""
 
-    type: str = ""  # empty: nothing inside is special
+    type: str = ""  # "": nothing inside is special
     merges: bool = False  # a list that is merged item by item
     replaces: bool = False  # an object that is replaced as a whole
-    retain_keys: bool = False  # patches name, in `$retainKeys`, the only members that may stay
-    merge_key: str = ""  # what identifies an item of a merged list of objects; empty for scalars
+    retain_keys: bool = False  # `$retainKeys` in a patch lists the members that stay
+    merge_key: str = ""  # identifies an item of a merged list of objects; "" for scalars
 
 
 Fields: TypeAlias = Mapping[str, Field]
@@ -33,7 +34,6 @@ PLAIN = Field()
 
 @cache
 def fields_of(type_name: str) -> Fields:
-    """The special fields of a type."""
     return {
         name: Field(target, "merge" in (how := strategies.split(",")), "replace" in how, "retainKeys" in how, key)
         for name, (target, strategies, key) in TYPES.get(type_name, {}).items()
@@ -41,7 +41,7 @@ def fields_of(type_name: str) -> Fields:
 
 
 def fields_of_kind(kind: str) -> Fields:
-    """The special fields of a kind ("apps/v1/Deployment", "v1/Pod") or of a type of the table ("core.v1.PodSpec")."""
+    """Return the special fields of a kind ("apps/v1/Deployment", "v1/Pod") or of a type ("core.v1.PodSpec")."""
     name = KINDS.get(kind, kind)
     if name not in TYPES:
         raise UnsupportedKind(

@@ -1,9 +1,10 @@
-"""Strategic merge patch: applying one, and making one from two or three versions of an object.
+"""Strategic merge patch: apply one, or create one from two or three versions.
 
-A kind is named as `apiVersion/kind` ("v1/Pod", "apps/v1/Deployment") or by a type of the generated table
-("core.v1.PodSpec"). For every two objects without nulls and without doubles in merged lists,
-`apply(a, two_way_diff(a, b))` is `b`. The Go ancestors are `StrategicMergePatch`, `CreateTwoWayMergePatch` and
-`CreateThreeWayMergePatch` in apimachinery's pkg/util/strategicpatch/patch.go.
+A kind is `apiVersion/kind` ("v1/Pod", "apps/v1/Deployment") or a type of the generated table ("core.v1.PodSpec"). For
+all objects without nulls and without duplicates in merged lists, `apply(a, two_way_diff(a, b))` is `b`.
+
+Kubelet counterparts: `StrategicMergePatch`, `CreateTwoWayMergePatch` and `CreateThreeWayMergePatch` in apimachinery's
+pkg/util/strategicpatch/patch.go.
 """
 
 from collections.abc import Callable, Iterable
@@ -17,11 +18,10 @@ from podkeeper.rules.patch.strategic_diff import Parts, diff_of_objects
 from podkeeper.rules.patch.value import Json, JsonObject, check_depth, dotted, object_of
 
 Precondition: TypeAlias = Callable[[JsonObject], bool]
-"""Looks at a finished patch and says whether it may be sent."""
+"""Returns whether a computed patch may be sent."""
 
 
 def apply(original: Json, patch: Json, kind: str) -> JsonObject:
-    """The original as the patch wants it."""
     fields = fields_of_kind(kind)
     old, change = object_of(original, "the original"), object_of(patch, "the patch")
     check_depth(change, "the patch")
@@ -29,7 +29,7 @@ def apply(original: Json, patch: Json, kind: str) -> JsonObject:
 
 
 def two_way_diff(original: Json, modified: Json, kind: str, preconditions: Iterable[Precondition] = ()) -> JsonObject:
-    """The patch that turns the original into the modified object; empty when they are the same."""
+    """Return the patch that turns the original into the modified object."""
     fields = fields_of_kind(kind)
     old, new = object_of(original, "the original"), object_of(modified, "the modified object")
     patch = diff_of_objects(old, new, fields, Parts())
@@ -46,9 +46,9 @@ def three_way_diff(
     overwrite: bool = True,
     preconditions: Iterable[Precondition] = (),
 ) -> JsonObject:
-    """The patch that brings `current` to `modified`, deleting only what `original` (applied last time) had.
+    """Return the patch that turns `current` into `modified` and deletes only members of `original` (applied last time).
 
-    Without `overwrite`, a field that changed differently from original to current is a `PatchConflict`.
+    Without `overwrite`, a field that changed differently between original and current raises `PatchConflict`.
     """
     fields = fields_of_kind(kind)
     old, new = object_of(original, "the original"), object_of(modified, "the modified object")
@@ -61,7 +61,7 @@ def three_way_diff(
         changed = diff_of_objects(old, now, fields, Parts(order=False))
         conflict = conflict_between(patch, changed, fields)
         if conflict is not None:
-            raise PatchConflict("cannot patch: it was changed in another way meanwhile", dotted(conflict))
+            raise PatchConflict("cannot patch: the field has changed since the last apply", dotted(conflict))
     return patch
 
 

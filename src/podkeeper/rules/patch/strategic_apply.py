@@ -1,19 +1,20 @@
-"""Merging a strategic merge patch into an object, or into another patch.
+"""Merge a strategic merge patch into an object, or into another patch.
 
-Into an object, directives are obeyed and vanish:
+Into an object, directives are executed and removed:
 
-    $patch: delete | replace            of this object; in a list: of the item, or of the whole list
-    $retainKeys: [...]                  no other member may stay
-    $setElementOrder/<list>: [...]      the order the list must have
-    $deleteFromPrimitiveList/<list>     scalars to take out of the list
-    <member>: null                      take the member out
+    $patch: delete | replace            this object; in a list: the item, or the whole list
+    $retainKeys: [...]                  remove all other members
+    $setElementOrder/<list>: [...]      the order of the list
+    $deleteFromPrimitiveList/<list>     scalars to remove from the list
+    <member>: null                      remove the member
 
-Into another patch (`Onto.PATCH`, a step of the three-way diff), directives and nulls are carried over.
+Into another patch (`Onto.PATCH`, a step of the three-way diff), directives and nulls are kept.
 
-What a patch adds as a whole comes without directives; the reference leaves some of them in and loses them
-when it decodes the result into its own types, which our store of plain JSON does not do. Where the
-reference's result hangs on the random order of Go's maps, deletions come first here.
-The Go ancestor is `mergeMap` in apimachinery's pkg/util/strategicpatch/patch.go.
+A value that a patch adds as a whole is added without directives. apimachinery leaves some of them in and loses them
+when it decodes the result into typed objects. Our store of plain JSON has no such step. Where apimachinery's result
+depends on the random order of Go's maps, deletions come first here.
+
+Kubelet counterpart: `mergeMap` in apimachinery's pkg/util/strategicpatch/patch.go.
 """
 
 from enum import Enum
@@ -47,16 +48,16 @@ from podkeeper.rules.patch.value import Json, JsonObject, Path, dotted, same, ty
 class Onto(Enum):
     """What a patch is merged into."""
 
-    OBJECT = "an object: directives are obeyed"
+    OBJECT = "an object: directives are executed"
     PATCH = "another patch: directives are kept"
 
 
 def merged_objects(original: JsonObject, patch: JsonObject, fields: Fields, onto: Onto, path: Path) -> JsonObject:
-    """The original with the patch merged in."""
+    """Return the original with the patch merged in."""
     if not patch:
         return original
     if DIRECTIVE in patch:
-        return _obeying(patch, path)
+        return _execute_directive(patch, path)
     result, rest = dict(original), dict(patch)
     if RETAIN_KEYS in rest:
         _retain_keys(result, rest, onto, path)
@@ -69,8 +70,8 @@ def merged_objects(original: JsonObject, patch: JsonObject, fields: Fields, onto
     return result
 
 
-def _obeying(patch: JsonObject, path: Path) -> JsonObject:
-    """What `$patch` makes of an object that exists."""
+def _execute_directive(patch: JsonObject, path: Path) -> JsonObject:
+    """Execute the `$patch` of an existing object."""
     match patch[DIRECTIVE]:
         case "replace":
             return {key: without_directives(value) for key, value in patch.items() if not is_directive(key)}
@@ -78,14 +79,14 @@ def _obeying(patch: JsonObject, path: Path) -> JsonObject:
             return {}
         case directive:
             raise PatchError(
-                f"cannot obey $patch {directive!r}: 'delete' or 'replace' is expected; "
+                f"cannot execute $patch {directive!r}: 'delete' or 'replace' is expected; "
                 "without $patch, objects are merged",
                 dotted((*path, DIRECTIVE)),
             )
 
 
 def _merge_member(result: JsonObject, key: str, value: Json, fields: Fields, onto: Onto, path: Path) -> None:
-    """Merge one member of a patch that is no directive."""
+    """Merge one member of a patch that is not a directive."""
     if value is None:
         result.pop(key, None)
         if onto is Onto.PATCH:
@@ -111,7 +112,7 @@ def _merge_member(result: JsonObject, key: str, value: Json, fields: Fields, ont
 
 
 def _retain_keys(result: JsonObject, rest: JsonObject, onto: Onto, path: Path) -> None:
-    """Obey `$retainKeys`: drop every member it does not name."""
+    """Execute `$retainKeys`: remove every member that it does not list."""
     names = rest.pop(RETAIN_KEYS)
     here = dotted((*path, RETAIN_KEYS))
     if onto is Onto.PATCH:
@@ -129,15 +130,15 @@ def _retain_keys(result: JsonObject, rest: JsonObject, onto: Onto, path: Path) -
 
 
 def _list_named(directive: str, prefix: str, path: Path) -> str:
-    """The list that a directive such as `$setElementOrder/finalizers` is about."""
+    """Return the list that a directive such as `$setElementOrder/finalizers` applies to."""
     head, slash, name = directive.partition("/")
     if head != prefix or not slash or not name:
-        raise PatchError(f"cannot obey {directive!r}: {prefix}/<list> is expected", dotted((*path, directive)))
+        raise PatchError(f"cannot execute {directive!r}: {prefix}/<list> is expected", dotted((*path, directive)))
     return name
 
 
 def _list_or_none(members: JsonObject, name: str, path: Path) -> list[Json] | None:
-    """A member that must be a list when it is there."""
+    """Return a member that must be a list if it exists."""
     if name not in members:
         return None
     value = members[name]
@@ -147,7 +148,7 @@ def _list_or_none(members: JsonObject, name: str, path: Path) -> list[Json] | No
 
 
 def _delete_from_list(result: JsonObject, directive: str, unwanted: Json, onto: Onto, path: Path) -> None:
-    """Obey `$deleteFromPrimitiveList`. A list that is not there is fine; null takes the whole list out."""
+    """Execute `$deleteFromPrimitiveList`. A missing list is fine. Null removes the whole list."""
     if onto is Onto.PATCH:
         result[directive] = unwanted
         return
@@ -165,21 +166,21 @@ def _delete_from_list(result: JsonObject, directive: str, unwanted: Json, onto: 
         raise PatchError(
             "cannot delete from a list of objects this way: patch its items with $patch: delete", dotted(here)
         )
-    gone = set(identities_of(unwanted, "", here))
+    deleted = set(identities_of(unwanted, "", here))
     identities = identities_of(current, "", here)
-    result[name] = [item for item, identity in zip(current, identities, strict=True) if identity not in gone]
+    result[name] = [item for item, identity in zip(current, identities, strict=True) if identity not in deleted]
 
 
 def _merge_ordered_list(
     result: JsonObject, rest: JsonObject, directive: str, fields: Fields, onto: Onto, path: Path
 ) -> None:
-    """Obey `$setElementOrder`: merge the list it names, if any, and put the outcome in that order."""
+    """Execute `$setElementOrder`: merge the list it names, if any, and sort the result."""
     order = rest.pop(directive)
     if not isinstance(order, list):
         raise PatchError(f"cannot order: it is {type_name(order)}, a list is expected", dotted((*path, directive)))
     name = _list_named(directive, SET_ORDER, path)
     if onto is Onto.PATCH and not same(result.setdefault(directive, order), order):
-        raise PatchError("cannot merge two patches that want different orders", dotted((*path, directive)))
+        raise PatchError("cannot merge two patches that require different orders", dotted((*path, directive)))
     here, field = (*path, name), fields.get(name, PLAIN)
     server, added = _list_or_none(result, name, path), _list_or_none(rest, name, path)
     if server is None and added is None:
@@ -195,18 +196,18 @@ def _merge_ordered_list(
         merged = [without_marked(item) for item in added if not is_marked(item)]
     else:
         merged = _merged_lists(server, added, field, onto, here)
-    gone = set(identities_of(filter(is_deletion, added or ()), field.merge_key, here))
-    standing = [one for one in identities_of(server or (), field.merge_key, here) if one not in gone]
-    result[name] = arranged(merged, wanted, standing, field.merge_key, here)
+    deleted = set(identities_of(filter(is_deletion, added or ()), field.merge_key, here))
+    remaining = [one for one in identities_of(server or (), field.merge_key, here) if one not in deleted]
+    result[name] = arranged(merged, wanted, remaining, field.merge_key, here)
     rest.pop(name, None)
 
 
 def _check_order_covers(added: list[Json], wanted: list[Identity], merge_key: str, path: Path) -> None:
-    """Refuse a list whose items, deletions apart, are not all in `$setElementOrder` and in that order."""
+    """Reject a list whose items, except deletions, are not all in `$setElementOrder` and in that order."""
     at = 0
     for index, item in enumerate(added):
         if is_deletion(item) or (is_marked(item) and at < len(wanted)):
-            continue  # like the reference, which overlooks a marked item unless the order list has run out
+            continue  # as in apimachinery, which skips a marked item unless the order list is exhausted
         identity = None if is_marked(item) else identity_of(item, merge_key, path, index)
         while at < len(wanted) and wanted[at] != identity:
             at += 1
@@ -217,7 +218,7 @@ def _check_order_covers(added: list[Json], wanted: list[Identity], merge_key: st
 
 
 def _merged_lists(original: list[Json], patch: list[Json], field: Field, onto: Onto, path: Path) -> list[Json]:
-    """Two lists merged as the field's strategy says; an atomic list is replaced."""
+    """Merge two lists with the field's strategy. An atomic list is replaced."""
     if not field.merges:
         return [without_directives(item) for item in patch] if onto is Onto.OBJECT else patch
     if not original and not patch:
@@ -229,17 +230,17 @@ def _merged_lists(original: list[Json], patch: list[Json], field: Field, onto: O
         return arranged(unique, wanted, server, key, path)
     if not key:
         raise PatchError("cannot merge: scalars are expected in this list, not objects", dotted(path))
-    original, patch = _obeying_items(original, patch, key, path)
+    original, patch = _execute_item_directives(original, patch, key, path)
     server, wanted = identities_of(original, key, path), identities_of(patch, key, path)
     return arranged(_merged_items(original, patch, field, onto, path), wanted, server, key, path)
 
 
-def _obeying_items(
+def _execute_item_directives(
     original: list[Json], patch: list[Json], merge_key: str, path: Path
 ) -> tuple[list[Json], list[Json]]:
-    """Obey the `$patch` of items: the list they leave to be patched, and the ordinary items of the patch."""
+    """Execute the `$patch` of items. Return the remaining list and the ordinary items of the patch."""
     ordinary: list[Json] = []
-    gone: set[Identity] = set()
+    deleted: set[Identity] = set()
     replaced = False
     for index, item in enumerate(patch):
         if not isinstance(item, dict) or DIRECTIVE not in item:
@@ -247,25 +248,25 @@ def _obeying_items(
             continue
         match item[DIRECTIVE]:
             case "delete":
-                gone.add(identity_of(item, merge_key, path, index))
+                deleted.add(identity_of(item, merge_key, path, index))
             case "replace":
                 replaced = True
             case directive:
                 raise PatchError(
-                    f"cannot obey $patch {directive!r}: 'delete' (an item) or 'replace' (the list) is expected; "
+                    f"cannot execute $patch {directive!r}: 'delete' (an item) or 'replace' (the list) is expected; "
                     "without $patch, items are merged",
                     dotted((*path, f"[{index}]", DIRECTIVE)),
                 )
     if replaced:
         return [without_directives(item) for item in ordinary], []
-    if gone:
+    if deleted:
         identities = identities_of(original, merge_key, path)
-        original = [item for item, identity in zip(original, identities, strict=True) if identity not in gone]
+        original = [item for item, identity in zip(original, identities, strict=True) if identity not in deleted]
     return original, ordinary
 
 
 def _merged_items(original: list[Json], patch: list[Json], field: Field, onto: Onto, path: Path) -> list[Json]:
-    """Merge each item of the patch into its namesake, or append it."""
+    """Merge each item of the patch into the item with its merge key, or append it."""
     key = field.merge_key
     result = list(original)
     places = positions_of(identities_of(original, key, path))

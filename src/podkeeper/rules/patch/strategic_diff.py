@@ -1,14 +1,15 @@
-"""The difference of two objects, as a strategic merge patch.
+"""The difference of two objects as a strategic merge patch.
 
-In come two objects and their fields; out goes what turns the first into the second: changed members,
-null for members that are gone, and for lists that are merged by key the changed items, `$patch: delete` for
-lost ones and `$setElementOrder`. `Parts` chooses: the three-way diff wants deletions and the rest apart.
-Parts that are the same object are skipped unseen, so the diff of two versions that share structure is cheap.
+The patch contains changed members, null for removed ones, and for lists merged by key the changed items,
+`$patch: delete` for removed ones and `$setElementOrder`. `Parts` selects the parts, because the three-way diff needs
+deletions and changes separately. Identical parts (the same object) are skipped, so the diff of two versions that share
+structure is cheap.
 
-The patch is what the reference writes, but for two oddities of the reference. It compares a list of scalars
-with a copy it has sorted, so it writes an order that did not change and misses one that did; and it always
-writes an object whose strategy is `replace`. Here both are written when they changed. The Go ancestor is
-`diffMaps` in apimachinery's pkg/util/strategicpatch/patch.go.
+The patch equals that of apimachinery, with two exceptions. apimachinery compares a list of scalars with a sorted copy,
+so it writes an order that did not change and misses one that did. And it always writes an object whose strategy is
+`replace`. Here both are written only if they changed.
+
+Kubelet counterpart: `diffMaps` in apimachinery's pkg/util/strategicpatch/patch.go.
 """
 
 from collections import Counter
@@ -26,7 +27,7 @@ from podkeeper.rules.patch.value import ABSENT, MAX_DEPTH, Json, JsonObject, Pat
 class Parts:
     """Which parts of a difference to write."""
 
-    changes: bool = True  # and additions
+    changes: bool = True  # including additions
     deletions: bool = True
     order: bool = True
 
@@ -34,7 +35,7 @@ class Parts:
 def diff_of_objects(
     original: JsonObject, modified: JsonObject, fields: Fields, parts: Parts, path: Path = (), retain_keys: bool = False
 ) -> JsonObject:
-    """What turns one object into the other; empty when nothing does."""
+    """Return the patch that turns one object into the other."""
     check_levels(MAX_DEPTH - len(path))
     patch: JsonObject = {}
     for key, new in modified.items():
@@ -56,11 +57,11 @@ def diff_of_objects(
                 patch[key] = new
         elif parts.changes and old != new:
             patch[key] = new
-    lost = [key for key in original if key not in modified]
+    removed = [key for key in original if key not in modified]
     if parts.deletions:
-        for key in lost:
+        for key in removed:
             patch[key] = None
-    if retain_keys and (patch or any(original[key] is not None for key in lost)):
+    if retain_keys and (patch or any(original[key] is not None for key in removed)):
         retained: list[Json] = [*sorted(key for key, value in modified.items() if value is not None)]
         if retained:
             patch[RETAIN_KEYS] = retained
@@ -70,7 +71,7 @@ def diff_of_objects(
 def _diff_object_member(
     patch: JsonObject, key: str, old: JsonObject, new: JsonObject, field: Field, parts: Parts, path: Path
 ) -> None:
-    """Write the difference of a member that is an object on both sides."""
+    """Write the difference of a member that is an object in both."""
     if field.replaces:
         if parts.changes and not same(old, new):
             patch[key] = new
@@ -83,7 +84,6 @@ def _diff_object_member(
 def _diff_merged_list(
     patch: JsonObject, key: str, old: list[Json], new: list[Json], field: Field, parts: Parts, path: Path
 ) -> None:
-    """Write the difference of a list that is merged item by item."""
     if not old:
         if parts.changes:
             patch[key] = new
@@ -106,7 +106,7 @@ def _diff_merged_list(
 
 
 def _diff_scalars(patch: JsonObject, key: str, old: list[Json], new: list[Json], parts: Parts, path: Path) -> None:
-    """Write the difference of a merged list of scalars, which is a set with an order."""
+    """Write the difference of a merged list of scalars, which is an ordered set."""
     left = Counter(identities_of(old, "", path))
     added: list[Json] = []
     for identity in identities_of(new, "", path):
@@ -124,7 +124,7 @@ def _diff_scalars(patch: JsonObject, key: str, old: list[Json], new: list[Json],
 
 
 def _by_text(items: list[Json], names: list[Identity]) -> dict[str, list[JsonObject]]:
-    """Objects by the text of their merge key. Namesakes stand in reverse, as the reference's sort leaves them."""
+    """Group objects by the text of their merge key. Duplicates are in reverse order, as after Go's sort."""
     groups: dict[str, list[JsonObject]] = {}
     for item, name in zip(reversed(items), reversed(names), strict=True):
         if isinstance(item, dict):
@@ -135,7 +135,7 @@ def _by_text(items: list[Json], names: list[Identity]) -> dict[str, list[JsonObj
 def _changed_items(
     old: dict[str, list[JsonObject]], new: dict[str, list[JsonObject]], field: Field, parts: Parts, path: Path
 ) -> tuple[list[JsonObject], list[JsonObject]]:
-    """Items that changed or are new, and directives to delete lost ones. Namesakes meet pair by pair."""
+    """Return changed or new items, and directives that delete removed ones. Duplicates are compared in pairs."""
     changed: list[JsonObject] = []
     deleted: list[JsonObject] = []
     key = field.merge_key
@@ -157,6 +157,6 @@ def _changed_items(
 
 
 def _text(identity: Identity) -> str:
-    """What the reference sorts by: 443 comes before 80."""
+    """Return the text that apimachinery sorts by: 443 comes before 80."""
     value = identity[1]
     return str(value).lower() if isinstance(value, bool) else str(value)

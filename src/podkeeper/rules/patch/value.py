@@ -1,9 +1,8 @@
-"""Plain JSON values: their type, when two of them are the same, and how deep they may be.
+"""Plain JSON values: types, equality and maximum depth.
 
-Python takes `1`, `1.0` and `True` for equal; JSON does not, and a patch must not lose the difference
-between `1` and `true`. So two values are the `same` here only when their types agree all the way down.
-Depth is limited, because the rooms next door walk values recursively: API objects stay far below
-the limit, and a document of 10,000 brackets shall be refused, not crash the agent.
+In Python `1`, `1.0` and `True` are equal. In JSON they are not, and a patch must keep the difference between `1` and
+`true`. So `same` requires equal types at every level. Depth is limited, because the patch modules recurse into values.
+API objects are far below the limit, and a document with 10,000 brackets is rejected instead of crashing the agent.
 """
 
 from enum import Enum
@@ -17,13 +16,13 @@ JsonObject: TypeAlias = dict[str, Json]
 Path: TypeAlias = tuple[str, ...]
 
 MAX_DEPTH = 128
-"""Levels of objects and lists. A pod has about ten; schemas in CRDs go deepest, and stay well below."""
+"""Levels of objects and lists. A pod has about ten. Schemas in CRDs have the most, still well below the limit."""
 
 _CONTAINERS = (dict, list)
 
 
 class Absent(Enum):
-    """The one thing that is no JSON value: what a missing member holds."""
+    """The value of a missing member."""
 
     ABSENT = "absent"
 
@@ -32,7 +31,7 @@ ABSENT: Final = Absent.ABSENT
 
 
 def same(left: Json, right: Json, levels: int = MAX_DEPTH) -> bool:
-    """Whether two values are equal, numbers of different types apart."""
+    """Return whether two values are equal, including the types of numbers."""
     if left is right:
         return True
     if type(left) is not type(right):
@@ -53,13 +52,13 @@ def same(left: Json, right: Json, levels: int = MAX_DEPTH) -> bool:
 
 
 def check_levels(levels_left: int) -> None:
-    """Stop a recursion that has gone down far enough."""
+    """Stop a recursion that is too deep."""
     if levels_left <= 0:
         raise PatchTooLarge(f"cannot compare: the values are nested deeper than {MAX_DEPTH} levels")
 
 
 def type_name(value: Json) -> str:
-    """A value's type in JSON's words, for messages."""
+    """Return the JSON type of a value for messages."""
     match value:
         case None:
             return "null"
@@ -76,19 +75,19 @@ def type_name(value: Json) -> str:
 
 
 def dotted(path: Path) -> str:
-    """A path as the API writes it: `spec.containers[name=web].env`."""
+    """Return a path as the API writes it: `spec.containers[name=web].env`."""
     return "".join(part if part.startswith("[") else f".{part}" for part in path).removeprefix(".")
 
 
 def object_of(value: Json, what: str) -> JsonObject:
-    """The value itself, once it is known to be an object."""
+    """Return the value if it is an object, else raise PatchError."""
     if not isinstance(value, dict):
         raise PatchError(f"cannot use {what}: it is {type_name(value)}, an object is expected")
     return value
 
 
 def check_depth(value: Json, what: str) -> None:
-    """Refuse a value that is too deep. This walk goes level by level: it must not itself recurse."""
+    """Reject a value that is too deep. The walk goes level by level, because it must not recurse itself."""
     level: list[Json] = [value]
     for _ in range(MAX_DEPTH + 1):
         inner = [member for outer in level if isinstance(outer, dict) for member in outer.values()]

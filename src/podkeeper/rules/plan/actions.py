@@ -1,21 +1,21 @@
-"""The plan for one pod, as data: what one sync has to do. `rules.plan` makes it, the syncer executes it.
+"""The plan of one sync: what to stop, start and remove.
 
-The order of execution is part of the contract:
+`rules.plan` computes it, the executor executes it. The order of execution is part of the contract:
 
     kill_pod, or else containers_to_kill and containers_to_reset
     -> create_sandbox -> ephemeral containers -> init containers -> app containers
 
-Indexes point into the lists of the pod's spec. The Go ancestor is `podActions` in
+Indexes refer to the lists of the pod's spec. Kubelet counterpart: `podActions` in
 pkg/kubelet/kuberuntime/kuberuntime_manager.go.
 """
 
 import msgspec
 
-from podkeeper.rules.container_grace import KillReason
+from podkeeper.rules.container.grace import KillReason
 
 
 class ContainerToKill(msgspec.Struct, frozen=True):
-    """A container that has to stop while its pod lives on; `message` is for the event."""
+    """A container to stop while its pod continues. `message` is for the event."""
 
     id: str
     name: str
@@ -24,7 +24,7 @@ class ContainerToKill(msgspec.Struct, frozen=True):
 
 
 class ContainerToReset(msgspec.Struct, frozen=True):
-    """A container to be removed so that it can start over; killed first, without grace, unless it has exited."""
+    """A container to remove so that it restarts. If it has not exited, it is killed first, without grace period."""
 
     id: str
     name: str
@@ -32,18 +32,17 @@ class ContainerToReset(msgspec.Struct, frozen=True):
 
 
 class PodActions(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything one sync has to do for a pod; nothing but zeros when all is as it should be.
+    """Everything that one sync does for a pod. All fields are empty if the pod is as it should be.
 
-    `kill_pod` stops every container and the sandbox; `containers_to_kill` then adds nothing but reasons. With
-    `create_sandbox` the init containers of the old sandbox are removed too, and a new one is begun. Without it
-    nothing can start any more: ephemeral containers that are listed all the same (as the reference lists them)
-    are to be passed over.
+    `kill_pod` stops every container and the sandbox. Then `containers_to_kill` only adds reasons. With
+    `create_sandbox`, the init containers of the old sandbox are removed, too. With `kill_pod` alone, nothing can start:
+    the executor skips ephemeral containers, which are listed as in the kubelet.
     """
 
     kill_pod: bool = False
     create_sandbox: bool = False
-    sandbox_id: str = ""  # the one to start containers in, or the one that is replaced; "" when there is none
-    attempt: int = 0  # of the sandbox that is kept, or of the one to create
+    sandbox_id: str = ""  # the current or the replaced sandbox; "" if there is none
+    attempt: int = 0  # of the current sandbox or the one to create
     init_containers_to_start: tuple[int, ...] = ()
     containers_to_start: tuple[int, ...] = ()
     ephemeral_containers_to_start: tuple[int, ...] = ()

@@ -1,17 +1,16 @@
-"""The plan: what one sync has to do so that a pod runs as its spec says.
+"""Compute the plan of one sync, so that a pod runs as its spec requires.
 
-The pod, the runtime's record of it and the probe results come in; `PodActions` goes out. One plan
-brings the pod one step further, and the next sync plans anew from what the runtime then shows, so no
-plan has to foresee anything. Three ways through this room, the first that fits is taken:
+In: the pod, its runtime record and the probe results. Out: `PodActions`. A plan is one step. The next sync computes a
+new plan from the new state of the runtime. There are three cases, and the first one that applies is used:
 
-* all containers start over: everything the runtime has of them is removed;
-* the sandbox must be replaced: everything stops, and the pod begins from its first container;
-* the sandbox serves on: ephemeral containers start, initialization goes on (`rules.plan.init`), and
-  once it is done, each app container is kept, started, replaced or left alone.
+* All containers restart: everything that the runtime has of them is removed.
+* The sandbox must be replaced: everything stops, and the pod begins with its first container.
+* The sandbox stays: ephemeral containers start, and initialization continues (`rules.plan.init`). After that, each app
+  container is kept, started, replaced or left alone.
 
-Whether a start has to wait (`rules.backoff`) is not the plan's business. Resizing a running container
-in place is not planned here: a changed resource alone changes nothing. The Go ancestor is
-`computePodActions` in pkg/kubelet/kuberuntime/kuberuntime_manager.go.
+The plan does not consider backoff (`rules.backoff.table`). It does not resize containers in place, so a changed
+resource alone has no effect. Kubelet counterpart: `computePodActions` in
+pkg/kubelet/kuberuntime/kuberuntime_manager.go.
 """
 
 from collections.abc import Mapping
@@ -20,18 +19,18 @@ from dataclasses import dataclass
 from podkeeper.model.k8s.core import Container, Pod
 from podkeeper.model.messages import ProbeResult
 from podkeeper.model.runtime import ContainerRecord, ContainerState, PodRecord
-from podkeeper.rules.container_grace import KillReason
-from podkeeper.rules.container_hash import container_hash
-from podkeeper.rules.plan.actions import ContainerToKill, ContainerToReset, PodActions
-from podkeeper.rules.plan.init import Initialization, Newest, ProbeResults, init_actions
-from podkeeper.rules.plan.sandbox import SandboxChange, sandbox_change
-from podkeeper.rules.restart import (
+from podkeeper.rules.container.grace import KillReason
+from podkeeper.rules.container.hash import container_hash
+from podkeeper.rules.container.restart import (
     RestartPolicy,
-    asks_to_restart_all,
     container_should_restart,
+    exit_restarts_all,
     restarts_on_failure,
     runs_until_success,
 )
+from podkeeper.rules.plan.actions import ContainerToKill, ContainerToReset, PodActions
+from podkeeper.rules.plan.init import Initialization, Newest, ProbeResults, init_actions
+from podkeeper.rules.plan.sandbox import SandboxChange, sandbox_change
 
 
 def compute_pod_actions(
@@ -42,48 +41,48 @@ def compute_pod_actions(
     *,
     restart_all_containers: bool = False,
 ) -> PodActions:
-    """Plan the next step of a pod. Probe results are keyed by the runtime's own container ids."""
+    """Return the plan of one sync. Probe results are keyed by the runtime's container IDs."""
     sandbox = sandbox_change(bool(pod.spec.host_network), record.sandboxes)
     if restart_all_containers:
         return _reset(pod, record, sandbox)
-    # Newest first: read backwards, the newest of each name is the one that stays.
+    # Reversed, because records are newest first and the last one of each name stays in the dict.
     newest = {found.name: found for found in reversed(record.containers)}
     if sandbox.changed:
-        return _begin_anew(pod, newest, sandbox)
-    return _go_on(pod, newest, sandbox, ProbeResults(liveness, startup))
+        return _replace_sandbox(pod, newest, sandbox)
+    return _continue(pod, newest, sandbox, ProbeResults(liveness, startup))
 
 
-# All containers start over.
+# All containers restart.
 
 
 def _reset(pod: Pod, record: PodRecord, sandbox: SandboxChange) -> PodActions:
-    """Remove all containers. Those whose exit asked for it go last: until then their exit tells why."""
-    caused: list[ContainerToReset] = []
+    """Remove all containers. Those whose exit caused it come last, because their exit is the reason."""
+    causes: list[ContainerToReset] = []
     affected: list[ContainerToReset] = []
     for container in (*pod.spec.containers, *(pod.spec.init_containers or ())):
         for found in record.containers:
             if found.name != container.name:
                 continue
             exited = found.state is ContainerState.EXITED
-            asked = exited and asks_to_restart_all(container, found.exit_code)
-            (caused if asked else affected).append(ContainerToReset(found.id, found.name, kill_first=not exited))
+            is_cause = exited and exit_restarts_all(container, found.exit_code)
+            (causes if is_cause else affected).append(ContainerToReset(found.id, found.name, kill_first=not exited))
     return PodActions(
         kill_pod=sandbox.changed,
         create_sandbox=sandbox.changed,
         sandbox_id=sandbox.sandbox_id,
         attempt=sandbox.attempt,
-        containers_to_reset=(*affected, *caused),
+        containers_to_reset=(*affected, *causes),
     )
 
 
 # The sandbox must be replaced.
 
 
-def _begin_anew(pod: Pod, newest: Newest, sandbox: SandboxChange) -> PodActions:
-    """Stop everything; make a new sandbox and begin again, unless the pod has done all it ever will."""
+def _replace_sandbox(pod: Pod, newest: Newest, sandbox: SandboxChange) -> PodActions:
+    """Stop everything. Create a new sandbox and begin again, unless the pod has completed."""
     remaining = _unfinished(pod, newest)
     all_succeeded = bool(pod.spec.containers) and not remaining
-    if all_succeeded or _never_runs_again(pod, newest, sandbox):
+    if all_succeeded or _has_run_once(pod, newest, sandbox):
         return PodActions(kill_pod=True, sandbox_id=sandbox.sandbox_id, attempt=sandbox.attempt)
     has_init_containers = bool(pod.spec.init_containers)
     return PodActions(
@@ -96,26 +95,26 @@ def _begin_anew(pod: Pod, newest: Newest, sandbox: SandboxChange) -> PodActions:
     )
 
 
-def _never_runs_again(pod: Pod, newest: Newest, sandbox: SandboxChange) -> bool:
-    """Whether a pod that is run once has had its run. Without any container it has not: only its sandbox failed."""
+def _has_run_once(pod: Pod, newest: Newest, sandbox: SandboxChange) -> bool:
+    """Return whether a pod with `restartPolicy: Never` has run. Without containers, only its sandbox failed."""
     return pod.spec.restart_policy == RestartPolicy.NEVER and sandbox.attempt != 0 and bool(newest)
 
 
 def is_stranded(pod: Pod, record: PodRecord) -> bool:
-    """Whether a pod that is run once lost its sandbox before all its containers had begun: now none ever will.
+    """Return whether a pod with `restartPolicy: Never` lost its sandbox before all its containers started.
 
-    No container of it has failed, so nothing else would end it: in the reference such a pod is pending for ever.
+    No container has failed, so nothing else would terminate it. In the kubelet, such a pod stays Pending forever.
     """
     sandbox = sandbox_change(bool(pod.spec.host_network), record.sandboxes)
     newest = {found.name: found for found in reversed(record.containers)}
-    if not sandbox.changed or not _never_runs_again(pod, newest, sandbox):
+    if not sandbox.changed or not _has_run_once(pod, newest, sandbox):
         return False
     regular = (newest.get(container.name) for container in pod.spec.containers)
     return any(found is None or found.state is ContainerState.CREATED for found in regular)
 
 
 def _unfinished(pod: Pod, newest: Newest) -> tuple[int, ...]:
-    """The app containers that a new sandbox would have to run."""
+    """Return the app containers that a new sandbox must run."""
     return tuple(
         index
         for index, container in enumerate(pod.spec.containers)
@@ -127,12 +126,12 @@ def _succeeded(found: ContainerRecord | None) -> bool:
     return found is not None and found.state is ContainerState.EXITED and found.exit_code == 0
 
 
-# The sandbox serves on.
+# The sandbox stays.
 
 
-def _go_on(pod: Pod, newest: Newest, sandbox: SandboxChange, probes: ProbeResults) -> PodActions:
-    """Bring the pod one step further in the sandbox it has."""
-    # Ephemeral containers may start before initialization is done, and never start twice.
+def _continue(pod: Pod, newest: Newest, sandbox: SandboxChange, probes: ProbeResults) -> PodActions:
+    """Plan the next step in the current sandbox."""
+    # Ephemeral containers may start before initialization is done, and never restart.
     ephemeral = tuple(
         index for index, container in enumerate(pod.spec.ephemeral_containers or ()) if container.name not in newest
     )
@@ -151,7 +150,7 @@ def _go_on(pod: Pod, newest: Newest, sandbox: SandboxChange, probes: ProbeResult
         kill_pod=app.all_done,
         sandbox_id=sandbox.sandbox_id,
         attempt=sandbox.attempt,
-        # Sidecars do not keep a pod alive.
+        # Sidecars do not keep a pod running.
         init_containers_to_start=() if app.all_done else init.to_start,
         containers_to_start=app.to_start,
         ephemeral_containers_to_start=ephemeral,
@@ -163,11 +162,10 @@ def _go_on(pod: Pod, newest: Newest, sandbox: SandboxChange, probes: ProbeResult
 class _AppActions:
     to_start: tuple[int, ...]
     to_kill: tuple[ContainerToKill, ...]
-    all_done: bool  # none is kept and none is started
+    all_done: bool  # no container is kept or started
 
 
 def _app_actions(pod: Pod, newest: Newest, probes: ProbeResults) -> _AppActions:
-    """Keep, start, replace or leave alone each app container."""
     to_start: list[int] = []
     to_kill: list[ContainerToKill] = []
     kept = 0
@@ -179,37 +177,37 @@ def _app_actions(pod: Pod, newest: Newest, probes: ProbeResults) -> _AppActions:
                 if found is not None and found.state is ContainerState.UNKNOWN:
                     to_kill.append(_kill_unknown(found))
             continue
-        trouble = _trouble(container, found, probes)
-        if trouble is None:
+        cause = _kill_cause(container, found, probes)
+        if cause is None:
             kept += 1
             continue
-        # A changed spec must be run, whatever the restart policy says of failures.
-        restarts = trouble.reason is KillReason.SPEC_CHANGED or restarts_on_failure(container, pod.spec)
+        # A container with a changed spec always restarts, whatever its restart policy is.
+        restarts = cause.reason is KillReason.SPEC_CHANGED or restarts_on_failure(container, pod.spec)
         if restarts:
             to_start.append(index)
-        message = f"{trouble.message}, will be restarted" if restarts else trouble.message
-        to_kill.append(ContainerToKill(found.id, found.name, message, trouble.reason))
+        message = f"{cause.message}, will be restarted" if restarts else cause.message
+        to_kill.append(ContainerToKill(found.id, found.name, message, cause.reason))
     return _AppActions(tuple(to_start), tuple(to_kill), all_done=not kept and not to_start)
 
 
 @dataclass(frozen=True, slots=True)
-class _Trouble:
+class _KillCause:
     message: str
     reason: KillReason
 
 
-def _trouble(container: Container, found: ContainerRecord, probes: ProbeResults) -> _Trouble | None:
-    """Why a running container cannot be kept."""
+def _kill_cause(container: Container, found: ContainerRecord, probes: ProbeResults) -> _KillCause | None:
+    """Return why a running container must be killed. None if it is kept."""
     if found.spec_hash != container_hash(container):
-        return _Trouble(f"Container {container.name} definition changed", KillReason.SPEC_CHANGED)
+        return _KillCause(f"Container {container.name} definition changed", KillReason.SPEC_CHANGED)
     if probes.liveness.get(found.id) is ProbeResult.FAILURE:
-        return _Trouble(f"Container {container.name} failed liveness probe", KillReason.LIVENESS_PROBE)
+        return _KillCause(f"Container {container.name} failed liveness probe", KillReason.LIVENESS_PROBE)
     if probes.startup.get(found.id) is ProbeResult.FAILURE:
-        return _Trouble(f"Container {container.name} failed startup probe", KillReason.STARTUP_PROBE)
+        return _KillCause(f"Container {container.name} failed startup probe", KillReason.STARTUP_PROBE)
     return None
 
 
 def _kill_unknown(found: ContainerRecord) -> ContainerToKill:
-    """Kill what may or may not run before it is started anew: there must never be two of it."""
+    """Kill a container that may still run before its restart, because there must never be two."""
     message = f'Container is in "{found.state}" state, try killing it before restart'
     return ContainerToKill(found.id, found.name, message, KillReason.UNKNOWN)

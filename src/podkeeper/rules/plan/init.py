@@ -1,17 +1,16 @@
-"""The part of a plan that brings a pod through its initialization, and keeps its sidecars running.
+"""The plan for init containers: run them in order, and keep sidecars running.
 
-Init containers run one after the other; a sidecar's turn is over as soon as it has started. How far a
-pod has come is read from the runtime, where finished init containers may already have been removed.
-So only the *frontier* counts, the last init container of which the runtime knows anything:
+Init containers run one after the other. After a sidecar has started, the next one may start. The runtime shows the
+progress, but finished init containers may have been removed. So only the *frontier* counts, which is the last init
+container that the runtime knows:
 
     i0 (gone)   i1 (exited 0)   i2 (running)   i3 (unknown to the runtime)
-    `---- behind: had their turn ----'  frontier
+    `------- before: done -------'      frontier
 
-Behind the frontier only sidecars still matter: they are kept running. At the frontier the pod waits,
-goes on to the next one, tries again, or fails. Once an app container exists in this sandbox, all init
-containers are behind.
+Before the frontier, only sidecars matter: they are kept running. At the frontier, the pod waits, continues with the
+next container, retries or fails. If an app container exists in this sandbox, all init containers are done.
 
-Spec, newest records and probe results come in; `InitActions` goes out. The Go ancestor is
+In: the spec, the newest records and the probe results. Out: `InitActions`. Kubelet counterpart:
 `computeInitContainerActions` in pkg/kubelet/kuberuntime/kuberuntime_container.go.
 """
 
@@ -22,17 +21,17 @@ from enum import StrEnum
 from podkeeper.model.k8s.core import Container, Pod
 from podkeeper.model.messages import ProbeResult
 from podkeeper.model.runtime import ContainerRecord, ContainerState
-from podkeeper.rules.container_grace import KillReason
-from podkeeper.rules.container_hash import container_hash
+from podkeeper.rules.container.grace import KillReason
+from podkeeper.rules.container.hash import container_hash
+from podkeeper.rules.container.restart import container_should_restart, is_sidecar, restarts_on_failure
 from podkeeper.rules.plan.actions import ContainerToKill
-from podkeeper.rules.restart import container_should_restart, is_sidecar, restarts_on_failure
 
 Newest = Mapping[str, ContainerRecord]
-"""Container name -> the newest container of that name."""
+"""The newest container of each name."""
 
 
 class Initialization(StrEnum):
-    """How far a pod has come with its init containers."""
+    """The progress of a pod's init containers."""
 
     IN_PROGRESS = "in progress"
     DONE = "done"
@@ -41,7 +40,7 @@ class Initialization(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ProbeResults:
-    """The results that decide about restarts, by container id; absent means that there is none yet."""
+    """Probe results by container ID, if there are any yet."""
 
     liveness: Mapping[str, ProbeResult]
     startup: Mapping[str, ProbeResult]
@@ -49,7 +48,7 @@ class ProbeResults:
 
 @dataclass(frozen=True, slots=True)
 class InitActions:
-    """What to do about the init containers: indexes in the order of the spec, and containers to kill."""
+    """The init containers to start (indexes in the order of the spec) and to kill."""
 
     initialization: Initialization
     to_start: tuple[int, ...] = ()
@@ -57,23 +56,22 @@ class InitActions:
 
 
 @dataclass(frozen=True, slots=True)
-class _Turn:
-    """What one init container needs, and whether the next one may have its turn."""
+class _InitStep:
+    """What one init container needs. `done`: the next one may start."""
 
-    over: bool = False
+    done: bool = False
     start: bool = False
     kill: ContainerToKill | None = None
     failed: bool = False
 
 
-_WAIT = _Turn()
-_OVER = _Turn(over=True)
-_START = _Turn(start=True)
-_FAILED = _Turn(failed=True)
+_WAIT = _InitStep()
+_DONE = _InitStep(done=True)
+_START = _InitStep(start=True)
+_FAILED = _InitStep(failed=True)
 
 
 def init_actions(pod: Pod, newest: Newest, probes: ProbeResults) -> InitActions:
-    """Decide what the init containers of a pod need."""
     init_containers = pod.spec.init_containers or ()
     if not init_containers:
         return InitActions(Initialization.DONE)
@@ -83,25 +81,25 @@ def init_actions(pod: Pod, newest: Newest, probes: ProbeResults) -> InitActions:
     frontier = _frontier(init_containers, newest)
     if frontier is None:
         return InitActions(Initialization.IN_PROGRESS, to_start=(0,))
-    turn = _frontier_turn(pod, init_containers[frontier], newest[init_containers[frontier].name], probes)
-    if turn.failed:
+    step = _frontier_step(pod, init_containers[frontier], newest[init_containers[frontier].name], probes)
+    if step.failed:
         return InitActions(Initialization.FAILED)
     to_start, to_kill = _sidecars_to_restart(init_containers[:frontier], newest, probes)
-    if turn.start:
+    if step.start:
         to_start.append(frontier)
-    if turn.kill is not None:
-        to_kill.append(turn.kill)
-    if turn.over and frontier == len(init_containers) - 1:
+    if step.kill is not None:
+        to_kill.append(step.kill)
+    if step.done and frontier == len(init_containers) - 1:
         return InitActions(Initialization.DONE, tuple(to_start), tuple(to_kill))
-    if turn.over:  # also when it is a sidecar that has started and is to be replaced: the next one need not wait
+    if step.done:  # also for a started sidecar that is replaced, because the next one need not wait
         to_start.append(frontier + 1)
     return InitActions(Initialization.IN_PROGRESS, tuple(to_start), tuple(to_kill))
 
 
 def _app_container_exists(app_containers: Sequence[Container], newest: Newest) -> bool:
-    """Whether an app container shows that initialization was completed in this sandbox.
+    """Return whether an app container shows that initialization is done in this sandbox.
 
-    One that has exited shows nothing: it may stem from the sandbox before.
+    An exited one does not count, because it may be from the former sandbox.
     """
     return any(
         found is not None and found.state in (ContainerState.CREATED, ContainerState.RUNNING)
@@ -110,7 +108,7 @@ def _app_container_exists(app_containers: Sequence[Container], newest: Newest) -
 
 
 def _frontier(init_containers: Sequence[Container], newest: Newest) -> int | None:
-    """The index of the last init container that the runtime knows."""
+    """Return the index of the last init container that the runtime knows."""
     for index in range(len(init_containers) - 1, -1, -1):
         if init_containers[index].name in newest:
             return index
@@ -118,53 +116,52 @@ def _frontier(init_containers: Sequence[Container], newest: Newest) -> int | Non
 
 
 def _sidecars_to_restart(
-    behind: Sequence[Container], newest: Newest, probes: ProbeResults
+    before: Sequence[Container], newest: Newest, probes: ProbeResults
 ) -> tuple[list[int], list[ContainerToKill]]:
-    """Of the init containers behind the frontier: which to start again, and what to kill before."""
+    """Return the sidecars before the frontier to restart, and the containers to kill first."""
     to_start: list[int] = []
     to_kill: list[ContainerToKill] = []
-    for index, container in enumerate(behind):
+    for index, container in enumerate(before):
         if not is_sidecar(container):
             continue
         found = newest.get(container.name)
-        turn = _START if found is None else _sidecar_turn(container, found, probes)
-        if turn.start:
+        step = _START if found is None else _sidecar_step(container, found, probes)
+        if step.start:
             to_start.append(index)
-        if turn.kill is not None:
-            to_kill.append(turn.kill)
+        if step.kill is not None:
+            to_kill.append(step.kill)
     return to_start, to_kill
 
 
-def _frontier_turn(pod: Pod, container: Container, found: ContainerRecord, probes: ProbeResults) -> _Turn:
-    """What the init container needs whose turn it is."""
+def _frontier_step(pod: Pod, container: Container, found: ContainerRecord, probes: ProbeResults) -> _InitStep:
     if is_sidecar(container):
-        return _sidecar_turn(container, found, probes)
+        return _sidecar_step(container, found, probes)
     match found.state:
         case ContainerState.CREATED:
-            return _START  # creating and starting are one step for us: the runtime failed between the two
+            return _START  # the start failed after the container was created
         case ContainerState.RUNNING:
             return _WAIT
         case ContainerState.EXITED if not _failed(found):
-            return _OVER
+            return _DONE
         case ContainerState.EXITED:
             return _START if container_should_restart(container, pod, found) else _FAILED
         case ContainerState.UNKNOWN:
             return _replace_unknown(found) if restarts_on_failure(container, pod.spec) else _FAILED
 
 
-def _sidecar_turn(container: Container, found: ContainerRecord, probes: ProbeResults) -> _Turn:
-    """What a sidecar needs to be running, started and alive."""
+def _sidecar_step(container: Container, found: ContainerRecord, probes: ProbeResults) -> _InitStep:
+    """Return what a sidecar needs to run, be started and be live."""
     match found.state:
         case ContainerState.CREATED | ContainerState.EXITED:
             return _START
         case ContainerState.UNKNOWN:
             return _replace_unknown(found)
         case ContainerState.RUNNING:
-            return _running_sidecar_turn(container, found, probes)
+            return _running_sidecar_step(container, found, probes)
 
 
-def _running_sidecar_turn(container: Container, found: ContainerRecord, probes: ProbeResults) -> _Turn:
-    # A sidecar without a startup probe has started once it runs; a result for it would be a stale one.
+def _running_sidecar_step(container: Container, found: ContainerRecord, probes: ProbeResults) -> _InitStep:
+    # A sidecar without a startup probe has started when it runs. A result for it would be outdated.
     if container.startup_probe is not None:
         match probes.startup.get(found.id):
             case ProbeResult.SUCCESS:
@@ -177,20 +174,20 @@ def _running_sidecar_turn(container: Container, found: ContainerRecord, probes: 
         return _replace(found, "definition changed", KillReason.SPEC_CHANGED, started=True)
     if container.liveness_probe is not None and probes.liveness.get(found.id) is ProbeResult.FAILURE:
         return _replace(found, "failed liveness probe", KillReason.LIVENESS_PROBE, started=True)
-    return _OVER
+    return _DONE
 
 
 def _failed(found: ContainerRecord) -> bool:
-    """Whether an exited init container failed; out of memory is a failure whatever the exit code says."""
+    """Return whether an exited init container failed. OOM-killed counts as failed with any exit code."""
     return found.exit_code != 0 or found.reason == "OOMKilled"
 
 
-def _replace(found: ContainerRecord, why: str, reason: KillReason, *, started: bool) -> _Turn:
+def _replace(found: ContainerRecord, why: str, reason: KillReason, *, started: bool) -> _InitStep:
     message = f"Init container {found.name} {why}"
-    return _Turn(over=started, start=True, kill=ContainerToKill(found.id, found.name, message, reason))
+    return _InitStep(done=started, start=True, kill=ContainerToKill(found.id, found.name, message, reason))
 
 
-def _replace_unknown(found: ContainerRecord) -> _Turn:
-    """Start anew what may or may not run, but kill it first: there must never be two of it."""
+def _replace_unknown(found: ContainerRecord) -> _InitStep:
+    """Kill a container that may still run before its restart, because there must never be two."""
     message = f'Init container is in "{found.state}" state, try killing it before restart'
-    return _Turn(start=True, kill=ContainerToKill(found.id, found.name, message, KillReason.UNKNOWN))
+    return _InitStep(start=True, kill=ContainerToKill(found.id, found.name, message, KillReason.UNKNOWN))

@@ -1,1 +1,4 @@
-"""Probes: `worker` is one probe's life, `flags` what the results mean for a status; the rest asks and judges."""
+"""Probes: decisions, requests and results.
+
+`worker` is the state machine, `flags` sets status flags, the rest builds requests and reads results.
+"""

@@ -1,40 +1,36 @@
-"""Exec probes: the command to run in a container, and what its end means.
+"""Exec probes: expand the command, and convert its exit to a report.
 
-Comes in: the probe's command with the container's environment, then how the command ended. Goes out:
-the expanded command, then a `Report`. An exit code other than 0 and a command that ran out of time are
-failures; one that could not be run at all is no verdict on the container.
+In: the command of a probe and the container's environment, then the exit. Out: the expanded command, then a `Report`.
+A non-zero exit code and a timeout are failures. A command that could not be executed is an error.
 
-The Go ancestors are pkg/probe/exec and `ExpandContainerCommandOnlyStatic` in
-pkg/kubelet/container/helpers.go.
+Kubelet counterpart: pkg/probe/exec and `ExpandContainerCommandOnlyStatic` in pkg/kubelet/container/helpers.go.
 """
 
 import re
 
 from podkeeper.model.k8s.core import Container, ExecAction
-from podkeeper.model.probing import CommandEnd, Exited, NotRun, TimedOut
-from podkeeper.rules.probe.report import Outcome, Report, shown
+from podkeeper.model.probing import CommandEnd, CommandExited, NotRun, TimedOut
+from podkeeper.rules.probe.report import ProbeOutcome, Report, output_text
 
 _REFERENCE = re.compile(r"\$(?:\$|\(([^)]*)\))", re.DOTALL)
 
 
-def judge_exec(end: CommandEnd) -> Report:
-    """What the end of a command says about its container."""
+def exec_report(end: CommandEnd) -> Report:
     match end:
-        case Exited(code=0, output=output):
-            return Report(Outcome.SUCCESS, shown(output))
-        case Exited(output=output):
-            return Report(Outcome.FAILURE, shown(output))
+        case CommandExited(code=0, output=output):
+            return Report(ProbeOutcome.SUCCESS, output_text(output))
+        case CommandExited(output=output):
+            return Report(ProbeOutcome.FAILURE, output_text(output))
         case TimedOut(message=message):
-            return Report(Outcome.FAILURE, message)
+            return Report(ProbeOutcome.FAILURE, message)
         case NotRun(message=message):
-            return Report(Outcome.UNKNOWN, error=message)
+            return Report(ProbeOutcome.UNKNOWN, error=message)
 
 
 def exec_command(action: ExecAction, container: Container) -> tuple[str, ...]:
-    """The command with `$(NAME)` replaced by the values the container's spec itself gives.
+    """Return the command with `$(NAME)` replaced by values of the container's spec.
 
-    A variable whose value comes from elsewhere (`valueFrom`) counts as empty; an unknown name stays as it is;
-    `$$` stands for `$`.
+    A variable with `valueFrom` is empty. An unknown name does not change. `$$` becomes `$`.
     """
     values = {variable.name: variable.value or "" for variable in container.env or ()}
 

@@ -1,16 +1,14 @@
-"""What the probes say about a pod's containers: the `started` and `ready` flags of its status.
+"""Set the `started` and `ready` flags of container statuses from probe results.
 
-Comes in: the pod, a status fresh from the runtime, and a `ProbeView`: what the probe workers have
-stored and who they are. Goes out: the same status with both flags set on every regular and every
-init container. Three promises:
+In: the pod, a status computed from the runtime, and a `ProbeView` with the results and workers. Out: the status with
+both flags set for every regular and init container. Guarantees:
 
-* a container that does not run is neither started nor ready, except that an ordinary init
-  container which ended well is ready;
-* without a probe of a kind, that kind is never an obstacle;
-* a restart of the agent changes no flag: for a container that ran before it, what was last
-  published of it stands until its readiness probe has spoken.
+* A container that does not run is neither started nor ready. An ordinary init container that succeeded is ready.
+* A container without a probe of some kind passes that kind.
+* A restart of the agent changes no flag. The flags of a container that ran before stay as last published, until its
+  readiness probe has a result.
 
-The Go ancestor is `UpdatePodStatus` in pkg/kubelet/prober/prober_manager.go.
+Kubelet counterpart: `UpdatePodStatus` in pkg/kubelet/prober/prober_manager.go.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,31 +22,31 @@ from podkeeper.model.k8s.core import Container, ContainerStatus, Pod, PodStatus
 from podkeeper.model.messages import ProbeKind, ProbeResult
 from podkeeper.model.runtime import bare_container_id
 from podkeeper.model.times import instant
-from podkeeper.rules.restart import is_sidecar
+from podkeeper.rules.container.restart import is_sidecar
 
 AGENT_RESTART_MARGIN = timedelta(seconds=10)
-"""In the reference, a container older than the agent by this much counts as started under its predecessor."""
+"""In the kubelet, a container that is older than the agent by this time counts as started before it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeView:
-    """What the probes of one pod know. Results are keyed by the id the API shows (`containerd://abc`)."""
+    """The probe results of one pod, keyed by the container ID in the API (`containerd://abc`)."""
 
-    own: frozenset[str] = frozenset()  # what this agent made, by the runtime's own ids; all else was there before it
-    agent_started: datetime | None = None  # where given, this tells instead, as in the reference
+    own: frozenset[str] = frozenset()  # runtime IDs of containers that this agent created; all others predate it
+    agent_started: datetime | None = None  # if given, used instead of `own`, as in the kubelet
     readiness: Mapping[str, ProbeResult] = field(default_factory=dict)
     startup: Mapping[str, ProbeResult] = field(default_factory=dict)
-    workers: frozenset[tuple[str, ProbeKind]] = frozenset()  # (container name, kind) of each live probe worker
+    workers: frozenset[tuple[str, ProbeKind]] = frozenset()  # (container name, kind) of each running probe worker
 
 
 def with_probe_flags(
     pod: Pod, status: PodStatus, view: ProbeView, published: Sequence[PodStatus] | None = None
 ) -> PodStatus:
-    """The status with `started` and `ready` of its regular and init containers as the probes have them.
+    """Return the status with `started` and `ready` of its regular and init containers.
 
-    `published` is what was last said of the pod, the latest first: the first that knows a container says whether it was
-    ready. None: only the pod's Ready condition in the API tells, for all alike. The reference goes by that: after a
-    restart its static pods, whose status is in no manifest, are not ready, nor are those that only wait for others.
+    `published` are the last published statuses, the latest first. The first one with a container determines whether it
+    was ready. None: use the pod's Ready condition in the API for all containers, as the kubelet does. After a restart
+    of the kubelet, static pods are therefore not ready, because no manifest has a status.
     """
     was_ready = _ids(status) if published is None and _was_ready(pod.status) else _ready_ids(published or ())
     regular = {container.name: container for container in reversed(pod.spec.containers)}
@@ -66,9 +64,9 @@ def with_probe_flags(
 
 
 def readiness_wanted_now(pod: Pod, status: PodStatus, view: ProbeView) -> tuple[str, ...]:
-    """Containers that have started and only wait for their readiness probe: it should run at once.
+    """Return started containers that only need a readiness result, so that the probe should run at once.
 
-    `status` is one that `with_probe_flags` returned.
+    `status` is a result of `with_probe_flags`.
     """
     candidates = [
         *(status.container_statuses or ()),
@@ -88,10 +86,10 @@ def readiness_wanted_now(pod: Pod, status: PodStatus, view: ProbeView) -> tuple[
 
 
 def predates_agent(found: ContainerStatus, own: AbstractSet[str], agent_started: datetime | None = None) -> bool:
-    """Whether a running container was started under this agent's predecessor.
+    """Return whether a running container was started before this agent.
 
-    The reference compares the times of both starts. Clocks are put back: what ran before them would then be taken for
-    started after, and be unready until probed. What an agent has not made itself predates it, whatever the time.
+    The kubelet compares both start times. If the clock was set back, old containers would seem new and be unready until
+    probed. So without `agent_started`, every container that this agent did not create predates it.
     """
     if found.state.running is None:
         return False
@@ -102,7 +100,7 @@ def predates_agent(found: ContainerStatus, own: AbstractSet[str], agent_started:
 
 
 Ids = frozenset[str | None]
-"""Of containers, as the API shows them."""
+"""Container IDs as in the API."""
 
 
 def _regular(container: Container | None, found: ContainerStatus, view: ProbeView, was_ready: Ids) -> ContainerStatus:
@@ -129,12 +127,12 @@ def _is_started(found: ContainerStatus, view: ProbeView) -> bool:
     result = view.startup.get(found.container_id or "")
     if result is not None:
         return result is ProbeResult.SUCCESS
-    # What was published before stands until the startup probe speaks: a restarted agent must not un-start it.
+    # Keep the published flag until the startup probe has a result, also after a restart of the agent.
     return bool(found.started) or (found.name, ProbeKind.STARTUP) not in view.workers
 
 
 def _is_ready(container: Container | None, found: ContainerStatus, view: ProbeView, was_ready: Ids) -> bool:
-    """Whether a started (hence running) container takes traffic."""
+    """Return whether a started (therefore running) container is ready."""
     result = view.readiness.get(found.container_id or "")
     if result is ProbeResult.SUCCESS:
         return True
@@ -163,11 +161,10 @@ def _every(status: PodStatus) -> tuple[ContainerStatus, ...]:
 
 
 def _was_ready(status: PodStatus) -> bool:
-    """Whether a pod was last said to be Ready."""
-    return any(held.type == "Ready" and held.status == "True" for held in status.conditions or ())
+    return any(each.type == "Ready" and each.status == "True" for each in status.conditions or ())
 
 
 def _init_container(pod: Pod, index: int, found: ContainerStatus) -> Container | None:
-    """The init container a status is about: statuses follow the order of the spec."""
+    """Return the init container of a status. Statuses have the order of the spec."""
     containers = pod.spec.init_containers or ()
     return containers[index] if index < len(containers) and containers[index].name == found.name else None

@@ -1,11 +1,10 @@
-"""TCP and gRPC probes, and the port that a probe or hook means.
+"""TCP and gRPC probes, and the port of a probe or hook.
 
-Comes in: a port by number or by name; how a connection or a health call ended. Goes out: the port number;
-a `Report`. Whatever goes wrong on the network is a failure of the container and never an error of ours:
-only so does a timeout count.
+In: a port number or name, then the result of a connection or health call. Out: the port number, then a `Report`. Every
+network error is a failure of the container, not of the agent. Otherwise a timeout would not count.
 
-The Go ancestors are pkg/probe/util.go, pkg/probe/tcp and pkg/probe/grpc; texts that users may know
-(`strconv.Atoi: parsing "x": invalid syntax`) are the reference's.
+Kubelet counterpart: pkg/probe/util.go, pkg/probe/tcp and pkg/probe/grpc. The messages are those of the kubelet
+(`strconv.Atoi: parsing "x": invalid syntax`).
 """
 
 import re
@@ -13,9 +12,9 @@ import re
 from podkeeper.model.durations import NANOSECONDS_PER_SECOND, format_duration
 from podkeeper.model.errors import BadInput, Problem
 from podkeeper.model.k8s.core import Container, GRPCAction, TCPSocketAction
-from podkeeper.model.probing import Answered, CallFailed, Endpoint, GrpcEnd, NotConnected
+from podkeeper.model.probing import CallFailed, Endpoint, GrpcEnd, HealthAnswer, NotConnected
 from podkeeper.model.wire import IntOrString
-from podkeeper.rules.probe.report import Outcome, Report
+from podkeeper.rules.probe.report import ProbeOutcome, Report
 
 _NUMBER = re.compile(r"([+-]?)([0-9]*)(.*)", re.ASCII | re.DOTALL)
 _SHORT_ESCAPES = {
@@ -34,7 +33,7 @@ _GRPC_HEALTH = ("UNKNOWN", "SERVING", "NOT_SERVING", "SERVICE_UNKNOWN")
 
 
 def resolve_port(port: IntOrString, container: Container) -> int:
-    """The number of a port that is given by number, by name, or by a number in quotes."""
+    """Return the number of a port that is given as a number, a name, or a number in quotes."""
     if isinstance(port, str):
         named = next((known.container_port for known in container.ports or () if (known.name or "") == port), None)
         number = _atoi(port) if named is None else named
@@ -46,27 +45,23 @@ def resolve_port(port: IntOrString, container: Container) -> int:
 
 
 def tcp_endpoint(action: TCPSocketAction, container: Container, pod_ip: str) -> Endpoint:
-    """Where a TCP probe connects to."""
     return Endpoint(action.host or pod_ip, resolve_port(action.port, container))
 
 
 def grpc_endpoint(action: GRPCAction, pod_ip: str) -> Endpoint:
-    """Where a gRPC probe connects to."""
     return Endpoint(pod_ip, action.port)
 
 
-def judge_tcp(error: str | None) -> Report:
-    """A connection is all a TCP probe asks for."""
-    return Report(Outcome.SUCCESS) if error is None else Report(Outcome.FAILURE, error)
+def tcp_report(error: str | None) -> Report:
+    return Report(ProbeOutcome.SUCCESS) if error is None else Report(ProbeOutcome.FAILURE, error)
 
 
-def judge_grpc(endpoint: Endpoint, timeout_seconds: int, end: GrpcEnd) -> Report:
-    """What the end of a health call says about its container."""
+def grpc_report(endpoint: Endpoint, timeout_seconds: int, end: GrpcEnd) -> Report:
     within = format_duration(timeout_seconds * NANOSECONDS_PER_SECOND)
     match end:
-        case Answered(serving_status=status) if status == _GRPC_SERVING:
-            return Report(Outcome.SUCCESS, "service healthy")
-        case Answered(serving_status=status):
+        case HealthAnswer(serving_status=status) if status == _GRPC_SERVING:
+            return Report(ProbeOutcome.SUCCESS, "service healthy")
+        case HealthAnswer(serving_status=status):
             name = _GRPC_HEALTH[status] if 0 <= status < len(_GRPC_HEALTH) else str(status)
             output = f'service unhealthy (responded with "{name}")'
         case NotConnected(message=message, timed_out=True):
@@ -82,11 +77,11 @@ def judge_grpc(endpoint: Endpoint, timeout_seconds: int, end: GrpcEnd) -> Report
         case CallFailed(code=code, message=message):
             name = _GRPC_CODES[code] if 0 <= code < len(_GRPC_CODES) else f"Code({code})"
             output = f"error: health rpc probe failed: rpc error: code = {name} desc = {message}"
-    return Report(Outcome.FAILURE, output)
+    return Report(ProbeOutcome.FAILURE, output)
 
 
 def quoted(text: str) -> str:
-    """Text in double quotes with Go's escapes (`%q`)."""
+    """Return text in double quotes with Go's escapes (`%q`)."""
     return '"' + "".join(_quoted_character(character) for character in text) + '"'
 
 
@@ -102,10 +97,10 @@ def _quoted_character(character: str) -> str:
 
 
 def _atoi(text: str) -> int:
-    """A whole number of 64 bits; of a text that is too long, only what overflows is read."""
+    """Parse a 64-bit integer as Go does. Of a long text, only the digits that cause an overflow are read."""
     sign, digits, rest = _NUMBER.fullmatch(text).groups()  # type: ignore[union-attr]  # it matches everything
     significant = digits.lstrip("0")
-    magnitude = int(significant[:21] or "0")  # 21 digits overflow whatever they are
+    magnitude = int(significant[:21] or "0")  # any 21 digits overflow
     if magnitude >= 2**64:
         raise _bad_number(text, "value out of range")
     if not digits or rest:
@@ -115,5 +110,5 @@ def _atoi(text: str) -> int:
     return -magnitude if sign == "-" else magnitude
 
 
-def _bad_number(text: str, trouble: str) -> BadInput:
-    return BadInput(Problem(f"strconv.Atoi: parsing {quoted(text)}: {trouble}", field="port"))
+def _bad_number(text: str, problem: str) -> BadInput:
+    return BadInput(Problem(f"strconv.Atoi: parsing {quoted(text)}: {problem}", field="port"))

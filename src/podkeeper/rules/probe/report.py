@@ -1,11 +1,10 @@
-"""What one execution of a probe reported, and what the worker makes of it.
+"""The report of one probe execution, and the conclusion from it.
 
-Comes in: a `Report` from whoever executed the probe (HTTP, TCP, gRPC, a command). Goes out: either
-`RETRY` (it could not be executed and may be tried again at once), or a `Verdict`: the result to
-count and the event to record. A warning is a success; what is neither success nor warning is a
-failure; what could not be executed in three tries is no result at all.
+In: a `Report` of an HTTP, TCP, gRPC or exec probe. Out: `Retry` if the probe could not be executed and may be
+repeated at once, otherwise a `ProbeConclusion` with the result to count and the event to record. A warning counts as
+a success. Any other outcome is a failure. After three attempts that could not be executed, there is no result.
 
-The Go ancestor is pkg/kubelet/prober/prober.go.
+Kubelet counterpart: pkg/kubelet/prober/prober.go.
 """
 
 from dataclasses import dataclass
@@ -20,8 +19,8 @@ UNHEALTHY = "Unhealthy"
 PROBE_WARNING = "ProbeWarning"
 
 
-class Outcome(StrEnum):
-    """How an execution ended; a word that nobody knows reads as UNKNOWN."""
+class ProbeOutcome(StrEnum):
+    """The outcome of an execution. Unknown values are read as UNKNOWN."""
 
     SUCCESS = "success"
     WARNING = "warning"
@@ -29,55 +28,57 @@ class Outcome(StrEnum):
     UNKNOWN = "unknown"
 
     @classmethod
-    def _missing_(cls, value: object) -> "Outcome":
+    def _missing_(cls, value: object) -> "ProbeOutcome":
         return cls.UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What one execution gave; an `error` says that it could not be executed."""
+    """The result of one execution. With an `error`, the probe could not be executed."""
 
-    outcome: Outcome
+    outcome: ProbeOutcome
     output: str = ""
     error: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """What counts in the end; no result: nothing is concluded."""
+class ProbeConclusion:
+    """The result to count, and an event. Without a result, nothing is counted."""
 
     result: ProbeResult | None
     event: PodEvent | None = None
 
 
-class Again(Enum):
-    """The probe is to be executed once more, at once."""
+class Retry(Enum):
+    """Execute the probe again at once."""
 
-    RETRY = "retry"
+    NOW = "retry"
 
 
-def judge(kind: ProbeKind, report: Report, executions: int) -> Verdict | Again:
-    """What to make of the latest report when the probe was executed so many times in this tick."""
+def conclude(kind: ProbeKind, report: Report, executions: int) -> ProbeConclusion | Retry:
+    """Return the conclusion from a report. `executions` is the number of executions in this tick."""
     title = kind.capitalize()
     if report.error is not None:
         if executions < MAX_EXECUTIONS:
-            return Again.RETRY
-        return Verdict(
+            return Retry.NOW
+        return ProbeConclusion(
             None, _warning(UNHEALTHY, f"{title} probe errored and resulted in {report.outcome} state: {report.error}")
         )
     match report.outcome:
-        case Outcome.SUCCESS:
-            return Verdict(ProbeResult.SUCCESS)
-        case Outcome.WARNING:
-            return Verdict(ProbeResult.SUCCESS, _warning(PROBE_WARNING, f"{title} probe warning: {report.output}"))
-        case Outcome.FAILURE:
-            return Verdict(ProbeResult.FAILURE, _warning(UNHEALTHY, f"{title} probe failed: {report.output}"))
-        case Outcome.UNKNOWN:
-            return Verdict(ProbeResult.FAILURE)
+        case ProbeOutcome.SUCCESS:
+            return ProbeConclusion(ProbeResult.SUCCESS)
+        case ProbeOutcome.WARNING:
+            return ProbeConclusion(
+                ProbeResult.SUCCESS, _warning(PROBE_WARNING, f"{title} probe warning: {report.output}")
+            )
+        case ProbeOutcome.FAILURE:
+            return ProbeConclusion(ProbeResult.FAILURE, _warning(UNHEALTHY, f"{title} probe failed: {report.output}"))
+        case ProbeOutcome.UNKNOWN:
+            return ProbeConclusion(ProbeResult.FAILURE)
 
 
-def shown(output: bytes) -> str:
-    """Output as text, cut to what a report may carry."""
+def output_text(output: bytes) -> str:
+    """Return output as text, truncated to the maximum of a report."""
     return output[:MAX_OUTPUT_BYTES].decode(errors="replace")
 
 

@@ -1,13 +1,11 @@
-"""The URL of an HTTP probe or hook, spelled exactly as the reference spells it.
+"""The URL of an HTTP probe or hook, formatted exactly as the kubelet does.
 
-Comes in: scheme, host, port and the `path` of an `httpGet`, which people fill with whatever they
-like: with a query, a fragment, an authority of its own, or broken escapes. Goes out: the text of
-the URL that is requested. The promises are the reference's: a path that cannot be read as a URL
-reference is taken literally and escaped; one that can keeps its query, fragment, user and its own
-way of escaping, and loses its scheme and host to the probe's.
+In: scheme, host, port and the `path` of an `httpGet`. The path may contain a query, a fragment, its own authority or
+invalid escapes. Out: the URL to request. As in the kubelet, a path that is not a valid URL reference is escaped
+literally. A valid one keeps its query, fragment, user and escapes. Scheme and host are those of the probe.
 
-The Go ancestors are `formatURL` in pkg/probe/http/request.go and the standard library's net/url.
-`urllib.parse` is not used: it neither refuses nor escapes what Go does.
+Kubelet counterpart: `formatURL` in pkg/probe/http/request.go and Go's net/url. `urllib.parse` is not used, because it
+rejects and escapes other characters than Go.
 """
 
 import ipaddress
@@ -23,7 +21,7 @@ _SAFE_IN_PATH = frozenset((_UNRESERVED + "$&+,/:;=@").encode())
 _SAFE_IN_FRAGMENT = frozenset((_UNRESERVED + "$&+,/:;=?@!()*").encode())
 _SAFE_IN_HOST = frozenset((_UNRESERVED + "!$&'()*+,;=:[]<>\"").encode())
 _SAFE_IN_USER = frozenset((_UNRESERVED + "$&+,;=").encode())
-_KEPT_IF_WRITTEN = frozenset(b"!$&'()*+,;=:@[]%")  # a path may leave these as they are, although we would escape some
+_KEPT_IF_WRITTEN = frozenset(b"!$&'()*+,;=:@[]%")  # a path may contain these unescaped
 _USERINFO = re.compile(r"[A-Za-z0-9\-._:~!$&'()*+,;=%@]*", re.ASCII)
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)?:", re.ASCII)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
@@ -32,12 +30,12 @@ _OPTIONAL_PORT = re.compile(r"(?::[0-9]*)?", re.ASCII)
 
 
 class _NotAUrl(ValueError):
-    """The text cannot be read as a URL reference."""
+    """The text is not a valid URL reference."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Url:
-    """The parts of a URL; all but the host are held as they will be written."""
+    """The parts of a URL. All but the host are stored escaped."""
 
     scheme: str = ""
     opaque: str = ""
@@ -61,27 +59,27 @@ class _Url:
 
 
 def probe_url(scheme: str, host: str, port: int, path: str) -> str:
-    """The text of the URL to request; raises BadInput when no URL can be made of it."""
+    """Return the URL to request. Raises BadInput if the result is not a valid URL."""
     try:
         reference = _parse(path)
     except _NotAUrl:
         reference = _Url(path=_escaped(_bytes(path), _SAFE_IN_PATH))
     url = replace(reference, scheme=scheme, host=_bytes(join_host_port(host, port)))
     try:
-        return str(_parse(str(url)))  # read once more, because that is what refuses a bad host
+        return str(_parse(str(url)))  # parse again to reject an invalid host
     except _NotAUrl as error:
         raise BadInput(Problem(f"cannot request {url}: {error}", field="httpGet")) from error
 
 
 def _parse(text: str) -> _Url:
     text, _, fragment = text.partition("#")
-    url = _parse_but_fragment(text)
+    url = _parse_without_fragment(text)
     return replace(url, fragment=_respelled(fragment, _SAFE_IN_FRAGMENT)) if fragment else url
 
 
-def _parse_but_fragment(text: str) -> _Url:
+def _parse_without_fragment(text: str) -> _Url:
     if _CONTROL.search(text):
-        raise _NotAUrl("it holds a control character")
+        raise _NotAUrl("it contains a control character")
     scheme = ""
     if found := _SCHEME.match(text):
         if not found[1]:
@@ -93,7 +91,7 @@ def _parse_but_fragment(text: str) -> _Url:
         if scheme:
             return _Url(scheme=scheme, opaque=rest, query=query)
         if ":" in rest.partition("/")[0]:
-            raise _NotAUrl("its first path segment holds a colon")
+            raise _NotAUrl("its first path segment contains a colon")
     user, host = None, b""
     if rest.startswith("//") and (scheme or not rest.startswith("///")):
         authority, slash, rest = rest[2:].partition("/")
@@ -106,7 +104,7 @@ def _parse_but_fragment(text: str) -> _Url:
 
 def _parse_user(text: str) -> str:
     if not _USERINFO.fullmatch(text):
-        raise _NotAUrl("its user information holds a wrong character")
+        raise _NotAUrl("its user information contains an invalid character")
     name, colon, password = text.partition(":")
     return colon.join(_escaped(_unescaped(part), _SAFE_IN_USER) for part in ([name, password] if colon else [name]))
 
@@ -114,10 +112,10 @@ def _parse_user(text: str) -> str:
 def _parse_host(scheme: str, text: str) -> bytes:
     bracket = text.rfind("[")
     if bracket > 0:
-        raise _NotAUrl("its host holds '[' in the middle")
+        raise _NotAUrl("its host contains '[' in the middle")
     if bracket == 0:
         return _parse_bracketed(text)
-    # A second colon is forgiven only where the scheme is not HTTP.
+    # A second colon is only allowed if the scheme is not HTTP.
     colon = text.find(":") if scheme in {"http", "https"} else text.rfind(":")
     if colon >= 0:
         _require_port(text[colon:])
@@ -127,7 +125,7 @@ def _parse_host(scheme: str, text: str) -> bytes:
 def _parse_bracketed(text: str) -> bytes:
     inside, closed, after = text[1:].rpartition("]")
     if not closed:
-        raise _NotAUrl("its host lacks ']'")
+        raise _NotAUrl("its host has no closing ']'")
     _require_port(after)
     address_text, zone_mark, zone = inside.partition("%25")
     host = _unescaped_host(address_text)
@@ -137,7 +135,7 @@ def _parse_bracketed(text: str) -> bytes:
     try:
         ipaddress.IPv6Address(address.decode())
     except ValueError as error:
-        raise _NotAUrl(f"its host is no IPv6 address: {error}") from error
+        raise _NotAUrl(f"its host is not an IPv6 address: {error}") from error
     if percent and not scope:
         raise _NotAUrl("the zone of its host is empty")
     return b"[" + host + b"]" + after.encode()
@@ -145,11 +143,11 @@ def _parse_bracketed(text: str) -> bytes:
 
 def _require_port(text: str) -> None:
     if not _OPTIONAL_PORT.fullmatch(text):
-        raise _NotAUrl(f"{text!r} after its host is no port")
+        raise _NotAUrl(f"{text!r} after its host is not a port")
 
 
 def _respelled(text: str, safe: frozenset[int]) -> str:
-    """The text as it was written if that is correct, else decoded and escaped anew."""
+    """Return the text unchanged if it is valid, otherwise decode and escape it."""
     plain = _unescaped(text)
     if all(byte in safe or byte in _KEPT_IF_WRITTEN for byte in _bytes(text)):
         return text
@@ -170,7 +168,7 @@ def _unescaped(text: str) -> bytes:
 
 
 def _unescaped_host(text: str) -> bytes:
-    """A host name may escape only bytes beyond ASCII, and '%' itself."""
+    """Unescape a host name. It may only escape non-ASCII bytes and '%'."""
     for found in _ESCAPE.finditer(_bytes(text)):
         if found[1] is not None and found[1][0:1] < b"8" and found[1] != b"25":
             raise _NotAUrl(f"its host escapes {found[0].decode()}")
@@ -179,7 +177,7 @@ def _unescaped_host(text: str) -> bytes:
 
 
 def _unescaped_zone(text: str) -> bytes:
-    """The zone of an IPv6 address may escape what a host name may hold, blanks, and '%' itself."""
+    """Unescape an IPv6 zone. It may escape the characters of a host name, spaces and '%'."""
     for found in _ESCAPE.finditer(_bytes(text)):
         if found[1] is not None and found[1] != b"25":
             value = int(found[1], 16)
@@ -191,7 +189,7 @@ def _unescaped_zone(text: str) -> bytes:
 
 def _require_host_bytes(text: str) -> None:
     if any(byte < 0x80 and byte != ord("%") and byte not in _SAFE_IN_HOST for byte in _bytes(text)):
-        raise _NotAUrl("its host holds a wrong character")
+        raise _NotAUrl("its host contains an invalid character")
 
 
 def _bytes(text: str) -> bytes:

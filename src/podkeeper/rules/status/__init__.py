@@ -1,1 +1,4 @@
-"""A pod's status: `pod` computes it, `publish` decides what the API is told, `revise` changes parts of it."""
+"""Pod status: compute, publish and revise it.
+
+`pod` computes it, `publish` decides what to send to the API, `revise` changes parts of it.
+"""

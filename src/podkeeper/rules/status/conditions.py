@@ -1,12 +1,10 @@
-"""The conditions of a pod: which are ours, and what we say in them.
+"""Compute the conditions of a pod that the node agent owns.
 
-A pod, its container statuses and its phase come in; `PodCondition`s without times go out: when a
-condition last changed is settled where history is known (`rules.status.publish`). Conditions are owned: we
-write only our own, share `DisruptionTarget` with others, and carry everything else along untouched.
+In: a pod, its container statuses and its phase. Out: `PodCondition`s without times, which `rules.status.publish` sets.
+The agent writes only its own conditions, shares `DisruptionTarget` with others, and does not change all others.
 
-Kept from the reference: a pod once initialised stays so; a condition speaks of the generation of
-the pod it was computed for. The Go ancestors are pkg/kubelet/status/generate.go and
-pkg/kubelet/types/pod_status.go.
+As in the kubelet, an initialized pod stays initialized, and a condition has the generation of the pod for which it was
+computed. Kubelet counterpart: pkg/kubelet/status/generate.go and pkg/kubelet/types/pod_status.go.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,14 +13,14 @@ from msgspec.structs import replace
 
 from podkeeper.model.k8s.core import Container, ContainerStatus, Pod, PodCondition, PodStatus
 from podkeeper.model.runtime import PodRecord
-from podkeeper.rules.phase import Phase
-from podkeeper.rules.plan.sandbox import sandbox_change
-from podkeeper.rules.restart import (
+from podkeeper.rules.container.restart import (
     ALL_CONTAINERS_RESTARTING,
     all_containers_are_removed,
     all_containers_should_restart,
     is_sidecar,
 )
+from podkeeper.rules.plan.sandbox import sandbox_change
+from podkeeper.rules.status.phase import Phase
 
 READY = "Ready"
 CONTAINERS_READY = "ContainersReady"
@@ -60,50 +58,49 @@ _OURS = frozenset(
 
 
 def is_ours(condition: PodCondition) -> bool:
-    """Whether the node agent alone writes a condition."""
+    """Return whether only the node agent writes a condition."""
     return condition.type in _OURS
 
 
 def is_shared(condition: PodCondition) -> bool:
-    """Whether the node agent and others both write a condition."""
+    """Return whether the node agent and others write a condition."""
     return condition.type == DISRUPTION_TARGET
 
 
 def find_condition(conditions: Iterable[PodCondition] | None, wanted: str) -> PodCondition | None:
-    """The first condition of a type."""
     return next((condition for condition in conditions or () if condition.type == wanted), None)
 
 
 def with_condition(conditions: Sequence[PodCondition] | None, new: PodCondition) -> tuple[PodCondition, ...]:
-    """The list with a condition in the place of the first of its type, or at the end."""
-    held = tuple(conditions or ())
-    place = next((index for index, condition in enumerate(held) if condition.type == new.type), len(held))
-    return (*held[:place], new, *held[place + 1 :])
+    """Return the list with a condition in place of the first of its type, otherwise at the end."""
+    old = tuple(conditions or ())
+    place = next((index for index, condition in enumerate(old) if condition.type == new.type), len(old))
+    return (*old[:place], new, *old[place + 1 :])
 
 
 def updated_condition(
     conditions: Sequence[PodCondition] | None, new: PodCondition, now: str
 ) -> tuple[PodCondition, ...]:
-    """The list with a condition set, its time moved to `now` only if its status is another than before."""
+    """Return the list with a condition. Its transition time becomes `now` only if its status changed."""
     old = find_condition(conditions, new.type)
     since = old.last_transition_time if old is not None and old.status == new.status else now
     return with_condition(conditions, replace(new, last_transition_time=since))
 
 
 def containers_ready_condition(pod: Pod, statuses: Sequence[ContainerStatus] | None, phase: str | None) -> PodCondition:
-    """Whether every regular container and every sidecar is ready; None: no status is known at all."""
+    """Return whether all regular containers and sidecars are ready. `statuses` is None if unknown."""
     if statuses is None:
         return _condition(pod, CONTAINERS_READY, FALSE, UNKNOWN_CONTAINER_STATUSES)
     wanted = [*(each for each in pod.spec.init_containers or () if is_sidecar(each)), *pod.spec.containers]
     by_name = _by_name(statuses)
     unknown = [container.name for container in wanted if container.name not in by_name]
     unready = [each.name for each in wanted if each.name in by_name and not by_name[each.name].ready]
-    # In a failed pod containers may still be on their way down, and must take no traffic there.
+    # In a failed pod, containers may still be terminating and must not receive traffic.
     if phase == Phase.FAILED or (phase == Phase.SUCCEEDED and not unknown):
-        return unready_at_the_end(pod, CONTAINERS_READY, phase)
-    complaint = _complaint(unknown, "unready", unready)
-    if complaint:
-        return _condition(pod, CONTAINERS_READY, FALSE, CONTAINERS_NOT_READY, complaint)
+        return unready_terminal_condition(pod, CONTAINERS_READY, phase)
+    message = _not_ready_message(unknown, "unready", unready)
+    if message:
+        return _condition(pod, CONTAINERS_READY, FALSE, CONTAINERS_NOT_READY, message)
     return _condition(pod, CONTAINERS_READY, TRUE)
 
 
@@ -113,7 +110,7 @@ def ready_condition(
     statuses: Sequence[ContainerStatus] | None,
     phase: str | None,
 ) -> PodCondition:
-    """Whether a pod may take traffic: its containers are ready, and so say all its readiness gates."""
+    """Return whether a pod may receive traffic: its containers are ready, and all its readiness gates are true."""
     containers_ready = containers_ready_condition(pod, statuses, phase)
     if containers_ready.status != TRUE:
         return replace(containers_ready, type=READY)
@@ -139,7 +136,7 @@ def initialized_condition(
     statuses: Sequence[ContainerStatus] | None,
     phase: str | None,
 ) -> PodCondition:
-    """Whether every init container did its work, now or at any time before."""
+    """Return whether all init containers have completed, now or before."""
     init_containers = pod.spec.init_containers or ()
     if statuses is None and init_containers:
         return _condition(pod, INITIALIZED, FALSE, UNKNOWN_CONTAINER_STATUSES)
@@ -152,28 +149,26 @@ def initialized_condition(
     ]
     if phase == Phase.SUCCEEDED and not unknown:
         return _condition(pod, INITIALIZED, TRUE, POD_COMPLETED)
-    complaint = _complaint(unknown, "incomplete", incomplete)
-    # Both say that the pod was initialised before: sidecars that start again, or all containers that
-    # start over, do not take that back.
+    message = _not_ready_message(unknown, "incomplete", incomplete)
+    # Both show that the pod was initialized before. A restart of sidecars or of all containers does not change that.
     before = find_condition((each for each in old_conditions or () if each.status == TRUE), INITIALIZED)
-    if not complaint or before is not None or _any_regular_started(pod, statuses or ()):
+    if not message or before is not None or _any_regular_started(pod, statuses or ()):
         return _condition(pod, INITIALIZED, TRUE)
-    return _condition(pod, INITIALIZED, FALSE, CONTAINERS_NOT_INITIALIZED, complaint)
+    return _condition(pod, INITIALIZED, FALSE, CONTAINERS_NOT_INITIALIZED, message)
 
 
 def ready_to_start_containers_condition(pod: Pod, record: PodRecord) -> PodCondition:
-    """Whether the pod has its sandbox, with a network."""
+    """Return whether the pod has a sandbox with a network."""
     sandbox = sandbox_change(bool(pod.spec.host_network), record.sandboxes)
     return _condition(pod, READY_TO_START_CONTAINERS, FALSE if sandbox.changed else TRUE)
 
 
 def pod_scheduled_condition(pod: Pod) -> PodCondition:
-    """A pod that is here has been scheduled."""
     return _condition(pod, POD_SCHEDULED, TRUE)
 
 
 def all_containers_restarting_condition(pod: Pod, record: PodRecord, old: PodStatus, phase: str | None) -> PodCondition:
-    """Whether all containers are being removed in order to start over. It names no generation."""
+    """Return whether all containers are being removed for a restart. It has no generation."""
     condition = PodCondition(type=ALL_CONTAINERS_RESTARTING, status=FALSE)
     if phase in (Phase.SUCCEEDED, Phase.FAILED):
         return replace(condition, reason=POD_COMPLETED if phase == Phase.SUCCEEDED else POD_FAILED)
@@ -188,24 +183,24 @@ def all_containers_restarting_condition(pod: Pod, record: PodRecord, old: PodSta
 
 
 def disruption_condition(pod: Pod, message: str) -> PodCondition:
-    """The node agent itself ends this pod, for a reason that is not the pod's own."""
+    """Return the condition of a pod that the node agent terminates for a reason outside of the pod."""
     return _condition(pod, DISRUPTION_TARGET, TRUE, TERMINATION_BY_KUBELET, message)
 
 
-def unready_at_the_end(pod: Pod, condition_type: str, phase: str | None) -> PodCondition:
-    """The Ready or ContainersReady condition of a pod in a terminal phase."""
+def unready_terminal_condition(pod: Pod, condition_type: str, phase: str | None) -> PodCondition:
+    """Return the Ready or ContainersReady condition of a pod in a terminal phase."""
     reasons = {Phase.FAILED.value: POD_FAILED, Phase.SUCCEEDED.value: POD_COMPLETED}
     return _condition(pod, condition_type, FALSE, reasons.get(phase or ""))
 
 
 def changed_readiness_later(one: PodStatus, other: PodStatus) -> bool:
-    """Whether the first of two statuses of a pod changed its mind about readiness after the second.
+    """Return whether the readiness of the first status changed after that of the second.
 
-    Where both changed in one second (times have no parts of it), it is the one that says yes: what starts is unready
-    first, and no probe fails as often as it takes within a second.
+    If both changed in the same second, the ready one is later. A container is first unready, and a probe cannot reach
+    its failure threshold within a second.
     """
     changed = [find_condition(each.conditions, READY) for each in (one, other)]
-    # Times of one form: as text they compare as times.
+    # All times have the same format, so they can be compared as text.
     first, second = (
         ("", False) if each is None else (each.last_transition_time or "", each.status == TRUE) for each in changed
     )
@@ -213,13 +208,13 @@ def changed_readiness_later(one: PodStatus, other: PodStatus) -> bool:
 
 
 def readiness_is_stale(pod: Pod) -> bool:
-    """Whether the Ready condition in the API no longer follows from the rest of the pod, gates included."""
+    """Return whether the Ready condition in the API does not match the containers and readiness gates."""
     if not pod.spec.readiness_gates:
         return False
     status = pod.status
-    held = find_condition(status.conditions, READY)
-    right = ready_condition(pod, status.conditions, status.container_statuses, status.phase)
-    return held is not None and (held.status, held.message or "") != (right.status, right.message or "")
+    current = find_condition(status.conditions, READY)
+    expected = ready_condition(pod, status.conditions, status.container_statuses, status.phase)
+    return current is not None and (current.status, current.message or "") != (expected.status, expected.message or "")
 
 
 def _condition(
@@ -235,7 +230,6 @@ def _condition(
 
 
 def _by_name(statuses: Iterable[ContainerStatus]) -> dict[str, ContainerStatus]:
-    """The first status of each name."""
     by_name: dict[str, ContainerStatus] = {}
     for status in statuses:
         by_name.setdefault(status.name, status)
@@ -254,13 +248,13 @@ def _any_regular_started(pod: Pod, statuses: Iterable[ContainerStatus]) -> bool:
     )
 
 
-def _complaint(unknown: Sequence[str], lacking: str, names: Sequence[str]) -> str:
-    """Which containers stand in the way, as Go prints lists: [a b]."""
+def _not_ready_message(unknown: Sequence[str], problem: str, names: Sequence[str]) -> str:
+    """Return the message with the names of containers that are not ready, as Go prints lists: [a b]."""
     parts = []
     if unknown:
         parts.append(f"containers with unknown status: [{' '.join(unknown)}]")
     if names:
-        parts.append(f"containers with {lacking} status: [{' '.join(names)}]")
+        parts.append(f"containers with {problem} status: [{' '.join(names)}]")
     return ", ".join(parts)
 
 

@@ -1,15 +1,14 @@
-"""The status of one container for the API: what the runtime knows, over what was said before.
+"""Compute container statuses from the runtime records and the old statuses.
 
-A container of the spec, its records in the runtime (newest first) and its old status come in; its new
-status goes out, all but the `started` and `ready` flags, which are the probes'. Told as a story:
+In: a container of the spec, its records (newest first) and its old status. Out: its new status without the `started`
+and `ready` flags, which `rules.probe.flags` sets:
 
-    never created              -> waiting, with what the old status remembers
-    created, running, exited   -> just that; the record before it that ever ran is its last state
-    ran, and now is nowhere    -> its last end is unknown (137), for it may have done its work
-    must start, but could not  -> waiting, for the reason of the failed start
+    never created               -> waiting, with the last state of the old status
+    created, running, exited    -> that state; the previous record that ever ran is its last state
+    ran, and has disappeared    -> its last exit is unknown (137), because it may have completed
+    should start, but cannot    -> waiting, with the reason of the failed start
 
-Restart counts never shrink. The Go ancestor is `convertToAPIContainerStatuses` in
-pkg/kubelet/kubelet_pods.go.
+Restart counts never decrease. Kubelet counterpart: `convertToAPIContainerStatuses` in pkg/kubelet/kubelet_pods.go.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,8 +33,8 @@ from podkeeper.model.k8s.core import (
 from podkeeper.model.runtime import ContainerRecord, LinuxUser, PodRecord, api_container_id
 from podkeeper.model.runtime import ContainerState as RuntimeState
 from podkeeper.model.times import format_time
-from podkeeper.rules.phase import RESTARTING_ALL_CONTAINERS
-from podkeeper.rules.restart import container_should_restart, is_sidecar
+from podkeeper.rules.container.restart import container_should_restart, is_sidecar
+from podkeeper.rules.status.phase import RESTARTING_ALL_CONTAINERS
 from podkeeper.rules.status.resources import container_resources
 from podkeeper.rules.status.revise import CONTAINER_STATUS_UNKNOWN, NOT_LOCATED, UNSEEN_EXIT_CODE
 
@@ -45,7 +44,7 @@ CONTAINER_CREATING = "ContainerCreating"
 
 @dataclass(frozen=True, slots=True)
 class StartFailure:
-    """Why the last try to start a container failed; shown until a try succeeds."""
+    """Why the last attempt to start a container failed. It is shown until an attempt succeeds."""
 
     reason: str
     message: str = ""
@@ -53,31 +52,31 @@ class StartFailure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerView:
-    """What the containers of one pod are seen with."""
+    """The input for the container statuses of one pod."""
 
     pod: Pod
     record: PodRecord
     runtime_name: str
     start_failures: Mapping[str, StartFailure] = field(default_factory=dict)  # by container name
-    restarting_all: bool = False  # all containers are being removed, to start over
-    recursive_read_only: bool = False  # the runtime can mount so
-    keeps_init_ends: bool = False  # known ends of init containers are not replaced by assumed ones; not so upstream
-    ended: bool = False  # no container will ever start again
+    restarting_all: bool = False  # all containers are being removed for a restart of the pod
+    recursive_read_only: bool = False  # the runtime supports it
+    keeps_init_exits: bool = False  # keep known exits of init containers; not in the kubelet
+    pod_is_terminal: bool = False  # no container will start again
 
 
 def regular_statuses(view: ContainerView, old: Sequence[ContainerStatus] | None) -> tuple[ContainerStatus, ...]:
-    """The statuses of the regular containers, by name."""
+    """Return the statuses of the regular containers, sorted by name."""
     return _by_name(view, view.pod.spec.containers, old)
 
 
 def ephemeral_statuses(view: ContainerView, old: Sequence[ContainerStatus] | None) -> tuple[ContainerStatus, ...]:
-    """The statuses of the ephemeral containers, by name."""
+    """Return the statuses of the ephemeral containers, sorted by name."""
     ephemeral = view.pod.spec.ephemeral_containers or ()
     return _by_name(view, [_as_container(container) for container in ephemeral], old)
 
 
 def init_statuses(view: ContainerView, old: Sequence[ContainerStatus] | None) -> tuple[ContainerStatus, ...]:
-    """The statuses of the init containers, in the order of the spec."""
+    """Return the statuses of the init containers, in the order of the spec."""
     before = {status.name: status for status in old or ()}
     newest_regular = [view.record.container(container.name) for container in view.pod.spec.containers]
     past_init = any(record is not None and record.state is not RuntimeState.UNKNOWN for record in newest_regular)
@@ -106,27 +105,27 @@ def _init_status(
     if newest is not None and newest.state is RuntimeState.EXITED and newest.exit_code == 0:
         return status
     if newest is None and status.state.waiting is not None:
-        if view.keeps_init_ends and (end := status.last_state.terminated) is not None and end.container_id:
-            if view.ended:
-                return _ended_as_before(status, end)
+        if view.keeps_init_exits and (end := status.last_state.terminated) is not None and end.container_id:
+            if view.pod_is_terminal:
+                return _with_final_exit(status, end)
         elif past_init and not is_sidecar(container):
-            return replace(status, state=_TAKEN_AS_COMPLETED)
+            return replace(status, state=_ASSUMED_COMPLETED)
     return _or_start_failure(view, container, status)
 
 
-def _ended_as_before(status: ContainerStatus, end: ContainerStateTerminated) -> ContainerStatus:
-    """The status of a container that was to run again and never will: its last end is final."""
+def _with_final_exit(status: ContainerStatus, end: ContainerStateTerminated) -> ContainerStatus:
+    """Return the status of a container that will not restart after all. Its last exit is final."""
     terminated = ContainerState(terminated=end)
     return replace(status, container_id=end.container_id, state=terminated, last_state=ContainerState())
 
 
 def _known_status(view: ContainerView, container: Container, old: ContainerStatus | None) -> ContainerStatus:
-    """What the runtime tells of a container, or else what is remembered of it."""
+    """Return the status from the runtime, otherwise from the old status."""
     records = [record for record in view.record.containers if record.name == container.name]
     if not records:
-        return _remembered(view, container, old)
+        return _from_old_status(view, container, old)
     status = _from_record(view, container, records[0], old)
-    # One that was made and never started (the agent died between the two) says nothing, and must not hide an exit code.
+    # A container that was created and never started (the agent died in between) must not hide an exit code.
     before = next((record for record in records[1:] if record.state is not RuntimeState.CREATED), None)
     if before is not None:
         return replace(status, last_state=_from_record(view, container, before, old).state)
@@ -134,7 +133,7 @@ def _known_status(view: ContainerView, container: Container, old: ContainerStatu
 
 
 def _or_start_failure(view: ContainerView, container: Container, status: ContainerStatus) -> ContainerStatus:
-    """The status, or why the container waits although it should run."""
+    """Return the status, or a waiting state if the container should run but could not start."""
     failure = view.start_failures.get(container.name)
     if failure is None or not container_should_restart(container, view.pod, view.record.container(container.name)):
         return status
@@ -146,8 +145,8 @@ def _or_start_failure(view: ContainerView, container: Container, status: Contain
     )
 
 
-def _remembered(view: ContainerView, container: Container, old: ContainerStatus | None) -> ContainerStatus:
-    """The status of a container of which the runtime has nothing."""
+def _from_old_status(view: ContainerView, container: Container, old: ContainerStatus | None) -> ContainerStatus:
+    """Return the status of a container that the runtime does not have."""
     reason = POD_INITIALIZING if view.pod.spec.init_containers else CONTAINER_CREATING
     status = ContainerStatus(
         name=container.name,
@@ -161,8 +160,8 @@ def _remembered(view: ContainerView, container: Container, old: ContainerStatus 
         kept = old if old.state.terminated is not None else status
         return replace(
             kept,
-            state=_REMOVED_TO_START_OVER,
-            last_state=replace(old.last_state, terminated=_ENDED_TO_START_OVER),
+            state=_REMOVED_FOR_RESTART,
+            last_state=replace(old.last_state, terminated=_EXITED_FOR_RESTART),
             restart_count=old.restart_count + 1,
         )
     if old.state.terminated is not None:
@@ -170,20 +169,20 @@ def _remembered(view: ContainerView, container: Container, old: ContainerStatus 
     status = replace(status, restart_count=old.restart_count, last_state=old.last_state)
     if old.state.running is None or old.last_state.terminated is not None:
         return status
-    # It ran, and its end was not seen. Without an end it would count as never started, and a pod that
-    # is to run once would run twice.
+    # It ran, and its exit was not observed. Without an exit it would count as never started, and a pod with
+    # `restartPolicy: Never` would run twice.
     restarts = 0 if view.pod.metadata.deletion_timestamp is not None else 1
     return replace(
         status,
         restart_count=old.restart_count + restarts,
-        last_state=replace(old.last_state, terminated=_END_UNSEEN),
+        last_state=replace(old.last_state, terminated=_UNOBSERVED_EXIT),
     )
 
 
 def _from_record(
     view: ContainerView, container: Container, record: ContainerRecord, old: ContainerStatus | None
 ) -> ContainerStatus:
-    """The status of a container as one record of the runtime has it."""
+    """Return the status of a container from one runtime record."""
     container_id = api_container_id(view.runtime_name, record.id)
     running = record.state is RuntimeState.RUNNING
     return ContainerStatus(
@@ -193,9 +192,9 @@ def _from_record(
         container_id=container_id,
         restart_count=_restart_count(record, old),
         state=_state(view, record, container_id, old),
-        last_state=ContainerState(terminated=None if old is None else _last_end(container_id, old)),
-        # What was published of this very container holds until the probes speak: a restarted agent must not un-start
-        # it. (The reference goes by its name: for a moment, the next one is taken to have started as the last one had.)
+        last_state=ContainerState(terminated=None if old is None else _last_exit(container_id, old)),
+        # Keep the published flag of this container until the probes have a result, also after a restart of the agent.
+        # The kubelet compares names, so the next container briefly counts as started.
         started=old.started if running and old is not None and old.container_id == container_id else None,
         volume_mounts=None if old is None else old.volume_mounts,
         resources=container_resources(container, record, container_id, old),
@@ -205,7 +204,7 @@ def _from_record(
 
 
 def _restart_count(record: ContainerRecord, old: ContainerStatus | None) -> int:
-    """The runtime's count, or ours: where containers were removed, the runtime begins to count afresh."""
+    """Return the higher of the runtime's count and ours, because the runtime's restarts at 0 after a removal."""
     if old is None:
         return record.restart_count
     match record.state:
@@ -217,8 +216,8 @@ def _restart_count(record: ContainerRecord, old: ContainerStatus | None) -> int:
             return max(old.restart_count, record.restart_count)
 
 
-def _last_end(container_id: str, old: ContainerStatus) -> ContainerStateTerminated | None:
-    """The end before this one, where the runtime has removed the container it was the end of."""
+def _last_exit(container_id: str, old: ContainerStatus) -> ContainerStateTerminated | None:
+    """Return the previous exit, if the runtime has removed its container."""
     if old.container_id != container_id and old.state.terminated is not None:
         return old.state.terminated
     return old.last_state.terminated
@@ -243,7 +242,7 @@ def _state(
                 )
             )
         case RuntimeState.UNKNOWN if old is not None and old.state.running is not None:
-            return _NOT_LOCATED_TO_START_OVER if view.restarting_all else NOT_LOCATED
+            return _NOT_LOCATED_FOR_RESTART if view.restarting_all else NOT_LOCATED
         case RuntimeState.UNKNOWN | RuntimeState.CREATED:
             return ContainerState(waiting=ContainerStateWaiting())
 
@@ -265,16 +264,16 @@ def _mount_status(view: ContainerView, mount: VolumeMount) -> VolumeMountStatus:
 
 
 def _wants_recursive_read_only(mount: VolumeMount) -> bool:
-    """Whether a read-only mount asks to be so all the way down; a mount that lets others through cannot."""
+    """Return whether a mount requests recursive read-only. With mount propagation, it is not possible."""
     return mount.recursive_read_only in ("Enabled", "IfPossible") and mount.mount_propagation in (None, "None")
 
 
 def _as_container(ephemeral: EphemeralContainer) -> Container:
-    """An ephemeral container is a container that also names a target."""
+    """Return an ephemeral container as a container, without its target."""
     return Container(**{name: getattr(ephemeral, name) for name in Container.__struct_fields__})
 
 
-_TAKEN_AS_COMPLETED = ContainerState(
+_ASSUMED_COMPLETED = ContainerState(
     terminated=ContainerStateTerminated(
         reason="Completed",
         message="Unable to get init container status from container runtime and pod has been initialized, "
@@ -282,15 +281,15 @@ _TAKEN_AS_COMPLETED = ContainerState(
         exit_code=0,
     )
 )
-"""An init container of which nothing is left has done its work, if regular containers exist."""
+"""A removed init container counts as completed if regular containers exist."""
 
-_END_UNSEEN = ContainerStateTerminated(
+_UNOBSERVED_EXIT = ContainerStateTerminated(
     reason=CONTAINER_STATUS_UNKNOWN,
     message="The container could not be located when the pod was deleted.  The container used to be Running",
     exit_code=UNSEEN_EXIT_CODE,
 )
 
-_NOT_LOCATED_TO_START_OVER = ContainerState(
+_NOT_LOCATED_FOR_RESTART = ContainerState(
     terminated=ContainerStateTerminated(
         reason=RESTARTING_ALL_CONTAINERS,
         message="The container could not be located when the pod was terminated",
@@ -300,10 +299,10 @@ _NOT_LOCATED_TO_START_OVER = ContainerState(
 
 _REMOVED_MESSAGE = "The container is removed because RestartAllContainers in place"
 
-_REMOVED_TO_START_OVER = ContainerState(
+_REMOVED_FOR_RESTART = ContainerState(
     waiting=ContainerStateWaiting(reason=RESTARTING_ALL_CONTAINERS, message=_REMOVED_MESSAGE)
 )
 
-_ENDED_TO_START_OVER = ContainerStateTerminated(
+_EXITED_FOR_RESTART = ContainerStateTerminated(
     reason=RESTARTING_ALL_CONTAINERS, message=_REMOVED_MESSAGE, exit_code=UNSEEN_EXIT_CODE
 )

@@ -1,13 +1,12 @@
-"""Two statuses of one pod compared: each is put into one form first, then only what is ours counts.
+"""Normalize and compare two statuses of one pod.
 
-`normalised` cuts times to whole seconds (all that the API keeps), puts container statuses into one
-order and shares the room for termination messages among the containers. `equal_by_kubelet` then asks
-whether the API would show any difference that the node agent answers for. To the API's own comparison
-nothing and empty are the same, except behind a pointer; so are equal amounts written differently.
+`normalised` cuts times to whole seconds (as the API stores them), sorts container statuses, and limits termination
+messages to their share of the total size. `equal_by_kubelet` compares the fields that the node agent owns. As in the
+API server, absent and empty are equal, except for pointers. Equal quantities in different notations are equal, too.
 
-One difference on purpose: a message is cut between two characters, never inside one. The reference
-cuts bytes, and what it then sends instead of the broken character never equals what it holds. The Go
-ancestors are `normalizeStatus` and `isPodStatusByKubeletEqual` in pkg/kubelet/status/status_manager.go.
+One deliberate difference: a message is cut between two characters, never inside one. The kubelet cuts bytes, so the
+status that it sends never equals the one that it stores. Kubelet counterpart: `normalizeStatus` and
+`isPodStatusByKubeletEqual` in pkg/kubelet/status/status_manager.go.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,16 +20,16 @@ from podkeeper.model.times import format_time, parse_time
 from podkeeper.rules.status.conditions import is_ours, is_shared
 
 MAX_POD_MESSAGE_BYTES = 12 * 1024
-"""The room for the termination messages of all containers of a pod together."""
+"""The maximum total size of the termination messages of a pod."""
 
 _POINTERS = frozenset({"started", "stop_signal", "recursive_read_only"})
-"""Plain fields of a status in which absent and zero are two things, as they are for structs."""
+"""Scalar fields in which absent and zero differ, because they are pointers in Go."""
 
 _AMOUNTS = frozenset({"allocated_resources", "limits", "requests"})
 
 
 def normalised(spec: PodSpec, status: PodStatus) -> PodStatus:
-    """The status in the form in which two of them can be compared."""
+    """Return a status in the form that can be compared and sent."""
     containers = len(spec.containers) + len(spec.init_containers or ()) + len(spec.ephemeral_containers or ())
     message_bytes = MAX_POD_MESSAGE_BYTES // max(containers, 1)
 
@@ -48,7 +47,7 @@ def normalised(spec: PodSpec, status: PodStatus) -> PodStatus:
 
 
 def equal_by_kubelet(old: PodStatus, new: PodStatus) -> bool:
-    """Whether two normalised statuses agree in all that the node agent writes; times of conditions do not count."""
+    """Return whether two normalized statuses are equal in the agent's own fields. Condition times do not count."""
     if _our_conditions(old) != _our_conditions(new):
         return False
     return _same(
@@ -63,7 +62,7 @@ def equal_by_kubelet(old: PodStatus, new: PodStatus) -> bool:
     )
 
 
-_USUAL_LENGTH = len("2000-01-31T23:59:59Z")
+_LENGTH_IN_SECONDS = len("2000-01-31T23:59:59Z")
 
 
 def _our_conditions(status: PodStatus) -> dict[str, tuple[str, str, str]]:
@@ -75,7 +74,7 @@ def _our_conditions(status: PodStatus) -> dict[str, tuple[str, str, str]]:
 
 
 def _same(left: object, right: object, field: str = "") -> bool:
-    """The API's own equality of two values in a field of that name."""
+    """Return whether two values are equal for the API server. `field` is the name of their field."""
     if left == right:
         return True
     match left, right:
@@ -125,8 +124,8 @@ def _normal_state(state: ContainerState, message_bytes: int) -> ContainerState:
 
 
 def _whole_seconds(time: str | None) -> str | None:
-    """The time without a fraction, in UTC; the very same text when it is so already, as nearly always."""
-    if time is None or (len(time) == _USUAL_LENGTH and time.endswith("Z")):
+    """Return a time in UTC without a fraction. Usually it is the same object."""
+    if time is None or (len(time) == _LENGTH_IN_SECONDS and time.endswith("Z")):
         return time
     return format_time(parse_time(time))
 
@@ -142,7 +141,7 @@ def _by_name(statuses: Iterable[ContainerStatus]) -> tuple[ContainerStatus, ...]
 
 
 def _in_spec_order(spec: PodSpec, statuses: Sequence[ContainerStatus]) -> tuple[ContainerStatus, ...]:
-    """The order of the init containers. Where the spec does not know a name, the reference's swaps decide."""
+    """Sort statuses like the init containers. Unknown names end up where the kubelet's swaps put them."""
     ordered = list(statuses)
     current = 0
     for container in spec.init_containers or ():

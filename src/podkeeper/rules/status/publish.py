@@ -1,18 +1,23 @@
-"""What the status manager decides: which status of a pod it keeps, and what of it the API is told.
+"""Rules of the status manager: what is accepted and what is sent.
 
-In: a status somebody computed, what is cached and sent so far, the pod as we and as the API know it, the
-time. Out: values. The shell (`engine/status.py`) keeps the cache and talks to the API.
+Inputs: a computed status, the cached status, the sent version, the pod of the source and of the API, the time. The
+outputs are values. `engine/status.py` stores them and calls the API.
 
-    a status -> `accept`: Stored (version + 1) | Unchanged | Refused
-    one pass -> `sending`: why a cached status has to be sent now, or None
-    sending  -> `merged_status`: what the API shall show; `status_patch`: what it is sent for that
-    sent     -> `can_be_deleted`: the API object may go, the pod is over
-    order    -> `is_urgent`: somebody out there waits for this one
+    a status     -> `accept`: Stored (version + 1) | Unchanged | IllegalTransition
+    a batch      -> `send_reason`: why a cached status must be sent now, or None
+    before call  -> `merged_status`: what the API must show, `status_patch`: the patch for it
+    after call   -> `can_be_deleted`: whether the API object can be deleted
+    order        -> `is_urgent`: whether other components wait for this status
 
-Promises: a container that ended never comes back unless its policy says so; `lastTransitionTime` moves
-only with a condition's status; the start time never moves; the observed generation never shrinks; what
-others wrote is kept; a new terminal phase is not told while containers could still run. The Go ancestor
-is pkg/kubelet/status/status_manager.go.
+Guarantees:
+
+* A terminated container never becomes non-terminated, unless its restart policy allows it.
+* `lastTransitionTime` changes only with the status of its condition. The start time never changes.
+* The observed generation never decreases.
+* Fields and conditions of other writers are kept.
+* A new terminal phase is not sent while containers can still run.
+
+Kubelet counterpart: pkg/kubelet/status/status_manager.go.
 """
 
 from collections.abc import Collection, Mapping
@@ -26,18 +31,17 @@ from msgspec.structs import replace
 
 from podkeeper.model.k8s.core import Container, ContainerStatus, Pod, PodSpec, PodStatus
 from podkeeper.model.times import format_time
-from podkeeper.rules.mirror import is_mirror_pod, is_static_pod
-from podkeeper.rules.patch.strategic import two_way_diff
-from podkeeper.rules.patch.value import JsonObject
-from podkeeper.rules.phase import is_terminal
-from podkeeper.rules.resource_version import is_older
-from podkeeper.rules.restart import (
+from podkeeper.rules.container.restart import (
     ALL_CONTAINERS_RESTARTING,
     RestartPolicy,
     could_restart_all,
     is_sidecar,
     restarts_after_exit,
 )
+from podkeeper.rules.patch.strategic import two_way_diff
+from podkeeper.rules.patch.value import JsonObject
+from podkeeper.rules.resource_version import is_older
+from podkeeper.rules.static.mirror import is_mirror_pod, is_static_pod
 from podkeeper.rules.status.conditions import (
     CONTAINERS_READY,
     DISRUPTION_TARGET,
@@ -49,12 +53,13 @@ from podkeeper.rules.status.conditions import (
     find_condition,
     is_ours,
     is_shared,
-    unready_at_the_end,
+    unready_terminal_condition,
     updated_condition,
     with_condition,
 )
 from podkeeper.rules.status.normalise import equal_by_kubelet, normalised
-from podkeeper.rules.status.revise import has_begun
+from podkeeper.rules.status.phase import is_terminal
+from podkeeper.rules.status.revise import has_run
 
 _TIMED_CONDITIONS = (
     CONTAINERS_READY,
@@ -65,14 +70,14 @@ _TIMED_CONDITIONS = (
     DISRUPTION_TARGET,
     ALL_CONTAINERS_RESTARTING,
 )
-"""Conditions whose time of change we keep; those of a resize bring their own."""
+"""Conditions whose transition time is set here. The conditions of a resize have their own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shown:
-    """The last state of an API object that the agent knew when it wrote a note.
+class ApiSnapshot:
+    """The last known state of an API object.
 
-    Compared after a restart, to decide whether the note or the API is newer.
+    A checkpoint contains it, so that a restarted agent can decide whether the checkpoint or the API is newer.
     """
 
     uid: str  # of the API object
@@ -83,58 +88,58 @@ class Shown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CachedStatus:
-    """The last status of a pod that was accepted."""
+    """The last accepted status of a pod. Its JSON form is a checkpoint in the journal."""
 
-    version: int  # from 1, one more for each accepted status
+    version: int  # starts at 1, one more for each accepted status
     name: str
     namespace: str
     status: PodStatus
-    finished: bool  # stored when, or after, the last of the pod was cleaned up
-    changed_at: datetime | None  # of the oldest change that the API has not been told; None: it knows all
-    shown: Shown | None = None  # in a note, and in what was recalled from one
+    finished: bool  # the pod was cleaned up before this status was stored
+    changed_at: datetime | None  # time of the oldest unsent change; None: the API has all
+    shown: ApiSnapshot | None = None  # only in a checkpoint, and in a status restored from one
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """The status is new: keep it and wake the sender."""
+    """The status is a new version: store and send it."""
 
     cached: CachedStatus
 
 
 @dataclass(frozen=True, slots=True)
 class Unchanged:
-    """Nothing to keep and nothing to send."""
+    """The status has no change: store and send nothing."""
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
-    """The status contradicts what we know; it is dropped, and `reason` is worth a log line."""
+class IllegalTransition:
+    """The status revives a terminated container: log `reason` and drop it."""
 
     reason: str
 
 
-Acceptance = Stored | Unchanged | Refused
+Acceptance = Stored | Unchanged | IllegalTransition
 
 
-class Store(StrEnum):
-    """When a status that contradicts nothing is stored."""
+class StoreMode(StrEnum):
+    """When a legal status is stored."""
 
-    IF_CHANGED = "if anything changed"
-    ALWAYS = "always"  # a pod being deleted: its worker waits for a status to be sent
-    AS_LAST = "always, and the last of the pod is cleaned up"
+    IF_CHANGED = "if it has changed"
+    ALWAYS = "always"  # for a pod that is being deleted, because its worker waits for a status to be sent
+    AS_LAST = "always, and the pod is cleaned up"
 
 
-class Sending(StrEnum):
+class SendReason(StrEnum):
     """Why a cached status is sent."""
 
-    NEW_VERSION = "a version the API has not seen"
-    DELETABLE = "the pod is over, and its object can go"
-    OVERWRITTEN = "somebody else changed what is ours"  # forget which version was sent: it must be sent again
+    NEW_VERSION = "this version was not sent yet"
+    DELETABLE = "the API object can be deleted"
+    OVERWRITTEN = "another client overwrote it"  # forget which version was sent, so that it is sent again
 
 
 @dataclass(frozen=True, slots=True)
-class Merged:
-    """`to_send` goes to the API; `cached` takes the place of the cached status, under the same version."""
+class MergedStatus:
+    """`to_send` is sent to the API. `cached` replaces the cached status, with the same version."""
 
     to_send: PodStatus
     cached: PodStatus
@@ -143,9 +148,9 @@ class Merged:
 def accept_status(
     pod: Pod, status: PodStatus, cached: CachedStatus | None, mirror: Pod | None, now: datetime
 ) -> Acceptance:
-    """What becomes of a status that was just computed; a pod being deleted always gets a new version."""
+    """Decide about a computed status. A pod that is being deleted always gets a new version."""
     seen = replace(status, observed_generation=pod.metadata.generation or None)
-    store = Store.IF_CHANGED if pod.metadata.deletion_timestamp is None else Store.ALWAYS
+    store = StoreMode.IF_CHANGED if pod.metadata.deletion_timestamp is None else StoreMode.ALWAYS
     return accept(pod, seen, cached, mirror, now, store)
 
 
@@ -155,21 +160,21 @@ def accept(
     cached: CachedStatus | None,
     mirror: Pod | None,
     now: datetime,
-    store: Store = Store.IF_CHANGED,
+    store: StoreMode = StoreMode.IF_CHANGED,
 ) -> Acceptance:
-    """What becomes of a status: it is held against the cached one, or else the API's (a static pod's mirror's)."""
+    """Decide about a status. The old status is the cached one, or else the one in the API (in the mirror pod)."""
     if cached is not None:
         old = cached.status
-        # Only a static pod comes back after its end, under the same UID.
-        finished = store is Store.AS_LAST or (cached.finished and not is_static_pod(pod))
+        # Only a static pod can run again with the same UID.
+        finished = store is StoreMode.AS_LAST or (cached.finished and not is_static_pod(pod))
     else:
         old = (pod if mirror is None else mirror).status
-        finished = store is Store.AS_LAST
+        finished = store is StoreMode.AS_LAST
     problem = illegal_transition(pod.spec, old, status)
     if problem is not None:
-        return Refused(problem)
+        return IllegalTransition(problem)
     new = normalised(pod.spec, _with_history(status, old, format_time(now)))
-    if cached is not None and store is Store.IF_CHANGED and equal_by_kubelet(cached.status, new):
+    if cached is not None and store is StoreMode.IF_CHANGED and equal_by_kubelet(cached.status, new):
         return Unchanged()
     return Stored(
         CachedStatus(
@@ -188,14 +193,14 @@ def aligned_with(in_api: Pod, status: PodStatus, first: bool) -> PodStatus:
 
     `first`: no status of this pod was aligned since the agent started or forgot the pod.
     """
-    status = _with_debuggers_of(in_api, status)
-    return _with_counts_of(in_api.status, _with_dates_of(in_api.status, status)) if first else status
+    status = _with_ephemeral_containers_of(in_api, status)
+    return _with_restart_counts_of(in_api.status, _with_times_of(in_api.status, status)) if first else status
 
 
-def _with_debuggers_of(in_api: Pod, status: PodStatus) -> PodStatus:
-    """A status with the ephemeral containers that only the API shows.
+def _with_ephemeral_containers_of(in_api: Pod, status: PodStatus) -> PodStatus:
+    """Add the ephemeral containers that only the API shows.
 
-    Ephemeral containers are the only ones that are added to a pod that exists: an old list may not name them.
+    Only ephemeral containers can be added to an existing pod, so only they can be missing from an old list.
     """
     wanted = {container.name for container in in_api.spec.ephemeral_containers or ()}
     wanted.difference_update(each.name for each in status.ephemeral_container_statuses or ())
@@ -205,10 +210,10 @@ def _with_debuggers_of(in_api: Pod, status: PodStatus) -> PodStatus:
     return replace(status, ephemeral_container_statuses=(*(status.ephemeral_container_statuses or ()), *missing))
 
 
-def _with_dates_of(shown: PodStatus, status: PodStatus) -> PodStatus:
-    """A status with the start time in the API, and with its transition times for conditions that are equal there.
+def _with_times_of(shown: PodStatus, status: PodStatus) -> PodStatus:
+    """Set the start time of the API, and its transition times for conditions with the same status.
 
-    A status that was made from a note of the pod, or from an old list, has different times.
+    A status that was made from a stored pod or from an old list has other times.
     """
     for condition_type in _TIMED_CONDITIONS:
         condition = find_condition(status.conditions, condition_type)
@@ -217,10 +222,10 @@ def _with_dates_of(shown: PodStatus, status: PodStatus) -> PodStatus:
     return replace(status, start_time=shown.start_time or status.start_time)
 
 
-def _with_counts_of(shown: PodStatus, status: PodStatus) -> PodStatus:
-    """A status whose restart counts are at least those that the API shows for the same containers.
+def _with_restart_counts_of(shown: PodStatus, status: PodStatus) -> PodStatus:
+    """Raise restart counts to those that the API shows for the same containers.
 
-    The count of one container never falls. If the API shows a higher one, the status was made from an old note.
+    The count of a container never decreases. If the API shows a higher one, the status was made from an old checkpoint.
     """
     counts = {each.container_id: each.restart_count for each in _containers_of(shown).values() if each.container_id}
 
@@ -240,7 +245,7 @@ def _with_counts_of(shown: PodStatus, status: PodStatus) -> PodStatus:
 
 
 def _with_history(status: PodStatus, old: PodStatus, now: str) -> PodStatus:
-    """The status with the times that only its predecessor knows."""
+    """Take the times and the observed generation over from the previous status."""
     for condition_type in _TIMED_CONDITIONS:
         status = _with_transition_time(status, old, condition_type, now)
     generation = max(old.observed_generation or 0, status.observed_generation or 0)
@@ -261,10 +266,10 @@ def _with_transition_time(status: PodStatus, old: PodStatus, condition_type: str
 
 
 def illegal_transition(spec: PodSpec, old: PodStatus, new: PodStatus) -> str | None:
-    """Why the containers cannot have gone from one status to the other; None: they can.
+    """Return why the containers cannot change from one status to the other. None: they can.
 
-    A container that ended and may not run again cannot wait or run. Init statuses stand where the spec
-    has them: anything else would let one init container answer for another.
+    A terminated container that may not restart cannot wait or run. Init container statuses must be in the order of
+    the spec, because otherwise the status of one could be compared with another.
     """
     if spec.restart_policy == RestartPolicy.ALWAYS or could_restart_all(spec):
         return None
@@ -274,7 +279,7 @@ def illegal_transition(spec: PodSpec, old: PodStatus, new: PodStatus) -> str | N
         if (
             ended is not None
             and status.name in revived
-            and not _may_leave(spec, spec.containers, status.name, ended.exit_code)
+            and not _may_restart(spec, spec.containers, status.name, ended.exit_code)
         ):
             return f"terminated container {status.name} attempted illegal transition to non-terminated state"
     init_containers = spec.init_containers or ()
@@ -285,73 +290,72 @@ def illegal_transition(spec: PodSpec, old: PodStatus, new: PodStatus) -> str | N
         ended = status.state.terminated
         if ended is None or is_sidecar(init_containers[index]) or status.name not in revived:
             continue
-        if not _may_leave(spec, init_containers, status.name, ended.exit_code):
+        if not _may_restart(spec, init_containers, status.name, ended.exit_code):
             return f"terminated init container {status.name} attempted illegal transition to non-terminated state"
     return None
 
 
-def _may_leave(spec: PodSpec, containers: tuple[Container, ...], name: str, exit_code: int) -> bool:
-    """Whether a container that exited so may run again."""
+def _may_restart(spec: PodSpec, containers: tuple[Container, ...], name: str, exit_code: int) -> bool:
+    """Return whether a container may restart after this exit code."""
     if exit_code != 0 and spec.restart_policy == RestartPolicy.ON_FAILURE:
-        return True  # even where the container's own policy says otherwise
+        return True  # even if the policy of the container differs
     return any(each.name == name and restarts_after_exit(each, spec, exit_code) for each in containers)
 
 
-def sending(
+def send_reason(
     cached: CachedStatus, sent_version: int | None, *, every: bool, pod: Pod | None, api_pod: Pod | None
-) -> Sending | None:
-    """Why one pass has to send a cached status.
+) -> SendReason | None:
+    """Return why a cached status must be sent now.
 
-    `every`: the periodic pass, which looks at all; the pass on a wake-up looks for new versions only. `pod`:
-    our pod under the UID of its API object, so None for a static pod. `api_pod`: the pod whose status the
-    API shows, so a static pod's mirror, as we last saw it.
+    `every`: check everything, as the periodic batch does, otherwise only for a new version. `pod`: the desired pod
+    with the UID of the API object, so None for a static pod. `api_pod`: the last received API object, so the mirror
+    pod of a static pod.
     """
     if sent_version is None or sent_version < cached.version:
-        return Sending.NEW_VERSION
+        return SendReason.NEW_VERSION
     if not every:
         return None
     if pod is not None and can_be_deleted(pod, cached):
-        return Sending.DELETABLE
+        return SendReason.DELETABLE
     if api_pod is not None and needs_reconcile(api_pod, cached):
-        return Sending.OVERWRITTEN
+        return SendReason.OVERWRITTEN
     return None
 
 
-def is_behind(noted: CachedStatus, pod: Pod) -> bool:
-    """Whether a note from before a restart is older than what the API shows of its pod.
+def is_behind(restored: CachedStatus, pod: Pod) -> bool:
+    """Return whether a checkpoint is older than the status in the API.
 
-    This is rare: the disk was full, so the agent sent a status whose note could not be written.
+    This happens if the disk was full, so that a status was sent without a durable checkpoint.
     """
-    ours, shown = noted.status, pod.status
-    if _goes_beyond(shown, ours):
+    ours, shown = restored.status, pod.status
+    if _is_newer(shown, ours):
         return True
-    return not _goes_beyond(ours, shown) and _was_sent_later(pod, noted)
+    return not _is_newer(ours, shown) and _was_sent_later(pod, restored)
 
 
-def _goes_beyond(later: PodStatus, earlier: PodStatus) -> bool:
-    """Whether one status is newer than another, by what never goes back."""
+def _is_newer(later: PodStatus, earlier: PodStatus) -> bool:
+    """Return whether one status is newer than another, by fields that only change in one direction."""
     if is_terminal(later.phase) and not is_terminal(earlier.phase):
         return True
     before, after = _containers_of(earlier), _containers_of(later)
-    return any(name in before and _has_moved_on(before[name], status) for name, status in after.items())
+    return any(name in before and _has_advanced(before[name], status) for name, status in after.items())
 
 
-def _was_sent_later(pod: Pod, noted: CachedStatus) -> bool:
-    """Whether the API shows a newer version with a status that is neither noted nor known to have been sent before.
+def _was_sent_later(pod: Pod, restored: CachedStatus) -> bool:
+    """Return whether the API has a newer object, with a status that was sent after the checkpoint was written.
 
-    Times do not tell: clocks jump, and a container changes while the conditions of its pod do not.
+    Times do not help: clocks jump, and a container can change without the conditions of its pod.
     """
-    shown = noted.shown
+    shown = restored.shown
     if shown is None or shown.uid != pod.metadata.uid:
         return False
     if not is_older(shown.resource_version, pod.metadata.resource_version or ""):
         return False
-    return status_digest(pod.status) not in (status_digest(noted.status), shown.digest, *shown.unanswered)
+    return status_digest(pod.status) not in (status_digest(restored.status), shown.digest, *shown.unanswered)
 
 
-def as_shown(pod: Pod, unanswered: tuple[str, ...] = ()) -> Shown:
-    """What the API shows of a pod, in short."""
-    return Shown(
+def snapshot_of(pod: Pod, unanswered: tuple[str, ...] = ()) -> ApiSnapshot:
+    return ApiSnapshot(
         uid=pod.metadata.uid or "",
         resource_version=pod.metadata.resource_version or "",
         digest=status_digest(pod.status),
@@ -360,17 +364,19 @@ def as_shown(pod: Pod, unanswered: tuple[str, ...] = ()) -> Shown:
 
 
 def status_digest(status: PodStatus) -> str:
-    """A digest of the phase, and of the regular and init containers. Only the agent writes these fields."""
-    said = (status.phase, [_stage(each) for each in _containers_of(status).values()])
-    return blake2b(msgspec.json.encode(said), digest_size=12).hexdigest()
+    """Return a digest of the phase, and of the regular and init containers. Only the agent writes these fields."""
+    fields = (status.phase, [_digest_fields(each) for each in _containers_of(status).values()])
+    return blake2b(msgspec.json.encode(fields), digest_size=12).hexdigest()
 
 
-def continues(noted: PodStatus, shown: PodStatus) -> bool:
-    """Whether the API shows the pod alive and with the containers of a noted status.
+def continues(restored: PodStatus, shown: PodStatus) -> bool:
+    """Return whether the API shows a running pod with the containers of a restored status.
 
-    A mirror with other containers may show a former run of its static pod.
+    A mirror pod with other containers may show a previous run of its static pod.
     """
-    before, after = ({n: each.container_id for n, each in _containers_of(status).items()} for status in (noted, shown))
+    before, after = (
+        {name: each.container_id for name, each in _containers_of(status).items()} for status in (restored, shown)
+    )
     return not is_terminal(shown.phase) and before == after
 
 
@@ -378,47 +384,46 @@ def _containers_of(status: PodStatus) -> dict[str, ContainerStatus]:
     return {each.name: each for each in (*(status.init_container_statuses or ()), *(status.container_statuses or ()))}
 
 
-def _has_moved_on(noted: ContainerStatus, shown: ContainerStatus) -> bool:
-    """Whether a container went on after a note, by what never goes back."""
-    if shown.restart_count > noted.restart_count or (has_begun(shown) and not has_begun(noted)):
+def _has_advanced(before: ContainerStatus, after: ContainerStatus) -> bool:
+    """Return whether one status is newer than another, by fields that only change in one direction."""
+    if after.restart_count > before.restart_count or (has_run(after) and not has_run(before)):
         return True
-    if shown.container_id != noted.container_id:
+    if after.container_id != before.container_id:
         return False
-    ended = _has_ended(shown) and not _has_ended(noted)
-    started = shown.started is True and noted.started is not True and noted.state.running is not None
+    ended = _has_ended(after) and not _has_ended(before)
+    started = after.started is True and before.started is not True and before.state.running is not None
     return ended or started
 
 
 def _has_ended(status: ContainerStatus) -> bool:
-    """Whether the container that a status names has exited.
+    """Return whether the container with the ID in a status has exited.
 
-    A container in CrashLoopBackOff is waiting, and its exit is in the last state.
+    In CrashLoopBackOff the container is waiting, and its exit is in the last state.
     """
     last = status.last_state.terminated
     return status.state.terminated is not None or (last is not None and last.container_id == status.container_id)
 
 
-def _stage(status: ContainerStatus) -> tuple[object, ...]:
-    """How far a container is, and what its probes say."""
+def _digest_fields(status: ContainerStatus) -> tuple[object, ...]:
     return status.name, status.container_id, status.restart_count, status.state, status.started, status.ready
 
 
-def takes_back(in_api: Pod, ours: PodStatus) -> bool:
-    """Whether a status calls a pod alive that the API shows to be over.
+def would_revive(in_api: Pod, ours: PodStatus) -> bool:
+    """Return whether a status calls a pod alive that the API shows as finished.
 
-    An agent that forgot, and was shown an old list, makes such a status until its source catches up. A mirror is only
-    the image of a static pod, which may come back.
+    An agent that lost its state and received an old list makes such a status until its source is up to date. Mirror
+    pods are excluded, because a static pod can run again.
     """
     return is_terminal(in_api.status.phase) and not is_terminal(ours.phase) and not is_mirror_pod(in_api)
 
 
 def is_urgent(old: PodStatus | None, new: PodStatus) -> bool:
-    """Whether others wait for this change: the pod became ready or unready, or came to its end.
+    """Return whether other components wait for this change: the pod became ready or unready, or finished.
 
-    `old` is the status before it; None: there was none.
+    `old` is the previous status. None: there was none.
     """
-    was_over, was_ready = (False, False) if old is None else (is_terminal(old.phase), _is_ready(old))
-    return is_terminal(new.phase) != was_over or _is_ready(new) != was_ready
+    was_terminal, was_ready = (False, False) if old is None else (is_terminal(old.phase), _is_ready(old))
+    return is_terminal(new.phase) != was_terminal or _is_ready(new) != was_ready
 
 
 def _is_ready(status: PodStatus) -> bool:
@@ -427,12 +432,15 @@ def _is_ready(status: PodStatus) -> bool:
 
 
 def needs_reconcile(api_pod: Pod, cached: CachedStatus) -> bool:
-    """Whether the API shows something else than what we say."""
+    """Return whether the API shows another status than the cached one."""
     return not equal_by_kubelet(normalised(api_pod.spec, api_pod.status), cached.status)
 
 
 def can_be_deleted(pod: Pod, cached: CachedStatus) -> bool:
-    """Whether the API object of a pod may go: deleted, over, and known there to be over."""
+    """Return whether the API object can be deleted.
+
+    The pod must be deleted and cleaned up, and the API must already show its terminal phase.
+    """
     return (
         pod.metadata.deletion_timestamp is not None
         and not is_mirror_pod(pod)
@@ -442,20 +450,20 @@ def can_be_deleted(pod: Pod, cached: CachedStatus) -> bool:
 
 
 def versions_to_keep(sent: Mapping[str, int], cached: Collection[str], mirrors: Collection[str]) -> dict[str, int]:
-    """The sent versions without those of forgotten pods; all by UID of the API object."""
+    """Return the sent versions without those of forgotten pods, by UID of the API object."""
     return {uid: version for uid, version in sent.items() if uid in cached or uid in mirrors}
 
 
-def merged_status(api_pod: Pod, new: PodStatus, *, could_run: bool, now: datetime) -> Merged:
-    """What is sent: our status over the API's, with the conditions that others wrote.
+def merged_status(api_pod: Pod, new: PodStatus, *, could_run: bool, now: datetime) -> MergedStatus:
+    """Merge our status with the one in the API. Fields and conditions of other writers are kept.
 
-    `could_run`: containers of the pod could still run, so a new terminal phase has to wait, and with it the
-    news that the pod was disrupted.
+    `could_run`: containers of the pod could still run. A new terminal phase and the DisruptionTarget condition then
+    have to wait.
     """
     old, moment = api_pod.status, format_time(now)
     ending = not is_terminal(old.phase) and is_terminal(new.phase)
     if ending and not could_run:
-        # The disruption counts from now: until all containers had stopped, nobody was told.
+        # The transition time is now, because the condition was held back until all containers had stopped.
         new = _with_transition_time(new, old, DISRUPTION_TARGET, moment)
     conditions = tuple(each for each in old.conditions or () if not is_ours(each))
     for condition in new.conditions or ():
@@ -472,11 +480,11 @@ def merged_status(api_pod: Pod, new: PodStatus, *, could_run: bool, now: datetim
     )
     if ending and could_run:
         to_send = replace(to_send, phase=old.phase, reason=old.reason, message=old.message)
-    return Merged(_unready_when_over(api_pod, to_send, moment), new)
+    return MergedStatus(_unready_if_terminal(api_pod, to_send, moment), new)
 
 
-def _unready_when_over(pod: Pod, status: PodStatus, now: str) -> PodStatus:
-    """No pod is ever shown as over and ready at once."""
+def _unready_if_terminal(pod: Pod, status: PodStatus, now: str) -> PodStatus:
+    """Set the Ready conditions to False if the phase is terminal."""
     if not is_terminal(status.phase):
         return status
     shown = [find_condition(status.conditions, each) for each in (READY, CONTAINERS_READY)]
@@ -484,14 +492,14 @@ def _unready_when_over(pod: Pod, status: PodStatus, now: str) -> PodStatus:
         return status
     conditions = status.conditions
     for condition_type in (CONTAINERS_READY, READY):
-        conditions = updated_condition(conditions, unready_at_the_end(pod, condition_type, status.phase), now)
+        conditions = updated_condition(conditions, unready_terminal_condition(pod, condition_type, status.phase), now)
     return replace(status, conditions=conditions)
 
 
 def status_patch(api_pod: Pod, to_send: PodStatus) -> JsonObject | None:
-    """The strategic merge patch that brings the API's status to ours; None: there is nothing to change.
+    """Return the strategic merge patch that changes the status in the API to ours. None: nothing to change.
 
-    The UID in it is a precondition: a pod that was recreated under the same name is not touched.
+    The UID in it is a precondition, so that a pod recreated with the same name is not changed.
     """
     old, new = (msgspec.json.decode(msgspec.json.encode({"status": each})) for each in (api_pod.status, to_send))
     change = two_way_diff(old, new, "v1/Pod")

@@ -1,10 +1,9 @@
-"""The resources that a status shows: what a container or pod was given, as far as that can be told.
+"""The resources in a status: what a container or pod actually has.
 
-Specs and what the machine reports come in; `ResourceRequirements` goes out. What runs shows what it
-really has; where the machine does not tell, what was shown before stays; what does not run shows what
-its spec asks for. Tiny amounts of cpu, which the machine rounds up to its own least, are shown as
-asked. The Go ancestors are `convertContainerStatusResources` and `convertToAPIPodLevelResourcesStatus`
-in pkg/kubelet/kubelet_pods.go.
+In: specs and the actual resources. Out: `ResourceRequirements`. A running container shows its actual resources. If they
+are unknown, the former values stay. A container that does not run shows the resources of its spec. CPU amounts below
+the kernel's minimum are shown as in the spec. Kubelet counterpart: `convertContainerStatusResources` and
+`convertToAPIPodLevelResourcesStatus` in pkg/kubelet/kubelet_pods.go.
 """
 
 from collections.abc import Mapping
@@ -15,14 +14,14 @@ from podkeeper.model.k8s.core import Container, ContainerStatus, Pod, PodSpec, P
 from podkeeper.model.quantity import ZERO, Format, Quantity, parse_quantity
 from podkeeper.model.runtime import ActualResources, ContainerRecord, ContainerState
 from podkeeper.model.wire import QuantityLike
-from podkeeper.rules.phase import Phase
 from podkeeper.rules.resources import amounts_of, container_total, limits_of, may_be_pod_level, pod_requests
+from podkeeper.rules.status.phase import Phase
 
-LEAST_CPU_REQUEST_MILLI = 2
-"""The machine gives no container less, whatever it asks for."""
+MIN_CPU_REQUEST_MILLI = 2
+"""The smallest CPU request that the kernel can apply."""
 
-LEAST_CPU_LIMIT_MILLI = 10
-"""The machine limits no container to less."""
+MIN_CPU_LIMIT_MILLI = 10
+"""The smallest CPU limit that the kernel can apply."""
 
 WireAmounts = Mapping[str, QuantityLike]
 
@@ -33,7 +32,7 @@ _NOTHING_SHOWN = ResourceRequirements()
 def container_resources(
     container: Container, record: ContainerRecord, container_id: str, old: ContainerStatus | None
 ) -> ResourceRequirements:
-    """What a container that the runtime knows is shown to have."""
+    """Return the resources to show for a container that the runtime knows."""
     asked = container.resources
     if record.state is not ContainerState.RUNNING:
         return asked
@@ -42,34 +41,34 @@ def container_resources(
     shown = (old.resources if old is not None and still_runs else None) or _NOTHING_SHOWN
     limits, requests = asked.limits, asked.requests
     if limits is not None:
-        limits = _cpu(limits, actual.cpu_limit_milli, LEAST_CPU_LIMIT_MILLI, shown.limits)
+        limits = _cpu(limits, actual.cpu_limit_milli, MIN_CPU_LIMIT_MILLI, shown.limits)
         limits = _memory(limits, actual.memory_limit_bytes, shown.limits)
     if requests is not None:
-        requests = _cpu(requests, actual.cpu_request_milli, LEAST_CPU_REQUEST_MILLI, shown.requests)
+        requests = _cpu(requests, actual.cpu_request_milli, MIN_CPU_REQUEST_MILLI, shown.requests)
         requests = _memory(requests, actual.memory_request_bytes, shown.requests)
     return replace(asked, limits=limits, requests=requests)
 
 
 def pod_resources(pod: Pod, old: PodStatus, actual: ActualResources | None) -> ResourceRequirements:
-    """What a pod as a whole is shown to have; `actual` is read from its cgroup."""
+    """Return the resources to show for a pod. `actual` is from its cgroup."""
     asked = pod.spec.resources or _NOTHING_SHOWN
     if pod.status.phase != Phase.RUNNING:
         return replace(asked, requests=allocated_resources(pod.spec), limits=_wire(_pod_limits(pod.spec)))
     actual = actual or _NOTHING
-    # Our word may be ahead of the API's: of a pod that has ended since, what it had as it ran goes on to be shown.
+    # The API may still show a terminated pod as Running. Then keep the resources it had while it ran.
     shown = (old.resources if old.phase != Phase.PENDING else None) or _NOTHING_SHOWN
-    requests = _cpu(asked.requests or {}, actual.cpu_request_milli, LEAST_CPU_REQUEST_MILLI, shown.requests)
+    requests = _cpu(asked.requests or {}, actual.cpu_request_milli, MIN_CPU_REQUEST_MILLI, shown.requests)
     if "memory" not in requests:
         summed = allocated_resources(pod.spec) or {}
         requests |= {name: amount for name, amount in summed.items() if name == "memory"}
-    requests = _memory(requests, None, shown.requests)  # no cgroup holds a request for memory
-    limits = _cpu(asked.limits or {}, actual.cpu_limit_milli, LEAST_CPU_LIMIT_MILLI, shown.limits)
+    requests = _memory(requests, None, shown.requests)  # a cgroup has no memory request
+    limits = _cpu(asked.limits or {}, actual.cpu_limit_milli, MIN_CPU_LIMIT_MILLI, shown.limits)
     limits = _memory(limits, actual.memory_limit_bytes, shown.limits)
     return replace(asked, requests=requests or None, limits=limits or None)
 
 
 def allocated_resources(spec: PodSpec) -> dict[str, QuantityLike] | None:
-    """What a pod was admitted with."""
+    """Return the requests that the pod was admitted with."""
     return _wire(pod_requests(spec))
 
 
@@ -83,11 +82,11 @@ def _pod_limits(spec: PodSpec) -> dict[str, Quantity]:
 
 
 def _cpu(
-    asked: WireAmounts, actual_milli: int | None, least_milli: int, shown: WireAmounts | None
+    asked: WireAmounts, actual_milli: int | None, minimum_milli: int, shown: WireAmounts | None
 ) -> dict[str, QuantityLike]:
     if actual_milli is None:
         return _as_shown_before(asked, "cpu", shown)
-    if max(actual_milli, parse_quantity(asked.get("cpu", 0)).milli_value) <= least_milli:
+    if max(actual_milli, parse_quantity(asked.get("cpu", 0)).milli_value) <= minimum_milli:
         return dict(asked)
     return {**asked, "cpu": str(Quantity(actual_milli, -3))}
 

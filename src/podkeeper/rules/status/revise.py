@@ -1,10 +1,9 @@
-"""Revisions of a pod's status that need no look at the runtime: a probe's word, and the pod's end.
+"""Status changes without the runtime: probe results and terminations.
 
-The pod and its last status come in, the revised status (or None: nothing to revise) goes out;
-`rules.publish.accept` decides what becomes of it. At the end no container may be left without a final
-state: what was never located is taken to have failed, so that no pod is called successful by mistake.
-The Go ancestors are `SetContainerReadiness`, `SetContainerStartup` and `TerminatePod` in
-pkg/kubelet/status/status_manager.go.
+In: the pod and its last status. Out: the changed status, or None if nothing changes. `rules.status.publish.accept`
+decides whether to send it. When a pod has terminated, every container needs a final state. A container that was never
+found counts as failed, so that no pod succeeds by mistake. Kubelet counterpart: `SetContainerReadiness`,
+`SetContainerStartup` and `TerminatePod` in pkg/kubelet/status/status_manager.go.
 """
 
 from collections.abc import Callable, Iterable
@@ -12,16 +11,16 @@ from collections.abc import Callable, Iterable
 from msgspec.structs import replace
 
 from podkeeper.model.k8s.core import ContainerState, ContainerStateTerminated, ContainerStatus, Pod, PodStatus
-from podkeeper.rules.mirror import is_static_pod
-from podkeeper.rules.phase import Phase, is_terminal
-from podkeeper.rules.restart import is_sidecar
+from podkeeper.rules.container.restart import is_sidecar
+from podkeeper.rules.static.mirror import is_static_pod
 from podkeeper.rules.status.conditions import containers_ready_condition, ready_condition, with_condition
+from podkeeper.rules.status.phase import Phase, is_terminal
 
 CONTAINER_STATUS_UNKNOWN = "ContainerStatusUnknown"
-"""The reason of an end that nobody saw."""
+"""The reason of an exit that was not observed."""
 
 UNSEEN_EXIT_CODE = 137
-"""The exit code of an end that nobody saw: as if killed."""
+"""The exit code of an exit that was not observed, as for SIGKILL."""
 
 NOT_LOCATED = ContainerState(
     terminated=ContainerStateTerminated(
@@ -33,9 +32,9 @@ NOT_LOCATED = ContainerState(
 
 
 def with_readiness(pod: Pod, status: PodStatus, container_id: str, ready: bool) -> PodStatus | None:
-    """The status with a container's readiness set and the pod's readiness drawn from it.
+    """Return the status with a container's readiness, and the resulting readiness of the pod.
 
-    None: no container has that id (any more), or it says so already.
+    None if no container has this ID, or if nothing changes.
     """
     found = _find(status, container_id)
     if found is None or found.ready == ready:
@@ -48,31 +47,30 @@ def with_readiness(pod: Pod, status: PodStatus, container_id: str, ready: bool) 
 
 
 def is_container_running(status: PodStatus, container_id: str) -> bool:
-    """Whether a container runs, by a status of its pod."""
     found = _find(status, container_id)
     return found is not None and found.state.running is not None
 
 
 def with_startup(status: PodStatus, container_id: str, started: bool) -> PodStatus | None:
-    """The status with a container's started flag set; None as in `with_readiness`."""
+    """Return the status with a container's started flag. None as in `with_readiness`."""
     found = _find(status, container_id)
     if found is None or found.started is started:
         return None
     return _revised(status, found, lambda container: replace(container, started=started))
 
 
-def ended_status(pod: Pod, cached: PodStatus | None) -> PodStatus:
-    """The last status of a pod of which nothing is left: every container and the pod itself have ended.
+def terminated_status(pod: Pod, cached: PodStatus | None) -> PodStatus:
+    """Return the final status of a pod without containers: all its containers are terminated.
 
-    A static pod keeps its phase: its source may want it again under the same UID.
+    A static pod keeps its phase, because its source may add it again with the same UID.
     """
     status = pod.status if cached is None else cached
     if _was_initialized(pod):
-        status = replace(status, container_statuses=_ended(status.container_statuses))
+        status = replace(status, container_statuses=_with_terminated_states(status.container_statuses))
     attempted = _attempted(status.init_container_statuses or ())
     if attempted:
         rest = (status.init_container_statuses or ())[len(attempted) :]
-        status = replace(status, init_container_statuses=(*(_ended(attempted) or ()), *rest))
+        status = replace(status, init_container_statuses=(*(_with_terminated_states(attempted) or ()), *rest))
     if not is_static_pod(pod) and not is_terminal(status.phase):
         status = replace(status, phase=Phase.FAILED)
     return status
@@ -86,20 +84,20 @@ def _find(status: PodStatus, container_id: str) -> ContainerStatus | None:
 def _revised(
     status: PodStatus, found: ContainerStatus, revise: Callable[[ContainerStatus], ContainerStatus]
 ) -> PodStatus:
-    """The status with one container's (the very object `found`) revised."""
+    """Return the status with one container status (the object `found`) changed."""
 
-    def each(statuses: Iterable[ContainerStatus] | None) -> tuple[ContainerStatus, ...] | None:
-        return None if statuses is None else tuple(revise(held) if held is found else held for held in statuses)
+    def revised(statuses: Iterable[ContainerStatus] | None) -> tuple[ContainerStatus, ...] | None:
+        return None if statuses is None else tuple(revise(each) if each is found else each for each in statuses)
 
     return replace(
         status,
-        container_statuses=each(status.container_statuses),
-        init_container_statuses=each(status.init_container_statuses),
+        container_statuses=revised(status.container_statuses),
+        init_container_statuses=revised(status.init_container_statuses),
     )
 
 
-def _ended(statuses: Iterable[ContainerStatus] | None) -> tuple[ContainerStatus, ...] | None:
-    """Each container with a final state."""
+def _with_terminated_states(statuses: Iterable[ContainerStatus] | None) -> tuple[ContainerStatus, ...] | None:
+    """Return the statuses with a terminated state for each container."""
     if statuses is None:
         return None
     return tuple(
@@ -108,14 +106,14 @@ def _ended(statuses: Iterable[ContainerStatus] | None) -> tuple[ContainerStatus,
 
 
 def _was_initialized(pod: Pod) -> bool:
-    """Whether the API's record shows that regular containers could have started.
+    """Return whether regular containers could have started, by the status in the API.
 
-    If not, a failed init container says enough, and regular ones may go on waiting.
+    If not, regular containers stay waiting, because the failed init container is enough.
     """
     init_containers = pod.spec.init_containers or ()
     if not init_containers:
         return True
-    if any(has_begun(status) for status in pod.status.container_statuses or ()):
+    if any(has_run(status) for status in pod.status.container_statuses or ()):
         return True
     statuses = pod.status.init_container_statuses or ()
     if not statuses or len(statuses) > len(init_containers):
@@ -131,11 +129,11 @@ def _was_initialized(pod: Pod) -> bool:
 
 
 def _attempted(statuses: tuple[ContainerStatus, ...]) -> tuple[ContainerStatus, ...]:
-    """The init containers up to the last that ever began; at least the first, for that one was due."""
-    begun = [index for index, status in enumerate(statuses) if has_begun(status)]
-    return statuses[: begun[-1] + 1 if begun else 1]
+    """Return the init containers up to the last one that has run, at least the first."""
+    has_run_at = [index for index, status in enumerate(statuses) if has_run(status)]
+    return statuses[: has_run_at[-1] + 1 if has_run_at else 1]
 
 
-def has_begun(status: ContainerStatus) -> bool:
-    """Whether a container ever ran, as far as its status knows."""
+def has_run(status: ContainerStatus) -> bool:
+    """Return whether a container has ever run, by its status."""
     return status.state.waiting is None or status.last_state.terminated is not None

@@ -1,4 +1,4 @@
-"""Validation of app containers, init containers, sidecars and ephemeral containers.
+"""Validation of containers: regular, init, sidecar and ephemeral.
 
 Container names must be unique across all three lists of a spec. Kubelet counterparts: `validateContainers`,
 `validateInitContainers` and `validateEphemeralContainers` in pkg/apis/core/validation.
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from podkeeper.model.k8s import core
-from podkeeper.rules.restart import is_sidecar
+from podkeeper.rules.container.restart import is_sidecar
 from podkeeper.rules.validate import env, hooks, resources, security
 from podkeeper.rules.validate.names import (
     Problems,

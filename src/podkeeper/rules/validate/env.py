@@ -1,4 +1,4 @@
-"""Validation of environment variables, their sources, and selectors of the downward API.
+"""Validation of environment variables, their sources, and field selectors.
 
 Downward API volumes use the same selectors. Kubelet counterparts: `ValidateEnv`, `ValidateEnvFrom` and the field and
 resource selectors in pkg/apis/core/validation.

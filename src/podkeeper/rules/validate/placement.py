@@ -1,4 +1,6 @@
-"""Validation of scheduling fields: node selectors, affinity, tolerations and topology spread.
+"""Validation of scheduling fields.
+
+Node selectors, affinity, tolerations and topology spread.
 
 The agent itself uses only a few of these fields. The scheduler uses the others. Kubelet counterparts:
 `validateAffinity`, `ValidateTolerations` and `validateTopologySpreadConstraints` in pkg/apis/core/validation.

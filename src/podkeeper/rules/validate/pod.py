@@ -15,7 +15,7 @@ from typing import Final
 from podkeeper.model.errors import Problem
 from podkeeper.model.k8s import core, meta
 from podkeeper.model.messages import CONFIG_MIRROR_ANNOTATION
-from podkeeper.rules.defaults import default_pod
+from podkeeper.rules.defaults.pod import default_pod
 from podkeeper.rules.validate.containers import containers
 from podkeeper.rules.validate.names import (
     Problems,

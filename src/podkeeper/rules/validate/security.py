@@ -1,4 +1,4 @@
-"""Validation of security contexts and of the namespaces that a pod shares with the host.
+"""Validation of security contexts and shared host namespaces.
 
 Windows options are not checked, because this agent runs on Linux and rejects Windows pods at admission. Kubelet
 counterparts: `ValidateSecurityContext`, `validatePodSpecSecurityContext` and `validateHostUsers` in

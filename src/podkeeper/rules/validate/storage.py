@@ -1,4 +1,6 @@
-"""Validation of volumes that need a storage system: CSI, ephemeral claims, network and cloud disks.
+"""Validation of volumes that need a storage system.
+
+CSI, ephemeral claims, network and cloud disks.
 
 Most of these volume types appear only in old manifests, because CSI drivers have replaced the in-tree plugins.
 Kubelet counterparts: the `validate...VolumeSource` functions in pkg/apis/core/validation.

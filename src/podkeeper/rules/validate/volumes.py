@@ -1,4 +1,4 @@
-"""Validation of volumes: unique names, exactly one type each, and paths that stay inside the volume.
+"""Validation of volumes: unique names, one type each, paths inside the volume.
 
 This module checks the volume types that the agent provides itself. `storage` checks the types that need a storage
 system. Kubelet counterparts: `ValidateVolumes` and `validateVolumeSource` in pkg/apis/core/validation.

@@ -1,7 +1,12 @@
-"""One pod's life under its worker, as states, events and orders; and the workers of a whole node.
+"""The pod worker as a pure state machine: states, events and orders.
 
-`updates` says what the workers are told, `states` where a pod stands, `events` what happens and what is
-ordered; `step` decides, with `passes` for the passes and `pauses` for the time between them. `questions`
-are what others may conclude. `static_order` and `workers` hold what spans pods. `docs/worker-states.md`
-shows the machine as it is (drawn by `tools/worker_diagram.py` from `step` itself).
+* `updates`: what a worker receives (`Update`, `KillOptions`)
+* `states`: the states of one pod
+* `events`: the events that change a state, and the orders for the shell
+* `step`: the decision, with `syncs` (how syncs begin and end) and `timing` (delays between syncs)
+* `predicates`: questions about a state
+* `static_order`, `workers`: what spans pods
+
+`engine/workers.py` executes the orders. `docs/worker-states.md` shows the machine. `tools/worker_diagram.py`
+generates that page from `step`.
 """

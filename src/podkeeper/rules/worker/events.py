@@ -1,7 +1,7 @@
-"""What happens to a worker, and what it orders to be done about it.
+"""Events that change the state of a pod worker, and orders for its shell.
 
-Events come from the owner of the workers: updates and housekeeping from outside, the progress of a
-pass from whoever makes it. Orders are all that the shell is told; it executes them in their order.
+Events are updates, housekeeping rounds and the progress of syncs. `step` returns orders. The shell executes them
+in their order and receives nothing else.
 """
 
 import msgspec
@@ -9,77 +9,77 @@ import msgspec
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.messages import PodEvent
 from podkeeper.model.runtime import PodRecord
-from podkeeper.rules.worker.pauses import Backoff, Pause
 from podkeeper.rules.worker.states import State
+from podkeeper.rules.worker.timing import BackoffRemaining, RetryDelay
 from podkeeper.rules.worker.updates import Signal, StatusFunction, Update, UpdateType
 
 # Events.
 
 
-class Told(msgspec.Struct, frozen=True):
-    """Somebody updates the pod. `runtime`: what the cache holds of it now; None when it cannot tell."""
+class Updated(msgspec.Struct, frozen=True):
+    """The pod was updated. `runtime` is its record in the cache, None if the cache is not sure."""
 
     update: Update
     runtime: PodRecord | None = None
 
 
-class MayStart(msgspec.Struct, frozen=True):
-    """It is the waiting pod's turn."""
+class StartAllowed(msgspec.Struct, frozen=True):
+    """No other static pod with the same full name comes first."""
 
 
-class MustWait(msgspec.Struct, frozen=True):
-    """It is another's turn."""
+class StartDeferred(msgspec.Struct, frozen=True):
+    """Another static pod with the same full name comes first."""
 
 
 class StatusRead(msgspec.Struct, frozen=True):
-    """The pass has the fresh status it waited for."""
+    """The sync has read a status that is new enough."""
 
 
 class StatusUnreadable(msgspec.Struct, frozen=True):
-    """The pass could not get a fresh status, and ends."""
+    """The sync could not read the status, and has ended."""
 
     error: str
 
 
-class Passed(msgspec.Struct, frozen=True):
-    """The sync function succeeded. `ended`: the pod has come to its natural end (after a sync only)."""
+class Synced(msgspec.Struct, frozen=True):
+    """The sync function succeeded. `is_terminal`: the pod has completed (only after `SyncPod`)."""
 
     at: float
-    ended: bool = False
+    is_terminal: bool = False
 
 
-class Failed(msgspec.Struct, frozen=True):
-    """The pass failed, or was cut short."""
+class SyncFailed(msgspec.Struct, frozen=True):
+    """The sync failed or was cancelled."""
 
     at: float
-    pause: Pause | Backoff = Pause.AFTER_ERROR
+    retry_delay: RetryDelay | BackoffRemaining = RetryDelay.AFTER_ERROR
 
 
-class Swept(msgspec.Struct, frozen=True):
-    """Housekeeping came by. `desired`: some source still wants the pod."""
+class HousekeepingRan(msgspec.Struct, frozen=True):
+    """A housekeeping round ran. `desired`: a source still has the pod."""
 
     desired: bool
 
 
 class RetryDue(msgspec.Struct, frozen=True):
-    """A pass that failed is to be repeated, although no source wants the pod. The kubelet waits for housekeeping."""
+    """The retry of a failed sync is due, although no source has the pod. The kubelet waits for housekeeping."""
 
 
-PassEvent = StatusRead | StatusUnreadable | Passed | Failed
-Event = Told | MayStart | MustWait | PassEvent | Swept | RetryDue
+SyncEvent = StatusRead | StatusUnreadable | Synced | SyncFailed
+Event = Updated | StartAllowed | StartDeferred | SyncEvent | HousekeepingRan | RetryDue
 
 
 # Orders.
 
 
 class ReadStatus(msgspec.Struct, frozen=True):
-    """Begin a pass: get a status newer than this (None: any), then say `StatusRead` or `StatusUnreadable`."""
+    """Begin a sync: read a status newer than this (None: any), then report `StatusRead` or `StatusUnreadable`."""
 
     newer_than: float | None
 
 
 class SyncPod(msgspec.Struct, frozen=True):
-    """Make the pod run as configured; then say `Passed` or `Failed`, as after every call."""
+    """Make the pod run as configured. As after every call, report `Synced` or `SyncFailed`."""
 
     update_type: UpdateType
     pod: Pod
@@ -87,7 +87,7 @@ class SyncPod(msgspec.Struct, frozen=True):
 
 
 class SyncTerminatingPod(msgspec.Struct, frozen=True):
-    """Stop the pod's containers. Grace None: nobody named one, the spec's counts."""
+    """Stop the pod's containers. Without `grace_seconds`, the grace period of the spec applies."""
 
     pod: Pod
     grace_seconds: int | None
@@ -101,47 +101,47 @@ class SyncTerminatingRuntimePod(msgspec.Struct, frozen=True):
 
 
 class SyncTerminatedPod(msgspec.Struct, frozen=True):
-    """Give back what the pod still holds."""
+    """Clean up the pod's volumes, cgroup and other resources."""
 
     pod: Pod
 
 
 class Cancel(msgspec.Struct, frozen=True):
-    """Cut the pass under way short; its outcome counts whatever it is."""
+    """Cancel the current sync. Its outcome is still reported and counts."""
 
 
 class Enqueue(msgspec.Struct, frozen=True):
-    """Come back to the pod after this delay (nominal: jitter is added) unless something happens before."""
+    """Sync the pod again after this delay, unless an event comes first. The shell adds jitter."""
 
     delay_seconds: float
 
 
 class Complete(msgspec.Struct, frozen=True):
-    """Wake who waited for the pod's containers to stop."""
+    """Notify the callers that wait until the pod's containers have stopped."""
 
     signals: tuple[Signal, ...]
 
 
-class Record(msgspec.Struct, frozen=True):
-    """Record an event about the pod."""
+class RecordEvent(msgspec.Struct, frozen=True):
+    """Record a Kubernetes event about the pod."""
 
     event: PodEvent
 
 
-class AskForTurn(msgspec.Struct, frozen=True):
-    """Find out whether it is the waiting pod's turn, then say `MayStart` or `MustWait`."""
+class RequestStart(msgspec.Struct, frozen=True):
+    """Check whether the waiting pod may start, then send `StartAllowed` or `StartDeferred`."""
 
 
 Call = SyncPod | SyncTerminatingPod | SyncTerminatingRuntimePod | SyncTerminatedPod
-Order = ReadStatus | Call | Cancel | Enqueue | Complete | Record  # for the shell
+Order = ReadStatus | Call | Cancel | Enqueue | Complete | RecordEvent  # for the shell
 
 
 class Step(msgspec.Struct, frozen=True):
-    """Where an event takes a worker, and what is to be done; `Workers` itself sees to the turns."""
+    """The next state and the orders. `WorkerTable` answers `RequestStart` itself."""
 
     state: State
-    orders: tuple[Order | AskForTurn, ...] = ()
+    orders: tuple[Order | RequestStart, ...] = ()
 
 
 class IllegalStep(AssertionError):
-    """The shell reported something that cannot have happened: a bug of ours."""
+    """The shell reported an event that is impossible in this state. This is a bug in podkeeper."""

@@ -1,14 +1,13 @@
-"""Where one pod stands with its worker. Each state carries what is true in it, and nothing else.
+"""The states of a pod worker. Each state carries only what is true in that state.
 
     Unknown -> Waiting -> Syncing -> TerminationRequested -> Terminating -> Terminated -> Finished -> Unknown
                   `------- killed before it started ------> NeverStarted ------------------------------^
 
-A pod only ever moves right, until its worker is forgotten. What a worker does meanwhile is its
-*activity*: idle, reading the pod's status, or calling a sync function. Only in a busy worker can an
-update wait, and never more than one.
+A pod only moves to the right, until its worker is removed. Most states also have an *activity*: the worker is
+idle, reads the pod's status, or runs a sync function. Only a busy worker has a pending update, and at most one.
 
-Instants here are seconds of the loop's monotonic clock. The Go ancestor is `podSyncStatus` in
-pkg/kubelet/pod_workers.go, whose seven booleans and four times these states replace.
+Times are seconds of the loop's monotonic clock. Kubelet counterpart: `podSyncStatus` in
+pkg/kubelet/pod_workers.go. The states replace its seven booleans and four times.
 """
 
 from enum import Enum, StrEnum, auto
@@ -22,17 +21,17 @@ from podkeeper.rules.worker.updates import Signal, StatusFunction, UpdateType
 
 
 class Cause(StrEnum):
-    """Why a pod ends. The first one stays, except that a pod nobody wants any more counts as gone."""
+    """Why a pod terminates. The first cause stays, except that a pod that no source has becomes ORPHANED."""
 
-    COMPLETED = "completed"  # it ran to its end, or its phase says so
-    KILLED = "killed"  # removed from its source, or the agent wants it gone
-    EVICTED = "evicted"  # the node needs its resources back: its content may go at once
-    DELETED = "deleted"  # gracefully, in the API
-    ORPHANED = "orphaned"  # no source wants it, or only the runtime ever knew it
+    COMPLETED = "completed"  # its containers completed, or its phase is terminal
+    KILLED = "killed"  # removed from its source, or killed by the agent
+    EVICTED = "evicted"  # the node needs its resources, so its content may be removed at once
+    DELETED = "deleted"  # deleted in the API
+    ORPHANED = "orphaned"  # no source has it, or only the runtime knows it
 
 
-class PassKind(Enum):
-    """Which of the four sync functions a pass calls."""
+class SyncKind(Enum):
+    """The four sync functions."""
 
     SYNC = auto()
     TERMINATING = auto()
@@ -41,56 +40,56 @@ class PassKind(Enum):
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
-    """What a pass is made with: an update, as the worker took it."""
+    """The input of one sync: an update as the worker accepted it."""
 
     update_type: UpdateType
-    subject: Pod | PodRecord  # a bare record: no configuration is known, only the runtime has the pod
+    subject: Pod | PodRecord  # a PodRecord if only the runtime knows the pod
     mirror_pod: Pod | None = None
     grace_seconds: int | None = None
     start_time: float | None = None
 
     def again(self) -> "Work":
-        """The same once more, of the worker's own accord: nobody's news, so nobody's start time."""
+        """Return the same work for a repeated sync. Without a new update there is no start time to measure from."""
         return replace(self, update_type=UpdateType.SYNC, mirror_pod=None, start_time=None)
 
 
-# What a worker is doing.
+# Activities of a worker.
 
 
 class Idle(msgspec.Struct, frozen=True):
-    """Between two passes."""
+    """The worker is between two syncs."""
 
-    last: Work | None = None  # None: before the first one
-    last_pass_at: float | None = None
+    last: Work | None = None  # None: before the first sync
+    last_sync_at: float | None = None
 
 
-class Reading(msgspec.Struct, frozen=True):
-    """At the beginning of a pass: waits for a status of the pod that is newer than the last pass."""
+class ReadingStatus(msgspec.Struct, frozen=True):
+    """A sync has begun and waits for a pod status that is newer than the last sync."""
 
-    kind: PassKind
+    kind: SyncKind
     work: Work
-    last_pass_at: float | None = None
-    pending: Work | None = None  # the latest update since
+    last_sync_at: float | None = None
+    pending: Work | None = None  # the latest update since the sync began
 
 
-class Calling(msgspec.Struct, frozen=True):
-    """In a pass: the sync function runs."""
+class RunningSync(msgspec.Struct, frozen=True):
+    """The sync function runs."""
 
-    kind: PassKind
+    kind: SyncKind
     work: Work
-    last_pass_at: float | None = None
+    last_sync_at: float | None = None
     pending: Work | None = None
 
 
-Busy = Reading | Calling
+Busy = ReadingStatus | RunningSync
 Activity = Idle | Busy
 
 
-# Where the pod stands.
+# States of a pod.
 
 
 class Unknown(msgspec.Struct, frozen=True):
-    """The worker has never seen the pod, or has forgotten it."""
+    """No worker has seen the pod, or its worker was removed."""
 
 
 class Waiting(msgspec.Struct, frozen=True):
@@ -105,27 +104,27 @@ class Syncing(msgspec.Struct, frozen=True):
     activity: Activity
 
 
-class Ending(msgspec.Struct, frozen=True):
-    """What was agreed about a pod's end."""
+class Termination(msgspec.Struct, frozen=True):
+    """How a pod terminates."""
 
     cause: Cause
-    grace_seconds: int | None = None  # None: it ends by itself, nobody has named a grace yet
-    signals: tuple[Signal, ...] = ()  # who waits until no container runs
-    status_function: StatusFunction | None = None  # the last one given
-    restart_requested: bool = False  # a source wants this UID again: forget it once finished, and start afresh
+    grace_seconds: int | None = None  # None: the pod completed, and no update has set a grace period
+    signals: tuple[Signal, ...] = ()  # set when no container runs any more
+    status_function: StatusFunction | None = None  # the latest one
+    restart_requested: bool = False  # a source added this UID again, so start it from scratch afterwards
 
 
 class TerminationRequested(msgspec.Struct, frozen=True):
     """The pod must stop, but a sync in progress may still start a container."""
 
-    ending: Ending
+    termination: Termination
     activity: Activity
 
 
 class Terminating(msgspec.Struct, frozen=True):
     """The pod must stop. No container may start. Running containers are being stopped."""
 
-    ending: Ending
+    termination: Termination
     activity: Activity
 
 
@@ -141,7 +140,7 @@ class Finished(msgspec.Struct, frozen=True):
     """Nothing is left to do. The worker keeps the pod, so that it does not start again."""
 
     cause: Cause
-    pod: Pod | None  # as the last pass saw it; None: no pass was ever made with its configuration
+    pod: Pod | None  # as of the last sync; None if no sync had its configuration
     restart_requested: bool = False
 
 
@@ -152,8 +151,8 @@ class NeverStarted(msgspec.Struct, frozen=True):
     restart_requested: bool = False
 
 
-Ends = TerminationRequested | Terminating  # termination is requested and containers may run
-Active = Syncing | Ends | Terminated  # the states a worker makes passes in
+Stopping = TerminationRequested | Terminating  # termination is requested and containers may run
+Active = Syncing | Stopping | Terminated  # the states in which a worker runs syncs
 Done = Finished | NeverStarted
 State = Unknown | Waiting | Active | Done
 
@@ -171,11 +170,14 @@ _WORDS: dict[type[State], str] = {
 
 
 def in_words(state: State) -> str:
-    """A state as a pod's history tells it, with the cause once there is one: `terminating (deleted)`."""
+    """Return a state as the history shows it, with its cause: `terminating (deleted)`."""
     match state:
         case Unknown() | Waiting() | Syncing():
             return _WORDS[type(state)]
-        case TerminationRequested(ending=Ending(cause=cause)) | Terminating(ending=Ending(cause=cause)):
+        case (
+            TerminationRequested(termination=Termination(cause=cause))
+            | Terminating(termination=Termination(cause=cause))
+        ):
             return f"{_WORDS[type(state)]} ({cause})"
         case Terminated(cause=cause) | Finished(cause=cause) | NeverStarted(cause=cause):
             return f"{_WORDS[type(state)]} ({cause})"

@@ -1,9 +1,9 @@
-"""Whose turn it is: static pods of one full name run one after the other, in the order they came.
+"""Start order of static pods: pods with one full name run in sequence.
 
-A static pod whose file changes comes back under the same full name with another UID. The new one starts
-only when the old one has left. Who is to end before its turn is passed over.
+If the file of a static pod changes, the pod gets another UID and keeps its full name. The new pod starts only
+after the old one has finished. Pods start in the order received. A pod that is killed before its turn is skipped.
 
-The Go ancestor is `allowStaticPodStart` in pkg/kubelet/pod_workers.go.
+Kubelet counterpart: `allowStaticPodStart` in pkg/kubelet/pod_workers.go.
 """
 
 from collections.abc import Callable
@@ -12,50 +12,50 @@ from itertools import dropwhile
 from podkeeper.model.messages import PodUID
 
 Wanted = Callable[[PodUID], bool]
-"""Whether a pod is known, and nobody has asked it to end."""
+"""Return whether a pod is known and should run."""
 
 
 class StaticOrder:
-    """By full name: who has started, and who waits behind. One owner: the workers."""
+    """For each full name, the started pod and the waiting pods. Owned by `WorkerTable`."""
 
     def __init__(self) -> None:
         self._started: dict[str, PodUID] = {}
         self._waiting: dict[str, list[PodUID]] = {}
 
     def join(self, full_name: str, uid: PodUID) -> None:
-        """A pod came; it stands behind those that came before."""
+        """Append a pod to the waiting pods of its full name."""
         self._waiting.setdefault(full_name, []).append(uid)
 
     def leave(self, full_name: str, uid: PodUID) -> None:
-        """A pod is finished or forgotten. One that still waits keeps its place: it is passed over in time."""
+        """Remove a started pod that finished. A waiting pod keeps its place and is skipped later."""
         if self._started.get(full_name) == uid:
             del self._started[full_name]
 
     def started(self, full_name: str) -> PodUID | None:
-        """Who runs under that name."""
+        """Return the started pod of a full name."""
         return self._started.get(full_name)
 
-    def line(self, full_name: str) -> tuple[PodUID, ...]:
-        """Who came under that name and has not started; some may not be wanted any more."""
+    def waiting(self, full_name: str) -> tuple[PodUID, ...]:
+        """Return the pods of a full name that have not started. Some of them may have been killed."""
         return tuple(self._waiting.get(full_name, ()))
 
     def next(self, full_name: str, wanted: Wanted) -> PodUID | None:
-        """Whose turn it is now; None while another one runs, or when nobody waits."""
-        line = [] if full_name in self._started else self._line(full_name, wanted)
-        return line[0] if line else None
+        """Return the pod that may start now. None if another one has started or no pod waits."""
+        waiting = [] if full_name in self._started else self._still_waiting(full_name, wanted)
+        return waiting[0] if waiting else None
 
     def start(self, full_name: str, uid: PodUID, wanted: Wanted) -> bool:
-        """Start this pod if it is its turn."""
+        """Mark a pod as started if it may start. Return whether it did."""
         if full_name in self._started:
             return False
-        line = self._line(full_name, wanted)
-        if its_turn := line[:1] == [uid]:
-            self._started[full_name] = line.pop(0)
-        self._waiting[full_name] = line
-        if not line:
+        waiting = self._still_waiting(full_name, wanted)
+        if may_start := waiting[:1] == [uid]:
+            self._started[full_name] = waiting.pop(0)
+        self._waiting[full_name] = waiting
+        if not waiting:
             del self._waiting[full_name]
-        return its_turn
+        return may_start
 
-    def _line(self, full_name: str, wanted: Wanted) -> list[PodUID]:
-        """Who waits, from the first one that is still wanted."""
+    def _still_waiting(self, full_name: str, wanted: Wanted) -> list[PodUID]:
+        """Return the waiting pods, beginning with the first one that should still run."""
         return list(dropwhile(lambda uid: not wanted(uid), self._waiting.get(full_name, [])))

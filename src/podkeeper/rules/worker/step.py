@@ -1,17 +1,17 @@
-"""The pod worker's state machine: what moves a pod on, and what is ordered on the way.
+"""The state machine of a pod worker.
 
-In: a state and an event. Out: the next state and the orders. Nothing here awaits, logs, reads a clock
-or knows which runtime is in use. Lenient with the world (it may repeat itself, or come late), strict
-with our own shell: news of a pass that nobody makes raises `IllegalStep`.
+One state and one event give the next state and orders. This module does not await, log, read a clock or depend on a
+runtime. External events may repeat or arrive late and then have no effect. A sync result that does not fit the state
+raises `IllegalStep`.
 
-Three habits explain most of it:
+Three rules explain most cases:
 
-* the latest update wins; an idle worker takes it up at once, in a busy one it waits, alone;
-* only the beginning of the end, or another grace, cuts a pass short;
-* a pass that moves the pod on is followed by the next one at once.
+* The latest update wins. An idle worker starts a sync at once. In a busy worker, one update is pending.
+* Only a termination request or a changed grace period cancels a sync.
+* After a sync that changes the state, the next sync starts at once.
 
-The Go ancestors are `UpdatePod` and `removeTerminatedWorker` in pkg/kubelet/pod_workers.go. How passes
-begin and end is `rules.worker.passes`; what spans pods is `rules.worker.workers`.
+`rules.worker.syncs` decides how syncs begin and end, `rules.worker.workers` what spans pods. Kubelet counterpart:
+`UpdatePod` and `removeTerminatedWorker` in pkg/kubelet/pod_workers.go.
 """
 
 from msgspec.structs import replace
@@ -19,142 +19,144 @@ from msgspec.structs import replace
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.runtime import ContainerState, PodRecord
 from podkeeper.rules.grace import Grace, effective_grace
-from podkeeper.rules.phase import is_terminal
+from podkeeper.rules.status.phase import is_terminal
 from podkeeper.rules.worker.events import (
-    AskForTurn,
     Complete,
     Enqueue,
     Event,
-    Failed,
+    HousekeepingRan,
     IllegalStep,
-    MayStart,
-    MustWait,
     Order,
-    Passed,
+    RequestStart,
     RetryDue,
+    StartAllowed,
+    StartDeferred,
     StatusRead,
     StatusUnreadable,
     Step,
-    Swept,
-    Told,
+    Synced,
+    SyncFailed,
+    Updated,
 )
-from podkeeper.rules.worker.passes import configuration_in, hand_over, latest, pass_step, repeat, take_up, taken
-from podkeeper.rules.worker.pauses import USUAL_TIMING, Timing
 from podkeeper.rules.worker.states import (
     Activity,
-    Calling,
     Cause,
-    Ending,
-    Ends,
     Finished,
     Idle,
     NeverStarted,
-    Reading,
+    ReadingStatus,
+    RunningSync,
     State,
+    Stopping,
     Syncing,
     Terminated,
     Terminating,
+    Termination,
     TerminationRequested,
     Unknown,
     Waiting,
     Work,
 )
+from podkeeper.rules.worker.syncs import last_work, latest, pod_in, repeat, start_sync, submit, sync_step
+from podkeeper.rules.worker.timing import DEFAULT_TIMING, SyncTiming
 from podkeeper.rules.worker.updates import KillOptions, Update, UpdateType
 
 
-def step(state: State, event: Event, timing: Timing = USUAL_TIMING) -> Step:
-    """Decide where an event takes a worker."""
+def step(state: State, event: Event, timing: SyncTiming = DEFAULT_TIMING) -> Step:
+    """Return the next state and the orders. A sync result that does not fit the state raises `IllegalStep`."""
     match state, event:
-        case _, Told(update=update, runtime=runtime):
-            return _told(state, update, runtime)
-        case _, Swept(desired=desired):
-            return _swept(state, desired)
+        case _, Updated(update=update, runtime=runtime):
+            return _updated(state, update, runtime)
+        case _, HousekeepingRan(desired=desired):
+            return _after_housekeeping(state, desired)
         case TerminationRequested() | Terminating() | Terminated(), RetryDue():
             return repeat(state)
         case _, RetryDue():
             return Step(state)
-        case Waiting(pending=work), MayStart():
-            return take_up(Syncing(Idle()), Idle(), work)
-        case Waiting(), MustWait():
+        case Waiting(pending=work), StartAllowed():
+            return start_sync(Syncing(Idle()), Idle(), work)
+        case Waiting(), StartDeferred():
             return Step(state, (Enqueue(timing.error_seconds),))
         case (
             Syncing() | TerminationRequested() | Terminating() | Terminated(),
-            StatusRead() | StatusUnreadable() | Passed() | Failed(),
+            StatusRead() | StatusUnreadable() | Synced() | SyncFailed(),
         ):
-            return pass_step(state, event, timing)
+            return sync_step(state, event, timing)
         case _:
             raise IllegalStep(f"{event} in {state}")
 
 
-# Somebody updates the pod.
+# Updates.
 
 
-def _told(state: State, update: Update, runtime: PodRecord | None) -> Step:
+def _updated(state: State, update: Update, runtime: PodRecord | None) -> Step:
     if isinstance(update.subject, PodRecord) and update.type is not UpdateType.KILL:
-        return Step(state)  # without a configuration there is nothing to do but to kill
+        return Step(state)  # without its configuration, a pod can only be killed
     match state:
-        case Unknown() if _ended_before(update, runtime):
-            return _told_terminated(Terminated(Cause.COMPLETED, Idle()), update)
+        case Unknown() if _terminated_before(update, runtime):
+            return _update_terminated(Terminated(Cause.COMPLETED, Idle()), update)
         case Unknown() | Waiting() | Syncing():
-            return _told_wanted(state, update)
-        case TerminationRequested(ending=ending) | Terminating(ending=ending) if update.type is UpdateType.CREATE:
-            return Step(replace(state, ending=replace(ending, restart_requested=True)))
+            return _update_running(state, update)
+        case TerminationRequested(termination=termination) | Terminating(termination=termination) if (
+            update.type is UpdateType.CREATE
+        ):
+            return Step(replace(state, termination=replace(termination, restart_requested=True)))
         case Terminated() | Finished() | NeverStarted() if update.type is UpdateType.CREATE:
             return Step(replace(state, restart_requested=True))
         case TerminationRequested(activity=activity) | Terminating(activity=activity):
-            return _told_ending(state, update, update.pod or _configuration(activity) or update.subject)
+            return _update_stopping(state, update, update.pod or _configuration(activity) or update.subject)
         case Terminated():
-            return _told_terminated(state, update)
+            return _update_terminated(state, update)
         case Finished() | NeverStarted():
             return Step(state)
 
 
-def _told_wanted(state: Unknown | Waiting | Syncing, update: Update) -> Step:
-    """An update of a pod that nobody has asked to end so far."""
+def _update_running(state: Unknown | Waiting | Syncing, update: Update) -> Step:
+    """Handle an update of a pod that should run so far."""
     match state:
         case Unknown():
             known, activity = None, Idle()
         case Waiting(pending=pending):
-            known, activity = configuration_in(pending), Idle()
+            known, activity = pod_in(pending), Idle()
         case Syncing(activity=activity):
             known = _configuration(activity)
     subject = update.pod or known or update.subject
-    cause = _cause_to_end(update)
+    cause = _termination_cause(update)
     if cause is not None:
-        return _told_ending(TerminationRequested(Ending(cause), activity), update, subject, preempt=True)
+        return _update_stopping(TerminationRequested(Termination(cause), activity), update, subject, preempt=True)
     work = _work(update, subject)
-    orders = _complete_now(update.kill)  # kill options without a kill: who waits for it need not
+    orders = _complete_now(update.kill)  # kill options without a kill: notify the waiting caller at once
     match state:
         case Unknown():
-            return Step(Waiting(work), (*orders, AskForTurn()))
+            return Step(Waiting(work), (*orders, RequestStart()))
         case Waiting(pending=pending):
-            return Step(Waiting(latest(pending, work)), (*orders, AskForTurn()))
+            return Step(Waiting(latest(pending, work)), (*orders, RequestStart()))
         case Syncing():
-            return hand_over(state, work, orders)
+            return submit(state, work, orders)
 
 
-def _told_ending(state: Ends, update: Update, subject: Pod | PodRecord, *, preempt: bool = False) -> Step:
-    """Every update of a pod that is to end is a kill."""
+def _update_stopping(state: Stopping, update: Update, subject: Pod | PodRecord, *, preempt: bool = False) -> Step:
+    """Handle an update of a pod that must stop. Every such update counts as a kill."""
     kill = update.kill or KillOptions()
-    grace = _grace_for(subject, state.ending.grace_seconds, kill.grace_override_seconds)
-    ending = replace(
-        state.ending,
+    grace = _grace_for(subject, state.termination.grace_seconds, kill.grace_override_seconds)
+    termination = replace(
+        state.termination,
         grace_seconds=grace.seconds,
-        signals=(*state.ending.signals, *([kill.completed] if kill.completed is not None else [])),
-        status_function=kill.status_function or state.ending.status_function,
+        signals=(*state.termination.signals, *([kill.completed] if kill.completed is not None else [])),
+        status_function=kill.status_function or state.termination.status_function,
     )
     work = replace(_work(update, subject), grace_seconds=grace.seconds)
-    return hand_over(replace(state, ending=ending), work, preempt=preempt or grace.changed)
+    return submit(replace(state, termination=termination), work, preempt=preempt or grace.changed)
 
 
-def _told_terminated(state: Terminated, update: Update) -> Step:
+def _update_terminated(state: Terminated, update: Update) -> Step:
     if isinstance(update.subject, PodRecord):
-        return Step(state)  # housekeeping looked at the runtime a while ago: by now nothing runs
-    return hand_over(state, _work(update, update.subject), _complete_now(update.kill))
+        return Step(state)  # a late kill by housekeeping: no container runs any more
+    return submit(state, _work(update, update.subject), _complete_now(update.kill))
 
 
-def _ended_before(update: Update, runtime: PodRecord | None) -> bool:
-    """Whether a pod seen for the first time had ended, and was stopped, before this agent started."""
+def _terminated_before(update: Update, runtime: PodRecord | None) -> bool:
+    """Return whether a pod had terminated, with nothing running, before this agent first saw it."""
     return (
         update.pod is not None
         and is_terminal(update.pod.status.phase)
@@ -164,8 +166,8 @@ def _ended_before(update: Update, runtime: PodRecord | None) -> bool:
     )
 
 
-def _cause_to_end(update: Update) -> Cause | None:
-    """Why this update means the pod's end, if it does."""
+def _termination_cause(update: Update) -> Cause | None:
+    """Return why this update terminates the pod. None if it does not."""
     if update.pod is None:
         return Cause.ORPHANED
     if update.pod.metadata.deletion_timestamp is not None:
@@ -177,17 +179,17 @@ def _cause_to_end(update: Update) -> Cause | None:
     return None
 
 
-def _grace_for(subject: Pod | PodRecord, agreed_seconds: int | None, override_seconds: int | None) -> Grace:
+def _grace_for(subject: Pod | PodRecord, current_seconds: int | None, override_seconds: int | None) -> Grace:
     match subject:
         case Pod(metadata=metadata, spec=spec):
             return effective_grace(
-                agreed_seconds,
+                current_seconds,
                 deletion_seconds=metadata.deletion_grace_period_seconds,
                 override_seconds=override_seconds,
                 spec_seconds=spec.termination_grace_period_seconds,
             )
         case PodRecord():
-            return effective_grace(agreed_seconds, override_seconds=override_seconds)
+            return effective_grace(current_seconds, override_seconds=override_seconds)
 
 
 def _work(update: Update, subject: Pod | PodRecord) -> Work:
@@ -199,24 +201,24 @@ def _complete_now(kill: KillOptions | None) -> tuple[Order, ...]:
 
 
 def _configuration(activity: Activity) -> Pod | None:
-    """The newest configuration a worker has."""
+    """Return the newest configuration that a worker has."""
     match activity:
         case Idle(last=last):
-            return configuration_in(last)
-        case Reading(work=work, pending=pending) | Calling(work=work, pending=pending):
-            return configuration_in(pending) or configuration_in(work)
+            return pod_in(last)
+        case ReadingStatus(work=work, pending=pending) | RunningSync(work=work, pending=pending):
+            return pod_in(pending) or pod_in(work)
 
 
-# Housekeeping comes by.
+# Housekeeping.
 
 
-def stays_in_a_sweep(state: State) -> bool:
-    """Whether a desired pod's worker is left as it is: said apart from `step`, as it is asked of every pod so often."""
+def is_kept_by_housekeeping(state: State) -> bool:
+    """Return whether housekeeping changes nothing for a desired pod. Faster than a full `step` for each pod."""
     return not isinstance(state, Unknown | Finished | NeverStarted)
 
 
-def _swept(state: State, desired: bool) -> Step:
-    """Forget what is over; drive to its end what nobody wants, for nobody else will."""
+def _after_housekeeping(state: State, desired: bool) -> Step:
+    """Remove finished pods that are orphaned or restarted. Terminate orphaned pods, and repeat their syncs."""
     match state:
         case Finished(restart_requested=True) | NeverStarted(restart_requested=True):
             return Step(Unknown())
@@ -225,15 +227,15 @@ def _swept(state: State, desired: bool) -> Step:
         case Unknown() | Waiting() | Finished() | NeverStarted():
             return Step(Unknown())
         case Syncing(activity=activity):
-            # The grace is noted for later kills to shorten, but nobody named one: the pass goes by the spec.
-            grace = _grace_for(taken(activity).subject, None, None)
-            return repeat(TerminationRequested(Ending(Cause.ORPHANED, grace.seconds), activity))
-        case TerminationRequested(ending=ending) | Terminating(ending=ending):
-            return repeat(replace(state, ending=replace(ending, cause=_orphaned(ending.cause))))
+            # Store the grace period so that later kills can shorten it. This sync uses the one of the spec.
+            grace = _grace_for(last_work(activity).subject, None, None)
+            return repeat(TerminationRequested(Termination(Cause.ORPHANED, grace.seconds), activity))
+        case TerminationRequested(termination=termination) | Terminating(termination=termination):
+            return repeat(replace(state, termination=replace(termination, cause=_orphaned(termination.cause))))
         case Terminated(cause=cause):
             return repeat(replace(state, cause=_orphaned(cause)))
 
 
 def _orphaned(cause: Cause) -> Cause:
-    """Gone from its source. Eviction says more: content may go before the containers do."""
+    """Return the cause of an orphaned pod. Eviction stays, because it allows to remove content earlier."""
     return cause if cause in (Cause.EVICTED, Cause.DELETED) else Cause.ORPHANED

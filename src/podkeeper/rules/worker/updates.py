@@ -1,6 +1,6 @@
-"""What the workers are told: one update of one pod, and how somebody asks for a pod's end.
+"""Updates for the pod workers: one update of one pod, and requests to kill a pod.
 
-The Go ancestors are `UpdatePodOptions`, `KillPodOptions` and `killPodNow` in pkg/kubelet/pod_workers.go.
+Kubelet counterpart: `UpdatePodOptions`, `KillPodOptions` and `killPodNow` in pkg/kubelet/pod_workers.go.
 """
 
 from collections.abc import Callable
@@ -15,27 +15,27 @@ from podkeeper.model.runtime import PodRecord
 from podkeeper.rules.grace import kill_pod_timeout
 
 StatusFunction = Callable[[PodStatus], PodStatus]
-"""Gives a killed pod's status its last touch, e.g. the reason of an eviction."""
+"""Changes the status of a killed pod, for example adds the reason of an eviction."""
 
 
 class Signal(Protocol):
-    """Somebody waits for this. An `asyncio.Event` is one; these rules only carry it."""
+    """Notifies a waiting caller, for example an `asyncio.Event`. The rules never call it."""
 
     def set(self) -> None:
-        """Wake whoever waits."""
+        """Notify the waiting caller."""
 
 
 class UpdateType(StrEnum):
-    """Why the workers are told about a pod."""
+    """The reason for an update."""
 
-    CREATE = "create"  # a source wants it
-    UPDATE = "update"  # its source changed it
-    SYNC = "sync"  # nothing changed; look after it again
-    KILL = "kill"  # somebody wants it gone
+    CREATE = "create"  # a source added the pod
+    UPDATE = "update"  # its source changed the pod
+    SYNC = "sync"  # nothing changed, sync it again
+    KILL = "kill"  # the pod must stop
 
 
 class KillOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How a pod is to end. Only what is ending listens to them."""
+    """How a pod is killed. Ignored for pods that do not terminate."""
 
     evict: bool = False
     grace_override_seconds: int | None = None
@@ -44,26 +44,24 @@ class KillOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Update(msgspec.Struct, frozen=True, kw_only=True):
-    """One update of one pod: as configured, or (`running_pod` alone) as only the runtime knows it."""
+    """One update of one pod. `running_pod` alone is for a pod that only the runtime knows."""
 
     type: UpdateType
     pod: Pod | None = None
     mirror_pod: Pod | None = None
     running_pod: PodRecord | None = None  # ignored beside `pod`
     kill: KillOptions | None = None
-    start_time: float | None = None  # monotonic; when the news reached the agent
+    start_time: float | None = None  # monotonic time at which the agent received the update
 
     @property
     def subject(self) -> Pod | PodRecord:
-        """Whom it is about."""
         subject = self.pod or self.running_pod
         if subject is None:
-            raise ValueError(f"cannot tell whom the {self.type} update is about: it has neither pod nor running_pod")
+            raise ValueError(f"cannot use the {self.type} update: it has neither pod nor running_pod")
         return subject
 
     @property
     def uid(self) -> PodUID:
-        """The UID of whom it is about."""
         match self.subject:
             case Pod(metadata=metadata):
                 return PodUID(metadata.uid or "")
@@ -72,7 +70,7 @@ class Update(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KillRequest(msgspec.Struct, frozen=True):
-    """A kill somebody waits for: what to tell the workers, how long to wait, what to record when that was in vain."""
+    """A kill with a waiting caller: the update, the time limit, and the event to record if it expires."""
 
     update: Update
     timeout_seconds: int
@@ -87,9 +85,9 @@ def kill_request(
     grace_override_seconds: int | None = None,
     status_function: StatusFunction | None = None,
 ) -> KillRequest:
-    """Ask for a pod's end, as the eviction and the shutdown managers do.
+    """Return a request to kill a pod, as the eviction manager makes it.
 
-    The wait needs its limit: some ends never fire `completed` (a static pod that had not started, for one).
+    The time limit is needed because some pods never set `completed`, for example a static pod that had not started.
     """
     return KillRequest(
         Update(

@@ -1,1 +1,4 @@
-"""Containers through the Container Runtime Interface: containerd, CRI-O, or whatever speaks CRI v1."""
+"""Containers through the Container Runtime Interface.
+
+It works with containerd, CRI-O and other runtimes with CRI v1.
+"""

@@ -1,7 +1,7 @@
-"""How full the disk of images is: what image garbage collection must know.
+"""Usage of the image file system, for image garbage collection.
 
-The runtime says where images lie and how much they take; the kernel says how large and how full that file system is.
-The Go ancestor is `ImageFsStats` in pkg/kubelet/stats/cri_stats_provider.go.
+The runtime reports the mount point and the size of the images, the kernel reports the size of the file system.
+Kubelet counterpart: `ImageFsStats` in pkg/kubelet/stats/cri_stats_provider.go.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ _IMAGE_FS_INFO: Final = "/runtime.v1.ImageService/ImageFsInfo"
 
 
 async def image_usage(transport: Transport) -> ImageFsUsage | None:
-    """How full the file system is that images lie on; None when the runtime names none. Raises TryLater."""
+    """Return the usage of the image file system. None if the runtime reports none. Raises TryLater."""
     answer = await transport.unary(_IMAGE_FS_INFO, cri.ImageFsInfoRequest(), cri.ImageFsInfoResponse, SECONDS)
     for each in answer.image_filesystems:
         mountpoint = each.fs_id.mountpoint
@@ -34,9 +34,9 @@ async def image_usage(transport: Transport) -> ImageFsUsage | None:
 
 
 def _space_of(path: str) -> tuple[int, int]:
-    """Capacity of the file system that a path lies on, and what of it is free for all."""
+    """Return the capacity of a path's file system, and the space available to ordinary users."""
     try:
         found = os.statvfs(path)
     except OSError as error:
-        raise RuntimeRefused(f"cannot tell how full the disk of images is: {path}: {error.strerror}") from error
+        raise RuntimeRefused(f"cannot get the usage of the image file system: {path}: {error.strerror}") from error
     return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize

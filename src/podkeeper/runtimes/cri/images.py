@@ -1,52 +1,49 @@
-"""Images of the node, through CRI: asked for, fetched, removed.
+"""CriImages of a CRI runtime: find, pull, remove.
 
-Credentials are tried one after the other, as the keyring orders them; the first that works is enough. What went wrong
-is told in the runtime's words, under the reference's reasons.
+Credentials are tried in the order of the keyring, until one works. Errors have the runtime's message and the kubelet's
+reason.
 """
 
 from collections.abc import Sequence
 
 from podkeeper.model.errors import ImagePullFailed, RuntimeRefused
 from podkeeper.model.runtime import ImageRecord
-from podkeeper.rules.keyring import Credentials, credentials_for
-from podkeeper.runtimes.cri.calls import Calls
+from podkeeper.rules.images.keyring import Credentials, credentials_for
+from podkeeper.runtimes.cri.calls import CriCalls
+from podkeeper.runtimes.cri.errors import pull_failure
 from podkeeper.runtimes.cri.records import image_record
-from podkeeper.runtimes.cri.refusals import pull_failure
 from podkeeper.runtimes.cri.schema import cri
-from podkeeper.runtimes.cri.transport import NotThere
+from podkeeper.runtimes.cri.transport import ObjectNotFound
 
 
-class Images:
-    """What containers are made from."""
-
-    def __init__(self, calls: Calls) -> None:
+class CriImages:
+    def __init__(self, calls: CriCalls) -> None:
         self._calls = calls
 
     async def image(self, reference: str) -> ImageRecord | None:
-        """The image under this name, id or digest, if the node has it."""
+        """Return the image of a name, ID or digest. None if the node does not have it."""
         try:
             found = await self._calls.image(reference)
-        except NotThere:
+        except ObjectNotFound:
             return None
         return None if found is None else image_record(found)
 
     async def list_images(self) -> Sequence[ImageRecord]:
-        """All images of the node."""
         return tuple(map(image_record, await self._calls.images()))
 
     async def pull_image(self, reference: str, secrets: Sequence[str] = ()) -> ImageRecord:
-        """Fetch an image. Raises ImagePullFailed."""
-        called = await self._fetched(reference, secrets)
-        for name in (called, reference):
+        """Pull an image. Raises ImagePullFailed."""
+        pulled = await self._pull(reference, secrets)
+        for name in (pulled, reference):
             if name and (record := await self.image(name)) is not None:
                 return record
-        raise ImagePullFailed(f'image "{reference}" was pulled, and is not there')
+        raise ImagePullFailed(f'image "{reference}" was pulled, but the runtime does not have it')
 
     async def remove_image(self, reference: str) -> None:
-        """Remove an image, under all its names; unknown is removed."""
+        """Remove an image with all its names. Unknown images are ignored."""
         await self._calls.remove_image(reference)
 
-    async def _fetched(self, reference: str, secrets: Sequence[str]) -> str:
+    async def _pull(self, reference: str, secrets: Sequence[str]) -> str:
         failures: list[RuntimeRefused] = []
         for credentials in credentials_for(reference, secrets) or (None,):
             try:

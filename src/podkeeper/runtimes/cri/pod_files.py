@@ -1,11 +1,11 @@
-"""Files of the node that appear in containers: the hosts file of a pod, and a place for each container's last words.
+"""Files that are mounted into containers: hosts and termination message.
 
-    pods_root/UID/etc-hosts                   the pod's addresses and names; in the node's network, the node's own file
-    pods_root/UID/containers/NAME/XXXXXXXX    one for each try of a container; anybody in it may write
+    pods_root/UID/etc-hosts                   the pod's addresses and names; with host network, the node's file
+    pods_root/UID/containers/NAME/XXXXXXXX    termination message of one attempt; writable for every user
 
-Made before a container is created, with the directory for its log, from which goes what an earlier life of the pod
-left under the same name; removed with the pod's directory, by whoever removes that. The Go ancestors are
-`makeHostsMount` in pkg/kubelet/kubelet_pods.go and `makeMounts` in pkg/kubelet/kuberuntime/kuberuntime_container.go.
+Created before a container is created, together with the directory of its log. Old logs of a pod with the same UID are
+removed there. The files are removed with the pod's directory. Kubelet counterparts: `makeHostsMount` in
+pkg/kubelet/kubelet_pods.go and `makeMounts` in pkg/kubelet/kuberuntime/kuberuntime_container.go.
 """
 
 import os
@@ -37,23 +37,23 @@ _LOCAL: Final = (
 
 
 class PodFiles:
-    """Makes them. Calls block: they belong in a thread."""
+    """Creates the files. Calls block."""
 
     def __init__(self, pods_root: str, cluster_domain: str = "", node_hosts: str = NODE_HOSTS) -> None:
         self._root = pods_root
         self._cluster_domain = cluster_domain
         self._node_hosts = node_hosts
 
-    def make_for(self, config: ContainerConfig, log_directory: str) -> ContainerFiles:
-        """Make all files that one try of a container needs. Raises NotConfigurable."""
+    def create(self, config: ContainerConfig, log_directory: str) -> ContainerFiles:
+        """Create the files of one attempt of a container. Raises NotConfigurable."""
         try:
             if log_directory and config.log_path:
-                _make_way(os.path.join(log_directory, config.log_path))
+                _prepare_log(os.path.join(log_directory, config.log_path))
             return ContainerFiles(termination_log=self._termination_log(config), etc_hosts=self._etc_hosts(config))
         except OSError as error:
             where = error.filename or self._root
             raise NotConfigurable(
-                f"cannot make {where} for container {config.container.name}: {error.strerror}"
+                f"cannot create {where} for container {config.container.name}: {error.strerror}"
             ) from error
 
     def _termination_log(self, config: ContainerConfig) -> str:
@@ -63,11 +63,11 @@ class PodFiles:
         os.makedirs(directory, mode=0o750, exist_ok=True)
         path = os.path.join(directory, secrets.token_hex(4))
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
-        os.chmod(path, 0o666)  # whatever the umask: the container may run as anybody
+        os.chmod(path, 0o666)  # regardless of the umask, because the container may run as any user
         return path
 
     def _etc_hosts(self, config: ContainerConfig) -> str:
-        """The hosts file, written anew: another sandbox has another address."""
+        """Write the hosts file again, because each sandbox has its own address."""
         pod = config.pod
         if not (config.pod_ips or pod.spec.host_network):
             return ""
@@ -79,7 +79,7 @@ class PodFiles:
             text = pod_hosts_text(pod, config.pod_ips, self._cluster_domain)
         os.makedirs(self._directory(pod), mode=0o750, exist_ok=True)
         path = os.path.join(self._directory(pod), "etc-hosts")
-        # In place: running containers have this very file mounted.
+        # In place, because running containers have this inode mounted.
         with open(path, "w", encoding="utf-8", errors="surrogateescape") as file:
             file.write(text)
         os.chmod(path, 0o644)
@@ -89,15 +89,15 @@ class PodFiles:
         uid = pod.metadata.uid or ""
         if not uid or "/" in uid or uid in (".", ".."):
             raise NotConfigurable(
-                f"cannot make files for pod {pod.metadata.name}: its UID {uid!r} is no name of a file"
+                f"cannot create files for pod {pod.metadata.name}: its UID {uid!r} is not a valid file name"
             )
         return os.path.join(self._root, uid)
 
 
-def _make_way(log_path: str) -> None:
-    """Have a directory for a log, and nothing under its name: runtimes would write on at the end of it.
+def _prepare_log(log_path: str) -> None:
+    """Create the directory of a log, and remove old logs of that name, because runtimes append to them.
 
-    What is there is of a pod of the same UID that is gone: static pods keep theirs.
+    Old logs come from an earlier pod with the same UID. Static pods keep their UID.
     """
     directory, name = os.path.split(log_path)
     os.makedirs(directory, mode=0o755, exist_ok=True)
@@ -108,8 +108,8 @@ def _make_way(log_path: str) -> None:
 
 
 def pod_hosts_text(pod: Pod, ips: Sequence[str], cluster_domain: str) -> str:
-    """The hosts file of a pod with a network of its own."""
-    # The short name, also where the pod wants to see its full one.
+    """Return the hosts file of a pod with its own network."""
+    # The short name, even with setHostnameAsFQDN.
     plain = replace(pod, spec=replace(pod.spec, set_hostname_as_fqdn=None))
     hostname = hostname_of(plain)
     names = hostname
@@ -121,7 +121,7 @@ def pod_hosts_text(pod: Pod, ips: Sequence[str], cluster_domain: str) -> str:
 
 
 def node_hosts_text(node_hosts: str, aliases: Sequence[HostAlias]) -> str:
-    """The hosts file of a pod in the node's network."""
+    """Return the hosts file of a pod with host network."""
     return f"{_HEADER_HOST_NETWORK}{node_hosts}{_aliases_text(aliases)}"
 
 

@@ -1,11 +1,11 @@
-"""What CRI tells, as the port shows it: lists and statuses in, records out.
+"""Convert CRI messages to the records of the runtime port.
 
-    PodSandbox, Container (lists)              -> PodRecord with ids and states
-    PodSandboxStatus, ContainerStatus          -> SandboxRecord, ContainerRecord with all the rest
+    PodSandbox, Container (lists)              -> PodRecord with IDs and states
+    PodSandboxStatus, ContainerStatus          -> SandboxRecord, ContainerRecord with everything else
 
-A thing belongs to a pod if its labels say so (`io.kubernetes.pod.uid`), whoever made it: pods of the reference kubelet
-are read like our own. What has no such label is not ours and does not appear. Pure: the last words of a container come
-in as an argument. The Go ancestors are `getPods`, `GetPodStatus` and `toKubeContainerStatus` in kuberuntime.
+An object belongs to a pod if it has the label `io.kubernetes.pod.uid`, whichever agent created it. So pods of a
+kubelet are read like our own. Objects without the label are ignored. No input or output: the termination message is an
+argument. Kubelet counterparts: `getPods`, `GetPodStatus` and `toKubeContainerStatus` in kuberuntime.
 """
 
 from collections.abc import Iterable, Mapping
@@ -50,7 +50,7 @@ _CANNOT_RUN: Final = "ContainerCannotRun"
 
 
 def instant(nanoseconds: int) -> datetime:
-    """A time, from nanoseconds since 1970."""
+    """Return the time of nanoseconds since 1970."""
     return _EPOCH + timedelta(microseconds=nanoseconds // 1000)
 
 
@@ -58,7 +58,7 @@ def instant(nanoseconds: int) -> datetime:
 
 
 def listed_pods(sandboxes: Iterable[cri.PodSandbox], containers: Iterable[cri.Container]) -> tuple[PodRecord, ...]:
-    """Every pod in two lists, the newest first, with ids and states."""
+    """Return all pods in two lists with IDs and states. Newest objects first."""
     pods: dict[str, tuple[Mapping[str, str], list[SandboxRecord], list[ContainerRecord]]] = {}
     for box in sandboxes_by_age(sandboxes):
         if uid := box.labels.get(POD_UID):
@@ -72,7 +72,7 @@ def listed_pods(sandboxes: Iterable[cri.PodSandbox], containers: Iterable[cri.Co
 def pod_record(
     uid: str, labels: Mapping[str, str], sandboxes: Iterable[SandboxRecord], containers: Iterable[ContainerRecord]
 ) -> PodRecord:
-    """A pod of parts that are in order; its addresses are those of its newest sandbox, while that is ready."""
+    """Return a pod of sorted parts. Its addresses are those of its newest sandbox while it is ready."""
     boxes = tuple(sandboxes)
     return PodRecord(
         uid=uid,
@@ -85,17 +85,16 @@ def pod_record(
 
 
 def sandboxes_by_age(sandboxes: Iterable[cri.PodSandbox]) -> list[cri.PodSandbox]:
-    """The newest attempt first; of one attempt, the youngest."""
+    """Sort by attempt, then by creation time, newest first."""
     return sorted(sandboxes, key=lambda box: (-box.metadata.attempt, -box.created_at, box.id))
 
 
 def containers_by_age(containers: Iterable[cri.Container]) -> list[cri.Container]:
-    """The youngest first."""
+    """Sort by creation time, newest first."""
     return sorted(containers, key=lambda container: (-container.created_at, container.id))
 
 
 def listed_sandbox(box: cri.PodSandbox) -> SandboxRecord:
-    """A sandbox as far as a list tells."""
     return SandboxRecord(
         id=box.id,
         ready=box.state == cri.SANDBOX_READY,
@@ -105,12 +104,10 @@ def listed_sandbox(box: cri.PodSandbox) -> SandboxRecord:
 
 
 def listed_state(container: cri.Container) -> ContainerState:
-    """What a list says of how a container is."""
     return _STATES.get(container.state, ContainerState.UNKNOWN)
 
 
 def listed_container(container: cri.Container) -> ContainerRecord:
-    """A container as far as a list tells."""
     return ContainerRecord(
         id=container.id,
         name=_container_name(container.labels, container.metadata),
@@ -129,7 +126,6 @@ def listed_container(container: cri.Container) -> ContainerRecord:
 
 
 def sandbox_record(status: cri.PodSandboxStatus) -> SandboxRecord:
-    """A sandbox as its own status tells."""
     network = status.network if status.HasField("network") else None
     return SandboxRecord(
         id=status.id,
@@ -142,8 +138,8 @@ def sandbox_record(status: cri.PodSandboxStatus) -> SandboxRecord:
     )
 
 
-def container_record(status: cri.ContainerStatus, sandbox_id: str, last_words: str = "") -> ContainerRecord:
-    """A container as its own status tells; `last_words` come after what the runtime says of its end."""
+def container_record(status: cri.ContainerStatus, sandbox_id: str, termination_message: str = "") -> ContainerRecord:
+    """Return the record of a container. `termination_message` is appended to the runtime's message."""
     state = _STATES.get(status.state, ContainerState.UNKNOWN)
     record = ContainerRecord(
         id=status.id,
@@ -156,7 +152,7 @@ def container_record(status: cri.ContainerStatus, sandbox_id: str, last_words: s
         sandbox_id=sandbox_id,
         restart_count=_number(status.annotations.get(RESTART_COUNT)),
         created_at=instant(status.created_at),
-        # One that could not be started has no such time: the reference shows 1970, and so do we.
+        # A container that could not be started has no start time. The kubelet shows 1970, and so do we.
         started_at=None if state is ContainerState.CREATED else instant(status.started_at),
         resources=_resources(status),
         user=_user(status),
@@ -165,16 +161,16 @@ def container_record(status: cri.ContainerStatus, sandbox_id: str, last_words: s
         return record
     return replace(
         record,
-        # containerd notes a start once its call is through: what ended meanwhile would have ended before it began.
+        # containerd records the start after its call has returned, which may be after the exit.
         finished_at=instant(max(status.started_at, status.finished_at)),
         exit_code=status.exit_code,
         reason=status.reason,
-        message=": ".join(filter(None, (status.message, last_words))),
+        message=": ".join(filter(None, (status.message, termination_message))),
     )
 
 
 def termination_log_of(status: cri.ContainerStatus) -> str:
-    """Where on the node the file for a container's last words is; "" where it has none."""
+    """Return the host path of a container's termination message file. "" if there is none."""
     wanted = status.annotations.get(TERMINATION_MESSAGE_PATH, "")
     if not wanted:
         return ""
@@ -182,8 +178,8 @@ def termination_log_of(status: cri.ContainerStatus) -> str:
     return next((mount.host_path for mount in status.mounts if mount.container_path == path), "")
 
 
-def may_ask_log(status: cri.ContainerStatus) -> bool:
-    """Whether the end of its log will do for last words: it failed, and its spec says so."""
+def may_use_log(status: cri.ContainerStatus) -> bool:
+    """Return whether the end of the log may serve as termination message: it failed, and its spec allows it."""
     return (
         status.annotations.get(TERMINATION_MESSAGE_POLICY) == _FALLBACK_TO_LOGS
         and status.exit_code != 0
@@ -192,7 +188,6 @@ def may_ask_log(status: cri.ContainerStatus) -> bool:
 
 
 def image_record(image: cri.Image) -> ImageRecord:
-    """An image of the node."""
     return ImageRecord(
         id=image.id,
         tags=tuple(image.repo_tags),
@@ -211,7 +206,7 @@ def _container_name(labels: Mapping[str, str], metadata: cri.ContainerMetadata) 
 
 
 def _number(text: str | None) -> int:
-    """A count from an annotation; what is no number counts as none, as in the reference."""
+    """Return the count in an annotation. 0 if it is not a number, as in the kubelet."""
     try:
         return int(text or 0)
     except ValueError:
@@ -225,7 +220,7 @@ def _network_mode(status: cri.PodSandboxStatus) -> NetworkMode | None:
 
 
 def _addresses(box: SandboxRecord) -> tuple[str, ...]:
-    """A sandbox's addresses, the first one first; none if one of them is no address: nobody could use the others."""
+    """Return the addresses of a sandbox, primary first. None if one is invalid, as in the kubelet."""
     found = tuple(filter(None, (box.ip, *box.additional_ips)))
     return found if all(map(_is_address, found)) else ()
 
@@ -239,11 +234,11 @@ def _is_address(text: str) -> bool:
 
 
 def _resources(status: cri.ContainerStatus) -> ActualResources | None:
-    """What a container really gets; a request for memory is nothing that a runtime knows."""
-    told = status.resources.linux
-    cpu_limit = told.cpu_quota * 1000 // told.cpu_period if told.cpu_period > 0 and told.cpu_quota > 0 else 0
-    cpu_request = -(-told.cpu_shares * 1000 // _SHARES_PER_CPU) if told.cpu_shares >= _MIN_SHARES else 0
-    memory_limit = max(0, told.memory_limit_in_bytes)
+    """Return the actual resources of a container. Runtimes do not know memory requests."""
+    linux = status.resources.linux
+    cpu_limit = linux.cpu_quota * 1000 // linux.cpu_period if linux.cpu_period > 0 and linux.cpu_quota > 0 else 0
+    cpu_request = -(-linux.cpu_shares * 1000 // _SHARES_PER_CPU) if linux.cpu_shares >= _MIN_SHARES else 0
+    memory_limit = max(0, linux.memory_limit_in_bytes)
     if not (cpu_limit or cpu_request or memory_limit):
         return None
     return ActualResources(
@@ -256,5 +251,5 @@ def _resources(status: cri.ContainerStatus) -> ActualResources | None:
 def _user(status: cri.ContainerStatus) -> LinuxUser | None:
     if not status.user.HasField("linux"):
         return None
-    told = status.user.linux
-    return LinuxUser(uid=told.uid, gid=told.gid, supplemental_groups=tuple(told.supplemental_groups))
+    user = status.user.linux
+    return LinuxUser(uid=user.uid, gid=user.gid, supplemental_groups=tuple(user.supplemental_groups))

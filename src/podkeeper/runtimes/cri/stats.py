@@ -1,10 +1,10 @@
-"""What pods use, as the runtime counts it.
+"""Resource usage of pods, as the runtime reports it.
 
-    ListPodSandboxStats -> PodStats, with the network and all in the pod
-       `-- not to be had --> ListContainerStats -> PodStats with its containers alone
+    ListPodSandboxStats -> PodStats with network and containers
+       `-- refused --> ListContainerStats -> PodStats with containers only
 
-Older runtimes do not have the first, or refuse all of it when one sandbox is just ending. Only what belongs to a pod
-appears. The Go ancestor is pkg/kubelet/stats/cri_stats_provider.go.
+Older runtimes do not have the first call, or refuse all of it while one sandbox terminates. Only pods appear.
+Kubelet counterpart: pkg/kubelet/stats/cri_stats_provider.go.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -34,7 +34,7 @@ _CONTAINERS: Final = "/runtime.v1.RuntimeService/ListContainerStats"
 
 
 async def pod_stats(transport: Transport, uid: PodUID | None = None) -> Sequence[PodStats]:
-    """What all pods use, or one; who is not there does not appear. Raises TryLater."""
+    """Return the usage of all pods, or of one. Raises TryLater."""
     selector = {} if uid is None else {POD_UID: uid}
     try:
         pods = cri.ListPodSandboxStatsRequest(filter=cri.PodSandboxStatsFilter(label_selector=selector))
@@ -43,13 +43,12 @@ async def pod_stats(transport: Transport, uid: PodUID | None = None) -> Sequence
         containers = cri.ListContainerStatsRequest(filter=cri.ContainerStatsFilter(label_selector=selector))
         listed = await transport.unary(_CONTAINERS, containers, cri.ListContainerStatsResponse, SECONDS)
         return pods_of_containers(listed.stats)
-    told = (pod_of_sandbox(each) for each in answer.stats if each.attributes.labels.get(POD_UID))
-    return tuple(pod for pod in told if pod.cpu or pod.memory or pod.containers)  # CRI-O lists what is stopped, too
+    found = (pod_of_sandbox(each) for each in answer.stats if each.attributes.labels.get(POD_UID))
+    return tuple(pod for pod in found if pod.cpu or pod.memory or pod.containers)  # CRI-O lists stopped pods, too
 
 
-def pod_of_sandbox(told: cri.PodSandboxStats) -> PodStats:
-    """A pod as its sandbox's stats tell."""
-    labels, linux = told.attributes.labels, told.linux
+def pod_of_sandbox(stats: cri.PodSandboxStats) -> PodStats:
+    labels, linux = stats.attributes.labels, stats.linux
     return PodStats(
         uid=labels.get(POD_UID, ""),
         name=labels.get(POD_NAME, ""),
@@ -62,10 +61,9 @@ def pod_of_sandbox(told: cri.PodSandboxStats) -> PodStats:
     )
 
 
-def pods_of_containers(told: Iterable[cri.ContainerStats]) -> tuple[PodStats, ...]:
-    """Pods as their containers' stats tell."""
+def pods_of_containers(stats: Iterable[cri.ContainerStats]) -> tuple[PodStats, ...]:
     pods: dict[tuple[str, str, str], list[ContainerStats]] = {}
-    for each in told:
+    for each in stats:
         labels = each.attributes.labels
         if uid := labels.get(POD_UID):
             key = uid, labels.get(POD_NAME, ""), labels.get(POD_NAMESPACE, "")
@@ -76,57 +74,56 @@ def pods_of_containers(told: Iterable[cri.ContainerStats]) -> tuple[PodStats, ..
     )
 
 
-def container_of(told: cri.ContainerStats) -> ContainerStats:
-    """A container as its stats tell."""
-    about = told.attributes
+def container_of(stats: cri.ContainerStats) -> ContainerStats:
+    about = stats.attributes
     return ContainerStats(
         id=about.id,
         name=about.labels.get(CONTAINER_NAME) or about.metadata.name,
-        cpu=_cpu(told.cpu) if told.HasField("cpu") else None,
-        memory=_memory(told.memory) if told.HasField("memory") else None,
-        writable_layer=_layer(told.writable_layer) if told.HasField("writable_layer") else None,
+        cpu=_cpu(stats.cpu) if stats.HasField("cpu") else None,
+        memory=_memory(stats.memory) if stats.HasField("memory") else None,
+        writable_layer=_layer(stats.writable_layer) if stats.HasField("writable_layer") else None,
     )
 
 
 # Parts.
 
 
-def _cpu(told: cri.CpuUsage) -> CpuStats:
+def _cpu(stats: cri.CpuUsage) -> CpuStats:
     return CpuStats(
-        at=instant(told.timestamp),
-        total_nanoseconds=_value(told, "usage_core_nano_seconds"),
-        nanocores=_value(told, "usage_nano_cores"),
+        at=instant(stats.timestamp),
+        total_nanoseconds=_value(stats, "usage_core_nano_seconds"),
+        nanocores=_value(stats, "usage_nano_cores"),
     )
 
 
-def _memory(told: cri.MemoryUsage) -> MemoryStats:
+def _memory(stats: cri.MemoryUsage) -> MemoryStats:
     return MemoryStats(
-        at=instant(told.timestamp),
-        working_set_bytes=_value(told, "working_set_bytes"),
-        usage_bytes=_value(told, "usage_bytes"),
-        rss_bytes=_value(told, "rss_bytes"),
-        available_bytes=_available(_value(told, "available_bytes")),
-        page_faults=_value(told, "page_faults"),
-        major_page_faults=_value(told, "major_page_faults"),
+        at=instant(stats.timestamp),
+        working_set_bytes=_value(stats, "working_set_bytes"),
+        usage_bytes=_value(stats, "usage_bytes"),
+        rss_bytes=_value(stats, "rss_bytes"),
+        available_bytes=_available(_value(stats, "available_bytes")),
+        page_faults=_value(stats, "page_faults"),
+        major_page_faults=_value(stats, "major_page_faults"),
     )
 
 
-def _available(told: int | None) -> int | None:
-    """What is left of a limit; where there is none, containerd says 0, and CRI-O what cgroup v1 has for it: 8 EiB."""
-    return told if told and told < _NO_LIMIT else None
+def _available(stats: int | None) -> int | None:
+    """Return what is left of a limit. Without one, containerd reports 0 and CRI-O the 8 EiB of cgroup v1."""
+    return stats if stats and stats < _NO_LIMIT else None
 
 
-def _layer(told: cri.FilesystemUsage) -> FileSystemStats:
+def _layer(stats: cri.FilesystemUsage) -> FileSystemStats:
     return FileSystemStats(
-        mountpoint=told.fs_id.mountpoint,
-        used_bytes=_value(told, "used_bytes"),
-        inodes_used=_value(told, "inodes_used"),
+        mountpoint=stats.fs_id.mountpoint,
+        used_bytes=_value(stats, "used_bytes"),
+        inodes_used=_value(stats, "inodes_used"),
     )
 
 
-def _interfaces(told: cri.NetworkUsage) -> Iterator[InterfaceStats]:
-    first = (told.default_interface,) if told.HasField("default_interface") else ()
-    for each in (*first, *told.interfaces):
+def _interfaces(stats: cri.NetworkUsage) -> Iterator[InterfaceStats]:
+    first = (stats.default_interface,) if stats.HasField("default_interface") else ()
+    for each in (*first, *stats.interfaces):
         yield InterfaceStats(
             name=each.name,
             received_bytes=_value(each, "rx_bytes"),
@@ -136,9 +133,9 @@ def _interfaces(told: cri.NetworkUsage) -> Iterator[InterfaceStats]:
         )
 
 
-def _value(told: Message, name: str) -> int | None:
-    """A number that may be missing."""
-    if not told.HasField(name):
+def _value(stats: Message, name: str) -> int | None:
+    """Return an optional number."""
+    if not stats.HasField(name):
         return None
-    number: int = getattr(told, name).value
+    number: int = getattr(stats, name).value
     return number

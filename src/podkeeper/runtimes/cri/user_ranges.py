@@ -1,11 +1,13 @@
-"""Ranges of users for pods that have users of their own (`hostUsers: false`): each its own, none twice.
+"""ID ranges of pods with their own user namespace (`hostUsers: false`).
+
+Each pod has its own range.
 
     <pods root>/<uid>/userns   {"uidMappings":[{"hostId":65536,"containerId":0,"length":65536}],"gidMappings":[...]}
 
-The file is the memory, as in the reference and in its spelling: a restarted agent, or the reference itself, goes on
-with it, and a range is free again when the pod's directory is gone. 0 to 65535 are the node's own and never given away.
-Nobody gets a range while one pod's file cannot be read: it might be that pod's. A range is asked for once per sandbox,
-so looking at all pods is cheap enough. The Go ancestor is pkg/kubelet/userns.
+The files have the kubelet's format, so a restarted agent or a kubelet continues with them. A range is free again after
+the pod's directory is removed. 0 to 65535 belong to the node. While the file of one pod cannot be read, no range is
+allocated, because it might be that pod's. A range is needed once per sandbox, so reading all pods is cheap enough.
+Kubelet counterpart: pkg/kubelet/userns.
 """
 
 import asyncio
@@ -35,28 +37,26 @@ class _Mappings(msgspec.Struct, frozen=True):
 
 
 class UserRanges:
-    """Sets ranges of users aside."""
-
     def __init__(self, pods_root: str, first: int = LENGTH, last: int = LAST_ID) -> None:
-        """From `first` to `last` the node's users are for pods."""
+        """Allocate ranges from `first` to `last`."""
         self._pods_root = pods_root
         self._first = first
         self._last = last
-        self._one_at_a_time = asyncio.Lock()
+        self._lock = asyncio.Lock()
 
     async def range_of(self, uid: str) -> IdRange:
-        """The range of a pod, the same whenever it is asked for. Raises NotConfigurable."""
-        async with self._one_at_a_time:
+        """Return the range of a pod: always the same. Raises NotConfigurable."""
+        async with self._lock:
             return await asyncio.to_thread(self._range_of, uid)
 
     def _range_of(self, uid: str) -> IdRange:
         try:
             known = self._read(uid)
-            return known if known is not None else self._set_aside(uid)
+            return known if known is not None else self._allocate(uid)
         except OSError as error:
             raise NotConfigurable(f"create user namespace: {(error.strerror or str(error)).lower()}") from error
 
-    def _set_aside(self, uid: str) -> IdRange:
+    def _allocate(self, uid: str) -> IdRange:
         taken = {found.first for name in os.listdir(self._pods_root) if (found := self._read(name))}
         for first in range(self._first, self._last - LENGTH + 2, LENGTH):
             if first not in taken:
@@ -76,7 +76,7 @@ class UserRanges:
         return users
 
     def _read(self, uid: str) -> IdRange | None:
-        """The range in a pod's file. Raises NotConfigurable for one that we would not have written."""
+        """Return the range in a pod's file. Raises NotConfigurable if its content is invalid."""
         path = os.path.join(self._pods_root, uid, MAPPINGS_FILE)
         broken = f"user namespace: invalid user namespace mappings file {path}: "
         try:
@@ -87,8 +87,10 @@ class UserRanges:
         except UNDECODABLE as error:
             raise NotConfigurable(f"{broken}{error}") from error
         if len(found.uid_mappings) != 1 or found.uid_mappings != found.gid_mappings:
-            raise NotConfigurable(f"{broken}right would be one mapping, the same for users and groups")
+            raise NotConfigurable(f"{broken}expected one mapping, equal for users and groups")
         mapping = found.uid_mappings[0]
         if mapping.container_id != 0 or mapping.length != LENGTH or mapping.host_id < self._first:
-            raise NotConfigurable(f"{broken}right would be {LENGTH} ids from {self._first} on, for 0 and up")
+            raise NotConfigurable(
+                f"{broken}expected {LENGTH} IDs for container ID 0, from host ID {self._first} or higher"
+            )
         return IdRange(mapping.host_id, mapping.length)

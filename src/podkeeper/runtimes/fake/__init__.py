@@ -1,11 +1,13 @@
-"""A runtime without containers, for tests, simulations and `--runtime fake`: scripted lives, delays and faults.
+"""A runtime without containers: scripted behaviour, delays, faults.
 
-    runtime      the port itself: `FakeRuntime`
-    behaviour    what a container does with its life (also from a pod's annotations)
-    faults       trouble on order; calls: the door every call goes through, and the ledger
-    events       the news, fanned out;  images: what can be pulled;  things: what there is
+For tests, simulations and `--runtime fake`.
 
-It obeys virtual time as well as real time, and outlives an agent: hand it to the next one.
+    runtime      `FakeRuntime`, the implementation of the runtime port
+    node         the state: sandboxes and containers; objects: their types
+    behaviour    what a container does, also from a pod's annotations
+    faults       injected faults;  calls: the ledger of calls;  images: what can be pulled
+
+It works in virtual and in real time. It outlives an agent, so a test can pass it to the next agent.
 """
 
 from podkeeper.runtimes.events import EventFilter

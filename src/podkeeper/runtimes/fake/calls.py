@@ -1,9 +1,11 @@
-"""The door every call to a fake goes through: noted with its time, delayed, and hit by what is ordered.
+"""Calls to a fake: recorded with their time, delayed, and faulty on demand.
+
+Every call to a fake uses this module.
 
     async with self._calls.call(Operation.START_CONTAINER, uid, "web"):
         ...  # the effect
 
-The ledger is for tests and for the simulation's invariants; it keeps the newest calls only.
+The ledger is for tests and for the invariants of the simulation. It keeps only the newest calls.
 """
 
 import asyncio
@@ -20,19 +22,19 @@ from podkeeper.runtimes.fake.faults import FakeFaults, Fault
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """One call: what was asked, when, and how it ended."""
+    """One recorded call."""
 
     operation: str
-    about: str  # whom it concerns: a pod's UID, an object's name
-    subject: str  # what of it: a container's name, an image
+    about: str  # a pod's UID or an object's name
+    subject: str  # a container's name or an image
     begun: float  # on the monotonic clock
-    given: Any = None  # the configuration handed in, where there is one
-    ended: float | None = None  # None: still under way
-    error: str = ""  # the name of the error's class; empty: it ended well, or has not ended
+    given: Any = None  # the configuration passed in, if any
+    ended: float | None = None  # None: still running
+    error: str = ""  # class name of the error; empty: no error, or still running
 
 
 class Calls:
-    """All calls to one fake."""
+    """The calls to one fake."""
 
     def __init__(
         self,
@@ -47,29 +49,28 @@ class Calls:
         self.unavailable = unavailable
         self.faults = faults
         self.delays: dict[str, float] = dict(delays or {})
-        self.down = ""  # why nothing answers; empty: all is well
-        self.boots = 0  # how often everything has started anew: a call from before has no effect after it
+        self.down = ""  # why all calls fail; empty: they do not
+        self.boots = 0  # number of reboots; a call from before a reboot has no effect after it
         self.ledger: deque[Call] = deque(maxlen=ledger_size)
 
     def call(self, operation: str, about: str, subject: str = "", given: object = None) -> "_UnderWay":
-        """Let a call in; use it with `async with` around the effect."""
+        """Record a call. Use it with `async with` around the effect."""
         call = Call(operation, about, subject, self._clock.monotonic(), given)
         self.ledger.append(call)
         return _UnderWay(self, call)
 
     def reboot(self) -> None:
-        """Let no call that is under way take effect any more."""
+        """Prevent the effects of all running calls."""
         self.boots += 1
 
     def end(self, call: Call, error: BaseException | None) -> None:
-        """Note how a call ended."""
         call.ended = self._clock.monotonic()
-        # The name only: an error holds its frames, and a ledger must not keep alive what the caller held.
+        # Only the name: an error references its frames, and the ledger must not keep the caller's objects alive.
         call.error = "" if error is None else type(error).__name__
 
 
 class _UnderWay:
-    """One call while it is made."""
+    """A running call."""
 
     __slots__ = ("_boots", "_call", "_calls", "_fault")
 
@@ -109,13 +110,13 @@ class _UnderWay:
     async def _suffer(self, fault: Fault) -> None:
         await self._calls.faults.suffer(fault)
         if fault.error is not None:
-            raise fault.error(f"{self._cannot()}: a fault was ordered")
+            raise fault.error(f"{self._cannot()}: injected fault")
 
     def _check_up(self) -> None:
         if self._calls.down:
             raise self._calls.unavailable(f"{self._cannot()}: {self._calls.down}")
         if self._boots != self._calls.boots:
-            raise self._calls.unavailable(f"{self._cannot()}: everything has started anew meanwhile")
+            raise self._calls.unavailable(f"{self._cannot()}: the machine has rebooted")
 
     def _cannot(self) -> str:
         return " ".join(filter(None, ("cannot", self._call.operation, self._call.subject or self._call.about)))

@@ -1,8 +1,8 @@
-"""Trouble on order: which call fails, hangs, or takes effect and is never heard of again.
+"""Injected faults: which calls fail, hang, or take effect and return an error.
 
-Tests and the simulation fill the book; a fake asks it at every call. A fault names an operation and whom the
-call is about (a pod's UID, an object's name), or leaves either open. The oldest fault that fits is used first; where
-none does, the policies are asked.
+Tests and the simulation add faults, and a fake consults them at every call. A fault names an operation and a subject
+(a pod's UID, an object's name). Either may be open. The oldest matching fault applies. If none matches, the policies
+decide.
 """
 
 import asyncio
@@ -15,34 +15,31 @@ from podkeeper.model.errors import AgentError, CallTimedOut, RuntimeRefused
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Fault:
-    """What is to go wrong, and how often: a delay, then perhaps an error, instead of the effect or after it."""
+    """A delay and an optional error, before or after the effect of a call, for a number of calls."""
 
     operation: str | None = None  # None: any
-    about: str | None = None  # None: whomever
-    times: int | None = 1  # how often it is still to happen; None: always
-    delay_seconds: float = 0.0  # infinite: until the faults are cleared, or this one is released
+    about: str | None = None  # None: any
+    times: int | None = 1  # remaining number of calls; None: unlimited
+    delay_seconds: float = 0.0  # infinite: until `clear` or `release`
     error: type[AgentError] | None = None
-    takes_effect: bool = False  # delay and error come after the effect
+    takes_effect: bool = False  # delay and error follow the effect
 
 
 Policy = Callable[[str, str], Fault | None]
-"""Decides at each call (operation, about) what goes wrong: for seeded chance."""
+"""Returns the fault of a call (operation, about), for seeded random faults."""
 
 
 class FakeFaults:
-    """The faults of one fake."""
-
     def __init__(
         self, *, failure: type[AgentError] = RuntimeRefused, lost_answer: type[AgentError] = CallTimedOut
     ) -> None:
         self._failure = failure
         self._lost_answer = lost_answer
         self._faults: list[Fault] = []
-        self._suffering: dict[asyncio.Future[None], Fault] = {}  # calls that wait, in the order they began to
+        self._suffering: dict[asyncio.Future[None], Fault] = {}  # waiting calls, oldest first
         self._policies: list[Policy] = []
 
     def add(self, fault: Fault) -> Fault:
-        """Order any fault."""
         self._faults.append(fault)
         return fault
 
@@ -54,7 +51,7 @@ class FakeFaults:
         times: int | None = 1,
         error: type[AgentError] | None = None,
     ) -> Fault:
-        """Let calls fail without an effect."""
+        """Make calls fail without effect."""
         return self.add(Fault(operation=operation, about=about, times=times, error=error or self._failure))
 
     def hang(
@@ -65,7 +62,7 @@ class FakeFaults:
         times: int | None = 1,
         seconds: float = math.inf,
     ) -> Fault:
-        """Let calls take longer; for ever means until `clear`."""
+        """Make calls take longer, by default until `clear`."""
         return self.add(Fault(operation=operation, about=about, times=times, delay_seconds=seconds))
 
     def lose_answer(
@@ -77,7 +74,7 @@ class FakeFaults:
         seconds: float = 0.0,
         error: type[AgentError] | None = None,
     ) -> Fault:
-        """Let calls take effect and yet fail, so many seconds later."""
+        """Make calls take effect and then fail, after `seconds`."""
         return self.add(
             Fault(
                 operation=operation,
@@ -90,44 +87,43 @@ class FakeFaults:
         )
 
     def remove(self, fault: Fault) -> None:
-        """Cancel an order; calls it has already hit are not helped."""
+        """Remove a fault. Calls that already suffer from it continue to."""
         if fault in self._faults:
             self._faults.remove(fault)
 
     def clear(self) -> None:
-        """Cancel all orders, and let the calls that hang go on."""
+        """Remove all faults, and let hanging calls continue."""
         self._faults.clear()
         for waiting, fault in tuple(self._suffering.items()):
             if math.isinf(fault.delay_seconds):
-                _let_go(waiting)
+                _resume(waiting)
 
     def add_policy(self, policy: Policy) -> None:
-        """Let one more policy decide, where those before it say nothing."""
+        """Add a policy, which decides if the earlier ones return None."""
         self._policies.append(policy)
 
     def remove_policy(self, policy: Policy) -> None:
-        """Ask a policy no more; calls it has already hit are not helped."""
+        """Remove a policy. Calls that already suffer from its faults continue to."""
         if policy in self._policies:
             self._policies.remove(policy)
 
     @property
     def policies(self) -> tuple[Policy, ...]:
-        """Those added, in the order they are asked."""
         return tuple(self._policies)
 
     def release(self, fault: Fault) -> None:
-        """Let the calls go on that hang, or are slow, because of one fault; nobody else's."""
+        """Let the calls continue that one fault delays."""
         for waiting, cause in tuple(self._suffering.items()):
             if cause is fault:
-                _let_go(waiting)
+                _resume(waiting)
 
     @property
     def hung_calls(self) -> int:
-        """How many calls hang now, for ever."""
+        """Return the number of calls that hang without limit."""
         return sum(math.isinf(fault.delay_seconds) for fault in self._suffering.values())
 
     def take(self, operation: str, about: str) -> Fault | None:
-        """What goes wrong with this call; it counts as used."""
+        """Return the fault of this call, and count it as used."""
         for fault in self._faults:
             if fault.operation in (None, operation) and fault.about in (None, about):
                 if fault.times is not None:
@@ -141,13 +137,13 @@ class FakeFaults:
         return None
 
     async def suffer(self, fault: Fault) -> None:
-        """Wait as long as a fault says, or until it is released."""
+        """Wait for the delay of a fault, or until it is released."""
         if fault.delay_seconds <= 0:
             await asyncio.sleep(0)
             return
         loop = asyncio.get_running_loop()
         waiting = loop.create_future()
-        timer = None if math.isinf(fault.delay_seconds) else loop.call_later(fault.delay_seconds, _let_go, waiting)
+        timer = None if math.isinf(fault.delay_seconds) else loop.call_later(fault.delay_seconds, _resume, waiting)
         self._suffering[waiting] = fault
         try:
             await waiting
@@ -157,6 +153,6 @@ class FakeFaults:
                 timer.cancel()
 
 
-def _let_go(waiting: asyncio.Future[None]) -> None:
+def _resume(waiting: asyncio.Future[None]) -> None:
     if not waiting.done():
         waiting.set_result(None)

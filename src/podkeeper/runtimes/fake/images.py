@@ -1,6 +1,8 @@
-"""The fake node's images: any name can be pulled, unless it is said to be missing, or private.
+"""Images of the fake node.
 
-`nginx` and `nginx:latest` are one image; names are otherwise taken as they come.
+Every image can be pulled unless it is set as missing or private.
+
+`nginx` and `nginx:latest` are the same image. Other names are used as given.
 """
 
 from collections.abc import Iterable, Sequence
@@ -8,27 +10,26 @@ from hashlib import sha256
 
 from podkeeper.model.errors import ImagePullFailed
 from podkeeper.model.runtime import ImageFsUsage, ImageRecord
-from podkeeper.rules.keyring import credentials_for
+from podkeeper.rules.images.keyring import credentials_for
 
 _SIZE_BYTES = 10 * 2**20
 
 
 class FakeImages:
-    """Images by every name they have: tag, digest and id."""
+    """Images by all their names: tag, digest and ID."""
 
     def __init__(self, present: Iterable[str] = ()) -> None:
         self._records: dict[str, ImageRecord] = {}
         self.missing: set[str] = set()
-        self.private: dict[str, frozenset[str]] = {}  # by reference: the passwords that open it
+        self.private: dict[str, frozenset[str]] = {}  # reference -> accepted passwords
         for reference in present:
             self.pull(reference)
 
     def find(self, reference: str) -> ImageRecord | None:
-        """The image of that name, if it is there."""
         return self._records.get(_full(reference))
 
     def pull(self, reference: str, secrets: Sequence[str] = ()) -> ImageRecord:
-        """Fetch an image. One that is missing everywhere cannot be, nor a private one without its password."""
+        """Pull an image. Raises ImagePullFailed for a missing image, and for a private one without its password."""
         if reference in self.missing:
             raise ImagePullFailed(f"cannot pull image {reference}: not found")
         shown = {each.password for each in credentials_for(reference, secrets)}
@@ -42,11 +43,10 @@ class FakeImages:
         return record
 
     def all(self) -> tuple[ImageRecord, ...]:
-        """Every image once."""
         return tuple({record.id: record for record in self._records.values()}.values())
 
     def usage(self, disk_bytes: int | None, other_bytes: int) -> ImageFsUsage | None:
-        """How full a disk of that size is, with so much on it besides; None: it has no size."""
+        """Return the usage of a disk of this size with `other_bytes` of other files. None: the size is unknown."""
         if disk_bytes is None:
             return None
         used = sum(record.size_bytes for record in self.all())
@@ -54,7 +54,7 @@ class FakeImages:
         return ImageFsUsage(mountpoint="/images", used_bytes=used, capacity_bytes=disk_bytes, available_bytes=free)
 
     def remove(self, reference: str) -> None:
-        """Forget an image, by whatever name."""
+        """Remove an image by any of its names."""
         record = self.find(reference)
         if record is not None:
             for name in (record.id, *record.tags, *record.digests):
@@ -71,7 +71,7 @@ def _record(name: str) -> ImageRecord:
 
 
 def _full(reference: str) -> str:
-    """The name with its tag; ids and names with a digest have none."""
+    """Return a name with its tag. IDs and names with a digest have none."""
     if "@" in reference or reference.startswith("sha256:") or ":" in reference.rpartition("/")[2]:
         return reference
     return f"{reference}:latest"

@@ -1,8 +1,7 @@
-"""The fake runtime's node: what there is, and what can be done to it, each in one synchronous step.
+"""State of the fake runtime and its operations, each in one synchronous step.
 
-A container's life is a timer of the event loop: no task lives for a container, and 10,000 idle pods cost nothing.
-Who asked, how long it took and what went wrong on the way is the business of `runtime`. What an agent must never do
-is noted in `violations`.
+A container's exit is a timer of the event loop. No task exists per container, so 10,000 idle pods cost nothing.
+`runtime` handles callers, delays and faults. `violations` lists what an agent must never do.
 """
 
 import asyncio
@@ -25,7 +24,7 @@ from podkeeper.model.runtime import (
 from podkeeper.model.runtime_calls import ContainerConfig, RuntimeEvent, RuntimeEventType, SandboxConfig
 from podkeeper.ports.clock import Clock
 from podkeeper.runtimes.fake.behaviour import Behaviour
-from podkeeper.runtimes.fake.things import FakeContainer, FakePod, FakeSandbox
+from podkeeper.runtimes.fake.objects import FakeContainer, FakePod, FakeSandbox
 
 log = logging.getLogger(__name__)
 
@@ -34,15 +33,15 @@ START_FAILED = 128
 LOST = 255
 
 Witness = Callable[[PodUID, SandboxRecord | ContainerRecord, RuntimeEventType], None]
-"""Told of every change the moment it happens, before and whatever becomes of the news of it."""
+"""Called at every change, before the event is sent. Event filters do not affect it."""
 
 
 class FakeNode:
-    """Pods, sandboxes and containers that only pretend. Whoever asks about a thing that is gone asks in vain."""
+    """Pods, sandboxes and containers."""
 
-    def __init__(self, clock: Clock, tell: Callable[[RuntimeEvent], None]) -> None:
+    def __init__(self, clock: Clock, send: Callable[[RuntimeEvent], None]) -> None:
         self._clock = clock
-        self._tell = tell
+        self._send = send
         self._pods: dict[PodUID, FakePod] = {}
         self._records: dict[PodUID, PodRecord] = {}
         self._changed: set[PodUID] = set()
@@ -52,32 +51,32 @@ class FakeNode:
         self.containers: dict[str, FakeContainer] = {}
         self.violations: list[str] = []
 
-    # ---- what there is ----
+    # ---- queries ----
 
     def records(self) -> tuple[PodRecord, ...]:
-        """Every pod; only what changed since the last time is built anew."""
+        """Return all pods. Only records of changed pods are built again."""
         for uid in self._changed:
             self._records[uid] = self._pods[uid].current_record()
         self._changed.clear()
         return tuple(self._records.values())
 
     def record(self, uid: PodUID) -> PodRecord:
-        """One pod; an empty record when there is nothing of it."""
+        """Return one pod. An empty record if it does not exist."""
         pod = self._pods.get(uid)
         return PodRecord(uid=uid) if pod is None else pod.current_record()
 
     def containers_of(self, uid: PodUID) -> tuple[FakeContainer, ...]:
-        """A pod's containers, oldest first."""
+        """Return a pod's containers, oldest first."""
         return tuple(self._pods[uid].containers) if uid in self._pods else ()
 
     def sandboxes_of(self, uid: PodUID) -> tuple[FakeSandbox, ...]:
-        """A pod's sandboxes, oldest first."""
+        """Return a pod's sandboxes, oldest first."""
         return tuple(self._pods[uid].sandboxes) if uid in self._pods else ()
 
     # ---- sandboxes ----
 
     def run_sandbox(self, config: SandboxConfig) -> str:
-        """Make a ready sandbox; one of the same attempt that still runs is adopted, a stopped one is made anew."""
+        """Create a ready sandbox. A ready one of the same attempt is returned, a stopped one is replaced."""
         for old in self.sandboxes_of(uid_of(config.pod)):
             if old.record.attempt == config.attempt:
                 if old.record.ready:
@@ -104,7 +103,7 @@ class FakeNode:
         return record.id
 
     def stop_sandbox(self, sandbox: FakeSandbox) -> None:
-        """Stop it and, by force, its containers."""
+        """Stop a sandbox and kill its containers."""
         for container in sandbox.pod.containers:
             if container.sandbox is sandbox:
                 self.kill(container)
@@ -113,7 +112,7 @@ class FakeNode:
             self._changed_by(sandbox.pod, sandbox.record, RuntimeEventType.STOPPED)
 
     def remove_sandbox(self, sandbox: FakeSandbox) -> None:
-        """Remove it with all containers in it."""
+        """Remove a sandbox with its containers."""
         pod = sandbox.pod
         self.stop_sandbox(sandbox)
         for container in [it for it in pod.containers if it.sandbox is sandbox]:
@@ -127,7 +126,7 @@ class FakeNode:
     def create_container(
         self, sandbox: FakeSandbox, config: ContainerConfig, image: ImageRecord, behaviour: Behaviour
     ) -> str:
-        """Create a container; one of the same attempt that never started is removed first."""
+        """Create a container. A container of the same attempt that never started is removed first."""
         pod, name = sandbox.pod, config.container.name
         for old in [it for it in pod.containers if (it.record.name, it.record.restart_count) == (name, config.attempt)]:
             if old.record.state is not ContainerState.CREATED:
@@ -151,7 +150,7 @@ class FakeNode:
         return record.id
 
     def start_container(self, container: FakeContainer) -> None:
-        """Start a created container, and set the timer its script asks for."""
+        """Start a created container, and set the timer of its script."""
         pod, record, behaviour = container.pod, container.record, container.behaviour
         if not container.sandbox.record.ready:
             raise RuntimeRefused(f"cannot start container {record.name}: its sandbox is not ready")
@@ -169,8 +168,8 @@ class FakeNode:
             script = behaviour.exit_of(record.restart_count)
             container.end_by(loop.call_at(container.started + lifetime, self.end, container, *script))
 
-    def ask_to_end(self, container: FakeContainer) -> None:
-        """Send it the signal: it ends as its script says, or not at all."""
+    def terminate(self, container: FakeContainer) -> None:
+        """Send SIGTERM. The container exits as its script says, or ignores it."""
         behaviour = container.behaviour
         if container.asked_to_end or behaviour.term_seconds is None:
             return
@@ -182,12 +181,11 @@ class FakeNode:
         container.end_by(loop.call_later(behaviour.term_seconds, self.end, container, behaviour.term_exit_code))
 
     def kill(self, container: FakeContainer) -> None:
-        """End it by force, if it runs."""
+        """Kill a container if it runs."""
         if container.running:
             self.end(container, KILLED)
 
     def end(self, container: FakeContainer, exit_code: int, reason: str = "", message: str = "") -> None:
-        """Let it exit now."""
         container.stop_timer()
         container.record = replace(
             container.record,
@@ -201,21 +199,21 @@ class FakeNode:
         self._changed_by(container.pod, container.record, RuntimeEventType.STOPPED)
 
     def remove_container(self, container: FakeContainer) -> None:
-        """Remove it, by force if it runs."""
+        """Remove a container. A running one is killed first."""
         self.kill(container)
         container.pod.containers.remove(container)
         del self.containers[container.record.id]
         self._changed_by(container.pod, container.record, RuntimeEventType.DELETED)
 
     def reboot(self) -> None:
-        """Let the machine start anew: nothing runs, all that there was is remembered as lost."""
+        """Reboot the machine: all containers have exited, with an unknown exit status."""
         for container in self.containers.values():
             if container.running:
                 self.end(container, LOST, "Unknown")
         for sandbox in self.sandboxes.values():
             self.stop_sandbox(sandbox)
 
-    # ---- small parts ----
+    # ---- helpers ----
 
     def _pod(self, pod: Pod) -> FakePod:
         uid = uid_of(pod)
@@ -225,7 +223,7 @@ class FakeNode:
         return known
 
     def _changed_by(self, pod: FakePod, thing: SandboxRecord | ContainerRecord, happened: RuntimeEventType) -> None:
-        """Note that a pod changed, and tell the news."""
+        """Mark a pod as changed, and send the event."""
         pod.record = None
         if pod.sandboxes or pod.containers:
             self._changed.add(pod.uid)
@@ -235,17 +233,16 @@ class FakeNode:
             self._changed.discard(pod.uid)
         if self.witness is not None:
             self.witness(pod.uid, thing, happened)
-        self._tell(RuntimeEvent(pod.uid, thing.id, happened, self._clock.now()))
+        self._send(RuntimeEvent(pod.uid, thing.id, happened, self._clock.now()))
 
     def _next_number(self) -> int:
         self._made += 1
         return self._made
 
     def _violated(self, what: str) -> None:
-        log.error("the agent broke a promise: %s", what)
+        log.error("the agent violated a rule of the runtime: %s", what)
         self.violations.append(what)
 
 
 def uid_of(pod: Pod) -> PodUID:
-    """A pod's UID."""
     return PodUID(pod.metadata.uid or "")

@@ -1,7 +1,7 @@
-"""The runtime port without any containers: calls come in here, `node` pretends to obey them.
+"""The runtime port on the fake node.
 
-Every effect is one synchronous step, after the call's delay: a call that is cancelled while it waits had no effect,
-save that a container already asked to end will end.
+Each effect is one synchronous step after the delay of the call. A call that is cancelled during its delay has no
+effect, except that a container that received SIGTERM will exit.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from enum import StrEnum
 from podkeeper.model.errors import RuntimeRefused, RuntimeUnavailable
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.messages import PodUID
-from podkeeper.model.probing import CommandEnd, Exited, NotRun, TimedOut
+from podkeeper.model.probing import CommandEnd, CommandExited, NotRun, TimedOut
 from podkeeper.model.runtime import ContainerRecord, ContainerState, ImageFsUsage, ImageRecord, PodRecord
 from podkeeper.model.runtime_calls import ContainerConfig, RuntimeHealth, SandboxConfig
 from podkeeper.ports.clock import Clock
@@ -22,11 +22,11 @@ from podkeeper.runtimes.fake.calls import Call, Calls
 from podkeeper.runtimes.fake.faults import FakeFaults
 from podkeeper.runtimes.fake.images import FakeImages
 from podkeeper.runtimes.fake.node import FakeNode, Witness, uid_of
-from podkeeper.runtimes.fake.things import FakeContainer
+from podkeeper.runtimes.fake.objects import FakeContainer
 
 
 class Operation(StrEnum):
-    """What can be asked of it: the names that delays and faults go by."""
+    """Names of the calls, for delays and faults."""
 
     RUN_SANDBOX = "run_sandbox"
     STOP_SANDBOX = "stop_sandbox"
@@ -49,7 +49,7 @@ class Operation(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ExecRequest:
-    """A command about to run in a container, for scripts that answer it."""
+    """A command in a container, for `exec_script`."""
 
     uid: PodUID
     pod: str
@@ -60,12 +60,10 @@ class ExecRequest:
 
 
 ExecScript = Callable[[ExecRequest], CommandEnd | None]
-"""Answers a command, or leaves it (None) to the container's behaviour."""
+"""Returns the result of a command. None: the container's behaviour decides."""
 
 
 class FakeRuntime:
-    """A node's runtime that only pretends."""
-
     name = "fake"
 
     def __init__(
@@ -84,7 +82,7 @@ class FakeRuntime:
         self._default = default or Behaviour()
         self._calls = Calls(clock, RuntimeUnavailable, FakeFaults(), delays=delays, ledger_size=ledger_size)
         self._hub = EventHub(event_limit)
-        self._node = FakeNode(clock, self._hub.tell)
+        self._node = FakeNode(clock, self._hub.send)
         self._images = FakeImages(images)
         self.condition = RuntimeHealth()
         self.image_disk_bytes: int | None = None
@@ -94,18 +92,18 @@ class FakeRuntime:
     # ---- sandboxes ----
 
     async def run_sandbox(self, config: SandboxConfig) -> str:
-        """Make a ready sandbox; one of the same attempt that still runs is adopted, a stopped one is made anew."""
+        """Create a ready sandbox. A ready one of the same attempt is returned, a stopped one is replaced."""
         async with self._calls.call(Operation.RUN_SANDBOX, uid_of(config.pod), given=config):
             return self._node.run_sandbox(config)
 
     async def stop_sandbox(self, sandbox_id: str) -> None:
-        """Stop it and, by force, its containers."""
+        """Stop a sandbox and kill its containers."""
         async with self._calls.call(Operation.STOP_SANDBOX, self._uid_of_sandbox(sandbox_id), sandbox_id):
             if (sandbox := self._node.sandboxes.get(sandbox_id)) is not None:
                 self._node.stop_sandbox(sandbox)
 
     async def remove_sandbox(self, sandbox_id: str) -> None:
-        """Remove it with all containers in it."""
+        """Remove a sandbox with its containers."""
         async with self._calls.call(Operation.REMOVE_SANDBOX, self._uid_of_sandbox(sandbox_id), sandbox_id):
             if (sandbox := self._node.sandboxes.get(sandbox_id)) is not None:
                 self._node.remove_sandbox(sandbox)
@@ -113,7 +111,7 @@ class FakeRuntime:
     # ---- containers ----
 
     async def create_container(self, sandbox_id: str, config: ContainerConfig) -> str:
-        """Create a container of an image that is there, in a sandbox that is ready."""
+        """Create a container from a present image in a ready sandbox."""
         name = config.container.name
         async with self._calls.call(Operation.CREATE_CONTAINER, uid_of(config.pod), name, config):
             sandbox = self._node.sandboxes.get(sandbox_id)
@@ -126,30 +124,30 @@ class FakeRuntime:
             return self._node.create_container(sandbox, config, image, behaviour)
 
     async def start_container(self, container_id: str) -> None:
-        """Start a created container; one that runs or has run is left alone."""
-        uid, name = self._whose(container_id)
+        """Start a created container. Do nothing if it has started before."""
+        uid, name = self._owner(container_id)
         async with self._calls.call(Operation.START_CONTAINER, uid, name):
             container = self._node.containers.get(container_id)
             if container is None:
-                raise RuntimeRefused(f"cannot start container {container_id}: there is none")
+                raise RuntimeRefused(f"cannot start container {container_id}: not found")
             if container.record.state is ContainerState.CREATED:
                 self._node.start_container(container)
 
     async def stop_container(self, container_id: str, grace_seconds: float) -> None:
-        """Ask it to end, wait up to the grace, then force it."""
-        uid, name = self._whose(container_id)
+        """Send SIGTERM, wait up to the grace period, then kill the container."""
+        uid, name = self._owner(container_id)
         async with self._calls.call(Operation.STOP_CONTAINER, uid, name, grace_seconds):
             container = self._node.containers.get(container_id)
             if container is None:
                 return
             if container.running and grace_seconds > 0:
-                self._node.ask_to_end(container)
+                self._node.terminate(container)
                 await container.exit_within(grace_seconds)
             self._node.kill(container)
 
     async def remove_container(self, container_id: str) -> None:
-        """Remove it, by force if it runs."""
-        uid, name = self._whose(container_id)
+        """Remove a container. A running one is killed first."""
+        uid, name = self._owner(container_id)
         async with self._calls.call(Operation.REMOVE_CONTAINER, uid, name):
             if (container := self._node.containers.get(container_id)) is not None:
                 self._node.remove_container(container)
@@ -157,159 +155,150 @@ class FakeRuntime:
     # ---- images ----
 
     async def image(self, reference: str) -> ImageRecord | None:
-        """The image of that name, if the node has it."""
         async with self._calls.call(Operation.IMAGE, reference, reference):
             return self._images.find(reference)
 
     async def pull_image(self, reference: str, secrets: Sequence[str] = ()) -> ImageRecord:
-        """Fetch an image that is not said to be missing; a private one takes a secret that opens it."""
+        """Pull an image. Raises ImagePullFailed for a missing image, and for a private one without its password."""
         async with self._calls.call(Operation.PULL_IMAGE, reference, reference, tuple(secrets)):
             return self._images.pull(reference, secrets)
 
     async def list_images(self) -> Sequence[ImageRecord]:
-        """All images."""
         async with self._calls.call(Operation.LIST_IMAGES, ""):
             return self._images.all()
 
     async def remove_image(self, reference: str) -> None:
-        """Forget an image."""
         async with self._calls.call(Operation.REMOVE_IMAGE, reference, reference):
             self._images.remove(reference)
 
     async def image_usage(self) -> ImageFsUsage | None:
-        """A disk of `image_disk_bytes`, if it has a size; `other_disk_bytes` of it are used by others."""
+        """Return the usage of a disk of `image_disk_bytes`, of which other files use `other_disk_bytes`."""
         async with self._calls.call(Operation.IMAGE_USAGE, ""):
             return self._images.usage(self.image_disk_bytes, self.other_disk_bytes)
 
-    # ---- what there is ----
+    # ---- queries ----
 
     async def list_pods(self) -> Sequence[PodRecord]:
-        """Every pod; only what changed since the last time is built anew."""
+        """Return all pods. Only records of changed pods are built again."""
         async with self._calls.call(Operation.LIST_PODS, ""):
             return self._node.records()
 
     async def pod_record(self, uid: PodUID) -> PodRecord:
-        """One pod."""
         async with self._calls.call(Operation.POD_RECORD, uid):
             return self._node.record(uid)
 
     def events(self) -> EventStream:
-        """The news from now on."""
         stream = self._hub.subscribe()
         if self._calls.down:
-            stream.close(RuntimeUnavailable(f"cannot tell news: {self._calls.down}"))
+            stream.close(RuntimeUnavailable(f"cannot send events: {self._calls.down}"))
         return stream
 
     async def health(self) -> RuntimeHealth:
-        """What `condition` says."""
         async with self._calls.call(Operation.HEALTH, ""):
             return self.condition
 
     async def exec_sync(self, container_id: str, command: Sequence[str], timeout_seconds: float) -> CommandEnd:
-        """Pretend to run a command: the script answers, else the container's behaviour. A timeout of 0 is none."""
-        uid, name = self._whose(container_id)
+        """Return the scripted result of a command. A timeout of 0 means no timeout."""
+        uid, name = self._owner(container_id)
         async with self._calls.call(Operation.EXEC_SYNC, uid, name, tuple(command)):
             container = self._node.containers.get(container_id)
             if container is None or not container.running:
-                return NotRun(f"cannot run {' '.join(command[:1])}: container {name} does not run")
+                return NotRun(f"cannot run {' '.join(command[:1])}: container {name} is not running")
             return await self._exec(container, tuple(command), timeout_seconds)
 
     async def reopen_log(self, container_id: str) -> None:
-        """Pretend: nothing is written here."""
-        uid, name = self._whose(container_id)
+        """Check that the container runs. There is no log."""
+        uid, name = self._owner(container_id)
         async with self._calls.call(Operation.REOPEN_LOG, uid, name):
             container = self._node.containers.get(container_id)
             if container is None or not container.running:
-                raise RuntimeRefused(f"cannot reopen the log of container {name}: it does not run")
+                raise RuntimeRefused(f"cannot reopen the log of container {name}: it is not running")
 
-    # ---- for tests: scripts, trouble, and what may be known from outside ----
+    # ---- for tests: scripts, faults, observation ----
 
     @property
     def faults(self) -> FakeFaults:
-        """Trouble on order; `about` is the pod's UID, for images their name."""
+        """Injected faults. `about` is the pod's UID or the image's name."""
         return self._calls.faults
 
     @property
     def delays(self) -> dict[str, float]:
-        """How long each operation takes, in seconds."""
+        """Seconds that each operation takes."""
         return self._calls.delays
 
     @property
     def ledger(self) -> Sequence[Call]:
-        """The newest calls, oldest first."""
+        """Newest calls, oldest first."""
         return self._calls.ledger
 
     @property
     def violations(self) -> Sequence[str]:
-        """What an agent must never do, and did."""
+        """What the agent did and must never do."""
         return self._node.violations
 
     @property
     def missing_images(self) -> set[str]:
-        """The images nobody can pull."""
+        """Images that cannot be pulled."""
         return self._images.missing
 
     @property
     def private_images(self) -> dict[str, frozenset[str]]:
-        """The images that need a password, and which open them."""
+        """Images that need a password, with the accepted ones."""
         return self._images.private
 
     def behave(self, pod: str, container: str, behaviour: Behaviour) -> None:
-        """Script a container, by its pod's name or UID, from its next attempt on. `*` is any pod or container."""
+        """Script a container by its pod's name or UID, from its next attempt on. `*` matches any pod or container."""
         self._behaviours[pod, container] = behaviour
 
     def witness(self, witness: Witness) -> None:
-        """Tell somebody of every change to a sandbox or container, the moment it happens."""
+        """Call a function at every change of a sandbox or container."""
         self._node.witness = witness
 
     def filter_events(self, event_filter: EventFilter | None) -> None:
-        """Lose, repeat, delay or reorder news from now on; None: tell it as ever."""
+        """Drop, repeat, delay or reorder events from now on. None: remove all filters."""
         self._hub.filters = [] if event_filter is None else [event_filter]
 
     def add_event_filter(self, event_filter: EventFilter) -> None:
-        """Filter also with this one what the others let through."""
+        """Add a filter after the others."""
         self._hub.filters.append(event_filter)
 
     def remove_event_filter(self, event_filter: EventFilter) -> None:
-        """Filter no more with this one."""
         if event_filter in self._hub.filters:
             self._hub.filters.remove(event_filter)
 
     @property
     def event_filters(self) -> Sequence[EventFilter]:
-        """What news goes through now."""
         return tuple(self._hub.filters)
 
     def break_events(self) -> None:
         """Break every open event stream."""
-        self._hub.close(RuntimeUnavailable("cannot tell news: the stream broke"))
+        self._hub.close(RuntimeUnavailable("cannot send events: the stream broke"))
 
     def end_events(self) -> None:
-        """End every open event stream, politely."""
+        """End every open event stream without an error."""
         self._hub.close(StopAsyncIteration())
 
     def go_down(self, why: str = "the runtime is down") -> None:
-        """Answer nothing from now on. Containers go on living."""
+        """Make all calls fail from now on. Containers keep running."""
         self._calls.down = why
-        self._hub.close(RuntimeUnavailable(f"cannot tell news: {why}"))
+        self._hub.close(RuntimeUnavailable(f"cannot send events: {why}"))
 
     def come_up(self) -> None:
-        """Answer again."""
         self._calls.down = ""
 
     def end_container(self, uid: PodUID, name: str, exit_code: int, reason: str = "") -> None:
-        """Let a running container end now, by itself."""
+        """Make a running container exit now."""
         for container in self._node.containers_of(uid):
             if container.record.name == name and container.running:
                 self._node.end(container, exit_code, reason)
 
     def kill_sandbox(self, uid: PodUID) -> None:
-        """Let a pod's sandboxes die now, and with them their containers."""
+        """Kill a pod's sandboxes and their containers."""
         for sandbox in self._node.sandboxes_of(uid):
             self._node.stop_sandbox(sandbox)
 
     def answer_in(self, sandbox_id: str, word: str) -> ExecStep | None:
-        """What a container running in a sandbox would say now to a word; None: nobody there knows it."""
+        """Return the scripted answer of the running containers in a sandbox to a command. None: there is none."""
         sandbox = self._node.sandboxes.get(sandbox_id)
         now = asyncio.get_running_loop().time()
         for container in () if sandbox is None else sandbox.pod.containers:
@@ -320,15 +309,15 @@ class FakeRuntime:
         return None
 
     def reboot(self) -> None:
-        """Let the machine start anew: nothing runs, all that there was is remembered as lost. Calls under way end."""
+        """Reboot the machine. Running calls fail. Containers have exited with an unknown exit status."""
         self._calls.reboot()
         self._node.reboot()
 
     def live_containers(self) -> list[tuple[PodUID, ContainerRecord]]:
-        """Every container that runs now, with its pod."""
+        """Return all running containers with their pods."""
         return [(it.pod.uid, it.record) for it in self._node.containers.values() if it.running]
 
-    # ---- small parts ----
+    # ---- helpers ----
 
     async def _exec(self, container: FakeContainer, command: tuple[str, ...], timeout_seconds: float) -> CommandEnd:
         pod, record, what = container.pod, container.record, " ".join(command[:1])
@@ -341,10 +330,10 @@ class FakeRuntime:
         in_time = timeout_seconds <= 0 or step.takes_seconds <= timeout_seconds
         wait_seconds = step.takes_seconds if in_time else timeout_seconds
         if wait_seconds > 0 and await container.exit_within(wait_seconds):
-            return NotRun(f"cannot learn how {what} ended: container {record.name} exited")
+            return NotRun(f"cannot get the exit status of {what}: container {record.name} exited")
         if not in_time:
             return TimedOut(f"command {what} did not end within {timeout_seconds:g} s")
-        return Exited(step.exit_code, step.output.encode())
+        return CommandExited(step.exit_code, step.output.encode())
 
     def _behaviour(self, pod: Pod, container: str) -> Behaviour:
         uid, name = pod.metadata.uid or "", pod.metadata.name or ""
@@ -353,7 +342,7 @@ class FakeRuntime:
                 return scripted
         return annotated_behaviour(pod, container) or self._default
 
-    def _whose(self, container_id: str) -> tuple[str, str]:
+    def _owner(self, container_id: str) -> tuple[str, str]:
         container = self._node.containers.get(container_id)
         return ("", container_id) if container is None else (container.pod.uid, container.record.name)
 

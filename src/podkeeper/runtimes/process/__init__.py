@@ -1,1 +1,1 @@
-"""The embedded runtime: containers are processes of this machine, each pod under a keeper that outlives the agent."""
+"""The process runtime: containers are processes, with one keeper per pod."""

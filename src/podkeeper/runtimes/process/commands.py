@@ -1,8 +1,8 @@
-"""Running a command in a container for a probe or a hook: start it, collect what it says, learn how it ended.
+"""Run a command in a container for a probe or a hook, and collect its output.
 
-The output goes straight from the command to the agent, stdout and stderr in one; what is more than is kept is read
-and thrown away, so that no command hangs because nobody listens. The keeper watches the time; whoever stops waiting
-ends it.
+The output goes directly from the command to the agent, with stdout and stderr in one pipe. Output beyond the limit is
+read and dropped, so that the command never blocks. The keeper enforces the timeout. If the caller is cancelled, the
+command is killed.
 """
 
 import asyncio
@@ -12,18 +12,18 @@ from collections.abc import Sequence
 from typing import Final
 
 from podkeeper.model.errors import RuntimeRefused, RuntimeUnavailable
-from podkeeper.model.probing import CommandEnd, Exited, NotRun, TimedOut
+from podkeeper.model.probing import CommandEnd, CommandExited, NotRun, TimedOut
 from podkeeper.runtimes.process.keeper.files import Json
-from podkeeper.runtimes.process.links import Link
+from podkeeper.runtimes.process.keeper_link import KeeperLink
 
 MAX_OUTPUT_BYTES: Final = 16 * 1024
 _CHUNK_BYTES: Final = 65536
-_LAST_CHUNKS: Final = 16  # who was left behind by a command may go on writing for ever
-_LATE_SECONDS: Final = 5.0  # how long after its time is up a command must have ended
+_LAST_CHUNKS: Final = 16  # because a process that the command left behind may write forever
+_EXTRA_SECONDS: Final = 5.0  # how much later than its timeout the keeper must report the end of a command
 
 
-class _Output:
-    """The first part of what a command says."""
+class _OutputBuffer:
+    """The first MAX_OUTPUT_BYTES of a command's output."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -34,7 +34,7 @@ class _Output:
         self._loop.add_reader(self._file, self._read)
 
     def close(self) -> bytes:
-        """All that was said until now."""
+        """Return the output up to now."""
         left = _LAST_CHUNKS
         while self._open and left > 0 and self._read():
             left -= 1
@@ -58,18 +58,20 @@ class _Output:
             self._loop.remove_reader(self._file)
 
 
-async def run_command(link: Link, container_id: str, command: Sequence[str], timeout_seconds: float) -> CommandEnd:
-    """Run a command and wait for its end; a timeout of 0 is none. Never raises for what the command does."""
-    output = _Output()
+async def run_command(
+    link: KeeperLink, container_id: str, command: Sequence[str], timeout_seconds: float
+) -> CommandEnd:
+    """Run a command and wait for its end. A timeout of 0 means no timeout. Never raises for a failed command."""
+    output = _OutputBuffer()
     files = (os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC), output.end, os.dup(output.end))
     try:
         request: Json = {"container": container_id, "argv": list(command), "timeout": max(0.0, timeout_seconds)}
-        number, answer = link.begin("exec", request, files)
+        request_id, answer = link.send_request("exec", request, files)
         try:
-            async with asyncio.timeout(timeout_seconds + _LATE_SECONDS if timeout_seconds > 0 else None):
+            async with asyncio.timeout(timeout_seconds + _EXTRA_SECONDS if timeout_seconds > 0 else None):
                 end, _ = await asyncio.shield(answer)
         except (asyncio.CancelledError, TimeoutError):
-            link.begin("kill_exec", {"request": number})
+            link.send_request("kill_exec", {"request": request_id})
             raise
     except TimeoutError:
         return _timed_out(command, timeout_seconds)
@@ -77,7 +79,7 @@ async def run_command(link: Link, container_id: str, command: Sequence[str], tim
         return NotRun(str(error))
     finally:
         text = output.close()
-    return _timed_out(command, timeout_seconds) if end["timed_out"] else Exited(int(end["code"]), text)
+    return _timed_out(command, timeout_seconds) if end["timed_out"] else CommandExited(int(end["code"]), text)
 
 
 def _timed_out(command: Sequence[str], timeout_seconds: float) -> TimedOut:

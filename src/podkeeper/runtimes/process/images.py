@@ -1,8 +1,7 @@
-"""The one image of this runtime: the host's own files.
+"""The only image of the process runtime: the host's own files.
 
-`host` names it, and so does every name that a pattern of `--host-image` matches (`busybox`, `docker.io/library/*`),
-so that a manifest written for containers can run unchanged. Nothing is ever fetched: any other name fails as a pull
-does.
+Its name is `host`. Names that match a pattern of `--host-image` (`busybox`, `docker.io/library/*`) mean it too, so
+that a manifest for containers can run unchanged. Nothing is pulled: any other name fails like a failed pull.
 """
 
 from collections.abc import Sequence
@@ -17,13 +16,13 @@ _RECORD: Final = ImageRecord(id=HOST_IMAGE, tags=(HOST_IMAGE,), pinned=True)
 
 
 class HostImages:
-    """What is an image here, and what is not."""
+    """Maps image names to the host image."""
 
     def __init__(self, patterns: Sequence[str] = ()) -> None:
         self._patterns = tuple(patterns)
 
     def find(self, reference: str) -> ImageRecord | None:
-        """The host's files, if that is what a name means."""
+        """Return the host image if the reference names it, else None."""
         bare = reference.removesuffix(":latest")
         if bare == HOST_IMAGE or any(
             fnmatchcase(name, pattern) for pattern in self._patterns for name in (reference, bare)
@@ -32,15 +31,14 @@ class HostImages:
         return None
 
     def pull(self, reference: str) -> ImageRecord:
-        """The same, or ImagePullFailed."""
+        """Return the host image. Any other reference raises ImagePullFailed."""
         if (record := self.find(reference)) is not None:
             return record
         raise ImagePullFailed(
-            f'cannot pull image "{reference}": the process runtime runs the host\'s own files and fetches nothing: '
-            f"write `image: {HOST_IMAGE}`, or let this name mean them with `--host-image PATTERN`, or use "
+            f'cannot pull image "{reference}": the process runtime runs the host\'s own files and pulls no images. '
+            f"Use `image: {HOST_IMAGE}`, map this name to the host's files with `--host-image PATTERN`, or use "
             "`--runtime cri`, which pulls images"
         )
 
     def all(self) -> tuple[ImageRecord, ...]:
-        """Every image: this one."""
         return (_RECORD,)

@@ -1,8 +1,8 @@
-"""The agent's own picture of what keepers keep: the source of every list and record, so that nobody is asked twice.
+"""The agent's table of sandboxes and containers, the source of all records.
 
-    keepers' words, or the files of dead ones -> Mirror -> PodRecord, RuntimeEvent
+    events of keepers, or the files of dead keepers -> PodTable -> PodRecord, RuntimeEvent
 
-A pod's record is built when it is first asked for after a change. Times come as nanoseconds and leave as UTC datetimes.
+A pod's record is built on the first query after a change. Input times are nanoseconds, output times UTC datetimes.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -28,7 +28,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class SandboxFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a sandbox was made from: its `config.json`, which its keeper reads too."""
+    """The properties of a sandbox: its `config.json`, which its keeper reads too."""
 
     id: str
     uid: PodUID
@@ -46,7 +46,7 @@ class SandboxFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ContainerFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a keeper keeps for the agent about a container."""
+    """The properties of a container that the agent stores with its keeper."""
 
     name: str
     attempt: int
@@ -57,8 +57,8 @@ class ContainerFacts(msgspec.Struct, frozen=True, kw_only=True):
     user: LinuxUser | None = None
 
 
-class ToldContainer(msgspec.Struct, frozen=True, kw_only=True):
-    """A container as its keeper tells of it: see `keeper.containers`."""
+class ReportedContainer(msgspec.Struct, frozen=True, kw_only=True):
+    """A container as its keeper reports it, see `keeper.containers`."""
 
     id: str
     facts: ContainerFacts
@@ -72,42 +72,38 @@ class ToldContainer(msgspec.Struct, frozen=True, kw_only=True):
     finished_at: int = 0
 
 
-class Standing(Enum):
-    """How a sandbox is."""
-
+class SandboxState(Enum):
     READY = auto()  # its keeper answers
-    LEAVING = auto()  # its keeper was told to go
-    SILENT = auto()  # its keeper lives, and does not answer
-    STOPPED = auto()  # it has no keeper any more
+    STOPPING = auto()  # its keeper is shutting down
+    UNRESPONSIVE = auto()  # its keeper lives and does not answer
+    STOPPED = auto()  # its keeper has ended
 
 
 @dataclass(slots=True, eq=False)
 class Sandbox:
-    """One sandbox in the picture."""
-
     facts: SandboxFacts
-    standing: Standing
-    containers: dict[str, ToldContainer] = field(default_factory=dict)
+    state: SandboxState
+    containers: dict[str, ReportedContainer] = field(default_factory=dict)
 
     @property
     def pod(self) -> str:
-        """What people call the pod."""
+        """The pod's namespace and name, for messages."""
         return f"{self.facts.namespace}/{self.facts.name}"
 
 
-def told(value: Any) -> ToldContainer:
-    """Read what a keeper says of a container. Raises msgspec.ValidationError."""
-    return msgspec.convert(value, ToldContainer)
+def decode_container(value: Any) -> ReportedContainer:
+    """Decode a container from a keeper's message. Raises msgspec.ValidationError."""
+    return msgspec.convert(value, ReportedContainer)
 
 
-def moment(nanoseconds: int) -> datetime | None:
-    """An instant; 0 is none."""
+def to_datetime(nanoseconds: int) -> datetime | None:
+    """Convert a time. 0 means none."""
     return _EPOCH + timedelta(microseconds=nanoseconds // 1000) if nanoseconds else None
 
 
-def container_record(container: ToldContainer, sandbox_id: str) -> ContainerRecord:
-    """A container as the port shows it."""
+def container_record(container: ReportedContainer, sandbox_id: str) -> ContainerRecord:
     facts = container.facts
+    never_started = container.state == "exited" and not container.started_at
     return ContainerRecord(
         id=container.id,
         name=facts.name,
@@ -117,10 +113,10 @@ def container_record(container: ToldContainer, sandbox_id: str) -> ContainerReco
         spec_hash=facts.spec_hash,
         sandbox_id=sandbox_id,
         restart_count=facts.attempt,
-        created_at=moment(facts.created_at),
-        # One that could not be started has the time that a CRI runtime tells: zero, which is 1970.
-        started_at=_EPOCH if container.state == "exited" and not container.started_at else moment(container.started_at),
-        finished_at=moment(container.finished_at),
+        created_at=to_datetime(facts.created_at),
+        # CRI runtimes report zero, which is 1970, for a container that could not be started.
+        started_at=_EPOCH if never_started else to_datetime(container.started_at),
+        finished_at=to_datetime(container.finished_at),
         exit_code=container.code,
         reason=container.reason,
         message=container.message,
@@ -128,29 +124,28 @@ def container_record(container: ToldContainer, sandbox_id: str) -> ContainerReco
     )
 
 
-class Mirror:
-    """Every sandbox and container of this runtime, and who is told when that changes."""
+class PodTable:
+    """All sandboxes and containers of this runtime. Sends an event for each change."""
 
-    def __init__(self, tell: Callable[[RuntimeEvent], None], host_ips: Callable[[], Sequence[str]]) -> None:
-        self._tell = tell
+    def __init__(self, send: Callable[[RuntimeEvent], None], host_ips: Callable[[], Sequence[str]]) -> None:
+        self._send = send
         self._host_ips = host_ips
         self.sandboxes: dict[str, Sandbox] = {}
-        self._homes: dict[str, Sandbox] = {}  # of containers
+        self._sandbox_by_container: dict[str, Sandbox] = {}
         self._pods: dict[PodUID, list[Sandbox]] = {}
         self._records: dict[PodUID, PodRecord] = {}
 
-    # Looking.
+    # Queries.
 
-    def home_of(self, container_id: str) -> Sandbox | None:
-        """The sandbox a container is in."""
-        return self._homes.get(container_id)
+    def sandbox_of(self, container_id: str) -> Sandbox | None:
+        return self._sandbox_by_container.get(container_id)
 
-    def of_pod(self, uid: PodUID) -> tuple[Sandbox, ...]:
-        """A pod's sandboxes, newest first."""
+    def sandboxes_of(self, uid: PodUID) -> tuple[Sandbox, ...]:
+        """Return a pod's sandboxes, newest first."""
         return tuple(self._pods.get(uid, ()))
 
     def record(self, uid: PodUID) -> PodRecord:
-        """All about one pod."""
+        """Return the record of a pod. It is empty if the pod is unknown."""
         if uid not in self._pods:
             return PodRecord(uid=uid)
         if (record := self._records.get(uid)) is None:
@@ -158,68 +153,64 @@ class Mirror:
         return record
 
     def records(self) -> tuple[PodRecord, ...]:
-        """All about every pod."""
         return tuple(map(self.record, self._pods))
 
-    def newest_instant(self, uid: PodUID) -> int:
-        """The latest creation in a pod: what is made next must be younger, whatever the clock says."""
+    def newest_creation(self, uid: PodUID) -> int:
+        """Return the latest creation time in a pod. Later objects must be younger, even after a clock change."""
         sandboxes = self._pods.get(uid, ())
         made = [each.facts.created_at for box in sandboxes for each in box.containers.values()]
         return max((*made, *(box.facts.created_at for box in sandboxes)), default=0)
 
-    # Changing.
+    # Changes.
 
-    def add(self, sandbox: Sandbox, *, tell: bool = True) -> None:
-        """There is one more sandbox."""
+    def add(self, sandbox: Sandbox, *, notify: bool = True) -> None:
         self.sandboxes[sandbox.facts.id] = sandbox
-        boxes = self._pods.setdefault(sandbox.facts.uid, [])
-        boxes.append(sandbox)
-        boxes.sort(key=lambda box: (box.facts.attempt, box.facts.created_at), reverse=True)
+        sandboxes = self._pods.setdefault(sandbox.facts.uid, [])
+        sandboxes.append(sandbox)
+        sandboxes.sort(key=lambda box: (box.facts.attempt, box.facts.created_at), reverse=True)
         self._records.pop(sandbox.facts.uid, None)
-        if tell:
-            self._news(sandbox, sandbox.facts.id, RuntimeEventType.CREATED)
-            self._news(sandbox, sandbox.facts.id, RuntimeEventType.STARTED)
+        if notify:
+            self._emit(sandbox, sandbox.facts.id, RuntimeEventType.CREATED)
+            self._emit(sandbox, sandbox.facts.id, RuntimeEventType.STARTED)
 
-    def stand(self, sandbox: Sandbox, standing: Standing) -> None:
-        """A sandbox is not as it was."""
-        was_ready, sandbox.standing = sandbox.standing is Standing.READY, standing
+    def set_state(self, sandbox: Sandbox, state: SandboxState) -> None:
+        was_ready, sandbox.state = sandbox.state is SandboxState.READY, state
         self._records.pop(sandbox.facts.uid, None)
-        if was_ready is not (standing is Standing.READY):
-            happened = RuntimeEventType.STARTED if standing is Standing.READY else RuntimeEventType.STOPPED
-            self._news(sandbox, sandbox.facts.id, happened)
+        if was_ready is not (state is SandboxState.READY):
+            event_type = RuntimeEventType.STARTED if state is SandboxState.READY else RuntimeEventType.STOPPED
+            self._emit(sandbox, sandbox.facts.id, event_type)
 
     def remove(self, sandbox: Sandbox) -> None:
-        """A sandbox is gone, and all in it."""
+        """Remove a sandbox and its containers."""
         for container_id in tuple(sandbox.containers):
             self.remove_container(sandbox, container_id)
         if self.sandboxes.pop(sandbox.facts.id, None) is None:
             return
-        boxes = self._pods[sandbox.facts.uid]
-        boxes.remove(sandbox)
-        if not boxes:
+        sandboxes = self._pods[sandbox.facts.uid]
+        sandboxes.remove(sandbox)
+        if not sandboxes:
             del self._pods[sandbox.facts.uid]
         self._records.pop(sandbox.facts.uid, None)
-        self._news(sandbox, sandbox.facts.id, RuntimeEventType.DELETED)
+        self._emit(sandbox, sandbox.facts.id, RuntimeEventType.DELETED)
 
-    def put(self, sandbox: Sandbox, container: ToldContainer, *, tell: bool = True) -> None:
-        """A container is there, or is not as it was."""
-        before = sandbox.containers.get(container.id)
+    def put_container(self, sandbox: Sandbox, container: ReportedContainer, *, notify: bool = True) -> None:
+        """Add or update a container."""
+        old = sandbox.containers.get(container.id)
         sandbox.containers[container.id] = container
-        self._homes[container.id] = sandbox
+        self._sandbox_by_container[container.id] = sandbox
         self._records.pop(sandbox.facts.uid, None)
-        if tell and before != container:
-            for happened, at in _between(before, container):
-                self._news(sandbox, container.id, happened, at)
+        if notify and old != container:
+            for event_type, at in _events_between(old, container):
+                self._emit(sandbox, container.id, event_type, at)
 
     def remove_container(self, sandbox: Sandbox, container_id: str) -> None:
-        """A container is gone."""
         if sandbox.containers.pop(container_id, None) is not None:
-            self._homes.pop(container_id, None)
+            self._sandbox_by_container.pop(container_id, None)
             self._records.pop(sandbox.facts.uid, None)
-            self._news(sandbox, container_id, RuntimeEventType.DELETED)
+            self._emit(sandbox, container_id, RuntimeEventType.DELETED)
 
-    def _news(self, sandbox: Sandbox, thing: str, happened: RuntimeEventType, at: int = 0) -> None:
-        self._tell(RuntimeEvent(sandbox.facts.uid, thing, happened, moment(at) or datetime.now(UTC)))
+    def _emit(self, sandbox: Sandbox, object_id: str, event_type: RuntimeEventType, at: int = 0) -> None:
+        self._send(RuntimeEvent(sandbox.facts.uid, object_id, event_type, to_datetime(at) or datetime.now(UTC)))
 
     def _build(self, uid: PodUID) -> PodRecord:
         sandboxes = self._pods[uid]
@@ -230,33 +221,33 @@ class Mirror:
             uid=uid,
             name=sandboxes[0].facts.name,
             namespace=sandboxes[0].facts.namespace,
-            ips=ips if sandboxes[0].standing is Standing.READY else (),
+            ips=ips if sandboxes[0].state is SandboxState.READY else (),
             sandboxes=tuple(_sandbox_record(box, ips) for box in sandboxes),
-            containers=tuple(container_record(each, home) for each, home in containers),
+            containers=tuple(container_record(each, sandbox_id) for each, sandbox_id in containers),
         )
 
 
 def _sandbox_record(sandbox: Sandbox, ips: tuple[str, ...]) -> SandboxRecord:
-    facts, ready = sandbox.facts, sandbox.standing is Standing.READY
+    facts, ready = sandbox.facts, sandbox.state is SandboxState.READY
     return SandboxRecord(
         id=facts.id,
         ready=ready,
         attempt=facts.attempt,
-        # The network is always the node's. What is told is what the pod asked for: a sandbox whose mode is not what its
-        # pod wants is made anew, for ever.
+        # The network is always the node's. But report the mode that the pod requests, because the engine would replace
+        # a sandbox with another mode again and again.
         network=NetworkMode.NODE if facts.host_network else NetworkMode.POD,
         ip=ips[0] if ready and ips else None,
         additional_ips=ips[1:] if ready else (),
-        created_at=moment(facts.created_at),
+        created_at=to_datetime(facts.created_at),
     )
 
 
-def _between(before: ToldContainer | None, now: ToldContainer) -> Iterable[tuple[RuntimeEventType, int]]:
-    """What has happened to a container since it was last told of, and when."""
-    if before is None:
-        yield RuntimeEventType.CREATED, now.facts.created_at
-    known = "created" if before is None else before.state
-    if known == "created" and now.state != "created" and now.started_at:
-        yield RuntimeEventType.STARTED, now.started_at
-    if known != "exited" and now.state == "exited":
-        yield RuntimeEventType.STOPPED, now.finished_at
+def _events_between(old: ReportedContainer | None, new: ReportedContainer) -> Iterable[tuple[RuntimeEventType, int]]:
+    """Return the events, with their times, that lead from the old to the new state of a container."""
+    if old is None:
+        yield RuntimeEventType.CREATED, new.facts.created_at
+    old_state = "created" if old is None else old.state
+    if old_state == "created" and new.state != "created" and new.started_at:
+        yield RuntimeEventType.STARTED, new.started_at
+    if old_state != "exited" and new.state == "exited":
+        yield RuntimeEventType.STOPPED, new.finished_at

@@ -1,11 +1,11 @@
-"""The embedded runtime: the runtime port over keepers.
+"""The process runtime: the runtime port on top of keepers.
 
-    engine --> ProcessRuntime --> Household --> one keeper per pod --> its containers
-                    `--- lists and records: from the Mirror, nobody is asked
+    engine --> ProcessRuntime --> KeeperPool --> one keeper per sandbox --> its containers
+                    `--- lists and records come from the PodTable, without a call to a keeper
 
-`open()` finds the keepers of a former life of the agent first; `close()` lets go of them and they live on. Containers
-are processes of this machine with its own files (`image: host`) and its network. The Go ancestor is everything below
-the CRI.
+`open()` connects to the keepers that an earlier agent left running. `close()` disconnects and leaves them running.
+Containers are processes of this machine. They use the host's files (`image: host`) and its network. Kubelet
+counterpart: none, because the kubelet uses a CRI runtime for this.
 """
 
 import asyncio
@@ -26,24 +26,22 @@ from podkeeper.model.runtime import ImageFsUsage, ImageRecord, PodRecord
 from podkeeper.model.runtime_calls import ContainerConfig, RuntimeHealth, SandboxConfig
 from podkeeper.runtimes.events import EventHub, EventStream
 from podkeeper.runtimes.process.commands import run_command
-from podkeeper.runtimes.process.hatchery import Hatchery
-from podkeeper.runtimes.process.household import Household, new_id
+from podkeeper.runtimes.process.fork_client import ForkServerClient
 from podkeeper.runtimes.process.images import HostImages
 from podkeeper.runtimes.process.keeper.files import Json
-from podkeeper.runtimes.process.keepers import CALL_SECONDS, Patience
-from podkeeper.runtimes.process.launches import Whereabouts, request_of, user_of
-from podkeeper.runtimes.process.links import LaunchRefused, Link, UnknownToKeeper
-from podkeeper.runtimes.process.records import ContainerFacts, Mirror, Sandbox, SandboxFacts, Standing
+from podkeeper.runtimes.process.keeper_client import CALL_SECONDS, KeeperTimeouts
+from podkeeper.runtimes.process.keeper_link import ContainerNotFound, KeeperLink, LaunchFailed
+from podkeeper.runtimes.process.keeper_pool import KeeperPool, new_id
+from podkeeper.runtimes.process.launch_requests import SandboxContext, request_of, user_of
+from podkeeper.runtimes.process.records import ContainerFacts, PodTable, Sandbox, SandboxFacts, SandboxState
 from podkeeper.runtimes.process.sessions import Session, open_attached, open_command
 
 _REMOVE_SECONDS: Final = 1.0
-_SPARE_SECONDS: Final = 2.0
-USUAL_PATIENCE: Final = Patience()
+_CANCEL_STOP_SECONDS: Final = 2.0
+DEFAULT_TIMEOUTS: Final = KeeperTimeouts()
 
 
 class ProcessRuntime:
-    """Pods as processes of this machine."""
-
     name = "process"
 
     def __init__(
@@ -55,35 +53,36 @@ class ProcessRuntime:
         hidden: Sequence[str] = (),
         pod_pids_limit: int | None = None,
         jail: str = "auto",
-        patience: Patience = USUAL_PATIENCE,
-        hatchery: Hatchery | None = None,
+        timeouts: KeeperTimeouts = DEFAULT_TIMEOUTS,
+        fork_server: ForkServerClient | None = None,
     ) -> None:
-        """`root` is the directory of its own; `host_images` are patterns of names that mean the host's files.
+        """Configure the runtime. `root` is its state directory, which no other agent may use.
 
-        `hidden` are more directories that containers are not to look into; `jail` is `auto` or `plain` (no walls).
-        `pod_pids_limit` is kept by the kernel where a pod has a user namespace of its own; elsewhere cgroups must.
+        Image names that match a pattern in `host_images` mean the host's files. Containers cannot see the directories
+        in `hidden`. `jail` is `auto`, or `plain` for no isolation. The kernel enforces `pod_pids_limit` only if the pod
+        has its own user namespace. In all other cases, the pod's cgroup must enforce it.
         """
         self._root = os.path.abspath(root)
         self._hidden = (self._root, *hidden)
-        self._most_processes = max(0, pod_pids_limit or 0)
+        self._pod_pids_limit = max(0, pod_pids_limit or 0)
         self._images = HostImages(host_images)
-        self._news = EventHub()
-        self._mirror = Mirror(self._news.tell, host_ips)
-        self._hatchery = hatchery or Hatchery(self._root, jail)
-        self._household = Household(self._root, self._hatchery, self._mirror, patience)
-        self._turns: WeakValueDictionary[PodUID, asyncio.Lock] = WeakValueDictionary()
+        self._events = EventHub()
+        self._table = PodTable(self._events.send, host_ips)
+        self._fork_server = fork_server or ForkServerClient(self._root, jail)
+        self._keepers = KeeperPool(self._root, self._fork_server, self._table, timeouts)
+        self._locks: WeakValueDictionary[PodUID, asyncio.Lock] = WeakValueDictionary()
         self._opened = False
 
     async def open(self) -> None:
-        """Take the directory, start the nursery, and find every keeper again. Raises BadInput."""
-        await self._household.open()
+        """Lock the directory, start the fork server and adopt all keepers. Raises BadInput."""
+        await self._keepers.open()
         self._opened = True
 
     async def close(self) -> None:
-        """Let go. Pods live on; only stopping them stops them."""
+        """Disconnect from all keepers. Pods keep running."""
         self._opened = False
-        self._news.close(StopAsyncIteration())
-        await self._household.close()
+        self._events.close(StopAsyncIteration())
+        await self._keepers.close()
 
     async def __aenter__(self) -> "ProcessRuntime":
         await self.open()
@@ -93,32 +92,32 @@ class ProcessRuntime:
         await self.close()
 
     async def isolation(self) -> Json | None:
-        """What this machine allows, as the nursery found by trying; None: walls were not wanted."""
-        await self._hatchery.told.wait()
-        return self._hatchery.isolation
+        """Return what this machine allows, as the fork server measured it. None: isolation is disabled."""
+        await self._fork_server.ready.wait()
+        return self._fork_server.isolation
 
     async def clear(self, directory: str) -> None:
-        """Delete a directory with all that containers left in it, as whatever user. Raises TryLater."""
+        """Delete a directory, including files that belong to container users. Raises TryLater."""
         self._check_open()
-        await self._hatchery.clear(directory)
+        await self._fork_server.clear(directory)
 
     async def give(self, directory: str, group: int) -> None:
-        """Give a directory and all in it to a group, as containers see it. Raises TryLater."""
+        """Set the group of a directory and its contents. `group` is an ID inside containers. Raises TryLater."""
         self._check_open()
-        await self._hatchery.give(directory, group)
+        await self._fork_server.give(directory, group)
 
     # ---- sandboxes ----
 
     async def run_sandbox(self, config: SandboxConfig) -> str:
-        """Make a keeper; one of the same attempt that still keeps is adopted, one that does not is made anew."""
+        """Start a keeper. Return the existing sandbox of this attempt if it is ready, replace it if not."""
         self._check_open()
         uid, spec = PodUID(config.pod.metadata.uid or ""), config.pod.spec
-        async with self._turn(uid):
-            for old in self._mirror.of_pod(uid):
+        async with self._pod_lock(uid):
+            for old in self._table.sandboxes_of(uid):
                 if old.facts.attempt == config.attempt:
-                    if old.standing is Standing.READY:
+                    if old.state is SandboxState.READY:
                         return old.facts.id
-                    await self._household.remove(old)
+                    await self._keepers.remove(old)
             facts = SandboxFacts(
                 id=new_id(),
                 uid=uid,
@@ -134,34 +133,34 @@ class ProcessRuntime:
                 host_ipc=bool(spec.host_ipc),
                 share_process_namespace=bool(spec.share_process_namespace),
             )
-            return (await self._household.make(facts)).facts.id
+            return (await self._keepers.create(facts)).facts.id
 
     async def stop_sandbox(self, sandbox_id: str) -> None:
-        """Send its keeper away, and by force whatever it keeps."""
+        """Stop the keeper and kill all containers of the sandbox. An unknown sandbox counts as stopped."""
         self._check_open()
-        if (sandbox := self._mirror.sandboxes.get(sandbox_id)) is not None:
-            await self._household.stop(sandbox)
+        if (sandbox := self._table.sandboxes.get(sandbox_id)) is not None:
+            await self._keepers.stop(sandbox)
 
     async def remove_sandbox(self, sandbox_id: str) -> None:
-        """Remove it with all containers in it."""
+        """Stop the sandbox and delete it with its containers. An unknown sandbox counts as removed."""
         self._check_open()
-        if (sandbox := self._mirror.sandboxes.get(sandbox_id)) is not None:
-            await self._household.remove(sandbox)
+        if (sandbox := self._table.sandboxes.get(sandbox_id)) is not None:
+            await self._keepers.remove(sandbox)
 
     # ---- containers ----
 
     async def create_container(self, sandbox_id: str, config: ContainerConfig) -> str:
-        """Create a container in a sandbox that is ready; one of the same attempt that never started is removed."""
+        """Create a container in a ready sandbox. Replace a container of the same attempt that never started."""
         self._check_open()
         name, uid = config.container.name, PodUID(config.pod.metadata.uid or "")
         image = self._images.find(config.image)
         if image is None:
             raise RuntimeRefused(f"cannot create container {name}: image {config.image} is not on the node")
-        async with self._turn(uid):
-            sandbox = self._mirror.sandboxes.get(sandbox_id)
-            if sandbox is None or sandbox.standing is not Standing.READY:
+        async with self._pod_lock(uid):
+            sandbox = self._table.sandboxes.get(sandbox_id)
+            if sandbox is None or sandbox.state is not SandboxState.READY:
                 raise RuntimeRefused(f"cannot create container {name}: sandbox {sandbox_id} is not ready")
-            for box in self._mirror.of_pod(uid):
+            for box in self._table.sandboxes_of(uid):
                 for old in tuple(box.containers.values()):
                     if (old.facts.name, old.facts.attempt) == (name, config.attempt):
                         if old.state != "created":
@@ -170,15 +169,15 @@ class ProcessRuntime:
                             )
                         await self.remove_container(old.id)
             container_id = new_id()
-            place = Whereabouts(
-                self._household.directory_of(sandbox),
+            context = SandboxContext(
+                self._keepers.directory_of(sandbox),
                 sandbox.facts.hostname,
                 sandbox.facts.cgroup_parent,
                 self._hidden,
-                self._most_processes,
+                self._pod_pids_limit,
             )
-            keeper = self._household.keeper_of(sandbox)  # before the await: the sandbox may be removed meanwhile
-            request = await asyncio.to_thread(request_of, config, container_id, place)
+            keeper = self._keepers.keeper_of(sandbox)  # before the await, because the sandbox may be removed meanwhile
+            request = await asyncio.to_thread(request_of, config, container_id, context)
             facts = ContainerFacts(
                 name=name,
                 attempt=config.attempt,
@@ -189,105 +188,103 @@ class ProcessRuntime:
                 user=user_of(config.pod, config.container),
             )
             target = _target_of(config.container, sandbox)
-            await keeper.ask("create", {**request, "target": target, "facts": msgspec.to_builtins(facts)})
+            await keeper.call("create", {**request, "target": target, "facts": msgspec.to_builtins(facts)})
         return container_id
 
     async def start_container(self, container_id: str) -> None:
-        """Start a created container; one that runs or has run is left alone."""
+        """Start a created container. If it runs or has exited, this is a no-op."""
         self._check_open()
-        sandbox = self._mirror.home_of(container_id)
+        sandbox = self._table.sandbox_of(container_id)
         if sandbox is None:
-            raise RuntimeRefused(f"cannot start container {container_id}: there is none")
+            raise RuntimeRefused(f"cannot start container {container_id}: container not found")
         container = sandbox.containers[container_id]
         if container.state != "created":
             return
-        if sandbox.standing is not Standing.READY:
+        if sandbox.state is not SandboxState.READY:
             raise RuntimeRefused(f"cannot start container {container.facts.name}: its sandbox is not ready")
         try:
-            await self._household.keeper_of(sandbox).ask("start", {"container": container_id})
-        except LaunchRefused as error:
+            await self._keepers.keeper_of(sandbox).call("start", {"container": container_id})
+        except LaunchFailed as error:
             raise RuntimeRefused(f"cannot start container {container.facts.name}: {error}") from error
 
     async def stop_container(self, container_id: str, grace_seconds: float) -> None:
-        """Ask it to end, wait up to the grace, then force it."""
+        """Send the stop signal, wait up to the grace period, then kill. Return when the container has exited."""
         self._check_open()
-        sandbox = self._mirror.home_of(container_id)
+        sandbox = self._table.sandbox_of(container_id)
         if sandbox is not None and sandbox.containers[container_id].state == "running":
             grace = max(0.0, grace_seconds)
-            with suppress(UnknownToKeeper):
-                await self._household.insist(sandbox, "stop", {"container": container_id, "grace": grace}, grace)
+            with suppress(ContainerNotFound):
+                await self._keepers.call_or_kill(sandbox, "stop", {"container": container_id, "grace": grace}, grace)
 
-    async def spare_all(self) -> None:
-        """Call off every stop: who did not end when asked to goes on."""
+    async def cancel_stops(self) -> None:
+        """Cancel all pending kills: containers that survived their stop signal keep running."""
 
-        async def spare(sandbox: Sandbox) -> None:
-            with suppress(AgentError):  # a keeper that does not answer, or leaves anyway, spares nobody
-                await self._household.keeper_of(sandbox).ask("spare", {}, _SPARE_SECONDS)
+        async def cancel(sandbox: Sandbox) -> None:
+            with suppress(AgentError):  # best effort: an unresponsive keeper kills as planned
+                await self._keepers.keeper_of(sandbox).call("spare", {}, _CANCEL_STOP_SECONDS)
 
         async with asyncio.TaskGroup() as group:
-            for sandbox in self._mirror.sandboxes.values():
-                if sandbox.standing is Standing.READY:
-                    group.create_task(spare(sandbox))
+            for sandbox in self._table.sandboxes.values():
+                if sandbox.state is SandboxState.READY:
+                    group.create_task(cancel(sandbox))
 
     async def remove_container(self, container_id: str) -> None:
-        """Remove it, by force if it runs."""
+        """Remove a container. Kill it first if it runs. An unknown container counts as removed."""
         self._check_open()
-        sandbox = self._mirror.home_of(container_id)
+        sandbox = self._table.sandbox_of(container_id)
         if sandbox is None:
             return
-        if sandbox.standing is not Standing.STOPPED:
-            await self._household.insist(sandbox, "remove", {"container": container_id}, _REMOVE_SECONDS)
-        if sandbox.standing is Standing.STOPPED:
-            await self._household.delete_container(sandbox, container_id)
+        if sandbox.state is not SandboxState.STOPPED:
+            await self._keepers.call_or_kill(sandbox, "remove", {"container": container_id}, _REMOVE_SECONDS)
+        if sandbox.state is SandboxState.STOPPED:
+            await self._keepers.delete_container(sandbox, container_id)
 
     # ---- images ----
 
     async def image(self, reference: str) -> ImageRecord | None:
-        """The host's files, if that is what the name means."""
+        """Return the host image if the reference names it, else None."""
         return self._images.find(reference)
 
     async def pull_image(self, reference: str, secrets: Sequence[str] = ()) -> ImageRecord:
-        """The same; anything else cannot be pulled."""
+        """Return the host image. Any other reference raises ImagePullFailed."""
         return self._images.pull(reference)
 
     async def list_images(self) -> Sequence[ImageRecord]:
-        """The host's files."""
         return self._images.all()
 
     async def remove_image(self, reference: str) -> None:
-        """The host's files stay."""
+        """Do nothing: the host's files stay."""
 
     async def image_usage(self) -> ImageFsUsage | None:
-        """The host's files are no images."""
+        """Return None: there is no image file system."""
         return None
 
-    # ---- what there is ----
+    # ---- records and events ----
 
     async def list_pods(self) -> Sequence[PodRecord]:
-        """Every pod that has a keeper, or had one."""
+        """Return all pods, including pods whose keeper has ended."""
         self._check_open()
-        return self._mirror.records()
+        return self._table.records()
 
     async def pod_record(self, uid: PodUID) -> PodRecord:
-        """One pod."""
         self._check_open()
-        return self._mirror.record(uid)
+        return self._table.record(uid)
 
     def events(self) -> EventStream:
-        """The news from now on."""
-        return self._news.subscribe()
+        """Subscribe to events from now on."""
+        return self._events.subscribe()
 
     async def health(self) -> RuntimeHealth:
-        """Whether there is a nursery (if not, there is soon), and which keepers are silent."""
+        """Start the fork server if it has died, and report keepers that do not answer."""
         self._check_open()
-        self._hatchery.start()
-        silent = self._household.silent_pods()
-        return RuntimeHealth(message=f"keepers that do not answer: {', '.join(silent)}" if silent else "")
+        self._fork_server.start()
+        unresponsive = self._keepers.unresponsive_pods()
+        return RuntimeHealth(message=f"keepers that do not answer: {', '.join(unresponsive)}" if unresponsive else "")
 
     # ---- commands and streams ----
 
     async def exec_sync(self, container_id: str, command: Sequence[str], timeout_seconds: float) -> CommandEnd:
-        """Run a command in a container; a timeout of 0 is none."""
+        """Run a command in a container. A timeout of 0 means no timeout."""
         try:
             link = self._link(container_id, "run a command in")
         except TryLater as error:
@@ -295,32 +292,32 @@ class ProcessRuntime:
         return await run_command(link, container_id, command, timeout_seconds)
 
     async def exec_stream(self, container_id: str, command: Sequence[str], *, tty: bool, stdin: bool) -> Session:
-        """Run a command in a container and speak with it. Raises TryLater; a bad command is told by `wait()`."""
+        """Run a command in a container, with streams. Raises TryLater. `Session.wait()` reports a bad command."""
         link = self._link(container_id, "run a command in")
         return await open_command(link, container_id, command, tty=tty, stdin=stdin)
 
     async def attach(self, container_id: str, *, stdin: bool = True) -> Session:
-        """Follow a container's output from now on, and write to its stdin if it has one. Raises TryLater."""
+        """Stream a container's output from now on, and write to its stdin if it has one. Raises TryLater."""
         link = self._link(container_id, "attach to")
         return await open_attached(link, container_id, stdin=stdin, timeout_seconds=CALL_SECONDS)
 
     async def reopen_log(self, container_id: str) -> None:
-        """Let a container's log go on in a new file of the same name: the old one was moved away. Raises TryLater."""
+        """Continue a container's log in a new file of the same name, after log rotation. Raises TryLater."""
         link = self._link(container_id, "reopen the log of")
-        await link.ask("reopen_log", {"container": container_id}, CALL_SECONDS)
+        await link.call("reopen_log", {"container": container_id}, CALL_SECONDS)
 
-    # ---- small parts ----
+    # ---- private ----
 
-    def _link(self, container_id: str, purpose: str) -> Link:
-        """The line to the keeper of a container that runs. Raises RuntimeRefused, RuntimeUnavailable."""
+    def _link(self, container_id: str, purpose: str) -> KeeperLink:
+        """Return the link to the keeper of a running container. Raises RuntimeRefused, RuntimeUnavailable."""
         self._check_open()
-        sandbox = self._mirror.home_of(container_id)
+        sandbox = self._table.sandbox_of(container_id)
         if sandbox is None:
-            raise RuntimeRefused(f"cannot {purpose} container {container_id}: there is none")
+            raise RuntimeRefused(f"cannot {purpose} container {container_id}: container not found")
         container = sandbox.containers[container_id]
         if container.state != "running":
-            raise RuntimeRefused(f"cannot {purpose} container {container.facts.name}: it does not run")
-        if (link := self._household.keeper_of(sandbox).link) is None:
+            raise RuntimeRefused(f"cannot {purpose} container {container.facts.name}: it is not running")
+        if (link := self._keepers.keeper_of(sandbox).link) is None:
             raise RuntimeUnavailable(f"cannot {purpose} container {container.facts.name}: its keeper does not answer")
         return link
 
@@ -329,25 +326,25 @@ class ProcessRuntime:
             raise RuntimeUnavailable("cannot use the process runtime: it is not open")
 
     def _now(self, uid: PodUID) -> int:
-        """The time, later than that of anything in the pod: order must not depend on the clock."""
-        return max(time.time_ns(), self._mirror.newest_instant(uid) + 1000)
+        """Return the time, but later than every creation in the pod, because order must survive clock changes."""
+        return max(time.time_ns(), self._table.newest_creation(uid) + 1000)
 
     @asynccontextmanager
-    async def _turn(self, uid: PodUID) -> AsyncIterator[None]:
-        """One at a time makes something in a pod: a call that its caller gave up may still be under way."""
-        lock = self._turns.get(uid)
+    async def _pod_lock(self, uid: PodUID) -> AsyncIterator[None]:
+        """Serialize creation in a pod, because a call that its caller abandoned may still be in flight."""
+        lock = self._locks.get(uid)
         if lock is None:
-            lock = self._turns[uid] = asyncio.Lock()
+            lock = self._locks[uid] = asyncio.Lock()
         async with lock:
             yield
 
 
 def _target_of(container: Container | EphemeralContainer, sandbox: Sandbox) -> str:
-    """The id of the container whose processes an ephemeral one is to see; empty: it asks for none."""
+    """Return the ID of the container whose processes an ephemeral container shares, or ""."""
     name = container.target_container_name if isinstance(container, EphemeralContainer) else None
     if not name:
         return ""
     found = [each for each in sandbox.containers.values() if each.facts.name == name and each.state == "running"]
     if not found:
-        raise RuntimeRefused(f"cannot create container {container.name}: its target {name} does not run")
+        raise RuntimeRefused(f"cannot create container {container.name}: its target container {name} is not running")
     return found[0].id

@@ -1,4 +1,4 @@
-"""What each port promises, as scenarios that every implementation must pass: ours, and yours.
+"""Port contracts: test scenarios that every implementation of a port must pass.
 
     from podkeeper.testing.contracts import Implementation
     from podkeeper.testing.contracts.runtime import RUNTIME, RuntimeSubject
@@ -9,8 +9,9 @@
     def test_my_runtime(scenario):
         MINE.check(scenario)
 
-A scenario is a coroutine function whose docstring is the promise, in one sentence. It gets a subject: the
-implementation, and what must be known to try it. Fakes are checked in virtual time, real things in real time.
+Use them to test your own runtime, source, volumes and so on. The docstring of a scenario states one part of the
+contract. A scenario receives a subject: the implementation and the values that the scenario needs, such as an image.
+By default a scenario runs in virtual time, which suits fakes. Pass `run=asyncio.run` for real components.
 """
 
 from podkeeper.testing.contracts.contract import Contract, Implementation, eventually, name_of, opened, raises

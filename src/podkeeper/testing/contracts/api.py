@@ -1,4 +1,4 @@
-"""What every client of the API promises, over whatever server it speaks to."""
+"""Contract of the Kubernetes API port, for every client and server."""
 
 import asyncio
 import uuid
@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from podkeeper.model.api import WatchEvent, WatchType
 from podkeeper.model.errors import AlreadyExists, Conflict, Gone, NotFound
-from podkeeper.model.k8s.core import Container, Pod, PodSpec
+from podkeeper.model.k8s.core import Pod
 from podkeeper.model.k8s.meta import ObjectMeta
 from podkeeper.ports.api import Api
+from podkeeper.testing import build
 from podkeeper.testing.contracts.contract import PATIENCE_SECONDS, Contract, raises
 
 API: "Contract[ApiSubject]" = Contract()
@@ -19,23 +20,14 @@ NAMESPACE = "default"
 
 @dataclass(frozen=True)
 class ApiSubject:
-    """An API, and a way to make its server forget what happened so far (by compaction)."""
+    """An API client, and a function that makes its server compact the history of all changes so far."""
 
     api: Api
     expire: Callable[[], Awaitable[None]]
 
 
-def _pod(name: str = "", *, node: str = "n1", grace: int = 30) -> Pod:
-    return Pod(
-        api_version="v1",
-        kind="Pod",
-        metadata=ObjectMeta(name=name or f"p{uuid.uuid4().hex[:8]}", namespace=NAMESPACE),
-        spec=PodSpec(
-            containers=(Container(name="web", image="nginx"),),
-            node_name=node or None,
-            termination_grace_period_seconds=grace,
-        ),
-    )
+def _pod(*, node: str | None = "n1", grace: int = 30) -> Pod:
+    return build.pod(f"p{uuid.uuid4().hex[:8]}", namespace=NAMESPACE, uid="", node=node, grace=grace)
 
 
 def _name(pod: Pod) -> str:
@@ -49,7 +41,7 @@ def _version(pod: Pod) -> int:
 
 
 async def _next(stream: AsyncIterator[WatchEvent[Pod]]) -> WatchEvent[Pod]:
-    """The next event that is not a bookmark."""
+    """Return the next event that is not a bookmark."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         async for event in stream:
             if event.type is not WatchType.BOOKMARK:
@@ -61,9 +53,9 @@ def _ready(status: str) -> dict[str, object]:
     return {"status": {"conditions": [{"type": "Ready", "status": status}]}}
 
 
-@API.promises
-async def a_created_object_is_given_its_identity(subject: ApiSubject) -> None:
-    """`create` returns the object with UID, version and creation time, and `get` returns the same."""
+@API.scenario
+async def create_returns_uid_version_and_creation_time(subject: ApiSubject) -> None:
+    """`create` returns the object with UID, resource version and creation time. `get` returns the same object."""
     made = await subject.api.create(_pod())
     assert made.metadata.uid
     assert made.metadata.creation_timestamp
@@ -71,9 +63,9 @@ async def a_created_object_is_given_its_identity(subject: ApiSubject) -> None:
     assert await subject.api.get(Pod, _name(made), NAMESPACE) == made
 
 
-@API.promises
-async def a_name_can_be_made_up(subject: ApiSubject) -> None:
-    """An object with `generateName` gets a name of its own each time."""
+@API.scenario
+async def generate_name_yields_a_new_name_each_time(subject: ApiSubject) -> None:
+    """Each object created with `generateName` gets a unique name with that prefix."""
     pod = _pod()
     nameless = Pod(metadata=ObjectMeta(generate_name="web-", namespace=NAMESPACE), spec=pod.spec)
     names = {_name(await subject.api.create(nameless)) for _ in range(3)}
@@ -81,18 +73,18 @@ async def a_name_can_be_made_up(subject: ApiSubject) -> None:
     assert all(name.startswith("web-") and len(name) > len("web-") for name in names)
 
 
-@API.promises
-async def a_name_is_taken_once(subject: ApiSubject) -> None:
-    """A second object of the same name is refused with AlreadyExists."""
+@API.scenario
+async def a_second_object_with_the_same_name_is_rejected(subject: ApiSubject) -> None:
+    """`create` raises AlreadyExists if an object with this kind, namespace and name exists."""
     pod = _pod()
     await subject.api.create(pod)
     with raises(AlreadyExists):
         await subject.api.create(pod)
 
 
-@API.promises
-async def the_unknown_is_not_found(subject: ApiSubject) -> None:
-    """Reading, patching and deleting what there is not raises NotFound."""
+@API.scenario
+async def an_unknown_object_is_not_found(subject: ApiSubject) -> None:
+    """`get`, `patch`, `patch_status` and `delete` raise NotFound if the object does not exist."""
     api = subject.api
     with raises(NotFound):
         await api.get(Pod, "no-such-pod", NAMESPACE)
@@ -104,9 +96,9 @@ async def the_unknown_is_not_found(subject: ApiSubject) -> None:
         await api.delete(Pod, "no-such-pod", NAMESPACE)
 
 
-@API.promises
-async def a_list_holds_what_the_selector_means(subject: ApiSubject) -> None:
-    """`list` returns the objects whose fields fit, with the version they were read at."""
+@API.scenario
+async def list_applies_the_selector(subject: ApiSubject) -> None:
+    """`list` returns the objects that match namespace and field selector, and the version at which they were read."""
     api = subject.api
     node = f"n{uuid.uuid4().hex[:8]}"
     ours = [await api.create(_pod(node=node)) for _ in range(3)]
@@ -119,9 +111,12 @@ async def a_list_holds_what_the_selector_means(subject: ApiSubject) -> None:
     assert (await api.list(Pod, namespace="no-such-namespace")).items == ()
 
 
-@API.promises
-async def a_watch_tells_what_happens_after_its_version(subject: ApiSubject) -> None:
-    """A watch from a list's version tells every later change once, in order, with growing versions."""
+@API.scenario
+async def a_watch_sends_the_changes_after_its_version(subject: ApiSubject) -> None:
+    """A watch from the version of a list sends every later change once.
+
+    Changes arrive in order, with increasing versions.
+    """
     api = subject.api
     node = f"n{uuid.uuid4().hex[:8]}"
     selector = f"spec.nodeName={node}"
@@ -143,9 +138,12 @@ async def a_watch_tells_what_happens_after_its_version(subject: ApiSubject) -> N
     assert versions[0] > int(listed.resource_version)
 
 
-@API.promises
-async def a_watch_goes_on_from_any_version_seen(subject: ApiSubject) -> None:
-    """A watch from an older version tells all that was missed, and several watchers are each told everything."""
+@API.scenario
+async def a_watch_resumes_from_an_older_version(subject: ApiSubject) -> None:
+    """A watch from an older version sends all changes since then.
+
+    Concurrent watches are independent: each gets every change.
+    """
     api = subject.api
     node = f"n{uuid.uuid4().hex[:8]}"
     selector = f"spec.nodeName={node}"
@@ -157,9 +155,12 @@ async def a_watch_goes_on_from_any_version_seen(subject: ApiSubject) -> None:
     assert [_name((await _next(second)).object) for _ in range(2)] == [_name(pod) for pod in made[1:]]
 
 
-@API.promises
-async def a_version_that_is_too_old_is_gone(subject: ApiSubject) -> None:
-    """Watching from a version the server has forgotten raises Gone; a new list leads on."""
+@API.scenario
+async def a_compacted_version_is_gone(subject: ApiSubject) -> None:
+    """A watch from a version that the server has compacted raises Gone.
+
+    A watch from the version of a new list works.
+    """
     api = subject.api
     old = await api.list(Pod)
     await api.create(_pod())
@@ -172,9 +173,9 @@ async def a_version_that_is_too_old_is_gone(subject: ApiSubject) -> None:
     assert (await _next(stream)).object == made
 
 
-@API.promises
-async def a_patch_of_the_status_touches_nothing_else(subject: ApiSubject) -> None:
-    """`patch_status` merges into the status, conditions by their type, and leaves the spec alone."""
+@API.scenario
+async def patch_status_changes_only_the_status(subject: ApiSubject) -> None:
+    """`patch_status` merges into the status and leaves the spec unchanged. Conditions are merged by their type."""
     api = subject.api
     made = await api.create(_pod())
     await api.patch_status(Pod, _name(made), _ready("False"), NAMESPACE)
@@ -188,9 +189,9 @@ async def a_patch_of_the_status_touches_nothing_else(subject: ApiSubject) -> Non
     assert await api.get(Pod, _name(made), NAMESPACE) == last
 
 
-@API.promises
-async def a_patch_of_the_object_leaves_the_status(subject: ApiSubject) -> None:
-    """`patch` changes labels and the like, and no status."""
+@API.scenario
+async def patch_leaves_the_status_unchanged(subject: ApiSubject) -> None:
+    """`patch` changes metadata and spec. It ignores a status in the patch."""
     api = subject.api
     made = await api.create(_pod())
     patch = {"metadata": {"labels": {"app": "web"}}, "status": {"phase": "Failed"}}
@@ -199,9 +200,9 @@ async def a_patch_of_the_object_leaves_the_status(subject: ApiSubject) -> None:
     assert new.status == made.status
 
 
-@API.promises
-async def a_patch_that_changes_nothing_is_no_change(subject: ApiSubject) -> None:
-    """A patch that leaves the object as it was makes no new version."""
+@API.scenario
+async def a_patch_without_effect_creates_no_version(subject: ApiSubject) -> None:
+    """A patch that does not change the object does not create a new version."""
     api = subject.api
     made = await api.create(_pod())
     once = await api.patch_status(Pod, _name(made), _ready("True"), NAMESPACE)
@@ -209,9 +210,12 @@ async def a_patch_that_changes_nothing_is_no_change(subject: ApiSubject) -> None
     assert once == twice
 
 
-@API.promises
-async def a_uid_is_a_precondition(subject: ApiSubject) -> None:
-    """A patch or a deletion meant for another UID is refused with Conflict, and one for this UID is done."""
+@API.scenario
+async def the_uid_is_a_precondition(subject: ApiSubject) -> None:
+    """A patch or delete with the UID of another object raises Conflict and has no effect.
+
+    With the object's own UID it works.
+    """
     api = subject.api
     made = await api.create(_pod())
     other: dict[str, object] = {"metadata": {"uid": "another"}}
@@ -229,9 +233,12 @@ async def a_uid_is_a_precondition(subject: ApiSubject) -> None:
         await api.get(Pod, _name(made), NAMESPACE)
 
 
-@API.promises
+@API.scenario
 async def a_pod_on_a_node_is_deleted_gracefully(subject: ApiSubject) -> None:
-    """`delete` only marks a pod that is on a node; a later one may shorten the grace, not lengthen it; 0 removes."""
+    """`delete` marks a pod that is bound to a node.
+
+    A later delete can shorten the grace period but not extend it. A grace period of 0 removes the pod.
+    """
     api = subject.api
     made = await api.create(_pod(grace=30))
     await api.delete(Pod, _name(made), NAMESPACE)
@@ -250,18 +257,18 @@ async def a_pod_on_a_node_is_deleted_gracefully(subject: ApiSubject) -> None:
         await api.get(Pod, _name(made), NAMESPACE)
 
 
-@API.promises
-async def a_pod_on_no_node_is_removed_at_once(subject: ApiSubject) -> None:
-    """Nobody has anything to stop: deleting a pod that no node has removes it."""
-    made = await subject.api.create(_pod(node=""))
+@API.scenario
+async def an_unbound_pod_is_removed_at_once(subject: ApiSubject) -> None:
+    """`delete` removes a pod without a node at once, because no containers have to be stopped."""
+    made = await subject.api.create(_pod(node=None))
     await subject.api.delete(Pod, _name(made), NAMESPACE)
     with raises(NotFound):
         await subject.api.get(Pod, _name(made), NAMESPACE)
 
 
-@API.promises
-async def a_name_that_is_used_again_is_another_object(subject: ApiSubject) -> None:
-    """After a removal the same name is another UID."""
+@API.scenario
+async def a_reused_name_gets_a_new_uid(subject: ApiSubject) -> None:
+    """An object created with the name of a removed object has another UID and a higher version."""
     api = subject.api
     pod = _pod()
     first = await api.create(pod)

@@ -1,25 +1,24 @@
-"""What every implementation of pod cgroups promises."""
+"""Contract of the port for pod cgroups."""
 
 import uuid
 
-from podkeeper.model.k8s.core import Container, Pod, PodSpec
-from podkeeper.model.k8s.meta import ObjectMeta
+from podkeeper.model.k8s.core import Pod
 from podkeeper.model.messages import PodUID
 from podkeeper.ports.cgroups import Cgroups
+from podkeeper.testing.build import pod, uid_of
 from podkeeper.testing.contracts.contract import Contract
 
 CGROUPS: Contract[Cgroups] = Contract()
 
 
 def _pod() -> tuple[Pod, PodUID]:
-    uid = PodUID(str(uuid.uuid4()))
-    spec = PodSpec(containers=(Container(name="web", image="nginx"),))
-    return Pod(metadata=ObjectMeta(name="web", namespace="default", uid=uid), spec=spec), uid
+    made = pod(uid=str(uuid.uuid4()))
+    return made, uid_of(made)
 
 
-@CGROUPS.promises
-async def a_cgroup_is_made_once(cgroups: Cgroups) -> None:
-    """`ensure` returns the same parent each time, another one for another pod."""
+@CGROUPS.scenario
+async def ensure_is_idempotent(cgroups: Cgroups) -> None:
+    """`ensure` returns the same cgroup parent for each call with the same pod, and another parent for another pod."""
     (pod, uid), (other, other_uid) = _pod(), _pod()
     parent = await cgroups.ensure(pod)
     assert await cgroups.ensure(pod) == parent
@@ -27,9 +26,9 @@ async def a_cgroup_is_made_once(cgroups: Cgroups) -> None:
     assert {uid, other_uid} <= await cgroups.list_pods()
 
 
-@CGROUPS.promises
-async def a_removed_cgroup_is_gone(cgroups: Cgroups) -> None:
-    """`remove` returns once the cgroup is gone; the unknown is gone."""
+@CGROUPS.scenario
+async def remove_is_idempotent(cgroups: Cgroups) -> None:
+    """`remove` returns when the cgroup is gone. Removing an unknown pod succeeds."""
     pod, uid = _pod()
     await cgroups.ensure(pod)
     await cgroups.remove(uid)
@@ -38,9 +37,9 @@ async def a_removed_cgroup_is_gone(cgroups: Cgroups) -> None:
     await cgroups.remove(PodUID("unknown"))
 
 
-@CGROUPS.promises
-async def a_throttled_cgroup_stays(cgroups: Cgroups) -> None:
-    """`throttle` takes CPU away, not the cgroup."""
+@CGROUPS.scenario
+async def throttle_keeps_the_cgroup(cgroups: Cgroups) -> None:
+    """`throttle` reduces the CPU of a pod's cgroup. The cgroup remains until `remove`."""
     pod, uid = _pod()
     await cgroups.ensure(pod)
     await cgroups.throttle(uid)

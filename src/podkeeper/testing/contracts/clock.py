@@ -1,4 +1,4 @@
-"""What every clock promises."""
+"""Contract of the clock port."""
 
 import asyncio
 from datetime import UTC, timedelta
@@ -9,16 +9,16 @@ from podkeeper.testing.contracts.contract import Contract
 CLOCK: Contract[Clock] = Contract()
 
 
-@CLOCK.promises
-async def wall_time_is_aware(clock: Clock) -> None:
-    """`now` is an aware instant in UTC."""
+@CLOCK.scenario
+async def wall_time_is_in_utc(clock: Clock) -> None:
+    """`now` returns a timezone-aware datetime in UTC."""
     assert clock.now().tzinfo is UTC
     assert clock.now().utcoffset() == timedelta(0)
 
 
-@CLOCK.promises
-async def durations_are_the_loops(clock: Clock) -> None:
-    """`monotonic` is the clock that `asyncio.sleep` sleeps by, and never goes back."""
+@CLOCK.scenario
+async def monotonic_time_is_the_time_of_the_event_loop(clock: Clock) -> None:
+    """`monotonic` uses the same clock as `asyncio.sleep` and never decreases."""
     before = clock.monotonic()
     assert before <= asyncio.get_running_loop().time()
     await asyncio.sleep(0.02)
@@ -26,9 +26,9 @@ async def durations_are_the_loops(clock: Clock) -> None:
     assert clock.monotonic() <= asyncio.get_running_loop().time()
 
 
-@CLOCK.promises
-async def chance_is_a_fraction(clock: Clock) -> None:
-    """`fraction` lies in [0, 1), and is not always the same."""
+@CLOCK.scenario
+async def fraction_is_random(clock: Clock) -> None:
+    """`fraction` returns different numbers in [0, 1)."""
     drawn = [clock.fraction() for _ in range(1000)]
     assert all(0 <= number < 1 for number in drawn)
     assert len(set(drawn)) > 900

@@ -1,4 +1,4 @@
-"""The small machinery of contracts: a collection of scenarios, and one implementation to be held to them."""
+"""Contracts (collections of scenarios) and the implementations that are checked against them."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
@@ -20,47 +20,50 @@ class Contract(Generic[T]):
     def __init__(self) -> None:
         self.scenarios: list[Scenario[T]] = []
 
-    def promises(self, scenario: Scenario[T]) -> Scenario[T]:
-        """Add a scenario; used as a decorator."""
-        assert scenario.__doc__, f"{name_of(scenario)} says no promise"
+    def scenario(self, scenario: Scenario[T]) -> Scenario[T]:
+        """Decorator that adds a scenario. The docstring of the scenario is required, because it states the contract."""
+        assert scenario.__doc__, f"{name_of(scenario)} has no docstring"
         self.scenarios.append(scenario)
         return scenario
 
 
 @dataclass(frozen=True)
 class Implementation(Generic[T]):
-    """One implementation of a port: how it is opened for a scenario, and the loop it runs in."""
+    """One implementation of a port.
+
+    `open` opens a new subject for each scenario. `run` runs the coroutine of a scenario to its end.
+    """
 
     open: Callable[[], AbstractAsyncContextManager[T]]
     run: Callable[[Coroutine[Any, Any, None]], object] = field(default=simulate)
 
     def check(self, scenario: Scenario[T]) -> None:
-        """Hold the implementation to one promise."""
-        self.run(self._scene(scenario))
+        """Run one scenario. Raise AssertionError, or the error of the implementation, if it fails."""
+        self.run(self._run_with_subject(scenario))
 
-    async def _scene(self, scenario: Scenario[T]) -> None:
+    async def _run_with_subject(self, scenario: Scenario[T]) -> None:
         async with self.open() as subject, asyncio.timeout(10 * PATIENCE_SECONDS):
             await scenario(subject)
 
 
 def opened(make: Callable[[], T]) -> Callable[[], AbstractAsyncContextManager[T]]:
-    """A way to open what needs no closing; `make` is called inside the loop."""
+    """Return an `open` for a subject that needs no closing. It calls `make` inside the event loop."""
 
     @asynccontextmanager
-    async def whole() -> AsyncIterator[T]:
+    async def open_subject() -> AsyncIterator[T]:
         yield make()
 
-    return whole
+    return open_subject
 
 
 def name_of(scenario: object) -> str:
-    """A scenario's name, for the test's."""
+    """Return the name of a scenario, for the ID of a parametrized test."""
     return str(getattr(scenario, "__name__", scenario))
 
 
 @contextmanager
 def raises(error: type[Exception]) -> Iterator[None]:
-    """Fail unless the block raises that error. (Here, so that a contract needs no test runner.)"""
+    """Fail unless the block raises the error. Replaces `pytest.raises`, because contracts do not depend on pytest."""
     try:
         yield
     except error:
@@ -69,10 +72,10 @@ def raises(error: type[Exception]) -> Iterator[None]:
 
 
 async def eventually(holds: Callable[[], Awaitable[bool]], what: str) -> None:
-    """Wait until something holds; fail when it does not come about."""
+    """Wait until `holds` returns true. Fail after PATIENCE_SECONDS, with `what` in the message."""
     try:
         async with asyncio.timeout(PATIENCE_SECONDS):
             while not await holds():
                 await asyncio.sleep(0.05)
     except TimeoutError:
-        raise AssertionError(f"it never came about that {what}") from None
+        raise AssertionError(f"timed out after {PATIENCE_SECONDS:g} s: expected that {what}") from None

@@ -1,4 +1,4 @@
-"""What every journal promises: order, and what survives a crash."""
+"""Contract of the journal port: order of writes, and which writes survive a crash."""
 
 import asyncio
 from contextlib import suppress
@@ -9,21 +9,21 @@ from podkeeper.testing.contracts.contract import Contract
 
 
 class JournalSubject(Protocol):
-    """A journal that can be opened, and that can crash at any instant."""
+    """A journal that can be opened and can crash at any time."""
 
     async def open(self) -> Journal:
-        """The journal, with all that survived so far."""
+        """Open the journal with all writes that survived so far."""
 
     async def crash(self) -> None:
-        """Lose whatever a crash may lose. The journal opened before is not used any more."""
+        """Lose the writes that a crash may lose. The scenario does not use the open journal again."""
 
 
 JOURNAL: Contract[JournalSubject] = Contract()
 
 
-@JOURNAL.promises
-async def what_is_written_is_there(subject: JournalSubject) -> None:
-    """`load` tells every write so far, the latest of each key, synced or not."""
+@JOURNAL.scenario
+async def load_returns_all_writes(subject: JournalSubject) -> None:
+    """`load` returns the latest value of each key, including writes that are not synced yet."""
     journal = await subject.open()
     assert dict(journal.load()) == {}
     journal.put("a", b"1")
@@ -34,9 +34,9 @@ async def what_is_written_is_there(subject: JournalSubject) -> None:
     assert dict(journal.load()) == {"a": b"2", "b": b""}
 
 
-@JOURNAL.promises
-async def what_is_dropped_is_forgotten(subject: JournalSubject) -> None:
-    """`drop` forgets a key; an unknown one is forgotten already."""
+@JOURNAL.scenario
+async def a_dropped_key_is_not_loaded(subject: JournalSubject) -> None:
+    """`drop` removes a key. Dropping an unknown key is a no-op."""
     journal = await subject.open()
     journal.put("a", b"1")
     journal.drop("a")
@@ -46,9 +46,12 @@ async def what_is_dropped_is_forgotten(subject: JournalSubject) -> None:
     assert dict(journal.load()) == {}
 
 
-@JOURNAL.promises
-async def a_purge_changes_nothing_that_is_there(subject: JournalSubject) -> None:
-    """`purge` concerns only replaced and dropped values: all others stay, and survive a crash after the next sync."""
+@JOURNAL.scenario
+async def purge_keeps_all_current_values(subject: JournalSubject) -> None:
+    """`purge` affects only replaced and dropped values.
+
+    All current values remain. They survive a crash after the next sync.
+    """
     journal = await subject.open()
     journal.put("a", b"1")
     journal.put("b", b"2")
@@ -62,9 +65,9 @@ async def a_purge_changes_nothing_that_is_there(subject: JournalSubject) -> None
     assert dict((await subject.open()).load()) == {"b": b"2", "c": b"3"}
 
 
-@JOURNAL.promises
-async def what_was_loaded_does_not_change(subject: JournalSubject) -> None:
-    """What `load` returned is as of then: later writes do not show in it."""
+@JOURNAL.scenario
+async def a_loaded_mapping_does_not_change(subject: JournalSubject) -> None:
+    """`load` returns a snapshot. Later writes do not appear in it."""
     journal = await subject.open()
     journal.put("a", b"1")
     before = journal.load()
@@ -72,9 +75,9 @@ async def what_was_loaded_does_not_change(subject: JournalSubject) -> None:
     assert dict(before) == {"a": b"1"}
 
 
-@JOURNAL.promises
-async def what_was_synced_survives(subject: JournalSubject) -> None:
-    """A crash keeps every write, and every drop, before the last finished sync."""
+@JOURNAL.scenario
+async def synced_writes_survive_a_crash(subject: JournalSubject) -> None:
+    """After a crash, the journal holds every put and drop made before the last completed sync."""
     journal = await subject.open()
     journal.put("kept", b"1")
     journal.put("dropped", b"2")
@@ -86,9 +89,12 @@ async def what_was_synced_survives(subject: JournalSubject) -> None:
     assert dict((await subject.open()).load()) == {"kept": bytes(range(256))}
 
 
-@JOURNAL.promises
-async def of_what_was_not_synced_a_first_part_survives(subject: JournalSubject) -> None:
-    """A crash never keeps a later write without an earlier one, and never half a value."""
+@JOURNAL.scenario
+async def unsynced_writes_survive_in_order(subject: JournalSubject) -> None:
+    """A crash may lose unsynced writes.
+
+    If a write survives, all earlier writes survive, too. Each value survives completely or not at all.
+    """
     journal = await subject.open()
     journal.put("base", b"0")
     await journal.sync()
@@ -101,9 +107,9 @@ async def of_what_was_not_synced_a_first_part_survives(subject: JournalSubject) 
     assert set(survived.values()) <= {b"v" * 1000}
 
 
-@JOURNAL.promises
-async def it_goes_on_after_a_crash(subject: JournalSubject) -> None:
-    """A journal opened after a crash takes writes, and keeps them through the next one."""
+@JOURNAL.scenario
+async def the_journal_can_be_written_after_a_crash(subject: JournalSubject) -> None:
+    """A journal opened after a crash accepts writes, and they survive the next crash."""
     journal = await subject.open()
     journal.put("a", b"1")
     await journal.sync()
@@ -115,18 +121,18 @@ async def it_goes_on_after_a_crash(subject: JournalSubject) -> None:
     assert dict((await subject.open()).load()) == {"a": b"1", "b": b"2"}
 
 
-@JOURNAL.promises
-async def a_sync_of_nothing_succeeds(subject: JournalSubject) -> None:
-    """`sync` with nothing to make durable returns."""
+@JOURNAL.scenario
+async def a_sync_without_writes_succeeds(subject: JournalSubject) -> None:
+    """`sync` returns if there is nothing to sync."""
     journal = await subject.open()
     await journal.sync()
     await journal.sync()
     assert dict(journal.load()) == {}
 
 
-@JOURNAL.promises
-async def many_may_sync_at_once(subject: JournalSubject) -> None:
-    """Whoever has synced is safe, however many do so at the same time."""
+@JOURNAL.scenario
+async def concurrent_syncs_are_safe(subject: JournalSubject) -> None:
+    """Many tasks may call `sync` at the same time. When a call returns, the writes made before it are durable."""
     journal = await subject.open()
 
     async def write(number: int) -> None:
@@ -140,28 +146,28 @@ async def many_may_sync_at_once(subject: JournalSubject) -> None:
     assert dict((await subject.open()).load()) == {f"k{number}": b"%d" % number for number in range(50)}
 
 
-@JOURNAL.promises
-async def a_sync_that_is_given_up_harms_nobody(subject: JournalSubject) -> None:
-    """Cancelling a sync neither loses a write nor disturbs another's sync."""
+@JOURNAL.scenario
+async def a_cancelled_sync_loses_nothing(subject: JournalSubject) -> None:
+    """Cancelling a sync does not lose a write and does not affect other syncs."""
     journal = await subject.open()
     journal.put("a", b"1")
-    impatient = asyncio.ensure_future(journal.sync())
+    cancelled = asyncio.ensure_future(journal.sync())
     await asyncio.sleep(0)
     journal.put("b", b"2")
-    patient = asyncio.ensure_future(journal.sync())
+    completed = asyncio.ensure_future(journal.sync())
     await asyncio.sleep(0)
-    impatient.cancel()
+    cancelled.cancel()
     with suppress(asyncio.CancelledError):
-        await impatient
-    await patient
+        await cancelled
+    await completed
     assert dict(journal.load()) == {"a": b"1", "b": b"2"}
     await subject.crash()
     assert dict((await subject.open()).load()) == {"a": b"1", "b": b"2"}
 
 
-@JOURNAL.promises
-async def what_is_dropped_may_come_back(subject: JournalSubject) -> None:
-    """The last word on a key counts, and the same word twice is one."""
+@JOURNAL.scenario
+async def the_last_write_of_a_key_wins(subject: JournalSubject) -> None:
+    """The last put or drop of a key determines its value. Repeating a put has no further effect."""
     journal = await subject.open()
     journal.put("a", b"1")
     await journal.sync()

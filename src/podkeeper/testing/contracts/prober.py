@@ -1,9 +1,9 @@
-"""What every prober promises: it reports, in time, and never raises for what the other side does."""
+"""Contract of the prober port: every probe returns a result in time and never raises for the peer's behaviour."""
 
 import asyncio
 from dataclasses import dataclass
 
-from podkeeper.model.probing import Answered, Endpoint, HttpAnswer, HttpRequest, NoAnswer, NotConnected
+from podkeeper.model.probing import Endpoint, HealthAnswer, HttpAnswer, HttpRequest, NoHttpAnswer, NotConnected
 from podkeeper.ports.prober import Prober
 from podkeeper.testing.contracts.contract import Contract
 
@@ -15,10 +15,10 @@ _TIMEOUT_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class ProberSubject:
-    """A prober, and ends to try it on.
+    """A prober and the endpoints to probe.
 
-    `answering` serves HTTP: 200 at `/`, 500 at `/broken`. `serving` is a healthy gRPC service. Nobody listens at
-    `closed`. `silent` accepts connections and never says a word; `unreachable` does not even accept them.
+    `answering` serves HTTP: 200 at `/`, 500 at `/broken`. `serving` is a healthy gRPC service. `closed` refuses
+    connections. `silent` accepts connections and sends nothing. `unreachable` drops connection requests.
     """
 
     prober: Prober
@@ -33,9 +33,9 @@ def _get(endpoint: Endpoint, path: str = "/") -> HttpRequest:
     return HttpRequest(f"http://{endpoint}{path}", {})
 
 
-@PROBER.promises
-async def an_answer_is_told_whatever_it_is(subject: ProberSubject) -> None:
-    """`http` tells the status the server answered with, good or bad."""
+@PROBER.scenario
+async def http_returns_the_status_of_the_response(subject: ProberSubject) -> None:
+    """`http` returns the status code of the response, success or error."""
     good = await subject.prober.http(_get(subject.answering), _TIMEOUT_SECONDS)
     bad = await subject.prober.http(_get(subject.answering, "/broken"), _TIMEOUT_SECONDS)
     assert isinstance(good, HttpAnswer)
@@ -43,35 +43,41 @@ async def an_answer_is_told_whatever_it_is(subject: ProberSubject) -> None:
     assert (good.status, bad.status) == (200, 500)
 
 
-@PROBER.promises
-async def nobody_there_is_no_answer(subject: ProberSubject) -> None:
-    """A refused connection is told as such by every method, with some text."""
+@PROBER.scenario
+async def a_refused_connection_is_reported(subject: ProberSubject) -> None:
+    """If the connection is refused, no method raises.
+
+    Each returns a failure: `http` and `tcp` with a message, `grpc` as NotConnected.
+    """
     end = await subject.prober.http(_get(subject.closed), _TIMEOUT_SECONDS)
-    assert isinstance(end, NoAnswer)
+    assert isinstance(end, NoHttpAnswer)
     assert end.message
     assert await subject.prober.tcp(subject.closed, _TIMEOUT_SECONDS)
     assert isinstance(await subject.prober.grpc(subject.closed, "", _TIMEOUT_SECONDS), NotConnected)
 
 
-@PROBER.promises
-async def a_connection_is_all_tcp_wants(subject: ProberSubject) -> None:
-    """`tcp` returns None when somebody listens, even without a word."""
+@PROBER.scenario
+async def tcp_succeeds_when_the_connection_is_accepted(subject: ProberSubject) -> None:
+    """`tcp` returns None when the connection is accepted, even if the server sends nothing."""
     assert await subject.prober.tcp(subject.answering, _TIMEOUT_SECONDS) is None
     assert await subject.prober.tcp(subject.silent, _TIMEOUT_SECONDS) is None
 
 
-@PROBER.promises
-async def silence_ends_with_the_timeout(subject: ProberSubject) -> None:
-    """No method waits longer than its timeout, give or take what a busy machine needs."""
+@PROBER.scenario
+async def every_method_ends_at_its_timeout(subject: ProberSubject) -> None:
+    """Each method returns a failure when its timeout has passed without a response.
+
+    The limit is generous for busy machines.
+    """
     loop = asyncio.get_running_loop()
     begun = loop.time()
-    assert isinstance(await subject.prober.http(_get(subject.silent), _TIMEOUT_SECONDS), NoAnswer)
+    assert isinstance(await subject.prober.http(_get(subject.silent), _TIMEOUT_SECONDS), NoHttpAnswer)
     assert await subject.prober.tcp(subject.unreachable, _TIMEOUT_SECONDS)
     await subject.prober.grpc(subject.unreachable, "", _TIMEOUT_SECONDS)
     assert loop.time() - begun < 3 * _TIMEOUT_SECONDS + 20
 
 
-@PROBER.promises
-async def a_health_service_is_asked(subject: ProberSubject) -> None:
-    """`grpc` tells what the health service answered."""
-    assert await subject.prober.grpc(subject.serving, "", _TIMEOUT_SECONDS) == Answered(SERVING)
+@PROBER.scenario
+async def grpc_returns_the_health_status(subject: ProberSubject) -> None:
+    """`grpc` returns the serving status that the health service reports."""
+    assert await subject.prober.grpc(subject.serving, "", _TIMEOUT_SECONDS) == HealthAnswer(SERVING)

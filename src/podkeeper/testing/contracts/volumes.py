@@ -1,29 +1,26 @@
-"""What every implementation of volumes promises."""
+"""Contract of the volumes port."""
 
 import uuid
 
 from podkeeper.model.errors import TryLater
-from podkeeper.model.k8s.core import Container, EmptyDirVolumeSource, Pod, PodSpec, Volume
-from podkeeper.model.k8s.meta import ObjectMeta
+from podkeeper.model.k8s.core import EmptyDirVolumeSource, Pod, Volume
 from podkeeper.model.messages import PodUID
 from podkeeper.ports.volumes import Volumes
+from podkeeper.testing.build import pod, uid_of
 from podkeeper.testing.contracts.contract import Contract, raises
 
 VOLUMES: Contract[Volumes] = Contract()
 
 
 def _pod(*names: str) -> tuple[Pod, PodUID]:
-    uid = PodUID(str(uuid.uuid4()))
-    spec = PodSpec(
-        containers=(Container(name="web", image="nginx"),),
-        volumes=tuple(Volume(name=name, empty_dir=EmptyDirVolumeSource(medium="Memory")) for name in names),
-    )
-    return Pod(metadata=ObjectMeta(name="web", namespace="default", uid=uid), spec=spec), uid
+    volumes = tuple(Volume(name=name, empty_dir=EmptyDirVolumeSource(medium="Memory")) for name in names)
+    made = pod(uid=str(uuid.uuid4()), volumes=volumes)
+    return made, uid_of(made)
 
 
-@VOLUMES.promises
-async def every_volume_has_a_path(volumes: Volumes) -> None:
-    """`mount` returns a host path of its own for each volume; asked again, the same ones."""
+@VOLUMES.scenario
+async def mount_is_idempotent(volumes: Volumes) -> None:
+    """`mount` returns a separate host path for each volume. A repeated call returns the same paths."""
     pod, uid = _pod("cache", "data")
     paths = await volumes.mount(pod)
     assert set(paths) == {"cache", "data"}
@@ -32,9 +29,12 @@ async def every_volume_has_a_path(volumes: Volumes) -> None:
     await volumes.unmount(uid)
 
 
-@VOLUMES.promises
-async def what_is_mounted_is_known(volumes: Volumes) -> None:
-    """A pod with mounts is among `mounted_pods` and has a directory, until it is unmounted."""
+@VOLUMES.scenario
+async def mounted_pods_are_listed(volumes: Volumes) -> None:
+    """After `mount`, the pod is in `mounted_pods` and `directories`.
+
+    After `unmount`, it is no longer in `mounted_pods`.
+    """
     pod, uid = _pod("cache")
     await volumes.mount(pod)
     assert uid in volumes.mounted_pods()
@@ -43,9 +43,9 @@ async def what_is_mounted_is_known(volumes: Volumes) -> None:
     assert uid not in volumes.mounted_pods()
 
 
-@VOLUMES.promises
-async def the_unknown_is_not_mounted(volumes: Volumes) -> None:
-    """Unmounting a pod of which nothing is mounted succeeds, again and again; so does removing no directory."""
+@VOLUMES.scenario
+async def unmount_is_idempotent(volumes: Volumes) -> None:
+    """Unmounting a pod without mounts succeeds, also repeatedly. Removing a directory that does not exist succeeds."""
     pod, uid = _pod("cache")
     await volumes.mount(pod)
     await volumes.unmount(uid)
@@ -55,9 +55,12 @@ async def the_unknown_is_not_mounted(volumes: Volumes) -> None:
     assert volumes.mounted_pods() == frozenset()
 
 
-@VOLUMES.promises
-async def a_directory_with_a_mount_stays(volumes: Volumes) -> None:
-    """`remove_directory` refuses with TryLater while anything below is mounted, and then removes."""
+@VOLUMES.scenario
+async def a_directory_with_a_mount_is_kept(volumes: Volumes) -> None:
+    """`remove_directory` raises TryLater and removes nothing while a volume below the directory is mounted.
+
+    After `unmount` it removes the directory.
+    """
     pod, uid = _pod("cache")
     await volumes.mount(pod)
     with raises(TryLater):
@@ -68,9 +71,9 @@ async def a_directory_with_a_mount_stays(volumes: Volumes) -> None:
     assert uid not in await volumes.directories()
 
 
-@VOLUMES.promises
-async def a_pod_without_volumes_needs_none(volumes: Volumes) -> None:
-    """A pod without volumes has no paths and no mounts."""
+@VOLUMES.scenario
+async def a_pod_without_volumes_has_no_mounts(volumes: Volumes) -> None:
+    """For a pod without volumes, `mount` returns no paths and `mounted_pods` does not list the pod."""
     pod, uid = _pod()
     assert await volumes.mount(pod) == {}
     assert uid not in volumes.mounted_pods()

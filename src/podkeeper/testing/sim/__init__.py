@@ -1,16 +1,19 @@
-"""The simulation: whole nodes live in virtual time, everything goes wrong, and promises are checked at every step.
+"""Simulation: run whole nodes in virtual time, inject faults, check invariants.
 
-    world          what outlives the agent, its lives, who watches;  life: the cords that a death cuts;  loop: its time
-    records        what can be seen happening;  truth: what containers really did;  troubles: what went wrong for whom
-    trace          all that happened, and its hash;  scribe: in words;  timeline: of one pod
-    history        what happens and when, as data;  profile: how much of it;  spelling: on the command line
-    workload       pods of all kinds come and go: pods, stories, stories_static, deeds
-    mischief       what goes wrong: mischief_agent, mischief_calls, mischief_around
-    invariants     the promises, I1 to I22
-    play           one history, from its plan to its outcome;  shrink: a smaller one that fails
-    campaign       many seeds in several processes;  report: what came of them;  state: a file to continue from
-    perturb        Sieve's perturbations, one by one;  telling: a tale twice;  scenes: the world at rest
+Invariants are checked at every step.
 
-A seed decides everything. Nothing is faked about the engine: it is wired as in production. `docs/simulation.md` tells
-how to run it, read a failure, and write scenarios and invariants.
+    world          everything that outlives the agent (API, runtime, journal); agent_process: one process of it
+    loop           the event loop with virtual time
+    records        what happens, as values on a bus; ground_truth: what containers really did; active_faults: fault log
+    trace          everything that happened, and its hash; trace_writer: as text; timeline: the trace of one pod
+    schedule       what happens to a node and when, as data; profile: rates and amounts; plan_args: command-line options
+    workload       the pods of a node: pods, pod_scripts, static_pod_scripts, actions
+    faults         the injected faults: faults_agent, faults_calls, faults_services
+    invariants     I1 to I22
+    run            run one schedule; shrink: find a smaller schedule that fails
+    campaign       run many seeds in several processes; report: print results; state: a file to continue from
+    perturb        Sieve's perturbations, one by one; perturbed_run: a scenario with one; scenario: snapshots
+
+A seed determines everything. The engine is wired as in production. `docs/simulation.md` describes how to run the
+simulation, read a failure, and write scenarios and invariants.
 """

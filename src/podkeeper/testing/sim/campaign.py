@@ -1,12 +1,12 @@
-"""A campaign: many seeds played by several processes, and what came of all of them.
+"""Run many seeds in several processes, and collect the results.
 
-    with Crew(jobs=2) as crew:
-        for result in crew.results(Plan(seed=seed) for seed in range(300)):
+    with WorkerPool(jobs=2) as pool:
+        for result in pool.results(SimPlan(seed=seed) for seed in range(300)):
             totals.add(result)
 
-Each seed is played from beginning to end by one process. The processes are new ones (spawned) with fixed string
-hashing, so that a seed gives the same trace whoever plays it; what comes back is small. Who started them reads no
-trace of its own: also a single seed is played by a crew of one.
+One process runs a seed from start to end. The processes are spawned with fixed string hashing, so a seed gives the same
+trace in each of them. They return small results. The parent process runs no seed itself, because its own string
+hashing is not fixed.
 """
 
 import gc
@@ -30,141 +30,142 @@ from multiprocessing.connection import wait as wait_for_any
 
 from podkeeper.app.process import tune_garbage_collection
 from podkeeper.model.messages import PodUID
-from podkeeper.testing.sim.history import History
-from podkeeper.testing.sim.play import Outcome, Plan, history_of, play
-from podkeeper.testing.sim.records import Asked
-from podkeeper.testing.sim.timeline import concerned
-from podkeeper.testing.sim.trace import Line
-from podkeeper.testing.sim.world import Violation, World
+from podkeeper.testing.sim.records import ReadEnded
+from podkeeper.testing.sim.run import RunResult, SimPlan, run_schedule, schedule_of
+from podkeeper.testing.sim.schedule import Schedule
+from podkeeper.testing.sim.timeline import pod_lines
+from podkeeper.testing.sim.trace import TraceLine
+from podkeeper.testing.sim.world import RUN_IS_OVER, Violation, World
 
-FELL_OVER = "play"  # the name of the promise that the simulation itself does not fall over
-GIVEN_UP = "given up"  # the name of no promise: the play was cut short
+RUN_FAILED = "simulation"  # the name of the violation if the simulation itself raises an error
+GIVEN_UP = "given up"  # not an invariant: the run was cut short
 EVERYTHING = "all"
-PLAY_IS_OVER = "the play is over"  # as the world says it
 GC_THRESHOLD = 1_000_000
 
-Also = Callable[[World], object]
+Installer = Callable[[World], object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeedResult:
-    """What came of one seed."""
+    """The result of one seed."""
 
-    plan: Plan
+    plan: SimPlan
     violation: Violation | None
     hash: str
-    seconds: float  # virtual ones
+    seconds: float  # virtual
     cpu_seconds: float
-    acts: int
+    actions: int
     length: int = 0
-    lives: int = 0
+    agents: int = 0
     pods_alive: float = 0.0
     checks: Counter[str] = field(default_factory=Counter)
-    troubles: Counter[str] = field(default_factory=Counter)
-    lines: tuple[Line, ...] = ()  # of the pod whose promise was broken
-    timeline: tuple[Line, ...] = ()  # the part of the trace that was asked for
+    fault_counts: Counter[str] = field(default_factory=Counter)
+    lines: tuple[TraceLine, ...] = ()  # of the pod for which the invariant was violated
+    timeline: tuple[TraceLine, ...] = ()  # the part of the trace that `keep` selects
 
     @property
     def cpu_seconds_per_hour(self) -> float:
-        """What a virtual hour costs."""
+        """CPU seconds per virtual hour."""
         return self.cpu_seconds * 3600.0 / self.seconds if self.seconds else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Excerpt:
-    """A plan's history cut short: its acts are in the plan (`only`), here is how much of it is played."""
+    """The beginning of a plan's schedule: its actions are in the plan (`only`), its length is here."""
 
-    plan: Plan
-    chapters: int | None = None
-    give_up_at: float = inf  # if nothing was broken by then, nothing will be
+    plan: SimPlan
+    segments: int | None = None
+    give_up_at: float = inf  # end the run here if nothing was violated
 
-    def history(self) -> History:
-        """Draw it."""
-        history = history_of(self.plan)
-        return replace(history, chapters=history.chapters[: self.chapters])
+    def schedule(self) -> Schedule:
+        """Draw the schedule and cut it."""
+        schedule = schedule_of(self.plan)
+        return replace(schedule, segments=schedule.segments[: self.segments])
 
 
-def excerpt_of(history: History, plan: Plan, give_up_at: float = inf) -> Excerpt:
-    """How to say in few words which part of a plan's history this is."""
-    return Excerpt(replace(plan, only=frozenset(act.number for act in history.acts)), len(history.chapters), give_up_at)
+def excerpt_of(schedule: Schedule, plan: SimPlan, give_up_at: float = inf) -> Excerpt:
+    """Return a short description of a part of a plan's schedule, which can be sent to another process."""
+    return Excerpt(
+        replace(plan, only=frozenset(timed.number for timed in schedule.actions)), len(schedule.segments), give_up_at
+    )
 
 
 @dataclass(slots=True)
-class Totals:
-    """What came of all seeds so far."""
+class CampaignTotals:
+    """The results of all seeds so far."""
 
-    results: dict[int, SeedResult] = field(default_factory=dict)  # by seed, in the order in which they came
+    results: dict[int, SeedResult] = field(default_factory=dict)  # by seed, in the order of their arrival
     seconds: float = 0.0
     cpu_seconds: float = 0.0
-    lives: int = 0
-    acts: int = 0
+    agents: int = 0
+    actions: int = 0
     length: int = 0
     checks: Counter[str] = field(default_factory=Counter)
-    troubles: Counter[str] = field(default_factory=Counter)
+    fault_counts: Counter[str] = field(default_factory=Counter)
     _pod_seconds: float = 0.0
 
     def add(self, result: SeedResult) -> None:
-        """Count a seed in."""
+        """Add the result of a seed."""
         self.results[result.plan.seed] = result
         self.seconds += result.seconds
         self.cpu_seconds += result.cpu_seconds
-        self.lives += result.lives
-        self.acts += result.acts
+        self.agents += result.agents
+        self.actions += result.actions
         self.length += result.length
         self.checks += result.checks
-        self.troubles += result.troubles
+        self.fault_counts += result.fault_counts
         self._pod_seconds += result.pods_alive * result.seconds
 
     @property
     def seeds(self) -> int:
-        """How many were played."""
+        """Number of seeds that have a result."""
         return len(self.results)
 
     @property
     def failures(self) -> list[SeedResult]:
-        """The seeds that broke a promise, in order."""
+        """Seeds that violated an invariant, in order."""
         return [result for _, result in sorted(self.results.items()) if result.violation is not None]
 
     @property
     def pods_alive(self) -> float:
-        """The average over all time."""
+        """Average number of pods with a running container."""
         return self._pod_seconds / self.seconds if self.seconds else 0.0
 
     @property
     def hash(self) -> str:
-        """The hash of all seeds' hashes in the order of the seeds, whoever came first."""
+        """Hash of the hashes of all seeds, in the order of the seeds."""
         lines = "".join(f"{seed} {result.hash}\n" for seed, result in sorted(self.results.items()))
         return hashlib.sha256(lines.encode()).hexdigest()
 
 
-class Crew:
-    """Processes that play.
+class WorkerPool:
+    """Processes that run seeds.
 
-    `also` names a function ("module:function") that installs more invariants in each world; `log` the level of the
-    agent's log, which goes to stderr; empty: none.
+    `also` names a function ("module:function") that installs more invariants in each world. `log` is the level of the
+    agent's log on stderr. Empty: no log.
     """
 
     def __init__(self, jobs: int, *, also: str = "", log: str = "") -> None:
         self._jobs = jobs
-        self._also = also
+        self._installer = also
         self._log = log
         self._pool: ProcessPoolExecutor | None = None
-        self._under_way: set[Future[SeedResult]] = set()
+        self._in_flight: set[Future[SeedResult]] = set()
         self._hash_seed: str | None = None
         self._others: list[multiprocessing.process.BaseProcess] = []
 
-    def __enter__(self) -> "Crew":
+    def __enter__(self) -> "WorkerPool":
         self._others = multiprocessing.active_children()
         self._hash_seed = os.environ.get("PYTHONHASHSEED")
-        os.environ["PYTHONHASHSEED"] = "0"  # for the processes to come
+        os.environ["PYTHONHASHSEED"] = "0"  # for the spawned processes
         context = multiprocessing.get_context("spawn")
         self._pool = ProcessPoolExecutor(self._jobs, context, initializer=_set_up, initargs=(self._log,))
         return self
 
     def __exit__(self, *error: object) -> None:
         assert self._pool is not None
-        self._pool.shutdown(wait=not self._under_way, cancel_futures=True)
-        if self._under_way:  # nobody wants to know any more
+        self._pool.shutdown(wait=not self._in_flight, cancel_futures=True)
+        if self._in_flight:  # their results are no longer needed
             for process in multiprocessing.active_children():
                 if process not in self._others:
                     process.terminate()
@@ -172,123 +173,125 @@ class Crew:
         if self._hash_seed is not None:
             os.environ["PYTHONHASHSEED"] = self._hash_seed
 
-    def results(self, plans: Iterable[Plan], keep: str = "") -> Iterator[SeedResult]:
-        """Play plans, each as soon as somebody has time for it; results come as they are there.
+    def results(self, plans: Iterable[SimPlan], keep: str = "") -> Iterator[SeedResult]:
+        """Run plans in all processes. Return each result as soon as it is available.
 
         Results that are ready together are returned in plan order, so that `--fail-fast` reports the lowest seed.
         `keep` selects the timeline in the results: the name or UID of a pod, or "all".
         """
         waiting = iter(plans)
-        playing = [self._begin(Excerpt(plan), keep) for plan in islice(waiting, self._jobs + 1)]
+        futures = [self._begin(Excerpt(plan), keep) for plan in islice(waiting, self._jobs + 1)]
         try:
-            while playing:
-                done, _ = wait(playing, return_when=FIRST_COMPLETED)
-                ended = [future for future in playing if future in done]
-                playing = [future for future in playing if future not in done]
-                playing += [self._begin(Excerpt(plan), keep) for plan in islice(waiting, len(ended))]
-                yield from (future.result() for future in ended)
+            while futures:
+                done, _ = wait(futures, return_when=FIRST_COMPLETED)
+                done_futures = [future for future in futures if future in done]
+                futures = [future for future in futures if future not in done]
+                futures += [self._begin(Excerpt(plan), keep) for plan in islice(waiting, len(done_futures))]
+                yield from (future.result() for future in done_futures)
         finally:
-            for future in playing:
+            for future in futures:
                 future.cancel()
 
-    def play(self, excerpt: Excerpt) -> SeedResult:
-        """Play one history."""
+    def run(self, excerpt: Excerpt) -> SeedResult:
+        """Run one schedule."""
         return self._begin(excerpt, "").result()
 
     def _begin(self, excerpt: Excerpt, keep: str) -> "Future[SeedResult]":
-        assert self._pool is not None, "a crew is used in a with statement"
-        future = self._pool.submit(play_excerpt, excerpt, keep, self._also)
-        self._under_way.add(future)
-        future.add_done_callback(self._under_way.discard)
+        assert self._pool is not None, "use a WorkerPool in a with statement"
+        future = self._pool.submit(run_excerpt, excerpt, keep, self._installer)
+        self._in_flight.add(future)
+        future.add_done_callback(self._in_flight.discard)
         return future
 
 
-def play_excerpt(excerpt: Excerpt, keep: str = "", also: str = "") -> SeedResult:
-    """Play a history in this process."""
+def run_excerpt(excerpt: Excerpt, keep: str = "", also: str = "") -> SeedResult:
+    """Run a schedule in this process."""
     if sys.flags.hash_randomization:
-        raise RuntimeError("cannot play: string hashing is not fixed (PYTHONHASHSEED=0 has no effect with python -E)")
-    history = excerpt.history()
+        raise RuntimeError("cannot run: string hashing is not fixed (PYTHONHASHSEED=0 has no effect with python -E)")
+    schedule = excerpt.schedule()
     began = time.process_time()
     try:
-        outcome = play(history, also=_also(excerpt.give_up_at, also))
+        outcome = run_schedule(schedule, also=_installer(excerpt.give_up_at, also))
     except Exception as error:
-        return _fallen(excerpt, history, error, time.process_time() - began)
+        return _failed_result(excerpt, schedule, error, time.process_time() - began)
     used = time.process_time() - began
     lines = () if outcome.violation is None else _timeline(outcome, outcome.violation.uid)
     timeline = tuple(outcome.trace.lines()) if keep == EVERYTHING else _timeline(outcome, keep) if keep else ()
-    gc.collect()  # a world is full of cycles
+    gc.collect()  # a world has many reference cycles
     return SeedResult(
         plan=excerpt.plan,
         violation=outcome.violation,
         hash=outcome.trace.hash,
         seconds=outcome.seconds,
         cpu_seconds=used,
-        acts=outcome.acts,
+        actions=outcome.actions,
         length=outcome.trace.length,
-        lives=outcome.lives,
+        agents=outcome.agents,
         pods_alive=outcome.pods_alive,
         checks=outcome.checks,
-        troubles=outcome.troubles,
+        fault_counts=outcome.fault_counts,
         lines=lines,
         timeline=timeline,
     )
 
 
-def _also(give_up_at: float, also: str) -> Also:
+def _installer(give_up_at: float, also: str) -> Installer:
     def install(world: World) -> None:
-        # No timer for this: one more on the loop's heap could change the order of others that are due at once.
-        def see(it: Asked) -> None:
+        # Not a timer, because one more entry on the loop's heap could change the order of timers with equal times.
+        def stop_if_late(it: ReadEnded) -> None:
             if it.at > give_up_at:
-                world.broken(GIVEN_UP, "", f"nothing was broken up to {give_up_at:.3f} s")
+                world.violated(GIVEN_UP, "", f"nothing was violated up to {give_up_at:.3f} s")
 
         if give_up_at < inf:
-            world.bus.subscribe(Asked, see)
+            world.bus.subscribe(ReadEnded, stop_if_late)
         if also:
             named_function(also)(world)
 
     return install
 
 
-def _fallen(excerpt: Excerpt, history: History, error: Exception, used: float) -> SeedResult:
-    """What came of a play that fell over: a failure like any other, so that it can be shrunk and shown."""
+def _failed_result(excerpt: Excerpt, schedule: Schedule, error: Exception, used: float) -> SeedResult:
+    """Return the result of a run that raised an error. It is a failure like any other, so it can be shrunk."""
     where = "".join(traceback.format_exception(error)[-4:]).rstrip()
-    violation = Violation(FELL_OVER, history.chapters[-1].ends, PodUID(""), f"the play fell over: {error!r}\n{where}")
-    return SeedResult(plan=excerpt.plan, violation=violation, hash="", seconds=0.0, cpu_seconds=used, acts=0)
+    violation = Violation(
+        RUN_FAILED, schedule.segments[-1].ends, PodUID(""), f"the simulation failed: {error!r}\n{where}"
+    )
+    return SeedResult(plan=excerpt.plan, violation=violation, hash="", seconds=0.0, cpu_seconds=used, actions=0)
 
 
-def _timeline(outcome: Outcome, whom: str) -> tuple[Line, ...]:
-    return tuple(concerned(takewhile(_is_before_the_end, outcome.trace.lines()), whom))
+def _timeline(outcome: RunResult, pod: str) -> tuple[TraceLine, ...]:
+    return tuple(pod_lines(takewhile(_is_before_the_end, outcome.trace.lines()), pod))
 
 
-def _is_before_the_end(line: Line) -> bool:
-    """False once the world has been told to stop: what follows is its last breath."""
-    return not line.text.endswith(PLAY_IS_OVER)
+def _is_before_the_end(line: TraceLine) -> bool:
+    """False from the end of the run on. The lines after it only show how the last agent is stopped."""
+    return not line.text.endswith(RUN_IS_OVER)
 
 
-def named_function(name: str) -> Also:
-    """The function that "module:function" names."""
+def named_function(name: str) -> Installer:
+    """Return the function that "module:function" names."""
     module, _, function = name.partition(":")
     found = getattr(import_module(module), function)
     assert callable(found)
-    return found  # type: ignore[no-any-return]  # what it takes can only be seen when it is called
+    return found  # type: ignore[no-any-return]  # its signature is unknown until it is called
 
 
 def _set_up(log: str) -> None:
-    """Make this process one that plays."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C: go without a word
+    """Prepare this process for running seeds."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # exit without a traceback on Ctrl-C
     threading.Thread(target=_end_with_parent, daemon=True).start()
     if log:
         logging.basicConfig(level=log.upper(), format="%(levelname)-7s %(name)s: %(message)s")
     else:
         logging.disable(logging.CRITICAL)
     tune_garbage_collection()
-    # A play is short and makes few cycles, and `play_excerpt` collects after each: collecting meanwhile would cost a
-    # tenth of the CPU time and save about 30 MB.
+    # A run is short and creates few cycles, and `run_excerpt` collects after each. Collecting during the run would cost
+    # a tenth of the CPU time and save about 30 MB.
     gc.set_threshold(GC_THRESHOLD)
 
 
 def _end_with_parent() -> None:
-    """Exit when the parent is killed: the pool itself would wait for work for ever."""
+    """Exit when the parent process is killed. The pool itself would wait for work forever."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         wait_for_any([parent.sentinel])

@@ -1,14 +1,13 @@
-"""The simulation's event loop: virtual time, and an agent that does not always get its turn at once.
+"""Event loop of the simulation: virtual time, and late wake-ups of the agent.
 
-Every task of the agent carries in its context which life of the agent it belongs to (`LIFE`). While the loop is told
-to dawdle, some of the wake-ups of a living agent's tasks come late: what one room tells another is delivered with a
-delay, in another order than it was said, and all of it drawn from the seed. What a dead agent's tasks still have to do
-happens at once; the world itself is never late.
+Each task of the agent has its agent process in its context (`AGENT_PROCESS`). `delay_wakeups` delays a share of the
+wake-ups of a live agent's tasks. Messages between its modules then arrive late and in another order. All delays are
+drawn from the seed. Tasks of a dead agent and of the world itself are never delayed.
 
-Tasks are hashed by their number: asyncio keeps them in sets (a task group cancels its tasks in a set's order), and an
-order by address would be another one in each process.
+Tasks are hashed by number. asyncio keeps them in sets, and a task group cancels its tasks in the order of a set. An
+order by address would differ in each process.
 
-A quarter of the CPU time of a play is the loop itself. Therefore this loop has its own step (`_run_once`) and its own
+The loop itself takes a quarter of the CPU time of a run. Therefore it has its own step (`_run_once`) and its own
 handles. They do what asyncio does, in the same order, without selector, debug mode and comparisons in Python.
 """
 
@@ -26,22 +25,22 @@ from podkeeper.testing.virtual_time import VirtualLoop
 Ts = TypeVarTuple("Ts")
 
 
-class Mortal(Protocol):
-    """Whatever can be alive."""
+class TaskOwner(Protocol):
+    """The process to which a task belongs."""
 
     @property
     def alive(self) -> bool:
-        """Whether it is."""
+        """Whether the process has not ended."""
 
 
-LIFE: ContextVar[Mortal | None] = ContextVar("life", default=None)
+AGENT_PROCESS: ContextVar[TaskOwner | None] = ContextVar("life", default=None)
 
 
 class NumberedTask(asyncio.Task[Any]):
-    """A task whose place in a set is the same whenever the same seed is played."""
+    """A task whose place in a set is the same in each run of a seed."""
 
     def __init__(self, coro: Coroutine[Any, Any, Any], *, number: int, **settings: Any) -> None:
-        self._number = number  # before all else: the loop puts a task into sets as it is made
+        self._number = number  # first, because asyncio adds the task to a set in its constructor
         super().__init__(coro, **settings)
 
     def __hash__(self) -> int:
@@ -49,7 +48,7 @@ class NumberedTask(asyncio.Task[Any]):
 
 
 class _Handle(asyncio.Handle):
-    """An `asyncio.Handle` that is cheaper to make: it does not support debug mode."""
+    """An `asyncio.Handle` that is cheaper to create, because it does not support debug mode."""
 
     __slots__ = ()
 
@@ -64,7 +63,7 @@ class _Handle(asyncio.Handle):
 
 
 class _TimerHandle(asyncio.TimerHandle):
-    """An `asyncio.TimerHandle` that is cheaper to make and to cancel."""
+    """An `asyncio.TimerHandle` that is cheaper to create and to cancel."""
 
     __slots__ = ()
 
@@ -92,7 +91,7 @@ class _TimerHandle(asyncio.TimerHandle):
         self._scheduled = True
 
     def cancel(self) -> None:
-        """Cancel it; the loop removes it later."""
+        """Cancel the timer. The loop removes it later."""
         if not self._cancelled:
             if self._scheduled:
                 self._loop._timer_cancelled_count += 1
@@ -101,7 +100,7 @@ class _TimerHandle(asyncio.TimerHandle):
 
 
 class _Due(float):
-    """The time of a timer, with the timer: floats are compared in C, timer handles are compared in Python."""
+    """The time of a timer, with the timer. Floats are compared in C, timer handles in Python."""
 
     __slots__ = ("handle",)
 
@@ -109,7 +108,7 @@ class _Due(float):
 
 
 class SimLoop(VirtualLoop):
-    """An event loop in virtual time that may keep the agent's tasks waiting."""
+    """An event loop in virtual time that can delay the agent's tasks."""
 
     _ready: deque[Any]  # handles
     _due: list[_Due]
@@ -130,20 +129,20 @@ class SimLoop(VirtualLoop):
             lambda loop, coro, **settings: NumberedTask(coro, number=next(numbers), loop=loop, **settings)
         )
 
-    def dawdle(self, share: float, longest_seconds: float) -> None:
-        """From now on let this share of the agent's wake-ups come late, by up to so long; 0: none."""
+    def delay_wakeups(self, share: float, longest_seconds: float) -> None:
+        """Delay this share of the agent's wake-ups from now on, by up to `longest_seconds`. Share 0: none."""
         self._share = share
         self._longest_seconds = longest_seconds
 
     def call_soon(
         self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.Handle:
-        """Run something soon; or, if it is the agent's, perhaps later."""
+        """Run a callback soon. A callback of the agent may be delayed."""
         if context is None:
             context = copy_context()
         elif self._share > 0.0:
-            life = context.get(LIFE)
-            if life is not None and life.alive and self._random.random() < self._share:
+            process = context.get(AGENT_PROCESS)
+            if process is not None and process.alive and self._random.random() < self._share:
                 delay = self._random.random() * self._longest_seconds
                 return self.call_later(delay, callback, *args, context=context)
         handle = _Handle(callback, args, self, context)
@@ -153,13 +152,13 @@ class SimLoop(VirtualLoop):
     def call_later(
         self, delay: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        """Run something after some virtual seconds."""
+        """Run a callback after some virtual seconds."""
         return self.call_at(self._virtual_now + delay, callback, *args, context=context)
 
     def call_at(
         self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        """Run something at a virtual time."""
+        """Run a callback at a virtual time."""
         timer = _TimerHandle(when, callback, args, self, copy_context() if context is None else context)
         due = _Due(when)
         due.handle = timer
@@ -171,7 +170,7 @@ class SimLoop(VirtualLoop):
         self._virtual_now = max(self._virtual_now, float(self._due[0]))
 
     def _run_once(self) -> None:
-        """Run one step, as asyncio's base class does: callbacks that are ready, in the order in which they became so.
+        """Run one step as asyncio's base class does: all callbacks that are ready, in order.
 
         Timers with equal times run in the order in which the heap yields them. That order is part of a seed's history,
         so cancelled timers are removed exactly when asyncio removes them.

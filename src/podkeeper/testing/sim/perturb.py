@@ -1,12 +1,15 @@
-"""Sieve's three perturbations, one by one over a tale: crashes, stale views, missed news.
+"""Sieve's three perturbations of a scenario, enumerated.
 
-    original = undisturbed(tale)
-    for perturbation in crashes(original): ...        # the agent dies before and after each of its writes
-    for perturbation in time_travels(original): ...   # and sees the API as it once was; `stale_relists`: without dying
-    for perturbation in missed_news(original): ...    # runtime news and watches get lost, late, doubled, out of order
+Crashes, stale views, missed events.
 
-Each is a frozen value that names what goes wrong, and where, by number; `telling` tells the tale with it. The ancestor
-is Sieve (OSDI 2022), which does this to controllers.
+    baseline = baseline_of(scenario)
+    for perturbation in crashes(baseline): ...        # the agent crashes before or after one of its writes
+    for perturbation in time_travels(baseline): ...   # and then sees an old version of the API
+    for perturbation in stale_relists(baseline): ...  # the same without a crash
+    for perturbation in missed_events(baseline): ...  # an event or a watch is lost, late, repeated, out of order
+
+Each perturbation is a frozen value that identifies its place by number. `perturbed_run` runs a scenario with it. The
+method comes from Sieve (OSDI 2022), which tests controllers in this way.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -17,52 +20,60 @@ from itertools import product
 from podkeeper.model.errors import Gone
 from podkeeper.model.runtime_calls import RuntimeEvent
 from podkeeper.runtimes.fake import EventFilter
-from podkeeper.testing.sim.life import Side
-from podkeeper.testing.sim.records import Asked, Called, LifeBegan, PodChanged
-from podkeeper.testing.sim.telling import Original, Point
-from podkeeper.testing.sim.world import Fate, World
+from podkeeper.testing.sim.agent_process import Side
+from podkeeper.testing.sim.perturbed_run import Baseline, CrashSite
+from podkeeper.testing.sim.records import AgentStarted, CallStarted, PodChanged, ReadEnded
+from podkeeper.testing.sim.world import CrashOptions, World
 
 # Crashes between any two writes.
 
 
 @dataclass(frozen=True, slots=True)
-class Crash:
-    """The agent dies at a point."""
+class CrashAt:
+    """The agent crashes at one point."""
 
-    point: Point
-    fate: Fate
+    point: CrashSite
+    options: CrashOptions
 
     def __str__(self) -> str:
-        fate = self.fate
-        calls = "" if fate.calls_go_on is None else f", calls under way {'go on' if fate.calls_go_on else 'are lost'}"
-        notes = "" if fate.notes_kept is None else f", unsynced notes {'kept' if fate.notes_kept else 'lost'}"
+        options = self.options
+        calls = (
+            ""
+            if options.calls_continue is None
+            else f", calls in flight {'continue' if options.calls_continue else 'are lost'}"
+        )
+        journal = (
+            "" if options.keep_unsynced is None else f", unsynced writes {'kept' if options.keep_unsynced else 'lost'}"
+        )
         point = f"point {self.point.number}, {self.point.side.name.lower()} {self.point.call}"
-        return f"crash at {point}: away {fate.away_seconds:g} s{calls}{notes}"
+        return f"crash at {point}: away {options.downtime_seconds:g} s{calls}{journal}"
 
     def install(self, world: World) -> None:
-        """Count the points; the agent dies at the right one."""
-        _die_at(world, self.point, self.fate)
+        """Count the crash points, and crash at the right one."""
+        _crash_at(world, self.point, self.options)
 
 
-def crashes(original: Original, away_seconds: Iterable[float] = (1.0, 60.0)) -> Iterator[Crash]:
-    """A crash at every point, in every way that can make a difference there."""
-    for point, away in product(original.points, away_seconds):
-        for calls_go_on, notes_kept in product(
-            (True, False) if point.others_under_way else (True,), (True, False) if point.unsynced else (True,)
+def crashes(baseline: Baseline, downtime_seconds: Iterable[float] = (1.0, 60.0)) -> Iterator[CrashAt]:
+    """Yield a crash at every point, with all options that make a difference there."""
+    for point, away in product(baseline.points, downtime_seconds):
+        for calls_continue, keep_unsynced in product(
+            (True, False) if point.others_in_flight else (True,), (True, False) if point.unsynced else (True,)
         ):
-            yield Crash(point, Fate(away_seconds=away, calls_go_on=calls_go_on, notes_kept=notes_kept))
+            yield CrashAt(
+                point, CrashOptions(downtime_seconds=away, calls_continue=calls_continue, keep_unsynced=keep_unsynced)
+            )
 
 
-def _die_at(world: World, point: Point, fate: Fate) -> None:
-    passed = 0
+def _crash_at(world: World, point: CrashSite, options: CrashOptions) -> None:
+    count = 0
 
-    def is_here(call: Called, side: Side) -> bool:
-        nonlocal passed
-        passed += 1
-        return passed == point.number + 1
+    def crashes_here(call: CallStarted, side: Side) -> bool:
+        nonlocal count
+        count += 1
+        return count == point.number + 1
 
-    world.fate = fate
-    world.crash_point = is_here
+    world.crash_options = options
+    world.crash_point = crashes_here
 
 
 # Stale views.
@@ -70,11 +81,11 @@ def _die_at(world: World, point: Point, fate: Fate) -> None:
 
 @dataclass(frozen=True, slots=True)
 class TimeTravel:
-    """The agent dies at a point, and the next one's first view of the API is an old one."""
+    """The agent crashes at one point, and the next agent first sees an old version of the API."""
 
-    point: Point
+    point: CrashSite
     version: int
-    lag_seconds: float  # so long the API stays behind; 0: only the first list is old
+    lag_seconds: float  # how long the API stays behind; 0: only the first list is old
 
     def __str__(self) -> str:
         behind = f"for {self.lag_seconds:g} s" if self.lag_seconds else "at first"
@@ -82,19 +93,19 @@ class TimeTravel:
         return f"crash at {point}, then the API is {behind} as of version {self.version} of {self.point.version}"
 
     def install(self, world: World) -> None:
-        """The agent's next life begins in the past."""
+        """Crash the agent, and let the second one start with the old version."""
 
-        def go_back(it: LifeBegan) -> None:
-            if it.life == 2:
-                _show_past(world, self.version, self.lag_seconds)
+        def show_old_version(it: AgentStarted) -> None:
+            if it.agent == 2:
+                _show_old_version(world, self.version, self.lag_seconds)
 
-        _die_at(world, self.point, Fate(calls_go_on=True, notes_kept=False))
-        world.bus.subscribe(LifeBegan, go_back)
+        _crash_at(world, self.point, CrashOptions(calls_continue=True, keep_unsynced=False))
+        world.bus.subscribe(AgentStarted, show_old_version)
 
 
 @dataclass(frozen=True, slots=True)
 class StaleRelist:
-    """The watch breaks with a change of a pod, and cannot go on; the list that must come then is an old one."""
+    """The watch is Gone at a change of a pod, and the list that follows is old."""
 
     change: int
     version: int
@@ -105,66 +116,66 @@ class StaleRelist:
         return f"watch gone with change {self.change}, then lists are {behind} as of version {self.version}"
 
     def install(self, world: World) -> None:
-        """Break it there."""
+        """Break the watch at that change."""
 
-        def break_off() -> None:
+        def lose_watch() -> None:
             _lose_watch(world, gone=True)
-            _show_past(world, self.version, self.lag_seconds)
+            _show_old_version(world, self.version, self.lag_seconds)
 
-        _at_change(world, self.change, break_off)
+        _at_change(world, self.change, lose_watch)
 
 
-def time_travels(original: Original, lags: Iterable[float] = (0.0, 30.0)) -> Iterator[TimeTravel]:
-    """After each write that gave the API a new version, and after each last write before the next: every older view."""
-    for point, lag in product(_moments(original.points), lags):
-        for version in original.versions:
+def time_travels(baseline: Baseline, lags: Iterable[float] = (0.0, 30.0)) -> Iterator[TimeTravel]:
+    """Yield every older version at the first and the last crash point of each version of the API."""
+    for point, lag in product(_first_and_last(baseline.points), lags):
+        for version in baseline.versions:
             if version < point.version:
                 yield TimeTravel(point, version, lag)
 
 
-def stale_relists(original: Original, lags: Iterable[float] = (0.0, 30.0)) -> Iterator[StaleRelist]:
-    """At each change of a pod: every older view."""
-    for change, lag in product(range(1, len(original.versions)), lags):
-        for version in original.versions[:change]:
+def stale_relists(baseline: Baseline, lags: Iterable[float] = (0.0, 30.0)) -> Iterator[StaleRelist]:
+    """Yield every older version at each change of a pod."""
+    for change, lag in product(range(1, len(baseline.versions)), lags):
+        for version in baseline.versions[:change]:
             yield StaleRelist(change, version, lag)
 
 
-def _moments(points: Iterable[Point]) -> list[Point]:
-    """For each version of the API the first and the last point at which it was the newest."""
-    first: dict[int, Point] = {}
-    last: dict[int, Point] = {}
+def _first_and_last(points: Iterable[CrashSite]) -> list[CrashSite]:
+    """Return the first and the last crash point of each version of the API."""
+    first: dict[int, CrashSite] = {}
+    last: dict[int, CrashSite] = {}
     for point in points:
         first.setdefault(point.version, point)
         last[point.version] = point
     return sorted({*first.values(), *last.values()}, key=lambda point: point.number)
 
 
-def _show_past(world: World, version: int, lag_seconds: float) -> None:
-    """Let lists be answered as of a version, and watches say nothing; for so long, or (0) for one list."""
+def _show_old_version(world: World, version: int, lag_seconds: float) -> None:
+    """Answer lists as of a version and stall watches for `lag_seconds`. 0: only one list is old."""
     api = world.api
     api.lists_as_of = version
 
-    def catch_up() -> None:
+    def show_current() -> None:
         api.lists_as_of = None
         api.set_watch_pace()
 
-    def after_one(it: Asked) -> None:
-        if it.operation == "list" and it.room == "api" and api.lists_as_of == version:
-            catch_up()
+    def show_current_after_list(it: ReadEnded) -> None:
+        if it.operation == "list" and it.port == "api" and api.lists_as_of == version:
+            show_current()
 
     if lag_seconds:
         api.set_watch_pace(stalled=True)
-        world.trouble("stale-lists", lag_seconds, catch_up)
+        world.begin_fault("stale-lists", lag_seconds, show_current)
     else:
-        world.troubles.moment(world.now(), "stale-lists")
-        world.bus.subscribe(Asked, after_one)
+        world.fault_log.instant(world.now(), "stale-lists")
+        world.bus.subscribe(ReadEnded, show_current_after_list)
 
 
-# Missed news.
+# Missed events.
 
 
-class News(Enum):
-    """What may happen to a piece of runtime news."""
+class EventPerturbation(Enum):
+    """What can happen to a runtime event."""
 
     LOST = "is lost"
     LOST_WITH_NEXT = "is lost with the next"
@@ -175,111 +186,114 @@ class News(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class RuntimeNews:
-    """Something happens to one piece of runtime news."""
+class PerturbedEvent:
+    """Something happens to one runtime event."""
 
     number: int  # from 0
-    what: News
+    what: EventPerturbation
 
     def __str__(self) -> str:
-        return f"runtime news {self.number} {self.what.value}"
+        return f"runtime event {self.number} {self.what.value}"
 
     def install(self, world: World) -> None:
-        """Count the news; the right piece has its accident."""
-        world.runtime.filter_events(_accident(world, self.number, self.what))
+        """Count the events, and disturb the right one."""
+        world.runtime.filter_events(_event_filter(world, self.number, self.what))
 
 
-def _accident(world: World, number: int, what: News) -> EventFilter:
+def _event_filter(world: World, number: int, what: EventPerturbation) -> EventFilter:
     seen = -1
-    kept: list[RuntimeEvent] = []
+    held_back: list[RuntimeEvent] = []
 
-    def passed_on(event: RuntimeEvent) -> Iterable[tuple[float, RuntimeEvent]]:
+    def deliver(event: RuntimeEvent) -> Iterable[tuple[float, RuntimeEvent]]:
         nonlocal seen
         seen += 1
         if seen == number:
-            world.troubles.moment(world.now(), "lost-events")
+            world.fault_log.instant(world.now(), "lost-events")
         match what, seen - number:
-            case (News.LOST | News.LOST_WITH_NEXT, 0) | (News.LOST_WITH_NEXT, 1):
+            case (EventPerturbation.LOST | EventPerturbation.LOST_WITH_NEXT, 0) | (EventPerturbation.LOST_WITH_NEXT, 1):
                 return ()
-            case News.DOUBLED, 0:
+            case EventPerturbation.DOUBLED, 0:
                 return (0.0, event), (0.0, event)
-            case News.SWAPPED, 0:
-                kept.append(event)
+            case EventPerturbation.SWAPPED, 0:
+                held_back.append(event)
                 return ()
-            case News.SWAPPED, 1:
-                return (0.0, event), (0.0, kept[0])
-            case News.LATE_1, 0:
+            case EventPerturbation.SWAPPED, 1:
+                return (0.0, event), (0.0, held_back[0])
+            case EventPerturbation.LATE_1, 0:
                 return ((1.0, event),)
-            case News.LATE_10, 0:
+            case EventPerturbation.LATE_10, 0:
                 return ((10.0, event),)
             case _:
                 return ((0.0, event),)
 
-    return passed_on
+    return deliver
 
 
-class Watching(Enum):
-    """What may happen to a watch when a pod changes."""
+class WatchPerturbation(Enum):
+    """What can happen to a watch at a change of a pod."""
 
     BROKEN = "breaks"
-    GONE = "breaks, and cannot go on from there"
-    LATE_1 = "tells it 1 s late"
-    LATE_10 = "tells it 10 s late"
+    GONE = "breaks and is Gone"
+    LATE_1 = "delivers it 1 s late"
+    LATE_10 = "delivers it 10 s late"
 
 
 @dataclass(frozen=True, slots=True)
-class WatchNews:
-    """Something happens to the watch just when a pod changes: it does not tell of it, or late."""
+class PerturbedWatch:
+    """A watch loses or delays one change of a pod."""
 
     change: int  # from 1
-    what: Watching
+    what: WatchPerturbation
 
     def __str__(self) -> str:
-        return f"with change {self.change} the watch {self.what.value}"
+        return f"at change {self.change} the watch {self.what.value}"
 
     def install(self, world: World) -> None:
-        """Count the changes; the watch has its accident at the right one."""
+        """Count the changes, and disturb the watch at the right one."""
         match self.what:
-            case Watching.BROKEN:
+            case WatchPerturbation.BROKEN:
                 _at_change(world, self.change, lambda: _lose_watch(world, gone=False))
-            case Watching.GONE:
+            case WatchPerturbation.GONE:
                 _at_change(world, self.change, lambda: _lose_watch(world, gone=True))
-            case Watching.LATE_1:
-                _at_change(world, self.change, lambda: _be_late(world, 1.0))
-            case Watching.LATE_10:
-                _at_change(world, self.change, lambda: _be_late(world, 10.0))
+            case WatchPerturbation.LATE_1:
+                _at_change(world, self.change, lambda: _delay_watch(world, 1.0))
+            case WatchPerturbation.LATE_10:
+                _at_change(world, self.change, lambda: _delay_watch(world, 10.0))
 
 
-def missed_news(original: Original) -> Iterator[RuntimeNews | WatchNews]:
-    """Every accident to every piece of news."""
-    for number, news in product(range(original.news), News):
-        if number + 1 < original.news or news not in (News.LOST_WITH_NEXT, News.SWAPPED):
-            yield RuntimeNews(number, news)
-    for change, watching in product(range(1, len(original.versions)), Watching):
-        yield WatchNews(change, watching)
+def missed_events(baseline: Baseline) -> Iterator[PerturbedEvent | PerturbedWatch]:
+    """Yield every perturbation of every event and every change."""
+    for number, perturbation in product(range(baseline.events), EventPerturbation):
+        if number + 1 < baseline.events or perturbation not in (
+            EventPerturbation.LOST_WITH_NEXT,
+            EventPerturbation.SWAPPED,
+        ):
+            yield PerturbedEvent(number, perturbation)
+    for change, watch_change in product(range(1, len(baseline.versions)), WatchPerturbation):
+        yield PerturbedWatch(change, watch_change)
 
 
-def _at_change(world: World, number: int, act: Callable[[], None]) -> None:
-    """Do something just before the watchers are told of a pod's change; the first has number 1."""
+def _at_change(world: World, number: int, callback: Callable[[], None]) -> None:
+    """Call `callback` just before the watches receive the n-th change of a pod, counted from 1."""
     seen = 0
 
     def count(it: PodChanged) -> None:
         nonlocal seen
         seen += 1
         if seen == number:
-            act()
+            callback()
 
     world.bus.subscribe(PodChanged, count)
 
 
 def _lose_watch(world: World, *, gone: bool) -> None:
-    world.troubles.moment(world.now(), "watch-gone" if gone else "watch-broken")
+    world.fault_log.instant(world.now(), "watch-gone" if gone else "watch-broken")
     if gone:
         world.api.faults.fail("watch", "Pod", error=Gone)
     world.api.break_watches()
 
 
-def _be_late(world: World, seconds: float) -> None:
-    world.trouble("watch-stale", seconds, lambda: None)
+def _delay_watch(world: World, seconds: float) -> None:
+    world.begin_fault("watch-stale", seconds, lambda: None)
     world.api.set_watch_pace(delay_seconds=seconds)
     world.loop.call_soon(world.api.set_watch_pace)

@@ -1,8 +1,7 @@
-"""The profile of a simulation: how much there is on the node, how often what happens, how long it lasts.
+"""Profile of a simulation: number and kinds of pods, rates of faults, durations.
 
-Pods arrive as whole stories (`workload`): a pod of some kind comes, things are done to it, and in the end it goes. How
-many stories arrive follows from how many pods are wanted at a time and how long each is; the shares say of which kinds.
-The defaults are the profile that counts: what it says is printed with every result.
+Each pod has a script (`workload`): it is created, changed and finally deleted. The number of scripts follows from the
+number of pods at a time and their lifetime. The shares define their kinds. The report prints the profile.
 """
 
 from collections.abc import Collection, Mapping
@@ -36,7 +35,7 @@ SHARES: Mapping[str, float] = {
     "stubborn": 1.5,
     "bursts": 0.5,
 }
-"""Of how many stories each kind of workload tells, in proportion."""
+"""Relative share of each kind of workload."""
 
 FAULT_RATES: Mapping[str, float] = {
     "crash": 5.0,
@@ -66,7 +65,7 @@ FAULT_RATES: Mapping[str, float] = {
     "volume-trouble": 1.5,
     "cgroup-trouble": 1.5,
 }
-"""How many times an hour each kind of fault happens."""
+"""Rate of each kind of fault, per hour."""
 
 CLUSTERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "crash": (
@@ -90,46 +89,46 @@ CLUSTERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "disk-full": (("crash",), ("crash", "stale-lists")),
     "unreadable-sources": (("crash",), ("crash", "api-down")),
 }
-"""The kinds of faults that may bring companions, and which ones: each line is one cluster."""
+"""Faults that can bring companions. Each inner tuple is one possible cluster."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """What a simulated node has to bear."""
+    """Amounts and rates of a simulated node."""
 
-    pods: float = 11.5  # wanted at a time; of these some have not begun, some wait and some are over
+    pods: float = 11.5  # desired at a time; some of them have not started, wait or have ended
     shares: Mapping[str, float] = field(default_factory=lambda: dict(SHARES))
-    life_minutes: tuple[float, float] = (4.0, 60.0)  # how long a pod is wanted; short lives are the more frequent ones
+    life_minutes: tuple[float, float] = (4.0, 60.0)  # lifetime of a pod; short ones are more frequent
     graces_seconds: tuple[int, ...] = (0, 1, 2, 5, 10, 10, 30, 30, 60)
     periods_seconds: tuple[int, ...] = (10, 15, 30, 30, 60, 60)  # of probes
-    polite: float = 0.5  # the share of containers that end at once when asked to
+    polite: float = 0.5  # share of the containers that exit at once on SIGTERM
     fault_rates: Mapping[str, float] = field(default_factory=lambda: dict(FAULT_RATES))
-    faults_per_hour: float = 1.0  # every rate is to be multiplied by this; 0: no faults at all
-    clusters: float = 0.2  # the share of the faults that can bring companions which do
-    cluster_seconds: float = 8.0  # companions begin at most this long after the fault that brings them
+    faults_per_hour: float = 1.0  # factor for all rates; 0: no faults
+    clusters: float = 0.2  # share of the faults with companions, among those that can have companions
+    cluster_seconds: float = 8.0  # companions begin at most this long after their fault
 
-    def stories_per_hour(self, kinds: Collection[str]) -> float:
-        """How many stories have to arrive so that as many pods are there as are wanted, if only these kinds count."""
+    def scripts_per_hour(self, kinds: Collection[str]) -> float:
+        """Return how many scripts must start per hour to reach the desired number of pods with these kinds."""
         shortest, longest = self.life_minutes
         mean = (longest - shortest) / log(longest / shortest) if longest > shortest else longest
         return self.pods * 60.0 / mean if any(self.shares.get(kind, 0.0) > 0 for kind in kinds) else 0.0
 
     def fault_rate(self, kind: str) -> float:
-        """How many times an hour a kind of fault happens."""
+        """Return the rate of a kind of fault, per hour."""
         return self.fault_rates.get(kind, 0.0) * self.faults_per_hour
 
     def described(self) -> tuple[str, ...]:
-        """The profile as lines for people."""
+        """Describe the profile in a few lines."""
         least, most = self.life_minutes
         faults = ", ".join(f"{kind} {self.fault_rate(kind):g}" for kind in self.fault_rates)
         return (
-            f"{self.pods:g} pods wanted at a time, each for {least:g} to {most:g} minutes: "
-            f"{self.stories_per_hour(self.shares.keys()):.0f} new ones an hour",
-            "of each kind, in proportion: " + ", ".join(f"{kind} {share:g}" for kind, share in self.shares.items()),
-            f"graces {min(self.graces_seconds)} to {max(self.graces_seconds)} s, "
+            f"{self.pods:g} pods at a time, each for {least:g} to {most:g} minutes: "
+            f"{self.scripts_per_hour(self.shares.keys()):.0f} new pods per hour",
+            "relative shares: " + ", ".join(f"{kind} {share:g}" for kind, share in self.shares.items()),
+            f"grace periods of {min(self.graces_seconds)} to {max(self.graces_seconds)} s, "
             f"probes every {min(self.periods_seconds)} to {max(self.periods_seconds)} s, "
-            f"{self.polite:.0%} of the containers end at once when asked to",
-            f"faults an hour: {faults}",
+            f"{self.polite:.0%} of the containers exit at once on SIGTERM",
+            f"faults per hour: {faults}",
             f"{self.clusters:.0%} of the faults of these kinds bring companions within {self.cluster_seconds:g} s: "
             + ", ".join(CLUSTERS),
         )

@@ -1,9 +1,10 @@
-"""What can be seen happening in a simulation, as values; and who sees it.
+"""Records of what happens in a simulation, and the bus that delivers them.
 
-Everything that crosses a port and everything that changes in the world is told the moment it happens, in order. The
-truth, the trace and the invariants live on it. A witness must not raise (it runs inside whatever happens): it reports.
+Every call through a port and every change of the world is published at once and in order. Ground truth, trace and
+invariants subscribe to the records. A subscriber must not raise, because it runs inside the operation that publishes.
 
-Records are structs and not dataclasses: a play makes tens of thousands, and a frozen dataclass takes ten times as long.
+Records are structs instead of dataclasses: a run creates tens of thousands of them, and a frozen dataclass takes ten
+times as long.
 """
 
 from collections import defaultdict
@@ -17,138 +18,138 @@ from podkeeper.model.messages import PodUID, PodUpdate
 from podkeeper.model.runtime import ContainerRecord, SandboxRecord
 from podkeeper.model.runtime_calls import RuntimeEventType
 
-R = TypeVar("R", bound="Record")
+R = TypeVar("R", bound="SimRecord")
 
 
-class Record(Struct, frozen=True, eq=False):
-    """Something that happened."""
+class SimRecord(Struct, frozen=True, eq=False):
+    """Base of all records."""
 
     at: float  # virtual seconds
 
 
-class Called(Record, frozen=True, eq=False):
-    """The agent calls into the world to change something; it has had no effect yet."""
+class CallStarted(SimRecord, frozen=True, eq=False):
+    """The agent starts a call that changes something (a write). It has had no effect yet."""
 
-    life: int
-    room: str  # runtime, api, volumes, cgroups, journal
+    agent: int
+    port: str  # runtime, api, volumes, cgroups, journal
     operation: str
-    uid: PodUID  # whom it is about, as far as that can be told; for the API the object's UID
-    subject: str  # what of it: a container's name, an object's
-    given: tuple[object, ...]
+    uid: PodUID  # the pod, if known; for API calls the UID of the object
+    subject: str  # the name of the container or object
+    args: tuple[object, ...]
 
 
-class Answered(Record, frozen=True, eq=False):
-    """Such a call has ended; `error` is the name of the error's class, empty when it ended well."""
+class CallEnded(SimRecord, frozen=True, eq=False):
+    """A write has ended. `error` is the class name of its error, or empty."""
 
-    call: Called
+    call: CallStarted
     error: str
     result: object
 
 
-class Asked(Record, frozen=True, eq=False):
-    """The agent asked the world something that changes nothing (a look, a probe), and has its answer."""
+class ReadEnded(SimRecord, frozen=True, eq=False):
+    """A call that changes nothing (an inspection, a probe) has ended."""
 
-    life: int
-    room: str
+    agent: int
+    port: str
     operation: str
     uid: PodUID
     subject: str
-    given: tuple[object, ...]
+    args: tuple[object, ...]
     error: str
     result: object
-    begun: float
+    began: float
 
 
-class SandboxChanged(Record, frozen=True, eq=False):
-    """A sandbox is another one than before."""
+class SandboxChanged(SimRecord, frozen=True, eq=False):
+    """A sandbox has changed."""
 
     uid: PodUID
     record: SandboxRecord
     happened: RuntimeEventType
 
 
-class ContainerChanged(Record, frozen=True, eq=False):
-    """A container is another one than before."""
+class ContainerChanged(SimRecord, frozen=True, eq=False):
+    """A container has changed."""
 
     uid: PodUID
     record: ContainerRecord
     happened: RuntimeEventType
 
 
-class PodChanged(Record, frozen=True, eq=False):
-    """A pod in the API is another one than before; `by` is the life of the agent that did it, 0: somebody else."""
+class PodChanged(SimRecord, frozen=True, eq=False):
+    """A pod in the API has changed. `by` is the number of the agent process that changed it. 0: another client."""
 
     old: Pod | None
     new: Pod | None
     by: int
 
 
-class Told(Record, frozen=True, eq=False):
-    """A source told the agent something."""
+class UpdateReceived(SimRecord, frozen=True, eq=False):
+    """The agent receives an update from a source."""
 
-    life: int
+    agent: int
     update: PodUpdate
 
 
-class EvictionBegan(Record, frozen=True, eq=False):
-    """Somebody has the agent evict a pod, within some seconds."""
+class EvictionBegan(SimRecord, frozen=True, eq=False):
+    """The agent starts to evict a pod, with a grace period."""
 
     pod: Pod
     grace_seconds: int
 
 
-class EvictionEnded(Record, frozen=True, eq=False):
-    """The agent has answered him; `done`: the pod has ended."""
+class EvictionEnded(SimRecord, frozen=True, eq=False):
+    """The eviction call has returned. `done`: the pod has terminated."""
 
     uid: PodUID
     done: bool
 
 
-class LifeBegan(Record, frozen=True, eq=False):
-    """An agent was started."""
+class AgentStarted(SimRecord, frozen=True, eq=False):
+    """An agent process has started."""
 
-    life: int
+    agent: int
 
 
-class LifeEnded(Record, frozen=True, eq=False):
-    """An agent is no more."""
+class AgentStopped(SimRecord, frozen=True, eq=False):
+    """An agent process has ended."""
 
-    life: int
+    agent: int
     how: str
 
 
-class Played(Record, frozen=True, eq=False):
-    """An act of the history was played."""
+class ActionStarted(SimRecord, frozen=True, eq=False):
+    """An action of the schedule runs now."""
 
     number: int
     text: str
 
 
-class TroubleBegan(Record, frozen=True, eq=False):
-    """Something goes wrong from now on; `uid` when it concerns one pod only."""
+class FaultBegan(SimRecord, frozen=True, eq=False):
+    """A fault has begun. `uid` is None if it affects the whole node."""
 
     kind: str
     uid: PodUID | None
 
 
-class TroubleEnded(Record, frozen=True, eq=False):
-    """That trouble is over."""
+class FaultEnded(SimRecord, frozen=True, eq=False):
+    """A fault has ended."""
 
     kind: str
     uid: PodUID | None
 
 
 class Bus:
-    """Hands every record to those who want to see its kind, in the order they asked."""
+    """Delivers each record to the subscribers of its class, in the order of their subscription."""
 
     def __init__(self) -> None:
-        self._witnesses: defaultdict[type[Record], list[Callable[[Record], None]]] = defaultdict(list)
+        self._subscribers: defaultdict[type[SimRecord], list[Callable[[SimRecord], None]]] = defaultdict(list)
 
-    def subscribe(self, kind: type[R], witness: Callable[[R], None]) -> None:
-        """Show somebody every record of a kind."""
-        self._witnesses[kind].append(witness)  # type: ignore[arg-type]  # shown to it are only records of that kind
+    def subscribe(self, kind: type[R], subscriber: Callable[[R], None]) -> None:
+        """Call `subscriber` with each record of a class."""
+        self._subscribers[kind].append(subscriber)  # type: ignore[arg-type]  # it only receives records of that class
 
-    def tell(self, record: Record) -> None:
-        """Show a record to all who want it."""
-        for witness in self._witnesses[type(record)]:
-            witness(record)
+    def publish(self, record: SimRecord) -> None:
+        """Deliver a record."""
+        for subscriber in self._subscribers[type(record)]:
+            subscriber(record)

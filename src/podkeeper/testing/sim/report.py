@@ -1,7 +1,7 @@
-"""Telling what came of a campaign: a broken promise at length, the totals in short, or everything for machines.
+"""Format the results of a campaign: failures, a summary, or JSON.
 
-Values in, lines out. What a reader needs of a failure comes first: the promise, how it was broken, the command that
-plays it again; then the acts that it takes, and what happened to the pod.
+Values in, lines out. A failure starts with the invariant, its violation and the command that repeats it. Then follow
+the necessary actions and the trace of the pod.
 """
 
 from collections import Counter
@@ -10,61 +10,61 @@ from dataclasses import dataclass, replace
 from statistics import median
 from textwrap import wrap
 
-from podkeeper.testing.sim.campaign import FELL_OVER, SeedResult, Totals
-from podkeeper.testing.sim.history import Act
+from podkeeper.testing.sim.campaign import RUN_FAILED, CampaignTotals, SeedResult
+from podkeeper.testing.sim.faults import FAULTS
 from podkeeper.testing.sim.invariants import INVARIANTS
-from podkeeper.testing.sim.mischief import FAULTS
-from podkeeper.testing.sim.play import Plan
+from podkeeper.testing.sim.plan_args import choice_shown, command_for
+from podkeeper.testing.sim.run import SimPlan
+from podkeeper.testing.sim.schedule import TimedAction
 from podkeeper.testing.sim.shrink import Shrunk
-from podkeeper.testing.sim.spelling import choice_shown, command_for
-from podkeeper.testing.sim.timeline import elided
+from podkeeper.testing.sim.timeline import shortened
 from podkeeper.testing.sim.workload import WORKLOADS
 from podkeeper.testing.sim.world import Violation
 
-MOST_ACTS = 40  # shown one by one
+MAX_ACTIONS = 40  # printed in full
 WIDTH = 118
-PROMISES: Mapping[str, str] = {
+INVARIANT_TEXTS: Mapping[str, str] = {
     **INVARIANTS,
-    "alive": "the agent never falls over",
-    FELL_OVER: "the simulation itself never falls over",
+    "alive": "the agent never ends with an unexpected error",
+    RUN_FAILED: "the simulation itself never ends with an error",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A broken promise, and what was found out about it."""
+    """A violated invariant, and the result of shrinking."""
 
     found: SeedResult
     shrunk: Shrunk | None = None
-    again: SeedResult | None = None  # the shrunk history, played once more
+    again: SeedResult | None = None  # the result of the shrunk schedule
 
     @property
     def violation(self) -> Violation:
-        """What was broken."""
+        """The violation."""
         assert self.found.violation is not None
         return self.found.violation
 
     @property
-    def plan(self) -> Plan:
-        """The plan with the fewest acts that breaks the promise."""
+    def plan(self) -> SimPlan:
+        """The plan with the fewest actions that violates the invariant."""
         if self.shrunk is None:
             return self.found.plan
-        return replace(self.found.plan, only=frozenset(act.number for act in self.shrunk.history.acts))
+        return replace(self.found.plan, only=frozenset(timed.number for timed in self.shrunk.schedule.actions))
 
 
 @dataclass(frozen=True, slots=True)
-class Before:
-    """What former runs of the same campaign played."""
+class EarlierRuns:
+    """The seeds that earlier runs of the same campaign completed."""
 
     seeds: int = 0
-    seconds: float = 0.0  # virtual ones
+    seconds: float = 0.0  # virtual
 
 
-NOTHING_BEFORE = Before()
+NO_EARLIER_RUNS = EarlierRuns()
 
 
-def introduction(plan: Plan, seeds: range, jobs: int, before: Before = NOTHING_BEFORE) -> Iterator[str]:
-    """What is about to be played."""
+def introduction(plan: SimPlan, seeds: range, jobs: int, before: EarlierRuns = NO_EARLIER_RUNS) -> Iterator[str]:
+    """Describe what will run."""
     which = f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {seeds[0]} to {seeds[-1]}, {jobs} at a time"
     yield f"Simulating {plan.hours:g} h of {which}."
     for number, line in enumerate(plan.profile.described()):
@@ -78,71 +78,72 @@ def introduction(plan: Plan, seeds: range, jobs: int, before: Before = NOTHING_B
     yield f"  workload  {choice_shown(plan.workload, WORKLOADS)} ({len(plan.workload)} of {len(WORKLOADS)} kinds)"
     yield f"  faults    {choice_shown(plan.faults, FAULTS)} ({len(plan.faults)} of {len(FAULTS)} kinds)"
     if plan.only is not None:
-        yield f"  acts      {len(plan.only)} only"
+        yield f"  actions   {len(plan.only)} only"
     if before.seeds:
-        yield f"  continued {before.seeds} of {len(seeds)} seeds were played before"
+        yield f"  continued {before.seeds} of {len(seeds)} seeds ran before"
 
 
-def failure_told(failure: Failure, *, also: str = "") -> Iterator[str]:
-    """A failure at length."""
+def failure_lines(failure: Failure, *, also: str = "") -> Iterator[str]:
+    """Describe a failure in detail."""
     violation, found, again = failure.violation, failure.found, failure.again
-    yield f"BROKEN by seed {found.plan.seed}: {violation}"
-    yield f"  {violation.invariant} promises: {PROMISES.get(violation.invariant, 'something of your own')}"
+    yield f"FAILED seed {found.plan.seed}: {violation}"
+    yield f"  {violation.invariant}: {INVARIANT_TEXTS.get(violation.invariant, 'an invariant of your own')}"
     yield f"  again:   {command_for(found.plan, also=also)}"
     if failure.shrunk is not None:
-        yield from _shrunk_told(failure, failure.shrunk, also)
+        yield from _shrunk_lines(failure, failure.shrunk, also)
     shown = found
     if again is not None and again.violation is not None:
         shown = again
-        yield f"  Then {again.violation}"
+        yield f"  The shorter run: {again.violation}"
     if shown.lines:
         uid = shown.violation.uid if shown.violation is not None else ""
-        yield f"  What happened to {f'pod {uid} and its namesakes' if uid else 'the node'} (virtual seconds):"
-        yield from elided(shown.lines)
+        yield f"  Trace of {f'pod {uid} and all pods with its name' if uid else 'the node'} (virtual seconds):"
+        yield from shortened(shown.lines)
         if shown.violation is not None:
-            yield f"{shown.violation.at:12.3f}  {shown.violation.invariant} is BROKEN"
+            yield f"{shown.violation.at:12.3f}  {shown.violation.invariant} is VIOLATED"
 
 
-def _shrunk_told(failure: Failure, shrunk: Shrunk, also: str) -> Iterator[str]:
-    acts = shrunk.history.acts
-    how = "none can be spared" if shrunk.minimal else "time was up, there may be fewer (--shrink-seconds)"
+def _shrunk_lines(failure: Failure, shrunk: Shrunk, also: str) -> Iterator[str]:
+    actions = shrunk.schedule.actions
+    how = "all of them necessary" if shrunk.minimal else "maybe fewer, the time was up (--shrink-seconds)"
     yield f"  shorter: {command_for(failure.plan, also=also)}"
-    yield f"  {len(acts)} of {failure.found.acts} acts are enough, {how} ({shrunk.plays} plays):"
-    yield from (_act_told(act) for act in acts[:MOST_ACTS])
-    if len(acts) > MOST_ACTS:
-        yield f"    ... and {len(acts) - MOST_ACTS} more"
+    yield f"  {len(actions)} of {failure.found.actions} actions are enough, {how} ({shrunk.runs} runs):"
+    yield from (_action_line(timed) for timed in actions[:MAX_ACTIONS])
+    if len(actions) > MAX_ACTIONS:
+        yield f"    ... and {len(actions) - MAX_ACTIONS} more"
 
 
-def _act_told(act: Act) -> str:
-    return (
-        f"    {act.number:5}  at {act.at:10.3f} s  [{act.deed.kind}] {str(act.deed).removeprefix(f'{act.deed.kind}: ')}"
-    )
+def _action_line(timed: TimedAction) -> str:
+    kind = timed.action.kind
+    return f"    {timed.number:5}  at {timed.at:10.3f} s  [{kind}] {str(timed.action).removeprefix(f'{kind}: ')}"
 
 
-def summary(totals: Totals, real_seconds: float, *, of: int, before: Before = NOTHING_BEFORE) -> Iterator[str]:
-    """All in short."""
-    played = f"{totals.seeds} of {of} seeds" if totals.seeds < of else _plural(of, "seed")
+def summary(
+    totals: CampaignTotals, real_seconds: float, *, of: int, before: EarlierRuns = NO_EARLIER_RUNS
+) -> Iterator[str]:
+    """Summarize all seeds."""
+    ran = f"{totals.seeds} of {of} seeds" if totals.seeds < of else _plural(of, "seed")
     hours = (totals.seconds - before.seconds) / 3600.0
     speed = hours / real_seconds if real_seconds else 0.0
     how_fast = f"{hours:.1f} virtual hours in {real_seconds:.0f} s ({speed:.2f} virtual hours a second)."
     if before.seeds:
-        yield f"{played}, {totals.seconds / 3600.0:.1f} virtual hours. {before.seeds} of them were played before."
-        played = "Since then"
-    yield f"{played}, {how_fast}"
+        yield f"{ran}, {totals.seconds / 3600.0:.1f} virtual hours. {before.seeds} of them ran before."
+        ran = "Since then"
+    yield f"{ran}, {how_fast}"
     if not totals.seeds:
         return
     costs = sorted(result.cpu_seconds_per_hour for result in totals.results.values())
     yield f"CPU seconds per virtual hour: {median(costs):.2f} ({costs[0]:.2f} to {costs[-1]:.2f})."
     yield (
-        f"{totals.pods_alive:.1f} pods alive on average, {totals.acts} acts, "
-        f"{_plural(totals.lives, 'agent')} lived, {totals.length} things noted."
+        f"{totals.pods_alive:.1f} pods alive on average, {totals.actions} actions, "
+        f"{_plural(totals.agents, 'agent process', 'agent processes')}, {totals.length} trace entries."
     )
-    yield "Promises, and how often each was put to the test:"
-    yield from _counts(totals.checks, PROMISES, INVARIANTS)
-    yield "Troubles, and how often each was made:"
-    yield from _counts(totals.troubles, FAULTS, next(iter(totals.results.values())).plan.faults)
+    yield "Checks per invariant:"
+    yield from _counts(totals.checks, INVARIANT_TEXTS, INVARIANTS)
+    yield "Injected faults:"
+    yield from _counts(totals.fault_counts, FAULTS, next(iter(totals.results.values())).plan.faults)
     yield f"hash {totals.hash}"
-    yield _verdict(totals.failures)
+    yield _conclusion(totals.failures)
 
 
 def _counts(
@@ -155,26 +156,26 @@ def _counts(
         yield f"  {name:{widest}} {counts[name]:9}  {meanings.get(name, '')}".rstrip()
 
 
-def _verdict(failures: Sequence[SeedResult]) -> str:
+def _conclusion(failures: Sequence[SeedResult]) -> str:
     if not failures:
-        return "No promise was broken."
-    broken = ", ".join(f"{each.plan.seed} ({each.violation.invariant})" for each in failures if each.violation)
-    return f"{_plural(len(failures), 'seed')} broke a promise: {broken}"
+        return "All invariants held."
+    violated = ", ".join(f"{each.plan.seed} ({each.violation.invariant})" for each in failures if each.violation)
+    return f"{_plural(len(failures), 'seed')} violated an invariant: {violated}"
 
 
-def _plural(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+def _plural(count: int, noun: str, plural: str = "") -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {plural or noun + 's'}"
 
 
 def as_data(
-    totals: Totals,
+    totals: CampaignTotals,
     failures: Sequence[Failure],
     real_seconds: float,
     *,
     also: str = "",
-    before: Before = NOTHING_BEFORE,
+    before: EarlierRuns = NO_EARLIER_RUNS,
 ) -> dict[str, object]:
-    """Everything, as what JSON can hold."""
+    """Return everything as data for JSON."""
     return {
         "seeds": totals.seeds,
         "seeds_played_before": before.seeds,
@@ -182,11 +183,11 @@ def as_data(
         "seconds": real_seconds,
         "cpu_seconds": totals.cpu_seconds,
         "pods_alive": totals.pods_alive,
-        "lives": totals.lives,
-        "acts": totals.acts,
+        "lives": totals.agents,
+        "acts": totals.actions,
         "hash": totals.hash,
         "checks": dict(sorted(totals.checks.items())),
-        "troubles": dict(sorted(totals.troubles.items())),
+        "troubles": dict(sorted(totals.fault_counts.items())),
         "violations": [_failure_data(failure, also) for failure in failures],
         "results": [_result_data(result) for _, result in sorted(totals.results.items())],
     }
@@ -204,8 +205,8 @@ def _failure_data(failure: Failure, also: str) -> dict[str, object]:
         data["shorter_command"] = command_for(failure.plan, also=also)
         data["minimal"] = failure.shrunk.minimal
         data["acts"] = [
-            {"number": act.number, "at": act.at, "kind": act.deed.kind, "text": str(act.deed)}
-            for act in failure.shrunk.history.acts
+            {"number": timed.number, "at": timed.at, "kind": timed.action.kind, "text": str(timed.action)}
+            for timed in failure.shrunk.schedule.actions
         ]
     return data
 
@@ -213,7 +214,7 @@ def _failure_data(failure: Failure, also: str) -> dict[str, object]:
 def _violation_data(violation: Violation) -> dict[str, object]:
     return {
         "invariant": violation.invariant,
-        "promise": PROMISES.get(violation.invariant, ""),
+        "promise": INVARIANT_TEXTS.get(violation.invariant, ""),
         "at": violation.at,
         "uid": violation.uid,
         "message": violation.message,
@@ -228,7 +229,7 @@ def _result_data(result: SeedResult) -> dict[str, object]:
         "cpu_seconds": result.cpu_seconds,
         "cpu_seconds_per_hour": result.cpu_seconds_per_hour,
         "pods_alive": result.pods_alive,
-        "lives": result.lives,
-        "acts": result.acts,
+        "lives": result.agents,
+        "acts": result.actions,
         "broken": None if result.violation is None else result.violation.invariant,
     }

@@ -1,117 +1,122 @@
-"""Making a failing history smaller: acts are left out as long as the same promise is still broken.
+"""Shrink a failing schedule: leave out actions that are not needed.
 
-    cut after the failure -> drop what came before its chapter -> drop faults -> drop workload -> drop one by one
+The same invariant must still be violated.
 
-This is delta debugging: first large pieces, then ever smaller ones, early acts before late ones, faults before
-workload. Nothing is played here, `judge` does that; nor is a clock read, `time_is_up` does that. Given enough time the
-result is minimal: without any one of its acts that promise holds. The order of the trials is always the same.
+    cut after the failure -> drop what came before its segment -> drop faults -> drop workload -> drop one by one
+
+This is delta debugging: first large groups, then smaller ones, early actions before late ones, faults before workload.
+`run_trial` runs a schedule, and `time_is_up` reads the clock. With enough time the result is minimal: without any one
+of its actions, the invariant holds. The order of the trials is always the same.
 """
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from math import nextafter
 
-from podkeeper.testing.sim.history import Act, History
+from podkeeper.testing.sim.schedule import Schedule, TimedAction
 from podkeeper.testing.sim.world import Violation
 
-Judge = Callable[[History], Violation | None]
-"""Plays a history: what was broken first, if anything. What lies after that moment cannot have mattered."""
+RunTrial = Callable[[Schedule], Violation | None]
+"""Runs a schedule. Returns the first violation, if any. Actions after it have no influence."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shrunk:
-    """The smallest history found that breaks the promise."""
+    """The smallest schedule found that violates the invariant."""
 
-    history: History
+    schedule: Schedule
     violation: Violation
-    plays: int
-    minimal: bool  # no single act can be spared; False: time was up first
+    runs: int
+    minimal: bool  # all actions are necessary; False: the time was up
 
 
 def shrink(
-    history: History,
+    schedule: Schedule,
     violation: Violation,
-    judge: Judge,
+    run_trial: RunTrial,
     *,
-    is_fault: Callable[[Act], bool],
+    is_fault: Callable[[TimedAction], bool],
     time_is_up: Callable[[], bool] = lambda: False,
-    tell: Callable[[Shrunk], None] = lambda shrunk: None,
+    report: Callable[[Shrunk], None] = lambda shrunk: None,
 ) -> Shrunk:
-    """Find a smaller history that breaks the same promise; `tell` hears of every trial. Ctrl-C: the best so far."""
-    shrinking = _Shrinking(history, violation, judge, time_is_up, tell)
+    """Find a smaller schedule that violates the same invariant. Ctrl-C returns the best one so far.
+
+    `report` is called after each trial.
+    """
+    shrinking = _Shrinking(schedule, violation, run_trial, time_is_up, report)
     try:
         shrinking.run(is_fault)
     except (_TimeIsUp, KeyboardInterrupt):
-        return shrinking.so_far(minimal=False)
-    return shrinking.so_far(minimal=True)
+        return shrinking.best(minimal=False)
+    return shrinking.best(minimal=True)
 
 
 class _TimeIsUp(Exception):
-    """Enough was tried."""
+    """The time limit was reached."""
 
 
 class _Shrinking:
     def __init__(
         self,
-        history: History,
+        schedule: Schedule,
         violation: Violation,
-        judge: Judge,
+        run_trial: RunTrial,
         time_is_up: Callable[[], bool],
-        tell: Callable[[Shrunk], None],
+        report: Callable[[Shrunk], None],
     ) -> None:
-        self._judge = judge
+        self._run_trial = run_trial
         self._time_is_up = time_is_up
-        self._tell = tell
-        self._plays = 0
-        self._in_vain: set[frozenset[int]] = set()
-        self._keep(history, violation)
+        self._report = report
+        self._runs = 0
+        self._rejected: set[frozenset[int]] = set()
+        self._keep(schedule, violation)
 
-    def so_far(self, *, minimal: bool) -> Shrunk:
-        """The best up to now."""
-        return Shrunk(self._history, self._violation, self._plays, minimal)
+    def best(self, *, minimal: bool) -> Shrunk:
+        """Return the best result so far."""
+        return Shrunk(self._schedule, self._violation, self._runs, minimal)
 
-    def run(self, is_fault: Callable[[Act], bool]) -> None:
-        """Try until nothing can be left out any more."""
-        began = self._history.chapters[-1].begins  # of the chapter in which it failed
-        if not self._spare([act for act in self._history.acts if act.at < began]):
-            self._spare([act for act in self._history.acts if act.at < began and is_fault(act)])
-        self._drop([act for act in self._history.acts if is_fault(act)])
-        self._drop([act for act in self._history.acts if not is_fault(act)])
-        while sum(self._spare([act]) for act in self._history.acts):
-            pass  # what one act was needed for may have gone with another
+    def run(self, is_fault: Callable[[TimedAction], bool]) -> None:
+        """Try until no action can be left out."""
+        began = self._schedule.segments[-1].begins  # of the segment that failed
+        if not self._try_without([timed for timed in self._schedule.actions if timed.at < began]):
+            self._try_without([timed for timed in self._schedule.actions if timed.at < began and is_fault(timed)])
+        self._drop([timed for timed in self._schedule.actions if is_fault(timed)])
+        self._drop([timed for timed in self._schedule.actions if not is_fault(timed)])
+        while sum(self._try_without([timed]) for timed in self._schedule.actions):
+            pass  # an action may become unnecessary when another one is left out
 
-    def _drop(self, acts: Sequence[Act]) -> None:
-        """Leave out what can be spared of some acts: all of them, halves, quarters, and so on."""
-        size = len(acts)
+    def _drop(self, actions: Sequence[TimedAction]) -> None:
+        """Leave out as many of these actions as possible: all, then halves, quarters and so on."""
+        size = len(actions)
         while size:
-            for first in range(0, len(acts), size):
-                self._spare(acts[first : first + size])
-            still_there = {act.number for act in self._history.acts}
-            acts = [act for act in acts if act.number in still_there]
-            size = min(size // 2, len(acts))
+            for first in range(0, len(actions), size):
+                self._try_without(actions[first : first + size])
+            still_there = {timed.number for timed in self._schedule.actions}
+            actions = [timed for timed in actions if timed.number in still_there]
+            size = min(size // 2, len(actions))
 
-    def _spare(self, acts: Collection[Act]) -> bool:
-        """Leave out some acts if it still fails without them; false: it does not, or they are gone already."""
-        gone = {act.number for act in acts}
-        kept = frozenset(act.number for act in self._history.acts) - gone
-        if len(kept) == len(self._history.acts) or kept in self._in_vain:
+    def _try_without(self, actions: Collection[TimedAction]) -> bool:
+        """Leave out some actions if the schedule still fails. Return false if it does not or they are gone already."""
+        gone = {timed.number for timed in actions}
+        kept = frozenset(timed.number for timed in self._schedule.actions) - gone
+        if len(kept) == len(self._schedule.actions) or kept in self._rejected:
             return False
         if self._time_is_up():
             raise _TimeIsUp
-        candidate = self._history.only(kept)
-        found = self._judge(candidate)
-        self._plays += 1
+        candidate = self._schedule.only(kept)
+        found = self._run_trial(candidate)
+        self._runs += 1
         still_fails = found is not None and found.invariant == self._violation.invariant
         if found is not None and still_fails:
             self._keep(candidate, found)
         else:
-            self._in_vain.add(kept)
-        self._tell(self.so_far(minimal=False))
+            self._rejected.add(kept)
+        self._report(self.best(minimal=False))
         return still_fails
 
-    def _keep(self, history: History, violation: Violation) -> None:
-        """Keep a history that fails, up to the failure: what was to come after it never happened."""
+    def _keep(self, schedule: Schedule, violation: Violation) -> None:
+        """Keep a failing schedule, up to the failure."""
         self._violation = violation
-        # A promise broken at the very end of a chapter is not of the next one.
-        cut = history.until(max(0.0, nextafter(violation.at, 0.0)))
-        self._history = replace(cut, acts=tuple(act for act in cut.acts if act.at <= violation.at))
+        # A violation at the very end of a segment does not belong to the next one.
+        cut = schedule.until(max(0.0, nextafter(violation.at, 0.0)))
+        self._schedule = replace(cut, actions=tuple(timed for timed in cut.actions if timed.at <= violation.at))

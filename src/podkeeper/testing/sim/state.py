@@ -1,20 +1,22 @@
-"""The state file of a campaign: what came of each seed, so that a campaign can be stopped and continued.
+"""State file of a campaign: the result of each seed.
 
-    with State.opened(path, plan, seeds) as state:
-        for result in state.results(): totals.add(result)    # of former runs
+A campaign can be stopped and continued.
+
+    with StateFile.opened(path, plan, seeds) as state:
+        for result in state.results(): totals.add(result)    # of earlier runs
         ...
         state.append(result)                                 # as soon as a seed has ended
 
-    {"podkeeper_sim": 1, "code": "9f...", "options": {"seeds": "0:1000", "hours": "6", ...}}
+    {"podkeeper_sim": 2, "code": "9f...", "options": {"seeds": "0:1000", "hours": "6", ...}}
     {"seed": 3, "hash": "e9...", "seconds": 21600.0, ...}
     ...
 
-The file is only appended to: one line per seed, written at once and synced, in the order in which seeds end. A process
-that is killed loses the seeds in flight and no other. A line that was cut off (the machine went down) is dropped and
-its seed is played again.
+The file is only appended to: one line per seed, written and synced at once, in the order in which seeds end. A process
+that is killed loses only the seeds in flight. A line that was cut off (the machine went down) is dropped, and its seed
+runs again.
 
-A seed's result follows from the code and the options. Therefore the header holds both, and a file with another header
-is refused. So is a file that another campaign uses at the moment.
+A result depends on the code and the options. Therefore the header holds both, and a file with another header is
+refused. So is a file that another campaign is using.
 """
 
 import fcntl
@@ -35,48 +37,48 @@ import msgspec
 import podkeeper
 from podkeeper.model.errors import UNDECODABLE
 from podkeeper.testing.sim.campaign import SeedResult
-from podkeeper.testing.sim.mischief import FAULTS
-from podkeeper.testing.sim.play import Plan
-from podkeeper.testing.sim.spelling import choice_shown, profile_shown
-from podkeeper.testing.sim.trace import Line
+from podkeeper.testing.sim.faults import FAULTS
+from podkeeper.testing.sim.plan_args import choice_shown, profile_shown
+from podkeeper.testing.sim.run import SimPlan
+from podkeeper.testing.sim.trace import TraceLine
 from podkeeper.testing.sim.workload import WORKLOADS
 from podkeeper.testing.sim.world import Violation
 
-FORMAT = 1
+FORMAT = 2  # 1: other field names
 _BEGINNING = b'{"podkeeper_sim":'
 
 
 class StateRefused(Exception):
-    """The file cannot be used for this campaign; the text says why and what to do."""
+    """The file cannot be used for this campaign. The text has the reason and what to do."""
 
 
-class Header(msgspec.Struct, frozen=True):
-    """What the results in a file follow from."""
+class StateHeader(msgspec.Struct, frozen=True):
+    """Everything that determines the results in a file."""
 
     podkeeper_sim: int
     code: str
     options: dict[str, str]
 
 
-class _Saved(msgspec.Struct, frozen=True):
-    """One seed's result, without its plan: that is the campaign's."""
+class _SavedResult(msgspec.Struct, frozen=True):
+    """The result of one seed, without the plan, which is the same for all seeds."""
 
     seed: int
     violation: Violation | None
     hash: str
     seconds: float
     cpu_seconds: float
-    acts: int
+    actions: int
     length: int
-    lives: int
+    agents: int
     pods_alive: float
     checks: dict[str, int]
-    troubles: dict[str, int]
-    lines: tuple[Line, ...]
+    fault_counts: dict[str, int]
+    lines: tuple[TraceLine, ...]
 
 
-def header_of(plan: Plan, seeds: range, also: str = "") -> Header:
-    """The header for a campaign: some seeds of a plan."""
+def state_header(plan: SimPlan, seeds: range, also: str = "") -> StateHeader:
+    """Return the header for some seeds of a plan."""
     options = {
         "seeds": f"{seeds.start}:{seeds.stop}",
         "hours": f"{plan.hours:g}",
@@ -85,11 +87,11 @@ def header_of(plan: Plan, seeds: range, also: str = "") -> Header:
         "profile": " ".join(profile_shown(plan.profile)) or "default",
         "also": also or "none",
     }
-    return Header(FORMAT, code_hash(also), options)
+    return StateHeader(FORMAT, code_hash(also), options)
 
 
 def code_hash(also: str = "") -> str:
-    """A hash of everything that decides what a seed does besides the options: podkeeper's source, and Python itself."""
+    """Return a hash of everything besides the options that determines a result: podkeeper's source and Python."""
     digest = hashlib.sha256(f"{platform.python_implementation()} {sys.version}\n".encode())
     root = Path(podkeeper.__file__).parent
     sources = [path for path in root.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
@@ -102,18 +104,18 @@ def code_hash(also: str = "") -> str:
     return digest.hexdigest()[:16]
 
 
-class State:
-    """An open state file. It is locked: no other campaign can use it."""
+class StateFile:
+    """An open state file. It is locked, so no other campaign can use it."""
 
-    def __init__(self, file: int, plan: Plan, saved: list[_Saved]) -> None:
+    def __init__(self, file: int, plan: SimPlan, saved: list[_SavedResult]) -> None:
         self._file = file
         self._plan = plan
         self._saved = saved
 
     @classmethod
     @contextmanager
-    def opened(cls, path: Path, plan: Plan, seeds: range, also: str = "") -> Iterator["State"]:
-        """Open a file, or make it, for a campaign. Raises StateRefused if it belongs to something else."""
+    def opened(cls, path: Path, plan: SimPlan, seeds: range, also: str = "") -> Iterator["StateFile"]:
+        """Open or create the file of a campaign. Raises StateRefused if it belongs to another campaign."""
         try:
             # O_NONBLOCK, because opening a FIFO without it blocks.
             file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK, 0o644)
@@ -126,13 +128,13 @@ class State:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 raise StateRefused(f"cannot use {path}: another campaign is using it") from None
-            saved = _read(file, path, header_of(plan, seeds, also), seeds)
+            saved = _read(file, path, state_header(plan, seeds, also), seeds)
             yield cls(file, plan, saved)
         finally:
             os.close(file)
 
     def results(self) -> Iterator[SeedResult]:
-        """The results of former runs, in the order in which they came."""
+        """Return the results of earlier runs, in the order of their arrival."""
         for saved in self._saved:
             yield SeedResult(
                 plan=replace(self._plan, seed=saved.seed),
@@ -140,41 +142,41 @@ class State:
                 hash=saved.hash,
                 seconds=saved.seconds,
                 cpu_seconds=saved.cpu_seconds,
-                acts=saved.acts,
+                actions=saved.actions,
                 length=saved.length,
-                lives=saved.lives,
+                agents=saved.agents,
                 pods_alive=saved.pods_alive,
                 checks=Counter(saved.checks),
-                troubles=Counter(saved.troubles),
+                fault_counts=Counter(saved.fault_counts),
                 lines=saved.lines,
             )
 
     def append(self, result: SeedResult) -> None:
-        """Save a result. Once this returns, it is on the disk."""
-        saved = _Saved(
+        """Save a result. It is on the disk when this returns."""
+        saved = _SavedResult(
             seed=result.plan.seed,
             violation=result.violation,
             hash=result.hash,
             seconds=result.seconds,
             cpu_seconds=result.cpu_seconds,
-            acts=result.acts,
+            actions=result.actions,
             length=result.length,
-            lives=result.lives,
+            agents=result.agents,
             pods_alive=result.pods_alive,
             checks=dict(result.checks),
-            troubles=dict(result.troubles),
+            fault_counts=dict(result.fault_counts),
             lines=result.lines,
         )
         _write_line(self._file, saved)
 
 
-def _read(file: int, path: Path, header: Header, seeds: range) -> list[_Saved]:
-    """Check the header, or write it into a new file; drop what was cut off; return the results."""
+def _read(file: int, path: Path, header: StateHeader, seeds: range) -> list[_SavedResult]:
+    """Check the header, or write it into a new file. Drop an incomplete last line. Return the results."""
     with os.fdopen(os.dup(file), "rb") as reader:
         content = reader.read()
     whole = content[: content.rfind(b"\n") + 1]
     if not whole:
-        # Empty, or killed within its very first write.
+        # The file is empty, or the process was killed during its first write.
         if not (_BEGINNING.startswith(content[: len(_BEGINNING)]) or content.startswith(_BEGINNING)):
             raise StateRefused(f"cannot use {path}: it is not the state file of a campaign")
         os.ftruncate(file, 0)
@@ -182,21 +184,21 @@ def _read(file: int, path: Path, header: Header, seeds: range) -> list[_Saved]:
         return []
     first, *lines = whole.splitlines()
     try:
-        found = msgspec.json.decode(first, type=Header)
+        found = msgspec.json.decode(first, type=StateHeader)
     except UNDECODABLE:
         raise StateRefused(f"cannot use {path}: it is not the state file of a campaign") from None
     if difference := _difference(found, header):
         raise StateRefused(
             f"cannot continue {path}: {difference}. To start again, remove the file or name another one."
         )
-    saved: dict[int, _Saved] = {}
+    saved: dict[int, _SavedResult] = {}
     for number, line in enumerate(lines, start=2):
         try:
-            result = msgspec.json.decode(line, type=_Saved)
+            result = msgspec.json.decode(line, type=_SavedResult)
         except UNDECODABLE as error:
             raise StateRefused(
                 f"cannot continue {path}: line {number} is damaged ({error}). "
-                "Remove that line to play its seed again, or remove the file to start again."
+                "Remove that line to run its seed again, or remove the file to start again."
             ) from error
         seed = result.seed
         if seed in saved:
@@ -213,8 +215,8 @@ def _read(file: int, path: Path, header: Header, seeds: range) -> list[_Saved]:
     return list(saved.values())
 
 
-def _difference(found: Header, wanted: Header) -> str:
-    """Why results with one header are not those of another; empty: they are."""
+def _difference(found: StateHeader, wanted: StateHeader) -> str:
+    """Return why the results of one header are not valid for another. Empty: they are valid."""
     differences = _differing(found.options, wanted.options)
     if differences:
         return f"it was written with other options ({differences})"
@@ -230,6 +232,6 @@ def _differing(found: Mapping[str, str], wanted: Mapping[str, str]) -> str:
 
 def _write_line(file: int, what: msgspec.Struct) -> None:
     line = msgspec.json.encode(what) + b"\n"
-    while line:  # the disk may be full in the middle of it: then the rest fails, and the next start drops it
+    while line:  # if the disk is full, the rest fails, and the next start drops the incomplete line
         line = line[os.write(file, line) :]
     os.fsync(file)

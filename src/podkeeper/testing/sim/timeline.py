@@ -1,44 +1,44 @@
-"""Timelines: what of a trace concerns one pod, and how to show a long one.
+"""Timelines: the part of a trace that concerns one pod, shortened if it is long.
 
-All pure: lines in, lines out. A pod is rarely alone: a static pod has its mirror, a deleted one a successor
-of the same name; whoever shares a full name is shown on one timeline.
+Pure functions: lines in, lines out. All pods with the same full name share a timeline: a static pod and its mirror pod,
+a deleted pod and its successor.
 """
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from podkeeper.testing.sim.trace import Line
+from podkeeper.testing.sim.trace import TraceLine
 
-FIRST, LAST, BETWEEN = 12, 60, 24  # how many lines of a long timeline are shown
-BEFORE_SECONDS = 60.0  # so long before a pod came the node is shown
+FIRST, LAST, BETWEEN = 12, 60, 24  # the number of lines that are printed of a long timeline
+BEFORE_SECONDS = 60.0  # how long before the pod's creation the lines of the node begin
 
-_NAMED = re.compile(r"(?:API: pod|is told \S+) (\S+_\S+)")  # as the scribe writes it
+_NAMED = re.compile(r"(?:API: pod|receives \S+) (\S+_\S+)")  # in the format of `trace_writer`
 _LANDMARKS = ("====", "****", "!!!!")
 
 
-def concerned(lines: Iterable[Line], whom: str) -> list[Line]:
-    """What concerned a pod (its name or UID), whoever bore its name, and the node meanwhile; nobody: the node alone."""
+def pod_lines(lines: Iterable[TraceLine], pod: str) -> list[TraceLine]:
+    """Return the lines of a pod (name or UID), of all pods with its name, and of the node. Empty: only the node."""
     lines = list(lines)
     names = {(line.uid, named[1]) for line in lines if line.uid and (named := _NAMED.search(line.text))}
-    wanted = sorted({name for uid, name in names if whom and whom in (uid, *_spellings(name))})
-    uids = {whom, *(uid for uid, name in names if name in wanted)}
+    wanted = sorted({name for uid, name in names if pod and pod in (uid, *_name_forms(name))})
+    uids = {pod, *(uid for uid, name in names if name in wanted)}
     about = re.compile("|".join(rf"\.\w+ {re.escape(name.partition('_')[0])}(?![^\s:])" for name in wanted) or "$^")
     found = [line for line in lines if (line.uid in uids if line.uid else _is_of_node(line) or about.search(line.text))]
     came = next((line.at for line in found if line.uid), 0.0)
     return [line for line in found if line.at >= came - BEFORE_SECONDS]
 
 
-def _spellings(full_name: str) -> tuple[str, ...]:
+def _name_forms(full_name: str) -> tuple[str, ...]:
     name, _, namespace = full_name.partition("_")
     return full_name, name, f"{namespace}/{name}"
 
 
-def _is_of_node(line: Line) -> bool:
-    return line.text.startswith(_LANDMARKS) or " is told " in line.text
+def _is_of_node(line: TraceLine) -> bool:
+    return line.text.startswith(_LANDMARKS) or " receives " in line.text
 
 
-def elided(lines: Sequence[Line]) -> Iterator[str]:
-    """A timeline as text; of the middle of a long one only the landmarks: deaths, acts, troubles."""
+def shortened(lines: Sequence[TraceLine]) -> Iterator[str]:
+    """Format a timeline. Of the middle of a long one, print only landmarks: crashes, actions, faults."""
     shown = set(range(len(lines)))
     if len(lines) > FIRST + LAST + BETWEEN:
         middle = range(FIRST, len(lines) - LAST)

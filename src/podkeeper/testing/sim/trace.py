@@ -1,7 +1,9 @@
-"""The trace: all that happened, as lines; its hash, which is the same whenever the same seed is played.
+"""Trace of a run: everything that happened, as lines, and a hash.
 
-Lines are kept for the timeline of a failure, the newest ones only. Looks and probes are hashed and not kept: there are
-far too many of them.
+The hash is the same in each run of a seed.
+
+The newest lines are kept for the timeline of a failure. Inspections and probes are hashed but not kept, because there
+are too many of them.
 """
 
 import hashlib
@@ -9,15 +11,15 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-MOST_KEPT = 200_000
+MAX_LINES = 200_000
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class TraceLine:
     """One line of the trace."""
 
     at: float
-    uid: str  # whom it concerns; empty: the whole node
+    uid: str  # the pod; empty: the whole node
     text: str
 
     def __str__(self) -> str:
@@ -25,33 +27,33 @@ class Line:
 
 
 class Trace:
-    """What happened so far."""
+    """Everything that happened so far."""
 
-    def __init__(self, most_kept: int = MOST_KEPT) -> None:
-        self._lines: deque[Line] = deque(maxlen=most_kept)
+    def __init__(self, max_lines: int = MAX_LINES) -> None:
+        self._lines: deque[TraceLine] = deque(maxlen=max_lines)
         self._hash = hashlib.sha256()
         self.length = 0
 
-    def note(self, at: float, uid: str, text: str) -> None:
-        """Note and keep a line."""
-        self.digest(at, uid, text)
-        self._lines.append(Line(at, uid, text))
+    def add(self, at: float, uid: str, text: str) -> None:
+        """Hash and keep a line."""
+        self.hash_only(at, uid, text)
+        self._lines.append(TraceLine(at, uid, text))
 
-    def digest(self, at: float, uid: str, text: str) -> None:
-        """Note something without keeping it."""
+    def hash_only(self, at: float, uid: str, text: str) -> None:
+        """Hash a line without keeping it."""
         self.length += 1
         self._hash.update(f"{at!r} {uid} {text}\n".encode())
 
     @property
     def hash(self) -> str:
-        """The hash of everything noted so far."""
+        """The hash of all lines so far."""
         return self._hash.hexdigest()
 
-    def lines(self) -> Iterable[Line]:
-        """What is kept, oldest first."""
+    def lines(self) -> Iterable[TraceLine]:
+        """Return the kept lines, oldest first."""
         return self._lines
 
-    def timeline(self, uids: Iterable[str], since: float = 0.0) -> list[Line]:
-        """What concerned some pods, and the whole node, since a moment."""
+    def timeline(self, uids: Iterable[str], since: float = 0.0) -> list[TraceLine]:
+        """Return the lines of some pods and of the node, since a time."""
         wanted = {"", *uids}
         return [line for line in self._lines if line.uid in wanted and line.at >= since]

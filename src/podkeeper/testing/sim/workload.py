@@ -1,10 +1,10 @@
-"""The workload of a simulation: pods of all kinds that come, live, are tampered with and go.
+"""Draw the workload of a node: pods of all kinds, and what happens to them.
 
-    deeds = workload_deeds(Random("7/workload"), chapters, Profile(), WORKLOADS)
+    actions = workload_actions(Random("7/workload"), segments, Profile(), WORKLOADS)
 
-The workload is made of stories (`stories`, `stories_static`), each the life of one pod. They are told in the time
-that is not calm: a story that has not ended when calm comes goes on in the next chapter, so that pods live through
-calm too. All chance is drawn here; the deeds bring everything with them.
+Each pod has a script (`pod_scripts`, `static_pod_scripts`). Scripts run only outside of calm phases. A script that has
+not ended when calm begins continues in the next segment, so pods also run through calm phases. All random choices are
+made here, and the actions contain their results.
 """
 
 from bisect import bisect
@@ -14,130 +14,130 @@ from itertools import accumulate
 from random import Random
 
 from podkeeper.model.probing import (
-    Answered,
     Endpoint,
     GrpcEnd,
+    HealthAnswer,
     HttpAnswer,
     HttpEnd,
     HttpRequest,
-    NoAnswer,
+    NoHttpAnswer,
     NotConnected,
 )
 from podkeeper.model.runtime_calls import RuntimeEventType
 from podkeeper.runtimes.fake.behaviour import ExecStep
 from podkeeper.testing.fakes import SERVING
-from podkeeper.testing.sim import stories, stories_static
-from podkeeper.testing.sim.deeds import Succeed
-from podkeeper.testing.sim.history import Chapter, Deed
+from podkeeper.testing.sim import pod_scripts, static_pod_scripts
+from podkeeper.testing.sim.actions import Replace
+from podkeeper.testing.sim.pod_scripts import PodScript, ScriptContext
 from podkeeper.testing.sim.pods import Draw
 from podkeeper.testing.sim.profile import Profile
 from podkeeper.testing.sim.records import SandboxChanged
-from podkeeper.testing.sim.stories import Setting, Story
+from podkeeper.testing.sim.schedule import Action, Segment
 from podkeeper.testing.sim.world import World
 
-SETTLED_BEFORE_CALM = 1.0  # so long before calm the last deed is done
-FIRST_SECONDS = 120.0  # within so long those are there that the node begins with
+SETTLED_BEFORE_CALM = 1.0  # the last action runs this long before a calm phase
+FIRST_SECONDS = 120.0  # the initial pods of the node are created within this time
 NOT_SERVING = 2
 
-_STORIES: Mapping[str, tuple[str, Story]] = {  # by kind: how its pods are called, and what becomes of them
-    "servers": ("server", stories.server),
-    "probes": ("probed", stories.probes),
-    "jobs": ("job", stories.job),
-    "crash-loops": ("crash", stories.crash_loop),
-    "out-of-memory": ("oom", stories.out_of_memory),
-    "init-containers": ("init", stories.init_containers),
-    "sidecars": ("side", stories.sidecars),
-    "hooks": ("hook", stories.hooks),
-    "deadlines": ("deadline", stories.deadline),
-    "updates": ("update", stories.update),
-    "deletes": ("delete", stories.delete),
-    "successors": ("heir", stories.successors),
-    "static-files": ("file", stories_static.static_file),
-    "static-web": ("web", stories_static.static_web),
-    "mirrors": ("mirror", stories_static.mirrors),
-    "evictions": ("evict", stories.eviction),
-    "preemption": ("critical", stories.preemption),
-    "rejections": ("reject", stories.rejection),
-    "missing-images": ("image", stories.missing_image),
-    "refused-starts": ("refused", stories.refused_start),
-    "accidents": ("accident", stories.accidents),
-    "ephemeral": ("debug", stories.ephemeral),
-    "volumes": ("volume", stories.volumes),
-    "stubborn": ("stubborn", stories.stubborn),
-    "bursts": ("burst", stories.burst),
+_SCRIPTS: Mapping[str, tuple[str, PodScript]] = {  # by kind: prefix of the pod names, and script
+    "servers": ("server", pod_scripts.server),
+    "probes": ("probed", pod_scripts.probes),
+    "jobs": ("job", pod_scripts.job),
+    "crash-loops": ("crash", pod_scripts.crash_loop),
+    "out-of-memory": ("oom", pod_scripts.out_of_memory),
+    "init-containers": ("init", pod_scripts.init_containers),
+    "sidecars": ("side", pod_scripts.sidecars),
+    "hooks": ("hook", pod_scripts.hooks),
+    "deadlines": ("deadline", pod_scripts.deadline),
+    "updates": ("update", pod_scripts.update),
+    "deletes": ("delete", pod_scripts.delete),
+    "successors": ("heir", pod_scripts.successors),
+    "static-files": ("file", static_pod_scripts.static_file),
+    "static-web": ("web", static_pod_scripts.static_web),
+    "mirrors": ("mirror", static_pod_scripts.mirrors),
+    "evictions": ("evict", pod_scripts.eviction),
+    "preemption": ("critical", pod_scripts.preemption),
+    "rejections": ("reject", pod_scripts.rejection),
+    "missing-images": ("image", pod_scripts.missing_image),
+    "refused-starts": ("refused", pod_scripts.refused_start),
+    "accidents": ("accident", pod_scripts.accidents),
+    "ephemeral": ("debug", pod_scripts.ephemeral),
+    "volumes": ("volume", pod_scripts.volumes),
+    "stubborn": ("stubborn", pod_scripts.stubborn),
+    "bursts": ("burst", pod_scripts.burst),
 }
 
-WORKLOADS: Mapping[str, str] = {kind: (story.__doc__ or "").rstrip(".") for kind, (_, story) in _STORIES.items()}
-"""The kinds of workload there are, each in a sentence."""
+WORKLOADS: Mapping[str, str] = {kind: (script.__doc__ or "").rstrip(".") for kind, (_, script) in _SCRIPTS.items()}
+"""All kinds of workload, with a short description."""
 
 
-def workload_deeds(
-    random: Random, chapters: Sequence[Chapter], profile: Profile, kinds: Collection[str]
-) -> list[tuple[float, Deed]]:
-    """Draw the workload of some kinds, for all chapters."""
+def workload_actions(
+    random: Random, segments: Sequence[Segment], profile: Profile, kinds: Collection[str]
+) -> list[tuple[float, Action]]:
+    """Draw the workload of some kinds for all segments."""
     chosen = [kind for kind in WORKLOADS if kind in kinds and profile.shares.get(kind, 0.0) > 0]
     shares = [profile.shares[kind] for kind in chosen]
     draw = Draw(random, profile)
-    days = _Days(chapters)
-    deeds: list[tuple[float, Deed]] = []
-    for number, begins in enumerate(_beginnings(random, days.length, profile, chosen), start=1):
+    active_time = _ActiveTime(segments)
+    actions: list[tuple[float, Action]] = []
+    for number, begins in enumerate(_start_times(random, active_time.length, profile, chosen), start=1):
         kind = random.choices(chosen, shares)[0]
-        name, story = _STORIES[kind]
-        for after, deed in story(Setting(draw, kind, f"{name}-{number}", draw.life_seconds())):
-            moment = days.moment(begins + after)
-            if moment is not None:
-                deeds.append(_timely(*moment, deed))
-    return deeds
+        name, script = _SCRIPTS[kind]
+        for after, action in script(ScriptContext(draw, kind, f"{name}-{number}", draw.lifetime_seconds())):
+            time = active_time.time_of(begins + after)
+            if time is not None:
+                actions.append(_with_deadline(*time, action))
+    return actions
 
 
-def _beginnings(random: Random, length: float, profile: Profile, kinds: Collection[str]) -> list[float]:
-    """When stories begin: as many at first as a node has that has long been there, then one after the other."""
-    per_hour = profile.stories_per_hour(kinds)
+def _start_times(random: Random, length: float, profile: Profile, kinds: Collection[str]) -> list[float]:
+    """Draw when scripts begin: first as many as a node has after some time, then one after the other."""
+    per_hour = profile.scripts_per_hour(kinds)
     if per_hour <= 0:
         return []
-    moments = [random.uniform(0, FIRST_SECONDS) for _ in range(round(profile.pods * 0.8))]
+    times = [random.uniform(0, FIRST_SECONDS) for _ in range(round(profile.pods * 0.8))]
     at = FIRST_SECONDS
     while (at := at + random.uniform(0.2, 1.8) * 3600.0 / per_hour) < length:
-        moments.append(at)
-    return moments
+        times.append(at)
+    return times
 
 
-class _Days:
-    """The time in which things happen: all chapters without their calm, put together."""
+class _ActiveTime:
+    """The time in which actions run: all segments without their calm phases, joined."""
 
-    def __init__(self, chapters: Sequence[Chapter]) -> None:
-        self._chapters = chapters
+    def __init__(self, segments: Sequence[Segment]) -> None:
+        self._segments = segments
         self._ends = list(
-            accumulate(max(0.0, chapter.calm_from - SETTLED_BEFORE_CALM - chapter.begins) for chapter in chapters)
+            accumulate(max(0.0, segment.calm_from - SETTLED_BEFORE_CALM - segment.begins) for segment in segments)
         )
 
     @property
     def length(self) -> float:
-        """How long it is."""
+        """Length in seconds."""
         return self._ends[-1] if self._ends else 0.0
 
-    def moment(self, at: float) -> tuple[float, Chapter] | None:
-        """When that really is, and in which chapter; None: later than all chapters."""
+    def time_of(self, at: float) -> tuple[float, Segment] | None:
+        """Return the time and segment for a position. None: after the last segment."""
         number = bisect(self._ends, at)
-        if number == len(self._chapters):
+        if number == len(self._segments):
             return None
-        chapter = self._chapters[number]
+        segment = self._segments[number]
         before = self._ends[number - 1] if number else 0.0
-        return round(chapter.begins + at - before, 3), chapter
+        return round(segment.begins + at - before, 3), segment
 
 
-def _timely(at: float, chapter: Chapter, deed: Deed) -> tuple[float, Deed]:
-    """A deed that waits for something gives up when calm comes."""
-    if isinstance(deed, Succeed):
-        deed = replace(deed, patience_seconds=round(chapter.calm_from - at, 3))
-    return at, deed
+def _with_deadline(at: float, segment: Segment, action: Action) -> tuple[float, Action]:
+    """Limit the waiting time of an action, so that it gives up when calm begins."""
+    if isinstance(action, Replace):
+        action = replace(action, patience_seconds=round(segment.calm_from - at, 3))
+    return at, action
 
 
 # Probes and hooks over the network.
 
 
 def answer_probes(world: World) -> None:
-    """Have what the pods' scripts say answered over the network, too. To be called once per play."""
+    """Let the prober answer network probes and hooks as the scripts of the pods define. Call it once per run."""
     network = _Network(world)
     world.prober.http_script = network.http
     world.prober.tcp_script = network.tcp
@@ -145,18 +145,18 @@ def answer_probes(world: World) -> None:
 
 
 class _Network:
-    """Who has which address, and what is answered there."""
+    """The addresses of the sandboxes, and the answers there."""
 
     def __init__(self, world: World) -> None:
         self._runtime = world.runtime
         self._sandboxes: dict[str, str] = {}  # by address
-        world.bus.subscribe(SandboxChanged, self._see)
+        world.bus.subscribe(SandboxChanged, self._on_sandbox_changed)
 
     def http(self, request: HttpRequest) -> HttpEnd:
         host, _, port = request.url.partition("://")[2].partition("/")[0].partition(":")
         answer = self._answer(host, port)
         if answer is None:
-            return NoAnswer(f"Get {request.url!r}: connection refused")
+            return NoHttpAnswer(f"Get {request.url!r}: connection refused")
         return HttpAnswer(200 if _is_good(answer) else 500)
 
     def tcp(self, endpoint: Endpoint) -> str | None:
@@ -167,17 +167,17 @@ class _Network:
         answer = self._answer(endpoint.host, str(endpoint.port))
         if answer is None:
             return NotConnected(f"dial tcp {endpoint}: connection refused")
-        return Answered(SERVING if _is_good(answer) else NOT_SERVING)
+        return HealthAnswer(SERVING if _is_good(answer) else NOT_SERVING)
 
     def _answer(self, host: str, port: str) -> ExecStep | None:
         sandbox_id = self._sandboxes.get(host)
         return None if sandbox_id is None else self._runtime.answer_in(sandbox_id, port)
 
-    def _see(self, change: SandboxChanged) -> None:
+    def _on_sandbox_changed(self, change: SandboxChanged) -> None:
         if change.happened is RuntimeEventType.STARTED and change.record.ip:
             self._sandboxes[change.record.ip] = change.record.id
 
 
 def _is_good(step: ExecStep) -> bool:
-    """Over the network, being slow is as bad as being wrong: nobody waits here."""
+    """Whether an answer is a success. A slow answer is not, because network probes take no time here."""
     return step.exit_code == 0 and step.takes_seconds == 0

@@ -1,14 +1,16 @@
-"""The world of a simulation: what survives the agent, the lives of the agent, and who watches.
+"""The simulated world: everything that outlives the agent.
+
+The agent processes run in it.
 
     world = World(seed=7)
-    async def story() -> None:
+    async def scenario() -> None:
         world.api.put(pod("web")); await asyncio.sleep(30)
-        world.crash(away_seconds=2); await asyncio.sleep(60)
-    verdict = world.play(story)          # in virtual time, on the simulation's own loop
+        world.crash(downtime_seconds=2); await asyncio.sleep(60)
+    result = world.run(scenario)          # in virtual time, on the simulation's own loop
 
-The agent is wired as in production (`app.build`). It is started at once, started again after each death, and everything
-it does to the world goes through the cords of its life. Whatever happens is a record on the bus; invariants subscribe
-to it and report to `broken`, which ends the play.
+The agent is wired as in production (`app.build`). The world starts it at once and again after each exit or crash. All
+calls of the agent pass through the proxies of its process (`agent_process`). Everything that happens is published as a
+record on the bus. Invariants subscribe to the bus and report to `World.violated`, which ends the run.
 """
 
 import asyncio
@@ -20,7 +22,7 @@ from random import Random
 from typing import Any, cast
 
 from podkeeper.app.build import Agent, Ports, Settings, simple_node
-from podkeeper.app.sources import api_source, manifest_notes
+from podkeeper.app.sources import api_source, stored_manifests
 from podkeeper.model.errors import TryLater
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.messages import PodUID
@@ -37,72 +39,73 @@ from podkeeper.testing.fake_sources import fake_file_source, fake_http_source
 from podkeeper.testing.fakes import FakeCgroups, FakeJournal, FakeProber, FakeVolumes
 from podkeeper.testing.memory_api import MemoryApi
 from podkeeper.testing.memory_watch import Change
-from podkeeper.testing.sim.life import (
+from podkeeper.testing.sim.active_faults import ActiveFault, FaultLog
+from podkeeper.testing.sim.agent_process import (
     API,
     CGROUPS,
     JOURNAL,
     PROBER,
     RUNTIME,
     VOLUMES,
-    Cord,
+    AgentProcess,
     CrashPoint,
-    Life,
-    LifeClock,
+    PortProxy,
+    ProcessClock,
     Side,
-    TiedSource,
+    SourceProxy,
 )
-from podkeeper.testing.sim.loop import LIFE, SimLoop
+from podkeeper.testing.sim.ground_truth import GroundTruth
+from podkeeper.testing.sim.loop import AGENT_PROCESS, SimLoop
 from podkeeper.testing.sim.records import (
+    AgentStarted,
+    AgentStopped,
     Bus,
-    Called,
+    CallStarted,
     ContainerChanged,
-    LifeBegan,
-    LifeEnded,
     PodChanged,
     SandboxChanged,
 )
-from podkeeper.testing.sim.scribe import Scribe
 from podkeeper.testing.sim.trace import Trace
-from podkeeper.testing.sim.troubles import Trouble, Troubles
-from podkeeper.testing.sim.truth import Truth
+from podkeeper.testing.sim.trace_writer import TraceWriter
 from podkeeper.testing.virtual_time import VirtualClock, simulate
 
 NODE = "n1"
 HOST_IP = "192.0.2.1"
+RUN_IS_OVER = "the run is over"  # why the last agent process ends
 
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """A promise that was broken."""
+    """A violated invariant."""
 
-    invariant: str  # I1 to I22, or what else the simulation itself found wrong
+    invariant: str  # I1 to I22, or another problem that the simulation found
     at: float
     uid: PodUID
     message: str
 
     def __str__(self) -> str:
-        return f"{self.invariant} broken after {self.at:.3f} s: {self.message}"
+        return f"{self.invariant} violated after {self.at:.3f} s: {self.message}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fate:
-    """What becomes of an agent that is killed at a crash point; None: chance decides."""
+class CrashOptions:
+    """The effects of a crash. None: a random choice."""
 
-    away_seconds: float = 1.0
-    calls_go_on: bool | None = None  # those under way
-    notes_kept: bool | None = None  # what the journal had not synced
+    downtime_seconds: float = 1.0
+    calls_continue: bool | None = None  # whether writes in flight still take effect
+    keep_unsynced: bool | None = None  # whether unsynced journal writes survive
 
 
 @dataclass(slots=True)
-class Verdict:
-    """What came of a play."""
+class WorldResult:
+    """The result of a run."""
 
     violation: Violation | None
     trace: Trace
-    seconds: float  # virtual ones
-    checks: Counter[str] = field(default_factory=Counter)  # how often each invariant was really put to the test
-    troubles: Counter[str] = field(default_factory=Counter)  # how often each kind of trouble happened
-    lives: int = 0
+    seconds: float  # virtual
+    checks: Counter[str] = field(default_factory=Counter)  # how often each invariant was really checked
+    fault_counts: Counter[str] = field(default_factory=Counter)  # how often each kind of fault happened
+    agents: int = 0  # agent processes that were started
 
 
 class World:
@@ -111,12 +114,12 @@ class World:
     def __init__(self, seed: int | str = 0, *, cpu: str = "8", pods: int = 110) -> None:
         self.seed = seed
         self.loop = SimLoop(self.random("loop"))
-        self.clock = VirtualClock(self.loop)  # the node's; its wall time may jump
+        self.clock = VirtualClock(self.loop)  # the node's clock; its wall time may jump
         self.bus = Bus()
         self.trace = Trace()
-        self.truth = Truth(self.bus)
-        self.troubles = Troubles(self.bus)
-        Scribe(self.bus, self.trace)
+        self.truth = GroundTruth(self.bus)
+        self.fault_log = FaultLog(self.bus)
+        TraceWriter(self.bus, self.trace)
         self.api = MemoryApi(VirtualClock(self.loop), history_limit=100_000, ledger_size=0)
         self.runtime = FakeRuntime(self.clock, ledger_size=0)
         self.volumes = FakeVolumes(self.clock)
@@ -129,128 +132,132 @@ class World:
         self.checks: Counter[str] = Counter()
         self.violation: Violation | None = None
         self.crash_point: CrashPoint = _never
-        self.fate = Fate()
-        self.watch_delays: dict[object, float] = {}  # by open window of late watches, the last one counts; 0: stalled
+        self.crash_options = CrashOptions()
+        # Delays of the open `WatchStale` windows. The last one is in force; 0 means stalled.
+        self.watch_delays: dict[object, float] = {}
         self.agent: Agent | None = None
-        self.life: Life | None = None
-        self._lives = 0
+        self.process: AgentProcess | None = None
+        self._agents = 0
         self._root: asyncio.Task[None] | None = None
-        self._errands: dict[asyncio.Task[None], None] = {}  # in the order they began
-        self._away_seconds = 1.0
-        self._undo: dict[Trouble, Callable[[], None]] = {}
-        self._over = asyncio.Event()
-        self._chance = self.random("world")
-        self.runtime.witness(self._see_runtime)
-        self.api.witness(Pod, self._see_pod)
+        self._agent_tasks: dict[asyncio.Task[None], None] = {}  # in start order
+        self._downtime_seconds = 1.0
+        self._undo: dict[ActiveFault, Callable[[], None]] = {}
+        self._ended = asyncio.Event()
+        self._random = self.random("world")
+        self.runtime.witness(self._on_runtime_change)
+        self.api.on_change(Pod, self._on_pod_change)
 
-    # Time and chance.
+    # Time and randomness.
 
     def now(self) -> float:
-        """Virtual seconds since the beginning."""
+        """Return the virtual seconds since the start of the run."""
         return self.loop.time()
 
     def random(self, name: str) -> Random:
-        """Chance for one purpose: what one does with it changes nobody else's."""
+        """Return a random source for one purpose. Draws from it do not affect other sources."""
         return Random(f"{self.seed}/{name}")
 
-    # The agent's lives.
+    # Agent processes.
 
     @property
     def is_up(self) -> bool:
-        """Whether an agent lives now."""
-        return self.life is not None and self.life.alive
+        """Whether an agent process is alive."""
+        return self.process is not None and self.process.alive
 
-    def crash(self, why: str = "killed", away_seconds: float = 1.0) -> None:
-        """`kill -9`: nobody is asked; the journal keeps what was synced and perhaps some more."""
+    def crash(self, why: str = "killed", downtime_seconds: float = 1.0) -> None:
+        """Kill the agent (`kill -9`). The journal keeps all synced writes and maybe some unsynced ones."""
         if not self.is_up or self._root is None:
             return
-        self._away_seconds = away_seconds
-        self._end_life(why)
-        written, kept = self.journal.unsynced_writes, self.fate.notes_kept
-        self.journal.crash(keep=self._chance.randint(0, written) if kept is None else written * kept)
+        self._downtime_seconds = downtime_seconds
+        self._end_agent(why)
+        written, kept = self.journal.unsynced_writes, self.crash_options.keep_unsynced
+        self.journal.crash(keep=self._random.randint(0, written) if kept is None else written * kept)
         self._root.cancel()
 
-    async def stop_gracefully(self, within_seconds: float = 10.0, away_seconds: float = 1.0) -> None:
-        """End the agent as a service manager does: it may tell the API what it has not told, then it goes."""
-        life, root, agent = self.life, self._root, self.agent
-        if life is None or not life.alive or root is None or agent is None:
+    async def stop_gracefully(self, within_seconds: float = 10.0, downtime_seconds: float = 1.0) -> None:
+        """Stop the agent as a service manager does. It first sends its unsent statuses."""
+        process, root, agent = self.process, self._root, self.agent
+        if process is None or not process.alive or root is None or agent is None:
             return
         context = contextvars.copy_context()
-        context.run(LIFE.set, life)
+        context.run(AGENT_PROCESS.set, process)
         flush = self.loop.create_task(agent.flush(within_seconds), context=context)
         await asyncio.wait([flush, root], return_when=asyncio.FIRST_COMPLETED)
-        if life is self.life and self.is_up:
-            self._away_seconds = away_seconds
+        if process is self.process and self.is_up:
+            self._downtime_seconds = downtime_seconds
             root.cancel()
             await asyncio.wait([root])
 
-    def reboot(self, away_seconds: float = 30.0) -> None:
-        """Let the machine start anew: with the agent everything that ran is gone, mounts and cgroups too."""
-        self.crash("the machine went down", away_seconds)
+    def reboot(self, downtime_seconds: float = 30.0) -> None:
+        """Reboot the machine. All containers, mounts and cgroups are lost."""
+        self.crash("the machine went down", downtime_seconds)
         self.runtime.reboot()
         self.volumes.reboot()
         self.cgroups.reboot()
 
     def in_agent(self, work: Coroutine[Any, Any, None]) -> None:
-        """Let the living agent do something more; it ends with that life. What it must try later is given up."""
-        if self.life is None or not self.is_up:
+        """Run a coroutine in the current agent process. It is cancelled with the process. `TryLater` is ignored."""
+        if self.process is None or not self.is_up:
             work.close()
             return
         context = contextvars.copy_context()
-        context.run(LIFE.set, self.life)
-        errand = self.loop.create_task(work, context=context)
-        self._errands[errand] = None
-        errand.add_done_callback(self._end_errand)
+        context.run(AGENT_PROCESS.set, self.process)
+        task = self.loop.create_task(work, context=context)
+        self._agent_tasks[task] = None
+        task.add_done_callback(self._on_agent_task_done)
 
-    def _end_errand(self, errand: "asyncio.Task[None]") -> None:
-        self._errands.pop(errand, None)
-        error = None if errand.cancelled() else errand.exception()
+    def _on_agent_task_done(self, task: "asyncio.Task[None]") -> None:
+        self._agent_tasks.pop(task, None)
+        error = None if task.cancelled() else task.exception()
         if error is not None and not isinstance(error, TryLater):
-            self.broken("alive", "", f"what the agent was to do fell over: {error!r}")
+            self.violated("alive", "", f"a task in the agent failed unexpectedly: {error!r}")
 
-    # Trouble.
+    # Faults.
 
-    def trouble(self, kind: str, seconds: float, undo: Callable[[], None], uid: PodUID | None = None) -> Trouble:
-        """Book trouble that was just begun, and end it with `undo` after so long, or when calm comes."""
-        trouble = self.troubles.begin(self.now(), kind, uid)
-        self._undo[trouble] = undo
-        self.loop.call_later(seconds, self._end_trouble, trouble)
-        return trouble
+    def begin_fault(
+        self, kind: str, seconds: float, undo: Callable[[], None], uid: PodUID | None = None
+    ) -> ActiveFault:
+        """Log a fault that has just begun. Call `undo` after some seconds, or when calm begins."""
+        fault = self.fault_log.begin(self.now(), kind, uid)
+        self._undo[fault] = undo
+        self.loop.call_later(seconds, self._end_fault, fault)
+        return fault
 
-    def calm(self) -> None:
-        """End all trouble now."""
-        for trouble in tuple(self._undo):
-            self._end_trouble(trouble)
+    def end_faults(self) -> None:
+        """End all faults now."""
+        for fault in tuple(self._undo):
+            self._end_fault(fault)
 
-    def _end_trouble(self, trouble: Trouble) -> None:
-        undo = self._undo.pop(trouble, None)
+    def _end_fault(self, fault: ActiveFault) -> None:
+        undo = self._undo.pop(fault, None)
         if undo is not None:
             undo()
-            self.troubles.end(self.now(), trouble)
+            self.fault_log.end(self.now(), fault)
 
-    # Verdicts.
+    # Invariants.
 
-    def broken(self, invariant: str, uid: str, message: str) -> None:
-        """Report that a promise was broken; the first one counts, and the play ends."""
+    def violated(self, invariant: str, uid: str, message: str) -> None:
+        """Report a violation. Only the first one is kept, and it ends the run."""
         if self.violation is None:
             self.violation = Violation(invariant, self.now(), PodUID(uid), message)
-            self._over.set()
+            self._ended.set()
 
     def checked(self, invariant: str) -> None:
-        """Count that an invariant was really put to the test."""
+        """Count one real check of an invariant."""
         self.checks[invariant] += 1
 
-    def play(self, story: Callable[[], Awaitable[None]]) -> Verdict:
-        """Let the agent live while a story goes on; returns when it ends, or a promise is broken."""
-        _, seconds = simulate(self._play(story), self.loop)
-        return Verdict(self.violation, self.trace, seconds, self.checks, self.troubles.counts, self._lives)
+    def run(self, scenario: Callable[[], Awaitable[None]]) -> WorldResult:
+        """Run a scenario next to the agent, until the scenario ends or an invariant is violated."""
+        _, seconds = simulate(self._run(scenario), self.loop)
+        return WorldResult(self.violation, self.trace, seconds, self.checks, self.fault_log.counts, self._agents)
 
-    async def _play(self, story: Callable[[], Awaitable[None]]) -> None:
-        tasks = [self.loop.create_task(each) for each in (_as_coroutine(story), self._supervise(), self._over.wait())]
+    async def _run(self, scenario: Callable[[], Awaitable[None]]) -> None:
+        coroutines = (_as_coroutine(scenario), self._supervise(), self._ended.wait())
+        tasks = [self.loop.create_task(each) for each in coroutines]
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         if self._root is not None:
-            if self.life is not None and self.life.alive:
-                self._end_life("the play is over")
+            if self.process is not None and self.process.alive:
+                self._end_agent(RUN_IS_OVER)
             self._root.cancel()
         for task in tasks:
             task.cancel()
@@ -260,78 +267,83 @@ class World:
                 raise outcome
 
     async def _supervise(self) -> None:
-        """Start the agent, and start it again whenever it is no more."""
+        """Start the agent, and start it again whenever it has ended."""
         while True:
-            root = self._begin_life()
+            root = self._start_agent()
             await asyncio.wait([root])
-            life = self.life
+            process = self.process
             if not root.cancelled() and (error := root.exception()) is not None:
-                self.broken("alive", "", f"the agent fell over: {error!r}")
-            if life is not None and life.alive:
-                self._end_life("stopped")
-            await asyncio.sleep(self._away_seconds)
+                self.violated("alive", "", f"the agent ended with an unexpected error: {error!r}")
+            if process is not None and process.alive:
+                self._end_agent("stopped")
+            await asyncio.sleep(self._downtime_seconds)
 
-    def _begin_life(self) -> "asyncio.Task[None]":
-        self._lives += 1
-        life = Life(self._lives, self.bus, self.truth, self.random(f"life {self._lives}"), self._dies_here)
-        self.life = life
-        self.bus.tell(LifeBegan(self.now(), life.number))
+    def _start_agent(self) -> "asyncio.Task[None]":
+        self._agents += 1
+        # The name of the random source is part of every seed's history: another name would change all draws.
+        random = self.random(f"life {self._agents}")
+        process = AgentProcess(self._agents, self.bus, self.truth, random, self._crashes_here)
+        self.process = process
+        self.bus.publish(AgentStarted(self.now(), process.number))
         context = contextvars.copy_context()
-        context.run(LIFE.set, life)
-        self.agent = context.run(Agent, self._ports(life), self.settings)
-        self._root = self.loop.create_task(self.agent.run(), name=f"agent {life.number}", context=context)
+        context.run(AGENT_PROCESS.set, process)
+        self.agent = context.run(Agent, self._ports(process), self.settings)
+        self._root = self.loop.create_task(self.agent.run(), name=f"agent {process.number}", context=context)
         return self._root
 
-    def _ports(self, life: Life) -> Ports:
-        clock = LifeClock(self.clock, self.loop, life)
-        api = cast(Api, Cord(life, "api", self.api, API))
-        journal = cast(Journal, Cord(life, "journal", self.journal, JOURNAL))
+    def _ports(self, process: AgentProcess) -> Ports:
+        clock = ProcessClock(self.clock, self.loop, process)
+        api = cast(Api, PortProxy(process, "api", self.api, API))
+        journal = cast(Journal, PortProxy(process, "journal", self.journal, JOURNAL))
         pods = api_source(api=api, node_name=NODE, clock=clock, journal=journal)
         statics = [
-            places.reader(manifest_notes(journal, places.name, NODE, keep_secrets=True))
+            places.source(stored_manifests(journal, places.name, NODE, keep_secrets=True))
             for places in (self.files, self.web)
         ]
         return Ports(
-            runtime=cast(Runtime, Cord(life, "runtime", self.runtime, RUNTIME)),
-            volumes=cast(Volumes, Cord(life, "volumes", self.volumes, VOLUMES)),
-            cgroups=cast(Cgroups, Cord(life, "cgroups", self.cgroups, CGROUPS)),
-            prober=cast(Prober, Cord(life, "prober", self.prober, PROBER)),
+            runtime=cast(Runtime, PortProxy(process, "runtime", self.runtime, RUNTIME)),
+            volumes=cast(Volumes, PortProxy(process, "volumes", self.volumes, VOLUMES)),
+            cgroups=cast(Cgroups, PortProxy(process, "cgroups", self.cgroups, CGROUPS)),
+            prober=cast(Prober, PortProxy(process, "prober", self.prober, PROBER)),
             journal=journal,
             clock=clock,
-            sources=tuple(TiedSource(source, life) for source in (pods, *statics)),
+            sources=tuple(SourceProxy(source, process) for source in (pods, *statics)),
             api=api,
         )
 
-    def _end_life(self, how: str) -> None:
-        assert self.life is not None
-        self.life.end(self.fate.calls_go_on)
-        for errand in tuple(self._errands):
-            errand.cancel()
-        self.bus.tell(LifeEnded(self.now(), self.life.number, how))
+    def _end_agent(self, how: str) -> None:
+        assert self.process is not None
+        self.process.end(self.crash_options.calls_continue)
+        for task in tuple(self._agent_tasks):
+            task.cancel()
+        self.bus.publish(AgentStopped(self.now(), self.process.number, how))
 
-    def _dies_here(self, call: Called, side: Side) -> bool:
+    def _crashes_here(self, call: CallStarted, side: Side) -> bool:
         if not self.crash_point(call, side):
             return False
-        self.crash(f"killed {side.name.lower()} {call.room} {call.operation} {call.subject}", self.fate.away_seconds)
+        why = f"killed {side.name.lower()} {call.port} {call.operation} {call.subject}"
+        self.crash(why, self.crash_options.downtime_seconds)
         return True
 
-    # Witnesses.
+    # Changes of the runtime and the API.
 
-    def _see_runtime(self, uid: PodUID, record: SandboxRecord | ContainerRecord, happened: RuntimeEventType) -> None:
+    def _on_runtime_change(
+        self, uid: PodUID, record: SandboxRecord | ContainerRecord, happened: RuntimeEventType
+    ) -> None:
         if isinstance(record, SandboxRecord):
-            self.bus.tell(SandboxChanged(self.now(), uid, record, happened))
+            self.bus.publish(SandboxChanged(self.now(), uid, record, happened))
         else:
-            self.bus.tell(ContainerChanged(self.now(), uid, record, happened))
+            self.bus.publish(ContainerChanged(self.now(), uid, record, happened))
 
-    def _see_pod(self, change: Change) -> None:
-        life = LIFE.get()
-        by = life.number if isinstance(life, Life) else 0
-        self.bus.tell(PodChanged(self.now(), cast("Pod | None", change.old), cast("Pod | None", change.new), by))
+    def _on_pod_change(self, change: Change) -> None:
+        process = AGENT_PROCESS.get()
+        by = process.number if isinstance(process, AgentProcess) else 0
+        self.bus.publish(PodChanged(self.now(), cast("Pod | None", change.old), cast("Pod | None", change.new), by))
 
 
-def _never(call: Called, side: Side) -> bool:
+def _never(call: CallStarted, side: Side) -> bool:
     return False
 
 
-async def _as_coroutine(story: Callable[[], Awaitable[None]]) -> None:
-    await story()
+async def _as_coroutine(scenario: Callable[[], Awaitable[None]]) -> None:
+    await scenario()

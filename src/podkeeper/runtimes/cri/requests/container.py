@@ -1,8 +1,8 @@
-"""A container, as the runtime is asked to make it.
+"""The CRI message of a container.
 
     ContainerConfig + NodeFacts + ContainerFiles -> cri.ContainerConfig
 
-The Go ancestor is `generateContainerConfig` in pkg/kubelet/kuberuntime/kuberuntime_container.go.
+Kubelet counterpart: `generateContainerConfig` in pkg/kubelet/kuberuntime/kuberuntime_container.go.
 """
 
 from collections.abc import Iterable
@@ -22,7 +22,7 @@ __all__ = ["ContainerFiles", "container_message", "stop_signal_of"]
 def container_message(
     config: ContainerConfig, node: NodeFacts, files: ContainerFiles, users: IdRange | None = None
 ) -> cri.ContainerConfig:
-    """What to ask for; `users` is the range set aside for a pod with users of its own. Raises NotConfigurable."""
+    """Return the message. `users` is the ID range of a pod with its own user namespace. Raises NotConfigurable."""
     pod, container = config.pod, config.container
     security = container_security(config, node, users)
     return cri.ContainerConfig(
@@ -48,21 +48,21 @@ def container_message(
 
 
 def stop_signal_of(config: ContainerConfig) -> str:
-    """CRI's name of how a container is asked to end; one that nobody knows, or none, is the image's own."""
+    """Return CRI's name of the stop signal. Unknown signals and none mean the signal of the image."""
     wanted = (config.container.lifecycle and config.container.lifecycle.stop_signal) or ""
     name = wanted.replace("SIGRTMIN+", "SIGRTMINPLUS").replace("SIGRTMAX-", "SIGRTMAXMINUS")
     return name if name in cri.Signal.DESCRIPTOR.values_by_name else "RUNTIME_DEFAULT"
 
 
 def _texts(words: Iterable[str], what: str) -> list[str]:
-    """Words that are text: what a secret puts in may not be, and CRI carries nothing else here."""
+    """Check that texts are UTF-8, which CRI requires here. Values from secrets may be other bytes."""
     words = list(words)
     for word in words:
         try:
             word.encode()
         except UnicodeEncodeError:
             raise NotConfigurable(
-                f"cannot pass {what} to the container: a variable in it holds bytes that are no UTF-8"
+                f"cannot pass {what} to the container: a variable in it has bytes that are not UTF-8"
             ) from None
     return words
 

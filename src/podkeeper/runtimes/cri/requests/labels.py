@@ -1,8 +1,10 @@
-"""Labels and annotations: by these a runtime's sandboxes and containers are known again, by us and by the reference.
+"""Labels and annotations that identify sandboxes and containers.
 
-Pods and containers come in, texts go out. What is not part of CRI's own records and must survive a restart of the agent
-(which spec a container was made from, how long it may take to end, what to do before) stands in annotations, under the
-reference's names and in its spelling of JSON. The Go ancestor is pkg/kubelet/kuberuntime/labels.go.
+They are the same as the kubelet's.
+
+In: pods and containers. Out: texts. Annotations hold what CRI's own records lack and a restarted agent needs: the hash
+of the spec, the grace period, the preStop hook. Names and JSON spelling are the kubelet's. Kubelet counterpart:
+pkg/kubelet/kuberuntime/labels.go.
 """
 
 from collections.abc import Mapping
@@ -37,17 +39,17 @@ _GO_ESCAPES: Final = str.maketrans({char: f"\\u{ord(char):04x}" for char in "<>&
 
 
 def pod_labels(pod: Pod) -> dict[str, str]:
-    """The labels of a sandbox: the pod's own, and who it is."""
+    """Return the labels of a sandbox: the pod's labels and its identity."""
     return {**(pod.metadata.labels or {}), **_identity(pod)}
 
 
 def container_labels(pod: Pod, container_name: str) -> dict[str, str]:
-    """The labels of a container: who it is, and nothing else."""
+    """Return the labels of a container: its identity."""
     return {**_identity(pod), CONTAINER_NAME: container_name}
 
 
 def container_annotations(config: ContainerConfig) -> dict[str, str]:
-    """What must be known of a container even when nobody knows its pod any more."""
+    """Return what the agent needs to stop a container without its pod's spec."""
     pod, container = config.pod, config.container
     annotations = {
         HASH: config.spec_hash,
@@ -72,7 +74,7 @@ def _identity(pod: Pod) -> dict[str, str]:
 
 
 def _go_json(value: Any) -> str:
-    """JSON as the reference writes it: its order of fields, nothing that is empty, and no character that HTML minds."""
+    """Return JSON as Go writes it: its field order, without empty fields, with HTML characters escaped."""
     return msgspec.json.encode(_in_order(msgspec.to_builtins(value))).decode().translate(_GO_ESCAPES)
 
 

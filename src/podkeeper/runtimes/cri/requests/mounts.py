@@ -1,9 +1,10 @@
-"""What appears in a container: its volumes, the hosts file, the termination log, in this order.
+"""CRI mounts of a container.
 
-The engine's mounts and the files made for the container come in, CRI's mounts go out. A sub-path must have been
-prepared before: `sub_path` is empty by then and `host_path` leads there; one that was not is refused, for mounting the
-whole volume in its place would show what must not be seen. The Go ancestors are `makeMounts` in kubelet_pods.go and in
-kuberuntime_container.go.
+Volumes, hosts file, termination message file, in this order.
+
+In: the engine's mounts and the files of the container. Out: CRI mounts. Sub-paths must be prepared: `sub_path` is empty
+and `host_path` is the prepared path. An unprepared sub-path is refused, because mounting the whole volume would expose
+other files. Kubelet counterparts: `makeMounts` in kubelet_pods.go and in kuberuntime_container.go.
 """
 
 import posixpath
@@ -29,7 +30,7 @@ _PROPAGATION: Final = {
 
 @dataclass(frozen=True, slots=True)
 class ContainerFiles:
-    """Files of the node that were made for one container; "" where there is none."""
+    """Files of the node for one container. "" if there is none."""
 
     termination_log: str = ""
     etc_hosts: str = ""
@@ -38,7 +39,7 @@ class ContainerFiles:
 def mounts_message(
     config: ContainerConfig, node: NodeFacts, files: ContainerFiles, mappings: Sequence[cri.IDMapping] = ()
 ) -> list[cri.Mount]:
-    """The mounts of a container; `mappings` are those of its users, if it has some of its own."""
+    """Return the mounts of a container. `mappings` are the ID mappings of its user namespace."""
     made = [*_volume_mounts(config, node), *_file_mounts(config, node, files)]
     for mount in made:
         mount.uidMappings.extend(mappings)
@@ -56,14 +57,14 @@ def _volume_mounts(config: ContainerConfig, node: NodeFacts) -> Iterator[cri.Mou
             container_path=mount.container_path,
             host_path=mount.host_path,
             readonly=mount.read_only,
-            selinux_relabel=node.selinux and _is_ours(config.pod, mount),
+            selinux_relabel=node.selinux and _may_relabel(config.pod, mount),
             propagation=_PROPAGATION[mount.propagation],
             recursive_read_only=_recursive_read_only(config.pod, mount, node),
         )
 
 
 def _file_mounts(config: ContainerConfig, node: NodeFacts, files: ContainerFiles) -> Iterator[cri.Mount]:
-    """The files of ours; a container that brings a hosts file of its own keeps it."""
+    """Yield our own files. A container with its own mount at /etc/hosts keeps it."""
     if files.etc_hosts and all(mount.container_path != ETC_HOSTS for mount in config.mounts):
         yield cri.Mount(container_path=ETC_HOSTS, host_path=files.etc_hosts, selinux_relabel=node.selinux)
     if files.termination_log and config.container.termination_message_path:
@@ -71,28 +72,28 @@ def _file_mounts(config: ContainerConfig, node: NodeFacts, files: ContainerFiles
         yield cri.Mount(container_path=path, host_path=files.termination_log, selinux_relabel=node.selinux)
 
 
-def _is_ours(pod: Pod, mount: Mount) -> bool:
-    """Whether a volume is the agent's to label: what it only shows (a host path) is not."""
+def _may_relabel(pod: Pod, mount: Mount) -> bool:
+    """Return whether the agent may relabel a volume. Host paths must not be relabelled."""
     return any(volume.name == mount.volume and volume.host_path is None for volume in pod.spec.volumes or ())
 
 
 def _recursive_read_only(pod: Pod, mount: Mount, node: NodeFacts) -> bool:
-    """Whether what is mounted below a read-only mount is read-only too. Raises NotConfigurable."""
+    """Return whether a read-only mount is recursive. Raises NotConfigurable."""
     offered = handler_features(pod, node).recursive_read_only
-    trouble = f'failed to resolve recursive read-only mode: volume "{mount.volume}" requested recursive read-only mode'
+    message = f'failed to resolve recursive read-only mode: volume "{mount.volume}" requested recursive read-only mode'
     match mount.recursive_read_only:
         case "" | "Disabled":
             return False
         case _ if not mount.read_only:
-            raise NotConfigurable(f"{trouble}, but it is not read-only")
+            raise NotConfigurable(f"{message}, but it is not read-only")
         case _ if mount.propagation:
-            raise NotConfigurable(f'{trouble}, but it is not compatible with propagation "{mount.propagation}"')
+            raise NotConfigurable(f'{message}, but it is not compatible with propagation "{mount.propagation}"')
         case "IfPossible":
             return offered
         case "Enabled" if offered:
             return True
         case "Enabled":
-            raise NotConfigurable(f"{trouble}, but it is not supported by the runtime")
+            raise NotConfigurable(f"{message}, but it is not supported by the runtime")
         case unknown:
             raise NotConfigurable(
                 f'failed to resolve recursive read-only mode: unknown recursive read-only mode "{unknown}"'

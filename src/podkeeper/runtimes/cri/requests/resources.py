@@ -1,8 +1,8 @@
-"""What a container or a sandbox may use, as the runtime is told it.
+"""CRI resources of containers and sandboxes.
 
-A pod, a container and the node come in; `LinuxContainerResources` goes out. The formulas are `rules.cgroup_limits` and
-`rules.oom_score`; here they only get CRI's names, where 0 is "not said". The Go ancestors are
-kuberuntime_container_linux.go and kuberuntime_sandbox_linux.go.
+In: a pod, a container, the node. Out: `LinuxContainerResources`. The formulas are in `rules.cgroup.limits` and
+`rules.cgroup.oom_score`. In CRI, 0 means unset.
+Kubelet counterparts: kuberuntime_container_linux.go and kuberuntime_sandbox_linux.go.
 """
 
 from collections.abc import Mapping
@@ -11,9 +11,9 @@ from typing import Final
 from podkeeper.model.errors import BadInput
 from podkeeper.model.k8s.core import Container, EphemeralContainer, Pod, PodSpec
 from podkeeper.model.quantity import ZERO, Quantity, parse_quantity
-from podkeeper.rules.cgroup_limits import container_limits, quota_of, shares_of
-from podkeeper.rules.oom_score import oom_score_of
-from podkeeper.rules.preempt import is_critical_pod
+from podkeeper.rules.admission.preempt import is_critical_pod
+from podkeeper.rules.cgroup.limits import container_limits, quota_of, shares_of
+from podkeeper.rules.cgroup.oom_score import oom_score_of
 from podkeeper.rules.qos import BURSTABLE, qos_of
 from podkeeper.rules.resources import (
     HUGE_PAGES_PREFIX,
@@ -34,7 +34,7 @@ _UNITS: Final = ("B", "KB", "MB", "GB", "TB", "PB")
 def container_resources(
     pod: Pod, container: Container | EphemeralContainer, node: NodeFacts
 ) -> cri.LinuxContainerResources:
-    """The resources of a container, also for when they change while it runs."""
+    """Return the resources of a container, for its creation and for later updates."""
     limits = container_limits(pod.spec, container, node.cpu_policy)
     made = cri.LinuxContainerResources(
         cpu_shares=limits.cpu_shares,
@@ -43,14 +43,14 @@ def container_resources(
         memory_limit_in_bytes=limits.memory or 0,
         oom_score_adj=oom_score_of(pod, container, node.memory_bytes),
         hugepage_limits=_huge_page_limits(pod.spec, container, node),
-        unified=_together_out_of_memory(node),
+        unified=_group_oom_kill(node),
     )
     _set_swap(made, pod, container, node)
     return made
 
 
 def sandbox_resources(spec: PodSpec, node: NodeFacts) -> cri.LinuxContainerResources:
-    """What all containers of a pod together may use, without its overhead."""
+    """Return the sum of a pod's containers, without its overhead."""
     whole = spec.resources
     requests = container_total(spec, requests_of) | _pod_level(amounts_of(whole.requests if whole else None))
     limits = container_total(spec, limits_of) | _pod_level(amounts_of(whole.limits if whole else None))
@@ -59,7 +59,7 @@ def sandbox_resources(spec: PodSpec, node: NodeFacts) -> cri.LinuxContainerResou
 
 
 def overhead_resources(spec: PodSpec, node: NodeFacts) -> cri.LinuxContainerResources:
-    """What a sandbox itself may use; nothing is said of one without overhead."""
+    """Return the resources of the sandbox itself. Empty if the pod has no overhead."""
     if spec.overhead is None:
         return cri.LinuxContainerResources()
     overhead = amounts_of(spec.overhead)
@@ -76,12 +76,12 @@ def _resources(
         cpu_quota=quota or 0,
         cpu_period=node.cpu_period if node.cpu_cfs_quota else 0,
         memory_limit_in_bytes=memory_limit.value,
-        unified=_together_out_of_memory(node),
+        unified=_group_oom_kill(node),
     )
 
 
-def _together_out_of_memory(node: NodeFacts) -> Mapping[str, str]:
-    """Out of memory, a container goes as a whole: half of one helps nobody."""
+def _group_oom_kill(node: NodeFacts) -> Mapping[str, str]:
+    """Make the kernel kill all processes of a container that is out of memory."""
     return {"memory.oom.group": "1"} if node.cgroup_v2 and not node.single_process_oom_kill else {}
 
 
@@ -95,7 +95,7 @@ def _pod_level(amounts: Amounts) -> dict[str, Quantity]:
 def _huge_page_limits(
     spec: PodSpec, container: Container | EphemeralContainer, node: NodeFacts
 ) -> list[cri.HugepageLimit]:
-    """A limit for each size of the machine: the container's, else the pod's, else none may be used."""
+    """Return a limit for each page size: the container's, else the pod's, else 0."""
     pod_level = amounts_of(spec.resources.limits) if spec.resources is not None else {}
     wanted = _by_page_size(pod_level) | _by_page_size(amounts_of(container.resources.limits))
     return [cri.HugepageLimit(page_size=size, limit=wanted.get(size, 0)) for size in node.hugepage_sizes]
@@ -112,7 +112,7 @@ def _by_page_size(amounts: Amounts) -> dict[str, int]:
 
 
 def _page_size(text: str) -> str | None:
-    """A size of pages as the kernel's cgroups spell it: `2Mi` is `2MB`."""
+    """Return a page size in the spelling of cgroup files: `2Mi` is `2MB`."""
     try:
         size = parse_quantity(text).value
     except BadInput:
@@ -134,11 +134,12 @@ def _set_swap(
     if node.cgroup_v2:
         made.unified["memory.swap.max"] = str(_swap_bytes(pod, container, node))
     else:
-        made.memory_swap_limit_in_bytes = made.memory_limit_in_bytes  # both together: nothing beyond the memory
+        # The limit of the sum of memory and swap, so no swap is allowed.
+        made.memory_swap_limit_in_bytes = made.memory_limit_in_bytes
 
 
 def _swap_bytes(pod: Pod, container: Container | EphemeralContainer, node: NodeFacts) -> int:
-    """A Burstable pod's container gets the part of the swap that its request is of the memory; all others get none."""
+    """Return the swap limit: for Burstable pods in proportion to the memory request, for others 0."""
     if not node.limited_swap or is_critical_pod(pod) or qos_of(pod) != BURSTABLE:
         return 0
     request = amounts_of(container.resources.requests).get("memory", ZERO)

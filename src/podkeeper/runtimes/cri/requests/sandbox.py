@@ -1,8 +1,8 @@
-"""A sandbox, as the runtime is asked to make it.
+"""The CRI message of a sandbox.
 
-    SandboxConfig + NodeFacts -> cri.PodSandboxConfig, and which of the runtime's handlers is to make it
+    SandboxConfig + NodeFacts -> cri.PodSandboxConfig, and the runtime handler
 
-The Go ancestor is `generatePodSandboxConfig` in pkg/kubelet/kuberuntime/kuberuntime_sandbox.go.
+Kubelet counterpart: `generatePodSandboxConfig` in pkg/kubelet/kuberuntime/kuberuntime_sandbox.go.
 """
 
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from typing import Final
 from podkeeper.model.errors import NotConfigurable
 from podkeeper.model.k8s.core import Container, ContainerPort
 from podkeeper.model.runtime_calls import Dns, SandboxConfig
-from podkeeper.rules.sysctls import sysctl_trouble, sysctls_of
+from podkeeper.rules.admission.sysctls import sysctl_error, sysctls_of
 from podkeeper.runtimes.cri.requests.labels import pod_labels
 from podkeeper.runtimes.cri.requests.node import IdRange, NodeFacts
 from podkeeper.runtimes.cri.requests.resources import overhead_resources, sandbox_resources
@@ -26,10 +26,10 @@ _PROTOCOLS: Final = {"TCP": cri.TCP, "UDP": cri.UDP, "SCTP": cri.SCTP}
 
 
 def sandbox_message(config: SandboxConfig, node: NodeFacts, users: IdRange | None = None) -> cri.PodSandboxConfig:
-    """What to ask for; `users` is the range set aside for a pod with users of its own. Raises NotConfigurable."""
+    """Return the message. `users` is the ID range of a pod with its own user namespace. Raises NotConfigurable."""
     pod, meta = config.pod, config.pod.metadata
-    if trouble := sysctl_trouble(pod, node.allowed_unsafe_sysctls):
-        raise NotConfigurable(trouble)
+    if error := sysctl_error(pod, node.allowed_unsafe_sysctls):
+        raise NotConfigurable(error)
     return cri.PodSandboxConfig(
         metadata=cri.PodSandboxMetadata(
             name=meta.name or "", namespace=meta.namespace or "", uid=meta.uid or "", attempt=config.attempt
@@ -57,10 +57,10 @@ def _dns(dns: Dns | None) -> cri.DNSConfig | None:
 
 
 def _port_mappings(container: Container) -> Iterator[cri.PortMapping]:
-    """Every port of a container, also those that are not the node's: the runtime picks. A name counts once."""
+    """Yield all ports of a container, also without host port. A name is used once."""
     seen: set[str] = set()
     for port in container.ports or ():
-        name = port.name or _made_up_name(port)
+        name = port.name or _default_name(port)
         if name not in seen:
             seen.add(name)
             yield cri.PortMapping(
@@ -71,8 +71,8 @@ def _port_mappings(container: Container) -> Iterator[cri.PortMapping]:
             )
 
 
-def _made_up_name(port: ContainerPort) -> str:
-    """A name for a port without one: the same port may be given once for each kind of address."""
+def _default_name(port: ContainerPort) -> str:
+    """Return a name for a port without one, different for each address family."""
     return f"{_family(port.host_ip)}-{port.protocol}-{port.host_ip}:{port.container_port}:{port.host_port or 0}"
 
 

@@ -1,9 +1,9 @@
-"""Walls and rights: the security contexts of sandboxes and containers.
+"""CRI security contexts of sandboxes and containers.
 
-A pod, a container and the node come in, CRI's contexts go out. The container's word goes before its pod's, and a user
-in the spec before the image's. What this node cannot enforce raises `NotConfigurable`: a container without the walls
-that were asked for is worse than none. The Go ancestors are security_context.go, helpers.go and util/ in
-pkg/kubelet/kuberuntime, pkg/securitycontext and pkg/security/apparmor.
+In: a pod, a container, the node. Out: CRI's contexts. Settings of the container win over those of the pod, and a user
+in the spec wins over the user of the image. If this node cannot enforce a setting, `NotConfigurable` is raised,
+because a container without the required isolation must not run. Kubelet counterparts: security_context.go, helpers.go
+and util/ in pkg/kubelet/kuberuntime, pkg/securitycontext and pkg/security/apparmor.
 """
 
 import posixpath
@@ -20,7 +20,7 @@ from podkeeper.model.k8s.core import (
     SELinuxOptions,
 )
 from podkeeper.model.runtime_calls import ContainerConfig
-from podkeeper.rules.apparmor import LOCALHOST, RUNTIME_DEFAULT, UNCONFINED, apparmor_profile_of
+from podkeeper.rules.admission.apparmor import LOCALHOST, RUNTIME_DEFAULT, UNCONFINED, apparmor_profile_of
 from podkeeper.runtimes.cri.requests.node import IdRange, NodeFacts
 from podkeeper.runtimes.cri.requests.users import users_of
 from podkeeper.runtimes.cri.schema import cri
@@ -36,7 +36,7 @@ READ_ONLY_PATHS: Final = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/p
 
 
 def sandbox_security(pod: Pod, node: NodeFacts, users: IdRange | None) -> cri.LinuxSandboxSecurityContext:
-    """The walls of a sandbox. Its own process always has the runtime's usual seccomp profile."""
+    """Return the security context of a sandbox. Its own process always has the default seccomp profile."""
     shared = pod.spec.security_context or PodSecurityContext()
     return cri.LinuxSandboxSecurityContext(
         namespace_options=_namespaces(pod, node, users),
@@ -53,7 +53,6 @@ def sandbox_security(pod: Pod, node: NodeFacts, users: IdRange | None) -> cri.Li
 def container_security(
     config: ContainerConfig, node: NodeFacts, users: IdRange | None
 ) -> cri.LinuxContainerSecurityContext:
-    """The walls and rights of a container."""
     own = config.container.security_context or SecurityContext()
     shared = config.pod.spec.security_context or PodSecurityContext()
     unmasked = own.proc_mount == "Unmasked"
@@ -76,14 +75,14 @@ def container_security(
         apparmor_profile=old_apparmor,
     )
     if not made.HasField("run_as_user"):
-        _run_as_the_image_says(made, config.image_user)
+        _use_image_user(made, config.image_user)
     if config.target_id and made.namespace_options.pid == cri.CONTAINER:
         made.namespace_options.pid = cri.TARGET
         made.namespace_options.target_id = config.target_id
     return made
 
 
-# ---- whose namespaces ----
+# ---- namespaces ----
 
 
 def _namespaces(pod: Pod, node: NodeFacts, users: IdRange | None) -> cri.NamespaceOption:
@@ -97,15 +96,15 @@ def _namespaces(pod: Pod, node: NodeFacts, users: IdRange | None) -> cri.Namespa
     )
 
 
-# ---- who, with which rights ----
+# ---- users and privileges ----
 
 
-def _run_as_the_image_says(made: cri.LinuxContainerSecurityContext, image_user: str) -> None:
-    """An image that names nobody means root; a group it names is the runtime's affair."""
+def _use_image_user(made: cri.LinuxContainerSecurityContext, image_user: str) -> None:
+    """Use the user of the image. None means root. The runtime handles a group in it."""
     name = image_user.partition(":")[0]
     if not name or (name.isascii() and name.isdecimal()):
         made.run_as_user.value = int(name or 0)
-        made.run_as_user.SetInParent()  # 0 is somebody
+        made.run_as_user.SetInParent()  # set the field although its value is 0
     else:
         made.run_as_username = name
 
@@ -165,7 +164,7 @@ def _seccomp(profile: SeccompProfile | None, node: NodeFacts) -> cri.SecurityPro
 def _apparmor(
     pod: Pod, container: Container | EphemeralContainer, node: NodeFacts
 ) -> tuple[cri.SecurityProfile | None, str]:
-    """A container's AppArmor profile, and the same in the old spelling; neither when none is asked for."""
+    """Return the AppArmor profile and its deprecated spelling. Neither if none is required."""
     profile = apparmor_profile_of(pod, container)
     if profile is None:
         return None, ""
@@ -194,7 +193,7 @@ def _selinux(options: SELinuxOptions | None) -> cri.SELinuxOption | None:
     )
 
 
-# ---- small things ----
+# ---- helpers ----
 
 
 def _number(value: int | None) -> cri.Int64Value | None:

@@ -1,6 +1,5 @@
-"""The messages of CRI and of containerd's event stream: two `.proto` files of ours, and what is made from them.
+"""Messages of CRI and of containerd's event stream, from two `.proto` files.
 
-`schema.bin` is the descriptor of both, made by `python -m tools.generate_cri`; no generated code is shipped, because
-that would only run with the very release of protobuf it was generated for. `cri.pyi` and `containerd_events.pyi` tell
-type checkers what the classes look like.
+`python -m tools.generate_cri` compiles both to `schema.bin`. No generated code is shipped, because it would require one
+release of protobuf. `cri.pyi` and `containerd_events.pyi` are for type checkers.
 """

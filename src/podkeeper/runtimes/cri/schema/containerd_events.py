@@ -1,4 +1,4 @@
-"""The messages of containerd's event stream, by the names in `containerd_events.proto`."""
+"""Messages of containerd's event stream (`containerd_events.proto`)."""
 
 from podkeeper.runtimes.cri.schema.loading import names_of
 

@@ -1,4 +1,4 @@
-"""CRI's messages and enums, by the names in `cri.proto`."""
+"""Messages and enums of CRI, with the names of `cri.proto`."""
 
 from podkeeper.runtimes.cri.schema.loading import names_of
 

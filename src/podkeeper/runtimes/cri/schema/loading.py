@@ -1,6 +1,8 @@
-"""Makes message classes from the shipped descriptor, in a pool of its own.
+"""Create message classes from the shipped descriptor.
 
-Importing this imports protobuf (2 MiB on top of the agent): only the CRI runtime does.
+They are in their own descriptor pool.
+
+Importing this module imports protobuf (2 MiB). Only the CRI runtime does.
 """
 
 from functools import cache
@@ -16,7 +18,7 @@ DESCRIPTOR = "schema.bin"
 
 
 def names_of(file: str) -> dict[str, object]:
-    """What a module for one of our `.proto` files holds: message classes, enums, and the enums' values."""
+    """Return the content of a module for a `.proto` file: message classes, enums and enum values."""
     described = _pool().FindFileByName(file)
     names: dict[str, object] = {"DESCRIPTOR": described}
     for name, message in described.message_types_by_name.items():
@@ -36,5 +38,5 @@ def _pool() -> DescriptorPool:
 
 
 def file_of(file: str) -> FileDescriptor:
-    """The descriptor of one of our `.proto` files, with its services."""
+    """Return the descriptor of a `.proto` file, with its services."""
     return _pool().FindFileByName(file)

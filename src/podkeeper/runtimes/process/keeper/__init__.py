@@ -1,5 +1,5 @@
-"""What runs outside the agent: the nursery, the keepers forked from it, and what starts their containers.
+"""The processes beside the agent: fork server, keepers and container setup.
 
-Only the standard library is used here, and nothing of podkeeper outside this package: what is imported, each keeper
-pays for. So this file stays empty too.
+Only the standard library and `podkeeper.linux` are imported here, because each keeper pays for every
+import. For the same reason, this file contains no code.
 """

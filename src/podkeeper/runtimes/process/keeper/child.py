@@ -1,8 +1,7 @@
-"""From fork to exec: what a container's process does to itself before it becomes the program.
+"""The steps of a container's process between fork and exec.
 
-The order matters: what needs the host's files comes before the root changes, what needs privilege
-before the user changes, and the signal that ties a process to its keeper after that, for a change
-of user takes it back.
+The order matters. Steps that need the host's files come before the change of root, steps that need privileges before
+the change of user. The parent death signal comes last, because a change of user resets it.
 """
 
 import errno
@@ -17,40 +16,40 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import NoReturn
 
-from podkeeper.runtimes.process.keeper import capabilities, libc
-from podkeeper.runtimes.process.keeper.launch import Launch, LaunchError
-
-DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+from podkeeper.linux import capabilities, libc
+from podkeeper.linux.errors import LaunchError
+from podkeeper.runtimes.process.keeper.launch import DEFAULT_PATH, Launch
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who the process is to be; None: who we are."""
+    """The user of the process. None: unchanged."""
 
     user: int | None
     group: int | None
     groups: tuple[int, ...] | None
     bounding: frozenset[int] | None
-    most_processes: int = 0  # of such a user in the pod's user namespace; 0: no limit
+    most_processes: int = 0  # per user in the pod's user namespace, 0: no limit
 
 
-def become(
-    spec: Launch, identity: Identity, stdio: tuple[int, int, int], move_in: Callable[[], object], pipe: int
+def exec_program(
+    spec: Launch, identity: Identity, stdio: tuple[int, int, int], set_up: Callable[[], object], pipe: int
 ) -> NoReturn:
-    """Turn this process into the program. Raises LaunchError or OSError; never returns. The keeper reads the pipe."""
-    _cut_loose()
+    """Execute the program. Never returns. Raises LaunchError or OSError. The keeper holds the other end of `pipe`."""
+    _reset_signals()
     os.setsid()
-    _take_stdio(stdio, identity)
+    _set_stdio(stdio, identity)
     for path in spec.cgroups:
-        _join(path)
+        _join_cgroup(path)
     os.umask(0o022)
-    move_in()
+    set_up()
     cwd = spec.cwd or "/"
-    entered = _enter(cwd)  # as root: what only root may enter stays the working directory, as under runc
-    _take_identity(identity)
-    trouble = _enter(cwd)
-    if trouble and entered:
-        raise LaunchError(f'chdir to cwd ("{cwd}") set in config.json failed: {words(trouble)}')
+    # First as root: a directory that only root may enter stays the working directory, as with runc.
+    error_as_root = _change_directory(cwd)
+    _set_identity(identity)
+    error = _change_directory(cwd)
+    if error and error_as_root:
+        raise LaunchError(f'chdir to cwd ("{cwd}") set in config.json failed: {error_text(error)}')
     if identity.most_processes:
         resource.setrlimit(resource.RLIMIT_NPROC, (identity.most_processes, identity.most_processes))
     if spec.no_new_privileges:
@@ -60,13 +59,13 @@ def become(
     _execute(spec)
 
 
-def anchor(pipe: int) -> NoReturn:
-    """Be the first process of a pid namespace, and do nothing."""
+def pause(pipe: int) -> NoReturn:
+    """Be the first process of a shared PID namespace, and do nothing, like the pause container."""
     try:
-        _cut_loose()
+        _reset_signals()
         os.setsid()
         _die_with_keeper(pipe)
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps orphans
         os.write(pipe, b"!")
         os.chdir("/")
         libc.close_from(0)
@@ -77,7 +76,7 @@ def anchor(pipe: int) -> NoReturn:
 
 
 def _die_with_keeper(pipe: int) -> None:
-    """Ask the kernel to kill us when the keeper dies; it may have died just before, and then nobody reads the pipe."""
+    """Let the kernel kill this process when the keeper dies. Exit if the keeper is already dead: the pipe is closed."""
     libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGKILL)
     poll = select.poll()
     poll.register(pipe, 0)
@@ -86,57 +85,57 @@ def _die_with_keeper(pipe: int) -> None:
 
 
 def _execute(spec: Launch) -> NoReturn:
-    """Look the program up as the reference's runtime does, and become it."""
-    path = look_up(spec.argv[0], spec.env.get("PATH", DEFAULT_PATH))
+    """Find the program as runc does, and execute it."""
+    path = find_executable(spec.argv[0], spec.env.get("PATH", DEFAULT_PATH))
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     try:
         os.execve(path, spec.argv, spec.env)
     except OSError as error:
-        raise LaunchError(f"exec {path}: {words(error)}") from error
+        raise LaunchError(f"exec {path}: {error_text(error)}") from error
 
 
-def look_up(name: str, search: str) -> str:
-    """Where a program is, by its name and a PATH; the errors are worded as Go words them."""
+def find_executable(name: str, search: str) -> str:
+    """Return the path of a program. The errors have the wording of Go."""
     if "/" in name:
         try:
             mode = os.stat(name).st_mode
         except OSError as error:
-            raise LaunchError(f'exec: "{name}": stat {name}: {words(error)}') from error
+            raise LaunchError(f'exec: "{name}": stat {name}: {error_text(error)}') from error
         if stat.S_ISDIR(mode):
             raise LaunchError(f'exec: "{name}": is a directory')
         if not os.access(name, os.X_OK):
             raise LaunchError(f'exec: "{name}": permission denied')
         return name
-    for place in search.split(":") if name else ():
-        path = f"{place or '.'}/{name}"
+    for directory in search.split(":") if name else ():
+        path = f"{directory or '.'}/{name}"
         if os.access(path, os.X_OK) and not os.path.isdir(path):
             return path
     raise LaunchError(f'exec: "{name}": executable file not found in $PATH')
 
 
-def words(error: OSError) -> str:
-    """The kernel's word for an error, as Go spells it."""
+def error_text(error: OSError) -> str:
+    """Return the text of an error in Go's spelling."""
     text = os.strerror(error.errno) if error.errno else str(error)
     return text[:1].lower() + text[1:]
 
 
-def _cut_loose() -> None:
-    """Be deaf to nothing any more; all signals are still blocked."""
+def _reset_signals() -> None:
+    """Reset all signal handlers. All signals are still blocked."""
     signal.set_wakeup_fd(-1)
     libc.default_signals()
 
 
-def _take_stdio(stdio: tuple[int, int, int], identity: Identity) -> None:
+def _set_stdio(stdio: tuple[int, int, int], identity: Identity) -> None:
     for target, file in enumerate([fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, 3) for file in stdio]):
         os.dup2(file, target)
         mode = os.fstat(target).st_mode
-        # Or else a program of another user could not open /dev/stdout. Never a file or a device of the host's.
+        # Otherwise another user could not open /dev/stdout. Only pipes, never a file or device of the host.
         if identity.user and stat.S_ISFIFO(mode):
             with suppress(OSError):
                 os.fchown(target, identity.user, -1)
 
 
-def _enter(directory: str) -> OSError | None:
+def _change_directory(directory: str) -> OSError | None:
     try:
         os.chdir(directory)
     except OSError as error:
@@ -144,19 +143,19 @@ def _enter(directory: str) -> OSError | None:
     return None
 
 
-def _join(path: str) -> None:
+def _join_cgroup(path: str) -> None:
     try:
         with open(path, "wb", 0) as file:
             file.write(b"0")
     except OSError as error:
-        raise LaunchError(f"cannot join the cgroup {os.path.dirname(path)}: {words(error)}") from error
+        raise LaunchError(f"cannot join the cgroup {os.path.dirname(path)}: {error_text(error)}") from error
 
 
-def _take_identity(identity: Identity) -> None:
-    """Give up what the container is not to have; the user last, for only root can do the rest."""
+def _set_identity(identity: Identity) -> None:
+    """Drop privileges. The user comes last, because only root can do the rest."""
     try:
         if identity.bounding is not None:
-            capabilities.bound(identity.bounding)
+            capabilities.limit_bounding_set(identity.bounding)
         if identity.groups is not None:
             os.setgroups(identity.groups)
         if identity.group is not None:
@@ -164,7 +163,7 @@ def _take_identity(identity: Identity) -> None:
         if identity.user is not None:
             os.setresuid(identity.user, identity.user, identity.user)
     except OSError as error:
-        hint = ": no such id in this user namespace" if error.errno == errno.EINVAL else ""
+        hint = ": no such ID in this user namespace" if error.errno == errno.EINVAL else ""
         raise LaunchError(
-            f"cannot become user {identity.user}, group {identity.group}: {words(error)}{hint}"
+            f"cannot run as user {identity.user}, group {identity.group}: {error_text(error)}{hint}"
         ) from error

@@ -1,7 +1,7 @@
-"""Small files that must be whole or absent, and what tells one boot and one process from another.
+"""Atomically replaced state files, and the identity of boots and processes.
 
-Nothing is synced to disk: these files outlive processes, and after a crash of the machine nothing runs that they tell
-of. A reader must expect that such a file is missing or torn.
+Nothing is synced to disk: these files must survive processes, and after a crash of the machine nothing runs that they
+describe. A reader must expect that a file is missing or torn.
 """
 
 import json
@@ -10,24 +10,24 @@ from typing import Any, Final
 
 Json = dict[str, Any]
 
-CONFIG_FILE: Final = "config.json"  # of a sandbox and of a container: what the agent asked for
-STATE_FILE: Final = "state.json"  # of a container: where it stands
-STOPPED_FILE: Final = "stopped.json"  # of a sandbox: its keeper has left as it was told to
+CONFIG_FILE: Final = "config.json"  # of a sandbox and of a container: the agent's request
+STATE_FILE: Final = "state.json"  # of a container: its last state
+STOPPED_FILE: Final = "stopped.json"  # of a sandbox: its keeper was shut down cleanly
 KEEPER_FILE: Final = "keeper.json"
 SOCKET_FILE: Final = "keeper.sock"
 LOCK_FILE: Final = "keeper.lock"
 
 
 def write_json(path: str, value: Json) -> None:
-    """Replace a file; a reader sees the old content or the new."""
-    fresh = f"{path}.new"
-    with open(fresh, "w", encoding="utf-8") as file:
+    """Replace a file. A reader sees the old content or the new."""
+    temporary = f"{path}.new"
+    with open(temporary, "w", encoding="utf-8") as file:
         json.dump(value, file, separators=(",", ":"))
-    os.rename(fresh, path)
+    os.rename(temporary, path)
 
 
 def read_json(path: str) -> Json | None:
-    """A file's content; None when there is none, or none that is whole."""
+    """Return a file's content, None if it is missing or torn."""
     try:
         with open(path, encoding="utf-8") as file:
             value = json.load(file)
@@ -37,7 +37,7 @@ def read_json(path: str) -> Json | None:
 
 
 def boot_id() -> str:
-    """What names the machine's present life; "" where the kernel does not tell."""
+    """Return the kernel's ID of the current boot, "" if it has none."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return file.read().strip()
@@ -46,7 +46,7 @@ def boot_id() -> str:
 
 
 def start_ticks(pid: int) -> int:
-    """When a process began, in ticks since the boot: with its pid that names it. 0: there is none."""
+    """Return the start time of a process in ticks since boot, 0 if it does not exist. With the PID, it is unique."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return int(file.read().rpartition(b")")[2].split()[19])

@@ -1,10 +1,12 @@
-"""What this machine allows: found out once, by really trying, in forked children that leave nothing behind.
+"""Probe what isolation this machine allows.
 
-    full   as root: mount, pid, IPC and UTS namespaces
-    user   as an ordinary user: the same, inside a user namespace of which the user is root
-    none   where the kernel refuses both: plain process groups
+The probe runs once, in forked children that leave nothing behind. Results:
 
-A half is never silent: `warnings` says what containers will miss, why, and what would help.
+    full   as root: mount, PID, IPC and UTS namespaces
+    user   as an ordinary user: the same, inside a user namespace in which the user is root
+    none   if the kernel refuses both: plain process groups
+
+No restriction is silent: `warnings` lists what containers miss, why, and what would help.
 """
 
 import json
@@ -17,40 +19,38 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
 
-from podkeeper.runtimes.process.keeper import libc
-from podkeeper.runtimes.process.keeper.demolition import demolish
-from podkeeper.runtimes.process.keeper.idmap import NO_IDS, Ids, enter_user_namespace, subordinate_ids
+from podkeeper.linux import libc
+from podkeeper.linux.idmap import NO_IDS, Ids, enter_user_namespace, subordinate_ids
+from podkeeper.runtimes.process.keeper.cleanup import remove_trees
 
 _Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Isolation:
-    """What this machine allows a keeper to do."""
+    """What this machine allows keepers to do."""
 
     namespaces: str = "none"  # full | user | none
-    pid: bool = False  # pid namespaces, each with a /proc of its own
+    pid: bool = False  # PID namespaces, each with its own /proc
     overlay: str = ""  # whole: over everything at once; split: over directories without mounts below; "": read-only
     overlay_options: str = ""
-    upper: str = "disk"  # where containers' writes go: disk | memory
-    uids: Ids = NO_IDS  # subordinate ids: user 1 in a container is the first of them
+    upper: str = "disk"  # where the changes of containers are stored: disk | memory
+    uids: Ids = NO_IDS  # subordinate IDs: user 1 in a container is the first of them
     gids: Ids = NO_IDS
     counts: bool = False  # a user namespace has its own count of processes, so that a pod can have a limit
     warnings: tuple[str, ...] = ()
 
     def to_json(self) -> _Json:
-        """The findings as plain JSON values."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @classmethod
     def from_json(cls, data: _Json) -> "Isolation":
-        """The findings that `to_json` wrote."""
         values: _Json = {key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}
         return cls(**values)
 
 
 def probe(directory: str) -> Isolation:
-    """Try what is allowed; `directory` is where the containers' files are to lie, for not every place can hold them."""
+    """Probe this machine. `directory` will hold the containers' files, because not every file system can."""
     os.makedirs(directory, exist_ok=True)
     refusals: list[str] = []
     for start in _candidates():
@@ -63,23 +63,23 @@ def probe(directory: str) -> Isolation:
 
 
 def _candidates() -> list[Isolation]:
-    """What to try, best first."""
-    if os.geteuid() == 0:  # root may have been shorn of its powers, and be an ordinary user in all but name
+    """Return the combinations to probe, best first."""
+    if os.geteuid() == 0:  # root without capabilities is like an ordinary user
         return [Isolation("full"), Isolation("user")]
     uids, gids = subordinate_ids()
-    rich = [Isolation("user", uids=uids, gids=gids)] if uids != NO_IDS else []
-    return [*rich, Isolation("user")]
+    with_subordinate_ids = [Isolation("user", uids=uids, gids=gids)] if uids != NO_IDS else []
+    return [*with_subordinate_ids, Isolation("user")]
 
 
 def _in_child(start: Isolation, directory: str) -> _Json:
-    """Run one trial in a forked child, and bring home what it found."""
-    place = f"{directory}/.probe-{os.getpid()}-{start.namespaces}"
+    """Probe one combination in a forked child."""
+    path = f"{directory}/.probe-{os.getpid()}-{start.namespaces}"
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
-        found: _Json = {"refused": "the trial broke off"}
+        found: _Json = {"refused": "the probe was interrupted"}
         try:
-            found = _try(start, place)
+            found = _probe_namespaces(start, path)
         except Exception as error:
             found = {"refused": f"{start.namespaces} namespaces: {error}"}
         finally:
@@ -87,22 +87,22 @@ def _in_child(start: Isolation, directory: str) -> _Json:
             os._exit(0)
     os.close(writer)
     with os.fdopen(reader, "rb") as pipe:
-        told = pipe.read()
+        output = pipe.read()
     os.waitpid(pid, 0)
     with suppress(OSError):
-        demolish(place)
-    return dict(json.loads(told)) if told else {"refused": f"{start.namespaces} namespaces: the trial was killed"}
+        remove_trees(path)
+    return dict(json.loads(output)) if output else {"refused": f"{start.namespaces} namespaces: the probe was killed"}
 
 
-def _try(start: Isolation, place: str) -> _Json:
-    """In the child: take the namespaces, then see what can be mounted in them."""
+def _probe_namespaces(start: Isolation, directory: str) -> _Json:
+    """In the child: create the namespaces, then probe what can be mounted in them."""
     if start.namespaces == "user":
         enter_user_namespace(start.uids, start.gids)
     libc.unshare(libc.CLONE_NEWNS | libc.CLONE_NEWIPC | libc.CLONE_NEWUTS)
     libc.mount(None, "/", None, libc.MS_REC | libc.MS_SLAVE)
-    os.makedirs(f"{place}/root")
-    os.chdir(place)
-    found: _Json = {"pid": _try_proc(), "counts": start.namespaces == "user" and _try_count()}
+    os.makedirs(f"{directory}/root")
+    os.chdir(directory)
+    found: _Json = {"pid": _probe_proc(), "counts": start.namespaces == "user" and _probe_process_count()}
     user = ",userxattr" if start.namespaces == "user" else ""
     for upper in ("disk", "memory"):
         if upper == "memory":
@@ -110,32 +110,32 @@ def _try(start: Isolation, place: str) -> _Json:
             libc.mount("tmpfs", "memory", "tmpfs", 0)
         for overlay, lower in (("whole", "/"), ("split", _plain_directory())):
             for options in (f",volatile{user}", user):
-                if _worked(partial(_try_overlay, upper, lower, options)):
+                if _succeeds(partial(_probe_overlay, upper, lower, options)):
                     os.chdir("/")
-                    demolish(place)
+                    remove_trees(directory)
                     return found | {"overlay": overlay, "overlay_options": options, "upper": upper}
     return found
 
 
-def _try_proc() -> bool:
-    """Whether a new pid namespace gets its own /proc: refused inside containers that hide parts of theirs."""
+def _probe_proc() -> bool:
+    """Return whether a new PID namespace gets its own /proc. It is refused in containers that mask parts of theirs."""
     try:
         pid = libc.clone(libc.CLONE_NEWPID)
     except OSError:
         return False
     if pid == 0:
-        os._exit(0 if _worked(lambda: libc.mount("proc", "root", "proc", 0)) else 1)
+        os._exit(0 if _succeeds(lambda: libc.mount("proc", "root", "proc", 0)) else 1)
     worked = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     if worked:
         libc.unmount("root")
     return worked
 
 
-def _try_count() -> bool:
-    """Whether a limit of processes counts those of this user namespace alone (since Linux 5.14), and is kept.
+def _probe_process_count() -> bool:
+    """Return whether the kernel counts and limits the processes of this user namespace alone (since Linux 5.14).
 
-    With a limit of two there is room for one child. Where all processes of the user count there is none: whoever
-    started us is one as well; and where nobody counts there is room for more.
+    A limit of two leaves room for exactly one child. If the kernel counts all processes of the user, there is no room,
+    because our parent counts too. If it does not enforce the limit, there is room for more.
     """
     usual = resource.getrlimit(resource.RLIMIT_NPROC)
     resource.setrlimit(resource.RLIMIT_NPROC, (2, usual[1]))
@@ -156,7 +156,7 @@ def _try_count() -> bool:
     return False
 
 
-def _try_overlay(upper: str, lower: str, options: str) -> None:
+def _probe_overlay(upper: str, lower: str, options: str) -> None:
     base = f"{upper}/{len(os.listdir(upper)) if os.path.isdir(upper) else 0}"
     for name in ("upper", "work"):
         os.makedirs(f"{base}/{name}")
@@ -168,11 +168,11 @@ def _try_overlay(upper: str, lower: str, options: str) -> None:
 
 
 def _plain_directory() -> str:
-    """A directory of the host with nothing mounted below it."""
+    """Return a directory of the host without mounts below it."""
     return next((path for path in ("/usr", "/etc", "/bin", "/opt") if os.path.isdir(path)), "/")
 
 
-def _worked(attempt: Callable[[], object]) -> bool:
+def _succeeds(attempt: Callable[[], object]) -> bool:
     try:
         attempt()
     except OSError:
@@ -181,31 +181,31 @@ def _worked(attempt: Callable[[], object]) -> bool:
 
 
 def _warnings(found: Isolation, refusals: list[str]) -> list[str]:
-    """What containers will miss, for a person to read."""
+    """Return what containers will miss, for people."""
     because = f" ({'; '.join(refusals)})" if refusals else ""
     if found.namespaces == "none":
         return [
-            f"namespaces are refused{because}: containers are plain process groups that share the host's files, "
+            f"the kernel refuses namespaces{because}: containers are plain process groups that share the host's files, "
             "processes and hostname, and cannot have volumes. Run as root, or allow unprivileged user namespaces "
             "(sysctl user.max_user_namespaces, kernel.unprivileged_userns_clone, "
             "kernel.apparmor_restrict_unprivileged_userns)"
         ]
     warnings = []
     if found.namespaces == "user" and os.geteuid() == 0:
-        warnings.append(f"root may not make namespaces here{because}: containers run in a user namespace")
+        warnings.append(f"root may not create namespaces here{because}: containers run in a user namespace")
     if not found.pid:
         warnings.append(
-            "the kernel refuses a new /proc, as it does inside a container that hides parts of its own: "
+            "the kernel refuses a new /proc, as in a container that masks parts of its own: "
             "containers see all processes of the host"
         )
     if not found.overlay:
         warnings.append(
-            "overlay file systems are refused (as an ordinary user they need Linux 5.11): containers see the host's "
-            "files read-only, and can write to /tmp, /var/tmp and their volumes only"
+            "the kernel refuses overlay file systems (for ordinary users, they need Linux 5.11): containers see the "
+            "host's files read-only, and can only write to /tmp, /var/tmp and their volumes"
         )
     elif found.upper == "memory":
         warnings.append(
-            "the state directory lies where an overlay cannot keep its files (such as on another overlay): what "
-            "containers write outside their volumes is held in memory. Choose a --root-dir on a local disk"
+            "the state directory is on a file system that cannot store the files of an overlay, such as another "
+            "overlay: changes of containers outside their volumes stay in memory. Choose a --root-dir on a local disk"
         )
     return warnings

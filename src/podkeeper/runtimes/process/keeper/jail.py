@@ -1,11 +1,11 @@
-"""The jail: what the containers of one pod share, and the way to start processes in them.
+"""Start the processes of a pod's containers in namespaces.
 
-A process is forked straight into its namespaces (`libc.clone`) and builds its own world (`view.py`,
-`child.py`). A pipe that exec closes tells how it went: nothing means that the program runs, a line is the
-reason why not. To join a pid namespace that exists already (`enter`, or one shared by the pod) takes
-a go-between, since that changes only where the *children* of a process live:
+A process is forked directly into its namespaces (`libc.clone`) and sets itself up (`rootfs.py`, `child.py`). It reports
+through a pipe that exec closes: an empty report means that the program runs, otherwise it gives the error. To join an
+existing PID namespace (`enter`, or one that the pod shares), an intermediate process is needed, because setns only
+affects the *children* of a process:
 
-    keeper --clone--> go-between --setns, clone(CLONE_PARENT)--> the process, a child of the keeper's too
+    keeper --clone--> intermediate --setns, clone(CLONE_PARENT)--> the process, also a child of the keeper
 """
 
 import os
@@ -16,24 +16,26 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import NoReturn
 
-from podkeeper.runtimes.process.keeper import capabilities, child, idmap, libc, view
-from podkeeper.runtimes.process.keeper.child import Identity, words
-from podkeeper.runtimes.process.keeper.demolition import demolish
-from podkeeper.runtimes.process.keeper.idmap import NO_IDS
+from podkeeper.linux import capabilities, idmap, libc
+from podkeeper.linux.errors import LaunchError
+from podkeeper.linux.idmap import NO_IDS
+from podkeeper.linux.libc import CLONE_NEWIPC, CLONE_NEWNS, CLONE_NEWPID, CLONE_NEWUTS
+from podkeeper.runtimes.process.keeper import child, rootfs
+from podkeeper.runtimes.process.keeper.child import Identity, error_text
+from podkeeper.runtimes.process.keeper.cleanup import remove_trees
 from podkeeper.runtimes.process.keeper.isolation import Isolation
-from podkeeper.runtimes.process.keeper.launch import Launch, LaunchError
-from podkeeper.runtimes.process.keeper.libc import CLONE_NEWIPC, CLONE_NEWNS, CLONE_NEWPID, CLONE_NEWUTS
-from podkeeper.runtimes.process.keeper.terminal import Seat
+from podkeeper.runtimes.process.keeper.launch import Launch
+from podkeeper.runtimes.process.keeper.terminal import TerminalSetup
 
 ALL_SIGNALS = signal.valid_signals()
-START_SECONDS = 30.0  # a process that has not come to its exec by then hangs, on a dead file server most likely
+START_SECONDS = 30.0  # if there is no exec by then, the process hangs, probably on a dead file server
 
 
-class Jail:
-    """What the containers of one pod share; one per keeper process.
+class NamespaceJail:
+    """The namespaces that the containers of one pod share. One per keeper process.
 
-    The process that makes a Jail moves into the pod's IPC and UTS namespaces (and, for an ordinary user,
-    into a user namespace); it must have one thread only. Its mount, network and pid namespaces stay the host's.
+    The process that creates it enters the pod's IPC and UTS namespaces, and for an ordinary user also a user namespace.
+    It must be single-threaded. It stays in the host's mount, network and PID namespaces.
     """
 
     def __init__(
@@ -46,15 +48,15 @@ class Jail:
         host_ipc: bool = False,
         shm: str = "",
     ) -> None:
-        """Make the pod's namespaces. No hostname means the host's; no `shm`, a /dev/shm for each container.
+        """Create the pod's namespaces. Without `hostname`, use the host's. Without `shm`, each container has its own.
 
-        `shm` is a host directory, made here and deleted by `close`. Raises LaunchError.
+        `shm` is a directory of the host for /dev/shm, created here and deleted by `close`. Raises LaunchError.
         """
         self._isolation = isolation
         self._host_pid = host_pid
         self._shm = "/dev/shm" if host_ipc else shm
         self._own_shm = shm if not host_ipc and isolation.namespaces != "none" else ""
-        self.anchor = 0  # the pid of PID 1 of a pid namespace that the pod shares, a child of this process
+        self.pause_pid = 0  # the first process of a PID namespace that the pod shares, a child of this process
         try:
             if isolation.namespaces == "user":
                 idmap.enter_user_namespace(isolation.uids, isolation.gids)
@@ -63,49 +65,49 @@ class Jail:
                 if hostname:
                     libc.set_hostname(hostname)
                 if share_pid and not host_pid and isolation.pid:
-                    self.anchor = _start_anchor()
+                    self.pause_pid = _start_pause_process()
             if self._own_shm:
                 os.makedirs(self._own_shm, exist_ok=True)
                 os.chmod(self._own_shm, 0o1777)
         except OSError as error:
-            raise LaunchError(f"cannot make the pod's namespaces: {words(error)}") from error
+            raise LaunchError(f"cannot create the pod's namespaces: {error_text(error)}") from error
 
     def launch(self, spec: Launch, stdin: int, stdout: int, stderr: int) -> int:
-        """Start the process; returns its pid, a child of this process, once exec has succeeded; raises LaunchError.
+        """Start the first process of a container. Return its PID after exec. It is our child. Raises LaunchError.
 
-        With `tty` the three files are one console socket (`terminal.py`).
+        With `tty`, the three files are one console socket (`terminal.py`).
         """
         identity = self._identity(spec)
         if self._isolation.namespaces == "none":
-            _refuse_binds(spec)
-            return self._start(spec, identity, (stdin, stdout, stderr), lambda: _seat(spec, identity).take(), 0)
+            _check_no_binds(spec)
+            return self._start_plain(spec, identity, (stdin, stdout, stderr))
         try:
             os.makedirs(spec.directory, 0o755, exist_ok=True)
-            view.check(spec, self._isolation)
+            rootfs.check_binds(spec, self._isolation)
         except OSError as error:
             raise LaunchError(f"cannot prepare the container's files: {error}") from error
         flags = CLONE_NEWNS | (CLONE_NEWIPC if spec.ipc == "own" else 0) | (CLONE_NEWUTS if spec.uts == "own" else 0)
         namespace = self._pid_namespace(spec)
-        host = self.anchor if namespace == "pod" else spec.beside if namespace == "own" else 0
-        if namespace == "own" and not host:
+        target_pid = self.pause_pid if namespace == "pod" else spec.beside if namespace == "own" else 0
+        if namespace == "own" and not target_pid:
             flags |= CLONE_NEWPID
 
-        def move_in() -> None:
-            seat = _seat(spec, identity)
+        def set_up() -> None:
+            terminal_setup = _terminal_setup(spec, identity)
             if spec.uts == "own" and spec.hostname:
                 libc.set_hostname(spec.hostname)
-            view.move_in(spec, self._isolation, self._shm, new_proc=namespace != "host")
-            if terminal := seat.take():
-                view.show_console(terminal)
+            rootfs.enter(spec, self._isolation, self._shm, new_proc=namespace != "host")
+            if terminal := terminal_setup.attach():
+                rootfs.mount_console(terminal)
 
-        join = f"/proc/{host}/ns/pid" if host else ""
-        return self._start(spec, identity, (stdin, stdout, stderr), move_in, flags, join)
+        join = f"/proc/{target_pid}/ns/pid" if target_pid else ""
+        return self._start(spec, identity, (stdin, stdout, stderr), set_up, flags, join)
 
     def enter(self, pid: int, spec: Launch, stdin: int, stdout: int, stderr: int) -> int:
-        """Start a second process inside the running container whose first process is `pid`; as `launch` otherwise."""
+        """Start another process in the container whose first process is `pid`. Otherwise as `launch`."""
         identity = self._identity(spec)
         if self._isolation.namespaces == "none":
-            return self._start(spec, identity, (stdin, stdout, stderr), lambda: _seat(spec, identity).take(), 0)
+            return self._start_plain(spec, identity, (stdin, stdout, stderr))
         kinds = {"mnt": CLONE_NEWNS}
         kinds |= {"ipc": CLONE_NEWIPC} if spec.ipc == "own" else {}
         kinds |= {"uts": CLONE_NEWUTS} if spec.uts == "own" else {}
@@ -115,43 +117,43 @@ class Jail:
                 fds[kind] = os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY)
             join = "" if self._pid_namespace(spec) == "host" else f"/proc/{pid}/ns/pid"
 
-            def move_in() -> None:
-                seat = _seat(spec, identity)
+            def set_up() -> None:
+                terminal_setup = _terminal_setup(spec, identity)
                 for kind, fd in fds.items():
                     libc.setns(fd, kind)
-                seat.take()
+                terminal_setup.attach()
 
-            return self._start(spec, identity, (stdin, stdout, stderr), move_in, 0, join)
+            return self._start(spec, identity, (stdin, stdout, stderr), set_up, 0, join)
         except OSError as error:
-            raise LaunchError(f"cannot enter the container: {words(error)} (process {pid})") from error
+            raise LaunchError(f"cannot enter the container: {error_text(error)} (process {pid})") from error
         finally:
             for fd in fds.values():
                 os.close(fd)
 
-    def dismantle(self, spec: Launch) -> None:
-        """Delete what `launch` made on disk for a container that is no more; never deletes through a mount."""
+    def remove_files(self, spec: Launch) -> None:
+        """Delete the files that `launch` created for a container that has exited. Never deletes through a mount."""
         if spec.directory:
-            demolish(*(f"{spec.directory}/{name}" for name in view.made_in(spec.directory)))
+            remove_trees(*(f"{spec.directory}/{name}" for name in rootfs.overlay_directories(spec.directory)))
 
     def close(self) -> None:
-        """End the shared pid namespace, and delete the shared memory."""
-        if self.anchor:
-            # Not waited for: it ends once this process has reaped all others in its namespace, its own children.
+        """End the shared PID namespace and delete the shared memory."""
+        if self.pause_pid:
+            # Do not wait: it ends only after this process has reaped all other processes of the namespace.
             with suppress(ProcessLookupError):
-                os.kill(self.anchor, signal.SIGKILL)
-            self.anchor = 0
+                os.kill(self.pause_pid, signal.SIGKILL)
+            self.pause_pid = 0
         if self._own_shm:
-            demolish(self._own_shm)
+            remove_trees(self._own_shm)
 
     def _pid_namespace(self, spec: Launch) -> str:
-        """own, pod or host: what a container asks for, and what the pod and the machine make of it."""
+        """Return own, pod or host: the request of the container, limited by the pod and the machine."""
         if spec.pid == "host" or self._host_pid or not self._isolation.pid:
             return "host"
-        return "pod" if spec.pid == "pod" and self.anchor else "own"
+        return "pod" if spec.pid == "pod" and self.pause_pid else "own"
 
     def _identity(self, spec: Launch) -> Identity:
-        """Who the process will be; raises LaunchError if that is not ours to give."""
-        allowed = capabilities.allowed(spec.capabilities_add, spec.capabilities_drop, spec.privileged)
+        """Return the user of the process. Raises LaunchError if this machine does not allow it."""
+        allowed = capabilities.bounding_set(spec.capabilities_add, spec.capabilities_drop, spec.privileged)
         namespaces = self._isolation.namespaces
         if namespaces == "full" or (namespaces == "none" and os.geteuid() == 0):
             user, group = spec.user or 0, spec.group if spec.group is not None else idmap.primary_group(spec.user or 0)
@@ -160,31 +162,34 @@ class Jail:
             users, groups = self._isolation.uids[1], self._isolation.gids[1]
             advice = idmap.MORE_HELP if users else idmap.HELP
             _check_ids(spec, lambda user: user <= users, lambda group: group <= groups, advice)
-            rich = self._isolation.gids != NO_IDS
+            has_groups = self._isolation.gids != NO_IDS
             most = spec.most_processes if self._isolation.counts else 0
-            return Identity(spec.user or 0, spec.group or 0, spec.groups if rich else None, allowed, most)
+            return Identity(spec.user or 0, spec.group or 0, spec.groups if has_groups else None, allowed, most)
         _check_ids(spec, lambda user: user == os.geteuid(), lambda group: group == os.getegid())
         if spec.privileged or spec.capabilities_add:
             raise LaunchError(
-                "cannot give capabilities: podkeeper does not run as root, and user namespaces are refused"
+                "cannot grant capabilities: podkeeper does not run as root, and the kernel refuses user namespaces"
             )
         return Identity(None, None, None, None)
+
+    def _start_plain(self, spec: Launch, identity: Identity, stdio: tuple[int, int, int]) -> int:
+        return self._start(spec, identity, stdio, lambda: _terminal_setup(spec, identity).attach(), 0)
 
     def _start(
         self,
         spec: Launch,
         identity: Identity,
         stdio: tuple[int, int, int],
-        move_in: Callable[[], object],
+        set_up: Callable[[], object],
         flags: int,
         join: str = "",
     ) -> int:
-        """Fork the process, through a go-between if there is a pid namespace to join, and wait for its exec."""
+        """Fork the process, through an intermediate one if it joins a PID namespace, and wait for its exec."""
         if not spec.argv:
             raise LaunchError("no command specified")
 
-        def life() -> None:
-            child.become(spec, identity, stdio, move_in, writer)
+        def run() -> None:
+            child.exec_program(spec, identity, stdio, set_up, writer)
 
         reader, writer = os.pipe()
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ALL_SIGNALS)
@@ -192,36 +197,36 @@ class Jail:
             first = libc.clone(0 if join else flags)
             if first == 0:
                 os.close(reader)
-                _live(writer, life if not join else lambda: _go_between(join, flags, writer, life))
+                _run_child(writer, run if not join else lambda: _fork_sibling(join, flags, writer, run))
         except OSError as error:
             os.close(reader)
-            raise LaunchError(f"cannot fork: {words(error)}") from error
+            raise LaunchError(f"cannot fork: {error_text(error)}") from error
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
             os.close(writer)
-        told = _hear(reader, first)
-        if "hangs" in told:  # and may not even die: the keeper reaps it one day
-            raise LaunchError(f"the process did not come to its program within {START_SECONDS:.0f} s")
+        report = _read_report(reader, first)
+        if "timeout" in report:  # SIGKILL may not end it; then the keeper reaps it later
+            raise LaunchError(f"the process did not execute its program within {START_SECONDS:.0f} s")
         pid = first
         if join:
             os.waitpid(first, 0)
-            pid = int(told.get("pid", "0"))
-        if "error" in told or not pid:
+            pid = int(report.get("pid", "0"))
+        if "error" in report or not pid:
             if pid:
                 os.waitpid(pid, 0)
-            raise LaunchError(told.get("error", "the process was killed before its program began"))
+            raise LaunchError(report.get("error", "the process was killed before it executed its program"))
         return pid
 
 
-def _live(writer: int, life: Callable[[], None]) -> NoReturn:
-    """In the child: live, and if that fails, tell why."""
-    text = "the process ended before its program began"
+def _run_child(writer: int, run: Callable[[], None]) -> NoReturn:
+    """In the child: run the steps up to exec, and report an error."""
+    text = "the process ended before it executed its program"
     try:
-        life()
+        run()
     except LaunchError as error:
         text = str(error)
     except OSError as error:
-        text = f"cannot set up the container: {error.filename or 'it'}: {words(error)}"
+        text = f"cannot set up the container: {error.filename or 'it'}: {error_text(error)}"
     except BaseException as error:
         text = f"cannot set up the container: {error!r}"
     finally:
@@ -230,81 +235,80 @@ def _live(writer: int, life: Callable[[], None]) -> NoReturn:
         os._exit(127)
 
 
-def _go_between(join: str, flags: int, writer: int, life: Callable[[], None]) -> NoReturn:
-    """In a child: fork a sibling into a pid namespace that exists already."""
+def _fork_sibling(join: str, flags: int, writer: int, run: Callable[[], None]) -> NoReturn:
+    """In the intermediate process: fork a sibling into an existing PID namespace."""
     try:
         namespace = os.open(join, os.O_RDONLY)
         libc.setns(namespace, CLONE_NEWPID)
         pid = libc.clone(flags | libc.CLONE_PARENT)
     except OSError as error:
-        raise LaunchError(f"cannot join the container's processes: {words(error)}") from error
+        raise LaunchError(f"cannot join the container's PID namespace: {error_text(error)}") from error
     if pid == 0:
-        _live(writer, life)
+        _run_child(writer, run)
     os.write(writer, f"pid {pid}\n".encode())
     os._exit(0)
 
 
-def _hear(reader: int, pid: int) -> dict[str, str]:
-    """What a child told, once its program runs or it has given up."""
-    told, deadline = b"", time.monotonic() + START_SECONDS
+def _read_report(reader: int, pid: int) -> dict[str, str]:
+    """Return the report of a child, after its exec or its failure."""
+    report, deadline = b"", time.monotonic() + START_SECONDS
     poll = select.poll()
     poll.register(reader, select.POLLIN)
     with os.fdopen(reader, "rb", 0):
         while poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
             if not (piece := os.read(reader, 8192)):
-                return _parse(told)
-            told += piece
-    heard = _parse(told)
-    for victim in (pid, int(heard.get("pid", "0"))):
+                return _parse(report)
+            report += piece
+    parsed = _parse(report)
+    for victim in (pid, int(parsed.get("pid", "0"))):
         if victim:
             os.kill(victim, signal.SIGKILL)
-    return {**heard, "hangs": ""}
+    return {**parsed, "timeout": ""}
 
 
-def _parse(told: bytes) -> dict[str, str]:
-    lines = told.decode("utf-8", "replace").splitlines()
+def _parse(report: bytes) -> dict[str, str]:
+    lines = report.decode("utf-8", "replace").splitlines()
     return {key: value for key, _, value in (line.partition(" ") for line in lines)}
 
 
-def _start_anchor() -> int:
-    """PID 1 of a pid namespace that the pod shares: it adopts and forgets orphans, and ends with the keeper."""
+def _start_pause_process() -> int:
+    """Start the first process of a shared PID namespace. It reaps orphans and ends with the keeper."""
     reader, writer = os.pipe()
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ALL_SIGNALS)
     try:
         pid = libc.clone(CLONE_NEWPID)
         if pid == 0:
             os.close(reader)
-            child.anchor(writer)
+            child.pause(writer)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         os.close(writer)
     with os.fdopen(reader, "rb", 0) as pipe:
         if not pipe.read(1):
             os.waitpid(pid, 0)
-            raise LaunchError("cannot make the pod's namespaces: the first process of its pid namespace died")
+            raise LaunchError("cannot create the pod's namespaces: the first process of its PID namespace died")
     return pid
 
 
-def _seat(spec: Launch, identity: Identity) -> Seat:
-    """In the child: what it will sit at."""
-    return Seat(tty=spec.tty, owner=identity.user)
+def _terminal_setup(spec: Launch, identity: Identity) -> TerminalSetup:
+    return TerminalSetup(tty=spec.tty, owner=identity.user)
 
 
-def _refuse_binds(spec: Launch) -> None:
+def _check_no_binds(spec: Launch) -> None:
     targets = [bind.target for bind in spec.binds if not bind.optional]
     if targets:
         raise LaunchError(
-            f"cannot mount {', '.join(targets)}: namespaces are refused on this machine. Run podkeeper as root, "
-            "or allow unprivileged user namespaces (`podkeeper doctor` tells how)"
+            f"cannot mount {', '.join(targets)}: the kernel refuses namespaces. Run podkeeper as root, or allow "
+            "unprivileged user namespaces (see `podkeeper doctor`)"
         )
 
 
 def _check_ids(
     spec: Launch, user_fits: Callable[[int], bool], group_fits: Callable[[int], bool], advice: str = idmap.HELP
 ) -> None:
-    """Refuse ids that an ordinary user cannot give."""
+    """Refuse IDs that an ordinary user cannot use."""
     if spec.user is not None and not user_fits(spec.user):
-        raise LaunchError(f"cannot run as user {spec.user}: it is not among podkeeper's user ids; {advice}")
+        raise LaunchError(f"cannot run as user {spec.user}: podkeeper may not use this user ID; {advice}")
     for group in (*spec.groups, *(() if spec.group is None else (spec.group,))):
         if not group_fits(group):
-            raise LaunchError(f"cannot run with group {group}: it is not among podkeeper's group ids; {advice}")
+            raise LaunchError(f"cannot run with group {group}: podkeeper may not use this group ID; {advice}")

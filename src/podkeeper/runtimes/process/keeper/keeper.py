@@ -1,92 +1,91 @@
-"""A pod's keeper: does what agents ask, reaps what ends, and tells everybody who is connected.
+"""The keeper of one sandbox: handle requests, reap processes, send events.
 
-| do | with | answers |
+| do | fields | answer |
 |---|---|---|
-| `state` | | after an event `state` with all `containers`, each as other events tell it |
-| `create` | `container` (its id), `launch`, and what `Container` reads besides; `facts` are the agent's own | |
-| `start`, `remove`, `reopen_log` | `container` | once it is so |
-| `stop` | `container`, `grace` in seconds | once it has exited |
-| `spare` | | at once; no container that was asked to end is forced to |
-| `exec` | `container`, `argv`, `timeout`; three files, or with `tty` a console socket | `code`, `timed_out`: its end |
-| `kill_exec`, `hang_up` | `request`: the id of an `exec` of the same connection | |
-| `attach` | `container`, `stdin`: whether it is wanted; files for stdout and stderr | what `Container.attach` does |
-| `shutdown` | | once all has ended; then the keeper goes |
+| `state` | | after an event `state` with all `containers`, as other events report them |
+| `create` | `container` (its ID), `launch`, other fields of `KeeperContainer`; `facts` are stored for the agent | |
+| `start`, `remove`, `reopen_log` | `container` | when it is done |
+| `stop` | `container`, `grace` in seconds | when the container has exited |
+| `spare` | | at once; pending kills of all `stop` requests are cancelled |
+| `exec` | `container`, `argv`, `timeout`; three files, or one console socket (`tty`) | its `code` and `timed_out` |
+| `kill_exec`, `hang_up` | `request`: the ID of an `exec` of the same connection | |
+| `attach` | `container`, `stdin`: whether to write; files for stdout and stderr | see `KeeperContainer.attach` |
+| `shutdown` | | when all processes have ended; then the keeper exits |
 
-Errors are of a kind: `unknown` container, `launch` (it could not be started), `refused` (anything else).
+Errors have a kind: `unknown` (container), `launch` (it could not be started), `refused` (anything else).
 """
 
 import os
-import shutil
 import signal
 import socket
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from typing import Final
 
-from podkeeper.runtimes.process.keeper import killing
+from podkeeper.linux.errors import LaunchError
+from podkeeper.linux.tree import remove_tree
+from podkeeper.runtimes.process.keeper import kill
 from podkeeper.runtimes.process.keeper.commands import Command
-from podkeeper.runtimes.process.keeper.containers import Container, Jail, NotPossible
+from podkeeper.runtimes.process.keeper.containers import Jail, KeeperContainer, RequestRefused
 from podkeeper.runtimes.process.keeper.files import STOPPED_FILE, Json, write_json
-from podkeeper.runtimes.process.keeper.launch import LaunchError
 from podkeeper.runtimes.process.keeper.loop import Loop
-from podkeeper.runtimes.process.keeper.protocol import Connection
+from podkeeper.runtimes.process.keeper.protocol import AgentConnection
 
-_ROUNDS: Final = 200  # of killing what is left at the end
-_ROUND_SECONDS: Final = 0.01
-_FAREWELL_SECONDS: Final = 1.0  # for the last answer to be read
+_KILL_ATTEMPTS: Final = 200  # for leftover processes at the end
+_KILL_PAUSE_SECONDS: Final = 0.01
+_LAST_ANSWER_SECONDS: Final = 1.0  # for the agent to read the last answer
 
 
 class Keeper:
-    """One pod's containers, and who asks for them. Works in its sandbox's directory."""
+    """The containers of one pod and the connected agents. Its working directory is the sandbox's directory."""
 
     def __init__(self, loop: Loop, jail: Jail, listener: socket.socket, log_directory: str) -> None:
         self._loop = loop
         self._jail = jail
         self._listener = listener
         self._log_directory = log_directory
-        self._containers: dict[str, Container] = {}
+        self._containers: dict[str, KeeperContainer] = {}
         self._commands: dict[int, Command] = {}
-        self._requests: dict[tuple[Connection, int], Command] = {}
-        self._errands: dict[int, Callable[[int], None]] = {}
-        self._connections: list[Connection] = []
-        self._leaving: list[Callable[[], None]] | None = None  # who is to be told at the end
+        self._requests: dict[tuple[AgentConnection, int], Command] = {}
+        self._child_tasks: dict[int, Callable[[int], None]] = {}
+        self._connections: list[AgentConnection] = []
+        self._shutdown_callbacks: list[Callable[[], None]] | None = None  # a list once the keeper is shutting down
         listener.setblocking(False)
         loop.on_readable(listener.fileno(), self._accept)
         loop.on_signal(signal.SIGCHLD, self._reap)
 
-    def welcome(self, connection: socket.socket) -> Connection:
-        """Serve one more agent."""
-        served = Connection(self._loop, connection, self._handle, self._said_goodbye)
-        self._connections.append(served)
-        return served
+    def add_connection(self, connection: socket.socket) -> AgentConnection:
+        added = AgentConnection(self._loop, connection, self._handle, self._connection_closed)
+        self._connections.append(added)
+        return added
 
-    # Agents.
+    # Connections and requests.
 
     def _accept(self) -> None:
         try:
             connection, _ = self._listener.accept()
         except OSError:
             return
-        self.welcome(connection)
+        self.add_connection(connection)
 
-    def _said_goodbye(self, connection: Connection) -> None:
+    def _connection_closed(self, connection: AgentConnection) -> None:
         self._connections.remove(connection)
-        for (asked_by, _), command in self._requests.items():
-            if asked_by is connection:  # nobody will ask for its end any more
+        for (sender, _), command in self._requests.items():
+            if sender is connection:  # the client of the command is gone
                 command.hang_up()
 
-    def _tell(self, event: str, container: Json) -> None:
+    def _broadcast(self, event: str, container: Json) -> None:
         for connection in tuple(self._connections):
             connection.send({"event": event, "container": container})
 
-    def _handle(self, connection: Connection, request: Json, files: list[int]) -> None:
+    def _handle(self, connection: AgentConnection, request: Json, files: list[int]) -> None:
         try:
             match request.get("do"):
                 case "state":
-                    # As an event: the agent takes those in strictly in their order.
+                    # An event, because the agent processes events strictly in order.
                     containers = [each.describe() for each in self._containers.values()]
-                    connection.send({"event": "state", "containers": containers, "leaving": self._leaving is not None})
+                    leaving = self._shutdown_callbacks is not None
+                    connection.send({"event": "state", "containers": containers, "leaving": leaving})
                     connection.answer(request)
                 case "create":
                     self._create(request)
@@ -98,15 +97,15 @@ class Keeper:
                     self._find(request).stop(float(request["grace"]), partial(connection.answer, request))
                 case "spare":
                     for each in self._containers.values():
-                        each.spare()
+                        each.cancel_stop()
                     connection.answer(request)
                 case "remove":
                     self._remove(connection, request)
                 case "exec":
                     self._exec(connection, request, files)
-                case "kill_exec" | "hang_up" as way:
+                case "kill_exec" | "hang_up" as do:
                     if (command := self._requests.get((connection, request["request"]))) is not None:
-                        (command.kill if way == "kill_exec" else command.hang_up)()
+                        (command.kill if do == "kill_exec" else command.hang_up)()
                     connection.answer(request)
                 case "attach":
                     self._attach(connection, request, files)
@@ -116,64 +115,63 @@ class Keeper:
                 case "shutdown":
                     self._shut_down(partial(connection.answer, request))
                 case other:
-                    connection.refuse(request, f"nobody here knows how to {other}")
+                    connection.refuse(request, f"unknown request: {other}")
         except LaunchError as error:
             connection.refuse(request, str(error), "launch")
         except KeyError as error:
-            connection.refuse(request, f"{error} is missing, or unknown", "unknown")
-        except (NotPossible, OSError, ValueError, TypeError) as error:
+            connection.refuse(request, f"{error} is missing or unknown", "unknown")
+        except (RequestRefused, OSError, ValueError, TypeError) as error:
             connection.refuse(request, str(error))
         finally:
             for file in files:
                 os.close(file)
 
-    def _find(self, request: Json) -> Container:
+    def _find(self, request: Json) -> KeeperContainer:
         return self._containers[request["container"]]
 
-    # What agents ask for.
+    # Request handlers.
 
     def _create(self, request: Json) -> None:
-        if self._leaving is not None:
-            raise NotPossible("the sandbox is being stopped")
+        if self._shutdown_callbacks is not None:
+            raise RequestRefused("the sandbox is being stopped")
         if request["container"] in self._containers:
             return
         config = {key: value for key, value in request.items() if key not in ("id", "do")}
-        container = Container(self._loop, self._jail, self._log_directory, config, self._tell)
+        container = KeeperContainer(self._loop, self._jail, self._log_directory, config, self._broadcast)
         self._containers[container.id] = container
 
     def _start(self, request: Json) -> None:
-        if self._leaving is not None:
-            raise NotPossible("the sandbox is being stopped")
+        if self._shutdown_callbacks is not None:
+            raise RequestRefused("the sandbox is being stopped")
         container = self._find(request)
         target = self._containers.get(container.target)
         container.start(beside=0 if target is None else target.pid)
 
-    def _remove(self, connection: Connection, request: Json) -> None:
+    def _remove(self, connection: AgentConnection, request: Json) -> None:
         container = self._containers.get(request["container"])
         if container is None:
             connection.answer(request)
             return
         container.stop(0, partial(self._delete, container, connection, request))
 
-    def _delete(self, container: Container, connection: Connection, request: Json) -> None:
+    def _delete(self, container: KeeperContainer, connection: AgentConnection, request: Json) -> None:
         def deleted(status: int) -> None:
             if status != 0:
                 connection.refuse(request, f"cannot delete the files of container {container.id}")
                 return
             if self._containers.pop(container.id, None) is not None:
-                self._tell("removed", container.describe())
+                self._broadcast("removed", container.describe())
             connection.answer(request)
 
-        self._on_errand(partial(self._delete_files, container), deleted)
+        self._run_in_child(partial(self._delete_files, container), deleted)
 
-    def _delete_files(self, container: Container) -> None:
-        self._jail.dismantle(container.launch)
-        place = os.path.join("containers", container.id)
-        while os.path.exists(place):
-            with suppress(FileNotFoundError):  # asked twice at once, two are at it, and the other was quicker
-                shutil.rmtree(place)
+    def _delete_files(self, container: KeeperContainer) -> None:
+        self._jail.remove_files(container.launch)
+        if os.path.islink(f"containers/{container.id}"):
+            raise NotADirectoryError(f"containers/{container.id} is a link, which podkeeper did not create")
+        remove_tree("containers", container.id)  # another request may delete it at the same time
 
-    def _exec(self, connection: Connection, request: Json, files: list[int]) -> None:
+    def _exec(self, connection: AgentConnection, request: Json, files: list[int]) -> None:
         number, tty = int(request["id"]), bool(request.get("tty"))
         stdin, stdout, stderr = files * 3 if tty else files
         pid = self._find(request).enter(tuple(request["argv"]), (stdin, stdout, stderr), tty=tty)
@@ -185,17 +183,17 @@ class Keeper:
         command = Command(self._loop, pid, float(request.get("timeout", 0)), done)
         self._commands[pid] = self._requests[connection, number] = command
 
-    def _attach(self, connection: Connection, request: Json, files: list[int]) -> None:
+    def _attach(self, connection: AgentConnection, request: Json, files: list[int]) -> None:
         container = self._find(request)
         about, files_back = container.attach(files, stdin=bool(request.get("stdin")))
         connection.answer(request, about, files_back)
         for file in files_back:
             os.close(file)
 
-    # Ends.
+    # Exits.
 
     def _reap(self) -> None:
-        """See who has ended. A container's first process keeps its number until what it left behind is killed."""
+        """Reap children. Kill what a container's first process left behind before its PID can be reused."""
         while True:
             try:
                 ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -206,74 +204,75 @@ class Keeper:
             pid = ended.si_pid
             container = next((each for each in self._containers.values() if each.pid == pid), None)
             if container is not None:
-                container.leave_nobody()
+                container.kill_leftovers()
             _, status = os.waitpid(pid, 0)
             if container is not None:
-                container.ended(status)
+                container.reaped(status)
             elif (command := self._commands.pop(pid, None)) is not None:
-                command.ended(status)
-            elif (errand := self._errands.pop(pid, None)) is not None:
-                errand(status)
-            elif pid == self._jail.anchor:  # the pod's pid namespace is gone, and nothing can start in it any more
+                command.reaped(status)
+            elif (callback := self._child_tasks.pop(pid, None)) is not None:
+                callback(status)
+            elif pid == self._jail.pause_pid:  # without the pod's PID namespace, no container can start
                 self._shut_down(lambda: None)
 
-    def _on_errand(self, do: Callable[[], None], done: Callable[[int], None]) -> None:
-        """Let a child do what may take long."""
+    def _run_in_child(self, do: Callable[[], None], done: Callable[[int], None]) -> None:
+        """Run a slow task in a forked child. `done` receives its exit status."""
         try:
             pid = os.fork()
-        except OSError:  # no room for one more process: then it takes as long as it takes
-            done(_try(do))
+        except OSError:  # the process limit is reached, so block the loop instead
+            done(_exit_status_of(do))
             return
         if pid:
-            self._errands[pid] = done
+            self._child_tasks[pid] = done
         else:
-            os._exit(_try(do))
+            os._exit(_exit_status_of(do))
 
     def _shut_down(self, done: Callable[[], None]) -> None:
-        """End all containers by force, then whatever else there is, then this keeper."""
-        if self._leaving is not None:
-            self._leaving.append(done)
+        """Kill all containers, then all other processes, then exit."""
+        if self._shutdown_callbacks is not None:
+            self._shutdown_callbacks.append(done)
             return
-        self._leaving = [done]
+        self._shutdown_callbacks = [done]
         for connection in tuple(self._connections):
             connection.send({"event": "leaving"})
         left = {each.id for each in self._containers.values() if each.pid}
 
-        def gone(container_id: str) -> None:
+        def exited(container_id: str) -> None:
             left.discard(container_id)
             if not left:
-                self._kill_the_rest(_ROUNDS)
+                self._kill_leftovers(_KILL_ATTEMPTS)
 
         for container_id in tuple(left):
-            self._containers[container_id].stop(0, partial(gone, container_id))
+            self._containers[container_id].stop(0, partial(exited, container_id))
         if not left:
-            self._kill_the_rest(_ROUNDS)
+            self._kill_leftovers(_KILL_ATTEMPTS)
 
-    def _kill_the_rest(self, rounds: int) -> None:
-        """Kill what containers left behind; orphans become our children."""
-        rest = set(killing.children(os.getpid())) - {self._jail.anchor, *self._errands}
-        for pid in rest:
-            killing.send(pid, signal.SIGKILL)
-        if rest and rounds > 0:
-            self._loop.after(_ROUND_SECONDS, partial(self._kill_the_rest, rounds - 1))
+    def _kill_leftovers(self, attempts: int) -> None:
+        """Kill what containers left behind. The keeper is a subreaper, so orphans are its children."""
+        leftovers = set(kill.children(os.getpid())) - {self._jail.pause_pid, *self._child_tasks}
+        for pid in leftovers:
+            kill.send(pid, signal.SIGKILL)
+        if leftovers and attempts > 0:
+            self._loop.after(_KILL_PAUSE_SECONDS, partial(self._kill_leftovers, attempts - 1))
         else:
-            self._on_errand(self._dismantle_all, self._leave)
+            self._run_in_child(self._remove_all_files, self._exit)
 
-    def _dismantle_all(self) -> None:
+    def _remove_all_files(self) -> None:
         for container in self._containers.values():
-            self._jail.dismantle(container.launch)
+            self._jail.remove_files(container.launch)
 
-    def _leave(self, _: int) -> None:
+    def _exit(self, _: int) -> None:
         write_json(STOPPED_FILE, {})
         self._jail.close()
-        for done in self._leaving or ():
+        for done in self._shutdown_callbacks or ():
             done()
         self._listener.close()
-        self._loop.after(_FAREWELL_SECONDS if any(each.backlog for each in self._connections) else 0, self._loop.stop)
+        is_read = not any(each.backlog for each in self._connections)
+        self._loop.after(0 if is_read else _LAST_ANSWER_SECONDS, self._loop.stop)
 
 
-def _try(do: Callable[[], None]) -> int:
-    """Do something; 0: it went well."""
+def _exit_status_of(do: Callable[[], None]) -> int:
+    """Run a task. Return 0 if it succeeded."""
     try:
         do()
     except Exception:

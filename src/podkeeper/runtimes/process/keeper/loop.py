@@ -1,7 +1,7 @@
-"""The keeper's one loop: files that become ready, timers, and signals as bytes in a pipe.
+"""The keeper's event loop: readable and writable files, timers and signals.
 
-Callbacks are short and do not raise. One that does has met a bug: that is written down, its file is forgotten, and the
-loop goes on, for the containers are not to blame.
+Callbacks are short and do not raise. If one raises, that is a bug: the loop reports it, unregisters its file and
+continues, because the containers must keep running.
 """
 
 import contextlib
@@ -17,12 +17,12 @@ from itertools import count
 Callback = Callable[[], None]
 
 
-def pass_by(*_: object) -> None:
-    """Take no notice of a signal. Unlike with SIG_IGN, a program that is executed later gets it as ever."""
+def ignore_signal(*_: object) -> None:
+    """Ignore a signal. Unlike SIG_IGN, a handler is reset by exec, so that programs do not inherit it."""
 
 
 class Timer:
-    """Something to be done later, unless it is cancelled."""
+    """A callback that runs later unless it is cancelled."""
 
     __slots__ = ("callback",)
 
@@ -30,74 +30,73 @@ class Timer:
         self.callback: Callback | None = callback
 
     def cancel(self) -> None:
-        """Do it not."""
         self.callback = None
 
 
 class Loop:
-    """Waits, and calls whoever waits for what has come."""
+    """Calls back when a file is ready, a timer expires or a signal arrives."""
 
-    def __init__(self, complain: Callable[[], None] = traceback.print_exc) -> None:
-        """`complain` is called while an unforeseen error is being handled."""
-        self._complain = complain
+    def __init__(self, on_error: Callable[[], None] = traceback.print_exc) -> None:
+        """`on_error` is called in the handler of an unexpected exception."""
+        self._on_error = on_error
         self._selector = selectors.DefaultSelector()
         self._timers: list[tuple[float, int, Timer]] = []
-        self._numbers = count()
+        self._sequence = count()
         self._running = True
         self._signals: dict[int, Callback] = {}
         self._wakeup: tuple[socket.socket, ...] = ()
 
     def on_signal(self, number: signal.Signals, callback: Callback) -> None:
-        """Call back soon after signals of a kind; several may come as one."""
+        """Call back after a signal. Several signals may cause one call."""
         if not self._signals:
             ours, theirs = socket.socketpair()
             ours.setblocking(False)
             theirs.setblocking(False)
             signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
             self._wakeup = ours, theirs
-            self.on_readable(ours.fileno(), self._hear_signals)
+            self.on_readable(ours.fileno(), self._dispatch_signals)
         self._signals[number] = callback
-        signal.signal(number, pass_by)
+        signal.signal(number, ignore_signal)
 
     def on_readable(self, file: int, callback: Callback) -> None:
-        """Call back whenever there is something to read, or an end."""
+        """Call back whenever the file is readable or at its end."""
         self._register(file, selectors.EVENT_READ, callback)
 
     def on_writable(self, file: int, callback: Callback) -> None:
-        """Call back whenever something can be written; whoever reads too asks for a file of its own."""
+        """Call back whenever the file is writable. To read it as well, duplicate the descriptor."""
         self._register(file, selectors.EVENT_WRITE, callback)
 
-    def forget(self, file: int) -> None:
-        """Call back no more."""
+    def unregister(self, file: int) -> None:
+        """Remove the callback of a file."""
         with contextlib.suppress(KeyError):
             self._selector.unregister(file)
 
     def after(self, seconds: float, callback: Callback) -> Timer:
-        """Call back once, later."""
+        """Call back once after some time."""
         timer = Timer(callback)
-        heapq.heappush(self._timers, (time.monotonic() + seconds, next(self._numbers), timer))
+        heapq.heappush(self._timers, (time.monotonic() + seconds, next(self._sequence), timer))
         return timer
 
     def stop(self) -> None:
-        """End after this turn."""
+        """Return from `run` after this iteration."""
         self._running = False
 
     def run(self) -> None:
-        """Turn until stopped."""
+        """Run until `stop` is called."""
         while self._running:
-            for key, _ in self._selector.select(self._patience()):
-                if self._selector.get_map().get(key.fd) is key:  # nobody before it in this turn has changed that
+            for key, _ in self._selector.select(self._timeout()):
+                if self._selector.get_map().get(key.fd) is key:  # no earlier callback has changed the registration
                     self._call(key.data, key.fd)
-            self._ring()
+            self._run_timers()
 
     def close(self) -> None:
-        """Let go of the kernel's part."""
+        """Release the selector and the signal pipe."""
         signal.set_wakeup_fd(-1)
         for each in self._wakeup:
             each.close()
         self._selector.close()
 
-    def _hear_signals(self) -> None:
+    def _dispatch_signals(self) -> None:
         for number in set(self._wakeup[0].recv(4096)):
             if (callback := self._signals.get(number)) is not None:
                 callback()
@@ -108,12 +107,12 @@ class Loop:
         except KeyError:
             self._selector.modify(file, events, callback)
 
-    def _patience(self) -> float | None:
+    def _timeout(self) -> float | None:
         while self._timers and self._timers[0][2].callback is None:
             heapq.heappop(self._timers)
         return max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else None
 
-    def _ring(self) -> None:
+    def _run_timers(self) -> None:
         now = time.monotonic()
         while self._timers and self._timers[0][0] <= now:
             _, _, timer = heapq.heappop(self._timers)
@@ -124,6 +123,6 @@ class Loop:
         try:
             callback()
         except Exception:
-            self._complain()
+            self._on_error()
             if file >= 0 and not (self._wakeup and file == self._wakeup[0].fileno()):
-                self.forget(file)
+                self.unregister(file)

@@ -1,9 +1,9 @@
-"""How a forked child of the nursery becomes a keeper, and what it leaves behind.
+"""Turn a forked child of the fork server into a keeper.
 
-It works in its sandbox's directory and holds `keeper.lock`: as long as that lock is held the pod has a keeper, or
-will have one in a moment; whoever gets it knows that there is none and never will be. (The agent took the lock and
-handed it over, so there is no gap; pids and start times, which `keeper.json` tells, are for people.) It is deaf to
-all signals but KILL.
+A keeper works in its sandbox's directory and holds `keeper.lock`. As long as the lock is held, the sandbox has a keeper
+or will have one in a moment. If a process gets the lock, there is no keeper and never will be one. The agent
+takes the lock and hands it over, so there is no gap. The PID in `keeper.json` is for people and for the kill of an
+unresponsive keeper. A keeper ignores all signals but SIGKILL.
 """
 
 import json
@@ -16,7 +16,7 @@ import traceback
 from contextlib import suppress
 from typing import Final
 
-from podkeeper.runtimes.process.keeper import libc
+from podkeeper.linux import libc
 from podkeeper.runtimes.process.keeper.containers import Jail
 from podkeeper.runtimes.process.keeper.files import (
     CONFIG_FILE,
@@ -28,28 +28,28 @@ from podkeeper.runtimes.process.keeper.files import (
     write_json,
 )
 from podkeeper.runtimes.process.keeper.isolation import Isolation
-from podkeeper.runtimes.process.keeper.jail import Jail as WalledJail
+from podkeeper.runtimes.process.keeper.jail import NamespaceJail
 from podkeeper.runtimes.process.keeper.keeper import Keeper
-from podkeeper.runtimes.process.keeper.loop import Loop, pass_by
-from podkeeper.runtimes.process.keeper.plain import PlainJail
+from podkeeper.runtimes.process.keeper.loop import Loop, ignore_signal
+from podkeeper.runtimes.process.keeper.plain_jail import PlainJail
 from podkeeper.runtimes.process.keeper.protocol import encode
 
-_TRACE_FILE: Final = "keeper.log"
-_MAX_TRACE_BYTES: Final = 2**20
-DEAF_TO: Final = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGPIPE, signal.SIGXFSZ)
+_TRACEBACK_FILE: Final = "keeper.log"
+_MAX_TRACEBACK_BYTES: Final = 2**20
+IGNORED_SIGNALS: Final = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGPIPE, signal.SIGXFSZ)
 
 
-def keep(directory: str, agent: socket.socket, lock: int, isolation: Isolation | None) -> None:
-    """Be a keeper until told to go. `lock` stays open; `isolation` None: without walls."""
+def run_keeper(directory: str, agent: socket.socket, lock: int, isolation: Isolation | None) -> None:
+    """Serve a sandbox until an agent requests the shutdown. `lock` stays open. `isolation` None: no isolation."""
     os.setsid()
     os.chdir(directory)
-    for number in DEAF_TO:
-        signal.signal(number, pass_by)
+    for number in IGNORED_SIGNALS:
+        signal.signal(number, ignore_signal)
     libc.prctl(libc.PR_SET_CHILD_SUBREAPER, 1)
     try:
         _serve(agent, isolation)
     except BaseException as error:
-        _complain()
+        _log_traceback()
         with suppress(OSError):
             agent.sendall(encode({"event": "failed", "error": str(error)}))
         raise
@@ -58,7 +58,7 @@ def keep(directory: str, agent: socket.socket, lock: int, isolation: Isolation |
 def _serve(agent: socket.socket, isolation: Isolation | None) -> None:
     with open(CONFIG_FILE, encoding="utf-8") as file:
         config: Json = json.load(file)
-    loop = Loop(_complain)
+    loop = Loop(_log_traceback)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(SOCKET_FILE)
     listener.listen(16)
@@ -67,21 +67,21 @@ def _serve(agent: socket.socket, isolation: Isolation | None) -> None:
     pid = os.getpid()
     started: Json = {"pid": pid, "ticks": start_ticks(pid), "boot_id": boot_id(), "started_at": time.time_ns()}
     write_json(KEEPER_FILE, started)
-    keeper.welcome(agent).send({"event": "ready", "keeper": started})
+    keeper.add_connection(agent).send({"event": "ready", "keeper": started})
     loop.run()
 
 
-def _complain() -> None:
-    """Write down what went wrong, as long as that is not much."""
-    with suppress(OSError), open(_TRACE_FILE, "a", encoding="utf-8") as file:
-        if file.tell() < _MAX_TRACE_BYTES:
+def _log_traceback() -> None:
+    """Append the current exception to keeper.log, up to a maximum size."""
+    with suppress(OSError), open(_TRACEBACK_FILE, "a", encoding="utf-8") as file:
+        if file.tell() < _MAX_TRACEBACK_BYTES:
             traceback.print_exc(file=file)
 
 
 def _jail(config: Json, isolation: Isolation | None) -> Jail:
     if isolation is None:
         return PlainJail()
-    return WalledJail(
+    return NamespaceJail(
         isolation=isolation,
         hostname=config.get("hostname", ""),
         share_pid=bool(config.get("share_process_namespace")),
@@ -91,17 +91,17 @@ def _jail(config: Json, isolation: Isolation | None) -> Jail:
     )
 
 
-def rename_process(title: str) -> None:
-    """Let `ps` tell keepers apart, as far as the kernel's fifteen letters go."""
+def set_process_name(title: str) -> None:
+    """Set the name that `ps` shows. The kernel keeps 15 characters."""
     with suppress(OSError), open("/proc/self/comm", "w", encoding="utf-8") as file:
         file.write(title[:15])
 
 
-def silence(files: tuple[int, ...] = (0, 1, 2)) -> None:
-    """Point the standard files to nowhere: who started us may go away."""
-    nowhere = os.open(os.devnull, os.O_RDWR)
+def redirect_to_null(files: tuple[int, ...] = (0, 1, 2)) -> None:
+    """Redirect the standard files to /dev/null, because the parent process may exit."""
+    null = os.open(os.devnull, os.O_RDWR)
     for file in files:
-        os.dup2(nowhere, file)
-    if nowhere not in files:
-        os.close(nowhere)
-    sys.stdin = sys.stdout = sys.stderr = open(os.devnull, "r+")  # noqa: SIM115  # open as long as we live
+        os.dup2(null, file)
+    if null not in files:
+        os.close(null)
+    sys.stdin = sys.stdout = sys.stderr = open(os.devnull, "r+")  # noqa: SIM115 - the process keeps it open until it exits

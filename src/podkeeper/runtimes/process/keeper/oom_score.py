@@ -1,23 +1,22 @@
-"""Who is to die first when memory is short.
+"""OOM scores: protect keepers, and give containers their own score.
 
-A keeper wants to be spared; what it starts must not inherit that. A child is born with its parent's score, so the
-keeper takes the container's score while it starts something: afterwards would be too late for what the container
-starts itself.
+A child inherits its parent's score. So a keeper takes the container's score while it forks the container. Setting the
+score afterwards would be too late for processes that the container has already started.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-SPARED: Final = -998
+KEEPER_OOM_SCORE: Final = -998
 _FILE: Final = "/proc/self/oom_score_adj"
 
 
 @contextmanager
 def oom_score(score: int | None) -> Iterator[None]:
-    """Give what is forked in this block a score; None: 0. Who may not lower its own score leaves it as it is."""
+    """Set the score for children that are forked in this block. None: 0. No effect if we may not lower our score."""
     before = _read()
-    changed = before < 0 and _write(score or 0)  # a negative one: we may go back to it
+    changed = before < 0 and _write(score or 0)  # only if negative, because then we may restore it
     try:
         yield
     finally:
@@ -25,9 +24,9 @@ def oom_score(score: int | None) -> Iterator[None]:
             _write(before)
 
 
-def be_spared() -> None:
-    """Lower this process's score, where that is permitted."""
-    _write(SPARED)
+def lower_oom_score() -> None:
+    """Protect this process from the OOM killer, if permitted."""
+    _write(KEEPER_OOM_SCORE)
 
 
 def _read() -> int:

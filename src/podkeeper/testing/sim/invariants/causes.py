@@ -1,95 +1,99 @@
-"""I15: nothing that is wanted is stopped without a cause.
+"""I15: no container of a desired pod is stopped without a cause.
 
-Each time the agent stops a container that runs, there must be something that asks for it: its pod is over (its source
-says so, it was evicted, had its time, or found no room), its spec has changed, its sandbox is no good any more, or it
-failed its probes or its hook. A container that became known late is stopped to make room for the next attempt: where
-calls went wrong when it was made, nobody is blamed.
+Each time the agent stops a running container, there must be a cause. The pod has ended (deleted, evicted, past its
+deadline, rejected), its spec has changed, its sandbox is unusable, or a probe or hook has failed. An attempt that the
+agent learned of late is stopped in favour of the next attempt. Therefore calls that failed during its creation are an
+excuse.
 """
 
 from podkeeper.model.k8s.core import Container, Pod
 from podkeeper.model.messages import PodUID
-from podkeeper.rules.phase import is_terminal
-from podkeeper.rules.worker.states import Cause, Ends
-from podkeeper.testing.sim.invariants.makings import Makings
-from podkeeper.testing.sim.invariants.pods import Pods
+from podkeeper.rules.status.phase import is_terminal
+from podkeeper.rules.worker.states import Cause, Stopping
+from podkeeper.testing.sim.ground_truth import ContainerRun
+from podkeeper.testing.sim.invariants.created_specs import CreatedSpecs
+from podkeeper.testing.sim.invariants.pods import TrackedPods
 from podkeeper.testing.sim.pods import is_answered_well
 from podkeeper.testing.sim.profile import FAULT_RATES
-from podkeeper.testing.sim.records import Called
-from podkeeper.testing.sim.truth import ContainerLife
+from podkeeper.testing.sim.records import CallStarted
 from podkeeper.testing.sim.world import World
 
-CALLS = frozenset({"runtime-errors", "slow-calls", "hung-calls", "lost-answers", "runtime-down"})
-"""Trouble with calls: what they did may not be known to who made them."""
+CALL_FAULTS = frozenset({"runtime-errors", "slow-calls", "hung-calls", "lost-answers", "runtime-down"})
+"""Faults of calls: the agent may not know the effects of its calls."""
 
-CALL_SECONDS = 150.0  # so long a call may be under way, and what it did unknown
-PROBED_SECONDS = 600.0  # longer than any probe takes to fail for good
+CALL_SECONDS = 150.0  # how long a call may be in flight, with unknown effects
+PROBED_SECONDS = 600.0  # longer than any probe takes to reach its failure threshold
 
 
-class Causes:
-    """Judges every stop."""
+class StopCauses:
+    """Checks every stop."""
 
-    def __init__(self, world: World, pods: Pods, makings: Makings) -> None:
+    def __init__(self, world: World, pods: TrackedPods, created: CreatedSpecs) -> None:
         self._world = world
         self._pods = pods
-        self._makings = makings
-        world.bus.subscribe(Called, self._hear_call)
+        self._created = created
+        world.bus.subscribe(CallStarted, self._on_call_started)
 
-    def _hear_call(self, call: Called) -> None:
-        if call.operation != "stop_container" or call.room != "runtime":
+    def _on_call_started(self, call: CallStarted) -> None:
+        if call.operation != "stop_container" or call.port != "runtime":
             return
-        life = self._world.truth.containers.get(str(call.given[0]))
-        pod = self._wanted(call.uid)
-        if life is None or not life.running or pod is None:
+        run = self._world.truth.containers.get(str(call.args[0]))
+        pod = self._desired_pod(call.uid)
+        if run is None or not run.running or pod is None:
             return
-        container = _lasting(pod, life.name)
-        if container is None or self._is_unknown(life) or self._has_failed(pod, container):
+        container = _lasting_container(pod, run.name)
+        if container is None or self._is_unknown(run) or self._has_failed(pod, container):
             return
         self._world.checked("I15")
-        if not self._is_replaced(life, container):
-            self._world.broken("I15", call.uid, f"{life.name} ({life.id}) is stopped, and nothing asks for it")
+        if not self._is_replaced(run, container):
+            self._world.violated("I15", call.uid, f"{run.name} ({run.id}) is stopped without a cause")
 
-    def _wanted(self, uid: PodUID) -> Pod | None:
-        """A pod that is to run, as the agent was told last; None: it is not, or it may end for reasons of its own."""
+    def _desired_pod(self, uid: PodUID) -> Pod | None:
+        """Return a pod that must run, as the agent received it last. None: it need not run, or it may end by itself."""
         known, agent = self._pods.get(uid), self._world.agent
         if known is None or agent is None or not known.named or known.dropped or known.end is not None:
             return None
         if known.pod.spec.active_deadline_seconds is not None or is_evicted(self._world, uid):
             return None
         status = agent.statuses.get_pod_status(uid)
-        return None if status is not None and is_terminal(status.phase) else known.pod  # there was no room for it
+        return None if status is not None and is_terminal(status.phase) else known.pod  # terminal: it was rejected
 
-    def _is_unknown(self, life: ContainerLife) -> bool:
-        """Whether the agent may know nothing, or nothing good, of a container or its sandbox."""
+    def _is_unknown(self, run: ContainerRun) -> bool:
+        """Whether the agent may not know a container or its sandbox, or may find it unusable."""
         truth, now = self._world.truth, self._world.now()
-        if truth.attempts(life.uid, life.name)[-1] is not life:
+        if truth.attempts(run.uid, run.name)[-1] is not run:
             return True
-        sandboxes = [each for each in truth.sandboxes.values() if each.uid == life.uid]
-        if sandboxes[-1].id != life.sandbox_id or sandboxes[-1].stopped is not None:
+        sandboxes = [each for each in truth.sandboxes.values() if each.uid == run.uid]
+        if sandboxes[-1].id != run.sandbox_id or sandboxes[-1].stopped is not None:
             return True
-        young = now - life.created < CALL_SECONDS
-        return young and bool(self._world.troubles.touched(life.created - 1.0, life.uid, FAULT_RATES.keys() - CALLS))
+        is_new = now - run.created < CALL_SECONDS
+        return is_new and bool(
+            self._world.fault_log.any_since(run.created - 1.0, run.uid, FAULT_RATES.keys() - CALL_FAULTS)
+        )
 
     def _has_failed(self, pod: Pod, container: Container) -> bool:
-        """Whether a container may have failed what is asked of it."""
+        """Whether a probe or hook of a container may have failed."""
         after_start = container.lifecycle.post_start if container.lifecycle is not None else None
-        asked = [each for each in (container.liveness_probe, container.startup_probe, after_start) if each is not None]
-        if not all(is_answered_well(pod, container, each) for each in asked):
+        actions = [
+            each for each in (container.liveness_probe, container.startup_probe, after_start) if each is not None
+        ]
+        if not all(is_answered_well(pod, container, each) for each in actions):
             return True
-        return bool(asked) and bool(self._world.troubles.touched(self._world.now() - PROBED_SECONDS, None))
+        return bool(actions) and bool(self._world.fault_log.any_since(self._world.now() - PROBED_SECONDS, None))
 
-    def _is_replaced(self, life: ContainerLife, container: Container) -> bool:
-        made_from = self._makings.pod_of(life.id)
-        return made_from is None or _lasting(made_from, life.name) != container
+    def _is_replaced(self, run: ContainerRun, container: Container) -> bool:
+        created_from = self._created.pod_of(run.id)
+        return created_from is None or _lasting_container(created_from, run.name) != container
 
 
 def is_evicted(world: World, uid: PodUID) -> bool:
-    """Whether a pod is being evicted, or preempted: only the agent knows for which need."""
+    """Whether a pod is being evicted or preempted. Only the agent knows the reason."""
     state = None if world.agent is None else world.agent.workers.state(uid)
-    return isinstance(state, Ends) and state.ending.cause is Cause.EVICTED
+    return isinstance(state, Stopping) and state.termination.cause is Cause.EVICTED
 
 
-def _lasting(pod: Pod, name: str) -> Container | None:
-    """A container of a pod that nothing but a cause ends: one that works, or a sidecar where nothing ever is done."""
+def _lasting_container(pod: Pod, name: str) -> Container | None:
+    """Return a container that ends only for a cause: a regular one, or a sidecar of a pod that never completes."""
     found = next((each for each in pod.spec.containers if each.name == name), None)
     if found is not None or (pod.spec.restart_policy or "Always") != "Always":
         return found

@@ -1,104 +1,103 @@
-"""I3 and I4: nothing lives twice, and nothing lives on when its pod's object is gone.
+"""I3 and I4: no container runs twice, and none runs without its API object.
 
-Pods of the API that bear one name may overlap (the old one still ends when the new one starts); static ones may not:
-they are one pod, told twice.
+Pods of the API with one name may overlap: the old one may still terminate when the new one starts. Static pods with one
+name may not, because they are versions of one pod.
 """
 
 from podkeeper.model.messages import PodUID
 from podkeeper.model.runtime_calls import ContainerConfig, RuntimeEventType
-from podkeeper.rules.mirror import is_mirror_pod
-from podkeeper.testing.sim.invariants.pods import Pods
+from podkeeper.rules.static.mirror import is_mirror_pod
+from podkeeper.testing.sim.invariants.pods import TrackedPods
 from podkeeper.testing.sim.profile import FAULT_RATES
-from podkeeper.testing.sim.records import Answered, Called, ContainerChanged, PodChanged, SandboxChanged
+from podkeeper.testing.sim.records import CallEnded, CallStarted, ContainerChanged, PodChanged, SandboxChanged
 from podkeeper.testing.sim.world import World
 
 
-class Containers:
-    """Judges every start of a container or sandbox, and every object that goes."""
+class UniqueContainers:
+    """Checks every start of a container or sandbox, and every deleted API object."""
 
-    def __init__(self, world: World, pods: Pods) -> None:
+    def __init__(self, world: World, pods: TrackedPods) -> None:
         self._world = world
         self._pods = pods
         self._ready: dict[PodUID, dict[str, None]] = {}  # ready sandboxes
-        self._started_by: dict[str, int] = {}  # running containers, and the life whose start call returned
-        self._complaints = 0  # of the runtime, so many were told
-        world.bus.subscribe(Called, self._see_call)
-        world.bus.subscribe(Answered, self._see_answer)
-        world.bus.subscribe(ContainerChanged, self._see_container)
-        world.bus.subscribe(SandboxChanged, self._see_sandbox)
-        world.bus.subscribe(PodChanged, self._see_pod)
+        self._started_by: dict[str, int] = {}  # by running container: the agent process whose start call returned
+        self._violations_reported = 0  # of the runtime's own list
+        world.bus.subscribe(CallStarted, self._on_call_started)
+        world.bus.subscribe(CallEnded, self._on_call_ended)
+        world.bus.subscribe(ContainerChanged, self._on_container_changed)
+        world.bus.subscribe(SandboxChanged, self._on_sandbox_changed)
+        world.bus.subscribe(PodChanged, self._on_pod_changed)
 
-    def _see_call(self, call: Called) -> None:
-        """Report an agent that creates an attempt again which it has started itself: its view is outdated.
+    def _on_call_started(self, call: CallStarted) -> None:
+        """Report an agent that creates an attempt which it has started itself: its view is outdated.
 
-        The runtime refuses that. A call of a previous agent may be in flight for so long, its successor's may not.
+        The runtime refuses this call. A call of an earlier agent process may be in flight for that long. A call of the
+        current one may not.
         """
-        if call.operation != "create_container" or not isinstance(config := call.given[1], ContainerConfig):
+        if call.operation != "create_container" or not isinstance(config := call.args[1], ContainerConfig):
             return
-        for life in self._world.truth.of_pod(call.uid):
-            same = life.running and (life.name, life.attempt) == (call.subject, config.attempt)
-            if same and self._started_by.get(life.id) == call.life:
-                text = (
-                    f"attempt {life.attempt} of {config.pod.metadata.name}/{life.name} is created again while it runs"
-                )
-                self._world.broken("I3", call.uid, text)
+        for run in self._world.truth.of_pod(call.uid):
+            same = run.running and (run.name, run.attempt) == (call.subject, config.attempt)
+            if same and self._started_by.get(run.id) == call.agent:
+                text = f"attempt {run.attempt} of {config.pod.metadata.name}/{run.name} is created again while it runs"
+                self._world.violated("I3", call.uid, text)
 
-    def _see_answer(self, answer: Answered) -> None:
-        if answer.call.operation == "start_container" and not answer.error:
-            self._started_by[str(answer.call.given[0])] = answer.call.life
+    def _on_call_ended(self, ended: CallEnded) -> None:
+        if ended.call.operation == "start_container" and not ended.error:
+            self._started_by[str(ended.call.args[0])] = ended.call.agent
 
-    def _see_container(self, change: ContainerChanged) -> None:
+    def _on_container_changed(self, change: ContainerChanged) -> None:
         if change.happened in (RuntimeEventType.STOPPED, RuntimeEventType.DELETED):
             self._started_by.pop(change.record.id, None)
         if change.happened is not RuntimeEventType.STARTED:
             return
         uid, record, truth = change.uid, change.record, self._world.truth
         self._world.checked("I3")
-        if len([life for life in truth.of_pod(uid) if life.running and life.name == record.name]) > 1:
-            self._world.broken("I3", uid, f"container {record.name} runs twice")
+        if len([run for run in truth.of_pod(uid) if run.running and run.name == record.name]) > 1:
+            self._world.violated("I3", uid, f"container {record.name} runs twice")
         known = self._pods.get(uid)
         if known is not None and known.static:
             for other in self._pods.static_namesakes(known.full_name):
                 if other != uid and (running := truth.running(other)):
-                    names = ", ".join(life.name for life in running)
+                    names = ", ".join(run.name for run in running)
                     text = f"{record.name} of static pod {known.full_name} starts while {names} of {other} still runs"
-                    self._world.broken("I3", uid, text)
-        self._hear_runtime(uid)
+                    self._world.violated("I3", uid, text)
+        self._check_runtime_violations(uid)
 
-    def _see_sandbox(self, change: SandboxChanged) -> None:
+    def _on_sandbox_changed(self, change: SandboxChanged) -> None:
         uid, id_ = change.uid, change.record.id
         ready = self._ready.setdefault(uid, {})
         if change.happened is RuntimeEventType.STARTED:
             ready[id_] = None
             self._world.checked("I3")
             if len(ready) > 1:
-                self._world.broken("I3", uid, f"the pod has more than one ready sandbox: {', '.join(ready)}")
+                self._world.violated("I3", uid, f"the pod has more than one ready sandbox: {', '.join(ready)}")
         elif change.happened is not RuntimeEventType.CREATED:
             ready.pop(id_, None)
             if not ready:
                 del self._ready[uid]
-        self._hear_runtime(uid)
+        self._check_runtime_violations(uid)
 
-    def _hear_runtime(self, uid: PodUID) -> None:
-        """Report what the runtime itself noted that an agent must never do."""
-        complaints = self._world.runtime.violations
-        if len(complaints) > self._complaints:
-            self._world.broken("I3", uid, complaints[self._complaints])
-            self._complaints = len(complaints)
+    def _check_runtime_violations(self, uid: PodUID) -> None:
+        """Report violations that the runtime itself detected."""
+        violations = self._world.runtime.violations
+        if len(violations) > self._violations_reported:
+            self._world.violated("I3", uid, violations[self._violations_reported])
+            self._violations_reported = len(violations)
 
-    def _see_pod(self, change: PodChanged) -> None:
-        # A mirror is no process: it is made anew while its static pod runs.
+    def _on_pod_changed(self, change: PodChanged) -> None:
+        # Mirror pods have no containers. They are recreated while their static pods run.
         if not change.by or change.new is not None or change.old is None or is_mirror_pod(change.old):
             return
         uid = PodUID(change.old.metadata.uid or "")
         self._world.checked("I4")
         if running := self._world.truth.running(uid):
-            names = ", ".join(f"{life.name} ({life.id})" for life in running)
-            self._world.broken("I4", uid, f"the agent deleted the pod's object while {names} ran")
-        # A mount that was given up may still come true later; that one is housekeeping's.
-        if uid in self._world.volumes.mounted_pods() and not self._had_trouble_with_volumes(uid):
-            self._world.broken("I4", uid, "the agent deleted the pod's object while a volume of it was mounted")
+            names = ", ".join(f"{run.name} ({run.id})" for run in running)
+            self._world.violated("I4", uid, f"the agent deleted the pod's object while {names} ran")
+        # A mount that timed out may still take effect later. Housekeeping removes it.
+        if uid in self._world.volumes.mounted_pods() and not self._had_volume_faults(uid):
+            self._world.violated("I4", uid, "the agent deleted the pod's object while a volume of it was mounted")
 
-    def _had_trouble_with_volumes(self, uid: PodUID) -> bool:
+    def _had_volume_faults(self, uid: PodUID) -> bool:
         others = FAULT_RATES.keys() - {"volume-trouble", "crash"}
-        return bool(self._world.troubles.touched(self._world.now() - 600.0, uid, others))
+        return bool(self._world.fault_log.any_since(self._world.now() - 600.0, uid, others))

@@ -1,40 +1,40 @@
 """I19: a probe of a container is never executed twice at the same time.
 
-Two executions at once would count one state of the container twice towards a threshold. Only commands are judged:
-in the simulation, probes over the network take no time.
+Two executions at once would count one state of the container twice towards a threshold. Only commands are checked,
+because network probes take no time in the simulation.
 """
 
 from podkeeper.model.k8s.core import Container, Pod
-from podkeeper.testing.sim.invariants.pods import Pods
+from podkeeper.testing.sim.invariants.pods import TrackedPods
 from podkeeper.testing.sim.pods import all_containers
-from podkeeper.testing.sim.records import Asked, LifeBegan
+from podkeeper.testing.sim.records import AgentStarted, ReadEnded
 from podkeeper.testing.sim.world import World
 
 
-class Probing:
-    """Judges every execution of a probe's command."""
+class ProbeOverlap:
+    """Checks every execution of a probe's command."""
 
-    def __init__(self, world: World, pods: Pods) -> None:
+    def __init__(self, world: World, pods: TrackedPods) -> None:
         self._world = world
         self._pods = pods
         self._ended: dict[tuple[object, object], float] = {}  # by container and command: the end of the last execution
-        world.bus.subscribe(Asked, self._hear)
-        world.bus.subscribe(LifeBegan, lambda _: self._ended.clear())
+        world.bus.subscribe(ReadEnded, self._on_read_ended)
+        world.bus.subscribe(AgentStarted, lambda _: self._ended.clear())
 
-    def _hear(self, asked: Asked) -> None:
-        if asked.operation != "exec_sync":
+    def _on_read_ended(self, ended: ReadEnded) -> None:
+        if ended.operation != "exec_sync":
             return
-        known = self._pods.get(asked.uid)
-        if known is None or not _is_probe(known.pod, asked.subject, asked.given[1]):
+        known = self._pods.get(ended.uid)
+        if known is None or not _is_probe(known.pod, ended.subject, ended.args[1]):
             return
-        key = asked.given[0], asked.given[1]
+        key = ended.args[0], ended.args[1]
         last = self._ended.get(key, 0.0)
-        self._ended[key] = asked.at
+        self._ended[key] = ended.at
         self._world.checked("I19")
-        # Executions are seen in the order of their ends.
-        if asked.begun < last:
-            when = f"one execution began at {asked.begun:.3f} s, another one ended at {last:.3f} s"
-            self._world.broken("I19", asked.uid, f"a probe of {asked.subject} is executed twice at a time: {when}")
+        # Records arrive in the order in which executions end.
+        if ended.began < last:
+            when = f"one execution began at {ended.began:.3f} s, another one ended at {last:.3f} s"
+            self._world.violated("I19", ended.uid, f"a probe of {ended.subject} is executed twice at a time: {when}")
 
 
 def _is_probe(pod: Pod, container: str, command: object) -> bool:

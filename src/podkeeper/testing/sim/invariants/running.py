@@ -1,32 +1,32 @@
-"""I18: a container that runs is published as running for as long as it runs.
+"""I18: a running container stays published as running.
 
 Once the agent has published that a container runs, it may publish something else only after that container has ended.
 A start that fails, or an old inspection, must not change what is published about the other containers of a pod. No
 fault is an excuse: the agent knew better, and nothing happened to the container.
 
-Two cases are left out: a pod that is turned away at admission, and a mirror pod whose static pod was dropped. The
-mirror may already show the successor.
+Two cases are excluded: a pod that is rejected at admission, and a mirror pod whose static pod was dropped. Such a
+mirror pod may already show the successor.
 """
 
 from collections.abc import Iterator
 
 from podkeeper.model.k8s.core import ContainerStatus, Pod
 from podkeeper.model.runtime import bare_container_id
-from podkeeper.rules.mirror import is_mirror_pod, shown_uid
-from podkeeper.testing.sim.invariants.pods import Pods, turned_away
+from podkeeper.rules.static.mirror import is_mirror_pod, shown_uid
+from podkeeper.testing.sim.invariants.pods import TrackedPods, is_rejected
 from podkeeper.testing.sim.records import PodChanged
 from podkeeper.testing.sim.world import World
 
 
-class Running:
-    """Judges every status that the agent writes over one in which a container runs."""
+class PublishedRunning:
+    """Checks every status that replaces one with a running container."""
 
-    def __init__(self, world: World, pods: Pods) -> None:
+    def __init__(self, world: World, pods: TrackedPods) -> None:
         self._world = world
         self._pods = pods
-        world.bus.subscribe(PodChanged, self._see)
+        world.bus.subscribe(PodChanged, self._on_pod_changed)
 
-    def _see(self, change: PodChanged) -> None:
+    def _on_pod_changed(self, change: PodChanged) -> None:
         old, new = change.old, change.new
         if not change.by or old is None or new is None:
             return
@@ -35,21 +35,23 @@ class Running:
             return
         now = {each.name: each for each in _statuses(new)}
         for name, id_ in before.items():
-            life = self._world.truth.containers.get(id_)
-            if life is None or not life.running:
+            run = self._world.truth.containers.get(id_)
+            if run is None or not run.running:
                 continue
             self._world.checked("I18")
             status = now.get(name)
             if (status is None or _running_id(status) != id_) and not self._is_excused(new):
-                text = f"{name} ({id_}) runs and was published as running, and is now published as {_shown(status)}"
-                self._world.broken("I18", shown_uid(new), text)
+                text = (
+                    f"{name} ({id_}) runs and was published as running, but is now published as {_state_text(status)}"
+                )
+                self._world.violated("I18", shown_uid(new), text)
 
     def _is_excused(self, pod: Pod) -> bool:
         uid = shown_uid(pod)
         known = self._pods.get(uid)
         if is_mirror_pod(pod) and (known is None or not known.named or known.dropped):
             return True
-        return turned_away(self._world, uid)
+        return is_rejected(self._world, uid)
 
 
 def _statuses(pod: Pod) -> Iterator[ContainerStatus]:
@@ -63,7 +65,7 @@ def _running_id(status: ContainerStatus) -> str:
     return bare_container_id(status.container_id or "") if status.state.running is not None else ""
 
 
-def _shown(status: ContainerStatus | None) -> str:
+def _state_text(status: ContainerStatus | None) -> str:
     if status is None:
         return "nothing"
     state = status.state

@@ -1,0 +1,4 @@
+"""Mechanisms for concurrent work: slots, backoff, timers, threads.
+
+Standard library only.
+"""

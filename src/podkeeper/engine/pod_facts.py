@@ -1,0 +1,71 @@
+"""Facts about pods that no single module knows.
+
+The answers combine the sources (`storage`, `manager`), the worker states, the cache and the orphan check. Status
+manager, executor, log manager and backoff ask. Kubelet counterparts: `PodCouldHaveRunningContainers` in
+pkg/kubelet/kubelet_pods.go and the providers that pkg/kubelet/kubelet.go passes to its managers.
+"""
+
+from collections.abc import Collection
+
+from podkeeper.engine.cache import PodCache
+from podkeeper.engine.manager import PodManager
+from podkeeper.engine.orphans import OrphanCheck
+from podkeeper.engine.storage import PodStorage
+from podkeeper.model.messages import PodUID
+from podkeeper.rules.housekeeping import is_running
+from podkeeper.rules.worker import predicates
+from podkeeper.rules.worker.states import Unknown
+from podkeeper.rules.worker.workers import WorkerTable
+
+
+class PodFacts:
+    def __init__(
+        self,
+        *,
+        storage: PodStorage,
+        pods: PodManager,
+        cache: PodCache,
+        states: WorkerTable,
+        sources: Collection[str],
+        orphans: OrphanCheck | None = None,
+    ) -> None:
+        """`states` is shared with `PodWorkers`, which alone changes it."""
+        self._storage = storage
+        self._pods = pods
+        self._cache = cache
+        self._states = states
+        self._sources = tuple(sources)
+        self._orphans = orphans
+
+    def may_start(self, uid: PodUID) -> bool:
+        """Return whether a source has the pod and has not requested its deletion."""
+        # The loop handles no deletion while the runtime is unhealthy. After recovery, a sync may continue before the
+        # loop handles the deletion. So ask the storage, not the worker.
+        return self._storage.wants(uid)
+
+    def could_have_running_containers(self, uid: PodUID) -> bool:
+        """Return whether a container of the pod may run. `uid` may be the UID of a mirror pod."""
+        # Containers never run under the UID of a mirror pod, so use the UID of its static pod.
+        uid = self._pods.translate_uid(uid)
+        state = self._states.state(uid)
+        could_run = predicates.could_have_running_containers(state, synced=self._states.synced)
+        if not could_run or not isinstance(state, Unknown) or self._pods.pod_by_uid(uid) is None:
+            return could_run
+        # Until all sources are ready, workers assume that unknown pods may be running. If a source never became ready,
+        # a pod rejected for lack of resources would never be reported as failed. So check the runtime's cache, too.
+        seen = self._cache.get_if_sure(uid)
+        return seen is None or is_running(seen)
+
+    def needs_status(self, uid: PodUID) -> bool:
+        """Return whether the pod's status must be kept: a source has the pod, or it has not finished."""
+        finished = predicates.should_be_finished(self._states.state(uid), synced=self._states.synced)
+        return self._pods.pod_by_uid(uid) is not None or not finished
+
+    def is_removed(self, uid: PodUID) -> bool:
+        """Return whether a pod is removed: all sources are ready, and neither they nor the workers have it."""
+        if not self._storage.has_seen(self._sources):
+            return False
+        if self._orphans is not None and self._orphans.is_in_doubt(uid):
+            return False
+        removable = predicates.should_content_be_removed(self._states.state(uid), synced=self._states.synced)
+        return self._pods.pod_by_uid(uid) is None and removable

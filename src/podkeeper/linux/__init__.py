@@ -1,0 +1,16 @@
+"""Linux mechanisms for the agent and the keepers, one implementation each.
+
+This package uses only the standard library, so that a keeper process starts fast and stays small.
+
+    libc            system calls that Python does not have
+    mounts          the mount table, mounting and unmounting
+    tree            directory trees that other processes write to: open, create, remove, measure
+    subpath         open a sub-path of a volume without leaving the volume
+    cgroup          cgroup directories: create, limit, kill, remove
+    cgroup_support  detect the usable cgroup hierarchies of this machine
+    idmap           user namespaces and subordinate ids
+    capabilities    the capability set of a container
+    container_log   write container logs in the CRI format
+    logline         read container logs (pure, so that `rules` and `streams` can import it)
+    termination     read termination messages
+"""

@@ -1,0 +1,167 @@
+"""System calls that Python 3.11 does not have.
+
+Paths are str, failures raise OSError.
+
+`clone` is fork with namespaces. Its child is a direct child of the caller from the start, which unshare and fork cannot
+give to an ordinary user.
+"""
+
+import ctypes
+import os
+import platform
+import struct
+from typing import Any
+
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
+MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE, MS_SLAVE, MS_SHARED = 32, 4096, 16384, 1 << 18, 1 << 19, 1 << 20
+MNT_DETACH, UMOUNT_NOFOLLOW = 2, 8
+MOUNT_ATTR_RDONLY = 1
+
+CLONE_PARENT, CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC = 0x8000, 0x20000, 0x4000000, 0x8000000
+CLONE_NEWUSER, CLONE_NEWPID = 0x10000000, 0x20000000
+
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_CAPBSET_READ, PR_CAPBSET_DROP = 1, 4, 23, 24
+PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 36, 38
+
+# Calls added since 2019 have the same number on all architectures. clone does not.
+_CLOSE_RANGE, _CLONE3, _OPEN_TREE, _MOVE_MOUNT, _MOUNT_SETATTR = 436, 435, 428, 429, 442
+_CLONE = {"x86_64": 56, "aarch64": 220, "riscv64": 220, "armv7l": 120, "ppc64le": 120, "i686": 120}
+_AT_FDCWD, _AT_EMPTY_PATH, _AT_RECURSIVE = -100, 0x1000, 0x8000
+_OPEN_TREE_CLONE, _OPEN_TREE_CLOEXEC, _MOVE_MOUNT_F_EMPTY_PATH, _CLOSE_RANGE_CLOEXEC = 1, os.O_CLOEXEC, 4, 4
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_holding_gil = ctypes.PyDLL(None, use_errno=True)  # the child must hold the GIL when it returns from clone
+_ulong, _uint = ctypes.c_ulong, ctypes.c_uint
+
+
+def _bytes(path: str | None) -> bytes | None:
+    return None if path is None else os.fsencode(path)
+
+
+def _checked(result: int, subject: str) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), subject)
+    return result
+
+
+def mount(source: str | None, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
+    """mount(2)."""
+    _checked(_libc.mount(_bytes(source), _bytes(target), _bytes(kind), _ulong(flags), _bytes(data)), target)
+
+
+def unmount(target: str, flags: int = MNT_DETACH) -> None:
+    """umount2(2)."""
+    _checked(_libc.umount2(_bytes(target), flags), target)
+
+
+def pivot_root(new: str, old: str) -> None:
+    """pivot_root(2)."""
+    _checked(_libc.pivot_root(_bytes(new), _bytes(old)), new)
+
+
+def unshare(flags: int) -> None:
+    """unshare(2)."""
+    _checked(_libc.unshare(flags), "unshare")
+
+
+def setns(fd: int, kind: int) -> None:
+    """setns(2)."""
+    _checked(_libc.setns(fd, kind), "setns")
+
+
+def prctl(option: int, value: int = 0) -> int:
+    """prctl(2) with one argument."""
+    return _checked(_libc.prctl(option, _ulong(value), _ulong(0), _ulong(0), _ulong(0)), "prctl")
+
+
+def set_attributes(path: str, attributes: int, *, recursive: bool) -> None:
+    """Add attributes to a mount (mount_setattr(2), Linux 5.12). It keeps those that it has."""
+    change = struct.pack("=QQQQ", attributes, 0, 0, 0)
+    flags = _AT_RECURSIVE if recursive else 0
+    _checked(_syscall(_MOUNT_SETATTR, _AT_FDCWD, _bytes(path), _uint(flags), change, _ulong(len(change))), path)
+
+
+def open_tree(path: str) -> int:
+    """Return a detached copy of the mounts at and below a path, in the same peer groups (open_tree(2), Linux 5.2)."""
+    flags = _OPEN_TREE_CLONE | _OPEN_TREE_CLOEXEC | _AT_RECURSIVE
+    return _checked(_syscall(_OPEN_TREE, _AT_FDCWD, _bytes(path), _uint(flags)), path)
+
+
+def attach_tree(tree: int, target: str) -> None:
+    """Mount a copy from `open_tree` (move_mount(2))."""
+    _checked(_syscall(_MOVE_MOUNT, tree, b"", _AT_FDCWD, _bytes(target), _uint(_MOVE_MOUNT_F_EMPTY_PATH)), target)
+
+
+def close_at_exec(first: int) -> None:
+    """Mark all descriptors from `first` on as close-on-exec."""
+    if _syscall(_CLOSE_RANGE, _uint(first), _uint(0xFFFFFFFF), _uint(_CLOSE_RANGE_CLOEXEC)) >= 0:
+        return
+    for name in os.listdir("/proc/self/fd"):  # before Linux 5.11
+        if int(name) >= first:
+            try:
+                os.set_inheritable(int(name), False)
+            except OSError:
+                continue  # the descriptor of the listing itself, closed by now
+
+
+def close_from(first: int) -> None:
+    """Close all descriptors from `first` on."""
+    if _syscall(_CLOSE_RANGE, _uint(first), _uint(0xFFFFFFFF), _uint(0)) < 0:
+        os.closerange(first, os.sysconf("SC_OPEN_MAX"))
+
+
+def clone(flags: int) -> int:
+    """Fork, with the child in new namespaces (CLONE_NEW*) or as a sibling (CLONE_PARENT). Return 0 in the child.
+
+    The caller must have only one thread: Python's at-fork handlers run, those of the C library do not.
+    """
+    arguments = struct.pack("=8Q", flags, 0, 0, 0, 0 if flags & CLONE_PARENT else 17, 0, 0, 0)  # 17: SIGCHLD
+    ctypes.pythonapi.PyOS_BeforeFork()
+    pid = _holding_gil.syscall(_CLONE3, arguments, _ulong(len(arguments)))
+    if (
+        pid < 0 and ctypes.get_errno() == 38 and platform.machine() in _CLONE
+    ):  # ENOSYS: an old kernel or a seccomp filter
+        pid = _holding_gil.syscall(_CLONE[platform.machine()], _ulong(flags | 17), None, None, None, None)
+    if pid == 0:
+        ctypes.pythonapi.PyOS_AfterFork_Child()
+        return 0
+    number = ctypes.get_errno()
+    ctypes.pythonapi.PyOS_AfterFork_Parent()
+    ctypes.set_errno(number)
+    return _checked(pid, "clone")
+
+
+def _syscall(number: int, *arguments: Any) -> int:
+    return int(_libc.syscall(ctypes.c_long(number), *arguments))
+
+
+def default_signals() -> None:
+    """Reset all signal handlers without Python's knowledge, for a process that is about to exec."""
+    for number in range(1, 65):
+        _libc.signal(number, None)
+    # The C library reserves 32 and 33 and refuses to change them. The agent's parent may have left them ignored.
+    call = {"x86_64": 13, "aarch64": 134}.get(os.uname().machine)  # rt_sigaction
+    if call is not None:
+        default = ctypes.create_string_buffer(32)
+        for number in (32, 33):
+            _libc.syscall(ctypes.c_long(call), ctypes.c_int(number), default, None, ctypes.c_size_t(8))
+
+
+def unlock_terminal(master: int) -> None:
+    """unlockpt(3)."""
+    _checked(_libc.unlockpt(master), "unlockpt")
+
+
+def terminal_name(master: int) -> str:
+    """Return the path of a pseudo-terminal, given its master (ptsname(3))."""
+    name = ctypes.create_string_buffer(64)
+    if number := _libc.ptsname_r(master, name, ctypes.c_size_t(len(name))):
+        raise OSError(number, os.strerror(number), "ptsname")
+    return os.fsdecode(name.value)
+
+
+def set_hostname(name: str) -> None:
+    """sethostname(2)."""
+    encoded = name.encode()
+    _checked(_libc.sethostname(encoded, ctypes.c_size_t(len(encoded))), name)

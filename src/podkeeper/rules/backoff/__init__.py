@@ -1,0 +1,1 @@
+"""Backoff of failing containers and image pulls."""

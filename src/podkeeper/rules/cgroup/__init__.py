@@ -1,0 +1,1 @@
+"""Names and limits of cgroups."""

@@ -1,0 +1,1 @@
+"""Decisions about one container: configuration, hooks, restarts, grace."""

@@ -1,0 +1,1 @@
+"""Defaults that the API server sets in objects."""

@@ -1,0 +1,1 @@
+"""Decisions about images: references, credentials, pulls, access, GC."""

@@ -1,0 +1,1 @@
+"""Decisions about container logs: reading, rotation, symlinks."""

@@ -1,0 +1,59 @@
+"""Recover the exit status of containers that containerd reports as UNKNOWN.
+
+This happens after a crash of containerd. If containerd is killed while it cleans up an exited container, it reports
+UNKNOWN after its restart, until it is asked to stop the container. Then it reads the exit code. So an UNKNOWN container
+without a process is stopped here. The kubelet would stop it at the next sync, a minute later, and start it again
+regardless of its restart policy: a finished job would run twice.
+
+An UNKNOWN container with a process is left to the engine, which handles it like the kubelet.
+"""
+
+import asyncio
+import json
+import logging
+from pathlib import Path
+from typing import Any, Final
+
+from podkeeper.rules.defaults.pod import GRACE_SECONDS
+from podkeeper.runtimes.cri.calls import CriCalls
+from podkeeper.runtimes.cri.requests.labels import TERMINATION_GRACE
+from podkeeper.runtimes.cri.schema import cri
+
+log = logging.getLogger(__name__)
+
+_PROCESSES: Final = Path("/proc")
+
+
+async def recover_exit_status(calls: CriCalls, status: cri.ContainerStatus) -> cri.ContainerStatus:
+    """Return the real exit status of an UNKNOWN container, or its unchanged status while it may run."""
+    process = process_of(await calls.container_info(status.id))
+    if process is None or await asyncio.to_thread(runs, process, status.id):
+        return status
+    log.info("container %s has exited, but the runtime reports UNKNOWN; stop it to get its exit code", status.id)
+    # With its grace period: if it does run where we cannot see it, the kubelet would do the same.
+    await calls.stop_container(status.id, grace_of(status))
+    return await calls.container_status(status.id)
+
+
+def process_of(info: str) -> int | None:
+    """Return the PID of a container's main process from the verbose status. None if it is not there."""
+    try:
+        status: Any = json.loads(info)
+        process = status["pid"]
+    except (ValueError, TypeError, KeyError):
+        return None
+    return process if isinstance(process, int) and process > 0 else None
+
+
+def runs(process: int, container_id: str) -> bool:
+    """Return whether a process exists and belongs to the container (PIDs are reused)."""
+    try:
+        return container_id in (_PROCESSES / str(process) / "cgroup").read_text()
+    except OSError:
+        return False
+
+
+def grace_of(status: cri.ContainerStatus) -> int:
+    """Return the grace period in a container's annotations, or the default."""
+    text = status.annotations.get(TERMINATION_GRACE, "")
+    return int(text) if text.isdecimal() else GRACE_SECONDS

@@ -1,0 +1,389 @@
+"""Build the root file system of a container.
+
+It shows the host's files, copy-on-write, with its own /proc, /dev and volumes.
+
+Everything here runs in the container's first process, after the fork, in a new mount namespace, and ends with that
+namespace. No mount is ever visible on the host.
+
+    upper-<n>, work-<n>    in the container's directory: the container's changes, by layer (`layers.py`)
+    root                   in a small tmpfs that covers that directory meanwhile: the new root
+
+The sources of volumes are opened before the root changes and mounted afterwards. So every target, with its symbolic
+links, is resolved inside the container's own tree.
+"""
+
+import contextlib
+import os
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from podkeeper.linux import libc, mounts
+from podkeeper.linux.errors import LaunchError, SubPathError
+from podkeeper.linux.libc import (
+    MS_BIND,
+    MS_NODEV,
+    MS_NOEXEC,
+    MS_NOSUID,
+    MS_PRIVATE,
+    MS_RDONLY,
+    MS_REC,
+    MS_REMOUNT,
+    MS_SLAVE,
+)
+from podkeeper.linux.mounts import MountPoint
+from podkeeper.linux.subpath import open_subpath
+from podkeeper.runtimes.process.keeper.isolation import Isolation
+from podkeeper.runtimes.process.keeper.launch import Bind, Launch
+from podkeeper.runtimes.process.keeper.layers import COPY, EMPTY, Layer, split, whole
+
+DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
+DEVICE_LINKS = {
+    "ptmx": "pts/ptmx",
+    "fd": "/proc/self/fd",
+    "stdin": "/proc/self/fd/0",
+    "stdout": "/proc/self/fd/1",
+    "stderr": "/proc/self/fd/2",
+}
+SHM_OPTIONS = "mode=1777,size=65536k"
+# Mount flags that an ordinary user may not remove, by their names in statvfs.
+_STICKY = {os.ST_RDONLY: MS_RDONLY, os.ST_NOSUID: MS_NOSUID, os.ST_NODEV: MS_NODEV, os.ST_NOEXEC: MS_NOEXEC,
+           os.ST_NOATIME: 1024, os.ST_NODIRATIME: 2048, os.ST_RELATIME: 1 << 21}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class RootfsPlan:
+    """The host's mounts and the layers that show them."""
+
+    table: dict[str, MountPoint]
+    layers: list[Layer]
+
+
+def check_binds(spec: Launch, isolation: Isolation) -> None:
+    """Refuse binds that are not possible, before the fork. Raises LaunchError."""
+    bidirectional = [bind for bind in spec.binds if bind.propagation == "Bidirectional"]
+    table = mounts.visible(mounts.read()) if bidirectional else {}
+    for bind in bidirectional:
+        if isolation.namespaces != "full":
+            raise LaunchError(f"cannot mount {bind.target} with Bidirectional propagation: only root may")
+        point = mounts.innermost(os.path.realpath(bind.source), table)
+        if not table[point].shared:
+            raise LaunchError(f'path "{bind.source}" is mounted on "{point}" but it is not a shared mount')
+
+
+def _plan(spec: Launch, isolation: Isolation) -> RootfsPlan:
+    """Decide how the host's tree is shown, from its current mounts."""
+    table = mounts.visible(mounts.read())
+    if isolation.overlay == "whole":
+        return RootfsPlan(table, whole(table, spec.hidden))
+    if isolation.overlay == "split":
+        return RootfsPlan(table, split(table, spec.hidden))
+    cuts = {"/var"}.union(*(_ancestors(bind.target) for bind in spec.binds))
+    return RootfsPlan(table, split(table, spec.hidden, overlay=False, cuts=cuts))
+
+
+def enter(spec: Launch, isolation: Isolation, shm: str, *, new_proc: bool) -> None:
+    """Build the container's tree and make it the root of this process."""
+    directory = os.path.abspath(spec.directory)
+    os.chdir(directory)
+    volumes = [(bind, _open_source(bind)) for bind in sorted(spec.binds, key=lambda bind: bind.target.count("/"))]
+    # From here on, mounts on the host do not propagate into this namespace. So the plan below stays correct. The kernel
+    # refuses an ordinary user an overlay over a directory in which something was mounted meanwhile.
+    libc.mount(None, "/", None, MS_REC | MS_PRIVATE)
+    plan = _plan(spec, isolation)
+    libc.mount("tmpfs", directory, "tmpfs", MS_NODEV | MS_NOSUID, "mode=755")
+    if isolation.upper == "memory":
+        os.chdir(directory)
+    os.mkdir(f"{directory}/root")
+    os.mkdir(f"{directory}/empty")
+    mounted = _mount_layers(f"{directory}/root", spec, isolation, plan, volumes)
+    empty = os.open(f"{directory}/empty", os.O_PATH)
+    old = os.open("/", os.O_PATH | os.O_DIRECTORY)
+    os.chdir(f"{directory}/root")
+    if new_proc:
+        libc.mount("proc", "proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
+    else:
+        _bind("/proc", "proc")
+    _bind("/sys", "sys")
+    if not spec.privileged:
+        _make_read_only("sys", plan.table)
+    _make_dev(spec, shm)
+    libc.pivot_root(".", ".")  # the old root now covers the new one, but absolute paths lead into the new one
+    os.chdir("/")
+    for path in spec.hidden:
+        if os.path.isdir(path):
+            _bind(f"/proc/self/fd/{empty}", path)
+            _make_read_only(path)
+    for bind, source in volumes:
+        _mount_volume(bind, source)
+    if spec.cwd and not os.path.isdir(spec.cwd):
+        _try(os.makedirs, spec.cwd)
+    if not spec.privileged:
+        _mask(spec, empty)
+    os.fchdir(old)
+    libc.unmount(".")
+    os.chdir("/")
+    if spec.read_only_root:
+        covered = {os.path.realpath(bind.target) for bind in spec.binds}
+        for layer in mounted:
+            hidden = any(mounts.is_below(layer.path, path) for path in covered)
+            if (layer.how == COPY or layer.path == "/") and not hidden:
+                _make_read_only(layer.path)
+
+
+def mount_console(terminal: str) -> None:
+    """Mount the terminal of a container's first process as /dev/console."""
+    _make_mount_point("/dev/console", False)
+    libc.mount(terminal, "/dev/console", None, MS_BIND)
+
+
+def overlay_directories(directory: str) -> list[str]:
+    """Return the names of the layers' directories in a container's directory."""
+    try:
+        return [name for name in os.listdir(directory) if name.startswith(("upper-", "work-"))]
+    except FileNotFoundError:
+        return []
+
+
+def _mount_layers(
+    root: str, spec: Launch, isolation: Isolation, plan: RootfsPlan, volumes: list[tuple[Bind, int]]
+) -> list[Layer]:
+    """Mount the layers below the new root. Return those that still exist."""
+    layers, mounted = plan.layers, []
+    is_split = layers[0].how == EMPTY
+    if is_split:
+        libc.mount("tmpfs", root, "tmpfs", MS_NODEV | MS_NOSUID, "mode=755")
+    mount_points = [] if isolation.overlay == "whole" else _mount_points(volumes, layers)
+    for number, layer in enumerate(layers):
+        target = f"{root}{layer.path}"
+        match layer.how:
+            case "copy":
+                try:
+                    _prepare_overlay(number, layer.path, isolation, mount_points)
+                    if is_split:
+                        os.makedirs(target, exist_ok=True)
+                    options = f"upperdir=upper-{number},workdir=work-{number}{isolation.overlay_options}"
+                    flags = 0 if spec.privileged else MS_NODEV  # otherwise root could create a node of the host's disk
+                    libc.mount("overlay", target, "overlay", flags, f"lowerdir={_escaped(layer.path)},{options}")
+                except FileNotFoundError:
+                    continue  # its directory was just deleted, and perhaps created again
+                except OSError:
+                    if os.path.isdir(layer.path) and (layer.path not in plan.table or os.path.ismount(layer.path)):
+                        raise
+                    continue  # the mount was removed with its directory
+            case "read":
+                _try(_mount_read_only, layer.path, target, is_split)
+            case "link":
+                os.symlink(layer.link, target)
+            case "empty" if layer.path != "/":
+                os.mkdir(target)
+                os.chmod(target, layer.mode)
+        mounted.append(layer)
+    return mounted
+
+
+def _prepare_overlay(number: int, lower: str, isolation: Isolation, mount_points: list[tuple[str, str, bool]]) -> None:
+    """Create the upper and work directories of an overlay over a directory of the host."""
+    upper = f"upper-{number}"
+    about = os.stat(lower)
+    os.mkdir(f"work-{number}")
+    os.mkdir(upper)
+    os.chmod(upper, stat.S_IMODE(about.st_mode))
+    if isolation.namespaces == "full":  # an ordinary user stays the owner and can create files, for example in /etc
+        os.chown(upper, about.st_uid, about.st_gid)
+    for layer, path, is_directory in mount_points:
+        if layer == lower:
+            _make_mount_point(f"{upper}/{os.path.relpath(path, lower)}", is_directory)
+
+
+def _escaped(path: str) -> str:
+    """Escape a path for the mount options of an overlay."""
+    return path.replace("\\", "\\\\").replace(":", "\\:").replace(",", "\\,")
+
+
+def _mount_read_only(path: str, target: str, make: bool) -> None:
+    """Mount a file or directory of the host read-only."""
+    if make:
+        _make_mount_point(target, os.path.isdir(path))
+    _bind(path, target)
+    _make_read_only(target)
+
+
+def _mount_points(volumes: list[tuple[Bind, int]], layers: list[Layer]) -> list[tuple[str, str, bool]]:
+    """Return the missing mount points of volumes in overlay layers, as (layer, path, is a directory).
+
+    An ordinary user may not create /etc/config in an overlay over /etc, which belongs to root. But the user may create
+    `config` in the upper directory beforehand.
+    """
+    found, paths = [], [layer.path for layer in layers if layer.how == COPY]
+    for bind, source in volumes:
+        path = os.path.realpath(bind.target)
+        inside = mounts.innermost(path, paths)
+        if not os.path.lexists(path) and mounts.is_below(path, inside) and inside in paths:
+            found.append((inside, path, _is_directory(source)))
+    return found
+
+
+def _make_dev(spec: Launch, shm: str) -> None:
+    """Create the container's own small /dev. A privileged container gets every device of the host."""
+    libc.mount("tmpfs", "dev", "tmpfs", MS_NOSUID | MS_NOEXEC, "mode=755,size=65536k")
+    for name in _host_devices() if spec.privileged else DEVICES:
+        _make_device(name)
+    for name, link in DEVICE_LINKS.items():
+        os.symlink(link, f"dev/{name}")
+    for name in ("pts", "shm", "mqueue"):
+        os.mkdir(f"dev/{name}")
+    _mount_terminals()
+    if shm and os.path.isdir(shm):
+        _bind(shm, "dev/shm")
+    else:
+        libc.mount("shm", "dev/shm", "tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, SHM_OPTIONS)
+    try:
+        libc.mount("mqueue", "dev/mqueue", "mqueue", MS_NOSUID | MS_NODEV | MS_NOEXEC)
+    except OSError:  # an ordinary user may not mount the host's message queues again
+        if os.path.isdir("/dev/mqueue"):
+            _bind("/dev/mqueue", "dev/mqueue")
+
+
+def _mount_terminals() -> None:
+    """Mount the container's own /dev/pts. If the kernel refuses it, the host's terminals are used (`terminal`)."""
+    base = "newinstance,ptmxmode=0666,mode=0620"
+    for options in (f"{base},gid=5", base):  # an ordinary user may not have group 5
+        with contextlib.suppress(OSError):
+            libc.mount("devpts", "dev/pts", "devpts", MS_NOSUID | MS_NOEXEC, options)
+            return
+
+
+def _make_device(name: str) -> None:
+    """Create a device node, or bind the host's node if that is not permitted."""
+    source, target = f"/dev/{name}", f"dev/{name}"
+    try:
+        about = os.stat(source)
+        if name not in DEVICES:
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+        os.mknod(target, stat.S_IFMT(about.st_mode) | 0o600, about.st_rdev)
+        os.chmod(target, 0o666 if name in DEVICES else stat.S_IMODE(about.st_mode))
+        return
+    except PermissionError:
+        pass
+    except FileNotFoundError:
+        return
+    _make_mount_point(target, False)
+    libc.mount(source, target, None, MS_BIND)
+
+
+def _host_devices() -> list[str]:
+    found = list(DEVICES)
+    for top, directories, files in os.walk("/dev"):
+        if top == "/dev":
+            directories[:] = [name for name in directories if name not in ("pts", "shm", "mqueue", "fd")]
+        for name in files:
+            path = os.path.relpath(f"{top}/{name}", "/dev")
+            mode = os.lstat(f"/dev/{path}").st_mode
+            if path not in DEVICES and path not in ("console", "ptmx") and (stat.S_ISCHR(mode) or stat.S_ISBLK(mode)):
+                found.append(path)
+    return found
+
+
+def _open_source(bind: Bind) -> int:
+    """Open the source of a volume before the root changes."""
+    try:
+        source = open_subpath(bind.source, bind.sub_path)
+        if not bind.propagation:
+            return source
+        try:
+            return libc.open_tree(f"/proc/self/fd/{source}")
+        finally:
+            os.close(source)
+    except SubPathError as error:
+        raise LaunchError(str(error)) from error
+    except OSError as error:
+        raise LaunchError(f"cannot mount {_source_path(bind)} at {bind.target}: {_error_text(error)}") from error
+
+
+def _source_path(bind: Bind) -> str:
+    return os.path.join(bind.source, bind.sub_path) if bind.sub_path else bind.source
+
+
+def _mount_volume(bind: Bind, source: int) -> None:
+    """Mount a volume at its target."""
+    try:
+        if not os.path.exists(bind.target):
+            _make_mount_point(os.path.realpath(bind.target), _is_directory(source))
+        if bind.propagation:
+            libc.attach_tree(source, bind.target)
+        else:
+            _bind(f"/proc/self/fd/{source}", bind.target)
+        if bind.propagation == "HostToContainer":
+            libc.mount(None, bind.target, None, MS_REC | MS_SLAVE)
+        if bind.read_only:
+            _make_read_only(bind.target, recursive=bind.recursive_read_only)
+    except OSError as error:
+        raise LaunchError(f"cannot mount {_source_path(bind)} at {bind.target}: {_error_text(error)}") from error
+    finally:
+        os.close(source)
+
+
+def _mask(spec: Launch, empty: int) -> None:
+    """Hide the masked paths, and make the kernel's settings read-only."""
+    for path in spec.read_only_paths:
+        if os.path.exists(path):
+            _bind(path, path)
+            _make_read_only(path)
+    for path in spec.masked:
+        if os.path.isdir(path):
+            _bind(f"/proc/self/fd/{empty}", path)
+            _make_read_only(path)
+        elif os.path.exists(path):
+            _bind("/dev/null", path)
+
+
+def _is_directory(source: int) -> bool:
+    return stat.S_ISDIR(os.fstat(source).st_mode)
+
+
+def _bind(source: str, target: str) -> None:
+    libc.mount(source, target, None, MS_BIND | MS_REC)
+
+
+def _make_read_only(path: str, table: dict[str, MountPoint] | None = None, *, recursive: bool = False) -> None:
+    """Make a mount read-only. With a table of the host's mounts, also the mounts below it."""
+    try:
+        libc.set_attributes(path, libc.MOUNT_ATTR_RDONLY, recursive=recursive or table is not None)
+    except OSError:  # before Linux 5.12
+        below = [point.lstrip("/") for point in table or () if point.startswith(f"/{path}/")]
+        for place in (path, *below):
+            have = os.statvfs(place).f_flag
+            keep = sum(flag for name, flag in _STICKY.items() if have & name)
+            libc.mount(None, place, None, MS_REMOUNT | MS_BIND | MS_RDONLY | keep)
+
+
+def _make_mount_point(path: str, is_directory: bool) -> None:
+    if is_directory:
+        os.makedirs(path, 0o755, exist_ok=True)
+    else:
+        os.makedirs(os.path.dirname(path), 0o755, exist_ok=True)
+        os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o644))
+
+
+def _ancestors(target: str) -> set[str]:
+    """Return the directories of the host that must be created again so that a missing mount point can be created."""
+    path = os.path.realpath(target)
+    found: set[str] = set()
+    while not os.path.exists(path) or found:
+        path = os.path.dirname(path)
+        if os.path.isdir(path):
+            found.add(path)
+        if path == "/":
+            break
+    return found
+
+
+def _try(action: Callable[..., object], *arguments: object) -> None:
+    """Call a function and ignore OSError: a path that we may not see is missing in the container, too."""
+    with contextlib.suppress(OSError):
+        action(*arguments)
+
+
+def _error_text(error: OSError) -> str:
+    return (error.strerror or str(error)).lower()

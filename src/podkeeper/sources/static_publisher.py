@@ -1,0 +1,151 @@
+"""Send the objects of manifests to the agent, for the file and HTTP sources.
+
+    content by place --active_objects--> objects in use --objects, then pods--> the node's store, the storage
+                                             `-----problems-------------------> manifest_errors
+
+The node's store receives its objects before the pods are sent, so that pods find them. A SET is sent at the start and
+when the pods have changed. If the receiver fails, it is sent again.
+
+With `stored_manifests`, static pods survive a restart of the agent while their manifests are unreadable:
+
+* The objects from before the restart stay in use while their place is unreadable or invalid. Once the place is
+  readable, it decides: if a manifest was removed in the meantime, its pods are removed.
+* Until the whole source was read once, pods are sent as ADD and REMOVE. A SET would declare the source as ready, and
+  housekeeping would then kill the pods of the unread part.
+* If the source has read nothing within `timeout_seconds` (no answer, a hanging file system), the stored pods are sent.
+  Not sooner, because the manifest of a stored pod may have been removed, and the pod would start for a moment.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from podkeeper.model.errors import AgentError, Problem
+from podkeeper.model.k8s.core import Pod
+from podkeeper.model.messages import Op, PodUpdate
+from podkeeper.ports.source import SendUpdate
+from podkeeper.sources.active_objects import ActiveObjects, ActiveSet
+from podkeeper.sources.local_objects import LocalObjects
+from podkeeper.sources.manifest_content import ManifestContent
+from podkeeper.sources.manifest_errors import PlaceProblems, ProblemReporter, Report
+from podkeeper.sources.stored_manifests import StoredManifests
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceContent:
+    """The contents of a place, and a version that changes whenever the text changes."""
+
+    content: ManifestContent
+    version: object
+
+
+class StaticPublisher:
+    def __init__(
+        self,
+        source: str,
+        objects: LocalObjects | None,
+        report: Report | None,
+        stored_manifests: StoredManifests | None = None,
+    ) -> None:
+        """`stored_manifests` store the manifests across restarts of the agent. None: nothing is stored."""
+        self._source = source
+        self._objects = objects
+        self._stored_manifests = stored_manifests
+        self._active = ActiveObjects()
+        self._reporter = ProblemReporter(report)
+        self._found: Mapping[str, PlaceContent] | None = None
+        self._path_problems: Mapping[str, Problem] = {}
+        self._sent: tuple[Pod, ...] | None = None
+        self._possibly_sent: dict[str | None, Pod] = {}  # by UID: pods sent since `begin`, including refused ones
+        self._is_ready = False  # a SET was sent
+
+    def begin(self, is_own_place: Callable[[str], bool] = lambda _: True) -> None:
+        """Start for a new receiver. `is_own_place` returns whether a place still belongs to the source."""
+        self._sent, self._is_ready, self._possibly_sent = None, False, {}
+        loaded = {} if self._stored_manifests is None else self._stored_manifests.load()
+        if loaded:
+            self._active.restore({place: items for place, items in loaded.items() if is_own_place(place)})
+
+    def places(self) -> tuple[str, ...]:
+        """Return the places with objects in use, in order."""
+        return tuple(place for place, items in self._active.by_place.items() if items)
+
+    async def run(self, emit: SendUpdate) -> None:
+        """Make the stored manifests durable. Send the stored pods if the source reads nothing in time."""
+        if self._stored_manifests is None:
+            return
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._stored_manifests.run())
+            await asyncio.sleep(self._stored_manifests.timeout_seconds)
+            while self._sent is None and self.places():  # retry a refused update, because the source may never answer
+                log.warning("cannot read source %s: using its stored pods", self._source)
+                self._publish(self._active.current(), emit, complete=False)
+                await asyncio.sleep(self._stored_manifests.timeout_seconds)
+
+    def problems(self) -> tuple[Problem, ...]:
+        return self._reporter.current()
+
+    def take(
+        self,
+        found: Mapping[str, PlaceContent],
+        path_problems: Mapping[str, Problem],
+        emit: SendUpdate,
+        *,
+        complete: bool = True,
+    ) -> None:
+        """Process the content of all places and the problems of unreadable ones, and send changes.
+
+        `complete` is false while the source may have places that it could not list yet.
+        """
+        is_sent = self._sent is not None and self._is_ready >= complete
+        if is_sent and found == self._found and path_problems == self._path_problems:
+            return
+        active = self._active.update({place: each.content for place, each in found.items()})
+        if self._stored_manifests is not None:
+            self._stored_manifests.save(self._active.by_place)
+        by_place = {place: PlaceProblems((problem,)) for place, problem in path_problems.items()}
+        for place, problems in active.problems.items():
+            both = by_place[place].problems + problems if place in by_place else problems
+            by_place[place] = PlaceProblems(both, found[place].version, active.retained.get(place, 0))
+        self._reporter.update(by_place)
+        self._publish(active, emit, complete=complete)
+        # Set this last. If a step above raises, the next call must process the same contents again.
+        self._found, self._path_problems = found, path_problems
+
+    def report_unreadable(self, place: str, problem: Problem, version: object = None) -> None:
+        """Report that a place is unreadable. The pods stay as they are."""
+        self._found = None
+        self._reporter.update({place: PlaceProblems((problem,), version)})
+
+    def _publish(self, active: ActiveSet, emit: SendUpdate, *, complete: bool) -> None:
+        """Send the objects, then the pods if they have changed."""
+        if self._objects is not None:
+            self._objects.replace(self._source, active.objects)
+        if active.pods != self._sent or complete > self._is_ready:
+            self._send(active.pods, emit, is_ready=complete or self._is_ready)
+
+    def _send(self, pods: tuple[Pod, ...], emit: SendUpdate, *, is_ready: bool) -> None:
+        updates = (PodUpdate(Op.SET, pods, self._source),) if is_ready else self._partial(pods)
+        now = {pod.metadata.uid: pod for pod in pods}
+        # If a REMOVE is refused, the next update must contain it again, because the next SET may be far away.
+        self._possibly_sent |= now
+        try:
+            for update in updates:
+                emit(update)
+            self._sent, self._is_ready, self._possibly_sent = pods, is_ready, now
+            return
+        except AgentError as error:
+            log.error("%d pods from source %s were refused: %s", len(pods), self._source, error)
+        except Exception:
+            log.exception("%d pods from source %s were refused unexpectedly", len(pods), self._source)
+        self._sent = None  # the receiver may have processed the update or not
+
+    def _partial(self, pods: tuple[Pod, ...]) -> tuple[PodUpdate, ...]:
+        """Return the changes since the last update as REMOVE and ADD, which do not make the source ready."""
+        uids = {pod.metadata.uid for pod in pods}
+        removed = tuple(pod for uid, pod in self._possibly_sent.items() if uid not in uids)
+        removals = (PodUpdate(Op.REMOVE, removed, self._source),) if removed else ()
+        return (*removals, PodUpdate(Op.ADD, pods, self._source)) if pods else removals

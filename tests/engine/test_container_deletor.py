@@ -1,0 +1,87 @@
+"""Deletion of dead containers: everything only of a finished pod whose last status is saved."""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+from podkeeper.engine.cache import PodCache
+from podkeeper.engine.container_deletor import PodContainerDeletor
+from podkeeper.engine.executor import PlanExecutor
+from podkeeper.engine.status import StatusManager
+from podkeeper.engine.workers import PodWorkers
+from podkeeper.model.messages import PodUID
+from podkeeper.model.runtime import PodRecord
+from podkeeper.rules.worker.states import State
+from podkeeper.rules.worker.updates import Update, UpdateType
+from podkeeper.rules.worker.workers import WorkerTable
+from podkeeper.testing.build import uid_of
+from podkeeper.testing.virtual_time import simulate
+from tests.doubles import stand_in
+from tests.engine.small_node import pod
+
+POD = pod("web")
+WEB = uid_of(POD)
+RECORD = PodRecord(uid=WEB, name="web", namespace="ns")
+
+
+class Neighbours:
+    def __init__(self, *, known: bool, finished: bool, saved: bool) -> None:
+        self.finished, self.saved = finished, saved
+        self.states = WorkerTable()
+        if known:
+            self.states.update(Update(type=UpdateType.CREATE, pod=POD), None)
+        self.deleted: list[tuple[PodRecord, str, bool]] = []
+        self.tasks: list[asyncio.Task[None]] = []
+
+    def state(self, uid: PodUID) -> State:
+        return self.states.state(uid)
+
+    def should_pod_be_finished(self, uid: PodUID) -> bool:
+        return self.finished
+
+    async def is_saved(self, uid: PodUID) -> bool:
+        await asyncio.sleep(1)
+        return self.saved
+
+    def get(self, uid: PodUID) -> PodRecord:
+        return RECORD
+
+    async def collect_dead_containers(
+        self, record: PodRecord, *, container_id: str = "", everything: bool = False
+    ) -> None:
+        self.deleted.append((record, container_id, everything))
+
+    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        self.tasks.append(asyncio.get_running_loop().create_task(coroutine))
+        return self.tasks[-1]
+
+
+CASES: dict[str, tuple[bool, bool, bool, bool, bool]] = {
+    # requested, known, finished, saved, deleted
+    "a finished pod with a saved status": (True, True, True, True, True),
+    "only one container was requested": (False, True, True, True, False),
+    "the pod has no worker, so it may still run": (True, False, True, True, False),
+    "the pod has not finished": (True, True, False, True, False),
+    "the status is not saved": (True, True, True, False, False),
+}
+
+
+@pytest.mark.parametrize("requested, known, finished, saved, deleted", CASES.values(), ids=CASES.keys())
+def test_everything_is_deleted(requested: bool, known: bool, finished: bool, saved: bool, deleted: bool) -> None:
+    async def scenario() -> None:
+        others = Neighbours(known=known, finished=finished, saved=saved)
+        deletor = PodContainerDeletor(
+            executor=stand_in(PlanExecutor, others),
+            cache=stand_in(PodCache, others),
+            workers=stand_in(PodWorkers, others),
+            statuses=stand_in(StatusManager, others),
+            spawn=others.spawn,
+        )
+        deletor.delete_containers_in_pod(WEB, "c1", requested)
+        assert others.deleted == []
+        await asyncio.gather(*others.tasks)
+        assert others.deleted == [(RECORD, "c1", deleted)]
+
+    simulate(scenario())

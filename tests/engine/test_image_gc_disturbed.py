@@ -1,0 +1,78 @@
+"""Image garbage collection, with an event at every await and a failure at every call."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from podkeeper.rules.images.gc import DEFAULT_GC_POLICY
+from podkeeper.runtimes.fake import Operation as RuntimeOperation
+from podkeeper.testing.failures import fail_each_call
+from podkeeper.testing.interleave import interleave
+from podkeeper.testing.operations import Event, OperationTest
+from podkeeper.testing.port_calls import PortCalls
+from tests.engine.test_image_gc import A, B, C, Harness
+
+
+@asynccontextmanager
+async def setup(calls: PortCalls) -> AsyncIterator[Harness]:
+    """A disk that is too full by one image. A and B are used, and a list of pods does not show the image of B."""
+    harness = Harness(DEFAULT_GC_POLICY, calls=calls)
+    harness.fake.used.add(A)
+    harness.fake.unlisted.add(B)
+    await harness.gc.collect()
+    await asyncio.sleep(3600)  # images are old enough now
+    harness.fill(85)
+    calls.log.clear()
+    yield harness
+
+
+def removed_images(harness: Harness) -> object:
+    return sorted({call.subject for call in harness.fake.ledger if call.operation == RuntimeOperation.REMOVE_IMAGE})
+
+
+def is_sound(harness: Harness) -> None:
+    """Check that no image is removed or counted twice."""
+    removals = [call.subject for call in harness.fake.ledger if call.operation == RuntimeOperation.REMOVE_IMAGE]
+    assert len(removals) == len(set(removals)) >= len(harness.removed)
+
+
+async def the_rest_can_be_deleted(harness: Harness) -> None:
+    harness.fake.used.clear()
+    harness.fake.unlisted.clear()
+    await asyncio.sleep(3000)  # until the images used last are old enough, too
+    await harness.gc.delete_unused()
+    assert await harness.names() == []
+
+
+def operation(run: Callable[[Harness], Awaitable[object]]) -> OperationTest[Harness]:
+    return OperationTest(setup=setup, run=run, state=removed_images, check=is_sound, afterwards=the_rest_can_be_deleted)
+
+
+OPERATIONS = {
+    "collect": operation(lambda harness: harness.gc.collect()),
+    "delete unused": operation(lambda harness: harness.gc.delete_unused()),
+}
+EVENTS: dict[str, Event[Harness]] = {
+    "another collection": lambda harness: harness.gc.collect(),
+    "space is needed": lambda harness: harness.gc.delete_unused(),
+    "an image is used": lambda harness: harness.fake.used.add(C),
+    "an image is no longer used": lambda harness: harness.fake.used.discard(A),
+    "the disk is empty": lambda harness: harness.fill(50),
+}
+
+
+@pytest.mark.parametrize("operation", OPERATIONS.values(), ids=OPERATIONS.keys())
+def test_every_event_while_images_are_collected(operation: OperationTest[Harness]) -> None:
+    interleave(operation, EVENTS)
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_every_call_fails_once(name: str) -> None:
+    def enough(harness: Harness) -> object:
+        """If an image cannot be removed, the collection takes the next one instead."""
+        return removed_images(harness) if name == "delete unused" else removed_images(harness) != []
+
+    failing = OPERATIONS[name]
+    fail_each_call(OperationTest(setup=setup, run=failing.run, state=enough, afterwards=failing.afterwards))

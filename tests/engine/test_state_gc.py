@@ -1,0 +1,69 @@
+"""Garbage collection of what the agent keeps about removed pods."""
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from podkeeper.engine.backoff import DurableBackoff
+from podkeeper.engine.bounded_runtime import BoundedRuntime
+from podkeeper.engine.events import EventRecorder
+from podkeeper.engine.manager import PodManager
+from podkeeper.engine.observer import Observer
+from podkeeper.engine.pod_facts import PodFacts
+from podkeeper.engine.state_gc import StateGC
+from podkeeper.engine.status import StatusManager
+from podkeeper.model.k8s.core import Pod
+from podkeeper.model.messages import PodUID
+from tests.doubles import stand_in
+from tests.engine.small_node import pod
+
+WEB = pod("web")
+
+
+class Neighbours(Observer):
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+
+    def is_removed(self, uid: PodUID) -> bool:
+        return uid == "gone"
+
+    def collect(self, is_gone: Callable[[PodUID], bool]) -> None:
+        self.calls.append(("backoff", is_gone(PodUID("gone")), is_gone(PodUID("web"))))
+
+    def phases(self) -> Mapping[PodUID, str]:
+        return {PodUID("web"): "Running"}
+
+    def keep_only(self, uids: Collection[PodUID]) -> None:
+        self.calls.append(("events", *uids))
+
+    def pods(self) -> tuple[Pod, ...]:
+        return (WEB,)
+
+    def keep_objects(self, pods: Iterable[Pod]) -> None:
+        self.calls.append(("objects", *pods))
+
+    def slow_calls(self, count: int) -> None:
+        self.calls.append(("slow calls", count))
+
+
+@pytest.mark.parametrize("has_objects", [True, False])
+def test_removed_pods_are_dropped_everywhere(has_objects: bool) -> None:
+    others = Neighbours()
+    StateGC(
+        backoffs=(stand_in(DurableBackoff, others),) * 2,
+        events=stand_in(EventRecorder, others),
+        statuses=stand_in(StatusManager, others),
+        pods=stand_in(PodManager, others),
+        facts=stand_in(PodFacts, others),
+        runtime=stand_in(BoundedRuntime, SimpleNamespace(slow_calls=lambda: ("call 1", "call 2"))),
+        observer=others,
+        keep_objects=others.keep_objects if has_objects else None,
+    ).collect()
+    assert others.calls == [
+        *[("backoff", True, False)] * 2,
+        ("events", "web"),
+        *([("objects", WEB)] if has_objects else []),
+        ("slow calls", 2),
+    ]

@@ -1,0 +1,187 @@
+"""Updates of the publisher of static pods across restarts of the agent, in virtual time."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from podkeeper.engine.checkpoints import Checkpoints
+from podkeeper.model.k8s.core import ConfigMap
+from podkeeper.model.messages import FILE_SOURCE, Op, PodUpdate
+from podkeeper.rules.static.pod import FromFile
+from podkeeper.sources.local_objects import LocalObjects
+from podkeeper.sources.manifest_content import ManifestReader, unreadable
+from podkeeper.sources.static_publisher import PlaceContent, StaticPublisher
+from podkeeper.sources.stored_manifests import StoredManifests
+from podkeeper.sources.stored_pods import SOURCE_TIMEOUT_SECONDS
+from podkeeper.testing.fakes import FakeJournal
+from podkeeper.testing.virtual_time import simulate
+from tests.sources.static_listener import config_map_text, pod_text
+
+SOON, LATER = SOURCE_TIMEOUT_SECONDS / 2, SOURCE_TIMEOUT_SECONDS * 2
+A, B = "/m/a.yaml", "/m/b.yaml"
+
+
+def found(place: str, *texts: str) -> dict[str, PlaceContent]:
+    text = "---\n".join(texts)
+    return {place: PlaceContent(ManifestReader("n1", has_store=True).read(text.encode(), FromFile(place), place), text)}
+
+
+def unusable(place: str) -> dict[str, PlaceContent]:
+    return {place: PlaceContent(unreadable("cannot read it: permission denied", place), b"")}
+
+
+class AgentRun:
+    """One run of the agent."""
+
+    def __init__(self, journal: FakeJournal) -> None:
+        self.objects = LocalObjects()
+        checkpoints = StoredManifests(Checkpoints(journal, "manifest/file/"), "n1", keep_secrets=True)
+        self.publisher = StaticPublisher(FILE_SOURCE, self.objects, None, checkpoints)
+        self.received: list[str] = []
+
+    def receive(self, update: PodUpdate) -> None:
+        names = " ".join((pod.metadata.name or "").removesuffix("-n1") for pod in update.pods)
+        self.received.append(f"{update.op} {names}".rstrip())
+
+    def take(self, *places: dict[str, PlaceContent], complete: bool = True) -> None:
+        everything = {place: what for each in places for place, what in each.items()}
+        self.publisher.take(everything, {}, self.receive, complete=complete)
+
+
+@asynccontextmanager
+async def agent_run(journal: FakeJournal) -> AsyncIterator[AgentRun]:
+    it = AgentRun(journal)
+    it.publisher.begin()
+    running = asyncio.create_task(it.publisher.run(it.receive))
+    await asyncio.sleep(0)
+    yield it
+    running.cancel()
+    await asyncio.wait([running])
+    journal.crash()
+
+
+async def journal_after_run_with(*places: dict[str, PlaceContent]) -> FakeJournal:
+    journal = FakeJournal()
+    async with agent_run(journal) as first:
+        first.take(*places)
+        await asyncio.sleep(1)
+    return journal
+
+
+def test_stored_pods_are_added_after_the_timeout_of_the_source() -> None:
+    async def scenario() -> None:
+        journal = await journal_after_run_with(found(A, pod_text("web")))
+        async with agent_run(journal) as it:
+            await asyncio.sleep(SOON)
+            assert it.received == []
+            await asyncio.sleep(LATER)
+            assert it.received == ["ADD web"]
+            it.take(found(A, pod_text("web")))
+            assert it.received == ["ADD web", "SET web"]
+
+    simulate(scenario())
+
+
+def test_stored_pods_are_not_sent_if_the_source_reads_in_time() -> None:
+    async def scenario() -> None:
+        journal = await journal_after_run_with(found(A, pod_text("web")), found(B, pod_text("gone")))
+        async with agent_run(journal) as it:
+            await asyncio.sleep(SOON)
+            it.take(found(A, pod_text("web")))
+            await asyncio.sleep(LATER)
+            assert it.received == ["SET web"]
+        async with agent_run(journal) as third:
+            await asyncio.sleep(LATER)
+            assert third.received == ["ADD web"]
+
+    simulate(scenario())
+
+
+def test_a_readable_empty_source_removes_all_pods() -> None:
+    async def scenario() -> None:
+        journal = await journal_after_run_with(found(A, pod_text("web")))
+        async with agent_run(journal) as it:
+            it.take()
+            await asyncio.sleep(LATER)
+            assert it.received == ["SET"]
+        assert journal.load() == {}
+
+    simulate(scenario())
+
+
+def test_an_invalid_place_keeps_its_pods_and_does_not_affect_the_others() -> None:
+    async def scenario() -> None:
+        journal = await journal_after_run_with(found(A, pod_text("web")), found(B, pod_text("old")))
+        async with agent_run(journal) as it:
+            it.take(unusable(A), found(B, pod_text("new")))
+            assert it.received == ["SET web new"]
+        async with agent_run(journal) as third:
+            third.take(unusable(A), unusable(B))
+            assert third.received == ["SET web new"]
+
+    simulate(scenario())
+
+
+def test_until_all_places_are_listed_updates_are_add_and_remove() -> None:
+    async def scenario() -> None:
+        journal = await journal_after_run_with(found(A, pod_text("web")))
+        async with agent_run(journal) as it:
+            it.take(unusable(A), complete=False)
+            it.take(unusable(A), found(B, pod_text("new")), complete=False)
+            it.take(unusable(A), complete=False)
+            await asyncio.sleep(LATER)
+            it.take(found(A, pod_text("web")))
+            assert it.received == ["ADD web", "ADD web new", "REMOVE new", "ADD web", "SET web"]
+
+    simulate(scenario())
+
+
+def test_a_source_without_pods_is_not_ready_until_all_places_are_listed() -> None:
+    async def scenario() -> None:
+        async with agent_run(FakeJournal()) as it:
+            it.take(complete=False)
+            await asyncio.sleep(LATER)
+            assert it.received == []
+            it.take()
+            assert it.received == ["SET"]
+
+    simulate(scenario())
+
+
+def test_stored_objects_are_in_the_store_before_their_pods_are_sent() -> None:
+    async def scenario() -> None:
+        journal = await journal_after_run_with(found(A, pod_text("web"), config_map_text("settings", "one")))
+        async with agent_run(journal) as it:
+            seen: list[str | None] = []
+            receive = it.receive
+
+            def receive_and_check(update: PodUpdate) -> None:
+                seen.extend(
+                    (each.data or {}).get("key") for each in it.objects.objects() if isinstance(each, ConfigMap)
+                )
+                receive(update)
+
+            it.take(unusable(A))
+            it.publisher.begin()
+            it.publisher.take(unusable(A), {}, receive_and_check)
+            assert seen == ["one"]
+            assert it.received == ["SET web", "SET web"]
+
+    simulate(scenario())
+
+
+def test_a_refused_update_is_sent_again() -> None:
+    async def scenario() -> list[Op]:
+        updates: list[Op] = []
+
+        def refuse_once(update: PodUpdate) -> None:
+            updates.append(update.op)
+            if len(updates) == 1:
+                raise ValueError("not now")
+
+        async with agent_run(FakeJournal()) as it:
+            for _ in range(3):
+                it.publisher.take(found(A, pod_text("web")), {}, refuse_once)
+        return updates
+
+    assert simulate(scenario())[0] == [Op.SET, Op.SET]
