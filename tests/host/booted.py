@@ -36,11 +36,18 @@ SEAL = Path(__file__).with_name("booted_seal.py")
 NAMESPACES = ("--mount", "--pid", "--cgroup", "--uts", "--ipc", "--propagation", "private")
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-# Arguments: the number of cgroup directories, the directories, and a command that runs in them. Create them here,
-# because systemd removes empty ones during its boot.
+# Arguments: the number of cgroup directories, the directories, and a command that runs in them. systemd removes empty
+# directories during its boot, also between a mkdir and the write to cgroup.procs. So both are retried together.
 _JOIN = """
 left=$1; shift
-while [ $left -gt 0 ]; do mkdir -p "$1"; echo $$ >"$1/cgroup.procs"; left=$((left-1)); shift; done
+while [ $left -gt 0 ]; do
+    tries=100
+    until mkdir -p "$1" && { echo $$ >"$1/cgroup.procs"; } 2>/dev/null; do
+        tries=$((tries-1)); [ $tries -gt 0 ] || { echo "cannot join $1" >&2; exit 1; }
+        sleep 0.02
+    done
+    left=$((left-1)); shift
+done
 exec "$@"
 """
 

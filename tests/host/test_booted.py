@@ -2,7 +2,9 @@
 
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
+from threading import Event, Thread
 
 import pytest
 
@@ -50,3 +52,22 @@ def test_no_unit_can_be_started(systemd: BootedSystemd) -> None:
     }
     started = systemd.run("systemctl", "list-units", "--no-legend", "--plain", "--type=service,socket,timer,path")
     assert started.strip() == ""
+
+
+def test_a_program_runs_inside_while_its_empty_cgroups_are_removed(systemd: BootedSystemd) -> None:
+    """systemd removes empty cgroups during its boot. The thread does the same again and again."""
+    harness = systemd.directory("cpu" if systemd.version == 1 else "unified", "harness")
+    ended = Event()
+
+    def remove() -> None:
+        while not ended.wait(0.002):  # often enough to hit most joins, with gaps in which a join succeeds
+            with suppress(OSError):
+                harness.rmdir()
+
+    remover = Thread(target=remove)
+    remover.start()
+    try:
+        assert [systemd.run("echo", "inside") for _ in range(20)] == ["inside\n"] * 20
+    finally:
+        ended.set()
+        remover.join()
