@@ -18,7 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bench.thrifty_api import ThriftyApi
-from podkeeper.app.build import Agent, Ports, Settings, simple_node
+from podkeeper.app.agent import Agent
+from podkeeper.app.build import Engine, Ports, Settings, simple_node
 from podkeeper.app.process import tune_garbage_collection
 from podkeeper.host.clock import SystemClock
 from podkeeper.model.k8s.core import EnvVar, Pod
@@ -79,7 +80,7 @@ async def measure(count: int, idle_seconds: float) -> dict[str, float]:
         journal=FakeJournal(),
     )
     node = simple_node(NODE, cpu="100000", memory="100Ti", pods=count + 10)
-    agent = Agent(ports, Settings(node=node, host_ips=("192.0.2.1",)))
+    agent = Agent(Engine(ports, Settings(node=node, host_ips=("192.0.2.1",))))
     tune_garbage_collection()  # like the `podkeeper` process
     before_kib = rss_kib()
     figures: dict[str, float] = {}
@@ -130,7 +131,8 @@ async def update_to_sync_ms(api: ThriftyApi, runtime: FakeRuntime, count: int) -
 
 START = """
 import asyncio, resource
-from podkeeper.app.build import Agent, Ports, Settings, simple_node
+from podkeeper.app.agent import Agent
+from podkeeper.app.build import Engine, Ports, Settings, simple_node
 from podkeeper.host.clock import SystemClock
 from podkeeper.runtimes.fake import FakeRuntime
 from podkeeper.testing.build import container, pod, probe
@@ -141,7 +143,7 @@ async def main():
     ports = Ports(runtime=FakeRuntime(clock), volumes=FakeVolumes(clock), cgroups=FakeCgroups(clock),
                   prober=FakeProber(), clock=clock, sources=(), journal=FakeJournal())
     async with asyncio.TaskGroup() as group:
-        running = group.create_task(Agent(ports, Settings(node=simple_node("n"))).run())
+        running = group.create_task(Agent(Engine(ports, Settings(node=simple_node("n")))).run())
         await asyncio.sleep(0.05)
         running.cancel()
 

@@ -20,7 +20,8 @@ import msgspec
 from msgspec.structs import replace as changed
 
 from bench.watched import message_of, processes
-from podkeeper.app.build import Agent, simple_node
+from podkeeper.app.agent import Agent
+from podkeeper.app.build import Engine, simple_node
 from podkeeper.app.process import tune_garbage_collection
 from podkeeper.app.sources import api_source
 from podkeeper.app.standalone import Standalone, open_agent_parts
@@ -134,7 +135,7 @@ async def running_agent(wanted: Standalone, shape: Shape, pods: int) -> AsyncIte
         api = MemoryApi(parts.ports.clock)
         source = api_source(api=api, node_name=NODE, clock=parts.ports.clock, journal=parts.ports.journal)
         node = simple_node(NODE, cpu="1000", memory="1Ti", pods=pods + 10)
-        agent = Agent(replace(parts.ports, api=api, sources=(source,)), replace(parts.settings, node=node))
+        agent = Agent(Engine(replace(parts.ports, api=api, sources=(source,)), replace(parts.settings, node=node)))
         tune_garbage_collection()  # like the `podkeeper` process
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(each()) for each in (agent.run, *parts.background_tasks)]

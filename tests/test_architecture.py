@@ -178,6 +178,18 @@ def test_engine_modules_import_only_modules_before_them() -> None:
     assert wrong == []
 
 
+def test_users_of_the_agent_use_only_its_facade() -> None:
+    """The CLI, the local API and the demo query `app.agent.Agent`. Only `Agent` itself uses the modules of `Engine`."""
+    wrong = [
+        f"{path.relative_to(ROOT)}: {line.strip()}"
+        for package in ("cli", "local", "demo")
+        for path in sorted((ROOT / "app" / package).rglob("*.py"))
+        for line in path.read_text().splitlines()
+        if re.search(r"agent\.engine\b", line) and "metrics" not in line
+    ]
+    assert wrong == []
+
+
 def test_every_module_has_a_docstring() -> None:
     assert [module.name for module in modules() if not module.docstring] == []
 

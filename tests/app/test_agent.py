@@ -63,10 +63,12 @@ def test_a_late_success_of_a_readiness_probe_makes_no_exited_container_ready() -
         harness.runtime.behave("job", "app", Behaviour(after_seconds=3, exit_code=0))
         await harness.create(pod("job", probed(), policy="Never"))
         await harness.until(lambda: harness.phase("job") == "Succeeded", within=10)
-        found = harness.agent.statuses.get_pod_status(harness.uid("job"))
+        found = harness.agent.engine.statuses.get_pod_status(harness.uid("job"))
         assert found is not None
         (status,) = found.container_statuses or ()
-        assert not harness.agent.statuses.set_container_readiness(harness.uid("job"), status.container_id or "", True)
+        assert not harness.agent.engine.statuses.set_container_readiness(
+            harness.uid("job"), status.container_id or "", True
+        )
 
     on_node(scenario)
 
@@ -195,13 +197,13 @@ def test_bad_input_is_refused_and_other_pods_continue() -> None:
         agent, stranger = harness.agent, PodUID("unknown")
         nameless = Pod(metadata=ObjectMeta(name="x"), spec=PodSpec())
         with pytest.raises(BadInput, match="uid"):
-            agent.storage.merge(PodUpdate(Op.ADD, (nameless,), "api"))
+            agent.engine.storage.merge(PodUpdate(Op.ADD, (nameless,), "api"))
         with pytest.raises(BadInput, match="unknown operation"):
-            agent.storage.merge(PodUpdate("REPLACE", (), "api"))  # type: ignore[arg-type]  # an invalid operation is the case under test
-        agent.inbox.put(PodUpdate("REPLACE", (nameless,), "api"))  # type: ignore[arg-type]  # an invalid operation is the case under test
-        agent.inbox.put(ProbeUpdate(ProbeKind.LIVENESS, stranger, "fake://dead", ProbeResult.FAILURE))
-        agent.inbox.put(ProbeUpdate(ProbeKind.READINESS, harness.uid("web"), "fake://dead", ProbeResult.FAILURE))
-        assert not agent.statuses.set_container_readiness(stranger, "fake://dead", False)
+            agent.engine.storage.merge(PodUpdate("REPLACE", (), "api"))  # type: ignore[arg-type]  # an invalid operation is the case under test
+        agent.engine.inbox.put(PodUpdate("REPLACE", (nameless,), "api"))  # type: ignore[arg-type]  # an invalid operation is the case under test
+        agent.engine.inbox.put(ProbeUpdate(ProbeKind.LIVENESS, stranger, "fake://dead", ProbeResult.FAILURE))
+        agent.engine.inbox.put(ProbeUpdate(ProbeKind.READINESS, harness.uid("web"), "fake://dead", ProbeResult.FAILURE))
+        assert not agent.engine.statuses.set_container_readiness(stranger, "fake://dead", False)
         await asyncio.sleep(5)
         assert harness.is_ready("web")
         await harness.create(pod("late", probed()))
@@ -232,7 +234,7 @@ def test_every_pod_can_explain_itself() -> None:
         assert "back-off" in (explanation.waiting_for or "")
         assert any(getattr(entry.event, "reason", "") == "BackOff" for entry in explanation.timeline)
         assert harness.agent.health() == ()
-        assert b"kubelet_pod_worker_duration_seconds" in harness.agent.metrics.exposition()
+        assert b"kubelet_pod_worker_duration_seconds" in harness.agent.engine.metrics.exposition()
 
     on_node(scenario)
 

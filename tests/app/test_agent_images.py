@@ -31,7 +31,7 @@ class NodeWithGC(NodeHarness):
 
     def dead(self, name: str) -> list[int]:
         """Return the attempt numbers of a pod's exited containers."""
-        record = self.agent.cache.get(self.uid(name))
+        record = self.agent.engine.cache.get(self.uid(name))
         return [found.restart_count for found in record.containers if found.state is ContainerState.EXITED]
 
     async def events(self, about: str) -> list[tuple[str, str, str]]:
@@ -98,7 +98,10 @@ def test_unused_images_are_removed_from_a_full_disk() -> None:
         await asyncio.sleep(300)
         assert [(kind, reason) for kind, reason, _ in await harness.events(NODE)] == [("Node", "FreeDiskSpaceFailed")]
         assert [image.tags for image in await harness.runtime.list_images()] == [(IMAGE,)]
-        assert 'kubelet_image_garbage_collected_total{reason="space"} 1' in harness.agent.metrics.exposition().decode()
+        assert (
+            'kubelet_image_garbage_collected_total{reason="space"} 1'
+            in harness.agent.engine.metrics.exposition().decode()
+        )
 
     on_node(scenario, NodeWithGC)
 

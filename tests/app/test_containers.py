@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from podkeeper.app.build import Agent
+from podkeeper.app.build import Engine
 from podkeeper.app.cli import main
 from podkeeper.app.container_cgroups import cgroup_root_of, driver_of, parent_of, policy_of
 from podkeeper.app.containers import facts_with, retry_while_starting
@@ -168,7 +168,7 @@ def test_the_node_status_has_the_features_of_the_runtime(tmp_path: Path) -> None
             status = parts.settings.node.status
             assert status.features == NodeFeatures(supplemental_groups_policy=True)
             assert [each.name for each in status.runtime_handlers or ()] == ["", "runc"]
-            assert Agent(parts.ports, parts.settings).node_info.view().recursive_read_only
+            assert Engine(parts.ports, parts.settings).node_info.view().recursive_read_only
 
     asyncio.run(scenario())
 

@@ -11,7 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from podkeeper.app.build import Agent
+from podkeeper.app.agent import Agent
+from podkeeper.app.build import Engine
 from podkeeper.app.sources import api_source
 from podkeeper.app.standalone import AgentParts, Standalone, open_agent_parts
 from podkeeper.engine.log_symlinks import LogSymlinks
@@ -106,7 +107,7 @@ async def built(node: Containerd, root: Path) -> AsyncIterator[Node]:
     async with open_agent_parts(wanted) as parts:
         api = MemoryApi(parts.ports.clock)
         source = api_source(api=api, node_name=NODE, clock=parts.ports.clock, journal=parts.ports.journal)
-        agent = Agent(replace(parts.ports, api=api, sources=(source,)), parts.settings)
+        agent = Agent(Engine(replace(parts.ports, api=api, sources=(source,)), parts.settings))
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(each()) for each in (agent.run, *parts.background_tasks)]
             try:

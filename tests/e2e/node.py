@@ -25,7 +25,8 @@ import msgspec
 import yaml
 from msgspec.structs import replace
 
-from podkeeper.app.build import Agent, Ports, Settings, simple_node
+from podkeeper.app.agent import Agent
+from podkeeper.app.build import Engine, Ports, Settings, simple_node
 from podkeeper.app.sources import api_source, stored_manifests
 from podkeeper.host.cgroups import open_cgroups
 from podkeeper.host.clock import SystemClock
@@ -156,7 +157,7 @@ class Node:
         )
         more = {**parts.settings, **self._settings}
         settings = Settings(node=node, host_ips=(HOST_IP,), log_root=str(context.logs), timing=self._timing, **more)
-        self.agent = Agent(ports, settings)
+        self.agent = Agent(Engine(ports, settings))
         self._volumes, self._cgroups = volumes, cgroups
         self._task = asyncio.create_task(self._run_agent(volumes))
 

@@ -60,7 +60,7 @@ def ids(record: PodRecord) -> tuple[list[str], set[str]]:
 def is_adopted(node: Node, name: str) -> bool:
     """Return whether the new agent has a status of the pod, and the pod is Ready."""
     uid = node.uid(name)
-    return node.agent.statuses.get_pod_status(uid) is not None and node.is_ready(name)
+    return node.agent.engine.statuses.get_pod_status(uid) is not None and node.is_ready(name)
 
 
 def shown_ids(node: Node, name: str) -> Mapping[str, str]:
@@ -117,7 +117,7 @@ def test_an_adopted_pod_is_deleted_completely(run_on_node: ScenarioRunner, tmp_p
         await node.until(lambda: cgroups_at(left.cgroup) == [], "its cgroups are gone")
         await node.until(lambda: not (node.root / "pods" / left.uid).exists(), "its files are gone")
         await node.until(
-            lambda: node.agent.cache.get(PodUID(left.uid)) == PodRecord(uid=left.uid), "its record is empty"
+            lambda: node.agent.engine.cache.get(PodUID(left.uid)) == PodRecord(uid=left.uid), "its record is empty"
         )
 
     run_on_node(scenario, tmp_path, name=NODE)
@@ -126,7 +126,7 @@ def test_an_adopted_pod_is_deleted_completely(run_on_node: ScenarioRunner, tmp_p
 def test_an_adopted_container_is_restarted_in_its_sandbox(run_on_node: ScenarioRunner, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         left = (await adopt(node, "plain"))["plain"]
-        await node.until(lambda: len(node.agent.cache.get(PodUID(left.uid)).containers) == 2, "it is restarted")
+        await node.until(lambda: len(node.agent.engine.cache.get(PodUID(left.uid)).containers) == 2, "it is restarted")
         record = await record_of(node, left)
         assert [box.id for box in record.sandboxes] == [left.sandbox_id]
         made = max(record.containers, key=lambda each: each.restart_count)
@@ -155,7 +155,7 @@ def test_a_static_pod_of_the_kubelet_is_replaced(run_on_node: ScenarioRunner, tm
         assert len(mirrors) <= 1
 
         def is_replaced() -> bool:
-            theirs = node.agent.cache.get(PodUID(left.uid))
+            theirs = node.agent.engine.cache.get(PodUID(left.uid))
             return not theirs.containers and any(
                 each.metadata.name == STATIC and each.status.phase == "Running" for each in node.api.objects(Pod)
             )

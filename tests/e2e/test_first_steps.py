@@ -33,9 +33,9 @@ def test_a_restarted_agent_adopts_its_pods(run_on_node: ScenarioRunner, tmp_path
         before = node.status("web").container_id or ""
         await node.restart_agent()
         uid = node.uid("web")
-        await node.until(lambda: isinstance(node.agent.workers.state(uid), Syncing))
+        await node.until(lambda: isinstance(node.agent.engine.workers.state(uid), Syncing))
         await node.until(
-            lambda: [each.id for each in node.agent.cache.get(uid).containers] == [before.rpartition("://")[2]]
+            lambda: [each.id for each in node.agent.engine.cache.get(uid).containers] == [before.rpartition("://")[2]]
         )
         await node.until_ready("web")
         assert node.status("web").container_id == before

@@ -66,7 +66,7 @@ class Shown:
         self._messages: frozenset[str] = frozenset()
         self._newest: Json = None
         node.api.on_change(Pod, self._note)
-        node.agent.statuses.subscribe(self._overhear)
+        node.agent.engine.statuses.subscribe(self._overhear)
 
     def _note(self, change: Change) -> None:
         if isinstance(change.new, Pod) and change.new.metadata.name == self.name:

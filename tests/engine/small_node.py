@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from podkeeper.app.build import Agent, Ports, Settings
+from podkeeper.app.agent import Agent
+from podkeeper.app.build import Engine, Ports, Settings
 from podkeeper.engine.mirror_client import MirrorClient
 from podkeeper.engine.pull_secrets import PullSecrets
 from podkeeper.model.errors import AgentError
@@ -69,8 +70,8 @@ class FakeReferences:
         return ()
 
 
-class SmallAgent(Agent):
-    """An agent with fakes for mirror pods and pull secrets, and with eviction rules."""
+class SmallEngine(Engine):
+    """An engine with fakes for mirror pods and pull secrets, and with eviction rules."""
 
     def __init__(self, ports: Ports, settings: Settings, node: "SmallNode") -> None:
         self._small_node = node
@@ -105,8 +106,8 @@ class SmallNode(NodeHarness):
         return dataclasses.replace(super().ports(), api=None, journal=None, sources=())
 
     def new_agent(self) -> Agent:
-        agent = SmallAgent(self.ports(), self.settings(), self)
-        agent.statuses.subscribe(self._on_status)
+        agent = Agent(SmallEngine(self.ports(), self.settings(), self))
+        agent.engine.statuses.subscribe(self._on_status)
         return agent
 
     def _on_status(self, uid: PodUID, status: PodStatus) -> None:
@@ -131,18 +132,19 @@ class SmallNode(NodeHarness):
 
     def _merge(self, op: Op, of: Pod) -> None:
         source = (of.metadata.annotations or {})[CONFIG_SOURCE_ANNOTATION]
-        self.agent.storage.merge(PodUpdate(op, (of,), source))
+        self.agent.engine.storage.merge(PodUpdate(op, (of,), source))
 
     def sync(self, of: Pod) -> None:
-        self.agent.workers.update_pod(Update(type=UpdateType.SYNC, pod=self.agent.manager.pod_by_uid(uid_of(of))))
+        known = self.agent.engine.manager.pod_by_uid(uid_of(of))
+        self.agent.engine.workers.update_pod(Update(type=UpdateType.SYNC, pod=known))
 
     def kill(self, of: Pod, options: KillOptions) -> None:
-        self.agent.workers.update_pod(Update(type=UpdateType.KILL, pod=of, kill=options))
+        self.agent.engine.workers.update_pod(Update(type=UpdateType.KILL, pod=of, kill=options))
 
     # What a scenario sees.
 
     def status(self, of: Pod) -> PodStatus:
-        return self.agent.statuses.get_pod_status(uid_of(of)) or PodStatus()
+        return self.agent.engine.statuses.get_pod_status(uid_of(of)) or PodStatus()
 
     def reports_ready(self, of: Pod) -> bool:
         return any(each.type == "Ready" and each.status == "True" for each in self.status(of).conditions or ())

@@ -57,7 +57,7 @@ class Harness:
         assert node.probes.kept == desired
         assert node.status.kept is not None
         assert node.status.kept >= desired
-        assert not any(node.loop.is_cleaning_up(PodUID(name)) for name in ("web", "gone", "stranger"))
+        assert not any(node.housekeeping.is_removing(PodUID(name)) for name in ("web", "gone", "stranger"))
         assert not node.syncer.did("kill orphan", "web"), "a pod that its worker ends is killed as an orphan"
         for name, came_at in self.came_at.items():
             assert len(node.syncer.did("sync", name)) == 1, "a pod that has just come is started again"
@@ -92,7 +92,7 @@ async def stage(calls: PortCalls) -> AsyncIterator[Harness]:
 
 
 async def tidy(stage: Harness) -> None:
-    stage.node.loop.request_housekeeping()
+    stage.node.housekeeping.request()
     await asyncio.sleep(0.1)
 
 
@@ -126,7 +126,7 @@ def test_a_requested_round_follows_the_running_one_at_once() -> None:
 
     def ask(it: Harness) -> None:
         rounds.append(count(it))
-        it.node.loop.request_housekeeping()
+        it.node.housekeeping.request()
 
     def followed(it: Harness) -> None:
         assert not rounds or count(it) > rounds.pop()

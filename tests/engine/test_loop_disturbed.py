@@ -108,7 +108,7 @@ EVENTS: dict[str, Event[Harness]] = {
     "a container dies": Harness.died,
     "work is due": lambda stage: stage.node.inbox.enqueue(UID, 0),
     "a static pod has ended": lambda stage: stage.node.inbox.static_pod_ended("critical_ns"),
-    "housekeeping": lambda stage: stage.node.loop.request_housekeeping(),
+    "housekeeping": lambda stage: stage.node.housekeeping.request(),
     "a mirror comes": lambda stage: stage.tell(Op.ADD, pod("critical", uid="mirror", mirror="hash")),
     "another pod comes": lambda stage: stage.tell(Op.ADD, pod("small")),
 }

@@ -117,12 +117,6 @@ class Neighbours:
         self.is_healthy, self.all_heard = is_healthy, all_sources_ready
         await never()
 
-    def request(self) -> None:
-        self.note("hurry")
-
-    def is_removing(self, uid: PodUID) -> bool:
-        return uid == WEB
-
     # The runtime.
 
     async def health(self) -> RuntimeHealth:
@@ -329,15 +323,6 @@ def test_far_syncs_run_together(delay: float, due: float) -> None:
         assert it.inbox.queue.next_due() == pytest.approx(due, abs=1e-6)
         await asyncio.sleep(due + 1)
         assert it.calls == [(round(due + 0.001, 3), "retry web")]
-
-    play(story)
-
-
-def test_housekeeping_requests_and_queries_are_forwarded() -> None:
-    async def story(it: Neighbours) -> None:
-        it.loop.request_housekeeping()
-        assert it.names() == ["hurry"]
-        assert (it.loop.is_cleaning_up(WEB), it.loop.is_cleaning_up(DB)) == (True, False)
 
     play(story)
 

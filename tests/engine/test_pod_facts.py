@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from podkeeper.engine.cache import PodCache
+from podkeeper.engine.inbox import LoopInbox
 from podkeeper.engine.manager import PodManager
 from podkeeper.engine.orphans import OrphanCheck
 from podkeeper.engine.pod_facts import PodFacts
@@ -32,10 +33,14 @@ class Case:
 
     desired: bool = True
     has_worker: bool = False
+    pending_updates: int = 0
     swept: bool = False  # housekeeping has run, so that pods without a worker count as removed
     seen: PodRecord | None = None  # None: the cache is not sure
     sources_ready: bool = True
     in_doubt: set[PodUID] = field(default_factory=set)
+
+    def get(self, uid: PodUID) -> PodRecord:
+        return self.seen or PodRecord(uid=uid)
 
     def get_if_sure(self, uid: PodUID) -> PodRecord | None:
         return self.seen
@@ -60,6 +65,7 @@ class Case:
             pods=manager,
             cache=stand_in(PodCache, self),
             states=states,
+            inbox=stand_in(LoopInbox, self),
             sources=(API_SOURCE, FILE_SOURCE),
             orphans=stand_in(OrphanCheck, self),
         )
@@ -125,3 +131,29 @@ def test_is_removed(case: Case, expected: bool) -> None:
 @pytest.mark.parametrize("desired", [True, False])
 def test_only_a_pod_that_a_source_has_may_start(desired: bool) -> None:
     assert Case(desired=desired, has_worker=True).facts().may_start(UID) is desired
+
+
+ENDED: dict[str, tuple[Case, bool]] = {
+    "no source and no worker has it": (Case(desired=False), True),
+    "a source has it": (Case(), False),
+    "its worker runs": (Case(desired=False, has_worker=True), False),
+    "the loop has not handled an update": (Case(desired=False, pending_updates=1), False),
+}
+
+
+@pytest.mark.parametrize("case, expected", ENDED.values(), ids=ENDED.keys())
+def test_has_ended(case: Case, expected: bool) -> None:
+    assert case.facts().has_ended(UID) is expected
+
+
+NO_CONTAINERS: dict[str, tuple[Case, bool]] = {
+    "no worker and nothing in the runtime": (Case(), True),
+    "a worker has it": (Case(has_worker=True), False),
+    "the runtime has an exited container": (Case(seen=STOPPED), False),
+    "the runtime has a sandbox": (Case(seen=RUNNING), False),
+}
+
+
+@pytest.mark.parametrize("case, expected", NO_CONTAINERS.values(), ids=NO_CONTAINERS.keys())
+def test_has_no_containers(case: Case, expected: bool) -> None:
+    assert case.facts().has_no_containers(UID) is expected

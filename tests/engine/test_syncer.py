@@ -20,7 +20,7 @@ from tests.engine.small_node import SmallNode, in_small_node, pod
 
 
 def finished(node: SmallNode, of: Pod) -> bool:
-    return isinstance(node.agent.workers.state(uid_of(of)), Finished)
+    return isinstance(node.agent.engine.workers.state(uid_of(of)), Finished)
 
 
 def exit_of(node: SmallNode, of: Pod, name: str = "app") -> tuple[int, str | None] | None:
@@ -49,7 +49,7 @@ def test_a_pod_starts_becomes_ready_and_is_removed() -> None:
         assert exit_of(node, web) == (0, "Completed")
         assert node.volumes.mounted_pods() == frozenset() == await node.cgroups.list_pods()
         assert node.references.registered == set()
-        assert len(node.agent.probes) == 0
+        assert len(node.agent.engine.probes) == 0
 
     in_small_node(scenario)
 
@@ -225,7 +225,7 @@ def test_a_hung_volume_delays_only_its_own_pod() -> None:
         await asyncio.sleep(1)
         assert [each.metadata.name for each in pods if not finished(node, each)] == ["pod-7"]
         # Not even its own containers wait for it, only what comes after a call that is under way.
-        assert node.agent.workers.is_pod_known_terminated(uid_of(pods[7]))
+        assert node.agent.engine.workers.is_pod_known_terminated(uid_of(pods[7]))
         node.volumes.faults.clear()
         await asyncio.sleep(1)
         assert finished(node, pods[7])
@@ -336,7 +336,7 @@ def test_a_restarted_agent_changes_nothing_about_pods_that_run() -> None:
         calls = len(node.calls("start_container", "run_sandbox", "stop_container"))
         await node.restart_agent()
         flags: list[bool] = []
-        node.agent.statuses.subscribe(lambda *_: flags.append(node.reports_ready(known)))
+        node.agent.engine.statuses.subscribe(lambda *_: flags.append(node.reports_ready(known)))
         node.add(known)
         await asyncio.sleep(200)
         assert node.reports_ready(known)
@@ -364,9 +364,9 @@ def test_a_runtime_only_pod_is_killed_with_a_short_grace_period() -> None:
         web = pod("web", grace=600)
         node.add(web)
         await asyncio.sleep(1)
-        record = node.agent.cache.get(uid_of(web))
+        record = node.agent.engine.cache.get(uid_of(web))
         began = node.clock.monotonic()
-        await node.agent.syncer.sync_terminating_runtime_pod(record)
+        await node.agent.engine.syncer.sync_terminating_runtime_pod(record)
         assert node.clock.monotonic() - began == 2  # as little as a container may have
         assert all(not sandbox.ready for sandbox in (await node.runtime.pod_record(uid_of(web))).sandboxes)
 
@@ -384,7 +384,7 @@ def test_an_unchanged_pod_is_not_synced_again() -> None:
             await asyncio.sleep(1)
         assert node.status(web) is status
         assert len(node.volumes.ledger) == calls
-        assert isinstance(node.agent.workers.state(uid_of(web)), Syncing)
+        assert isinstance(node.agent.engine.workers.state(uid_of(web)), Syncing)
 
     in_small_node(scenario)
 
@@ -397,6 +397,6 @@ def test_a_start_that_took_effect_without_an_answer_is_no_failure() -> None:
         await asyncio.sleep(30)
         assert started(node, web) == [(0.0, "app")]
         assert node.container_status(web).state.running is not None
-        assert node.agent.executor.failures_of(uid_of(web)) == {}
+        assert node.agent.engine.executor.failures_of(uid_of(web)) == {}
 
     in_small_node(scenario)

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
-from podkeeper.app.build import Agent
+from podkeeper.app.agent import Agent
 from podkeeper.model.k8s.core import ContainerStatus, Pod
 from podkeeper.model.messages import PodUID
 from podkeeper.testing import build

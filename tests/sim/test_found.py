@@ -47,7 +47,7 @@ def test_an_older_exit_status_never_replaces_the_last_one() -> None:
         await node.until(lambda: not node.runs(uid), within=5)
         await asyncio.sleep(0.1)
         death = LifecycleEvent(uid, LifecycleEventType.CONTAINER_DIED, node.runs_of(uid)[-1].id)
-        node.agent.inbox.put(death)  # a late event
+        node.agent.engine.inbox.put(death)  # a late event
         await node.until(lambda: node.is_gone("web"), within=60)
         last = [change.new for change in changes if change.new is not None][-1]
         ends = [each.state.terminated for each in last.status.container_statuses or ()]
@@ -119,7 +119,7 @@ def test_a_clock_jump_does_not_remove_a_container_that_is_about_to_start() -> No
         node.api.replace_spec("web", pod("web", container(image="app:v2")).spec)
         await node.until(lambda: len(node.runs_of(uid)) == 3, within=5)
         await asyncio.sleep(1)
-        node.agent.inbox.put(LifecycleEvent(uid, LifecycleEventType.CONTAINER_DIED, node.runs_of(uid)[1].id))
+        node.agent.engine.inbox.put(LifecycleEvent(uid, LifecycleEventType.CONTAINER_DIED, node.runs_of(uid)[1].id))
         await node.until(lambda: node.runs(uid), within=10)
         assert len(node.runs_of(uid)) == 3
 

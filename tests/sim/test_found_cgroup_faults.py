@@ -79,7 +79,7 @@ def test_a_removed_pod_is_cleaned_up_although_the_api_has_never_answered() -> No
         node.world.cgroups.faults.fail("remove", times=1)
         node.world.fault_log.begin(node.world.now(), "cgroup-trouble")
         node.world.files.erase("/web.yaml")
-        await node.until(lambda: node.agent.workers.should_pod_be_finished(uid), within=60)
+        await node.until(lambda: node.agent.engine.workers.should_pod_be_finished(uid), within=60)
         assert uid not in await node.world.cgroups.list_pods()
 
     run_scenario(scenario)

@@ -45,7 +45,7 @@ def test_a_critical_pod_is_deleted_in_time_during_its_preemption(when: str) -> N
             node.delete("web")
         await asyncio.sleep(20)
         if when.startswith("while"):
-            assert uid in node.agent.preemption.held()
+            assert uid in node.agent.engine.preemption.held()
             node.delete("web")
         await node.until(lambda: node.is_gone("web"), within=10)
         await asyncio.sleep(120)

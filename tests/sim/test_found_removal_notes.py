@@ -55,7 +55,7 @@ def test_a_pod_deleted_by_the_agent_does_not_start_again_while_its_source_still_
         node.api.go_down()
         node.world.fault_log.begin(node.world.now(), "api-down")
         await node.restart_agent()
-        await node.until(lambda: node.agent.manager.pod_by_uid(uid) is not None, within=10)
+        await node.until(lambda: node.agent.engine.manager.pod_by_uid(uid) is not None, within=10)
         Evict("evictions", "web", 2).run(node.world)
         await node.until(lambda: not node.runs(uid), within=10)
         node.delete("web", grace=1)
@@ -69,8 +69,8 @@ def test_a_pod_deleted_by_the_agent_does_not_start_again_while_its_source_still_
         assert len(node.runs_of(uid)) == 1
         node.api.faults.clear()
         node.api.come_up()
-        await node.until(lambda: node.agent.manager.pod_by_uid(uid) is None, within=90)
-        await node.until(lambda: node.agent.statuses.get_pod_status(uid) is None, within=10)
+        await node.until(lambda: node.agent.engine.manager.pod_by_uid(uid) is None, within=90)
+        await node.until(lambda: node.agent.engine.statuses.get_pod_status(uid) is None, within=10)
 
     run_scenario(scenario)
 

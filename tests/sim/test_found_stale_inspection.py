@@ -35,7 +35,7 @@ def test_a_container_that_runs_is_not_created_again_after_a_slow_inspection() ->
         losing = asyncio.ensure_future(break_event_streams(node, seconds=60))
         node.runtime.faults.hang(Operation.POD_RECORD, uid, times=2, seconds=20)
         node.world.fault_log.begin(node.world.now(), "slow-calls", uid)
-        node.agent.pleg.request(uid)
+        node.agent.engine.pleg.request(uid)
         await node.until(lambda: len(node.runs_of(uid)) == 3, within=19)  # restarted while the inspection is in flight
         await losing
         assert [(run.attempt, run.running) for run in node.runs_of(uid)] == [(0, False), (1, False), (2, True)]

@@ -815,9 +815,9 @@ def test_an_evicted_pod_keeps_its_exit_codes() -> None:
         world.api.put(pod("web", behaviours={"app": Behaviour(term_exit_code=7)}))
         await asyncio.sleep(5)
         assert world.agent is not None
-        evicted = world.agent.manager.pod_by_full_name("web_default")
+        evicted = world.agent.engine.manager.pod_by_full_name("web_default")
         assert evicted is not None
-        await world.agent.workers.kill_pod(evicted, evict=True)
+        await world.agent.engine.workers.kill_pod(evicted, evict=True)
         world.api.mark_deleted(Pod, "web", "default")
         await asyncio.sleep(30)
 

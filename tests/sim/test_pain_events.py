@@ -158,7 +158,7 @@ def _end_state(event_filter: EventFilter | None) -> dict[str, object]:
 
 
 def _counted(node: SimNode, sample: str) -> float:
-    families = node.agent.metrics.registry.collect()
+    families = node.agent.engine.metrics.registry.collect()
     return sum(each.value for family in families for each in family.samples if each.name == sample)
 
 

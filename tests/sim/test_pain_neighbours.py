@@ -67,7 +67,7 @@ def test_the_hanging_call_is_reported(plant: Plant, operation: str) -> None:
         plant(node, culprit)
         node.put(*(pod(name) for name in OTHERS))
         await asyncio.sleep(30)
-        slow = node.agent.runtime.slow_calls()
+        slow = node.agent.engine.runtime.slow_calls()
         found = {(call.operation, call.subject) for call in slow}
         assert found <= {(operation, "default/culprit"), (operation, culprit)}
         assert slow

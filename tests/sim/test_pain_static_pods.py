@@ -224,7 +224,7 @@ def test_the_status_of_a_running_static_pod_is_never_dropped(delay: float, grace
 
         async def look() -> None:
             while True:
-                if node.agent.statuses.get_pod_status(uid) is None:
+                if node.agent.engine.statuses.get_pod_status(uid) is None:
                     dropped.append(node.world.now())
                 await asyncio.sleep(0.01)
 

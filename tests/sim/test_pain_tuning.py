@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from podkeeper.app.build import Agent
+from podkeeper.app.agent import Agent
 from podkeeper.app.demo.node import DemoNode
 from podkeeper.model.messages import PodUID, ProbeKind
 from podkeeper.rules.backoff.table import Curve

@@ -80,7 +80,7 @@ def test_lost_events_are_counted() -> None:
 
 def _missed(world: World) -> float:
     assert world.agent is not None
-    return world.agent.metrics.registry.get_sample_value(MISSED_EVENTS.name) or 0.0
+    return world.agent.engine.metrics.registry.get_sample_value(MISSED_EVENTS.name) or 0.0
 
 
 # The comparison finds differences.

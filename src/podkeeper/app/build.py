@@ -1,15 +1,14 @@
-"""Construct an agent: connect the modules of the engine.
+"""Construct the engine: connect its modules.
 
     sources -> storage -> inbox -> loop -> workers -> syncer -> executor -> runtime
     runtime -> PLEG -> cache -> syncer -> statuses -> API
     PLEG, probes -> inbox
 
-Input: `Ports` and `Settings`. Output: an `Agent`. Cancelling `Agent.run` stops the agent, not the pods. Another agent
-on the same runtime adopts them.
+Input: `Ports` and `Settings`. Output: an `Engine`. Cancelling `Engine.run` stops the agent, not the pods. Another
+agent on the same runtime adopts them.
 """
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -28,7 +27,7 @@ from podkeeper.engine.events import EventRecorder
 from podkeeper.engine.eviction import EvictionManager
 from podkeeper.engine.executor import PlanExecutor
 from podkeeper.engine.handlers import SyncHandlers
-from podkeeper.engine.history import Explanation, PodHistory
+from podkeeper.engine.history import PodHistory
 from podkeeper.engine.hooks import HookRunner
 from podkeeper.engine.housekeeping import Housekeeping
 from podkeeper.engine.image_gc import ImageGCManager
@@ -140,8 +139,8 @@ class _Component(Protocol):
     async def run(self) -> None: ...
 
 
-class Agent:
-    """All modules of the engine, connected. The CLI and the server query the agent through this class."""
+class Engine:
+    """All modules of the engine, connected. `app.agent.Agent` is the interface for the CLI and the local server."""
 
     def __init__(self, ports: Ports, settings: Settings) -> None:
         self.ports = ports
@@ -171,21 +170,6 @@ class Agent:
                     group.create_task(source.run(self.storage.merge), name=f"agent: source {source.name}")
         finally:
             self.background.give_up()
-
-    async def flush(self, within_seconds: float) -> None:
-        """Send pending statuses and events to the API. Must be called before a graceful exit, while the agent runs."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(within_seconds):
-                await self.statuses.sync_batch(every=True)
-                await self.events.flush()
-
-    def explain(self, uid: PodUID) -> Explanation:
-        """Return a pod's state, what it waits for, and its timeline."""
-        return self.history.explain(uid)
-
-    def health(self) -> tuple[str, ...]:
-        """Return problems of the agent itself. Empty if it is healthy."""
-        return tuple(filter(None, (self.loop.health(), self.pleg.health())))
 
     # Desired pods, events, and the runtime with bounded concurrency.
 
@@ -228,6 +212,7 @@ class Agent:
             pods=self.manager,
             cache=self.cache,
             states=self._states,
+            inbox=self.inbox,
             sources=[source.name for source in self.ports.sources],
             orphans=self.orphans,
         )
@@ -406,7 +391,7 @@ class Agent:
             observer=self.metrics,
             retry=self.workers.retry,
         )
-        housekeeping = Housekeeping(
+        self.housekeeping = Housekeeping(
             pods=self.manager,
             workers=self.workers,
             runtime=self.runtime,
@@ -429,7 +414,7 @@ class Agent:
             handlers=handlers,
             inbox=self.inbox,
             deadlines=deadlines,
-            housekeeping=housekeeping,
+            housekeeping=self.housekeeping,
             runtime_state=self.runtime_state,
             clock=clock,
         )

@@ -20,7 +20,8 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from podkeeper.app.build import KUBERNETES_VERSION, Agent, Ports, Settings, simple_node
+from podkeeper.app.agent import Agent
+from podkeeper.app.build import KUBERNETES_VERSION, Ports, Settings, simple_node
 from podkeeper.app.image_settings import SUPPORTED_FIELDS as SUPPORTED_IMAGE_FIELDS
 from podkeeper.app.image_settings import gc_policy_of, limits_of, verification_of
 from podkeeper.app.local.forwards import Forwards, NoForwards

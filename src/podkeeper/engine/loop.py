@@ -22,7 +22,7 @@ from podkeeper.engine.handlers import SyncHandlers
 from podkeeper.engine.housekeeping import Housekeeping
 from podkeeper.engine.inbox import LoopInbox, LoopMessage, StaticPodEnded
 from podkeeper.engine.runtime_state import RuntimeState
-from podkeeper.model.messages import LifecycleEvent, PodUID, PodUpdate, ProbeUpdate
+from podkeeper.model.messages import LifecycleEvent, PodUpdate, ProbeUpdate
 from podkeeper.ports.clock import Clock
 
 log = logging.getLogger(__name__)
@@ -54,22 +54,10 @@ class SyncLoop:
         self._subscribers: list[Callable[[], None]] = []
         self._healthy = asyncio.Event()
 
-    def has_pending_updates(self) -> bool:
-        """Return whether the pod manager may still differ from the storage."""
-        return self._inbox.pending_updates > 0
-
     def subscribe(self, subscriber: Callable[[], None]) -> None:
         """Call the subscriber after each handled pod update and after each removal by housekeeping."""
         self._subscribers.append(subscriber)
         self._housekeeping.subscribe(subscriber)
-
-    def request_housekeeping(self) -> None:
-        """Run housekeeping at once, because a caller waits until a pod is removed."""
-        self._housekeeping.request()
-
-    def is_cleaning_up(self, uid: PodUID) -> bool:
-        """Return whether housekeeping is removing something of a pod."""
-        return self._housekeeping.is_removing(uid)
 
     def health(self) -> str | None:
         """Return why the loop handles no messages, or None."""

@@ -1,13 +1,15 @@
-"""Facts about pods that no single module knows.
+"""Predicates of pods that combine the state of several modules.
 
-The answers combine the sources (`storage`, `manager`), the worker states, the cache and the orphan check. Status
-manager, executor, log manager and backoff ask. Kubelet counterparts: `PodCouldHaveRunningContainers` in
-pkg/kubelet/kubelet_pods.go and the providers that pkg/kubelet/kubelet.go passes to its managers.
+Input: the sources (`storage`, `manager`), the worker states, the cache and the orphan check. The status manager, the
+executor, the log manager, backoff and `podkeeper stop` use the answers. Kubelet counterparts:
+`PodCouldHaveRunningContainers` in pkg/kubelet/kubelet_pods.go and the providers that pkg/kubelet/kubelet.go passes to
+its managers.
 """
 
 from collections.abc import Collection
 
 from podkeeper.engine.cache import PodCache
+from podkeeper.engine.inbox import LoopInbox
 from podkeeper.engine.manager import PodManager
 from podkeeper.engine.orphans import OrphanCheck
 from podkeeper.engine.storage import PodStorage
@@ -26,6 +28,7 @@ class PodFacts:
         pods: PodManager,
         cache: PodCache,
         states: WorkerTable,
+        inbox: LoopInbox,
         sources: Collection[str],
         orphans: OrphanCheck | None = None,
     ) -> None:
@@ -34,6 +37,7 @@ class PodFacts:
         self._pods = pods
         self._cache = cache
         self._states = states
+        self._inbox = inbox
         self._sources = tuple(sources)
         self._orphans = orphans
 
@@ -69,3 +73,15 @@ class PodFacts:
             return False
         removable = predicates.should_content_be_removed(self._states.state(uid), synced=self._states.synced)
         return self._pods.pod_by_uid(uid) is None and removable
+
+    def has_ended(self, uid: PodUID) -> bool:
+        """Return whether no source wants the pod and its worker has finished."""
+        # With an update pending, the loop may not have the removal yet or, shortly after a creation, not even the pod.
+        if self._inbox.pending_updates > 0 or self._pods.pod_by_uid(uid) is not None:
+            return False
+        return predicates.is_over(self._states.state(uid))
+
+    def has_no_containers(self, uid: PodUID) -> bool:
+        """Return whether the workers have forgotten the pod and the runtime has nothing of it."""
+        record = self._cache.get(uid)
+        return isinstance(self._states.state(uid), Unknown) and not (record.containers or record.sandboxes)

@@ -20,7 +20,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar, overload
 
-from podkeeper.app.build import Agent, Ports, Settings, simple_node
+from podkeeper.app.agent import Agent
+from podkeeper.app.build import Engine, Ports, Settings, simple_node
 from podkeeper.app.sources import api_source
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.messages import PodUID
@@ -73,7 +74,7 @@ class NodeHarness:
         return Settings(node=simple_node(NODE, pods=500, cpu="64"), host_ips=(HOST_IP,))
 
     def new_agent(self) -> Agent:
-        return Agent(self.ports(), self.settings())
+        return Agent(Engine(self.ports(), self.settings()))
 
     async def run_agent(self) -> None:
         """Run the agent until it is cancelled. A subclass may run other tasks beside it."""

@@ -19,7 +19,8 @@ from typing import Any, TypeVar
 
 from click.testing import CliRunner, Result
 
-from podkeeper.app.build import Agent
+from podkeeper.app.agent import Agent
+from podkeeper.app.build import Engine
 from podkeeper.app.cli import main
 from podkeeper.app.cli.terminal_session import CLOSE, STDIN
 from podkeeper.app.local.client import TABLE_ACCEPTED, ChannelSocket, LocalClient, RequestFailed
@@ -126,13 +127,13 @@ class Harness:
     def log(self, name: str, container: str = "app", attempt: int = 0) -> Path:
         """Return the path of a container's log. Create its directory."""
         found = next(each for each in self.queries.pods() if each.metadata.name == f"{name}-{NODE}")
-        path = Path(pod_log_directory(self.agent.settings.log_root, found), container, f"{attempt}.log")
+        path = Path(pod_log_directory(self.agent.engine.settings.log_root, found), container, f"{attempt}.log")
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
 
     def end(self, name: str, container: str = "app", exit_code: int = 0) -> None:
         """Make a container exit."""
-        runtime = self.agent.ports.runtime
+        runtime = self.agent.engine.ports.runtime
         assert isinstance(runtime, FakeRuntime)
         self.loop.call_soon_threadsafe(
             runtime.end_container, PodUID(self.pod(name)["metadata"]["uid"]), container, exit_code
@@ -170,7 +171,7 @@ def harness(directory: Path, *, forwards: Forwards | None = None) -> Iterator[Ha
     async def live() -> None:
         wanted = Standalone(paths=(directory / "manifests",), root=directory / "root", node_name=NODE, runtime="fake")
         async with open_agent_parts(wanted) as parts:
-            agent = Agent(parts.ports, parts.settings)
+            agent = Agent(Engine(parts.ports, parts.settings))
             socket = directory / "s"
             info = AgentInfo(version="test", node=NODE, root=str(wanted.root), runtime="fake", pid=os.getpid())
             queries = PodQueries(agent, parts.stop_filter)

@@ -173,8 +173,8 @@ def test_a_missing_log_has_the_reason(it: Harness, container: str, query: dict[s
 
 
 def test_a_waiting_container_has_no_log_and_a_reason(it: Harness) -> None:
-    assert isinstance(it.agent.ports.runtime, FakeRuntime)
-    it.agent.ports.runtime.missing_images.update({"host", "host:latest"})
+    assert isinstance(it.agent.engine.ports.runtime, FakeRuntime)
+    it.agent.engine.ports.runtime.missing_images.update({"host", "host:latest"})
     it.write("web.yaml", manifest("web"))
     it.until(lambda: it.status("web") in ("ErrImagePull", "ImagePullBackOff"))
     with pytest.raises(RequestFailed, match=r'container "app" in pod "web-n1" is waiting to start: .*pull'):

@@ -8,7 +8,8 @@ from typing import TypeVar
 
 import pytest
 
-from podkeeper.app.build import Agent, Ports
+from podkeeper.app.agent import Agent
+from podkeeper.app.build import Ports
 from podkeeper.app.local.pod_queries import CLEANUP_SECONDS, AmbiguousPodName, PodNotFound, PodQueries
 from podkeeper.app.local.stop_filter import StopFilter
 from podkeeper.engine.checkpoints import Checkpoints
@@ -315,7 +316,7 @@ def test_no_timer_runs_while_nothing_changes() -> None:
     async def scenario() -> None:
         node = Node()
         agent = node.new_agent()
-        feed = asyncio.ensure_future(agent.ports.sources[0].run(agent.storage.merge))
+        feed = asyncio.ensure_future(agent.engine.ports.sources[0].run(agent.engine.storage.merge))
         uid = node.write(pod("web"))
         await asyncio.sleep(1)
         await node.stop_filter.stop(uid)

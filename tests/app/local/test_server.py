@@ -92,7 +92,7 @@ def test_a_stopped_pod_stays_stopped_until_it_is_started(it: Harness) -> None:
     it.until(lambda: it.status("web") == "Running")
     it.client.post("stop", "default", "web")
     it.until(lambda: it.status("web") == "Stopped")
-    assert it.agent.manager.pods() == ()
+    assert it.agent.engine.manager.pods() == ()
     it.write("other.yaml", manifest("other"))  # the source sends all pods again, including web
     it.until(lambda: it.status("other") == "Running")
     assert it.status("web") == "Stopped"
@@ -122,7 +122,7 @@ def test_a_second_stop_shortens_the_grace_period(it: Harness) -> None:
     it.write("slow.yaml", manifest("slow", lives={"app": {"term_seconds": None}}, grace=600))
     it.until(lambda: it.status("slow") == "Running")
     it.client.post("stop", "default", "slow")
-    it.until(lambda: it.agent.manager.pods() == ())
+    it.until(lambda: it.agent.engine.manager.pods() == ())
     assert it.pod("slow")["metadata"]["deletionGracePeriodSeconds"] == 600
     it.client.post("stop", "default", "slow", gracePeriodSeconds=1)
     assert it.pod("slow")["metadata"]["deletionGracePeriodSeconds"] in (1, 2)

@@ -21,7 +21,8 @@ from pathlib import Path
 
 import msgspec
 
-from podkeeper.app.build import Agent
+from podkeeper.app.agent import Agent
+from podkeeper.app.build import Engine
 from podkeeper.app.sources import api_source
 from podkeeper.app.standalone import Standalone, open_agent_parts
 from podkeeper.engine.bounded_runtime import CallLimits
@@ -183,7 +184,7 @@ async def _built(node: CriNode, root: Path) -> AsyncIterator[AgentHarness]:
             api = MemoryApi(parts.ports.clock)
             source = api_source(api=api, node_name=NODE, clock=parts.ports.clock, journal=parts.ports.journal)
             settings = replace(parts.settings, runtime_limits=SHORT_LIMITS, timing=FAST_RETRY)
-            agent = Agent(replace(parts.ports, api=api, sources=(source,)), settings)
+            agent = Agent(Engine(replace(parts.ports, api=api, sources=(source,)), settings))
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(each()) for each in (agent.run, *parts.background_tasks)]
                 try:

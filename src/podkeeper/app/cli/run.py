@@ -149,20 +149,21 @@ async def _run_agent(
     wanted: "Standalone", exit_options: "ExitOptions", listen_path: Path, screen: "Screen", option: str
 ) -> int:
     from podkeeper import __version__
-    from podkeeper.app.build import Agent
+    from podkeeper.app.agent import Agent
+    from podkeeper.app.build import Engine
     from podkeeper.app.cli.run_lifecycle import RunLifecycle
     from podkeeper.app.local.pod_queries import PodQueries
     from podkeeper.app.local.server import AgentInfo, LocalServer
     from podkeeper.app.standalone import open_agent_parts
 
     async with open_agent_parts(wanted, screen.show_problems) as parts:
-        agent = Agent(parts.ports, parts.settings)
+        agent = Agent(Engine(parts.ports, parts.settings))
         queries = PodQueries(agent, parts.stop_filter)
         info = AgentInfo(
             version=__version__,
             node=wanted.node_name,
             root=str(wanted.root),
-            runtime=agent.runtime.name,
+            runtime=agent.runtime_name,
             pid=os.getpid(),
             paths=tuple(str(path.absolute()) for path in wanted.paths),
         )

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from podkeeper.app.build import Agent
+from podkeeper.app.agent import Agent
 from podkeeper.app.cli.run_screen import Screen
 from podkeeper.app.local.pod_queries import PodQueries
 from podkeeper.app.local.pod_table import display_name
@@ -109,8 +109,7 @@ class RunLifecycle:
 
     async def _watch(self) -> None:
         """Print notes about the manifests. With --once, exit when all pods have terminated."""
-        sources = [source.name for source in self._agent.ports.sources]
-        await self._queries.wait_for(lambda: self._agent.storage.has_seen(sources))
+        await self._queries.wait_for(self._agent.sources_ready)
         pods = self._stop_filter.pods()
         if not self._options.once:
             if not pods:
@@ -142,7 +141,7 @@ class RunLifecycle:
         return all(phase in ("Succeeded", "Failed") for phase in self._phases.values())
 
     def _phase(self, uid: PodUID) -> str:
-        status = self._agent.statuses.get_pod_status(uid)
+        status = self._agent.status_of(uid)
         return "" if status is None else status.phase or ""
 
     # ---- exit ----

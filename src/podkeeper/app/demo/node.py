@@ -8,7 +8,8 @@ import asyncio
 from collections import defaultdict
 from datetime import datetime
 
-from podkeeper.app.build import Agent, Ports, Settings, simple_node
+from podkeeper.app.agent import Agent
+from podkeeper.app.build import Engine, Ports, Settings, simple_node
 from podkeeper.app.sources import api_source, stored_manifests
 from podkeeper.engine.metrics import Metrics
 from podkeeper.model.k8s.core import Pod
@@ -129,6 +130,6 @@ class DemoNode:
             api=self.api,
             journal=self._journal,
         )
-        agent = Agent(ports, Settings(node=simple_node(NODE_NAME), host_ips=("192.0.2.1",)))
-        self._metrics.append(agent.metrics)
+        agent = Agent(Engine(ports, Settings(node=simple_node(NODE_NAME), host_ips=("192.0.2.1",))))
+        self._metrics.append(agent.engine.metrics)
         return agent

@@ -21,7 +21,6 @@ from podkeeper.engine.history import Explanation, TimelineEntry
 from podkeeper.model import engine_metrics
 from podkeeper.model.k8s.core import ContainerStatus, Pod, PodStatus
 from podkeeper.model.messages import PodUID
-from podkeeper.rules.static.mirror import full_name
 
 _SAME = timedelta(milliseconds=1)  # tolerance, because the wall clock rounds
 
@@ -100,7 +99,7 @@ class Recorder:
         self._follow()
         self.sample()
         node = self._node
-        known = frozenset(pod.metadata.name for pod in node.agent.manager.pods())
+        known = frozenset(pod.metadata.name for pod in node.agent.pods())
         snapshot = Snapshot(
             at_seconds=node.clock.monotonic(),
             rows=tuple(self._row(name) for name in NAMES if node.uids(name)),
@@ -144,9 +143,8 @@ class Recorder:
 
     def _status(self, name: str) -> tuple[Pod, PodStatus] | None:
         """Return a pod and its status, or None if the agent does not know it."""
-        agent, uid = self._node.agent, self._node.uids(name)[-1]
-        pod = agent.manager.pod_by_uid(uid)
-        return None if pod is None else (pod, agent.statuses.get_pod_status(uid) or pod.status)
+        pod = self._node.agent.pod(self._node.uids(name)[-1])
+        return None if pod is None else (pod, pod.status)
 
     def _state_of(self, name: str) -> PodState:
         if not self._node.uids(name):
@@ -182,11 +180,11 @@ class Recorder:
 
     def _why(self, pod: Pod, status: PodStatus, explanation: Explanation) -> str:
         agent = self._node.agent
-        for call in agent.runtime.slow_calls():
+        for call in agent.slow_calls():
             # Only while the pod is pending: a call that timed out was repeated, but may still hang in the runtime.
             if status.phase == "Pending" and call.subject == f"{pod.metadata.namespace}/{pod.metadata.name}":
                 return f"the runtime has not answered {call.operation} for {call.seconds:.0f} s"
-        if explanation.uid in agent.workers.waiting(full_name(pod)):
+        if agent.waits_for_predecessor(pod):
             return "waits until its predecessor has terminated"
         return reason_of(replace(pod, status=status), explanation)
 

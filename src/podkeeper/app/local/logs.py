@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from podkeeper.app.build import Agent
+from podkeeper.app.agent import Agent
 from podkeeper.app.local.log_follow import LogFollower
 from podkeeper.model.errors import AgentError
 from podkeeper.model.k8s.core import ContainerStatus, Pod
@@ -39,17 +39,17 @@ def log_file(agent: Agent, pod: Pod, container: str, *, previous: bool = False) 
     """Return the log file of a container. The pod must have its status. Raises NoLog."""
     uid = PodUID(pod.metadata.uid or "")
     container_id = bare_container_id(_container_id(pod, container, previous=previous))
-    records = agent.cache.get(uid).containers
+    records = agent.record(uid).containers
     attempt = next((each.restart_count for each in records if each.id == container_id), None)
     if attempt is None:
         raise NoLog(f'log of container "{container}" in pod "{pod.metadata.name}" not found: it has been removed')
-    directory = pod_log_directory(agent.settings.log_root, pod)
+    directory = pod_log_directory(agent.log_root, pod)
     return LogFile(Path(directory, container_log_path(container, attempt)), uid, container_id)
 
 
 def is_running(agent: Agent, log: LogFile) -> bool:
     """Return whether a container may still write to its log."""
-    records = agent.cache.get(log.uid).containers
+    records = agent.record(log.uid).containers
     return any(each.id == log.container_id and each.state is not ContainerState.EXITED for each in records)
 
 

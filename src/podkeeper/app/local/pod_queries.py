@@ -24,20 +24,17 @@ from difflib import get_close_matches
 
 from msgspec.structs import replace
 
-from podkeeper.app.build import Agent
+from podkeeper.app.agent import Agent
 from podkeeper.app.local.pod_table import STOPPED, display_name, pods_table
 from podkeeper.app.local.reasons import reason_of
 from podkeeper.app.local.stop_filter import StopFilter, StoppedPod, TerminatingPod
 from podkeeper.engine.history import Explanation
 from podkeeper.model.errors import AgentError
 from podkeeper.model.k8s.core import Event, EventList, EventSource, Pod, PodList, PodStatus
-from podkeeper.model.k8s.meta import ObjectMeta
 from podkeeper.model.messages import PodUID
 from podkeeper.model.table import Table
 from podkeeper.model.times import format_time, instant
 from podkeeper.rules.events import RecordedEvent, api_event, reference_to
-from podkeeper.rules.static.mirror import full_name
-from podkeeper.rules.worker.states import Finished, NeverStarted, Unknown
 
 COMPONENT = "kubelet"
 NO_PORT = "NodePorts"
@@ -70,22 +67,19 @@ class PodQueries:
         self._subscribers: set[Callable[[], None]] = set()
         self._cleanup_since: dict[PodUID, float] = {}  # terminated pods, on the monotonic clock
         self._check = asyncio.Event()  # a terminating pod may have ended
-        agent.statuses.subscribe(lambda uid, status: self.notify())
         stop_filter.subscribe(self._pods_changed)
-        agent.history.subscribe(self._pod_changed)
-        agent.cache.subscribe(self._pod_changed)
-        agent.loop.subscribe(self._check.set)
-
-    @property
-    def node_name(self) -> str:
-        return self._agent.settings.node_name
+        agent.subscribe(
+            status_changed=lambda uid, status: self.notify(),
+            pod_changed=self._pod_changed,
+            pods_changed=self._check.set,
+        )
 
     def now(self) -> datetime:
         """Return the wall time, for printing."""
-        return self._agent.ports.clock.now()
+        return self._agent.clock.now()
 
     def monotonic(self) -> float:
-        return self._agent.ports.clock.monotonic()
+        return self._agent.clock.monotonic()
 
     def health(self) -> tuple[str, ...]:
         """Return problems of the agent itself."""
@@ -144,7 +138,7 @@ class PodQueries:
         """Find a pod by its full name or the name in its manifest. Raises PodNotFound, AmbiguousPodName."""
         pods = [pod for pod in self.pods() if not namespace or pod.metadata.namespace == namespace]
         found = [pod for pod in pods if pod.metadata.name == name] or [
-            pod for pod in pods if pod.metadata.name == f"{name}-{self.node_name.lower()}"
+            pod for pod in pods if pod.metadata.name == f"{name}-{self._agent.node_name.lower()}"
         ]
         requested = f"{namespace}/{name}" if namespace else name
         running = [pod for pod in found if not pod.metadata.deletion_timestamp]
@@ -183,45 +177,33 @@ class PodQueries:
         now, terminating = self.monotonic(), self._stop_filter.terminating()
         self._cleanup_since = {uid: since for uid, since in self._cleanup_since.items() if uid in terminating}
         for uid in terminating:
-            if self._has_terminated(uid) and not self._awaits_cleanup(uid, now):
+            if self._agent.has_ended(uid) and not self._awaits_cleanup(uid, now):
                 self._cleanup_since.pop(uid, None)
                 self._stop_filter.mark_terminated(uid)
         first = min(self._cleanup_since.values(), default=None)
         return None if first is None else first + CLEANUP_SECONDS - now
 
-    def _has_terminated(self, uid: PodUID) -> bool:
-        # With an update pending, the loop may not have the removal yet or, shortly after a creation, not even the pod.
-        if self._agent.loop.has_pending_updates() or self._agent.manager.pod_by_uid(uid) is not None:
-            return False
-        return isinstance(self._agent.workers.state(uid), Unknown | Finished | NeverStarted)
-
     def _awaits_cleanup(self, uid: PodUID, now: float) -> bool:
         """Return whether to wait for the cleanup of a terminated pod."""
         # Until then the pod must not start again, because the agent would treat its old containers as crashed.
-        agent, record = self._agent, self._agent.cache.get(uid)
-        is_clean = isinstance(agent.workers.state(uid), Unknown) and not (record.containers or record.sandboxes)
-        if is_clean and not agent.loop.is_cleaning_up(uid):
+        if self._agent.is_cleaned_up(uid):
             return False
         if uid not in self._cleanup_since:
             self._cleanup_since[uid] = now
-            agent.loop.request_housekeeping()
+            self._agent.request_housekeeping()
         return now - self._cleanup_since[uid] < CLEANUP_SECONDS
 
     # ---- helpers ----
 
     def _all(self) -> Iterator[Pod]:
         terminating = self._stop_filter.terminating()
-        for pod in self._agent.manager.pods():
+        for pod in self._agent.pods():
             if _uid(pod) not in terminating:
-                yield self._with_status(pod)
+                yield self._dated(pod)
         for each in terminating.values():
-            yield self._with_status(each.with_deletion(self._agent.ports.clock))
+            yield self._dated(self._agent.with_status(each.with_deletion(self._agent.clock)))
         for stopped in self._stop_filter.stopped().values():
             yield self._with_stopped_status(stopped)
-
-    def _with_status(self, pod: Pod) -> Pod:
-        status = self._agent.statuses.get_pod_status(_uid(pod)) or pod.status
-        return replace(pod, status=status, metadata=self._dated(pod.metadata, status))
 
     def _with_stopped_status(self, stopped: StoppedPod) -> Pod:
         pod = stopped.pod
@@ -231,25 +213,25 @@ class PodQueries:
             message=f"stopped by 'podkeeper stop' at {format_time(stopped.at)}; "
             f"to start it again, run 'podkeeper start {display_name(pod)}' or change its manifest",
         )
-        return replace(pod, status=status, metadata=self._dated(pod.metadata, status))
+        return self._dated(replace(pod, status=status))
 
-    def _dated(self, metadata: ObjectMeta, status: PodStatus) -> ObjectMeta:
+    def _dated(self, pod: Pod) -> Pod:
         """Add a creation timestamp, because pods from manifests have none from an API."""
-        created = instant(status.start_time) or self._stop_filter.first_seen(PodUID(metadata.uid or ""))
-        if metadata.creation_timestamp or created is None:
-            return metadata
-        return replace(metadata, creation_timestamp=format_time(created))
+        created = instant(pod.status.start_time) or self._stop_filter.first_seen(_uid(pod))
+        if pod.metadata.creation_timestamp or created is None:
+            return pod
+        return replace(pod, metadata=replace(pod.metadata, creation_timestamp=format_time(created)))
 
     def _slow_calls(self) -> dict[str, str]:
         """Return slow calls to the runtime, by pod."""
         return {
             call.subject: f"the runtime has not answered {call.operation} for {call.seconds:.0f} s"
-            for call in self._agent.runtime.slow_calls()
+            for call in self._agent.slow_calls()
         }
 
     def _reason(self, pod: Pod, slow: dict[str, str]) -> str:
         uid = _uid(pod)
-        if uid in self._agent.workers.waiting(full_name(pod)):
+        if self._agent.waits_for_predecessor(pod):
             return "waits until its predecessor has terminated"
         slow_call = slow.get(f"{pod.metadata.namespace}/{pod.metadata.name}", "")
         reason = reason_of(pod, self._agent.explain(uid), slow_call)
@@ -262,24 +244,24 @@ class PodQueries:
         if pod.status.reason != NO_PORT:
             return ""
         wanted = host_ports(pod)
-        others = [each for each in self._agent.manager.pods() if _uid(each) != _uid(pod)]
+        others = [each for each in self._agent.pods() if _uid(each) != _uid(pod)]
         used = {port: display_name(each) for each in others for port in host_ports(each) & wanted}
         return ", ".join(f"host port {port} is used by {name}" for port, name in sorted(used.items()))
 
     def _events_of(self, pod: Pod) -> list[tuple[datetime, Event]]:
-        recorded = self._agent.events.events_of(_uid(pod))
+        recorded = self._agent.events_of(_uid(pod))
         return [(each.last_at, self._event(pod, each)) for each in recorded]
 
     def _event(self, pod: Pod, recorded: RecordedEvent) -> Event:
         stamp = int(recorded.first_at.timestamp() * 1e9)
-        source = EventSource(component=COMPONENT, host=self.node_name)
+        source = EventSource(component=COMPONENT, host=self._agent.node_name)
         subject = reference_to(pod, recorded.event.container_path)
         event = api_event(recorded.event, subject, source, recorded.first_at, stamp)
         last = format_time(recorded.last_at)
         return replace(event, api_version="v1", kind="Event", count=recorded.count, last_timestamp=last)
 
     def _hint(self, name: str) -> str:
-        suffix = f"-{self.node_name.lower()}"
+        suffix = f"-{self._agent.node_name.lower()}"
         plain = {(pod.metadata.name or "").removesuffix(suffix): display_name(pod) for pod in self.pods()}
         if not plain:
             return ": the agent has no pods"

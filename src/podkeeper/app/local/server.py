@@ -28,7 +28,7 @@ from pathlib import Path
 import msgspec
 from aiohttp import web
 
-from podkeeper.app.build import Agent
+from podkeeper.app.agent import Agent
 from podkeeper.app.history_words import printed
 from podkeeper.app.local.channels import PROTOCOL, relay
 from podkeeper.app.local.forwards import Forwards, NoForwards, ready_sandbox, requested_port
@@ -45,7 +45,6 @@ from podkeeper.model.messages import PodUID
 from podkeeper.model.runtime import ContainerState
 from podkeeper.rules.logs.reading import LogOptions
 from podkeeper.rules.validate.names import missing, wrong
-from podkeeper.rules.worker.states import Finished, NeverStarted, Unknown
 
 log = logging.getLogger(__name__)
 
@@ -153,18 +152,10 @@ class LocalServer:
 
     async def _stop(self, request: web.Request) -> web.Response:
         pod, grace = self._requested_pod(request), _number(request.query, "gracePeriodSeconds")
-        uid = _uid(pod)
-        if grace is not None and not isinstance(self._agent.workers.state(uid), Unknown | Finished | NeverStarted):
-            self._agent.background.spawn(self._kill(pod, grace))
-        await self._stop_filter.stop(uid, grace)
+        if grace is not None:
+            self._agent.kill(pod, grace)
+        await self._stop_filter.stop(_uid(pod), grace)
         return _json(self._queries.find(pod.metadata.name or "", pod.metadata.namespace or ""), status=202)
-
-    async def _kill(self, pod: Pod, grace_seconds: int) -> None:
-        """Kill a pod with another grace period than that of its manifest."""
-        try:
-            await self._agent.workers.kill_pod(pod, grace_override_seconds=grace_seconds)
-        except TryLater as error:
-            log.warning("pod %s did not stop within its grace period: %s", pod.metadata.name, error)
 
     async def _start(self, request: web.Request) -> web.Response:
         pod = self._requested_pod(request)
@@ -201,7 +192,7 @@ class LocalServer:
 
     async def _port_forward(self, request: web.Request) -> web.StreamResponse:
         pod, port = self._requested_pod(request), requested_port(_number(request.query, "port"))
-        sandbox_id = ready_sandbox(pod, self._agent.cache.get(_uid(pod)).sandboxes)
+        sandbox_id = ready_sandbox(pod, self._agent.record(_uid(pod)).sandboxes)
         return await self._serve_stream(request, self._forwards.forward(sandbox_id, port))
 
     async def _serve_stream(self, request: web.Request, opening: Awaitable[StreamSession]) -> web.StreamResponse:
@@ -218,7 +209,7 @@ class LocalServer:
         """Return the running container of a request. Raises NoLog, RuntimeRefused."""
         pod, container = self._requested_pod(request), request.match_info["container"]
         found = log_file(self._agent, pod, container)
-        for record in self._agent.cache.get(found.uid).containers:
+        for record in self._agent.record(found.uid).containers:
             if record.id == found.container_id and record.state is ContainerState.RUNNING:
                 return found
         raise RuntimeRefused(f"container {container!r} of pod {pod.metadata.name!r} is not running")

@@ -12,14 +12,12 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
-from podkeeper.app.build import Agent
+from podkeeper.app.agent import Agent
 from podkeeper.app.local.logs import LogFile, is_running, read_file
 from podkeeper.linux.logline import STDOUT
 from podkeeper.model.errors import RuntimeRefused
 from podkeeper.model.probing import CommandEnd, CommandExited, NotRun, TimedOut
 from podkeeper.rules.logs.reading import LogOptions
-
-NO_TIMEOUT = 0.0
 
 
 class StreamSession(Protocol):
@@ -63,14 +61,14 @@ class PlainStreams:
     async def exec(self, container_id: str, command: Sequence[str], *, tty: bool, stdin: bool) -> StreamSession:
         if tty or stdin:
             raise RuntimeRefused(
-                f"cannot use stdin or a TTY: the runtime {self._agent.runtime.name!r} does not support them"
+                f"cannot use stdin or a TTY: the runtime {self._agent.runtime_name!r} does not support them"
             )
-        end = asyncio.ensure_future(self._agent.ports.runtime.exec_sync(container_id, command, NO_TIMEOUT))
+        end = asyncio.ensure_future(self._agent.run_command(container_id, command))
         return _CommandOutput(end)
 
     async def attach(self, log: LogFile, *, tty: bool, stdin: bool) -> StreamSession:
         if stdin:
-            raise RuntimeRefused(f"cannot use stdin: the runtime {self._agent.runtime.name!r} does not support it")
+            raise RuntimeRefused(f"cannot use stdin: the runtime {self._agent.runtime_name!r} does not support it")
         return _FollowedLog(self._agent, log)
 
 

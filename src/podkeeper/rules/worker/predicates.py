@@ -83,3 +83,8 @@ def should_be_finished(state: State, *, synced: bool) -> bool:
 def is_stopping(state: State) -> bool:
     """Return whether the pod must stop and containers may still run."""
     return isinstance(state, TerminationRequested | Terminating)
+
+
+def is_over(state: State) -> bool:
+    """Return whether the worker has nothing left to do for the pod, or never had it."""
+    return isinstance(state, Unknown | Finished | NeverStarted)

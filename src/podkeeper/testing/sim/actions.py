@@ -220,17 +220,17 @@ class Evict:
     def run(self, world: World) -> None:
         """Evict the pod if it is active and not critical, as an eviction manager does."""
         agent = world.agent
-        pod = agent.manager.pod_by_full_name(f"{self.name}_{NAMESPACE}") if agent is not None else None
+        pod = agent.engine.manager.pod_by_full_name(f"{self.name}_{NAMESPACE}") if agent is not None else None
         if agent is None or pod is None or is_critical_pod(pod):
             return
-        published = agent.statuses.get_pod_status(PodUID(pod.metadata.uid or ""))
-        if is_active(pod, None if published is None else published.phase, agent.workers):
+        published = agent.engine.statuses.get_pod_status(PodUID(pod.metadata.uid or ""))
+        if is_active(pod, None if published is None else published.phase, agent.engine.workers):
             eviction = shortage_eviction("The node was low on resource: memory.", by_own_limits=False)
 
             def final_status(status: PodStatus) -> PodStatus:
                 return evicted_status(pod, status, eviction, world.clock.now())
 
-            kill = partial(agent.workers.kill_pod, pod, evict=True, status_function=final_status)
+            kill = partial(agent.engine.workers.kill_pod, pod, evict=True, status_function=final_status)
             world.in_agent(self._wait(world, pod, kill))
 
     async def _wait(self, world: World, pod: Pod, kill: Callable[..., Awaitable[None]]) -> None:

@@ -21,7 +21,8 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, cast
 
-from podkeeper.app.build import Agent, Ports, Settings, simple_node
+from podkeeper.app.agent import Agent
+from podkeeper.app.build import Engine, Ports, Settings, simple_node
 from podkeeper.app.sources import api_source, stored_manifests
 from podkeeper.model.errors import TryLater
 from podkeeper.model.k8s.core import Pod
@@ -287,7 +288,7 @@ class World:
         self.bus.publish(AgentStarted(self.now(), process.number))
         context = contextvars.copy_context()
         context.run(AGENT_PROCESS.set, process)
-        self.agent = context.run(Agent, self._ports(process), self.settings)
+        self.agent = Agent(context.run(Engine, self._ports(process), self.settings))
         self._root = self.loop.create_task(self.agent.run(), name=f"agent {process.number}", context=context)
         return self._root
 

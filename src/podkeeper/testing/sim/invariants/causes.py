@@ -55,7 +55,7 @@ class StopCauses:
             return None
         if known.pod.spec.active_deadline_seconds is not None or is_evicted(self._world, uid):
             return None
-        status = agent.statuses.get_pod_status(uid)
+        status = agent.engine.statuses.get_pod_status(uid)
         return None if status is not None and is_terminal(status.phase) else known.pod  # terminal: it was rejected
 
     def _is_unknown(self, run: ContainerRun) -> bool:
@@ -88,7 +88,7 @@ class StopCauses:
 
 def is_evicted(world: World, uid: PodUID) -> bool:
     """Whether a pod is being evicted or preempted. Only the agent knows the reason."""
-    state = None if world.agent is None else world.agent.workers.state(uid)
+    state = None if world.agent is None else world.agent.engine.workers.state(uid)
     return isinstance(state, Stopping) and state.termination.cause is Cause.EVICTED
 
 

@@ -161,5 +161,5 @@ def is_rejected(world: World, uid: PodUID) -> bool:
 
 def status_in_agent(world: World, uid: PodUID) -> PodStatus:
     """Return the agent's status of a pod. Empty if no agent runs or it has none."""
-    status = None if world.agent is None else world.agent.statuses.get_pod_status(uid)
+    status = None if world.agent is None else world.agent.engine.statuses.get_pod_status(uid)
     return PodStatus() if status is None else status

@@ -112,7 +112,7 @@ class Promptness:
     def _can_start(self, pod: Pod) -> bool:
         """Whether a pod is still desired, was admitted, and has an image to start with."""
         uid, agent = _uid(pod), self._world.agent
-        if agent is None or is_critical_pod(pod) or uid in agent.preemption.held():
+        if agent is None or is_critical_pod(pod) or uid in agent.engine.preemption.held():
             return False  # other pods may have to be killed for it first
         if uid in self._names:
             desired = any(uid in named for named in self._named.values()) and not is_rejected(self._world, uid)
@@ -150,7 +150,7 @@ class Promptness:
         if desired is None or desired.spec != pod.spec or image in self._world.runtime.missing_images:
             return
         agent = self._world.agent
-        if agent is None or agent.workers.is_pod_termination_requested(uid):
+        if agent is None or agent.engine.workers.is_pod_termination_requested(uid):
             return
         if self._is_excused(since, uid, IRRELEVANT_FAULTS | EVENT_FAULTS):
             return
@@ -227,7 +227,7 @@ class Promptness:
         pod, sandbox = self._desired_pod(uid), truth.sandboxes.get(run.sandbox_id)
         if pod is None or not _must_restart(pod, run) or sandbox is None or sandbox.stopped is not None:
             return
-        if self._world.agent is None or self._world.agent.workers.is_pod_termination_requested(uid):
+        if self._world.agent is None or self._world.agent.engine.workers.is_pod_termination_requested(uid):
             return  # evicted, preempted or past its deadline, which only the agent knows yet
         settled = self._agent_started_at + SETTLED_SECONDS
         if self._world.fault_log.any_during(settled, since - AFTERMATH_SECONDS, uid, HOST_FAULTS):
@@ -247,7 +247,7 @@ class Promptness:
         for named in self._named.values():
             if uid in named:
                 return named[uid]
-        known = self._world.agent.manager.pod_by_uid(uid) if self._world.agent is not None else None
+        known = self._world.agent.engine.manager.pod_by_uid(uid) if self._world.agent is not None else None
         if known is None or uid in self._names:
             return None
         shown = self._world.api.peek(Pod, known.metadata.name or "", known.metadata.namespace or "")

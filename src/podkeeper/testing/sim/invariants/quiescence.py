@@ -122,7 +122,7 @@ class Quiescence:
             return
         problems = [
             *agent.health(),
-            *(f"{call.operation} for {call.subject} hangs" for call in agent.runtime.slow_calls()),
+            *(f"{call.operation} for {call.subject} hangs" for call in agent.engine.runtime.slow_calls()),
         ]
         self._verify("I6", "", "; ".join(problems))
 

@@ -67,7 +67,7 @@ class AllowedStarts:
         agent = self._world.agent
         if agent is None:
             return
-        state = agent.workers.state(call.uid)
+        state = agent.engine.workers.state(call.uid)
         if not is_termination_requested(state):
             self._in_flight.discard(call.uid)
             return
@@ -84,7 +84,7 @@ class AllowedStarts:
         """Note the first call that shows that the agent knows of the pod's end. From then on there is no excuse."""
         if known is None or known.end is None or known.end.acted_upon or self._world.agent is None:
             return
-        if is_termination_requested(self._world.agent.workers.state(call.uid)) and call.operation not in _STARTS:
+        if is_termination_requested(self._world.agent.engine.workers.state(call.uid)) and call.operation not in _STARTS:
             known.end.acted_upon = True
 
     def _on_pod_changed(self, change: PodChanged) -> None:
