@@ -12,19 +12,23 @@ from podkeeper.model.history import (
     Moved,
     PodHeld,
     PodRejected,
+    PodState,
     RetryScheduled,
     StatusChanged,
     SyncEnded,
     SyncError,
+    SyncKind,
     SyncResult,
     SyncStarted,
+    WorkerState,
 )
 from podkeeper.model.messages import PodUID
+from podkeeper.rules.worker.updates import UpdateType
 from podkeeper.testing.virtual_time import BEGINNING
 
 WORDS: list[tuple[HistoryEvent, tuple[str, str]]] = [
-    (Moved("unknown", "syncing"), ("moved", "unknown -> syncing")),
-    (SyncStarted("sync", "create"), ("sync started", "sync (create)")),
+    (Moved(PodState(WorkerState.UNKNOWN), PodState(WorkerState.SYNCING)), ("moved", "unknown -> syncing")),
+    (SyncStarted(SyncKind.SYNC, UpdateType.CREATE), ("sync started", "sync (create)")),
     (SyncEnded(SyncResult.DONE), ("sync ended", "done")),
     (SyncEnded(SyncResult.POD_ENDED), ("sync ended", "the pod has ended")),
     (SyncEnded(SyncResult.CANCELLED), ("sync ended", "cancelled")),

@@ -9,29 +9,35 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from podkeeper.engine.history import LONGEST_TIMELINE, UNKNOWN, Explanation, PodHistory, TimelineEntry
+from podkeeper.engine.history import LONGEST_TIMELINE, Explanation, PodHistory, TimelineEntry
 from podkeeper.model.history import (
+    UNKNOWN_STATE,
+    Cause,
     EventRecorded,
     HistoryEvent,
     Moved,
     PodHeld,
     PodRejected,
+    PodState,
     RetryScheduled,
     StatusChanged,
     SyncEnded,
     SyncError,
+    SyncKind,
     SyncResult,
     SyncStarted,
+    WorkerState,
 )
 from podkeeper.model.k8s.core import PodCondition, PodStatus
 from podkeeper.model.messages import PodUID
-from podkeeper.rules.worker.states import Unknown, in_words
+from podkeeper.rules.worker.states import Unknown, pod_state
+from podkeeper.rules.worker.updates import UpdateType
 from podkeeper.testing.virtual_time import BEGINNING, VirtualClock, simulate
 
 WEB, DB = PodUID("uid-web"), PodUID("uid-db")
-STARTED = Moved("unknown", "syncing")
-DELETED = Moved("syncing", "terminating (deleted)")
-FORGOTTEN = Moved("finished (deleted)", "unknown")
+STARTED = Moved(PodState(WorkerState.UNKNOWN), PodState(WorkerState.SYNCING))
+DELETED = Moved(PodState(WorkerState.SYNCING), PodState(WorkerState.TERMINATING, Cause.DELETED))
+FORGOTTEN = Moved(PodState(WorkerState.FINISHED, Cause.DELETED), PodState(WorkerState.UNKNOWN))
 REJECTED = PodRejected("OutOfcpu", "no CPU")
 PULLED = EventRecorded("Pulled", "image web:1")
 DONE = SyncEnded(SyncResult.DONE)
@@ -77,7 +83,7 @@ def test_an_explanation_has_the_state_since_when_and_the_timeline() -> None:
 
     explanation = simulate(scenario())[0]
     later = BEGINNING + timedelta(seconds=90)
-    assert (explanation.state, explanation.since) == ("terminating (deleted)", later)
+    assert (str(explanation.state), explanation.since) == ("terminating (deleted)", later)
     assert explanation.timeline == (
         TimelineEntry(BEGINNING, PULLED),
         TimelineEntry(BEGINNING, STARTED),
@@ -90,7 +96,7 @@ def test_repeated_events_are_counted() -> None:
         history = PodHistory(clock=VirtualClock())
         history.add(WEB, STARTED)
         for minute in range(60):
-            history.add(WEB, SyncStarted("sync", "sync"))
+            history.add(WEB, SyncStarted(SyncKind.SYNC, UpdateType.SYNC))
             history.add(WEB, DONE)
             history.add(WEB, RetryScheduled(minute))
             await asyncio.sleep(60)
@@ -99,7 +105,7 @@ def test_repeated_events_are_counted() -> None:
     explanation = simulate(scenario())[0]
     assert counted(explanation) == [
         (STARTED, 1),
-        (SyncStarted("sync", "sync"), 60),
+        (SyncStarted(SyncKind.SYNC, UpdateType.SYNC), 60),
         (DONE, 60),
         (RetryScheduled(59), 60),
     ]
@@ -126,9 +132,9 @@ def test_a_corrected_wall_clock_corrects_the_shown_times() -> None:
 
 
 def test_a_forgotten_pod_keeps_its_last_state() -> None:
-    evicted = Moved("syncing", "finished (evicted)")
-    explanation = after(STARTED, evicted, Moved("finished (evicted)", in_words(Unknown())))
-    assert explanation.state == "finished (evicted)"
+    evicted = Moved(PodState(WorkerState.SYNCING), PodState(WorkerState.FINISHED, Cause.EVICTED))
+    explanation = after(STARTED, evicted, Moved(evicted.after, UNKNOWN_STATE))
+    assert str(explanation.state) == "finished (evicted)"
     assert len(explanation.timeline) == 3
 
 
@@ -138,12 +144,12 @@ def test_pods_without_a_worker_are_bounded_and_pods_with_one_are_kept() -> None:
         for number in range(20):
             gone = PodUID(f"uid-{number}")
             history.add(gone, STARTED)
-            history.add(gone, Moved("syncing", "unknown"))
+            history.add(gone, Moved(PodState(WorkerState.SYNCING), PodState(WorkerState.UNKNOWN)))
             history.add(PodUID(f"rejected-{number}"), REJECTED)
         remembered = [bool(history.explain(PodUID(f"uid-{number}")).timeline) for number in (0, 14, 15, 19)]
         assert remembered == [False, False, True, True]
 
-    assert explained(script).state == "syncing"
+    assert explained(script).state == STARTED.after
 
 
 def test_a_pod_that_gets_a_worker_again_keeps_its_timeline() -> None:
@@ -154,21 +160,28 @@ def test_a_pod_that_gets_a_worker_again_keeps_its_timeline() -> None:
             history.add(PodUID(f"uid-{number}"), REJECTED)
 
     explanation = explained(script)
-    assert (explanation.state, len(explanation.timeline)) == ("syncing", 3)
+    assert (explanation.state, len(explanation.timeline)) == (STARTED.after, 3)
 
 
-def test_the_state_of_a_pod_without_a_worker_has_the_name_that_workers_use() -> None:
-    assert in_words(Unknown()) == UNKNOWN
+def test_a_pod_without_a_worker_is_in_the_unknown_state_of_the_workers() -> None:
+    assert pod_state(Unknown()) == UNKNOWN_STATE
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["x", "y"]), st.integers(0, 3)), max_size=200))
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("abc"), st.sampled_from(["waiting", "syncing"]), st.integers(0, 3)), max_size=200
+    )
+)
 def test_a_timeline_is_bounded_in_order_and_counts_every_event(notes: list[tuple[str, str, int]]) -> None:
     async def scenario() -> Explanation:
         history = PodHistory(clock=VirtualClock())
         for reason, message, move in notes:
             await asyncio.sleep(1)
-            history.add(WEB, Moved("s", message) if move == 0 else EventRecorded(reason, message))
+            history.add(
+                WEB,
+                Moved(STARTED.after, PodState(WorkerState(message))) if move == 0 else EventRecorded(reason, message),
+            )
         return history.explain(WEB)
 
     timeline = simulate(scenario())[0].timeline
@@ -275,7 +288,7 @@ def test_pods_forgotten_by_their_workers_are_bounded() -> None:
         for uid in ("a", "b", "c"):
             history.add(PodUID(uid), STARTED)
         for uid in ("a", "b", "c"):
-            history.add(PodUID(uid), Moved("syncing", "unknown"))
+            history.add(PodUID(uid), Moved(PodState(WorkerState.SYNCING), PodState(WorkerState.UNKNOWN)))
 
     assert remembered(script, "a", "b", "c") == ["b", "c"]
 
@@ -328,7 +341,7 @@ WAITS: dict[str, tuple[tuple[HistoryEvent, ...], str]] = {
     "an event changes nothing": ((SyncError("no image"), PULLED), "no image"),
     "a status changes nothing": ((SyncError("no image"), StatusChanged("Pending", False)), "no image"),
     "a hold changes nothing": ((SyncError("no image"), PodHeld(1)), "no image"),
-    "a new sync changes nothing": ((SyncError("no image"), SyncStarted("sync", "sync")), "no image"),
+    "a new sync changes nothing": ((SyncError("no image"), SyncStarted(SyncKind.SYNC, UpdateType.SYNC)), "no image"),
     "another failure replaces it": ((SyncError("no image"), SyncError("no volume")), "no volume"),
     "a sync that is done ends it": ((SyncError("no image"), DONE), ""),
     "a cancelled sync ends it": ((SyncError("no image"), SyncEnded(SyncResult.CANCELLED)), ""),
@@ -352,7 +365,7 @@ RETRIES: dict[str, tuple[HistoryEvent, object]] = {
     "a sync fails": (SyncError("no image"), None),
     "another retry": (RetryScheduled(20), LATER),
     "a state change": (DELETED, None),
-    "the worker ends": (Moved("syncing", "unknown"), None),
+    "the worker ends": (Moved(PodState(WorkerState.SYNCING), PodState(WorkerState.UNKNOWN)), None),
 }
 
 
@@ -375,7 +388,7 @@ def test_a_retry_is_in_the_future_until_it_is_due() -> None:
 
 
 def test_a_pod_without_a_worker_that_stays_unknown_keeps_its_timeline() -> None:
-    nowhere = Moved("unknown", "unknown")
+    nowhere = Moved(PodState(WorkerState.UNKNOWN), PodState(WorkerState.UNKNOWN))
     assert after(REJECTED, nowhere) == Explanation(
         uid=WEB, asked_at=BEGINNING, timeline=(TimelineEntry(BEGINNING, REJECTED), TimelineEntry(BEGINNING, nowhere))
     )

@@ -6,18 +6,11 @@ from datetime import timedelta
 import pytest
 
 from podkeeper.model.errors import AgentError, BadInput, InBackoff, NetworkNotReady, TryLater
+from podkeeper.model.history import Cause
 from podkeeper.model.k8s.core import PodStatus
 from podkeeper.model.messages import PodUID
 from podkeeper.model.runtime import PodRecord
-from podkeeper.rules.worker.states import (
-    Cause,
-    Finished,
-    NeverStarted,
-    Syncing,
-    Terminated,
-    TerminationRequested,
-    Unknown,
-)
+from podkeeper.rules.worker.states import Finished, NeverStarted, Syncing, Terminated, TerminationRequested, Unknown
 from podkeeper.rules.worker.updates import KillOptions, Update, UpdateType
 from podkeeper.rules.worker.workers import PodWorkerState, PodWorkerSync
 from podkeeper.testing.virtual_time import BEGINNING, simulate

@@ -11,10 +11,10 @@ from podkeeper.engine.cache import PodCache
 from podkeeper.engine.syncer import PodSyncer
 from podkeeper.engine.workers import PodWorkers
 from podkeeper.model.errors import GiveUp, TryLater
-from podkeeper.model.history import HistoryEvent, RetryScheduled, SyncEnded, SyncError, SyncResult, SyncStarted
+from podkeeper.model.history import Cause, HistoryEvent, RetryScheduled, SyncEnded, SyncError, SyncResult, SyncStarted
 from podkeeper.model.messages import PodUID
 from podkeeper.model.runtime import PodRecord
-from podkeeper.rules.worker.states import Cause, Terminated
+from podkeeper.rules.worker.states import Terminated
 from podkeeper.rules.worker.updates import KillOptions
 from podkeeper.rules.worker.workers import PodWorkerState, PodWorkerSync, WorkerTable
 from podkeeper.testing.virtual_time import VirtualClock, simulate

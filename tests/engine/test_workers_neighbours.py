@@ -5,7 +5,19 @@ import asyncio
 import pytest
 
 from podkeeper.model.errors import BadInput, TryLater
-from podkeeper.model.history import HistoryEvent, Moved, RetryScheduled, SyncEnded, SyncError, SyncResult, SyncStarted
+from podkeeper.model.history import (
+    Cause,
+    HistoryEvent,
+    Moved,
+    PodState,
+    RetryScheduled,
+    SyncEnded,
+    SyncError,
+    SyncKind,
+    SyncResult,
+    SyncStarted,
+    WorkerState,
+)
 from podkeeper.model.k8s.core import PodStatus
 from podkeeper.model.messages import PodUID
 from podkeeper.model.runtime import PodRecord
@@ -34,6 +46,10 @@ from tests.engine.worker_harness import (
 )
 
 # Faults.
+
+
+def deleted(state: WorkerState) -> PodState:
+    return PodState(state, Cause.DELETED)
 
 
 @pytest.mark.parametrize("neighbours", [{"enqueue"}, {"record"}, {"left"}, {"history"}, {"enqueue", "left", "history"}])
@@ -217,29 +233,32 @@ def test_the_history_has_each_state_change_each_sync_and_the_next_one() -> None:
             done, retry = SyncEnded(SyncResult.DONE), RetryScheduled(0)
             events = [retry if isinstance(event, RetryScheduled) else event for _, event in harness.history]
             assert events == [
-                Moved("unknown", "syncing"),
-                SyncStarted("sync", "create"),
+                Moved(PodState(WorkerState.UNKNOWN), PodState(WorkerState.SYNCING)),
+                SyncStarted(SyncKind.SYNC, UpdateType.CREATE),
                 done,
                 retry,
-                SyncStarted("sync", "sync"),
+                SyncStarted(SyncKind.SYNC, UpdateType.SYNC),
                 SyncError("cannot pull"),
                 retry,
-                SyncStarted("sync", "sync"),
-                Moved("syncing", "termination requested (deleted)"),
+                SyncStarted(SyncKind.SYNC, UpdateType.SYNC),
+                Moved(PodState(WorkerState.SYNCING), deleted(WorkerState.TERMINATION_REQUESTED)),
                 SyncEnded(SyncResult.CANCELLED),
                 retry,
-                SyncStarted("terminating", "kill"),
-                Moved("termination requested (deleted)", "terminating (deleted)"),
+                SyncStarted(SyncKind.TERMINATING, UpdateType.KILL),
+                Moved(
+                    deleted(WorkerState.TERMINATION_REQUESTED),
+                    deleted(WorkerState.TERMINATING),
+                ),
                 done,
-                Moved("terminating (deleted)", "terminated (deleted)"),
+                Moved(deleted(WorkerState.TERMINATING), deleted(WorkerState.TERMINATED)),
                 retry,
-                SyncStarted("terminated", "sync"),
+                SyncStarted(SyncKind.TERMINATED, UpdateType.SYNC),
                 done,
-                Moved("terminated (deleted)", "finished (deleted)"),
+                Moved(deleted(WorkerState.TERMINATED), deleted(WorkerState.FINISHED)),
             ]
             harness.history.clear()
             harness.workers.sync_known_pods([])
-            assert harness.history == [(WEB, Moved("finished (deleted)", "unknown"))]
+            assert harness.history == [(WEB, Moved(deleted(WorkerState.FINISHED), PodState(WorkerState.UNKNOWN)))]
 
     simulate(scenario())
 

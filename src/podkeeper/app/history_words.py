@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from podkeeper.engine.history import UNKNOWN, Explanation, TimelineEntry
+from podkeeper.engine.history import Explanation, TimelineEntry
 from podkeeper.model.history import (
     EventRecorded,
     HistoryEvent,
@@ -19,6 +19,7 @@ from podkeeper.model.history import (
     StatusChanged,
     SyncEnded,
     SyncError,
+    SyncKind,
     SyncResult,
     SyncStarted,
 )
@@ -29,6 +30,12 @@ MOVED: Final = "moved"
 SYNC_STARTED: Final = "sync started"
 SYNC_ENDED: Final = "sync ended"
 NEXT_SYNC: Final = "next sync"
+_KINDS: Final = {
+    SyncKind.SYNC: "sync",
+    SyncKind.TERMINATING: "terminating",
+    SyncKind.TERMINATING_RUNTIME: "terminating runtime",
+    SyncKind.TERMINATED: "terminated",
+}
 _RESULTS: Final = {
     SyncResult.DONE: "done",
     SyncResult.POD_ENDED: "the pod has ended",
@@ -53,7 +60,7 @@ class PrintedExplanation:
 
     uid: PodUID
     asked_at: datetime
-    state: str = UNKNOWN
+    state: str
     since: datetime | None = None
     waiting_for: str = ""
     next_retry: datetime | None = None
@@ -64,7 +71,7 @@ def printed(explanation: Explanation) -> PrintedExplanation:
     return PrintedExplanation(
         uid=explanation.uid,
         asked_at=explanation.asked_at,
-        state=explanation.state,
+        state=str(explanation.state),
         since=explanation.since,
         waiting_for=explanation.waiting_for,
         next_retry=explanation.next_retry,
@@ -83,7 +90,7 @@ def in_words(event: HistoryEvent) -> tuple[str, str]:
         case Moved(before=before, after=after):
             return MOVED, f"{before}{ARROW}{after}"
         case SyncStarted(kind=kind, update_type=update_type):
-            return SYNC_STARTED, f"{kind} ({update_type})"
+            return SYNC_STARTED, f"{_KINDS[kind]} ({update_type})"
         case SyncEnded(result=result):
             return SYNC_ENDED, _RESULTS[result]
         case SyncError(message=message):

@@ -22,7 +22,8 @@ from podkeeper.app.history_words import (
     PrintedEntry,
     PrintedExplanation,
 )
-from podkeeper.engine.history import UNKNOWN, Explanation
+from podkeeper.engine.history import Explanation
+from podkeeper.model.history import WorkerState
 
 TROUBLE: Final = "fault:"
 """The prefix of entries about faults."""
@@ -66,7 +67,7 @@ def timeline(
     name: str, noted: Sequence[Noted], explanation: Explanation | PrintedExplanation, *, plain: bool
 ) -> RenderableType:
     syncs = sum(each.entry.times for each in noted if each.entry.what == SYNC_STARTED)
-    facts = [] if explanation.state == UNKNOWN else [_state(explanation)]
+    facts = [] if str(explanation.state) == WorkerState.UNKNOWN else [_state(explanation)]
     facts += [f"syncs: {syncs}"] if syncs else []
     head = Text(f"timeline of {name}", "bold").append(": " + "; ".join(facts) if facts else "", "not bold")
     several = len({each.pod_number for each in noted} - {0}) > 1

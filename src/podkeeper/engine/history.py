@@ -22,10 +22,12 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from podkeeper.model.history import (
+    UNKNOWN_STATE,
     EventRecorded,
     HistoryEvent,
     Moved,
     PodRejected,
+    PodState,
     RetryScheduled,
     StatusChanged,
     SyncEnded,
@@ -34,9 +36,6 @@ from podkeeper.model.history import (
 from podkeeper.model.k8s.core import PodStatus
 from podkeeper.model.messages import PodUID
 from podkeeper.ports.clock import Clock
-
-UNKNOWN: Final = "unknown"
-"""The state of a pod that no worker has."""
 
 LONGEST_TIMELINE: Final = 50
 MOST_REMEMBERED: Final = 1000
@@ -61,7 +60,7 @@ class Explanation:
 
     uid: PodUID
     asked_at: datetime
-    state: str = UNKNOWN
+    state: PodState = UNKNOWN_STATE
     since: datetime | None = None
     waiting_for: str = ""
     next_retry: datetime | None = None
@@ -74,7 +73,7 @@ class _Timeline:
     __slots__ = ("counts", "events", "firsts", "lasts", "retry_at", "since", "state", "waiting_for")
 
     def __init__(self) -> None:
-        self.state = UNKNOWN
+        self.state = UNKNOWN_STATE
         self.since: float | None = None
         self.waiting_for = ""
         self.retry_at: float | None = None
@@ -174,8 +173,8 @@ class PodHistory:
             ),
         )
 
-    def _move(self, uid: PodUID, timeline: _Timeline, state: str, now: float) -> None:
-        if state == UNKNOWN:
+    def _move(self, uid: PodUID, timeline: _Timeline, state: PodState, now: float) -> None:
+        if state == UNKNOWN_STATE:
             # The worker has forgotten the pod. Keep the state in which it ended.
             if self._live.pop(uid, None) is not None:
                 self._others[uid] = timeline

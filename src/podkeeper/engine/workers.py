@@ -65,7 +65,7 @@ from podkeeper.rules.worker.events import (
     SyncTerminatingPod,
     SyncTerminatingRuntimePod,
 )
-from podkeeper.rules.worker.states import Active, Busy, Done, Finished, Idle, State, Unknown, Waiting, in_words
+from podkeeper.rules.worker.states import Active, Busy, Done, Finished, Idle, State, Unknown, Waiting, pod_state
 from podkeeper.rules.worker.timing import BackoffRemaining, RetryDelay, retry_delay_after
 from podkeeper.rules.worker.updates import StatusFunction, Update, UpdateType, kill_request
 from podkeeper.rules.worker.workers import Orders, PodWorkerSync, WorkerTable, subject_of
@@ -309,8 +309,7 @@ class PodWorkers:
             raise IllegalStep(f"a sync of pod {uid}, which is idle")
         ordered.task = group.create_task(self._run_sync(uid, ordered), name=f"sync of pod {uid}")
         ordered.task.add_done_callback(partial(self._ended, uid, ordered))
-        kind = busy.kind.name.lower().replace("_", " ")
-        self._add_history(uid, SyncStarted(kind, str(busy.work.update_type)))
+        self._add_history(uid, SyncStarted(busy.kind, busy.work.update_type))
         if busy.work.start_time is not None:
             waited_seconds = self._clock.monotonic() - busy.work.start_time
             self._notify("the observer", uid, self._observer.sync_started, busy.work.update_type, waited_seconds)
@@ -411,7 +410,7 @@ class PodWorkers:
     def _report_move(self, uid: PodUID, before: State) -> None:
         after = self.state(uid)
         subject = subject_of(after) or subject_of(before)
-        moved = Moved(in_words(before), in_words(after))
+        moved = Moved(pod_state(before), pod_state(after))
         log.info("pod %s (%s) changed state: %s -> %s", _name(subject), uid, moved.before, moved.after)
         self.moves += 1
         self._add_history(uid, moved)

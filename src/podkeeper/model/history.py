@@ -1,25 +1,71 @@
 """History events: what happened to a pod, as typed values.
 
-Engine modules add them to `engine.history`. `app.timeline` turns them into words. Texts inside the values come from
-the outside (messages of events and errors) or name a worker state.
+Engine modules add them to `engine.history`. `app.history_words` turns them into words. Only messages of events and
+errors are texts.
 """
 
 from dataclasses import dataclass
-from enum import Enum, auto
+from enum import Enum, StrEnum, auto
+
+
+class WorkerState(StrEnum):
+    """The states of a pod worker (`rules.worker.states`) by name."""
+
+    UNKNOWN = "unknown"  # no worker has the pod
+    WAITING = "waiting"
+    SYNCING = "syncing"
+    TERMINATION_REQUESTED = "termination requested"
+    TERMINATING = "terminating"
+    TERMINATED = "terminated"
+    FINISHED = "finished"
+    NEVER_STARTED = "never started"
+
+
+class Cause(StrEnum):
+    """Why a pod terminates. The first cause stays, except that a pod that no source has becomes ORPHANED."""
+
+    COMPLETED = "completed"  # its containers completed, or its phase is terminal
+    KILLED = "killed"  # removed from its source, or killed by the agent
+    EVICTED = "evicted"  # the node needs its resources, so its content may be removed at once
+    DELETED = "deleted"  # deleted in the API
+    ORPHANED = "orphaned"  # no source has it, or only the runtime knows it
+
+
+@dataclass(frozen=True, slots=True)
+class PodState:
+    """A worker's state and, while the pod stops and afterwards, the cause."""
+
+    worker: WorkerState
+    cause: Cause | None = None
+
+    def __str__(self) -> str:
+        return self.worker if self.cause is None else f"{self.worker} ({self.cause})"
+
+
+UNKNOWN_STATE = PodState(WorkerState.UNKNOWN)
 
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """The pod's worker changed its state. States are in words, such as `terminating (deleted)`."""
+    """The pod's worker changed its state."""
 
-    before: str
-    after: str
+    before: PodState
+    after: PodState
+
+
+class SyncKind(Enum):
+    """The four sync functions."""
+
+    SYNC = auto()
+    TERMINATING = auto()
+    TERMINATING_RUNTIME = auto()
+    TERMINATED = auto()
 
 
 @dataclass(frozen=True, slots=True)
 class SyncStarted:
-    kind: str  # of sync: `sync`, `terminating`, ...
-    update_type: str  # why it runs
+    kind: SyncKind
+    update_type: StrEnum  # why the sync runs: a `rules.worker.updates.UpdateType`
 
 
 class SyncResult(Enum):

@@ -264,7 +264,7 @@ def test_explain_returns_the_state_of_the_worker() -> None:
     async def scenario(node: Node) -> str:
         node.write(pod("web"))
         await asyncio.sleep(1)
-        return node.queries.explain(node.queries.find("web")).state
+        return str(node.queries.explain(node.queries.find("web")).state)
 
     assert on_node(scenario) == "syncing"
 

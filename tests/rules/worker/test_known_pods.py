@@ -2,6 +2,7 @@
 
 import msgspec
 
+from podkeeper.model.history import Cause
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.messages import API_SOURCE, FILE_SOURCE, PodUID
 from podkeeper.model.runtime import PodRecord
@@ -15,7 +16,7 @@ from podkeeper.rules.worker.events import (
     SyncTerminatingPod,
     SyncTerminatingRuntimePod,
 )
-from podkeeper.rules.worker.states import Cause, Finished, NeverStarted, Syncing, TerminationRequested, Unknown, Waiting
+from podkeeper.rules.worker.states import Finished, NeverStarted, Syncing, TerminationRequested, Unknown, Waiting
 from podkeeper.rules.worker.static_order import StaticOrder
 from podkeeper.rules.worker.updates import Update, UpdateType
 from podkeeper.rules.worker.workers import Orders, PodWorkerState, PodWorkerSync, WorkerTable

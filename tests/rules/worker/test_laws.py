@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from podkeeper.model.history import SyncKind
 from podkeeper.model.k8s.core import Pod, PodStatus
 from podkeeper.model.messages import API_SOURCE, FILE_SOURCE, PodUID
 from podkeeper.model.runtime import PodRecord
@@ -42,7 +43,6 @@ from podkeeper.rules.worker.states import (
     ReadingStatus,
     State,
     Syncing,
-    SyncKind,
     Terminated,
     Terminating,
     Termination,

@@ -2,18 +2,17 @@
 
 import pytest
 
+from podkeeper.model.history import Cause, SyncKind
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.runtime import PodRecord
 from podkeeper.rules.worker import predicates
 from podkeeper.rules.worker.states import (
-    Cause,
     Finished,
     Idle,
     NeverStarted,
     RunningSync,
     State,
     Syncing,
-    SyncKind,
     Terminated,
     Terminating,
     Termination,

@@ -8,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from podkeeper.model.errors import InBackoff, NetworkNotReady, TryLater
+from podkeeper.model.history import Cause, SyncKind
 from podkeeper.model.k8s.core import Pod, PodStatus
 from podkeeper.model.messages import EventType, PodEvent
 from podkeeper.model.runtime import ContainerRecord, ContainerState, PodRecord, SandboxRecord
@@ -36,7 +37,6 @@ from podkeeper.rules.worker.events import (
     Updated,
 )
 from podkeeper.rules.worker.states import (
-    Cause,
     Finished,
     Idle,
     NeverStarted,
@@ -44,7 +44,6 @@ from podkeeper.rules.worker.states import (
     RunningSync,
     State,
     Syncing,
-    SyncKind,
     Terminated,
     Terminating,
     Termination,

@@ -79,14 +79,14 @@ def _draw(pod: Json, explained: Json, row: dict[str, str]) -> None:
 
 def _facts(pod: Json, explanation: "PrintedExplanation", row: dict[str, str]) -> "list[tuple[str, str]]":
     from podkeeper.app.timeline import span
-    from podkeeper.engine.history import UNKNOWN
+    from podkeeper.model.history import WorkerState
 
     facts = []
     if row:
         facts.append(("status", f"{row['Status']}, ready {row['Ready']}, restarts {row['Restarts']}"))
     if row.get("Why"):
         facts.append(("why", row["Why"]))
-    if explanation.state != UNKNOWN:
+    if explanation.state != WorkerState.UNKNOWN:
         since = "" if explanation.since is None else f" for {span(explanation.asked_at - explanation.since)}"
         meaning = _MEANINGS.get(explanation.state.partition(" (")[0])
         facts.append(("state", f"{explanation.state}{since}" + (f": {meaning}" if meaning else "")))

@@ -13,7 +13,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from podkeeper.app.demo.recorder import PodState, Row, Snapshot
+from podkeeper.app.demo.recorder import Row, RowState, Snapshot
 from podkeeper.app.demo.story import StoryEvent
 from podkeeper.app.timeline import TROUBLE, clock_face, span
 from podkeeper.testing.virtual_time import BEGINNING
@@ -21,7 +21,7 @@ from podkeeper.testing.virtual_time import BEGINNING
 
 @dataclass(frozen=True, slots=True)
 class _Sign:
-    """The sign of a `PodState`."""
+    """The sign of a `RowState`."""
 
     glyph: str
     plain: str
@@ -30,13 +30,13 @@ class _Sign:
 
 
 _SIGNS: Final = {
-    PodState.PENDING: _Sign("░", "-", "yellow", "pending"),
-    PodState.RUNNING: _Sign("▒", "+", "cyan", "running, not ready"),
-    PodState.READY: _Sign("█", "#", "green", "ready"),
-    PodState.TERMINATING: _Sign("▼", "v", "magenta", "terminating"),
-    PodState.SUCCEEDED: _Sign("✓", "S", "blue", "succeeded"),
-    PodState.FAILED: _Sign("✗", "F", "red", "failed"),
-    PodState.REMOVED: _Sign("·", ".", "dim", "removed"),
+    RowState.PENDING: _Sign("░", "-", "yellow", "pending"),
+    RowState.RUNNING: _Sign("▒", "+", "cyan", "running, not ready"),
+    RowState.READY: _Sign("█", "#", "green", "ready"),
+    RowState.TERMINATING: _Sign("▼", "v", "magenta", "terminating"),
+    RowState.SUCCEEDED: _Sign("✓", "S", "blue", "succeeded"),
+    RowState.FAILED: _Sign("✗", "F", "red", "failed"),
+    RowState.REMOVED: _Sign("·", ".", "dim", "removed"),
 }
 _NOT_CREATED: Final = _Sign(" ", " ", "", "not created yet")
 
@@ -75,7 +75,7 @@ _Cells = tuple[Text, Text, Text, Text, Text, Text]
 
 
 def _cells(row: Row) -> _Cells:
-    is_removed = row.state is PodState.REMOVED
+    is_removed = row.state is RowState.REMOVED
     return (
         Text(row.name),
         Text(row.phase, _SIGNS.get(row.state, _NOT_CREATED).style),

@@ -25,7 +25,7 @@ from podkeeper.model.messages import PodUID
 _SAME = timedelta(milliseconds=1)  # tolerance, because the wall clock rounds
 
 
-class PodState(IntEnum):
+class RowState(IntEnum):
     """The state of a pod in the overview. Of several states in an interval, the lowest (shortest) is shown."""
 
     PENDING = auto()
@@ -41,7 +41,7 @@ class PodState(IntEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     name: str
-    state: PodState
+    state: RowState
     phase: str
     ready: str = ""
     restarts: int = 0
@@ -55,7 +55,7 @@ class Snapshot:
 
     at_seconds: float
     rows: tuple[Row, ...]
-    states: Mapping[str, PodState]  # the lowest `PodState` since the previous snapshot
+    states: Mapping[str, RowState]  # the lowest `RowState` since the previous snapshot
     visitors: int
     problems: tuple[str, ...]
     events: tuple[StoryEvent, ...]
@@ -76,7 +76,7 @@ class Recorder:
         self._timelines: dict[tuple[int, PodUID], list[TimelineEntry]] = {}  # by agent and pod
         self._events: list[StoryEvent] = []
         self._about_pod: list[Noted] = []
-        self._states: dict[str, PodState] = {}
+        self._states: dict[str, RowState] = {}
         self._removed_at: dict[str, datetime | None] = {}  # None: the pod exists
         self.snapshots: list[Snapshot] = []
         self.explanation: Explanation | None = None  # the last one of the newest pod with this name
@@ -93,7 +93,7 @@ class Recorder:
     def sample(self) -> None:
         """Sample the pods for the next snapshot."""
         for name in NAMES:
-            self._states[name] = min(self._state_of(name), self._states.get(name, PodState.NOT_CREATED))
+            self._states[name] = min(self._state_of(name), self._states.get(name, RowState.NOT_CREATED))
 
     def take_snapshot(self) -> Snapshot:
         self._follow()
@@ -146,25 +146,25 @@ class Recorder:
         pod = self._node.agent.pod(self._node.uids(name)[-1])
         return None if pod is None else (pod, pod.status)
 
-    def _state_of(self, name: str) -> PodState:
+    def _state_of(self, name: str) -> RowState:
         if not self._node.uids(name):
-            return PodState.NOT_CREATED
+            return RowState.NOT_CREATED
         known = self._status(name)
         if known is not None:
             self._removed_at[name] = None
             return _state_of(*known)
         if name not in self._removed_at:
-            return PodState.PENDING  # the agent has not received it yet
+            return RowState.PENDING  # the agent has not received it yet
         self._removed_at[name] = self._removed_at[name] or self._node.clock.now()
-        return PodState.REMOVED
+        return RowState.REMOVED
 
     def _row(self, name: str) -> Row:
         now, known = self._node.clock.now(), self._status(name)
         if known is None:
             removed_at = self._removed_at.get(name)
             if removed_at is None:
-                return Row(name=name, state=PodState.PENDING, phase="Pending", why="not yet received by the agent")
-            return Row(name=name, state=PodState.REMOVED, phase="removed", why=f"at {removed_at:%H:%M:%S}")
+                return Row(name=name, state=RowState.PENDING, phase="Pending", why="not yet received by the agent")
+            return Row(name=name, state=RowState.REMOVED, phase="removed", why=f"at {removed_at:%H:%M:%S}")
         pod, status = known
         uid = PodUID(pod.metadata.uid or "")
         containers = [*_sidecar_statuses(pod, status), *(status.container_statuses or ())]
@@ -205,18 +205,18 @@ def _sidecar_statuses(pod: Pod, status: PodStatus) -> Iterable[ContainerStatus]:
     return (each for each in status.init_container_statuses or () if each.name in sidecars)
 
 
-def _state_of(pod: Pod, status: PodStatus) -> PodState:
+def _state_of(pod: Pod, status: PodStatus) -> RowState:
     match status.phase:
         case "Succeeded":
-            return PodState.SUCCEEDED
+            return RowState.SUCCEEDED
         case "Failed":
-            return PodState.FAILED
+            return RowState.FAILED
         case _ if pod.metadata.deletion_timestamp:
-            return PodState.TERMINATING
+            return RowState.TERMINATING
         case "Running":
-            return PodState.READY if is_ready(status) else PodState.RUNNING
+            return RowState.READY if is_ready(status) else RowState.RUNNING
         case _:
-            return PodState.PENDING
+            return RowState.PENDING
 
 
 def _phase(pod: Pod, status: PodStatus) -> str:

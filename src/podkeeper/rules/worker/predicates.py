@@ -7,8 +7,8 @@ counts as removed.
 Kubelet counterpart: the predicates of the `PodWorkers` interface in pkg/kubelet/pod_workers.go.
 """
 
+from podkeeper.model.history import Cause
 from podkeeper.rules.worker.states import (
-    Cause,
     Finished,
     NeverStarted,
     State,

@@ -10,33 +10,13 @@ Times are seconds of the loop's monotonic clock. Kubelet counterpart: `podSyncSt
 pkg/kubelet/pod_workers.go. The states replace its seven booleans and four times.
 """
 
-from enum import Enum, StrEnum, auto
-
 import msgspec
 from msgspec.structs import replace
 
+from podkeeper.model.history import Cause, PodState, SyncKind, WorkerState
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.runtime import PodRecord
 from podkeeper.rules.worker.updates import Signal, StatusFunction, UpdateType
-
-
-class Cause(StrEnum):
-    """Why a pod terminates. The first cause stays, except that a pod that no source has becomes ORPHANED."""
-
-    COMPLETED = "completed"  # its containers completed, or its phase is terminal
-    KILLED = "killed"  # removed from its source, or killed by the agent
-    EVICTED = "evicted"  # the node needs its resources, so its content may be removed at once
-    DELETED = "deleted"  # deleted in the API
-    ORPHANED = "orphaned"  # no source has it, or only the runtime knows it
-
-
-class SyncKind(Enum):
-    """The four sync functions."""
-
-    SYNC = auto()
-    TERMINATING = auto()
-    TERMINATING_RUNTIME = auto()
-    TERMINATED = auto()
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
@@ -157,27 +137,28 @@ Done = Finished | NeverStarted
 State = Unknown | Waiting | Active | Done
 
 
-_WORDS: dict[type[State], str] = {
-    Unknown: "unknown",
-    Waiting: "waiting",
-    Syncing: "syncing",
-    TerminationRequested: "termination requested",
-    Terminating: "terminating",
-    Terminated: "terminated",
-    Finished: "finished",
-    NeverStarted: "never started",
+_WORKER_STATES: dict[type[State], WorkerState] = {
+    Unknown: WorkerState.UNKNOWN,
+    Waiting: WorkerState.WAITING,
+    Syncing: WorkerState.SYNCING,
+    TerminationRequested: WorkerState.TERMINATION_REQUESTED,
+    Terminating: WorkerState.TERMINATING,
+    Terminated: WorkerState.TERMINATED,
+    Finished: WorkerState.FINISHED,
+    NeverStarted: WorkerState.NEVER_STARTED,
 }
 
 
-def in_words(state: State) -> str:
-    """Return a state as the history shows it, with its cause: `terminating (deleted)`."""
+def pod_state(state: State) -> PodState:
+    """Return a state as the history stores it: its name and cause."""
+    worker = _WORKER_STATES[type(state)]
     match state:
         case Unknown() | Waiting() | Syncing():
-            return _WORDS[type(state)]
+            return PodState(worker)
         case (
             TerminationRequested(termination=Termination(cause=cause))
             | Terminating(termination=Termination(cause=cause))
         ):
-            return f"{_WORDS[type(state)]} ({cause})"
+            return PodState(worker, cause)
         case Terminated(cause=cause) | Finished(cause=cause) | NeverStarted(cause=cause):
-            return f"{_WORDS[type(state)]} ({cause})"
+            return PodState(worker, cause)

@@ -16,6 +16,7 @@ Three rules explain most cases:
 
 from msgspec.structs import replace
 
+from podkeeper.model.history import Cause
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.runtime import ContainerState, PodRecord
 from podkeeper.rules.grace import Grace, effective_grace
@@ -40,7 +41,6 @@ from podkeeper.rules.worker.events import (
 )
 from podkeeper.rules.worker.states import (
     Activity,
-    Cause,
     Finished,
     Idle,
     NeverStarted,

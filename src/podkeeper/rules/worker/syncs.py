@@ -9,6 +9,7 @@ Kubelet counterpart: `startPodSync`, `podWorkerLoop` and the `complete*` functio
 
 from msgspec.structs import replace
 
+from podkeeper.model.history import Cause, SyncKind
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.messages import EventType, PodEvent
 from podkeeper.model.runtime import PodRecord
@@ -37,14 +38,12 @@ from podkeeper.rules.worker.states import (
     Active,
     Activity,
     Busy,
-    Cause,
     Finished,
     Idle,
     NeverStarted,
     ReadingStatus,
     RunningSync,
     Syncing,
-    SyncKind,
     Terminated,
     Terminating,
     Termination,

@@ -6,10 +6,11 @@ agent learned of late is stopped in favour of the next attempt. Therefore calls 
 excuse.
 """
 
+from podkeeper.model.history import Cause
 from podkeeper.model.k8s.core import Container, Pod
 from podkeeper.model.messages import PodUID
 from podkeeper.rules.status.phase import is_terminal
-from podkeeper.rules.worker.states import Cause, Stopping
+from podkeeper.rules.worker.states import Stopping
 from podkeeper.testing.sim.ground_truth import ContainerRun
 from podkeeper.testing.sim.invariants.created_specs import CreatedSpecs
 from podkeeper.testing.sim.invariants.pods import TrackedPods
