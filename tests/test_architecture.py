@@ -145,7 +145,7 @@ ENGINE_ORDER = (
     # Used by all other modules.
     *("observer", "metrics", "history", "background", "queue", "inbox", "checkpoints", "api_sender", "backoff"),
     # Desired pods, events, the node and the runtime with its limits.
-    *("storage", "manager", "events", "bounded_runtime", "runtime_state", "node_info"),
+    *("manager", "events", "storage", "bounded_runtime", "runtime_state", "node_info"),
     # Observed state.
     *("cache", "orphans", "pod_facts", "pleg", "status_records", "status", "prober", "probes"),
     # Syncs of single pods.

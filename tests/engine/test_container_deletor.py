@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -21,6 +21,8 @@ from podkeeper.testing.virtual_time import simulate
 from tests.doubles import stand_in
 from tests.engine.small_node import pod
 
+T = TypeVar("T")
+
 POD = pod("web")
 WEB = uid_of(POD)
 RECORD = PodRecord(uid=WEB, name="web", namespace="ns")
@@ -33,7 +35,7 @@ class Neighbours:
         if known:
             self.states.update(Update(type=UpdateType.CREATE, pod=POD), None)
         self.deleted: list[tuple[PodRecord, str, bool]] = []
-        self.tasks: list[asyncio.Task[None]] = []
+        self.tasks: list[asyncio.Future[Any]] = []
 
     def state(self, uid: PodUID) -> State:
         return self.states.state(uid)
@@ -53,9 +55,10 @@ class Neighbours:
     ) -> None:
         self.deleted.append((record, container_id, everything))
 
-    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
-        self.tasks.append(asyncio.get_running_loop().create_task(coroutine))
-        return self.tasks[-1]
+    def spawn(self, coroutine: Coroutine[Any, Any, T], /) -> asyncio.Future[T]:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self.tasks.append(task)
+        return task
 
 
 CASES: dict[str, tuple[bool, bool, bool, bool, bool]] = {

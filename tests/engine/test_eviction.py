@@ -5,7 +5,7 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 from podkeeper.engine.eviction import EMPTY_DIR_SIGNAL, EvictionManager
 from podkeeper.engine.observer import Observer
@@ -19,6 +19,8 @@ from podkeeper.testing import build
 from podkeeper.testing.port_calls import PortCalls
 from podkeeper.testing.virtual_time import VirtualClock
 from tests.doubles import stand_in
+
+T = TypeVar("T")
 
 WEB = PodUID("web")
 
@@ -34,7 +36,7 @@ class Harness:
     events: list[PodEvent] = field(default_factory=list)
     about: list[Pod | PodRecord | None] = field(default_factory=list)
     signals: list[str] = field(default_factory=list)
-    work: "list[asyncio.Future[None]]" = field(default_factory=list)
+    work: list[asyncio.Future[Any]] = field(default_factory=list)
 
     def eviction_manager(self, calls: PortCalls | None = None) -> EvictionManager:
         workers = stand_in(PodWorkers, self)
@@ -63,9 +65,10 @@ class Harness:
         self.events.append(event)
         self.about.append(about)
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Future[None]":
-        self.work.append(asyncio.ensure_future(work))
-        return self.work[-1]
+    def spawn(self, work: Coroutine[Any, Any, T], /) -> asyncio.Future[T]:
+        task = asyncio.ensure_future(work)
+        self.work.append(task)
+        return task
 
 
 pod = partial(build.pod, uid=WEB)

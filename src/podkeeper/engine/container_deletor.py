@@ -5,10 +5,7 @@ Input: requests of the handlers, after an exit or for a finished pod. Which cont
 this module missed. Kubelet counterpart: pkg/kubelet/pod_container_deletor.go.
 """
 
-import asyncio
-from collections.abc import Callable, Coroutine
-from typing import Any
-
+from podkeeper.engine.background import Spawn
 from podkeeper.engine.cache import PodCache
 from podkeeper.engine.executor import PlanExecutor
 from podkeeper.engine.status import StatusManager
@@ -25,7 +22,7 @@ class PodContainerDeletor:
         cache: PodCache,
         workers: PodWorkers,
         statuses: StatusManager,
-        spawn: Callable[[Coroutine[Any, Any, None]], "asyncio.Future[None]"],
+        spawn: Spawn,
     ) -> None:
         self._executor = executor
         self._cache = cache

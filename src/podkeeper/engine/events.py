@@ -47,6 +47,10 @@ EventKey = tuple[str, str]
 """Namespace and name of an Event."""
 
 
+Record = Callable[[PodEvent, Pod | PodRecord | None], None]
+"""`EventRecorder.record`: an event and its object."""
+
+
 @dataclass(frozen=True, slots=True)
 class _PendingWrite:
     event: Event

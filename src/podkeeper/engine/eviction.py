@@ -5,17 +5,16 @@ status. As in the kubelet, a critical pod is not evicted, because nothing would 
 Kubelet counterpart: `evictPod` in pkg/kubelet/eviction.
 """
 
-import asyncio
 import logging
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable
 
+from podkeeper.engine.background import Spawn
+from podkeeper.engine.events import Record
 from podkeeper.engine.observer import Observer
 from podkeeper.engine.workers import PodWorkers
 from podkeeper.model.errors import TryLater
 from podkeeper.model.k8s.core import Pod, PodStatus
 from podkeeper.model.messages import EventType, PodEvent, PodUID
-from podkeeper.model.runtime import PodRecord
 from podkeeper.ports.clock import Clock
 from podkeeper.rules.admission.preempt import is_critical_pod
 from podkeeper.rules.evict import evicted_status, shortage_eviction
@@ -33,8 +32,8 @@ class EvictionManager:
         *,
         workers: PodWorkers,
         pod_by_uid: Callable[[PodUID], Pod | None],
-        record: Callable[[PodEvent, Pod | PodRecord | None], None],
-        spawn: Callable[[Coroutine[Any, Any, None]], "asyncio.Future[None]"],
+        record: Record,
+        spawn: Spawn,
         clock: Clock,
         observer: Observer | None = None,
     ) -> None:

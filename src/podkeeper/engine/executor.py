@@ -19,6 +19,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Final, Protocol
 
+from podkeeper.engine.events import Record
 from podkeeper.engine.observer import Observer
 from podkeeper.engine.starter import ContainerStarter
 from podkeeper.engine.stopper import PodStopper
@@ -66,7 +67,7 @@ class PlanExecutor:
         runtime: SandboxRuntime,
         starter: ContainerStarter,
         stopper: PodStopper,
-        record: Callable[[PodEvent, Pod | PodRecord | None], None],
+        record: Record,
         host_ips: Callable[[], tuple[str, ...]],
         log_root: str = "/var/log/pods",
         cluster_domain: str = "cluster.local",

@@ -16,6 +16,7 @@ from typing import Protocol
 
 from podkeeper.engine.admission import Admission
 from podkeeper.engine.deadlines import ActiveDeadlines
+from podkeeper.engine.events import Record
 from podkeeper.engine.history import PodHistory
 from podkeeper.engine.manager import PodManager
 from podkeeper.engine.observer import Observer
@@ -25,8 +26,7 @@ from podkeeper.engine.workers import PodWorkers
 from podkeeper.model.errors import AgentError
 from podkeeper.model.history import HistoryEvent, PodHeld, PodRejected
 from podkeeper.model.k8s.core import Pod
-from podkeeper.model.messages import LifecycleEvent, Op, PodEvent, PodUID, PodUpdate, ProbeUpdate
-from podkeeper.model.runtime import PodRecord
+from podkeeper.model.messages import LifecycleEvent, Op, PodUID, PodUpdate, ProbeUpdate
 from podkeeper.ports.clock import Clock
 from podkeeper.rules import dispatch
 from podkeeper.rules.admission import admit
@@ -61,7 +61,7 @@ class SyncHandlers:
         sources: Collection[str],
         has_seen: Callable[[Iterable[str]], bool],
         collect_dead: Callable[[PodUID, str, bool], None],
-        record: Callable[[PodEvent, Pod | PodRecord | None], None],
+        record: Record,
         clock: Clock,
         on_removal: RemovalRule = dispatch.on_removal,
         history: PodHistory | None = None,

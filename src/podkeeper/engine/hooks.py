@@ -7,13 +7,12 @@ hook at once. `rules.container.hooks` interprets the result. Kubelet counterpart
 
 import asyncio
 import logging
-from collections.abc import Callable
 
+from podkeeper.engine.events import Record
 from podkeeper.model.errors import BadInput, TryLater
 from podkeeper.model.k8s.core import Container, EphemeralContainer, HTTPGetAction, LifecycleHandler, Pod
 from podkeeper.model.messages import EventType, PodEvent
 from podkeeper.model.probing import CommandEnd, NotRun
-from podkeeper.model.runtime import PodRecord
 from podkeeper.ports.prober import Prober
 from podkeeper.ports.runtime import Commands
 from podkeeper.rules.container.events import EventReason
@@ -29,7 +28,7 @@ class HookRunner:
         *,
         commands: Commands,
         prober: Prober,
-        record: Callable[[PodEvent, Pod | PodRecord | None], None],
+        record: Record,
         version: str,
     ) -> None:
         """`version` is the agent's Kubernetes version (`1.36`) for the User-Agent header."""

@@ -24,12 +24,13 @@ from msgspec.structs import replace
 
 from podkeeper.engine.background import Spawn
 from podkeeper.engine.backoff import DurableBackoff
+from podkeeper.engine.events import Record
 from podkeeper.engine.image_pull_manager import ImagePullManager
 from podkeeper.engine.observer import Observer
 from podkeeper.model.errors import ImagePullFailed, TryLater
 from podkeeper.model.k8s.core import Container, EphemeralContainer, Pod
-from podkeeper.model.messages import PodEvent, PodUID
-from podkeeper.model.runtime import ImageRecord, PodRecord
+from podkeeper.model.messages import PodUID
+from podkeeper.model.runtime import ImageRecord
 from podkeeper.ports.clock import Clock
 from podkeeper.ports.runtime import Images
 from podkeeper.rules.backoff.table import DEFAULT_CURVE, Curve
@@ -81,7 +82,7 @@ class ImageManager:
         *,
         runtime: Images,
         clock: Clock,
-        record: Callable[[PodEvent, Pod | PodRecord | None], None],
+        record: Record,
         spawn: Spawn,
         pulls: DurableBackoff,
         curve: Curve = DEFAULT_CURVE,

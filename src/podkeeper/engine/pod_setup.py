@@ -19,10 +19,10 @@ from functools import partial
 from typing import Any, TypeVar
 
 from podkeeper.engine.background import Spawn
+from podkeeper.engine.events import Record
 from podkeeper.model.errors import AgentError, TryLater
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.messages import EventType, PodEvent, PodUID
-from podkeeper.model.runtime import PodRecord
 from podkeeper.ports.cgroups import Cgroups
 from podkeeper.ports.volumes import Volumes
 
@@ -47,7 +47,7 @@ class PodSetup:
         *,
         volumes: Volumes,
         cgroups: Cgroups,
-        record: Callable[[PodEvent, Pod | PodRecord | None], None],
+        record: Record,
         spawn: Spawn,
     ) -> None:
         self._volumes = volumes

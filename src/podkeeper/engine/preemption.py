@@ -13,12 +13,12 @@ import logging
 from collections import deque
 from collections.abc import Callable, Collection
 
+from podkeeper.engine.events import Record
 from podkeeper.engine.observer import Observer
 from podkeeper.engine.workers import PodWorkers
 from podkeeper.model.errors import TryLater
 from podkeeper.model.k8s.core import Pod, PodStatus
 from podkeeper.model.messages import EventType, PodEvent, PodUID
-from podkeeper.model.runtime import PodRecord
 from podkeeper.ports.clock import Clock
 from podkeeper.rules.admission.admit import Preempt
 from podkeeper.rules.evict import PREEMPTED, evicted_status
@@ -34,7 +34,7 @@ class Preemption:
         self,
         *,
         workers: PodWorkers,
-        record: Callable[[PodEvent, Pod | PodRecord | None], None],
+        record: Record,
         clock: Clock,
         observer: Observer | None = None,
     ) -> None:

@@ -25,11 +25,12 @@ from typing import Final
 from msgspec.structs import replace
 
 from podkeeper.concurrency.slots import Slots
+from podkeeper.engine.events import Record
 from podkeeper.engine.observer import Observer
 from podkeeper.model.errors import BadInput
 from podkeeper.model.k8s.core import Container, ContainerStatus, Pod, PodStatus
-from podkeeper.model.messages import PodEvent, PodUID, ProbeKind, ProbeResult, ProbeUpdate
-from podkeeper.model.runtime import PodRecord, bare_container_id
+from podkeeper.model.messages import PodUID, ProbeKind, ProbeResult, ProbeUpdate
+from podkeeper.model.runtime import bare_container_id
 from podkeeper.ports.clock import Clock
 from podkeeper.rules.probe.flags import ProbeView, predates_agent
 from podkeeper.rules.probe.report import ProbeConclusion, Report, Retry, conclude
@@ -60,7 +61,6 @@ LEASE_SECONDS: Final = 1.0
 RARE_PERIOD_SECONDS: Final = 30.0  # from this period on, ticks are rounded:
 TICK_GRID_SECONDS: Final = 0.5  # several probes then share one wake-up, which costs more than the probe itself
 
-Record = Callable[[PodEvent, Pod | PodRecord | None], None]
 Execute = Callable[[Pod, Target, str, str], Awaitable[Report]]
 """Executes a probe once, given the pod's IP and the container ID in the form of the API."""
 _Key = tuple[str, ProbeKind]

@@ -9,13 +9,13 @@ kubelet, one invalid Secret fails the whole pull.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
+from podkeeper.engine.events import Record
 from podkeeper.model.errors import TryLater
 from podkeeper.model.k8s.core import Pod, Secret
 from podkeeper.model.messages import EventType, PodEvent, PodUID
-from podkeeper.model.runtime import PodRecord
 from podkeeper.ports.api import ObjectReader
 from podkeeper.rules.images.keyring import PullSecret, is_readable, pull_secret_of
 from podkeeper.rules.naming import format_pod
@@ -28,9 +28,7 @@ _FAILED: Final = "FailedToRetrieveImagePullSecret"
 class PullSecrets:
     """Reads the pull secrets of a pod from the API for each sync that may pull."""
 
-    def __init__(
-        self, *, objects: ObjectReader | None, record: Callable[[PodEvent, Pod | PodRecord | None], None]
-    ) -> None:
+    def __init__(self, *, objects: ObjectReader | None, record: Record) -> None:
         """`objects` reads Secrets, or is None without an API."""
         self._objects = objects
         self._record = record

@@ -18,12 +18,13 @@ from typing import Final, Protocol
 from msgspec.structs import replace
 
 from podkeeper.engine.backoff import DurableBackoff
+from podkeeper.engine.events import Record
 from podkeeper.engine.hooks import HookRunner
 from podkeeper.engine.images import ImageManager
 from podkeeper.engine.stopper import PodStopper
 from podkeeper.model.errors import ApiError, BadInput, NotConfigurable, NotFound, RuntimeRefused, TryLater
 from podkeeper.model.k8s.core import ConfigMap, Container, EphemeralContainer, Pod, Secret
-from podkeeper.model.messages import PodEvent, PodUID
+from podkeeper.model.messages import PodUID
 from podkeeper.model.runtime import ContainerRecord, ContainerState, ImageRecord, PodRecord
 from podkeeper.model.runtime_calls import ContainerConfig
 from podkeeper.ports.api import ObjectReader
@@ -81,7 +82,7 @@ class ContainerStarter:
         restarts: DurableBackoff,
         claim: Callable[[PodUID, str, str], None],
         clock: Clock,
-        record: Callable[[PodEvent, Pod | PodRecord | None], None],
+        record: Record,
         host_ips: Callable[[], tuple[str, ...]],
         allocatable: Callable[[], Amounts],
         curve: Curve = DEFAULT_CURVE,

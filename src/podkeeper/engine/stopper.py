@@ -20,15 +20,16 @@ Kubelet counterpart: `killContainer` and `killPodWithSyncResult` in pkg/kubelet/
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Protocol, TypeVar
 
 from podkeeper.engine.background import Spawn
+from podkeeper.engine.events import Record
 from podkeeper.engine.hooks import HookRunner
 from podkeeper.model.errors import TryLater
 from podkeeper.model.k8s.core import Container, EphemeralContainer, Pod
-from podkeeper.model.messages import PodEvent, PodUID
+from podkeeper.model.messages import PodUID
 from podkeeper.model.runtime import ContainerRecord, ContainerState, PodRecord
 from podkeeper.ports.clock import Clock
 from podkeeper.rules.container.events import EventReason, normal, warning
@@ -111,7 +112,7 @@ class PodStopper:
         runtime: StopRuntime,
         hooks: HookRunner,
         clock: Clock,
-        record: Callable[[PodEvent, Pod | PodRecord | None], None],
+        record: Record,
         spawn: Spawn,
     ) -> None:
         self._runtime = runtime

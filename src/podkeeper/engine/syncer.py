@@ -25,6 +25,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from podkeeper.engine.cache import PodCache
+from podkeeper.engine.events import Record
 from podkeeper.engine.executor import PlanExecutor
 from podkeeper.engine.mirror_client import MirrorClient
 from podkeeper.engine.observer import Observer
@@ -59,7 +60,6 @@ NETWORK_NOT_READY = "NetworkNotReady"
 FAILED_KILL = "FailedKillPod"
 SANDBOX_LOST = "SandboxLost"
 
-Record = Callable[[PodEvent, Pod | PodRecord | None], None]
 EvictionRule = Callable[[Pod], Eviction | None]
 
 

@@ -28,6 +28,7 @@ from functools import partial
 from typing import ParamSpec
 
 from podkeeper.engine.cache import PodCache
+from podkeeper.engine.events import Record
 from podkeeper.engine.observer import Observer
 from podkeeper.engine.syncer import PodSyncer
 from podkeeper.model.errors import AgentError, BadInput, Problem, TryLater
@@ -41,7 +42,7 @@ from podkeeper.model.history import (
     SyncStarted,
 )
 from podkeeper.model.k8s.core import Pod
-from podkeeper.model.messages import PodEvent, PodUID
+from podkeeper.model.messages import PodUID
 from podkeeper.model.runtime import PodRecord
 from podkeeper.ports.clock import Clock
 from podkeeper.rules.static.mirror import full_name, is_static_pod
@@ -98,7 +99,7 @@ class PodWorkers:
         syncer: PodSyncer,
         cache: PodCache,
         enqueue: Callable[[PodUID, float], None],
-        record: Callable[[PodEvent, Subject | None], None],
+        record: Record,
         clock: Clock,
         moment: Callable[[], float],
         states: WorkerTable,
