@@ -5,13 +5,12 @@ A `Run` executes it once.
 """
 
 import asyncio
-import heapq
 import inspect
 import sysconfig
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from contextvars import Context, copy_context
+from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar, TypeVarTuple
 
@@ -96,35 +95,8 @@ class Failures:
 # The loop.
 
 
-class _StepHandle(asyncio.Handle):
-    """A callback that calls `SteppingLoop.step` first."""
-
-    _loop: "SteppingLoop"
-
-    def _run(self) -> None:
-        self._loop.step()
-        if not self.cancelled():  # the event delivered in step() may have cancelled it
-            super()._run()
-        self._loop.check_hot_loop()
-
-
-class _StepTimer(asyncio.TimerHandle):
-    """A timer that calls `SteppingLoop.step` before its callback."""
-
-    _loop: "SteppingLoop"
-    _scheduled: bool
-
-    def _run(self) -> None:
-        self._loop.step()
-        if not self.cancelled():  # the event delivered in step() may have cancelled it
-            super()._run()
-        self._loop.check_hot_loop()
-
-
 class SteppingLoop(VirtualLoop):
     """A virtual loop that calls `before_callback` with the number of each callback, counted since `count_from_here`."""
-
-    _ready: Any
 
     def __init__(self) -> None:
         super().__init__()
@@ -140,18 +112,25 @@ class SteppingLoop(VirtualLoop):
     def stop_counting(self) -> None:
         self.before_callback = None
 
-    def step(self) -> None:
-        """Count a callback that is about to run."""
-        self._all += 1
-        if self.before_callback is not None:
-            number = self.counted
-            self.counted += 1
-            self.before_callback(number)
-
-    def check_hot_loop(self) -> None:
-        """Raise AssertionError after MOST_CALLBACKS callbacks. Raise it only once, so that the tasks can still end."""
-        if self._all == MOST_CALLBACKS:
-            raise AssertionError(f"more than {MOST_CALLBACKS} callbacks: a hot loop")
+    def _run_ready(self, ready: deque[Any]) -> None:
+        for _ in range(len(ready)):
+            handle = ready.popleft()
+            if handle._cancelled:
+                continue
+            self._all += 1
+            if self.before_callback is not None:
+                number = self.counted
+                self.counted += 1
+                self.before_callback(number)
+            if not handle._cancelled:  # the event that `before_callback` delivered may have cancelled it
+                try:
+                    handle._context.run(handle._callback, *handle._args)
+                except (SystemExit, KeyboardInterrupt):
+                    raise
+                except BaseException as error:
+                    self._report(error, handle)
+            if self._all == MOST_CALLBACKS:  # only once, so that the tasks can still end
+                raise AssertionError(f"more than {MOST_CALLBACKS} callbacks: a hot loop")
 
     def run_in_executor(self, executor: object, func: Callable[[*Ts], T], *args: *Ts) -> "asyncio.Future[T]":
         """Run a function as a callback of the loop: like a worker thread, but at a deterministic moment."""
@@ -167,21 +146,6 @@ class SteppingLoop(VirtualLoop):
 
         self.call_soon(work)
         return future
-
-    def _call_soon(
-        self, callback: Callable[..., object], args: Sequence[Any], context: Context | None
-    ) -> asyncio.Handle:
-        handle = _StepHandle(callback, args, self, context)
-        self._ready.append(handle)
-        return handle
-
-    def call_at(
-        self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
-    ) -> asyncio.TimerHandle:
-        timer = _StepTimer(when, callback, args, self, context)
-        heapq.heappush(self._scheduled, timer)
-        timer._scheduled = True
-        return timer
 
 
 def _settle(future: "asyncio.Future[Any]", result: object, error: Exception | None) -> None:
