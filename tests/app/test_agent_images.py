@@ -60,16 +60,16 @@ def test_a_private_image_is_pulled_with_the_pods_secret_and_kept_from_others() -
         await harness.api.create(pull_secret("mine", "right"))
         await harness.create(pod("owner", APP, pull_secrets=("mine",)))
         await harness.until(lambda: harness.phase("owner") == "Running", within=10)
-        await harness.create(pod("stranger", APP, pull_secrets=("nosuch",)))
+        await harness.create(pod("other", APP, pull_secrets=("nosuch",)))
         await asyncio.sleep(5)
-        assert harness.phase("stranger") == "Pending"
-        reasons = [reason for _, reason, _ in await harness.events("stranger")]
+        assert harness.phase("other") == "Pending"
+        reasons = [reason for _, reason, _ in await harness.events("other")]
         assert reasons[:2] == ["FailedToRetrieveImagePullSecret", "Pulling"]
         await harness.restart_agent()
         await harness.create(pod("owner2", APP, pull_secrets=("mine",)))
         await harness.until(lambda: harness.phase("owner2") == "Running", within=10)
         pulls = [call for call in harness.runtime.ledger if call.operation == Operation.PULL_IMAGE and not call.error]
-        assert len(pulls) == 1, "whoever may have it need not pull it again, even after a restart"
+        assert len(pulls) == 1, "a pod with the right secret needs no second pull, even after a restart"
 
     on_node(scenario, NodeWithGC)
 
@@ -79,6 +79,7 @@ def test_a_pull_continues_after_its_secret_is_created() -> None:
         harness.runtime.private_images[IMAGE] = frozenset({"right"})
         await harness.create(pod("web", APP, pull_secrets=("mine",)))
         await asyncio.sleep(5)
+        assert harness.phase("web") == "Pending"
         await harness.api.create(pull_secret("mine", "right"))
         await harness.until(lambda: harness.phase("web") == "Running", within=30)
 

@@ -33,6 +33,7 @@ from podkeeper.host.clock import SystemClock
 from podkeeper.host.prober import NetworkProber
 from podkeeper.journal.file import FileJournal
 from podkeeper.model.errors import NotFound, RuntimeRefused
+from podkeeper.model.history import SyncEnded, SyncResult
 from podkeeper.model.k8s.core import Container, ContainerStatus, Event, Pod, PodSpec
 from podkeeper.model.messages import FILE_SOURCE, PodUID
 from podkeeper.ports.cgroups import Cgroups
@@ -331,6 +332,19 @@ class Node:
             if asyncio.get_running_loop().time() > deadline:
                 raise AssertionError(f"not within {within:g} s: {what or holds}\n{self._describe_pods()}")
             await asyncio.sleep(POLL_SECONDS)
+
+    async def until_synced(self, uid: PodUID) -> ContainerStatus:
+        """Wait until the current agent has synced a pod, and return its own status of the container `app`.
+
+        After a restart, the API still has the status that the previous agent sent.
+        """
+        synced = SyncEnded(SyncResult.DONE)
+        await self.until(
+            lambda: synced in [entry.event for entry in self.agent.explain(uid).timeline], f"{uid} is synced"
+        )
+        status = self.agent.engine.statuses.get_pod_status(uid)
+        assert status is not None
+        return next(each for each in status.container_statuses or () if each.name == "app")
 
     async def until_phase(self, name: str, phase: str, *, within: float = TIMEOUT_SECONDS) -> None:
         await self.until(lambda: self.phase(name) == phase, f"{name} is {phase}", within=within)

@@ -32,13 +32,10 @@ def test_a_restarted_agent_adopts_its_pods(run_on_node: ScenarioRunner, tmp_path
         await node.until_ready("web")
         before = node.status("web").container_id or ""
         await node.restart_agent()
-        uid = node.uid("web")
-        await node.until(lambda: isinstance(node.agent.engine.workers.state(uid), Syncing))
-        await node.until(
-            lambda: [each.id for each in node.agent.engine.cache.get(uid).containers] == [before.rpartition("://")[2]]
-        )
-        await node.until_ready("web")
-        assert node.status("web").container_id == before
-        assert node.status("web").restart_count == 0
+        status = await node.until_synced(node.uid("web"))
+        assert (status.container_id, status.restart_count, status.ready) == (before, 0, True)
+        records = node.agent.engine.cache.get(node.uid("web")).containers
+        assert [each.id for each in records] == [before.rpartition("://")[2]]
+        assert isinstance(node.agent.engine.workers.state(node.uid("web")), Syncing)
 
     run_on_node(scenario, tmp_path)

@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from podkeeper.model.k8s.core import Pod
+from podkeeper.model.messages import PodUID
 from tests.e2e.node import NODE, Node, ScenarioRunner
 
 pytestmark = pytest.mark.slow
@@ -179,7 +180,10 @@ def test_a_static_pod_survives_a_restart_of_the_agent(run_on_node: ScenarioRunne
         before = container_id(node, "web")
         await node.restart_agent()
         node.write("mark", manifest("mark"))
-        await node.until_ready(mirror("web"), mirror("mark"))
+        await node.until_ready(mirror("mark"))
+        static_uid = PodUID((node.see(mirror("web")).metadata.annotations or {})["kubernetes.io/config.mirror"])
+        status = await node.until_synced(static_uid)
+        assert (status.container_id, status.ready) == (before, True)
         assert container_id(node, "web") == before
 
     run_on_node(scenario, tmp_path)
