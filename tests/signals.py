@@ -1,4 +1,4 @@
-"""Signals as a person's shell would hand them on, whatever the tests themselves were started from."""
+"""Start child processes with the signal handling of an interactive shell."""
 
 import signal
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def usual_signals() -> Iterator[None]:
-    """Start programs in here: those begun under `nohup`, or by a script's `&`, ignore Ctrl-C and hanging up."""
+    """Programs started here do not ignore SIGINT and SIGHUP, even if the tests run under `nohup` or `&`."""
     before = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGINT, signal.SIGHUP)}
     try:
         yield

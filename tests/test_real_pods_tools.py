@@ -13,12 +13,12 @@ from tests.e2e.kubelet_node import needs_kubelet
 from tests.runtimes.cri.containerd import missing
 
 pytestmark = pytest.mark.slow
-HOUSE = Path(__file__).parent.parent
+REPOSITORY = Path(__file__).parent.parent
 
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", *words], cwd=HOUSE, capture_output=True, text=True, timeout=240, check=False
+        [sys.executable, "-m", *words], cwd=REPOSITORY, capture_output=True, text=True, timeout=240, check=False
     )
 
 

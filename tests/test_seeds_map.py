@@ -49,7 +49,7 @@ def test_every_row_has_three_cells() -> None:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=[row[0][:60] for row in ROWS])
-def test_every_home_and_every_test_exists(row: tuple[str, str, str]) -> None:
+def test_every_function_and_every_test_exists(row: tuple[str, str, str]) -> None:
     dotted = [name for name in names(row[1]) if "." in name]
     assert [name for name in dotted if not exists(name)] == []
     references = names(row[2])

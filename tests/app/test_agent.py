@@ -66,9 +66,7 @@ def test_a_late_success_of_a_readiness_probe_makes_no_exited_container_ready() -
         found = harness.agent.engine.statuses.get_pod_status(harness.uid("job"))
         assert found is not None
         (status,) = found.container_statuses or ()
-        assert not harness.agent.engine.statuses.set_container_readiness(
-            harness.uid("job"), status.container_id or "", True
-        )
+        assert not harness.agent.engine.statuses.set_container_readiness(harness.uid("job"), status.container_id or "", True)
 
     on_node(scenario)
 
@@ -123,7 +121,7 @@ def test_a_deletion_waits_for_no_other_pod() -> None:
     on_node(scenario)
 
 
-def test_a_restarted_agent_restarts_nothing_and_flaps_no_ready_bit() -> None:
+def test_a_restarted_agent_restarts_nothing_and_keeps_pods_ready() -> None:
     async def scenario(harness: NodeHarness) -> None:
         await harness.create(*(pod(name, probed()) for name in NAMES[:10]))
         await harness.until(lambda: all(map(harness.is_ready, NAMES[:10])), within=5)
@@ -155,7 +153,7 @@ def test_an_exit_while_no_agent_ran_is_reported() -> None:
     on_node(scenario)
 
 
-def test_a_pod_that_is_over_in_the_api_but_runs_is_stopped_by_a_new_agent() -> None:
+def test_a_new_agent_stops_a_running_pod_that_is_terminal_in_the_api() -> None:
     async def scenario(harness: NodeHarness) -> None:
         await harness.create(pod("job", container(), policy="Never"))
         await harness.until(lambda: harness.phase("job") == "Running", within=5)
@@ -194,16 +192,16 @@ def test_bad_input_is_refused_and_other_pods_continue() -> None:
     async def scenario(harness: NodeHarness) -> None:
         await harness.create(pod("web", probed()))
         await harness.until(lambda: harness.is_ready("web"), within=5)
-        agent, stranger = harness.agent, PodUID("unknown")
+        agent, unknown = harness.agent, PodUID("unknown")
         nameless = Pod(metadata=ObjectMeta(name="x"), spec=PodSpec())
         with pytest.raises(BadInput, match="uid"):
             agent.engine.storage.merge(PodUpdate(Op.ADD, (nameless,), "api"))
         with pytest.raises(BadInput, match="unknown operation"):
             agent.engine.storage.merge(PodUpdate("REPLACE", (), "api"))  # type: ignore[arg-type]  # an invalid operation is the case under test
         agent.engine.inbox.put(PodUpdate("REPLACE", (nameless,), "api"))  # type: ignore[arg-type]  # an invalid operation is the case under test
-        agent.engine.inbox.put(ProbeUpdate(ProbeKind.LIVENESS, stranger, "fake://dead", ProbeResult.FAILURE))
+        agent.engine.inbox.put(ProbeUpdate(ProbeKind.LIVENESS, unknown, "fake://dead", ProbeResult.FAILURE))
         agent.engine.inbox.put(ProbeUpdate(ProbeKind.READINESS, harness.uid("web"), "fake://dead", ProbeResult.FAILURE))
-        assert not agent.engine.statuses.set_container_readiness(stranger, "fake://dead", False)
+        assert not agent.engine.statuses.set_container_readiness(unknown, "fake://dead", False)
         await asyncio.sleep(5)
         assert harness.is_ready("web")
         await harness.create(pod("late", probed()))
@@ -223,13 +221,13 @@ def test_a_deadline_ends_a_pod() -> None:
     on_node(scenario)
 
 
-def test_every_pod_can_explain_itself() -> None:
+def test_every_pod_has_an_explanation() -> None:
     async def scenario(harness: NodeHarness) -> None:
         harness.runtime.behave("crash", "app", Behaviour(after_seconds=1, exit_code=2))
         await harness.create(pod("crash", container()))
         await asyncio.sleep(20)
         explanation = harness.agent.explain(harness.uid("crash"))
-        assert str(explanation.state) == "syncing"
+        assert explanation.state == "syncing"
         assert explanation.next_retry is not None
         assert "back-off" in (explanation.waiting_for or "")
         assert any(getattr(entry.event, "reason", "") == "BackOff" for entry in explanation.timeline)
@@ -248,14 +246,12 @@ def test_rounds_are_skipped_on_a_quiet_node_but_orphans_are_found() -> None:
         await asyncio.sleep(60)
         listings = [each for each in harness.runtime.ledger if each.operation == "list_pods" and each.begun > begun]
         assert len(listings) <= 4, "two rounds of housekeeping and a relist would do"
-        stranger = replace(
-            pod("stranger", probed()), metadata=ObjectMeta(name="stranger", namespace="default", uid="stranger")
+        unknown = replace(
+            pod("orphan", probed()), metadata=ObjectMeta(name="orphan", namespace="default", uid="orphan")
         )
-        await harness.runtime.run_sandbox(SandboxConfig(pod=stranger, attempt=0))
+        await harness.runtime.run_sandbox(SandboxConfig(pod=unknown, attempt=0))
         await harness.until(
-            lambda: any(
-                each.operation == "stop_sandbox" and each.about == "stranger" for each in harness.runtime.ledger
-            ),
+            lambda: any(each.operation == "stop_sandbox" and each.about == "orphan" for each in harness.runtime.ledger),
             within=5,
         )
 

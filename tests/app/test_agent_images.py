@@ -54,7 +54,7 @@ def pull_secret(name: str, password: str) -> Secret:
     )
 
 
-def test_a_private_image_is_pulled_with_the_pods_secret_and_kept_from_others() -> None:
+def test_a_private_image_is_pulled_with_a_secret_and_denied_to_other_pods() -> None:
     async def scenario(harness: NodeWithGC) -> None:
         harness.runtime.private_images[IMAGE] = frozenset({"right"})
         await harness.api.create(pull_secret("mine", "right"))

@@ -85,11 +85,11 @@ async def until(holds: Callable[[], bool], what: str) -> None:
             while not holds():
                 await asyncio.sleep(0.02)
     except TimeoutError:
-        raise AssertionError(f"it never came about that {what}") from None
+        raise AssertionError(f"not within the timeout: {what}") from None
 
 
 @asynccontextmanager
-async def built(node: Containerd, root: Path) -> AsyncIterator[Node]:
+async def built(containerd: Containerd, root: Path) -> AsyncIterator[Node]:
     config = KubeletConfiguration(
         pod_logs_dir=str(root / "pods"),
         container_log_monitor_interval=Duration("1s"),
@@ -100,7 +100,7 @@ async def built(node: Containerd, root: Path) -> AsyncIterator[Node]:
         root=root / "r",
         node_name=NODE,
         runtime="cri",
-        runtime_endpoint=f"unix://{node.socket}",
+        runtime_endpoint=f"unix://{containerd.socket}",
         config=config,
         log_links=root / "links",
     )
@@ -117,25 +117,25 @@ async def built(node: Containerd, root: Path) -> AsyncIterator[Node]:
                     task.cancel()
 
 
-def on_node(node: Containerd, root: Path, scenario: Callable[[Node], Awaitable[None]]) -> None:
+def on_node(containerd: Containerd, root: Path, scenario: Callable[[Node], Awaitable[None]]) -> None:
     async def run() -> None:
         try:
-            async with built(node, root) as house:
-                await scenario(house)
+            async with built(containerd, root) as node:
+                await scenario(node)
         finally:
-            await node.remove_all()
+            await containerd.remove_all()
             remove_cgroups(own_root(str(root / "r")))
 
-    node.run(run())
+    containerd.run(run())
 
 
 def test_a_pod_whose_settings_cannot_be_enforced_is_rejected(containerd: Containerd, tmp_path: Path) -> None:
-    async def scenario(house: Node) -> None:
-        house.create("forbidden", securityContext={"sysctls": [{"name": "kernel.shmmax", "value": "1"}]})
-        house.create("allowed", securityContext={"sysctls": [{"name": "kernel.msgmax", "value": "4096"}]})
-        house.create("strict", securityContext={"supplementalGroupsPolicy": "Strict"})
-        house.create("walled", securityContext={"appArmorProfile": {"type": "RuntimeDefault"}})
-        enforced, offered = house.parts.settings.enforcement, house.parts.settings.node.status.features
+    async def scenario(node: Node) -> None:
+        node.create("forbidden", securityContext={"sysctls": [{"name": "kernel.shmmax", "value": "1"}]})
+        node.create("allowed", securityContext={"sysctls": [{"name": "kernel.msgmax", "value": "4096"}]})
+        node.create("strict", securityContext={"supplementalGroupsPolicy": "Strict"})
+        node.create("walled", securityContext={"appArmorProfile": {"type": "RuntimeDefault"}})
+        enforced, offered = node.parts.settings.enforcement, node.parts.settings.node.status.features
         assert enforced is not None
         assert offered is not None
         expected = {
@@ -145,15 +145,15 @@ def test_a_pod_whose_settings_cannot_be_enforced_is_rejected(containerd: Contain
         }
 
         def is_rejected(name: str) -> bool:
-            return house.phase(name) == "Failed"
+            return node.phase(name) == "Failed"
 
         for name, (reason, words) in expected.items():
             await until(partial(is_rejected, name), f"{name} is rejected")
-            pod = house.find(name)
+            pod = node.find(name)
             assert pod is not None
             assert pod.status.reason == reason
             assert words in (pod.status.message or "")
-        await until(lambda: house.is_ready("allowed"), "the other one is ready")
+        await until(lambda: node.is_ready("allowed"), "the other one is ready")
 
     on_node(containerd, tmp_path, scenario)
 
@@ -161,17 +161,17 @@ def test_a_pod_whose_settings_cannot_be_enforced_is_rejected(containerd: Contain
 def test_the_status_of_a_guaranteed_pod_has_its_resources_as_in_the_kubelet(
     containerd: Containerd, tmp_path: Path
 ) -> None:
-    async def scenario(house: Node) -> None:
-        house.create("guaranteed", resources={"requests": FULL, "limits": FULL})
-        house.create("plain")
-        await until(lambda: house.is_ready("guaranteed") and house.is_ready("plain"), "both are ready")
-        pod = house.find("guaranteed")
+    async def scenario(node: Node) -> None:
+        node.create("guaranteed", resources={"requests": FULL, "limits": FULL})
+        node.create("plain")
+        await until(lambda: node.is_ready("guaranteed") and node.is_ready("plain"), "both are ready")
+        pod = node.find("guaranteed")
         assert pod is not None
         (status,) = pod.status.container_statuses or ()
         assert status.allocated_resources == FULL
         assert status.resources is not None
         assert (status.resources.requests, status.resources.limits) == (FULL, FULL)
-        plain = house.find("plain")
+        plain = node.find("plain")
         assert plain is not None
         (status,) = plain.status.container_statuses or ()
         assert status.allocated_resources is None
@@ -181,25 +181,25 @@ def test_the_status_of_a_guaranteed_pod_has_its_resources_as_in_the_kubelet(
 
 
 def test_each_log_has_a_link_until_it_is_removed(containerd: Containerd, tmp_path: Path) -> None:
-    async def scenario(house: Node) -> None:
-        house.create("web")
-        await until(lambda: house.is_ready("web"), "it is ready")
-        pod = house.find("web")
+    async def scenario(node: Node) -> None:
+        node.create("web")
+        await until(lambda: node.is_ready("web"), "it is ready")
+        pod = node.find("web")
         assert pod is not None
         (status,) = pod.status.container_statuses or ()
         container_id = (status.container_id or "").removeprefix("containerd://")
-        (link,) = house.links()
+        (link,) = node.links()
         assert link.name == f"web_default_app-{container_id}.log"
         assert link.resolve() == tmp_path / "pods" / f"default_web_{pod.metadata.uid}" / "app" / "0.log"
         await until(lambda: "stdout F hello" in link.read_text(), "its log can be read there")
-        house.delete("web")
+        node.delete("web")
         await until(lambda: not link.exists(), "its log is gone")
         care = LogSymlinks(
-            runtime=house.parts.ports.runtime,
+            runtime=node.parts.ports.runtime,
             links=HostLogLinks(tmp_path / "links"),
             log_root=str(tmp_path / "pods"),
         )
         await care.sync()
-        assert house.links() == []
+        assert node.links() == []
 
     on_node(containerd, tmp_path, scenario)

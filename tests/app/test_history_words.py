@@ -43,7 +43,7 @@ WORDS: list[tuple[HistoryEvent, tuple[str, str]]] = [
 
 
 @pytest.mark.parametrize("event, words", WORDS, ids=[words[0] for _, words in WORDS])
-def test_each_event_in_words(event: HistoryEvent, words: tuple[str, str]) -> None:
+def test_the_words_of_each_event(event: HistoryEvent, words: tuple[str, str]) -> None:
     assert in_words(event) == words
 
 

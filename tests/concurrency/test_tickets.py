@@ -29,7 +29,7 @@ def calls_of(scenario: Callable[[Callable[[str], Awaitable[None]]], Awaitable[No
     return served
 
 
-def test_waiting_owners_are_served_in_the_order_in_which_they_came() -> None:
+def test_waiting_owners_are_served_in_order_of_arrival() -> None:
     async def scenario(call: Callable[[str], Awaitable[None]]) -> None:
         await asyncio.gather(*(call(owner) for owner in "abc"))
 

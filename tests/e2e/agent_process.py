@@ -72,26 +72,26 @@ class AgentProcess:
 
 @contextmanager
 def agent_with_pods(
-    home: Path, runtime: CliRuntime, containers: Mapping[str, dict[str, Any]], **spec: Any
+    directory: Path, runtime: CliRuntime, containers: Mapping[str, dict[str, Any]], **spec: Any
 ) -> Iterator[AgentProcess]:
     """Run an agent as the user of the tests. Each container becomes one pod; `spec` has more fields of its spec."""
-    (home / "manifests").mkdir()
+    (directory / "manifests").mkdir()
     pods = [manifest(name, container, runtime.image, **spec) for name, container in containers.items()]
-    (home / "manifests" / "pods.yaml").write_text(yaml.safe_dump_all(pods))
-    with agent_with_manifests(home, runtime, home / "manifests") as agent:
+    (directory / "manifests" / "pods.yaml").write_text(yaml.safe_dump_all(pods))
+    with agent_with_manifests(directory, runtime, directory / "manifests") as agent:
         yield agent
 
 
 @contextmanager
-def agent_with_manifests(home: Path, runtime: CliRuntime, folder: Path) -> Iterator[AgentProcess]:
+def agent_with_manifests(directory: Path, runtime: CliRuntime, folder: Path) -> Iterator[AgentProcess]:
     """Run an agent as the user of the tests, on an existing folder of manifests."""
-    argv = [*CALL, "run", str(folder), "--root", str(home / "state"), "--node-name", "n1", *runtime.arguments]
-    with (home / "output").open("wb") as out, runtime.in_network():
+    argv = [*CALL, "run", str(folder), "--root", str(directory / "state"), "--node-name", "n1", *runtime.arguments]
+    with (directory / "output").open("wb") as out, runtime.in_network():
         process = subprocess.Popen(argv, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
-    agent = AgentProcess(home / "state", process)
+    agent = AgentProcess(directory / "state", process)
     try:
         yield agent
     finally:
         agent.interrupt()
         runtime.remove(agent.root)
-        remove_trees(str(home))
+        remove_trees(str(directory))

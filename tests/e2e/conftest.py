@@ -1,4 +1,4 @@
-"""Fixtures of the scenarios: a node for each kind of runtime, and a diary.
+"""Fixtures of the scenarios: a node for each kind of runtime, and an event log.
 
 A test with `run_on_node` runs on processes and on containers, unless a mark of `runtime_kinds.py` selects some of them,
 such as `processes_only` or `containers_only`.
@@ -10,7 +10,7 @@ from podkeeper.runtimes.process.keeper.isolation import probe
 from tests.e2e.backends import CriBackend, ProcessBackend
 from tests.e2e.node import ScenarioRunner
 from tests.e2e.runtime_kinds import ALL_RUNTIMES, PROCESS, selects_runtime
-from tests.e2e.scripts import Diary
+from tests.e2e.scripts import EventLog
 from tests.host.own_cgroups import HERE
 from tests.runtimes.cri.conftest import containerd, cri_node, crio
 
@@ -32,9 +32,9 @@ def run_on_node(request: pytest.FixtureRequest) -> ScenarioRunner:
 
 
 @pytest.fixture
-def diary(tmp_path_factory: pytest.TempPathFactory) -> Diary:
+def event_log(tmp_path_factory: pytest.TempPathFactory) -> EventLog:
     """The file in which the containers of one scenario record events."""
-    return Diary(tmp_path_factory.mktemp("diary"))
+    return EventLog(tmp_path_factory.mktemp("events"))
 
 
 @pytest.fixture

@@ -67,11 +67,11 @@ needs_kubelet = pytest.mark.skipif(
 class HandoverNode:
     """One machine with at most one agent at a time."""
 
-    def __init__(self, home: Path, containerd: Containerd) -> None:
+    def __init__(self, directory: Path, containerd: Containerd) -> None:
         self._containerd = containerd
-        self._home = home
-        self._manifests = home / "manifests"
-        self._root = home / "kubelet"
+        self._directory = directory
+        self._manifests = directory / "manifests"
+        self._root = directory / "kubelet"
         self.cgroup_root = f"/pktest-{uuid4().hex[:8]}"
         self._agent: subprocess.Popen[bytes] | None = None
         self._is_ours = False
@@ -81,7 +81,7 @@ class HandoverNode:
         for words in (["--bind", str(self._root)], ["--make-rshared"]):
             subprocess.run(["mount", *words, str(self._root)], check=True)
         self._make_cgroups()
-        self._config = home / "config.yaml"
+        self._config = directory / "config.yaml"
         self._config.write_text(yaml.safe_dump(self._configuration()))
 
     def write(self, name: str, **spec: Any) -> None:
@@ -95,7 +95,7 @@ class HandoverNode:
     def start_kubelet(self) -> None:
         program = kubelet_program()
         assert program is not None
-        where = ("--root-dir", str(self._root), "--cert-dir", str(self._home / "pki"))
+        where = ("--root-dir", str(self._root), "--cert-dir", str(self._directory / "pki"))
         self._start([program, "--config", str(self._config), "--hostname-override", NODE, *where], is_ours=False)
 
     def start_podkeeper(self) -> None:
@@ -170,11 +170,11 @@ class HandoverNode:
 
     def _start(self, command: list[str], *, is_ours: bool) -> None:
         self._is_ours = is_ours
-        with (self._home / "output").open("ab") as output, self._containerd.in_network():
+        with (self._directory / "output").open("ab") as output, self._containerd.in_network():
             self._agent = subprocess.Popen(command, stdout=output, stderr=output, stdin=subprocess.DEVNULL)
 
     def _output(self) -> str:
-        return (self._home / "output").read_text(errors="replace")
+        return (self._directory / "output").read_text(errors="replace")
 
     def _configuration(self) -> dict[str, Any]:
         return {
@@ -182,7 +182,7 @@ class HandoverNode:
             "kind": "KubeletConfiguration",
             "staticPodPath": str(self._manifests),
             "containerRuntimeEndpoint": f"unix://{self._containerd.socket}",
-            "podLogsDir": str(self._home / "logs"),
+            "podLogsDir": str(self._directory / "logs"),
             "cgroupRoot": self.cgroup_root,
             "cgroupDriver": "cgroupfs",
             "failCgroupV1": False,
@@ -212,8 +212,8 @@ class HandoverNode:
 @contextmanager
 def handover_node(containerd: Containerd) -> Iterator[HandoverNode]:
     """Create a node for both agents. Afterwards, nothing is left of it."""
-    with TemporaryDirectory(prefix="podkeeper-both-", ignore_cleanup_errors=True) as home:
-        node = HandoverNode(Path(home), containerd)
+    with TemporaryDirectory(prefix="podkeeper-both-", ignore_cleanup_errors=True) as directory:
+        node = HandoverNode(Path(directory), containerd)
         try:
             yield node
         finally:

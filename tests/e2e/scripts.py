@@ -1,6 +1,6 @@
-"""Scripts for containers, and the diary: a file of the host to which containers append words.
+"""Scripts for containers, and the event log: a file of the host to which containers append words.
 
-The diary records the order of events across containers. It is a hostPath volume and outlives the pod.
+The event log records the order of events across containers. It is a hostPath volume and outlives the pod.
 """
 
 from collections.abc import Mapping
@@ -27,14 +27,14 @@ def named(name: str, script: str, **fields: Any) -> Wire:
     return {"name": name, "image": "host", **sh(script), **fields}
 
 
-class Diary:
-    """The file that containers write with `echo word >>/diary/all`."""
+class EventLog:
+    """The file that containers write with `echo word >>/events/all`."""
 
     def __init__(self, directory: Path) -> None:
         directory.chmod(0o777)
         self._file = directory / "all"
-        self.mounts: list[Wire] = [{"name": "diary", "mountPath": "/diary"}]
-        self.volumes: list[Wire] = [{"name": "diary", "hostPath": {"path": str(directory)}}]
+        self.mounts: list[Wire] = [{"name": "events", "mountPath": "/events"}]
+        self.volumes: list[Wire] = [{"name": "events", "hostPath": {"path": str(directory)}}]
 
     @property
     def words(self) -> list[str]:
@@ -42,7 +42,7 @@ class Diary:
         return self._file.read_text().split() if self._file.exists() else []
 
     def writes(self, name: str, script: str, **fields: Any) -> Wire:
-        """Return a container that mounts the diary."""
+        """Return a container that mounts the event log."""
         return named(name, script, volumeMounts=self.mounts, **fields)
 
     def add(self, word: str) -> None:
@@ -53,4 +53,4 @@ class Diary:
 
 def note(word: str) -> Wire:
     """Return a hook or probe handler that writes a word."""
-    return {"exec": {"command": ["sh", "-c", f"echo {word} >>/diary/all"]}}
+    return {"exec": {"command": ["sh", "-c", f"echo {word} >>/events/all"]}}

@@ -16,8 +16,8 @@ from tests.runtimes.cri.containerd import Containerd
 
 pytestmark = pytest.mark.slow
 
-HOUSE = Path(__file__).parent.parent.parent
-EXAMPLES = HOUSE / "examples-containers"
+REPOSITORY = Path(__file__).parent.parent.parent
+EXAMPLES = REPOSITORY / "examples-containers"
 IMAGE = "docker.io/library/busybox:1.36"
 
 
@@ -26,7 +26,7 @@ def example_image(containerd: Containerd) -> Iterator[None]:
     """Build the image of the examples as `docs/containers.md` describes."""
     images = ["ctr", "-a", containerd.socket, "-n", "k8s.io", "images"]
     made = subprocess.run(
-        [sys.executable, "-m", "tools.busybox_image", IMAGE], cwd=HOUSE, check=True, capture_output=True
+        [sys.executable, "-m", "tools.busybox_image", IMAGE], cwd=REPOSITORY, check=True, capture_output=True
     )
     subprocess.run([*images, "import", "-"], input=made.stdout, check=True, capture_output=True)
     yield

@@ -62,7 +62,7 @@ def test_a_private_image_needs_valid_credentials(run_on_node: ScenarioRunner, tm
         def backs_off(name: str) -> bool:
             return waiting_reason(node, name) == "ImagePullBackOff"
 
-        keys(node, "wrong", "nobody", "wrong")
+        keys(node, "wrong", "another", "wrong")
         keys(node, "right", USER, PASSWORD)
         for name, secrets in {"without": [], "mistaken": ["wrong"], "knowing": ["wrong", "right"]}.items():
             references = [{"name": each} for each in secrets]

@@ -11,7 +11,7 @@ from tests.e2e.backends import CriBackend
 from tests.e2e.node import Node, ScenarioRunner, pod
 from tests.e2e.pod_queries import event_messages, log_after_success
 from tests.e2e.runtime_kinds import containers_only
-from tests.e2e.scripts import POLITE, Diary, sh
+from tests.e2e.scripts import POLITE, EventLog, sh
 from tests.runtimes.cri.cri_node import GATEWAY
 
 pytestmark = [pytest.mark.slow, containers_only]
@@ -53,22 +53,22 @@ def test_each_pod_has_its_own_address_and_is_probed_there(run_on_node: ScenarioR
 
 
 def test_a_failed_tcp_liveness_probe_restarts_the_container(
-    run_on_node: ScenarioRunner, tmp_path: Path, diary: Diary
+    run_on_node: ScenarioRunner, tmp_path: Path, event_log: EventLog
 ) -> None:
     async def scenario(node: Node) -> None:
         probe = {"tcpSocket": {"port": 8080}, "failureThreshold": 1, "initialDelaySeconds": 1}
-        serves = "echo run >>/diary/all; mkdir /www; httpd -p 8080 -h /www; " + POLITE
-        app = diary.writes("app", serves, livenessProbe=probe)
-        node.create(pod("app", containers=[app], volumes=diary.volumes, annotations=QUICK))
+        serves = "echo run >>/events/all; mkdir /www; httpd -p 8080 -h /www; " + POLITE
+        app = event_log.writes("app", serves, livenessProbe=probe)
+        node.create(pod("app", containers=[app], volumes=event_log.volumes, annotations=QUICK))
         await node.until_ready("app")
         await node.exec("app", "killall", "httpd")
-        await node.until(lambda: diary.words == ["run", "run"])
+        await node.until(lambda: event_log.words == ["run", "run"])
         assert "connection refused" in event_messages(node, "Unhealthy")[0]
 
     run_on_node(scenario, tmp_path)
 
 
-def test_http_hooks_go_to_the_pod_address(run_on_node: ScenarioRunner, tmp_path: Path) -> None:
+def test_http_hooks_use_the_pod_address(run_on_node: ScenarioRunner, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         hook = {"httpGet": {"port": 8080, "path": "/cgi-bin/hook"}}
         answer = "#!/bin/sh\\necho called >>/v/all; echo; echo ok\\n"

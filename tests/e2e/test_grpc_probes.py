@@ -28,7 +28,7 @@ class HealthService:
     def __init__(self) -> None:
         self.port = 0
         self.answer = b"\x08\x02"  # NOT_SERVING
-        self.asked: list[bytes] = []
+        self.requests: list[bytes] = []
 
     @contextmanager
     def serving(self) -> Iterator[None]:
@@ -53,7 +53,7 @@ class HealthService:
             thread.join()
 
     async def _check(self, request: bytes, context: Any) -> bytes:
-        self.asked.append(request)
+        self.requests.append(request)
         return self.answer
 
 
@@ -68,7 +68,7 @@ def test_grpc_readiness_follows_the_health_service(request: pytest.FixtureReques
                 lambda: b"NOT_SERVING" in agent.call("describe", "app").stdout,
                 "the events say why the pod is not ready",
             )
-            assert health.asked[0] == b"\x0a\x04shop"
+            assert health.requests[0] == b"\x0a\x04shop"
             assert not agent.container("app")["ready"]
             health.answer = b"\x08\x01"
             until(lambda: agent.container("app")["ready"], "the pod is ready")

@@ -10,7 +10,7 @@ import pytest
 
 from tests.e2e.node import Node, ScenarioRunner, pod
 from tests.e2e.pod_queries import event_messages
-from tests.e2e.scripts import LINGER, POLITE, Diary, note, sh
+from tests.e2e.scripts import LINGER, POLITE, EventLog, note, sh
 from tests.host.loopback import recording, server, silent
 
 pytestmark = pytest.mark.slow
@@ -19,16 +19,16 @@ pytestmark = pytest.mark.slow
 
 
 def test_a_container_is_running_after_its_post_start_hook(
-    run_on_node: ScenarioRunner, tmp_path: Path, diary: Diary
+    run_on_node: ScenarioRunner, tmp_path: Path, event_log: EventLog
 ) -> None:
     async def scenario(node: Node) -> None:
-        hook = {"exec": {"command": ["sh", "-c", "until grep -q go /diary/all; do sleep 0.02; done 2>/dev/null"]}}
-        app = diary.writes("app", f"echo app >>/diary/all; {POLITE}", lifecycle={"postStart": hook})
-        node.create(pod("app", containers=[app], volumes=diary.volumes))
-        await node.until(lambda: diary.words == ["app"])
+        hook = {"exec": {"command": ["sh", "-c", "until grep -q go /events/all; do sleep 0.02; done 2>/dev/null"]}}
+        app = event_log.writes("app", f"echo app >>/events/all; {POLITE}", lifecycle={"postStart": hook})
+        node.create(pod("app", containers=[app], volumes=event_log.volumes))
+        await node.until(lambda: event_log.words == ["app"])
         await asyncio.sleep(0.1)
         assert not node.is_ready("app")
-        diary.add("go")
+        event_log.add("go")
         await node.until_ready("app")
 
     run_on_node(scenario, tmp_path)
@@ -88,27 +88,29 @@ def test_a_tcp_hook_fails(run_on_node: ScenarioRunner, tmp_path: Path) -> None:
 # preStop.
 
 
-def test_the_pre_stop_hook_runs_before_sigterm(run_on_node: ScenarioRunner, tmp_path: Path, diary: Diary) -> None:
+def test_the_pre_stop_hook_runs_before_sigterm(
+    run_on_node: ScenarioRunner, tmp_path: Path, event_log: EventLog
+) -> None:
     async def scenario(node: Node) -> None:
-        script = f"trap 'echo term >>/diary/all; exit 0' TERM; {LINGER}"
-        app = diary.writes("app", script, lifecycle={"preStop": note("hook")})
-        node.create(pod("app", containers=[app], volumes=diary.volumes))
+        script = f"trap 'echo term >>/events/all; exit 0' TERM; {LINGER}"
+        app = event_log.writes("app", script, lifecycle={"preStop": note("hook")})
+        node.create(pod("app", containers=[app], volumes=event_log.volumes))
         await node.until_ready("app")
         node.delete("app")
         await node.until(lambda: node.is_gone("app"))
-        assert diary.words == ["hook", "term"]
+        assert event_log.words == ["hook", "term"]
 
     run_on_node(scenario, tmp_path)
 
 
 def test_a_container_that_exits_by_itself_skips_the_pre_stop_hook(
-    run_on_node: ScenarioRunner, tmp_path: Path, diary: Diary
+    run_on_node: ScenarioRunner, tmp_path: Path, event_log: EventLog
 ) -> None:
     async def scenario(node: Node) -> None:
-        app = diary.writes("app", "sleep 0.1", lifecycle={"preStop": note("hook")})
-        node.create(pod("app", containers=[app], volumes=diary.volumes, restartPolicy="Never"))
+        app = event_log.writes("app", "sleep 0.1", lifecycle={"preStop": note("hook")})
+        node.create(pod("app", containers=[app], volumes=event_log.volumes, restartPolicy="Never"))
         await node.until_phase("app", "Succeeded")
-        assert diary.words == []
+        assert event_log.words == []
 
     run_on_node(scenario, tmp_path)
 

@@ -244,12 +244,12 @@ def test_the_logs_of_a_removed_pod_are_removed(machine: Machine) -> None:
     for name in ("gone", "kept"):
         machine.write(name, f"echo hello; {LIVE}")
         machine.until(partial(has_a_log, name), f"{name} has a log")
-    stranger = machine.root / "logs" / "not-a-pod"
-    stranger.mkdir()
+    unrelated = machine.root / "logs" / "not-a-pod"
+    unrelated.mkdir()
     (machine.manifests / "gone.yaml").unlink()
     machine.until(lambda: machine.logs("gone") is None, "its logs are gone")
     machine.until(lambda: not list((machine.root / "logs").glob(".*")), "nothing is left of them")
-    assert (machine.disk("kept"), stranger.exists()) == (["hello"], True)
+    assert (machine.disk("kept"), unrelated.exists()) == (["hello"], True)
 
 
 @configured("10Mi", 5)

@@ -141,13 +141,13 @@ def test_a_process_that_ignores_sigterm_is_killed_after_its_grace_period(
 ) -> None:
     async def scenario(node: Node) -> None:
         async with quiet_pod_undisturbed(node, tmp_path):
-            node.create(pod("deaf", command=sh("trap '' TERM; echo up; while :; do sleep 0.05; done")))
-            await node.until(lambda: node.log("deaf") == "up\n")
+            node.create(pod("stubborn", command=sh("trap '' TERM; echo up; while :; do sleep 0.05; done")))
+            await node.until(lambda: node.log("stubborn") == "up\n")
             begun = time.monotonic()
-            node.delete("deaf", grace_seconds=1)
-            await node.until(lambda: node.is_gone("deaf"))
+            node.delete("stubborn", grace_seconds=1)
+            await node.until(lambda: node.is_gone("stubborn"))
             assert 0.9 < time.monotonic() - begun < 20
-        assert any(reason == "Killing" for _, reason, _ in node.events("deaf"))
+        assert any(reason == "Killing" for _, reason, _ in node.events("stubborn"))
 
     run_on_node(scenario, tmp_path / "node")
 
@@ -155,11 +155,11 @@ def test_a_process_that_ignores_sigterm_is_killed_after_its_grace_period(
 def test_children_that_ignore_sigterm_do_not_outlive_their_pod(run_on_node: ScenarioRunner, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         script = f"setsid sh -c \"trap '' TERM; sleep {NAP}; sleep {NAP}\" & {SERVE}"
-        node.create(pod("deaf", command=sh(script)))
-        await node.until_ready("deaf")
+        node.create(pod("stubborn", command=sh(script)))
+        await node.until_ready("stubborn")
         await node.until(lambda: _sleepers() > 0)
-        node.delete("deaf")
-        await node.until(lambda: node.is_gone("deaf"))
+        node.delete("stubborn")
+        await node.until(lambda: node.is_gone("stubborn"))
         assert _sleepers() == 0
 
     run_on_node(scenario, tmp_path)

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from podkeeper.model.k8s.core import EphemeralContainer
 from tests.e2e.node import Node, ScenarioRunner, pod
 from tests.e2e.pod_queries import restart_count
-from tests.e2e.scripts import LINGER, POLITE, Diary, named, sh
+from tests.e2e.scripts import LINGER, POLITE, EventLog, named, sh
 
 pytestmark = pytest.mark.slow
 
@@ -17,17 +17,17 @@ pytestmark = pytest.mark.slow
 
 
 def test_init_containers_run_in_order_before_the_main_containers(
-    run_on_node: ScenarioRunner, tmp_path: Path, diary: Diary
+    run_on_node: ScenarioRunner, tmp_path: Path, event_log: EventLog
 ) -> None:
     async def scenario(node: Node) -> None:
         turns = [
-            diary.writes(name, f"echo {name} >>/diary/all; sleep 0.1; echo {name}-end >>/diary/all")
+            event_log.writes(name, f"echo {name} >>/events/all; sleep 0.1; echo {name}-end >>/events/all")
             for name in ("a", "b")
         ]
-        app = diary.writes("app", "echo app >>/diary/all; " + POLITE)
-        node.create(pod("app", initContainers=turns, containers=[app], volumes=diary.volumes))
+        app = event_log.writes("app", "echo app >>/events/all; " + POLITE)
+        node.create(pod("app", initContainers=turns, containers=[app], volumes=event_log.volumes))
         await node.until_ready("app")
-        await node.until(lambda: diary.words == ["a", "a-end", "b", "b-end", "app"])
+        await node.until(lambda: event_log.words == ["a", "a-end", "b", "b-end", "app"])
         assert [node.exit_code("app", name) for name in ("a", "b")] == [0, 0]
 
     run_on_node(scenario, tmp_path)
@@ -47,13 +47,13 @@ def test_with_restart_policy_never_a_failed_init_container_fails_the_pod(
 
 
 def test_a_failed_init_container_is_retried_until_it_succeeds(
-    run_on_node: ScenarioRunner, tmp_path: Path, diary: Diary
+    run_on_node: ScenarioRunner, tmp_path: Path, event_log: EventLog
 ) -> None:
     async def scenario(node: Node) -> None:
-        first = diary.writes("first", "echo run >>/diary/all; test $(wc -l </diary/all) -eq 2")
-        node.create(pod("app", container=sh(POLITE), initContainers=[first], volumes=diary.volumes))
+        first = event_log.writes("first", "echo run >>/events/all; test $(wc -l </events/all) -eq 2")
+        node.create(pod("app", container=sh(POLITE), initContainers=[first], volumes=event_log.volumes))
         await node.until_ready("app")
-        assert diary.words == ["run", "run"]
+        assert event_log.words == ["run", "run"]
         assert node.status("app", "first").restart_count == 1
 
     run_on_node(scenario, tmp_path)
@@ -61,71 +61,75 @@ def test_a_failed_init_container_is_retried_until_it_succeeds(
 
 # Sidecars and ephemeral containers.
 
-STARTED = {"exec": {"command": ["grep", "-q", "^ready-a", "/diary/all"]}, "periodSeconds": 1, "failureThreshold": 20}
+STARTED = {"exec": {"command": ["grep", "-q", "^ready-a", "/events/all"]}, "periodSeconds": 1, "failureThreshold": 20}
 
 
-def test_a_sidecar_starts_before_later_containers(run_on_node: ScenarioRunner, tmp_path: Path, diary: Diary) -> None:
+def test_a_sidecar_starts_before_later_containers(
+    run_on_node: ScenarioRunner, tmp_path: Path, event_log: EventLog
+) -> None:
     async def scenario(node: Node) -> None:
-        script = "echo a >>/diary/all; sleep 0.3; echo ready-a >>/diary/all; " + POLITE
-        sidecar = diary.writes("a", script, restartPolicy="Always", startupProbe=STARTED)
-        app = diary.writes("app", "echo app >>/diary/all; " + POLITE)
-        first = diary.writes("first", "echo first >>/diary/all")
+        script = "echo a >>/events/all; sleep 0.3; echo ready-a >>/events/all; " + POLITE
+        sidecar = event_log.writes("a", script, restartPolicy="Always", startupProbe=STARTED)
+        app = event_log.writes("app", "echo app >>/events/all; " + POLITE)
+        first = event_log.writes("first", "echo first >>/events/all")
         quick = {"startup.probe-period-milliseconds.podkeeper.io/a": "100"}
         node.create(
-            pod("app", initContainers=[sidecar, first], containers=[app], volumes=diary.volumes, annotations=quick)
+            pod("app", initContainers=[sidecar, first], containers=[app], volumes=event_log.volumes, annotations=quick)
         )
         await node.until_ready("app")
-        await node.until(lambda: diary.words == ["a", "ready-a", "first", "app"])
+        await node.until(lambda: event_log.words == ["a", "ready-a", "first", "app"])
         assert node.status("app", "a").started
 
     run_on_node(scenario, tmp_path)
 
 
 def test_sidecars_are_stopped_last_and_in_reverse_order(
-    run_on_node: ScenarioRunner, tmp_path: Path, diary: Diary
+    run_on_node: ScenarioRunner, tmp_path: Path, event_log: EventLog
 ) -> None:
     async def scenario(node: Node) -> None:
         def ending(name: str) -> str:
-            return f"trap 'sleep 0.1; echo {name} >>/diary/all; exit 0' TERM; {LINGER}"
+            return f"trap 'sleep 0.1; echo {name} >>/events/all; exit 0' TERM; {LINGER}"
 
         node.create(
             pod(
                 "app",
-                initContainers=[diary.writes(name, ending(name), restartPolicy="Always") for name in ("a", "b")],
-                containers=[diary.writes("app", ending("app"))],
-                volumes=diary.volumes,
+                initContainers=[event_log.writes(name, ending(name), restartPolicy="Always") for name in ("a", "b")],
+                containers=[event_log.writes("app", ending("app"))],
+                volumes=event_log.volumes,
                 terminationGracePeriodSeconds=20,
             )
         )
         await node.until_ready("app")
         node.delete("app")
         await node.until(lambda: node.is_gone("app"))
-        assert diary.words == ["app", "b", "a"]
+        assert event_log.words == ["app", "b", "a"]
 
     run_on_node(scenario, tmp_path)
 
 
-def test_an_exited_sidecar_is_restarted_alone(run_on_node: ScenarioRunner, tmp_path: Path, diary: Diary) -> None:
+def test_an_exited_sidecar_is_restarted_alone(run_on_node: ScenarioRunner, tmp_path: Path, event_log: EventLog) -> None:
     async def scenario(node: Node) -> None:
-        script = f"echo side >>/diary/all; test $(wc -l </diary/all) -ge 2 || exit 0; {POLITE}"
-        sidecar = diary.writes("side", script, restartPolicy="Always")
-        node.create(pod("app", container=sh(POLITE), initContainers=[sidecar], volumes=diary.volumes))
-        await node.until(lambda: diary.words == ["side", "side"])
+        script = f"echo side >>/events/all; test $(wc -l </events/all) -ge 2 || exit 0; {POLITE}"
+        sidecar = event_log.writes("side", script, restartPolicy="Always")
+        node.create(pod("app", container=sh(POLITE), initContainers=[sidecar], volumes=event_log.volumes))
+        await node.until(lambda: event_log.words == ["side", "side"])
         await node.until_ready("app")
         assert (node.status("app", "side").restart_count, restart_count(node)) == (1, 0)
 
     run_on_node(scenario, tmp_path)
 
 
-def test_a_job_does_not_wait_for_its_sidecar(run_on_node: ScenarioRunner, tmp_path: Path, diary: Diary) -> None:
+def test_a_job_does_not_wait_for_its_sidecar(run_on_node: ScenarioRunner, tmp_path: Path, event_log: EventLog) -> None:
     async def scenario(node: Node) -> None:
-        sidecar = diary.writes("side", f"trap 'echo side >>/diary/all; exit 0' TERM; {LINGER}", restartPolicy="Always")
-        app = diary.writes("app", "echo app >>/diary/all")
+        sidecar = event_log.writes(
+            "side", f"trap 'echo side >>/events/all; exit 0' TERM; {LINGER}", restartPolicy="Always"
+        )
+        app = event_log.writes("app", "echo app >>/events/all")
         node.create(
-            pod("app", initContainers=[sidecar], containers=[app], volumes=diary.volumes, restartPolicy="Never")
+            pod("app", initContainers=[sidecar], containers=[app], volumes=event_log.volumes, restartPolicy="Never")
         )
         await node.until_phase("app", "Succeeded")
-        assert diary.words == ["app", "side"]
+        assert event_log.words == ["app", "side"]
 
     run_on_node(scenario, tmp_path)
 

@@ -62,7 +62,7 @@ def test_files_volumes_logs_and_commands_work_and_nothing_is_left(user: Unprivil
     script = (
         f"echo private >/etc/{MARK}; cat /etc/{MARK} /settings/colour /door/key; echo; "
         "stat -f -c %T /door /memory; stat -L -c %a /door/key; touch /disk/x /memory/x; "
-        f"trap 'echo asked >/home-of-user/end; exit 0' TERM; {LINGER}"
+        f"trap 'echo term >/home-of-user/end; exit 0' TERM; {LINGER}"
     )
     host = {"name": "host", "hostPath": {"path": str(user.home)}}
     mounts = at(settings="/settings", door="/door", disk="/disk", memory="/memory", host="/home-of-user")
@@ -85,7 +85,7 @@ def test_files_volumes_logs_and_commands_work_and_nothing_is_left(user: Unprivil
 
     assert user.end(signal.SIGINT) == 0
     assert user.output.splitlines()[-1] == "All pods have stopped."
-    assert (user.home / "end").read_text() == "asked\n"
+    assert (user.home / "end").read_text() == "term\n"
     assert user.memory_directories() == []
     assert [*user.root.glob("pods/*/volumes"), *user.root.glob("runtime/sandboxes/*/containers/*/upper-*")] == []
     if os.geteuid() == 0:  # otherwise the user has other processes
@@ -164,7 +164,7 @@ def test_with_subordinate_ids_containers_run_as_other_users_and_leave_nothing(ev
     eve.until(lambda: not eve.processes(), f"no processes are left of {eve.processes()}")
 
 
-def test_doctor_reports_what_an_ordinary_user_can_do(user: UnprivilegedUser) -> None:
+def test_doctor_reports_the_limits_of_an_ordinary_user(user: UnprivilegedUser) -> None:
     if os.geteuid() != 0:
         pytest.skip("the user of the tests may have subordinate ids or a delegated cgroup")
     found = user.call("doctor")

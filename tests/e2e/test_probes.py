@@ -16,7 +16,7 @@ from podkeeper.model.k8s.core import Pod
 from tests.e2e.node import NAMESPACE, Node, ScenarioRunner, pod
 from tests.e2e.pod_queries import event_messages, restart_count
 from tests.e2e.runtime_kinds import not_on_crio, processes_only
-from tests.e2e.scripts import LINGER, POLITE, Diary, note, sh
+from tests.e2e.scripts import LINGER, POLITE, EventLog, note, sh
 from tests.host.loopback import closed, grpc_server, replying, server, silent
 
 pytestmark = pytest.mark.slow
@@ -31,35 +31,35 @@ def every_tenth(*kinds: str) -> Mapping[str, str]:
 
 
 def test_a_failed_liveness_probe_restarts_the_container(
-    run_on_node: ScenarioRunner, tmp_path: Path, diary: Diary
+    run_on_node: ScenarioRunner, tmp_path: Path, event_log: EventLog
 ) -> None:
     async def scenario(node: Node) -> None:
-        probe = {"exec": {"command": ["sh", "-c", "! grep -q sick /diary/all"]}, "failureThreshold": 2}
-        app = diary.writes("app", f"echo run >>/diary/all; {POLITE}", livenessProbe=probe)
-        node.create(pod("app", containers=[app], volumes=diary.volumes, annotations=every_tenth("liveness")))
+        probe = {"exec": {"command": ["sh", "-c", "! grep -q sick /events/all"]}, "failureThreshold": 2}
+        app = event_log.writes("app", f"echo run >>/events/all; {POLITE}", livenessProbe=probe)
+        node.create(pod("app", containers=[app], volumes=event_log.volumes, annotations=every_tenth("liveness")))
         await node.until_ready("app")
-        await node.until(lambda: diary.words == ["run"])
+        await node.until(lambda: event_log.words == ["run"])
         assert restart_count(node) == 0
-        diary.add("sick")
+        event_log.add("sick")
         await node.until(lambda: restart_count(node) >= 1)
-        assert diary.words[:3] == ["run", "sick", "run"]
+        assert event_log.words[:3] == ["run", "sick", "run"]
         assert event_messages(node, "Unhealthy")[0].startswith("Liveness probe failed: ")
         assert event_messages(node, "Killing")[0] == "Container app failed liveness probe, will be restarted"
 
     run_on_node(scenario, tmp_path)
 
 
-def test_readiness_changes_without_a_restart(run_on_node: ScenarioRunner, tmp_path: Path, diary: Diary) -> None:
+def test_readiness_changes_without_a_restart(run_on_node: ScenarioRunner, tmp_path: Path, event_log: EventLog) -> None:
     async def scenario(node: Node) -> None:
-        probe = {"exec": {"command": ["sh", "-c", "tail -n1 /diary/all | grep open"]}, "failureThreshold": 1}
-        app = diary.writes("app", f"echo shut >>/diary/all; {POLITE}", readinessProbe=probe)
-        node.create(pod("app", containers=[app], volumes=diary.volumes, annotations=every_tenth("readiness")))
+        probe = {"exec": {"command": ["sh", "-c", "tail -n1 /events/all | grep open"]}, "failureThreshold": 1}
+        app = event_log.writes("app", f"echo shut >>/events/all; {POLITE}", readinessProbe=probe)
+        node.create(pod("app", containers=[app], volumes=event_log.volumes, annotations=every_tenth("readiness")))
         await node.until(lambda: bool(event_messages(node, "Unhealthy")))
         assert node.phase("app") == "Running"
         assert not node.is_ready("app")
-        diary.add("open")
+        event_log.add("open")
         await node.until_ready("app")
-        diary.add("shut")
+        event_log.add("shut")
         await node.until(lambda: not node.is_ready("app"))
         assert restart_count(node) == 0
         assert event_messages(node, "Unhealthy")[0].startswith("Readiness probe failed: ")
@@ -67,22 +67,24 @@ def test_readiness_changes_without_a_restart(run_on_node: ScenarioRunner, tmp_pa
     run_on_node(scenario, tmp_path)
 
 
-def test_the_other_probes_wait_for_the_startup_probe(run_on_node: ScenarioRunner, tmp_path: Path, diary: Diary) -> None:
+def test_the_other_probes_wait_for_the_startup_probe(
+    run_on_node: ScenarioRunner, tmp_path: Path, event_log: EventLog
+) -> None:
     async def scenario(node: Node) -> None:
-        startup = {"exec": {"command": ["grep", "-q", "started", "/diary/all"]}, "failureThreshold": 1000}
-        app = diary.writes(
-            "app", f"echo run >>/diary/all; {POLITE}", startupProbe=startup, livenessProbe=note("live"),
+        startup = {"exec": {"command": ["grep", "-q", "started", "/events/all"]}, "failureThreshold": 1000}
+        app = event_log.writes(
+            "app", f"echo run >>/events/all; {POLITE}", startupProbe=startup, livenessProbe=note("live"),
             readinessProbe=note("ready"),
         )  # fmt: skip
         quick = every_tenth("startup", "liveness", "readiness")
-        node.create(pod("app", containers=[app], volumes=diary.volumes, annotations=quick))
+        node.create(pod("app", containers=[app], volumes=event_log.volumes, annotations=quick))
         await node.until(lambda: bool(event_messages(node, "Unhealthy")))
         assert event_messages(node, "Unhealthy")[0].startswith("Startup probe failed: ")
-        assert (diary.words, node.status("app").started, node.is_ready("app")) == (["run"], False, False)
-        diary.add("started")
+        assert (event_log.words, node.status("app").started, node.is_ready("app")) == (["run"], False, False)
+        event_log.add("started")
         await node.until_ready("app")
-        await node.until(lambda: {"live", "ready"} <= set(diary.words))
-        assert diary.words[:2] == ["run", "started"]
+        await node.until(lambda: {"live", "ready"} <= set(event_log.words))
+        assert event_log.words[:2] == ["run", "started"]
         assert node.status("app").started
 
     run_on_node(scenario, tmp_path)
@@ -99,15 +101,15 @@ def test_a_failed_startup_probe_restarts_the_container(run_on_node: ScenarioRunn
 
 
 def test_the_probe_period_annotation_has_a_minimum_of_100_ms(
-    run_on_node: ScenarioRunner, tmp_path: Path, diary: Diary
+    run_on_node: ScenarioRunner, tmp_path: Path, event_log: EventLog
 ) -> None:
     async def scenario(node: Node) -> None:
-        app = diary.writes("app", POLITE, livenessProbe={**note("probe"), "periodSeconds": 10})
+        app = event_log.writes("app", POLITE, livenessProbe={**note("probe"), "periodSeconds": 10})
         greedy = {"liveness.probe-period-milliseconds.podkeeper.io/app": "1"}
-        node.create(pod("app", containers=[app], volumes=diary.volumes, annotations=greedy))
-        await node.until(lambda: bool(diary.words))
+        node.create(pod("app", containers=[app], volumes=event_log.volumes, annotations=greedy))
+        await node.until(lambda: bool(event_log.words))
         await asyncio.sleep(1)  # this test measures time
-        assert 5 <= len(diary.words) <= 12
+        assert 5 <= len(event_log.words) <= 12
 
     run_on_node(scenario, tmp_path)
 
@@ -125,13 +127,13 @@ def test_a_probe_waits_for_its_initial_delay(run_on_node: ScenarioRunner, tmp_pa
 
 
 def test_a_container_is_ready_after_its_success_threshold(
-    run_on_node: ScenarioRunner, tmp_path: Path, diary: Diary
+    run_on_node: ScenarioRunner, tmp_path: Path, event_log: EventLog
 ) -> None:
     async def scenario(node: Node) -> None:
-        app = diary.writes("app", POLITE, readinessProbe={**note("probe"), "successThreshold": 3})
-        node.create(pod("app", containers=[app], volumes=diary.volumes, annotations=every_tenth("readiness")))
+        app = event_log.writes("app", POLITE, readinessProbe={**note("probe"), "successThreshold": 3})
+        node.create(pod("app", containers=[app], volumes=event_log.volumes, annotations=every_tenth("readiness")))
         await node.until_ready("app")
-        assert len(diary.words) >= 3
+        assert len(event_log.words) >= 3
 
     run_on_node(scenario, tmp_path)
 
@@ -166,10 +168,10 @@ def test_http_readiness_follows_the_response_status(run_on_node: ScenarioRunner,
     async def scenario(node: Node) -> None:
         answers = [BROKEN]
 
-        async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await replying(answers[0])(reader, writer)
 
-        async with server(talk) as there:
+        async with server(handle) as there:
             action = {"port": "web", "path": "/health"}
             fields = {
                 **sh(POLITE),
@@ -224,9 +226,9 @@ def test_tcp_readiness_needs_a_listening_port(run_on_node: ScenarioRunner, tmp_p
 
         async with server(silent) as there:
             with closed() as nowhere:
-                node.create(probing("heard", there.port))
+                node.create(probing("answered", there.port))
                 node.create(probing("unheard", nowhere.port))
-                await node.until_ready("heard")
+                await node.until_ready("answered")
                 await node.until(lambda: bool(event_messages(node, "Unhealthy", "unheard")))
                 assert "connection refused" in event_messages(node, "Unhealthy", "unheard")[0]
                 assert not node.is_ready("unheard")
@@ -237,10 +239,10 @@ def test_tcp_readiness_needs_a_listening_port(run_on_node: ScenarioRunner, tmp_p
 @processes_only  # containers: test_grpc_probes.py
 def test_grpc_readiness_follows_the_health_service(run_on_node: ScenarioRunner, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
-        answers, asked = [b"\x08\x02"], []
+        answers, requests = [b"\x08\x02"], []
 
         async def check(request: bytes, context: Any) -> bytes:
-            asked.append(request)
+            requests.append(request)
             return answers[0]
 
         async with grpc_server(check) as there:
@@ -249,7 +251,7 @@ def test_grpc_readiness_follows_the_health_service(run_on_node: ScenarioRunner, 
             node.create(pod("app", container=fields, hostNetwork=True, annotations=every_tenth("readiness")))
             # Any event, because on a busy machine the first may report a timeout.
             await node.until(lambda: any("NOT_SERVING" in each for each in event_messages(node, "Unhealthy")))
-            assert asked[0] == b"\x0a\x04shop"
+            assert requests[0] == b"\x0a\x04shop"
             answers[0] = b"\x08\x01"
             await node.until_ready("app")
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.e2e.node import Node, ScenarioRunner, pod
 from tests.e2e.pod_queries import restart_count, waiting_reason
-from tests.e2e.scripts import POLITE, Diary, Wire, named, sh
+from tests.e2e.scripts import POLITE, EventLog, Wire, named, sh
 
 pytestmark = pytest.mark.slow
 
@@ -38,29 +38,29 @@ def test_restart_policy(
 
 
 def test_a_container_that_succeeds_after_a_restart_completes_the_pod(
-    run_on_node: ScenarioRunner, tmp_path: Path, diary: Diary
+    run_on_node: ScenarioRunner, tmp_path: Path, event_log: EventLog
 ) -> None:
     async def scenario(node: Node) -> None:
-        app = diary.writes("app", "echo run >>/diary/all; test $(wc -l </diary/all) -eq 2")
-        node.create(pod("app", containers=[app], volumes=diary.volumes, restartPolicy="OnFailure"))
+        app = event_log.writes("app", "echo run >>/events/all; test $(wc -l </events/all) -eq 2")
+        node.create(pod("app", containers=[app], volumes=event_log.volumes, restartPolicy="OnFailure"))
         await node.until_phase("app", "Succeeded")
-        assert (restart_count(node), diary.words) == (1, ["run", "run"])
+        assert (restart_count(node), event_log.words) == (1, ["run", "run"])
         assert node.log("app", attempt=1) == ""
 
     run_on_node(scenario, tmp_path)
 
 
 def test_a_pod_with_one_failed_container_fails_after_both_exit(
-    run_on_node: ScenarioRunner, tmp_path: Path, diary: Diary
+    run_on_node: ScenarioRunner, tmp_path: Path, event_log: EventLog
 ) -> None:
     async def scenario(node: Node) -> None:
-        waiting = diary.writes("waiting", "until grep -q go /diary/all; do sleep 0.02; done 2>/dev/null")
+        waiting = event_log.writes("waiting", "until grep -q go /events/all; do sleep 0.02; done 2>/dev/null")
         node.create(
-            pod("app", containers=[named("app", "exit 3"), waiting], volumes=diary.volumes, restartPolicy="Never")
+            pod("app", containers=[named("app", "exit 3"), waiting], volumes=event_log.volumes, restartPolicy="Never")
         )
         await node.until(lambda: node.phase("app") == "Running" and node.exit_code("app") == 3)
         await node.until(lambda: node.status("app", "waiting").state.running is not None)
-        await node.exec("app", "sh", "-c", "echo go >>/diary/all", container="waiting")
+        await node.exec("app", "sh", "-c", "echo go >>/events/all", container="waiting")
         await node.until_phase("app", "Failed")
         assert node.exit_code("app", "waiting") == 0
 
@@ -76,37 +76,39 @@ RULES: dict[str, tuple[Wire, int, str]] = {
 
 @pytest.mark.parametrize("codes, code, fate", RULES.values(), ids=RULES.keys())
 def test_container_restart_rules(
-    run_on_node: ScenarioRunner, codes: Wire, code: int, fate: str, tmp_path: Path, diary: Diary
+    run_on_node: ScenarioRunner, codes: Wire, code: int, fate: str, tmp_path: Path, event_log: EventLog
 ) -> None:
     async def scenario(node: Node) -> None:
         rules = [{"action": "Restart", "exitCodes": codes}]
-        script = f"echo run >>/diary/all; test $(wc -l </diary/all) -eq 2 || exit {code}"
-        app = diary.writes("app", script, restartPolicy="Never", restartPolicyRules=rules)
-        node.create(pod("app", containers=[app], volumes=diary.volumes, restartPolicy="Never"))
+        script = f"echo run >>/events/all; test $(wc -l </events/all) -eq 2 || exit {code}"
+        app = event_log.writes("app", script, restartPolicy="Never", restartPolicyRules=rules)
+        node.create(pod("app", containers=[app], volumes=event_log.volumes, restartPolicy="Never"))
         await node.until_phase("app", "Succeeded" if fate == "again" else "Failed")
-        assert len(diary.words) == (2 if fate == "again" else 1)
+        assert len(event_log.words) == (2 if fate == "again" else 1)
 
     run_on_node(scenario, tmp_path)
 
 
-def test_a_restart_rule_can_restart_all_containers(run_on_node: ScenarioRunner, tmp_path: Path, diary: Diary) -> None:
+def test_a_restart_rule_can_restart_all_containers(
+    run_on_node: ScenarioRunner, tmp_path: Path, event_log: EventLog
+) -> None:
     async def scenario(node: Node) -> None:
         rules = [{"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [88]}}]
-        script = "echo app >>/diary/all; test $(grep -c app /diary/all) -eq 2 || exit 88; " + POLITE
+        script = "echo app >>/events/all; test $(grep -c app /events/all) -eq 2 || exit 88; " + POLITE
         node.create(
             pod(
                 "app",
-                initContainers=[diary.writes("first", "echo first >>/diary/all")],
+                initContainers=[event_log.writes("first", "echo first >>/events/all")],
                 containers=[
-                    diary.writes("app", script, restartPolicy="Never", restartPolicyRules=rules),
-                    diary.writes("other", "echo other >>/diary/all; " + POLITE),
+                    event_log.writes("app", script, restartPolicy="Never", restartPolicyRules=rules),
+                    event_log.writes("other", "echo other >>/events/all; " + POLITE),
                 ],
-                volumes=diary.volumes,
+                volumes=event_log.volumes,
                 restartPolicy="Never",
             )
         )
-        await node.until(lambda: all(diary.words.count(word) == 2 for word in ("first", "app", "other")))
-        assert diary.words.index("first") < diary.words.index("app")
+        await node.until(lambda: all(event_log.words.count(word) == 2 for word in ("first", "app", "other")))
+        assert event_log.words.index("first") < event_log.words.index("app")
         await node.until_ready("app")
 
     run_on_node(scenario, tmp_path)

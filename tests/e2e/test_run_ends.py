@@ -24,12 +24,12 @@ TIMEOUT_SECONDS = 30.0
 class AgentRun:
     """A directory with manifests and state, and the agents that run on it."""
 
-    def __init__(self, home: Path, runtime: CliRuntime) -> None:
+    def __init__(self, directory: Path, runtime: CliRuntime) -> None:
         self._runtime = runtime
-        self.state = home / "state"
-        self.runs = home / "runs"
-        self._output = home / "output"
-        self._manifests = home / "manifests"
+        self.state = directory / "state"
+        self.runs = directory / "runs"
+        self._output = directory / "output"
+        self._manifests = directory / "manifests"
         self._manifests.mkdir()
         self._agent: subprocess.Popen[bytes] | None = None
 
@@ -95,8 +95,8 @@ class AgentRun:
 
 @pytest.fixture(params=ALL_RUNTIMES)
 def agent(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[AgentRun]:
-    (tmp_path / "home").mkdir()
-    made = AgentRun(tmp_path / "home", cli_runtime(request, request.param))
+    (tmp_path / "directory").mkdir()
+    made = AgentRun(tmp_path / "directory", cli_runtime(request, request.param))
     made.write("web", "sleep", "36000")
     made.write("job", "sh", "-c", "echo ran >> /shared/runs", restartPolicy="Never")
     made.write("loop", "sh", "-c", "exit 3", restartPolicy="OnFailure")

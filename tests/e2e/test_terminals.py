@@ -36,7 +36,7 @@ PODS: dict[str, dict[str, Any]] = {
     "shell": {"command": ["sh"], "stdin": True, "tty": True, "env": [{"name": "PS1", "value": "here> "}]},
     "reader": {"command": ["sh", "-c", "while read line; do echo got $line; done"], "stdin": True},
     "once": {"command": ["sh", "-c", "cat; echo over"], "stdin": True, "stdinOnce": True},
-    "mute": {"command": ["sh", "-c", "while :; do echo tick; sleep 0.1; done"]},
+    "silent": {"command": ["sh", "-c", "while :; do echo tick; sleep 0.1; done"]},
 }
 
 
@@ -302,10 +302,10 @@ def test_stdin_once_closes_after_the_first_client(agent: AgentProcess) -> None:
 
 
 def test_attach_to_a_container_without_stdin_shows_its_output(agent: AgentProcess) -> None:
-    with at(agent, "attach", "-it", "mute") as terminal:
+    with at(agent, "attach", "-it", "silent") as terminal:
         terminal.see(rb"Unable to use stdin - container app has no stdin")
         terminal.see(rb"Unable to use a TTY - container app did not allocate one")
         terminal.see(rb"tick\r\ntick\r\n")
         terminal.type(b"\x03")
         assert terminal.wait() == 130
-    assert agent.restarts("mute") == 0
+    assert agent.restarts("silent") == 0

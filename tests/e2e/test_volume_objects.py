@@ -51,12 +51,14 @@ MISSING = {
 
 
 @pytest.mark.parametrize(("source", "why"), MISSING.values(), ids=MISSING.keys())
-def test_a_pod_waits_for(run_on_node: ScenarioRunner, source: Mapping[str, Any], why: str, tmp_path: Path) -> None:
+def test_a_pod_waits_for_missing_volume_sources(
+    run_on_node: ScenarioRunner, source: Mapping[str, Any], why: str, tmp_path: Path
+) -> None:
     async def scenario(node: Node) -> None:
         config_map(node, "few", other="x")
         node.create(job("app", "true", source))
-        told = ("Warning", "FailedMount", f'MountVolume.SetUp failed for volume "v" : {why}')
-        await node.until(lambda: told in node.events("app"), why)
+        expected = ("Warning", "FailedMount", f'MountVolume.SetUp failed for volume "v" : {why}')
+        await node.until(lambda: expected in node.events("app"), why)
         assert node.phase("app") == "Pending"
         config_map(node, "no", x="1")
         config_map(node, "few", no="1")

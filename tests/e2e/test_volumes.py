@@ -203,7 +203,7 @@ def test_a_sub_path_symlink_cannot_escape_the_volume(run_on_node: ScenarioRunner
                 restartPolicy="Never",
             )
         )
-        await node.until(lambda: any(word in told[2] for told in node.events("app") for word in REFUSALS))
+        await node.until(lambda: any(word in event[2] for event in node.events("app") for word in REFUSALS))
         assert node.log("app") == ""
         assert node.phase("app") != "Succeeded"
 
@@ -248,14 +248,14 @@ def test_only_host_paths_survive_the_removal_of_a_pod(run_on_node: ScenarioRunne
         node.create(pod("app", containers=[container("app", script, *mounts)], volumes=volumes))
         await node.until_ready("app")
         uid = node.uid("app")
-        home = node.root / "pods" / uid
+        directory = node.root / "pods" / uid
         memory_directories = [
-            (home / "volumes" / f"kubernetes.io~{each}").resolve() for each in ("empty-dir/memory", "secret/door")
+            (directory / "volumes" / f"kubernetes.io~{each}").resolve() for each in ("empty-dir/memory", "secret/door")
         ]
         assert [file_system_of(str(path)) for path in memory_directories] == ["tmpfs", "tmpfs"]
         node.delete("app")
         await node.until(lambda: node.is_gone("app"))
-        await node.until(lambda: uid not in node.mounted_pods() and not home.exists())
+        await node.until(lambda: uid not in node.mounted_pods() and not directory.exists())
         assert not any(path.exists() for path in memory_directories)
 
     run_on_node(scenario, tmp_path / "node")

@@ -11,24 +11,24 @@ import grpc.aio
 
 from podkeeper.model.probing import Endpoint
 
-Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 HEALTH = "grpc.health.v1.Health"
 
 
 @asynccontextmanager
-async def server(talk: Talk, tls: ssl.SSLContext | None = None) -> AsyncIterator[Endpoint]:
-    """A server that calls `talk` for every connection."""
-    talks: set[asyncio.Task[None]] = set()
+async def server(handle: Handler, tls: ssl.SSLContext | None = None) -> AsyncIterator[Endpoint]:
+    """A server that calls `handle` for every connection."""
+    tasks: set[asyncio.Task[None]] = set()
 
     async def one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        talks.add(task)
+        tasks.add(task)
         try:
             with suppress(OSError, asyncio.IncompleteReadError):
-                await talk(reader, writer)
+                await handle(reader, writer)
         finally:
-            talks.discard(task)
+            tasks.discard(task)
             writer.close()
 
     listening = await asyncio.start_server(one, "127.0.0.1", 0, ssl=tls)
@@ -36,31 +36,31 @@ async def server(talk: Talk, tls: ssl.SSLContext | None = None) -> AsyncIterator
         yield Endpoint("127.0.0.1", listening.sockets[0].getsockname()[1])
     finally:
         listening.close()
-        for task in talks:
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*talks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def replying(text: str | bytes) -> Talk:
+def replying(text: str | bytes) -> Handler:
     """Read a request, send a text, close."""
 
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(text.encode() if isinstance(text, str) else text)
         await writer.drain()
 
-    return talk
+    return handle
 
 
-def recording(requests: list[str], answer: str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok") -> Talk:
+def recording(requests: list[str], answer: str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok") -> Handler:
     """Like `replying`, and record the request."""
 
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         requests.append((await reader.readuntil(b"\r\n\r\n")).decode())
         writer.write(answer.encode())
         await writer.drain()
 
-    return talk
+    return handle
 
 
 async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -28,10 +28,10 @@ def test_a_tcp_probe_connects_and_closes() -> None:
     async def scenario() -> tuple[str | None, bytes]:
         received: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
-        async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             received.set_result(await reader.read())
 
-        async with server(talk) as endpoint:
+        async with server(handle) as endpoint:
             return await NetworkProber(version="1.36").tcp(endpoint, 5), await received
 
     assert asyncio.run(scenario()) == (None, b"")

@@ -15,7 +15,7 @@ from podkeeper.model.k8s.core import Container, HTTPGetAction, HTTPHeader
 from podkeeper.model.probing import BrokenBody, Endpoint, HttpAnswer, HttpEnd, HttpRequest, NoHttpAnswer
 from podkeeper.rules.container.hooks import http_fallback_request
 from podkeeper.rules.probe.http import RequestPurpose, http_request
-from tests.host.loopback import Talk, closed, recording, replying, server, silent, unreachable
+from tests.host.loopback import Handler, closed, recording, replying, server, silent, unreachable
 
 T = TypeVar("T")
 OK = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
@@ -31,12 +31,12 @@ async def get(url: str, timeout_seconds: float = 5, host: str = "", **headers: s
 
 
 def result_of(
-    talk: Talk, path: str = "/x", scheme: str = "http", timeout_seconds: float = 5
+    handle: Handler, path: str = "/x", scheme: str = "http", timeout_seconds: float = 5
 ) -> tuple[HttpEnd, Endpoint]:
-    """Send a request to a server that runs `talk`. Return the result and the endpoint."""
+    """Send a request to a server that runs `handle`. Return the result and the endpoint."""
 
     async def scenario() -> tuple[HttpEnd, Endpoint]:
-        async with server(talk) as endpoint:
+        async with server(handle) as endpoint:
             return await get(f"{scheme}://{endpoint}{path}", timeout_seconds), endpoint
 
     return asyncio.run(scenario())
@@ -81,7 +81,7 @@ async def _reset(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
     writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
-def redirecting(location: str) -> Talk:
+def redirecting(location: str) -> Handler:
     return replying(response("302 Found", f"Location: {location}", "Content-Length: 0"))
 
 
@@ -97,9 +97,9 @@ WORDS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("talk, expected", WORDS.values(), ids=WORDS.keys())
-def test_the_error_without_a_response(talk: Talk, expected: str) -> None:
-    end, endpoint = result_of(talk)
+@pytest.mark.parametrize("handle, expected", WORDS.values(), ids=WORDS.keys())
+def test_the_error_without_a_response(handle: Handler, expected: str) -> None:
+    end, endpoint = result_of(handle)
     assert isinstance(end, NoHttpAnswer)
     assert end.message.startswith(expected.replace("{}", str(endpoint)))
 
@@ -235,14 +235,14 @@ REDIRECTS = {  # location, path of the next request, host of the next request
 def test_a_redirect_within_the_host_is_followed(location: str, path: str, host: str) -> None:
     requests: list[str] = []
 
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         requests.append((await reader.readuntil(b"\r\n\r\n")).decode())
         port = writer.get_extra_info("sockname")[1]
         moved = f"HTTP/1.1 307 Moved\r\nLocation: {location.replace('{}', f'127.0.0.1:{port}')}\r\n\r\n"
         writer.write((moved if len(requests) == 1 else OK).encode())
 
     async def scenario() -> tuple[HttpEnd, Endpoint]:
-        async with server(talk) as endpoint:
+        async with server(handle) as endpoint:
             return await get(f"http://{endpoint}/a/x", host="pod.example", Authorization="mine"), endpoint
 
     end, endpoint = asyncio.run(scenario())
@@ -279,27 +279,27 @@ def test_certificates_are_not_verified(certificate: ssl.SSLContext) -> None:
 
 
 def test_an_http_server_behind_https_is_detected_so_that_a_hook_can_retry() -> None:
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(1000)
         writer.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
 
-    end, endpoint = result_of(talk, scheme="https")
+    end, endpoint = result_of(handle, scheme="https")
     assert end == NoHttpAnswer(f'Get "https://{endpoint}/x": http: server gave HTTP response to HTTPS client')
     assert http_fallback_request(HttpRequest(f"https://{endpoint}/x", {}), end) is not None
 
 
 def test_the_error_of_a_server_that_closes_during_the_tls_handshake() -> None:
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(1000)
 
-    end, endpoint = result_of(talk, scheme="https")
+    end, endpoint = result_of(handle, scheme="https")
     assert end == NoHttpAnswer(f'Get "https://{endpoint}/x": EOF')
 
 
 def test_each_request_has_its_own_connection() -> None:
     places: list[object] = []
 
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         places.append(writer.get_extra_info("peername"))
         while await reader.readuntil(b"\r\n\r\n"):
             writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: keep-alive\r\n\r\nok")
@@ -307,7 +307,7 @@ def test_each_request_has_its_own_connection() -> None:
 
     async def scenario() -> None:
         prober = NetworkProber(version="1.36")
-        async with server(talk) as endpoint:
+        async with server(handle) as endpoint:
             for _ in range(3):
                 assert await prober.http(HttpRequest(f"http://{endpoint}/", {}), 5) == HttpAnswer(200, b"ok")
             await prober.close()
@@ -354,13 +354,13 @@ def test_no_response_of_a_server_raises() -> None:
     lines += [b"Set-Cookie: \x01=;", b"Content-Encoding: br", b"\x00\xff"]
     parts = [*lines, *(line + b"\r\n" for line in lines), *(line + b"\r\n" for line in lines[:3])]
 
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"".join(chance.choices(parts, k=chance.randrange(1, 9))))
 
     async def scenario() -> None:
         prober = NetworkProber(version="1.36")
-        async with server(talk) as endpoint:
+        async with server(handle) as endpoint:
             for _ in range(400):
                 end = await prober.http(HttpRequest(f"http://{endpoint}/", {}), 5)
                 assert isinstance(end, HttpAnswer | BrokenBody) or end.message

@@ -86,16 +86,16 @@ def test_missing_sockets_are_named(tmp_path: Path) -> None:
         asyncio.run(Systemd.open(private, bus))
 
 
-Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
-def with_peer(tmp_path: Path, talk: Talk, scenario: Callable[[str], Awaitable[None]]) -> None:
+def with_peer(tmp_path: Path, handle: Handler, scenario: Callable[[str], Awaitable[None]]) -> None:
     """Run a scenario with a scripted peer on a socket."""
     path = str(tmp_path / "s")
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            await talk(reader, writer)
+            await handle(reader, writer)
         finally:
             writer.close()
 
@@ -121,7 +121,7 @@ TARGET = ("org.example", "/org/example", "org.example.It")
 
 
 def test_a_rejected_authentication_is_reported(tmp_path: Path) -> None:
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readline()
         writer.write(b"REJECTED EXTERNAL\r\n")
         await writer.drain()
@@ -130,11 +130,11 @@ def test_a_rejected_authentication_is_reported(tmp_path: Path) -> None:
         with pytest.raises(NoSystemd, match=r"Authentication failed.*REJECTED"):
             await Systemd.open(path, "")
 
-    with_peer(tmp_path, talk, scenario)
+    with_peer(tmp_path, handle, scenario)
 
 
 def test_a_closed_connection_fails_pending_and_later_calls(tmp_path: Path) -> None:
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await authenticate(reader, writer)
         await reader.read(1)
 
@@ -146,14 +146,14 @@ def test_a_closed_connection_fails_pending_and_later_calls(tmp_path: Path) -> No
             await connection.call(TARGET, "Do")
         assert not connection.is_open
 
-    with_peer(tmp_path, talk, scenario)
+    with_peer(tmp_path, handle, scenario)
 
 
 def test_an_authentication_reply_may_arrive_in_parts_with_a_signal_behind_it(tmp_path: Path) -> None:
     received: list[tuple[str, tuple[str, ...]]] = []
     signal = new_signal(DBusAddress("/org/example", interface="org.example.It"), "Happened", "s", ("value",))
 
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"BEGIN\r\n")
         writer.write(b"OK 0123")
         await writer.drain()
@@ -169,12 +169,12 @@ def test_an_authentication_reply_may_arrive_in_parts_with_a_signal_behind_it(tmp
                 await asyncio.sleep(0.01)
         connection.close()
 
-    with_peer(tmp_path, talk, scenario)
+    with_peer(tmp_path, handle, scenario)
     assert received == [("org.example.It.Happened", ("value",))]
 
 
 def test_invalid_data_closes_the_connection(tmp_path: Path) -> None:
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await authenticate(reader, writer)
         writer.write(b"this is not a D-Bus message. " * 10)
         await writer.drain()
@@ -183,7 +183,7 @@ def test_invalid_data_closes_the_connection(tmp_path: Path) -> None:
         with pytest.raises(ConnectionError):
             await (await connected(path)).call(TARGET, "Do")
 
-    with_peer(tmp_path, talk, scenario)
+    with_peer(tmp_path, handle, scenario)
 
 
 def test_a_dbus_error_has_a_name_and_a_message() -> None:

@@ -49,7 +49,7 @@ class Disk(Durability):
                 self._contents[found.st_ino] = file.read()
 
     def take_for_durable(self, path: Path) -> None:
-        """Take a file that was not written through this disk for what an earlier power cut left."""
+        """Mark a file as durable that was not written through this disk."""
         self._contents[path.stat().st_ino] = path.read_bytes()
         for place in (path, *path.parents):
             if place == self._root:
@@ -57,7 +57,7 @@ class Disk(Durability):
             self._names.setdefault(str(place.parent), {})[place.name] = place.stat().st_ino
 
     def after_a_power_cut(self, path: Path) -> bytes:
-        """What a file holds; nothing: it cannot be found."""
+        """Return the content of a file, or nothing if its name is lost."""
         inode = 0
         place = self._root
         for name in path.relative_to(self._root).parts:

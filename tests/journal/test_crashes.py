@@ -147,7 +147,7 @@ class JournalMachine(RuleBasedStateMachine):
 
     @rule(meanwhile=st.lists(st.tuples(st.sampled_from(KEYS), st.none() | st.binary(max_size=60)), max_size=4))
     def sync_in_vain(self, meanwhile: list[Write]) -> None:
-        """The disk refuses; some writes come while it does."""
+        """Sync on a failing disk. Some writes arrive during the sync."""
 
         async def scenario() -> None:
             self.disk.verdicts = [False]

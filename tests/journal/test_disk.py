@@ -93,7 +93,7 @@ CHANGED: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("change", CHANGED.values(), ids=CHANGED.keys())
-def test_nothing_is_appended_to_a_file_that_was(
+def test_nothing_is_appended_to_a_changed_file(
     change: Callable[[Path], object], file: JournalFile, disk: RecordingDisk
 ) -> None:
     size = file.size

@@ -94,7 +94,7 @@ def writing(
     *, spare_bytes: int = 1 << 20, before: int = 0, failures: int = 0, whole: bool = False
 ) -> OperationTest[Harness]:
     @asynccontextmanager
-    async def stage(_: PortCalls) -> AsyncIterator[Harness]:
+    async def harness(_: PortCalls) -> AsyncIterator[Harness]:
         with tempfile.TemporaryDirectory(prefix="journal-", dir=MEMORY) as name:
             disk = Disk(Path(name, "journal"))
             disk.rewrite({"old": b"0"})
@@ -104,26 +104,26 @@ def writing(
             lock.release()
 
     return OperationTest(
-        setup=stage,
-        run=lambda stage: stage.write("a", b"1"),
-        state=lambda stage: stage.journal.load(),
+        setup=harness,
+        run=lambda harness: harness.write("a", b"1"),
+        state=lambda harness: harness.journal.load(),
         afterwards=everything_becomes_durable,
     )
 
 
-async def everything_becomes_durable(stage: Harness) -> None:
-    stage.disk.failures = 0
-    await stage.write("last", b"word")
-    assert stage.on_disk() == stage.journal.load()  # what a restart finds
-    assert stage.disk.size == stage.disk.path.stat().st_size  # no byte of a failed write is left
+async def everything_becomes_durable(harness: Harness) -> None:
+    harness.disk.failures = 0
+    await harness.write("last", b"word")
+    assert harness.on_disk() == harness.journal.load()  # what a restart finds
+    assert harness.disk.size == harness.disk.path.stat().st_size  # no byte of a failed write is left
 
 
 EVENTS: dict[str, Event[Harness]] = {
-    "the key is written": lambda stage: stage.note("a", b"newer"),
-    "the key is dropped": lambda stage: stage.note("a", None),
-    "an old key is dropped": lambda stage: stage.note("old", None),
-    "another key is written and synced": lambda stage: stage.write("b", b"2"),
-    "the key is written and synced": lambda stage: stage.write("a", b"3"),
+    "the key is written": lambda harness: harness.note("a", b"newer"),
+    "the key is dropped": lambda harness: harness.note("a", None),
+    "an old key is dropped": lambda harness: harness.note("old", None),
+    "another key is written and synced": lambda harness: harness.write("b", b"2"),
+    "the key is written and synced": lambda harness: harness.write("a", b"3"),
 }
 # Appending; rewriting with every sync.
 SPARE_BYTES = (1 << 20, -(1 << 20))
@@ -137,18 +137,18 @@ def test_every_event_at_every_await(spare_bytes: int) -> None:
 def test_a_sync_during_a_failing_write_waits_for_its_own() -> None:
     failed: list[str] = []
 
-    async def sync(stage: Harness, key: str) -> None:
-        stage.note(key, b"1")
+    async def sync(harness: Harness, key: str) -> None:
+        harness.note(key, b"1")
         try:
-            await stage.journal.sync()
+            await harness.journal.sync()
         except TryLater:
             failed.append(key)
 
-    async def two_rounds(stage: Harness) -> None:
+    async def two_rounds(harness: Harness) -> None:
         async with asyncio.TaskGroup() as group:
-            group.create_task(sync(stage, "first"))
+            group.create_task(sync(harness, "first"))
             await asyncio.sleep(0)  # its round begins
-            group.create_task(sync(stage, "second"))
+            group.create_task(sync(harness, "second"))
 
     assert Run(replace(writing(failures=1), run=two_rounds), PortCalls()).in_between(()).problem == ""
     assert failed == ["first"]
@@ -165,9 +165,9 @@ def test_every_event_at_every_await_of_a_write_that_fails(spare_bytes: int, whol
 @pytest.mark.parametrize("spare_bytes", SPARE_BYTES)
 @pytest.mark.parametrize("before", range(4))
 def test_any_one_of_several_writes_fails(spare_bytes: int, before: int) -> None:
-    async def several(stage: Harness) -> None:
+    async def several(harness: Harness) -> None:
         for key, value in (("a", b"1"), ("a", None), ("a", b"2"), ("b", b"3")):
-            await stage.write(key, value)
+            await harness.write(key, value)
 
     operation = replace(writing(spare_bytes=spare_bytes, before=before, failures=1), run=several)
     interleave(operation, {"the key is dropped": EVENTS["the key is dropped"]}, cancel=False)

@@ -26,7 +26,7 @@ def test_written_notes_are_read_back(notes: dict[str, bytes]) -> None:
     assert len(data) == len(HEADER) + sum(record_size(key, value) for key, value in notes.items())
 
 
-def told(notes: int, end: int, damage: Damage) -> ParsedRecords:
+def parsed(notes: int, end: int, damage: Damage) -> ParsedRecords:
     """Return the first few notes."""
     return ParsedRecords({key: NOTES[key] for key in list(NOTES)[:notes]}, end, damage)
 
@@ -35,22 +35,22 @@ LATER = encode("seen/", b"1") + encode("pod/ü", None) + encode("status/a", None
 CASES = {
     "an empty file is an empty journal": (b"", ParsedRecords({}, 0)),
     "a first line alone is an empty journal": (HEADER, ParsedRecords({}, len(HEADER))),
-    "an incomplete first line is torn": (HEADER[:7], told(0, 0, Damage.TAIL)),
+    "an incomplete first line is torn": (HEADER[:7], parsed(0, 0, Damage.TAIL)),
     "the last record of a key counts": (WHOLE + LATER, ParsedRecords({"seen/": b"1"}, len(WHOLE + LATER))),
-    "an incomplete record is torn": (WHOLE[:-1], told(2, SECOND, Damage.TAIL)),
-    "zeros at the end, as after a power cut, are torn": (WHOLE + bytes(4096), told(3, len(WHOLE), Damage.TAIL)),
-    "rubbish at the end is torn": (WHOLE + b"\xf5pk1 rubbish" * 9, told(3, len(WHOLE), Damage.TAIL)),
-    "an invalid last record is torn": (flipped(WHOLE, len(WHOLE) - 5), told(2, SECOND, Damage.TAIL)),
-    "an invalid record before a valid one is damage": (flipped(WHOLE, FIRST + 3), told(1, FIRST, Damage.MIDDLE)),
-    "a wrong length before a valid record is damage": (flipped(WHOLE, FIRST + 8), told(1, FIRST, Damage.MIDDLE)),
-    "a damaged first line loses no note": (flipped(WHOLE, 3), told(3, 0, Damage.MIDDLE)),
-    "a damaged version loses no note": (flipped(WHOLE, len(HEADER) - 2), told(3, 0, Damage.MIDDLE)),
-    "other content is damage": (b"SQLite format 3\0" + bytes(100), told(0, 0, Damage.MIDDLE)),
+    "an incomplete record is torn": (WHOLE[:-1], parsed(2, SECOND, Damage.TAIL)),
+    "zeros at the end, as after a power cut, are torn": (WHOLE + bytes(4096), parsed(3, len(WHOLE), Damage.TAIL)),
+    "rubbish at the end is torn": (WHOLE + b"\xf5pk1 rubbish" * 9, parsed(3, len(WHOLE), Damage.TAIL)),
+    "an invalid last record is torn": (flipped(WHOLE, len(WHOLE) - 5), parsed(2, SECOND, Damage.TAIL)),
+    "an invalid record before a valid one is damage": (flipped(WHOLE, FIRST + 3), parsed(1, FIRST, Damage.MIDDLE)),
+    "a wrong length before a valid record is damage": (flipped(WHOLE, FIRST + 8), parsed(1, FIRST, Damage.MIDDLE)),
+    "a damaged first line loses no note": (flipped(WHOLE, 3), parsed(3, 0, Damage.MIDDLE)),
+    "a damaged version loses no note": (flipped(WHOLE, len(HEADER) - 2), parsed(3, 0, Damage.MIDDLE)),
+    "other content is damage": (b"SQLite format 3\0" + bytes(100), parsed(0, 0, Damage.MIDDLE)),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("data, expected", CASES.values(), ids=CASES.keys())
-def test_read(data: bytes, expected: ParsedRecords) -> None:
+def test_complete_and_damaged_records_are_parsed(data: bytes, expected: ParsedRecords) -> None:
     assert read(data) == expected
 
 
@@ -73,7 +73,7 @@ def record(key: bytes, value_length: int, value: bytes = b"", mark: bytes = b"\x
     return mark + struct.pack("<I", zlib.crc32(summed)) + summed
 
 
-def test_records_have_these_bytes() -> None:
+def test_the_bytes_of_a_record() -> None:
     assert HEADER == b"podkeeper journal 1\n"
     assert encode("kü", b"value") == record("kü".encode(), 5, b"value")
     assert encode("k", b"") == record(b"k", 0)
@@ -103,12 +103,12 @@ MORE_CASES = {
 
 
 @pytest.mark.parametrize("data, notes, end, damage", MORE_CASES.values(), ids=MORE_CASES.keys())
-def test_read_of_odd_records(data: bytes, notes: dict[str, bytes], end: int | None, damage: Damage) -> None:
+def test_unusual_records_are_parsed(data: bytes, notes: dict[str, bytes], end: int | None, damage: Damage) -> None:
     assert read(data) == ParsedRecords(notes, len(data) if end is None else end, damage)
 
 
 @pytest.mark.parametrize("version", ["2", "12", "0"])
-def test_another_version_is_named(version: str) -> None:
+def test_the_error_names_the_unsupported_version(version: str) -> None:
     with pytest.raises(OtherVersion) as raised:
         read(f"podkeeper journal {version}\nwhatever that may mean\n".encode())
     assert str(raised.value) == version

@@ -85,7 +85,7 @@ def test_our_own_cgroup_is_the_base_if_the_top_is_not_writable(tree: CgroupTree)
 # ---- vacating the base ------------------------------------------------------------------------------
 
 
-def test_we_leave_a_base_that_must_delegate(tree: CgroupTree) -> None:
+def test_the_agent_leaves_a_base_cgroup_that_must_delegate(tree: CgroupTree) -> None:
     top = tree.version_2(own="/scope")
     (top / "cgroup.procs").unlink()
     own = tree.cgroup(top / "scope", "memory pids", procs=f"{os.getpid()}\n")

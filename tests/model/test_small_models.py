@@ -218,7 +218,7 @@ WRITTEN: dict[str, tuple[Wire, Any]] = {
 
 
 @pytest.mark.parametrize("struct, wire", WRITTEN.values(), ids=WRITTEN.keys())
-def test_what_is_always_written(struct: Wire, wire: Any) -> None:
+def test_fields_that_are_always_written(struct: Wire, wire: Any) -> None:
     encoded = msgspec.json.encode(struct)
     assert msgspec.json.decode(encoded) == wire
     assert msgspec.json.decode(encoded, type=type(struct)) == struct

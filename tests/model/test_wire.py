@@ -41,7 +41,7 @@ ALWAYS_WRITTEN = {
 
 
 @pytest.mark.parametrize("value, expected", ALWAYS_WRITTEN.values(), ids=ALWAYS_WRITTEN.keys())
-def test_what_is_written(value: Wire, expected: dict[str, Any]) -> None:
+def test_encoding(value: Wire, expected: dict[str, Any]) -> None:
     assert encoded(value) == expected
 
 

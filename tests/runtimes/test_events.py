@@ -77,7 +77,7 @@ def test_a_full_queue_breaks_the_stream_of_that_consumer_only() -> None:
     simulate(scenario())
 
 
-def test_the_usual_limit_is_ten_thousand_events() -> None:
+def test_the_default_limit_is_ten_thousand_events() -> None:
     async def scenario() -> None:
         stream = EventHub().subscribe()
         for _ in range(10_000):

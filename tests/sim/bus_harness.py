@@ -117,8 +117,8 @@ class BusHarness:
     def runs_hook(self, id_: str, command: str, begun: float) -> None:
         """A command in a container, a hook or a probe, has ended."""
         args = (id_, (command,), 30.0)
-        asked = ReadEnded(self.at, self.agent, "runtime", "exec_sync", UID, "app", args, "", None, begun)
-        self.world.bus.publish(asked)
+        record = ReadEnded(self.at, self.agent, "runtime", "exec_sync", UID, "app", args, "", None, begun)
+        self.world.bus.publish(record)
 
     def publishes(self, old: Pod | None, new: Pod | None, by: int = 1) -> None:
         self.world.bus.publish(PodChanged(self.at, old, new, by))

@@ -58,7 +58,7 @@ def test_a_crash_in_the_middle_of_a_crash_loop_changes_no_delay(jump: float, kee
     run_scenario(scenario)
 
 
-def test_a_crash_right_after_a_restart_does_not_make_the_next_one_come_at_once() -> None:
+def test_a_crash_right_after_a_restart_does_not_skip_the_next_delay() -> None:
     """The note of a restart is durable before the container starts: here all unsynced notes are lost."""
 
     async def scenario(node: SimNode) -> None:

@@ -166,7 +166,7 @@ def test_a_refused_start_is_retried_with_backoff() -> None:
     run_scenario(scenario)
 
 
-def test_a_terminal_phase_that_a_new_agent_does_not_know_stays() -> None:
+def test_a_terminal_phase_is_kept_by_an_agent_without_its_checkpoint() -> None:
     """The disk was full and the list old: the new agent ran the pod again and published it as Running."""
 
     async def scenario(node: SimNode) -> None:

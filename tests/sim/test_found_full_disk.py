@@ -35,7 +35,7 @@ def test_a_container_is_kept_until_its_exit_code_is_stored(seed: int) -> None:
         world.loop.delay_wakeups(0.0, 0.0)
         world.api.delays.clear()
         world.journal.disk_full, world.journal.sync_seconds = False, 0.0
-        await node.restart_agent()  # with neither note nor published exit code: only the runtime knows it
+        await node.restart_agent()  # without a record or a published exit code: only the runtime has it
         await node.until(lambda: node.is_gone("web"), within=60)
 
     result = world.run(scenario)

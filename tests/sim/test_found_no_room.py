@@ -20,7 +20,7 @@ from tests.sim.sim_node import SimNode, pod, run_scenario
 PLACE = "/static.yaml"
 
 
-def wants(cpu: str, name: str = "app") -> Container:
+def requesting(cpu: str, name: str = "app") -> Container:
     return replace(container(name), resources=ResourceRequirements(requests={"cpu": cpu}))
 
 
@@ -36,11 +36,11 @@ def test_a_critical_pod_is_deleted_in_time_during_its_preemption(when: str) -> N
     """After a restart there was no room: its deletion waited for the grace periods of the preempted pods (I5)."""
 
     async def scenario(node: SimNode) -> None:
-        node.put(pod("victim", wants("4"), grace=60, behaviours={"app": STUBBORN}))
-        uid = node.put(critical(pod("web", wants("4"), grace=2)))
+        node.put(pod("victim", requesting("4"), grace=60, behaviours={"app": STUBBORN}))
+        uid = node.put(critical(pod("web", requesting("4"), grace=2)))
         await node.until(lambda: node.is_ready("victim", "web"), within=1)
         node.world.crash(downtime_seconds=5)
-        node.write(PLACE, pod("static", wants("4")))  # created last, received first
+        node.write(PLACE, pod("static", requesting("4")))  # created last, received first
         if when.startswith("before"):
             node.delete("web")
         await asyncio.sleep(20)
@@ -62,7 +62,7 @@ def test_a_rejection_is_published_although_a_source_is_not_ready() -> None:
         node.world.crash(downtime_seconds=1)
         UnreadableSources(files=True, web=False, seconds=200).run(node.world)
         await asyncio.sleep(20)
-        node.put(pod("web", wants("9")))
+        node.put(pod("web", requesting("9")))
         await node.until(lambda: node.phase("web") == "Failed", within=1)
         assert node.seen("web").status.reason == "OutOfcpu"
 
@@ -73,7 +73,7 @@ def test_a_pod_rejected_after_a_restart_is_not_terminal_while_it_runs() -> None:
     """Only the phase is checked here, because readiness changes at once."""
 
     async def scenario(node: SimNode) -> None:
-        uid = node.put(pod("web", wants("8")))
+        uid = node.put(pod("web", requesting("8")))
         await node.until(lambda: node.is_ready("web"), within=1)
         node.world.crash(downtime_seconds=1)
         node.world.settings = dataclasses.replace(node.world.settings, node=simple_node(NODE, cpu="4"))
@@ -92,13 +92,13 @@ def test_a_pod_rejected_after_a_restart_is_not_terminal_while_it_runs() -> None:
 
 
 @pytest.mark.parametrize("how", ["the agent is restarted", "it comes back at once", "it comes back later"])
-def test_a_rejected_static_pod_is_admitted_again_when(how: str) -> None:
+def test_a_rejected_static_pod_is_admitted_again(how: str) -> None:
     """Its failure was stored, also in the journal. There was room, and it never ran (I10)."""
 
     async def scenario(node: SimNode) -> None:
-        node.put(critical(pod("big", wants("8"), grace=1)))
+        node.put(critical(pod("big", requesting("8"), grace=1)))
         await node.until(lambda: node.is_ready("big"), within=1)
-        manifest = pod("static", wants("4"))
+        manifest = pod("static", requesting("4"))
         uid = node.write(PLACE, manifest)
         await asyncio.sleep(10)
         assert not node.runs(uid)
@@ -120,9 +120,9 @@ def test_a_rejected_static_pod_is_admitted_again_when(how: str) -> None:
 
 def test_a_static_pod_that_is_added_again_without_room_is_rejected_again() -> None:
     async def scenario(node: SimNode) -> None:
-        node.put(critical(pod("big", wants("8"), grace=1)))
+        node.put(critical(pod("big", requesting("8"), grace=1)))
         await node.until(lambda: node.is_ready("big"), within=1)
-        manifest = pod("static", wants("4"))
+        manifest = pod("static", requesting("4"))
         uid = node.write(PLACE, manifest)
         await asyncio.sleep(10)
         node.world.files.erase(PLACE)
@@ -152,14 +152,14 @@ def test_a_preempted_pod_stays_failed_although_its_containers_exit_with_0() -> N
         node.put(
             pod(
                 "victim",
-                wants("6"),
+                requesting("6"),
                 policy="OnFailure",
                 behaviours={"app": Behaviour(term_seconds=0.5, term_exit_code=0)},
             )
         )
         await node.until(lambda: node.is_ready("victim"), within=1)
         WatchStale(seconds=60, delay_seconds=5).run(node.world)
-        node.put(critical(pod("web", wants("6"))))
+        node.put(critical(pod("web", requesting("6"))))
         await asyncio.sleep(30)
         assert node.is_ready("web")
         assert (node.phase("victim"), node.seen("victim").status.reason) == ("Failed", "Preempting")
@@ -171,13 +171,13 @@ def test_a_rejected_pod_is_not_started_if_the_watch_has_not_delivered_its_succes
     """Seed 583: the status was dropped because its object belonged to the successor, so the pod was started (I12)."""
 
     async def scenario(node: SimNode) -> None:
-        node.put(pod("big", wants("8")))
+        node.put(pod("big", requesting("8")))
         await node.until(lambda: node.is_ready("big"), within=1)
         WatchStale(seconds=300, delay_seconds=100).run(node.world)
-        rejected = node.put(pod("web", wants("4")))
+        rejected = node.put(pod("web", requesting("4")))
         await node.until(lambda: node.phase("web") == "Failed", within=110)
         node.delete("web", grace=0)
-        node.put(pod("web", wants("4")))
+        node.put(pod("web", requesting("4")))
         await asyncio.sleep(300)
         assert node.runs_of(rejected) == []
 

@@ -63,7 +63,7 @@ def test_a_running_pod_that_an_old_list_lacks_is_not_stopped(policy: str) -> Non
     run_scenario(scenario)
 
 
-def test_a_job_that_ended_without_an_agent_is_not_run_again_if_an_old_list_lacks_it() -> None:
+def test_a_job_that_ended_during_downtime_does_not_run_again_after_a_stale_list() -> None:
     """Its dead container was removed as orphaned, and it was the only proof that the job had run."""
 
     async def scenario(node: SimNode) -> None:

@@ -1,4 +1,4 @@
-"""Regressions from the simulation: a static pod whose mirror knows more than the note of its status."""
+"""Regressions from the simulation: a static pod whose mirror is newer than the checkpoint of its status."""
 
 import asyncio
 from collections.abc import Callable

@@ -96,7 +96,7 @@ def test_a_manifest_that_was_removed_while_unreadable_is_stopped_when_the_source
 
 
 def test_a_static_pod_of_an_unreadable_source_keeps_running_without_a_journal_entry() -> None:
-    """The disk was full: the new agent knows nothing of the pod. The source is not ready, so the pod is kept."""
+    """The disk was full: the new agent has no record of the pod. The source is not ready, so the pod is kept."""
 
     async def scenario(node: SimNode) -> None:
         node.world.journal.disk_full, node.world.crash_options = True, CrashOptions(keep_unsynced=False)

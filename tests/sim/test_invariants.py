@@ -933,17 +933,17 @@ def test_a_container_created_late_for_a_dead_agent_does_not_hide_the_running_one
 def test_a_static_pod_that_is_added_again_and_never_runs_is_reported() -> None:
     world = World(0)
     watch(world)
-    ghost = known(pod("ghost"), PodUID("ghost"))
+    web = known(pod("web"), PodUID("web"))
 
     async def scenario() -> None:
         await asyncio.sleep(5)
-        for pods in ((ghost,), (), (ghost,)):  # only on the bus, not to the agent
+        for pods in ((web,), (), (web,)):  # only on the bus, not to the agent
             world.bus.publish(UpdateReceived(world.now(), 1, PodUpdate(Op.SET, pods, FILE_SOURCE)))
         await asyncio.sleep(600)
 
     violation = world.run(scenario).violation
     assert violation is not None
-    assert (violation.invariant, violation.uid) == ("I20", "ghost")
+    assert (violation.invariant, violation.uid) == ("I20", "web")
     assert 5 + PATIENCE_SECONDS < violation.at < 5 + 2 * PATIENCE_SECONDS
 
 

@@ -178,13 +178,13 @@ def test_a_new_agent_continues_the_backoff(fault: str, invariant: str) -> None:
     assert violated_by(world.run(scenario)) == invariant
 
 
-@pytest.mark.parametrize(("asked", "invariant"), [(2, ""), (3, "I16")])
-def test_a_liveness_probe_is_not_executed_after_its_failure_threshold(asked: int, invariant: str) -> None:
+@pytest.mark.parametrize(("failures", "invariant"), [(2, ""), (3, "I16")])
+def test_a_liveness_probe_is_not_executed_after_its_failure_threshold(failures: int, invariant: str) -> None:
     world = World(0)
     retries = RestartDelays(world, TrackedPods(world))
     probed = ContainerProbeState(container(liveness=probe(failures=2)))
     probed.begin("c1", 0.0)
-    for good in (False, True, *[False] * asked):
+    for good in (False, True, *[False] * failures):
         retries.on_liveness_result(UID, probed, good)
     assert ("" if world.violation is None else world.violation.invariant) == invariant
     world.loop.close()

@@ -25,7 +25,7 @@ def _restart_seconds(node: SimNode, name: str = "web") -> float:
     return second.started - first.ended
 
 
-def test_an_exit_is_noticed_and_the_restart_begun_within_milliseconds() -> None:
+def test_an_exit_is_detected_and_the_restart_begun_within_milliseconds() -> None:
     """Pain 3: k/k 45278, 137362."""
 
     async def scenario(node: SimNode) -> None:

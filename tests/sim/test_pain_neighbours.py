@@ -28,7 +28,7 @@ HANGS: dict[str, Plant] = {
 
 
 @pytest.mark.parametrize("plant", HANGS.values(), ids=HANGS.keys())
-def test_one_pod_whose_calls_hang_does_not_take_the_node_down(plant: Plant) -> None:
+def test_hanging_calls_of_one_pod_do_not_delay_the_node(plant: Plant) -> None:
     """Pain 2: k/k 45419, 95750, 93886; for ten minutes other pods start and stop as usual."""
 
     async def scenario(node: SimNode) -> None:

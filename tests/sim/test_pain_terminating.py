@@ -226,7 +226,7 @@ FORCED = {"a pod that runs": False, "a pod that is ending for ten minutes": True
 
 
 @pytest.mark.parametrize("ends", FORCED.values(), ids=FORCED.keys())
-def test_a_forced_deletion_waits_for_nothing(ends: bool) -> None:
+def test_a_forced_deletion_removes_the_pod_at_once(ends: bool) -> None:
     """Pain 13: k/k 113717, 120449; its name is free at once, and its containers stop soon after."""
 
     async def scenario(node: SimNode) -> None:

@@ -103,12 +103,12 @@ PERIODS = {
 @pytest.mark.parametrize("text, seconds", PERIODS.values(), ids=PERIODS.keys())
 def test_a_probe_may_run_more_often_than_every_second(text: str, seconds: float) -> None:
     """Pain 15: k/k 38778; by annotation, with a floor of a tenth of a second."""
-    asked: list[float] = []
+    probes: list[float] = []
 
     def prepare(world: World) -> None:
         def see(made: ReadEnded) -> None:
             if made.operation == "exec_sync":
-                asked.append(made.began)
+                probes.append(made.began)
 
         world.bus.subscribe(ReadEnded, see)
 
@@ -119,9 +119,9 @@ def test_a_probe_may_run_more_often_than_every_second(text: str, seconds: float)
         uid = node.put(pod("web", container(readiness=ready), annotations=annotations, behaviours={"app": run}))
         await node.until(lambda: node.is_ready("web"), within=20)
         await asyncio.sleep(50 - node.world.now())
-        begun = len(asked)
+        begun = len(probes)
         await asyncio.sleep(9.99)
-        assert len(asked) - begun == pytest.approx(9.99 / seconds, rel=0.3 if LATE_SHARE else 0.1, abs=1)
+        assert len(probes) - begun == pytest.approx(9.99 / seconds, rel=0.3 if LATE_SHARE else 0.1, abs=1)
         await node.until(lambda: not node.is_ready("web"), within=20)
         assert node.world.now() - (node.runs_of(uid)[0].started or 0.0) <= 60.05 + seconds + SLACK
 

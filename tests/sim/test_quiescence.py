@@ -122,7 +122,7 @@ def is_created_and_does_not_start(node: SimNode) -> None:
 
 
 def leaves_a_journal_entry(node: SimNode) -> None:
-    node.world.journal.put("status/ghost", b"{}")
+    node.world.journal.put("status/orphan", b"{}")
 
 
 def another_manifest_is_written(node: SimNode) -> None:
@@ -191,8 +191,8 @@ def test_a_node_that_has_not_settled_is_reported(mistake: Callable[[SimNode], No
 
 
 LEFTOVERS = {
-    "a cgroup":    lambda node, ghost: node.world.cgroups.ensure(ghost),
-    "a directory": lambda node, ghost: node.world.volumes.mount(ghost),
+    "a cgroup":    lambda node, orphan: node.world.cgroups.ensure(orphan),
+    "a directory": lambda node, orphan: node.world.volumes.mount(orphan),
 }  # fmt: skip
 
 
@@ -202,8 +202,8 @@ def test_leftovers_of_a_removed_pod_are_reported(leave: Callable[[SimNode, Pod],
         rest = Quiescence(node.world, calm_seconds=CALM_SECONDS, settled_seconds=0)
         rest.start_calm()
         await asyncio.sleep(CALM_SECONDS)
-        ghost = pod("ghost")
-        await leave(node, replace(ghost, metadata=replace(ghost.metadata, uid="ghost")))
+        orphan = pod("orphan")
+        await leave(node, replace(orphan, metadata=replace(orphan.metadata, uid="orphan")))
         rest.check()
 
     assert violated_by(run_with_checks(scenario)) == "I6"

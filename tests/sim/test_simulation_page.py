@@ -43,7 +43,7 @@ def test_the_invariant_is_checked_and_holds() -> None:
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
-def test_the_commands_can_be_typed(words: list[str]) -> None:
+def test_the_commands_are_valid(words: list[str]) -> None:
     context = sim.make_context("sim", [word for word in words[2:] if word != "--list"])
     assert context.params["hours"] in (1.0, 6.0)
 

@@ -146,7 +146,7 @@ def test_every_pod_is_valid() -> None:
         assert (pod.spec.termination_grace_period_seconds or 0) <= 60
 
 
-def test_a_profile_describes_itself() -> None:
+def test_every_profile_has_a_description() -> None:
     profile = Profile(pods=3, faults_per_hour=2.0, fault_rates={"crash": 1.5})
     assert profile.fault_rate("crash") == 3.0
     assert profile.fault_rate("reboot") == 0.0
@@ -204,13 +204,13 @@ def test_a_probe_is_answered_by_the_script(method: str) -> None:
 
 
 def test_a_probe_of_a_closed_port_fails() -> None:
-    deaf = probed(draw(), app(), ProbePurpose.READINESS, WELL, methods=(TCP,)).with_behaviour(exec=())
+    unreachable = probed(draw(), app(), ProbePurpose.READINESS, WELL, methods=(TCP,)).with_behaviour(exec=())
 
     async def scenario(world: World) -> None:
-        Create("servers", pod_of("web", [deaf])).run(world)
+        Create("servers", pod_of("web", [unreachable])).run(world)
         await asyncio.sleep(60)
         assert not ready(found(world, "web"))
-        assert not readiness_is_steady(pod_of("web", [deaf]))
+        assert not readiness_is_steady(pod_of("web", [unreachable]))
 
     in_world(scenario)
 

@@ -39,7 +39,7 @@ Step = WatchEvent[Pod] | Exception | float  # send, break, or wait
 
 def _require_own_pods(kind: type, namespace: str, field_selector: str) -> None:
     if (kind, namespace, field_selector) != (Pod, "", SELECTOR):
-        raise violation(f"asked for {kind} in {namespace!r} with {field_selector!r}")
+        raise violation(f"unexpected request for {kind} in {namespace!r} with {field_selector!r}")
 
 
 class ScriptedApi:

@@ -92,7 +92,7 @@ async def until(holds: Callable[[], bool], what: Callable[[], str] = lambda: "it
             while not holds():
                 await asyncio.sleep(0.005)
     except TimeoutError:
-        raise AssertionError(f"never came about: {what()}") from None
+        raise AssertionError(f"not within the timeout: {what()}") from None
 
 
 @asynccontextmanager

@@ -306,7 +306,7 @@ def test_the_end_of_a_pod_is_sent_after_the_pod_and_the_position_are_durable() -
     ]
 
 
-def test_a_version_from_before_a_restart_is_known() -> None:
+def test_the_version_from_before_a_restart_is_used() -> None:
     assert calls_of(Checkpoints(b"15"), [listed(14), listed(15)], QUIET) == [
         "take api", "store SET", "write api 15", "settle api", "emit SET",
     ]  # fmt: skip
@@ -320,7 +320,7 @@ def test_a_change_is_sent_even_if_it_cannot_be_stored() -> None:
     assert calls == ["take api", "store SET", "write api 10", "emit SET"]
 
 
-def test_the_position_is_not_noted_if_the_pods_cannot_be_calls_of() -> None:
+def test_the_position_is_not_stored_if_the_pods_cannot_be_stored() -> None:
     checkpoints = Checkpoints()
     checkpoints.refuses = "store"
     calls = calls_of(checkpoints, [listed(10)], QUIET, seconds=0.5)

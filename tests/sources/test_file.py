@@ -527,10 +527,10 @@ class CountingClock(SystemClock):
 
     def __init__(self) -> None:
         super().__init__()
-        self.asked = 0
+        self.calls = 0
 
     def now(self) -> datetime:
-        self.asked += 1
+        self.calls += 1
         return super().now()
 
 
@@ -543,9 +543,9 @@ def test_the_source_does_not_scan_without_a_change(tmp_path: Path) -> None:
             path.write_text(pod_text("web", "new"))
             await until(lambda: receiver.images() == {"web": "new"})
             await asyncio.sleep(0.1)
-            surveys = clock.asked
+            surveys = clock.calls
             await asyncio.sleep(0.3)
-            assert clock.asked <= surveys + 2
+            assert clock.calls <= surveys + 2
 
     asyncio.run(scenario())
 

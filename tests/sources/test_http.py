@@ -37,18 +37,18 @@ class Server:
         self.body = body
         self.etag = etag
         self.status = 200
-        self.asked: list[web.Request] = []
+        self.requests: list[web.Request] = []
         self.url = ""
 
     async def answer(self, request: web.Request) -> web.Response:
-        self.asked.append(request)
+        self.requests.append(request)
         if self.etag and request.headers.get("If-None-Match") == self.etag:
             return web.Response(status=304)
         return web.Response(text=self.body, status=self.status, headers={"ETag": self.etag} if self.etag else None)
 
     async def has_another_request(self) -> None:
-        count = len(self.asked)
-        await until(lambda: len(self.asked) >= count + 2)
+        count = len(self.requests)
+        await until(lambda: len(self.requests) >= count + 2)
 
 
 @asynccontextmanager
@@ -95,9 +95,9 @@ def test_headers_are_sent_and_a_body_that_did_not_change_is_not_sent_again() -> 
         async with listening(server, headers={"X-Node": ("n1", "again")}) as (receiver, _):
             await receiver.receives("web")
             await server.has_another_request()
-            assert server.asked[0].headers.getall("X-Node") == ["n1", "again"]
-            assert "If-None-Match" not in server.asked[0].headers
-            assert server.asked[-1].headers["If-None-Match"] == '"one"'
+            assert server.requests[0].headers.getall("X-Node") == ["n1", "again"]
+            assert "If-None-Match" not in server.requests[0].headers
+            assert server.requests[-1].headers["If-None-Match"] == '"one"'
             assert len(receiver.updates) == 1
             server.body, server.etag = pod_text("db"), '"two"'
             await receiver.receives("db")
@@ -165,7 +165,7 @@ def test_the_etag_of_a_refused_body_is_not_sent_back(spoil: Callable[[Server], N
             for _ in range(2):
                 await server.has_another_request()
                 assert reason in source.problems()[0].message
-            assert '"refused"' not in {request.headers.get("If-None-Match") for request in server.asked}
+            assert '"refused"' not in {request.headers.get("If-None-Match") for request in server.requests}
             server.body, server.etag = pod_text("web"), '"good"'
             await until(lambda: not source.problems())
             assert len(receiver.updates) == 1
@@ -173,14 +173,14 @@ def test_the_etag_of_a_refused_body_is_not_sent_back(spoil: Callable[[Server], N
     asyncio.run(scenario())
 
 
-def test_the_etag_of_a_first_answer_that_was_empty_is_not_sent_back() -> None:
+def test_the_etag_of_an_empty_first_answer_is_not_sent_back() -> None:
     async def scenario() -> None:
         server = Server("", etag='"empty"')
         async with listening(server) as (receiver, source):
             await until(lambda: bool(receiver.updates))
             await until(lambda: bool(source.problems()))  # only the first answer may be empty
             await server.has_another_request()
-            assert {request.headers.get("If-None-Match") for request in server.asked} == {None}
+            assert {request.headers.get("If-None-Match") for request in server.requests} == {None}
 
     asyncio.run(scenario())
 
@@ -323,7 +323,7 @@ def test_a_password_in_the_url_is_used_and_never_shown() -> None:
             source = HttpSource(with_password, "n1", SystemClock(), report=receiver.report)
             async with running(source, receiver):
                 await until(lambda: bool(receiver.reports))
-        assert server.asked[0].headers["Authorization"].startswith("Basic ")
+        assert server.requests[0].headers["Authorization"].startswith("Basic ")
         assert "hush" not in repr(receiver.reports)
         assert receiver.reports[0][0] == url
 

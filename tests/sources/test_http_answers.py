@@ -24,7 +24,7 @@ class ScriptedFetcher:
 
     def __init__(self, *answers: FetchedBody | Exception | None) -> None:
         self._answers = list(answers)
-        self.asked: list[tuple[float, str]] = []
+        self.requests: list[tuple[float, str]] = []
         self.finished = asyncio.Event()
         self.open = 0
 
@@ -39,7 +39,7 @@ class ScriptedFetcher:
         if not self._answers:
             self.finished.set()
             await asyncio.Event().wait()
-        self.asked.append((asyncio.get_running_loop().time(), etag))
+        self.requests.append((asyncio.get_running_loop().time(), etag))
         answer = self._answers.pop(0)
         if isinstance(answer, Exception):
             raise answer
@@ -61,28 +61,28 @@ def results_of(
             await fetcher.finished.wait()
             problems = source.problems()
         assert fetcher.open == 0
-        return fetcher.asked, problems
+        return fetcher.requests, problems
 
-    asked, problems = simulate(scenario())[0]
+    requests, problems = simulate(scenario())[0]
     updates = [[(pod.metadata.name or "").removesuffix("-n1") for pod in update.pods] for update in receiver.updates]
-    return asked, updates, receiver.reports, problems
+    return requests, updates, receiver.reports, problems
 
 
 def test_a_body_is_sent_once_and_its_etag_is_sent_back() -> None:
-    asked, updates, reports, problems = results_of(
+    requests, updates, reports, problems = results_of(
         FetchedBody(WEB, "one"), None, FetchedBody(WEB, "two"), FetchedBody(DB, ""), FetchedBody(DB, "three"), None
     )
-    assert asked == [(0, ""), (20, "one"), (40, "one"), (60, "two"), (80, ""), (100, "three")]
+    assert requests == [(0, ""), (20, "one"), (40, "one"), (60, "two"), (80, ""), (100, "three")]
     assert (updates, reports, problems) == ([["web"], ["db"]], [], ())
 
 
 def test_failures_are_reported_and_retried_with_a_backoff() -> None:
     refused = FetchFailed("cannot fetch it: 503")
-    asked, updates, reports, problems = results_of(
+    requests, updates, reports, problems = results_of(
         FetchedBody(WEB, "e"), refused, refused, ZeroDivisionError("odd"), None
     )
-    assert [at for at, _ in asked] == [0, 20, 21, 23, 27]
-    assert {etag for _, etag in asked[1:]} == {"e"}
+    assert [at for at, _ in requests] == [0, 20, 21, 23, 27]
+    assert {etag for _, etag in requests[1:]} == {"e"}
     odd = "unexpected error: ZeroDivisionError('odd'); please report this bug"
     assert reports[:2] == [
         (PLACE, (Problem("cannot fetch it: 503", file=PLACE),)),
@@ -93,22 +93,22 @@ def test_failures_are_reported_and_retried_with_a_backoff() -> None:
 
 @pytest.mark.parametrize("jitter, expected", [(0.0, [0, 1, 3, 7, 12, 17]), (1.0, [0, 1.5, 4.5, 10.5, 18, 25.5])])
 def test_pauses_grow_up_to_the_period_and_are_jittered(jitter: float, expected: list[float]) -> None:
-    asked, updates, _, problems = results_of(*[FetchFailed("no")] * 6, jitter=jitter, period_seconds=5.0)
-    assert [at for at, _ in asked] == expected
+    requests, updates, _, problems = results_of(*[FetchFailed("no")] * 6, jitter=jitter, period_seconds=5.0)
+    assert [at for at, _ in requests] == expected
     assert (updates, problems) == ([], (Problem("no", file=PLACE),))
 
 
 def test_not_modified_as_the_first_answer_is_an_error() -> None:
-    asked, updates, _, problems = results_of(None)
-    assert (asked, updates) == ([(0, "")], [])
+    requests, updates, _, problems = results_of(None)
+    assert (requests, updates) == ([(0, "")], [])
     assert problems == (Problem("cannot fetch it: 304 Not Modified", file=PLACE),)
 
 
 def test_an_empty_body_is_an_empty_set_only_as_the_first_answer() -> None:
     empty = FetchedBody(b" \n", "e")
     why = "the manifest is empty; to remove its pods, serve an empty PodList"
-    asked, updates, _, problems = results_of(empty, FetchedBody(WEB, "w"), empty, FetchedBody(DB, "d"))
-    assert asked == [(0, ""), (20, ""), (40, "w"), (41, "w")]
+    requests, updates, _, problems = results_of(empty, FetchedBody(WEB, "w"), empty, FetchedBody(DB, "d"))
+    assert requests == [(0, ""), (20, ""), (40, "w"), (41, "w")]
     assert (updates, problems) == ([[], ["web"], ["db"]], ())
     assert results_of(FetchedBody(WEB, ""), empty)[3] == (Problem(why, file=PLACE),)
 
@@ -158,14 +158,14 @@ def test_updates_come_from_the_source_http() -> None:
 
 
 def test_a_url_is_fetched_with_its_headers() -> None:
-    asked: list[tuple[str | None, list[str]]] = []
+    requests: list[tuple[str | None, list[str]]] = []
 
     async def answer(request: web.Request) -> web.Response:
-        asked.append((request.headers.get("If-None-Match"), request.headers.getall("X-Own", [])))
+        requests.append((request.headers.get("If-None-Match"), request.headers.getall("X-Own", [])))
         if request.headers.get("If-None-Match") == "e":
             return web.Response(status=304)
-        status = 404 if len(asked) > 3 else 200
-        return web.Response(text="body", status=status, headers={"ETag": "e"} if len(asked) == 1 else None)
+        status = 404 if len(requests) > 3 else 200
+        return web.Response(text="body", status=status, headers={"ETag": "e"} if len(requests) == 1 else None)
 
     async def scenario() -> None:
         async with serving(answer) as url:
@@ -180,4 +180,4 @@ def test_a_url_is_fetched_with_its_headers() -> None:
                 await fetcher.fetch("")
 
     asyncio.run(scenario())
-    assert asked == [(None, ["one", "two"]), ("e", ["one", "two"]), ("f", ["one", "two"]), (None, ["one", "two"])]
+    assert requests == [(None, ["one", "two"]), ("e", ["one", "two"]), ("f", ["one", "two"]), (None, ["one", "two"])]

@@ -495,19 +495,19 @@ def test_an_unreachable_api_is_retried_every_ten_seconds() -> None:
     async def scenario(node: Machine, disk: LoggedDisk) -> None:
         async with node.run_agent() as kept:
             await read_all(kept)
-        asked = 0
+        reads = 0
 
         class Away:
             async def get(self, kind: type[Any], name: str, namespace: str = "") -> Any:
-                nonlocal asked
-                asked += 1
+                nonlocal reads
+                reads += 1
                 raise ApiUnavailable("connection refused")
 
         kept = StoredObjects(Away(), disk, node.clock, keep_secrets=True, in_thread=inline)
         counts = []
         for _ in range(22):
             assert (await kept.get(ConfigMap, "settings", "default")).data == {"colour": "blue"}
-            counts.append(asked)
+            counts.append(reads)
             await asyncio.sleep(1)
         assert counts == [1] * 10 + [2] * 10 + [3] * 2
 

@@ -179,12 +179,12 @@ def test_windows_of_a_peer_that_uses_them_limit_sending() -> None:
 
 
 def test_window_updates_are_sent_only_to_peers_that_use_windows() -> None:
-    heard: list[list[Frame]] = []
+    updates: list[list[Frame]] = []
 
     async def script(peer: Peer) -> None:
         number = (await peer.accept(1))["a"]
         await peer.send(Data(number, bytes(40_000)), Data(number, b"", fin=True))
-        heard.append([frame for frame in await peer.until_gone() if isinstance(frame, WindowUpdate)])
+        updates.append([frame for frame in await peer.until_gone() if isinstance(frame, WindowUpdate)])
 
     async def speaking(peer: Peer) -> None:
         await peer.send(SettingsFrame(((SETTINGS_INITIAL_WINDOW, 2**16),)))
@@ -198,7 +198,7 @@ def test_window_updates_are_sent_only_to_peers_that_use_windows() -> None:
 
     play(script, work)
     play(speaking, work)
-    assert heard == [[], [WindowUpdate(0, 40_000), WindowUpdate(1, 40_000)]]
+    assert updates == [[], [WindowUpdate(0, 40_000), WindowUpdate(1, 40_000)]]
 
 
 def test_pings_are_answered_server_streams_refused_and_late_frames_ignored() -> None:

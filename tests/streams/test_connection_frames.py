@@ -325,7 +325,7 @@ LOSSES: dict[str, tuple[Callable[[SpdyConnection], object], str, list[str]]] = {
 
 
 @pytest.mark.parametrize("lose, why, requested", LOSSES.values(), ids=LOSSES.keys())
-def test_all_waiting_callers_get_an_error_after(
+def test_all_waiting_callers_get_an_error_after_a_lost_connection(
     lose: Callable[[SpdyConnection], object], why: str, requested: list[str]
 ) -> None:
     async def work(wire: Wire) -> None:

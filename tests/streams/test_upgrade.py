@@ -58,7 +58,7 @@ ANSWERS: dict[str, tuple[bytes, type[TryLater], str]] = {
         RuntimeRefused,
         "^404 page not found$",
     ),
-    "a protocol that it does not speak": (b"HTTP/1.1 403 Forbidden\r\n\r\n", RuntimeRefused, "answered 403"),
+    "an unsupported protocol": (b"HTTP/1.1 403 Forbidden\r\n\r\n", RuntimeRefused, "answered 403"),
     "another protocol than ours": (
         b"HTTP/1.1 101 Switching Protocols\r\nX-Stream-Protocol-Version: v9\r\n\r\n",
         RuntimeRefused,

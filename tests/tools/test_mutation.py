@@ -12,7 +12,7 @@ import pytest
 from tools.mutation import Results, Verdict, as_entry, chosen_mutants, equivalents, summary
 from tools.mutation_operators import Mutant, mutants, normalised, parameter_defaults
 
-HOUSE = Path(__file__).resolve().parent.parent.parent
+REPOSITORY = Path(__file__).resolve().parent.parent.parent
 
 SOURCE = '''\
 """Known mutants."""
@@ -49,12 +49,12 @@ def unreached(numbers):
     numbers.clear()
 
 
-def told():
+def print_seven():
     print(7)
 
 
-def asked():
-    program = "from podkeeper.sums import told; told()"
+def output():
+    program = "from podkeeper.sums import print_seven; print_seven()"
     return subprocess.run([sys.executable, "-c", program], stdout=-1).stdout
 
 
@@ -65,7 +65,7 @@ LIMIT = 3
 TESTS = """\
 import asyncio
 
-from podkeeper.sums import Counter, asked, countdown, is_positive, is_small
+from podkeeper.sums import Counter, output, countdown, is_positive, is_small
 
 
 def test_small():
@@ -93,7 +93,7 @@ def test_take():
 
 
 def test_requested():
-    assert asked() == b"7\\n"
+    assert output() == b"7\\n"
 """
 
 VERDICTS = {
@@ -118,9 +118,9 @@ def changed(mutant: Mutant) -> str:
 
 
 def run(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(HOUSE)}
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     command = [sys.executable, "-m", "tools.mutation", "--root", str(project), "--jobs", "1", *arguments]
-    return subprocess.run(command, cwd=HOUSE, env=environment, capture_output=True, text=True, check=False)
+    return subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can enter namespaces without changing its user")
@@ -138,7 +138,7 @@ for name in ({str(tmp_path / "mounted" / "file")!r}, {str(tmp_path / "kept" / "f
 print(os.getpid(), sorted(name for name in os.listdir("/proc") if name.isdecimal()))
 raise SystemExit(7)
 """
-    ended = subprocess.run([sys.executable, "-c", program], cwd=HOUSE, capture_output=True, text=True, check=False)
+    ended = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert (ended.stdout, ended.returncode) == ("2 ['1', '2']\n", 7), ended.stderr
     assert list((tmp_path / "mounted").iterdir()) == []
     assert list((tmp_path / "kept").iterdir()) == [tmp_path / "kept" / "file"]
@@ -234,7 +234,7 @@ def test_a_sample_is_the_same_for_the_same_seed(tmp_path: Path) -> None:
 def test_a_survivor_is_recognised_as_equivalent_after_changes_elsewhere(tmp_path: Path) -> None:
     (survivor,) = [mutant for mutant in all_mutants(SOURCE) if changed(mutant) == "return number >= 0"]
     listed = tmp_path / "equivalent.toml"
-    listed.write_text(as_entry(survivor).replace('reason = ""', 'reason = "zero is never asked for"'))
+    listed.write_text(as_entry(survivor).replace('reason = ""', 'reason = "zero is never passed"'))
     moved = all_mutants("import os\n" + SOURCE)
     assert [changed(mutant) for mutant in moved if mutant.key in equivalents(listed)] == ["return number >= 0"]
 

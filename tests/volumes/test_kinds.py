@@ -116,7 +116,7 @@ SHOWN = {
 
 
 @pytest.mark.parametrize(("volume", "expected"), SHOWN.values(), ids=SHOWN.keys())
-def test_a_volume_shows(volume: Volume, expected: dict[str, str]) -> None:
+def test_the_content_of_a_volume(volume: Volume, expected: dict[str, str]) -> None:
     assert shown(volume) == expected
 
 

@@ -491,7 +491,10 @@ def test_mounting_an_updated_pod_writes_its_labels() -> None:
 
 
 PATIENT, EAGER = 3600.0, 0.02
-KEPT_FRESH = {"news are shown at once": (PATIENT, True), "without news it is looked after a while": (EAGER, False)}
+KEPT_FRESH = {
+    "a reported change is shown at once": (PATIENT, True),
+    "an unreported change is found by the periodic refresh": (EAGER, False),
+}
 
 
 @pytest.mark.parametrize(("refresh_seconds", "is_notified"), KEPT_FRESH.values(), ids=KEPT_FRESH.keys())
@@ -578,7 +581,7 @@ def test_after_an_unexpected_failure_volumes_are_still_refreshed() -> None:
 
 
 @pytest.mark.parametrize("error", [TryLater("not now"), RuntimeError("a bug")], ids=["trouble", "a bug"])
-def test_after_a_failure_volumes_are_still_measure(error: Exception) -> None:
+def test_after_a_failure_volumes_are_still_measured(error: Exception) -> None:
     failures, reported = [error, error], asyncio.Event()
 
     def over_use(found: OverUse) -> None:

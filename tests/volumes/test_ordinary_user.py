@@ -35,7 +35,7 @@ MEMORY = Volume(name="memory", empty_dir=EmptyDirVolumeSource(medium="Memory", s
 
 
 @pytest.fixture
-def home() -> Iterator[str]:
+def root() -> Iterator[str]:
     """A directory that belongs to the user nobody."""
     path = tempfile.mkdtemp(prefix="volumes-")
     os.chown(path, NOBODY, NOBODY)
@@ -60,19 +60,19 @@ def stored() -> Store:
     return store
 
 
-def test_secrets_are_in_shared_memory_closed_to_others_until_unmounted(home: str, shared: str) -> None:
+def test_secrets_are_in_shared_memory_closed_to_others_until_unmounted(root: str, shared: str) -> None:
     async def scenario() -> None:
         pod = pod_with(SECRET)
-        volumes = HostVolumes(home, stored(), shared=[shared])
+        volumes = HostVolumes(root, stored(), shared=[shared])
         path = (await volumes.mount(pod))["secret"]
         assert path.startswith(f"{shared}/podkeeper-{NOBODY}-")
         assert (file_system_of(path), content(path)) == ("tmpfs", {"admin": "hunter2"})
         (base,) = Path(shared).iterdir()
         assert (mode_of(str(base)), mode_of(f"{path}/admin")) == (0o700, 0o600)
-        sign = f"{os.path.realpath(home)}/pods/{uid_of(pod)}/volumes/kubernetes.io~secret/secret"
+        sign = f"{os.path.realpath(root)}/pods/{uid_of(pod)}/volumes/kubernetes.io~secret/secret"
         assert os.readlink(sign) == path
 
-        again = HostVolumes(home, stored(), shared=[shared])
+        again = HostVolumes(root, stored(), shared=[shared])
         assert again.mounted_pods() == {uid_of(pod)}
         assert await again.mount(pod) == {"secret": path}
         with pytest.raises(TryLater):
@@ -80,15 +80,15 @@ def test_secrets_are_in_shared_memory_closed_to_others_until_unmounted(home: str
         await again.unmount(uid_of(pod))
         assert (again.mounted_pods(), os.listdir(shared)) == (frozenset(), [])
         await again.remove_directory(uid_of(pod))
-        assert os.listdir(f"{home}/pods") == []
+        assert os.listdir(f"{root}/pods") == []
 
     as_unprivileged_user(lambda: run(scenario()))
 
 
-def test_a_lost_directory_in_memory_is_created_again(home: str, shared: str) -> None:
+def test_a_lost_directory_in_memory_is_created_again(root: str, shared: str) -> None:
     async def scenario() -> None:
         pod = pod_with(SECRET)
-        volumes = HostVolumes(home, stored(), shared=[shared])
+        volumes = HostVolumes(root, stored(), shared=[shared])
         path = (await volumes.mount(pod))["secret"]
         shutil.rmtree(next(Path(shared).iterdir()))  # as a restart of the machine, or a logout, does
         assert await volumes.mount(pod) == {"secret": path}
@@ -98,11 +98,11 @@ def test_a_lost_directory_in_memory_is_created_again(home: str, shared: str) -> 
     as_unprivileged_user(lambda: run(scenario()))
 
 
-def test_the_size_of_a_shared_memory_volume_is_measured(home: str, shared: str) -> None:
+def test_the_size_of_a_shared_memory_volume_is_measured(root: str, shared: str) -> None:
     async def scenario() -> None:
         reported: list[OverUse] = []
         pod = pod_with(MEMORY)
-        volumes = HostVolumes(home, stored(), shared=[shared], over_use=reported.append)
+        volumes = HostVolumes(root, stored(), shared=[shared], over_use=reported.append)
         path = (await volumes.mount(pod))["memory"]
         assert stat.S_IMODE(os.stat(path).st_mode) == 0o1777
         Path(path, "large").write_bytes(b"x" * 200_000)
@@ -114,17 +114,17 @@ def test_the_size_of_a_shared_memory_volume_is_measured(home: str, shared: str) 
     as_unprivileged_user(lambda: run(scenario()))
 
 
-def test_a_directory_of_another_user_is_not_used(home: str, shared: str) -> None:
+def test_a_directory_of_another_user_is_not_used(root: str, shared: str) -> None:
     async def path_of_the_secret() -> str:
         pod = pod_with(SECRET)
-        volumes = HostVolumes(home, stored(), shared=[shared])
+        volumes = HostVolumes(root, stored(), shared=[shared])
         path = (await volumes.mount(pod))["secret"]
         await volumes.unmount(uid_of(pod))
         return path
 
     async def refused() -> str:
         with pytest.raises(TryLater) as raised:
-            await HostVolumes(home, stored(), shared=[shared]).mount(pod_with(SECRET))
+            await HostVolumes(root, stored(), shared=[shared]).mount(pod_with(SECRET))
         return str(raised.value)
 
     base = Path(
@@ -133,33 +133,33 @@ def test_a_directory_of_another_user_is_not_used(home: str, shared: str) -> None
     base.mkdir(mode=0o777)  # root's
     assert "is not a private directory of this user: remove it" in as_unprivileged_user(lambda: run(refused()))
     base.rmdir()
-    os.symlink(home, base)
+    os.symlink(root, base)
     os.chown(base, NOBODY, NOBODY, follow_symlinks=False)
     assert "is not a private directory of this user: remove it" in as_unprivileged_user(lambda: run(refused()))
 
 
-def test_without_a_directory_in_memory_a_secret_is_not_written_to_disk(home: str) -> None:
+def test_without_a_directory_in_memory_a_secret_is_not_written_to_disk(root: str) -> None:
     async def scenario() -> str:
         with pytest.raises(TryLater) as raised:
-            await HostVolumes(home, stored(), shared=[home]).mount(pod_with(SECRET))
+            await HostVolumes(root, stored(), shared=[root]).mount(pod_with(SECRET))
         return str(raised.value)
 
     message = as_unprivileged_user(lambda: run(scenario()))
     assert message.startswith('MountVolume.SetUp failed for volume "secret" : cannot create volume secret in memory')
-    assert f"{home} is not in memory" in message
-    found = [path for path in Path(home).rglob("*") if path.is_file()]
+    assert f"{root} is not in memory" in message
+    found = [path for path in Path(root).rglob("*") if path.is_file()]
     assert found == []
 
 
-def test_removal_does_not_follow_a_link_instead_of_a_volume(home: str, shared: str) -> None:
+def test_removal_does_not_follow_a_link_instead_of_a_volume(root: str, shared: str) -> None:
     async def scenario() -> None:
-        precious = Path(home, "precious")
+        precious = Path(root, "precious")
         precious.mkdir()
         (precious / "kept").write_text("x")
         pod = pod_with(SECRET)
-        volumes = HostVolumes(home, stored(), shared=[shared])
+        volumes = HostVolumes(root, stored(), shared=[shared])
         await volumes.mount(pod)
-        sign = f"{home}/pods/{uid_of(pod)}/volumes/kubernetes.io~secret/secret"
+        sign = f"{root}/pods/{uid_of(pod)}/volumes/kubernetes.io~secret/secret"
         os.unlink(sign)
         os.symlink(precious, sign)
         await volumes.unmount(uid_of(pod))

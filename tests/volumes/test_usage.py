@@ -24,7 +24,7 @@ def used(tmp_path: Path) -> int:
     return (tmp_path / "file").stat().st_blocks * 512
 
 
-def test_a_volume_exceeds_its_limit_above_it_and_not_at_it(tmp_path: Path, used: int) -> None:
+def test_a_volume_exceeds_its_limit_only_above_it(tmp_path: Path, used: int) -> None:
     limits = [used - 1, used, used + 1]
     found = [over_used([limited(tmp_path, limit)]) for limit in limits]
     assert found == [(OverUse(UID, "data", used, parse_quantity(str(used - 1))),), (), ()]

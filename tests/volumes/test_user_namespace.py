@@ -22,15 +22,15 @@ SETTINGS = Volume(name="settings", config_map=ConfigMapVolumeSource(name="settin
 class RecordingHelper:
     """A helper that renames what it should delete, and records its calls."""
 
-    def __init__(self, home: str, *, refuses: bool = False, deletes: bool = True) -> None:
-        self._home = home
+    def __init__(self, root: str, *, refuses: bool = False, deletes: bool = True) -> None:
+        self._root = root
         self._refuses = refuses
         self._deletes = deletes
         self.given: list[tuple[str, int]] = []
 
     async def clear(self, directory: str) -> None:
         if self._deletes and os.path.lexists(directory):
-            os.rename(directory, f"{self._home}/aside")
+            os.rename(directory, f"{self._root}/aside")
 
     async def give(self, directory: str, group: int) -> None:
         self.given.append((os.path.basename(directory), group))
@@ -39,7 +39,7 @@ class RecordingHelper:
 
 
 @pytest.fixture
-def home() -> Iterator[str]:
+def root() -> Iterator[str]:
     """A directory that belongs to the user nobody."""
     path = tempfile.mkdtemp(prefix="volumes-")
     os.chown(path, NOBODY, NOBODY)
@@ -53,11 +53,11 @@ def stored() -> Store:
     return store
 
 
-def _with_what_others_wrote(pod: Pod, home: str) -> str:
+def _with_what_others_wrote(pod: Pod, root: str) -> str:
     """Mount the pod and return its emptyDir, with a file that the user nobody may not delete."""
 
     async def mount() -> str:
-        return (await HostVolumes(home, Store()).mount(pod))["disk"]
+        return (await HostVolumes(root, Store()).mount(pod))["disk"]
 
     path = as_unprivileged_user(lambda: run(mount()))
     os.mkdir(f"{path}/theirs", 0o700)
@@ -66,28 +66,28 @@ def _with_what_others_wrote(pod: Pod, home: str) -> str:
     return path
 
 
-def test_files_of_other_users_are_deleted_by_the_helper(home: str) -> None:
+def test_files_of_other_users_are_deleted_by_the_helper(root: str) -> None:
     pod = pod_with(DISK)
-    path = _with_what_others_wrote(pod, home)
+    path = _with_what_others_wrote(pod, root)
 
     async def unmount() -> frozenset[str]:
-        volumes = HostVolumes(home, Store(), helper=RecordingHelper(home))
+        volumes = HostVolumes(root, Store(), helper=RecordingHelper(root))
         await volumes.unmount(uid_of(pod))
         await volumes.remove_directory(uid_of(pod))
         return volumes.mounted_pods()
 
     assert as_unprivileged_user(lambda: run(unmount())) == frozenset()
     assert not os.path.exists(path)
-    assert os.listdir(f"{home}/pods") == []
+    assert os.listdir(f"{root}/pods") == []
 
 
 @pytest.mark.parametrize("helped", [pytest.param(False, id="no helper"), pytest.param(True, id="it deletes nothing")])
-def test_without_help_the_files_stay_and_unmounting_is_retried(home: str, helped: bool) -> None:
+def test_without_the_helper_files_remain_and_unmounting_is_retried(root: str, helped: bool) -> None:
     pod = pod_with(DISK)
-    path = _with_what_others_wrote(pod, home)
+    path = _with_what_others_wrote(pod, root)
 
     async def unmount() -> None:
-        volumes = HostVolumes(home, Store(), helper=RecordingHelper(home, deletes=False) if helped else None)
+        volumes = HostVolumes(root, Store(), helper=RecordingHelper(root, deletes=False) if helped else None)
         for _ in range(2):
             with pytest.raises(TryLater, match="permission denied"):
                 await volumes.unmount(uid_of(pod))
@@ -97,10 +97,10 @@ def test_without_help_the_files_stay_and_unmounting_is_retried(home: str, helped
 
 
 @pytest.mark.parametrize("refuses", [False, True], ids=["given", "refused"])
-def test_another_group_needs_the_helper_and_pods_start_without_it(home: str, refuses: bool) -> None:
+def test_another_group_needs_the_helper_and_pods_start_without_it(root: str, refuses: bool) -> None:
     async def mount() -> tuple[set[str], list[tuple[str, int]]]:
-        helper = RecordingHelper(home, refuses=refuses)
-        volumes = HostVolumes(home, stored(), helper=helper)
+        helper = RecordingHelper(root, refuses=refuses)
+        volumes = HostVolumes(root, stored(), helper=helper)
         return set(await volumes.mount(pod_with(DISK, SETTINGS, fs_group=4711))), helper.given
 
     names, given = as_unprivileged_user(lambda: run(mount()))
@@ -108,10 +108,10 @@ def test_another_group_needs_the_helper_and_pods_start_without_it(home: str, ref
     assert given == [("disk", 4711), ("settings", 4711)]
 
 
-def test_new_content_gets_the_group_as_well(home: str) -> None:
+def test_new_content_gets_the_group_as_well(root: str) -> None:
     async def scenario() -> list[tuple[str, int]]:
-        helper, store = RecordingHelper(home), stored()
-        volumes = HostVolumes(home, store, helper=helper)
+        helper, store = RecordingHelper(root), stored()
+        volumes = HostVolumes(root, store, helper=helper)
         await volumes.mount(pod_with(SETTINGS, fs_group=4711))
         helper.given.clear()
         store.config_map("settings", colour="red")
@@ -121,11 +121,11 @@ def test_new_content_gets_the_group_as_well(home: str) -> None:
     assert as_unprivileged_user(lambda: run(scenario())) == [("settings", 4711)]
 
 
-def test_our_own_group_needs_no_helper(home: str) -> None:
+def test_our_own_group_needs_no_helper(root: str) -> None:
     async def mount() -> list[tuple[str, int]]:
-        helper = RecordingHelper(home)
-        await HostVolumes(home, stored(), helper=helper).mount(pod_with(DISK, SETTINGS, fs_group=NOBODY))
-        await HostVolumes(home, stored(), helper=helper).mount(pod_with(DISK))
+        helper = RecordingHelper(root)
+        await HostVolumes(root, stored(), helper=helper).mount(pod_with(DISK, SETTINGS, fs_group=NOBODY))
+        await HostVolumes(root, stored(), helper=helper).mount(pod_with(DISK))
         return helper.given
 
     assert as_unprivileged_user(lambda: run(mount())) == []

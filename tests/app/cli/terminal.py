@@ -1,6 +1,6 @@
 """A terminal for tests: a program on a pty, and the text that the screen shows.
 
-It knows what rich sends: text, line feeds, colours, "up", "erase line", "hide the cursor". Anything else is an error.
+It supports the output of rich: text, line feeds, colours, "up", "erase line", "hide the cursor". Other sequences fail.
 """
 
 import contextlib
@@ -44,7 +44,7 @@ class ScreenText:
                 self._pending = self._pending[match.end() :]
                 self._execute(match[1], match[2])
             elif self._pending[0] == "\x1b":
-                assert len(self._pending) < 12, f"what is {self._pending[:12]!r}?"
+                assert len(self._pending) < 12, f"unsupported escape sequence {self._pending[:12]!r}"
                 return
             else:
                 letter, self._pending = self._pending[0], self._pending[1:]

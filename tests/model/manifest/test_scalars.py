@@ -127,7 +127,7 @@ def test_values_are_rounded_up(text: str, value: int, milli_value: int) -> None:
     assert (quantity.value, quantity.milli_value) == (value, milli_value)
 
 
-def test_rounding_to_thousandths_keeps_the_text_of_what_needs_none() -> None:
+def test_rounding_to_thousandths_keeps_the_text_of_exact_values() -> None:
     assert str(parse_quantity("1.500").rounded_up_to_milli()) == "1.500"
     assert str(parse_quantity("1.0005").rounded_up_to_milli()) == "1001m"
 

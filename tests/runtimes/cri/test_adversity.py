@@ -80,11 +80,11 @@ def test_an_unlisted_holder_of_the_name_is_removed_by_id_and_the_call_retried() 
     async def scenario() -> None:
         fake = FakeCri()
         async with runtime_on_fake(fake) as runtime:
-            words = 'failed to reserve sandbox name "x": name "x" is reserved for "ghost"'
+            words = 'failed to reserve sandbox name "x": name "x" is reserved for "leftover"'
             fake.next("RunPodSandbox", Refuse(UNKNOWN, words))
             assert await CriPod(runtime).sandbox() in fake.sandboxes
-            removed = [asked.pod_sandbox_id for name, asked in fake.calls if name == "RemovePodSandbox"]
-            assert removed == ["ghost"]
+            removed = [request.pod_sandbox_id for name, request in fake.calls if name == "RemovePodSandbox"]
+            assert removed == ["leftover"]
 
     run(scenario())
 
@@ -93,7 +93,7 @@ def test_a_name_that_stays_taken_is_reported_after_one_retry() -> None:
     async def scenario() -> None:
         fake = FakeCri()
         async with runtime_on_fake(fake) as runtime:
-            refuse = Refuse(UNKNOWN, 'name "x" is reserved for "ghost"')
+            refuse = Refuse(UNKNOWN, 'name "x" is reserved for "leftover"')
             fake.next("RunPodSandbox", refuse, refuse)
             with pytest.raises(RuntimeRefused, match='rpc error: code = Unknown desc = name "x" is reserved'):
                 await CriPod(runtime).sandbox()
@@ -240,14 +240,15 @@ def test_a_container_listed_during_its_creation_is_kept() -> None:
     run(scenario())
 
 
-ENDINGS = {  # who answers, what is ended, what is asked for
+ENDINGS = {  # runtime name, call, expected CRI calls
     "containerd gets one stop call": ("containerd", "stop_sandbox", ["StopPodSandbox"]),
     "containerd gets one remove call": ("containerd", "remove_sandbox", ["RemovePodSandbox"]),
-    "CRI-O would be patient with what runs": (
+    "CRI-O gets a stop call for each running container": (
         "cri-o", "stop_sandbox", ["ListContainers", "StopContainer", "StopPodSandbox"]),
-    "CRI-O would be so before it removes, too": (
+    "CRI-O gets the stop calls before a removal as well": (
         "cri-o", "remove_sandbox", ["ListContainers", "StopContainer", "StopPodSandbox", "RemovePodSandbox"]),
-    "the server fails": ("fakerd", "stop_sandbox", ["ListContainers", "StopContainer", "StopPodSandbox"]),
+    "an unknown runtime is treated like CRI-O": (
+        "fakerd", "stop_sandbox", ["ListContainers", "StopContainer", "StopPodSandbox"]),
 }  # fmt: skip
 
 
@@ -265,7 +266,7 @@ def test_running_containers_of_a_sandbox_are_killed(name: str, action: str, expe
             fake.calls.clear()
             await getattr(runtime, action)(sandbox_id)
             assert [call for call, _ in fake.calls] == expected
-            stops = [(asked.container_id, asked.timeout) for call, asked in fake.calls if call == "StopContainer"]
+            stops = [(request.container_id, request.timeout) for call, request in fake.calls if call == "StopContainer"]
             assert stops == [(created, 0)] * expected.count("StopContainer")
 
     run(scenario())
@@ -311,7 +312,7 @@ def test_a_failed_start_is_reported_without_grpc_code() -> None:
     run(scenario())
 
 
-def test_a_start_refused_because_it_has_happened_succeeds() -> None:
+def test_a_refused_start_of_a_started_container_succeeds() -> None:
     async def scenario() -> None:
         fake = FakeCri()
         async with runtime_on_fake(fake) as runtime:
@@ -359,7 +360,7 @@ def test_objects_removed_before_their_status_are_skipped() -> None:
 # Hanging, and going away.
 
 
-def test_a_call_that_hangs_meets_its_deadline_and_is_cancelled_on_the_wire() -> None:
+def test_a_hanging_call_is_cancelled_in_the_runtime_at_its_deadline() -> None:
     async def scenario() -> None:
         fake = FakeCri()
         async with runtime_on_fake(fake) as runtime:

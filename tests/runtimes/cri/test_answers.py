@@ -72,15 +72,15 @@ PULLS = {
         Refuse(UNKNOWN, 'failed to pull and unpack image "r/x:1": no such host'),
         ("ErrImagePull", 'failed to pull and unpack image "r/x:1": no such host'),
     ),
-    "what is not there keeps its code": (
+    "a missing image keeps its code": (
         Refuse(grpc.StatusCode.NOT_FOUND, "not found"),
         ("ErrImagePull", "rpc error: code = NotFound desc = not found"),
     ),
-    "a registry that is down has a reason of its own": (
+    "an unavailable registry has its own reason": (
         Refuse(UNKNOWN, "RegistryUnavailable: 503"),
         ("RegistryUnavailable", "RegistryUnavailable: 503"),
     ),
-    "so has a signature that is wrong": (
+    "an invalid signature has its own reason": (
         Refuse(UNKNOWN, "SignatureValidationFailed: no key"),
         ("SignatureValidationFailed", "SignatureValidationFailed: no key"),
     ),
@@ -107,7 +107,7 @@ def test_credentials_are_tried_until_one_works() -> None:
             config = '{"auths": {"r.example": {"username": "%s", "password": "p"}}}'
             fake.next("PullImage", Refuse(UNKNOWN, "401"))
             pulled = await runtime.pull_image("r.example/x:1", (config % "first", config % "second"))
-            shown = [asked.auth.username for name, asked in fake.calls if name == "PullImage"]
+            shown = [request.auth.username for name, request in fake.calls if name == "PullImage"]
             assert (pulled.id, shown) == ("sha256:1", ["first", "second"])
 
     run(scenario())

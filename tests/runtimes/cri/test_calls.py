@@ -162,7 +162,7 @@ TOLERANT = {"stop a sandbox", "remove a sandbox", "stop a container", "remove a 
 
 
 @pytest.mark.parametrize("name", ["status of a container", "start a container", *sorted(TOLERANT)])
-def test_only_stops_and_removals_succeed_if_the_object_is_not_there(name: str) -> None:
+def test_only_stops_and_removals_succeed_if_the_object_does_not_exist(name: str) -> None:
     transport = ScriptedTransport()
     call, method = CALLS[name][:2]
 
@@ -193,7 +193,7 @@ def test_events_come_from_the_stream_of_the_runtime() -> None:
 # Whose is it.
 
 
-def test_the_index_keeps_the_first_owner_unless_the_object_was_made_here() -> None:
+def test_the_index_keeps_the_first_owner_except_of_objects_created_here() -> None:
     index = OwnerIndex()
     index.saw("c", "u", Kind.CONTAINER)
     index.saw("c", "other", Kind.SANDBOX)

@@ -27,23 +27,23 @@ class Scripted:
         self._answers = answers
 
     async def unary(self, method: str, request: Message, answer: type[Answer], seconds: float) -> Answer:
-        said = self._answers[method.split(".")[1]]
-        if isinstance(said, Exception):
-            raise said
-        assert isinstance(said, answer)
-        return said
+        scripted = self._answers[method.split(".")[1]]
+        if isinstance(scripted, Exception):
+            raise scripted
+        assert isinstance(scripted, answer)
+        return scripted
 
     def stream(self, method: str, request: Message, answer: type[Answer]) -> AsyncIterator[Answer]:
-        raise violation("who asks for a version does not listen")
+        raise violation("a version check opens no stream")
 
     async def close(self) -> None: ...
 
 
-def asked(transport: Scripted) -> Coroutine[Any, Any, cri.VersionResponse]:
+def version_of(transport: Scripted) -> Coroutine[Any, Any, cri.VersionResponse]:
     return runtime_version(CriCalls(transport), "/run/it.sock")
 
 
-def test_the_runtimes_name_and_version_are_known_once_it_is_open() -> None:
+def test_an_open_runtime_has_a_name_and_a_version() -> None:
     async def scenario() -> None:
         async with runtime_on_fake(FakeCri()) as runtime:
             assert (runtime.name, runtime.version) == ("fakerd", "1.2.3")
@@ -87,7 +87,7 @@ CASES = {
 @pytest.mark.parametrize("transport, error, message", CASES.values(), ids=CASES.keys())
 def test_messages_of_failed_connections(transport: Scripted, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=f"cannot use the container runtime at /run/it.sock: .*{message}"):
-        asyncio.run(asked(transport))
+        asyncio.run(version_of(transport))
 
 
 async def opened_at(path: str) -> None:

@@ -204,7 +204,7 @@ SANDBOXES: dict[str, tuple[list[str | Exception], list[cri.PodSandbox], str, lis
 
 
 @pytest.mark.parametrize("runs, boxes, expected, sent", SANDBOXES.values(), ids=SANDBOXES.keys())
-def test_an_earlier_sandbox(
+def test_a_sandbox_name_that_is_taken(
     runs: list[str | Exception], boxes: list[cri.PodSandbox], expected: str, sent: list[str], tmp_path: Path
 ) -> None:
     async def work(harness: Harness) -> None:
@@ -272,7 +272,7 @@ def test_a_known_id_is_not_a_new_sandbox(tmp_path: Path) -> None:
 
 
 async def prepared(harness: Harness) -> None:
-    """A sandbox `b` that is remembered."""
+    """A cached sandbox `b`."""
     harness.runs = ["b"]
     await harness.making.run_sandbox(SandboxConfig(pod=pod(), attempt=0, log_directory=""))
     harness.requests.clear()
@@ -329,7 +329,7 @@ CONTAINERS: dict[str, tuple[list[str | Exception], list[cri.Container], str, lis
 
 
 @pytest.mark.parametrize("creates, containers, expected, sent", CONTAINERS.values(), ids=CONTAINERS.keys())
-def test_an_earlier_container(
+def test_a_container_name_that_is_taken(
     creates: list[str | Exception], containers: list[cri.Container], expected: str, sent: list[str], tmp_path: Path
 ) -> None:
     async def work(harness: Harness) -> None:
@@ -363,7 +363,7 @@ SEEN: dict[str, tuple[bool, Any, list[str]]] = {
 
 
 @pytest.mark.parametrize("made_here, state, sent", SEEN.values(), ids=SEEN.keys())
-def test_an_id_that_is_known_already(made_here: bool, state: Any, sent: list[str], tmp_path: Path) -> None:
+def test_a_returned_id_that_is_not_new(made_here: bool, state: Any, sent: list[str], tmp_path: Path) -> None:
     async def work(harness: Harness) -> None:
         await prepared(harness)
         harness.containers = [cri_container("c", state)]

@@ -175,14 +175,15 @@ def test_an_event_is_complete_and_drops_the_cached_status() -> None:
 
 LATE: dict[str, tuple[Any, Any, str, list[tuple[float, Any]], float]] = {
     "an exit that the status shows late": (stop("c"), RUNNING, "c", [(0.035, EXITED)], 0.04),
-    "an exit of what seems not to have started": (stop("c"), CREATED, "c", [(0.015, RUNNING), (0.035, EXITED)], 0.04),
+    "an exit of a container whose start the status shows late": (
+        stop("c"), CREATED, "c", [(0.015, RUNNING), (0.035, EXITED)], 0.04),
     "an exit that the status shows after 100 ms": (stop("c"), RUNNING, "c", [(0.11, EXITED)], 0.15),
     "an exit that the status shows after 600 ms": (stop("c"), RUNNING, "c", [(0.61, EXITED)], 0.85),
     "an exit that the status never shows": (stop("c"), RUNNING, "c", [], 2.1),
     "an exit of unknown state": (stop("c"), cri.CONTAINER_UNKNOWN, "c", [], 0.0),
     "an exit that cannot be confirmed": (stop("c"), BROKEN, "c", [], 0.0),
     "a start that the status shows late": (start("c"), CREATED, "c", [(0.035, RUNNING)], 0.04),
-    "a start of what has ended since": (start("c"), EXITED, "c", [], 0.0),
+    "a start of a container that has exited since": (start("c"), EXITED, "c", [], 0.0),
     "a start that the status never shows": (start("c"), CREATED, "c", [], 2.1),
     "the end of a sandbox that the status shows late": (
         stop("b"), cri.SANDBOX_READY, "b", [(0.035, cri.SANDBOX_NOTREADY)], 0.04),
@@ -421,7 +422,7 @@ ENDS: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("end, message", ENDS.values(), ids=ENDS.keys())
-def test_consumers_are_notified_that_the_stream_of_containerd(end: Any, message: str) -> None:
+def test_consumers_are_notified_of_the_end_of_the_containerd_stream(end: Any, message: str) -> None:
     async def work(harness: Harness) -> None:
         await harness.listen()
         harness.states["c"] = RUNNING

@@ -1,4 +1,4 @@
-"""How full the disk of images is: from answers of any kind, and from real ones."""
+"""Usage of the image file system, from arbitrary answers and from real runtimes."""
 
 import asyncio
 import os
@@ -56,12 +56,12 @@ def test_image_file_system_usage_comes_from_the_kernel(tmp_path: Path) -> None:
     assert 0 < usage.available_bytes <= usage.capacity_bytes
 
 
-def test_a_runtime_that_names_no_file_system_has_none() -> None:
+def test_a_runtime_that_reports_no_file_system_has_none() -> None:
     for answer in (cri.ImageFsInfoResponse(), cri.ImageFsInfoResponse(image_filesystems=[disk("", 7)])):
         assert asyncio.run(image_usage(Canned(answer))) is None
 
 
-def test_a_file_system_that_is_not_there_is_a_failure(tmp_path: Path) -> None:
+def test_a_missing_file_system_is_an_error(tmp_path: Path) -> None:
     answer = cri.ImageFsInfoResponse(image_filesystems=[disk(str(tmp_path / "nosuch"), 7)])
     with pytest.raises(RuntimeRefused, match="cannot get the usage of the image file system"):
         asyncio.run(image_usage(Canned(answer)))

@@ -47,7 +47,7 @@ class Registry:
         self.pulled.append(record.id)
 
     def users(self) -> list[str]:
-        return [asked.auth.username for call, asked in self.fake.calls if call == "PullImage"]
+        return [request.auth.username for call, request in self.fake.calls if call == "PullImage"]
 
 
 @asynccontextmanager

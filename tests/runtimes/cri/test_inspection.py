@@ -110,9 +110,9 @@ def test_a_list_takes_two_calls_and_drops_removed_objects() -> None:
             status = ended(fake, container_id, LONG_AGO)
             await cri_pod.record()
             del fake.containers[container_id]
-            asked = len(fake.calls)
+            calls = len(fake.calls)
             await runtime.list_pods()
-            assert len(fake.calls) == asked + 2
+            assert len(fake.calls) == calls + 2
             status.exit_code = 9
             fake.containers[container_id] = status  # as if an id were reused: the cache must not have it
             assert (await cri_pod.container(container_id)).exit_code == 9
@@ -120,7 +120,7 @@ def test_a_list_takes_two_calls_and_drops_removed_objects() -> None:
     run(scenario())
 
 
-def test_the_index_is_bounded_and_keeps_what_was_made_here() -> None:
+def test_the_index_is_bounded_and_keeps_objects_created_here() -> None:
     ids = OwnerIndex()
     ids.made("ours", "u", Kind.CONTAINER)
     ids.saw("ours", "u", Kind.CONTAINER)

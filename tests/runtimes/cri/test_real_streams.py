@@ -27,7 +27,7 @@ ECHO_PORT, FILE_PORT, CLOSED_PORT = 8001, 8000, 9
 
 
 class Harness:
-    """One container that runs, and ways to talk with it."""
+    """A running container and calls to its streams."""
 
     def __init__(self, streams: CriStreams, calls: StreamCalls, sandbox_id: str, container_id: str) -> None:
         self.streams = streams
@@ -44,34 +44,34 @@ class Harness:
 
     async def run(self, *command: str, given: bytes | None = None) -> tuple[dict[str, bytes], CommandEnd]:
         """Run a command and return its output and its exit."""
-        conversation = await self.exec(*command, stdin=given is not None)
+        session = await self.exec(*command, stdin=given is not None)
         try:
             async with asyncio.TaskGroup() as group:
                 if given is not None:
-                    group.create_task(_speak(conversation, given))
-                output = await _read_all(conversation)
-            return output, await conversation.wait()
+                    group.create_task(_speak(session, given))
+                output = await _read_all(session)
+            return output, await session.wait()
         finally:
-            await conversation.close()
+            await session.close()
 
 
-async def _speak(conversation: StreamSession, given: bytes) -> None:
+async def _speak(session: StreamSession, given: bytes) -> None:
     for start in range(0, len(given), 65536):
-        await conversation.send(given[start : start + 65536])
-    await conversation.close_input()
+        await session.send(given[start : start + 65536])
+    await session.close_input()
 
 
-async def _read_all(conversation: StreamSession) -> dict[str, bytes]:
+async def _read_all(session: StreamSession) -> dict[str, bytes]:
     parts: dict[str, list[bytes]] = {}
-    async for stream, data in conversation.output():
+    async for stream, data in session.output():
         parts.setdefault(stream, []).append(data)
     return {stream: b"".join(each) for stream, each in parts.items()}
 
 
-async def _until(conversation: StreamSession, word: bytes) -> bytes:
+async def _until(session: StreamSession, word: bytes) -> bytes:
     """Read the output up to a word."""
     output = b""
-    async for _, data in conversation.output():
+    async for _, data in session.output():
         output += data
         if word in output:
             break
@@ -81,7 +81,7 @@ async def _until(conversation: StreamSession, word: bytes) -> bytes:
 def play(
     node: CriNode, work: Callable[[Harness], Awaitable[None]], *command: str, tty: bool = False, stdin: bool = False
 ) -> None:
-    """Start a container, and have something done with it."""
+    """Run a scenario with a running container."""
 
     @asynccontextmanager
     async def harness() -> AsyncIterator[Harness]:
@@ -156,15 +156,15 @@ def test_20_mb_in_both_directions_with_little_memory(cri_node: CriNode) -> None:
 
     async def work(harness: Harness) -> None:
         assert await harness.run("cat", given=sent) == ({"stdout": sent}, CommandExited(0))
-        conversation = await harness.exec("sh", "-c", "dd if=/dev/zero bs=100k count=2000 2>/dev/null")
+        session = await harness.exec("sh", "-c", "dd if=/dev/zero bs=100k count=2000 2>/dev/null")
         before, count = _peak_bytes(), 0
-        async for _, data in conversation.output():
+        async for _, data in session.output():
             count += len(data)
             if count < 3 * MEGABYTE:
                 await asyncio.sleep(0.01)  # the command is faster at first
-        assert (count, await conversation.wait()) == (204_800_000, CommandExited(0))
+        assert (count, await session.wait()) == (204_800_000, CommandExited(0))
         assert _peak_bytes() - before < 20 * MEGABYTE
-        await conversation.close()
+        await session.close()
 
     play(cri_node, work)
 
@@ -175,11 +175,11 @@ def _peak_bytes() -> int:
 
 def test_closing_a_session_ends_stdin_and_leaks_nothing(cri_node: CriNode) -> None:
     async def work(harness: Harness) -> None:
-        conversation = await harness.exec("sh", "-c", "cat; echo ended >/tmp/ended", stdin=True)
-        await conversation.send(b"word")
-        await _until(conversation, b"word")
+        session = await harness.exec("sh", "-c", "cat; echo ended >/tmp/ended", stdin=True)
+        await session.send(b"word")
+        await _until(session, b"word")
         before = len(os.listdir("/proc/self/fd"))
-        await conversation.close()
+        await session.close()
         assert len(os.listdir("/proc/self/fd")) == before - 1
         script = "until [ -e /tmp/ended ]; do sleep 0.05; done; cat /tmp/ended"
         assert await harness.run("sh", "-c", script) == ({"stdout": b"ended\n"}, CommandExited(0))
@@ -190,13 +190,13 @@ def test_closing_a_session_ends_stdin_and_leaks_nothing(cri_node: CriNode) -> No
 def test_exec_in_an_absent_container_is_refused_with_a_message(cri_node: CriNode) -> None:
     async def work(harness: Harness) -> None:
         if cri_node.name == "cri-o":  # it finds the container on connection
-            for asked in (
+            for request in (
                 harness.streams.exec("cafe", ("true",), tty=False, stdin=False),
                 harness.streams.forward("cafe", 80),
             ):
-                conversation = await asked
-                assert isinstance(await conversation.wait(), NotRun)
-                await conversation.close()
+                session = await request
+                assert isinstance(await session.wait(), NotRun)
+                await session.close()
             return
         with pytest.raises(RuntimeRefused, match="not found"):
             await harness.streams.exec("cafe", ("true",), tty=False, stdin=False)
@@ -265,7 +265,7 @@ SERVERS = (
 
 
 async def _listening(harness: Harness) -> None:
-    """Wait until both servers are there."""
+    """Wait until both servers listen."""
     script = "".join(
         f"until cat /proc/net/tcp /proc/net/tcp6 | grep -q ':{port:04X} .* 0A '; do sleep 0.02; done; "
         for port in (ECHO_PORT, FILE_PORT)
@@ -274,15 +274,15 @@ async def _listening(harness: Harness) -> None:
 
 
 async def _echo(forwarded: StreamSession, size: int) -> bool:
-    """Whether so many bytes come back as they went."""
+    """Send `size` random bytes. Return whether the same bytes come back."""
     sent = os.urandom(size)
     got = b""
-    speaking = asyncio.create_task(forwarded.send(sent))
+    sending = asyncio.create_task(forwarded.send(sent))
     async for _, data in forwarded.output():
         got += data
         if len(got) >= size:
             break
-    await speaking
+    await sending
     return got == sent
 
 

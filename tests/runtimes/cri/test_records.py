@@ -173,7 +173,7 @@ def test_newest_come_first() -> None:
 
 
 def test_objects_without_pod_labels_are_ignored() -> None:
-    assert listed_pods([box("stranger", uid="")], [cri.Container(id="other")]) == ()
+    assert listed_pods([box("unrelated", uid="")], [cri.Container(id="other")]) == ()
 
 
 def test_a_container_whose_sandbox_is_gone_still_has_its_pod() -> None:
@@ -299,12 +299,14 @@ LOG_CASES = {
     "failed, and its spec says so": ("FallbackToLogsOnError", 1, "Error", True),
     "went well": ("FallbackToLogsOnError", 0, "Completed", False),
     "could not even run": ("FallbackToLogsOnError", 128, "ContainerCannotRun", False),
-    "its spec wants only the file": ("File", 1, "Error", False),
+    "the spec selects only the file": ("File", 1, "Error", False),
 }
 
 
 @pytest.mark.parametrize("policy, code, reason, expected", LOG_CASES.values(), ids=LOG_CASES.keys())
-def test_when_the_log_may_be_the_termination_message(policy: str, code: int, reason: str, expected: bool) -> None:
+def test_the_cases_in_which_the_log_is_the_termination_message(
+    policy: str, code: int, reason: str, expected: bool
+) -> None:
     annotations = {"io.kubernetes.container.terminationMessagePolicy": policy}
     status = cri.ContainerStatus(id="x", annotations=annotations, exit_code=code, reason=reason)
     assert may_use_log(status) is expected

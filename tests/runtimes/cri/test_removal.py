@@ -91,7 +91,9 @@ CASES: dict[str, tuple[str, Work, dict[str, list[Exception | None]], list[str]]]
 
 
 @pytest.mark.parametrize("runtime_name, work, faults, expected", CASES.values(), ids=CASES.keys())
-def test_calls(runtime_name: str, work: Work, faults: dict[str, list[Exception | None]], expected: list[str]) -> None:
+def test_the_calls_of_stops_and_removals(
+    runtime_name: str, work: Work, faults: dict[str, list[Exception | None]], expected: list[str]
+) -> None:
     runtime = Runtime(faults)
     ending = Removal(CriCalls(runtime))
     ending.learn("containerd")

@@ -193,11 +193,11 @@ def test_usage_of_other_objects_is_ignored(containerd: Containerd) -> None:
     # CRI-O labels whatever it makes as a pod's.
     async def scenario(runtime: CriNodeRuntime, image: str) -> None:
         transport = GrpcTransport(containerd.socket)
-        linux = cri.LinuxPodSandboxConfig(cgroup_parent=f"{containerd.cgroup_root}/stranger")
-        meta = cri.PodSandboxMetadata(name="stranger", uid="u", namespace="n")
-        stranger = await CriCalls(transport).run_sandbox(cri.PodSandboxConfig(metadata=meta, linux=linux), "")
+        linux = cri.LinuxPodSandboxConfig(cgroup_parent=f"{containerd.cgroup_root}/foreign")
+        meta = cri.PodSandboxMetadata(name="foreign", uid="u", namespace="n")
+        foreign = await CriCalls(transport).run_sandbox(cri.PodSandboxConfig(metadata=meta, linux=linux), "")
         assert await runtime.list_pods() == ()
-        assert stranger in [box.id for box in await CriCalls(transport).sandboxes()]
+        assert foreign in [box.id for box in await CriCalls(transport).sandboxes()]
         await transport.close()
 
     run(containerd, scenario)

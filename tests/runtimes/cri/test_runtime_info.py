@@ -22,7 +22,7 @@ from tests.runtimes.cri.crio import Crio
 from tests.runtimes.cri.fake_server import FakeCri, served
 
 
-def asked(fake: FakeCri, question: Callable[[Transport], Awaitable[Any]]) -> Any:
+def answer_of(fake: FakeCri, question: Callable[[Transport], Awaitable[Any]]) -> Any:
     async def scenario() -> Any:
         async with served(fake) as path:
             transport = GrpcTransport(path)
@@ -61,11 +61,11 @@ def test_the_cgroup_driver_in_a_configuration(config: dict[str, Any], expected: 
 def test_the_reported_cgroup_driver_wins_over_the_configuration() -> None:
     fake = FakeCri()
     fake.info = {"config": json.dumps(containerd_config(systemd=False))}
-    assert asked(fake, runtime_info).cgroup_driver == "cgroupfs"
+    assert answer_of(fake, runtime_info).cgroup_driver == "cgroupfs"
     fake = FakeCri()
     fake.unknown_calls.discard("RuntimeConfig")
     fake.info = {"config": json.dumps(containerd_config(systemd=False))}
-    assert asked(fake, runtime_info).cgroup_driver == "systemd"
+    assert answer_of(fake, runtime_info).cgroup_driver == "systemd"
 
 
 CONFIGS: dict[str, tuple[str, str]] = {
@@ -82,7 +82,7 @@ CONFIGS: dict[str, tuple[str, str]] = {
 def test_the_image_of_sandboxes(config: str, expected: str) -> None:
     fake = FakeCri()
     fake.info = {"config": config}
-    assert asked(fake, runtime_info).sandbox_image == expected
+    assert answer_of(fake, runtime_info).sandbox_image == expected
 
 
 def test_an_unready_network_is_reported_with_the_cni_directories() -> None:
@@ -90,7 +90,7 @@ def test_an_unready_network_is_reported_with_the_cni_directories() -> None:
     fake.conditions["NetworkReady"] = False
     fake.info = {"config": json.dumps({"cni": {"confDir": "/etc/cni/net.d", "binDir": "/opt/cni/bin"}})}
     expected = RuntimeInfo(network_directory="/etc/cni/net.d", plugin_directory="/opt/cni/bin", network_problem="so")
-    assert asked(fake, runtime_info) == expected
+    assert answer_of(fake, runtime_info) == expected
 
 
 STREAMS: dict[str, tuple[set[str], set[str], EventStreamKind]] = {
@@ -101,10 +101,10 @@ STREAMS: dict[str, tuple[set[str], set[str], EventStreamKind]] = {
 
 
 @pytest.mark.parametrize("services, calls, expected", STREAMS.values(), ids=STREAMS.keys())
-def test_the_event_stream_kind_a_runtime(services: set[str], calls: set[str], expected: EventStreamKind) -> None:
+def test_the_event_stream_kind_of_a_runtime(services: set[str], calls: set[str], expected: EventStreamKind) -> None:
     fake = FakeCri()
     fake.unknown_services, fake.unknown_calls = services, calls
-    assert asked(fake, event_stream_kind) is expected
+    assert answer_of(fake, event_stream_kind) is expected
 
 
 def test_no_event_stream_without_a_server() -> None:

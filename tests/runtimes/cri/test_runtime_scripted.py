@@ -41,7 +41,7 @@ class Transport(ScriptedTransport):
             features=cri.RuntimeFeatures(supplemental_groups_policy=True)
         )
 
-    def told(self) -> list[str]:
+    def methods(self) -> list[str]:
         return [method.rpartition("/")[2] for method, _, _ in self.requests]
 
 
@@ -66,7 +66,7 @@ def test_a_runtime_is_opened_and_closed(tmp_path: Path) -> None:
             assert opened is runtime
             assert (runtime.name, runtime.version) == ("containerd", "2.1")
             assert runtime.facts.supplemental_groups_policy
-            assert transport.told() == ["Version", "Status"]
+            assert transport.methods() == ["Version", "Status"]
             stream = runtime.events()
             await asyncio.sleep(0)
             transport.requests.clear()
@@ -76,7 +76,7 @@ def test_a_runtime_is_opened_and_closed(tmp_path: Path) -> None:
             await runtime.remove_sandbox("b")
             await runtime.reopen_log("c")
             await runtime.remove_image("i")
-            assert transport.told() == [
+            assert transport.methods() == [
                 "StopContainer", "StopPodSandbox", "RemoveContainer", "RemovePodSandbox", "ReopenContainerLog",
                 "RemoveImage",
             ]  # fmt: skip
@@ -116,7 +116,7 @@ STARTS: dict[str, tuple[Any, bool]] = {
 
 
 @pytest.mark.parametrize("status, is_fine", STARTS.values(), ids=STARTS.keys())
-def test_a_start_that_is_refused_is_fine_if_the_container(status: Any, is_fine: bool, tmp_path: Path) -> None:
+def test_a_refused_start_succeeds_only_if_the_container_has_started(status: Any, is_fine: bool, tmp_path: Path) -> None:
     async def work(runtime: CriRuntime, transport: Transport) -> None:
         transport.answers["StartContainer"] = lambda _: RuntimeRefused("rpc error: code = Unknown desc = no")
         answer = RuntimeUnavailable("away") if status is None else cri.ContainerStatusResponse(status=status)
@@ -127,7 +127,7 @@ def test_a_start_that_is_refused_is_fine_if_the_container(status: Any, is_fine: 
             with pytest.raises(RuntimeRefused) as raised:
                 await runtime.start_container("c")
             assert str(raised.value) == "no"
-        assert transport.told() == ["StartContainer", "ContainerStatus"]
+        assert transport.methods() == ["StartContainer", "ContainerStatus"]
 
     play(tmp_path, work)
 
@@ -144,7 +144,7 @@ COMMANDS: dict[str, tuple[Any, CommandEnd]] = {
 
 
 @pytest.mark.parametrize("answer, expected", COMMANDS.values(), ids=COMMANDS.keys())
-def test_a_command_ends_with(answer: Any, expected: CommandEnd, tmp_path: Path) -> None:
+def test_the_end_of_a_command(answer: Any, expected: CommandEnd, tmp_path: Path) -> None:
     async def work(runtime: CriRuntime, transport: Transport) -> None:
         transport.answers["ExecSync"] = lambda _: answer
         assert await runtime.exec_sync("c", ["sleep", '"9"'], 1.5) == expected

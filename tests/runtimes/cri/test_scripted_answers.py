@@ -373,7 +373,7 @@ TIMEOUTS: dict[str, tuple[TryLater, bool]] = {
 
 
 @pytest.mark.parametrize("error, expected", TIMEOUTS.values(), ids=TIMEOUTS.keys())
-def test_the_errors_of_a_command_that_took_too_long_are_recognised(error: TryLater, expected: bool) -> None:
+def test_the_errors_of_a_command_that_timed_out_are_recognised(error: TryLater, expected: bool) -> None:
     assert is_command_timeout(error) is expected
 
 
@@ -424,9 +424,9 @@ def images(pulls: list[str | Exception], present: dict[str, str]) -> ScriptedTra
 def test_an_image_is_pulled_with_each_secret_until_one_works() -> None:
     transport = images([CODED, "ref"], {"ref": "i"})
     assert answered(CriImages(CriCalls(transport)).pull_image("r.example/x", (ONE, TWO))).id == "i"
-    asked: Any = [request for _, request, _ in transport.requests]
-    assert [(each.auth.username, each.auth.password) for each in asked[:2]] == [("one", "p1"), ("two", "p2")]
-    assert [each.image.image for each in asked] == ["r.example/x", "r.example/x", "ref"]
+    requests: Any = [request for _, request, _ in transport.requests]
+    assert [(each.auth.username, each.auth.password) for each in requests[:2]] == [("one", "p1"), ("two", "p2")]
+    assert [each.image.image for each in requests] == ["r.example/x", "r.example/x", "ref"]
 
 
 PULLED: dict[str, tuple[str, dict[str, str], str]] = {
@@ -505,7 +505,7 @@ class Node(ScriptedTransport):
         )
         return cri.ContainerStatusResponse(status=status)
 
-    def asked(self) -> list[str]:
+    def new_requests(self) -> list[str]:
         """The methods and ids since the last time."""
         found = []
         for method, request, _ in self.requests:
@@ -522,7 +522,7 @@ class Node(ScriptedTransport):
 LISTS = ["ListContainers u", "ListPodSandbox u"]
 
 
-def test_a_pod_record_is_complete_and_what_cannot_change_is_not_requested_again() -> None:
+def test_a_pod_record_is_complete_and_constant_parts_are_requested_once() -> None:
     async def scenario() -> None:
         node, index = Node(), OwnerIndex()
         inspector = PodInspector(CriCalls(node), index, VirtualClock())
@@ -550,14 +550,14 @@ def test_a_pod_record_is_complete_and_what_cannot_change_is_not_requested_again(
             containers=(c2, c1),
         )
         statuses = ["ContainerStatus c1", "ContainerStatus c2"]
-        assert node.asked() == [*statuses, *LISTS, "PodSandboxStatus b2"]
+        assert node.new_requests() == [*statuses, *LISTS, "PodSandboxStatus b2"]
         assert await inspector.pod_record(PodUID("u")) == record
-        assert node.asked() == LISTS
+        assert node.new_requests() == LISTS
         inspector.forget("c1")
         inspector.forget("b2")
         inspector.forget("unknown")
         assert await inspector.pod_record(PodUID("u")) == record
-        assert node.asked() == ["ContainerStatus c1", *LISTS, "PodSandboxStatus b2"]
+        assert node.new_requests() == ["ContainerStatus c1", *LISTS, "PodSandboxStatus b2"]
         owners = [index.get(name) for name in ("b2", "b1", "c1")]
         assert owners == [Owner(PodUID("u"), kind) for kind in (Kind.SANDBOX, Kind.SANDBOX, Kind.CONTAINER)]
 
@@ -573,17 +573,17 @@ def test_changed_objects_are_requested_again() -> None:
         node.ip = "none"
         for _ in range(2):  # five seconds after an end, and without an address
             await inspector.pod_record(PodUID("u"))
-            assert {"ContainerStatus c1", "PodSandboxStatus b2"} <= set(node.asked())
+            assert {"ContainerStatus c1", "PodSandboxStatus b2"} <= set(node.new_requests())
         node.finished -= 1000
         node.ip = "192.0.2.9"
         await inspector.pod_record(PodUID("u"))
         node.requests.clear()
         await inspector.pod_record(PodUID("u"))
-        assert node.asked() == LISTS
+        assert node.new_requests() == LISTS
         node.containers[0] = node.container("c2", cri.CONTAINER_EXITED, 2)
         node.boxes[0] = node.box("b2", 2, cri.SANDBOX_NOTREADY)
         record = await inspector.pod_record(PodUID("u"))
-        assert node.asked() == ["ContainerStatus c2", *LISTS, "PodSandboxStatus b2"]
+        assert node.new_requests() == ["ContainerStatus c2", *LISTS, "PodSandboxStatus b2"]
         assert (record.ips, record.containers[0].state) == ((), ContainerState.EXITED)
 
     simulate(scenario())
@@ -616,19 +616,19 @@ def test_a_list_drops_cached_records_of_removed_objects() -> None:
         assert [pod.uid for pod in await inspector.list_pods()] == ["u"]
         node.requests.clear()
         await inspector.pod_record(PodUID("u"))
-        assert node.asked() == LISTS  # it is still cached
+        assert node.new_requests() == LISTS  # it is still cached
         boxes, containers = node.boxes, node.containers
         node.boxes, node.containers = [], []
         assert await inspector.list_pods() == ()
-        assert node.asked() == ["ListContainers", "ListPodSandbox"]
+        assert node.new_requests() == ["ListContainers", "ListPodSandbox"]
         node.boxes, node.containers = boxes, containers
         await inspector.pod_record(PodUID("u"))
-        assert len(node.asked()) == 5
+        assert len(node.new_requests()) == 5
 
     simulate(scenario())
 
 
-def test_the_time_of_the_last_inspection_is_known() -> None:
+def test_the_time_of_the_last_inspection_is_recorded() -> None:
     async def scenario() -> None:
         node = Node()
         inspector = PodInspector(CriCalls(node), OwnerIndex(), VirtualClock())

@@ -17,25 +17,25 @@ from tests.runtimes.cri.cri_pod import CriPod, runtime_on_fake
 from tests.runtimes.cri.fake_server import FakeCri
 
 MINE = Path("/proc/self/cgroup").read_text().splitlines()[0]
-"""Something that stands in the list of this process's cgroups, as an id of a container does in that of its own."""
+"""A line of this process's cgroups. The cgroups of a container contain its ID in the same way."""
 
 
 def dead_process() -> int:
-    """The number of a process that was."""
+    """Return the PID of a process that has ended."""
     process = subprocess.Popen(["true"])
     process.wait()
     return process.pid
 
 
-def see(process: int | None, told_id: str = "") -> tuple[ContainerState, int, list[int]]:
-    """A container that ended with 7 unnoticed: how it is seen, with which code, and the graces of its stops."""
+def see(process: int | None, known_id: str = "") -> tuple[ContainerState, int, list[int]]:
+    """Inspect a container whose exit status 7 was lost. Return its state, exit code and the timeouts of its stops."""
 
     async def scenario() -> tuple[ContainerState, int, list[int]]:
         fake = FakeCri()
         async with runtime_on_fake(fake) as runtime:
             cri_pod = CriPod(runtime, termination_grace_period_seconds=11)
             made = await cri_pod.start()
-            container_id = told_id or made
+            container_id = known_id or made
             status = fake.containers[container_id] = fake.containers.pop(made)
             fake.sandbox_of[container_id] = fake.sandbox_of.pop(made)
             status.id, status.state = container_id, cri.CONTAINER_UNKNOWN
@@ -43,7 +43,11 @@ def see(process: int | None, told_id: str = "") -> tuple[ContainerState, int, li
             if process is not None:
                 fake.processes[container_id] = process
             (seen,) = (await cri_pod.record()).containers
-            return seen.state, seen.exit_code, [asked.timeout for call, asked in fake.calls if call == "StopContainer"]
+            return (
+                seen.state,
+                seen.exit_code,
+                [request.timeout for call, request in fake.calls if call == "StopContainer"],
+            )
 
     return asyncio.run(asyncio.wait_for(scenario(), 60))
 
@@ -57,7 +61,7 @@ def test_an_unknown_container_whose_pid_was_reused_has_exited() -> None:
 
 
 def test_an_unknown_container_that_may_run_is_not_stopped() -> None:
-    assert see(os.getpid(), told_id=MINE) == (ContainerState.UNKNOWN, 0, [])
+    assert see(os.getpid(), known_id=MINE) == (ContainerState.UNKNOWN, 0, [])
     assert see(None) == (ContainerState.UNKNOWN, 0, [])
 
 

@@ -1,4 +1,4 @@
-"""Ranges of users for pods: each its own, remembered on disk."""
+"""User ranges of pods: unique, and stored on disk."""
 
 import asyncio
 import json

@@ -178,7 +178,7 @@ def test_an_exit_while_the_runtime_is_down_is_found_later(cri_node: CriNode, tmp
     run_with_agent(cri_node, tmp_path, scenario)
 
 
-def test_an_exit_that_the_runtime_forgot_is_recovered_once(cri_node: CriNode, tmp_path: Path) -> None:
+def test_an_exit_that_the_runtime_lost_is_recovered_once(cri_node: CriNode, tmp_path: Path) -> None:
     """Simulate a kill of containerd while it handles the exit of containers."""
     if not isinstance(cri_node, Containerd):
         pytest.skip("only containerd forgets in this way")

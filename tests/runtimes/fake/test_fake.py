@@ -89,15 +89,16 @@ def test_the_scripted_lifetime_of_a_container(
 
 
 STOPS: dict[str, tuple[Behaviour, float, tuple[float, int]]] = {
-    "asked politely, it ends at once": (Behaviour(), 30, (0.0, 0)),
-    "it takes its time": (Behaviour(term_seconds=4, term_exit_code=143), 30, (4.0, 143)),
-    "its time is longer than the grace": (Behaviour(term_seconds=4, term_exit_code=143), 3, (3.0, 137)),
-    "it does not listen": (Behaviour(term_seconds=None), 30, (30.0, 137)),
-    "it ends by itself before it would end as asked": (
+    "a container exits at once after SIGTERM": (Behaviour(), 30, (0.0, 0)),
+    "a container exits some time after SIGTERM": (Behaviour(term_seconds=4, term_exit_code=143), 30, (4.0, 143)),
+    "a container that needs longer than the grace period is killed": (
+        Behaviour(term_seconds=4, term_exit_code=143), 3, (3.0, 137)),
+    "a container that ignores SIGTERM is killed": (Behaviour(term_seconds=None), 30, (30.0, 137)),
+    "a container exits by itself before it would exit because of SIGTERM": (
         Behaviour(after_seconds=2, exit_code=9, term_seconds=4), 30, (1.0, 9)),
-    "it ends by itself at the moment at which it would end as asked": (
+    "a container exits by itself when it would exit because of SIGTERM": (
         Behaviour(after_seconds=5, exit_code=9, term_seconds=4, term_exit_code=7), 30, (4.0, 9)),
-    "no grace, no question": (Behaviour(), 0, (0.0, 137)),
+    "without a grace period, a container gets no SIGTERM": (Behaviour(), 0, (0.0, 137)),
 }  # fmt: skip
 
 
@@ -221,11 +222,11 @@ def test_results_of_commands_depend_on_the_age_of_the_container() -> None:
     assert isinstance(third, TimedOut)
 
 
-def test_a_script_answers_commands_it_knows() -> None:
-    asked: list[ExecRequest] = []
+def test_a_script_answers_only_scripted_commands() -> None:
+    requests: list[ExecRequest] = []
 
     def script(request: ExecRequest) -> CommandEnd | None:
-        asked.append(request)
+        requests.append(request)
         return CommandExited(9) if request.command == ("mine",) else None
 
     async def scenario() -> tuple[CommandEnd, CommandEnd]:
@@ -236,7 +237,7 @@ def test_a_script_answers_commands_it_knows() -> None:
         return await runtime.exec_sync(container_id, ["mine"], 1), await runtime.exec_sync(container_id, ["other"], 1)
 
     assert simulate(scenario())[0] == (CommandExited(9), CommandExited(0))
-    assert asked[0] == ExecRequest(WEB, "web", "app", 0, ("mine",), 3.0)
+    assert requests[0] == ExecRequest(WEB, "web", "app", 0, ("mine",), 3.0)
 
 
 def test_a_command_ends_with_its_container() -> None:
@@ -714,14 +715,14 @@ def test_idle_pods_have_no_tasks_and_set_no_timers() -> None:
         assert len(asyncio.all_tasks()) == 1
         await asyncio.Event().wait()
 
-    with pytest.raises(Stuck):  # so there was nothing that could ever happen
+    with pytest.raises(Stuck):  # no timer is set
         simulate(scenario())
 
 
 ATTEMPTS: dict[str, tuple[Behaviour, int, tuple[int, str, str]]] = {
-    "all fail": (Behaviour(exit_code=3, reason="OOMKilled"), 7, (3, "OOMKilled", "")),
-    "one of the first fails": (Behaviour(exit_code=3, message="no", failures=2), 1, (3, "", "no")),
-    "after so many failures it goes well": (Behaviour(exit_code=3, message="no", failures=2), 2, (0, "", "")),
+    "every attempt fails": (Behaviour(exit_code=3, reason="OOMKilled"), 7, (3, "OOMKilled", "")),
+    "one of the first attempts fails": (Behaviour(exit_code=3, message="no", failures=2), 1, (3, "", "no")),
+    "the attempt after the failures succeeds": (Behaviour(exit_code=3, message="no", failures=2), 2, (0, "", "")),
 }  # fmt: skip
 
 
@@ -730,7 +731,7 @@ def test_exit_of_an_attempt_on_its_own(behaviour: Behaviour, attempt: int, expec
     assert behaviour.exit_of(attempt) == expected
 
 
-TALKATIVE = Behaviour(
+SCRIPTED_COMMANDS = Behaviour(
     exec=(
         ExecStep(command="ready"),
         ExecStep(command="ready", from_seconds=10, exit_code=1),
@@ -738,17 +739,17 @@ TALKATIVE = Behaviour(
     )
 )
 WORDS: dict[str, tuple[float, str, int]] = {
-    "a command has an answer of its own": (0, "pre-stop", 4),
-    "another has another": (9, "ready", 0),
-    "which changes with time": (10, "ready", 1),
-    "what the script does not know goes well": (10, "date", 0),
+    "a command has its own result": (0, "pre-stop", 4),
+    "another command has another result": (9, "ready", 0),
+    "a result changes with time": (10, "ready", 1),
+    "a command that is not scripted succeeds": (10, "date", 0),
 }
 
 
 @pytest.mark.parametrize("age_seconds, word, exit_code", WORDS.values(), ids=WORDS.keys())
 def test_results_are_chosen_by_the_first_word(age_seconds: float, word: str, exit_code: int) -> None:
     async def scenario() -> CommandEnd:
-        runtime = FakeRuntime(VirtualClock(), behaviours={("web", "app"): TALKATIVE})
+        runtime = FakeRuntime(VirtualClock(), behaviours={("web", "app"): SCRIPTED_COMMANDS})
         container_id = await start(runtime, pod())
         await asyncio.sleep(age_seconds)
         return await runtime.exec_sync(container_id, (word, "-v"), 30)
@@ -758,7 +759,7 @@ def test_results_are_chosen_by_the_first_word(age_seconds: float, word: str, exi
 
 def test_answers_of_a_sandbox_come_from_its_running_containers() -> None:
     async def scenario() -> None:
-        runtime = FakeRuntime(VirtualClock(), behaviours={("web", "app"): TALKATIVE})
+        runtime = FakeRuntime(VirtualClock(), behaviours={("web", "app"): SCRIPTED_COMMANDS})
         await create(runtime, pod())
         sandbox_id = (await runtime.pod_record(WEB)).sandboxes[0].id
         assert runtime.answer_in(sandbox_id, "ready") is None  # nothing runs yet

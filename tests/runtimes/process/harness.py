@@ -67,7 +67,7 @@ async def remove_all(runtime: ProcessRuntime, root: str) -> None:
     assert os.listdir(os.path.join(root, "sandboxes")) == []
 
 
-class Scene(RuntimePod):
+class RuntimeHarness(RuntimePod):
     """One pod, created step by step."""
 
     def __init__(self, runtime: ProcessRuntime, logs: str = "", **spec: Any) -> None:
@@ -120,6 +120,8 @@ class Scene(RuntimePod):
                 await asyncio.sleep(0.01)
 
 
+Scene = RuntimeHarness  # the former name, until test_cancel_stop.py uses the new one
+
 Act = Callable[[ProcessRuntime], Awaitable[None]]
 
 
@@ -145,9 +147,9 @@ def contents(log: bytes) -> list[tuple[bytes, bytes, bytes]]:
 def keepers_of(root: str) -> dict[str, int]:
     """Return the running keepers of a root directory: sandbox ID -> PID."""
     found = {}
-    home = os.path.join(root, "sandboxes")
-    for name in os.listdir(home) if os.path.isdir(home) else ():
-        about = read_json(os.path.join(home, name, "keeper.json"))
+    sandboxes = os.path.join(root, "sandboxes")
+    for name in os.listdir(sandboxes) if os.path.isdir(sandboxes) else ():
+        about = read_json(os.path.join(sandboxes, name, "keeper.json"))
         if about is not None and is_alive(about["pid"]):
             found[name] = int(about["pid"])
     return found

@@ -45,7 +45,7 @@ class LoopKeeper:
         self.alive = True
         self._has_received = False
         self.requests: list[Json] = []
-        self.mute = False  # it lives and neither reads nor answers
+        self.hangs = False  # it runs, but neither reads nor answers
         self.leaving = False  # it has received a shutdown
         self.stays = False  # it answers a shutdown and does not exit
         directory_fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -105,7 +105,7 @@ class LoopKeeper:
             self.die()
 
     def _read(self, connection: socket.socket) -> None:
-        if self.mute:
+        if self.hangs:
             self._loop.remove_reader(connection.fileno())
             return
         messages = self._buffers[connection].receive(connection)

@@ -22,7 +22,7 @@ from podkeeper.runtimes.process.keeper_client import KeeperTimeouts
 from podkeeper.runtimes.process.runtime import ProcessRuntime
 from tests.runtimes.process.agent import mark_of
 from tests.runtimes.process.harness import (
-    Scene,
+    RuntimeHarness,
     eventually,
     is_alive,
     keepers_of,
@@ -124,12 +124,12 @@ def test_agents_killed_at_any_moment_lose_and_duplicate_no_container(jail: str) 
 def test_an_exit_without_an_agent_has_its_real_exit_code(tmp_path: Path) -> None:
     async def first_agent(root: str, go: Path) -> tuple[str, str, str, int]:
         async with opened(root) as runtime:
-            scene = Scene(runtime, str(tmp_path / "logs"))
+            harness = RuntimeHarness(runtime, str(tmp_path / "logs"))
             script = f"echo begun; while [ ! -e {go} ]; do sleep 0.01; done; echo ended; exit 7"
-            ends = await scene.start("sh", "-c", script, name="ends")
-            lives = await scene.create((await scene.record()).sandboxes[0].id, "sleep", "3600", name="lives")
+            ends = await harness.start("sh", "-c", script, name="ends")
+            lives = await harness.create((await harness.record()).sandboxes[0].id, "sleep", "3600", name="lives")
             await runtime.start_container(lives)
-            return scene.uid, ends, lives, pid_of(root, lives)
+            return harness.uid, ends, lives, pid_of(root, lives)
 
     async def second_agent(root: str, uid: str, ends: str, lives: str, pid: int) -> None:
         async with opened(root) as runtime:
@@ -159,10 +159,10 @@ def test_an_exit_without_an_agent_has_its_real_exit_code(tmp_path: Path) -> None
 def test_a_dead_fork_server_is_restarted_and_keepers_keep_running() -> None:
     async def act() -> None:
         async with temporary_runtime() as runtime, asyncio.timeout(TIMEOUT_SECONDS):
-            before = Scene(runtime)
+            before = RuntimeHarness(runtime)
             container = await before.start("sleep", "3600")
             fork_server = runtime._fork_server
-            for ask in (runtime.health, Scene(runtime).sandbox):
+            for ask in (runtime.health, RuntimeHarness(runtime).sandbox):
                 old = fork_server.pid
                 os.kill(old, signal.SIGKILL)
                 await eventually(lambda: not fork_server.alive, "the death is noticed")
@@ -175,35 +175,35 @@ def test_a_dead_fork_server_is_restarted_and_keepers_keep_running() -> None:
 
 
 @pytest.mark.parametrize("jail", ["plain", "auto"])
-def test_containers_die_with_their_keeper_and_are_reported(jail: str) -> None:
+def test_containers_are_killed_with_their_keeper_and_reported(jail: str) -> None:
     async def act() -> None:
         async with temporary_runtime(jail) as runtime, asyncio.timeout(TIMEOUT_SECONDS):
             root = runtime._root
-            scene, other = Scene(runtime), Scene(runtime)
-            ended = await scene.start("sh", "-c", "exit 3", name="ended")
-            await scene.exited(ended)
-            lived = await scene.create((await scene.record()).sandboxes[0].id, "sleep", "3600", name="lived")
+            harness, other = RuntimeHarness(runtime), RuntimeHarness(runtime)
+            ended = await harness.start("sh", "-c", "exit 3", name="ended")
+            await harness.exited(ended)
+            lived = await harness.create((await harness.record()).sandboxes[0].id, "sleep", "3600", name="lived")
             await runtime.start_container(lived)
             neighbour = await other.start("sleep", "3600")
-            pid, [box] = pid_of(root, lived), (await scene.record()).sandboxes
+            pid, [box] = pid_of(root, lived), (await harness.record()).sandboxes
             stream = runtime.events()
             os.kill(keepers_of(root)[box.id], signal.SIGKILL)
             assert (await anext(stream)).container_id == lived
             await eventually(lambda: not is_alive(pid), "its process is gone")
-            record = await scene.exited(lived)
+            record = await harness.exited(lived)
             assert (record.exit_code, record.reason) == (137, "Error")
             assert "keeper" in record.message
-            assert (await scene.container(ended)).exit_code == 3
+            assert (await harness.container(ended)).exit_code == 3
             assert (await anext(stream)).container_id == box.id
-            assert [it.ready for it in (await scene.record()).sandboxes] == [False]
+            assert [it.ready for it in (await harness.record()).sandboxes] == [False]
             assert (await other.container(neighbour)).state is ContainerState.RUNNING
-            finished_at = (await scene.container(lived)).finished_at
+            finished_at = (await harness.container(lived)).finished_at
             await runtime.stop_sandbox(box.id)
             await runtime.remove_container(ended)
-            assert [it.id for it in (await scene.record()).containers] == [lived]
-            assert (await scene.container(lived)).finished_at == finished_at
-            again = await scene.sandbox(1)
-            assert [(it.id, it.ready) for it in (await scene.record()).sandboxes] == [(again, True), (box.id, False)]
+            assert [it.id for it in (await harness.record()).containers] == [lived]
+            assert (await harness.container(lived)).finished_at == finished_at
+            again = await harness.sandbox(1)
+            assert [(it.id, it.ready) for it in (await harness.record()).sandboxes] == [(again, True), (box.id, False)]
 
     asyncio.run(act())
 
@@ -212,21 +212,21 @@ def test_a_keeper_that_died_without_an_agent_is_reported_the_same_after_each_sta
     async def act() -> None:
         with temporary_root() as root:
             async with opened(root) as runtime:
-                scene = Scene(runtime)
-                container = await scene.start("sleep", "3600")
+                harness = RuntimeHarness(runtime)
+                container = await harness.start("sleep", "3600")
             for keeper in keepers_of(root).values():
                 os.kill(keeper, signal.SIGKILL)
             wait_until(lambda: not keepers_of(root), "it is dead")
             ends = []
             for _ in range(2):
-                async with opened(root) as scene.runtime:
-                    record = await scene.container(container)
+                async with opened(root) as harness.runtime:
+                    record = await harness.container(container)
                     assert (record.state, record.exit_code, record.reason) == (ContainerState.EXITED, 137, "Error")
-                    assert not (await scene.record()).sandboxes[0].ready
+                    assert not (await harness.record()).sandboxes[0].ready
                     ends.append(record)
             assert ends[0] == ends[1]
-            async with opened(root) as scene.runtime:
-                await remove_all(scene.runtime, root)
+            async with opened(root) as harness.runtime:
+                await remove_all(harness.runtime, root)
 
     asyncio.run(act())
 
@@ -235,26 +235,26 @@ def test_after_a_reboot_nothing_runs_and_a_reused_pid_is_not_killed() -> None:
     async def act() -> None:
         with temporary_root() as root, subprocess.Popen(["sleep", "60"], start_new_session=True) as unrelated:
             async with opened(root) as runtime:
-                scene = Scene(runtime)
-                container = await scene.start("sleep", "3600")
-                torn, torn_off = [await scene.start("true", name=name) for name in ("torn", "torn-off")]
+                harness = RuntimeHarness(runtime)
+                container = await harness.start("sleep", "3600")
+                torn, torn_off = [await harness.start("true", name=name) for name in ("torn", "torn-off")]
             [(sandbox, keeper)] = keepers_of(root).items()
             os.kill(keeper, signal.SIGKILL)
             wait_until(lambda: not keepers_of(root), "it is dead")
-            home = Path(root, "sandboxes", sandbox)
+            directory = Path(root, "sandboxes", sandbox)
             for path, changes in (
-                (home / "keeper.json", {"boot_id": "another", "pid": unrelated.pid}),
-                (home / "containers" / container / "state.json", {"pid": unrelated.pid}),
+                (directory / "keeper.json", {"boot_id": "another", "pid": unrelated.pid}),
+                (directory / "containers" / container / "state.json", {"pid": unrelated.pid}),
             ):
                 write_json(str(path), {**(read_json(str(path)) or {}), **changes})
-            (home / "containers" / torn / "state.json").write_text("")  # lost in the crash
-            (home / "containers" / torn_off / "config.json").write_text("{")
-            async with opened(root) as scene.runtime:
-                assert {it.id for it in (await scene.record()).containers} == {container, torn}
-                for record in (await scene.record()).containers:
+            (directory / "containers" / torn / "state.json").write_text("")  # lost in the crash
+            (directory / "containers" / torn_off / "config.json").write_text("{")
+            async with opened(root) as harness.runtime:
+                assert {it.id for it in (await harness.record()).containers} == {container, torn}
+                for record in (await harness.record()).containers:
                     assert (record.state, record.exit_code, record.reason) == (ContainerState.EXITED, 255, "Unknown")
-                assert not (await scene.record()).sandboxes[0].ready
-                await remove_all(scene.runtime, root)
+                assert not (await harness.record()).sandboxes[0].ready
+                await remove_all(harness.runtime, root)
             assert unrelated.poll() is None
             unrelated.kill()
 
@@ -268,7 +268,7 @@ def test_an_unresponsive_keeper_is_reported_delays_no_other_pod_and_recovers(is_
     async def act() -> None:
         with temporary_root() as root:
             async with opened(root) as runtime:
-                silent, well = Scene(runtime), Scene(runtime)
+                silent, well = RuntimeHarness(runtime), RuntimeHarness(runtime)
                 container = await silent.start("sleep", "3600")
                 await well.start("sleep", "3600")
                 keeper = keepers_of(root)[(await silent.record()).sandboxes[0].id]
@@ -302,22 +302,22 @@ def test_containers_that_a_keeper_lost_are_removed_when_it_answers_again() -> No
     async def act() -> None:
         with temporary_root() as root:
             async with opened(root) as runtime:
-                scene = Scene(runtime)
-                container = await scene.start("sleep", "3600")
-                sandbox = (await scene.record()).sandboxes[0].id
+                harness = RuntimeHarness(runtime)
+                container = await harness.start("sleep", "3600")
+                sandbox = (await harness.record()).sandboxes[0].id
                 keeper = keepers_of(root)[sandbox]
             os.kill(keeper, signal.SIGSTOP)
             try:
-                home = Path(root, "sandboxes", sandbox, "containers")
-                shutil.copytree(home / container, home / "removed")
+                directory = Path(root, "sandboxes", sandbox, "containers")
+                shutil.copytree(directory / container, directory / "removed")
                 async with opened(root, timeouts=KeeperTimeouts(answer_seconds=0.2, not_ready_seconds=60.0)) as runtime:
-                    scene.runtime = runtime
-                    assert {each.id for each in (await scene.record()).containers} == {container, "removed"}
-                    await _until(lambda: _health_names(runtime, str(scene.pod.metadata.name)))
+                    harness.runtime = runtime
+                    assert {each.id for each in (await harness.record()).containers} == {container, "removed"}
+                    await _until(lambda: _health_names(runtime, str(harness.pod.metadata.name)))
                     stream = runtime.events()
                     os.kill(keeper, signal.SIGCONT)
                     await _until(lambda: _health_names(runtime, ""))
-                    assert {each.id for each in (await scene.record()).containers} == {container}
+                    assert {each.id for each in (await harness.record()).containers} == {container}
                     async with asyncio.timeout(TIMEOUT_SECONDS):
                         take_events = await anext(stream)
                     assert (take_events.container_id, take_events.type) == ("removed", RuntimeEventType.DELETED)
@@ -334,8 +334,8 @@ async def _health_names(runtime: ProcessRuntime, name: str) -> bool:
     return name in message if name else message == ""
 
 
-async def _is_ready(scene: Scene, ready: bool) -> bool:
-    return (await scene.record()).sandboxes[0].ready is ready
+async def _is_ready(harness: RuntimeHarness, ready: bool) -> bool:
+    return (await harness.record()).sandboxes[0].ready is ready
 
 
 async def _until(holds: Callable[[], Awaitable[bool]]) -> None:
@@ -347,15 +347,15 @@ async def _until(holds: Callable[[], Awaitable[bool]]) -> None:
 def test_removing_a_sandbox_kills_its_unresponsive_keeper() -> None:
     async def act() -> None:
         async with temporary_runtime(timeouts=SHORT) as runtime, asyncio.timeout(30):
-            scene = Scene(runtime)
-            container = await scene.start("sleep", "3600")
-            root, [box] = runtime._root, (await scene.record()).sandboxes
+            harness = RuntimeHarness(runtime)
+            container = await harness.start("sleep", "3600")
+            root, [box] = runtime._root, (await harness.record()).sandboxes
             pid, keeper = pid_of(root, container), keepers_of(root)[box.id]
             os.kill(keeper, signal.SIGSTOP)
             await runtime.stop_container(container, 0)
             assert not is_alive(pid)
             assert not is_alive(keeper)
-            assert (await scene.container(container)).exit_code == 137
+            assert (await harness.container(container)).exit_code == 137
 
     asyncio.run(act())
 
@@ -363,8 +363,8 @@ def test_removing_a_sandbox_kills_its_unresponsive_keeper() -> None:
 def test_an_invalid_sandbox_directory_is_deleted_and_other_roots_are_not_touched(tmp_path: Path) -> None:
     async def act() -> None:
         async with temporary_runtime() as other:
-            scene = Scene(other)
-            container = await scene.start("sleep", "3600")
+            harness = RuntimeHarness(other)
+            container = await harness.start("sleep", "3600")
             with temporary_root() as root:
                 for number, content in enumerate((b'{"id": "half', b'{"id": "\xff"}', b'{"x": ' + b"[" * 2000)):
                     half_made = Path(root, "sandboxes", f"halfmade{number}")
@@ -374,7 +374,7 @@ def test_an_invalid_sandbox_directory_is_deleted_and_other_roots_are_not_touched
                 async with opened(root) as runtime:
                     assert await runtime.list_pods() == ()
                     await eventually(lambda: os.listdir(Path(root, "sandboxes")) == [], "nothing is left")
-            assert (await scene.container(container)).state is ContainerState.RUNNING
+            assert (await harness.container(container)).state is ContainerState.RUNNING
 
     asyncio.run(act())
 
@@ -382,8 +382,8 @@ def test_an_invalid_sandbox_directory_is_deleted_and_other_roots_are_not_touched
 def test_fifty_pods_at_once() -> None:
     async def act() -> None:
         async with temporary_runtime() as runtime, asyncio.timeout(60):
-            scenes = [Scene(runtime) for _ in range(50)]
-            containers = await asyncio.gather(*(scene.start("sleep", "3600") for scene in scenes))
+            scenes = [RuntimeHarness(runtime) for _ in range(50)]
+            containers = await asyncio.gather(*(harness.start("sleep", "3600") for harness in scenes))
             records = await runtime.list_pods()
             assert len(records) == len(set(containers)) == 50
             assert all(it.containers[0].state is ContainerState.RUNNING for it in records)

@@ -401,11 +401,11 @@ def test_killing_a_dead_keeper_is_a_no_op(tmp_path: Path) -> None:
 
 
 def container_files(directory: Path, name: str, state: Json | None, config: Json | None = None) -> None:
-    home = directory / "containers" / name
-    home.mkdir(parents=True)
-    write_json(str(home / "config.json"), {"facts": FACTS} if config is None else config)
+    folder = directory / "containers" / name
+    folder.mkdir(parents=True)
+    write_json(str(folder / "config.json"), {"facts": FACTS} if config is None else config)
     if state is not None:
-        write_json(str(home / "state.json"), state)
+        write_json(str(folder / "state.json"), state)
 
 
 def test_stored_containers_come_from_the_files(tmp_path: Path) -> None:

@@ -212,7 +212,7 @@ def test_names_of_the_host_image(reference: str, is_host: bool) -> None:
     assert (images.find(reference) is not None) is is_host
 
 
-def test_the_pull_error_says_what_to_do() -> None:
+def test_the_pull_error_names_the_alternative() -> None:
     with pytest.raises(ImagePullFailed) as caught:
         HostImages().pull("nginx:1")
     assert all(part in str(caught.value) for part in ('"nginx:1"', "image: host", "--host-image", "--runtime cri"))

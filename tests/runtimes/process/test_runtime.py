@@ -22,7 +22,7 @@ from podkeeper.runtimes.events import EventHub
 from podkeeper.runtimes.process.runtime import ProcessRuntime
 from tests.runtimes.process.harness import (
     HOST_IPS,
-    Scene,
+    RuntimeHarness,
     contents,
     eventually,
     in_runtime,
@@ -38,10 +38,10 @@ from tests.runtimes.process.harness import (
 
 def test_output_is_logged_in_the_cri_format(tmp_path: Path) -> None:
     async def act(runtime: ProcessRuntime) -> None:
-        scene = Scene(runtime, str(tmp_path / "logs"))
-        container = await scene.start("sh", "-c", "echo out; echo err >&2; printf half")
-        await scene.exited(container)
-        assert sorted(contents(scene.log())) == [
+        harness = RuntimeHarness(runtime, str(tmp_path / "logs"))
+        container = await harness.start("sh", "-c", "echo out; echo err >&2; printf half")
+        await harness.exited(container)
+        assert sorted(contents(harness.log())) == [
             (b"stderr", b"F", b"err"),
             (b"stdout", b"F", b"out"),
             (b"stdout", b"P", b"half"),
@@ -52,15 +52,15 @@ def test_output_is_logged_in_the_cri_format(tmp_path: Path) -> None:
 
 def test_reopen_log_continues_in_a_new_file(tmp_path: Path) -> None:
     async def act(runtime: ProcessRuntime) -> None:
-        scene = Scene(runtime, str(tmp_path))
-        container = await scene.start("sh", "-c", "echo old; read line; echo new", stdin=True)
+        harness = RuntimeHarness(runtime, str(tmp_path))
+        container = await harness.start("sh", "-c", "echo old; read line; echo new", stdin=True)
         path = tmp_path / "c" / "0.log"
         await eventually(lambda: path.exists() and b"old" in path.read_bytes(), "the first line is there")
         path.rename(tmp_path / "c" / "0.log.rotated")
         await runtime.reopen_log(container)
         async with await runtime.attach(container) as session:
             await session.write(b"go on\n")
-            await scene.exited(container)
+            await harness.exited(container)
         assert contents(path.read_bytes()) == [(b"stdout", b"F", b"new")]
         with pytest.raises(RuntimeRefused):
             await runtime.reopen_log(container)
@@ -70,7 +70,7 @@ def test_reopen_log_continues_in_a_new_file(tmp_path: Path) -> None:
 
 def test_a_fast_writer_is_throttled_and_other_containers_are_not_affected(tmp_path: Path) -> None:
     async def act(runtime: ProcessRuntime) -> None:
-        loud, quiet = Scene(runtime, str(tmp_path / "loud")), Scene(runtime, str(tmp_path / "quiet"))
+        loud, quiet = RuntimeHarness(runtime, str(tmp_path / "loud")), RuntimeHarness(runtime, str(tmp_path / "quiet"))
         noise = await loud.start("sh", "-c", "yes")
         container = await quiet.start("sleep", "3600")
         keeper = max(processes_of_keeper(runtime, noise), default=0)
@@ -111,8 +111,8 @@ def resident_bytes(pid: int) -> int:
 
 def test_the_termination_message_is_the_file_or_the_end_of_the_log(tmp_path: Path) -> None:
     async def act(runtime: ProcessRuntime) -> None:
-        scene = Scene(runtime, str(tmp_path))
-        sandbox = await scene.sandbox()
+        harness = RuntimeHarness(runtime, str(tmp_path))
+        sandbox = await harness.sandbox()
         policy: dict[str, Any] = {"termination_message_policy": "FallbackToLogsOnError"}
         expected = {}
         for name, script, message, spec in (
@@ -120,21 +120,21 @@ def test_the_termination_message_is_the_file_or_the_end_of_the_log(tmp_path: Pat
             ("log", "echo what went wrong; exit 3", "what went wrong\n", policy),
             ("well", "echo fine", "", policy),
         ):
-            container = await scene.create(sandbox, "sh", "-c", script, name=name, **spec)
+            container = await harness.create(sandbox, "sh", "-c", script, name=name, **spec)
             await runtime.start_container(container)
             expected[container] = message
-        assert {each: (await scene.exited(each)).message for each in expected} == expected
+        assert {each: (await harness.exited(each)).message for each in expected} == expected
 
     in_runtime(act, jail="auto")
 
 
 def test_a_missing_command_is_a_start_error(tmp_path: Path) -> None:
     async def act(runtime: ProcessRuntime) -> None:
-        scene = Scene(runtime, str(tmp_path))
-        container = await scene.create(await scene.sandbox(), "/no/such/binary")
+        harness = RuntimeHarness(runtime, str(tmp_path))
+        container = await harness.create(await harness.sandbox(), "/no/such/binary")
         with pytest.raises(RuntimeRefused, match="/no/such/binary"):
             await runtime.start_container(container)
-        record = await scene.container(container)
+        record = await harness.container(container)
         assert (record.state, record.exit_code, record.reason) == (ContainerState.EXITED, 128, "StartError")
         assert "/no/such/binary" in record.message
         assert record.started_at == datetime(1970, 1, 1, tzinfo=UTC)
@@ -145,12 +145,12 @@ def test_a_missing_command_is_a_start_error(tmp_path: Path) -> None:
 
 def test_a_stop_uses_the_configured_stop_signal(tmp_path: Path) -> None:
     async def act(runtime: ProcessRuntime) -> None:
-        scene = Scene(runtime, logs=str(tmp_path))
+        harness = RuntimeHarness(runtime, logs=str(tmp_path))
         script = "trap 'exit 7' USR1; trap '' TERM; echo ready; while :; do sleep 0.05; done"
-        container = await scene.start("sh", "-c", script, lifecycle=Lifecycle(stop_signal="SIGUSR1"))
-        await scene.wait_for_log(b"ready")
+        container = await harness.start("sh", "-c", script, lifecycle=Lifecycle(stop_signal="SIGUSR1"))
+        await harness.wait_for_log(b"ready")
         await runtime.stop_container(container, 20)
-        record = await scene.container(container)
+        record = await harness.container(container)
         assert (record.exit_code, record.reason) == (7, "Error")
 
     in_runtime(act)
@@ -158,12 +158,12 @@ def test_a_stop_uses_the_configured_stop_signal(tmp_path: Path) -> None:
 
 def test_processes_that_a_container_leaves_behind_are_killed() -> None:
     async def act(runtime: ProcessRuntime) -> None:
-        scene = Scene(runtime)
+        harness = RuntimeHarness(runtime)
         marker = "86397.25"
         scripts = f"setsid sh -c 'sleep {marker}' & sleep {marker} & sleep 0.1"
-        container = await scene.start("sh", "-c", scripts)
-        await scene.exited(container)
-        await runtime.stop_sandbox((await scene.record()).sandboxes[0].id)
+        container = await harness.start("sh", "-c", scripts)
+        await harness.exited(container)
+        await runtime.stop_sandbox((await harness.record()).sandboxes[0].id)
         assert running(marker) == []
 
     in_runtime(act)
@@ -171,8 +171,8 @@ def test_processes_that_a_container_leaves_behind_are_killed() -> None:
 
 def test_times_have_microseconds_and_are_ordered() -> None:
     async def act(runtime: ProcessRuntime) -> None:
-        scene = Scene(runtime)
-        record = await scene.exited(await scene.start("sleep", "0.2"))
+        harness = RuntimeHarness(runtime)
+        record = await harness.exited(await harness.start("sleep", "0.2"))
         assert record.created_at is not None
         assert record.started_at is not None
         assert record.finished_at is not None
@@ -190,26 +190,26 @@ def test_times_have_microseconds_and_are_ordered() -> None:
 
 def test_a_ready_pod_has_the_host_ips() -> None:
     async def act(runtime: ProcessRuntime) -> None:
-        pods = {NetworkMode.POD: Scene(runtime), NetworkMode.NODE: Scene(runtime, host_network=True)}
-        for network, scene in pods.items():
-            sandbox = await scene.sandbox()
-            record = await scene.record()
+        pods = {NetworkMode.POD: RuntimeHarness(runtime), NetworkMode.NODE: RuntimeHarness(runtime, host_network=True)}
+        for network, harness in pods.items():
+            sandbox = await harness.sandbox()
+            record = await harness.record()
             assert record.ips == HOST_IPS
             box = record.sandboxes[0]
             assert (box.ip, box.additional_ips, box.network) == (HOST_IPS[0], HOST_IPS[1:], network)
             await runtime.stop_sandbox(sandbox)
-            assert (await scene.record()).ips == ()
+            assert (await harness.record()).ips == ()
 
     in_runtime(act)
 
 
 def test_every_state_change_sends_an_event() -> None:
     async def act(runtime: ProcessRuntime) -> None:
-        scene, stream = Scene(runtime), runtime.events()
-        container = await scene.start("true")
-        await scene.exited(container)
+        harness, stream = RuntimeHarness(runtime), runtime.events()
+        container = await harness.start("true")
+        await harness.exited(container)
         await runtime.remove_container(container)
-        sandbox = (await scene.record()).sandboxes[0].id
+        sandbox = (await harness.record()).sandboxes[0].id
         await runtime.remove_sandbox(sandbox)
         events = [await anext(stream) for _ in range(8)]
         kind = RuntimeEventType
@@ -229,10 +229,10 @@ def test_every_state_change_sends_an_event() -> None:
 
 def test_two_concurrent_removals_of_a_container_succeed() -> None:
     async def act(runtime: ProcessRuntime) -> None:
-        scene = Scene(runtime)
-        container = await scene.start("sleep", "1000")
+        harness = RuntimeHarness(runtime)
+        container = await harness.start("sleep", "1000")
         await asyncio.gather(*(runtime.remove_container(container) for _ in range(3)))
-        assert (await scene.record()).containers == ()
+        assert (await harness.record()).containers == ()
 
     in_runtime(act)
 
@@ -283,16 +283,16 @@ def test_exceeding_the_memory_limit_ends_with_OOMKilled() -> None:
     async def act(runtime: ProcessRuntime) -> None:
         limits = ResourceRequirements(limits={"memory": "32Mi"})
         greedy = Container(name="greedy", image="host", resources=limits)
-        scene = Scene(runtime, containers=(greedy,))
-        async with pod_cgroup(scene.pod) as parent:
-            sandbox = await runtime.run_sandbox(SandboxConfig(pod=scene.pod, attempt=0, cgroup_parent=parent))
-            greedy_id = await scene.create(sandbox, "tail", "/dev/zero", name="greedy", resources=limits)
-            modest_id = await scene.create(sandbox, "sh", "-c", "exit 3", name="modest")
+        harness = RuntimeHarness(runtime, containers=(greedy,))
+        async with pod_cgroup(harness.pod) as parent:
+            sandbox = await runtime.run_sandbox(SandboxConfig(pod=harness.pod, attempt=0, cgroup_parent=parent))
+            greedy_id = await harness.create(sandbox, "tail", "/dev/zero", name="greedy", resources=limits)
+            modest_id = await harness.create(sandbox, "sh", "-c", "exit 3", name="modest")
             for container in (greedy_id, modest_id):
                 await runtime.start_container(container)
-            record = await scene.exited(greedy_id)
+            record = await harness.exited(greedy_id)
             assert (record.exit_code, record.reason) == (137, "OOMKilled")
-            assert (await scene.exited(modest_id)).reason == "Error"
+            assert (await harness.exited(modest_id)).reason == "Error"
             await runtime.remove_sandbox(sandbox)
 
     in_runtime(act, jail="auto")
@@ -304,10 +304,10 @@ def test_containers_share_the_namespaces_that_the_pod_requests() -> None:
         if isolation is None or isolation["namespaces"] == "none":
             pytest.skip("there are no namespaces here")
         for shared in (True, False):
-            scene = Scene(runtime, share_process_namespace=shared)
-            sandbox = await scene.sandbox(hostname="web-1")
-            first = await scene.create(sandbox, "sleep", "86397.125", name="first")
-            second = await scene.create(sandbox, "sleep", "3600", name="second")
+            harness = RuntimeHarness(runtime, share_process_namespace=shared)
+            sandbox = await harness.sandbox(hostname="web-1")
+            first = await harness.create(sandbox, "sleep", "86397.125", name="first")
+            second = await harness.create(sandbox, "sleep", "3600", name="second")
             for container in (first, second):
                 await runtime.start_container(container)
             assert await runtime.exec_sync(second, ["hostname"], 5) == CommandExited(0, b"web-1\n")
@@ -315,7 +315,7 @@ def test_containers_share_the_namespaces_that_the_pod_requests() -> None:
             assert isinstance(seen, CommandExited)
             assert (b"86397.125" in seen.output) is shared
             await runtime.stop_container(first, 0)
-            assert (await scene.container(second)).state is ContainerState.RUNNING
+            assert (await harness.container(second)).state is ContainerState.RUNNING
 
     in_runtime(act, jail="auto")
 
@@ -323,12 +323,12 @@ def test_containers_share_the_namespaces_that_the_pod_requests() -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can change its user")
 def test_a_container_runs_as_the_configured_user() -> None:
     async def act(runtime: ProcessRuntime) -> None:
-        scene = Scene(runtime)
-        container = await scene.start(
+        harness = RuntimeHarness(runtime)
+        container = await harness.start(
             "sleep", "3600", security_context=SecurityContext(run_as_user=1234, run_as_group=5)
         )
         assert await runtime.exec_sync(container, ["id", "-u"], 5) == CommandExited(0, b"1234\n")
-        user = (await scene.container(container)).user
+        user = (await harness.container(container)).user
         assert user is not None
         assert (user.uid, user.gid) == (1234, 5)
 
@@ -337,8 +337,8 @@ def test_a_container_runs_as_the_configured_user() -> None:
 
 def test_containers_do_not_inherit_the_keepers_oom_score() -> None:
     async def act(runtime: ProcessRuntime) -> None:
-        scene = Scene(runtime)
-        container = await scene.start("sleep", "3600")
+        harness = RuntimeHarness(runtime)
+        container = await harness.start("sleep", "3600")
         score = await runtime.exec_sync(container, ["cat", "/proc/self/oom_score_adj"], 5)
         assert isinstance(score, CommandExited)
         assert int(score.output) >= 0
@@ -349,8 +349,8 @@ def test_containers_do_not_inherit_the_keepers_oom_score() -> None:
 
 def test_a_keeper_ignores_all_signals_but_kill() -> None:
     async def act(runtime: ProcessRuntime) -> None:
-        scene = Scene(runtime)
-        container = await scene.start("sleep", "3600")
+        harness = RuntimeHarness(runtime)
+        container = await harness.start("sleep", "3600")
         keeper = processes_of_keeper(runtime, container)[0]
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE):
             os.kill(keeper, number)

@@ -358,7 +358,7 @@ def test_cancel_stops_is_sent_to_every_ready_keeper() -> None:
         await harness.sandbox(1)
         await harness.sandbox(2)
         await harness.runtime.stop_sandbox(first)
-        harness.keepers[1].mute = True
+        harness.keepers[1].hangs = True
         before = asyncio.get_running_loop().time()
         await harness.runtime.cancel_stops()
         assert asyncio.get_running_loop().time() - before == 2
@@ -376,8 +376,8 @@ def test_a_container_is_removed_with_a_live_and_with_a_dead_keeper() -> None:
         await harness.runtime.remove_container(other)
         assert harness.requests("remove") == [{"do": "remove", "container": other}]
         await harness.runtime.stop_sandbox(box)
-        home = Path(harness.root, "sandboxes", box, "containers", container)
-        assert (home / "config.json").exists()
+        directory = Path(harness.root, "sandboxes", box, "containers", container)
+        assert (directory / "config.json").exists()
         await harness.runtime.remove_container(container)
         assert (await harness.runtime.pod_record(UID)).containers == ()
         await harness.restart()
@@ -408,7 +408,7 @@ def test_exec_attach_and_reopen_log_need_a_running_container() -> None:
         await runtime.start_container(created)
         await runtime.reopen_log(created)
         assert harness.requests("reopen_log") == [{"do": "reopen_log", "container": created}]
-        harness.keepers[0].mute = True
+        harness.keepers[0].hangs = True
         harness.keepers[0].disconnect()
         await asyncio.sleep(2.1)
         text = "cannot attach to container app: its keeper does not answer"
@@ -512,14 +512,15 @@ def test_open_adopts_pods_and_deletes_invalid_directories() -> None:
         await harness.runtime.stop_sandbox(stopped)
         await harness.runtime.close()
         harness.keepers[1].die()
-        home = Path(harness.root, "sandboxes")
+        directory = Path(harness.root, "sandboxes")
         for name in ("rubbish", "renamed", "unborn", ".gone-a", ".gone-b"):
-            (home / name).mkdir()
-        shutil.copy(home / box / "config.json", home / "renamed")
+            (directory / name).mkdir()
+        shutil.copy(directory / box / "config.json", directory / "renamed")
         write_json(
-            str(home / "unborn" / "config.json"), {**(read_json(str(home / box / "config.json")) or {}), "id": "unborn"}
+            str(directory / "unborn" / "config.json"),
+            {**(read_json(str(directory / box / "config.json")) or {}), "id": "unborn"},
         )
-        write_json(str(home / ".gone-b" / "stopped.json"), {})
+        write_json(str(directory / ".gone-b" / "stopped.json"), {})
         await harness.restart()
         await asyncio.sleep(1)
         record = await harness.runtime.pod_record(UID)
@@ -557,7 +558,7 @@ def test_a_pod_without_a_responsive_keeper_is_adopted_without_events(how: str) -
         _, container = await harness.running()
         await harness.runtime.close()
         (keeper,) = harness.keepers
-        keeper.mute = True
+        keeper.hangs = True
         if how == "dead":
             keeper.die()
         harness.runtime = harness.new_runtime()
@@ -579,7 +580,7 @@ def test_health_names_an_unresponsive_keeper_and_its_pod_is_not_ready_after_a_mi
     async def act(harness: Harness) -> None:
         await harness.running()
         (keeper,) = harness.keepers
-        keeper.mute = True
+        keeper.hangs = True
         began = asyncio.get_running_loop().time()
         if at_start:
             await harness.restart(timeouts=KeeperTimeouts())
@@ -595,7 +596,7 @@ def test_health_names_an_unresponsive_keeper_and_its_pod_is_not_ready_after_a_mi
         while await ready():
             await asyncio.sleep(0.5)
         assert 60 <= asyncio.get_running_loop().time() - began <= 72
-        keeper.mute = False
+        keeper.hangs = False
         await asyncio.sleep(10)
         assert (await ready(), await harness.runtime.health()) == (True, RuntimeHealth())
 
@@ -651,7 +652,7 @@ def test_a_keeper_that_became_ready_too_late_is_killed() -> None:
         while not harness.keepers:
             await asyncio.sleep(0)
         (keeper,) = harness.keepers
-        keeper.mute = True  # it does not detect that its connection was closed
+        keeper.hangs = True  # it does not detect that its connection was closed
         making.cancel()
         await asyncio.sleep(10)
         assert len(harness.sandboxes) == 1
@@ -698,7 +699,7 @@ def test_a_keeper_that_survives_its_shutdown_is_killed() -> None:
     async def act(harness: Harness) -> None:
         box, container = await harness.running()
         (keeper,) = harness.keepers
-        keeper.mute = True
+        keeper.hangs = True
         # Its process does not exist and cannot be killed. It dies by itself during the attempt.
         asyncio.get_running_loop().call_later(1 + 45 + 2 + 0.5, keeper.die)
         assert await seconds_of(harness.runtime.stop_sandbox(box)) == pytest.approx(48.887)
@@ -713,7 +714,7 @@ def test_a_keeper_that_survives_its_shutdown_is_killed() -> None:
 def test_a_keeper_that_survives_the_kill_is_reported_and_stays(answers: bool) -> None:
     async def act(harness: Harness) -> None:
         box, _ = await harness.running()
-        harness.keepers[0].mute, harness.keepers[0].stays = not answers, answers
+        harness.keepers[0].hangs, harness.keepers[0].stays = not answers, answers
         text = r"^cannot kill the keeper of pod default/web: process \d+ is still alive$"
         with pytest.raises(RuntimeUnavailable, match=text):
             await harness.runtime.remove_sandbox(box)

@@ -16,7 +16,7 @@ from podkeeper.runtimes.process.keeper.loop import Loop
 from podkeeper.runtimes.process.runtime import ProcessRuntime
 from podkeeper.runtimes.process.sessions import Channel, Session
 from tests.runtimes.process.harness import (
-    Scene,
+    RuntimeHarness,
     contents,
     eventually,
     in_runtime,
@@ -37,8 +37,8 @@ async def all_of(session: Session) -> dict[Channel, bytes]:
 
 def test_exec_sync_reports_every_kind_of_end() -> None:
     async def act(runtime: ProcessRuntime) -> None:
-        scene = Scene(runtime)
-        container = await scene.start("sleep", "3600", env={"COLOUR": "green"})
+        harness = RuntimeHarness(runtime)
+        container = await harness.start("sleep", "3600", env={"COLOUR": "green"})
         run = runtime.exec_sync
         assert await run(container, ["sh", "-c", "echo $COLOUR; echo no >&2; exit 2"], 5) == CommandExited(
             2, b"green\nno\n"
@@ -57,8 +57,8 @@ def test_exec_sync_reports_every_kind_of_end() -> None:
 
 def test_a_command_is_killed_when_its_caller_is_cancelled() -> None:
     async def act(runtime: ProcessRuntime) -> None:
-        scene = Scene(runtime)
-        container = await scene.start("sleep", "3600")
+        harness = RuntimeHarness(runtime)
+        container = await harness.start("sleep", "3600")
         waiting = asyncio.create_task(runtime.exec_sync(container, ["sleep", "86397.5"], 60))
         await eventually(lambda: bool(running("86397.5")), "the command runs")
         waiting.cancel()
@@ -69,8 +69,8 @@ def test_a_command_is_killed_when_its_caller_is_cancelled() -> None:
 
 def test_a_command_has_stdin_and_output() -> None:
     async def act(runtime: ProcessRuntime) -> None:
-        scene = Scene(runtime)
-        container = await scene.start("sleep", "3600")
+        harness = RuntimeHarness(runtime)
+        container = await harness.start("sleep", "3600")
         async with await runtime.exec_stream(
             container, ["sh", "-c", "cat; echo end >&2; exit 5"], tty=False, stdin=True
         ) as session:
@@ -97,7 +97,7 @@ def test_a_command_has_stdin_and_output() -> None:
 
 def test_a_command_ends_although_a_background_process_keeps_writing() -> None:
     async def act(runtime: ProcessRuntime) -> None:
-        container = await Scene(runtime).start("sleep", "3600")
+        container = await RuntimeHarness(runtime).start("sleep", "3600")
         command = ["sh", "-c", "yes 86397.0625 & exit 4"]
         assert isinstance(end := await runtime.exec_sync(container, command, 10), CommandExited)
         assert end.code == 4
@@ -112,8 +112,8 @@ def test_a_command_ends_although_a_background_process_keeps_writing() -> None:
 
 def test_closing_a_session_ends_its_command() -> None:
     async def act(runtime: ProcessRuntime) -> None:
-        scene = Scene(runtime)
-        container = await scene.start("sleep", "3600")
+        harness = RuntimeHarness(runtime)
+        container = await harness.start("sleep", "3600")
         session = await runtime.exec_stream(container, ["sleep", "86397.75"], tty=False, stdin=False)
         await eventually(lambda: bool(running("86397.75")), "the command runs")
         await session.aclose()
@@ -124,8 +124,8 @@ def test_closing_a_session_ends_its_command() -> None:
 
 def test_stdin_once_ends_with_the_first_attached_client(tmp_path: Path) -> None:
     async def act(runtime: ProcessRuntime) -> None:
-        scene = Scene(runtime, str(tmp_path))
-        container = await scene.start("sh", "-c", "cat; echo over >&2", stdin=True, stdin_once=True)
+        harness = RuntimeHarness(runtime, str(tmp_path))
+        container = await harness.start("sh", "-c", "cat; echo over >&2", stdin=True, stdin_once=True)
         async with await runtime.attach(container) as writer, await runtime.attach(container) as reader:
             with pytest.raises(RuntimeRefused):
                 await reader.write(b"not read")
@@ -134,32 +134,32 @@ def test_stdin_once_ends_with_the_first_attached_client(tmp_path: Path) -> None:
             writer.close_stdin()
             assert await all_of(writer) == {Channel.STDOUT: b"", Channel.STDERR: b"over\n"}
             assert await all_of(reader) == {Channel.STDOUT: b"hello\n", Channel.STDERR: b"over\n"}
-        assert (await scene.exited(container)).exit_code == 0
-        assert sorted(contents(scene.log())) == [(b"stderr", b"F", b"over"), (b"stdout", b"F", b"hello")]
+        assert (await harness.exited(container)).exit_code == 0
+        assert sorted(contents(harness.log())) == [(b"stderr", b"F", b"over"), (b"stdout", b"F", b"hello")]
 
     in_runtime(act)
 
 
 def test_stdin_stays_open_for_the_next_attached_client() -> None:
     async def act(runtime: ProcessRuntime) -> None:
-        scene = Scene(runtime)
-        container = await scene.start("sh", "-c", "read a; read b; exit $((a + b))", stdin=True)
+        harness = RuntimeHarness(runtime)
+        container = await harness.start("sh", "-c", "read a; read b; exit $((a + b))", stdin=True)
         for number in (b"3\n", b"4\n"):
             async with await runtime.attach(container) as session:
                 await session.write(number)
-        assert (await scene.exited(container)).exit_code == 7
+        assert (await harness.exited(container)).exit_code == 7
 
     in_runtime(act)
 
 
 def test_a_stalled_attached_reader_blocks_only_its_container(tmp_path: Path) -> None:
     async def act(runtime: ProcessRuntime) -> None:
-        scene = Scene(runtime, str(tmp_path))
-        container = await scene.start("sh", "-c", "read go; yes | head -n 1000000; echo done >&2", stdin=True)
+        harness = RuntimeHarness(runtime, str(tmp_path))
+        container = await harness.start("sh", "-c", "read go; yes | head -n 1000000; echo done >&2", stdin=True)
         async with await runtime.attach(container) as session:
             await session.write(b"go\n")  # output from before the attach is not sent
             await asyncio.sleep(0.1)
-            assert (await scene.container(container)).state is ContainerState.RUNNING
+            assert (await harness.container(container)).state is ContainerState.RUNNING
             assert await runtime.exec_sync(container, ["true"], 5) == CommandExited(0)
             received = await all_of(session)
         assert received == {Channel.STDOUT: b"y\n" * 1000000, Channel.STDERR: b"done\n"}
@@ -169,14 +169,14 @@ def test_a_stalled_attached_reader_blocks_only_its_container(tmp_path: Path) -> 
 
 def test_attaching_without_stdin_leaves_stdin_to_other_clients() -> None:
     async def act(runtime: ProcessRuntime) -> None:
-        scene = Scene(runtime)
-        container = await scene.start("sh", "-c", "read code; exit $code", stdin=True, stdin_once=True)
+        harness = RuntimeHarness(runtime)
+        container = await harness.start("sh", "-c", "read code; exit $code", stdin=True, stdin_once=True)
         async with await runtime.attach(container, stdin=False) as session:
             with pytest.raises(RuntimeRefused):
                 await session.write(b"1\n")
         async with await runtime.attach(container) as session:
             await session.write(b"7\n")
-        assert (await scene.exited(container)).exit_code == 7
+        assert (await harness.exited(container)).exit_code == 7
 
     in_runtime(act)
 
@@ -185,8 +185,8 @@ def test_an_attach_session_ends_with_its_input_unless_that_closes_the_containers
     async def act(runtime: ProcessRuntime) -> None:
         script = "while read line; do echo $line; done; echo over"
         for once, received in ((False, b""), (True, b"over\n")):
-            scene = Scene(runtime)
-            container = await scene.start("sh", "-c", script, stdin=True, stdin_once=once)
+            harness = RuntimeHarness(runtime)
+            container = await harness.start("sh", "-c", script, stdin=True, stdin_once=once)
             async with await runtime.attach(container) as session:
                 await session.write(b"word\n")
                 assert await anext(session) == (Channel.STDOUT, b"word\n")
@@ -201,7 +201,7 @@ def test_an_attach_session_ends_with_its_input_unless_that_closes_the_containers
 
 def test_a_command_gets_sighup_when_its_session_closes() -> None:
     async def act(runtime: ProcessRuntime) -> None:
-        container = await Scene(runtime).start("sleep", "3600")
+        container = await RuntimeHarness(runtime).start("sleep", "3600")
         script = "trap 'exit 5' HUP; echo ready; exec > /dev/null 2>&1; while :; do sleep 0.05; done"
         session = await runtime.exec_stream(container, ["sh", "-c", script], tty=False, stdin=False)
         assert await anext(session) == (Channel.STDOUT, b"ready\n")
@@ -229,8 +229,8 @@ def test_commands_end_with_their_agent_and_containers_do_not() -> None:
     async def act() -> None:
         with temporary_root() as root:
             async with opened(root) as runtime:
-                scene = Scene(runtime)
-                container = await scene.start("sleep", "3600")
+                harness = RuntimeHarness(runtime)
+                container = await harness.start("sleep", "3600")
                 for tty in (False, True):
                     await runtime.exec_stream(container, ["sleep", "86397.125"], tty=tty, stdin=False)
                 await eventually(lambda: len(running("86397.125")) == 2, "the commands run")

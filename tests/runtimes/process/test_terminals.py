@@ -20,7 +20,7 @@ from podkeeper.runtimes.process.keeper.launch import Launch
 from podkeeper.runtimes.process.keeper.terminal import receive_terminal
 from podkeeper.runtimes.process.runtime import ProcessRuntime
 from podkeeper.runtimes.process.sessions import Session
-from tests.runtimes.process.harness import Scene, eventually, in_runtime, running
+from tests.runtimes.process.harness import RuntimeHarness, eventually, in_runtime, running
 from tests.runtimes.process.jail_harness import Machine, end, machine_for, machines, run, start, state_directory
 
 anywhere = machines("root", "user", "root without namespaces", "user without namespaces")
@@ -139,7 +139,7 @@ async def rest_of(session: Session) -> bytes:
 @pytest.mark.parametrize("jail", ["plain", "auto"])
 def test_a_command_gets_the_window_size_and_its_changes(jail: str) -> None:
     async def act(runtime: ProcessRuntime) -> None:
-        container = await Scene(runtime).start("sleep", "3600")
+        container = await RuntimeHarness(runtime).start("sleep", "3600")
         script = "read x; stty size; trap 'stty size; exit 6' WINCH; echo $TERM; while :; do sleep 0.05; done"
         async with await runtime.exec_stream(container, ["sh", "-c", script], tty=True, stdin=True) as session:
             session.resize(rows=40, columns=120)
@@ -154,7 +154,7 @@ def test_a_command_gets_the_window_size_and_its_changes(jail: str) -> None:
 
 def test_the_interrupt_key_reaches_only_the_foreground_process() -> None:
     async def act(runtime: ProcessRuntime) -> None:
-        container = await Scene(runtime).start("sleep", "3600")
+        container = await RuntimeHarness(runtime).start("sleep", "3600")
         async with await runtime.exec_stream(container, ["sh", "-i"], tty=True, stdin=True) as session:
             await session.write(b"sleep 86397.375\n")
             await eventually(lambda: bool(running("sleep\x0086397.375")), "the command runs")
@@ -169,7 +169,7 @@ def test_the_interrupt_key_reaches_only_the_foreground_process() -> None:
 
 def test_a_command_gets_sighup_when_its_terminal_closes() -> None:
     async def act(runtime: ProcessRuntime) -> None:
-        container = await Scene(runtime).start("sleep", "3600")
+        container = await RuntimeHarness(runtime).start("sleep", "3600")
         async with await runtime.exec_stream(container, ["sh", "-i"], tty=True, stdin=True) as session:
             await session.write(b"sleep 86397.625\n")
             await eventually(lambda: bool(running("sleep\x0086397.625")), "the command runs")
@@ -181,7 +181,7 @@ def test_a_command_gets_sighup_when_its_terminal_closes() -> None:
 
 def test_a_missing_command_is_reported_with_a_terminal() -> None:
     async def act(runtime: ProcessRuntime) -> None:
-        container = await Scene(runtime).start("sleep", "3600")
+        container = await RuntimeHarness(runtime).start("sleep", "3600")
         session = await runtime.exec_stream(container, ["/no/such/binary"], tty=True, stdin=True)
         assert await rest_of(session) == b""
         with pytest.raises(Exception, match="/no/such/binary"):
@@ -192,10 +192,10 @@ def test_a_missing_command_is_reported_with_a_terminal() -> None:
 
 def test_several_clients_attach_to_a_terminal(tmp_path: Path) -> None:
     async def act(runtime: ProcessRuntime) -> None:
-        scene = Scene(runtime, str(tmp_path))
+        harness = RuntimeHarness(runtime, str(tmp_path))
         script = "tty; read x; stty size; read y; echo $x $y"
-        container = await scene.start("sh", "-c", script, stdin=True, stdin_once=True, tty=True)
-        await eventually(lambda: b"/dev/pts/0" in scene.log(), "the terminal name is in the log")
+        container = await harness.start("sh", "-c", script, stdin=True, stdin_once=True, tty=True)
+        await eventually(lambda: b"/dev/pts/0" in harness.log(), "the terminal name is in the log")
         async with (
             await runtime.attach(container) as first,
             await runtime.attach(container) as second,
@@ -208,21 +208,21 @@ def test_several_clients_attach_to_a_terminal(tmp_path: Path) -> None:
             await second.write(b"two\n")
             for each in (second, looking):
                 assert (await rest_of(each)).splitlines()[-1] == b"one two"
-        await scene.exited(container)
-        assert scene.log().endswith(b" stdout F one two\r\n")
+        await harness.exited(container)
+        assert harness.log().endswith(b" stdout F one two\r\n")
 
     in_runtime(act, jail="auto")
 
 
 def test_a_terminal_without_stdin_shows_output_and_takes_no_input(tmp_path: Path) -> None:
     async def act(runtime: ProcessRuntime) -> None:
-        scene = Scene(runtime, str(tmp_path))
-        container = await scene.start("sh", "-c", "while :; do echo tick; sleep 0.05; done", tty=True)
+        harness = RuntimeHarness(runtime, str(tmp_path))
+        container = await harness.start("sh", "-c", "while :; do echo tick; sleep 0.05; done", tty=True)
         async with await runtime.attach(container) as session:
             with pytest.raises(Exception, match="it is closed"):
                 await session.write(b"\x03")
             assert await read_until(session, b"tick")
-        assert (await scene.container(container)).state is ContainerState.RUNNING
+        assert (await harness.container(container)).state is ContainerState.RUNNING
         await runtime.stop_container(container, 0)
 
     in_runtime(act, jail="auto")
@@ -230,7 +230,7 @@ def test_a_terminal_without_stdin_shows_output_and_takes_no_input(tmp_path: Path
 
 def test_cancelling_the_wait_for_a_terminal_leaves_no_command() -> None:
     async def act(runtime: ProcessRuntime) -> None:
-        container = await Scene(runtime).start("sleep", "3600")
+        container = await RuntimeHarness(runtime).start("sleep", "3600")
         asking = asyncio.create_task(runtime.exec_stream(container, ["sleep", "86397.875"], tty=True, stdin=False))
         await asyncio.sleep(0)
         asking.cancel()
@@ -246,7 +246,7 @@ def test_cancelling_the_wait_for_a_terminal_leaves_no_command() -> None:
 
 def test_a_long_output_at_a_terminal_is_complete() -> None:
     async def act(runtime: ProcessRuntime) -> None:
-        container = await Scene(runtime).start("sleep", "3600")
+        container = await RuntimeHarness(runtime).start("sleep", "3600")
         async with await runtime.exec_stream(container, ["seq", "100000"], tty=True, stdin=False) as session:
             received = await rest_of(session)
         assert received.split() == [b"%d" % number for number in range(1, 100001)]

@@ -173,14 +173,14 @@ def test_propagation(propagation: str) -> None:
 
 RECURSIVE = {
     "not set": (Handler(), {"read_only": True}, False),
-    "not wanted": (ABLE, {"read_only": True, "recursive_read_only": "Disabled"}, False),
-    "if possible, and it is": (ABLE, {"read_only": True, "recursive_read_only": "IfPossible"}, True),
-    "if possible, and it is not": (Handler(), {"read_only": True, "recursive_read_only": "IfPossible"}, False),
-    "wanted, and possible": (ABLE, {"read_only": True, "recursive_read_only": "Enabled"}, True),
-    "wanted, and not possible": (
+    "disabled": (ABLE, {"read_only": True, "recursive_read_only": "Disabled"}, False),
+    "if possible, supported": (ABLE, {"read_only": True, "recursive_read_only": "IfPossible"}, True),
+    "if possible, not supported": (Handler(), {"read_only": True, "recursive_read_only": "IfPossible"}, False),
+    "enabled, supported": (ABLE, {"read_only": True, "recursive_read_only": "Enabled"}, True),
+    "enabled, not supported": (
         Handler(), {"read_only": True, "recursive_read_only": "Enabled"}, "it is not supported by the runtime"),
-    "wanted of what is not read-only": (ABLE, {"recursive_read_only": "Enabled"}, "it is not read-only"),
-    "wanted of what propagates": (
+    "enabled for a mount that is not read-only": (ABLE, {"recursive_read_only": "Enabled"}, "it is not read-only"),
+    "enabled for a mount with propagation": (
         ABLE, {"read_only": True, "propagation": "HostToContainer", "recursive_read_only": "Enabled"},
         'it is not compatible with propagation "HostToContainer"'),
     "an unknown value": (

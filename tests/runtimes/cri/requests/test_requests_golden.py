@@ -115,8 +115,8 @@ async def asked_for(name: str) -> tuple[SandboxConfig, dict[str, ContainerConfig
         for container, sent in containers_sent(name).items()
         if sent["metadata"].get("attempt")
     )
-    async with running_harness(api, lookup) as home:
-        await home.executor.execute(
+    async with running_harness(api, lookup) as harness:
+        await harness.executor.execute(
             pod,
             PodRecord(uid=pod.metadata.uid or "", containers=earlier),
             PodActions(
@@ -128,9 +128,9 @@ async def asked_for(name: str) -> tuple[SandboxConfig, dict[str, ContainerConfig
             cgroup_parent=sandbox_sent(name)["linux"]["cgroup_parent"],
             pull_secrets=(),
         )
-        asked = [call.given for call in home.fake.ledger if call.operation == Operation.CREATE_CONTAINER]
-        made = next(call.given for call in home.fake.ledger if call.operation == Operation.RUN_SANDBOX)
-        return made, {config.container.name: config for config in asked}
+        configs = [call.given for call in harness.fake.ledger if call.operation == Operation.CREATE_CONTAINER]
+        made = next(call.given for call in harness.fake.ledger if call.operation == Operation.RUN_SANDBOX)
+        return made, {config.container.name: config for config in configs}
 
 
 def with_sub_paths(config: ContainerConfig) -> ContainerConfig:

@@ -63,21 +63,22 @@ GUARANTEED = needs({"cpu": "1", "memory": "4Gi"}, {"cpu": "1", "memory": "4Gi"})
 WITH_SWAP = replace(V2, limited_swap=True, swap_bytes=8 * GIB)
 
 UNIFIED = {
-    "a container goes as a whole, and never swaps": (needs(), V2, {"memory.oom.group": "1", "memory.swap.max": "0"}),
-    "process by process, with singleProcessOOMKill": (
+    "all processes are OOM-killed together, and swap is off": (
+        needs(), V2, {"memory.oom.group": "1", "memory.swap.max": "0"}),
+    "single processes are OOM-killed with singleProcessOOMKill": (
         needs(), replace(V2, single_process_oom_kill=True), {"memory.swap.max": "0"}),
-    "nothing of swap where the kernel does not count it": (
+    "no swap setting if the kernel has no swap controller": (
         needs(), replace(V2, swap_controller=False), {"memory.oom.group": "1"}),
-    "as much of the swap as is requested of the memory": (
+    "the share of the swap equals the share of the memory": (
         BURSTABLE, WITH_SWAP, {"memory.oom.group": "1", "memory.swap.max": str(2 * GIB)}),
-    "no swap for what is guaranteed": (GUARANTEED, WITH_SWAP, {"memory.oom.group": "1", "memory.swap.max": "0"}),
+    "no swap for a guaranteed pod": (GUARANTEED, WITH_SWAP, {"memory.oom.group": "1", "memory.swap.max": "0"}),
     "no swap without a memory request": (
         needs({"cpu": "1"}), WITH_SWAP, {"memory.oom.group": "1", "memory.swap.max": "0"}),
     "no swap if the request equals the limit": (
         needs({"memory": "1Gi"}, {"memory": "1Gi"}), WITH_SWAP, {"memory.oom.group": "1", "memory.swap.max": "0"}),
     "no swap if the request exceeds the memory of the node": (
         needs({"memory": "17Gi"}), WITH_SWAP, {"memory.oom.group": "1", "memory.swap.max": "0"}),
-    "nothing of it in version 1": (BURSTABLE, replace(WITH_SWAP, cgroup_v2=False), {}),
+    "nothing in cgroup version 1": (BURSTABLE, replace(WITH_SWAP, cgroup_v2=False), {}),
 }  # fmt: skip
 
 
@@ -123,7 +124,7 @@ def test_a_sandbox_has_the_sums_of_its_containers() -> None:
     assert overhead == cri.LinuxContainerResources()
 
 
-def test_resources_of_the_pod_replace_the_sums_and_overhead_stands_beside_them() -> None:
+def test_pod_level_resources_replace_the_sums_and_overhead_is_separate() -> None:
     given = pod(
         Container(name="a", resources=needs({"cpu": "500m"}, {"cpu": "1", "memory": "1Gi"})),
         spec={"resources": needs({"cpu": "2"}, {"memory": "4Gi"}), "overhead": {"cpu": "250m", "memory": "64Mi"}},

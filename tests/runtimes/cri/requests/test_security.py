@@ -116,7 +116,7 @@ def test_user_and_group_zero_are_sent_too(value: int) -> None:
 
 
 @pytest.mark.parametrize("privileged", [None, False, True])
-def test_a_container_is_privileged_only_if_it_says_so(privileged: bool | None) -> None:
+def test_a_container_is_privileged_only_if_its_spec_requests_it(privileged: bool | None) -> None:
     own = SecurityContext(privileged=privileged, read_only_root_filesystem=privileged)
     found = secured(own)
     assert (found.privileged, found.readonly_rootfs) == (bool(privileged), bool(privileged))

@@ -49,11 +49,11 @@ class Harness:
 
     def cgroup(self, **files: str) -> Json:
         """Create a cgroup of plain files. `__` in a name means a dot."""
-        home = self.directory / "cgroup"
-        home.mkdir(exist_ok=True)
+        directory = self.directory / "cgroup"
+        directory.mkdir(exist_ok=True)
         for name, text in files.items():
-            (home / name.replace("__", ".")).write_text(text)
-        place = Cgroup(2, (("unified", str(home)),))
+            (directory / name.replace("__", ".")).write_text(text)
+        place = Cgroup(2, (("unified", str(directory)),))
         return {"place": place.to_json(), "settings": {"memory.max": "7"}}
 
 
@@ -74,7 +74,7 @@ def files_open() -> set[int]:
 
 def test_a_created_container_has_its_files_and_sends_an_event(harness: Harness) -> None:
     container = harness.container(target="")
-    home = Path("containers/x")
+    directory = Path("containers/x")
     about = {"id": "x", "facts": {"name": "web"}, "state": "created"}
     assert harness.events == [("created", about)]
     assert container.describe() == about
@@ -83,9 +83,9 @@ def test_a_created_container_has_its_files_and_sends_an_event(harness: Harness) 
     config = read_json("containers/x/config.json")
     assert config is not None
     assert (config["container"], config["facts"], Launch.from_json(config["launch"])) == ("x", {"name": "web"}, LAUNCH)
-    assert home.stat().st_mode & 0o777 == 0o700
-    assert (home / "termination").stat().st_mode & 0o777 == 0o666
-    assert sorted(os.listdir(home)) == ["config.json", "state.json", "termination"]
+    assert directory.stat().st_mode & 0o777 == 0o700
+    assert (directory / "termination").stat().st_mode & 0o777 == 0o666
+    assert sorted(os.listdir(directory)) == ["config.json", "state.json", "termination"]
     assert not Path("logs").exists()
 
 

@@ -124,7 +124,7 @@ def test_signals_files_and_session_are_those_of_a_fresh_process(anywhere: Machin
     assert set(lines[3:]) <= {"0", "1", "2", "255"}  # 255: bash's own
 
 
-def test_a_container_dies_with_its_keeper(anywhere: Machine) -> None:
+def test_a_container_is_killed_with_its_keeper(anywhere: Machine) -> None:
     reader, writer = os.pipe()
     # A change of user clears the parent death signal.
     other: dict[str, Any] = {"user": 1000, "group": 1000} if anywhere.run_as == "root" else {}
@@ -163,7 +163,7 @@ def test_a_process_joins_its_cgroups_before_it_runs(anywhere: Machine) -> None:
         anywhere.run("true", name="b", cgroups=("/no/such/cgroup.procs",))
 
 
-def test_a_pod_may_share_its_processes(machine: Machine) -> None:
+def test_containers_of_a_pod_can_share_a_pid_namespace(machine: Machine) -> None:
     def action() -> tuple[str, str, bool, bool]:
         jail = NamespaceJail(isolation=machine.isolation, share_pid=True, shm=f"{machine.state}/shm")
         first = start(
@@ -238,7 +238,7 @@ def test_a_second_process_enters_a_running_container(machine: Machine) -> None:
     assert (left, files_left) == ([], 0)
 
 
-def test_what_was_entered_dies_with_the_container(machine: Machine) -> None:
+def test_a_command_is_killed_with_its_container(machine: Machine) -> None:
     def action() -> int:
         jail = NamespaceJail(isolation=machine.isolation)
         spec = machine.spec("exec sleep 60")

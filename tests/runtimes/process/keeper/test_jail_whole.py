@@ -270,7 +270,7 @@ def test_a_process_that_cannot_exec_reports_the_error(as_root: Machine, name: st
     assert str(refused.value) == f"LaunchError: {text}"
 
 
-def test_a_container_dies_with_its_keeper_and_joins_its_cgroup(as_root: Machine) -> None:
+def test_a_container_is_killed_with_its_keeper_and_joins_its_cgroup(as_root: Machine) -> None:
     procs = as_root.make("cgroup.procs", "")
 
     def action() -> tuple[str, str]:

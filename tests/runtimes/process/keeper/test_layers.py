@@ -31,7 +31,7 @@ WAYS = {
 }
 
 
-def test_how_each_file_system_is_shown_with_overlays_over_everything() -> None:
+def test_the_layer_of_each_file_system_with_overlays() -> None:
     table = {"/": MountPoint(1, 0, "/", "overlay", read_only=True)}
     for point, (kind, read_only, _) in WAYS.items():
         table[point] = MountPoint(2, 1, point, kind, read_only)
@@ -42,39 +42,39 @@ def test_how_each_file_system_is_shown_with_overlays_over_everything() -> None:
 @contextmanager
 def tree() -> Iterator[str]:
     """A directory outside of /tmp and /var/tmp, which are replaced."""
-    with tempfile.TemporaryDirectory(prefix="podkeeper-tree-", dir=os.path.expanduser("~")) as home:
-        yield home
+    with tempfile.TemporaryDirectory(prefix="podkeeper-tree-", dir=os.path.expanduser("~")) as directory:
+        yield directory
 
 
-def layers_below(home: str, found: list[Layer]) -> dict[str, tuple[str, int, str]]:
+def layers_below(directory: str, found: list[Layer]) -> dict[str, tuple[str, int, str]]:
     return {
-        layer.path.removeprefix(home): (layer.how, layer.mode, layer.link)
+        layer.path.removeprefix(directory): (layer.how, layer.mode, layer.link)
         for layer in found
-        if layer.path.startswith(f"{home}/") or layer.path == home
+        if layer.path.startswith(f"{directory}/") or layer.path == directory
     }
 
 
-def make(home: str) -> None:
+def make(directory: str) -> None:
     for name in ("full/deep", "void", "mounted", "secret"):
-        os.makedirs(f"{home}/{name}")
-    os.chmod(f"{home}/void", 0o1770)
-    os.chmod(home, 0o751)
-    Path(home, "file").write_text("x")
-    Path(home, "full/file").write_text("x")
-    Path(home, "secret/file").write_text("x")
-    os.symlink("full", f"{home}/link")
+        os.makedirs(f"{directory}/{name}")
+    os.chmod(f"{directory}/void", 0o1770)
+    os.chmod(directory, 0o751)
+    Path(directory, "file").write_text("x")
+    Path(directory, "full/file").write_text("x")
+    Path(directory, "secret/file").write_text("x")
+    os.symlink("full", f"{directory}/link")
 
 
-def table_with(home: str, kind: str = "tmpfs", *, read_only: bool = False) -> dict[str, MountPoint]:
-    point = f"{home}/mounted"
+def table_with(directory: str, kind: str = "tmpfs", *, read_only: bool = False) -> dict[str, MountPoint]:
+    point = f"{directory}/mounted"
     return {"/": MountPoint(1, 0, "/", "ext4"), point: MountPoint(2, 1, point, kind, read_only)}
 
 
 def test_a_directory_with_a_mount_below_is_split() -> None:
-    with tree() as home:
-        make(home)
-        found = layers.split(table_with(home), hidden=(f"{home}/secret",))
-        assert layers_below(home, found) == {
+    with tree() as directory:
+        make(directory)
+        found = layers.split(table_with(directory), hidden=(f"{directory}/secret",))
+        assert layers_below(directory, found) == {
             "": (EMPTY, 0o751, ""),
             "/file": (READ, 0o755, ""),
             "/full": (COPY, 0, ""),
@@ -83,20 +83,20 @@ def test_a_directory_with_a_mount_below_is_split() -> None:
             "/secret": (EMPTY, 0o755, ""),
             "/void": (EMPTY, 0o1770, ""),
         }
-        Path(home, "mounted/file").write_text("x")
+        Path(directory, "mounted/file").write_text("x")
         for kind, read_only, how in (("tmpfs", False, COPY), ("nfs4", False, READ), ("tmpfs", True, READ)):
-            found = layers.split(table_with(home, kind, read_only=read_only))
-            assert layers_below(home, found)["/mounted"] == (how, 0, "")
-        assert layers_below(home, layers.split(table_with(home, "nsfs")))["/mounted"] == (EMPTY, 0o755, "")
+            found = layers.split(table_with(directory, kind, read_only=read_only))
+            assert layers_below(directory, found)["/mounted"] == (how, 0, "")
+        assert layers_below(directory, layers.split(table_with(directory, "nsfs")))["/mounted"] == (EMPTY, 0o755, "")
 
 
 def test_without_overlays_the_host_is_read_only_and_tmp_is_new() -> None:
-    with tree() as home:
-        make(home)
+    with tree() as directory:
+        make(directory)
         found = layers.split(
-            {"/": MountPoint(1, 0, "/", "ext4")}, overlay=False, cuts={home, *map(str, Path(home).parents)}
+            {"/": MountPoint(1, 0, "/", "ext4")}, overlay=False, cuts={directory, *map(str, Path(directory).parents)}
         )
-        assert layers_below(home, found) == {
+        assert layers_below(directory, found) == {
             "": (EMPTY, 0o751, ""),
             "/file": (READ, 0o755, ""),
             "/full": (READ, 0, ""),
@@ -114,15 +114,15 @@ def test_without_overlays_the_host_is_read_only_and_tmp_is_new() -> None:
 
 
 def test_a_mount_with_mounts_below_it_is_still_shown() -> None:
-    with tree() as home:
-        make(home)
-        point, inner = home, f"{home}/mounted"
+    with tree() as directory:
+        make(directory)
+        point, inner = directory, f"{directory}/mounted"
         table = {
             "/": MountPoint(1, 0, "/", "ext4"),
             point: MountPoint(2, 1, point, "nfs4"),
             inner: MountPoint(3, 2, inner, "tmpfs"),
         }
-        found = layers_below(home, layers.split(table))
+        found = layers_below(directory, layers.split(table))
         assert (found["/full"], found["/secret"]) == ((READ, 0, ""), (READ, 0, ""))
 
 

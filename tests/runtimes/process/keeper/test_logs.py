@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.runtimes.process.harness import Scene, opened, remove_all, temporary_root
+from tests.runtimes.process.harness import RuntimeHarness, opened, remove_all, temporary_root
 
 
 def test_an_old_keeper_refuses_an_unknown_request() -> None:
@@ -14,7 +14,7 @@ def test_an_old_keeper_refuses_an_unknown_request() -> None:
     async def scenario() -> list[dict[str, Any]]:
         with temporary_root() as root:
             async with opened(root) as runtime:
-                container = await Scene(runtime).start("sleep", "3600")
+                container = await RuntimeHarness(runtime).start("sleep", "3600")
                 (place,) = Path(root).glob("sandboxes/*/keeper.sock")
                 reader, writer = await asyncio.open_unix_connection(str(place))
                 questions = [{"id": 1, "do": "sing"}, {"id": 2, "do": "reopen_log", "container": container}]

@@ -38,21 +38,21 @@ def test_a_group_that_is_not_mapped_is_refused_with_advice(
 
 
 def test_an_ordinary_user_sets_its_own_group_including_links() -> None:
-    with tempfile.TemporaryDirectory(prefix="podkeeper-give-") as home:
-        os.makedirs(f"{home}/a/b")
-        Path(home, "a/file").write_text("")
-        os.symlink("/etc/passwd", f"{home}/a/link")
+    with tempfile.TemporaryDirectory(prefix="podkeeper-give-") as directory:
+        os.makedirs(f"{directory}/a/b")
+        Path(directory, "a/file").write_text("")
+        os.symlink("/etc/passwd", f"{directory}/a/link")
         names = ("", "/a", "/a/b", "/a/file", "/a/link")
         if os.geteuid() == 0:
             for name in names:
-                os.chown(home + name, 65534, 1, follow_symlinks=False)
+                os.chown(directory + name, 65534, 1, follow_symlinks=False)
 
         def action() -> None:
-            set_group(home, 0, Isolation("user"))
+            set_group(directory, 0, Isolation("user"))
 
         in_keeper(action, "user")
         group = 65534 if os.geteuid() == 0 else os.getegid()
-        assert {name: os.lstat(home + name).st_gid for name in names} == dict.fromkeys(names, group)
+        assert {name: os.lstat(directory + name).st_gid for name in names} == dict.fromkeys(names, group)
         assert os.stat("/etc/passwd").st_gid != 65534
 
 

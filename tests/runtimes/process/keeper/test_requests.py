@@ -108,8 +108,8 @@ def with_keeper(act: Callable[[Harness], T]) -> T:
     """Run a scenario with a keeper in a forked process, because the keeper reaps all children of its process."""
 
     def run_act() -> T:
-        with tempfile.TemporaryDirectory(prefix="podkeeper-keeper-") as home:
-            os.chdir(home)
+        with tempfile.TemporaryDirectory(prefix="podkeeper-keeper-") as directory:
+            os.chdir(directory)
             harness = Harness()
             try:
                 return act(harness)

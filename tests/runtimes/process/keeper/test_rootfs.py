@@ -44,7 +44,7 @@ SEEN = {
 
 
 @pytest.mark.parametrize("script, expected", SEEN.values(), ids=SEEN.keys())
-def test_a_container_sees(machine: Machine, script: str, expected: str) -> None:
+def test_the_files_of_a_container(machine: Machine, script: str, expected: str) -> None:
     assert machine.run(script, {"hostname": "pod-1"})[1].strip() == expected
 
 
@@ -107,7 +107,7 @@ VOLUMES = {
 
 
 @pytest.mark.parametrize("target", VOLUMES.values(), ids=VOLUMES.keys())
-def test_a_volume_appears(machine: Machine, target: str) -> None:
+def test_a_volume_is_mounted(machine: Machine, target: str) -> None:
     source = machine.make("volume")
     machine.make("volume/greeting", "hello")
     code, output = machine.run(f"cat {target}/greeting && echo bye > {target}/answer", binds=(Bind(source, target),))
@@ -121,7 +121,7 @@ FILES = ("/dev/termination-log", "/etc/hosts", "/etc/podkeeper-test.conf", "/new
 
 
 @pytest.mark.parametrize("target", FILES)
-def test_a_single_file_appears(machine: Machine, target: str) -> None:
+def test_a_single_file_is_mounted(machine: Machine, target: str) -> None:
     source = machine.make("file", "old\n")
     code, output = machine.run(f"cat {target} && echo new > {target}", binds=(Bind(source, target),))
     assert (code, output) == (0, "old\n")
@@ -138,7 +138,7 @@ def test_a_read_only_volume_can_only_be_read(machine: Machine) -> None:
     assert os.path.exists(f"{source}/x")
 
 
-def test_nested_volumes_appear_in_any_order(machine: Machine) -> None:
+def test_nested_volumes_are_mounted_in_any_order(machine: Machine) -> None:
     outer, inner = machine.make("outer"), machine.make("inner")
     machine.make("inner/x", "inside")
     code, output = machine.run("cat /data/sub/x", binds=(Bind(inner, "/data/sub"), Bind(outer, "/data")))
@@ -220,7 +220,7 @@ def test_host_ipc_is_the_hosts(machine: Machine) -> None:
     assert machine.run("readlink /proc/self/ns/ipc", name="b")[1].strip() != os.readlink("/proc/self/ns/ipc")
 
 
-def test_without_a_hostname_it_is_the_hosts(machine: Machine) -> None:
+def test_the_default_hostname_is_the_hosts(machine: Machine) -> None:
     assert machine.run("hostname")[1].strip() == os.uname().nodename
     assert machine.run("hostname", name="b", uts="own", hostname="other")[1].strip() == "other"
 
