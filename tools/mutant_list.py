@@ -590,7 +590,7 @@ MUTANTS = (
         "engine/pod_facts.py",
         "return self._pods.pod_by_uid(uid) is not None or not finished",
         "return not finished",
-        ("tests/sim/test_found_no_room.py",),
+        ("tests/sim/test_found_admission.py",),
     ),
     Mutant(
         "exits-of-a-pod-that-an-old-list-lacks-removed",
@@ -625,7 +625,7 @@ MUTANTS = (
         "engine/housekeeping.py",
         "            for record in plan.dead_pods_to_remove:",
         "            for record in ():",
-        ("tests/app/test_agent.py::test_the_runtime_has_nothing_of_a_removed_pod",),
+        ("tests/app/test_build.py::test_the_runtime_has_nothing_of_a_removed_pod",),
         seed=0,
     ),
     Mutant(
@@ -827,7 +827,7 @@ MUTANTS = (
         "runtimes/cri/creation.py",
         "if (each.metadata.name, each.metadata.attempt) == (name, attempt)\n",
         "if each.metadata.name == name\n",
-        ("tests/runtimes/cri/test_adversity.py",),
+        ("tests/runtimes/cri/test_runtime_faults.py",),
     ),
     Mutant(
         "end-of-a-command-ends-its-container",

@@ -6,7 +6,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from podkeeper.model.discovery import APIGroupDiscoveryList, APIResourceDiscovery, APISubresourceDiscovery
 from podkeeper.model.k8s import coordination, core, events, kinds, meta
+from podkeeper.model.kubelet_config import KubeletConfiguration
+from podkeeper.model.pod_metrics import ContainerMetrics, NodeMetrics, NodeMetricsList, PodMetrics, PodMetricsList
+from podkeeper.model.table import Table, TableColumnDefinition, TableRow, TableRowCondition
 from podkeeper.model.wire import Wire, fill
 
 
@@ -89,3 +93,49 @@ def test_kinds_map_to_their_structs() -> None:
     assert kinds.KINDS["v1", "Pod"] is core.Pod
     assert kinds.KINDS["events.k8s.io/v1", "Event"] is events.Event
     assert kinds.KINDS["v1", "Event"] is core.Event
+
+
+WRITTEN: dict[str, tuple[Wire, Any]] = {
+    "an empty table": (Table(), {"metadata": {}, "columnDefinitions": [], "rows": []}),
+    "a column": (
+        TableColumnDefinition(name="Name"),
+        {"name": "Name", "type": "", "format": "", "description": "", "priority": 0},
+    ),
+    "a row without its object": (TableRow(cells=("a", 1, None)), {"cells": ["a", 1, None], "object": None}),
+    "a row with everything": (
+        TableRow(object={"kind": "Pod"}, conditions=(TableRowCondition(type="Completed", status="True"),)),
+        {"cells": [], "object": {"kind": "Pod"}, "conditions": [{"type": "Completed", "status": "True"}]},
+    ),
+    "empty pod metrics": (PodMetrics(), {"metadata": {}, "timestamp": None, "window": "0s", "containers": []}),
+    "metrics of a container": (
+        ContainerMetrics(name="a", usage={"cpu": "5m"}),
+        {"name": "a", "usage": {"cpu": "5m"}},
+    ),
+    "empty node metrics": (NodeMetrics(), {"metadata": {}, "timestamp": None, "window": "0s", "usage": {}}),
+    "an empty list of pod metrics": (PodMetricsList(), {"metadata": {}, "items": []}),
+    "an empty list of node metrics": (NodeMetricsList(), {"metadata": {}, "items": []}),
+    "an empty discovery": (APIGroupDiscoveryList(), {"metadata": {}, "items": []}),
+    "a discovered resource": (
+        APIResourceDiscovery(resource="pods", scope="Namespaced"),
+        {"resource": "pods", "scope": "Namespaced", "singularResource": "", "verbs": []},
+    ),
+    "a discovered subresource": (APISubresourceDiscovery(subresource="log"), {"subresource": "log", "verbs": []}),
+    "an empty configuration": (
+        KubeletConfiguration(),
+        {
+            "authentication": {"x509": {}, "webhook": {}, "anonymous": {}},
+            "authorization": {"webhook": {}},
+            "crashLoopBackOff": {},
+            "containerRuntimeEndpoint": "",
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("struct, wire", WRITTEN.values(), ids=WRITTEN.keys())
+def test_fields_that_are_always_written(struct: Wire, wire: Any) -> None:
+    encoded = msgspec.json.encode(struct)
+    assert msgspec.json.decode(encoded) == wire
+    assert msgspec.json.decode(encoded, type=type(struct)) == struct
+    # Go accepts null anywhere and decodes it as the zero value.
+    assert msgspec.convert(dict.fromkeys(wire), type(struct)) == type(struct)()

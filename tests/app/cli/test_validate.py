@@ -19,7 +19,12 @@ spec:
 
 
 def validate(*arguments: str | Path, stdin: str = "") -> Result:
-    return CliRunner().invoke(main, ["validate", *map(str, arguments), "--node-name", "n1"], input=stdin)
+    return on_this_host(*arguments, "--node-name", "n1", stdin=stdin)
+
+
+def on_this_host(*arguments: str | Path, stdin: str = "") -> Result:
+    """Validate for a node with the default name, which is that of the host."""
+    return CliRunner().invoke(main, ["validate", *map(str, arguments)], input=stdin)
 
 
 def test_backup_files_of_editors_are_ignored(tmp_path: Path) -> None:
@@ -81,3 +86,43 @@ def test_problems_as_json(tmp_path: Path) -> None:
 def test_a_directory_without_manifests_is_reported(tmp_path: Path) -> None:
     result = validate(tmp_path)
     assert (result.exit_code, result.output) == (0, "0 valid pods, 0 other valid objects; no manifests found\n")
+
+
+def test_validate_reports_all_problems_with_file_line_and_field(tmp_path: Path) -> None:
+    path = tmp_path / "pods.yaml"
+    path.write_text(
+        "apiVersion: v1\nkind: Pod\nmetadata: {name: good}\nspec:\n  containers: [{name: c, image: i}]\n"
+        "---\napiVersion: v1\nkind: Pod\nmetadata: {name: bad}\nspec:\n  containers:\n    - name: c\n      image: 7\n"
+        "---\napiVersion: v1\nkind: Pod\nmetadata: {name: Worse}\nspec:\n  containers: [{name: c, image: i}]\n"
+        "  restartPolicy: Sometimes\n"
+    )
+    result = on_this_host(path)
+    assert result.exit_code == 1
+    lines = result.output.splitlines()
+    assert any(f"{path}:13: spec.containers[0].image" in line for line in lines)
+    assert any("metadata.name" in line for line in lines)
+    assert any(f"{path}:20: spec.restartPolicy" in line for line in lines)
+    assert "1 valid pod, 0 other valid objects" in lines[-1]
+
+
+def test_an_unknown_field_is_a_warning_and_an_error_when_strict(tmp_path: Path) -> None:
+    path = tmp_path / "pod.yaml"
+    path.write_text(
+        "apiVersion: v1\nkind: Pod\nmetadata: {name: p}\nspec:\n  contaners: []\n  containers: [{name: c, image: i}]\n"
+    )
+    lenient, strict = on_this_host(path), on_this_host("--strict", path)
+    assert (lenient.exit_code, strict.exit_code) == (0, 1)
+    assert f"warning: {path}:5: spec.contaners" in lenient.output
+
+
+def test_validate_accepts_config_maps_and_secrets(tmp_path: Path) -> None:
+    (tmp_path / "settings.yaml").write_text("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: s}\ndata: {a: b}\n")
+    (tmp_path / ".hidden.yaml").write_text("not: [valid")
+    result = on_this_host(tmp_path)
+    assert (result.exit_code, result.output.strip()) == (0, "0 valid pods, 1 other valid object")
+
+
+def test_an_unreadable_file_is_a_problem(tmp_path: Path) -> None:
+    (tmp_path / "gone.yaml").symlink_to(tmp_path / "nowhere.yaml")
+    (tmp_path / "bomb.yaml").write_text("a: &a [x, x, x]\n" + "".join(f"a{i}: &a{i} [*a, *a, *a]\n" for i in range(3)))
+    assert on_this_host(tmp_path).exit_code == 1

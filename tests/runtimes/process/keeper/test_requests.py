@@ -1,5 +1,6 @@
 """Requests to a keeper: events, answers, errors, and the shutdown."""
 
+import asyncio
 import json
 import os
 import signal
@@ -16,6 +17,7 @@ from podkeeper.runtimes.process.keeper.keeper import Keeper
 from podkeeper.runtimes.process.keeper.launch import Launch
 from podkeeper.runtimes.process.keeper.protocol import encode, send_with_files
 from tests.runtimes.process.fake_jail import SLEEP, FakeJail, wait_for_end
+from tests.runtimes.process.harness import RuntimeHarness, opened, remove_all, temporary_root
 from tests.runtimes.process.jail_harness import in_keeper
 from tests.runtimes.process.manual_loop import ManualLoop
 
@@ -509,3 +511,24 @@ def test_an_unknown_child_is_reaped(command: list[str]) -> None:
         return [gone, harness.agent.received()]
 
     assert with_keeper(act) == [command == ["true"], []]
+
+
+def test_an_old_keeper_refuses_an_unknown_request() -> None:
+    """A keeper may be older than its agent. If it refuses a log rotation, the agent undoes the rotation."""
+
+    async def scenario() -> list[dict[str, Any]]:
+        with temporary_root() as root:
+            async with opened(root) as runtime:
+                container = await RuntimeHarness(runtime).start("sleep", "3600")
+                (place,) = Path(root).glob("sandboxes/*/keeper.sock")
+                reader, writer = await asyncio.open_unix_connection(str(place))
+                requests = [{"id": 1, "do": "no_such_request"}, {"id": 2, "do": "reopen_log", "container": container}]
+                writer.writelines(json.dumps(each).encode() + b"\n" for each in requests)
+                answers = [json.loads(await asyncio.wait_for(reader.readline(), 10)) for _ in requests]
+                writer.close()
+                await remove_all(runtime, root)
+                return answers
+
+    refused, done = asyncio.run(scenario())
+    assert (refused["id"], refused["error"]) == (1, "unknown request: no_such_request")
+    assert done == {"id": 2, "ok": {}}

@@ -1,4 +1,4 @@
-"""Regressions from the simulation: pods for which there is no room."""
+"""Regressions from the simulation: rejection and preemption of pods on a full node."""
 
 import asyncio
 import dataclasses

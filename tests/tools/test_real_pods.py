@@ -13,7 +13,7 @@ from tests.e2e.kubelet_node import needs_kubelet
 from tests.runtimes.cri.containerd import missing
 
 pytestmark = pytest.mark.slow
-REPOSITORY = Path(__file__).parent.parent
+REPOSITORY = Path(__file__).parent.parent.parent
 
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:
