@@ -66,7 +66,9 @@ def test_a_late_success_of_a_readiness_probe_makes_no_exited_container_ready() -
         found = harness.agent.engine.statuses.get_pod_status(harness.uid("job"))
         assert found is not None
         (status,) = found.container_statuses or ()
-        assert not harness.agent.engine.statuses.set_container_readiness(harness.uid("job"), status.container_id or "", True)
+        assert not harness.agent.engine.statuses.set_container_readiness(
+            harness.uid("job"), status.container_id or "", True
+        )
 
     on_node(scenario)
 

@@ -1,6 +1,6 @@
-"""A house of real rooms (loop, handlers, housekeeping, admission, workers) around a syncer and a runtime that are toys.
+"""A harness of the real loop, handlers, housekeeping, admission and workers with a fake syncer and a fake runtime.
 
-A pod runs from the end of its first sync to the end of its termination; each takes as long as the test says.
+A pod runs from the end of its first sync to the end of its termination. The test sets how long a termination takes.
 """
 
 import asyncio
@@ -60,8 +60,8 @@ async def never() -> None:
     await asyncio.Event().wait()
 
 
-class FakeRuntime:
-    """Has the pods that run. Its calls can be made to wait, fail or hang."""
+class LoopRuntime:
+    """Holds the running pods. A test can make its calls wait, fail or hang."""
 
     def __init__(self) -> None:
         self.running: set[str] = set()
@@ -87,7 +87,7 @@ class FakeRuntime:
 class FakeCache:
     """Return the state of the fake runtime."""
 
-    def __init__(self, runtime: FakeRuntime) -> None:
+    def __init__(self, runtime: LoopRuntime) -> None:
         self._runtime = runtime
 
     def get_if_sure(self, uid: PodUID) -> PodRecord:
@@ -98,11 +98,11 @@ class FakeCache:
 
 
 class FakeSyncer:
-    """Starts and stops pods in the toy runtime, and keeps a diary of it."""
+    """Starts and stops pods in the fake runtime, and logs each call with its time."""
 
-    def __init__(self, runtime: FakeRuntime) -> None:
+    def __init__(self, runtime: LoopRuntime) -> None:
         self._runtime = runtime
-        self.diary: list[tuple[float, str, str]] = []
+        self.log: list[tuple[float, str, str]] = []
         self.stop_seconds: dict[str, float] = defaultdict(float)
         self.hanging: set[str] = set()
 
@@ -121,7 +121,7 @@ class FakeSyncer:
         self._runtime.running.discard(uid)
 
     async def sync_terminating_runtime_pod(self, running_pod: PodRecord) -> None:
-        self.diary.append((_now(), "kill orphan", running_pod.uid))
+        self.log.append((_now(), "kill orphan", running_pod.uid))
         await asyncio.sleep(self.stop_seconds[running_pod.uid])
         self._runtime.running.discard(running_pod.uid)
 
@@ -129,12 +129,12 @@ class FakeSyncer:
         self._note("clean up", pod)
 
     def did(self, what: str, uid: str) -> list[float]:
-        """When this was done to a pod."""
-        return [at for at, verb, who in self.diary if (verb, who) == (what, uid)]
+        """Return the times of this call for this pod."""
+        return [at for at, call, of in self.log if (call, of) == (what, uid)]
 
     def _note(self, what: str, pod: Pod) -> str:
         uid = pod.metadata.uid or ""
-        self.diary.append((_now(), what, uid))
+        self.log.append((_now(), what, uid))
         return uid
 
 
@@ -145,7 +145,7 @@ class FakeStatuses:
         self.statuses: dict[PodUID, PodStatus] = {}
         self.flags: list[tuple[str, str, str, bool]] = []
         self.kept: frozenset[PodUID] | None = None
-        self.told_mirrors: list[PodUID] = []
+        self.changed_mirrors: list[PodUID] = []
 
     def get_pod_status(self, uid: PodUID) -> PodStatus | None:
         return self.statuses.get(uid)
@@ -154,7 +154,7 @@ class FakeStatuses:
         self.statuses[PodUID(pod.metadata.uid or "")] = status
 
     def mirror_changed(self, uid: PodUID) -> None:
-        self.told_mirrors.append(uid)
+        self.changed_mirrors.append(uid)
 
     def set_container_readiness(self, uid: PodUID, container_id: str, ready: bool) -> None:
         self.flags.append(("ready", uid, container_id, ready))
@@ -239,7 +239,7 @@ class FakeHost:
 
 
 class LoopHarness:
-    """All of it, plugged together. To be made inside of a virtual loop."""
+    """All modules, connected. Must be created inside a virtual loop."""
 
     def __init__(
         self,
@@ -247,11 +247,11 @@ class LoopHarness:
         sources: Collection[str] = (API_SOURCE,),
         cpu: str = "4",
         max_pods: str = "20000",
-        skips_quiet_rounds: bool = False,
+        skips_unchanged_rounds: bool = False,
         calls: PortCalls | None = None,
     ) -> None:
         self.clock = VirtualClock()
-        self.runtime, self.host = FakeRuntime(), FakeHost()
+        self.runtime, self.host = LoopRuntime(), FakeHost()
         self.status, self.probes, self.mirrors = FakeStatuses(), FakeProbes(), FakeMirrors()
         self.events: list[PodEvent] = []
         self.collected: list[tuple[str, str, bool]] = []
@@ -305,7 +305,7 @@ class LoopHarness:
             volumes=self.host if calls is None else calls.watch("volumes", self.host),
             cgroups=self.host if calls is None else calls.watch("cgroups", self.host),
             held=self.preemption.held,
-            inbox=self.inbox if skips_quiet_rounds else None,
+            inbox=self.inbox if skips_unchanged_rounds else None,
         )
         self.loop = SyncLoop(
             handlers=self.handlers,
@@ -322,7 +322,7 @@ class LoopHarness:
         return self._last_moment
 
     @asynccontextmanager
-    async def alive(self) -> AsyncIterator[None]:
+    async def running(self) -> AsyncIterator[None]:
         """Run all parts."""
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(part.run()) for part in (self.workers, self.preemption, self.loop)]
@@ -330,26 +330,28 @@ class LoopHarness:
             for task in tasks:
                 task.cancel()
 
-    def tell(self, op: Op, *pods: Pod, source: str = API_SOURCE) -> None:
+    def send_update(self, op: Op, *pods: Pod, source: str = API_SOURCE) -> None:
         self.inbox.put(PodUpdate(op, pods, source))
 
 
-def play(
-    story: Callable[[LoopHarness], Awaitable[T]],
+def run_scenario(
+    scenario: Callable[[LoopHarness], Awaitable[T]],
     *,
     sources: Collection[str] = (API_SOURCE,),
     cpu: str = "4",
     max_pods: str = "20000",
-    skips_quiet_rounds: bool = False,
+    skips_unchanged_rounds: bool = False,
 ) -> tuple[T, float]:
-    """Run a story with a harness. Return its result and the virtual seconds it took."""
+    """Run a scenario with a harness. Return its result and the virtual seconds it took."""
 
-    async def life() -> T:
-        house = LoopHarness(sources=sources, cpu=cpu, max_pods=max_pods, skips_quiet_rounds=skips_quiet_rounds)
-        async with house.alive():
-            return await story(house)
+    async def run() -> T:
+        harness = LoopHarness(
+            sources=sources, cpu=cpu, max_pods=max_pods, skips_unchanged_rounds=skips_unchanged_rounds
+        )
+        async with harness.running():
+            return await scenario(harness)
 
-    return simulate(life())
+    return simulate(run())
 
 
 def _now() -> float:

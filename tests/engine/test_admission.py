@@ -27,7 +27,7 @@ from podkeeper.model.messages import API_SOURCE, CONFIG_SOURCE_ANNOTATION, FILE_
 from podkeeper.rules.admission.admit import Enforcement, Preempt, Rejection, admit
 from podkeeper.testing.build import container
 from tests.doubles import stand_in
-from tests.engine.loop_harness import LoopHarness, play, pod, uids
+from tests.engine.loop_harness import LoopHarness, pod, run_scenario, uids
 
 NODE = Node(metadata=ObjectMeta(name="node"), status=NodeStatus(allocatable={"cpu": "2", "memory": "4Gi", "pods": "5"}))
 
@@ -216,7 +216,7 @@ def test_the_verdict_is_the_same_as_checking_all_active_pods(steps: list[tuple[s
 
 def test_a_pod_that_does_not_fit_fails_with_the_reason_and_an_event() -> None:
     async def scenario(node: LoopHarness) -> tuple[PodStatus, list[str], set[str]]:
-        node.tell(
+        node.send_update(
             Op.ADD,
             pod("first", container(requests={"cpu": "3"})),
             pod("second", container(requests={"cpu": "2"})),
@@ -225,7 +225,7 @@ def test_a_pod_that_does_not_fit_fails_with_the_reason_and_an_event() -> None:
         await asyncio.sleep(1)
         return node.status.statuses[PodUID("second")], [event.reason for event in node.events], node.runtime.running
 
-    status, events, running = play(scenario)[0]
+    status, events, running = run_scenario(scenario)[0]
     assert (status.phase, status.reason) == ("Failed", "OutOfcpu")
     assert events == ["OutOfcpu"]
     assert running == {"first", "third"}
@@ -233,28 +233,28 @@ def test_a_pod_that_does_not_fit_fails_with_the_reason_and_an_event() -> None:
 
 def test_a_pod_fits_as_soon_as_another_has_terminated() -> None:
     async def scenario(node: LoopHarness) -> set[str]:
-        node.tell(Op.ADD, pod("old", container(requests={"cpu": "4"})))
+        node.send_update(Op.ADD, pod("old", container(requests={"cpu": "4"})))
         await asyncio.sleep(1)
-        node.tell(Op.DELETE, pod("old", container(requests={"cpu": "4"}), deleted=True))
+        node.send_update(Op.DELETE, pod("old", container(requests={"cpu": "4"}), deleted=True))
         await asyncio.sleep(0.01)
-        node.tell(Op.ADD, pod("new", container(requests={"cpu": "4"})))
+        node.send_update(Op.ADD, pod("new", container(requests={"cpu": "4"})))
         await asyncio.sleep(0.01)
         return node.runtime.running
 
-    assert play(scenario)[0] == {"new"}
+    assert run_scenario(scenario)[0] == {"new"}
 
 
 def test_a_removed_pod_frees_its_resources_even_while_it_is_being_stopped() -> None:
     async def scenario(node: LoopHarness) -> set[str]:
         node.syncer.stop_seconds["old"] = 20
-        node.tell(Op.ADD, pod("old", container(requests={"cpu": "4"})))
+        node.send_update(Op.ADD, pod("old", container(requests={"cpu": "4"})))
         await asyncio.sleep(1)
-        node.tell(Op.REMOVE, pod("old", container(requests={"cpu": "4"})))
-        node.tell(Op.ADD, pod("new", container(requests={"cpu": "4"})))
+        node.send_update(Op.REMOVE, pod("old", container(requests={"cpu": "4"})))
+        node.send_update(Op.ADD, pod("new", container(requests={"cpu": "4"})))
         await asyncio.sleep(1)
         return node.runtime.running
 
-    assert play(scenario)[0] == {"old", "new"}
+    assert run_scenario(scenario)[0] == {"old", "new"}
 
 
 SOURCES = {
@@ -269,18 +269,22 @@ def test_a_critical_pod_starts_after_its_victim_was_killed_and_other_pods_do_not
 
     async def scenario(node: LoopHarness) -> tuple[object, ...]:
         node.syncer.stop_seconds["victim"] = 6.3
-        node.tell(Op.ADD, pod("victim", container(requests={"cpu": "4"})))
+        node.send_update(Op.ADD, pod("victim", container(requests={"cpu": "4"})))
         await asyncio.sleep(1)
-        node.tell(Op.ADD, pod("critical", container(requests={"cpu": "3"}), source=FILE_SOURCE), source=FILE_SOURCE)
-        node.tell(Op.UPDATE, pod("critical", container(requests={"cpu": "3"}), source=FILE_SOURCE), source=FILE_SOURCE)
-        node.tell(Op.ADD, pod("bystander"))
+        node.send_update(
+            Op.ADD, pod("critical", container(requests={"cpu": "3"}), source=FILE_SOURCE), source=FILE_SOURCE
+        )
+        node.send_update(
+            Op.UPDATE, pod("critical", container(requests={"cpu": "3"}), source=FILE_SOURCE), source=FILE_SOURCE
+        )
+        node.send_update(Op.ADD, pod("bystander"))
         await asyncio.sleep(4)  # housekeeping runs
         held = frozenset(node.preemption.held())
         await asyncio.sleep(4)
         starts = [node.syncer.did("sync", uid)[:1] for uid in ("critical", "bystander")]
         return held, starts, frozenset(node.preemption.held()), node.runtime.running
 
-    held, starts, free, running = play(scenario, sources=sources)[0]
+    held, starts, free, running = run_scenario(scenario, sources=sources)[0]
     assert (held, free) == (uids("critical"), frozenset())
     assert starts == [[7.3], [1.0]]
     assert running == {"critical", "bystander"}
@@ -289,40 +293,44 @@ def test_a_critical_pod_starts_after_its_victim_was_killed_and_other_pods_do_not
 def test_resources_freed_for_a_critical_pod_are_not_given_to_another_pod() -> None:
     async def scenario(node: LoopHarness) -> tuple[str | None, set[str]]:
         node.syncer.stop_seconds["victim"] = 7
-        node.tell(Op.ADD, pod("victim", container(requests={"cpu": "4"})))
+        node.send_update(Op.ADD, pod("victim", container(requests={"cpu": "4"})))
         await asyncio.sleep(1)
-        node.tell(Op.ADD, pod("critical", container(requests={"cpu": "3"}), source=FILE_SOURCE), source=FILE_SOURCE)
+        node.send_update(
+            Op.ADD, pod("critical", container(requests={"cpu": "3"}), source=FILE_SOURCE), source=FILE_SOURCE
+        )
         await asyncio.sleep(1)
-        node.tell(Op.REMOVE, pod("victim", container(requests={"cpu": "4"})))
-        node.tell(Op.ADD, pod("greedy", container(requests={"cpu": "3"})))
+        node.send_update(Op.REMOVE, pod("victim", container(requests={"cpu": "4"})))
+        node.send_update(Op.ADD, pod("greedy", container(requests={"cpu": "3"})))
         await asyncio.sleep(10)
         return node.status.statuses[PodUID("greedy")].reason, node.runtime.running
 
-    assert play(scenario)[0] == ("OutOfcpu", {"critical"})
+    assert run_scenario(scenario)[0] == ("OutOfcpu", {"critical"})
 
 
 def test_a_critical_pod_removed_while_held_never_starts() -> None:
     async def scenario(node: LoopHarness) -> tuple[list[float], set[str]]:
         critical = pod("critical", container(requests={"cpu": "3"}), source=FILE_SOURCE)
         node.syncer.stop_seconds["victim"] = 7
-        node.tell(Op.ADD, pod("victim", container(requests={"cpu": "4"})))
+        node.send_update(Op.ADD, pod("victim", container(requests={"cpu": "4"})))
         await asyncio.sleep(1)
-        node.tell(Op.ADD, critical, source=FILE_SOURCE)
+        node.send_update(Op.ADD, critical, source=FILE_SOURCE)
         await asyncio.sleep(1)
-        node.tell(Op.REMOVE, critical, source=FILE_SOURCE)
+        node.send_update(Op.REMOVE, critical, source=FILE_SOURCE)
         await asyncio.sleep(20)
         return node.syncer.did("sync", "critical"), node.runtime.running
 
-    assert play(scenario)[0] == ([], set())
+    assert run_scenario(scenario)[0] == ([], set())
 
 
 def test_a_critical_pod_starts_even_if_its_victim_does_not_stop_in_time() -> None:
     async def scenario(node: LoopHarness) -> tuple[bool, list[str]]:
         node.syncer.stop_seconds["victim"] = 1e6
-        node.tell(Op.ADD, pod("victim", container(requests={"cpu": "4"})))
+        node.send_update(Op.ADD, pod("victim", container(requests={"cpu": "4"})))
         await asyncio.sleep(1)
-        node.tell(Op.ADD, pod("critical", container(requests={"cpu": "3"}), source=FILE_SOURCE), source=FILE_SOURCE)
+        node.send_update(
+            Op.ADD, pod("critical", container(requests={"cpu": "3"}), source=FILE_SOURCE), source=FILE_SOURCE
+        )
         await asyncio.sleep(600)
         return "critical" in node.runtime.running, [event.reason for event in node.events]
 
-    assert play(scenario)[0] == (True, ["Preempting", "ExceededGracePeriod"])
+    assert run_scenario(scenario)[0] == (True, ["Preempting", "ExceededGracePeriod"])

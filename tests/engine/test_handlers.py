@@ -54,7 +54,7 @@ NOW = 0.0  # of the virtual clock
 
 def update(type_: UpdateType, of: Pod, mirror: Pod | None = None) -> Call:
     """Return the call that sends an update to a worker."""
-    return "tell worker", Update(type=type_, pod=of, mirror_pod=mirror, start_time=NOW)
+    return "update worker", Update(type=type_, pod=of, mirror_pod=mirror, start_time=NOW)
 
 
 class Harness:
@@ -69,17 +69,17 @@ class Harness:
         self.held_pods: set[PodUID] = set()
         self.ending: set[PodUID] = set()
         self.removable: set[PodUID] = set()
-        self.turned_away: set[PodUID] = set()
+        self.rejected: set[PodUID] = set()
         self.waiting: dict[str, PodUID] = {}
         self.failing: dict[str, Exception] = {}
         self.seen_all = True
-        self.asked_anew: list[str | None] = []
+        self.cleared_rejections: list[str | None] = []
         self.then: Callable[[], None] | None = None
         self.pods = PodManager()
         optional: dict[str, Any] = {
             "on_removal": self.removal,
             "history": stand_in(PodHistory, SimpleNamespace(add=partial(self.call, "history"))),
-            "clear_rejection": self.ask_anew,
+            "clear_rejection": self.clear_rejection,
             "observer": stand_in(Observer, SimpleNamespace(rejected=partial(self.call, "rejected"))),
             "retry": lambda uid: self.call("retry", uid),
         }
@@ -87,8 +87,8 @@ class Harness:
             pods=self.pods,
             workers=stand_in(PodWorkers, self),
             status=stand_in(StatusManager, self),
-            deadlines=stand_in(ActiveDeadlines, _Followers("deadline", self.call)),
-            admission=stand_in(Admission, _Judge(self)),
+            deadlines=stand_in(ActiveDeadlines, _Deadlines("deadline", self.call)),
+            admission=stand_in(Admission, _Admission(self)),
             preemption=stand_in(Preemption, self),
             sources=tuple(sources),
             has_seen=lambda asked: self.seen_all and set(asked) == set(sources),
@@ -107,28 +107,28 @@ class Harness:
         return list(self.handlers.config(PodUpdate(cast(Op, op), pods, source)))
 
     def have(self, *pods: Pod, source: str = API_SOURCE) -> None:
-        """Let pods be added, and forget the calls that this took."""
+        """Add pods and drop the recorded calls."""
         for each in pods:
             self.config(Op.ADD, each, source=source)
-        self.taken()
+        self.take_calls()
 
     def release(self) -> list[Call]:
         """Let the held pod start. Returns the calls."""
         self.held_pods.clear()
-        self.taken()
+        self.take_calls()
         assert self.then is not None
         self.then()
-        return self.taken()
+        return self.take_calls()
 
-    def taken(self) -> list[Call]:
-        """The calls since the last time."""
-        taken, self.calls = self.calls, []
-        return taken
+    def take_calls(self) -> list[Call]:
+        """Return the calls since the last time."""
+        take_calls, self.calls = self.calls, []
+        return take_calls
 
     # Workers.
 
     def update_pod(self, update: Update) -> None:
-        self.call("tell worker", update)
+        self.call("update worker", update)
 
     def is_pod_termination_requested(self, uid: PodUID) -> bool:
         return uid in self.ending
@@ -169,16 +169,16 @@ class Harness:
             return None
         return Update(type=UpdateType.UPDATE, pod=pair.pod, start_time=at)
 
-    def ask_anew(self, pod: Pod) -> bool:
-        self.asked_anew.append(pod.metadata.uid)
-        return pod.metadata.uid in self.turned_away
+    def clear_rejection(self, pod: Pod) -> bool:
+        self.cleared_rejections.append(pod.metadata.uid)
+        return pod.metadata.uid in self.rejected
 
     def record(self, event: PodEvent, about: Pod | PodRecord | None) -> None:
         self.call("event", event, about)
 
 
-class _Followers:
-    """Deadlines: notes which pods are followed."""
+class _Deadlines:
+    """Deadlines that record which pods are followed."""
 
     def __init__(self, name: str, call: Callable[..., None]) -> None:
         self._name, self._call = name, call
@@ -190,40 +190,40 @@ class _Followers:
         self._call(f"forget {self._name}", uid)
 
 
-class _Judge:
+class _Admission:
     """Admission with the verdict of the harness."""
 
     def __init__(self, harness: Harness) -> None:
-        self._desk = harness
+        self._harness = harness
 
     def admit(self, pod: Pod) -> Rejection | Preempt | None:
-        self._desk.call("admit", pod.metadata.uid)
-        return self._desk.verdict
+        self._harness.call("admit", pod.metadata.uid)
+        return self._harness.verdict
 
     def add(self, pod: Pod) -> None:
-        self._desk.call("count", pod.metadata.uid)
+        self._harness.call("count", pod.metadata.uid)
 
     def update(self, pod: Pod) -> None:
-        self._desk.call("count again", pod.metadata.uid)
+        self._harness.call("count again", pod.metadata.uid)
 
     def forget(self, uid: PodUID) -> None:
-        self._desk.call("count no more", uid)
+        self._harness.call("stop counting", uid)
 
 
 def with_harness(
-    story: Callable[[Harness], None], sources: Iterable[str] = (API_SOURCE,), *, bare: bool = False
+    scenario: Callable[[Harness], None], sources: Iterable[str] = (API_SOURCE,), *, bare: bool = False
 ) -> None:
-    async def played() -> None:
-        story(Harness(sources, bare=bare))
+    async def run() -> None:
+        scenario(Harness(sources, bare=bare))
 
-    simulate(played())
+    simulate(run())
 
 
 # Sources.
 
 
 def test_all_sources_are_ready_once_an_update_of_each_was_handled() -> None:
-    def story(harness: Harness) -> None:
+    def scenario(harness: Harness) -> None:
         assert not harness.handlers.all_sources_ready()
         harness.config(Op.ADD, source=FILE_SOURCE)
         assert not harness.handlers.all_sources_ready()
@@ -235,66 +235,72 @@ def test_all_sources_are_ready_once_an_update_of_each_was_handled() -> None:
         harness.seen_all = False
         assert not harness.handlers.all_sources_ready()
 
-    with_harness(story, sources=(API_SOURCE, FILE_SOURCE))
+    with_harness(scenario, sources=(API_SOURCE, FILE_SOURCE))
 
 
 def test_a_refused_update_shows_that_its_source_is_there(caplog: pytest.LogCaptureFixture) -> None:
-    def story(harness: Harness) -> None:
+    def scenario(harness: Harness) -> None:
         assert harness.config("SHRUG", WEB) == []
         assert harness.calls == []
         assert harness.handlers.all_sources_ready()
 
-    with_harness(story)
+    with_harness(scenario)
     caplog.clear()
 
 
 def test_a_pod_without_a_uid_is_skipped(caplog: pytest.LogCaptureFixture) -> None:
-    def story(harness: Harness) -> None:
+    def scenario(harness: Harness) -> None:
         assert harness.config(Op.UPDATE, pod("bad", uid=""), WEB) == [False]
-        assert [call for call in harness.calls if call[0] == "tell worker"] == [update(UpdateType.UPDATE, WEB)]
+        assert [call for call in harness.calls if call[0] == "update worker"] == [update(UpdateType.UPDATE, WEB)]
 
-    with_harness(story)
+    with_harness(scenario)
     caplog.clear()
 
 
 @pytest.mark.parametrize("error", [TryLater("cannot"), ZeroDivisionError()], ids=["expected", "unexpected"])
 def test_an_error_of_one_pod_holds_up_no_other(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
-    def story(harness: Harness) -> None:
-        harness.failing["tell worker"] = error
+    def scenario(harness: Harness) -> None:
+        harness.failing["update worker"] = error
         assert harness.config(Op.UPDATE, pod("a"), pod("b")) == [False, False]
-        told = [call[1] for call in harness.calls if call[0] == "tell worker"]
-        assert [each.uid for each in told if isinstance(each, Update)] == ["a", "b"]
-        harness.taken()
+        updates = [call[1] for call in harness.calls if call[0] == "update worker"]
+        assert [each.uid for each in updates if isinstance(each, Update)] == ["a", "b"]
+        harness.take_calls()
         harness.handlers.sync(PodUID("a"))
         harness.failing["collect"] = error
         harness.handlers.lifecycle(LifecycleEvent(PodUID("a"), LifecycleEventType.CONTAINER_DIED, "c1"))
         harness.handlers.probe(ProbeUpdate(ProbeKind.READINESS, PodUID("a"), "fake://1", ProbeResult.SUCCESS))
-        assert [call[0] for call in harness.calls] == ["tell worker", "tell worker", "collect", "ready", "tell worker"]
+        assert [call[0] for call in harness.calls] == [
+            "update worker",
+            "update worker",
+            "collect",
+            "ready",
+            "update worker",
+        ]
 
-    with_harness(story)
+    with_harness(scenario)
     caplog.clear()
 
 
 def test_only_additions_are_handled_by_age() -> None:
     young, old = pod("young", created="2026-01-01T00:00:02Z"), pod("old", created="2026-01-01T00:00:01Z")
 
-    def told(harness: Harness) -> list[object]:
-        return [call[1].uid for call in harness.taken() if isinstance(call[1], Update)]
+    def updates(harness: Harness) -> list[object]:
+        return [call[1].uid for call in harness.take_calls() if isinstance(call[1], Update)]
 
-    def story(harness: Harness) -> None:
+    def scenario(harness: Harness) -> None:
         harness.config(Op.ADD, young, old)
-        assert told(harness) == ["old", "young"]
+        assert updates(harness) == ["old", "young"]
         harness.config(Op.UPDATE, young, old)
-        assert told(harness) == ["young", "old"]
+        assert updates(harness) == ["young", "old"]
 
-    with_harness(story)
+    with_harness(scenario)
 
 
 # One pod at a time.
 
 
 def test_a_pod_that_fits_is_counted_and_started() -> None:
-    def story(harness: Harness) -> None:
+    def scenario(harness: Harness) -> None:
         assert harness.config(Op.ADD, WEB) == [False]
         assert harness.pods.pod_by_uid(UID) is WEB
         assert harness.calls == [
@@ -304,11 +310,11 @@ def test_a_pod_that_fits_is_counted_and_started() -> None:
             update(UpdateType.CREATE, WEB),
         ]
 
-    with_harness(story)
+    with_harness(scenario)
 
 
 def test_a_pod_that_does_not_fit_fails_with_the_reason() -> None:
-    def story(harness: Harness) -> None:
+    def scenario(harness: Harness) -> None:
         harness.verdict = Rejection("OutOfcpu", "Node didn't have enough resource: cpu")
         assert harness.config(Op.ADD, WEB) == [True]
         failed = PodStatus(
@@ -321,58 +327,58 @@ def test_a_pod_that_does_not_fit_fails_with_the_reason() -> None:
         assert harness.calls == [
             ("follow deadline", "web"),
             ("admit", "web"),
-            ("count no more", "web"),
+            ("stop counting", "web"),
             ("status", "web", failed),
             ("event", event, WEB),
             ("history", "web", PodRejected("OutOfcpu", "Node didn't have enough resource: cpu")),
             ("rejected", "OutOfcpu"),
         ]
 
-    with_harness(story)
+    with_harness(scenario)
 
 
 def test_a_terminating_pod_needs_no_admission_unless_it_was_rejected() -> None:
-    def story(harness: Harness) -> None:
+    def scenario(harness: Harness) -> None:
         harness.ending.add(UID)
         assert harness.config(Op.ADD, WEB) == [False]
-        assert harness.taken() == [("follow deadline", "web"), update(UpdateType.CREATE, WEB)]
-        harness.turned_away.add(UID)
+        assert harness.take_calls() == [("follow deadline", "web"), update(UpdateType.CREATE, WEB)]
+        harness.rejected.add(UID)
         harness.config(Op.ADD, WEB)
-        assert ("admit", "web") in harness.taken()
+        assert ("admit", "web") in harness.take_calls()
 
-    with_harness(story)
+    with_harness(scenario)
 
 
 def test_a_mirror_of_no_pod_reaches_only_the_manager() -> None:
-    def story(harness: Harness) -> None:
-        harness.turned_away.add(PodUID("shadow"))
+    def scenario(harness: Harness) -> None:
+        harness.rejected.add(PodUID("shadow"))
         for op in (Op.ADD, Op.UPDATE, Op.RECONCILE):
             assert harness.config(op, MIRROR) == [False]
         assert harness.calls == []
 
-    with_harness(story)
+    with_harness(scenario)
 
 
 def test_an_update_of_a_mirror_updates_its_static_pod() -> None:
-    def story(harness: Harness) -> None:
+    def scenario(harness: Harness) -> None:
         harness.have(STATIC, source=FILE_SOURCE)
         harness.config(Op.ADD, MIRROR)
-        assert harness.taken() == [("mirror changed", "static"), update(UpdateType.UPDATE, STATIC, MIRROR)]
-        assert harness.asked_anew == ["static"]
+        assert harness.take_calls() == [("mirror changed", "static"), update(UpdateType.UPDATE, STATIC, MIRROR)]
+        assert harness.cleared_rejections == ["static"]
         harness.config(Op.UPDATE, MIRROR)
-        assert harness.taken() == [update(UpdateType.UPDATE, STATIC, MIRROR)]
+        assert harness.take_calls() == [update(UpdateType.UPDATE, STATIC, MIRROR)]
         harness.config(Op.REMOVE, MIRROR)
-        assert harness.taken() == [("removal", STATIC, True, True), update(UpdateType.UPDATE, STATIC)]
+        assert harness.take_calls() == [("removal", STATIC, True, True), update(UpdateType.UPDATE, STATIC)]
         harness.held_pods.add(PodUID("static"))
         harness.config(Op.REMOVE, MIRROR)
-        assert harness.taken() == [("removal", STATIC, True, True)]
+        assert harness.take_calls() == [("removal", STATIC, True, True)]
 
-    with_harness(story, sources=(FILE_SOURCE, API_SOURCE))
+    with_harness(scenario, sources=(FILE_SOURCE, API_SOURCE))
 
 
 @pytest.mark.parametrize("op", [Op.UPDATE, Op.DELETE])
 def test_a_changed_pod_is_counted_again(op: Op) -> None:
-    def story(harness: Harness) -> None:
+    def scenario(harness: Harness) -> None:
         assert harness.config(op, DELETED) == [False]
         assert harness.pods.pod_by_uid(UID) is DELETED
         assert harness.calls == [
@@ -381,41 +387,41 @@ def test_a_changed_pod_is_counted_again(op: Op) -> None:
             update(UpdateType.UPDATE, DELETED),
         ]
 
-    with_harness(story)
+    with_harness(scenario)
 
 
 def test_a_removed_pod_is_counted_no_more_and_its_worker_is_updated_even_if_it_is_held() -> None:
-    def story(harness: Harness) -> None:
+    def scenario(harness: Harness) -> None:
         harness.have(WEB)
         harness.held_pods.add(UID)
         assert harness.config(Op.REMOVE, WEB) == [False]
         assert harness.pods.pod_by_uid(UID) is None
         assert harness.calls == [
-            ("count no more", "web"),
+            ("stop counting", "web"),
             ("forget deadline", "web"),
             ("removal", WEB, False, True),
             update(UpdateType.UPDATE, WEB),
         ]
 
-    with_harness(story)
+    with_harness(scenario)
 
 
 def test_a_removal_before_all_sources_are_ready_is_not_sent_to_the_worker() -> None:
-    def story(harness: Harness) -> None:
+    def scenario(harness: Harness) -> None:
         harness.have(WEB)
         harness.seen_all = False
         harness.config(Op.REMOVE, WEB)
-        assert harness.calls == [("count no more", "web"), ("forget deadline", "web"), ("removal", WEB, False, False)]
+        assert harness.calls == [("stop counting", "web"), ("forget deadline", "web"), ("removal", WEB, False, False)]
 
-    with_harness(story)
+    with_harness(scenario)
 
 
 def test_the_removal_of_a_mirror_without_a_static_pod_causes_no_call() -> None:
-    def story(harness: Harness) -> None:
+    def scenario(harness: Harness) -> None:
         harness.config(Op.REMOVE, MIRROR)
         assert harness.calls == [("removal", None, True, False)]
 
-    with_harness(story)
+    with_harness(scenario)
 
 
 def reconciled(phase: str, reason: str | None = None, *, gated: bool = False) -> Pod:
@@ -441,13 +447,13 @@ RECONCILED = {
 def test_a_reconciled_pod_is_synced_if_its_readiness_is_stale_and_cleaned_up_if_it_was_evicted(
     shown: Pod, syncs: bool, collects: bool
 ) -> None:
-    def story(harness: Harness) -> None:
+    def scenario(harness: Harness) -> None:
         harness.config(Op.RECONCILE, shown)
         expected: list[Call] = [("count again", "web"), ("follow deadline", "web")]
         expected += [update(UpdateType.SYNC, shown)] * syncs
         assert harness.calls == expected + [("collect", "web", "", True)] * collects
 
-    with_harness(story)
+    with_harness(scenario)
 
 
 # Held pods.
@@ -456,66 +462,66 @@ PREEMPT = Preempt(victims=(pod("low"), pod("lower")))
 
 
 def test_a_pod_that_preempts_is_counted_and_held_before_its_worker_starts_it() -> None:
-    def story(harness: Harness) -> None:
+    def scenario(harness: Harness) -> None:
         harness.verdict = PREEMPT
         assert harness.config(Op.ADD, WEB) == [True]
-        assert harness.taken() == [
+        assert harness.take_calls() == [
             ("follow deadline", "web"),
             ("admit", "web"),
             ("count", "web"),
             ("history", "web", PodHeld(2)),
             ("hold", "web", PREEMPT),
         ]
-        assert harness.config(Op.ADD, WEB) == [False]  # the pod is judged once
-        assert harness.taken() == [("follow deadline", "web")]
+        assert harness.config(Op.ADD, WEB) == [False]  # admission runs once
+        assert harness.take_calls() == [("follow deadline", "web")]
         harness.config(Op.UPDATE, WEB)
         harness.handlers.sync(UID)
-        assert [call for call in harness.taken() if call[0] == "tell worker"] == []
+        assert [call for call in harness.take_calls() if call[0] == "update worker"] == []
         assert harness.release() == [update(UpdateType.CREATE, WEB)]
 
-    with_harness(story)
+    with_harness(scenario)
 
 
 @pytest.mark.parametrize("now", [None, DELETED], ids=["removed", "deleted"])
 def test_a_held_pod_that_is_not_wanted_any_more_is_not_started(now: Pod | None) -> None:
-    def story(harness: Harness) -> None:
+    def scenario(harness: Harness) -> None:
         harness.verdict = PREEMPT
         harness.config(Op.ADD, WEB)
         harness.config(Op.REMOVE, WEB) if now is None else harness.config(Op.DELETE, now)
         assert harness.release() == []
 
-    with_harness(story)
+    with_harness(scenario)
 
 
 def test_a_held_pod_that_ended_meanwhile_is_sent_to_its_worker() -> None:
-    def story(harness: Harness) -> None:
+    def scenario(harness: Harness) -> None:
         harness.verdict = PREEMPT
         harness.config(Op.ADD, WEB)
         harness.ending.add(UID)
         assert harness.release() == [update(UpdateType.CREATE, WEB)]
 
-    with_harness(story)
+    with_harness(scenario)
 
 
 def test_the_deletion_of_a_held_pod_is_sent_to_its_worker_at_once() -> None:
-    def story(harness: Harness) -> None:
+    def scenario(harness: Harness) -> None:
         harness.verdict = PREEMPT
         harness.have(WEB)
         harness.config(Op.DELETE, DELETED)
         assert harness.calls[-1] == update(UpdateType.UPDATE, DELETED)
 
-    with_harness(story)
+    with_harness(scenario)
 
 
 @pytest.mark.parametrize("verdict, admitted", [(PREEMPT, True), (Rejection("OutOfcpu", "no"), False)])
 def test_no_pod_is_killed_for_one_that_is_being_deleted(verdict: Rejection | Preempt, admitted: bool) -> None:
-    def story(harness: Harness) -> None:
+    def scenario(harness: Harness) -> None:
         harness.verdict = verdict
         assert harness.config(Op.ADD, DELETED) == [not admitted]
         assert (update(UpdateType.CREATE, DELETED) in harness.calls) == admitted
         assert [call for call in harness.calls if call[0] == "hold"] == []
 
-    with_harness(story)
+    with_harness(scenario)
 
 
 # Events, probes, successors.
@@ -539,13 +545,13 @@ def test_no_pod_is_killed_for_one_that_is_being_deleted(verdict: Rejection | Pre
 def test_lifecycle_events_sync_a_pod_and_collect_dead_containers(
     type_: LifecycleEventType, container: str, removable: bool, expected: list[Call]
 ) -> None:
-    def story(harness: Harness) -> None:
+    def scenario(harness: Harness) -> None:
         harness.have(WEB)
         harness.removable |= {UID} if removable else set()
         harness.handlers.lifecycle(LifecycleEvent(UID, type_, container))
         assert harness.calls == expected
 
-    with_harness(story)
+    with_harness(scenario)
 
 
 @pytest.mark.parametrize(
@@ -562,36 +568,36 @@ def test_lifecycle_events_sync_a_pod_and_collect_dead_containers(
 def test_probe_results_set_flags_before_the_pod_is_synced(
     kind: ProbeKind, result: ProbeResult, expected: list[Call]
 ) -> None:
-    def story(harness: Harness) -> None:
+    def scenario(harness: Harness) -> None:
         harness.have(WEB)
         harness.handlers.probe(ProbeUpdate(kind, UID, "fake://1", result))
         assert harness.calls == expected
 
-    with_harness(story)
+    with_harness(scenario)
 
 
 def test_a_sync_includes_the_mirror_and_needs_a_desired_pod() -> None:
-    def story(harness: Harness) -> None:
+    def scenario(harness: Harness) -> None:
         harness.have(STATIC, MIRROR)
         harness.handlers.sync(PodUID("static"))
         harness.handlers.sync(PodUID("unknown"))
         assert harness.calls == [update(UpdateType.SYNC, STATIC, MIRROR)]
 
-    with_harness(story)
+    with_harness(scenario)
 
 
 def test_a_retry_syncs_a_desired_pod_and_repeats_the_end_of_another() -> None:
-    def story(harness: Harness) -> None:
+    def scenario(harness: Harness) -> None:
         harness.have(WEB)
         harness.handlers.retry(UID)
         harness.handlers.retry(PodUID("removed"))
         assert harness.calls == [update(UpdateType.SYNC, WEB), ("retry", "removed")]
 
-    with_harness(story)
+    with_harness(scenario)
 
 
 def test_only_a_successor_that_waits_is_woken() -> None:
-    def story(harness: Harness) -> None:
+    def scenario(harness: Harness) -> None:
         harness.have(STATIC)
         harness.handlers.wake_successor("dns_ns")
         assert harness.calls == []
@@ -599,21 +605,21 @@ def test_only_a_successor_that_waits_is_woken() -> None:
         harness.handlers.wake_successor("dns_ns")
         assert harness.calls == [update(UpdateType.SYNC, STATIC)]
 
-    with_harness(story)
+    with_harness(scenario)
 
 
 def test_the_optional_neighbours_may_be_missing() -> None:
-    def story(harness: Harness) -> None:
+    def scenario(harness: Harness) -> None:
         harness.ending.add(UID)
         harness.config(Op.ADD, WEB)
-        assert harness.taken() == [("follow deadline", "web"), update(UpdateType.CREATE, WEB)]
+        assert harness.take_calls() == [("follow deadline", "web"), update(UpdateType.CREATE, WEB)]
         harness.ending.clear()
         harness.verdict = Rejection("OutOfcpu", "no")
         assert harness.config(Op.ADD, WEB) == [True]
         harness.verdict = PREEMPT
         assert harness.config(Op.ADD, WEB) == [True]
-        harness.taken()
+        harness.take_calls()
         harness.config(Op.REMOVE, WEB)
-        assert harness.calls[-1] == ("tell worker", Update(type=UpdateType.KILL, pod=WEB))
+        assert harness.calls[-1] == ("update worker", Update(type=UpdateType.KILL, pod=WEB))
 
-    with_harness(story, bare=True)
+    with_harness(scenario, bare=True)

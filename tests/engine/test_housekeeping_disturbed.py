@@ -16,7 +16,7 @@ from podkeeper.testing.virtual_time import simulate
 from tests.engine.loop_harness import LoopHarness, never, pod, uids
 
 ROUNDS_SECONDS = 7.0
-"""Long enough for what one round after the other takes down: volumes, then the directory, then the cgroup."""
+"""Enough rounds to remove the volumes, then the directory, then the cgroup of a pod."""
 
 
 @dataclass
@@ -28,15 +28,15 @@ class Harness:
 
     def come(self, name: str) -> None:
         self.came_at[name] = asyncio.get_running_loop().time()
-        self.node.tell(Op.ADD, pod(name))
+        self.node.send_update(Op.ADD, pod(name))
 
     def come_back(self) -> None:
-        """Pod web is removed, and comes back under its UID."""
-        self.node.tell(Op.REMOVE, pod("web"))
-        self.node.tell(Op.ADD, pod("web"))
+        """Remove pod web and add it again with the same UID."""
+        self.node.send_update(Op.REMOVE, pod("web"))
+        self.node.send_update(Op.ADD, pod("web"))
 
     def hide_the_runtime(self) -> None:
-        """A listing that begins within the next 5 s takes as long."""
+        """Make a listing that begins within the next 5 s end after these 5 s."""
         loop, until = asyncio.get_running_loop(), asyncio.get_running_loop().time() + 5
 
         async def wait() -> None:
@@ -45,9 +45,9 @@ class Harness:
         self.node.runtime.before_listing = wait
 
     def what_is_left(self) -> object:
-        """What runs and what is there, but for pods that came back: what had been taken from them may be anything."""
-        house, came = self.node.host, uids(*self.came_at)
-        left = [each - came for each in (house.cgroups, house.dirs, house.mounts)]
+        """Return what runs and what exists. Exclude pods added again, because any part of them may be removed."""
+        host, came = self.node.host, uids(*self.came_at)
+        left = [each - came for each in (host.cgroups, host.dirs, host.mounts)]
         return sorted(self.node.runtime.running), left, set(self.node.mirrors.deleted)
 
     def is_sound(self) -> None:
@@ -57,58 +57,60 @@ class Harness:
         assert node.probes.kept == desired
         assert node.status.kept is not None
         assert node.status.kept >= desired
-        assert not any(node.housekeeping.is_removing(PodUID(name)) for name in ("web", "gone", "stranger"))
-        assert not node.syncer.did("kill orphan", "web"), "a pod that its worker ends is killed as an orphan"
+        assert not any(node.loop.is_cleaning_up(PodUID(name)) for name in ("web", "gone", "orphan"))
+        assert not node.syncer.did("kill orphan", "web"), (
+            "a pod is killed as an orphan although its worker terminates it"
+        )
         for name, came_at in self.came_at.items():
-            assert len(node.syncer.did("sync", name)) == 1, "a pod that has just come is started again"
+            assert len(node.syncer.did("sync", name)) == 1, "a new pod is started twice"
             removals = [call for at, call in node.host.begun if at > came_at and call.endswith(f" {name}")]
-            assert not removals, "something is taken from a pod that is desired"
+            assert not removals, "something of a desired pod is removed"
             killed = [at for at in node.syncer.did("kill orphan", name) if at > came_at]
             assert not killed, "a desired pod is killed as an orphan"
 
     async def the_next_orphan_is_taken_down(self) -> None:
-        house = self.node.host
-        house.cgroups |= uids("late")
-        house.dirs |= uids("late")
-        house.mounts |= uids("late")
+        host = self.node.host
+        host.cgroups |= uids("late")
+        host.dirs |= uids("late")
+        host.mounts |= uids("late")
         self.node.runtime.running.add("late")
         await asyncio.sleep(ROUNDS_SECONDS)
-        assert "late" not in self.node.runtime.running | house.cgroups | house.dirs | house.mounts
+        assert "late" not in self.node.runtime.running | host.cgroups | host.dirs | host.mounts
 
 
 @asynccontextmanager
-async def stage(calls: PortCalls) -> AsyncIterator[Harness]:
-    it = Harness(LoopHarness(calls=calls))
-    house = it.node.host
-    async with it.node.alive():
-        it.node.tell(Op.ADD, pod("web"), pod("dns", uid="mirror", mirror="hash"))
+async def set_up(calls: PortCalls) -> AsyncIterator[Harness]:
+    harness = Harness(LoopHarness(calls=calls))
+    host = harness.node.host
+    async with harness.node.running():
+        harness.node.send_update(Op.ADD, pod("web"), pod("dns", uid="mirror", mirror="hash"))
         await asyncio.sleep(2.5)
-        it.node.mirrors.deleted.clear()
-        house.cgroups |= uids("gone", "web")
-        house.dirs |= uids("gone", "web")
-        house.mounts |= uids("gone", "web")
-        it.node.runtime.running.add("stranger")
-        yield it
+        harness.node.mirrors.deleted.clear()
+        host.cgroups |= uids("gone", "web")
+        host.dirs |= uids("gone", "web")
+        host.mounts |= uids("gone", "web")
+        harness.node.runtime.running.add("orphan")
+        yield harness
 
 
-async def tidy(stage: Harness) -> None:
-    stage.node.housekeeping.request()
+async def run_round(harness: Harness) -> None:
+    harness.node.loop.request_housekeeping()
     await asyncio.sleep(0.1)
 
 
 TIDYING = OperationTest(
-    setup=stage,
-    run=tidy,
+    setup=set_up,
+    run=run_round,
     state=Harness.what_is_left,
     check=Harness.is_sound,
     afterwards=Harness.the_next_orphan_is_taken_down,
     settle_seconds=ROUNDS_SECONDS,
 )
 EVENTS: dict[str, Event[Harness]] = {
-    "the running pod becomes desired": lambda stage: stage.come("stranger"),
-    "pod gone is added again": lambda stage: stage.come("gone"),
-    "a new pod comes": lambda stage: stage.come("young"),
-    "pod web is removed": lambda stage: stage.node.tell(Op.REMOVE, pod("web")),
+    "the running pod becomes desired": lambda harness: harness.come("orphan"),
+    "pod gone is added again": lambda harness: harness.come("gone"),
+    "a new pod comes": lambda harness: harness.come("young"),
+    "pod web is removed": lambda harness: harness.node.send_update(Op.REMOVE, pod("web")),
     "pod web comes back": Harness.come_back,
     "the runtime hangs": Harness.hide_the_runtime,
 }
@@ -121,22 +123,22 @@ def test_every_event_while_a_node_is_tidied() -> None:
 def test_a_requested_round_follows_the_running_one_at_once() -> None:
     rounds: list[int] = []
 
-    def count(it: Harness) -> int:
-        return it.node.host.calls.count("list cgroups")
+    def count(harness: Harness) -> int:
+        return harness.node.host.calls.count("list cgroups")
 
-    def ask(it: Harness) -> None:
-        rounds.append(count(it))
-        it.node.housekeeping.request()
+    def ask(harness: Harness) -> None:
+        rounds.append(count(harness))
+        harness.node.loop.request_housekeeping()
 
-    def followed(it: Harness) -> None:
-        assert not rounds or count(it) > rounds.pop()
+    def followed(harness: Harness) -> None:
+        assert not rounds or count(harness) > rounds.pop()
 
-    soon = OperationTest(setup=stage, run=tidy, state=lambda _: None, check=followed, settle_seconds=0.5)
+    soon = OperationTest(setup=set_up, run=run_round, state=lambda _: None, check=followed, settle_seconds=0.5)
     interleave(soon, {"another round is due": ask}, cancel=False)
 
 
 def test_the_runtime_is_waited_for_longer_until_it_has_answered_once() -> None:
-    async def pauses(it: Harness, count: int) -> list[float]:
+    async def pauses(harness: Harness, count: int) -> list[float]:
         """Let the runtime hang. Return the time from one listing to the next."""
         begun: list[float] = []
 
@@ -144,21 +146,21 @@ def test_the_runtime_is_waited_for_longer_until_it_has_answered_once() -> None:
             begun.append(asyncio.get_running_loop().time())
             await never()
 
-        it.node.runtime.before_listing = hang
+        harness.node.runtime.before_listing = hang
         while len(begun) <= count:
             await asyncio.sleep(1)
-        it.node.runtime.before_listing = None
+        harness.node.runtime.before_listing = None
         return [after - before for before, after in pairwise(begun)]
 
     async def scenario() -> None:
-        async with stage(PortCalls()) as it:
-            assert await pauses(it, 3) == [2 + 2, 4 + 2, 8 + 2]  # the patience, and the time between two rounds
+        async with set_up(PortCalls()) as harness:
+            assert await pauses(harness, 3) == [2 + 2, 4 + 2, 8 + 2]  # the timeout, and the time between two rounds
             await asyncio.sleep(30)
-            assert await pauses(it, 1) == [2 + 2]
+            assert await pauses(harness, 1) == [2 + 2]
 
     simulate(scenario())
 
 
 def test_every_call_fails_once() -> None:
-    # Only removals have an effect that could be there although the answer is lost, and a removal can be repeated.
+    # Only removals have an effect that can outlive a lost answer, and a removal can be repeated.
     fail_each_call(dataclasses.replace(TIDYING, afterwards=None), lost_answers=False)

@@ -1,4 +1,4 @@
-"""One round of housekeeping at a time: what it sees, what it does, in which order, and how long it waits."""
+"""Single rounds of housekeeping: their input, their calls in order, and their timeouts."""
 
 import asyncio
 import logging
@@ -48,7 +48,7 @@ def stopped(uid: str) -> PodRecord:
 class Harness:
     """Housekeeping, and all modules that it calls. Calls are recorded, and can fail or take time."""
 
-    def __init__(self, *, furnished: bool = True, counted: bool = True) -> None:
+    def __init__(self, *, with_optional: bool = True, counted: bool = True) -> None:
         self.clock = VirtualClock()
         self.calls: list[Call] = []
         self.at: list[tuple[float, str]] = []
@@ -59,7 +59,7 @@ class Harness:
         self.orphaned_mirrors: list[str] = []
         self.known: dict[PodUID, PodWorkerSync] = {}
         self.restartable: frozenset[PodUID] = frozenset()
-        self.told_since: frozenset[PodUID] = frozenset()
+        self.updated_since: frozenset[PodUID] = frozenset()
         self.could_run: frozenset[PodUID] = frozenset()
         self.held: frozenset[PodUID] = frozenset()
         self.published: dict[PodUID, PodStatus] = {}
@@ -80,10 +80,10 @@ class Harness:
             mirrors=stand_in(MirrorClient, _Mirrors(self)),
             admission=stand_in(Admission, self),
             clock=self.clock,
-            volumes=self if furnished else None,
-            cgroups=_Cgroups(self) if furnished else None,
-            remove_containers=self.remove_containers if furnished else None,
-            orphans=stand_in(OrphanCheck, self) if furnished else None,
+            volumes=self if with_optional else None,
+            cgroups=_Cgroups(self) if with_optional else None,
+            remove_containers=self.remove_containers if with_optional else None,
+            orphans=stand_in(OrphanCheck, self) if with_optional else None,
             held=lambda: self.held,
             state_gc=stand_in(StateGC, self),
             observer=stand_in(Observer, self),
@@ -104,10 +104,10 @@ class Harness:
         if name in self.failing:
             raise self.failing[name]
 
-    def taken(self) -> list[Call]:
-        """The calls since the last time."""
-        taken, self.calls = self.calls, []
-        return taken
+    def take_calls(self) -> list[Call]:
+        """Return the calls since the last time."""
+        take_calls, self.calls = self.calls, []
+        return take_calls
 
     def times(self, name: str) -> list[float]:
         return [at for at, called in self.at if called == name]
@@ -145,10 +145,10 @@ class Harness:
         del self.published[uid]
 
     def updated_since_sweep(self) -> frozenset[PodUID]:
-        return self.told_since
+        return self.updated_since
 
     def update_pod(self, update: Update) -> None:
-        self.call("tell worker", update)
+        self.call("update worker", update)
 
     def is_pod_known_terminated(self, uid: PodUID) -> bool:
         return False
@@ -186,7 +186,7 @@ class Harness:
         self.call("keep answers", frozenset(uids))
 
     def check(self, records: Sequence[PodRecord], group: asyncio.TaskGroup, confirmed: Callable[[], None]) -> None:
-        self.call("ask", *records)
+        self.call("check orphans", *records)
         if records:
             confirmed()
 
@@ -214,98 +214,98 @@ class Harness:
 
 class _Runtime:
     def __init__(self, harness: Harness) -> None:
-        self._desk = harness
+        self._harness = harness
 
     async def list_pods(self) -> Sequence[PodRecord]:
-        await self._desk.slow_call("list runtime")
-        return self._desk.runtime_pods
+        await self._harness.slow_call("list runtime")
+        return self._harness.runtime_pods
 
 
 class _Probes:
     def __init__(self, harness: Harness) -> None:
-        self._desk = harness
+        self._harness = harness
 
     def keep_only(self, uids: Collection[PodUID]) -> None:
-        self._desk.call("keep probes", frozenset(uids))
+        self._harness.call("keep probes", frozenset(uids))
 
 
 class _Mirrors:
     def __init__(self, harness: Harness) -> None:
-        self._desk = harness
+        self._harness = harness
 
     async def delete(self, pod_full_name: str) -> bool:
-        await self._desk.slow_call(f"delete mirror {pod_full_name}")
+        await self._harness.slow_call(f"delete mirror {pod_full_name}")
         return True
 
 
 class _Cgroups:
     def __init__(self, harness: Harness) -> None:
-        self._desk = harness
+        self._harness = harness
 
     async def list_pods(self) -> frozenset[PodUID]:
-        await self._desk.slow_call("list cgroups")
-        return self._desk.cgroups
+        await self._harness.slow_call("list cgroups")
+        return self._harness.cgroups
 
     async def ensure(self, pod: Pod) -> str:
         return ""
 
     async def remove(self, uid: PodUID) -> None:
-        await self._desk.slow_call(f"remove cgroup {uid}")
+        await self._harness.slow_call(f"remove cgroup {uid}")
 
     async def throttle(self, uid: PodUID) -> None:
-        await self._desk.slow_call(f"throttle {uid}")
+        await self._harness.slow_call(f"throttle {uid}")
 
 
-Story = Callable[[Harness, Callable[[], Awaitable[None]]], Coroutine[Any, Any, None]]
+Scenario = Callable[[Harness, Callable[[], Awaitable[None]]], Coroutine[Any, Any, None]]
 
 
-def in_rounds(story: Story, *, furnished: bool = True) -> None:
-    """Run a story with a harness and a function that runs one round. Its removals continue."""
+def in_rounds(scenario: Scenario, *, with_optional: bool = True) -> None:
+    """Run a scenario with a harness and a function that runs one round. Its removals continue."""
 
-    async def played() -> None:
-        harness = Harness(furnished=furnished)
+    async def run() -> None:
+        harness = Harness(with_optional=with_optional)
         async with asyncio.TaskGroup() as group:
 
-            async def tidy() -> None:
+            async def run_round() -> None:
                 await harness.housekeeping.clean_up_pods(group)
                 await asyncio.sleep(0)
 
-            await story(harness, tidy)
+            await scenario(harness, run_round)
 
-    simulate(played())
+    simulate(run())
 
 
 def while_running(
-    story: Callable[[Harness], Coroutine[Any, Any, None]],
+    scenario: Callable[[Harness], Coroutine[Any, Any, None]],
     is_well: Callable[[], bool] = lambda: True,
     all_sources_ready: Callable[[], bool] = lambda: True,
     *,
     counted: bool = True,
 ) -> None:
-    """Tell a story while rounds are made; `counted`: what happens is counted."""
+    """Run a scenario while housekeeping runs. If `counted`, housekeeping skips rounds without changes."""
 
-    async def played() -> None:
+    async def run() -> None:
         harness = Harness(counted=counted)
         task = asyncio.create_task(harness.housekeeping.run(is_well, all_sources_ready))
         await asyncio.sleep(0)
-        await story(harness)
+        await scenario(harness)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
 
-    simulate(played())
+    simulate(run())
 
 
-# What a round sees and does.
+# Input and calls of a round.
 
 
 def test_the_input_of_a_round() -> None:
-    async def story(harness: Harness, tidy: Callable[[], Awaitable[None]]) -> None:
+    async def scenario(harness: Harness, run_round: Callable[[], Awaitable[None]]) -> None:
         web, rejected, new, blank, unseen = (pod(name) for name in ("web", "rejected", "new", "blank", "unseen"))
         harness.desired = [web, STATIC, rejected, new, blank, unseen]
         harness.mirror_pods, harness.orphaned_mirrors = [MIRROR], ["old_ns"]
         harness.known = {PodUID("web"): KNOWN}
-        harness.told_since, harness.held = uids("static"), uids("new")
+        harness.updated_since, harness.held = uids("static"), uids("new")
         harness.published = {
             PodUID("rejected"): PodStatus(phase="Failed"),
             PodUID("web"): PodStatus(phase="Running"),
@@ -316,7 +316,7 @@ def test_the_input_of_a_round() -> None:
         harness.runtime_pods = [running("web"), stopped("gone")]
         harness.cgroups, harness.dirs, harness.mounted = uids("c"), uids("d"), uids("m")
         harness.confirmed = uids("gone")
-        await tidy()
+        await run_round()
         assert [sight for sight, _ in harness.rounds] == [
             CleanupInput(
                 desired=[
@@ -341,34 +341,34 @@ def test_the_input_of_a_round() -> None:
             )
         ]
 
-    in_rounds(story)
+    in_rounds(scenario)
 
 
 def test_a_round_runs_its_steps_in_order() -> None:
-    async def story(harness: Harness, tidy: Callable[[], Awaitable[None]]) -> None:
+    async def scenario(harness: Harness, run_round: Callable[[], Awaitable[None]]) -> None:
         again = pod("again")
         deleted = pod("deleted", deleted=True, phase="Failed")
         harness.desired, harness.orphaned_mirrors = [again, deleted], ["old_ns"]
-        harness.runtime_pods = [running("stranger"), running("doubtful"), stopped("dead")]
-        harness.confirmed = uids("stranger", "dead")
+        harness.runtime_pods = [running("orphan"), running("doubtful"), stopped("dead")]
+        harness.confirmed = uids("orphan", "dead")
         harness.cgroups, harness.dirs, harness.mounted = uids("c", "m"), uids("d"), uids("m")
-        await tidy()
+        await run_round()
         kill = KillOptions(grace_override_seconds=1)
-        assert harness.taken() == [
+        assert harness.take_calls() == [
             ("list cgroups",),
             ("list directories",),
             ("sweep", uids("again", "deleted")),
             ("list runtime",),
-            ("keep answers", uids("stranger", "doubtful", "dead")),
+            ("keep answers", uids("orphan", "doubtful", "dead")),
             ("observe",),
             ("keep probes", frozenset()),
             ("keep statuses", uids("again", "deleted", "doubtful")),
             ("count", "again"),
-            ("tell worker", Update(type=UpdateType.CREATE, pod=again)),
-            ("tell worker", Update(type=UpdateType.KILL, pod=deleted)),
-            ("tell worker", Update(type=UpdateType.KILL, running_pod=running("stranger"), kill=kill)),
+            ("update worker", Update(type=UpdateType.CREATE, pod=again)),
+            ("update worker", Update(type=UpdateType.KILL, pod=deleted)),
+            ("update worker", Update(type=UpdateType.KILL, running_pod=running("orphan"), kill=kill)),
             ("collect state",),
-            ("ask", running("doubtful")),
+            ("check orphans", running("doubtful")),
             ("delete mirror old_ns",),
             ("remove remains dead",),
             ("unmount m",),
@@ -377,11 +377,11 @@ def test_a_round_runs_its_steps_in_order() -> None:
             ("remove cgroup c",),
         ]
 
-    in_rounds(story)
+    in_rounds(scenario)
 
 
 def test_only_the_remains_of_a_pod_are_removed_if_it_is_added_again_before_the_removal_begins() -> None:
-    async def played() -> None:
+    async def run() -> None:
         harness = Harness()
         harness.runtime_pods, harness.confirmed = [stopped("dead")], uids("dead")
         harness.cgroups, harness.dirs, harness.mounted = uids("c", "m"), uids("d"), uids("m")
@@ -389,23 +389,23 @@ def test_only_the_remains_of_a_pod_are_removed_if_it_is_added_again_before_the_r
         async with asyncio.TaskGroup() as group:
             await harness.housekeeping.clean_up_pods(group)
             harness.could_run = uids("dead", "c", "d", "m")
-        names = {name for name, *_ in harness.taken()}
+        names = {name for name, *_ in harness.take_calls()}
         assert removals.isdisjoint(names)
         assert "remove remains dead" in names, "the exits of the former run must not end the new one"
         harness.could_run = frozenset()
         async with asyncio.TaskGroup() as group:
             await harness.housekeeping.clean_up_pods(group)
-        assert removals <= {name for name, *_ in harness.taken()}
+        assert removals <= {name for name, *_ in harness.take_calls()}
 
-    simulate(played())
+    simulate(run())
 
 
 def test_a_node_without_volumes_cgroups_and_api_has_nothing_to_list() -> None:
-    async def story(harness: Harness, tidy: Callable[[], Awaitable[None]]) -> None:
+    async def scenario(harness: Harness, run_round: Callable[[], Awaitable[None]]) -> None:
         harness.runtime_pods = [stopped("dead")]
         harness.mounted = uids("m")
-        await tidy()
-        assert [name for name, *_ in harness.taken()] == [
+        await run_round()
+        assert [name for name, *_ in harness.take_calls()] == [
             "sweep",
             "list runtime",
             "observe",
@@ -421,52 +421,52 @@ def test_a_node_without_volumes_cgroups_and_api_has_nothing_to_list() -> None:
             None,
         )
 
-    in_rounds(story, furnished=False)
+    in_rounds(scenario, with_optional=False)
 
 
 @pytest.mark.parametrize(
-    "failing", ["observe", "keep probes", "keep statuses", "count", "tell worker", "collect state"]
+    "failing", ["observe", "keep probes", "keep statuses", "count", "update worker", "collect state"]
 )
 def test_a_part_of_a_round_that_fails_spares_the_others(failing: str, caplog: pytest.LogCaptureFixture) -> None:
-    async def story(harness: Harness, tidy: Callable[[], Awaitable[None]]) -> None:
+    async def scenario(harness: Harness, run_round: Callable[[], Awaitable[None]]) -> None:
         harness.failing[failing] = ZeroDivisionError()
         harness.desired, harness.cgroups = [pod("again")], uids("c")
-        harness.runtime_pods, harness.confirmed = [running("stranger")], uids("stranger")
-        await tidy()
-        names = [name for name, *_ in harness.taken()]
+        harness.runtime_pods, harness.confirmed = [running("orphan")], uids("orphan")
+        await run_round()
+        names = [name for name, *_ in harness.take_calls()]
         expected = [
             "observe",
             "keep probes",
             "keep statuses",
             "count",
-            "tell worker",
-            "tell worker",
+            "update worker",
+            "update worker",
             "collect state",
-            "ask",
+            "check orphans",
             "remove cgroup c",
         ]
         if failing == "count":
-            expected.remove("tell worker")
+            expected.remove("update worker")
         assert names[-len(expected) :] == expected
 
-    in_rounds(story)
+    in_rounds(scenario)
     caplog.clear()
 
 
-# Lists that are slow in coming.
+# Slow lists.
 
 
 def test_a_slow_list_is_waited_for_one_second_and_serves_a_later_round() -> None:
-    async def story(harness: Harness, tidy: Callable[[], Awaitable[None]]) -> None:
+    async def scenario(harness: Harness, run_round: Callable[[], Awaitable[None]]) -> None:
         harness.seconds = {"list cgroups": 5.0, "list directories": 0.5}
         harness.cgroups, harness.dirs = uids("c"), uids("d")
         for _ in range(2):
-            await tidy()
+            await run_round()
         assert harness.times("sweep") == [1.0, 2.0]
         await asyncio.sleep(3.25)
         harness.cgroups, harness.seconds["list cgroups"] = frozenset(), 0.0
-        await tidy()
-        await tidy()
+        await run_round()
+        await run_round()
         assert [(sight.cgroups, sight.directories) for sight, _ in harness.rounds] == [
             (frozenset(), uids("d")),
             (frozenset(), uids("d")),
@@ -475,20 +475,20 @@ def test_a_slow_list_is_waited_for_one_second_and_serves_a_later_round() -> None
         ]
         assert harness.times("list cgroups") == [0.0, 5.75]
 
-    in_rounds(story)
+    in_rounds(scenario)
 
 
 @pytest.mark.parametrize("error", [TryLater("busy"), ZeroDivisionError()], ids=["expected", "unexpected"])
 def test_a_failed_list_is_retried(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
-    async def story(harness: Harness, tidy: Callable[[], Awaitable[None]]) -> None:
+    async def scenario(harness: Harness, run_round: Callable[[], Awaitable[None]]) -> None:
         harness.cgroups = uids("c")
         harness.failing["list cgroups"] = error
-        await tidy()
+        await run_round()
         harness.failing.clear()
-        await tidy()
+        await run_round()
         assert [sight.cgroups for sight, _ in harness.rounds] == [frozenset(), uids("c")]
 
-    in_rounds(story)
+    in_rounds(scenario)
     caplog.clear()
 
 
@@ -500,96 +500,96 @@ def warnings(caplog: pytest.LogCaptureFixture) -> int:
 
 
 def test_a_list_that_fails_is_logged_once_until_it_succeeds(caplog: pytest.LogCaptureFixture) -> None:
-    async def story(harness: Harness, tidy: Callable[[], Awaitable[None]]) -> None:
+    async def scenario(harness: Harness, run_round: Callable[[], Awaitable[None]]) -> None:
         seen = []
         for error in (TryLater("busy"), TryLater("busy"), None, TryLater("busy")):
             harness.failing = {} if error is None else {"list cgroups": error}
-            await tidy()
+            await run_round()
             seen.append(warnings(caplog))
         harness.failing, harness.seconds = {}, {"list directories": 100.0}
         for _ in range(2):
-            await tidy()
+            await run_round()
             seen.append(warnings(caplog))
         assert seen == [1, 0, 0, 1, 1, 0]
 
-    in_rounds(story)
+    in_rounds(scenario)
 
 
 def test_the_runtime_is_waited_for_longer_each_time_until_it_answers() -> None:
-    async def story(harness: Harness, tidy: Callable[[], Awaitable[None]]) -> None:
+    async def scenario(harness: Harness, run_round: Callable[[], Awaitable[None]]) -> None:
         waits = []
         for seconds in (60.0, 60.0, 60.0, 60.0, 60.0, 60.0, 25.0, 60.0):
             harness.seconds["list runtime"] = seconds
             begun = harness.clock.monotonic()
-            await tidy()
+            await run_round()
             waits.append(harness.clock.monotonic() - begun)
         assert waits == [2, 4, 8, 16, 30, 30, 25, 2]
         blind = [sight.runtime_pods is None for sight, _ in harness.rounds]
         assert blind == [True, True, True, True, True, True, False, True]
 
-    in_rounds(story)
+    in_rounds(scenario)
 
 
 def test_a_runtime_that_cannot_be_listed_is_given_more_time_and_shows_nothing() -> None:
-    async def story(harness: Harness, tidy: Callable[[], Awaitable[None]]) -> None:
+    async def scenario(harness: Harness, run_round: Callable[[], Awaitable[None]]) -> None:
         harness.runtime_pods = [stopped("dead")]
         harness.failing["list runtime"] = RuntimeUnavailable("no socket")
-        await tidy()
+        await run_round()
         (sight, _), *_ = harness.rounds
         assert (sight.runtime_pods, sight.stopped_pods) == (None, [])
-        assert "keep answers" not in [name for name, *_ in harness.taken()]
+        assert "keep answers" not in [name for name, *_ in harness.take_calls()]
         harness.failing.clear()
         harness.seconds["list runtime"] = 3.0
-        await tidy()
+        await run_round()
         assert harness.rounds[-1][0].stopped_pods == [stopped("dead")]
 
-    in_rounds(story)
+    in_rounds(scenario)
 
 
 # Removals.
 
 
 def test_no_more_than_256_removals_are_under_way_besides_slow_ones() -> None:
-    async def story(harness: Harness, tidy: Callable[[], Awaitable[None]]) -> None:
+    async def scenario(harness: Harness, run_round: Callable[[], Awaitable[None]]) -> None:
         harness.cgroups = uids(*(f"c-{number:03}" for number in range(600)))
         harness.seconds = {f"remove cgroup {uid}": 10.5 for uid in harness.cgroups}
 
         def removals() -> int:
-            return sum(str(name).startswith("remove cgroup") for name, *_ in harness.taken())
+            return sum(str(name).startswith("remove cgroup") for name, *_ in harness.take_calls())
 
         begun = []
         await asyncio.sleep(100)
         for wait in (9.5, 0.5, 0.25, 0.0):
-            await tidy()
+            await run_round()
             begun.append(removals())
             await asyncio.sleep(wait)
-        # After 10 s the first ones are slow. After 10.5 s they have ended, and are wanted again.
+        # After 10 s the first ones are slow. After 10.5 s they have ended, and are needed again.
         assert begun == [256, 0, 256, 0]
 
-    in_rounds(story)
+    in_rounds(scenario)
 
 
 def test_a_removal_under_way_is_not_begun_again_and_keeps_no_other_waiting() -> None:
-    async def story(harness: Harness, tidy: Callable[[], Awaitable[None]]) -> None:
+    async def scenario(harness: Harness, run_round: Callable[[], Awaitable[None]]) -> None:
         harness.orphaned_mirrors, harness.seconds = ["stuck_ns"], {"delete mirror stuck_ns": 3.0}
-        await tidy()
+        await run_round()
         assert harness.housekeeping.is_removing(PodUID("stuck_ns"))
         harness.orphaned_mirrors = ["stuck_ns", "other_ns"]
-        harness.taken()
-        await tidy()
-        assert [name for name, *_ in harness.taken()][-1] == "delete mirror other_ns"
+        harness.take_calls()
+        await run_round()
+        assert [name for name, *_ in harness.take_calls()][-1] == "delete mirror other_ns"
         await asyncio.sleep(3)
         assert not harness.housekeeping.is_removing(PodUID("stuck_ns"))
-        await tidy()
-        assert ("delete mirror stuck_ns",) in harness.taken()
+        await run_round()
+        assert ("delete mirror stuck_ns",) in harness.take_calls()
 
-    in_rounds(story)
+    in_rounds(scenario)
 
 
 def test_a_removal_that_fails_is_logged_once_until_it_succeeds_or_is_not_wanted(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def story(harness: Harness, tidy: Callable[[], Awaitable[None]]) -> None:
+    async def scenario(harness: Harness, run_round: Callable[[], Awaitable[None]]) -> None:
         seen = []
         for fails, wanted in (
             (True, True),
@@ -601,39 +601,39 @@ def test_a_removal_that_fails_is_logged_once_until_it_succeeds_or_is_not_wanted(
         ):
             harness.failing = {"delete mirror a_ns": TryLater("busy")} if fails else {}
             harness.orphaned_mirrors = ["a_ns"] if wanted else []
-            await tidy()
+            await run_round()
             await asyncio.sleep(0.01)
             seen.append(warnings(caplog))
         assert seen == [1, 0, 0, 1, 0, 1]
 
-    in_rounds(story)
+    in_rounds(scenario)
 
 
 @pytest.mark.parametrize("still_wanted", [True, False])
 def test_a_removal_that_takes_ten_seconds_is_logged_once(still_wanted: bool, caplog: pytest.LogCaptureFixture) -> None:
-    async def story(harness: Harness, tidy: Callable[[], Awaitable[None]]) -> None:
+    async def scenario(harness: Harness, run_round: Callable[[], Awaitable[None]]) -> None:
         harness.orphaned_mirrors, harness.seconds = ["slow_ns"], {"delete mirror slow_ns": 30.0}
         seen = []
         await asyncio.sleep(100)
         for wait in (9.75, 0.25, 5.0, 0.0):
-            await tidy()
+            await run_round()
             harness.orphaned_mirrors = ["slow_ns"] if still_wanted else []
             seen.append(warnings(caplog))
             await asyncio.sleep(wait)
         assert seen == [0, 0, 1, 0]
 
-    in_rounds(story)
+    in_rounds(scenario)
 
 
 def test_a_removal_that_fails_unexpectedly_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
-    async def story(harness: Harness, tidy: Callable[[], Awaitable[None]]) -> None:
+    async def scenario(harness: Harness, run_round: Callable[[], Awaitable[None]]) -> None:
         harness.orphaned_mirrors, harness.failing = ["a_ns"], {"delete mirror a_ns": ZeroDivisionError()}
         for _ in range(2):
-            await tidy()
+            await run_round()
             await asyncio.sleep(0.01)
         assert len(harness.times("delete mirror a_ns")) == 2
 
-    in_rounds(story)
+    in_rounds(scenario)
     caplog.clear()
 
 
@@ -641,26 +641,26 @@ def test_a_removal_that_fails_unexpectedly_is_tried_again(caplog: pytest.LogCapt
 
 
 def test_while_nothing_happens_a_round_is_made_every_30_seconds() -> None:
-    async def story(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         await asyncio.sleep(63)
         assert harness.times("sweep") == [2, 32, 62]
         harness.inbox.changes += 1
         await asyncio.sleep(6)
         assert harness.times("sweep") == [2, 32, 62, 64]
 
-    while_running(story)
+    while_running(scenario)
 
 
 def test_a_round_runs_every_two_seconds_if_changes_are_not_counted() -> None:
-    async def story(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         await asyncio.sleep(7)
         assert harness.times("sweep") == [2, 4, 6]
 
-    while_running(story, counted=False)
+    while_running(scenario, counted=False)
 
 
 def test_a_round_follows_every_two_seconds_while_there_is_work() -> None:
-    async def story(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         harness.orphaned_mirrors = ["a_ns"]
         await asyncio.sleep(7)
         assert harness.times("sweep") == [2, 4, 6]
@@ -668,25 +668,25 @@ def test_a_round_follows_every_two_seconds_while_there_is_work() -> None:
         await asyncio.sleep(10)
         assert harness.times("sweep") == [2, 4, 6, 8]
 
-    while_running(story)
+    while_running(scenario)
 
 
 def test_a_round_follows_every_two_seconds_while_a_removal_is_under_way() -> None:
-    async def story(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         harness.orphaned_mirrors, harness.seconds = ["a_ns"], {"delete mirror a_ns": 7.0}
         await asyncio.sleep(3)
         harness.orphaned_mirrors = []
         await asyncio.sleep(17)
         assert harness.times("sweep") == [2, 4, 6, 8]
 
-    while_running(story)
+    while_running(scenario)
 
 
 @pytest.mark.parametrize("reason", ["the runtime is not well", "a source is not ready"])
 def test_no_round_is_made_while(reason: str) -> None:
     ready = False
 
-    async def story(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         nonlocal ready
         harness.desired, harness.restartable = [pod("web")], uids("web")
         await asyncio.sleep(5)
@@ -696,95 +696,95 @@ def test_no_round_is_made_while(reason: str) -> None:
         assert harness.times("sweep") == [6]
 
     if reason == "the runtime is not well":
-        while_running(story, is_well=lambda: ready)
+        while_running(scenario, is_well=lambda: ready)
     else:
-        while_running(story, all_sources_ready=lambda: ready)
+        while_running(scenario, all_sources_ready=lambda: ready)
 
 
 def test_a_static_pod_that_is_named_again_is_started_again_before_all_sources_are_ready() -> None:
-    async def story(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         held = pod("held", source=FILE_SOURCE)
         harness.desired, harness.mirror_pods = [STATIC, held, pod("web")], [MIRROR]
         harness.published = {PodUID("static"): PodStatus(phase="Running")}
         harness.restartable, harness.held = uids("static", "held", "web"), uids("held")
         await asyncio.sleep(5)
         restart = Update(type=UpdateType.CREATE, pod=STATIC, mirror_pod=MIRROR)
-        assert harness.calls == [("count", "static"), ("tell worker", restart)]
+        assert harness.calls == [("count", "static"), ("update worker", restart)]
         assert harness.restartable == uids("held", "web")
 
-    while_running(story, all_sources_ready=lambda: False)
+    while_running(scenario, all_sources_ready=lambda: False)
 
 
 def test_a_static_pod_that_ended_starts_over_if_it_is_added_again_before_all_sources_are_ready() -> None:
-    async def story(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         over, stays = pod("over", source=FILE_SOURCE), pod("stays", source=FILE_SOURCE)
         harness.desired = [over, stays]
         harness.published = {uid: PodStatus(phase="Succeeded") for uid in uids("over", "stays")}
         harness.restartable = uids("over")
         await asyncio.sleep(5)
         restart = Update(type=UpdateType.CREATE, pod=over)
-        assert harness.calls == [("start over", "over"), ("count", "over"), ("tell worker", restart)]
+        assert harness.calls == [("start over", "over"), ("count", "over"), ("update worker", restart)]
         assert harness.published.keys() == uids("stays")
 
-    while_running(story, all_sources_ready=lambda: False)
+    while_running(scenario, all_sources_ready=lambda: False)
 
 
 def test_a_static_pod_stays_over_if_its_former_run_cannot_be_dropped() -> None:
-    async def story(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         over = pod("over", source=FILE_SOURCE)
         harness.desired, harness.published = [over, STATIC], {PodUID("over"): PodStatus(phase="Failed")}
         harness.restartable, harness.failing = uids("over", "static"), {"start over": RuntimeError("broken")}
         await asyncio.sleep(5)
         restart = Update(type=UpdateType.CREATE, pod=STATIC)
-        assert harness.calls == [("start over", "over"), ("count", "static"), ("tell worker", restart)]
+        assert harness.calls == [("start over", "over"), ("count", "static"), ("update worker", restart)]
 
-    while_running(story, all_sources_ready=lambda: False)
+    while_running(scenario, all_sources_ready=lambda: False)
 
 
 def test_a_static_pod_that_cannot_be_started_again_does_not_hold_up_the_next() -> None:
-    async def story(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         harness.desired = [STATIC, pod("other", source=FILE_SOURCE)]
         harness.restartable, harness.failing = uids("static", "other"), {"count": RuntimeError("broken")}
         await asyncio.sleep(5)
         assert set(harness.calls) == {("count", "static"), ("count", "other")}
 
-    while_running(story, all_sources_ready=lambda: False)
+    while_running(scenario, all_sources_ready=lambda: False)
 
 
 def test_no_static_pod_is_restarted_while_the_runtime_is_unhealthy() -> None:
-    async def story(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         harness.desired, harness.restartable = [STATIC], uids("static")
         await asyncio.sleep(5)
         assert harness.calls == []
 
-    while_running(story, is_well=lambda: False, all_sources_ready=lambda: False)
+    while_running(scenario, is_well=lambda: False, all_sources_ready=lambda: False)
 
 
 def test_a_hurried_round_is_made_at_once_and_once() -> None:
-    async def story(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         await asyncio.sleep(0.5)
         harness.orphaned_mirrors = ["a_ns"]
         harness.housekeeping.request()
         await asyncio.sleep(3)
         assert harness.times("sweep") == [0.5, 2.5]
 
-    while_running(story)
+    while_running(scenario)
 
 
 def test_an_orphan_that_is_confirmed_brings_the_next_round_at_once() -> None:
-    async def story(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         harness.runtime_pods, harness.seconds = [running("doubtful")], {"list runtime": 0.25}
         await asyncio.sleep(2.9)
         assert harness.times("sweep") == [2, 2.25, 2.5, 2.75]
 
-    while_running(story)
+    while_running(scenario)
 
 
 def test_a_round_that_fails_is_followed_by_another(caplog: pytest.LogCaptureFixture) -> None:
-    async def story(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         harness.failing["sweep"] = ZeroDivisionError()
         await asyncio.sleep(5)
         assert harness.times("sweep") == [2, 4]
 
-    while_running(story)
+    while_running(scenario)
     caplog.clear()

@@ -1,6 +1,6 @@
 """The sync loop with its handlers, admission and preemption, with an event at every await and a failure at every call.
 
-The handlers await nothing. Events reach them between two pieces of news, and while a pod is held.
+The handlers await nothing. Events reach them between two messages, and while a pod is held.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from tests.engine.loop_harness import LoopHarness, pod
 
 OLD = pod("old", container(requests={"cpu": "4"}))
 CRITICAL = pod("critical", container(requests={"cpu": "3"}), source=FILE_SOURCE)
-"""Static pods are critical: pod old is killed for it."""
+"""Static pods are critical, so pod old is preempted."""
 UID = PodUID("critical")
 
 
@@ -38,14 +38,14 @@ UID = PodUID("critical")
 class Harness:
     node: LoopHarness
 
-    def tell(self, op: Op, *pods: Pod, source: str = API_SOURCE) -> None:
-        self.node.tell(op, *pods, source=source)
+    def send_update(self, op: Op, *pods: Pod, source: str = API_SOURCE) -> None:
+        self.node.send_update(op, *pods, source=source)
 
     def of_critical(self, op: Op) -> None:
-        self.node.tell(op, CRITICAL, source=FILE_SOURCE)
+        self.node.send_update(op, CRITICAL, source=FILE_SOURCE)
 
     def come_back(self) -> None:
-        """The manifest is removed and put back."""
+        """Remove the manifest and add it again."""
         self.of_critical(Op.REMOVE)
         self.of_critical(Op.ADD)
 
@@ -53,7 +53,7 @@ class Harness:
         self.node.inbox.put(LifecycleEvent(UID, LifecycleEventType.CONTAINER_DIED, "c1"))
 
     def become_unwell(self) -> None:
-        """The runtime is not ready for a while, longer than the period of the health check."""
+        """Make the runtime unready for longer than the period of the health check."""
         self.node.runtime.ready = False
         asyncio.get_running_loop().call_later(7, setattr, self.node.runtime, "ready", True)
 
@@ -61,7 +61,7 @@ class Harness:
         return sorted(self.node.runtime.running), self.node.preemption.held()
 
     def what_runs_since(self) -> object:
-        """The same, and when the critical pod was started: housekeeping would start it, too, but later."""
+        """The same, and when the critical pod started. Housekeeping would also start it, but later."""
         return self.what_runs(), self.node.syncer.did("sync", UID)[:1]
 
     def is_sound(self) -> None:
@@ -72,31 +72,31 @@ class Harness:
         assert self.node.loop.health() is None
 
     async def there_is_no_room_for_another_large_pod(self) -> None:
-        """A pod that runs is counted, so another one does not fit."""
+        """A running pod is counted, so another one does not fit."""
         running = set(self.node.runtime.running)
-        self.tell(Op.ADD, pod("last", container(requests={"cpu": "3"})))
+        self.send_update(Op.ADD, pod("last", container(requests={"cpu": "3"})))
         await asyncio.sleep(0.1)
         assert ("last" in self.node.runtime.running) == running.isdisjoint({"critical", "greedy", "old"})
 
 
 @asynccontextmanager
-async def stage(calls: PortCalls) -> AsyncIterator[Harness]:
-    it = Harness(LoopHarness(sources=(API_SOURCE, FILE_SOURCE), calls=calls))
-    it.node.syncer.stop_seconds["old"] = 1
-    async with it.node.alive():
-        it.tell(Op.ADD, OLD)
-        it.tell(Op.ADD, source=FILE_SOURCE)
+async def set_up(calls: PortCalls) -> AsyncIterator[Harness]:
+    harness = Harness(LoopHarness(sources=(API_SOURCE, FILE_SOURCE), calls=calls))
+    harness.node.syncer.stop_seconds["old"] = 1
+    async with harness.node.running():
+        harness.send_update(Op.ADD, OLD)
+        harness.send_update(Op.ADD, source=FILE_SOURCE)
         await asyncio.sleep(2.1)
-        yield it
+        yield harness
 
 
-async def add_critical(stage: Harness) -> None:
-    stage.of_critical(Op.ADD)
+async def add_critical(harness: Harness) -> None:
+    harness.of_critical(Op.ADD)
     await asyncio.sleep(1.5)
 
 
 ADDING = OperationTest(
-    setup=stage,
+    setup=set_up,
     run=add_critical,
     state=Harness.what_runs,
     check=Harness.is_sound,
@@ -104,19 +104,19 @@ ADDING = OperationTest(
     settle_seconds=15,
 )
 EVENTS: dict[str, Event[Harness]] = {
-    "the pod is updated": lambda stage: stage.of_critical(Op.UPDATE),
+    "the pod is updated": lambda harness: harness.of_critical(Op.UPDATE),
     "a container dies": Harness.died,
-    "work is due": lambda stage: stage.node.inbox.enqueue(UID, 0),
-    "a static pod has ended": lambda stage: stage.node.inbox.static_pod_ended("critical_ns"),
-    "housekeeping": lambda stage: stage.node.housekeeping.request(),
-    "a mirror comes": lambda stage: stage.tell(Op.ADD, pod("critical", uid="mirror", mirror="hash")),
-    "another pod comes": lambda stage: stage.tell(Op.ADD, pod("small")),
+    "work is due": lambda harness: harness.node.inbox.enqueue(UID, 0),
+    "a static pod has ended": lambda harness: harness.node.inbox.static_pod_ended("critical_ns"),
+    "housekeeping": lambda harness: harness.node.loop.request_housekeeping(),
+    "a mirror comes": lambda harness: harness.send_update(Op.ADD, pod("critical", uid="mirror", mirror="hash")),
+    "another pod comes": lambda harness: harness.send_update(Op.ADD, pod("small")),
 }
 LATE_EVENTS: dict[str, Event[Harness]] = {
-    "the pod is removed": lambda stage: stage.of_critical(Op.REMOVE),
+    "the pod is removed": lambda harness: harness.of_critical(Op.REMOVE),
     "the pod comes back": Harness.come_back,
-    "the victim is removed": lambda stage: stage.tell(Op.REMOVE, OLD),
-    "a large pod comes": lambda stage: stage.tell(Op.ADD, pod("greedy", container(requests={"cpu": "3"}))),
+    "the victim is removed": lambda harness: harness.send_update(Op.REMOVE, OLD),
+    "a large pod comes": lambda harness: harness.send_update(Op.ADD, pod("greedy", container(requests={"cpu": "3"}))),
     "the runtime is not ready": Harness.become_unwell,
 }
 
@@ -130,36 +130,36 @@ def test_every_event_while_a_critical_pod_is_held() -> None:
     interleave(ADDING, LATE_EVENTS, in_call_order=True, cancel=False)
 
 
-async def sync_in_time(stage: Harness) -> None:
-    stage.node.inbox.enqueue(PodUID("old"), 0.5)
+async def sync_in_time(harness: Harness) -> None:
+    harness.node.inbox.enqueue(PodUID("old"), 0.5)
     await asyncio.sleep(1)
 
 
 WORK: dict[str, Event[Harness]] = {
-    "work is due earlier": lambda stage: stage.node.inbox.enqueue(PodUID("small"), 0.1),
-    "work is due later": lambda stage: stage.node.inbox.enqueue(PodUID("small"), 0.9),
-    "work is due at once": lambda stage: stage.node.inbox.enqueue(PodUID("small"), 0),
-    "a pod with a deadline comes": lambda stage: stage.tell(Op.ADD, pod("job", deadline=1)),
+    "work is due earlier": lambda harness: harness.node.inbox.enqueue(PodUID("small"), 0.1),
+    "work is due later": lambda harness: harness.node.inbox.enqueue(PodUID("small"), 0.9),
+    "work is due at once": lambda harness: harness.node.inbox.enqueue(PodUID("small"), 0),
+    "a pod with a deadline comes": lambda harness: harness.send_update(Op.ADD, pod("job", deadline=1)),
 }
 
 
 def test_no_event_delays_work_that_is_due() -> None:
-    """Every pod that is enqueued is synced, and the one of the operation in time."""
+    """Every enqueued pod is synced, and the pod of the operation in time."""
 
     @asynccontextmanager
     async def idle(calls: PortCalls) -> AsyncIterator[Harness]:
-        it = Harness(LoopHarness(calls=calls))
-        async with it.node.alive():
-            it.tell(Op.ADD, OLD, pod("small"))
+        harness = Harness(LoopHarness(calls=calls))
+        async with harness.node.running():
+            harness.send_update(Op.ADD, OLD, pod("small"))
             await asyncio.sleep(2.1)
-            it.node.syncer.diary.clear()
-            yield it
+            harness.node.syncer.log.clear()
+            yield harness
 
-    def synced(it: Harness) -> object:
-        return len(it.node.syncer.did("sync", "small"))
+    def synced(harness: Harness) -> object:
+        return len(harness.node.syncer.did("sync", "small"))
 
-    def in_time(it: Harness) -> None:
-        assert it.node.syncer.did("sync", "old") == pytest.approx([2.6], abs=0.01)
+    def in_time(harness: Harness) -> None:
+        assert harness.node.syncer.did("sync", "old") == pytest.approx([2.6], abs=0.01)
 
     syncing = OperationTest(setup=idle, run=sync_in_time, state=synced, check=in_time, settle_seconds=2)
     interleave(syncing, WORK, in_call_order=True, cancel=False)
@@ -172,9 +172,9 @@ def test_every_call_fails_once() -> None:
 def test_the_pause_between_health_checks_doubles_and_a_success_resets_it() -> None:
     @asynccontextmanager
     async def empty(calls: PortCalls) -> AsyncIterator[Harness]:
-        it = Harness(LoopHarness(calls=calls))
-        async with it.node.alive():
-            yield it
+        harness = Harness(LoopHarness(calls=calls))
+        async with harness.node.running():
+            yield harness
 
     waiting = OperationTest(setup=empty, run=lambda _: asyncio.sleep(3), state=lambda _: None)
     pauses = check_backoff_resets(waiting, "runtime", "health", RuntimeUnavailable, lambda _: asyncio.sleep(6))
