@@ -26,7 +26,7 @@ KINDS = {RUNNING: RuntimeEventType.STARTED, EXITED: RuntimeEventType.STOPPED, No
 
 
 def record(uid: PodUID, states: dict[str, ContainerState]) -> PodRecord:
-    """A pod with these containers; its sandbox has an address while a container runs."""
+    """Return a pod with these containers. Its sandbox has an address while a container runs."""
     ips = ("10.0.0.1",) if RUNNING in states.values() else ()
     containers = tuple(ContainerRecord(id=key, name=key, state=state) for key, state in states.items())
     return PodRecord(uid=uid, name=uid, namespace="ns", ips=ips, containers=containers)
@@ -37,19 +37,19 @@ class Runtime:
 
     def __init__(self) -> None:
         self.pods: dict[PodUID, dict[str, ContainerState]] = {}
-        self.look_seconds = 0.0
+        self.inspection_seconds = 0.0
         self.list_seconds = 0.0
         self.hung: set[PodUID] = set()
         self.refusing: set[PodUID] = set()
         self.list_hangs = False
         self.list_error: Exception | None = None
-        self.look_error: Exception | None = None
+        self.inspection_error: Exception | None = None
         self.has_stream = True
-        self.looks: list[tuple[PodUID, float]] = []
+        self.inspections: list[tuple[PodUID, float]] = []
         self.lists: list[float] = []
         self.streams: list[asyncio.Queue[RuntimeEvent | None]] = []
 
-    def put(self, uid: PodUID, state: ContainerState | None, container: str = "app", tell: bool = True) -> None:
+    def put(self, uid: PodUID, state: ContainerState | None, container: str = "app", send: bool = True) -> None:
         """Set the state of a container, or remove it, and send an event."""
         pod = self.pods.setdefault(uid, {})
         pod.pop(container, None)
@@ -57,10 +57,10 @@ class Runtime:
             pod[container] = state
         if not pod:
             del self.pods[uid]
-        if tell:
-            self.tell(uid, container, state)
+        if send:
+            self.send(uid, container, state)
 
-    def tell(
+    def send(
         self,
         uid: PodUID,
         container: str = "app",
@@ -78,16 +78,16 @@ class Runtime:
         return record(uid, self.pods[uid]) if uid in self.pods else PodRecord(uid=uid)
 
     async def pod_record(self, uid: PodUID) -> PodRecord:
-        self.looks.append((uid, now()))
-        await asyncio.sleep(self.look_seconds / 2)
+        self.inspections.append((uid, now()))
+        await asyncio.sleep(self.inspection_seconds / 2)
         if uid in self.hung:
             await asyncio.Event().wait()
         if uid in self.refusing:
-            raise RuntimeRefused("cannot tell")
+            raise RuntimeRefused("cannot inspect")
         found = self.record(uid)
-        await asyncio.sleep(self.look_seconds / 2)
-        if self.look_error is not None:
-            raise self.look_error
+        await asyncio.sleep(self.inspection_seconds / 2)
+        if self.inspection_error is not None:
+            raise self.inspection_error
         return found
 
     async def list_pods(self) -> Sequence[PodRecord]:
@@ -113,7 +113,7 @@ class Runtime:
             self.streams.remove(stream)
 
 
-class TwoMinded(Runtime):
+class UnknownInListings(Runtime):
     """Shows containers as UNKNOWN in every listing."""
 
     async def list_pods(self) -> Sequence[PodRecord]:
@@ -122,7 +122,7 @@ class TwoMinded(Runtime):
 
 
 class Counts(Observer):
-    """An observer that remembers. `seen` has whole calls, without those about events."""
+    """An observer that records its calls. `seen` holds calls with their arguments, except those about events."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[object, ...]] = []
@@ -140,7 +140,7 @@ class Counts(Observer):
         self.seen.append(("listed", [pod.uid for pod in pods], (now - BEGINNING).total_seconds()))
 
     def inspected(self, seconds: float) -> None:
-        self.seen.append(("looked", seconds))
+        self.seen.append(("inspected", seconds))
 
     def events_missed(self, pods: int) -> None:
         self.missed_pods += pods
@@ -161,13 +161,13 @@ class Counts(Observer):
 
 @dataclass
 class PlegHarness:
-    """A PLEG and its modules. `told` has each event with its time and the cached record at that instant."""
+    """A PLEG and its modules. `sent` holds each event with its time and the record cached at that time."""
 
     runtime: Runtime = field(default_factory=Runtime)
     timing: PlegTiming = field(default_factory=PlegTiming)
     counts: Counts = field(default_factory=Counts)
-    told: list[tuple[float, LifecycleEvent, PodRecord]] = field(default_factory=list)
-    deaf: bool = False
+    sent: list[tuple[float, LifecycleEvent, PodRecord]] = field(default_factory=list)
+    emit_fails: bool = False
     last: float = -inf
 
     def __post_init__(self) -> None:
@@ -183,12 +183,12 @@ class PlegHarness:
         return self.last
 
     def emit(self, event: LifecycleEvent) -> None:
-        if self.deaf:
+        if self.emit_fails:
             raise RuntimeError("no room")
-        self.told.append((now(), event, self.cache.get(event.uid)))
+        self.sent.append((now(), event, self.cache.get(event.uid)))
 
-    def news(self) -> list[tuple[float, str, LifecycleEventType]]:
-        return [(at, event.uid, event.type) for at, event, _ in self.told]
+    def events_sent(self) -> list[tuple[float, str, LifecycleEventType]]:
+        return [(at, event.uid, event.type) for at, event, _ in self.sent]
 
 
 def now() -> float:
@@ -203,15 +203,15 @@ async def fail_inspections(harness: "PlegHarness", *, seconds: float) -> None:
     harness.runtime.refusing.clear()
 
 
-def live(
+def run_scenario(
     scenario: Callable[[PlegHarness], Awaitable[None]],
     runtime: Runtime | None = None,
     timing: PlegTiming | None = None,
     kind: type[PlegHarness] = PlegHarness,
 ) -> PlegHarness:
-    """Let a PLEG live through a scenario in virtual time."""
+    """Run a PLEG and a scenario in virtual time."""
 
-    async def life() -> PlegHarness:
+    async def run() -> PlegHarness:
         harness = kind(runtime or Runtime(), timing or PlegTiming())
         bugs: list[dict[str, object]] = []
         asyncio.get_running_loop().set_exception_handler(lambda _, bug: bugs.append(bug))
@@ -224,7 +224,7 @@ def live(
         assert bugs == []
         return harness
 
-    return simulate(life())[0]
+    return simulate(run())[0]
 
 
 def runtime_with(**pods: ContainerState) -> Runtime:
@@ -239,14 +239,14 @@ def runtime_with(**pods: ContainerState) -> Runtime:
 
 def test_an_event_causes_an_inspection_then_a_cache_entry_then_lifecycle_events() -> None:
     async def scenario(harness: PlegHarness) -> None:
-        harness.runtime.look_seconds = 0.25
+        harness.runtime.inspection_seconds = 0.25
         await asyncio.sleep(30.25)
         harness.runtime.put(WEB, RUNNING)
         await asyncio.sleep(1)
 
-    harness = live(scenario)
-    assert harness.news() == [(30.5, "web", STARTED)]
-    assert harness.told[0][2] == record(WEB, {"app": RUNNING})
+    harness = run_scenario(scenario)
+    assert harness.events_sent() == [(30.5, "web", STARTED)]
+    assert harness.sent[0][2] == record(WEB, {"app": RUNNING})
     assert harness.counts.latencies == [30.25]
 
 
@@ -258,27 +258,27 @@ def test_the_removal_of_a_container_that_never_started_is_no_death() -> None:
         harness.runtime.put(WEB, None, "next")
         await asyncio.sleep(1)
 
-    assert live(scenario, runtime_with(web=RUNNING)).news()[1:] == [(31.0, "web", REMOVED)]
+    assert run_scenario(scenario, runtime_with(web=RUNNING)).events_sent()[1:] == [(31.0, "web", REMOVED)]
 
 
 def test_pods_that_exist_at_the_start_are_reported() -> None:
-    harness = live(lambda harness: asyncio.sleep(1), runtime_with(web=RUNNING, db=EXITED))
-    assert sorted(harness.news()) == [(0.0, "db", DIED), (0.0, "web", STARTED)]
+    harness = run_scenario(lambda harness: asyncio.sleep(1), runtime_with(web=RUNNING, db=EXITED))
+    assert sorted(harness.events_sent()) == [(0.0, "db", DIED), (0.0, "web", STARTED)]
     assert harness.counts.missed_pods == 0
 
 
 def test_a_reader_gets_a_record_after_its_own_action_without_a_relist() -> None:
     async def scenario(harness: PlegHarness) -> None:
-        harness.runtime.look_seconds = 0.1
+        harness.runtime.inspection_seconds = 0.1
         await asyncio.sleep(30)
         since = harness.moment()
-        harness.runtime.put(WEB, RUNNING, tell=False)
+        harness.runtime.put(WEB, RUNNING, send=False)
         found = await harness.cache.get_newer_than(WEB, since)
         assert (found, now()) == (record(WEB, {"app": RUNNING}), 30.1)
         assert await harness.cache.get_newer_than(WEB, since) == found
 
-    harness = live(scenario)
-    assert harness.runtime.looks == [(WEB, 30.0)]
+    harness = run_scenario(scenario)
+    assert harness.runtime.inspections == [(WEB, 30.0)]
     assert harness.counts.missed_pods == 0
 
 
@@ -287,30 +287,30 @@ def test_an_inspection_of_an_absent_pod_ends_the_wait_and_is_forgotten() -> None
         await asyncio.sleep(30)
         assert await harness.cache.get_newer_than(WEB, harness.moment()) == PodRecord(uid=WEB)
 
-    assert live(scenario).news() == []
+    assert run_scenario(scenario).events_sent() == []
 
 
 def test_requests_during_an_inspection_cause_one_more() -> None:
     async def scenario(harness: PlegHarness) -> None:
-        harness.runtime.look_seconds = 1.0
+        harness.runtime.inspection_seconds = 1.0
         await asyncio.sleep(30)
         for _ in range(5):
             harness.pleg.request(WEB)
         await asyncio.sleep(0.6)  # the inspection read the state after half a second
-        harness.runtime.put(WEB, RUNNING, tell=False)
+        harness.runtime.put(WEB, RUNNING, send=False)
         for _ in range(5):
             harness.pleg.request(WEB)
         await asyncio.sleep(5)
 
-    harness = live(scenario)
-    assert harness.runtime.looks == [(WEB, 30.0), (WEB, 31.0)]
-    assert harness.news() == [(32.0, "web", STARTED)]
+    harness = run_scenario(scenario)
+    assert harness.runtime.inspections == [(WEB, 30.0), (WEB, 31.0)]
+    assert harness.events_sent() == [(32.0, "web", STARTED)]
 
 
 def test_a_running_inspection_serves_only_actions_before_its_begin() -> None:
     async def scenario(harness: PlegHarness) -> None:
-        harness.runtime.look_seconds = 1.0
-        harness.runtime.put(WEB, RUNNING, tell=False)
+        harness.runtime.inspection_seconds = 1.0
+        harness.runtime.put(WEB, RUNNING, send=False)
         await asyncio.sleep(30)
         acted = harness.moment()
         harness.pleg.request(WEB)
@@ -322,8 +322,8 @@ def test_a_running_inspection_serves_only_actions_before_its_begin() -> None:
         await harness.cache.get_newer_than(WEB, harness.moment())
         assert now() == 33.0
 
-    harness = live(scenario)
-    assert [at for _, at in harness.runtime.looks if at >= 30] == [30.0, 31.0, 32.0]
+    harness = run_scenario(scenario)
+    assert [at for _, at in harness.runtime.inspections if at >= 30] == [30.0, 31.0, 32.0]
 
 
 def test_an_ended_pod_keeps_its_address() -> None:
@@ -333,19 +333,19 @@ def test_an_ended_pod_keeps_its_address() -> None:
         await asyncio.sleep(1)
         assert harness.cache.get(WEB).ips == ("10.0.0.1",)
 
-    live(scenario, runtime_with(web=RUNNING))
+    run_scenario(scenario, runtime_with(web=RUNNING))
 
 
 def test_a_pod_that_disappears_is_dropped_and_its_end_reported() -> None:
     async def scenario(harness: PlegHarness) -> None:
         await asyncio.sleep(10)
         harness.runtime.put(WEB, None)
-        harness.runtime.put(DB, None, tell=False)
+        harness.runtime.put(DB, None, send=False)
         await asyncio.sleep(60)
         assert (harness.cache.get(WEB), harness.cache.get(DB)) == (PodRecord(uid=WEB), PodRecord(uid=DB))
 
-    harness = live(scenario, runtime_with(web=RUNNING, db=RUNNING))
-    assert harness.news()[2:] == [
+    harness = run_scenario(scenario, runtime_with(web=RUNNING, db=RUNNING))
+    assert harness.events_sent()[2:] == [
         (10.0, "web", DIED), (10.0, "web", REMOVED), (65.0, "db", DIED), (65.0, "db", REMOVED),
     ]  # fmt: skip
 
@@ -359,17 +359,17 @@ def test_a_sandbox_alone_is_a_pod() -> None:
         harness.pleg.request(WEB)
         await asyncio.sleep(1)
 
-    assert live(scenario, Boxes()).news() == [(0.0, "web", STARTED)]
+    assert run_scenario(scenario, Boxes()).events_sent() == [(0.0, "web", STARTED)]
 
 
 # The relist.
 
 
 def test_with_events_the_relist_is_slow_once_the_stream_has_proved_itself() -> None:
-    harness = live(lambda harness: asyncio.sleep(130), runtime_with(web=RUNNING))
+    harness = run_scenario(lambda harness: asyncio.sleep(130), runtime_with(web=RUNNING))
     assert harness.runtime.lists == [0, 1, 2, 3, 4, 5, 65, 125]
     assert harness.counts.intervals == [None, 1, 1, 1, 1, 1, 60, 60]
-    assert len(harness.runtime.looks) == 1
+    assert len(harness.runtime.inspections) == 1
 
 
 def test_without_events_it_is_as_quick_as_the_references() -> None:
@@ -379,48 +379,48 @@ def test_without_events_it_is_as_quick_as_the_references() -> None:
         harness.runtime.put(WEB, RUNNING)
         await asyncio.sleep(20)
 
-    harness = live(scenario)
+    harness = run_scenario(scenario)
     assert [at for at in harness.runtime.lists if 40 < at < 60] == list(range(41, 60))
-    assert harness.news() == [(101.0, "web", STARTED)]
+    assert harness.events_sent() == [(101.0, "web", STARTED)]
     assert harness.counts.missed_pods == 0  # no event was possible
 
 
 def test_a_stream_that_ends_at_once_again_and_again_counts_as_none() -> None:
-    class Hasty(Runtime):
+    class EndingStreams(Runtime):
         async def events(self) -> AsyncIterator[RuntimeEvent]:
             return
             yield
 
-    harness = live(lambda harness: asyncio.sleep(60.5), Hasty())
+    harness = run_scenario(lambda harness: asyncio.sleep(60.5), EndingStreams())
     assert set(range(60)) <= set(harness.runtime.lists)
-    assert harness.counts.breaks < 12  # it is asked ever less often
+    assert harness.counts.breaks < 12  # retried with backoff
 
 
 def test_after_a_break_there_is_a_relist_and_the_stream_is_followed_again() -> None:
     async def scenario(harness: PlegHarness) -> None:
         await asyncio.sleep(30)
-        harness.runtime.put(WEB, RUNNING, tell=False)
+        harness.runtime.put(WEB, RUNNING, send=False)
         harness.runtime.break_streams()
         await asyncio.sleep(20)
         harness.runtime.put(WEB, EXITED)
         await asyncio.sleep(1)
 
-    harness = live(scenario)
-    assert harness.news() == [(30.0, "web", STARTED), (50.0, "web", DIED)]
-    assert harness.counts.missed_pods == 0  # a break is no lie
+    harness = run_scenario(scenario)
+    assert harness.events_sent() == [(30.0, "web", STARTED), (50.0, "web", DIED)]
+    assert harness.counts.missed_pods == 0  # PLEG does not count changes during a break
 
 
 def test_a_lost_event_is_healed_by_the_relist_counted_once_and_arouses_doubt() -> None:
     async def scenario(harness: PlegHarness) -> None:
         await asyncio.sleep(30)
-        harness.runtime.put(WEB, EXITED, tell=False)
-        harness.runtime.put(DB, None, tell=False)
+        harness.runtime.put(WEB, EXITED, send=False)
+        harness.runtime.put(DB, None, send=False)
         await asyncio.sleep(36)
         await harness.cache.get_newer_than(WEB, harness.moment())  # as the worker does after the event
         await asyncio.sleep(64)
 
-    harness = live(scenario, runtime_with(web=RUNNING, db=EXITED))
-    assert sorted(harness.news()[2:]) == [(65.0, "db", REMOVED), (65.0, "web", DIED)]
+    harness = run_scenario(scenario, runtime_with(web=RUNNING, db=EXITED))
+    assert sorted(harness.events_sent()[2:]) == [(65.0, "db", REMOVED), (65.0, "web", DIED)]
     assert harness.counts.missed_pods == 2
     assert 70 in harness.runtime.lists  # 65 and 2 for a late event; then every second
 
@@ -428,25 +428,25 @@ def test_a_lost_event_is_healed_by_the_relist_counted_once_and_arouses_doubt() -
 def test_events_of_our_own_reaction_to_a_missed_event_do_not_replace_it() -> None:
     async def scenario(harness: PlegHarness) -> None:
         await asyncio.sleep(30)
-        harness.runtime.put(WEB, EXITED, tell=False)
+        harness.runtime.put(WEB, EXITED, send=False)
         await asyncio.sleep(36)  # the relist at 65 has found it
-        harness.runtime.put(WEB, RUNNING, tell=False)
-        harness.runtime.tell(WEB, happened=BEGINNING + timedelta(seconds=66))
+        harness.runtime.put(WEB, RUNNING, send=False)
+        harness.runtime.send(WEB, happened=BEGINNING + timedelta(seconds=66))
         await asyncio.sleep(30)
 
-    assert live(scenario, runtime_with(web=RUNNING)).counts.missed_pods == 1
+    assert run_scenario(scenario, runtime_with(web=RUNNING)).counts.missed_pods == 1
 
 
 def test_a_late_event_is_not_a_missed_one() -> None:
     async def scenario(harness: PlegHarness) -> None:
         await asyncio.sleep(64.5)
-        harness.runtime.put(WEB, EXITED, tell=False)
+        harness.runtime.put(WEB, EXITED, send=False)
         await asyncio.sleep(1)
-        harness.runtime.tell(WEB)
+        harness.runtime.send(WEB)
         await asyncio.sleep(30)
 
-    harness = live(scenario, runtime_with(web=RUNNING))
-    assert harness.news()[1:] == [(65.0, "web", DIED)]
+    harness = run_scenario(scenario, runtime_with(web=RUNNING))
+    assert harness.events_sent()[1:] == [(65.0, "web", DIED)]
     assert harness.counts.missed_pods == 0
 
 
@@ -460,16 +460,16 @@ def test_an_announced_change_that_cannot_be_seen_yet_is_not_a_missed_one() -> No
         harness.pleg.request(WEB)
         await asyncio.sleep(60)
 
-    harness = live(scenario, runtime_with(web=RUNNING))
-    assert harness.news()[1:] == [(185.5, "web", DIED)]
+    harness = run_scenario(scenario, runtime_with(web=RUNNING))
+    assert harness.events_sent()[1:] == [(185.5, "web", DIED)]
     assert harness.counts.missed_pods == 0
 
 
 def test_a_listing_that_disagrees_with_inspections_is_no_missed_event() -> None:
-    runtime = TwoMinded()
+    runtime = UnknownInListings()
     runtime.put(WEB, RUNNING)
-    harness = live(lambda harness: asyncio.sleep(200), runtime)
-    assert (harness.news(), harness.counts.missed_pods) == ([(0.0, "web", STARTED)], 0)
+    harness = run_scenario(lambda harness: asyncio.sleep(200), runtime)
+    assert (harness.events_sent(), harness.counts.missed_pods) == ([(0.0, "web", STARTED)], 0)
 
 
 def test_an_inspection_that_began_after_the_listing_wins() -> None:
@@ -483,48 +483,48 @@ def test_an_inspection_that_began_after_the_listing_wins() -> None:
         assert harness.cache.get(WEB) == record(WEB, {"app": RUNNING})
         assert harness.cache.get(DB).containers == record(DB, {"app": EXITED}).containers
 
-    harness = live(scenario, runtime_with(db=RUNNING))
-    assert harness.news()[1:] == [(68.0, "web", STARTED), (68.0, "db", DIED)]
-    assert harness.runtime.looks[1:] == [(WEB, 68.0), (DB, 68.0)]
+    harness = run_scenario(scenario, runtime_with(db=RUNNING))
+    assert harness.events_sent()[1:] == [(68.0, "web", STARTED), (68.0, "db", DIED)]
+    assert harness.runtime.inspections[1:] == [(WEB, 68.0), (DB, 68.0)]
     assert harness.counts.missed_pods == 0
 
 
 def test_an_inspection_older_than_the_listing_without_the_pod_is_ignored() -> None:
     async def scenario(harness: PlegHarness) -> None:
         await asyncio.sleep(30)
-        harness.runtime.look_seconds = 60.0  # taken at 64, answered at 94
+        harness.runtime.inspection_seconds = 60.0  # taken at 64, answered at 94
         await asyncio.sleep(4)
         harness.pleg.request(WEB)
         await asyncio.sleep(30.5)
-        harness.runtime.put(WEB, None, tell=False)
+        harness.runtime.put(WEB, None, send=False)
         await asyncio.sleep(60)
         assert harness.cache.get(WEB) == PodRecord(uid=WEB)
 
-    harness = live(scenario, runtime_with(web=RUNNING))
-    assert harness.news()[1:] == [(65.0, "web", DIED), (65.0, "web", REMOVED)]
+    harness = run_scenario(scenario, runtime_with(web=RUNNING))
+    assert harness.events_sent()[1:] == [(65.0, "web", DIED), (65.0, "web", REMOVED)]
 
 
 def test_a_refused_slow_inspection_does_not_confirm_its_record() -> None:
-    """The book took the new state, the cache kept the old one, and the next listing confirmed the wrong one."""
+    """Regression: PLEG recorded the new state, the cache kept the old one, and the next listing confirmed it."""
 
     async def scenario(harness: PlegHarness) -> None:
         runtime = harness.runtime
         runtime.has_stream = False  # a listing every second
         await asyncio.sleep(1.5)
-        runtime.look_seconds = 8.0  # answered at 9.5
+        runtime.inspection_seconds = 8.0  # answered at 9.5
         harness.pleg.request(WEB)
         await asyncio.sleep(2)  # listings at 2 and 3 confirm the cached record: it is newer than the inspection
-        runtime.put(WEB, EXITED, tell=False)
+        runtime.put(WEB, EXITED, send=False)
         since = harness.moment()
         found = await harness.cache.get_newer_than(WEB, since)
         assert [container.state for container in found.containers] == [EXITED]
 
-    harness = live(scenario, runtime_with(web=RUNNING))
-    assert harness.news()[1:] == [(17.5, "web", DIED)]
+    harness = run_scenario(scenario, runtime_with(web=RUNNING))
+    assert harness.events_sent()[1:] == [(17.5, "web", DIED)]
 
 
 def test_a_removed_pod_is_forgotten_although_its_inspection_failed_during_the_listing() -> None:
-    """The cache kept the error, PLEG forgot the pod, and every later listing confirmed the error."""
+    """Regression: the cache kept the error, PLEG dropped the pod, and every later listing confirmed the error."""
 
     async def scenario(harness: PlegHarness) -> None:
         runtime = harness.runtime
@@ -534,12 +534,12 @@ def test_a_removed_pod_is_forgotten_although_its_inspection_failed_during_the_li
         await asyncio.sleep(1)
         runtime.refusing.add(WEB)
         harness.pleg.request(WEB)  # begun after the listing, and failed before its end
-        runtime.put(WEB, None, tell=False)
+        runtime.put(WEB, None, send=False)
         await asyncio.sleep(20)
         assert await harness.cache.get_newer_than(WEB, harness.moment() - 10) == PodRecord(uid=WEB)
 
-    harness = live(scenario, runtime_with(web=RUNNING))
-    assert [type_ for _, _, type_ in harness.news()] == [STARTED, DIED, REMOVED]
+    harness = run_scenario(scenario, runtime_with(web=RUNNING))
+    assert [type_ for _, _, type_ in harness.events_sent()] == [STARTED, DIED, REMOVED]
 
 
 def test_a_listing_that_the_cache_refuses_does_not_end_the_retries_of_a_failed_inspection() -> None:
@@ -553,9 +553,9 @@ def test_a_listing_that_the_cache_refuses_does_not_end_the_retries_of_a_failed_i
         harness.runtime.refusing.clear()
         await asyncio.sleep(10)
 
-    harness = live(scenario, runtime_with(web=RUNNING))
-    assert [at for _, at in harness.runtime.looks] == [0, 65.5, 66.5, 68.5]
-    assert harness.news()[1:] == [(68.5, "web", DIED), (68.5, "web", REMOVED)]
+    harness = run_scenario(scenario, runtime_with(web=RUNNING))
+    assert [at for _, at in harness.runtime.inspections] == [0, 65.5, 66.5, 68.5]
+    assert harness.events_sent()[1:] == [(68.5, "web", DIED), (68.5, "web", REMOVED)]
 
 
 # Failures.
@@ -573,9 +573,9 @@ def test_a_failed_inspection_is_retried_with_backoff_and_reported_on_success() -
         harness.runtime.refusing.clear()
         await asyncio.sleep(10)
 
-    harness = live(scenario, runtime_with(web=RUNNING))
-    assert [at for _, at in harness.runtime.looks] == [0, 30, 31, 33, 37]
-    assert harness.news()[1:] == [(37.0, "web", DIED)]
+    harness = run_scenario(scenario, runtime_with(web=RUNNING))
+    assert [at for _, at in harness.runtime.inspections] == [0, 30, 31, 33, 37]
+    assert harness.events_sent()[1:] == [(37.0, "web", DIED)]
 
 
 def test_a_failed_inspection_without_a_change_still_causes_a_sync() -> None:
@@ -584,7 +584,7 @@ def test_a_failed_inspection_without_a_change_still_causes_a_sync() -> None:
         await fail_inspections(harness, seconds=0.5)
         await asyncio.sleep(1)
 
-    assert live(scenario, runtime_with(web=RUNNING)).news()[1:] == [(31.0, "web", SYNC)]
+    assert run_scenario(scenario, runtime_with(web=RUNNING)).events_sent()[1:] == [(31.0, "web", SYNC)]
 
 
 def test_a_request_does_not_wait_for_the_pause_after_a_failure() -> None:
@@ -595,8 +595,8 @@ def test_a_request_does_not_wait_for_the_pause_after_a_failure() -> None:
         assert now() == 38
         await asyncio.sleep(20)
 
-    harness = live(scenario, runtime_with(web=RUNNING))
-    assert [at for _, at in harness.runtime.looks] == [0, 30, 31, 33, 37, 38]
+    harness = run_scenario(scenario, runtime_with(web=RUNNING))
+    assert [at for _, at in harness.runtime.inspections] == [0, 30, 31, 33, 37, 38]
 
 
 def test_a_relist_keeps_the_backoff_of_failed_inspections_but_drops_removed_pods() -> None:
@@ -608,9 +608,9 @@ def test_a_relist_keeps_the_backoff_of_failed_inspections_but_drops_removed_pods
         harness.runtime.put(WEB, None)
         await asyncio.sleep(40)
 
-    harness = live(scenario)
-    assert [at for _, at in harness.runtime.looks] == [0, 1, 3, 7, 15, 31]
-    assert harness.news() == [(40.0, "web", SYNC)]
+    harness = run_scenario(scenario)
+    assert [at for _, at in harness.runtime.inspections] == [0, 1, 3, 7, 15, 31]
+    assert harness.events_sent() == [(40.0, "web", SYNC)]
 
 
 def test_a_failed_relist_is_tried_again_soon() -> None:
@@ -623,30 +623,30 @@ def test_a_failed_relist_is_tried_again_soon() -> None:
         harness.runtime.list_error = None
         await asyncio.sleep(20.5)
 
-    assert live(scenario).runtime.lists[6:] == [65, 66, 68, 72, 80]
+    assert run_scenario(scenario).runtime.lists[6:] == [65, 66, 68, 72, 80]
 
 
 def test_a_receiver_that_raises_is_counted_and_stops_nothing() -> None:
     async def scenario(harness: PlegHarness) -> None:
-        harness.deaf = True
+        harness.emit_fails = True
         await asyncio.sleep(1)
-        harness.deaf = False
+        harness.emit_fails = False
         harness.runtime.put(DB, RUNNING)
         await asyncio.sleep(1)
 
-    harness = live(scenario, runtime_with(web=RUNNING))
-    assert (harness.counts.discarded_events, harness.news()) == (1, [(1.0, "db", STARTED)])
+    harness = run_scenario(scenario, runtime_with(web=RUNNING))
+    assert (harness.counts.discarded_events, harness.events_sent()) == (1, [(1.0, "db", STARTED)])
 
 
 def test_an_event_that_names_no_pod_is_refused() -> None:
     async def scenario(harness: PlegHarness) -> None:
         await asyncio.sleep(30)
-        harness.runtime.tell(PodUID(""))
+        harness.runtime.send(PodUID(""))
         harness.runtime.put(WEB, RUNNING)
         await asyncio.sleep(1)
 
-    harness = live(scenario)
-    assert (harness.runtime.looks, harness.news()) == ([(WEB, 30.0)], [(30.0, "web", STARTED)])
+    harness = run_scenario(scenario)
+    assert (harness.runtime.inspections, harness.events_sent()) == ([(WEB, 30.0)], [(30.0, "web", STARTED)])
 
 
 def test_a_jump_of_the_wall_clock_moves_nothing() -> None:
@@ -659,40 +659,40 @@ def test_a_jump_of_the_wall_clock_moves_nothing() -> None:
         await asyncio.sleep(70)
         assert harness.pleg.health() is None
 
-    harness = live(scenario)
+    harness = run_scenario(scenario)
     assert harness.runtime.lists == [0, 1, 2, 3, 4, 5, 65, 125]
-    assert harness.news() == [(30.0, "web", STARTED)]
+    assert harness.events_sent() == [(30.0, "web", STARTED)]
     assert harness.counts.latencies == [0.0]
 
 
-# What hangs.
+# Calls that hang.
 
 
 def test_one_hung_inspection_delays_no_other_pod_and_no_relist() -> None:
     pods = [PodUID(f"pod-{index}") for index in range(100)]
 
     async def scenario(harness: PlegHarness) -> None:
-        harness.runtime.look_seconds = 0.1
+        harness.runtime.inspection_seconds = 0.1
         await asyncio.sleep(30)
         harness.runtime.hung.add(pods[7])
         for uid in pods:
             harness.runtime.put(uid, EXITED)
         await asyncio.sleep(0.8)  # 16 at a time, less the hung one: 7 rounds of 0.1 s
-        assert len(harness.told) == 100 + 99
+        assert len(harness.sent) == 100 + 99
         await asyncio.sleep(20)
         for uid in pods:
             harness.runtime.put(uid, RUNNING)
         await asyncio.sleep(0.8)
-        assert len(harness.told) == 100 + 99 + 99
+        assert len(harness.sent) == 100 + 99 + 99
         assert harness.pleg.health() is None
         [slow] = harness.pleg.slow_inspections()
         assert (slow.uid, slow.pod, round(slow.seconds, 3)) == (pods[7], "ns/pod-7", 21.6)
         harness.runtime.hung.clear()
         await asyncio.sleep(150)  # its own deadline has passed, and it was inspected again
 
-    harness = live(scenario, runtime_with(**dict.fromkeys(pods, RUNNING)))
+    harness = run_scenario(scenario, runtime_with(**dict.fromkeys(pods, RUNNING)))
     assert harness.runtime.lists[:8] == [0, 1, 2, 3, 4, 5, 65, 125]
-    assert [event.type for _, event, _ in harness.told if event.uid == pods[7]] == [STARTED, SYNC]
+    assert [event.type for _, event, _ in harness.sent if event.uid == pods[7]] == [STARTED, SYNC]
 
 
 def test_hung_inspections_return_their_slots_after_the_lease() -> None:
@@ -708,20 +708,20 @@ def test_hung_inspections_return_their_slots_after_the_lease() -> None:
         harness.runtime.put(DB, RUNNING)
         await asyncio.sleep(20)
 
-    harness = live(scenario, timing=PlegTiming(inspection_slots=4, inspection_lease_seconds=10))
-    assert harness.news() == [(40.0, "web", STARTED), (40.0, "db", STARTED)]
+    harness = run_scenario(scenario, timing=PlegTiming(inspection_slots=4, inspection_lease_seconds=10))
+    assert harness.events_sent() == [(40.0, "web", STARTED), (40.0, "db", STARTED)]
 
 
 def test_a_hung_inspection_times_out() -> None:
     async def scenario(harness: PlegHarness) -> None:
         await asyncio.sleep(30)
         harness.runtime.hung.add(WEB)
-        harness.runtime.put(WEB, EXITED, tell=False)  # or a listing that shows nothing new would be answer enough
+        harness.runtime.put(WEB, EXITED, send=False)  # a listing without changes would answer the waiter
         with pytest.raises(CallTimedOut, match="ns/web"):
             await harness.cache.get_newer_than(WEB, harness.moment())
         assert now() == 150
 
-    live(scenario, runtime_with(web=RUNNING))
+    run_scenario(scenario, runtime_with(web=RUNNING))
 
 
 def test_a_hung_relist_delays_no_inspection_is_named_and_times_out() -> None:
@@ -743,8 +743,8 @@ def test_a_hung_relist_delays_no_inspection_is_named_and_times_out() -> None:
         await asyncio.sleep(60)
         assert harness.pleg.health() is None
 
-    harness = live(scenario)
-    assert harness.news() == [(184.0, "web", STARTED)]
+    harness = run_scenario(scenario)
+    assert harness.events_sent() == [(184.0, "web", STARTED)]
     assert harness.runtime.lists[6:8] == [65, 246]
 
 
@@ -755,7 +755,7 @@ def test_a_listing_without_changes_answers_waiters_of_a_hung_inspection() -> Non
         assert await harness.cache.get_newer_than(WEB, harness.moment()) == record(WEB, {"app": RUNNING})
         assert now() == 65
 
-    live(scenario, runtime_with(web=RUNNING))
+    run_scenario(scenario, runtime_with(web=RUNNING))
 
 
 def test_before_the_first_relist_it_is_not_healthy() -> None:
@@ -764,13 +764,13 @@ def test_before_the_first_relist_it_is_not_healthy() -> None:
         await asyncio.sleep(1)
         assert harness.pleg.health() is None
 
-    live(scenario)
+    run_scenario(scenario)
 
 
 # Any events, lost, repeated, late or out of order.
 
 STATES = [RUNNING, EXITED, None]
-FAULTS = ["told", "lost", "twice", "late", "stream breaks", "look fails", "list fails"]
+FAULTS = ["sent", "lost", "twice", "late", "stream breaks", "inspection fails", "list fails"]
 CHANGES = st.lists(
     st.tuples(
         st.sampled_from(["a", "b", "c"]),
@@ -785,14 +785,14 @@ CHANGES = st.lists(
 class Faulty(Runtime):
     """Fail the next inspection or listing on request. Deliver events late."""
 
-    fail_look = False
+    fail_inspection = False
     fail_list = False
 
     async def pod_record(self, uid: PodUID) -> PodRecord:
         found = await super().pod_record(uid)
-        if self.fail_look:
-            self.fail_look = False
-            raise RuntimeRefused("cannot tell now")
+        if self.fail_inspection:
+            self.fail_inspection = False
+            raise RuntimeRefused("cannot inspect now")
         return found
 
     async def list_pods(self) -> Sequence[PodRecord]:
@@ -803,27 +803,27 @@ class Faulty(Runtime):
         return found
 
 
-async def suffer(harness: PlegHarness, changes: list[tuple[str, str, str, float]]) -> None:
-    """Each container runs, exits and is removed, in step with the changes that name it; ids are never reused."""
+async def apply_changes(harness: PlegHarness, changes: list[tuple[str, str, str, float]]) -> None:
+    """Let each change start, stop or remove its container. Container IDs are never reused."""
     runtime = harness.runtime
     assert isinstance(runtime, Faulty)
-    runtime.look_seconds, runtime.list_seconds = 0.1, 0.2
+    runtime.inspection_seconds, runtime.list_seconds = 0.1, 0.2
     steps: dict[tuple[str, str], int] = {}
     for index, (pod, container, fault, pause) in enumerate(changes):
         uid = PodUID(pod)
         step = steps.get((pod, container), 0)
         steps[pod, container] = step + 1
         name, state = f"{container}{step // 3}", STATES[step % 3]
-        runtime.put(uid, state, name, tell=fault in ("told", "twice", "look fails", "list fails"))
+        runtime.put(uid, state, name, send=fault in ("sent", "twice", "inspection fails", "list fails"))
         match fault:
             case "twice":
-                runtime.tell(uid, name, state)
+                runtime.send(uid, name, state)
             case "late":
-                asyncio.get_running_loop().call_later(1 + index % 3, runtime.tell, uid, name, state)
+                asyncio.get_running_loop().call_later(1 + index % 3, runtime.send, uid, name, state)
             case "stream breaks":
                 runtime.break_streams()
-            case "look fails":
-                runtime.fail_look = True
+            case "inspection fails":
+                runtime.fail_inspection = True
             case "list fails":
                 runtime.fail_list = True
         await asyncio.sleep(pause)
@@ -833,20 +833,20 @@ async def suffer(harness: PlegHarness, changes: list[tuple[str, str, str, float]
 @settings(max_examples=75)
 @given(CHANGES)
 def test_whatever_becomes_of_the_events_all_ends_the_same(changes: list[tuple[str, str, str, float]]) -> None:
-    harness = live(lambda harness: suffer(harness, changes), Faulty())
+    harness = run_scenario(lambda harness: apply_changes(harness, changes), Faulty())
     for name in "abc":
         uid = PodUID(name)
         truth = harness.runtime.record(uid)
         assert harness.cache.get(uid).containers == truth.containers
-        told = [event for _, event, _ in harness.told if event.uid == uid]
+        sent = [event for _, event, _ in harness.sent if event.uid == uid]
         for container in truth.containers:
-            ends = [event.type for event in told if event.data == container.id]
+            ends = [event.type for event in sent if event.data == container.id]
             assert ends.count(DIED) == (container.state is EXITED)
-            assert STARTED in ends or container.state is EXITED  # a short life may be seen only when it is over
-        known_alive = {event.data for event in told if event.type is STARTED}
-        for container_id in known_alive - {container.id for container in truth.containers}:
-            assert [event.type for event in told if event.data == container_id] == [STARTED, DIED, REMOVED]
-    for _, event, cached in harness.told:
+            assert STARTED in ends or container.state is EXITED  # a short run may be detected only after its end
+        known_running = {event.data for event in sent if event.type is STARTED}
+        for container_id in known_running - {container.id for container in truth.containers}:
+            assert [event.type for event in sent if event.data == container_id] == [STARTED, DIED, REMOVED]
+    for _, event, cached in harness.sent:
         states = {container.id: container.state for container in cached.containers}
         match event.type:
             case LifecycleEventType.CONTAINER_STARTED:
@@ -880,15 +880,15 @@ def test_a_view_newer_than_an_action_shows_that_action(
     async def scenario(harness: PlegHarness) -> None:
         runtime = harness.runtime
         runtime.has_stream = has_stream
-        for number, (uid, then, told, pause, runtime.look_seconds, runtime.list_seconds) in enumerate(steps):
+        for number, (uid, then, sent, pause, runtime.inspection_seconds, runtime.list_seconds) in enumerate(steps):
             if then == "request":
                 harness.pleg.request(uid)
             else:
                 container, state = f"c{number // 3}", STATES[number % 3]
-                runtime.put(uid, state, container, tell=told)
+                runtime.put(uid, state, container, send=sent)
             if then == "wait":
                 found = await harness.cache.get_newer_than(uid, harness.moment())
                 assert {each.id: each.state for each in found.containers} == runtime.pods.get(uid, {})
             await asyncio.sleep(pause)
 
-    live(scenario)
+    run_scenario(scenario)

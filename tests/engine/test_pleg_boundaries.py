@@ -1,4 +1,4 @@
-"""PLEG at its boundaries: exact times, exact counts, and what each failure leaves behind."""
+"""PLEG at its boundaries: exact times, exact counts, and the state after each failure."""
 
 import asyncio
 import gc
@@ -28,10 +28,10 @@ from tests.engine.test_pleg import (
     WEB,
     PlegHarness,
     Runtime,
-    TwoMinded,
+    UnknownInListings,
     fail_inspections,
-    live,
     now,
+    run_scenario,
     runtime_with,
 )
 
@@ -40,16 +40,16 @@ from tests.engine.test_pleg import (
 
 def test_the_observer_receives_each_relist_inspection_and_stream_with_its_time() -> None:
     async def scenario(harness: PlegHarness) -> None:
-        harness.runtime.list_seconds, harness.runtime.look_seconds = 0.5, 0.25
+        harness.runtime.list_seconds, harness.runtime.inspection_seconds = 0.5, 0.25
         await asyncio.sleep(2)
         harness.runtime.break_streams()
         await asyncio.sleep(0.75)
 
-    assert live(scenario, runtime_with(web=RUNNING), PlegTiming(poll_seconds=2.0)).counts.seen == [
+    assert run_scenario(scenario, runtime_with(web=RUNNING), PlegTiming(poll_seconds=2.0)).counts.seen == [
         ("opened", 0.0),
         ("listed", ["web"], 0.5),
         ("relisted", 0.5, None),
-        ("looked", 0.25),
+        ("inspected", 0.25),
         ("broke", 2.0),
         ("listed", ["web"], 2.5),
         ("relisted", 0.5, 2.0),
@@ -66,7 +66,7 @@ def test_a_relist_that_fails_is_counted_and_shows_no_pods() -> None:
         runtime.list_error = None
         await asyncio.sleep(1.5)
 
-    harness = live(scenario, runtime)
+    harness = run_scenario(scenario, runtime)
     assert [seen for seen in harness.counts.seen if seen[0] in ("listed", "relisted")] == [
         ("relisted", 0.5, None),
         ("listed", ["web"], 2.0),
@@ -102,7 +102,7 @@ def test_without_a_good_relist_for_three_minutes_it_is_not_healthy() -> None:
         await asyncio.sleep(30)
         assert harness.pleg.health() is None
 
-    live(scenario, runtime)
+    run_scenario(scenario, runtime)
 
 
 def test_before_the_first_good_relist_health_names_the_one_in_progress() -> None:
@@ -116,7 +116,7 @@ def test_before_the_first_good_relist_health_names_the_one_in_progress() -> None
         await asyncio.sleep(3.5)
         assert harness.pleg.health() == "no relist has succeeded yet; the current one has been running for 3 s"
 
-    live(scenario, runtime)
+    run_scenario(scenario, runtime)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_health_names_the_first_three_inspections_that_hang(hung: int, named: st
             f"no relist has succeeded yet; the current one has been running for 21 s; inspections that hang: {named}"
         )
 
-    live(scenario)
+    run_scenario(scenario)
 
 
 def test_an_inspection_is_slow_from_the_end_of_its_lease_on() -> None:
@@ -155,7 +155,7 @@ def test_an_inspection_is_slow_from_the_end_of_its_lease_on() -> None:
             await asyncio.sleep(at - now())
             assert harness.pleg.slow_inspections() == expected
 
-    live(scenario, runtime_with(web=RUNNING))
+    run_scenario(scenario, runtime_with(web=RUNNING))
 
 
 # Requests and slots.
@@ -167,20 +167,22 @@ def test_a_request_made_before_it_runs_is_served_once_it_does() -> None:
         harness.runtime.list_hangs = True
         harness.pleg.request(WEB)
         await asyncio.sleep(3)
-        assert harness.runtime.looks == []
+        assert harness.runtime.inspections == []
         running = asyncio.ensure_future(harness.pleg.run())
         await asyncio.sleep(1)
         running.cancel()
         await asyncio.wait({running})
-        return harness.runtime.looks
+        return harness.runtime.inspections
 
     assert simulate(scenario())[0] == [(WEB, 3.0)]
 
 
-@pytest.mark.parametrize("later, looks", [(0, [30.0, 31.0]), (-1, [30.0])])
-def test_an_inspection_serves_only_requests_about_actions_before_its_start(later: int, looks: list[float]) -> None:
+@pytest.mark.parametrize("later, inspections", [(0, [30.0, 31.0]), (-1, [30.0])])
+def test_an_inspection_serves_only_requests_about_actions_before_its_start(
+    later: int, inspections: list[float]
+) -> None:
     async def scenario(harness: PlegHarness) -> None:
-        harness.runtime.look_seconds = 1.0
+        harness.runtime.inspection_seconds = 1.0
         await asyncio.sleep(30)
         harness.pleg.request(DB)
         await asyncio.sleep(0.5)
@@ -188,7 +190,7 @@ def test_an_inspection_serves_only_requests_about_actions_before_its_start(later
         harness.pleg.request(DB, nextafter(began, -inf) if later else began)
         await asyncio.sleep(5)
 
-    assert [at for _, at in live(scenario).runtime.looks] == looks
+    assert [at for _, at in run_scenario(scenario).runtime.inspections] == inspections
 
 
 def test_an_inspection_that_has_ended_serves_no_later_request() -> None:
@@ -198,31 +200,31 @@ def test_an_inspection_that_has_ended_serves_no_later_request() -> None:
             harness.pleg.request(DB, 29.0)
         await asyncio.sleep(1)
 
-    assert live(scenario).runtime.looks == [(DB, 30.0), (DB, 31.0)]
+    assert run_scenario(scenario).runtime.inspections == [(DB, 30.0), (DB, 31.0)]
 
 
 @pytest.mark.parametrize("slots", [1, 2, 3])
 def test_no_more_inspections_run_at_a_time_than_there_are_slots(slots: int) -> None:
     async def scenario(harness: PlegHarness) -> None:
-        harness.runtime.look_seconds = 1.0
+        harness.runtime.inspection_seconds = 1.0
         await asyncio.sleep(30)
         for name in "abcdef":
             harness.pleg.request(PodUID(name))
         await asyncio.sleep(10)
 
-    harness = live(scenario, timing=PlegTiming(inspection_slots=slots))
-    assert harness.runtime.looks == [(name, 30.0 + index // slots) for index, name in enumerate("abcdef")]
+    harness = run_scenario(scenario, timing=PlegTiming(inspection_slots=slots))
+    assert harness.runtime.inspections == [(name, 30.0 + index // slots) for index, name in enumerate("abcdef")]
 
 
 def test_by_default_sixteen_inspections_run_at_a_time() -> None:
     async def scenario(harness: PlegHarness) -> None:
-        harness.runtime.look_seconds = 1.0
+        harness.runtime.inspection_seconds = 1.0
         await asyncio.sleep(30)
         for number in range(17):
             harness.pleg.request(PodUID(str(number)))
         await asyncio.sleep(10)
 
-    assert [at for _, at in live(scenario).runtime.looks] == [30.0] * 16 + [31.0]
+    assert [at for _, at in run_scenario(scenario).runtime.inspections] == [30.0] * 16 + [31.0]
 
 
 def test_each_hung_inspection_loses_its_slot_after_its_own_lease() -> None:
@@ -234,8 +236,10 @@ def test_each_hung_inspection_loses_its_slot_after_its_own_lease() -> None:
         harness.pleg.request(WEB)
         await asyncio.sleep(50)
 
-    harness = live(scenario, timing=PlegTiming(inspection_slots=1))
-    assert harness.runtime.looks == [(name, 30.0 + 10 * index) for index, name in enumerate(["a", "b", "c", "d", WEB])]
+    harness = run_scenario(scenario, timing=PlegTiming(inspection_slots=1))
+    assert harness.runtime.inspections == [
+        (name, 30.0 + 10 * index) for index, name in enumerate(["a", "b", "c", "d", WEB])
+    ]
 
 
 def test_a_late_request_does_not_shorten_the_lease_of_a_hung_inspection() -> None:
@@ -247,7 +251,10 @@ def test_a_late_request_does_not_shorten_the_lease_of_a_hung_inspection() -> Non
         harness.pleg.request(WEB)
         await asyncio.sleep(5)
 
-    assert live(scenario, timing=PlegTiming(inspection_slots=1)).runtime.looks == [(DB, 30.0), (WEB, 40.0)]
+    assert run_scenario(scenario, timing=PlegTiming(inspection_slots=1)).runtime.inspections == [
+        (DB, 30.0),
+        (WEB, 40.0),
+    ]
 
 
 def test_a_removed_pod_that_waits_for_a_slot_is_still_inspected() -> None:
@@ -257,18 +264,18 @@ def test_a_removed_pod_that_waits_for_a_slot_is_still_inspected() -> None:
         await asyncio.sleep(30.5)
         harness.pleg.request(DB)
         harness.pleg.request(WEB)
-        harness.runtime.put(WEB, None, tell=False)
+        harness.runtime.put(WEB, None, send=False)
         await asyncio.sleep(20)
 
-    harness = live(scenario, runtime_with(web=RUNNING), PlegTiming(inspection_slots=1))
-    assert [look for look in harness.runtime.looks if look[1] > 30] == [(DB, 30.5), (WEB, 40.5)]
-    assert harness.news()[1:] == [(31.0, "web", DIED), (31.0, "web", REMOVED)]
+    harness = run_scenario(scenario, runtime_with(web=RUNNING), PlegTiming(inspection_slots=1))
+    assert [inspection for inspection in harness.runtime.inspections if inspection[1] > 30] == [(DB, 30.5), (WEB, 40.5)]
+    assert harness.events_sent()[1:] == [(31.0, "web", DIED), (31.0, "web", REMOVED)]
 
 
 def test_an_inspection_that_outlived_its_lease_frees_no_second_slot_when_it_ends() -> None:
     async def scenario(harness: PlegHarness) -> None:
         await asyncio.sleep(30)
-        harness.runtime.look_seconds = 12.0
+        harness.runtime.inspection_seconds = 12.0
         harness.pleg.request(PodUID("a"))
         await asyncio.sleep(0.5)
         harness.pleg.request(PodUID("b"))  # at the end of the lease, at 40
@@ -276,8 +283,8 @@ def test_an_inspection_that_outlived_its_lease_frees_no_second_slot_when_it_ends
         harness.pleg.request(PodUID("c"))  # not when a ends, at 42
         await asyncio.sleep(30)
 
-    harness = live(scenario, timing=PlegTiming(inspection_slots=1))
-    assert harness.runtime.looks == [("a", 30.0), ("b", 40.0), ("c", 50.0)]
+    harness = run_scenario(scenario, timing=PlegTiming(inspection_slots=1))
+    assert harness.runtime.inspections == [("a", 30.0), ("b", 40.0), ("c", 50.0)]
 
 
 # Failures of inspections.
@@ -290,13 +297,13 @@ def test_the_pauses_between_inspections_start_from_the_shortest_after_a_success(
             await fail_inspections(harness, seconds=5)
             await asyncio.sleep(5)
 
-    harness = live(scenario, runtime_with(web=RUNNING))
-    assert [at for _, at in harness.runtime.looks] == [0, 30, 31, 33, 37, 40, 41, 43, 47]
+    harness = run_scenario(scenario, runtime_with(web=RUNNING))
+    assert [at for _, at in harness.runtime.inspections] == [0, 30, 31, 33, 37, 40, 41, 43, 47]
 
 
 def test_a_request_during_an_inspection_that_fails_leads_to_another_one_at_once() -> None:
     async def scenario(harness: PlegHarness) -> None:
-        harness.runtime.look_seconds = 1.0
+        harness.runtime.inspection_seconds = 1.0
         await asyncio.sleep(30)
         harness.runtime.refusing.add(WEB)
         harness.pleg.request(WEB)
@@ -306,9 +313,9 @@ def test_a_request_during_an_inspection_that_fails_leads_to_another_one_at_once(
         harness.runtime.refusing.clear()
         await asyncio.sleep(10)
 
-    harness = live(scenario, runtime_with(web=RUNNING))
-    assert [at for _, at in harness.runtime.looks] == [0, 30, 30.5]
-    assert harness.news()[1:] == [(31.5, "web", SYNC)]
+    harness = run_scenario(scenario, runtime_with(web=RUNNING))
+    assert [at for _, at in harness.runtime.inspections] == [0, 30, 30.5]
+    assert harness.events_sent()[1:] == [(31.5, "web", SYNC)]
 
 
 @pytest.mark.parametrize("error", [ValueError("a bug"), TimeoutError("its own")], ids=["a bug", "a timeout"])
@@ -317,17 +324,17 @@ def test_an_unexpected_error_of_an_inspection_is_stored_as_it_is_and_the_inspect
 
     async def scenario(harness: PlegHarness) -> None:
         await asyncio.sleep(30)
-        runtime.look_error = error
+        runtime.inspection_error = error
         runtime.put(WEB, EXITED)
         with pytest.raises(type(error)) as caught:
             await harness.cache.get_newer_than(WEB, harness.moment())
         assert caught.value is error
-        runtime.look_error = None
+        runtime.inspection_error = None
         await asyncio.sleep(2)
 
-    harness = live(scenario, runtime)
-    assert [at for _, at in harness.runtime.looks] == [0, 30, 31]
-    assert harness.news()[1:] == [(31.0, "web", DIED)]
+    harness = run_scenario(scenario, runtime)
+    assert [at for _, at in harness.runtime.inspections] == [0, 30, 31]
+    assert harness.events_sent()[1:] == [(31.0, "web", DIED)]
 
 
 def test_only_the_first_of_several_failures_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
@@ -336,47 +343,47 @@ def test_only_the_first_of_several_failures_is_a_warning(caplog: pytest.LogCaptu
         await asyncio.sleep(10)
 
     with caplog.at_level(logging.DEBUG, "podkeeper.engine.pleg"):
-        live(scenario, runtime_with(web=RUNNING))
+        run_scenario(scenario, runtime_with(web=RUNNING))
     assert [entry.levelno for entry in caplog.records] == [logging.WARNING, logging.DEBUG, logging.DEBUG, logging.DEBUG]
 
 
 def test_an_inspection_that_fails_after_a_listing_without_the_pod_is_not_repeated() -> None:
     async def scenario(harness: PlegHarness) -> None:
         await asyncio.sleep(64)
-        harness.runtime.look_seconds = 20.0
+        harness.runtime.inspection_seconds = 20.0
         harness.pleg.request(WEB)  # until 74
         harness.runtime.refusing.add(WEB)
-        harness.runtime.put(WEB, None, tell=False)  # the listing at 65 shows it
+        harness.runtime.put(WEB, None, send=False)  # the listing at 65 shows it
         await asyncio.sleep(20)
         assert await harness.cache.get_newer_than(WEB, 60) == PodRecord(uid=WEB)
 
-    harness = live(scenario, runtime_with(web=RUNNING))
-    assert [at for _, at in harness.runtime.looks] == [0, 64]
-    assert harness.news()[1:] == [(65.0, "web", DIED), (65.0, "web", REMOVED)]
+    harness = run_scenario(scenario, runtime_with(web=RUNNING))
+    assert [at for _, at in harness.runtime.inspections] == [0, 64]
+    assert harness.events_sent()[1:] == [(65.0, "web", DIED), (65.0, "web", REMOVED)]
 
 
 @pytest.mark.parametrize(
-    ("asked_again", "looks"),
+    ("requested_again", "inspections"),
     [(False, [0, 63, 64]), (True, [0, 63, 64, 84])],
     ids=["not repeated", "repeated on request"],
 )
 def test_an_inspection_that_succeeds_after_a_listing_without_the_pod_reports_nothing_more(
-    asked_again: bool, looks: list[float]
+    requested_again: bool, inspections: list[float]
 ) -> None:
     async def scenario(harness: PlegHarness) -> None:
         await asyncio.sleep(63)
         await fail_inspections(harness, seconds=0.5)
-        harness.runtime.look_seconds = 20.0  # from 64 to 84
+        harness.runtime.inspection_seconds = 20.0  # from 64 to 84
         await asyncio.sleep(1)
-        harness.runtime.put(WEB, None, tell=False)  # the listing at 65 shows it
+        harness.runtime.put(WEB, None, send=False)  # the listing at 65 shows it
         await asyncio.sleep(1)
-        if asked_again:
+        if requested_again:
             harness.pleg.request(WEB)  # from 84 to 104
         await asyncio.sleep(40)
 
-    harness = live(scenario, runtime_with(web=RUNNING))
-    assert [at for _, at in harness.runtime.looks] == looks
-    assert harness.news()[1:] == [(65.0, "web", DIED), (65.0, "web", REMOVED)]
+    harness = run_scenario(scenario, runtime_with(web=RUNNING))
+    assert [at for _, at in harness.runtime.inspections] == inspections
+    assert harness.events_sent()[1:] == [(65.0, "web", DIED), (65.0, "web", REMOVED)]
 
 
 def test_a_pod_that_comes_back_under_its_uid_after_failed_inspections_is_inspected_at_once() -> None:
@@ -391,15 +398,15 @@ def test_a_pod_that_comes_back_under_its_uid_after_failed_inspections_is_inspect
         harness.runtime.put(WEB, RUNNING, "app-2")
         await asyncio.sleep(20)
 
-    harness = live(scenario)
-    assert [at for _, at in harness.runtime.looks] == [0, 1, 3, 7, 10]
-    assert harness.news() == [(8.0, "web", SYNC), (10.0, "web", STARTED)]
+    harness = run_scenario(scenario)
+    assert [at for _, at in harness.runtime.inspections] == [0, 1, 3, 7, 10]
+    assert harness.events_sent() == [(8.0, "web", SYNC), (10.0, "web", STARTED)]
 
 
 def test_an_event_that_cannot_be_delivered_does_not_hold_up_the_next() -> None:
-    class Picky(PlegHarness):
+    class FailOnDied(PlegHarness):
         def emit(self, event: LifecycleEvent) -> None:
-            self.deaf = event.type is DIED
+            self.emit_fails = event.type is DIED
             super().emit(event)
 
     async def scenario(harness: PlegHarness) -> None:
@@ -407,8 +414,11 @@ def test_an_event_that_cannot_be_delivered_does_not_hold_up_the_next() -> None:
         harness.runtime.put(WEB, None)
         await asyncio.sleep(1)
 
-    harness = live(scenario, runtime_with(web=RUNNING), kind=Picky)
-    assert (harness.counts.discarded_events, harness.news()) == (1, [(0.0, "web", STARTED), (1.0, "web", REMOVED)])
+    harness = run_scenario(scenario, runtime_with(web=RUNNING), kind=FailOnDied)
+    assert (harness.counts.discarded_events, harness.events_sent()) == (
+        1,
+        [(0.0, "web", STARTED), (1.0, "web", REMOVED)],
+    )
 
 
 # Relists.
@@ -425,7 +435,7 @@ def test_the_pauses_between_relists_start_from_the_shortest_after_a_success() ->
             runtime.list_error = None
             await asyncio.sleep(60)
 
-    assert live(scenario, runtime).runtime.lists == [*range(6), 65, 66, 68, 72, 132, 133, 135, 139]
+    assert run_scenario(scenario, runtime).runtime.lists == [*range(6), 65, 66, 68, 72, 132, 133, 135, 139]
 
 
 LOGGED: dict[str, tuple[Exception, int]] = {
@@ -440,7 +450,7 @@ def test_a_relist_that_fails_is_logged_once(error: Exception, level: int, caplog
     runtime = Runtime()
     runtime.list_error = error
     with caplog.at_level(logging.WARNING, "podkeeper.engine.pleg"):
-        live(lambda harness: asyncio.sleep(0.5), runtime)
+        run_scenario(lambda harness: asyncio.sleep(0.5), runtime)
     assert [(entry.levelno, entry.exc_info is not None) for entry in caplog.records] == [
         (level, level == logging.ERROR)
     ]
@@ -454,30 +464,30 @@ def test_a_stream_that_breaks_during_a_relist_leads_to_another_relist_at_once() 
         harness.runtime.break_streams()
         await asyncio.sleep(3)
 
-    assert live(scenario).runtime.lists == [*range(6), 65, 69]
+    assert run_scenario(scenario).runtime.lists == [*range(6), 65, 69]
 
 
 def test_an_empty_record_in_a_listing_is_skipped() -> None:
-    class Hollow(Runtime):
+    class WithEmptyRecords(Runtime):
         async def list_pods(self) -> Sequence[PodRecord]:
-            return [PodRecord(uid="hollow"), *await super().list_pods(), PodRecord(uid="hollow too")]
+            return [PodRecord(uid="empty"), *await super().list_pods(), PodRecord(uid="empty-2")]
 
-    runtime = Hollow()
+    runtime = WithEmptyRecords()
     runtime.put(WEB, RUNNING)
-    harness = live(lambda harness: asyncio.sleep(70), runtime)
-    assert harness.runtime.looks == [(WEB, 0.0)]
-    assert (harness.news(), harness.counts.missed_pods) == ([(0.0, "web", STARTED)], 0)
+    harness = run_scenario(lambda harness: asyncio.sleep(70), runtime)
+    assert harness.runtime.inspections == [(WEB, 0.0)]
+    assert (harness.events_sent(), harness.counts.missed_pods) == ([(0.0, "web", STARTED)], 0)
 
 
 def test_a_listing_in_which_nothing_has_happened_leads_to_no_inspection() -> None:
-    runtime = TwoMinded()
+    runtime = UnknownInListings()
     runtime.put(WEB, CREATED)
-    harness = live(lambda harness: asyncio.sleep(70), runtime)  # created and unknown count as the same
-    assert harness.runtime.looks == [(WEB, 0.0)]
-    assert (harness.news(), harness.counts.missed_pods) == ([], 0)
+    harness = run_scenario(lambda harness: asyncio.sleep(70), runtime)  # created and unknown count as the same
+    assert harness.runtime.inspections == [(WEB, 0.0)]
+    assert (harness.events_sent(), harness.counts.missed_pods) == ([], 0)
 
 
-# Missed events: changes that no event announces although the stream was open.
+# Missed events: changes without an event while the stream was open.
 
 each_fate = pytest.mark.parametrize("state", [EXITED, None], ids=["it exits", "it is removed"])
 
@@ -486,10 +496,10 @@ each_fate = pytest.mark.parametrize("state", [EXITED, None], ids=["it exits", "i
 def test_after_a_missed_event_the_relist_is_quick_for_a_minute(state: ContainerState | None) -> None:
     async def scenario(harness: PlegHarness) -> None:
         await asyncio.sleep(30)
-        harness.runtime.put(WEB, state, tell=False)
+        harness.runtime.put(WEB, state, send=False)
         await asyncio.sleep(200)
 
-    harness = live(scenario, runtime_with(web=RUNNING))
+    harness = run_scenario(scenario, runtime_with(web=RUNNING))
     assert harness.counts.missed_pods == 1
     assert harness.runtime.lists == [*range(6), 65, *range(67, 128), 187]
 
@@ -501,12 +511,12 @@ def test_an_event_that_comes_within_two_seconds_of_the_relist_was_not_missed(
 ) -> None:
     async def scenario(harness: PlegHarness) -> None:
         await asyncio.sleep(64.5)
-        harness.runtime.put(WEB, state, tell=False)
+        harness.runtime.put(WEB, state, send=False)
         await asyncio.sleep(0.5 + late)
-        harness.runtime.tell(WEB, state=state)
+        harness.runtime.send(WEB, state=state)
         await asyncio.sleep(10)
 
-    assert live(scenario, runtime_with(web=RUNNING)).counts.missed_pods == missed
+    assert run_scenario(scenario, runtime_with(web=RUNNING)).counts.missed_pods == missed
 
 
 @each_fate
@@ -516,12 +526,12 @@ def test_an_event_of_something_after_the_relist_does_not_replace_the_missed_one(
 ) -> None:
     async def scenario(harness: PlegHarness) -> None:
         await asyncio.sleep(30)
-        harness.runtime.put(WEB, state, tell=False)
+        harness.runtime.put(WEB, state, send=False)
         await asyncio.sleep(36)
-        harness.runtime.tell(WEB, state=state, happened=BEGINNING + timedelta(seconds=happened))
+        harness.runtime.send(WEB, state=state, happened=BEGINNING + timedelta(seconds=happened))
         await asyncio.sleep(10)
 
-    assert live(scenario, runtime_with(web=RUNNING)).counts.missed_pods == missed
+    assert run_scenario(scenario, runtime_with(web=RUNNING)).counts.missed_pods == missed
 
 
 @each_fate
@@ -529,11 +539,11 @@ def test_a_change_while_there_is_no_stream_is_no_missed_event(state: ContainerSt
     async def scenario(harness: PlegHarness) -> None:
         harness.runtime.has_stream = False
         await asyncio.sleep(40.5)
-        harness.runtime.put(WEB, state, tell=False)
+        harness.runtime.put(WEB, state, send=False)
         await asyncio.sleep(10)
 
-    harness = live(scenario, runtime_with(web=RUNNING))
-    assert (len(harness.news()) > 1, harness.counts.missed_pods) == (True, 0)
+    harness = run_scenario(scenario, runtime_with(web=RUNNING))
+    assert (len(harness.events_sent()) > 1, harness.counts.missed_pods) == (True, 0)
 
 
 @each_fate
@@ -542,11 +552,11 @@ def test_a_change_before_the_stream_can_be_trusted_is_no_missed_event(state: Con
         await asyncio.sleep(30.0)
         harness.runtime.break_streams()
         await asyncio.sleep(2.5)
-        harness.runtime.put(WEB, state, tell=False)
+        harness.runtime.put(WEB, state, send=False)
         await asyncio.sleep(10)
 
-    harness = live(scenario, runtime_with(web=RUNNING))
-    assert (harness.news()[1][0], harness.counts.missed_pods) == (33.0, 0)
+    harness = run_scenario(scenario, runtime_with(web=RUNNING))
+    assert (harness.events_sent()[1][0], harness.counts.missed_pods) == (33.0, 0)
 
 
 @each_fate
@@ -555,11 +565,11 @@ def test_a_change_after_a_new_stream_has_proved_itself_is_a_missed_event(state: 
         await asyncio.sleep(30.0)
         harness.runtime.break_streams()
         await asyncio.sleep(6)
-        harness.runtime.put(WEB, state, tell=False)
+        harness.runtime.put(WEB, state, send=False)
         await asyncio.sleep(70)
 
-    harness = live(scenario, runtime_with(web=RUNNING))
-    assert (harness.news()[1][0], harness.counts.missed_pods) == (95.0, 1)
+    harness = run_scenario(scenario, runtime_with(web=RUNNING))
+    assert (harness.events_sent()[1][0], harness.counts.missed_pods) == (95.0, 1)
 
 
 @each_fate
@@ -573,11 +583,11 @@ def test_a_change_after_an_inspection_is_a_missed_event_even_if_relists_fail(sta
         await asyncio.sleep(6)
         harness.pleg.request(WEB)
         await asyncio.sleep(1)
-        runtime.put(WEB, state, tell=False)
+        runtime.put(WEB, state, send=False)
         runtime.list_error = None
         await asyncio.sleep(40)
 
-    assert live(scenario, runtime).counts.missed_pods == 1
+    assert run_scenario(scenario, runtime).counts.missed_pods == 1
 
 
 @each_fate
@@ -588,47 +598,47 @@ def test_an_announced_change_that_cannot_be_inspected_is_no_missed_event(state: 
         harness.runtime.put(WEB, state)
         await asyncio.sleep(60)
 
-    harness = live(scenario, runtime_with(web=RUNNING))
-    assert (len(harness.news()) > 1, harness.counts.missed_pods) == (state is None, 0)
+    harness = run_scenario(scenario, runtime_with(web=RUNNING))
+    assert (len(harness.events_sent()) > 1, harness.counts.missed_pods) == (state is None, 0)
 
 
 def test_a_change_that_no_inspection_confirms_in_time_is_not_counted_as_missed() -> None:
     async def scenario(harness: PlegHarness) -> None:
         await asyncio.sleep(30)
-        harness.runtime.look_seconds = 5.0  # from the relist at 65 to 70, and events may come until 67
-        harness.runtime.put(WEB, EXITED, tell=False)
+        harness.runtime.inspection_seconds = 5.0  # from the relist at 65 to 70, and events may come until 67
+        harness.runtime.put(WEB, EXITED, send=False)
         await asyncio.sleep(60)
 
-    harness = live(scenario, runtime_with(web=RUNNING))
-    assert (harness.news()[1:], harness.counts.missed_pods) == ([(70.0, "web", DIED)], 0)
+    harness = run_scenario(scenario, runtime_with(web=RUNNING))
+    assert (harness.events_sent()[1:], harness.counts.missed_pods) == ([(70.0, "web", DIED)], 0)
 
 
 def test_an_announced_change_just_after_a_wrong_listing_is_not_counted_as_missed() -> None:
-    runtime = TwoMinded()
+    runtime = UnknownInListings()
     runtime.put(WEB, RUNNING)
 
     async def scenario(harness: PlegHarness) -> None:
         await asyncio.sleep(66)  # the listing at 65 was wrong
-        runtime.put(WEB, EXITED, tell=False)
-        runtime.tell(WEB, state=EXITED, happened=BEGINNING + timedelta(seconds=66))
+        runtime.put(WEB, EXITED, send=False)
+        runtime.send(WEB, state=EXITED, happened=BEGINNING + timedelta(seconds=66))
         await asyncio.sleep(10)
 
-    harness = live(scenario, runtime)
-    assert (harness.news()[1:], harness.counts.missed_pods) == ([(66.0, "web", DIED)], 0)
+    harness = run_scenario(scenario, runtime)
+    assert (harness.events_sent()[1:], harness.counts.missed_pods) == ([(66.0, "web", DIED)], 0)
 
 
 def test_several_pods_with_missed_events_are_counted_together() -> None:
     async def scenario(harness: PlegHarness) -> None:
         await asyncio.sleep(30)
-        harness.runtime.put(WEB, EXITED, tell=False)
-        harness.runtime.put(DB, None, tell=False)
-        harness.runtime.put(PodUID("cron"), EXITED, tell=False)
-        harness.runtime.put(PodUID("new"), RUNNING, tell=False)
+        harness.runtime.put(WEB, EXITED, send=False)
+        harness.runtime.put(DB, None, send=False)
+        harness.runtime.put(PodUID("cron"), EXITED, send=False)
+        harness.runtime.put(PodUID("new"), RUNNING, send=False)
         await asyncio.sleep(35.5)
-        harness.runtime.tell(PodUID("cron"))
+        harness.runtime.send(PodUID("cron"))
         await asyncio.sleep(40)
 
-    harness = live(scenario, runtime_with(web=RUNNING, db=RUNNING, cron=RUNNING))
+    harness = run_scenario(scenario, runtime_with(web=RUNNING, db=RUNNING, cron=RUNNING))
     assert harness.counts.missed_pods == 3
 
 
@@ -638,8 +648,8 @@ def test_a_request_for_a_pod_that_does_not_exist_is_no_missed_event() -> None:
         harness.pleg.request(DB)
         await asyncio.sleep(100)
 
-    harness = live(scenario)
-    assert (harness.counts.missed_pods, harness.runtime.looks) == (0, [(DB, 30.0)])
+    harness = run_scenario(scenario)
+    assert (harness.counts.missed_pods, harness.runtime.inspections) == (0, [(DB, 30.0)])
 
 
 def test_pleg_needs_no_observer() -> None:
@@ -650,7 +660,7 @@ def test_pleg_needs_no_observer() -> None:
         )
         running = asyncio.ensure_future(pleg.run())
         await asyncio.sleep(30)
-        harness.runtime.put(WEB, EXITED, tell=False)
+        harness.runtime.put(WEB, EXITED, send=False)
         await asyncio.sleep(40)
         harness.runtime.put(DB, RUNNING)
         harness.runtime.break_streams()
@@ -658,7 +668,7 @@ def test_pleg_needs_no_observer() -> None:
         assert not running.done()
         running.cancel()
         await asyncio.wait({running})
-        return harness.news()
+        return harness.events_sent()
 
     assert simulate(scenario())[0] == [(0.0, "web", STARTED), (65.0, "web", DIED), (70.0, "db", STARTED)]
 
@@ -669,33 +679,33 @@ def test_pleg_needs_no_observer() -> None:
 FOR_EVER_SECONDS = 1e6
 
 
-class Mortal(Runtime):
-    """Has streams that live for so many seconds each, one after the other; the last one stays."""
+class LimitedStreams(Runtime):
+    """Its streams end after these seconds, one after the other. The last one does not end."""
 
-    def __init__(self, *lives: float) -> None:
+    def __init__(self, *stream_seconds: float) -> None:
         super().__init__()
-        self.lives = list(lives)
+        self.stream_seconds = list(stream_seconds)
 
     async def events(self) -> AsyncIterator[RuntimeEvent]:
-        await asyncio.sleep(self.lives.pop(0) if self.lives else FOR_EVER_SECONDS)
+        await asyncio.sleep(self.stream_seconds.pop(0) if self.stream_seconds else FOR_EVER_SECONDS)
         return
         yield
 
 
-LIVES: dict[str, tuple[tuple[float, ...], list[float]]] = {
+STREAM_SECONDS: dict[str, tuple[tuple[float, ...], list[float]]] = {
     "streams that can be trusted are opened again at once": ((5, 7, 100), [0, 5, 12, 112]),
     "streams that end too soon are opened ever less often": ((1, 1, 1, 1), [0, 2, 5, 10, 19]),
     "a good one in between counts": ((1, 4.75, 5, 2, 1), [0, 2, 8.75, 13.75, 16.75, 19.75]),
 }
 
 
-@pytest.mark.parametrize("lives, opened", LIVES.values(), ids=LIVES.keys())
+@pytest.mark.parametrize("stream_seconds, opened", STREAM_SECONDS.values(), ids=STREAM_SECONDS.keys())
 def test_a_stream_that_ends_too_soon_is_opened_again_after_a_pause(
-    lives: tuple[float, ...], opened: list[float]
+    stream_seconds: tuple[float, ...], opened: list[float]
 ) -> None:
-    harness = live(lambda harness: asyncio.sleep(200), Mortal(*lives))
+    harness = run_scenario(lambda harness: asyncio.sleep(200), LimitedStreams(*stream_seconds))
     streams = [seen for seen in harness.counts.seen if seen[0] in ("opened", "broke")]
-    broke = [start + life for start, life in zip(opened, lives, strict=False)]
+    broke = [start + seconds for start, seconds in zip(opened, stream_seconds, strict=False)]
     assert streams == sorted([*(("opened", at) for at in opened), *(("broke", at) for at in broke)], key=_by_time)
 
 
@@ -723,8 +733,8 @@ def test_a_stream_is_opened_again_however_it_ends(error: Exception | None, caplo
         await asyncio.sleep(1)
 
     with caplog.at_level(logging.WARNING, "podkeeper.engine.pleg"):
-        harness = live(scenario, Broken())
-    assert (harness.news(), harness.counts.breaks) == ([(10.0, "web", STARTED)], 1)
+        harness = run_scenario(scenario, Broken())
+    assert (harness.events_sent(), harness.counts.breaks) == ([(10.0, "web", STARTED)], 1)
     unexpected = [logging.ERROR] if isinstance(error, ValueError) else []
     assert [entry.levelno for entry in caplog.records] == [*unexpected, logging.WARNING]
 
@@ -741,7 +751,7 @@ def test_a_request_made_after_it_has_stopped_is_not_served() -> None:
         await asyncio.wait({running})
         harness.pleg.request(WEB)
         await asyncio.sleep(100)
-        return harness.runtime.looks
+        return harness.runtime.inspections
 
     assert simulate(scenario())[0] == [(WEB, 0.0)]
 
