@@ -50,7 +50,7 @@ class Harness:
 
 
 @asynccontextmanager
-async def stage(calls: PortCalls) -> AsyncIterator[Harness]:
+async def set_up(calls: PortCalls) -> AsyncIterator[Harness]:
     background = Background()
     running = asyncio.ensure_future(background.run())
     yield Harness(background, running)
@@ -58,11 +58,11 @@ async def stage(calls: PortCalls) -> AsyncIterator[Harness]:
     await asyncio.wait({running})
 
 
-async def stop(stage: Harness) -> None:
+async def stop(harness: Harness) -> None:
     """Do what the agent does when it stops."""
-    stage.running.cancel()
-    await asyncio.wait({stage.running})
-    stage.background.give_up()
+    harness.running.cancel()
+    await asyncio.wait({harness.running})
+    harness.background.give_up()
 
 
 EVENTS: dict[str, Event[Harness]] = {
@@ -73,17 +73,17 @@ EVENTS: dict[str, Event[Harness]] = {
 
 def test_every_future_ends_and_no_work_is_left() -> None:
     operation = OperationTest(
-        setup=stage, run=Harness.spawn_and_wait, state=lambda _: None, check=Harness.check, settle_seconds=20
+        setup=set_up, run=Harness.spawn_and_wait, state=lambda _: None, check=Harness.check, settle_seconds=20
     )
     interleave(operation, EVENTS, depth=2)
 
 
 def test_work_continues_when_its_caller_is_cancelled() -> None:
-    def all_work_was_done(stage: Harness) -> None:
-        stage.check()
-        assert all(future.result() == "done" for future in stage.futures)
+    def all_work_was_done(harness: Harness) -> None:
+        harness.check()
+        assert all(future.result() == "done" for future in harness.futures)
 
     operation = OperationTest(
-        setup=stage, run=Harness.spawn_and_wait, state=lambda _: None, check=all_work_was_done, settle_seconds=20
+        setup=set_up, run=Harness.spawn_and_wait, state=lambda _: None, check=all_work_was_done, settle_seconds=20
     )
     interleave(operation, {"other work": Harness.spawn_and_wait})

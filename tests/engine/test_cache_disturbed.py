@@ -70,7 +70,7 @@ class Harness:
 
 
 @asynccontextmanager
-async def stage(calls: PortCalls) -> AsyncIterator[Harness]:
+async def set_up(calls: PortCalls) -> AsyncIterator[Harness]:
     loop = asyncio.get_running_loop()
 
     def refresh(uid: PodUID, since: float) -> None:
@@ -92,14 +92,14 @@ async def stage(calls: PortCalls) -> AsyncIterator[Harness]:
 
 EVENTS: dict[str, Event[Harness]] = {
     "an older inspection ends": Harness.end_older_inspection,
-    "a newer inspection ends": lambda stage: stage.answer(lambda cache: cache.set(WEB, seen(NEW), NEW)),
-    "the latest inspection ends": lambda stage: stage.answer(lambda cache: cache.set(WEB, seen(LATEST), LATEST)),
-    "an older inspection fails": lambda stage: stage.cache.set_error(WEB, TryLater("cannot inspect"), OLD),
-    "the pod is gone": lambda stage: stage.answer(lambda cache: cache.drop(WEB, LATEST)),
-    "an older listing agrees": lambda stage: stage.cache.all_seen(OLD),
-    "a newer listing agrees": lambda stage: stage.answer(lambda cache: cache.all_seen(NEW)),
-    "a listing shows the pod changed": lambda stage: stage.cache.all_seen(LATEST, but=[WEB]),
-    "another pod is inspected": lambda stage: stage.read(DB),
+    "a newer inspection ends": lambda harness: harness.answer(lambda cache: cache.set(WEB, seen(NEW), NEW)),
+    "the latest inspection ends": lambda harness: harness.answer(lambda cache: cache.set(WEB, seen(LATEST), LATEST)),
+    "an older inspection fails": lambda harness: harness.cache.set_error(WEB, TryLater("cannot inspect"), OLD),
+    "the pod is gone": lambda harness: harness.answer(lambda cache: cache.drop(WEB, LATEST)),
+    "an older listing agrees": lambda harness: harness.cache.all_seen(OLD),
+    "a newer listing agrees": lambda harness: harness.answer(lambda cache: cache.all_seen(NEW)),
+    "a listing shows the pod changed": lambda harness: harness.cache.all_seen(LATEST, but=[WEB]),
+    "another pod is inspected": lambda harness: harness.read(DB),
     "another reader begins": Harness.read_beside,
     "the other readers are cancelled": Harness.cancel_the_others,
 }
@@ -107,7 +107,7 @@ EVENTS: dict[str, Event[Harness]] = {
 
 def test_a_reader_gets_a_newer_record_whatever_comes_first() -> None:
     reading = OperationTest(
-        setup=stage,
+        setup=set_up,
         run=Harness.read,
         state=Harness.known,
         afterwards=Harness.reads_go_on,
@@ -119,15 +119,15 @@ def test_a_reader_gets_a_newer_record_whatever_comes_first() -> None:
 def test_a_newer_failure_reaches_the_readers() -> None:
     """They fail, and the next read has another inspection made."""
 
-    async def read_until_it_works(stage: Harness) -> None:
-        await stage.read()
+    async def read_until_it_works(harness: Harness) -> None:
+        await harness.read()
 
-    def fail(stage: Harness) -> None:
-        stage.cache.set_error(WEB, TryLater("cannot inspect"), SINCE + 0.5)
+    def fail(harness: Harness) -> None:
+        harness.cache.set_error(WEB, TryLater("cannot inspect"), SINCE + 0.5)
 
     @asynccontextmanager
     async def alone(calls: PortCalls) -> AsyncIterator[Harness]:
-        async with stage(calls) as both:
+        async with set_up(calls) as both:
             await asyncio.sleep(0)
             both.cancel_the_others()
             await asyncio.wait(both.others)

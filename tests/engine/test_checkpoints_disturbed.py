@@ -45,26 +45,26 @@ class Harness:
 
 
 @asynccontextmanager
-async def stage(calls: PortCalls) -> AsyncIterator[Harness]:
+async def set_up(calls: PortCalls) -> AsyncIterator[Harness]:
     journal = FakeJournal({"n/old": b"1"}, durable={"n/old": b"1"})
     yield Harness(Checkpoints(calls.watch("journal", journal), "n/"), journal)
 
 
 WRITING = OperationTest(
-    setup=stage,
-    run=lambda stage: stage.write("a", b"1"),
+    setup=set_up,
+    run=lambda harness: harness.write("a", b"1"),
     state=Harness.stored,
     check=Harness.nothing_settled_early,
     afterwards=Harness.the_rest_becomes_durable,
 )
 EVENTS: dict[str, Event[Harness]] = {
-    "the value is written again": lambda stage: stage.write("a", b"2"),
-    "another value is written": lambda stage: stage.write("b", b"1"),
+    "the value is written again": lambda harness: harness.write("a", b"2"),
+    "another value is written": lambda harness: harness.write("b", b"1"),
     "another caller waits for all values": Harness.settle_all,
 }
 RARE_EVENTS: dict[str, Event[Harness]] = {
-    "the value is dropped": lambda stage: stage.checkpoints.drop("a"),
-    "a retry": lambda stage: stage.checkpoints.try_again(),
+    "the value is dropped": lambda harness: harness.checkpoints.drop("a"),
+    "a retry": lambda harness: harness.checkpoints.try_again(),
 }
 
 
@@ -75,4 +75,4 @@ def test_every_event_while_a_value_is_made_durable() -> None:
 
 def test_every_sync_fails_once() -> None:
     # After a failed sync a value counts as settled without being durable, so that the disk delays no caller.
-    fail_each_call(OperationTest(setup=stage, run=WRITING.run, state=WRITING.state, afterwards=WRITING.afterwards))
+    fail_each_call(OperationTest(setup=set_up, run=WRITING.run, state=WRITING.state, afterwards=WRITING.afterwards))

@@ -18,51 +18,49 @@ from tests.engine.test_events import WEB, Harness, event
 
 @dataclass
 class Disturbed:
-    harness: Harness
+    base: Harness
 
     def record(self, message: str) -> None:
-        self.harness.recorder.record(event(message), WEB)
+        self.base.recorder.record(event(message), WEB)
 
     def expire(self) -> None:
         """Remove all events, like the API server after --event-ttl."""
-        self.harness.api.events.clear()
+        self.base.api.events.clear()
 
     def written(self) -> object:
         """Return the newest count of each event. An expired event may or may not exist again."""
-        return sorted(
-            (message or "", count or 0) for _, count, message in self.harness.api.shown() if message != "first"
-        )
+        return sorted((message or "", count or 0) for _, count, message in self.base.api.shown() if message != "first")
 
     def check(self) -> None:
-        assert self.harness.recorder.dropped == 0
+        assert self.base.recorder.dropped == 0
 
     async def nothing_is_left_and_the_next_event_is_counted(self) -> None:
-        calls = len(self.harness.api.calls)
-        await self.harness.recorder.flush()
-        assert len(self.harness.api.calls) == calls
-        before = {message: count or 0 for _, count, message in self.harness.api.shown()}
+        calls = len(self.base.api.calls)
+        await self.base.recorder.flush()
+        assert len(self.base.api.calls) == calls
+        before = {message: count or 0 for _, count, message in self.base.api.shown()}
         self.record("second")
         await asyncio.sleep(1)
-        after = {message: count or 0 for _, count, message in self.harness.api.shown()}
+        after = {message: count or 0 for _, count, message in self.base.api.shown()}
         assert after["second"] >= max(2, before.get("second", 0) + 1)
 
 
 @asynccontextmanager
-async def stage(calls: PortCalls) -> AsyncIterator[Disturbed]:
-    it = Disturbed(Harness(WEB, calls=calls, clock=FixedJitterClock()))
-    async with it.harness.running():
-        yield it
+async def set_up(calls: PortCalls) -> AsyncIterator[Disturbed]:
+    harness = Disturbed(Harness(WEB, calls=calls, clock=FixedJitterClock()))
+    async with harness.base.running():
+        yield harness
 
 
-async def record(stage: Disturbed) -> None:
-    stage.record("second")
+async def record(harness: Disturbed) -> None:
+    harness.record("second")
     await asyncio.sleep(0.01)
-    stage.record("second")
+    harness.record("second")
     await asyncio.sleep(0.01)
 
 
 RECORDING = OperationTest(
-    setup=stage,
+    setup=set_up,
     run=record,
     state=Disturbed.written,
     check=Disturbed.check,
@@ -70,9 +68,9 @@ RECORDING = OperationTest(
     settle_seconds=3,
 )
 EVENTS: dict[str, Event[Disturbed]] = {
-    "the event is repeated": lambda stage: stage.record("second"),
-    "another event": lambda stage: stage.record("third"),
-    "pending events are flushed": lambda stage: stage.harness.recorder.flush(),
+    "the event is repeated": lambda harness: harness.record("second"),
+    "another event": lambda harness: harness.record("third"),
+    "pending events are flushed": lambda harness: harness.base.recorder.flush(),
 }
 
 
@@ -80,7 +78,7 @@ def test_every_event_while_one_is_written() -> None:
     interleave(RECORDING, EVENTS, in_call_order=True, cancel=False)  # a second harness would be counted
     # The next write creates the event again, whether it expired before or after the last write.
     forgotten = OperationTest(
-        setup=stage, run=record, state=lambda _: None, afterwards=RECORDING.afterwards, settle_seconds=3
+        setup=set_up, run=record, state=lambda _: None, afterwards=RECORDING.afterwards, settle_seconds=3
     )
     interleave(forgotten, {"the events expire": Disturbed.expire}, cancel=False)
 
@@ -92,16 +90,16 @@ def test_every_call_fails_once() -> None:
 
 
 def test_the_backoff_after_a_failure_doubles_and_a_success_resets_it() -> None:
-    async def once(stage: Disturbed) -> None:
-        stage.record("third")
+    async def once(harness: Disturbed) -> None:
+        harness.record("third")
         await asyncio.sleep(20)
-        stage.record("third")
+        harness.record("third")
 
-    again = OperationTest(setup=stage, run=once, state=lambda _: None, settle_seconds=20)
-    pauses = check_backoff_resets(again, "api", "create", ApiUnavailable, lambda stage: record_new(stage))
+    again = OperationTest(setup=set_up, run=once, state=lambda _: None, settle_seconds=20)
+    pauses = check_backoff_resets(again, "api", "create", ApiUnavailable, lambda harness: record_new(harness))
     assert pauses == pytest.approx([0.5, 1, 2, 4])
 
 
-async def record_new(stage: Disturbed) -> None:
-    stage.expire()
-    stage.record("third")
+async def record_new(harness: Disturbed) -> None:
+    harness.expire()
+    harness.record("third")

@@ -32,10 +32,10 @@ def synced(of: Pod, passes: int = 1) -> ExecutionHarness:
     """Return the harness after this number of successful syncs."""
 
     async def scenario() -> ExecutionHarness:
-        async with running_harness() as home:
+        async with running_harness() as harness:
             for _ in range(passes):
-                await home.sync(of)
-            return home
+                await harness.sync(of)
+            return harness
 
     return simulate(scenario())[0]
 
@@ -44,25 +44,25 @@ def synced(of: Pod, passes: int = 1) -> ExecutionHarness:
 
 
 def test_a_pod_begins_with_its_sandbox_and_then_its_containers_in_order() -> None:
-    home = synced(pod("web", container("web"), container("log")))
-    assert home.changes() == [
+    harness = synced(pod("web", container("web"), container("log")))
+    assert harness.changes() == [
         (Operation.RUN_SANDBOX, ""),
         (CREATE, "web"), (START, "web"),
         (CREATE, "log"), (START, "log"),
     ]  # fmt: skip
-    assert home.events()[:4] == [
+    assert harness.events()[:4] == [
         ("Pulling", 'Pulling image "web:v1"'),
         ("Pulled", 'Successfully pulled image "web:v1" in 0s (0s including waiting). '
                    "Image size: 10485760 bytes."),
         ("Created", "Container created"),
         ("Started", "Container started"),
     ]  # fmt: skip
-    assert {event.container_path for event in home.recorded} == {"spec.containers{web}", "spec.containers{log}"}
+    assert {event.container_path for event in harness.recorded} == {"spec.containers{web}", "spec.containers{log}"}
 
 
 def test_a_new_sandbox_is_reported_before_any_image_is_pulled() -> None:
-    home = synced(pod("web", container("web")))
-    assert [(len(record.sandboxes), record.containers) for record in home.ready] == [(1, ())]
+    harness = synced(pod("web", container("web")))
+    assert [(len(record.sandboxes), record.containers) for record in harness.ready] == [(1, ())]
 
 
 def test_ephemeral_containers_go_before_init_and_app_containers() -> None:
@@ -77,20 +77,20 @@ def test_ephemeral_containers_go_before_init_and_app_containers() -> None:
     )
 
     async def scenario() -> ExecutionHarness:
-        async with running_harness() as home:
-            await home.executor.execute(
-                spec, await home.inspect(), actions, mounts={}, cgroup_parent="", pull_secrets=()
+        async with running_harness() as harness:
+            await harness.executor.execute(
+                spec, await harness.inspect(), actions, mounts={}, cgroup_parent="", pull_secrets=()
             )
-            return home
+            return harness
 
     assert [name for _, name in simulate(scenario())[0].changes(START)] == ["shell", "setup", "web"]
 
 
 def test_a_post_start_hook_holds_up_the_next_container() -> None:
     async def scenario() -> list[tuple[str, float]]:
-        async with running_harness() as home:
-            await home.sync(pod("web", container("proxy", post_start=sleep(5)), container("web")))
-            return [(call.subject, call.begun) for call in home.fake.ledger if call.operation == START]
+        async with running_harness() as harness:
+            await harness.sync(pod("web", container("proxy", post_start=sleep(5)), container("web")))
+            return [(call.subject, call.begun) for call in harness.fake.ledger if call.operation == START]
 
     assert simulate(scenario())[0] == [("proxy", 0.0), ("web", 5.0)]
 
@@ -99,45 +99,45 @@ def test_a_dead_sandbox_is_replaced_and_init_containers_run_again() -> None:
     spec = pod("web", container("web"), init=(container("setup"),))
 
     async def scenario() -> ExecutionHarness:
-        async with running_harness() as home:
-            home.fake.behave("web", "setup", Behaviour(after_seconds=1))
-            await home.sync(spec)
+        async with running_harness() as harness:
+            harness.fake.behave("web", "setup", Behaviour(after_seconds=1))
+            await harness.sync(spec)
             await asyncio.sleep(2)
-            await home.sync(spec)
-            home.fake.kill_sandbox(UID)
-            before = len(home.fake.ledger)
-            await home.sync(spec)
-            calls = [(call.operation, call.subject) for call in list(home.fake.ledger)[before:]]
+            await harness.sync(spec)
+            harness.fake.kill_sandbox(UID)
+            before = len(harness.fake.ledger)
+            await harness.sync(spec)
+            calls = [(call.operation, call.subject) for call in list(harness.fake.ledger)[before:]]
             assert [call for call in calls if call[0] in CHANGES and call[0] != Operation.STOP_SANDBOX] == [
                 (Operation.REMOVE_CONTAINER, "setup"),
                 (Operation.RUN_SANDBOX, ""),
                 (CREATE, "setup"),
                 (START, "setup"),
             ]
-            record = await home.inspect()
+            record = await harness.inspect()
             assert [sandbox.attempt for sandbox in record.sandboxes] == [1, 0]
             assert record.container("setup") is not None
             web = record.container("web")
             assert web is not None, "the exit code of an app container is not lost with its sandbox"
             assert web.exit_code == 137
-            return home
+            return harness
 
-    home = simulate(scenario())[0]
+    harness = simulate(scenario())[0]
     text = "Pod sandbox changed, it will be killed and re-created."
-    assert home.events("SandboxChanged") == [("SandboxChanged", text)]
-    assert not home.fake.violations
+    assert harness.events("SandboxChanged") == [("SandboxChanged", text)]
+    assert not harness.fake.violations
 
 
 def test_older_runs_of_init_containers_are_removed_before_the_next() -> None:
     spec = pod("web", container("web"), init=(container("setup"),))
 
     async def scenario() -> list[int]:
-        async with running_harness() as home:
-            home.fake.behave("web", "setup", Behaviour(after_seconds=1, exit_code=1))
+        async with running_harness() as harness:
+            harness.fake.behave("web", "setup", Behaviour(after_seconds=1, exit_code=1))
             for _ in range(4):
-                await home.try_sync(spec)
+                await harness.try_sync(spec)
                 await asyncio.sleep(1000)
-            return [found.restart_count for found in (await home.inspect()).containers]
+            return [found.restart_count for found in (await harness.inspect()).containers]
 
     assert simulate(scenario())[0] == [3, 2]
 
@@ -146,19 +146,19 @@ def test_containers_that_start_over_are_killed_without_grace_and_removed_in_orde
     spec = pod("web", container("a"), container("b", pre_stop=sleep(9)), grace=60)
 
     async def scenario() -> ExecutionHarness:
-        async with running_harness() as home:
-            home.fake.behave("web", "*", Behaviour(term_seconds=None))
-            await home.sync(spec)
-            record = await home.inspect()
+        async with running_harness() as harness:
+            harness.fake.behave("web", "*", Behaviour(term_seconds=None))
+            await harness.sync(spec)
+            record = await harness.inspect()
             ids = {found.name: found.id for found in record.containers}
             resets = tuple(ContainerToReset(ids[name], name, kill_first=True) for name in ("b", "a"))
             actions = PodActions(sandbox_id=record.sandboxes[0].id, containers_to_reset=resets)
-            await home.executor.execute(spec, record, actions, mounts={}, cgroup_parent="", pull_secrets=())
-            assert (await home.inspect()).containers == ()
-            return home
+            await harness.executor.execute(spec, record, actions, mounts={}, cgroup_parent="", pull_secrets=())
+            assert (await harness.inspect()).containers == ()
+            return harness
 
-    home, seconds = simulate(scenario())
-    assert home.stops() == [("b", 0.0, 2), ("a", 2.0, 2)]
+    harness, seconds = simulate(scenario())
+    assert harness.stops() == [("b", 0.0, 2), ("a", 2.0, 2)]
     assert seconds == 4.0
 
 
@@ -167,11 +167,11 @@ def test_a_plan_that_only_kills_starts_nothing() -> None:
     actions = PodActions(kill_pod=True, ephemeral_containers_to_start=(0,))
 
     async def scenario() -> ExecutionHarness:
-        async with running_harness() as home:
-            await home.executor.execute(
-                spec, await home.inspect(), actions, mounts={}, cgroup_parent="", pull_secrets=()
+        async with running_harness() as harness:
+            await harness.executor.execute(
+                spec, await harness.inspect(), actions, mounts={}, cgroup_parent="", pull_secrets=()
             )
-            return home
+            return harness
 
     assert simulate(scenario())[0].changes() == []
 
@@ -199,9 +199,9 @@ def test_a_container_is_created_from_its_spec_and_computed_values() -> None:
         api = MemoryApi(VirtualClock())
         paint = ConfigMap(metadata=ObjectMeta(name="paint", namespace="default"), data={"colour": "blue"})
         await api.create(paint)
-        async with running_harness(api) as home:
-            await home.sync(spec, mounts={"data": "/volumes/data"})
-            given = {call.operation: call.given for call in home.fake.ledger}
+        async with running_harness(api) as harness:
+            await harness.sync(spec, mounts={"data": "/volumes/data"})
+            given = {call.operation: call.given for call in harness.fake.ledger}
             return given[Operation.RUN_SANDBOX], given[CREATE]
 
     (sandbox, made), _ = simulate(scenario())
@@ -220,12 +220,12 @@ def test_each_restart_counts_on_from_the_newest_record() -> None:
     spec = pod("web", container("web"))
 
     async def scenario() -> list[tuple[int, str]]:
-        async with running_harness() as home:
-            home.fake.behave("web", "web", Behaviour(after_seconds=1, exit_code=1))
+        async with running_harness() as harness:
+            harness.fake.behave("web", "web", Behaviour(after_seconds=1, exit_code=1))
             for _ in range(3):
-                await home.sync(spec)
+                await harness.sync(spec)
                 await asyncio.sleep(1000)
-            made = [call.given for call in home.fake.ledger if call.operation == CREATE]
+            made = [call.given for call in harness.fake.ledger if call.operation == CREATE]
             return [(config.attempt, config.log_path) for config in made]
 
     assert simulate(scenario())[0] == [(0, "web/0.log"), (1, "web/1.log"), (2, "web/2.log")]
@@ -251,20 +251,20 @@ def test_the_newest_exit_of_each_container_is_kept() -> None:
     spec = pod("web", container("web"), container("log"))
 
     async def scenario() -> None:
-        async with running_harness() as home:
-            home.fake.behave("web", "*", Behaviour(after_seconds=1, exit_code=4))
+        async with running_harness() as harness:
+            harness.fake.behave("web", "*", Behaviour(after_seconds=1, exit_code=4))
             for _ in range(3):
-                await home.sync(spec)
+                await harness.sync(spec)
                 await asyncio.sleep(1000)
-            record = await home.inspect()
+            record = await harness.inspect()
             web = record.container("web")
             assert web is not None
-            await home.executor.collect_dead_containers(record, container_id=web.id)
-            record = await home.inspect()
+            await harness.executor.collect_dead_containers(record, container_id=web.id)
+            record = await harness.inspect()
             counts = {name: [c.restart_count for c in record.containers if c.name == name] for name in ("web", "log")}
             assert counts == {"web": [2], "log": [2, 1, 0]}
-            await home.executor.collect_dead_containers(record)
-            assert [found.exit_code for found in (await home.inspect()).containers] == [4, 4]
+            await harness.executor.collect_dead_containers(record)
+            assert [found.exit_code for found in (await harness.inspect()).containers] == [4, 4]
 
     simulate(scenario())
 
@@ -273,15 +273,15 @@ def test_all_dead_containers_of_a_deleted_pod_are_removed() -> None:
     spec = pod("web", container("web"), container("log"))
 
     async def scenario() -> None:
-        async with running_harness() as home:
-            await home.sync(spec)
-            home.fake.end_container(UID, "web", 1)
-            await home.executor.collect_dead_containers(await home.inspect(), everything=True)
-            record = await home.inspect()
+        async with running_harness() as harness:
+            await harness.sync(spec)
+            harness.fake.end_container(UID, "web", 1)
+            await harness.executor.collect_dead_containers(await harness.inspect(), everything=True)
+            record = await harness.inspect()
             assert [(found.name, found.state) for found in record.containers] == [("log", ContainerState.RUNNING)]
-            await home.kill(spec)
-            await home.executor.collect_dead_containers(await home.inspect(), everything=True)
-            record = await home.inspect()
+            await harness.kill(spec)
+            await harness.executor.collect_dead_containers(await harness.inspect(), everything=True)
+            record = await harness.inspect()
             assert (record.containers, record.sandboxes) == ((), ())
 
     simulate(scenario())
@@ -291,12 +291,12 @@ def test_a_failed_removal_prevents_no_other_removal() -> None:
     spec = pod("web", container("web"), container("log"), policy="Never")
 
     async def scenario() -> None:
-        async with running_harness() as home:
-            await home.sync(spec)
-            await home.kill(spec)
-            home.fake.faults.fail(Operation.REMOVE_CONTAINER, UID)
-            record = changed(await home.inspect(), sandboxes=())
-            await home.executor.collect_dead_containers(record, everything=True)
-            assert len((await home.inspect()).containers) == 1
+        async with running_harness() as harness:
+            await harness.sync(spec)
+            await harness.kill(spec)
+            harness.fake.faults.fail(Operation.REMOVE_CONTAINER, UID)
+            record = changed(await harness.inspect(), sandboxes=())
+            await harness.executor.collect_dead_containers(record, everything=True)
+            assert len((await harness.inspect()).containers) == 1
 
     simulate(scenario())

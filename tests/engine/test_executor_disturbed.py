@@ -22,14 +22,14 @@ DB = pod("db", container("db"))
 
 @dataclass
 class Harness:
-    home: ExecutionHarness
+    base: ExecutionHarness
     sync_task: asyncio.Task[None] | None = None
     killed: bool = False
     starts_before_the_kill: int = 0
 
     async def sync(self, of: Pod = WEB) -> None:
-        """One sync. As in the workers, an event may cancel it, and another sync only follows its end."""
-        self.sync_task = asyncio.ensure_future(self.home.sync(of))
+        """Run one sync. As in the workers, an event may cancel it, and the next sync waits for its end."""
+        self.sync_task = asyncio.ensure_future(self.base.sync(of))
         try:
             await asyncio.wait({self.sync_task})
         except asyncio.CancelledError:
@@ -40,65 +40,65 @@ class Harness:
             self.sync_task.result()
 
     async def kill(self) -> None:
-        """The pod must end: the sync is cancelled, then the containers are stopped."""
+        """Cancel the sync, then stop the containers."""
         self.killed = True
         if self.sync_task is not None and self.sync_task.cancel():
             await asyncio.wait({self.sync_task})
-        self.starts_before_the_kill = len(self.home.changes(*STARTS))
-        await self.home.kill(WEB)
+        self.starts_before_the_kill = len(self.base.changes(*STARTS))
+        await self.base.kill(WEB)
 
     def running(self) -> frozenset[tuple[str, str]]:
-        return frozenset((uid, record.name) for uid, record in self.home.fake.live_containers())
+        return frozenset((uid, record.name) for uid, record in self.base.fake.live_containers())
 
     def holds(self) -> None:
-        """What the runtime complains of: two containers of a name, or one made again while it ran."""
-        assert self.home.fake.violations == []
+        """The runtime found no two containers with one name, and none created again while it ran."""
+        assert self.base.fake.violations == []
 
-    def killed_means_dead(self) -> None:
+    def killed_pod_does_not_run(self) -> None:
         self.holds()
         if self.killed:
             assert not self.running()
-            assert len(self.home.changes(*STARTS)) == self.starts_before_the_kill
+            assert len(self.base.changes(*STARTS)) == self.starts_before_the_kill
 
     async def comes_up(self) -> None:
-        """Whatever happened, more syncs bring the pod up, and then no failure of it is left."""
+        """More syncs bring the pod up, and then no failure of it is stored."""
         for _ in range(12):  # a restart may wait for 10 s, a second one for 20 s
-            record = await self.home.inspect()
-            self.home.executor.clear_failures(record)
-            if self.home.plan_is_empty(WEB, record):
+            record = await self.base.inspect()
+            self.base.executor.clear_failures(record)
+            if self.base.plan_is_empty(WEB, record):
                 break
             with suppress(AgentError, ExceptionGroup):
-                await self.home.sync(WEB)
+                await self.base.sync(WEB)
             await asyncio.sleep(5)
         assert {(UID, "web"), (UID, "mesh")} <= self.running()
-        assert self.home.executor.failures_of(UID) == {}
+        assert self.base.executor.failures_of(UID) == {}
         assert len([box for box in record.sandboxes if box.ready]) == 1
         self.holds()
 
 
 @asynccontextmanager
-async def stage(calls: PortCalls) -> AsyncIterator[Harness]:
-    async with running_harness(calls=calls) as home:
-        yield Harness(home)
+async def set_up(calls: PortCalls) -> AsyncIterator[Harness]:
+    async with running_harness(calls=calls) as harness:
+        yield Harness(harness)
 
 
 @asynccontextmanager
 async def with_the_sidecar(calls: PortCalls) -> AsyncIterator[Harness]:
-    async with stage(calls) as empty:
+    async with set_up(calls) as empty:
         await empty.sync()
         yield empty
 
 
-async def start(stage: Harness) -> None:
+async def start(harness: Harness) -> None:
     """Two syncs: the app starts once the sidecar runs."""
-    await stage.sync()
-    await stage.sync()
+    await harness.sync()
+    await harness.sync()
 
 
 ACCIDENTS: dict[str, Event[Harness]] = {
-    "the sidecar exits": lambda stage: stage.home.fake.end_container(UID, "mesh", 1),
-    "the app exits": lambda stage: stage.home.fake.end_container(UID, "web", 1),
-    "the sandbox dies": lambda stage: stage.home.fake.kill_sandbox(UID),
+    "the sidecar exits": lambda harness: harness.base.fake.end_container(UID, "mesh", 1),
+    "the app exits": lambda harness: harness.base.fake.end_container(UID, "web", 1),
+    "the sandbox dies": lambda harness: harness.base.fake.kill_sandbox(UID),
 }
 
 
@@ -115,20 +115,22 @@ def test_accidents_at_every_await_of_a_start() -> None:
 
 
 def test_another_pod_starts_beside() -> None:
-    operation = OperationTest(setup=stage, run=Harness.sync, state=Harness.running, check=Harness.holds)
-    interleave(operation, {"another pod": lambda stage: stage.home.sync(DB)}, cancel=False)
+    operation = OperationTest(setup=set_up, run=Harness.sync, state=Harness.running, check=Harness.holds)
+    interleave(operation, {"another pod": lambda harness: harness.base.sync(DB)}, cancel=False)
 
 
 def test_a_pod_killed_at_every_await_of_its_start_is_dead() -> None:
-    # The workers make no other sync after the one that was cancelled.
-    for on in (stage, with_the_sidecar):
-        operation = OperationTest(setup=on, run=Harness.sync, state=lambda _: None, check=Harness.killed_means_dead)
+    # The workers run no other sync after a cancelled one.
+    for on in (set_up, with_the_sidecar):
+        operation = OperationTest(
+            setup=on, run=Harness.sync, state=lambda _: None, check=Harness.killed_pod_does_not_run
+        )
         interleave(operation, {"the pod is killed": Harness.kill}, in_call_order=True, cancel=False)
 
 
 def test_every_call_of_a_start_fails_once() -> None:
     operation = OperationTest(
-        setup=stage,
+        setup=set_up,
         run=start,
         state=Harness.running,
         check=Harness.holds,
@@ -143,12 +145,12 @@ def test_every_call_of_a_changed_pod_fails_once() -> None:
 
     @asynccontextmanager
     async def with_the_old_version(calls: PortCalls) -> AsyncIterator[Harness]:
-        async with with_the_sidecar(calls) as stage:
-            await stage.sync()
-            yield stage
+        async with with_the_sidecar(calls) as harness:
+            await harness.sync()
+            yield harness
 
-    async def change(stage: Harness) -> None:
-        await stage.sync(WEB_V2)
+    async def change(harness: Harness) -> None:
+        await harness.sync(WEB_V2)
 
     operation = OperationTest(
         setup=with_the_old_version, run=change, state=Harness.running, check=Harness.holds, retry_seconds=11

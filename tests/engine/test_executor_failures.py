@@ -35,40 +35,40 @@ def failing(of: Pod, *faults: tuple[str, str | None]) -> tuple[ExecutionHarness,
     """Run one sync in which these operations fail. Return its errors."""
 
     async def scenario() -> tuple[ExecutionHarness, list[Exception]]:
-        async with running_harness() as home:
-            home.fake.missing_images.add("absent:v1")
+        async with running_harness() as harness:
+            harness.fake.missing_images.add("absent:v1")
             for operation, about in faults:
-                home.fake.faults.fail(operation, about)
-            return home, list(await home.try_sync(of))
+                harness.fake.faults.fail(operation, about)
+            return harness, list(await harness.try_sync(of))
 
     return simulate(scenario())[0]
 
 
-def waiting(home: ExecutionHarness) -> dict[str, str]:
-    return {name: failure.reason for name, failure in home.executor.failures_of(UID).items()}
+def waiting(harness: ExecutionHarness) -> dict[str, str]:
+    return {name: failure.reason for name, failure in harness.executor.failures_of(UID).items()}
 
 
 def test_one_containers_failing_image_does_not_hold_up_another() -> None:
-    home, errors = failing(pod("web", container("absent"), container("web")))
-    assert [name for _, name in home.changes(START)] == ["web"]
-    assert waiting(home) == {"absent": "ErrImagePull"}
+    harness, errors = failing(pod("web", container("absent"), container("web")))
+    assert [name for _, name in harness.changes(START)] == ["web"]
+    assert waiting(harness) == {"absent": "ErrImagePull"}
     assert len(errors) == 1
-    assert home.events("Failed")[-1] == ("Failed", "Error: ErrImagePull")
+    assert harness.events("Failed")[-1] == ("Failed", "Error: ErrImagePull")
 
 
 def test_a_failed_container_creation_is_reported() -> None:
-    home, _ = failing(pod("web", container("web"), container("log")), (CREATE, UID))
-    assert home.executor.failures_of(UID) == {
+    harness, _ = failing(pod("web", container("web"), container("log")), (CREATE, UID))
+    assert harness.executor.failures_of(UID) == {
         "web": StartFailure("CreateContainerError", "cannot create_container web: injected fault")
     }
-    assert home.events("Failed") == [("Failed", "Error: cannot create_container web: injected fault")]
-    assert [name for _, name in home.changes(START)] == ["log"]
+    assert harness.events("Failed") == [("Failed", "Error: cannot create_container web: injected fault")]
+    assert [name for _, name in harness.changes(START)] == ["log"]
 
 
 def test_a_failed_container_start_is_reported() -> None:
-    home, _ = failing(pod("web", container("web")), (START, UID))
-    assert waiting(home) == {"web": "RunContainerError"}
-    assert [reason for reason, _ in home.events()][-2:] == ["Created", "Failed"]
+    harness, _ = failing(pod("web", container("web")), (START, UID))
+    assert waiting(harness) == {"web": "RunContainerError"}
+    assert [reason for reason, _ in harness.events()][-2:] == ["Created", "Failed"]
 
 
 def test_a_missing_config_map_is_reported() -> None:
@@ -76,28 +76,28 @@ def test_a_missing_config_map_is_reported() -> None:
     spec = pod("web", changed(container("web"), env=(EnvVar(name="A", value_from=source),)), container("log"))
 
     async def scenario() -> ExecutionHarness:
-        async with running_harness(MemoryApi(VirtualClock())) as home:
-            await home.try_sync(spec)
-            return home
+        async with running_harness(MemoryApi(VirtualClock())) as harness:
+            await harness.try_sync(spec)
+            return harness
 
-    home = simulate(scenario())[0]
-    assert home.executor.failures_of(UID) == {
+    harness = simulate(scenario())[0]
+    assert harness.executor.failures_of(UID) == {
         "web": StartFailure("CreateContainerConfigError", 'configmap "missing" not found')
     }
-    assert home.events("Failed") == [("Failed", 'Error: configmap "missing" not found')]
-    assert [name for _, name in home.changes(START)] == ["log"]
+    assert harness.events("Failed") == [("Failed", 'Error: configmap "missing" not found')]
+    assert [name for _, name in harness.changes(START)] == ["log"]
 
 
 def test_without_an_api_nothing_can_be_referred_to() -> None:
     source = EnvVarSource(config_map_key_ref=ConfigMapKeySelector(name="paint", key="k"))
-    home, _ = failing(pod("web", changed(container("web"), env=(EnvVar(name="A", value_from=source),))))
-    failure = home.executor.failures_of(UID)["web"]
+    harness, _ = failing(pod("web", changed(container("web"), env=(EnvVar(name="A", value_from=source),))))
+    failure = harness.executor.failures_of(UID)["web"]
     assert failure.message == "couldn't get configMap default/paint, no kubeClient defined"
 
 
 def test_a_container_that_must_not_be_root_is_not() -> None:
-    home, _ = failing(pod("web", changed(container("web"), security_context=SecurityContext(run_as_non_root=True))))
-    assert waiting(home) == {"web": "CreateContainerConfigError"}
+    harness, _ = failing(pod("web", changed(container("web"), security_context=SecurityContext(run_as_non_root=True))))
+    assert waiting(harness) == {"web": "CreateContainerConfigError"}
 
 
 def test_an_ephemeral_container_needs_its_target() -> None:
@@ -106,10 +106,10 @@ def test_an_ephemeral_container_needs_its_target() -> None:
     )
 
     async def scenario() -> ExecutionHarness:
-        async with running_harness() as home:
-            await home.sync(spec)
-            await home.try_sync(spec)
-            return home
+        async with running_harness() as harness:
+            await harness.sync(spec)
+            await harness.try_sync(spec)
+            return harness
 
     failure = simulate(scenario())[0].executor.failures_of(UID)["shell"]
     assert failure == StartFailure("CreateContainerConfigError", "unable to find target container gone")
@@ -119,16 +119,16 @@ def test_an_init_container_that_does_not_start_holds_up_the_rest_but_a_sidecar_d
     actions = PodActions(create_sandbox=True, init_containers_to_start=(0, 1), containers_to_start=(0,))
 
     async def started(*init: str) -> list[str]:
-        async with running_harness() as home:
-            home.fake.missing_images.add("absent:v1")
+        async with running_harness() as harness:
+            harness.fake.missing_images.add("absent:v1")
             spec = pod(
                 "web", container("web"), init=(container("absent", sidecar="sidecar" in init), container("setup"))
             )
             with pytest.raises(ExceptionGroup):
-                await home.executor.execute(
-                    spec, await home.inspect(), actions, mounts={}, cgroup_parent="", pull_secrets=()
+                await harness.executor.execute(
+                    spec, await harness.inspect(), actions, mounts={}, cgroup_parent="", pull_secrets=()
                 )
-            return [name for _, name in home.changes(START)]
+            return [name for _, name in harness.changes(START)]
 
     assert simulate(started())[0] == []
     assert simulate(started("sidecar"))[0] == ["setup", "web"]
@@ -138,45 +138,45 @@ def test_a_failed_post_start_hook_kills_its_container() -> None:
     spec = pod("web", container("web", post_start=exec_hook("fail"), pre_stop=sleep(3)), container("log"), grace=30)
 
     async def scenario() -> ExecutionHarness:
-        async with running_harness() as home:
-            home.fake.behave("web", "web", Behaviour(exec=(ExecStep(exit_code=9, output="bad\n"),)))
-            await home.try_sync(spec)
-            assert [record.name for _, record in home.fake.live_containers()] == ["log"]
-            return home
+        async with running_harness() as harness:
+            harness.fake.behave("web", "web", Behaviour(exec=(ExecStep(exit_code=9, output="bad\n"),)))
+            await harness.try_sync(spec)
+            assert [record.name for _, record in harness.fake.live_containers()] == ["log"]
+            return harness
 
-    home = simulate(scenario())[0]
-    assert home.events("FailedPostStartHook", "Killing") == [
+    harness = simulate(scenario())[0]
+    assert harness.events("FailedPostStartHook", "Killing") == [
         ("FailedPostStartHook", "PostStartHook failed"),
         ("Killing", "FailedPostStartHook"),
     ]
-    failure = home.executor.failures_of(UID)["web"]
+    failure = harness.executor.failures_of(UID)["web"]
     assert failure.reason == "PostStartHookError"
     assert failure.message.startswith("Exec lifecycle hook ([fail])")
-    assert home.stops() == [("web", 3.0, 27)]
+    assert harness.stops() == [("web", 3.0, 27)]
 
 
 def test_a_crashing_container_backs_off_and_shows_the_retry_time() -> None:
     spec = pod("web", container("web"), container("log"))
 
     async def scenario() -> None:
-        async with running_harness() as home:
-            home.fake.behave("web", "web", Behaviour(after_seconds=1, exit_code=1))
-            await home.sync(spec)
+        async with running_harness() as harness:
+            harness.fake.behave("web", "web", Behaviour(after_seconds=1, exit_code=1))
+            await harness.sync(spec)
             await asyncio.sleep(2)
-            await home.sync(spec)
+            await harness.sync(spec)
             await asyncio.sleep(2)
-            (error,) = await home.try_sync(spec)
+            (error,) = await harness.try_sync(spec)
             assert isinstance(error, InBackoff)
-            last = latest_exit(await home.inspect(), "web")
+            last = latest_exit(await harness.inspect(), "web")
             assert last is not None
             assert last.finished_at is not None
             assert error.until == last.finished_at + timedelta(seconds=10)
-            assert home.executor.failures_of(UID)["web"].reason == "CrashLoopBackOff"
-            assert home.recorded[-1].reason == "BackOff"
-            assert home.recorded[-1].container_path == "spec.containers{web}"
+            assert harness.executor.failures_of(UID)["web"].reason == "CrashLoopBackOff"
+            assert harness.recorded[-1].reason == "BackOff"
+            assert harness.recorded[-1].container_path == "spec.containers{web}"
             await asyncio.sleep(10)
-            await home.sync(spec)
-            assert home.executor.failures_of(UID) == {}
+            await harness.sync(spec)
+            assert harness.executor.failures_of(UID) == {}
 
     simulate(scenario())
 
@@ -185,12 +185,12 @@ def test_a_pod_may_configure_a_shorter_crash_loop_backoff() -> None:
     spec = pod("web", container("web"), annotations={"podkeeper.io/restart-backoff-initial": "1s"})
 
     async def scenario() -> int:
-        async with running_harness() as home:
-            home.fake.behave("web", "web", Behaviour(after_seconds=1, exit_code=1))
+        async with running_harness() as harness:
+            harness.fake.behave("web", "web", Behaviour(after_seconds=1, exit_code=1))
             for _ in range(3):
-                await home.try_sync(spec)
+                await harness.try_sync(spec)
                 await asyncio.sleep(2)
-            return len(home.changes(START))
+            return len(harness.changes(START))
 
     assert simulate(scenario())[0] == 3
 
@@ -198,80 +198,80 @@ def test_a_pod_may_configure_a_shorter_crash_loop_backoff() -> None:
 @pytest.mark.parametrize("error", [RuntimeRefused, NetworkNotReady])
 def test_without_a_sandbox_nothing_starts(error: type[TryLater]) -> None:
     async def scenario() -> ExecutionHarness:
-        async with running_harness() as home:
-            home.fake.faults.fail(Operation.RUN_SANDBOX, UID, error=error)
+        async with running_harness() as harness:
+            harness.fake.faults.fail(Operation.RUN_SANDBOX, UID, error=error)
             with pytest.raises(error):
-                await home.sync(pod("web", container("web")))
-            return home
+                await harness.sync(pod("web", container("web")))
+            return harness
 
-    home = simulate(scenario())[0]
-    assert [name for name, _ in home.changes()] == [Operation.RUN_SANDBOX]
+    harness = simulate(scenario())[0]
+    assert [name for name, _ in harness.changes()] == [Operation.RUN_SANDBOX]
     text = "Failed to create pod sandbox: cannot run_sandbox uid-web: injected fault"
-    assert home.events() == [("FailedCreatePodSandBox", text)]
+    assert harness.events() == [("FailedCreatePodSandBox", text)]
 
 
 def test_a_sandbox_that_cannot_be_inspected_starts_nothing() -> None:
     async def scenario() -> ExecutionHarness:
-        async with running_harness() as home:
-            await home.inspect()
+        async with running_harness() as harness:
+            await harness.inspect()
             spec = pod("web", container("web"))
-            record = await home.inspect()
-            home.fake.faults.fail(Operation.POD_RECORD, UID)
+            record = await harness.inspect()
+            harness.fake.faults.fail(Operation.POD_RECORD, UID)
             actions = PodActions(create_sandbox=True, containers_to_start=(0,))
             with pytest.raises(RuntimeRefused):
-                await home.executor.execute(spec, record, actions, mounts={}, cgroup_parent="", pull_secrets=())
-            return home
+                await harness.executor.execute(spec, record, actions, mounts={}, cgroup_parent="", pull_secrets=())
+            return harness
 
-    home = simulate(scenario())[0]
-    assert [reason for reason, _ in home.events()] == ["FailedPodSandBoxStatus"]
-    assert home.changes(CREATE) == []
+    harness = simulate(scenario())[0]
+    assert [reason for reason, _ in harness.events()] == ["FailedPodSandBoxStatus"]
+    assert harness.changes(CREATE) == []
 
 
 def test_a_failed_stop_prevents_all_starts() -> None:
     newer = pod("web", container("web", image="web:v2"))
 
     async def scenario() -> ExecutionHarness:
-        async with running_harness() as home:
-            await home.sync(pod("web", container("web")))
-            home.fake.faults.fail(Operation.STOP_CONTAINER, UID)
+        async with running_harness() as harness:
+            await harness.sync(pod("web", container("web")))
+            harness.fake.faults.fail(Operation.STOP_CONTAINER, UID)
             with pytest.raises(ExceptionGroup, match="cannot stop"):
-                await home.sync(newer)
-            assert len(home.changes(CREATE)) == 1
-            await home.sync(newer)
-            return home
+                await harness.sync(newer)
+            assert len(harness.changes(CREATE)) == 1
+            await harness.sync(newer)
+            return harness
 
-    home = simulate(scenario())[0]
-    assert len(home.changes(CREATE)) == 2
-    assert not home.fake.violations, "never two of one container"
+    harness = simulate(scenario())[0]
+    assert len(harness.changes(CREATE)) == 2
+    assert not harness.fake.violations, "never two of one container"
 
 
 def test_failures_are_dropped_with_their_pod_and_the_oldest_first() -> None:
     async def scenario() -> list[bool]:
-        async with running_harness() as home:
-            home.fake.missing_images.add("absent:v1")
+        async with running_harness() as harness:
+            harness.fake.missing_images.add("absent:v1")
             for name in ("a", "b", "c"):
-                await home.try_sync(pod(name, container("absent")))
-            home.executor.forget(PodUID("uid-c"))
-            return [bool(home.executor.failures_of(PodUID(f"uid-{name}"))) for name in ("a", "b", "c")]
+                await harness.try_sync(pod(name, container("absent")))
+            harness.executor.forget(PodUID("uid-c"))
+            return [bool(harness.executor.failures_of(PodUID(f"uid-{name}"))) for name in ("a", "b", "c")]
 
     assert simulate(scenario())[0] == [False, True, False]
 
 
 def test_failures_are_immutable_and_stay_until_a_change() -> None:
     async def scenario() -> None:
-        async with running_harness() as home:
-            home.fake.missing_images.add("absent:v1")
+        async with running_harness() as harness:
+            harness.fake.missing_images.add("absent:v1")
             spec = pod("web", container("absent"), container("web"))
-            before = home.executor.failures_of(UID)
-            await home.try_sync(spec)
-            await home.try_sync(spec)
-            told = home.executor.failures_of(UID)
-            await home.try_sync(spec)
-            assert home.executor.failures_of(UID) is told
-            home.fake.missing_images.clear()
+            before = harness.executor.failures_of(UID)
+            await harness.try_sync(spec)
+            await harness.try_sync(spec)
+            told = harness.executor.failures_of(UID)
+            await harness.try_sync(spec)
+            assert harness.executor.failures_of(UID) is told
+            harness.fake.missing_images.clear()
             await asyncio.sleep(60)
-            await home.sync(spec)
-            assert (before, list(told), home.executor.failures_of(UID)) == ({}, ["absent"], {})
+            await harness.sync(spec)
+            assert (before, list(told), harness.executor.failures_of(UID)) == ({}, ["absent"], {})
 
     simulate(scenario())
 
@@ -297,21 +297,21 @@ def test_a_cancelled_sync_completes_its_step_and_begins_no_other(step: str, chan
     actions = PodActions(create_sandbox=True, containers_to_start=(0, 1))
 
     async def scenario() -> None:
-        async with running_harness() as home:
-            record = await home.inspect()
-            home.fake.delays[step] = 5
+        async with running_harness() as harness:
+            record = await harness.inspect()
+            harness.fake.delays[step] = 5
             async with asyncio.TaskGroup() as group:
                 pass_ = group.create_task(
-                    home.executor.execute(spec, record, actions, mounts={}, cgroup_parent="", pull_secrets=())
+                    harness.executor.execute(spec, record, actions, mounts={}, cgroup_parent="", pull_secrets=())
                 )
                 await asyncio.sleep(2)
                 pass_.cancel()
                 await asyncio.wait({pass_})
-                assert home.clock.monotonic() == (5 if step in COMPLETED else 2)
+                assert harness.clock.monotonic() == (5 if step in COMPLETED else 2)
             assert pass_.cancelled()
             await asyncio.sleep(100)
-            assert [name for name, _ in home.changes()] == changes
-            under_way = [call for call in home.fake.ledger if call.operation == step]
+            assert [name for name, _ in harness.changes()] == changes
+            under_way = [call for call in harness.fake.ledger if call.operation == step]
             if step in (*COMPLETED, Operation.PULL_IMAGE):
                 assert [call.error for call in under_way] == [""], "it was completed"
 
@@ -322,18 +322,18 @@ def test_a_sync_cancelled_during_a_stop_completes_the_stop_and_starts_nothing() 
     newer = pod("web", container("web", image="web:v2"), grace=30)
 
     async def scenario() -> None:
-        async with running_harness() as home:
-            home.fake.behave("web", "web", Behaviour(term_seconds=20))
-            await home.sync(pod("web", container("web"), grace=30))
+        async with running_harness() as harness:
+            harness.fake.behave("web", "web", Behaviour(term_seconds=20))
+            await harness.sync(pod("web", container("web"), grace=30))
             async with asyncio.TaskGroup() as group:
-                pass_ = group.create_task(home.sync(newer))
+                pass_ = group.create_task(harness.sync(newer))
                 await asyncio.sleep(2)
                 pass_.cancel()
                 await asyncio.wait({pass_})
-                assert home.clock.monotonic() == 2
+                assert harness.clock.monotonic() == 2
             await asyncio.sleep(100)
-            await home.note_exits()
-            assert home.ended == {"web": (20.0, 0)}
-            assert len(home.changes(CREATE)) == 1
+            await harness.note_exits()
+            assert harness.ended == {"web": (20.0, 0)}
+            assert len(harness.changes(CREATE)) == 1
 
     simulate(scenario())

@@ -99,7 +99,7 @@ class Harness(Observer):
         return [f"start {call[1]}" if call[0] == "start" else str(call[0]) for call in self.calls]
 
     async def look_up(self, pod: Pod) -> PodDns:
-        self.call("look up")
+        self.call("look up DNS")
         return self.lookup
 
     # The runtime.
@@ -115,7 +115,7 @@ class Harness(Observer):
         self.call(f"remove {container_id}")
 
     async def pod_record(self, uid: PodUID) -> PodRecord:
-        self.call("look", uid)
+        self.call("inspect", uid)
         return self.seen
 
     # Starter and stopper.
@@ -160,27 +160,27 @@ class Harness(Observer):
         self.call(f"failed {kind} {reason}")
 
 
-def with_harness(story: Callable[[Harness], Coroutine[None, None, None]]) -> None:
-    simulate(story(Harness()))
+def with_harness(scenario: Callable[[Harness], Coroutine[None, None, None]]) -> None:
+    simulate(scenario(Harness()))
 
 
 # Starting.
 
 
 def test_containers_start_in_the_sandbox_and_with_all_that_the_pod_stands_on() -> None:
-    async def story(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         await harness.execute(WEB, IN_SANDBOX, START)
         assert harness.steps() == ["kill", "begun container", "start app", "begun container", "start proxy"]
         place = SandboxContext(sandbox_id="s1", pod_ips=("10.0.0.1",), volumes=MOUNTS, pull_secrets=SECRETS)
         assert harness.places == [place, place]
 
-    with_harness(story)
+    with_harness(scenario)
 
 
 def test_a_new_sandbox_is_made_from_the_pod_and_its_containers_learn_its_addresses() -> None:
     event = PodEvent(EventType.WARNING, "DNSConfigForming", "too many", UID)
 
-    async def story(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         harness.lookup = PodDns(Dns(servers=("10.0.0.53",)), (event,))
         harness.seen = replace(
             IN_SANDBOX,
@@ -202,10 +202,10 @@ def test_a_new_sandbox_is_made_from_the_pod_and_its_containers_learn_its_address
         assert harness.calls == [
             ("kill pod", WEB, NOTHING, None),
             ("sandbox begun",),
-            ("look up",),
+            ("look up DNS",),
             ("event", event, WEB),
             ("run sandbox", config),
-            ("look", UID),
+            ("inspect", UID),
             ("sandbox ready", harness.seen),
             ("begun container",),
             ("start", "app"),
@@ -213,17 +213,17 @@ def test_a_new_sandbox_is_made_from_the_pod_and_its_containers_learn_its_address
         ips = ("10.0.0.2", "fd00::2")
         assert harness.places == [SandboxContext(sandbox_id="s2", pod_ips=ips, volumes=MOUNTS, pull_secrets=SECRETS)]
 
-    with_harness(story)
+    with_harness(scenario)
 
 
 @pytest.mark.parametrize("sandbox", [SandboxRecord(id="s2", ready=True), SandboxRecord(id="s1", ready=True, ip="1")])
 def test_a_sandbox_without_an_address_gives_none(sandbox: SandboxRecord) -> None:
-    async def story(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         harness.seen = replace(IN_SANDBOX, sandboxes=(sandbox,))
         await harness.execute(WEB, NOTHING, CREATE)
         assert [place.pod_ips for place in harness.places] == [()]
 
-    with_harness(story)
+    with_harness(scenario)
 
 
 @pytest.mark.parametrize(
@@ -240,12 +240,12 @@ def test_addresses_of_a_pod(
 ) -> None:
     of = replace(WEB, spec=replace(WEB.spec, host_network=host_network or None))
 
-    async def story(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         harness.seen = replace(IN_SANDBOX, sandboxes=(SandboxRecord(id="s2", ready=True, ip="10.0.0.2"),))
         await harness.execute(of, replace(IN_SANDBOX, ips=ips), actions)
         assert {place.pod_ips for place in harness.places} == {expected}
 
-    with_harness(story)
+    with_harness(scenario)
 
 
 def test_kinds_of_containers_start_in_order_and_are_counted_by_kind() -> None:
@@ -257,7 +257,7 @@ def test_kinds_of_containers_start_in_order_and_are_counted_by_kind() -> None:
         containers_to_start=(0,),
     )
 
-    async def story(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         harness.not_started = {"debug": REFUSED, "app": REFUSED}
         errors = await harness.errors(everything, IN_SANDBOX, actions)
         assert errors == [
@@ -276,18 +276,18 @@ def test_kinds_of_containers_start_in_order_and_are_counted_by_kind() -> None:
             "failed container RunContainerError",
         ]
 
-    with_harness(story)
+    with_harness(scenario)
 
 
 @pytest.mark.parametrize("failing, started", [("setup", ["setup"]), ("mesh", ["setup", "mesh", "late"])])
 def test_only_an_init_container_that_runs_to_its_end_holds_up_the_next(failing: str, started: list[str]) -> None:
-    async def story(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         harness.not_started = {failing: REFUSED}
         actions = PodActions(sandbox_id="s1", init_containers_to_start=(0, 1, 2))
         assert len(await harness.errors(INIT, IN_SANDBOX, actions)) == 1
         assert [call[1] for call in harness.calls if call[0] == "start"] == started
 
-    with_harness(story)
+    with_harness(scenario)
 
 
 @pytest.mark.parametrize(
@@ -299,16 +299,16 @@ def test_only_an_init_container_that_runs_to_its_end_holds_up_the_next(failing: 
     ],
 )
 def test_nothing_starts_in_a_pod_that_is_to_end(actions: PodActions, starts_left: int, steps: list[str]) -> None:
-    async def story(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         harness.starts_left = starts_left
         await harness.execute(WEB, IN_SANDBOX, actions)
         assert harness.steps() == steps
 
-    with_harness(story)
+    with_harness(scenario)
 
 
 def test_the_optional_neighbours_may_be_missing() -> None:
-    async def story(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         harness.executor = PlanExecutor(
             runtime=harness,
             starter=stand_in(ContainerStarter, harness),
@@ -326,46 +326,46 @@ def test_the_optional_neighbours_may_be_missing() -> None:
         with pytest.raises(RuntimeUnavailable):
             await harness.execute(WEB, NOTHING, CREATE)
 
-    with_harness(story)
+    with_harness(scenario)
 
 
 # Without a sandbox.
 
 NO_SANDBOX: dict[str, tuple[str, PodEvent, list[str]]] = {
     "the DNS settings are not available": (
-        "look up",
+        "look up DNS",
         PodEvent(EventType.WARNING, "FailedCreatePodSandBox", "Failed to create pod sandbox: no answer", UID),
-        ["kill pod", "sandbox begun", "look up", "sandbox failed", "event"],
+        ["kill pod", "sandbox begun", "look up DNS", "sandbox failed", "event"],
     ),
-    "it cannot be made": (
+    "it cannot be created": (
         "run sandbox",
         PodEvent(EventType.WARNING, "FailedCreatePodSandBox", "Failed to create pod sandbox: no answer", UID),
-        ["kill pod", "sandbox begun", "look up", "run sandbox", "sandbox failed", "event"],
+        ["kill pod", "sandbox begun", "look up DNS", "run sandbox", "sandbox failed", "event"],
     ),
-    "it cannot be seen": (
-        "look",
+    "it cannot be inspected": (
+        "inspect",
         PodEvent(EventType.WARNING, "FailedPodSandBoxStatus", "Unable to get pod sandbox status: no answer", UID),
-        ["kill pod", "sandbox begun", "look up", "run sandbox", "look", "event"],
+        ["kill pod", "sandbox begun", "look up DNS", "run sandbox", "inspect", "event"],
     ),
 }
 
 
 @pytest.mark.parametrize("failing, event, steps", NO_SANDBOX.values(), ids=NO_SANDBOX.keys())
 def test_nothing_starts_without_a_sandbox(failing: str, event: PodEvent, steps: list[str]) -> None:
-    async def story(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         harness.failing[failing] = NO_ANSWER
         with pytest.raises(RuntimeUnavailable):
             await harness.execute(WEB, NOTHING, CREATE)
         assert harness.steps() == steps
         assert harness.calls[-1] == ("event", event, WEB)
 
-    with_harness(story)
+    with_harness(scenario)
 
 
 def test_a_replaced_sandbox_is_recorded_and_its_init_containers_are_removed() -> None:
     record = replace(IN_SANDBOX, containers=(found("app"), found("setup", number=2), found("setup")))
 
-    async def story(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         actions = PodActions(kill_pod=True, create_sandbox=True, sandbox_id="s1", init_containers_to_start=(0,))
         await harness.execute(INIT, record, actions)
         text = "Pod sandbox changed, it will be killed and re-created."
@@ -377,7 +377,7 @@ def test_a_replaced_sandbox_is_recorded_and_its_init_containers_are_removed() ->
             ("remove setup-1",),
         ]
 
-    with_harness(story)
+    with_harness(scenario)
 
 
 # Stopping.
@@ -386,12 +386,12 @@ def test_a_replaced_sandbox_is_recorded_and_its_init_containers_are_removed() ->
 def test_a_plan_that_only_kills_removes_and_starts_nothing() -> None:
     record = replace(IN_SANDBOX, containers=(found("setup", number=2), found("setup")))
 
-    async def story(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         actions = PodActions(kill_pod=True, sandbox_id="s1", ephemeral_containers_to_start=(0,))
         await harness.execute(INIT, record, actions)
         assert harness.calls == [("kill pod", INIT, record, None)]
 
-    with_harness(story)
+    with_harness(scenario)
 
 
 KILL = ContainerToKill("app-1", "app", "changed", KillReason.LIVENESS_PROBE)
@@ -406,7 +406,7 @@ RESETS = PodActions(
 def test_containers_are_killed_then_reset_then_older_init_containers_are_removed() -> None:
     record = replace(IN_SANDBOX, containers=(found("setup", number=2), found("setup")))
 
-    async def story(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         await harness.execute(INIT, record, RESETS)
         kill = ContainerToKill("proxy-1", "proxy", "killing", KillReason.RESTART_ALL_CONTAINERS)
         assert harness.calls == [
@@ -419,46 +419,46 @@ def test_containers_are_killed_then_reset_then_older_init_containers_are_removed
             ("start", "app"),
         ]
 
-    with_harness(story)
+    with_harness(scenario)
 
 
 @pytest.mark.parametrize("step", ["kill app-1", "remove app-1", "kill proxy-1", "remove proxy-1"])
 def test_a_failed_stop_step_ends_the_plan(step: str) -> None:
     record = replace(IN_SANDBOX, containers=(found("setup", number=2), found("setup")))
 
-    async def story(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         harness.failing[step] = NO_ANSWER
         assert await harness.errors(INIT, record, RESETS) == ["no answer"]
         assert harness.steps()[-1] == step
 
-    with_harness(story)
+    with_harness(scenario)
 
 
 def test_a_pod_that_cannot_be_killed_gets_no_new_sandbox() -> None:
     record = replace(IN_SANDBOX, containers=(found("setup"),))
 
-    async def story(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         harness.failing["kill pod"] = NO_ANSWER
         assert await harness.errors(INIT, record, CREATE) == ["no answer"]
         assert harness.steps() == ["kill pod"]
 
-    with_harness(story)
+    with_harness(scenario)
 
 
 @pytest.mark.parametrize("failing", ["remove setup-2", "remove setup-1"])
 def test_a_pod_with_an_init_container_that_cannot_be_removed_gets_no_new_sandbox(failing: str) -> None:
     record = replace(IN_SANDBOX, containers=(found("setup", number=2), found("setup")))
 
-    async def story(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         harness.failing[failing] = NO_ANSWER
         assert await harness.errors(INIT, record, CREATE) == ["no answer"]
         assert harness.steps() == ["kill pod", "remove setup-2", "remove setup-1"]
 
-    with_harness(story)
+    with_harness(scenario)
 
 
 def test_a_pod_is_killed_within_the_grace_that_is_given() -> None:
-    async def story(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         kills: list[Call] = [("kill pod", WEB, IN_SANDBOX, 7), ("kill pod", None, IN_SANDBOX, 1)]
         await harness.executor.kill_pod(WEB, IN_SANDBOX, 7)
         await harness.executor.kill_running_pod(IN_SANDBOX, 1)
@@ -470,7 +470,7 @@ def test_a_pod_is_killed_within_the_grace_that_is_given() -> None:
             await harness.executor.kill_running_pod(IN_SANDBOX, 1)
         assert of_known.value.exceptions == of_running.value.exceptions == (NO_ANSWER,)
 
-    with_harness(story)
+    with_harness(scenario)
 
 
 # Dead containers.
@@ -499,12 +499,12 @@ def test_dead_containers_are_removed_and_one_that_stays_holds_up_none(
         sandboxes=(SandboxRecord(id="s1", ready=False),),
     )
 
-    async def story(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         harness.failing["remove app-2"] = RuntimeRefused("busy")
         await harness.executor.collect_dead_containers(record, container_id=container_id, everything=everything)
         assert harness.steps() == removed
 
-    with_harness(story)
+    with_harness(scenario)
 
 
 # Start failures.
@@ -523,7 +523,7 @@ async def fail(harness: Harness, of: Pod = WEB, **failures: StartFailure) -> Non
 
 
 def test_start_failures_last_until_a_start_succeeds() -> None:
-    async def story(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         assert harness.executor.failures_of(UID) == {}
         await fail(harness, app=IMAGE, proxy=REFUSED.failure)
         both = harness.executor.failures_of(UID)
@@ -536,12 +536,12 @@ def test_start_failures_last_until_a_start_succeeds() -> None:
         await fail(harness)
         assert harness.executor.failures_of(UID) == {}
 
-    with_harness(story)
+    with_harness(scenario)
 
 
 @pytest.mark.parametrize("state", ContainerState)
 def test_only_a_container_that_runs_clears_its_start_failure(state: ContainerState) -> None:
-    async def story(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         await fail(harness, app=IMAGE, proxy=IMAGE)
         harness.executor.clear_failures(replace(IN_SANDBOX, containers=(found("app", state), found("other", state))))
         left = {"proxy"} if state is ContainerState.RUNNING else {"app", "proxy"}
@@ -549,24 +549,24 @@ def test_only_a_container_that_runs_clears_its_start_failure(state: ContainerSta
         harness.executor.clear_failures(PodRecord(uid="unknown", containers=(found("proxy", ContainerState.RUNNING),)))
         assert set(harness.executor.failures_of(UID)) == left
 
-    with_harness(story)
+    with_harness(scenario)
 
 
 def test_the_pod_that_failed_longest_ago_is_forgotten_first() -> None:
     def named(name: str) -> Pod:
         return pod(name, container("app"), container("proxy"))
 
-    async def story(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         for name in ("web", "db", "web", "mail"):  # two have room
             await fail(harness, named(name), app=IMAGE)
         kept = [name for name in ("web", "db", "mail") if harness.executor.failures_of(PodUID(f"uid-{name}"))]
         assert kept == ["web", "mail"]
 
-    with_harness(story)
+    with_harness(scenario)
 
 
 def test_a_forgotten_pod_has_no_failures() -> None:
-    async def story(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         await fail(harness, app=IMAGE)
         harness.calls.clear()
         harness.executor.forget(UID)
@@ -574,4 +574,4 @@ def test_a_forgotten_pod_has_no_failures() -> None:
         assert harness.executor.failures_of(UID) == {}
         assert harness.calls == [("forget", UID), ("forget", DB)]
 
-    with_harness(story)
+    with_harness(scenario)

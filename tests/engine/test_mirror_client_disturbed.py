@@ -51,28 +51,28 @@ class SlowApi(Api):
 
 @dataclass
 class Disturbed:
-    harness: Harness
+    base: Harness
     api: SlowApi
     removed_at: float = inf
 
     def watch(self) -> None:
         """Let the watch deliver the current mirror pod."""
-        shown, known = self.harness.api.pods.get("dns"), self.harness.pods.mirror_of_pod(static())
+        shown, known = self.base.api.pods.get("dns"), self.base.pods.mirror_of_pod(static())
         if known is not None and (shown is None or shown.metadata.uid != known.metadata.uid):
-            self.harness.pods.remove(known)
+            self.base.pods.remove(known)
         if shown is not None:
-            self.harness.pods.update(shown)
+            self.base.pods.update(shown)
 
     async def sync(self) -> None:
         """Do what a sync of the pod does, or housekeeping after the pod was removed."""
-        pod = self.harness.pods.pod_by_uid(UID)
-        known = self.harness.pods.mirror_of_pod(static())
+        pod = self.base.pods.pod_by_uid(UID)
+        known = self.base.pods.mirror_of_pod(static())
         if pod is not None:
-            await self.harness.client.ensure(pod, known)
+            await self.base.client.ensure(pod, known)
         elif known is not None:
-            await self.harness.client.delete(full_name(known))
+            await self.base.client.delete(full_name(known))
 
-    async def live(self) -> None:
+    async def watch_and_sync(self) -> None:
         while True:
             for _ in range(int(SYNC_SECONDS / WATCH_SECONDS)):
                 await asyncio.sleep(WATCH_SECONDS)
@@ -83,28 +83,28 @@ class Disturbed:
                 continue
 
     async def change(self, version: str) -> None:
-        self.harness.pods.update(static(hashed=version))
+        self.base.pods.update(static(hashed=version))
         await self.sync()
 
     def remove(self) -> None:
-        self.harness.pods.remove(static())
+        self.base.pods.remove(static())
         self.removed_at = asyncio.get_running_loop().time()
 
     def delete_mirror(self) -> None:
         """Another client deletes the mirror pod, and the watch delivers it later."""
-        self.harness.api.pods.pop("dns", None)
+        self.base.api.pods.pop("dns", None)
 
     def replace_mirror(self) -> None:
         """Another client creates a mirror pod of another version, and the watch delivers it later."""
-        self.harness.api.pods["dns"] = mirror(mirror="0", uid="foreign")
+        self.base.api.pods["dns"] = mirror(mirror="0", uid="foreign")
 
     def register_again(self) -> None:
         """Delete the node, and register it again 3 s later."""
-        self.harness.node_uid = None
-        asyncio.get_running_loop().call_later(3, setattr, self.harness, "node_uid", "node-uid")
+        self.base.node_uid = None
+        asyncio.get_running_loop().call_later(3, setattr, self.base, "node_uid", "node-uid")
 
     def shown(self) -> str | None:
-        return self.harness.shown_hash()
+        return self.base.shown_hash()
 
     def check(self) -> None:
         assert self.api.most_creating <= 1
@@ -114,40 +114,40 @@ class Disturbed:
     def is_up_to_date(self) -> None:
         """Check that the mirror pod has the version of the desired pod, or that there is neither."""
         self.check()
-        pod = self.harness.pods.pod_by_uid(UID)
+        pod = self.base.pods.pod_by_uid(UID)
         wanted = None if pod is None else (pod.metadata.annotations or {})["kubernetes.io/config.hash"]
-        assert self.harness.shown_hash() == wanted
+        assert self.base.shown_hash() == wanted
 
     async def a_new_version_is_shown_soon(self) -> None:
         self.watch()
         await self.change("9")
         await asyncio.sleep(1)
-        assert self.harness.shown_hash() == "9"
+        assert self.base.shown_hash() == "9"
 
 
-def stage(*pods: Pod) -> Callable[[PortCalls], AbstractAsyncContextManager[Disturbed]]:
+def harness_with(*pods: Pod) -> Callable[[PortCalls], AbstractAsyncContextManager[Disturbed]]:
     @asynccontextmanager
     async def made(calls: PortCalls) -> AsyncIterator[Disturbed]:
         api = SlowApi()
-        it = Disturbed(Harness(calls, api), api)
-        it.harness.has(*pods)
+        harness = Disturbed(Harness(calls, api), api)
+        harness.base.has(*pods)
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(it.harness.client.run()), group.create_task(it.live())]
-            yield it
+            tasks = [group.create_task(harness.base.client.run()), group.create_task(harness.watch_and_sync())]
+            yield harness
             for task in tasks:
                 task.cancel()
 
     return made
 
 
-async def bring_up_to_date(stage: Disturbed) -> None:
-    await stage.sync()
+async def bring_up_to_date(harness: Disturbed) -> None:
+    await harness.sync()
     await asyncio.sleep(1)
 
 
 OPERATIONS = {
     name: OperationTest(
-        setup=stage(*pods),
+        setup=harness_with(*pods),
         run=bring_up_to_date,
         state=Disturbed.shown,
         check=Disturbed.is_up_to_date,
@@ -161,7 +161,7 @@ OPERATIONS = {
     }.items()
 }
 EVENTS: dict[str, Event[Disturbed]] = {
-    "the manifest changes": lambda stage: stage.change("2"),
+    "the manifest changes": lambda harness: harness.change("2"),
     "the pod is synced": Disturbed.sync,
     "the watch delivers the mirror pod": Disturbed.watch,
     "the node is registered again": Disturbed.register_again,
@@ -183,11 +183,11 @@ def test_every_event_while_the_api_is_down() -> None:
     @asynccontextmanager
     async def down(calls: PortCalls) -> AsyncIterator[Disturbed]:
         calls.arm(InjectedFault(PortCall("api", "create", 0), ApiUnavailable, times=2))
-        async with stage(static(hashed="1"))(calls) as it:
-            yield it
+        async with harness_with(static(hashed="1"))(calls) as harness:
+            yield harness
 
-    async def wait(it: Disturbed) -> None:
-        await it.sync()
+    async def wait(harness: Disturbed) -> None:
+        await harness.sync()
         await asyncio.sleep(2)
 
     operation = OPERATIONS["no mirror pod"]
@@ -204,5 +204,5 @@ def test_every_call_fails_once(operation: OperationTest[Disturbed]) -> None:
 
 def test_the_backoff_after_a_failure_doubles_and_a_success_resets_it() -> None:
     operation = OPERATIONS["no mirror pod"]
-    pauses = check_backoff_resets(operation, "api", "create", ApiUnavailable, lambda stage: stage.change("2"))
+    pauses = check_backoff_resets(operation, "api", "create", ApiUnavailable, lambda harness: harness.change("2"))
     assert pauses == [1, 2, 4, 8]

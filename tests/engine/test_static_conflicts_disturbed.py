@@ -48,7 +48,7 @@ class Copies(Runtime):
 
 
 @asynccontextmanager
-async def stage(calls: PortCalls) -> AsyncIterator[Harness]:
+async def set_up(calls: PortCalls) -> AsyncIterator[Harness]:
     runtime = Copies()
     for uid in (*COPIES, DESIRED):
         runtime.put(uid, RUNNING)
@@ -63,8 +63,8 @@ async def stage(calls: PortCalls) -> AsyncIterator[Harness]:
     yield made
 
 
-def exit_by_itself(stage: Harness) -> None:
-    stage.runtime.pods.pop(COPIES[0], None)
+def exit_by_itself(harness: Harness) -> None:
+    harness.runtime.pods.pop(COPIES[0], None)
 
 
 EVENTS: dict[str, Event[Harness]] = {
@@ -74,8 +74,8 @@ EVENTS: dict[str, Event[Harness]] = {
 
 
 def test_every_event_at_every_await() -> None:
-    interleave(OperationTest(setup=stage, run=Harness.resolve, state=Harness.running), EVENTS)
+    interleave(OperationTest(setup=set_up, run=Harness.resolve, state=Harness.running), EVENTS)
 
 
 def test_every_call_fails_once() -> None:
-    fail_each_call(OperationTest(setup=stage, run=Harness.resolve, state=Harness.running))
+    fail_each_call(OperationTest(setup=set_up, run=Harness.resolve, state=Harness.running))

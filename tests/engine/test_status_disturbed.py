@@ -161,32 +161,32 @@ def stage_with(*pods: Pod) -> Callable[[PortCalls], AbstractAsyncContextManager[
     """A running manager. If pod db exists, its status was sent, and a batch found it equal."""
 
     @asynccontextmanager
-    async def stage(calls: PortCalls) -> AsyncIterator[Harness]:
+    async def set_up(calls: PortCalls) -> AsyncIterator[Harness]:
         journal = FakeJournal(seconds=JOURNAL_SECONDS)
         node = Node(*pods, journal=journal, calls=calls, clock=FixedJitterClock())
-        it = Harness(node, journal)
-        node.api.fail_after = it.call_made
+        harness = Harness(node, journal)
+        node.api.fail_after = harness.call_made
         async with node.running():
             if DB in pods:
                 node.manager.set_pod_status(DB, FIRST)
                 await asyncio.sleep(11)
-            yield it
+            yield harness
 
-    return stage
+    return set_up
 
 
-async def publish(stage: Harness) -> None:
-    stage.set(WEB, replace(FIRST, message="2"))
+async def publish(harness: Harness) -> None:
+    harness.set(WEB, replace(FIRST, message="2"))
     await asyncio.sleep(0.1)
 
 
-async def end(stage: Harness) -> None:
-    stage.end_pod()
+async def end(harness: Harness) -> None:
+    harness.end_pod()
     await asyncio.sleep(0.1)
 
 
-async def reject_static(stage: Harness) -> None:
-    stage.set(STATIC, REJECTED)
+async def reject_static(harness: Harness) -> None:
+    harness.set(STATIC, REJECTED)
     await asyncio.sleep(0.1)
 
 
@@ -204,27 +204,27 @@ def operation(
 
 
 EVENTS: dict[str, Event[Harness]] = {
-    "a newer status": lambda stage: stage.set(WEB, status(3)),
-    "the status of another pod": lambda stage: stage.set(DB, status(3)),
-    "a probe result": lambda stage: stage.probe(WEB),
-    "the pod is forgotten": lambda stage: stage.forget(WEB),
+    "a newer status": lambda harness: harness.set(WEB, status(3)),
+    "the status of another pod": lambda harness: harness.set(DB, status(3)),
+    "a probe result": lambda harness: harness.probe(WEB),
+    "the pod is forgotten": lambda harness: harness.forget(WEB),
     "the pod finishes": Harness.end_pod,
-    "a batch": lambda stage: stage.node.manager.sync_batch(every=True),
+    "a batch": lambda harness: harness.node.manager.sync_batch(every=True),
 }
 EVENTS_AT_THE_END = {name: EVENTS[name] for name in ("the status of another pod", "the pod is forgotten", "a batch")}
 EVENTS_FOR_THE_BATCH: dict[str, Event[Harness]] = {
-    "the status is overwritten": lambda stage: stage.overwrite("web"),
-    "the object is deleted": lambda stage: stage.delete_object("web"),
+    "the status is overwritten": lambda harness: harness.overwrite("web"),
+    "the object is deleted": lambda harness: harness.delete_object("web"),
     "the object is recreated": Harness.create_again,
 }
 EVENTS_OF_A_STATIC_POD: dict[str, Event[Harness]] = {
     "the pod is admitted again": Harness.admit_again,
-    "the mirror pod is replaced": lambda stage: stage.show_mirror(NEXT_MIRROR),
-    "a batch": lambda stage: stage.node.manager.sync_batch(every=True),
+    "the mirror pod is replaced": lambda harness: harness.show_mirror(NEXT_MIRROR),
+    "a batch": lambda harness: harness.node.manager.sync_batch(every=True),
 }
 EVENTS_OF_A_MIRROR: dict[str, Event[Harness]] = {
-    "the mirror pod is overwritten": lambda stage: stage.overwrite("dns"),
-    "the mirror pod is deleted": lambda stage: stage.delete_object("dns"),
+    "the mirror pod is overwritten": lambda harness: harness.overwrite("dns"),
+    "the mirror pod is deleted": lambda harness: harness.delete_object("dns"),
 }
 
 
@@ -261,8 +261,8 @@ def test_every_call_fails_once(run: Callable[[Harness], Awaitable[None]]) -> Non
 
 
 def test_the_backoff_after_a_failure_doubles_and_a_success_resets_it() -> None:
-    async def publish_again(stage: Harness) -> None:
-        stage.set(WEB, status(3))
+    async def publish_again(harness: Harness) -> None:
+        harness.set(WEB, status(3))
 
     pauses = check_backoff_resets(operation(publish, WEB), "api", "get", ApiUnavailable, publish_again)
     assert pauses == pytest.approx([0.5, 1, 2, 4])

@@ -129,55 +129,55 @@ class DisturbedHarness(Harness):
 Run = Callable[[DisturbedHarness], Awaitable[None]]
 
 
-async def start(stage: DisturbedHarness) -> None:
+async def start(harness: DisturbedHarness) -> None:
     """Two syncs: the second one publishes what the first one has started."""
-    await stage.sync()
-    await stage.sync()
+    await harness.sync()
+    await harness.sync()
 
 
-async def start_static(stage: DisturbedHarness) -> None:
-    await stage.sync_static()
-    await stage.sync_static()
+async def start_static(harness: DisturbedHarness) -> None:
+    await harness.sync_static()
+    await harness.sync_static()
 
 
 def stage_after(*steps: Run) -> Callable[[PortCalls], AbstractAsyncContextManager[DisturbedHarness]]:
     @asynccontextmanager
-    async def stage(calls: PortCalls) -> AsyncIterator[DisturbedHarness]:
-        stage = DisturbedHarness(calls)
+    async def set_up(calls: PortCalls) -> AsyncIterator[DisturbedHarness]:
+        harness = DisturbedHarness(calls)
         for step in steps:
-            await step(stage)
-        yield stage
+            await step(harness)
+        yield harness
 
-    return stage
-
-
-def change_node(stage: DisturbedHarness) -> None:
-    stage.node = NodeView(runtime_name="fake", host_ips=("192.0.2.9",))
+    return set_up
 
 
-def change_probes(stage: DisturbedHarness) -> None:
+def change_node(harness: DisturbedHarness) -> None:
+    harness.node = NodeView(runtime_name="fake", host_ips=("192.0.2.9",))
+
+
+def change_probes(harness: DisturbedHarness) -> None:
     """The container is not ready any more."""
-    stage.probe_view = ProbeView(
+    harness.probe_view = ProbeView(
         agent_started=BEGINNING,
         readiness={"fake://c1": ProbeResult.FAILURE},
         workers=frozenset({("app", ProbeKind.READINESS)}),
     )
 
 
-def restart_container(stage: DisturbedHarness) -> None:
+def restart_container(harness: DisturbedHarness) -> None:
     """The container was restarted: the next sync sees it."""
     found = replace(RUNNING.containers[0], id="c2", restart_count=1)
-    stage.seen = replace(RUNNING, containers=(found,))
+    harness.seen = replace(RUNNING, containers=(found,))
 
 
-def fail_start(stage: DisturbedHarness) -> None:
-    stage.failures = {"app": StartFailure("RunContainerError", "cannot start")}
+def fail_start(harness: DisturbedHarness) -> None:
+    harness.failures = {"app": StartFailure("RunContainerError", "cannot start")}
 
 
-def overwrite_status(stage: DisturbedHarness) -> None:
+def overwrite_status(harness: DisturbedHarness) -> None:
     """Another module changes the published status, as the status manager does with a readiness flag."""
-    if stage.published is not None:
-        stage.published = replace(stage.published, host_ip="198.51.100.1")
+    if harness.published is not None:
+        harness.published = replace(harness.published, host_ip="198.51.100.1")
 
 
 EVENTS: dict[str, Event[DisturbedHarness]] = {

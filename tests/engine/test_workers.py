@@ -51,7 +51,7 @@ def test_a_pod_runs_through_all_states() -> None:
             await calm()
             assert stopped.is_set()
             assert harness.syncer.of("web") == ALL_THE_WAY
-            assert harness.syncer.calls[1].said == 30
+            assert harness.syncer.calls[1].argument == 30
             assert harness.workers.should_pod_be_finished(WEB)
             assert harness.workers.sync_known_pods([]) == {}
             assert harness.workers.state(WEB) == Unknown()
@@ -80,8 +80,8 @@ def test_each_sync_gets_a_record_newer_than_the_last_sync() -> None:
             await asyncio.sleep(10)
             harness.workers.update_pod(again(pod("web")))
             await calm()
-            assert harness.cache.asked == [(WEB, None), (WEB, 0.0)]
-            assert [record.name for record in harness.syncer.records] == ["look 1", "look 2"]
+            assert harness.cache.requests == [(WEB, None), (WEB, 0.0)]
+            assert [record.name for record in harness.syncer.records] == ["record 1", "record 2"]
 
     simulate(scenario())
 
@@ -92,7 +92,7 @@ def test_a_runtime_only_pod_is_killed_without_an_inspection_and_forgotten() -> N
             harness.workers.update_pod(kill_orphan(PodRecord(uid="lost", name="lost", namespace="ns")))
             await calm()
             assert harness.syncer.of("lost") == ["sync_terminating_runtime_pod"]
-            assert harness.cache.asked == []
+            assert harness.cache.requests == []
             assert harness.workers.state(PodUID("lost")) == Unknown()
 
     simulate(scenario())
@@ -264,7 +264,7 @@ def test_of_a_storm_of_updates_only_the_latest_counts() -> None:
             assert len(harness.syncer.calls) == 1
             gate.set()
             await calm()
-            assert [call.said for call in harness.syncer.calls] == ["create 0", "update 1000"]
+            assert [call.argument for call in harness.syncer.calls] == ["create 0", "update 1000"]
 
     simulate(scenario())
 
@@ -405,7 +405,7 @@ def test_a_grace_that_already_runs_is_shortened() -> None:
             stopped = asyncio.Event()
 
             async def stubborn() -> None:
-                grace = harness.syncer.calls[-1].said
+                grace = harness.syncer.calls[-1].argument
                 assert isinstance(grace, int)
                 await asyncio.sleep(grace)
 
@@ -614,13 +614,13 @@ def test_stopping_the_agent_stops_no_pod() -> None:
         harness.workers.update_pod(kill(pod("db")))
         await calm()
         before = [harness.workers.state(uid) for uid in (WEB, DB, PodUID("idle"))]
-        said = len(harness.queued), len(harness.recorded), len(harness.syncer.calls)
+        argument = len(harness.queued), len(harness.recorded), len(harness.syncer.calls)
         await harness.stop()
         assert asyncio.get_running_loop().time() == pytest.approx(3, abs=1e-3)  # what was in flight is done
         assert harness.running is not None
         assert harness.running.cancelled()
         assert [harness.workers.state(uid) for uid in (WEB, DB, PodUID("idle"))] == before
-        assert (len(harness.queued), len(harness.recorded), len(harness.syncer.calls)) == said
+        assert (len(harness.queued), len(harness.recorded), len(harness.syncer.calls)) == argument
         with pytest.raises(TryLater, match="cannot update pod web_ns: the agent is stopping"):
             harness.workers.update_pod(kill(pod("web")))
         with pytest.raises(TryLater, match="stopping"):
@@ -664,7 +664,7 @@ def test_a_kill_waits_until_no_container_runs() -> None:
             await harness.workers.kill_pod(
                 pod("web", grace=30), evict=True, grace_override_seconds=5, status_function=last_touch
             )
-            assert harness.syncer.calls[1].said == 5
+            assert harness.syncer.calls[1].argument == 5
             assert touched == [PodStatus()]
             state = harness.workers.state(WEB)
             assert isinstance(state, Terminated)

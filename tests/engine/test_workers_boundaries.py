@@ -149,7 +149,7 @@ def test_a_kill_is_an_eviction_only_if_the_caller_requests_it(evict: bool | None
             state = harness.workers.state(WEB)
             assert isinstance(state, Terminated)
             assert state.cause is cause
-            assert [call.said for call in harness.syncer.calls[1:2]] == [7]
+            assert [call.argument for call in harness.syncer.calls[1:2]] == [7]
 
     simulate(scenario())
 
@@ -173,8 +173,8 @@ def test_a_kill_waits_half_as_long_again_as_its_grace(override: int | None, seco
 
 FAILURES: dict[str, tuple[Exception, str]] = {
     "a plain bug": (BUGS["a plain bug"], "'oops'"),
-    "one whose text cannot be read": (BUGS["one that cannot be told"], "NoMessage"),
-    "one without a word": (BUGS["one without a word"], "RuntimeError"),
+    "one whose text cannot be read": (BUGS["an exception whose text cannot be read"], "NoMessage"),
+    "one without a text": (BUGS["an exception without a text"], "RuntimeError"),
     "a group of bugs": (BUGS["a group of bugs"], "cannot; 'oops'"),
     "a backoff without a time zone": (BUGS["a backoff without a time zone"], "cannot"),
     "a nested group that repeats itself": (

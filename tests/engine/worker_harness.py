@@ -1,4 +1,4 @@
-"""A node's pod workers among fakes: what the tests of `engine/workers.py` share."""
+"""Pod workers with fake modules, for the tests of `engine/workers.py`."""
 
 import asyncio
 import math
@@ -69,7 +69,7 @@ async def never() -> None:
 
 
 async def calm() -> None:
-    """Let everything happen that can happen without time passing (much)."""
+    """Run all tasks that are ready. One microsecond passes."""
     await asyncio.sleep(1e-6)
 
 
@@ -94,7 +94,7 @@ class Called:
     at: float
     function: str
     name: str
-    said: object = None
+    argument: object = None
 
 
 @dataclass(slots=True)
@@ -104,16 +104,16 @@ class FakeSyncer:
     calls: list[Called] = field(default_factory=list)
     behaviours: dict[tuple[str, str], Behaviour] = field(default_factory=dict)
     records: list[PodRecord] = field(default_factory=list)
-    ending: set[str] = field(default_factory=set)  # pods that come to their natural end
+    ending: set[str] = field(default_factory=set)  # pods that complete
     busy: set[str] = field(default_factory=set)
     overlaps: list[str] = field(default_factory=list)  # pods for which two calls ran at once: must stay empty
 
     def behave(self, function: str, name: str, behaviour: Behaviour) -> None:
-        """From now on, let this function end so for that pod."""
+        """Set how this function behaves for this pod from now on."""
         self.behaviours[function, name] = behaviour
 
     def of(self, name: str) -> list[str]:
-        """What was called for one pod."""
+        """Return the functions called for one pod."""
         return [call.function for call in self.calls if call.name == name]
 
     async def sync_pod(self, update_type: UpdateType, pod: Pod, mirror_pod: Pod | None, record: PodRecord) -> bool:
@@ -137,8 +137,8 @@ class FakeSyncer:
         self.records.append(record)
         await self._call("sync_terminated_pod", pod.metadata.name or "")
 
-    async def _call(self, function: str, name: str, said: object = None) -> None:
-        self.calls.append(Called(asyncio.get_running_loop().time(), function, name, said))
+    async def _call(self, function: str, name: str, argument: object = None) -> None:
+        self.calls.append(Called(asyncio.get_running_loop().time(), function, name, argument))
         behaviour = self.behaviours.get((function, name))
         if behaviour is None:
             return
@@ -155,7 +155,7 @@ class FakeSyncer:
 class FakeCache:
     """Return an empty record at once, unless configured otherwise."""
 
-    asked: list[tuple[PodUID, float | None]] = field(default_factory=list)
+    requests: list[tuple[PodUID, float | None]] = field(default_factory=list)
     behaviour: Behaviour | None = None
     error: Exception | None = None
 
@@ -165,21 +165,21 @@ class FakeCache:
         return PodRecord(uid=uid)
 
     async def get_newer_than(self, uid: PodUID, since: float | None) -> PodRecord:
-        self.asked.append((uid, since))
+        self.requests.append((uid, since))
         if self.behaviour is not None:
             await self.behaviour()
-        return PodRecord(uid=uid, name=f"look {len(self.asked)}")
+        return PodRecord(uid=uid, name=f"record {len(self.requests)}")
 
 
 @dataclass(slots=True)
 class Faults:
-    """The modules that raise."""
+    """Names of modules that raise."""
 
     raising: set[str] = field(default_factory=set)
 
-    def through(self, who: str) -> None:
-        if who in self.raising:
-            raise RuntimeError(f"{who} is broken")
+    def fail_if_broken(self, module: str) -> None:
+        if module in self.raising:
+            raise RuntimeError(f"{module} is broken")
 
 
 @dataclass(slots=True)
@@ -209,13 +209,13 @@ class FakeObserver(Observer):
 
 class NoMessage(Exception):
     def __str__(self) -> str:
-        raise ValueError("cannot say")
+        raise ValueError("no message")
 
 
 BUGS: dict[str, Exception] = {
     "a plain bug": KeyError("oops"),
-    "one that cannot be told": NoMessage(),
-    "one without a word": RuntimeError(),
+    "an exception whose text cannot be read": NoMessage(),
+    "an exception without a text": RuntimeError(),
     "a group of bugs": ExceptionGroup("several", [TryLater("cannot"), KeyError("oops")]),
     "a backoff without a time zone": InBackoff("cannot", datetime(2026, 1, 1)),  # noqa: DTZ001 - a time without a zone is the case under test
 }
@@ -262,31 +262,30 @@ class WorkersHarness:
         )
 
     def start(self) -> None:
-        """Let the workers run."""
         self.running = asyncio.get_running_loop().create_task(self.workers.run())
 
     async def stop(self) -> None:
-        """Stop the agent; returns when it has stopped."""
+        """Stop the workers and wait for their end."""
         if self.running is not None:
             self.running.cancel()
             await asyncio.wait([self.running])
 
     def _enqueue(self, uid: PodUID, delay_seconds: float) -> None:
         self.queued.append((uid, delay_seconds))
-        self.faults.through("enqueue")
+        self.faults.fail_if_broken("enqueue")
 
     def _record(self, event: PodEvent, about: Pod | PodRecord | None) -> None:
         self.recorded.append((event.reason, about))
-        self.faults.through("record")
+        self.faults.fail_if_broken("record")
 
     def _left(self, full_name: str) -> None:
         self.left.append((asyncio.get_running_loop().time(), full_name))
-        self.faults.through("left")
+        self.faults.fail_if_broken("left")
         self.on_left(full_name)
 
     def _add_history(self, uid: PodUID, event: HistoryEvent) -> None:
         self.history.append((uid, event))
-        self.faults.through("history")
+        self.faults.fail_if_broken("history")
         self.on_history(uid, event)
 
 
