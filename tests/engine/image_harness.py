@@ -10,25 +10,24 @@ from podkeeper.engine.backoff import DurableBackoff
 from podkeeper.engine.checkpoints import Checkpoints
 from podkeeper.engine.image_pull_manager import ImagePullManager
 from podkeeper.engine.images import ImageManager
-from podkeeper.model.k8s.core import Container, Pod, PodSpec
-from podkeeper.model.k8s.meta import ObjectMeta
+from podkeeper.model.k8s.core import Pod
 from podkeeper.model.messages import PodEvent
 from podkeeper.model.runtime import ImageRecord, PodRecord
 from podkeeper.rules.backoff.table import BackoffTable
 from podkeeper.rules.images.keyring import PullSecret, SecretName
 from podkeeper.rules.images.pull_access import DEFAULT_VERIFICATION, Verification
 from podkeeper.runtimes.fake import FakeRuntime, Operation
+from podkeeper.testing import build
 from podkeeper.testing.fakes import FakeJournal
 from podkeeper.testing.virtual_time import VirtualClock
 
 IMAGE = "reg.test/app:v1"
 
 
-def wants(name: str, image: str = IMAGE, policy: str = "IfNotPresent") -> Pod:
-    made_from = Container(name="c", image=image, image_pull_policy=policy)
-    return Pod(
-        metadata=ObjectMeta(name=name, namespace="team", uid=f"uid-{name}"), spec=PodSpec(containers=(made_from,))
-    )
+def pod_with_image(
+    name: str = "web", *, image: str = IMAGE, policy: str = "IfNotPresent", namespace: str = "team"
+) -> Pod:
+    return build.pod(name, build.container("c", image=image, image_pull_policy=policy), namespace=namespace)
 
 
 def secret(password: str, name: str = "s", *, key: str = "reg.test", uid: str = "u") -> PullSecret:

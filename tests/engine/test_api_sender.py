@@ -42,7 +42,7 @@ def _now() -> float:
     return round(asyncio.get_running_loop().time(), 6)
 
 
-def play(scenario: Callable[[Harness], Awaitable[T]], concurrency: int = 4) -> T:
+def run_scenario(scenario: Callable[[Harness], Awaitable[T]], concurrency: int = 4) -> T:
     async def run() -> T:
         harness = Harness(concurrency)
         async with asyncio.TaskGroup() as group:
@@ -63,7 +63,7 @@ def test_a_failed_call_is_retried_without_another_offer(error: Exception) -> Non
         assert [key for _, key in harness.begun] == ["a"] * 4
         assert len(harness.ended) == 1
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize("error", [TryLater("no answer"), RuntimeError("a bug")], ids=["expected", "unexpected"])
@@ -74,7 +74,7 @@ def test_a_failed_call_releases_its_slot_at_once(error: Exception) -> None:
         await asyncio.sleep(0.1)
         assert [key for _, key in harness.ended] == ["b", "c"]
 
-    play(scenario, concurrency=1)
+    run_scenario(scenario, concurrency=1)
 
 
 def test_the_lease_of_a_call_does_not_end_the_next_call() -> None:
@@ -88,7 +88,7 @@ def test_the_lease_of_a_call_does_not_end_the_next_call() -> None:
         await asyncio.sleep(5)
         assert harness.begun == [(0, "a"), (1.5, "a"), (3.5, "b")]
 
-    play(scenario, concurrency=1)
+    run_scenario(scenario, concurrency=1)
 
 
 def test_a_key_offered_during_its_call_is_sent_again() -> None:
@@ -100,7 +100,7 @@ def test_a_key_offered_during_its_call_is_sent_again() -> None:
         await asyncio.sleep(5)
         assert harness.ended == [(1, "a"), (2, "a")]
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_drain_waits_for_a_call_that_run_started() -> None:
@@ -117,7 +117,7 @@ def test_drain_waits_for_a_call_that_run_started() -> None:
         assert _now() == 5
         assert [key for _, key in harness.begun].count("a") == 1
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_drain_does_not_wait_for_a_retry() -> None:
@@ -128,7 +128,7 @@ def test_drain_does_not_wait_for_a_retry() -> None:
         assert _now() == 0
         assert [key for _, key in harness.ended] == ["b"]
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_an_offer_withdrawn_after_a_failure_is_not_retried() -> None:
@@ -140,7 +140,7 @@ def test_an_offer_withdrawn_after_a_failure_is_not_retried() -> None:
         await asyncio.sleep(60)
         assert len(harness.begun) == 1
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_an_urgent_offer_is_sent_first_unless_its_target_is_busy(
         await asyncio.sleep(10)
         assert harness.begun == expected
 
-    play(scenario, concurrency)
+    run_scenario(scenario, concurrency)
 
 
 @pytest.mark.parametrize("at_once, tries", [(False, 1), (True, 2)])
@@ -222,7 +222,7 @@ def test_an_offer_after_a_failure_waits_for_the_retry_unless_it_is_at_once(at_on
         await asyncio.sleep(0.1)
         assert len(harness.begun) == tries
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_drain_does_not_wait_for_a_withdrawn_offer() -> None:
@@ -240,7 +240,7 @@ def test_drain_does_not_wait_for_a_withdrawn_offer() -> None:
         await asyncio.sleep(5)
         assert harness.begun == [(0, "a")]
 
-    play(scenario, concurrency=1)
+    run_scenario(scenario, concurrency=1)
 
 
 def test_drain_works_without_run() -> None:
@@ -284,7 +284,7 @@ def test_an_outage_logs_at_most_sixteen_warnings_and_one_for_each_key(caplog: py
         await asyncio.sleep(60)
         assert warnings() == 0
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_a_key_that_recovered_logs_a_warning_again(caplog: pytest.LogCaptureFixture) -> None:
@@ -298,4 +298,4 @@ def test_a_key_that_recovered_logs_a_warning_again(caplog: pytest.LogCaptureFixt
         levels = [record.levelno for record in caplog.records]
         assert levels == [logging.WARNING, logging.DEBUG] * 3
 
-    play(scenario)
+    run_scenario(scenario)

@@ -354,7 +354,7 @@ def test_a_caller_cancelled_before_the_bounded_runtime_runs_holds_no_slot() -> N
 def test_a_read_that_fails_with_its_own_error_at_the_deadline_raises_that_error() -> None:
     error = RuntimeRefused("cannot list")
 
-    class Touchy(Slow):
+    class RaisesOnCancel(Slow):
         async def list_pods(self) -> Sequence[PodRecord]:
             try:
                 return await super().list_pods()
@@ -362,7 +362,7 @@ def test_a_read_that_fails_with_its_own_error_at_the_deadline_raises_that_error(
                 raise error from None
 
     async def scenario() -> None:
-        runtime = Touchy()
+        runtime = RaisesOnCancel()
         runtime.seconds["list_pods"] = FOR_EVER
         bounded = BoundedRuntime(runtime, clock=VirtualClock())
         assert await raised_by(bounded.list_pods()) is error

@@ -32,12 +32,12 @@ def connected(inspect: Callable[[PodUID, float], object]) -> PodCache:
 
 
 def cache() -> tuple[PodCache, list[PodUID]]:
-    asked: list[PodUID] = []
-    return connected(lambda uid, since: asked.append(uid)), asked
+    requests: list[PodUID] = []
+    return connected(lambda uid, since: requests.append(uid)), requests
 
 
 async def answer(pods: PodCache, since: float | None, uid: PodUID = WEB) -> PodRecord | None:
-    """What is there newer than `since`, without waiting; None: it would wait."""
+    """Return a record newer than `since` if that needs no wait, else None."""
     task = asyncio.ensure_future(pods.get_newer_than(uid, since))
     await asyncio.sleep(0)
     if task.done():
@@ -69,7 +69,7 @@ def test_newer_is_strictly_later() -> None:
 
 def test_a_reader_of_an_old_entry_causes_an_inspection_at_once() -> None:
     async def scenario() -> tuple[list[PodUID], PodRecord]:
-        pods, asked = cache()
+        pods, requests = cache()
         pods.set(WEB, seen(box="old"), at=1)
         async with asyncio.TaskGroup() as group:
             waiting = group.create_task(pods.get_newer_than(WEB, 3))
@@ -80,7 +80,7 @@ def test_a_reader_of_an_old_entry_causes_an_inspection_at_once() -> None:
             await asyncio.sleep(1)
             assert not waiting.done()
             pods.set(WEB, seen(box="new"), at=4)
-        return asked, waiting.result()
+        return requests, waiting.result()
 
     assert simulate(scenario()) == (([WEB], seen(box="new")), 1.0)
 
@@ -95,10 +95,10 @@ def test_an_inspection_that_ends_during_the_request_is_not_lost() -> None:
 
 def test_before_anything_was_seen_even_the_undemanding_wait() -> None:
     async def scenario() -> tuple[PodRecord | None, list[PodUID], PodRecord | None]:
-        pods, asked = cache()
+        pods, requests = cache()
         early = await answer(pods, None)
         pods.all_seen(1)
-        return early, asked, await answer(pods, None)
+        return early, requests, await answer(pods, None)
 
     assert simulate(scenario())[0] == (None, [WEB], NOTHING)
 
@@ -199,16 +199,16 @@ def test_a_failed_inspection_raises_for_its_waiters_and_the_record_stays() -> No
 
 def test_a_cancelled_waiter_affects_no_other() -> None:
     async def scenario() -> PodRecord:
-        pods, asked = cache()
+        pods, requests = cache()
         async with asyncio.TaskGroup() as group:
             first, second, third = (group.create_task(pods.get_newer_than(WEB, 1)) for _ in range(3))
             await asyncio.sleep(0)
             second.cancel()
             await asyncio.sleep(0)
-            pods.set_error(WEB, REFUSED, at=0.5)  # too old for anybody
+            pods.set_error(WEB, REFUSED, at=0.5)  # too old for every waiter
             pods.set(WEB, seen(), at=2)
             third.cancel()  # together with its answer
-        assert (second.cancelled(), third.cancelled(), len(asked)) == (True, True, 3)
+        assert (second.cancelled(), third.cancelled(), len(requests)) == (True, True, 3)
         return first.result()
 
     assert simulate(scenario())[0] == seen()
@@ -286,13 +286,13 @@ def test_the_cache_returns_whether_it_stored_an_inspection() -> None:
 
 def test_a_refresh_gets_the_pod_and_the_instant_it_must_begin_after() -> None:
     async def scenario() -> list[tuple[PodUID, float]]:
-        asked: list[tuple[PodUID, float]] = []
-        pods = connected(lambda uid, since: asked.append((uid, since)))
+        requests: list[tuple[PodUID, float]] = []
+        pods = connected(lambda uid, since: requests.append((uid, since)))
         for uid, since in ((WEB, 3.0), (DB, None), (WEB, 4.0)):
             await answer(pods, since, uid)
         pods.set(WEB, seen(), 5)
         await answer(pods, 4.5)
-        return asked
+        return requests
 
     assert simulate(scenario())[0] == [(WEB, 3.0), (DB, float("-inf")), (WEB, 4.0)]
 
@@ -415,12 +415,12 @@ def test_an_error_that_is_raised_many_times_keeps_no_trace_of_those_before() -> 
 
 
 class TracedUID(str):
-    """A UID that can be watched from outside: plain texts take no weak references."""
+    """A UID that supports weak references, which a plain `str` does not."""
 
 
 def test_nothing_is_kept_of_removed_pods_and_their_waiters() -> None:
     async def scenario() -> list[bool]:
-        pods, asked = cache()
+        pods, requests = cache()
         watched = []
         for number in range(2):
             uid = PodUID(TracedUID(f"pod-{number}"))
@@ -433,7 +433,7 @@ def test_nothing_is_kept_of_removed_pods_and_their_waiters() -> None:
                 pods.all_seen(3)
                 pods.all_seen(4)
         del uid
-        asked.clear()
+        requests.clear()
         await asyncio.sleep(0)
         return [reference() is None for reference in watched]
 
@@ -441,9 +441,9 @@ def test_nothing_is_kept_of_removed_pods_and_their_waiters() -> None:
 
 
 def test_a_requested_inspection_must_begin_after_the_request() -> None:
-    asked: list[tuple[PodUID, float]] = []
-    connected(lambda uid, since: asked.append((uid, since))).request(WEB)
-    assert asked == [(WEB, float("inf"))]
+    requests: list[tuple[PodUID, float]] = []
+    connected(lambda uid, since: requests.append((uid, since))).request(WEB)
+    assert requests == [(WEB, float("inf"))]
 
 
 def test_a_cache_without_inspections_waits_for_a_listing() -> None:

@@ -28,7 +28,7 @@ WEB = uid_of(POD)
 RECORD = PodRecord(uid=WEB, name="web", namespace="ns")
 
 
-class Neighbours:
+class DeletorModules:
     def __init__(self, *, known: bool, finished: bool, saved: bool) -> None:
         self.finished, self.saved = finished, saved
         self.states = WorkerTable()
@@ -74,17 +74,17 @@ CASES: dict[str, tuple[bool, bool, bool, bool, bool]] = {
 @pytest.mark.parametrize("requested, known, finished, saved, deleted", CASES.values(), ids=CASES.keys())
 def test_everything_is_deleted(requested: bool, known: bool, finished: bool, saved: bool, deleted: bool) -> None:
     async def scenario() -> None:
-        others = Neighbours(known=known, finished=finished, saved=saved)
+        modules = DeletorModules(known=known, finished=finished, saved=saved)
         deletor = PodContainerDeletor(
-            executor=stand_in(PlanExecutor, others),
-            cache=stand_in(PodCache, others),
-            workers=stand_in(PodWorkers, others),
-            statuses=stand_in(StatusManager, others),
-            spawn=others.spawn,
+            executor=stand_in(PlanExecutor, modules),
+            cache=stand_in(PodCache, modules),
+            workers=stand_in(PodWorkers, modules),
+            statuses=stand_in(StatusManager, modules),
+            spawn=modules.spawn,
         )
         deletor.delete_containers_in_pod(WEB, "c1", requested)
-        assert others.deleted == []
-        await asyncio.gather(*others.tasks)
-        assert others.deleted == [(RECORD, "c1", deleted)]
+        assert modules.deleted == []
+        await asyncio.gather(*modules.tasks)
+        assert modules.deleted == [(RECORD, "c1", deleted)]
 
     simulate(scenario())

@@ -49,7 +49,7 @@ def collected_within(listing: Listing, seconds: float) -> tuple[list[str], list[
 
 
 def test_garbage_of_pods_is_collected_every_minute() -> None:
-    assert collected_within(Listing(dead("tidy", 1), dead("crashed", 3)), 150) == (["crashed"] * 2, [])
+    assert collected_within(Listing(dead("within-limit", 1), dead("crashed", 3)), 150) == (["crashed"] * 2, [])
 
 
 def test_the_last_attempt_counts_as_the_last_exit_even_if_the_clock_was_set_back() -> None:

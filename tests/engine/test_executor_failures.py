@@ -265,13 +265,13 @@ def test_failures_are_immutable_and_stay_until_a_change() -> None:
             before = harness.executor.failures_of(UID)
             await harness.try_sync(spec)
             await harness.try_sync(spec)
-            told = harness.executor.failures_of(UID)
+            failures = harness.executor.failures_of(UID)
             await harness.try_sync(spec)
-            assert harness.executor.failures_of(UID) is told
+            assert harness.executor.failures_of(UID) is failures
             harness.fake.missing_images.clear()
             await asyncio.sleep(60)
             await harness.sync(spec)
-            assert (before, list(told), harness.executor.failures_of(UID)) == ({}, ["absent"], {})
+            assert (before, list(failures), harness.executor.failures_of(UID)) == ({}, ["absent"], {})
 
     simulate(scenario())
 

@@ -44,7 +44,7 @@ class Remover:
 
 @asynccontextmanager
 async def collecting(calls: PortCalls) -> AsyncIterator[Remover]:
-    listing, remover = Listing(dead("tidy", 1), dead("one", 2), dead("two", 3)), Remover()
+    listing, remover = Listing(dead("within-limit", 1), dead("one", 2), dead("two", 3)), Remover()
     gc = ContainerGC(
         runtime=calls.watch("runtime", listing),
         collect=calls.watch("remover", remover, {"collect": ()}).collect,

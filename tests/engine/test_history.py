@@ -146,8 +146,8 @@ def test_pods_without_a_worker_are_bounded_and_pods_with_one_are_kept() -> None:
             history.add(gone, STARTED)
             history.add(gone, Moved(PodState(WorkerState.SYNCING), PodState(WorkerState.UNKNOWN)))
             history.add(PodUID(f"rejected-{number}"), REJECTED)
-        remembered = [bool(history.explain(PodUID(f"uid-{number}")).timeline) for number in (0, 14, 15, 19)]
-        assert remembered == [False, False, True, True]
+        kept = [bool(history.explain(PodUID(f"uid-{number}")).timeline) for number in (0, 14, 15, 19)]
+        assert kept == [False, False, True, True]
 
     assert explained(script).state == STARTED.after
 
@@ -253,8 +253,8 @@ def test_by_default_a_thousand_pods_without_a_worker_are_remembered() -> None:
     assert simulate(scenario())[0] == [True, False, True, True]
 
 
-def remembered(script: Callable[[PodHistory], object], *uids: str) -> list[str]:
-    """Return which pods a history knows that remembers two pods without a worker."""
+def kept_pods(script: Callable[[PodHistory], object], *uids: str) -> list[str]:
+    """Return the pods of a history that keeps two pods without a worker."""
     known: list[str] = []
 
     def run(history: PodHistory, _: VirtualClock) -> None:
@@ -270,7 +270,7 @@ def test_the_pod_whose_last_event_is_oldest_is_dropped_first() -> None:
         for uid in ("a", "b", "a", "c"):
             history.add(PodUID(uid), REJECTED)
 
-    assert remembered(script, "a", "b", "c") == ["a", "c"]
+    assert kept_pods(script, "a", "b", "c") == ["a", "c"]
 
 
 def test_a_scheduled_retry_counts_as_an_event() -> None:
@@ -280,7 +280,7 @@ def test_a_scheduled_retry_counts_as_an_event() -> None:
         history.add(PodUID("a"), RetryScheduled(5))
         history.add(PodUID("c"), REJECTED)
 
-    assert remembered(script, "a", "b", "c") == ["a", "c"]
+    assert kept_pods(script, "a", "b", "c") == ["a", "c"]
 
 
 def test_pods_forgotten_by_their_workers_are_bounded() -> None:
@@ -290,7 +290,7 @@ def test_pods_forgotten_by_their_workers_are_bounded() -> None:
         for uid in ("a", "b", "c"):
             history.add(PodUID(uid), Moved(PodState(WorkerState.SYNCING), PodState(WorkerState.UNKNOWN)))
 
-    assert remembered(script, "a", "b", "c") == ["b", "c"]
+    assert kept_pods(script, "a", "b", "c") == ["b", "c"]
 
 
 def test_pods_with_a_worker_do_not_count_against_the_bound() -> None:
@@ -302,7 +302,7 @@ def test_pods_with_a_worker_do_not_count_against_the_bound() -> None:
         for uid in ("d", "e"):
             history.add(PodUID(uid), REJECTED)
 
-    assert remembered(script, "a", "b", "c", "d", "e") == ["a", "b", "c", "d", "e"]
+    assert kept_pods(script, "a", "b", "c", "d", "e") == ["a", "b", "c", "d", "e"]
 
 
 def test_a_pod_that_gets_a_worker_no_longer_counts_against_the_bound() -> None:
@@ -311,7 +311,7 @@ def test_a_pod_that_gets_a_worker_no_longer_counts_against_the_bound() -> None:
         history.add(PodUID("b"), STARTED)
         history.add(PodUID("c"), REJECTED)
 
-    assert remembered(script, "a", "b", "c") == ["a", "b", "c"]
+    assert kept_pods(script, "a", "b", "c") == ["a", "b", "c"]
 
 
 class Text(str):
@@ -319,16 +319,16 @@ class Text(str):
 
 
 def test_events_that_no_timeline_shows_are_freed() -> None:
-    alive: weakref.WeakSet[Text] = weakref.WeakSet()
+    existing: weakref.WeakSet[Text] = weakref.WeakSet()
     found: list[int] = []
 
     def script(history: PodHistory, _: VirtualClock) -> None:
         for number in range(2049):
             reason = Text(f"reason {number}")
-            alive.add(reason)
+            existing.add(reason)
             history.add(WEB, EventRecorded(reason, ""))
             if number >= 2047:
-                found.append(len(alive))
+                found.append(len(existing))
 
     explained(script)
     assert found == [2048, 50]  # 2048 shared events, then those of the timeline

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from functools import partial
 
 import pytest
 
@@ -13,14 +14,14 @@ from podkeeper.rules.plan.result import NotStarted
 from podkeeper.runtimes.fake import Operation
 from podkeeper.testing.build import pod
 from podkeeper.testing.virtual_time import simulate
+from tests.engine import image_harness
 from tests.engine.execution_harness import ExecutionHarness, container, running_harness
 
 IMAGE = "registry.example/app:v1"
 ABSENT = "registry.invalid/nosuch:1"
 
 
-def wants(image: str = IMAGE, policy: str = "IfNotPresent", name: str = "web") -> Pod:
-    return pod(name, container("c", image=image, image_pull_policy=policy))
+pod_with_image = partial(image_harness.pod_with_image, image=IMAGE, namespace="default")
 
 
 async def ensure(harness: ExecutionHarness, of: Pod, *secrets: PullSecret) -> ImageRecord | NotStarted:
@@ -55,7 +56,7 @@ def test_the_policy_decides_whether_an_image_is_pulled(
             if present:
                 await harness.fake.pull_image(IMAGE)
             before = pulls(harness)
-            found = await ensure(harness, wants(policy=policy))
+            found = await ensure(harness, pod_with_image(policy=policy))
             assert isinstance(found, ImageRecord) is (reasons[-1] == "Pulled")
             assert (pulls(harness) - before, [reason for reason, _ in harness.events()]) == (pulled, reasons)
 
@@ -80,23 +81,23 @@ def failure_of(of: Pod, fault: str | None = None) -> tuple[str, str, list[tuple[
 def test_an_invalid_image_name_is_reported() -> None:
     text = 'Failed to apply default image tag "UPPER//bad": couldn\'t parse image name "UPPER//bad": '
     text += "invalid reference format"
-    assert failure_of(wants("UPPER//bad")) == ("InvalidImageName", text, [("InspectFailed", text)])
+    assert failure_of(pod_with_image(image="UPPER//bad")) == ("InvalidImageName", text, [("InspectFailed", text)])
 
 
 def test_an_absent_image_with_policy_never_is_reported() -> None:
     text = f'Container image "{IMAGE}" is not present with pull policy of Never'
-    assert failure_of(wants(policy="Never")) == ("ErrImageNeverPull", text, [("ErrImageNeverPull", text)])
+    assert failure_of(pod_with_image(policy="Never")) == ("ErrImageNeverPull", text, [("ErrImageNeverPull", text)])
 
 
 def test_a_failed_image_inspection_is_reported() -> None:
-    reason, message, events = failure_of(wants(), Operation.IMAGE)
+    reason, message, events = failure_of(pod_with_image(), Operation.IMAGE)
     assert reason == "ImageInspectError"
     assert message.startswith(f'Failed to inspect image "{IMAGE}": cannot')
     assert [reason for reason, _ in events] == ["InspectFailed"]
 
 
 def test_a_failed_pull_is_recorded_with_the_message_of_the_runtime() -> None:
-    reason, message, events = failure_of(wants(ABSENT))
+    reason, message, events = failure_of(pod_with_image(image=ABSENT))
     assert (reason, message) == ("ErrImagePull", f"cannot pull image {ABSENT}: not found")
     assert events == [
         ("Pulling", f'Pulling image "{ABSENT}"'),
@@ -105,14 +106,14 @@ def test_a_failed_pull_is_recorded_with_the_message_of_the_runtime() -> None:
 
 
 def test_a_pull_without_an_answer_is_an_image_pull_error() -> None:
-    assert failure_of(wants(), Operation.PULL_IMAGE)[0] == "ErrImagePull"
+    assert failure_of(pod_with_image(), Operation.PULL_IMAGE)[0] == "ErrImagePull"
 
 
 def test_a_failed_pull_is_in_backoff_only_for_this_pod_and_image() -> None:
     async def scenario() -> None:
         async with running_harness() as harness:
             harness.fake.missing_images.add(ABSENT)
-            first, other = wants(ABSENT), wants(ABSENT, name="other")
+            first, other = pod_with_image(image=ABSENT), pod_with_image(image=ABSENT, name="other")
             await ensure(harness, first)
             held = await ensure(harness, first)
             assert isinstance(held, NotStarted)
@@ -153,9 +154,9 @@ def test_pods_with_the_same_image_share_one_pull() -> None:
             harness.fake.delays[Operation.PULL_IMAGE] = 10
             async with asyncio.TaskGroup() as group:
                 for number in range(20):
-                    group.create_task(ensure(harness, wants(name=f"web{number}")))
+                    group.create_task(ensure(harness, pod_with_image(name=f"web{number}")))
                 await asyncio.sleep(4)
-                group.create_task(ensure(harness, wants(name="late")))
+                group.create_task(ensure(harness, pod_with_image(name="late")))
             return harness
 
     harness, seconds = simulate(scenario())
@@ -173,8 +174,8 @@ def test_pods_with_different_credentials_do_not_share_a_pull() -> None:
         async with running_harness() as harness:
             harness.fake.delays[Operation.PULL_IMAGE] = 10
             async with asyncio.TaskGroup() as group:
-                group.create_task(ensure(harness, wants(policy="Always"), secret("mine")))
-                group.create_task(ensure(harness, wants(policy="Always", name="other"), secret("yours")))
+                group.create_task(ensure(harness, pod_with_image(policy="Always"), secret("mine")))
+                group.create_task(ensure(harness, pod_with_image(policy="Always", name="other"), secret("yours")))
             return harness
 
     assert pulls(simulate(scenario())[0]) == 2
@@ -185,9 +186,9 @@ def test_a_pull_continues_when_the_pod_that_began_it_is_killed() -> None:
         async with running_harness() as harness:
             harness.fake.delays[Operation.PULL_IMAGE] = 10
             async with asyncio.TaskGroup() as group:
-                killed = group.create_task(ensure(harness, wants()))
+                killed = group.create_task(ensure(harness, pod_with_image()))
                 await asyncio.sleep(1)
-                waiting = group.create_task(ensure(harness, wants(name="other")))
+                waiting = group.create_task(ensure(harness, pod_with_image(name="other")))
                 await asyncio.sleep(1)
                 killed.cancel()
                 await asyncio.wait({killed})
@@ -202,8 +203,8 @@ def test_a_pull_continues_when_the_pod_that_began_it_is_killed() -> None:
 def test_a_finished_pull_is_not_reused() -> None:
     async def scenario() -> ExecutionHarness:
         async with running_harness() as harness:
-            await ensure(harness, wants(policy="Always"))
-            await ensure(harness, wants(policy="Always"))
+            await ensure(harness, pod_with_image(policy="Always"))
+            await ensure(harness, pod_with_image(policy="Always"))
             return harness
 
     assert pulls(simulate(scenario())[0]) == 2
@@ -212,7 +213,7 @@ def test_a_finished_pull_is_not_reused() -> None:
 def test_a_name_without_a_tag_is_pulled_as_latest_and_shown_as_written() -> None:
     async def scenario() -> ExecutionHarness:
         async with running_harness() as harness:
-            await ensure(harness, wants("busybox", policy="Always"))
+            await ensure(harness, pod_with_image(image="busybox", policy="Always"))
             return harness
 
     harness = simulate(scenario())[0]

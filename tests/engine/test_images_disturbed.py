@@ -17,9 +17,9 @@ from podkeeper.testing.interleave import interleave
 from podkeeper.testing.operations import Event, OperationTest
 from podkeeper.testing.port_calls import PortCalls
 from podkeeper.testing.virtual_time import VirtualClock
-from tests.engine.image_harness import IMAGE, ImageHarness, running_image_harness, secret, wants
+from tests.engine.image_harness import IMAGE, ImageHarness, pod_with_image, running_image_harness, secret
 
-WEB, DB, UNAUTHORIZED = wants("web"), wants("db"), wants("thief")
+WEB, DB, UNAUTHORIZED = pod_with_image("web"), pod_with_image("db"), pod_with_image("thief")
 RIGHT, OTHER, WRONG = secret("right"), secret("other", "s2"), secret("wrong", "s3")
 
 

@@ -22,7 +22,7 @@ from podkeeper.rules.plan.result import NotStarted
 from podkeeper.rules.status.containers import StartFailure
 from podkeeper.testing.virtual_time import BEGINNING, VirtualClock, simulate
 from tests.doubles import stand_in
-from tests.engine.image_harness import IMAGE, config, secret, wants
+from tests.engine.image_harness import IMAGE, config, pod_with_image, secret
 from tests.violations import violation
 
 Call = tuple[object, ...]
@@ -174,7 +174,7 @@ def pulled(seconds: str, waited: str) -> Call:
 def test_a_present_image_is_used_if_the_pod_has_access() -> None:
     async def scenario(harness: Harness) -> None:
         harness.present = FOUND
-        assert await harness.ensure(wants("web"), secret("own", "s")) is FOUND
+        assert await harness.ensure(pod_with_image("web"), secret("own", "s")) is FOUND
         text = f'Container image "{IMAGE}" already present on machine and can be accessed by the pod'
         assert harness.taken() == [
             ("inspect", IMAGE),
@@ -182,7 +182,7 @@ def test_a_present_image_is_used_if_the_pod_has_access() -> None:
             normal("Pulled", text),
         ]
         harness.private = True
-        assert await harness.ensure(wants("web"), secret("own", "s")) is FOUND
+        assert await harness.ensure(pod_with_image("web"), secret("own", "s")) is FOUND
         assert harness.taken()[2:4] == [MAY_PULL, PULLING]
 
     run_scenario(scenario)
@@ -191,7 +191,7 @@ def test_a_present_image_is_used_if_the_pod_has_access() -> None:
 def test_without_a_pull_manager_every_pod_may_use_a_present_image() -> None:
     async def scenario(harness: Harness) -> None:
         harness.present = FOUND
-        assert await harness.ensure(wants("web")) is FOUND
+        assert await harness.ensure(pod_with_image("web")) is FOUND
         assert [call[0] for call in harness.calls] == ["inspect", "event"]
 
     run_scenario(scenario, with_pull_manager=False)
@@ -201,7 +201,9 @@ def test_a_present_image_without_access_fails_with_policy_never() -> None:
     async def scenario(harness: Harness) -> None:
         harness.present, harness.private = FOUND, True
         text = f'Container image "{IMAGE}" is not present with pull policy of Never'
-        assert await harness.ensure(wants("web", policy="Never")) == NotStarted(StartFailure("ErrImageNeverPull", text))
+        assert await harness.ensure(pod_with_image("web", policy="Never")) == NotStarted(
+            StartFailure("ErrImageNeverPull", text)
+        )
         assert harness.calls[-1] == warning("ErrImageNeverPull", text)
         assert len(harness.calls) == 3
 
@@ -212,7 +214,7 @@ def test_an_inspect_error_of_the_runtime_is_reported() -> None:
     async def scenario(harness: Harness) -> None:
         harness.inspect_error = RuntimeUnavailable("no socket")
         text = f'Failed to inspect image "{IMAGE}": no socket'
-        assert await harness.ensure(wants("web")) == NotStarted(StartFailure("ImageInspectError", text))
+        assert await harness.ensure(pod_with_image("web")) == NotStarted(StartFailure("ImageInspectError", text))
         assert harness.calls == [("inspect", IMAGE), warning("InspectFailed", text)]
 
     run_scenario(scenario)
@@ -221,7 +223,7 @@ def test_an_inspect_error_of_the_runtime_is_reported() -> None:
 @pytest.mark.parametrize("image", ["", "UPPER//bad"])
 def test_an_invalid_image_name_is_not_inspected(image: str) -> None:
     async def scenario(harness: Harness) -> None:
-        answer = await harness.ensure(wants("web", image))
+        answer = await harness.ensure(pod_with_image("web", image=image))
         assert isinstance(answer, NotStarted)
         assert answer.failure.reason == "InvalidImageName"
         assert harness.calls == [warning("InspectFailed", answer.failure.message or "")]
@@ -235,7 +237,7 @@ def test_an_invalid_image_name_is_not_inspected(image: str) -> None:
 def test_a_pull_makes_all_calls_in_order() -> None:
     async def scenario(harness: Harness) -> None:
         harness.seconds = 1.5
-        assert await harness.ensure(wants("web", policy="Always"), secret("own", "s")) is FOUND
+        assert await harness.ensure(pod_with_image("web", policy="Always"), secret("own", "s")) is FOUND
         assert harness.calls == [
             MAY_PULL,
             PULLING,
@@ -254,7 +256,7 @@ def test_a_pull_makes_all_calls_in_order() -> None:
 def test_the_time_before_a_pull_counts_as_waiting() -> None:
     async def scenario(harness: Harness) -> None:
         harness.seconds, harness.config_seconds = 1.5, 0.5
-        await harness.ensure(wants("web", policy="Always"))
+        await harness.ensure(pod_with_image("web", policy="Always"))
         assert harness.calls[-2:] == [pulled("1.5s", "2s"), ("observe", 2.0, 1234)]
 
     run_scenario(scenario)
@@ -269,14 +271,14 @@ def test_the_observer_is_optional() -> None:
             spawn=asyncio.ensure_future,
             pulls=stand_in(DurableBackoff, harness),
         )
-        assert await harness.ensure(wants("web")) is FOUND
+        assert await harness.ensure(pod_with_image("web")) is FOUND
 
     run_scenario(scenario)
 
 
 def test_a_pull_without_credentials_and_without_a_pull_manager() -> None:
     async def scenario(harness: Harness) -> None:
-        assert await harness.ensure(wants("web")) is FOUND
+        assert await harness.ensure(pod_with_image("web")) is FOUND
         assert harness.calls == [
             ("inspect", IMAGE),
             MAY_PULL,
@@ -292,10 +294,10 @@ def test_a_pull_without_credentials_and_without_a_pull_manager() -> None:
 def test_a_shared_pull_reports_the_waiting_time_of_each_pod() -> None:
     async def scenario(harness: Harness) -> None:
         harness.seconds = 3.0
-        first = asyncio.create_task(harness.ensure(wants("web"), secret("own", "s")))
+        first = asyncio.create_task(harness.ensure(pod_with_image("web"), secret("own", "s")))
         await asyncio.sleep(2)
-        second = asyncio.create_task(harness.ensure(wants("web"), secret("own", "t")))
-        other = asyncio.create_task(harness.ensure(wants("web"), secret("other", "s")))
+        second = asyncio.create_task(harness.ensure(pod_with_image("web"), secret("own", "t")))
+        other = asyncio.create_task(harness.ensure(pod_with_image("web"), secret("other", "s")))
         await asyncio.gather(first, second, other)
         assert [call for call in harness.calls if call[0] == "pull"] == [
             ("pull", IMAGE, "own"),
@@ -307,7 +309,7 @@ def test_a_shared_pull_reports_the_waiting_time_of_each_pod() -> None:
         # The pull is recorded once, and then for each pod with its own secret.
         assert pulls == [(OWN, "s"), (OWN, "s"), (OWN, "t"), (OTHER, "s"), (OTHER, "s")]
         harness.taken()
-        await harness.ensure(wants("web"), secret("own", "s"))
+        await harness.ensure(pod_with_image("web"), secret("own", "s"))
         assert ("pull", IMAGE, "own") in harness.calls
 
     run_scenario(scenario, with_node=False)
@@ -316,11 +318,11 @@ def test_a_shared_pull_reports_the_waiting_time_of_each_pod() -> None:
 def test_a_pull_continues_when_the_waiting_pod_is_killed() -> None:
     async def scenario(harness: Harness) -> None:
         harness.seconds = 3.0
-        first = asyncio.create_task(harness.ensure(wants("web")))
+        first = asyncio.create_task(harness.ensure(pod_with_image("web")))
         await asyncio.sleep(1)
         first.cancel()
         await asyncio.sleep(1)
-        assert await harness.ensure(wants("web")) is FOUND
+        assert await harness.ensure(pod_with_image("web")) is FOUND
         assert [call for call in harness.calls if call[0] == "pull"] == [("pull", IMAGE, "node")]
 
     run_scenario(scenario)
@@ -336,7 +338,9 @@ def test_a_pull_in_backoff_does_not_begin() -> None:
         harness.held = BackoffWait(
             "ImagePullBackOff", "Back-off", until, PodEvent(EventType.NORMAL, "BackOff", "text", "uid-web")
         )
-        assert await harness.ensure(wants("web")) == NotStarted(StartFailure("ImagePullBackOff", "Back-off"), until)
+        assert await harness.ensure(pod_with_image("web")) == NotStarted(
+            StartFailure("ImagePullBackOff", "Back-off"), until
+        )
         assert harness.calls == [("inspect", IMAGE), MAY_PULL, normal("BackOff", "text")]
 
     run_scenario(scenario)
@@ -381,7 +385,7 @@ def test_a_failed_pull_is_recorded_and_backs_off(
 ) -> None:
     async def scenario(harness: Harness) -> None:
         harness.errors = errors
-        assert await harness.ensure(wants("web"), secret("own", "s")) == NotStarted(StartFailure(reason, text))
+        assert await harness.ensure(pod_with_image("web"), secret("own", "s")) == NotStarted(StartFailure(reason, text))
         assert harness.calls == [
             ("inspect", IMAGE),
             MAY_PULL,
@@ -404,7 +408,7 @@ def test_a_failed_pull_is_recorded_and_backs_off(
 def test_the_reason_of_a_failed_pull_comes_from_the_runtime(error: Exception, reason: str) -> None:
     async def scenario(harness: Harness) -> None:
         harness.errors = {"none": error}
-        assert await harness.ensure(wants("web")) == NotStarted(StartFailure(reason, "no"))
+        assert await harness.ensure(pod_with_image("web")) == NotStarted(StartFailure(reason, "no"))
 
     run_scenario(scenario, with_node=False)
 
@@ -413,7 +417,7 @@ def test_credentials_are_tried_until_the_registry_accepts_one() -> None:
     async def scenario(harness: Harness) -> None:
         harness.errors = {"own": ImagePullFailed("denied")}
         second = PullSecret(config("other"), SecretName("team", "t"))
-        assert await harness.ensure(wants("web"), secret("own", "s"), second) is FOUND
+        assert await harness.ensure(pod_with_image("web"), secret("own", "s"), second) is FOUND
         assert [call[2] for call in harness.calls if call[0] == "pull"] == ["own", "other"]
         assert [call[3:] for call in harness.calls if call[0] == "pulled"] == [(OTHER, "t"), (OTHER, "t")]
 
@@ -423,7 +427,7 @@ def test_credentials_are_tried_until_the_registry_accepts_one() -> None:
 def test_annotations_tune_the_backoff_curve() -> None:
     async def scenario(harness: Harness) -> None:
         harness.errors = {"node": ImagePullFailed("denied")}
-        of = wants("web")
+        of = pod_with_image("web")
         annotations = {"podkeeper.io/pull-backoff-initial": "2s"}
         tuned = replace(of, metadata=replace(of.metadata, annotations=annotations))
         await harness.ensure(tuned)

@@ -64,7 +64,7 @@ TOLD: dict[str, tuple[list[Callable[[Metrics], object]], dict[str, float]]] = {
             "podkeeper_pod_worker_wait_seconds_sum{operation_type=create}": 0.1,
         },
     ),
-    "a pod that is begun with": (
+    "a started pod": (
         [lambda m: m.pod_started(WEB)],
         {"kubelet_containers_per_pod_count_sum": 1, "kubelet_containers_per_pod_count_count": 1},
     ),
@@ -330,10 +330,10 @@ def test_a_new_agent_has_counted_nothing() -> None:
 
 def test_a_fresh_agent_shows_workers_but_not_yet_the_pods_of_the_node() -> None:
     found = samples(Metrics())
-    stages, configs = ("sync", "terminating", "terminated"), ("desired", "orphan")
+    states, configs = ("sync", "terminating", "terminated"), ("desired", "orphan")
     assert {name for name in found if name.startswith("kubelet_working_pods")} == {
-        f"kubelet_working_pods{{config={config},lifecycle={stage},static={static}}}"
-        for stage in stages
+        f"kubelet_working_pods{{config={config},lifecycle={state},static={static}}}"
+        for state in states
         for config, static in [
             *((config, static) for config in configs for static in ("", "true")),
             ("runtime_only", "unknown"),
@@ -369,7 +369,7 @@ PLAN = CleanupPlan(
     mirrors_to_delete=(),
     restarts=(Update(type=UpdateType.CREATE, pod=STATIC), Update(type=UpdateType.CREATE, pod=DEBUGGED)),
     terminations=(),
-    orphan_kills=(Update(type=UpdateType.KILL, running_pod=PodRecord(uid="nobody")),),
+    orphan_kills=(Update(type=UpdateType.KILL, running_pod=PodRecord(uid="unknown")),),
     cgroups_to_remove=frozenset(),
     cgroups_to_throttle=frozenset(),
 )
@@ -395,22 +395,22 @@ def test_housekeeping_reports_the_pods_of_the_node() -> None:
     assert totals(samples(metrics)) == expected
 
 
-def sight_of(*desired: Pod, stage: PodWorkerState | None = None, phase: str | None = None) -> CleanupInput:
-    """These pods, all with a worker at a stage, and a published phase."""
+def cleanup_input(*desired: Pod, state: PodWorkerState | None = None, phase: str | None = None) -> CleanupInput:
+    """Return the input of housekeeping: these pods, the state of their workers, and their published phase."""
     uids = [PodUID(each.metadata.uid or "") for each in desired]
     return CleanupInput(
         desired=[(each, None) for each in desired],
         mirrors=[],
         orphaned_mirrors=[],
         known={}
-        if stage is None
-        else {uid: PodWorkerSync(stage, orphan=False, has_config=True, static=False) for uid in uids},
+        if state is None
+        else {uid: PodWorkerSync(state, orphan=False, has_config=True, static=False) for uid in uids},
         phases={} if phase is None else dict.fromkeys(uids, phase),
     )
 
 
 @pytest.mark.parametrize(
-    "phase, stage, active",
+    "phase, state, active",
     [
         ("Running", None, 1),
         ("Running", PodWorkerState.SYNC, 1),
@@ -423,10 +423,10 @@ def sight_of(*desired: Pod, stage: PodWorkerState | None = None, phase: str | No
     ],
 )
 def test_a_pod_is_active_until_its_phase_is_terminal_and_its_worker_has_ended(
-    phase: str, stage: PodWorkerState | None, active: int
+    phase: str, state: PodWorkerState | None, active: int
 ) -> None:
     metrics = Metrics()
-    metrics.pods_cleaned_up(sight_of(WEB, stage=stage, phase=phase), NO_PLAN)
+    metrics.pods_cleaned_up(cleanup_input(WEB, state=state, phase=phase), NO_PLAN)
     found = samples(metrics)
     assert (found["kubelet_desired_pods{static=}"], found["kubelet_active_pods{static=}"]) == (1, active)
 
@@ -434,7 +434,7 @@ def test_a_pod_is_active_until_its_phase_is_terminal_and_its_worker_has_ended(
 def test_pods_are_counted_as_housekeeping_last_saw_them() -> None:
     metrics = Metrics()
     nameless = Pod(metadata=ObjectMeta(), spec=PodSpec())
-    metrics.pods_cleaned_up(sight_of(WEB, DEBUGGED, pod("db", debug=DEBUG[:1]), nameless), PLAN)
+    metrics.pods_cleaned_up(cleanup_input(WEB, DEBUGGED, pod("db", debug=DEBUG[:1]), nameless), PLAN)
     assert totals(samples(metrics)) == {
         "kubelet_desired_pods{static=}": 4,
         "kubelet_active_pods{static=}": 4,
@@ -443,7 +443,7 @@ def test_pods_are_counted_as_housekeeping_last_saw_them() -> None:
         "kubelet_restarted_pods_total{static=true}": 1,
         "kubelet_orphaned_runtime_pods_total": 1,
     }
-    metrics.pods_cleaned_up(sight_of(), PLAN)
+    metrics.pods_cleaned_up(cleanup_input(), PLAN)
     assert totals(samples(metrics)) == {
         "kubelet_restarted_pods_total{static=}": 2,
         "kubelet_restarted_pods_total{static=true}": 2,
@@ -453,14 +453,16 @@ def test_pods_are_counted_as_housekeeping_last_saw_them() -> None:
 
 def test_the_published_phase_of_a_pod_without_a_uid_counts() -> None:
     metrics = Metrics()
-    metrics.pods_cleaned_up(sight_of(Pod(metadata=ObjectMeta(name="web"), spec=PodSpec()), phase="Failed"), NO_PLAN)
+    metrics.pods_cleaned_up(
+        cleanup_input(Pod(metadata=ObjectMeta(name="web"), spec=PodSpec()), phase="Failed"), NO_PLAN
+    )
     assert totals(samples(metrics)) == {"kubelet_desired_pods{static=}": 1}
 
 
 def test_a_restart_without_a_pod_counts_as_not_static() -> None:
     metrics = Metrics()
-    restart = Update(type=UpdateType.CREATE, running_pod=PodRecord(uid="nobody"))
-    metrics.pods_cleaned_up(sight_of(), replace(NO_PLAN, restarts=(restart,)))
+    restart = Update(type=UpdateType.CREATE, running_pod=PodRecord(uid="unknown"))
+    metrics.pods_cleaned_up(cleanup_input(), replace(NO_PLAN, restarts=(restart,)))
     assert totals(samples(metrics)) == {"kubelet_restarted_pods_total{static=}": 1}
 
 

@@ -122,7 +122,7 @@ class Harness:
         return None if there is None else (there.metadata.annotations or {}).get(CONFIG_MIRROR_ANNOTATION)
 
 
-def play(scenario: Callable[[Harness], Awaitable[T]]) -> T:
+def run_scenario(scenario: Callable[[Harness], Awaitable[T]]) -> T:
     async def run() -> T:
         harness = Harness()
         async with asyncio.TaskGroup() as group:
@@ -150,7 +150,7 @@ def test_ensure(existing: tuple[Pod, ...], expected: list[str]) -> None:
         await asyncio.sleep(1)
         return harness.api.did(), harness.shown_hash()
 
-    assert play(scenario) == (expected, "1")
+    assert run_scenario(scenario) == (expected, "1")
 
 
 def test_a_mirror_pod_is_owned_by_the_node() -> None:
@@ -161,7 +161,7 @@ def test_a_mirror_pod_is_owned_by_the_node() -> None:
         return harness.api.pods["dns"]
 
     wanted = mirror_pod_for(static(), "node", "node-uid")
-    assert play(scenario) == replace(wanted, metadata=replace(wanted.metadata, uid="api-1"))
+    assert run_scenario(scenario) == replace(wanted, metadata=replace(wanted.metadata, uid="api-1"))
 
 
 def test_a_mirror_pod_that_exists_by_now_is_kept() -> None:
@@ -171,7 +171,7 @@ def test_a_mirror_pod_that_exists_by_now_is_kept() -> None:
         await asyncio.sleep(1)
         return harness.api.did()
 
-    assert play(scenario) == []
+    assert run_scenario(scenario) == []
 
 
 def test_a_static_pod_without_a_uid_gets_a_mirror_pod() -> None:
@@ -182,7 +182,7 @@ def test_a_static_pod_without_a_uid_gets_a_mirror_pod() -> None:
         await asyncio.sleep(1)
         return harness.api.did()
 
-    assert play(scenario) == ["create"]
+    assert run_scenario(scenario) == ["create"]
 
 
 def test_pods_queued_before_the_client_runs_are_processed_when_it_runs() -> None:
@@ -215,7 +215,7 @@ def test_a_slow_call_delays_no_other_pod_and_each_pod_has_one_call_at_a_time() -
         return harness.api.calls
 
     # The first call ends at 10. The pods queued meanwhile are processed then, and find the mirror pod at 20.
-    assert play(scenario) == [(0, "create"), (3, "create"), (10, "create"), (20, "get")]
+    assert run_scenario(scenario) == [(0, "create"), (3, "create"), (10, "create"), (20, "get")]
 
 
 def test_the_backoff_starts_again_for_the_next_ensure() -> None:
@@ -230,7 +230,7 @@ def test_the_backoff_starts_again_for_the_next_ensure() -> None:
         await asyncio.sleep(20)
         return [at for at, _ in harness.api.calls]
 
-    assert play(scenario) == [0, 1, 3, 7, 20, 21]
+    assert run_scenario(scenario) == [0, 1, 3, 7, 20, 21]
 
 
 def test_an_api_pod_gets_no_mirror_pod() -> None:
@@ -242,7 +242,7 @@ def test_an_api_pod_gets_no_mirror_pod() -> None:
         await asyncio.sleep(1)
         return harness.api.did()
 
-    assert play(scenario) == []
+    assert run_scenario(scenario) == []
 
 
 def test_an_unreachable_api_delays_no_caller_and_is_retried_with_backoff(
@@ -256,7 +256,7 @@ def test_an_unreachable_api_delays_no_caller_and_is_retried_with_backoff(
         await asyncio.sleep(200)
         return returned, [at for at, _ in harness.api.calls], harness.shown_hash()
 
-    assert play(scenario) == (0.0, [0, 1, 3, 7, 15, 31, 61, 91], "1")
+    assert run_scenario(scenario) == (0.0, [0, 1, 3, 7, 15, 31, 61, 91], "1")
     assert [record.levelno for record in caplog.records if record.levelno > logging.INFO] == [logging.WARNING] * 7
 
 
@@ -271,7 +271,7 @@ def test_after_an_outage_the_latest_version_is_created() -> None:
         await asyncio.sleep(60)
         return harness.shown_hash()
 
-    assert play(scenario) == "2"
+    assert run_scenario(scenario) == "2"
 
 
 def test_a_version_that_arrives_during_the_creation_of_another_replaces_it() -> None:
@@ -287,7 +287,7 @@ def test_a_version_that_arrives_during_the_creation_of_another_replaces_it() -> 
         await asyncio.sleep(60)
         return harness.api.calls, harness.shown_hash()
 
-    calls, shown = play(scenario)
+    calls, shown = run_scenario(scenario)
     assert shown == "2"
     assert calls[:2] == [(0, "create"), (1, "delete")]  # without waiting for another sync
 
@@ -303,7 +303,7 @@ def test_after_an_outage_the_current_mirror_pod_is_replaced() -> None:
         await asyncio.sleep(120)
         return harness.shown_hash()
 
-    assert play(scenario) == "1"
+    assert run_scenario(scenario) == "1"
 
 
 def test_another_pod_of_the_same_name_is_replaced_once_the_watch_delivers_it() -> None:
@@ -317,7 +317,7 @@ def test_another_pod_of_the_same_name_is_replaced_once_the_watch_delivers_it() -
         await asyncio.sleep(60)
         return before, harness.shown_hash()
 
-    assert play(scenario) == ("0", "1")
+    assert run_scenario(scenario) == ("0", "1")
 
 
 def test_after_an_unexpected_error_the_next_ensure_creates_the_mirror_pod() -> None:
@@ -341,7 +341,7 @@ def test_after_an_unexpected_error_the_next_ensure_creates_the_mirror_pod() -> N
             running.cancel()
         return before, harness.shown_hash()
 
-    assert play(scenario) == (None, "1")
+    assert run_scenario(scenario) == (None, "1")
 
 
 def test_retries_end_with_the_pod() -> None:
@@ -354,7 +354,7 @@ def test_retries_end_with_the_pod() -> None:
         await asyncio.sleep(1000)
         return len(harness.api.calls)
 
-    assert play(scenario) == 2
+    assert run_scenario(scenario) == 2
 
 
 def test_a_lost_answer_to_a_create_call_makes_no_second_mirror_pod() -> None:
@@ -365,7 +365,7 @@ def test_a_lost_answer_to_a_create_call_makes_no_second_mirror_pod() -> None:
         await asyncio.sleep(60)
         return harness.api.did(), harness.api.pods["dns"].metadata.uid
 
-    assert play(scenario) == (["create", "create", "get"], "api-1")
+    assert run_scenario(scenario) == (["create", "create", "get"], "api-1")
 
 
 def test_a_lost_answer_to_a_delete_call_leaves_no_pod_without_a_mirror_pod() -> None:
@@ -376,7 +376,7 @@ def test_a_lost_answer_to_a_delete_call_leaves_no_pod_without_a_mirror_pod() -> 
         await asyncio.sleep(60)
         return harness.api.did(), harness.shown_hash()
 
-    assert play(scenario) == (["delete", "delete", "create"], "1")
+    assert run_scenario(scenario) == (["delete", "delete", "create"], "1")
 
 
 def test_a_mirror_pod_with_another_uid_is_not_deleted() -> None:
@@ -387,7 +387,7 @@ def test_a_mirror_pod_with_another_uid_is_not_deleted() -> None:
         await asyncio.sleep(60)
         return await harness.client.delete("dns_ns", "old"), harness.api.pods["dns"].metadata.uid
 
-    assert play(scenario) == (False, "new")
+    assert run_scenario(scenario) == (False, "new")
 
 
 def test_a_mirror_pod_is_not_deleted_before_its_replacement_can_be_created() -> None:
@@ -401,7 +401,7 @@ def test_a_mirror_pod_is_not_deleted_before_its_replacement_can_be_created() -> 
         await asyncio.sleep(10)
         return before, harness.shown_hash()
 
-    assert play(scenario) == ([], "1")
+    assert run_scenario(scenario) == ([], "1")
 
 
 def test_deleting_a_missing_mirror_pod_returns_false() -> None:
@@ -409,7 +409,7 @@ def test_deleting_a_missing_mirror_pod_returns_false() -> None:
         harness.has(mirror(mirror="1"))
         return [await harness.client.delete("dns_ns") for _ in range(2)]
 
-    assert play(scenario) == [True, False]
+    assert run_scenario(scenario) == [True, False]
 
 
 def test_without_an_api_nothing_is_done() -> None:

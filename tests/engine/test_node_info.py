@@ -30,7 +30,7 @@ HANDLERS: dict[str, tuple[tuple[NodeRuntimeHandler, ...], bool]] = {
     "no handlers": ((), False),
     "the default handler supports them": ((handler("other", False), handler("", True)), True),
     "only another handler supports them": ((handler("", False), handler("other", True)), False),
-    "the default handler does not say": ((handler("", None),), False),
+    "the default handler does not report the feature": ((handler("", None),), False),
     "the default handler has no features": ((NodeRuntimeHandler(name=""),), False),
 }
 

@@ -50,7 +50,7 @@ class Node:
         return sum(1 for call in self.api.ledger if call.operation == "get")
 
 
-def play(scenario: Callable[[Node], Awaitable[None]]) -> None:
+def run_scenario(scenario: Callable[[Node], Awaitable[None]]) -> None:
     async def run() -> None:
         await scenario(Node())
 
@@ -65,7 +65,7 @@ def test_only_a_pod_that_the_api_does_not_have_is_confirmed() -> None:
         assert node.check.is_in_doubt(PodUID("uid-wanted"))
         assert not node.check.is_in_doubt(PodUID("uid-gone"))
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_a_pod_whose_name_belongs_to_another_pod_is_confirmed() -> None:
@@ -73,7 +73,7 @@ def test_a_pod_whose_name_belongs_to_another_pod_is_confirmed() -> None:
         node.put("web", uid="uid-of-the-successor")
         assert await node.rounds("web") == {"web"}
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_without_an_answer_no_pod_is_confirmed() -> None:
@@ -83,7 +83,7 @@ def test_without_an_answer_no_pod_is_confirmed() -> None:
         node.api.come_up()
         assert await node.rounds("gone") == {"gone"}
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_a_hung_call_times_out_and_is_repeated() -> None:
@@ -92,7 +92,7 @@ def test_a_hung_call_times_out_and_is_repeated() -> None:
         assert await node.rounds("gone", "other") == {"other"}
         assert await node.rounds("gone", seconds=12) == {"gone", "other"}
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_a_pod_that_the_api_has_is_checked_rarely() -> None:
@@ -101,7 +101,7 @@ def test_a_pod_that_the_api_has_is_checked_rarely() -> None:
         await node.rounds("wanted", seconds=58)
         assert 58 / RECHECK_SECONDS - 1 <= node.gets <= 58 / RECHECK_SECONDS + 1
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_a_thousand_orphans_are_checked_in_batches() -> None:
@@ -110,7 +110,7 @@ def test_a_thousand_orphans_are_checked_in_batches() -> None:
         await node.rounds(*map(str, range(1000)))
         assert node.gets == MAX_CALLS
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_answers_for_pods_that_left_the_runtime_are_dropped() -> None:
@@ -119,7 +119,7 @@ def test_answers_for_pods_that_left_the_runtime_are_dropped() -> None:
         node.check.keep_only(())
         assert not node.check.confirmed
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 class Api:

@@ -98,7 +98,7 @@ def test_a_mirror_pod_could_run_if_its_static_pod_could() -> None:
     )
     facts = Case(has_worker=True, swept=True).facts(mirror)
     assert facts.could_have_running_containers(PodUID("uid-mirror"))
-    assert not facts.could_have_running_containers(PodUID("uid-stranger"))
+    assert not facts.could_have_running_containers(PodUID("uid-unknown"))
 
 
 NEEDS: dict[str, tuple[Case, bool]] = {

@@ -51,9 +51,9 @@ class Setup:
         def start() -> None:
             if name in self.preemption.held():
                 self.wrong.append(f"{name} starts while it is held")
-            alive = {victim.metadata.name for victim in victims}.difference(self.workers.killed)
-            if alive and not any(happened.failed for happened in self.calls.log):
-                self.wrong.append(f"{name} starts before {alive} are dead")
+            running = {victim.metadata.name for victim in victims}.difference(self.workers.killed)
+            if running and not any(happened.failed for happened in self.calls.log):
+                self.wrong.append(f"{name} starts before {running} are dead")
             if loop.time() > begun + KILL_SECONDS:
                 self.wrong.append(f"{name} waits for the victims of other pods")
             self.started.append(name)

@@ -22,7 +22,7 @@ from tests.engine.small_node import pod
 WEB = pod("web")
 
 
-class Neighbours(Observer):
+class Modules(Observer):
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
 
@@ -50,18 +50,18 @@ class Neighbours(Observer):
 
 @pytest.mark.parametrize("has_objects", [True, False])
 def test_removed_pods_are_dropped_everywhere(has_objects: bool) -> None:
-    others = Neighbours()
+    modules = Modules()
     StateGC(
-        backoffs=(stand_in(DurableBackoff, others),) * 2,
-        events=stand_in(EventRecorder, others),
-        statuses=stand_in(StatusManager, others),
-        pods=stand_in(PodManager, others),
-        facts=stand_in(PodFacts, others),
+        backoffs=(stand_in(DurableBackoff, modules),) * 2,
+        events=stand_in(EventRecorder, modules),
+        statuses=stand_in(StatusManager, modules),
+        pods=stand_in(PodManager, modules),
+        facts=stand_in(PodFacts, modules),
         runtime=stand_in(BoundedRuntime, SimpleNamespace(slow_calls=lambda: ("call 1", "call 2"))),
-        observer=others,
-        keep_objects=others.keep_objects if has_objects else None,
+        observer=modules,
+        keep_objects=modules.keep_objects if has_objects else None,
     ).collect()
-    assert others.calls == [
+    assert modules.calls == [
         *[("backoff", True, False)] * 2,
         ("events", "web"),
         *([("objects", WEB)] if has_objects else []),

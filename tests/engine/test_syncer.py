@@ -1,4 +1,4 @@
-"""Whole lives of pods in virtual time: the syncer among the real rooms, on a fake runtime."""
+"""Pods from start to end in virtual time: the syncer with the real modules, on a fake runtime."""
 
 import asyncio
 from collections import Counter

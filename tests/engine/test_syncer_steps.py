@@ -116,7 +116,7 @@ class Harness:
         self.meanwhile: dict[str, Callable[[], None]] = {}  # happens once, in the middle of a step
         self.published: PodStatus | None = None
         self.refuses = False  # the status manager takes no status
-        self.told: list[PodStatus] = []
+        self.published_statuses: list[PodStatus] = []
         self.events: list[tuple[str, str]] = []
         self.recorded: list[tuple[PodEvent, Pod | PodRecord | None]] = []
         self.seen = RUNNING
@@ -127,7 +127,7 @@ class Harness:
         self.failures: Mapping[str, StartFailure] = {}
         self.will_fail_with = self.failures
         self.executions: list[Execution] = []
-        self.live: Mapping[str, ProbeResult] = {}
+        self.liveness_results: Mapping[str, ProbeResult] = {}
         self.started: Mapping[str, ProbeResult] = {}
         self.secrets: Sequence[PullSecret] = ()
         self.evictions: dict[str, Eviction | None] = {"first": None, "second": None}
@@ -176,7 +176,7 @@ class Harness:
         changed = status != self.published and not self.refuses
         if changed:
             self.published = status
-            self.told.append(status)
+            self.published_statuses.append(status)
         return changed
 
     def start_over(self, uid: PodUID) -> None:
@@ -204,7 +204,7 @@ class Harness:
         return self.probe_view
 
     def liveness(self, uid: PodUID) -> Mapping[str, ProbeResult]:
-        return self.live
+        return self.liveness_results
 
     def startup(self, uid: PodUID) -> Mapping[str, ProbeResult]:
         return self.started
@@ -324,26 +324,26 @@ async def orphaned(harness: Harness) -> None:
     await harness.syncer.sync_terminating_runtime_pod(RUNNING)
 
 
-def play(scenario: Callable[[Harness], Awaitable[object]], *, bare: bool = False) -> Harness:
-    async def played() -> Harness:
+def run_scenario(scenario: Callable[[Harness], Awaitable[object]], *, bare: bool = False) -> Harness:
+    async def run() -> Harness:
         harness = Harness(bare=bare)
         await scenario(harness)
         await asyncio.sleep(0)
         return harness
 
-    return simulate(played())[0]
+    return simulate(run())[0]
 
 
 ORDERS: dict[str, tuple[Callable[[Harness], Awaitable[object]], list[str]]] = {
-    "a sync makes ready what a pod needs before anything starts": (
+    "a sync prepares the pod before anything starts": (
         sync,
         ["status", "register", "prepare", "probe", "execute"],
     ),
-    "a static pod wants its mirror too": (
+    "a static pod also gets its mirror pod": (
         lambda harness: sync(harness, STATIC),
         ["status", "register", "mirror", "prepare", "probe", "static_conflicts", "execute"],
     ),
-    "a static pod that has its sandbox needs no predecessor to end": (
+    "a static pod with a sandbox does not wait for a predecessor": (
         lambda harness: sync(harness, STATIC, PodRecord(uid=uid_of(WEB), sandboxes=(SANDBOX,))),
         ["status", "register", "mirror", "prepare", "probe", "execute"],
     ),
@@ -375,14 +375,14 @@ ORDERS: dict[str, tuple[Callable[[Harness], Awaitable[object]], list[str]]] = {
 def test_a_sync_function_takes_its_steps_in_order(
     function: Callable[[Harness], Awaitable[object]], steps: list[str]
 ) -> None:
-    assert play(function).steps == steps
+    assert run_scenario(function).steps == steps
 
 
 @pytest.mark.parametrize("function, steps", ORDERS.values(), ids=ORDERS.keys())
 def test_a_crash_before_any_step_is_healed_by_running_the_function_again(
     function: Callable[[Harness], Awaitable[object]], steps: list[str]
 ) -> None:
-    smooth = play(function)
+    smooth = run_scenario(function)
     for number in range(len(steps)):
 
         async def crashing(harness: Harness, number: int = number) -> None:
@@ -392,7 +392,7 @@ def test_a_crash_before_any_step_is_healed_by_running_the_function_again(
             harness.dies_before = None
             await function(harness)
 
-        healed = play(crashing)
+        healed = run_scenario(crashing)
         assert healed.steps == steps[:number] + steps
         assert (healed.published, healed.finished) == (smooth.published, smooth.finished)
 
@@ -409,7 +409,7 @@ def test_an_error_is_raised_and_ends_the_sync() -> None:
             assert harness.steps[-1] == name
         assert harness.inspections_requested == 0
 
-    assert play(scenario).inspections_requested == 1  # the inspection follows the sync
+    assert run_scenario(scenario).inspections_requested == 1  # the inspection follows the sync
 
 
 def test_all_failures_of_a_plan_arrive_and_are_shown_at_once() -> None:
@@ -421,7 +421,7 @@ def test_all_failures_of_a_plan_arrive_and_are_shown_at_once() -> None:
             await sync(harness)
         assert raised.value is failures
 
-    statuses = (play(scenario).published or PodStatus()).container_statuses or ()
+    statuses = (run_scenario(scenario).published or PodStatus()).container_statuses or ()
     assert [each.state.waiting.reason for each in statuses if each.state.waiting] == ["CrashLoopBackOff"]
 
 
@@ -454,7 +454,7 @@ def test_the_record_from_the_middle_of_a_sync_ends_with_that_sync(end: BaseExcep
         with pytest.raises(TryLater):
             await sync(harness, both, record_of(both, ContainerState.RUNNING))
 
-    statuses = {each.name: each for each in (play(scenario).published or PodStatus()).container_statuses or ()}
+    statuses = {each.name: each for each in (run_scenario(scenario).published or PodStatus()).container_statuses or ()}
     assert statuses["app"].state.running is not None
     assert statuses["proxy"].state.waiting is not None
     assert statuses["proxy"].state.waiting.reason == "ImagePullBackOff"
@@ -470,7 +470,7 @@ def test_a_failed_start_is_shown_with_the_sandbox_that_the_same_sync_made() -> N
         with pytest.raises(TryLater):
             await sync(harness)
 
-    status = play(scenario).published or PodStatus()
+    status = run_scenario(scenario).published or PodStatus()
     assert status.pod_ip == "10.0.0.1"
     assert [each.state.waiting.reason for each in status.container_statuses or () if each.state.waiting] == [
         "ErrImagePull"
@@ -483,9 +483,9 @@ def test_a_new_sandbox_is_published_before_its_containers_start() -> None:
     async def scenario(harness: Harness) -> None:
         harness.meanwhile["execute"] = lambda: harness.on_sandbox(WEB, sandbox_only)
         await sync(harness)
-        assert [status.pod_ip for status in harness.told] == [None, "10.0.0.1"]
+        assert [status.pod_ip for status in harness.published_statuses] == [None, "10.0.0.1"]
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_running_containers_have_probes_before_their_first_status() -> None:
@@ -503,7 +503,7 @@ def test_running_containers_have_probes_before_their_first_status() -> None:
         await sync(harness, probed, record_of(probed, ContainerState.RUNNING))
         assert harness.steps[0] == "status"
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_a_container_that_only_waits_for_its_readiness_probe_is_probed_at_once() -> None:
@@ -512,7 +512,7 @@ def test_a_container_that_only_waits_for_its_readiness_probe_is_probed_at_once()
         await sync(harness, record=RUNNING)
         assert harness.steps[:2] == ["status", "wake app"]
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_how_long_a_pod_took_is_measured_from_when_it_was_first_seen() -> None:
@@ -526,7 +526,7 @@ def test_how_long_a_pod_took_is_measured_from_when_it_was_first_seen() -> None:
             await sync(harness, web, RUNNING)
         assert harness.seconds == [("first pass", 10.0), ("running", 10.0)]
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_without_network_nothing_is_made_ready() -> None:
@@ -537,7 +537,7 @@ def test_without_network_nothing_is_made_ready() -> None:
         assert harness.steps == ["status"]
         assert harness.events == [("NetworkNotReady", "network is not ready: no plugin")]
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_a_mirror_that_cannot_be_made_is_no_reason_to_stop() -> None:
@@ -546,7 +546,7 @@ def test_a_mirror_that_cannot_be_made_is_no_reason_to_stop() -> None:
         assert not await sync(harness, pod("web", source=FILE_SOURCE))
         assert harness.steps[-1] == "execute"
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 APP = RUNNING.containers[0]
@@ -566,7 +566,7 @@ def test_all_containers_that_still_run_after_a_kill_are_named_in_order(
             await terminating(harness)
         assert harness.steps[-1] == "inspect"
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_a_kill_that_fails_is_recorded_and_probes_go_on() -> None:
@@ -577,7 +577,7 @@ def test_a_kill_that_fails_is_recorded_and_probes_go_on() -> None:
         assert harness.events == [("FailedKillPod", "error killing pod: cannot stop app")]
         assert "stop probes" not in harness.steps
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_the_last_status_keeps_addresses_and_exit_codes() -> None:
@@ -586,11 +586,11 @@ def test_the_last_status_keeps_addresses_and_exit_codes() -> None:
         await terminating(harness)
         await harness.syncer.sync_terminated_pod(WEB, NOTHING)  # and nothing is left of it by now
 
-    status = play(scenario).published or PodStatus()
+    status = run_scenario(scenario).published or PodStatus()
     ended = (status.container_statuses or ())[0].state.terminated
     assert ended is not None
     assert (status.phase, ended.exit_code) == ("Failed", 3)
-    assert play(terminating).told[-1].pod_ip == "10.0.0.1"
+    assert run_scenario(terminating).published_statuses[-1].pod_ip == "10.0.0.1"
 
 
 @pytest.mark.parametrize("end", [terminating, terminated])
@@ -605,7 +605,7 @@ def test_a_failed_start_does_not_hide_the_exit_of_a_container_in_the_last_status
         assert harness.published is not None
         assert [each.state.terminated is not None for each in harness.published.container_statuses or ()] == [True]
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_the_status_function_sets_the_status_before_the_kill() -> None:
@@ -616,8 +616,8 @@ def test_the_status_function_sets_the_status_before_the_kill() -> None:
 
         await harness.syncer.sync_terminating_pod(WEB, RUNNING, None, touched)
 
-    harness = play(scenario)
-    assert [status.reason for status in harness.told] == ["Evicted", "Evicted"]
+    harness = run_scenario(scenario)
+    assert [status.reason for status in harness.published_statuses] == ["Evicted", "Evicted"]
 
 
 LOUD: dict[str, Callable[[Harness], Awaitable[object]]] = {
@@ -647,7 +647,7 @@ def test_a_sync_of_an_unchanged_pod_calls_no_module() -> None:
         assert harness.steps == []
         assert harness.inspections_requested == 0
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize("pass_", LOUD.values(), ids=LOUD.keys())
@@ -657,7 +657,7 @@ def test_a_changed_reason_ends_the_unchanged_state(pass_: Callable[[Harness], Aw
         await pass_(harness)
         assert harness.steps[0] == "status"
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
@@ -668,7 +668,7 @@ def test_a_change_ends_the_quiet(change: Callable[[Harness], None]) -> None:
         await sync(harness, record=RUNNING)
         assert harness.steps[0] == "status"
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize("step", ["register", "prepare"])
@@ -682,7 +682,7 @@ def test_a_change_in_the_middle_of_a_sync_is_seen_by_the_next(change: Callable[[
         await sync(harness, record=RUNNING)
         assert harness.steps[0] == "status"
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_a_lost_network_ends_the_quiet() -> None:
@@ -696,7 +696,7 @@ def test_a_lost_network_ends_the_quiet() -> None:
         await sync(harness, record=RUNNING)
         assert harness.steps[0] == "status"  # after a sync that failed, the next one is not skipped
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_a_static_pod_without_a_mirror_is_never_quiet() -> None:
@@ -707,7 +707,7 @@ def test_a_static_pod_without_a_mirror_is_never_quiet() -> None:
             await sync(harness, static, RUNNING)
             assert "mirror" in harness.steps
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 # What is passed on.
@@ -727,7 +727,7 @@ def test_the_executor_gets_all_that_a_pod_stands_on() -> None:
             Execution(NOTHING, expected, mounts, "/pods", ()),
         ]
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_the_executor_gets_the_addresses_that_the_status_shows() -> None:
@@ -736,7 +736,7 @@ def test_the_executor_gets_the_addresses_that_the_status_shows() -> None:
         await sync(harness, own, replace(record_of(own, ContainerState.EXITED, 1), ips=()))
         assert [each.record.ips for each in harness.executions] == [("192.0.2.1",)]
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 INIT = pod("web", init=(container("setup"),))
@@ -759,10 +759,10 @@ def test_any_container_to_start_is_work(of: Pod, record: PodRecord, expected: Po
         assert not await sync(harness, of, record)
         assert [each.actions for each in harness.executions] == [expected]
 
-    play(scenario)
+    run_scenario(scenario)
 
 
-@pytest.mark.parametrize("kind", ["live", "started"])
+@pytest.mark.parametrize("kind", ["liveness_results", "started"])
 def test_a_failed_probe_alone_is_work(kind: str) -> None:
     app, other = replace(container(liveness=Probe()), startup_probe=Probe()), container("other")
     probed = pod("web", app, other, policy="Never")
@@ -773,11 +773,11 @@ def test_a_failed_probe_alone_is_work(kind: str) -> None:
         setattr(harness, kind, {"c1": ProbeResult.FAILURE})
         await sync(harness, probed, replace(running, containers=(*running.containers, second)))
         kills = [kill for each in harness.executions for kill in each.actions.containers_to_kill]
-        reason = KillReason.LIVENESS_PROBE if kind == "live" else KillReason.STARTUP_PROBE
+        reason = KillReason.LIVENESS_PROBE if kind == "liveness_results" else KillReason.STARTUP_PROBE
         assert [(kill.id, kill.name, kill.reason) for kill in kills] == [("c1", "app", reason)]
         assert isinstance(kills[0], ContainerToKill)
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 # Why a pod ends.
@@ -795,7 +795,7 @@ def test_a_pod_past_its_deadline_is_recorded_once() -> None:
         assert harness.recorded == [(expected, LATE)]
         assert harness.published.reason == PAST_DEADLINE.reason
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_the_deadline_of_a_pod_that_this_agent_never_published_is_recorded() -> None:
@@ -803,7 +803,7 @@ def test_the_deadline_of_a_pod_that_this_agent_never_published_is_recorded() -> 
         assert await sync(harness, replace(LATE, status=BEGUN), RUNNING)
         assert [event.reason for event, _ in harness.recorded] == [PAST_DEADLINE.reason]
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 FULL, SHUT = Eviction("Evicted", "the disk is full"), Eviction("Terminated", "the node shuts down")
@@ -830,7 +830,7 @@ def test_the_first_reason_to_end_a_pod_is_shown(
         shown = harness.published.reason, harness.published.message
         assert shown == ((expected.reason, expected.message) if expected else (None, None))
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_an_eviction_ends_the_quiet() -> None:
@@ -841,7 +841,7 @@ def test_an_eviction_ends_the_quiet() -> None:
         assert await sync(harness, record=RUNNING)
         assert harness.steps == ["status"]
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize("record", [NOTHING, RUNNING], ids=["new", "running"])
@@ -850,12 +850,12 @@ def test_a_pod_that_can_never_run_here_fails_with_the_reason_and_keeps_its_statu
         harness.failing = {"prepare": GiveUp("cannot mount volume x: no such driver", "NoSuchDriver")}
         harness.failures = {"app": StartFailure("ErrImagePull", "no such image")}
         assert await sync(harness, record=record)
-        before, after = harness.told
+        before, after = harness.published_statuses
         assert after == replace(
             before, phase="Failed", reason="NoSuchDriver", message="cannot mount volume x: no such driver"
         )
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_a_pod_that_runs_once_and_lost_its_sandbox_too_early_fails() -> None:
@@ -868,7 +868,7 @@ def test_a_pod_that_runs_once_and_lost_its_sandbox_too_early_fails() -> None:
         assert (harness.published.phase, harness.published.reason) == ("Failed", "SandboxLost")
         assert harness.steps == ["status", "status"]
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 # Ends.
@@ -893,7 +893,7 @@ def test_a_failed_kill_names_all_errors_and_the_pod() -> None:
         harness.failing = {}
         await orphaned(harness)
 
-    assert play(scenario).inspections_requested == 1
+    assert run_scenario(scenario).inspections_requested == 1
 
 
 @pytest.mark.parametrize("end", [terminating, terminated])
@@ -907,7 +907,7 @@ def test_a_pod_that_ends_is_not_quiet_any_more(end: Callable[[Harness], Awaitabl
         await sync(harness, record=RUNNING)
         assert harness.steps[0] == "status"
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_a_static_pod_with_a_mirror_is_quiet() -> None:
@@ -917,7 +917,7 @@ def test_a_static_pod_with_a_mirror_is_quiet() -> None:
             await sync(harness, STATIC, RUNNING, mirror=WEB)
         assert harness.steps == []
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_a_lost_network_does_not_stop_a_pod_on_the_network_of_the_node() -> None:
@@ -929,7 +929,7 @@ def test_a_lost_network_does_not_stop_a_pod_on_the_network_of_the_node() -> None
             await sync(harness, own, replace(RUNNING, ips=(), sandboxes=(replace(SANDBOX, network=NetworkMode.NODE),)))
         assert (harness.steps, harness.events) == ([], [])
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize("phase, measured", [(None, 1), ("Pending", 1), ("Running", 0), ("Unknown", 0)])
@@ -941,7 +941,7 @@ def test_the_time_until_a_pod_runs_is_measured_once(phase: str | None, measured:
         await sync(harness, replace(WEB, metadata=meta), RUNNING)
         assert harness.seconds == [("running", 10.0)] * measured
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize("annotations", [None, {}, {"other": "2025-12-31T23:59:50Z"}])
@@ -951,7 +951,7 @@ def test_no_time_is_measured_for_a_pod_without_the_time_it_was_seen(annotations:
         await harness.syncer.sync_pod(UpdateType.CREATE, unseen, None, RUNNING)
         assert harness.seconds == []
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_a_pod_whose_status_is_refused_is_synced_in_full() -> None:
@@ -962,11 +962,11 @@ def test_a_pod_whose_status_is_refused_is_synced_in_full() -> None:
             await sync(harness, record=RUNNING)
             assert harness.steps[0] == "status"
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_the_status_before_a_kill_shows_running_containers() -> None:
-    first, last = play(terminating).told
+    first, last = run_scenario(terminating).published_statuses
     assert [each.state.running is not None for each in first.container_statuses or ()] == [True]
     assert [each.state.terminated is not None for each in last.container_statuses or ()] == [True]
 
@@ -979,7 +979,7 @@ def test_the_optional_neighbours_may_be_missing() -> None:
         await terminated(harness)
         assert harness.finished
 
-    play(scenario, bare=True)
+    run_scenario(scenario, bare=True)
 
 
 def test_a_pod_that_starts_over_loses_its_status() -> None:
@@ -987,7 +987,7 @@ def test_a_pod_that_starts_over_loses_its_status() -> None:
         harness.syncer.start_over(uid_of(WEB))
         assert harness.restarted == [uid_of(WEB)]
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_a_pod_starts_over_only_after_its_dead_containers_are_removed() -> None:
@@ -997,14 +997,14 @@ def test_a_pod_starts_over_only_after_its_dead_containers_are_removed() -> None:
         for _ in range(2):
             with pytest.raises(TryLater, match="its former container app still exists"):
                 await sync(harness, record=STOPPED)
-        assert harness.told == []
+        assert harness.published_statuses == []
         harness.seen = NOTHING
         await sync(harness, record=STOPPED)
         assert [each.record.containers for each in harness.executions] == [()]
         await sync(harness, record=RUNNING)
         assert harness.steps.count("collect 1 dead") == 3, "it starts over once"
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize("state", [each for each in ContainerState if each is not ContainerState.RUNNING])
@@ -1016,7 +1016,7 @@ def test_a_pod_does_not_start_over_beside_a_former_container_in_any_state_but_ru
             await sync(harness, record=STOPPED)
         assert harness.executions == []
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_a_pod_that_terminates_before_it_starts_over_keeps_its_later_exits() -> None:
@@ -1026,4 +1026,4 @@ def test_a_pod_that_terminates_before_it_starts_over_keeps_its_later_exits() -> 
         await sync(harness, record=STOPPED)
         assert "collect 1 dead" not in harness.steps
 
-    play(scenario)
+    run_scenario(scenario)

@@ -196,7 +196,7 @@ def test_an_unreadable_status_is_recorded_and_tried_again() -> None:
     simulate(scenario())
 
 
-# Nobody waits for anybody else.
+# Pods do not delay each other.
 
 
 def test_one_pod_that_hangs_delays_no_other() -> None:

@@ -1,8 +1,8 @@
 """Laws of the pod workers over random histories.
 
-The first compares the real workers with the pure machine, step by step, by the same two drivers that play the
-recorded scripts. The others let everything happen at once: no two calls for a pod, nothing starts once the end
-was seen, and who is killed ends.
+The first compares the real workers with the pure state machine, step by step, with the two drivers that also run
+the recorded scripts. The others run everything concurrently: no two calls for a pod overlap, nothing starts after
+the pod has terminated, and every killed pod terminates.
 """
 
 import asyncio

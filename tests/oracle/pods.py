@@ -37,8 +37,8 @@ def _manager(_: Json, script: Json) -> Iterator[Difference]:
 def _manager_state(manager: PodManager, expected: Json) -> Json:
     translations = manager.translations()
     # The recording covers all test pods: KIND-N has the name pN.
-    asked = {uid: _pod({"uid": uid, "name": f"p{uid[-1]}", "namespace": "ns"}) for uid in expected["translate_uid"]}
-    mirrors = {uid: manager.mirror_of_pod(pod) for uid, pod in asked.items()}
+    pods = {uid: _pod({"uid": uid, "name": f"p{uid[-1]}", "namespace": "ns"}) for uid in expected["translate_uid"]}
+    mirrors = {uid: manager.mirror_of_pod(pod) for uid, pod in pods.items()}
     pod_to_mirror = {}
     for uid, mirror in translations.pod_to_mirror.items():
         choice = expected["pod_to_mirror"].get(uid)
@@ -49,7 +49,7 @@ def _manager_state(manager: PodManager, expected: Json) -> Json:
         "mirror_pods": _uids(manager.mirrors()),
         "orphaned_mirror_full_names": sorted(manager.orphaned_mirror_full_names()),
         "mirror_by_pod": {uid: mirror.metadata.uid for uid, mirror in mirrors.items() if mirror is not None},
-        "translate_uid": {uid: manager.translate_uid(PodUID(uid)) for uid in asked},
+        "translate_uid": {uid: manager.translate_uid(PodUID(uid)) for uid in pods},
         "pod_to_mirror": pod_to_mirror,
         "mirror_to_pod": dict(translations.mirror_to_pod),
     }

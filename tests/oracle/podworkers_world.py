@@ -1,7 +1,7 @@
 """Replay of the `podworkers` scripts: the environment of the workers, and the steps.
 
 The `World` is the environment of the workers: sync functions that block until the script completes them, the status
-cache, the work queue and the event recorder. A `Driver` connects workers to it. `play` runs the steps and compares.
+cache, the work queue and the event recorder. A `Driver` connects workers to it. `run_script` runs and compares steps.
 
 Two drivers run each script. The `DirectDriver` executes all orders at once and so tests the decisions alone. The driver
 in `tests.oracle.podworkers_async` has the real workers.
@@ -318,7 +318,7 @@ def error_of(world: World, result: str, backoff_seconds: float) -> TryLater | No
 # The replay.
 
 
-async def play(script: Json, make_driver: Callable[[World], Driver]) -> list[Difference]:
+async def run_script(script: Json, make_driver: Callable[[World], Driver]) -> list[Difference]:
     """Run the steps of a script. After each, compare everything that is recorded."""
     world = World()
     driver = make_driver(world)

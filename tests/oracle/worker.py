@@ -13,7 +13,7 @@ from podkeeper.rules.worker.updates import kill_request
 from podkeeper.testing.virtual_time import simulate
 from tests.oracle.compare import Difference, Json, Replay, answers
 from tests.oracle.podworkers_async import PodWorkersDriver
-from tests.oracle.podworkers_world import DirectDriver, play
+from tests.oracle.podworkers_world import DirectDriver, run_script
 
 # The scripts contain failures that the workers log. Only differences count here.
 logging.getLogger("podkeeper").addHandler(logging.NullHandler())
@@ -22,7 +22,7 @@ logging.getLogger("podkeeper").addHandler(logging.NullHandler())
 def replay_script(script: Json) -> Iterable[Difference]:
     """Run a script with each driver."""
     for make_driver in (DirectDriver, PodWorkersDriver):
-        found, _ = simulate(play(script, make_driver))
+        found, _ = simulate(run_script(script, make_driver))
         yield from found
 
 

@@ -20,7 +20,7 @@ def texts(amounts: Any) -> dict[str, str]:
     return {name: str(amount) for name, amount in amounts.items()}
 
 
-def asking(name: str = "c", policy: str | None = None, **requests: str) -> Json:
+def container(name: str = "c", policy: str | None = None, **requests: str) -> Json:
     return {"name": name, "restartPolicy": policy, "resources": {"requests": requests}}
 
 
@@ -93,7 +93,7 @@ def test_ports_of_regular_containers_and_sidecars_are_held() -> None:
 
 
 def test_usage_of_a_pod() -> None:
-    given = parsed(containers=[{**asking(cpu="1"), "ports": [{"containerPort": 1, "hostPort": 2}]}])
+    given = parsed(containers=[{**container(cpu="1"), "ports": [{"containerPort": 1, "hostPort": 2}]}])
     assert usage_of(given) == PodUsage((("cpu", 1000),), (HostPort("0.0.0.0", "TCP", 2),))
 
 
@@ -106,14 +106,18 @@ def test_which_resources_belong_to_kubernetes(name: str, native: bool) -> None:
 
 
 def test_init_containers_raise_the_sum_only_where_they_need_more() -> None:
-    inits = [asking("i", cpu="5"), asking("s", "Always", cpu="1", memory="1"), asking("j", cpu="3", memory="9")]
-    given = parsed(containers=[asking("a", cpu="1", memory="4"), asking("b", cpu="1")], initContainers=inits)
+    inits = [
+        container("i", cpu="5"),
+        container("s", "Always", cpu="1", memory="1"),
+        container("j", cpu="3", memory="9"),
+    ]
+    given = parsed(containers=[container("a", cpu="1", memory="4"), container("b", cpu="1")], initContainers=inits)
     assert texts(pod_requests(given.spec)) == {"cpu": "5", "memory": "10"}
 
 
 def test_resources_of_the_pod_replace_those_of_its_containers_and_the_overhead_is_added() -> None:
     whole = {"requests": {"cpu": "3", "example.com/gpu": "1"}}
-    given = parsed(containers=[asking(cpu="1", memory="4")], resources=whole, overhead={"cpu": "1", "memory": "1"})
+    given = parsed(containers=[container(cpu="1", memory="4")], resources=whole, overhead={"cpu": "1", "memory": "1"})
     assert texts(pod_requests(given.spec)) == {"cpu": "4", "memory": "5"}
 
 
@@ -128,7 +132,7 @@ def resized(*, wanted: str, actual: str | None, allocated: str | None, reason: s
     if reason is not None:
         conditions.append({"type": "PodResizePending", "status": "True", "reason": reason})
     place = "initContainer" if "policy" in more else "container"
-    spec = {f"{place}s": [asking(cpu=wanted, **more)]}
+    spec = {f"{place}s": [container(cpu=wanted, **more)]}
     return texts(held_requests(parsed({f"{place}Statuses": [status], "conditions": conditions}, **spec)))["cpu"]
 
 

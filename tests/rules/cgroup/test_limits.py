@@ -23,7 +23,7 @@ TUNED = CpuPolicy(period=5000)
 UNBOUNDED = CpuPolicy(enforce=False)
 
 
-def asking(requests: str = "", limits: str = "") -> core.ResourceRequirements:
+def resources(requests: str = "", limits: str = "") -> core.ResourceRequirements:
     """Resources written as `cpu memory`."""
 
     def amounts(text: str) -> dict[str, QuantityLike]:
@@ -32,23 +32,23 @@ def asking(requests: str = "", limits: str = "") -> core.ResourceRequirements:
     return core.ResourceRequirements(requests=amounts(requests), limits=amounts(limits))
 
 
-def asking_pod(
+def pod_with(
     *containers: core.ResourceRequirements,
     init: tuple[core.Container, ...] = (),
     whole: core.ResourceRequirements | None = None,
     overhead: dict[str, QuantityLike] | None = None,
 ) -> core.Pod:
     """A pod whose containers have these resources."""
-    asking_containers = tuple(build.container(resources=resources) for resources in containers)
-    return build.pod(init=init, spec={"containers": asking_containers, "resources": whole, "overhead": overhead})
+    built = tuple(build.container(resources=each) for each in containers)
+    return build.pod(init=init, spec={"containers": built, "resources": whole, "overhead": overhead})
 
 
 def init(requests: str = "", limits: str = "") -> core.Container:
-    return core.Container(resources=asking(requests, limits))
+    return build.container(resources=resources(requests, limits))
 
 
 def sidecar(requests: str = "", limits: str = "") -> core.Container:
-    return core.Container(resources=asking(requests, limits), restart_policy="Always")
+    return build.container(resources=resources(requests, limits), sidecar=True)
 
 
 # ---- formulas: printed by the kubelet's Go code --------------------------------------------
@@ -85,51 +85,51 @@ def test_more_shares_are_never_less_weight() -> None:
 
 # ---- pods: the kubelet's TestResourceConfigForPod, and more cases ------------------
 
-HALF = asking("100m 100Mi", "200m 200Mi")
-FULL = asking("100m 100Mi", "100m 100Mi")
+HALF = resources("100m 100Mi", "200m 200Mi")
+FULL = resources("100m 100Mi", "100m 100Mi")
 PODS = {  # pod, policy -> shares, quota, memory
-    "BestEffort gets the smallest share": (asking_pod(asking()), CpuPolicy(), (2, None, None)),
-    "requests alone set no limit": (asking_pod(asking("100m 100Mi")), CpuPolicy(), (102, None, None)),
-    "limits of all containers limit the pod": (asking_pod(HALF), CpuPolicy(), (102, 20000, 200 * Mi)),
-    "no quota where CPU limits are not enforced": (asking_pod(HALF), UNBOUNDED, (102, None, 200 * Mi)),
-    "one unlimited container: no pod limit": (asking_pod(HALF, asking("100m 100Mi")), CpuPolicy(), (204, None, None)),
-    "a shorter period, a smaller quota": (asking_pod(HALF), TUNED, (102, 1000, 200 * Mi)),
-    "guaranteed": (asking_pod(FULL), CpuPolicy(), (102, 10000, 100 * Mi)),
-    "guaranteed, with a quota of at least 1 ms": (asking_pod(FULL), TUNED, (102, 1000, 100 * Mi)),
-    "guaranteed, without a quota": (asking_pod(FULL), UNBOUNDED, (102, None, 100 * Mi)),
+    "BestEffort gets the smallest share": (pod_with(resources()), CpuPolicy(), (2, None, None)),
+    "requests alone set no limit": (pod_with(resources("100m 100Mi")), CpuPolicy(), (102, None, None)),
+    "limits of all containers limit the pod": (pod_with(HALF), CpuPolicy(), (102, 20000, 200 * Mi)),
+    "no quota where CPU limits are not enforced": (pod_with(HALF), UNBOUNDED, (102, None, 200 * Mi)),
+    "one unlimited container: no pod limit": (pod_with(HALF, resources("100m 100Mi")), CpuPolicy(), (204, None, None)),
+    "a shorter period, a smaller quota": (pod_with(HALF), TUNED, (102, 1000, 200 * Mi)),
+    "guaranteed": (pod_with(FULL), CpuPolicy(), (102, 10000, 100 * Mi)),
+    "guaranteed, with a quota of at least 1 ms": (pod_with(FULL), TUNED, (102, 1000, 100 * Mi)),
+    "guaranteed, without a quota": (pod_with(FULL), UNBOUNDED, (102, None, 100 * Mi)),
     "one unlimited init container: no pod limit": (
-        asking_pod(HALF, init=(init("100m 100Mi", "100m 100Mi"), init("100m 100Mi"))), CpuPolicy(), (102, None, None)),
+        pod_with(HALF, init=(init("100m 100Mi", "100m 100Mi"), init("100m 100Mi"))), CpuPolicy(), (102, None, None)),
     "an init container that needs more counts": (
-        asking_pod(HALF, init=(init("300m 10Mi", "400m 300Mi"),)), CpuPolicy(), (307, 40000, 300 * Mi)),
+        pod_with(HALF, init=(init("300m 10Mi", "400m 300Mi"),)), CpuPolicy(), (307, 40000, 300 * Mi)),
     "an init container that needs less does not": (
-        asking_pod(HALF, init=(init("10m 10Mi", "10m 10Mi"),)), CpuPolicy(), (102, 20000, 200 * Mi)),
+        pod_with(HALF, init=(init("10m 10Mi", "10m 10Mi"),)), CpuPolicy(), (102, 20000, 200 * Mi)),
     "sidecars are added": (
-        asking_pod(HALF, init=(sidecar("50m 10Mi", "100m 50Mi"),)), CpuPolicy(), (153, 30000, 250 * Mi)),
+        pod_with(HALF, init=(sidecar("50m 10Mi", "100m 50Mi"),)), CpuPolicy(), (153, 30000, 250 * Mi)),
     "an init container runs beside earlier sidecars": (
-        asking_pod(HALF, init=(sidecar("50m 10Mi", "100m 50Mi"), init("500m 1Mi", "500m 500Mi"))),
+        pod_with(HALF, init=(sidecar("50m 10Mi", "100m 50Mi"), init("500m 1Mi", "500m 500Mi"))),
         CpuPolicy(), (563, 60000, 550 * Mi)),
     "a sidecar's limits count for later init containers": (
-        asking_pod(HALF, init=(sidecar("50m 10Mi", "100m 50Mi"), init())), CpuPolicy(), (153, 30000, 250 * Mi)),
+        pod_with(HALF, init=(sidecar("50m 10Mi", "100m 50Mi"), init())), CpuPolicy(), (153, 30000, 250 * Mi)),
     "but not for earlier ones": (
-        asking_pod(HALF, init=(init(), sidecar("50m 10Mi", "100m 50Mi"))), CpuPolicy(), (153, None, None)),
+        pod_with(HALF, init=(init(), sidecar("50m 10Mi", "100m 50Mi"))), CpuPolicy(), (153, None, None)),
     "one resource may be limited without the other": (
-        asking_pod(asking("100m", "- 64Mi"), asking("100m", "1 64Mi")), CpuPolicy(), (204, None, 128 * Mi)),
+        pod_with(resources("100m", "- 64Mi"), resources("100m", "1 64Mi")), CpuPolicy(), (204, None, 128 * Mi)),
     "overhead is added to requests and limits": (
-        asking_pod(asking("100m 100Mi", "- 200Mi"), overhead={"cpu": "100m", "memory": "50Mi"}),
+        pod_with(resources("100m 100Mi", "- 200Mi"), overhead={"cpu": "100m", "memory": "50Mi"}),
         CpuPolicy(), (204, None, 250 * Mi)),
-    "empty pod-level resources are ignored": (asking_pod(asking(), whole=asking()), CpuPolicy(), (2, None, None)),
-    "requests of the pod": (asking_pod(asking(), whole=asking("100m 100Mi")), CpuPolicy(), (102, None, None)),
+    "empty pod-level resources are ignored": (pod_with(resources(), whole=resources()), CpuPolicy(), (2, None, None)),
+    "requests of the pod": (pod_with(resources(), whole=resources("100m 100Mi")), CpuPolicy(), (102, None, None)),
     "requests of the pod replace those of containers": (
-        asking_pod(asking("10m 50Mi"), whole=asking("100m 100Mi")), CpuPolicy(), (102, None, None)),
-    "limits of the pod": (asking_pod(asking(), whole=HALF), CpuPolicy(), (102, 20000, 200 * Mi)),
+        pod_with(resources("10m 50Mi"), whole=resources("100m 100Mi")), CpuPolicy(), (102, None, None)),
+    "limits of the pod": (pod_with(resources(), whole=HALF), CpuPolicy(), (102, 20000, 200 * Mi)),
     "limits of the pod replace those of containers": (
-        asking_pod(asking("10m 50Mi", "50m 100Mi"), whole=HALF), CpuPolicy(), (102, 20000, 200 * Mi)),
+        pod_with(resources("10m 50Mi", "50m 100Mi"), whole=HALF), CpuPolicy(), (102, 20000, 200 * Mi)),
     "requests of the pod, limits of its containers": (
-        asking_pod(asking("200m 200Mi", "200m 200Mi"), whole=asking("200m 300Mi")),
+        pod_with(resources("200m 200Mi", "200m 200Mi"), whole=resources("200m 300Mi")),
         CpuPolicy(), (204, 20000, 200 * Mi)),
-    "guaranteed as a whole": (asking_pod(asking(), whole=FULL), CpuPolicy(), (102, 10000, 100 * Mi)),
+    "guaranteed as a whole": (pod_with(resources(), whole=FULL), CpuPolicy(), (102, 10000, 100 * Mi)),
     "guaranteed as a whole, whatever its containers have": (
-        asking_pod(asking("10m 50Mi", "50m 50Mi"), init=(init("10m 50Mi", "50m 50Mi"),), whole=FULL),
+        pod_with(resources("10m 50Mi", "50m 50Mi"), init=(init("10m 50Mi", "50m 50Mi"),), whole=FULL),
         CpuPolicy(), (102, 10000, 100 * Mi)),
 }  # fmt: skip
 
@@ -142,20 +142,21 @@ def test_pod_limits(given: core.Pod, policy: CpuPolicy, expected: tuple[int, int
 
 
 def test_the_pids_limit_is_the_nodes() -> None:
-    assert pod_limits(asking_pod(asking()), pids=100).pids == pod_limits(asking_pod(FULL), pids=100).pids == 100
-    assert pod_limits(asking_pod(FULL)).pids is None
+    assert pod_limits(pod_with(resources()), pids=100).pids == pod_limits(pod_with(FULL), pids=100).pids == 100
+    assert pod_limits(pod_with(FULL)).pids is None
 
 
 CONTAINERS = {  # container, resources of the pod -> shares, quota, memory
-    "no resources": (asking(), None, (2, None, None)),
-    "requests and limits": (asking("250m 10Mi", "500m 64Mi"), None, (256, 50000, 64 * Mi)),
-    "a missing request is the limit": (asking("", "500m 64Mi"), None, (512, 50000, 64 * Mi)),
-    "a request of zero is the least": (asking("0", "500m"), None, (2, 50000, None)),
-    "a tiny limit is one millisecond": (asking("", "1m"), None, (2, 1000, None)),
-    "limits of zero are none": (asking("100m", "0 0"), None, (102, None, None)),
-    "pod-level limits if it has none": (asking("100m"), asking("", "2 128Mi"), (102, 200000, 128 * Mi)),
-    "its own limits before pod-level ones": (asking("", "1 64Mi"), asking("", "2 128Mi"), (1024, 100000, 64 * Mi)),
-    "pod-level requests do not count": (asking(), asking("1 64Mi"), (2, None, None)),
+    "no resources": (resources(), None, (2, None, None)),
+    "requests and limits": (resources("250m 10Mi", "500m 64Mi"), None, (256, 50000, 64 * Mi)),
+    "a missing request is the limit": (resources("", "500m 64Mi"), None, (512, 50000, 64 * Mi)),
+    "a request of zero is the least": (resources("0", "500m"), None, (2, 50000, None)),
+    "a tiny limit is one millisecond": (resources("", "1m"), None, (2, 1000, None)),
+    "limits of zero are none": (resources("100m", "0 0"), None, (102, None, None)),
+    "pod-level limits if it has none": (resources("100m"), resources("", "2 128Mi"), (102, 200000, 128 * Mi)),
+    "its own limits before pod-level ones": (
+        resources("", "1 64Mi"), resources("", "2 128Mi"), (1024, 100000, 64 * Mi)),
+    "pod-level requests do not count": (resources(), resources("1 64Mi"), (2, None, None)),
 }  # fmt: skip
 
 
@@ -165,7 +166,7 @@ def test_container_limits(
     whole: core.ResourceRequirements | None,
     expected: tuple[int, int | None, int | None],
 ) -> None:
-    given = asking_pod(own, whole=whole)
+    given = pod_with(own, whole=whole)
     limits = container_limits(given.spec, given.spec.containers[0])
     assert (limits.cpu_shares, limits.cpu_quota, limits.memory) == expected
     assert limits.cpu_weight == container_weight_of(limits.cpu_shares)
@@ -173,7 +174,7 @@ def test_container_limits(
 
 
 def test_a_container_has_no_swap_and_an_oom_kill_kills_all_its_processes() -> None:
-    given = asking_pod(asking("250m 10Mi", "500m 64Mi"))
+    given = pod_with(resources("250m 10Mi", "500m 64Mi"))
     assert container_limits(given.spec, given.spec.containers[0], TUNED) == CgroupLimits(
         cpu_shares=256,
         cpu_weight=35,
@@ -188,8 +189,8 @@ def test_a_container_has_no_swap_and_an_oom_kill_kills_all_its_processes() -> No
 
 def test_a_pod_may_swap_and_an_oom_kill_kills_single_containers() -> None:
     bounded = CgroupLimits(cpu_shares=102, cpu_weight=4, cpu_quota=20000, cpu_period=100_000, memory=200 * Mi, pids=7)
-    assert pod_limits(asking_pod(HALF), pids=7) == bounded
-    assert pod_limits(asking_pod(asking()), TUNED, pids=7) == CgroupLimits(
+    assert pod_limits(pod_with(HALF), pids=7) == bounded
+    assert pod_limits(pod_with(resources()), TUNED, pids=7) == CgroupLimits(
         cpu_shares=2, cpu_weight=1, cpu_period=5000, pids=7
     )
     assert (bounded.swap, bounded.oom_group) == (True, False)
@@ -206,16 +207,16 @@ def test_the_greatest_weight(shares: int) -> None:
 
 
 BURSTABLE_PODS = {  # pod -> quota, memory
-    "a limit of zero is no limit": (asking_pod(HALF, asking("100m", "0 0")), (None, None)),
+    "a limit of zero is no limit": (pod_with(HALF, resources("100m", "0 0")), (None, None)),
     "a sidecar's limits do not count for app containers": (
-        asking_pod(asking("1m"), init=(sidecar("1m", "100m 1Mi"),)), (None, None)),
+        pod_with(resources("1m"), init=(sidecar("1m", "100m 1Mi"),)), (None, None)),
     "a sidecar of sidecars": (
-        asking_pod(HALF, init=(sidecar("1m", "100m"), sidecar("1m", "- 1Mi"), init())), (30000, None)),
+        pod_with(HALF, init=(sidecar("1m", "100m"), sidecar("1m", "- 1Mi"), init())), (30000, None)),
     "an init container's limits count only for itself": (
-        asking_pod(HALF, init=(init("1m", "100m 1Mi"), init())), (None, None)),
-    "pod-level cpu, no memory limit": (asking_pod(asking("1m"), whole=asking("1m", "200m")), (20000, None)),
+        pod_with(HALF, init=(init("1m", "100m 1Mi"), init())), (None, None)),
+    "pod-level cpu, no memory limit": (pod_with(resources("1m"), whole=resources("1m", "200m")), (20000, None)),
     "pod-level extended resources do not count": (
-        asking_pod(asking("1m"), whole=core.ResourceRequirements(limits={"example.com/a": "1"})), (None, None)),
+        pod_with(resources("1m"), whole=core.ResourceRequirements(limits={"example.com/a": "1"})), (None, None)),
 }  # fmt: skip
 
 

@@ -34,9 +34,9 @@ TOLD: dict[str, tuple[CgroupLimits, int, int, dict[str, int]]] = {
 
 @pytest.mark.parametrize("limits, version, systemd, expected", TOLD.values(), ids=TOLD.keys())
 def test_limit_properties(limits: CgroupLimits, version: int, systemd: int, expected: dict[str, int]) -> None:
-    told = limit_properties(limits, version, systemd)
-    assert {name: value for name, (_, value) in told} == expected
-    assert {kind for _, (kind, _) in told} == {"t"}
+    properties = limit_properties(limits, version, systemd)
+    assert {name: value for name, (_, value) in properties} == expected
+    assert {kind for _, (kind, _) in properties} == {"t"}
 
 
 QUOTAS: dict[str, tuple[int, int, int, int]] = {  # quota and period, what it is rounded to, and each second
@@ -60,9 +60,9 @@ def test_systemd_counts_in_whole_percent(quota: int, period: int, expected: int,
 def test_files_and_properties_have_the_same_quota(quota: int, period: int) -> None:
     limits = CgroupLimits(2, 1, cpu_quota=quota, cpu_period=period)
     kept = rounded(limits)
-    told = dict(limit_properties(kept, 2, 252))["CPUQuotaPerSecUSec"][1]
+    properties = dict(limit_properties(kept, 2, 252))["CPUQuotaPerSecUSec"][1]
     written = int(files_of(kept, 2)["cpu.max"].split()[0])
-    assert written * 1_000_000 // period == told
+    assert written * 1_000_000 // period == properties
     assert quota <= written < quota + period // 100 + 1
     assert rounded(kept) == kept
     assert limit_properties(kept, 2, 252) == limit_properties(limits, 2, 252)
@@ -86,6 +86,6 @@ def test_every_controller_is_enabled() -> None:
 
 
 def test_a_slice_wants_the_one_it_is_in_and_nothing_else() -> None:
-    told = dict(unit_properties("pod a/b", "kubepods.slice"))
-    assert told["Wants"] == ("as", ("kubepods.slice",))
-    assert told["DefaultDependencies"] == ("b", False)
+    properties = dict(unit_properties("pod a/b", "kubepods.slice"))
+    assert properties["Wants"] == ("as", ("kubepods.slice",))
+    assert properties["DefaultDependencies"] == ("b", False)

@@ -9,7 +9,7 @@ CONTAINER = Container(name="test_container", image="foo/image:v1")
 
 
 def test_it_equals_the_kubelets_hash() -> None:
-    assert container_hash(CONTAINER) == "8e45cbd0"  # the value the reference promises to keep
+    assert container_hash(CONTAINER) == "8e45cbd0"  # the kubelet keeps this value stable across versions
 
 
 def test_name_and_image_count() -> None:

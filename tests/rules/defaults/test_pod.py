@@ -8,7 +8,7 @@ import pytest
 from podkeeper.model.k8s import core
 from podkeeper.rules.defaults.pod import default_config_map, default_pod, default_secret, default_service
 from podkeeper.rules.images.reference import ImageReference, parse_image, pull_policy_for
-from tests.rules.wild import wild_pod
+from tests.rules.random_pods import random_pod
 
 Json = dict[str, Any]
 
@@ -305,12 +305,12 @@ def test_image_references(image: str) -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_defaulting_twice_is_defaulting_once(seed: int) -> None:
-    once = default_pod(wild_pod(seed))
+    once = default_pod(random_pod(seed))
     assert default_pod(once) == once
 
 
 def test_defaulting_does_not_change_its_input() -> None:
-    pod = wild_pod(7)
+    pod = random_pod(7)
     before = msgspec.json.encode(pod)
     default_pod(pod)
     assert msgspec.json.encode(pod) == before

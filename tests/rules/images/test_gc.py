@@ -190,10 +190,10 @@ LOOKS = st.lists(st.tuples(st.frozensets(NAMES), st.frozensets(NAMES)), min_size
 
 @given(LOOKS, NAMES)
 def test_used_pinned_and_kept_images_are_never_removable(
-    looks: list[tuple[frozenset[str], frozenset[str]]], pinned: str
+    listings: list[tuple[frozenset[str], frozenset[str]]], pinned: str
 ) -> None:
     seen: dict[str, TrackedImage] = {}
-    for now, (present, used) in enumerate(looks):
+    for now, (present, used) in enumerate(listings):
         images = [replace_pin(image(name), name == pinned) for name in sorted(present)]
         seen = detect_images(seen, images, [user_of(f"id-{name}") for name in used], float(now))
         assert seen.keys() == {f"id-{name}" for name in present}

@@ -86,9 +86,9 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("file, wanted, expected", CASES.values(), ids=CASES.keys())
-def test_reading(file: bytes, wanted: LogOptions, expected: tuple[str, str]) -> None:
-    assert shown(file, wanted) == expected
+@pytest.mark.parametrize("file, options, expected", CASES.values(), ids=CASES.keys())
+def test_reading(file: bytes, options: LogOptions, expected: tuple[str, str]) -> None:
+    assert shown(file, options) == expected
 
 
 def docker(text: str, stream: str = "stdout") -> bytes:
@@ -133,9 +133,9 @@ def test_a_follower_continues_after_the_tail() -> None:
 texts = st.text("ab \n", max_size=6).map(lambda text: text.replace("\n", ""))
 entries = st.lists(st.tuples(st.sampled_from(["stdout", "stderr"]), texts, st.booleans()), max_size=12)
 files = entries.map(
-    lambda told: b"".join(out(second, text + "\n" * ends, stream) for second, (stream, text, ends) in enumerate(told))
+    lambda lines: b"".join(out(second, text + "\n" * ends, stream) for second, (stream, text, ends) in enumerate(lines))
 )
-wishes = st.builds(
+options = st.builds(
     LogOptions,
     tail_lines=st.none() | st.integers(0, 14),
     limit_bytes=st.none() | st.integers(0, 200),
@@ -150,21 +150,21 @@ def test_the_tail_is_the_end_of_reading_everything(file: bytes, lines: int) -> N
     assert list(read_log(file[start:], tail(lines))) == everything[max(0, len(everything) - lines) :]
 
 
-@given(files, wishes)
-def test_the_limit_of_bytes_is_never_exceeded_and_always_used(file: bytes, wanted: LogOptions) -> None:
-    limited = "".join(shown(file, wanted))
-    unlimited = "".join(shown(file, LogOptions(tail_lines=wanted.tail_lines, timestamps=wanted.timestamps)))
-    limit = len(unlimited) if wanted.limit_bytes is None else wanted.limit_bytes
+@given(files, options)
+def test_the_limit_of_bytes_is_never_exceeded_and_always_used(file: bytes, options: LogOptions) -> None:
+    limited = "".join(shown(file, options))
+    unlimited = "".join(shown(file, LogOptions(tail_lines=options.tail_lines, timestamps=options.timestamps)))
+    limit = len(unlimited) if options.limit_bytes is None else options.limit_bytes
     assert len(limited) == min(limit, len(unlimited))
 
 
 @given(entries)
-def test_pieces_are_joined_to_the_text_of_each_stream(told: list[tuple[str, str, bool]]) -> None:
-    file = b"".join(out(second, text + "\n" * ends, stream) for second, (stream, text, ends) in enumerate(told))
-    spoken = {"stdout": "", "stderr": ""}
-    for stream, text, ends in told:
-        spoken[stream] += text + "\n" * ends
-    assert shown(file, LogOptions()) == (spoken["stdout"], spoken["stderr"])
+def test_pieces_are_joined_to_the_text_of_each_stream(entries: list[tuple[str, str, bool]]) -> None:
+    file = b"".join(out(second, text + "\n" * ends, stream) for second, (stream, text, ends) in enumerate(entries))
+    expected = {"stdout": "", "stderr": ""}
+    for stream, text, ends in entries:
+        expected[stream] += text + "\n" * ends
+    assert shown(file, LogOptions()) == (expected["stdout"], expected["stderr"])
 
 
 @given(st.text("a\n", max_size=200), st.integers(0, 50), st.integers(1, 64))

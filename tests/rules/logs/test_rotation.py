@@ -132,7 +132,7 @@ class Disk:
         self.files["0.log"] += range(self.written, self.written + lines)
         self.written += lines
 
-    def obey(self, plan: RotationPlan, steps: int) -> None:
+    def execute(self, plan: RotationPlan, steps: int) -> None:
         """Carry a plan out, up to so many steps."""
         actions: list[Callable[[], object]] = [partial(self.files.pop, name) for name in plan.remove]
         if plan.rotate_to:
@@ -176,7 +176,7 @@ def test_only_the_oldest_parts_are_lost_after_any_number_of_crashes(
         assert "0.log" not in (*plan.remove, *plan.compress)
         assert set(plan.remove) | set(plan.compress) <= disk.files.keys()
         before = disk.lines()
-        disk.obey(plan, steps)
+        disk.execute(plan, steps)
         after = disk.lines()
         assert after == before[len(before) - len(after) :]
         if len(after) < len(before):

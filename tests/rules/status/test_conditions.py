@@ -223,9 +223,9 @@ def test_a_condition_replaces_the_first_of_its_type() -> None:
 
 @given(condition_lists(), condition_lists())
 def test_the_transition_time_changes_only_with_the_status(
-    held: tuple[PodCondition, ...], news: tuple[PodCondition, ...]
+    held: tuple[PodCondition, ...], updates: tuple[PodCondition, ...]
 ) -> None:
-    for new in news:
+    for new in updates:
         before = find_condition(held, new.type)
         after = find_condition(updated_condition(held, new, NOON), new.type)
         assert after is not None

@@ -241,8 +241,8 @@ def test_a_container_that_may_not_restart_stays_terminated(given_pod: Pod, old: 
         init_containers=tuple(map(plain, given_pod.spec.init_containers or ())),
     )
     ended = {each.name for each in old.container_statuses or () if each.state.terminated is not None}
-    alive = {each.name for each in new.container_statuses or () if each.state.terminated is None}
-    assert not ended & alive or illegal_transition(spec, old, new) is not None
+    running = {each.name for each in new.container_statuses or () if each.state.terminated is None}
+    assert not ended & running or illegal_transition(spec, old, new) is not None
 
 
 # Sending.

@@ -9,7 +9,7 @@ from podkeeper.model.errors import Problem
 from podkeeper.model.k8s import core
 from podkeeper.rules.defaults.pod import default_pod
 from podkeeper.rules.validate.pod import Occasion, validate_pod
-from tests.rules.wild import wild_pod
+from tests.rules.random_pods import random_pod
 
 Json = dict[str, Any]
 LONG = "x" * 300
@@ -770,7 +770,7 @@ def test_a_token_needs_a_service_account() -> None:
 
 @pytest.mark.parametrize("seed", range(60))
 def test_every_decodable_pod_can_be_validated(seed: int) -> None:
-    given = wild_pod(seed)
+    given = random_pod(seed)
     problems = validate_pod(given)
     assert problems == validate_pod(default_pod(given))
     assert all(problem.field and is_field_error(problem) for problem in problems)

@@ -22,7 +22,7 @@ _POD = inspect.type_info(core.Pod)
 NUMBERS = (0, 1, -1, 2, 80, 65536, 511, 2**31 - 1, -(2**31))
 
 
-def wild_pod(seed: int) -> core.Pod:
+def random_pod(seed: int) -> core.Pod:
     """Return a random pod. Outer fields are usually set, inner ones less often."""
     return msgspec.convert(_some(_POD, random.Random(seed), 0), core.Pod)
 

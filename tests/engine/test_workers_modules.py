@@ -45,19 +45,19 @@ from tests.engine.worker_harness import (
     static,
 )
 
-# Faults.
-
-
 def deleted(state: WorkerState) -> PodState:
     return PodState(state, Cause.DELETED)
 
 
-@pytest.mark.parametrize("neighbours", [{"enqueue"}, {"record"}, {"left"}, {"history"}, {"enqueue", "left", "history"}])
-def test_a_module_that_raises_stops_no_pod(neighbours: set[str]) -> None:
+# Faults.
+
+
+@pytest.mark.parametrize("modules", [{"enqueue"}, {"record"}, {"left"}, {"history"}, {"enqueue", "left", "history"}])
+def test_a_module_that_raises_stops_no_pod(modules: set[str]) -> None:
     async def scenario() -> None:
         async with running_workers() as harness:
-            harness.faults.raising = neighbours
-            harness.cache.behaviour = failing(TryLater("cannot look"))
+            harness.faults.raising = modules
+            harness.cache.behaviour = failing(TryLater("cannot inspect"))
             harness.workers.update_pod(create(static(uid="s1")))
             await calm()
             harness.cache.behaviour = None
