@@ -229,7 +229,7 @@ def test_every_pod_has_an_explanation() -> None:
         await harness.create(pod("crash", container()))
         await asyncio.sleep(20)
         explanation = harness.agent.explain(harness.uid("crash"))
-        assert explanation.state == "syncing"
+        assert str(explanation.state) == "syncing"
         assert explanation.next_retry is not None
         assert "back-off" in (explanation.waiting_for or "")
         assert any(getattr(entry.event, "reason", "") == "BackOff" for entry in explanation.timeline)

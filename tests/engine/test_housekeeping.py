@@ -34,7 +34,7 @@ def test_a_requested_round_runs_at_once_and_the_next_one_after_the_period() -> N
         node.send_update(Op.ADD, pod("web"))
         await asyncio.sleep(0.5)
         node.runtime.running.add("orphan")
-        node.loop.request_housekeeping()
+        node.housekeeping.request()
         await asyncio.sleep(0.1)
         node.runtime.running.add("another")
         await asyncio.sleep(3)
@@ -49,7 +49,7 @@ def test_a_running_removal_is_reported_until_it_has_ended() -> None:
         node.host.cgroups |= uids("stuck", "gone")
         node.send_update(Op.ADD)
         await asyncio.sleep(5)
-        return node.loop.is_cleaning_up(PodUID("stuck")), node.loop.is_cleaning_up(WEB)
+        return node.housekeeping.is_removing(PodUID("stuck")), node.housekeeping.is_removing(WEB)
 
     assert run_scenario(scenario)[0] == (True, False)
 
@@ -385,7 +385,7 @@ def test_a_round_requested_during_another_follows_at_once() -> None:
         rounds.seconds = 0.5
         await asyncio.sleep(2.2)
         node.inbox.changes += 1
-        node.loop.request_housekeeping()
+        node.housekeeping.request()
         await asyncio.sleep(1)
 
     assert rounds.of(scenario) == [2, 2.5]

@@ -57,7 +57,7 @@ class Harness:
         assert node.probes.kept == desired
         assert node.status.kept is not None
         assert node.status.kept >= desired
-        assert not any(node.loop.is_cleaning_up(PodUID(name)) for name in ("web", "gone", "orphan"))
+        assert not any(node.housekeeping.is_removing(PodUID(name)) for name in ("web", "gone", "orphan"))
         assert not node.syncer.did("kill orphan", "web"), (
             "a pod is killed as an orphan although its worker terminates it"
         )
@@ -94,7 +94,7 @@ async def set_up(calls: PortCalls) -> AsyncIterator[Harness]:
 
 
 async def run_round(harness: Harness) -> None:
-    harness.node.loop.request_housekeeping()
+    harness.node.housekeeping.request()
     await asyncio.sleep(0.1)
 
 
@@ -128,7 +128,7 @@ def test_a_requested_round_follows_the_running_one_at_once() -> None:
 
     def ask(harness: Harness) -> None:
         rounds.append(count(harness))
-        harness.node.loop.request_housekeeping()
+        harness.node.housekeeping.request()
 
     def followed(harness: Harness) -> None:
         assert not rounds or count(harness) > rounds.pop()

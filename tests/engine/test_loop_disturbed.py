@@ -108,7 +108,7 @@ EVENTS: dict[str, Event[Harness]] = {
     "a container dies": Harness.died,
     "work is due": lambda harness: harness.node.inbox.enqueue(UID, 0),
     "a static pod has ended": lambda harness: harness.node.inbox.static_pod_ended("critical_ns"),
-    "housekeeping": lambda harness: harness.node.loop.request_housekeeping(),
+    "housekeeping": lambda harness: harness.node.housekeeping.request(),
     "a mirror comes": lambda harness: harness.send_update(Op.ADD, pod("critical", uid="mirror", mirror="hash")),
     "another pod comes": lambda harness: harness.send_update(Op.ADD, pod("small")),
 }

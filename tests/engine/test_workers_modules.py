@@ -45,6 +45,7 @@ from tests.engine.worker_harness import (
     static,
 )
 
+
 def deleted(state: WorkerState) -> PodState:
     return PodState(state, Cause.DELETED)
 
